@@ -1,4 +1,5 @@
-//! `gantry labels`: computes the labels of a node once, by the daemon's function, and prints them or writes them to the daemon's destination.
+//! `gantry labels`: computes the labels of a node once, by the daemon's function, and prints them or writes them to the
+//! daemon's destination.
 
 use std::io::{self, Write as _};
 use std::path::PathBuf;
@@ -81,7 +82,8 @@ pub(crate) struct LabelsArgs {
 /// Where labels are written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum To {
-    /// The destination of NVIDIA's gpu-feature-discovery with this configuration: node-feature, or file if useNodeFeatureAPI is false
+    /// The destination of NVIDIA's gpu-feature-discovery with this configuration: node-feature, or file if
+    /// useNodeFeatureAPI is false
     Gfd,
     /// A NodeFeature object, which node-feature-discovery makes labels of
     NodeFeature,
@@ -211,8 +213,8 @@ fn with_mig(machine: Machine) -> anyhow::Result<(Machine, bool)> {
     Ok((Machine::new(parts)?, unknown))
 }
 
-/// Whether no GPU of its generation supports MIG: generations before Ampere, and the smaller chips of Ampere and Ada. Later generations
-/// have products with MIG that the table of placements lacks.
+/// Whether no GPU of its generation supports MIG: generations before Ampere, and the smaller chips of Ampere and Ada.
+/// Later generations have products with MIG that the table of placements lacks.
 fn predates_mig(gpu: &Gpu) -> bool {
     let capability = gpu.compute_capability.as_deref().unwrap_or_default();
     let parts = capability.split_once('.');

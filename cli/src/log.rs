@@ -35,8 +35,8 @@ enum Format {
 impl Args {
     /// Logs from level info on, or by `RUST_LOG`.
     pub(crate) fn start(self) {
-        // kube logs an error for every lost connection and a warning for every refused request; Gantry reports these once, with the purpose of
-        // the request.
+        // kube logs an error for every lost connection and a warning for every refused request; Gantry reports these
+        // once, with the purpose of the request.
         self.start_at("info,kube_client::client::builder=off,kube_runtime::watcher=error");
     }
 
@@ -57,8 +57,8 @@ impl Args {
         let logs = tracing_subscriber::fmt()
             .with_env_filter(filter)
             .with_ansi(std::io::stderr().is_terminal())
-            // The internal report of a failed write uses a macro that panics if standard error is closed. A daemon must go on without a reader
-            // of its log.
+            // The internal report of a failed write uses a macro that panics if standard error is closed. A daemon must
+            // go on without a reader of its log.
             .log_internal_errors(false)
             .with_writer(std::io::stderr);
         let said = std::env::var(FORMAT).ok().filter(|text| !text.is_empty());

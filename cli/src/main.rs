@@ -1,16 +1,14 @@
-//! The `gantry` binary: reads the command line, sets up logging and signals, and runs the command. Each command is in its own module or
-//! crate.
+//! The `gantry` binary: reads the command line, sets up logging and signals, and runs the command. Each command is in
+//! its own module or crate.
 
 mod check;
 mod choose;
-mod dashes;
+mod command_line;
 mod explain;
 mod labels;
 mod log;
 mod runtime;
 mod topo;
-mod unset;
-mod variable;
 
 use std::ffi::OsString;
 use std::process::ExitCode;
@@ -72,17 +70,20 @@ enum Command {
     Explain(explain::ExplainArgs),
     /// Print or write the labels of a node: NVIDIA's, and those of links, NUMA nodes and products
     Labels(Box<labels::LabelsArgs>),
-    /// Start both daemons against simulated machines and an embedded cluster, and show which pod gets which GPUs and why
+    /// Start both daemons against simulated machines and an embedded cluster, and show which pod gets which GPUs and
+    /// why
     #[cfg(feature = "demo")]
     Demo(gantry_demo::Args),
 }
 
-/// Parses the command line, or prints the error and exits. The parser is built once, because the plugin's start waits for it.
+/// Parses the command line, or prints the error and exits. The parser is built once, because the plugin's start waits
+/// for it.
 fn read(line: impl IntoIterator<Item = OsString>) -> Cli {
-    let mut command = unset::without_empty(Cli::command());
-    let line = dashes::doubled(line);
+    let mut command = command_line::without_empty_variables(Cli::command());
+    let line = command_line::with_double_dashes(line);
     let matches = command.try_get_matches_from_mut(&line);
-    let mut matches = matches.unwrap_or_else(|error| variable::named(error, &mut command, &line).exit());
+    let mut matches =
+        matches.unwrap_or_else(|error| command_line::naming_variable(error, &mut command, &line).exit());
     let read = Cli::from_arg_matches_mut(&mut matches);
     read.unwrap_or_else(|error| error.format(&mut Cli::command()).exit())
 }

@@ -30,8 +30,8 @@ impl std::fmt::Display for BadInput {
 
 impl std::error::Error for BadInput {}
 
-/// Runs `work` until it ends. SIGTERM, SIGINT or, if asked, the end of standard input cancel its token; a second signal ends the
-/// process at once.
+/// Runs `work` until it ends. SIGTERM, SIGINT or, if asked, the end of standard input cancel its token; a second signal
+/// ends the process at once.
 ///
 /// # Errors
 /// Those of `work`, or no runtime could be made.

@@ -194,7 +194,8 @@ fn a_config_map_of_another_program_is_told_by_its_name() {
     assert_eq!(run.code, 1);
     let told = "mig-parted/config.yaml: not served:\n  line 2: mig-configs: this is a configuration of NVIDIA's MIG manager";
     assert!(run.stderr.contains(told), "{}", run.stderr);
-    // What cannot be one, such as a script or a number, is no configuration that failed, where another ConfigMap has one.
+    // What cannot be one, such as a script or a number, is no configuration that failed, where another ConfigMap has
+    // one.
     let other = config_map("exporter", "interval", "30000");
     let run = check(&format!("{}---\n{other}", config_map("plugin", "any", GOOD)), &[]);
     assert_eq!(run.code, 0, "{}", run.stderr);

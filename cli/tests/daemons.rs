@@ -102,7 +102,8 @@ fn a_hangup_has_the_config_file_read_again_and_ends_nothing() {
         std::fs::write(path("written"), format!("flags: {{migStrategy: {strategy}}}")).unwrap();
     };
     write("none");
-    // Under another name no watch of the folder sees that it is written: what is read then is read for the signal, or a while later.
+    // Under another name no watch of the folder sees that it is written: what is read then is read for the signal, or a
+    // while later.
     std::fs::hard_link(path("written"), path("mounted/config.yaml")).unwrap();
     let option = |option: &str, value: &str| format!("--{option}={}", path(value).display());
     let arguments = [

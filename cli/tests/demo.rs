@@ -1,4 +1,5 @@
-//! The demo from end to end. It checks itself; these tests check its exit code and summary, and that it leaves neither files nor processes.
+//! The demo from end to end. It checks itself; these tests check its exit code and summary, and that it leaves neither
+//! files nor processes.
 #![cfg(feature = "demo")]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests")]
 

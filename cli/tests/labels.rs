@@ -1,4 +1,5 @@
-//! `gantry labels` in the place of NVIDIA's gpu-feature-discovery: with its flags, its variables and the same config file.
+//! `gantry labels` in the place of NVIDIA's gpu-feature-discovery: with its flags, its variables and the same config
+//! file.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests")]
 
 mod support;

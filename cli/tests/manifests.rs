@@ -84,8 +84,9 @@ fn host_ports_are_declared_and_probes_use_the_verb_port() {
                 let port = declared(&pod, name);
                 assert_eq!(port["hostPort"], port["containerPort"], "{name}");
             }
-            // The port is taken while the old one has it, and only a DaemonSet ends a node's old pod before it makes the new one: a
-            // Deployment would wait for a new one elsewhere, which on a cluster of one control-plane node never comes.
+            // The port is taken while the old one has it, and only a DaemonSet ends a node's old pod before it makes
+            // the new one: a Deployment would wait for a new one elsewhere, which on a cluster of one control-plane
+            // node never comes.
             let workload = workload(manifest);
             assert_eq!(workload["kind"], "DaemonSet");
             let update = &workload["spec"]["updateStrategy"]["rollingUpdate"];

@@ -1,5 +1,5 @@
-//! The cluster of the demo: a folder, simulated machines, the embedded API server with scheduler and kubelets, and the real daemons. Started
-//! in this order, ended in reverse.
+//! The cluster of the demo: a folder, simulated machines, the embedded API server with scheduler and kubelets, and the
+//! real daemons. Started in this order, ended in reverse.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -176,7 +176,8 @@ impl Cluster {
         Ok(())
     }
 
-    /// Waits until every node advertises its GPUs and has a GpuNode, and the extender is ready and has read all of them.
+    /// Waits until every node advertises its GPUs and has a GpuNode, and the extender is ready and has read all of
+    /// them.
     async fn ready(&mut self) -> anyhow::Result<()> {
         let deadline = Instant::now() + PATIENCE;
         loop {

@@ -1,5 +1,5 @@
-//! A daemon as a child process of the demo: this same binary with other arguments. It ends when its standard input closes, so that no
-//! process outlives the demo.
+//! A daemon as a child process of the demo: this same binary with other arguments. It ends when its standard input
+//! closes, so that no process outlives the demo.
 
 use std::fs::File;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
@@ -103,8 +103,8 @@ impl Daemon {
     }
 }
 
-/// A free port of a loopback address that belongs to this process. Another program may take a port of 127.0.0.1 before the daemon binds it;
-/// no other program uses this address.
+/// A free port of a loopback address that belongs to this process. Another program may take a port of 127.0.0.1 before
+/// the daemon binds it; no other program uses this address.
 pub(crate) fn own_address() -> anyhow::Result<SocketAddr> {
     let [_, high, middle, low] = std::process::id().to_be_bytes();
     let own = Ipv4Addr::new(127, 1 + (high & 0x7f), middle, low);

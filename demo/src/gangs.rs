@@ -1,5 +1,5 @@
-//! The gang scene: one gang is bound as a whole at once; a second one waits without holding GPUs, and is bound as a whole once they are
-//! free. The members pass the scheduler one by one and wait for each other in the extender's bind.
+//! The gang scene: one gang is bound as a whole at once; a second one waits without holding GPUs, and is bound as a
+//! whole once they are free. The members pass the scheduler one by one and wait for each other in the extender's bind.
 
 use std::collections::BTreeSet;
 

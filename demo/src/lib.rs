@@ -1,5 +1,5 @@
-//! `gantry demo`: runs the real daemons against simulated machines and an embedded cluster, in a few scenes that check themselves. It uses
-//! one temporary folder and loopback addresses, and removes everything at the end.
+//! `gantry demo`: runs the real daemons against simulated machines and an embedded cluster, in a few scenes that check
+//! themselves. It uses one temporary folder and loopback addresses, and removes everything at the end.
 
 mod cluster;
 mod daemon;

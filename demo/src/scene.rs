@@ -1,4 +1,5 @@
-//! What a scene does: submit a pod, find its node and GPUs and the reason, check them against the cluster and its container, draw.
+//! What a scene does: submit a pod, find its node and GPUs and the reason, check them against the cluster and its
+//! container, draw.
 
 use std::collections::BTreeSet;
 

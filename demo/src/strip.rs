@@ -1,5 +1,5 @@
-//! A node as one line: its GPUs in boxes, NVLinks between neighbours, NUMA nodes apart, a letter for each pod. Pure text; colours
-//! are the screen's.
+//! A node as one line: its GPUs in boxes, NVLinks between neighbours, NUMA nodes apart, a letter for each pod. Pure
+//! text; colours are the screen's.
 
 use std::collections::BTreeMap;
 

@@ -1,5 +1,5 @@
-//! The state of the cluster's GPUs at one moment: their holders, unhealthy GPUs, withheld GPUs. Read from GpuNodes and grants only, as any
-//! user could.
+//! The state of the cluster's GPUs at one moment: their holders, unhealthy GPUs, withheld GPUs. Read from GpuNodes and
+//! grants only, as any user could.
 
 use std::collections::BTreeMap;
 

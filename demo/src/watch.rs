@@ -1,4 +1,5 @@
-//! `--watch`: shows the cluster as it changes, until Ctrl-C. A terminal gets one page that is redrawn, other outputs a few lines per change.
+//! `--watch`: shows the cluster as it changes, until Ctrl-C. A terminal gets one page that is redrawn, other outputs a
+//! few lines per change.
 
 use std::time::Duration;
 

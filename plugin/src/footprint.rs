@@ -8,8 +8,8 @@ use tokio_util::sync::CancellationToken;
 /// Time from the start until the plugin is registered, the machine is read and the choice table is built.
 const STARTUP: Duration = Duration::from_secs(10);
 
-/// Makes all threads allocate from one heap instead of one heap per thread: the plugin's threads seldom allocate at the same time.
-/// Must be called before the first thread is started.
+/// Makes all threads allocate from one heap instead of one heap per thread: the plugin's threads seldom allocate at the
+/// same time. Must be called before the first thread is started.
 pub(crate) fn use_one_heap() {
     #[cfg(target_env = "gnu")]
     // SAFETY: the call takes numbers only and is allowed at any time; existing heaps stay in use.

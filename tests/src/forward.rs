@@ -19,8 +19,8 @@ use crate::error::file;
 /// How long another program, such as the forwarder of a cluster just taken down, may still hold the port.
 const PORT_LIMIT: Duration = Duration::from_secs(5);
 
-/// Accepts on `127.0.0.1:<port>` here and connects to the same address within the network namespace of the process `owner`.
-/// Ends when that process does.
+/// Accepts on `127.0.0.1:<port>` here and connects to the same address within the network namespace of the process
+/// `owner`. Ends when that process does.
 ///
 /// # Errors
 /// The port is taken, there is no such process, or its namespace cannot be entered.

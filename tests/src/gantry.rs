@@ -1,6 +1,6 @@
-//! The project's own daemons on a cluster: installed by `manifests/`, as an operator would, then started as processes with
-//! the arguments, environment and service account that the manifests give them. Only the image is passed over, as there is
-//! no registry: the DaemonSets match no node.
+//! The project's own daemons on a cluster: installed by `manifests/`, as an operator would, then started as processes
+//! with the arguments, environment and service account that the manifests give them. Only the image is passed over, as
+//! there is no registry: the DaemonSets match no node.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

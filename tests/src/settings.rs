@@ -122,7 +122,8 @@ pub(crate) fn kubelet(name: &str, pki: &Path, cgroup: &str) -> Value {
         },
         "imageGCHighThresholdPercent": 100,
         "imageGCLowThresholdPercent": 99,
-        // What plugins offer reaches the API server with kubelet's next look; tests that change it would wait for the usual ten seconds.
+        // What plugins offer reaches the API server with kubelet's next look; tests that change it would wait for the
+        // usual ten seconds.
         "nodeStatusUpdateFrequency": "1s",
         // Tests bind hundreds of pods at once; the default limits of a real node would be what is measured.
         "kubeAPIQPS": 500,

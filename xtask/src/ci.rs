@@ -1,13 +1,14 @@
 //! The steps of CI, in the order in which a mistake is cheapest to learn of.
 
+use std::path::PathBuf;
 use std::process::Command;
 use std::time::Instant;
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 
 use crate::counts::Counts;
 use crate::run::{cargo, output, root, run, run_reading, target};
-use crate::{generate, tools, words};
+use crate::{generate, words};
 
 /// Everything, ending on the counts of all tests.
 pub(crate) fn all() -> Result<()> {
@@ -86,24 +87,57 @@ pub(crate) fn e2e(filter: Option<&str>) -> Result<Counts> {
 
 /// Licences, bans and sources. The advisory database is the public pipeline's part.
 pub(crate) fn deny() -> Result<()> {
-    let program = tools::cargo_deny()?;
+    let program = cargo_deny()?;
     run(Command::new(program)
         .current_dir(root())
         .args(["check", "bans", "licenses", "sources"]))
 }
 
+/// The version of cargo-deny that checks licences and bans.
+const CARGO_DENY: &str = "0.20.2";
+
+/// Where built tools are kept between runs: `$GANTRY_CACHE` or `~/.cache/gantry`.
+fn cache() -> Result<PathBuf> {
+    if let Some(folder) = std::env::var_os("GANTRY_CACHE") {
+        return Ok(folder.into());
+    }
+    let home = std::env::var_os("HOME").context("neither GANTRY_CACHE nor HOME is set")?;
+    Ok(PathBuf::from(home).join(".cache/gantry"))
+}
+
+/// Path of cargo-deny, installed if it is not there yet.
+fn cargo_deny() -> Result<PathBuf> {
+    let folder = cache()?.join("tools").join(format!("cargo-deny-{CARGO_DENY}"));
+    let program = folder.join("bin/cargo-deny");
+    if !program.exists() {
+        let folder = folder.to_str().context("the cache folder's path is not UTF-8")?;
+        run(&mut cargo(&[
+            "install",
+            "cargo-deny",
+            "--locked",
+            "--version",
+            CARGO_DENY,
+            "--root",
+            folder,
+        ]))?;
+    }
+    Ok(program)
+}
+
 /// Every benchmark there is.
-pub(crate) const BENCHMARKS: [&str; 7] = [
+pub(crate) const BENCHMARKS: [&str; 8] = [
     "choice",
     "decisions",
     "latency",
+    "plans",
     "gangs",
     "socket",
     "scheduler",
     "peer",
 ];
 
-/// Benchmarks of whole programs: these measure what is shipped. It takes minutes to link, so others make do with the `bench` profile's.
+/// Benchmarks of whole programs: these measure what is shipped. It takes minutes to link, so others make do with the
+/// `bench` profile's.
 const OF_RELEASES: [&str; 2] = ["socket", "peer"];
 
 /// Names the program to measure, which is built otherwise.
@@ -174,7 +208,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_benchmark_can_be_named_and_every_name_is_one() {
+    fn benchmarks_match_the_manifests() {
         let manifest = std::fs::read_to_string(root().join("Cargo.toml")).unwrap();
         let (_, members) = manifest.split_once("members = [").unwrap();
         let (members, _) = members.split_once(']').unwrap();

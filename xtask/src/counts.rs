@@ -64,7 +64,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn closing_lines_are_added_up_and_others_ignored() {
+    fn closing_lines_are_added_up() {
         let mut counts = Counts::default();
         counts.read(
             "test result: ok. 6 passed; 0 failed; 1 ignored; 0 measured; 0 filtered out; finished in 0.00s",
@@ -84,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_without_tests_is_no_success() {
+    fn run_without_tests_fails() {
         assert!(Counts::default().conclude().is_err());
     }
 }

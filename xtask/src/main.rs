@@ -8,7 +8,6 @@ mod counts;
 mod generate;
 mod run;
 mod source;
-mod tools;
 mod words;
 
 use anyhow::Result;
@@ -31,7 +30,8 @@ enum Task {
     Fmt,
     /// Clippy with warnings denied, the language lint (`words`), and the program without its default features.
     Lint,
-    /// Reports excluded words in comments, messages and Markdown, retired public names, and long names of tests, by file and line.
+    /// Reports excluded words in comments, messages and Markdown, retired public names, and long names of tests, by
+    /// file and line.
     Words {
         /// Only files whose path contains this.
         #[arg(default_value = "")]
@@ -53,7 +53,8 @@ enum Task {
     },
     /// Licence, ban and source check of all dependencies (installs cargo-deny on the first run).
     Deny,
-    /// Benchmarks, in the bench profile, and the program that socket and peer measure as it is shipped: all, or one by name.
+    /// Benchmarks, in the bench profile, and the program that socket and peer measure as it is shipped: all, or one by
+    /// name.
     Bench {
         /// The benchmark.
         #[arg(value_parser = PossibleValuesParser::new(ci::BENCHMARKS))]
@@ -90,7 +91,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_follows_the_name_of_a_benchmark_is_its_own() {
+    fn benchmark_arguments_follow_its_name() {
         for words in ["bench scheduler --rounds 3", "bench scheduler -- --rounds 3"] {
             let words = std::iter::once("xtask").chain(words.split(' '));
             let Task::Bench { name, args } = Cli::try_parse_from(words).unwrap().task else {

@@ -56,7 +56,8 @@ pub(crate) fn run(command: &mut Command) -> Result<()> {
     Ok(())
 }
 
-/// Runs `command`, passes its standard output through and gives each line of it to `line`. Returns whether it exited with 0.
+/// Runs `command`, passes its standard output through and gives each line of it to `line`. Returns whether it exited
+/// with 0.
 ///
 /// # Errors
 /// It cannot be started or read.
@@ -114,7 +115,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn cargo_is_not_told_of_the_package_that_starts_it() {
+    fn cargo_does_not_inherit_package_variables() {
         // Cargo sets these for tests, too.
         for name in ["CARGO_MANIFEST_DIR", "CARGO_PKG_NAME"] {
             assert!(std::env::var_os(name).is_some());

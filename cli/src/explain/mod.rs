@@ -1,5 +1,5 @@
-//! `gantry explain`: why a pod or a gang is on its node, or why it waits and which pods would have to end. Reads the cluster once, as the
-//! extender does; writes nothing.
+//! `gantry explain`: why a pod or a gang is on its node, or why it waits and which pods would have to end. Reads the
+//! cluster once, as the extender does; writes nothing.
 
 mod gangs;
 mod text;

@@ -195,7 +195,8 @@ async fn restarts(mut run: Running) -> Result<(Vec<Sample>, Running)> {
     Ok((times, run))
 }
 
-/// Allocate by several callers at once, each with its next call as soon as the last is answered: calls per second, and each call.
+/// Allocate by several callers at once, each with its next call as soon as the last is answered: calls per second, and
+/// each call.
 async fn callers(run: &Running) -> Result<(Sample, Vec<Sample>)> {
     let call = Call::allocate(&run.ids[..1])?;
     let began = Instant::now();

@@ -1,5 +1,5 @@
-//! What is compared: kube-scheduler's configuration in each case, and the extender that goes with it. Everything that the
-//! configurations do not differ in on purpose is the same.
+//! What is compared: kube-scheduler's configuration in each case, and the extender that goes with it. Everything that
+//! the configurations do not differ in on purpose is the same.
 
 use std::fmt;
 use std::path::Path;
@@ -25,8 +25,8 @@ pub(crate) enum Case {
 impl Case {
     pub(crate) const ALL: [Self; 3] = [Self::Stock, Self::Floor, Self::Gantry];
 
-    /// Writes kube-scheduler's configuration: that of the manifests, without its extender for [`Self::Stock`], and with a client
-    /// that is not the limit.
+    /// Writes kube-scheduler's configuration: that of the manifests, without its extender for [`Self::Stock`], and with
+    /// a client that is not the limit.
     pub(crate) fn write_config(self, path: &Path) -> Result<()> {
         let source = load::root().join("manifests/kube-scheduler-config.yaml");
         let text = std::fs::read_to_string(&source).with_context(|| source.display().to_string())?;

@@ -1,5 +1,5 @@
-//! The extender that answers at once: every node passes, the first is best, bind writes a plain Binding. It decides nothing, so
-//! what it costs is the protocol's own cost.
+//! The extender that answers at once: every node passes, the first is best, bind writes a plain Binding. It decides
+//! nothing, so what it costs is the protocol's own cost.
 
 use std::convert::Infallible;
 use std::path::PathBuf;

@@ -1,5 +1,5 @@
-//! Gangs against the same pods without a gang, through the same kube-scheduler in the same run: how long until all are bound, and
-//! how long a gang is bound in part, as the API shows it.
+//! Gangs against the same pods without a gang, through the same kube-scheduler in the same run: how long until all are
+//! bound, and how long a gang is bound in part, as the API shows it.
 
 use std::collections::BTreeMap;
 use std::path::Path;

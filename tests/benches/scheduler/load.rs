@@ -1,5 +1,5 @@
-//! The load: nodes that exist as objects only, and pods for them. Makes, counts and removes; measures nothing but the time from
-//! the first Binding to the last.
+//! The load: nodes that exist as objects only, and pods for them. Makes, counts and removes; measures nothing but the
+//! time from the first Binding to the last.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};

@@ -1,5 +1,6 @@
-//! Pods per second through the real kube-scheduler: without an extender, with one that answers at once (what the protocol itself
-//! costs), and with `gantry extender`. The cases take turns, so that whatever else the machine does meets all of them alike.
+//! Pods per second through the real kube-scheduler: without an extender, with one that answers at once (what the
+//! protocol itself costs), and with `gantry extender`. The cases take turns, so that whatever else the machine does
+//! meets all of them alike.
 //!
 //! With `gangs` instead: so many gangs, against as many pods without a gang.
 //!

@@ -1,5 +1,5 @@
-//! What a plugin does towards kubelet, written down as plain facts, so that two plugins can be held side by side: what may differ
-//! from run to run (order, random parts of names) is taken out. It judges nothing but equality.
+//! What a plugin does towards kubelet, written down as plain facts, so that two plugins can be held side by side: what
+//! may differ from run to run (order, random parts of names) is taken out. It judges nothing but equality.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;

@@ -1,5 +1,5 @@
-//! Kubelet as a device plugin sees it: a registration socket in a directory that is wiped first, and a client that dials back and
-//! opens the stream of device lists. It keeps no account of devices; that is for the tests.
+//! Kubelet as a device plugin sees it: a registration socket in a directory that is wiped first, and a client that
+//! dials back and opens the stream of device lists. It keeps no account of devices; that is for the tests.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -194,7 +194,8 @@ impl Kubelet {
         })
     }
 
-    /// Ends the streams of device lists that it reads, as after an error of the connection; both sockets stay as they are.
+    /// Ends the streams of device lists that it reads, as after an error of the connection; both sockets stay as they
+    /// are.
     pub fn hang_up(&self) {
         let mut readers = self.readers.lock().unwrap_or_else(PoisonError::into_inner);
         readers.abort_all();

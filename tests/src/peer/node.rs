@@ -1,5 +1,5 @@
-//! A node with simulated GPUs on which either plugin runs as shipped: in a mount namespace of its own, where the usual paths
-//! lead into the node's folder. NVIDIA's plugin needs that, for it takes no other paths; ours is treated alike.
+//! A node with simulated GPUs on which either plugin runs as shipped: in a mount namespace of its own, where the usual
+//! paths lead into the node's folder. NVIDIA's plugin needs that, for it takes no other paths; ours is treated alike.
 
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
@@ -118,8 +118,8 @@ impl Node {
         Self::with(folder, installed)
     }
 
-    /// The machine `simulator/machines/NAME.yaml` with every GPU cut into `pieces` (`1g.5gb`), by its machine file: of a GPU cut at run
-    /// time the simulator reads the cut again with every event, which takes it milliseconds.
+    /// The machine `simulator/machines/NAME.yaml` with every GPU cut into `pieces` (`1g.5gb`), by its machine file: of
+    /// a GPU cut at run time the simulator reads the cut again with every event, which takes it milliseconds.
     ///
     /// # Errors
     /// As [`Node::of`]; when a GPU cannot be cut so.
@@ -214,7 +214,8 @@ impl Node {
     /// # Errors
     /// The system's.
     pub fn write_config(&self, text: &str) -> Result<()> {
-        // Under the node's /run, for the rest of the file system is the machine's. Renamed, for a plugin may be watching it.
+        // Under the node's /run, for the rest of the file system is the machine's. Renamed, for a plugin may be
+        // watching it.
         let folder = self.folder.path().join("run");
         std::fs::write(folder.join("config.new"), text)?;
         Ok(std::fs::rename(

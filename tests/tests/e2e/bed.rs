@@ -159,7 +159,8 @@ impl Bed {
             if !ours(Some(&name)) || namespace.metadata.deletion_timestamp.is_some() {
                 continue;
             }
-            // The namespace first: from then on no controller makes pods in it. It would leave the pods their grace periods.
+            // The namespace first: from then on no controller makes pods in it. It would leave the pods their grace
+            // periods.
             namespaces.delete(&name, &DeleteParams::default()).await?;
             let pods: Api<Pod> = Api::namespaced(self.client(), &name);
             pods.delete_collection(&DeleteParams::default().grace_period(1), &ListParams::default())

@@ -240,7 +240,8 @@ impl<'a> Scene<'a> {
             .await
     }
 
-    /// Waits until all members of a gang run, and checks that each container got what was granted, as the Gang had it decided.
+    /// Waits until all members of a gang run, and checks that each container got what was granted, as the Gang had it
+    /// decided.
     pub(crate) async fn runs(&self, crew: &Crew) -> Result<Vec<Stay>> {
         let status = self.phase(&crew.name, GangPhase::Bound).await?;
         let stays = self.run_on_grants(&crew.pod_names()).await?;

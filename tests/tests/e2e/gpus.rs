@@ -1,5 +1,5 @@
-//! The cluster's simulated GPUs and the project's daemons on them: three unlike machines, a plugin on each, the extender.
-//! Started by the first scenario that needs them.
+//! The cluster's simulated GPUs and the project's daemons on them: three unlike machines, a plugin on each, the
+//! extender. Started by the first scenario that needs them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;

@@ -35,8 +35,8 @@ echo "start $(now) $NVIDIA_VISIBLE_DEVICES" > "$FILE"
 while :; do echo "end $(now)" >> "$FILE"; sleep 0.05; done
 "#;
 
-/// How long a container that was asked to end may take to write it down before it is killed. It takes no time on a machine at
-/// rest; a container killed before it wrote would count as never ended.
+/// How long a container that was asked to end may take to write it down before it is killed. It takes no time on a
+/// machine at rest; a container killed before it wrote would count as never ended.
 const GRACE: i64 = 30;
 
 /// Makes the pod's containers write records; `seconds` is how long they run.

@@ -1,5 +1,5 @@
-//! What a person sees of the cluster: kubectl's tables, Events, `gantry explain`, and the extender's metrics. Read as a person or
-//! Prometheus reads them, from their text; judges nothing.
+//! What a person sees of the cluster: kubectl's tables, Events, `gantry explain`, and the extender's metrics. Read as a
+//! person or Prometheus reads them, from their text; judges nothing.
 
 use anyhow::{Context, Result, ensure};
 use gantry_e2e::{gantry, until};
@@ -64,8 +64,8 @@ impl Table {
     }
 }
 
-/// Waits until the API server has an Event of this reason about an object, with these words, and checks that it is about the object of this
-/// UID, where one is given: by that `kubectl describe` finds it.
+/// Waits until the API server has an Event of this reason about an object, with these words, and checks that it is
+/// about the object of this UID, where one is given: by that `kubectl describe` finds it.
 pub(crate) async fn event(
     bed: &Bed,
     namespace: &str,
@@ -125,8 +125,8 @@ impl Metrics {
         Ok(Self(page))
     }
 
-    /// The value of a series, by its text without `gantry_extender_`, such as `gangs{phase="bound"}`. A counter that has not begun is not
-    /// served, and is 0.
+    /// The value of a series, by its text without `gantry_extender_`, such as `gangs{phase="bound"}`. A counter that
+    /// has not begun is not served, and is 0.
     pub(crate) fn of(&self, series: &str) -> f64 {
         let wanted = format!("gantry_extender_{series} ");
         let line = self.0.lines().find_map(|line| line.strip_prefix(&wanted));

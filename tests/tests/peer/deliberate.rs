@@ -1,5 +1,5 @@
-//! Where Gantry's plugin means to differ from NVIDIA's k8s-device-plugin 0.20.0, and why. A difference that is not here fails
-//! the tests, and so does a row that no longer makes one.
+//! Where Gantry's plugin means to differ from NVIDIA's k8s-device-plugin 0.20.0, and why. A difference that is not here
+//! fails the tests, and so does a row that no longer makes one.
 
 use gantry_e2e::peer::Deliberate;
 

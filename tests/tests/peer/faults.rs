@@ -1,5 +1,5 @@
-//! The faults of NVIDIA's k8s-device-plugin 0.20.0 that make people look for another one, each as a story that Gantry's plugin
-//! must end well. What NVIDIA's does instead stands with each.
+//! The faults of NVIDIA's k8s-device-plugin 0.20.0 that make people look for another one, each as a story that Gantry's
+//! plugin must end well. What NVIDIA's does instead stands with each.
 
 use std::pin::Pin;
 use std::time::Duration;
@@ -190,8 +190,8 @@ const AT_REST: [&str; 9] = [
     "nvmlSystemGetDriverVersion",
 ];
 
-/// NVIDIA's makes some 3,170 NVML calls for each question on eight GPUs. Health is looked after meanwhile here, and the less of it the
-/// more questions: not one call of any function is a question's.
+/// NVIDIA's makes some 3,170 NVML calls for each question on eight GPUs. Health is looked after meanwhile here, and the
+/// less of it the more questions: not one call of any function is a question's.
 async fn preferring_asks_nvml_nothing() -> Result<()> {
     const QUESTIONS: u64 = 300;
     let run = running("dgx-a100", &Setting::default()).await?;

@@ -1,6 +1,6 @@
-//! Gantry's plugin as the replacement of NVIDIA's k8s-device-plugin: the same paths, flags and config file, the same kubelet, and
-//! the same answers but for those listed in `deliberate.rs`. NVIDIA's side is its documented surface and, where the
-//! environment names a folder with its program in `GANTRY_NVIDIA_BIN`, the program itself.
+//! Gantry's plugin as the replacement of NVIDIA's k8s-device-plugin: the same paths, flags and config file, the same
+//! kubelet, and the same answers but for those listed in `deliberate.rs`. NVIDIA's side is its documented surface and,
+//! where the environment names a folder with its program in `GANTRY_NVIDIA_BIN`, the program itself.
 #![allow(clippy::print_stderr, reason = "a test program talks on the terminal")]
 
 mod cases;

@@ -1,4 +1,5 @@
-//! Events have two faces, core/v1 and events.k8s.io/v1, over one stored object. It is stored as the core one and turned at the door.
+//! Events have two faces, core/v1 and events.k8s.io/v1, over one stored object. It is stored as the core one and turned
+//! at the door.
 
 use serde_json::{Map, Value};
 

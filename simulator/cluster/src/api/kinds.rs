@@ -1,5 +1,5 @@
-//! The resources that the API server serves: names, scope, subresources, and the fields a selector may name. A closed list, so
-//! that a daemon asking for anything else gets the 404 a real API server would give without the CRD.
+//! The resources that the API server serves: names, scope, subresources, and the fields a selector may name. A closed
+//! list, so that a daemon asking for anything else gets the 404 a real API server would give without the CRD.
 
 /// One served resource in one group and version.
 #[derive(Debug, PartialEq, Eq)]

@@ -1,5 +1,5 @@
-//! Reading and writing `metadata` of untyped objects, and the merge rules of patches. Pure functions on JSON values; a field of
-//! the wrong type reads as absent.
+//! Reading and writing `metadata` of untyped objects, and the merge rules of patches. Pure functions on JSON values; a
+//! field of the wrong type reads as absent.
 
 use serde_json::{Map, Value};
 
@@ -51,8 +51,8 @@ pub(super) fn field_text(object: &Value, path: &str) -> String {
     }
 }
 
-/// JSON merge patch (RFC 7386). With `by_type`, lists of conditions are merged by their `type`, the one strategic rule that
-/// writers of a status rely on.
+/// JSON merge patch (RFC 7386). With `by_type`, lists of conditions are merged by their `type`, the one strategic rule
+/// that writers of a status rely on.
 pub(super) fn merge(target: &mut Value, patch: &Value, by_type: bool) {
     let Value::Object(fields) = patch else {
         *target = patch.clone();

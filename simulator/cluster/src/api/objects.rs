@@ -1,5 +1,5 @@
-//! The verbs on objects: create, update, patch, delete, bind, with the rules for metadata, preconditions, finalizers and
-//! graceful deletion that the daemons rely on. No HTTP here.
+//! The verbs on objects: create, update, patch, delete, bind, with the rules for metadata, preconditions, finalizers
+//! and graceful deletion that the daemons rely on. No HTTP here.
 
 use std::sync::Arc;
 

@@ -10,7 +10,8 @@ const DEFAULT_GRACE_SECONDS: u64 = 30;
 /// Fills in what clients leave out and checks what would otherwise surprise later.
 ///
 /// # Errors
-/// [`ApiError::Invalid`] for a pod without containers or with requests of an extended resource that differ from the limits.
+/// [`ApiError::Invalid`] for a pod without containers or with requests of an extended resource that differ from the
+/// limits.
 pub(super) fn default_and_check(what: &str, pod: &mut Value) -> Result<(), ApiError> {
     let invalid = |problem: String| ApiError::Invalid {
         what: what.to_owned(),

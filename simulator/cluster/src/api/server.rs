@@ -1,4 +1,5 @@
-//! The HTTP side: one request in, one answer or watch out. Bodies are bounded; whatever is wrong is answered as a `Status`.
+//! The HTTP side: one request in, one answer or watch out. Bodies are bounded; whatever is wrong is answered as a
+//! `Status`.
 
 use std::convert::Infallible;
 use std::sync::Arc;

@@ -1,5 +1,5 @@
-//! Admission of one pod, as kubelet does it: container by container, init containers first, GetPreferredAllocation where there is
-//! a choice, Allocate always. An error of the plugin fails the pod for good.
+//! Admission of one pod, as kubelet does it: container by container, init containers first, GetPreferredAllocation
+//! where there is a choice, Allocate always. An error of the plugin fails the pod for good.
 
 use std::collections::BTreeSet;
 

@@ -89,8 +89,8 @@ pub(super) enum Stage {
     Succeeded,
 }
 
-/// The status of an admitted pod. Devices of app containers stand in it from admission on; those of init containers and sidecars
-/// never do, as with the real kubelet.
+/// The status of an admitted pod. Devices of app containers stand in it from admission on; those of init containers and
+/// sidecars never do, as with the real kubelet.
 pub(super) fn status(processes: &[Process], stage: Stage, healthy: impl Fn(&str, &str) -> bool) -> Value {
     let one = |process: &Process| {
         let over = stage == Stage::Succeeded || (process.role() == Role::Init && stage != Stage::Starting);

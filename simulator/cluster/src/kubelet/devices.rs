@@ -197,7 +197,8 @@ impl Devices {
         Ok(Offer::Choose { available, must })
     }
 
-    /// What is taken of `available`, given the plugin's answer: an invalid answer is cut or filled up at random, never refused.
+    /// What is taken of `available`, given the plugin's answer: an invalid answer is cut or filled up at random, never
+    /// refused.
     pub(super) fn settle(
         available: &[String],
         must: &[String],

@@ -1,13 +1,13 @@
-//! A kubelet stand-in for one node: registration of device plugins, admission in bind order, pod resources, pod status. Its
-//! containers are no processes. Everything it has lies in one folder, so that many fit on one machine.
+//! A kubelet stand-in for one node: registration of device plugins, admission in bind order, pod resources, pod status.
+//! Its containers are no processes. Everything it has lies in one folder, so that many fit on one machine.
 
 mod admission;
 mod containers;
 mod devices;
-mod life;
 mod node;
 mod plugins;
 mod pod_resources;
+mod worker;
 
 use std::collections::BTreeMap;
 use std::io;
@@ -31,9 +31,9 @@ pub use containers::{OUTLIVE, Process, RUN_FOR};
 
 use crate::mirror::{Delta, Mirror};
 use containers::Cgroup;
-use life::{Life, Wish};
 use plugins::{Plugins, RegistrationService};
 use pod_resources::PodResourcesService;
+use worker::{Desired, PodWorker};
 
 /// The longest path of a unix socket on Linux.
 const MAX_SOCKET_PATH: usize = 107;
@@ -153,7 +153,7 @@ impl Kubelet {
             client: client.clone(),
             plugins: Arc::clone(&plugins),
             cgroups: kubelet.folders.cgroups.clone(),
-            lives: BTreeMap::new(),
+            workers: BTreeMap::new(),
             processes: Arc::clone(&kubelet.processes),
         };
         let publish = node::publish(client, name.to_owned(), plugins);
@@ -196,7 +196,7 @@ struct Worker {
     client: Client,
     plugins: Arc<Plugins>,
     cgroups: PathBuf,
-    lives: BTreeMap<String, watch::Sender<Wish>>,
+    workers: BTreeMap<String, watch::Sender<Desired>>,
     processes: Arc<Mutex<Processes>>,
 }
 
@@ -208,8 +208,8 @@ impl Worker {
                 Delta::Set { now, .. } => self.pod_seen(now).await,
                 Delta::Gone(pod) => {
                     let uid = pod.uid().unwrap_or_default();
-                    if let Some(life) = self.lives.remove(&uid) {
-                        life.send_replace(Wish::Gone);
+                    if let Some(worker) = self.workers.remove(&uid) {
+                        worker.send_replace(Desired::Gone);
                     }
                     // Kubelet frees the devices of a pod that is gone from the API at once, whatever its processes do.
                     self.plugins.with_devices(|devices| devices.release(&uid));
@@ -225,9 +225,9 @@ impl Worker {
             Some("Succeeded" | "Failed")
         );
         let deleted = pod.metadata.deletion_timestamp.is_some();
-        match self.lives.get(&uid) {
-            Some(life) if deleted => {
-                life.send_if_modified(|wish| std::mem::replace(wish, Wish::End) == Wish::Run);
+        match self.workers.get(&uid) {
+            Some(worker) if deleted => {
+                worker.send_if_modified(|desired| std::mem::replace(desired, Desired::End) == Desired::Run);
             }
             Some(_) => {}
             None if ended => {}
@@ -241,7 +241,7 @@ impl Worker {
             Err(refusal) => {
                 tracing::debug!(pod = pod.name_any(), ?refusal, "pod refused");
                 self.plugins.with_devices(|devices| devices.release(uid));
-                life::refuse(&self.client, &pod, &refusal).await;
+                worker::refuse(&self.client, &pod, &refusal).await;
                 return;
             }
         };
@@ -257,18 +257,18 @@ impl Worker {
         all.insert(uid.to_owned(), admitted);
         drop(all);
         let deleted = pod.metadata.deletion_timestamp.is_some();
-        let (life, wish) = watch::channel(if deleted { Wish::End } else { Wish::Run });
-        self.lives.insert(uid.to_owned(), life);
-        let life = Life {
+        let (worker, desired) = watch::channel(if deleted { Desired::End } else { Desired::Run });
+        self.workers.insert(uid.to_owned(), worker);
+        let worker = PodWorker {
             client: self.client.clone(),
             plugins: Arc::clone(&self.plugins),
             pod,
             processes,
             cgroup,
-            wish,
+            desired,
             killed,
         };
-        tokio::spawn(life.run());
+        tokio::spawn(worker.run());
     }
 }
 

@@ -1,5 +1,6 @@
-//! The device plugins that have registered: their connections, their device lists, and the Registration service by which they
-//! come. Kubelet dials the plugin before it answers Register, then listens to its list until the stream ends.
+//! The device plugins that have registered: their connections, their device lists, and the Registration service by
+//! which they come. Kubelet dials the plugin before it answers Register, then listens to its list until the stream
+//! ends.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

@@ -1,5 +1,5 @@
-//! The extender protocol as kube-scheduler speaks it: the entry of its configuration, the messages (Go's names, PascalCase), one
-//! POST per verb, one time limit for all.
+//! The extender protocol as kube-scheduler speaks it: the entry of its configuration, the messages (Go's names,
+//! PascalCase), one POST per verb, one time limit for all.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

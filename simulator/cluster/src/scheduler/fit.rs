@@ -1,5 +1,5 @@
-//! What kube-scheduler decides by itself before it asks any extender: enough of each resource, taints, node selectors, cordons.
-//! The texts of refusals are kube-scheduler's.
+//! What kube-scheduler decides by itself before it asks any extender: enough of each resource, taints, node selectors,
+//! cordons. The texts of refusals are kube-scheduler's.
 
 use std::collections::BTreeMap;
 

@@ -1,5 +1,5 @@
-//! A scheduler loop that stands in for kube-scheduler: one pod at a time through its own count, the extender's filter and
-//! prioritize, then bind in a task of its own while the pod counts as assumed. It never chooses a device.
+//! A scheduler loop that stands in for kube-scheduler: one pod at a time through its own count, the extender's filter
+//! and prioritize, then bind in a task of its own while the pod counts as assumed. It never chooses a device.
 
 mod extender;
 mod fit;

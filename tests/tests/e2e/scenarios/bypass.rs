@@ -11,8 +11,8 @@ pub(super) async fn pod_with_node_name_avoids_reserved_devices(bed: &Bed) -> Res
     bed.gpus().await?;
     let api = bed.namespace("e2e-bypass").await?;
     let node = bed.cluster().nodes()[0].name();
-    // The grants come first: a pod that took a device before it was granted to another would have done no wrong. Kubelet
-    // admits them while the others arrive.
+    // The grants come first: a pod that took a device before it was granted to another would have done no wrong.
+    // Kubelet admits them while the others arrive.
     let scheduled = ["scheduled-0", "scheduled-1", "scheduled-2"];
     for name in scheduled {
         let mut pod = pods::sleeper(name, 2)?;

@@ -128,8 +128,8 @@ pub(super) async fn deviations_are_accounted_for(bed: &Bed, api: &Api<Pod>) -> R
     Ok(())
 }
 
-/// Every device is free again in every account: kubelet's, the plugin's and, shown by a pod that needs a whole machine, the
-/// extender's.
+/// Every device is free again in every account: kubelet's, the plugin's and, shown by a pod that needs a whole machine,
+/// the extender's.
 pub(super) async fn nothing_is_left(bed: &Bed) -> Result<()> {
     let gpus = bed.gpus().await?;
     let published: Api<GpuNode> = Api::all(bed.client());

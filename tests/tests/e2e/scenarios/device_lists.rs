@@ -1,4 +1,5 @@
-//! How a container gets its devices on the real kubelet: every strategy, either kind of ID, and GPUs of which only some are shared.
+//! How a container gets its devices on the real kubelet: every strategy, either kind of ID, and GPUs of which only some
+//! are shared.
 
 use std::collections::BTreeSet;
 

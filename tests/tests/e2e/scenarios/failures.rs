@@ -1,5 +1,5 @@
-//! What dies and comes back: pods by force, the plugin, kubelet, the extender, the API server. No device is in two containers
-//! at once, and afterwards every device is free again.
+//! What dies and comes back: pods by force, the plugin, kubelet, the extender, the API server. No device is in two
+//! containers at once, and afterwards every device is free again.
 
 use std::time::Duration;
 

@@ -1,4 +1,5 @@
-//! Gangs that wait: for room, for their turn, for members. None of them is ever bound in part, and what waits keeps nothing from others.
+//! Gangs that wait: for room, for their turn, for members. None of them is ever bound in part, and what waits keeps
+//! nothing from others.
 
 use std::time::{Duration, Instant};
 
@@ -99,7 +100,8 @@ async fn streamed(scene: &Scene<'_>) -> Result<()> {
     let mut made = 0;
     let mut is_there = false;
     let start = Instant::now();
-    // Always more singles than there is room for: without a turn of its own the gang would never see 16 GPUs free at once.
+    // Always more singles than there is room for: without a turn of its own the gang would never see 16 GPUs free at
+    // once.
     loop {
         let all = scene.pods.list(&kube::api::ListParams::default()).await?;
         let alive = all

@@ -20,7 +20,8 @@ pub(super) async fn kubelet_extender_and_node_fail_before_commit(bed: &Bed) -> R
     let [full, lost, _] = bed.cluster().nodes() else {
         anyhow::bail!("the cluster has three nodes");
     };
-    // One of the machines of eight GPUs is taken, so two go to the other and one to that of four: there is no other way.
+    // One of the machines of eight GPUs is taken, so two go to the other and one to that of four: there is no other
+    // way.
     let holder = chosen("holder", GPU_RESOURCE, 8, full.name())?;
     pods::run(&scene.pods, &holder).await?;
     let crew = Crew::new("undecided", 3, 4);

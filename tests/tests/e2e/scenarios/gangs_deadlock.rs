@@ -1,5 +1,5 @@
-//! Two bound gangs on a full cluster have each lost a member, and each holds what the other lacks: one goes as a whole, and the other is
-//! whole.
+//! Two bound gangs on a full cluster have each lost a member, and each holds what the other lacks: one goes as a whole,
+//! and the other is whole.
 
 use anyhow::{Result, ensure};
 use gantry_api::GangPhase;

@@ -1,5 +1,5 @@
-//! What dies under gangs: the extender, kube-scheduler, kubelet, a node. Gangs are in every state meanwhile, and afterwards none is bound
-//! in part, none is bound twice, and all that can run do.
+//! What dies under gangs: the extender, kube-scheduler, kubelet, a node. Gangs are in every state meanwhile, and
+//! afterwards none is bound in part, none is bound twice, and all that can run do.
 
 use std::time::Duration;
 
@@ -249,8 +249,8 @@ pub(super) async fn kubelet_down_while_gang_binds_to_its_node(bed: &Bed) -> Resu
     scene
         .status_where("whole", "bound", |status| status.bound == 5)
         .await?;
-    // Kubelet admits what waits for it a second after it has begun to listen for plugins; a pod that finds no devices then has failed for
-    // good.
+    // Kubelet admits what waits for it a second after it has begun to listen for plugins; a pod that finds no devices
+    // then has failed for good.
     node.sandbox().run_again("kubelet").await?;
     scene.runs(&crew).await?;
     scene.disband(&crew).await?;

@@ -65,8 +65,8 @@ pub(super) async fn gang_follows_level_slices_and_ranks(bed: &Bed) -> Result<()>
     nothing_is_left(bed).await
 }
 
-/// The rack that holds it has the slowest node in it, and kube-scheduler would rather have gone elsewhere. One member more, and none holds
-/// it.
+/// The rack that holds it has the slowest node in it, and kube-scheduler would rather have gone elsewhere. One member
+/// more, and none holds it.
 async fn within_one_rack(scene: &Scene<'_>, racks: &Racks<'_>) -> Result<()> {
     let within = Crew::new("within", 3, 4).with(GANG_REQUIRED_LEVEL_ANNOTATION, "rack");
     for pod in within.pods()? {

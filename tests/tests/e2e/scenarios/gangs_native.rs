@@ -1,5 +1,6 @@
-//! Gangs by Kubernetes' own PodGroup, which pods name in `spec.schedulingGroup`: with kube-scheduler as it comes, to which they are pods
-//! like any other, and with the feature by which it tries all pods of a group in one go (`GenericWorkload`, off by default in 1.37).
+//! Gangs by Kubernetes' own PodGroup, which pods name in `spec.schedulingGroup`: with kube-scheduler as it comes, to
+//! which they are pods like any other, and with the feature by which it tries all pods of a group in one go
+//! (`GenericWorkload`, off by default in 1.37).
 
 use anyhow::{Result, ensure};
 use gantry_api::GangPhase;

@@ -1,5 +1,6 @@
-//! Nodes that are lost under gangs that are decided and not bound, that wait for others to end, and that lack a member. What was kept there
-//! is kept elsewhere, and all of the gang runs while the node is away. Those that plan and are bound are in `gangs_failures`.
+//! Nodes that are lost under gangs that are decided and not bound, that wait for others to end, and that lack a member.
+//! What was kept there is kept elsewhere, and all of the gang runs while the node is away. Those that plan and are
+//! bound are in `gangs_failures`.
 
 use anyhow::{Context, Result, ensure};
 use gantry_api::{Decision, GangPhase, GangStatus};
@@ -18,7 +19,8 @@ use crate::{blocked_writes, pods, records};
 
 pub(super) async fn node_lost_while_binding(bed: &Bed) -> Result<()> {
     let scene = Scene::set(bed, "e2e-gangs-node-binding").await?;
-    // Two on one of the machines of eight GPUs and one elsewhere, by rank; what is left without that machine holds just these three.
+    // Two on one of the machines of eight GPUs and one elsewhere, by rank; what is left without that machine holds just
+    // these three.
     let crew = Crew::new("half", 3, 4);
     let refused = crew.pod_name(1);
     blocked_writes::block_bindings(&scene, std::slice::from_ref(&refused)).await?;

@@ -1,6 +1,7 @@
-//! Gangs by what controllers leave on their pods that do not run here: KAI's PodGroup, RayCluster, MPIJob, TrainJob (which is made of a
-//! JobSet), Volcano's Job, and the labels with which coscheduling began. The objects are made with what of them matters, the pods with the
-//! labels and owners that their documentation names; a launcher and the pods of a JobSet are made by real Jobs, as there.
+//! Gangs by what controllers leave on their pods that do not run here: KAI's PodGroup, RayCluster, MPIJob, TrainJob
+//! (which is made of a JobSet), Volcano's Job, and the labels with which coscheduling began. The objects are made with
+//! what of them matters, the pods with the labels and owners that their documentation names; a launcher and the pods of
+//! a JobSet are made by real Jobs, as there.
 
 use anyhow::{Context, Result, ensure};
 use gantry_api::GangPhase;

@@ -1,6 +1,7 @@
-//! The states of gangs that pass by themselves where nothing holds them up: a lost member, victims that take their time, a decision of
-//! which not all is bound, a try that has failed, what cannot be followed. The extender, kube-scheduler and every kubelet die meanwhile, or
-//! one extender follows another, and each gang is afterwards what it was, and comes to its end.
+//! The states of gangs that pass by themselves where nothing holds them up: a lost member, victims that take their
+//! time, a decision of which not all is bound, a try that has failed, what cannot be followed. The extender,
+//! kube-scheduler and every kubelet die meanwhile, or one extender follows another, and each gang is afterwards what it
+//! was, and comes to its end.
 
 use std::collections::BTreeSet;
 
@@ -71,7 +72,8 @@ impl Gangs {
         // the late gang backs off.
         scene.create(&self.half).await?;
         let decided = binding(scene, "half", 1).await?;
-        // This waits for longer than the gang for which others go, and must not profit by it, nor by a place that is kept.
+        // This waits for longer than the gang for which others go, and must not profit by it, nor by a place that is
+        // kept.
         scene.create_all([pods::sleeper("vulture", 4)?]).await?;
 
         let lost = self.torn.pod_name(1);

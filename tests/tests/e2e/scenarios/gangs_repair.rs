@@ -1,5 +1,5 @@
-//! Members that go: while their gang waits, when they have come to their places, after it was bound, and all of them with their namespace.
-//! Never is a gang bound below its minimum for it, and a bound one is repaired as it was asked.
+//! Members that go: while their gang waits, when they have come to their places, after it was bound, and all of them
+//! with their namespace. Never is a gang bound below its minimum for it, and a bound one is repaired as it was asked.
 
 use anyhow::{Context, Result, ensure};
 use gantry_api::GangPhase;

@@ -153,7 +153,8 @@ async fn labels_only(plugin: &Plugin<'_>) -> Result<()> {
     Ok(())
 }
 
-/// The plugin of a node: its service account, on its node. It may patch what it may not read, which kubectl would do first.
+/// The plugin of a node: its service account, on its node. It may patch what it may not read, which kubectl would do
+/// first.
 struct Plugin<'a> {
     cluster: &'a Cluster,
     node: &'a str,

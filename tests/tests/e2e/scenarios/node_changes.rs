@@ -16,7 +16,8 @@ use super::modes::{chosen, refusal, run_on};
 use crate::bed::Bed;
 use crate::{pods, views};
 
-/// An error of memory, which an event confines to the instance that it names: only a reset ends it, or the end of the instance.
+/// An error of memory, which an event confines to the instance that it names: only a reset ends it, or the end of the
+/// instance.
 pub(super) const DOUBLE_BIT: u64 = 48;
 /// The GPU has fallen off the bus.
 const OFF_THE_BUS: u64 = 79;

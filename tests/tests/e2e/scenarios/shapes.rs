@@ -1,4 +1,5 @@
-//! Pods of several containers, init containers and sidecars: kubelet hands devices from one to the next by rules of its own.
+//! Pods of several containers, init containers and sidecars: kubelet hands devices from one to the next by rules of its
+//! own.
 
 use anyhow::{Result, ensure};
 use gantry_e2e::BUSYBOX_IMAGE;

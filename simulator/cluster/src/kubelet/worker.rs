@@ -1,5 +1,5 @@
-//! The life of one admitted pod: from its first status to the end of its processes. One task per pod; admission does not wait for
-//! it.
+//! The worker of one admitted pod: from its first status to the end of its processes. One task per pod; admission does
+//! not wait for it.
 
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ use super::plugins::Plugins;
 
 /// The pod in the API, as far as kubelet uses it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Wish {
+pub(super) enum Desired {
     /// It shall run.
     Run,
     /// It was deleted and shall end in good order.
@@ -28,51 +28,51 @@ pub(super) enum Wish {
 }
 
 /// An admitted pod.
-pub(super) struct Life {
+pub(super) struct PodWorker {
     pub(super) client: Client,
     pub(super) plugins: Arc<Plugins>,
     pub(super) pod: Arc<Pod>,
     pub(super) processes: Vec<Process>,
     pub(super) cgroup: Option<Cgroup>,
-    pub(super) wish: watch::Receiver<Wish>,
+    pub(super) desired: watch::Receiver<Desired>,
     /// Ends processes that outlive their pod.
     pub(super) killed: CancellationToken,
 }
 
-impl Life {
+impl PodWorker {
     /// Runs the pod to the end of its processes.
     pub(super) async fn run(mut self) {
         let uid = self.pod.uid().unwrap_or_default();
         if !self.live().await {
             return;
         }
-        let wish = *self.wish.borrow();
-        match wish {
+        let desired = *self.desired.borrow();
+        match desired {
             // The processes have exited by themselves.
-            Wish::Run => {
+            Desired::Run => {
                 self.leave();
                 self.plugins.with_devices(|devices| devices.release(&uid));
-                self.tell(Stage::Succeeded).await;
+                self.report(Stage::Succeeded).await;
             }
-            Wish::End => {
+            Desired::End => {
                 self.outlive().await;
                 self.leave();
                 self.plugins.with_devices(|devices| devices.release(&uid));
                 // As kubelet does: a pod that it ended is seen to have ended before it goes.
-                self.tell(Stage::Succeeded).await;
+                self.report(Stage::Succeeded).await;
                 self.confirm_deletion(&uid).await;
             }
             // Kubelet has freed the devices already; the processes take their time.
-            Wish::Gone => {
+            Desired::Gone => {
                 self.outlive().await;
                 self.leave();
             }
         }
     }
 
-    /// Until the processes exit or the pod is wished away; `false` if kubelet has stopped, which ends no process.
+    /// Until the processes exit or the pod is deleted; `false` if kubelet has stopped, which ends no process.
     async fn live(&mut self) -> bool {
-        self.tell(Stage::Starting).await;
+        self.report(Stage::Starting).await;
         for _ in self
             .processes
             .iter()
@@ -80,18 +80,18 @@ impl Life {
         {
             sleep(MOMENT).await;
         }
-        self.tell(Stage::Running).await;
+        self.report(Stage::Running).await;
         let spec = self.pod.spec.as_ref();
         let restarts = spec.and_then(|spec| spec.restart_policy.as_deref()) == Some("Always");
         let run_for = duration(&self.pod, RUN_FOR).filter(|_| !restarts);
-        let mut wish = self.wish.clone();
-        let wished_away = wish.wait_for(|wish| *wish != Wish::Run);
+        let mut desired = self.desired.clone();
+        let ended = desired.wait_for(|desired| *desired != Desired::Run);
         match run_for {
             Some(time) => tokio::select! {
                 () = sleep(time) => true,
-                wish = wished_away => wish.is_ok(),
+                desired = ended => desired.is_ok(),
             },
-            None => wished_away.await.is_ok(),
+            None => ended.await.is_ok(),
         }
     }
 
@@ -103,7 +103,7 @@ impl Life {
         }
     }
 
-    async fn tell(&self, stage: Stage) {
+    async fn report(&self, stage: Stage) {
         let healthy = |resource: &str, id: &str| {
             self.plugins
                 .with_devices(|devices| devices.is_healthy(resource, id))
