@@ -1,6 +1,6 @@
-//! Bind: devices set aside, one Binding with the grant, the outcome told. kube-scheduler believes whatever is answered here, and a
-//! "done" without a Binding leaves the pod assumed for ever: so every answer but an error follows a Binding that was seen. How members of
-//! gangs wait for one another stands in `barrier`, and in `deferred` who binds those that could not wait.
+//! Bind: devices are reserved, one Binding with the grant is written, the outcome is recorded. kube-scheduler trusts the answer, and a
+//! success without a Binding leaves the pod assumed forever: every answer but an error follows a Binding that was observed. Members of gangs
+//! wait for one another in `barrier`; `deferred` binds those that could not wait that long.
 
 mod barrier;
 pub(crate) mod deferred;
@@ -18,7 +18,7 @@ use serde::Serialize;
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
-use crate::index::{Admitted, Awaited, BindError, Outcome, Reserved, Store, Target};
+use crate::index::{BindError, BindStep, Outcome, ReadPod, Reserved, Store, Target};
 use crate::lease::Leadership;
 use crate::pod::{PodFacts, SlimPod};
 use crate::watched::Watched;
@@ -30,18 +30,18 @@ pub struct Binder {
     store: Arc<Store>,
     watched: Watched,
     timeout: Duration,
-    /// Bindings of members on their way at once.
+    /// Bindings of members in flight at once.
     posts: Arc<Semaphore>,
     leadership: Arc<Leadership>,
 }
 
-/// Why a pod was not bound, for kube-scheduler and the pod's condition.
+/// Why a pod was not bound, for kube-scheduler and the condition of the pod.
 #[derive(Debug, thiserror::Error)]
 pub enum Failure {
-    /// The decision does not stand.
+    /// The decision is no longer valid.
     #[error("{0}")]
     Refused(#[from] BindError),
-    /// The rest of its gang did not come.
+    /// The remaining members of its gang did not arrive in time.
     #[error(
         "gang {gang}: its members did not all come within {seconds} s; this one has its place, and is bound as soon as they have"
     )]
@@ -51,30 +51,30 @@ pub enum Failure {
         /// The time limit.
         seconds: u64,
     },
-    /// All came, and the decision could not be written.
+    /// All members arrived, but the decision could not be written.
     #[error("{0}; this one has its place, and is bound as soon as it is")]
     Undecided(Arc<str>),
-    /// Its gang is decided, and its own place could not be had in time.
+    /// Its gang is decided, but its own reservation was not available in time.
     #[error("gang {gang} is decided, and this one waits for its place: {why}")]
     Kept {
         /// The gang.
         gang: String,
-        /// What keeps the place from it.
+        /// Why it is not available.
         why: Arc<str>,
     },
-    /// The pod is another one by now, or none.
+    /// The pod is gone, or another pod has its name.
     #[error("pod {0} is gone")]
     Gone(String),
-    /// Somebody else was first.
+    /// Another client bound the pod first.
     #[error("pod is bound to node {0} by another")]
     BoundByOther(String),
     /// The API server refuses the Binding.
     #[error("the API server refuses the binding: {0}")]
     Rejected(String),
-    /// The API server has too much to do, and has done nothing.
+    /// The API server is overloaded and did nothing.
     #[error("the API server refuses the binding for now: {0}")]
     Busy(String),
-    /// The API server did not answer, or not in time. The binding may or may not exist.
+    /// The API server did not answer in time. The Binding may or may not exist.
     #[error("the API server does not answer: {0}")]
     Unanswered(String),
 }
@@ -122,14 +122,14 @@ struct BindingTarget<'a> {
     name: &'a str,
 }
 
-/// How a try to write the Binding ended, as far as the API server says.
+/// How an attempt to write the Binding ended, by the answer of the API server.
 enum Written {
     Yes,
-    /// It exists, or something else does: read the pod.
+    /// This Binding or another one exists: the pod shows which.
     Conflict(String),
     Missing,
     Never(String),
-    /// Not now, and nothing was done.
+    /// Refused for now; nothing was done.
     Later(String),
     Perhaps(String),
 }
@@ -153,33 +153,29 @@ impl Binder {
         Self { leadership, ..self }
     }
 
-    /// Binds a pod. `Ok` means that the Binding exists. It is answered within the time limit, whatever is waited for: kube-scheduler must
-    /// hear something before it gives up.
+    /// Binds a pod. `Ok` means that the Binding exists. It returns within the time limit in every case: kube-scheduler must get an answer
+    /// before it gives up.
     ///
     /// # Errors
-    /// See [`Failure`]. Devices are given back, except where nobody knows the outcome: then they stay set aside until the pod shows
-    /// it.
+    /// See [`Failure`]. Devices are released, unless the outcome is unknown: then they stay reserved until the pod shows it.
     pub async fn bind(&self, target: &Target) -> Result<(), Failure> {
         let began = Instant::now();
         let deadline = began + self.timeout;
-        let admitted = match self.store.update(|index| index.admit(target, None)) {
+        let mut step = match self.store.bind(target, None) {
             Err(BindError::UnknownPod(_)) => {
-                // The scheduler's cache was faster than ours, or this process has just started.
-                let request = self.read_pod(target, deadline).await?;
-                self.store.update(|index| index.admit(target, request))?
+                // The cache of kube-scheduler was faster than the pod watch, or this process has just started.
+                let read = self.read_pod(target, deadline).await?;
+                self.store.bind(target, Some(read))?
             }
-            other => other?,
+            step => step?,
         };
-        match admitted {
-            Admitted::Single(reserved) => self.bind_single(target, &reserved, deadline).await,
-            Admitted::Member(reserved) => self.bind_member(target, reserved, deadline).await,
-            Admitted::Wait(Awaited { gang, .. }) => {
-                match self.wait(target, &gang, began + self.patience()).await? {
-                    Admitted::Single(reserved) => self.bind_single(target, &reserved, deadline).await,
-                    Admitted::Member(reserved) => self.bind_member(target, reserved, deadline).await,
-                    Admitted::Wait(awaited) => Err(self.alone(awaited)),
-                }
-            }
+        if let BindStep::Wait(awaited) = step {
+            step = self.wait(target, &awaited.gang, began + self.patience()).await?;
+        }
+        match step {
+            BindStep::Single(reserved) => self.bind_single(target, &reserved, deadline).await,
+            BindStep::Member(reserved) => self.bind_member(target, reserved, deadline).await,
+            BindStep::Wait(awaited) => Err(self.alone(awaited)),
         }
     }
 
@@ -194,7 +190,7 @@ impl Binder {
             Reserved::Plain => (None, None),
             Reserved::Grant { plan, annotation } => (Some(plan.as_str()), Some(&**annotation)),
         };
-        // If kube-scheduler hangs up, this future is dropped wherever it stands: then nobody knows.
+        // If kube-scheduler closes the connection, this future is dropped at any point: then the outcome is unknown.
         let mut undecided = Undecided {
             store: &self.store,
             target,
@@ -237,7 +233,7 @@ impl Binder {
                 Seen::Ours => Ok(()),
                 Seen::Other(node) => Err(Failure::BoundByOther(node)),
                 Seen::Gone => Err(Failure::Gone(full_name(target))),
-                // Not bound yet says nothing: the request may still be on its way.
+                // An unbound pod proves nothing: the request may still be in flight.
                 Seen::Unbound | Seen::Nothing(_) => Err(Failure::Unanswered(message)),
             },
         }
@@ -262,7 +258,7 @@ impl Binder {
                 name: target.node.as_str(),
             },
         };
-        // The API server drops what it has not carried out when the term of leadership ends: whoever leads next has read by then what was.
+        // The API server drops requests that it has not carried out when the term of leadership ends: the next leader has listed all others.
         let limit = self.leadership.lasts().map_or_else(String::new, |lasts| {
             format!("?timeout={}ms", lasts.as_millis().max(1))
         });
@@ -294,12 +290,12 @@ impl Binder {
                 400..=499 => Written::Never(status.message.clone()),
                 _ => Written::Perhaps(status.message.clone()),
             },
-            // Written, and answered with what is no Status: look.
+            // The answer is no Status, but the Binding may be written: read the pod.
             Err(error) => Written::Perhaps(chain(&error)),
         }
     }
 
-    /// Reads the pod: has it our Binding?
+    /// Reads the pod to see whether it has this Binding.
     async fn look(&self, target: &Target, plan: Option<&str>, deadline: Instant) -> Seen {
         let pod = match self.get(target, deadline).await {
             Ok(Some(pod)) => pod,
@@ -325,12 +321,8 @@ impl Binder {
         }
     }
 
-    /// Reads the pod from the API server: what it asks for. If it belongs to a gang, the index hears of it.
-    async fn read_pod(
-        &self,
-        target: &Target,
-        deadline: Instant,
-    ) -> Result<Option<Arc<crate::request::Request>>, Failure> {
+    /// Reads the pod from the API server.
+    async fn read_pod(&self, target: &Target, deadline: Instant) -> Result<ReadPod, Failure> {
         let pod = match self.get(target, deadline).await {
             Ok(Some(pod)) if pod.metadata.uid.as_deref() == Some(target.uid.as_str()) => pod,
             Ok(_) => return Err(Failure::Gone(full_name(target))),
@@ -338,10 +330,10 @@ impl Binder {
         };
         let request = pod.request(&self.watched);
         let request = request.map_err(|error| BindError::Request(error.to_string()))?;
-        if let Some(pod) = PodFacts::read(&self.watched, pod) {
-            self.store.update(|index| index.hear(pod));
-        }
-        Ok(Some(Arc::new(request)))
+        Ok(ReadPod {
+            request: Arc::new(request),
+            facts: PodFacts::read(&self.watched, pod),
+        })
     }
 
     async fn get(&self, target: &Target, deadline: Instant) -> Result<Option<SlimPod>, String> {
@@ -354,7 +346,7 @@ impl Binder {
     }
 }
 
-/// What a look at the pod shows.
+/// The Binding that a pod shows.
 enum Seen {
     Ours,
     Other(String),
@@ -363,7 +355,7 @@ enum Seen {
     Nothing(String),
 }
 
-/// Tells the index how a bind ended, also when it is dropped midway.
+/// Records in the index how a bind ended, also when it is dropped midway.
 struct Undecided<'a> {
     store: &'a Store,
     target: &'a Target,

@@ -169,7 +169,7 @@ fn unasked(index: &Index) -> Vec<(Address, Cause)> {
         let (namespace, name) = index.pod_address(&uid)?;
         Some(Address { uid, namespace, name })
     };
-    let short = index.short().into_iter().filter_map(|short| {
+    let short = index.insufficient_pods().into_iter().filter_map(|short| {
         let request = || index.pod(short.pod.as_str())?.request.clone().ok();
         let cause = match index.why_waits(&short.pod) {
             Some(why) => Cause::Gang(why),

@@ -289,13 +289,14 @@ impl Cluster {
 
     /// A pod is refused everywhere, as things are now.
     pub(crate) fn park(&self, name: &str, request: Arc<Request>) -> &Self {
-        let parked = index::Parked {
+        let parked = index::UnschedulablePod {
             namespace: "default".into(),
             name: name.into(),
             request,
             generation: self.store.snapshot().generation,
         };
-        self.store.update(|index| index.park(name.into(), parked));
+        self.store
+            .update(|index| index.add_unschedulable(name.into(), parked));
         self
     }
 

@@ -1,111 +1,116 @@
-//! The cluster as the extender knows it: a state machine that is fed what the watches bring and what binds do, and publishes immutable
-//! [`Snapshot`]s. One writer at a time holds it; no I/O, no clock: time is an argument.
+//! The cluster as the watches and binds show it: a state machine that publishes immutable [`Snapshot`]s. One writer at a time; no I/O, no
+//! clock: time is an argument. [`Index`] only routes events to the types that own the state; each of them stands in the file of its name.
 //!
 //! ```text
-//! pods, nodes, GpuNodes (watch.rs) ─┐                      ┌─> Snapshot ─> filter, prioritize, explain
-//! binds in flight, holds (binds.rs) ┴─> Index ─> ledger ───┤
-//! ticks, API contact (watch.rs) ────────────────────────── └─> gained GPUs ─> wake parked pods
+//! pods, nodes, GpuNodes, Gangs (watch.rs) ─┐                                     ┌─> Snapshot ─> filter, prioritize, explain
+//! binds and their outcomes (bind.rs) ──────┴─> Index ─> NodeTable ─> Ledger ─────┤
+//! ticks, API server health (watch.rs) ─────┘                                     └─> gains ─> unschedulable pods are activated
 //! ```
 
-mod binds;
-mod budgets;
-mod classes;
-mod compact;
-mod entry;
+mod activation;
+mod affinity_index;
+mod disruption_budgets;
 mod gangs;
-mod inspect;
-mod lists;
-mod managed;
-mod read;
-mod reserve;
-mod room;
-mod schedulers;
+mod holds;
+mod inspection;
+mod list_tracker;
+mod managed_resources;
+mod node;
+mod node_classes;
+mod node_resources_table;
+mod node_table;
+mod objects;
+mod occupancy;
+mod pod_store;
+mod reservations;
+mod scheduler_set;
 mod store;
-mod victims;
-mod volumes;
-mod waiting;
+mod unschedulable_queue;
+mod verbs;
+mod victim_search;
+mod volume_table;
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use gantry_api::{NodeName, PodUid, ResourceName};
-use gantry_gang::protocol::{Now, Settings};
+use gantry_gang::protocol::{Now, Settings, Stage};
+use gantry_gang::{Fabric, Levels, NodeFacts};
 
-pub use binds::Outcome;
-pub use budgets::{Disruptions, LooseBudget};
-pub use entry::Totals;
+pub use disruption_budgets::{Disruptions, LooseBudget};
 pub use gangs::{
-    Admitted, Awaited, Belongs, Called, GangReport, GangStanding, GangTotals, GangView, MemberView,
-    PlaceView, PlacesKept, Said, Trial,
+    Awaited, Belongs, Called, GangReport, GangStanding, GangTotals, GangView, MemberView, PlaceView,
+    PlacesKept, Said, Trial,
 };
-pub use inspect::{Bound, NodeReport, PodReport};
-pub use lists::Source;
-pub use read::{LooseGpuNode, SlimNode, advertised, described, inventory};
-pub use reserve::{BindError, Reserved, Target};
+pub use holds::HOLD;
+pub use inspection::{Bound, NodeReport, PodReport};
+pub use list_tracker::Source;
+pub use node_table::Totals;
+pub use objects::{LooseGpuNode, SlimNode, advertised, described, inventory};
+pub use reservations::{BindError, Outcome, Reserved, Target};
 pub use store::{Clock, Store, system_clock};
-pub use waiting::{Parked, Short};
+pub use unschedulable_queue::{InsufficientPod, UnschedulablePod};
+pub use verbs::{BindStep, ReadPod, SchedulingCall};
 
 use crate::decide::{ForeignNodes, Options};
 use crate::inventory::Inventory;
 use crate::ledger::FaultKind;
-use crate::pod::PodFacts;
-use crate::snapshot::{ClassIx, Names, NodeIx, Snapshot, Standing};
+use crate::pod::{OtherPod, PodFacts};
+use crate::snapshot::{NodeIx, Promise, Promised, Snapshot};
 use crate::watched::Watched;
-use classes::Classes;
-use entry::Entry;
+use disruption_budgets::DisruptionBudgets;
+use gantry_planner::input::Room;
+use list_tracker::{List, ListTracker};
+use node_resources_table::{NodeResourcesTable, PodRecord};
+use node_table::NodeTable;
+use pod_store::PodStore;
+use reservations::Reservations;
+use scheduler_set::SchedulerSet;
+use unschedulable_queue::UnschedulableQueue;
+use volume_table::{Claim, Reach, VolumeTable};
 
-/// How long the devices of a pod that vanished without its end being seen stay taken, at least. Kubelet hands them out again at
-/// once, while the process may live on: it died up to 2.5 s later in trials with an ignored SIGTERM; the plugin's own word, which takes
-/// over from there, lags by up to 1 s.
+/// How long the devices of a pod that disappeared before its end was observed stay taken, at least. Kubelet hands them out again at once,
+/// while the process may still run: up to 2.5 s in trials with an ignored SIGTERM. The report of the plugin, which takes over from there,
+/// lags by up to 1 s.
 pub const QUARANTINE: Duration = Duration::from_secs(5);
-/// How long after the API server has answered nobody for a while: a plugin tries again after 5 s at the latest, writes within 1 s, and its
-/// word is there 3 s later.
+/// How long after the API server was unreachable for a while: a plugin retries after 5 s at the latest and writes within 1 s, so that its
+/// report arrives 3 s later.
 pub const QUARANTINE_AFTER_A_GAP: Duration = Duration::from_secs(10);
-/// Contact is made every second; a pause that long means that plugins may not have been able to write.
+/// The API server is asked every second; a longer pause means that plugins may not have been able to write.
 const GAP: Duration = Duration::from_secs(3);
-/// How long at most, while the plugin says that it does not know the truth. Such a node is not used much longer than that.
+/// How long at most, while the plugin does not know what is held. Such a node is rarely out of service that long.
 pub const QUARANTINE_WITHOUT_TRUTH: Duration = Duration::from_secs(300);
-/// How long GPUs are held for a pod between prioritize and bind.
-pub const HOLD: Duration = Duration::from_secs(30);
-/// How long a bind whose outcome is unknown, or whose pod is gone, keeps its devices, unless the pod shows the outcome before. The API
-/// server gives up on a request after 60 s.
+/// How long a bind of unknown outcome, or of a pod that is gone, keeps its devices, unless the pod shows the outcome before. The API server
+/// gives up on a request after 60 s.
 pub const UNSURE: Duration = Duration::from_secs(65);
 
 /// The state. See the head of this module.
 #[derive(Debug)]
 pub struct Index {
     options: Options,
-    managed: managed::Managed,
-    names: Arc<Names>,
-    entries: Vec<Entry>,
-    pods: HashMap<PodUid, Arc<PodFacts>>,
-    classes: Classes,
-    slots: Vec<ClassIx>,
-    binds: binds::Binds,
-    waiting: waiting::Waiting,
-    relists: HashMap<Source, lists::Relist>,
-    synced: HashSet<Source>,
-    dirty: Vec<NodeIx>,
+    nodes: NodeTable,
+    pods: PodStore,
+    reservations: Reservations,
+    unschedulable: UnschedulableQueue,
+    lists: ListTracker,
+    resources: NodeResourcesTable,
+    volumes: VolumeTable,
+    gangs: gangs::GangIndex,
+    schedulers: SchedulerSet,
+    budgets: DisruptionBudgets,
+    /// Something changed that a snapshot shows.
     changed: bool,
-    generation: u64,
-    faults: HashMap<FaultKind, u64>,
-    rooms: room::Rooms,
-    volumes: volumes::Volumes,
-    gangs: gangs::State,
-    schedulers: schedulers::Schedulers,
-    /// `None` while they are not known. Where nobody follows them there are none.
-    budgets: Option<Vec<Disruptions>>,
-    /// The time it was told last, and when it was told both clocks.
+    /// The current time, and the time when both clocks were last set together.
     now: Now,
     origin: Now,
-    /// When contact was made last, and since when without a gap.
+    /// When the API server last answered, and since when without a gap.
     contact: Option<(Instant, Instant)>,
     published: Arc<Snapshot>,
 }
 
 impl Index {
-    /// An empty index. `run` tells this process's plans from those of one before it.
+    /// An empty index. `run` distinguishes the plans of this process from those of an earlier one.
     pub fn new(options: Options, watched: &Watched, run: String) -> Self {
         let begin = Now {
             at: Instant::now(),
@@ -117,25 +122,17 @@ impl Index {
         };
         Self {
             options,
-            managed: managed::Managed::new(watched),
-            names: Arc::default(),
-            entries: Vec::new(),
-            pods: HashMap::new(),
-            classes: Classes::new(),
-            slots: Vec::new(),
-            binds: binds::Binds::new(run),
-            waiting: waiting::Waiting::default(),
-            relists: HashMap::new(),
-            synced: HashSet::new(),
-            dirty: Vec::new(),
+            nodes: NodeTable::new(watched),
+            pods: PodStore::default(),
+            reservations: Reservations::new(run),
+            unschedulable: UnschedulableQueue::default(),
+            lists: ListTracker::default(),
+            resources: NodeResourcesTable::default(),
+            volumes: VolumeTable::default(),
+            gangs: gangs::GangIndex::new(settings),
+            schedulers: SchedulerSet::default(),
+            budgets: DisruptionBudgets::default(),
             changed: true,
-            generation: 0,
-            faults: HashMap::new(),
-            rooms: room::Rooms::default(),
-            volumes: volumes::Volumes::default(),
-            gangs: gangs::State::new(settings),
-            schedulers: schedulers::Schedulers::default(),
-            budgets: Some(Vec::new()),
             now: begin,
             origin: begin,
             contact: None,
@@ -143,183 +140,333 @@ impl Index {
         }
     }
 
-    /// A pod that asks for watched resources was seen.
-    pub fn pod_applied(&mut self, pod: PodFacts) {
-        self.seen(Source::Pods, pod.uid.as_str());
-        self.take_pod(pod);
+    /// Sets the schedulers that call this extender. Before any event.
+    pub fn set_schedulers(&mut self, names: impl IntoIterator<Item = Arc<str>>) {
+        self.schedulers = names.into_iter().collect();
     }
 
-    /// Takes a pod as it is now. It need not be there any more: only what the API server sent counts as seen while pods are listed.
-    fn take_pod(&mut self, mut pod: PodFacts) {
+    /// Sets the levels of the fabric. Before any event.
+    pub fn set_fabric(&mut self, levels: Levels) {
+        self.resources.set_levels(levels);
+    }
+
+    /// Sets the current time. The index never reads a clock: what happens at one moment happens between two calls of this.
+    pub fn at(&mut self, now: Now) {
+        // Before the first call neither clock is known.
+        if now.at >= self.now.at || self.now.unix == 0 {
+            self.now = now;
+            self.origin = now;
+        }
+    }
+
+    /// The current time.
+    pub fn now(&self) -> Now {
+        self.now
+    }
+
+    /// Sets the current time by one clock only: the other is assumed to have advanced equally.
+    fn moment(&mut self, now: Instant) {
+        if now > self.now.at {
+            let passed = now.saturating_duration_since(self.origin.at).as_secs();
+            self.now = Now {
+                at: now,
+                unix: self.origin.unix.saturating_add_unsigned(passed),
+            };
+        }
+    }
+
+    /// The facts may be old: nothing is decided before every source is listed again.
+    pub fn relist(&mut self) {
+        self.lists.restart();
+        self.unsync_gangs();
+    }
+
+    /// A list begins: what it does not name is gone.
+    pub fn list_begins(&mut self, now: Instant, source: Source) {
+        self.lists.begin(now, source);
+    }
+
+    /// A list is complete.
+    pub fn list_ends(&mut self, now: Instant, source: Source) {
+        self.moment(now);
+        let Some(List { since, names }) = self.lists.end(source) else {
+            return;
+        };
+        match source {
+            Source::Pods => {
+                for uid in self.pods.missing_from(&names) {
+                    self.pod_deleted(now, &uid, None);
+                }
+                for uid in self.resources.missing_from(&names) {
+                    self.other_pod_gone(&uid);
+                }
+                self.members_listed(&names);
+                self.reservations.pods_listed(now, &mut self.nodes, since, &names);
+            }
+            Source::Nodes | Source::GpuNodes => {
+                let missing = self.nodes.iter().map(|(_, node)| node.name());
+                let missing: Vec<NodeName> = missing
+                    .filter(|name| !names.contains(name.as_str()))
+                    .cloned()
+                    .collect();
+                for name in missing {
+                    match source {
+                        Source::Nodes => self.node_deleted(name.as_str()),
+                        _ => self.inventory_deleted(name.as_str()),
+                    }
+                }
+            }
+            Source::Gangs => self.gangs_listed(&names),
+        }
+        self.lists.set_synced(source);
+    }
+
+    fn is_synced(&self) -> bool {
+        self.lists.is_synced()
+    }
+
+    /// A pod that asks for watched resources was observed.
+    pub fn pod_applied(&mut self, pod: PodFacts) {
+        self.lists.observe(Source::Pods, pod.uid.as_str());
+        self.set_pod(pod);
+    }
+
+    /// Sets a pod as it is now. It need not exist any more: only what the API server sends counts as seen while pods are listed.
+    fn set_pod(&mut self, mut pod: PodFacts) {
         self.keep_claim(&pod.uid, &mut pod.claim);
-        self.room_pod(&mut pod);
+        self.complete_needs(&mut pod);
         let uid = pod.uid.clone();
+        let node = pod.node.as_ref().map(|node| self.nodes.number(node));
+        match pod.terminal {
+            true => self.resources.remove(&uid),
+            false => self.resources.insert(uid.clone(), PodRecord::of_pod(&pod, node)),
+        }
         let before = self.pods.get(&uid).cloned();
         if before.as_deref() == Some(&pod) {
             return;
         }
-        if let Some(node) = &pod.node {
-            let node = self.node(node);
-            self.binds.settled(&uid, &mut self.entries, &mut self.dirty);
-            self.drop_hold(&uid);
-            self.waiting.forget(&uid);
-            if let Some(entry) = self.entries.get_mut(node.0 as usize) {
-                entry.pods.retain(|known| *known != uid);
-                if !pod.terminal {
-                    entry.pods.push(uid.clone());
-                }
+        if let Some(node) = node {
+            self.reservations.pod_bound(&mut self.nodes, &uid);
+            self.reservations.drop_hold(&mut self.nodes, &uid);
+            self.unschedulable.forget(&uid);
+            if let Some(occupancy) = self.nodes.occupancy_mut(node) {
+                occupancy.set_pod(&uid, !pod.terminal);
             }
-            self.dirty.push(node);
             if before.as_ref().is_none_or(|before| before.node.is_none()) {
                 self.pod_came(&pod);
             }
         }
         self.tell_pod(&pod);
         if pod.terminal {
-            self.waiting.forget(&uid);
-            self.drop_hold(&uid);
+            self.unschedulable.forget(&uid);
+            self.reservations.drop_hold(&mut self.nodes, &uid);
             self.pods.remove(&uid);
             return;
         }
-        if self.elsewhere(&pod).is_some() {
-            self.waiting.forget(&uid);
-        } else {
-            let by_itself = self.goes_by_itself(&pod);
-            self.waiting.observe(self.now.at, &pod, by_itself);
-        }
-        self.pods.insert(uid, Arc::new(pod));
+        self.observe_waiting(&pod);
+        self.pods.insert(pod);
     }
 
-    /// A pod was deleted. `last` is its last state, if the watch brought it.
+    /// Adds to a pod's needs the reach of its volumes, and those of its labels that are in terms.
+    fn complete_needs(&mut self, pod: &mut PodFacts) {
+        let volumes = self.volumes.of(pod);
+        pod.needs = self.resources.completed(&pod.needs, &pod.profile, volumes);
+    }
+
+    fn observe_waiting(&mut self, pod: &PodFacts) {
+        if self.schedulers.other_scheduler_of(pod).is_some() {
+            self.unschedulable.forget(&pod.uid);
+        } else {
+            let is_single = self.goes_by_itself(pod);
+            self.unschedulable.observe(self.now.at, pod, is_single);
+        }
+    }
+
+    /// A pod was deleted. `last` is its last state, if the watch sent it.
     pub fn pod_deleted(&mut self, now: Instant, uid: &PodUid, last: Option<PodFacts>) {
         self.moment(now);
         if let Some(last) = last.filter(|last| last.uid == *uid) {
-            self.take_pod(last);
+            self.set_pod(last);
         }
         self.depart(uid);
         self.tell_gone(uid);
-        self.room_gone(uid);
-        self.waiting.forget(uid);
-        self.drop_hold(uid);
-        self.binds.deleted(now, uid, &mut self.entries, &mut self.dirty);
+        self.resources.remove(uid);
+        self.unschedulable.forget(uid);
+        self.reservations.drop_hold(&mut self.nodes, uid);
+        self.reservations.pod_deleted(now, &mut self.nodes, uid);
         let Some(pod) = self.pods.get(uid).cloned() else {
             return;
         };
-        if let Some(node) = pod.node.as_ref().and_then(|node| self.names.get(node.as_str())) {
-            // What it held by the newest facts, while it is still among the pods.
-            self.refresh(node);
-            if let Some(entry) = self.entries.get_mut(node.0 as usize) {
-                entry.remove_pod(now, &pod);
-            }
-            self.dirty.push(node);
+        if let Some(node) = pod.node.as_ref().and_then(|node| self.nodes.find(node.as_str())) {
+            // What it held by the newest facts, while it is still in the store.
+            self.settle_node(node);
+            self.nodes.remove_pod(now, node, &pod);
         }
         self.pods.remove(uid);
     }
 
-    /// A node was seen, with what kubelet advertises of the watched resources.
+    /// A pod that asks for no watched resource was observed.
+    pub fn other_pod_applied(&mut self, mut pod: OtherPod) {
+        self.lists.observe(Source::Pods, pod.uid.as_str());
+        self.keep_claim(&pod.uid, &mut pod.claim);
+        let node = match &pod.stage {
+            Stage::Bound(node) => Some(self.nodes.number(node)),
+            _ => None,
+        };
+        self.tell_other_pod(&pod);
+        // A pod without a node matters to its gang only, and to that also after its end.
+        let uid = pod.uid.clone();
+        if node.is_none() && pod.claim.is_none() {
+            self.resources.remove(&uid);
+        } else {
+            self.resources.insert(uid, PodRecord::of_other_pod(pod, node));
+        }
+    }
+
+    /// A pod that asks for no watched resource was deleted.
+    pub fn other_pod_gone(&mut self, uid: &PodUid) {
+        self.depart(uid);
+        self.tell_gone(uid);
+        self.resources.remove(uid);
+    }
+
+    /// A Node object was observed, with what kubelet advertises of the watched resources.
     pub fn node_applied(&mut self, name: &NodeName, advertised: Vec<(ResourceName, u32)>) {
-        self.seen(Source::Nodes, name.as_str());
-        let node = self.node(name);
-        if let Some(entry) = self.entries.get_mut(node.0 as usize)
-            && entry.advertised.as_ref() != Some(&advertised)
-        {
-            let before = entry.advertised.as_deref().unwrap_or_default();
-            self.changed |= self.managed.advertised(before, &advertised);
-            entry.advertised = Some(advertised);
-            self.dirty.push(node);
+        self.lists.observe(Source::Nodes, name.as_str());
+        let node = self.nodes.number(name);
+        if self.nodes.set_advertised(node, Some(advertised)) {
             self.forget_resources();
         }
     }
 
-    /// A node was deleted.
+    /// The labels, taints and capacity of a node were observed.
+    pub fn node_described(&mut self, facts: Arc<NodeFacts>) {
+        let node = self.nodes.number(&NodeName::from(&*facts.name));
+        self.describe(node, Some(facts));
+    }
+
+    fn describe(&mut self, node: NodeIx, facts: Option<Arc<NodeFacts>>) {
+        if self.resources.describe(node, facts) && self.nodes.has_inventory(node) {
+            self.gangs.reshaped();
+        }
+    }
+
+    /// A Node object was deleted.
     pub fn node_deleted(&mut self, name: &str) {
-        if let Some(node) = self.names.get(name)
-            && let Some(entry) = self.entries.get_mut(node.0 as usize)
-        {
-            let before = entry.advertised.take().unwrap_or_default();
-            self.changed |= self.managed.advertised(&before, &[]);
-            self.node_gone(node);
-            self.dirty.push(node);
+        if let Some(node) = self.nodes.find(name) {
+            self.nodes.set_advertised(node, None);
+            self.describe(node, None);
             self.forget_resources();
         }
     }
 
-    /// A GpuNode was seen.
+    /// A GpuNode was observed.
     pub fn inventory_applied(&mut self, name: &NodeName, inventory: Inventory) {
-        self.seen(Source::GpuNodes, name.as_str());
-        let node = self.node(name);
-        if let Some(entry) = self.entries.get_mut(node.0 as usize)
-            && entry.inventory.as_ref() != Some(&inventory)
-        {
-            self.changed |= self.managed.published(entry.inventory.as_ref(), Some(&inventory));
-            let before = entry.inventory.as_ref();
-            if before.is_none_or(|before| inventory.counts_otherwise(before)) {
-                self.gangs.reshaped();
-            }
-            if before.is_none_or(|before| inventory.serves_otherwise(before)) {
-                // Devices go by other numbers now: whether some came free cannot be seen from the account, and what is held by
-                // number would be taken for other devices.
-                self.waiting.gained(node);
-                self.binds.drop_holds_on(node);
-                self.changed = true;
-            }
-            entry.inventory = Some(inventory);
-            self.dirty.push(node);
-            self.forget_resources();
-        }
+        self.lists.observe(Source::GpuNodes, name.as_str());
+        let node = self.nodes.number(name);
+        self.set_inventory(node, Some(inventory));
     }
 
     /// A GpuNode was deleted.
     pub fn inventory_deleted(&mut self, name: &str) {
-        if let Some(node) = self.names.get(name)
-            && let Some(entry) = self.entries.get_mut(node.0 as usize)
-        {
-            self.changed |= self.managed.published(entry.inventory.as_ref(), None);
-            if entry.inventory.take().is_some() {
-                self.gangs.reshaped();
-            }
-            self.dirty.push(node);
-            self.forget_resources();
+        if let Some(node) = self.nodes.find(name) {
+            self.set_inventory(node, None);
         }
     }
 
-    /// Resources that no node has any more are managed no longer than pods ask for them.
+    fn set_inventory(&mut self, node: NodeIx, inventory: Option<Inventory>) {
+        let Some(change) = self.nodes.set_inventory(node, inventory) else {
+            return;
+        };
+        if change.totals {
+            self.gangs.reshaped();
+        }
+        if change.numbers {
+            // The ledger cannot show whether devices came free, and holds by number would be on other devices.
+            self.unschedulable.gained(node);
+            self.reservations.drop_holds_on(node);
+        }
+        self.forget_resources();
+    }
+
+    /// Resources that no node has any more are managed only as long as pods ask for them.
     fn forget_resources(&mut self) {
-        if !self.managed.is_outdated() {
+        let (pods, gangs) = (&self.pods, &self.gangs);
+        self.nodes
+            .forget_resources(|resource| pods.ask_for(resource) || gangs.ask_for(resource));
+    }
+
+    /// All claims of volumes, each with its volume if it is bound to one.
+    pub fn volume_claims_listed(&mut self, claims: Vec<(Claim, Option<Arc<str>>)>) {
+        self.volumes.set_claims(claims);
+    }
+
+    /// A claim of a volume is bound to this one, or to none any more.
+    pub fn volume_claim_seen(&mut self, claim: Claim, volume: Option<Arc<str>>) {
+        self.volumes.set_claim(claim, volume);
+    }
+
+    /// All volumes, each with the terms of which a node must meet one to reach it; `None`: every node reaches it.
+    pub fn volumes_listed(&mut self, volumes: impl Iterator<Item = (Arc<str>, Option<Reach>)>) {
+        self.volumes.set_volumes(volumes);
+    }
+
+    /// The terms of a volume; `None`: every node reaches it, or it is gone.
+    pub fn volume_seen(&mut self, volume: Arc<str>, reach: Option<Reach>) {
+        self.volumes.set_volume(volume, reach);
+    }
+
+    /// The disruption budgets; `None` while they are unknown: then no pod is preempted.
+    pub fn budgets_seen(&mut self, budgets: Option<Vec<Disruptions>>) {
+        if self.budgets.set(budgets) {
+            self.gangs.unprotected();
+        }
+    }
+
+    /// Whether the disruption budgets are known.
+    pub(crate) fn knows_budgets(&self) -> bool {
+        self.budgets.are_known()
+    }
+
+    /// A scheduler called for a pod of its own: its pods count, whatever `--scheduler-name` says.
+    pub fn record_scheduler(&mut self, name: &str) {
+        if !self.schedulers.record(name) {
             return;
         }
-        let (pods, gangs) = (&self.pods, &self.gangs);
-        let asked = |resource: &ResourceName| {
-            let mut all = pods.values().map(|pod| &**pod).chain(gangs.heard());
-            all.any(|pod| pod.devices(resource.as_str()) > 0)
-        };
-        self.changed |= self.managed.forget(asked);
+        tracing::warn!(
+            scheduler = name,
+            "a scheduler calls that --scheduler-name does not name: its gangs wait for its next call after every restart; add its name"
+        );
+        self.changed = true;
+        let mut pods = self.pods.sorted();
+        pods.retain(|pod| *pod.scheduler == *name && pod.node.is_none());
+        for pod in pods {
+            self.tell_pod(&pod);
+            self.observe_waiting(&pod);
+        }
     }
 
-    /// Lets time pass. `contact` is when the API server last answered: devices of vanished pods are given free only by facts newer
-    /// than the quarantine.
+    /// A call for a bind that has a grant ended.
+    pub fn finish(&mut self, now: Instant, target: &Target, outcome: Outcome) {
+        self.reservations.finish(now, &mut self.nodes, target, outcome);
+    }
+
+    /// Lets time pass. `contact` is when the API server last answered: devices of pods that disappeared are released only by facts newer than
+    /// their quarantine.
     pub fn tick(&mut self, now: Instant, contact: Instant) {
         self.moment(now);
         self.tick_gangs();
         self.forget_resources();
         let steady = self.note_contact(contact);
-        for (number, entry) in (0..).zip(&mut self.entries) {
-            if entry.forget_left(now, contact, steady) {
-                self.dirty.push(NodeIx(number));
-            }
-        }
-        let never = self
-            .binds
-            .expire(now, contact, &self.pods, &mut self.entries, &mut self.dirty);
-        for uid in never {
+        self.nodes.end_quarantines(now, contact, steady);
+        let (nodes, pods) = (&mut self.nodes, &self.pods);
+        for uid in self.reservations.expire(now, contact, nodes, pods) {
             self.may_move(&uid);
         }
-        for uid in self.binds.expired_holds(now) {
-            self.drop_hold(&uid);
-        }
+        self.reservations.expire_holds(now, &mut self.nodes);
     }
 
-    /// Since when contact has been made without a gap.
+    /// Since when the API server has answered without a gap.
     fn note_contact(&mut self, contact: Instant) -> Instant {
         let steady = match self.contact {
             Some((last, since)) if contact.saturating_duration_since(last) <= GAP => since,
@@ -329,34 +476,35 @@ impl Index {
         steady
     }
 
-    /// Works out what has changed and makes a new snapshot if anything a decision looks at did; whether it did.
+    /// Computes what changed, and publishes a snapshot if it shows any of it. True if it does.
     pub fn publish(&mut self) -> bool {
-        self.settle_rooms();
+        self.settle_resources();
         self.settle_gangs();
-        self.work_out();
+        self.settle_nodes();
         self.look_at_places();
-        self.work_out();
+        self.settle_nodes();
         self.keep_for_the_head();
-        self.changed |= self.waiting.take_promised();
+        self.changed |= self.unschedulable.take_nominations_changed();
+        self.changed |= self.lists.take_changed();
+        self.changed |= self.nodes.take_changed();
+        self.changed |= self.reservations.take_changed();
         if !std::mem::take(&mut self.changed) {
             return false;
         }
         self.compact();
-        self.generation += 1;
-        self.waiting.published(self.generation);
-        self.published = Arc::new(Snapshot {
-            generation: self.generation,
+        let generation = self.published.generation + 1;
+        self.unschedulable.published(generation);
+        let mut snapshot = Snapshot {
+            generation,
             synced: self.is_synced(),
-            managed: self.managed.managed(),
-            offered: self.managed.offered(),
-            names: Arc::clone(&self.names),
-            nodes: self.slots.clone(),
-            classes: self.classes.shared(),
-            holds: self.binds.holds(),
+            holds: self.reservations.holds().shared(),
             kept: self.kept(),
             promised: self.promised(),
-            schedulers: self.schedulers.all(),
-        });
+            schedulers: self.schedulers.shared(),
+            ..Snapshot::default()
+        };
+        self.nodes.fill(&mut snapshot);
+        self.published = Arc::new(snapshot);
         true
     }
 
@@ -365,17 +513,103 @@ impl Index {
         &self.published
     }
 
-    fn is_synced(&self) -> bool {
-        self.synced.len() == Source::ALL.len()
+    /// Brings node resources and fabric up to date, and the needs of pods for which labels in terms or volumes changed. Before anything is
+    /// planned.
+    fn settle_resources(&mut self) {
+        self.resources.forget_labels(self.gangs.reported_needs());
+        let (labels, volumes) = (self.resources.take_labels_changed(), self.volumes.take_changed());
+        if labels || volumes {
+            let waiting = self.pods.iter().filter(|pod| pod.node.is_none());
+            let waiting = waiting.filter(|pod| labels || !pod.volume_claims.is_empty());
+            let waiting: Vec<PodFacts> = waiting.map(|pod| PodFacts::clone(pod)).collect();
+            for mut pod in waiting {
+                let before = Arc::clone(&pod.needs);
+                self.complete_needs(&mut pod);
+                if pod.needs != before {
+                    self.set_pod(pod);
+                    // A gang that was refused for the needs before.
+                    self.gangs.gained();
+                }
+            }
+        }
+        // While nodes are being listed, each batch has more of them.
+        let listing = self.lists.is_listing(Source::Nodes);
+        if self.resources.settle(self.nodes.len(), !listing) {
+            // Nodes that came while they were listed were in no domain that a gang could be planned in.
+            self.gangs.reshaped();
+        }
     }
 
-    fn work_out(&mut self) {
-        let mut dirty = std::mem::take(&mut self.dirty);
-        dirty.sort_unstable();
-        dirty.dedup();
-        for node in dirty {
-            self.refresh(node);
+    fn settle_nodes(&mut self) {
+        for node in self.nodes.take_marked() {
+            self.settle_node(node);
         }
+    }
+
+    /// Computes the ledger and the class of one node.
+    fn settle_node(&mut self, node: NodeIx) {
+        let held = self.reservations.holds().on(node);
+        let Some(change) = self.nodes.settle(node, self.now.at, &self.pods, &held) else {
+            return;
+        };
+        let opened = change.became_foreign && self.options.foreign == ForeignNodes::Allow;
+        if opened || change.gained {
+            self.unschedulable.gained(node);
+            self.gangs.gained();
+        }
+        if change.has_gang_reservations {
+            self.gangs.suspect(node);
+        }
+        if change.unassigned_gained {
+            self.idles(node);
+        }
+    }
+
+    /// Gives up numbers of deleted nodes, so that a cluster with changing nodes does not grow without end.
+    fn compact(&mut self) {
+        let resources = &self.resources;
+        let renumbering = self.nodes.compact(|node| resources.is_used(node));
+        if let Some(renumbering) = renumbering {
+            self.reservations.renumber(&renumbering);
+            self.unschedulable.renumber(&renumbering);
+            self.resources.renumber(&renumbering, self.nodes.len());
+            self.gangs.renumber(&renumbering);
+        }
+    }
+
+    /// Nodes that kube-scheduler nominated for single pods, for decisions about others.
+    fn promised(&self) -> Option<Arc<Promised>> {
+        let managed = self.nodes.resources().managed();
+        let promise = |(uid, node): (&PodUid, &NodeName)| {
+            let pod = self.pods.get(uid)?;
+            let request = pod.request.as_ref().ok()?;
+            Some(Promise {
+                node: self.nodes.find(node.as_str())?,
+                priority: pod.priority,
+                request: request.of(&managed),
+            })
+        };
+        Promised::new(self.unschedulable.nominated().filter_map(promise).collect())
+    }
+
+    /// Whether a nomination ended. Pods that were refused for it may fit now.
+    fn end_nominations(&mut self) -> bool {
+        let nodes = self.unschedulable.take_denominated(self.now.at);
+        for node in nodes.iter().filter_map(|node| self.nodes.find(node.as_str())) {
+            self.unschedulable.gained(node);
+        }
+        !nodes.is_empty()
+    }
+
+    /// Whether more fits on a node with devices than when this was last called.
+    fn take_resources_gained(&mut self) -> bool {
+        let gained = self.resources.take_gained();
+        gained.into_iter().any(|node| self.nodes.has_inventory(node))
+    }
+
+    /// The resources of a node besides devices.
+    pub fn node_resources(&self, node: NodeIx) -> Option<&Room> {
+        self.resources.get(node)
     }
 
     /// The pod of a UID.
@@ -383,84 +617,34 @@ impl Index {
         self.pods.get(uid)
     }
 
+    /// The pod of a name.
+    pub fn find_pod(&self, namespace: &str, name: &str) -> Option<&Arc<PodFacts>> {
+        self.pods.find(namespace, name)
+    }
+
+    /// The names of the pods of a namespace.
+    pub fn pod_names(&self, namespace: &str) -> Vec<String> {
+        self.pods.names(namespace)
+    }
+
+    /// The namespaces that have pods.
+    pub fn namespaces(&self) -> BTreeSet<Arc<str>> {
+        self.pods.namespaces()
+    }
+
+    /// The fabric as of the last publication.
+    pub fn fabric(&self) -> &Fabric {
+        self.resources.fabric()
+    }
+
     /// Pods, and what became of all devices, for metrics.
     pub fn totals(&self) -> (usize, Totals) {
-        let mut totals = Totals::default();
-        for entry in &self.entries {
-            totals.add(entry);
-        }
-        (self.pods.len(), totals)
+        (self.pods.len(), self.nodes.totals())
     }
 
     /// How many intents could not be followed so far, by fault.
     pub fn faults(&self) -> &HashMap<FaultKind, u64> {
-        &self.faults
-    }
-
-    /// Works out one node's account and class.
-    fn refresh(&mut self, node: NodeIx) {
-        let Some(entry) = self.entries.get_mut(node.0 as usize) else {
-            return;
-        };
-        let before: Vec<_> = entry
-            .account
-            .pools
-            .iter()
-            .map(|balance| balance.free.clone())
-            .collect();
-        for fault in entry.settle(&self.pods) {
-            *self.faults.entry(fault.kind).or_default() += 1;
-            tracing::warn!(node = %entry.name, fault = ?fault.kind, "{}", fault.words);
-        }
-        let lingered = if entry.has_idle() {
-            entry.lingering.len()
-        } else {
-            0
-        };
-        entry.mark_lingering(self.now.at);
-        let left = lingered > entry.lingering.len();
-        let standing = entry.standing(&self.binds.held_on(node));
-        let opens = matches!(standing, Standing::Foreign { .. })
-            && self.options.foreign == ForeignNodes::Allow
-            && !self
-                .slots
-                .get(node.0 as usize)
-                .is_some_and(|class| self.classes.is_foreign(*class));
-        if opens || entry.gained(&before) {
-            self.waiting.gained(node);
-            self.gangs.gained();
-        }
-        if !entry.places.is_empty() {
-            self.gangs.suspects.insert(node);
-        }
-        if left {
-            self.idles(node);
-        }
-        let class = self.classes.of(standing);
-        if let Some(slot) = self.slots.get_mut(node.0 as usize)
-            && *slot != class
-        {
-            *slot = class;
-            self.changed = true;
-        }
-    }
-
-    fn node(&mut self, name: &NodeName) -> NodeIx {
-        if let Some(known) = self.names.get(name.as_str()) {
-            return known;
-        }
-        let number = Arc::make_mut(&mut self.names).number(name);
-        self.entries.push(Entry::new(name.clone()));
-        self.slots.push(Classes::GONE);
-        self.changed = true;
-        number
-    }
-
-    fn drop_hold(&mut self, uid: &PodUid) {
-        if let Some(node) = self.binds.drop_hold(uid) {
-            self.dirty.push(node);
-            self.changed = true;
-        }
+        self.nodes.faults()
     }
 }
 

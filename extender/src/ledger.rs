@@ -1,5 +1,5 @@
-//! The account of one node's devices: intent (grants, binds in flight) united with truth (what kubelet and the plugin report).
-//! A device is free only if it is healthy and nobody at all may hold it. Pure: the same facts in any order give the same account.
+//! The ledger of one node's devices: intent (grants, binds in flight) united with truth (what kubelet and the plugin report).
+//! A device is free only if it is healthy and no pod can hold it. Pure: the same facts in any order give the same ledger.
 
 use gantry_api::{DeviceId, Grant, NodeName, PodUid, ResourceName};
 
@@ -8,30 +8,30 @@ use crate::inventory::{Inventory, Pool};
 use crate::pod::PodFacts;
 use crate::site::Site;
 
-/// Devices set aside for a bind whose pod does not show them yet. By resource, so that it survives a change of inventory.
+/// Devices by resource and ID, which stay valid when the inventory changes.
 pub(crate) type Devices = Vec<(ResourceName, Vec<DeviceId>)>;
 
-/// Who holds what on a node, and what is left.
+/// The devices of one node: what each pod holds, and what is left.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct Account {
+pub(crate) struct Ledger {
     /// By pool.
-    pub pools: Vec<Balance>,
+    pub pools: Vec<PoolLedger>,
     /// What each live pod holds by pool, in bind order.
     pub pods: Vec<(PodUid, Vec<DeviceSet>)>,
-    /// What is wrong, sorted by pod.
+    /// Intents that cannot be followed, sorted by pod.
     pub faults: Vec<Fault>,
 }
 
-/// One pool's devices by what keeps them.
+/// The devices of one pool.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct Balance {
-    /// Live pods.
+pub(crate) struct PoolLedger {
+    /// Held by live pods.
     pub held: DeviceSet,
-    /// Binds in flight, and places kept for gangs.
+    /// Reserved for binds in flight and for gangs.
     pub reserved: DeviceSet,
-    /// Pods that are gone, whose processes perhaps are not.
+    /// Of deleted pods that may still have processes.
     pub leaving: DeviceSet,
-    /// Nobody, and healthy.
+    /// Healthy, and neither held, reserved nor leaving.
     pub free: DeviceSet,
 }
 
@@ -42,73 +42,75 @@ pub(crate) struct Fault {
     pub pod: PodUid,
     /// What is wrong.
     pub kind: FaultKind,
-    /// The same in words.
+    /// The same as text.
     pub words: String,
 }
 
-/// What can be wrong with an intent.
+/// Why an intent cannot be followed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum FaultKind {
-    /// The annotation is not a grant for this pod on this node: somebody wrote, copied or changed it.
+    /// The annotation is not a grant for this pod on this node: another client wrote, copied or changed it.
     Void,
     /// It names devices that the node does not have.
     UnknownDevices,
     /// It gives another number of devices than the pod asks for.
     Size,
-    /// Another pod holds some of its devices: an older grant, or by kubelet's word.
+    /// Another pod holds some of its devices, by an older grant or by kubelet's report.
     Displaced,
 }
 
-/// Works out the account of a node.
-///
-/// `pods` are the live pods bound to it, in bind order (see [`PodFacts::order`]); `reserved` the binds in flight and the
-/// places kept for gangs; `leaving` what pods held that went without their end being seen.
-///
-/// 1. What kubelet reports is true. A pod it reports in full, by UID, holds exactly that: its grant is spent, however the sets
-///    went round among pods (two pods that got each other's sets are swapped by this).
-/// 2. A pod it reports in part, or by name only, holds that and its grant.
-/// 3. Where grants overlap, or kubelet gave a granted device to another pod, the older grant and kubelet win. The loser is held to
-///    take as many others, the best that are free: what the plugin would choose for it.
-/// 4. So does a pod without a grant that may be followed. Thus every live pod counts for as many devices as it asks for.
-/// 5. While the plugin does not serve, nothing is free.
-pub(crate) fn settle(
-    node: &NodeName,
-    inventory: &Inventory,
-    pods: &[&PodFacts],
-    reserved: &[&Devices],
-    leaving: &[&Devices],
-) -> Account {
-    let pools = inventory.pools.len();
-    let mut account = Account {
-        pools: vec![Balance::default(); pools],
-        pods: pods
-            .iter()
-            .map(|pod| (pod.uid.clone(), vec![DeviceSet::EMPTY; pools]))
-            .collect(),
-        faults: Vec::new(),
-    };
-    let truths = Truths::collect(inventory, pods);
-    for (index, pool) in inventory.pools.iter().enumerate() {
-        let claims = claims(node, (index, pool), pods, &truths, &mut account.faults);
-        let balance = &mut account.pools[index];
-        balance.reserved = sets(pool, reserved);
-        balance.leaving = &sets(pool, leaving) | &truths.leaving[index];
-        settle_pool(
-            pool.site(&inventory.kind),
-            (index, pool),
-            pods,
-            &claims,
-            &truths,
-            balance,
-            &mut account.pods,
-            &mut account.faults,
-        );
-        if inventory.not_ready.is_some() {
-            account.pools[index].free = DeviceSet::EMPTY;
+impl Ledger {
+    /// Computes the ledger of a node.
+    ///
+    /// `pods` are the live pods bound to it, in bind order (see [`PodFacts::order`]); `reserved` the devices of binds in flight and of gangs;
+    /// `leaving` those of pods that disappeared before their end was observed.
+    ///
+    /// 1. What kubelet reports is true. A pod that is reported in full, by UID, holds exactly that and its grant is spent, also when pods got
+    ///    each other's sets (this swaps them).
+    /// 2. A pod that is reported in part, or by name only, holds that and its grant.
+    /// 3. Where grants overlap, or kubelet gave a granted device to another pod, the older grant and kubelet win. The loser is taken to hold as
+    ///    many other devices, the best that are free: the ones that the plugin would choose for it.
+    /// 4. The same applies to a pod without a valid grant. So every live pod counts for as many devices as it asks for.
+    /// 5. While the plugin does not serve, nothing is free.
+    pub(crate) fn settle(
+        node: &NodeName,
+        inventory: &Inventory,
+        pods: &[&PodFacts],
+        reserved: &[&Devices],
+        leaving: &[&Devices],
+    ) -> Self {
+        let pools = inventory.pools.len();
+        let mut ledger = Self {
+            pools: vec![PoolLedger::default(); pools],
+            pods: pods
+                .iter()
+                .map(|pod| (pod.uid.clone(), vec![DeviceSet::EMPTY; pools]))
+                .collect(),
+            faults: Vec::new(),
+        };
+        let reports = Reports::collect(inventory, pods);
+        for (index, pool) in inventory.pools.iter().enumerate() {
+            let granted = grants(node, (index, pool), pods, &reports, &mut ledger.faults);
+            let pool_ledger = &mut ledger.pools[index];
+            pool_ledger.reserved = sets(pool, reserved);
+            pool_ledger.leaving = &sets(pool, leaving) | &reports.leaving[index];
+            settle_pool(
+                pool.site(&inventory.kind),
+                (index, pool),
+                pods,
+                &granted,
+                &reports,
+                pool_ledger,
+                &mut ledger.pods,
+                &mut ledger.faults,
+            );
+            if inventory.not_ready.is_some() {
+                ledger.pools[index].free = DeviceSet::EMPTY;
+            }
         }
+        ledger.faults.sort_unstable();
+        ledger
     }
-    account.faults.sort_unstable();
-    account
 }
 
 fn sets(pool: &Pool, sets: &[&Devices]) -> DeviceSet {
@@ -119,34 +121,34 @@ fn sets(pool: &Pool, sets: &[&Devices]) -> DeviceSet {
     all
 }
 
-/// What kubelet and the plugin report, sorted out among the live pods.
-struct Truths {
+/// What kubelet and the plugin report, by live pod.
+struct Reports {
     /// By pod, then pool.
-    pods: Vec<Vec<Truth>>,
-    /// By pool: held by somebody who is no live pod.
+    pods: Vec<Vec<Report>>,
+    /// By pool: held by anything but a live pod.
     leaving: Vec<DeviceSet>,
 }
 
 #[derive(Debug, Clone, Default)]
-struct Truth {
-    /// The plugin's word, by UID.
+struct Report {
+    /// Reported by the plugin with the UID of the pod.
     by_uid: DeviceSet,
-    /// The plugin's word by name only, or the pod's own status. A name may still be that of a pod before this one.
-    besides: DeviceSet,
+    /// Reported by name only, or by the pod's own status. The name may still be that of an earlier pod.
+    by_name: DeviceSet,
 }
 
-impl Truth {
-    /// Whether kubelet reports all that a pod asks for, by UID, and nothing else is said of it.
+impl Report {
+    /// Whether kubelet reports all that a pod asks for by UID, and nothing else by name.
     fn is_complete(&self, asked: usize) -> bool {
-        self.by_uid.len() >= asked && self.besides.is_subset(&self.by_uid)
+        self.by_uid.len() >= asked && self.by_name.is_subset(&self.by_uid)
     }
 }
 
-impl Truths {
+impl Reports {
     fn collect(inventory: &Inventory, pods: &[&PodFacts]) -> Self {
         let pools = inventory.pools.len();
-        let mut truths = Self {
-            pods: vec![vec![Truth::default(); pools]; pods.len()],
+        let mut reports = Self {
+            pods: vec![vec![Report::default(); pools]; pods.len()],
             leaving: vec![DeviceSet::EMPTY; pools],
         };
         for held in &inventory.holders {
@@ -156,27 +158,27 @@ impl Truths {
             });
             match holder {
                 Some(pod) if !held.quarantined => {
-                    let truth = &mut truths.pods[pod][held.pool];
+                    let report = &mut reports.pods[pod][held.pool];
                     if held.uid.is_some() {
-                        truth.by_uid.add(&held.devices);
+                        report.by_uid.add(&held.devices);
                     } else {
-                        truth.besides.add(&held.devices);
+                        report.by_name.add(&held.devices);
                     }
                 }
-                _ => truths.leaving[held.pool].add(&held.devices),
+                _ => reports.leaving[held.pool].add(&held.devices),
             }
         }
-        for (pod, truth) in pods.iter().zip(&mut truths.pods) {
-            for (pool, truth) in inventory.pools.iter().zip(truth) {
+        for (pod, report) in pods.iter().zip(&mut reports.pods) {
+            for (pool, report) in inventory.pools.iter().zip(report) {
                 let reported = pod
                     .allocated
                     .iter()
                     .filter(|(resource, _)| *resource == pool.resource)
                     .map(|(_, device)| device);
-                truth.besides.add(&pool.find(reported).0);
+                report.by_name.add(&pool.find(reported).0);
             }
         }
-        truths
+        reports
     }
 }
 
@@ -184,19 +186,19 @@ fn asked_of(pod: &PodFacts, pool: &Pool) -> usize {
     usize::try_from(pod.devices(pool.resource.as_str())).unwrap_or(usize::MAX)
 }
 
-/// What each pod's grant gives it of a pool, if the grant may be followed; what is wrong otherwise. Grants that are spent are not read:
-/// those of most pods, on every change of their node.
-fn claims(
+/// What the grant of each pod gives it of a pool. A grant that cannot be followed is a fault. Spent grants are not read: most pods have
+/// one, and this runs on every change of the node.
+fn grants(
     node: &NodeName,
     (index, pool): (usize, &Pool),
     pods: &[&PodFacts],
-    truths: &Truths,
+    reports: &Reports,
     faults: &mut Vec<Fault>,
 ) -> Vec<Option<DeviceSet>> {
-    let mut claim = |number: usize, pod: &PodFacts| {
+    let mut grant_of = |number: usize, pod: &PodFacts| {
         let text = pod.grant.as_deref()?;
         let asked = asked_of(pod, pool);
-        if truths.pods[number][index].is_complete(asked) {
+        if reports.pods[number][index].is_complete(asked) {
             return None;
         }
         let mut fault = |kind, words: String| {
@@ -244,35 +246,35 @@ fn claims(
         Some(devices)
     };
     let numbered = pods.iter().enumerate();
-    numbered.map(|(number, pod)| claim(number, pod)).collect()
+    numbered.map(|(number, pod)| grant_of(number, pod)).collect()
 }
 
 #[expect(
     clippy::too_many_arguments,
-    reason = "one pool's view of what settle() has collected"
+    reason = "one pool's part of what settle() has collected"
 )]
 fn settle_pool(
     site: Site<'_>,
     (index, pool): (usize, &Pool),
     pods: &[&PodFacts],
-    claims: &[Option<DeviceSet>],
-    truths: &Truths,
-    balance: &mut Balance,
+    grants: &[Option<DeviceSet>],
+    reports: &Reports,
+    ledger: &mut PoolLedger,
     held: &mut [(PodUid, Vec<DeviceSet>)],
     faults: &mut Vec<Fault>,
 ) {
-    let truth = |pod: usize| &truths.pods[pod][index];
-    let known = |pod: usize| &truth(pod).by_uid | &truth(pod).besides;
-    let mut all_true = DeviceSet::EMPTY;
-    (0..pods.len()).for_each(|pod| all_true.add(&known(pod)));
+    let report = |pod: usize| &reports.pods[pod][index];
+    let known = |pod: usize| &report(pod).by_uid | &report(pod).by_name;
+    let mut all_reported = DeviceSet::EMPTY;
+    (0..pods.len()).for_each(|pod| all_reported.add(&known(pod)));
     let mut missing = Vec::new();
     let mut granted = DeviceSet::EMPTY;
     for (pod, facts) in pods.iter().enumerate() {
         let asked = asked_of(facts, pool);
         let mut holds = known(pod);
-        if let Some(claim) = &claims[pod] {
-            let others = &(&all_true - &holds) | &granted;
-            let lost = claim & &others;
+        if let Some(grant) = &grants[pod] {
+            let others = &(&all_reported - &holds) | &granted;
+            let lost = grant & &others;
             if !lost.is_empty() {
                 faults.push(Fault {
                     pod: facts.uid.clone(),
@@ -285,7 +287,7 @@ fn settle_pool(
                     ),
                 });
             }
-            holds.add(&(claim - &others));
+            holds.add(&(grant - &others));
         }
         granted.add(&holds);
         if holds.len() < asked {
@@ -294,18 +296,18 @@ fn settle_pool(
         held[pod].1[index] = holds;
     }
     let mut free = pool.healthy.clone();
-    for taken in [&granted, &balance.reserved, &balance.leaving] {
+    for taken in [&granted, &ledger.reserved, &ledger.leaving] {
         free.remove(taken);
     }
     for (pod, count) in missing {
-        // Fewer may be left than it lacks: then it lacks them on the node, too.
+        // Fewer may be free than it lacks: then the node lacks them as well.
         let expected = site.best(&free, count.min(free.len())).unwrap_or_default();
         held[pod].1[index].add(&expected);
         granted.add(&expected);
         free.remove(&expected);
     }
-    balance.held = granted;
-    balance.free = free;
+    ledger.held = granted;
+    ledger.free = free;
 }
 
 #[cfg(test)]

@@ -122,7 +122,6 @@ pub async fn run(args: Args, shutdown: CancellationToken) -> anyhow::Result<()> 
             binder: writers.binder.clone(),
             store: Arc::clone(&store),
             watched,
-            options,
             metrics: Arc::clone(&writers.metrics),
         },
         contact,

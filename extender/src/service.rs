@@ -3,17 +3,16 @@
 
 use std::sync::Arc;
 
-use gantry_api::{NodeName, PodUid, ResourceName, names};
-use gantry_gang::protocol::Answer;
+use gantry_api::{ResourceName, names};
 use serde::Deserialize;
 
 use crate::bind::Binder;
-use crate::decide::{self, Candidates as _, Filtered, Options};
-use crate::index::{Belongs, Parked, Store, Target};
+use crate::decide::{Candidates as _, Filtered};
+use crate::index::{SchedulingCall, Store, Target};
 use crate::metrics::{Decision, Metrics};
 use crate::pod::{PodFacts, SlimPod};
 use crate::request::{Request, RequestError};
-use crate::snapshot::{NodeIx, Snapshot};
+use crate::snapshot::Snapshot;
 use crate::watched::Watched;
 use crate::wire::{
     self, CandidateNodes, ExtenderArgs, ExtenderBindingArgs, ExtenderPreemptionArgs, Node, NodeObject, Pod,
@@ -28,8 +27,6 @@ pub struct Service {
     pub binder: Binder,
     /// Resources looked at.
     pub watched: Watched,
-    /// What the operator chose.
-    pub options: Options,
     /// Metrics.
     pub metrics: Arc<Metrics>,
 }
@@ -59,82 +56,23 @@ impl Service {
         let args: ExtenderArgs<'_> = read("filter", body)?;
         let candidates = candidates("filter", args.nodes, args.node_names)?;
         let snapshot = self.store.snapshot();
-        let outcome;
-        let answer = match self.request(&args.pod, &snapshot)? {
-            // Not ours to say anything about, whatever state we are in.
-            Ok(request) if request.is_empty() => {
-                outcome = "ignored";
-                Filtered::all_passed(candidates.len())
-            }
+        let (answer, outcome) = match self.request(&args.pod, &snapshot)? {
+            // The pod asks for no managed resource: it passes in every state of the cluster.
+            Ok(request) if request.is_empty() => (Filtered::all_passed(candidates.len()), "ignored"),
             Err(error) => {
-                outcome = "none";
-                Filtered::all_refused(candidates.len(), format!("node(s) not looked at: {error}"))
+                let reason = format!("node(s) not looked at: {error}");
+                (Filtered::all_refused(candidates.len(), reason), "none")
             }
             Ok(request) => {
-                self.meet(&args.pod, &snapshot);
-                let answer = self.decide(body, &args.pod, request, &candidates, &snapshot);
-                outcome = if answer.passed.is_empty() { "none" } else { "some" };
-                answer
+                let read_pod = || self.read_pod(body);
+                let call = call(&args.pod, request, &snapshot, &read_pod);
+                let answer = self.store.filter(&call, &candidates);
+                let outcome = if answer.passed.is_empty() { "none" } else { "some" };
+                (answer, outcome)
             }
         };
-        let decision = Decision {
-            verb: "filter",
-            outcome,
-        };
-        self.metrics.decisions.get_or_create(&decision).inc();
+        self.count("filter", outcome);
         Ok(wire::filter_answer(&candidates, &answer))
-    }
-
-    fn decide(
-        &self,
-        body: &[u8],
-        pod: &Pod<'_>,
-        request: Request,
-        candidates: &CandidateNodes<'_>,
-        snapshot: &Snapshot,
-    ) -> Filtered {
-        let nodes = decide::locate(snapshot, candidates);
-        let uid = uid(pod);
-        let simulated = decide::is_simulation(candidates, &nodes);
-        if !simulated && !uid.is_empty() {
-            match self.gang(body, uid, candidates, &nodes) {
-                Answer::Single => {}
-                Answer::Node(node) => return only(candidates, &node),
-                Answer::Wait(why) => return Filtered::all_refused(candidates.len(), why.to_string()),
-            }
-        }
-        let mut answer = decide::filter(snapshot, self.options, &request, candidates, &nodes);
-        let priority = pod.spec.as_ref().and_then(|spec| spec.priority).unwrap_or(0);
-        if let Some(kept) = &snapshot.kept
-            && priority <= kept.priority
-        {
-            answer.keep_off(kept, &nodes);
-        }
-        if let Some(promised) = &snapshot.promised {
-            answer.leave_promised(promised, snapshot, &nodes, (priority, &request));
-        }
-        if answer.simulated || uid.is_empty() {
-            return answer;
-        }
-        let uid = PodUid::from(uid);
-        if answer.passed.is_empty() {
-            if !answer.refused.is_empty() {
-                let parked = Parked {
-                    namespace: text(pod.metadata.namespace.as_ref()).into(),
-                    name: text(pod.metadata.name.as_ref()).into(),
-                    request: Arc::new(request),
-                    generation: snapshot.generation,
-                };
-                self.store.note(|index| index.park(uid, parked));
-            }
-        } else if let [only] = answer.passed[..] {
-            // kube-scheduler asks no further: it goes there.
-            let name = candidates.name(only as usize);
-            self.hold(&uid, request, name);
-        } else if self.store.read(|index| index.is_parked(uid.as_str())) {
-            self.store.note(|index| index.unpark(&uid));
-        }
-        answer
     }
 
     /// `POST /prioritize`.
@@ -148,33 +86,11 @@ impl Service {
         let request = self.request(&args.pod, &snapshot)?.unwrap_or_default();
         let mut winner = None;
         if !request.is_empty() {
-            let nodes = decide::locate(&snapshot, &candidates);
-            let uid = uid(&args.pod);
-            let known = nodes.iter().all(Option::is_some) && !uid.is_empty();
-            let gang = match known {
-                true => self.gang(body, uid, &candidates, &nodes),
-                false => Answer::Single,
-            };
-            winner = match &gang {
-                Answer::Single => {
-                    decide::prioritize(&snapshot, self.options, uid, &request, &candidates, &nodes)
-                        .map(|winner| winner.position)
-                }
-                Answer::Node(node) => position(&candidates, node),
-                Answer::Wait(_) => None,
-            };
-            if let Some(winner) = winner
-                && known
-                && gang == Answer::Single
-            {
-                self.hold(&PodUid::from(uid), request, candidates.name(winner as usize));
-            }
+            let read_pod = || self.read_pod(body);
+            let call = call(&args.pod, request, &snapshot, &read_pod);
+            winner = self.store.prioritize(&call, &candidates);
         }
-        let decision = Decision {
-            verb: "prioritize",
-            outcome: if winner.is_some() { "winner" } else { "none" },
-        };
-        self.metrics.decisions.get_or_create(&decision).inc();
+        self.count("prioritize", if winner.is_some() { "winner" } else { "none" });
         Ok(wire::priorities_answer(&candidates, winner))
     }
 
@@ -187,87 +103,33 @@ impl Service {
         let mut offers = args.offers();
         let snapshot = self.store.snapshot();
         let mut outcome = "ignored";
-        let request = self.request(&args.pod, &snapshot)?;
-        if request.as_ref().is_ok_and(|request| !request.is_empty()) {
-            self.meet(&args.pod, &snapshot);
-        }
-        match request {
+        match self.request(&args.pod, &snapshot)? {
             Ok(request) if request.is_empty() => {}
-            // It may be called as soon as the pod is made, and before filter.
-            Ok(_) if self.is_member(body, uid(&args.pod)) => {
-                offers.clear();
-                outcome = "none";
-            }
             Ok(request) => {
-                let spec = args.pod.spec.as_ref();
-                let priority = spec.and_then(|spec| spec.priority).unwrap_or_default();
-                let uid = PodUid::from(uid(&args.pod));
-                offers = self
-                    .store
-                    .update(|index| index.preemptable(&uid, &request, priority, offers));
+                let read_pod = || self.read_pod(body);
+                let call = call(&args.pod, request, &snapshot, &read_pod);
+                offers = self.store.preempt(&call, offers);
                 outcome = if offers.is_empty() { "none" } else { "some" };
             }
-            // Filter has refused it everywhere; no end of others mends what it asks for.
+            // Filter refuses it on every node; no end of other pods changes what it asks for.
             Err(_) => {
                 offers.clear();
                 outcome = "none";
             }
         }
-        let decision = Decision {
-            verb: "preempt",
-            outcome,
-        };
-        self.metrics.decisions.get_or_create(&decision).inc();
+        self.count("preempt", outcome);
         wire::preemption_answer(offers).map_err(|error| malformed("preempt", &error))
     }
 
-    /// Who asks about a pod brings those of its scheduler.
-    fn meet(&self, pod: &Pod<'_>, snapshot: &Snapshot) {
-        let name = pod.spec.as_ref().and_then(|spec| spec.scheduler_name.as_ref());
-        let name = name.map_or(names::DEFAULT_SCHEDULER, Text::as_str);
-        if !snapshot.schedulers.contains(name) {
-            self.store.note(|index| index.scheduler_asks(name));
-        }
+    fn count(&self, verb: &'static str, outcome: &'static str) {
+        let decision = Decision { verb, outcome };
+        self.metrics.decisions.get_or_create(&decision).inc();
     }
 
-    /// Whether a pod belongs to a gang. One that the watch has not shown yet is read from the body.
-    fn is_member(&self, body: &[u8], uid: &str) -> bool {
-        match self.store.read(|index| index.belongs(uid)) {
-            Belongs::Single => false,
-            Belongs::Gang => true,
-            Belongs::Unknown => {
-                let pod = serde_json::from_slice::<OnlyPod>(body).ok();
-                let pod = pod.and_then(|body| PodFacts::read(&self.watched, body.pod));
-                let member = pod.filter(|pod| pod.claim.is_some());
-                let is_member = member.is_some();
-                if let Some(pod) = member {
-                    self.store.update(|index| index.hear(pod));
-                }
-                is_member
-            }
-        }
-    }
-
-    /// What a pod's gang says, if it belongs to one.
-    fn gang(
-        &self,
-        body: &[u8],
-        uid: &str,
-        candidates: &CandidateNodes<'_>,
-        nodes: &[Option<NodeIx>],
-    ) -> Answer {
-        if !self.is_member(body, uid) {
-            return Answer::Single;
-        }
-        let offered = |node: &NodeName| position(candidates, node).is_some();
-        let uid = PodUid::from(uid);
-        self.store.update(|index| {
-            let answer = index.answer(&uid, &offered);
-            if matches!(answer, Answer::Wait(_)) {
-                index.offered(&uid, nodes.iter().flatten().copied());
-            }
-            answer
-        })
+    /// The pod in the body of a call.
+    fn read_pod(&self, body: &[u8]) -> Option<PodFacts> {
+        let body = serde_json::from_slice::<OnlyPod>(body).ok()?;
+        PodFacts::read(&self.watched, body.pod)
     }
 
     /// `POST /bind`.
@@ -305,14 +167,6 @@ impl Service {
         Ok(wire::bind_answer(error.as_deref()))
     }
 
-    fn hold(&self, uid: &PodUid, request: Request, node: &str) {
-        let request = Arc::new(request);
-        self.store.note(|index| {
-            index.unpark(uid);
-            index.hold(index.now().at, uid, &request, node);
-        });
-    }
-
     /// What a pod asks of the managed resources. Nothing if it asks for none that is watched, whatever is known of the cluster.
     fn request(&self, pod: &Pod<'_>, snapshot: &Snapshot) -> Result<Result<Request, RequestError>, Refusal> {
         let Some(spec) = &pod.spec else {
@@ -337,23 +191,24 @@ struct OnlyPod {
     pod: SlimPod,
 }
 
-/// One node and no other. Why the others are refused need not be said: kube-scheduler asks no further.
-fn only(candidates: &CandidateNodes<'_>, node: &NodeName) -> Filtered {
-    match position(candidates, node) {
-        Some(position) => Filtered {
-            passed: vec![position],
-            ..Filtered::default()
-        },
-        None => Filtered::all_refused(
-            candidates.len(),
-            "its gang's place is on a node that was not offered".to_owned(),
-        ),
+fn call<'c>(
+    pod: &'c Pod<'_>,
+    request: Request,
+    snapshot: &'c Snapshot,
+    read_pod: &'c dyn Fn() -> Option<PodFacts>,
+) -> SchedulingCall<'c> {
+    let spec = pod.spec.as_ref();
+    let scheduler = spec.and_then(|spec| spec.scheduler_name.as_ref());
+    SchedulingCall {
+        uid: text(pod.metadata.uid.as_ref()),
+        namespace: text(pod.metadata.namespace.as_ref()),
+        name: text(pod.metadata.name.as_ref()),
+        scheduler: scheduler.map_or(names::DEFAULT_SCHEDULER, Text::as_str),
+        priority: spec.and_then(|spec| spec.priority).unwrap_or_default(),
+        request: Arc::new(request),
+        snapshot,
+        read_pod,
     }
-}
-
-fn position(candidates: &CandidateNodes<'_>, node: &NodeName) -> Option<u32> {
-    let found = (0..candidates.len()).find(|position| candidates.name(*position) == node.as_str());
-    found.and_then(|position| u32::try_from(position).ok())
 }
 
 /// Reads a call's body. Its text is looked through once as a whole, and not each of thousands of names by itself.
@@ -391,10 +246,6 @@ fn candidates<'a>(
         })
         .collect::<Result<_, Refusal>>()?;
     Ok(CandidateNodes::Objects(objects))
-}
-
-fn uid<'a>(pod: &'a Pod<'_>) -> &'a str {
-    text(pod.metadata.uid.as_ref())
 }
 
 fn text<'a>(text: Option<&'a Text<'_>>) -> &'a str {

@@ -1,4 +1,4 @@
-//! Wakes pods that kube-scheduler has parked on our word. It retries a refused pod when something happens that it can see; a device that
+//! Wakes pods that kube-scheduler has pod on our word. It retries a refused pod when something happens that it can see; a device that
 //! comes free late, or by the plugin's word alone, and a gang that has its place now are nothing it sees, and the pod would wait five
 //! minutes. A write to the pod's own status wakes it in milliseconds.
 
@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use crate::index::{Called, Parked, Store};
+use crate::index::{Called, Store, UnschedulablePod};
 use crate::metrics::{Metrics, Outcome};
 use crate::pod::SlimPod;
 
@@ -46,7 +46,7 @@ struct Try {
 /// Why a pod is woken.
 enum Cause {
     /// GPUs came free.
-    Freed(Parked),
+    Freed(UnschedulablePod),
     /// Its gang can go on.
     Called(Called),
 }
@@ -55,7 +55,7 @@ enum Cause {
 struct Again {
     at: Instant,
     uid: PodUid,
-    /// As which it is parked meanwhile; `None` for a member of a gang.
+    /// As which it is pod meanwhile; `None` for a member of a gang.
     generation: Option<u64>,
     failed: u32,
 }
@@ -95,10 +95,10 @@ async fn next(store: &Store, again: &mut Vec<Again>) -> Vec<Try> {
     tokio::select! {
         () = store.gained() => {
             tokio::time::sleep(SETTLE).await;
-            let pods = store.update(|index| index.take_wakeable(AT_ONCE));
-            batch.extend(pods.into_iter().map(|(uid, parked)| Try {
+            let pods = store.update(|index| index.take_activatable(AT_ONCE));
+            batch.extend(pods.into_iter().map(|(uid, pod)| Try {
                 uid,
-                cause: Cause::Freed(parked),
+                cause: Cause::Freed(pod),
                 failed: 0,
             }));
         }
@@ -116,7 +116,7 @@ async fn next(store: &Store, again: &mut Vec<Again>) -> Vec<Try> {
     for due in again.extract_if(.., |again| again.at <= now) {
         let cause = match due.generation {
             Some(generation) => store
-                .update(|index| index.retake(&due.uid, generation))
+                .update(|index| index.take_requeued(&due.uid, generation))
                 .map(Cause::Freed),
             None => store.read(|index| index.called(&due.uid)).map(Cause::Called),
         };
@@ -133,7 +133,7 @@ async fn next(store: &Store, again: &mut Vec<Again>) -> Vec<Try> {
 async fn wake(client: &Client, store: &Store, metrics: &Metrics, pod: Try) -> Option<Again> {
     let Try { uid, cause, failed } = pod;
     let (namespace, name) = match &cause {
-        Cause::Freed(parked) => (&parked.namespace, &parked.name),
+        Cause::Freed(pod) => (&pod.namespace, &pod.name),
         Cause::Called(called) => (&called.namespace, &called.name),
     };
     let write = poke(client, &uid, namespace, name, &cause);
@@ -155,7 +155,7 @@ async fn wake(client: &Client, store: &Store, metrics: &Metrics, pod: Try) -> Op
     }
     let failed = failed + 1;
     let generation = match cause {
-        Cause::Freed(parked) => Some(store.update(|index| index.repark(uid.clone(), parked))?),
+        Cause::Freed(pod) => Some(store.update(|index| index.requeue(uid.clone(), pod))?),
         Cause::Called(_) => None,
     };
     (failed < TRIES).then(|| Again {

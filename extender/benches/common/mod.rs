@@ -118,7 +118,6 @@ pub(crate) fn service(fleet: Fleet, nodes: usize) -> Service {
         ),
         store,
         watched,
-        options: Options::default(),
         metrics: Arc::default(),
     }
 }

@@ -1,5 +1,5 @@
-//! Members of a gang wait for one another in bind: kube-scheduler has assumed each of them by then and goes on with others. Until the gang
-//! is decided a member can leave by hanging up; after that it is bound whether its caller still listens or not.
+//! Members of a gang wait for one another in bind: kube-scheduler has assumed each of them and schedules other pods meanwhile. Until the
+//! gang is decided, a closed connection withdraws the member; after that it is bound whether the connection is open or not.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,45 +9,45 @@ use gantry_gang::protocol::BindEnd;
 use tokio::time::Instant;
 
 use super::{Binder, Failure, Undecided};
-use crate::index::{Admitted, Awaited, Outcome, Reserved, Store, Target};
+use crate::index::{Awaited, BindStep, Outcome, Reserved, Store, Target};
 
-/// Bindings of members on their way at once: enough to hide the API server's latency, too few to be a flood.
+/// Bindings of members in flight at once: enough to hide the latency of the API server, too few to overload it.
 pub(super) const POSTS: usize = 64;
-/// What part of a bind's time limit is kept for the Binding itself, when a member has waited for the others.
+/// One part in so many of a bind's time limit is left for the Binding itself after a member has waited.
 const KEPT: u32 = 3;
-/// A member that waits asks again after so long, whether its gang notified it or not.
+/// A member that waits checks again after so long, also without a notification.
 const ASK_AGAIN: Duration = Duration::from_millis(500);
-/// Between the first try of a Binding that was not answered, or put off, and the second; each further one waits twice as long.
+/// Pause between the first two attempts of a Binding that was not answered or was postponed; it doubles each time.
 const AGAIN: Duration = Duration::from_millis(200);
 
 impl Binder {
-    /// How long a member waits for the others.
+    /// How long a member waits for the remaining members.
     pub(super) fn patience(&self) -> Duration {
         self.timeout - self.timeout / KEPT
     }
 
-    /// Waits for the rest of a gang; what a member is to do then.
+    /// Waits for the remaining members of a gang; the next step of the member.
     pub(super) async fn wait(
         &self,
         target: &Target,
         gang: &Arc<GangKey>,
         deadline: Instant,
-    ) -> Result<Admitted, Failure> {
-        // If kube-scheduler hangs up, this future is dropped: then the member is not there any more.
+    ) -> Result<BindStep, Failure> {
+        // If kube-scheduler closes the connection, this future is dropped and the member withdrawn.
         let waiting = Waiting {
             store: &self.store,
             target,
             hangs_up: true,
         };
         let notifier = self.store.notifier(gang);
-        let admitted = loop {
+        let step = loop {
             let notified = notifier.notified();
             let mut notified = std::pin::pin!(notified);
-            // Rung from here on it is heard, also before it is waited for.
+            // From here on a notification counts, also before the await.
             notified.as_mut().enable();
-            let awaited = match self.store.update(|index| index.admit(target, None))? {
-                Admitted::Wait(awaited) => awaited,
-                admitted => break admitted,
+            let awaited = match self.store.bind(target, None)? {
+                BindStep::Wait(awaited) => awaited,
+                step => break step,
             };
             let now = Instant::now();
             if now >= deadline {
@@ -56,11 +56,11 @@ impl Binder {
                 return Err(self.alone(awaited));
             }
             let until = deadline.min(now + ASK_AGAIN);
-            // Rung or not, it asks again.
+            // It checks again with or without a notification.
             let _ = tokio::time::timeout_at(until, notified).await;
         };
         waiting.ends();
-        Ok(admitted)
+        Ok(step)
     }
 
     pub(super) fn alone(&self, awaited: Awaited) -> Failure {
@@ -74,13 +74,13 @@ impl Binder {
         }
         Failure::Alone {
             gang: gang.to_string(),
-            // To the nearest.
+            // Rounded.
             seconds: (self.patience() + Duration::from_millis(500)).as_secs(),
         }
     }
 
-    /// Binds a member of a gang that is decided. The Binding is written by a task of its own: whoever hangs up now cannot stop it.
-    /// It goes on after `deadline`, when the caller has to be told something.
+    /// Binds a member of a decided gang. A separate task writes the Binding, so that a closed connection does not stop it. The task goes on
+    /// after `deadline`, when the caller must get an answer.
     pub(super) async fn bind_member(
         &self,
         target: &Target,
@@ -98,7 +98,7 @@ impl Binder {
 
     async fn carry_out(&self, target: &Target, reserved: Reserved) -> Result<(), Failure> {
         let Reserved::Grant { plan, annotation } = reserved else {
-            // It is there already. A member has a place of devices, so nothing else is possible.
+            // The pod is on its node already: a member always has a grant otherwise.
             return Ok(());
         };
         let deadline = Instant::now() + self.timeout;
@@ -124,7 +124,7 @@ impl Binder {
                     Err(Failure::Unanswered(_) | Failure::Busy(_)) if Instant::now() + pause < deadline => {
                         tokio::time::sleep(pause).await;
                         pause *= 2;
-                        // What was sent cannot be called back; it is not sent again for devices that kubelet has given to another since.
+                        // A Binding that was sent cannot be recalled. It is not sent again if kubelet gave its devices to another pod.
                         if let Err(error) = self.store.update(|index| index.may_repeat(target)) {
                             let why = error.to_string();
                             break Err(if unanswered {
@@ -134,13 +134,13 @@ impl Binder {
                             });
                         }
                     }
-                    // What was sent before may still be done.
+                    // An earlier attempt may still be carried out.
                     Err(Failure::Busy(why)) if unanswered => break Err(Failure::Unanswered(why)),
                     result => break result,
                 }
             }
         };
-        // Who leads next finishes what is decided, and may give this place to another if its node is lost: nothing is sent any more then.
+        // The next leader finishes decided gangs, and may assign this reservation to another pod if the node is lost: nothing is sent then.
         let led = match self.leadership.term() {
             Some(term) => tokio::select! {
                 result = tries => Some(result),
@@ -157,7 +157,7 @@ impl Binder {
             Ok(()) => (Outcome::Bound, BindEnd::Bound),
             Err(Failure::Unanswered(_)) => (Outcome::Unsure, BindEnd::Unsure),
             Err(Failure::Gone(_)) => (Outcome::Failed, BindEnd::Gone),
-            // The pod itself will show where it is.
+            // The pod will show its node.
             Err(Failure::BoundByOther(_)) => (Outcome::Failed, BindEnd::Unsure),
             Err(_) => (Outcome::Failed, BindEnd::Failed),
         };
@@ -165,7 +165,7 @@ impl Binder {
     }
 }
 
-/// A member that waits. Dropped before it [ends](Self::ends), its caller has hung up: it is not there any more.
+/// A member that waits. If this is dropped before it [ends](Self::ends), the caller closed the connection and the member is withdrawn.
 struct Waiting<'a> {
     store: &'a Store,
     target: &'a Target,
@@ -173,7 +173,7 @@ struct Waiting<'a> {
 }
 
 impl Waiting<'_> {
-    /// It waits no longer, and its gang knows why.
+    /// The wait ended in order.
     fn ends(mut self) {
         self.hangs_up = false;
     }
@@ -187,7 +187,7 @@ impl Drop for Waiting<'_> {
     }
 }
 
-/// Tells the gang how a member's bind ended, also when the task is dropped midway.
+/// Records in the gang how the bind of a member ended, also when the task is dropped midway.
 struct Ended<'a> {
     undecided: Undecided<'a>,
     end: BindEnd,

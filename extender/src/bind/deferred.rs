@@ -1,5 +1,5 @@
-//! Binds members of decided gangs that nobody calls for: kube-scheduler had brought them to their nodes, and they waited as long as they
-//! may, before the last of their siblings came. Binds nothing else, and only while this process leads.
+//! Binds members of decided gangs without a call of kube-scheduler: it had called for them, but their wait timed out before the last member
+//! arrived. Binds nothing else, and only while this process leads.
 
 use std::collections::HashMap;
 use std::convert::Infallible;
@@ -15,12 +15,12 @@ use crate::gang::events::Events;
 use crate::index::{Index, Target};
 use crate::metrics::Metrics;
 
-/// Between the first bind that was not answered, or put off, and the second; each further one waits twice as long.
+/// Pause between the first two attempts of a bind that was not answered or was postponed; it doubles each time.
 const AGAIN: Duration = Duration::from_secs(1);
-/// After this wait there is no further one.
+/// There is no further attempt after this pause.
 const LONGEST: Duration = Duration::from_secs(16);
 
-/// Binds until `shutdown`. What is under way then is finished, or by whoever leads next.
+/// Binds until `shutdown`. Binds in progress are then finished here or by the next leader.
 pub(crate) async fn run(binder: Binder, events: Events, metrics: Arc<Metrics>, shutdown: CancellationToken) {
     let mut binds = Binds::default();
     let work = async {
@@ -44,7 +44,7 @@ pub(crate) async fn run(binder: Binder, events: Events, metrics: Arc<Metrics>, s
     let _: Option<Infallible> = shutdown.run_until_cancelled(work).await;
 }
 
-/// Binds under way, and whom each is for: that is known also of one that panics.
+/// Binds in progress by task, so that the target is known also when a task panics.
 #[derive(Default)]
 struct Binds {
     tasks: JoinSet<Result<(), Failure>>,
@@ -67,8 +67,8 @@ impl Binds {
     }
 }
 
-/// Binds a member. An API server that does not answer, or not now, is asked again: kube-scheduler would come back by itself, and it does
-/// not know of this bind.
+/// Binds a member. Where the API server does not answer or postpones, it is tried again: kube-scheduler does not know of this bind and
+/// would not retry it.
 async fn bind(binder: &Binder, target: &Target) -> Result<(), Failure> {
     let mut pause = AGAIN;
     loop {
@@ -82,7 +82,7 @@ async fn bind(binder: &Binder, target: &Target) -> Result<(), Failure> {
     }
 }
 
-/// kube-scheduler knows nothing of it, so that the Event that it writes for every pod is missing.
+/// Counts a bind, and writes the Event that kube-scheduler would write for a bind of its own.
 fn tell(events: &Events, metrics: &Metrics, target: &Target, result: &Result<(), Failure>) {
     metrics.bind_ended(result);
     let Target {

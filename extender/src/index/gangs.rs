@@ -32,24 +32,25 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use gantry_api::{GangPhase, GangStatus, PodUid};
-use gantry_gang::protocol::{self, Gangs, Now, Object, Settings};
+use gantry_gang::protocol::{self, Gangs, Object, Settings};
 use gantry_gang::{GangKey, Needs, OwnerFacts, OwnerRef};
 use indexmap::IndexSet;
 
 pub use report::GangReport;
 pub use standing::{GangStanding, Said, Trial};
-pub use verbs::{Admitted, Awaited, Belongs};
+pub use verbs::{Awaited, Belongs};
 pub use view::{GangTotals, GangView, MemberView, PlaceView};
 pub use withheld::PlacesKept;
 pub use work::Called;
 
 use super::Index;
+use super::node_table::Renumbering;
 use crate::snapshot::NodeIx;
 
 /// What the index knows of gangs.
 #[derive(Debug)]
-pub(super) struct State {
-    pub(super) core: Gangs,
+pub(super) struct GangIndex {
+    core: Gangs,
     settings: Settings,
     /// Whether this process decides. One that stands by is fed all the same, but keeps no places and says nothing.
     leading: bool,
@@ -68,7 +69,7 @@ pub(super) struct State {
     /// Where each place that is kept lies.
     places: HashMap<(Arc<GangKey>, u32), NodeIx>,
     /// Nodes whose places must be looked at: something about them changed.
-    pub(super) suspects: BTreeSet<NodeIx>,
+    suspects: BTreeSet<NodeIx>,
     /// Since when plugins of nodes with places do not serve.
     troubled: HashMap<NodeIx, Instant>,
     /// Grows whenever a gang that was refused may fit now.
@@ -108,7 +109,7 @@ pub(super) struct State {
     announced: BTreeMap<Arc<GangKey>, GangPhase>,
 }
 
-impl State {
+impl GangIndex {
     pub(super) fn new(settings: Settings) -> Self {
         Self {
             core: Gangs::new(settings.clone()),
@@ -149,6 +150,11 @@ impl State {
         }
     }
 
+    /// The reservations on a node must be checked: something about it changed.
+    pub(super) fn suspect(&mut self, node: NodeIx) {
+        self.suspects.insert(node);
+    }
+
     /// Something came free, or nodes changed: whoever was refused is worth another plan.
     pub(super) fn gained(&mut self) {
         self.room += 1;
@@ -170,9 +176,9 @@ impl State {
         self.overdue.take_if(|at| *at <= unix).is_some()
     }
 
-    pub(super) fn renumber(&mut self, renumbered: &HashMap<NodeIx, NodeIx>) {
+    pub(super) fn renumber(&mut self, renumbering: &Renumbering) {
         // A node with places is not gone, so each has a number.
-        self.places.retain(|_, node| match renumbered.get(node) {
+        self.places.retain(|_, node| match renumbering.get(node) {
             Some(new) => {
                 *node = *new;
                 true
@@ -182,23 +188,23 @@ impl State {
         self.suspects = self
             .suspects
             .iter()
-            .filter_map(|node| renumbered.get(node).copied())
+            .filter_map(|node| renumbering.get(node).copied())
             .collect();
         self.troubled = self
             .troubled
             .iter()
-            .filter_map(|(node, since)| Some((*renumbered.get(node)?, *since)))
+            .filter_map(|(node, since)| Some((*renumbering.get(node)?, *since)))
             .collect();
-        self.keep.renumber(renumbered);
+        self.keep.renumber(renumbering);
         if let Some(way) = &mut self.way {
-            way.renumber(renumbered);
+            way.renumber(renumbering);
         }
         // Soon known anew.
         self.offers.clear();
     }
 
     /// The needs of pods that only a call of kube-scheduler speaks of.
-    pub(super) fn heard_needs(&self) -> impl Iterator<Item = &Needs> {
+    pub(super) fn reported_needs(&self) -> impl Iterator<Item = &Needs> {
         self.reported.values().map(|reported| &*reported.pod.needs)
     }
 }
@@ -206,32 +212,7 @@ impl State {
 impl Index {
     /// Sets what gangs go by. Before anything is fed.
     pub fn set_gangs(&mut self, settings: Settings) {
-        self.gangs = State::new(settings);
-    }
-
-    /// It is that time now. The index never asks a clock; what is done at one moment is done between two calls of this.
-    pub fn at(&mut self, now: Now) {
-        // Before it is told the first time it does not know either clock.
-        if now.at >= self.now.at || self.now.unix == 0 {
-            self.now = now;
-            self.origin = now;
-        }
-    }
-
-    /// The moment it was told last.
-    pub fn now(&self) -> Now {
-        self.now
-    }
-
-    /// The same by one clock only, for those that have no other: the other is taken to have gone on as this one.
-    pub(super) fn moment(&mut self, now: Instant) {
-        if now > self.now.at {
-            let passed = now.saturating_duration_since(self.origin.at).as_secs();
-            self.now = Now {
-                at: now,
-                unix: self.origin.unix.saturating_add_unsigned(passed),
-            };
-        }
+        self.gangs = GangIndex::new(settings);
     }
 
     /// Whether this process decides.

@@ -1,7 +1,7 @@
-//! The index with its lock and its published snapshot. Decisions read the snapshot and never wait; whoever has news takes the lock, feeds
-//! the index and publishes. Gangs are planned under the same lock: by whoever brings news ([`Store::update`]), and never by a call about a
-//! pod by itself, which only notes something ([`Store::note`]) and leaves the plans to [`Store::plan`]; such a call waits, if at all, for
-//! the change that is being made just then. The only reader of the clock on the index's behalf.
+//! The index with its lock and its published snapshot. Each verb of the extender API is one step under the lock ([`Store::filter`],
+//! [`Store::prioritize`], [`Store::preempt`], [`Store::bind`]); events of the watches are another ([`Store::update`]). Each step publishes a
+//! snapshot if it changed anything. Gangs are planned in the same step, but never in one about a single pod, which waits for no plan: it
+//! leaves them to [`Store::plan`]. Only this type reads the clock for the index.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -14,15 +14,18 @@ use gantry_gang::protocol::Now;
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
-use super::Index;
+use super::verbs::FollowUp;
+use super::{BindError, BindStep, Index, ReadPod, SchedulingCall, Target};
+use crate::decide::{self, Filtered};
 use crate::snapshot::Snapshot;
+use crate::wire::{CandidateNodes, Offer};
 
-/// Gangs planned in the tail of one change; the rest has its turn right after it, so that nobody waits for all of them.
+/// Gangs planned at the end of one step. The others are planned right after it, so that no caller waits for all of them.
 const PLANS: usize = 2;
-/// Plan times kept until somebody takes them.
+/// Plan times kept until the metrics take them.
 const TIMES: usize = 4096;
 
-/// Tells the time.
+/// Returns the current time.
 pub type Clock = Box<dyn Fn() -> Now + Send + Sync>;
 
 /// The shared index.
@@ -57,12 +60,12 @@ pub fn system_clock() -> Now {
 }
 
 impl Store {
-    /// Shares an index, by the time of this machine.
+    /// Shares an index, with the clock of this machine.
     pub fn new(index: Index) -> Self {
         Self::with_clock(index, Box::new(system_clock))
     }
 
-    /// Shares an index, by another clock.
+    /// Shares an index, with another clock.
     pub fn with_clock(mut index: Index, clock: Clock) -> Self {
         index.at(clock());
         index.publish();
@@ -94,18 +97,49 @@ impl Store {
         result
     }
 
-    /// Changes the index and publishes what follows, for somebody who waits for an answer that no plan of a gang has a part in: what can be
-    /// planned now is left to [`Store::plan`].
-    pub fn note<R>(&self, change: impl FnOnce(&mut Index) -> R) -> R {
+    /// Answers filter for a pod.
+    pub fn filter(&self, call: &SchedulingCall<'_>, candidates: &CandidateNodes<'_>) -> Filtered {
+        let nodes = decide::locate(call.snapshot, candidates);
+        self.step(|index| index.filter(call, candidates, &nodes))
+    }
+
+    /// Answers prioritize for a pod: the position of the best candidate, if there is one.
+    pub fn prioritize(&self, call: &SchedulingCall<'_>, candidates: &CandidateNodes<'_>) -> Option<u32> {
+        let nodes = decide::locate(call.snapshot, candidates);
+        self.step(|index| index.prioritize(call, candidates, &nodes))
+    }
+
+    /// Answers preempt for a pod: the nodes that help it, each with its victims.
+    pub fn preempt(&self, call: &SchedulingCall<'_>, offers: Vec<Offer>) -> Vec<Offer> {
+        self.step(|index| index.preempt_single(call, offers))
+    }
+
+    /// The next step of a bind: devices are reserved for a single pod, or for a member of a decided gang. A repeated call gets the same
+    /// grant. `read` is the pod where neither the watch nor a hold has it.
+    ///
+    /// # Errors
+    /// See [`BindError`]; then nothing is reserved.
+    pub fn bind(&self, target: &Target, read: Option<ReadPod>) -> Result<BindStep, BindError> {
+        self.update(|index| index.bind(target, read))
+    }
+
+    /// One step of a verb, under one lock.
+    fn step<R>(&self, step: impl FnOnce(&mut Index) -> (R, FollowUp)) -> R {
         let mut index = self.lock();
         index.at((self.clock)());
-        let result = change(&mut index);
-        let changed = index.publish();
-        self.tell(&mut index, changed);
+        let (result, follow_up) = step(&mut index);
+        match follow_up {
+            FollowUp::Nothing => {}
+            FollowUp::Publish => {
+                let changed = index.publish();
+                self.notify(&mut index, changed);
+            }
+            FollowUp::Plan => self.follow_up(&mut index),
+        }
         result
     }
 
-    /// Whether a change has panicked midway: nobody reads or changes the index any more.
+    /// Whether a change panicked midway. The index is neither read nor changed any more then.
     pub fn is_broken(&self) -> bool {
         self.index.is_poisoned()
     }
@@ -115,17 +149,17 @@ impl Store {
         look(&self.lock())
     }
 
-    /// Waits until GPUs came free while pods are parked.
+    /// Waits until devices came free while pods are unschedulable ([`Index::take_activatable`]).
     pub async fn gained(&self) {
         self.gained.notified().await;
     }
 
-    /// Waits until members of gangs are to be woken ([`Index::take_called`]).
+    /// Waits until members of gangs are to be activated ([`Index::take_called`]).
     pub async fn called(&self) {
         self.called.notified().await;
     }
 
-    /// Waits until members of gangs are to be bound though nobody calls for them ([`Index::take_deferred`]).
+    /// Waits until members of gangs are to be bound without a call of kube-scheduler ([`Index::take_deferred`]).
     pub async fn deferred(&self) {
         self.deferred.notified().await;
     }
@@ -135,7 +169,7 @@ impl Store {
         self.work.notified().await;
     }
 
-    /// Plans what changes and notes left unplanned, until `shutdown`.
+    /// Plans the gangs that earlier steps left unplanned, until `shutdown`.
     pub async fn plan(&self, shutdown: CancellationToken) {
         while shutdown
             .run_until_cancelled(self.unplanned.notified())
@@ -147,7 +181,7 @@ impl Store {
         }
     }
 
-    /// What is notified whenever a gang's standing changes.
+    /// Is notified whenever the state of a gang changes.
     pub fn notifier(&self, gang: &Arc<GangKey>) -> Arc<Notify> {
         let mut notifiers = self.notifiers.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(notifier) = notifiers.get(gang) {
@@ -166,13 +200,13 @@ impl Store {
 
     #[expect(
         clippy::expect_used,
-        reason = "a panic midway may have left a device with two pods; whatever comes by ends too, the watches among it and with them the \
-                  process, and the next one builds the index anew"
+        reason = "a panic midway may have left a device with two pods. Every caller ends too, among them the watches and with them the \
+                  process; the next process builds the index again"
     )]
     fn lock(&self) -> MutexGuard<'_, Index> {
         self.index
             .lock()
-            .expect("a change of the index has panicked; it is built anew by the next process")
+            .expect("a change of the index has panicked; the next process builds it again")
     }
 
     fn follow_up(&self, index: &mut Index) {
@@ -187,11 +221,11 @@ impl Store {
             changed |= index.publish();
             planned += 1;
         }
-        self.tell(index, changed);
+        self.notify(index, changed);
     }
 
-    /// Shows the snapshot, if it is another one, and rings for all there is to do.
-    fn tell(&self, index: &mut Index, changed: bool) {
+    /// Publishes the snapshot if it changed, and notifies the tasks that have work.
+    fn notify(&self, index: &mut Index, changed: bool) {
         if changed {
             self.snapshot.store(Arc::clone(index.snapshot()));
         }

@@ -1,7 +1,7 @@
 mod binds;
 mod ended;
-mod parked;
 mod parts;
+mod unschedulable;
 mod world;
 
 use std::time::Duration;
@@ -11,7 +11,7 @@ use crate::fixtures::{
     Cluster, bound, bridged, cut_node, gpu_node, holder, pod, pod_of, publish, quarantined, request,
     request_of, set, shared_node, target,
 };
-use crate::index::{BindError, Outcome, Parked, Reserved, Source};
+use crate::index::{BindError, Outcome, Reserved, Source, UnschedulablePod};
 use serde_json::json;
 
 fn one_node() -> Cluster {

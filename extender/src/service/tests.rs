@@ -4,6 +4,7 @@ use proptest::prelude::*;
 use serde_json::{Value, json};
 
 use super::*;
+use crate::decide::Options;
 use crate::fixtures::{Cluster, bound, bridged, member, pod, switched, watched};
 
 /// A service over a cluster whose API server nobody plays.
@@ -21,7 +22,6 @@ pub(crate) fn service(cluster: &Cluster) -> Service {
             Duration::from_secs(1),
         ),
         watched: watched(),
-        options: Options::default(),
         metrics: Arc::default(),
     }
 }
@@ -125,9 +125,9 @@ async fn a_pod_refused_everywhere_is_parked_until_it_has_somewhere_to_go() {
     let cluster = cluster();
     let service = service(&cluster);
     service.filter(&body(&pod("p", 9), &["a", "b"])).unwrap();
-    assert!(cluster.store.read(|index| index.is_parked("p")));
+    assert!(cluster.store.read(|index| index.is_unschedulable("p")));
     service.filter(&body(&pod("p", 2), &["a", "b"])).unwrap();
-    assert!(!cluster.store.read(|index| index.is_parked("p")));
+    assert!(!cluster.store.read(|index| index.is_unschedulable("p")));
 }
 
 #[tokio::test]
@@ -150,7 +150,7 @@ async fn what_comes_free_piece_by_piece_for_a_pod_is_no_less_important_ones_mean
     let passes =
         |pod: &Value| read(&service.filter(&body(pod, &["a"])).unwrap())["NodeNames"] == json!(["a"]);
     let woken = || {
-        let woken = cluster.store.update(|index| index.take_wakeable(10));
+        let woken = cluster.store.update(|index| index.take_activatable(10));
         woken.iter().map(|(uid, _)| uid.to_string()).collect::<Vec<_>>()
     };
     let answer = read(&service.filter(&body(&low, &["a"])).unwrap());
@@ -184,7 +184,7 @@ async fn what_a_pod_does_not_come_for_is_anybodys_in_the_end() {
     let low = pod("low", 2);
     cluster.pod(&high).pod(&low);
     let passes = || read(&service.filter(&body(&low, &["a"])).unwrap())["NodeNames"] == json!(["a"]);
-    let woken = || cluster.store.update(|index| index.take_wakeable(10)).len();
+    let woken = || cluster.store.update(|index| index.take_activatable(10)).len();
     assert!(!passes());
     high["status"]["nominatedNodeName"] = Value::Null;
     cluster.pod(&high).wait(9);
@@ -213,7 +213,7 @@ async fn a_member_is_answered_its_node_and_no_other_or_why_it_waits() {
     assert_eq!(texts.len(), 1, "{texts:?}");
     // Again it is told the same, and no change of GPUs wakes it: its gang does.
     assert_eq!(ask(&pods[0]), answer);
-    assert!(!cluster.store.read(|index| index.is_parked("p-0")));
+    assert!(!cluster.store.read(|index| index.is_unschedulable("p-0")));
     cluster.pod(&pods[1]).wait(2);
     let nodes: Vec<Value> = pods.iter().map(|pod| ask(pod)["NodeNames"].clone()).collect();
     assert!(

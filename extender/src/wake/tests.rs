@@ -12,13 +12,15 @@ async fn a_parked_pod_gets_a_condition_when_gpus_come_free_for_it() {
     let cluster = Cluster::new(Options::default());
     let holder = bound(pod("a", 8), "n", 1, Some("0-7"));
     cluster.add("n", &bridged()).pod(&holder);
-    let parked = Parked {
+    let parked = UnschedulablePod {
         namespace: "ml".into(),
         name: "waits".into(),
         request: request(4),
         generation: cluster.store.snapshot().generation,
     };
-    cluster.store.update(|index| index.park("uid-1".into(), parked));
+    cluster
+        .store
+        .update(|index| index.add_unschedulable("uid-1".into(), parked));
 
     let (service, mut api) = mock::pair::<Request<Body>, Response<Body>>();
     let (metrics, shutdown) = (Arc::new(Metrics::new()), CancellationToken::new());
@@ -48,7 +50,7 @@ async fn a_parked_pod_gets_a_condition_when_gpus_come_free_for_it() {
     while metrics.activations.get_or_create(&woken).get() == 0 {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
-    assert!(!cluster.store.read(|index| index.is_parked("uid-1")));
+    assert!(!cluster.store.read(|index| index.is_unschedulable("uid-1")));
     shutdown.cancel();
     task.await.unwrap();
 }

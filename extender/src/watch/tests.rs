@@ -211,7 +211,7 @@ async fn what_nodes_say_and_what_other_pods_take_of_them_is_kept() {
     };
     let left = |store: &Store| {
         let node = store.snapshot().find("n")?;
-        store.read(|index| Some(index.rooms().get(node.0 as usize)?.clone()))
+        store.read(|index| Some(index.node_resources(node)?.clone()))
     };
     let (store, _) = until(played, |store| {
         left(store).is_some_and(|room| room.left.milli_cpu == 2500)

@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 use gantry_api::{Decision, GangStatus, PodUid, ResourceName};
 use gantry_extender::bind::Binder;
 use gantry_extender::index::{
-    self, Admitted, BindError, Index, Outcome, Parked, Reserved, Source, Store, Target,
+    self, BindError, BindStep, Index, Outcome, ReadPod, Reserved, Source, Store, Target, UnschedulablePod,
 };
 use gantry_extender::metrics::Metrics;
 use gantry_extender::pod::{PodFacts, Reader, Seen, Words};
@@ -190,7 +190,7 @@ enum What {
 
 #[derive(Debug, Clone)]
 enum Cause {
-    Freed(Parked),
+    Freed(UnschedulablePod),
     Called,
 }
 
@@ -379,7 +379,6 @@ impl World {
             ),
             store: Arc::clone(&store),
             watched: watched(),
-            options: Options::default(),
             metrics: METRICS.with(Arc::clone),
         };
         let process = Process {
@@ -605,7 +604,7 @@ impl World {
         let Some(process) = self.extenders.running.get(&run) else {
             return;
         };
-        let woken = process.store.update(|index| index.take_wakeable(64));
+        let woken = process.store.update(|index| index.take_activatable(64));
         for (pod, parked) in woken {
             self.note(format_args!("{run} wakes {pod}, for devices came free"));
             self.send(

@@ -395,10 +395,7 @@ async fn who_waits_for_its_devices_after_the_decision_is_told_what_keeps_them() 
     let (cluster, binder, api) = setup(Duration::from_millis(300));
     drop(api);
     for number in 0..4 {
-        cluster
-            .store
-            .update(|index| index.admit(&target(&name(number), "n"), None))
-            .unwrap();
+        cluster.store.bind(&target(&name(number), "n"), None).unwrap();
     }
     commit(&cluster).await;
     let mut node = gpu_node("n", &bridged());

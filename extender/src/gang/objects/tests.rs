@@ -430,11 +430,7 @@ async fn a_refused_decision_gives_its_places_back_and_its_gang_says_why() {
         namespace: "ml".into(),
         ..crate::fixtures::target("a", "n")
     };
-    stage
-        .cluster
-        .store
-        .update(|index| index.admit(&target, None))
-        .unwrap();
+    stage.cluster.store.bind(&target, None).unwrap();
     let gang = stage.until(|gang| gang["status"]["failedAttempts"] == 1).await;
     assert_eq!(gang["status"]["phase"], "Backoff");
     assert_eq!(
@@ -444,11 +440,7 @@ async fn a_refused_decision_gives_its_places_back_and_its_gang_says_why() {
     assert_eq!(gang["status"]["decision"], Value::Null);
     // What was wrong is mended: it goes through.
     stage.cluster.wait(3);
-    stage
-        .cluster
-        .store
-        .update(|index| index.admit(&target, None))
-        .unwrap();
+    stage.cluster.store.bind(&target, None).unwrap();
     stage
         .until(|gang| gang["status"]["decision"]["id"].is_string())
         .await;
@@ -469,10 +461,10 @@ async fn what_is_said_of_a_decided_gang_is_written_however_long_it_was_refused()
         ..crate::fixtures::target("a", "n")
     };
     let store = &stage.cluster.store;
-    store.update(|index| index.admit(&target, None)).unwrap();
+    store.bind(&target, None).unwrap();
     stage.until(|gang| gang["status"]["phase"] == "Binding").await;
     stage.api.ends.lock().unwrap().extend([Odd::Refused(403); 8]);
-    store.update(|index| index.admit(&target, None)).unwrap();
+    store.bind(&target, None).unwrap();
     let bound = crate::fixtures::bound(member("a", 1), "n", 1, None);
     stage.cluster.pod(&bound);
     // Longer than all that is refused takes.

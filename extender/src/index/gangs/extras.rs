@@ -183,24 +183,20 @@ impl Index {
 
     /// Those of some devices that a place is kept on that are free when it is not.
     pub(super) fn free_without(&self, node: NodeIx, devices: &Devices) -> Devices {
-        let entry = self.entries.get(node.0 as usize);
-        let known = entry.and_then(|entry| Some((entry, entry.inventory.as_ref()?)));
-        let Some((entry, inventory)) = known.filter(|(_, inventory)| inventory.not_ready.is_none()) else {
+        let entry = self.nodes.get(node);
+        let Some(entry) = entry.filter(|entry| entry.not_ready().is_none()) else {
             return Devices::new();
         };
-        let pools = inventory.pools.iter().zip(&entry.account.pools);
-        let free = pools.map(|(pool, balance)| {
+        let free = entry.pools().map(|(pool, ledger)| {
             let own = devices.iter().filter(|(resource, _)| *resource == pool.resource);
             let mut free = crate::devices::DeviceSet::EMPTY;
             for (resource, ids) in own {
                 free.add(&pool.taken(resource, ids));
             }
-            free.remove(&balance.held);
-            free.remove(&balance.leaving);
-            for bound in &entry.reservations {
-                for (resource, ids) in &bound.devices {
-                    free.remove(&pool.taken(resource, ids));
-                }
+            free.remove(&ledger.held);
+            free.remove(&ledger.leaving);
+            for (resource, ids) in entry.occupancy().devices_in_binds(None).flatten() {
+                free.remove(&pool.taken(resource, ids));
             }
             (pool.resource.clone(), pool.ids_of(&(&free & &pool.healthy)))
         });

@@ -33,7 +33,7 @@ impl Index {
 
     /// What comes free with a place, as if `uid` had it. Its devices may be somebody else's still, or sick.
     pub(super) fn place_as_pod(&self, place: &SlotView<'_>, uid: PodUid) -> Option<OccupantPod> {
-        let node = self.names.get(place.node.as_str())?;
+        let node = self.nodes.find(place.node.as_str())?;
         let shape = place.shape.and_then(|shape| self.gangs.shapes.get(shape));
         Some(OccupantPod {
             uid,
@@ -54,7 +54,7 @@ impl Index {
 
     /// Whether a plan wants what a place has: its devices, or on its node what is not left there besides.
     fn takes(&self, placement: &Placement, place: &OccupantPod) -> bool {
-        let Some(name) = self.names.name(place.node) else {
+        let Some(name) = self.nodes.name(place.node) else {
             return false;
         };
         let here: Vec<_> = placement
@@ -72,7 +72,7 @@ impl Index {
         if here.iter().any(|planned| has(&planned.devices)) {
             return true;
         }
-        let Some(room) = self.rooms().get(place.node.0 as usize) else {
+        let Some(room) = self.resources.get(place.node) else {
             return false;
         };
         let mut needed = gantry_gang::Resources::default();
@@ -89,7 +89,7 @@ impl Index {
     pub(super) fn idle_ending(&self, priority: i32, mut soon: impl FnMut(i64) -> bool) -> Vec<OccupantPod> {
         let mut pods = Vec::new();
         for slot in self.idling_below(priority).iter().flat_map(View::idle) {
-            let Some(node) = self.names.get(slot.node.as_str()) else {
+            let Some(node) = self.nodes.find(slot.node.as_str()) else {
                 continue;
             };
             let devices = self.ending_of(node, &slot, &mut soon);
@@ -107,13 +107,13 @@ impl Index {
 
     /// The same of one place on a node. `soon` says of a second since 1970 whether who has ended then gives back any moment.
     fn ending_of(&self, node: NodeIx, slot: &SlotView<'_>, mut soon: impl FnMut(i64) -> bool) -> Devices {
-        let Some(entry) = self.entries.get(node.0 as usize) else {
+        let Some(entry) = self.nodes.get(node) else {
             return Devices::default();
         };
         let mut ending = |id: &gantry_api::DeviceId| {
-            let since = entry.lingering.get(id);
+            let since = entry.lingers_since(id);
             since.is_some_and(|since| {
-                let passed = self.now.at.saturating_duration_since(*since).as_secs();
+                let passed = self.now.at.saturating_duration_since(since).as_secs();
                 soon(self.now.unix.saturating_sub_unsigned(passed))
             })
         };
@@ -126,10 +126,14 @@ impl Index {
 
     /// A place on a node, or what it has, is idle now: whoever was refused before is worth another look.
     pub(in crate::index) fn idles(&mut self, node: NodeIx) {
-        let Some(entry) = self.entries.get(node.0 as usize) else {
+        let Some(entry) = self.nodes.get(node) else {
             return;
         };
-        let kept = entry.places.iter().filter(|place| place.pod.is_none());
+        let kept = entry
+            .occupancy()
+            .gang_reservations()
+            .iter()
+            .filter(|place| place.pod.is_none());
         let priorities = kept.filter_map(|place| Some(self.gangs.core.view(&place.gang)?.priority()));
         let Some(lowest) = priorities.min() else {
             return;

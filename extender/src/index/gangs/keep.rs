@@ -1,7 +1,6 @@
 //! Nodes kept for the gang that is next: when it has waited longer than its patience, what others would put there would only make it wait
 //! longer. Bounded: after a stretch the nodes are open again for as long, so that a gang that cannot be served does not idle them for ever.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -10,7 +9,8 @@ use gantry_gang::protocol::Wanted;
 use gantry_planner::plan;
 
 use crate::index::Index;
-use crate::snapshot::{KeptNodes, NodeIx, Standing};
+use crate::index::node_table::Renumbering;
+use crate::snapshot::{KeptNodes, Standing};
 
 /// What is kept, and for whom.
 #[derive(Debug, Default)]
@@ -34,9 +34,9 @@ struct Head {
 }
 
 impl Keep {
-    pub(super) fn renumber(&mut self, renumbered: &HashMap<NodeIx, NodeIx>) {
+    pub(super) fn renumber(&mut self, renumbering: &Renumbering) {
         if let Some(kept) = &self.kept {
-            self.kept = Some(Arc::new(kept.renumbered(renumbered)));
+            self.kept = Some(Arc::new(kept.renumbered(renumbering)));
         }
     }
 
@@ -154,7 +154,7 @@ impl Index {
 
     pub(super) fn open(&mut self, kept: &KeptNodes) {
         for node in kept.nodes() {
-            self.waiting.gained(node);
+            self.unschedulable.gained(node);
         }
         self.gangs.gained();
         self.changed = true;

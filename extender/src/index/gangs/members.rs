@@ -5,11 +5,11 @@ use std::collections::{BTreeSet, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use gantry_api::{Grant, PodUid};
+use gantry_api::{Grant, PodUid, ResourceName};
 use gantry_gang::protocol::{Asks, BindEnd, Devices, Member, Object, OwnerWanted, ShapeId, Stage};
 use gantry_gang::{Claim, GangKey, OwnerFacts, OwnerRef};
 
-use super::State;
+use super::GangIndex;
 use crate::index::{Index, Source};
 use crate::pod::{OtherPod, PodFacts};
 use crate::request::{Ask, Request};
@@ -28,10 +28,11 @@ pub(super) struct ReportedPod {
     until: Instant,
 }
 
-impl State {
-    /// The pods that only calls of kube-scheduler have spoken of.
-    pub(in crate::index) fn heard(&self) -> impl Iterator<Item = &PodFacts> {
-        self.reported.values().map(|reported| &*reported.pod)
+impl GangIndex {
+    /// Whether a pod that only kube-scheduler has reported asks for a resource.
+    pub(in crate::index) fn ask_for(&self, resource: &ResourceName) -> bool {
+        let mut reported = self.reported.values();
+        reported.any(|reported| reported.pod.devices(resource.as_str()) > 0)
     }
 }
 
@@ -39,12 +40,12 @@ impl Index {
     /// A pod that only a call of kube-scheduler speaks of: the watch may be behind. It counts for its gang until the watch shows it, but
     /// not for long.
     pub fn hear(&mut self, mut pod: PodFacts) {
-        let known = self.pods.contains_key(&pod.uid) || self.gangs.departed.contains_key(&pod.uid);
+        let known = self.pods.contains(&pod.uid) || self.gangs.departed.contains_key(&pod.uid);
         if known || pod.claim.is_none() || !self.gangs.leading {
             return;
         }
         // Or it would be of another shape than its equals that the watch has shown.
-        self.complete(&mut pod);
+        self.complete_needs(&mut pod);
         let reported = ReportedPod {
             until: self.now.at + REPORTED_FOR,
             pod: Arc::new(pod),
@@ -89,7 +90,7 @@ impl Index {
 
     /// A Gang object was seen.
     pub fn gang_object_seen(&mut self, namespace: &str, name: &str, object: Object) {
-        self.seen(Source::Gangs, &format!("{namespace}/{name}"));
+        self.lists.observe(Source::Gangs, &format!("{namespace}/{name}"));
         if self.gangs.leading {
             self.gangs
                 .core
@@ -163,7 +164,7 @@ impl Index {
             self.tell_single(&pod.uid, pod.terminal);
             return;
         };
-        let managed = request.of(&self.managed.managed());
+        let managed = request.of(&self.nodes.resources().managed());
         let asks: Asks = managed
             .asks
             .iter()
@@ -184,7 +185,7 @@ impl Index {
             leaving: pod.leaving,
             preempted: pod.preempted,
             refused: pod.refused,
-            elsewhere: self.elsewhere(pod),
+            elsewhere: self.schedulers.other_scheduler_of(pod),
         });
         if let Some(said) = pod.said.as_ref().filter(|_| self.gangs.leading) {
             self.gangs.core.scheduler_says(&pod.uid, said);
@@ -279,7 +280,7 @@ impl Index {
 
     /// What follows from facts fed since the last time, for gangs.
     pub(in crate::index) fn settle_gangs(&mut self) {
-        if self.gangs.shapes.manage(self.managed.managed()) && self.gangs.leading {
+        if self.gangs.shapes.manage(self.nodes.resources().managed()) && self.gangs.leading {
             self.tell_pods();
         }
         if self.gangs.leading && self.is_synced() && !std::mem::replace(&mut self.gangs.synced, true) {
@@ -287,8 +288,8 @@ impl Index {
             self.gangs.core.synced(self.now);
         }
         let overdue = self.gangs.take_overdue(self.now.unix);
-        let end = self.promises_end();
-        if self.room_gained() || end || overdue {
+        let end = self.end_nominations();
+        if self.take_resources_gained() || end || overdue {
             self.gangs.gained();
         }
         self.collect_gangs();
@@ -297,22 +298,17 @@ impl Index {
     /// Tells of Bindings that may be on their way since an earlier term of leadership: their members keep the places that the decision gives
     /// them.
     fn tell_unsure(&mut self) {
-        let mut sent: Vec<PodUid> = self.binds.reserved.keys().cloned().collect();
-        sent.sort_unstable();
-        for uid in sent {
+        for uid in self.reservations.pods_with_binds() {
             self.gangs.core.bind_ended(self.now, &uid, BindEnd::Unsure);
         }
     }
 
     /// Tells of all pods anew.
     pub(super) fn tell_pods(&mut self) {
-        let mut pods: Vec<Arc<PodFacts>> = self.pods.values().cloned().collect();
-        // In an order of its own: equal facts give equal decisions.
-        pods.sort_unstable_by(|a, b| a.uid.cmp(&b.uid));
-        for pod in pods.iter().filter(|pod| pod.claim.is_some()) {
+        for pod in self.pods.sorted().iter().filter(|pod| pod.claim.is_some()) {
             self.tell_pod(pod);
         }
-        for pod in self.claiming_other_pods() {
+        for pod in self.resources.members() {
             self.tell_other_pod(&pod);
         }
     }
@@ -357,15 +353,15 @@ impl Index {
             return;
         }
         let mut used: HashSet<ShapeId> = self
-            .entries
+            .nodes
             .iter()
-            .flat_map(|entry| &entry.places)
+            .flat_map(|(_, node)| node.occupancy().gang_reservations())
             .filter_map(|place| place.shape)
             .collect();
         let heard = self.gangs.reported.values().map(|reported| &reported.pod);
         let pods: Vec<Arc<PodFacts>> = self
             .pods
-            .values()
+            .iter()
             .chain(heard)
             .filter(|pod| pod.claim.is_some())
             .cloned()

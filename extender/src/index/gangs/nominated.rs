@@ -16,9 +16,9 @@ impl Index {
     /// The nodes where room is made for pods by themselves of some priority or more, without what those will take.
     pub(super) fn beside_nominated(&self, priority: i32) -> BTreeMap<NodeIx, Exact<'_>> {
         let mut pods: Vec<_> = self
-            .waiting
+            .unschedulable
             .nominated()
-            .filter_map(|(uid, node)| Some((self.pods.get(uid)?, self.names.get(node.as_str())?)))
+            .filter_map(|(uid, node)| Some((self.pods.get(uid)?, self.nodes.find(node.as_str())?)))
             .filter(|(pod, _)| pod.priority >= priority)
             .collect();
         pods.sort_unstable_by_key(|(pod, _)| (Reverse(pod.priority), &pod.uid));
@@ -28,7 +28,7 @@ impl Index {
                 continue;
             };
             let left = match &pod.request {
-                Ok(request) => self.without(&exact, &request.of(&self.managed.managed())),
+                Ok(request) => self.without(&exact, &request.of(&self.nodes.resources().managed())),
                 Err(_) => exact,
             };
             nodes.insert(node, left);

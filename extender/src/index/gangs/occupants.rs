@@ -12,7 +12,8 @@ use gantry_planner::input::Shape;
 use gantry_planner::preempt::{Occupant, OccupantPod};
 
 use crate::index::Index;
-use crate::index::room::{self, Loose};
+use crate::index::affinity_index;
+use crate::index::node_resources_table::PreemptiblePod;
 use crate::pod::{PodFacts, PodProfile};
 use crate::snapshot::NodeIx;
 
@@ -54,8 +55,8 @@ impl Index {
     fn occupants(&self, wanted: &Wanted, reach: Reach) -> Vec<Occupant> {
         let mut gangs: BTreeMap<&Arc<GangKey>, Occupant> = BTreeMap::new();
         let mut singles: Vec<Occupant> = Vec::new();
-        for pod in self.pods.values().filter(|pod| pod.is_live() && !pod.leaving) {
-            let Some(node) = pod.node.as_ref().and_then(|node| self.names.get(node.as_str())) else {
+        for pod in self.pods.iter().filter(|pod| pod.is_live() && !pod.leaving) {
+            let Some(node) = pod.node.as_ref().and_then(|node| self.nodes.find(node.as_str())) else {
                 continue;
             };
             let devices = self.devices_of(pod, node);
@@ -84,7 +85,7 @@ impl Index {
         });
         let other_pods = self.other_pods(wanted, reach);
         let mut units: Vec<Occupant> = gangs.into_values().chain(singles).chain(other_pods).collect();
-        let mut covers = self.covers();
+        let mut covers = self.budgets.coverage(&self.resources);
         for unit in &mut units {
             unit.pods.sort_by(|a, b| a.uid.cmp(&b.uid));
             unit.budgets = covers.need(unit);
@@ -104,20 +105,17 @@ impl Index {
             .collect();
         let mut lacking: HashMap<NodeIx, bool> = HashMap::new();
         let mut concerned: HashMap<*const PodProfile, bool> = HashMap::new();
-        let mut helps = |pod: &Loose<'_>| {
+        let mut helps = |pod: &PreemptiblePod<'_>| {
             let lacks = lacking.entry(pod.node);
             let lacks = *lacks.or_insert_with(|| self.lacks_besides(pod.node, &shapes, reach));
             lacks
                 || *concerned.entry(Arc::as_ptr(pod.profile)).or_insert_with(|| {
                     let mut needs = shapes.iter().map(|shape| &shape.needs);
-                    needs.any(|needs| room::concerns(needs, pod.profile))
+                    needs.any(|needs| affinity_index::concerns(needs, pod.profile))
                 })
         };
-        let has_devices = |node: NodeIx| {
-            let entry = self.entries.get(node.0 as usize);
-            entry.is_some_and(|entry| entry.inventory.is_some())
-        };
-        let lower = self.rooms.below(wanted.priority);
+        let has_devices = |node: NodeIx| self.nodes.has_inventory(node);
+        let lower = self.resources.below(wanted.priority);
         lower
             .filter(|pod| has_devices(pod.node) && helps(pod))
             .map(|pod| Occupant {
@@ -127,8 +125,8 @@ impl Index {
                     devices: Devices::new(),
                     resources: pod.load.clone(),
                 }],
-                priority: pod.what.priority,
-                since: pod.what.created,
+                priority: pod.pod.priority,
+                since: pod.pod.created,
                 checkpointed: false,
                 budgets: Vec::new(),
             })
@@ -137,15 +135,15 @@ impl Index {
 
     /// Whether a node has devices for more members of some shape than it has room for besides.
     fn lacks_besides(&self, node: NodeIx, shapes: &[&Shape], reach: Reach) -> bool {
-        let entry = self.entries.get(node.0 as usize);
-        let room = self.rooms().get(node.0 as usize);
+        let entry = self.nodes.get(node);
+        let room = self.resources.get(node);
         let Some((entry, room)) = entry.zip(room) else {
             return false;
         };
         let devices = |resource: &str| {
-            let (index, pool) = entry.inventory.as_ref()?.pool(resource)?;
+            let (index, pool) = entry.inventory()?.pool(resource)?;
             Some(match reach {
-                Reach::Short => entry.account.pools.get(index)?.free.len(),
+                Reach::Short => entry.pool(index)?.free.len(),
                 Reach::Long => pool.healthy.len(),
             })
         };
@@ -177,10 +175,10 @@ impl Index {
             let is_bound = matches!(member.stage, Stage::Bound(_));
             let has_place = !is_bound && view.node_of(member.uid).is_some();
             if !member.leaving
-                && (has_place || is_bound && !self.pods.contains_key(member.uid))
-                && let Some(node) = member.node.and_then(|node| self.names.get(node.as_str()))
+                && (has_place || is_bound && !self.pods.contains(member.uid))
+                && let Some(node) = member.node.and_then(|node| self.nodes.find(node.as_str()))
             {
-                let load = self.claiming_other_pod(member.uid).map(|pod| &pod.load);
+                let load = self.resources.member(member.uid).map(|pod| &pod.load);
                 unit.pods.push(OccupantPod {
                     uid: member.uid.clone(),
                     node,
@@ -197,7 +195,7 @@ impl Index {
         let mut unit = self.unit_of(gang.key());
         for member in gang.members().filter(|member| !member.leaving) {
             if let Some(pod) = self.pods.get(member.uid).filter(|pod| pod.is_live())
-                && let Some(node) = pod.node.as_ref().and_then(|node| self.names.get(node.as_str()))
+                && let Some(node) = pod.node.as_ref().and_then(|node| self.nodes.find(node.as_str()))
             {
                 let devices = self.devices_of(pod, node);
                 unit.pods.push(on_its_node(pod, node, devices));
@@ -222,15 +220,15 @@ impl Index {
             }
             goes
         };
-        for pod in self.pods.values().filter(|pod| pod.is_live()) {
-            if let Some(node) = pod.node.as_ref().and_then(|node| self.names.get(node.as_str()))
+        for pod in self.pods.iter().filter(|pod| pod.is_live()) {
+            if let Some(node) = pod.node.as_ref().and_then(|node| self.nodes.find(node.as_str()))
                 && pod.ends.is_some_and(&mut goes)
             {
                 pods.push(on_its_node(pod, node, self.devices_of(pod, node)));
             }
         }
-        for pod in self.rooms.loose() {
-            if pod.what.ends.is_some_and(&mut goes) {
+        for pod in self.resources.preemptible_pods() {
+            if pod.pod.ends.is_some_and(&mut goes) {
                 pods.push(OccupantPod {
                     uid: pod.uid.clone(),
                     node: pod.node,
@@ -239,14 +237,15 @@ impl Index {
                 });
             }
         }
-        for (node, entry) in (0..).map(NodeIx).zip(&self.entries) {
+        for (node, entry) in self.nodes.iter() {
             let returning = entry.returning(|since| {
                 let passed = now.at.saturating_duration_since(since).as_secs();
                 goes(now.unix.saturating_sub_unsigned(passed))
             });
-            let pools = entry.inventory.iter().flat_map(|inventory| &inventory.pools);
-            let devices = pools.zip(returning).filter(|(_, ids)| !ids.is_empty());
-            let devices: Devices = devices.map(|(pool, ids)| (pool.resource.clone(), ids)).collect();
+            let devices = entry.pools().zip(returning).filter(|(_, ids)| !ids.is_empty());
+            let devices: Devices = devices
+                .map(|((pool, _), ids)| (pool.resource.clone(), ids))
+                .collect();
             if !devices.is_empty() {
                 pods.push(OccupantPod {
                     // Whose they were does not matter any more.
@@ -288,19 +287,24 @@ impl Index {
     pub(super) fn ends_by(&self, uid: &PodUid) -> Option<i64> {
         match self.pods.get(uid) {
             Some(pod) => pod.ends,
-            None => self.rooms.loose().find(|pod| pod.uid == uid)?.what.ends,
+            None => self.resources.preemptible(uid)?.pod.ends,
         }
     }
 
     /// The devices that a pod has on its node, if the node's are known. Without those that are kept for a gang that is not its own: they
     /// are for that one when it is gone.
     pub(in crate::index) fn devices_of(&self, pod: &PodFacts, node: NodeIx) -> Option<Devices> {
-        let entry = self.entries.get(node.0 as usize)?;
-        let inventory = entry.inventory.as_ref()?;
-        let (_, held) = entry.account.pods.iter().find(|(uid, _)| *uid == pod.uid)?;
+        let entry = self.nodes.get(node)?;
+        let held = entry.held_by(&pod.uid).filter(|_| entry.inventory().is_some())?;
         let own = self.gangs.core.goes_with(&pod.uid);
-        let others = || entry.places.iter().filter(|place| own != Some(&place.gang));
-        let devices = inventory.pools.iter().zip(held).map(|(pool, held)| {
+        let others = || {
+            entry
+                .occupancy()
+                .gang_reservations()
+                .iter()
+                .filter(|place| own != Some(&place.gang))
+        };
+        let devices = entry.pools().zip(held).map(|((pool, _), held)| {
             let mut devices = held.clone();
             for (resource, ids) in others().flat_map(|place| &place.devices) {
                 devices.remove(&pool.taken(resource, ids));

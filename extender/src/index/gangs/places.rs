@@ -11,7 +11,8 @@ use gantry_gang::protocol::{Placed, SlotChange, Stage};
 
 use crate::devices::DeviceSet;
 use crate::index::Index;
-use crate::index::entry::{Entry, KeptPlace};
+use crate::index::node::Node;
+use crate::index::occupancy::GangReservation;
 use crate::inventory::Pool;
 use crate::request::{Ask, Request};
 use crate::snapshot::NodeIx;
@@ -39,9 +40,9 @@ impl Index {
         let Some(place) = place else {
             return;
         };
-        let node = self.node(&place.node);
-        if let Some(entry) = self.entries.get_mut(node.0 as usize) {
-            entry.places.push(KeptPlace {
+        let node = self.nodes.number(&place.node);
+        if let Some(occupancy) = self.nodes.occupancy_mut(node) {
+            occupancy.add_gang_reservation(GangReservation {
                 gang: Arc::clone(&gang),
                 slot,
                 shape: place.shape,
@@ -51,9 +52,8 @@ impl Index {
         }
         if let Some(shape) = place.shape.and_then(|shape| self.gangs.shapes.get(shape)) {
             let needs = Arc::clone(&shape.needs);
-            self.room_take(node, &needs);
+            self.resources.reserve(node, &needs);
         }
-        self.dirty.push(node);
         self.gangs.places.insert((gang, slot), node);
         self.idles(node);
     }
@@ -63,23 +63,18 @@ impl Index {
         let Some(node) = self.gangs.places.remove(&(Arc::clone(gang), slot)) else {
             return;
         };
-        let Some(entry) = self.entries.get_mut(node.0 as usize) else {
+        let Some(occupancy) = self.nodes.occupancy_mut(node) else {
             return;
         };
-        let position = entry
-            .places
-            .iter()
-            .position(|place| place.slot == slot && place.gang == *gang);
-        let dropped = position.map(|position| entry.places.swap_remove(position));
+        let dropped = occupancy.remove_gang_reservation(gang, slot);
         let shape = dropped.and_then(|place| place.shape);
         if let Some(shape) = shape.and_then(|shape| self.gangs.shapes.get(shape)) {
             let needs = Arc::clone(&shape.needs);
             match bound {
-                true => self.room_pass_on(node, &needs),
-                false => self.room_give(node, &needs),
+                true => self.resources.hand_over(node, &needs),
+                false => self.resources.release(node, &needs),
             }
         }
-        self.dirty.push(node);
         if !bound {
             // The devices show by themselves that they are free; what else the place had does not.
             self.gangs.gained();
@@ -102,10 +97,10 @@ impl Index {
         }
         let now = self.now;
         for node in std::mem::take(&mut self.gangs.suspects) {
-            let Some(entry) = self.entries.get(node.0 as usize) else {
+            let Some(entry) = self.nodes.get(node) else {
                 continue;
             };
-            if entry.places.is_empty() {
+            if entry.occupancy().gang_reservations().is_empty() {
                 self.gangs.troubled.remove(&node);
                 continue;
             }
@@ -117,7 +112,7 @@ impl Index {
                     |place, uid| self.may_hold(place, uid),
                 ),
             };
-            let (name, serves) = (entry.name.clone(), !entry.is_out_of_service());
+            let (name, serves) = (entry.name().clone(), entry.not_ready().is_none());
             if serves {
                 self.gangs.troubled.remove(&node);
             } else {
@@ -142,11 +137,11 @@ impl Index {
     /// brings the member; who was there before and is bound without being brought again has to come anew.
     fn doubt_narrowed(&mut self) {
         let mut doubtful: BTreeMap<Arc<GangKey>, BTreeSet<u32>> = BTreeMap::new();
-        for (node, told) in self.take_narrowed() {
-            let Some(entry) = self.entries.get(node.0 as usize) else {
+        for (node, told) in self.resources.take_narrowed() {
+            let Some(entry) = self.nodes.get(node) else {
                 continue;
             };
-            for place in &entry.places {
+            for place in entry.occupancy().gang_reservations() {
                 if told || self.is_crowded(node, place) {
                     doubtful
                         .entry(Arc::clone(&place.gang))
@@ -161,9 +156,9 @@ impl Index {
     }
 
     /// Whether a node has less than nothing left of something that a place there needs.
-    fn is_crowded(&self, node: NodeIx, place: &KeptPlace) -> bool {
+    fn is_crowded(&self, node: NodeIx, place: &GangReservation) -> bool {
         let shape = place.shape.and_then(|shape| self.gangs.shapes.get(shape));
-        let (Some(shape), Some(room)) = (shape, self.rooms().get(node.0 as usize)) else {
+        let (Some(shape), Some(room)) = (shape, self.resources.get(node)) else {
             return false;
         };
         let needed = &shape.needs.resources;
@@ -174,14 +169,14 @@ impl Index {
     }
 
     /// What members that a place is for ask for, if that is known.
-    fn asked_of(&self, place: &KeptPlace) -> Option<&Request> {
+    fn asked_of(&self, place: &GangReservation) -> Option<&Request> {
         let shape = self.gangs.shapes.get(place.shape?)?;
         Some(&shape.request)
     }
 
     /// Whether a pod may hold devices of a place: it is the one it is for, or one of the gang on its way out, or the gang is having others
     /// stopped for it.
-    fn may_hold(&self, place: &KeptPlace, uid: &PodUid) -> bool {
+    fn may_hold(&self, place: &GangReservation, uid: &PodUid) -> bool {
         let preempting = |gang: &GangKey| {
             let view = self.gangs.core.view(gang);
             view.is_some_and(|view| view.phase() == GangPhase::Preempting)
@@ -205,8 +200,8 @@ impl Index {
             .collect();
         for node in over {
             self.gangs.troubled.remove(&node);
-            if let Some(entry) = self.entries.get(node.0 as usize) {
-                let name = entry.name.clone();
+            if let Some(entry) = self.nodes.get(node) {
+                let name = entry.name().clone();
                 tracing::info!(node = %name, "places of gangs cannot be had any more: its GPU plugin does not serve");
                 self.gangs.core.unfit(self.now, &name);
             }
@@ -214,7 +209,7 @@ impl Index {
     }
 }
 
-impl KeptPlace {
+impl GangReservation {
     /// Why who asks for this could never have the place: a decision may have been written by hand, or when less was managed.
     fn misfit(&self, asked: &Request) -> Option<String> {
         let count = |resource: &ResourceName| {
@@ -229,16 +224,10 @@ impl KeptPlace {
     }
 }
 
-impl Entry {
-    fn is_out_of_service(&self) -> bool {
-        self.inventory
-            .as_ref()
-            .is_some_and(|inventory| inventory.not_ready.is_some())
-    }
-
+impl Node {
     /// Why no place here can be had any more.
     fn lost(&self) -> Option<&'static str> {
-        match (&self.advertised, &self.inventory) {
+        match (self.advertised(), self.inventory()) {
             (None, _) => Some("the node is gone"),
             (_, None) => Some("the node has no Gantry plugin any more"),
             _ => None,
@@ -248,14 +237,14 @@ impl Entry {
     /// The places here that cannot be had any more, by gang. `asked` is what a place is for; `excused` pods may hold devices of one.
     fn lost_places<'a>(
         &self,
-        asked: impl Fn(&KeptPlace) -> Option<&'a Request>,
-        excused: impl Fn(&KeptPlace, &PodUid) -> bool,
+        asked: impl Fn(&GangReservation) -> Option<&'a Request>,
+        excused: impl Fn(&GangReservation, &PodUid) -> bool,
     ) -> BTreeMap<Arc<GangKey>, BTreeSet<u32>> {
         let mut lost: BTreeMap<Arc<GangKey>, BTreeSet<u32>> = BTreeMap::new();
-        for place in &self.places {
+        for place in self.occupancy().gang_reservations() {
             let misfit = asked(place).and_then(|asked| place.misfit(asked));
             if let Some(why) = misfit.or_else(|| self.lost_place(place, &excused)) {
-                tracing::info!(node = %self.name, gang = %place.gang, %why, "a place of the gang cannot be had any more");
+                tracing::info!(node = %self.name(), gang = %place.gang, %why, "a place of the gang cannot be had any more");
                 lost.entry(Arc::clone(&place.gang))
                     .or_default()
                     .insert(place.slot);
@@ -264,8 +253,12 @@ impl Entry {
         lost
     }
 
-    fn lost_place(&self, place: &KeptPlace, excused: impl Fn(&KeptPlace, &PodUid) -> bool) -> Option<String> {
-        let inventory = self.inventory.as_ref()?;
+    fn lost_place(
+        &self,
+        place: &GangReservation,
+        excused: impl Fn(&GangReservation, &PodUid) -> bool,
+    ) -> Option<String> {
+        let inventory = self.inventory()?;
         for (resource, ids) in &place.devices {
             let Some((index, pool)) = inventory.pool(resource.as_str()) else {
                 return Some(format!("the node does not serve {resource} any more"));
@@ -279,7 +272,7 @@ impl Entry {
                 return Some(format!("{} unhealthy", pool.describe(&sick)));
             }
             let mut others = DeviceSet::EMPTY;
-            for (uid, held) in &self.account.pods {
+            for (uid, held) in self.holders() {
                 if let Some(held) = held.get(index).filter(|_| !excused(place, uid)) {
                     others.add(held);
                 }
@@ -299,9 +292,9 @@ impl Entry {
 
     /// What places here keep of a pool that come before another. A lost member's place is what it was granted, and where kubelet had given
     /// it other devices, what it was granted may be a sibling's place by now: neither could have it before the other has given it up.
-    fn kept_before(&self, place: &KeptPlace, pool: &Pool) -> DeviceSet {
+    fn kept_before(&self, place: &GangReservation, pool: &Pool) -> DeviceSet {
         let mut kept = DeviceSet::EMPTY;
-        for other in &self.places {
+        for other in self.occupancy().gang_reservations() {
             if (&other.gang, other.slot) < (&place.gang, place.slot) {
                 for (resource, ids) in &other.devices {
                     kept.add(&pool.taken(resource, ids));
@@ -313,15 +306,15 @@ impl Entry {
 
     /// The devices of a place by pool, if its pod can have them now: healthy, and nobody else's.
     pub(super) fn available(&self, placed: &Placed, pod: &str) -> Option<Vec<DeviceSet>> {
-        let inventory = self.inventory.as_ref()?;
+        let inventory = self.inventory()?;
         let mut sets = vec![DeviceSet::EMPTY; inventory.pools.len()];
         for (resource, ids) in &placed.devices {
             let (index, pool) = inventory.pool(resource.as_str())?;
             let (devices, unknown) = pool.find(ids);
-            let balance = self.account.pools.get(index)?;
+            let ledger = self.pool(index)?;
             let mut taken = self.taken_by_others(pool, placed, pod);
-            taken.add(&balance.held);
-            taken.add(&balance.leaving);
+            taken.add(&ledger.held);
+            taken.add(&ledger.leaving);
             if unknown > 0 || !devices.is_subset(&(&pool.healthy - &taken)) {
                 return None;
             }
@@ -332,14 +325,9 @@ impl Entry {
 
     /// What binds and places of others keep of a pool.
     fn taken_by_others(&self, pool: &Pool, placed: &Placed, pod: &str) -> DeviceSet {
-        let binds = self
-            .reservations
-            .iter()
-            .filter(|known| known.uid.as_str() != pod)
-            .map(|known| &known.devices);
-        let places = self
-            .places
-            .iter()
+        let binds = self.occupancy().devices_in_binds(Some(pod));
+        let places = self.occupancy().gang_reservations().iter();
+        let places = places
             .filter(|place| place.gang != placed.gang || place.devices != placed.devices)
             .map(|place| &place.devices);
         let mut taken = DeviceSet::EMPTY;

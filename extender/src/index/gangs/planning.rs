@@ -140,7 +140,7 @@ impl Index {
     /// Whether anybody who may be stopped for a gang has enough of what it asks for, as far as numbers tell.
     fn may_come_free(&mut self, wanted: &Wanted) -> bool {
         let gangs = &mut self.gangs;
-        gangs.held.count(self.rooms.moves(), &self.pods);
+        gangs.held.count(self.resources.moves(), &self.pods);
         let Some(asked) = supply::least(wanted, gangs.shapes.list()) else {
             return false;
         };
@@ -155,7 +155,7 @@ impl Index {
             let held = gangs.held.below(wanted.priority, resource);
             *least <= free.saturating_add(held).saturating_add(idle)
         };
-        let anybody = gangs.held.has_below(wanted.priority) || self.rooms.has_below(wanted.priority);
+        let anybody = gangs.held.has_below(wanted.priority) || self.resources.has_below(wanted.priority);
         anybody && asked.iter().zip(idle).all(enough)
     }
 
@@ -260,7 +260,7 @@ impl Index {
     pub(super) fn on_terrain<R>(&self, gang: Option<&Wanted>, make: impl FnOnce(&PlanInput<'_>) -> R) -> R {
         let kept = gang.and_then(|gang| self.kept_from(gang));
         let barred = |shape: &Shape, gone: &[&PodUid]| {
-            let mut barred = self.barred_without(&shape.needs, gone);
+            let mut barred = self.resources.barred(&shape.needs, gone);
             if let Some(gang) = gang {
                 self.gangs.offers.narrow(&gang.gang, shape, &mut barred);
             }
@@ -279,7 +279,7 @@ impl Index {
         let exact = |node: NodeIx| nominated.get(&node).cloned().or_else(|| self.exact(node));
         make(&PlanInput {
             snapshot: beside.as_ref().unwrap_or(&self.published),
-            rooms: self.rooms(),
+            rooms: self.resources.nodes(),
             fabric: self.fabric(),
             shapes: self.gangs.shapes.list(),
             barred: &barred,
@@ -290,10 +290,10 @@ impl Index {
     }
 
     pub(super) fn exact(&self, node: NodeIx) -> Option<Exact<'_>> {
-        let entry = self.entries.get(node.0 as usize)?;
-        let inventory = entry.inventory.as_ref()?;
+        let entry = self.nodes.get(node)?;
+        let inventory = entry.inventory()?;
         Some(Exact {
-            class: entry.exact(&self.binds.held_on(node))?,
+            class: entry.exact(&self.reservations.holds().on(node))?,
             ids: inventory.pools.iter().map(crate::inventory::Pool::ids).collect(),
         })
     }

@@ -1,7 +1,7 @@
 //! Decided gangs that are stuck, each short of what another holds, so that none of them would ever run: one goes as a whole if another is
 //! whole without it, and what it leaves is kept for that one. Who is stuck is the state machine's word; decides nothing else.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -11,7 +11,8 @@ use gantry_planner::preempt::{Budget, Occupant, make_way};
 
 use super::occupants::OVERDUE;
 use crate::index::Index;
-use crate::snapshot::{KeptNodes, NodeIx};
+use crate::index::node_table::Renumbering;
+use crate::snapshot::KeptNodes;
 
 /// What is kept for a gang for which others go.
 #[derive(Debug)]
@@ -24,8 +25,8 @@ pub(super) struct Way {
 }
 
 impl Way {
-    pub(super) fn renumber(&mut self, renumbered: &HashMap<NodeIx, NodeIx>) {
-        self.kept = Arc::new(self.kept.renumbered(renumbered));
+    pub(super) fn renumber(&mut self, renumbering: &Renumbering) {
+        self.kept = Arc::new(self.kept.renumbered(renumbering));
     }
 }
 
@@ -69,7 +70,7 @@ impl Index {
 
     /// Those of them that budgets allow to go, the one that would be completed last first.
     fn who_may_go(&self, stuck: &[Stuck<'_>]) -> Vec<Yielding> {
-        let mut covers = self.covers();
+        let mut covers = self.budgets.coverage(&self.resources);
         let goes = |view: &View<'_>| !view.is_being_bound() && !view.is_hindered(Hindrance::Removal);
         let last_first = stuck.iter().rev().map(|stuck| stuck.gang).filter(goes);
         let yielding = last_first.map(|view| {
@@ -112,7 +113,7 @@ impl Index {
             self.gangs.core.give_way(self.now, gang, &wanted.gang);
         }
         let nodes = placement.places.iter();
-        let nodes = nodes.filter_map(|place| self.names.get(place.node.as_str()));
+        let nodes = nodes.filter_map(|place| self.nodes.find(place.node.as_str()));
         let kept = KeptNodes::new(Arc::clone(&wanted.gang), wanted.priority, nodes);
         self.gangs.way = Some(Way {
             kept: Arc::new(kept),

@@ -1,14 +1,13 @@
 //! How many devices there are to be had, at most: free ones, and those of pods that may be stopped. Counted once for many gangs, so that a
 //! long queue costs no plan for each of those that cannot fit anyway. Decides nothing.
 
-use std::collections::{BTreeMap, HashMap};
-use std::sync::Arc;
+use std::collections::BTreeMap;
 
-use gantry_api::{PodUid, ResourceName};
+use gantry_api::ResourceName;
 use gantry_gang::protocol::Wanted;
 use gantry_planner::input::Shape;
 
-use crate::pod::PodFacts;
+use crate::index::pod_store::PodStore;
 use crate::snapshot::{Snapshot, Standing};
 
 /// How many devices of each resource are free in a snapshot, counted once for each.
@@ -53,14 +52,14 @@ pub(super) struct Held {
 
 impl Held {
     /// Brings it up to date, if pods have come or gone since.
-    pub(super) fn count(&mut self, moves: u64, pods: &HashMap<PodUid, Arc<PodFacts>>) {
+    pub(super) fn count(&mut self, moves: u64, pods: &PodStore) {
         if self.moves == Some(moves) {
             return;
         }
         self.moves = Some(moves);
         self.devices.clear();
         self.unread = None;
-        for pod in pods.values().filter(|pod| pod.is_live()) {
+        for pod in pods.iter().filter(|pod| pod.is_live()) {
             let devices = self.devices.entry(pod.priority).or_default();
             let Ok(request) = &pod.request else {
                 self.unread = Some(

@@ -20,7 +20,7 @@ use serde_json::{Value, json};
 
 use crate::decide::Options;
 use crate::fixtures::{Cluster, bound, bridged, gpu_node, member, plain, pod, target};
-use crate::index::{Admitted, BindError, Outcome, Reserved, Source};
+use crate::index::{BindError, BindStep, Outcome, Reserved, Source};
 
 /// Two nodes of eight GPUs.
 fn two_nodes() -> Cluster {
@@ -123,10 +123,8 @@ fn node(cluster: &Cluster, pod: &str) -> String {
     }
 }
 
-fn admit(cluster: &Cluster, pod: &str, node: &str) -> Result<Admitted, BindError> {
-    cluster
-        .store
-        .update(|index| index.admit(&target(pod, node), None))
+fn admit(cluster: &Cluster, pod: &str, node: &str) -> Result<BindStep, BindError> {
+    cluster.store.bind(&target(pod, node), None)
 }
 
 fn phase(cluster: &Cluster, gang: &str) -> GangPhase {
@@ -166,8 +164,8 @@ fn write_down(cluster: &Cluster) {
 }
 
 /// The GPUs of a member's grant.
-fn granted(admitted: &Admitted) -> Vec<String> {
-    let Admitted::Member(Reserved::Grant { annotation, .. }) = admitted else {
+fn granted(admitted: &BindStep) -> Vec<String> {
+    let BindStep::Member(Reserved::Grant { annotation, .. }) = admitted else {
         panic!("{admitted:?}");
     };
     let grant: gantry_api::Grant = serde_json::from_str(annotation).unwrap();
@@ -176,8 +174,8 @@ fn granted(admitted: &Admitted) -> Vec<String> {
 }
 
 /// Shows the pod as its grant says.
-fn show(cluster: &Cluster, pod: &Value, node: &str, admitted: &Admitted) {
-    let Admitted::Member(Reserved::Grant { annotation, .. }) = admitted else {
+fn show(cluster: &Cluster, pod: &Value, node: &str, admitted: &BindStep) {
+    let BindStep::Member(Reserved::Grant { annotation, .. }) = admitted else {
         panic!("{admitted:?}");
     };
     let mut shown = bound(pod.clone(), node, 1, None);
@@ -238,7 +236,7 @@ fn members_wait_at_the_barrier_and_get_reserved_devices() {
         .collect();
     for number in 0..4 {
         let admitted = admit(&cluster, &format!("a-{number}"), &nodes[number]);
-        assert!(matches!(admitted, Ok(Admitted::Wait(_))), "{admitted:?}");
+        assert!(matches!(admitted, Ok(BindStep::Wait(_))), "{admitted:?}");
     }
     commit(&cluster);
     let mut all = Vec::new();
@@ -274,14 +272,14 @@ fn a_member_that_leaves_the_barrier_is_not_there_any_more() {
     let nodes = [node(&cluster, "a-0"), node(&cluster, "a-1")];
     admit(&cluster, "a-0", &nodes[0]).unwrap();
     cluster.store.update(|index| index.withdraw(&"a-0".into()));
-    assert!(matches!(admit(&cluster, "a-1", &nodes[1]), Ok(Admitted::Wait(_))));
+    assert!(matches!(admit(&cluster, "a-1", &nodes[1]), Ok(BindStep::Wait(_))));
     assert!(cluster.store.update(|index| index.take_work()).is_empty());
     // It comes again.
-    assert!(matches!(admit(&cluster, "a-0", &nodes[0]), Ok(Admitted::Wait(_))));
+    assert!(matches!(admit(&cluster, "a-0", &nodes[0]), Ok(BindStep::Wait(_))));
     commit(&cluster);
     assert!(matches!(
         admit(&cluster, "a-0", &nodes[0]),
-        Ok(Admitted::Member(_))
+        Ok(BindStep::Member(_))
     ));
 }
 
@@ -311,7 +309,7 @@ fn reservation_lost_while_committing_moves_no_other_gang() {
     let place = node(&cluster, "a-0");
     assert_eq!(node(&cluster, "b-0"), place);
     // The decision is being written.
-    assert!(matches!(admit(&cluster, "a-0", &place), Ok(Admitted::Wait(_))));
+    assert!(matches!(admit(&cluster, "a-0", &place), Ok(BindStep::Wait(_))));
     let view = cluster
         .store
         .read(|index| index.gang_view("default", "a"))
@@ -432,7 +430,7 @@ fn former_leader_does_not_bind_a_waiting_member() {
     let cluster = two_nodes();
     create(&cluster, &members("a", 2, 8));
     let node = node(&cluster, "a-0");
-    assert!(matches!(admit(&cluster, "a-0", &node), Ok(Admitted::Wait(_))));
+    assert!(matches!(admit(&cluster, "a-0", &node), Ok(BindStep::Wait(_))));
     cluster.store.update(|index| index.stand_down());
     // It is notified, and it asks again before its call is dropped.
     let error = admit(&cluster, "a-0", &node).unwrap_err();
@@ -476,10 +474,10 @@ fn replacement_gets_the_reservation_of_the_lost_member() {
     // The processes of the pod that was deleted may live on for a while.
     assert!(matches!(
         admit(&cluster, "a-1b", &nodes[1]),
-        Ok(Admitted::Wait(_))
+        Ok(BindStep::Wait(_))
     ));
     cluster.wait(6);
-    let Ok(Admitted::Wait(awaited)) = admit(&cluster, "a-1b", &nodes[1]) else {
+    let Ok(BindStep::Wait(awaited)) = admit(&cluster, "a-1b", &nodes[1]) else {
         panic!("its place is not written down as its own");
     };
     assert_eq!(awaited.why.as_deref(), Some("its place is not written down yet"));

@@ -7,7 +7,8 @@ use gantry_api::{NodeName, PodUid};
 use gantry_gang::GangKey;
 use gantry_gang::protocol::{Answer, Arrival, BindEnd, Placed};
 
-use crate::index::{BindError, Index, Reserved, Target};
+use crate::index::reservations::Reservations;
+use crate::index::{BindError, BindStep, Index, Reserved, Target};
 use crate::layout::Layout;
 use crate::pod::PodFacts;
 use crate::request::Request;
@@ -15,17 +16,6 @@ use crate::snapshot::NodeIx;
 
 /// Why a member waits that has been given a place after the decision.
 const UNWRITTEN: &str = "its place is not written down yet";
-
-/// What becomes of a bind.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Admitted {
-    /// The pod belongs to no gang, and this is set aside for it.
-    Single(Reserved),
-    /// Its gang is decided, and its place is set aside for it. From here on only forward.
-    Member(Reserved),
-    /// It waits for its gang: ask again when the gang's standing changes.
-    Wait(Awaited),
-}
 
 /// What a member waits for.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -93,14 +83,18 @@ impl Index {
     ///
     /// # Errors
     /// See [`BindError`]; then nothing is set aside.
-    pub fn admit(&mut self, target: &Target, request: Option<Arc<Request>>) -> Result<Admitted, BindError> {
+    pub(in crate::index) fn arrive(
+        &mut self,
+        target: &Target,
+        request: Option<Arc<Request>>,
+    ) -> Result<BindStep, BindError> {
         let waits = match self.pods.get(&target.uid) {
             // Done already, or elsewhere: there is nothing to wait for.
             Some(pod) => pod.node.is_none(),
             None => true,
         };
         if !waits {
-            return self.reserve(target, request).map(Admitted::Single);
+            return self.reserve(target, request).map(BindStep::Single);
         }
         if !self.gangs.leading {
             // Of gangs nothing is known then: a member that waits here must not be taken for a single pod.
@@ -109,16 +103,16 @@ impl Index {
             ));
         }
         match self.gangs.core.arrive(self.now, &target.uid, &target.node) {
-            Arrival::Single => self.reserve(target, request).map(Admitted::Single),
+            Arrival::Single => self.reserve(target, request).map(BindStep::Single),
             Arrival::Refuse(why) => Err(BindError::Gang(why)),
             Arrival::Wait => self.wait_for(&target.uid),
             Arrival::Go(placed) => match self.reserve_place(target, &placed) {
-                Ok(reserved) => Ok(Admitted::Member(reserved)),
+                Ok(reserved) => Ok(BindStep::Member(reserved)),
                 Err(error) => {
                     self.may_move(&target.uid);
                     match error {
                         // Whoever had the devices is still on its way out, or its end is not certain yet.
-                        BindError::NotFree { .. } => Ok(Admitted::Wait(Awaited {
+                        BindError::NotFree { .. } => Ok(BindStep::Wait(Awaited {
                             gang: placed.gang,
                             why: Some(error.to_string().into()),
                         })),
@@ -131,17 +125,17 @@ impl Index {
 
     /// No Binding of a member is on its way: if its place is lost, it may have another.
     pub(in crate::index) fn may_move(&mut self, uid: &PodUid) {
-        if self.gangs.leading && !self.binds.reserved.contains_key(uid) {
+        if self.gangs.leading && !self.reservations.has_bind(uid) {
             self.gangs.core.bind_ended(self.now, uid, BindEnd::Failed);
         }
     }
 
-    fn wait_for(&self, uid: &PodUid) -> Result<Admitted, BindError> {
+    fn wait_for(&self, uid: &PodUid) -> Result<BindStep, BindError> {
         let gang = self.gangs.core.gang_of(uid).cloned();
         let gang = gang.ok_or_else(|| BindError::UnknownPod(uid.clone()))?;
         let decided = self.gangs.core.view(&gang).is_some_and(|view| view.is_decided());
         let why = decided.then(|| UNWRITTEN.into());
-        Ok(Admitted::Wait(Awaited { gang, why }))
+        Ok(BindStep::Wait(Awaited { gang, why }))
     }
 
     /// A member has waited for its siblings as long as it may, and kube-scheduler is told so.
@@ -164,32 +158,18 @@ impl Index {
         let heard = self.heard(target.uid.as_str());
         let request = heard.and_then(|pod| pod.request.clone().ok());
         let request = self.check_pod(target, request)?;
-        let Some(request) = request.map(|request| request.of(&self.managed.managed())) else {
+        let Some(request) = request.map(|request| request.of(&self.nodes.resources().managed())) else {
             return Ok(Reserved::AlreadyBound);
         };
-        let no_such_node = || BindError::NoSuchNode(target.node.clone());
-        let ix = self.names.get(target.node.as_str()).ok_or_else(no_such_node)?;
-        // The account must be of this moment.
-        self.refresh(ix);
-        let not_free = |reason: &str| BindError::NotFree {
-            node: target.node.clone(),
-            reason: reason.to_owned(),
-        };
-        let entry = self
-            .entries
-            .get_mut(ix.0 as usize)
-            .filter(|entry| entry.advertised.is_some())
-            .ok_or_else(no_such_node)?;
-        let inventory = entry.inventory.as_ref();
-        if let Some(reason) = inventory.and_then(|inventory| inventory.not_ready.as_ref()) {
-            return Err(not_free(&crate::decide::plugin_not_ready(reason)));
+        let node = self.node_for(target)?;
+        if let Some(repeated) = Reservations::repeat(&mut self.nodes, node, target)? {
+            return Ok(repeated);
         }
-        if let Some(known) = entry.again(target) {
-            return known;
-        }
-        let layouts = self.lay_place(ix, &request, placed, target.uid.as_str());
-        let layouts = layouts.ok_or_else(|| not_free("the devices of its place are not given back yet"))?;
-        self.set_aside(ix, target, &request, &layouts)
+        let layouts = self.lay_place(node, &request, placed, target.uid.as_str());
+        let layouts = layouts
+            .ok_or_else(|| BindError::not_free(target, "the devices of its place are not given back yet"))?;
+        self.reservations
+            .grant(&mut self.nodes, node, target, &request, &layouts)
     }
 
     /// Where a member's containers lie within its place.
@@ -200,7 +180,7 @@ impl Index {
         placed: &Placed,
         pod: &str,
     ) -> Option<Vec<Layout>> {
-        let entry = self.entries.get(ix.0 as usize)?;
+        let entry = self.nodes.get(ix)?;
         let sets = entry.available(placed, pod)?;
         let class = entry.exact(&[])?;
         let mut layouts = Vec::with_capacity(request.asks.len());

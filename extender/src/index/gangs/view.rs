@@ -162,7 +162,11 @@ impl Index {
         for view in self.gangs.core.views() {
             *totals.phases.entry(view.phase()).or_default() += 1;
         }
-        for place in self.entries.iter().flat_map(|entry| &entry.places) {
+        for place in self
+            .nodes
+            .iter()
+            .flat_map(|(_, node)| node.occupancy().gang_reservations())
+        {
             totals.places += 1;
             let devices = place.devices.iter();
             totals.devices += devices.map(|(_, ids)| ids.len()).sum::<usize>();
@@ -233,9 +237,9 @@ impl Index {
     }
 
     fn in_words(&self, node: &NodeName, devices: &crate::ledger::Devices) -> String {
-        let node = self.names.get(node.as_str());
-        let entry = node.and_then(|node| self.entries.get(node.0 as usize));
-        let Some(inventory) = entry.and_then(|entry| entry.inventory.as_ref()) else {
+        let node = self.nodes.find(node.as_str());
+        let entry = node.and_then(|node| self.nodes.get(node));
+        let Some(inventory) = entry.and_then(|entry| entry.inventory()) else {
             return String::new();
         };
         let words = devices.iter().filter_map(|(resource, ids)| {

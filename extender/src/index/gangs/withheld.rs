@@ -8,7 +8,7 @@ use gantry_gang::GangKey;
 use serde::Serialize;
 
 use crate::index::Index;
-use crate::index::entry::Entry;
+use crate::index::node::Node;
 
 /// Places of one decided gang that none of its bound pods has.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -32,17 +32,21 @@ impl fmt::Display for PlacesKept {
 impl Index {
     /// The places that are kept on all nodes for decided gangs other than `but`, by gang.
     pub(super) fn places_kept(&self, but: &GangKey) -> Vec<PlacesKept> {
-        self.kept_among(&self.entries, Some(but))
+        self.kept_among(self.nodes.iter().map(|(_, node)| node), Some(but))
     }
 
     /// The same on one node.
-    pub(in crate::index) fn places_kept_on(&self, node: &Entry, but: Option<&GangKey>) -> Vec<PlacesKept> {
-        self.kept_among(std::slice::from_ref(node), but)
+    pub(in crate::index) fn places_kept_on(&self, node: &Node, but: Option<&GangKey>) -> Vec<PlacesKept> {
+        self.kept_among(std::iter::once(node), but)
     }
 
-    fn kept_among(&self, nodes: &[Entry], but: Option<&GangKey>) -> Vec<PlacesKept> {
+    fn kept_among<'n>(
+        &self,
+        nodes: impl Iterator<Item = &'n Node>,
+        but: Option<&GangKey>,
+    ) -> Vec<PlacesKept> {
         let mut places: BTreeMap<&GangKey, usize> = BTreeMap::new();
-        for kept in nodes.iter().flat_map(|node| &node.places) {
+        for kept in nodes.flat_map(|node| node.occupancy().gang_reservations()) {
             *places.entry(&kept.gang).or_default() += 1;
         }
         let decided = |gang: &GangKey| {

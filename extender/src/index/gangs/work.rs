@@ -145,9 +145,15 @@ impl Index {
         if let Some(pod) = self.pods.get(uid).or_else(|| self.heard(uid.as_str())) {
             return Some((Arc::clone(&pod.namespace), Arc::clone(&pod.name)));
         }
-        match self.claiming_other_pod(uid) {
+        match self.resources.member(uid) {
             Some(pod) => Some((Arc::clone(&pod.profile.namespace), Arc::clone(&pod.name))),
-            None => self.loose_address(uid),
+            None => {
+                let preemptible = self.resources.preemptible(uid)?;
+                Some((
+                    Arc::clone(&preemptible.profile.namespace),
+                    Arc::clone(&preemptible.pod.name),
+                ))
+            }
         }
     }
 

@@ -85,15 +85,15 @@ impl World {
         let Some(process) = self.extenders.running.get(&run) else {
             return;
         };
-        let admitted = process.store.update(|index| index.admit(&target, None));
+        let admitted = process.store.bind(&target, None);
         match admitted {
             Err(BindError::UnknownPod(_)) if !was_read && !waited => {
                 let name = target.name;
                 self.send(run, What::ReadPod { task: number, name });
             }
             Err(error) => self.end(run, number, Err(error.to_string())),
-            Ok(Admitted::Single(reserved)) => self.begin_writing(run, number, &reserved, false),
-            Ok(Admitted::Member(reserved)) => {
+            Ok(BindStep::Single(reserved)) => self.begin_writing(run, number, &reserved, false),
+            Ok(BindStep::Member(reserved)) => {
                 let deadline = self.now + BIND;
                 if let Some(task) = self.task(run, number) {
                     task.deadline = deadline;
@@ -101,10 +101,10 @@ impl World {
                 self.after(BIND / 3, Event::MemberAnswer { run, task: number });
                 self.begin_writing(run, number, &reserved, true);
             }
-            Ok(Admitted::Wait(_)) if self.now >= deadline => {
+            Ok(BindStep::Wait(_)) if self.now >= deadline => {
                 self.end(run, number, Err(ALONE.to_owned()));
             }
-            Ok(Admitted::Wait(_)) => {
+            Ok(BindStep::Wait(_)) => {
                 if let Some(task) = self.task(run, number) {
                     task.stage = Stage::Waiting;
                 }

@@ -267,7 +267,7 @@ impl World {
         match &cause {
             Cause::Freed(parked) => {
                 let parked = parked.clone();
-                self.update(run, |index| index.repark(pod.clone(), parked));
+                self.update(run, |index| index.requeue(pod.clone(), parked));
             }
             Cause::Called => {}
         }
@@ -294,9 +294,10 @@ impl World {
         process.store.update(|index| index.hear(facts));
         if pod.gang.is_none() {
             // What it asks for is known by now.
-            let admitted = process.store.update(|index| index.admit(&target, Some(request)));
+            let read = ReadPod { request, facts: None };
+            let admitted = process.store.bind(&target, Some(read));
             match admitted {
-                Ok(Admitted::Single(reserved)) => self.begin_writing(run, task, &reserved, false),
+                Ok(BindStep::Single(reserved)) => self.begin_writing(run, task, &reserved, false),
                 Ok(_) => self.end(run, task, Err("a gang after all".to_owned())),
                 Err(error) => self.end(run, task, Err(error.to_string())),
             }

@@ -8,7 +8,7 @@ fn unlike() -> Cluster {
     for (name, adapters, disk) in [("m", 0, "hdd"), ("n", 2, "nvme")] {
         cluster.store.update(|index| {
             let number = index.snapshot().find(name).unwrap();
-            let facts = index.rooms()[number.0 as usize].facts.as_deref();
+            let facts = index.resources.nodes()[number.0 as usize].facts.as_deref();
             let mut facts = facts.unwrap().clone();
             facts.labels.insert("disk".into(), disk.into());
             facts.labels.insert("kubernetes.io/hostname".into(), name.into());

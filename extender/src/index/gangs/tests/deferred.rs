@@ -44,7 +44,7 @@ fn they_are_given_out_to_be_bound_where_they_were() {
     assert_eq!(deferred, [target("a-0", &nodes[0])]);
     assert!(matches!(
         admit(&cluster, "a-0", &nodes[0]),
-        Ok(Admitted::Member(Reserved::Grant { .. }))
+        Ok(BindStep::Member(Reserved::Grant { .. }))
     ));
     assert_eq!(cluster.store.update(Index::take_deferred), []);
 }
@@ -74,9 +74,9 @@ fn pod_that_leaves_enough_resources_is_ignored() {
 fn member_must_return_after_its_node_changed() {
     let (cluster, nodes) = first_has_left();
     cluster.store.update(|index| {
-        let mut facts = NodeFacts::clone(index.rooms()[0].facts.as_ref().unwrap());
+        let mut facts = NodeFacts::clone(index.resources.nodes()[0].facts.as_ref().unwrap());
         if *facts.name != *nodes[0] {
-            facts = NodeFacts::clone(index.rooms()[1].facts.as_ref().unwrap());
+            facts = NodeFacts::clone(index.resources.nodes()[1].facts.as_ref().unwrap());
         }
         facts.unschedulable = true;
         index.node_described(Arc::new(facts));

@@ -54,7 +54,7 @@ fn pod_of_another_scheduler_is_ignored_until_bound() {
     }]);
     cluster.pod(&theirs);
     assert!(cluster.store.snapshot().promised.is_none());
-    assert_eq!(cluster.store.read(|index| index.short()), []);
+    assert_eq!(cluster.store.read(|index| index.insufficient_pods()), []);
     cluster.pod(&bound(theirs, "n", 1, Some("0-7")));
     assert_eq!(cluster.free("n"), "");
 }
@@ -64,7 +64,9 @@ fn scheduler_is_recorded_by_its_first_call() {
     let cluster = two_nodes();
     create(&cluster, &of("gpu-profile", 0, members("a", 2, 8)));
     assert_eq!(phase(&cluster, "a"), GangPhase::Pending);
-    cluster.store.update(|index| index.scheduler_asks("gpu-profile"));
+    cluster
+        .store
+        .update(|index| index.record_scheduler("gpu-profile"));
     cluster.wait(1);
     assert_eq!(phase(&cluster, "a"), GangPhase::Reserved);
     create(&cluster, &of("koord-scheduler", 0, members("b", 1, 1)));

@@ -25,7 +25,7 @@ fn assert_replaced(cluster: &Cluster, lost: &Value, replacement: Value, node: &s
     assert_eq!(kept, "", "nobody else gets what is kept");
     write_down(cluster);
     let admitted = admit(cluster, &uid, node);
-    assert!(matches!(admitted, Ok(Admitted::Member(_))), "{admitted:?}");
+    assert!(matches!(admitted, Ok(BindStep::Member(_))), "{admitted:?}");
 }
 
 #[test]

@@ -40,7 +40,7 @@ fn pod_of_a_basic_group_is_scheduled_by_itself() {
     }
     assert_eq!((cluster.free("m").len(), cluster.free("n").len()), (15, 15));
     for (pod, node) in [("a", "m"), ("b", "n")] {
-        assert!(matches!(admit(&cluster, pod, node), Ok(Admitted::Single(_))));
+        assert!(matches!(admit(&cluster, pod, node), Ok(BindStep::Single(_))));
         cluster.pod(&bound(basic(pod, 8, 0), node, 1, Some("0-7")));
     }
     let view = cluster.store.read(|index| index.gang_view("default", "g"));

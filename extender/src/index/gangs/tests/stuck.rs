@@ -81,7 +81,7 @@ fn offered_nodes_restrict_one_shape_only() {
         cluster.add(name, &bridged());
         let node = cluster.store.snapshot().find(name).unwrap();
         cluster.store.update(|index| {
-            let facts = index.rooms()[node.0 as usize].facts.as_deref();
+            let facts = index.resources.nodes()[node.0 as usize].facts.as_deref();
             let mut facts = facts.unwrap().clone();
             facts.labels.insert("pool".into(), pool.into());
             index.node_described(facts.into());
@@ -139,7 +139,7 @@ fn member_with_a_lost_reservation_gets_another() {
     cluster.add("o", &bridged());
     not_ready(&cluster, &nodes[0]);
     // It comes, and its devices cannot be set aside: no Binding is on its way.
-    assert!(matches!(admit(&cluster, "a-0", &nodes[0]), Ok(Admitted::Wait(_))));
+    assert!(matches!(admit(&cluster, "a-0", &nodes[0]), Ok(BindStep::Wait(_))));
     cluster.store.update(|index| index.withdraw(&"a-0".into()));
     cluster.store.update(|index| index.node_deleted(&nodes[0]));
     assert_eq!(node(&cluster, "a-0"), "o");
@@ -199,7 +199,7 @@ fn those_who_wait_are_not_asked_again_for_each_that_comes() {
     let nodes: Vec<String> = (0..4)
         .map(|number| node(&cluster, &format!("a-{number}")))
         .collect();
-    let Ok(Admitted::Wait(awaited)) = admit(&cluster, "a-0", &nodes[0]) else {
+    let Ok(BindStep::Wait(awaited)) = admit(&cluster, "a-0", &nodes[0]) else {
         panic!("it does not wait");
     };
     let notifier = cluster.store.notifier(&awaited.gang);
@@ -243,18 +243,18 @@ fn a_place_that_a_sibling_really_has_is_planned_anew() {
 }
 
 /// What a member is granted where its place may have to be written down first.
-fn placed(cluster: &Cluster, pod: &str) -> Admitted {
+fn placed(cluster: &Cluster, pod: &str) -> BindStep {
     for _ in 0..4 {
         node(cluster, pod);
         match admit(cluster, pod, "m").unwrap() {
-            Admitted::Wait(_) => write_down(cluster),
+            BindStep::Wait(_) => write_down(cluster),
             admitted => return admitted,
         }
     }
     panic!("{pod} waits for ever");
 }
 
-fn bound_as(cluster: &Cluster, pod: &Value, admitted: &Admitted) {
+fn bound_as(cluster: &Cluster, pod: &Value, admitted: &BindStep) {
     let uid = PodUid::from(pod["metadata"]["name"].as_str().unwrap());
     let now = cluster.now();
     cluster.store.update(|index| {

@@ -44,13 +44,13 @@ fn members_stay_a_gang_when_their_resource_vanishes() {
         let (cluster, _) = sliced(advertised);
         for pod in ["a-0", "a-1"] {
             assert_eq!(node(&cluster, pod), "n");
-            assert!(matches!(admit(&cluster, pod, "n"), Ok(Admitted::Wait(_))));
+            assert!(matches!(admit(&cluster, pod, "n"), Ok(BindStep::Wait(_))));
         }
         cluster.store.update(|index| index.inventory_deleted("n"));
         for pod in ["a-0", "a-1", "a-2"] {
             let admitted = admit(&cluster, pod, "n");
             assert!(
-                !matches!(admitted, Ok(Admitted::Single(_))),
+                !matches!(admitted, Ok(BindStep::Single(_))),
                 "{pod}: {admitted:?}"
             );
             assert!(matches!(answer(&cluster, pod), Answer::Wait(_)), "{pod}");

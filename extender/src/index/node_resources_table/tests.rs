@@ -254,14 +254,14 @@ impl World {
             Step::Take(number, cpu) => {
                 let mut needs = Needs::default();
                 needs.resources.add_written("cpu", &cpu.to_string());
-                let node = self.index.node(&NODES[number].into());
-                self.index.room_take(node, &needs);
+                let node = self.index.nodes.number(&NODES[number].into());
+                self.index.resources.reserve(node, &needs);
                 self.places.push((number, needs));
             }
             Step::Give => {
                 if let Some((number, needs)) = self.places.pop() {
-                    let node = self.index.node(&NODES[number].into());
-                    self.index.room_give(node, &needs);
+                    let node = self.index.nodes.number(&NODES[number].into());
+                    self.index.resources.release(node, &needs);
                 }
             }
         }
@@ -323,17 +323,21 @@ impl World {
         let numbers: Vec<(usize, NodeIx)> = NODES
             .iter()
             .enumerate()
-            .filter_map(|(number, name)| Some((number, self.index.names.get(name)?)))
+            .filter_map(|(number, name)| Some((number, self.index.nodes.find(name)?)))
             .collect();
         for (number, node) in &numbers {
-            let room = &self.index.rooms()[node.0 as usize];
+            let room = &self.index.resources.nodes()[node.0 as usize];
             prop_assert_eq!(room.left.milli_cpu, self.cpu_left(*number), "{}", NODES[*number]);
             let expected = self.nodes.get(number).map(|node| node.facts(NODES[*number]));
             prop_assert_eq!(room.facts.as_deref(), expected.as_ref());
         }
         let built = Fabric::build(
             Levels::parse("zone=zone").unwrap(),
-            self.index.rooms().iter().map(|room| room.facts.as_deref()),
+            self.index
+                .resources
+                .nodes()
+                .iter()
+                .map(|room| room.facts.as_deref()),
         );
         prop_assert_eq!(self.index.fabric(), &built);
         for thinned in [false, true] {
@@ -354,7 +358,7 @@ impl World {
             .filter(|(_, pod)| pod.gpus && pod.node.is_none() && !pod.ended)
         {
             let needs = Arc::clone(&self.index.pod(&uid(*number)).unwrap().needs);
-            let barred = self.index.barred_without(&needs, &gone);
+            let barred = self.index.resources.barred(&needs, &gone);
             for (number, node) in numbers
                 .iter()
                 .filter(|(number, _)| self.nodes.contains_key(number))
@@ -500,7 +504,7 @@ fn labels_that_no_term_is_about_any_more_are_forgotten() {
                 &format!("run-{number}"),
                 gone,
             );
-            assert!(world.index.rooms.about.len() <= FEW + 1);
+            assert!(world.index.resources.term_labels.len() <= MIN_LABELS + 1);
         }
     }
     assert_eq!(labels(&world), ["app"]);
@@ -523,7 +527,7 @@ fn more_fits_when_a_pod_ends_on_a_node_with_devices() {
         &mut Default::default(),
     );
     world.index.inventory_applied(&"n0".into(), inventory.unwrap());
-    world.index.room_gained();
+    world.index.take_resources_gained();
     world.play(Step::Pod(
         0,
         Some(Pod {
@@ -532,7 +536,7 @@ fn more_fits_when_a_pod_ends_on_a_node_with_devices() {
             ..PLAIN
         }),
     ));
-    assert!(!world.index.room_gained(), "nothing has changed");
+    assert!(!world.index.take_resources_gained(), "nothing has changed");
     world.play(Step::Pod(
         0,
         Some(Pod {
@@ -542,8 +546,8 @@ fn more_fits_when_a_pod_ends_on_a_node_with_devices() {
             ..PLAIN
         }),
     ));
-    assert!(world.index.room_gained());
-    assert!(!world.index.room_gained(), "it is told once");
+    assert!(world.index.take_resources_gained());
+    assert!(!world.index.take_resources_gained(), "it is told once");
     world.play(Step::Pod(
         1,
         Some(Pod {
@@ -553,7 +557,7 @@ fn more_fits_when_a_pod_ends_on_a_node_with_devices() {
         }),
     ));
     world.play(Step::Pod(1, None));
-    assert!(!world.index.room_gained(), "that node has no devices");
+    assert!(!world.index.take_resources_gained(), "that node has no devices");
 }
 
 #[test]
@@ -579,8 +583,8 @@ fn pods_that_ask_for_more_than_can_be_counted_leave_a_nodes_account_as_it_was() 
     };
     let pods: Vec<OtherPod> = (0..1000).map(|number| read(&format!("greedy{number}"))).collect();
     let left = |world: &World| {
-        let node = world.index.names.get("n0").unwrap();
-        world.index.rooms()[node.0 as usize].left.clone()
+        let node = world.index.nodes.find("n0").unwrap();
+        world.index.resources.nodes()[node.0 as usize].left.clone()
     };
     let before = left(&world);
     for pod in pods.clone() {
@@ -615,9 +619,9 @@ fn pods_of_one_controller_are_of_one_kind() {
             other => panic!("{other:?}"),
         }
     }
-    assert_eq!(world.index.rooms.pods.len(), 1000);
-    assert_eq!(world.index.rooms.by_profile.len(), 1);
-    assert!(world.index.claiming_other_pods().is_empty());
+    assert_eq!(world.index.resources.pods.len(), 1000);
+    assert_eq!(world.index.resources.affinity.profiles(), 1);
+    assert!(world.index.resources.members().is_empty());
 }
 
 #[test]
@@ -636,10 +640,10 @@ fn a_member_without_devices_belongs_to_its_gang_until_it_is_deleted() {
     }
     // It has ended, and is on no node: it counts all the same.
     assert_eq!(world.index.belongs("l"), Belongs::Gang);
-    assert_eq!(world.index.claiming_other_pods().len(), 1);
+    assert_eq!(world.index.resources.members().len(), 1);
     world.index.other_pod_gone(&"l".into());
     assert_ne!(world.index.belongs("l"), Belongs::Gang);
-    assert!(world.index.claiming_other_pods().is_empty());
+    assert!(world.index.resources.members().is_empty());
 }
 
 #[test]
@@ -673,16 +677,16 @@ fn numbers_that_are_given_up_take_nothing_along() {
     for name in &passing {
         world.index.node_deleted(name);
     }
-    let before = world.index.names.get("n1");
+    let before = world.index.nodes.find("n1");
     world.index.publish();
-    assert_ne!(world.index.names.get("n1"), before, "it has another number now");
+    assert_ne!(world.index.nodes.find("n1"), before, "it has another number now");
     world.check().unwrap();
     world.play(Step::Node(1, Some(plain)));
     world.check().unwrap();
     let needs = Arc::clone(&world.index.pod("p1").unwrap().needs);
     assert_eq!(
-        world.index.barred(&needs).nodes,
-        [world.index.names.get("n1").unwrap()]
+        world.index.resources.barred(&needs, &[]).nodes,
+        [world.index.nodes.find("n1").unwrap()]
     );
 }
 
@@ -699,7 +703,10 @@ fn the_fabric_is_built_when_the_list_of_nodes_is_complete() {
     world.play(Step::Node(0, Some(node)));
     world.index.publish();
     assert_eq!(world.index.fabric().domains.len(), 1);
-    assert_eq!(world.index.fabric().of_node.len(), world.index.rooms().len());
+    assert_eq!(
+        world.index.fabric().of_node.len(),
+        world.index.resources.nodes().len()
+    );
     world.index.list_ends(now, Source::Nodes);
     world.index.publish();
     assert_eq!(world.index.fabric().domains.len(), 2);

@@ -1,30 +1,28 @@
-//! Which nodes the volumes can be reached from that pods claim. What is not known of a volume keeps no pod off: kube-scheduler judges too.
-//! Facts only.
+//! Which nodes can reach the volumes that pods claim. An unknown volume restricts no pod: kube-scheduler checks volumes as well.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
 use gantry_gang::needs::NodeTerm;
 
-use super::Index;
 use crate::pod::PodFacts;
 
 /// Namespace and name.
-type Claim = (Arc<str>, Arc<str>);
-/// One of the terms must hold on a node that a volume can be reached from.
-type Reach = Arc<Vec<NodeTerm>>;
+pub(super) type Claim = (Arc<str>, Arc<str>);
+/// A node can reach a volume if one of these terms holds.
+pub(super) type Reach = Arc<Vec<NodeTerm>>;
 
-/// Claims that have a volume, and the volumes that cannot be reached from everywhere.
+/// Claims that have a volume, and the volumes that not every node can reach.
 #[derive(Debug, Default)]
-pub(super) struct Volumes {
+pub(super) struct VolumeTable {
     claims: HashMap<Claim, Arc<str>>,
     reach: HashMap<Arc<str>, Reach>,
-    /// Since what pods need was last worked out.
+    /// Something changed since the needs of pods were last completed.
     changed: bool,
 }
 
-impl Volumes {
-    /// Where the volumes of a pod can be reached, in an order of its own.
+impl VolumeTable {
+    /// Where the volumes of a pod can be reached, by name of volume.
     pub(super) fn of(&self, pod: &PodFacts) -> Vec<Reach> {
         let claims = pod.volume_claims.iter();
         let volumes = claims.filter_map(|claim| {
@@ -37,7 +35,7 @@ impl Volumes {
         reach.sort_unstable_by_key(|(volume, _)| *volume);
         let mut distinct: Vec<Reach> = Vec::new();
         for (_, reach) in reach {
-            // Volumes of one zone ask for the same: members that have one each are alike.
+            // VolumeTable of one zone ask for the same: members that have one each are alike.
             if !distinct.contains(reach) {
                 distinct.push(Arc::clone(reach));
             }
@@ -45,47 +43,43 @@ impl Volumes {
         distinct
     }
 
-    /// Whether anything has changed since this was last asked.
+    /// Whether anything changed since this was last called.
     pub(super) fn take_changed(&mut self) -> bool {
         std::mem::take(&mut self.changed)
     }
-}
 
-impl Index {
-    /// All claims of volumes, each with its volume if it is bound to one.
-    pub fn volume_claims_listed(&mut self, claims: Vec<(Claim, Option<Arc<str>>)>) {
+    /// All claims, each with its volume if it is bound to one.
+    pub(super) fn set_claims(&mut self, claims: impl IntoIterator<Item = (Claim, Option<Arc<str>>)>) {
         let claims = claims.into_iter();
-        self.volumes.claims = claims
+        self.claims = claims
             .filter_map(|(claim, volume)| Some((claim, volume?)))
             .collect();
-        self.volumes.changed = true;
+        self.changed = true;
     }
 
-    /// A claim of a volume is bound to this one, or to none any more.
-    pub fn volume_claim_seen(&mut self, claim: Claim, volume: Option<Arc<str>>) {
-        let known = self.volumes.claims.get(&claim);
-        self.volumes.changed |= known != volume.as_ref();
+    /// A claim is bound to this volume, or to none.
+    pub(super) fn set_claim(&mut self, claim: Claim, volume: Option<Arc<str>>) {
+        self.changed |= self.claims.get(&claim) != volume.as_ref();
         match volume {
-            Some(volume) => self.volumes.claims.insert(claim, volume),
-            None => self.volumes.claims.remove(&claim),
+            Some(volume) => self.claims.insert(claim, volume),
+            None => self.claims.remove(&claim),
         };
     }
 
-    /// All volumes, each with the terms of which one must hold where it can be reached; `None`: from everywhere.
-    pub fn volumes_listed(&mut self, volumes: impl Iterator<Item = (Arc<str>, Option<Reach>)>) {
-        self.volumes.reach = volumes
+    /// All volumes, each with its terms; `None`: every node can reach it.
+    pub(super) fn set_volumes(&mut self, volumes: impl Iterator<Item = (Arc<str>, Option<Reach>)>) {
+        self.reach = volumes
             .filter_map(|(volume, reach)| Some((volume, reach?)))
             .collect();
-        self.volumes.changed = true;
+        self.changed = true;
     }
 
-    /// A volume can be reached where one of these terms holds; `None`: from everywhere, or it is gone.
-    pub fn volume_seen(&mut self, volume: Arc<str>, reach: Option<Reach>) {
-        let known = self.volumes.reach.get(&volume);
-        self.volumes.changed |= known != reach.as_ref();
+    /// The terms of a volume; `None`: every node can reach it, or it is gone.
+    pub(super) fn set_volume(&mut self, volume: Arc<str>, reach: Option<Reach>) {
+        self.changed |= self.reach.get(&volume) != reach.as_ref();
         match reach {
-            Some(reach) => self.volumes.reach.insert(volume, reach),
-            None => self.volumes.reach.remove(&volume),
+            Some(reach) => self.reach.insert(volume, reach),
+            None => self.reach.remove(&volume),
         };
     }
 }
@@ -100,7 +94,7 @@ mod tests {
     use super::*;
     use crate::decide::Options;
     use crate::fixtures::{Cluster, bound, bridged, member, target};
-    use crate::index::{Admitted, Outcome, Reserved};
+    use crate::index::{BindStep, Outcome, Reserved};
 
     fn only_on(node: &str) -> Option<Reach> {
         let required = Requirement {
@@ -125,8 +119,8 @@ mod tests {
             cluster.add(name, &bridged());
             let label = ("kubernetes.io/hostname".into(), name.into());
             let facts = cluster.store.read(|index| {
-                let node = index.names.get(name).unwrap();
-                index.rooms()[node.0 as usize].facts.clone().unwrap()
+                let node = index.nodes.find(name).unwrap();
+                index.resources.nodes()[node.0 as usize].facts.clone().unwrap()
             });
             let mut facts = (*facts).clone();
             facts.labels.extend([label]);
@@ -225,9 +219,7 @@ mod tests {
     fn bind(cluster: &Cluster, nodes: [&str; 2]) -> [Value; 2] {
         let places = [("a-0", nodes[0]), ("a-1", nodes[1])];
         let admit = |(pod, node): (&str, &str)| {
-            let admitted = cluster
-                .store
-                .update(|index| index.admit(&target(pod, node), None));
+            let admitted = cluster.store.bind(&target(pod, node), None);
             admitted.unwrap()
         };
         for place in places {
@@ -241,7 +233,7 @@ mod tests {
             }
         }
         places.map(|(pod, node)| {
-            let Admitted::Member(Reserved::Grant { annotation, .. }) = admit((pod, node)) else {
+            let BindStep::Member(Reserved::Grant { annotation, .. }) = admit((pod, node)) else {
                 panic!("{pod} has no place");
             };
             let now = cluster.now();

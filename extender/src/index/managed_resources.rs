@@ -1,7 +1,6 @@
-//! Which resources there are: those managed (the operator named them, or some node's plugin publishes them), and those offered (a plugin
-//! publishes them, or some kubelet advertises them). Counts the nodes. A resource that was published is managed on while some kubelet
-//! advertises it or some pod asks for it: a plugin may be away for a moment, and a pod that asks for devices must not be taken meanwhile
-//! for one that asks for none.
+//! The resources that Gantry manages (the operator named them, or a plugin publishes them), and those that nodes offer (a plugin publishes
+//! them, or kubelet advertises them). A resource that was published stays managed while a kubelet advertises it or a pod asks for it: a
+//! plugin may be down for a moment, and a pod that asks for devices must not be treated as one that asks for none.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -11,11 +10,11 @@ use gantry_api::ResourceName;
 use crate::inventory::Inventory;
 use crate::watched::Watched;
 
-/// The resources there are.
+/// The resources of all nodes.
 #[derive(Debug)]
-pub(super) struct Managed {
+pub(super) struct ManagedResources {
     named: BTreeSet<ResourceName>,
-    /// Those that are published, or were and are not forgotten yet.
+    /// Those that are published, or were published and are not forgotten yet.
     learned: BTreeSet<ResourceName>,
     published: Counts,
     advertised: Counts,
@@ -23,11 +22,11 @@ pub(super) struct Managed {
     offered: Arc<BTreeSet<ResourceName>>,
 }
 
-/// By resource, how many nodes have it.
+/// How many nodes have each resource.
 #[derive(Debug, Default)]
 struct Counts(BTreeMap<ResourceName, usize>);
 
-impl Managed {
+impl ManagedResources {
     pub(super) fn new(watched: &Watched) -> Self {
         let named: BTreeSet<ResourceName> = watched.named().iter().cloned().collect();
         Self {
@@ -45,12 +44,12 @@ impl Managed {
         Arc::clone(&self.managed)
     }
 
-    /// The resources of which some node has, or had, a device.
+    /// The resources that some node has.
     pub(super) fn offered(&self) -> Arc<BTreeSet<ResourceName>> {
         Arc::clone(&self.offered)
     }
 
-    /// A node's inventory is another now. True if there are other resources than before.
+    /// The inventory of a node changed. True if the set of resources changed.
     pub(super) fn published(&mut self, before: Option<&Inventory>, after: Option<&Inventory>) -> bool {
         fn names(inventory: Option<&Inventory>) -> impl Iterator<Item = &ResourceName> {
             let pools = inventory.into_iter().flat_map(|inventory| &inventory.pools);
@@ -65,12 +64,12 @@ impl Managed {
         changed
     }
 
-    /// Whether a resource is managed that nobody publishes or advertises any more.
+    /// Whether a resource is managed that no node has any more.
     pub(super) fn is_outdated(&self) -> bool {
         self.learned.iter().any(|resource| !self.is_there(resource))
     }
 
-    /// Forgets the resources that nobody publishes, advertises or asks for any more. True if there were any.
+    /// Forgets the resources that no node has and that are not `asked` for any more. True if there were any.
     pub(super) fn forget(&mut self, asked: impl Fn(&ResourceName) -> bool) -> bool {
         let over = |resource: &ResourceName| !self.is_there(resource) && !asked(resource);
         let over: Vec<ResourceName> = self.learned.iter().filter(|name| over(name)).cloned().collect();
@@ -91,11 +90,11 @@ impl Managed {
         let managed: BTreeSet<ResourceName> = self.named.union(&self.learned).cloned().collect();
         if *self.managed != managed {
             self.managed = Arc::new(managed);
-            tracing::info!(resources = ?self.managed, "resources managed now");
+            tracing::info!(resources = ?self.managed, "managed resources changed");
         }
     }
 
-    /// What kubelet advertises of a node is another now. True if there are other resources than before.
+    /// What kubelet advertises of a node changed. True if the set of resources changed.
     pub(super) fn advertised(
         &mut self,
         before: &[(ResourceName, u32)],
@@ -119,7 +118,7 @@ impl Managed {
 }
 
 impl Counts {
-    /// One node has `after` in place of `before`. True if a resource came or went.
+    /// One node has `after` instead of `before`. True if a resource was added or removed.
     fn replace<'a>(
         &mut self,
         before: impl Iterator<Item = &'a ResourceName>,

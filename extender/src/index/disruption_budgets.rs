@@ -1,11 +1,10 @@
-//! PodDisruptionBudgets: how many pods of which kind may be stopped now. Whoever is preempted as a whole must be allowed as a whole, or
-//! half of a gang would be evicted for nothing; so this is known before the first eviction. For a single pod kube-scheduler stops others
-//! against budgets where nothing else helps, so what it is to stop is counted. Facts only.
+//! PodDisruptionBudgets: how many pods may be stopped now. A gang is preempted as a whole only if budgets allow the whole, or a part of it
+//! would be evicted in vain; so budgets are checked before the first eviction. For a single pod kube-scheduler breaks budgets where nothing
+//! else helps, so the broken ones are counted.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
-use gantry_api::PodUid;
 use gantry_gang::needs::{Operator, Requirement};
 use gantry_planner::preempt::{Budget, Occupant};
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
@@ -13,11 +12,11 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::Index;
+use super::node_resources_table::NodeResourcesTable;
 use crate::loose::Loose;
 use crate::pod::PodProfile;
 
-/// A budget as it is watched: what cannot be read of one must not keep the others from being read.
+/// A budget as it is watched: one that cannot be parsed must not block the others.
 pub type LooseBudget = Loose<PodDisruptionBudget>;
 
 /// A budget.
@@ -27,14 +26,14 @@ pub struct Disruptions {
     pub namespace: Arc<str>,
     /// Its name.
     pub name: Arc<str>,
-    /// What its pods' labels fulfil; `None` for no pod at all.
+    /// The requirements on labels of its pods; `None` selects no pod.
     pub selector: Option<Vec<Requirement>>,
-    /// `status.disruptionsAllowed`: 0 while that is not known.
+    /// `status.disruptionsAllowed`; 0 while unknown.
     pub allowed: u32,
 }
 
 impl Disruptions {
-    /// Reads a budget. One whose selector cannot be read protects every pod of its namespace: rather spare one too many.
+    /// Reads a budget. One whose selector cannot be read protects every pod of its namespace: a pod too many is spared.
     pub fn read(budget: &LooseBudget) -> Self {
         let selector = budget.spec.get("selector").filter(|selector| !selector.is_null());
         let selector = selector.map(LabelSelector::deserialize);
@@ -65,7 +64,7 @@ impl Disruptions {
     }
 }
 
-/// An operator that is not known covers every pod: rather spare one too many.
+/// An unknown operator covers every pod: a pod too many is spared.
 fn requirements(selector: &LabelSelector) -> Vec<Requirement> {
     let equal = selector
         .match_labels
@@ -101,7 +100,7 @@ fn requirements(selector: &LabelSelector) -> Vec<Requirement> {
     equal.chain(expressions).collect()
 }
 
-/// Whether somebody who could not be stopped by what was known before perhaps can be now.
+/// Whether a pod that no budget allowed to be stopped before perhaps can be stopped now.
 fn allows_more(before: Option<&[Disruptions]>, now: Option<&[Disruptions]>) -> bool {
     let (Some(before), Some(now)) = (before, now) else {
         return now.is_some();
@@ -116,21 +115,62 @@ fn allows_more(before: Option<&[Disruptions]>, now: Option<&[Disruptions]>) -> b
     })
 }
 
-/// What budgets allow yet while pods are chosen to be stopped, one after the other.
+/// The disruption budgets of the cluster; unknown until they are listed. A cluster without a budget watch has none.
+#[derive(Debug)]
+pub(super) struct DisruptionBudgets(Option<Vec<Disruptions>>);
+
+impl Default for DisruptionBudgets {
+    fn default() -> Self {
+        Self(Some(Vec::new()))
+    }
+}
+
+impl DisruptionBudgets {
+    /// Replaces the budgets; `None` while they are unknown. True if a pod that was protected perhaps no longer is.
+    pub(super) fn set(&mut self, budgets: Option<Vec<Disruptions>>) -> bool {
+        let more = self.0 != budgets && allows_more(self.0.as_deref(), budgets.as_deref());
+        self.0 = budgets;
+        more
+    }
+
+    pub(super) fn are_known(&self) -> bool {
+        self.0.is_some()
+    }
+
+    /// What the budgets allow now.
+    pub(super) fn allowance(&self) -> Allowance<'_> {
+        let left = |all: &Vec<Disruptions>| all.iter().map(|budget| budget.allowed).collect();
+        Allowance {
+            budgets: self,
+            left: self.0.as_ref().map(left),
+        }
+    }
+
+    /// A search for the budgets that cover pods. `profiles` has the profiles of the pods.
+    pub(super) fn coverage<'i>(&'i self, profiles: &'i NodeResourcesTable) -> Coverage<'i> {
+        Coverage {
+            budgets: self.0.as_deref().unwrap_or_default(),
+            profiles,
+            by_profile: HashMap::new(),
+        }
+    }
+}
+
+/// What budgets still allow while pods are chosen to be stopped, one after the other.
 #[derive(Debug, Clone)]
 pub(super) struct Allowance<'i> {
-    index: &'i Index,
-    /// Of each budget; `None` while none are known: then every pod is taken for protected.
+    budgets: &'i DisruptionBudgets,
+    /// By budget; `None` while they are unknown: then every pod counts as protected.
     left: Option<Vec<u32>>,
 }
 
 impl Allowance<'_> {
     /// One more pod is to be stopped. Whether a budget that covers it does not allow that.
-    pub(super) fn breaks(&mut self, uid: &PodUid) -> bool {
-        let (Some(left), Some(budgets)) = (&mut self.left, &self.index.budgets) else {
+    pub(super) fn breaks(&mut self, profile: Option<&PodProfile>) -> bool {
+        let (Some(left), Some(budgets)) = (&mut self.left, &self.budgets.0) else {
             return true;
         };
-        let Some(profile) = self.index.profile(uid) else {
+        let Some(profile) = profile else {
             return false;
         };
         let mut breaks = false;
@@ -144,17 +184,18 @@ impl Allowance<'_> {
     }
 }
 
-/// Which budgets cover pods. Pods of one kind are looked at once: there are many.
-pub(super) struct Covers<'i> {
-    index: &'i Index,
-    /// Their numbers.
-    by_kind: HashMap<*const PodProfile, Vec<usize>>,
+/// Finds the budgets that cover pods. Pods of one profile are looked up once: there are many.
+pub(super) struct Coverage<'i> {
+    budgets: &'i [Disruptions],
+    profiles: &'i NodeResourcesTable,
+    /// The numbers of the budgets.
+    by_profile: HashMap<*const PodProfile, Vec<usize>>,
 }
 
-impl Covers<'_> {
+impl Coverage<'_> {
     fn of(&mut self, profile: &PodProfile) -> &[usize] {
-        let budgets = self.index.budgets.as_deref().unwrap_or_default();
-        self.by_kind
+        let budgets = self.budgets;
+        self.by_profile
             .entry(std::ptr::from_ref(profile))
             .or_insert_with(|| {
                 let covering = budgets.iter().enumerate();
@@ -165,12 +206,12 @@ impl Covers<'_> {
             })
     }
 
-    /// What the end of a unit needs of budgets. Those that cover a pod together allow nothing of the unit: the API server refuses to evict
-    /// a pod that more than one covers, whatever they allow.
+    /// What the end of a unit needs of budgets. Budgets that cover a pod together allow nothing: the API server refuses to evict a pod that
+    /// several budgets cover, whatever they allow.
     pub(super) fn need(&mut self, unit: &Occupant) -> Vec<Budget> {
-        let index = self.index;
+        let (profiles, budgets) = (self.profiles, self.budgets);
         let mut needed: BTreeMap<usize, (u32, bool)> = BTreeMap::new();
-        for profile in unit.pods.iter().filter_map(|pod| index.profile(&pod.uid)) {
+        for profile in unit.pods.iter().filter_map(|pod| profiles.profile(&pod.uid)) {
             let covering = self.of(profile);
             for number in covering {
                 let (pods, shared) = needed.entry(*number).or_default();
@@ -178,7 +219,6 @@ impl Covers<'_> {
                 *shared |= covering.len() > 1;
             }
         }
-        let budgets = index.budgets.as_deref().unwrap_or_default();
         let needed = needed.into_iter().filter_map(|(number, (pods, shared))| {
             let budget = budgets.get(number)?;
             Some(Budget {
@@ -188,40 +228,6 @@ impl Covers<'_> {
             })
         });
         needed.collect()
-    }
-}
-
-impl Index {
-    /// What budgets allow now.
-    pub(super) fn allowance(&self) -> Allowance<'_> {
-        let budgets = self.budgets.as_ref();
-        Allowance {
-            index: self,
-            left: budgets.map(|all| all.iter().map(|budget| budget.allowed).collect()),
-        }
-    }
-
-    /// The budgets there are; `None` while that is not known: then nobody is preempted.
-    pub fn budgets_seen(&mut self, budgets: Option<Vec<Disruptions>>) {
-        if self.budgets != budgets {
-            if allows_more(self.budgets.as_deref(), budgets.as_deref()) {
-                self.gangs.unprotected();
-            }
-            self.budgets = budgets;
-        }
-    }
-
-    /// Whether the budgets are known.
-    pub(crate) fn knows_budgets(&self) -> bool {
-        self.budgets.is_some()
-    }
-
-    /// The budgets, to be asked about many pods.
-    pub(super) fn covers(&self) -> Covers<'_> {
-        Covers {
-            index: self,
-            by_kind: HashMap::new(),
-        }
     }
 }
 
@@ -314,7 +320,9 @@ mod tests {
                 checkpointed: false,
                 budgets: Vec::new(),
             };
-            let needed = cluster.store.read(|index| index.covers().need(&unit));
+            let needed = cluster
+                .store
+                .read(|index| index.budgets.coverage(&index.resources).need(&unit));
             needed
                 .into_iter()
                 .map(|budget| budget.allowed)

@@ -1,19 +1,19 @@
-//! Classes of alike nodes, each kept once and numbered. Only bookkeeping; what makes nodes alike stands in the snapshot.
+//! Classes of equal nodes, each kept once and numbered. What makes nodes equal is in the snapshot.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
 use crate::snapshot::{ClassIx, Standing};
 
-/// The classes in use, and some that were.
+/// The classes in use, and some that were in use.
 #[derive(Debug)]
-pub(super) struct Classes {
+pub(super) struct NodeClasses {
     list: Arc<Vec<Arc<Standing>>>,
     numbers: HashMap<Arc<Standing>, ClassIx>,
 }
 
-impl Classes {
-    /// The class of nodes that are gone.
+impl NodeClasses {
+    /// The class of deleted nodes.
     pub(super) const GONE: ClassIx = ClassIx(0);
 
     pub(super) fn new() -> Self {
@@ -37,7 +37,7 @@ impl Classes {
         number
     }
 
-    /// Whether a class is that of nodes without an inventory.
+    /// Whether the nodes of a class have no inventory.
     pub(super) fn is_foreign(&self, class: ClassIx) -> bool {
         let standing = self.list.get(class.0 as usize);
         standing.is_some_and(|standing| matches!(**standing, Standing::Foreign { .. }))
@@ -47,7 +47,7 @@ impl Classes {
         Arc::clone(&self.list)
     }
 
-    /// Drops the classes nobody is in, once they are many.
+    /// Drops the classes without nodes once they are many.
     pub(super) fn compact(&mut self, slots: &mut [ClassIx]) {
         if self.list.len() <= 2 * slots.len() + 256 {
             return;

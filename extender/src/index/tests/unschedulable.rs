@@ -1,10 +1,10 @@
-//! Parked pods are woken when they may go, and not before.
+//! UnschedulablePod pods are woken when they may go, and not before.
 
 use super::*;
 
 /// Whose turn it is now, by name.
 fn woken(cluster: &Cluster) -> Vec<String> {
-    let woken = cluster.store.update(|index| index.take_wakeable(10));
+    let woken = cluster.store.update(|index| index.take_activatable(10));
     woken.into_iter().map(|(uid, _)| uid.to_string()).collect()
 }
 
@@ -19,7 +19,7 @@ fn a_pod_parked_where_foreign_nodes_pass_is_woken_by_a_new_foreign_node() {
         cluster.pod(&bound(pod("holder", 8), "n", 1, Some("0-7")));
         cluster.park("a", request(2));
         cluster.node("small", 1);
-        let take = || cluster.store.update(|index| index.take_wakeable(10)).len();
+        let take = || cluster.store.update(|index| index.take_activatable(10)).len();
         assert_eq!(take(), 0, "{foreign:?}");
         cluster.node("new", 8);
         assert_eq!(take(), woken, "{foreign:?}");
@@ -74,13 +74,15 @@ fn a_pod_refused_on_an_outdated_snapshot_is_woken_for_a_gain_anywhere() {
     // Nobody is parked yet, so that nobody remembers where.
     cluster.gone(&other).wait(6);
     for (name, devices) in [("small", 2), ("alike", 2), ("large", 9)] {
-        let parked = Parked {
+        let parked = UnschedulablePod {
             namespace: "default".into(),
             name: name.into(),
             request: request(devices),
             generation,
         };
-        cluster.store.update(|index| index.park(name.into(), parked));
+        cluster
+            .store
+            .update(|index| index.add_unschedulable(name.into(), parked));
     }
     assert_eq!(woken(&cluster), ["alike", "small"]);
     assert_eq!(woken(&cluster), [""; 0]);
@@ -112,7 +114,7 @@ fn a_node_whose_plugin_does_not_serve_has_nothing_free_and_wakes_who_waits_when_
     cluster.park("a", request(2));
     cluster.inventory(&with_ready("True", "Degraded"));
     assert_eq!(cluster.free("n"), "0,1,2,3,4,5,6,7");
-    assert_eq!(cluster.store.update(|index| index.take_wakeable(10)).len(), 1);
+    assert_eq!(cluster.store.update(|index| index.take_activatable(10)).len(), 1);
     assert_eq!(granted(&reserve(&cluster, "a").unwrap()), "0,1");
 }
 
@@ -145,7 +147,7 @@ fn a_pod_whose_wake_failed_waits_for_the_next_gain_or_its_own_next_try() {
     let mut ended = holder;
     ended["status"]["phase"] = "Succeeded".into();
     cluster.pod(&ended);
-    let woken = cluster.store.update(|index| index.take_wakeable(10));
+    let woken = cluster.store.update(|index| index.take_activatable(10));
     assert_eq!(woken.len(), 3);
     cluster
         .gone(&pod("gone", 2))
@@ -153,7 +155,7 @@ fn a_pod_whose_wake_failed_waits_for_the_next_gain_or_its_own_next_try() {
     let again: Vec<_> = woken
         .into_iter()
         .filter_map(|(uid, parked)| {
-            let generation = cluster.store.update(|index| index.repark(uid.clone(), parked))?;
+            let generation = cluster.store.update(|index| index.requeue(uid.clone(), parked))?;
             Some((uid, generation))
         })
         .collect();
@@ -162,21 +164,26 @@ fn a_pod_whose_wake_failed_waits_for_the_next_gain_or_its_own_next_try() {
     assert_eq!(uid.as_str(), "a");
     // It is no reason to look at every pod again at once.
     assert!(!cluster.store.read(|index| index.has_gains()));
-    assert!(cluster.store.update(|index| index.take_wakeable(10)).is_empty());
+    assert!(
+        cluster
+            .store
+            .update(|index| index.take_activatable(10))
+            .is_empty()
+    );
     // kube-scheduler asks for it by itself meanwhile, and it is refused anew: that is as good as a wake.
     assert!(
         cluster
             .store
-            .update(|index| index.retake(uid, generation - 1))
+            .update(|index| index.take_requeued(uid, generation - 1))
             .is_none()
     );
     assert!(
         cluster
             .store
-            .update(|index| index.retake(uid, *generation))
+            .update(|index| index.take_requeued(uid, *generation))
             .is_some()
     );
-    assert!(!cluster.store.read(|index| index.is_parked("a")));
+    assert!(!cluster.store.read(|index| index.is_unschedulable("a")));
 }
 
 #[test]
@@ -193,7 +200,7 @@ fn a_pod_that_asks_for_too_many_at_once_is_woken_when_the_terms_change_and_not_b
     one_sick["status"]["devices"][0]["healthy"] = false.into();
     cluster.inventory(&one_sick);
     cluster.park("a", request_of(shared, 2));
-    let woken = || cluster.store.update(|index| index.take_wakeable(10)).len();
+    let woken = || cluster.store.update(|index| index.take_activatable(10)).len();
     cluster.inventory(&node(1.into()));
     assert_eq!(woken(), 0);
     cluster.inventory(&node(json!(null)));
@@ -209,12 +216,14 @@ fn a_pod_parked_on_an_outdated_snapshot_is_woken() {
     let mut ended = holder;
     ended["status"]["phase"] = "Succeeded".into();
     cluster.pod(&ended);
-    let parked = Parked {
+    let parked = UnschedulablePod {
         namespace: "default".into(),
         name: "late".into(),
         request: request(4),
         generation: before,
     };
-    cluster.store.update(|index| index.park("late".into(), parked));
-    assert_eq!(cluster.store.update(|index| index.take_wakeable(10)).len(), 1);
+    cluster
+        .store
+        .update(|index| index.add_unschedulable("late".into(), parked));
+    assert_eq!(cluster.store.update(|index| index.take_activatable(10)).len(), 1);
 }

@@ -1,0 +1,296 @@
+//! One node in the index: what the watches report of it, what keeps its devices, and the ledger that follows from both.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Instant;
+
+use gantry_api::{DeviceId, NodeName, PodUid, ResourceName};
+
+use super::occupancy::Occupancy;
+use super::pod_store::PodStore;
+use super::reservations::Target;
+use crate::devices::DeviceSet;
+use crate::inventory::{self, Held, Inventory};
+use crate::ledger::{Devices, Fault, Ledger, PoolLedger};
+use crate::pod::PodFacts;
+use crate::snapshot::{Class, Pool, Remembered, Standing};
+
+/// One node.
+#[derive(Debug)]
+pub(super) struct Node {
+    name: NodeName,
+    /// What kubelet advertises; `None` without a Node object.
+    advertised: Option<Vec<(ResourceName, u32)>>,
+    /// What the plugin publishes; `None` without a GpuNode object.
+    inventory: Option<Inventory>,
+    occupancy: Occupancy,
+    ledger: Ledger,
+    /// Devices of deleted pods that may still have processes, each with the time since when: one that is never released does not delay the
+    /// others.
+    lingering: HashMap<DeviceId, Instant>,
+}
+
+/// What a new computation of the ledger changed.
+#[derive(Debug, Default)]
+pub(super) struct LedgerChange {
+    /// Faults that were not there before.
+    pub(super) faults: Vec<Fault>,
+    /// Devices came free.
+    pub(super) gained: bool,
+    /// Devices of deleted pods came free while a gang reservation here is assigned to no pod.
+    pub(super) unassigned_gained: bool,
+}
+
+impl Node {
+    pub(super) fn new(name: NodeName) -> Self {
+        Self {
+            name,
+            advertised: None,
+            inventory: None,
+            occupancy: Occupancy::default(),
+            ledger: Ledger::default(),
+            lingering: HashMap::new(),
+        }
+    }
+
+    pub(super) fn name(&self) -> &NodeName {
+        &self.name
+    }
+
+    /// What kubelet advertises; `None` without a Node object.
+    pub(super) fn advertised(&self) -> Option<&[(ResourceName, u32)]> {
+        self.advertised.as_deref()
+    }
+
+    /// What kubelet advertises of a resource; `None` without a Node object.
+    pub(super) fn advertises(&self, resource: &ResourceName) -> Option<u32> {
+        let advertised = self.advertised.as_ref()?;
+        let found = advertised.iter().find(|(known, _)| known == resource);
+        Some(found.map_or(0, |(_, count)| *count))
+    }
+
+    /// Returns what was advertised before.
+    pub(super) fn set_advertised(
+        &mut self,
+        advertised: Option<Vec<(ResourceName, u32)>>,
+    ) -> Option<Vec<(ResourceName, u32)>> {
+        std::mem::replace(&mut self.advertised, advertised)
+    }
+
+    /// What the plugin publishes; `None` without a GpuNode object.
+    pub(super) fn inventory(&self) -> Option<&Inventory> {
+        self.inventory.as_ref()
+    }
+
+    /// Returns the inventory before.
+    pub(super) fn set_inventory(&mut self, inventory: Option<Inventory>) -> Option<Inventory> {
+        std::mem::replace(&mut self.inventory, inventory)
+    }
+
+    pub(super) fn occupancy(&self) -> &Occupancy {
+        &self.occupancy
+    }
+
+    pub(super) fn occupancy_mut(&mut self) -> &mut Occupancy {
+        &mut self.occupancy
+    }
+
+    /// The ledger of a resource, by number of its pool.
+    pub(super) fn pool(&self, index: usize) -> Option<&PoolLedger> {
+        self.ledger.pools.get(index)
+    }
+
+    /// The pools of the inventory, each with its ledger.
+    pub(super) fn pools(&self) -> impl Iterator<Item = (&inventory::Pool, &PoolLedger)> {
+        let pools = self.inventory.iter().flat_map(|inventory| &inventory.pools);
+        pools.zip(&self.ledger.pools)
+    }
+
+    /// What each live pod holds, by pool.
+    pub(super) fn holders(&self) -> &[(PodUid, Vec<DeviceSet>)] {
+        &self.ledger.pods
+    }
+
+    /// What a live pod holds, by pool.
+    pub(super) fn held_by(&self, uid: &PodUid) -> Option<&[DeviceSet]> {
+        let held = self.ledger.pods.iter().find(|(known, _)| known == uid);
+        held.map(|(_, held)| held.as_slice())
+    }
+
+    /// Why the plugin does not serve, if it does not.
+    pub(super) fn not_ready(&self) -> Option<&Arc<str>> {
+        self.inventory.as_ref()?.not_ready.as_ref()
+    }
+
+    /// Whether nothing is known of the node any more.
+    pub(super) fn is_gone(&self) -> bool {
+        self.advertised.is_none() && self.inventory.is_none() && self.occupancy.is_empty()
+    }
+
+    /// Computes the ledger from the facts of now.
+    pub(super) fn settle(&mut self, now: Instant, pods: &PodStore) -> LedgerChange {
+        let mut change = LedgerChange::default();
+        let ledger = match &self.inventory {
+            Some(inventory) => {
+                let live = self.occupancy.pods().iter().filter_map(|uid| pods.get(uid));
+                let mut live: Vec<&PodFacts> = live.map(|pod| &**pod).collect();
+                live.sort_by(|a, b| a.order(b));
+                let reserved = self.occupancy.reserved();
+                let leaving: Vec<&Devices> = self.occupancy.quarantined().collect();
+                Ledger::settle(&self.name, inventory, &live, &reserved, &leaving)
+            }
+            None => Ledger::default(),
+        };
+        let before = std::mem::replace(&mut self.ledger, ledger);
+        let faults = self.ledger.faults.iter();
+        change.faults = faults
+            .filter(|fault| !before.faults.contains(fault))
+            .cloned()
+            .collect();
+        let mut pools = self.ledger.pools.iter().enumerate();
+        change.gained = pools.any(|(index, pool)| match before.pools.get(index) {
+            Some(before) => !pool.free.is_subset(&before.free),
+            None => !pool.free.is_empty(),
+        });
+        let lingered = match self.occupancy.has_unassigned() {
+            true => self.lingering.len(),
+            false => 0,
+        };
+        self.mark_lingering(now);
+        change.unassigned_gained = lingered > self.lingering.len();
+        change
+    }
+
+    fn mark_lingering(&mut self, now: Instant) {
+        let before = std::mem::take(&mut self.lingering);
+        let mut lingering = HashMap::new();
+        for (pool, ledger) in self.pools().filter(|(_, ledger)| !ledger.leaving.is_empty()) {
+            for id in pool.ids_of(&(&ledger.leaving - &ledger.held)) {
+                let since = before.get(&id).copied().unwrap_or(now);
+                lingering.insert(id, since);
+            }
+        }
+        self.lingering = lingering;
+    }
+
+    /// Since when a device of a deleted pod may still be in use.
+    pub(super) fn lingers_since(&self, device: &DeviceId) -> Option<Instant> {
+        self.lingering.get(device).copied()
+    }
+
+    /// Healthy devices by pool that deleted pods release soon and that are reserved for nothing else. `soon` decides by since when a device
+    /// lingers.
+    pub(super) fn returning(&self, mut soon: impl FnMut(Instant) -> bool) -> Vec<Vec<DeviceId>> {
+        if self.lingering.is_empty() {
+            return Vec::new();
+        }
+        let returning = self.pools().map(|(pool, ledger)| {
+            let mut leaving = &ledger.leaving & &pool.healthy;
+            leaving.remove(&ledger.held);
+            leaving.remove(&ledger.reserved);
+            let mut ids = pool.ids_of(&leaving);
+            ids.retain(|id| self.lingering.get(id).is_some_and(|since| soon(*since)));
+            ids
+        });
+        returning.collect()
+    }
+
+    /// What the node is to decisions about many nodes, without `held` devices (by pool) that pods are about to get.
+    pub(super) fn standing(&self, held: &[DeviceSet]) -> Standing {
+        match (&self.inventory, &self.advertised) {
+            (Some(inventory), _) => {
+                Standing::Ours(self.class(inventory, held, |pool, set| pool.shape.canonical(&set)))
+            }
+            (None, Some(advertised)) => Standing::Foreign {
+                advertised: advertised.clone(),
+            },
+            (None, None) => Standing::Gone,
+        }
+    }
+
+    /// The class of this one node, with every device told apart; `None` without an inventory.
+    pub(super) fn exact(&self, held: &[DeviceSet]) -> Option<Class> {
+        let inventory = self.inventory.as_ref()?;
+        Some(self.class(inventory, held, |_, set| set))
+    }
+
+    fn class(
+        &self,
+        inventory: &Inventory,
+        held: &[DeviceSet],
+        canonical: impl Fn(&inventory::Pool, DeviceSet) -> DeviceSet,
+    ) -> Class {
+        let pools = self.pools().enumerate().map(|(index, (pool, ledger))| {
+            let mut open = ledger.free.clone();
+            if let Some(held) = held.get(index) {
+                open.remove(held);
+            }
+            let unhealthy = &pool.all - &pool.healthy;
+            let mut leaving = &ledger.leaving - &ledger.held;
+            leaving.remove(&unhealthy);
+            Pool {
+                resource: pool.resource.clone(),
+                shape: pool.shape.clone(),
+                max_request: pool.max_request,
+                devices: pool.all.len(),
+                free: canonical(pool, ledger.free.clone()),
+                open: canonical(pool, open),
+                unhealthy: unhealthy.len(),
+                sick: pool.sick.clone(),
+                leaving: leaving.len(),
+                advertised: self.advertises(&pool.resource),
+            }
+        });
+        Class {
+            kind: Arc::clone(&inventory.kind),
+            pools: pools.collect(),
+            not_ready: inventory.not_ready.clone(),
+            scores: Remembered::default(),
+        }
+    }
+
+    /// A pod was deleted. If its end was not observed, the devices that it held go into quarantine.
+    pub(super) fn remove_pod(&mut self, now: Instant, pod: &PodFacts) {
+        self.occupancy.set_pod(&pod.uid, false);
+        if pod.stopped || pod.terminal || self.inventory.is_none() {
+            return;
+        }
+        if let Some(held) = self.held_by(&pod.uid) {
+            let pools = self.pools().zip(held);
+            let devices = pools.map(|((pool, _), held)| (pool.resource.clone(), pool.ids_of(held)));
+            let devices: Devices = devices.collect();
+            self.occupancy.quarantine(now, devices);
+        }
+    }
+
+    /// Whether another pod than the target has any of these devices, or had them and may have processes that still use them.
+    pub(super) fn has_given_away(&self, target: &Target, devices: &Devices) -> bool {
+        let Some(inventory) = &self.inventory else {
+            return false;
+        };
+        devices.iter().any(|(resource, ids)| {
+            let Some((index, pool)) = inventory.pool(resource.as_str()) else {
+                return false;
+            };
+            let mut others = DeviceSet::EMPTY;
+            for (_, held) in self.holders().iter().filter(|(uid, _)| *uid != target.uid) {
+                if let Some(held) = held.get(index) {
+                    others.add(held);
+                }
+            }
+            for (resource, ids) in self.occupancy.quarantined().flatten() {
+                others.add(&pool.taken(resource, ids));
+            }
+            // The pod may be there already, with a plugin that is faster than the pod watch.
+            let own = |held: &Held| match &held.uid {
+                Some(uid) => *uid == target.uid,
+                None => held.namespace == target.namespace && held.pod == target.name,
+            };
+            let holders = inventory.holders.iter();
+            for held in holders.filter(|held| held.pool == index && !own(held)) {
+                others.add(&held.devices);
+            }
+            !(&pool.find(ids).0 & &others).is_empty()
+        })
+    }
+}

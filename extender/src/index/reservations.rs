@@ -1,0 +1,446 @@
+//! What lies between a decision and the pod that shows it. A hold begins when prioritize names a winner, and counts in scores only. A
+//! reservation begins with bind, takes its devices, and ends when the pod shows the Binding or the bind is known to have failed. Nothing is
+//! written to the cluster here.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+use std::time::Instant;
+
+use gantry_api::{Grant, GrantError, NodeName, PodUid};
+
+use super::holds::Holds;
+use super::node::Node;
+use super::node_table::{NodeTable, Renumbering};
+use super::occupancy::BindReservation;
+use super::pod_store::PodStore;
+use crate::decide::{self, Policy};
+use crate::devices::DeviceSet;
+use crate::layout::Layout;
+use crate::ledger::Devices;
+use crate::request::Request;
+use crate::snapshot::{Hold, NodeIx};
+
+/// A pod and the node that kube-scheduler chose for it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Target {
+    /// UID of the pod.
+    pub uid: PodUid,
+    /// Its namespace.
+    pub namespace: String,
+    /// Its name.
+    pub name: String,
+    /// The node.
+    pub node: NodeName,
+}
+
+/// What a bind may write.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Reserved {
+    /// The pod is on that node already: an earlier bind has done it.
+    AlreadyBound,
+    /// No grant: the pod asks for no managed resource, or Gantry does not manage the node.
+    Plain,
+    /// This grant; its devices are reserved until [`Index::finish`](super::Index::finish).
+    Grant {
+        /// [`Grant::plan`].
+        plan: String,
+        /// The annotation.
+        annotation: Arc<str>,
+    },
+}
+
+/// What became of a Binding.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Outcome {
+    /// It exists.
+    Bound,
+    /// It does not and will not exist.
+    Failed,
+    /// Unknown.
+    Unsure,
+}
+
+/// Why a bind must not be tried.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum BindError {
+    /// The pod is not in the cache, and the caller does not provide what it asks for.
+    #[error("pod {0} is not known")]
+    UnknownPod(PodUid),
+    /// The UID belongs to another pod.
+    #[error("pod UID {uid} is that of {actual}, not of {asked}")]
+    OtherName {
+        /// The UID.
+        uid: PodUid,
+        /// Namespace and name of the pod that has it.
+        actual: String,
+        /// Namespace and name in the call.
+        asked: String,
+    },
+    /// The pod is bound to another node.
+    #[error("pod is bound to node {0} already")]
+    BoundElsewhere(NodeName),
+    /// No such node.
+    #[error("node {0} does not exist")]
+    NoSuchNode(NodeName),
+    /// The node publishes no inventory and that is not allowed.
+    #[error("node {0} has no Gantry plugin")]
+    ForeignNode(NodeName),
+    /// What the pod asks for cannot be read.
+    #[error("{0}")]
+    Request(String),
+    /// The gang of the pod does not allow it, for this reason.
+    #[error("{0}")]
+    Gang(Arc<str>),
+    /// The devices are not free any more.
+    #[error("node {node}: {reason}")]
+    NotFree {
+        /// The node.
+        node: NodeName,
+        /// In terms of GPUs.
+        reason: String,
+    },
+    /// The grant cannot be written.
+    #[error("grant cannot be written")]
+    Grant(#[source] GrantError),
+}
+
+impl BindError {
+    pub(super) fn no_such_node(target: &Target) -> Self {
+        Self::NoSuchNode(target.node.clone())
+    }
+
+    pub(super) fn not_free(target: &Target, reason: impl Into<String>) -> Self {
+        Self::NotFree {
+            node: target.node.clone(),
+            reason: reason.into(),
+        }
+    }
+}
+
+/// Holds, and which nodes have binds of which pods.
+#[derive(Debug)]
+pub(super) struct Reservations {
+    /// Distinguishes the plans of this process from those of an earlier one.
+    run: String,
+    plans: u64,
+    holds: Holds,
+    /// The nodes that have a bind of a pod: one, or several after binds of unknown outcome.
+    binds: HashMap<PodUid, Vec<NodeIx>>,
+}
+
+impl Reservations {
+    pub(super) fn new(run: String) -> Self {
+        Self {
+            run,
+            plans: 0,
+            holds: Holds::default(),
+            binds: HashMap::new(),
+        }
+    }
+
+    pub(super) fn holds(&self) -> &Holds {
+        &self.holds
+    }
+
+    /// Whether a bind of a pod is in flight, or done and not yet shown by the pod.
+    pub(super) fn has_bind(&self, uid: &PodUid) -> bool {
+        self.binds.contains_key(uid)
+    }
+
+    /// Sorted UIDs of the pods that have binds.
+    pub(super) fn pods_with_binds(&self) -> Vec<PodUid> {
+        let mut pods: Vec<PodUid> = self.binds.keys().cloned().collect();
+        pods.sort_unstable();
+        pods
+    }
+
+    /// Holds the best devices of a node for a pod.
+    pub(super) fn hold(
+        &mut self,
+        now: Instant,
+        nodes: &mut NodeTable,
+        (uid, node): (&PodUid, NodeIx),
+        request: &Arc<Request>,
+        policy: Policy,
+    ) {
+        let Some(entry) = nodes.get(node).filter(|_| !self.holds.is_full()) else {
+            return;
+        };
+        let Some(layouts) = best_layouts(entry, &self.holds.on(node), request, &[], policy) else {
+            return;
+        };
+        let devices = by_pool(entry, request, &layouts);
+        let hold = Hold { node, devices };
+        self.holds
+            .insert(now, uid.clone(), hold, (Arc::clone(request), layouts));
+        nodes.mark(node);
+    }
+
+    /// Drops the hold of a pod.
+    pub(super) fn drop_hold(&mut self, nodes: &mut NodeTable, uid: &PodUid) {
+        if let Some(node) = self.holds.remove(uid) {
+            nodes.mark(node);
+        }
+    }
+
+    /// Drops all holds on a node.
+    pub(super) fn drop_holds_on(&mut self, node: NodeIx) {
+        self.holds.remove_on(node);
+    }
+
+    /// Drops holds that have lasted too long.
+    pub(super) fn expire_holds(&mut self, now: Instant, nodes: &mut NodeTable) {
+        for uid in self.holds.expired(now) {
+            self.drop_hold(nodes, &uid);
+        }
+    }
+
+    /// The grant of an earlier bind of the same pod to the same node: either may succeed. One more call is in flight for it then.
+    ///
+    /// # Errors
+    /// The plugin of the node does not serve; or kubelet gave the devices to another pod meanwhile, in place of some that became unhealthy.
+    /// The first Binding cannot be recalled, but it must not be tried again.
+    pub(super) fn repeat(
+        nodes: &mut NodeTable,
+        node: NodeIx,
+        target: &Target,
+    ) -> Result<Option<Reserved>, BindError> {
+        let entry = nodes.get(node).ok_or_else(|| BindError::no_such_node(target))?;
+        if let Some(reason) = entry.not_ready() {
+            return Err(BindError::not_free(target, decide::plugin_not_ready(reason)));
+        }
+        Self::still_granted(entry, target)?;
+        let occupancy = nodes.occupancy_mut(node);
+        Ok(occupancy.and_then(|occupancy| occupancy.repeat_bind(&target.uid)))
+    }
+
+    /// Whether a Binding that was sent may be sent once more.
+    ///
+    /// # Errors
+    /// Kubelet reports the devices of the grant as those of another pod.
+    pub(super) fn still_granted(node: &Node, target: &Target) -> Result<(), BindError> {
+        let bind = node.occupancy().bind_of(&target.uid);
+        match bind {
+            Some(bind) if node.has_given_away(target, bind.devices()) => Err(BindError::not_free(
+                target,
+                "kubelet has given what the pod was granted to another",
+            )),
+            _ => Ok(()),
+        }
+    }
+
+    /// The layouts on hold for a pod if they are still free, or else the best that is.
+    ///
+    /// # Errors
+    /// [`BindError::NotFree`].
+    pub(super) fn choose(
+        &self,
+        nodes: &NodeTable,
+        node: NodeIx,
+        target: &Target,
+        request: &Request,
+        policy: Policy,
+    ) -> Result<Vec<Layout>, BindError> {
+        let entry = nodes.get(node).ok_or_else(|| BindError::no_such_node(target))?;
+        let hold = self.holds.of(&target.uid, node);
+        if let (Some(hold), Some(layouts)) = (hold, self.holds.layouts(&target.uid, request))
+            && are_free(entry, &hold.devices)
+        {
+            return Ok(layouts.to_vec());
+        }
+        let own = hold.map_or(&[][..], |hold| hold.devices.as_slice());
+        let best = best_layouts(entry, &self.holds.on(node), request, own, policy);
+        best.ok_or_else(|| BindError::not_free(target, shortage(entry, request)))
+    }
+
+    /// Reserves the devices of layouts for a bind and writes its grant.
+    ///
+    /// # Errors
+    /// See [`BindError`]; then nothing is reserved.
+    pub(super) fn grant(
+        &mut self,
+        nodes: &mut NodeTable,
+        node: NodeIx,
+        target: &Target,
+        request: &Request,
+        layouts: &[Layout],
+    ) -> Result<Reserved, BindError> {
+        self.plans += 1;
+        let plan = format!("{}-{}", self.run, self.plans);
+        let (annotation, devices) = write_grant(nodes.get(node), target, request, layouts, &plan)?;
+        if let Some(occupancy) = nodes.occupancy_mut(node) {
+            let (uid, annotation) = (target.uid.clone(), Arc::clone(&annotation));
+            occupancy.begin_bind(BindReservation::new(uid, plan.clone(), annotation, devices));
+            self.binds.entry(target.uid.clone()).or_default().push(node);
+        }
+        self.drop_hold(nodes, &target.uid);
+        Ok(Reserved::Grant { plan, annotation })
+    }
+
+    /// A bind with a grant ended.
+    pub(super) fn finish(&mut self, now: Instant, nodes: &mut NodeTable, target: &Target, outcome: Outcome) {
+        let Some(node) = nodes.find(target.node.as_str()) else {
+            return;
+        };
+        let occupancy = nodes.occupancy_mut(node);
+        if occupancy.is_some_and(|occupancy| occupancy.end_bind(now, &target.uid, outcome)) {
+            self.forget(&target.uid, node);
+        }
+    }
+
+    /// The pod shows where it is bound: every bind of it is done, or never will be.
+    pub(super) fn pod_bound(&mut self, nodes: &mut NodeTable, uid: &PodUid) {
+        for node in self.binds.remove(uid).unwrap_or_default() {
+            if let Some(occupancy) = nodes.occupancy_mut(node) {
+                occupancy.remove_bind(uid);
+            }
+        }
+    }
+
+    /// The pod was deleted.
+    pub(super) fn pod_deleted(&mut self, now: Instant, nodes: &mut NodeTable, uid: &PodUid) {
+        for node in self.binds.get(uid).cloned().unwrap_or_default() {
+            let occupancy = nodes.occupancy_mut(node);
+            if occupancy.is_some_and(|occupancy| occupancy.delete_bind(now, uid)) {
+                self.forget(uid, node);
+            }
+        }
+    }
+
+    /// A list of all pods, begun at `since`, is complete: pods that were bound before and are not in it were deleted.
+    pub(super) fn pods_listed(
+        &mut self,
+        now: Instant,
+        nodes: &mut NodeTable,
+        since: Instant,
+        listed: &HashSet<Arc<str>>,
+    ) {
+        let missing = nodes
+            .iter()
+            .flat_map(|(_, node)| node.occupancy().binds_missing_from(since, listed));
+        let missing: Vec<PodUid> = missing.cloned().collect();
+        for uid in missing {
+            self.pod_deleted(now, nodes, &uid);
+        }
+    }
+
+    /// Gives up binds that no pod shows by facts as new as `contact`. Returns the pods of those that can be taken not to have happened.
+    pub(super) fn expire(
+        &mut self,
+        now: Instant,
+        contact: Instant,
+        nodes: &mut NodeTable,
+        pods: &PodStore,
+    ) -> Vec<PodUid> {
+        let mut unsure = Vec::new();
+        for (node, bind) in nodes.expire_binds(now, contact, pods) {
+            self.forget(&bind.uid, node);
+            if bind.was_unsure {
+                unsure.push(bind.uid);
+            }
+        }
+        unsure
+    }
+
+    fn forget(&mut self, uid: &PodUid, node: NodeIx) {
+        if let Some(nodes) = self.binds.get_mut(uid) {
+            nodes.retain(|known| *known != node);
+            if nodes.is_empty() {
+                self.binds.remove(uid);
+            }
+        }
+    }
+
+    /// Whether holds changed since this was last called.
+    pub(super) fn take_changed(&mut self) -> bool {
+        self.holds.take_changed()
+    }
+
+    /// Nodes have new numbers.
+    pub(super) fn renumber(&mut self, renumbering: &Renumbering) {
+        self.holds.renumber(renumbering);
+        for nodes in self.binds.values_mut() {
+            let known = nodes.iter().filter_map(|node| renumbering.get(node).copied());
+            *nodes = known.collect();
+        }
+    }
+}
+
+fn are_free(node: &Node, devices: &[DeviceSet]) -> bool {
+    devices.iter().enumerate().all(|(index, devices)| {
+        let pool = node.pool(index);
+        pool.is_some_and(|pool| devices.is_subset(&pool.free))
+    })
+}
+
+/// The best layouts for a request on a node, without devices that are on hold for other pods. `own`: those on hold for this one.
+fn best_layouts(
+    node: &Node,
+    held: &[DeviceSet],
+    request: &Request,
+    own: &[DeviceSet],
+    policy: Policy,
+) -> Option<Vec<Layout>> {
+    let class = node.exact(held)?;
+    decide::judge(&class, request).ok()?;
+    decide::score(&class, request, own, policy).map(|(_, layouts)| layouts)
+}
+
+/// Why a request does not fit on a node.
+fn shortage(node: &Node, request: &Request) -> String {
+    let Some(class) = node.exact(&[]) else {
+        return "no inventory".to_owned();
+    };
+    decide::judge(&class, request).err().map_or_else(
+        || "the devices that are free do not fit the containers".to_owned(),
+        |miss| miss.of_one_node(),
+    )
+}
+
+fn by_pool(node: &Node, request: &Request, layouts: &[Layout]) -> Vec<DeviceSet> {
+    let Some(inventory) = node.inventory() else {
+        return Vec::new();
+    };
+    let mut devices = vec![DeviceSet::EMPTY; inventory.pools.len()];
+    for (ask, layout) in request.asks.iter().zip(layouts) {
+        if let Some((pool, _)) = inventory.pool(ask.resource.as_str()) {
+            devices[pool].add(&layout.devices);
+        }
+    }
+    devices
+}
+
+/// The annotation that grants layouts, and their devices.
+fn write_grant(
+    node: Option<&Node>,
+    target: &Target,
+    request: &Request,
+    layouts: &[Layout],
+    plan: &str,
+) -> Result<(Arc<str>, Devices), BindError> {
+    let inventory = node.and_then(Node::inventory);
+    let mut containers = Vec::new();
+    let mut devices: Devices = Vec::new();
+    for (ask, layout) in request.asks.iter().zip(layouts) {
+        let pool = inventory.and_then(|inventory| inventory.pool(ask.resource.as_str()));
+        let grants = pool.and_then(|(_, pool)| layout.grants(ask, pool.ids()));
+        let (Some((_, pool)), Some(grants)) = (pool, grants) else {
+            return Err(BindError::no_such_node(target));
+        };
+        containers.extend(grants);
+        devices.push((ask.resource.clone(), pool.ids_of(&layout.devices)));
+    }
+    // The plugin follows kubelet's order: all init containers before all app containers, whatever the resource.
+    if request.asks.len() > 1 {
+        containers.sort_by_key(|grant| request.order.iter().position(|name| **name == *grant.name));
+    }
+    let grant = Grant {
+        version: Grant::VERSION,
+        plan: plan.to_owned(),
+        pod: target.uid.clone(),
+        node: target.node.clone(),
+        containers,
+    };
+    let annotation = grant.to_annotation().map_err(BindError::Grant)?;
+    Ok((annotation.into(), devices))
+}

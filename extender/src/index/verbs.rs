@@ -1,0 +1,457 @@
+//! The verbs of the extender API, each as one step of the index: filter, prioritize, preempt and bind. What kube-scheduler is told and what
+//! follows from it are decided on one state.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use gantry_api::{NodeName, PodUid};
+use gantry_gang::protocol::Answer;
+
+use super::activation::{self, Activation};
+use super::reservations::{BindError, Reservations, Reserved, Target};
+use super::unschedulable_queue::{InsufficientPod, UnschedulablePod, is_gated_by_us};
+use super::victim_search::VictimSearch;
+use super::{Awaited, Belongs, Index};
+use crate::decide::{self, Candidates as _, Filtered, ForeignNodes};
+use crate::pod::PodFacts;
+use crate::request::Request;
+use crate::snapshot::{NodeIx, Snapshot};
+use crate::wire::{CandidateNodes, Offer};
+
+/// A call of filter, prioritize or preempt about one pod.
+pub struct SchedulingCall<'c> {
+    /// UID of the pod; empty if the caller does not send it.
+    pub uid: &'c str,
+    /// Its namespace.
+    pub namespace: &'c str,
+    /// Its name.
+    pub name: &'c str,
+    /// `spec.schedulerName`.
+    pub scheduler: &'c str,
+    /// `spec.priority`.
+    pub priority: i32,
+    /// What it asks for of the resources that `snapshot` manages.
+    pub request: Arc<Request>,
+    /// The snapshot to decide on.
+    pub snapshot: &'c Snapshot,
+    /// Reads the pod from the call, for one that the watch has not shown yet.
+    pub read_pod: &'c dyn Fn() -> Option<PodFacts>,
+}
+
+/// What has to follow a step of the index.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum FollowUp {
+    /// Nothing changed.
+    Nothing,
+    /// The changes are published. The plans that they allow are made later: the caller waits for no plan.
+    Publish,
+    /// The changes are published and gangs are planned: the step was about a gang.
+    Plan,
+}
+
+/// The next step of a bind.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum BindStep {
+    /// The pod belongs to no gang, and this is reserved for it.
+    Single(Reserved),
+    /// Its gang is decided, and this is reserved for it. From here on only forward.
+    Member(Reserved),
+    /// It waits for its gang: call again when the gang changes.
+    Wait(Awaited),
+}
+
+/// A pod that was read from the API server because the watch has not shown it yet.
+#[derive(Debug)]
+pub struct ReadPod {
+    /// What it asks for.
+    pub request: Arc<Request>,
+    /// The pod, if it asks for watched resources.
+    pub facts: Option<PodFacts>,
+}
+
+impl Index {
+    /// Filters the candidates for a pod. `nodes` are their numbers in the snapshot of the call.
+    pub(super) fn filter(
+        &mut self,
+        call: &SchedulingCall<'_>,
+        candidates: &CandidateNodes<'_>,
+        nodes: &[Option<NodeIx>],
+    ) -> (Filtered, FollowUp) {
+        let mut follow_up = self.record_caller(call);
+        let is_simulated = decide::is_simulation(candidates, nodes);
+        if !is_simulated && !call.uid.is_empty() {
+            let (answer, after) = self.ask_gang(call, candidates, nodes);
+            follow_up = follow_up.max(after);
+            match answer {
+                Answer::Single => {}
+                Answer::Node(node) => return (only(candidates, &node), follow_up),
+                Answer::Wait(why) => {
+                    return (
+                        Filtered::all_refused(candidates.len(), why.to_string()),
+                        follow_up,
+                    );
+                }
+            }
+        }
+        let SchedulingCall {
+            priority,
+            request,
+            snapshot,
+            ..
+        } = call;
+        let mut answer = decide::filter(snapshot, self.options, request, candidates, nodes);
+        if let Some(kept) = &snapshot.kept
+            && *priority <= kept.priority
+        {
+            answer.keep_off(kept, nodes);
+        }
+        if let Some(promised) = &snapshot.promised {
+            answer.leave_promised(promised, snapshot, nodes, (*priority, request));
+        }
+        if answer.simulated || call.uid.is_empty() {
+            return (answer, follow_up);
+        }
+        let after = self.note_filtered(call, candidates, &answer);
+        (answer, follow_up.max(after))
+    }
+
+    /// Records what is answered for a single pod.
+    fn note_filtered(
+        &mut self,
+        call: &SchedulingCall<'_>,
+        candidates: &CandidateNodes<'_>,
+        answer: &Filtered,
+    ) -> FollowUp {
+        let uid = PodUid::from(call.uid);
+        match answer.passed[..] {
+            [] if answer.refused.is_empty() => FollowUp::Nothing,
+            [] => {
+                let pod = UnschedulablePod {
+                    namespace: call.namespace.into(),
+                    name: call.name.into(),
+                    request: Arc::clone(&call.request),
+                    generation: call.snapshot.generation,
+                };
+                self.add_unschedulable(uid, pod);
+                FollowUp::Publish
+            }
+            // kube-scheduler does not call prioritize for a single node.
+            [only] => {
+                self.hold_for(&uid, &call.request, candidates.name(only as usize));
+                FollowUp::Publish
+            }
+            _ => match self.unschedulable.remove(&uid) {
+                Some(_) => FollowUp::Publish,
+                None => FollowUp::Nothing,
+            },
+        }
+    }
+
+    /// The position of the best candidate for a pod, if there is one.
+    pub(super) fn prioritize(
+        &mut self,
+        call: &SchedulingCall<'_>,
+        candidates: &CandidateNodes<'_>,
+        nodes: &[Option<NodeIx>],
+    ) -> (Option<u32>, FollowUp) {
+        let is_known = nodes.iter().all(Option::is_some) && !call.uid.is_empty();
+        let (answer, follow_up) = match is_known {
+            true => self.ask_gang(call, candidates, nodes),
+            false => (Answer::Single, FollowUp::Nothing),
+        };
+        match answer {
+            Answer::Node(node) => (position(candidates, &node), follow_up),
+            Answer::Wait(_) => (None, follow_up),
+            Answer::Single => {
+                let (request, options) = (&call.request, self.options);
+                let winner = decide::prioritize(call.snapshot, options, call.uid, request, candidates, nodes);
+                let Some(winner) = winner.map(|winner| winner.position) else {
+                    return (None, follow_up);
+                };
+                if !is_known {
+                    return (Some(winner), follow_up);
+                }
+                let uid = PodUid::from(call.uid);
+                self.hold_for(&uid, request, candidates.name(winner as usize));
+                (Some(winner), follow_up.max(FollowUp::Publish))
+            }
+        }
+    }
+
+    /// The nodes of kube-scheduler's preemption that help a pod, each with its victims.
+    pub(super) fn preempt_single(
+        &mut self,
+        call: &SchedulingCall<'_>,
+        offers: Vec<Offer>,
+    ) -> (Vec<Offer>, FollowUp) {
+        self.record_caller(call);
+        let uid = PodUid::from(call.uid);
+        // kube-scheduler may call as soon as the pod exists, and before filter.
+        let offers = match self.is_member(call).0 {
+            true => Vec::new(),
+            false => self.preemptable(&uid, &call.request, call.priority, offers),
+        };
+        (offers, FollowUp::Plan)
+    }
+
+    /// Of the nodes that kube-scheduler offers for a pod those that help, each with its victims: see [`VictimSearch`]. A member of a gang is
+    /// never helped here: gangs are preempted for as a whole. Nor is a pod for which others were stopped already, while their devices are
+    /// being released.
+    pub fn preemptable(
+        &mut self,
+        uid: &PodUid,
+        request: &Request,
+        priority: i32,
+        offers: Vec<Offer>,
+    ) -> Vec<Offer> {
+        if self.goes_with(uid).is_some() {
+            return Vec::new();
+        }
+        let search = VictimSearch::new(self, request, priority);
+        let are_returning = search.comes_free(uid);
+        if self.unschedulable.awaits(self.now.at, uid, are_returning) {
+            return Vec::new();
+        }
+        let found = VictimSearch::new(self, request, priority).choose(offers);
+        if !found.is_empty() {
+            self.unschedulable.has_victims(uid);
+        }
+        found
+    }
+
+    /// The next step of a bind: devices are reserved for a single pod, or for a member of a decided gang. A repeated call gets the same
+    /// grant. `read` is the pod where neither the watch nor a hold has it.
+    ///
+    /// # Errors
+    /// See [`BindError`]; then nothing is reserved.
+    pub(super) fn bind(&mut self, target: &Target, read: Option<ReadPod>) -> Result<BindStep, BindError> {
+        let mut request = None;
+        if let Some(read) = read {
+            request = Some(read.request);
+            if let Some(pod) = read.facts {
+                self.hear(pod);
+            }
+        }
+        self.arrive(target, request)
+    }
+
+    fn record_caller(&mut self, call: &SchedulingCall<'_>) -> FollowUp {
+        if call.snapshot.schedulers.contains(call.scheduler) {
+            return FollowUp::Nothing;
+        }
+        self.record_scheduler(call.scheduler);
+        FollowUp::Publish
+    }
+
+    /// What the gang of a pod answers.
+    fn ask_gang(
+        &mut self,
+        call: &SchedulingCall<'_>,
+        candidates: &CandidateNodes<'_>,
+        nodes: &[Option<NodeIx>],
+    ) -> (Answer, FollowUp) {
+        let (is_member, follow_up) = self.is_member(call);
+        if !is_member {
+            return (Answer::Single, follow_up);
+        }
+        let uid = PodUid::from(call.uid);
+        let offered = |node: &NodeName| position(candidates, node).is_some();
+        let answer = self.answer(&uid, &offered);
+        if matches!(answer, Answer::Wait(_)) {
+            self.offered(&uid, nodes.iter().flatten().copied());
+        }
+        (answer, FollowUp::Plan)
+    }
+
+    /// Whether a pod belongs to a gang. A pod that the watch has not shown yet is read from the call.
+    fn is_member(&mut self, call: &SchedulingCall<'_>) -> (bool, FollowUp) {
+        match self.belongs(call.uid) {
+            Belongs::Single => (false, FollowUp::Nothing),
+            Belongs::Gang => (true, FollowUp::Nothing),
+            Belongs::Unknown => match (call.read_pod)().filter(|pod| pod.claim.is_some()) {
+                Some(pod) => {
+                    self.hear(pod);
+                    (true, FollowUp::Plan)
+                }
+                None => (false, FollowUp::Nothing),
+            },
+        }
+    }
+
+    fn hold_for(&mut self, uid: &PodUid, request: &Arc<Request>, node: &str) {
+        self.unschedulable.remove(uid);
+        self.hold(self.now.at, uid, request, node);
+    }
+
+    /// Holds the best devices of `node` for a pod that kube-scheduler has most likely sent there. Replaces an earlier hold of the pod.
+    pub fn hold(&mut self, now: Instant, uid: &PodUid, request: &Arc<Request>, node: &str) {
+        self.reservations.drop_hold(&mut self.nodes, uid);
+        let is_bound = self.pods.get(uid).is_some_and(|pod| pod.node.is_some());
+        let Some(node) = self.nodes.find(node).filter(|_| !is_bound) else {
+            return;
+        };
+        self.settle_node(node);
+        self.reservations
+            .hold(now, &mut self.nodes, (uid, node), request, self.options.policy);
+    }
+
+    /// Reserves devices for the bind of a single pod and writes its grant.
+    ///
+    /// # Errors
+    /// See [`BindError`]; then nothing is reserved.
+    pub fn reserve(&mut self, target: &Target, request: Option<Arc<Request>>) -> Result<Reserved, BindError> {
+        let request = self.check_pod(target, request)?;
+        let Some(request) = request.map(|request| request.of(&self.nodes.resources().managed())) else {
+            return Ok(Reserved::AlreadyBound);
+        };
+        let node = self.node_for(target)?;
+        if request.is_empty() {
+            return Ok(Reserved::Plain);
+        }
+        if !self.nodes.has_inventory(node) {
+            return match self.options.foreign {
+                ForeignNodes::Allow => Ok(Reserved::Plain),
+                ForeignNodes::Refuse => Err(BindError::ForeignNode(target.node.clone())),
+            };
+        }
+        if let Some(repeated) = Reservations::repeat(&mut self.nodes, node, target)? {
+            return Ok(repeated);
+        }
+        let (nodes, policy) = (&mut self.nodes, self.options.policy);
+        let layouts = self
+            .reservations
+            .choose(nodes, node, target, &request, policy)?;
+        self.reservations
+            .grant(nodes, node, target, &request, &layouts)
+    }
+
+    /// The node of a bind, with its ledger as of now: facts that came since the last snapshot count.
+    pub(super) fn node_for(&mut self, target: &Target) -> Result<NodeIx, BindError> {
+        let node = self.nodes.find(target.node.as_str());
+        let node = node.ok_or_else(|| BindError::no_such_node(target))?;
+        self.settle_node(node);
+        let exists = self
+            .nodes
+            .get(node)
+            .is_some_and(|node| node.advertised().is_some());
+        exists
+            .then_some(node)
+            .ok_or_else(|| BindError::no_such_node(target))
+    }
+
+    /// Whether a Binding that was sent may be sent once more.
+    ///
+    /// # Errors
+    /// Kubelet reports its devices as those of another pod.
+    pub fn may_repeat(&mut self, target: &Target) -> Result<(), BindError> {
+        let node = self.nodes.find(target.node.as_str());
+        let node = node.ok_or_else(|| BindError::no_such_node(target))?;
+        self.settle_node(node);
+        let node = self.nodes.get(node);
+        node.map_or(Ok(()), |node| Reservations::still_granted(node, target))
+    }
+
+    /// Checks the pod of a bind; what it asks for, or `None` if it is on that node already.
+    pub(super) fn check_pod(
+        &self,
+        target: &Target,
+        request: Option<Arc<Request>>,
+    ) -> Result<Option<Arc<Request>>, BindError> {
+        let Some(pod) = self.pods.get(&target.uid) else {
+            let request = request.or_else(|| self.reservations.holds().request(target.uid.as_str()));
+            let request = request.ok_or_else(|| BindError::UnknownPod(target.uid.clone()))?;
+            return Ok(Some(request));
+        };
+        if *pod.namespace != *target.namespace || *pod.name != *target.name {
+            return Err(BindError::OtherName {
+                uid: target.uid.clone(),
+                actual: format!("{}/{}", pod.namespace, pod.name),
+                asked: format!("{}/{}", target.namespace, target.name),
+            });
+        }
+        match (&pod.node, &pod.request) {
+            (Some(node), _) if *node == target.node => Ok(None),
+            (Some(node), _) => Err(BindError::BoundElsewhere(node.clone())),
+            (None, Ok(request)) => Ok(Some(Arc::clone(request))),
+            (None, Err(error)) => Err(BindError::Request(error.to_string())),
+        }
+    }
+
+    /// Adds a pod that filter refused on every node.
+    pub fn add_unschedulable(&mut self, uid: PodUid, pod: UnschedulablePod) {
+        self.unschedulable.add(uid, pod);
+    }
+
+    /// Whether a pod is in the queue of unschedulable pods.
+    pub fn is_unschedulable(&self, uid: &str) -> bool {
+        self.unschedulable.contains(uid)
+    }
+
+    /// Adds a pod again after its activation failed; its new generation. `None` if there is nothing to activate: it is gone, bound, or was
+    /// refused again meanwhile.
+    pub fn requeue(&mut self, uid: PodUid, mut pod: UnschedulablePod) -> Option<u64> {
+        let waits = self.pods.get(&uid).is_some_and(|pod| pod.node.is_none());
+        let generation = self.published.generation;
+        pod.generation = generation;
+        (waits && self.unschedulable.requeue(uid, pod)).then_some(generation)
+    }
+
+    /// Takes a pod that [`Index::requeue`] has added, to activate it once more. `None` if it was scheduled or refused since, or fits on no
+    /// node now.
+    pub fn take_requeued(&mut self, uid: &PodUid, generation: u64) -> Option<UnschedulablePod> {
+        let pod = self.unschedulable.get(uid)?;
+        let mut nodes = self.nodes.numbers();
+        let may_go = pod.generation == generation
+            && nodes.any(|node| activation::fits(self, node, self.pods.priority(uid), &pod.request));
+        may_go.then(|| self.unschedulable.remove(uid)).flatten()
+    }
+
+    /// Whether devices came free while pods were unschedulable.
+    pub fn has_gains(&self) -> bool {
+        self.unschedulable.has_gains()
+    }
+
+    /// Takes unschedulable pods that were refused before devices came free on a node where they fit now: those of the highest priority, at
+    /// most `limit`.
+    pub fn take_activatable(&mut self, limit: usize) -> Vec<(PodUid, UnschedulablePod)> {
+        let gains = self.unschedulable.take_gains();
+        let mut activation = Activation::new(self, &gains);
+        let refused = self.unschedulable.refused_before_gain();
+        let fitting = refused.filter(|(uid, pod)| activation.fits(uid, &pod.request));
+        let fitting = fitting.map(|(uid, _)| (self.pods.priority(uid), uid.clone()));
+        let fitting = fitting.collect();
+        self.unschedulable.take_first(fitting, limit, gains)
+    }
+
+    /// Pods for which kube-scheduler's own count finds too few devices.
+    pub fn insufficient_pods(&self) -> Vec<InsufficientPod> {
+        self.unschedulable.insufficient()
+    }
+
+    /// Members of gangs that only a scheduling gate of Gantry keeps from kube-scheduler, which therefore reports nothing about them.
+    pub fn gated(&self) -> Vec<PodUid> {
+        let others = self.resources.members().into_iter();
+        let others = others.filter(|pod| is_gated_by_us(&pod.stage));
+        let others = others.map(|pod| pod.uid.clone());
+        self.unschedulable.gated().cloned().chain(others).collect()
+    }
+}
+
+/// One node and no other. The others need no reason: kube-scheduler does not report them then.
+fn only(candidates: &CandidateNodes<'_>, node: &NodeName) -> Filtered {
+    match position(candidates, node) {
+        Some(position) => Filtered {
+            passed: vec![position],
+            ..Filtered::default()
+        },
+        None => Filtered::all_refused(
+            candidates.len(),
+            "its gang's place is on a node that was not offered".to_owned(),
+        ),
+    }
+}
+
+fn position(candidates: &CandidateNodes<'_>, node: &NodeName) -> Option<u32> {
+    let found = (0..candidates.len()).find(|position| candidates.name(*position) == node.as_str());
+    found.and_then(|position| u32::try_from(position).ok())
+}

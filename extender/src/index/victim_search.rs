@@ -1,0 +1,246 @@
+//! kube-scheduler's preemption for a single pod: which of the nodes that it offers really have the devices once the victims are gone, and
+//! which further victims that takes. No gang is broken for a single pod where another node will do. Nothing is changed here.
+
+use std::cmp::Reverse;
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use gantry_api::PodUid;
+use gantry_gang::GangKey;
+
+use super::Index;
+use super::disruption_budgets::Allowance;
+use super::node::Node;
+use super::unschedulable_queue::AWAITED;
+use crate::decide;
+use crate::devices::DeviceSet;
+use crate::inventory::Pool;
+use crate::pod::PodFacts;
+use crate::request::Request;
+use crate::snapshot::{Class, NodeIx};
+use crate::wire::Offer;
+
+/// A search for the victims of one single pod.
+pub(super) struct VictimSearch<'i> {
+    index: &'i Index,
+    request: &'i Request,
+    priority: i32,
+}
+
+impl<'i> VictimSearch<'i> {
+    pub(super) fn new(index: &'i Index, request: &'i Request, priority: i32) -> Self {
+        Self {
+            index,
+            request,
+            priority,
+        }
+    }
+
+    /// Of the nodes that kube-scheduler offers those that help, each with its victims: those that were named, and others of lower priority
+    /// if the devices require it, with as few disruption budgets broken as possible.
+    pub(super) fn choose(&self, offers: Vec<Offer>) -> Vec<Offer> {
+        let offers = offers.into_iter();
+        let mut found: Vec<(usize, Offer)> = offers.filter_map(|offer| self.victims_on(offer)).collect();
+        // Fewest budgets broken, as kube-scheduler would choose; then fewest gangs, which it cannot know.
+        let cost = |(gangs, offer): &(usize, Offer)| (offer.budgets_broken, *gangs);
+        let least = found.iter().map(cost).min();
+        found.retain(|one| Some(cost(one)) == least);
+        found.into_iter().map(|(_, offer)| offer).collect()
+    }
+
+    /// Whether a node that takes the pod has enough devices once deleted pods have released theirs. kube-scheduler no longer sees such pods:
+    /// it counts their devices as free, and as filter still refuses them it would have others stopped, node after node. The devices that
+    /// came free on the node before would then be open to any pod, for kube-scheduler nominates one node only. On that node pods that are
+    /// being deleted count too: kube-scheduler does not see them either.
+    pub(super) fn comes_free(&self, uid: &PodUid) -> bool {
+        let Some(pod) = self.index.pods.get(uid) else {
+            return false;
+        };
+        let nominated = self.index.unschedulable.nominated_for(uid);
+        let mut nodes = self.index.nodes.iter();
+        nodes.any(|(number, node)| self.comes_free_on(pod, (number, node), nominated == Some(node.name())))
+    }
+
+    fn comes_free_on(&self, pod: &PodFacts, (number, node): (NodeIx, &Node), is_nominated: bool) -> bool {
+        let Some(inventory) = node.inventory() else {
+            return false;
+        };
+        let Self {
+            index,
+            request,
+            priority,
+        } = *self;
+        let now = index.now().at;
+        let returning = node.returning(|since| now.saturating_duration_since(since) < AWAITED);
+        let pools = inventory.pools.iter().zip(&returning);
+        let mut leaving: Vec<DeviceSet> = pools.map(|(pool, ids)| pool.find(ids).0).collect();
+        if is_nominated {
+            leaving = self.with_leaving((number, node), leaving);
+        }
+        if leaving.iter().all(DeviceSet::is_empty) || index.is_kept_from(number, priority) {
+            return false;
+        }
+        let facts = index.resources.get(number).and_then(|node| node.facts.as_ref());
+        let class = || node.exact(&[]);
+        facts.is_none_or(|facts| pod.needs.admits(facts).is_ok())
+            && class().is_some_and(|class| fits_without(&class, request, &[&leaving], index.options.policy))
+    }
+
+    /// The devices that pods release on a node, by pool: `returning`, and those of pods that are being deleted.
+    fn with_leaving(&self, (number, node): (NodeIx, &Node), returning: Vec<DeviceSet>) -> Vec<DeviceSet> {
+        let pods = node.occupancy().pods().iter();
+        let leaving = pods
+            .filter_map(|uid| self.index.pods.get(uid))
+            .filter(|pod| pod.leaving);
+        leaving
+            .filter_map(|pod| self.released_by(pod, number))
+            .fold(returning, |returning, mut own| {
+                own.iter_mut().zip(&returning).for_each(|(own, set)| own.add(set));
+                own
+            })
+    }
+
+    /// The healthy devices that the end of a pod releases on its node, by pool, without those that are reserved for gangs.
+    fn released_by(&self, pod: &PodFacts, node: NodeIx) -> Option<Vec<DeviceSet>> {
+        let devices = self.index.devices_of(pod, node)?;
+        let inventory = self.index.nodes.get(node)?.inventory()?;
+        let of = |pool: &Pool| devices.iter().find(|(resource, _)| *resource == pool.resource);
+        let set = |pool| of(pool).map(|(_, ids)| &pool.find(ids).0 & &pool.healthy);
+        let pools = inventory.pools.iter();
+        Some(pools.map(|pool| set(pool).unwrap_or_default()).collect())
+    }
+
+    /// How many gangs victims belong to.
+    fn gangs_of(&self, victims: &[String]) -> usize {
+        let gangs = victims.iter().filter_map(|uid| self.gang_of(uid));
+        gangs.collect::<BTreeSet<_>>().len()
+    }
+
+    fn gang_of(&self, uid: &str) -> Option<&Arc<GangKey>> {
+        self.index.goes_with(&PodUid::from(uid))
+    }
+
+    fn breaks(&self, allowance: &mut Allowance<'_>, uid: &str) -> bool {
+        allowance.breaks(self.index.resources.profile(&PodUid::from(uid)))
+    }
+
+    /// The victims on one node, and how many gangs they belong to; `None` if no end of pods of lower priority helps.
+    fn victims_on(&self, offer: Offer) -> Option<(usize, Offer)> {
+        let Self {
+            index,
+            request,
+            priority,
+        } = *self;
+        let number = index.nodes.find(&offer.node)?;
+        let node = index.nodes.get(number)?;
+        let Some(class) = node.exact(&[]) else {
+            // Nothing is known of a foreign node; kube-scheduler has counted.
+            return (!offer.victims.is_empty()).then(|| (self.gangs_of(&offer.victims), offer));
+        };
+        if index.is_kept_from(number, priority) {
+            return None;
+        }
+        let held = |uid: &String| self.released_by(index.pods.get(uid.as_str())?, number);
+        let fits = |victims: &[String]| {
+            let sets: Vec<Vec<DeviceSet>> = victims.iter().filter_map(held).collect();
+            let sets: Vec<&[DeviceSet]> = sets.iter().map(Vec::as_slice).collect();
+            fits_without(&class, request, &sets, index.options.policy)
+        };
+        let mut victims = offer.victims.clone();
+        let named = victims.len();
+        // kube-scheduler has counted the victims that it names.
+        let mut with_named = index.budgets.allowance();
+        for uid in &victims {
+            self.breaks(&mut with_named, uid);
+        }
+        if !fits(&victims) {
+            for other in self.other_victims(node, &victims, with_named.clone()) {
+                victims.push(other.uid.as_str().to_owned());
+                if fits(&victims) {
+                    break;
+                }
+            }
+            if !fits(&victims) {
+                return None;
+            }
+            // Those that are not needed are spared: the protected first, then the most important.
+            for at in (named..victims.len()).rev() {
+                let spared = victims.remove(at);
+                if !fits(&victims) {
+                    victims.insert(at, spared);
+                }
+            }
+        }
+        let added = victims.iter().skip(named);
+        let broken = added.filter(|uid| self.breaks(&mut with_named, uid)).count();
+        let budgets_broken = offer.budgets_broken.saturating_add_unsigned(broken as u64);
+        // kube-scheduler takes the priority of the first victim for the highest on the node, and prefers nodes by it. Unknown victims stay in
+        // front, in the order in which they were named.
+        victims.sort_by_key(|uid| Reverse(self.priority_of(uid).unwrap_or(i32::MAX)));
+        let offer = Offer {
+            victims,
+            budgets_broken,
+            node: offer.node,
+        };
+        (!offer.victims.is_empty()).then(|| (self.gangs_of(&offer.victims), offer))
+    }
+
+    /// Other pods of lower priority on a node: single pods first, then the least important and the youngest; but before them all pods that no
+    /// budget protects, given that those before them are stopped too.
+    fn other_victims(
+        &self,
+        node: &Node,
+        named: &[String],
+        mut allowance: Allowance<'_>,
+    ) -> Vec<&'i PodFacts> {
+        let pods = node.occupancy().pods().iter();
+        let pods = pods.filter_map(|uid| self.index.pods.get(uid));
+        let mut others: Vec<&'i PodFacts> = pods
+            .map(|pod| &**pod)
+            .filter(|pod| pod.priority < self.priority && !pod.leaving)
+            .filter(|pod| named.iter().all(|known| known != pod.uid.as_str()))
+            .collect();
+        others.sort_by_key(|pod| {
+            let gang = self.index.goes_with(&pod.uid).is_some();
+            (gang, pod.priority, Reverse(pod.created()), pod.uid.clone())
+        });
+        let (protected, free): (Vec<_>, Vec<_>) = others
+            .into_iter()
+            .partition(|pod| self.breaks(&mut allowance, pod.uid.as_str()));
+        free.into_iter().chain(protected).collect()
+    }
+
+    fn priority_of(&self, uid: &str) -> Option<i32> {
+        let uid = PodUid::from(uid);
+        let known = self.index.pods.get(&uid).map(|pod| pod.priority);
+        known.or_else(|| Some(self.index.resources.preemptible(&uid)?.pod.priority))
+    }
+}
+
+impl Index {
+    /// Whether filter keeps pods of a priority off a node because it is kept for a gang.
+    pub(super) fn is_kept_from(&self, node: NodeIx, priority: i32) -> bool {
+        let kept = self.kept();
+        kept.is_some_and(|kept| priority <= kept.priority && kept.has(node))
+    }
+}
+
+/// Whether a request fits on a class once some sets of devices, each by pool, are released.
+pub(super) fn fits_without(
+    class: &Class,
+    request: &Request,
+    back: &[&[DeviceSet]],
+    policy: decide::Policy,
+) -> bool {
+    let mut class = class.clone();
+    for sets in back {
+        for (pool, set) in class.pools.iter_mut().zip(*sets) {
+            pool.free.add(set);
+            pool.open.add(set);
+        }
+    }
+    decide::judge(&class, request).is_ok() && decide::score(&class, request, &[], policy).is_some()
+}
+
+#[cfg(test)]
+mod tests;
