@@ -1,5 +1,5 @@
-//! Leads a Service to this process while it leads: its address in the Service's one EndpointSlice. So a pod may be ready as soon as it
-//! could lead, which is what a rollout waits for, and still only the leader is asked. Decides nothing; who leads stands in `lease`.
+//! Points a Service to this process while it leads, by the Service's single EndpointSlice. A pod can so be ready as soon as it is able to lead,
+//! which a rollout waits for, while only the leader gets calls. `lease` decides which process leads.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -11,18 +11,18 @@ use kube::api::{ObjectMeta, PostParams};
 use kube::{Api, Client};
 use tokio_util::sync::CancellationToken;
 
-/// To which Service a slice belongs, and who writes it: Kubernetes' own labels.
+/// Kubernetes' labels for the Service of a slice, and for its manager.
 const SERVICE_LABEL: &str = "kubernetes.io/service-name";
 const MANAGER_LABEL: &str = "endpointslice.kubernetes.io/managed-by";
 
-/// Between two looks at a slice that is as it should be: somebody may have changed or removed it.
+/// Period of the checks of a slice: another client may change or delete it.
 const LOOK: Duration = Duration::from_secs(10);
-/// Between two tries.
+/// Pause between two attempts.
 const AGAIN: Duration = Duration::from_millis(500);
 /// Time limit of one request.
 const TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Which Service leads where.
+/// The Service, and the address that it points to.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Settings {
     /// The Service's namespace.
@@ -35,7 +35,7 @@ pub(crate) struct Settings {
     pub port: u16,
 }
 
-/// Keeps the Service leading here until `until`. Then nothing is taken back: whoever leads next writes itself over it.
+/// Keeps the Service pointing here until `until`. It is not reset then: the next leader overwrites it.
 pub(crate) async fn run(client: Client, settings: Settings, until: CancellationToken) {
     let slices: Api<EndpointSlice> = Api::namespaced(client, &settings.namespace);
     let mut told = false;
@@ -68,7 +68,7 @@ pub(crate) async fn run(client: Client, settings: Settings, until: CancellationT
 }
 
 impl Settings {
-    /// Writes the slice if it is another. The version that was read goes with the write: one that comes late changes nothing.
+    /// Writes the slice if it differs. The write carries the version that was read, so that a late one changes nothing.
     async fn announce(&self, slices: &Api<EndpointSlice>) -> kube::Result<bool> {
         let wanted = self.slice();
         let name = wanted.metadata.name.clone().unwrap_or_default();
@@ -87,7 +87,7 @@ impl Settings {
         Ok(true)
     }
 
-    /// The slice that leads here. What kind of address is in it cannot be changed, so that is part of its name.
+    /// The slice that points here. Its address type is immutable and therefore part of its name.
     fn slice(&self) -> EndpointSlice {
         let kind = if self.address.is_ipv4() { "IPv4" } else { "IPv6" };
         let labels = [
@@ -125,7 +125,7 @@ impl Settings {
     }
 }
 
-/// Clients get to the same place by either.
+/// Whether both slices send clients to the same address.
 fn leads_alike(found: &EndpointSlice, wanted: &EndpointSlice) -> bool {
     let labelled = |slice: &EndpointSlice| {
         let labels = slice.metadata.labels.as_ref();

@@ -1,5 +1,5 @@
-//! Which of several extenders leads: the one that holds a Lease of coordination.k8s.io. It alone answers and writes; the others keep their
-//! caches warm. Clocks of two machines are never compared, and a leader that cannot renew ends before its Lease does.
+//! Leader election of several extenders by a Lease of coordination.k8s.io. Only the leader answers and writes; the standby replicas keep their
+//! caches warm. Clocks of two machines are never compared. A leader that cannot renew stands down before its Lease expires.
 
 mod leadership;
 mod record;
@@ -19,14 +19,14 @@ pub use record::Settings;
 
 use record::{Intent, Renewal, Seen};
 
-/// Time limit of giving the Lease back: the process is waited for, and the Lease runs out not much later.
+/// Time limit for releasing the Lease: the process is about to exit, and the Lease expires soon after.
 const RELEASE: Duration = Duration::from_secs(3);
-/// Time limit of one request for that.
+/// Time limit of one such request.
 const RELEASE_ATTEMPT: Duration = Duration::from_secs(1);
-/// Between the first try to give it back and the second; each further one waits twice as long.
+/// Pause between the first two attempts to release it; it doubles each time.
 const RELEASE_AGAIN: Duration = Duration::from_millis(100);
 
-/// Stands for election until `stop`, then gives the Lease back, so that another leads at once. What it becomes shows in `leadership`.
+/// Takes part in the election until `stop`, then releases the Lease, so that another replica leads at once. `leadership` shows the result.
 pub async fn run(client: Client, settings: Settings, leadership: Arc<Leadership>, stop: CancellationToken) {
     let mut elector = Elector {
         leases: Api::namespaced(client, &settings.namespace),
@@ -48,13 +48,13 @@ pub async fn run(client: Client, settings: Settings, leadership: Arc<Leadership>
     elector.release().await;
 }
 
-/// How a request for the Lease ended, if it brought no Lease.
+/// Why a request for the Lease failed.
 enum Failed {
-    /// There is none.
+    /// There is no Lease.
     Missing,
-    /// Somebody else wrote it meanwhile, or made it.
+    /// Another client wrote or created it meanwhile.
     Conflict,
-    /// Perhaps done, perhaps not.
+    /// The request may or may not have been carried out.
     Other(String),
 }
 
@@ -62,14 +62,14 @@ struct Elector {
     leases: Api<Lease>,
     settings: Settings,
     leadership: Arc<Leadership>,
-    /// The Lease as last seen; `None` if it must be read first.
+    /// The Lease as last observed; `None` if it must be read first.
     seen: Option<Seen>,
     /// Until when this process leads, if it does.
     until: Option<Instant>,
 }
 
 impl Elector {
-    /// One look at the Lease, or one renewal. Returns how long after its beginning the next is due.
+    /// Reads or renews the Lease once. Returns how long after its start the next step is due.
     async fn step(&mut self) -> Duration {
         match self.until {
             Some(until) if Instant::now() < until => self.renew(until).await,
@@ -85,7 +85,7 @@ impl Elector {
         }
     }
 
-    /// A follower reads the Lease, and takes it if it may.
+    /// A standby replica reads the Lease, and takes it if allowed.
     async fn look(&mut self) {
         let sent = Instant::now();
         let limit = sent + self.settings.attempt();
@@ -121,7 +121,7 @@ impl Elector {
             }
             Intent::Ask(lease) => {
                 tracing::info!(leader = %seen.holder(), "called though another leads, asking for the lease");
-                // If it fails: as long as kube-scheduler calls, it is tried again.
+                // A failure is retried as long as kube-scheduler calls.
                 if let Ok(lease) = self.write(&lease, limit).await {
                     self.saw(lease);
                 }
@@ -129,7 +129,7 @@ impl Elector {
         }
     }
 
-    /// The leader renews the Lease, or gives it to who is called in its place.
+    /// The leader renews the Lease, or yields it to the replica that kube-scheduler calls instead.
     async fn renew(&mut self, until: Instant) -> Duration {
         let again = self.settings.look_every();
         let sent = Instant::now();
@@ -137,7 +137,7 @@ impl Elector {
         if self.seen.is_none() {
             match limited(limit, self.leases.get(&self.settings.name)).await {
                 Ok(lease) => self.saw(lease),
-                // Deleted by a person: a new one has no holder that anybody would have to wait for.
+                // Deleted by the operator: a new Lease has no holder to wait for.
                 Err(Failed::Missing) => {
                     self.lose(String::new());
                     return Duration::ZERO;
@@ -176,7 +176,7 @@ impl Elector {
                     }
                     Err(Failed::Other(error)) => {
                         self.trouble(&error);
-                        // It may have been written.
+                        // The renewal may have been written.
                         self.seen = None;
                         again
                     }
@@ -184,7 +184,7 @@ impl Elector {
             }
             Renewal::Yield(lease) => {
                 tracing::info!("kube-scheduler calls another extender, giving the lease to it");
-                // First nothing more is decided, then the other is let in.
+                // This process stops deciding before the other one may lead.
                 self.lose(String::new());
                 if let Ok(lease) = self.write(&lease, limit).await {
                     self.saw(lease);
@@ -223,7 +223,7 @@ impl Elector {
             .trouble(format!("cannot read or write Lease {namespace}/{name}: {error}"));
     }
 
-    /// Gives the Lease back, if it is ours. If that fails, it runs out by itself.
+    /// Releases the Lease, if this process holds it. If that fails, it expires.
     async fn release(&mut self) {
         let led = self.until.take().is_some();
         self.leadership.lose(String::new());
@@ -233,13 +233,16 @@ impl Elector {
         let limit = Instant::now() + RELEASE;
         let mut pause = RELEASE_AGAIN;
         loop {
-            match self.give_back(limit.min(Instant::now() + RELEASE_ATTEMPT)).await {
+            match self
+                .try_release(limit.min(Instant::now() + RELEASE_ATTEMPT))
+                .await
+            {
                 Ok(()) => return,
                 Err(error) if Instant::now() + pause < limit => {
-                    tracing::debug!(lease = %self.settings.name, %error, "cannot give the lease back yet");
+                    tracing::debug!(lease = %self.settings.name, %error, "cannot release the lease yet");
                 }
                 Err(error) => {
-                    tracing::warn!(lease = %self.settings.name, %error, "cannot give the lease back, it runs out");
+                    tracing::warn!(lease = %self.settings.name, %error, "cannot release the lease; it expires");
                     return;
                 }
             }
@@ -248,8 +251,8 @@ impl Elector {
         }
     }
 
-    /// Fails if the Lease may still be ours. The version known may be old: a renewal, or a try of this, may have been under way.
-    async fn give_back(&mut self, limit: Instant) -> Result<(), String> {
+    /// Fails if this process may still hold the Lease. The known version may be outdated by a request that was in flight.
+    async fn try_release(&mut self, limit: Instant) -> Result<(), String> {
         let seen = match self.seen.take() {
             Some(seen) => seen,
             None => match limited(limit, self.leases.get(&self.settings.name)).await {
@@ -264,11 +267,11 @@ impl Elector {
         }
         match self.write(&self.settings.released(&seen), limit).await {
             Ok(_) => {
-                tracing::info!(lease = %self.settings.name, "lease given back");
+                tracing::info!(lease = %self.settings.name, "lease released");
                 Ok(())
             }
             Err(Failed::Missing) => Ok(()),
-            Err(Failed::Conflict) => Err("somebody else wrote it meanwhile".to_owned()),
+            Err(Failed::Conflict) => Err("another client wrote it meanwhile".to_owned()),
             Err(Failed::Other(error)) => Err(error),
         }
     }

@@ -1,5 +1,4 @@
-//! Objects whose fields are not read yet: a watch must go on when one of them is malformed. Of an object nothing is read
-//! here but its metadata.
+//! Objects of which only the metadata is parsed: a watch must go on when another field of one of them is malformed.
 
 use std::borrow::Cow;
 use std::marker::PhantomData;
@@ -22,7 +21,7 @@ pub struct Loose<K> {
     /// Its status.
     #[serde(default)]
     pub status: Option<serde_json::Value>,
-    /// Its kind, by which the API server is asked.
+    /// Its kind, for the path of the API.
     #[serde(skip)]
     pub kind: PhantomData<K>,
 }

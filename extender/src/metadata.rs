@@ -1,5 +1,5 @@
-//! Reads of an object's metadata what is used, and nothing else. Anybody who may write a pod may write any time into it, such as one of the
-//! year 10000 into `managedFields`: a field nobody needs must not stop the list of all objects.
+//! Parses the metadata of an object that is used, and nothing else. A client that may write a pod may write any time into it, such as the year
+//! 10000 into `managedFields`: an unused field must not fail the list of all objects.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -12,15 +12,15 @@ use k8s_openapi::jiff::Timestamp;
 use serde::de::{IgnoredAny, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 
-/// The annotation of pods that kubelet made of files on its node.
+/// The annotation of pods that kubelet creates from files on its node.
 pub(crate) const MIRROR_ANNOTATION: &str = "kubernetes.io/config.mirror";
 
-/// Reads metadata for `#[serde(deserialize_with)]`: names, UID, version, labels, the controlling owner, the grant and annotations that tell
-/// of gangs and static pods, and the times that can be read. A deletion time that cannot be read is the epoch: the object is being deleted
-/// all the same.
+/// Parses metadata for `#[serde(deserialize_with)]`: names, UID, version, labels, the controlling owner, annotations of grants, gangs and
+/// static pods, and the times that can be parsed. A deletion time that cannot be parsed is the epoch: the object is being deleted all the
+/// same.
 ///
 /// # Errors
-/// Names, UID or version that are no strings.
+/// A name, UID or version is no string.
 pub(crate) fn read<'de, D: Deserializer<'de>>(deserializer: D) -> Result<ObjectMeta, D::Error> {
     let kept = KeptMetadata::deserialize(deserializer)?;
     let owners = kept.owner_references.into_iter().flatten();
@@ -47,10 +47,10 @@ pub(crate) fn read<'de, D: Deserializer<'de>>(deserializer: D) -> Result<ObjectM
     })
 }
 
-/// Reads a time for `#[serde(deserialize_with)]`; `None` if it is none, or none that can be read.
+/// Parses a time for `#[serde(deserialize_with)]`; `None` if it is missing or malformed.
 ///
 /// # Errors
-/// Only what is no JSON at all.
+/// Only for malformed JSON.
 pub(crate) fn time<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Time>, D::Error> {
     Ok(Option::<Written>::deserialize(deserializer)?.and_then(Written::time))
 }
@@ -69,7 +69,7 @@ struct KeptMetadata {
     deletion_timestamp: Option<Written>,
 }
 
-/// The annotations that are used; others, which may be long, are passed over.
+/// The annotations that are used; others, which may be long, are skipped.
 #[derive(Default)]
 struct Annotations(BTreeMap<String, String>);
 
@@ -102,7 +102,7 @@ impl<'de> Deserialize<'de> for Annotations {
     }
 }
 
-/// A key that is borrowed where it can be.
+/// A key, borrowed where possible.
 #[derive(Deserialize)]
 struct Name<'a>(#[serde(borrow)] Cow<'a, str>);
 

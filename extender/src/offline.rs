@@ -1,5 +1,4 @@
-//! The cluster as the extender sees it, for a command that looks once and goes: the same watches feed the same index, and nobody carries
-//! out what follows.
+//! The cluster as the extender sees it, for a command that reads it once: the same watches and the same index, without the tasks that write.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -21,41 +20,41 @@ use crate::lease::Leadership;
 use crate::watch::{self, Contact, Feed, SILENCE};
 use crate::watched::Watched;
 
-/// Between two looks whether everything is listed.
+/// Period of the checks whether everything is listed.
 const LOOK: Duration = Duration::from_millis(20);
 
-/// Longest time to hear of the API server at all.
+/// Longest time for a first answer of the API server.
 const REACH: Duration = Duration::from_secs(10);
-/// Longest time to read the objects that say how large gangs are, once the rest is listed: a kind that is not served is never read.
+/// Longest time to read the owners of gangs once everything else is listed: a kind that is not served is never read.
 const OWNERS: Duration = Duration::from_secs(3);
-/// Gangs planned at most before the look is given up: more than any queue has.
+/// Gangs planned at most: more than any queue has.
 const PLANS: usize = 10_000;
 
-/// What the extender is told by its options, which the cluster does not show.
+/// The options of the extender, which the cluster does not show.
 #[derive(Debug, Clone, Default)]
 pub struct Terms {
-    /// Resources looked at besides those that nodes publish.
+    /// Resources that are managed in addition to those that nodes publish.
     pub resources: Vec<ResourceName>,
-    /// How it decides.
+    /// The options of decisions.
     pub options: Options,
     /// The levels of the fabric.
     pub fabric: Levels,
-    /// Whether it removes our scheduling gate.
+    /// Whether it removes the scheduling gate of Gantry.
     pub gates: bool,
-    /// The schedulers that ask it.
+    /// The schedulers that call it.
     pub schedulers: Vec<Arc<str>>,
 }
 
-/// What a look has shown.
+/// The cluster as it was read.
 pub struct Seen {
-    /// The cluster, with the places of gangs that are decided.
+    /// The cluster, with the reservations of decided gangs.
     pub store: Arc<Store>,
     /// The gangs that wait, in the order in which they are planned.
     pub queue: Vec<Arc<GangKey>>,
 }
 
 impl Seen {
-    /// Plans the gangs that wait, as the extender would now if it had planned none yet.
+    /// Plans the gangs that wait, as the extender would if it had planned none yet.
     pub fn plan(&self) {
         self.store.update(|index| index.set_planning(true));
         for _ in 0..PLANS {
@@ -111,7 +110,7 @@ pub async fn look(kubeconfig: Option<&Path>, terms: Terms, limit: Duration) -> a
             tokio::time::sleep(LOOK).await;
         }
     };
-    // What is not read by then is said to be so.
+    // The report names owners that are unread by then.
     let _ = tokio::time::timeout(OWNERS, read).await;
     shutdown.cancel();
     watching.await.context("the watches panicked")?;
@@ -126,7 +125,7 @@ pub async fn look(kubeconfig: Option<&Path>, terms: Terms, limit: Duration) -> a
     Ok(Seen { store, queue })
 }
 
-/// Asks for one object of every kind that is needed: what keeps the cluster from being read is said at once, and not after many tries.
+/// Lists one object of every kind that is needed, so that an error is reported at once and not after many retries.
 async fn reach(client: &Client) -> anyhow::Result<()> {
     let pods = Api::<Pod>::all(client.clone());
     let nodes = Api::<Node>::all(client.clone());

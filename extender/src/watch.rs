@@ -1,5 +1,5 @@
-//! Feeds the index: four watches, and time. Retries for ever, with a short back-off: a cluster whose API server is back wants its
-//! scheduler back too. Decides nothing.
+//! Sends the events of four watches and the time to the index. Retries forever with a short back-off: scheduling has to resume as soon as the
+//! API server is back.
 
 mod contact;
 mod steady;
@@ -30,16 +30,16 @@ use crate::lease::Leadership;
 use crate::pod::{Reader, Seen, SlimPod, Words};
 use crate::watched::Watched;
 
-/// Longest life of one watch call. A connection that is silently dead is noticed soon after its end.
+/// Longest duration of one watch call. A dead connection is detected soon after its end.
 pub const WATCH_SECONDS: u32 = 30;
 /// Longest time without a byte from the API server. Watches end before that, so that silence means a dead connection.
 pub const SILENCE: Duration = Duration::from_secs(WATCH_SECONDS as u64 + 15);
-/// Between two questions whether the API server is there, and two ticks of the index.
+/// Period of the health checks of the API server, and of the ticks of the index.
 const TICK: Duration = Duration::from_secs(1);
-/// Most events applied under one lock, so that decisions never wait long for a bind.
+/// Most events applied in one step, so that verbs never wait long for it.
 const BATCH: usize = 256;
 
-/// One thing a watch brought, read into what the index keeps.
+/// One event of a watch, parsed for the index.
 enum News {
     Pod(Seen),
     PodGone(Seen),
@@ -51,7 +51,7 @@ enum News {
     GangGone(Name),
     Begins(Source),
     Ends(Source),
-    /// There is nothing of the kind, for it is not defined.
+    /// The kind is not defined, so there are no objects of it.
     Undefined(Source),
 }
 
@@ -84,18 +84,18 @@ impl News {
     }
 }
 
-/// What the watches feed, and what they go by.
+/// What the watches need.
 #[derive(Clone)]
 pub struct Feed {
-    /// Resources looked at.
+    /// The watched resources.
     pub watched: Watched,
-    /// What is fed.
+    /// Where the events go.
     pub store: Arc<Store>,
-    /// How old the facts are.
+    /// Records how old the facts are.
     pub contact: Arc<Contact>,
     /// The newest versions of Gang objects.
     pub objects: Arc<Objects>,
-    /// Whether this process decides.
+    /// Whether this process leads.
     pub leadership: Arc<Leadership>,
 }
 
@@ -114,7 +114,7 @@ pub async fn run(client: Client, feed: Feed, shutdown: CancellationToken) {
             // It ends by the same token.
             let _ = heartbeat.await;
         }
-        // Only if it panicked: without it nothing tells how old the facts are.
+        // It panicked: the age of the facts is unknown without it.
         _ = &mut heartbeat => {}
     }
 }
@@ -125,13 +125,13 @@ impl Feed {
         let work = async {
             loop {
                 let term = self.leadership.term();
-                // Whoever led before may have written until the moment it ended: what is known from before counts for nothing. As a
-                // follower it is kept up to date all the same, and all that costs time to make stays made.
+                // The previous leader may have written until its term ended, so facts from before are discarded. A follower is kept up to
+                // date all the same, and expensive results are kept.
                 self.objects.clear();
                 self.store.update(|index| {
                     index.relist();
                     match term {
-                        // Also where the end of the term before was not noticed.
+                        // Also if the end of the previous term was missed.
                         Some(_) => {
                             index.stand_down();
                             index.lead();
@@ -151,7 +151,7 @@ impl Feed {
         shutdown.run_until_cancelled(work).await;
     }
 
-    /// Feeds the index from lists begun now on.
+    /// Sends events to the index, beginning with new lists.
     async fn follow(&self, client: &Client, kinds: &Arc<Mutex<Kinds>>) {
         let mut news = self.streams(client, kinds).ready_chunks(BATCH);
         while let Some(batch) = news.next().await {
@@ -205,7 +205,7 @@ impl Feed {
             if gone {
                 return Some(News::GpuNodeGone(name));
             }
-            // The table of a new kind of machine is built here, outside the index's lock.
+            // The choice table of a new kind of machine is built here, outside the lock of the index.
             let mut kinds = kinds.lock().unwrap_or_else(PoisonError::into_inner);
             let inventory = index::inventory(&wanted, node, &mut kinds)?;
             Some(News::GpuNode(name.into(), Box::new(inventory)))
@@ -224,8 +224,8 @@ impl Feed {
     }
 }
 
-/// One watch as news. Errors are logged and retried; an object that cannot be read fails its list or watch, and all is listed again:
-/// nothing is decided without it.
+/// The events of one watch. Errors are logged and retried. An object that cannot be parsed fails its list or watch, and everything is listed
+/// again: nothing is decided without it.
 fn read<K>(
     api: Api<K>,
     source: Source,
@@ -237,12 +237,12 @@ where
 {
     let config = watcher::Config::default().timeout(WATCH_SECONDS);
     let contact = Arc::clone(contact);
-    // Why it failed the last time: what lasts is said once.
+    // The last error: one that persists is logged once.
     let mut said: Option<String> = None;
     steady::steady(move || watch(api.clone(), config.clone()))
         .filter_map(move |event| {
             match &event {
-                // Nothing has come yet.
+                // No object yet.
                 Ok(Event::Init) => {}
                 Ok(_) => {
                     said = None;
@@ -277,17 +277,17 @@ where
         .boxed()
 }
 
-/// Whether something cannot be made because its namespace is on its way out, which is no trouble: what it was about goes too.
+/// Whether an object cannot be created because its namespace is being deleted. That is no failure: its subject is deleted as well.
 pub fn is_ending(error: &kube::Error) -> bool {
     matches!(error, kube::Error::Api(status) if status.code == 403 && status.message.contains("is being terminated"))
 }
 
-/// Whether the API server does not know the kind. Of Gangs there are none then: a cluster from before them goes on as it did.
+/// Whether the kind is not defined in the API server. Then there are no Gangs, and a cluster without the CRD works as before.
 fn is_undefined(error: &watcher::Error) -> bool {
     matches!(error, watcher::Error::InitialListFailed(kube::Error::Api(status)) if status.code == 404)
 }
 
-/// Asks the API server whether it is there, and lets time pass in the index.
+/// Checks the health of the API server, and lets time pass in the index.
 async fn beat(client: Client, store: Arc<Store>, contact: Arc<Contact>, shutdown: CancellationToken) {
     loop {
         let answer = tokio::time::timeout(TICK, gantry_runtime::check_api_server(&client)).await;

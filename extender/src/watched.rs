@@ -1,20 +1,20 @@
-//! Which resources are looked at: those the operator names, and all of NVIDIA's domain. Which of these are managed, that is accounted and
-//! chosen, is learned: what any `GpuNode` publishes. Names only; no counts, no nodes.
+//! The watched resources: those that the operator names, and all of NVIDIA's domain. Those of them that a `GpuNode` publishes, or the operator
+//! names, are managed. Names only; no counts, no nodes.
 
 use std::sync::Arc;
 
 use gantry_api::ResourceName;
 use gantry_api::names::RESOURCE_DOMAIN;
 
-/// The resources looked at. Pods that ask for any of them are kept, so that a resource that a plugin begins to publish is accounted
-/// at once, with the pods that have it already.
+/// The watched resources. Pods that ask for any of them are kept, so that a resource is managed completely as soon as a plugin publishes it,
+/// with the pods that have it already.
 #[derive(Debug, Clone)]
 pub struct Watched {
     named: Arc<[ResourceName]>,
 }
 
 impl Watched {
-    /// Looks at `named` (managed whether anybody publishes them or not) besides NVIDIA's domain.
+    /// Watches `named`, which are managed also without a plugin, and NVIDIA's domain.
     pub fn new(named: impl Into<Arc<[ResourceName]>>) -> Self {
         Self { named: named.into() }
     }
@@ -24,14 +24,14 @@ impl Watched {
         &self.named
     }
 
-    /// Whether a resource is looked at.
+    /// Whether a resource is watched.
     pub fn covers(&self, resource: &str) -> bool {
         let rest = resource.strip_prefix(RESOURCE_DOMAIN);
         rest.is_some_and(|rest| rest.starts_with('/'))
             || self.named.iter().any(|named| named.as_str() == resource)
     }
 
-    /// Those of some names that are looked at, sorted, each once.
+    /// Those of some names that are watched, sorted and without duplicates.
     pub fn among<'a>(&self, names: impl IntoIterator<Item = &'a str>) -> Vec<ResourceName> {
         let mut covered: Vec<&str> = names.into_iter().filter(|name| self.covers(name)).collect();
         covered.sort_unstable();

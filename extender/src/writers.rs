@@ -1,5 +1,5 @@
-//! The tasks that write to the cluster, other than binds that kube-scheduler calls for: they work while this process leads, and stop at
-//! once when it does no longer. Nothing is decided or written here.
+//! Starts the tasks that write to the cluster without a call of kube-scheduler. They run while this process leads, and stop at once when its
+//! term ends.
 
 use std::sync::Arc;
 
@@ -15,32 +15,32 @@ use crate::lease::Leadership;
 use crate::metrics::Metrics;
 use crate::{announce, bind, explain, gang, wake};
 
-/// What they need.
+/// What the tasks need.
 pub(crate) struct Writers {
-    /// Connected.
+    /// Client of the API server.
     pub(crate) client: Client,
     /// Carries out decisions.
     pub(crate) binder: Binder,
-    /// What is known of the cluster.
+    /// The state of the cluster.
     pub(crate) store: Arc<Store>,
-    /// The Gangs that are known to be there.
+    /// The newest versions of Gang objects.
     pub(crate) objects: Arc<Objects>,
     /// The counters.
     pub(crate) metrics: Arc<Metrics>,
-    /// Whether scheduling gates are lifted.
+    /// Whether scheduling gates are removed.
     pub(crate) gates: bool,
-    /// The Service that is led here, if any.
+    /// The Service that points to the leader, if any.
     pub(crate) announces: Option<announce::Settings>,
 }
 
 impl Writers {
-    /// Starts them with each term of `leadership`, until `shutdown`. Comes back too where one of them ended by itself.
+    /// Runs the tasks in each term of `leadership`, until `shutdown`. Returns as well if one of them ends unexpectedly.
     pub(crate) async fn work(self, leadership: Arc<Leadership>, shutdown: CancellationToken) {
         while let Some(term) = shutdown.run_until_cancelled(leadership.entered()).await {
             let until = shutdown.child_token();
             let mut writers = self.start(&until);
             let over = shutdown.run_until_cancelled(leadership.ended(term));
-            let fell = tokio::select! {
+            let has_failed = tokio::select! {
                 _ = over => false,
                 Some(_) = writers.join_next() => true,
             };
@@ -49,9 +49,9 @@ impl Writers {
             while let Some(task) = writers.join_next().await {
                 bad |= task.is_err();
             }
-            if fell || bad {
-                // What it was to do is done by nobody any more: the process ends.
-                tracing::error!("a task that writes to the cluster ended by itself");
+            if has_failed || bad {
+                // Its work would not be done any more: the process exits.
+                tracing::error!("a task that writes to the cluster ended unexpectedly");
                 return;
             }
         }

@@ -14,7 +14,7 @@ use crate::decide::{self, ForeignNodes};
 use crate::devices::DeviceSet;
 use crate::pod::PodFacts;
 use crate::request::Request;
-use crate::snapshot::{Class, NodeIx};
+use crate::snapshot::Class;
 use gantry_planner::plan::short;
 
 /// The report on a pod.

@@ -318,11 +318,8 @@ impl Index {
             return Ok(repeated);
         }
         let (nodes, policy) = (&mut self.nodes, self.options.policy);
-        let layouts = self
-            .reservations
-            .choose(nodes, node, target, &request, policy)?;
-        self.reservations
-            .grant(nodes, node, target, &request, &layouts)
+        let layouts = self.reservations.choose(nodes, node, target, &request, policy)?;
+        self.reservations.grant(nodes, node, target, &request, &layouts)
     }
 
     /// The node of a bind, with its ledger as of now: facts that came since the last snapshot count.

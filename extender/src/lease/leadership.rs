@@ -1,4 +1,4 @@
-//! Whether this process leads, readable from anywhere at no cost. Leading is bounded in time: it ends by itself when nobody extends it.
+//! Whether this process leads, cheap to read from every task. A term is bounded in time: it ends unless it is extended.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -6,17 +6,17 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-/// Calls so far apart are no series.
+/// Calls further apart belong to different series.
 const SERIES: Duration = Duration::from_secs(15);
-/// A series of calls so long is no stray one: kube-scheduler tries again after a second or two.
+/// Shortest series of calls that counts: kube-scheduler retries after a second or two.
 const INSISTS: Duration = Duration::from_secs(1);
-/// Called so shortly ago, a leader is in use.
+/// How long a leader counts as in use after a call.
 const IN_USE: Duration = Duration::from_secs(5);
-/// Called so shortly ago, a follower asks to be let in: sooner than a leader counts as out of use, so that one that is called as often
-/// stays.
+/// How long a standby replica requests the Lease after a call: shorter than a leader counts as in use, so that a leader which is called as
+/// often stays.
 const FRESH: Duration = Duration::from_secs(2);
 
-/// Number of a term of leadership, from 1. No two of one process are alike.
+/// Number of a term of leadership, from 1, unique in one process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Term(pub u64);
 
@@ -29,15 +29,15 @@ pub struct Leadership {
 
 #[derive(Debug, Clone, Default)]
 struct TermState {
-    /// The last or present term of leadership.
+    /// The current or last term of leadership.
     term: u64,
-    /// It leads.
+    /// The term is current.
     held: bool,
-    /// Until when; for ever without an election.
+    /// End of the term; `None` without an election.
     until: Option<Instant>,
-    /// What was known from before is forgotten, and everything is being read anew.
+    /// Facts from before the term are discarded, and everything is being listed again.
     entered: bool,
-    /// Who leads, as far as is known.
+    /// The leader, if known.
     holder: String,
     /// Why the Lease cannot be read or written.
     trouble: Option<String>,
@@ -48,7 +48,7 @@ struct TermState {
 struct Calls {
     first: Option<Instant>,
     last: Option<Instant>,
-    /// Those that are not answered yet.
+    /// Calls that are not answered yet.
     open: usize,
 }
 
@@ -65,7 +65,7 @@ impl Drop for Call<'_> {
 }
 
 impl Leadership {
-    /// Without an election: it leads, from now on and for ever.
+    /// Without an election: this process leads from now on.
     pub fn always() -> Self {
         Self::with(TermState {
             term: 1,
@@ -74,7 +74,7 @@ impl Leadership {
         })
     }
 
-    /// It follows until [`Self::win`].
+    /// A standby replica until [`Self::win`].
     pub fn follower() -> Self {
         Self::with(TermState::default())
     }
@@ -86,19 +86,19 @@ impl Leadership {
         }
     }
 
-    /// It leads now, and what it knows is from since then or is being read.
+    /// Whether this process leads, with facts from this term.
     pub fn leads(&self) -> bool {
         let state = self.state.borrow();
         state.entered && state.is_held(Instant::now())
     }
 
-    /// The term of leadership, if it is in one.
+    /// The current term of leadership.
     pub fn term(&self) -> Option<Term> {
         let state = self.state.borrow();
         state.is_held(Instant::now()).then_some(Term(state.term))
     }
 
-    /// How long its term of leadership lasts at least; `None` if it ends never. Nothing if it is in none.
+    /// How long the current term lasts at least; `None` without an end, zero without a term.
     pub fn lasts(&self) -> Option<Duration> {
         let state = self.state.borrow();
         let now = Instant::now();
@@ -108,7 +108,7 @@ impl Leadership {
         }
     }
 
-    /// Why it does not answer, for people.
+    /// Why this process does not answer, for messages.
     pub fn why_not(&self) -> String {
         let state = self.state.borrow();
         if let Some(trouble) = &state.trouble {
@@ -120,7 +120,7 @@ impl Leadership {
         }
     }
 
-    /// What was known before `term` is forgotten: from now on it leads in earnest.
+    /// Facts from before `term` are discarded: from now on this process decides.
     pub fn enter(&self, term: Term) {
         self.state.send_if_modified(|state| {
             let enters = state.held && state.term == term.0 && !state.entered;
@@ -129,7 +129,7 @@ impl Leadership {
         });
     }
 
-    /// Waits until the term of leadership is another than `known`: a new one, or none.
+    /// Waits until the current term is another than `known`: a new one, or none.
     pub async fn changed(&self, known: Option<Term>) -> Option<Term> {
         let mut state = self.state.subscribe();
         loop {
@@ -139,7 +139,7 @@ impl Leadership {
                 if now != known {
                     return now;
                 }
-                // One that is over already is waited for no more: somebody has yet to say so.
+                // The end of a term that is over already is not waited for: it only has to be recorded.
                 state.until.filter(|_| now.is_some())
             };
             tokio::select! {
@@ -150,7 +150,7 @@ impl Leadership {
         }
     }
 
-    /// Waits until it leads in earnest.
+    /// Waits until this process decides.
     pub async fn entered(&self) -> Term {
         let mut state = self.state.subscribe();
         loop {
@@ -173,7 +173,7 @@ impl Leadership {
         self.calls.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// kube-scheduler called; what is given back is kept until it is answered.
+    /// kube-scheduler called; the returned value is kept until the answer is sent.
     pub fn called(&self) -> Call<'_> {
         let now = Instant::now();
         let mut calls = self.calls();
@@ -188,7 +188,7 @@ impl Leadership {
         Call(self)
     }
 
-    /// kube-scheduler goes on calling, though it is refused.
+    /// Whether kube-scheduler keeps calling although it is refused.
     pub(super) fn is_called_though_it_follows(&self, now: Instant) -> bool {
         let calls = self.calls();
         calls.first.zip(calls.last).is_some_and(|(first, last)| {
@@ -196,7 +196,7 @@ impl Leadership {
         })
     }
 
-    /// kube-scheduler called a moment ago, or is being answered: a Binding that is on its way must not arrive when another leads.
+    /// Whether kube-scheduler called recently or waits for an answer: a Binding in flight must not arrive under another leader.
     pub(super) fn is_called(&self, now: Instant) -> bool {
         let calls = self.calls();
         let lately = |last| now.saturating_duration_since(last) < IN_USE;
@@ -231,7 +231,7 @@ impl Leadership {
             state.until = None;
             state.holder = holder;
         });
-        // Whoever called before called a leader.
+        // Earlier calls went to a leader.
         let mut calls = self.calls();
         (calls.first, calls.last) = (None, None);
     }

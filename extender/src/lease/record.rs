@@ -1,5 +1,5 @@
-//! What stands in the Lease, and what is to be written into it: functions of what was seen and when, by the reader's own clock. The times
-//! in it are for people; nothing is decided by them.
+//! What the Lease contains, and what to write into it: functions of what was observed and when, by the clock of the reader. The times in the
+//! Lease are informative; nothing is decided by them.
 
 use std::time::Duration;
 
@@ -7,22 +7,22 @@ use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};
 use tokio::time::Instant;
 
-/// On the Lease: the extender that kube-scheduler calls though another leads. The leader gives way if it is not called itself: with
+/// On the Lease: the extender that kube-scheduler calls although another one leads. The leader yields if it gets no calls itself: with
 /// addresses like 127.0.0.1 each kube-scheduler calls the extender of its own machine.
 const CALLED_ANNOTATION: &str = "gantry.dev/called";
 
-/// For which Lease, as whom, and how long.
+/// The Lease, the identity of this process, and the durations.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Settings {
     /// Namespace of the Lease.
     pub namespace: String,
     /// Name of the Lease.
     pub name: String,
-    /// What tells this process from every other, of now and of before.
+    /// Distinguishes this process from every other one, current or past.
     pub identity: String,
-    /// How long others wait for a leader of whom nothing is heard.
+    /// How long after the last renewal another replica may take the Lease.
     pub duration: Duration,
-    /// How long a leader goes on that cannot renew; less than `duration`.
+    /// How long a leader that cannot renew keeps leading; less than `duration`.
     pub renew_deadline: Duration,
 }
 
@@ -30,25 +30,25 @@ pub struct Settings {
 #[derive(Debug)]
 pub(super) struct Seen {
     lease: Lease,
-    /// When its holder was last seen to have written it.
+    /// When the last write of its holder was observed.
     since: Instant,
 }
 
-/// What a follower does.
+/// What a standby replica does.
 #[derive(Debug, PartialEq)]
 pub(super) enum Intent {
-    /// Look again later.
+    /// Read it again later.
     Wait,
     /// Write this to lead.
     Take(Lease),
-    /// Write this to be let in.
+    /// Write this to request the Lease.
     Ask(Lease),
 }
 
 /// What a leader does.
 #[derive(Debug, PartialEq)]
 pub(super) enum Renewal {
-    /// Write this to go on.
+    /// Write this to keep leading.
     Renew(Lease),
     /// Stand down, then write this.
     Yield(Lease),
@@ -57,7 +57,7 @@ pub(super) enum Renewal {
 impl Seen {
     /// `lease` as read or written now, after `before`.
     pub(super) fn new(lease: Lease, before: Option<Self>, now: Instant) -> Self {
-        // Somebody's question changes the object, but is no sign of life of its holder.
+        // A request of another replica changes the object, but is no renewal by its holder.
         let since = match before {
             Some(before) if before.lease.spec == lease.spec => before.since,
             _ => now,
@@ -65,7 +65,7 @@ impl Seen {
         Self { lease, since }
     }
 
-    /// Who holds it; nobody if empty.
+    /// The holder; empty if there is none.
     pub(super) fn holder(&self) -> &str {
         let spec = self.lease.spec.as_ref();
         spec.and_then(|spec| spec.holder_identity.as_deref())
@@ -84,22 +84,22 @@ impl Seen {
 }
 
 impl Settings {
-    /// Between two looks of a follower, and two tries of a leader that cannot renew.
+    /// Period of the reads of a standby replica, and pause between two attempts to renew.
     pub(super) fn look_every(&self) -> Duration {
         self.renew_deadline / 8
     }
 
-    /// Between two renewals.
+    /// Period of the renewals.
     pub(super) fn renew_every(&self) -> Duration {
         self.renew_deadline / 4
     }
 
-    /// Time limit of one request: of a connection that is dead there is a second one.
+    /// Time limit of one request: it leaves time for a second one if the connection is dead.
     pub(super) fn attempt(&self) -> Duration {
         self.renew_deadline / 2
     }
 
-    /// The first Lease of its name.
+    /// A new Lease.
     pub(super) fn fresh(&self) -> Lease {
         Lease {
             metadata: ObjectMeta {
@@ -111,12 +111,12 @@ impl Settings {
         }
     }
 
-    /// What a follower does. `called`: kube-scheduler goes on calling it.
+    /// What a standby replica does. `called`: kube-scheduler keeps calling it.
     pub(super) fn intent(&self, seen: &Seen, called: bool, now: Instant) -> Intent {
         let quiet = now.saturating_duration_since(seen.since);
         let duration = seen.duration().unwrap_or(self.duration).max(self.duration);
         let holder = seen.holder();
-        // One that yields names who is to be next: the others leave it to that one for a while.
+        // A leader that yields names the next one: the other replicas wait for that one for a while.
         let free = holder.is_empty() && seen.called().is_none_or(|next| next == self.identity);
         if free || holder == self.identity || quiet >= duration {
             Intent::Take(self.with(seen, |spec| *spec = self.held(spec), None))
@@ -127,7 +127,7 @@ impl Settings {
         }
     }
 
-    /// What a leader does. `called`: kube-scheduler calls it.
+    /// What the leader does. `called`: kube-scheduler calls it.
     pub(super) fn renewal(&self, seen: &Seen, called: bool) -> Renewal {
         match seen.called().filter(|other| *other != self.identity) {
             Some(other) if !called => Renewal::Yield(self.with(seen, released, Some(other.to_owned()))),
@@ -135,12 +135,12 @@ impl Settings {
         }
     }
 
-    /// The Lease, given back.
+    /// The Lease, released.
     pub(super) fn released(&self, seen: &Seen) -> Lease {
         self.with(seen, released, None)
     }
 
-    /// The spec of a Lease that is ours from now on, or still.
+    /// The spec of a Lease that this process takes or keeps.
     fn held(&self, before: &LeaseSpec) -> LeaseSpec {
         let now = MicroTime(jiff::Timestamp::now());
         let still = before.holder_identity.as_deref() == Some(&self.identity);
@@ -164,7 +164,7 @@ impl Settings {
         }
     }
 
-    /// The Lease as seen, with another spec. Its version makes the write fail if it has changed since.
+    /// The Lease as observed, with another spec. Its version makes the write fail if it has changed since.
     fn with(&self, seen: &Seen, change: impl FnOnce(&mut LeaseSpec), called: Option<String>) -> Lease {
         let mut lease = seen.lease.clone();
         change(lease.spec.get_or_insert_default());
@@ -178,7 +178,7 @@ impl Settings {
     }
 }
 
-/// Nobody has to wait for its end.
+/// Another replica may take it at once.
 fn released(spec: &mut LeaseSpec) {
     spec.holder_identity = Some(String::new());
     spec.lease_duration_seconds = Some(1);

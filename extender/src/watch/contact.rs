@@ -1,5 +1,5 @@
-//! How old the facts are: when the API server last answered, and whether each of the three watches brings what is new. A watch that fails
-//! while the API server answers leaves the facts as old as its last good moment.
+//! How old the facts are: when the API server last answered, and whether each watch works. A watch that fails while the API server answers
+//! leaves the facts as old as its last event.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
@@ -11,7 +11,7 @@ use kube::client::Body;
 use super::SILENCE;
 use crate::index::Source;
 
-/// How old the facts are, readable from anywhere.
+/// How old the facts are. Readable from every task.
 #[derive(Debug)]
 pub struct Contact(Mutex<Times>);
 
@@ -23,24 +23,24 @@ struct Times {
 
 #[derive(Debug, Default, Clone, Copy)]
 struct Watch {
-    /// When it last was begun or brought anything.
+    /// When it last began or sent an event.
     good: Option<Instant>,
     failing: bool,
 }
 
 impl Contact {
-    /// Never yet.
+    /// Before the first answer.
     pub fn new() -> Arc<Self> {
         Arc::new(Self(Mutex::default()))
     }
 
-    /// Up to when the facts are complete: when the API server last answered, or when the watch last was good that has been failing or
-    /// silent for longest.
+    /// Up to when the facts are complete: the last answer of the API server, or the last event of the watch that has been failing or silent
+    /// for longest.
     pub fn last(&self) -> Option<Instant> {
         let times = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let mut last = times.answered?;
         for watch in times.watches {
-            // A good watch begins anew before that, even if nothing happens.
+            // A working watch begins again before that, even without events.
             let silent = watch
                 .good
                 .is_some_and(|good| last.saturating_duration_since(good) > SILENCE);
@@ -51,12 +51,12 @@ impl Contact {
         Some(last)
     }
 
-    /// The API server answers now.
+    /// The API server answered.
     pub fn made(&self, now: Instant) {
         self.change(|times| times.answered = Some(now));
     }
 
-    /// A watch was begun, or brought something.
+    /// A watch began, or sent an event.
     pub(super) fn lives(&self, source: Source, now: Instant) {
         self.change(|times| {
             times.watches[source as usize] = Watch {
@@ -80,7 +80,7 @@ impl Contact {
         change(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner));
     }
 
-    /// A client for one source whose watches are noted as they begin: of a quiet one nothing else would be seen.
+    /// A client for one source that records when its watches begin: a quiet watch sends nothing else.
     pub(super) fn noting(self: &Arc<Self>, client: &Client, source: Source) -> Client {
         let (contact, inner) = (Arc::clone(self), client.clone());
         let service = tower::service_fn(move |request: Request<Body>| {

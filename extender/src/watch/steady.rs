@@ -1,5 +1,5 @@
-//! A watch that is never given up: after an error it is let be for a while, ever longer as long as nothing comes of it, and where something
-//! was lost it is begun anew. Decides nothing.
+//! A watch that is never given up. After an error it pauses, longer each time until an event arrives; where an object was lost it begins
+//! again.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use futures::stream::BoxStream;
 use futures::{Stream, StreamExt, stream};
 use kube::runtime::watcher::{Error, Event};
 
-/// What a watch brings that `begin` begins, errors too.
+/// The events and errors of a watch that `begin` starts.
 pub(super) fn steady<K, S>(
     mut begin: impl FnMut() -> S + Send + 'static,
 ) -> impl Stream<Item = Result<Event<K>, Error>> + Send + 'static
@@ -33,7 +33,7 @@ struct Steady<K> {
     events: Events<K>,
     begin: Box<dyn FnMut() -> Events<K> + Send>,
     pauses: Pauses,
-    /// Before the next one is asked for.
+    /// Pause before the next event.
     pause: Option<Duration>,
 }
 
@@ -44,7 +44,7 @@ impl<K> Steady<K> {
         }
         let event = self.events.next().await?;
         match &event {
-            // Comes before every list, also before one that fails, be it with the last of its pages.
+            // These come before every list, also before one that fails with its last page.
             Ok(Event::Init | Event::InitApply(_)) => {}
             Ok(Event::InitDone | Event::Apply(_) | Event::Delete(_)) => self.pauses = Pauses::default(),
             Err(error) => {
@@ -58,13 +58,13 @@ impl<K> Steady<K> {
     }
 }
 
-/// Whether something came that could not be read. The watch would go on behind it, and it would be missing until the next list. What cannot
-/// be read as a change is read as a `Status` by the client, which any object is; a connection that broke is no such loss.
+/// Whether an object could not be parsed. The watch would go on after it, and it would be missing until the next list. The client parses an
+/// unreadable event as a `Status`, which succeeds for any object; a broken connection is no such loss.
 fn has_lost(error: &Error) -> bool {
     matches!(error, Error::WatchFailed(cause) if !matches!(cause, kube::Error::ReadEvents(_)))
 }
 
-/// Doubles from a tenth of a second to two seconds: four watches of one process are no load worth waiting longer for.
+/// Doubles from a tenth of a second to two seconds: four watches of one process are no load that justifies a longer pause.
 struct Pauses(Duration);
 
 impl Default for Pauses {

@@ -170,7 +170,12 @@ fn single_pod_waits_until_the_hold_ends() {
     let refused = admit(&cluster, "single", &idle).unwrap_err();
     assert!(matches!(refused, BindError::NotFree { .. }), "{refused:?}");
     cluster.wait(580);
-    assert!(cluster.store.update(|index| index.take_activatable(10)).is_empty());
+    assert!(
+        cluster
+            .store
+            .update(|index| index.take_activatable(10))
+            .is_empty()
+    );
     cluster.wait(30);
     assert_eq!(cluster.store.update(|index| index.take_activatable(10)).len(), 1);
     admit(&cluster, "single", &idle).unwrap();
