@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use gantry_api::{ContainerGrant, ContainerShare, Grant};
-use gantry_plugin::handover::{Ask, Devices, Handover, Patience, PodSeen, Request};
+use gantry_plugin::handover::{Ask, Devices, Handover, ObservedPod, Request, WaitFor};
 use gantry_plugin::inventory::{Device, Inventory, Slice};
 use gantry_proto::deviceplugin::{
     AllocateRequest, ContainerAllocateRequest, ContainerPreferredAllocationRequest, Empty,
@@ -51,7 +51,7 @@ fn main() {
 /// `GetPreferredAllocation` without the socket: all devices offered, four pods known that are granted two GPUs each.
 fn in_process() {
     let whole = inventory(8);
-    let pods: Vec<PodSeen> = (0..4).map(|pod| granted(pod, &[2 * pod, 2 * pod + 1])).collect();
+    let pods: Vec<ObservedPod> = (0..4).map(|pod| granted(pod, &[2 * pod, 2 * pod + 1])).collect();
     for (what, size) in [
         ("granted pair", 2),
         ("no grant, best 3 of what is left", 3),
@@ -63,7 +63,7 @@ fn in_process() {
     ask("2 of 56 slices", &slices(), Vec::new(), 2);
 }
 
-fn ask(what: &str, inventory: &Inventory, pods: Vec<PodSeen>, size: usize) {
+fn ask(what: &str, inventory: &Inventory, pods: Vec<ObservedPod>, size: usize) {
     let mut handover = Handover::new("node-1".into());
     handover.inventory(inventory);
     handover.table(Some(Arc::new(Table::build(&inventory.machine))));
@@ -75,12 +75,12 @@ fn ask(what: &str, inventory: &Inventory, pods: Vec<PodSeen>, size: usize) {
         size,
     }];
     let times = measure(CALLS, || {
-        std::hint::black_box(handover.prefer(std::hint::black_box(&request), Patience::default()));
+        std::hint::black_box(handover.prefer(std::hint::black_box(&request), WaitFor::default()));
     });
     report(&format!("GetPreferredAllocation in process, {what}"), times);
 }
 
-fn granted(pod: u8, gpus: &[u8]) -> PodSeen {
+fn granted(pod: u8, gpus: &[u8]) -> ObservedPod {
     let uid = format!("uid-{pod}");
     let grant = Grant {
         version: Grant::VERSION,
@@ -93,7 +93,7 @@ fn granted(pod: u8, gpus: &[u8]) -> PodSeen {
             share: ContainerShare::Devices(gpus.iter().map(|gpu| uuid(*gpu).into()).collect()),
         }],
     };
-    PodSeen {
+    ObservedPod {
         uid: uid.as_str().into(),
         namespace: "default".into(),
         name: format!("pod-{pod}"),

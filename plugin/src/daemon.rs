@@ -1,5 +1,5 @@
-//! Wires the daemon: what runs, in which order it starts and ends. Serving kubelet waits for nothing but the first inventory:
-//! pods, the truth and the choice table may come later.
+//! Wires the daemon: starts its tasks in order and stops them in order. Kubelet is served from the first
+//! inventory on; pods, PodResources and the choice table may arrive later.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -17,39 +17,41 @@ use tracing::{debug, info};
 
 use crate::allocate::{Access, Responder};
 use crate::args::Args;
-use crate::cluster::{Cluster, connect, tell_of_problems};
+use crate::cluster::{Cluster, connect, report_problems};
 use crate::handover::{Handover, SharedHandover};
-use crate::inventory::{Diagnoses, Hardware, Inventory, Owner, Settings, State, Timing};
+use crate::inventory::{Diagnoses, Hardware, Inventory, NvmlThread, Settings, State, Timing};
 use crate::kubelet::{Kubelet, poll_pod_resources};
 use crate::labels::{self, Identity, Labeller};
 use crate::observe::{self, Observed};
-use crate::watchdog::{Patience, Watchdog};
+use crate::watchdog::{Watchdog, WatchdogTiming};
 use crate::{allocate, cdi, offer, processes};
 use gantry_config::Config;
 use gantry_config::source::{self, Report};
 
-/// Notes that may wait for the API server; what comes beyond is in the log only.
-const NOTES: usize = 256;
+/// Notes queued for the API server. Notes over the limit appear in the log only.
+const MAX_QUEUED_NOTES: usize = 256;
 
-/// Longest time that kubelet is not told of the GPUs because faults of an earlier run are not known yet.
-const ADOPTION: Duration = Duration::from_millis(250);
+/// Longest delay before devices are offered to kubelet while faults stored by an earlier run are still being
+/// read.
+const ADOPTION_TIMEOUT: Duration = Duration::from_millis(250);
 
-/// Runs the node daemon until `shutdown`: finds the GPUs, serves kubelet, follows grants, publishes the node's account.
+/// Runs the node daemon until `shutdown`: finds the GPUs, serves kubelet, follows grants, publishes the node's
+/// status.
 ///
-/// It comes back when everything is ended in order, at most about 2 s after `shutdown`. It needs one thread only.
+/// Returns when all tasks have ended, at most about 2 s after `shutdown`. One runtime thread is enough.
 ///
 /// # Errors
-/// When the options contradict each other, a thread cannot be had, or a task has panicked: all ends in order then. A missing driver, kubelet or API server is no error: it
-/// is waited for, and readiness says so.
+/// When the options contradict each other, the NVML thread cannot be started, or a task panicked. A missing
+/// driver, kubelet or API server is not an error: the daemon waits for it, and readiness reports it.
 pub async fn run(args: Args, shutdown: CancellationToken) -> anyhow::Result<()> {
-    run_with(args, Patience::default(), shutdown).await
+    run_with(args, WatchdogTiming::default(), shutdown).await
 }
 
-/// [`run`] with another patience with a driver that hangs or fails.
+/// [`run`] with other time limits for a driver that hangs or fails.
 ///
 /// # Errors
 /// As [`run`].
-pub async fn run_with(args: Args, patience: Patience, shutdown: CancellationToken) -> anyhow::Result<()> {
+pub async fn run_with(args: Args, timing: WatchdogTiming, shutdown: CancellationToken) -> anyhow::Result<()> {
     crate::footprint::use_one_heap();
     let (found, hardware) = Hardware::channel();
     let (publish, inventory) = Inventory::channel();
@@ -61,22 +63,22 @@ pub async fn run_with(args: Args, patience: Patience, shutdown: CancellationToke
     let from = args
         .source(async || connect(args.kubeconfig.as_deref()).await)
         .await?;
-    // A configuration that a label decides may be long in coming: probes answer meanwhile, and people are told. Nothing is served by
-    // defaults instead: kubelet would give out whole what is to be shared.
+    // A configuration selected by a node label may arrive late. Until then probes are served and problems are
+    // reported, but no device: with default settings kubelet would allocate whole GPUs that are to be shared.
     let mut tasks = Tasks::new(shutdown.clone());
     tasks.spawn(observe::serve(
         args.listen,
         Arc::clone(&observed),
         shutdown.clone(),
     ));
-    tasks.spawn(follow_reports(
+    tasks.spawn(forward_reports(
         reports.clone(),
         Arc::clone(&observed),
         shutdown.clone(),
     ));
     if !args.no_cluster {
         let kubeconfig = args.kubeconfig.clone();
-        tasks.spawn(tell_of_problems(node, kubeconfig, reports, shutdown.clone()));
+        tasks.spawn(report_problems(node, kubeconfig, reports, shutdown.clone()));
     }
     let dev = args.dev_root.clone();
     let fits = move |config: &Config| allocate::fits(config, &dev);
@@ -96,37 +98,37 @@ pub async fn run_with(args: Args, patience: Patience, shutdown: CancellationToke
     };
     let checks = args.health_checks();
     let publish_hardware = found.clone();
-    let owner = Owner::start(&settings, checks, Timing::default(), found)
-        .context("starting the thread that owns NVML")?;
-    observed.count_xids(owner.xids());
+    let nvml_thread =
+        NvmlThread::start(&settings, checks, Timing::default(), found).context("starting the NVML thread")?;
+    observed.count_xids(nvml_thread.xids());
     tasks.spawn(crate::footprint::trim_after_startup(shutdown.clone()));
-    let diagnoses = owner.diagnoses();
+    let diagnoses = nvml_thread.diagnoses();
     let watchdog = Watchdog {
-        heartbeat: owner.heartbeat(),
+        heartbeat: nvml_thread.heartbeat(),
         diagnoses: diagnoses.clone(),
-        marker: owner.marker(),
+        marker: nvml_thread.marker(),
         publish: publish_hardware,
         observed: Arc::clone(&observed),
-        patience,
+        timing,
     };
     tasks.spawn(watchdog.run(shutdown.clone()));
-    let known = diagnoses.clone();
+    let adopted = diagnoses.clone();
     let in_cluster = !args.no_cluster;
     let offering = offer::follow(hardware, config.clone(), publish, shutdown.clone());
     tasks.spawn(async move {
-        // A GPU in quarantine must not be offered as healthy for the moment until it is known to be in it.
+        // Waits, so that a GPU in quarantine is not offered as healthy before its stored fault is adopted.
         if in_cluster {
-            known.adopted(ADOPTION).await;
+            adopted.adopted(ADOPTION_TIMEOUT).await;
         }
         offering.await;
     });
     observed.diagnoses(diagnoses.clone());
     let served = serve_observed(args, config, inventory, (observed, diagnoses), tasks, shutdown).await;
-    drop(owner);
+    drop(nvml_thread);
     served
 }
 
-/// [`run`] with an inventory from elsewhere.
+/// [`run`] with an inventory supplied by the caller.
 ///
 /// # Errors
 /// As [`run`].
@@ -143,11 +145,11 @@ pub async fn serve(
         Arc::clone(&observed),
         shutdown.clone(),
     ));
-    let beside = (observed, Diagnoses::of_nobody());
-    serve_observed(args, config, inventory, beside, tasks, shutdown).await
+    let context = (observed, Diagnoses::none());
+    serve_observed(args, config, inventory, context, tasks, shutdown).await
 }
 
-/// Serves beside `tasks`, and waits for the end of all.
+/// Runs the serving tasks in addition to `tasks`, until all have ended.
 async fn serve_observed(
     args: Args,
     config: watch::Receiver<Arc<Config>>,
@@ -160,14 +162,14 @@ async fn serve_observed(
     let labels = args.labels.labels.place(&config.borrow().gfd);
     if args.no_cluster && labels.is_some_and(labels::Place::needs_cluster) {
         anyhow::bail!(
-            "--labels names a place in the cluster, and --no-cluster says that there is none; --labels=file needs none"
+            "--labels names a target in the cluster, but --no-cluster is set; use --labels=file, which needs no cluster"
         )
     }
     info!(%node, directory = %args.device_plugin_dir.display(), "starting");
     debug!(
-        "a client that sends the socket's path as authority is refused by the HTTP/2 layer; kubelet 1.26 and later send localhost"
+        "clients that send the socket path as HTTP/2 authority are refused; kubelet 1.26 and later send localhost"
     );
-    let (note, notes) = mpsc::channel(NOTES);
+    let (note, notes) = mpsc::channel(MAX_QUEUED_NOTES);
     let handover = Arc::new(SharedHandover::new(
         Handover::new(node.clone()),
         Arc::clone(&observed),
@@ -245,8 +247,8 @@ async fn serve_observed(
     Ok(())
 }
 
-/// Tells readiness how the configuration stands.
-async fn follow_reports(
+/// Passes the state of the configuration to readiness.
+async fn forward_reports(
     mut reports: watch::Receiver<Report>,
     observed: Arc<Observed>,
     shutdown: CancellationToken,
@@ -266,38 +268,41 @@ fn node_name(args: &Args) -> anyhow::Result<NodeName> {
         (None, true) => Ok(NodeName::from("localhost")),
         (None, false) => {
             anyhow::bail!(
-                "no node name; set NODE_NAME by the downward API (fieldPath: spec.nodeName), give --node-name, or serve with --no-cluster"
+                "no node name: set NODE_NAME through the downward API (fieldPath: spec.nodeName), pass --node-name, or use --no-cluster"
             )
         }
     }
 }
 
-/// Tells the hand-over and the metrics of every inventory, and makes the choice table of each new machine on the side.
+/// Passes every inventory to the hand-over and the metrics, and builds the choice table of each new machine in
+/// the background.
 async fn follow_inventory(
     mut inventories: watch::Receiver<Arc<Inventory>>,
     handover: Arc<SharedHandover>,
     observed: Arc<Observed>,
     shutdown: CancellationToken,
 ) {
-    let mut tabulated: Option<Arc<Machine>> = None;
+    let mut built_for: Option<Arc<Machine>> = None;
     loop {
         let inventory = Arc::clone(&inventories.borrow_and_update());
         handover.inventory(&inventory);
-        // Kubelet is told before those who watch.
+        // Kubelet gets the new list before the metrics are updated.
         tokio::task::yield_now().await;
         observed.inventory(&inventory);
         let machine = &inventory.machine;
-        if inventory.state == State::Ready && tabulated.as_ref() != Some(machine) {
+        if inventory.state == State::Ready && built_for.as_ref() != Some(machine) {
             handover.table(None);
-            let tabulating = Arc::clone(machine);
-            // 16 GPUs take a tenth of a second: long enough to be in kubelet's way.
-            match tokio::task::spawn_blocking(move || Table::build(&tabulating)).await {
+            let building = Arc::clone(machine);
+            // Building a table for 16 GPUs takes 0.1 s, which would delay kubelet.
+            match tokio::task::spawn_blocking(move || Table::build(&building)).await {
                 Ok(table) => {
-                    debug!(gpus = machine.gpus().len(), "choice table made");
+                    debug!(gpus = machine.gpus().len(), "choice table built");
                     handover.table(Some(Arc::new(table)));
-                    tabulated = Some(Arc::clone(machine));
+                    built_for = Some(Arc::clone(machine));
                 }
-                Err(error) => tracing::error!(%error, "no choice table: sets are chosen by index"),
+                Err(error) => {
+                    tracing::error!(%error, "cannot build the choice table; device sets are chosen by index");
+                }
             }
         }
         tokio::select! {
@@ -307,7 +312,7 @@ async fn follow_inventory(
     }
 }
 
-/// A socket's address must be absolute whatever the working directory.
+/// A socket address must be absolute, independent of the working directory.
 fn absolute(path: &Path) -> std::path::PathBuf {
     std::path::absolute(path).unwrap_or_else(|_| path.to_owned())
 }

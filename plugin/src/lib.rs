@@ -1,4 +1,4 @@
-//! The node daemon: discovery, the device plugin and the hand-over to kubelet.
+//! The node daemon: GPU discovery, the device plugin and the hand-over to kubelet.
 //!
 //! ```text
 //! NVML -> hardware -> offer (by the config) -> inventory -> kubelet's servers, CDI, GpuNode, metrics
@@ -22,11 +22,11 @@ pub mod offer;
 
 mod daemon;
 mod footprint;
+mod log_throttle;
 mod processes;
-mod recurring;
 mod root;
 mod watchdog;
 
 pub use args::Args;
 pub use daemon::{run, run_with, serve};
-pub use watchdog::Patience;
+pub use watchdog::WatchdogTiming;

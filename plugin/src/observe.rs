@@ -1,5 +1,4 @@
-//! What operators see: metrics, liveness, and a readiness that says what is missing. Only counts and words; nothing here
-//! changes what the daemon does.
+//! Metrics, liveness and readiness for operators. Counts and texts only; nothing here changes what the daemon does.
 
 mod holders;
 mod http;
@@ -22,62 +21,62 @@ use crate::health::XidCounts;
 use crate::inventory::{Diagnoses, Inventory, State};
 use gantry_config::source::Report;
 
-/// Counters and readiness in one place, shared by everything that runs.
+/// All counters and readiness, shared by the tasks.
 #[derive(Debug, Default)]
 pub struct Observed {
     metrics: Metrics,
     readiness: watch::Sender<Readiness>,
 }
 
-/// What must be so for the plugin to be ready, and what is worth saying besides.
+/// Conditions of readiness, and degradations.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Readiness {
     /// Why there is no device to serve; `None` if there are some.
     pub devices: Option<String>,
-    /// Why NVML cannot be asked; `None` while it answers, and before it was loaded.
+    /// Why NVML cannot be used; `None` while it works, and before it was loaded.
     pub nvml: Option<String>,
-    /// Whether that is for the want of a driver, which comes to this process as to any other.
+    /// Whether the driver is missing, which can appear for this process as well as for a new one.
     pub driverless: bool,
-    /// Whether a new process would be worth a try.
+    /// Whether a restart of the process may help.
     pub dead: bool,
-    /// Why containers could not be given the devices; `None` if they can.
+    /// Why containers could not use the devices; `None` if they can.
     pub cdi: Option<String>,
-    /// Whether CDI gives containers the driver's libraries; `None` before that was looked at.
+    /// Whether CDI finds the driver's libraries; `None` before the first check.
     pub driver_files: Option<bool>,
-    /// How the resources stand with kubelet.
+    /// Registration of each resource at kubelet.
     pub registered: BTreeMap<ResourceName, Registration>,
-    /// Resources whose socket another program has replaced by its own.
-    pub rivals: BTreeSet<ResourceName>,
-    /// Whether grants are known; `None` where no cluster is to be asked.
+    /// Resources whose socket another program replaced.
+    pub contended_sockets: BTreeSet<ResourceName>,
+    /// Whether grants are known; `None` without a cluster.
     pub cluster: Option<bool>,
-    /// Whether kubelet says who holds what; `None` before the first answer.
+    /// Whether PodResources can be read; `None` before the first read.
     pub pod_resources: Option<bool>,
-    /// Whether the node's labels are written; `None` where they are not to be, and before the first attempt.
+    /// Whether the node labels are written; `None` if they are disabled, and before the first attempt.
     pub labels: Option<bool>,
-    /// How the configuration stands.
+    /// State of the configuration.
     pub config: Configuration,
 }
 
-/// How a resource stands with kubelet.
+/// Registration of a resource at kubelet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Registration {
-    /// Kubelet has not accepted it, or was told that it is no more.
+    /// Kubelet has not accepted it, or the resource was withdrawn.
     Unregistered,
-    /// Kubelet has accepted it, and reads its device list or is about to.
+    /// Kubelet accepted it, and reads its device list or is about to.
     Accepted,
-    /// Kubelet has accepted it, and does not read its device list.
+    /// Kubelet accepted it, but does not read its device list.
     Unread,
 }
 
-/// How the configuration stands.
+/// State of the configuration.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum Configuration {
-    /// What is there now is in effect.
+    /// The present configuration is in effect.
     #[default]
     InEffect,
-    /// What is there now is refused, for this reason; the last good one is in effect.
+    /// The present configuration is invalid for this reason; the last valid one is in effect.
     Refused(Arc<str>),
-    /// None is in effect yet, for this reason; without one nobody has answered.
+    /// No configuration is in effect yet, for this reason, if one is known.
     Awaited(Option<Arc<str>>),
 }
 
@@ -92,13 +91,13 @@ impl From<&Report> for Configuration {
 }
 
 impl Readiness {
-    /// What keeps the plugin from being ready, in words; nothing if it is.
+    /// What the plugin lacks to be ready; empty if it is ready.
     pub fn missing(&self) -> Vec<String> {
         let mut missing = Vec::new();
         if let Configuration::Awaited(reason) = &self.config {
             missing.push(format!(
                 "no configuration yet, nothing is served: {}",
-                reason.as_deref().unwrap_or("the API server is asked for it")
+                reason.as_deref().unwrap_or("waiting for the API server")
             ));
             return missing;
         }
@@ -125,75 +124,75 @@ impl Readiness {
         missing
     }
 
-    /// Whether all is done that this process can do: it is ready, or its node has nothing to serve, for want of a driver or of a GPU that
-    /// may be served. Where a rollout waits for readiness instead, one such node keeps all others at the old version.
+    /// Whether this process has nothing left to do: it is ready, or its node has nothing to serve for lack of a driver
+    /// or an offered GPU. A rollout that waits for readiness instead would be blocked by one such node.
     pub fn is_settled(&self) -> bool {
         let in_effect = !matches!(self.config, Configuration::Awaited(_));
         let nothing = self.driverless || self.nvml.is_none() && self.devices.is_some();
         self.missing().is_empty() || in_effect && nothing
     }
 
-    /// What is degraded though the plugin serves.
+    /// What is degraded while the plugin serves.
     pub fn degraded(&self) -> Vec<Cow<'static, str>> {
         let mut degraded: Vec<Cow<'static, str>> = Vec::new();
         if let Configuration::Refused(reason) = &self.config {
             degraded.push(
-                format!("the configuration is wrong, the last good one stays in effect: {reason}").into(),
+                format!("the configuration is invalid, the last valid one stays in effect: {reason}").into(),
             );
         }
         if self.driver_files == Some(false) {
             degraded.push(
-                "no driver library is found under the container driver root: CDI gives containers device nodes only".into(),
+                "no driver library found below the container driver root: CDI gives containers device nodes only".into(),
             );
         }
-        if !self.rivals.is_empty() {
-            let resources: Vec<&str> = self.rivals.iter().map(ResourceName::as_str).collect();
+        if !self.contended_sockets.is_empty() {
+            let resources: Vec<&str> = self.contended_sockets.iter().map(ResourceName::as_str).collect();
             degraded.push(
                 format!(
-                    "another program has served {} on this node since this one began: kubelet asks the one that registered last",
+                    "another program has registered {} on this node after this one: kubelet uses the one that registered last",
                     resources.join(", ")
                 )
                 .into(),
             );
         }
         if self.cluster == Some(false) {
-            degraded.push("the API server does not answer: pods get devices by topology alone".into());
+            degraded.push("the API server does not respond: devices are chosen by topology only".into());
         }
         if self.pod_resources == Some(false) {
             degraded.push(
-                "kubelet's pod resources cannot be read: holders are known from grants and allocations alone"
+                "kubelet's pod resources cannot be read: holders are derived from grants and allocations only"
                     .into(),
             );
         }
         if self.labels == Some(false) {
-            degraded.push("the node's labels cannot be written: they may be out of date".into());
+            degraded.push("the node labels cannot be written: they may be outdated".into());
         }
         degraded
     }
 }
 
 impl Observed {
-    /// Where Xids are counted; to be told once, before anything is served.
+    /// Sets the Xid counts; called once before anything is served.
     pub fn count_xids(&self, counts: XidCounts) {
         self.metrics.xids(counts);
     }
 
-    /// Where it is known what is wrong with the GPUs; to be told once, before anything is served.
+    /// Sets the source of GPU problems; called once before anything is served.
     pub fn diagnoses(&self, diagnoses: Diagnoses) {
         self.metrics.diagnoses(diagnoses);
     }
 
-    /// Where it is told how the configuration stands; to be told once, before anything is served.
+    /// Sets the source of configuration reports; called once before anything is served.
     pub fn count_configurations(&self, reports: watch::Receiver<Report>) {
         self.metrics.configurations(reports);
     }
 
-    /// How the configuration stands.
+    /// Records the state of the configuration.
     pub fn config(&self, report: &Report) {
         self.change(|readiness| readiness.config = report.into());
     }
 
-    /// Tells when readiness changes.
+    /// Readiness as a watch channel.
     pub fn changes(&self) -> watch::Receiver<Readiness> {
         self.readiness.subscribe()
     }
@@ -203,60 +202,60 @@ impl Observed {
         &self.metrics
     }
 
-    /// What is missing now.
+    /// The current readiness.
     pub fn readiness(&self) -> Readiness {
         self.readiness.borrow().clone()
     }
 
-    /// Whether the API server was tried and does not answer.
+    /// Whether the API server was tried and does not respond.
     pub fn is_cluster_lost(&self) -> bool {
         self.readiness.borrow().cluster == Some(false)
     }
 
     /// Waits until [`Observed::is_cluster_lost`].
     pub async fn cluster_lost(&self) {
-        // It ends with its sender, which is here.
+        // It ends with its sender, which is in `self`.
         let _ = self.changes().wait_for(|now| now.cluster == Some(false)).await;
     }
 
-    /// Kubelet has accepted a resource.
+    /// Records that kubelet accepted a resource.
     pub fn registered(&self, resource: &ResourceName) {
         self.metrics.registration(resource, true);
         self.change(|readiness| {
-            let standing = readiness
+            let registration = readiness
                 .registered
                 .entry(resource.clone())
                 .or_insert(Registration::Accepted);
-            // It was accepted before: what lacks is the stream.
-            if *standing != Registration::Unread {
-                *standing = Registration::Accepted;
+            // It was accepted before: only the stream is missing.
+            if *registration != Registration::Unread {
+                *registration = Registration::Accepted;
             }
         });
     }
 
-    /// Kubelet has not accepted a resource.
+    /// Records that kubelet did not accept a resource.
     pub fn registration_failed(&self, resource: &ResourceName) {
         self.metrics.registration(resource, false);
-        self.stands(resource, Registration::Unregistered);
+        self.set_registration(resource, Registration::Unregistered);
     }
 
-    /// Kubelet has accepted a resource, and does not read its device list.
-    pub fn unread(&self, resource: &ResourceName) {
-        self.stands(resource, Registration::Unread);
+    /// Records that kubelet accepted a resource but does not read its device list.
+    pub fn list_unread(&self, resource: &ResourceName) {
+        self.set_registration(resource, Registration::Unread);
     }
 
-    /// So many streams of a resource's device list are open.
+    /// Records the number of open streams of a resource's device list.
     pub fn streams(&self, resource: &ResourceName, open: usize) {
         self.metrics.streams(resource, open);
         let unread = self.readiness.borrow().registered.get(resource) == Some(&Registration::Unread);
         if unread && open > 0 {
-            self.stands(resource, Registration::Accepted);
+            self.set_registration(resource, Registration::Accepted);
             info!(%resource, "kubelet reads the device list again");
         }
     }
 
-    /// How NVML stands: why it cannot be asked, whether that is for want of a driver, and whether it has gone on for so long that a new
-    /// process is worth a try.
+    /// Records the state of NVML: why it cannot be used, whether the driver is missing, and whether a restart of the
+    /// process may help.
     pub fn nvml(&self, problem: Option<String>, driverless: bool, dead: bool) {
         self.change(|readiness| {
             readiness.nvml = problem;
@@ -265,52 +264,52 @@ impl Observed {
         });
     }
 
-    /// A resource is served no longer.
+    /// Records that a resource is not served any more.
     pub fn unregistered(&self, resource: &ResourceName) {
-        self.stands(resource, Registration::Unregistered);
+        self.set_registration(resource, Registration::Unregistered);
     }
 
-    /// Another program has put its socket in the place of this resource's.
-    pub fn rival(&self, resource: &ResourceName) {
+    /// Records that another program replaced the socket of this resource.
+    pub fn socket_contended(&self, resource: &ResourceName) {
         self.change(|readiness| {
-            readiness.rivals.insert(resource.clone());
+            readiness.contended_sockets.insert(resource.clone());
         });
     }
 
-    /// The API server answers, or not.
+    /// Records whether the API server responds.
     pub fn cluster(&self, reachable: bool) {
         self.metrics.cluster(reachable);
         self.change(|readiness| readiness.cluster = Some(reachable));
     }
 
-    /// Kubelet's pod resources answer, or not.
+    /// Records whether PodResources responds.
     pub fn pod_resources(&self, reachable: bool) {
         self.metrics.pod_resources(reachable);
         self.change(|readiness| readiness.pod_resources = Some(reachable));
     }
 
-    /// Who holds what, by kubelet's account; nothing if it gives none.
+    /// Records the holders by PodResources; empty if it cannot be read.
     pub fn holders(&self, listing: Listing) {
         self.metrics.holders(listing);
     }
 
-    /// The node's labels are written, or cannot be.
+    /// Records whether the node labels were written.
     pub fn labels(&self, written: bool) {
         self.metrics.labels(written);
         self.change(|readiness| readiness.labels = Some(written));
     }
 
-    /// The driver's libraries are found where CDI needs them, or not.
+    /// Records whether the driver's libraries are where CDI needs them.
     pub fn driver_files(&self, found: bool) {
         self.change(|readiness| readiness.driver_files = Some(found));
     }
 
-    /// The CDI specification is on disk, or cannot be written.
+    /// Records whether the CDI specification was written.
     pub fn cdi(&self, problem: Option<String>) {
         self.change(|readiness| readiness.cdi = problem);
     }
 
-    /// The inventory changed.
+    /// Records a change of the inventory.
     pub fn inventory(&self, inventory: &Inventory) {
         self.metrics.devices(inventory);
         let missing = match &inventory.state {
@@ -322,19 +321,19 @@ impl Observed {
         self.change(|readiness| readiness.devices = missing);
     }
 
-    /// A GetPreferredAllocation was answered after `waited`.
+    /// Records that a GetPreferredAllocation returned after `waited`.
     pub fn preferred(&self, resource: &ResourceName, outcome: PreferenceOutcome, waited: Duration) {
         self.metrics.preferred(resource, outcome, waited);
     }
 
-    /// An Allocate was answered.
+    /// Records that an Allocate returned.
     pub fn allocated(&self, resource: &ResourceName, outcome: AllocationOutcome) {
         self.metrics.allocated(resource, outcome);
     }
 
-    fn stands(&self, resource: &ResourceName, standing: Registration) {
+    fn set_registration(&self, resource: &ResourceName, registration: Registration) {
         self.change(|readiness| {
-            readiness.registered.insert(resource.clone(), standing);
+            readiness.registered.insert(resource.clone(), registration);
         });
     }
 
@@ -347,7 +346,7 @@ impl Observed {
     }
 }
 
-/// Why an inventory without devices has none. Which GPU is left out for which reason is told elsewhere.
+/// Why an inventory without devices has none. The reason of each GPU is reported elsewhere.
 fn nothing_served(inventory: &Inventory) -> String {
     let Some(first) = inventory.left_out.first() else {
         return "this node has no GPU".to_owned();

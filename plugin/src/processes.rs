@@ -1,5 +1,6 @@
-//! Looks for processes of deleted pods in the control groups. Kubelet frees a force-deleted pod's devices at once, while its
-//! process may run on for seconds; the hand-over keeps them apart until this says that it is gone.
+//! Looks for processes of deleted pods in the control groups. Kubelet frees the devices of a force-deleted pod
+//! at once, but its processes may run for seconds more. The hand-over keeps these devices in quarantine until
+//! the processes are gone.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -13,25 +14,27 @@ use tracing::{debug, warn};
 
 use crate::handover::SharedHandover;
 
-/// Between two looks while somebody is in quarantine. The first look is at once: after a graceful deletion the group is gone.
-const LOOK: Duration = Duration::from_millis(250);
-/// How long devices stay in quarantine where no control group of any pod can be seen: the default grace period of a pod.
-const BLIND: Duration = Duration::from_secs(30);
-/// Kubelet's pods lie under `kubepods`, at most this deep below a hierarchy's root (`--cgroup-root`, kind, nested containers).
-const DEPTH: usize = 4;
+/// Interval of scans while a pod is in quarantine. The first scan is immediate: after a graceful deletion the
+/// group is already gone.
+const SCAN_INTERVAL: Duration = Duration::from_millis(250);
+/// How long devices stay in quarantine if no pod's control group is visible: the default grace period of a pod.
+const UNKNOWN_TIMEOUT: Duration = Duration::from_secs(30);
+/// Pod groups are below `kubepods`, at most this deep below a hierarchy's root (`--cgroup-root`, kind, nested
+/// containers).
+const MAX_DEPTH: usize = 4;
 
-/// What a look at the control groups says of a pod.
+/// Result of scanning the control groups for one pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Sight {
-    /// It has processes.
+enum ProcessState {
+    /// The pod has processes.
     Running,
-    /// Pods' groups are there, its own is not, or is empty.
+    /// Other pods have groups; this pod's group is missing or empty.
     Gone,
-    /// No pod's group can be seen: nothing can be said.
-    Blind,
+    /// No pod's group is visible, so nothing is known.
+    Unknown,
 }
 
-/// Watches over the quarantine until `shutdown`.
+/// Scans for the pods in quarantine until `shutdown`.
 pub(crate) async fn watch(cgroup_root: PathBuf, handover: Arc<SharedHandover>, shutdown: CancellationToken) {
     let mut changes = handover.changes();
     let mut since: BTreeMap<PodUid, Instant> = BTreeMap::new();
@@ -47,57 +50,58 @@ pub(crate) async fn watch(cgroup_root: PathBuf, handover: Arc<SharedHandover>, s
             continue;
         }
         let root = cgroup_root.clone();
-        let looked = tokio::task::spawn_blocking(move || {
+        let scanned = tokio::task::spawn_blocking(move || {
             quarantined
                 .into_iter()
                 .map(|uid| {
-                    let sight = look(&root, uid.as_str());
-                    (uid, sight)
+                    let state = scan(&root, uid.as_str());
+                    (uid, state)
                 })
                 .collect::<Vec<_>>()
         });
-        for (uid, sight) in looked.await.unwrap_or_default() {
+        for (uid, state) in scanned.await.unwrap_or_default() {
             let began = *since.entry(uid.clone()).or_insert_with(Instant::now);
-            debug!(%uid, ?sight, "looked for the processes of a deleted pod");
-            match sight {
-                Sight::Running => {}
-                Sight::Gone => handover.processes_gone(&uid),
-                Sight::Blind if began.elapsed() < BLIND => {}
-                Sight::Blind => {
-                    warn!(%uid, root = %cgroup_root.display(), after = ?BLIND, "no pod's control group can be seen; devices of a deleted pod are freed by time alone");
+            debug!(%uid, ?state, "scanned for the processes of a deleted pod");
+            match state {
+                ProcessState::Running => {}
+                ProcessState::Gone => handover.processes_gone(&uid),
+                ProcessState::Unknown if began.elapsed() < UNKNOWN_TIMEOUT => {}
+                ProcessState::Unknown => {
+                    warn!(%uid, root = %cgroup_root.display(), after = ?UNKNOWN_TIMEOUT, "no pod's control group is visible: devices of a deleted pod are freed after a fixed time; check --cgroup-root");
                     handover.processes_gone(&uid);
                 }
             }
         }
         tokio::select! {
             () = shutdown.cancelled() => return,
-            () = tokio::time::sleep(LOOK) => {}
+            () = tokio::time::sleep(SCAN_INTERVAL) => {}
         }
     }
 }
 
-/// Looks for a pod in every hierarchy: one with version 2, one per controller with version 1.
-fn look(root: &Path, uid: &str) -> Sight {
+/// Looks for a pod in every hierarchy: one in version 2, one per controller in version 1.
+fn scan(root: &Path, uid: &str) -> ProcessState {
     let hierarchies = if root.join("cgroup.controllers").exists() {
         vec![root.to_owned()]
     } else {
         folders(root).collect()
     };
-    let mut sight = Sight::Blind;
+    let mut state = ProcessState::Unknown;
     for hierarchy in hierarchies {
         let mut pods = Vec::new();
-        find_pods(&hierarchy, DEPTH, &mut pods);
+        find_pods(&hierarchy, MAX_DEPTH, &mut pods);
         for kubepods in pods {
-            sight = Sight::Gone;
+            state = ProcessState::Gone;
             if find_pod(&kubepods, uid, 2).is_some_and(|pod| is_populated(&pod)) {
-                return Sight::Running;
+                return ProcessState::Running;
             }
         }
     }
-    sight
+    state
 }
 
-/// Collects the outermost folders that pods lie in: `kubepods` (cgroupfs driver) or `...kubepods.slice` (systemd driver).
+/// Collects the outermost folders of pod groups: `kubepods` (cgroupfs driver) or `...kubepods.slice` (systemd
+/// driver).
 fn find_pods(folder: &Path, depth: usize, found: &mut Vec<PathBuf>) {
     for child in folders(folder) {
         let name = child.file_name().unwrap_or_default().to_string_lossy();
@@ -109,7 +113,8 @@ fn find_pods(folder: &Path, depth: usize, found: &mut Vec<PathBuf>) {
     }
 }
 
-/// The group of a pod: `pod<uid>`, or `...pod<uid with underscores>.slice`; guaranteed pods lie one level higher than others.
+/// The group of a pod: `pod<uid>`, or `...pod<uid with underscores>.slice`. Guaranteed pods are one level
+/// higher than others.
 fn find_pod(folder: &Path, uid: &str, depth: usize) -> Option<PathBuf> {
     let cgroupfs = format!("pod{uid}");
     let systemd = format!("pod{}.slice", uid.replace('-', "_"));
@@ -127,7 +132,7 @@ fn find_pod(folder: &Path, uid: &str, depth: usize) -> Option<PathBuf> {
     children.iter().find_map(|child| find_pod(child, uid, depth - 1))
 }
 
-/// Whether a group or one below it has a process. A group that goes away meanwhile has none.
+/// Whether a group or one of its descendants has a process. A group that disappears meanwhile has none.
 fn is_populated(group: &Path) -> bool {
     if let Ok(events) = fs::read_to_string(group.join("cgroup.events")) {
         return events.lines().any(|line| line.trim() == "populated 1");
@@ -166,9 +171,9 @@ mod tests {
     fn a_process_is_found_under_version_1_and_cgroupfs() {
         let container = format!("pids/kubepods/besteffort/pod{UID}/abc/cgroup.procs");
         let root = tree(&[(&container, "17\n"), ("memory/kubepods/cgroup.procs", "")]);
-        assert_eq!(look(root.path(), UID), Sight::Running);
+        assert_eq!(scan(root.path(), UID), ProcessState::Running);
         fs::write(root.path().join(&container), "").unwrap();
-        assert_eq!(look(root.path(), UID), Sight::Gone);
+        assert_eq!(scan(root.path(), UID), ProcessState::Gone);
     }
 
     #[test]
@@ -182,9 +187,9 @@ mod tests {
             ("cgroup.controllers", "pids"),
             (&events, "populated 1\nfrozen 0\n"),
         ]);
-        assert_eq!(look(root.path(), UID), Sight::Running);
+        assert_eq!(scan(root.path(), UID), ProcessState::Running);
         fs::write(root.path().join(&events), "populated 0\nfrozen 0\n").unwrap();
-        assert_eq!(look(root.path(), UID), Sight::Gone);
+        assert_eq!(scan(root.path(), UID), ProcessState::Gone);
     }
 
     #[test]
@@ -194,21 +199,21 @@ mod tests {
             UID.replace('-', "_")
         );
         let root = tree(&[("cgroup.controllers", "pids"), (&nested, "populated 1\n")]);
-        assert_eq!(look(root.path(), UID), Sight::Running);
+        assert_eq!(scan(root.path(), UID), ProcessState::Running);
         let root = tree(&[(&format!("cpu/node-2/kubepods/pod{UID}/cgroup.procs"), "9\n")]);
-        assert_eq!(look(root.path(), UID), Sight::Running);
+        assert_eq!(scan(root.path(), UID), ProcessState::Running);
     }
 
     #[test]
     fn a_pod_without_a_group_among_others_is_gone() {
         let root = tree(&[("pids/kubepods/burstable/podother/cgroup.procs", "17\n")]);
-        assert_eq!(look(root.path(), UID), Sight::Gone);
+        assert_eq!(scan(root.path(), UID), ProcessState::Gone);
     }
 
     #[test]
     fn where_no_pod_has_a_group_nothing_is_known() {
         let root = tree(&[("pids/user/cgroup.procs", "17\n")]);
-        assert_eq!(look(root.path(), UID), Sight::Blind);
-        assert_eq!(look(Path::new("/does/not/exist"), UID), Sight::Blind);
+        assert_eq!(scan(root.path(), UID), ProcessState::Unknown);
+        assert_eq!(scan(Path::new("/does/not/exist"), UID), ProcessState::Unknown);
     }
 }

@@ -1,11 +1,11 @@
-//! The driver's root: the folders below it in which systems keep the driver's libraries, and paths as a process whose root it is would
-//! follow them. Looks at links and folders; opens no file.
+//! The driver root: the folders in which distributions keep the driver's libraries, and paths resolved as by a
+//! process with this root. Reads links and folders; opens no file.
 
 use std::fs;
 use std::path::{Component, Path, PathBuf};
 
 /// Where distributions keep libraries, below the root.
-pub(crate) const USUAL: [&str; 10] = [
+pub(crate) const COMMON_FOLDERS: [&str; 10] = [
     "usr/lib64",
     "usr/lib/x86_64-linux-gnu",
     "usr/lib/aarch64-linux-gnu",
@@ -17,9 +17,10 @@ pub(crate) const USUAL: [&str; 10] = [
     "lib/x86_64-linux-gnu/nvidia/current",
     "lib/aarch64-linux-gnu/nvidia/current",
 ];
-/// Where the driver is on some systems: the root itself, Arch, Talos, Bottlerocket, Google's Container-Optimized OS. The first one that
-/// has it counts, and only where the usual ones do not: next to `/usr/lib64`, `/usr/lib` holds libraries of 32 bits.
-pub(crate) const RARE: [&str; 7] = [
+/// Driver folders of some systems: the root itself, Arch, Talos, Bottlerocket, Google's Container-Optimized OS.
+/// The first one that has the file counts, and only if the usual folders have none: beside `/usr/lib64`,
+/// `/usr/lib` holds 32-bit libraries.
+pub(crate) const SPECIAL_FOLDERS: [&str; 7] = [
     "",
     "usr/lib",
     "glibc/lib",
@@ -28,11 +29,11 @@ pub(crate) const RARE: [&str; 7] = [
     "aarch64-bottlerocket-linux-gnu/sys-root/usr/lib",
     "home/kubernetes/bin/nvidia/lib64",
 ];
-/// As many as Linux follows.
-const MOST_LINKS: usize = 40;
+/// The limit of Linux.
+const MAX_LINKS: usize = 40;
 
-/// The path below `root` that `path` leads to, links followed as a process would whose root it is; `None` if there is nothing,
-/// or if the path is not Unicode, which no specification could hold.
+/// Resolves `path` below `root`, following links like a process with this root. `None` if nothing is there, or
+/// if the path is not Unicode, which no CDI specification can hold.
 pub(crate) fn resolve(root: &Path, path: &Path) -> Option<PathBuf> {
     let mut rest: Vec<PathBuf> = reversed(path);
     let mut real = PathBuf::new();
@@ -42,7 +43,7 @@ pub(crate) fn resolve(root: &Path, path: &Path) -> Option<PathBuf> {
             Some(Component::Normal(name)) => {
                 let next = real.join(name);
                 match fs::read_link(root.join(&next)) {
-                    Ok(target) if links < MOST_LINKS => {
+                    Ok(target) if links < MAX_LINKS => {
                         links += 1;
                         rest.extend(reversed(&target));
                     }

@@ -1,5 +1,5 @@
-//! Looks after the thread that owns NVML: a driver that does not answer, or fails at every call, must show on the devices and in the
-//! probes. It asks NVML nothing and does nothing to the thread.
+//! Monitors the NVML thread: a driver that hangs or fails at every call must show on the devices and in the
+//! probes. Makes no NVML call and does not touch the thread.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -12,57 +12,57 @@ use crate::health::{Outage, OutageKind};
 use crate::inventory::{Diagnoses, Hardware, Heartbeat, Marker};
 use crate::observe::Observed;
 
-/// When what is concluded of an NVML that hangs or fails.
+/// Time limits after which NVML counts as hanging or failing.
 #[derive(Debug, Clone, Copy)]
-pub struct Patience {
-    /// Between two looks.
-    pub look: Duration,
-    /// NVML may be silent for so long. A driver without persistence takes seconds for each GPU when it is first asked.
-    pub silent: Duration,
-    /// NVML may be silent, or fail though the driver is there, for so long before a new process is worth a try: what a container may
-    /// open can be taken from it while it runs, and only a new one gets it back.
-    pub dead: Duration,
+pub struct WatchdogTiming {
+    /// Interval of checks.
+    pub check: Duration,
+    /// How long an NVML call may take. A driver without persistence needs seconds per GPU at the first call.
+    pub silent_after: Duration,
+    /// How long NVML may hang, or fail with the driver present, before liveness fails. A container can lose
+    /// access to its devices while it runs, and only a new process gets it back.
+    pub restart_after: Duration,
 }
 
-impl Default for Patience {
+impl Default for WatchdogTiming {
     fn default() -> Self {
         Self {
-            look: Duration::from_secs(5),
-            silent: Duration::from_secs(60),
-            dead: Duration::from_secs(300),
+            check: Duration::from_secs(5),
+            silent_after: Duration::from_secs(60),
+            restart_after: Duration::from_secs(300),
         }
     }
 }
 
-/// The thread looked after, and who hears of it.
+/// The monitored thread, and the outputs of the watchdog.
 #[derive(Debug)]
 pub(crate) struct Watchdog {
-    /// Its beats.
+    /// Heartbeats of the thread.
     pub(crate) heartbeat: Heartbeat,
-    /// What it says is wrong.
+    /// Problems that the thread itself reports.
     pub(crate) diagnoses: Diagnoses,
-    /// Where else that is told of which the thread says nothing.
+    /// Overrides the reported problems while the thread is silent_after.
     pub(crate) marker: Marker,
     /// Where devices are published.
     pub(crate) publish: watch::Sender<Arc<Hardware>>,
-    /// The probes.
+    /// Probes and readiness.
     pub(crate) observed: Arc<Observed>,
-    /// When what is concluded.
-    pub(crate) patience: Patience,
+    /// Time limits.
+    pub(crate) timing: WatchdogTiming,
 }
 
-/// How NVML stands.
+/// State of NVML.
 #[derive(Debug, PartialEq, Eq)]
 enum Finding {
-    Well,
-    /// The thread says itself what is wrong, on the devices too.
-    Told(Outage),
-    /// The thread says nothing.
+    Working,
+    /// The thread reports the problem itself, on the devices too.
+    Reported(Outage),
+    /// The thread is silent_after.
     Silent(String),
 }
 
 impl Watchdog {
-    /// Looks until `shutdown`.
+    /// Checks until `shutdown`.
     pub(crate) async fn run(self, shutdown: CancellationToken) {
         let mut diagnosis = self.diagnoses.diagnosis();
         let mut failing: Option<Instant> = None;
@@ -72,24 +72,24 @@ impl Watchdog {
             let silence = self.heartbeat.silence();
             let finding = self.finding(silence, outage);
             let lasts = silence.max(failing.map_or(Duration::ZERO, |since| since.elapsed()));
-            let dead = self.heartbeat.has_panicked() || lasts >= self.patience.dead;
+            let restart_after = self.heartbeat.has_panicked() || lasts >= self.timing.restart_after;
             if let Finding::Silent(reason) = &finding {
                 self.publish.send_if_modified(|hardware| mark(hardware, reason));
                 let machine = Arc::clone(&self.publish.borrow().machine);
                 self.marker.mark(machine.gpus().iter(), reason);
-                // After that: whoever beats from now on sets it right.
-                self.heartbeat.give_up();
+                // Set after marking: the next heartbeat makes the thread publish again.
+                self.heartbeat.mark_silent();
             }
             let (problem, driverless) = match finding {
-                Finding::Well => (None, false),
-                Finding::Told(outage) => (Some(outage.reason), outage.kind != OutageKind::Failing),
+                Finding::Working => (None, false),
+                Finding::Reported(outage) => (Some(outage.reason), outage.kind != OutageKind::Failing),
                 Finding::Silent(reason) => (Some(reason), false),
             };
-            self.observed.nvml(problem, driverless, dead);
+            self.observed.nvml(problem, driverless, restart_after);
             tokio::select! {
                 () = shutdown.cancelled() => return,
-                () = tokio::time::sleep(self.patience.look) => {}
-                // The owner's end may be gone; the clock goes on.
+                () = tokio::time::sleep(self.timing.check) => {}
+                // The sender of the diagnosis may be gone; checks go on.
                 Ok(()) = diagnosis.changed() => {}
             }
         }
@@ -97,26 +97,26 @@ impl Watchdog {
 
     fn finding(&self, silence: Duration, outage: Option<Outage>) -> Finding {
         if self.heartbeat.has_panicked() {
-            return Finding::Silent(
-                "the thread that asks NVML has ended by an error of this program".to_owned(),
-            );
+            return Finding::Silent("the NVML thread ended with a panic".to_owned());
         }
-        if silence >= self.patience.silent {
-            let seconds = self.patience.silent.as_secs();
-            return Finding::Silent(format!("NVML hangs: no answer for more than {seconds} s"));
+        if silence >= self.timing.silent_after {
+            let seconds = self.timing.silent_after.as_secs();
+            return Finding::Silent(format!(
+                "NVML hangs: a call has not returned for more than {seconds} s"
+            ));
         }
-        outage.map_or(Finding::Well, Finding::Told)
+        outage.map_or(Finding::Working, Finding::Reported)
     }
 }
 
-/// Since when NVML fails though the driver is there. One that is gone comes back by itself, to this process as to a new one, and so
-/// does a library that is not installed.
+/// Since when NVML fails with the driver present. A missing driver or library can appear at any time for this
+/// process as well as for a new one, so it does not count.
 fn failing_since(before: Option<Instant>, outage: Option<&Outage>, now: Instant) -> Option<Instant> {
     outage.filter(|outage| outage.kind == OutageKind::Failing)?;
     before.or(Some(now))
 }
 
-/// Marks every unit as out of reach. True: something changed.
+/// Marks every unit as unreachable. True if something changed.
 fn mark(hardware: &mut Arc<Hardware>, reason: &str) -> bool {
     let health = DeviceHealth {
         healthy: false,
@@ -125,7 +125,7 @@ fn mark(hardware: &mut Arc<Hardware>, reason: &str) -> bool {
     if hardware.units.iter().all(|unit| unit.health == health) {
         return false;
     }
-    tracing::error!("every device is unhealthy: {reason}");
+    tracing::error!("all devices are unhealthy: {reason}");
     for unit in &mut Arc::make_mut(hardware).units {
         unit.health = health.clone();
     }
@@ -138,17 +138,17 @@ mod tests {
 
     use super::*;
 
-    fn patience(silent: Duration, dead: Duration) -> Patience {
-        Patience {
-            look: Duration::from_millis(5),
-            silent,
-            dead,
+    fn timing(silent_after: Duration, restart_after: Duration) -> WatchdogTiming {
+        WatchdogTiming {
+            check: Duration::from_millis(5),
+            silent_after,
+            restart_after,
         }
     }
 
     const LONG: Duration = Duration::from_secs(3600);
 
-    /// A node with two GPUs, a watchdog over it, and what it has told.
+    /// A node with two GPUs, a watchdog over it, and what it published.
     struct Node {
         heartbeat: Heartbeat,
         hardware: watch::Receiver<Arc<Hardware>>,
@@ -157,7 +157,7 @@ mod tests {
     }
 
     impl Node {
-        fn new(patience: Patience, diagnoses: Diagnoses) -> Self {
+        fn new(timing: WatchdogTiming, diagnoses: Diagnoses) -> Self {
             let gpu = |index| Gpu {
                 index,
                 uuid: format!("GPU-{index}").parse().ok(),
@@ -182,7 +182,7 @@ mod tests {
                 marker,
                 publish,
                 observed: Arc::clone(&observed),
-                patience,
+                timing,
             };
             tokio::spawn(watchdog.run(shutdown.clone()));
             Self {
@@ -205,14 +205,14 @@ mod tests {
 
     #[tokio::test]
     async fn a_driver_that_hangs_shows_on_every_device_and_in_the_probes() {
-        let mut node = Node::new(patience(Duration::from_millis(20), LONG), Diagnoses::of_nobody());
+        let mut node = Node::new(timing(Duration::from_millis(20), LONG), Diagnoses::none());
         node.until(|now| now.nvml.is_some()).await;
-        let reason = "NVML hangs: no answer for more than 0 s".to_owned();
+        let reason = "NVML hangs: a call has not returned for more than 0 s".to_owned();
         assert_eq!(node.observed.readiness().missing()[0], reason);
         assert!(!node.observed.readiness().dead, "it may come back");
         assert_eq!(node.reasons(), vec![Some(reason); 2]);
         assert!(node.heartbeat.beat(), "the thread has to publish what it knows");
-        // Told once, not at every look.
+        // Published once, not at every check.
         node.hardware.mark_unchanged();
         node.until(|now| now.nvml.is_none()).await;
         assert!(!node.hardware.has_changed().unwrap());
@@ -221,8 +221,8 @@ mod tests {
 
     #[tokio::test]
     async fn one_that_hangs_for_minutes_is_worth_a_new_process() {
-        let silent = Duration::from_millis(10);
-        let node = Node::new(patience(silent, 2 * silent), Diagnoses::of_nobody());
+        let silent_after = Duration::from_millis(10);
+        let node = Node::new(timing(silent_after, 2 * silent_after), Diagnoses::none());
         node.until(|now| now.dead).await;
         assert!(node.observed.readiness().nvml.is_some());
     }
@@ -231,7 +231,7 @@ mod tests {
     async fn nvml_that_fails_for_minutes_too_but_a_driver_that_is_gone_is_waited_for() {
         let failing = outage(OutageKind::Failing);
         let node = Node::new(
-            patience(LONG, Duration::from_millis(20)),
+            timing(LONG, Duration::from_millis(20)),
             Diagnoses::with_outage(failing),
         );
         node.until(|now| now.dead).await;
@@ -255,7 +255,7 @@ mod tests {
     #[tokio::test]
     async fn without_a_driver_no_process_could_do_more() {
         for kind in [OutageKind::DriverGone, OutageKind::LibraryMissing] {
-            let node = Node::new(patience(LONG, LONG), Diagnoses::with_outage(outage(kind)));
+            let node = Node::new(timing(LONG, LONG), Diagnoses::with_outage(outage(kind)));
             node.until(|now| now.nvml.is_some()).await;
             let readiness = node.observed.readiness();
             assert!(
@@ -274,14 +274,9 @@ mod tests {
 
     #[tokio::test]
     async fn a_thread_that_has_panicked_is_no_life() {
-        let node = Node::new(patience(LONG, LONG), Diagnoses::of_nobody());
+        let node = Node::new(timing(LONG, LONG), Diagnoses::none());
         node.heartbeat.panics();
         node.until(|now| now.dead).await;
-        assert!(
-            node.reasons()[0]
-                .as_ref()
-                .unwrap()
-                .contains("error of this program")
-        );
+        assert!(node.reasons()[0].as_ref().unwrap().contains("ended with a panic"));
     }
 }

@@ -304,7 +304,7 @@ async fn without_an_api_server_kubelet_is_served_by_topology() {
     let told = async {
         loop {
             let (code, text) = get(address, "/readyz").await;
-            if code == 200 && text.contains("degraded: the API server does not answer") {
+            if code == 200 && text.contains("degraded: the API server does not respond") {
                 return;
             }
             tokio::time::sleep(std::time::Duration::from_millis(20)).await;
@@ -428,31 +428,31 @@ async fn a_node_that_was_registered_again_owns_its_gpunode_anew() {
         created.metadata.uid.unwrap()
     };
     let api = Api::<GpuNode>::all(scene.client.clone());
-    let owner = || async {
+    let nvml_thread = || async {
         let owners = api.get(NODE).await.unwrap().metadata.owner_references;
         owners
             .unwrap_or_default()
             .into_iter()
             .next()
-            .map(|owner| owner.uid)
+            .map(|nvml_thread| nvml_thread.uid)
     };
     let first = register().await;
     let _plugin = scene.boot().await;
-    assert_eq!(owner().await, Some(first));
+    assert_eq!(nvml_thread().await, Some(first));
     nodes.delete(NODE, &DeleteParams::default()).await.unwrap();
     let second = register().await;
-    // What the garbage collector does, for the owner is gone.
+    // What the garbage collector does, for the nvml_thread is gone.
     api.delete(NODE, &DeleteParams::default()).await.unwrap();
     scene.bind("job", &[0]).await;
     scene
         .account("the account", |status| !held(status, "job").is_empty())
         .await;
-    assert_eq!(owner().await, Some(second));
+    assert_eq!(nvml_thread().await, Some(second));
     // Nor is there a need for anything to change, or for the garbage collector to have been there.
     nodes.delete(NODE, &DeleteParams::default()).await.unwrap();
     let third = register().await;
     let owned = async {
-        while owner().await.as_ref() != Some(&third) {
+        while nvml_thread().await.as_ref() != Some(&third) {
             tokio::time::sleep(std::time::Duration::from_millis(100)).await;
         }
     };

@@ -94,7 +94,7 @@ async fn probes_answer_and_nothing_is_served_until_there_is_a_configuration_and_
     assert!(metrics.contains("gantry_plugin_config_refused 1"), "{metrics}");
     let note = warning(&client).await;
     assert!(
-        note.contains("mixt") && note.ends_with("; the last good configuration stays in effect"),
+        note.contains("mixt") && note.ends_with("; the last valid configuration stays in effect"),
         "{note}"
     );
     let patch = json!({"data": {"default": ""}});

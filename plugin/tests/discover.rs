@@ -120,7 +120,7 @@ fn a_machine_without_nvml_says_what_to_do() {
         library: "/nonexistent/libnvidia-ml.so.1".into(),
         ..NvmlOptions::default()
     };
-    let error = discover::look(&options).unwrap_err().to_string();
+    let error = discover::scan(&options).unwrap_err().to_string();
     assert!(
         error.starts_with("NVML library /nonexistent/libnvidia-ml.so.1 cannot be loaded (")
             && error.ends_with("or say where its library is with --nvml-library"),
@@ -138,7 +138,7 @@ fn a_library_that_is_no_nvml_is_refused() {
         ..NvmlOptions::default()
     };
     assert!(matches!(
-        discover::look(&options),
+        discover::scan(&options),
         Err(DiscoverError::Nvml(NvmlError::Load { .. }))
     ));
 }
@@ -147,7 +147,7 @@ fn a_library_that_is_no_nvml_is_refused() {
 fn a_driver_that_is_not_loaded_is_told_apart_from_no_gpu() {
     let sim = Sim::of("workstation-2x");
     sim.installed.controller.unload_driver().unwrap();
-    let error = discover::look(&sim.options()).unwrap_err();
+    let error = discover::scan(&sim.options()).unwrap_err();
     let DiscoverError::Nvml(error) = error else {
         panic!("{error}");
     };
@@ -157,7 +157,7 @@ fn a_driver_that_is_not_loaded_is_told_apart_from_no_gpu() {
     let none = Machine::new(MachineParts::default()).unwrap();
     let sim = Sim::of_machine(&none, "none");
     assert!(matches!(
-        discover::look(&sim.options()),
+        discover::scan(&sim.options()),
         Err(DiscoverError::NoGpu)
     ));
 }
@@ -291,7 +291,7 @@ fn without_sysfs_the_gpus_are_found_and_the_nics_are_not() {
         sys_root: "/nonexistent".into(),
         ..sim.options()
     };
-    let machine = discover::look(&options).unwrap().machine;
+    let machine = discover::scan(&options).unwrap().machine;
     assert_eq!(machine.gpus().len(), 8);
     assert_eq!(machine.nics().len(), 0);
     assert_eq!(machine.link(0, 7).to_string(), "NV18");

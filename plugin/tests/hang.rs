@@ -6,7 +6,7 @@ mod support;
 
 use std::time::Duration;
 
-use gantry_plugin::Patience;
+use gantry_plugin::WatchdogTiming;
 use gantry_proto::deviceplugin::ListAndWatchResponse;
 use sim::Sim;
 use support::probes::{a_moment, awaited, get};
@@ -34,13 +34,13 @@ async fn a_driver_that_hangs_is_told_everywhere_and_its_devices_come_back_when_i
         args.dev_root = layout.dev;
     });
     let mut kubelet = node.kubelet();
-    let patience = Patience {
-        look: Duration::from_millis(50),
-        silent: SILENT,
-        dead: Duration::from_secs(3600),
+    let timing = WatchdogTiming {
+        check: Duration::from_millis(50),
+        silent_after: SILENT,
+        restart_after: Duration::from_secs(3600),
     };
     let shutdown = CancellationToken::new();
-    let daemon = gantry_plugin::run_with(node.args().clone(), patience, shutdown.clone());
+    let daemon = gantry_plugin::run_with(node.args().clone(), timing, shutdown.clone());
     let daemon = tokio::spawn(daemon);
     let mut plugin = kubelet.plugin().await;
     let mut lists = plugin.watch().await;
@@ -49,7 +49,12 @@ async fn a_driver_that_hangs_is_told_everywhere_and_its_devices_come_back_when_i
     let controller = &sim.installed.controller;
     controller.slow_call("nvmlEventSetWait_v2", SLOW).unwrap();
     comes(&mut lists, ["Unhealthy"; 2]).await;
-    let (code, body) = awaited(listen, "/readyz", "NVML hangs: no answer for more than 2 s").await;
+    let (code, body) = awaited(
+        listen,
+        "/readyz",
+        "NVML hangs: a call has not returned for more than 2 s",
+    )
+    .await;
     assert_eq!(code, 503, "{body}");
     assert_eq!(get(listen, "/healthz").await.0, 200, "it may come back");
     assert_eq!(

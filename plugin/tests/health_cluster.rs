@@ -8,7 +8,7 @@ mod support;
 use std::time::Duration;
 
 use gantry_api::{GpuNode, GpuNodeStatus, names};
-use gantry_plugin::Patience;
+use gantry_plugin::WatchdogTiming;
 use gantry_sim_cluster::api::{ApiOptions, ApiServer};
 use k8s_openapi::api::core::v1::{Node as KubeNode, NodeCondition};
 use k8s_openapi::api::events::v1::Event;
@@ -76,12 +76,12 @@ impl Scene {
     }
 
     fn launch(&mut self) {
-        self.launch_with(Patience::default());
+        self.launch_with(WatchdogTiming::default());
     }
 
-    fn launch_with(&mut self, patience: Patience) {
+    fn launch_with(&mut self, timing: WatchdogTiming) {
         let shutdown = CancellationToken::new();
-        let run = gantry_plugin::run_with(self.node.args().clone(), patience, shutdown.clone());
+        let run = gantry_plugin::run_with(self.node.args().clone(), timing, shutdown.clone());
         self.daemon = Some((shutdown, tokio::spawn(run)));
     }
 
@@ -334,10 +334,10 @@ async fn a_gpu_that_is_off_the_bus_from_the_start_makes_its_node_unhealthy() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_driver_that_hangs_makes_its_node_unhealthy_until_it_answers() {
     let mut scene = Scene::of("workstation-2x").await;
-    scene.launch_with(Patience {
-        look: Duration::from_millis(50),
-        silent: Duration::from_secs(2),
-        dead: Duration::from_secs(3600),
+    scene.launch_with(WatchdogTiming {
+        check: Duration::from_millis(50),
+        silent_after: Duration::from_secs(2),
+        restart_after: Duration::from_secs(3600),
     });
     scene.condition("True").await;
     let controller = &scene.sim.installed.controller;
@@ -345,7 +345,10 @@ async fn a_driver_that_hangs_makes_its_node_unhealthy_until_it_answers() {
     controller.slow_call("nvmlEventSetWait_v2", slow).unwrap();
     let condition = scene.condition("False").await;
     let message = condition.message.unwrap_or_default();
-    let reason = format!("{}: NVML hangs: no answer for more than 2 s", scene.sim.uuid(0));
+    let reason = format!(
+        "{}: NVML hangs: a call has not returned for more than 2 s",
+        scene.sim.uuid(0)
+    );
     assert!(message.contains(&reason), "{message}");
     controller.clear_rule("nvmlEventSetWait_v2").unwrap();
     scene.condition("True").await;

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use gantry_config::Config;
 use gantry_plugin::health::HealthChecks;
-use gantry_plugin::inventory::{Hardware, Owner, Settings, State, Timing};
+use gantry_plugin::inventory::{Hardware, NvmlThread, Settings, State, Timing};
 use sim::Sim;
 use tokio::sync::watch;
 
@@ -20,7 +20,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// Quick to notice, so that tests are short; no test measures it.
 const QUICK: Timing = Timing {
     wait: Duration::from_millis(20),
-    look: Duration::from_millis(20),
+    check: Duration::from_millis(20),
     read: Duration::from_millis(100),
     retry_from: Duration::from_millis(10),
     retry_to: Duration::from_millis(50),
@@ -29,13 +29,13 @@ const QUICK: Timing = Timing {
 /// Nothing but events is noticed.
 const EVENTS_ALONE: Timing = Timing {
     wait: Duration::from_millis(20),
-    look: Duration::from_secs(3600),
+    check: Duration::from_secs(3600),
     read: Duration::from_secs(3600),
     ..QUICK
 };
 
 struct Node {
-    owner: Owner,
+    nvml_thread: NvmlThread,
     snapshots: watch::Receiver<Arc<Hardware>>,
 }
 
@@ -64,8 +64,11 @@ impl Node {
             dev_root: sim.installed.layout.dev.clone(),
         };
         let (publish, snapshots) = Hardware::channel();
-        let owner = Owner::start(&settings, checks, timing, publish).unwrap();
-        Self { owner, snapshots }
+        let nvml_thread = NvmlThread::start(&settings, checks, timing, publish).unwrap();
+        Self {
+            nvml_thread,
+            snapshots,
+        }
     }
 
     /// The first snapshot for which `holds`.
@@ -186,7 +189,7 @@ async fn an_applications_xid_changes_nothing_and_is_counted() {
     let after = node.until_sick(2).await;
     assert_eq!(sick(&after), only(2, "Xid 48: Double Bit ECC Error"));
     let counts: Vec<(u64, u64)> = node
-        .owner
+        .nvml_thread
         .xids()
         .all()
         .into_iter()
@@ -489,7 +492,7 @@ async fn at_rest_nvml_is_asked_for_events_and_nothing_else() {
 async fn a_look_round_asks_little() {
     let sim = Sim::of("dgx-a100");
     let looks = Timing {
-        look: Duration::from_millis(20),
+        check: Duration::from_millis(20),
         ..EVENTS_ALONE
     };
     let mut node = Node::start(&sim, looks);
@@ -542,7 +545,7 @@ async fn stopping_shuts_nvml_down() {
     let sim = Sim::of("workstation-2x");
     let mut node = Node::start(&sim, QUICK);
     node.ready().await;
-    node.owner.stop();
+    node.nvml_thread.stop();
     let calls = sim.installed.controller.calls();
     assert_eq!(calls.of("nvmlShutdown"), calls.of("nvmlInit_v2"));
     assert!(node.snapshots.has_changed().is_err(), "nobody publishes any more");

@@ -257,7 +257,7 @@ async fn a_second_plugin_for_the_resource_is_told_of_and_its_place_taken_back() 
         assert!(began.elapsed() >= std::time::Duration::from_secs(least));
     }
     assert_eq!(log.of("second device plugin"), 1);
-    let (code, body) = awaited(listen, "/readyz", "another program has served nvidia.com/gpu").await;
+    let (code, body) = awaited(listen, "/readyz", "another program has registered nvidia.com/gpu").await;
     assert_eq!(code, 200, "{body}");
     node.stop().await;
 }

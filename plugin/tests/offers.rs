@@ -1,4 +1,4 @@
-//! What kubelet is told of cut and shared GPUs: simulated hardware, the real owner and offer, the daemon, and a kubelet.
+//! What kubelet is told of cut and shared GPUs: simulated hardware, the real nvml_thread and offer, the daemon, and a kubelet.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test that cannot go on fails")]
 
 mod sim;
@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use gantry_config::{Config, MigStrategy, Replicated, SharedDevices, SharedOf, TimeSlicing};
 use gantry_plugin::health::HealthChecks;
-use gantry_plugin::inventory::{Hardware, Owner, Settings, Timing};
+use gantry_plugin::inventory::{Hardware, NvmlThread, Settings, Timing};
 use gantry_plugin::offer;
 use gantry_topology::Machine;
 use sim::Sim;
@@ -25,7 +25,7 @@ struct Scene {
     kubelet: FakeKubelet,
     plugins: BTreeMap<String, Plugin>,
     node: Node,
-    _owner: Owner,
+    _owner: NvmlThread,
 }
 
 impl Scene {
@@ -40,7 +40,8 @@ impl Scene {
             dev_root: sim.installed.layout.dev.clone(),
         };
         let (found, hardware) = Hardware::channel();
-        let owner = Owner::start(&settings, HealthChecks::default(), Timing::default(), found).unwrap();
+        let nvml_thread =
+            NvmlThread::start(&settings, HealthChecks::default(), Timing::default(), found).unwrap();
         let mut node = Node::new(0);
         let kubelet = node.kubelet();
         node.boot();
@@ -52,7 +53,7 @@ impl Scene {
             kubelet,
             plugins: BTreeMap::new(),
             node,
-            _owner: owner,
+            _owner: nvml_thread,
         }
     }
 

@@ -104,8 +104,8 @@ impl From<GpuNode> for Seen {
 }
 
 /// What NVML shows now.
-impl From<gantry_plugin::discover::Sight> for Seen {
-    fn from(sight: gantry_plugin::discover::Sight) -> Self {
+impl From<gantry_plugin::discover::Scan> for Seen {
+    fn from(sight: gantry_plugin::discover::Scan) -> Self {
         let complaint = |(gpu, reason)| Complaint {
             gpu,
             profile: None,

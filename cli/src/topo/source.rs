@@ -68,7 +68,7 @@ impl SourceArgs {
     pub(super) fn seen(&self) -> anyhow::Result<Seen> {
         match &self.from {
             Some(path) => self.read(path).map_err(|error| BadInput(error).into()),
-            None => discover::look(&NvmlOptions {
+            None => discover::scan(&NvmlOptions {
                 library: self.nvml_library.clone(),
                 proc_root: self.proc_root.clone(),
                 sys_root: self.sys_root.clone(),

@@ -80,7 +80,7 @@ pub enum Configs {
 pub struct Report {
     /// What the configuration in effect was read from.
     pub source: Arc<str>,
-    /// What is wrong with what is there now; the last good configuration stays in effect. `None`: nothing.
+    /// What is wrong with what is there now; the last valid configuration stays in effect. `None`: nothing.
     pub problem: Option<Arc<str>>,
     /// Configurations put into effect, the first included.
     pub loads: u64,

@@ -27,7 +27,7 @@ fn health_checks_are_on_but_for_those_named() {
     assert!(watched(&just, 79) && !watched(&just, 74));
     let error = parse(&["--node-name=a", "--disable-health-checks=ecc"]).unwrap_err();
     assert!(
-        error.to_string().contains("\"ecc\" is no health check"),
+        error.to_string().contains("\"ecc\" is not a health check"),
         "{error}"
     );
 }

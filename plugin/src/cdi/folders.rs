@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use super::driver::names;
 use super::ldcache;
-use crate::root::{RARE, USUAL, resolve};
+use crate::root::{SPECIAL_FOLDERS, COMMON_FOLDERS, resolve};
 
 /// Read last: it has folders that the operator configured.
 const CACHE: &str = "etc/ld.so.cache";
@@ -18,14 +18,14 @@ const CUDA: &str = "libcuda.so.";
 
 /// Every path that may be searched, below the root.
 pub(super) fn looked_for() -> impl Iterator<Item = &'static str> {
-    USUAL.into_iter().chain(RARE).chain([CACHE])
+    COMMON_FOLDERS.into_iter().chain(SPECIAL_FOLDERS).chain([CACHE])
 }
 
 /// The folders with libraries, each once under its real path, and the version of the driver: the requested one, otherwise that of the
 /// first folder with a driver.
 pub(super) fn find(root: &Path, version: Option<&str>) -> (Vec<PathBuf>, Option<String>) {
     let mut folders: Vec<PathBuf> = Vec::new();
-    for folder in USUAL.iter().filter_map(|folder| resolve(root, Path::new(folder))) {
+    for folder in COMMON_FOLDERS.iter().filter_map(|folder| resolve(root, Path::new(folder))) {
         if !folders.contains(&folder) {
             folders.push(folder);
         }
@@ -37,7 +37,7 @@ pub(super) fn find(root: &Path, version: Option<&str>) -> (Vec<PathBuf>, Option<
     if let Some(version) = folders.iter().find_map(of_driver) {
         return (folders, Some(version));
     }
-    let rare = RARE.iter().filter_map(|folder| resolve(root, Path::new(folder)));
+    let rare = SPECIAL_FOLDERS.iter().filter_map(|folder| resolve(root, Path::new(folder)));
     // Both are searched only as far as necessary.
     let others = rare.chain(std::iter::once_with(|| cached(root)).flatten());
     for folder in others {

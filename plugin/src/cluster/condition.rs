@@ -1,5 +1,5 @@
-//! What is wrong with the node's GPUs, where people and tools look for it on the Node: a condition like node-problem-detector's,
-//! and Events when a GPU turns unhealthy or recovers. Says what the diagnosis says, at a pace that an API server bears.
+//! Problems of the node's GPUs on the Node object: a condition like node-problem-detector's, and Events when a GPU
+//! becomes unhealthy or recovers. Reports the diagnosis at a bounded rate.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -21,19 +21,19 @@ use super::{Cluster, Pauses};
 use crate::health::{Extent, GpuName};
 use crate::inventory::Diagnosis;
 
-/// Shortest time between two rounds of telling; what comes and goes in between is not told.
-const SHORTEST: Duration = Duration::from_secs(1);
-/// Shortest time between two Events of one GPU, for one that comes and goes.
-const PER_GPU: Duration = Duration::from_secs(30);
-/// The condition is written again after this time, so that its heartbeat shows that somebody still looks.
-const REPEAT: Duration = Duration::from_secs(300);
-/// Longest text of a condition's message.
-const MOST_TEXT: usize = 1024;
+/// Shortest interval of two reports; changes that revert in between are not reported.
+const MIN_INTERVAL: Duration = Duration::from_secs(1);
+/// Shortest interval of two Events of one GPU, for a flapping GPU.
+const EVENT_INTERVAL_PER_GPU: Duration = Duration::from_secs(30);
+/// Interval at which the condition is written again, so that its heartbeat shows that this daemon works.
+const REFRESH_INTERVAL: Duration = Duration::from_secs(300);
+/// Longest message of the condition.
+const MAX_MESSAGE: usize = 1024;
 
-/// Where something is wrong: a GPU, or a part of it.
-type Spot = (GpuName, Extent);
+/// The part of a GPU with a problem.
+type GpuPart = (GpuName, Extent);
 
-/// Publishes until `shutdown`, and does not wait then for what the API server has not answered.
+/// Publishes until `shutdown`; pending calls are dropped then.
 pub(super) async fn publish(client: Client, cluster: Cluster, shutdown: CancellationToken) {
     tokio::select! {
         () = shutdown.cancelled() => {}
@@ -45,23 +45,23 @@ async fn follow(client: Client, cluster: Cluster) {
     let nodes = Api::<Node>::all(client.clone());
     let mut teller = Teller::new(client, &cluster.node);
     let mut diagnosis = cluster.diagnoses.diagnosis();
-    let mut told = Told::default();
+    let mut reported = LastReported::default();
     let mut pauses = Pauses::default();
     let mut written: Option<(NodeCondition, Instant)> = None;
     loop {
         let now = diagnosis.borrow_and_update().clone();
-        let mut wait = REPEAT;
-        // Faults of an earlier run that are not known yet would be told as recoveries.
+        let mut wait = REFRESH_INTERVAL;
+        // Faults of an earlier run that are not known yet would be reported as recoveries.
         if now.known && now.adopted {
-            for event in told.events(&now, Instant::now()) {
+            for event in reported.events(&now, Instant::now()) {
                 teller.tell(event).await;
             }
-            if let Some(later) = told.later(&now, Instant::now()) {
+            if let Some(later) = reported.later(&now, Instant::now()) {
                 wait = wait.min(later);
             }
             let before = written.as_ref().map(|(condition, _)| condition);
             let condition = condition(&now, before, Timestamp::now());
-            let is_old = |at: &Instant| at.elapsed() >= REPEAT;
+            let is_old = |at: &Instant| at.elapsed() >= REFRESH_INTERVAL;
             if written
                 .as_ref()
                 .is_none_or(|(known, at)| differs(known, &condition) || is_old(at))
@@ -75,7 +75,7 @@ async fn follow(client: Client, cluster: Cluster) {
                         if !is_lasting(&error) {
                             wait = wait.min(pauses.next());
                         }
-                        debug!(%error, "the Node's condition is not written");
+                        debug!(%error, "cannot write the condition of the Node");
                     }
                 }
             }
@@ -86,20 +86,20 @@ async fn follow(client: Client, cluster: Cluster) {
                 if changed.is_err() {
                     return;
                 }
-                tokio::time::sleep(SHORTEST.min(wait)).await;
+                tokio::time::sleep(MIN_INTERVAL.min(wait)).await;
             }
         }
     }
 }
 
-/// Whether an error will be the same in a moment: the Node may not be written, or is not there. An API server that has too much to
-/// do, or does not know the token yet, is asked again.
+/// Whether an error will persist: the Node may not be written, or does not exist. A busy API server, or one that does
+/// not know the token yet, is tried again.
 fn is_lasting(error: &kube::Error) -> bool {
     matches!(error, kube::Error::Api(answer) if matches!(answer.code, 403 | 404 | 422))
 }
 
 async fn write(nodes: &Api<Node>, node: &str, condition: &NodeCondition) -> Result<(), kube::Error> {
-    // A strategic merge replaces the one condition of this type and leaves kubelet's alone; the Node must exist.
+    // A strategic merge replaces only the condition of this type; the Node must exist.
     let patch = json!({"status": {"conditions": [condition]}});
     nodes
         .patch_status(node, &PatchParams::default(), &Patch::Strategic(patch))
@@ -107,13 +107,13 @@ async fn write(nodes: &Api<Node>, node: &str, condition: &NodeCondition) -> Resu
         .map(drop)
 }
 
-/// The reason of the worst thing wrong with each spot; of things equally bad the first.
-fn reasons(diagnosis: &Diagnosis) -> BTreeMap<Spot, String> {
+/// The reason of the worst problem of each part; the first one of equals.
+fn reasons(diagnosis: &Diagnosis) -> BTreeMap<GpuPart, String> {
     let mut worst = BTreeMap::new();
     for trouble in &diagnosis.troubles {
-        let spot = (trouble.gpu.clone(), trouble.extent);
+        let part = (trouble.gpu.clone(), trouble.extent);
         let entry = worst
-            .entry(spot)
+            .entry(part)
             .or_insert_with(|| (trouble.cause, trouble.reason.clone()));
         if entry.0 < trouble.cause {
             *entry = (trouble.cause, trouble.reason.clone());
@@ -121,11 +121,11 @@ fn reasons(diagnosis: &Diagnosis) -> BTreeMap<Spot, String> {
     }
     worst
         .into_iter()
-        .map(|(spot, (_, reason))| (spot, reason))
+        .map(|(part, (_, reason))| (part, reason))
         .collect()
 }
 
-/// The Node's condition for a diagnosis. Its time stays while its status does.
+/// The Node's condition for a diagnosis. Its transition time changes only with its status.
 fn condition(diagnosis: &Diagnosis, before: Option<&NodeCondition>, now: Timestamp) -> NodeCondition {
     let reasons = reasons(diagnosis);
     let (status, reason, message) = match reasons.is_empty() {
@@ -157,26 +157,26 @@ fn differs(a: &NodeCondition, b: &NodeCondition) -> bool {
 }
 
 fn shorten(text: &str) -> String {
-    match text.char_indices().nth(MOST_TEXT) {
+    match text.char_indices().nth(MAX_MESSAGE) {
         Some((at, _)) => format!("{} ...", &text[..at]),
         None => text.to_owned(),
     }
 }
 
-/// What was told of each spot in Events.
+/// The problems last reported in Events.
 #[derive(Debug, Default)]
-struct Told {
-    reasons: BTreeMap<Spot, String>,
-    /// When something was last told of a GPU.
+struct LastReported {
+    reasons: BTreeMap<GpuPart, String>,
+    /// When an Event of a GPU was last written.
     at: BTreeMap<GpuName, Instant>,
-    /// The last ended fault that was looked at.
+    /// Number of the last cleared fault that was processed.
     ended: u64,
-    /// What proved the end of faults that is not told yet.
+    /// Proofs of cleared faults that are not reported yet.
     proofs: BTreeMap<GpuName, String>,
 }
 
-impl Told {
-    /// The Events that make up the difference to `diagnosis`, but for GPUs of which something was told a moment ago.
+impl LastReported {
+    /// The Events for the changes to `diagnosis`, except for GPUs with a recent Event.
     fn events(&mut self, diagnosis: &Diagnosis, now: Instant) -> Vec<Event> {
         let known = self.ended;
         for (number, ended) in diagnosis.ended.iter().filter(|(number, _)| *number > known) {
@@ -186,38 +186,38 @@ impl Told {
         }
         let reasons = reasons(diagnosis);
         let mut events = Vec::new();
-        let mut spots: Vec<&Spot> = reasons.keys().chain(self.reasons.keys()).collect();
+        let mut spots: Vec<&GpuPart> = reasons.keys().chain(self.reasons.keys()).collect();
         spots.sort();
         spots.dedup();
-        let ready: Vec<Spot> = spots
+        let ready: Vec<GpuPart> = spots
             .into_iter()
-            .filter(|spot| reasons.get(*spot) != self.reasons.get(*spot))
+            .filter(|part| reasons.get(*part) != self.reasons.get(*part))
             .filter(|(gpu, _)| {
                 self.at
                     .get(gpu)
-                    .is_none_or(|at| now.duration_since(*at) >= PER_GPU)
+                    .is_none_or(|at| now.duration_since(*at) >= EVENT_INTERVAL_PER_GPU)
             })
             .cloned()
             .collect();
-        for spot in ready {
-            let event = match reasons.get(&spot) {
+        for part in ready {
+            let event = match reasons.get(&part) {
                 Some(reason) => {
-                    self.reasons.insert(spot.clone(), reason.clone());
+                    self.reasons.insert(part.clone(), reason.clone());
                     (
                         EventType::Warning,
                         "GpuUnhealthy",
-                        format!("{}: {reason}", spot.0),
+                        format!("{}: {reason}", part.0),
                     )
                 }
                 None => {
-                    let was = self.reasons.remove(&spot).unwrap_or_default();
-                    let proof = self.proofs.remove(&spot.0);
+                    let was = self.reasons.remove(&part).unwrap_or_default();
+                    let proof = self.proofs.remove(&part.0);
                     let why = proof.map(|proof| format!("; {proof}")).unwrap_or_default();
-                    let text = format!("{}: no longer {was:?}{why}", spot.0);
+                    let text = format!("{}: no longer {was:?}{why}", part.0);
                     (EventType::Normal, "GpuRecovered", text)
                 }
             };
-            self.at.insert(spot.0, now);
+            self.at.insert(part.0, now);
             let (type_, reason, note) = event;
             events.push(Event {
                 type_,
@@ -230,13 +230,15 @@ impl Told {
         events
     }
 
-    /// In how long something is to be told that was too early to tell.
+    /// The time until the next delayed Event is due.
     fn later(&self, diagnosis: &Diagnosis, now: Instant) -> Option<Duration> {
         let reasons = reasons(diagnosis);
         let spots = reasons.keys().chain(self.reasons.keys());
-        let waiting = spots.filter(|spot| reasons.get(*spot) != self.reasons.get(*spot));
+        let waiting = spots.filter(|part| reasons.get(*part) != self.reasons.get(*part));
         waiting
-            .filter_map(|(gpu, _)| Some(PER_GPU.saturating_sub(now.duration_since(*self.at.get(gpu)?))))
+            .filter_map(|(gpu, _)| {
+                Some(EVENT_INTERVAL_PER_GPU.saturating_sub(now.duration_since(*self.at.get(gpu)?)))
+            })
             .min()
     }
 }
@@ -301,58 +303,68 @@ mod tests {
             (healthy.type_.as_str(), healthy.status.as_str()),
             ("GPUHealthy", "True")
         );
-        let sick = diagnosis(&[
+        let unhealthy_gpus = diagnosis(&[
             ("a", Cause::Lost, "GPU lost"),
             ("a", XID, "Xid 79"),
             ("b", Cause::Uncorrected, "memory"),
         ]);
-        let unhealthy = condition(&sick, Some(&healthy), late);
+        let unhealthy = condition(&unhealthy_gpus, Some(&healthy), late);
         assert_eq!(unhealthy.status, "False");
         assert_eq!(unhealthy.message.as_deref(), Some("GPU-a: Xid 79; GPU-b: memory"));
         assert_eq!(unhealthy.last_transition_time, Some(Time(late)));
-        let same = condition(&sick, Some(&unhealthy), Timestamp::from_second(9).unwrap());
+        let same = condition(
+            &unhealthy_gpus,
+            Some(&unhealthy),
+            Timestamp::from_second(9).unwrap(),
+        );
         assert_eq!(same.last_transition_time, Some(Time(late)), "its status stayed");
         assert!(!differs(&unhealthy, &same) && differs(&healthy, &same));
     }
 
     #[test]
     fn each_change_is_told_once_with_its_reason_and_what_proved_its_end() {
-        let mut told = Told::default();
+        let mut reported = LastReported::default();
         let start = Instant::now();
-        let sick = diagnosis(&[("a", XID, "Xid 79")]);
-        assert_eq!(texts(&told.events(&sick, start)), ["GpuUnhealthy GPU-a: Xid 79"]);
-        assert_eq!(texts(&told.events(&sick, start)), [""; 0]);
+        let unhealthy_gpus = diagnosis(&[("a", XID, "Xid 79")]);
+        assert_eq!(
+            texts(&reported.events(&unhealthy_gpus, start)),
+            ["GpuUnhealthy GPU-a: Xid 79"]
+        );
+        assert_eq!(texts(&reported.events(&unhealthy_gpus, start)), [""; 0]);
         let mut well = diagnosis(&[]);
         well.ended = vec![(
             1,
             Ended {
                 gpu: uuid("a"),
                 reason: "Xid 79".to_owned(),
-                proof: Proof::Answers,
+                proof: Proof::Responds,
             },
         )];
         assert_eq!(
-            texts(&told.events(&well, start + PER_GPU)),
-            ["GpuRecovered GPU-a: no longer \"Xid 79\"; it was off the bus and answers again"]
+            texts(&reported.events(&well, start + EVENT_INTERVAL_PER_GPU)),
+            ["GpuRecovered GPU-a: no longer \"Xid 79\"; it was off the bus and responds again"]
         );
     }
 
     #[test]
     fn a_gpu_that_comes_and_goes_is_told_of_now_and_then() {
-        let mut told = Told::default();
+        let mut reported = LastReported::default();
         let start = Instant::now();
-        let (sick, well) = (diagnosis(&[("a", Cause::Lost, "GPU lost")]), diagnosis(&[]));
+        let (unhealthy_gpus, well) = (diagnosis(&[("a", Cause::Lost, "GPU lost")]), diagnosis(&[]));
         let mut events = 0;
         for second in 0..120 {
-            let now = if second % 2 == 0 { &sick } else { &well };
-            events += told.events(now, start + Duration::from_secs(second)).len();
+            let now = if second % 2 == 0 { &unhealthy_gpus } else { &well };
+            events += reported.events(now, start + Duration::from_secs(second)).len();
         }
         assert!((4..=5).contains(&events), "{events}");
-        // Another GPU is told of at once, and what was held back is told later.
+        // Another GPU is reported at once, and the delayed Event later.
         let end = start + Duration::from_secs(120);
         let both = diagnosis(&[("a", XID, "Xid 79"), ("b", XID, "Xid 79")]);
-        told.at.insert(gpu("a"), end);
-        assert_eq!(texts(&told.events(&both, end)), ["GpuUnhealthy GPU-b: Xid 79"]);
-        assert_eq!(told.later(&both, end), Some(PER_GPU));
+        reported.at.insert(gpu("a"), end);
+        assert_eq!(
+            texts(&reported.events(&both, end)),
+            ["GpuUnhealthy GPU-b: Xid 79"]
+        );
+        assert_eq!(reported.later(&both, end), Some(EVENT_INTERVAL_PER_GPU));
     }
 }

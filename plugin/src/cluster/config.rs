@@ -1,5 +1,5 @@
-//! Tells of a wrong configuration where people look for it: a Warning on the Node. It runs before there is a configuration, so it
-//! has a way to the API server of its own, sought only once there is something to tell.
+//! Reports a wrong configuration as a Warning on the Node. Runs before there is a configuration, so it creates its own
+//! API client when there is something to report.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -15,25 +15,29 @@ use super::events::Teller;
 use super::{Pauses, connect};
 use gantry_config::source::Report;
 
-/// Shortest time between two Events, for a file that is wrong in another way each time.
-const SHORTEST: Duration = Duration::from_secs(5);
-/// Longest part of the problems that an Event has; the API server refuses notes of more than 1024 bytes.
-const MOST_TEXT: usize = 800;
+/// Shortest interval of two Events, for a file whose problem keeps changing.
+const MIN_INTERVAL: Duration = Duration::from_secs(5);
+/// Longest part of the problems in an Event; the API server rejects notes of more than 1024 bytes.
+const MAX_PROBLEM: usize = 800;
 
-/// Tells until `shutdown`, or until nobody reports any more.
-pub(crate) async fn tell_of_problems(
+/// Reports until `shutdown`, or until the sender of reports is gone.
+pub(crate) async fn report_problems(
     node: NodeName,
     kubeconfig: Option<PathBuf>,
     mut reports: watch::Receiver<Report>,
     shutdown: CancellationToken,
 ) {
-    let tell = async {
-        let mut told: Option<Arc<str>> = None;
+    let report = async {
+        let mut reported: Option<Arc<str>> = None;
         let mut teller: Option<Teller> = None;
         let mut pauses = Pauses::default();
         loop {
             let report = reports.borrow_and_update().clone();
-            if let Some(problem) = report.problem.as_ref().filter(|now| told.as_ref() != Some(now)) {
+            if let Some(problem) = report
+                .problem
+                .as_ref()
+                .filter(|now| reported.as_ref() != Some(now))
+            {
                 if teller.is_none() {
                     teller = connected(&node, kubeconfig.as_deref()).await;
                 }
@@ -41,16 +45,16 @@ pub(crate) async fn tell_of_problems(
                 if let Some(teller) = &mut teller
                     && teller.tell(event).await
                 {
-                    told = report.problem;
+                    reported = report.problem;
                     pauses.reset();
-                    tokio::time::sleep(SHORTEST).await;
+                    tokio::time::sleep(MIN_INTERVAL).await;
                 } else {
-                    // With the API server away there may be another problem, or none, once it is back.
+                    // While the API server was away the problem may have changed or been solved.
                     tokio::time::sleep(pauses.next()).await;
                 }
                 continue;
             }
-            told = report.problem;
+            reported = report.problem;
             if reports.changed().await.is_err() {
                 return;
             }
@@ -58,7 +62,7 @@ pub(crate) async fn tell_of_problems(
     };
     tokio::select! {
         () = shutdown.cancelled() => {}
-        () = tell => {}
+        () = report => {}
     }
 }
 
@@ -66,23 +70,23 @@ async fn connected(node: &NodeName, kubeconfig: Option<&Path>) -> Option<Teller>
     match connect(kubeconfig).await {
         Ok(client) => Some(Teller::new(client, node)),
         Err(error) => {
-            debug!(%error, "no way to the API server to tell of the configuration");
+            debug!(%error, "cannot connect to the API server to report the configuration");
             None
         }
     }
 }
 
 fn event(problem: &str, serves: bool) -> Event {
-    let end = if problem.len() > MOST_TEXT {
-        problem.floor_char_boundary(MOST_TEXT)
+    let end = if problem.len() > MAX_PROBLEM {
+        problem.floor_char_boundary(MAX_PROBLEM)
     } else {
         problem.len()
     };
     let more = if end < problem.len() { " ..." } else { "" };
     let consequence = if serves {
-        "the last good configuration stays in effect"
+        "the last valid configuration stays in effect"
     } else {
-        "no GPU is served until it is set right"
+        "no GPU is served until it is corrected"
     };
     Event {
         type_: EventType::Warning,
@@ -102,12 +106,12 @@ mod tests {
         let note = |problem: &str, serves| event(problem, serves).note.unwrap();
         assert_eq!(
             note("a.yaml:3: flags.migStrategy: x", true),
-            "a.yaml:3: flags.migStrategy: x; the last good configuration stays in effect"
+            "a.yaml:3: flags.migStrategy: x; the last valid configuration stays in effect"
         );
         let long = note(&"\u{e4}".repeat(4096), false);
         assert!(long.len() <= 1024, "{} bytes", long.len());
         assert!(
-            long.ends_with(" ...; no GPU is served until it is set right"),
+            long.ends_with(" ...; no GPU is served until it is corrected"),
             "{long}"
         );
     }

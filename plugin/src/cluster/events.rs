@@ -219,7 +219,7 @@ mod tests {
     use tower_test::mock;
 
     use super::*;
-    use crate::handover::Refusal;
+    use crate::handover::GrantRefusal;
 
     /// Whether an Event is told to an API server that answers with these codes, one after the other and the last for ever, and how
     /// often it is sent. 0: a connection that breaks.
@@ -272,7 +272,7 @@ mod tests {
                 name: "n".into(),
                 uid: "u".into(),
             },
-            refusal: Refusal::UnknownDevice {
+            refusal: GrantRefusal::UnknownDevice {
                 device: "GPU-9".into(),
                 resource: "nvidia.com/gpu".into(),
             },
@@ -292,7 +292,7 @@ mod tests {
                 name: "n".into(),
                 uid: "u".into(),
             },
-            refusal: Refusal::UnknownDevice {
+            refusal: GrantRefusal::UnknownDevice {
                 device: "\u{e4}".repeat(4096).as_str().into(),
                 resource: "nvidia.com/gpu".into(),
             },

@@ -1,11 +1,11 @@
-//! What is said with the API server: the pods of this node with their grants come in, the node's account and Events go out.
-//! Nothing here is needed to serve kubelet; an API server that is away is waited for.
+//! The connection to the API server: reads the pods of this node with their grants, publishes the node's status and
+//! Events. Kubelet is served without it; the daemon waits for an API server that is away.
 
 mod condition;
 mod config;
-mod earlier;
 mod events;
 mod pods;
+mod previous_status;
 mod publish;
 mod quarantine;
 mod status;
@@ -24,13 +24,13 @@ use tracing::warn;
 
 use crate::handover::{Note, SharedHandover};
 use crate::inventory::{Diagnoses, Inventory};
+use crate::log_throttle::LogThrottle;
 use crate::observe::Observed;
-use crate::recurring::Recurring;
 
-pub(crate) use config::tell_of_problems;
+pub(crate) use config::report_problems;
 
-/// Longest time without a byte from the API server. Watches are renewed before that, so that silence means a dead connection.
-const SILENCE: Duration = Duration::from_secs(40);
+/// Longest time without data from the API server. Watches are renewed earlier, so silence means a dead connection.
+const READ_TIMEOUT: Duration = Duration::from_secs(40);
 
 /// The cluster side of the daemon.
 #[derive(Debug, Clone)]
@@ -41,11 +41,11 @@ pub struct Cluster {
     pub kubeconfig: Option<PathBuf>,
     /// The devices.
     pub inventory: watch::Receiver<Arc<Inventory>>,
-    /// Who gets which.
+    /// Selects the devices of each pod.
     pub handover: Arc<SharedHandover>,
     /// Readiness.
     pub observed: Arc<Observed>,
-    /// What is wrong with the GPUs.
+    /// Problems of the GPUs.
     pub diagnoses: Diagnoses,
 }
 
@@ -53,25 +53,25 @@ impl Cluster {
     /// Follows pods and publishes until `shutdown`.
     ///
     /// # Errors
-    /// A part of it has panicked: all ends then.
+    /// When one of the tasks panicked; all tasks end then.
     pub async fn run(
         self,
         notes: mpsc::Receiver<Note>,
         shutdown: CancellationToken,
     ) -> Result<(), TaskFailure> {
         let mut pauses = Pauses::default();
-        let mut unreached = Recurring::default();
+        let mut unreached = LogThrottle::default();
         let client = loop {
             match connect(self.kubeconfig.as_deref()).await {
                 Ok(client) => break client,
                 Err(error) => {
                     self.observed.cluster(false);
                     let pause = pauses.next();
-                    if unreached.tells(&chain(&error), Instant::now()) {
+                    if unreached.should_log(&chain(&error), Instant::now()) {
                         warn!(
                             error = &error as &dyn std::error::Error,
                             ?pause,
-                            "no way to the API server, trying again"
+                            "cannot connect to the API server, trying again"
                         );
                     }
                     tokio::select! {
@@ -96,12 +96,12 @@ impl Cluster {
     }
 }
 
-/// A client by this kubeconfig, or by the pod's service account.
+/// A client from this kubeconfig, or from the pod's service account.
 pub(crate) async fn connect(kubeconfig: Option<&Path>) -> Result<Client, ConnectError> {
-    gantry_runtime::connect(kubeconfig, SILENCE).await
+    gantry_runtime::connect(kubeconfig, READ_TIMEOUT).await
 }
 
-/// Growing pauses between attempts, from a tenth of a second to five seconds.
+/// Growing pauses between attempts, from 0.1 s to 5 s.
 #[derive(Debug)]
 struct Pauses(Duration);
 

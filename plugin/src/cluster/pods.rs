@@ -18,10 +18,10 @@ use serde::{Deserialize, Serialize};
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
-use super::{Cluster, Pauses, earlier};
-use crate::handover::{Ask, PodSeen};
+use super::{Cluster, Pauses, previous_status};
+use crate::handover::{Ask, ObservedPod};
 
-/// Seconds after which a watch is renewed, well before [`super::SILENCE`].
+/// Seconds after which a watch is renewed, well before [`super::READ_TIMEOUT`].
 const RENEW: u32 = 30;
 /// A watch that has not failed again for this long is taken to work, though it says nothing.
 const QUIET: Duration = Duration::from_secs(2);
@@ -118,7 +118,7 @@ async fn run(client: Client, cluster: Cluster) {
     let config = watcher::Config::default().fields(&selector).timeout(RENEW);
     let mut stream = std::pin::pin!(watcher(Api::<NodePod>::all(client.clone()), config));
     let mut pauses = Pauses::default();
-    let mut listing: Vec<PodSeen> = Vec::new();
+    let mut listing: Vec<ObservedPod> = Vec::new();
     let mut reachable = None;
     let mut begun = false;
     loop {
@@ -179,19 +179,19 @@ async fn run(client: Client, cluster: Cluster) {
 fn take(
     event: Event<NodePod>,
     cluster: &Cluster,
-    listing: &mut Vec<PodSeen>,
+    listing: &mut Vec<ObservedPod>,
     earlier: &mut Option<Vec<Holder>>,
 ) {
     match event {
         Event::Init => listing.clear(),
-        Event::InitApply(pod) => listing.extend(pod_seen(&pod, &cluster.node)),
+        Event::InitApply(pod) => listing.extend(observed_pod(&pod, &cluster.node)),
         Event::InitDone => {
             let pods = std::mem::take(listing);
             info!(pods = pods.len(), "pods of this node that ask for devices listed");
             cluster.handover.sync(pods, &earlier.take().unwrap_or_default());
         }
         Event::Apply(pod) => {
-            if let Some(pod) = pod_seen(&pod, &cluster.node) {
+            if let Some(pod) = observed_pod(&pod, &cluster.node) {
                 cluster.handover.seen(pod);
             }
         }
@@ -217,12 +217,12 @@ async fn published_holders(client: &Client, cluster: &Cluster) -> Vec<Holder> {
             );
         }
     };
-    let account = earlier::account(client, &cluster.node, failed).await;
-    account.map(|account| account.holders).unwrap_or_default()
+    let previous = previous_status::read(client, &cluster.node, failed).await;
+    previous.map(|previous| previous.holders).unwrap_or_default()
 }
 
 /// A pod in the hand-over's words; `None` if it asks for no extended resource and carries no grant.
-fn pod_seen(pod: &NodePod, node: &NodeName) -> Option<PodSeen> {
+fn observed_pod(pod: &NodePod, node: &NodeName) -> Option<ObservedPod> {
     let metadata = &pod.metadata;
     let asks: Vec<Ask> = pod
         .spec
@@ -252,7 +252,7 @@ fn pod_seen(pod: &NodePod, node: &NodeName) -> Option<PodSeen> {
         debug!(%node, name = metadata.name, "a pod without a UID is ignored");
         return None;
     };
-    Some(PodSeen {
+    Some(ObservedPod {
         uid: PodUid::from(uid.as_str()),
         namespace: metadata.namespace.clone().unwrap_or_default(),
         name: metadata.name.clone().unwrap_or_default(),
@@ -302,7 +302,7 @@ mod tests {
             inventory: Inventory::channel().1,
             handover: Arc::new(SharedHandover::new(handover, Arc::clone(&observed), Some(notes))),
             observed,
-            diagnoses: Diagnoses::of_nobody(),
+            diagnoses: Diagnoses::none(),
         }
     }
 
@@ -383,8 +383,8 @@ mod tests {
         task.abort();
     }
 
-    fn read(pod: &str) -> Option<PodSeen> {
-        pod_seen(&serde_json::from_str(pod).unwrap(), &"node-1".into())
+    fn read(pod: &str) -> Option<ObservedPod> {
+        observed_pod(&serde_json::from_str(pod).unwrap(), &"node-1".into())
     }
 
     #[test]
@@ -445,7 +445,7 @@ mod tests {
             "spec": {"containers": [{"name": "a", "resources": {"limits": {"nvidia.com/gpu": "1"}}}]},
         }))
         .unwrap();
-        let seen = pod_seen(&pod, &"node-1".into()).unwrap();
+        let seen = observed_pod(&pod, &"node-1".into()).unwrap();
         assert_eq!((seen.revision, seen.created), (77, 0));
         assert!(pod.metadata.deletion_timestamp.is_some());
     }

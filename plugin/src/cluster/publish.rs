@@ -1,5 +1,5 @@
-//! Writes the node's `GpuNode`: the machine when it changes, the account when it changes, never oftener than a few times a
-//! second. The only writer of that object.
+//! Writes the node's `GpuNode`: machine and status when they change, at most a few times per second. The only writer of
+//! that object.
 
 use std::hash::{Hash, Hasher};
 use std::sync::Arc;
@@ -19,37 +19,38 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
-use super::{Cluster, Pauses, earlier, status};
+use super::{Cluster, Pauses, previous_status, status};
 use crate::inventory::{Inventory, State};
-use crate::recurring::Recurring;
+use crate::log_throttle::LogThrottle;
 
-/// Shortest time between two writes of the account. The first change after a pause is written at once.
-const SHORTEST: Duration = Duration::from_millis(200);
-/// From a change until it is written: kubelet, whose question has made it, gets its answer first, for both are the work of one thread.
-const GATHER: Duration = Duration::from_millis(2);
-/// The object is written again after this time even if nothing changed, should somebody have deleted or changed it.
-const REPEAT: Duration = Duration::from_secs(300);
-/// Between two looks whether the object is still there and goes with the Node that there is now: where it is missing the node's devices
-/// are granted to nobody. Two objects' metadata, which the API server has in memory.
-const LOOK: Duration = Duration::from_secs(15);
-/// By how much at most that differs from node to node, for many are started at once.
-const SPREAD: Duration = Duration::from_secs(4);
-/// Longest time a single write may take.
+/// Shortest interval of two writes of the status. The first change after a pause is written at once.
+const MIN_INTERVAL: Duration = Duration::from_millis(200);
+/// Delay of a write after a change, so that kubelet, whose call caused the change, gets its response first on the same
+/// thread.
+const WRITE_DELAY: Duration = Duration::from_millis(2);
+/// Interval at which the object is written without changes, in case it was deleted or modified.
+const REFRESH_INTERVAL: Duration = Duration::from_secs(300);
+/// Interval of checks that the object exists and belongs to the present Node; without it no devices of this node are
+/// granted. Reads the metadata of two objects, which the API server has in memory.
+const CHECK_INTERVAL: Duration = Duration::from_secs(15);
+/// Largest difference of that interval between nodes, which are often started at the same time.
+const CHECK_SPREAD: Duration = Duration::from_secs(4);
+/// Time limit of a single write.
 const DEADLINE: Duration = Duration::from_secs(10);
-/// The same when the plugin is leaving.
+/// Time limit of the last write at shutdown.
 const LAST_DEADLINE: Duration = Duration::from_secs(1);
 
-/// The writer and what it last wrote.
+/// The writer, with the state last written.
 pub(super) struct Publisher {
     api: Api<GpuNode>,
-    /// The same, as JSON: what another version has written is replaced, and need not be understood for that.
+    /// The machine as JSON: one written by another version is replaced without being parsed.
     objects: Api<DynamicObject>,
     nodes: Api<Node>,
     cluster: Cluster,
     machine: Option<Arc<Machine>>,
     status: Option<GpuNodeStatus>,
-    /// Whether the object has to be written whatever was written last.
-    anew: bool,
+    /// Whether the object must be written even without changes.
+    rewrite: bool,
     /// The Node as last read.
     owner: Option<OwnerReference>,
 }
@@ -58,25 +59,25 @@ impl Publisher {
     pub(super) fn new(client: Client, cluster: Cluster) -> Self {
         Self {
             api: Api::all(client.clone()),
-            objects: earlier::objects(client.clone()),
+            objects: previous_status::objects(client.clone()),
             nodes: Api::all(client),
             cluster,
             machine: None,
             status: None,
-            anew: false,
+            rewrite: false,
             owner: None,
         }
     }
 
-    /// Publishes until `shutdown`, and then that the plugin has left.
+    /// Publishes until `shutdown`, and then the stopped condition.
     pub(super) async fn run(mut self, shutdown: CancellationToken) {
         let mut changes = self.cluster.handover.changes();
         let mut inventories = self.cluster.inventory.clone();
         let mut readiness = self.cluster.observed.changes();
         let mut diagnoses = self.cluster.diagnoses.diagnosis();
         let mut pauses = Pauses::default();
-        let mut unpublished = Recurring::default();
-        let mut repeat = Instant::now() + REPEAT;
+        let mut unpublished = LogThrottle::default();
+        let mut repeat = Instant::now() + REFRESH_INTERVAL;
         let between = between(&self.cluster.node);
         let mut look = Instant::now() + between;
         loop {
@@ -86,18 +87,18 @@ impl Publisher {
             diagnoses.mark_unchanged();
             let published = tokio::select! {
                 published = tokio::time::timeout(DEADLINE, self.publish()) => published,
-                // What is being written is waited for a little, for it must not come after the last word.
+                // A pending write may finish shortly, because it must not follow the last one.
                 () = passed(&shutdown, LAST_DEADLINE) => break,
             };
             let wait = match published {
                 Ok(Ok(())) => {
                     pauses.reset();
-                    unpublished.over();
+                    unpublished.reset();
                     None
                 }
                 Ok(Err(error)) => {
                     let pause = pauses.next();
-                    if unpublished.tells(&chain(&error), Instant::now().into_std()) {
+                    if unpublished.should_log(&chain(&error), Instant::now().into_std()) {
                         warn!(
                             error = &error as &dyn std::error::Error,
                             ?pause,
@@ -107,15 +108,15 @@ impl Publisher {
                     Some(pause)
                 }
                 Err(_) => {
-                    if unpublished.tells("no answer", Instant::now().into_std()) {
-                        warn!(after = ?DEADLINE, "the API server takes no GpuNode, trying again");
+                    if unpublished.should_log("no response", Instant::now().into_std()) {
+                        warn!(after = ?DEADLINE, "the API server does not respond to a write of the GpuNode, trying again");
                     }
                     Some(pauses.next())
                 }
             };
             tokio::select! {
                 () = shutdown.cancelled() => break,
-                () = tokio::time::sleep(wait.unwrap_or(SHORTEST)) => {}
+                () = tokio::time::sleep(wait.unwrap_or(MIN_INTERVAL)) => {}
             }
             if wait.is_some() {
                 continue;
@@ -127,7 +128,7 @@ impl Publisher {
                 _ = readiness.changed() => {}
                 _ = diagnoses.changed() => {}
                 () = tokio::time::sleep_until(repeat) => {
-                    repeat = Instant::now() + REPEAT;
+                    repeat = Instant::now() + REFRESH_INTERVAL;
                     self.forget();
                 }
                 () = tokio::time::sleep_until(look) => {
@@ -138,27 +139,27 @@ impl Publisher {
                     look = Instant::now() + between;
                     match looked {
                         Ok(Ok(true)) => {
-                            info!("the GpuNode is gone, or was of an earlier Node of this name; it is written anew");
+                            info!("the GpuNode is missing or belongs to an earlier Node of this name; writing it again");
                             self.forget();
                         }
                         Ok(Ok(false)) => {}
-                        Ok(Err(error)) => debug!(%error, "cannot look for the own GpuNode"),
-                        Err(_) => debug!("cannot look for the own GpuNode in time"),
+                        Ok(Err(error)) => debug!(%error, "cannot read the GpuNode of this node"),
+                        Err(_) => debug!("reading the GpuNode of this node timed out"),
                     }
                 }
             }
-            tokio::time::sleep(GATHER).await;
+            tokio::time::sleep(WRITE_DELAY).await;
         }
         self.leave().await;
     }
 
-    /// All of it is written anew.
+    /// Makes the next publication write everything.
     fn forget(&mut self) {
-        self.anew = true;
+        self.rewrite = true;
         self.status = None;
     }
 
-    /// Whether what was written has to be written anew, for the object is gone or about to be.
+    /// Whether the written object is missing or about to be garbage-collected.
     async fn is_lost(&self) -> Result<bool, kube::Error> {
         if self.machine.is_none() && self.status.is_none() {
             return Ok(false);
@@ -166,18 +167,18 @@ impl Publisher {
         is_lost(&self.nodes, &self.api, &self.cluster.node).await
     }
 
-    /// Writes what differs from what was last written.
+    /// Writes what differs from the state last written.
     async fn publish(&mut self) -> Result<(), kube::Error> {
         let inventory = Arc::clone(&self.cluster.inventory.borrow());
         if inventory.state == State::Starting {
             return Ok(());
         }
         if inventory.state == State::Ready {
-            if self.anew || self.machine.as_ref() != Some(&inventory.machine) {
+            if self.rewrite || self.machine.as_ref() != Some(&inventory.machine) {
                 self.write_machine(&inventory.machine).await?;
             }
-        } else if self.anew {
-            // Without a driver too: an object that goes with no Node that there is would be collected.
+        } else if self.rewrite {
+            // Without a driver too: an object without a present Node as owner would be collected.
             let machine = self.published(&inventory).await?;
             self.write_machine(&machine).await?;
         }
@@ -192,22 +193,23 @@ impl Publisher {
             }
             written => written?,
         }
-        debug!(holders = status.holders.len(), "account published");
+        debug!(holders = status.holders.len(), "status published");
         self.status = Some(status);
         Ok(())
     }
 
-    /// Whether what is known of holders may replace what an earlier run published, quarantines and all: once that and the pods
-    /// have been read, and kubelet has said who holds what, or does not say it.
+    /// Whether the holders may replace those of an earlier run, including its quarantine: only after that status and
+    /// the pods were read, and PodResources was read or is unavailable.
     fn knows_holders(&self, inventory: &Inventory) -> bool {
         let handover = &self.cluster.handover;
-        let told = || handover.is_told() || self.cluster.observed.readiness().pod_resources == Some(false);
-        // Nor may what is wrong replace the faults that an earlier run stored before they were taken in.
+        let is_reconciled =
+            || handover.has_listing() || self.cluster.observed.readiness().pod_resources == Some(false);
+        // The same holds for faults stored by an earlier run until they were adopted.
         let adopted = self.cluster.diagnoses.now().adopted;
-        adopted && handover.is_synced() && (inventory.state != State::Ready || told())
+        adopted && handover.is_synced() && (inventory.state != State::Ready || is_reconciled())
     }
 
-    /// The account as it is now.
+    /// The current status.
     fn current(&self, inventory: &Inventory) -> GpuNodeStatus {
         status::status(
             inventory,
@@ -219,7 +221,7 @@ impl Publisher {
         )
     }
 
-    /// The machine as it was last written, if need be by an earlier run: without a driver nothing better is known.
+    /// The machine as last written, possibly by an earlier run: nothing better is known without a driver.
     async fn published(&self, inventory: &Inventory) -> Result<Arc<Machine>, kube::Error> {
         if let Some(machine) = &self.machine {
             return Ok(Arc::clone(machine));
@@ -249,7 +251,7 @@ impl Publisher {
             .await?;
         info!(gpus = machine.gpus().len(), "machine published");
         self.machine = Some(Arc::clone(machine));
-        self.anew = false;
+        self.rewrite = false;
         Ok(())
     }
 
@@ -266,9 +268,9 @@ impl Publisher {
         Ok(())
     }
 
-    /// The Node, so that the `GpuNode` goes with it. Asked for with every write: a Node that was deleted and registered again
-    /// has another UID, and an object with the old one would be collected as garbage. Without the right to read it the object
-    /// stays behind. Any other failure is tried again: an object without its owner would be as lost.
+    /// Reads the Node as owner of the `GpuNode`, before every write: a Node that was deleted and registered again has
+    /// another UID, and an object with the old UID would be garbage-collected. Without the permission to read it, the
+    /// object has no owner. Any other failure is retried, because an object without an owner would be lost too.
     async fn find_owner(&mut self) -> Result<(), kube::Error> {
         match self.nodes.get_metadata_opt(self.cluster.node.as_str()).await {
             Ok(node) => {
@@ -284,7 +286,7 @@ impl Publisher {
             }
             Err(kube::Error::Api(answer)) if answer.code == 403 => {
                 let (message, known) = (&answer.message, self.owner.is_some());
-                debug!(message, known, "the Node cannot be read");
+                debug!(message, known, "cannot read the Node");
             }
             Err(error) => return Err(error),
         }
@@ -298,29 +300,30 @@ impl Publisher {
         let inventory = Arc::clone(&self.cluster.inventory.borrow());
         let last = status::stopped(self.current(&inventory), Timestamp::now());
         match tokio::time::timeout(LAST_DEADLINE, self.write_status(&last)).await {
-            Ok(Ok(())) => debug!("leaving published"),
-            Ok(Err(error)) => debug!(%error, "leaving could not be published"),
-            Err(_) => debug!("leaving could not be published in time"),
+            Ok(Ok(())) => debug!("stopped condition published"),
+            Ok(Err(error)) => debug!(%error, "cannot publish the stopped condition"),
+            Err(_) => debug!("publishing the stopped condition timed out"),
         }
     }
 }
 
-/// The pause between two looks, of each node another.
+/// The interval of checks, different for each node.
 fn between(node: &NodeName) -> Duration {
     let mut hasher = std::hash::DefaultHasher::new();
     node.hash(&mut hasher);
-    let spread = u64::try_from(SPREAD.as_millis()).unwrap_or(u64::MAX);
-    LOOK - SPREAD / 2 + Duration::from_millis(hasher.finish() % spread)
+    let spread = u64::try_from(CHECK_SPREAD.as_millis()).unwrap_or(u64::MAX);
+    CHECK_INTERVAL - CHECK_SPREAD / 2 + Duration::from_millis(hasher.finish() % spread)
 }
 
-/// Whether the `GpuNode` is missing, or does not go with the Node that there is now: the garbage collector takes it then. A Node that is
-/// gone takes its `GpuNode` with it, and none is wanted. Answers may be a little old, by which one that was just written is written again.
+/// Whether the `GpuNode` is missing, or does not belong to the present Node, so that the garbage collector removes it.
+/// If the Node is gone, no `GpuNode` is needed. Cached reads may be slightly outdated; then an object that was just
+/// written is written again.
 async fn is_lost(nodes: &Api<Node>, api: &Api<GpuNode>, name: &NodeName) -> Result<bool, kube::Error> {
     let any = GetParams::any();
     let uid = match nodes.get_metadata_opt_with(name.as_str(), &any).await {
         Ok(None) => return Ok(false),
         Ok(Some(node)) => node.metadata.uid,
-        // Without the right to read it the object goes with no Node.
+        // Without the permission to read the Node, the object has no owner.
         Err(kube::Error::Api(status)) if status.code == 403 => None,
         Err(error) => return Err(error),
     };
@@ -331,7 +334,7 @@ async fn is_lost(nodes: &Api<Node>, api: &Api<GpuNode>, name: &NodeName) -> Resu
     Ok(uid.is_some_and(|uid| !owners.any(|owner| owner.uid == uid)))
 }
 
-/// Comes back so long after `shutdown`.
+/// Returns this time after `shutdown`.
 async fn passed(shutdown: &CancellationToken, time: Duration) {
     shutdown.cancelled().await;
     tokio::time::sleep(time).await;

@@ -1,5 +1,6 @@
-//! Keeps the quarantine of GPUs over restarts: hands the owner of NVML what an earlier run stored, and ends it where a person says
-//! so by an annotation on the `GpuNode`. Storing it is the publisher's part; judging it is the health module's.
+//! Keeps the quarantine of GPUs across restarts: hands the stored faults of an earlier run to the NVML thread, and
+//! lifts a quarantine that the operator ends by an annotation on the `GpuNode`. The publisher stores faults; the health
+//! module judges them.
 
 use std::time::Duration;
 
@@ -12,13 +13,13 @@ use tokio_util::sync::CancellationToken;
 use tracing::{debug, info};
 
 use super::events::Teller;
-use super::{Cluster, earlier};
+use super::{Cluster, previous_status};
 use crate::inventory::Lift;
 
-/// Between two looks for the annotation. Looked for only while there is a quarantine, so that a healthy cluster asks nothing.
-const LOOK: Duration = Duration::from_secs(5);
+/// Interval of checks for the annotation, only during a quarantine, so that a healthy cluster causes no requests.
+const CHECK_INTERVAL: Duration = Duration::from_secs(5);
 
-/// Adopts, then waits for people, until `shutdown`.
+/// Adopts stored faults, then watches the annotation, until `shutdown`.
 pub(super) async fn keep(client: Client, cluster: Cluster, shutdown: CancellationToken) {
     tokio::select! {
         () = shutdown.cancelled() => {}
@@ -28,21 +29,18 @@ pub(super) async fn keep(client: Client, cluster: Cluster, shutdown: Cancellatio
 
 async fn follow(client: Client, cluster: &Cluster) {
     let api = Api::<GpuNode>::all(client.clone());
-    // That it does not answer is told by those who follow the pods.
-    let account = earlier::account(&client, &cluster.node, |_| {}).await;
-    let stored: Vec<GpuFault> = account.map(|account| account.faults).unwrap_or_default();
+    // The pod watch reports failures of the API server.
+    let previous = previous_status::read(&client, &cluster.node, |_| {}).await;
+    let stored: Vec<GpuFault> = previous.map(|previous| previous.faults).unwrap_or_default();
     if !stored.is_empty() {
-        info!(
-            faults = stored.len(),
-            "faults of an earlier run are held against the GPUs"
-        );
+        info!(faults = stored.len(), "adopted GPU faults of an earlier run");
     }
     cluster.diagnoses.adopt(stored);
     let mut diagnosis = cluster.diagnoses.diagnosis();
     if diagnosis.wait_for(|now| now.adopted).await.is_err() {
         return;
     }
-    let mut lifter = Lifter {
+    let mut lifter = QuarantineLifter {
         api,
         cluster,
         teller: Teller::new(client, &cluster.node),
@@ -51,34 +49,34 @@ async fn follow(client: Client, cluster: &Cluster) {
     };
     loop {
         if lifter.done.is_none() {
-            // What is found at the first look after a fault was there before it, and is not about it.
+            // An annotation found at the first check after a fault was set before the fault, so it is not about it.
             lifter.outdated |= diagnosis.borrow().faults.is_empty();
             if diagnosis.wait_for(|now| !now.faults.is_empty()).await.is_err() {
                 return;
             }
         }
-        if let Err(error) = lifter.look().await {
-            debug!(%error, "cannot look for a lifted quarantine");
+        if let Err(error) = lifter.check().await {
+            debug!(%error, "cannot check for a lifted quarantine");
         }
-        tokio::time::sleep(LOOK).await;
+        tokio::time::sleep(CHECK_INTERVAL).await;
     }
 }
 
-/// Does what people say by the annotation.
-struct Lifter<'a> {
+/// Acts on the annotation.
+struct QuarantineLifter<'a> {
     api: Api<GpuNode>,
     cluster: &'a Cluster,
     teller: Teller,
-    /// Whether what is found at the next look is older than every fault.
+    /// Whether an annotation found at the next check is older than every fault.
     outdated: bool,
-    /// What was done already and could not be taken away yet.
+    /// The annotation that was applied and could not be removed yet.
     done: Option<String>,
 }
 
-impl Lifter<'_> {
-    /// Does what the annotation says, if there is one, takes it away, and tells: who reads the Event may set it again, and what they
-    /// set is not taken away unread.
-    async fn look(&mut self) -> Result<(), kube::Error> {
+impl QuarantineLifter<'_> {
+    /// Acts on the annotation if it is set, removes it, and writes an Event. A client that reads the Event may set
+    /// the annotation again; that one is not removed unread.
+    async fn check(&mut self) -> Result<(), kube::Error> {
         let found = self.annotation().await?;
         let outdated = std::mem::take(&mut self.outdated);
         let Some((text, version)) = found else {
@@ -102,18 +100,18 @@ impl Lifter<'_> {
                 secondary: None,
             });
         }
-        let taken = self.take_away(&text, version).await;
+        let taken = self.remove_annotation(&text, version).await;
         if taken.is_ok() {
             self.done = None;
         }
-        // Told even if it is still there, as where the plugin may not write it: it was done.
+        // Reported even if the annotation could not be removed, e.g. without permission: it was applied.
         if let Some(event) = event {
             self.teller.tell(event).await;
         }
         taken
     }
 
-    /// The annotation, and the version of the object that has it.
+    /// The annotation, and the resource version of its object.
     async fn annotation(&self) -> Result<Option<(String, Option<String>)>, kube::Error> {
         let node = self.api.get_metadata_opt(self.cluster.node.as_str()).await?;
         let metadata = node.map(|node| node.metadata).unwrap_or_default();
@@ -128,7 +126,7 @@ impl Lifter<'_> {
             Ok(lift) => lift,
             Err(error) => {
                 let key = names::LIFT_QUARANTINE_ANNOTATION;
-                let note = format!("the annotation {key} is not understood: {error}");
+                let note = format!("invalid annotation {key}: {error}");
                 return (EventType::Warning, "QuarantineLiftInvalid", note);
             }
         };
@@ -136,14 +134,14 @@ impl Lifter<'_> {
         let (lifts, meant) = {
             let now = diagnosis.borrow();
             let mut gpus = now.faults.iter().filter_map(|fault| fault.0.gpu.parse().ok());
-            (now.lifts, gpus.any(|gpu| lift.means(&gpu)))
+            (now.lifts, gpus.any(|gpu| lift.includes(&gpu)))
         };
         if !meant {
             let note = format!("none of {text} is in quarantine: nothing was lifted");
             return (EventType::Warning, "QuarantineLiftInvalid", note);
         }
         self.cluster.diagnoses.lift(lift);
-        // The owner is at work within a fraction of a second. If it has stopped, so does this.
+        // The NVML thread responds within a fraction of a second. If it has ended, so does this task.
         let _ = diagnosis.wait_for(|now| now.lifts > lifts).await;
         let note = format!("the quarantine of {text} was lifted by annotation");
         (EventType::Normal, "GpuQuarantineLifted", note)
@@ -152,14 +150,14 @@ impl Lifter<'_> {
     fn ignore(&self, text: &str) -> (EventType, &'static str, String) {
         let key = names::LIFT_QUARANTINE_ANNOTATION;
         let note = format!(
-            "the annotation {key}={text:?} was there before the fault and lifts nothing; set it again to lift the quarantine"
+            "the annotation {key}={text:?} was set before the fault and lifts nothing; set it again to lift the quarantine"
         );
         (EventType::Warning, "QuarantineLiftOutdated", note)
     }
 
-    /// Takes away the annotation that was read: another that was set meanwhile is found at the next look. The account is written into
-    /// the same object all the while, which makes `version` an old one.
-    async fn take_away(&self, text: &str, mut version: Option<String>) -> Result<(), kube::Error> {
+    /// Removes the annotation that was read; one that was set meanwhile is found at the next check. Status writes to
+    /// the same object make `version` outdated.
+    async fn remove_annotation(&self, text: &str, mut version: Option<String>) -> Result<(), kube::Error> {
         loop {
             let patch = json!({"metadata": {
                 "resourceVersion": version,

@@ -1,4 +1,4 @@
-//! The node's account in the API's words. Pure: what is published follows from inventory, hand-over and readiness alone.
+//! Builds the status of the `GpuNode` from inventory, hand-over and readiness. Pure.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
@@ -20,10 +20,10 @@ use gantry_config::SharedDevices;
 
 /// The condition's type.
 const READY: &str = "Ready";
-/// Longest text of the condition: one configuration for many nodes may name thousands of GPUs that are elsewhere.
-const MOST_TEXT: usize = 4096;
+/// Longest message of the condition: one configuration for many nodes may name thousands of GPUs of other nodes.
+const MAX_MESSAGE: usize = 4096;
 
-/// What is to be published. `before` is what was: a condition that stays keeps its time.
+/// The status to publish. `before` is the last one: an unchanged condition keeps its time.
 pub(super) fn status(
     inventory: &Inventory,
     handover: &SharedHandover,
@@ -32,7 +32,7 @@ pub(super) fn status(
     before: Option<&GpuNodeStatus>,
     now: Timestamp,
 ) -> GpuNodeStatus {
-    let (holders, deviations, deviations_total) = handover.account();
+    let (holders, deviations, deviations_total) = handover.status_snapshot();
     let inventory = &*with_troubles(inventory, diagnosis);
     let resources = resources(inventory, &held(inventory, &holders));
     GpuNodeStatus {
@@ -63,8 +63,8 @@ pub(super) fn status(
     }
 }
 
-/// The inventory with everything unhealthy in it that is known to be: the diagnosis comes first, and nobody may be granted a device
-/// in between.
+/// The inventory, with every device unhealthy that the diagnosis reports: the diagnosis is newer, and such a device
+/// must not be granted.
 fn with_troubles<'a>(inventory: &'a Inventory, diagnosis: &Diagnosis) -> Cow<'a, Inventory> {
     let mut inventory = Cow::Borrowed(inventory);
     let machine = Arc::clone(&inventory.machine);
@@ -89,12 +89,12 @@ fn with_troubles<'a>(inventory: &'a Inventory, diagnosis: &Diagnosis) -> Cow<'a,
     inventory
 }
 
-/// The condition of a plugin that leaves in order.
+/// The status of a plugin that stops in order.
 pub(super) fn stopped(mut status: GpuNodeStatus, now: Timestamp) -> GpuNodeStatus {
     let condition = condition(
         false,
         "Stopped",
-        "the plugin was stopped; kubelet gives out no device until it is back".to_owned(),
+        "the plugin was stopped; kubelet allocates no device until it is back".to_owned(),
     );
     status.conditions = vec![dated(condition, None, now)];
     status
@@ -138,7 +138,7 @@ fn ready(
     for problem in &inventory.problems {
         let _ = write!(condition.message, "; configuration: {problem}");
     }
-    if let Some((end, _)) = condition.message.char_indices().nth(MOST_TEXT) {
+    if let Some((end, _)) = condition.message.char_indices().nth(MAX_MESSAGE) {
         condition.message.truncate(end);
         condition.message.push_str(" ...");
     }
@@ -170,7 +170,7 @@ fn dated(mut condition: Condition, before: Option<&GpuNodeStatus>, now: Timestam
     condition
 }
 
-/// The IDs that somebody holds, or that are kept apart after somebody did: as they were offered when they were given out.
+/// The device IDs that are held or in quarantine, by their names at the time of allocation.
 fn in_use(holders: &[Holder]) -> impl Iterator<Item = &DeviceId> {
     holders
         .iter()
@@ -178,8 +178,8 @@ fn in_use(holders: &[Holder]) -> impl Iterator<Item = &DeviceId> {
         .flat_map(|holder| &holder.devices)
 }
 
-/// The devices that are in use. An ID of before a changed configuration stands for what its GPU or MIG device is offered as now: the
-/// whole of it for all its replicas, a replica that there is no more for one.
+/// The devices that are in use. An ID from before a configuration change is mapped to the present devices of its GPU or
+/// MIG device: all replicas for a whole, one for a replica that no longer exists.
 fn held<'i>(inventory: &'i Inventory, holders: &[Holder]) -> Vec<&'i Device> {
     let mut units: HashMap<&str, Vec<&Device>> = HashMap::new();
     for device in &inventory.devices {
@@ -199,7 +199,7 @@ fn held<'i>(inventory: &'i Inventory, holders: &[Holder]) -> Vec<&'i Device> {
     devices.filter(|device| held.contains(&device.id)).collect()
 }
 
-/// The resources with their terms and how much of them there is.
+/// The resources with their terms and counts.
 fn resources(inventory: &Inventory, held: &[&Device]) -> Vec<ResourceStatus> {
     inventory
         .resources
@@ -239,9 +239,9 @@ fn summary(
     let machine = &inventory.machine;
     let gpus = machine.gpus().len();
     let unhealthy = inventory.devices.iter().filter(|device| !device.health.healthy);
-    // Out of reach from the start: nothing of them is offered.
+    // Unreachable from the start: no device of them is offered.
     let nameless = machine.gpus().iter().filter(|gpu| gpu.uuid.is_none());
-    let sick: BTreeSet<u8> = unhealthy
+    let unhealthy_gpus: BTreeSet<u8> = unhealthy
         .map(|device| device.gpu)
         .chain(nameless.map(|gpu| gpu.index))
         .collect();
@@ -255,7 +255,7 @@ fn summary(
         links: best_link(machine),
         gpus: count(gpus),
         healthy: if inventory.state == State::Ready {
-            count(gpus - sick.len().min(gpus))
+            count(gpus - unhealthy_gpus.len().min(gpus))
         } else {
             0
         },
@@ -264,7 +264,7 @@ fn summary(
     }
 }
 
-/// The models, with counts where there are several.
+/// The models, with counts if there are several.
 fn models(machine: &Machine) -> String {
     let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
     for gpu in machine.gpus() {

@@ -1,5 +1,5 @@
-//! Capability nodes of MIG instances: which `/dev/nvidia-caps/nvidia-capN` opens which instance. The driver tells it in
-//! `/proc`: all minors in one file, or, where that is not there, each in a file of its own.
+//! Capability nodes of MIG instances: which `/dev/nvidia-caps/nvidia-capN` opens which instance. The driver
+//! publishes the minor numbers in `/proc`, in one file or in one file per instance.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -7,10 +7,10 @@ use std::path::{Path, PathBuf};
 
 use super::InstanceAt;
 
-/// The minor numbers of capability nodes, as the driver tells them.
+/// Minor numbers of capability nodes.
 #[derive(Debug, Default)]
 pub(super) struct Caps {
-    /// By access file as `mig-minors` names it, e.g. `gpu0/gi2/ci0/access`.
+    /// By access file as in `mig-minors`, e.g. `gpu0/gi2/ci0/access`.
     minors: BTreeMap<String, u32>,
     /// `/proc/driver/nvidia/capabilities`.
     folder: PathBuf,
@@ -26,7 +26,7 @@ impl Caps {
         }
     }
 
-    /// The minors for a GPU instance and a compute instance of it; `None` where the driver tells not both.
+    /// The minor numbers of a GPU instance and one of its compute instances; `None` unless both are known.
     pub(super) fn of(&self, at: InstanceAt) -> Option<[u32; 2]> {
         let InstanceAt {
             gpu_minor: gpu,
@@ -53,7 +53,7 @@ impl Caps {
     }
 }
 
-/// `mig-minors`: a name and a number on each line.
+/// `mig-minors`: a name and a number per line.
 fn parse_list(text: &str) -> BTreeMap<String, u32> {
     text.lines()
         .filter_map(|line| {
@@ -63,7 +63,7 @@ fn parse_list(text: &str) -> BTreeMap<String, u32> {
         .collect()
 }
 
-/// An `access` file: `DeviceFileMinor: 30` among other lines.
+/// An `access` file: contains the line `DeviceFileMinor: 30`.
 fn parse_own(text: &str) -> Option<u32> {
     text.lines()
         .filter_map(|line| line.split_once(':'))

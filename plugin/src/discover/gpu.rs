@@ -1,5 +1,5 @@
-//! One GPU's facts: who it is, what it has, where it sits. A GPU without UUID or bus id is no GPU anyone can be given, so
-//! those two fail; everything else may stay unknown.
+//! Reads the facts of one GPU. A GPU without UUID or bus id cannot be allocated, so a failure of these two is
+//! an error. Every other fact may stay unknown.
 
 use std::collections::BTreeSet;
 
@@ -11,23 +11,23 @@ use crate::nvml::{Device, FabricInfo, NvmlError};
 
 const MIB: u64 = 1 << 20;
 
-/// One GPU, and whether what it says of MIG can be believed.
+/// One GPU, and how complete its reading is.
 pub(super) struct Read {
     pub(super) gpu: Gpu,
-    /// NVML could not be asked how the GPU is cut, though it can be.
+    /// The GPU supports MIG, but its MIG devices could not be read.
     pub(super) mig_unread: bool,
-    /// What else NVML could not be asked for, though the GPU may have it.
+    /// Other facts whose NVML calls failed.
     pub(super) unread: BTreeSet<Fact>,
 }
 
-/// What is asked of one GPU, and which questions failed.
+/// Runs calls on one GPU and records the facts whose calls failed.
 struct Questions<'a> {
     warnings: &'a mut Warnings,
     failed: BTreeSet<Fact>,
 }
 
 impl Questions<'_> {
-    /// As [`Warnings::known`]. What the GPU simply does not have was answered.
+    /// As [`Warnings::known`]. An unsupported call counts as answered.
     fn known<T>(&mut self, fact: Fact, answer: Result<T, NvmlError>) -> Option<T> {
         if answer.as_ref().is_err_and(|error| !error.is_unsupported()) {
             self.failed.insert(fact);
@@ -36,7 +36,7 @@ impl Questions<'_> {
     }
 }
 
-/// Reads one GPU; its NVLinks come later, when all GPUs are known.
+/// Reads one GPU. NVLinks are read later, when all GPUs are known.
 pub(super) fn read(device: Device<'_>, sysfs: &Sysfs, warnings: &mut Warnings) -> Result<Read, NvmlError> {
     let uuid = device.uuid()?;
     let bus_id = device.bus_id()?;
@@ -44,7 +44,7 @@ pub(super) fn read(device: Device<'_>, sysfs: &Sysfs, warnings: &mut Warnings) -
         warnings,
         failed: BTreeSet::new(),
     };
-    // The driver asks the GPU itself for this one: a GPU that fell off the bus is found out here, not half-way.
+    // The driver queries the GPU for its memory, so a GPU that fell off the bus fails here, at the start.
     let memory_mib = match device.memory() {
         Err(error) if error.is_gpu_lost() || error.is_driver_gone() => return Err(error),
         answer => ask.known(Fact::Memory, answer).map(|bytes| bytes / MIB),
@@ -56,15 +56,17 @@ pub(super) fn read(device: Device<'_>, sysfs: &Sysfs, warnings: &mut Warnings) -
         model: model.as_deref(),
         memory_mib,
     };
-    let cut = mig::read(device, parent, ask.warnings);
-    if let Some(error) = &cut.error {
+    let layout = mig::read(device, parent, ask.warnings);
+    if let Some(error) = &layout.error {
         if error.is_gpu_lost() || error.is_driver_gone() {
             return Err(error.clone());
         }
-        ask.warnings
-            .add(format!("how GPU {} is cut is not known: {error}", device.index()));
+        ask.warnings.add(format!(
+            "cannot read the MIG layout of GPU {}: {error}",
+            device.index()
+        ));
     }
-    if cut.is_guessed {
+    if layout.is_guessed {
         ask.failed.insert(Fact::Slices);
     }
     let gpu = Gpu {
@@ -92,23 +94,24 @@ pub(super) fn read(device: Device<'_>, sysfs: &Sysfs, warnings: &mut Warnings) -
             .flatten()
             .and_then(fabric),
         bus_id: Some(bus_id),
-        mig: cut.mig,
+        mig: layout.mig,
     };
     Ok(Read {
         gpu,
-        mig_unread: cut.error.is_some(),
+        mig_unread: layout.error.is_some(),
         unread: ask.failed,
     })
 }
 
-/// NUMA nodes near the GPU. The kernel's word stands first, for kubelet's Topology Manager counts in the kernel's nodes; NVML adds
-/// the others it holds near. Where the kernel knows none (-1) nobody does: it then calls all CPUs near.
+/// NUMA nodes near the GPU. The kernel's node comes first, because kubelet's Topology Manager counts the
+/// kernel's nodes; NVML adds further near nodes. If the kernel has none (-1) the result is unknown: NVML then
+/// reports all CPUs as near.
 fn numa(device: Device<'_>, bus_id: &PcieAddress, sysfs: &Sysfs, ask: &mut Questions<'_>) -> Option<IdList> {
     let kernel = sysfs.numa_node(bus_id);
-    if kernel.is_none() && sysfs.tells_numa(bus_id) {
+    if kernel.is_none() && sysfs.has_numa(bus_id) {
         if sysfs.numa_nodes() > 1 {
             ask.warnings.add(format!(
-                "the kernel knows no NUMA node of the GPU at {bus_id}: kubelet is told of none, and its Topology Manager does not align \
+                "the kernel knows no NUMA node of the GPU at {bus_id}: kubelet is infos of none, and its Topology Manager does not align \
                  this GPU"
             ));
         }
@@ -126,7 +129,7 @@ fn numa(device: Device<'_>, bus_id: &PcieAddress, sysfs: &Sysfs, ask: &mut Quest
 fn pcie(device: Device<'_>, ask: &mut Questions<'_>) -> Option<PcieLink> {
     let generation = ask.known(Fact::Pcie, device.max_pcie_generation())?;
     let width = ask.known(Fact::Pcie, device.max_pcie_width())?;
-    // Virtual GPUs answer 0.
+    // Virtual GPUs report 0.
     let link = PcieLink {
         generation: u8::try_from(generation).ok()?,
         width: u8::try_from(width).ok()?,
@@ -134,7 +137,7 @@ fn pcie(device: Device<'_>, ask: &mut Questions<'_>) -> Option<PcieLink> {
     ((1..=7).contains(&link.generation) && (1..=32).contains(&link.width)).then_some(link)
 }
 
-/// A domain of all zeros is a fabric that ends with the machine, which nobody needs to know the name of.
+/// A domain of all zeros is confined to the machine and needs no name.
 fn fabric(info: FabricInfo) -> Option<Fabric> {
     if info.cluster == [0; 16] {
         return None;
@@ -147,7 +150,7 @@ fn fabric(info: FabricInfo) -> Option<Fabric> {
     })
 }
 
-/// Ascending numbers as Linux writes them: `0-15,128-143`. `None` if there are none.
+/// Ascending numbers in Linux notation: `0-15,128-143`. `None` if there are none.
 fn id_list(numbers: &[u32]) -> Option<IdList> {
     let mut ranges: Vec<(u32, u32)> = Vec::new();
     for &number in numbers {

@@ -1,4 +1,4 @@
-//! The host: driver and CUDA versions, and the CPU's model, by which the rate between sockets is known.
+//! The host: driver and CUDA versions, and the CPU model, which determines the bandwidth between sockets.
 
 use std::fs;
 use std::path::Path;
@@ -19,7 +19,8 @@ pub(super) fn read(nvml: &Nvml, proc_root: &Path, warnings: &mut Warnings) -> Ho
     }
 }
 
-/// The first CPU's model. x86 writes `model name`, POWER `cpu`, and 64-bit Arm numbers alone: `CPU implementer` and `CPU part`.
+/// The model of the first CPU. x86 has `model name`, POWER `cpu`, 64-bit Arm only numbers: `CPU implementer`
+/// and `CPU part`.
 fn cpu_model(cpuinfo: &str) -> Option<String> {
     let value = |key: &str| {
         cpuinfo

@@ -1,7 +1,8 @@
-//! How a GPU is cut: mode, GPU instances with their places, MIG devices with the names that NVIDIA's plugin gives their
-//! profiles. What NVML does not tell is derived from sizes, with a warning; nothing here fails a whole machine.
+//! MIG layout of a GPU: mode, GPU instances with their placements, MIG devices with the profile names of
+//! NVIDIA's plugin. What NVML does not return is derived from sizes, with a warning. A failure here never fails
+//! the whole machine.
 
-mod places;
+mod placement;
 
 use std::collections::BTreeMap;
 
@@ -11,9 +12,9 @@ use gantry_topology::{ComputeInstance, GpuInstance, Mig, MigAttributes};
 
 use super::Warnings;
 use crate::nvml::{Device, InstanceInfo, MigDevice, MigIds, NvmlError, Placement};
-use places::{EIGHTHS, by_numbers, fits, lay_out, units};
+use placement::{EIGHTHS, by_numbers, fits, lay_out, units};
 
-/// What is known of the GPU that is cut.
+/// What is known of the physical GPU.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Parent<'a> {
     pub(super) model: Option<&'a str>,
@@ -28,24 +29,24 @@ impl Parent<'_> {
     }
 }
 
-/// One MIG device as NVML tells of it.
+/// One MIG device as NVML returns it.
 struct Found {
     ids: MigIds,
     compute: ComputeInstance,
 }
 
-/// How a GPU is cut, as far as it could be read.
+/// The MIG layout, as far as it could be read.
 #[derive(Debug, Default)]
 pub(super) struct Read {
-    /// `None` where it cannot be cut.
+    /// `None` if the GPU does not support MIG.
     pub(super) mig: Option<Mig>,
-    /// Why it is not known, or not whole: what was known of the GPU's MIG devices may still hold.
+    /// Why the layout is unknown or incomplete; the last known MIG devices may still exist.
     pub(super) error: Option<NvmlError>,
-    /// Places or profiles were worked out from others, for a question failed.
+    /// Placements or profiles were derived, because a call failed.
     pub(super) is_guessed: bool,
 }
 
-/// Reads how a GPU is cut.
+/// Reads the MIG layout of a GPU.
 pub(super) fn read(device: Device<'_>, gpu: Parent<'_>, warnings: &mut Warnings) -> Read {
     let mode = match device.mig_mode() {
         Err(error) if error.is_unsupported() => return Read::default(),
@@ -60,7 +61,7 @@ pub(super) fn read(device: Device<'_>, gpu: Parent<'_>, warnings: &mut Warnings)
     if mode.current != mode.pending {
         let change = if mode.pending { "on" } else { "off" };
         warnings.add(format!(
-            "MIG mode of GPU {} goes {change} when the GPU is reset; drain it and run nvidia-smi --gpu-reset",
+            "MIG mode of GPU {} will be {change} after the next reset: drain it and run nvidia-smi --gpu-reset",
             device.index()
         ));
     }
@@ -73,7 +74,7 @@ pub(super) fn read(device: Device<'_>, gpu: Parent<'_>, warnings: &mut Warnings)
     let mut is_guessed = false;
     let (instances, error) = match devices(device, gpu, warnings, &mut is_guessed) {
         Ok(instances) => (instances, None),
-        // No work can run on the GPU as a whole, whatever its devices are.
+        // In MIG mode no work can run on the whole GPU, even without MIG devices.
         Err(error) => (Vec::new(), Some(error)),
     };
     Read {
@@ -86,7 +87,7 @@ pub(super) fn read(device: Device<'_>, gpu: Parent<'_>, warnings: &mut Warnings)
     }
 }
 
-/// The MIG devices in their GPU instances.
+/// The MIG devices grouped by GPU instance.
 fn devices(
     device: Device<'_>,
     gpu: Parent<'_>,
@@ -97,7 +98,7 @@ fn devices(
     for mig in device.mig_devices()? {
         match read_one(mig, gpu.memory_mib, warnings, is_guessed) {
             Ok(one) => found.push(one),
-            // Taken away between being listed and being asked: the next look sees it.
+            // Removed between the list and the query: the next check detects it.
             Err(error) if error.is_nothing_there() => {}
             Err(error) => return Err(error),
         }
@@ -105,7 +106,7 @@ fn devices(
     instances(device, found, gpu, warnings, is_guessed)
 }
 
-/// As [`Warnings::known`]; what a question that failed would have told is guessed.
+/// As [`Warnings::known`]; sets `is_guessed` if the call failed.
 fn known<T>(answer: Result<T, NvmlError>, warnings: &mut Warnings, is_guessed: &mut bool) -> Option<T> {
     *is_guessed |= answer.as_ref().is_err_and(|error| !error.is_unsupported());
     warnings.known(answer)
@@ -127,7 +128,9 @@ fn read_one(
     let profile = profile_of_name(&name)
         .or_else(|| Some(profile_of_attributes(&attributes?, memory_mib?)))
         .unwrap_or_else(|| {
-            warnings.add(format!("NVML tells no profile of MIG device {uuid} ({name:?})"));
+            warnings.add(format!(
+                "NVML returned no profile for MIG device {uuid} ({name:?})"
+            ));
             "unknown".to_owned()
         });
     Ok(Found {
@@ -141,7 +144,7 @@ fn read_one(
     })
 }
 
-/// Puts MIG devices into their GPU instances, and those where they lie.
+/// Groups MIG devices by GPU instance and assigns placements.
 fn instances(
     device: Device<'_>,
     found: Vec<Found>,
@@ -153,7 +156,7 @@ fn instances(
     for one in found {
         grouped.entry(one.ids.gpu_instance).or_default().push(one.compute);
     }
-    let told = match told(device, grouped.keys()) {
+    let infos = match instance_infos(device, grouped.keys()) {
         Err(error) if error.is_gpu_lost() || error.is_driver_gone() => return Err(error),
         Err(error) => {
             *is_guessed = true;
@@ -164,13 +167,13 @@ fn instances(
             ));
             BTreeMap::new()
         }
-        Ok(told) => told,
+        Ok(infos) => infos,
     };
-    let suffixes = suffixes(device, &told, warnings, is_guessed)?;
-    let mut places: BTreeMap<u32, Placement> = told.iter().map(|(id, info)| (*id, info.placement)).collect();
+    let suffixes = suffixes(device, &infos, warnings, is_guessed)?;
+    let mut places: BTreeMap<u32, Placement> = infos.iter().map(|(id, info)| (*id, info.placement)).collect();
     if !fits(places.values()) {
         warnings.add(format!(
-            "NVML lays MIG instances of GPU {} over each other; where they lie is worked out from their numbers and sizes",
+            "NVML returned overlapping MIG instances for GPU {}; placements are derived from instance ids and sizes",
             device.index()
         ));
         places.clear();
@@ -194,7 +197,7 @@ fn instances(
         .filter_map(|(id, compute)| {
             let Some(place) = places.get(&id) else {
                 warnings.add(format!(
-                    "MIG instance {id} of GPU {} is left out: there is no room for it beside the others",
+                    "MIG instance {id} of GPU {} is left out: no free placement is known for it",
                     device.index()
                 ));
                 return None;
@@ -210,40 +213,40 @@ fn instances(
         .collect())
 }
 
-/// What NVML tells of each of some GPU instances, or why not of all of them.
-fn told<'a>(
+/// NVML's data on each of these GPU instances, or the first error.
+fn instance_infos<'a>(
     device: Device<'_>,
     ids: impl Iterator<Item = &'a u32>,
 ) -> Result<BTreeMap<u32, InstanceInfo>, NvmlError> {
     ids.map(|id| Ok((*id, device.gpu_instance(*id)?))).collect()
 }
 
-/// What the profile of each instance ends with (`+me`). The names of MIG devices do not tell: the driver calls a device after its
-/// compute instance, which has `1g.10gb` in a GPU instance of `1g.10gb+me`.
+/// The profile suffix of each instance (`+me`). Names of MIG devices do not contain it: the driver names a
+/// device after its compute instance, which is `1g.10gb` in a GPU instance of `1g.10gb+me`.
 fn suffixes(
     device: Device<'_>,
-    told: &BTreeMap<u32, InstanceInfo>,
+    infos: &BTreeMap<u32, InstanceInfo>,
     warnings: &mut Warnings,
     is_guessed: &mut bool,
 ) -> Result<BTreeMap<u32, &'static str>, NvmlError> {
-    if told.is_empty() {
+    if infos.is_empty() {
         return Ok(BTreeMap::new());
     }
     let numbers = match device.profile_numbers() {
         Err(error) if error.is_gpu_lost() || error.is_driver_gone() => return Err(error),
         answer => known(answer, warnings, is_guessed).unwrap_or_default(),
     };
-    // The question failed for this one alone, or the driver has a profile that nobody knows the number of.
-    *is_guessed |= told.values().any(|info| !numbers.contains_key(&info.profile));
+    // The call failed only for this instance, or its profile has no known number.
+    *is_guessed |= infos.values().any(|info| !numbers.contains_key(&info.profile));
     let of = |info: &InstanceInfo| numbers.get(&info.profile).map(|number| suffix_of(*number));
-    Ok(told
+    Ok(infos
         .iter()
         .filter_map(|(id, info)| Some((*id, of(info)?)))
         .collect())
 }
 
-/// Profile of the GPU instance in which a MIG device is called `device`, by what NVML says it ends with. Where NVML says nothing of it,
-/// a suffix that the driver puts into the name counts.
+/// Profile of the GPU instance that contains MIG device profile `device`, with NVML's suffix. Without one, a
+/// suffix in the device name counts.
 fn profile_of_instance(device: &str, suffix: Option<&str>) -> String {
     let (plain, named) = split_profile(whole(device));
     format!(
@@ -252,7 +255,7 @@ fn profile_of_instance(device: &str, suffix: Option<&str>) -> String {
     )
 }
 
-/// The profile at the end of a MIG device's name: `NVIDIA A100-SXM4-40GB MIG 1c.3g.20gb`.
+/// The profile at the end of a MIG device name: `NVIDIA A100-SXM4-40GB MIG 1c.3g.20gb`.
 fn profile_of_name(name: &str) -> Option<String> {
     let profile = name.rsplit_once("MIG ")?.1.trim();
     let (compute, memory) = whole(profile).split_once("g.")?;
@@ -261,12 +264,12 @@ fn profile_of_name(name: &str) -> Option<String> {
     (number(compute) && number(size)).then(|| profile.to_owned())
 }
 
-/// The profile that attributes amount to: compute slices, and the memory as people count it, in eighths of the GPU's.
-/// Attributes do not tell of media extensions.
+/// The profile derived from attributes: compute slices, and the memory in eighths of the GPU's, rounded as
+/// NVIDIA does. Attributes do not show media extensions.
 fn profile_of_attributes(attributes: &MigAttributes, gpu_mib: u64) -> String {
     let eighths = u64::from(units(Some(attributes.memory_mib), Some(gpu_mib)));
     let gpu_gib = gpu_mib.div_ceil(1024);
-    // To the nearest whole number.
+    // Rounded to the nearest whole number.
     let gib = (gpu_gib * eighths + EIGHTHS / 2) / EIGHTHS;
     let whole = format!("{}g.{gib}gb", attributes.gpu_slices);
     match attributes.compute_slices == attributes.gpu_slices {
@@ -275,7 +278,7 @@ fn profile_of_attributes(attributes: &MigAttributes, gpu_mib: u64) -> String {
     }
 }
 
-/// The profile of the GPU instance that a MIG device of this profile is in: `3g.20gb` of `1c.3g.20gb`.
+/// The profile of the GPU instance that contains a MIG device of this profile: `3g.20gb` of `1c.3g.20gb`.
 fn whole(profile: &str) -> &str {
     match profile.split_once("c.") {
         Some((compute, rest)) if compute.bytes().all(|byte| byte.is_ascii_digit()) => rest,
@@ -332,7 +335,7 @@ mod tests {
 
     #[test]
     fn attributes_amount_to_the_names_that_nvidia_gives() {
-        // From boards: an A100 of 40 GB, one of 80 GB, an H100 of 80 GB, an A30.
+        // From boards: A100 40 GB, A100 80 GB, H100 80 GB, A30.
         for (gpu_mib, attributes, profile) in [
             (40_960, attributes(1, 1, 4_864), "1g.5gb"),
             (40_960, attributes(1, 1, 9_856), "1g.10gb"),

@@ -1,5 +1,5 @@
-//! Discovery: NVML and sysfs read into a [`Machine`]. What cannot be learnt stays unknown, with a warning; only a machine that
-//! cannot be read at all is an error. Nothing is remembered from one reading to the next.
+//! Discovery: reads NVML, sysfs and /proc into a [`Machine`]. A fact that cannot be read stays unknown, with a
+//! warning; only a machine that cannot be read at all is an error. Readings are independent of each other.
 //!
 //! ```text
 //! NVML: identity, memory, MIG, affinity, NVLinks, GPU-GPU paths +
@@ -25,18 +25,18 @@ use gantry_topology::{Machine, MachineError, MachineParts, MigUuid, Nic, PathCla
 use crate::health::{HealthChecks, Vitals};
 use crate::nvml::{Code, Device, MigIds, MigMode, Nvml, NvmlError};
 use caps::Caps;
-use nvlink::Joints;
-use pcie::Place;
+use nvlink::ActiveLinks;
+use pcie::PciePosition;
 use sysfs::Sysfs;
 
-/// What discovery needs to know. The roots say where this process reads the trees.
+/// Input of discovery. The roots are the paths at which this process sees the trees.
 #[derive(Debug, Clone)]
 pub struct NvmlOptions {
     /// Path or soname of NVML.
     pub library: PathBuf,
-    /// Where `/proc` is read.
+    /// Path of `/proc`.
     pub proc_root: PathBuf,
-    /// Where `/sys` is read.
+    /// Path of `/sys`.
     pub sys_root: PathBuf,
 }
 
@@ -50,28 +50,27 @@ impl Default for NvmlOptions {
     }
 }
 
-/// A machine as it was found.
+/// The result of one reading.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Found {
-    /// The machine. A GPU out of reach has its index and nothing else.
+    /// The machine. An unreachable GPU has only its index.
     pub machine: Machine,
-    /// GPUs that NVML counts and cannot reach: index, and why.
+    /// GPUs that NVML counts but cannot reach: index and error.
     pub unreachable: Vec<(u8, NvmlError)>,
-    /// GPUs whose MIG devices could not be asked for: the machine shows none of them, which says nothing.
+    /// GPUs whose MIG devices could not be read; the machine shows none for them.
     pub mig_unread: BTreeSet<u8>,
-    /// What else could not be asked of each GPU that was read, by index: the machine shows nothing in its place, or a part, which says
-    /// nothing.
+    /// Other facts that could not be read, by GPU index; the machine lacks them, wholly or in part.
     pub unread: BTreeMap<u8, BTreeSet<Fact>>,
     /// Minor numbers of the capability nodes of each MIG device's GPU instance and compute instance.
     pub caps: BTreeMap<InstanceAt, [u32; 2]>,
-    /// What each GPU says of its state, by index.
+    /// State of each GPU, by index.
     pub vitals: BTreeMap<u8, Vitals>,
-    /// What could not be learnt, and what was assumed instead.
+    /// What could not be read, and what was assumed instead.
     pub warnings: Vec<String>,
 }
 
 impl Found {
-    /// The GPUs of which this could not be asked.
+    /// The GPUs for which this fact could not be read.
     pub fn are_unread(&self, fact: Fact) -> impl Iterator<Item = u8> + '_ {
         let unread = self.unread.iter();
         unread
@@ -80,36 +79,36 @@ impl Found {
     }
 }
 
-/// Something to learn of a GPU.
+/// A fact about a GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Fact {
-    /// Its name.
+    /// Product name.
     Model,
-    /// How much memory it has.
+    /// Memory size.
     Memory,
-    /// The number of its device node.
+    /// Minor number of the device node.
     Minor,
-    /// Its board's serial number.
+    /// Serial number of the board.
     Serial,
-    /// What CUDA may do with it.
+    /// CUDA compute capability.
     ComputeCapability,
-    /// The NUMA nodes near it.
+    /// Near NUMA nodes.
     Numa,
-    /// The NUMA node of its own memory.
+    /// NUMA node of the GPU's own memory.
     MemoryNuma,
-    /// The CPUs near it.
+    /// Near CPUs.
     Cpus,
-    /// Its PCIe link.
+    /// PCIe link.
     Pcie,
-    /// Its place in an NVLink domain.
+    /// Position in an NVLink domain.
     Fabric,
-    /// Profiles and places of its MIG devices, as far as they do not follow from others.
+    /// Profiles and placements of MIG devices, unless they follow from other facts.
     Slices,
-    /// Which of its NVLinks are up, and where they end.
+    /// Active NVLinks and their far ends.
     Links,
 }
 
-/// Where a MIG device is, as the driver counts.
+/// Location of a MIG device, in the driver's numbering.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct InstanceAt {
     /// Minor number of its GPU.
@@ -126,25 +125,23 @@ pub enum DiscoverError {
     /// NVML does not work at all.
     #[error(transparent)]
     Nvml(#[from] NvmlError),
-    /// NVML works and has no GPU.
-    #[error(
-        "NVML works and finds no GPU; check lspci -d 10de: on the node, and that /dev/nvidia* are given to this container"
-    )]
+    /// NVML works but finds no GPU.
+    #[error("NVML finds no GPU: check lspci -d 10de: on the node, and that this container has /dev/nvidia*")]
     NoGpu,
-    /// More GPUs than a machine may have.
-    #[error("NVML counts {count} GPUs, at most {MAX_GPUS} are served")]
+    /// More GPUs than supported.
+    #[error("NVML counts {count} GPUs; at most {MAX_GPUS} are supported")]
     TooMany {
-        /// How many there are.
+        /// Number of GPUs.
         count: u32,
     },
-    /// What was read contradicts itself.
-    #[error("NVML's answers contradict each other: {0}")]
+    /// The readings contradict each other.
+    #[error("NVML returned contradictory data: {0}")]
     Contradiction(#[from] MachineError),
 }
 
 impl DiscoverError {
-    /// Whether the kernel's driver itself is gone: when it is back, the GPUs have been reset. A library that is missing or of another
-    /// version says nothing of that.
+    /// Whether the kernel driver itself is gone; once it is back, the GPUs have been reset. A missing or
+    /// mismatched library does not show that.
     pub fn is_driver_gone(&self) -> bool {
         match self {
             Self::Nvml(error) => matches!(error.code(), Some(Code::Uninitialized | Code::DriverNotLoaded)),
@@ -153,12 +150,12 @@ impl DiscoverError {
         }
     }
 
-    /// Whether there is no library to ask.
+    /// Whether the NVML library is missing.
     pub fn is_library_missing(&self) -> bool {
         matches!(self, Self::Nvml(NvmlError::Load { .. }))
     }
 
-    /// Whether driver, library or all GPUs are gone, so that NVML must be loaded anew.
+    /// Whether driver, library or all GPUs are gone, so that NVML must be loaded again.
     pub fn is_gone(&self) -> bool {
         match self {
             Self::Nvml(error) => error.is_driver_gone() || self.is_library_missing(),
@@ -168,20 +165,20 @@ impl DiscoverError {
     }
 }
 
-/// A machine as somebody sees it who looks once.
+/// Result of a one-time scan.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Sight {
+pub struct Scan {
     /// The machine.
     pub machine: Machine,
-    /// What GPUs say is wrong with them, by index. Xids of the past NVML does not tell.
+    /// Problems that GPUs report, by index. NVML does not report past Xids.
     pub complaints: Vec<(u8, String)>,
 }
 
-/// Loads NVML, looks at the machine and unloads NVML. Warnings go to the log.
+/// Loads NVML, reads the machine and unloads NVML. Warnings are logged.
 ///
 /// # Errors
-/// When NVML cannot be loaded, finds no GPU, or contradicts itself.
-pub fn look(options: &NvmlOptions) -> Result<Sight, DiscoverError> {
+/// When NVML cannot be loaded, finds no GPU, or returns contradictory data.
+pub fn scan(options: &NvmlOptions) -> Result<Scan, DiscoverError> {
     let nvml = Nvml::load(&options.library)?;
     let found = read(&nvml, options)?;
     for warning in &found.warnings {
@@ -189,20 +186,21 @@ pub fn look(options: &NvmlOptions) -> Result<Sight, DiscoverError> {
     }
     let lost = found.unreachable.iter();
     let lost = lost.map(|(gpu, error)| (*gpu, format!("GPU lost: {error}")));
-    let told = found.vitals.iter().flat_map(|(gpu, vitals)| {
+    let infos = found.vitals.iter().flat_map(|(gpu, vitals)| {
         let complaints = vitals.complaints(&HealthChecks::default());
         complaints.into_iter().map(|(_, reason)| (*gpu, reason))
     });
-    Ok(Sight {
-        complaints: lost.chain(told).collect(),
+    Ok(Scan {
+        complaints: lost.chain(infos).collect(),
         machine: found.machine,
     })
 }
 
-/// Reads the machine through an NVML that is loaded already.
+/// Reads the machine through a loaded NVML.
 ///
 /// # Errors
-/// When NVML fails as a whole, finds no GPU, or contradicts itself. A single GPU that fails is reported in [`Found`].
+/// When NVML fails as a whole, finds no GPU, or returns contradictory data. Failures of a single GPU are
+/// reported in [`Found`].
 pub fn read(nvml: &Nvml, options: &NvmlOptions) -> Result<Found, DiscoverError> {
     let mut warnings = Warnings::default();
     let count = match nvml.device_count()? {
@@ -257,7 +255,7 @@ pub fn read(nvml: &Nvml, options: &NvmlOptions) -> Result<Found, DiscoverError> 
     let machine = Machine::new(MachineParts {
         name: None,
         host: host::read(nvml, &options.proc_root, &mut warnings),
-        nvlinks: Joints::bundles(&joints),
+        nvlinks: ActiveLinks::bundles(&joints),
         gpus,
         nics,
         paths,
@@ -273,7 +271,7 @@ pub fn read(nvml: &Nvml, options: &NvmlOptions) -> Result<Found, DiscoverError> 
     })
 }
 
-/// Reads one GPU, all but its links and paths.
+/// Reads one GPU, except its links and paths.
 fn one<'nvml>(
     nvml: &'nvml Nvml,
     index: u32,
@@ -286,20 +284,20 @@ fn one<'nvml>(
     Ok((device, read, state))
 }
 
-/// Whether a reading would reach the GPU at `index`, through an NVML that is loaded already.
+/// Checks whether the GPU at `index` can be reached through a loaded NVML.
 ///
 /// # Errors
-/// Why not.
+/// The error of the first call that failed.
 pub fn reach(nvml: &Nvml, options: &NvmlOptions, index: u32) -> Result<(), NvmlError> {
     let sysfs = Sysfs::at(&options.sys_root);
     one(nvml, index, &sysfs, &mut Warnings::default()).map(drop)
 }
 
-/// Reads the vitals of the GPU at `index` of NVML's count, through an NVML that is loaded already. `gpu` is what is known of it,
-/// whose own index may be that of an earlier count.
+/// Reads the vitals of the GPU at NVML index `index` through a loaded NVML. `gpu` is the last known data; its
+/// own index may be outdated.
 ///
 /// # Errors
-/// When GPU or driver is gone.
+/// When the GPU or the driver is gone.
 pub fn vitals(
     nvml: &Nvml,
     options: &NvmlOptions,
@@ -310,15 +308,15 @@ pub fn vitals(
     vitals::read(device, gpu.bus_id.as_ref(), &Sysfs::at(&options.sys_root))
 }
 
-/// How a GPU is cut, as far as it takes to see that it was cut anew.
+/// MIG layout of a GPU, reduced to what detects a change.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Cut {
+pub struct MigLayout {
     mode: MigMode,
     devices: Vec<(MigIds, MigUuid)>,
 }
 
-impl Cut {
-    /// The first MIG device of a GPU instance, or that of one of its compute instances.
+impl MigLayout {
+    /// The first MIG device of a GPU instance, or the one of a compute instance.
     pub fn device(&self, gpu_instance: u32, compute_instance: Option<u32>) -> Option<&MigUuid> {
         let mut devices = self.devices.iter();
         let found = devices.find(|(ids, _)| {
@@ -328,8 +326,8 @@ impl Cut {
     }
 }
 
-/// Asks how the GPU at `index` is cut; `None` where that cannot be known.
-pub fn cut(nvml: &Nvml, index: u32) -> Option<Cut> {
+/// Reads the MIG layout of the GPU at `index`; `None` if it cannot be read.
+pub fn mig_layout(nvml: &Nvml, index: u32) -> Option<MigLayout> {
     let device = nvml.device(index).ok()?;
     let mode = device.mig_mode().ok()?;
     let devices = match mode.current {
@@ -340,11 +338,11 @@ pub fn cut(nvml: &Nvml, index: u32) -> Option<Cut> {
             ids.collect::<Result<_, NvmlError>>().ok()?
         }
     };
-    Some(Cut { mode, devices })
+    Some(MigLayout { mode, devices })
 }
 
-/// The PCI addresses that the kernel has bound to NVIDIA's driver. NVML counts GPUs once, when it is initialised: one that is added
-/// or taken out later shows here first.
+/// PCI addresses bound to NVIDIA's driver in the kernel. NVML counts GPUs only when it is initialised, so a GPU
+/// that is added or removed later shows here first.
 pub fn bound(options: &NvmlOptions) -> BTreeSet<String> {
     Sysfs::at(&options.sys_root).bound()
 }
@@ -371,7 +369,7 @@ fn nics(sysfs: &Sysfs, warnings: &mut Warnings) -> Vec<Nic> {
     let mut nics = sysfs.rdma_devices(warnings);
     if nics.len() > MAX_NICS {
         warnings.add(format!(
-            "{} RDMA devices found; the first {MAX_NICS} by name are kept",
+            "found {} RDMA devices; only the first {MAX_NICS} by name are used",
             nics.len()
         ));
         nics.truncate(MAX_NICS);
@@ -379,7 +377,7 @@ fn nics(sysfs: &Sysfs, warnings: &mut Warnings) -> Vec<Nic> {
     nics
 }
 
-/// The class of every pair: GPU pairs as NVML says, everything else and what NVML cannot say from sysfs.
+/// The path class of every pair: GPU pairs from NVML, everything else from sysfs.
 fn paths(
     devices: &[Option<Device<'_>>],
     gpus: &[gantry_topology::Gpu],
@@ -389,9 +387,9 @@ fn paths(
 ) -> PathMatrix {
     let gpu_addresses = gpus.iter().map(|gpu| gpu.bus_id.as_ref());
     let nic_addresses = nics.iter().map(|nic| nic.bus_id.as_ref());
-    let places: Vec<Option<Place>> = gpu_addresses
+    let places: Vec<Option<PciePosition>> = gpu_addresses
         .chain(nic_addresses)
-        .map(|address| sysfs.place(address?))
+        .map(|address| sysfs.position(address?))
         .collect();
     for (position, place) in places.iter().enumerate().take(gpus.len()) {
         if place.is_none() && gpus[position].bus_id.is_some() && !nics.is_empty() {
@@ -412,26 +410,26 @@ fn paths(
         };
         let unknown = match b.common_ancestor(a) {
             Ok(Some(class)) => return class,
-            Ok(None) => "a level this build does not know".to_owned(),
+            Ok(None) => "unknown path level".to_owned(),
             Err(error) => error.to_string(),
         };
         let (class, source) = match by_sysfs(row, column) {
-            Some(class) => (class, "sysfs says"),
-            None => (PathClass::Sys, "neither does sysfs; assuming"),
+            Some(class) => (class, "using sysfs:"),
+            None => (PathClass::Sys, "sysfs has none either; assuming"),
         };
         warnings.add(format!(
-            "NVML does not say how GPU {column} and GPU {row} are joined ({unknown}); {source} {class}"
+            "NVML has no path between GPU {column} and GPU {row} ({unknown}); {source} {class}"
         ));
         class
     })
 }
 
-/// Things worth telling a person, each once.
+/// Warnings for the operator, without duplicates.
 #[derive(Debug, Default)]
 struct Warnings(Vec<String>);
 
 impl Warnings {
-    /// More than this are not kept: a machine on which everything fails says enough in its first ones.
+    /// Limit: on a machine where everything fails the first warnings suffice.
     const MOST: usize = 64;
 
     fn add(&mut self, warning: String) {
@@ -440,7 +438,7 @@ impl Warnings {
         }
     }
 
-    /// The value, or `None` and a warning. What a device simply does not have is no warning.
+    /// The value, or `None` and a warning. An unsupported fact gives no warning.
     fn known<T>(&mut self, answer: Result<T, NvmlError>) -> Option<T> {
         match answer {
             Ok(value) => Some(value),

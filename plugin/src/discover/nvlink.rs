@@ -1,5 +1,5 @@
-//! NVLinks into bundles: each GPU tells the far end of each of its active links; here they become links between pairs of GPUs
-//! and links into NVSwitches. A link that is down is not there.
+//! Groups NVLinks into bundles: from the far end of each active link to links between pairs of GPUs and links
+//! to NVSwitches. Links that are down are left out.
 
 use gantry_topology::machine::Fabric;
 use gantry_topology::machine::MAX_LINKS_PER_GPU;
@@ -11,29 +11,30 @@ use crate::nvml::{Code, Device, NvmlError, Remote};
 
 /// The active links of all GPUs.
 #[derive(Debug, Default)]
-pub(super) struct Joints {
-    gpus: Vec<Ends>,
+pub(super) struct ActiveLinks {
+    gpus: Vec<GpuLinks>,
 }
 
 /// The active links of one GPU.
 #[derive(Debug, Clone, Default)]
-struct Ends {
-    /// NVLink generation; `None` also for a GPU without NVLink.
+struct GpuLinks {
+    /// NVLink generation; `None` for a GPU without NVLink.
     version: Option<u8>,
     /// Whether the GPU has NVLinks at all, up or down.
     has_links: bool,
-    /// Links that end in a switch.
+    /// Links to a switch.
     to_switch: u8,
-    /// Which group of joined switches that is.
+    /// Index of the group of connected switches.
     island: u8,
-    /// Peers at the other ends, once per link.
+    /// Peers at the far ends, once per link.
     to_gpus: Vec<usize>,
-    /// Whether a question about a link failed, or a link ends at a GPU that cannot be told: links that are not counted may be up.
+    /// Whether a call on a link failed, or a link ends at an unknown GPU: more links may be up than are
+    /// counted.
     is_partial: bool,
 }
 
-impl Joints {
-    /// The NVLink side of each GPU.
+impl ActiveLinks {
+    /// The NVLink data of each GPU.
     pub(super) fn ports(&self) -> impl Iterator<Item = Option<NvLinkPorts>> + '_ {
         self.gpus.iter().map(|ends| {
             ends.has_links.then_some(NvLinkPorts {
@@ -44,7 +45,7 @@ impl Joints {
         })
     }
 
-    /// Links between pairs. A link carries traffic only if both ends say so: the lesser count stands.
+    /// Links between pairs. A link works only if both ends report it, so the lower count is used.
     pub(super) fn bundles(&self) -> Vec<NvLinkBundle> {
         let mut bundles = Vec::new();
         for a in 0..self.gpus.len() {
@@ -62,10 +63,10 @@ impl Joints {
         bundles
     }
 
-    /// Positions of the GPUs of which links may be up that are not counted: a link between two counts only if both say so.
+    /// Positions of GPUs with possibly uncounted active links. A link counts only if both ends report it.
     pub(super) fn unread(&self) -> impl Iterator<Item = u8> + '_ {
         let is_partial = |at: &usize| self.gpus.get(*at).is_some_and(|ends| ends.is_partial);
-        let unread = move |ends: &Ends| ends.is_partial || ends.to_gpus.iter().any(is_partial);
+        let unread = move |ends: &GpuLinks| ends.is_partial || ends.to_gpus.iter().any(is_partial);
         let gpus = self.gpus.iter().enumerate();
         // Positions of GPUs, at most MAX_GPUS.
         gpus.filter(move |(_, ends)| unread(ends)).map(|(at, _)| at as u8)
@@ -77,7 +78,7 @@ impl Joints {
     }
 }
 
-/// Asks every reachable GPU for its links. `are_hidden`: there are GPUs that could not be read though they are on the bus, and links to
+/// Reads the links of every reachable GPU. `are_hidden`: some GPUs on the bus could not be read, and links to
 /// them may be up.
 pub(super) fn read(
     devices: &[Option<Device<'_>>],
@@ -85,24 +86,25 @@ pub(super) fn read(
     are_hidden: bool,
     sysfs: &Sysfs,
     warnings: &mut Warnings,
-) -> Joints {
+) -> ActiveLinks {
     let islands = islands(gpus);
     let gpus = devices
         .iter()
         .zip(islands)
         .map(|(device, island)| match device {
-            Some(device) => Ends {
+            Some(device) => GpuLinks {
                 island,
                 ..ends(*device, gpus, are_hidden, sysfs, warnings)
             },
-            None => Ends::default(),
+            None => GpuLinks::default(),
         })
         .collect();
-    Joints { gpus }
+    ActiveLinks { gpus }
 }
 
-/// The group of joined switches of each GPU, as the fabric manager tells it: GPUs of one clique reach each other. All 0 where it says
-/// nothing. The addresses of switches would say less: the two boards of a DGX-2 share none, and are joined.
+/// The group of connected switches of each GPU. GPUs of one fabric-manager clique reach each other; without
+/// cliques all are in group 0. Switch addresses do not show this: the two boards of a DGX-2 share no switch,
+/// but are connected.
 fn islands(gpus: &[Gpu]) -> Vec<u8> {
     let mut cliques: Vec<&Fabric> = Vec::new();
     gpus.iter()
@@ -115,14 +117,20 @@ fn islands(gpus: &[Gpu]) -> Vec<u8> {
                 cliques.push(fabric);
                 cliques.len() - 1
             });
-            // There are no more cliques than GPUs.
+            // There are at most as many cliques as GPUs.
             position as u8
         })
         .collect()
 }
 
-fn ends(device: Device<'_>, gpus: &[Gpu], are_hidden: bool, sysfs: &Sysfs, warnings: &mut Warnings) -> Ends {
-    let mut ends = Ends::default();
+fn ends(
+    device: Device<'_>,
+    gpus: &[Gpu],
+    are_hidden: bool,
+    sysfs: &Sysfs,
+    warnings: &mut Warnings,
+) -> GpuLinks {
+    let mut ends = GpuLinks::default();
     for link in 0..MAX_LINKS_PER_GPU {
         match device.nvlink_active(link) {
             Ok(active) => {
@@ -136,7 +144,7 @@ fn ends(device: Device<'_>, gpus: &[Gpu], are_hidden: bool, sysfs: &Sysfs, warni
             }
             // Past the last link of this GPU.
             Err(error) if error.code() == Some(Code::InvalidArgument) => break,
-            // A GPU without NVLinks, or with some unused, says "not supported" link by link, which is no warning.
+            // GPUs without NVLinks, or with unused ones, return "not supported" per link, which is no warning.
             Err(error) => {
                 ends.known::<()>(Err(error), warnings);
             }
@@ -146,7 +154,7 @@ fn ends(device: Device<'_>, gpus: &[Gpu], are_hidden: bool, sysfs: &Sysfs, warni
 }
 
 fn add_link(
-    ends: &mut Ends,
+    ends: &mut GpuLinks,
     device: Device<'_>,
     link: u8,
     (gpus, are_hidden): (&[Gpu], bool),
@@ -169,12 +177,12 @@ fn add_link(
         (None, Remote::Gpu) => {
             ends.is_partial |= are_hidden;
             warnings.add(format!(
-                "NVLink {link} of GPU {} ends at a GPU that is not given to this node ({}); it is left out",
+                "NVLink {link} of GPU {} ends at a GPU that this node does not have ({}); the link is left out",
                 device.index(),
-                address.map_or_else(|| "address unknown".to_owned(), |address| address.to_string()),
+                address.map_or_else(|| "unknown address".to_owned(), |address| address.to_string()),
             ));
         }
-        // Inside a virtual machine the switches are not to be seen, and NVML cannot name them.
+        // In a virtual machine the switches are invisible, and NVML returns no address.
         (None, _) => {
             if address
                 .and_then(|address| sysfs.is_nvswitch(&address))
@@ -186,7 +194,7 @@ fn add_link(
     }
 }
 
-impl Ends {
+impl GpuLinks {
     /// As [`Warnings::known`].
     fn known<T>(&mut self, answer: Result<T, NvmlError>, warnings: &mut Warnings) -> Option<T> {
         self.is_partial |= answer.as_ref().is_err_and(|error| !error.is_unsupported());
@@ -202,10 +210,10 @@ fn peer_at(gpus: &[Gpu], address: &PcieAddress) -> Option<usize> {
 mod tests {
     use super::*;
 
-    fn joints(peers: &[&[usize]]) -> Joints {
+    fn joints(peers: &[&[usize]]) -> ActiveLinks {
         let gpus = peers
             .iter()
-            .map(|peers| Ends {
+            .map(|peers| GpuLinks {
                 version: Some(2),
                 has_links: true,
                 to_switch: 0,
@@ -214,7 +222,7 @@ mod tests {
                 is_partial: false,
             })
             .collect();
-        Joints { gpus }
+        ActiveLinks { gpus }
     }
 
     fn bundles(peers: &[&[usize]]) -> Vec<([u8; 2], u8)> {

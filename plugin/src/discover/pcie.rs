@@ -1,27 +1,27 @@
-//! Where a device sits on PCIe, and how far two of them are apart: nvidia-smi's classes from sysfs paths. Pure; the paths are
-//! read by [`super::sysfs`].
+//! Position of a device on PCIe, and the distance of two devices in nvidia-smi's classes, computed from sysfs
+//! paths. Pure; [`super::sysfs`] reads the paths.
 
 use gantry_topology::{PathClass, PcieAddress};
 
-/// A device's place in the PCIe tree.
+/// A device's position in the PCIe tree.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Place {
-    /// The host bridge, `pci0000:00`, with whatever stands above it.
+pub(super) struct PciePosition {
+    /// The host bridge, `pci0000:00`, with its parents.
     root: String,
     /// Bridges from the host bridge down to the device.
     bridges: Vec<PcieAddress>,
     /// The device itself.
     device: PcieAddress,
-    /// NUMA node, if the kernel knows it.
+    /// NUMA node, if the kernel has one.
     numa: Option<u32>,
 }
 
-impl Place {
-    /// Reads a device's resolved path below `/sys/devices`, such as
-    /// `pci0000:00/0000:00:01.0/0000:01:00.0`; `None` if it is no PCI device's.
+impl PciePosition {
+    /// Parses a device's resolved path below `/sys/devices`, such as `pci0000:00/0000:00:01.0/0000:01:00.0`;
+    /// `None` if it is not a PCI device.
     pub(super) fn parse(path: &str, numa: Option<u32>) -> Option<Self> {
         let words: Vec<&str> = path.split('/').filter(|word| !word.is_empty()).collect();
-        // Behind VMD or Hyper-V's virtual bus a second host bridge stands below the first: the last one counts.
+        // Behind VMD or Hyper-V's virtual bus a second host bridge is below the first: the last one counts.
         let root = words.iter().rposition(|word| is_host_bridge(word))?;
         let (above, below) = words.split_at(root + 1);
         let mut addresses = below
@@ -57,9 +57,9 @@ fn is_host_bridge(word: &str) -> bool {
         })
 }
 
-/// How far apart two devices are, as nvidia-smi counts. `single_node`: the machine has one NUMA node at most, so that a device
-/// whose node the kernel does not know is on it.
-pub(super) fn class(a: &Place, b: &Place, single_node: bool) -> PathClass {
+/// The distance class of two devices in nvidia-smi's terms. `single_node`: the machine has at most one NUMA
+/// node, so a device without a known node is on it.
+pub(super) fn class(a: &PciePosition, b: &PciePosition, single_node: bool) -> PathClass {
     if a.root != b.root {
         return match (a.numa, b.numa) {
             (Some(a), Some(b)) if a == b => PathClass::Node,
@@ -75,14 +75,15 @@ pub(super) fn class(a: &Place, b: &Place, single_node: bool) -> PathClass {
         .take_while(|(a, b)| a == b)
         .count();
     if common == 0 {
-        // Two functions of one device on the root bus itself never leave the device.
+        // Two functions of one device on the root bus never leave the device.
         return if a.same_slot(b) && a.bridges.is_empty() && b.bridges.is_empty() {
             PathClass::Pix
         } else {
             PathClass::Phb
         };
     }
-    // Below the bridge they share, a device on the same switch has one bridge of its own, the switch's downstream port.
+    // Below the shared bridge, a device on the same switch has exactly one more bridge: the switch's downstream
+    // port.
     let own = (a.bridges.len() - common).max(b.bridges.len() - common);
     if own <= 1 { PathClass::Pix } else { PathClass::Pxb }
 }
@@ -91,26 +92,26 @@ pub(super) fn class(a: &Place, b: &Place, single_node: bool) -> PathClass {
 mod tests {
     use super::*;
 
-    fn place(path: &str, numa: Option<u32>) -> Place {
-        Place::parse(path, numa).unwrap()
+    fn position(path: &str, numa: Option<u32>) -> PciePosition {
+        PciePosition::parse(path, numa).unwrap()
     }
 
     const GPU: &str = "pci0000:00/0000:00:01.0/0000:01:00.0/0000:02:08.0/0000:03:00.0";
 
     #[test]
     fn devices_on_one_switch_are_pix() {
-        let gpu = place(GPU, Some(0));
+        let gpu = position(GPU, Some(0));
         let beside = "pci0000:00/0000:00:01.0/0000:01:00.0/0000:02:10.0/0000:04:00.0";
-        assert_eq!(class(&gpu, &place(beside, Some(0)), false), PathClass::Pix);
+        assert_eq!(class(&gpu, &position(beside, Some(0)), false), PathClass::Pix);
     }
 
     #[test]
     fn two_ports_of_one_adapter_are_pix() {
         let [a, b] = ["0000:c1:00.0", "0000:c1:00.1"]
-            .map(|device| place(&format!("pci0000:c0/0000:c0:01.1/{device}"), Some(1)));
+            .map(|device| position(&format!("pci0000:c0/0000:c0:01.1/{device}"), Some(1)));
         assert_eq!(class(&a, &b, false), PathClass::Pix);
         let [a, b] =
-            ["0000:00:05.0", "0000:00:05.1"].map(|device| place(&format!("pci0000:00/{device}"), None));
+            ["0000:00:05.0", "0000:00:05.1"].map(|device| position(&format!("pci0000:00/{device}"), None));
         assert_eq!(class(&a, &b, false), PathClass::Pix);
     }
 
@@ -118,7 +119,7 @@ mod tests {
     fn devices_on_switches_below_one_switch_are_pxb() {
         let below = |port: &str, device: &str| {
             let switch = "pci0000:00/0000:00:01.0/0000:01:00.0";
-            place(
+            position(
                 &format!(
                     "{switch}/0000:02:{port}.0/0000:{device}0:00.0/0000:{device}1:01.0/0000:{device}2:00.0"
                 ),
@@ -128,24 +129,24 @@ mod tests {
         assert_eq!(class(&below("08", "1"), &below("09", "2"), false), PathClass::Pxb);
         // One of them directly on the upper switch.
         assert_eq!(
-            class(&below("09", "1"), &place(GPU, Some(0)), false),
+            class(&below("09", "1"), &position(GPU, Some(0)), false),
             PathClass::Pxb
         );
     }
 
     #[test]
     fn root_ports_of_one_host_bridge_are_phb() {
-        let other = place("pci0000:00/0000:00:03.0/0000:05:00.0", Some(0));
-        assert_eq!(class(&place(GPU, Some(0)), &other, false), PathClass::Phb);
+        let other = position("pci0000:00/0000:00:03.0/0000:05:00.0", Some(0));
+        assert_eq!(class(&position(GPU, Some(0)), &other, false), PathClass::Phb);
         let [a, b] =
-            ["0000:00:05.0", "0000:00:06.0"].map(|device| place(&format!("pci0000:00/{device}"), None));
+            ["0000:00:05.0", "0000:00:06.0"].map(|device| position(&format!("pci0000:00/{device}"), None));
         assert_eq!(class(&a, &b, true), PathClass::Phb, "as in most virtual machines");
     }
 
     #[test]
     fn host_bridges_are_node_or_sys_by_numa() {
-        let far = |numa| place("pci0000:80/0000:80:01.0/0000:81:00.0", numa);
-        let gpu = |numa| place(GPU, numa);
+        let far = |numa| position("pci0000:80/0000:80:01.0/0000:81:00.0", numa);
+        let gpu = |numa| position(GPU, numa);
         assert_eq!(class(&gpu(Some(0)), &far(Some(0)), false), PathClass::Node);
         assert_eq!(class(&gpu(Some(0)), &far(Some(1)), false), PathClass::Sys);
         assert_eq!(class(&gpu(None), &far(Some(1)), false), PathClass::Sys);
@@ -166,7 +167,7 @@ mod tests {
         ];
         for a in paths {
             for b in paths {
-                let (a, b) = (place(a.0, a.1), place(b.0, b.1));
+                let (a, b) = (position(a.0, a.1), position(b.0, b.1));
                 assert_eq!(class(&a, &b, false), class(&b, &a, false));
             }
         }
@@ -174,15 +175,15 @@ mod tests {
 
     #[test]
     fn the_innermost_host_bridge_counts() {
-        let vmd = place(
+        let vmd = position(
             "pci0000:64/0000:64:00.5/pci10000:00/10000:00:02.0/10000:01:00.0",
             Some(0),
         );
         assert_eq!(vmd.root, "pci0000:64/0000:64:00.5/pci10000:00");
         assert_eq!(vmd.device.as_str(), "10000:01:00.0");
         let azure = "LNXSYSTM:00/LNXSYBUS:00/ACPI0004:00/VMBUS:01/47505500-0001/pci0001:00/0001:00:00.0";
-        assert_eq!(place(azure, None).device.as_str(), "0001:00:00.0");
-        assert_eq!(Place::parse("virtual/net/lo", None), None);
-        assert_eq!(Place::parse("pci0000:00", None), None);
+        assert_eq!(position(azure, None).device.as_str(), "0001:00:00.0");
+        assert_eq!(PciePosition::parse("virtual/net/lo", None), None);
+        assert_eq!(PciePosition::parse("pci0000:00", None), None);
     }
 }

@@ -1,5 +1,5 @@
-//! Reading sysfs: places of PCI devices, NUMA nodes, RDMA adapters. A file that is not there is an answer ("unknown"), never
-//! an error. Symbolic links are followed inside the tree, which may lie anywhere.
+//! Reads sysfs: positions of PCI devices, NUMA nodes, RDMA adapters. A missing file means "unknown", never an
+//! error. Symbolic links are followed within the tree, which may be at any path.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -9,7 +9,7 @@ use std::path::{Component, Path, PathBuf};
 use gantry_topology::{IdList, Nic, PcieAddress};
 
 use super::Warnings;
-use super::pcie::Place;
+use super::pcie::PciePosition;
 
 /// A sysfs tree.
 pub(super) struct Sysfs {
@@ -21,28 +21,30 @@ const NVSWITCH_CLASS: &str = "0x068000";
 
 impl Sysfs {
     pub(super) fn at(root: &Path) -> Self {
-        // Resolved once, so that resolved paths of devices can be seen to lie inside. A root that is not there has no devices.
+        // Resolved once, so that resolved device paths can be checked to be inside. Without a root there are no
+        // devices.
         let root = fs::canonicalize(root).unwrap_or_else(|_| root.to_owned());
         Self { root }
     }
 
-    /// Where the PCI device sits; `None` if sysfs does not have it.
-    pub(super) fn place(&self, address: &PcieAddress) -> Option<Place> {
-        self.place_of(&self.pci(address), self.numa_node(address))
+    /// Position of the PCI device; `None` if sysfs does not have it.
+    pub(super) fn position(&self, address: &PcieAddress) -> Option<PciePosition> {
+        self.position_of(&self.pci(address), self.numa_node(address))
     }
 
-    /// NUMA node of a PCI device; `None` where the kernel knows none (it writes -1).
+    /// NUMA node of a PCI device; `None` if the kernel has none (it writes -1).
     pub(super) fn numa_node(&self, address: &PcieAddress) -> Option<u32> {
         self.read(&self.pci(address).join("numa_node"))?.parse().ok()
     }
 
-    /// Whether the kernel says of this device's NUMA node anything at all, -1 included.
-    pub(super) fn tells_numa(&self, address: &PcieAddress) -> bool {
+    /// Whether the kernel reports a NUMA node for this device, -1 included.
+    pub(super) fn has_numa(&self, address: &PcieAddress) -> bool {
         self.read(&self.pci(address).join("numa_node")).is_some()
     }
 
-    /// The kernel's number of this device's binding to its driver. It is made when the two are bound, and until the node reboots no
-    /// other binding gets it: another number means that the driver was loaded anew, or the device unbound or taken off the bus.
+    /// The kernel's number of this device's binding to its driver. A binding keeps its number; until the next
+    /// reboot no other binding gets it. A new number means that the driver was reloaded, or the device was
+    /// unbound or removed from the bus.
     pub(super) fn binding(&self, address: &PcieAddress) -> Option<u64> {
         fs::symlink_metadata(self.pci(address).join("driver"))
             .ok()
@@ -68,15 +70,15 @@ impl Sysfs {
         Some(self.read(&self.pci(address).join("class"))? == NVSWITCH_CLASS)
     }
 
-    /// How many NUMA nodes the machine has; 0 if sysfs does not say.
+    /// Number of NUMA nodes of the machine; 0 if sysfs does not show it.
     pub(super) fn numa_nodes(&self) -> usize {
         let number = |name: &String| name.strip_prefix("node")?.parse::<u32>().ok();
         let all = names(&self.root.join("devices/system/node"));
         all.iter().filter_map(number).count()
     }
 
-    /// The RDMA adapters on PCIe, by name as a person counts (`mlx5_2` before `mlx5_10`). Virtual functions are left out: they
-    /// share their physical function's path.
+    /// The RDMA adapters on PCIe, in natural order (`mlx5_2` before `mlx5_10`). Virtual functions are left out:
+    /// they share the path of their physical function.
     pub(super) fn rdma_devices(&self, warnings: &mut Warnings) -> Vec<Nic> {
         let class = self.root.join("class/infiniband");
         let mut names = names(&class);
@@ -94,7 +96,7 @@ impl Sysfs {
                     .to_str()?
                     .parse::<PcieAddress>();
                 let Ok(bus_id) = bus_id else {
-                    warnings.add(format!("RDMA device {name} is on no PCIe bus; it is left out"));
+                    warnings.add(format!("RDMA device {name} is left out: it is not on PCIe"));
                     return None;
                 };
                 let numa = self.numa_node(&bus_id).and_then(|node| u16::try_from(node).ok());
@@ -112,10 +114,10 @@ impl Sysfs {
         self.root.join("bus/pci/devices").join(address.as_str())
     }
 
-    fn place_of(&self, device: &Path, numa: Option<u32>) -> Option<Place> {
+    fn position_of(&self, device: &Path, numa: Option<u32>) -> Option<PciePosition> {
         let resolved = resolved(device)?;
         let inside = resolved.strip_prefix(&self.root).ok()?.to_str()?;
-        Place::parse(inside.strip_prefix("devices/")?, numa)
+        PciePosition::parse(inside.strip_prefix("devices/")?, numa)
     }
 
     fn read(&self, path: &Path) -> Option<String> {
@@ -123,8 +125,8 @@ impl Sysfs {
     }
 }
 
-/// Where a link of the kernel's leads. What it writes into sysfs has no further link in it, so that one look is enough; looking at each
-/// folder on the way, as resolving in general does, costs twenty for every device.
+/// Target of one of the kernel's links. The kernel writes targets without further links, so one read is enough;
+/// general path resolution costs twenty reads per device.
 fn resolved(link: &Path) -> Option<PathBuf> {
     let Ok(target) = fs::read_link(link) else {
         return fs::canonicalize(link).ok();
@@ -137,7 +139,7 @@ fn resolved(link: &Path) -> Option<PathBuf> {
             }
             Component::Normal(name) => path.push(name),
             Component::CurDir => {}
-            // Absolute: none of the kernel's.
+            // An absolute target was not written by the kernel.
             Component::RootDir | Component::Prefix(_) => return fs::canonicalize(link).ok(),
         }
     }
@@ -153,7 +155,7 @@ fn names(folder: &Path) -> Vec<String> {
         .collect()
 }
 
-/// A sort key by which numbers inside names count as numbers.
+/// A sort key for natural order: digits in names compare as numbers.
 fn natural(name: &str) -> Vec<(String, u64)> {
     let mut key = Vec::new();
     let mut rest = name;
@@ -174,7 +176,7 @@ mod tests {
 
     use super::*;
 
-    /// A tree with one two-port adapter, one virtual function of it, and one adapter made of software.
+    /// A tree with one two-port adapter, one virtual function of it, and one software adapter.
     fn tree() -> tempfile::TempDir {
         let folder = tempfile::tempdir().unwrap();
         let root = folder.path();
@@ -217,8 +219,8 @@ mod tests {
         );
         assert_eq!(nics[0].bus_id.as_ref().unwrap().as_str(), "0000:c1:00.1");
         assert_eq!(nics[0].numa, Some(1));
-        assert_eq!(warnings.0, ["RDMA device rxe0 is on no PCIe bus; it is left out"]);
-        let [a, b] = [0, 1].map(|nic: usize| sysfs.place(nics[nic].bus_id.as_ref().unwrap()).unwrap());
+        assert_eq!(warnings.0, ["RDMA device rxe0 is left out: it is not on PCIe"]);
+        let [a, b] = [0, 1].map(|nic: usize| sysfs.position(nics[nic].bus_id.as_ref().unwrap()).unwrap());
         assert_eq!(
             super::super::pcie::class(&a, &b, false),
             gantry_topology::PathClass::Pix
@@ -229,9 +231,9 @@ mod tests {
     fn a_tree_that_is_not_there_knows_nothing() {
         let sysfs = Sysfs::at(Path::new("/nonexistent"));
         let address = "0000:07:00.0".parse().unwrap();
-        assert_eq!(sysfs.place(&address), None);
+        assert_eq!(sysfs.position(&address), None);
         assert_eq!(sysfs.numa_node(&address), None);
-        assert!(!sysfs.tells_numa(&address));
+        assert!(!sysfs.has_numa(&address));
         assert_eq!(sysfs.numa_nodes(), 0);
         let mut warnings = Warnings::default();
         assert!(sysfs.rdma_devices(&mut warnings).is_empty());
@@ -246,7 +248,7 @@ mod tests {
         fs::write(file, "-1\n").unwrap();
         let sysfs = Sysfs::at(folder.path());
         assert_eq!(sysfs.numa_node(&address), None);
-        assert!(sysfs.tells_numa(&address));
+        assert!(sysfs.has_numa(&address));
     }
 
     #[test]

@@ -1,5 +1,5 @@
-//! What a GPU and the kernel say of the GPU's state at one moment. A few cheap questions; what is not answered stays unknown,
-//! and whether the GPU has no such thing or the question failed is told apart.
+//! State of one GPU as the GPU and the kernel report it, read with a few cheap calls. A fact that cannot be
+//! read stays unknown; "unsupported" and "failed" are distinguished.
 
 use gantry_topology::PcieAddress;
 
@@ -10,7 +10,7 @@ use crate::nvml::{Code, Device, NvmlError};
 /// Reads the vitals of one GPU.
 ///
 /// # Errors
-/// When the GPU or the driver is gone. Anything else that fails is unknown.
+/// When the GPU or the driver is gone. Any other failure leaves the fact unknown.
 pub(super) fn read(
     device: Device<'_>,
     bus_id: Option<&PcieAddress>,
@@ -20,7 +20,7 @@ pub(super) fn read(
     let (rows, rows_failed) = answer(device.remapped_rows())?;
     let (repair_pending, pending_failed) = match rows {
         Some(rows) => (Some(rows.pending), false),
-        // Rows or pages: which of them it has is what it did not say.
+        // A GPU has rows or pages: the unsupported one of the two is not a failure.
         None if rows_failed => (None, true),
         None => answer(device.retirement_pending())?,
     };
@@ -40,7 +40,7 @@ pub(super) fn read(
     })
 }
 
-/// The answer, and whether the question failed. A GPU or a driver that does not know the question has answered it.
+/// The value, and whether the call failed. "Unsupported" is not a failure.
 fn answer<T>(answer: Result<T, NvmlError>) -> Result<(Option<T>, bool), NvmlError> {
     match answer {
         Ok(value) => Ok((Some(value), false)),

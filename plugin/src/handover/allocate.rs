@@ -1,5 +1,5 @@
-//! Allocate: kubelet has chosen a set; whose is it? Never refuses and never changes the set: it finds the step it belongs to,
-//! or records that it belongs to none.
+//! Allocate: attributes the set that kubelet chose to a pod. Never refuses or changes the set: it finds the step that
+//! the set belongs to, or records a deviation.
 
 use gantry_api::{PodUid, ResourceName};
 use jiff::Timestamp;
@@ -8,23 +8,23 @@ use super::pod::{Pod, Share, Step};
 use super::truth::Unattributed;
 use super::{Devices, Handover};
 
-/// How a served set relates to what was planned.
+/// How an allocated set relates to the plan.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Served {
     /// It is a pod's grant.
     Granted,
-    /// It is for a pod without a grant, as advised or where kubelet takes without asking.
+    /// For a pod without a grant: the set that was preferred, or one that kubelet reuses without a question.
     Unplanned,
-    /// Kubelet chose otherwise than granted or advised.
+    /// Kubelet chose another set than granted or preferred.
     Deviation,
 }
 
-type Place = (PodUid, usize);
+type StepRef = (PodUid, usize);
 
 impl Handover {
-    /// Kubelet allocates exactly `set`.
+    /// Records that kubelet allocates exactly `set`.
     pub fn allocate(&mut self, resource: &ResourceName, set: &Devices, now: Timestamp) -> Served {
-        // Nobody holds nothing.
+        // An empty set belongs to no pod.
         if set.is_empty() {
             return Served::Unplanned;
         }
@@ -35,18 +35,18 @@ impl Handover {
             .map(|position| self.outstanding.remove(position));
         self.end_unattributed(resource, set, advised.is_some());
         let served = match advised {
-            Some(answer) => self.as_advised(answer.step, resource, set),
+            Some(answer) => self.record_preferred(answer.step, resource, set),
             None => {
                 let departed = self.outstanding.iter().any(|answer| answer.resource == *resource);
                 self.outstanding.retain(|answer| answer.resource != *resource);
-                self.otherwise(resource, set, departed, now)
+                self.attribute_other(resource, set, departed, now)
             }
         };
         self.settle();
         served
     }
 
-    fn as_advised(&mut self, step: Option<Place>, resource: &ResourceName, set: &Devices) -> Served {
+    fn record_preferred(&mut self, step: Option<StepRef>, resource: &ResourceName, set: &Devices) -> Served {
         let Some(place) = step.filter(|place| self.step(place).is_some()) else {
             self.unattribute(resource, set);
             return Served::Unplanned;
@@ -62,8 +62,8 @@ impl Handover {
         }
     }
 
-    /// A set that was not the answer to the last question, or that nobody was asked about.
-    fn otherwise(
+    /// Attributes a set that does not match the last preference, or that had none.
+    fn attribute_other(
         &mut self,
         resource: &ResourceName,
         set: &Devices,
@@ -71,14 +71,14 @@ impl Handover {
         now: Timestamp,
     ) -> Served {
         let epoch = self.epoch;
-        // Grants are disjoint: an equal set names its pod, in whatever order it comes.
+        // Grants are disjoint: an equal set identifies its pod, in any order.
         if let Some(place) = self.find(resource, |pod, step| {
             pod.is_open(step, epoch) && pod.due(step).is_some_and(|due| due == set)
         }) {
             self.consume(&place, set);
             return Served::Granted;
         }
-        // Kubelet asks anew for a container whose devices it forgot.
+        // Kubelet allocates again for a container whose devices it forgot.
         if let Some(place) = self.find(resource, |_, step| step.allocated.as_ref() == Some(set)) {
             let granted = self.step(&place).is_some_and(|(_, step)| step.share.is_some());
             self.consume(&place, set);
@@ -88,7 +88,7 @@ impl Handover {
                 Served::Unplanned
             };
         }
-        // Kubelet hands a pod's init devices on without asking: the set lies within what one pod holds.
+        // Kubelet reuses a pod's init devices without a question: the set is then part of what one pod holds.
         if let Some(place) = self.find(resource, |pod, step| {
             pod.is_open(step, epoch) && step.count == set.len() && set.is_subset(&pod.held_of(resource))
         }) {
@@ -108,7 +108,7 @@ impl Handover {
                 Served::Unplanned
             };
         }
-        // A pod that has started is asked for again only by a kubelet that forgot it; that is no ground for a guess.
+        // Only a kubelet that lost its state allocates again for a running pod; that is no basis for a guess.
         let presumed = self.find(resource, |pod, step| {
             !pod.started && pod.is_open(step, epoch) && step.count == set.len()
         });
@@ -128,7 +128,7 @@ impl Handover {
 
     fn deviates(
         &mut self,
-        place: Option<Place>,
+        place: Option<StepRef>,
         resource: &ResourceName,
         set: &Devices,
         now: Timestamp,
@@ -148,7 +148,7 @@ impl Handover {
             Some(place) => {
                 self.consume(&place, set);
                 if let Some(step) = self.step_mut(&place) {
-                    step.told = true;
+                    step.reported = true;
                 }
             }
             None => self.unattribute(resource, set),
@@ -156,8 +156,9 @@ impl Handover {
         Served::Deviation
     }
 
-    /// The step got `set`. Kubelet serves a pod's containers in order, so the open ones before it will not be asked for again.
-    fn consume(&mut self, (uid, position): &Place, set: &Devices) {
+    /// Records that a step got `set`. Kubelet serves the containers of a pod in order, so earlier open steps will not
+    /// be served any more.
+    fn consume(&mut self, (uid, position): &StepRef, set: &Devices) {
         let epoch = self.epoch;
         let Some(resource) = self
             .pods
@@ -180,8 +181,8 @@ impl Handover {
         }
     }
 
-    /// Kubelet gives out no device that is held: a set of nobody known has ended where its devices are given out anew. Only
-    /// within a pod are init containers' devices handed on, without a question.
+    /// Ends unattributed sets that overlap `set`: kubelet never allocates a held device, so their pods have ended. Init
+    /// containers' devices are reused only within a pod, without a question.
     fn end_unattributed(&mut self, resource: &ResourceName, set: &Devices, asked: bool) {
         self.unattributed.retain(|known| {
             let handed_on = !asked && known.set != *set && set.is_subset(&known.set);
@@ -189,7 +190,8 @@ impl Handover {
         });
     }
 
-    /// `set` is held by nobody known. Without a list from kubelet nothing else ends such sets, so the oldest are forgotten.
+    /// Records `set` as held by an unknown pod. Without PodResources only this limit ends such sets: the oldest are
+    /// dropped.
     pub(super) fn unattribute(&mut self, resource: &ResourceName, set: &Devices) {
         let ticket = self.truth.now();
         self.unattributed
@@ -204,7 +206,7 @@ impl Handover {
         });
     }
 
-    fn find(&self, resource: &ResourceName, wanted: impl Fn(&Pod, &Step) -> bool) -> Option<Place> {
+    fn find(&self, resource: &ResourceName, wanted: impl Fn(&Pod, &Step) -> bool) -> Option<StepRef> {
         self.in_order().into_iter().find_map(|pod| {
             pod.steps
                 .iter()
@@ -213,12 +215,12 @@ impl Handover {
         })
     }
 
-    fn step(&self, (uid, position): &Place) -> Option<(&Pod, &Step)> {
+    fn step(&self, (uid, position): &StepRef) -> Option<(&Pod, &Step)> {
         let pod = self.pods.get(uid)?;
         Some((pod, pod.steps.get(*position)?))
     }
 
-    pub(super) fn step_mut(&mut self, (uid, position): &Place) -> Option<&mut Step> {
+    pub(super) fn step_mut(&mut self, (uid, position): &StepRef) -> Option<&mut Step> {
         self.pods.get_mut(uid)?.steps.get_mut(*position)
     }
 }

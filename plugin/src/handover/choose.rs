@@ -1,5 +1,5 @@
-//! The best set where no grant says it: from device IDs to where they lie, through the choice that both daemons make, and back.
-//! Always answers, from what was offered and nothing else.
+//! The best set without a grant: maps device IDs to topology positions, runs the choice that both daemons share, and
+//! maps back. Always returns a set of offered devices.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -11,7 +11,7 @@ use super::Devices;
 use crate::inventory::{Device, Inventory};
 use gantry_config::SharedDevices;
 
-/// The devices of one resource as the choice sees them.
+/// The devices of one resource as input of the choice.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Choosable {
     /// In inventory order.
@@ -26,7 +26,7 @@ pub(super) fn choosable(inventory: &Inventory) -> BTreeMap<ResourceName, Choosab
     let mut resources: BTreeMap<ResourceName, Choosable> = BTreeMap::new();
     for device in &inventory.devices {
         let resource = resources.entry(device.resource.clone()).or_default();
-        // Kubelet is never told of more than a message can hold, which is less.
+        // Kubelet's messages hold fewer devices than u16.
         if let Ok(position) = u16::try_from(resource.ids.len()) {
             resource.positions.insert(device.id.clone(), position);
             resource.ids.push(device.id.clone());
@@ -43,7 +43,7 @@ pub(super) fn choosable(inventory: &Inventory) -> BTreeMap<ResourceName, Choosab
     resources
 }
 
-/// Where every GPU and MIG device lies, by UUID, whatever it is offered as.
+/// Position of every GPU and MIG device by UUID, independent of its resource.
 pub(super) fn whereabouts(inventory: &Inventory) -> HashMap<String, Spot> {
     let devices = inventory.devices.iter();
     devices
@@ -62,13 +62,13 @@ fn spot(device: &Device) -> Spot {
 }
 
 impl Choosable {
-    /// Whether this is one of the devices.
+    /// Whether `device` is one of the devices.
     pub(super) fn contains(&self, device: &DeviceId) -> bool {
         self.positions.contains_key(device)
     }
 
-    /// The best `size` devices of `free` with all of `must` in them; fewer if there are fewer. Devices that are not in `free` are in
-    /// use; `elsewhere` is what is in use besides.
+    /// The best `size` devices of `free` that include all of `must`; fewer if there are not enough. Devices outside
+    /// `free` are in use, and so are those in `elsewhere`.
     pub(super) fn choose(
         &self,
         table: Option<&Table>,
@@ -77,7 +77,7 @@ impl Choosable {
         must: &Devices,
         size: usize,
     ) -> Devices {
-        // What must be included and is not known any more is in the answer all the same.
+        // Devices that must be included are returned even if they are unknown.
         let unknown = must.iter().filter(|device| !self.contains(device));
         let mut chosen: Devices = unknown.take(size).cloned().collect();
         let chosen_of = |spots: &[Spot]| {

@@ -1,4 +1,4 @@
-//! The account that is published: who holds what, and how that is known.
+//! The published holders: which pod holds which devices, and the evidence for it.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,7 @@ use gantry_api::{Deviation, Holder, HolderState, Provenance, ResourceName};
 use super::{Devices, Handover};
 
 impl Handover {
-    /// Who holds devices, by grant, allocation, truth or quarantine; sorted.
+    /// The holders by grant, allocation, PodResources or quarantine; sorted.
     pub fn holders(&self) -> Vec<Holder> {
         let mut holders = Vec::new();
         for pod in self.pods.values() {
@@ -46,7 +46,7 @@ impl Handover {
                 }
             }
         }
-        holders.extend(self.strangers());
+        holders.extend(self.unknown_pods());
         for (uid, quarantined) in &self.quarantine {
             for (resource, devices) in &quarantined.sets {
                 holders.push(Holder {
@@ -72,15 +72,15 @@ impl Handover {
         holders
     }
 
-    /// Pods that kubelet lists and the watch does not show (yet), and sets allocated for nobody known: these under no name.
-    fn strangers(&self) -> impl Iterator<Item = Holder> + '_ {
+    /// Pods that kubelet lists but the watch has not shown, and sets allocated for unknown pods (without a name).
+    fn unknown_pods(&self) -> impl Iterator<Item = Holder> + '_ {
         let quarantined = |resource: &ResourceName, set: &Devices| {
             self.quarantine
                 .values()
                 .any(|known| known.sets.get(resource).is_some_and(|held| set.is_subset(held)))
         };
         let mut listed: BTreeMap<(&str, &str, &ResourceName), Devices> = BTreeMap::new();
-        for (holding, devices) in self.truth.strangers(&self.pods) {
+        for (holding, devices) in self.truth.unknown_pods(&self.pods) {
             listed
                 .entry((&holding.namespace, &holding.pod, &holding.resource))
                 .or_default()
@@ -109,17 +109,17 @@ impl Handover {
             })
     }
 
-    /// The last deviations, newest first.
+    /// The latest deviations, newest first.
     pub fn deviations(&self) -> Vec<Deviation> {
         self.deviations.iter().cloned().collect()
     }
 
-    /// How many deviations there were.
+    /// Number of deviations.
     pub fn deviations_total(&self) -> u64 {
         self.deviations_total
     }
 
-    /// How many devices are in quarantine.
+    /// Number of devices in quarantine.
     pub fn quarantined_devices(&self) -> usize {
         self.quarantine
             .values()

@@ -1,16 +1,17 @@
-//! From the scheduler's choice to kubelet's: who is asking, which devices are meant for it, who holds what. A pure, synchronous
-//! state machine; [`SharedHandover`] puts clocks, locks and waiting around it.
+//! The hand-over from the scheduler's choice to kubelet's: which pod kubelet allocates for, which devices were granted
+//! to it, and which pods hold devices. A pure, synchronous state machine; [`SharedHandover`] adds clocks, locks and
+//! waiting.
 //!
-//! Kubelet never says which pod it allocates for. What identifies the pod:
-//! - kubelet admits pods one by one in the order of their bindings, which is the order of the pod watch, and a pod's containers
-//!   in their own order: so the oldest open step of that resource and size is the asking one;
-//! - grants that are live at once are disjoint: so a set names its pod even where the order misled.
+//! Kubelet never names the pod that it allocates for. The pod is identified by two rules:
+//! - kubelet admits pods one by one in the order of their bindings, which is the order of the pod watch, and the
+//!   containers of a pod in their own order: the oldest open step of that resource and size belongs to the pod;
+//! - live grants are disjoint: a set identifies its pod even if the order was misleading.
 //!
-//! What is known, and from where; nothing is kept on disk:
+//! Sources of the state; nothing is stored on disk:
 //! ```text
-//! pods (watch)          -> steps: container by container, what is asked and what is granted
+//! pods (watch)          -> steps: container by container, requested and granted devices
 //! Allocate (kubelet)    -> a step's allocated set
-//! PodResources (kubelet)-> the truth, which overrules every guess: allocated sets are exchanged to match it
+//! PodResources (kubelet)-> the truth, which overrides attributions: allocated sets are exchanged to match
 //! deletions (watch)     -> quarantine, until the processes are gone
 //! ```
 
@@ -34,9 +35,9 @@ use jiff::Timestamp;
 use crate::inventory::{Inventory, State};
 
 pub use allocate::Served;
-pub use pod::{Ask, PodSeen, Refusal};
+pub use pod::{Ask, GrantRefusal, ObservedPod};
 pub use shared::SharedHandover;
-pub use steer::{Basis, Patience, Preference, Request};
+pub use steer::{Basis, Preference, Request, WaitFor};
 pub use truth::{Holding, Listing, Ticket};
 
 use choose::Choosable;
@@ -45,30 +46,29 @@ use pod::Pod;
 /// A set of device IDs.
 pub type Devices = BTreeSet<DeviceId>;
 
-/// The state machine. Inputs are methods; what they bring about is asked for ([`Handover::holders`]) or drained
-/// ([`Handover::notes`]).
+/// The state machine. Inputs are methods; results are read ([`Handover::holders`]) or drained ([`Handover::notes`]).
 #[derive(Debug)]
 pub struct Handover {
     node: NodeName,
-    /// The devices there are, by resource.
+    /// The devices by resource.
     devices: BTreeMap<ResourceName, Choosable>,
-    /// Where GPUs and MIG devices lie, by UUID.
+    /// Positions of GPUs and MIG devices, by UUID.
     whereabouts: HashMap<String, Spot>,
     inventory_known: bool,
     table: Option<Arc<Table>>,
     pods: BTreeMap<PodUid, Pod>,
-    /// Counts arrivals: a pod's place in kubelet's order.
+    /// Number of pods seen: the next pod's rank in kubelet's order.
     arrivals: u64,
-    /// Counts kubelets: what is known from before a restart may be asked for again.
+    /// Number of kubelets seen: sets allocated before a restart may be allocated again.
     epoch: u64,
-    /// Whether a kubelet came up since the pods were last listed: such a kubelet admits by creation time.
+    /// Whether a new kubelet has started since the last pod list: it admits pods by creation time.
     fresh_kubelet: bool,
-    /// Whether the pods have been listed at all.
+    /// Whether the pods were listed.
     synced: bool,
-    /// Answers to GetPreferredAllocation that no Allocate has followed yet.
+    /// Responses to GetPreferredAllocation without an Allocate so far.
     outstanding: Vec<steer::Outstanding>,
     truth: truth::Truth,
-    /// Sets allocated for a pod that is not known.
+    /// Sets allocated for unknown pods.
     unattributed: Vec<truth::Unattributed>,
     quarantine: BTreeMap<PodUid, Quarantined>,
     deviations: VecDeque<Deviation>,
@@ -76,7 +76,7 @@ pub struct Handover {
     notes: Vec<Note>,
 }
 
-/// What a deleted pod held, until its processes are gone.
+/// Devices of a deleted pod, until its processes are gone.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Quarantined {
     namespace: String,
@@ -84,45 +84,45 @@ struct Quarantined {
     sets: BTreeMap<ResourceName, Devices>,
 }
 
-/// Something worth telling an operator.
+/// An event for the operator.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Note {
-    /// A grant annotation cannot be believed; the pod is served as if it had none.
+    /// A grant annotation is invalid; the pod is served as if it had none.
     Refused {
         /// The pod.
         pod: PodName,
-        /// Why.
-        refusal: Refusal,
+        /// Why it is invalid.
+        refusal: GrantRefusal,
     },
-    /// Kubelet chose otherwise than granted.
+    /// Kubelet chose another set than granted.
     Deviated {
-        /// The pod it was taken for, if any.
+        /// The pod to which the set was attributed, if any.
         pod: Option<PodName>,
-        /// What happened.
+        /// The deviation.
         deviation: Deviation,
     },
-    /// Two pods held each other's sets; the ledger now says so.
+    /// Two pods held each other's sets; the ledger was corrected.
     Swapped {
         /// The pods.
         pods: [PodName; 2],
         /// The resource.
         resource: ResourceName,
     },
-    /// A pod was removed while it held devices.
+    /// A pod was deleted while it held devices.
     Quarantined {
         /// The pod.
         pod: PodName,
-        /// How many devices.
+        /// Number of devices.
         devices: usize,
     },
-    /// Nothing of a removed pod runs any more.
+    /// All processes of a deleted pod are gone.
     Released {
         /// The pod.
         pod: PodName,
     },
 }
 
-/// What Events and log lines call a pod.
+/// Identification of a pod in Events and log lines.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct PodName {
     /// Its namespace.
@@ -140,7 +140,7 @@ impl std::fmt::Display for PodName {
 }
 
 impl Handover {
-    /// Knows nothing yet.
+    /// Without any state.
     pub fn new(node: NodeName) -> Self {
         Self {
             node,
@@ -163,22 +163,22 @@ impl Handover {
         }
     }
 
-    /// The devices there are. A changed machine makes the old choice table void.
+    /// Sets the devices. A new machine invalidates the choice table.
     pub fn inventory(&mut self, inventory: &Inventory) {
         self.devices = choose::choosable(inventory);
         self.whereabouts = choose::whereabouts(inventory);
         self.inventory_known = inventory.state == State::Ready;
-        self.retell_truth();
+        self.reapply_truth();
         self.settle();
     }
 
-    /// How sets are chosen where no grant says it; `None` while the table of a new machine is being made.
+    /// Sets the choice table; `None` while the table of a new machine is built.
     pub fn table(&mut self, table: Option<Arc<Table>>) {
         self.table = table;
     }
 
-    /// All pods of the node, as a list has them. Pods known before and not in it were deleted unseen.
-    pub fn sync(&mut self, mut pods: Vec<PodSeen>) {
+    /// Sets all pods of the node from a list. Known pods that are missing were deleted unseen.
+    pub fn sync(&mut self, mut pods: Vec<ObservedPod>) {
         if self.fresh_kubelet {
             pods.sort_by(|a, b| (a.created, a.revision, &a.uid).cmp(&(b.created, b.revision, &b.uid)));
         } else {
@@ -200,27 +200,27 @@ impl Handover {
         for pod in pods {
             self.insert(pod);
         }
-        self.retell_truth();
+        self.reapply_truth();
         self.settle();
     }
 
-    /// A pod was bound to the node, or changed.
-    pub fn seen(&mut self, pod: PodSeen) {
+    /// Records that a pod was bound to the node, or changed.
+    pub fn seen(&mut self, pod: ObservedPod) {
         if self.insert(pod) {
-            self.retell_truth();
+            self.reapply_truth();
             self.settle();
         }
     }
 
-    /// A pod left the watch: `finished` if its containers have ended (its phase says so), otherwise it was deleted, and what it
-    /// held stays in quarantine until [`Handover::processes_gone`].
+    /// Records that a pod left the watch: `finished` if its containers ended according to its phase; attribute_other it was
+    /// deleted, and its devices stay in quarantine until [`Handover::processes_gone`].
     pub fn gone(&mut self, uid: &PodUid, finished: bool) {
         if self.remove(uid, finished) {
             self.settle();
         }
     }
 
-    /// A new kubelet is there. It admits what it finds by creation time, and may ask again for what its predecessor gave.
+    /// Records a new kubelet. It admits existing pods by creation time, and may allocate again for them.
     pub fn kubelet_restarted(&mut self) {
         self.epoch += 1;
         self.fresh_kubelet = true;
@@ -239,9 +239,9 @@ impl Handover {
         self.settle();
     }
 
-    /// Takes over what an earlier run of this plugin published: devices of pods that are no longer there go to quarantine,
-    /// until their processes are seen to be gone; pods that are there hold them until the truth gives them to others. To be
-    /// called once the pods are listed.
+    /// Adopts the holders that an earlier run of this plugin published. Devices of missing pods go to quarantine until
+    /// their processes are gone; existing pods hold theirs until PodResources says attribute_other. Called after the pods
+    /// were listed.
     pub fn adopt(&mut self, holders: &[Holder]) {
         for holder in holders {
             let Some(uid) = &holder.uid else { continue };
@@ -269,7 +269,7 @@ impl Handover {
         }
     }
 
-    /// Nothing of this deleted pod runs any more: its devices are free.
+    /// Records that no process of a deleted pod is left: its devices are free.
     pub fn processes_gone(&mut self, uid: &PodUid) {
         if let Some(quarantined) = self.quarantine.remove(uid) {
             self.notes.push(Note::Released {
@@ -282,47 +282,47 @@ impl Handover {
         }
     }
 
-    /// The deleted pods whose processes must be looked for.
+    /// The deleted pods whose processes must be checked.
     pub fn quarantined(&self) -> Vec<PodUid> {
         self.quarantine.keys().cloned().collect()
     }
 
-    /// Whether the pods of the node have been listed.
+    /// Whether the pods of the node were listed.
     pub fn is_synced(&self) -> bool {
         self.synced
     }
 
-    /// Whether the devices are known and kubelet has said who holds them.
-    pub fn is_told(&self) -> bool {
-        self.inventory_known && self.truth.was_heard()
+    /// Whether the devices are known and PodResources was read.
+    pub fn has_listing(&self) -> bool {
+        self.inventory_known && self.truth.is_listed()
     }
 
-    /// What happened since the last call.
+    /// Events since the last call.
     pub fn notes(&mut self) -> Vec<Note> {
         std::mem::take(&mut self.notes)
     }
 
     /// Adds or updates a pod; false if nothing changed.
-    fn insert(&mut self, seen: PodSeen) -> bool {
+    fn insert(&mut self, seen: ObservedPod) -> bool {
         if let Some(known) = self.pods.get_mut(&seen.uid) {
             return known.update(&seen, self.epoch);
         }
         self.arrivals += 1;
-        // Ranks are set anew when kubelet restarts, but never beyond the count of arrivals.
+        // Ranks are reassigned when kubelet restarts, but never exceed the number of arrivals.
         let pod = Pod::new(seen, &self.node, self.arrivals, self.epoch);
-        self.truth.tell_apart(&pod.name);
+        self.truth.forget_earlier(&pod.name);
         self.pods.insert(pod.name.uid.clone(), pod);
         true
     }
 
-    /// Takes a pod out; false if it was not known.
+    /// Removes a pod; false if it was unknown.
     fn remove(&mut self, uid: &PodUid, finished: bool) -> bool {
         let Some(pod) = self.pods.remove(uid) else {
             return false;
         };
         self.truth.forget(&pod.name, &pod.steps);
         if !pod.started {
-            // Kubelet never admitted it, as far as was seen: what it was taken to have got may be another pod's.
+            // Kubelet was not seen to admit it: a set attributed to it may belong to another pod.
             for step in pod.steps.iter().filter(|step| !step.listed) {
                 if let Some(set) = &step.allocated {
                     self.unattribute(&step.resource, set);
@@ -333,7 +333,7 @@ impl Handover {
             return true;
         }
         let mut sets = pod.held();
-        // A pod that the watch showed too late may have got a set that nobody was known to ask for.
+        // A pod that the watch showed too late may hold a set that was not attributed.
         for step in pod.steps.iter().filter(|step| step.allocated.is_none()) {
             for known in &self.unattributed {
                 if known.resource == step.resource && known.set.len() == step.count {
@@ -361,7 +361,7 @@ impl Handover {
         true
     }
 
-    /// The pods in the order kubelet admits them.
+    /// The pods in kubelet's order of admission.
     fn in_order(&self) -> Vec<&Pod> {
         let mut pods: Vec<&Pod> = self.pods.values().collect();
         pods.sort_by_key(|pod| pod.rank);

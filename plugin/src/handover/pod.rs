@@ -1,5 +1,5 @@
-//! One pod of the node as the hand-over sees it: what its containers ask for in kubelet's own order, what its grant says of
-//! each, and what is known of what each got. Reads grants; believes none that does not fit the pod.
+//! One pod of the node: the requests of its containers in kubelet's order, its grant, and the devices it got. Parses
+//! grants, and rejects a grant that does not fit the pod.
 
 use std::collections::BTreeMap;
 
@@ -9,26 +9,26 @@ use super::{Devices, PodName};
 
 /// A pod as the watch shows it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct PodSeen {
+pub struct ObservedPod {
     /// UID.
     pub uid: PodUid,
     /// Namespace.
     pub namespace: String,
     /// Name.
     pub name: String,
-    /// When it was created, in seconds: the order in which a kubelet that starts admits pods.
+    /// Creation time in seconds: a new kubelet admits pods in this order.
     pub created: i64,
-    /// Resource version, which counts the writes to the cluster.
+    /// Resource version, which orders the writes to the cluster.
     pub revision: u64,
-    /// The grant annotation, as it stands.
+    /// The grant annotation, unparsed.
     pub grant: Option<String>,
-    /// Extended resources its containers ask for, in the order kubelet allocates: init containers, then the others.
+    /// Extended resources of its containers, in kubelet's order of allocation: init containers first.
     pub asks: Vec<Ask>,
     /// Whether kubelet has admitted it (its status has a start time).
     pub started: bool,
 }
 
-/// What one container asks of one resource.
+/// One container's request for one resource.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Ask {
     /// The container.
@@ -39,21 +39,21 @@ pub struct Ask {
     pub count: usize,
 }
 
-/// Why a grant is not believed.
+/// Why a grant is invalid.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum Refusal {
+pub enum GrantRefusal {
     /// Unreadable, or made for another pod or node.
     #[error(transparent)]
     Unreadable(#[from] GrantError),
-    /// A container that asks for devices is not in it, or it has one that does not ask.
-    #[error("the grant and the pod disagree on container {container:?}: {problem}")]
+    /// A container that requests devices is missing, or one that requests none is present.
+    #[error("the grant does not match container {container:?}: {problem}")]
     Mismatch {
         /// The container.
         container: String,
-        /// What differs.
+        /// The difference.
         problem: String,
     },
-    /// A device this node does not have.
+    /// A device that this node does not have.
     #[error("device {device} of {resource} is not on this node")]
     UnknownDevice {
         /// The device.
@@ -61,34 +61,34 @@ pub enum Refusal {
         /// The resource.
         resource: ResourceName,
     },
-    /// A device that an older grant names, or that another pod holds with a grant.
+    /// A device in an older grant, or held by another pod by its grant.
     #[error("device {device} belongs to the grant of pod {other}")]
     Overlap {
         /// The device.
         device: DeviceId,
-        /// The pod whose grant came first.
+        /// The pod with the first grant.
         other: PodUid,
     },
 }
 
-/// A pod and what is known of it.
+/// The state of one pod.
 #[derive(Debug, Clone)]
 pub(super) struct Pod {
     pub(super) name: PodName,
-    /// Place in kubelet's order, the lower the earlier.
+    /// Rank in kubelet's order; lower is earlier.
     pub(super) rank: u64,
     pub(super) created: i64,
     pub(super) started: bool,
     pub(super) steps: Vec<Step>,
-    /// What an earlier run of the plugin published that it holds: the only trace of an init container that got another set than
-    /// granted.
+    /// Devices that an earlier run of the plugin published for it: the only trace of an init container that got another
+    /// set than granted.
     pub(super) remembered: BTreeMap<ResourceName, Devices>,
-    /// Why the annotation is no grant; fixed at first sight.
-    pub(super) malformed: Option<Refusal>,
-    /// Why the grant does not stand beside the others; settled anew after each change.
-    pub(super) refused: Option<Refusal>,
-    /// Whether a refusal was told.
-    pub(super) told: bool,
+    /// Why the annotation is invalid; set when the pod is first seen.
+    pub(super) malformed: Option<GrantRefusal>,
+    /// Why the grant conflicts with others; recomputed after each change.
+    pub(super) refused: Option<GrantRefusal>,
+    /// Whether the refusal was reported.
+    pub(super) reported: bool,
 }
 
 /// One container's devices of one resource: kubelet allocates step by step.
@@ -97,31 +97,31 @@ pub(super) struct Step {
     pub(super) container: String,
     pub(super) resource: ResourceName,
     pub(super) count: usize,
-    /// What the grant says; `None` without one.
+    /// The granted share; `None` without a grant.
     pub(super) share: Option<Share>,
-    /// What it got, by Allocate or by the truth.
+    /// The devices it got, by Allocate or PodResources.
     pub(super) allocated: Option<Devices>,
-    /// Whether the truth lists it with `allocated` now.
+    /// Whether PodResources lists it with `allocated` now.
     pub(super) listed: bool,
-    /// The kubelet in whose time this was last known to be held.
+    /// The kubelet at which this was last known to be held.
     pub(super) epoch: u64,
-    /// The set it is to get: its grant's, or another of equal size where that is taken. Settled anew after each change.
+    /// The set to allocate: the grant's, or another of equal size if that is taken. Recomputed after each change.
     pub(super) assigned: Option<Devices>,
-    /// Whether a difference from its grant was told.
-    pub(super) told: bool,
+    /// Whether a difference from its grant was reported.
+    pub(super) reported: bool,
 }
 
-/// A container's part of a grant.
+/// A container's share of a grant.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Share {
-    /// Exactly these.
+    /// Exactly these devices.
     Exactly(Devices),
-    /// Some of what the pod's init containers held.
+    /// Some of the devices that the pod's init containers held.
     OfHeld,
 }
 
 impl Pod {
-    pub(super) fn new(seen: PodSeen, node: &NodeName, rank: u64, epoch: u64) -> Self {
+    pub(super) fn new(seen: ObservedPod, node: &NodeName, rank: u64, epoch: u64) -> Self {
         let mut pod = Self {
             name: PodName {
                 namespace: seen.namespace,
@@ -144,13 +144,13 @@ impl Pod {
                     listed: false,
                     epoch,
                     assigned: None,
-                    told: false,
+                    reported: false,
                 })
                 .collect(),
             remembered: BTreeMap::new(),
             malformed: None,
             refused: None,
-            told: false,
+            reported: false,
         };
         if let Some(annotation) = seen.grant
             && let Err(refusal) = pod.read_grant(&annotation, node)
@@ -163,8 +163,9 @@ impl Pod {
         pod
     }
 
-    /// Takes over what may change in a pod's life; false if nothing did. A grant may not: it comes with the binding.
-    pub(super) fn update(&mut self, seen: &PodSeen, epoch: u64) -> bool {
+    /// Updates what may change in a pod; false if nothing did. A grant never changes, because it is written with the
+    /// binding.
+    pub(super) fn update(&mut self, seen: &ObservedPod, epoch: u64) -> bool {
         if seen.started == self.started {
             return false;
         }
@@ -175,10 +176,10 @@ impl Pod {
         true
     }
 
-    fn read_grant(&mut self, annotation: &str, node: &NodeName) -> Result<(), Refusal> {
+    fn read_grant(&mut self, annotation: &str, node: &NodeName) -> Result<(), GrantRefusal> {
         let grant = Grant::parse(annotation, &self.name.uid, node)?;
         let mismatch = |container: &str, problem: String| {
-            Err(Refusal::Mismatch {
+            Err(GrantRefusal::Mismatch {
                 container: container.to_owned(),
                 problem,
             })
@@ -191,7 +192,7 @@ impl Pod {
                     && step.share.is_none()
             });
             let Some(step) = step else {
-                return mismatch(&container.name, format!("it asks for no {}", container.resource));
+                return mismatch(&container.name, format!("it requests no {}", container.resource));
             };
             let (share, count) = match container.share {
                 ContainerShare::Devices(devices) => {
@@ -205,7 +206,10 @@ impl Pod {
             if count != step.count {
                 return mismatch(
                     &container.name,
-                    format!("{count} of {} granted, {} asked", container.resource, step.count),
+                    format!(
+                        "{count} of {} granted, {} requested",
+                        container.resource, step.count
+                    ),
                 );
             }
             step.share = Some(share);
@@ -220,17 +224,17 @@ impl Pod {
         }
     }
 
-    /// Whether its grant stands.
+    /// Whether its grant is valid.
     pub(super) fn is_granted(&self) -> bool {
         self.malformed.is_none() && self.refused.is_none()
     }
 
-    /// Whether kubelet is known to have given it something.
+    /// Whether kubelet is known to have allocated devices to it.
     pub(super) fn has_evidence(&self) -> bool {
         self.started || self.steps.iter().any(|step| step.allocated.is_some())
     }
 
-    /// What it holds for its life, by resource: init containers' devices stay with the pod.
+    /// The devices it holds while it lives, by resource: init containers' devices stay with the pod.
     pub(super) fn held(&self) -> BTreeMap<ResourceName, Devices> {
         let mut held = self.remembered.clone();
         for step in &self.steps {
@@ -243,7 +247,7 @@ impl Pod {
         held
     }
 
-    /// What it holds of one resource.
+    /// The devices it holds of one resource.
     pub(super) fn held_of(&self, resource: &ResourceName) -> Devices {
         self.steps
             .iter()
@@ -255,23 +259,23 @@ impl Pod {
             .collect()
     }
 
-    /// What a step holds: what it got, or, once kubelet has admitted the pod unseen, what it was to get.
+    /// The devices a step holds: what it got, or its set due if kubelet admitted the pod unseen.
     pub(super) fn holds<'s>(&self, step: &'s Step) -> Option<&'s Devices> {
         step.allocated
             .as_ref()
             .or_else(|| step.assigned.as_ref().filter(|_| self.started))
     }
 
-    /// Whether kubelet may still ask for this step: it has not been served, or not by this kubelet.
+    /// Whether kubelet may still allocate for this step: it was not served, or not by this kubelet.
     pub(super) fn is_open(&self, step: &Step, epoch: u64) -> bool {
         if step.allocated.is_none() && !self.started {
             return true;
         }
-        // A new kubelet that lost its checkpoint asks again, but only the grant can say for which set.
+        // A new kubelet without checkpoint allocates again, but only the grant can identify the set.
         step.epoch < epoch && !step.listed && (step.allocated.is_some() || step.assigned.is_some())
     }
 
-    /// What others are kept off for the sake of this step: the set due, or what a grant names though not all of it can be had.
+    /// The devices reserved for this step: its set due, or all devices in its grant even if some are unavailable.
     pub(super) fn claims<'s>(&self, step: &'s Step) -> Option<&'s Devices> {
         self.due(step).or(match &step.share {
             Some(Share::Exactly(granted)) if self.is_granted() => Some(granted),
@@ -279,7 +283,7 @@ impl Pod {
         })
     }
 
-    /// The set a step is to be given when it is asked for.
+    /// The set to allocate to a step.
     pub(super) fn due<'s>(&self, step: &'s Step) -> Option<&'s Devices> {
         step.allocated.as_ref().or(step.assigned.as_ref())
     }

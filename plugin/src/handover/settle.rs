@@ -1,11 +1,11 @@
-//! Draws the conclusions after each change: which grants stand beside each other, and which set each open step is to get. All
-//! of it follows from pods, allocations and truth, so that a restart reaches the same.
+//! Recomputes derived state after each change: which grants are valid, and the set due of each open step. All of it
+//! follows from pods, allocations and PodResources, so a restart gives the same result.
 
 use std::collections::BTreeMap;
 
 use gantry_api::{DeviceId, PodUid, ResourceName};
 
-use super::pod::{Pod, Refusal, Share};
+use super::pod::{GrantRefusal, Pod, Share};
 use super::{Devices, Handover, Note};
 
 pub(super) type ByDevice<'a> = BTreeMap<(&'a ResourceName, &'a DeviceId), PodUid>;
@@ -16,7 +16,8 @@ impl Handover {
         self.assign();
     }
 
-    /// Decides which grants stand. Of two that name one device, the pod that kubelet has served keeps it, then the older.
+    /// Decides which grants are valid. If two name the same device, a pod that kubelet has served wins, then the older
+    /// one.
     fn refuse(&mut self) {
         let mut order: Vec<(bool, u64, PodUid)> = self
             .pods
@@ -35,26 +36,30 @@ impl Handover {
             }
             if let Some(pod) = self.pods.get_mut(&uid) {
                 pod.refused = refused;
-                // A pod that runs has what it was granted, whatever that is called since.
-                let passed = pod.started && matches!(pod.refused, Some(Refusal::UnknownDevice { .. }));
+                // A running pod has its granted devices, even if they are named differently now.
+                let passed = pod.started && matches!(pod.refused, Some(GrantRefusal::UnknownDevice { .. }));
                 if let Some(refusal) = pod.malformed.as_ref().or(pod.refused.as_ref())
-                    && !pod.told
+                    && !pod.reported
                     && !passed
                 {
                     self.notes.push(Note::Refused {
                         pod: pod.name.clone(),
                         refusal: refusal.clone(),
                     });
-                    pod.told = true;
+                    pod.reported = true;
                 }
             }
         }
     }
 
-    fn refusal(&self, pod: &Pod, claims: &BTreeMap<(ResourceName, DeviceId), PodUid>) -> Option<Refusal> {
+    fn refusal(
+        &self,
+        pod: &Pod,
+        claims: &BTreeMap<(ResourceName, DeviceId), PodUid>,
+    ) -> Option<GrantRefusal> {
         for (resource, device) in granted(pod) {
             if let Some(other) = claims.get(&(resource.clone(), device.clone())) {
-                return Some(Refusal::Overlap {
+                return Some(GrantRefusal::Overlap {
                     device: device.clone(),
                     other: other.clone(),
                 });
@@ -64,7 +69,7 @@ impl Handover {
                 .get(resource)
                 .is_some_and(|devices| devices.contains(device));
             if self.inventory_known && !known {
-                return Some(Refusal::UnknownDevice {
+                return Some(GrantRefusal::UnknownDevice {
                     device: device.clone(),
                     resource: resource.clone(),
                 });
@@ -73,8 +78,8 @@ impl Handover {
         None
     }
 
-    /// Decides which set each step is to get. A grant that another pod turned out to hold is replaced by an equal one that
-    /// lies free because its pod got something else; where there is none, the step is as one without a grant.
+    /// Sets the set due of each step. A grant that another pod turned out to hold is replaced by an equal free set
+    /// whose pod got another one. Without such a set, the step is handled as one without a grant.
     fn assign(&mut self) {
         let assigned = self.assignments();
         for (uid, sets) in assigned {
@@ -96,7 +101,7 @@ impl Handover {
                     .is_some_and(|holder| holder != uid)
             })
         };
-        // Sets whose pod got another one, and that nobody holds.
+        // Free sets whose pods got other ones.
         let mut spare: Vec<(&ResourceName, &Devices)> = Vec::new();
         for pod in pods.iter().filter(|pod| pod.is_granted()) {
             let held =
@@ -137,7 +142,7 @@ impl Handover {
             .collect()
     }
 
-    /// Who holds each device by allocation or truth.
+    /// The holder of each device by allocation or PodResources.
     pub(super) fn known_holders(&self) -> ByDevice<'_> {
         let mut holders = ByDevice::new();
         for pod in self.pods.values() {
@@ -147,7 +152,7 @@ impl Handover {
                 }
             }
         }
-        for (holding, devices) in self.truth.strangers(&self.pods) {
+        for (holding, devices) in self.truth.unknown_pods(&self.pods) {
             for device in devices {
                 holders
                     .entry((&holding.resource, device))
@@ -158,7 +163,7 @@ impl Handover {
     }
 }
 
-/// Every device that a pod's grant names.
+/// All devices in a pod's grant.
 fn granted(pod: &Pod) -> impl Iterator<Item = (&ResourceName, &DeviceId)> {
     let mut seen = std::collections::BTreeSet::new();
     pod.steps

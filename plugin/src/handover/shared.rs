@@ -1,5 +1,5 @@
-//! The hand-over as the rest of the daemon uses it: shared, with a clock, with the short wait for a grant that is on its way.
-//! No decision is made here.
+//! The hand-over for the rest of the daemon: shared, with a clock, and with a short wait for a grant that is about to
+//! arrive. Decides nothing.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -11,38 +11,39 @@ use tokio::sync::{Notify, mpsc, watch};
 use tokio::time::Instant;
 use tracing::{debug, info, warn};
 
-use super::{Basis, Devices, Handover, Listing, Note, Patience, PodSeen, Request, Served, Ticket};
+use super::{Basis, Devices, Handover, Listing, Note, ObservedPod, Request, Served, Ticket, WaitFor};
 use crate::inventory::Inventory;
 use crate::observe::{AllocationOutcome, Observed, PreferenceOutcome};
 
-/// The longest wait for a pod while the watch of pods works. On an idle machine it was seen to lose against kubelet by 6 ms at most, on
-/// one whose processors were all busy by up to 100 ms; kubelet admits nothing else meanwhile.
-const POD_PATIENCE: Duration = Duration::from_secs(1);
-/// The longest wait for a pod while that is likely to be in vain, and for the choice table.
-const PATIENCE: Duration = Duration::from_millis(100);
-/// For so long after a wait in vain the next ones are short: kubelet asks for each of many pods that were deleted meanwhile, too.
-const WARY: Duration = Duration::from_secs(30);
+/// The longest wait for a pod while the pod watch works. The watch was measured to be at most 6 ms behind kubelet on an
+/// idle machine, and up to 100 ms with all processors busy. Kubelet admits no other pod meanwhile.
+const POD_TIMEOUT: Duration = Duration::from_secs(1);
+/// The longest wait for a pod while the wait will probably fail, and for the choice table.
+const SHORT_TIMEOUT: Duration = Duration::from_millis(100);
+/// How long waits stay short after a failed wait, because kubelet may allocate for many deleted pods in a row.
+const CAUTION: Duration = Duration::from_secs(30);
 
-/// One hand-over, shared.
+/// A shared hand-over.
 #[derive(Debug)]
 pub struct SharedHandover {
     handover: Mutex<Handover>,
     observed: Arc<Observed>,
-    /// Whether grants can come at all.
+    /// Whether grants are possible.
     grants: bool,
-    /// Counts changes: wakes those who wait for a grant, and the publisher.
+    /// Counts changes; wakes waiting calls and the publisher.
     changes: watch::Sender<u64>,
     served: Notify,
-    /// Counts the listings by which devices came free.
+    /// Counts the PodResources lists that freed devices.
     freed: watch::Sender<u64>,
-    /// When a pod was last waited for in vain.
-    vain: Mutex<Option<Instant>>,
-    /// Where notes go, besides the log.
+    /// When a wait for a pod last failed.
+    failed_wait: Mutex<Option<Instant>>,
+    /// Receives notes in addition to the log.
     notes: Option<mpsc::Sender<Note>>,
 }
 
 impl SharedHandover {
-    /// Shares a new hand-over. `notes` is where they are told of further; it is there if a cluster is, and so may grants be.
+    /// Shares a new hand-over. `notes` receives events for the operator; `None` without a cluster, and then there are
+    /// no grants either.
     pub fn new(handover: Handover, observed: Arc<Observed>, notes: Option<mpsc::Sender<Note>>) -> Self {
         Self {
             handover: Mutex::new(handover),
@@ -51,29 +52,29 @@ impl SharedHandover {
             changes: watch::Sender::new(0),
             served: Notify::new(),
             freed: watch::Sender::new(0),
-            vain: Mutex::new(None),
+            failed_wait: Mutex::new(None),
             notes,
         }
     }
 
-    /// The preferred devices of each container of a call. Waits for a grant that is on its way.
+    /// The preferred devices of each container of a call. Waits for a grant that is about to arrive.
     pub async fn prefer(&self, requests: Vec<Request>) -> Vec<Devices> {
         let began = Instant::now();
         let mut changes = self.changes.subscribe();
         let answers = loop {
             let waited = began.elapsed();
             let lost = self.observed.is_cluster_lost();
-            let for_pods = self.pod_patience(lost).saturating_sub(waited);
-            let for_table = PATIENCE.saturating_sub(waited);
-            let patience = Patience {
+            let for_pods = self.pod_timeout(lost).saturating_sub(waited);
+            let for_table = SHORT_TIMEOUT.saturating_sub(waited);
+            let wait_for = WaitFor {
                 pods: !for_pods.is_zero(),
                 table: !for_table.is_zero(),
             };
-            if let Some(answers) = self.lock().prefer(&requests, patience) {
+            if let Some(answers) = self.lock().prefer(&requests, wait_for) {
                 break answers;
             }
-            // Out of time or changed: asked again either way.
-            let left = if patience.table { for_table } else { for_pods };
+            // Time is over or the state changed: try again in both cases.
+            let left = if wait_for.table { for_table } else { for_pods };
             tokio::select! {
                 _ = changes.changed() => {}
                 () = tokio::time::sleep(left) => {}
@@ -81,8 +82,8 @@ impl SharedHandover {
             }
         };
         let waited = began.elapsed();
-        if waited >= POD_PATIENCE {
-            *self.vain() = Some(Instant::now());
+        if waited >= POD_TIMEOUT {
+            *self.failed_wait() = Some(Instant::now());
         }
         for (request, answer) in requests.iter().zip(&answers) {
             let outcome = match answer.basis {
@@ -94,24 +95,24 @@ impl SharedHandover {
             self.observed.preferred(&request.resource, outcome, waited);
             debug!(resource = %request.resource, size = request.size, offered = request.offered.len(), ?outcome, ?waited, "preferred allocation");
             if self.grants && answer.basis == Basis::Unknown {
-                info!(resource = %request.resource, size = request.size, ?waited, "kubelet asks for a pod that is not known here");
+                info!(resource = %request.resource, size = request.size, ?waited, "kubelet allocates for an unknown pod");
             }
         }
         answers.into_iter().map(|answer| answer.devices).collect()
     }
 
-    /// How long a pod that asks and is not known yet is waited for: not at all where no cluster can show it.
-    fn pod_patience(&self, cluster_lost: bool) -> Duration {
+    /// How long to wait for an unknown pod: not at all without a working pod watch.
+    fn pod_timeout(&self, cluster_lost: bool) -> Duration {
         if !self.grants {
             Duration::ZERO
-        } else if cluster_lost || self.vain().is_some_and(|at| at.elapsed() < WARY) {
-            PATIENCE
+        } else if cluster_lost || self.failed_wait().is_some_and(|at| at.elapsed() < CAUTION) {
+            SHORT_TIMEOUT
         } else {
-            POD_PATIENCE
+            POD_TIMEOUT
         }
     }
 
-    /// Kubelet has been served exactly `set`.
+    /// Records that kubelet was served exactly `set`.
     pub fn allocated(&self, resource: &ResourceName, set: Vec<DeviceId>) {
         let set: Devices = set.into_iter().collect();
         let served = self.change(|handover| handover.allocate(resource, &set, Timestamp::now()));
@@ -125,12 +126,12 @@ impl SharedHandover {
         self.served.notify_one();
     }
 
-    /// Waits for the next [`SharedHandover::allocated`]; at once if there was one since the last wait.
+    /// Waits for the next [`SharedHandover::allocated`]; returns at once if there was one since the last wait.
     pub async fn allocation_served(&self) {
         self.served.notified().await;
     }
 
-    /// Kubelet no longer lists somebody as a holder.
+    /// Records that PodResources no longer lists a holder.
     pub fn devices_freed(&self) {
         self.freed.send_modify(|count| *count += 1);
     }
@@ -145,56 +146,56 @@ impl SharedHandover {
         self.change(|handover| handover.inventory(inventory));
     }
 
-    /// The choice table of the machine, or that there is none yet.
+    /// Sets the choice table of the machine; `None` while it is built.
     pub fn table(&self, table: Option<Arc<Table>>) {
         self.change(|handover| handover.table(table));
     }
 
-    /// All pods of the node, and what an earlier run of this plugin published of holders.
-    pub fn sync(&self, pods: Vec<PodSeen>, earlier: &[Holder]) {
+    /// Sets all pods of the node, and the holders that an earlier run of this plugin published.
+    pub fn sync(&self, pods: Vec<ObservedPod>, earlier: &[Holder]) {
         self.change(|handover| {
             handover.sync(pods);
             handover.adopt(earlier);
         });
     }
 
-    /// A pod came or changed.
-    pub fn seen(&self, pod: PodSeen) {
+    /// Records a pod that was added or changed.
+    pub fn seen(&self, pod: ObservedPod) {
         self.change(|handover| handover.seen(pod));
     }
 
-    /// A pod left.
+    /// Records that a pod left the watch.
     pub fn gone(&self, uid: &PodUid, finished: bool) {
         self.change(|handover| handover.gone(uid, finished));
     }
 
-    /// A new kubelet is there.
+    /// Records a new kubelet.
     pub fn kubelet_restarted(&self) {
         self.change(Handover::kubelet_restarted);
     }
 
-    /// Kubelet is about to be asked who holds what.
+    /// Records that a PodResources call begins.
     pub fn listing_begins(&self) -> Ticket {
         self.lock().listing_begins()
     }
 
-    /// Kubelet's answer.
+    /// Records the result of a PodResources call.
     pub fn listed(&self, ticket: Ticket, listing: Listing) {
         self.change(|handover| handover.listed(ticket, listing, Timestamp::now()));
     }
 
-    /// The deleted pods whose processes must be looked for.
+    /// The deleted pods whose processes must be checked.
     pub fn quarantined(&self) -> Vec<PodUid> {
         self.lock().quarantined()
     }
 
-    /// Nothing of this pod runs any more.
+    /// Records that no process of this pod is left.
     pub fn processes_gone(&self, uid: &PodUid) {
         self.change(|handover| handover.processes_gone(uid));
     }
 
-    /// Who holds what, the last deviations, and how many there were.
-    pub fn account(&self) -> (Vec<Holder>, Vec<Deviation>, u64) {
+    /// The holders, the latest deviations, and the number of deviations.
+    pub fn status_snapshot(&self) -> (Vec<Holder>, Vec<Deviation>, u64) {
         let handover = self.lock();
         (
             handover.holders(),
@@ -208,9 +209,9 @@ impl SharedHandover {
         self.lock().is_synced()
     }
 
-    /// Whether kubelet has said who holds the devices there are.
-    pub fn is_told(&self) -> bool {
-        self.lock().is_told()
+    /// Whether PodResources was read and the devices are known.
+    pub fn has_listing(&self) -> bool {
+        self.lock().has_listing()
     }
 
     /// Counts changes.
@@ -226,13 +227,13 @@ impl SharedHandover {
         };
         self.observed.metrics().quarantined(quarantined);
         for note in notes {
-            self.tell(note);
+            self.report(note);
         }
         self.changes.send_modify(|count| *count += 1);
         result
     }
 
-    fn tell(&self, note: Note) {
+    fn report(&self, note: Note) {
         let metrics = self.observed.metrics();
         match &note {
             Note::Refused { pod, refusal } => {
@@ -242,33 +243,35 @@ impl SharedHandover {
             Note::Deviated { pod, deviation } => {
                 metrics.deviation();
                 let pod = pod.as_ref().map(tracing::field::display);
-                warn!(pod, allocated = ?deviation.allocated, granted = ?deviation.granted, "kubelet chose otherwise than granted");
+                warn!(pod, allocated = ?deviation.allocated, granted = ?deviation.granted, "kubelet allocated another set than granted");
             }
             Note::Swapped {
                 pods: [one, other],
                 resource,
             } => {
                 metrics.swap();
-                info!(%one, %other, %resource, "two pods hold each other's sets; their grants are exchanged");
+                info!(%one, %other, %resource, "two pods hold each other's sets; their grants were exchanged");
             }
             Note::Quarantined { pod, devices } => {
-                info!(%pod, devices, "deleted while it held devices; kept apart until its processes are gone");
+                info!(%pod, devices, "pod deleted while it held devices; they stay in quarantine until its processes are gone");
             }
-            Note::Released { pod } => info!(%pod, "its processes are gone, its devices are free"),
+            Note::Released { pod } => {
+                info!(%pod, "the processes of the deleted pod are gone; its devices are free");
+            }
         }
         if let Some(notes) = &self.notes
             && notes.try_send(note).is_err()
         {
-            debug!("too many notes at once, one is in the log only");
+            debug!("the queue of Events is full; this note is only logged");
         }
     }
 
-    fn vain(&self) -> MutexGuard<'_, Option<Instant>> {
-        self.vain.lock().unwrap_or_else(PoisonError::into_inner)
+    fn failed_wait(&self) -> MutexGuard<'_, Option<Instant>> {
+        self.failed_wait.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn lock(&self) -> MutexGuard<'_, Handover> {
-        // No code panics while it holds the lock; a poisoned one is as good as any.
+        // No code panics while it holds the lock, so a poisoned lock is still valid.
         self.handover.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -1,5 +1,5 @@
-//! GetPreferredAllocation: which of the offered devices the asking container should get. Names the asking pod by kubelet's
-//! order; keeps everybody else off granted and quarantined devices as long as anything else is left.
+//! GetPreferredAllocation: which of the offered devices the pod should get. Identifies the pod by kubelet's order, and
+//! avoids granted and quarantined devices for all other pods while alternatives exist.
 
 use std::collections::BTreeSet;
 
@@ -9,25 +9,25 @@ use gantry_topology::choice::devices::Spot;
 use super::pod::{Pod, Share, Step};
 use super::{Devices, Handover};
 
-/// What kubelet asks for one container.
+/// Kubelet's request for one container.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Request {
     /// The resource.
     pub resource: ResourceName,
-    /// The devices kubelet may give.
+    /// The devices that kubelet may allocate.
     pub offered: Devices,
-    /// Those it will give in any case.
+    /// The devices that kubelet will allocate in any case.
     pub must: Devices,
-    /// How many it will give, those included.
+    /// Number of devices, those included.
     pub size: usize,
 }
 
-/// The answer to one [`Request`].
+/// The result for one [`Request`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Preference {
     /// The devices.
     pub devices: Devices,
-    /// Why these.
+    /// The reason.
     pub basis: Basis,
 }
 
@@ -36,65 +36,65 @@ pub struct Preference {
 pub enum Basis {
     /// It is the pod's grant.
     Granted,
-    /// The asking pod has no grant, or none that can still be given.
+    /// The pod has no grant, or none that can still be allocated.
     Unplanned,
-    /// No pod is known that asks for this.
+    /// No known pod matches the request.
     Unknown,
-    /// Nothing was left outside live grants, quarantine and what others hold.
+    /// No devices were left outside live grants, quarantine and other pods' devices.
     Forced,
 }
 
-/// What is worth waiting a moment for, instead of answering at once.
+/// What a call may wait for before it returns.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Patience {
+pub struct WaitFor {
     /// A pod that the watch is about to show.
     pub pods: bool,
     /// The choice table of the machine.
     pub table: bool,
 }
 
-/// An answer that waits for its Allocate.
+/// A response without an Allocate so far.
 #[derive(Debug, Clone)]
 pub(super) struct Outstanding {
     pub(super) resource: ResourceName,
     pub(super) set: Devices,
-    /// The step it was meant for: pod and position.
+    /// The step that it was meant for: pod and position.
     pub(super) step: Option<(PodUid, usize)>,
 }
 
-/// The step that is most likely the asking one.
+/// The step that most likely matches the request.
 struct Candidate {
     step: (PodUid, usize),
     fit: Fit,
 }
 
-/// How an open step goes with an offer.
+/// How an open step matches an offer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Fit {
-    /// This is its set, and kubelet can give it.
+    /// This is its set, and kubelet can allocate it.
     Set(Devices),
     /// It has no set: any will do.
     Any,
-    /// It has a set that kubelet cannot give: a device is sick, or somebody else has it.
+    /// It has a set that kubelet cannot allocate: a device is unhealthy, or held by another pod.
     Broken,
-    /// It cannot be the asking one.
+    /// It cannot match.
     No,
 }
 
 impl Handover {
-    /// Answers the containers of one call. `None` if something is missing that `patience` has time for: to be asked again after
-    /// the next change. Kubelet admits nothing else meanwhile.
-    pub fn prefer(&mut self, requests: &[Request], patience: Patience) -> Option<Vec<Preference>> {
+    /// The preferences for the containers of one call. `None` if something is missing that `wait_for` allows to wait
+    /// for: call again after the next change. Kubelet admits no other pod meanwhile.
+    pub fn prefer(&mut self, requests: &[Request], wait_for: WaitFor) -> Option<Vec<Preference>> {
         let mut answered: Vec<Outstanding> = Vec::new();
         let mut answers = Vec::with_capacity(requests.len());
         for request in requests {
             let candidate = self.candidate(request, &answered);
             let waits = match candidate.as_ref().map(|candidate| &candidate.fit) {
                 Some(Fit::Set(_)) => false,
-                Some(Fit::Any) => patience.table && self.table.is_none(),
-                // Its end may be on its way here as well as the pod that asks.
+                Some(Fit::Any) => wait_for.table && self.table.is_none(),
+                // The pod's deletion may be pending as well as its creation.
                 Some(Fit::Broken | Fit::No) | None => {
-                    patience.pods || (patience.table && self.table.is_none())
+                    wait_for.pods || (wait_for.table && self.table.is_none())
                 }
             };
             if waits {
@@ -121,16 +121,17 @@ impl Handover {
             });
             answers.push(preference);
         }
-        // An answer that no Allocate followed is stale: kubelet admits one pod at a time.
+        // A response without Allocate is stale: kubelet admits one pod at a time.
         self.outstanding
             .retain(|old| answered.iter().all(|new| new.resource != old.resource));
         self.outstanding.extend(answered);
         Some(answers)
     }
 
-    /// The first pod in kubelet's order with an open step of this resource and size: first those that were never served, for a kubelet
-    /// that lost its checkpoint does not ask again for containers that run; of them those whose turn it is within their pod, then any. If
-    /// it cannot be given its set it is still the one: taking the next pod's instead would shift every pod after it.
+    /// The first pod in kubelet's order with an open step of this resource and size. Steps that were never served come
+    /// first, because a kubelet without checkpoint does not allocate again for running containers; of these, the next
+    /// step in the order of the pod. If the pod's set is unavailable it still is the pod: taking the next pod's set
+    /// would shift all pods after it.
     fn candidate(&self, request: &Request, answered: &[Outstanding]) -> Option<Candidate> {
         let pods = self.in_order();
         let looks = [(false, 1), (false, usize::MAX), (true, 1), (true, usize::MAX)];
@@ -180,13 +181,13 @@ impl Handover {
             } else if due.is_subset(&request.offered) {
                 Fit::Set(due.clone())
             } else if pod.started || step.allocated.is_some() {
-                // Kubelet gives its devices to nobody: it has them.
+                // Its devices are held by the pod itself, so kubelet does not offer them.
                 Fit::No
             } else {
                 Fit::Broken
             };
         }
-        // What must be included is what the pod's init containers left: it names the pod.
+        // Devices that must be included were left by the pod's init containers: they identify the pod.
         let held = pod.held_of(&request.resource);
         if !request.must.is_subset(&held) {
             return Fit::No;
@@ -202,7 +203,7 @@ impl Handover {
         Fit::Any
     }
 
-    /// The best set outside all live grants and quarantined devices; where too little is left, of what costs least.
+    /// The best set outside all live grants and quarantined devices; if too few are left, the least harmful others.
     fn outside(&self, request: &Request, step: Option<&(PodUid, usize)>) -> Preference {
         let resource = &request.resource;
         let own = step.and_then(|(uid, position)| {
@@ -260,9 +261,9 @@ impl Handover {
                 basis,
             };
         }
-        // Too little. The asking pod's own grant first, then what kubelet knows to be free though we do not yet, then devices
-        // of processes that are about to end, then grants, the youngest first, whose pods are furthest from admission, and at last GPUs
-        // that somebody holds whole.
+        // Too few devices. Ascending harm: the pod's own grant; devices that only this plugin still believes to be
+        // held; devices of processes that are about to end; grants, the youngest first, whose pods are furthest from
+        // admission; at last GPUs that a pod holds whole.
         let tiers = [own.into_iter().flatten().collect(), held, quarantined]
             .into_iter()
             .chain(pending.into_iter().rev())
@@ -287,7 +288,7 @@ impl Handover {
         self.choose_beside(request, free, &self.held_elsewhere(&request.resource))
     }
 
-    /// The best of `free`, given what [`Self::held_elsewhere`] found.
+    /// The best set of `free`, given the result of [`Self::held_elsewhere`].
     fn choose_beside(&self, request: &Request, free: &Devices, elsewhere: &[&DeviceId]) -> Devices {
         let Some(devices) = self.devices.get(&request.resource) else {
             return Devices::new();
@@ -298,8 +299,8 @@ impl Handover {
         devices.choose(table, &elsewhere, free, &request.must, request.size)
     }
 
-    /// The devices that somebody holds, or is about to get, and that are none of the resource's: other resources' on the same GPUs, and
-    /// those given out before a changed configuration gave them other names, of which kubelet knows nothing.
+    /// Devices of other resources that are held or due: on the same GPUs, or allocated before a configuration change
+    /// renamed them, which kubelet does not know.
     fn held_elsewhere(&self, resource: &ResourceName) -> Vec<&DeviceId> {
         let Some(devices) = self.devices.get(resource) else {
             return Vec::new();
@@ -332,8 +333,8 @@ impl Handover {
     }
 }
 
-/// What is offered of GPUs and MIG devices that somebody was given whole before a changed configuration shared them, or in part before it
-/// made them whole again: kubelet knows nothing of these names any more.
+/// Offered names of GPUs and MIG devices that were allocated as a whole before a configuration change shared them, or
+/// in part before it made them whole: kubelet does not know these holders.
 fn held_by_another_name<'r>(offered: &'r Devices, elsewhere: &[&DeviceId]) -> Vec<&'r DeviceId> {
     if elsewhere.is_empty() {
         return Vec::new();

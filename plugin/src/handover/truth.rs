@@ -1,5 +1,5 @@
-//! What kubelet says of who holds what. It overrules every guess about who asked: allocated sets are exchanged between pods
-//! until they match. Blind to ordinary init containers, so what it does not list is not thereby free.
+//! PodResources, the truth about holders. It overrides every attribution: allocated sets are exchanged between pods
+//! until they match. It does not show ordinary init containers, so an unlisted device is not necessarily free.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,7 +14,7 @@ use super::{Devices, Handover, Note, PodName};
 pub struct Holding {
     /// Namespace of the pod.
     pub namespace: String,
-    /// Name of the pod; kubelet gives no UID.
+    /// Name of the pod; kubelet does not return the UID.
     pub pod: String,
     /// The container.
     pub container: String,
@@ -33,31 +33,32 @@ impl Holding {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Listing(pub BTreeMap<Holding, Devices>);
 
-/// A point in the order of events: what a list that began here cannot know came later.
+/// A point in the order of events: changes after it are not in a list that began at it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Ticket(u64);
 
-/// The last listing, and what it cannot know.
+/// The last list, with the changes it cannot contain.
 #[derive(Debug, Default)]
 pub(super) struct Truth {
-    /// As kubelet gave it, other plugins' devices and all: it may come before the inventory does. `None` before the first.
-    heard: Option<Listing>,
-    /// What of it is of this node's GPUs.
+    /// As kubelet returned it, with other plugins' devices, because it may come before the inventory. `None` before the
+    /// first.
+    raw: Option<Listing>,
+    /// The part about this node's GPUs.
     listing: Listing,
     clock: u64,
-    /// The kubelet at the time each listing began.
+    /// The kubelet at the start of each list call.
     began_in: u64,
-    /// The names of pods deleted of late. A listing that began before shows them; one that began soon after does, where kubelet had not heard
-    /// of it yet.
+    /// Names of recently deleted pods. A list that began before the deletion shows them, and so may one that began soon
+    /// after, until kubelet has processed it.
     pub(super) deleted: BTreeMap<(String, String), Deleted>,
 }
 
 /// A deleted pod.
 #[derive(Debug)]
 pub(super) struct Deleted {
-    /// When.
+    /// When it was deleted.
     at: Ticket,
-    /// What its containers had, each of each resource.
+    /// The devices of its containers, by resource.
     held: BTreeMap<(String, ResourceName), Devices>,
 }
 
@@ -69,32 +70,32 @@ impl Deleted {
     }
 }
 
-/// A set that was allocated for a pod nobody knows.
+/// A set that was allocated for an unknown pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Unattributed {
     pub(super) resource: ResourceName,
     pub(super) set: Devices,
-    /// When. Two listings later the pod is listed, or has no app container that holds devices, or failed.
+    /// When. After two lists the pod is listed, or has no app container with devices, or failed.
     pub(super) ticket: Ticket,
 }
 
 impl Unattributed {
-    /// Most that are kept: more than any machine has devices.
+    /// Limit: more than any machine has devices.
     pub(super) const MOST: usize = 256;
 }
 
 impl Truth {
-    pub(super) fn was_heard(&self) -> bool {
-        self.heard.is_some()
+    pub(super) fn is_listed(&self) -> bool {
+        self.raw.is_some()
     }
 
     pub(super) fn now(&self) -> Ticket {
         Ticket(self.clock)
     }
 
-    /// The pod is gone: its name may come again with other devices.
+    /// Forgets a deleted pod: a new pod may have its name with other devices.
     pub(super) fn forget(&mut self, pod: &PodName, steps: &[Step]) {
-        for listing in self.heard.iter_mut().chain([&mut self.listing]) {
+        for listing in self.raw.iter_mut().chain([&mut self.listing]) {
             listing
                 .0
                 .retain(|holding, _| holding.namespace != pod.namespace || holding.pod != pod.name);
@@ -111,22 +112,21 @@ impl Truth {
             .insert((pod.namespace.clone(), pod.name.clone()), deleted);
     }
 
-    /// A pod is there that was not before: what the last listing says of its name, and would say of a pod that was deleted shortly before,
-    /// is not of this one.
-    pub(super) fn tell_apart(&mut self, pod: &PodName) {
+    /// Records a new pod: list entries under its name belong to an earlier pod, if one was deleted shortly before.
+    pub(super) fn forget_earlier(&mut self, pod: &PodName) {
         let name = (pod.namespace.clone(), pod.name.clone());
         let Some(deleted) = self.deleted.get(&name) else {
             return;
         };
-        for listing in self.heard.iter_mut().chain([&mut self.listing]) {
+        for listing in self.raw.iter_mut().chain([&mut self.listing]) {
             listing
                 .0
                 .retain(|holding, set| holding.name() != name || !deleted.had(holding, set));
         }
     }
 
-    /// Holdings of pods that the watch does not show.
-    pub(super) fn strangers<'t>(
+    /// Entries of pods that the watch does not show.
+    pub(super) fn unknown_pods<'t>(
         &'t self,
         pods: &BTreeMap<PodUid, Pod>,
     ) -> impl Iterator<Item = (&'t Holding, &'t Devices)> {
@@ -149,7 +149,7 @@ impl Truth {
 }
 
 impl Handover {
-    /// A listing is about to be asked for. One that began earlier will not come any more.
+    /// Records the start of a list call. Results of earlier calls will not arrive any more.
     pub fn listing_begins(&mut self) -> Ticket {
         self.truth.clock += 1;
         let now = self.truth.now();
@@ -158,7 +158,7 @@ impl Handover {
         self.truth.now()
     }
 
-    /// The listing that began at `ticket` has come.
+    /// Records the list of the call that began at `ticket`.
     pub fn listed(&mut self, ticket: Ticket, mut listing: Listing, now: Timestamp) {
         let has = |name: &(String, String)| {
             let mut pods = self.pods.values().map(|pod| &pod.name);
@@ -171,7 +171,7 @@ impl Handover {
                 deleted.at < ticket && !(shortly_before && deleted.had(holding, set) && has(&name))
             })
         });
-        self.truth.heard = Some(listing);
+        self.truth.raw = Some(listing);
         self.truth
             .deleted
             .retain(|_, deleted| deleted.at.0 + 1 >= ticket.0);
@@ -181,18 +181,18 @@ impl Handover {
         self.settle();
     }
 
-    /// The pods or the devices changed: what the last listing says of them holds as before.
-    pub(super) fn retell_truth(&mut self) {
+    /// Applies the last list again after a change of pods or devices.
+    pub(super) fn reapply_truth(&mut self) {
         self.apply_truth(false, Timestamp::UNIX_EPOCH);
     }
 
-    /// Makes the pods' allocated sets what the listing says. `current`: it comes from the kubelet that is there now.
+    /// Sets the pods' allocated sets from the list. `current`: it comes from the present kubelet.
     fn apply_truth(&mut self, current: bool, now: Timestamp) {
         self.truth.listing = Listing(
             self.truth
-                .heard
+                .raw
                 .iter()
-                .flat_map(|heard| &heard.0)
+                .flat_map(|raw| &raw.0)
                 .filter(|(holding, set)| self.is_ours(&holding.resource, set))
                 .map(|(holding, set)| (holding.clone(), set.clone()))
                 .collect(),
@@ -207,7 +207,7 @@ impl Handover {
                 )
             })
             .collect();
-        let mut told: Vec<(PodUid, usize, Devices)> = Vec::new();
+        let mut listed: Vec<(PodUid, usize, Devices)> = Vec::new();
         for (holding, set) in &self.truth.listing.0 {
             let place = by_name
                 .get(&(holding.namespace.clone(), holding.pod.clone()))
@@ -219,7 +219,7 @@ impl Handover {
                     Some((pod.name.uid.clone(), position))
                 });
             if let Some((uid, position)) = place {
-                told.push((uid, position, set.clone()));
+                listed.push((uid, position, set.clone()));
             }
         }
         for pod in self.pods.values_mut() {
@@ -227,25 +227,25 @@ impl Handover {
                 step.listed = false;
             }
         }
-        for (uid, position, set) in &told {
+        for (uid, position, set) in &listed {
             self.correct(uid, *position, set, current);
         }
-        self.forget_what_others_hold(&told);
-        for (uid, position, set) in &told {
+        self.drop_contradicted_adoptions(&listed);
+        for (uid, position, set) in &listed {
             self.imply_earlier(&(uid.clone(), *position), set);
         }
         if now != Timestamp::UNIX_EPOCH {
-            self.report_differences(&told, now);
+            self.report_differences(&listed, now);
         }
     }
 
-    /// Whether a set is of this node's GPUs, by a name of now or by one that a changed configuration took from them.
+    /// Whether a set consists of this node's GPUs, by a current name or one from before a configuration change.
     fn is_ours(&self, resource: &ResourceName, set: &Devices) -> bool {
         let known = |device: &DeviceId| self.whereabouts.contains_key(device.unit());
         self.devices.contains_key(resource) || set.iter().any(known)
     }
 
-    /// This step holds `set`, whatever was believed.
+    /// Sets the allocated set of a step, overriding its attribution.
     fn correct(&mut self, uid: &PodUid, position: usize, set: &Devices, current: bool) {
         let epoch = self.epoch;
         let place = (uid.clone(), position);
@@ -259,7 +259,7 @@ impl Handover {
         }
         let believed = step.allocated.replace(set.clone());
         let resource = step.resource.clone();
-        // Whoever was taken for the holder of this set has the other one, if there was another.
+        // The pod to which this set was attributed has the other set, if there was one.
         let mistaken = self.in_order().into_iter().find_map(|pod| {
             let at = pod.steps.iter().position(|step| {
                 step.resource == resource && !step.listed && step.allocated.as_ref() == Some(set)
@@ -273,7 +273,8 @@ impl Handover {
                 }
             }
             (None, Some(believed)) => {
-                // The same pod's init container may have had it; else it is somebody's whom the next listing will name.
+                // An init container of the same pod may have had it; attribute_other it belongs to a pod that the next list
+                // will name.
                 let kept = self.pods.get(uid).is_some_and(|pod| {
                     pod.steps
                         .iter()
@@ -288,8 +289,8 @@ impl Handover {
         self.attribute(&place, &resource, set);
     }
 
-    /// A set that nobody was known for, and part of which this step has, is this pod's: the step's own or that of an init container,
-    /// whose devices the app took over.
+    /// Removes unattributed sets that overlap the step's devices: they belong to this pod, to the step itself or to an
+    /// init container whose devices the app container reuses.
     pub(super) fn attribute(
         &mut self,
         (uid, position): &(PodUid, usize),
@@ -311,11 +312,11 @@ impl Handover {
         });
     }
 
-    /// What an earlier run believed of a pod does not stand against the truth of another.
-    fn forget_what_others_hold(&mut self, told: &[(PodUid, usize, Devices)]) {
+    /// Devices adopted from an earlier run are dropped if the list shows them at another pod.
+    fn drop_contradicted_adoptions(&mut self, listed: &[(PodUid, usize, Devices)]) {
         for pod in self.pods.values_mut() {
             for devices in pod.remembered.values_mut() {
-                for (_, _, set) in told.iter().filter(|(uid, _, _)| *uid != pod.name.uid) {
+                for (_, _, set) in listed.iter().filter(|(uid, _, _)| *uid != pod.name.uid) {
                     devices.retain(|device| !set.contains(device));
                 }
             }
@@ -323,7 +324,8 @@ impl Handover {
         }
     }
 
-    /// Kubelet serves a pod's containers in order: those before a listed one have been served too, by the grant if this one was.
+    /// Marks earlier containers of a listed pod as served, because kubelet serves them in order: by the grant if this
+    /// one was.
     fn imply_earlier(&mut self, (uid, position): &(PodUid, usize), set: &Devices) {
         let Some(pod) = self.pods.get_mut(uid) else { return };
         let Some(listed) = pod.steps.get(*position) else {
@@ -364,9 +366,9 @@ impl Handover {
         }
     }
 
-    /// Tells of pods that hold another set than granted: exchanged with another pod, or foreign to all grants.
-    fn report_differences(&mut self, told: &[(PodUid, usize, Devices)], now: Timestamp) {
-        for (uid, position, set) in told {
+    /// Reports pods with another set than granted: exchanged with another pod, or outside all grants.
+    fn report_differences(&mut self, listed: &[(PodUid, usize, Devices)], now: Timestamp) {
+        for (uid, position, set) in listed {
             let Some(pod) = self.pods.get(uid) else { continue };
             let Some(step) = pod.steps.get(*position) else {
                 continue;
@@ -374,7 +376,7 @@ impl Handover {
             let Some(Share::Exactly(granted)) = &step.share else {
                 continue;
             };
-            if granted == set || step.told || !pod.is_granted() {
+            if granted == set || step.reported || !pod.is_granted() {
                 continue;
             }
             let resource = step.resource.clone();
@@ -396,7 +398,7 @@ impl Handover {
                 self.deviate(Some(name), deviation);
             }
             if let Some(step) = self.step_mut(&(uid.clone(), *position)) {
-                step.told = true;
+                step.reported = true;
             }
         }
     }

@@ -1,5 +1,4 @@
-//! What can be wrong with a GPU or with NVML as a whole, what proves that it is over, and how each is called. Values alone: the book
-//! decides.
+//! Causes of unhealthy GPUs, proofs of recovery, and their names. Values only; the health tracker decides.
 
 use std::fmt;
 
@@ -7,47 +6,49 @@ use gantry_topology::GpuUuid;
 
 use super::{Class, Extent};
 
-/// Why nothing can be known of any GPU.
+/// Why no GPU can be queried.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Outage {
-    /// What is the matter.
+    /// Description of the problem.
     pub reason: String,
     /// What is missing.
     pub kind: OutageKind,
 }
 
-/// What is missing where nothing can be known.
+/// The cause of an outage.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OutageKind {
-    /// The driver itself is gone; when it is back, the GPUs have been reset.
+    /// The driver is gone; when it is back, the GPUs have been reset.
     DriverGone,
-    /// NVML cannot be loaded, which tells nothing of the driver: a node without one, or one that is not installed yet.
+    /// NVML cannot be loaded, which says nothing about the driver: the node has none, or it is not installed
+    /// yet.
     LibraryMissing,
-    /// NVML fails though it is there.
+    /// NVML is present but fails.
     Failing,
 }
 
 /// Why a GPU cannot be reached.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Loss {
-    /// What is the matter.
+    /// Description of the problem.
     pub reason: String,
-    /// Whether the GPU is off the bus, so that it is reset when it answers again; otherwise questions to it fail.
+    /// Whether the GPU is off the bus, so that it has been reset when it responds again; otherwise queries
+    /// fail.
     pub off_bus: bool,
 }
 
-/// What makes a GPU unhealthy, the least of it first. A closed set: labels of a metric.
+/// What makes a GPU unhealthy, in ascending severity. A closed set: labels of a metric.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Cause {
-    /// It has counted uncorrected memory errors.
+    /// Uncorrected memory errors were counted.
     Uncorrected,
-    /// A repair of its memory waits for a reset.
+    /// A memory repair waits for a reset.
     RepairPending,
-    /// It cannot be reached.
+    /// The GPU cannot be reached.
     Lost,
-    /// The driver asks for a reset or the like.
+    /// The driver requests a recovery action.
     RecoveryAction,
-    /// A repair of its memory has failed.
+    /// A memory repair failed.
     RepairFailed,
     /// An Xid of this class.
     Xid(Class),
@@ -57,66 +58,66 @@ pub enum Cause {
     Driver,
 }
 
-/// What a GPU is called in what is told of it.
+/// Identification of a GPU in messages.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub enum GpuName {
     /// Its UUID.
     Uuid(GpuUuid),
-    /// Its place in NVML's count: it was out of reach from the start, and has told no UUID.
-    Place(u8),
+    /// NVML index: the GPU was unreachable from the start, so its UUID is unknown.
+    Index(u8),
 }
 
-/// One thing that is wrong with a GPU or a part of it.
+/// One problem of a GPU or a part of it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Trouble {
     /// The GPU.
     pub gpu: GpuName,
-    /// How much of it.
+    /// The affected part.
     pub extent: Extent,
-    /// What kind of thing.
+    /// The kind of problem.
     pub cause: Cause,
-    /// In words a person can act on.
+    /// Description with the action to take.
     pub reason: String,
 }
 
-/// What proves that a fault is over.
+/// Evidence that a fault is over.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Proof {
-    /// The driver went and came back.
+    /// The driver was unloaded and loaded again.
     DriverReloaded,
-    /// The GPU was off the bus and answers again.
-    Answers,
-    /// The kernel has bound the GPU to its driver anew.
-    BoundAnew,
-    /// The driver asked for a reset and asks for nothing now.
-    WishGranted,
-    /// A repair of memory waited for a reset and waits no more.
+    /// The GPU was off the bus and responds again.
+    Responds,
+    /// The kernel bound the GPU to its driver again.
+    Rebound,
+    /// The driver requested a reset and requests nothing now.
+    ActionCleared,
+    /// A memory repair waited for a reset and is done.
     Repaired,
-    /// Volatile memory errors are counted from the start again.
-    CountedAnew,
-    /// The MIG instance is gone, or was made anew.
+    /// The volatile memory error count restarted.
+    CountersReset,
+    /// The MIG instance is gone or was replaced.
     InstanceGone,
     /// The NVLinks went down and are up again.
     LinksUp,
     /// The node was rebooted.
     Rebooted,
-    /// A person says so.
+    /// The operator lifted the quarantine.
     Lifted,
 }
 
-/// A fault that is over.
+/// A cleared fault.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Ended {
     /// The GPU.
     pub gpu: GpuUuid,
-    /// What was wrong.
+    /// Reason of the fault.
     pub reason: String,
-    /// What proves that it is over.
+    /// The evidence.
     pub proof: Proof,
 }
 
 impl Outage {
-    /// What makes each GPU unhealthy while it lasts.
+    /// The cause of each GPU's problem during the outage.
     pub(super) fn cause(&self) -> Cause {
         match self.kind {
             OutageKind::DriverGone => Cause::Driver,
@@ -126,11 +127,11 @@ impl Outage {
 }
 
 impl GpuName {
-    /// The UUID, if it is known.
+    /// The UUID, if known.
     pub fn uuid(&self) -> Option<&GpuUuid> {
         match self {
             Self::Uuid(uuid) => Some(uuid),
-            Self::Place(_) => None,
+            Self::Index(_) => None,
         }
     }
 }
@@ -145,7 +146,7 @@ impl fmt::Display for GpuName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Uuid(uuid) => write!(f, "{uuid}"),
-            Self::Place(index) => write!(f, "GPU {index}"),
+            Self::Index(index) => write!(f, "GPU {index}"),
         }
     }
 }
@@ -169,17 +170,15 @@ impl fmt::Display for Proof {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::DriverReloaded => "the driver was reloaded",
-            Self::Answers => "it was off the bus and answers again",
-            Self::BoundAnew => "the kernel has bound it to its driver anew",
-            Self::WishGranted => "the driver asked for a reset and asks for nothing now",
-            Self::Repaired => "the repair of its memory that waited for a reset is done",
-            Self::CountedAnew => {
-                "its volatile memory errors are counted from the start again, as after a reset"
-            }
-            Self::InstanceGone => "the MIG instance is gone or was made anew",
+            Self::Responds => "it was off the bus and responds again",
+            Self::Rebound => "the kernel bound it to its driver again",
+            Self::ActionCleared => "the driver requested a reset and requests nothing now",
+            Self::Repaired => "its memory repair that waited for a reset is done",
+            Self::CountersReset => "its volatile memory error count restarted, as after a reset",
+            Self::InstanceGone => "the MIG instance is gone or was replaced",
             Self::LinksUp => "its NVLinks are up again",
             Self::Rebooted => "the node was rebooted",
-            Self::Lifted => "its quarantine was lifted by hand",
+            Self::Lifted => "its quarantine was lifted by the operator",
         })
     }
 }

@@ -1,32 +1,32 @@
-//! The operator's exceptions: which Xids count. Read from two texts, in the form and with the meaning that NVIDIA's plugin gives
-//! `DP_DISABLE_HEALTHCHECKS` and `DP_ENABLE_HEALTHCHECKS`, so that manifests need not change.
+//! The operator's selection of Xids, read from two variables with the syntax and meaning of
+//! `DP_DISABLE_HEALTHCHECKS` and `DP_ENABLE_HEALTHCHECKS` of NVIDIA's plugin.
 
 use std::collections::BTreeSet;
 use std::str::FromStr;
 
 use super::Class;
 
-/// Xids as an operator lists them.
+/// A list of Xids.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum XidList {
     /// Every Xid.
     All,
-    /// These.
+    /// Some Xids.
     Some(BTreeSet<u64>),
 }
 
-/// A word that is none of those allowed.
+/// A word that is not allowed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{word:?} is no health check; write all, xids, or Xid numbers with commas, such as 48,79")]
+#[error("{word:?} is not a health check; write all, xids, or Xid numbers separated by commas, such as 48,79")]
 pub struct XidListError {
     /// The word.
     pub word: String,
 }
 
-/// Which Xids make a GPU unhealthy, as far as the operator decides.
+/// Selects the Xids that make a GPU unhealthy.
 ///
-/// An Xid that is enabled counts, whatever else is said of it: also one that is an application's own doing, and also while all are
-/// disabled. One that is disabled does not count. Any other counts by its class.
+/// An enabled Xid always counts, even an application Xid and even if all are disabled. A disabled Xid does not
+/// count. Any other Xid counts by its class.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct HealthChecks {
     /// `DP_DISABLE_HEALTHCHECKS`.
@@ -36,16 +36,16 @@ pub struct HealthChecks {
 }
 
 impl HealthChecks {
-    /// Whether nothing is watched: all is disabled and nothing enabled. A GPU that is lost and a driver that is gone still count:
-    /// such a GPU cannot be used.
+    /// Whether no Xid is watched: all are disabled and none enabled. A lost GPU or a missing driver still
+    /// counts, because such a GPU cannot be used.
     pub fn is_off(&self) -> bool {
         self.disabled == XidList::All && self.enabled.is_empty()
     }
 
-    /// What Xid `code` of class `class` amounts to; `None` if it is not watched.
+    /// The effective class of Xid `code` with class `class`; `None` if it is not watched.
     pub fn judge(&self, code: u64, class: Class) -> Option<Class> {
         if self.enabled.contains(code) {
-            // Nobody knows of a harm that an application's Xid leaves behind, but it was asked for to count.
+            // An application Xid leaves no known damage, but the operator enabled it.
             return Some(match class {
                 Class::Application => Class::Resettable,
                 Class::Link { .. } => Class::Link { reset: true },
@@ -55,7 +55,7 @@ impl HealthChecks {
         (!self.disabled.contains(code)).then_some(class)
     }
 
-    /// Whether what Xid `code` tells of is watched, where NVML shows the same as a lasting state.
+    /// Whether Xid `code` is watched, where NVML also reports its condition as a state.
     pub fn watches(&self, code: u64) -> bool {
         self.judge(code, Class::Resettable).is_some()
     }
@@ -89,7 +89,7 @@ impl Default for XidList {
 impl FromStr for XidList {
     type Err = XidListError;
 
-    /// Reads `all`, `xids` (the same, there are no others), Xid numbers, or nothing.
+    /// Parses `all`, `xids` (equivalent, because there are no other checks), Xid numbers, or nothing.
     fn from_str(text: &str) -> Result<Self, XidListError> {
         let mut codes = BTreeSet::new();
         let mut all = false;
@@ -118,7 +118,7 @@ mod tests {
         }
     }
 
-    /// Of a few Xids of each class, those that make a GPU unhealthy.
+    /// The unhealthy ones of a few Xids of each class.
     fn unhealthy(checks: &HealthChecks) -> Vec<u64> {
         let classes = [
             (13, Class::Application),
@@ -144,10 +144,10 @@ mod tests {
             ("all", "", &[]),
             ("xids", "", &[]),
             ("XIDS,48", "", &[]),
-            // Enabling wins over disabling, and over what is ignored otherwise.
+            // Enabling overrides disabling and the class.
             ("48", "48", &[48, 79, 95]),
             ("", "13", &[13, 48, 79, 95]),
-            // All disabled and some enabled: just those are watched.
+            // All disabled and some enabled: only those are watched.
             ("all", "48", &[48]),
             ("all", "31,79", &[31, 79]),
             ("all", "all", &[13, 31, 48, 74, 79, 95]),
@@ -175,7 +175,7 @@ mod tests {
         let error = "48,ecc".parse::<XidList>().unwrap_err();
         assert_eq!(
             error.to_string(),
-            "\"ecc\" is no health check; write all, xids, or Xid numbers with commas, such as 48,79"
+            "\"ecc\" is not a health check; write all, xids, or Xid numbers separated by commas, such as 48,79"
         );
     }
 }

@@ -1,5 +1,4 @@
-//! How often each Xid was raised on each GPU, those that change nothing included: for metrics. Written by the owner of the
-//! inventory, read by anyone.
+//! Counts of Xids per GPU for metrics, including those without consequences. The NVML thread writes them.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -11,7 +10,7 @@ use gantry_topology::GpuUuid;
 pub struct XidCounts(Arc<Mutex<BTreeMap<(GpuUuid, u64), u64>>>);
 
 impl XidCounts {
-    /// Counts one.
+    /// Counts one Xid and returns the new count.
     pub fn count(&self, gpu: &GpuUuid, xid: u64) -> u64 {
         let mut counts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let count = counts.entry((gpu.clone(), xid)).or_default();
@@ -19,7 +18,7 @@ impl XidCounts {
         *count
     }
 
-    /// All counts: GPU, Xid, how often.
+    /// All counts: GPU, Xid, count.
     pub fn all(&self) -> Vec<(GpuUuid, u64, u64)> {
         let counts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         counts

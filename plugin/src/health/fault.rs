@@ -1,4 +1,4 @@
-//! One fault: where it lies, what it is, what has been seen of the GPU since. Values, and their form in the API.
+//! One fault: its extent, its Xid, and the evidence since. Values, and their form in the API.
 
 use gantry_api::{FaultEvidence, GpuFault};
 use gantry_topology::{GpuUuid, Mig};
@@ -7,10 +7,10 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use super::Class;
 
-/// How much of a GPU a fault touches.
+/// The part of a GPU that a fault affects.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Extent {
-    /// All of it, every MIG device included.
+    /// The whole GPU with every MIG device.
     Gpu,
     /// One GPU instance with all its compute instances.
     GpuInstance(u32),
@@ -18,11 +18,11 @@ pub enum Extent {
     ComputeInstance(u32, u32),
 }
 
-/// A part of a GPU that can be given out: the whole, or a MIG device by GPU instance and compute instance.
+/// An allocatable part of a GPU: the whole, or a MIG device by GPU instance and compute instance.
 pub type Part = Option<(u32, u32)>;
 
 impl Extent {
-    /// The GPU instance, and its compute instance if it is that alone; `None` for the whole GPU.
+    /// The GPU instance, with the compute instance if only that is affected; `None` for the whole GPU.
     pub fn instance(self) -> Option<(u32, Option<u32>)> {
         match self {
             Self::Gpu => None,
@@ -31,7 +31,7 @@ impl Extent {
         }
     }
 
-    /// Whether a part of the GPU is touched. The whole is touched by whatever touches a part of it.
+    /// Whether a part of the GPU is affected. The whole GPU is affected by every fault.
     pub fn touches(self, part: Part) -> bool {
         match (self, part) {
             (Self::Gpu, _) | (_, None) => true,
@@ -40,7 +40,7 @@ impl Extent {
         }
     }
 
-    /// Whether the MIG instance is still there, and the one in which `mig_device` was seen. The whole GPU always is.
+    /// Whether the MIG instance that contained `mig_device` still exists. The whole GPU always does.
     pub fn is_there(self, mig: Option<&Mig>, mig_device: Option<&str>) -> bool {
         let Some((gi, ci)) = self.instance() else {
             return true;
@@ -55,14 +55,14 @@ impl Extent {
             .filter(|compute| ci.is_none_or(|ci| compute.id == ci))
             .peekable();
         match (compute.peek(), mig_device) {
-            // A GPU instance whose compute instances are all gone is still the same.
+            // A GPU instance whose compute instances were all removed is still the same.
             (None, _) => ci.is_none(),
             (Some(_), None) => true,
             (Some(_), Some(uuid)) => compute.any(|compute| compute.uuid.as_str() == uuid),
         }
     }
 
-    /// The UUID of a MIG device in it, by which it is known again.
+    /// The UUID of a MIG device in it, which identifies the instance.
     pub fn mig_device(self, mig: Option<&Mig>) -> Option<String> {
         let (gi, ci) = self.instance()?;
         let instance = mig?.instances.iter().find(|instance| instance.id == gi)?;
@@ -72,29 +72,29 @@ impl Extent {
     }
 }
 
-/// An Xid that makes a GPU, or a part of it, unhealthy.
+/// An Xid that makes a GPU or a part of it unhealthy.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Fault {
-    /// How much of the GPU it touches.
+    /// The affected part.
     pub extent: Extent,
     /// The Xid.
     pub xid: u64,
-    /// What it asks for; the worst one gives the reason.
+    /// Its class; the worst class gives the reason.
     pub class: Class,
-    /// The reason, in words a person can act on.
+    /// Description with the action to take.
     pub reason: String,
-    /// When it was raised.
+    /// Time of the Xid.
     pub since: Timestamp,
-    /// UUID of a MIG device in the instance that it touches.
+    /// UUID of a MIG device in the affected instance.
     pub mig_device: Option<String>,
     /// Version of the driver that raised it.
     pub driver: Option<String>,
-    /// What was seen of the GPU since.
+    /// Vitals seen since the fault.
     pub evidence: FaultEvidence,
 }
 
 impl Fault {
-    /// Its form in the API, on GPU `gpu` in boot `boot_id`.
+    /// The stored form, for GPU `gpu` in boot `boot_id`.
     pub fn stored(&self, gpu: &GpuUuid, boot_id: &str) -> GpuFault {
         let (gpu_instance, compute_instance) = match self.extent.instance() {
             None => (None, None),
@@ -115,8 +115,7 @@ impl Fault {
         }
     }
 
-    /// Reads the form in the API. A class that this version does not know is taken for resettable; a GPU whose UUID makes no sense
-    /// is nobody's.
+    /// Parses the stored form. An unknown class counts as resettable; `None` for an invalid GPU UUID.
     pub fn read(stored: GpuFault) -> Option<(GpuUuid, Self)> {
         let extent = match (stored.gpu_instance, stored.compute_instance) {
             (Some(gi), Some(ci)) => Extent::ComputeInstance(gi, ci),
@@ -191,7 +190,7 @@ mod tests {
         }
         assert!(
             extent.is_there(Some(&cut_anew), None),
-            "nothing tells the two apart"
+            "nothing distinguishes the two"
         );
         assert!(extent.is_there(Some(&mig(&[(1, &[])])), device.as_deref()));
         let one = Extent::ComputeInstance(1, 1);

@@ -1,35 +1,35 @@
-//! What events and failures mean for a GPU's health. Pure: tables, the operator's exceptions and the record of what happened;
-//! NVML is asked elsewhere, and who is told is decided elsewhere.
+//! Judges events and failures: their effect on a GPU's health. Pure: the Xid table, the operator's selection
+//! and the health tracker.
 //!
 //! | what happened | what follows | what ends it |
 //! |---|---|---|
-//! | application Xid | counted, nothing else | - |
+//! | application Xid | counted only | - |
 //! | resettable or fatal Xid | GPU unhealthy, in quarantine | a proof that the GPU was reset |
-//! | the same, or a MIG-instance Xid, in an event that names an instance, where `data/xid.csv` says that it is confined | the MIG devices in it unhealthy | the same, or the instance is gone or made anew |
-//! | link Xid | links are read again; GPU unhealthy if the link needs a reset of the GPU, if links went down, or if the driver does not tell what it needs | the same, or the links that went down are up again |
-//! | memory repair failed or waiting, uncorrected errors, the driver asks for a reset | GPU unhealthy | NVML says so no longer |
-//! | GPU lost | GPU unhealthy | the GPU answers again |
+//! | the same, or a MIG-instance Xid, from an event that names an instance, if `data/xid.csv` confines it | the MIG devices in it unhealthy | the same, or the instance is gone or replaced |
+//! | link Xid | links are read again; GPU unhealthy if the link needs a reset of the GPU, if links went down, or if the driver does not report a recovery action | the same, or the links that went down are up again |
+//! | memory repair failed or waiting, uncorrected errors, the driver requests a recovery action | GPU unhealthy | NVML no longer reports it |
+//! | GPU lost | GPU unhealthy | the GPU responds again |
 //! | driver gone | all GPUs unhealthy | the driver is back and the machine was read again |
 //!
-//! A reset is proved by what NVML and the kernel show, see [`Proof`]: the driver went and came, the GPU was off the bus and answers,
-//! the kernel's binding of the GPU to its driver is another, or what only a reset ends (the driver's wish, a repair that waits, the
-//! volatile error count) was there and is over. NVML has no counter of resets; a GPU reset by `nvidia-smi --gpu-reset` that left no
-//! such trace stays in quarantine until a person lifts it.
+//! Evidence of a reset is what NVML and the kernel show, see [`Proof`]: the driver was reloaded; the GPU was
+//! off the bus and responds again; the kernel's binding of the GPU to its driver changed; or a state that only
+//! a reset ends is over (recovery action, pending repair, volatile error count). NVML has no reset counter: a
+//! reset by `nvidia-smi --gpu-reset` without such a trace must be confirmed by the operator.
 //!
-//! A quarantine outlives the daemon: it is stored in `GpuNode.status` and adopted in the same boot.
+//! A quarantine survives restarts of the daemon: it is stored in `GpuNode.status` and adopted in the same boot.
 
-mod book;
 mod cause;
 mod checks;
 mod counts;
 mod fault;
+mod tracker;
 mod vitals;
 mod xid;
 
-pub use book::Book;
 pub use cause::{Cause, Ended, GpuName, Loss, Outage, OutageKind, Proof, Trouble};
 pub use checks::{HealthChecks, XidList, XidListError};
 pub use counts::XidCounts;
 pub use fault::{Extent, Fault, Part};
+pub use tracker::HealthTracker;
 pub use vitals::{Failed, Vitals};
 pub use xid::{Class, Table, Xid};

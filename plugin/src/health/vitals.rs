@@ -1,50 +1,49 @@
-//! What a GPU says of its own state, judged: which of it makes the GPU unhealthy while it lasts, and which of it proves that the
-//! GPU was reset since a fault. Pure.
+//! Judges the state of one GPU: which values make it unhealthy, and which prove a reset since a fault. Pure.
 
 use gantry_api::FaultEvidence;
 
 use super::{Cause, HealthChecks, Proof};
 use crate::nvml::RecoveryAction;
 
-/// What a GPU and the kernel say of the GPU's state. `None`: they do not say.
+/// State of a GPU as the GPU and the kernel report it. `None`: not reported.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Vitals {
     /// Uncorrected memory errors since the driver was loaded or the GPU reset.
     pub uncorrected: Option<u64>,
-    /// Whether the GPU can replace rows of memory by spare ones (Ampere and later).
+    /// Whether the GPU can remap memory rows (Ampere and later).
     pub remaps_rows: bool,
-    /// Whether rows (before Ampere: pages) of memory wait for a reset to be taken out of use.
+    /// Whether memory rows (before Ampere: pages) wait for a reset to be retired.
     pub repair_pending: Option<bool>,
-    /// Whether taking a row out of use has failed.
+    /// Whether remapping a row failed.
     pub repair_failed: Option<bool>,
-    /// What the driver asks for.
+    /// The recovery action that the driver requests.
     pub action: Option<RecoveryAction>,
     /// The kernel's number of the GPU's binding to its driver.
     pub binding: Option<u64>,
-    /// Which of it was asked for in vain.
+    /// The calls that failed.
     pub failed: Failed,
 }
 
-/// Questions that failed: of a GPU that has no such thing they do not, it says so.
+/// Calls that failed. A GPU that does not support a value is not a failure.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Failed {
-    /// That for uncorrected errors.
+    /// The call for uncorrected errors.
     pub uncorrected: bool,
-    /// Those for rows or pages that wait to be taken out of use.
+    /// The calls for rows or pages that wait to be retired.
     pub repair: bool,
-    /// That for what the driver asks for.
+    /// The call for the recovery action.
     pub action: bool,
 }
 
-/// Xids that tell of what NVML also shows as a state: to disable one disables the other.
+/// Xids with an equivalent state in NVML: disabling one disables the other.
 const UNCORRECTED: u64 = 48;
 const REPAIR: u64 = 63;
 const REPAIR_FAILED: u64 = 64;
 const ACTION_CHANGED: u64 = 154;
 
 impl Vitals {
-    /// What is known of the GPU's state now: a question that failed is no answer, so that what the GPU said `before` stands. It does not
-    /// where the kernel has bound the GPU to its driver anew since.
+    /// The current state: a failed call keeps the value of `before`, unless the kernel has bound the GPU again
+    /// since.
     pub fn over(self, before: Option<&Self>) -> Self {
         let is_bound_anew = |before: &Self| match (before.binding, self.binding) {
             (Some(before), Some(now)) => before != now,
@@ -71,10 +70,10 @@ impl Vitals {
         known
     }
 
-    /// What makes the GPU unhealthy while it lasts, with the reason in words.
+    /// The present problems, with their reasons.
     ///
-    /// Uncorrected errors alone count only on GPUs that cannot remap rows: newer ones contain them, and say by a repair that waits
-    /// or by the driver's wish whether anything is left to do.
+    /// Uncorrected errors alone count only on GPUs that cannot remap rows. Newer GPUs contain errors, and
+    /// report by a pending repair or a recovery action whether a reset is needed.
     pub fn complaints(&self, checks: &HealthChecks) -> Vec<(Cause, String)> {
         let mut complaints = Vec::new();
         let mut add = |xid: u64, cause: Cause, reason: String| {
@@ -86,15 +85,15 @@ impl Vitals {
             add(
                 REPAIR_FAILED,
                 Cause::RepairFailed,
-                "memory: remapping a row has failed; run NVIDIA's field diagnostics and replace the board"
+                "memory: remapping a row failed; run NVIDIA's field diagnostics and replace the board"
                     .to_owned(),
             );
         }
-        if let Some(wish) = self.action.and_then(wish) {
+        if let Some(action) = self.action.and_then(action_text) {
             add(
                 ACTION_CHANGED,
                 Cause::RecoveryAction,
-                format!("the driver asks for {wish}"),
+                format!("the driver requests {action}"),
             );
         }
         if self.repair_pending == Some(true) {
@@ -107,7 +106,7 @@ impl Vitals {
             };
             add(REPAIR, Cause::RepairPending, format!("memory: {what}; {remedy}"));
         }
-        // A GPU that never answered whether it can remap rows is not held to be one that cannot.
+        // Only a GPU that reported that it cannot remap rows.
         let is_contained = self.remaps_rows || self.failed.repair;
         if let Some(count) = self.uncorrected.filter(|count| *count > 0 && !is_contained) {
             let errors = if count == 1 { "error" } else { "errors" };
@@ -122,7 +121,7 @@ impl Vitals {
         complaints
     }
 
-    /// Adds what is seen now to what was seen since a fault.
+    /// Adds these vitals to the evidence of a fault.
     pub fn add_to(&self, evidence: &mut FaultEvidence) {
         evidence.binding = evidence.binding.or(self.binding);
         evidence.uncorrected = evidence.uncorrected.max(self.uncorrected);
@@ -130,26 +129,26 @@ impl Vitals {
         evidence.reset_asked |= self.action.is_some_and(asks_for_reset);
     }
 
-    /// Whether what is seen now proves that the GPU was reset since that was seen. What is `known` of it besides, by earlier answers, proves
-    /// nothing, and can stand against a proof.
+    /// Returns the proof, if these vitals show a reset since `evidence`. Earlier values in `known` prove
+    /// nothing, but can contradict a proof.
     pub fn proof(&self, known: &Self, evidence: &FaultEvidence) -> Option<Proof> {
         if let (Some(before), Some(now)) = (evidence.binding, self.binding)
             && before != now
         {
-            return Some(Proof::BoundAnew);
+            return Some(Proof::Rebound);
         }
         let still_asks = known.action.is_some_and(asks_for_reset) || known.repair_pending == Some(true);
         if still_asks {
             return None;
         }
         if evidence.reset_asked && self.action == Some(RecoveryAction::None) {
-            return Some(Proof::WishGranted);
+            return Some(Proof::ActionCleared);
         }
         if evidence.repair_pending && self.repair_pending == Some(false) {
             return Some(Proof::Repaired);
         }
         match (evidence.uncorrected, self.uncorrected) {
-            (Some(before), Some(now)) if now < before => Some(Proof::CountedAnew),
+            (Some(before), Some(now)) if now < before => Some(Proof::CountersReset),
             _ => None,
         }
     }
@@ -162,8 +161,8 @@ fn asks_for_reset(action: RecoveryAction) -> bool {
     )
 }
 
-/// What the driver asks for, in words; `None` if nothing.
-fn wish(action: RecoveryAction) -> Option<&'static str> {
+/// Description of the action; `None` if there is none.
+fn action_text(action: RecoveryAction) -> Option<&'static str> {
     match action {
         RecoveryAction::None => None,
         RecoveryAction::Reset => Some("a reset of the GPU; drain it and run nvidia-smi --gpu-reset"),
@@ -172,7 +171,7 @@ fn wish(action: RecoveryAction) -> Option<&'static str> {
             Some("the end of all peer-to-peer work; end the jobs that span its GPUs")
         }
         RecoveryAction::DrainAndReset => Some("a reset of the GPU once its work has ended"),
-        RecoveryAction::Other(_) => Some("an action that this version does not know; look at nvidia-smi -q"),
+        RecoveryAction::Other(_) => Some("an action unknown to this version; see nvidia-smi -q"),
     }
 }
 
@@ -212,7 +211,7 @@ mod tests {
     };
 
     impl Vitals {
-        /// The proof where nothing is known besides.
+        /// The proof without earlier values.
         fn proof_alone(&self, evidence: &FaultEvidence) -> Option<Proof> {
             self.proof(self, evidence)
         }
@@ -289,11 +288,11 @@ mod tests {
             binding: Some(8),
             ..AMPERE
         };
-        assert_eq!(bound.proof_alone(&evidence(&[AMPERE])), Some(Proof::BoundAnew));
+        assert_eq!(bound.proof_alone(&evidence(&[AMPERE])), Some(Proof::Rebound));
         let asked = evidence(&[with_action(RecoveryAction::Reset)]);
         assert_eq!(
             with_action(RecoveryAction::None).proof_alone(&asked),
-            Some(Proof::WishGranted)
+            Some(Proof::ActionCleared)
         );
         assert_eq!(
             with_action(RecoveryAction::Reboot).proof_alone(&asked),
@@ -310,7 +309,7 @@ mod tests {
         assert_eq!(AMPERE.proof_alone(&evidence(&[pending])), Some(Proof::Repaired));
         assert_eq!(
             AMPERE.proof_alone(&evidence(&[counted])),
-            Some(Proof::CountedAnew)
+            Some(Proof::CountersReset)
         );
         assert_eq!(
             pending.proof_alone(&evidence(&[counted])),

@@ -1,31 +1,32 @@
-//! Xids and their classes, from `data/xid.csv` (its head line names the sources). The table is data: to change what an Xid
-//! does, change its row.
+//! Xids and their classes, from `data/xid.csv` (its first line names the sources). To change the effect of an
+//! Xid, change its row.
 
 use std::fmt;
 
 const CSV: &str = include_str!("../../data/xid.csv");
 
-/// What an Xid asks for.
+/// The effect of an Xid.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Class {
-    /// The application's own doing, or nothing to act on: the GPU goes on.
+    /// Caused by the application, or without consequences: the GPU stays healthy.
     Application,
-    /// A link is at fault. With `reset`, only a reset of the GPU brings it back; otherwise it depends on what the driver asks for and on
-    /// whether links went down.
+    /// A link failed. With `reset` only a GPU reset restores it; otherwise the driver's recovery action and the
+    /// state of the links decide.
     Link {
         /// Whether the GPU itself must be reset.
         reset: bool,
     },
-    /// Memory is at fault, confined to the MIG instance that the event names; to the whole GPU if it names none.
+    /// Memory failed, confined to the MIG instance that the event names; without one, the whole GPU is
+    /// affected.
     MigInstance,
-    /// The GPU cannot be used until it is reset.
+    /// The GPU is unusable until it is reset.
     Resettable,
-    /// Only a reboot or hands help.
+    /// Only a reboot or a repair helps.
     Fatal,
 }
 
 impl Class {
-    /// Whether a whole GPU with such an Xid may not be given out.
+    /// Whether a whole GPU with such an Xid is unhealthy.
     pub fn is_unhealthy(self) -> bool {
         match self {
             Self::Application | Self::Link { reset: false } => false,
@@ -40,7 +41,7 @@ impl Class {
 }
 
 impl Class {
-    /// The class with this name; `None` if this version has none of that name.
+    /// The class with this name; `None` if it is unknown to this version.
     pub fn named(name: &str) -> Option<Self> {
         let classes = [
             Self::Application,
@@ -70,13 +71,13 @@ impl fmt::Display for Class {
 pub struct Xid {
     /// The number.
     pub code: u64,
-    /// What it means, in NVIDIA's words or by the name the driver's header has for it.
+    /// NVIDIA's description, or its name in the driver's header.
     pub meaning: &'static str,
-    /// What it asks for.
+    /// Its class.
     pub class: Class,
     /// Whether it is confined to the MIG instance that the event names.
     pub contained: bool,
-    /// Whether it is about memory or the driver's wishes, of which NVML shows more as a state.
+    /// Whether NVML reports its condition as a state: memory errors, repairs, recovery actions.
     pub has_state: bool,
 }
 
@@ -92,13 +93,13 @@ impl Table {
         Self(rows)
     }
 
-    /// The Xid with this number, if it is known.
+    /// The Xid with this number, if known.
     pub fn get(&self, code: u64) -> Option<&Xid> {
         let position = self.0.binary_search_by_key(&code, |xid| xid.code).ok()?;
         self.0.get(position)
     }
 
-    /// What an Xid asks for. One that nobody has described is taken for a fault: better a GPU too few than a broken job.
+    /// The class of an Xid. An unknown Xid counts as a fault: losing a GPU is better than a broken job.
     pub fn class(&self, code: u64) -> Class {
         self.get(code).map_or(Class::Resettable, |xid| xid.class)
     }
@@ -108,18 +109,18 @@ impl Table {
         self.get(code).is_some_and(|xid| xid.contained)
     }
 
-    /// Whether NVML shows more of what this Xid tells of: memory errors, repairs, what the driver asks for.
+    /// Whether NVML reports the condition of this Xid as a state: memory errors, repairs, recovery actions.
     pub fn has_state(&self, code: u64) -> bool {
         self.get(code).is_some_and(|xid| xid.has_state)
     }
 
-    /// Whether this Xid is about memory, which all compute instances of a GPU instance share.
+    /// Whether this Xid concerns memory, which all compute instances of a GPU instance share.
     pub fn is_shared(&self, code: u64) -> bool {
         self.get(code)
             .is_some_and(|xid| xid.class == Class::MigInstance || xid.has_state)
     }
 
-    /// The Xid in words, e.g. `Xid 79: GPU has fallen off the bus`.
+    /// Description, e.g. `Xid 79: GPU has fallen off the bus`.
     pub fn describe(&self, code: u64) -> String {
         match self.get(code) {
             Some(xid) => format!("Xid {code}: {}", xid.meaning),
@@ -128,7 +129,7 @@ impl Table {
     }
 }
 
-/// Reads one line; comments and the heading are no rows.
+/// Parses one line; comments and the heading are not rows.
 fn read_row(line: &'static str) -> Option<Xid> {
     let fields = fields(line);
     let [code, mnemonic, meaning, scope, action, _, _, verdict] = fields[..] else {
@@ -148,7 +149,7 @@ fn read_row(line: &'static str) -> Option<Xid> {
     })
 }
 
-/// What the columns amount to.
+/// The class that follows from the columns.
 fn class(scope: &str, action: &str, verdict: &str) -> Class {
     if verdict.starts_with("ignore") {
         Class::Application
@@ -165,7 +166,7 @@ fn class(scope: &str, action: &str, verdict: &str) -> Class {
     }
 }
 
-/// The fields of a CSV line; quotes keep commas together.
+/// The fields of a CSV line; quoted fields may contain commas.
 fn fields(line: &'static str) -> Vec<&'static str> {
     let mut fields = Vec::new();
     let mut rest = line;
@@ -232,7 +233,7 @@ mod tests {
         for code in [48, 171, 172] {
             assert_eq!(table.class(code), Class::MigInstance, "{code}");
         }
-        // Power smoothing wears out: the GPU computes as before, and no reset makes it young.
+        // Power smoothing wears out: the GPU still computes, and no reset restores it.
         for code in 162..=165 {
             assert_eq!(table.class(code), Class::Application, "{code}");
         }

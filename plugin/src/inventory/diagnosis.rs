@@ -1,5 +1,5 @@
-//! What is wrong with the node's GPUs, as the owner of NVML publishes it beside the hardware, and what it can be told about
-//! it. Values and channels; what they mean is the health module's.
+//! Problems of the node's GPUs, which the NVML thread publishes beside the hardware, and the commands that it
+//! accepts. Values and channels only; the health module judges.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -12,66 +12,67 @@ use tokio::sync::watch;
 
 use crate::health::{Cause, Ended, Extent, GpuName, Outage, Trouble};
 
-/// Everything that is wrong at one moment.
+/// All problems at one moment.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Diagnosis {
-    /// Whether the machine was read at least once: before, nothing wrong means nothing known.
+    /// Whether the machine was read at least once. Before that, "no problem" means "unknown".
     pub known: bool,
-    /// Why no GPU can be asked at all; `None` while they can.
+    /// Why no GPU can be queried; `None` while they can.
     pub outage: Option<Outage>,
-    /// What is wrong, by GPU and part of it.
+    /// Problems, by GPU and part of it.
     pub troubles: Vec<Trouble>,
-    /// The faults in quarantine, as they are to be stored.
+    /// The faults in quarantine, in stored form.
     pub faults: Vec<StoredFault>,
-    /// The faults that ended last, oldest first, each with its number from 1: at most [`Diagnosis::MOST_ENDED`].
+    /// The latest cleared faults, oldest first, numbered from 1: at most [`Diagnosis::MAX_ENDED`].
     pub ended: Vec<(u64, Ended)>,
-    /// Whether the faults of an earlier run were taken in, or cannot be had. Before, `faults` is not the whole of it.
+    /// Whether the faults of an earlier run were adopted or are unavailable. Before that, `faults` is
+    /// incomplete.
     pub adopted: bool,
     /// How many times a quarantine was lifted.
     pub lifts: u64,
 }
 
 impl Diagnosis {
-    /// How many ended faults are kept.
-    pub const MOST_ENDED: usize = 32;
+    /// Limit of kept ended faults.
+    pub const MAX_ENDED: usize = 32;
 }
 
-/// A [`GpuFault`] that can be compared.
+/// A [`GpuFault`] with `Eq`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct StoredFault(pub GpuFault);
 
-// Nothing in it is a floating-point number.
+// It contains no floating-point number.
 impl Eq for StoredFault {}
 
-/// Something the owner is told.
+/// A command to the NVML thread.
 #[derive(Debug, Clone)]
-pub(super) enum Order {
-    /// Faults of an earlier run.
+pub(super) enum Command {
+    /// Adopt the faults of an earlier run.
     Adopt(Vec<GpuFault>),
-    /// A person ends the quarantine of these GPUs.
+    /// End the quarantine of these GPUs, as the operator requested.
     Lift(Lift),
 }
 
-/// The GPUs whose quarantine a person ends.
+/// The GPUs whose quarantine the operator ends.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Lift {
     /// Every GPU.
     All,
-    /// These.
+    /// Some GPUs.
     Gpus(BTreeSet<GpuUuid>),
 }
 
-/// A word that names no GPU.
+/// A word that is not a GPU UUID.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{word:?} is no GPU; write all, or UUIDs such as GPU-5ab8... with commas")]
+#[error("{word:?} is not a GPU UUID; write all, or UUIDs such as GPU-5ab8..., separated by commas")]
 pub struct LiftError {
     /// The word.
     pub word: String,
 }
 
 impl Lift {
-    /// Whether a GPU is meant.
-    pub fn means(&self, gpu: &GpuUuid) -> bool {
+    /// Whether `gpu` is included.
+    pub fn includes(&self, gpu: &GpuUuid) -> bool {
         match self {
             Self::All => true,
             Self::Gpus(gpus) => gpus.contains(gpu),
@@ -100,23 +101,24 @@ impl std::str::FromStr for Lift {
     }
 }
 
-/// What others know of the diagnosis, and tell its owner. Clones are alike.
+/// Reads the diagnosis and sends commands to the NVML thread. Clones share both.
 #[derive(Debug, Clone)]
 pub struct Diagnoses {
     diagnosis: watch::Receiver<Arc<Diagnosis>>,
-    orders: Sender<Order>,
+    commands: Sender<Command>,
 }
 
-/// Marks every GPU in the diagnosis while its owner says nothing: the owner's next word sets it right. Clones are alike.
+/// Overrides the diagnosis while the NVML thread is silent; the thread's next update replaces it. Clones are
+/// equivalent.
 #[derive(Debug, Clone)]
 pub struct Marker(watch::Sender<Arc<Diagnosis>>);
 
 impl Marker {
-    /// Says of all these GPUs that NVML fails. What else was wrong with them nobody can know now; their faults stay.
+    /// Reports for all these GPUs that NVML fails. Other problems are unknown meanwhile; faults stay.
     pub fn mark<'a>(&self, gpus: impl Iterator<Item = &'a Gpu>, reason: &str) {
         let troubles: Vec<Trouble> = gpus
             .map(|gpu| Trouble {
-                gpu: gpu.uuid.clone().map_or(GpuName::Place(gpu.index), GpuName::Uuid),
+                gpu: gpu.uuid.clone().map_or(GpuName::Index(gpu.index), GpuName::Uuid),
                 extent: Extent::Gpu,
                 cause: Cause::Nvml,
                 reason: reason.to_owned(),
@@ -132,11 +134,11 @@ impl Marker {
     }
 }
 
-/// The owner's end.
+/// The NVML thread's end.
 #[derive(Debug)]
 pub(super) struct DiagnosesEnd {
     pub(super) diagnosis: watch::Sender<Arc<Diagnosis>>,
-    pub(super) orders: Receiver<Order>,
+    pub(super) commands: Receiver<Command>,
 }
 
 impl DiagnosesEnd {
@@ -148,15 +150,15 @@ impl DiagnosesEnd {
 impl Diagnoses {
     pub(super) fn pair() -> (Self, DiagnosesEnd) {
         let (publish, diagnosis) = watch::channel(Arc::<Diagnosis>::default());
-        let (orders, received) = channel();
+        let (commands, received) = channel();
         let end = DiagnosesEnd {
             diagnosis: publish,
-            orders: received,
+            commands: received,
         };
-        (Self { diagnosis, orders }, end)
+        (Self { diagnosis, commands }, end)
     }
 
-    /// One whose owner says nothing, and who marks it.
+    /// Diagnoses without a thread, and the marker that changes them.
     #[cfg(test)]
     pub(crate) fn with_marker(self) -> (Self, Marker) {
         let marker = Marker(watch::channel(self.now()).0);
@@ -164,8 +166,8 @@ impl Diagnoses {
         (Self { diagnosis, ..self }, marker)
     }
 
-    /// One of no owner, for an inventory from elsewhere: nothing is ever wrong.
-    pub fn of_nobody() -> Self {
+    /// Diagnoses of an inventory supplied by the caller: without a thread and always healthy.
+    pub fn none() -> Self {
         let (diagnoses, end) = Self::pair();
         end.diagnosis.send_replace(Arc::new(Diagnosis {
             known: true,
@@ -175,7 +177,7 @@ impl Diagnoses {
         diagnoses
     }
 
-    /// One whose owner cannot ask any GPU.
+    /// Diagnoses of a thread that cannot query any GPU.
     #[cfg(test)]
     pub(crate) fn with_outage(outage: Outage) -> Self {
         let (diagnoses, end) = Self::pair();
@@ -187,38 +189,38 @@ impl Diagnoses {
         diagnoses
     }
 
-    /// The diagnosis, and its changes.
+    /// The diagnosis as a watch channel.
     pub fn diagnosis(&self) -> watch::Receiver<Arc<Diagnosis>> {
         self.diagnosis.clone()
     }
 
-    /// The diagnosis now.
+    /// The current diagnosis.
     pub fn now(&self) -> Arc<Diagnosis> {
         Arc::clone(&self.diagnosis.borrow())
     }
 
-    /// Comes back when the faults of an earlier run were taken in, and after `most` in any case.
-    pub async fn adopted(&self, most: Duration) {
+    /// Waits until the faults of an earlier run were adopted, at most `timeout`.
+    pub async fn adopted(&self, timeout: Duration) {
         let mut diagnosis = self.diagnosis();
         let adopted = diagnosis.wait_for(|now| now.adopted);
-        if !matches!(tokio::time::timeout(most, adopted).await, Ok(Ok(_))) {
-            tracing::debug!("faults of an earlier run are not known yet");
+        if !matches!(tokio::time::timeout(timeout, adopted).await, Ok(Ok(_))) {
+            tracing::debug!("the faults of an earlier run are not known yet");
         }
     }
 
-    /// Hands over the faults of an earlier run: none if it left none.
+    /// Hands over the faults of an earlier run, possibly none.
     pub fn adopt(&self, faults: Vec<GpuFault>) {
-        self.order(Order::Adopt(faults));
+        self.send(Command::Adopt(faults));
     }
 
     /// Ends the quarantine of these GPUs.
     pub fn lift(&self, lift: Lift) {
-        self.order(Order::Lift(lift));
+        self.send(Command::Lift(lift));
     }
 
-    fn order(&self, order: Order) {
-        if self.orders.send(order).is_err() {
-            tracing::debug!("the owner of NVML has stopped");
+    fn send(&self, command: Command) {
+        if self.commands.send(command).is_err() {
+            tracing::debug!("the NVML thread has stopped");
         }
     }
 }
@@ -232,11 +234,11 @@ mod tests {
         assert_eq!("all".parse(), Ok(Lift::All));
         assert_eq!("GPU-a, ALL".parse(), Ok(Lift::All));
         let two: Lift = "GPU-a, GPU-b".parse().unwrap();
-        assert!(two.means(&"GPU-a".parse().unwrap()) && !two.means(&"GPU-c".parse().unwrap()));
+        assert!(two.includes(&"GPU-a".parse().unwrap()) && !two.includes(&"GPU-c".parse().unwrap()));
         let error = "GPU-a,3".parse::<Lift>().unwrap_err();
         assert_eq!(
             error.to_string(),
-            "\"3\" is no GPU; write all, or UUIDs such as GPU-5ab8... with commas"
+            "\"3\" is not a GPU UUID; write all, or UUIDs such as GPU-5ab8..., separated by commas"
         );
         assert!("".parse::<Lift>().is_err());
     }

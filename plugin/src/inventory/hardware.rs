@@ -1,5 +1,5 @@
-//! What there is to offer: whole GPUs and MIG devices with their health, as the owner of NVML publishes them. Knows nothing of
-//! kubelet, resources or configuration.
+//! Whole GPUs and MIG devices with their health, as the NVML thread publishes them. Independent of kubelet,
+//! resources and configuration.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -11,60 +11,61 @@ use tokio::sync::watch;
 use super::{Absence, Slice, State, no_machine};
 use crate::health::Part;
 
-/// Everything known of the node's GPUs at one moment.
+/// The state of the node's GPUs at one moment.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Hardware {
-    /// Whether `machine` and `units` can be believed.
+    /// Whether `machine` and `units` are valid.
     pub state: State,
-    /// GPUs, NICs and links. Stays equal (the same `Arc`) while hardware does, so that it is cheap to compare.
+    /// GPUs, NICs and links. The same `Arc` while the hardware is unchanged, so comparison is cheap.
     pub machine: Arc<Machine>,
-    /// What can be given out one by one, in the order of GPUs and, on a GPU, of where slices start.
+    /// Allocatable units, ordered by GPU and, on a GPU, by placement of slices.
     pub units: Vec<Unit>,
-    /// GPUs, by their index in the machine, whose MIG is on and whose MIG devices NVML did not tell: that they have no unit says nothing.
-    pub cut_unknown: BTreeSet<u8>,
+    /// Machine indices of GPUs in MIG mode whose MIG devices could not be read; they have no units, but may
+    /// have devices.
+    pub mig_unknown: BTreeSet<u8>,
 }
 
-/// A GPU that is not cut, or one MIG device of a GPU that is.
+/// A GPU without MIG, or one MIG device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Unit {
     /// UUID of the GPU or the MIG device.
     pub id: DeviceId,
-    /// Index of its physical GPU in the machine: its place, which stays while another GPU is lost.
+    /// Machine index of its physical GPU, stable while another GPU is lost.
     pub gpu: u8,
-    /// What NVML counts its physical GPU as now; `None` where NVML does not list it, or that is not certain.
+    /// Current NVML index of its physical GPU; `None` if NVML does not list it, or the index is uncertain.
     pub nvml_index: Option<u8>,
-    /// Which part of the GPU it is; `None` for the whole.
+    /// The MIG slice; `None` for a whole GPU.
     pub slice: Option<Arc<Slice>>,
-    /// Whether it may be given out, and if not, why.
+    /// Whether it may be allocated, and if not, why.
     pub health: DeviceHealth,
-    /// Minor number of `/dev/nvidiaN` of its GPU; `None` where NVML does not say.
+    /// Minor number of its GPU's `/dev/nvidiaN`; `None` if unknown.
     pub minor: Option<u32>,
-    /// NUMA node of its GPU; `None` where unknown, which is not node 0.
+    /// NUMA node of its GPU; `None` if unknown, which is not node 0.
     pub numa: Option<u32>,
 }
 
 impl Hardware {
-    /// Nothing known yet.
+    /// Before the first reading.
     pub fn starting() -> Self {
         Self::without_units(State::Starting)
     }
 
-    /// No NVML or no GPU, for `reason`.
+    /// Without NVML or GPU, for `reason`.
     pub fn absent(reason: impl Into<Absence>) -> Self {
         Self::without_units(State::Absent(reason.into()))
     }
 
-    /// GPUs found.
+    /// With GPUs.
     pub fn ready(machine: Arc<Machine>, units: Vec<Unit>) -> Self {
         Self {
             state: State::Ready,
             machine,
             units,
-            cut_unknown: BTreeSet::new(),
+            mig_unknown: BTreeSet::new(),
         }
     }
 
-    /// All that a machine has, nothing known against its health: for whoever looks once.
+    /// The units of a machine, all healthy: for a one-time scan.
     pub fn of(machine: Arc<Machine>) -> Self {
         let well = |_: &GpuUuid, _| DeviceHealth {
             healthy: true,
@@ -74,7 +75,7 @@ impl Hardware {
         Self::ready(machine, units)
     }
 
-    /// A channel that holds [`Hardware::starting`]: what the owner publishes into.
+    /// A channel that holds [`Hardware::starting`], for the NVML thread to publish to.
     pub fn channel() -> (watch::Sender<Arc<Self>>, watch::Receiver<Arc<Self>>) {
         watch::channel(Arc::new(Self::starting()))
     }
@@ -84,14 +85,15 @@ impl Hardware {
             state,
             machine: no_machine(),
             units: Vec::new(),
-            cut_unknown: BTreeSet::new(),
+            mig_unknown: BTreeSet::new(),
         }
     }
 }
 
-/// The units of a machine: a GPU whose MIG mode is off, or each MIG device of one whose MIG mode is on; a GPU without a UUID cannot be
-/// given out and has none. `index` tells what NVML counts a GPU as now, `health` tells it by GPU and the part of it, `caps` tells the minor
-/// numbers of the capability nodes by the GPU's minor number, GPU instance and compute instance.
+/// The units of a machine: a GPU with MIG off, or each MIG device of a GPU with MIG on. A GPU without a UUID
+/// has none, because it cannot be allocated. `nvml_index` returns a GPU's current NVML index, `health` the
+/// health of a part of a GPU. `caps` returns the minor numbers of capability nodes by GPU minor, GPU instance
+/// and compute instance.
 pub(crate) fn units(
     machine: &Machine,
     nvml_index: impl Fn(&Gpu) -> Option<u8>,
@@ -138,7 +140,7 @@ fn mig_devices(instances: &[GpuInstance]) -> impl Iterator<Item = (&GpuInstance,
         .flat_map(|instance| instance.compute.iter().map(move |compute| (instance, compute)))
 }
 
-/// NVML's index of a MIG device: it counts by GPU instance ID, then by compute instance ID.
+/// NVML's index of a MIG device: counted by GPU instance ID, then by compute instance ID.
 fn index(gpu: &Gpu, instance: &GpuInstance, compute: &ComputeInstance) -> u8 {
     let instances = gpu.mig.as_ref().map_or(&[][..], |mig| &mig.instances);
     let before = mig_devices(instances)

@@ -1,11 +1,10 @@
-//! Whether the thread that owns NVML goes on: a call into a driver may hang for ever. Counts beats; what follows from their
-//! absence is the watchdog's.
+//! Heartbeat of the NVML thread, because a driver call may hang for ever. The watchdog acts on missing beats.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// Beats of a thread, for those who look after it. Clones are alike.
+/// The heartbeat of a thread. Clones share it.
 #[derive(Debug, Clone)]
 pub struct Heartbeat(Arc<Beats>);
 
@@ -14,30 +13,30 @@ struct Beats {
     start: Instant,
     /// Milliseconds from `start` to the last beat.
     last: AtomicU64,
-    given_up: AtomicBool,
+    reported_silent: AtomicBool,
     panicked: AtomicBool,
 }
 
-/// Tells if the thread that holds it panics.
+/// Records a panic of the thread that holds it.
 #[derive(Debug)]
 pub(super) struct PanicNotice(Heartbeat);
 
 impl Heartbeat {
-    /// One that beats now.
+    /// A heartbeat with its first beat now.
     pub fn new() -> Self {
         Self(Arc::new(Beats {
             start: Instant::now(),
             last: AtomicU64::new(0),
-            given_up: AtomicBool::new(false),
+            reported_silent: AtomicBool::new(false),
             panicked: AtomicBool::new(false),
         }))
     }
 
-    /// Beats. True: it had been given up, and others were told so.
+    /// Beats. True if the thread had been reported as silent.
     pub fn beat(&self) -> bool {
         let millis = u64::try_from(self.0.start.elapsed().as_millis()).unwrap_or(u64::MAX);
         self.0.last.store(millis, Ordering::Relaxed);
-        self.0.given_up.swap(false, Ordering::AcqRel)
+        self.0.reported_silent.swap(false, Ordering::AcqRel)
     }
 
     /// Time since the last beat.
@@ -46,23 +45,23 @@ impl Heartbeat {
         self.0.start.elapsed().saturating_sub(last)
     }
 
-    /// Whether there will be no beat any more, for the thread has ended by a panic.
+    /// Whether the thread ended with a panic.
     pub fn has_panicked(&self) -> bool {
         self.0.panicked.load(Ordering::Acquire)
     }
 
-    /// Others have been told that it is silent: the next beat has to set that right.
-    pub fn give_up(&self) {
-        self.0.given_up.store(true, Ordering::Release);
+    /// Records that the thread was reported as silent: the next [`Heartbeat::beat`] returns true.
+    pub fn mark_silent(&self) {
+        self.0.reported_silent.store(true, Ordering::Release);
     }
 
-    /// As if its thread had panicked.
+    /// Simulates a panic of the thread.
     #[cfg(test)]
     pub(crate) fn panics(&self) {
         self.0.panicked.store(true, Ordering::Release);
     }
 
-    pub(super) fn last_word(&self) -> PanicNotice {
+    pub(super) fn panic_notice(&self) -> PanicNotice {
         PanicNotice(self.clone())
     }
 }
@@ -89,7 +88,7 @@ mod tests {
     fn who_was_given_up_hears_of_it_once_at_the_next_beat() {
         let heartbeat = Heartbeat::new();
         assert!(!heartbeat.beat());
-        heartbeat.give_up();
+        heartbeat.mark_silent();
         assert!(heartbeat.beat());
         assert!(!heartbeat.beat());
     }
@@ -97,10 +96,10 @@ mod tests {
     #[test]
     fn a_panic_is_the_last_word_and_an_end_is_none() {
         let heartbeat = Heartbeat::new();
-        let word = heartbeat.last_word();
+        let word = heartbeat.panic_notice();
         std::thread::spawn(move || drop(word)).join().unwrap();
         assert!(!heartbeat.has_panicked());
-        let word = heartbeat.last_word();
+        let word = heartbeat.panic_notice();
         let thread = std::thread::spawn(move || {
             let _word = word;
             panic!("on purpose");

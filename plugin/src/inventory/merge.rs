@@ -1,6 +1,6 @@
-//! What was found, laid over what is known: a GPU that can no longer be reached keeps its place, its identity and its links, so
-//! that its device is shown sick and does not vanish. It goes when a driver that was loaded anew does not list it, or when other
-//! GPUs took its place. Pure.
+//! Merges a reading into the known machine. An unreachable GPU keeps its position, identity and links, so that
+//! its device is shown as unhealthy instead of disappearing. It is removed when a reloaded driver does not list
+//! it, or when other GPUs took its place. Pure.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,23 +11,23 @@ use gantry_topology::{
 use crate::discover::{Fact, Found};
 use crate::health::Loss;
 
-/// A machine with the GPUs of it that are out of reach.
+/// A machine, including its unreachable GPUs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Merged {
     pub(super) machine: Machine,
-    /// GPUs that were known and are not found, each with the reason.
+    /// Known GPUs that were not found, each with the reason.
     pub(super) missing: BTreeMap<GpuUuid, Loss>,
 }
 
-/// Lays `found` over `known`. Found GPUs that are new mean other hardware, and so does a GPU that a driver loaded anew
-/// (`reloaded`) does not list: then what was found stands as it is.
+/// Merges `found` into `known`. New GPUs mean other hardware, and so does a GPU that a reloaded driver
+/// (`reloaded`) does not list: then `found` is used unchanged.
 pub(super) fn merge(
     known: Option<&Machine>,
     mut found: Found,
     reloaded: bool,
 ) -> Result<Merged, MachineError> {
     if !found.mig_unread.is_empty() {
-        found.machine = keep_cut(known, found.machine, &found.mig_unread)?;
+        found.machine = keep_mig_layout(known, found.machine, &found.mig_unread)?;
     }
     if let Some(known) = known.filter(|_| !found.unread.is_empty()) {
         found.machine = remember(known, &found.machine, &found.unread)?;
@@ -47,7 +47,7 @@ pub(super) fn merge(
         return Ok(as_found(found));
     }
     let is_known = |uuid: &GpuUuid| position(known, uuid).is_some();
-    // A GPU that was out of reach from the start has a place and no name; at its place it is told by its place.
+    // A GPU that was unreachable from the start has an index but no UUID; it is matched by index.
     let nameless = |at: usize| {
         known.gpus().len() == found.machine.gpus().len()
             && known.gpus()[at].uuid.is_none()
@@ -57,7 +57,7 @@ pub(super) fn merge(
     if !gpus.all(|(at, gpu)| gpu.uuid.as_ref().is_none_or(is_known) || nameless(at)) {
         return Ok(as_found(found));
     }
-    // Where each known GPU was found.
+    // Position at which each known GPU was found.
     let places: Vec<Option<usize>> = known
         .gpus()
         .iter()
@@ -78,7 +78,7 @@ pub(super) fn merge(
         .zip(&places)
         .filter(|(_, place)| place.is_none())
         .filter_map(|(gpu, _)| {
-            // Indices mean the same GPUs only while their number is the same.
+            // Equal indices mean equal GPUs only while the count is unchanged.
             let same = known.gpus().len() == found.machine.gpus().len();
             let error = found
                 .unreachable
@@ -103,10 +103,14 @@ pub(super) fn merge(
     })
 }
 
-/// The machine found, with the GPUs of `unread` cut as they were known to be: NVML could not be asked. Not where it says that MIG is on and
-/// it was off: no work runs on such a GPU as a whole. Nor may any be given one that never told whether it is cut: it counts as cut, in
-/// a way that is not known.
-fn keep_cut(known: Option<&Machine>, found: Machine, unread: &BTreeSet<u8>) -> Result<Machine, MachineError> {
+/// The machine found, with the last known MIG layout for GPUs in `unread`, whose layout could not be read. Not
+/// if MIG is now on and was off: no work runs on such a GPU as a whole. A GPU whose MIG mode was never read
+/// counts as in MIG mode with unknown devices, so that it is not allocated.
+fn keep_mig_layout(
+    known: Option<&Machine>,
+    found: Machine,
+    unread: &BTreeSet<u8>,
+) -> Result<Machine, MachineError> {
     let mut parts = found.into_parts();
     let known = known.map_or(&[][..], Machine::gpus);
     for gpu in parts.gpus.iter_mut().filter(|gpu| unread.contains(&gpu.index)) {
@@ -125,7 +129,7 @@ fn keep_cut(known: Option<&Machine>, found: Machine, unread: &BTreeSet<u8>) -> R
     Machine::new(parts)
 }
 
-/// The machine found, with what could not be asked of a GPU as it was known to be.
+/// The machine found, with the last known values for facts that could not be read.
 fn remember(
     known: &Machine,
     found: &Machine,
@@ -167,7 +171,7 @@ fn remember(
     Machine::new(parts)
 }
 
-/// Puts what was known `before` of a GPU in the place of what it could not be asked for.
+/// Copies one fact of the known GPU `before` into `gpu`.
 fn recall(gpu: &mut Gpu, before: &Gpu, fact: Fact) {
     match fact {
         Fact::Model => gpu.model.clone_from(&before.model),
@@ -185,8 +189,8 @@ fn recall(gpu: &mut Gpu, before: &Gpu, fact: Fact) {
     }
 }
 
-/// Puts the MIG instances that were known in the place of those that have the same devices. Not where some were not known: what is
-/// worked out of where they lie may not fit beside the others.
+/// Copies known MIG instances over those with the same devices. Not if some were unknown: derived placements
+/// might overlap the others.
 fn recall_slices(gpu: &mut Gpu, before: &Gpu) {
     let (Some(mig), Some(before)) = (&mut gpu.mig, &before.mig) else {
         return;
@@ -213,7 +217,8 @@ fn recall_slices(gpu: &mut Gpu, before: &Gpu) {
     }
 }
 
-/// The known machine with everything replaced that was found anew. `places[i]`: where known GPU `i` was found.
+/// The known machine with everything replaced that was found. `places[i]`: position at which known GPU `i` was
+/// found.
 fn overlay(known: &Machine, found: Machine, places: &[Option<usize>]) -> Result<Machine, MachineError> {
     let mut parts = known.clone().into_parts();
     for (at, gpu) in parts.gpus.iter_mut().enumerate() {
@@ -240,7 +245,7 @@ fn overlay(known: &Machine, found: Machine, places: &[Option<usize>]) -> Result<
     let known_nic = |name: &str| known.nics().iter().position(|nic| nic.name == name);
     let gpus = places.len();
     let devices = gpus + found.nics().len();
-    // A device of the new matrix in the found and in the known machine.
+    // Position of a device of the new matrix in the found and in the known machine.
     let in_found = |device: usize| match device.checked_sub(gpus) {
         None => places[device],
         Some(nic) => Some(found.gpus().len() + nic),
@@ -269,7 +274,7 @@ mod tests {
     use super::*;
     use crate::nvml::{Code, NvmlError};
 
-    /// GPUs with these names, the first two joined by `links` NVLinks, all pairs of one class.
+    /// GPUs with these names, the first two connected by `links` NVLinks, all pairs of one class.
     fn machine(names: &[&str], links: u8, class: PathClass) -> Machine {
         let gpus: Vec<Gpu> = names
             .iter()
@@ -379,7 +384,7 @@ mod tests {
         let now = machine(&["b", "c"], 2, PathClass::Sys);
         let merged = merge(Some(&known), found(now.clone(), &[]), true).unwrap();
         assert_eq!((merged.machine, merged.missing.len()), (now, 0));
-        // One that it lists and cannot reach is not.
+        // A GPU that it lists but cannot reach stays.
         let sick = machine(&["a", "", "c"], 0, PathClass::Sys);
         let merged = merge(Some(&known), found(sick, &[1]), true).unwrap();
         assert!(merged.missing.contains_key(&uuid("b")));
@@ -408,11 +413,12 @@ mod tests {
         let mut unread = found(machine(&["a", "b"], 0, PathClass::Sys), &[]);
         unread.mig_unread.insert(1);
         let merged = merge(None, unread.clone(), false).unwrap().machine;
-        let is_cut = |machine: &Machine, gpu: usize| machine.gpus()[gpu].mig.as_ref().map(|mig| mig.enabled);
-        assert_eq!((is_cut(&merged, 0), is_cut(&merged, 1)), (None, Some(true)));
+        let mig_mode =
+            |machine: &Machine, gpu: usize| machine.gpus()[gpu].mig.as_ref().map(|mig| mig.enabled);
+        assert_eq!((mig_mode(&merged, 0), mig_mode(&merged, 1)), (None, Some(true)));
         let told = machine(&["a", "b"], 0, PathClass::Sys);
         let merged = merge(Some(&told), unread, false).unwrap().machine;
-        assert_eq!(is_cut(&merged, 1), None, "it said that it cannot be cut");
+        assert_eq!(mig_mode(&merged, 1), None, "it said that it cannot be cut");
     }
 
     #[test]

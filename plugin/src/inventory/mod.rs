@@ -1,13 +1,14 @@
-//! What this node has and how it fares, as immutable snapshots. One owner (discovery and health) publishes [`Hardware`];
-//! [`crate::offer`] makes the [`Inventory`] of it, of which kubelet's servers, CDI, the cluster publisher and the metrics are
-//! views. None of them asks NVML.
+//! The node's devices and their health, as immutable snapshots. The NVML thread (discovery and health)
+//! publishes [`Hardware`]; [`crate::offer`] turns it into the [`Inventory`]. Kubelet's servers, CDI, the
+//! cluster publisher and the metrics are views of the inventory. Only the NVML thread calls NVML.
 
 mod diagnosis;
-mod doubts;
 mod hardware;
 mod heartbeat;
 mod merge;
-mod owner;
+mod nvml_state;
+mod nvml_thread;
+mod probe_failures;
 mod session;
 
 use std::collections::BTreeMap;
@@ -27,82 +28,84 @@ pub use diagnosis::{Diagnoses, Diagnosis, Lift, LiftError, Marker, StoredFault};
 pub(crate) use hardware::units;
 pub use hardware::{Hardware, Unit};
 pub use heartbeat::Heartbeat;
-pub use owner::{Owner, Timing};
+pub use nvml_state::Timing;
+pub use nvml_thread::NvmlThread;
 
-/// What discovery needs to know. The roots say where this process *reads* the trees, which in a container or a test is not
-/// where the host has them.
+/// Input of discovery. The roots are the paths at which this process reads the trees; in a container or test
+/// they differ from the host's paths.
 #[derive(Debug, Clone)]
 pub struct Settings {
     /// Path or soname of NVML.
     pub nvml_library: PathBuf,
-    /// What the plugin is told to do. Of it the container driver root counts, where this process sees the root of the driver: NVML is
-    /// looked for below it first if only its name is given, by the root in effect whenever it is loaded.
+    /// The configuration. Its container driver root (as seen by this process) is searched first if
+    /// `nvml_library` is only a name; the current root applies to every load.
     pub config: watch::Receiver<Arc<Config>>,
-    /// Where `/proc` is read.
+    /// Path of `/proc`.
     pub proc_root: PathBuf,
-    /// Where `/sys` is read.
+    /// Path of `/sys`.
     pub sys_root: PathBuf,
-    /// Where `/dev` is read.
+    /// Path of `/dev`.
     pub dev_root: PathBuf,
 }
 
-/// Everything known of the node's devices at one moment.
+/// The node's devices at one moment.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Inventory {
-    /// Whether `machine` and `devices` can be believed.
+    /// Whether `machine` and `devices` are valid.
     pub state: State,
-    /// GPUs, NICs and links. Stays equal (the same `Arc`) while hardware does, so that it is cheap to compare.
+    /// GPUs, NICs and links. The same `Arc` while the hardware is unchanged, so comparison is cheap.
     pub machine: Arc<Machine>,
-    /// Every device that kubelet is told of, sick ones included: by resource, on it by GPU, on that by where a slice lies, on
-    /// that by replica.
+    /// All devices offered to kubelet, unhealthy ones included, ordered by resource, GPU, slice placement and
+    /// replica.
     pub devices: Vec<Device>,
-    /// What holds for each resource's devices.
+    /// The terms of each resource.
     pub resources: BTreeMap<ResourceName, Terms>,
-    /// GPUs that are not served as the configuration would have it, in index order.
+    /// GPUs that are not offered as configured, in index order.
     pub left_out: Vec<LeftOut>,
-    /// What the configuration asks for and this node has not, for people.
+    /// Configured items that this node does not have, for the operator.
     pub problems: Vec<String>,
 }
 
-/// What holds for all devices of one resource.
+/// Properties shared by all devices of one resource.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Terms {
-    /// How several of its devices are laid on GPUs.
+    /// How several devices are spread over GPUs.
     pub sharing: SharedDevices,
-    /// Whether any of its devices is a replica.
+    /// Whether some of the devices are replicas.
     pub replicated: bool,
-    /// Whether a container may ask for one replica only.
+    /// Whether a container may request only one replica.
     pub fail_requests_greater_than_one: bool,
-    /// Whether its devices are MIG devices.
+    /// Whether the devices are MIG devices.
     pub slices: bool,
 }
 
-/// A GPU that is not served, wholly or in part.
+/// A GPU that is not offered, or only in part.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct LeftOut {
-    /// Its index in the machine.
+    /// Its machine index.
     pub gpu: u8,
-    /// Why, and what a person can do.
+    /// Why, and what the operator can do.
     pub reason: String,
 }
 
-/// How far discovery has come.
+/// Progress of discovery.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum State {
-    /// Nothing has been found out yet.
+    /// Nothing is known yet.
     Starting,
-    /// Discovery succeeded at least once. A driver that goes away later makes devices unhealthy; it does not take them away.
+    /// Discovery succeeded at least once. If the driver goes away later, devices become unhealthy but stay
+    /// listed.
     Ready,
-    /// There is no NVML or no GPU; discovery goes on trying.
+    /// No NVML or no GPU; discovery keeps trying.
     Absent(Absence),
 }
 
-/// Why there is no GPU to show. The text says what is missing and what a person can do.
+/// Why there is no GPU. The text names what is missing and what the operator can do.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Absence {
-    /// NVML works, and finds none: the node may have none.
+    /// NVML works but finds no GPU; the node may have none.
     NoGpu,
-    /// NVML does not work, or contradicts itself: nothing is known of GPUs.
+    /// NVML fails or returns contradictory data: nothing is known about GPUs.
     Unknown(String),
 }
 
@@ -133,30 +136,30 @@ impl From<&str> for Absence {
 /// One device as kubelet counts it: a whole GPU, a MIG device, or a replica of either.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Device {
-    /// Kubelet's device ID: the UUID, for a replica with `::` and its number behind.
+    /// Kubelet's device ID: the UUID; for a replica followed by `::` and its number.
     pub id: DeviceId,
-    /// The resource it is advertised under.
+    /// The resource that offers it.
     pub resource: ResourceName,
-    /// Index of its physical GPU in the machine: its place, which stays while another GPU is lost.
+    /// Machine index of its physical GPU, stable while another GPU is lost.
     pub gpu: u8,
-    /// What NVML, and with it the NVIDIA runtime, counts its physical GPU as now; `None` where NVML does not list it, or that is not
-    /// certain.
+    /// Current index of its physical GPU for NVML and the NVIDIA runtime; `None` if NVML does not list it, or
+    /// the index is uncertain.
     pub nvml_index: Option<u8>,
-    /// What the NVIDIA runtime and CDI call it: the GPU's or the slice's UUID, without a replica's suffix.
+    /// Its name for the NVIDIA runtime and CDI: the UUID of the GPU or slice, without a replica's suffix.
     pub uuid: String,
-    /// Whether it may be given out, and if not, why.
+    /// Whether it may be allocated, and if not, why.
     pub health: DeviceHealth,
-    /// Minor number of `/dev/nvidiaN` of its GPU; `None` where NVML does not say.
+    /// Minor number of its GPU's `/dev/nvidiaN`; `None` if unknown.
     pub minor: Option<u32>,
-    /// NUMA node for kubelet's Topology Manager; `None` where unknown, which is not node 0.
+    /// NUMA node for kubelet's Topology Manager; `None` if unknown, which is not node 0.
     pub numa: Option<u32>,
-    /// Which part of the GPU it is; `None` for the whole.
+    /// The MIG slice; `None` for a whole GPU.
     pub slice: Option<Arc<Slice>>,
-    /// Its number among the replicas of one device; `None` where the device is not shared.
+    /// Its replica number; `None` if the device is not shared.
     pub replica: Option<u16>,
 }
 
-/// A MIG device's place on its GPU.
+/// A MIG device's location on its GPU.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Slice {
     /// NVML's index among the MIG devices of its GPU.
@@ -171,23 +174,23 @@ pub struct Slice {
     pub start: u8,
     /// Memory units of its GPU instance.
     pub size: u8,
-    /// Minor numbers of `/dev/nvidia-caps/nvidia-capN` of the GPU instance and the compute instance; `None` where the driver does
-    /// not tell.
+    /// Minor numbers of `/dev/nvidia-caps/nvidia-capN` of the GPU instance and the compute instance; `None` if
+    /// unknown.
     pub caps: Option<[u32; 2]>,
 }
 
 impl Inventory {
-    /// Nothing known yet.
+    /// Before the first reading.
     pub fn starting() -> Self {
         Self::without_devices(State::Starting)
     }
 
-    /// No NVML or no GPU, for `reason`.
+    /// Without NVML or GPU, for `reason`.
     pub fn absent(reason: impl Into<Absence>) -> Self {
         Self::without_devices(State::Absent(reason.into()))
     }
 
-    /// Devices found. They are put in order here; what holds for their resources is what the devices show.
+    /// With devices. They are sorted here; the terms of their resources are derived from them.
     pub fn ready(machine: Arc<Machine>, mut devices: Vec<Device>) -> Self {
         devices.sort_by(|a, b| a.place().cmp(&b.place()).then_with(|| a.id.cmp(&b.id)));
         let mut resources: BTreeMap<ResourceName, Terms> = BTreeMap::new();
@@ -212,8 +215,8 @@ impl Inventory {
         }
     }
 
-    /// The index in the machine of the GPU that each GPU or MIG device is on, by UUID, whatever it is offered as, and whether it is
-    /// offered at all: whoever was given it before the configuration changed holds it still.
+    /// Machine index of the GPU of every known GPU and MIG device, by UUID, whether or not and however it is
+    /// offered. A pod that was given a device before a configuration change still holds it.
     pub fn whereabouts(&self) -> BTreeMap<&str, u8> {
         let gpus = self.machine.gpus().iter();
         let found = gpus.flat_map(|gpu| {
@@ -228,10 +231,10 @@ impl Inventory {
         found.chain(offered).collect()
     }
 
-    /// Whether it has the devices of `other`, and at most their health is another.
+    /// Whether both have the same devices, ignoring health.
     pub fn has_the_devices_of(&self, other: &Self) -> bool {
         let same = |(one, other): (&Device, &Device)| {
-            // Where health is equal too, as it is at nearly every look, nothing is copied.
+            // Nothing is copied if health is equal too, as it is at nearly every check.
             one == other
                 || *one
                     == Device {
@@ -245,7 +248,7 @@ impl Inventory {
             && self.devices.iter().zip(&other.devices).all(same)
     }
 
-    /// A channel that holds [`Inventory::starting`]: what discovery publishes into.
+    /// A channel that holds [`Inventory::starting`], for discovery to publish to.
     pub fn channel() -> (watch::Sender<Arc<Self>>, watch::Receiver<Arc<Self>>) {
         watch::channel(Arc::new(Self::starting()))
     }
@@ -263,7 +266,7 @@ impl Inventory {
 }
 
 impl Device {
-    /// Where it stands among the devices of an inventory.
+    /// Sort key in an inventory.
     fn place(&self) -> impl Ord + '_ {
         let slice = self
             .slice
@@ -273,8 +276,8 @@ impl Device {
     }
 }
 
-/// The machine of a node of which nothing is known.
+/// The machine of a node about which nothing is known.
 fn no_machine() -> Arc<Machine> {
-    // An empty machine has nothing to contradict.
+    // An empty machine cannot be inconsistent.
     Arc::new(Machine::new(MachineParts::default()).unwrap_or_else(|_| unreachable!()))
 }

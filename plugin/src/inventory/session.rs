@@ -1,5 +1,5 @@
-//! One life of a loaded NVML: read, publish, wait for events, look round, read again. Ends when told to stop or when NVML
-//! fails as a whole.
+//! One session with a loaded NVML: read, publish, wait for events, check, read again. Ends on shutdown or when
+//! NVML fails as a whole.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -8,332 +8,352 @@ use gantry_api::FaultEvidence;
 use gantry_topology::GpuUuid;
 use jiff::Timestamp;
 
-use super::doubts::Duty;
-use super::owner::Keeper;
-use crate::discover::{self, Cut, DiscoverError, Found};
+use super::nvml_state::NvmlState;
+use super::probe_failures::Probe;
+use crate::discover::{self, DiscoverError, Found, MigLayout};
 use crate::health::{Class, Extent, Fault, Vitals};
 use crate::nvml::{Code, Event, EventKind, EventSet, Nvml, NvmlError};
 
-/// Why a session is over.
-pub(super) enum End {
-    /// The owner was told to stop.
+/// Why a session ended.
+pub(super) enum SessionEnd {
+    /// The thread is to stop.
     Stop,
-    /// NVML is to be loaded anew: it has not noticed which GPUs there are.
+    /// NVML must be loaded again: it misses GPUs that the kernel has.
     Reload,
     /// NVML fails as a whole.
     Failed(DiscoverError),
 }
 
-/// Why watching is over.
+/// Why the wait for events ended.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Turn {
+enum WatchEnd {
     Stop,
-    /// It is time, or links may have changed: read the machine again.
+    /// The interval is over, or links may have changed: read the machine again.
     Read,
-    /// Which GPUs can be reached or how they are cut has changed, or waiting failed as it does when one is lost: listen anew, and read
-    /// again.
-    Listen,
-    /// The kernel has other GPUs than NVML: load it anew.
+    /// Reachability or MIG layout changed, or waiting failed as it does for a lost GPU: register again, and
+    /// read again.
+    Register,
+    /// The kernel has other GPUs than NVML: load NVML again.
     Reload,
 }
 
-/// Loads of NVML after the kernel has got another GPU, beyond the first.
-const MOST_RELOADS: u8 = 3;
+/// Further loads of NVML after the set of GPUs in the kernel changed.
+const MAX_RELOADS: u8 = 3;
 
-/// Events taken in between two looks at anything else.
-const MOST_DRAINED: u32 = 512;
+/// Events handled between two checks.
+const MAX_DRAINED: u32 = 512;
 
-/// A loaded NVML at work.
+/// A loaded NVML in use.
 pub(super) struct Session<'nvml> {
     pub(super) nvml: &'nvml Nvml,
 }
 
-/// The GPUs listened to.
+/// The event registrations of GPUs.
 #[derive(Default)]
-struct Listener<'nvml> {
-    /// `None` if no Xid is to be watched, or no GPU raises any.
+struct Registrations<'nvml> {
+    /// `None` if no Xid is watched, or no GPU supports events.
     events: Option<EventSet<'nvml>>,
-    /// Indices registered, or found to raise no events.
-    asked: BTreeSet<u32>,
-    /// Indices that could not be registered though the GPU is there, with the reason.
-    refused: BTreeMap<u32, NvmlError>,
+    /// Indices that are registered or do not support events.
+    settled: BTreeSet<u32>,
+    /// Indices whose registration failed though the GPU is present, with the error.
+    failed: BTreeMap<u32, NvmlError>,
 }
 
-/// What the last reading said, to see a change cheaply.
-struct Seen {
-    /// By index, which means the same GPU for as long as NVML is loaded: also those that could be read once and cannot be now, whose
-    /// events still come.
+/// Data of the last reading, for cheap detection of changes.
+struct LastReading {
+    /// By index, which identifies a GPU while NVML stays loaded. Includes GPUs that became unreachable, because
+    /// their events may still arrive.
     gpus: BTreeMap<u32, GpuUuid>,
     unreachable: BTreeSet<u32>,
     count: u32,
     driver: Option<String>,
-    /// How each GPU is cut; `None` where it could not be asked.
-    cuts: BTreeMap<u32, Option<Cut>>,
+    /// MIG layout of each GPU; `None` if it could not be read.
+    mig_layouts: BTreeMap<u32, Option<MigLayout>>,
 }
 
 impl<'nvml> Session<'nvml> {
-    /// Works until the end. `failures` is set to 0 once NVML has proved to work: it was read, and waited for without an error.
-    pub(super) fn run(&self, keeper: &mut Keeper, failures: &mut u32) -> End {
-        match self.live(keeper, failures) {
+    /// Runs until the end of the session. Sets `failures` to 0 once a reading and a wait for events succeeded.
+    pub(super) fn run(&self, state: &mut NvmlState, failures: &mut u32) -> SessionEnd {
+        match self.run_until_end(state, failures) {
             Ok(end) => end,
-            Err(error) => End::Failed(error),
+            Err(error) => SessionEnd::Failed(error),
         }
     }
 
-    fn live(&self, keeper: &mut Keeper, failures: &mut u32) -> Result<End, DiscoverError> {
-        let bound = discover::bound(&keeper.options);
-        // Before reading, here and below: an Xid that falls between the two is heard then.
-        let mut listener = self.listen(keeper)?;
-        // And of faults of an earlier run that are known by now, the first snapshot tells already.
-        keeper.obey();
-        let mut seen = Self::read(self.nvml, keeper, None)?;
-        let mut deaf = 0;
-        let mut unread = 0;
+    fn run_until_end(&self, state: &mut NvmlState, failures: &mut u32) -> Result<SessionEnd, DiscoverError> {
+        let bound = discover::bound(&state.options);
+        // Registered before reading, here and below, so that an Xid in between is not missed.
+        let mut registrations = self.register_all(state)?;
+        // Faults of an earlier run that are already known are part of the first snapshot.
+        state.apply_commands();
+        let mut last = Self::read(self.nvml, state, None)?;
+        let mut failed_waits = 0;
+        let mut failed_reads = 0;
         loop {
-            let pause = match unread {
-                0 => keeper.timing.read,
-                failures => keeper.timing.pause(failures),
+            let pause = match failed_reads {
+                0 => state.timing.read,
+                failures => state.timing.pause(failures),
             };
-            let watched = self.watch(keeper, &mut listener, &seen, &bound, &mut deaf, pause);
-            if deaf == 0 {
+            let watched = self.watch(state, &mut registrations, &last, &bound, &mut failed_waits, pause);
+            if failed_waits == 0 {
                 *failures = 0;
-                if unread == 0 && watched.is_ok() {
-                    keeper.works();
+                if failed_reads == 0 && watched.is_ok() {
+                    state.record_success();
                 }
             }
-            let turn = match watched? {
-                Turn::Stop => return Ok(End::Stop),
-                Turn::Reload => {
-                    // What was heard and not told yet goes with this NVML.
-                    if let Some(events) = &listener.events {
-                        self.drain(keeper, &seen, events);
+            let watch_end = match watched? {
+                WatchEnd::Stop => return Ok(SessionEnd::Stop),
+                WatchEnd::Reload => {
+                    // Events not handled yet would be lost with this NVML.
+                    if let Some(events) = &registrations.events {
+                        self.drain(state, &last, events);
                     }
-                    return Ok(End::Reload);
+                    return Ok(SessionEnd::Reload);
                 }
-                turn => turn,
+                watch_end => watch_end,
             };
-            // A reading that fails is tried again; the GPUs are listened to meanwhile.
-            match self.again(keeper, &mut listener, &mut seen, turn) {
-                Ok(()) => unread = 0,
+            // A failed reading is repeated; events are received meanwhile.
+            match self.read_again(state, &mut registrations, &mut last, watch_end) {
+                Ok(()) => failed_reads = 0,
                 Err(error) if error.is_gone() => return Err(error),
                 Err(error) => {
-                    unread += 1;
-                    keeper.failed(&error, unread);
+                    failed_reads += 1;
+                    state.record_failure(&error, failed_reads);
                 }
             }
         }
     }
 
-    fn again(
+    fn read_again(
         &self,
-        keeper: &mut Keeper,
-        listener: &mut Listener<'nvml>,
-        seen: &mut Seen,
-        turn: Turn,
+        state: &mut NvmlState,
+        registrations: &mut Registrations<'nvml>,
+        last: &mut LastReading,
+        watch_end: WatchEnd,
     ) -> Result<(), DiscoverError> {
-        if turn == Turn::Listen {
-            let old = std::mem::replace(listener, self.listen(keeper)?);
-            // What the old listener has heard and not told. An Xid that both heard is counted twice, which harms nobody.
+        if watch_end == WatchEnd::Register {
+            let old = std::mem::replace(registrations, self.register_all(state)?);
+            // Events that the old set received and that are not handled yet. An Xid received by both sets is
+            // counted twice, which is harmless.
             if let Some(old) = old.events {
-                self.drain(keeper, seen, &old);
+                self.drain(state, last, &old);
             }
         } else {
-            self.listen_to_new(keeper, listener)?;
+            self.register_new(state, registrations)?;
         }
-        *seen = Self::read(self.nvml, keeper, Some(seen))?;
+        *last = Self::read(self.nvml, state, Some(last))?;
         Ok(())
     }
 
-    /// Takes in what was heard and not told yet.
-    fn drain(&self, keeper: &mut Keeper, seen: &Seen, events: &EventSet<'_>) {
-        for _ in 0..MOST_DRAINED {
+    /// Handles the events that are already available.
+    fn drain(&self, state: &mut NvmlState, last: &LastReading, events: &EventSet<'_>) {
+        for _ in 0..MAX_DRAINED {
             let Ok(Some(event)) = events.wait(Duration::ZERO) else {
                 return;
             };
-            self.note(keeper, seen, event);
-            keeper.obey();
+            self.handle_event(state, last, event);
+            state.apply_commands();
         }
     }
 
-    fn read(nvml: &Nvml, keeper: &mut Keeper, before: Option<&Seen>) -> Result<Seen, DiscoverError> {
-        // Before reading: a GPU that is cut anew in between is seen at the next look.
-        let cuts = cuts(nvml, nvml.device_count()?);
-        let found = discover::read(nvml, &keeper.options)?;
-        let seen = Seen::of(&found, cuts, before);
-        keeper.found(found)?;
-        Ok(seen)
+    fn read(
+        nvml: &Nvml,
+        state: &mut NvmlState,
+        before: Option<&LastReading>,
+    ) -> Result<LastReading, DiscoverError> {
+        // Read before the machine: a MIG layout that changes in between is detected at the next check.
+        let mig_layouts = mig_layouts(nvml, nvml.device_count()?);
+        let found = discover::read(nvml, &state.options)?;
+        let last = LastReading::of(&found, mig_layouts, before);
+        state.record_reading(found)?;
+        Ok(last)
     }
 
     /// Registers every GPU.
-    fn listen(&self, keeper: &mut Keeper) -> Result<Listener<'nvml>, NvmlError> {
-        let mut listener = Listener::default();
-        if !keeper.checks.is_off() {
-            listener.events = Some(self.nvml.event_set()?);
-            self.listen_to_new(keeper, &mut listener)?;
+    fn register_all(&self, state: &mut NvmlState) -> Result<Registrations<'nvml>, NvmlError> {
+        let mut registrations = Registrations::default();
+        if !state.checks.is_off() {
+            registrations.events = Some(self.nvml.event_set()?);
+            self.register_new(state, &mut registrations)?;
         }
-        Ok(listener)
+        Ok(registrations)
     }
 
     /// Registers every GPU that is not registered yet.
-    fn listen_to_new(&self, keeper: &mut Keeper, listener: &mut Listener<'nvml>) -> Result<(), NvmlError> {
-        listener.refused.clear();
-        let Some(events) = &mut listener.events else {
+    fn register_new(
+        &self,
+        state: &mut NvmlState,
+        registrations: &mut Registrations<'nvml>,
+    ) -> Result<(), NvmlError> {
+        registrations.failed.clear();
+        let Some(events) = &mut registrations.events else {
             return Ok(());
         };
         for index in 0..self.nvml.device_count()? {
-            if listener.asked.contains(&index) {
+            if registrations.settled.contains(&index) {
                 continue;
             }
             match self.nvml.device(index).and_then(|device| events.register(device)) {
                 Ok(()) => {
-                    listener.asked.insert(index);
-                    keeper.deaf.remove(&index);
+                    registrations.settled.insert(index);
+                    state.registration_logs.remove(&index);
                 }
                 Err(error) if error.is_driver_gone() => return Err(error),
-                // Tried again too; the reading tells of it.
+                // Retried as well; the reading reports the loss.
                 Err(error) if error.is_gpu_lost() => {
-                    tracing::debug!(gpu = index, "cannot be listened to: {error}");
+                    tracing::debug!(gpu = index, "cannot register for NVML events: {error}");
                 }
                 Err(error) if error.is_unsupported() => {
-                    tracing::warn!(gpu = index, "raises no events, its Xids go unseen: {error}");
-                    listener.asked.insert(index);
+                    tracing::warn!(
+                        gpu = index,
+                        "this GPU does not support NVML events; its Xid errors will not be detected: {error}"
+                    );
+                    registrations.settled.insert(index);
                 }
-                // Tried again at the next look.
+                // Retried at the next check.
                 Err(error) => {
-                    let told = keeper.deaf.entry(index).or_default();
-                    if told.tells(&error.to_string(), Instant::now()) {
-                        tracing::warn!(gpu = index, "cannot be listened to, its Xids go unheard: {error}");
+                    let log = state.registration_logs.entry(index).or_default();
+                    if log.should_log(&error.to_string(), Instant::now()) {
+                        tracing::warn!(
+                            gpu = index,
+                            "cannot register for NVML events; Xid errors of this GPU will not be detected: {error}"
+                        );
                     }
-                    listener.refused.insert(index, error);
+                    registrations.failed.insert(index, error);
                 }
             }
         }
         Ok(())
     }
 
-    /// Waits for events and looks round until something must be done again, after `pause` at the latest. `deaf`: so many waits
-    /// in a row have failed. A second failure is NVML's own, unless it is of a lost GPU: each may be lost just when it has been registered.
+    /// Waits for events and checks periodically until an action is needed, at most for `pause`. `failed_waits`:
+    /// consecutive failures of waiting. The second failure is attributed to NVML, unless it is due to a lost
+    /// GPU: each GPU may be lost just after its registration.
     fn watch(
         &self,
-        keeper: &mut Keeper,
-        listener: &mut Listener<'nvml>,
-        seen: &Seen,
+        state: &mut NvmlState,
+        registrations: &mut Registrations<'nvml>,
+        last: &LastReading,
         bound: &BTreeSet<String>,
-        deaf: &mut u32,
+        failed_waits: &mut u32,
         pause: Duration,
-    ) -> Result<Turn, NvmlError> {
+    ) -> Result<WatchEnd, NvmlError> {
         let start = Instant::now();
-        let mut looked = start;
+        let mut checked = start;
         loop {
             let waiting = Instant::now();
-            let event = match &listener.events {
+            let event = match &registrations.events {
                 Some(events) if !events.is_empty() => {
-                    let heard = events.wait(keeper.wait());
-                    keeper.heard(heard.is_ok());
-                    match heard {
-                        Err(error) if !error.is_driver_gone() && *deaf < patience(&error, seen) => {
-                            if keeper.unheard.tells(&error.to_string(), Instant::now()) {
-                                tracing::warn!("waiting for events failed, listening anew: {error}");
+                    let waited = events.wait(state.wait());
+                    state.record_wait(waited.is_ok());
+                    match waited {
+                        Err(error)
+                            if !error.is_driver_gone() && *failed_waits < max_failed_waits(&error, last) =>
+                        {
+                            if state.wait_log.should_log(&error.to_string(), Instant::now()) {
+                                tracing::warn!("waiting for NVML events failed, registering again: {error}");
                             }
-                            *deaf += 1;
-                            return Ok(Turn::Listen);
+                            *failed_waits += 1;
+                            return Ok(WatchEnd::Register);
                         }
                         event => event?,
                     }
                 }
                 _ => None,
             };
-            *deaf = 0;
-            keeper.obey();
+            *failed_waits = 0;
+            state.apply_commands();
             let rest = match event {
-                Some(event) if self.note(keeper, seen, event) => {
-                    // One reading for all that is there: Xids of links come by the hundred, and another GPU's does not wait for as many.
-                    if let Some(events) = &listener.events {
-                        self.drain(keeper, seen, events);
+                Some(event) if self.handle_event(state, last, event) => {
+                    // One reading for all available events: link Xids arrive by the hundred and must not delay
+                    // those of another GPU.
+                    if let Some(events) = &registrations.events {
+                        self.drain(state, last, events);
                     }
-                    return Ok(Turn::Read);
+                    return Ok(WatchEnd::Read);
                 }
                 Some(_) => Duration::ZERO,
-                // Nothing where nothing is listened to, and no loop where NVML does not wait as long as it was told.
-                None => keeper.wait().saturating_sub(waiting.elapsed()),
+                // Sleeps the whole time without registrations, and avoids a busy loop if NVML returns early.
+                None => state.wait().saturating_sub(waiting.elapsed()),
             };
-            if !keeper.pause.go_on_after(rest) {
-                return Ok(Turn::Stop);
+            if !state.pause.sleep(rest) {
+                return Ok(WatchEnd::Stop);
             }
             if start.elapsed() >= pause {
-                return Ok(Turn::Read);
+                return Ok(WatchEnd::Read);
             }
-            if looked.elapsed() >= keeper.timing.look {
-                looked = Instant::now();
-                if self.is_behind(keeper, seen, bound) {
-                    return Ok(Turn::Reload);
+            if checked.elapsed() >= state.timing.check {
+                checked = Instant::now();
+                if self.misses_gpus(state, last, bound) {
+                    return Ok(WatchEnd::Reload);
                 }
-                let heard = self.hear_all(keeper, listener, seen);
-                match heard.and_then(|()| self.has_changed(keeper, seen)) {
+                let registered = self.register_missing(state, registrations, last);
+                match registered.and_then(|()| self.has_changed(state, last)) {
                     Ok(false) => {}
-                    Ok(true) => return Ok(Turn::Listen),
+                    Ok(true) => return Ok(WatchEnd::Register),
                     Err(error) if error.is_driver_gone() => return Err(error),
-                    // The reading will say what is wrong.
-                    Err(_) => return Ok(Turn::Read),
+                    // The reading will report the problem.
+                    Err(_) => return Ok(WatchEnd::Read),
                 }
             }
         }
     }
 
-    /// Listens to the GPUs that could not be listened to before. One that still cannot be must not be given out: its Xids go unheard.
-    fn hear_all(
+    /// Registers the GPUs whose registration failed before. A GPU that cannot be registered must not be
+    /// allocated, because its Xids would be missed.
+    fn register_missing(
         &self,
-        keeper: &mut Keeper,
-        listener: &mut Listener<'nvml>,
-        seen: &Seen,
+        state: &mut NvmlState,
+        registrations: &mut Registrations<'nvml>,
+        last: &LastReading,
     ) -> Result<(), NvmlError> {
-        self.listen_to_new(keeper, listener)?;
-        for (index, uuid) in &seen.gpus {
-            if !seen.unreachable.contains(index) {
-                let refused = listener.refused.get(index);
-                let failure = refused.map(|error| format!("its Xids cannot be heard: {error}"));
-                keeper.look(uuid, Duty::BeHeard, failure);
+        self.register_new(state, registrations)?;
+        for (index, uuid) in &last.gpus {
+            if !last.unreachable.contains(index) {
+                let failed = registrations.failed.get(index);
+                let failure = failed.map(|error| format!("cannot register for its Xid events: {error}"));
+                state.record_probe(uuid, Probe::EventRegistration, failure);
             }
         }
         Ok(())
     }
 
-    /// Whether NVML, which counted when it was loaded, does not know of GPUs that the kernel has. It may take a driver a moment to make
-    /// a GPU known to it, so that one change is worth a few loads.
-    fn is_behind(&self, keeper: &mut Keeper, seen: &Seen, bound: &BTreeSet<String>) -> bool {
-        let now = discover::bound(&keeper.options);
+    /// Whether the kernel has GPUs that NVML, which counts them at initialisation, does not list. A driver may
+    /// need a moment to add a GPU, so a change is worth a few loads.
+    fn misses_gpus(&self, state: &mut NvmlState, last: &LastReading, bound: &BTreeSet<String>) -> bool {
+        let now = discover::bound(&state.options);
         if now != *bound {
             tracing::info!(
                 before = bound.len(),
                 now = now.len(),
-                "the kernel has other GPUs, loading NVML anew"
+                "the set of GPUs in the kernel changed, loading NVML again"
             );
-            keeper.reloads = MOST_RELOADS;
+            state.reloads = MAX_RELOADS;
             return true;
         }
-        if now.len() <= seen.count as usize {
-            keeper.reloads = 0;
+        if now.len() <= last.count as usize {
+            state.reloads = 0;
             return false;
         }
-        let behind = keeper.reloads > 0;
-        keeper.reloads = keeper.reloads.saturating_sub(1);
-        behind
+        let reload = state.reloads > 0;
+        state.reloads = state.reloads.saturating_sub(1);
+        reload
     }
 
-    /// Whether GPUs, their reach, how they are cut or the driver are others than at the last reading. What each GPU says of its state
-    /// is taken in on the way.
-    fn has_changed(&self, keeper: &mut Keeper, seen: &Seen) -> Result<bool, NvmlError> {
-        if self.nvml.device_count()? != seen.count {
+    /// Whether GPUs, reachability, MIG layouts or the driver changed since the last reading. Also updates the
+    /// state of each GPU.
+    fn has_changed(&self, state: &mut NvmlState, last: &LastReading) -> Result<bool, NvmlError> {
+        if self.nvml.device_count()? != last.count {
             return Ok(true);
         }
         match self.nvml.driver_version() {
             Err(error) if error.is_driver_gone() => return Err(error),
-            Ok(driver) if seen.driver.is_some() && seen.driver.as_ref() != Some(&driver) => return Ok(true),
+            Ok(driver) if last.driver.is_some() && last.driver.as_ref() != Some(&driver) => return Ok(true),
             _ => {}
         }
-        for index in 0..seen.count {
-            if seen.unreachable.contains(&index) {
-                if !self.is_out_of_reach(keeper, index)? {
+        for index in 0..last.count {
+            if last.unreachable.contains(&index) {
+                if !self.is_out_of_reach(state, index)? {
                     return Ok(true);
                 }
                 continue;
@@ -341,76 +361,77 @@ impl<'nvml> Session<'nvml> {
             let failure = match self.nvml.device(index).and_then(|device| device.memory()) {
                 Err(error) if error.is_driver_gone() => return Err(error),
                 Err(error) if error.is_gpu_lost() => return Ok(true),
-                answer => answer.err().filter(is_silence),
+                answer => answer.err().filter(is_unresponsive),
             };
-            if let Some(uuid) = seen.gpus.get(&index) {
+            if let Some(uuid) = last.gpus.get(&index) {
                 let failure = failure.map(|error| format!("GPU lost: {error}"));
-                keeper.look(uuid, Duty::Answer, failure);
-                self.ask_state(keeper, index, uuid)?;
+                state.record_probe(uuid, Probe::Query, failure);
+                self.update_vitals(state, index, uuid)?;
             }
         }
-        keeper.publish();
-        let now = cuts(self.nvml, seen.count);
-        // Only where it is known now: a question that fails is no change.
+        state.publish();
+        let now = mig_layouts(self.nvml, last.count);
+        // Compared only if readable: a failed call is not a change.
         Ok(now
             .iter()
-            .any(|(index, cut)| cut.is_some() && seen.cuts.get(index) != Some(cut)))
+            .any(|(index, layout)| layout.is_some() && last.mig_layouts.get(index) != Some(layout)))
     }
 
-    /// Whether a GPU that could not be read last time still cannot be, whatever the reason: another reading would tell nothing new.
-    fn is_out_of_reach(&self, keeper: &Keeper, index: u32) -> Result<bool, NvmlError> {
-        match discover::reach(self.nvml, &keeper.options, index) {
+    /// Whether a GPU that could not be read last time is still unreachable: another reading would give nothing
+    /// new.
+    fn is_out_of_reach(&self, state: &NvmlState, index: u32) -> Result<bool, NvmlError> {
+        match discover::reach(self.nvml, &state.options, index) {
             Err(error) if error.is_driver_gone() => Err(error),
             answer => Ok(answer.is_err()),
         }
     }
 
-    /// Takes in what the GPU at `index` of NVML's count says of its state. A GPU that is lost is noticed elsewhere.
-    fn ask_state(&self, keeper: &mut Keeper, index: u32, uuid: &GpuUuid) -> Result<(), NvmlError> {
-        if let Some(vitals) = self.state(keeper, index, uuid)? {
-            keeper.vitals(uuid, vitals);
+    /// Updates the state of the GPU at NVML index `index`. A lost GPU is detected elsewhere.
+    fn update_vitals(&self, state: &mut NvmlState, index: u32, uuid: &GpuUuid) -> Result<(), NvmlError> {
+        if let Some(vitals) = self.vitals(state, index, uuid)? {
+            state.record_vitals(uuid, vitals);
         }
         Ok(())
     }
 
-    /// What a GPU says of its state; `None` where it does not answer.
-    fn state(&self, keeper: &Keeper, index: u32, uuid: &GpuUuid) -> Result<Option<Vitals>, NvmlError> {
-        let Some(gpu) = keeper.gpu(uuid) else {
+    /// State of a GPU; `None` if it cannot be read.
+    fn vitals(&self, state: &NvmlState, index: u32, uuid: &GpuUuid) -> Result<Option<Vitals>, NvmlError> {
+        let Some(gpu) = state.gpu(uuid) else {
             return Ok(None);
         };
-        match discover::vitals(self.nvml, &keeper.options, index, gpu) {
+        match discover::vitals(self.nvml, &state.options, index, gpu) {
             Ok(vitals) => Ok(Some(vitals)),
             Err(error) if error.is_driver_gone() => Err(error),
             Err(_) => Ok(None),
         }
     }
 
-    /// Takes in an event. True: the machine must be read again.
-    fn note(&self, keeper: &mut Keeper, seen: &Seen, event: Event) -> bool {
+    /// Handles an event. True: the machine must be read again.
+    fn handle_event(&self, state: &mut NvmlState, last: &LastReading, event: Event) -> bool {
         let EventKind::Xid(xid) = event.kind else {
             return true;
         };
-        let known = event.gpu.and_then(|index| Some((index, seen.gpus.get(&index)?)));
+        let known = event.gpu.and_then(|index| Some((index, last.gpus.get(&index)?)));
         let Some((index, uuid)) = known else {
-            tracing::warn!(xid, "an Xid of a GPU that is not known");
+            tracing::warn!(xid, "received an Xid of an unknown GPU");
             return true;
         };
-        let class = keeper.table.class(xid);
-        let judged = keeper.checks.judge(xid, class);
-        let extent = extent(keeper, uuid, xid, event);
+        let class = state.table.class(xid);
+        let judged = state.checks.judge(xid, class);
+        let extent = extent(state, uuid, xid, event);
         let reason = match extent {
-            Extent::Gpu => keeper.table.describe(xid),
-            Extent::GpuInstance(gi) => format!("{} (GPU instance {gi})", keeper.table.describe(xid)),
+            Extent::Gpu => state.table.describe(xid),
+            Extent::GpuInstance(gi) => format!("{} (GPU instance {gi})", state.table.describe(xid)),
             Extent::ComputeInstance(gi, ci) => {
                 format!(
                     "{} (GPU instance {gi}, compute instance {ci})",
-                    keeper.table.describe(xid)
+                    state.table.describe(xid)
                 )
             }
         };
-        let count = keeper.xids.count(uuid, xid);
+        let count = state.xids.count(uuid, xid);
         let fault = |class| {
-            let mig = keeper.gpu(uuid).and_then(|gpu| gpu.mig.as_ref());
+            let mig = state.gpu(uuid).and_then(|gpu| gpu.mig.as_ref());
             Fault {
                 extent,
                 xid,
@@ -418,16 +439,17 @@ impl<'nvml> Session<'nvml> {
                 reason: reason.clone(),
                 since: Timestamp::now(),
                 mig_device: extent.mig_device(mig),
-                driver: keeper.driver(),
+                driver: state.driver(),
                 evidence: FaultEvidence::default(),
             }
         };
         let mut fault = match judged {
             Some(Class::Link { reset: false }) => {
                 let fault = fault(Class::Link { reset: true });
-                // A driver that says what it asks for will say if this one needs a reset; the links show the rest.
-                if keeper.book.tells_wishes(uuid) {
-                    keeper.book.suspect(uuid, fault);
+                // A driver that reports recovery actions will report one if a reset is needed; the links show
+                // the rest.
+                if state.tracker.reports_recovery_action(uuid) {
+                    state.tracker.record_suspect(uuid, fault);
                     None
                 } else {
                     Some(fault)
@@ -435,102 +457,103 @@ impl<'nvml> Session<'nvml> {
             }
             judged => judged.filter(|class| class.is_unhealthy()).map(fault),
         };
-        let mut stands = false;
+        let mut is_new = false;
         if let Some(fault) = &fault {
-            stands = keeper.book.fault(uuid, fault.clone());
-            keeper.publish();
+            is_new = state.tracker.record_fault(uuid, fault.clone());
+            state.publish();
         }
-        // One broken application raises thousands: the first of each kind is told, the rest is counted. After publishing: kubelet does not
-        // wait for the log.
+        // One broken application raises thousands of Xids: the first of each kind is logged, the others are
+        // counted. Logged after publishing, so that kubelet does not wait for the log.
         if count == 1 {
             tracing::warn!(gpu = index, uuid = %uuid, %class, watched = judged.is_some(), "{reason}");
         }
-        // After publishing, here and below: an Xid waits for no further question. A driver that is gone is met at the next wait.
+        // Further calls are made after publishing, here and below, so that no Xid waits for them. A driver that
+        // is gone is detected at the next wait.
         let recut = fault
             .as_mut()
-            .is_some_and(|fault| self.find_anew(keeper, seen, (index, uuid), fault));
-        if keeper.table.has_state(xid) || fault.is_some() {
-            match self.state(keeper, index, uuid) {
+            .is_some_and(|fault| self.update_instance(state, last, (index, uuid), fault));
+        if state.table.has_state(xid) || fault.is_some() {
+            match self.vitals(state, index, uuid) {
                 Err(_) => return false,
                 Ok(None) => {}
                 Ok(Some(vitals)) => {
-                    if stands {
-                        keeper.book.begins(uuid, extent, &vitals);
+                    if is_new {
+                        state.tracker.set_initial_evidence(uuid, extent, &vitals);
                     }
-                    keeper.vitals(uuid, vitals);
+                    state.record_vitals(uuid, vitals);
                 }
             }
-            // A reset may be proved just now that ends a fault like this one, and not this one.
+            // These vitals may prove a reset that ended an older equal fault, but not this one.
             if let Some(fault) = fault {
-                keeper.book.fault(uuid, fault);
+                state.tracker.record_fault(uuid, fault);
             }
-            keeper.publish();
+            state.publish();
         }
         recut || judged.is_some_and(Class::touches_links)
     }
 
-    /// An instance that an Xid names may be another one than was read last: then it is of the one that has that number now, and the
-    /// reading to come must not take it for gone. True: the GPU was cut anew.
-    fn find_anew(
+    /// Updates `fault` if its MIG instance was replaced since the last reading: it belongs to the current
+    /// instance with that id, so the next reading does not clear it. True: the MIG layout changed.
+    fn update_instance(
         &self,
-        keeper: &mut Keeper,
-        seen: &Seen,
+        state: &mut NvmlState,
+        last: &LastReading,
         (index, uuid): (u32, &GpuUuid),
         fault: &mut Fault,
     ) -> bool {
         let Some((gpu_instance, compute_instance)) = fault.extent.instance() else {
             return false;
         };
-        let Some(cut) = discover::cut(self.nvml, index) else {
+        let Some(layout) = discover::mig_layout(self.nvml, index) else {
             return false;
         };
-        if seen.cuts.get(&index).and_then(Option::as_ref) == Some(&cut) {
+        if last.mig_layouts.get(&index).and_then(Option::as_ref) == Some(&layout) {
             return false;
         }
-        if let Some(device) = cut.device(gpu_instance, compute_instance) {
+        if let Some(device) = layout.device(gpu_instance, compute_instance) {
             fault.mig_device = Some(device.to_string());
-            keeper.book.is_in(uuid, fault.extent, device.as_str());
+            state.tracker.set_mig_device(uuid, fault.extent, device.as_str());
         }
         true
     }
 }
 
-/// Whether a GPU that fails like this may not answer anything. One that says that it does not know, or may not tell, answers: of a GPU
-/// that is cut not everybody is told how much memory it has.
-fn is_silence(error: &NvmlError) -> bool {
+/// Whether a GPU that fails like this may be unresponsive. "Unsupported" and "no permission" are answers: with
+/// MIG on, reading the memory size needs permissions.
+fn is_unresponsive(error: &NvmlError) -> bool {
     let refusals = [Code::NoPermission, Code::InvalidArgument];
     !error.is_unsupported() && !error.code().is_some_and(|code| refusals.contains(&code))
 }
 
-/// Failures of waiting in a row after which the GPUs are listened to anew.
-fn patience(error: &NvmlError, seen: &Seen) -> u32 {
-    if error.is_gpu_lost() { seen.count.max(1) } else { 1 }
+/// Consecutive failures of waiting after which GPUs are registered again.
+fn max_failed_waits(error: &NvmlError, last: &LastReading) -> u32 {
+    if error.is_gpu_lost() { last.count.max(1) } else { 1 }
 }
 
-/// How much of its GPU an event touches: the instance that it names, if Xids of this kind are confined to it.
-fn extent(keeper: &Keeper, uuid: &GpuUuid, xid: u64, event: Event) -> Extent {
-    let gpu = keeper.gpu(uuid);
-    let is_cut = gpu
+/// The part of the GPU that an event affects: the named MIG instance, if this Xid is confined to it.
+fn extent(state: &NvmlState, uuid: &GpuUuid, xid: u64, event: Event) -> Extent {
+    let gpu = state.gpu(uuid);
+    let has_mig = gpu
         .and_then(|gpu| gpu.mig.as_ref())
         .is_some_and(|mig| mig.enabled);
     match (event.gpu_instance, event.compute_instance) {
-        (Some(gi), ci) if is_cut && keeper.table.is_contained(xid) => match ci {
-            Some(ci) if !keeper.table.is_shared(xid) => Extent::ComputeInstance(gi, ci),
+        (Some(gi), ci) if has_mig && state.table.is_contained(xid) => match ci {
+            Some(ci) if !state.table.is_shared(xid) => Extent::ComputeInstance(gi, ci),
             _ => Extent::GpuInstance(gi),
         },
         _ => Extent::Gpu,
     }
 }
 
-/// How each GPU is cut.
-fn cuts(nvml: &Nvml, count: u32) -> BTreeMap<u32, Option<Cut>> {
+/// The MIG layout of each GPU.
+fn mig_layouts(nvml: &Nvml, count: u32) -> BTreeMap<u32, Option<MigLayout>> {
     (0..count)
-        .map(|index| (index, discover::cut(nvml, index)))
+        .map(|index| (index, discover::mig_layout(nvml, index)))
         .collect()
 }
 
-impl Seen {
-    fn of(found: &Found, cuts: BTreeMap<u32, Option<Cut>>, before: Option<&Self>) -> Self {
+impl LastReading {
+    fn of(found: &Found, mig_layouts: BTreeMap<u32, Option<MigLayout>>, before: Option<&Self>) -> Self {
         let gpus = found.machine.gpus().iter();
         let mut gpus: BTreeMap<u32, GpuUuid> = gpus
             .filter_map(|gpu| Some((u32::from(gpu.index), gpu.uuid.clone()?)))
@@ -550,7 +573,7 @@ impl Seen {
             unreachable,
             count: u32::try_from(found.machine.gpus().len()).unwrap_or(u32::MAX),
             driver: found.machine.host().driver.clone(),
-            cuts,
+            mig_layouts,
         }
     }
 }

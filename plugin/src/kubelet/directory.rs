@@ -1,5 +1,5 @@
-//! Watches kubelet's device plugin directory: kubelet's socket coming back, our own going away, the directory itself missing
-//! or replaced. Says that something moved; what to do about it is the endpoints' business.
+//! Watches kubelet's device plugin directory: kubelet's socket, our own sockets, and the directory itself.
+//! Publishes that something changed; the endpoints act on it.
 
 use std::ffi::OsStr;
 use std::fs::Metadata;
@@ -16,20 +16,20 @@ use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
 use crate::handover::SharedHandover;
-use crate::recurring::Recurring;
+use crate::log_throttle::LogThrottle;
 
-/// Looked at this often even if no event comes: an event may be lost (queue overflow, a parent that did not exist).
+/// Interval of checks without events: an event may be lost (queue overflow, a parent that did not exist).
 const RECHECK: Duration = Duration::from_secs(2);
 
-/// What the directory looks like. Endpoints compare it with what they last acted on.
+/// State of the directory. Endpoints compare it with the state that they last acted on.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct View {
-    /// Counts the kubelet sockets seen: a new number is a new kubelet. 0 before the first.
+    /// Number of kubelet sockets seen so far: a new number means a new kubelet. 0 before the first.
     pub kubelet: u64,
-    /// Whether kubelet's socket is there now.
+    /// Whether kubelet's socket exists now.
     pub present: bool,
-    /// Counts everything that came or went, so that endpoints look after their own socket.
-    pub touched: u64,
+    /// Number of changes, so that endpoints check their own sockets.
+    pub changes: u64,
 }
 
 /// The watcher.
@@ -43,12 +43,13 @@ pub struct Directory {
     directory: Option<Identity>,
 }
 
-/// Tells a file from its successor of the same name. Inode numbers are used again at once, hence the times.
+/// Distinguishes a file from its successor of the same name. Inode numbers are reused at once, so times are
+/// compared too.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Identity {
     device: u64,
     inode: u64,
-    born: Option<SystemTime>,
+    created: Option<SystemTime>,
 }
 
 impl Identity {
@@ -64,13 +65,13 @@ impl From<&Metadata> for Identity {
         Self {
             device: metadata.dev(),
             inode: metadata.ino(),
-            born: metadata.created().ok(),
+            created: metadata.created().ok(),
         }
     }
 }
 
 impl Directory {
-    /// A watcher of `path`, and of the socket `kubelet`, which is there as a rule, and the views it will publish.
+    /// A watcher of `path` and of the socket `kubelet`, usually in it, and the views that it publishes.
     pub fn new(
         path: PathBuf,
         kubelet: Option<PathBuf>,
@@ -91,23 +92,23 @@ impl Directory {
     /// Watches until `shutdown`.
     pub async fn watch(mut self, shutdown: CancellationToken) {
         let mut first = true;
-        let mut unwatched = Recurring::default();
+        let mut watch_log = LogThrottle::default();
         loop {
-            // The watch is set before the look, so that nothing between the two is missed.
+            // The watch is set before the check, so that no change in between is missed.
             let mut events = match self.open() {
                 Ok(events) => {
-                    unwatched.over();
+                    watch_log.reset();
                     Some(events)
                 }
                 Err(error) => {
-                    if unwatched.tells(&error.to_string(), Instant::now()) {
-                        warn!(directory = %self.path.display(), %error, "cannot watch the device plugin directory, looking every 2 s");
+                    if watch_log.should_log(&error.to_string(), Instant::now()) {
+                        warn!(directory = %self.path.display(), %error, "cannot watch the device plugin directory; checking it every 2 s");
                     }
                     None
                 }
             };
             self.directory = Identity::of(&self.path);
-            self.look(false, first);
+            self.check(false, first);
             first = false;
             loop {
                 let next = async {
@@ -120,29 +121,29 @@ impl Directory {
                     () = shutdown.cancelled() => return,
                     event = next => match event {
                         Some(Ok(event)) => {
-                            self.look(self.names_kubelet(event.mask, event.name.as_deref()), false);
+                            self.check(self.names_kubelet(event.mask, event.name.as_deref()), false);
                             false
                         }
                         Some(Err(error)) => {
-                            warn!(%error, "reading directory events failed, watching anew");
+                            warn!(%error, "reading directory events failed, watching the directory again");
                             true
                         }
                         None => true,
                     },
                     () = tokio::time::sleep(RECHECK) => {
-                        self.look(false, false);
+                        self.check(false, false);
                         events.is_none()
                     }
                 };
                 if replaced || Identity::of(&self.path) != self.directory {
-                    debug!(directory = %self.path.display(), "the directory came, went or was replaced");
+                    debug!(directory = %self.path.display(), "the device plugin directory appeared, disappeared or was replaced");
                     break;
                 }
             }
         }
     }
 
-    /// Watches the directory if it is there, and its parent for its coming and going.
+    /// Watches the directory if it exists, and its parent for changes of the directory.
     fn open(&self) -> io::Result<EventStream<[u8; 4096]>> {
         let inotify = Inotify::init()?;
         let changes = WatchMask::CREATE
@@ -162,27 +163,29 @@ impl Directory {
         }
     }
 
-    /// Compares the directory with what was last seen and publishes the difference.
-    fn look(&mut self, created: bool, first: bool) {
+    /// Compares the directory with its last state and publishes changes.
+    fn check(&mut self, is_created: bool, first: bool) {
         let socket = self.kubelet.as_deref().and_then(Identity::of);
-        // Where the file system tells no time of birth, an inode may be its own successor: then the event decides.
-        let renewed = socket
-            .is_some_and(|identity| Some(identity) != self.socket || (created && identity.born.is_none()));
+        // Without creation times in the file system a new socket may look like the old one: then the event
+        // decides.
+        let renewed = socket.is_some_and(|identity| {
+            Some(identity) != self.socket || (is_created && identity.created.is_none())
+        });
         self.socket = socket;
         self.views.send_modify(|view| {
-            view.touched += 1;
+            view.changes += 1;
             view.present = socket.is_some();
             if renewed {
                 view.kubelet += 1;
             }
         });
         if renewed && !first {
-            info!("kubelet's registration socket is there");
+            info!("kubelet's registration socket appeared");
             self.handover.kubelet_restarted();
         }
     }
 
-    /// Whether an event is the coming of kubelet's socket.
+    /// Whether an event is the creation of kubelet's socket.
     fn names_kubelet(&self, mask: EventMask, name: Option<&OsStr>) -> bool {
         let kubelet = self.kubelet.as_deref().and_then(Path::file_name);
         mask.intersects(EventMask::CREATE | EventMask::MOVED_TO) && kubelet.is_some() && name == kubelet

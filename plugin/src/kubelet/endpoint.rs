@@ -1,5 +1,6 @@
-//! One resource's life with kubelet: serve on a socket, register it, do both anew whenever kubelet or the socket was replaced, and
-//! register again where kubelet does not read what is served. Serves first and registers second, for kubelet dials back before it answers.
+//! One resource at kubelet: serves it on a socket and registers it. Repeats both when kubelet or the socket was
+//! replaced, and registers again if kubelet does not read the list. Serves before it registers, because kubelet
+//! connects back before it returns.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -10,15 +11,16 @@ use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
 use super::Kubelet;
-use super::attention::Attention;
 use super::directory::View;
 use super::register::{self, RegisterError};
-use super::rivalry::Rivalry;
 use super::service::DeviceList;
 use super::serving::{Serving, inode};
-use crate::recurring::Recurring;
+use super::socket_contention::SocketContention;
+use super::stream_monitor::StreamMonitor;
+use crate::log_throttle::LogThrottle;
 
-/// Waits between attempts to register: short at first, for kubelet admits its first pods a second after its socket appears.
+/// Pauses between attempts to register: short at first, because kubelet admits its first pods a second after
+/// its socket appears.
 const BACK_OFF: [Duration; 6] = [
     Duration::from_millis(5),
     Duration::from_millis(20),
@@ -27,10 +29,10 @@ const BACK_OFF: [Duration; 6] = [
     Duration::from_millis(250),
     Duration::from_millis(500),
 ];
-/// And when those are spent.
-const LONGEST: Duration = Duration::from_secs(1);
-/// The wait after a socket could not be bound.
-const UNBOUND: Duration = Duration::from_millis(200);
+/// The pause after these.
+const MAX_PAUSE: Duration = Duration::from_secs(1);
+/// The pause after a socket could not be bound.
+const BIND_PAUSE: Duration = Duration::from_millis(200);
 
 /// Serves and registers one resource.
 #[derive(Debug)]
@@ -44,31 +46,31 @@ pub(super) struct Endpoint {
 impl Endpoint {
     /// Keeps the resource registered until `shutdown`, then ends the streams and removes the socket.
     pub(super) async fn run(self, views: watch::Receiver<View>, shutdown: CancellationToken) {
-        let mut life = Life {
+        let mut running = RunningEndpoint {
             path: self.directory.join(self.socket_name()),
             endpoint: &self,
             views,
             servers: Vec::new(),
             registered_with: 0,
-            placed_for: 0,
-            attention: Attention::default(),
-            rivalry: Rivalry::default(),
-            unserved: Recurring::default(),
-            rivalled: Recurring::default(),
-            unread: Recurring::default(),
+            bound_for: 0,
+            monitor: StreamMonitor::default(),
+            contention: SocketContention::default(),
+            serve_log: LogThrottle::default(),
+            contention_log: LogThrottle::default(),
+            unread_log: LogThrottle::default(),
         };
-        shutdown.run_until_cancelled(life.lead()).await;
-        life.end().await;
+        shutdown.run_until_cancelled(running.run()).await;
+        running.stop().await;
     }
 
     fn socket_name(&self) -> String {
         socket_name(&self.resource)
     }
 
-    /// Registers, again and again until kubelet has accepted.
+    /// Registers repeatedly until kubelet accepts.
     async fn register(&self, kubelet: &Path, path: &Path, view: View, views: watch::Receiver<View>) {
-        // Of this kubelet: another one's refusal is news, be it for the same reason.
-        let mut refused = Recurring::default();
+        // One throttle per kubelet: a refusal by another kubelet is logged at once.
+        let mut refused = LogThrottle::default();
         let name = self.socket_name();
         for attempt in 0.. {
             match register::register(kubelet, &name, &self.resource).await {
@@ -79,13 +81,14 @@ impl Endpoint {
                 }
                 Err(error) => {
                     self.kubelet.observed.registration_failed(&self.resource);
-                    // Kubelet's socket file outlives kubelet: nobody listening is the usual state between two kubelets.
+                    // Kubelet's socket file survives kubelet: a refused connection is normal between two
+                    // kubelets.
                     if attempt == 0 && matches!(error, RegisterError::Connect { .. }) {
-                        debug!(%error, "kubelet does not answer yet");
-                    } else if refused.tells(&error.reason(), Instant::now()) {
+                        debug!(%error, "kubelet does not respond yet");
+                    } else if refused.should_log(&error.reason(), Instant::now()) {
                         warn!(resource = %self.resource, error = error.reason(), attempt, "cannot register with kubelet, trying again");
                     }
-                    let pause = BACK_OFF.get(attempt).copied().unwrap_or(LONGEST);
+                    let pause = BACK_OFF.get(attempt).copied().unwrap_or(MAX_PAUSE);
                     let mut views = views.clone();
                     tokio::select! {
                         () = tokio::time::sleep(pause) => {}
@@ -97,49 +100,49 @@ impl Endpoint {
     }
 }
 
-/// An endpoint between its start and its end.
-struct Life<'e> {
+/// A running endpoint.
+struct RunningEndpoint<'e> {
     endpoint: &'e Endpoint,
     path: PathBuf,
     views: watch::Receiver<View>,
-    /// The last one has the socket; those before it have clients left.
+    /// The last server has the socket; the others still have clients.
     servers: Vec<Serving>,
-    /// Which kubelet has accepted the resource, counted from 1.
+    /// The kubelet that accepted the resource, counted from 1.
     registered_with: u64,
-    /// For which kubelet the socket was put in its place last.
-    placed_for: u64,
-    attention: Attention,
-    rivalry: Rivalry,
-    unserved: Recurring,
-    rivalled: Recurring,
-    unread: Recurring,
+    /// The kubelet for which the socket was last bound.
+    bound_for: u64,
+    monitor: StreamMonitor,
+    contention: SocketContention,
+    serve_log: LogThrottle,
+    contention_log: LogThrottle,
+    unread_log: LogThrottle,
 }
 
-/// How the socket's place was found.
-struct Place {
-    /// The socket is to be bound anew.
+/// State of the socket file.
+struct SocketState {
+    /// The socket must be bound again.
     is_due: bool,
-    /// It was bound, and another program's lies there.
+    /// The socket was bound, and another program's socket is in its socket.
     is_lost: bool,
-    /// When it may be taken back, if it is lost.
+    /// When to replace the other program's socket.
     take_back: Option<Instant>,
 }
 
-impl Life<'_> {
-    /// Does what is due, for ever or until there are no views any more.
-    async fn lead(&mut self) {
+impl RunningEndpoint<'_> {
+    /// Acts on changes until the views end.
+    async fn run(&mut self) {
         loop {
             let view = *self.views.borrow_and_update();
             self.count_streams();
-            let place = self.look(view);
+            let socket = self.check_socket(view);
             let now = Instant::now();
-            if place.is_due && place.take_back.is_none_or(|at| at <= now) {
-                self.begin(view, place.is_lost).await;
-            } else if !place.is_lost && self.attention.due().is_some_and(|due| due <= now) {
-                self.begin_again(view).await;
+            if socket.is_due && socket.take_back.is_none_or(|at| at <= now) {
+                self.serve_and_register(view, socket.is_lost).await;
+            } else if !socket.is_lost && self.monitor.due().is_some_and(|due| due <= now) {
+                self.register_again(view).await;
             } else {
-                // While another's socket is there, kubelet reads that one.
-                let due = place.take_back.or(self.attention.due());
+                // While another program's socket is in place, kubelet reads that one.
+                let due = socket.take_back.or(self.monitor.due());
                 let due = due.map(tokio::time::Instant::from_std);
                 tokio::select! {
                     changed = self.views.changed() => if changed.is_err() { return },
@@ -154,14 +157,14 @@ impl Life<'_> {
         self.servers.retain(|server| !server.is_over());
         if let Some(server) = self.servers.last_mut() {
             let streams = server.streams();
-            self.attention.counted(streams, Instant::now());
+            self.monitor.set_streams(streams, Instant::now());
             let observed = &self.endpoint.kubelet.observed;
             observed.streams(&self.endpoint.resource, streams);
         }
     }
 
-    /// Looks whose socket is there, and tells of a rival's.
-    fn look(&mut self, view: View) -> Place {
+    /// Checks the socket file, and reports another program's socket.
+    fn check_socket(&mut self, view: View) -> SocketState {
         let Endpoint {
             resource, kubelet, ..
         } = self.endpoint;
@@ -172,53 +175,53 @@ impl Life<'_> {
         } else {
             !is_own
         };
-        // Gone is wiped, by kubelet or by a person; another one in its place is another program's.
-        let is_rivalled = !self.servers.is_empty() && !is_own && there.is_some();
-        if is_rivalled {
-            kubelet.observed.rival(resource);
-            if self.rivalled.tells("replaced", Instant::now()) {
+        // A missing socket was removed by kubelet or the operator; a different one is another program's.
+        let is_contended = !self.servers.is_empty() && !is_own && there.is_some();
+        if is_contended {
+            kubelet.observed.socket_contended(resource);
+            if self.contention_log.should_log("replaced", Instant::now()) {
                 warn!(
                     %resource, socket = %self.path.display(),
-                    "another program has put its socket in the place of this one's: is there a second device plugin on this node, such as NVIDIA's? kubelet asks the one that registered last; the place is taken back, ever more rarely if it goes on"
+                    "another program replaced this plugin's socket: check for a second device plugin on this node, such as NVIDIA's. Kubelet uses the plugin that registered last; this plugin takes the socket back, with growing pauses"
                 );
             }
         }
-        // For a new kubelet the first place is taken at once: before it came there was none to lose.
-        let is_lost = is_due && is_rivalled && self.placed_for == view.kubelet;
-        Place {
+        // For a new kubelet the socket is bound at once: contention counts per kubelet.
+        let is_lost = is_due && is_contended && self.bound_for == view.kubelet;
+        SocketState {
             is_due,
             is_lost,
-            take_back: is_lost.then(|| self.rivalry.lost(Instant::now())),
+            take_back: is_lost.then(|| self.contention.lost(Instant::now())),
         }
     }
 
-    /// Serves on a fresh socket and registers it.
-    async fn begin(&mut self, view: View, was_lost: bool) {
+    /// Serves on a new socket and registers it.
+    async fn serve_and_register(&mut self, view: View, was_lost: bool) {
         let Endpoint {
             resource, kubelet, ..
         } = self.endpoint;
         if view.kubelet != self.registered_with && kubelet.socket.is_some() {
-            // The old kubelet is gone, and its connections with it. Where only our socket went, kubelet is alive and reads the old
-            // stream: ending that would mark the new registration's devices unhealthy.
+            // The old kubelet and its connections are gone. If only our socket was removed, kubelet still reads
+            // the old stream, and ending it would mark the devices unhealthy.
             self.servers.drain(..).for_each(|server| server.stop());
-            self.attention = Attention::default();
+            self.monitor = StreamMonitor::default();
         }
         let stop = CancellationToken::new();
         let service = kubelet.service(resource.clone(), self.endpoint.lists.clone(), stop.clone());
         match Serving::start(&self.path, service, stop) {
             Ok(serving) => {
-                // No path leads to their sockets any more.
+                // Their sockets have no path any more.
                 self.servers.iter().for_each(Serving::retire);
                 self.servers.push(serving);
-                self.rivalry.placed(was_lost, Instant::now());
-                self.placed_for = view.kubelet;
-                self.unserved.over();
+                self.contention.bound(was_lost, Instant::now());
+                self.bound_for = view.kubelet;
+                self.serve_log.reset();
             }
             Err(error) => {
-                if self.unserved.tells(&error.to_string(), Instant::now()) {
-                    warn!(%resource, socket = %self.path.display(), %error, "cannot serve, trying again");
+                if self.serve_log.should_log(&error.to_string(), Instant::now()) {
+                    warn!(%resource, socket = %self.path.display(), %error, "cannot serve on the socket, trying again");
                 }
-                tokio::time::sleep(UNBOUND).await;
+                tokio::time::sleep(BIND_PAUSE).await;
                 return;
             }
         }
@@ -229,23 +232,23 @@ impl Life<'_> {
                 }
             }
             None => {
-                info!(%resource, socket = %self.path.display(), "serving, unregistered as told");
+                info!(%resource, socket = %self.path.display(), "serving without registration, as configured");
                 kubelet.observed.registered(resource);
             }
         }
     }
 
-    /// Registers what is served already, for kubelet does not read it.
-    async fn begin_again(&mut self, view: View) {
+    /// Registers the served resource again, because kubelet does not read its list.
+    async fn register_again(&mut self, view: View) {
         let Endpoint {
             resource, kubelet, ..
         } = self.endpoint;
-        kubelet.observed.unread(resource);
-        if self.unread.tells("unread", Instant::now()) {
-            warn!(%resource, "kubelet does not read the device list of this resource, which makes its devices count as gone; registering again");
+        kubelet.observed.list_unread(resource);
+        if self.unread_log.should_log("unread_log", Instant::now()) {
+            warn!(%resource, "kubelet does not read the device list of this resource and counts its devices as gone; registering again");
         }
-        self.attention.again(Instant::now());
-        // Without its socket kubelet is about to come or to go; a new one is told as such.
+        self.monitor.registered_again(Instant::now());
+        // Without its socket kubelet is starting or stopping; a new kubelet gets a new registration.
         if view.present
             && let Some(socket) = &kubelet.socket
         {
@@ -253,22 +256,22 @@ impl Life<'_> {
         }
     }
 
-    /// Registers; not if kubelet is replaced or our socket wiped meanwhile, for then the answer no longer matters.
+    /// Registers, until kubelet is replaced or our socket is removed, which make the result irrelevant.
     async fn register(&mut self, kubelet: &Path, view: View) -> bool {
         let own = self.servers.last().and_then(Serving::inode);
         tokio::select! {
             () = self.endpoint.register(kubelet, &self.path, view, self.views.clone()) => {}
             () = superseded(&self.path, own, view, self.views.clone()) => return false,
         }
-        // Kubelet has turned to the newest socket; what it still reads elsewhere will end.
+        // Kubelet now uses the newest socket; its other streams will end.
         let streams = self.servers.last().map_or(0, Serving::open);
-        self.attention.registered(streams, Instant::now());
+        self.monitor.registered(streams, Instant::now());
         true
     }
 
-    /// Removes the socket if it is still ours, ends the streams, and waits for the clients a moment. In this order: while it is listened
-    /// on, no successor's socket can have its inode number.
-    async fn end(self) {
+    /// Removes our socket, ends the streams, and waits shortly for clients. In this order, because a socket
+    /// that is still listened on keeps its inode number.
+    async fn stop(self) {
         let own = self.servers.last().and_then(Serving::inode);
         if own.is_some()
             && inode(&self.path) == own
@@ -288,8 +291,8 @@ impl Life<'_> {
     }
 }
 
-/// File name of a resource's socket, which no other resource has. For NVIDIA's resources it is the one that NVIDIA's plugin
-/// uses, so that either takes over from the other.
+/// File name of a resource's socket, unique per resource. For NVIDIA's resources it is the name that NVIDIA's
+/// plugin uses, so that either plugin can replace the other.
 fn socket_name(resource: &ResourceName) -> String {
     match resource.as_str().strip_prefix("nvidia.com/") {
         Some(name) => format!("nvidia-{name}.sock"),
@@ -297,7 +300,7 @@ fn socket_name(resource: &ResourceName) -> String {
     }
 }
 
-/// Awaits what there may be to await.
+/// Awaits `future`, or for ever without one.
 async fn maybe(future: Option<impl Future<Output = ()>>) {
     match future {
         Some(future) => future.await,
@@ -305,7 +308,7 @@ async fn maybe(future: Option<impl Future<Output = ()>>) {
     }
 }
 
-/// Waits until `view` is no longer what to act on.
+/// Waits until `view` is outdated.
 async fn superseded(path: &Path, own: Option<u64>, view: View, mut views: watch::Receiver<View>) {
     let outdated = |seen: &View| seen.kubelet != view.kubelet || !seen.present || inode(path) != own;
     if views.wait_for(outdated).await.is_err() {

@@ -1,15 +1,15 @@
-//! Everything that is said with kubelet over its unix sockets: registration, the device plugin service, and the question who
-//! holds what. Thin translation to and from the hand-over and the inventory; nothing is decided here, and no call asks NVML.
+//! The unix sockets to kubelet: registration, the device plugin service, and PodResources. A thin translation
+//! to the hand-over and the inventory; it decides nothing and makes no NVML call.
 
-mod attention;
 mod directory;
 mod endpoint;
 mod podresources;
 mod register;
-mod rivalry;
 mod server;
 mod service;
 mod serving;
+mod socket_contention;
+mod stream_monitor;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -30,25 +30,25 @@ pub use directory::Directory;
 pub use podresources::poll as poll_pod_resources;
 pub use service::{DeviceList, DevicePluginService};
 
-/// What the kubelet side is built from.
+/// Inputs of the kubelet side.
 #[derive(Debug, Clone)]
 pub struct Kubelet {
-    /// Kubelet's device plugin directory, where it looks for our sockets.
+    /// Kubelet's device plugin directory, which contains the plugins' sockets.
     pub directory: PathBuf,
-    /// Kubelet's registration socket; `None` to serve whoever calls, and register nothing.
+    /// Kubelet's registration socket; `None` to serve without registration.
     pub socket: Option<PathBuf>,
     /// The devices.
     pub inventory: watch::Receiver<Arc<Inventory>>,
-    /// Who gets which.
+    /// Selects the devices of each pod.
     pub handover: Arc<SharedHandover>,
-    /// What a container needs to use them.
+    /// What a container needs to use its devices.
     pub responder: Arc<Responder>,
     /// Counters and readiness.
     pub observed: Arc<Observed>,
 }
 
 impl Kubelet {
-    /// What kubelet calls for one resource, on no socket yet. `lists` is what it is told of, until `stop`.
+    /// The service of one resource, on no socket yet. It sends `lists` until `stop`.
     pub fn service(
         &self,
         resource: ResourceName,
@@ -66,12 +66,12 @@ impl Kubelet {
         }
     }
 
-    /// Serves and registers every resource that the inventory has, until `shutdown`; then ends the streams and removes the
-    /// sockets. A resource is registered from the first inventory that has it; should its devices go, it stays with an empty
-    /// list, for kubelet keeps a resource whose plugin leaves.
+    /// Serves and registers every resource of the inventory until `shutdown`; then ends the streams and removes
+    /// the sockets. A resource is registered when an inventory first has it. If its devices disappear, it stays
+    /// with an empty list, because kubelet keeps a resource after its plugin left.
     ///
     /// # Errors
-    /// What serves one of them, or watches kubelet, has panicked: all ends then, in the same order.
+    /// When one of the tasks panicked; all tasks end then, in the same order.
     pub async fn run(mut self, shutdown: CancellationToken) -> Result<(), TaskFailure> {
         let mut tasks = Tasks::new(shutdown.clone());
         let (directory, events) = Directory::new(
@@ -105,7 +105,7 @@ impl Kubelet {
                 });
             }
             if let State::Absent(reason) = &inventory.state {
-                tracing::warn!(%reason, "no GPU to serve; still looking");
+                tracing::warn!(%reason, "no GPU to serve; discovery keeps trying");
             }
             tokio::select! {
                 () = shutdown.cancelled() => break,
@@ -114,8 +114,9 @@ impl Kubelet {
                     shutdown.cancelled().await;
                     break;
                 },
-                // Kubelet writes down who holds what when it is sent a list, and not when a pod ends. Started again, it would refuse pods
-                // that wait for devices which by its notes are held.
+                // Kubelet writes its checkpoint when it receives a list, not when a pod ends. Without a new
+                // list, a restarted kubelet would refuse waiting pods because of devices that its checkpoint
+                // still shows as held.
                 Ok(()) = freed.changed() => resources.values().for_each(|list| list.send_modify(|_| {})),
             }
         }

@@ -1,5 +1,5 @@
-//! Asks kubelet who holds which devices: after each Allocate, and every few seconds. Kubelet limits the rate of this call, so
-//! bursts are gathered into one.
+//! Reads from kubelet which containers hold which devices: after each Allocate, and every few seconds. Kubelet
+//! limits the rate of this call, so bursts are combined.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -16,16 +16,16 @@ use tracing::{debug, info, warn};
 use crate::handover::{Holding, Listing, SharedHandover};
 use crate::observe::Observed;
 
-/// How long after an Allocate the list is read: kubelet shows a pod from its admission on, which ends a little after the call.
-const SETTLE: Duration = Duration::from_millis(100);
-/// How often the list is read when nothing happens: devices are freed without telling the plugin.
+/// Delay of a read after an Allocate: kubelet lists a pod after its admission, shortly after the call.
+const SETTLE_DELAY: Duration = Duration::from_millis(100);
+/// Interval of reads without Allocate: devices are freed without notice to the plugin.
 const PERIOD: Duration = Duration::from_secs(3);
-/// The shortest time between two reads, far below kubelet's own limit of 100 a second.
-const SHORTEST: Duration = Duration::from_millis(100);
-/// Kubelet answers in milliseconds, also while it admits pods.
+/// Shortest interval of two reads, far below kubelet's limit of 100 per second.
+const MIN_INTERVAL: Duration = Duration::from_millis(100);
+/// Time limit; kubelet returns within milliseconds, also while it admits pods.
 const DEADLINE: Duration = Duration::from_secs(5);
 
-/// Reads the list until `shutdown` and gives it to the hand-over.
+/// Reads the list until `shutdown` and passes it to the hand-over.
 pub async fn poll(
     socket: PathBuf,
     handover: Arc<SharedHandover>,
@@ -40,7 +40,7 @@ pub async fn poll(
         let listed = tokio::select! {
             () = shutdown.cancelled() => return,
             listed = tokio::time::timeout(DEADLINE, list(&mut client, &socket)) =>
-                listed.unwrap_or_else(|_| Err(format!("no answer within {DEADLINE:?}"))),
+                listed.unwrap_or_else(|_| Err(format!("no response within {DEADLINE:?}"))),
         };
         observed.pod_resources(listed.is_ok());
         match listed {
@@ -60,7 +60,7 @@ pub async fn poll(
             }
             Err(error) => {
                 if reachable != Some(false) {
-                    warn!(socket = %socket.display(), %error, "cannot read kubelet's pod resources; grants alone tell who holds what");
+                    warn!(socket = %socket.display(), %error, "cannot read kubelet's pod resources; holders are derived from grants only");
                 }
                 reachable = Some(false);
                 observed.holders(Listing::default());
@@ -73,14 +73,14 @@ pub async fn poll(
                 debug!("reading pod resources after an allocation");
                 tokio::select! {
                     () = shutdown.cancelled() => return,
-                    () = tokio::time::sleep(SETTLE.max(SHORTEST)) => {}
+                    () = tokio::time::sleep(SETTLE_DELAY.max(MIN_INTERVAL)) => {}
                 }
             }
         }
     }
 }
 
-/// Whether somebody no longer holds what it held.
+/// Whether a container of `before` no longer holds a device.
 fn frees(before: &Listing, now: &Listing) -> bool {
     before
         .0
@@ -88,15 +88,15 @@ fn frees(before: &Listing, now: &Listing) -> bool {
         .any(|(holding, set)| now.0.get(holding) != Some(set))
 }
 
-/// Asks once. The connection is kept for the next time if it served.
+/// Reads once. A working connection is kept for the next read.
 async fn list(
     client: &mut Option<PodResourcesListerClient<Channel>>,
     socket: &Path,
 ) -> Result<ListPodResourcesResponse, String> {
     let mut connected = match client.take() {
         Some(connected) => connected,
-        // Where there is none, finding that out by a client would be most of what an idle plugin does.
-        None if !socket.exists() => return Err("there is no such socket".to_owned()),
+        // Checked first, because a failing client would be most of an idle plugin's work.
+        None if !socket.exists() => return Err("the socket does not exist".to_owned()),
         None => connect(socket).await.map_err(|error| error.to_string())?,
     };
     let listed = connected
@@ -111,11 +111,11 @@ async fn connect(socket: &Path) -> Result<PodResourcesListerClient<Channel>, ton
     let channel = Endpoint::try_from(format!("unix://{}", socket.display()))?
         .connect()
         .await?;
-    // A busy node's list is long; kubelet sets no limit either.
+    // The list of a busy node is long; kubelet sets no limit either.
     Ok(PodResourcesListerClient::new(channel).max_decoding_message_size(64 << 20))
 }
 
-/// Kubelet's list as the hand-over reads it: per container and resource, however many entries kubelet spreads it over.
+/// Kubelet's list by container and resource, merged from kubelet's entries.
 fn listing(response: ListPodResourcesResponse) -> Listing {
     let mut holdings = BTreeMap::new();
     for pod in response.pod_resources {

@@ -1,4 +1,4 @@
-//! The one call a plugin makes to kubelet: Register.
+//! The Register call to kubelet.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -10,33 +10,33 @@ use gantry_proto::deviceplugin::{DevicePluginOptions, RegisterRequest};
 use gantry_runtime::chain;
 use tonic::transport::Endpoint;
 
-/// Kubelet dials back for up to 10 s before it answers; more than that is no answer.
+/// Time limit: kubelet connects back for up to 10 s before it returns.
 const DEADLINE: Duration = Duration::from_secs(12);
 
-/// What a registration says of the plugin, and what it answers when asked again.
+/// The plugin options, in the registration and in GetDevicePluginOptions.
 pub(super) const OPTIONS: DevicePluginOptions = DevicePluginOptions {
     pre_start_required: false,
     get_preferred_allocation_available: true,
 };
 
-/// Why kubelet could not be told of a resource.
+/// Why a resource could not be registered.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum RegisterError {
-    /// The path cannot be written as an address.
-    #[error("{} is no usable socket path", path.display())]
+    /// The path cannot be used as an address.
+    #[error("{} is not a usable socket path", path.display())]
     Address {
         path: PathBuf,
         #[source]
         source: tonic::transport::Error,
     },
-    /// Nobody listens, or not yet.
+    /// Kubelet does not listen.
     #[error("cannot connect to kubelet on {}", path.display())]
     Connect {
         path: PathBuf,
         #[source]
         source: tonic::transport::Error,
     },
-    /// Kubelet answered with an error; its text says why.
+    /// Kubelet returned an error.
     #[error("kubelet refused {resource}: {}", status.message())]
     Refused {
         resource: ResourceName,
@@ -46,17 +46,18 @@ pub(super) enum RegisterError {
 }
 
 impl RegisterError {
-    /// Everything there is to say of it, in one line.
+    /// The whole cause chain in one line.
     pub(super) fn reason(&self) -> String {
         match self {
-            // It says all of the status that is for people.
+            // The message already contains the status.
             Self::Refused { .. } => self.to_string(),
             Self::Address { .. } | Self::Connect { .. } => chain(self),
         }
     }
 }
 
-/// Tells the kubelet that listens on `kubelet` of the resource served on the socket named `endpoint`. Returns how long it took.
+/// Registers the resource served on the socket `endpoint` at the kubelet on socket `kubelet`. Returns the
+/// duration.
 pub(super) async fn register(
     kubelet: &Path,
     endpoint: &str,

@@ -1,5 +1,5 @@
-//! A gRPC service on a unix socket: accepts connections and has hyper serve them, with nothing between them and the service. Ends when it
-//! is told to, or, once no more are accepted, with the last connection. It knows nothing of devices.
+//! A gRPC server on a unix socket: accepts connections and lets hyper serve them. Ends on `stop`; after
+//! `retire` it ends with the last connection.
 
 use std::convert::Infallible;
 use std::io;
@@ -21,11 +21,11 @@ use tonic::body::Body;
 use tower::Service;
 use tracing::{debug, warn};
 
-/// The pause after a connection could not be accepted, as where the process has no file descriptor left.
+/// The pause after a failed accept, e.g. without free file descriptors.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// Serves `service` to whoever connects. From `retire` on, which `stop` cancels too, nobody new is served; from `stop` on those that are
-/// there are told to go. It comes back when all have gone.
+/// Serves `service` on each connection. `retire` ends accepting; `stop` cancels `retire` too, and also shuts
+/// the connections down. Returns when all connections have ended.
 pub(super) async fn serve<S>(
     listener: UnixListener,
     service: S,
@@ -46,7 +46,7 @@ pub(super) async fn serve<S>(
         let stream = match accepted {
             Ok((stream, _)) => stream,
             Err(error) => {
-                warn!(%error, "a connection of kubelet cannot be accepted");
+                warn!(%error, "cannot accept a connection of kubelet");
                 tokio::time::sleep(PAUSE).await;
                 continue;
             }
@@ -68,8 +68,8 @@ pub(super) async fn serve<S>(
     }
 }
 
-/// A stream that is written to from one buffer. To a stream that takes several at once, h2 writes each message of 256 bytes or more by
-/// itself, a system call for each answer; to copy messages of up to 1 KiB beside each other costs far less.
+/// A stream without vectored writes. With them, h2 writes each message of 256 bytes or more separately, which
+/// costs a system call per response; copying messages of up to 1 KiB costs far less.
 struct Whole(UnixStream);
 
 impl AsyncRead for Whole {

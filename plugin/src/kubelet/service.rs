@@ -1,5 +1,5 @@
-//! The device plugin service of one resource, as kubelet calls it. Translates; the hand-over decides, the responder words the
-//! answer. Never fails a call that can be served: any error here fails a pod for good.
+//! The device plugin service of one resource. Translates calls; the hand-over decides, the responder builds the
+//! response. Never fails a call that can be served, because an error fails the pod permanently.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -27,10 +27,10 @@ use crate::allocate::Responder;
 use crate::handover::{Request as Ask, SharedHandover};
 use crate::inventory::{self, Inventory};
 
-/// The shortest time between two lists to one kubelet: each makes it write its node status.
-const SHORTEST: Duration = Duration::from_millis(100);
+/// The shortest interval of two lists to one kubelet: each list makes kubelet write its node status.
+const MIN_INTERVAL: Duration = Duration::from_millis(100);
 
-/// The devices of one resource in kubelet's words. Shared, so that a stream holds no copy.
+/// The devices of one resource in kubelet's form. Shared, so that a stream holds no copy.
 pub type DeviceList = Arc<[Device]>;
 
 /// Serves one resource. Made by [`super::Kubelet::service`].
@@ -38,21 +38,21 @@ pub type DeviceList = Arc<[Device]>;
 pub struct DevicePluginService {
     /// The resource.
     pub(super) resource: ResourceName,
-    /// What ListAndWatch sends.
+    /// The lists that ListAndWatch sends.
     pub(super) lists: watch::Receiver<DeviceList>,
     /// The devices behind the IDs.
     pub(super) inventory: watch::Receiver<Arc<Inventory>>,
-    /// Who gets which.
+    /// Selects the devices of each pod.
     pub(super) handover: Arc<SharedHandover>,
     /// What a container needs to use them.
     pub(super) responder: Arc<Responder>,
     /// Ends the streams.
     pub(super) stop: CancellationToken,
-    /// How many streams are open.
+    /// Number of open streams.
     pub(super) streams: watch::Sender<usize>,
 }
 
-/// Counts a stream as long as it lives: tonic drops it when the caller has ended it, or its connection has.
+/// Counts a stream while it lives: tonic drops it when the caller or its connection ends it.
 struct Open(watch::Sender<usize>);
 
 impl Open {
@@ -146,33 +146,34 @@ impl DevicePlugin for DevicePluginService {
 }
 
 impl DevicePluginService {
-    /// The devices of these IDs, in the order asked, each once. An ID of a former list is served where its GPU or MIG device is
-    /// still offered as something: kubelet chose before it read the new list. Any other is the one thing that cannot be served.
+    /// The devices with these IDs, in request order, without duplicates. An ID of an earlier list is served if
+    /// its GPU or MIG device is still offered in another form, because kubelet chose before it read the new
+    /// list. Any other unknown ID is an error.
     fn resolve<'i>(
         &self,
         inventory: &'i Inventory,
         asked: &[String],
     ) -> Result<Vec<Cow<'i, inventory::Device>>, Status> {
-        let mut places: HashMap<&str, usize> = HashMap::with_capacity(asked.len());
+        let mut positions: HashMap<&str, usize> = HashMap::with_capacity(asked.len());
         for id in asked {
-            let next = places.len();
-            places.entry(id.as_str()).or_insert(next);
+            let next = positions.len();
+            positions.entry(id.as_str()).or_insert(next);
         }
-        let mut devices: Vec<Option<Cow<'_, inventory::Device>>> = vec![None; places.len()];
+        let mut devices: Vec<Option<Cow<'_, inventory::Device>>> = vec![None; positions.len()];
         for device in &inventory.devices {
             if device.resource == self.resource
-                && let Some(place) = places.get(device.id.as_str())
+                && let Some(position) = positions.get(device.id.as_str())
             {
-                devices[*place] = Some(Cow::Borrowed(device));
+                devices[*position] = Some(Cow::Borrowed(device));
             }
         }
         let mut unknown: Vec<(usize, &str)> = Vec::new();
-        for (id, place) in &places {
-            if devices[*place].is_none() {
-                devices[*place] = self.former(inventory, id).map(Cow::Owned);
+        for (id, position) in &positions {
+            if devices[*position].is_none() {
+                devices[*position] = self.former(inventory, id).map(Cow::Owned);
             }
-            if devices[*place].is_none() {
-                unknown.push((*place, id));
+            if devices[*position].is_none() {
+                unknown.push((*position, id));
             }
         }
         if !unknown.is_empty() {
@@ -182,9 +183,9 @@ impl DevicePluginService {
                 .map(|(_, id)| id)
                 .collect::<Vec<_>>()
                 .join(", ");
-            warn!(resource = %self.resource, unknown, "kubelet asked for devices that are not here");
+            warn!(resource = %self.resource, unknown, "kubelet requested unknown devices");
             return Err(self.refuse(&format!(
-                "unknown device: {unknown}; it may have been removed or renamed since kubelet was told of it"
+                "unknown device: {unknown}; it may have been removed or renamed since kubelet received the device list"
             )));
         }
         let devices: Vec<Cow<'_, inventory::Device>> = devices.into_iter().flatten().collect();
@@ -195,14 +196,14 @@ impl DevicePluginService {
         Ok(devices)
     }
 
-    /// What a former list had under this ID, if its GPU or MIG device is offered as something else now.
+    /// The device of an earlier list with this ID, if its GPU or MIG device is still offered in another form.
     fn former(&self, inventory: &Inventory, id: &str) -> Option<inventory::Device> {
         let (uuid, replica) = match id.split_once("::") {
             Some((uuid, replica)) => (uuid, Some(replica.parse().ok()?)),
             None => (id, None),
         };
         let now = inventory.devices.iter().find(|device| device.uuid == uuid)?;
-        warn!(resource = %self.resource, device = id, now = %now.resource, "kubelet allocates by a list of before; served");
+        warn!(resource = %self.resource, device = id, now = %now.resource, "kubelet allocated from an outdated device list; serving the request");
         Some(inventory::Device {
             id: id.into(),
             resource: self.resource.clone(),
@@ -211,7 +212,7 @@ impl DevicePluginService {
         })
     }
 
-    /// Refuses several replicas at once where the operator has said that they are to be.
+    /// Refuses several replicas at once if the configuration says so.
     fn check_size(
         &self,
         inventory: &Inventory,
@@ -227,13 +228,13 @@ impl DevicePluginService {
             return Ok(());
         }
         Err(self.refuse(&format!(
-            "maximum request size for shared resources is 1; found {}: ask for 1 of {}, or for whole GPUs; more of a shared resource gives no more of a GPU (failRequestsGreaterThanOne)",
+            "maximum request size for shared resources is 1; found {}: request 1 of {}, or whole GPUs; more replicas give no more of a GPU (failRequestsGreaterThanOne)",
             devices.len(),
             self.resource
         )))
     }
 
-    /// A refusal in the words that NVIDIA's plugin begins with, which people search for.
+    /// A refusal that starts with the text of NVIDIA's plugin, which operators search for.
     fn refuse(&self, what: &str) -> Status {
         Status::invalid_argument(format!(
             "invalid allocation request for {:?}: invalid request: {what}",
@@ -242,13 +243,14 @@ impl DevicePluginService {
     }
 }
 
-/// The lists as kubelet is sent them: the first at once, each change at once unless one was sent less than [`SHORTEST`] ago. The
-/// watch channel holds the latest list only: a burst of changes becomes two messages, no change becomes none.
+/// The lists as sent to kubelet: the first at once, each change at once unless a list was sent less than
+/// [`MIN_INTERVAL`] ago. The watch channel holds only the latest list: a burst of changes becomes two messages, no
+/// change none.
 fn paced(lists: watch::Receiver<DeviceList>) -> impl Stream<Item = DeviceList> + Send {
     futures::stream::unfold((lists, None), |(mut lists, sent)| async move {
         if let Some(sent) = sent {
             lists.changed().await.ok()?;
-            tokio::time::sleep_until(sent + SHORTEST).await;
+            tokio::time::sleep_until(sent + MIN_INTERVAL).await;
         }
         let list = Arc::clone(&lists.borrow_and_update());
         Some((list, (lists, Some(Instant::now()))))
@@ -259,7 +261,7 @@ fn ids(texts: Vec<String>) -> BTreeSet<DeviceId> {
     texts.into_iter().map(DeviceId::from).collect()
 }
 
-/// The device list of every resource in the inventory, and an empty one for each of `known` that it no longer has.
+/// The device list of every resource of the inventory, and an empty list for each of `known` without devices.
 pub(super) fn lists<'k>(
     inventory: &Inventory,
     known: impl Iterator<Item = &'k ResourceName>,
@@ -318,7 +320,7 @@ mod tests {
             stream.next().await.unwrap();
         }
         assert!(
-            began.elapsed() >= 3 * SHORTEST,
+            began.elapsed() >= 3 * MIN_INTERVAL,
             "a bound from below, which no load can break"
         );
     }

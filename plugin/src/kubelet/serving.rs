@@ -1,5 +1,5 @@
-//! A device plugin server on one socket file: bound afresh, retired when another takes its place, stopped with a deadline. It knows
-//! nothing of kubelet and registers nothing.
+//! A device plugin server on one socket file: bound to a new socket, retired when another server replaces it,
+//! stopped with a deadline. Independent of kubelet.
 
 use std::io;
 use std::path::Path;
@@ -15,24 +15,25 @@ use tracing::{debug, warn};
 use super::server;
 use super::service::DevicePluginService;
 
-/// How long a stopping server may take to end its streams. A client that never speaks would otherwise keep it for ever.
+/// Time limit for streams to end, because a silent client would keep its stream for ever.
 const DRAIN: Duration = Duration::from_secs(2);
 
 /// A server on one socket file.
 #[derive(Debug)]
 pub(super) struct Serving {
-    /// Ends the streams too.
+    /// Ends the streams and the server.
     stop: CancellationToken,
-    /// Ends the listening: streams that are open go on, and the server ends with the last connection.
+    /// Ends accepting: open streams continue, and the server ends with the last connection.
     retire: CancellationToken,
     task: JoinHandle<()>,
     inode: Option<u64>,
-    /// How many streams of lists are open.
+    /// Number of open streams.
     streams: watch::Receiver<usize>,
 }
 
 impl Serving {
-    /// Binds a fresh socket at `path`, in the place of what may lie there, and serves on it. `service` ends its streams on `stop`.
+    /// Binds a new socket at `path`, replacing any file there, and serves on it. `service` ends its streams on
+    /// `stop`.
     pub(super) fn start(
         path: &Path,
         service: DevicePluginService,
@@ -72,7 +73,7 @@ impl Serving {
         })
     }
 
-    /// Serves nobody new. Whoever is connected stays so.
+    /// Stops accepting. Connections stay open.
     pub(super) fn retire(&self) {
         self.retire.cancel();
     }
@@ -82,43 +83,43 @@ impl Serving {
         self.stop.cancel();
     }
 
-    /// Waits until the last connection has ended.
+    /// Waits until the last connection ended.
     pub(super) async fn ended(self) {
         if let Err(error) = self.task.await {
             warn!(%error, "device plugin server failed");
         }
     }
 
-    /// Whether its last connection has ended, or it has failed.
+    /// Whether the last connection ended, or the server failed.
     pub(super) fn is_over(&self) -> bool {
         self.task.is_finished()
     }
 
-    /// The inode of its socket, which tells it from another's in its place.
+    /// The inode of its socket, which distinguishes it from another socket at the path.
     pub(super) fn inode(&self) -> Option<u64> {
         self.inode
     }
 
-    /// How many streams of lists are open.
+    /// Number of open streams.
     pub(super) fn open(&self) -> usize {
         *self.streams.borrow()
     }
 
-    /// [`Serving::open`], which counts as looked at for [`Serving::streams_change`].
+    /// [`Serving::open`], and marks the number as seen for [`Serving::streams_change`].
     pub(super) fn streams(&mut self) -> usize {
         *self.streams.borrow_and_update()
     }
 
-    /// Waits until the number of open streams is another one than was last looked at.
+    /// Waits until the number of open streams differs from the one seen last.
     pub(super) async fn streams_change(&mut self) {
         if self.streams.changed().await.is_err() {
-            // The server has ended, and has closed its socket, which is looked for elsewhere.
+            // The server ended and closed its socket, which is detected elsewhere.
             std::future::pending::<()>().await;
         }
     }
 }
 
-/// The inode of what lies at `path`.
+/// The inode of the file at `path`.
 pub(super) fn inode(path: &Path) -> Option<u64> {
     use std::os::unix::fs::MetadataExt;
     std::fs::symlink_metadata(path)

@@ -18,7 +18,7 @@ use super::write::{self, WriteError};
 use super::{Facts, Host, HostOptions, Identity, Labels, Place, Settings, Target, labels};
 use crate::inventory::{self, Absence, Inventory};
 use crate::observe::Observed;
-use crate::recurring::Recurring;
+use crate::log_throttle::LogThrottle;
 use gantry_config::Config;
 
 /// Shortest time between two writes. The first change after a pause is written at once.
@@ -88,14 +88,14 @@ struct State {
     /// Whether labels of a former place could not be removed yet.
     left_behind: bool,
     /// Limits the log of that failure.
-    former_stays: Recurring,
+    former_stays: LogThrottle,
     failures: u32,
     /// The last logged failure.
     failure: String,
     /// Whether it was logged that `oneshot` has no effect.
     warned_of_oneshot: bool,
     /// Limits the log of a missing owner of the object, which every write detects.
-    no_owner: Recurring,
+    no_owner: LogThrottle,
     /// When NVML began to report no GPU.
     none_since: Option<Instant>,
     /// When that is accepted, until it is.
@@ -197,10 +197,10 @@ impl Labeller {
         // The labels are written nevertheless, and later ones must not wait for it.
         state.left_behind = withdrawn.is_err();
         match withdrawn {
-            Ok(()) => state.former_stays.over(),
+            Ok(()) => state.former_stays.reset(),
             Err(error) => {
                 let reason = format!("{error:#}");
-                if state.former_stays.tells(&reason, Instant::now().into_std()) {
+                if state.former_stays.should_log(&reason, Instant::now().into_std()) {
                     warn!("labels of a former place cannot be removed yet: {reason}");
                 }
             }
@@ -245,9 +245,9 @@ impl Labeller {
                 }
                 let now = Instant::now().into_std();
                 match wrote? {
-                    Some(reason) if state.no_owner.tells(&reason.to_string(), now) => warn!("{reason}"),
+                    Some(reason) if state.no_owner.should_log(&reason.to_string(), now) => warn!("{reason}"),
                     Some(_) => {}
-                    None => state.no_owner.over(),
+                    None => state.no_owner.reset(),
                 }
             }
             Place::Node => write::to_node(&self.client().await?, &self.identity, labels).await?,

@@ -1,5 +1,4 @@
-//! The few shapes that NVML's calls have. Each helper hands over pointers to its own locals only; the `unsafe` of the calls
-//! stays here and with the handful of odd ones beside it.
+//! Helpers for raw NVML calls. Each passes pointers to its own locals only.
 
 use std::ffi::{c_char, c_uint};
 
@@ -7,7 +6,7 @@ use nvml_wrapper_sys::bindings as sys;
 
 use super::{Code, Device, NvmlError};
 
-/// Name and function of a table's entry, or the error that the library lacks it.
+/// Name and function pointer of a table entry, or the error that the library lacks it.
 macro_rules! symbol {
     ($table:expr, $function:ident) => {
         match &$table.$function {
@@ -20,15 +19,15 @@ macro_rules! symbol {
 }
 pub(super) use symbol;
 
-/// A call about one GPU that fills one value.
+/// A call on one GPU that fills one value.
 pub(super) type Getter<T> = unsafe extern "C" fn(sys::nvmlDevice_t, *mut T) -> sys::nvmlReturn_t;
-/// A call about one GPU that fills a text.
+/// A call on one GPU that fills a text.
 pub(super) type TextGetter =
     unsafe extern "C" fn(sys::nvmlDevice_t, *mut c_char, c_uint) -> sys::nvmlReturn_t;
-/// A call about one NVLink of one GPU that fills one value.
+/// A call on one NVLink of one GPU that fills one value.
 pub(super) type LinkGetter<T> = unsafe extern "C" fn(sys::nvmlDevice_t, c_uint, *mut T) -> sys::nvmlReturn_t;
 
-/// The answer of a call as a result.
+/// The return code of a call as a result.
 pub(super) fn check(call: &'static str, gpu: Option<u32>, code: sys::nvmlReturn_t) -> Result<(), NvmlError> {
     if code == sys::nvmlReturn_enum_NVML_SUCCESS {
         Ok(())
@@ -41,10 +40,10 @@ pub(super) fn check(call: &'static str, gpu: Option<u32>, code: sys::nvmlReturn_
     }
 }
 
-/// Room for the longest text NVML hands out (96 bytes).
+/// Size of the longest text that NVML returns (96 bytes), rounded up.
 const TEXT: usize = 128;
 
-/// The text that `fill` writes into a buffer of the length told to it.
+/// The text that `fill` writes into a buffer of the given length.
 pub(super) fn text_of(
     call: &'static str,
     gpu: Option<u32>,
@@ -55,7 +54,7 @@ pub(super) fn text_of(
     Ok(text(&buffer))
 }
 
-/// A text as C keeps it: up to the first NUL, or to the end of the array.
+/// A C text: up to the first NUL, or to the end of the array.
 pub(super) fn text(chars: &[c_char]) -> String {
     let bytes: Vec<u8> = chars
         .iter()
@@ -66,7 +65,7 @@ pub(super) fn text(chars: &[c_char]) -> String {
 }
 
 impl Device<'_> {
-    /// Calls `function`, which fills `value`. `value` comes in as the call wants it, versioned structs with their version.
+    /// Calls `function`, which fills `value`. Versioned structs must come in with their version set.
     pub(super) fn get<T>(
         &self,
         (call, function): (&'static str, Getter<T>),

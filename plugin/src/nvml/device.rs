@@ -1,4 +1,4 @@
-//! What NVML tells of one GPU: who it is, where it sits, who uses it. Values as NVML means them, bus ids normalised.
+//! NVML's facts about one GPU: identity, location, processes. Bus ids are normalised to sysfs form.
 
 use std::ffi::{c_uint, c_ulong};
 
@@ -16,16 +16,16 @@ pub struct Device<'nvml> {
     pub(super) index: u32,
 }
 
-/// A GPU's place in a multi-node NVLink domain.
+/// A GPU's position in a multi-node NVLink domain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FabricInfo {
-    /// UUID of the domain; all zero on a machine whose fabric ends with it.
+    /// UUID of the domain; all zero if the fabric is confined to this machine.
     pub cluster: [u8; 16],
     /// Clique within the domain.
     pub clique: u32,
 }
 
-/// A process that has a context on a GPU.
+/// A process with a context on a GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Process {
     /// Process id, in the PID namespace of the reader.
@@ -36,7 +36,7 @@ pub struct Process {
     pub compute_instance: Option<u32>,
 }
 
-/// Words of a CPU or NUMA mask: 16384 bits, more than Linux counts.
+/// Words of a CPU or NUMA mask: 16384 bits, more than Linux supports.
 const MASK_WORDS: usize = 16_384 / c_ulong::BITS as usize;
 
 impl Device<'_> {
@@ -48,7 +48,7 @@ impl Device<'_> {
     /// The UUID, `GPU-...`.
     ///
     /// # Errors
-    /// As every call here: the code NVML answered with, or an answer that makes no sense.
+    /// As for every call here: the code that NVML returned, or an unexpected value.
     pub fn uuid(&self) -> Result<GpuUuid, NvmlError> {
         let symbol = symbol!(self.nvml.table, nvmlDeviceGetUUID)?;
         let uuid = self.get_text(symbol)?;
@@ -59,7 +59,7 @@ impl Device<'_> {
     /// The PCIe address, in sysfs form.
     ///
     /// # Errors
-    /// The code NVML answered with, or an answer that makes no sense.
+    /// The code that NVML returned, or an unexpected value.
     pub fn bus_id(&self) -> Result<PcieAddress, NvmlError> {
         let symbol = symbol!(self.nvml.table, nvmlDeviceGetPciInfo_v3)?;
         let bus_id = text(&self.get(symbol, BLANK_PCI)?.busId);
@@ -71,15 +71,15 @@ impl Device<'_> {
     /// Product name.
     ///
     /// # Errors
-    /// The code NVML answered with.
+    /// The code that NVML returned.
     pub fn name(&self) -> Result<String, NvmlError> {
         self.get_text(symbol!(self.nvml.table, nvmlDeviceGetName)?)
     }
 
-    /// Board serial number; boards without one answer `NotSupported`.
+    /// Board serial number. Boards without one return `NotSupported`.
     ///
     /// # Errors
-    /// The code NVML answered with.
+    /// The code that NVML returned.
     pub fn serial(&self) -> Result<String, NvmlError> {
         self.get_text(symbol!(self.nvml.table, nvmlDeviceGetSerial)?)
     }
@@ -87,15 +87,15 @@ impl Device<'_> {
     /// Minor number of `/dev/nvidiaN`.
     ///
     /// # Errors
-    /// The code NVML answered with.
+    /// The code that NVML returned.
     pub fn minor(&self) -> Result<u32, NvmlError> {
         self.get(symbol!(self.nvml.table, nvmlDeviceGetMinorNumber)?, 0)
     }
 
-    /// Total memory in bytes. The driver asks the GPU, so a GPU that is lost fails here.
+    /// Total memory in bytes. The driver queries the GPU, so this fails for a lost GPU.
     ///
     /// # Errors
-    /// The code NVML answered with.
+    /// The code that NVML returned.
     pub fn memory(&self) -> Result<u64, NvmlError> {
         let blank = sys::nvmlMemory_t {
             total: 0,
@@ -110,7 +110,7 @@ impl Device<'_> {
     /// CUDA compute capability: major and minor.
     ///
     /// # Errors
-    /// The code NVML answered with.
+    /// The code that NVML returned.
     pub fn compute_capability(&self) -> Result<(i32, i32), NvmlError> {
         let (name, function) = symbol!(self.nvml.table, nvmlDeviceGetCudaComputeCapability)?;
         let (mut major, mut minor) = (0, 0);
@@ -121,18 +121,18 @@ impl Device<'_> {
         Ok((major, minor))
     }
 
-    /// Newest PCIe generation that GPU and slot can run together.
+    /// Newest PCIe generation that GPU and slot support together.
     ///
     /// # Errors
-    /// The code NVML answered with.
+    /// The code that NVML returned.
     pub fn max_pcie_generation(&self) -> Result<u32, NvmlError> {
         self.get(symbol!(self.nvml.table, nvmlDeviceGetMaxPcieLinkGeneration)?, 0)
     }
 
-    /// Most PCIe lanes that GPU and slot can run together.
+    /// Most PCIe lanes that GPU and slot support together.
     ///
     /// # Errors
-    /// The code NVML answered with.
+    /// The code that NVML returned.
     pub fn max_pcie_width(&self) -> Result<u32, NvmlError> {
         self.get(symbol!(self.nvml.table, nvmlDeviceGetMaxPcieLinkWidth)?, 0)
     }
@@ -140,7 +140,7 @@ impl Device<'_> {
     /// CPUs near the GPU, ascending.
     ///
     /// # Errors
-    /// The code NVML answered with.
+    /// The code that NVML returned.
     pub fn cpu_affinity(&self) -> Result<Vec<u32>, NvmlError> {
         let (name, function) = symbol!(self.nvml.table, nvmlDeviceGetCpuAffinity)?;
         self.mask(name, |words, mask| {
@@ -152,7 +152,7 @@ impl Device<'_> {
     /// NUMA nodes near the GPU, ascending: what `nvidia-smi topo -m` prints as NUMA affinity.
     ///
     /// # Errors
-    /// The code NVML answered with.
+    /// The code that NVML returned.
     pub fn memory_affinity(&self) -> Result<Vec<u32>, NvmlError> {
         let (name, function) = symbol!(self.nvml.table, nvmlDeviceGetMemoryAffinity)?;
         self.mask(name, |words, mask| {
@@ -164,16 +164,16 @@ impl Device<'_> {
     /// NUMA node of the GPU's own memory, on coherent platforms; `None` where it has none.
     ///
     /// # Errors
-    /// The code NVML answered with.
+    /// The code that NVML returned.
     pub fn memory_numa(&self) -> Result<Option<u16>, NvmlError> {
         let node = self.get(symbol!(self.nvml.table, nvmlDeviceGetNumaNodeId)?, 0)?;
         Ok(u16::try_from(node).ok())
     }
 
-    /// How far apart this GPU and `other` are on PCIe; `None` for a level this build does not know.
+    /// PCIe distance of this GPU and `other`; `None` for a level unknown to this build.
     ///
     /// # Errors
-    /// The code NVML answered with.
+    /// The code that NVML returned.
     pub fn common_ancestor(&self, other: Device<'_>) -> Result<Option<PathClass>, NvmlError> {
         let (name, function) = symbol!(self.nvml.table, nvmlDeviceGetTopologyCommonAncestor)?;
         let mut level = 0;
@@ -182,7 +182,7 @@ impl Device<'_> {
             function(self.handle, other.handle, &raw mut level)
         })?;
         Ok(match level {
-            // Two GPUs on one board sit behind the board's own switch; nvidia-smi prints PIX for them too.
+            // Two GPUs on one board are behind the board's own switch; nvidia-smi prints PIX for them too.
             sys::nvmlGpuLevel_enum_NVML_TOPOLOGY_INTERNAL | sys::nvmlGpuLevel_enum_NVML_TOPOLOGY_SINGLE => {
                 Some(PathClass::Pix)
             }
@@ -194,13 +194,13 @@ impl Device<'_> {
         })
     }
 
-    /// Place in a multi-node NVLink domain; `None` while the fabric manager has not finished, or where there is no fabric.
+    /// Position in a multi-node NVLink domain; `None` while the fabric manager is busy, or without a fabric.
     ///
     /// # Errors
-    /// The code NVML answered with.
+    /// The code that NVML returned.
     pub fn fabric(&self) -> Result<Option<FabricInfo>, NvmlError> {
         match self.fabric_versioned() {
-            // Drivers before the versioned call, or before its third version.
+            // Drivers without the versioned call, or without its third version.
             Err(error) if error.is_unsupported() || error.code().is_some_and(is_version_mismatch) => {
                 let info = self.get(
                     symbol!(self.nvml.table, nvmlDeviceGetGpuFabricInfo)?,
@@ -236,7 +236,7 @@ impl Device<'_> {
     /// Processes with a compute context on this GPU.
     ///
     /// # Errors
-    /// The code NVML answered with.
+    /// The code that NVML returned.
     pub fn compute_processes(&self) -> Result<Vec<Process>, NvmlError> {
         let (name, function) = symbol!(self.nvml.table, nvmlDeviceGetComputeRunningProcesses_v3)?;
         let blank = sys::nvmlProcessInfo_t {
@@ -245,7 +245,7 @@ impl Device<'_> {
             gpuInstanceId: 0,
             computeInstanceId: 0,
         };
-        // Processes come and go between the call that counts and the call that lists: leave room, and grow if it was not enough.
+        // Processes start and end between the count and the list: leave room, and grow if it was not enough.
         let mut room: c_uint = 64;
         loop {
             let mut infos = vec![blank; room as usize];
@@ -288,7 +288,7 @@ impl Device<'_> {
     }
 }
 
-/// The most processes asked for; far above what a GPU has contexts for.
+/// Upper bound of processes; far above the number of contexts of a GPU.
 const MOST_PROCESSES: c_uint = 65_536;
 
 /// PCI information before NVML fills it.
@@ -307,7 +307,8 @@ fn is_version_mismatch(code: super::Code) -> bool {
     code == super::Code::of(sys::nvmlReturn_enum_NVML_ERROR_ARGUMENT_VERSION_MISMATCH)
 }
 
-/// The version word of a struct (the header's `NVML_STRUCT_VERSION`, which bindgen drops): its size, and the number above.
+/// The version word of a struct (the header's `NVML_STRUCT_VERSION`, which bindgen drops): its size, and the
+/// number above.
 fn version<T>(number: c_uint) -> c_uint {
     size_of::<T>() as c_uint | number << 24
 }
@@ -331,7 +332,7 @@ fn process(info: &sys::nvmlProcessInfo_t) -> Process {
     }
 }
 
-/// A MIG instance id; NVML writes all ones where there is none.
+/// A MIG instance id; NVML writes all ones if there is none.
 pub(super) fn instance(id: c_uint) -> Option<u32> {
     (id != c_uint::MAX).then_some(id)
 }

@@ -1,4 +1,4 @@
-//! What can go wrong with NVML: which call, on which GPU, with which code, and what a person can do. Words only.
+//! NVML errors: which call failed, on which GPU, with which code, and what the operator can do.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -8,7 +8,7 @@ use nvml_wrapper_sys::bindings as sys;
 /// A failure of NVML.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum NvmlError {
-    /// The library is not there, or is no NVML.
+    /// The library is missing or is not an NVML library.
     #[error(
         "NVML library {} cannot be loaded ({problem}); install NVIDIA's driver on this node, or say where its library is with \
          --nvml-library",
@@ -17,7 +17,7 @@ pub enum NvmlError {
     Load {
         /// The path or soname tried.
         path: PathBuf,
-        /// What the loader said.
+        /// The loader's message.
         problem: String,
     },
     /// The library is older than the call.
@@ -33,17 +33,17 @@ pub enum NvmlError {
         call: &'static str,
         /// Index of the GPU it was about, if it was about one.
         gpu: Option<u32>,
-        /// What NVML answered.
+        /// The code that NVML returned.
         code: Code,
     },
-    /// A call succeeded with an answer that makes no sense.
-    #[error("{call}{} answered {answer:?}, which is no {expected}", OnGpu(*.gpu))]
+    /// A call succeeded with an unexpected value.
+    #[error("{call}{} returned {answer:?}, expected {expected}", OnGpu(*.gpu))]
     Answer {
         /// The function.
         call: &'static str,
         /// Index of the GPU.
         gpu: Option<u32>,
-        /// What it answered.
+        /// The returned value.
         answer: String,
         /// What was expected.
         expected: &'static str,
@@ -51,7 +51,7 @@ pub enum NvmlError {
 }
 
 impl NvmlError {
-    /// The code, if NVML itself answered with one.
+    /// The code, if NVML returned one.
     pub fn code(&self) -> Option<Code> {
         match self {
             Self::Call { code, .. } => Some(*code),
@@ -59,7 +59,7 @@ impl NvmlError {
         }
     }
 
-    /// Whether the GPU, driver or library simply does not do this.
+    /// Whether the GPU, driver or library does not support this.
     pub fn is_unsupported(&self) -> bool {
         matches!(self, Self::Missing { .. })
             || matches!(
@@ -68,12 +68,12 @@ impl NvmlError {
             )
     }
 
-    /// Whether there is nothing under the index or id that was asked for.
+    /// Whether nothing exists at the requested index or id.
     pub fn is_nothing_there(&self) -> bool {
         matches!(self.code(), Some(Code::NotFound | Code::InvalidArgument))
     }
 
-    /// Whether the driver is not there: nothing at all can be asked until NVML is loaded anew.
+    /// Whether the driver is gone: every call fails until NVML is loaded again.
     pub fn is_driver_gone(&self) -> bool {
         matches!(
             self.code(),
@@ -90,30 +90,30 @@ impl NvmlError {
     }
 }
 
-/// What an NVML call answers when it fails (`nvmlReturn_t`).
+/// A failure code of an NVML call (`nvmlReturn_t`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Code {
-    /// NVML is not initialised, or the driver went away under it.
+    /// NVML is not initialised, or the driver went away.
     Uninitialized,
     /// An argument is invalid.
     InvalidArgument,
     /// Not available on this device.
     NotSupported,
-    /// The caller may not do this.
+    /// The caller lacks a permission.
     NoPermission,
-    /// Nothing there.
+    /// Not found.
     NotFound,
     /// A buffer is too small.
     InsufficientSize,
     /// The kernel driver is not loaded.
     DriverNotLoaded,
-    /// Time ran out.
+    /// The call timed out.
     Timeout,
-    /// The library the driver needs is not there.
+    /// A library that the driver needs is missing.
     LibraryNotFound,
     /// The driver does not know the function.
     FunctionNotFound,
-    /// The GPU fell off the bus.
+    /// The GPU has fallen off the bus.
     GpuIsLost,
     /// The GPU needs a reset.
     ResetRequired,
@@ -121,7 +121,7 @@ pub enum Code {
     OperatingSystem,
     /// Library and kernel driver are of different versions.
     LibRmVersionMismatch,
-    /// The GPU is not there.
+    /// The GPU does not exist.
     GpuNotFound,
     /// Any other code.
     Other(u32),
@@ -161,13 +161,13 @@ impl fmt::Display for Code {
             Self::InsufficientSize => "buffer too small",
             Self::DriverNotLoaded => "the NVIDIA driver is not loaded",
             Self::Timeout => "timed out",
-            Self::LibraryNotFound => "a library of the driver was not found",
+            Self::LibraryNotFound => "a library of the driver is missing",
             Self::FunctionNotFound => "the driver does not know the function",
             Self::GpuIsLost => "the GPU has fallen off the bus",
             Self::ResetRequired => "the GPU needs a reset",
-            Self::OperatingSystem => "the operating system refused",
-            Self::LibRmVersionMismatch => "library and kernel driver are of different versions",
-            Self::GpuNotFound => "the GPU is not there",
+            Self::OperatingSystem => "the operating system rejected the call",
+            Self::LibRmVersionMismatch => "library and kernel driver have different versions",
+            Self::GpuNotFound => "the GPU does not exist",
             Self::Other(code) => return write!(f, "NVML error {code}"),
         })
     }
@@ -185,7 +185,7 @@ impl fmt::Display for OnGpu {
     }
 }
 
-/// What a person can do about a call's code, after a semicolon; nothing where the code says it all.
+/// Advice on the code of a call, after a semicolon; empty if the code is self-explanatory.
 struct Advice(&'static str, Code);
 
 impl fmt::Display for Advice {
@@ -193,23 +193,23 @@ impl fmt::Display for Advice {
         let Self(call, code) = self;
         f.write_str(match code {
             Code::DriverNotLoaded | Code::Uninitialized => {
-                "; load the kernel module (modprobe nvidia) and look at dmesg if it does not stay"
+                "; load the kernel module (modprobe nvidia); if it does not stay loaded, see dmesg"
             }
             Code::LibRmVersionMismatch => {
-                "; reload the kernel module or reboot: the driver was updated under it"
+                "; the driver was updated while in use: reload the kernel module or reboot"
             }
-            // Root without the capability is shown GPUs, and not how they are cut.
+            // Root without the capability can see GPUs, but not their MIG layout.
             Code::NoPermission if call.contains("Mig") || call.contains("GpuInstance") => {
-                "; MIG takes CAP_SYS_ADMIN and NVIDIA_MIG_MONITOR_DEVICES=all in a container: label the node gantry.dev/mig=true (manifests/plugin-mig.yaml)"
+                "; MIG needs CAP_SYS_ADMIN and NVIDIA_MIG_MONITOR_DEVICES=all in a container: label the node gantry.dev/mig=true (manifests/plugin-mig.yaml)"
             }
             Code::NoPermission => "; run as root with access to /dev/nvidiactl and /dev/nvidia*",
-            Code::LibraryNotFound => "; mount the whole driver, not libnvidia-ml.so.1 alone",
+            Code::LibraryNotFound => "; mount the whole driver, not only libnvidia-ml.so.1",
             Code::GpuIsLost => {
-                "; look for Xid in dmesg, then reboot the node or check the board's power and seat"
+                "; look for an Xid in dmesg, then reboot the node or check the board's power and seating"
             }
             Code::ResetRequired => "; drain the GPU and run nvidia-smi --gpu-reset",
             Code::OperatingSystem => {
-                "; look at dmesg, and check that /dev/nvidia* are given to this container"
+                "; see dmesg, and check that this container has /dev/nvidia*"
             }
             _ => "",
         })

@@ -1,5 +1,5 @@
-//! NVML's event sets: waiting for an Xid or a re-cut. An event keeps the ids of the MIG instances it is confined to. No judgement
-//! here.
+//! NVML event sets: waits for Xids and changes of the MIG configuration. An event keeps the ids of the MIG
+//! instances to which it is confined.
 
 use std::ffi::{c_uint, c_ulonglong};
 use std::time::Duration;
@@ -10,33 +10,33 @@ use super::call::{check, symbol};
 use super::device::instance;
 use super::{Code, Device, Nvml, NvmlError};
 
-/// Registrations of GPUs for events; freed when dropped.
+/// GPUs registered for events; freed when dropped.
 pub struct EventSet<'nvml> {
     nvml: &'nvml Nvml,
     set: sys::nvmlEventSet_t,
-    /// Whom the handles in events belong to.
+    /// Index of each registered device handle.
     registered: Vec<Device<'nvml>>,
 }
 
-/// Something that the driver reported.
+/// An event reported by the driver.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Event {
-    /// Index of the GPU, as it was registered; `None` if the driver names none that was.
+    /// Index of the GPU at registration; `None` if the driver names no registered GPU.
     pub gpu: Option<u32>,
     /// What happened.
     pub kind: EventKind,
-    /// GPU instance it is confined to, on a GPU in MIG mode.
+    /// GPU instance to which it is confined, on a GPU in MIG mode.
     pub gpu_instance: Option<u32>,
-    /// Compute instance it is confined to, on a GPU in MIG mode.
+    /// Compute instance to which it is confined, on a GPU in MIG mode.
     pub compute_instance: Option<u32>,
 }
 
-/// What was reported.
+/// The type of an event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum EventKind {
-    /// This Xid was raised.
+    /// An Xid was raised.
     Xid(u64),
-    /// The GPU's MIG mode or instances were changed.
+    /// The GPU's MIG mode or instances changed.
     MigConfig,
 }
 
@@ -56,11 +56,11 @@ impl<'nvml> EventSet<'nvml> {
         })
     }
 
-    /// Adds `device`'s Xids to what is waited for, and changes of its MIG configuration where it reports them. A failure leaves the
-    /// set as it was.
+    /// Registers `device` for Xids, and for MIG configuration changes if it supports them. On failure the set
+    /// is unchanged.
     ///
     /// # Errors
-    /// The code NVML answered with; `NotSupported` for a GPU that raises no events.
+    /// The code that NVML returned; `NotSupported` for a GPU without events.
     pub fn register(&mut self, device: Device<'nvml>) -> Result<(), NvmlError> {
         let supported = device.get(symbol!(self.nvml.table, nvmlDeviceGetSupportedEventTypes)?, 0)?;
         let (name, function) = symbol!(self.nvml.table, nvmlDeviceRegisterEvents)?;
@@ -76,7 +76,7 @@ impl<'nvml> EventSet<'nvml> {
                 Some(device.index),
                 sys::nvmlReturn_enum_NVML_ERROR_NOT_SUPPORTED,
             )?,
-            // A driver that says it reports re-cuts and takes no registration for them still tells of Xids.
+            // Some drivers list MIG events as supported but reject the registration; Xids still work there.
             kinds => register(kinds).or_else(|error| match error.is_driver_gone() || kinds == XID {
                 true => Err(error),
                 false => register(XID),
@@ -86,15 +86,15 @@ impl<'nvml> EventSet<'nvml> {
         Ok(())
     }
 
-    /// Whether no GPU is registered: there is nothing to wait for.
+    /// Whether no GPU is registered, so that there is nothing to wait for.
     pub fn is_empty(&self) -> bool {
         self.registered.is_empty()
     }
 
-    /// The next event; `None` if there was none for `timeout`.
+    /// The next event; `None` after `timeout` without one.
     ///
     /// # Errors
-    /// The code NVML answered with. The driver or a GPU may be gone then: do not wait again at once.
+    /// The code that NVML returned. The driver or a GPU may be gone: do not wait again immediately.
     pub fn wait(&self, timeout: Duration) -> Result<Option<Event>, NvmlError> {
         let (name, function) = symbol!(self.nvml.table, nvmlEventSetWait_v2)?;
         let mut data = sys::nvmlEventData_t {
@@ -111,7 +111,7 @@ impl<'nvml> EventSet<'nvml> {
             Err(error) if error.code() == Some(Code::Timeout) => return Ok(None),
             answer => answer?,
         }
-        // Nothing else was registered for; a driver that sends more is not heard.
+        // No other types are registered; any other event is ignored.
         let kind = match data.eventType {
             kind if kind & XID != 0 => EventKind::Xid(data.eventData),
             kind if kind & MIG != 0 => EventKind::MigConfig,

@@ -1,17 +1,22 @@
-//! Where NVML is loaded from. Looks whether files are there; loads nothing.
+//! Finds the NVML library file. Checks whether files exist; loads nothing.
 
 use std::path::{Path, PathBuf};
 
-use crate::root::{RARE, USUAL, resolve};
+use crate::root::{COMMON_FOLDERS, SPECIAL_FOLDERS, resolve};
 
-/// The file to load: a path as it is; a name as it is found below `root`, where this process sees the driver's root, and else for the
-/// dynamic loader to find. So a node whose driver is in a folder of its own needs no container runtime that knows of it.
+/// The file to load. A path is used as it is. A name is searched below `root`, the driver root as this process
+/// sees it, and otherwise left to the dynamic loader. A node with its driver in a folder of its own thus needs
+/// no special container runtime.
 pub fn find(library: &Path, root: &Path) -> PathBuf {
     let is_name = library.components().count() == 1 && library.is_relative();
-    let mut folders = USUAL.iter().chain(&RARE).filter(|_| is_name).map(Path::new);
+    let mut folders = COMMON_FOLDERS
+        .iter()
+        .chain(&SPECIAL_FOLDERS)
+        .filter(|_| is_name)
+        .map(Path::new);
     let below = folders.find_map(|folder| {
         let path = folder.join(library);
-        // As the driver's own system follows links, and else as this process does.
+        // Links are followed as the driver's own system does, otherwise as this process does.
         let real = resolve(root, &path).map(|real| root.join(real));
         real.or_else(|| Some(root.join(path)).filter(|path| path.exists()))
     });
@@ -27,7 +32,7 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         let name = Path::new("libnvidia-ml.so.1");
         assert_eq!(find(name, root.path()), name, "the dynamic loader's");
-        // Each goes before those that were there.
+        // Each of these takes precedence over the files before it.
         let rare = ["home/kubernetes/bin/nvidia/lib64", "glibc/lib", "usr/lib", ""];
         for folder in rare.into_iter().chain(["lib64", "usr/lib/x86_64-linux-gnu"]) {
             let folder = root.path().join(folder);

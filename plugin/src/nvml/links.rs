@@ -1,5 +1,5 @@
-//! NVLinks of one GPU, link by link: whether it is up, which generation, what is at its far end. Only what NVML says; what it
-//! means for the machine is worked out by discovery.
+//! NVLinks of one GPU, link by link: whether it is up, its generation, and its far end, as NVML returns it.
+//! Discovery turns this into links of the machine.
 
 use gantry_topology::PcieAddress;
 use nvml_wrapper_sys::bindings as sys;
@@ -8,7 +8,7 @@ use super::call::{symbol, text};
 use super::device::BLANK_PCI;
 use super::{Device, NvmlError};
 
-/// What NVML says is at the far end of an NVLink.
+/// The far end of an NVLink.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Remote {
     /// Another GPU.
@@ -17,27 +17,27 @@ pub enum Remote {
     Switch,
     /// The CPU, on POWER9.
     Processor,
-    /// NVML does not know, or calls it something newer than this build.
+    /// Unknown to NVML, or newer than this build.
     Unknown,
 }
 
 impl Device<'_> {
-    /// Whether link `link` is up. A link that the GPU does not have answers `InvalidArgument`.
+    /// Whether link `link` is up. NVML returns `InvalidArgument` for a link that the GPU does not have.
     ///
     /// # Errors
-    /// The code NVML answered with.
+    /// The code that NVML returned.
     pub fn nvlink_active(&self, link: u8) -> Result<bool, NvmlError> {
         let symbol = symbol!(self.nvml.table, nvmlDeviceGetNvLinkState)?;
         Ok(self.get_link(symbol, link, 0)? != 0)
     }
 
-    /// NVLink generation of `link`, 1 to 5; `None` for one this build does not know.
+    /// NVLink generation of `link`, 1 to 5; `None` for one unknown to this build.
     ///
     /// # Errors
-    /// The code NVML answered with.
+    /// The code that NVML returned.
     pub fn nvlink_version(&self, link: u8) -> Result<Option<u8>, NvmlError> {
         let symbol = symbol!(self.nvml.table, nvmlDeviceGetNvLinkVersion)?;
-        // NVML counts its own list of versions, in which 2.2 and 3.1 are entries of their own.
+        // NVML has its own list of versions, in which 2.2 and 3.1 are separate entries.
         Ok(match self.get_link(symbol, link, 0)? {
             sys::nvmlNvlinkVersion_enum_NVML_NVLINK_VERSION_1_0 => Some(1),
             sys::nvmlNvlinkVersion_enum_NVML_NVLINK_VERSION_2_0
@@ -50,10 +50,10 @@ impl Device<'_> {
         })
     }
 
-    /// What is at the far end of `link`.
+    /// The type of the far end of `link`.
     ///
     /// # Errors
-    /// The code NVML answered with.
+    /// The code that NVML returned.
     pub fn nvlink_remote(&self, link: u8) -> Result<Remote, NvmlError> {
         let symbol = symbol!(self.nvml.table, nvmlDeviceGetNvLinkRemoteDeviceType)?;
         let unknown = sys::nvmlIntNvLinkDeviceType_enum_NVML_NVLINK_DEVICE_TYPE_UNKNOWN;
@@ -65,10 +65,11 @@ impl Device<'_> {
         })
     }
 
-    /// PCIe address of what is at the far end of `link`; `None` if NVML names none (as for a switch that a VM does not see).
+    /// PCIe address of the far end of `link`; `None` if NVML has none (such as a switch that is invisible to a
+    /// VM).
     ///
     /// # Errors
-    /// The code NVML answered with.
+    /// The code that NVML returned.
     pub fn nvlink_remote_bus_id(&self, link: u8) -> Result<Option<PcieAddress>, NvmlError> {
         let symbol = symbol!(self.nvml.table, nvmlDeviceGetNvLinkRemotePciInfo_v2)?;
         Ok(text(&self.get_link(symbol, link, BLANK_PCI)?.busId).parse().ok())

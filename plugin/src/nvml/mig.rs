@@ -1,5 +1,5 @@
-//! MIG: whether a GPU is cut, and the MIG devices it is cut into. What NVML says, nothing more: names of profiles and places of
-//! instances it does not tell are worked out by discovery.
+//! MIG mode and MIG devices of a GPU, as NVML returns them. Discovery works out profile names and placements
+//! that NVML does not return.
 
 use std::collections::BTreeMap;
 
@@ -27,7 +27,7 @@ pub struct MigIds {
     pub compute_instance: u32,
 }
 
-/// Where a GPU instance lies on its GPU.
+/// Location of a GPU instance on its GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Placement {
     /// First memory unit.
@@ -36,12 +36,12 @@ pub struct Placement {
     pub size: u32,
 }
 
-/// What NVML tells of a GPU instance.
+/// A GPU instance.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct InstanceInfo {
-    /// Id of its profile, as `nvidia-smi mig -lgip` prints it: a number that means something on its product only.
+    /// Id of its profile, as in `nvidia-smi mig -lgip`. The number is specific to the product.
     pub profile: u32,
-    /// Where it lies.
+    /// Its location.
     pub placement: Placement,
 }
 
@@ -50,10 +50,10 @@ pub struct InstanceInfo {
 pub struct MigDevice<'nvml>(Device<'nvml>);
 
 impl<'nvml> Device<'nvml> {
-    /// MIG mode; GPUs that cannot be cut answer `NotSupported`.
+    /// MIG mode. GPUs without MIG return `NotSupported`.
     ///
     /// # Errors
-    /// The code NVML answered with.
+    /// The code that NVML returned.
     pub fn mig_mode(&self) -> Result<MigMode, NvmlError> {
         let (name, function) = symbol!(self.nvml.table, nvmlDeviceGetMigMode)?;
         let (mut current, mut pending) = (sys::NVML_DEVICE_MIG_DISABLE, sys::NVML_DEVICE_MIG_DISABLE);
@@ -67,22 +67,22 @@ impl<'nvml> Device<'nvml> {
         })
     }
 
-    /// The MIG devices, in NVML's order. Indices that NVML leaves empty are skipped.
+    /// The MIG devices, in NVML's order. Empty indices are skipped.
     ///
     /// # Errors
-    /// The code NVML answered with.
+    /// The code that NVML returned.
     pub fn mig_devices(&self) -> Result<Vec<MigDevice<'nvml>>, NvmlError> {
         let count = self.get(symbol!(self.nvml.table, nvmlDeviceGetMaxMigDeviceCount)?, 0)?;
         let (name, function) = symbol!(self.nvml.table, nvmlDeviceGetMigDeviceHandleByIndex)?;
         let mut devices = Vec::new();
-        // No GPU is cut into more; a count beyond is nonsense, and asking for each would take for ever.
+        // Bounds the loop: no GPU has more MIG devices.
         for index in 0..count.min(MOST_MIG_DEVICES) {
             let mut handle = std::ptr::null_mut();
             // SAFETY: the handle came from the NVML that `self` borrows; the out-pointer is a local of the declared type.
             let code = unsafe { function(self.handle, index, &raw mut handle) };
             match check(name, Some(self.index), code) {
                 Ok(()) => devices.push(MigDevice(Device { handle, ..*self })),
-                // Nothing there; some drivers call the index itself invalid then.
+                // Empty; some drivers return an invalid index instead.
                 Err(error) if error.is_nothing_there() => {}
                 Err(error) => return Err(error),
             }
@@ -90,10 +90,10 @@ impl<'nvml> Device<'nvml> {
         Ok(devices)
     }
 
-    /// Profile and place of GPU instance `id`. Some drivers tell privileged processes only (`NoPermission`).
+    /// Profile and location of GPU instance `id`. Some drivers require privileges (`NoPermission`).
     ///
     /// # Errors
-    /// The code NVML answered with.
+    /// The code that NVML returned.
     pub fn gpu_instance(&self, id: u32) -> Result<InstanceInfo, NvmlError> {
         let (name, function) = symbol!(self.nvml.table, nvmlDeviceGetGpuInstanceById)?;
         let mut instance = std::ptr::null_mut();
@@ -121,8 +121,8 @@ impl<'nvml> Device<'nvml> {
         })
     }
 
-    /// NVML's number (`NVML_GPU_INSTANCE_PROFILE_*`), the same on every product, of each profile that this one has: by profile id.
-    /// A number that the driver does not know, or that the product lacks, is left out.
+    /// NVML's profile numbers (`NVML_GPU_INSTANCE_PROFILE_*`, the same on every product) by profile id. Numbers
+    /// that the driver or the product lacks are left out.
     ///
     /// # Errors
     /// The library lacks the call, the GPU is lost or the driver gone.
@@ -159,7 +159,7 @@ impl MigDevice<'_> {
     /// The UUID, `MIG-...`.
     ///
     /// # Errors
-    /// The code NVML answered with, or an answer that makes no sense.
+    /// The code that NVML returned, or an answer that makes no sense.
     pub fn uuid(&self) -> Result<MigUuid, NvmlError> {
         let symbol = symbol!(self.0.nvml.table, nvmlDeviceGetUUID)?;
         let uuid = self.0.get_text(symbol)?;
@@ -167,11 +167,11 @@ impl MigDevice<'_> {
             .map_err(|_| self.0.nonsense(symbol.0, uuid, "MIG device UUID"))
     }
 
-    /// The name, which ends with the compute instance's profile: `NVIDIA A100-SXM4-40GB MIG 3g.20gb`. What the GPU instance's ends with
-    /// (`+me`) is not in it.
+    /// The name. It ends with the profile of the compute instance: `NVIDIA A100-SXM4-40GB MIG 3g.20gb`. The
+    /// suffix of the GPU instance (`+me`) is not in it.
     ///
     /// # Errors
-    /// The code NVML answered with.
+    /// The code that NVML returned.
     pub fn name(&self) -> Result<String, NvmlError> {
         self.0.name()
     }
@@ -179,7 +179,7 @@ impl MigDevice<'_> {
     /// Its GPU instance and compute instance.
     ///
     /// # Errors
-    /// The code NVML answered with.
+    /// The code that NVML returned.
     pub fn ids(&self) -> Result<MigIds, NvmlError> {
         let table = &self.0.nvml.table;
         Ok(MigIds {
@@ -191,7 +191,7 @@ impl MigDevice<'_> {
     /// Engines and memory.
     ///
     /// # Errors
-    /// The code NVML answered with.
+    /// The code that NVML returned.
     pub fn attributes(&self) -> Result<MigAttributes, NvmlError> {
         let blank = sys::nvmlDeviceAttributes_t {
             multiprocessorCount: 0,
@@ -221,5 +221,5 @@ impl MigDevice<'_> {
     }
 }
 
-/// More MIG devices than any GPU is cut into.
+/// Upper bound of MIG devices of one GPU.
 const MOST_MIG_DEVICES: u32 = 64;

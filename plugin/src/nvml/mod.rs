@@ -30,16 +30,16 @@ pub use state::{RecoveryAction, RemappedRows};
 
 use call::{check, symbol, text_of};
 
-/// A loaded and initialised NVML. Dropping it shuts NVML down and unloads the library, so that a driver that was replaced
-/// meanwhile is met by its own library at the next load.
+/// A loaded and initialised NVML. Dropping it shuts NVML down and unloads the library, so that the next load
+/// gets the library of a driver that was replaced meanwhile.
 pub struct Nvml {
     table: sys::NvmlLib,
-    /// NVML answers several threads, but its owner is one: what is read stays in order with the events waited for.
+    /// NVML is thread-safe, but one thread uses it: readings stay in order with the awaited events.
     _one_thread: PhantomData<*const ()>,
 }
 
 impl Nvml {
-    /// Loads the library at `path` (a path, or a soname that the loader looks up) and initialises it.
+    /// Loads the library at `path` (a path, or a soname for the loader) and initialises it.
     ///
     /// # Errors
     /// When the library cannot be loaded, or finds no driver.
@@ -58,10 +58,10 @@ impl Nvml {
         })
     }
 
-    /// How many GPUs the driver counts, those it cannot reach included.
+    /// Number of GPUs that the driver counts, including unreachable ones.
     ///
     /// # Errors
-    /// The code NVML answered with.
+    /// The code that NVML returned.
     pub fn device_count(&self) -> Result<u32, NvmlError> {
         let (name, function) = symbol!(self.table, nvmlDeviceGetCount_v2)?;
         let mut count = 0;
@@ -73,7 +73,7 @@ impl Nvml {
     /// The GPU at `index`, counted from 0 in PCIe order.
     ///
     /// # Errors
-    /// The code NVML answered with; `GpuIsLost` for a GPU that fell off the bus.
+    /// The code that NVML returned; `GpuIsLost` for a GPU that fell off the bus.
     pub fn device(&self, index: u32) -> Result<Device<'_>, NvmlError> {
         let (name, function) = symbol!(self.table, nvmlDeviceGetHandleByIndex_v2)?;
         let mut handle = std::ptr::null_mut();
@@ -89,17 +89,17 @@ impl Nvml {
     /// Version of the kernel driver, e.g. `570.124.06`.
     ///
     /// # Errors
-    /// The code NVML answered with.
+    /// The code that NVML returned.
     pub fn driver_version(&self) -> Result<String, NvmlError> {
         let (name, function) = symbol!(self.table, nvmlSystemGetDriverVersion)?;
         // SAFETY: `self` is initialised; `text_of` hands over a buffer and its true length.
         text_of(name, None, |buffer, length| unsafe { function(buffer, length) })
     }
 
-    /// Newest CUDA version the driver serves: major and minor.
+    /// Newest CUDA version that the driver supports: major and minor.
     ///
     /// # Errors
-    /// The code NVML answered with.
+    /// The code that NVML returned.
     pub fn cuda_version(&self) -> Result<(u32, u32), NvmlError> {
         let (name, function) = symbol!(self.table, nvmlSystemGetCudaDriverVersion_v2)?;
         let mut version = 0;
@@ -109,10 +109,10 @@ impl Nvml {
         Ok((version / 1000, version % 1000 / 10))
     }
 
-    /// A new event set, with nothing registered.
+    /// A new event set, with no GPU registered.
     ///
     /// # Errors
-    /// The code NVML answered with.
+    /// The code that NVML returned.
     pub fn event_set(&self) -> Result<EventSet<'_>, NvmlError> {
         EventSet::create(self)
     }

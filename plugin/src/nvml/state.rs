@@ -1,5 +1,5 @@
-//! What a GPU says of its own state: memory errors, repairs that wait for a reset, and what the driver asks for. What it means is
-//! judged by the health module.
+//! State of one GPU: memory errors, repairs that wait for a reset, and the action that the driver requests. The
+//! health module judges it.
 
 use nvml_wrapper_sys::bindings as sys;
 use nvml_wrapper_sys::bindings::field_id::NVML_FI_DEV_GET_GPU_RECOVERY_ACTION;
@@ -7,16 +7,16 @@ use nvml_wrapper_sys::bindings::field_id::NVML_FI_DEV_GET_GPU_RECOVERY_ACTION;
 use super::call::{check, symbol};
 use super::{Device, NvmlError};
 
-/// Rows of memory that were, or are to be, replaced by spare ones (Ampere and later).
+/// Memory rows that are, or will be, replaced by spare ones (Ampere and later).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RemappedRows {
-    /// Some wait for a reset.
+    /// Some rows wait for a reset.
     pub pending: bool,
-    /// One could not be replaced.
+    /// A row could not be replaced.
     pub failed: bool,
 }
 
-/// What the driver asks for to bring a GPU back (drivers 560 and later).
+/// The action that the driver requests to recover a GPU (drivers 560 and later).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RecoveryAction {
     /// Nothing.
@@ -25,19 +25,19 @@ pub enum RecoveryAction {
     Reset,
     /// A reboot of the node.
     Reboot,
-    /// The end of all peer-to-peer traffic.
+    /// End all peer-to-peer traffic.
     DrainPeers,
-    /// The end of all work, then a reset of the GPU.
+    /// End all work, then reset the GPU.
     DrainAndReset,
-    /// Something newer than this build.
+    /// An action newer than this build.
     Other(u32),
 }
 
 impl Device<'_> {
-    /// Uncorrected memory errors since the driver was loaded or the GPU reset.
+    /// Uncorrected memory errors since the driver was loaded or the GPU was reset.
     ///
     /// # Errors
-    /// The code NVML answered with; `NotSupported` where memory is not checked.
+    /// The code that NVML returned; `NotSupported` without ECC.
     pub fn uncorrected_errors(&self) -> Result<u64, NvmlError> {
         let (name, function) = symbol!(self.nvml.table, nvmlDeviceGetTotalEccErrors)?;
         let mut count = 0;
@@ -56,7 +56,7 @@ impl Device<'_> {
     /// Remapped rows.
     ///
     /// # Errors
-    /// The code NVML answered with; `NotSupported` before Ampere.
+    /// The code that NVML returned; `NotSupported` before Ampere.
     pub fn remapped_rows(&self) -> Result<RemappedRows, NvmlError> {
         let (name, function) = symbol!(self.nvml.table, nvmlDeviceGetRemappedRows)?;
         let (mut corrected, mut uncorrected, mut pending, mut failed) = (0, 0, 0, 0);
@@ -76,20 +76,20 @@ impl Device<'_> {
         })
     }
 
-    /// Whether pages of memory wait for a reload of the driver to be retired.
+    /// Whether memory pages wait for a driver reload to be retired.
     ///
     /// # Errors
-    /// The code NVML answered with; `NotSupported` from Ampere on.
+    /// The code that NVML returned; `NotSupported` from Ampere on.
     pub fn retirement_pending(&self) -> Result<bool, NvmlError> {
         let symbol = symbol!(self.nvml.table, nvmlDeviceGetRetiredPagesPendingStatus)?;
         let pending = self.get(symbol, sys::nvmlEnableState_enum_NVML_FEATURE_DISABLED)?;
         Ok(pending == sys::nvmlEnableState_enum_NVML_FEATURE_ENABLED)
     }
 
-    /// What the driver asks for to bring the GPU back.
+    /// The action that the driver requests to recover the GPU.
     ///
     /// # Errors
-    /// The code NVML answered with; `NotSupported` or `InvalidArgument` from drivers that do not know the question.
+    /// The code that NVML returned; `NotSupported` or `InvalidArgument` from drivers without this field.
     pub fn recovery_action(&self) -> Result<RecoveryAction, NvmlError> {
         let (name, function) = symbol!(self.nvml.table, nvmlDeviceGetFieldValues)?;
         let mut field = sys::nvmlFieldValue_t {
@@ -101,7 +101,7 @@ impl Device<'_> {
             nvmlReturn: sys::nvmlReturn_enum_NVML_ERROR_NOT_SUPPORTED,
             value: sys::nvmlValue_t { ullVal: 0 },
         };
-        // SAFETY: the handle came from the NVML that `self` borrows; one field is told, and one is there.
+        // SAFETY: the handle came from the NVML that `self` borrows; the count matches the one field passed.
         check(name, Some(self.index), unsafe {
             function(self.handle, 1, &raw mut field)
         })?;

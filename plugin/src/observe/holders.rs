@@ -1,5 +1,5 @@
-//! Who holds how much of which GPU, by kubelet's account, for /metrics. As many series as there are devices at most; a pod's go with
-//! it.
+//! The /metrics family of devices held by containers per GPU, from PodResources. At most as many series as devices;
+//! series of a pod end with it.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
@@ -11,14 +11,14 @@ use prometheus_client::metrics::gauge::Gauge;
 use crate::handover::Listing;
 use crate::inventory::Inventory;
 
-/// What is known of it now.
+/// The present state.
 #[derive(Debug, Default)]
 pub(super) struct Holders(Mutex<Known>);
 
 #[derive(Debug, Default)]
 struct Known {
     listing: Listing,
-    /// UUID of each GPU's and MIG device's physical GPU, by its own UUID.
+    /// UUID of the physical GPU of each GPU and MIG device, by its own UUID.
     gpus: BTreeMap<String, String>,
 }
 
@@ -32,12 +32,12 @@ pub(super) struct Holds {
 }
 
 impl Holders {
-    /// Kubelet's account; empty if it gives none.
+    /// Sets the list of PodResources; empty if it cannot be read.
     pub(super) fn listed(&self, listing: Listing) {
         self.change(|known| known.listing = listing);
     }
 
-    /// The node's devices.
+    /// Sets the node's devices.
     pub(super) fn inventory(&self, inventory: &Inventory) {
         let gpu = |index| {
             let gpu = inventory.machine.gpus().iter().find(|gpu| gpu.index == index)?;
@@ -50,12 +50,12 @@ impl Holders {
         self.change(|known| known.gpus = gpus);
     }
 
-    /// Devices, replicas and MIG devices that containers hold, by GPU. What other plugins give out is left out.
+    /// Devices, replicas and MIG devices that containers hold, by GPU. Devices of other plugins are left out.
     pub(super) fn family(&self) -> Family<Holds, Gauge> {
         let family: Family<Holds, Gauge> = Family::default();
         let known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         for (holding, devices) in &known.listing.0 {
-            // By unit: who runs since before a changed configuration holds IDs that are offered no more.
+            // By unit: pods from before a configuration change hold IDs that are not offered any more.
             let gpus = devices.iter().filter_map(|device| known.gpus.get(device.unit()));
             for gpu in gpus {
                 let labels = Holds {

@@ -1,4 +1,5 @@
-//! The counters behind /metrics. Labels are few and closed: resources, outcomes, this node's GPUs, and the pods that hold some now.
+//! The counters behind /metrics. Labels have few values: resources, outcomes, this node's GPUs, and the pods that hold
+//! some.
 
 use std::sync::OnceLock;
 use std::time::Duration;
@@ -18,27 +19,27 @@ use crate::health::XidCounts;
 use crate::inventory::{Diagnoses, Inventory};
 use gantry_config::source::Report;
 
-/// How an Allocate related to what was granted.
+/// How an Allocate related to grants.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AllocationOutcome {
-    /// The set a pod was granted.
+    /// The set granted to a pod.
     Granted,
-    /// A set for a pod that nobody planned, as the plugin had advised.
+    /// The set that the plugin preferred, for a pod without a grant.
     Unplanned,
-    /// A set that kubelet chose otherwise.
+    /// Another set, chosen by kubelet.
     Deviation,
 }
 
-/// How a GetPreferredAllocation was answered.
+/// The result of a GetPreferredAllocation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PreferenceOutcome {
-    /// With the pod's grant.
+    /// The pod's grant.
     Granted,
-    /// With the best set outside all grants, for a pod that has none.
+    /// The best set outside all grants, for a pod without one.
     Unplanned,
-    /// With the best set outside all grants, for no pod was known to ask.
+    /// The best set outside all grants, because no known pod matched.
     Unknown,
-    /// With devices of a live grant or a quarantine, for nothing else was left.
+    /// Devices of a live grant or a quarantine, because no others were left.
     Forced,
 }
 
@@ -97,7 +98,7 @@ struct ByPeer {
     peer: &'static str,
 }
 
-/// Every metric of the plugin.
+/// All metrics of the plugin.
 #[derive(Debug)]
 pub struct Metrics {
     allocations: Family<Outcome, Counter>,
@@ -112,11 +113,11 @@ pub struct Metrics {
     list_streams: Family<ByResource, Gauge>,
     reachable: Family<ByPeer, Gauge>,
     holders: Holders,
-    /// Counted by the owner of NVML.
+    /// Counted by the NVML thread.
     xids: OnceLock<XidCounts>,
-    /// Kept by the owner of NVML.
+    /// Published by the NVML thread.
     diagnoses: OnceLock<Diagnoses>,
-    /// Counted by whoever follows the configuration.
+    /// Reported by the configuration source.
     configurations: OnceLock<watch::Receiver<Report>>,
 }
 
@@ -128,7 +129,7 @@ impl Default for Metrics {
             deviations: Counter::default(),
             swaps: Counter::default(),
             refused_grants: Counter::default(),
-            // From a lookup that waits for nothing to the bound of a second.
+            // From an immediate result to the longest wait of a second.
             grant_wait: Histogram::new([
                 0.0001, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0,
             ]),
@@ -146,7 +147,7 @@ impl Default for Metrics {
 }
 
 impl Metrics {
-    /// All metrics in the text format that Prometheus reads.
+    /// All metrics in the Prometheus text format.
     pub fn text(&self) -> Result<String, std::fmt::Error> {
         let mut registry = Registry::with_prefix("gantry_plugin");
         let Self {
@@ -168,17 +169,17 @@ impl Metrics {
         } = self;
         registry.register(
             "allocations",
-            "Allocate calls, by how the set related to grants",
+            "Allocate calls, by relation of the set to grants",
             allocations.clone(),
         );
         registry.register(
             "preferred_allocations",
-            "GetPreferredAllocation calls, by how they were answered",
+            "GetPreferredAllocation calls, by result",
             preferences.clone(),
         );
         registry.register(
             "deviations",
-            "Sets that kubelet chose otherwise than granted",
+            "Sets that kubelet chose instead of the granted one",
             deviations.clone(),
         );
         registry.register(
@@ -188,7 +189,7 @@ impl Metrics {
         );
         registry.register(
             "refused_grants",
-            "Grant annotations that could not be believed",
+            "Invalid grant annotations",
             refused_grants.clone(),
         );
         registry.register(
@@ -203,7 +204,7 @@ impl Metrics {
         );
         registry.register(
             "devices",
-            "Devices that kubelet is told of, by health",
+            "Devices offered to kubelet, by health",
             devices.clone(),
         );
         registry.register(
@@ -213,17 +214,17 @@ impl Metrics {
         );
         registry.register(
             "list_streams",
-            "ListAndWatch streams that kubelet reads a resource's devices from",
+            "ListAndWatch streams from which kubelet reads a resource's devices",
             list_streams.clone(),
         );
         registry.register(
             "reachable",
-            "1 if the peer answered last time it was asked",
+            "1 if the peer responded to the last request",
             reachable.clone(),
         );
         registry.register(
             "allocated_devices",
-            "Devices, replicas and MIG devices that a container holds, by physical GPU",
+            "Devices, replicas and MIG devices held by a container, by physical GPU",
             holders.family(),
         );
         let counted: Family<ByXid, Counter> = Family::default();
@@ -236,7 +237,7 @@ impl Metrics {
         }
         registry.register(
             "xids",
-            "Xids that the driver raised, those that change nothing included",
+            "Xids raised by the driver, including those without consequences",
             counted,
         );
         let unhealthy: Family<ByCause, Gauge> = Family::default();
@@ -250,7 +251,7 @@ impl Metrics {
         }
         registry.register(
             "gpu_unhealthy",
-            "1 for each kind of thing that makes a GPU, or a MIG device of it, unhealthy now",
+            "1 for each cause that makes a GPU, or a MIG device of it, unhealthy now",
             unhealthy,
         );
         if let Some(reports) = configurations.get() {
@@ -271,7 +272,7 @@ impl Metrics {
         self.swaps.inc();
     }
 
-    /// Counts a grant that was not believed.
+    /// Counts an invalid grant.
     pub fn refused_grant(&self) {
         self.refused_grants.inc();
     }
@@ -322,19 +323,19 @@ impl Metrics {
 
     pub(super) fn xids(&self, counts: XidCounts) {
         if self.xids.set(counts).is_err() {
-            tracing::debug!("Xids are counted already");
+            tracing::debug!("the source of Xid counts was already set");
         }
     }
 
     pub(super) fn diagnoses(&self, diagnoses: Diagnoses) {
         if self.diagnoses.set(diagnoses).is_err() {
-            tracing::debug!("what is wrong is known already");
+            tracing::debug!("the source of the diagnosis was already set");
         }
     }
 
     pub(super) fn configurations(&self, reports: watch::Receiver<Report>) {
         if self.configurations.set(reports).is_err() {
-            tracing::debug!("configurations are counted already");
+            tracing::debug!("the source of configuration reports was already set");
         }
     }
 
@@ -374,19 +375,19 @@ fn register_configurations(registry: &mut Registry, report: &Report) {
     };
     registry.register(
         "config_loads",
-        "Configurations put into effect, the first included",
+        "Configurations applied, including the first",
         counted(report.loads),
     );
     registry.register(
         "config_failures",
-        "Configurations that were refused or could not be read",
+        "Configurations that were invalid or could not be read",
         counted(report.failures),
     );
     let refused: Gauge = Gauge::default();
     refused.set(i64::from(report.problem.is_some()));
     registry.register(
         "config_refused",
-        "1 if what is there now is refused; the last good configuration is in effect, if there was one",
+        "1 if the present configuration is invalid; the last valid one, if any, stays in effect",
         refused,
     );
 }

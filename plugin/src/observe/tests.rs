@@ -15,7 +15,7 @@ fn a_node_with_nothing_to_serve_is_settled_and_not_ready() {
         ..Readiness::default()
     };
     assert!(nothing.is_settled() && !nothing.missing().is_empty());
-    // A configuration that never comes is what an update may have brought.
+    // An update may be the reason for a configuration that never arrives.
     let awaited = Readiness {
         config: Configuration::Awaited(Some("there is no ConfigMap configs".into())),
         ..nothing
@@ -103,13 +103,13 @@ fn a_wrong_configuration_degrades_and_one_that_never_came_is_missing() {
     let (missing, _) = stands(&report(0, None));
     assert_eq!(
         missing,
-        ["no configuration yet, nothing is served: the API server is asked for it"]
+        ["no configuration yet, nothing is served: waiting for the API server"]
     );
     let (missing, degraded) = stands(&report(1, Some("a:1: x")));
-    assert!(missing.is_empty(), "GPUs are served on");
+    assert!(missing.is_empty(), "the GPUs are still served");
     assert_eq!(
         degraded,
-        ["the configuration is wrong, the last good one stays in effect: a:1: x"]
+        ["the configuration is invalid, the last valid one stays in effect: a:1: x"]
     );
     let (missing, degraded) = stands(&report(2, None));
     assert!(missing.is_empty() && degraded.is_empty());

@@ -66,7 +66,7 @@ pub fn offer(hardware: &Hardware, config: &Config) -> Inventory {
         }
         candidates.push((gpu, units));
     }
-    let naming = Naming::new(config, &hardware.cut_unknown, &candidates, &mut problems);
+    let naming = Naming::new(config, &hardware.mig_unknown, &candidates, &mut problems);
     let mut named = Vec::new();
     for (gpu, units) in candidates {
         if let Err(reason) = naming.serves(gpu, &units) {

@@ -14,7 +14,7 @@ use gantry_config::{Config, MigStrategy, ResourcePattern, spelled};
 pub(super) struct Naming<'c> {
     config: &'c Config,
     /// GPUs whose MIG devices are not known.
-    cut_unknown: &'c BTreeSet<u8>,
+    mig_unknown: &'c BTreeSet<u8>,
     /// The kind that [`MigStrategy::Single`] serves.
     kind: Option<Kind>,
 }
@@ -36,7 +36,7 @@ impl<'c> Naming<'c> {
     /// Names by `config` for the units that may be served. Patterns that match nothing go to `problems`.
     pub(super) fn new(
         config: &'c Config,
-        cut_unknown: &'c BTreeSet<u8>,
+        mig_unknown: &'c BTreeSet<u8>,
         candidates: &[(&Gpu, Vec<&Unit>)],
         problems: &mut Vec<String>,
     ) -> Self {
@@ -64,7 +64,7 @@ impl<'c> Naming<'c> {
         }
         Self {
             config,
-            cut_unknown,
+            mig_unknown,
             kind: (config.mig_strategy == MigStrategy::Single)
                 .then(|| most_frequent(candidates))
                 .flatten(),
@@ -80,7 +80,7 @@ impl<'c> Naming<'c> {
                     .to_owned(),
             ),
             MigStrategy::Single | MigStrategy::Mixed if cut && units.is_empty() => {
-                let unknown = self.cut_unknown.contains(&gpu.index);
+                let unknown = self.mig_unknown.contains(&gpu.index);
                 Err(if unknown { UNKNOWN_INSTANCES } else { NO_INSTANCES }.to_owned())
             }
             MigStrategy::None | MigStrategy::Mixed => Ok(()),

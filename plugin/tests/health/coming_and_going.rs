@@ -3,7 +3,7 @@
 use std::fs;
 use std::time::Duration;
 
-use gantry_plugin::discover::look;
+use gantry_plugin::discover::scan;
 use gantry_plugin::inventory::{Hardware, Timing};
 
 use super::{Eye, LOOKS_ALONE, QUICK, sick};
@@ -80,7 +80,7 @@ async fn a_gpu_that_is_taken_out_leaves_the_others_the_index_that_nvml_has_for_t
         seen(&after),
         [(0, Some(0)), (1, None), (2, Some(1)), (3, Some(2))]
     );
-    let fresh = look(&sim.options()).unwrap().machine;
+    let fresh = scan(&sim.options()).unwrap().machine;
     for unit in after.units.iter().filter(|unit| unit.health.healthy) {
         let gpu = &fresh.gpus()[usize::from(unit.nvml_index.unwrap())];
         assert_eq!(gpu.uuid.as_ref().unwrap().as_str(), unit.id.as_str());
@@ -118,7 +118,7 @@ async fn an_xid_that_was_raised_before_nvml_is_loaded_anew_is_heard() {
     let wait = Duration::from_millis(500);
     let timing = Timing { wait, ..LOOKS_ALONE };
     let mut eye = Eye::open(&sim, timing);
-    eye.owner.diagnoses().adopt(Vec::new());
+    eye.nvml_thread.diagnoses().adopt(Vec::new());
     eye.diagnosis("no faults", |now| now.adopted).await;
     eye.ready().await;
     // NVML_ERROR_TIMEOUT at once: the plugin then rests for as long as it would have waited, and looks round after that.

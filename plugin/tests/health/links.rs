@@ -67,11 +67,11 @@ async fn an_xid_of_a_link_counts_where_links_went_down_with_it() {
     let reason = "Xid 149: NVLINK: NETIR Error; 2 of 18 NVLinks down";
     assert_eq!(sick[sim.uuid(0)], reason);
     let stored = eye.stored().await;
-    eye.owner.stop();
+    eye.nvml_thread.stop();
 
     let mut eye = Eye::open(&sim, QUICK);
     eye.ready().await;
-    eye.owner.diagnoses().adopt(stored);
+    eye.nvml_thread.diagnoses().adopt(stored);
     assert_eq!(eye.until_sick(1).await[sim.uuid(0)], reason);
     for link in [3, 4] {
         controller.set_nvlink(0, link, true).unwrap();

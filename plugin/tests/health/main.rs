@@ -24,7 +24,7 @@ use std::time::Duration;
 use gantry_api::GpuFault;
 use gantry_config::Config;
 use gantry_plugin::health::{HealthChecks, Proof};
-use gantry_plugin::inventory::{Diagnosis, Hardware, Owner, Settings, State, Timing};
+use gantry_plugin::inventory::{Diagnosis, Hardware, NvmlThread, Settings, State, Timing};
 use gantry_plugin::offer;
 use tokio::sync::watch;
 
@@ -36,7 +36,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// Quick to notice, so that tests are short; no test measures it.
 const QUICK: Timing = Timing {
     wait: Duration::from_millis(20),
-    look: Duration::from_millis(20),
+    check: Duration::from_millis(20),
     read: Duration::from_millis(100),
     retry_from: Duration::from_millis(10),
     retry_to: Duration::from_millis(50),
@@ -44,7 +44,7 @@ const QUICK: Timing = Timing {
 
 /// Nothing but events is noticed.
 const EVENTS_ALONE: Timing = Timing {
-    look: Duration::from_secs(3600),
+    check: Duration::from_secs(3600),
     read: Duration::from_secs(3600),
     ..QUICK
 };
@@ -57,7 +57,7 @@ const LOOKS_ALONE: Timing = Timing {
 
 /// The plugin's eye on one machine; a new one on the same machine is a plugin that was restarted.
 struct Eye {
-    owner: Owner,
+    nvml_thread: NvmlThread,
     snapshots: watch::Receiver<Arc<Hardware>>,
 }
 
@@ -75,8 +75,11 @@ impl Eye {
             dev_root: sim.installed.layout.dev.clone(),
         };
         let (publish, snapshots) = Hardware::channel();
-        let owner = Owner::start(&settings, checks, timing, publish).unwrap();
-        Self { owner, snapshots }
+        let nvml_thread = NvmlThread::start(&settings, checks, timing, publish).unwrap();
+        Self {
+            nvml_thread,
+            snapshots,
+        }
     }
 
     async fn until(&mut self, what: &str, mut holds: impl FnMut(&Hardware) -> bool) -> Arc<Hardware> {
@@ -105,7 +108,7 @@ impl Eye {
     }
 
     async fn diagnosis(&self, what: &str, holds: impl FnMut(&Arc<Diagnosis>) -> bool) -> Arc<Diagnosis> {
-        let mut diagnosis = self.owner.diagnoses().diagnosis();
+        let mut diagnosis = self.nvml_thread.diagnoses().diagnosis();
         let waited = tokio::time::timeout(PATIENCE, diagnosis.wait_for(holds)).await;
         Arc::clone(&waited.unwrap_or_else(|_| panic!("never came: {what}")).unwrap())
     }

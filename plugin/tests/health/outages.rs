@@ -117,7 +117,7 @@ async fn a_library_that_is_missing_is_waited_for_and_its_coming_proves_no_reset(
         driver: None,
         evidence: FaultEvidence::default(),
     };
-    eye.owner.diagnoses().adopt(vec![fault]);
+    eye.nvml_thread.diagnoses().adopt(vec![fault]);
     let is_missing = |now: &Arc<Diagnosis>| {
         let kind = now.outage.as_ref().map(|outage| outage.kind);
         // Not `Failing`: that is worth a new process, which would find no library either.
@@ -213,13 +213,15 @@ async fn a_gpu_that_cannot_be_listened_to_is_not_given_out() {
         let sick = eye.until_sick(4).await;
         let reason = &sick[sim.uuid(1)];
         assert!(
-            reason.starts_with(&format!("its Xids cannot be heard: {call} on GPU 1 failed")),
+            reason.starts_with(&format!(
+                "cannot register for its Xid events: {call} on GPU 1 failed"
+            )),
             "{reason}"
         );
         controller.clear_rule(call).unwrap();
         eye.healthy().await;
         controller.raise_xid(0, 95).unwrap();
         assert!(eye.until_sick(1).await.contains_key(sim.uuid(0)));
-        eye.owner.stop();
+        eye.nvml_thread.stop();
     }
 }

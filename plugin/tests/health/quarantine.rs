@@ -94,31 +94,31 @@ async fn a_quarantine_survives_a_restart() {
     sim.installed.controller.raise_xid(2, 46).unwrap();
     let before = eye.until_sick(2).await;
     let stored = eye.stored().await;
-    eye.owner.stop();
+    eye.nvml_thread.stop();
 
     let mut eye = Eye::open(&sim, QUICK);
     eye.ready().await;
-    eye.owner.diagnoses().adopt(stored.clone());
+    eye.nvml_thread.diagnoses().adopt(stored.clone());
     assert_eq!(eye.until_sick(2).await, before);
     assert_eq!(eye.stored().await, stored, "and is stored again as it was");
     eye.a_while(&sim).await;
     assert_eq!(sick(&eye.snapshots.borrow()), before);
-    eye.owner.stop();
+    eye.nvml_thread.stop();
 
     // The driver was reloaded for one of them while no plugin ran.
     bind_anew(&sim, 2);
     let mut eye = Eye::open(&sim, QUICK);
     eye.ready().await;
-    eye.owner.diagnoses().adopt(stored.clone());
+    eye.nvml_thread.diagnoses().adopt(stored.clone());
     let sick = eye.until_sick(1).await;
     assert!(sick.contains_key(sim.uuid(1)), "{sick:?}");
-    assert_eq!(eye.proofs().await, [Proof::BoundAnew]);
-    eye.owner.stop();
+    assert_eq!(eye.proofs().await, [Proof::Rebound]);
+    eye.nvml_thread.stop();
 
     boot(&sim, "second");
     let mut eye = Eye::open(&sim, QUICK);
     eye.ready().await;
-    eye.owner.diagnoses().adopt(stored);
+    eye.nvml_thread.diagnoses().adopt(stored);
     assert_eq!(eye.proofs().await, [Proof::Rebooted; 2]);
     eye.healthy().await;
 }
@@ -135,17 +135,17 @@ async fn an_xid_that_counted_because_it_was_enabled_counts_no_more_once_it_is_no
     sim.installed.controller.raise_xid(1, 31).unwrap();
     eye.until_sick(1).await;
     let stored = eye.stored().await;
-    eye.owner.stop();
+    eye.nvml_thread.stop();
 
     let mut eye = Eye::open_with(&sim, QUICK, enabled);
     eye.ready().await;
-    eye.owner.diagnoses().adopt(stored.clone());
+    eye.nvml_thread.diagnoses().adopt(stored.clone());
     eye.until_sick(1).await;
-    eye.owner.stop();
+    eye.nvml_thread.stop();
 
     let mut eye = Eye::open(&sim, QUICK);
     eye.ready().await;
-    eye.owner.diagnoses().adopt(stored);
+    eye.nvml_thread.diagnoses().adopt(stored);
     assert_eq!(eye.proofs().await, [Proof::Lifted]);
     eye.healthy().await;
 }
@@ -159,10 +159,12 @@ async fn a_person_lifts_a_quarantine() {
         sim.installed.controller.raise_xid(gpu, 79).unwrap();
     }
     eye.until_sick(3).await;
-    eye.owner.diagnoses().lift(sim.uuid(1).parse::<Lift>().unwrap());
+    eye.nvml_thread
+        .diagnoses()
+        .lift(sim.uuid(1).parse::<Lift>().unwrap());
     let sick = eye.until_sick(2).await;
     assert!(!sick.contains_key(sim.uuid(1)), "{sick:?}");
-    eye.owner.diagnoses().lift(Lift::All);
+    eye.nvml_thread.diagnoses().lift(Lift::All);
     eye.healthy().await;
 }
 
@@ -175,7 +177,7 @@ async fn a_gpu_that_nvml_cannot_open_after_a_restart_keeps_its_quarantine() {
     controller.raise_xid(0, 119).unwrap();
     eye.until_sick(1).await;
     let stored = eye.stored().await;
-    eye.owner.stop();
+    eye.nvml_thread.stop();
 
     // NVML_ERROR_UNKNOWN: nobody says that a GPU fell off the bus.
     let open = "nvmlDeviceGetHandleByIndex_v2";
@@ -183,7 +185,7 @@ async fn a_gpu_that_nvml_cannot_open_after_a_restart_keeps_its_quarantine() {
     let mut eye = Eye::open(&sim, QUICK);
     eye.until("GPUs without a name", |now| now.state == State::Ready)
         .await;
-    eye.owner.diagnoses().adopt(stored);
+    eye.nvml_thread.diagnoses().adopt(stored);
     eye.a_while_of(&sim, open).await;
     controller.fail_call(open, 999, Some(0)).unwrap();
     let sick = eye.until("the GPUs again", |now| now.units.len() == 8).await;

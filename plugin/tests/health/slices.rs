@@ -154,12 +154,12 @@ async fn a_gpu_on_which_mig_is_switched_on_is_no_whole_one_any_more_though_nobod
         .unwrap();
     controller.recut(0, &["3g.20gb@0"]).unwrap();
     let after = eye
-        .until("no whole GPU", |now| now.cut_unknown.contains(&0))
+        .until("no whole GPU", |now| now.mig_unknown.contains(&0))
         .await;
     assert_eq!(cut(&after, 0), []);
     eye.a_while(&sim).await;
     let later = eye.snapshots.borrow().clone();
-    assert!(later.cut_unknown.contains(&0));
+    assert!(later.mig_unknown.contains(&0));
     assert_eq!(cut(&later, 1), cut(&before, 1), "other GPUs are as they were");
 }
 

@@ -31,7 +31,7 @@ async fn memory_that_waits_for_repair_or_cannot_be_repaired_is_a_reason() {
         "{sick:?}"
     );
     assert!(
-        sick[sim.uuid(2)].starts_with("memory: remapping a row has failed"),
+        sick[sim.uuid(2)].starts_with("memory: remapping a row failed"),
         "{sick:?}"
     );
     controller
@@ -61,12 +61,12 @@ async fn what_nvml_still_shows_of_a_fault_is_in_the_first_list_of_a_plugin_that_
     let reasons = sick(&first);
     let begins = [
         (1, "memory: rows wait to be remapped"),
-        (2, "memory: remapping a row has failed"),
-        (3, "the driver asks for a reset of the GPU"),
-        (4, "the driver asks for a reboot of the node"),
+        (2, "memory: remapping a row failed"),
+        (3, "the driver requests a reset of the GPU"),
+        (4, "the driver requests a reboot of the node"),
         (
             5,
-            "the driver asks for a reset of the GPU once its work has ended",
+            "the driver requests a reset of the GPU once its work has ended",
         ),
     ];
     for (gpu, reason) in begins {
@@ -139,7 +139,7 @@ async fn what_the_driver_asks_for_is_a_reason_and_its_end_proves_a_reset() {
     controller.raise_xid(4, 154).unwrap();
     let sick = eye.until_sick(1).await;
     assert!(
-        sick[sim.uuid(4)].starts_with("the driver asks for a reset of the GPU"),
+        sick[sim.uuid(4)].starts_with("the driver requests a reset of the GPU"),
         "{sick:?}"
     );
     controller.raise_xid(4, 119).unwrap();
@@ -149,7 +149,7 @@ async fn what_the_driver_asks_for_is_a_reason_and_its_end_proves_a_reset() {
     .await;
     // Once the next one is counted, what the GPU said right after this one has been taken in.
     controller.raise_xid(4, 13).unwrap();
-    while !eye.owner.xids().all().iter().any(|(_, xid, _)| *xid == 13) {
+    while !eye.nvml_thread.xids().all().iter().any(|(_, xid, _)| *xid == 13) {
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
     controller
@@ -157,7 +157,7 @@ async fn what_the_driver_asks_for_is_a_reason_and_its_end_proves_a_reset() {
         .unwrap();
     controller.raise_xid(4, 154).unwrap();
     eye.healthy().await;
-    assert_eq!(eye.proofs().await, [Proof::WishGranted]);
+    assert_eq!(eye.proofs().await, [Proof::ActionCleared]);
 }
 
 #[tokio::test]

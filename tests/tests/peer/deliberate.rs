@@ -20,7 +20,7 @@ pub(crate) const ROWS: &[Deliberate] = &[
     Deliberate {
         case: "*one_only: true*",
         item: "* refused",
-        ours: Some("*maximum request size for shared resources is 1; found *: ask for 1 of *"),
+        ours: Some("*maximum request size for shared resources is 1; found *: request 1 of *"),
         reason: "NVIDIA's words, and after them what to do",
     },
     Deliberate {

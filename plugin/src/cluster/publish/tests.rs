@@ -7,10 +7,10 @@ use tower_test::mock;
 use super::*;
 use crate::handover::{Handover, SharedHandover};
 use crate::inventory::Diagnoses;
+use crate::log_throttle::log::Log;
 use crate::observe::Observed;
-use crate::recurring::log::Log;
 
-/// Whether the GpuNode counts as lost where the Node, then it, are answered so.
+/// Whether the GpuNode counts as lost if the Node, then it, are read as these.
 async fn lost(node: (u16, Value), gpu_node: (u16, Value)) -> Result<bool, kube::Error> {
     let (service, mut api) = mock::pair::<Request<Body>, Response<Body>>();
     let answers = async move {
@@ -61,7 +61,7 @@ async fn a_gpunode_that_is_gone_or_goes_with_an_earlier_node_is_lost() {
         (node("second"), gone(), true),
         (node("second"), owned_by(Some("first")), true),
         (node("second"), owned_by(None), true),
-        // No Node, no GpuNode.
+        // Without a Node no GpuNode is needed.
         (gone(), gone(), false),
         (gone(), owned_by(Some("first")), false),
         (forbidden(), owned_by(None), false),
@@ -86,13 +86,13 @@ fn publisher(client: Client) -> Publisher {
         inventory: tokio::sync::watch::channel(Arc::new(absent)).1,
         handover: Arc::new(SharedHandover::new(handover, Arc::clone(&observed), None)),
         observed,
-        diagnoses: Diagnoses::of_nobody(),
+        diagnoses: Diagnoses::none(),
     };
     Publisher::new(client, cluster)
 }
 
-/// Publishes what is lost to an API server where the Node is answered so and an earlier run has published a machine, and what
-/// that server was then sent.
+/// Publishes a lost object to an API server that returns this for the Node, with a machine published by an earlier run.
+/// Returns the requests that the server received.
 async fn publish_lost(code: u16, answer: Value) -> (Result<(), kube::Error>, Vec<Value>) {
     let (service, mut api) = mock::pair::<Request<Body>, Response<Body>>();
     let (sent, mut received) = tokio::sync::mpsc::unbounded_channel();
@@ -124,7 +124,7 @@ async fn publish_lost(code: u16, answer: Value) -> (Result<(), kube::Error>, Vec
     (published, all)
 }
 
-/// What an earlier run has published.
+/// The object published by an earlier run.
 fn stored() -> Value {
     let machine = Machine::new(MachineParts {
         gpus: vec![Gpu::default()],
@@ -182,8 +182,8 @@ async fn an_api_server_that_is_away_is_asked_again_but_not_complained_of_each_ti
     let mut publisher = publisher(Client::new(service, "default"));
     publisher.forget();
     publisher.run(shutdown).await;
-    let told = log.of("cannot publish the GpuNode");
-    assert!((1..REFUSALS / 5).contains(&told), "{told} of {REFUSALS}");
+    let logged = log.of("cannot publish the GpuNode");
+    assert!((1..REFUSALS / 5).contains(&logged), "{logged} of {REFUSALS}");
 }
 
 #[test]
@@ -192,6 +192,8 @@ fn nodes_do_not_all_look_at_once() {
         .map(|number| between(&format!("node-{number}").as_str().into()))
         .collect();
     pauses.sort_unstable();
-    assert!(pauses[0] >= LOOK - SPREAD / 2 && pauses[99] <= LOOK + SPREAD / 2);
-    assert!(pauses[90] - pauses[10] > SPREAD / 2);
+    assert!(
+        pauses[0] >= CHECK_INTERVAL - CHECK_SPREAD / 2 && pauses[99] <= CHECK_INTERVAL + CHECK_SPREAD / 2
+    );
+    assert!(pauses[90] - pauses[10] > CHECK_SPREAD / 2);
 }

@@ -98,7 +98,7 @@ fn who_runs_since_before_the_configuration_changed_is_counted_by_the_gpu_it_hold
         deny: vec![Selector::Index(1)],
         ..Config::default()
     };
-    // What was given out as `id`, counted while it is offered by `config`: devices, GPUs.
+    // The counts for an allocated `id` while it is offered by `config`: devices, GPUs.
     let counted = |id: &str, config: &Config| {
         let inventory = offer(&hardware, config);
         let holder = Holder {

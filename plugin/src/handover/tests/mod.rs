@@ -106,7 +106,7 @@ fn asking(name: &str, count: usize) -> Container {
 }
 
 /// A pod named and identified `name`, freshly bound.
-fn pod(name: &str, containers: &[Container]) -> PodSeen {
+fn pod(name: &str, containers: &[Container]) -> ObservedPod {
     let shares: Vec<ContainerGrant> = containers
         .iter()
         .filter_map(|container| {
@@ -124,7 +124,7 @@ fn pod(name: &str, containers: &[Container]) -> PodSeen {
         node: NODE.into(),
         containers: shares,
     };
-    PodSeen {
+    ObservedPod {
         uid: name.into(),
         namespace: "default".into(),
         name: name.into(),
@@ -144,18 +144,18 @@ fn pod(name: &str, containers: &[Container]) -> PodSeen {
 }
 
 /// A pod of one container with this grant.
-fn simple(name: &str, gpus: impl IntoIterator<Item = u8>) -> PodSeen {
+fn simple(name: &str, gpus: impl IntoIterator<Item = u8>) -> ObservedPod {
     pod(name, &[granted("app", gpus)])
 }
 
 /// The same pod once kubelet has admitted it.
-fn started(mut pod: PodSeen) -> PodSeen {
+fn started(mut pod: ObservedPod) -> ObservedPod {
     pod.started = true;
     pod
 }
 
 /// A pod of one container that bypassed the scheduler.
-fn stray(name: &str, count: usize) -> PodSeen {
+fn stray(name: &str, count: usize) -> ObservedPod {
     pod(name, &[asking("app", count)])
 }
 
@@ -169,7 +169,7 @@ fn request(offered: &Devices, must: &Devices, size: usize) -> Request {
 }
 
 impl Handover {
-    /// Kubelet asks, out of patience.
+    /// Kubelet asks, out of wait_for.
     fn ask(&mut self, offered: impl IntoIterator<Item = u8>, size: usize) -> Preference {
         self.ask_with(offered, [], size)
     }
@@ -181,7 +181,7 @@ impl Handover {
         size: usize,
     ) -> Preference {
         let request = request(&set(offered), &set(must), size);
-        let mut answers = self.prefer(&[request], Patience::default()).unwrap();
+        let mut answers = self.prefer(&[request], WaitFor::default()).unwrap();
         assert_eq!(answers.len(), 1);
         answers.remove(0)
     }
@@ -214,7 +214,7 @@ impl Handover {
         self.listed(ticket, Listing(listing), Timestamp::from_second(1).unwrap());
     }
 
-    /// What the account says each pod holds, provenance aside.
+    /// What the status_snapshot says each pod holds, provenance aside.
     fn held_by(&self, pod: &str) -> Devices {
         self.holders()
             .iter()

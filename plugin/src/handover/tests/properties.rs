@@ -1,5 +1,5 @@
 //! Random histories of pods, kubelet and plugin against a model of kubelet: nobody is steered onto what is meant for another
-//! pod, and a restart at any point reaches the same account.
+//! pod, and a restart at any point reaches the same status_snapshot.
 
 use std::collections::VecDeque;
 
@@ -63,14 +63,14 @@ fn disorderly() -> impl Strategy<Value = Action> {
 /// What the watch has to tell.
 #[derive(Debug, Clone)]
 enum Event {
-    Seen(PodSeen),
+    Seen(ObservedPod),
     Gone { uid: PodUid, finished: bool },
 }
 
 /// A pod in the API server and in kubelet.
 #[derive(Debug, Clone)]
 struct Live {
-    seen: PodSeen,
+    seen: ObservedPod,
     init: usize,
     app: usize,
     granted: Option<Devices>,
@@ -239,7 +239,7 @@ impl World {
                     return Ok(());
                 }
                 let ask = request(&offered, &reusable, count);
-                let answer = self.plugin.prefer(&[ask], Patience::default()).unwrap().remove(0);
+                let answer = self.plugin.prefer(&[ask], WaitFor::default()).unwrap().remove(0);
                 self.check(&live, count, &offered, &answer)?;
                 answer.devices
             };
@@ -370,7 +370,7 @@ impl World {
 
     fn list(&mut self) {
         let truth = self.truth();
-        tell(&mut self.plugin, &truth);
+        report(&mut self.plugin, &truth);
     }
 
     fn restart_plugin(&mut self) -> Result<(), TestCaseError> {
@@ -382,17 +382,17 @@ impl World {
         plugin.table(Some(Arc::new(Table::build(&inventory.machine))));
         plugin.sync(self.pods.values().map(|pod| pod.seen.clone()).collect());
         plugin.adopt(&published);
-        // The old one hears what the new one is told; what it cannot attribute it forgets after two lists.
+        // The old one hears what the new one is reported; what it cannot attribute it forgets after two lists.
         self.list();
         self.list();
-        let before = account(&self.plugin);
+        let before = status_snapshot(&self.plugin);
         self.plugin = plugin;
         self.look();
         self.list();
         // Where the watch was late, only the next list tells whose a set was: a restart before it forgets what an init container
         // got instead of its grant.
         if self.orderly {
-            prop_assert_eq!(account(&self.plugin), before);
+            prop_assert_eq!(status_snapshot(&self.plugin), before);
         }
         self.check_account()
     }
@@ -401,9 +401,9 @@ impl World {
     fn check_account(&mut self) -> Result<(), TestCaseError> {
         self.deliver();
         self.list();
-        let account = account(&self.plugin);
+        let status_snapshot = status_snapshot(&self.plugin);
         for pod in self.pods.values().filter(|pod| pod.admitted) {
-            let known = account
+            let known = status_snapshot
                 .get(&(pod.seen.uid.clone(), false))
                 .cloned()
                 .unwrap_or_default();
@@ -418,7 +418,10 @@ impl World {
         }
         // Of a pod that was force-deleted before any list showed it, a late watch leaves no trace.
         for (uid, devices) in self.zombies.iter().filter(|_| self.orderly) {
-            let known = account.get(&(uid.clone(), true)).cloned().unwrap_or_default();
+            let known = status_snapshot
+                .get(&(uid.clone(), true))
+                .cloned()
+                .unwrap_or_default();
             prop_assert!(
                 devices.is_subset(&known),
                 "{} still uses {:?}, known is {:?}",
@@ -431,7 +434,7 @@ impl World {
     }
 }
 
-fn tell(plugin: &mut Handover, truth: &[(String, Devices)]) {
+fn report(plugin: &mut Handover, truth: &[(String, Devices)]) {
     let holdings: Vec<(&str, &str, Devices)> = truth
         .iter()
         .map(|(pod, devices)| (pod.as_str(), "app", devices.clone()))
@@ -440,16 +443,16 @@ fn tell(plugin: &mut Handover, truth: &[(String, Devices)]) {
 }
 
 /// Who holds what, and whether in quarantine.
-fn account(plugin: &Handover) -> BTreeMap<(PodUid, bool), Devices> {
-    let mut account: BTreeMap<(PodUid, bool), Devices> = BTreeMap::new();
+fn status_snapshot(plugin: &Handover) -> BTreeMap<(PodUid, bool), Devices> {
+    let mut status_snapshot: BTreeMap<(PodUid, bool), Devices> = BTreeMap::new();
     for holder in plugin.holders() {
         let uid = holder.uid.clone().unwrap_or_else(|| PodUid::from(""));
-        account
+        status_snapshot
             .entry((uid, holder.state == HolderState::Quarantined))
             .or_default()
             .extend(holder.devices);
     }
-    account
+    status_snapshot
 }
 
 /// Any `count` of `from`, as `pick` says.
@@ -480,7 +483,7 @@ proptest! {
         prop_assert_eq!(world.plugin.deviations_total(), 0);
     }
 
-    /// Where it does not, nobody is steered to what is meant for a pod that still waits, and the account follows the truth.
+    /// Where it does not, nobody is steered to what is meant for a pod that still waits, and the status_snapshot follows the truth.
     #[test]
     fn a_late_watch_steers_nobody_to_a_waiting_pods_grant(actions in prop::collection::vec(disorderly(), 1..40)) {
         let mut world = World::new(false);

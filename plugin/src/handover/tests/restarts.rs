@@ -3,7 +3,7 @@
 use super::*;
 
 /// A plugin that starts anew on this node.
-fn restarted(pods: Vec<PodSeen>, holdings: &[(&str, &str, Devices)], published: &[Holder]) -> Handover {
+fn restarted(pods: Vec<ObservedPod>, holdings: &[(&str, &str, Devices)], published: &[Holder]) -> Handover {
     let mut handover = Handover::new(NODE.into());
     let inventory = inventory(8);
     handover.inventory(&inventory);

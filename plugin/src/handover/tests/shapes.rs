@@ -61,7 +61,7 @@ fn names(devices: &[&str]) -> Devices {
 }
 
 fn answer(node: &mut Handover, request: Request) -> Devices {
-    node.prefer(&[request], Patience::default())
+    node.prefer(&[request], WaitFor::default())
         .unwrap()
         .remove(0)
         .devices
@@ -162,7 +162,7 @@ fn what_kubelet_lists_by_a_former_name_is_in_use() {
             .all(|device| !device.as_str().starts_with("GPU-0::") && !device.as_str().starts_with("GPU-1::")),
         "{chosen:?}"
     );
-    assert_eq!(node.holders().len(), 1, "and the account has it");
+    assert_eq!(node.holders().len(), 1, "and the status_snapshot has it");
 }
 
 #[test]

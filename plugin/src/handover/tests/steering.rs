@@ -19,7 +19,7 @@ fn the_oldest_grant_of_the_asked_size_is_the_asking_pods() {
 #[test]
 fn a_pod_that_the_watch_is_about_to_show_is_waited_for() {
     let mut node = node();
-    let patient = Patience {
+    let patient = WaitFor {
         pods: true,
         table: true,
     };
@@ -39,7 +39,7 @@ fn a_stray_pod_is_not_waited_for_and_kept_off_grants() {
     node.seen(simple("planned", [0, 1]));
     node.seen(simple("younger", [2, 3]));
     node.seen(stray("stray", 1));
-    let patient = Patience {
+    let patient = WaitFor {
         pods: true,
         table: true,
     };
@@ -60,7 +60,7 @@ fn a_stray_pod_of_equal_size_is_told_apart_by_its_place() {
     assert!(strays.is_disjoint(&set([0, 1])), "{strays:?}");
     let rest = &set(0..8) - &strays;
     let ask = node
-        .prefer(&[request(&rest, &set([]), 2)], Patience::default())
+        .prefer(&[request(&rest, &set([]), 2)], WaitFor::default())
         .unwrap();
     assert_eq!(ask[0].devices, set([0, 1]));
 }
@@ -213,7 +213,7 @@ fn forged_grants_are_refused_once_and_their_pods_kept_off_real_ones() {
     overlapping: device GPU-1 belongs to the grant of pod real
     imagined: device GPU-10 of nvidia.com/gpu is not on this node
     foreign: grant was decided for pod someone, this is foreign
-    wide: the grant and the pod disagree on container "app": 2 of nvidia.com/gpu granted, 1 asked
+    wide: the grant does not match container "app": 2 of nvidia.com/gpu granted, 1 requested
     garbage: grant is not readable: EOF while parsing an object at line 1 column 1
     "#);
     node.list(&[]);

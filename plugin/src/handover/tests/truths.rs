@@ -32,7 +32,7 @@ fn a_pod_whose_set_another_took_gets_the_other_ones() {
     node.seen(simple("rejected", [0, 1]));
     node.seen(simple("b", [2, 3]));
     node.seen(simple("c", [4, 5]));
-    // Kubelet rejected the first pod, which the watch has not told yet: b gets its set.
+    // Kubelet rejected the first pod, which the watch has not reported yet: b gets its set.
     assert_eq!(node.admit(0..8, 2), set([0, 1]));
     node.list(&[("b", "app", set([0, 1]))]);
     node.gone(&"rejected".into(), true);
@@ -66,7 +66,7 @@ fn a_late_grant_whose_pod_got_something_else_is_not_offered_to_others() {
     assert_eq!(node.deviations_total(), 1);
     let left = &set(0..8) - &taken;
     let answer = node
-        .prefer(&[request(&left, &set([]), 2)], Patience::default())
+        .prefer(&[request(&left, &set([]), 2)], WaitFor::default())
         .unwrap()
         .remove(0);
     assert_eq!(answer.basis, Basis::Unknown);
@@ -96,7 +96,7 @@ fn holders_become_known_by_the_truth() {
 }
 
 /// A pod of the same name as `name`, with another UID.
-fn successor(name: &str, gpus: impl IntoIterator<Item = u8>) -> PodSeen {
+fn successor(name: &str, gpus: impl IntoIterator<Item = u8>) -> ObservedPod {
     let mut pod = simple(name, gpus);
     let uid = format!("{name}-2");
     pod.grant = pod
@@ -179,9 +179,9 @@ fn a_list_that_comes_before_the_devices_are_known_is_kept_until_then() {
     let mut node = Handover::new(NODE.into());
     node.sync(vec![started(simple("a", [0, 1]))]);
     node.list(&[("a", "app", set([2, 3])), ("static", "app", set([4]))]);
-    assert!(!node.is_told());
+    assert!(!node.has_listing());
     node.inventory(&inventory(8));
-    assert!(node.is_told());
+    assert!(node.has_listing());
     assert_eq!(node.held_by("a"), set([2, 3]));
     assert_eq!(node.held_by("static"), set([4]));
 }
@@ -189,9 +189,9 @@ fn a_list_that_comes_before_the_devices_are_known_is_kept_until_then() {
 #[test]
 fn devices_alone_tell_nothing_of_holders() {
     let mut node = node();
-    assert!(!node.is_told());
+    assert!(!node.has_listing());
     node.list(&[]);
-    assert!(node.is_told());
+    assert!(node.has_listing());
 }
 
 #[test]

@@ -24,7 +24,7 @@ async fn ask(handover: &SharedHandover, size: usize) -> (Devices, Duration) {
     (answers.remove(0), began.elapsed())
 }
 
-fn show_later(handover: &Arc<SharedHandover>, pod: PodSeen, delay: Duration) {
+fn show_later(handover: &Arc<SharedHandover>, pod: ObservedPod, delay: Duration) {
     let handover = Arc::clone(handover);
     tokio::spawn(async move {
         sleep(delay).await;

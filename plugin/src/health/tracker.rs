@@ -1,5 +1,5 @@
-//! The record of what is wrong with each GPU and with NVML as a whole. Pure bookkeeping: what happened comes in, health with a
-//! reason comes out, and equal records give equal reasons. A fault leaves the record only with a proof.
+//! Tracks the faults of each GPU and of NVML. Pure: events come in, health with a reason comes out, and equal
+//! state gives equal reasons. A fault is cleared only on evidence of recovery.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -11,40 +11,45 @@ use super::cause::{Cause, Ended, Loss, Outage, OutageKind, Proof, Trouble};
 use super::fault::Part;
 use super::{Class, Extent, Fault, HealthChecks, Table, Vitals};
 
-/// What is wrong, by GPU and as a whole.
+/// The faults and problems of all GPUs and of NVML.
 #[derive(Debug, Clone, Default)]
-pub struct Book {
+pub struct HealthTracker {
     gpus: BTreeMap<GpuUuid, Record>,
     outage: Option<Outage>,
-    /// Whether the driver has been gone since NVML worked last.
+    /// Whether the driver has been gone since NVML last worked.
     was_gone: bool,
-    /// Faults that ended since they were last asked for.
+    /// Faults cleared since [`HealthTracker::take_ended`].
     ended: Vec<Ended>,
 }
 
-/// What is wrong with one GPU.
+/// State of one GPU.
 #[derive(Debug, Clone, Default)]
 struct Record {
-    /// By extent; on equal extents the worst class, and of equals the first, so that the reason does not flap.
+    /// By extent. For an equal extent the worst class stands, then the first fault, so that the reason does not
+    /// flap.
     faults: BTreeMap<Extent, Fault>,
     lost: Option<Loss>,
-    /// What it last said, of each thing when it was last asked with success.
+    /// The latest successful reading of each value.
     vitals: Option<Vitals>,
     complaints: Vec<(Cause, String)>,
-    /// Most NVLinks seen up since the daemon started, the driver was loaded anew, or a person lifted the quarantine.
+    /// Most NVLinks seen up since the daemon started, the driver was reloaded, or the operator lifted the
+    /// quarantine.
     links: u8,
     /// NVLinks up at the last reading.
     links_now: u8,
-    /// A link's Xid for which the driver asks nothing, and how many readings may still show that links went down with it.
+    /// A link Xid without a recovery action of the driver, and the remaining readings that may show that links
+    /// went down with it.
     suspect: Option<(Fault, u8)>,
 }
 
-/// Readings that are held against a link's Xid: the one that it causes, and one more, should NVML be late to show a link down.
+/// Readings after a link Xid that are checked for links that went down: the reading triggered by the Xid, and
+/// one more in case NVML is late.
 const READINGS: u8 = 2;
 
-impl Book {
-    /// Records a fault. Of several on the same part of a GPU the worst class stands, and of equals the first. True: this one stands.
-    pub fn fault(&mut self, gpu: &GpuUuid, mut fault: Fault) -> bool {
+impl HealthTracker {
+    /// Records a fault. For an equal part of a GPU the worst class stands, then the first fault. True if
+    /// `fault` stands.
+    pub fn record_fault(&mut self, gpu: &GpuUuid, mut fault: Fault) -> bool {
         let record = self.gpus.entry(gpu.clone()).or_default();
         if let Some(vitals) = &record.vitals {
             vitals.add_to(&mut fault.evidence);
@@ -57,22 +62,23 @@ impl Book {
         stands
     }
 
-    /// Records a link's Xid that is a fault only if links went down with it, which the next readings show. Of several the first stands.
-    pub fn suspect(&mut self, gpu: &GpuUuid, fault: Fault) {
+    /// Records a link Xid that is a fault only if the next readings show links down. The first of several
+    /// stands.
+    pub fn record_suspect(&mut self, gpu: &GpuUuid, fault: Fault) {
         let record = self.gpus.entry(gpu.clone()).or_default();
         let first = record.suspect.take().map_or(fault, |(first, _)| first);
         record.suspect = Some((first, READINGS));
     }
 
-    /// Whether a GPU's driver tells what it asks for to bring the GPU back, as those from 560 on do.
-    pub fn tells_wishes(&self, gpu: &GpuUuid) -> bool {
+    /// Whether the GPU's driver reports recovery actions (560 and later).
+    pub fn reports_recovery_action(&self, gpu: &GpuUuid) -> bool {
         let vitals = self.gpus.get(gpu).and_then(|record| record.vitals);
         vitals.is_some_and(|vitals| vitals.action.is_some())
     }
 
-    /// Records what the GPU said when a fault had just begun. What it had said last may be from before a reset, which would prove this
-    /// fault over at once.
-    pub fn begins(&mut self, gpu: &GpuUuid, extent: Extent, vitals: &Vitals) {
+    /// Sets the vitals read just after the beginning of a fault. Earlier vitals may be from before a reset, and
+    /// would clear the fault at once.
+    pub fn set_initial_evidence(&mut self, gpu: &GpuUuid, extent: Extent, vitals: &Vitals) {
         let record = self.gpus.get_mut(gpu);
         if let Some(fault) = record.and_then(|record| record.faults.get_mut(&extent)) {
             fault.evidence = FaultEvidence::default();
@@ -80,20 +86,21 @@ impl Book {
         }
     }
 
-    /// Records in which MIG device a fault is: in another one than was known when it began.
-    pub fn is_in(&mut self, gpu: &GpuUuid, extent: Extent, mig_device: &str) {
+    /// Sets the MIG device of a fault, if it differs from the one known when the fault began.
+    pub fn set_mig_device(&mut self, gpu: &GpuUuid, extent: Extent, mig_device: &str) {
         let record = self.gpus.get_mut(gpu);
         if let Some(fault) = record.and_then(|record| record.faults.get_mut(&extent)) {
             fault.mig_device = Some(mig_device.to_owned());
         }
     }
 
-    /// Takes in the faults that an earlier run recorded in the same boot; those of another boot are over. Each counts as its Xid would
-    /// count now, by `table` and `checks`: the class that is stored may be due to a setting of then, and holds only for an Xid that
-    /// `table` does not have. What is known of the GPUs now is held against them at once.
+    /// Adopts the faults that an earlier run stored in the same boot; faults of another boot are cleared. Each
+    /// fault is judged by `table` and `checks` again, because its stored class may be due to an old setting;
+    /// the stored class counts only for an Xid that `table` does not have. Known vitals may clear a fault at
+    /// once.
     pub fn adopt(&mut self, stored: Vec<GpuFault>, boot_id: &str, table: &Table, checks: &HealthChecks) {
         for one in stored {
-            // Without a boot id nobody can tell: then they stand.
+            // Without a boot id the faults stand.
             let rebooted = !boot_id.is_empty() && !one.boot_id.is_empty() && one.boot_id != boot_id;
             let Some((gpu, fault)) = Fault::read(one) else {
                 continue;
@@ -103,13 +110,14 @@ impl Book {
                 continue;
             }
             let class = match (table.get(fault.xid), fault.class) {
-                // What made it a fault is not in the table: that links went down, or that the driver says nothing.
+                // The class was raised for a reason outside the table: links went down, or the driver reports
+                // no recovery actions.
                 (Some(xid), Class::Link { reset: true }) if xid.class.touches_links() => fault.class,
                 (Some(xid), _) => xid.class,
                 (None, stored) => stored,
             };
             let judged = checks.judge(fault.xid, class);
-            // Disabled since, or enabled no longer: an operator's way to end it.
+            // Disabled, or no longer enabled: the operator ended it.
             let Some(class) = judged.filter(|class| class.is_unhealthy()) else {
                 self.end(&gpu, &fault, Proof::Lifted);
                 continue;
@@ -124,7 +132,7 @@ impl Book {
             }
             let known = record.faults.get(&fault.extent);
             if known.is_none_or(|known| known.class < class) {
-                // A reset before the newer fault proves neither over.
+                // A reset before the newer fault clears neither.
                 let evidence = known.map_or(fault.evidence, |known| known.evidence);
                 let fault = Fault {
                     class,
@@ -139,30 +147,30 @@ impl Book {
         }
     }
 
-    /// Records that a GPU cannot be reached. The first reason stands while it is out of reach.
-    pub fn lost(&mut self, gpu: &GpuUuid, loss: Loss) {
+    /// Records that a GPU cannot be reached. The first reason stands until it is reachable again.
+    pub fn record_loss(&mut self, gpu: &GpuUuid, loss: Loss) {
         let record = self.gpus.entry(gpu.clone()).or_default();
         match &mut record.lost {
             Some(known) => known.off_bus |= loss.off_bus,
             None => record.lost = Some(loss),
         }
-        // What it said last no longer holds, and what it says next may prove a reset only against the faults' evidence.
+        // Old vitals are invalid, and new ones can prove a reset only by the evidence of the faults.
         record.vitals = None;
         record.complaints.clear();
     }
 
-    /// Records that a GPU answers. If it was off the bus, it has been reset meanwhile: what was wrong before is over.
-    pub fn answers(&mut self, gpu: &GpuUuid) {
+    /// Records that a GPU responds. If it was off the bus, it has been reset, and its faults are cleared.
+    pub fn record_response(&mut self, gpu: &GpuUuid) {
         let Some(record) = self.gpus.get_mut(gpu) else {
             return;
         };
         if record.lost.take().is_some_and(|loss| loss.off_bus) {
-            self.end_where(gpu, Proof::Answers, |_| true);
+            self.end_where(gpu, Proof::Responds, |_| true);
         }
     }
 
-    /// Records what a GPU says of its state, and ends the faults that this proves to be over.
-    pub fn vitals(&mut self, gpu: &GpuUuid, vitals: Vitals, checks: &HealthChecks) {
+    /// Records the vitals of a GPU, and clears the faults that they prove to be over.
+    pub fn record_vitals(&mut self, gpu: &GpuUuid, vitals: Vitals, checks: &HealthChecks) {
         let record = self.gpus.entry(gpu.clone()).or_default();
         let known = vitals.over(record.vitals.as_ref());
         record.vitals = Some(known);
@@ -170,16 +178,16 @@ impl Book {
         self.examine(gpu, vitals, known);
     }
 
-    /// Records how many NVLinks of a GPU are up. Fewer than before make a fault of a link's Xid; it is over once those that were up
-    /// before are up again.
-    pub fn links(&mut self, gpu: &GpuUuid, up: u8) {
+    /// Records how many NVLinks of a GPU are up. Fewer than before turn a suspect link Xid into a fault, which
+    /// is cleared once as many links are up again.
+    pub fn record_links(&mut self, gpu: &GpuUuid, up: u8) {
         let record = self.gpus.entry(gpu.clone()).or_default();
         record.links = record.links.max(up);
         record.links_now = up;
         let most = record.links;
         match record.suspect.take() {
             Some((fault, _)) if up < most => {
-                self.fault(gpu, fault);
+                self.record_fault(gpu, fault);
             }
             Some((fault, readings)) if readings > 1 => record.suspect = Some((fault, readings - 1)),
             _ => {}
@@ -196,40 +204,42 @@ impl Book {
         });
     }
 
-    /// Records how a GPU is cut. A fault of a MIG instance that is gone is over with it.
-    pub fn cut(&mut self, gpu: &GpuUuid, mig: Option<&Mig>) {
+    /// Records the MIG layout of a GPU. Faults of removed MIG instances are cleared.
+    pub fn record_mig_layout(&mut self, gpu: &GpuUuid, mig: Option<&Mig>) {
         self.end_where(gpu, Proof::InstanceGone, |fault| {
             !fault.extent.is_there(mig, fault.mig_device.as_deref())
         });
     }
 
-    /// Ends the quarantine of GPUs for which `chosen` holds, because a person says so.
+    /// Ends the quarantine of GPUs for which `chosen` holds, as the operator requested.
     pub fn lift(&mut self, chosen: impl Fn(&GpuUuid) -> bool) {
         let gpus: Vec<GpuUuid> = self.gpus.keys().filter(|gpu| chosen(gpu)).cloned().collect();
         for gpu in gpus {
             self.end_where(&gpu, Proof::Lifted, |_| true);
-            // Who lets a GPU go on with fewer links does so for good: another Xid alone does not count them again.
+            // An operator who accepts a GPU with fewer links does so for good: a later Xid does not count the
+            // missing links again.
             if let Some(record) = self.gpus.get_mut(&gpu) {
                 record.links = record.links_now;
             }
         }
     }
 
-    /// Records that nothing can be known. The latest reason is the one to act on: a driver that is back under an NVML that fails is not
-    /// gone. That it was gone still proves a reset once NVML works.
-    pub fn outage(&mut self, outage: Outage) {
+    /// Records that NVML fails. The latest reason stands: with the driver back but NVML failing, the driver is
+    /// not gone. The earlier absence of the driver still proves a reset once NVML works.
+    pub fn record_outage(&mut self, outage: Outage) {
         self.was_gone |= outage.kind == OutageKind::DriverGone;
         self.outage = Some(outage);
     }
 
-    /// Why nothing can be known now.
-    pub fn outage_now(&self) -> Option<&Outage> {
+    /// Why NVML fails now.
+    pub fn outage(&self) -> Option<&Outage> {
         self.outage.as_ref()
     }
 
-    /// Records that NVML answers, and, if `hears`, that it can be waited for: only then does it work again after it failed. If the
-    /// driver was gone, every GPU has been reset; those that do not answer are recorded next. True: it was.
-    pub fn works(&mut self, hears: bool) -> bool {
+    /// Records that a reading succeeded. If `events_work`, waiting for events does too, and only then does NVML
+    /// count as working. If the driver was gone, every GPU has been reset; unreachable GPUs are recorded
+    /// afterwards. True if the driver was gone.
+    pub fn record_recovery(&mut self, hears: bool) -> bool {
         let reloaded = std::mem::take(&mut self.was_gone);
         if reloaded || hears {
             self.outage = None;
@@ -240,16 +250,16 @@ impl Book {
             }
             for record in self.gpus.values_mut() {
                 record.lost = None;
-                // Said before the reset.
+                // Read before the reset.
                 record.vitals = None;
-                // What a link led to may have been taken out.
+                // The peer of a link may have been removed.
                 record.links = 0;
             }
         }
         reloaded
     }
 
-    /// Whether a part of a GPU may be given out, and if not, why.
+    /// Whether a part of a GPU may be allocated, and if not, why.
     pub fn health(&self, gpu: &GpuUuid, part: Part) -> DeviceHealth {
         let worst = match &self.outage {
             Some(outage) => Some(outage.reason.clone()),
@@ -264,7 +274,7 @@ impl Book {
         }
     }
 
-    /// Everything that is wrong with these GPUs, by GPU and extent.
+    /// All problems of these GPUs, by GPU and extent.
     pub fn troubles<'a>(&self, gpus: impl Iterator<Item = &'a GpuUuid>) -> Vec<Trouble> {
         let trouble = |gpu: &GpuUuid, extent, cause, reason: &str| Trouble {
             gpu: gpu.clone().into(),
@@ -285,7 +295,7 @@ impl Book {
         .collect()
     }
 
-    /// The faults as they are to be stored, by GPU and extent.
+    /// The faults in stored form, by GPU and extent.
     pub fn faults(&self, boot_id: &str) -> Vec<GpuFault> {
         self.gpus
             .iter()
@@ -300,12 +310,12 @@ impl Book {
             .map(|(gpu, _)| gpu)
     }
 
-    /// Faults that ended since this was last asked.
-    pub fn ended(&mut self) -> Vec<Ended> {
+    /// Returns the faults cleared since the last call.
+    pub fn take_ended(&mut self) -> Vec<Ended> {
         std::mem::take(&mut self.ended)
     }
 
-    /// Holds what a GPU says against its faults, and what is `known` of it besides.
+    /// Checks vitals against the faults of a GPU. `known` has the latest known values in addition.
     fn examine(&mut self, gpu: &GpuUuid, vitals: Vitals, known: Vitals) {
         let Some(record) = self.gpus.get_mut(gpu) else {
             return;
@@ -347,7 +357,7 @@ impl Book {
 }
 
 impl Record {
-    /// What is wrong, faults first.
+    /// The problems, faults first.
     fn troubles(&self) -> impl Iterator<Item = (Extent, Cause, Cow<'_, str>)> {
         let faults = self.faults.values();
         let faults = faults.map(|fault| (fault.extent, Cause::Xid(fault.class), self.reason(fault)));
@@ -360,7 +370,7 @@ impl Record {
         faults.chain(lost).chain(complaints)
     }
 
-    /// The reason of a fault, with the links that are down since a link's.
+    /// The reason of a fault, with the number of links that are down for a link fault.
     fn reason<'a>(&self, fault: &'a Fault) -> Cow<'a, str> {
         match fault.evidence.links_before {
             Some(before) if fault.class.touches_links() && self.links_now < before => Cow::from(format!(
@@ -373,7 +383,7 @@ impl Record {
     }
 }
 
-/// The reason of the worst cause, and of equals the first.
+/// The reason of the worst cause; the first one of equals.
 fn worst<'a>(troubles: impl Iterator<Item = (Extent, Cause, Cow<'a, str>)>) -> Option<Cow<'a, str>> {
     let mut worst: Option<(Cause, Cow<'_, str>)> = None;
     for (_, cause, reason) in troubles {
@@ -385,5 +395,5 @@ fn worst<'a>(troubles: impl Iterator<Item = (Extent, Cause, Cow<'a, str>)>) -> O
 }
 
 #[cfg(test)]
-#[path = "book_tests.rs"]
+#[path = "tracker_tests.rs"]
 mod tests;

@@ -1,5 +1,5 @@
-//! Where GPU instances lie, worked out where NVML does not tell: from the numbers that the driver gives them, else from their sizes.
-//! Pure.
+//! Derives the placements of GPU instances that NVML does not return: from the driver's instance ids, otherwise
+//! from sizes. Pure.
 
 use std::collections::BTreeMap;
 
@@ -10,8 +10,8 @@ use gantry_topology::mig::Product;
 use super::whole;
 use crate::nvml::Placement;
 
-/// Where instances lie by the numbers that the driver gives them, on a product whose profiles are known; `None` if that does not
-/// make sense.
+/// Placements derived from the driver's instance ids, on a product with known profiles; `None` if they are
+/// inconsistent.
 pub(super) fn by_numbers(
     product: Option<&Product>,
     instances: &BTreeMap<u32, Vec<ComputeInstance>>,
@@ -33,7 +33,7 @@ pub(super) fn by_numbers(
     fits(places.values()).then_some(places)
 }
 
-/// Whether instances lie on the GPU and beside each other.
+/// Whether all placements are on the GPU and do not overlap.
 pub(super) fn fits<'a>(places: impl Iterator<Item = &'a Placement>) -> bool {
     let mut taken = [false; MAX_MEMORY_UNITS as usize];
     for place in places {
@@ -46,10 +46,11 @@ pub(super) fn fits<'a>(places: impl Iterator<Item = &'a Placement>) -> bool {
     true
 }
 
-/// Memory units on most GPUs that can be cut. Where there are fewer (4 on an A30) a guess in eighths keeps the proportions.
+/// Memory units of most GPUs with MIG. On GPUs with fewer (4 on an A30) a guess in eighths keeps the
+/// proportions.
 pub(super) const EIGHTHS: u64 = 8;
 
-/// How many eighths of the GPU's memory an instance has, rounded up, for the driver keeps a little of each for itself.
+/// Memory of an instance in eighths of the GPU's, rounded up, because the driver reserves a little of each.
 pub(super) fn units(instance_mib: Option<u64>, gpu_mib: Option<u64>) -> u32 {
     match (instance_mib, gpu_mib) {
         (Some(instance), Some(gpu)) if gpu > 0 => {
@@ -59,8 +60,8 @@ pub(super) fn units(instance_mib: Option<u64>, gpu_mib: Option<u64>) -> u32 {
     }
 }
 
-/// Lays instances beside each other, the largest first and each at a multiple of its size, as the driver does. An instance for
-/// which there is no room gets no place.
+/// Places instances side by side, the largest first and each at a multiple of its size, like the driver. An
+/// instance that does not fit gets no placement.
 pub(super) fn lay_out(sizes: impl Iterator<Item = (u32, u32)>) -> BTreeMap<u32, Placement> {
     let mut sizes: Vec<(u32, u32)> = sizes.collect();
     sizes.sort_by_key(|(id, size)| (std::cmp::Reverse(*size), *id));
@@ -83,7 +84,7 @@ mod tests {
 
     #[test]
     fn instances_of_unknown_place_are_laid_beside_each_other() {
-        // 3g, 2g and two 1g of an A100, as the driver would lay them for these sizes.
+        // 3g, 2g and two 1g of an A100, placed as the driver does.
         let places = lay_out([(1, 4), (5, 2), (9, 1), (10, 1)].into_iter());
         let starts: Vec<(u32, u32)> = places.iter().map(|(id, place)| (*id, place.start)).collect();
         assert_eq!(starts, [(1, 0), (5, 4), (9, 6), (10, 7)]);
@@ -94,7 +95,7 @@ mod tests {
 
     #[test]
     fn the_drivers_numbers_tell_where_instances_lie() {
-        // From nvidia-smi mig -lgi on an A100 of 40 GB: a 3g at the end, a 2g at the start, a 1g beside it.
+        // From nvidia-smi mig -lgi on an A100 40 GB: a 3g at the end, a 2g at the start, a 1g between them.
         let instance = |id: u32, profile: &str| {
             let compute = ComputeInstance {
                 id: 0,
@@ -104,7 +105,7 @@ mod tests {
             };
             (id, vec![compute])
         };
-        let cut = BTreeMap::from([
+        let layout = BTreeMap::from([
             instance(2, "1c.3g.20gb"),
             instance(3, "2g.10gb"),
             instance(9, "1g.5gb"),
@@ -113,12 +114,12 @@ mod tests {
             model: Some("NVIDIA A100-SXM4-40GB"),
             memory_mib: Some(40_960),
         };
-        let places = by_numbers(a100.product().as_ref(), &cut).unwrap();
+        let places = by_numbers(a100.product().as_ref(), &layout).unwrap();
         let places: Vec<_> = places.values().map(|place| (place.start, place.size)).collect();
         assert_eq!(places, [(4, 4), (0, 2), (2, 1)]);
         let odd = BTreeMap::from([instance(40, "1g.5gb")]);
         assert_eq!(by_numbers(a100.product().as_ref(), &odd), None);
-        assert_eq!(by_numbers(None, &cut), None);
+        assert_eq!(by_numbers(None, &layout), None);
     }
 
     #[test]

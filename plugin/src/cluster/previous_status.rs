@@ -1,4 +1,5 @@
-//! What an earlier run of this plugin published, for what must outlive it: holders and faults. Read, and judged elsewhere.
+//! Reads the status that an earlier run of this plugin published: its holders and faults must survive a restart. Other
+//! modules judge it.
 
 use gantry_api::{GpuFault, GpuNode, Holder, NodeName};
 use kube::api::{ApiResource, DynamicObject};
@@ -10,18 +11,19 @@ use tracing::warn;
 
 use super::Pauses;
 
-/// For how long a refusal may be that of an API server which has just started: it answers before it knows who may do what.
-const STARTING: Duration = Duration::from_secs(15);
+/// How long a refusal may come from an API server that has just started and does not know the permissions yet.
+const STARTUP: Duration = Duration::from_secs(15);
 
-/// What must outlive a run of the plugin.
+/// State that survives a restart of the plugin.
 #[derive(Debug, Default, PartialEq)]
-pub(super) struct Account {
+pub(super) struct PreviousStatus {
     pub(super) holders: Vec<Holder>,
     pub(super) faults: Vec<GpuFault>,
 }
 
-impl Account {
-    /// Reads what this version understands: one entry that it does not, of a later version or edited by hand, must hide no other.
+impl PreviousStatus {
+    /// Reads the entries that this version understands: an unknown entry, written by a later version or by hand, must
+    /// not hide the others.
     fn of(node: &DynamicObject) -> Self {
         Self {
             holders: entries(&node.data["status"]["holders"], "holder"),
@@ -36,40 +38,40 @@ fn entries<T: DeserializeOwned>(list: &Value, what: &str) -> Vec<T> {
         .filter_map(|entry| {
             T::deserialize(entry)
                 .inspect_err(
-                    |error| warn!(%error, %entry, "a {what} that an earlier run published is not understood"),
+                    |error| warn!(%error, %entry, "cannot parse a {what} published by an earlier run; skipping it"),
                 )
                 .ok()
         })
         .collect()
 }
 
-/// The `GpuNode`s as the API server has them: none is refused because another version wrote it.
+/// `GpuNode`s as untyped objects, so that one written by another version can be read.
 pub(super) fn objects(client: Client) -> Api<DynamicObject> {
     Api::all_with(client, &ApiResource::erase::<GpuNode>(&()))
 }
 
-/// The last account of this node. Asked for until the API server answers, and each time that it does not `failed` is told.
-pub(super) async fn account(
+/// The last status of this node. Retried until the API server responds; `failed` is called after each failure.
+pub(super) async fn read(
     client: &Client,
     node: &NodeName,
     mut failed: impl FnMut(&kube::Error),
-) -> Option<Account> {
+) -> Option<PreviousStatus> {
     let api = objects(client.clone());
     let mut pauses = Pauses::default();
     let mut forbidden_since = None;
     loop {
         match api.get_opt(node.as_str()).await {
-            Ok(node) => return node.map(|node| Account::of(&node)),
-            // What is forbidden for longer than a start takes stays so. Anything else (too many requests, a token that is not known yet)
-            // may pass; to go on without knowing would wipe it all out with the next account.
+            Ok(node) => return node.map(|node| PreviousStatus::of(&node)),
+            // A refusal that lasts longer than a start is permanent. Any other failure (too many requests, an unknown
+            // token) may pass: to continue without the old status would overwrite it.
             Err(kube::Error::Api(status))
                 if status.code == 403
-                    && forbidden_since.get_or_insert_with(Instant::now).elapsed() >= STARTING =>
+                    && forbidden_since.get_or_insert_with(Instant::now).elapsed() >= STARTUP =>
             {
                 warn!(
                     status = status.code,
                     message = status.message,
-                    "cannot read the own GpuNode; holders and faults that an earlier run saw are not known"
+                    "cannot read the GpuNode of this node; holders and faults of an earlier run are unknown"
                 );
                 return None;
             }
@@ -92,8 +94,8 @@ mod tests {
     use super::*;
     use crate::inventory::Inventory;
 
-    /// What is read of an API server that answers with these, one after the other, and how often it failed.
-    async fn read(answers: Vec<(u16, Value)>) -> (Option<Account>, usize) {
+    /// The result with an API server that responds with these in order, and the number of failures.
+    async fn read_from(answers: Vec<(u16, Value)>) -> (Option<PreviousStatus>, usize) {
         let (service, mut handle) = mock::pair::<Request<Body>, Response<Body>>();
         tokio::spawn(async move {
             for (code, answer) in answers {
@@ -104,7 +106,7 @@ mod tests {
         });
         let mut failures = 0;
         let client = Client::new(service, "default");
-        let read = account(&client, &"node-1".into(), |_| failures += 1).await;
+        let read = read(&client, &"node-1".into(), |_| failures += 1).await;
         (read, failures)
     }
 
@@ -119,14 +121,14 @@ mod tests {
         let mut found = GpuNode::new("node-1", GpuNodeSpec { machine });
         found.status = Some(GpuNodeStatus::default());
         let found = serde_json::to_value(found).unwrap();
-        let (read, failures) = read(vec![
+        let (read, failures) = read_from(vec![
             refusal(429, "TooManyRequests"),
             refusal(401, "Unauthorized"),
             refusal(503, "ServiceUnavailable"),
             (200, found),
         ])
         .await;
-        assert_eq!((read, failures), (Some(Account::default()), 3));
+        assert_eq!((read, failures), (Some(PreviousStatus::default()), 3));
     }
 
     #[tokio::test(start_paused = true)]
@@ -136,21 +138,21 @@ mod tests {
         found.status = Some(GpuNodeStatus::default());
         let found = serde_json::to_value(found).unwrap();
         let forbidden = refusal(403, "Forbidden");
-        let (read, failures) = read(vec![forbidden.clone(), forbidden, (200, found)]).await;
-        assert_eq!((read, failures), (Some(Account::default()), 2));
+        let (read, failures) = read_from(vec![forbidden.clone(), forbidden, (200, found)]).await;
+        assert_eq!((read, failures), (Some(PreviousStatus::default()), 2));
     }
 
     #[tokio::test(start_paused = true)]
     async fn what_stays_forbidden_is_not_waited_for_for_ever() {
         let begin = Instant::now();
-        let (read, failures) = read(vec![refusal(403, "Forbidden"); 20]).await;
+        let (read, failures) = read_from(vec![refusal(403, "Forbidden"); 20]).await;
         assert!(read.is_none() && failures > 1);
-        assert!(begin.elapsed() >= STARTING && begin.elapsed() < 2 * STARTING);
+        assert!(begin.elapsed() >= STARTUP && begin.elapsed() < 2 * STARTUP);
     }
 
     #[tokio::test]
     async fn what_is_not_there_is_not_waited_for() {
-        assert_eq!(read(vec![refusal(404, "NotFound")]).await, (None, 0));
+        assert_eq!(read_from(vec![refusal(404, "NotFound")]).await, (None, 0));
     }
 
     #[tokio::test]
@@ -168,7 +170,7 @@ mod tests {
                 "holders": [holder("a", "Guessed"), holder("b", "Granted")],
             },
         });
-        let (read, failures) = read(vec![(200, node)]).await;
+        let (read, failures) = read_from(vec![(200, node)]).await;
         let read = read.unwrap();
         let gpus: Vec<&str> = read.faults.iter().map(|fault| fault.gpu.as_str()).collect();
         let pods: Vec<&str> = read.holders.iter().map(|holder| holder.pod.as_str()).collect();

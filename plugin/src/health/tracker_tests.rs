@@ -1,0 +1,458 @@
+use gantry_api::FaultEvidence;
+use gantry_topology::{ComputeInstance, GpuInstance};
+use jiff::Timestamp;
+
+use super::*;
+
+fn gpu(name: &str) -> GpuUuid {
+    format!("GPU-{name}").parse().unwrap()
+}
+
+fn fault(class: Class, reason: &str) -> Fault {
+    fault_in(Extent::Gpu, class, reason)
+}
+
+fn fault_in(extent: Extent, class: Class, reason: &str) -> Fault {
+    Fault {
+        extent,
+        xid: 46,
+        class,
+        reason: reason.to_owned(),
+        since: Timestamp::UNIX_EPOCH,
+        mig_device: None,
+        driver: None,
+        evidence: FaultEvidence::default(),
+    }
+}
+
+fn lost(off_bus: bool) -> Loss {
+    Loss {
+        reason: "lost".to_owned(),
+        off_bus,
+    }
+}
+
+fn outage(reason: &str, kind: OutageKind) -> Outage {
+    Outage {
+        reason: reason.to_owned(),
+        kind,
+    }
+}
+
+fn reason(tracker: &HealthTracker, name: &str) -> Option<String> {
+    reason_in(tracker, name, None)
+}
+
+fn reason_in(tracker: &HealthTracker, name: &str, part: Part) -> Option<String> {
+    let health = tracker.health(&gpu(name), part);
+    assert_eq!(health.healthy, health.reason.is_none());
+    health.reason
+}
+
+fn proofs(tracker: &mut HealthTracker) -> Vec<Proof> {
+    tracker
+        .take_ended()
+        .into_iter()
+        .map(|ended| ended.proof)
+        .collect()
+}
+
+fn cut(instances: &[(u32, &str)]) -> Mig {
+    Mig {
+        enabled: true,
+        instances: instances
+            .iter()
+            .map(|(id, uuid)| GpuInstance {
+                id: *id,
+                profile: "1g.5gb".to_owned(),
+                start: u8::try_from(*id).unwrap(),
+                size: 1,
+                compute: vec![ComputeInstance {
+                    id: 0,
+                    uuid: uuid.parse().unwrap(),
+                    profile: "1g.5gb".to_owned(),
+                    attributes: None,
+                }],
+            })
+            .collect(),
+    }
+}
+
+#[test]
+fn a_fault_is_its_own_gpus_alone() {
+    let mut tracker = HealthTracker::default();
+    tracker.record_fault(&gpu("a"), fault(Class::Fatal, "Xid 79"));
+    assert_eq!(reason(&tracker, "a").as_deref(), Some("Xid 79"));
+    assert_eq!(reason(&tracker, "b"), None);
+}
+
+#[test]
+fn the_worst_fault_gives_the_reason_and_of_equals_the_first() {
+    let mut tracker = HealthTracker::default();
+    tracker.record_fault(&gpu("a"), fault(Class::Resettable, "first"));
+    tracker.record_fault(&gpu("a"), fault(Class::Resettable, "second"));
+    assert_eq!(reason(&tracker, "a").as_deref(), Some("first"));
+    tracker.record_fault(&gpu("a"), fault(Class::Fatal, "worse"));
+    tracker.record_loss(&gpu("a"), lost(true));
+    assert_eq!(reason(&tracker, "a").as_deref(), Some("worse"));
+}
+
+#[test]
+fn a_fault_of_an_instance_leaves_the_others_alone_and_one_of_the_gpu_none() {
+    let mut tracker = HealthTracker::default();
+    tracker.record_fault(
+        &gpu("a"),
+        fault_in(Extent::GpuInstance(1), Class::MigInstance, "one"),
+    );
+    assert_eq!(reason_in(&tracker, "a", Some((1, 0))).as_deref(), Some("one"));
+    assert_eq!(reason_in(&tracker, "a", Some((2, 0))), None);
+    tracker.record_fault(&gpu("a"), fault(Class::Fatal, "all"));
+    for part in [None, Some((1, 0)), Some((2, 0))] {
+        assert_eq!(reason_in(&tracker, "a", part).as_deref(), Some("all"));
+    }
+}
+
+#[test]
+fn a_fault_survives_a_gpu_that_only_goes_on_answering() {
+    let mut tracker = HealthTracker::default();
+    let vitals = Vitals {
+        binding: Some(1),
+        uncorrected: Some(0),
+        ..Vitals::default()
+    };
+    tracker.record_vitals(&gpu("a"), vitals, &HealthChecks::default());
+    tracker.record_fault(&gpu("a"), fault(Class::Resettable, "Xid 46"));
+    tracker.record_response(&gpu("a"));
+    tracker.record_vitals(&gpu("a"), vitals, &HealthChecks::default());
+    assert_eq!(reason(&tracker, "a").as_deref(), Some("Xid 46"));
+    assert_eq!(proofs(&mut tracker), []);
+}
+
+#[test]
+fn a_gpu_that_was_off_the_bus_and_answers_again_has_been_reset() {
+    let mut tracker = HealthTracker::default();
+    tracker.record_fault(&gpu("a"), fault(Class::Fatal, "Xid 79"));
+    tracker.record_loss(&gpu("a"), lost(true));
+    tracker.record_response(&gpu("a"));
+    assert_eq!(reason(&tracker, "a"), None);
+    assert_eq!(proofs(&mut tracker), [Proof::Responds]);
+}
+
+#[test]
+fn a_gpu_that_failed_a_question_and_answers_again_has_not() {
+    let mut tracker = HealthTracker::default();
+    tracker.record_fault(&gpu("a"), fault(Class::Fatal, "Xid 79"));
+    tracker.record_loss(&gpu("a"), lost(false));
+    tracker.record_response(&gpu("a"));
+    assert_eq!(reason(&tracker, "a").as_deref(), Some("Xid 79"));
+}
+
+#[test]
+fn a_reloaded_driver_ends_faults_and_an_nvml_that_fails_or_is_missing_does_not() {
+    let mut tracker = HealthTracker::default();
+    tracker.record_fault(&gpu("a"), fault(Class::Resettable, "Xid 46"));
+    tracker.record_outage(outage("NVML fails", OutageKind::Failing));
+    assert_eq!(reason(&tracker, "b").as_deref(), Some("NVML fails"));
+    assert!(!tracker.record_recovery(false));
+    assert_eq!(
+        reason(&tracker, "b").as_deref(),
+        Some("NVML fails"),
+        "it responds, but cannot be waited for"
+    );
+    assert!(!tracker.record_recovery(true));
+    assert_eq!(reason(&tracker, "a").as_deref(), Some("Xid 46"));
+    assert_eq!(reason(&tracker, "b"), None);
+
+    tracker.record_outage(outage("no library", OutageKind::LibraryMissing));
+    assert_eq!(reason(&tracker, "b").as_deref(), Some("no library"));
+    assert!(!tracker.record_recovery(true));
+    assert_eq!(reason(&tracker, "a").as_deref(), Some("Xid 46"));
+
+    tracker.record_outage(outage("NVML fails", OutageKind::Failing));
+    tracker.record_outage(outage("driver gone", OutageKind::DriverGone));
+    tracker.record_outage(outage("NVML fails", OutageKind::Failing));
+    tracker.record_outage(outage("no library", OutageKind::LibraryMissing));
+    assert_eq!(reason(&tracker, "b").as_deref(), Some("no library"));
+    assert!(tracker.record_recovery(false));
+    assert_eq!(reason(&tracker, "a"), None);
+    assert_eq!(proofs(&mut tracker), [Proof::DriverReloaded]);
+}
+
+#[test]
+fn a_mig_instance_that_is_made_anew_is_healthy_and_the_gpus_own_fault_is_not() {
+    let mut tracker = HealthTracker::default();
+    let before = cut(&[(1, "MIG-a"), (2, "MIG-b")]);
+    for (gi, uuid) in [(1, "MIG-a"), (2, "MIG-b")] {
+        let mut one = fault_in(Extent::GpuInstance(gi), Class::MigInstance, "Xid 48");
+        one.mig_device = Some(uuid.to_owned());
+        tracker.record_fault(&gpu("a"), one);
+    }
+    tracker.record_fault(&gpu("a"), fault(Class::Resettable, "Xid 46"));
+    tracker.record_mig_layout(&gpu("a"), Some(&before));
+    assert_eq!(proofs(&mut tracker), []);
+    tracker.record_mig_layout(&gpu("a"), Some(&cut(&[(1, "MIG-c"), (2, "MIG-b")])));
+    assert_eq!(proofs(&mut tracker), [Proof::InstanceGone]);
+    tracker.record_mig_layout(&gpu("a"), Some(&Mig::default()));
+    assert_eq!(proofs(&mut tracker), [Proof::InstanceGone]);
+    assert_eq!(reason(&tracker, "a").as_deref(), Some("Xid 46"));
+}
+
+#[test]
+fn a_links_fault_ends_when_as_many_links_are_up_as_before() {
+    let mut tracker = HealthTracker::default();
+    tracker.record_links(&gpu("a"), 6);
+    tracker.record_fault(&gpu("a"), fault(Class::Link { reset: true }, "Xid 155"));
+    tracker.record_links(&gpu("a"), 6);
+    assert_eq!(
+        reason(&tracker, "a").as_deref(),
+        Some("Xid 155"),
+        "no link went down"
+    );
+    tracker.record_links(&gpu("a"), 4);
+    tracker.record_links(&gpu("a"), 5);
+    assert_eq!(
+        reason(&tracker, "a").as_deref(),
+        Some("Xid 155; 1 of 6 NVLinks down")
+    );
+    tracker.record_links(&gpu("a"), 6);
+    assert_eq!(reason(&tracker, "a"), None);
+    assert_eq!(proofs(&mut tracker), [Proof::LinksUp]);
+}
+
+#[test]
+fn a_links_xid_that_the_driver_asks_nothing_for_is_a_fault_if_links_went_down_with_it() {
+    let suspicion = || fault(Class::Link { reset: true }, "Xid 149");
+    let mut tracker = HealthTracker::default();
+    tracker.record_links(&gpu("a"), 18);
+    tracker.record_suspect(&gpu("a"), suspicion());
+    tracker.record_links(&gpu("a"), 18);
+    tracker.record_links(&gpu("a"), 18);
+    tracker.record_links(&gpu("a"), 17);
+    assert_eq!(
+        reason(&tracker, "a"),
+        None,
+        "the link went down by itself, much later"
+    );
+    tracker.record_links(&gpu("a"), 18);
+
+    tracker.record_suspect(&gpu("a"), suspicion());
+    tracker.record_links(&gpu("a"), 18);
+    assert_eq!(reason(&tracker, "a"), None);
+    tracker.record_links(&gpu("a"), 16);
+    let told = Some("Xid 149; 2 of 18 NVLinks down");
+    assert_eq!(reason(&tracker, "a").as_deref(), told, "NVML reported it late");
+    assert_eq!(
+        tracker.faults("boot")[0].reason,
+        "Xid 149",
+        "the number is not stored"
+    );
+    tracker.record_links(&gpu("a"), 18);
+    assert_eq!(
+        (reason(&tracker, "a"), proofs(&mut tracker)),
+        (None, vec![Proof::LinksUp])
+    );
+
+    tracker.record_suspect(&gpu("a"), suspicion());
+    tracker.record_links(&gpu("a"), 17);
+    tracker.lift(|_| true);
+    tracker.record_suspect(&gpu("a"), suspicion());
+    tracker.record_links(&gpu("a"), 17);
+    assert_eq!(reason(&tracker, "a"), None, "17 links are accepted");
+    tracker.record_suspect(&gpu("a"), suspicion());
+    tracker.record_links(&gpu("a"), 16);
+    assert_eq!(
+        reason(&tracker, "a").as_deref(),
+        Some("Xid 149; 1 of 17 NVLinks down")
+    );
+}
+
+#[test]
+fn a_links_fault_outlives_a_restart_though_its_xid_alone_is_none() {
+    let mut before = HealthTracker::default();
+    let fault = Fault {
+        xid: 74,
+        ..fault(Class::Link { reset: true }, "Xid 74")
+    };
+    before.record_links(&gpu("a"), 6);
+    before.record_suspect(&gpu("a"), fault);
+    before.record_links(&gpu("a"), 5);
+    let stored = before.faults("boot");
+    let adopted = |disabled: &str| {
+        let checks = HealthChecks {
+            disabled: disabled.parse().unwrap(),
+            ..HealthChecks::default()
+        };
+        let mut after = HealthTracker::default();
+        after.adopt(stored.clone(), "boot", &Table::built_in(), &checks);
+        after.record_links(&gpu("a"), 5);
+        after
+    };
+    let mut after = adopted("");
+    assert_eq!(
+        reason(&after, "a").as_deref(),
+        Some("Xid 74; 1 of 6 NVLinks down")
+    );
+    after.record_links(&gpu("a"), 6);
+    assert_eq!(reason(&after, "a"), None);
+    assert_eq!(reason(&adopted("74"), "a"), None);
+}
+
+#[test]
+fn a_person_lifts_the_quarantine_of_the_gpus_named() {
+    let mut tracker = HealthTracker::default();
+    for name in ["a", "b"] {
+        tracker.record_fault(&gpu(name), fault(Class::Fatal, "Xid 79"));
+    }
+    tracker.lift(|uuid| *uuid == gpu("a"));
+    assert_eq!(reason(&tracker, "a"), None);
+    assert_eq!(reason(&tracker, "b").as_deref(), Some("Xid 79"));
+    assert_eq!(tracker.faulty().collect::<Vec<_>>(), [&gpu("b")]);
+}
+
+#[test]
+fn a_quarantine_survives_a_restart_and_ends_with_what_ended_meanwhile() {
+    let seen = |binding, uncorrected| Vitals {
+        binding: Some(binding),
+        uncorrected: Some(uncorrected),
+        ..Vitals::default()
+    };
+    let (table, checks) = (Table::built_in(), HealthChecks::default());
+    let mut before = HealthTracker::default();
+    for name in ["a", "b"] {
+        before.record_vitals(&gpu(name), seen(1, 0), &checks);
+        before.record_fault(&gpu(name), fault(Class::Resettable, "Xid 46"));
+    }
+    let stored = before.faults("boot-1");
+
+    // The same boot: the fault stands if the GPU only kept running, whatever was recorded first.
+    for adopt_first in [true, false] {
+        let mut after = HealthTracker::default();
+        if adopt_first {
+            after.adopt(stored.clone(), "boot-1", &table, &checks);
+        }
+        after.record_vitals(&gpu("a"), seen(1, 0), &checks);
+        after.record_vitals(&gpu("b"), seen(2, 0), &checks);
+        if !adopt_first {
+            after.adopt(stored.clone(), "boot-1", &table, &checks);
+        }
+        assert_eq!(reason(&after, "a").as_deref(), Some("Xid 46"));
+        assert_eq!(reason(&after, "b"), None);
+        assert_eq!(proofs(&mut after), [Proof::Rebound]);
+        assert_eq!(after.faults("boot-1"), stored[..1]);
+    }
+
+    let mut rebooted = HealthTracker::default();
+    rebooted.adopt(stored.clone(), "boot-2", &table, &checks);
+    assert_eq!(reason(&rebooted, "a"), None);
+    assert_eq!(proofs(&mut rebooted), [Proof::Rebooted; 2]);
+
+    let mut disabled = HealthTracker::default();
+    let checks = HealthChecks {
+        disabled: "46".parse().unwrap(),
+        ..HealthChecks::default()
+    };
+    disabled.adopt(stored, "boot-1", &table, &checks);
+    assert_eq!(reason(&disabled, "a"), None);
+}
+
+#[test]
+fn a_stored_fault_that_is_over_does_not_take_a_new_one_with_it() {
+    let seen = |binding| Vitals {
+        binding: Some(binding),
+        ..Vitals::default()
+    };
+    let (table, checks) = (Table::built_in(), HealthChecks::default());
+    for (stored_xid, stored_class) in [(46, Class::Resettable), (79, Class::Fatal)] {
+        let mut before = HealthTracker::default();
+        before.record_vitals(&gpu("a"), seen(1), &checks);
+        let stored = Fault {
+            xid: stored_xid,
+            ..fault(stored_class, "before")
+        };
+        before.record_fault(&gpu("a"), stored);
+        let stored = before.faults("boot");
+        // The GPU was bound again unnoticed, and then became unhealthy again before the API server responded;
+        // or it has been lost since, so it has no vitals.
+        for answers in [true, false] {
+            let mut after = HealthTracker::default();
+            after.record_vitals(&gpu("a"), seen(2), &checks);
+            after.record_fault(&gpu("a"), fault(Class::Resettable, "since"));
+            if !answers {
+                let loss = Loss {
+                    reason: "lost".to_owned(),
+                    off_bus: false,
+                };
+                after.record_loss(&gpu("a"), loss);
+            }
+            after.adopt(stored.clone(), "boot", &table, &checks);
+            after.record_response(&gpu("a"));
+            after.record_vitals(&gpu("a"), seen(2), &checks);
+            assert!(reason(&after, "a").is_some(), "{stored_xid}, answers: {answers}");
+            let told = match answers {
+                true => vec![Proof::Rebound],
+                false => vec![],
+            };
+            assert_eq!(proofs(&mut after), told, "{stored_xid}");
+            after.record_vitals(&gpu("a"), seen(3), &checks);
+            assert_eq!(reason(&after, "a"), None);
+        }
+    }
+}
+
+#[test]
+fn a_stored_fault_counts_as_its_xid_does_now() {
+    let table = Table::built_in();
+    // Xid 31, an application Xid, is enabled: stored with the class of that setting. 4711 is in no table.
+    let mut before = HealthTracker::default();
+    for (name, xid, class) in [
+        ("a", 31, Class::Resettable),
+        ("b", 79, Class::Application),
+        ("c", 4711, Class::Fatal),
+    ] {
+        before.record_fault(
+            &gpu(name),
+            Fault {
+                xid,
+                ..fault(class, name)
+            },
+        );
+    }
+    let stored = before.faults("boot");
+    let sick = |enabled: &str| {
+        let checks = HealthChecks {
+            enabled: enabled.parse().unwrap(),
+            ..HealthChecks::default()
+        };
+        let mut after = HealthTracker::default();
+        after.adopt(stored.clone(), "boot", &table, &checks);
+        let sick: Vec<&str> = ["a", "b", "c"]
+            .into_iter()
+            .filter(|name| reason(&after, name).is_some())
+            .collect();
+        (sick, proofs(&mut after))
+    };
+    assert_eq!(sick("31"), (vec!["a", "b", "c"], vec![]));
+    assert_eq!(sick(""), (vec!["b", "c"], vec![Proof::Lifted]));
+}
+
+#[test]
+fn what_a_gpu_complains_of_lasts_as_long_as_it_does() {
+    let mut tracker = HealthTracker::default();
+    let checks = HealthChecks::default();
+    let failed = Vitals {
+        remaps_rows: true,
+        repair_failed: Some(true),
+        ..Vitals::default()
+    };
+    tracker.record_vitals(&gpu("a"), failed, &checks);
+    let troubles = tracker.troubles([gpu("a"), gpu("b")].iter());
+    assert_eq!(troubles.len(), 1);
+    assert_eq!(troubles[0].cause.to_string(), "memory-repair-failed");
+    assert!(reason(&tracker, "a").unwrap().contains("replace the board"));
+    // No quarantine: nothing to store, nothing to lift.
+    assert_eq!(tracker.faults("boot"), []);
+    tracker.lift(|_| true);
+    assert!(reason(&tracker, "a").is_some());
+    tracker.record_vitals(&gpu("a"), Vitals::default(), &checks);
+    assert_eq!(reason(&tracker, "a"), None);
+}

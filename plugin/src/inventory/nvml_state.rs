@@ -1,0 +1,532 @@
+//! State of the NVML thread between readings, and the snapshots published from it. Records readings and
+//! failures; makes no NVML call.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::time::{Duration, Instant};
+
+use gantry_topology::{Gpu, GpuUuid, Machine};
+use tokio::sync::watch;
+
+use crate::discover::{DiscoverError, Fact, Found, InstanceAt, NvmlOptions};
+use crate::health::{
+    Cause, Extent, GpuName, HealthChecks, HealthTracker, Loss, Outage, OutageKind, Part, Table, Trouble,
+    Vitals, XidCounts,
+};
+use crate::inventory::diagnosis::{Command, DiagnosesEnd};
+use crate::inventory::heartbeat::Heartbeat;
+use crate::inventory::merge::merge;
+use crate::inventory::probe_failures::{Probe, ProbeFailures};
+use crate::inventory::{Diagnosis, Hardware, Settings, State, StoredFault, hardware};
+use crate::log_throttle::LogThrottle;
+use crate::nvml::NvmlError;
+use gantry_config::Config;
+
+/// Intervals and time limits of the NVML thread.
+#[derive(Debug, Clone, Copy)]
+pub struct Timing {
+    /// Longest single wait for an event; an Xid ends it early. Bounds the time to stop.
+    pub wait: Duration,
+    /// Interval of checks: GPU count, driver, and one query per GPU.
+    pub check: Duration,
+    /// Interval of full readings of the machine.
+    pub read: Duration,
+    /// First pause after a failure; doubled by each further failure.
+    pub retry_from: Duration,
+    /// Longest pause.
+    pub retry_to: Duration,
+}
+
+impl Default for Timing {
+    fn default() -> Self {
+        Self {
+            wait: Duration::from_millis(500),
+            check: Duration::from_secs(5),
+            read: Duration::from_secs(60),
+            retry_from: Duration::from_secs(1),
+            retry_to: Duration::from_secs(30),
+        }
+    }
+}
+
+impl Timing {
+    /// The pause after `failures` consecutive failures.
+    pub(super) fn pause(&self, failures: u32) -> Duration {
+        let doublings = failures.saturating_sub(1).min(16);
+        (self.retry_from * (1 << doublings)).min(self.retry_to)
+    }
+}
+
+/// Pauses that end when the thread is to stop.
+pub(super) struct Pause(Receiver<()>);
+
+impl Pause {
+    /// Sleeps for `time`. True: continue; false: stop.
+    pub(super) fn sleep(&self, time: Duration) -> bool {
+        self.0.recv_timeout(time) == Err(RecvTimeoutError::Timeout)
+    }
+}
+
+/// Connections of the NVML thread to the rest of the daemon.
+pub(super) struct NvmlChannels {
+    pub(super) hardware: watch::Sender<Arc<Hardware>>,
+    pub(super) diagnoses: DiagnosesEnd,
+    pub(super) heartbeat: Heartbeat,
+    /// Closed to stop the thread.
+    pub(super) stopped: Receiver<()>,
+}
+
+/// State of the NVML thread between readings.
+pub(super) struct NvmlState {
+    pub(super) options: NvmlOptions,
+    pub(super) config: watch::Receiver<Arc<Config>>,
+    pub(super) checks: HealthChecks,
+    pub(super) timing: Timing,
+    pub(super) table: Table,
+    pub(super) xids: XidCounts,
+    publish: watch::Sender<Arc<Hardware>>,
+    pub(super) pause: Pause,
+    pub(super) tracker: HealthTracker,
+    known: Option<Arc<Machine>>,
+    /// Current NVML index of each GPU, if it is certain: a lost GPU keeps its position in `known` and has no
+    /// index here.
+    indices: BTreeMap<GpuUuid, u8>,
+    /// GPUs that were unreachable from the start, by machine index, each with the reason.
+    nameless: BTreeMap<u8, String>,
+    warned: Vec<String>,
+    /// Capability nodes of the MIG devices that were found last.
+    caps: BTreeMap<InstanceAt, [u32; 2]>,
+    /// See [`Hardware::mig_unknown`].
+    mig_unknown: BTreeSet<u8>,
+    diagnoses: DiagnosesEnd,
+    heartbeat: Heartbeat,
+    diagnosis: Diagnosis,
+    started: Instant,
+    /// Whether the last wait for events succeeded. NVML counts as failure_log while waiting fails, even if queries
+    /// succeed.
+    events_work: bool,
+    /// Throttles of failures that may repeat every few seconds: reading the machine and waiting for events.
+    failure_log: LogThrottle,
+    pub(super) wait_log: LogThrottle,
+    /// Throttles of failed event registrations, by GPU index.
+    pub(super) registration_logs: BTreeMap<u32, LogThrottle>,
+    /// Probe failures of listed GPUs.
+    probe_failures: ProbeFailures,
+    /// Remaining loads of NVML while it does not list all GPUs of the kernel.
+    pub(super) reloads: u8,
+    /// The kernel's boot id; empty if unknown.
+    boot_id: String,
+}
+
+/// How long after the start faults of an earlier run are expected.
+const ADOPTION_TIMEOUT: Duration = Duration::from_secs(5);
+/// Longest wait while they are expected.
+const SHORT_WAIT: Duration = Duration::from_millis(10);
+
+/// Consecutive failures of NVML, other than a missing driver, after which GPUs count as unhealthy: a single one
+/// may be chance.
+const MAX_FAILURES: u32 = 3;
+
+impl NvmlState {
+    pub(super) fn new(
+        settings: &Settings,
+        checks: HealthChecks,
+        timing: Timing,
+        xids: XidCounts,
+        channels: NvmlChannels,
+    ) -> Self {
+        Self {
+            boot_id: boot_id(&settings.proc_root),
+            options: NvmlOptions {
+                library: settings.nvml_library.clone(),
+                proc_root: settings.proc_root.clone(),
+                sys_root: settings.sys_root.clone(),
+            },
+            config: settings.config.clone(),
+            checks,
+            timing,
+            table: Table::built_in(),
+            xids,
+            publish: channels.hardware,
+            pause: Pause(channels.stopped),
+            tracker: HealthTracker::default(),
+            known: None,
+            indices: BTreeMap::new(),
+            nameless: BTreeMap::new(),
+            warned: Vec::new(),
+            caps: BTreeMap::new(),
+            mig_unknown: BTreeSet::new(),
+            diagnoses: channels.diagnoses,
+            heartbeat: channels.heartbeat,
+            diagnosis: Diagnosis::default(),
+            started: Instant::now(),
+            events_work: true,
+            failure_log: LogThrottle::default(),
+            wait_log: LogThrottle::default(),
+            registration_logs: BTreeMap::new(),
+            probe_failures: ProbeFailures::default(),
+            reloads: 0,
+        }
+    }
+
+    /// Records a reading, and publishes it.
+    pub(super) fn record_reading(&mut self, found: Found) -> Result<(), DiscoverError> {
+        for warning in found
+            .warnings
+            .iter()
+            .filter(|warning| !self.warned.contains(warning))
+        {
+            tracing::warn!("{warning}");
+        }
+        self.warned.clone_from(&found.warnings);
+        // A GPU whose MIG layout could not be read keeps its known nodes.
+        if found.mig_unread.is_empty() {
+            self.caps.clear();
+        }
+        self.caps.extend(&found.caps);
+        let (vitals, mig_unread) = (found.vitals.clone(), found.mig_unread.clone());
+        let links_unread: BTreeSet<u8> = found.are_unread(Fact::Links).collect();
+        let indices: BTreeMap<GpuUuid, u8> = found
+            .machine
+            .gpus()
+            .iter()
+            .filter_map(|gpu| Some((gpu.uuid.clone()?, gpu.index)))
+            .collect();
+        // An NVML that is already loaded still counts an unreachable GPU; one loaded now may not, and then
+        // numbers the GPUs behind it differently.
+        let first_lost = found.unreachable.iter().map(|(index, _)| *index).min();
+        // One of these may be a GPU that is no longer listed; only `GpuIsLost` shows that it fell off the bus.
+        let off_bus = found.unreachable.iter().all(|(_, error)| error.is_gpu_lost());
+        // A missing GPU keeps its known links in the machine, but they count as down at both ends.
+        let up = links_by_gpu(&found.machine);
+        let reloaded = self.tracker.record_recovery(self.events_work);
+        if reloaded {
+            self.probe_failures.clear_all();
+        }
+        let unreachable = found.unreachable.clone();
+        let merged = merge(self.known.as_deref(), found, reloaded)?;
+        self.nameless = nameless(&merged.machine, &unreachable);
+        self.mig_unknown.clear();
+        for gpu in merged.machine.gpus() {
+            let Some(uuid) = &gpu.uuid else { continue };
+            if let Some(loss) = merged.missing.get(uuid) {
+                self.tracker.record_loss(uuid, loss.clone());
+                self.probe_failures.clear(uuid);
+                continue;
+            }
+            self.tracker.record_response(uuid);
+            // The reading reaches the GPU, but probe failures stand until a probe succeeds.
+            if let Some(loss) = self.probe_failures.loss(uuid) {
+                self.tracker.record_loss(uuid, loss);
+            }
+            let index = indices.get(uuid);
+            if let Some(vitals) = index.and_then(|index| vitals.get(index)) {
+                self.tracker.record_vitals(uuid, *vitals, &self.checks);
+            }
+            if index.is_some_and(|index| !mig_unread.contains(index)) {
+                self.tracker.record_mig_layout(uuid, gpu.mig.as_ref());
+            } else if index.is_some() && gpu.mig.as_ref().is_some_and(|mig| mig.enabled) {
+                self.mig_unknown.insert(gpu.index);
+            }
+            // A link that could not be read has not gone down.
+            if index.is_none_or(|index| !links_unread.contains(index)) {
+                self.tracker
+                    .record_links(uuid, up.get(uuid).copied().unwrap_or(0));
+            }
+        }
+        // Faulty GPUs that are not listed: if they are listed again later, they have been reset.
+        let unlisted: Vec<GpuUuid> = self.tracker.faulty().cloned().collect();
+        let listed = |uuid: &GpuUuid| {
+            merged
+                .machine
+                .gpus()
+                .iter()
+                .any(|gpu| gpu.uuid.as_ref() == Some(uuid))
+        };
+        for uuid in unlisted.iter().filter(|uuid| !listed(uuid)) {
+            let reason = "GPU lost: NVML no longer lists it".to_owned();
+            self.tracker.record_loss(uuid, Loss { reason, off_bus });
+        }
+        if self.known.as_deref() != Some(&merged.machine) {
+            tracing::info!(
+                gpus = merged.machine.gpus().len(),
+                nics = merged.machine.nics().len(),
+                driver = merged.machine.host().driver.as_deref(),
+                "machine read"
+            );
+            self.known = Some(Arc::new(merged.machine));
+        }
+        self.indices = indices;
+        self.indices
+            .retain(|_, index| first_lost.is_none_or(|lost| *index < lost));
+        self.publish();
+        Ok(())
+    }
+
+    /// How long to wait for an event: shortly at first, while faults of an earlier run may still arrive.
+    pub(super) fn wait(&self) -> Duration {
+        let expects = !self.diagnosis.adopted && self.started.elapsed() < ADOPTION_TIMEOUT;
+        if expects {
+            self.timing.wait.min(SHORT_WAIT)
+        } else {
+            self.timing.wait
+        }
+    }
+
+    /// Records the result of a wait for events.
+    pub(super) fn record_wait(&mut self, succeeded: bool) {
+        if succeeded && !self.events_work {
+            self.tracker.record_recovery(true);
+            self.publish();
+        }
+        self.events_work = succeeded;
+    }
+
+    /// Records that a reading and a wait succeeded: the next failure is logged at once.
+    pub(super) fn record_success(&mut self) {
+        self.failure_log.reset();
+        self.wait_log.reset();
+    }
+
+    /// Records the state of one GPU, read between two readings of the machine.
+    pub(super) fn record_vitals(&mut self, gpu: &GpuUuid, vitals: Vitals) {
+        self.tracker.record_vitals(gpu, vitals, &self.checks);
+    }
+
+    /// Records the result of a probe on a reachable GPU.
+    pub(super) fn record_probe(&mut self, gpu: &GpuUuid, probe: Probe, failure: Option<String>) {
+        let was_lost = self.probe_failures.loss(gpu).is_some();
+        self.probe_failures.record(gpu, probe, failure);
+        match self.probe_failures.loss(gpu) {
+            Some(loss) if !was_lost => self.tracker.record_loss(gpu, loss),
+            None if was_lost => self.tracker.record_response(gpu),
+            _ => {}
+        }
+    }
+
+    /// A GPU of the last reading.
+    pub(super) fn gpu(&self, uuid: &GpuUuid) -> Option<&Gpu> {
+        let machine = self.known.as_ref()?;
+        machine.gpus().iter().find(|gpu| gpu.uuid.as_ref() == Some(uuid))
+    }
+
+    /// Version of the driver in the last reading.
+    pub(super) fn driver(&self) -> Option<String> {
+        self.known.as_ref()?.host().driver.clone()
+    }
+
+    /// Applies the commands received since the last call.
+    pub(super) fn apply_commands(&mut self) {
+        if self.heartbeat.beat() {
+            tracing::info!("NVML responds again");
+            self.publish();
+        }
+        let (mut adopted, mut lifts) = (false, 0);
+        while let Ok(command) = self.diagnoses.commands.try_recv() {
+            match command {
+                Command::Adopt(faults) => {
+                    self.tracker
+                        .adopt(faults, &self.boot_id, &self.table, &self.checks);
+                    adopted = true;
+                }
+                Command::Lift(lift) => {
+                    self.tracker.lift(|gpu| lift.includes(gpu));
+                    lifts += 1;
+                }
+            }
+        }
+        if adopted || lifts > 0 {
+            self.publish();
+            // Published after the hardware, so that a client that waits for it sees the current hardware.
+            self.diagnosis.adopted |= adopted;
+            self.diagnosis.lifts += lifts;
+            self.publish_diagnosis();
+        }
+    }
+
+    /// Pauses while NVML is not available and applies commands meanwhile: the GpuNode status waits for the
+    /// faults of an earlier run, and the operator for the end of a quarantine, with or without a driver. True:
+    /// continue; false: stop.
+    pub(super) fn rest(&mut self, time: Duration) -> bool {
+        let start = Instant::now();
+        loop {
+            self.apply_commands();
+            let left = time.saturating_sub(start.elapsed());
+            if !self.pause.sleep(left.min(self.wait())) {
+                return false;
+            }
+            if start.elapsed() >= time {
+                return true;
+            }
+        }
+    }
+
+    /// Records that NVML failed.
+    pub(super) fn record_failure(&mut self, failure: &DiscoverError, failures: u32) {
+        if self.failure_log.should_log(&failure.to_string(), Instant::now()) {
+            tracing::warn!(failures, "{failure}");
+        }
+        let kind = match () {
+            () if failure.is_driver_gone() => OutageKind::DriverGone,
+            () if failure.is_library_missing() => OutageKind::LibraryMissing,
+            () => OutageKind::Failing,
+        };
+        if failure.is_gone() {
+            self.tracker.record_outage(Outage {
+                reason: format!("driver gone: {failure}"),
+                kind,
+            });
+        } else if failures >= MAX_FAILURES {
+            self.tracker.record_outage(Outage {
+                reason: format!("NVML fails: {failure}"),
+                kind,
+            });
+        }
+        if self.known.is_some() {
+            self.publish();
+        } else {
+            self.publish_diagnosis();
+            self.publish_hardware(Hardware::absent(failure));
+        }
+    }
+
+    /// Publishes the hardware, if it changed.
+    pub(super) fn publish(&mut self) {
+        let Some(machine) = &self.known else {
+            return;
+        };
+        let machine = Arc::clone(machine);
+        let caps = |gpu_minor, gpu_instance, compute_instance| {
+            let at = InstanceAt {
+                gpu_minor,
+                gpu_instance,
+                compute_instance,
+            };
+            self.caps.get(&at).copied()
+        };
+        let health = |gpu: &GpuUuid, part: Part| self.tracker.health(gpu, part);
+        let index = |gpu: &Gpu| self.indices.get(gpu.uuid.as_ref()?).copied();
+        let units = hardware::units(&machine, index, health, caps);
+        // The diagnosis is published first: a subscriber that acts on a unit's health can then read and store
+        // the fault.
+        self.publish_diagnosis();
+        self.publish_hardware(Hardware {
+            mig_unknown: self.mig_unknown.clone(),
+            ..Hardware::ready(machine, units)
+        });
+    }
+
+    /// Publishes the diagnosis, if it changed.
+    fn publish_diagnosis(&mut self) {
+        for ended in self.tracker.take_ended() {
+            tracing::info!(gpu = %ended.gpu, "fault cleared: {}; {}", ended.reason, ended.proof);
+            let number = self.diagnosis.ended.last().map_or(1, |(number, _)| number + 1);
+            self.diagnosis.ended.push((number, ended));
+        }
+        let too_many = self.diagnosis.ended.len().saturating_sub(Diagnosis::MAX_ENDED);
+        self.diagnosis.ended.drain(..too_many);
+        let machine = self.known.as_deref();
+        self.diagnosis.known = machine.is_some();
+        self.diagnosis.outage = self.tracker.outage().cloned();
+        let gpus = machine.map_or(&[][..], Machine::gpus);
+        let uuids = gpus.iter().filter_map(|gpu| gpu.uuid.as_ref());
+        // Faults also hold for GPUs that are not listed or have no readable UUID.
+        let unlisted = self
+            .tracker
+            .faulty()
+            .filter(|uuid| !gpus.iter().any(|gpu| gpu.uuid.as_ref() == Some(*uuid)));
+        self.diagnosis.troubles = self.tracker.troubles(uuids.chain(unlisted));
+        let nameless = self.nameless.iter().map(|(index, reason)| Trouble {
+            gpu: GpuName::Index(*index),
+            extent: Extent::Gpu,
+            cause: Cause::Lost,
+            reason: reason.clone(),
+        });
+        self.diagnosis.troubles.extend(nameless);
+        self.diagnosis.faults = self
+            .tracker
+            .faults(&self.boot_id)
+            .into_iter()
+            .map(StoredFault)
+            .collect();
+        self.diagnoses.diagnosis.send_if_modified(|current| {
+            let changed = **current != self.diagnosis;
+            if changed {
+                *current = Arc::new(self.diagnosis.clone());
+            }
+            changed
+        });
+    }
+
+    fn publish_hardware(&self, hardware: Hardware) {
+        let mut before = None;
+        let hardware = Arc::new(hardware);
+        self.publish.send_if_modified(|current| {
+            let changed = *current != hardware;
+            if changed {
+                before = Some(std::mem::replace(current, Arc::clone(&hardware)));
+            }
+            changed
+        });
+        // Logged after publishing, because each line is a system call and kubelet must not wait.
+        if let Some(before) = before {
+            log_changes(&before, &hardware);
+        }
+    }
+}
+
+/// The GPUs of the machine without a UUID, each with the reason.
+fn nameless(machine: &Machine, unreachable: &[(u8, NvmlError)]) -> BTreeMap<u8, String> {
+    let gpus = machine.gpus().iter().filter(|gpu| gpu.uuid.is_none());
+    gpus.map(|gpu| {
+        let error = unreachable.iter().find(|(index, _)| *index == gpu.index);
+        let reason = error.map_or("NVML no longer lists it".to_owned(), |(_, error)| {
+            error.to_string()
+        });
+        (gpu.index, format!("GPU lost: {reason}"))
+    })
+    .collect()
+}
+
+/// Active NVLinks of each GPU.
+fn links_by_gpu(machine: &Machine) -> BTreeMap<GpuUuid, u8> {
+    let gpus = machine.gpus().iter().enumerate();
+    gpus.filter_map(|(at, gpu)| Some((gpu.uuid.clone()?, links_up(machine, at))))
+        .collect()
+}
+
+/// Active NVLinks of the GPU at position `at`.
+fn links_up(machine: &Machine, at: usize) -> u8 {
+    let direct = machine
+        .nvlinks()
+        .iter()
+        .filter(|bundle| bundle.gpus.iter().any(|end| usize::from(*end) == at))
+        .map(|bundle| bundle.links);
+    let switched = machine.gpus().get(at).and_then(|gpu| gpu.nvlink);
+    direct.fold(switched.map_or(0, |ports| ports.switch_links), u8::saturating_add)
+}
+
+/// Logs every unit whose health changed.
+fn log_changes(before: &Hardware, after: &Hardware) {
+    if after.state != State::Ready {
+        return;
+    }
+    for unit in &after.units {
+        let known = before.units.iter().find(|known| known.id == unit.id);
+        if known.is_none_or(|known| known.health == unit.health) {
+            continue;
+        }
+        match &unit.health.reason {
+            Some(reason) => tracing::error!(device = %unit.id, gpu = unit.gpu, "unhealthy: {reason}"),
+            None => tracing::info!(device = %unit.id, gpu = unit.gpu, "healthy again"),
+        }
+    }
+}
+
+/// The kernel's boot id; empty if unknown.
+fn boot_id(proc_root: &Path) -> String {
+    let id = std::fs::read_to_string(proc_root.join("sys/kernel/random/boot_id"));
+    id.map(|id| id.trim().to_owned()).unwrap_or_default()
+}

@@ -1,0 +1,107 @@
+//! When to take back a socket that another program replaced. The first time at once, because NVIDIA's plugin
+//! replaces it once when it stops. Later with growing pauses, because a program that does the same would make
+//! kubelet register both without end. Reads no clock and touches no file.
+
+use std::time::{Duration, Instant};
+
+/// The pause before the second time.
+const MIN_PAUSE: Duration = Duration::from_secs(1);
+/// The longest pause.
+const MAX_PAUSE: Duration = Duration::from_secs(60);
+/// A socket that stayed in place for this long: the next loss counts as the first again.
+const STABLE: Duration = Duration::from_secs(120);
+
+/// Contention for one resource's socket.
+#[derive(Debug, Default)]
+pub(super) struct SocketContention {
+    /// Number of times the socket was taken back without [`STABLE`] in between.
+    times: u32,
+    /// When our socket was last bound.
+    bound: Option<Instant>,
+    /// Since when another program's socket is known to be there.
+    lost: Option<Instant>,
+}
+
+impl SocketContention {
+    /// Records that our socket was bound; `from_other` if it replaced another program's.
+    pub(super) fn bound(&mut self, from_other: bool, now: Instant) {
+        let stable = self
+            .bound
+            .zip(self.lost.or(Some(now)))
+            .is_none_or(|(bound, lost)| lost.saturating_duration_since(bound) >= STABLE);
+        if stable {
+            self.times = 0;
+        }
+        if from_other {
+            self.times = self.times.saturating_add(1);
+        }
+        self.bound = Some(now);
+        self.lost = None;
+    }
+
+    /// Records another program's socket. Returns when to take the socket back: `now`, or later.
+    pub(super) fn lost(&mut self, now: Instant) -> Instant {
+        let lost = *self.lost.get_or_insert(now);
+        let stable = self
+            .bound
+            .is_none_or(|bound| lost.saturating_duration_since(bound) >= STABLE);
+        match self.times {
+            0 => lost,
+            _ if stable => lost,
+            times => {
+                lost + MIN_PAUSE
+                    .saturating_mul(1_u32.checked_shl(times - 1).unwrap_or(u32::MAX))
+                    .min(MAX_PAUSE)
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The pauses in seconds before our socket is taken back from a program that replaces it after `stands`
+    /// seconds.
+    fn pauses(times: usize, stands: u64) -> Vec<u64> {
+        let mut now = Instant::now();
+        let mut contention = SocketContention::default();
+        contention.bound(false, now);
+        let mut pauses = Vec::new();
+        for _ in 0..times {
+            now += Duration::from_secs(stands);
+            let due = contention.lost(now);
+            assert_eq!(
+                contention.lost(now + Duration::from_millis(500)),
+                due,
+                "looking again puts nothing off"
+            );
+            pauses.push((due - now).as_secs());
+            now = due;
+            contention.bound(true, now);
+        }
+        pauses
+    }
+
+    #[test]
+    fn a_program_that_takes_the_place_again_and_again_gets_it_for_ever_longer() {
+        assert_eq!(pauses(9, 0), [0, 1, 2, 4, 8, 16, 32, 60, 60]);
+        assert_eq!(pauses(100, 5)[99], 60, "no pause overflows");
+    }
+
+    #[test]
+    fn a_socket_that_stood_for_long_is_put_back_at_once() {
+        assert_eq!(pauses(3, 3600), [0, 0, 0]);
+    }
+
+    #[test]
+    fn a_socket_that_was_wiped_is_nobodys_doing() {
+        let mut now = Instant::now();
+        let mut contention = SocketContention::default();
+        for _ in 0..9 {
+            now += Duration::from_secs(1);
+            contention.bound(false, now);
+        }
+        assert_eq!(contention.lost(now), now);
+    }
+}

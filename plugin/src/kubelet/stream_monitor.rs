@@ -1,0 +1,152 @@
+//! Monitors whether kubelet reads the device list of a resource that it accepted, and when to register the
+//! resource again. Kubelet connects to a plugin only when it registers. Once that stream ends, kubelet counts
+//! the resource's devices as gone, even with both sockets in place. Reads no clock and registers nothing.
+
+use std::time::{Duration, Instant};
+
+/// The first pause after the end of a stream. Kubelet removes a plugin by resource name after its stream ended,
+/// and would remove a registration that arrived too early.
+const MIN_PAUSE: Duration = Duration::from_secs(1);
+/// Shortest time that kubelet gets to open a stream; it needs milliseconds.
+const OPEN_TIMEOUT: Duration = Duration::from_secs(5);
+/// The longest pause.
+const MAX_PAUSE: Duration = Duration::from_secs(60);
+/// A stream that was open for this long counts as a success: the next pause starts from the first again.
+const STEADY: Duration = Duration::from_secs(60);
+
+/// Stream state of one resource at one kubelet.
+#[derive(Debug, Default)]
+pub(super) struct StreamMonitor {
+    state: StreamState,
+    /// Registrations due to a missing stream since the last stream of [`STEADY`]. Each doubles the pause.
+    attempts: u32,
+}
+
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+enum StreamState {
+    /// Kubelet has not accepted the resource, so no stream is expected.
+    #[default]
+    Unregistered,
+    /// Accepted, but no stream was opened yet.
+    Unopened(Instant),
+    /// A stream is open.
+    Open(Instant),
+    /// The last stream has ended.
+    Ended(Instant),
+}
+
+impl StreamMonitor {
+    /// Records that kubelet accepted the resource, with `streams` open on its socket.
+    pub(super) fn registered(&mut self, streams: usize, now: Instant) {
+        self.state = match streams {
+            0 => StreamState::Unopened(now),
+            _ => StreamState::Open(now),
+        };
+    }
+
+    /// Records the number of open streams.
+    pub(super) fn set_streams(&mut self, streams: usize, now: Instant) {
+        self.state = match (self.state, streams) {
+            (StreamState::Open(since), 0) => {
+                if now.saturating_duration_since(since) >= STEADY {
+                    self.attempts = 0;
+                }
+                StreamState::Ended(now)
+            }
+            (StreamState::Unopened(_) | StreamState::Ended(_), 1..) => StreamState::Open(now),
+            (state, _) => state,
+        };
+    }
+
+    /// When to register again, unless a stream opens before.
+    pub(super) fn due(&self) -> Option<Instant> {
+        let pause = MIN_PAUSE
+            .saturating_mul(1_u32.checked_shl(self.attempts).unwrap_or(u32::MAX))
+            .min(MAX_PAUSE);
+        match self.state {
+            StreamState::Unregistered | StreamState::Open(_) => None,
+            StreamState::Unopened(since) => Some(since + pause.max(OPEN_TIMEOUT)),
+            StreamState::Ended(since) => Some(since + pause),
+        }
+    }
+
+    /// Records a registration due to a missing stream.
+    pub(super) fn registered_again(&mut self, now: Instant) {
+        self.attempts = self.attempts.saturating_add(1);
+        self.state = StreamState::Unopened(now);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn seconds(count: u64) -> Duration {
+        Duration::from_secs(count)
+    }
+
+    /// The pauses in seconds before `times` registrations, with a kubelet that accepts each and then does
+    /// `does`.
+    fn pauses(times: usize, mut does: impl FnMut(&mut StreamMonitor, &mut Instant)) -> Vec<u64> {
+        let mut now = Instant::now();
+        let mut monitor = StreamMonitor::default();
+        monitor.registered(0, now);
+        let mut pauses = Vec::new();
+        for _ in 0..times {
+            does(&mut monitor, &mut now);
+            let due = monitor.due().unwrap();
+            pauses.push((due - now).as_secs());
+            now = due;
+            monitor.registered_again(now);
+            monitor.registered(0, now);
+        }
+        pauses
+    }
+
+    #[test]
+    fn a_kubelet_that_never_opens_a_stream_is_asked_ever_more_rarely() {
+        assert_eq!(pauses(9, |_, _| {}), [5, 5, 5, 8, 16, 32, 60, 60, 60]);
+    }
+
+    #[test]
+    fn a_kubelet_that_ends_each_stream_at_once_is_asked_ever_more_rarely() {
+        let ends = |monitor: &mut StreamMonitor, now: &mut Instant| {
+            monitor.set_streams(1, *now);
+            monitor.set_streams(0, *now);
+        };
+        assert_eq!(pauses(9, ends), [1, 2, 4, 8, 16, 32, 60, 60, 60]);
+        assert_eq!(pauses(100, ends)[99], 60, "no pause overflows");
+    }
+
+    #[test]
+    fn a_stream_that_was_open_for_long_makes_its_end_the_first_again() {
+        let held = |monitor: &mut StreamMonitor, now: &mut Instant| {
+            monitor.set_streams(1, *now);
+            *now += seconds(3600);
+            monitor.set_streams(2, *now);
+            monitor.set_streams(1, *now);
+            monitor.set_streams(0, *now);
+        };
+        assert_eq!(pauses(3, held), [1, 1, 1]);
+    }
+
+    #[test]
+    fn nothing_is_due_while_a_stream_is_open_or_nothing_was_accepted() {
+        let now = Instant::now();
+        let mut monitor = StreamMonitor::default();
+        assert_eq!(monitor.due(), None);
+        monitor.set_streams(1, now);
+        monitor.set_streams(0, now);
+        assert_eq!(monitor.due(), None, "a caller who is not kubelet");
+        // Kubelet may open the stream before it returns from Register.
+        monitor.registered(1, now);
+        assert_eq!(monitor.due(), None);
+        monitor.set_streams(2, now);
+        monitor.set_streams(1, now);
+        assert_eq!(monitor.due(), None);
+        monitor.set_streams(0, now);
+        assert!(monitor.due().is_some());
+        monitor.set_streams(1, now + seconds(1));
+        assert_eq!(monitor.due(), None);
+    }
+}
