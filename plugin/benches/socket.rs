@@ -1,8 +1,8 @@
-//! How fast kubelet is answered, and how soon and how small the daemon is. A plain program, for two ends of a socket and whole
-//! processes are measured: `cargo bench -p gantry-plugin --bench socket`.
+//! Latency of responses to kubelet, start time and memory of the daemon. A plain program, because it measures two ends
+//! of a socket and whole processes: `cargo bench -p gantry-plugin --bench socket`.
 //!
-//! What needs the binary (exec to Register, resident memory) is measured if `GANTRY_BINARY` names one built with --release:
-//! `cargo build --release -p gantry && GANTRY_BINARY=target/release/gantry cargo bench -p gantry-plugin --bench socket`.
+//! Measurements of the binary (exec to Register, resident memory) need `GANTRY_BINARY`, built with --release: `cargo
+//! build --release -p gantry && GANTRY_BINARY=target/release/gantry cargo bench -p gantry-plugin --bench socket`.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout)]
 
@@ -33,7 +33,7 @@ const STARTS: usize = 50;
 const RESTARTS: usize = 30;
 
 fn main() {
-    // Cargo passes --bench; anything else is a wish of a person, who is told that there is none.
+    // Cargo passes --bench; any other argument is an error.
     println!("{:<52} {:>10} {:>10} {:>10}", "", "p50", "p99", "max");
     in_process();
     let runtime = tokio::runtime::Builder::new_current_thread()
@@ -48,7 +48,7 @@ fn main() {
     }
 }
 
-/// `GetPreferredAllocation` without the socket: all devices offered, four pods known that are granted two GPUs each.
+/// `GetPreferredAllocation` without the socket: all devices offered, four known pods with grants of two GPUs each.
 fn in_process() {
     let whole = inventory(8);
     let pods: Vec<ObservedPod> = (0..4).map(|pod| granted(pod, &[2 * pod, 2 * pod + 1])).collect();
@@ -109,7 +109,7 @@ fn granted(pod: u8, gpus: &[u8]) -> ObservedPod {
     }
 }
 
-/// The question with all devices free, where GPUs are shared by ten or cut into seven.
+/// The request with all devices free, with GPUs shared by ten or split into seven slices.
 async fn many_devices() {
     for (what, inventory) in [("replicas", replicas()), ("slices", slices())] {
         let ids: Vec<String> = inventory
@@ -151,7 +151,7 @@ fn replicas() -> Inventory {
     })
 }
 
-/// Eight GPUs, each cut into seven.
+/// Eight GPUs with seven slices each.
 fn slices() -> Inventory {
     inventory_with(7, |device, k| {
         device.uuid = format!("MIG-{}-{k}", device.uuid);
@@ -182,7 +182,7 @@ fn inventory_with(each: u16, change: impl Fn(&mut Device, u16)) -> Inventory {
     Inventory::ready(Arc::clone(&whole.machine), devices.collect())
 }
 
-/// A daemon on a thread of its own, as in its own process: its directory, and what ends it.
+/// A daemon on its own thread, as in its own process: its directory, and its shutdown token.
 fn daemon(inventory: Inventory) -> (PathBuf, CancellationToken, std::thread::JoinHandle<()>) {
     let (send, receive) = std::sync::mpsc::channel();
     let daemon = std::thread::spawn(move || {
@@ -203,7 +203,7 @@ fn daemon(inventory: Inventory) -> (PathBuf, CancellationToken, std::thread::Joi
     (directory, shutdown, daemon)
 }
 
-/// The calls as kubelet makes them. The daemon has a thread of its own, as in its own process.
+/// Kubelet's calls. The daemon has its own thread, as in its own process.
 async fn over_the_socket() {
     let (directory, shutdown, daemon) = daemon(inventory(8));
     let mut kubelet = FakeKubelet::start(&directory);
@@ -267,7 +267,7 @@ async fn over_the_socket() {
     daemon.join().unwrap();
 }
 
-/// Allocate by several callers at once, each with its next call as soon as the last is answered.
+/// Allocate by several concurrent callers, each with one call at a time.
 async fn concurrently(plugin: &Plugin) {
     let began = Instant::now();
     let callers: Vec<_> = (0..CALLERS)
@@ -299,7 +299,7 @@ async fn concurrently(plugin: &Plugin) {
     println!("{:<52} {rate:>8.0}/s", "  in all");
 }
 
-/// The binary as a node runs it, on simulated GPUs.
+/// The binary as on a node, with simulated GPUs.
 async fn whole_process(binary: &Path) {
     let folder = tempfile::tempdir().unwrap();
     let machine = Path::new(env!("CARGO_MANIFEST_DIR")).join("../simulator/machines/dgx-a100.yaml");

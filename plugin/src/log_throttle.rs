@@ -63,7 +63,7 @@ mod tests {
     }
 
     #[test]
-    fn the_same_failure_is_told_of_at_once_and_then_ever_more_rarely() {
+    fn repeated_failure_is_logged_at_growing_intervals() {
         let (minute, hour) = (60, 3600);
         let times = logged(4 * hour, |_| "too many devices");
         assert_eq!(
@@ -83,13 +83,13 @@ mod tests {
     }
 
     #[test]
-    fn another_reason_is_told_of_at_once() {
+    fn new_reason_is_logged_at_once() {
         let times = logged(100, |second| if second < 70 { "a" } else { "b" });
         assert_eq!(times, [0, 60, 70]);
     }
 
     #[test]
-    fn a_failure_after_a_success_is_news() {
+    fn failure_after_success_is_logged_at_once() {
         let now = Instant::now();
         let mut throttle = LogThrottle::default();
         assert!(throttle.should_log("a", now));

@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_is_found_under_version_1_and_cgroupfs() {
+    fn process_is_found_with_cgroup_v1_and_cgroupfs() {
         let container = format!("pids/kubepods/besteffort/pod{UID}/abc/cgroup.procs");
         let root = tree(&[(&container, "17\n"), ("memory/kubepods/cgroup.procs", "")]);
         assert_eq!(scan(root.path(), UID), ProcessState::Running);
@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_is_found_under_version_2_and_systemd() {
+    fn process_is_found_with_cgroup_v2_and_systemd() {
         let pod = format!(
             "kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{}.slice",
             UID.replace('-', "_")
@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn kubelets_own_root_and_nested_slices_are_searched() {
+    fn kubelet_root_and_nested_slices_are_searched() {
         let nested = format!(
             "system.slice/kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-pod{}.slice/cgroup.events",
             UID.replace('-', "_")
@@ -205,13 +205,13 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_without_a_group_among_others_is_gone() {
+    fn pod_without_group_is_gone_if_others_have_one() {
         let root = tree(&[("pids/kubepods/burstable/podother/cgroup.procs", "17\n")]);
         assert_eq!(scan(root.path(), UID), ProcessState::Gone);
     }
 
     #[test]
-    fn where_no_pod_has_a_group_nothing_is_known() {
+    fn no_pod_group_gives_unknown() {
         let root = tree(&[("pids/user/cgroup.procs", "17\n")]);
         assert_eq!(scan(root.path(), UID), ProcessState::Unknown);
         assert_eq!(scan(Path::new("/does/not/exist"), UID), ProcessState::Unknown);

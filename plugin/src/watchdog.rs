@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_driver_that_hangs_shows_on_every_device_and_in_the_probes() {
+    async fn hanging_driver_marks_all_devices_and_readiness() {
         let mut node = Node::new(timing(Duration::from_millis(20), LONG), Diagnoses::none());
         node.until(|now| now.nvml.is_some()).await;
         let reason = "NVML hangs: a call has not returned for more than 0 s".to_owned();
@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn one_that_hangs_for_minutes_is_worth_a_new_process() {
+    async fn long_hang_fails_liveness() {
         let silent_after = Duration::from_millis(10);
         let node = Node::new(timing(silent_after, 2 * silent_after), Diagnoses::none());
         node.until(|now| now.dead).await;
@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn nvml_that_fails_for_minutes_too_but_a_driver_that_is_gone_is_waited_for() {
+    async fn long_nvml_failure_fails_liveness_unless_driver_is_gone() {
         let failing = outage(OutageKind::Failing);
         let node = Node::new(
             timing(LONG, Duration::from_millis(20)),
@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn without_a_driver_no_process_could_do_more() {
+    async fn missing_driver_keeps_liveness() {
         for kind in [OutageKind::DriverGone, OutageKind::LibraryMissing] {
             let node = Node::new(timing(LONG, LONG), Diagnoses::with_outage(outage(kind)));
             node.until(|now| now.nvml.is_some()).await;
@@ -273,7 +273,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_thread_that_has_panicked_is_no_life() {
+    async fn panicked_nvml_thread_fails_liveness() {
         let node = Node::new(timing(LONG, LONG), Diagnoses::none());
         node.heartbeat.panics();
         node.until(|now| now.dead).await;

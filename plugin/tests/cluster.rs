@@ -1,4 +1,4 @@
-//! The daemon, a kubelet and an API server over real sockets: from a grant in a Binding to the account in the GpuNode.
+//! The daemon, a kubelet and an API server over real sockets: from a grant in a Binding to the status of the GpuNode.
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 
@@ -63,7 +63,7 @@ impl Scene {
         Api::default_namespaced(self.client.clone())
     }
 
-    /// Creates a pod of one container and binds it with a grant of these GPUs.
+    /// Creates a pod with one container and binds it with a grant of these GPUs.
     async fn bind(&self, name: &str, gpus: &[u8]) {
         let uid = self.create(name, gpus.len()).await;
         let grant = Grant {
@@ -78,7 +78,7 @@ impl Scene {
             }],
         };
         self.binding(name, &grant.to_annotation().unwrap()).await;
-        // How long the plugin waits for a grant on its way is no matter of these tests.
+        // The wait for a grant is not part of these tests.
         self.account("the grant", |status| held(status, name).len() == gpus.len())
             .await;
     }
@@ -110,7 +110,7 @@ impl Scene {
         assert_eq!(answer["status"], "Success", "{answer}");
     }
 
-    /// Waits until the published account is as wanted.
+    /// Waits until the published status satisfies the condition.
     async fn account(&self, what: &str, wanted: impl Fn(&GpuNodeStatus) -> bool) -> GpuNodeStatus {
         let api = Api::<GpuNode>::all(self.client.clone());
         let reached = async {
@@ -151,7 +151,7 @@ fn held(status: &GpuNodeStatus, pod: &str) -> BTreeSet<String> {
 }
 
 #[tokio::test]
-async fn a_grant_in_a_binding_reaches_the_container_and_the_account() {
+async fn grant_in_binding_reaches_container_and_status() {
     let mut scene = Scene::new(8).await;
     let mut plugin = scene.boot().await;
     scene.bind("job", &[5, 6]).await;
@@ -188,12 +188,12 @@ async fn a_grant_in_a_binding_reaches_the_container_and_the_account() {
 }
 
 #[tokio::test]
-async fn a_stray_pod_is_kept_off_grants() {
+async fn unplanned_pod_avoids_granted_devices() {
     let mut scene = Scene::new(4).await;
     let mut plugin = scene.boot().await;
     scene.bind("planned", &[0, 1]).await;
     scene.create("stray", 2).await;
-    // What setting spec.nodeName does: bound, and nobody planned it.
+    // As with spec.nodeName set by hand: bound without a plan.
     scene.binding("stray", "").await;
     scene
         .account("both pods", |status| held(status, "planned").len() == 2)
@@ -216,7 +216,7 @@ async fn a_stray_pod_is_kept_off_grants() {
 }
 
 #[tokio::test]
-async fn a_forged_grant_is_told_in_an_event() {
+async fn forged_grant_writes_event() {
     let mut scene = Scene::new(4).await;
     let _plugin = scene.boot().await;
     scene.create("forged", 2).await;
@@ -246,7 +246,7 @@ async fn a_forged_grant_is_told_in_an_event() {
 }
 
 #[tokio::test]
-async fn a_missing_driver_is_told_where_people_look() {
+async fn missing_driver_is_reported_in_status_and_probes() {
     let mut scene = Scene::new(2).await;
     let address = scene.node.listen();
     let ready = Arc::clone(&scene.node.inventory.borrow());
@@ -268,9 +268,9 @@ async fn a_missing_driver_is_told_where_people_look() {
         "not ready: no devices: libnvidia-ml.so.1 is not on this node\n"
     );
     assert_eq!(get(address, "/healthz").await.0, 200);
-    // A rollout goes by this one: no process could do more on this node.
+    // Rollouts use this probe: this process has nothing left to do on this node.
     assert_eq!(get(address, "/settledz").await, (200, text));
-    // The driver comes.
+    // The driver appears.
     scene.node.inventory.send_replace(ready);
     scene.kubelet.registration().await;
     scene
@@ -291,7 +291,7 @@ async fn a_missing_driver_is_told_where_people_look() {
 }
 
 #[tokio::test]
-async fn without_an_api_server_kubelet_is_served_by_topology() {
+async fn no_api_server_serves_by_topology() {
     let mut scene = Scene::new(4).await;
     scene.stop.cancel();
     let address = scene.node.listen();
@@ -315,7 +315,7 @@ async fn without_an_api_server_kubelet_is_served_by_topology() {
 }
 
 #[tokio::test]
-async fn force_deleted_pods_are_quarantined_while_their_processes_run() {
+async fn force_deleted_pod_is_quarantined_while_running() {
     let mut scene = Scene::new(4).await;
     let mut plugin = scene.boot().await;
     scene.bind("job", &[0, 1]).await;
@@ -342,12 +342,12 @@ async fn force_deleted_pods_are_quarantined_while_their_processes_run() {
             .any(|holder| holder.state == HolderState::Quarantined && holder.devices.len() == 2)
     };
     scene.account("the quarantine", quarantined).await;
-    // Kubelet offers them at once; nobody is steered there.
+    // Kubelet offers them at once, but they are not preferred.
     assert_eq!(
         plugin.prefer(&texts(&all), &[], 2).await,
         ids([2, 3]).into_iter().collect()
     );
-    // The plugin restarts, the process lives on.
+    // The plugin restarts while the process keeps running.
     scene.node.stop().await;
     scene.node.boot();
     scene.kubelet.registration().await;
@@ -364,7 +364,7 @@ async fn force_deleted_pods_are_quarantined_while_their_processes_run() {
 }
 
 #[tokio::test]
-async fn a_restarted_plugin_knows_who_holds_what() {
+async fn restarted_plugin_restores_holders() {
     let mut scene = Scene::new(4).await;
     let mut plugin = scene.boot().await;
     scene.bind("job", &[2, 3]).await;
@@ -396,7 +396,7 @@ async fn a_restarted_plugin_knows_who_holds_what() {
 }
 
 #[tokio::test]
-async fn a_deleted_gpunode_comes_back_with_the_next_change() {
+async fn deleted_gpunode_is_written_again_on_change() {
     let mut scene = Scene::new(2).await;
     let _plugin = scene.boot().await;
     let api = Api::<GpuNode>::all(scene.client.clone());
@@ -410,7 +410,7 @@ async fn a_deleted_gpunode_comes_back_with_the_next_change() {
 }
 
 #[tokio::test]
-async fn the_first_account_knows_what_kubelet_says() {
+async fn first_status_contains_pod_resources() {
     let mut scene = Scene::new(2).await;
     scene.truth.set("static", "app", ids([1]));
     scene.node.boot();
@@ -419,7 +419,7 @@ async fn the_first_account_knows_what_kubelet_says() {
 }
 
 #[tokio::test]
-async fn a_node_that_was_registered_again_owns_its_gpunode_anew() {
+async fn reregistered_node_owns_its_gpunode_again() {
     let mut scene = Scene::new(2).await;
     let nodes = Api::<k8s_openapi::api::core::v1::Node>::all(scene.client.clone());
     let register = || async {
@@ -441,14 +441,14 @@ async fn a_node_that_was_registered_again_owns_its_gpunode_anew() {
     assert_eq!(nvml_thread().await, Some(first));
     nodes.delete(NODE, &DeleteParams::default()).await.unwrap();
     let second = register().await;
-    // What the garbage collector does, for the nvml_thread is gone.
+    // As the garbage collector does, because the owner is gone.
     api.delete(NODE, &DeleteParams::default()).await.unwrap();
     scene.bind("job", &[0]).await;
     scene
         .account("the account", |status| !held(status, "job").is_empty())
         .await;
     assert_eq!(nvml_thread().await, Some(second));
-    // Nor is there a need for anything to change, or for the garbage collector to have been there.
+    // The same without a change, and without the garbage collector.
     nodes.delete(NODE, &DeleteParams::default()).await.unwrap();
     let third = register().await;
     let owned = async {
@@ -456,13 +456,13 @@ async fn a_node_that_was_registered_again_owns_its_gpunode_anew() {
             tokio::time::sleep(std::time::Duration::from_millis(100)).await;
         }
     };
-    // That is looked for every quarter of a minute.
+    // Checked every 15 seconds.
     let waited = tokio::time::timeout(std::time::Duration::from_secs(90), owned).await;
     waited.expect("the GpuNode goes with the third Node");
 }
 
 #[tokio::test]
-async fn without_a_driver_an_earlier_quarantine_stands() {
+async fn no_driver_keeps_earlier_quarantine() {
     let mut scene = Scene::new(2).await;
     let mut plugin = scene.boot().await;
     scene.bind("job", &[0]).await;
@@ -487,7 +487,7 @@ async fn without_a_driver_an_earlier_quarantine_stands() {
     let lost = Inventory::absent("libnvidia-ml.so.1 is not on this node");
     scene.node.inventory.send_replace(Arc::new(lost));
     scene.node.boot();
-    // Every account on the way, not only the last.
+    // Every status on the way, not only the last.
     let status = scene
         .account("the loss", |status| {
             assert!(quarantined(status), "{status:?}");
@@ -497,7 +497,7 @@ async fn without_a_driver_an_earlier_quarantine_stands() {
     assert!(quarantined(&status));
 }
 
-/// A bare HTTP GET, retried until somebody listens.
+/// A bare HTTP GET, retried until the server listens.
 async fn get(address: std::net::SocketAddr, path: &str) -> (u16, String) {
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
     let connect = async {

@@ -1,4 +1,4 @@
-//! Discovery against the simulated library: what is read is what the machine file says.
+//! Discovery against the simulated library: the result equals the machine file.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test that cannot go on fails")]
 
 mod sim;
@@ -10,8 +10,8 @@ use gantry_plugin::nvml::{Code, Nvml, NvmlError};
 use gantry_topology::{Machine, MachineParts, NvLinkPorts, PathClass, PathMatrix};
 use sim::Sim;
 
-/// A machine as discovery can know it: no name, NICs by their device's name, today's words for paths, NVLink ports only where
-/// a link is up, lists of numbers in one form.
+/// A machine in the form that discovery can produce: no name, NICs by device name, current names of path classes,
+/// NVLink ports only with a link up, lists of numbers in one form.
 fn normalised(machine: &Machine) -> MachineParts {
     let mut parts = machine.clone().into_parts();
     parts.name = None;
@@ -32,7 +32,7 @@ fn normalised(machine: &Machine) -> MachineParts {
     parts
 }
 
-/// Part by part, so that a difference can be read.
+/// Compared part by part for readable differences.
 fn assert_same(found: &MachineParts, expected: &MachineParts, what: &str) {
     assert_eq!(found.host, expected.host, "{what}");
     for (found, expected) in found.gpus.iter().zip(&expected.gpus) {
@@ -53,7 +53,7 @@ fn discovered(sim: &Sim) -> Machine {
 }
 
 #[test]
-fn every_machine_file_is_discovered_as_it_is_written() {
+fn discovery_equals_machine_file() {
     let mut files: Vec<_> = std::fs::read_dir(sim::machines())
         .unwrap()
         .map(|entry| entry.unwrap().path())
@@ -70,23 +70,23 @@ fn every_machine_file_is_discovered_as_it_is_written() {
     }
 }
 
-/// Real machines, as `nvidia-smi topo -m` printed them: what was printed of them is found in the simulated ones again.
+/// Real machines, as printed by `nvidia-smi topo -m`: the simulated machines show the same.
 #[test]
-fn every_matrix_that_was_printed_is_found_again() {
+fn discovery_equals_printed_matrix() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../topology/fixtures/topologies");
     let mut read = 0;
     for entry in std::fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();
         let text = std::fs::read_to_string(&path).unwrap();
         let Ok(printed) = gantry_topology::read(&text) else {
-            // Those cut off on purpose, and the folder's own description.
+            // Except truncated files and the folder's README.
             continue;
         };
         read += 1;
         let sim = Sim::of_machine(&printed, &path.display().to_string());
         let found = discovered(&sim);
         let misfits = &sim.installed.layout.misfits;
-        // Adapters are found by name, in an order of their own.
+        // Adapters are ordered by name.
         let place = |device: usize| match device.checked_sub(printed.gpus().len()) {
             None => device,
             Some(nic) => {
@@ -115,7 +115,7 @@ fn every_matrix_that_was_printed_is_found_again() {
 }
 
 #[test]
-fn a_machine_without_nvml_says_what_to_do() {
+fn missing_nvml_gives_advice() {
     let options = NvmlOptions {
         library: "/nonexistent/libnvidia-ml.so.1".into(),
         ..NvmlOptions::default()
@@ -129,7 +129,7 @@ fn a_machine_without_nvml_says_what_to_do() {
 }
 
 #[test]
-fn a_library_that_is_no_nvml_is_refused() {
+fn other_library_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     let library = folder.path().join("libnvidia-ml.so.1");
     std::fs::write(&library, "not an ELF file").unwrap();
@@ -144,7 +144,7 @@ fn a_library_that_is_no_nvml_is_refused() {
 }
 
 #[test]
-fn a_driver_that_is_not_loaded_is_told_apart_from_no_gpu() {
+fn unloaded_driver_differs_from_no_gpu() {
     let sim = Sim::of("workstation-2x");
     sim.installed.controller.unload_driver().unwrap();
     let error = discover::scan(&sim.options()).unwrap_err();
@@ -163,7 +163,7 @@ fn a_driver_that_is_not_loaded_is_told_apart_from_no_gpu() {
 }
 
 #[test]
-fn a_dead_nvlink_is_no_link() {
+fn inactive_nvlink_is_left_out() {
     let sim = Sim::of("workstation-2x");
     assert_eq!(discovered(&sim).direct_nvlinks(0, 1), 4);
     sim.installed.controller.set_nvlink(0, 2, false).unwrap();
@@ -177,7 +177,7 @@ fn a_dead_nvlink_is_no_link() {
 }
 
 #[test]
-fn a_dead_link_into_the_switch_narrows_that_gpu_alone() {
+fn inactive_switch_link_narrows_one_gpu() {
     let sim = Sim::of("dgx-a100");
     sim.installed.controller.set_nvlink(3, 5, false).unwrap();
     let machine = discovered(&sim);
@@ -187,7 +187,7 @@ fn a_dead_link_into_the_switch_narrows_that_gpu_alone() {
 }
 
 #[test]
-fn a_lost_gpu_keeps_its_place_and_the_others_their_links() {
+fn lost_gpu_keeps_index_and_other_links() {
     let sim = Sim::of("dgx1-v100");
     let whole = discovered(&sim);
     sim.installed.controller.lose_gpu(2).unwrap();
@@ -206,7 +206,7 @@ fn a_lost_gpu_keeps_its_place_and_the_others_their_links() {
     }
 }
 
-/// Every call that discovery makes about single facts; without any one of them a machine is still found.
+/// Every call that discovery makes for a single fact; each may fail without failing the machine.
 const DISPENSABLE: &[&str] = &[
     "nvmlSystemGetDriverVersion",
     "nvmlSystemGetCudaDriverVersion_v2",
@@ -230,7 +230,7 @@ const DISPENSABLE: &[&str] = &[
 ];
 
 #[test]
-fn without_any_one_call_the_machine_is_still_found() {
+fn any_single_failing_call_keeps_the_machine() {
     let sim = Sim::of("dgx1-v100");
     let nvml = Nvml::load(&sim.options().library).unwrap();
     for call in DISPENSABLE {
@@ -247,13 +247,13 @@ fn without_any_one_call_the_machine_is_still_found() {
             sim.installed.controller.clear_rule(call).unwrap();
         }
     }
-    // Nothing of that stuck.
+    // The failures leave no trace.
     let expected = normalised(sim.installed.facts.machine());
     assert_same(&normalised(&discovered(&sim)), &expected, "at the end");
 }
 
 #[test]
-fn an_unexpected_failure_of_a_single_fact_is_a_warning_that_names_it() {
+fn failed_fact_gives_warning_with_its_name() {
     let sim = Sim::of("workstation-2x");
     sim.installed
         .controller
@@ -269,7 +269,7 @@ fn an_unexpected_failure_of_a_single_fact_is_a_warning_that_names_it() {
 }
 
 #[test]
-fn paths_between_gpus_come_from_sysfs_where_nvml_is_silent() {
+fn missing_nvml_paths_come_from_sysfs() {
     for name in ["dgx1-v100", "l4-4x-pcie", "hgx-h100"] {
         let sim = Sim::of(name);
         sim.installed
@@ -285,7 +285,7 @@ fn paths_between_gpus_come_from_sysfs_where_nvml_is_silent() {
 }
 
 #[test]
-fn without_sysfs_the_gpus_are_found_and_the_nics_are_not() {
+fn missing_sysfs_finds_gpus_without_nics() {
     let sim = Sim::of("hgx-h100");
     let options = NvmlOptions {
         sys_root: "/nonexistent".into(),
@@ -303,7 +303,7 @@ fn without_sysfs_the_gpus_are_found_and_the_nics_are_not() {
 }
 
 #[test]
-fn a_gpu_whose_numa_node_the_kernel_does_not_know_has_none_and_that_is_told() {
+fn unknown_numa_node_gives_none_and_a_warning() {
     let sim = Sim::of("hgx-h100");
     let gpus = sim.installed.facts.machine().gpus();
     let address = gpus[6].bus_id.as_ref().unwrap();
@@ -326,7 +326,7 @@ fn a_gpu_whose_numa_node_the_kernel_does_not_know_has_none_and_that_is_told() {
 }
 
 #[test]
-fn processes_on_a_gpu_are_listed_however_many_there_are() {
+fn all_gpu_processes_are_listed() {
     let sim = Sim::of("workstation-2x");
     let processes: Vec<_> = (1..=300)
         .map(|pid| gantry_nvml_sim::control::Process {

@@ -1,4 +1,5 @@
-//! A driver that hangs under the whole daemon: what kubelet and the probes are told while no call comes back, and once they do again.
+//! A driver that hangs under the whole daemon: the device list and the probes while no call returns, and once calls
+//! return again.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test that cannot go on fails")]
 
 mod sim;
@@ -15,13 +16,13 @@ use tokio_stream::StreamExt;
 use tokio_util::sync::CancellationToken;
 use tonic::Streaming;
 
-/// A call takes so long that it counts as hanging, and comes back before the test gives up.
+/// A call takes long enough to count as hanging, and returns before the test times out.
 const SLOW: Duration = Duration::from_secs(6);
-/// A minute, in short. Longer than the wait for an event, which is no hanging.
+/// Stands for a minute. Longer than the wait for an event, which is not a hang.
 const SILENT: Duration = Duration::from_secs(2);
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_driver_that_hangs_is_told_everywhere_and_its_devices_come_back_when_it_answers() {
+async fn hanging_driver_marks_devices_until_it_responds() {
     let sim = Sim::of("workstation-2x");
     let mut node = Node::new(0);
     let listen = node.listen();
@@ -68,7 +69,7 @@ async fn a_driver_that_hangs_is_told_everywhere_and_its_devices_come_back_when_i
     );
     let (_, metrics) = get(listen, "/metrics").await;
     assert!(metrics.contains(&metric), "{metrics}");
-    // What kubelet insists on is served meanwhile.
+    // Devices that kubelet allocates are served meanwhile.
     let id = sim.uuid(0);
     let container = plugin.allocate(&[id]).await.unwrap();
     assert_eq!(container.envs["NVIDIA_VISIBLE_DEVICES"], id);

@@ -1,5 +1,5 @@
-//! What the cluster learns of a broken GPU, and what of it outlives the daemon: the whole daemon against the simulated library and
-//! an API server over real sockets.
+//! A broken GPU in the cluster, and the state that survives a daemon restart: the whole daemon against the simulated
+//! library and an API server over real sockets.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test that cannot go on fails")]
 
 mod sim;
@@ -22,12 +22,12 @@ use tokio_util::sync::CancellationToken;
 
 const NODE: &str = "node-1";
 
-/// A node whose daemon is the real one, NVML and all.
+/// A node with the real daemon, NVML included.
 struct Scene {
     sim: Sim,
     node: Node,
     client: Client,
-    /// The daemon's way to the API server.
+    /// The daemon's connection to the API server.
     door: Door,
     daemon: Option<(CancellationToken, tokio::task::JoinHandle<anyhow::Result<()>>)>,
     stop: CancellationToken,
@@ -132,7 +132,8 @@ impl Scene {
         soon("the Node's condition", wait).await
     }
 
-    /// Whether the account still holds a fault against this GPU: asked of the account that has a later fault too, of GPU 3.
+    /// Whether the published status still has a fault of this GPU, read from the status that also has a later fault of
+    /// GPU 3.
     async fn holds_against(&self, gpu: usize) -> bool {
         self.sim.installed.controller.raise_xid(3, 79).unwrap();
         let against =
@@ -190,7 +191,7 @@ fn sick(status: &GpuNodeStatus) -> Vec<(&str, &str)> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_quarantine_is_told_everywhere_outlives_the_daemon_and_ends_when_a_person_says_so() {
+async fn quarantine_is_published_survives_restart_and_is_lifted() {
     let mut scene = Scene::of("l4-4x-pcie").await;
     scene.start().await;
     let healthy = scene.condition("True").await;
@@ -220,7 +221,7 @@ async fn a_quarantine_is_told_everywhere_outlives_the_daemon_and_ends_when_a_per
 
     scene.stop().await;
     scene.start().await;
-    // Served again, and not forgotten: the first account of the new run has it already.
+    // Served again, with the fault: the first status of the new run already has it.
     let again = scene
         .account("the second run's account", |status| {
             status
@@ -255,7 +256,7 @@ async fn a_quarantine_is_told_everywhere_outlives_the_daemon_and_ends_when_a_per
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_word_that_names_no_gpu_is_told_and_lifts_nothing() {
+async fn invalid_lift_annotation_writes_event() {
     let mut scene = Scene::of("l4-4x-pcie").await;
     scene.start().await;
     scene.sim.installed.controller.raise_xid(1, 46).unwrap();
@@ -272,7 +273,7 @@ async fn a_word_that_names_no_gpu_is_told_and_lifts_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_annotation_older_than_the_fault_lifts_nothing() {
+async fn annotation_older_than_fault_lifts_nothing() {
     let mut scene = Scene::of("l4-4x-pcie").await;
     scene.start().await;
     let api = Api::<GpuNode>::all(scene.client.clone());
@@ -290,7 +291,7 @@ async fn an_annotation_older_than_the_fault_lifts_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_node_whose_driver_is_missing_says_so_in_its_account() {
+async fn missing_driver_is_in_status() {
     let mut scene = Scene::of("l4-4x-pcie").await;
     scene.sim.installed.controller.unload_driver().unwrap();
     scene.launch();
@@ -306,19 +307,19 @@ async fn a_node_whose_driver_is_missing_says_so_in_its_account() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_api_server_that_hangs_does_not_delay_the_end() {
+async fn hanging_api_server_does_not_delay_shutdown() {
     let mut scene = Scene::of("l4-4x-pcie").await;
     scene.start().await;
     scene.condition("True").await;
     scene.door.block();
-    // Three ask now, and each waits for its answer: the account, the Event with the condition, the look for a lift.
+    // Three requests are pending: the status, the Event with the condition, the check for a lift.
     scene.sim.installed.controller.raise_xid(2, 79).unwrap();
     scene.door.is_tried(3).await;
     scene.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_gpu_that_is_off_the_bus_from_the_start_makes_its_node_unhealthy() {
+async fn gpu_off_bus_from_start_makes_node_unhealthy() {
     let mut scene = Scene::of("l4-4x-pcie").await;
     scene.sim.installed.controller.lose_gpu(2).unwrap();
     scene.start().await;
@@ -332,7 +333,7 @@ async fn a_gpu_that_is_off_the_bus_from_the_start_makes_its_node_unhealthy() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_driver_that_hangs_makes_its_node_unhealthy_until_it_answers() {
+async fn hanging_driver_makes_node_unhealthy() {
     let mut scene = Scene::of("workstation-2x").await;
     scene.launch_with(WatchdogTiming {
         check: Duration::from_millis(50),

@@ -1,4 +1,4 @@
-//! Inventory and health against the simulated library: what happens to GPUs and driver, and what the snapshots then say.
+//! Inventory and health against the simulated library: snapshots after events of GPUs and driver.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test that cannot go on fails")]
 
 mod sim;
@@ -14,10 +14,10 @@ use gantry_plugin::inventory::{Hardware, NvmlThread, Settings, State, Timing};
 use sim::Sim;
 use tokio::sync::watch;
 
-/// Far above anything that is waited for: only a failing test takes so long.
+/// Far above all waits, so only a failing test takes this long.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Quick to notice, so that tests are short; no test measures it.
+/// Short intervals, so that tests are short; no test measures them.
 const QUICK: Timing = Timing {
     wait: Duration::from_millis(20),
     check: Duration::from_millis(20),
@@ -26,7 +26,7 @@ const QUICK: Timing = Timing {
     retry_to: Duration::from_millis(50),
 };
 
-/// Nothing but events is noticed.
+/// Only events are detected.
 const EVENTS_ALONE: Timing = Timing {
     wait: Duration::from_millis(20),
     check: Duration::from_secs(3600),
@@ -104,7 +104,7 @@ fn checks(disabled: &str, enabled: &str) -> HealthChecks {
     }
 }
 
-/// Between two looks at the simulator's counters, which cannot be awaited.
+/// Interval of reads of the simulator's counters, which cannot be awaited.
 async fn a_moment() {
     tokio::time::sleep(Duration::from_millis(1)).await;
 }
@@ -122,7 +122,7 @@ fn only(gpu: u8, reason: &str) -> BTreeMap<u8, String> {
 }
 
 #[tokio::test]
-async fn every_gpu_is_a_unit_with_what_kubelet_needs() {
+async fn gpus_are_units_with_facts_for_kubelet() {
     let sim = Sim::of("dgx1-v100");
     let mut node = Node::start(&sim, QUICK);
     let now = node.ready().await;
@@ -138,12 +138,12 @@ async fn every_gpu_is_a_unit_with_what_kubelet_needs() {
 }
 
 #[tokio::test]
-async fn nvml_is_looked_for_below_the_driver_root_in_effect_when_it_was_corrected() {
+async fn corrected_driver_root_is_used_for_nvml() {
     let sim = Sim::of("workstation-2x");
     let root = tempfile::tempdir().unwrap();
     let folder = root.path().join("usr/lib64");
     std::fs::create_dir_all(&folder).unwrap();
-    // A name that no dynamic loader finds elsewhere.
+    // A name that the dynamic loader does not find elsewhere.
     let name = "libgantry-test-ml.so.1";
     std::os::unix::fs::symlink(sim.options().library, folder.join(name)).unwrap();
     let wrong = Config {
@@ -163,7 +163,7 @@ async fn nvml_is_looked_for_below_the_driver_root_in_effect_when_it_was_correcte
 }
 
 #[tokio::test]
-async fn a_raised_xid_turns_exactly_that_gpu_unhealthy_with_its_reason() {
+async fn xid_marks_exactly_its_gpu_with_reason() {
     let sim = Sim::of("dgx-a100");
     let mut node = Node::start(&sim, EVENTS_ALONE);
     let before = node.ready().await;
@@ -177,14 +177,14 @@ async fn a_raised_xid_turns_exactly_that_gpu_unhealthy_with_its_reason() {
 }
 
 #[tokio::test]
-async fn an_applications_xid_changes_nothing_and_is_counted() {
+async fn application_xid_is_only_counted() {
     let sim = Sim::of("dgx-a100");
     let mut node = Node::start(&sim, EVENTS_ALONE);
     node.ready().await;
     for xid in [13, 31, 31, 43, 45, 94] {
         sim.installed.controller.raise_xid(1, xid).unwrap();
     }
-    // Events come in order: once this one is seen, the others were.
+    // Events arrive in order: with this one, the others have arrived.
     sim.installed.controller.raise_xid(2, 48).unwrap();
     let after = node.until_sick(2).await;
     assert_eq!(sick(&after), only(2, "Xid 48: Double Bit ECC Error"));
@@ -200,7 +200,7 @@ async fn an_applications_xid_changes_nothing_and_is_counted() {
 }
 
 #[tokio::test]
-async fn the_worst_xid_gives_the_reason() {
+async fn worst_xid_gives_reason() {
     let sim = Sim::of("l4-4x-pcie");
     let mut node = Node::start(&sim, EVENTS_ALONE);
     node.ready().await;
@@ -212,7 +212,7 @@ async fn the_worst_xid_gives_the_reason() {
 }
 
 #[tokio::test]
-async fn disabled_xids_change_nothing() {
+async fn disabled_xids_are_ignored() {
     let sim = Sim::of("l4-4x-pcie");
     let checks = checks("79,46", "");
     let mut node = Node::start_with(sim.options().library, &sim, EVENTS_ALONE, checks);
@@ -225,7 +225,7 @@ async fn disabled_xids_change_nothing() {
 }
 
 #[tokio::test]
-async fn without_health_checks_no_events_are_asked_for_and_a_lost_gpu_still_counts() {
+async fn no_health_checks_registers_nothing_lost_gpu_counts() {
     let sim = Sim::of("l4-4x-pcie");
     let mut node = Node::start_with(sim.options().library, &sim, QUICK, checks("all", ""));
     node.ready().await;
@@ -241,13 +241,13 @@ async fn without_health_checks_no_events_are_asked_for_and_a_lost_gpu_still_coun
 }
 
 #[tokio::test]
-async fn a_fault_lasts_while_the_gpu_goes_on_answering() {
+async fn fault_lasts_while_gpu_responds() {
     let sim = Sim::of("l4-4x-pcie");
     let mut node = Node::start(&sim, QUICK);
     node.ready().await;
     sim.installed.controller.raise_xid(0, 119).unwrap();
     node.until_sick(0).await;
-    // Several full readings later, as the loss and return of another GPU shows.
+    // After several full readings, as the loss and return of another GPU shows.
     sim.installed.controller.lose_gpu(1).unwrap();
     node.until_sick(1).await;
     sim.installed.controller.restore_gpu(1).unwrap();
@@ -256,7 +256,7 @@ async fn a_fault_lasts_while_the_gpu_goes_on_answering() {
 }
 
 #[tokio::test]
-async fn a_lost_gpu_is_sick_where_it_was_and_healthy_when_it_answers_again() {
+async fn lost_gpu_is_unhealthy_until_it_responds() {
     let sim = Sim::of("dgx1-v100");
     let mut node = Node::start(&sim, QUICK);
     let before = node.ready().await;
@@ -264,7 +264,7 @@ async fn a_lost_gpu_is_sick_where_it_was_and_healthy_when_it_answers_again() {
     let after = node.until_sick(2).await;
     assert_eq!(after.units.len(), 8);
     assert_eq!(sick(&after).keys().collect::<Vec<_>>(), [&2]);
-    // Other GPUs are listened to all the same.
+    // Other GPUs are registered nevertheless.
     sim.installed.controller.raise_xid(4, 95).unwrap();
     let after = node.until_sick(4).await;
     assert_eq!(
@@ -281,7 +281,7 @@ async fn a_lost_gpu_is_sick_where_it_was_and_healthy_when_it_answers_again() {
 }
 
 #[tokio::test]
-async fn a_gpu_that_is_only_lost_says_so() {
+async fn lost_gpu_gives_reason() {
     let sim = Sim::of("l4-4x-pcie");
     let mut node = Node::start(&sim, QUICK);
     node.ready().await;
@@ -294,11 +294,11 @@ async fn a_gpu_that_is_only_lost_says_so() {
 }
 
 #[tokio::test]
-async fn a_driver_that_goes_makes_all_sick_and_its_return_makes_them_healthy() {
+async fn missing_driver_marks_all_gpus_until_it_returns() {
     let sim = Sim::of("dgx-a100");
     let mut node = Node::start(&sim, QUICK);
     let before = node.ready().await;
-    // A reload of the driver resets the GPUs, so that this is over with it.
+    // A driver reload resets the GPUs, which clears the fault.
     sim.installed.controller.raise_xid(0, 46).unwrap();
     node.until_sick(0).await;
 
@@ -322,14 +322,14 @@ async fn a_driver_that_goes_makes_all_sick_and_its_return_makes_them_healthy() {
 }
 
 #[tokio::test]
-async fn a_driver_that_went_and_came_between_two_looks_is_noticed() {
+async fn driver_reload_between_checks_is_detected() {
     let sim = Sim::of("l4-4x-pcie");
     let mut node = Node::start(&sim, EVENTS_ALONE);
     node.ready().await;
     sim.installed.controller.unload_driver().unwrap();
     sim.installed.controller.load_driver().unwrap();
     sim.installed.controller.raise_xid(1, 46).unwrap();
-    // Either the old registration fails and is made anew, or the event comes through; in no case are the GPUs unwatched for ever.
+    // The old registration fails and is repeated, or the event arrives; in both cases the GPUs stay monitored.
     let loads = sim.installed.controller.calls().of("nvmlInit_v2");
     loop {
         sim.installed.controller.raise_xid(2, 79).unwrap();
@@ -345,7 +345,7 @@ async fn a_driver_that_went_and_came_between_two_looks_is_noticed() {
 }
 
 #[tokio::test]
-async fn a_driver_that_comes_late_is_waited_for() {
+async fn late_driver_is_used() {
     let sim = Sim::of("workstation-2x");
     sim.installed.controller.unload_driver().unwrap();
     let mut node = Node::start(&sim, QUICK);
@@ -363,7 +363,7 @@ async fn a_driver_that_comes_late_is_waited_for() {
 }
 
 #[tokio::test]
-async fn a_library_that_comes_late_is_waited_for() {
+async fn late_library_is_used() {
     let sim = Sim::of("workstation-2x");
     let folder = sim.installed.library.parent().unwrap();
     let late = folder.join("late.so.1");
@@ -379,13 +379,13 @@ async fn a_library_that_comes_late_is_waited_for() {
         reason.contains("late.so.1 cannot be loaded") && reason.contains("--nvml-library"),
         "{reason}"
     );
-    // Linked into place whole, as a driver's installer does.
+    // Linked into place as a whole, like a driver installer.
     std::fs::hard_link(&sim.installed.library, late).unwrap();
     assert_eq!(node.all_healthy().await.units.len(), 2);
 }
 
 #[tokio::test]
-async fn a_dead_nvlink_leaves_the_machine_at_the_next_reading() {
+async fn inactive_nvlink_is_removed_at_next_reading() {
     let sim = Sim::of("workstation-2x");
     let mut node = Node::start(&sim, QUICK);
     assert_eq!(node.ready().await.machine.direct_nvlinks(0, 1), 4);
@@ -404,7 +404,7 @@ async fn a_dead_nvlink_leaves_the_machine_at_the_next_reading() {
 }
 
 #[tokio::test]
-async fn an_xid_of_a_link_has_the_links_read_at_once() {
+async fn link_xid_triggers_reading() {
     let sim = Sim::of("workstation-2x");
     let mut node = Node::start(&sim, EVENTS_ALONE);
     node.ready().await;
@@ -413,12 +413,12 @@ async fn an_xid_of_a_link_has_the_links_read_at_once() {
     let after = node
         .until("a link less", |now| now.machine.direct_nvlinks(0, 1) == 3)
         .await;
-    // The GPU that raised it lost a link with it; the other one goes on with the links left.
+    // The GPU with the Xid lost a link; the other one continues with its remaining links.
     assert_eq!(sick(&after).len(), 1);
 }
 
 #[tokio::test]
-async fn a_call_that_fails_now_and_then_makes_no_gpu_sick() {
+async fn occasional_call_failures_keep_gpus_healthy() {
     let sim = Sim::of("l4-4x-pcie");
     let mut node = Node::start(&sim, QUICK);
     node.ready().await;
@@ -430,7 +430,7 @@ async fn a_call_that_fails_now_and_then_makes_no_gpu_sick() {
     ] {
         let before = sim.installed.controller.calls();
         sim.installed.controller.fail_call(call, 999, Some(1)).unwrap();
-        // It has failed, and it has been asked again.
+        // The call failed and was repeated.
         while sim.installed.controller.calls().since(&before).of(call) < 2 {
             a_moment().await;
         }
@@ -445,7 +445,7 @@ async fn a_call_that_fails_now_and_then_makes_no_gpu_sick() {
 }
 
 #[tokio::test]
-async fn an_nvml_that_keeps_failing_makes_all_sick_until_it_works_again() {
+async fn failing_nvml_marks_all_gpus_until_it_works() {
     let sim = Sim::of("l4-4x-pcie");
     let mut node = Node::start(&sim, QUICK);
     node.ready().await;
@@ -458,7 +458,7 @@ async fn an_nvml_that_keeps_failing_makes_all_sick_until_it_works_again() {
     let failing = node.until("all sick", |now| sick(now).len() == 4).await;
     let reason = &sick(&failing)[&1];
     assert_eq!(reason, "NVML fails: nvmlDeviceGetCount_v2 failed: NVML error 999");
-    // The GPUs are listened to all the same; it shows once NVML works again. Nothing was reset.
+    // The GPUs are registered nevertheless, which shows once NVML works again. Nothing was reset.
     sim.installed.controller.raise_xid(2, 46).unwrap();
     sim.installed
         .controller
@@ -470,7 +470,7 @@ async fn an_nvml_that_keeps_failing_makes_all_sick_until_it_works_again() {
 }
 
 #[tokio::test]
-async fn at_rest_nvml_is_asked_for_events_and_nothing_else() {
+async fn idle_thread_only_waits_for_events() {
     let sim = Sim::of("dgx-a100");
     let mut node = Node::start(&sim, EVENTS_ALONE);
     node.ready().await;
@@ -482,14 +482,14 @@ async fn at_rest_nvml_is_asked_for_events_and_nothing_else() {
         }
         calls().since(&before).by_name()
     };
-    // The first wait shows that the reading is over.
+    // The first wait shows that the reading is finished.
     waits(1).await;
     let at_rest = waits(5).await;
     assert_eq!(at_rest.keys().collect::<Vec<_>>(), [&"nvmlEventSetWait_v2"]);
 }
 
 #[tokio::test]
-async fn a_look_round_asks_little() {
+async fn check_makes_few_calls() {
     let sim = Sim::of("dgx-a100");
     let looks = Timing {
         check: Duration::from_millis(20),
@@ -526,7 +526,7 @@ async fn a_look_round_asks_little() {
 }
 
 #[tokio::test]
-async fn nothing_is_published_while_nothing_changes() {
+async fn unchanged_hardware_is_not_published() {
     let sim = Sim::of("workstation-2x");
     let mut node = Node::start(&sim, QUICK);
     node.all_healthy().await;

@@ -1,5 +1,5 @@
-//! The daemon and a kubelet over real sockets: registration through every way in which kubelet, sockets and directory come and
-//! go, and the calls of the device plugin service.
+//! The daemon and a kubelet over real sockets: registration while kubelet, sockets and directory appear and disappear,
+//! and the calls of the device plugin service.
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 
@@ -16,7 +16,7 @@ use tokio_stream::StreamExt;
 use tonic::Code;
 
 #[tokio::test]
-async fn a_resource_is_registered_with_its_options() {
+async fn resource_is_registered_with_options() {
     let mut node = Node::new(2);
     let mut kubelet = node.kubelet();
     node.boot();
@@ -29,7 +29,7 @@ async fn a_resource_is_registered_with_its_options() {
 }
 
 #[tokio::test]
-async fn without_a_kubelet_socket_it_serves_and_registers_nothing() {
+async fn no_kubelet_socket_serves_without_registration() {
     let mut node = Node::new(2).with(|args| args.kubelet_socket = Some(String::new()));
     let mut kubelet = node.kubelet();
     node.boot();
@@ -47,7 +47,7 @@ async fn without_a_kubelet_socket_it_serves_and_registers_nothing() {
 }
 
 #[tokio::test]
-async fn a_plugin_that_is_there_first_registers_when_kubelet_comes() {
+async fn plugin_registers_when_kubelet_appears() {
     let mut node = Node::new(2);
     node.boot();
     tokio::task::yield_now().await;
@@ -56,7 +56,7 @@ async fn a_plugin_that_is_there_first_registers_when_kubelet_comes() {
 }
 
 #[tokio::test]
-async fn a_kubelet_that_died_and_left_its_socket_is_waited_for() {
+async fn stale_kubelet_socket_is_retried() {
     let mut node = Node::new(2);
     node.kubelet().kill();
     assert!(node.plugins().join("kubelet.sock").exists());
@@ -67,7 +67,7 @@ async fn a_kubelet_that_died_and_left_its_socket_is_waited_for() {
 }
 
 #[tokio::test]
-async fn a_kubelet_that_refuses_is_asked_again_but_not_complained_of_each_time() {
+async fn refused_registration_is_retried_and_logged_rarely() {
     let log = Log::default();
     let _here = log.listen();
     let mut node = Node::new(2);
@@ -78,11 +78,11 @@ async fn a_kubelet_that_refuses_is_asked_again_but_not_complained_of_each_time()
     for _ in 0..REFUSALS {
         kubelet.registration().await;
     }
-    // The answer to the last but one has been read.
+    // The response to the last but one was read.
     let told = log.of("too many resources");
     assert!((1..REFUSALS - 1).contains(&told), "{told} of {REFUSALS}");
     kubelet.refuses(Some("another reason"));
-    // Told of before the same reason would be told of again.
+    // Recorded before an equal reason would be logged again.
     while log.of("another reason") == 0 {
         kubelet.registration().await;
     }
@@ -92,7 +92,7 @@ async fn a_kubelet_that_refuses_is_asked_again_but_not_complained_of_each_time()
 }
 
 #[tokio::test]
-async fn every_new_kubelet_is_told_and_served_on_a_fresh_socket() {
+async fn new_kubelet_gets_registration_on_new_socket() {
     let mut node = Node::new(2);
     let mut kubelet = node.kubelet();
     node.boot();
@@ -116,7 +116,7 @@ async fn every_new_kubelet_is_told_and_served_on_a_fresh_socket() {
 }
 
 #[tokio::test]
-async fn a_vanished_socket_is_made_and_registered_again_while_the_old_stream_lives() {
+async fn removed_socket_is_replaced_while_old_stream_lives() {
     let mut node = Node::new(2);
     let mut kubelet = node.kubelet();
     node.boot();
@@ -126,7 +126,7 @@ async fn a_vanished_socket_is_made_and_registered_again_while_the_old_stream_liv
     std::fs::remove_file(node.socket()).unwrap();
     let mut new = kubelet.plugin().await;
     soon("a list", new.watch().await.next()).await.unwrap().unwrap();
-    // Kubelet reads the old stream until it is told otherwise; its end would mark the devices unhealthy.
+    // Kubelet reads the old stream until the new registration; its end would mark the devices unhealthy.
     node.inventory
         .send_replace(Arc::new(inventory_of(2, |gpu| DeviceHealth {
             healthy: gpu != 0,
@@ -136,9 +136,9 @@ async fn a_vanished_socket_is_made_and_registered_again_while_the_old_stream_liv
     assert_eq!(list.devices[0].health, "Unhealthy");
 }
 
-/// Kubelet counts a resource's devices as gone once it has lost the stream, and dials nobody by itself.
+/// Kubelet counts a resource's devices as gone after the stream ended, and never connects by itself.
 #[tokio::test]
-async fn a_stream_that_kubelet_ends_makes_its_resource_register_again() {
+async fn ended_stream_registers_resource_again() {
     let log = Log::default();
     let _here = log.listen();
     let mut node = Node::new(2);
@@ -176,7 +176,7 @@ async fn a_stream_that_kubelet_ends_makes_its_resource_register_again() {
         metrics.contains(r#"list_streams{resource="nvidia.com/gpu"} 0"#),
         "{metrics}"
     );
-    // It was accepted and is not read: once more.
+    // Accepted but not read: registered once more.
     kubelet.watches(true);
     assert_eq!(kubelet.registration().await.resource_name, "nvidia.com/gpu");
     let (code, _) = awaited(listen, "/readyz", "ready\n").await;
@@ -193,11 +193,11 @@ async fn a_stream_that_kubelet_ends_makes_its_resource_register_again() {
 }
 
 #[tokio::test]
-async fn sockets_that_were_replaced_leave_no_listener_behind() {
+async fn replaced_sockets_leave_no_listener() {
     let mut node = Node::new(2);
     let mut kubelet = node.kubelet();
     node.boot();
-    // Kubelet asks nothing on these: it could as well have closed them.
+    // Kubelet calls nothing on these; it might as well have closed them.
     let mut connections = vec![kubelet.plugin().await];
     for _ in 0..4 {
         std::fs::remove_file(node.socket()).unwrap();
@@ -211,7 +211,7 @@ async fn sockets_that_were_replaced_leave_no_listener_behind() {
     soon("an end of the others", one).await;
 }
 
-/// Sockets that were bound to this path and are listened on, wherever the path leads now.
+/// Listening sockets that were bound to this path, whatever the path is now.
 fn listeners(path: &std::path::Path) -> usize {
     const LISTENS: &str = "00010000";
     let path = path.to_str().unwrap();
@@ -223,7 +223,7 @@ fn listeners(path: &std::path::Path) -> usize {
 }
 
 #[tokio::test]
-async fn a_replaced_directory_is_noticed() {
+async fn replaced_directory_is_detected() {
     let mut node = Node::new(2);
     let mut kubelet = node.kubelet();
     node.boot();
@@ -235,7 +235,7 @@ async fn a_replaced_directory_is_noticed() {
 }
 
 #[tokio::test]
-async fn a_second_plugin_for_the_resource_is_told_of_and_its_place_taken_back() {
+async fn second_plugin_is_reported_and_socket_taken_back() {
     let log = Log::default();
     let _here = log.listen();
     let mut node = Node::new(2);
@@ -243,11 +243,11 @@ async fn a_second_plugin_for_the_resource_is_told_of_and_its_place_taken_back() 
     let mut kubelet = node.kubelet();
     node.boot();
     kubelet.registration().await;
-    // Wiped is nobody's doing in particular.
+    // A removed socket is not contention.
     std::fs::remove_file(node.socket()).unwrap();
     kubelet.registration().await;
     assert_eq!(log.of("second device plugin"), 0);
-    // One that comes again and again has kubelet register both ever more rarely.
+    // With repeated contention kubelet registers both with growing pauses.
     for least in [0, 1, 2] {
         let theirs = node.plugins().join("theirs");
         let _listener = std::os::unix::net::UnixListener::bind(&theirs).unwrap();
@@ -263,7 +263,7 @@ async fn a_second_plugin_for_the_resource_is_told_of_and_its_place_taken_back() 
 }
 
 #[tokio::test]
-async fn a_directory_that_is_not_there_yet_is_waited_for() {
+async fn missing_directory_is_awaited() {
     let mut node = Node::new(2);
     std::fs::remove_dir(node.plugins()).unwrap();
     node.boot();
@@ -274,7 +274,7 @@ async fn a_directory_that_is_not_there_yet_is_waited_for() {
 }
 
 #[tokio::test]
-async fn nothing_is_registered_before_there_is_a_device() {
+async fn registration_needs_a_device() {
     let mut node = Node::new(2);
     let ready = Arc::clone(&node.inventory.borrow());
     node.inventory
@@ -290,7 +290,7 @@ async fn nothing_is_registered_before_there_is_a_device() {
 }
 
 #[tokio::test]
-async fn the_list_is_sent_on_change_and_only_then() {
+async fn list_is_sent_only_on_change() {
     let mut node = Node::new(2);
     let mut kubelet = node.kubelet();
     node.boot();
@@ -318,10 +318,10 @@ async fn the_list_is_sent_on_change_and_only_then() {
     assert_eq!(healths, ["Healthy", "Unhealthy"]);
 }
 
-/// Kubelet writes down who holds what when it allocates and when it is sent a list, not when a pod ends. Were it to start again with what
-/// it wrote before, it would refuse the pods that wait for those devices.
+/// Kubelet writes its checkpoint when it allocates and when it receives a list, not when a pod ends. Restarted with an
+/// old checkpoint, it would refuse pods that wait for the freed devices.
 #[tokio::test]
-async fn the_list_is_sent_again_once_kubelet_has_seen_that_a_pod_has_ended() {
+async fn list_is_sent_again_after_pod_ended() {
     let mut node = Node::new(2);
     let mut kubelet = node.kubelet();
     let truth = node.truth();
@@ -338,7 +338,7 @@ async fn the_list_is_sent_again_once_kubelet_has_seen_that_a_pod_has_ended() {
 }
 
 #[tokio::test]
-async fn without_grants_the_best_connected_set_is_preferred() {
+async fn no_grant_prefers_best_connected_set() {
     let mut node = Node::new(8);
     let mut kubelet = node.kubelet();
     node.boot();
@@ -353,7 +353,7 @@ async fn without_grants_the_best_connected_set_is_preferred() {
 }
 
 #[tokio::test]
-async fn allocate_answers_for_exactly_what_was_asked() {
+async fn allocate_serves_exactly_the_requested_set() {
     let mut node = Node::new(4);
     let mut kubelet = node.kubelet();
     node.boot();
@@ -371,7 +371,7 @@ async fn allocate_answers_for_exactly_what_was_asked() {
 }
 
 #[tokio::test]
-async fn an_unhealthy_device_that_kubelet_insists_on_is_served() {
+async fn requested_unhealthy_device_is_served() {
     let mut node = Node::new(2);
     node.inventory
         .send_replace(Arc::new(inventory_of(2, |_| DeviceHealth {
@@ -385,7 +385,7 @@ async fn an_unhealthy_device_that_kubelet_insists_on_is_served() {
 }
 
 #[tokio::test]
-async fn stopping_ends_the_streams_and_removes_the_socket() {
+async fn shutdown_ends_streams_and_removes_socket() {
     let mut node = Node::new(2);
     let mut kubelet = node.kubelet();
     node.boot();
@@ -402,7 +402,7 @@ async fn stopping_ends_the_streams_and_removes_the_socket() {
 }
 
 #[tokio::test]
-async fn a_client_that_never_speaks_does_not_keep_the_daemon() {
+async fn silent_client_does_not_delay_shutdown() {
     let mut node = Node::new(2);
     let mut kubelet = node.kubelet();
     node.boot();
@@ -412,7 +412,7 @@ async fn a_client_that_never_speaks_does_not_keep_the_daemon() {
 }
 
 #[tokio::test]
-async fn a_stopped_plugin_leaves_its_successors_socket_alone() {
+async fn stopped_plugin_keeps_successor_socket() {
     let mut old = Node::new(2);
     let mut kubelet: FakeKubelet = old.kubelet();
     old.boot();

@@ -1,4 +1,4 @@
-//! Reading the machine over and over takes no more memory and no more files. A process of its own, so that nothing else counts.
+//! Repeated readings need no additional memory or files. A process of its own, so that nothing else is counted.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test that cannot go on fails")]
 
 mod sim;
@@ -18,7 +18,7 @@ fn open_files() -> usize {
 }
 
 #[test]
-fn thousands_of_reads_and_hundreds_of_loads_leak_nothing() {
+fn repeated_reads_and_loads_leak_nothing() {
     let sim = Sim::of("workstation-2x");
     let options = sim.options();
     let load_and_read = |reads: usize| {
@@ -36,7 +36,7 @@ fn thousands_of_reads_and_hundreds_of_loads_leak_nothing() {
         }
         (resident_kib(), open_files())
     };
-    // The allocator takes its share in the first rounds.
+    // The allocator grows in the first rounds.
     let (before, files_before) = rounds(30);
     let (after, files_after) = rounds(300);
     assert_eq!(files_after, files_before);

@@ -1,4 +1,4 @@
-//! What the manifests give the node daemon: the least that works, and more on nodes only that were named for it.
+//! Permissions of the node daemon in the manifests: the minimum, and more only on nodes labelled for it.
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 
@@ -32,7 +32,7 @@ fn mig() -> Value {
 }
 
 #[test]
-fn on_nodes_named_for_it_the_daemon_has_what_shows_it_mig_devices_and_is_the_same_otherwise() {
+fn mig_manifest_differs_only_in_mig_access() {
     let mut expected = plain();
     let labels =
         json!({"app.kubernetes.io/name": "gantry-plugin-mig", "app.kubernetes.io/part-of": "gantry"});
@@ -45,14 +45,14 @@ fn on_nodes_named_for_it_the_daemon_has_what_shows_it_mig_devices_and_is_the_sam
         *expected.pointer_mut(place).unwrap() = labels.clone();
     }
     let pod = expected.pointer_mut("/spec/template/spec").unwrap();
-    // Which nodes they are for is compared by what becomes of nodes, below.
+    // The nodes they select are compared below.
     pod.as_object_mut().unwrap().remove("affinity").unwrap();
     pod["nodeSelector"] = json!({MIG: "true"});
     let container = &mut pod["containers"][0];
     let env = container["env"].as_array_mut().unwrap();
     env.push(json!({"name": "NVIDIA_MIG_MONITOR_DEVICES", "value": "all"}));
     let rights = container["securityContext"].as_object_mut().unwrap();
-    // With CAP_SYS_ADMIN it counts as true whatever is said.
+    // CAP_SYS_ADMIN implies it.
     assert_eq!(rights.remove("allowPrivilegeEscalation"), Some(json!(false)));
     rights["capabilities"]["add"] = json!(["SYS_ADMIN"]);
     let mut there = mig();
@@ -62,7 +62,7 @@ fn on_nodes_named_for_it_the_daemon_has_what_shows_it_mig_devices_and_is_the_sam
 }
 
 #[test]
-fn elsewhere_the_daemon_has_no_capability() {
+fn default_manifest_has_no_capability() {
     let daemon_set = plain();
     let rights = &daemon_set["spec"]["template"]["spec"]["containers"][0]["securityContext"];
     assert_eq!(rights["capabilities"], json!({"drop": ["ALL"]}));
@@ -96,7 +96,7 @@ fn runs_on(daemon_set: &Value, labels: &[(&str, &str)]) -> bool {
     is_wanted && selector.into_iter().all(is_selected)
 }
 
-/// Labels by which a node is known to have GPUs, each enough by itself.
+/// Labels that mark a node with GPUs, each sufficient by itself.
 const FOUND: [(&str, &str); 3] = [
     ("gantry.dev/gpu", "true"),
     ("nvidia.com/gpu.present", "true"),
@@ -104,7 +104,7 @@ const FOUND: [(&str, &str); 3] = [
 ];
 
 #[test]
-fn the_daemon_runs_where_nvidias_does_and_where_a_person_says_so() {
+fn daemon_runs_on_nvidia_and_labelled_nodes() {
     for found in FOUND {
         assert!(runs_on(&plain(), &[found]), "{found:?}");
         let (key, _) = found;
@@ -114,7 +114,7 @@ fn the_daemon_runs_where_nvidias_does_and_where_a_person_says_so() {
 }
 
 #[test]
-fn no_node_has_both() {
+fn no_node_runs_both_daemonsets() {
     for found in FOUND {
         assert!(!runs_on(&plain(), &[found, (MIG, "true")]), "{found:?}");
         assert!(runs_on(&mig(), &[found, (MIG, "true")]), "{found:?}");
@@ -125,7 +125,7 @@ fn no_node_has_both() {
 }
 
 #[test]
-fn a_person_keeps_the_daemon_off_a_node_whatever_found_its_gpus() {
+fn label_keeps_daemon_off_node() {
     let out = ("gantry.dev/gpu", "false");
     for found in &FOUND[1..] {
         assert!(!runs_on(&plain(), &[*found, out]), "{found:?}");
@@ -133,10 +133,10 @@ fn a_person_keeps_the_daemon_off_a_node_whatever_found_its_gpus() {
     }
 }
 
-/// The GPU operator's driver manager and MIG manager set one of these on a node before they unload its driver or reset its GPUs, and back
-/// afterwards: nobody may have NVML open meanwhile.
+/// The GPU operator's driver manager and MIG manager set one of these on a node before they unload the driver or reset
+/// GPUs, and remove it afterwards: NVML must not be in use meanwhile.
 #[test]
-fn the_daemon_leaves_while_the_gpu_operator_works_on_the_driver_or_on_mig() {
+fn daemon_leaves_during_driver_or_mig_changes() {
     for label in [
         "nvidia.com/gpu.deploy.client",
         "nvidia.com/gpu.deploy.device-plugin",
@@ -148,7 +148,7 @@ fn the_daemon_leaves_while_the_gpu_operator_works_on_the_driver_or_on_mig() {
                 let cut = [found, (MIG, "true"), (label, &paused)];
                 assert!(!runs_on(&mig(), &cut), "{label}={paused}");
             }
-            // "false" takes NVIDIA's own plugin off a node, which is how this one comes there.
+            // "false" removes NVIDIA's plugin from a node, which is how this one gets there.
             for works in ["true", "false"] {
                 assert!(runs_on(&plain(), &[found, (label, works)]), "{label}={works}");
                 assert!(runs_on(&mig(), &[found, (MIG, "true"), (label, works)]));
@@ -157,8 +157,8 @@ fn the_daemon_leaves_while_the_gpu_operator_works_on_the_driver_or_on_mig() {
     }
 }
 
-/// Looked for, and not shown to the daemon: anybody may put something there in the host's /tmp, and MPS is not served; and folders at the
-/// root of some systems, which a volume would make on all others. Whoever runs those shows them to the daemon.
+/// Searched, but not mounted into the daemon: in the host's /tmp any user may create files, and MPS is not supported;
+/// root folders of some systems would be created on all others by a volume. Operators of those systems mount them.
 const NOT_SHOWN: [&str; 6] = [
     "tmp/nvidia-mps",
     "",
@@ -168,7 +168,7 @@ const NOT_SHOWN: [&str; 6] = [
     "home/kubernetes/bin/nvidia/lib64",
 ];
 
-/// What the daemon is shown of the host below the container driver root: each path there, and the type of its volume.
+/// The mounts below the container driver root: each path, and the type of its volume.
 fn shown(daemon_set: &Value) -> Vec<(String, String)> {
     let pod = &daemon_set["spec"]["template"]["spec"];
     let root = Config::default().container_driver_root;
@@ -187,7 +187,7 @@ fn shown(daemon_set: &Value) -> Vec<(String, String)> {
 }
 
 #[test]
-fn the_daemon_is_shown_every_place_where_the_drivers_files_may_be_and_nothing_for_nothing() {
+fn mounts_equal_searched_driver_folders() {
     let looked_for: BTreeSet<&str> = Driver::looked_for().collect();
     assert!(NOT_SHOWN.iter().all(|path| looked_for.contains(path)));
     let places = shown(&plain());
@@ -196,7 +196,7 @@ fn the_daemon_is_shown_every_place_where_the_drivers_files_may_be_and_nothing_fo
         places.any(|(place, _)| Path::new(path).starts_with(place))
     };
     for path in looked_for.iter().filter(|path| !NOT_SHOWN.contains(path)) {
-        // Of links of the host's root, what they lead to: /lib to /usr/lib, /var/run to /run.
+        // Targets of the host's root links: /lib to /usr/lib, /var/run to /run.
         let real = format!("usr/{path}");
         let real = path.strip_prefix("var/").unwrap_or(&real);
         let seen = is_shown(path) || looked_for.contains(real) && is_shown(real);
@@ -213,12 +213,12 @@ fn the_daemon_is_shown_every_place_where_the_drivers_files_may_be_and_nothing_fo
 }
 
 #[test]
-fn no_folder_that_a_host_may_lack_holds_the_daemon_back_or_is_left_behind() {
+fn optional_host_folders_are_never_created_or_required() {
     for (place, kind) in shown(&plain()) {
         let expected = match place.as_str() {
-            // Every host has them.
+            // They exist on every host.
             "usr" | "dev" | "etc" => "Directory",
-            // Gone with the next boot.
+            // Removed at the next boot.
             path if path.starts_with("run/") => "DirectoryOrCreate",
             path => panic!("a host may lack /{path}, or keep it if it is made"),
         };
@@ -226,7 +226,7 @@ fn no_folder_that_a_host_may_lack_holds_the_daemon_back_or_is_left_behind() {
     }
 }
 
-/// The fields of a type, as it asks a reader for them.
+/// The fields of a type, as its deserializer requests them.
 struct Fields<'a>(&'a mut &'static [&'static str]);
 
 impl<'de> Deserializer<'de> for Fields<'_> {
@@ -265,7 +265,7 @@ fn validations(yaml: &str, name: &str) -> String {
 }
 
 #[test]
-fn the_policies_leave_no_field_of_a_node_open_but_the_one_that_the_daemon_writes() {
+fn policies_allow_only_the_written_node_fields() {
     let mut known: &[&str] = &[];
     let _ = NodeStatus::deserialize(Fields(&mut known));
     assert!(known.contains(&"conditions"), "{known:?}");

@@ -283,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn an_api_server_that_is_busy_is_asked_again() {
+    fn busy_api_server_is_retried() {
         let answer = |code| {
             let status = kube::core::Status::failure("no", "reason").with_code(code);
             is_lasting(&kube::Error::Api(Box::new(status)))
@@ -293,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn the_condition_names_every_unhealthy_gpu_with_its_worst_reason() {
+    fn condition_names_unhealthy_gpus_with_worst_reason() {
         let (early, late) = (
             Timestamp::from_second(1).unwrap(),
             Timestamp::from_second(2).unwrap(),
@@ -322,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn each_change_is_told_once_with_its_reason_and_what_proved_its_end() {
+    fn change_is_reported_once_with_reason_and_proof() {
         let mut reported = LastReported::default();
         let start = Instant::now();
         let unhealthy_gpus = diagnosis(&[("a", XID, "Xid 79")]);
@@ -347,7 +347,7 @@ mod tests {
     }
 
     #[test]
-    fn a_gpu_that_comes_and_goes_is_told_of_now_and_then() {
+    fn flapping_gpu_is_reported_rarely() {
         let mut reported = LastReported::default();
         let start = Instant::now();
         let (unhealthy_gpus, well) = (diagnosis(&[("a", Cause::Lost, "GPU lost")]), diagnosis(&[]));

@@ -102,7 +102,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_event_says_what_is_wrong_and_what_that_means() {
+    fn config_event_has_problem_and_consequence() {
         let note = |problem: &str, serves| event(problem, serves).note.unwrap();
         assert_eq!(
             note("a.yaml:3: flags.migStrategy: x", true),

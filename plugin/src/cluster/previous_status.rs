@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_server_that_will_not_answer_now_is_asked_again() {
+    async fn busy_server_is_retried() {
         let machine = (*Inventory::starting().machine).clone();
         let mut found = GpuNode::new("node-1", GpuNodeSpec { machine });
         found.status = Some(GpuNodeStatus::default());
@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_server_that_does_not_know_yet_who_may_do_what_is_asked_again() {
+    async fn starting_server_without_permissions_is_retried() {
         let machine = (*Inventory::starting().machine).clone();
         let mut found = GpuNode::new("node-1", GpuNodeSpec { machine });
         found.status = Some(GpuNodeStatus::default());
@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn what_stays_forbidden_is_not_waited_for_for_ever() {
+    async fn lasting_refusal_ends_retries() {
         let begin = Instant::now();
         let (read, failures) = read_from(vec![refusal(403, "Forbidden"); 20]).await;
         assert!(read.is_none() && failures > 1);
@@ -151,12 +151,12 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_not_there_is_not_waited_for() {
+    async fn missing_object_is_not_retried() {
         assert_eq!(read_from(vec![refusal(404, "NotFound")]).await, (None, 0));
     }
 
     #[tokio::test]
-    async fn what_this_version_does_not_understand_hides_nothing_that_it_does() {
+    async fn unknown_entries_hide_no_others() {
         let fault = |gpu: &str, xid: Value| json!({"gpu": gpu, "xid": xid, "class": "fatal", "reason": "Xid 79", "since": "2026-01-01T00:00:00Z"});
         let holder = |pod: &str, provenance: &str| json!({"namespace": "ml", "pod": pod, "resource": "nvidia.com/gpu", "devices": ["GPU-a"], "provenance": provenance});
         let node = json!({

@@ -90,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn the_list_tells_both_minors() {
+    fn minors_are_read_from_list() {
         let root = tempfile::tempdir().unwrap();
         let list = "config 1\nmonitor 2\ngpu0/gi1/access 12\ngpu0/gi1/ci0/access 13\ngpu3/gi1/access 417\n";
         write(root.path(), "nvidia-caps/mig-minors", list);
@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn without_the_list_each_instance_tells_its_own() {
+    fn minors_are_read_per_instance_without_list() {
         let root = tempfile::tempdir().unwrap();
         let access =
             |minor: u32| format!("DeviceFileMinor: {minor}\nDeviceFileMode: 292\nDeviceFileModify: 1\n");

@@ -174,7 +174,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_are_written_as_ranges() {
+    fn id_list_uses_ranges() {
         let list = |numbers: &[u32]| id_list(numbers).map(|list| list.to_string());
         assert_eq!(list(&[0, 1, 2, 8, 128, 129]).as_deref(), Some("0-2,8,128-129"));
         assert_eq!(list(&[5]).as_deref(), Some("5"));
@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fabric_has_a_name_only_beyond_the_machine() {
+    fn fabric_confined_to_machine_has_no_name() {
         let mut cluster = [0; 16];
         assert_eq!(fabric(FabricInfo { cluster, clique: 1 }), None);
         cluster[0] = 0xab;

@@ -49,7 +49,7 @@ mod tests {
     use super::cpu_model;
 
     #[test]
-    fn each_architecture_names_its_cpu_in_its_own_way() {
+    fn cpu_model_is_read_on_each_architecture() {
         let x86 = "processor\t: 0\nmodel\t\t: 49\nmodel name\t: AMD EPYC 7742 64-Core Processor\n\nprocessor\t: 1\n";
         assert_eq!(cpu_model(x86).as_deref(), Some("AMD EPYC 7742 64-Core Processor"));
         let power = "processor\t: 0\ncpu\t\t: POWER9, altivec supported\n";

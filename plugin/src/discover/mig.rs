@@ -300,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_ends_with_the_profile() {
+    fn profile_is_end_of_name() {
         let profile = |name: &str| profile_of_name(name);
         for suffix in [
             "1g.5gb",
@@ -322,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn an_instance_has_the_suffix_that_nvml_tells_and_else_the_one_in_the_name() {
+    fn instance_suffix_comes_from_nvml_then_name() {
         for device in ["1c.2g.12gb", "1c.2g.12gb+me"] {
             assert_eq!(profile_of_instance(device, Some("+me")), "2g.12gb+me");
         }
@@ -334,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn attributes_amount_to_the_names_that_nvidia_gives() {
+    fn attributes_give_nvidia_profile_names() {
         // From boards: A100 40 GB, A100 80 GB, H100 80 GB, A30.
         for (gpu_mib, attributes, profile) in [
             (40_960, attributes(1, 1, 4_864), "1g.5gb"),

@@ -234,12 +234,12 @@ mod tests {
     }
 
     #[test]
-    fn links_to_one_peer_are_one_bundle() {
+    fn links_to_same_peer_form_one_bundle() {
         assert_eq!(bundles(&[&[1, 1, 2], &[0, 0], &[0]]), [([0, 1], 2), ([0, 2], 1)]);
     }
 
     #[test]
-    fn gpus_of_two_cliques_are_at_switches_that_are_not_joined() {
+    fn cliques_give_separate_switch_groups() {
         let gpu = |clique: Option<u32>| Gpu {
             fabric: clique.map(|clique| Fabric {
                 cluster_uuid: "domain".to_owned(),
@@ -256,20 +256,20 @@ mod tests {
     }
 
     #[test]
-    fn a_link_that_one_end_denies_does_not_count() {
+    fn link_reported_by_one_end_does_not_count() {
         assert_eq!(bundles(&[&[1, 1], &[0]]), [([0, 1], 1)]);
         assert_eq!(bundles(&[&[1, 1], &[]]), []);
     }
 
     #[test]
-    fn what_one_end_did_not_say_may_be_missing_at_the_other() {
+    fn unread_link_end_marks_peer_unread() {
         let mut joints = joints(&[&[1], &[0, 2], &[1], &[]]);
         joints.gpus[0].is_partial = true;
         assert_eq!(joints.unread().collect::<Vec<_>>(), [0, 1]);
     }
 
     #[test]
-    fn a_gpu_linked_to_itself_or_with_absurdly_many_links_stays_readable() {
+    fn absurd_link_counts_stay_readable() {
         assert_eq!(bundles(&[&[0, 0], &[]]), []);
         let many = vec![1; 200];
         let back = vec![0; 200];

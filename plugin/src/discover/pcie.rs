@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn two_ports_of_one_adapter_are_pix() {
+    fn ports_of_one_adapter_are_pix() {
         let [a, b] = ["0000:c1:00.0", "0000:c1:00.1"]
             .map(|device| position(&format!("pci0000:c0/0000:c0:01.1/{device}"), Some(1)));
         assert_eq!(class(&a, &b, false), PathClass::Pix);
@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn the_class_does_not_depend_on_the_order() {
+    fn path_class_is_symmetric() {
         let paths = [
             (GPU, Some(0)),
             (
@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn the_innermost_host_bridge_counts() {
+    fn innermost_host_bridge_counts() {
         let vmd = position(
             "pci0000:64/0000:64:00.5/pci10000:00/10000:00:02.0/10000:01:00.0",
             Some(0),

@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn adapters_on_pcie_are_found_in_the_order_people_count() {
+    fn rdma_adapters_are_in_natural_order() {
         let folder = tree();
         let sysfs = Sysfs::at(folder.path());
         let mut warnings = Warnings::default();
@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tree_that_is_not_there_knows_nothing() {
+    fn missing_sysfs_gives_nothing() {
         let sysfs = Sysfs::at(Path::new("/nonexistent"));
         let address = "0000:07:00.0".parse().unwrap();
         assert_eq!(sysfs.position(&address), None);
@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_of_minus_one_is_unknown_and_not_node_0() {
+    fn numa_node_minus_one_is_unknown() {
         let folder = tree();
         let address = "0000:c1:00.0".parse().unwrap();
         let file = folder.path().join("bus/pci/devices/0000:c1:00.0/numa_node");
@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn a_binding_made_anew_has_another_number() {
+    fn new_binding_has_new_number() {
         let folder = tree();
         let address = "0000:c1:00.0".parse().unwrap();
         let device = folder.path().join("bus/pci/devices/0000:c1:00.0");

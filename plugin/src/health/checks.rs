@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn every_combination_means_what_nvidia_documents() {
+    fn check_lists_combine_as_nvidia_documents() {
         for (disabled, enabled, expected) in [
             ("", "", &[48, 79, 95][..]),
             (" 48, 79 ,", "", &[95]),
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_watched_only_if_all_is_disabled_and_nothing_enabled() {
+    fn checks_are_off_if_all_disabled_and_none_enabled() {
         assert!(checks("all", "").is_off() && checks("xids", " ").is_off());
         assert!(!checks("all", "48").is_off());
         assert!(!checks("all", "all").is_off());
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn a_word_that_is_no_check_is_named() {
+    fn invalid_check_is_named() {
         let error = "48,ecc".parse::<XidList>().unwrap_err();
         assert_eq!(
             error.to_string(),

@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fault_touches_its_instance_and_the_whole_that_holds_it() {
+    fn fault_affects_its_instance_and_the_whole_gpu() {
         let parts = [None, Some((1, 0)), Some((1, 1)), Some((2, 0))];
         for (extent, touched) in [
             (Extent::Gpu, [true, true, true, true]),
@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn an_instance_made_anew_is_another_though_its_number_is_the_same() {
+    fn replaced_instance_with_same_id_differs() {
         let before = mig(&[(1, &[(0, "MIG-a"), (1, "MIG-b")])]);
         let cut_anew = mig(&[(1, &[(0, "MIG-c")])]);
         let other = mig(&[(2, &[(0, "MIG-d")])]);
@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stored_fault_is_read_as_it_was() {
+    fn stored_fault_round_trips() {
         let gpu: GpuUuid = "GPU-0badcafe".parse().unwrap();
         let fault = Fault {
             extent: Extent::ComputeInstance(1, 0),

@@ -79,7 +79,7 @@ fn cut(instances: &[(u32, &str)]) -> Mig {
 }
 
 #[test]
-fn a_fault_is_its_own_gpus_alone() {
+fn fault_affects_only_its_gpu() {
     let mut tracker = HealthTracker::default();
     tracker.record_fault(&gpu("a"), fault(Class::Fatal, "Xid 79"));
     assert_eq!(reason(&tracker, "a").as_deref(), Some("Xid 79"));
@@ -87,7 +87,7 @@ fn a_fault_is_its_own_gpus_alone() {
 }
 
 #[test]
-fn the_worst_fault_gives_the_reason_and_of_equals_the_first() {
+fn worst_then_first_fault_gives_reason() {
     let mut tracker = HealthTracker::default();
     tracker.record_fault(&gpu("a"), fault(Class::Resettable, "first"));
     tracker.record_fault(&gpu("a"), fault(Class::Resettable, "second"));
@@ -98,7 +98,7 @@ fn the_worst_fault_gives_the_reason_and_of_equals_the_first() {
 }
 
 #[test]
-fn a_fault_of_an_instance_leaves_the_others_alone_and_one_of_the_gpu_none() {
+fn instance_fault_spares_others_gpu_fault_spares_none() {
     let mut tracker = HealthTracker::default();
     tracker.record_fault(
         &gpu("a"),
@@ -113,7 +113,7 @@ fn a_fault_of_an_instance_leaves_the_others_alone_and_one_of_the_gpu_none() {
 }
 
 #[test]
-fn a_fault_survives_a_gpu_that_only_goes_on_answering() {
+fn fault_survives_responding_gpu() {
     let mut tracker = HealthTracker::default();
     let vitals = Vitals {
         binding: Some(1),
@@ -129,7 +129,7 @@ fn a_fault_survives_a_gpu_that_only_goes_on_answering() {
 }
 
 #[test]
-fn a_gpu_that_was_off_the_bus_and_answers_again_has_been_reset() {
+fn gpu_back_on_bus_counts_as_reset() {
     let mut tracker = HealthTracker::default();
     tracker.record_fault(&gpu("a"), fault(Class::Fatal, "Xid 79"));
     tracker.record_loss(&gpu("a"), lost(true));
@@ -139,7 +139,7 @@ fn a_gpu_that_was_off_the_bus_and_answers_again_has_been_reset() {
 }
 
 #[test]
-fn a_gpu_that_failed_a_question_and_answers_again_has_not() {
+fn recovered_query_is_no_reset() {
     let mut tracker = HealthTracker::default();
     tracker.record_fault(&gpu("a"), fault(Class::Fatal, "Xid 79"));
     tracker.record_loss(&gpu("a"), lost(false));
@@ -148,7 +148,7 @@ fn a_gpu_that_failed_a_question_and_answers_again_has_not() {
 }
 
 #[test]
-fn a_reloaded_driver_ends_faults_and_an_nvml_that_fails_or_is_missing_does_not() {
+fn driver_reload_clears_faults_nvml_failure_does_not() {
     let mut tracker = HealthTracker::default();
     tracker.record_fault(&gpu("a"), fault(Class::Resettable, "Xid 46"));
     tracker.record_outage(outage("NVML fails", OutageKind::Failing));
@@ -179,7 +179,7 @@ fn a_reloaded_driver_ends_faults_and_an_nvml_that_fails_or_is_missing_does_not()
 }
 
 #[test]
-fn a_mig_instance_that_is_made_anew_is_healthy_and_the_gpus_own_fault_is_not() {
+fn replaced_instance_clears_only_its_fault() {
     let mut tracker = HealthTracker::default();
     let before = cut(&[(1, "MIG-a"), (2, "MIG-b")]);
     for (gi, uuid) in [(1, "MIG-a"), (2, "MIG-b")] {
@@ -198,7 +198,7 @@ fn a_mig_instance_that_is_made_anew_is_healthy_and_the_gpus_own_fault_is_not() {
 }
 
 #[test]
-fn a_links_fault_ends_when_as_many_links_are_up_as_before() {
+fn link_fault_ends_with_all_links_up() {
     let mut tracker = HealthTracker::default();
     tracker.record_links(&gpu("a"), 6);
     tracker.record_fault(&gpu("a"), fault(Class::Link { reset: true }, "Xid 155"));
@@ -220,7 +220,7 @@ fn a_links_fault_ends_when_as_many_links_are_up_as_before() {
 }
 
 #[test]
-fn a_links_xid_that_the_driver_asks_nothing_for_is_a_fault_if_links_went_down_with_it() {
+fn suspect_link_xid_is_fault_if_links_go_down() {
     let suspicion = || fault(Class::Link { reset: true }, "Xid 149");
     let mut tracker = HealthTracker::default();
     tracker.record_links(&gpu("a"), 18);
@@ -267,7 +267,7 @@ fn a_links_xid_that_the_driver_asks_nothing_for_is_a_fault_if_links_went_down_wi
 }
 
 #[test]
-fn a_links_fault_outlives_a_restart_though_its_xid_alone_is_none() {
+fn link_fault_survives_restart() {
     let mut before = HealthTracker::default();
     let fault = Fault {
         xid: 74,
@@ -298,7 +298,7 @@ fn a_links_fault_outlives_a_restart_though_its_xid_alone_is_none() {
 }
 
 #[test]
-fn a_person_lifts_the_quarantine_of_the_gpus_named() {
+fn lift_ends_quarantine_of_named_gpus() {
     let mut tracker = HealthTracker::default();
     for name in ["a", "b"] {
         tracker.record_fault(&gpu(name), fault(Class::Fatal, "Xid 79"));
@@ -310,7 +310,7 @@ fn a_person_lifts_the_quarantine_of_the_gpus_named() {
 }
 
 #[test]
-fn a_quarantine_survives_a_restart_and_ends_with_what_ended_meanwhile() {
+fn adopted_fault_ends_with_later_evidence() {
     let seen = |binding, uncorrected| Vitals {
         binding: Some(binding),
         uncorrected: Some(uncorrected),
@@ -356,7 +356,7 @@ fn a_quarantine_survives_a_restart_and_ends_with_what_ended_meanwhile() {
 }
 
 #[test]
-fn a_stored_fault_that_is_over_does_not_take_a_new_one_with_it() {
+fn cleared_stored_fault_keeps_new_fault() {
     let seen = |binding| Vitals {
         binding: Some(binding),
         ..Vitals::default()
@@ -400,7 +400,7 @@ fn a_stored_fault_that_is_over_does_not_take_a_new_one_with_it() {
 }
 
 #[test]
-fn a_stored_fault_counts_as_its_xid_does_now() {
+fn stored_fault_is_judged_by_current_checks() {
     let table = Table::built_in();
     // Xid 31, an application Xid, is enabled: stored with the class of that setting. 4711 is in no table.
     let mut before = HealthTracker::default();
@@ -436,7 +436,7 @@ fn a_stored_fault_counts_as_its_xid_does_now() {
 }
 
 #[test]
-fn what_a_gpu_complains_of_lasts_as_long_as_it_does() {
+fn problem_lasts_while_gpu_reports_it() {
     let mut tracker = HealthTracker::default();
     let checks = HealthChecks::default();
     let failed = Vitals {

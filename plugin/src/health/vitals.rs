@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn a_gpu_complains_of_what_only_a_reset_or_new_board_ends() {
+    fn problems_follow_vitals() {
         let all = HealthChecks::default();
         assert_eq!(causes(Vitals::default(), &all), []);
         assert_eq!(causes(AMPERE, &all), []);
@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn uncorrected_errors_alone_count_where_rows_cannot_be_remapped() {
+    fn uncorrected_errors_count_if_rows_cannot_be_remapped() {
         let all = HealthChecks::default();
         let contained = Vitals {
             uncorrected: Some(3),
@@ -263,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn each_trace_of_a_reset_proves_it_and_nothing_else_does() {
+    fn only_reset_evidence_proves_reset() {
         let evidence = |seen: &[Vitals]| {
             let mut evidence = FaultEvidence::default();
             for vitals in seen {

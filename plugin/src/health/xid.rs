@@ -192,7 +192,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_row_of_the_data_is_in_the_table() {
+    fn table_contains_every_csv_row() {
         let rows = CSV
             .lines()
             .filter(|line| !line.starts_with('#') && !line.starts_with("xid,") && !line.is_empty());
@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn telling_xids_have_the_class_that_nvidia_gives_them() {
+    fn xid_classes_match_nvidia() {
         let table = Table::built_in();
         for code in [13, 14, 31, 43, 45, 68, 94, 108, 109, 137, 154] {
             assert_eq!(table.class(code), Class::Application, "{code}");
@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn what_nvidia_resets_a_gpu_for_is_ignored_only_where_its_plugin_does() {
+    fn reset_xids_are_ignored_only_if_nvidia_does() {
         for line in CSV.lines() {
             if let [code, _, _, _, "RESET_GPU", _, "no", _] = fields(line)[..] {
                 let class = read_row(line).unwrap().class;
@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn an_xid_is_confined_to_the_instance_named_where_the_data_say_so() {
+    fn confined_xids_match_csv() {
         let table = Table::built_in();
         for code in [13, 46, 48, 62, 142, 171] {
             assert!(table.is_contained(code), "{code}");
@@ -270,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn a_class_is_found_by_its_name() {
+    fn class_is_found_by_name() {
         for class in [
             Class::Fatal,
             Class::Resettable,
@@ -284,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn an_xid_is_described_in_words() {
+    fn xid_is_described() {
         let table = Table::built_in();
         assert_eq!(table.describe(79), "Xid 79: GPU has fallen off the bus");
         assert_eq!(table.describe(167), "Xid 167: PCIE_FATAL_TIMEOUT");

@@ -230,7 +230,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_person_names_gpus_or_all() {
+    fn lift_names_gpus_or_all() {
         assert_eq!("all".parse(), Ok(Lift::All));
         assert_eq!("GPU-a, ALL".parse(), Ok(Lift::All));
         let two: Lift = "GPU-a, GPU-b".parse().unwrap();

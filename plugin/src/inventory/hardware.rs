@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn a_whole_gpu_is_one_unit_and_a_cut_one_a_unit_for_each_mig_device() {
+    fn units_are_whole_gpus_or_mig_devices() {
         let cut = vec![
             instance(
                 2,

@@ -85,7 +85,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_was_given_up_hears_of_it_once_at_the_next_beat() {
+    fn next_beat_reports_silence_once() {
         let heartbeat = Heartbeat::new();
         assert!(!heartbeat.beat());
         heartbeat.mark_silent();
@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn a_panic_is_the_last_word_and_an_end_is_none() {
+    fn panic_is_recorded_normal_end_is_not() {
         let heartbeat = Heartbeat::new();
         let word = heartbeat.panic_notice();
         std::thread::spawn(move || drop(word)).join().unwrap();

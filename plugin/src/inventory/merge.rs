@@ -319,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_found_stands_when_nothing_is_missing() {
+    fn complete_reading_replaces_known_machine() {
         let known = machine(&["a", "b"], 4, PathClass::Sys);
         let now = machine(&["a", "b"], 0, PathClass::Sys);
         let merged = merge(Some(&known), found(now.clone(), &[]), false).unwrap();
@@ -328,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn a_gpu_out_of_reach_keeps_its_identity_and_links() {
+    fn unreachable_gpu_keeps_identity_and_links() {
         let known = machine(&["a", "b", "c"], 4, PathClass::Phb);
         let now = machine(&["a", "", "c"], 0, PathClass::Sys);
         let merged = merge(Some(&known), found(now, &[1]), false).unwrap();
@@ -345,7 +345,7 @@ mod tests {
     }
 
     #[test]
-    fn a_gpu_lost_from_the_start_comes_back_while_another_is_lost() {
+    fn gpu_lost_from_start_returns_while_another_is_lost() {
         let known = machine(&["a", "", "c"], 4, PathClass::Phb);
         let now = machine(&["", "b", "c"], 4, PathClass::Phb);
         let merged = merge(Some(&known), found(now, &[0]), false).unwrap();
@@ -355,7 +355,7 @@ mod tests {
     }
 
     #[test]
-    fn a_gpu_no_longer_listed_keeps_its_place_and_others_theirs() {
+    fn unlisted_gpu_keeps_index_of_all() {
         let known = machine(&["a", "b", "c"], 4, PathClass::Phb);
         let now = machine(&["b", "c"], 2, PathClass::Sys);
         let merged = merge(Some(&known), found(now, &[]), false).unwrap();
@@ -369,7 +369,7 @@ mod tests {
     }
 
     #[test]
-    fn other_hardware_replaces_what_was_known() {
+    fn new_gpus_replace_known_machine() {
         let known = machine(&["a", "b"], 0, PathClass::Sys);
         let now = machine(&["a", "d"], 0, PathClass::Sys);
         let merged = merge(Some(&known), found(now.clone(), &[]), false).unwrap();
@@ -379,7 +379,7 @@ mod tests {
     }
 
     #[test]
-    fn a_gpu_that_a_driver_loaded_anew_does_not_list_is_gone() {
+    fn gpu_unlisted_after_driver_reload_is_gone() {
         let known = machine(&["a", "b", "c"], 4, PathClass::Phb);
         let now = machine(&["b", "c"], 2, PathClass::Sys);
         let merged = merge(Some(&known), found(now.clone(), &[]), true).unwrap();
@@ -391,7 +391,7 @@ mod tests {
     }
 
     #[test]
-    fn a_gpu_that_does_not_tell_how_it_is_cut_is_cut_as_before() {
+    fn unread_mig_layout_keeps_known_layout() {
         let cut = |enabled| {
             let mut parts = machine(&["a", "b"], 0, PathClass::Sys).into_parts();
             parts.gpus[1].mig = Some(gantry_topology::Mig {
@@ -409,7 +409,7 @@ mod tests {
     }
 
     #[test]
-    fn a_gpu_that_never_told_how_it_is_cut_counts_as_cut() {
+    fn never_read_mig_mode_counts_as_enabled() {
         let mut unread = found(machine(&["a", "b"], 0, PathClass::Sys), &[]);
         unread.mig_unread.insert(1);
         let merged = merge(None, unread.clone(), false).unwrap().machine;
@@ -422,7 +422,7 @@ mod tests {
     }
 
     #[test]
-    fn what_could_not_be_asked_is_as_it_was_known_wherever_the_gpu_is_found() {
+    fn unread_facts_are_kept_at_any_index() {
         let mut parts = machine(&["c", "a", "b"], 0, PathClass::Sys).into_parts();
         parts.nvlinks = vec![NvLinkBundle {
             gpus: [1, 2],

@@ -66,7 +66,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn failures_in_a_row_of_one_kind_are_no_chance() {
+    fn consecutive_probe_failures_mark_gpu_lost() {
         let gpu: GpuUuid = "GPU-a".parse().unwrap();
         let mut probe_failures = ProbeFailures::default();
         let mut check = |probe, failure: Option<&str>| {

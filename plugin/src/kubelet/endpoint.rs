@@ -321,7 +321,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sockets_are_called_as_nvidias_plugin_calls_them() {
+    fn socket_names_match_nvidia_plugin() {
         let names = [
             "nvidia.com/gpu",
             "nvidia.com/gpu.shared",

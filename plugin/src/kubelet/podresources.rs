@@ -145,7 +145,7 @@ mod tests {
     use crate::handover::Handover;
 
     #[tokio::test]
-    async fn a_kubelet_that_does_not_answer_does_not_delay_the_end() {
+    async fn silent_kubelet_does_not_delay_shutdown() {
         let directory = tempfile::tempdir().unwrap();
         let socket = directory.path().join("kubelet.sock");
         let silent = tokio::net::UnixListener::bind(&socket).unwrap();

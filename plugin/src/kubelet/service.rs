@@ -297,7 +297,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_burst_of_changes_becomes_one_list_and_the_last_one() {
+    async fn burst_of_changes_gives_last_list() {
         let (publish, lists) = watch::channel(list(&["a"]));
         let mut stream = Box::pin(paced(lists));
         assert_eq!(stream.next().await.unwrap().len(), 1);
@@ -311,7 +311,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn lists_are_paced() {
+    async fn lists_have_minimum_interval() {
         let (publish, lists) = watch::channel(list(&[]));
         let mut stream = Box::pin(paced(lists));
         let began = Instant::now();
@@ -326,7 +326,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn every_stream_gets_every_change() {
+    async fn all_streams_get_all_changes() {
         let (publish, lists) = watch::channel(list(&[]));
         let mut streams = [Box::pin(paced(lists.clone())), Box::pin(paced(lists))];
         for ids in [&[][..], &["a"], &["a", "b"]] {

@@ -84,18 +84,18 @@ mod tests {
     }
 
     #[test]
-    fn a_program_that_takes_the_place_again_and_again_gets_it_for_ever_longer() {
+    fn repeated_contention_grows_pauses() {
         assert_eq!(pauses(9, 0), [0, 1, 2, 4, 8, 16, 32, 60, 60]);
         assert_eq!(pauses(100, 5)[99], 60, "no pause overflows");
     }
 
     #[test]
-    fn a_socket_that_stood_for_long_is_put_back_at_once() {
+    fn stable_socket_is_taken_back_at_once() {
         assert_eq!(pauses(3, 3600), [0, 0, 0]);
     }
 
     #[test]
-    fn a_socket_that_was_wiped_is_nobodys_doing() {
+    fn removed_socket_is_no_contention() {
         let mut now = Instant::now();
         let mut contention = SocketContention::default();
         for _ in 0..9 {

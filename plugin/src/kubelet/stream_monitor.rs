@@ -104,12 +104,12 @@ mod tests {
     }
 
     #[test]
-    fn a_kubelet_that_never_opens_a_stream_is_asked_ever_more_rarely() {
+    fn unopened_stream_grows_pauses() {
         assert_eq!(pauses(9, |_, _| {}), [5, 5, 5, 8, 16, 32, 60, 60, 60]);
     }
 
     #[test]
-    fn a_kubelet_that_ends_each_stream_at_once_is_asked_ever_more_rarely() {
+    fn short_streams_grow_pauses() {
         let ends = |monitor: &mut StreamMonitor, now: &mut Instant| {
             monitor.set_streams(1, *now);
             monitor.set_streams(0, *now);
@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stream_that_was_open_for_long_makes_its_end_the_first_again() {
+    fn long_stream_resets_pauses() {
         let held = |monitor: &mut StreamMonitor, now: &mut Instant| {
             monitor.set_streams(1, *now);
             *now += seconds(3600);
@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_due_while_a_stream_is_open_or_nothing_was_accepted() {
+    fn nothing_is_due_with_open_stream_or_unregistered() {
         let now = Instant::now();
         let mut monitor = StreamMonitor::default();
         assert_eq!(monitor.due(), None);

@@ -106,7 +106,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_text_ends_at_the_first_nul_or_with_its_array() {
+    fn text_ends_at_first_nul_or_array_end() {
         let chars = |text: &[u8]| text.iter().map(|b| b.cast_signed() as c_char).collect::<Vec<_>>();
         assert_eq!(text(&chars(b"GPU-1\0junk")), "GPU-1");
         assert_eq!(text(&chars(b"full")), "full");

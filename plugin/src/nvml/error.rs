@@ -221,7 +221,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_failure_names_call_gpu_code_and_remedy() {
+    fn error_names_call_gpu_code_and_remedy() {
         let error = NvmlError::Call {
             call: "nvmlDeviceGetUUID",
             gpu: Some(3),

@@ -28,7 +28,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_is_looked_for_below_the_drivers_root_and_a_path_is_not() {
+    fn library_name_is_searched_below_driver_root() {
         let root = tempfile::tempdir().unwrap();
         let name = Path::new("libnvidia-ml.so.1");
         assert_eq!(find(name, root.path()), name, "the dynamic loader's");
@@ -45,7 +45,7 @@ mod tests {
     }
 
     #[test]
-    fn a_link_is_followed_as_the_drivers_own_system_would() {
+    fn library_links_are_followed_inside_driver_root() {
         let root = tempfile::tempdir().unwrap();
         let name = Path::new("libnvidia-ml.so.1");
         for folder in ["usr/lib64", "opt/nvidia"] {

@@ -89,7 +89,7 @@ mod tests {
     use gantry_config::{Config, Replicated, Selector, SharedOf, TimeSlicing};
 
     #[test]
-    fn a_containers_replicas_are_counted_by_gpu_and_go_with_it() {
+    fn replicas_are_counted_by_gpu_and_end_with_container() {
         let gpu = |index| Gpu {
             index,
             uuid: format!("GPU-{index}").parse().ok(),

@@ -97,7 +97,7 @@ mod tests {
             report(&readiness, false).unwrap_err().lines().collect::<Vec<_>>(),
             [
                 "not ready: no devices: libnvidia-ml.so.1 is missing",
-                "degraded: kubelet's pod resources cannot be read: holders are known from grants and allocations alone",
+                "degraded: kubelet's pod resources cannot be read: holders are derived from grants and allocations only",
             ]
         );
         readiness.pod_resources = None;

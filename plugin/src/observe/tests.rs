@@ -7,7 +7,7 @@ use crate::offer::offer;
 use gantry_config::{Config, Selector};
 
 #[test]
-fn a_node_with_nothing_to_serve_is_settled_and_not_ready() {
+fn node_with_nothing_to_serve_is_settled_but_not_ready() {
     let starting = Readiness::default();
     assert!(!starting.is_settled(), "nothing is served yet");
     let nothing = Readiness {
@@ -29,7 +29,7 @@ fn a_node_with_nothing_to_serve_is_settled_and_not_ready() {
 }
 
 #[test]
-fn where_all_gpus_are_left_out_it_is_said_why() {
+fn all_gpus_left_out_gives_reason() {
     let missing = |gpus: u8, config: &Config| {
         let gpu = |index| Gpu {
             index,
@@ -63,7 +63,7 @@ fn where_all_gpus_are_left_out_it_is_said_why() {
 }
 
 #[test]
-fn ready_means_devices_found_and_accepted_by_kubelet() {
+fn readiness_needs_devices_and_registration() {
     let mut readiness = Readiness {
         devices: Some("libnvidia-ml.so.1 is missing".into()),
         ..Readiness::default()
@@ -85,7 +85,7 @@ fn ready_means_devices_found_and_accepted_by_kubelet() {
 }
 
 #[test]
-fn a_wrong_configuration_degrades_and_one_that_never_came_is_missing() {
+fn invalid_config_degrades_missing_config_is_not_ready() {
     let report = |loads, problem: Option<&str>| Report {
         loads,
         problem: problem.map(Arc::from),
@@ -136,7 +136,7 @@ fn configurations_are_counted() {
 }
 
 #[test]
-fn every_xid_is_counted_by_gpu() {
+fn xids_are_counted_by_gpu() {
     let observed = Observed::default();
     let counts = XidCounts::default();
     observed.count_xids(counts.clone());
@@ -153,7 +153,7 @@ fn every_xid_is_counted_by_gpu() {
 }
 
 #[test]
-fn an_unreachable_api_server_degrades_and_does_not_stop() {
+fn unreachable_api_server_degrades_readiness() {
     let readiness = Readiness {
         registered: [("nvidia.com/gpu".into(), Registration::Accepted)].into(),
         cluster: Some(false),

@@ -1,10 +1,10 @@
-//! No kind, and no UUID that a driver may give, makes a CDI name that a runtime would refuse.
+//! No kind and no UUID from a driver gives a CDI name that a runtime would refuse.
 
 use proptest::prelude::*;
 
 use super::entry::cdi::names;
 
-/// Kinds, nearly kinds, and anything.
+/// Kinds, almost kinds, and arbitrary text.
 fn kind() -> impl Strategy<Value = String> {
     prop_oneof![
         "[a-z]([a-z.-]{0,6}[a-z0-9])?/[a-z]([a-z_-]{0,6}[a-z0-9])?",
@@ -15,7 +15,7 @@ fn kind() -> impl Strategy<Value = String> {
     ]
 }
 
-/// UUIDs, names of other devices, and anything.
+/// UUIDs, other device names, and arbitrary text.
 fn uuid() -> impl Strategy<Value = String> {
     prop_oneof![
         "(GPU|MIG-GPU)-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}(/[0-9]/[0-9])?",
@@ -29,7 +29,7 @@ proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(300) })]
 
     #[test]
-    fn any_kind_and_uuid_make_names_that_cdi_allows(kind in kind(), uuid in uuid()) {
+    fn any_kind_and_uuid_give_valid_cdi_names(kind in kind(), uuid in uuid()) {
         names(&kind, &uuid);
     }
 }

@@ -1,4 +1,4 @@
-//! No request makes the service panic, and what it gives is what was asked for.
+//! No request makes the service panic, and it allocates exactly the requested devices.
 
 use gantry_proto::deviceplugin::{
     AllocateRequest, ContainerAllocateRequest, ContainerPreferredAllocationRequest, PreStartContainerRequest,
@@ -10,7 +10,7 @@ use prost::Message;
 
 use super::entry::kubelet::{Call, RESOURCES, bytes, message};
 
-/// Devices of every resource, some that a former list may have had, and anything.
+/// Devices of every resource, some from an earlier list, and arbitrary text.
 fn ids() -> impl Strategy<Value = Vec<String>> {
     let known = vec![
         "GPU-a", "GPU-b", "GPU-c", "GPU-d::0", "GPU-d::1", "GPU-d::2", "MIG-0", "MIG-1", "MIG-2", "MIG-3",
@@ -63,17 +63,17 @@ proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(500) })]
 
     #[test]
-    fn exactly_what_kubelet_allocates_is_given(resource in resource(), request in allocate()) {
+    fn allocate_returns_exactly_requested_devices(resource in resource(), request in allocate()) {
         message(resource, Call::Allocate, &request);
     }
 
     #[test]
-    fn what_is_preferred_is_of_what_was_offered(resource in resource(), request in prefer()) {
+    fn preference_is_part_of_offer(resource in resource(), request in prefer()) {
         message(resource, Call::Prefer, &request);
     }
 
     #[test]
-    fn a_request_with_a_byte_changed_is_answered_or_refused(
+    fn request_with_changed_byte_gets_response_or_error(
         (resource, call) in (resource(), prop::sample::select(Call::ALL.to_vec())),
         mut request in prop_oneof![allocate(), prefer()],
         (place, byte) in (any::<prop::sample::Index>(), any::<u8>()),
@@ -86,13 +86,13 @@ proptest! {
     }
 
     #[test]
-    fn any_bytes_are_answered_or_refused(input in vec(any::<u8>(), 0..64)) {
+    fn any_bytes_get_response_or_error(input in vec(any::<u8>(), 0..64)) {
         bytes(&input);
     }
 }
 
 #[test]
-fn a_container_of_any_name_is_prepared() {
+fn pre_start_container_accepts_any_name() {
     let device_ids = vec!["nobody".to_owned()];
     message(
         RESOURCES[0],
@@ -102,6 +102,6 @@ fn a_container_of_any_name_is_prepared() {
 }
 
 #[test]
-fn the_options_are_those_of_the_registration() {
+fn options_equal_registration() {
     message(RESOURCES[0], Call::Options, &[]);
 }

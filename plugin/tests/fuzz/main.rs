@@ -1,5 +1,5 @@
-//! Nothing from outside makes the daemon panic, and what it answers holds whatever it was asked: the entry functions of `fuzz/`, run
-//! on generated input, without a fuzzer.
+//! The fuzz targets of `fuzz/` on generated input, without a fuzzer: no external input makes the daemon panic or return
+//! an invalid response.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test that cannot go on fails")]
 
 mod entry;

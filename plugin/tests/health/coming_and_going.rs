@@ -1,4 +1,4 @@
-//! GPUs that are added and that are taken out.
+//! GPUs that are added or removed.
 
 use std::fs;
 use std::time::Duration;
@@ -9,7 +9,7 @@ use gantry_plugin::inventory::{Hardware, Timing};
 use super::{Eye, LOOKS_ALONE, QUICK, sick};
 use crate::sim::Sim;
 
-/// What the kernel shows of a GPU that it has bound to NVIDIA's driver, or takes away.
+/// The kernel binds a GPU to NVIDIA's driver, or removes it.
 fn kernel_has(sim: &Sim, gpu: usize, there: bool) {
     let bound = sim.installed.layout.sys.join("bus/pci/drivers/nvidia");
     let entry = bound.join(sim.installed.facts.gpus[gpu].address.to_string());
@@ -20,7 +20,7 @@ fn kernel_has(sim: &Sim, gpu: usize, there: bool) {
 }
 
 #[tokio::test]
-async fn a_gpu_that_is_added_appears_and_one_that_is_taken_out_is_lost() {
+async fn added_gpu_appears_removed_gpu_is_lost() {
     let sim = Sim::of("l4-4x-pcie");
     let controller = &sim.installed.controller;
     controller.remove_gpu(1).unwrap();
@@ -35,7 +35,7 @@ async fn a_gpu_that_is_added_appears_and_one_that_is_taken_out_is_lost() {
     controller.add_gpu(1).unwrap();
     kernel_has(&sim, 1, true);
     let after = eye.until("four units", |now| now.units.len() == 4).await;
-    // NVML was loaded anew for it, which resets nothing.
+    // NVML was loaded again, which resets nothing.
     assert_eq!(sick(&after)[sim.uuid(3)], "Xid 95: Uncontained memory error");
 
     let loads = || controller.calls().of("nvmlInit_v2");
@@ -48,14 +48,14 @@ async fn a_gpu_that_is_added_appears_and_one_that_is_taken_out_is_lost() {
     eye.a_while(&sim).await;
     let sick = eye.until_sick(2).await;
     assert!(sick[sim.uuid(0)].starts_with("GPU lost: "), "{sick:?}");
-    // NVML counts the others from 0 now: an Xid is the right GPU's all the same.
+    // NVML now numbers the others from 0; an Xid still marks the right GPU.
     controller.raise_xid(2, 46).unwrap();
     let sick = eye.until_sick(3).await;
     assert_eq!(sick[sim.uuid(2)], "Xid 46: GPU stopped processing");
 }
 
 #[tokio::test]
-async fn a_gpu_that_is_taken_out_leaves_the_others_the_index_that_nvml_has_for_them_now() {
+async fn removed_gpu_renumbers_others_like_nvml() {
     let sim = Sim::of("l4-4x-pcie");
     for gpu in 0..4 {
         kernel_has(&sim, gpu, true);
@@ -68,7 +68,7 @@ async fn a_gpu_that_is_taken_out_leaves_the_others_the_index_that_nvml_has_for_t
     let before = seen(&*eye.ready().await);
     assert_eq!(before, [0, 1, 2, 3].map(|gpu| (gpu, Some(gpu))));
 
-    // Lost: ours counts it still. Whether one that is loaded now does, as a container's runtime does, nobody can tell.
+    // Lost: the loaded NVML still counts it. An NVML loaded now, such as a container runtime's, may or may not.
     sim.installed.controller.remove_gpu(1).unwrap();
     let lost = eye.until("a GPU lost", |now| sick(now).len() == 1).await;
     assert_eq!(seen(&lost), [(0, Some(0)), (1, None), (2, None), (3, None)]);
@@ -93,7 +93,7 @@ async fn a_gpu_that_is_taken_out_leaves_the_others_the_index_that_nvml_has_for_t
 }
 
 #[tokio::test]
-async fn a_gpu_taken_out_while_the_driver_was_away_is_gone_and_a_lost_one_is_not() {
+async fn gpu_removed_without_driver_is_gone_lost_one_stays() {
     let sim = Sim::of("l4-4x-pcie");
     let mut eye = Eye::open(&sim, QUICK);
     eye.ready().await;
@@ -108,7 +108,7 @@ async fn a_gpu_taken_out_while_the_driver_was_away_is_gone_and_a_lost_one_is_not
 }
 
 #[tokio::test]
-async fn an_xid_that_was_raised_before_nvml_is_loaded_anew_is_heard() {
+async fn xid_before_nvml_reload_is_handled() {
     let sim = Sim::of("l4-4x-pcie");
     let controller = &sim.installed.controller;
     controller.remove_gpu(1).unwrap();
@@ -121,7 +121,7 @@ async fn an_xid_that_was_raised_before_nvml_is_loaded_anew_is_heard() {
     eye.nvml_thread.diagnoses().adopt(Vec::new());
     eye.diagnosis("no faults", |now| now.adopted).await;
     eye.ready().await;
-    // NVML_ERROR_TIMEOUT at once: the plugin then rests for as long as it would have waited, and looks round after that.
+    // NVML_ERROR_TIMEOUT at once: the plugin sleeps for the rest of the wait, and then checks.
     controller.fail_call("nvmlEventSetWait_v2", 10, None).unwrap();
     let waits = || controller.calls().of("nvmlEventSetWait_v2");
     let before = waits();

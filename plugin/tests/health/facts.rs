@@ -1,10 +1,10 @@
-//! What was learnt of a GPU: one question that fails un-learns nothing.
+//! Known facts of a GPU: a failed call keeps the last value.
 
 use super::{Eye, QUICK};
 use crate::sim::Sim;
 
 #[tokio::test]
-async fn what_is_known_of_a_gpu_stands_while_questions_about_it_fail() {
+async fn known_facts_survive_failing_calls() {
     let sim = Sim::of("hgx-h100");
     let mut eye = Eye::open(&sim, QUICK);
     let before = eye.ready().await;
@@ -28,7 +28,7 @@ async fn what_is_known_of_a_gpu_stands_while_questions_about_it_fail() {
 }
 
 #[tokio::test]
-async fn a_profile_keeps_what_its_name_ends_with_while_nobody_tells_it() {
+async fn profile_keeps_suffix_while_calls_fail() {
     let sim = Sim::of("a100-1x-mig");
     let controller = &sim.installed.controller;
     controller.recut(0, &["1g.5gb+me@6", "3g.20gb@0"]).unwrap();
@@ -48,7 +48,7 @@ async fn a_profile_keeps_what_its_name_ends_with_while_nobody_tells_it() {
 }
 
 #[tokio::test]
-async fn a_gpu_that_never_told_whether_it_is_cut_is_not_offered_as_a_whole() {
+async fn gpu_with_unknown_mig_mode_is_not_offered() {
     let sim = Sim::of("a100-1x-mig");
     let controller = &sim.installed.controller;
     controller.fail_call("nvmlDeviceGetMigMode", 999, None).unwrap();

@@ -1,4 +1,4 @@
-//! Xids of NVLinks: they count where links went down with them, or where the driver does not say what it needs.
+//! NVLink Xids: faults if links went down, or if the driver reports no recovery action.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -8,10 +8,10 @@ use gantry_plugin::health::Proof;
 use super::{EVENTS_ALONE, Eye, QUICK, sick};
 use crate::sim::Sim;
 
-/// NVML_ERROR_NOT_SUPPORTED, as drivers before 560 answer what they ask for.
+/// NVML_ERROR_NOT_SUPPORTED, as drivers before 560 return for the recovery action.
 const NOT_SUPPORTED: u32 = 3;
 
-/// A machine whose driver does not say what it asks for.
+/// A machine whose driver reports no recovery action.
 async fn before_wishes(machine: &str) -> (Sim, Eye) {
     let sim = Sim::of(machine);
     sim.installed
@@ -24,7 +24,7 @@ async fn before_wishes(machine: &str) -> (Sim, Eye) {
 }
 
 #[tokio::test]
-async fn an_xid_of_a_link_counts_where_the_driver_does_not_say_what_it_needs() {
+async fn link_xid_counts_without_recovery_action() {
     let (sim, mut eye) = before_wishes("hgx-h100").await;
     let controller = &sim.installed.controller;
     for (gpu, xid) in [(0, 74), (1, 145), (2, 149)] {
@@ -50,12 +50,12 @@ async fn an_xid_of_a_link_counts_where_the_driver_does_not_say_what_it_needs() {
 }
 
 #[tokio::test]
-async fn an_xid_of_a_link_counts_where_links_went_down_with_it() {
+async fn link_xid_counts_if_links_went_down() {
     let sim = Sim::of("hgx-h100");
     let controller = &sim.installed.controller;
     let mut eye = Eye::open(&sim, QUICK);
     eye.ready().await;
-    // All links up, and the driver would say if it asked for a reset.
+    // All links are up, and the driver would report a recovery action.
     controller.raise_xid(1, 145).unwrap();
     for link in [3, 4] {
         controller.set_nvlink(0, link, false).unwrap();
@@ -81,7 +81,7 @@ async fn an_xid_of_a_link_counts_where_links_went_down_with_it() {
 }
 
 #[tokio::test]
-async fn many_xids_of_links_cost_one_reading_and_delay_no_other_gpus_xid() {
+async fn many_link_xids_cost_one_reading_and_delay_no_other() {
     let sim = Sim::of("hgx-h100");
     let controller = &sim.installed.controller;
     let mut eye = Eye::open(&sim, EVENTS_ALONE);
@@ -102,7 +102,7 @@ async fn many_xids_of_links_cost_one_reading_and_delay_no_other_gpus_xid() {
 }
 
 #[tokio::test]
-async fn links_that_went_down_with_the_gpu_at_their_other_end_are_up_again_when_it_is_back() {
+async fn links_of_lost_peer_recover_with_it() {
     let (sim, mut eye) = before_wishes("dgx1-v100").await;
     let controller = &sim.installed.controller;
     controller.lose_gpu(1).unwrap();
@@ -116,12 +116,12 @@ async fn links_that_went_down_with_the_gpu_at_their_other_end_are_up_again_when_
 }
 
 #[tokio::test]
-async fn a_link_that_could_not_be_asked_for_once_did_not_go_down_and_come_up_again() {
+async fn failed_link_call_is_not_a_link_change() {
     let calls = [
         "nvmlDeviceGetNvLinkState",
         "nvmlDeviceGetNvLinkRemoteDeviceType",
         "nvmlDeviceGetNvLinkRemotePciInfo_v2",
-        // The GPU at the other end is told by its name.
+        // The GPU at the far end is identified by name.
         "nvmlDeviceGetUUID",
     ];
     for machine in ["hgx-h100", "dgx1-v100"] {

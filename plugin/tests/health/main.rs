@@ -1,5 +1,5 @@
-//! Health against the simulated library, where NVIDIA's plugin errs: which units an Xid touches, what ends a fault, what outlives
-//! a restart, and what is seen without one.
+//! Health against the simulated library, in cases that NVIDIA's plugin handles wrongly: units affected by an Xid,
+//! evidence that clears a fault, state that survives a restart, and changes that need no restart.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test that cannot go on fails")]
 
@@ -30,10 +30,10 @@ use tokio::sync::watch;
 
 use sim::Sim;
 
-/// Far above anything that is waited for: only a failing test takes so long.
+/// Far above all waits, so only a failing test takes this long.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Quick to notice, so that tests are short; no test measures it.
+/// Short intervals, so that tests are short; no test measures them.
 const QUICK: Timing = Timing {
     wait: Duration::from_millis(20),
     check: Duration::from_millis(20),
@@ -42,20 +42,20 @@ const QUICK: Timing = Timing {
     retry_to: Duration::from_millis(50),
 };
 
-/// Nothing but events is noticed.
+/// Only events are detected.
 const EVENTS_ALONE: Timing = Timing {
     check: Duration::from_secs(3600),
     read: Duration::from_secs(3600),
     ..QUICK
 };
 
-/// Looks alone notice: no event and no reading by the clock.
+/// Only checks detect changes: no events, no periodic readings.
 const LOOKS_ALONE: Timing = Timing {
     read: Duration::from_secs(3600),
     ..QUICK
 };
 
-/// The plugin's eye on one machine; a new one on the same machine is a plugin that was restarted.
+/// The plugin's view of one machine; a second view of the same machine is a restarted plugin.
 struct Eye {
     nvml_thread: NvmlThread,
     snapshots: watch::Receiver<Arc<Hardware>>,
@@ -113,7 +113,7 @@ impl Eye {
         Arc::clone(&waited.unwrap_or_else(|_| panic!("never came: {what}")).unwrap())
     }
 
-    /// The faults as they are stored in the cluster.
+    /// The faults as stored in the cluster.
     async fn stored(&self) -> Vec<GpuFault> {
         let now = self.diagnosis("faults", |now| !now.faults.is_empty()).await;
         now.faults.iter().map(|fault| fault.0.clone()).collect()
@@ -124,12 +124,12 @@ impl Eye {
         now.ended.iter().map(|(_, ended)| ended.proof).collect()
     }
 
-    /// Several looks and full readings later.
+    /// After several checks and full readings.
     async fn a_while(&self, sim: &Sim) {
         self.a_while_of(sim, "nvmlDeviceGetSerial").await;
     }
 
-    /// Several of these calls for each GPU later.
+    /// After several of these calls per GPU.
     async fn a_while_of(&self, sim: &Sim, call: &str) {
         let calls = || sim.installed.controller.calls();
         let before = calls();
@@ -152,7 +152,7 @@ fn sick(hardware: &Hardware) -> BTreeMap<String, String> {
         .collect()
 }
 
-/// What kubelet is told: device IDs with their health.
+/// The list for kubelet: device IDs with their health.
 fn told(hardware: &Hardware, config: &Config) -> Vec<(String, bool)> {
     let inventory = offer::offer(hardware, config);
     let devices = inventory.devices.iter();

@@ -1,4 +1,4 @@
-//! NVML that fails or is not there: told once, tried again, and no proof of a reset.
+//! NVML that fails or is missing: reported once, retried, and no proof of a reset.
 
 use std::fs;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use crate::log::Log;
 use crate::sim::Sim;
 
 #[tokio::test]
-async fn a_wait_that_fails_for_ever_neither_spins_nor_floods() {
+async fn endless_wait_failure_neither_spins_nor_floods() {
     let sim = Sim::of("l4-4x-pcie");
     let mut eye = Eye::open(&sim, QUICK);
     eye.ready().await;
@@ -25,7 +25,7 @@ async fn a_wait_that_fails_for_ever_neither_spins_nor_floods() {
         sick.values().all(|reason| reason.starts_with("NVML fails: ")),
         "{sick:?}"
     );
-    // One snapshot told of it; however often it is tried again, nothing more is said.
+    // One snapshot reported it; further attempts publish nothing.
     eye.snapshots.borrow_and_update();
     let calls = || controller.calls();
     let before = calls();
@@ -38,13 +38,13 @@ async fn a_wait_that_fails_for_ever_neither_spins_nor_floods() {
 }
 
 #[tokio::test]
-async fn gpus_that_are_lost_one_after_the_other_leave_no_time_in_which_nobody_listens() {
+async fn successive_gpu_losses_leave_no_gap_in_events() {
     let sim = Sim::of("l4-4x-pcie");
     let mut eye = Eye::open(&sim, QUICK);
     eye.ready().await;
     let controller = &sim.installed.controller;
     let before = controller.calls();
-    // NVML_ERROR_GPU_IS_LOST: each falls off the bus just when all have been listened to anew.
+    // NVML_ERROR_GPU_IS_LOST: each falls off the bus just after registration.
     controller.fail_call("nvmlEventSetWait_v2", 15, Some(3)).unwrap();
     while controller.calls().since(&before).of("nvmlEventSetWait_v2") < 4 {
         tokio::time::sleep(Duration::from_millis(1)).await;
@@ -55,9 +55,9 @@ async fn gpus_that_are_lost_one_after_the_other_leave_no_time_in_which_nobody_li
 }
 
 #[tokio::test]
-async fn a_failure_that_lasts_is_told_and_not_told_again_with_every_attempt() {
+async fn lasting_failure_is_published_once() {
     let log = Log::default();
-    // For all threads, those of other tests among them, whose failures have other numbers.
+    // For all threads, including those of other tests, whose failures have other numbers.
     tracing::subscriber::set_global_default(log.clone()).unwrap();
     let sim = Sim::of("l4-4x-pcie");
     let mut eye = Eye::open(&sim, QUICK);
@@ -70,7 +70,7 @@ async fn a_failure_that_lasts_is_told_and_not_told_again_with_every_attempt() {
     while controller.calls().since(&before).of("nvmlEventSetWait_v2") < waits {
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
-    // Every second of them ended a life of NVML's.
+    // Every second of them ended an NVML session.
     let told = log.of("997");
     assert!((1..10).contains(&told), "{told} of {waits}");
     controller.clear_rule("nvmlEventSetWait_v2").unwrap();
@@ -78,14 +78,14 @@ async fn a_failure_that_lasts_is_told_and_not_told_again_with_every_attempt() {
 }
 
 #[tokio::test]
-async fn a_library_of_another_version_for_a_while_proves_no_reset() {
+async fn temporary_library_mismatch_proves_no_reset() {
     let sim = Sim::of("l4-4x-pcie");
     let mut eye = Eye::open(&sim, QUICK);
     eye.ready().await;
     let controller = &sim.installed.controller;
     controller.raise_xid(1, 95).unwrap();
     eye.until_sick(1).await;
-    // NVML_ERROR_LIB_RM_VERSION_MISMATCH: the driver's files were updated, its module was not loaded anew.
+    // NVML_ERROR_LIB_RM_VERSION_MISMATCH: the driver's files were updated, but its module was not reloaded.
     for call in ["nvmlDeviceGetCount_v2", "nvmlInit_v2"] {
         controller.fail_call(call, 18, None).unwrap();
     }
@@ -98,7 +98,7 @@ async fn a_library_of_another_version_for_a_while_proves_no_reset() {
 }
 
 #[tokio::test]
-async fn a_library_that_is_missing_is_waited_for_and_its_coming_proves_no_reset() {
+async fn missing_library_appearing_proves_no_reset() {
     let sim = Sim::of("l4-4x-pcie");
     let library = sim.options().library;
     let away = library.with_extension("away");
@@ -120,7 +120,7 @@ async fn a_library_that_is_missing_is_waited_for_and_its_coming_proves_no_reset(
     eye.nvml_thread.diagnoses().adopt(vec![fault]);
     let is_missing = |now: &Arc<Diagnosis>| {
         let kind = now.outage.as_ref().map(|outage| outage.kind);
-        // Not `Failing`: that is worth a new process, which would find no library either.
+        // Not `Failing`: that would restart the process, which would find no library either.
         kind == Some(OutageKind::LibraryMissing)
     };
     eye.diagnosis("no library", is_missing).await;
@@ -130,7 +130,7 @@ async fn a_library_that_is_missing_is_waited_for_and_its_coming_proves_no_reset(
 }
 
 #[tokio::test]
-async fn an_xid_of_a_gpu_that_does_not_say_who_it_is_counts_once_it_does() {
+async fn xid_of_gpu_without_uuid_counts_once_known() {
     let sim = Sim::of("l4-4x-pcie");
     let mut eye = Eye::open(&sim, QUICK);
     eye.ready().await;
@@ -147,7 +147,7 @@ async fn an_xid_of_a_gpu_that_does_not_say_who_it_is_counts_once_it_does() {
 }
 
 #[tokio::test]
-async fn a_gpu_that_does_not_say_who_it_is_is_not_read_anew_at_every_look() {
+async fn gpu_without_uuid_is_not_read_at_every_check() {
     let sim = Sim::of("l4-4x-pcie");
     let mut eye = Eye::open(&sim, LOOKS_ALONE);
     let controller = &sim.installed.controller;
@@ -156,7 +156,7 @@ async fn a_gpu_that_does_not_say_who_it_is_is_not_read_anew_at_every_look() {
     eye.ready().await;
     let before = controller.calls();
     let since = |call: &str| controller.calls().since(&before).of(call);
-    // Asked once at each look, and once at each reading.
+    // Called once per check and once per reading.
     while since("nvmlSystemGetDriverVersion") < 20 {
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
@@ -170,7 +170,7 @@ fn outage(kind: OutageKind) -> impl Fn(&Arc<Diagnosis>) -> bool {
 }
 
 #[tokio::test]
-async fn an_nvml_that_fails_once_the_driver_is_back_is_no_longer_a_driver_that_is_gone() {
+async fn failing_nvml_with_driver_back_is_not_driver_gone() {
     let sim = Sim::of("l4-4x-pcie");
     let mut eye = Eye::open(&sim, QUICK);
     eye.ready().await;
@@ -181,18 +181,18 @@ async fn an_nvml_that_fails_once_the_driver_is_back_is_no_longer_a_driver_that_i
     eye.diagnosis("no driver", outage(OutageKind::DriverGone)).await;
     controller.fail_call("nvmlInit_v2", 999, None).unwrap();
     controller.load_driver().unwrap();
-    // Only this is worth a new process.
+    // Only this restarts the process.
     let now = eye.diagnosis("a failing NVML", outage(OutageKind::Failing)).await;
     let reason = &now.outage.as_ref().unwrap().reason;
     assert!(reason.starts_with("NVML fails: nvmlInit_v2"), "{reason}");
-    // The driver was gone nevertheless, which has reset the GPUs.
+    // The driver was gone meanwhile, which has reset the GPUs.
     controller.clear_rule("nvmlInit_v2").unwrap();
     eye.healthy().await;
     assert_eq!(eye.proofs().await, [Proof::DriverReloaded]);
 }
 
 #[tokio::test]
-async fn an_nvml_that_fails_from_the_start_is_told_before_any_machine_is_known() {
+async fn nvml_failing_from_start_is_reported() {
     let sim = Sim::of("l4-4x-pcie");
     sim.installed
         .controller
@@ -204,7 +204,7 @@ async fn an_nvml_that_fails_from_the_start_is_told_before_any_machine_is_known()
 }
 
 #[tokio::test]
-async fn a_gpu_that_cannot_be_listened_to_is_not_given_out() {
+async fn gpu_without_event_registration_is_unhealthy() {
     let sim = Sim::of("l4-4x-pcie");
     let controller = &sim.installed.controller;
     for call in ["nvmlDeviceGetSupportedEventTypes", "nvmlDeviceRegisterEvents"] {

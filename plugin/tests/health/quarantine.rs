@@ -1,4 +1,4 @@
-//! What ends a fault and what does not: proof of a reset, a person, and no restart of the plugin.
+//! Evidence that clears a fault: proof of a reset, or the operator; not a restart of the plugin.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -15,7 +15,7 @@ fn boot(sim: &Sim, id: &str) {
     fs::write(folder.join("boot_id"), format!("{id}\n")).unwrap();
 }
 
-/// What the kernel does when it binds a GPU to its driver anew, as at a reload.
+/// The kernel binds a GPU to its driver again, as after a reload.
 fn bind_anew(sim: &Sim, gpu: usize) {
     let address = &sim.installed.facts.gpus[gpu].address.to_string();
     let device = sim.installed.layout.sys.join("bus/pci/devices").join(address);
@@ -25,7 +25,7 @@ fn bind_anew(sim: &Sim, gpu: usize) {
 }
 
 #[tokio::test]
-async fn a_reset_is_believed_by_its_traces_and_only_by_them() {
+async fn reset_needs_evidence() {
     let sim = Sim::of("dgx-a100");
     let mut eye = Eye::open(&sim, QUICK);
     eye.ready().await;
@@ -59,7 +59,7 @@ async fn a_reset_is_believed_by_its_traces_and_only_by_them() {
 }
 
 #[tokio::test]
-async fn a_fault_right_after_a_reset_is_not_ended_by_that_reset() {
+async fn earlier_reset_does_not_clear_later_fault() {
     let sim = Sim::of("dgx-a100");
     let controller = &sim.installed.controller;
     let errors = |gpu, count| {
@@ -67,7 +67,7 @@ async fn a_fault_right_after_a_reset_is_not_ended_by_that_reset() {
             .update_gpu(gpu, move |gpu| gpu.ecc.volatile_uncorrected = count)
             .unwrap();
     };
-    // Of GPU 1 the fault is the first, of GPU 2 one of that kind is known: what the GPUs said last is from before the reset.
+    // For GPU 1 this is the first fault; GPU 2 has an equal one: the vitals read last are from before the reset.
     (1..3).for_each(|gpu| errors(gpu, 5));
     let mut eye = Eye::open(&sim, EVENTS_ALONE);
     eye.ready().await;
@@ -85,7 +85,7 @@ async fn a_fault_right_after_a_reset_is_not_ended_by_that_reset() {
 }
 
 #[tokio::test]
-async fn a_quarantine_survives_a_restart() {
+async fn quarantine_survives_restart() {
     let sim = Sim::of("l4-4x-pcie");
     boot(&sim, "first");
     let mut eye = Eye::open(&sim, EVENTS_ALONE);
@@ -124,7 +124,7 @@ async fn a_quarantine_survives_a_restart() {
 }
 
 #[tokio::test]
-async fn an_xid_that_counted_because_it_was_enabled_counts_no_more_once_it_is_not() {
+async fn stored_xid_is_cleared_once_not_enabled() {
     let sim = Sim::of("l4-4x-pcie");
     let enabled = HealthChecks {
         enabled: "31".parse().unwrap(),
@@ -151,7 +151,7 @@ async fn an_xid_that_counted_because_it_was_enabled_counts_no_more_once_it_is_no
 }
 
 #[tokio::test]
-async fn a_person_lifts_a_quarantine() {
+async fn operator_lifts_quarantine() {
     let sim = Sim::of("l4-4x-pcie");
     let mut eye = Eye::open(&sim, EVENTS_ALONE);
     eye.ready().await;
@@ -169,7 +169,7 @@ async fn a_person_lifts_a_quarantine() {
 }
 
 #[tokio::test]
-async fn a_gpu_that_nvml_cannot_open_after_a_restart_keeps_its_quarantine() {
+async fn unopenable_gpu_keeps_quarantine_after_restart() {
     let sim = Sim::of("dgx-a100");
     let controller = &sim.installed.controller;
     let mut eye = Eye::open(&sim, QUICK);
@@ -179,7 +179,7 @@ async fn a_gpu_that_nvml_cannot_open_after_a_restart_keeps_its_quarantine() {
     let stored = eye.stored().await;
     eye.nvml_thread.stop();
 
-    // NVML_ERROR_UNKNOWN: nobody says that a GPU fell off the bus.
+    // NVML_ERROR_UNKNOWN: the GPU did not necessarily fall off the bus.
     let open = "nvmlDeviceGetHandleByIndex_v2";
     controller.fail_call(open, 999, None).unwrap();
     let mut eye = Eye::open(&sim, QUICK);

@@ -1,4 +1,4 @@
-//! How GPUs are cut: seen without a restart, and what is done where NVML does not tell it.
+//! MIG layouts: detected without a restart, and derived if NVML does not return them.
 
 use gantry_config::{Config, MigStrategy};
 use gantry_plugin::health::Proof;
@@ -8,7 +8,7 @@ use gantry_plugin::offer;
 use super::{EVENTS_ALONE, Eye, LOOKS_ALONE, QUICK, sick};
 use crate::sim::Sim;
 
-/// Each unit with its profile, and its place if it is a slice.
+/// Each unit with its profile, and its location if it is a slice.
 fn cut(hardware: &Hardware, gpu: u8) -> Vec<(String, u8, u8)> {
     let units = hardware.units.iter().filter(|unit| unit.gpu == gpu);
     units
@@ -20,7 +20,7 @@ fn cut(hardware: &Hardware, gpu: u8) -> Vec<(String, u8, u8)> {
 }
 
 #[tokio::test]
-async fn a_gpu_cut_anew_shows_its_new_devices_without_a_restart() {
+async fn changed_mig_layout_is_detected_without_restart() {
     let sim = Sim::of("dgx-a100-mig");
     let mut eye = Eye::open(&sim, LOOKS_ALONE);
     let before = eye.ready().await;
@@ -45,7 +45,7 @@ async fn a_gpu_cut_anew_shows_its_new_devices_without_a_restart() {
 }
 
 #[tokio::test]
-async fn mig_devices_have_their_capability_nodes() {
+async fn mig_devices_have_capability_nodes() {
     let sim = Sim::of("a100-1x-mig");
     let mut eye = Eye::open(&sim, EVENTS_ALONE);
     let ready = eye.ready().await;
@@ -62,7 +62,7 @@ async fn mig_devices_have_their_capability_nodes() {
 }
 
 #[tokio::test]
-async fn where_instances_lie_is_worked_out_where_nvml_does_not_tell() {
+async fn missing_placements_are_derived() {
     let sim = Sim::of("a100-1x-mig");
     let controller = &sim.installed.controller;
     controller.recut(0, &["3g.20gb@4", "1g.5gb@2"]).unwrap();
@@ -76,7 +76,7 @@ async fn where_instances_lie_is_worked_out_where_nvml_does_not_tell() {
 }
 
 #[tokio::test]
-async fn a_gpu_that_nobody_may_ask_how_it_is_cut_is_left_out_without_a_word_of_making_or_ending_its_slices() {
+async fn unreadable_mig_layout_leaves_gpu_out_without_advice() {
     let sim = Sim::of("a100-1x-mig");
     // NVML_ERROR_NO_PERMISSION
     let controller = &sim.installed.controller;
@@ -101,7 +101,7 @@ async fn a_gpu_that_nobody_may_ask_how_it_is_cut_is_left_out_without_a_word_of_m
 }
 
 #[tokio::test]
-async fn a_gpu_that_cannot_be_asked_how_it_is_cut_is_cut_as_before() {
+async fn unreadable_mig_layout_keeps_known_one() {
     let sim = Sim::of("a100-1x-mig");
     let mut eye = Eye::open(&sim, QUICK);
     let before = eye.ready().await;
@@ -114,7 +114,7 @@ async fn a_gpu_that_cannot_be_asked_how_it_is_cut_is_cut_as_before() {
 }
 
 #[tokio::test]
-async fn an_instance_made_anew_is_healthy_and_its_neighbour_stays_sick() {
+async fn replaced_instance_is_healthy_neighbour_stays_unhealthy() {
     let sim = Sim::of("a100-1x-mig");
     let controller = &sim.installed.controller;
     controller.recut(0, &["3g.20gb@0", "3g.20gb@4"]).unwrap();
@@ -142,7 +142,7 @@ async fn an_instance_made_anew_is_healthy_and_its_neighbour_stays_sick() {
 }
 
 #[tokio::test]
-async fn a_gpu_on_which_mig_is_switched_on_is_no_whole_one_any_more_though_nobody_may_ask_how_it_is_cut() {
+async fn gpu_with_mig_switched_on_is_not_whole_if_unreadable() {
     let sim = Sim::of("dgx-a100-mig");
     let mut eye = Eye::open(&sim, QUICK);
     let before = eye.ready().await;
@@ -164,11 +164,11 @@ async fn a_gpu_on_which_mig_is_switched_on_is_no_whole_one_any_more_though_nobod
 }
 
 #[tokio::test]
-async fn an_xid_in_an_instance_cut_anew_since_the_last_look_does_not_end_with_what_was_there_before() {
+async fn xid_of_replaced_instance_belongs_to_new_one() {
     let sim = Sim::of("a100-1x-mig");
     let controller = &sim.installed.controller;
     controller.recut(0, &["1g.5gb@0"]).unwrap();
-    // Events are heard, of Xids alone, and no look comes before the Xid.
+    // Only Xid events arrive, and no check comes before the Xid.
     controller
         .fail_call("nvmlDeviceRegisterEvents", 3, Some(1))
         .unwrap();

@@ -1,4 +1,4 @@
-//! Faults that NVML shows as a state, of memory or by what the driver asks for: they need no event, and are in the first list.
+//! Faults that NVML shows as a state (memory errors, recovery actions): they need no event, and are in the first list.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use super::{EVENTS_ALONE, Eye, LOOKS_ALONE, QUICK, sick, told};
 use crate::sim::Sim;
 
 #[tokio::test]
-async fn memory_that_waits_for_repair_or_cannot_be_repaired_is_a_reason() {
+async fn pending_or_failed_memory_repair_is_unhealthy() {
     let sim = Sim::of("dgx-a100");
     let mut eye = Eye::open(&sim, LOOKS_ALONE);
     eye.ready().await;
@@ -21,7 +21,7 @@ async fn memory_that_waits_for_repair_or_cannot_be_repaired_is_a_reason() {
     controller
         .update_gpu(2, |gpu| gpu.remapped.failed = true)
         .unwrap();
-    // Contained, and nothing left to repair: the GPU goes on.
+    // Contained, with nothing left to repair: the GPU stays healthy.
     controller
         .update_gpu(3, |gpu| gpu.ecc.volatile_uncorrected = 1)
         .unwrap();
@@ -40,9 +40,9 @@ async fn memory_that_waits_for_repair_or_cannot_be_repaired_is_a_reason() {
     eye.until_sick(1).await;
 }
 
-/// Of an Xid a plugin that starts knows from the cluster alone. What NVML shows as a state it needs nobody for, and no second look.
+/// A plugin that starts knows past Xids only from the cluster, but reads NVML's states itself, in its first check.
 #[tokio::test]
-async fn what_nvml_still_shows_of_a_fault_is_in_the_first_list_of_a_plugin_that_starts() {
+async fn first_list_contains_states_of_nvml() {
     let sim = Sim::of("hgx-h100");
     let controller = &sim.installed.controller;
     controller
@@ -73,7 +73,7 @@ async fn what_nvml_still_shows_of_a_fault_is_in_the_first_list_of_a_plugin_that_
         let told = reasons.get(sim.uuid(gpu)).map(String::as_str).unwrap_or_default();
         assert!(told.starts_with(reason), "{gpu}: {reasons:?}");
     }
-    // Nobody knows the name of a GPU that is off the bus: none is offered in its place.
+    // A GPU that is off the bus has no known name: none is offered for it.
     let well = told(&first, &Config::default());
     let well: Vec<&str> = well
         .iter()
@@ -84,7 +84,7 @@ async fn what_nvml_still_shows_of_a_fault_is_in_the_first_list_of_a_plugin_that_
 }
 
 #[tokio::test]
-async fn pages_that_wait_to_be_retired_are_in_the_first_list_too() {
+async fn first_list_contains_pending_page_retirement() {
     let sim = Sim::of("dgx1-v100");
     let controller = &sim.installed.controller;
     controller
@@ -107,7 +107,7 @@ async fn pages_that_wait_to_be_retired_are_in_the_first_list_too() {
 }
 
 #[tokio::test]
-async fn uncorrected_errors_are_a_reason_where_rows_cannot_be_remapped() {
+async fn uncorrected_errors_count_without_row_remapping() {
     let sim = Sim::of("dgx1-v100");
     let mut eye = Eye::open(&sim, LOOKS_ALONE);
     eye.ready().await;
@@ -127,7 +127,7 @@ async fn uncorrected_errors_are_a_reason_where_rows_cannot_be_remapped() {
 }
 
 #[tokio::test]
-async fn what_the_driver_asks_for_is_a_reason_and_its_end_proves_a_reset() {
+async fn recovery_action_is_unhealthy_and_its_end_proves_reset() {
     let sim = Sim::of("hgx-h100");
     let mut eye = Eye::open(&sim, EVENTS_ALONE);
     eye.ready().await;
@@ -135,7 +135,7 @@ async fn what_the_driver_asks_for_is_a_reason_and_its_end_proves_a_reset() {
     controller
         .update_gpu(4, |gpu| gpu.recovery = Recovery::GpuReset)
         .unwrap();
-    // Xid 154 tells that the driver's wish has changed, and is no fault itself.
+    // Xid 154 reports that the recovery action changed; it is not a fault.
     controller.raise_xid(4, 154).unwrap();
     let sick = eye.until_sick(1).await;
     assert!(
@@ -147,7 +147,7 @@ async fn what_the_driver_asks_for_is_a_reason_and_its_end_proves_a_reset() {
         self::sick(now).get(sim.uuid(4)).map(String::as_str) == Some("Xid 119: GSP RPC Timeout")
     })
     .await;
-    // Once the next one is counted, what the GPU said right after this one has been taken in.
+    // Once the next Xid is counted, the vitals read after this one were recorded.
     controller.raise_xid(4, 13).unwrap();
     while !eye.nvml_thread.xids().all().iter().any(|(_, xid, _)| *xid == 13) {
         tokio::time::sleep(Duration::from_millis(1)).await;
@@ -161,7 +161,7 @@ async fn what_the_driver_asks_for_is_a_reason_and_its_end_proves_a_reset() {
 }
 
 #[tokio::test]
-async fn what_a_gpu_said_stands_while_the_question_fails() {
+async fn vitals_stand_while_call_fails() {
     let sim = Sim::of("hgx-h100");
     let controller = &sim.installed.controller;
     controller
@@ -170,7 +170,7 @@ async fn what_a_gpu_said_stands_while_the_question_fails() {
     controller
         .update_gpu(2, |gpu| gpu.recovery = Recovery::NodeReboot)
         .unwrap();
-    // Contained: no reason, for this GPU can remap rows, whether or not it says so again.
+    // Contained: not a reason, because this GPU can remap rows, even if that call fails later.
     controller
         .update_gpu(3, |gpu| gpu.ecc.volatile_uncorrected = 1)
         .unwrap();
@@ -182,7 +182,7 @@ async fn what_a_gpu_said_stands_while_the_question_fails() {
     }
     eye.a_while_of(&sim, questions[0]).await;
     assert_eq!(sick(&eye.snapshots.borrow()), before);
-    // What it says now counts.
+    // Now the new value counts.
     controller
         .update_gpu(1, |gpu| gpu.remapped.pending = false)
         .unwrap();
@@ -196,13 +196,13 @@ async fn what_a_gpu_said_stands_while_the_question_fails() {
 }
 
 #[tokio::test]
-async fn a_gpu_that_answers_nothing_for_several_looks_is_lost() {
+async fn unresponsive_gpu_is_lost_after_several_checks() {
     let sim = Sim::of("l4-4x-pcie");
     let mut eye = Eye::open(&sim, QUICK);
     eye.ready().await;
     let controller = &sim.installed.controller;
     let question = "nvmlDeviceGetMemoryInfo";
-    // Once is chance, and a refusal is an answer.
+    // A single failure is chance, and a refusal is an answer.
     controller.fail_call(question, 999, Some(4)).unwrap();
     eye.a_while(&sim).await;
     controller.fail_call(question, 4, None).unwrap();
@@ -216,7 +216,7 @@ async fn a_gpu_that_answers_nothing_for_several_looks_is_lost() {
         sick[sim.uuid(1)].starts_with("GPU lost: nvmlDeviceGetMemoryInfo on GPU 1 failed"),
         "{sick:?}"
     );
-    // Another reading tells nothing else.
+    // Another reading gives nothing new.
     eye.snapshots.borrow_and_update();
     eye.a_while(&sim).await;
     assert!(!eye.snapshots.has_changed().unwrap());

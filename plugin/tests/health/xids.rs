@@ -1,4 +1,4 @@
-//! Which units an Xid touches: every replica, the instance that it names or all, and none where it is ignored.
+//! Units affected by an Xid: every replica, the named instance or all, and none if it is ignored.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ use super::{EVENTS_ALONE, Eye, told};
 use crate::sim::Sim;
 
 #[tokio::test]
-async fn every_replica_follows_its_gpu() {
+async fn replicas_follow_their_gpu() {
     let sim = Sim::of("workstation-2x");
     let config = Config {
         time_slicing: Some(TimeSlicing {
@@ -41,7 +41,7 @@ async fn every_replica_follows_its_gpu() {
 }
 
 #[tokio::test]
-async fn of_mig_devices_under_one_name_just_those_hit_are_unhealthy() {
+async fn only_affected_mig_devices_of_a_resource_are_unhealthy() {
     let sim = Sim::of("a100-1x-mig");
     let config = Config {
         mig_strategy: MigStrategy::Single,
@@ -65,7 +65,7 @@ async fn of_mig_devices_under_one_name_just_those_hit_are_unhealthy() {
 }
 
 #[tokio::test]
-async fn an_xid_of_a_cut_gpu_turns_all_its_mig_devices_unhealthy() {
+async fn gpu_xid_marks_all_mig_devices() {
     let sim = Sim::of("a100-1x-mig");
     let mut eye = Eye::open(&sim, EVENTS_ALONE);
     assert_eq!(eye.ready().await.units.len(), 7);
@@ -79,7 +79,7 @@ async fn an_xid_of_a_cut_gpu_turns_all_its_mig_devices_unhealthy() {
 }
 
 #[tokio::test]
-async fn an_xid_of_an_instance_turns_that_one_unhealthy_whichever_it_is() {
+async fn instance_xid_marks_that_instance() {
     let sim = Sim::of("a100-1x-mig");
     let mut eye = Eye::open(&sim, EVENTS_ALONE);
     let units = eye.ready().await.units.clone();
@@ -100,7 +100,7 @@ async fn an_xid_of_an_instance_turns_that_one_unhealthy_whichever_it_is() {
 }
 
 #[tokio::test]
-async fn an_xid_that_is_not_confined_touches_every_instance_though_it_names_one() {
+async fn unconfined_xid_marks_every_instance() {
     let sim = Sim::of("a100-1x-mig");
     let mut eye = Eye::open(&sim, EVENTS_ALONE);
     eye.ready().await;
@@ -109,7 +109,7 @@ async fn an_xid_that_is_not_confined_touches_every_instance_though_it_names_one(
 }
 
 #[tokio::test]
-async fn a_compute_instance_shares_the_memory_of_its_gpu_instance_and_not_its_engines() {
+async fn memory_xid_marks_all_compute_instances_engine_xid_one() {
     let sim = Sim::of("a100-1x-mig");
     sim.installed
         .controller
@@ -133,20 +133,20 @@ async fn a_compute_instance_shares_the_memory_of_its_gpu_instance_and_not_its_en
 }
 
 #[tokio::test]
-async fn an_application_in_an_instance_harms_nobody() {
+async fn application_xid_in_instance_is_ignored() {
     let sim = Sim::of("a100-1x-mig");
     let mut eye = Eye::open(&sim, EVENTS_ALONE);
     eye.ready().await;
     for xid in [13, 31, 94] {
         sim.installed.controller.raise_xid_in(0, xid, 7, 0).unwrap();
     }
-    // Events come in order: once this one is seen, the others were.
+    // Events arrive in order: with this one, the others have arrived.
     sim.installed.controller.raise_xid_in(0, 48, 8, 0).unwrap();
     eye.until_sick(1).await;
 }
 
 #[tokio::test]
-async fn of_all_disabled_just_those_enabled_are_watched() {
+async fn all_disabled_watches_only_enabled_xids() {
     let sim = Sim::of("l4-4x-pcie");
     let checks = HealthChecks {
         disabled: "all".parse().unwrap(),

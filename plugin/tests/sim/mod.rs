@@ -1,4 +1,4 @@
-//! A simulated machine for a test: installed in a folder of its own, so that several different ones live in one process.
+//! A simulated machine for a test, installed in its own folder, so that several machines exist in one process.
 #![allow(dead_code, reason = "each test binary uses its part")]
 
 use std::path::{Path, PathBuf};
@@ -7,7 +7,7 @@ use gantry_nvml_sim::{Installed, install, install_text};
 use gantry_plugin::discover::NvmlOptions;
 use gantry_topology::Machine;
 
-/// An installed machine; its folder goes with it.
+/// An installed machine; its folder is removed with it.
 pub(crate) struct Sim {
     pub(crate) installed: Installed,
     _folder: tempfile::TempDir,
@@ -40,7 +40,7 @@ impl Sim {
         }
     }
 
-    /// What discovery needs to read it.
+    /// Input of discovery.
     pub(crate) fn options(&self) -> NvmlOptions {
         NvmlOptions {
             library: self.installed.library.clone(),
@@ -55,7 +55,7 @@ impl Sim {
     }
 }
 
-/// Where the machine files are.
+/// The folder of machine files.
 pub(crate) fn machines() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../simulator/machines")
 }

@@ -1,4 +1,4 @@
-//! A way to a server that a test can open, and block: what comes then is read and never answered.
+//! A connection to a server that a test can open and block: later requests are read but never answered.
 
 use std::net::SocketAddr;
 
@@ -8,15 +8,15 @@ use tokio::sync::watch;
 
 use super::soon;
 
-/// Lets connections through until it is blocked.
+/// Forwards connections until it is blocked.
 pub struct Door {
     blocked: watch::Sender<bool>,
-    /// Over how many connections something came that is not answered.
+    /// Number of connections with an unanswered request.
     unanswered: watch::Receiver<usize>,
 }
 
 impl Door {
-    /// Opens at an address where nobody listens.
+    /// Opens at an unused address.
     pub async fn open(address: SocketAddr, server: SocketAddr) -> Self {
         let listener = TcpListener::bind(address).await.unwrap();
         let (blocked, is_blocked) = watch::channel(false);
@@ -34,7 +34,7 @@ impl Door {
         self.blocked.send_replace(true);
     }
 
-    /// Waits until there are so many requests at once that will not be answered.
+    /// Waits for this number of unanswered requests.
     pub async fn is_tried(&self, requests: usize) {
         let mut unanswered = self.unanswered.clone();
         let tried = unanswered.wait_for(|count| *count >= requests);
@@ -48,7 +48,7 @@ async fn pass(
     mut blocked: watch::Receiver<bool>,
     unanswered: watch::Sender<usize>,
 ) {
-    // At a test's end the server may be gone before those who ask it.
+    // At the end of a test the server may stop before its clients.
     let Ok(mut server) = TcpStream::connect(server).await else {
         return;
     };

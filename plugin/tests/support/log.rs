@@ -1,4 +1,4 @@
-//! What is told in the log while a test runs: a subscriber that keeps lines, to see how often one comes.
+//! Captures log lines of a test, to count how often one appears.
 
 #![allow(dead_code, unreachable_pub, missing_docs)]
 
@@ -8,7 +8,7 @@ use tracing::field::{Field, Visit};
 use tracing::subscriber::DefaultGuard;
 use tracing::{Dispatch, Event, Level, Metadata, Subscriber, span};
 
-/// Keeps the fields of every line from `info` up, each as one text.
+/// Captures every line from `info` up, as one text each.
 #[derive(Debug, Clone, Default)]
 pub struct Log(Arc<Mutex<Vec<String>>>);
 
@@ -41,7 +41,7 @@ impl Subscriber for Log {
     fn exit(&self, _: &span::Id) {}
 }
 
-/// While it lives the log keeps what is told on this thread.
+/// While it lives, log lines of this thread are captured.
 #[must_use]
 pub struct Listening {
     _here: DefaultGuard,
@@ -49,17 +49,17 @@ pub struct Listening {
 }
 
 impl Log {
-    /// Keeps what is told on this thread from now on.
+    /// Starts to capture log lines of this thread.
     pub fn listen(&self) -> Listening {
         Listening {
             _here: tracing::subscriber::set_default(self.clone()),
-            // With a single subscriber alive, a line that another test's thread comes to first would be asked about there, where nobody
-            // listens, and be silent for all.
+            // With only one subscriber alive, a line that another thread logs first would be cached as disabled for all
+            // threads.
             _besides: Dispatch::new(Self::default()),
         }
     }
 
-    /// How many of them have `part` in them.
+    /// Number of lines that contain `part`.
     pub fn of(&self, part: &str) -> usize {
         let all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         all.iter().filter(|text| text.contains(part)).count()

@@ -1,5 +1,5 @@
-//! A kubelet to test against, as strict as the real one where it matters: it wipes its directory before it listens, dials the
-//! plugin back before it answers a registration, and opens the stream of device lists once it has answered.
+//! A kubelet for tests, as strict as the real one: it empties its directory before it listens, connects back before it
+//! answers a registration, and then opens the stream of device lists.
 
 #![allow(dead_code, unreachable_pub, missing_docs)]
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
@@ -42,10 +42,10 @@ use tokio_util::sync::CancellationToken;
 use tonic::transport::{Channel, Endpoint, Server};
 use tonic::{Request, Response, Status, Streaming};
 
-/// Everything awaited here comes in milliseconds; this is for a machine under load.
+/// Far above all waits, for a machine under load.
 pub const SOON: Duration = Duration::from_secs(20);
 
-/// Awaits what must come, with a limit.
+/// Awaits with a time limit.
 pub async fn soon<T>(what: &str, future: impl Future<Output = T>) -> T {
     match tokio::time::timeout(SOON, future).await {
         Ok(value) => value,
@@ -74,7 +74,7 @@ struct Registrar {
 struct Watching {
     /// Whether it opens none.
     unwilling: bool,
-    /// What ends them, by resource.
+    /// Ends them, by resource.
     streams: Vec<(String, CancellationToken)>,
 }
 
@@ -98,7 +98,7 @@ impl Registration for Registrar {
 }
 
 impl Registrar {
-    /// Reads the lists of a resource until it is to end.
+    /// Reads the lists of a resource until stopped.
     fn watch(&self, resource: String, mut client: DevicePluginClient<Channel>) {
         let mut watching = self.watching.lock().unwrap();
         if watching.unwilling {
@@ -127,7 +127,7 @@ async fn dial(socket: &Path) -> Result<DevicePluginClient<Channel>, tonic::trans
 }
 
 impl FakeKubelet {
-    /// Starts like the real one: everything in the directory is removed, then the socket is made.
+    /// Starts like the real one: removes everything in the directory, then creates the socket.
     pub fn start(directory: &Path) -> Self {
         for entry in std::fs::read_dir(directory).unwrap() {
             std::fs::remove_file(entry.unwrap().path()).unwrap();
@@ -163,7 +163,7 @@ impl FakeKubelet {
         }
     }
 
-    /// Ends like the real one when killed: connections break, the socket file stays.
+    /// Ends like a killed kubelet: connections break, the socket file stays.
     pub fn kill(self) {
         self.stop.cancel();
     }
@@ -172,17 +172,17 @@ impl FakeKubelet {
         soon("a registration", self.registrations.recv()).await.unwrap()
     }
 
-    /// Refuses registrations, which can be read here nevertheless, or accepts them again.
+    /// Refuses or accepts registrations; they are recorded in both cases.
     pub fn refuses(&self, reason: Option<&str>) {
         *self.refusal.lock().unwrap() = reason.map(str::to_owned);
     }
 
-    /// Opens no stream of lists to those that register from now on, or does again.
+    /// Opens no streams for later registrations, or opens them again.
     pub fn watches(&self, watches: bool) {
         self.watching.lock().unwrap().unwilling = !watches;
     }
 
-    /// Ends its streams of a resource's lists. Both sockets stay as they are.
+    /// Ends its streams of a resource's lists. Both sockets stay in place.
     pub fn hangs_up(&self, resource: &str) {
         let mut watching = self.watching.lock().unwrap();
         watching.streams.retain(|(of, end)| {
@@ -193,12 +193,12 @@ impl FakeKubelet {
         });
     }
 
-    /// Whether no registration waits to be read.
+    /// Whether no recorded registration is left.
     pub fn registered_nothing(&mut self) -> bool {
         self.registrations.try_recv().is_err()
     }
 
-    /// The next registration's plugin.
+    /// The plugin of the next registration.
     pub async fn plugin(&mut self) -> Plugin {
         let registration = self.registration().await;
         Plugin::dial(&self.directory.join(registration.endpoint)).await
@@ -211,12 +211,12 @@ impl Drop for FakeKubelet {
     }
 }
 
-/// Kubelet's pod resources service, with a list that the test sets: pod, container, devices.
+/// Kubelet's PodResources service, with a list that the test sets: pod, container, devices.
 #[derive(Clone, Default)]
 pub struct Truth(Arc<Mutex<Vec<PodResources>>>, Arc<AtomicUsize>);
 
 impl Truth {
-    /// Waits until the list was read so many times in all.
+    /// Waits until the list was read this many times in total.
     pub async fn was_read(&self, times: usize) {
         let read = async {
             while self.1.load(Ordering::SeqCst) < times {
@@ -242,7 +242,7 @@ impl Truth {
             namespace: "default".into(),
             containers: vec![ContainerResources {
                 name: container.into(),
-                // One entry per device, as the real one writes it.
+                // One entry per device, like the real one.
                 devices: devices
                     .into_iter()
                     .map(|id| ContainerDevices {
@@ -316,7 +316,8 @@ impl Plugin {
         containers.remove(0).device_ids.into_iter().collect()
     }
 
-    /// [`Plugin::prefer`] of a plugin that has just begun, and may not have made its choice table yet: asks until the answer is `wanted`.
+    /// [`Plugin::prefer`] for a plugin that has just started and may not have its choice table: repeated until it
+    /// returns `wanted`.
     pub async fn comes_to_prefer(&mut self, offered: &[&str], size: i32, wanted: BTreeSet<String>) {
         let asking = async { while self.prefer(offered, &[], size).await != wanted {} };
         soon(&format!("{wanted:?} to be preferred"), asking).await;
@@ -367,8 +368,8 @@ pub fn pairs(gpus: u8) -> Arc<Machine> {
     Arc::new(Machine::new(parts).unwrap())
 }
 
-/// An address where nobody listens, and that nobody else takes: of loopback, where each process has addresses of its own and each
-/// call a port. Connections are made from 127.0.0.1.
+/// An unused address that no other process uses: each process has its own loopback address, each call its own port.
+/// Connections come from 127.0.0.1.
 pub fn own_address() -> SocketAddr {
     static PORTS: AtomicU16 = AtomicU16::new(20_000);
     let [_, high, middle, low] = std::process::id().to_be_bytes();
@@ -405,7 +406,7 @@ pub fn inventory_of(gpus: u8, health: impl Fn(u8) -> DeviceHealth) -> Inventory 
     Inventory::ready(pairs(gpus), devices)
 }
 
-/// A plugin process in all but name: the daemon on a thread of its own runtime would be no different.
+/// A plugin in the test process, on the test's runtime.
 pub struct Node {
     pub directory: tempfile::TempDir,
     pub inventory: watch::Sender<Arc<Inventory>>,
@@ -415,7 +416,7 @@ pub struct Node {
 }
 
 impl Node {
-    /// A node of these GPUs whose kubelet is not up yet.
+    /// A node with these GPUs; its kubelet is not started.
     pub fn new(gpus: u8) -> Self {
         let directory = tempfile::tempdir().unwrap();
         std::fs::create_dir(directory.path().join("device-plugins")).unwrap();
@@ -456,7 +457,7 @@ impl Node {
         self
     }
 
-    /// What it is told.
+    /// The lists it receives.
     pub fn args(&self) -> &Args {
         &self.args
     }
@@ -480,7 +481,7 @@ impl Node {
         }
     }
 
-    /// An address for the probes that nobody else takes.
+    /// An unused address for the probes.
     pub fn listen(&mut self) -> SocketAddr {
         self.args.listen = own_address();
         self.args.listen

@@ -1,4 +1,4 @@
-//! What a daemon answers to those who look at its probes and metrics.
+//! Reads probes and metrics of a daemon.
 
 use std::net::SocketAddr;
 
@@ -7,12 +7,12 @@ use tokio::net::TcpStream;
 
 use super::soon;
 
-/// Between two looks at what cannot be awaited.
+/// Interval of reads of what cannot be awaited.
 pub async fn a_moment() {
     tokio::time::sleep(std::time::Duration::from_millis(10)).await;
 }
 
-/// The first answer with `part` in it: status and body.
+/// The first response that contains `part`: status and body.
 pub async fn awaited(address: SocketAddr, path: &str, part: &str) -> (u16, String) {
     let answer = async {
         loop {
@@ -26,7 +26,7 @@ pub async fn awaited(address: SocketAddr, path: &str, part: &str) -> (u16, Strin
     soon(part, answer).await
 }
 
-/// Status and body, once somebody listens.
+/// Status and body, once the server listens.
 pub async fn get(address: SocketAddr, path: &str) -> (u16, String) {
     let connect = async {
         loop {

@@ -53,7 +53,7 @@ fn refused(code: u16, reason: &str) -> (u16, Value) {
 }
 
 #[tokio::test]
-async fn a_gpunode_that_is_gone_or_goes_with_an_earlier_node_is_lost() {
+async fn gpunode_missing_or_of_earlier_node_is_lost() {
     let gone = || refused(404, "NotFound");
     let forbidden = || refused(403, "Forbidden");
     for (node, gpu_node, expected) in [
@@ -136,7 +136,7 @@ fn stored() -> Value {
 }
 
 #[tokio::test]
-async fn a_lost_gpunode_goes_with_the_node_again_also_without_a_driver_and_keeps_its_machine() {
+async fn lost_gpunode_is_written_without_driver_keeping_machine() {
     let (code, answer) = node("second");
     let (published, sent) = publish_lost(code, answer).await;
     published.unwrap();
@@ -145,7 +145,7 @@ async fn a_lost_gpunode_goes_with_the_node_again_also_without_a_driver_and_keeps
 }
 
 #[tokio::test]
-async fn without_knowing_the_node_nothing_is_written_unless_it_may_not_be_read() {
+async fn unreadable_node_blocks_writes_unless_forbidden() {
     for (code, reason) in [
         (429, "TooManyRequests"),
         (503, "ServiceUnavailable"),
@@ -163,7 +163,7 @@ async fn without_knowing_the_node_nothing_is_written_unless_it_may_not_be_read()
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_api_server_that_is_away_is_asked_again_but_not_complained_of_each_time() {
+async fn unavailable_api_server_is_retried_and_logged_rarely() {
     const REFUSALS: usize = 50;
     let log = Log::default();
     let _here = log.listen();
@@ -187,7 +187,7 @@ async fn an_api_server_that_is_away_is_asked_again_but_not_complained_of_each_ti
 }
 
 #[test]
-fn nodes_do_not_all_look_at_once() {
+fn check_interval_differs_between_nodes() {
     let mut pauses: Vec<Duration> = (0..100)
         .map(|number| between(&format!("node-{number}").as_str().into()))
         .collect();

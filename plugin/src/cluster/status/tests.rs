@@ -32,7 +32,7 @@ fn readiness(devices: Option<&str>) -> Readiness {
 }
 
 #[test]
-fn a_condition_is_never_longer_than_a_person_reads() {
+fn condition_message_is_truncated() {
     let inventory = Inventory {
         problems: (0..10_000)
             .map(|at| format!("devices.deny[{at}] means nothing"))
@@ -49,7 +49,7 @@ fn a_condition_is_never_longer_than_a_person_reads() {
 }
 
 #[test]
-fn a_condition_that_stays_keeps_its_time() {
+fn unchanged_condition_keeps_its_time() {
     let (early, late) = (
         Timestamp::from_second(1).unwrap(),
         Timestamp::from_second(2).unwrap(),
@@ -75,7 +75,7 @@ fn a_condition_that_stays_keeps_its_time() {
 }
 
 #[test]
-fn who_runs_since_before_the_configuration_changed_is_counted_by_the_gpu_it_holds() {
+fn holder_from_before_config_change_counts_by_gpu() {
     use crate::inventory::Hardware;
     use crate::offer::offer;
     use gantry_config::{Config, Replicated, Selector, SharedOf, TimeSlicing};
@@ -128,7 +128,7 @@ fn who_runs_since_before_the_configuration_changed_is_counted_by_the_gpu_it_hold
 }
 
 #[test]
-fn a_device_is_unhealthy_as_soon_as_the_diagnosis_says_so() {
+fn device_is_unhealthy_with_diagnosis() {
     use crate::health::{Cause, Extent, GpuName, Trouble};
     use crate::inventory::Device;
 
@@ -169,7 +169,7 @@ fn a_device_is_unhealthy_as_soon_as_the_diagnosis_says_so() {
 }
 
 #[test]
-fn a_gpu_that_never_told_its_name_is_not_healthy() {
+fn gpu_without_uuid_is_not_healthy() {
     let mut parts = (*two_gpus()).clone().into_parts();
     parts.gpus[1].uuid = None;
     let machine = Arc::new(Machine::new(parts).unwrap());

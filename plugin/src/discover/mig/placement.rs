@@ -83,7 +83,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn instances_of_unknown_place_are_laid_beside_each_other() {
+    fn unknown_placements_are_side_by_side() {
         // 3g, 2g and two 1g of an A100, placed as the driver does.
         let places = lay_out([(1, 4), (5, 2), (9, 1), (10, 1)].into_iter());
         let starts: Vec<(u32, u32)> = places.iter().map(|(id, place)| (*id, place.start)).collect();
@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn the_drivers_numbers_tell_where_instances_lie() {
+    fn instance_ids_give_placements() {
         // From nvidia-smi mig -lgi on an A100 40 GB: a 3g at the end, a 2g at the start, a 1g between them.
         let instance = |id: u32, profile: &str| {
             let compute = ComputeInstance {
@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn places_that_overlap_or_leave_the_gpu_do_not_fit() {
+    fn overlapping_or_outside_placements_do_not_fit() {
         let place = |start, size| Placement { start, size };
         assert!(fits([place(0, 4), place(4, 4)].iter()));
         for wrong in [

@@ -1,4 +1,4 @@
-//! The hand-over without any server: events in, answers out.
+//! The hand-over without any server.
 
 mod properties;
 mod restarts;
@@ -19,7 +19,7 @@ const GPU: &str = "nvidia.com/gpu";
 const NODE: &str = "node-1";
 const NOW: Timestamp = Timestamp::UNIX_EPOCH;
 
-/// A hand-over of eight GPUs in NVLink pairs whose pods have been listed: there are none.
+/// A hand-over of eight GPUs in NVLink pairs, after an empty pod list.
 fn node() -> Handover {
     let mut handover = Handover::new(NODE.into());
     let inventory = inventory(8);
@@ -72,7 +72,7 @@ fn set(gpus: impl IntoIterator<Item = u8>) -> Devices {
     gpus.into_iter().map(id).collect()
 }
 
-/// What a container of a test pod asks for and is granted.
+/// Request and grant of one container of a test pod.
 #[derive(Debug, Clone)]
 struct Container {
     name: String,
@@ -105,7 +105,7 @@ fn asking(name: &str, count: usize) -> Container {
     }
 }
 
-/// A pod named and identified `name`, freshly bound.
+/// A newly bound pod with name and UID `name`.
 fn pod(name: &str, containers: &[Container]) -> ObservedPod {
     let shares: Vec<ContainerGrant> = containers
         .iter()
@@ -143,18 +143,18 @@ fn pod(name: &str, containers: &[Container]) -> ObservedPod {
     }
 }
 
-/// A pod of one container with this grant.
+/// A pod with one container and this grant.
 fn simple(name: &str, gpus: impl IntoIterator<Item = u8>) -> ObservedPod {
     pod(name, &[granted("app", gpus)])
 }
 
-/// The same pod once kubelet has admitted it.
+/// The same pod after kubelet admitted it.
 fn started(mut pod: ObservedPod) -> ObservedPod {
     pod.started = true;
     pod
 }
 
-/// A pod of one container that bypassed the scheduler.
+/// A pod with one container that bypassed the scheduler.
 fn stray(name: &str, count: usize) -> ObservedPod {
     pod(name, &[asking("app", count)])
 }
@@ -169,7 +169,7 @@ fn request(offered: &Devices, must: &Devices, size: usize) -> Request {
 }
 
 impl Handover {
-    /// Kubelet asks, out of wait_for.
+    /// Kubelet's request, without a wait.
     fn ask(&mut self, offered: impl IntoIterator<Item = u8>, size: usize) -> Preference {
         self.ask_with(offered, [], size)
     }
@@ -190,7 +190,7 @@ impl Handover {
         self.allocate(&GPU.into(), &set(gpus), NOW)
     }
 
-    /// Kubelet admits the next pod of one container: asks, obeys, allocates.
+    /// Kubelet admits the next pod of one container: requests a preference, follows it, allocates.
     fn admit(&mut self, offered: impl IntoIterator<Item = u8>, size: usize) -> Devices {
         let answer = self.ask(offered, size).devices;
         self.allocate(&GPU.into(), &answer, NOW);
@@ -214,7 +214,7 @@ impl Handover {
         self.listed(ticket, Listing(listing), Timestamp::from_second(1).unwrap());
     }
 
-    /// What the status_snapshot says each pod holds, provenance aside.
+    /// The devices of each pod in the status, without provenance.
     fn held_by(&self, pod: &str) -> Devices {
         self.holders()
             .iter()

@@ -1,5 +1,5 @@
-//! Random histories of pods, kubelet and plugin against a model of kubelet: nobody is steered onto what is meant for another
-//! pod, and a restart at any point reaches the same status_snapshot.
+//! Random histories of pods, kubelet and plugin against a model of kubelet: no pod is steered to devices meant for
+//! another, and a restart at any point gives the same status.
 
 use std::collections::VecDeque;
 
@@ -10,12 +10,12 @@ use super::*;
 
 const GPUS: u8 = 8;
 
-/// What may happen next.
+/// An event of a history.
 #[derive(Debug, Clone)]
 enum Action {
     /// The scheduler binds a pod with a grant: devices of the init container, devices of the app.
     Bind { init: usize, app: usize, pick: u64 },
-    /// Somebody sets a pod's node by hand.
+    /// A user sets a pod's node by hand.
     Stray { count: usize },
     /// Kubelet admits the next pod; `late`: before the watch has shown it.
     Admit { late: bool, pick: u64 },
@@ -23,17 +23,17 @@ enum Action {
     Finish(usize),
     /// A pod is deleted and ends in time.
     Delete(usize),
-    /// A pod is deleted by force; its process lives on.
+    /// A pod is force-deleted; its process keeps running.
     Force(usize),
     /// The processes of force-deleted pods end.
     Reap,
     /// The watch catches up.
     Deliver,
-    /// Kubelet is asked who holds what.
+    /// PodResources is read.
     List,
-    /// The plugin starts anew.
+    /// The plugin restarts.
     RestartPlugin,
-    /// Kubelet starts anew.
+    /// Kubelet restarts.
     RestartKubelet,
 }
 
@@ -60,7 +60,7 @@ fn disorderly() -> impl Strategy<Value = Action> {
     ]
 }
 
-/// What the watch has to tell.
+/// A pending notification of the watch.
 #[derive(Debug, Clone)]
 enum Event {
     Seen(ObservedPod),
@@ -75,7 +75,7 @@ struct Live {
     app: usize,
     granted: Option<Devices>,
     admitted: bool,
-    /// By container, as kubelet has it.
+    /// By container, in kubelet's state.
     held: BTreeMap<&'static str, Devices>,
 }
 
@@ -120,7 +120,7 @@ impl World {
             Action::Reap => self.reap(),
             Action::Deliver => self.deliver(),
             Action::List => {
-                // A list comes a tenth of a second after an allocation at the earliest; the watch is not that late.
+                // A list comes at least 0.1 s after an allocation; the watch is never that late.
                 self.deliver();
                 self.list();
             }
@@ -133,7 +133,7 @@ impl World {
                 self.queue = queue;
                 self.plugin.kubelet_restarted();
                 self.list();
-                // It admits what it finds in one go; what is bound later comes in the order of bindings again.
+                // Existing pods are admitted in one go; later ones in the order of bindings again.
                 for pick in 0..self.queue.len() {
                     self.admit(false, u64::try_from(pick).unwrap())?;
                 }
@@ -142,7 +142,7 @@ impl World {
         Ok(())
     }
 
-    /// What the extender does: a set outside every live grant and every published holder.
+    /// As in the extender: a set outside all live grants and published holders.
     fn bind(&mut self, init: usize, app: usize, pick: u64) {
         self.deliver();
         let mut free = set(0..GPUS);
@@ -167,7 +167,7 @@ impl World {
     }
 
     fn create(&mut self, init: usize, app: usize, granted: Option<Devices>) {
-        // The scheduler counts requests, strays' included.
+        // The scheduler counts requests, including those of unplanned pods.
         let committed: usize = self.pods.values().map(|pod| pod.init.max(pod.app)).sum();
         if committed + init.max(app) > usize::from(GPUS) {
             return;
@@ -193,7 +193,7 @@ impl World {
             }
         };
         let mut seen = pod(&name, &containers);
-        // Creation is another order than binding.
+        // The order of creation differs from that of binding.
         seen.created = i64::try_from(self.count % 3).unwrap();
         seen.revision = self.count;
         self.queue.push(seen.uid.clone());
@@ -261,7 +261,7 @@ impl World {
         Ok(())
     }
 
-    /// The invariant, and where everything is in order the exact grant.
+    /// The invariant, and the exact grant if everything is in order.
     fn check(
         &self,
         asker: &Live,
@@ -342,7 +342,7 @@ impl World {
         self.look();
     }
 
-    /// What the look at the control groups does.
+    /// Effect of the control group scan.
     fn look(&mut self) {
         for uid in self.plugin.quarantined() {
             if !self.zombies.contains_key(&uid) {
@@ -382,22 +382,22 @@ impl World {
         plugin.table(Some(Arc::new(Table::build(&inventory.machine))));
         plugin.sync(self.pods.values().map(|pod| pod.seen.clone()).collect());
         plugin.adopt(&published);
-        // The old one hears what the new one is reported; what it cannot attribute it forgets after two lists.
+        // The old instance receives what the new one receives; unattributed sets are dropped after two lists.
         self.list();
         self.list();
         let before = status_snapshot(&self.plugin);
         self.plugin = plugin;
         self.look();
         self.list();
-        // Where the watch was late, only the next list tells whose a set was: a restart before it forgets what an init container
-        // got instead of its grant.
+        // If the watch was late, only the next list shows the owner of a set: a restart before it loses what an init
+        // container got instead of its grant.
         if self.orderly {
             prop_assert_eq!(status_snapshot(&self.plugin), before);
         }
         self.check_account()
     }
 
-    /// Every device that lives somewhere is accounted for, and to its true holder.
+    /// Every device in use is in the status, under its true holder.
     fn check_account(&mut self) -> Result<(), TestCaseError> {
         self.deliver();
         self.list();
@@ -416,7 +416,7 @@ impl World {
                 known
             );
         }
-        // Of a pod that was force-deleted before any list showed it, a late watch leaves no trace.
+        // A pod that was force-deleted before any list showed it leaves no trace if the watch is late.
         for (uid, devices) in self.zombies.iter().filter(|_| self.orderly) {
             let known = status_snapshot
                 .get(&(uid.clone(), true))
@@ -442,7 +442,7 @@ fn report(plugin: &mut Handover, truth: &[(String, Devices)]) {
     plugin.list(&holdings);
 }
 
-/// Who holds what, and whether in quarantine.
+/// Holders, and whether they are in quarantine.
 fn status_snapshot(plugin: &Handover) -> BTreeMap<(PodUid, bool), Devices> {
     let mut status_snapshot: BTreeMap<(PodUid, bool), Devices> = BTreeMap::new();
     for holder in plugin.holders() {
@@ -455,7 +455,7 @@ fn status_snapshot(plugin: &Handover) -> BTreeMap<(PodUid, bool), Devices> {
     status_snapshot
 }
 
-/// Any `count` of `from`, as `pick` says.
+/// `count` elements of `from`, selected by `pick`.
 fn choose(from: &Devices, count: usize, mut pick: u64) -> Devices {
     let mut from: Vec<DeviceId> = from.iter().cloned().collect();
     let mut chosen = Devices::new();
@@ -472,9 +472,9 @@ fn choose(from: &Devices, count: usize, mut pick: u64) -> Devices {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 1_000, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Where the watch keeps up, every pod is steered to its own grant, whatever comes and goes and restarts.
+    /// If the watch keeps up, every pod is steered to its own grant through all changes and restarts.
     #[test]
-    fn where_the_watch_keeps_up_every_pod_gets_its_grant(actions in prop::collection::vec(orderly(), 1..40)) {
+    fn timely_watch_gives_every_pod_its_grant(actions in prop::collection::vec(orderly(), 1..40)) {
         let mut world = World::new(true);
         for action in &actions {
             world.act(action)?;
@@ -483,9 +483,9 @@ proptest! {
         prop_assert_eq!(world.plugin.deviations_total(), 0);
     }
 
-    /// Where it does not, nobody is steered to what is meant for a pod that still waits, and the status_snapshot follows the truth.
+    /// If it does not, no pod is steered to devices of a waiting pod, and the status follows PodResources.
     #[test]
-    fn a_late_watch_steers_nobody_to_a_waiting_pods_grant(actions in prop::collection::vec(disorderly(), 1..40)) {
+    fn late_watch_keeps_grants_of_waiting_pods(actions in prop::collection::vec(disorderly(), 1..40)) {
         let mut world = World::new(false);
         for action in &actions {
             world.act(action)?;

@@ -1,8 +1,8 @@
-//! What is known again after the plugin or kubelet restarts.
+//! State after a restart of the plugin or kubelet.
 
 use super::*;
 
-/// A plugin that starts anew on this node.
+/// A restarted plugin on this node.
 fn restarted(pods: Vec<ObservedPod>, holdings: &[(&str, &str, Devices)], published: &[Holder]) -> Handover {
     let mut handover = Handover::new(NODE.into());
     let inventory = inventory(8);
@@ -14,7 +14,7 @@ fn restarted(pods: Vec<ObservedPod>, holdings: &[(&str, &str, Devices)], publish
 }
 
 #[test]
-fn init_devices_that_kubelet_does_not_list_are_known_by_the_grant() {
+fn unlisted_init_devices_come_from_grant() {
     let pods = vec![started(pod(
         "a",
         &[granted("init", [1, 2, 3]), of_held("app", 2)],
@@ -24,7 +24,7 @@ fn init_devices_that_kubelet_does_not_list_are_known_by_the_grant() {
 }
 
 #[test]
-fn pods_bound_while_nobody_looked_are_steered_in_the_order_of_their_bindings() {
+fn pods_bound_during_gap_are_in_binding_order() {
     let mut first = simple("first", [6, 7]);
     first.revision = 10;
     let mut second = simple("second", [0, 1]);
@@ -35,7 +35,7 @@ fn pods_bound_while_nobody_looked_are_steered_in_the_order_of_their_bindings() {
 }
 
 #[test]
-fn a_kubelet_that_starts_admits_by_creation() {
+fn new_kubelet_admits_by_creation_time() {
     let mut old = simple("created-first", [6, 7]);
     (old.created, old.revision) = (1, 11);
     let mut young = simple("bound-first", [0, 1]);
@@ -46,14 +46,14 @@ fn a_kubelet_that_starts_admits_by_creation() {
     node.kubelet_restarted();
     assert_eq!(node.admit(0..8, 2), set([6, 7]));
     assert_eq!(node.admit(0..6, 2), set([0, 1]));
-    // What is bound later comes in the order of the watch again.
+    // Pods bound later are in watch order again.
     node.seen(simple("later", [2, 3]));
     node.seen(simple("last", [4, 5]));
     assert_eq!(node.admit(2..6, 2), set([2, 3]));
 }
 
 #[test]
-fn a_kubelet_that_forgot_gives_a_pod_the_same_set_again() {
+fn kubelet_without_checkpoint_gets_same_set_again() {
     let mut node = node();
     node.seen(simple("a", [0, 1]));
     node.admit(0..8, 2);
@@ -65,9 +65,9 @@ fn a_kubelet_that_forgot_gives_a_pod_the_same_set_again() {
     assert_eq!((answer.devices, answer.basis), (set([0, 1]), Basis::Granted));
 }
 
-/// Kubelet asks nothing for containers that run, whatever its checkpoint says.
+/// Kubelet requests nothing for running containers, whatever its checkpoint contains.
 #[test]
-fn a_kubelet_that_forgot_a_running_pod_gives_a_new_one_other_gpus() {
+fn forgotten_running_pod_keeps_its_gpus() {
     for (new, expected) in [
         (simple("b", [2, 3]), (Some(set([2, 3])), Basis::Granted)),
         (stray("b", 2), (None, Basis::Unplanned)),
@@ -88,7 +88,7 @@ fn a_kubelet_that_forgot_a_running_pod_gives_a_new_one_other_gpus() {
 }
 
 #[test]
-fn a_kubelet_that_remembers_is_not_taken_to_ask_for_pods_it_runs() {
+fn restarted_kubelet_skips_running_pods() {
     let mut node = node();
     node.seen(simple("a", [0, 1]));
     node.admit(0..8, 2);
@@ -99,7 +99,7 @@ fn a_kubelet_that_remembers_is_not_taken_to_ask_for_pods_it_runs() {
 }
 
 #[test]
-fn a_quarantine_survives() {
+fn quarantine_survives_plugin_restart() {
     let mut before = node();
     before.seen(simple("removed", [0, 1]));
     before.seen(simple("stays", [2, 3]));
@@ -113,7 +113,7 @@ fn a_quarantine_survives() {
 }
 
 #[test]
-fn a_pod_that_vanished_unseen_goes_to_quarantine() {
+fn pod_deleted_unseen_goes_to_quarantine() {
     let mut before = node();
     before.seen(simple("a", [0, 1]));
     before.admit(0..8, 2);
@@ -122,7 +122,7 @@ fn a_pod_that_vanished_unseen_goes_to_quarantine() {
 }
 
 #[test]
-fn init_containers_of_started_pods_attract_no_deviation_after_a_kubelet_restart() {
+fn started_init_containers_cause_no_deviation() {
     let mut node = node();
     let running = pod("running", &[granted("init", [0]), granted("app", [0, 1])]);
     node.seen(running.clone());
@@ -130,7 +130,7 @@ fn init_containers_of_started_pods_attract_no_deviation_after_a_kubelet_restart(
     node.serve([0, 1]);
     node.seen(started(running));
     node.kubelet_restarted();
-    // Kubelet lists no ordinary init containers.
+    // PodResources does not list ordinary init containers.
     node.list(&[("running", "app", set([0, 1]))]);
     // A pod that the watch shows too late.
     assert_eq!(node.serve([7]), Served::Unplanned);
@@ -140,7 +140,7 @@ fn init_containers_of_started_pods_attract_no_deviation_after_a_kubelet_restart(
 }
 
 #[test]
-fn a_list_after_a_gap_in_the_watch_keeps_order_and_finds_the_lost() {
+fn list_after_watch_gap_keeps_order_and_finds_deleted() {
     let mut node = node();
     let mut a = simple("a", [0, 1]);
     a.revision = 5;
@@ -149,7 +149,7 @@ fn a_list_after_a_gap_in_the_watch_keeps_order_and_finds_the_lost() {
     node.seen(a);
     node.seen(b.clone());
     node.admit(0..8, 2);
-    // a was deleted in the gap; c was bound, and b's status was written after that.
+    // a was deleted in the gap; c was bound, and b's status was written later.
     b.revision = 9;
     let mut c = simple("c", [4, 5]);
     c.revision = 8;

@@ -68,7 +68,7 @@ fn answer(node: &mut Handover, request: Request) -> Devices {
 }
 
 #[test]
-fn two_replicas_of_one_gpu_are_two_devices_to_grants() {
+fn replicas_are_separate_devices_in_grants() {
     let mut node = node();
     let fours = in_fours(GPU);
     node.inventory(&fours);
@@ -92,13 +92,13 @@ fn two_replicas_of_one_gpu_are_two_devices_to_grants() {
     assert_eq!(second, names(&["GPU-3::1"]));
     assert_eq!(node.allocate(&GPU.into(), &second, NOW), Served::Granted);
     assert_eq!(node.held_by("a"), first);
-    // And others go where nobody is: to the GPU whose pair is broken already.
+    // Others go to the GPU whose pair is already split.
     let stray = answer(&mut node, asking_for(GPU, &(&(&offered - &first) - &second), 1));
     assert_eq!(stray, names(&["GPU-2::0"]));
 }
 
 #[test]
-fn gpus_given_out_before_they_were_shared_are_shared_last() {
+fn gpus_allocated_before_sharing_are_shared_last() {
     let mut node = node();
     node.seen(simple("a", [0]));
     assert_eq!(node.admit(0..8, 1), set([0]));
@@ -115,14 +115,14 @@ fn gpus_given_out_before_they_were_shared_are_shared_last() {
 }
 
 #[test]
-fn a_gpu_that_somebody_holds_whole_is_shared_only_when_all_others_are_full() {
+fn gpu_held_whole_is_shared_last() {
     let mut node = node();
     node.seen(simple("a", [0]));
     assert_eq!(node.admit(0..8, 1), set([0]));
     let fours = in_fours("nvidia.com/gpu.shared");
     node.inventory(&fours);
     let mut offered = all(&fours, "nvidia.com/gpu.shared");
-    // Pod after pod, as no grant says which.
+    // One pod after the other, in any order, because no grant decides.
     for pod in 0..28 {
         let chosen = answer(&mut node, asking_for("nvidia.com/gpu.shared", &offered, 1));
         assert!(
@@ -135,7 +135,7 @@ fn a_gpu_that_somebody_holds_whole_is_shared_only_when_all_others_are_full() {
     assert_eq!(last.len(), 1, "kubelet would fail the pod");
 }
 
-/// Kubelet's list of one pod with these devices of whole GPUs' resource.
+/// Kubelet's list of one pod with these devices of the whole-GPU resource.
 fn listed_by_the_old_name(node: &mut Handover, pod: &str, gpus: impl IntoIterator<Item = u8>) {
     let holding = Holding {
         namespace: "default".into(),
@@ -148,10 +148,10 @@ fn listed_by_the_old_name(node: &mut Handover, pod: &str, gpus: impl IntoIterato
 }
 
 #[test]
-fn what_kubelet_lists_by_a_former_name_is_in_use() {
+fn listed_former_name_is_in_use() {
     let fours = in_fours("nvidia.com/gpu.shared");
     let offered = all(&fours, "nvidia.com/gpu.shared");
-    // A plugin that starts anew with another configuration, and one that knows no pods.
+    // A restarted plugin with another configuration, and one without pods.
     let mut node = node();
     node.inventory(&fours);
     listed_by_the_old_name(&mut node, "a", [0, 1]);
@@ -166,7 +166,7 @@ fn what_kubelet_lists_by_a_former_name_is_in_use() {
 }
 
 #[test]
-fn a_pod_that_runs_is_not_told_that_its_grant_names_devices_of_a_former_name() {
+fn running_pod_with_former_names_is_not_refused() {
     let mut node = node();
     node.seen(simple("a", [0]));
     node.admit(0..8, 1);
@@ -177,7 +177,7 @@ fn a_pod_that_runs_is_not_told_that_its_grant_names_devices_of_a_former_name() {
 }
 
 #[test]
-fn slices_lie_beside_slices_of_other_profiles_that_are_in_use() {
+fn slices_are_packed_beside_used_profiles() {
     let mut node = node();
     let cut: Vec<_> = (0..2)
         .flat_map(|gpu| {

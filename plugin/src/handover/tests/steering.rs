@@ -1,11 +1,11 @@
-//! Who is steered where, and whose a served set is.
+//! Preferences, and attribution of allocated sets.
 
 use gantry_api::{HolderState, Provenance};
 
 use super::*;
 
 #[test]
-fn the_oldest_grant_of_the_asked_size_is_the_asking_pods() {
+fn oldest_grant_of_size_is_preferred() {
     let mut node = node();
     node.seen(simple("a", [0, 1]));
     node.seen(simple("b", [2, 3, 4, 5]));
@@ -17,7 +17,7 @@ fn the_oldest_grant_of_the_asked_size_is_the_asking_pods() {
 }
 
 #[test]
-fn a_pod_that_the_watch_is_about_to_show_is_waited_for() {
+fn pending_pod_is_awaited() {
     let mut node = node();
     let patient = WaitFor {
         pods: true,
@@ -34,7 +34,7 @@ fn a_pod_that_the_watch_is_about_to_show_is_waited_for() {
 }
 
 #[test]
-fn a_stray_pod_is_not_waited_for_and_kept_off_grants() {
+fn unplanned_pod_does_not_wait_and_avoids_grants() {
     let mut node = node();
     node.seen(simple("planned", [0, 1]));
     node.seen(simple("younger", [2, 3]));
@@ -52,7 +52,7 @@ fn a_stray_pod_is_not_waited_for_and_kept_off_grants() {
 }
 
 #[test]
-fn a_stray_pod_of_equal_size_is_told_apart_by_its_place() {
+fn unplanned_pod_of_equal_size_is_identified_by_order() {
     let mut node = node();
     node.seen(stray("stray", 2));
     node.seen(simple("planned", [0, 1]));
@@ -66,14 +66,14 @@ fn a_stray_pod_of_equal_size_is_told_apart_by_its_place() {
 }
 
 #[test]
-fn an_unknown_pod_gets_the_best_set_outside_grants_and_quarantine() {
+fn unknown_pod_avoids_grants_and_quarantine() {
     let mut node = node();
     node.seen(simple("planned", [0, 1]));
     node.seen(simple("removed", [2, 3]));
     node.admit(0..8, 2);
     node.admit(2..8, 2);
     node.gone(&"removed".into(), false);
-    // Kubelet offers what the removed pod had.
+    // Kubelet offers the devices of the removed pod.
     let answer = node.ask(2..8, 2);
     assert_eq!(answer.basis, Basis::Unknown);
     assert!(
@@ -83,7 +83,7 @@ fn an_unknown_pod_gets_the_best_set_outside_grants_and_quarantine() {
 }
 
 #[test]
-fn where_nothing_else_is_left_the_youngest_grant_is_broken_last_and_quarantine_before() {
+fn quarantine_is_used_before_youngest_grant() {
     let mut node = node();
     node.seen(simple("removed", [0, 1]));
     node.admit(0..8, 2);
@@ -98,7 +98,7 @@ fn where_nothing_else_is_left_the_youngest_grant_is_broken_last_and_quarantine_b
 }
 
 #[test]
-fn containers_of_a_pod_are_served_in_kubelets_order_before_the_next_pod() {
+fn containers_are_served_in_order_before_next_pod() {
     let mut node = node();
     node.seen(pod("a", &[granted("one", [0]), granted("two", [3])]));
     node.seen(pod("b", &[granted("one", [5])]));
@@ -108,7 +108,7 @@ fn containers_of_a_pod_are_served_in_kubelets_order_before_the_next_pod() {
 }
 
 #[test]
-fn an_app_gets_its_init_containers_devices_and_more() {
+fn app_gets_init_devices_and_more() {
     let mut node = node();
     node.seen(pod("a", &[granted("init", [2]), granted("app", [2, 3])]));
     assert_eq!(node.admit(0..8, 1), set([2]));
@@ -119,7 +119,7 @@ fn an_app_gets_its_init_containers_devices_and_more() {
 }
 
 #[test]
-fn where_kubelet_asks_nobody_the_set_names_the_pod() {
+fn allocated_set_identifies_pod_without_preference() {
     let mut node = node();
     node.seen(pod("other", &[granted("app", [0, 1])]));
     node.seen(pod("a", &[granted("init", [4, 5]), granted("app", [4, 5])]));
@@ -129,7 +129,7 @@ fn where_kubelet_asks_nobody_the_set_names_the_pod() {
 }
 
 #[test]
-fn any_two_of_three_init_devices_are_as_granted_and_the_third_stays_held() {
+fn any_init_devices_match_grant_rest_stays_held() {
     let mut node = node();
     node.seen(pod("a", &[granted("init", [1, 2, 3]), of_held("app", 2)]));
     node.admit(0..8, 3);
@@ -150,7 +150,7 @@ fn any_two_of_three_init_devices_are_as_granted_and_the_third_stays_held() {
 }
 
 #[test]
-fn a_set_that_kubelet_chose_otherwise_is_a_deviation_with_both_sets() {
+fn other_set_is_deviation_with_both_sets() {
     let mut node = node();
     node.seen(simple("a", [0, 1]));
     node.ask(0..8, 2);
@@ -161,13 +161,13 @@ fn a_set_that_kubelet_chose_otherwise_is_a_deviation_with_both_sets() {
     assert_eq!(deviations[0].granted, [id(0), id(1)]);
     assert_eq!(deviations[0].pod, Some("a".into()));
     assert_eq!(node.held_by("a"), set([4, 6]));
-    // Told once.
+    // Reported once.
     node.list(&[("a", "app", set([4, 6]))]);
     assert_eq!(node.deviations_total(), 1);
 }
 
 #[test]
-fn the_same_set_asked_again_is_no_deviation() {
+fn repeated_set_is_no_deviation() {
     let mut node = node();
     node.seen(simple("a", [0, 1]));
     node.admit(0..8, 2);
@@ -176,18 +176,18 @@ fn the_same_set_asked_again_is_no_deviation() {
 }
 
 #[test]
-fn a_grant_whose_device_kubelet_will_not_give_is_met_as_well_as_can_be() {
+fn unavailable_granted_device_keeps_the_others() {
     let mut node = node();
     node.seen(simple("other", [4, 5]));
     node.seen(simple("a", [0, 1, 2]));
-    // Device 1 went sick between binding and admission.
+    // Device 1 became unhealthy between binding and admission.
     let answer = node.ask([0, 2, 3, 4, 5, 6, 7], 3);
     assert!(answer.devices.is_disjoint(&set([4, 5])), "{answer:?}");
     assert_eq!(answer.devices.len(), 3);
 }
 
 #[test]
-fn forged_grants_are_refused_once_and_their_pods_kept_off_real_ones() {
+fn forged_grants_are_refused_and_avoid_real_ones() {
     let mut node = node();
     node.seen(simple("real", [0, 1]));
     node.seen(simple("overlapping", [1, 2]));
@@ -224,7 +224,7 @@ fn forged_grants_are_refused_once_and_their_pods_kept_off_real_ones() {
 }
 
 #[test]
-fn a_grant_that_stood_behind_another_stands_when_that_pod_is_gone() {
+fn conflicting_grant_is_valid_after_first_pod_ends() {
     let mut node = node();
     node.seen(simple("first", [0, 1]));
     node.seen(simple("second", [1, 2]));
@@ -233,7 +233,7 @@ fn a_grant_that_stood_behind_another_stands_when_that_pod_is_gone() {
 }
 
 #[test]
-fn a_force_deleted_pods_devices_stay_apart_until_its_processes_are_gone() {
+fn force_deleted_devices_are_quarantined_until_processes_end() {
     let mut node = node();
     node.seen(simple("a", [0, 1]));
     node.admit(0..8, 2);
@@ -247,7 +247,7 @@ fn a_force_deleted_pods_devices_stay_apart_until_its_processes_are_gone() {
 }
 
 #[test]
-fn a_finished_pods_devices_are_free_at_once() {
+fn finished_pod_frees_devices_at_once() {
     let mut node = node();
     node.seen(simple("a", [0, 1]));
     node.admit(0..8, 2);
@@ -257,7 +257,7 @@ fn a_finished_pods_devices_are_free_at_once() {
 }
 
 #[test]
-fn a_pod_deleted_before_its_admission_leaves_nothing() {
+fn pod_deleted_before_admission_leaves_nothing() {
     let mut node = node();
     node.seen(simple("a", [0, 1]));
     node.gone(&"a".into(), false);
@@ -265,7 +265,7 @@ fn a_pod_deleted_before_its_admission_leaves_nothing() {
 }
 
 #[test]
-fn a_pod_deleted_while_kubelet_asks_for_it_is_served_and_forgotten_by_the_truth() {
+fn pod_deleted_during_request_is_served_and_dropped() {
     let mut node = node();
     node.seen(simple("a", [0, 1]));
     node.ask(0..8, 2);
@@ -279,7 +279,7 @@ fn a_pod_deleted_while_kubelet_asks_for_it_is_served_and_forgotten_by_the_truth(
 }
 
 #[test]
-fn before_the_table_is_made_answers_are_valid_all_the_same() {
+fn preferences_without_table_are_valid() {
     let mut node = node();
     node.table(None);
     assert_eq!(node.ask(2..8, 3).devices.len(), 3);
@@ -287,7 +287,7 @@ fn before_the_table_is_made_answers_are_valid_all_the_same() {
 }
 
 #[test]
-fn impossible_questions_get_what_there_is() {
+fn impossible_requests_get_available_devices() {
     let mut node = node();
     assert_eq!(node.ask(0..2, 5).devices, set(0..2));
     assert_eq!(node.ask(0..2, 0).devices, set([]));

@@ -1,15 +1,15 @@
-//! What kubelet's own list corrects.
+//! Corrections by PodResources.
 
 use gantry_api::Provenance;
 
 use super::*;
 
 #[test]
-fn two_pods_that_got_each_others_sets_are_exchanged() {
+fn exchanged_sets_of_two_pods_are_corrected() {
     let mut node = node();
     node.seen(simple("a", [0, 1]));
     node.seen(simple("b", [2, 3]));
-    // Kubelet admitted b first: the sets went to the other pod each.
+    // Kubelet admitted b first: each pod got the other's set.
     node.admit(0..8, 2);
     node.admit(2..8, 2);
     node.list(&[("a", "app", set([2, 3])), ("b", "app", set([0, 1]))]);
@@ -27,7 +27,7 @@ fn two_pods_that_got_each_others_sets_are_exchanged() {
 }
 
 #[test]
-fn a_pod_whose_set_another_took_gets_the_other_ones() {
+fn pod_with_taken_set_gets_the_other_set() {
     let mut node = node();
     node.seen(simple("rejected", [0, 1]));
     node.seen(simple("b", [2, 3]));
@@ -36,14 +36,14 @@ fn a_pod_whose_set_another_took_gets_the_other_ones() {
     assert_eq!(node.admit(0..8, 2), set([0, 1]));
     node.list(&[("b", "app", set([0, 1]))]);
     node.gone(&"rejected".into(), true);
-    // b's own set lies free now; c gets its own.
+    // b's own set is free now; c gets its own.
     assert_eq!(node.admit(2..8, 2), set([4, 5]));
     assert_eq!(node.held_by("b"), set([0, 1]));
     assert_eq!(node.held_by("c"), set([4, 5]));
 }
 
 #[test]
-fn a_displaced_pod_is_given_the_equal_set_that_its_displacer_left() {
+fn displaced_pod_gets_equal_free_set() {
     let mut node = node();
     node.seen(simple("a", [0, 1]));
     node.seen(simple("b", [2, 3]));
@@ -56,7 +56,7 @@ fn a_displaced_pod_is_given_the_equal_set_that_its_displacer_left() {
 }
 
 #[test]
-fn a_late_grant_whose_pod_got_something_else_is_not_offered_to_others() {
+fn late_grant_of_deviating_pod_stays_reserved() {
     let mut node = node();
     // The watch was too late: the pod was served by topology.
     let taken = node.admit(0..8, 2);
@@ -73,7 +73,7 @@ fn a_late_grant_whose_pod_got_something_else_is_not_offered_to_others() {
 }
 
 #[test]
-fn a_pod_that_the_watch_does_not_show_holds_what_kubelet_lists() {
+fn unwatched_pod_holds_listed_devices() {
     let mut node = node();
     node.list(&[("static", "app", set([3]))]);
     let holders = node.holders();
@@ -84,7 +84,7 @@ fn a_pod_that_the_watch_does_not_show_holds_what_kubelet_lists() {
 }
 
 #[test]
-fn holders_become_known_by_the_truth() {
+fn pod_resources_reveal_holders() {
     let mut node = node();
     node.seen(simple("a", [0, 1]));
     assert_eq!(node.holders()[0].provenance, Provenance::Granted);
@@ -95,7 +95,7 @@ fn holders_become_known_by_the_truth() {
     assert_eq!(node.holders().len(), 1);
 }
 
-/// A pod of the same name as `name`, with another UID.
+/// A pod with the name of `name` and another UID.
 fn successor(name: &str, gpus: impl IntoIterator<Item = u8>) -> ObservedPod {
     let mut pod = simple(name, gpus);
     let uid = format!("{name}-2");
@@ -107,7 +107,7 @@ fn successor(name: &str, gpus: impl IntoIterator<Item = u8>) -> ObservedPod {
 }
 
 #[test]
-fn a_list_by_a_kubelet_that_has_not_heard_of_a_deletion_says_nothing_of_the_pods_successor() {
+fn list_before_kubelet_saw_deletion_skips_successor() {
     for listed_first in [true, false] {
         let mut node = node();
         node.seen(simple("a", [0, 1]));
@@ -129,7 +129,7 @@ fn a_list_by_a_kubelet_that_has_not_heard_of_a_deletion_says_nothing_of_the_pods
 }
 
 #[test]
-fn what_kubelet_goes_on_listing_is_true() {
+fn repeatedly_listed_devices_are_held() {
     let mut node = node();
     node.seen(simple("a", [0, 1]));
     node.admit(0..8, 2);
@@ -146,7 +146,7 @@ fn what_kubelet_goes_on_listing_is_true() {
 }
 
 #[test]
-fn a_list_that_began_before_a_deletion_says_nothing_of_the_pods_successor() {
+fn list_begun_before_deletion_skips_successor() {
     let mut node = node();
     node.seen(simple("a", [0, 1]));
     node.admit(0..8, 2);
@@ -165,7 +165,7 @@ fn a_list_that_began_before_a_deletion_says_nothing_of_the_pods_successor() {
 }
 
 #[test]
-fn a_pod_that_kubelet_no_longer_lists_keeps_its_devices_while_it_lives() {
+fn unlisted_living_pod_keeps_devices() {
     let mut node = node();
     node.seen(simple("a", [0, 1]));
     node.admit(0..8, 2);
@@ -175,7 +175,7 @@ fn a_pod_that_kubelet_no_longer_lists_keeps_its_devices_while_it_lives() {
 }
 
 #[test]
-fn a_list_that_comes_before_the_devices_are_known_is_kept_until_then() {
+fn list_before_inventory_is_kept() {
     let mut node = Handover::new(NODE.into());
     node.sync(vec![started(simple("a", [0, 1]))]);
     node.list(&[("a", "app", set([2, 3])), ("static", "app", set([4]))]);
@@ -187,7 +187,7 @@ fn a_list_that_comes_before_the_devices_are_known_is_kept_until_then() {
 }
 
 #[test]
-fn devices_alone_tell_nothing_of_holders() {
+fn devices_without_list_give_no_holders() {
     let mut node = node();
     assert!(!node.has_listing());
     node.list(&[]);
@@ -195,7 +195,7 @@ fn devices_alone_tell_nothing_of_holders() {
 }
 
 #[test]
-fn without_a_list_the_set_of_nobody_known_ends_when_its_devices_are_given_out_again() {
+fn unattributed_set_ends_with_new_allocation() {
     let mut node = node();
     let first = node.admit(0..4, 4);
     assert_eq!(node.held_by(""), first);
@@ -204,17 +204,17 @@ fn without_a_list_the_set_of_nobody_known_ends_when_its_devices_are_given_out_ag
 }
 
 #[test]
-fn devices_handed_on_within_a_pod_of_nobody_known_stay_with_it() {
+fn devices_reused_in_unknown_pod_stay_with_it() {
     let mut node = node();
     let init = node.admit(0..8, 4);
-    // Kubelet takes an app's devices from its init container without a question.
+    // Kubelet reuses init devices for an app without a question.
     node.serve([0]);
     assert!(init.contains(&id(0)));
     assert_eq!(node.held_by(""), init);
 }
 
 #[test]
-fn without_a_list_nothing_grows() {
+fn unattributed_sets_are_bounded_without_list() {
     let mut node = node();
     for round in 0..1000 {
         node.listing_begins();
@@ -229,7 +229,7 @@ fn without_a_list_nothing_grows() {
 }
 
 #[test]
-fn other_plugins_devices_are_not_ours() {
+fn devices_of_other_plugins_are_ignored() {
     let mut node = node();
     let ticket = node.listing_begins();
     let holding = Holding {
@@ -247,7 +247,7 @@ fn other_plugins_devices_are_not_ours() {
 }
 
 #[test]
-fn of_no_device_there_is_no_holder() {
+fn empty_set_has_no_holder() {
     let mut node = node();
     assert_eq!(
         node.allocate(&GPU.into(), &Devices::new(), NOW),

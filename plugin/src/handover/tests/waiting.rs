@@ -1,4 +1,4 @@
-//! The wait for a pod that kubelet knows of before the watch shows it, on a clock that moves only when everybody waits.
+//! The wait for a pod that kubelet has before the watch shows it, on a clock that moves only when all tasks wait.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use tokio::time::{Instant, sleep};
 use super::*;
 use crate::observe::Observed;
 
-/// A hand-over of eight GPUs in NVLink pairs, in a cluster whose pods have been listed.
+/// A hand-over of eight GPUs in NVLink pairs, in a cluster, after the pod list.
 fn shared() -> (Arc<SharedHandover>, Arc<Observed>) {
     let observed = Arc::<Observed>::default();
     observed.cluster(true);
@@ -33,7 +33,7 @@ fn show_later(handover: &Arc<SharedHandover>, pod: ObservedPod, delay: Duration)
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_pod_that_the_watch_shows_late_gets_its_grant() {
+async fn late_pod_gets_its_grant() {
     let (handover, _) = shared();
     let late = Duration::from_millis(400);
     show_later(&handover, simple("late", [5]), late);
@@ -41,7 +41,7 @@ async fn a_pod_that_the_watch_shows_late_gets_its_grant() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_else_happens_does_not_end_the_wait() {
+async fn unrelated_changes_do_not_end_the_wait() {
     let (handover, _) = shared();
     handover.seen(simple("other", [0, 1]));
     show_later(&handover, simple("another", [2, 3]), Duration::from_millis(50));
@@ -51,14 +51,14 @@ async fn what_else_happens_does_not_end_the_wait() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_pod_that_is_never_shown_is_served_outside_all_grants_after_a_second() {
+async fn unseen_pod_avoids_grants_after_one_second() {
     let (handover, _) = shared();
     handover.seen(simple("other", [0, 1, 2, 3, 4, 5, 6]));
     assert_eq!(ask(&handover, 1).await, (set([7]), Duration::from_secs(1)));
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_broken_watch_is_not_waited_for_that_long() {
+async fn broken_watch_shortens_wait() {
     let (handover, observed) = shared();
     observed.cluster(false);
     let (_, waited) = ask(&handover, 1).await;
@@ -66,7 +66,7 @@ async fn a_broken_watch_is_not_waited_for_that_long() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_watch_that_breaks_during_the_wait_shortens_it() {
+async fn watch_breaking_during_wait_shortens_it() {
     let (handover, observed) = shared();
     let breaks = Duration::from_millis(300);
     tokio::spawn(async move {
@@ -78,7 +78,7 @@ async fn a_watch_that_breaks_during_the_wait_shortens_it() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_pod_without_a_grant_waits_for_nothing_but_the_choice_table() {
+async fn pod_without_grant_waits_only_for_table() {
     let (handover, _) = shared();
     handover.seen(stray("stray", 2));
     assert_eq!(ask(&handover, 2).await, (set([0, 1]), Duration::ZERO));
@@ -88,13 +88,13 @@ async fn a_pod_without_a_grant_waits_for_nothing_but_the_choice_table() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn without_a_cluster_nobody_is_waited_for() {
+async fn no_cluster_never_waits() {
     let handover = SharedHandover::new(node(), Arc::default(), None);
     assert_eq!(ask(&handover, 2).await, (set([0, 1]), Duration::ZERO));
 }
 
 #[tokio::test(start_paused = true)]
-async fn many_pods_that_were_deleted_before_kubelet_asks_for_them_cost_one_long_wait() {
+async fn many_deleted_pods_cost_one_long_wait() {
     let (handover, _) = shared();
     for pod in ["a", "b", "c"] {
         handover.seen(simple(pod, [0]));

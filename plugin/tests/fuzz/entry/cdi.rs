@@ -1,4 +1,4 @@
-//! CDI names: of a kind that an operator gives, of a device that NVML names, and in the answers to kubelet.
+//! CDI names: from the operator's kind, from NVML's device names, and in responses to kubelet.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use gantry_plugin::inventory::Inventory;
 
 use super::kubelet::{device, machine, slice};
 
-/// Any text as `--cdi-kind`, and any as the UUIDs that NVML gives a GPU and its MIG device.
+/// Any text as `--cdi-kind`, and as the UUIDs of a GPU and its MIG device.
 pub fn names(kind: &str, uuid: &str) {
     assert!(is_name(&device_name(uuid)), "{uuid:?}");
     let Ok(kind) = check_kind(kind) else { return };
@@ -57,7 +57,7 @@ pub fn names(kind: &str, uuid: &str) {
     }
 }
 
-/// What is accepted as a kind is one, and makes kinds and file names for every class.
+/// An accepted kind is valid, and so are the kinds and file names of every class.
 fn check_kind(text: &str) -> Result<Kind, ()> {
     let kind: Kind = text
         .parse()
@@ -75,7 +75,7 @@ fn check_kind(text: &str) -> Result<Kind, ()> {
     Ok(kind)
 }
 
-/// CDI's grammar, as its specification has it and independent of ours.
+/// CDI's grammar from its specification, independent of our code.
 fn is_qualified(text: &str) -> bool {
     text.split_once('=')
         .is_some_and(|(kind, name)| is_kind(kind) && is_name(name))

@@ -1,4 +1,4 @@
-//! Kubelet's calls: any bytes as a request to the real service, through everything but the socket.
+//! Kubelet's calls: any bytes as a request to the real service, without the socket.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, LazyLock};
@@ -27,7 +27,7 @@ use tokio_util::sync::CancellationToken;
 use tonic::Code;
 use tower::Service;
 
-/// What kubelet can call that ends.
+/// The unary calls of kubelet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Call {
     Allocate,
@@ -49,14 +49,14 @@ impl Call {
     }
 }
 
-/// The resources of the node that is asked: whole GPUs, replicas of which a container may have one, MIG devices.
+/// The resources of the node: whole GPUs, replicas limited to one per container, MIG devices.
 pub const RESOURCES: [&str; 3] = [
     "nvidia.com/gpu",
     "nvidia.com/gpu.shared",
     "nvidia.com/mig-1g.10gb",
 ];
 
-/// One call of any bytes: the first says which call of which resource, and whether the rest is a message or what is on the wire.
+/// One call of any bytes: the first byte selects call and resource, and whether the rest is a message or a wire frame.
 pub fn bytes(input: &[u8]) {
     let Some((choice, rest)) = input.split_first() else {
         return;
@@ -66,7 +66,7 @@ pub fn bytes(input: &[u8]) {
     if choice & 0x80 == 0 {
         message(resource, call, rest);
     } else {
-        // Whatever it is, it is answered.
+        // Every call gets a response.
         let _ = Node::new(resource).call(call, rest);
     }
 }
@@ -113,7 +113,7 @@ pub fn message(resource: &str, call: Call, message: &[u8]) {
     }
 }
 
-/// Exactly what was asked for is given, or nothing. Comes back with what was.
+/// Either exactly the requested devices are allocated, or none. Returns them.
 fn allocated(node: &Node, request: &AllocateRequest, answer: Result<Bytes, Code>) -> BTreeSet<String> {
     let containers: Option<Vec<Vec<&Device>>> = request
         .container_requests
@@ -175,7 +175,7 @@ fn given(devices: &[&Device], answer: &ContainerAllocateResponse) {
     assert!(answer.mounts.is_empty() && answer.annotations.is_empty());
 }
 
-/// As many as asked for, if there are so many: first what must be in it, then of what was offered, and nothing else.
+/// The preferred set has the requested size if possible: required devices first, the others from the offer.
 fn preferred(node: &Node, request: &PreferredAllocationRequest, answer: &Bytes) {
     let answers = PreferredAllocationResponse::decode(answer.clone())
         .unwrap()
@@ -205,7 +205,7 @@ fn preferred(node: &Node, request: &PreferredAllocationRequest, answer: &Bytes) 
     }
 }
 
-/// A node that nothing happened to yet, and one of its resources.
+/// A new node, and one of its resources.
 struct Node {
     handover: Arc<SharedHandover>,
     server: DevicePluginServer<gantry_plugin::kubelet::DevicePluginService>,
@@ -240,7 +240,7 @@ impl Node {
         }
     }
 
-    /// The answer's message, or its status.
+    /// The message of the response, or its status.
     fn call(&mut self, call: Call, wire: &[u8]) -> Result<Bytes, Code> {
         let request = http::Request::post(call.path())
             .header("content-type", "application/grpc")
@@ -268,8 +268,8 @@ impl Node {
         devices.any(|device| device.resource.as_str() == self.resource && device.id.as_str() == id)
     }
 
-    /// The devices that these IDs stand for, of this resource or, as a former list may have had it, of another; `None` if one stands
-    /// for nothing, or if there are more than a container may have.
+    /// The devices with these IDs, of this resource or, as in an earlier list, of another; `None` if an ID is unknown
+    /// or the limit per container is exceeded.
     fn asked(&self, ids: &[String]) -> Option<Vec<&'static Device>> {
         let (mut devices, mut distinct, mut replicas) = (Vec::new(), BTreeSet::new(), false);
         for id in ids {
@@ -294,7 +294,7 @@ impl Node {
     }
 }
 
-/// What is the same for every call.
+/// The parts shared by all calls.
 struct Fixed {
     inventory: Arc<Inventory>,
     table: Arc<Table>,

@@ -1,5 +1,5 @@
-//! What is fuzzed: a function of any input for each door to the outside. It panics where what must hold does not. `fuzz/` runs them
-//! under a fuzzer, the tests beside this folder on generated input.
+//! Fuzz targets: one function per external input. They panic if an invariant is violated. `fuzz/` runs them under a
+//! fuzzer, the tests beside this folder on generated input.
 #![allow(
     dead_code,
     unreachable_pub,
