@@ -3,7 +3,7 @@
 //! ```text
 //! NVML -> hardware -> offer (by the config) -> inventory -> kubelet's servers, CDI, GpuNode, metrics
 //! pods of the node (grants) -> handover <- kubelet: GetPreferredAllocation, Allocate, PodResources
-//! handover -> answers to kubelet, holders and deviations in GpuNode.status
+//! handover -> responses to kubelet, holders and deviations in GpuNode.status
 //! ```
 
 pub mod allocate;

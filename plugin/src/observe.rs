@@ -45,7 +45,7 @@ pub struct Readiness {
     pub driver_files: Option<bool>,
     /// Registration of each resource at kubelet.
     pub registered: BTreeMap<ResourceName, Registration>,
-    /// Resources whose socket another program replaced.
+    /// Resources with a socket that another program replaced.
     pub contended_sockets: BTreeSet<ResourceName>,
     /// Whether grants are known; `None` without a cluster.
     pub cluster: Option<bool>,

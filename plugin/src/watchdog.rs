@@ -41,7 +41,7 @@ pub(crate) struct Watchdog {
     pub(crate) heartbeat: Heartbeat,
     /// Problems that the thread itself reports.
     pub(crate) diagnoses: Diagnoses,
-    /// Overrides the reported problems while the thread is silent_after.
+    /// Overrides the reported problems while the thread is silent.
     pub(crate) marker: Marker,
     /// Where devices are published.
     pub(crate) publish: watch::Sender<Arc<Hardware>>,
@@ -57,7 +57,7 @@ enum Finding {
     Working,
     /// The thread reports the problem itself, on the devices too.
     Reported(Outage),
-    /// The thread is silent_after.
+    /// The thread is silent.
     Silent(String),
 }
 
@@ -211,7 +211,7 @@ mod tests {
         assert_eq!(node.observed.readiness().missing()[0], reason);
         assert!(!node.observed.readiness().dead, "it may come back");
         assert_eq!(node.reasons(), vec![Some(reason); 2]);
-        assert!(node.heartbeat.beat(), "the thread has to publish what it knows");
+        assert!(node.heartbeat.beat(), "the thread has to publish again");
         // Published once, not at every check.
         node.hardware.mark_unchanged();
         node.until(|now| now.nvml.is_none()).await;

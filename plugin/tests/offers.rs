@@ -1,4 +1,4 @@
-//! What kubelet is told of cut and shared GPUs: simulated hardware, the real nvml_thread and offer, the daemon, and a kubelet.
+//! What kubelet is told of cut and shared GPUs: simulated hardware, the real NVML thread and offer, the daemon, and a kubelet.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test that cannot go on fails")]
 
 mod sim;

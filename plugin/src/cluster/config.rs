@@ -15,7 +15,7 @@ use super::events::Teller;
 use super::{Pauses, connect};
 use gantry_config::source::Report;
 
-/// Shortest interval of two Events, for a file whose problem keeps changing.
+/// Shortest interval of two Events, for a file with a changing problem.
 const MIN_INTERVAL: Duration = Duration::from_secs(5);
 /// Longest part of the problems in an Event; the API server rejects notes of more than 1024 bytes.
 const MAX_PROBLEM: usize = 800;

@@ -25,7 +25,7 @@ use crate::log_throttle::LogThrottle;
 
 /// Shortest interval of two writes of the status. The first change after a pause is written at once.
 const MIN_INTERVAL: Duration = Duration::from_millis(200);
-/// Delay of a write after a change, so that kubelet, whose call caused the change, gets its response first on the same
+/// Delay of a write after a change, so that kubelet gets the response to the call that caused it first on the same
 /// thread.
 const WRITE_DELAY: Duration = Duration::from_millis(2);
 /// Interval at which the object is written without changes, in case it was deleted or modified.

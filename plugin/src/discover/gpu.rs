@@ -16,11 +16,11 @@ pub(super) struct Read {
     pub(super) gpu: Gpu,
     /// The GPU supports MIG, but its MIG devices could not be read.
     pub(super) mig_unread: bool,
-    /// Other facts whose NVML calls failed.
+    /// Other facts with failed NVML calls.
     pub(super) unread: BTreeSet<Fact>,
 }
 
-/// Runs calls on one GPU and records the facts whose calls failed.
+/// Runs calls on one GPU and records the facts with failed calls.
 struct Questions<'a> {
     warnings: &'a mut Warnings,
     failed: BTreeSet<Fact>,
@@ -111,7 +111,7 @@ fn numa(device: Device<'_>, bus_id: &PcieAddress, sysfs: &Sysfs, ask: &mut Quest
     if kernel.is_none() && sysfs.has_numa(bus_id) {
         if sysfs.numa_nodes() > 1 {
             ask.warnings.add(format!(
-                "the kernel knows no NUMA node of the GPU at {bus_id}: kubelet is infos of none, and its Topology Manager does not align \
+                "the kernel has no NUMA node for the GPU at {bus_id}: kubelet gets none, and its Topology Manager does not align \
                  this GPU"
             ));
         }

@@ -161,7 +161,7 @@ fn instances(
         Err(error) => {
             *is_guessed = true;
             warnings.add(format!(
-                "where the MIG instances of GPU {} lie is worked out from their numbers and sizes, and none is taken to be of a \
+                "placements of MIG instances of GPU {} are derived from instance ids and sizes, and none is assumed to have a \
                  profile with +me, +gfx or the like: {error}",
                 device.index()
             ));

@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! NVML: identity, memory, MIG, affinity, NVLinks, GPU-GPU paths +
-//! sysfs: NICs, NUMA nodes, the paths that NVML does not know --+-> Machine, warnings, GPUs out of reach
+//! sysfs: NICs, NUMA nodes, the paths that NVML lacks ---------+-> Machine, warnings, GPUs out of reach
 //! /proc: the CPU, capability nodes of MIG devices -------------+
 //! ```
 
@@ -57,7 +57,7 @@ pub struct Found {
     pub machine: Machine,
     /// GPUs that NVML counts but cannot reach: index and error.
     pub unreachable: Vec<(u8, NvmlError)>,
-    /// GPUs whose MIG devices could not be read; the machine shows none for them.
+    /// GPUs with unreadable MIG devices; the machine shows none for them.
     pub mig_unread: BTreeSet<u8>,
     /// Other facts that could not be read, by GPU index; the machine lacks them, wholly or in part.
     pub unread: BTreeMap<u8, BTreeSet<Fact>>,

@@ -78,7 +78,7 @@ impl Handover {
             self.consume(&place, set);
             return Served::Granted;
         }
-        // Kubelet allocates again for a container whose devices it forgot.
+        // Kubelet lost the devices of a container and allocates again.
         if let Some(place) = self.find(resource, |_, step| step.allocated.as_ref() == Some(set)) {
             let granted = self.step(&place).is_some_and(|(_, step)| step.share.is_some());
             self.consume(&place, set);

@@ -240,7 +240,7 @@ impl Handover {
     }
 
     /// Adopts the holders that an earlier run of this plugin published. Devices of missing pods go to quarantine until
-    /// their processes are gone; existing pods hold theirs until PodResources says attribute_other. Called after the pods
+    /// their processes are gone; existing pods hold theirs until PodResources says otherwise. Called after the pods
     /// were listed.
     pub fn adopt(&mut self, holders: &[Holder]) {
         for holder in holders {
@@ -282,7 +282,7 @@ impl Handover {
         }
     }
 
-    /// The deleted pods whose processes must be checked.
+    /// The deleted pods with processes to check.
     pub fn quarantined(&self) -> Vec<PodUid> {
         self.quarantine.keys().cloned().collect()
     }

@@ -79,7 +79,7 @@ impl Handover {
     }
 
     /// Sets the set due of each step. A grant that another pod turned out to hold is replaced by an equal free set
-    /// whose pod got another one. Without such a set, the step is handled as one without a grant.
+    /// left by a pod that got another one. Without such a set, the step is handled as one without a grant.
     fn assign(&mut self) {
         let assigned = self.assignments();
         for (uid, sets) in assigned {
@@ -101,7 +101,7 @@ impl Handover {
                     .is_some_and(|holder| holder != uid)
             })
         };
-        // Free sets whose pods got other ones.
+        // Free sets of pods that got other ones.
         let mut spare: Vec<(&ResourceName, &Devices)> = Vec::new();
         for pod in pods.iter().filter(|pod| pod.is_granted()) {
             let held =

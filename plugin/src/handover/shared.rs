@@ -184,7 +184,7 @@ impl SharedHandover {
         self.change(|handover| handover.listed(ticket, listing, Timestamp::now()));
     }
 
-    /// The deleted pods whose processes must be checked.
+    /// The deleted pods with processes to check.
     pub fn quarantined(&self) -> Vec<PodUid> {
         self.lock().quarantined()
     }

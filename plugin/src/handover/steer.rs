@@ -262,7 +262,7 @@ impl Handover {
             };
         }
         // Too few devices. Ascending harm: the pod's own grant; devices that only this plugin still believes to be
-        // held; devices of processes that are about to end; grants, the youngest first, whose pods are furthest from
+        // held; devices of processes that are about to end; grants, the youngest first, with pods furthest from
         // admission; at last GPUs that a pod holds whole.
         let tiers = [own.into_iter().flatten().collect(), held, quarantined]
             .into_iter()

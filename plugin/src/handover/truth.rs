@@ -273,7 +273,7 @@ impl Handover {
                 }
             }
             (None, Some(believed)) => {
-                // An init container of the same pod may have had it; attribute_other it belongs to a pod that the next list
+                // An init container of the same pod may have had it; otherwise it belongs to a pod that the next list
                 // will name.
                 let kept = self.pods.get(uid).is_some_and(|pod| {
                     pod.steps
@@ -290,7 +290,7 @@ impl Handover {
     }
 
     /// Removes unattributed sets that overlap the step's devices: they belong to this pod, to the step itself or to an
-    /// init container whose devices the app container reuses.
+    /// init container with devices that the app container reuses.
     pub(super) fn attribute(
         &mut self,
         (uid, position): &(PodUid, usize),

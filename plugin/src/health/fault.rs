@@ -55,7 +55,7 @@ impl Extent {
             .filter(|compute| ci.is_none_or(|ci| compute.id == ci))
             .peekable();
         match (compute.peek(), mig_device) {
-            // A GPU instance whose compute instances were all removed is still the same.
+            // A GPU instance without its former compute instances is still the same.
             (None, _) => ci.is_none(),
             (Some(_), None) => true,
             (Some(_), Some(uuid)) => compute.any(|compute| compute.uuid.as_str() == uuid),

@@ -239,8 +239,8 @@ fn suspect_link_xid_is_fault_if_links_go_down() {
     tracker.record_links(&gpu("a"), 18);
     assert_eq!(reason(&tracker, "a"), None);
     tracker.record_links(&gpu("a"), 16);
-    let told = Some("Xid 149; 2 of 18 NVLinks down");
-    assert_eq!(reason(&tracker, "a").as_deref(), told, "NVML reported it late");
+    let down = Some("Xid 149; 2 of 18 NVLinks down");
+    assert_eq!(reason(&tracker, "a").as_deref(), down, "NVML reported it late");
     assert_eq!(
         tracker.faults("boot")[0].reason,
         "Xid 149",

@@ -297,14 +297,14 @@ mod tests {
         assert_eq!(
             with_action(RecoveryAction::Reboot).proof_alone(&asked),
             None,
-            "it asks for more"
+            "it requests more"
         );
         assert_eq!(AMPERE.proof_alone(&asked), None, "silence is no answer");
         let drained = evidence(&[with_action(RecoveryAction::DrainPeers)]);
         assert_eq!(
             with_action(RecoveryAction::None).proof_alone(&drained),
             None,
-            "no reset was asked for"
+            "no reset was requested"
         );
         assert_eq!(AMPERE.proof_alone(&evidence(&[pending])), Some(Proof::Repaired));
         assert_eq!(

@@ -53,7 +53,7 @@ pub(super) enum Command {
     Lift(Lift),
 }
 
-/// The GPUs whose quarantine the operator ends.
+/// The GPUs of a lifted quarantine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Lift {
     /// Every GPU.

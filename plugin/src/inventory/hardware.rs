@@ -20,7 +20,7 @@ pub struct Hardware {
     pub machine: Arc<Machine>,
     /// Allocatable units, ordered by GPU and, on a GPU, by placement of slices.
     pub units: Vec<Unit>,
-    /// Machine indices of GPUs in MIG mode whose MIG devices could not be read; they have no units, but may
+    /// Machine indices of GPUs in MIG mode with unreadable MIG devices; they have no units, but may
     /// have devices.
     pub mig_unknown: BTreeSet<u8>,
 }

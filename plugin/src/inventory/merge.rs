@@ -103,8 +103,8 @@ pub(super) fn merge(
     })
 }
 
-/// The machine found, with the last known MIG layout for GPUs in `unread`, whose layout could not be read. Not
-/// if MIG is now on and was off: no work runs on such a GPU as a whole. A GPU whose MIG mode was never read
+/// The machine found, with the last known MIG layout for the GPUs in `unread`. Not
+/// if MIG is now on and was off: no work runs on such a GPU as a whole. A GPU with a MIG mode that was never read
 /// counts as in MIG mode with unknown devices, so that it is not allocated.
 fn keep_mig_layout(
     known: Option<&Machine>,
@@ -335,7 +335,7 @@ mod tests {
         assert_eq!(merged.machine.gpus(), known.gpus());
         assert_eq!(merged.machine.direct_nvlinks(0, 1), 4);
         assert_eq!(merged.machine.paths().get(0, 1), PathClass::Phb);
-        assert_eq!(merged.machine.paths().get(0, 2), PathClass::Sys, "found anew");
+        assert_eq!(merged.machine.paths().get(0, 2), PathClass::Sys, "found again");
         let Loss { reason, off_bus } = &merged.missing[&uuid("b")];
         assert!(off_bus);
         assert!(
@@ -418,7 +418,7 @@ mod tests {
         assert_eq!((mig_mode(&merged, 0), mig_mode(&merged, 1)), (None, Some(true)));
         let told = machine(&["a", "b"], 0, PathClass::Sys);
         let merged = merge(Some(&told), unread, false).unwrap().machine;
-        assert_eq!(mig_mode(&merged, 1), None, "it said that it cannot be cut");
+        assert_eq!(mig_mode(&merged, 1), None, "it does not support MIG");
     }
 
     #[test]

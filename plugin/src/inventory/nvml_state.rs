@@ -104,7 +104,7 @@ pub(super) struct NvmlState {
     heartbeat: Heartbeat,
     diagnosis: Diagnosis,
     started: Instant,
-    /// Whether the last wait for events succeeded. NVML counts as failure_log while waiting fails, even if queries
+    /// Whether the last wait for events succeeded. NVML counts as failing while waiting fails, even if queries
     /// succeed.
     events_work: bool,
     /// Throttles of failures that may repeat every few seconds: reading the machine and waiting for events.
@@ -181,7 +181,7 @@ impl NvmlState {
             tracing::warn!("{warning}");
         }
         self.warned.clone_from(&found.warnings);
-        // A GPU whose MIG layout could not be read keeps its known nodes.
+        // A GPU with an unreadable MIG layout keeps its known nodes.
         if found.mig_unread.is_empty() {
             self.caps.clear();
         }
@@ -508,7 +508,7 @@ fn links_up(machine: &Machine, at: usize) -> u8 {
     direct.fold(switched.map_or(0, |ports| ports.switch_links), u8::saturating_add)
 }
 
-/// Logs every unit whose health changed.
+/// Logs every unit with changed health.
 fn log_changes(before: &Hardware, after: &Hardware) {
     if after.state != State::Ready {
         return;

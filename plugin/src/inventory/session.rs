@@ -55,7 +55,7 @@ struct Registrations<'nvml> {
     events: Option<EventSet<'nvml>>,
     /// Indices that are registered or do not support events.
     settled: BTreeSet<u32>,
-    /// Indices whose registration failed though the GPU is present, with the error.
+    /// Indices with a failed registration of a present GPU, with the error.
     failed: BTreeMap<u32, NvmlError>,
 }
 
@@ -299,7 +299,7 @@ impl<'nvml> Session<'nvml> {
         }
     }
 
-    /// Registers the GPUs whose registration failed before. A GPU that cannot be registered must not be
+    /// Registers the GPUs that could not be registered before. A GPU that cannot be registered must not be
     /// allocated, because its Xids would be missed.
     fn register_missing(
         &self,

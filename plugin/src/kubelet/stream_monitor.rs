@@ -137,7 +137,7 @@ mod tests {
         assert_eq!(monitor.due(), None);
         monitor.set_streams(1, now);
         monitor.set_streams(0, now);
-        assert_eq!(monitor.due(), None, "a caller who is not kubelet");
+        assert_eq!(monitor.due(), None, "another caller than kubelet");
         // Kubelet may open the stream before it returns from Register.
         monitor.registered(1, now);
         assert_eq!(monitor.due(), None);

@@ -10,7 +10,7 @@ use nvml_wrapper_sys::bindings as sys;
 pub enum NvmlError {
     /// The library is missing or is not an NVML library.
     #[error(
-        "NVML library {} cannot be loaded ({problem}); install NVIDIA's driver on this node, or say where its library is with \
+        "NVML library {} cannot be loaded ({problem}); install NVIDIA's driver on this node, or set its path with \
          --nvml-library",
         path.display()
     )]

@@ -199,7 +199,7 @@ impl Metrics {
         );
         registry.register(
             "quarantined_devices",
-            "Devices of deleted pods whose processes may still run",
+            "Devices of deleted pods with possibly running processes",
             quarantined.clone(),
         );
         registry.register(

@@ -92,7 +92,7 @@ fn replicas_are_separate_devices_in_grants() {
     assert_eq!(second, names(&["GPU-3::1"]));
     assert_eq!(node.allocate(&GPU.into(), &second, NOW), Served::Granted);
     assert_eq!(node.held_by("a"), first);
-    // Others go to the GPU whose pair is already split.
+    // Others go to the GPU with an already split pair.
     let stray = answer(&mut node, asking_for(GPU, &(&(&offered - &first) - &second), 1));
     assert_eq!(stray, names(&["GPU-2::0"]));
 }
@@ -162,7 +162,7 @@ fn listed_former_name_is_in_use() {
             .all(|device| !device.as_str().starts_with("GPU-0::") && !device.as_str().starts_with("GPU-1::")),
         "{chosen:?}"
     );
-    assert_eq!(node.holders().len(), 1, "and the status_snapshot has it");
+    assert_eq!(node.holders().len(), 1, "and it is in the status");
 }
 
 #[test]

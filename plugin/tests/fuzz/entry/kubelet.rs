@@ -98,7 +98,7 @@ pub fn message(resource: &str, call: Call, message: &[u8]) {
             assert_eq!(options.ok(), Empty::decode(message).ok().map(|Empty {}| told));
         }
     }
-    let (holders, _, deviations) = node.handover.account();
+    let (holders, _, deviations) = node.handover.status_snapshot();
     assert_eq!(deviations, 0, "nobody was promised anything");
     for holder in holders {
         assert!(
