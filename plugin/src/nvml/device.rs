@@ -5,7 +5,7 @@ use std::ffi::{c_uint, c_ulong};
 use gantry_topology::{GpuUuid, PathClass, PcieAddress};
 use nvml_wrapper_sys::bindings as sys;
 
-use super::call::{check, symbol, text};
+use super::call::{check, symbol};
 use super::{Nvml, NvmlError};
 
 /// One GPU of an [`Nvml`].
@@ -50,10 +50,9 @@ impl Device<'_> {
     /// # Errors
     /// As for every call here: the code that NVML returned, or an unexpected value.
     pub fn uuid(&self) -> Result<GpuUuid, NvmlError> {
-        let symbol = symbol!(self.nvml.table, nvmlDeviceGetUUID)?;
-        let uuid = self.get_text(symbol)?;
-        uuid.parse()
-            .map_err(|_| self.nonsense(symbol.0, uuid, "GPU UUID"))
+        let call = "nvmlDeviceGetUUID";
+        let uuid = self.call(call, |device| device.uuid())?;
+        uuid.parse().map_err(|_| self.unexpected(call, uuid, "GPU UUID"))
     }
 
     /// The PCIe address, in sysfs form.
@@ -61,11 +60,11 @@ impl Device<'_> {
     /// # Errors
     /// The code that NVML returned, or an unexpected value.
     pub fn bus_id(&self) -> Result<PcieAddress, NvmlError> {
-        let symbol = symbol!(self.nvml.table, nvmlDeviceGetPciInfo_v3)?;
-        let bus_id = text(&self.get(symbol, BLANK_PCI)?.busId);
+        let call = "nvmlDeviceGetPciInfo_v3";
+        let bus_id = self.call(call, |device| device.pci_info())?.bus_id;
         bus_id
             .parse()
-            .map_err(|_| self.nonsense(symbol.0, bus_id, "PCIe address"))
+            .map_err(|_| self.unexpected(call, bus_id, "PCIe address"))
     }
 
     /// Product name.
@@ -73,7 +72,8 @@ impl Device<'_> {
     /// # Errors
     /// The code that NVML returned.
     pub fn name(&self) -> Result<String, NvmlError> {
-        self.get_text(symbol!(self.nvml.table, nvmlDeviceGetName)?)
+        let name = self.call("nvmlDeviceGetName", |device| device.name())?;
+        Ok(name.trim().to_owned())
     }
 
     /// Board serial number. Boards without one return `NotSupported`.
@@ -81,7 +81,8 @@ impl Device<'_> {
     /// # Errors
     /// The code that NVML returned.
     pub fn serial(&self) -> Result<String, NvmlError> {
-        self.get_text(symbol!(self.nvml.table, nvmlDeviceGetSerial)?)
+        let serial = self.call("nvmlDeviceGetSerial", |device| device.serial())?;
+        Ok(serial.trim().to_owned())
     }
 
     /// Minor number of `/dev/nvidiaN`.
@@ -89,7 +90,7 @@ impl Device<'_> {
     /// # Errors
     /// The code that NVML returned.
     pub fn minor(&self) -> Result<u32, NvmlError> {
-        self.get(symbol!(self.nvml.table, nvmlDeviceGetMinorNumber)?, 0)
+        self.call("nvmlDeviceGetMinorNumber", |device| device.minor_number())
     }
 
     /// Total memory in bytes. The driver queries the GPU, so this fails for a lost GPU.
@@ -97,13 +98,14 @@ impl Device<'_> {
     /// # Errors
     /// The code that NVML returned.
     pub fn memory(&self) -> Result<u64, NvmlError> {
+        // Raw: nvml-wrapper calls nvmlDeviceGetMemoryInfo_v2, which drivers before 510 lack.
         let blank = sys::nvmlMemory_t {
             total: 0,
             free: 0,
             used: 0,
         };
         Ok(self
-            .get(symbol!(self.nvml.table, nvmlDeviceGetMemoryInfo)?, blank)?
+            .get(symbol!(self.nvml, nvmlDeviceGetMemoryInfo)?, blank)?
             .total)
     }
 
@@ -112,13 +114,10 @@ impl Device<'_> {
     /// # Errors
     /// The code that NVML returned.
     pub fn compute_capability(&self) -> Result<(i32, i32), NvmlError> {
-        let (name, function) = symbol!(self.nvml.table, nvmlDeviceGetCudaComputeCapability)?;
-        let (mut major, mut minor) = (0, 0);
-        // SAFETY: the handle came from the NVML that `self` borrows; both out-pointers are locals of the declared type.
-        check(name, Some(self.index), unsafe {
-            function(self.handle, &raw mut major, &raw mut minor)
+        let capability = self.call("nvmlDeviceGetCudaComputeCapability", |device| {
+            device.cuda_compute_capability()
         })?;
-        Ok((major, minor))
+        Ok((capability.major, capability.minor))
     }
 
     /// Newest PCIe generation that GPU and slot support together.
@@ -126,7 +125,9 @@ impl Device<'_> {
     /// # Errors
     /// The code that NVML returned.
     pub fn max_pcie_generation(&self) -> Result<u32, NvmlError> {
-        self.get(symbol!(self.nvml.table, nvmlDeviceGetMaxPcieLinkGeneration)?, 0)
+        self.call("nvmlDeviceGetMaxPcieLinkGeneration", |device| {
+            device.max_pcie_link_gen()
+        })
     }
 
     /// Most PCIe lanes that GPU and slot support together.
@@ -134,7 +135,9 @@ impl Device<'_> {
     /// # Errors
     /// The code that NVML returned.
     pub fn max_pcie_width(&self) -> Result<u32, NvmlError> {
-        self.get(symbol!(self.nvml.table, nvmlDeviceGetMaxPcieLinkWidth)?, 0)
+        self.call("nvmlDeviceGetMaxPcieLinkWidth", |device| {
+            device.max_pcie_link_width()
+        })
     }
 
     /// CPUs near the GPU, ascending.
@@ -142,11 +145,10 @@ impl Device<'_> {
     /// # Errors
     /// The code that NVML returned.
     pub fn cpu_affinity(&self) -> Result<Vec<u32>, NvmlError> {
-        let (name, function) = symbol!(self.nvml.table, nvmlDeviceGetCpuAffinity)?;
-        self.mask(name, |words, mask| {
-            // SAFETY: the handle came from the NVML that `self` borrows; the mask holds as many words as told.
-            unsafe { function(self.handle, words, mask) }
-        })
+        let mask = self.call("nvmlDeviceGetCpuAffinity", |device| {
+            device.cpu_affinity(MASK_WORDS)
+        })?;
+        Ok(bits(&mask))
     }
 
     /// NUMA nodes near the GPU, ascending: what `nvidia-smi topo -m` prints as NUMA affinity.
@@ -154,11 +156,10 @@ impl Device<'_> {
     /// # Errors
     /// The code that NVML returned.
     pub fn memory_affinity(&self) -> Result<Vec<u32>, NvmlError> {
-        let (name, function) = symbol!(self.nvml.table, nvmlDeviceGetMemoryAffinity)?;
-        self.mask(name, |words, mask| {
-            // SAFETY: the handle came from the NVML that `self` borrows; the mask holds as many words as told.
-            unsafe { function(self.handle, words, mask, sys::NVML_AFFINITY_SCOPE_NODE) }
-        })
+        let mask = self.call("nvmlDeviceGetMemoryAffinity", |device| {
+            device.memory_affinity(MASK_WORDS, sys::NVML_AFFINITY_SCOPE_NODE)
+        })?;
+        Ok(bits(&mask))
     }
 
     /// NUMA node of the GPU's own memory, on coherent platforms; `None` where it has none.
@@ -166,7 +167,7 @@ impl Device<'_> {
     /// # Errors
     /// The code that NVML returned.
     pub fn memory_numa(&self) -> Result<Option<u16>, NvmlError> {
-        let node = self.get(symbol!(self.nvml.table, nvmlDeviceGetNumaNodeId)?, 0)?;
+        let node = self.call("nvmlDeviceGetNumaNodeId", |device| device.numa_node_id())?;
         Ok(u16::try_from(node).ok())
     }
 
@@ -175,7 +176,8 @@ impl Device<'_> {
     /// # Errors
     /// The code that NVML returned.
     pub fn common_ancestor(&self, other: Device<'_>) -> Result<Option<PathClass>, NvmlError> {
-        let (name, function) = symbol!(self.nvml.table, nvmlDeviceGetTopologyCommonAncestor)?;
+        // Raw: nvml-wrapper returns an error for an unknown level.
+        let (name, function) = symbol!(self.nvml, nvmlDeviceGetTopologyCommonAncestor)?;
         let mut level = 0;
         // SAFETY: both handles came from a live NVML; the out-pointer is a local of the declared type.
         check(name, Some(self.index), unsafe {
@@ -199,11 +201,12 @@ impl Device<'_> {
     /// # Errors
     /// The code that NVML returned.
     pub fn fabric(&self) -> Result<Option<FabricInfo>, NvmlError> {
+        // Raw, both versions: nvml-wrapper has neither.
         match self.fabric_versioned() {
             // Drivers without the versioned call, or without its third version.
             Err(error) if error.is_unsupported() || error.code().is_some_and(is_version_mismatch) => {
                 let info = self.get(
-                    symbol!(self.nvml.table, nvmlDeviceGetGpuFabricInfo)?,
+                    symbol!(self.nvml, nvmlDeviceGetGpuFabricInfo)?,
                     sys::nvmlGpuFabricInfo_t {
                         clusterUuid: [0; 16],
                         status: sys::nvmlReturn_enum_NVML_SUCCESS,
@@ -219,7 +222,7 @@ impl Device<'_> {
 
     fn fabric_versioned(&self) -> Result<Option<FabricInfo>, NvmlError> {
         let info = self.get(
-            symbol!(self.nvml.table, nvmlDeviceGetGpuFabricInfoV)?,
+            symbol!(self.nvml, nvmlDeviceGetGpuFabricInfoV)?,
             sys::nvmlGpuFabricInfo_v3_t {
                 version: version::<sys::nvmlGpuFabricInfo_v3_t>(3),
                 clusterUuid: [0; 16],
@@ -238,7 +241,8 @@ impl Device<'_> {
     /// # Errors
     /// The code that NVML returned.
     pub fn compute_processes(&self) -> Result<Vec<Process>, NvmlError> {
-        let (name, function) = symbol!(self.nvml.table, nvmlDeviceGetComputeRunningProcesses_v3)?;
+        // Raw: nvml-wrapper fails if more than five processes start between count and list.
+        let (name, function) = symbol!(self.nvml, nvmlDeviceGetComputeRunningProcesses_v3)?;
         let blank = sys::nvmlProcessInfo_t {
             pid: 0,
             usedGpuMemory: 0,
@@ -252,8 +256,8 @@ impl Device<'_> {
             let mut count = room;
             // SAFETY: the handle came from the NVML that `self` borrows; `infos` holds `count` entries.
             let code = unsafe { function(self.handle, &raw mut count, infos.as_mut_ptr()) };
-            if code == sys::nvmlReturn_enum_NVML_ERROR_INSUFFICIENT_SIZE && room < MOST_PROCESSES {
-                room = count.max(room).saturating_mul(2).min(MOST_PROCESSES);
+            if code == sys::nvmlReturn_enum_NVML_ERROR_INSUFFICIENT_SIZE && room < MAX_PROCESSES {
+                room = count.max(room).saturating_mul(2).min(MAX_PROCESSES);
                 continue;
             }
             check(name, Some(self.index), code)?;
@@ -262,23 +266,7 @@ impl Device<'_> {
         }
     }
 
-    fn mask(
-        &self,
-        call: &'static str,
-        fill: impl FnOnce(c_uint, *mut c_ulong) -> sys::nvmlReturn_t,
-    ) -> Result<Vec<u32>, NvmlError> {
-        let mut mask: [c_ulong; MASK_WORDS] = [0; MASK_WORDS];
-        check(
-            call,
-            Some(self.index),
-            fill(MASK_WORDS as c_uint, mask.as_mut_ptr()),
-        )?;
-        Ok((0..MASK_WORDS as u32 * c_ulong::BITS)
-            .filter(|bit| mask[(bit / c_ulong::BITS) as usize] >> (bit % c_ulong::BITS) & 1 == 1)
-            .collect())
-    }
-
-    pub(super) fn nonsense(&self, call: &'static str, answer: String, expected: &'static str) -> NvmlError {
+    pub(super) fn unexpected(&self, call: &'static str, answer: String, expected: &'static str) -> NvmlError {
         NvmlError::Answer {
             call,
             gpu: Some(self.index),
@@ -289,20 +277,21 @@ impl Device<'_> {
 }
 
 /// Upper bound of processes; far above the number of contexts of a GPU.
-const MOST_PROCESSES: c_uint = 65_536;
+const MAX_PROCESSES: c_uint = 65_536;
 
-/// PCI information before NVML fills it.
-pub(super) const BLANK_PCI: sys::nvmlPciInfo_t = sys::nvmlPciInfo_t {
-    busIdLegacy: [0; 16],
-    domain: 0,
-    bus: 0,
-    device: 0,
-    pciDeviceId: 0,
-    pciSubSystemId: 0,
-    busId: [0; 32],
-};
+/// The bits set in a mask, ascending.
+fn bits(mask: &[c_ulong]) -> Vec<u32> {
+    (0..)
+        .zip(mask)
+        .flat_map(|(word, bits)| {
+            (0..c_ulong::BITS)
+                .filter(move |bit| bits >> bit & 1 == 1)
+                .map(move |bit| word * c_ulong::BITS + bit)
+        })
+        .collect()
+}
 
-/// `NVML_ERROR_ARGUMENT_VERSION_MISMATCH`: the library knows the call, not this version of its struct.
+/// `NVML_ERROR_ARGUMENT_VERSION_MISMATCH`: the library has the call, but not this version of its struct.
 fn is_version_mismatch(code: super::Code) -> bool {
     code == super::Code::of(sys::nvmlReturn_enum_NVML_ERROR_ARGUMENT_VERSION_MISMATCH)
 }

@@ -1,5 +1,7 @@
 //! NVML event sets: waits for Xids and changes of the MIG configuration. An event keeps the ids of the MIG
 //! instances to which it is confined.
+//!
+//! Raw calls: nvml-wrapper drops the MIG ids of events, and frees the whole set when one registration fails.
 
 use std::ffi::{c_uint, c_ulonglong};
 use std::time::Duration;
@@ -45,7 +47,7 @@ const XID: c_ulonglong = sys::nvmlEventTypeXidCriticalError as c_ulonglong;
 
 impl<'nvml> EventSet<'nvml> {
     pub(super) fn create(nvml: &'nvml Nvml) -> Result<Self, NvmlError> {
-        let (name, function) = symbol!(nvml.table, nvmlEventSetCreate)?;
+        let (name, function) = symbol!(nvml, nvmlEventSetCreate)?;
         let mut set = std::ptr::null_mut();
         // SAFETY: `nvml` is initialised; the out-pointer is a local of the declared type.
         check(name, None, unsafe { function(&raw mut set) })?;
@@ -62,8 +64,8 @@ impl<'nvml> EventSet<'nvml> {
     /// # Errors
     /// The code that NVML returned; `NotSupported` for a GPU without events.
     pub fn register(&mut self, device: Device<'nvml>) -> Result<(), NvmlError> {
-        let supported = device.get(symbol!(self.nvml.table, nvmlDeviceGetSupportedEventTypes)?, 0)?;
-        let (name, function) = symbol!(self.nvml.table, nvmlDeviceRegisterEvents)?;
+        let supported = device.get(symbol!(self.nvml, nvmlDeviceGetSupportedEventTypes)?, 0)?;
+        let (name, function) = symbol!(self.nvml, nvmlDeviceRegisterEvents)?;
         let register = |kinds: c_ulonglong| {
             // SAFETY: handle and set came from the NVML that `self` borrows.
             check(name, Some(device.index), unsafe {
@@ -96,7 +98,7 @@ impl<'nvml> EventSet<'nvml> {
     /// # Errors
     /// The code that NVML returned. The driver or a GPU may be gone: do not wait again immediately.
     pub fn wait(&self, timeout: Duration) -> Result<Option<Event>, NvmlError> {
-        let (name, function) = symbol!(self.nvml.table, nvmlEventSetWait_v2)?;
+        let (name, function) = symbol!(self.nvml, nvmlEventSetWait_v2)?;
         let mut data = sys::nvmlEventData_t {
             device: std::ptr::null_mut(),
             eventType: 0,
@@ -132,7 +134,7 @@ impl<'nvml> EventSet<'nvml> {
 
 impl Drop for EventSet<'_> {
     fn drop(&mut self) {
-        if let Ok((_, free)) = symbol!(self.nvml.table, nvmlEventSetFree) {
+        if let Ok((_, free)) = symbol!(self.nvml, nvmlEventSetFree) {
             // SAFETY: made by `create`, freed once; a failure (the driver is gone) leaves nothing to free.
             unsafe {
                 free(self.set);

@@ -4,8 +4,7 @@
 use gantry_topology::PcieAddress;
 use nvml_wrapper_sys::bindings as sys;
 
-use super::call::{symbol, text};
-use super::device::BLANK_PCI;
+use super::call::symbol;
 use super::{Device, NvmlError};
 
 /// The far end of an NVLink.
@@ -27,8 +26,9 @@ impl Device<'_> {
     /// # Errors
     /// The code that NVML returned.
     pub fn nvlink_active(&self, link: u8) -> Result<bool, NvmlError> {
-        let symbol = symbol!(self.nvml.table, nvmlDeviceGetNvLinkState)?;
-        Ok(self.get_link(symbol, link, 0)? != 0)
+        self.call("nvmlDeviceGetNvLinkState", |device| {
+            device.link_wrapper_for(link.into()).is_active()
+        })
     }
 
     /// NVLink generation of `link`, 1 to 5; `None` for one unknown to this build.
@@ -36,9 +36,11 @@ impl Device<'_> {
     /// # Errors
     /// The code that NVML returned.
     pub fn nvlink_version(&self, link: u8) -> Result<Option<u8>, NvmlError> {
-        let symbol = symbol!(self.nvml.table, nvmlDeviceGetNvLinkVersion)?;
+        let version = self.call("nvmlDeviceGetNvLinkVersion", |device| {
+            device.link_wrapper_for(link.into()).version()
+        })?;
         // NVML has its own list of versions, in which 2.2 and 3.1 are separate entries.
-        Ok(match self.get_link(symbol, link, 0)? {
+        Ok(match version {
             sys::nvmlNvlinkVersion_enum_NVML_NVLINK_VERSION_1_0 => Some(1),
             sys::nvmlNvlinkVersion_enum_NVML_NVLINK_VERSION_2_0
             | sys::nvmlNvlinkVersion_enum_NVML_NVLINK_VERSION_2_2 => Some(2),
@@ -55,7 +57,8 @@ impl Device<'_> {
     /// # Errors
     /// The code that NVML returned.
     pub fn nvlink_remote(&self, link: u8) -> Result<Remote, NvmlError> {
-        let symbol = symbol!(self.nvml.table, nvmlDeviceGetNvLinkRemoteDeviceType)?;
+        // Raw: nvml-wrapper writes the type into a temporary and always returns Unknown.
+        let symbol = symbol!(self.nvml, nvmlDeviceGetNvLinkRemoteDeviceType)?;
         let unknown = sys::nvmlIntNvLinkDeviceType_enum_NVML_NVLINK_DEVICE_TYPE_UNKNOWN;
         Ok(match self.get_link(symbol, link, unknown)? {
             sys::nvmlIntNvLinkDeviceType_enum_NVML_NVLINK_DEVICE_TYPE_GPU => Remote::Gpu,
@@ -71,7 +74,9 @@ impl Device<'_> {
     /// # Errors
     /// The code that NVML returned.
     pub fn nvlink_remote_bus_id(&self, link: u8) -> Result<Option<PcieAddress>, NvmlError> {
-        let symbol = symbol!(self.nvml.table, nvmlDeviceGetNvLinkRemotePciInfo_v2)?;
-        Ok(text(&self.get_link(symbol, link, BLANK_PCI)?.busId).parse().ok())
+        let remote = self.call("nvmlDeviceGetNvLinkRemotePciInfo_v2", |device| {
+            device.link_wrapper_for(link.into()).remote_pci_info()
+        })?;
+        Ok(remote.bus_id.parse().ok())
     }
 }

@@ -55,15 +55,10 @@ impl<'nvml> Device<'nvml> {
     /// # Errors
     /// The code that NVML returned.
     pub fn mig_mode(&self) -> Result<MigMode, NvmlError> {
-        let (name, function) = symbol!(self.nvml.table, nvmlDeviceGetMigMode)?;
-        let (mut current, mut pending) = (sys::NVML_DEVICE_MIG_DISABLE, sys::NVML_DEVICE_MIG_DISABLE);
-        // SAFETY: the handle came from the NVML that `self` borrows; both out-pointers are locals of the declared type.
-        check(name, Some(self.index), unsafe {
-            function(self.handle, &raw mut current, &raw mut pending)
-        })?;
+        let mode = self.call("nvmlDeviceGetMigMode", |device| device.mig_mode())?;
         Ok(MigMode {
-            current: current == sys::NVML_DEVICE_MIG_ENABLE,
-            pending: pending == sys::NVML_DEVICE_MIG_ENABLE,
+            current: mode.current == sys::NVML_DEVICE_MIG_ENABLE,
+            pending: mode.pending == sys::NVML_DEVICE_MIG_ENABLE,
         })
     }
 
@@ -72,16 +67,21 @@ impl<'nvml> Device<'nvml> {
     /// # Errors
     /// The code that NVML returned.
     pub fn mig_devices(&self) -> Result<Vec<MigDevice<'nvml>>, NvmlError> {
-        let count = self.get(symbol!(self.nvml.table, nvmlDeviceGetMaxMigDeviceCount)?, 0)?;
-        let (name, function) = symbol!(self.nvml.table, nvmlDeviceGetMigDeviceHandleByIndex)?;
+        // The most that there can be, in spite of the name.
+        let count = self.call("nvmlDeviceGetMaxMigDeviceCount", |device| {
+            device.mig_device_count()
+        })?;
         let mut devices = Vec::new();
         // Bounds the loop: no GPU has more MIG devices.
-        for index in 0..count.min(MOST_MIG_DEVICES) {
-            let mut handle = std::ptr::null_mut();
-            // SAFETY: the handle came from the NVML that `self` borrows; the out-pointer is a local of the declared type.
-            let code = unsafe { function(self.handle, index, &raw mut handle) };
-            match check(name, Some(self.index), code) {
-                Ok(()) => devices.push(MigDevice(Device { handle, ..*self })),
+        for index in 0..count.min(MAX_MIG_DEVICES) {
+            match self.call("nvmlDeviceGetMigDeviceHandleByIndex", |device| {
+                device.mig_device_by_index(index)
+            }) {
+                Ok(device) => devices.push(MigDevice(Device {
+                    // SAFETY: the handle stays with the NVML that `self` borrows, from which it came.
+                    handle: unsafe { device.handle() },
+                    ..*self
+                })),
                 // Empty; some drivers return an invalid index instead.
                 Err(error) if error.is_nothing_there() => {}
                 Err(error) => return Err(error),
@@ -95,13 +95,14 @@ impl<'nvml> Device<'nvml> {
     /// # Errors
     /// The code that NVML returned.
     pub fn gpu_instance(&self, id: u32) -> Result<InstanceInfo, NvmlError> {
-        let (name, function) = symbol!(self.nvml.table, nvmlDeviceGetGpuInstanceById)?;
+        // Raw: nvml-wrapper has no GPU instances.
+        let (name, function) = symbol!(self.nvml, nvmlDeviceGetGpuInstanceById)?;
         let mut instance = std::ptr::null_mut();
         // SAFETY: the handle came from the NVML that `self` borrows; the out-pointer is a local of the declared type.
         check(name, Some(self.index), unsafe {
             function(self.handle, id, &raw mut instance)
         })?;
-        let (name, function) = symbol!(self.nvml.table, nvmlGpuInstanceGetInfo)?;
+        let (name, function) = symbol!(self.nvml, nvmlGpuInstanceGetInfo)?;
         let mut info = sys::nvmlGpuInstanceInfo_t {
             device: std::ptr::null_mut(),
             id: 0,
@@ -127,26 +128,12 @@ impl<'nvml> Device<'nvml> {
     /// # Errors
     /// The library lacks the call, the GPU is lost or the driver gone.
     pub fn profile_numbers(&self) -> Result<BTreeMap<u32, u32>, NvmlError> {
-        let (name, function) = symbol!(self.nvml.table, nvmlDeviceGetGpuInstanceProfileInfo)?;
         let mut numbers = BTreeMap::new();
         for number in 0..sys::NVML_GPU_INSTANCE_PROFILE_COUNT {
-            let mut info = sys::nvmlGpuInstanceProfileInfo_t {
-                id: 0,
-                isP2pSupported: 0,
-                sliceCount: 0,
-                instanceCount: 0,
-                multiprocessorCount: 0,
-                copyEngineCount: 0,
-                decoderCount: 0,
-                encoderCount: 0,
-                jpegCount: 0,
-                ofaCount: 0,
-                memorySizeMB: 0,
-            };
-            // SAFETY: the handle came from the NVML that `self` borrows; the out-pointer is a local of the declared type.
-            let code = unsafe { function(self.handle, number, &raw mut info) };
-            match check(name, Some(self.index), code) {
-                Ok(()) => _ = numbers.insert(info.id, number),
+            match self.call("nvmlDeviceGetGpuInstanceProfileInfo", |device| {
+                device.profile_info(number)
+            }) {
+                Ok(info) => _ = numbers.insert(info.id, number),
                 Err(error) if error.is_gpu_lost() || error.is_driver_gone() => return Err(error),
                 Err(_) => {}
             }
@@ -159,12 +146,12 @@ impl MigDevice<'_> {
     /// The UUID, `MIG-...`.
     ///
     /// # Errors
-    /// The code that NVML returned, or an answer that makes no sense.
+    /// The code that NVML returned, or an unexpected value.
     pub fn uuid(&self) -> Result<MigUuid, NvmlError> {
-        let symbol = symbol!(self.0.nvml.table, nvmlDeviceGetUUID)?;
-        let uuid = self.0.get_text(symbol)?;
+        let call = "nvmlDeviceGetUUID";
+        let uuid = self.0.call(call, |device| device.uuid())?;
         uuid.parse()
-            .map_err(|_| self.0.nonsense(symbol.0, uuid, "MIG device UUID"))
+            .map_err(|_| self.0.unexpected(call, uuid, "MIG device UUID"))
     }
 
     /// The name. It ends with the profile of the compute instance: `NVIDIA A100-SXM4-40GB MIG 3g.20gb`. The
@@ -181,10 +168,11 @@ impl MigDevice<'_> {
     /// # Errors
     /// The code that NVML returned.
     pub fn ids(&self) -> Result<MigIds, NvmlError> {
-        let table = &self.0.nvml.table;
+        // Raw: nvml-wrapper has neither.
+        let nvml = self.0.nvml;
         Ok(MigIds {
-            gpu_instance: self.0.get(symbol!(table, nvmlDeviceGetGpuInstanceId)?, 0)?,
-            compute_instance: self.0.get(symbol!(table, nvmlDeviceGetComputeInstanceId)?, 0)?,
+            gpu_instance: self.0.get(symbol!(nvml, nvmlDeviceGetGpuInstanceId)?, 0)?,
+            compute_instance: self.0.get(symbol!(nvml, nvmlDeviceGetComputeInstanceId)?, 0)?,
         })
     }
 
@@ -193,33 +181,22 @@ impl MigDevice<'_> {
     /// # Errors
     /// The code that NVML returned.
     pub fn attributes(&self) -> Result<MigAttributes, NvmlError> {
-        let blank = sys::nvmlDeviceAttributes_t {
-            multiprocessorCount: 0,
-            sharedCopyEngineCount: 0,
-            sharedDecoderCount: 0,
-            sharedEncoderCount: 0,
-            sharedJpegCount: 0,
-            sharedOfaCount: 0,
-            gpuInstanceSliceCount: 0,
-            computeInstanceSliceCount: 0,
-            memorySizeMB: 0,
-        };
-        let answer = self
+        let attributes = self
             .0
-            .get(symbol!(self.0.nvml.table, nvmlDeviceGetAttributes_v2)?, blank)?;
+            .call("nvmlDeviceGetAttributes_v2", |device| device.attributes())?;
         Ok(MigAttributes {
-            multiprocessors: answer.multiprocessorCount,
-            gpu_slices: answer.gpuInstanceSliceCount,
-            compute_slices: answer.computeInstanceSliceCount,
-            copy_engines: answer.sharedCopyEngineCount,
-            decoders: answer.sharedDecoderCount,
-            encoders: answer.sharedEncoderCount,
-            jpeg: answer.sharedJpegCount,
-            ofa: answer.sharedOfaCount,
-            memory_mib: answer.memorySizeMB,
+            multiprocessors: attributes.multiprocessor_count,
+            gpu_slices: attributes.gpu_instance_slice_count,
+            compute_slices: attributes.compute_instance_slice_count,
+            copy_engines: attributes.shared_copy_engine_count,
+            decoders: attributes.shared_decoder_count,
+            encoders: attributes.shared_encoder_count,
+            jpeg: attributes.shared_jpeg_count,
+            ofa: attributes.shared_ofa_count,
+            memory_mib: attributes.memory_size_mb,
         })
     }
 }
 
 /// Upper bound of MIG devices of one GPU.
-const MOST_MIG_DEVICES: u32 = 64;
+const MAX_MIG_DEVICES: u32 = 64;

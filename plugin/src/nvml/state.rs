@@ -1,6 +1,10 @@
 //! State of one GPU: memory errors, repairs that wait for a reset, and the action that the driver requests. The
 //! health module judges it.
 
+use nvml_wrapper::enum_wrappers::device::{EccCounter, MemoryError};
+use nvml_wrapper::enums::device::SampleValue;
+use nvml_wrapper::error::NvmlError as WrapperError;
+use nvml_wrapper::structs::device::FieldId;
 use nvml_wrapper_sys::bindings as sys;
 use nvml_wrapper_sys::bindings::field_id::NVML_FI_DEV_GET_GPU_RECOVERY_ACTION;
 
@@ -39,18 +43,9 @@ impl Device<'_> {
     /// # Errors
     /// The code that NVML returned; `NotSupported` without ECC.
     pub fn uncorrected_errors(&self) -> Result<u64, NvmlError> {
-        let (name, function) = symbol!(self.nvml.table, nvmlDeviceGetTotalEccErrors)?;
-        let mut count = 0;
-        // SAFETY: the handle came from the NVML that `self` borrows; the out-pointer is a local of the declared type.
-        check(name, Some(self.index), unsafe {
-            function(
-                self.handle,
-                sys::nvmlMemoryErrorType_enum_NVML_MEMORY_ERROR_TYPE_UNCORRECTED,
-                sys::nvmlEccCounterType_enum_NVML_VOLATILE_ECC,
-                &raw mut count,
-            )
-        })?;
-        Ok(count)
+        self.call("nvmlDeviceGetTotalEccErrors", |device| {
+            device.total_ecc_errors(MemoryError::Uncorrected, EccCounter::Volatile)
+        })
     }
 
     /// Remapped rows.
@@ -58,7 +53,8 @@ impl Device<'_> {
     /// # Errors
     /// The code that NVML returned; `NotSupported` before Ampere.
     pub fn remapped_rows(&self) -> Result<RemappedRows, NvmlError> {
-        let (name, function) = symbol!(self.nvml.table, nvmlDeviceGetRemappedRows)?;
+        // Raw: nvml-wrapper has no such call.
+        let (name, function) = symbol!(self.nvml, nvmlDeviceGetRemappedRows)?;
         let (mut corrected, mut uncorrected, mut pending, mut failed) = (0, 0, 0, 0);
         // SAFETY: the handle came from the NVML that `self` borrows; all out-pointers are locals of the declared type.
         check(name, Some(self.index), unsafe {
@@ -81,9 +77,9 @@ impl Device<'_> {
     /// # Errors
     /// The code that NVML returned; `NotSupported` from Ampere on.
     pub fn retirement_pending(&self) -> Result<bool, NvmlError> {
-        let symbol = symbol!(self.nvml.table, nvmlDeviceGetRetiredPagesPendingStatus)?;
-        let pending = self.get(symbol, sys::nvmlEnableState_enum_NVML_FEATURE_DISABLED)?;
-        Ok(pending == sys::nvmlEnableState_enum_NVML_FEATURE_ENABLED)
+        self.call("nvmlDeviceGetRetiredPagesPendingStatus", |device| {
+            device.are_pages_pending_retired()
+        })
     }
 
     /// The action that the driver requests to recover the GPU.
@@ -91,23 +87,17 @@ impl Device<'_> {
     /// # Errors
     /// The code that NVML returned; `NotSupported` or `InvalidArgument` from drivers without this field.
     pub fn recovery_action(&self) -> Result<RecoveryAction, NvmlError> {
-        let (name, function) = symbol!(self.nvml.table, nvmlDeviceGetFieldValues)?;
-        let mut field = sys::nvmlFieldValue_t {
-            fieldId: NVML_FI_DEV_GET_GPU_RECOVERY_ACTION,
-            scopeId: 0,
-            timestamp: 0,
-            latencyUsec: 0,
-            valueType: sys::nvmlValueType_enum_NVML_VALUE_TYPE_UNSIGNED_INT,
-            nvmlReturn: sys::nvmlReturn_enum_NVML_ERROR_NOT_SUPPORTED,
-            value: sys::nvmlValue_t { ullVal: 0 },
-        };
-        // SAFETY: the handle came from the NVML that `self` borrows; the count matches the one field passed.
-        check(name, Some(self.index), unsafe {
-            function(self.handle, 1, &raw mut field)
+        let call = "nvmlDeviceGetFieldValues";
+        let field = FieldId(NVML_FI_DEV_GET_GPU_RECOVERY_ACTION);
+        let action = self.call(call, |device| {
+            // One value is returned per field.
+            let value = device.field_values_for(&[field])?.pop();
+            value.ok_or(WrapperError::NoData)??.value
         })?;
-        check(name, Some(self.index), field.nvmlReturn)?;
-        // SAFETY: every bit pattern is a number; the whole union was set to 0 before the call.
-        let action = unsafe { field.value.uiVal };
+        let action = match action {
+            SampleValue::U32(action) => action,
+            other => return Err(self.unexpected(call, format!("{other:?}"), "an unsigned integer")),
+        };
         Ok(match action {
             sys::nvmlDeviceGpuRecoveryAction_s_NVML_GPU_RECOVERY_ACTION_NONE => RecoveryAction::None,
             sys::nvmlDeviceGpuRecoveryAction_s_NVML_GPU_RECOVERY_ACTION_GPU_RESET => RecoveryAction::Reset,
