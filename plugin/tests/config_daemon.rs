@@ -87,7 +87,7 @@ async fn probes_answer_and_nothing_is_served_until_there_is_a_configuration_and_
     maps.patch("configs", &PatchParams::default(), &Patch::Merge(patch))
         .await
         .unwrap();
-    let (code, body) = awaited(listen, "/readyz", "degraded: the configuration is wrong").await;
+    let (code, body) = awaited(listen, "/readyz", "degraded: the configuration is invalid").await;
     assert_eq!(code, 200, "GPUs are served on: {body}");
     assert!(body.contains("mixt"), "{body}");
     let (_, metrics) = get(listen, "/metrics").await;

@@ -123,7 +123,7 @@ fn missing_nvml_gives_advice() {
     let error = discover::scan(&options).unwrap_err().to_string();
     assert!(
         error.starts_with("NVML library /nonexistent/libnvidia-ml.so.1 cannot be loaded (")
-            && error.ends_with("or say where its library is with --nvml-library"),
+            && error.ends_with("or set its path with --nvml-library"),
         "{error}"
     );
 }
@@ -280,7 +280,7 @@ fn missing_nvml_paths_come_from_sysfs() {
         let found = discover::read(&nvml, &sim.options()).unwrap();
         let expected = normalised(sim.installed.facts.machine());
         assert_eq!(found.machine.paths(), &expected.paths, "{name}");
-        assert!(found.warnings[0].contains("sysfs says"), "{:?}", found.warnings);
+        assert!(found.warnings[0].contains("using sysfs:"), "{:?}", found.warnings);
     }
 }
 

@@ -267,7 +267,7 @@ async fn invalid_lift_annotation_writes_event() {
         .await
         .unwrap();
     let note = scene.event("QuarantineLiftInvalid").await;
-    assert!(note.contains("\"gpu 1\" is no GPU; write all"), "{note}");
+    assert!(note.contains("\"gpu 1\" is not a GPU UUID; write all"), "{note}");
     assert!(scene.holds_against(1).await);
     scene.stop().await;
 }
@@ -283,7 +283,7 @@ async fn annotation_older_than_fault_lifts_nothing() {
         .unwrap();
     scene.sim.installed.controller.raise_xid(1, 79).unwrap();
     let note = scene.event("QuarantineLiftOutdated").await;
-    assert!(note.contains("\"all\" was there before"), "{note}");
+    assert!(note.contains("\"all\" was set before"), "{note}");
     assert!(scene.holds_against(1).await);
     let node = api.get_metadata(NODE).await.unwrap();
     assert_eq!(node.metadata.annotations.unwrap_or_default().len(), 0);

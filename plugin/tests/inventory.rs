@@ -288,7 +288,7 @@ async fn lost_gpu_gives_reason() {
     sim.installed.controller.lose_gpu(3).unwrap();
     let reason = sick(node.until_sick(3).await.as_ref())[&3].clone();
     assert!(
-        reason.starts_with("GPU lost: ") && reason.contains("fallen off the bus; look for Xid in dmesg"),
+        reason.starts_with("GPU lost: ") && reason.contains("fallen off the bus; look for an Xid in dmesg"),
         "{reason}"
     );
 }

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use super::driver::names;
 use super::ldcache;
-use crate::root::{SPECIAL_FOLDERS, COMMON_FOLDERS, resolve};
+use crate::root::{COMMON_FOLDERS, SPECIAL_FOLDERS, resolve};
 
 /// Read last: it has folders that the operator configured.
 const CACHE: &str = "etc/ld.so.cache";
@@ -25,7 +25,10 @@ pub(super) fn looked_for() -> impl Iterator<Item = &'static str> {
 /// first folder with a driver.
 pub(super) fn find(root: &Path, version: Option<&str>) -> (Vec<PathBuf>, Option<String>) {
     let mut folders: Vec<PathBuf> = Vec::new();
-    for folder in COMMON_FOLDERS.iter().filter_map(|folder| resolve(root, Path::new(folder))) {
+    for folder in COMMON_FOLDERS
+        .iter()
+        .filter_map(|folder| resolve(root, Path::new(folder)))
+    {
         if !folders.contains(&folder) {
             folders.push(folder);
         }
@@ -37,7 +40,9 @@ pub(super) fn find(root: &Path, version: Option<&str>) -> (Vec<PathBuf>, Option<
     if let Some(version) = folders.iter().find_map(of_driver) {
         return (folders, Some(version));
     }
-    let rare = SPECIAL_FOLDERS.iter().filter_map(|folder| resolve(root, Path::new(folder)));
+    let rare = SPECIAL_FOLDERS
+        .iter()
+        .filter_map(|folder| resolve(root, Path::new(folder)));
     // Both are searched only as far as necessary.
     let others = rare.chain(std::iter::once_with(|| cached(root)).flatten());
     for folder in others {

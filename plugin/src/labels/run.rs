@@ -17,8 +17,8 @@ use tracing::{debug, info, warn};
 use super::write::{self, WriteError};
 use super::{Facts, Host, HostOptions, Identity, Labels, Place, Settings, Target, labels};
 use crate::inventory::{self, Absence, Inventory};
-use crate::observe::Observed;
 use crate::log_throttle::LogThrottle;
+use crate::observe::Observed;
 use gantry_config::Config;
 
 /// Shortest time between two writes. The first change after a pause is written at once.
