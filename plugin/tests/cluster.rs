@@ -428,17 +428,17 @@ async fn reregistered_node_owns_its_gpunode_again() {
         created.metadata.uid.unwrap()
     };
     let api = Api::<GpuNode>::all(scene.client.clone());
-    let nvml_thread = || async {
+    let owner = || async {
         let owners = api.get(NODE).await.unwrap().metadata.owner_references;
         owners
             .unwrap_or_default()
             .into_iter()
             .next()
-            .map(|nvml_thread| nvml_thread.uid)
+            .map(|owner| owner.uid)
     };
     let first = register().await;
     let _plugin = scene.boot().await;
-    assert_eq!(nvml_thread().await, Some(first));
+    assert_eq!(owner().await, Some(first));
     nodes.delete(NODE, &DeleteParams::default()).await.unwrap();
     let second = register().await;
     // As the garbage collector does, because the owner is gone.
@@ -447,12 +447,12 @@ async fn reregistered_node_owns_its_gpunode_again() {
     scene
         .account("the account", |status| !held(status, "job").is_empty())
         .await;
-    assert_eq!(nvml_thread().await, Some(second));
+    assert_eq!(owner().await, Some(second));
     // The same without a change, and without the garbage collector.
     nodes.delete(NODE, &DeleteParams::default()).await.unwrap();
     let third = register().await;
     let owned = async {
-        while nvml_thread().await.as_ref() != Some(&third) {
+        while owner().await.as_ref() != Some(&third) {
             tokio::time::sleep(std::time::Duration::from_millis(100)).await;
         }
     };

@@ -218,7 +218,7 @@ async fn missing_owner_is_logged_once() {
         eventually("the object", || server.writes().len() == usize::from(gpus)).await;
     }
     scene.end().await;
-    assert_eq!(log.of("the NodeFeature has no nvml_thread"), 1);
+    assert_eq!(log.of("the NodeFeature has no owner"), 1);
 }
 
 #[tokio::test]

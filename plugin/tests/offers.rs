@@ -25,7 +25,7 @@ struct Scene {
     kubelet: FakeKubelet,
     plugins: BTreeMap<String, Plugin>,
     node: Node,
-    _owner: NvmlThread,
+    _nvml_thread: NvmlThread,
 }
 
 impl Scene {
@@ -53,7 +53,7 @@ impl Scene {
             kubelet,
             plugins: BTreeMap::new(),
             node,
-            _owner: nvml_thread,
+            _nvml_thread: nvml_thread,
         }
     }
 
