@@ -15,7 +15,7 @@ fn json(words: &[&str]) -> Value {
 }
 
 #[test]
-fn topo_gives_the_matrix_and_the_bandwidths_of_a_machine_file() {
+fn topo_prints_matrix_and_bandwidths_of_a_machine_file() {
     let file = machine("dgx1-v100.yaml");
     let topo = json(&["topo", "--from", &file, "--json"]);
     assert_eq!(topo["gpus"].as_array().unwrap().len(), 8);
@@ -32,7 +32,7 @@ fn topo_gives_the_matrix_and_the_bandwidths_of_a_machine_file() {
 }
 
 #[test]
-fn what_topo_prints_it_can_read_again() {
+fn topo_reads_its_own_output() {
     let file = machine("a40-8x-bridged.yaml");
     let text = gantry(&["topo", "--from", &file]);
     assert_eq!(text.code, 0);
@@ -56,7 +56,7 @@ fn topo_reads_standard_input() {
 }
 
 #[test]
-fn choose_takes_a_bridged_pair_and_says_why() {
+fn choose_takes_a_bridged_pair_with_its_reason() {
     let file = machine("a40-8x-bridged.yaml");
     let choice = json(&[
         "choose",
@@ -81,7 +81,7 @@ fn choose_takes_a_bridged_pair_and_says_why() {
 }
 
 #[test]
-fn fewer_free_gpus_than_asked_is_a_failure_and_not_bad_input() {
+fn too_few_free_gpus_is_a_failure_not_bad_input() {
     let file = machine("workstation-2x.yaml");
     let run = gantry(&["choose", "--from", &file, "--size", "2", "--free", "0"]);
     assert_eq!((run.code, run.stdout.as_str()), (1, ""));
@@ -93,7 +93,7 @@ fn fewer_free_gpus_than_asked_is_a_failure_and_not_bad_input() {
 }
 
 #[test]
-fn bad_input_is_named_with_its_place_and_exits_with_2() {
+fn bad_input_is_named_with_position_and_exits_with_2() {
     let folder = tempfile::tempdir().unwrap();
     let write = |name: &str, text: &str| {
         let path = folder.path().join(name);
@@ -181,7 +181,7 @@ fn bad_input_is_named_with_its_place_and_exits_with_2() {
 }
 
 #[test]
-fn no_machine_file_is_written_of_a_node_without_gpus() {
+fn node_without_gpus_writes_no_machine_file() {
     let folder = tempfile::tempdir().unwrap();
     let node = folder.path().join("node.yaml");
     let file = folder.path().join("machine.yaml");
@@ -206,7 +206,7 @@ fn no_machine_file_is_written_of_a_node_without_gpus() {
 }
 
 #[test]
-fn a_model_whose_rates_nobody_knows_is_told_of() {
+fn unknown_model_is_reported() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("topo.txt");
     std::fs::write(&path, "\tGPU0\tGPU1\nGPU0\t X \tNV4\nGPU1\tNV4\t X \n").unwrap();
@@ -225,7 +225,7 @@ fn a_model_whose_rates_nobody_knows_is_told_of() {
 }
 
 #[test]
-fn a_reader_that_leaves_early_is_no_failure() {
+fn closed_output_is_no_failure() {
     let file = machine("dgx1-v100.yaml");
     let mut child = command(&["topo", "--from", &file])
         .stdout(Stdio::piped())

@@ -16,7 +16,7 @@ fn check(text: &str, more: &[&str]) -> support::Run {
 }
 
 #[test]
-fn a_good_file_is_printed_in_full_and_what_is_printed_is_good() {
+fn valid_file_prints_a_valid_full_configuration() {
     let run = check("flags: {migStrategy: mixed}", &["--fail-on-init-error=false"]);
     assert_eq!((run.code, run.stderr.as_str()), (0, ""));
     assert!(
@@ -29,7 +29,7 @@ fn a_good_file_is_printed_in_full_and_what_is_printed_is_good() {
 }
 
 #[test]
-fn a_bad_file_is_told_line_by_line() {
+fn invalid_file_lists_errors_by_line() {
     let run = check(
         "flags:\n  migStratgy: mixed\nsharing:\n  timeSlicing:\n    resources:\n    - {name: gpu, replicas: 1}\n",
         &[],
@@ -60,7 +60,7 @@ fn invalid_variable_is_a_usage_error_and_names_it() {
 }
 
 #[test]
-fn what_a_node_would_only_warn_of_is_told_before_too() {
+fn check_reports_warnings_of_a_node() {
     let run = check(
         "sharing: {timeSlicing: {resources: [{name: gpu, devices: [0], replicas: 2}]}}",
         &[],
@@ -75,7 +75,7 @@ fn what_a_node_would_only_warn_of_is_told_before_too() {
 }
 
 #[test]
-fn a_config_map_is_read_key_by_key() {
+fn config_map_is_checked_key_by_key() {
     let manifest = |shared: &str| {
         format!(
             "apiVersion: v1
@@ -143,7 +143,7 @@ const GOOD: &str = "version: v1\nflags: {migStrategy: none}";
 const WRONG: &str = "version: v1\nsharing:\n  timeSlicing:\n    replicas: 8";
 
 #[test]
-fn config_maps_with_the_same_key_are_each_read() {
+fn config_maps_with_equal_keys_are_each_checked() {
     let (wrong, good) = (
         config_map("nvidia-a100", "config.yaml", WRONG),
         config_map("nvidia-t4", "config.yaml", GOOD),
@@ -170,7 +170,7 @@ fn config_maps_with_the_same_key_are_each_read() {
 }
 
 #[test]
-fn a_config_map_of_another_program_is_told_by_its_name() {
+fn other_config_map_is_named() {
     let other = config_map("hami", "device-config.yaml", "nvidia: {deviceSplitCount: 10}");
     let both = format!("{}---\n{other}", config_map("plugin", "any", GOOD));
     let run = check(&both, &[]);
@@ -283,7 +283,7 @@ fn other_manifest_kinds_are_named_with_the_config_key() {
 }
 
 #[test]
-fn what_a_pipe_brings_is_checked_too() {
+fn pipe_is_checked() {
     let pipe = |text: &str| piped(&["plugin", "--check-config=-"], text);
     let run = pipe(&config_map("pool", "default", GOOD));
     assert_eq!(run.code, 0, "{}", run.stderr);
@@ -302,7 +302,7 @@ fn what_a_pipe_brings_is_checked_too() {
 }
 
 #[test]
-fn a_file_that_is_not_there_is_an_error() {
+fn missing_file_is_an_error() {
     let run = gantry(&["plugin", "--check-config=/nowhere/config.yaml"]);
     assert_eq!(run.code, 1);
     assert!(
@@ -313,7 +313,7 @@ fn a_file_that_is_not_there_is_an_error() {
 }
 
 #[test]
-fn the_labeller_takes_its_config_file_from_either_variable() {
+fn labels_reads_config_file_from_either_variable() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("config.yaml");
     std::fs::write(&file, "flags: {migStrategy: none, gfd: {noTimestamp: true}}\n").unwrap();

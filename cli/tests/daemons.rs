@@ -16,7 +16,7 @@ use support::{command, gantry};
 const PATIENCE: Duration = Duration::from_secs(60);
 
 #[test]
-fn a_plugin_needs_to_know_its_node() {
+fn plugin_requires_a_node_name() {
     let run = gantry(&["plugin"]);
     assert_eq!(run.code, 2);
     assert!(run.stderr.contains("--node-name"), "{}", run.stderr);
@@ -94,7 +94,7 @@ impl Said {
 }
 
 #[test]
-fn a_hangup_has_the_config_file_read_again_and_ends_nothing() {
+fn hangup_reloads_the_config_file() {
     let folder = tempfile::tempdir().unwrap();
     let path = |name: &str| folder.path().join(name);
     std::fs::create_dir(path("mounted")).unwrap();
@@ -156,7 +156,7 @@ fn terminate(mut daemon: Child) -> std::process::ExitStatus {
 }
 
 #[test]
-fn a_daemon_whose_log_nobody_takes_goes_on_and_stops_in_order() {
+fn daemon_survives_a_closed_log() {
     let folder = tempfile::tempdir().unwrap();
     let plugins = format!("--device-plugin-dir={}", folder.path().join("plugins").display());
     let kubeconfig = folder.path().join("kubeconfig");
@@ -197,7 +197,7 @@ fn a_daemon_whose_log_nobody_takes_goes_on_and_stops_in_order() {
 }
 
 #[test]
-fn a_daemon_started_by_another_process_ends_with_it() {
+fn daemon_ends_with_its_parent() {
     let folder = tempfile::tempdir().unwrap();
     let place = format!("--device-plugin-dir={}", folder.path().join("plugins").display());
     let words = [

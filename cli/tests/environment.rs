@@ -41,7 +41,7 @@ fn outcome(run: &Run) -> (i32, &str, &str) {
 }
 
 #[test]
-fn an_empty_variable_counts_as_not_set() {
+fn empty_variable_counts_as_not_set() {
     let folder = tempfile::tempdir().unwrap();
     let path = |name: &str| folder.path().join(name).display().to_string();
     std::fs::write(path("config.yaml"), "flags: {migStrategy: mixed}\n").unwrap();
@@ -92,7 +92,7 @@ fn an_empty_variable_counts_as_not_set() {
 }
 
 #[test]
-fn words_of_a_list_may_have_spaces_around_them() {
+fn list_items_may_have_spaces() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("config.yaml");
     std::fs::write(&file, "").unwrap();
@@ -131,7 +131,7 @@ fn unknown_log_format_is_only_a_warning() {
 }
 
 #[test]
-fn a_value_that_a_variable_has_is_told_under_the_variables_name() {
+fn invalid_value_names_its_variable() {
     for (name, value, flag) in [
         ("DP_DISABLE_HEALTHCHECKS", "79,foo", "--disable-health-checks"),
         ("FALLBACK_STRATEGIES", "named,first", "--fallback-strategies"),

@@ -147,7 +147,7 @@ impl Drop for Stage {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_pod_is_explained_from_what_the_cluster_says() {
+async fn pod_report_describes_nodes_and_grant() {
     let stage = Stage::start().await;
     let pods = &stage.pods;
     create(pods, pod("three", 3, Some("a"))).await;
@@ -234,7 +234,7 @@ async fn gang_report_lists_trials_and_pods_that_must_end() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_gang_that_waits_is_told_who_is_ahead_of_it() {
+async fn waiting_gang_lists_gangs_ahead() {
     let stage = Stage::start().await;
     let pods = &stage.pods;
     create(pods, pod("three", 3, Some("a"))).await;
@@ -258,7 +258,7 @@ async fn a_gang_that_waits_is_told_who_is_ahead_of_it() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn members_beyond_what_a_gang_needs_are_not_told_as_of_it() {
+async fn surplus_members_do_not_change_the_minimum() {
     let stage = Stage::start().await;
     for rank in 0..3 {
         create(&stage.pods, member(&format!("train-{rank}"), 1, None, "train", 2)).await;
@@ -436,7 +436,7 @@ async fn held_reservations_are_named_to_blocked_pods() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_gang_that_is_decided_is_told_whose_end_lets_in_one_more() {
+async fn decided_gang_lists_pods_that_must_end_for_one_more() {
     let stage = Stage::start().await;
     let pods = &stage.pods;
     create(pods, member("el-0", 4, Some("a"), "el", 1)).await;
@@ -505,7 +505,7 @@ async fn gang_status_without_extender_options() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_cluster_that_cannot_be_read_is_said_to_be_so_at_once() {
+async fn unreadable_cluster_fails_at_once() {
     let stage = Stage::start().await;
     let file = stage.folder.path().join("kubeconfig");
     let text = std::fs::read_to_string(&file).unwrap();

@@ -19,7 +19,7 @@ fn printed(flags: &[&str], variables: &[(&str, &str)]) -> String {
 }
 
 #[test]
-fn booleans_are_read_as_go_reads_them() {
+fn booleans_have_gos_syntax() {
     let has_time = |flags: &[&str], variables: &[(&str, &str)]| {
         printed(flags, variables).contains("nvidia.com/gfd.timestamp=")
     };
@@ -64,7 +64,7 @@ fn gfd_variable_precedes_plugin_variable_and_flag_both() {
 }
 
 #[test]
-fn gfds_config_file_goes_before_the_plugins() {
+fn gfd_config_file_precedes_the_plugins() {
     let folder = tempfile::tempdir().unwrap();
     let file = |name: &str, strategy: &str| {
         let path = folder.path().join(name);
@@ -91,7 +91,7 @@ fn gfds_config_file_goes_before_the_plugins() {
 }
 
 #[test]
-fn an_unknown_key_is_a_mistake_unless_leniency_is_asked_for() {
+fn unknown_key_is_an_error_unless_lenient() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("config.yaml");
     std::fs::write(&path, "flags: {migStratgy: mixed}\n").unwrap();
@@ -108,7 +108,7 @@ fn an_unknown_key_is_a_mistake_unless_leniency_is_asked_for() {
 }
 
 #[test]
-fn labels_go_where_gpu_feature_discovery_would_write_them() {
+fn labels_are_written_to_gfds_destination() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("features.d/gfd");
     let file = path.display().to_string();
@@ -135,7 +135,7 @@ fn labels_go_where_gpu_feature_discovery_would_write_them() {
 }
 
 #[test]
-fn every_flag_and_variable_of_gpu_feature_discovery_is_taken() {
+fn every_gfd_flag_and_variable_is_accepted() {
     let flags = [
         "--mig-strategy=none",
         "--fail-on-init-error=false",
@@ -176,7 +176,7 @@ fn every_flag_and_variable_of_gpu_feature_discovery_is_taken() {
 }
 
 #[test]
-fn a_node_without_nvml_fails_unless_it_may_be_one_without_gpus() {
+fn node_without_nvml_fails_by_fail_on_init_error() {
     let look = ["labels", "--nvml-library=/absent.so", "--no-timestamp"];
     let failed = with(&look, &[]);
     assert_eq!((failed.code, failed.stdout.as_str()), (1, ""));
@@ -211,7 +211,7 @@ fn a_node_without_nvml_fails_unless_it_may_be_one_without_gpus() {
 }
 
 #[test]
-fn what_a_file_does_not_tell_of_mig_is_taken_from_the_product() {
+fn mig_capability_defaults_to_the_product() {
     let capable = |gpu: &str| {
         let text = format!("gpus:\n  - {{index: 0, {gpu}}}\npaths: [[X]]\n");
         let run = piped(&["labels", "--from", "-", "--no-timestamp"], &text);

@@ -96,7 +96,7 @@ fn host_ports_are_declared_and_probes_use_the_verb_port() {
 }
 
 #[test]
-fn of_the_two_ways_to_run_the_extender_one_is_installed() {
+fn kustomization_installs_one_kind_of_extender() {
     let kustomization: Value =
         serde_saphyr::from_str(include_str!("../../manifests/kustomization.yaml")).unwrap();
     let files: Vec<String> = serde_json::from_value(kustomization["resources"].clone()).unwrap();
@@ -106,7 +106,7 @@ fn of_the_two_ways_to_run_the_extender_one_is_installed() {
 
 /// Everything that names the namespace is reached by replacing the word, and the Lease follows the pods.
 #[test]
-fn the_lease_lies_in_the_namespace_of_the_pods() {
+fn lease_is_in_the_namespace_of_the_pods() {
     for manifest in [BESIDE, BEHIND] {
         let (pod, _) = pod(manifest);
         let variables = pod["containers"][0]["env"].as_array().unwrap();

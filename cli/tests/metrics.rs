@@ -122,7 +122,7 @@ fn compare(prefix: &str, source: &str, page: &str) {
 }
 
 #[test]
-fn those_of_the_extender_are_documented() {
+fn extender_metrics_are_documented() {
     let metrics = Metrics::new();
     let (verb, outcome) = ("filter", "some");
     metrics.calls.get_or_create(&Call { verb, code: 200 }).inc();
@@ -149,7 +149,7 @@ fn those_of_the_extender_are_documented() {
 }
 
 #[test]
-fn those_of_the_plugin_are_documented() {
+fn plugin_metrics_are_documented() {
     let observed = Observed::default();
     let resource = "nvidia.com/gpu".into();
     observed.registered(&resource);

@@ -221,7 +221,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn given_one_namespace_then_the_webhooks_see_no_other() {
+    fn webhooks_are_limited_to_one_namespace() {
         let all = webhooks("jobs", "QQ==");
         for hook in all["webhooks"].as_array().unwrap() {
             assert_eq!(

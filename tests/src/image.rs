@@ -132,7 +132,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn given_known_bytes_then_the_digest_is_the_published_one() {
+    fn digest_of_known_bytes_is_the_published_one() {
         let empty = "sha256:e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855";
         assert_eq!(digest(b""), empty);
     }

@@ -164,7 +164,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn given_texts_of_every_remainder_then_base64_pads_them() {
+    fn base64_pads_every_remainder() {
         let encoded = ["", "f", "fo", "foo", "foob"].map(|text| base64(text.as_bytes()));
         assert_eq!(encoded, ["", "Zg==", "Zm8=", "Zm9v", "Zm9vYg=="]);
     }

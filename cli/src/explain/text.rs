@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_that_another_scheduler_is_to_place() {
+    fn pod_of_another_scheduler() {
         let mut theirs = report(None, vec![node("n1", None, None, &[])]);
         theirs.scheduled_by = Some("koord-scheduler".into());
         insta::assert_snapshot!(pod(&theirs), @r"

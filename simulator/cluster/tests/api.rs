@@ -50,7 +50,7 @@ fn code(error: &kube::Error) -> u16 {
 }
 
 #[tokio::test]
-async fn a_created_pod_has_what_the_server_fills_in() {
+async fn created_pod_has_defaults() {
     let cluster = Cluster::start().await;
     let pods = cluster.pods();
     let created = pods.create(&PostParams::default(), &pod("a")).await.unwrap();
@@ -94,7 +94,7 @@ async fn an_overcommitted_extended_resource_is_refused() {
 }
 
 #[tokio::test]
-async fn a_namespace_that_does_not_exist_is_no_place_for_pods() {
+async fn missing_namespace_refuses_pods() {
     let cluster = Cluster::start().await;
     let pods: Api<Pod> = Api::namespaced(cluster.client.clone(), "nowhere");
     let refused = pods.create(&PostParams::default(), &pod("a")).await.unwrap_err();
@@ -102,7 +102,7 @@ async fn a_namespace_that_does_not_exist_is_no_place_for_pods() {
 }
 
 #[tokio::test]
-async fn a_binding_merges_its_annotations_into_the_pod_in_one_write() {
+async fn binding_merges_annotations_in_one_write() {
     let cluster = Cluster::start().await;
     let pods = cluster.pods();
     let created = pods.create(&PostParams::default(), &pod("a")).await.unwrap();
@@ -120,7 +120,7 @@ async fn a_binding_merges_its_annotations_into_the_pod_in_one_write() {
 }
 
 #[tokio::test]
-async fn of_sixteen_racing_bindings_one_wins() {
+async fn one_of_sixteen_racing_bindings_wins() {
     let cluster = Cluster::start().await;
     let pods = cluster.pods();
     let uid = pods
@@ -150,7 +150,7 @@ async fn of_sixteen_racing_bindings_one_wins() {
 }
 
 #[tokio::test]
-async fn a_binding_for_another_uid_or_a_missing_pod_changes_nothing() {
+async fn binding_of_another_uid_or_missing_pod_is_refused() {
     let cluster = Cluster::start().await;
     let pods = cluster.pods();
     pods.create(&PostParams::default(), &pod("a")).await.unwrap();
@@ -211,7 +211,7 @@ async fn metadata_watch_shows_pod_with_grant_until_its_end() {
 }
 
 #[tokio::test]
-async fn a_watch_from_a_forgotten_revision_is_told_so() {
+async fn watch_from_a_forgotten_revision_gets_410() {
     let options = ApiOptions {
         history: 4,
         ..ApiOptions::default()
@@ -256,7 +256,7 @@ async fn a_quiet_watch_gets_bookmarks() {
 }
 
 #[tokio::test]
-async fn a_streaming_list_shows_the_state_and_marks_its_end() {
+async fn streaming_list_ends_with_a_bookmark() {
     let cluster = Cluster::start().await;
     let pods = cluster.pods();
     pods.create(&PostParams::default(), &pod("a")).await.unwrap();
@@ -269,7 +269,7 @@ async fn a_streaming_list_shows_the_state_and_marks_its_end() {
 }
 
 #[tokio::test]
-async fn a_bound_pod_gets_its_time_to_end_and_force_takes_it_away() {
+async fn bound_pod_gets_grace_period_unless_forced() {
     let cluster = Cluster::start().await;
     let pods = cluster.pods();
     pods.create(&PostParams::default(), &pod("a")).await.unwrap();
@@ -397,7 +397,7 @@ async fn an_event_written_in_the_new_group_reads_in_the_old_one() {
 }
 
 #[tokio::test]
-async fn bad_input_is_answered_and_changes_nothing() {
+async fn bad_input_is_refused_and_changes_nothing() {
     let cluster = Cluster::start().await;
     let before = cluster.api.revision();
     let refuse = async |method: &str, path: &str, content_type: &str, body: Vec<u8>| {
@@ -446,7 +446,7 @@ async fn bad_input_is_answered_and_changes_nothing() {
 }
 
 #[tokio::test]
-async fn a_watch_sees_a_force_deleted_pod_marked_before_it_goes() {
+async fn watch_shows_deletion_timestamp_before_removal() {
     let cluster = Cluster::start().await;
     let pods = cluster.pods();
     pods.create(&PostParams::default(), &pod("a")).await.unwrap();

@@ -249,7 +249,7 @@ async fn bound_pod_gets_the_preferred_devices_everywhere() {
 }
 
 #[tokio::test]
-async fn a_pod_beyond_what_is_free_fails_in_kubelets_words() {
+async fn pod_without_free_devices_fails_with_kubelets_message() {
     let node = Node1::start().await;
     node.bound(gpu_pod("p", 3)).await;
     node.cluster.wait("p", phase("Running")).await;
@@ -266,7 +266,7 @@ async fn a_pod_beyond_what_is_free_fails_in_kubelets_words() {
 }
 
 #[tokio::test]
-async fn an_error_of_allocate_fails_the_pod_and_leaves_no_device_held() {
+async fn allocate_error_fails_pod_and_frees_devices() {
     let node = Node1::with(true).await;
     node.bound(gpu_pod("p", 2)).await;
     let failed = node.cluster.wait("p", phase("Failed")).await.status.unwrap();
@@ -288,7 +288,7 @@ async fn a_finished_pod_frees_its_devices() {
 }
 
 #[tokio::test]
-async fn a_deleted_pod_goes_after_its_processes() {
+async fn deleted_pod_is_removed_after_its_processes() {
     let node = Node1::start().await;
     let pod = node.bound(gpu_pod("p", 1)).await;
     node.cluster.wait("p", phase("Running")).await;
@@ -340,7 +340,7 @@ async fn force_deleted_pod_loses_devices_before_its_processes() {
 }
 
 #[tokio::test]
-async fn an_app_takes_over_the_devices_of_its_init_container() {
+async fn app_reuses_devices_of_its_init_container() {
     let node = Node1::start().await;
     let limits = json!({"limits": {GPU: "2"}});
     let pod = json!({

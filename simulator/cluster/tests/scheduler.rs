@@ -137,7 +137,7 @@ async fn the_extender_filters_scores_and_binds_in_its_wire_form() {
 }
 
 #[tokio::test]
-async fn refusals_of_both_stand_in_the_condition_and_in_an_event() {
+async fn condition_and_event_contain_both_refusals() {
     let script = Script::new(|_, asked| {
         let names = asked["NodeNames"].as_array().unwrap();
         let failed: BTreeMap<&str, &str> = names
@@ -190,7 +190,7 @@ async fn a_pod_without_gpus_is_bound_without_the_extender() {
 }
 
 #[tokio::test]
-async fn a_parked_pod_is_tried_again_when_a_node_gains_devices() {
+async fn unschedulable_pod_is_retried_after_new_devices() {
     let script = Script::new(|verb, asked| match verb {
         "filter" => json!({"NodeNames": asked["NodeNames"]}),
         _ => json!({"Error": "reached"}),
@@ -225,7 +225,7 @@ async fn an_extender_error_is_retried_without_any_event() {
 }
 
 #[tokio::test]
-async fn a_constant_refusal_is_not_asked_about_again_and_again() {
+async fn constant_refusal_is_not_retried() {
     let script = Script::new(|_, _| json!({"NodeNames": [], "FailedNodes": {"n1": "no"}}));
     let cluster = cluster(&[("n1", 8)], &script).await;
     cluster.create(gpu_pod("p", 4)).await;
@@ -248,7 +248,7 @@ async fn a_constant_refusal_is_not_asked_about_again_and_again() {
 }
 
 #[tokio::test]
-async fn an_unreachable_extender_stops_only_the_pods_it_manages() {
+async fn unreachable_extender_blocks_only_managed_pods() {
     // A port that was free a moment ago.
     let free = TcpListener::bind("127.0.0.1:0")
         .await

@@ -296,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_on_one_side_only_and_what_is_unequal_are_differences() {
+    fn missing_and_unequal_items_are_differences() {
         let ours = facts(&[("a", "1"), ("b", "2"), ("c", "3")]);
         let theirs = facts(&[("a", "1"), ("b", "x"), ("d", "4")]);
         let found = differences(&ours, &theirs);
@@ -309,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn a_row_explains_its_items_with_its_value_and_nothing_else() {
+    fn row_explains_only_its_items_and_value() {
         let rows = [
             Deliberate {
                 case: "*",
@@ -339,7 +339,7 @@ mod tests {
     }
 
     #[test]
-    fn a_star_stands_for_anything_also_nothing() {
+    fn star_matches_anything() {
         for (pattern, text, expected) in [
             ("a*c", "ac", true),
             ("a*c", "abbc", true),

@@ -181,7 +181,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_number_of_gpus_is_given_back_as_text() {
+    fn numeric_quantity_is_returned_as_text() {
         let mut pod =
             json!({"spec": {"containers": [{"resources": {"limits": {"nvidia.com/gpu": 2, "cpu": 0.5}}}]}});
         default_and_check("pod p", &mut pod).unwrap();
@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_that_asks_for_nothing_stays_as_it_is() {
+    fn pod_without_requests_is_unchanged() {
         let mut pod = json!({"spec": {"containers": [{"name": "c"}]}});
         default_and_check("pod p", &mut pod).unwrap();
         assert_eq!(pod["spec"]["containers"], json!([{"name": "c"}]));

@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn a_field_that_the_real_api_server_does_not_know_is_refused() {
+    fn unknown_field_selector_is_refused() {
         let kind = Kind::find("", "v1", "pods").unwrap();
         let refused = Selector::parse(kind, "spec.gpus=1", "").unwrap_err();
         assert_eq!(

@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reader_that_is_too_far_behind_is_told_so() {
+    fn reader_behind_the_history_gets_an_error() {
         let store = Store::new(2);
         for value in 0..4 {
             put(&store, "a", value);
@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn a_dry_run_leaves_nothing_behind() {
+    fn dry_run_stores_nothing() {
         let store = Store::new(2);
         store
             .write(&key("a"), true, |_| {

@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn a_control_group_lives_and_goes_with_the_processes() {
+    fn control_group_exists_while_processes_run() {
         let root = tempfile::tempdir().unwrap();
         let group = Cgroup::create(root.path(), "u1", &[process("app", Role::App)]).unwrap();
         let events = root.path().join("kubepods/besteffort/podu1/app/cgroup.events");

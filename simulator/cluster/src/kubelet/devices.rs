@@ -313,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn a_valid_answer_is_obeyed_and_an_invalid_one_cut_or_filled_up() {
+    fn valid_preference_is_used_invalid_is_corrected() {
         let available: Vec<String> = ["a", "b", "c"].map(str::to_owned).into();
         let answer = |preferred: &[&str], count| {
             let preferred: Vec<String> = preferred.iter().map(|id| (*id).to_owned()).collect();
@@ -332,7 +332,7 @@ mod tests {
     }
 
     #[test]
-    fn devices_of_a_lost_plugin_stay_known_and_are_not_given() {
+    fn lost_plugin_keeps_devices_unallocated() {
         let mut devices = four();
         devices.plugin_lost(GPU);
         assert_eq!(devices.counts()[GPU], (4, 0));

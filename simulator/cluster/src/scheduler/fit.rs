@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn refusals_name_every_resource_that_lacks() {
+    fn refusal_names_every_insufficient_resource() {
         let node: Node = serde_json::from_value(json!({
             "metadata": {"name": "n"}, "status": {"allocatable": {"cpu": "1", "nvidia.com/gpu": "8", "pods": "10"}},
         }))

@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wake_during_a_try_is_not_lost() {
+    fn activation_during_an_attempt_is_kept() {
         let mut queue = Queue::default();
         let now = Instant::now();
         queue.add("a");
