@@ -483,7 +483,7 @@ impl Index {
         self.settle_nodes();
         self.look_at_places();
         self.settle_nodes();
-        self.keep_for_the_head();
+        self.keep_backfill();
         self.changed |= self.unschedulable.take_nominations_changed();
         self.changed |= self.lists.take_changed();
         self.changed |= self.nodes.take_changed();
@@ -561,7 +561,7 @@ impl Index {
             self.gangs.suspect(node);
         }
         if change.unassigned_gained {
-            self.idles(node);
+            self.reservation_orphaned(node);
         }
     }
 

@@ -6,23 +6,17 @@
 //!                  plans (planning.rs) <──────┘   └──> answers (verbs.rs), work (work.rs), views (view.rs)
 //! ```
 
-mod extras;
-mod idle;
-mod keep;
+mod backfill;
+mod deadlock;
 mod members;
-mod nominated;
-mod occupants;
-mod offers;
 mod places;
+mod plan_input;
 mod planning;
+mod reclaim;
 mod report;
 mod shapes;
 mod standing;
-mod stuck;
-mod supply;
-mod tries;
 mod verbs;
-mod victim_watch;
 mod view;
 mod withheld;
 mod work;
@@ -72,31 +66,11 @@ pub(super) struct GangIndex {
     suspects: BTreeSet<NodeIx>,
     /// Since when plugins of nodes with places do not serve.
     troubled: HashMap<NodeIx, Instant>,
-    /// Grows whenever a gang that was refused may fit now.
-    room: u64,
-    /// For whom victims are looked for.
-    tries: tries::Tries,
-    /// The same for those who give places back.
-    givings: tries::Tries,
-    /// The same for those who are stuck.
-    helps: tries::Tries,
-    /// What is kept for one of them.
-    way: Option<stuck::Way>,
-    /// What there is to be given back.
-    spare: extras::Spare,
-    /// Gangs that would fit once pods are gone that are ending, and until when each waits for that, in seconds since 1970.
-    awaits: HashMap<Arc<GangKey>, i64>,
-    /// When the first of those is overdue whose end was waited for, in seconds since 1970.
-    overdue: Option<i64>,
-    free: supply::Free,
-    held: supply::Held,
-    /// What gangs asked for when they were refused last.
-    asked: HashMap<Arc<GangKey>, planning::Asked>,
-    /// The same of gangs that could not take what others gave back for them.
-    vain: HashMap<Arc<GangKey>, planning::Asked>,
-    offers: offers::Offers,
-    keep: keep::Keep,
-    victim_watch: victim_watch::VictimWatch,
+    /// Where devices for gangs that do not fit come from.
+    reclaim: reclaim::Reclaim,
+    offers: plan_input::Offers,
+    backfill: backfill::Backfill,
+    deadlock: deadlock::Deadlock,
     /// Members to be woken, in the order in which they are called: kube-scheduler brings them in that order, and those of one gang belong
     /// together.
     called: IndexSet<PodUid>,
@@ -126,21 +100,10 @@ impl GangIndex {
             places: HashMap::new(),
             suspects: BTreeSet::new(),
             troubled: HashMap::new(),
-            room: 0,
-            tries: tries::Tries::default(),
-            givings: tries::Tries::default(),
-            helps: tries::Tries::default(),
-            way: None,
-            spare: extras::Spare::default(),
-            awaits: HashMap::new(),
-            overdue: None,
-            free: supply::Free::default(),
-            held: supply::Held::default(),
-            asked: HashMap::new(),
-            vain: HashMap::new(),
-            offers: offers::Offers::default(),
-            keep: keep::Keep::default(),
-            victim_watch: victim_watch::VictimWatch::default(),
+            reclaim: reclaim::Reclaim::default(),
+            offers: plan_input::Offers::default(),
+            backfill: backfill::Backfill::default(),
+            deadlock: deadlock::Deadlock::default(),
             called: IndexSet::new(),
             deferred: Vec::new(),
             work: Vec::new(),
@@ -155,25 +118,19 @@ impl GangIndex {
         self.suspects.insert(node);
     }
 
-    /// Something came free, or nodes changed: whoever was refused is worth another plan.
+    /// Devices came free, or nodes changed: refused gangs are planned again.
     pub(super) fn gained(&mut self) {
-        self.room += 1;
+        self.reclaim.grow();
     }
 
-    /// Disruption budgets allow more: whoever was refused is soon worth another plan.
+    /// Disruption budgets allow more: refused gangs are planned again soon.
     pub(super) fn unprotected(&mut self) {
-        self.victim_watch.may_go();
+        self.reclaim.budgets_grew();
     }
 
-    /// Nodes have other totals, or say something else of themselves: what was said of them to whoever was refused may be true no more.
+    /// The totals, labels or taints of nodes changed: the texts of refusals may be wrong.
     pub(super) fn reshaped(&mut self) {
-        self.asked.clear();
-        self.gained();
-    }
-
-    /// Somebody whose end was waited for is still there: whoever waited is worth another plan.
-    fn take_overdue(&mut self, unix: i64) -> bool {
-        self.overdue.take_if(|at| *at <= unix).is_some()
+        self.reclaim.reshape();
     }
 
     pub(super) fn renumber(&mut self, renumbering: &Renumbering) {
@@ -195,11 +152,9 @@ impl GangIndex {
             .iter()
             .filter_map(|(node, since)| Some((*renumbering.get(node)?, *since)))
             .collect();
-        self.keep.renumber(renumbering);
-        if let Some(way) = &mut self.way {
-            way.renumber(renumbering);
-        }
-        // Soon known anew.
+        self.backfill.renumber(renumbering);
+        self.deadlock.renumber(renumbering);
+        // Recorded again soon.
         self.offers.clear();
     }
 
@@ -240,8 +195,8 @@ impl Index {
     /// Forgets what was made of gangs and makes it anew from what the cluster shows. All that is still to be done is said again.
     fn start_over(&mut self) {
         self.drop_places();
-        self.close_way();
-        self.release_keep();
+        self.end_deadlock();
+        self.release_backfill();
         let gangs = &mut self.gangs;
         gangs
             .moved
@@ -252,14 +207,11 @@ impl Index {
         gangs.reported.clear();
         gangs.called.clear();
         gangs.deferred.clear();
-        gangs.asked.clear();
-        gangs.vain.clear();
-        gangs.awaits.clear();
         gangs.offers.clear();
         gangs.work.clear();
         gangs.statuses.clear();
         gangs.announced.clear();
-        gangs.gained();
+        gangs.reclaim.restart();
         if gangs.leading {
             self.tell_all();
         }

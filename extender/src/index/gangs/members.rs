@@ -147,7 +147,7 @@ impl Index {
     /// A pod is on its node as of now.
     pub(in crate::index) fn pod_came(&mut self, pod: &PodFacts) {
         if pod.is_live() && !pod.leaving {
-            self.gangs.victim_watch.came(pod.priority);
+            self.gangs.reclaim.candidate_came(pod.priority);
         }
     }
 
@@ -287,7 +287,7 @@ impl Index {
             self.tell_unsure();
             self.gangs.core.synced(self.now);
         }
-        let overdue = self.gangs.take_overdue(self.now.unix);
+        let overdue = self.gangs.reclaim.take_overdue(self.now.unix);
         let end = self.end_nominations();
         if self.take_resources_gained() || end || overdue {
             self.gangs.gained();
@@ -337,11 +337,9 @@ impl Index {
         }
         let troubled: Vec<_> = self.gangs.troubled.keys().copied().collect();
         self.gangs.suspects.extend(troubled);
-        self.follow_way();
-        self.gangs.keep.look_again();
-        if self.gangs.victim_watch.take() {
-            self.gangs.gained();
-        }
+        self.follow_deadlock();
+        self.gangs.backfill.tick();
+        self.gangs.reclaim.tick();
     }
 
     fn shape(&mut self, request: &Arc<Request>, pod: &PodFacts) -> ShapeId {

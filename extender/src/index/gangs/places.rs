@@ -55,7 +55,7 @@ impl Index {
             self.resources.reserve(node, &needs);
         }
         self.gangs.places.insert((gang, slot), node);
-        self.idles(node);
+        self.reservation_orphaned(node);
     }
 
     /// A place is not kept any more. If its pod is `bound`, that has what the place had, and nobody else is worth another plan for it.

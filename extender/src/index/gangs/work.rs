@@ -30,9 +30,7 @@ impl Index {
                 other => {
                     if let Work::Forget { .. } = &other {
                         let core = &self.gangs.core;
-                        self.gangs.asked.retain(|gang, _| core.view(gang).is_some());
-                        self.gangs.vain.retain(|gang, _| core.view(gang).is_some());
-                        self.gangs.awaits.retain(|gang, _| core.view(gang).is_some());
+                        self.gangs.reclaim.retain(|gang| core.view(gang).is_some());
                         self.gangs.offers.retain(|gang| core.view(gang).is_some());
                     }
                     self.gangs.work.push(other);

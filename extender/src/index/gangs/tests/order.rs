@@ -331,7 +331,7 @@ fn refusal_is_renewed_after_the_backfill_reservation_ends() {
 
 /// How often there was more room so far.
 fn room(cluster: &Cluster) -> u64 {
-    cluster.store.read(|index| index.gangs.room)
+    cluster.store.read(|index| index.gangs.reclaim.growth())
 }
 
 #[test]

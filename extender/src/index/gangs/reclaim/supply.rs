@@ -1,23 +1,28 @@
-//! How many devices there are to be had, at most: free ones, and those of pods that may be stopped. Counted once for many gangs, so that a
-//! long queue costs no plan for each of those that cannot fit anyway. Decides nothing.
+//! Upper bounds on the devices that a gang can get: free ones, those of pods of lower priority, those of releasable reservations. Counted
+//! once for many gangs, so that a long queue costs no plan for each gang that cannot fit.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use gantry_api::ResourceName;
+use gantry_gang::GangKey;
 use gantry_gang::protocol::Wanted;
 use gantry_planner::input::Shape;
+use gantry_planner::preempt::Occupant;
+
+use super::releasable::Source;
 
 use crate::index::pod_store::PodStore;
 use crate::snapshot::{Snapshot, Standing};
 
-/// How many devices of each resource are free in a snapshot, counted once for each.
+/// Free devices by resource, counted once per snapshot.
 #[derive(Debug, Default)]
-pub(super) struct Free {
+pub(super) struct FreeDevices {
     generation: Option<u64>,
     devices: BTreeMap<ResourceName, u64>,
 }
 
-impl Free {
+impl FreeDevices {
     pub(super) fn of(&mut self, snapshot: &Snapshot) -> &BTreeMap<ResourceName, u64> {
         if self.generation != Some(snapshot.generation) {
             self.generation = Some(snapshot.generation);
@@ -41,17 +46,17 @@ impl Free {
     }
 }
 
-/// How many devices of each resource the pods of each priority ask for that are on nodes, those on their way out included.
+/// Devices that bound pods ask for, by priority and resource; terminating pods included.
 #[derive(Debug, Default)]
-pub(super) struct Held {
+pub(super) struct HeldDevices {
     moves: Option<u64>,
     devices: BTreeMap<i32, BTreeMap<ResourceName, u64>>,
-    /// The lowest priority of those that ask for what cannot be read: it may be anything.
+    /// The lowest priority of pods with an unreadable request, which may be for any number.
     unread: Option<i32>,
 }
 
-impl Held {
-    /// Brings it up to date, if pods have come or gone since.
+impl HeldDevices {
+    /// Counts again if pods came or went.
     pub(super) fn count(&mut self, moves: u64, pods: &PodStore) {
         if self.moves == Some(moves) {
             return;
@@ -77,7 +82,7 @@ impl Held {
         }
     }
 
-    /// Whether anybody is of lower priority.
+    /// Whether any pod has a lower priority.
     pub(super) fn has_below(&self, priority: i32) -> bool {
         self.devices
             .keys()
@@ -95,7 +100,65 @@ impl Held {
     }
 }
 
-/// The fewest devices that a gang can do with, by resource; `None` if a shape is not known.
+/// Devices of releasable reservations, by priority of their gang and resource. Counting looks at every reservation of gangs that have some,
+/// so it is done once per growth and version of the reservations.
+#[derive(Debug, Default)]
+pub(super) struct ReleasableDevices {
+    growth: u64,
+    /// The gangs, with the version of their reservations.
+    gangs: Vec<(Arc<GangKey>, u64)>,
+    surplus: Amounts,
+    orphaned: Amounts,
+}
+
+/// Devices by priority and resource.
+type Amounts = BTreeMap<i32, BTreeMap<ResourceName, u64>>;
+
+impl ReleasableDevices {
+    /// Starts counting; `None` if nothing has changed.
+    pub(super) fn recount(growth: u64, gangs: Vec<(Arc<GangKey>, u64)>, last: &Self) -> Option<Self> {
+        let changed = last.growth != growth || last.gangs != gangs;
+        changed.then(|| Self {
+            growth,
+            gangs,
+            ..Self::default()
+        })
+    }
+
+    /// Counts a reservation.
+    pub(super) fn add(&mut self, source: Source, reservation: Occupant) {
+        let devices = match source {
+            Source::Surplus => &mut self.surplus,
+            Source::Orphaned => &mut self.orphaned,
+        };
+        let devices = devices.entry(reservation.priority).or_default();
+        for (resource, ids) in reservation.pods.into_iter().flat_map(|pod| pod.devices) {
+            *devices.entry(resource).or_default() += ids.len() as u64;
+        }
+    }
+
+    /// Whether anything is releasable for a gang. Surplus is not released for a decided gang.
+    pub(super) fn has_any(&self, wanted: &Wanted) -> bool {
+        let surplus = self.surplus.range(..=wanted.priority).next().is_some();
+        surplus && !wanted.completes || self.orphaned.range(..wanted.priority).next().is_some()
+    }
+
+    /// Devices that are releasable for a gang.
+    pub(super) fn of(&self, wanted: &Wanted, resource: &ResourceName) -> u64 {
+        let surplus = self.surplus.range(..=wanted.priority);
+        let surplus = surplus.filter(|_| !wanted.completes);
+        let surplus: u64 = surplus.filter_map(|(_, devices)| devices.get(resource)).sum();
+        surplus + self.orphaned(wanted, resource)
+    }
+
+    /// Devices of orphaned reservations that are releasable for a gang.
+    pub(super) fn orphaned(&self, wanted: &Wanted, resource: &ResourceName) -> u64 {
+        let lower = self.orphaned.range(..wanted.priority);
+        lower.filter_map(|(_, devices)| devices.get(resource)).sum()
+    }
+}
+
+/// Devices that the minimum of a gang asks for at least, by resource; `None` if a shape is not known.
 pub(super) fn least(wanted: &Wanted, shapes: &[Shape]) -> Option<BTreeMap<ResourceName, u64>> {
     let must = usize::try_from(wanted.must).unwrap_or(usize::MAX);
     let mut asked: BTreeMap<&ResourceName, Vec<u64>> = BTreeMap::new();
@@ -107,7 +170,7 @@ pub(super) fn least(wanted: &Wanted, shapes: &[Shape]) -> Option<BTreeMap<Resour
         }
     }
     let least = asked.into_iter().map(|(resource, mut devices)| {
-        // Those of its members that ask for least; members that ask for none of it may be among those that must be placed.
+        // The members that ask for least, after those that ask for none.
         let without = wanted.members.len().saturating_sub(devices.len());
         devices.sort_unstable();
         (

@@ -1,5 +1,5 @@
-//! Nodes kept for the gang that is next: when it has waited longer than its patience, what others would put there would only make it wait
-//! longer. Bounded: after a stretch the nodes are open again for as long, so that a gang that cannot be served does not idle them for ever.
+//! Backfill reservation: nodes kept free for the first gang of the queue once it has waited longer than its patience, so that backfill does
+//! not delay it further. After a stretch the nodes are open again for as long, so that a gang that never fits does not idle them for ever.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -12,96 +12,92 @@ use crate::index::Index;
 use crate::index::node_table::Renumbering;
 use crate::snapshot::{KeptNodes, Standing};
 
-/// What is kept, and for whom.
+/// The first gang of the queue, and the nodes kept free for it.
 #[derive(Debug, Default)]
-pub(super) struct Keep {
+pub(super) struct Backfill {
     head: Option<Head>,
     kept: Option<Arc<KeptNodes>>,
-    /// Time to look again.
+    /// Time to check again.
     due: bool,
 }
 
-/// The gang that is next.
+/// The first gang of the queue.
 #[derive(Debug)]
 struct Head {
     gang: Arc<GangKey>,
-    /// Since when it waits, in seconds since 1970.
+    /// The start of its wait, in seconds since 1970.
     since: i64,
-    /// What it asked for when it was refused last.
+    /// Its last refused request.
     wanted: Option<Wanted>,
-    /// When nodes were kept for it first.
+    /// When nodes were first kept free for it.
     began: Option<Instant>,
 }
 
-impl Keep {
+impl Backfill {
     pub(super) fn renumber(&mut self, renumbering: &Renumbering) {
         if let Some(kept) = &self.kept {
             self.kept = Some(Arc::new(kept.renumbered(renumbering)));
         }
     }
 
-    /// Time has passed.
-    pub(super) fn look_again(&mut self) {
+    /// Time passes.
+    pub(super) fn tick(&mut self) {
         self.due = true;
     }
 }
 
 impl Index {
-    /// A gang was refused: if it is the one that is next, nodes may have to be kept for it.
-    pub(super) fn refused(&mut self, wanted: &Wanted, hopeless: bool) {
-        if hopeless {
-            return;
-        }
-        let keep = &mut self.gangs.keep;
-        match &mut keep.head {
+    /// A gang that is not hopeless was refused. For the first of the queue nodes may have to be kept free.
+    pub(super) fn refused(&mut self, wanted: &Wanted) {
+        let backfill = &mut self.gangs.backfill;
+        match &mut backfill.head {
             Some(head) if head.gang == wanted.gang => {
-                keep.due |= head.wanted.is_none();
+                backfill.due |= head.wanted.is_none();
                 head.wanted = Some(wanted.clone());
             }
             Some(_) => {}
-            // Whoever it is, it is looked for.
-            None => keep.due = true,
+            // The first of the queue is not known yet.
+            None => backfill.due = true,
         }
     }
 
-    /// The nodes kept, for decisions about pods that belong to no gang. While others go for a gang, it is that one's.
+    /// The backfill reservation for decisions about single pods: while a deadlock is resolved, that of the gang to be completed.
     pub(in crate::index) fn kept(&self) -> Option<Arc<KeptNodes>> {
-        let way = self.gangs.way.as_ref().map(|way| &way.kept);
-        way.or(self.gangs.keep.kept.as_ref()).cloned()
+        let deadlock = self.gangs.deadlock.reservation();
+        deadlock.or(self.gangs.backfill.kept.as_ref()).cloned()
     }
 
-    /// The nodes that are kept from a gang. From one that lacks members of its minimum none but what others leave for its like: it is ahead
-    /// of all that have nothing yet.
+    /// The backfill reservation that excludes a gang. A degraded gang is ahead of all pending ones, so only the one of a deadlock excludes it.
     pub(super) fn kept_from(&self, wanted: &Wanted) -> Option<&KeptNodes> {
-        let way = self.gangs.way.as_ref().map(|way| &*way.kept);
-        let kept = match way {
-            Some(_) => way,
-            None => self.gangs.keep.kept.as_deref().filter(|_| !wanted.completes),
+        let deadlock = self.gangs.deadlock.reservation().map(|kept| &**kept);
+        let kept = match deadlock {
+            Some(_) => deadlock,
+            None => self.gangs.backfill.kept.as_deref().filter(|_| !wanted.completes),
         };
         kept.filter(|kept| *kept.gang != *wanted.gang && wanted.priority <= kept.priority)
     }
 
-    /// Keeps nodes for the gang that is next, or opens them.
-    pub(in crate::index) fn keep_for_the_head(&mut self) {
-        if !std::mem::take(&mut self.gangs.keep.due) || !self.gangs.leading || !self.is_synced() {
+    /// Keeps nodes free for the first gang of the queue, or opens them.
+    pub(in crate::index) fn keep_backfill(&mut self) {
+        if !std::mem::take(&mut self.gangs.backfill.due) || !self.gangs.leading || !self.is_synced() {
             return;
         }
         let next = self.gangs.core.head(self.now);
-        let known = self.gangs.keep.head.as_ref();
+        let known = self.gangs.backfill.head.as_ref();
         if known.map(|head| &head.gang) != next.as_ref().map(|(gang, _)| gang) {
-            self.release_keep();
-            self.gangs.keep.head = next.map(|(gang, since)| Head {
+            self.release_backfill();
+            self.gangs.backfill.head = next.map(|(gang, since)| Head {
                 gang,
                 since,
                 wanted: None,
                 began: None,
             });
-            // What it asks for is said when it is planned again.
+            // Its request is recorded when it is planned again.
             self.gangs.gained();
             return;
         }
         let (now, options) = (self.now, self.options);
-        let Some(head) = &mut self.gangs.keep.head else {
+        let Some(head) = &mut self.gangs.backfill.head else {
             return;
         };
         let waits = now.unix.saturating_sub(head.since);
@@ -116,20 +112,20 @@ impl Index {
             self.open_kept();
         } else if !self.keeps_well() {
             self.open_kept();
-            self.earmark();
+            self.reserve_backfill();
         }
     }
 
-    /// Whether nodes are kept and all of them can still serve.
+    /// Whether nodes are kept free and all of them still serve.
     fn keeps_well(&self) -> bool {
-        self.gangs.keep.kept.as_ref().is_some_and(|kept| {
+        self.gangs.backfill.kept.as_ref().is_some_and(|kept| {
             kept.nodes()
                 .all(|node| matches!(self.published.standing(node), Standing::Ours(class) if class.not_ready.is_none()))
         })
     }
 
-    fn earmark(&mut self) {
-        let Some(head) = &self.gangs.keep.head else {
+    fn reserve_backfill(&mut self) {
+        let Some(head) = &self.gangs.backfill.head else {
             return;
         };
         let Some(wanted) = &head.wanted else {
@@ -140,14 +136,14 @@ impl Index {
             return;
         }
         let kept = KeptNodes::new(Arc::clone(&head.gang), wanted.priority, nodes);
-        tracing::info!(gang = %kept.gang, nodes = kept.nodes().count(), "nodes kept for the gang that is next");
-        self.gangs.keep.kept = Some(Arc::new(kept));
+        tracing::info!(gang = %kept.gang, nodes = kept.nodes().count(), "nodes kept free for the first gang of the queue");
+        self.gangs.backfill.kept = Some(Arc::new(kept));
         self.changed = true;
     }
 
-    /// Opens what is kept. Pods that were refused for it are worth another look.
+    /// Opens the nodes. Pods that were refused because of it are worth another plan.
     fn open_kept(&mut self) {
-        if let Some(kept) = self.gangs.keep.kept.take() {
+        if let Some(kept) = self.gangs.backfill.kept.take() {
             self.open(&kept);
         }
     }
@@ -160,9 +156,9 @@ impl Index {
         self.changed = true;
     }
 
-    /// Nobody is next any more.
-    pub(super) fn release_keep(&mut self) {
+    /// The queue has no first gang any more.
+    pub(super) fn release_backfill(&mut self) {
         self.open_kept();
-        self.gangs.keep.head = None;
+        self.gangs.backfill.head = None;
     }
 }

@@ -1,5 +1,5 @@
-//! Decided gangs that are stuck, each short of what another holds, so that none of them would ever run: one goes as a whole if another is
-//! whole without it, and what it leaves is kept for that one. Who is stuck is the state machine's word; decides nothing else.
+//! Deadlock of decided gangs, each below its minimum and holding what another lacks: one gang is requeued as a whole if another can be
+//! completed without it, and the devices that it leaves are kept for that one. The state machine reports the gangs in question.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -9,28 +9,47 @@ use gantry_gang::GangKey;
 use gantry_gang::protocol::{Hindrance, Placement, Stuck, View, Wanted};
 use gantry_planner::preempt::{Budget, Occupant, make_way};
 
-use super::occupants::OVERDUE;
+use super::reclaim::{OVERDUE, SearchBudget};
 use crate::index::Index;
 use crate::index::node_table::Renumbering;
 use crate::snapshot::KeptNodes;
 
-/// What is kept for a gang for which others go.
+/// The resolution of deadlocks, one at a time.
+#[derive(Debug, Default)]
+pub(super) struct Deadlock {
+    budget: SearchBudget,
+    resolution: Option<Resolution>,
+}
+
+/// Nodes kept for a gang that others yield to.
 #[derive(Debug)]
-pub(super) struct Way {
-    pub(super) kept: Arc<KeptNodes>,
-    /// Who goes.
+struct Resolution {
+    kept: Arc<KeptNodes>,
+    /// The gangs that yield.
     by: Vec<Arc<GangKey>>,
-    /// Kept no longer than until then.
+    /// The end of the reservation.
     until: Instant,
 }
 
-impl Way {
+impl Deadlock {
+    /// Nodes kept for the gang that others yield to.
+    pub(super) fn reservation(&self) -> Option<&Arc<KeptNodes>> {
+        self.resolution.as_ref().map(|resolution| &resolution.kept)
+    }
+
+    /// Every waiting gang was planned since this growth.
+    pub(super) fn all_planned(&mut self, growth: u64) {
+        self.budget.all_planned(growth);
+    }
+
     pub(super) fn renumber(&mut self, renumbering: &Renumbering) {
-        self.kept = Arc::new(self.kept.renumbered(renumbering));
+        if let Some(resolution) = &mut self.resolution {
+            resolution.kept = Arc::new(resolution.kept.renumbered(renumbering));
+        }
     }
 }
 
-/// A gang that may go for another.
+/// A gang that may yield to another.
 struct Yielding {
     gang: Arc<GangKey>,
     priority: i32,
@@ -38,9 +57,9 @@ struct Yielding {
 }
 
 impl Index {
-    /// A gang that is short has no place: if it is one of several that are stuck, one of them goes for another. One way is made at a time.
-    pub(super) fn help_the_stuck(&mut self) {
-        if self.gangs.way.is_some() || !self.knows_budgets() {
+    /// A degraded gang was refused. If several are in a deadlock, one yields to another.
+    pub(super) fn resolve_deadlock(&mut self) {
+        if self.gangs.deadlock.resolution.is_some() || !self.knows_budgets() {
             return;
         }
         let stuck = self.gangs.core.stuck();
@@ -52,24 +71,25 @@ impl Index {
             .filter(|stuck| !stuck.hopeless)
             .map(|stuck| stuck.wanted.clone())
             .collect();
-        let yielding = self.who_may_go(&stuck);
+        let yielding = self.yielding_gangs(&stuck);
+        let growth = self.gangs.reclaim.growth();
         for wanted in helped {
-            if !self.gangs.helps.another(self.gangs.room, &wanted.gang) {
+            if !self.gangs.deadlock.budget.take(growth, &wanted.gang) {
                 continue;
             }
             let others = yielding
                 .iter()
                 .filter(|other| other.gang != wanted.gang && other.priority <= wanted.priority);
             let others: Vec<&Yielding> = others.collect();
-            if let Some((go, placement)) = self.way_for(&wanted, &others) {
-                self.make_way_for(&wanted, go, &placement);
+            if let Some((go, placement)) = self.resolution_for(&wanted, &others) {
+                self.yield_to(&wanted, go, &placement);
                 return;
             }
         }
     }
 
-    /// Those of them that budgets allow to go, the one that would be completed last first.
-    fn who_may_go(&self, stuck: &[Stuck<'_>]) -> Vec<Yielding> {
+    /// The gangs that disruption budgets allow to yield, the one that would be completed last first.
+    fn yielding_gangs(&self, stuck: &[Stuck<'_>]) -> Vec<Yielding> {
         let mut covers = self.budgets.coverage(&self.resources);
         let goes = |view: &View<'_>| !view.is_being_bound() && !view.is_hindered(Hindrance::Removal);
         let last_first = stuck.iter().rev().map(|stuck| stuck.gang).filter(goes);
@@ -88,14 +108,18 @@ impl Index {
             .collect()
     }
 
-    /// Who goes so that a gang is whole, one alone if that is enough, and where it is whole then.
-    fn way_for(&self, wanted: &Wanted, others: &[&Yielding]) -> Option<(Vec<Arc<GangKey>>, Placement)> {
+    /// The gangs that yield so that a gang is complete, a single one if possible, and the placement of that gang.
+    fn resolution_for(
+        &self,
+        wanted: &Wanted,
+        others: &[&Yielding],
+    ) -> Option<(Vec<Arc<GangKey>>, Placement)> {
         let among = |some: &[&Yielding]| {
             let units: Vec<&Occupant> = some.iter().map(|other| &other.what).collect();
             let (go, placement) = self.on_terrain(Some(wanted), |input| make_way(input, wanted, &units))?;
             let go: Vec<_> = go.into_iter().filter_map(|at| some.get(at)).collect();
             let go: Vec<_> = go.into_iter().map(|other| Arc::clone(&other.gang)).collect();
-            // Nobody need go for one that fits as it is: it is planned in its turn.
+            // A gang that fits as it is gets planned in its turn.
             (!go.is_empty()).then_some((go, placement))
         };
         let mut alone = others.iter();
@@ -104,18 +128,18 @@ impl Index {
             .or_else(|| among(&within_budgets(others)))
     }
 
-    fn make_way_for(&mut self, wanted: &Wanted, go: Vec<Arc<GangKey>>, placement: &Placement) {
+    fn yield_to(&mut self, wanted: &Wanted, go: Vec<Arc<GangKey>>, placement: &Placement) {
         for gang in &go {
             tracing::warn!(
                 %gang, to = %wanted.gang,
-                "gives way: both are short of their minimum and each holds what the other lacks"
+                "yields: both are below their minimum and each holds what the other lacks"
             );
             self.gangs.core.give_way(self.now, gang, &wanted.gang);
         }
         let nodes = placement.places.iter();
         let nodes = nodes.filter_map(|place| self.nodes.find(place.node.as_str()));
         let kept = KeptNodes::new(Arc::clone(&wanted.gang), wanted.priority, nodes);
-        self.gangs.way = Some(Way {
+        self.gangs.deadlock.resolution = Some(Resolution {
             kept: Arc::new(kept),
             by: go,
             until: self.now.at + self.gangs.settings.hold,
@@ -123,34 +147,36 @@ impl Index {
         self.changed = true;
     }
 
-    /// What is kept for a gang is kept until that is whole, or those who went for it have been gone for a while.
-    pub(super) fn follow_way(&mut self) {
-        let Some(way) = &mut self.gangs.way else {
+    /// Ends the resolution once the gang is complete, or the gangs that yielded have been gone for a while.
+    pub(super) fn follow_deadlock(&mut self) {
+        let Some(resolution) = &mut self.gangs.deadlock.resolution else {
             return;
         };
         let core = &self.gangs.core;
         let leaving = |gang: &Arc<GangKey>| core.view(gang).is_some_and(|view| view.is_leaving());
-        if !way.by.iter().any(leaving) {
-            way.by.clear();
-            way.until = way
+        if !resolution.by.iter().any(leaving) {
+            resolution.by.clear();
+            resolution.until = resolution
                 .until
                 .min(self.now.at + Duration::from_secs(OVERDUE.unsigned_abs()));
         }
-        let short = core.view(&way.kept.gang).is_some_and(|view| view.is_short());
-        if !short || self.now.at >= way.until {
-            self.close_way();
+        let short = core
+            .view(&resolution.kept.gang)
+            .is_some_and(|view| view.is_short());
+        if !short || self.now.at >= resolution.until {
+            self.end_deadlock();
         }
     }
 
-    /// Opens what is kept for it.
-    pub(super) fn close_way(&mut self) {
-        if let Some(way) = self.gangs.way.take() {
-            self.open(&way.kept);
+    /// Opens the nodes kept for it.
+    pub(super) fn end_deadlock(&mut self) {
+        if let Some(resolution) = self.gangs.deadlock.resolution.take() {
+            self.open(&resolution.kept);
         }
     }
 }
 
-/// As many of them as budgets allow to go together.
+/// As many as disruption budgets allow together.
 fn within_budgets<'y>(others: &[&'y Yielding]) -> Vec<&'y Yielding> {
     let mut taken: BTreeMap<&str, u32> = BTreeMap::new();
     let fits = |other: &&&'y Yielding| {

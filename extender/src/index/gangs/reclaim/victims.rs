@@ -1,5 +1,4 @@
-//! Who is on the nodes, by what would have to be stopped together: gangs as a whole, other pods by themselves. For preemption; decides
-//! nothing.
+//! Victim candidates on the nodes, by what is evicted together: gangs as a whole, other pods one by one; and pods that are terminating.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::Range;
@@ -17,27 +16,28 @@ use crate::index::node_resources_table::PreemptiblePod;
 use crate::pod::{PodFacts, PodProfile};
 use crate::snapshot::NodeIx;
 
-/// A pod that is still there so many seconds after its grace period may stay for ever; so may the processes of one that is gone.
-pub(super) const OVERDUE: i64 = 60;
+/// Seconds after its grace period from which a terminating pod is overdue: it may stay for ever, and so may the processes of a pod that is
+/// gone.
+pub(in crate::index::gangs) const OVERDUE: i64 = 60;
 
-/// Which pods without devices are looked at, on nodes that have some. Most often none of them is in anybody's way, and they are many.
+/// Which pods without devices are candidates. They are many, and most often none is in the way.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Reach {
-    /// Those that keep members off their node or domain, and those on nodes that lack something else than devices as they are.
+    /// Those that keep members off their node or domain, and those on nodes that lack other resources now.
     Short,
-    /// Also those on nodes that would lack something else once devices came free.
+    /// Also those on nodes that would lack other resources once devices came free.
     Long,
 }
 
 impl Index {
-    /// Whether a gang may have others stopped for it: all of its members may.
+    /// Whether a gang may preempt: all of its members may, and disruption budgets are known.
     pub(super) fn may_preempt(&self, wanted: &Wanted) -> bool {
         let view = self.gangs.core.view(&wanted.gang);
         self.knows_budgets() && view.is_some_and(|view| view.may_preempt())
     }
 
-    /// What is found among those who are on the nodes: at first with few of the pods without devices.
-    pub(super) fn among_occupants<T>(
+    /// Searches the candidates: at first with few of the pods without devices.
+    pub(in crate::index::gangs) fn among_occupants<T>(
         &self,
         wanted: &Wanted,
         find: impl Fn(Vec<Occupant>) -> Option<T>,
@@ -50,8 +50,7 @@ impl Index {
         })
     }
 
-    /// What is on the nodes, by what would have to be stopped together. Without the gang itself, what is on its way out already, and gangs
-    /// that are just being bound: not all of who would have to go with the others shows yet.
+    /// The candidates. Without the gang itself, terminating pods, and gangs that are being bound, of which not all pods show yet.
     fn occupants(&self, wanted: &Wanted, reach: Reach) -> Vec<Occupant> {
         let mut gangs: BTreeMap<&Arc<GangKey>, Occupant> = BTreeMap::new();
         let mut singles: Vec<Occupant> = Vec::new();
@@ -61,9 +60,9 @@ impl Index {
             };
             let devices = self.devices_of(pod, node);
             match self.gangs.core.goes_with(&pod.uid) {
-                // Its end would give nothing.
+                // Its end returns no devices.
                 None if devices.is_none() => {}
-                // Who is there of the gang is what is to be completed.
+                // The gang itself is to be completed.
                 Some(gang) if *gang == wanted.gang => {}
                 Some(gang) => {
                     let unit = gangs.entry(gang).or_insert_with(|| self.unit_of(gang));
@@ -90,12 +89,12 @@ impl Index {
             unit.pods.sort_by(|a, b| a.uid.cmp(&b.uid));
             unit.budgets = covers.need(unit);
         }
-        // In an order of its own: equal facts give equal decisions.
+        // Sorted: equal input gives equal decisions.
         units.sort_by(|a, b| first(a).cmp(&first(b)));
         units
     }
 
-    /// Pods without devices, of lower priority, whose end may help a gang.
+    /// Pods without devices, of lower priority, that may be in the way of a gang.
     fn other_pods(&self, wanted: &Wanted, reach: Reach) -> Vec<Occupant> {
         let shapes: BTreeSet<_> = wanted.members.iter().map(|member| member.shape).collect();
         let known = self.gangs.shapes.list();
@@ -107,7 +106,7 @@ impl Index {
         let mut concerned: HashMap<*const PodProfile, bool> = HashMap::new();
         let mut helps = |pod: &PreemptiblePod<'_>| {
             let lacks = lacking.entry(pod.node);
-            let lacks = *lacks.or_insert_with(|| self.lacks_besides(pod.node, &shapes, reach));
+            let lacks = *lacks.or_insert_with(|| self.lacks_other_resources(pod.node, &shapes, reach));
             lacks
                 || *concerned.entry(Arc::as_ptr(pod.profile)).or_insert_with(|| {
                     let mut needs = shapes.iter().map(|shape| &shape.needs);
@@ -133,8 +132,8 @@ impl Index {
             .collect()
     }
 
-    /// Whether a node has devices for more members of some shape than it has room for besides.
-    fn lacks_besides(&self, node: NodeIx, shapes: &[&Shape], reach: Reach) -> bool {
+    /// Whether a node has devices for more members of some shape than its other resources allow.
+    fn lacks_other_resources(&self, node: NodeIx, shapes: &[&Shape], reach: Reach) -> bool {
         let entry = self.nodes.get(node);
         let room = self.resources.get(node);
         let Some((entry, room)) = entry.zip(room) else {
@@ -156,7 +155,7 @@ impl Index {
         })
     }
 
-    /// A gang as a unit, with those of its members that have no devices, or have not come to their places yet; the others are put to it.
+    /// A gang as a unit, with its members that have no devices or have not arrived. The others are added by the caller.
     fn unit_of(&self, gang: &GangKey) -> Occupant {
         let mut unit = Occupant {
             pods: Vec::new(),
@@ -191,7 +190,7 @@ impl Index {
     }
 
     /// All of a gang that is on the nodes, as a unit.
-    pub(super) fn whole(&self, gang: &View<'_>) -> Occupant {
+    pub(in crate::index::gangs) fn whole(&self, gang: &View<'_>) -> Occupant {
         let mut unit = self.unit_of(gang.key());
         for member in gang.members().filter(|member| !member.leaving) {
             if let Some(pod) = self.pods.get(member.uid).filter(|pod| pod.is_live())
@@ -204,9 +203,8 @@ impl Index {
         unit
     }
 
-    /// Who is on the way out and gone before long, and when the first and the last of them is overdue, in seconds since 1970. With devices
-    /// of pods that are gone, which are given back any moment, to nobody in particular or to places that whoever is of this priority may
-    /// have.
+    /// Terminating pods that are not overdue, as one unit, and when the first and the last of them is overdue, in seconds since 1970. With
+    /// devices that pods which are gone return soon, unreserved or of reservations that are orphaned for this priority.
     pub(super) fn ending(&self, priority: i32) -> Option<(Occupant, Range<i64>)> {
         let now = self.now;
         let mut pods: Vec<OccupantPod> = Vec::new();
@@ -248,7 +246,7 @@ impl Index {
                 .collect();
             if !devices.is_empty() {
                 pods.push(OccupantPod {
-                    // Whose they were does not matter any more.
+                    // The pod does not matter any more.
                     uid: "".into(),
                     node,
                     devices,
@@ -256,7 +254,7 @@ impl Index {
                 });
             }
         }
-        pods.extend(self.idle_ending(priority, goes));
+        pods.extend(self.orphaned_ending(priority, goes));
         let ending = Occupant {
             pods,
             priority: i32::MIN,
@@ -267,7 +265,7 @@ impl Index {
         overdue.map(|overdue| (ending, overdue))
     }
 
-    /// Those of them that are pods, each by itself.
+    /// The same pods, one by one, without returned devices.
     pub(super) fn each_ending(&self) -> impl Iterator<Item = Occupant> + use<> {
         let ending = self
             .ending(i32::MIN)
@@ -283,7 +281,7 @@ impl Index {
         })
     }
 
-    /// By when a pod that is on its way out is to be gone, in seconds since 1970.
+    /// When a terminating pod should be gone, in seconds since 1970.
     pub(super) fn ends_by(&self, uid: &PodUid) -> Option<i64> {
         match self.pods.get(uid) {
             Some(pod) => pod.ends,
@@ -291,8 +289,7 @@ impl Index {
         }
     }
 
-    /// The devices that a pod has on its node, if the node's are known. Without those that are kept for a gang that is not its own: they
-    /// are for that one when it is gone.
+    /// The devices that a pod's end returns, if the node has an inventory. Devices reserved for another gang go to that one.
     pub(in crate::index) fn devices_of(&self, pod: &PodFacts, node: NodeIx) -> Option<Devices> {
         let entry = self.nodes.get(node)?;
         let held = entry.held_by(&pod.uid).filter(|_| entry.inventory().is_some())?;
