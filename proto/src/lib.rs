@@ -4,19 +4,19 @@
 //! kubelet makes them is the plugin's business.
 #![forbid(unsafe_code)]
 
-/// How a plugin registers with kubelet and serves its devices.
+/// Registration with kubelet and the device plugin service.
 pub mod deviceplugin {
     #![allow(missing_docs, clippy::all, unreachable_pub)]
     tonic::include_proto!("v1beta1");
 }
 
-/// Who holds which devices, as kubelet knows it.
+/// The devices of each container, as kubelet reports them.
 pub mod podresources {
     #![allow(missing_docs, clippy::all, unreachable_pub)]
     tonic::include_proto!("v1");
 }
 
-/// The version a plugin names when it registers.
+/// The API version in a registration.
 pub const DEVICE_PLUGIN_VERSION: &str = "v1beta1";
 /// File name of kubelet's registration socket in the device plugin directory.
 pub const KUBELET_SOCKET: &str = "kubelet.sock";

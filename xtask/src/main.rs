@@ -33,7 +33,7 @@ enum Task {
     /// Reports excluded words in comments, messages and Markdown, retired public names, and long names of tests, by
     /// file and line.
     Words {
-        /// Only files whose path contains this.
+        /// Only files with this in their path.
         #[arg(default_value = "")]
         filter: String,
     },
@@ -41,7 +41,7 @@ enum Task {
     Test,
     /// End-to-end tests on a real Kubernetes; the first run builds its components (CONTRIBUTING.md)
     E2e {
-        /// Run only the scenarios whose name contains this.
+        /// Run only the scenarios with this in their name.
         filter: Option<String>,
     },
     /// Writes the generated files (manifests/crds.yaml, docs/plugin-config.*); with --check, only checks whether they

@@ -75,7 +75,7 @@ enum Change {
         /// Index of the GPU in the machine file.
         gpu: u8,
     },
-    /// Turns MIG on and cuts a GPU anew.
+    /// Turns MIG on and changes the MIG layout of a GPU.
     Cut {
         /// Index of the GPU.
         gpu: u8,

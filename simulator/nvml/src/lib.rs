@@ -6,11 +6,11 @@
 //! entries that NVML alone does not give; and [`install()`], which puts all of it into one folder.
 //!
 //! ```text
-//! machine.yaml -> facts (everything NVML tells, filled in) -> library -> abi (the C functions) -> any NVML client
+//! machine.yaml -> facts (everything NVML reports, filled in) -> library -> abi (the C functions) -> any NVML client
 //! Controller -> control.yaml + control.shm ------------------^
 //! ```
 //!
-//! What the simulator may not do: depend on anything of the project but the machine graph, or know who its client is.
+//! The simulator depends only on the machine graph of the project, and is independent of its client.
 #![allow(
     unsafe_code,
     reason = "the C ABI of NVML, and memory shared between processes; each block says why it is sound"

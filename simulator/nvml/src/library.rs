@@ -151,7 +151,7 @@ impl Library {
         if *users == 0 {
             running.closed.store(true, Ordering::Release);
             *session = None;
-            // Whoever is still blocked in an event wait looks up and finds the session closed.
+            // A blocked event wait wakes up and finds the session closed.
             self.block.announce_change();
         }
         true
@@ -210,7 +210,7 @@ fn own_path() -> Option<PathBuf> {
     std::fs::canonicalize(path).ok()
 }
 
-/// Tells the person at the terminal what a return code cannot: NVML has no other way to say it.
+/// Prints what a return code cannot express: NVML has no other way to report it.
 #[expect(
     clippy::print_stderr,
     reason = "a C library has no logger, and NVML's codes carry no text"

@@ -1,5 +1,5 @@
-//! A machine changed while clients run on it: events, lost GPUs, a driver that goes and comes back, calls that fail or are
-//! slow, and the counters that tell who called what.
+//! A machine changed while clients run on it: events, lost GPUs, a driver that is unloaded and loaded, calls that fail
+//! or are slow, and the counters of calls.
 #![allow(
     unsafe_code,
     clippy::macro_metavars_in_unsafe,
@@ -63,7 +63,7 @@ fn an_xid_of_a_whole_gpu_names_no_instance() {
 }
 
 #[test]
-fn a_set_hears_each_event_once_in_order_and_only_what_it_listens_to() {
+fn event_set_receives_registered_events_once_in_order() {
     let simulated = Simulated::new("hgx-h100");
     let raw = simulated.start();
     let controller = &simulated.installed.controller;
@@ -186,7 +186,7 @@ fn a_lost_gpu_fails_every_call_on_it_and_no_other() {
 }
 
 #[test]
-fn a_driver_that_goes_cuts_off_who_was_there_and_serves_who_comes_anew() {
+fn driver_unload_ends_old_sessions_and_serves_new_ones() {
     let simulated = Simulated::new("workstation-2x");
     let raw = simulated.start();
     let set = raw.listening();
@@ -386,7 +386,7 @@ fn a_state_file_that_a_person_has_broken_changes_nothing() {
 }
 
 #[test]
-fn a_removed_gpu_is_lost_to_who_sees_it_and_unseen_by_who_comes_anew() {
+fn removed_gpu_is_lost_to_old_and_absent_in_new_sessions() {
     let simulated = Simulated::new("l4-4x-pcie");
     let raw = simulated.start();
     let controller = &simulated.installed.controller;

@@ -47,7 +47,7 @@ fn nvml_proc_and_sysfs_tell_the_same_of_a_machine() {
 }
 
 #[test]
-fn installing_again_changes_the_machine_for_who_initialises_anew() {
+fn reinstalled_machine_applies_to_new_sessions() {
     let folder = tempfile::tempdir().unwrap();
     let first = install(&machines_folder().join("l4-4x-pcie.yaml"), folder.path()).unwrap();
     let raw = Raw::load(&first.library);

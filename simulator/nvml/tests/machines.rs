@@ -1,4 +1,4 @@
-//! The machine files of the project: all of them are whole, and NVML and sysfs tell the same of them.
+//! The machine files of the project: all are complete, and NVML and sysfs agree on them.
 #![allow(
     unsafe_code,
     clippy::macro_metavars_in_unsafe,
@@ -33,7 +33,7 @@ fn the_list_of_machines_is_what_lies_in_the_folder() {
 }
 
 #[test]
-fn every_machine_file_leaves_nothing_about_its_devices_to_be_filled_in() {
+fn every_machine_file_describes_its_devices_completely() {
     for name in MACHINES {
         let machine = read(name);
         assert_eq!(machine.name(), name);

@@ -280,7 +280,7 @@ fn a_mig_device_tells_what_it_is_and_whose() {
 }
 
 #[test]
-fn a_mig_device_is_called_after_its_compute_instance_which_has_no_media_suffix() {
+fn mig_device_is_named_after_its_compute_instance() {
     let simulated = Simulated::new("dgx-a100-mig");
     let raw = simulated.start();
     raw.set_mig_mode(0, 1).unwrap();
@@ -292,7 +292,7 @@ fn a_mig_device_is_called_after_its_compute_instance_which_has_no_media_suffix()
 }
 
 #[test]
-fn what_only_a_gpu_has_is_not_supported_on_a_mig_device_and_the_other_way_round() {
+fn functions_of_gpus_and_mig_devices_are_separate() {
     let simulated = Simulated::new("a100-1x-mig");
     let raw = simulated.start();
     let (gpu, mig) = (raw.device(0).unwrap(), raw.mig(0, 3).unwrap());
@@ -533,7 +533,7 @@ fn placements_are_counted_and_listed() {
 }
 
 #[test]
-fn a_recut_under_a_client_spoils_the_handles_of_what_is_gone_and_no_others() {
+fn layout_change_invalidates_handles_of_removed_instances() {
     let simulated = Simulated::new("dgx-a100-mig");
     let (raw, other) = (simulated.start(), simulated.start());
     let gpu = 5;
@@ -758,7 +758,7 @@ fn worked_out(raw: &Raw, mig: sys::nvmlDevice_t) -> String {
 }
 
 #[test]
-fn the_names_nvidias_plugin_works_out_are_those_of_the_machine_file() {
+fn mig_names_equal_those_of_nvidias_plugin() {
     let mut seen = 0;
     for name in MACHINES {
         let simulated = Simulated::new(name);

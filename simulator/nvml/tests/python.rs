@@ -1,6 +1,6 @@
-//! NVIDIA's Python bindings as a client that nobody here wrote: they read every machine, in a process of their own, and hear
-//! an event raised from this one. Where Python or the package cannot be had the tests are reported as ignored, or as failed
-//! where `CI` or `GANTRY_REQUIRE_PYTHON` says that they must run.
+//! NVIDIA's Python bindings as an independent client: they read every machine in a separate process, and receive an
+//! event raised by this one. Without Python or the package the tests are reported as ignored, or as failed if `CI` or
+//! `GANTRY_REQUIRE_PYTHON` is set.
 
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};

@@ -29,7 +29,7 @@ fn every_function_of_the_header_is_there() {
 }
 
 #[test]
-fn nothing_works_before_initialisation_and_after_the_last_shutdown() {
+fn calls_fail_before_init_and_after_the_last_shutdown() {
     let simulated = Simulated::new("workstation-2x");
     let raw = simulated.load();
     assert_eq!(raw.count(), Err(UNINITIALIZED));

@@ -61,7 +61,7 @@ fn nvlink_versions_are_counted_with_their_half_steps() {
 }
 
 #[test]
-fn the_common_ancestor_of_each_pair_is_the_path_class_of_the_file() {
+fn common_ancestor_equals_the_path_class_of_the_file() {
     use gantry_topology::PathClass;
     for name in MACHINES {
         let simulated = Simulated::new(name);

@@ -1,4 +1,4 @@
-//! What a GPU is near: CPUs, NUMA nodes, other GPUs over PCIe, and who can reach whom directly.
+//! Proximity of a GPU: CPUs, NUMA nodes, other GPUs over PCIe, and peer access.
 
 use std::ffi::{c_uint, c_ulong};
 
@@ -20,7 +20,7 @@ fn put_mask(numbers: &[u32], size: c_uint, mask: Out<c_ulong>) -> Result<(), Sta
         return Err(Status::INVALID_ARGUMENT);
     }
     if numbers.is_empty() {
-        // The machine file does not tell; the real library says so too where the platform does not.
+        // The machine file lacks the value. The real library returns the same if the platform lacks it.
         return Err(Status::NOT_SUPPORTED);
     }
     let mut words: Vec<c_ulong> = vec![0; size as usize];

@@ -61,7 +61,7 @@ impl<T> Out<T> {
         Ok(unsafe { self.0.cast::<c_uint>().read_unaligned() })
     }
 
-    /// The same place, seen as another struct: an older or newer version of it, as its version word tells.
+    /// The same memory as another struct: an older or newer version, as its version field shows.
     pub(crate) fn cast<U>(self) -> Out<U> {
         Out(self.0.cast())
     }

@@ -1,5 +1,5 @@
-//! What every NVML call goes through before it does anything of its own: it is counted, obeys the control state, and needs a
-//! session whose driver is still there.
+//! The common part of every NVML call: it is counted, obeys the control state, and needs a session with a loaded
+//! driver.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -260,7 +260,7 @@ impl MigTarget<'_> {
     }
 }
 
-/// What tells one content of a place from another.
+/// Distinguishes one content of a slot from another.
 pub(crate) fn digest(text: &str) -> u32 {
     let bits = crate::facts::fnv(text, 0) & ((1 << super::handle::DIGEST_BITS) - 1);
     u32::try_from(bits).unwrap_or(0)

@@ -49,7 +49,7 @@ fn name(found: Found<'_>, slices: u8) -> String {
     }
 }
 
-/// What NVML tells of a compute instance profile, in the words of its newest version.
+/// NVML's description of a compute instance profile, in its newest version.
 fn info(
     found: Found<'_>,
     profile: c_uint,

@@ -31,7 +31,7 @@ fn alive(call: &Call, index: usize, device: Out<Device>) -> Result<(), Status> {
     device.put(Device::whole(index))
 }
 
-/// The GPU or MIG device of a UUID, which tells by its first letters what it is.
+/// The GPU or MIG device of a UUID, distinguished by its first letters.
 fn by_uuid(call: &Call, uuid: &str, device: Out<Device>) -> Result<(), Status> {
     if !uuid.starts_with("MIG-") {
         return find(call, device, |gpu| gpu.uuid.eq_ignore_ascii_case(uuid));
@@ -126,7 +126,7 @@ nvml! {
     fn nvmlDeviceGetName(device: Device, name: Out<c_char>, length: c_uint) |call| {
         match call.subject(device)? {
             Subject::Gpu(gpu) => name.put_text(length, &gpu.facts.model),
-            // After the compute instance, whose name lacks the `+me` of the GPU instance it is in.
+            // Named after the compute instance, without the `+me` of its GPU instance.
             Subject::Mig(mig) => {
                 let (profile, _) = split_profile(&mig.compute.profile);
                 name.put_text(length, &format!("{} MIG {profile}", mig.gpu.facts.model))

@@ -26,8 +26,8 @@ const HEALTHY_MASK: c_uint = sys::NVML_GPU_FABRIC_HEALTH_MASK_DEGRADED_BW_FALSE
     | sys::NVML_GPU_FABRIC_HEALTH_MASK_INCORRECT_CONFIGURATION_NONE
         << sys::NVML_GPU_FABRIC_HEALTH_MASK_SHIFT_INCORRECT_CONFIGURATION;
 
-/// Membership of a multi-node domain, as all versions of the answer carry it. Boards whose NVSwitches are fabric-managed
-/// know of no domain beyond the node: state completed, UUID zero.
+/// Membership of a multi-node domain, as in all versions of the struct. Boards with fabric-managed NVSwitches have no
+/// domain beyond the node: state completed, UUID zero.
 struct Membership {
     cluster: [c_uchar; 16],
     clique: c_uint,
@@ -122,7 +122,7 @@ nvml! {
     fn nvmlDeviceGetPlatformInfo(device: Device, info: Out<sys::nvmlPlatformInfo_v2_t>) |call| {
         let version = info.version()?;
         let gpu = call.gpu(device)?;
-        // Blackwell is the first that tells.
+        // Blackwell is the first to report it.
         if gpu.facts.compute_capability < (10, 0) {
             return Err(Status::NOT_SUPPORTED);
         }

@@ -47,7 +47,7 @@ impl PerLink {
         high: field::NVML_FI_DEV_NVLINK_RECOVERY_ERROR_COUNT_L6,
     };
 
-    /// The link whose field `id` is.
+    /// The link that the field `id` belongs to.
     fn link(&self, id: c_uint) -> Option<c_uint> {
         let run = |first: c_uint| id.checked_sub(first).filter(|offset| *offset < 6);
         run(self.low).or_else(|| run(self.high).map(|offset| offset + 6))

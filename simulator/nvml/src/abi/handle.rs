@@ -45,7 +45,7 @@ pub(crate) enum Named {
     Mig(Place),
 }
 
-/// Bits of a handle that tell one content of a place from another.
+/// Bits of a handle that distinguish one content of a slot from another.
 pub(crate) const DIGEST_BITS: u32 = 17;
 
 const DEVICE_MARK: u64 = 0x6e76_6d6c_0000_0000;
@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn an_instance_is_found_again_and_no_handle_passes_for_another_kind() {
+    fn handle_finds_its_instance_and_no_other_kind() {
         let place = Place {
             gpu: 31,
             gpu_instance: 14,

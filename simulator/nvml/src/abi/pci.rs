@@ -31,7 +31,7 @@ fn ids(device: u16) -> (c_uint, c_uint) {
     )
 }
 
-/// What NVML tells of the PCI device `device_id` at `address`.
+/// NVML's description of the PCI device `device_id` at `address`.
 pub(super) fn info(address: Address, device_id: u16) -> sys::nvmlPciInfo_t {
     let (device, subsystem) = ids(device_id);
     sys::nvmlPciInfo_t {

@@ -1,5 +1,5 @@
-//! The driver's capabilities: who may open `/dev/nvidia-caps/nvidia-capN` may use what it stands for. Instances come and go with
-//! the cut of a GPU; all else stays.
+//! The driver's capabilities: access to `/dev/nvidia-caps/nvidia-capN` grants the use of one. Those of instances follow
+//! the MIG layout of a GPU; all others stay.
 
 use std::fmt::Write as _;
 

@@ -41,7 +41,7 @@ impl Files {
         Ok(Self::on(root, LIST))
     }
 
-    /// Begins to lay down the changing entries anew; what is the same as before stays untouched meanwhile.
+    /// Begins to write the changing entries again; unchanged ones are left alone.
     pub(super) fn again(root: &Path) -> Self {
         Self::on(root, CHANGING_LIST)
     }
@@ -202,7 +202,7 @@ fn take_away<'a>(root: &Path, paths: impl Iterator<Item = &'a PathBuf>) -> Resul
         };
         match removed {
             Ok(()) => {}
-            // Gone already, or somebody else keeps something in this folder.
+            // Already removed, or another program keeps something in this folder.
             Err(error)
                 if matches!(
                     error.kind(),

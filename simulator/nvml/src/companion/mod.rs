@@ -1,5 +1,5 @@
-//! The entries of `/proc`, `/sys` and `/dev` that a machine has beside NVML: laid down under a root of the caller's choice,
-//! which clients are told to read instead of `/`. Never touches the real ones.
+//! A machine's entries of `/proc`, `/sys` and `/dev`, written below a root of the caller's choice, which clients read
+//! instead of `/`. Never touches the real ones.
 
 mod caps;
 mod dev;
@@ -33,7 +33,7 @@ pub struct Layout {
     pub dev: PathBuf,
     /// Whether `dev` holds character devices; if not, it holds regular files that say what they stand for.
     pub device_nodes: bool,
-    /// Pairs of devices whose path class no PCI tree can show. NVML still tells what the machine file says.
+    /// Pairs of devices with a path class that no PCI tree can show. NVML still reports the class of the machine file.
     pub misfits: Vec<Misfit>,
 }
 

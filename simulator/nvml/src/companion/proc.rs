@@ -1,4 +1,4 @@
-//! `/proc`: what the NVIDIA driver tells of itself and of each GPU, and the model of the CPU.
+//! `/proc`: the NVIDIA driver's entries for itself and each GPU, and the model of the CPU.
 
 use super::CompanionError;
 use super::caps::{CAPS, IMEX};

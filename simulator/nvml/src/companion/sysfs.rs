@@ -111,8 +111,8 @@ impl Sysfs<'_> {
         Ok(folder)
     }
 
-    /// The files that every PCI device has, and its place in `/sys/bus/pci`. Bridges have these and no more: nobody reads the
-    /// rest of them.
+    /// The files of every PCI device, and its entry in `/sys/bus/pci`. Bridges have only these, because clients read no
+    /// others.
     fn bridge(&mut self, folder: &Path, address: &str, numa: Option<u32>) -> Result<(), CompanionError> {
         self.identity(folder, address, BRIDGE, CLASS_BRIDGE, numa)
     }
@@ -214,7 +214,7 @@ impl Sysfs<'_> {
     }
 }
 
-/// The CPUs of each NUMA node, as far as the GPUs near it tell.
+/// The CPUs of each NUMA node, as far as its GPUs define them.
 fn cpus_by_node(facts: &Facts) -> BTreeMap<u32, BTreeSet<u32>> {
     let mut nodes: BTreeMap<u32, BTreeSet<u32>> = BTreeMap::new();
     for gpu in &facts.gpus {

@@ -65,7 +65,7 @@ proptest! {
     }
 
     #[test]
-    fn any_matrix_gives_a_tree_and_every_pair_it_cannot_show_is_named(
+    fn tree_names_every_pair_that_it_cannot_show(
         classes in proptest::collection::vec(0usize..6, 28),
         numa in proptest::collection::vec(proptest::option::of(0u32..3), 8),
     ) {
@@ -108,7 +108,7 @@ fn bridges_take_addresses_that_no_device_has() {
 }
 
 #[test]
-fn a_class_that_contradicts_the_others_is_named_and_the_rest_still_fits() {
+fn contradicting_class_is_named_and_the_rest_fits() {
     // 0 and 1 on one switch, 1 and 2 on one switch, yet 0 and 2 far apart.
     let facts = facts(3, &[Some(0); 3], |row, column| {
         if (row, column) == (2, 0) {
@@ -171,7 +171,7 @@ fn a_client_finds_each_device_through_the_bus_and_back() {
 }
 
 #[test]
-fn devices_are_nodes_where_allowed_and_else_say_what_they_stand_for() {
+fn device_files_are_nodes_or_describe_themselves() {
     use std::os::unix::fs::{FileTypeExt, MetadataExt};
     let root = tempfile::tempdir().unwrap();
     let layout = lay_down(&small(), root.path()).unwrap();
@@ -188,7 +188,7 @@ fn devices_are_nodes_where_allowed_and_else_say_what_they_stand_for() {
 }
 
 #[test]
-fn laying_down_again_replaces_and_removing_leaves_only_what_is_not_ours() {
+fn rewriting_replaces_and_removal_keeps_foreign_files() {
     let root = tempfile::tempdir().unwrap();
     let count = |path: &std::path::Path| fs::read_dir(path).unwrap().count();
     lay_down(&small(), root.path()).unwrap();

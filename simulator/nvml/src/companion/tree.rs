@@ -22,7 +22,7 @@ use crate::facts::{Address, Facts};
 pub struct Endpoint {
     /// Its address.
     pub address: Address,
-    /// NUMA node of its host bridge; `None` where nobody knows.
+    /// NUMA node of its host bridge; `None` if unknown.
     pub numa: Option<u32>,
     /// The folders above it in `/sys/devices`, the host bridge's first, and its own last.
     pub path: Vec<String>,
@@ -37,8 +37,8 @@ pub struct Tree {
     pub misfits: Vec<Misfit>,
 }
 
-/// A pair of devices whose class in the machine file contradicts those of other pairs, or the NUMA nodes given. NVML tells
-/// what the file says; the tree shows the nearest that fits.
+/// A pair of devices with a class in the machine file that contradicts other pairs or the NUMA nodes. NVML reports the
+/// class of the file; the tree shows the nearest possible one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error(
     "devices {first} and {second}: the file says {given}, but no PCI tree with its other paths shows more than {shown}"

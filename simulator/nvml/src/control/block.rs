@@ -1,5 +1,5 @@
-//! The part of the control channel that is memory: a small file mapped by every process that takes part. It counts calls, and
-//! its change number wakes whoever waits for a change. Holds no state of the machine.
+//! The shared-memory part of the control channel: a small file mapped by every process that takes part. It counts
+//! calls, and its change number wakes waiting processes. Holds no state of the machine.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -38,7 +38,7 @@ unsafe impl Send for Block {}
 unsafe impl Sync for Block {}
 
 impl Block {
-    /// Maps the file at `path`, which is made if there is none, or anew if another build of the library left it.
+    /// Maps the file at `path`. The file is created if it is missing or was left by another build of the library.
     pub(crate) fn open(path: &Path) -> io::Result<Self> {
         loop {
             let file = OpenOptions::new()
@@ -76,7 +76,7 @@ impl Block {
         }
     }
 
-    /// Memory of this process alone, for a library whose folder cannot be written.
+    /// Private memory, for a library in a folder that cannot be written.
     pub(crate) fn private() -> io::Result<Self> {
         Ok(Self {
             shared: map(None)?,
@@ -89,7 +89,7 @@ impl Block {
         self.shared().changes.load(Ordering::Acquire)
     }
 
-    /// Tells every process that the control state has changed.
+    /// Wakes every process after a change of the control state.
     pub(crate) fn announce_change(&self) {
         self.shared().changes.fetch_add(1, Ordering::AcqRel);
         // SAFETY: the word lives as long as `self`; FUTEX_WAKE reads no other argument.

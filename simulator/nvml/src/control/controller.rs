@@ -20,7 +20,7 @@ pub struct Controller {
 }
 
 impl Controller {
-    /// Takes the controls of the machine whose `machine.yaml` lies in `folder`. The library need not be loaded yet.
+    /// Opens the controls of the machine with the file `machine.yaml` in `folder`. The library need not be loaded yet.
     ///
     /// # Errors
     /// When the folder cannot be written.
@@ -172,8 +172,8 @@ impl Controller {
         self.update_gpu(gpu, |gpu| gpu.lost = false)
     }
 
-    /// Takes a GPU out of the machine. Who has initialised NVML before sees it lost; who initialises from now on sees one GPU
-    /// less, and lower indices for those after it.
+    /// Removes a GPU from the machine. Sessions that exist see it as lost; later sessions see one GPU less, and lower
+    /// indices for those after it.
     ///
     /// # Errors
     /// As [`Controller::update`].
@@ -181,7 +181,7 @@ impl Controller {
         self.update_gpu(gpu, |gpu| gpu.removed = true)
     }
 
-    /// Puts a GPU back that was taken out. Who initialises from now on sees it.
+    /// Puts a removed GPU back. Later sessions see it.
     ///
     /// # Errors
     /// As [`Controller::update`].

@@ -1,6 +1,7 @@
-//! Changing a simulated machine while it runs. Beside the machine file lie `control.yaml`, the state a person can read (in YAML's JSON
-//! form), and `control.shm`, which counts calls and wakes those who wait. Any number of libraries and controllers may share them, in one
-//! process or many: a change holds from the next call on, and reaches an event wait that is already blocked.
+//! Changing a simulated machine while it runs. The machine file's folder has `control.yaml`, the readable state (in
+//! YAML's JSON form), and `control.shm`, which counts calls and wakes waiting processes. Any number of libraries and
+//! controllers may share them, in one process or many. A change takes effect from the next call on, and reaches an
+//! event wait that is already blocked.
 
 mod block;
 mod controller;
@@ -52,8 +53,8 @@ fn parse(text: &str) -> Result<State, String> {
         .map_err(|error| error.to_string())
 }
 
-/// Changes the state beside `machine` as a whole; other processes wait meanwhile. The entries of `/proc` and `/dev` follow a
-/// GPU that is cut anew. Once it returns, the next NVML call sees the change.
+/// Changes the state of `machine` as a whole; other processes wait meanwhile. The entries of `/proc` and `/dev` follow
+/// a changed MIG layout. After the return, the next NVML call sees the change.
 ///
 /// # Errors
 /// When the state cannot be read or written, or `change` refuses; then nothing has changed.

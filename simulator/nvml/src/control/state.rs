@@ -58,10 +58,10 @@ impl State {
         self.events.drain(..surplus);
     }
 
-    /// Changes how `gpu` is cut, and raises the event that tells of it.
+    /// Changes the MIG layout of `gpu`, and raises the event for it.
     ///
     /// # Errors
-    /// Why the GPU cannot be changed so.
+    /// The GPU cannot be changed in this way.
     pub(crate) fn change_mig(&mut self, gpu: &GpuFacts, change: &MigChange) -> Result<Applied, MigRefusal> {
         let index = u8::try_from(gpu.index).unwrap_or(u8::MAX);
         let processes = self.gpus.get(&index).map_or(&[][..], |state| &state.processes);
@@ -77,7 +77,8 @@ impl State {
     }
 }
 
-/// Refuses a change that the driver does not make under running processes. A recut asks nobody.
+/// Refuses a change that the driver does not make under running processes. A change of the layout by the controller
+/// ignores them.
 fn in_the_way(processes: &[Process], change: &MigChange) -> Result<(), MigRefusal> {
     match change {
         MigChange::Mode(_) if !processes.is_empty() => Err(MigRefusal::InUse("the GPU".to_owned())),
@@ -119,8 +120,8 @@ pub struct GpuState {
     /// Fallen off the bus: every call on it answers GPU_IS_LOST.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub lost: bool,
-    /// Taken out of the machine: who initialises from now on does not see it, and GPUs after it have lower indices; for those who
-    /// see it still, it is lost.
+    /// Removed from the machine: later sessions do not see it and have lower indices for the GPUs after it; for earlier
+    /// sessions it is lost.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub removed: bool,
     /// What NVML recommends to do about the GPU.

@@ -1,5 +1,5 @@
-//! A machine file made complete: every fact NVML tells and the file leaves out is filled in, always with the same value for
-//! the same file. Values only: what changes at run time stands in [`crate::control`].
+//! A completed machine file: every fact that NVML reports and the file lacks is filled in, always with the same value
+//! for the same file. Values only: [`crate::control`] has what changes at run time.
 
 mod address;
 mod links;
@@ -86,7 +86,7 @@ pub struct GpuFacts {
     pub serial: String,
     /// CUDA compute capability.
     pub compute_capability: (u8, u8),
-    /// Nearest NUMA node; `None` if the machine file tells none.
+    /// Nearest NUMA node; `None` if the machine file has none.
     pub numa: Option<u32>,
     /// NUMA nodes near the GPU.
     pub numa_nodes: Vec<u32>,
@@ -119,7 +119,7 @@ pub struct NicFacts {
     pub device: String,
     /// PCIe address.
     pub address: Address,
-    /// NUMA node, if the machine file tells it or a near GPU does.
+    /// NUMA node, from the machine file or a near GPU.
     pub numa: Option<u32>,
 }
 

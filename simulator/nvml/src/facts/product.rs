@@ -1,5 +1,5 @@
-//! What is known of a GPU product: everything NVML tells that a machine file does not carry. A product that is not in the table is
-//! described from its compute capability.
+//! Facts of a GPU product: everything that NVML reports and a machine file lacks. A product outside the table is
+//! described by its compute capability.
 
 mod table;
 

@@ -124,7 +124,7 @@ impl EventKind {
 }
 
 impl Library {
-    /// Blocks until the set hears something, for `timeout` at most.
+    /// Blocks until the set receives an event, for `timeout` at most.
     pub(crate) fn wait(&self, session: &Session, set: u64, timeout: Duration) -> Waited {
         let deadline = Instant::now().checked_add(timeout);
         loop {
