@@ -1,4 +1,4 @@
-//! Options of `gantry extender`. Documentation of each stands here; defaults are those the manifests use.
+//! Options of `gantry extender`. The defaults are those of the manifests.
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
@@ -9,19 +9,20 @@ use gantry_gang::Levels;
 
 use crate::decide::{ForeignNodes, Policy};
 
-/// The scheduler extender: tells kube-scheduler which nodes can take a pod that asks for GPUs and which is best, and binds it with the
-/// exact GPUs chosen.
+/// The scheduler extender: filters and scores the nodes for pods that request GPUs, chooses the exact GPUs, and binds
+/// the pod with them.
 #[derive(Debug, Clone, clap::Args)]
 pub struct Args {
-    /// Kubeconfig file. Without it: the service account of the pod this runs in.
+    /// Kubeconfig file. Default: the service account of the pod.
     #[arg(long, env = "KUBECONFIG", value_name = "FILE")]
     pub kubeconfig: Option<PathBuf>,
 
-    /// Address to serve kube-scheduler, probes and metrics on: POST /filter, /prioritize, /bind, /preempt; GET /healthz, /readyz,
-    /// /standbyz, /metrics. Ready is the one that leads; one that could lead at once stands by.
+    /// Address to serve kube-scheduler, probes and metrics on: POST /filter, /prioritize, /bind, /preempt; GET
+    /// /healthz, /readyz, /standbyz, /metrics. The leader is ready. A replica that can take over at once answers
+    /// /standbyz.
     ///
-    /// Without --tls-cert there is no authentication: let only kube-scheduler reach it, best on 127.0.0.1. A port alone, such as :8010, is
-    /// that of all addresses, of IPv6 too where there is any.
+    /// Without --tls-cert there is no authentication: allow only kube-scheduler to reach the address, for example on
+    /// 127.0.0.1. A port alone, such as :8010, means every address, IPv6 included.
     #[arg(
         long,
         env = "GANTRY_LISTEN",
@@ -31,8 +32,8 @@ pub struct Args {
     )]
     pub listen: SocketAddr,
 
-    /// Second address for metrics and probes alone, in plain HTTP, for collectors that cannot or must not reach --listen. Unset: they are
-    /// served on --listen only.
+    /// Second address for metrics and probes, in plain HTTP, for collectors that cannot reach --listen. Default: they
+    /// are served on --listen only.
     #[arg(
         long,
         env = "GANTRY_METRICS_LISTEN",
@@ -41,8 +42,8 @@ pub struct Args {
     )]
     pub metrics_listen: Option<SocketAddr>,
 
-    /// Resources to account and choose devices for, besides every resource of nvidia.com that a node's plugin publishes. All their names
-    /// must stand in kube-scheduler's configuration under `managedResources`.
+    /// Resources to manage, in addition to every resource of nvidia.com that a node's plugin publishes.
+    /// kube-scheduler's configuration must list all of them under `managedResources`.
     #[arg(
         long = "resource",
         env = "GANTRY_RESOURCES",
@@ -52,9 +53,9 @@ pub struct Args {
     )]
     pub resources: Vec<String>,
 
-    /// Names of kube-scheduler's profiles that have this extender (`schedulerName` of their pods). Pods of any other scheduler count
-    /// from their binding on, for what they hold; before it they are not planned for. A scheduler that calls without being named here is
-    /// treated as named.
+    /// Names of kube-scheduler's profiles that call this extender (`schedulerName` of their pods). Pods of another
+    /// scheduler are not planned; they count for what they hold once they are bound. A scheduler that calls the
+    /// extender is added to this list.
     #[arg(
         long = "scheduler-name",
         env = "GANTRY_SCHEDULER_NAMES",
@@ -65,16 +66,17 @@ pub struct Args {
     )]
     pub schedulers: Vec<String>,
 
-    /// What to do with nodes whose devices Gantry does not know, because another plugin or DRA serves them.
+    /// How to treat nodes whose devices another plugin or DRA serves.
     #[arg(long, env = "GANTRY_FOREIGN_NODES", value_enum, default_value_t)]
     pub foreign_nodes: ForeignNodes,
 
-    /// Which of equally fast nodes to take.
+    /// How to choose among equally fast nodes.
     #[arg(long, env = "GANTRY_POLICY", value_enum, default_value_t)]
     pub policy: Policy,
 
-    /// Time limit in seconds of one bind, the API server's part included: a member of a gang waits two thirds of it for the others at most.
-    /// Must be below `httpTimeout` in kube-scheduler's configuration: kube-scheduler must hear the outcome.
+    /// Time limit of one bind in seconds, with the calls to the API server. A member of a gang waits at most two thirds
+    /// of it for the other members. Must be below `httpTimeout` of kube-scheduler's configuration, so that
+    /// kube-scheduler receives the result.
     #[arg(long, env = "GANTRY_BIND_TIMEOUT", value_name = "SECONDS", default_value = "20", value_parser = seconds)]
     pub bind_timeout: Duration,
 
@@ -82,29 +84,29 @@ pub struct Args {
     #[arg(long, env = "GANTRY_BODY_LIMIT", value_name = "MIB", default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub body_limit: u32,
 
-    /// Seconds for which the API server has not answered, or a watch of pods, nodes or GpuNodes has brought nothing and cannot be begun
-    /// anew, after which the extender says that it is not ready. It goes on answering from what it knows: a stale cache makes devices free
-    /// too late, never too early.
+    /// Seconds without a response of the API server, or without a working watch of pods, nodes or GpuNodes, after which
+    /// the extender is not ready. It still answers kube-scheduler from its cache: a stale cache frees devices too late,
+    /// never too early.
     #[arg(long, env = "GANTRY_STALE_AFTER", value_name = "SECONDS", default_value = "15", value_parser = seconds)]
     pub stale_after: Duration,
 
-    /// What of TLS is used.
+    /// TLS.
     #[command(flatten)]
     pub tls: TlsArgs,
 
-    /// How gangs are treated.
+    /// Gangs.
     #[command(flatten)]
     pub gangs: GangArgs,
 
-    /// Which of several extenders leads.
+    /// Leader election.
     #[command(flatten)]
     pub lease: LeaseArgs,
 }
 
-/// Options of TLS. The files are read again when they change.
+/// Options of TLS. Changed files are reloaded.
 #[derive(Debug, Clone, clap::Args)]
 pub struct TlsArgs {
-    /// Certificate chain in PEM, this server's first. With it the extender serves HTTPS, and HTTP/2.
+    /// Certificate chain in PEM, the server's certificate first. With it the extender serves HTTPS and HTTP/2.
     #[arg(long, env = "GANTRY_TLS_CERT", value_name = "FILE", requires = "tls_key")]
     pub tls_cert: Option<PathBuf>,
 
@@ -112,7 +114,8 @@ pub struct TlsArgs {
     #[arg(long, env = "GANTRY_TLS_KEY", value_name = "FILE", requires = "tls_cert")]
     pub tls_key: Option<PathBuf>,
 
-    /// Authorities in PEM: only clients with a certificate of theirs are given decisions. Probes and metrics need none.
+    /// Certificate authorities in PEM. Only clients with a certificate of one of them may call the verbs. Probes and
+    /// metrics need none.
     #[arg(long, env = "GANTRY_CLIENT_CA", value_name = "FILE", requires = "tls_cert")]
     pub client_ca: Option<PathBuf>,
 }
@@ -120,42 +123,47 @@ pub struct TlsArgs {
 /// Options of gangs.
 #[derive(Debug, Clone, clap::Args)]
 pub struct GangArgs {
-    /// The fabric above the node, from the largest domain to the smallest: presets and NAME=LABEL items with commas, such as
-    /// "zone,rack=example.com/rack,nvlink". Gangs are laid into the smallest domain that holds them. Nothing: the cluster is one domain.
+    /// The fabric above the node, from the largest domain to the smallest: presets and NAME=LABEL items with commas,
+    /// such as "zone,rack=example.com/rack,nvlink". A gang is placed in the smallest domain that holds it. Empty: the
+    /// cluster is one domain.
     #[arg(long, env = "GANTRY_FABRIC", value_name = "LEVELS", default_value = "", value_parser = levels)]
     pub fabric: Levels,
 
-    /// Seconds that the gang which is next waits before nodes are kept for it; until then others may go past it.
+    /// Seconds that the first gang of the queue waits before it gets a backfill reservation. Until then smaller pods
+    /// may overtake it.
     #[arg(long, env = "GANTRY_GANG_PATIENCE", value_name = "SECONDS", default_value = "60", value_parser = seconds)]
     pub gang_patience: Duration,
 
-    /// Seconds for which nodes are kept for it at a stretch; then they are open to others for as long.
+    /// Seconds that a backfill reservation lasts. Its nodes are then open to other pods for the same time.
     #[arg(long, env = "GANTRY_GANG_DRAIN", value_name = "SECONDS", default_value = "600", value_parser = seconds)]
     pub gang_drain: Duration,
 
-    /// Seconds that a gang's members may take to arrive once it has a place, where the gang itself does not say.
+    /// Seconds that a gang's members may take to arrive once devices are reserved for them. The gang's own setting
+    /// takes precedence.
     #[arg(long, env = "GANTRY_GANG_ARRIVAL", value_name = "SECONDS", default_value = "60", value_parser = seconds)]
     pub gang_arrival: Duration,
 
-    /// Seconds for which the place of a lost member is kept for its replacement; also for how long two gangs of which each holds what the
-    /// other lacks wait until one of them gives way.
+    /// Seconds that the reservation of a lost member is kept for its replacement. Also the time after which a deadlock
+    /// of two gangs, each of which holds what the other lacks, is resolved.
     #[arg(long, env = "GANTRY_GANG_HOLD", value_name = "SECONDS", default_value = "600", value_parser = seconds)]
     pub gang_hold: Duration,
 
-    /// Tell kube-scheduler the node of each member of a gang (status.nominatedNodeName), which it tries first: for clusters where
-    /// it looks at a sample of the nodes only.
+    /// Write the node of each member of a gang into status.nominatedNodeName, so that kube-scheduler tries it first.
+    /// For clusters where kube-scheduler samples the nodes.
     #[arg(long, env = "GANTRY_NOMINATE")]
     pub nominate: bool,
 
-    /// Remove the scheduling gate gantry.dev/gang from pods once their gang is complete. Needs the rights in manifests/gates.yaml.
+    /// Remove the scheduling gate gantry.dev/gang from pods once their gang is complete. Needs the permissions of
+    /// manifests/gates.yaml.
     #[arg(long, env = "GANTRY_GATES")]
     pub gates: bool,
 }
 
-/// Options of the election.
+/// Options of the leader election.
 #[derive(Debug, Clone, clap::Args)]
 pub struct LeaseArgs {
-    /// Decide only while holding the Lease, so that of several extenders one does. Without it this must be the only one.
+    /// Decide only while holding the Lease, so that one of several replicas decides. Without it there must be one
+    /// replica only.
     #[arg(long, env = "GANTRY_LEADER_ELECT")]
     pub leader_elect: bool,
 
@@ -173,21 +181,21 @@ pub struct LeaseArgs {
     )]
     pub lease_namespace: String,
 
-    /// Seconds for which the others wait when nothing is heard of the leader.
+    /// Seconds after the leader's last renewal before another replica may take the Lease.
     #[arg(long, env = "GANTRY_LEASE_DURATION", value_name = "SECONDS", default_value = "6", value_parser = seconds)]
     pub lease_duration: Duration,
 
-    /// Seconds after its last renewal when a leader that cannot renew stops deciding. Must be less than --lease-duration: what it has sent
-    /// off by then must have arrived before another leads.
+    /// Seconds after its last renewal when a leader that cannot renew stops deciding. Must be less than
+    /// --lease-duration: its last requests must have arrived before another replica leads.
     #[arg(long, env = "GANTRY_LEASE_RENEW_DEADLINE", value_name = "SECONDS", default_value = "4", value_parser = seconds)]
     pub lease_renew_deadline: Duration,
 
-    /// Service without a selector, in the namespace of the Lease: who leads keeps it pointing to itself (by an EndpointSlice), so that
-    /// nobody else is asked.
+    /// Service without a selector, in the namespace of the Lease. The leader writes its EndpointSlice, so that only the
+    /// leader receives requests.
     #[arg(long, env = "GANTRY_LEADER_SERVICE", value_name = "NAME", requires_all = ["leader_elect", "leader_address"], value_parser = label)]
     pub leader_service: Option<String>,
 
-    /// The address at which that Service's clients reach this process: its pod's.
+    /// Address of this replica for that Service: the address of its pod.
     #[arg(
         long,
         env = "GANTRY_LEADER_ADDRESS",
@@ -200,7 +208,7 @@ pub struct LeaseArgs {
 /// The levels of the fabric.
 ///
 /// # Errors
-/// What is written is not such levels.
+/// The text is not a list of levels.
 pub fn levels(text: &str) -> Result<Levels, String> {
     Levels::parse(text).map_err(|error| error.to_string())
 }
@@ -212,10 +220,10 @@ fn seconds(text: &str) -> Result<Duration, String> {
     }
 }
 
-/// The name of a profile of kube-scheduler, without blanks around it.
+/// The name of a profile of kube-scheduler, without surrounding blanks.
 ///
 /// # Errors
-/// There is nothing but blanks.
+/// The text is blank.
 pub fn scheduler(text: &str) -> Result<String, String> {
     match text.trim() {
         "" => Err("write the schedulerName of a profile, such as default-scheduler".to_owned()),
@@ -223,7 +231,7 @@ pub fn scheduler(text: &str) -> Result<String, String> {
     }
 }
 
-/// The name of an object in the cluster, which the API server would refuse otherwise: an RFC 1123 subdomain.
+/// The name of an object: an RFC 1123 subdomain.
 fn object_name(text: &str) -> Result<String, String> {
     if names::is_subdomain(text) {
         return Ok(text.to_owned());
@@ -268,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn names_that_the_api_server_would_refuse_are_refused_at_once() {
+    fn invalid_object_names_are_refused() {
         let parse = |words: &[&str]| {
             let command = Args::augment_args(clap::Command::new("extender").no_binary_name(true));
             command.try_get_matches_from(words).map(|_| ())
@@ -286,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn profiles_are_named_without_blanks_and_none_is_without_a_name() {
+    fn scheduler_name_is_trimmed_and_not_empty() {
         assert_eq!(scheduler(" gpu ").as_deref(), Ok("gpu"));
         for text in ["", " "] {
             assert!(scheduler(text).unwrap_err().contains("default-scheduler"));
@@ -294,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn the_fabric_that_the_help_gives_as_an_example_is_understood() {
+    fn fabric_example_of_the_help_is_valid() {
         let examples = examples("fabric");
         assert_eq!(examples.len(), 1);
         let names: Vec<_> = levels(&examples[0])

@@ -1,5 +1,5 @@
-//! Metrics, in the OpenMetrics text form. Counters and histograms are kept as things happen; gauges, and faults, are read from the index
-//! when somebody asks. docs/metrics.md has them all.
+//! Metrics in the OpenMetrics text format. Counters and histograms are updated by events. Gauges and grant faults are
+//! read from the index at each scrape. docs/metrics.md describes them.
 
 use std::sync::atomic::AtomicU64;
 use std::sync::{Mutex, PoisonError};
@@ -17,7 +17,7 @@ use crate::bind::Failure;
 use crate::index::{GangTotals, Index, Totals};
 use crate::ledger::FaultKind;
 
-/// Upper bounds of the latency buckets, in seconds: fine where the promise of a millisecond is kept or broken.
+/// Upper bounds of the latency buckets, in seconds: fine around the goal of one millisecond.
 const BUCKETS: [f64; 16] = [
     0.000_05, 0.000_1, 0.000_2, 0.000_35, 0.000_5, 0.000_75, 0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1,
     0.5, 2.0, 20.0,
@@ -41,17 +41,17 @@ pub struct Call {
     pub code: u16,
 }
 
-/// Something by its verb.
+/// Label of a verb.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct Verb {
     /// `filter`, `prioritize`, `bind` or `preempt`.
     pub verb: &'static str,
 }
 
-/// Something by how it went.
+/// Label of an outcome.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct Outcome {
-    /// How it went.
+    /// The outcome.
     pub outcome: &'static str,
 }
 
@@ -73,25 +73,25 @@ pub struct Write {
     pub outcome: &'static str,
 }
 
-/// Gangs by how far they are.
+/// Label of a phase.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Phase {
     phase: &'static str,
 }
 
-/// Devices by what keeps them.
+/// Label of a state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct State {
     state: &'static str,
 }
 
-/// An intent that cannot be followed.
+/// Label of a grant fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Fault {
     fault: &'static str,
 }
 
-/// What the gauges show, read from the index at one moment: little, so that nobody waits for the index while a page is written.
+/// The values of the gauges, copied from the index so that the index is not locked while the page is written.
 #[derive(Debug)]
 pub struct Reading {
     pods: usize,
@@ -102,7 +102,7 @@ pub struct Reading {
 }
 
 impl Reading {
-    /// What `index` shows now.
+    /// The values of `index` now.
     pub fn of(index: &Index) -> Self {
         let (pods, totals) = index.totals();
         let count = |(kind, _)| index.faults().get(&kind).copied().unwrap_or_default();
@@ -161,7 +161,7 @@ impl Default for Metrics {
 }
 
 impl Metrics {
-    /// Everything at zero.
+    /// All metrics at zero.
     pub fn new() -> Self {
         let mut registry = Registry::with_prefix("gantry_extender");
         let metrics = Self {
@@ -212,8 +212,8 @@ impl Metrics {
             metrics.events.clone(),
         );
         metrics.register_gangs(&mut registry);
-        registry.register("devices", "Devices by what keeps them", metrics.devices.clone());
-        registry.register("nodes", "Nodes by standing", metrics.nodes.clone());
+        registry.register("devices", "Devices by state", metrics.devices.clone());
+        registry.register("nodes", "Nodes by state", metrics.nodes.clone());
         registry.register(
             "pods",
             "Pods that ask for managed resources",
@@ -258,7 +258,7 @@ impl Metrics {
             "Time of one plan of a gang",
             self.plans.clone(),
         );
-        registry.register("gangs", "Gangs by how far they are", self.gangs.clone());
+        registry.register("gangs", "Gangs by phase", self.gangs.clone());
         registry.register(
             "gang_reservations",
             "Reservations of members of gangs that are not bound yet",
@@ -281,7 +281,7 @@ impl Metrics {
         );
     }
 
-    /// A bind has ended.
+    /// Counts a bind.
     pub fn bind_ended(&self, result: &Result<(), Failure>) {
         let outcome = result
             .as_ref()
@@ -289,7 +289,7 @@ impl Metrics {
         self.binds.get_or_create(&Outcome { outcome }).inc();
     }
 
-    /// A gang has another status.
+    /// Counts a gang's change of phase.
     pub fn gang_moved(&self, before: Option<&GangStatus>, now: &GangStatus) {
         if before.is_some_and(|before| before.phase == now.phase) {
             return;
@@ -314,14 +314,14 @@ impl Metrics {
         }
     }
 
-    /// The page, with gauges read from `index` now.
+    /// The page, with gauges read from `index`.
     pub fn page(&self, index: &Index, contact: Option<Duration>, leads: bool) -> String {
         self.page_of(&Reading::of(index), contact, leads)
     }
 
-    /// The page, with gauges as they were read.
+    /// The page, with gauges from `reading`.
     pub fn page_of(&self, reading: &Reading, contact: Option<Duration>, leads: bool) -> String {
-        // One at a time: each sets the gauges, and brings the faults up to what was counted.
+        // Serialised: each call sets the gauges and advances the fault counters.
         let _one = self.paging.lock().unwrap_or_else(PoisonError::into_inner);
         self.set_totals(reading.pods, reading.totals);
         self.set_gangs(&reading.gangs);
@@ -363,7 +363,7 @@ impl Metrics {
     }
 }
 
-/// Every phase, with its name in metrics: those without a gang are 0, not absent.
+/// Every phase with its label. A phase without gangs is exported as 0.
 const PHASES: [(GangPhase, &str); 11] = [
     (GangPhase::Pending, "collecting"),
     (GangPhase::Invalid, "invalid"),
@@ -378,7 +378,7 @@ const PHASES: [(GangPhase, &str); 11] = [
     (GangPhase::Finished, "done"),
 ];
 
-/// Every fault, with its name in metrics: those that never were are 0, not absent.
+/// Every fault with its label. A fault without occurrences is exported as 0.
 const FAULTS: [(FaultKind, &str); 4] = [
     (FaultKind::Void, "void"),
     (FaultKind::UnknownDevices, "unknown_devices"),

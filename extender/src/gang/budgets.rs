@@ -1,4 +1,4 @@
-//! Follows PodDisruptionBudgets, so that nobody is preempted whom one protects. Feeds the index; decides nothing.
+//! Watches PodDisruptionBudgets, so that preemption respects them. Updates the index; decides nothing.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use tokio_util::sync::CancellationToken;
 use super::listed::{Change, Words, follow};
 use crate::index::{Disruptions, LooseBudget, Store};
 
-/// Watches until `shutdown`. While the budgets cannot be listed nobody is preempted.
+/// Watches until `shutdown`. While the budgets cannot be listed, no pod is preempted.
 pub async fn run(client: Client, store: Arc<Store>, shutdown: CancellationToken) {
     store.update(|index| index.budgets_seen(None));
     let words = Words {
@@ -55,7 +55,7 @@ mod tests {
         let list = json!({
             "apiVersion": "policy/v1", "kind": "PodDisruptionBudgetList",
             "metadata": {"resourceVersion": "1"},
-            // Whoever may write a budget may write such times, and keeps nobody else's budgets from being known.
+            // Any client that may write a budget may write such times. The other budgets are still read.
             "items": [{
                 "metadata": {
                     "namespace": "web", "name": "odd",

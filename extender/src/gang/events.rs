@@ -1,5 +1,5 @@
-//! What people are told of gangs as it happens: Events on the Gang and on pods, in words of members and GPUs. Bounded: what cannot be
-//! written in time is left out, for the Gang's status says the same.
+//! What people are told of gangs as it happens: Events on the Gang and on pods, in words of members and GPUs. Bounded:
+//! what cannot be written in time is left out, for the Gang's status says the same.
 
 mod early;
 mod writer;
@@ -170,7 +170,8 @@ fn message(before: Option<&GangStatus>, now: &GangStatus) -> Option<Message> {
     }
 }
 
-/// Its members are told once, when they are bound, that another convention names them too. Those that wait read it in why they do.
+/// Its members are told once, when they are bound, that another convention names them too. Those that wait read it in
+/// why they do.
 fn contested(before: Option<&GangStatus>, now: &GangStatus) -> Option<Message> {
     let told = before.is_none_or(is_bound) || !is_bound(now);
     let condition = condition_of(now, AMBIGUOUS_MEMBERSHIP).filter(|_| !told)?;
@@ -181,7 +182,8 @@ fn contested(before: Option<&GangStatus>, now: &GangStatus) -> Option<Message> {
     })
 }
 
-/// What is said of a gang that is bound contradicts what it was bound by, and changes nothing. Gangs that wait say so in why they do.
+/// What is said of a gang that is bound contradicts what it was bound by, and changes nothing. Gangs that wait say so
+/// in why they do.
 fn unheeded(before: Option<&GangStatus>, now: &GangStatus) -> Option<Message> {
     let valid = condition_of(now, VALID).filter(|valid| valid.status == "False" && is_bound(now))?;
     let known = before.and_then(|before| condition_of(before, VALID));
@@ -209,7 +211,8 @@ fn members(status: &GangStatus) -> impl Iterator<Item = (Arc<str>, PodUid)> {
     slots.filter_map(|slot| Some((slot.pod_name.as_str().into(), slot.pod.clone()?)))
 }
 
-/// What is said in few words and at length, as one. The message often begins with what the few words end with: that is said once.
+/// What is said in few words and at length, as one. The message often begins with what the few words end with: that is
+/// said once.
 fn joined(note: String, message: &str) -> String {
     if message.is_empty() {
         return note;

@@ -1,5 +1,4 @@
-//! Follows a kind of object that the extender can do without: what it is told of is told on, and a right that is missing is said once.
-//! Decides nothing.
+//! Watches an optional kind of object and forwards its events. A missing permission is logged once. Decides nothing.
 
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -14,24 +13,24 @@ use tokio_util::sync::CancellationToken;
 
 use crate::watch::WATCH_SECONDS;
 
-/// Namespace, empty for objects of the cluster, and name.
+/// Namespace (empty for cluster-scoped objects) and name.
 pub(super) type Key = (Arc<str>, Arc<str>);
 
-/// What has become of the objects.
+/// A change of the objects.
 pub(super) enum Change<V> {
-    /// These are all there are.
+    /// The complete list.
     All(Vec<(Key, V)>),
-    /// One is there, as it is now.
+    /// An object was created or changed.
     Is(Key, V),
-    /// One is gone.
+    /// An object was deleted.
     Gone(Key),
 }
 
-/// Words for the log.
+/// Texts for the log.
 pub(super) struct Words {
-    /// What is followed.
+    /// The kind that is watched.
     pub(super) what: &'static str,
-    /// What is not done where they may not be listed, and what gives the right.
+    /// The effect of a missing permission, and the manifest that grants it.
     pub(super) without: &'static str,
 }
 
@@ -52,11 +51,11 @@ pub(super) async fn follow<K, V>(
         (namespace.into(), object.name_any().into())
     };
     let mut listing = Vec::new();
-    // Why it was said last that they cannot be followed: what lasts is said once.
+    // The last logged error. The same error is logged once.
     let mut said: Option<Trouble> = None;
     while let Some(Some(event)) = shutdown.run_until_cancelled(events.next()).await {
         match event {
-            // Nothing has come yet.
+            // No event yet.
             Ok(Event::Init) => listing = Vec::new(),
             Ok(event) => {
                 said = None;
@@ -88,10 +87,10 @@ pub(super) async fn follow<K, V>(
     }
 }
 
-/// Why they cannot be followed.
+/// Why the objects cannot be watched.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Trouble {
-    /// The right is missing: that is an operator's choice, and no fault.
+    /// The permission is missing, by the operator's choice.
     Forbidden,
     Other,
 }

@@ -1,5 +1,5 @@
-//! `Gang` objects: read from the watch, and the newest version of each kept, for what comes late must not undo what is known. Written by
-//! `writer`. Decides nothing.
+//! `Gang` objects from the watch. The newest version of each is kept: a late event must not replace a newer version.
+//! `writer` writes them. Decides nothing.
 
 mod requests;
 mod spec;
@@ -16,23 +16,23 @@ pub use writer::run;
 
 use crate::loose::Loose;
 
-/// Says who made an object.
+/// Label with the component that created an object.
 const MANAGED_BY: &str = "app.kubernetes.io/managed-by";
 
 /// Namespace and name of an object.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Name {
-    /// Its namespace.
+    /// Namespace.
     pub namespace: Arc<str>,
-    /// Its name.
+    /// Name.
     pub name: Arc<str>,
 }
 
-/// A Gang whose fields are not read yet.
+/// A Gang with unparsed fields.
 pub type LooseGang = Loose<Gang>;
 
 impl LooseGang {
-    /// Its name, and what it says. `None` for what is no object.
+    /// Its name and content. `None` for a value that is not an object.
     pub fn read(self) -> Option<(Name, Object)> {
         let Self {
             metadata,
@@ -62,7 +62,7 @@ impl LooseGang {
     }
 }
 
-/// A status that cannot be read whole is read as far as it binds: what was decided must not be lost over a word beside it.
+/// Reads the decision of a status that cannot be read whole: an unreadable field beside it must not lose it.
 fn read_status(name: &Name, status: &serde_json::Value) -> GangStatus {
     GangStatus::deserialize(status).unwrap_or_else(|error| {
         let Name { namespace, name } = name;
@@ -76,12 +76,12 @@ fn read_status(name: &Name, status: &serde_json::Value) -> GangStatus {
     })
 }
 
-/// The newest version known of each object, by the watch or by an answer to a write.
+/// The newest known version of each object, from the watch or from the response to a write.
 #[derive(Debug, Default)]
 pub struct Objects(Mutex<BTreeMap<Name, Object>>);
 
 impl Objects {
-    /// A version was seen. Returns the newest there is: what a watch brings may be older than what was written meanwhile.
+    /// Records a version and returns the newest one: an event of the watch may be older than the last write.
     pub fn saw(&self, name: &Name, object: Object) -> Object {
         self.change(|objects| match objects.get(name) {
             Some(known) if is_older(&object, known) => known.clone(),
@@ -92,7 +92,7 @@ impl Objects {
         })
     }
 
-    /// An object was deleted. `false` if another of the same name is known by now.
+    /// Records a deletion. `false` if a new object of the same name is known.
     pub fn gone(&self, name: &Name, uid: &str) -> bool {
         self.change(|objects| {
             if objects.get(name).is_some_and(|known| *known.uid != *uid) {
@@ -103,12 +103,12 @@ impl Objects {
         })
     }
 
-    /// The newest version known.
+    /// The newest known version.
     pub fn get(&self, name: &Name) -> Option<Object> {
         self.change(|objects| objects.get(name).cloned())
     }
 
-    /// What is known may be old: everything is read anew.
+    /// Forgets every object before a new list.
     pub fn clear(&self) {
         self.change(BTreeMap::clear);
     }
@@ -118,7 +118,8 @@ impl Objects {
     }
 }
 
-/// Whether it is an earlier version of the same object. Versions are numbers that grow; what is no number says nothing.
+/// Whether it is an earlier version of the same object. Versions are increasing numbers; any other text is not
+/// compared.
 fn is_older(object: &Object, than: &Object) -> bool {
     let number = |object: &Object| object.resource_version.parse::<u64>().ok();
     object.uid == than.uid

@@ -1,5 +1,6 @@
-//! Keeps the gangs told of the objects that say how large they are: one watch for each kind that is needed, begun when the first gang needs
-//! it. Kinds that are not installed or may not be read count as missing, and are looked for again. Decides nothing.
+//! Keeps the gangs told of the objects that say how large they are: one watch for each kind that is needed, begun when
+//! the first gang needs it. Kinds that are not installed or may not be read count as missing, and are looked for again.
+//! Decides nothing.
 
 mod follow;
 mod table;
@@ -28,7 +29,8 @@ const QUESTIONS: usize = 8;
 /// News that may wait to be taken.
 const NEWS: usize = 256;
 
-/// Watches until `shutdown`. `wanted` says which owners are needed now; `seen` is told what each says, or `None` where there is none.
+/// Watches until `shutdown`. `wanted` says which owners are needed now; `seen` is told what each says, or `None` where
+/// there is none.
 pub async fn run(
     client: Client,
     wanted: impl Fn() -> Vec<OwnerWanted>,

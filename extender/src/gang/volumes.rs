@@ -1,4 +1,5 @@
-//! Follows claims of volumes and volumes, so that gangs are planned where theirs can be reached. Feeds the index; decides nothing.
+//! Watches PersistentVolumeClaims and PersistentVolumes, so that gangs are planned on nodes that can reach theirs.
+//! Updates the index; decides nothing.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -15,7 +16,7 @@ use crate::index::Store;
 use crate::loose::Loose;
 use crate::pod;
 
-/// Watches until `shutdown`. Without the right gangs are planned as if their volumes could be reached from everywhere.
+/// Watches until `shutdown`. Without the permission, gangs are planned as if every node could reach their volumes.
 pub async fn run(client: Client, store: Arc<Store>, shutdown: CancellationToken) {
     const WITHOUT: &str = "gangs are planned as if their volumes could be reached from every node; manifests/extender.yaml gives that right";
     let claims = follow(

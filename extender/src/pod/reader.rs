@@ -1,5 +1,5 @@
-//! Reads pods. What many of them share is kept once: pods of one controller have the same needs, and a cluster has a hundred thousand
-//! pods but few controllers.
+//! Reads pods. Equal values are stored once: pods of one controller have the same needs, and a cluster of a hundred
+//! thousand pods has few controllers.
 
 use std::collections::HashSet;
 use std::hash::Hash;
@@ -11,18 +11,18 @@ use super::other_pod::{OtherPod, PodProfile};
 use super::{PodFacts, SlimPod};
 use crate::watched::Watched;
 
-/// Values kept once. Those that nobody else has are dropped as the set grows.
+/// Interned values. Unused ones are dropped as the set grows.
 #[derive(Debug)]
 pub struct Shared<T: ?Sized> {
     known: HashSet<Arc<T>>,
-    /// As many as there may be before those that nobody else has are looked for.
+    /// Size at which unused values are dropped next.
     limit: usize,
 }
 
-/// Texts kept once.
+/// Interned texts.
 pub type Words = Shared<str>;
 
-/// Fewest values before any are dropped.
+/// Size below which nothing is dropped.
 const FEW: usize = 1024;
 
 impl<T: ?Sized> Default for Shared<T> {
@@ -46,7 +46,7 @@ impl<T: ?Sized + Eq + Hash> Shared<T> {
 }
 
 impl Words {
-    /// The text, shared with all that have the same.
+    /// The interned text.
     pub fn of(&mut self, text: &str) -> Arc<str> {
         match self.known.get(text) {
             Some(known) => Arc::clone(known),
@@ -56,7 +56,7 @@ impl Words {
 }
 
 impl<T: Eq + Hash> Shared<T> {
-    /// The value, shared with all that have the same.
+    /// The interned value.
     pub fn one(&mut self, value: T) -> Arc<T> {
         match self.known.get(&value) {
             Some(known) => Arc::clone(known),
@@ -75,17 +75,17 @@ pub struct Reader {
     pub(super) loads: Shared<Resources>,
 }
 
-/// A pod that was read.
+/// A parsed pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Seen {
-    /// It asks for resources that are watched.
+    /// A pod that requests watched resources.
     Facts(Box<PodFacts>),
-    /// Any other.
+    /// Any other pod.
     OtherPod(Box<OtherPod>),
 }
 
 impl Reader {
-    /// Reads pods by what is watched.
+    /// A reader for the given watched resources.
     pub fn new(watched: Watched) -> Self {
         Self {
             watched,
@@ -96,7 +96,7 @@ impl Reader {
         }
     }
 
-    /// Reads a pod; `None` for one without a UID.
+    /// Reads a pod. `None` if it has no UID.
     pub fn read(&mut self, pod: SlimPod) -> Option<Seen> {
         match self.request(&pod) {
             Some(request) => Some(Seen::Facts(Box::new(self.facts(pod, request)?))),

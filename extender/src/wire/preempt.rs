@@ -1,5 +1,5 @@
-//! The preempt verb on the wire: by node whom kube-scheduler would stop, and back whom it is to stop. Rarely called: nothing is borrowed
-//! but the pod.
+//! The JSON of the preempt verb: the victims that kube-scheduler proposes per node, and the victims that it is to
+//! evict. Rarely called, so only the pod is borrowed.
 
 use std::collections::BTreeMap;
 
@@ -10,18 +10,18 @@ use super::Pod;
 /// `ExtenderPreemptionArgs`.
 #[derive(Debug, Deserialize)]
 pub struct ExtenderPreemptionArgs<'a> {
-    /// The pod that is to get room.
+    /// The preemptor.
     #[serde(rename = "Pod", alias = "pod", borrow)]
     pub pod: Pod<'a>,
-    /// By node, with whole pods: kube-scheduler with `nodeCacheCapable: false`.
+    /// Victims by node as whole pods: kube-scheduler with `nodeCacheCapable: false`.
     #[serde(rename = "NodeNameToVictims", alias = "nodeNameToVictims", default)]
     victims: Option<BTreeMap<String, Victims<WholePod>>>,
-    /// By node, with UIDs.
+    /// Victims by node as UIDs.
     #[serde(rename = "NodeNameToMetaVictims", alias = "nodeNameToMetaVictims", default)]
     meta_victims: Option<BTreeMap<String, Victims<MetaPod>>>,
 }
 
-/// `Victims` and `MetaVictims`, which differ in how a pod is named.
+/// `Victims` and `MetaVictims`, which differ in how they identify a pod.
 #[derive(Debug, Serialize, Deserialize)]
 struct Victims<P> {
     #[serde(rename = "Pods", alias = "pods", default = "none")]
@@ -40,7 +40,7 @@ struct MetaPod {
     uid: String,
 }
 
-/// What of a victim's `v1.Pod` matters.
+/// The fields of a victim's `v1.Pod` that are read.
 #[derive(Debug, Deserialize)]
 struct WholePod {
     metadata: WholeMetadata,
@@ -51,19 +51,19 @@ struct WholeMetadata {
     uid: String,
 }
 
-/// A node, whom to stop there, and how many budgets that breaks.
+/// A node with its victims and violated budgets.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Offer {
     /// The node.
     pub node: String,
     /// UIDs of the victims.
     pub victims: Vec<String>,
-    /// Budgets that would be broken.
+    /// Number of violated budgets.
     pub budgets_broken: i64,
 }
 
 impl ExtenderPreemptionArgs<'_> {
-    /// What kube-scheduler offers, by name of node. UIDs go before whole pods: it sends one or the other.
+    /// The proposed victims by node. UIDs take precedence; kube-scheduler sends one of the two forms.
     pub fn offers(&mut self) -> Vec<Offer> {
         fn offers<P>(nodes: BTreeMap<String, Victims<P>>, uid: impl Fn(P) -> String) -> Vec<Offer> {
             let offer = |(node, victims): (String, Victims<P>)| Offer {
@@ -81,10 +81,10 @@ impl ExtenderPreemptionArgs<'_> {
     }
 }
 
-/// `ExtenderPreemptionResult`. Each node has a victim at least: kube-scheduler takes one without for an error.
+/// `ExtenderPreemptionResult`. Each node has at least one victim; kube-scheduler treats a node without one as an error.
 ///
 /// # Errors
-/// None that can happen: the answer is text and numbers.
+/// None in practice: the result has only strings and numbers.
 pub fn preemption_answer(offers: Vec<Offer>) -> Result<Vec<u8>, serde_json::Error> {
     #[derive(Serialize)]
     struct Answer {

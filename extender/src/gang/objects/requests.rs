@@ -1,4 +1,4 @@
-//! Requests for one Gang object, and what their answers mean. A write counts as done only if the API server said so and shows it.
+//! Requests for one Gang object and their results. A write is done only if the response confirms it and contains it.
 
 use std::time::Duration;
 
@@ -14,20 +14,20 @@ use super::{LooseGang, MANAGED_BY, Name};
 /// Time limit of one request.
 const TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Why a request has not done what it was for.
+/// Why a request failed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Failure {
-    /// The object is another version, or another object, by now.
+    /// The object has changed, or is a new object of the same name.
     Conflict,
-    /// There is no such object.
+    /// The object does not exist.
     Missing,
-    /// It was refused; nothing was done.
+    /// The API server refused the request.
     Refused(String),
-    /// Perhaps done, perhaps not, perhaps yet to be done.
+    /// Unknown: the request may have been applied, or may still be.
     Unknown(String),
 }
 
-/// Makes the object; what is there of the name is taken as it is. What cannot be made anywhere is refused, not missing.
+/// Creates the object, or returns the existing one of that name. A namespace that is gone counts as a refusal.
 pub(super) async fn create(client: &Client, name: &Name) -> Result<Object, Failure> {
     let body = json!({
         "apiVersion": api_version(), "kind": "Gang",
@@ -52,7 +52,7 @@ pub(super) async fn read(client: &Client, name: &Name) -> Result<Object, Failure
     send(client, Method::GET, &path(name), None).await
 }
 
-/// Replaces the status of that very version of the object.
+/// Replaces the status of exactly this version of the object.
 pub(super) async fn write_status(
     client: &Client,
     name: &Name,
@@ -65,7 +65,7 @@ pub(super) async fn write_status(
             "name": &*name.name, "namespace": &*name.namespace,
             "uid": &*known.uid, "resourceVersion": &*known.resource_version,
         },
-        // Not looked at in a write of the status, but there must be one.
+        // Required by the schema, and ignored in a write of the status.
         "spec": {},
         "status": status,
     });
@@ -78,7 +78,7 @@ pub(super) async fn write_status(
     Ok(written)
 }
 
-/// Deletes that very object.
+/// Deletes exactly this object.
 pub(super) async fn delete(client: &Client, name: &Name, uid: &str) -> Result<(), Failure> {
     let body = json!({"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": {"uid": uid}});
     let request = request(Method::DELETE, &path(name), Some(&body))?;
@@ -117,7 +117,8 @@ fn failure(error: &kube::Error) -> Failure {
         kube::Error::Api(status) => match status.code {
             409 => Failure::Conflict,
             404 => Failure::Missing,
-            // Too many requests, or too slow a one: before anything was done, but worth another try like what nobody knows.
+            // The API server is overloaded: nothing was done, and the request is retried like one with an unknown
+            // result.
             408 | 429 => Failure::Unknown(status.message.clone()),
             code if code == 413 || is_too_large(&status.message) => Failure::Refused(format!(
                 "the object is too large for the API server or its etcd: {}",
@@ -130,8 +131,8 @@ fn failure(error: &kube::Error) -> Failure {
     }
 }
 
-/// Whether etcd refuses an object for its size, or the API server will not even send it there. Of both it speaks as of errors of its own
-/// (500), but nothing was done, and no other try would be.
+/// Whether etcd or the API server refuses an object for its size. Both are reported as internal errors (500), but
+/// nothing was done, and a retry would fail again.
 fn is_too_large(words: &str) -> bool {
     let said = [
         "etcdserver: request is too large",

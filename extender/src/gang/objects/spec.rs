@@ -1,12 +1,12 @@
-//! The spec of a Gang, read strictly: what cannot be followed is a fault with its place, its value and what was perhaps meant, and none of
-//! it is followed. The API server refuses most of this; an older definition of the resource may not.
+//! Reads the spec of a Gang strictly. An invalid field is a fault with its path, its value and the nearest valid name,
+//! and the whole spec is ignored. The API server refuses most of these; with an older resource definition it may not.
 
 use gantry_api::GangSpec;
 use gantry_gang::Fault;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-/// The fields, and what each may be.
+/// The fields and their allowed values.
 const FIELDS: [(&str, &str); 6] = [
     ("minMember", "a whole number, 1 or more"),
     ("maxMember", "a whole number, 1 or more"),
@@ -15,9 +15,9 @@ const FIELDS: [(&str, &str); 6] = [
     ("repair", "Hold, Restart or Ignore"),
     ("arrivalSeconds", "whole seconds, 1 to 3600"),
 ];
-/// Most letters by which a name may differ that is taken for what was meant.
+/// Largest edit distance of a suggested name.
 const NEAR: usize = 4;
-/// Longest value that is repeated.
+/// Longest value that a fault quotes.
 const SHOWN: usize = 60;
 
 /// Reads the spec of the Gang `name`.

@@ -1,5 +1,6 @@
-//! Writes what became of gangs, and what was decided: one write per object at a time, the newest status only, decisions before all else. A
-//! decision is told to be written only once the API server has shown it; after any other end the object is read again first.
+//! Writes what became of gangs, and what was decided: one write per object at a time, the newest status only, decisions
+//! before all else. A decision is told to be written only once the API server has shown it; after any other end the
+//! object is read again first.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -31,7 +32,8 @@ const AT_ONCE: usize = 32;
 const AGAIN: Duration = Duration::from_millis(200);
 /// The longest such wait.
 const LONGEST: Duration = Duration::from_secs(10);
-/// Tries of a removal, and of a status that is refused and has nothing to say of a decision. The next change is written all the same.
+/// Tries of a removal, and of a status that is refused and has nothing to say of a decision. The next change is written
+/// all the same.
 const TRIES: u32 = 6;
 
 /// Writes until `shutdown`. Other work than on Gang objects goes to `others`.
@@ -190,7 +192,8 @@ impl Writer {
                 .push(Box::pin(perform(client, name, job, status, known)));
         }
         self.pending.retain(|_, writes| !writes.is_idle(now));
-        // Nobody writes it, so no watch shows it: a place that was changed and changed back is written down all the same.
+        // Nobody writes it, so no watch shows it: a place that was changed and changed back is written down all the
+        // same.
         for (name, object) in same {
             self.tell(&name, Some(object));
         }
@@ -243,7 +246,8 @@ impl Writer {
                     Err(Failure::Conflict | Failure::Missing) => Err(CommitFailure::Conflict),
                 };
                 writes.decided(&decision);
-                // After a refusal the object is as it was: a read, which may be refused too, must not hold up the next try.
+                // After a refusal the object is as it was: a read, which may be refused too, must not hold up the next
+                // try.
                 writes.read = matches!(&told, Err(CommitFailure::Conflict | CommitFailure::Unknown));
                 writes.doubt = writes.read.then(|| decision.id.clone());
                 writes.pause(failed, now);
@@ -280,7 +284,8 @@ impl Writer {
             Job::Status(status) => {
                 match &result {
                     Ok(_) => {}
-                    // Where a decision is said, or one is shown that is over, members wait for the word and whoever takes over goes by it.
+                    // Where a decision is said, or one is shown that is over, members wait for the word and whoever
+                    // takes over goes by it.
                     Err(Failure::Refused(_))
                         if writes.failed >= TRIES && status.decision.is_none() && before.is_none() =>
                     {
@@ -328,8 +333,8 @@ impl PendingWrites {
             // The newest status goes along: it is one write.
             let status = self.status.take();
             let status = status.or_else(|| known.map(|known| known.status.clone()));
-            // Where the first try has failed, no status may be there to go along; whose decision it is must be said all the same, or
-            // whoever takes over does not know it.
+            // Where the first try has failed, no status may be there to go along; whose decision it is must be said all
+            // the same, or whoever takes over does not know it.
             let status = GangStatus {
                 decision: Some(decision.clone()),
                 name: gang.name.to_string(),
@@ -346,8 +351,8 @@ impl PendingWrites {
         Some((Job::Status(Box::new(status.clone())), status))
     }
 
-    /// The write of a decision has ended, one way or the other: what was to be written before it is old. What was said since the watch has
-    /// shown it is not, and is not said again.
+    /// The write of a decision has ended, one way or the other: what was to be written before it is old. What was said
+    /// since the watch has shown it is not, and is not said again.
     fn decided(&mut self, decision: &Decision) {
         self.status.take_if(|status| {
             let of = status.decision.as_ref();
@@ -405,8 +410,8 @@ async fn write(
     requests::write_status(client, name, &known, status).await
 }
 
-/// What the next status is compared with, to tell what has become of the gang: phase, words and conditions, and not its decision, which is
-/// large.
+/// What the next status is compared with, to tell what has become of the gang: phase, words and conditions, and not its
+/// decision, which is large.
 fn step(status: &GangStatus) -> GangStatus {
     GangStatus {
         phase: status.phase,
