@@ -1,4 +1,4 @@
-//! Reads the facts of one GPU. A GPU without UUID or bus id cannot be allocated, so a failure of these two is
+//! Reads the facts and the state of one GPU. A GPU without UUID or bus id cannot be allocated, so a failure of these two is
 //! an error. Every other fact may stay unknown.
 
 use std::collections::BTreeSet;
@@ -7,7 +7,8 @@ use gantry_topology::{Fabric, Gpu, IdList, PcieAddress, PcieLink};
 
 use super::sysfs::Sysfs;
 use super::{Fact, Warnings, mig};
-use crate::nvml::{Device, FabricInfo, NvmlError};
+use crate::health::{Failed, Vitals};
+use crate::nvml::{Code, Device, FabricInfo, NvmlError};
 
 const MIB: u64 = 1 << 20;
 
@@ -167,6 +168,51 @@ fn id_list(numbers: &[u32]) -> Option<IdList> {
         })
         .collect();
     words.join(",").parse().ok()
+}
+
+/// Reads the state of one GPU as the GPU and the kernel report it, with a few cheap calls.
+///
+/// # Errors
+/// When the GPU or the driver is gone. Any other failure leaves the fact unknown.
+pub(super) fn read_vitals(
+    device: Device<'_>,
+    bus_id: Option<&PcieAddress>,
+    sysfs: &Sysfs,
+) -> Result<Vitals, NvmlError> {
+    let (uncorrected, uncorrected_failed) = value_and_failure(device.uncorrected_errors())?;
+    let (rows, rows_failed) = value_and_failure(device.remapped_rows())?;
+    let (repair_pending, pending_failed) = match rows {
+        Some(rows) => (Some(rows.pending), false),
+        // A GPU has rows or pages: the unsupported one of the two is not a failure.
+        None if rows_failed => (None, true),
+        None => value_and_failure(device.retirement_pending())?,
+    };
+    let (action, action_failed) = value_and_failure(device.recovery_action())?;
+    Ok(Vitals {
+        uncorrected,
+        remaps_rows: rows.is_some(),
+        repair_pending,
+        repair_failed: rows.map(|rows| rows.failed),
+        action,
+        binding: bus_id.and_then(|address| sysfs.binding(address)),
+        failed: Failed {
+            uncorrected: uncorrected_failed,
+            repair: pending_failed,
+            action: action_failed,
+        },
+    })
+}
+
+/// The value, and whether the call failed. "Unsupported" is not a failure.
+fn value_and_failure<T>(answer: Result<T, NvmlError>) -> Result<(Option<T>, bool), NvmlError> {
+    match answer {
+        Ok(value) => Ok((Some(value), false)),
+        Err(error) if error.is_gpu_lost() || error.is_driver_gone() => Err(error),
+        Err(error) => {
+            let is_unknown = error.is_unsupported() || error.code() == Some(Code::InvalidArgument);
+            Ok((None, !is_unknown))
+        }
+    }
 }
 
 #[cfg(test)]

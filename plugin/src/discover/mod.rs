@@ -14,7 +14,6 @@ mod mig;
 mod nvlink;
 mod pcie;
 mod sysfs;
-mod vitals;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -280,7 +279,7 @@ fn one<'nvml>(
 ) -> Result<(Device<'nvml>, gpu::Read, Vitals), NvmlError> {
     let device = nvml.device(index)?;
     let read = gpu::read(device, sysfs, warnings)?;
-    let state = vitals::read(device, read.gpu.bus_id.as_ref(), sysfs)?;
+    let state = gpu::read_vitals(device, read.gpu.bus_id.as_ref(), sysfs)?;
     Ok((device, read, state))
 }
 
@@ -305,7 +304,7 @@ pub fn vitals(
     gpu: &gantry_topology::Gpu,
 ) -> Result<Vitals, NvmlError> {
     let device = nvml.device(index)?;
-    vitals::read(device, gpu.bus_id.as_ref(), &Sysfs::at(&options.sys_root))
+    gpu::read_vitals(device, gpu.bus_id.as_ref(), &Sysfs::at(&options.sys_root))
 }
 
 /// MIG layout of a GPU, reduced to what detects a change.

@@ -20,7 +20,6 @@
 
 mod cause;
 mod checks;
-mod counts;
 mod fault;
 mod tracker;
 mod vitals;
@@ -28,8 +27,7 @@ mod xid;
 
 pub use cause::{Cause, Ended, GpuName, Loss, Outage, OutageKind, Proof, Trouble};
 pub use checks::{HealthChecks, XidList, XidListError};
-pub use counts::XidCounts;
 pub use fault::{Extent, Fault, Part};
 pub use tracker::HealthTracker;
 pub use vitals::{Failed, Vitals};
-pub use xid::{Class, Table, Xid};
+pub use xid::{Class, Table, Xid, XidCounts};

@@ -1,7 +1,11 @@
 //! Xids and their classes, from `data/xid.csv` (its first line names the sources). To change the effect of an
 //! Xid, change its row.
 
+use std::collections::BTreeMap;
 use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use gantry_topology::GpuUuid;
 
 const CSV: &str = include_str!("../../data/xid.csv");
 
@@ -184,6 +188,30 @@ fn fields(line: &'static str) -> Vec<&'static str> {
             Some(tail) => rest = tail,
             None => return fields,
         }
+    }
+}
+
+/// Counts of Xids per GPU since the daemon started, for metrics; Xids without consequences included. The NVML thread writes
+/// them. Clones share the counts.
+#[derive(Debug, Clone, Default)]
+pub struct XidCounts(Arc<Mutex<BTreeMap<(GpuUuid, u64), u64>>>);
+
+impl XidCounts {
+    /// Counts one Xid and returns the new count.
+    pub fn count(&self, gpu: &GpuUuid, xid: u64) -> u64 {
+        let mut counts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let count = counts.entry((gpu.clone(), xid)).or_default();
+        *count += 1;
+        *count
+    }
+
+    /// All counts: GPU, Xid, count.
+    pub fn all(&self) -> Vec<(GpuUuid, u64, u64)> {
+        let counts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        counts
+            .iter()
+            .map(|((gpu, xid), count)| (gpu.clone(), *xid, *count))
+            .collect()
     }
 }
 

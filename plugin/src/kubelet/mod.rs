@@ -5,7 +5,6 @@ mod directory;
 mod endpoint;
 mod podresources;
 mod register;
-mod server;
 mod service;
 mod serving;
 mod socket_contention;
