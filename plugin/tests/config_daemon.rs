@@ -20,7 +20,7 @@ use tokio_stream::StreamExt;
 use tokio_util::sync::CancellationToken;
 
 #[tokio::test(flavor = "multi_thread")]
-async fn probes_answer_and_nothing_is_served_until_there_is_a_configuration_and_a_wrong_one_is_told() {
+async fn missing_config_serves_only_probes_invalid_one_is_reported() {
     let stop = CancellationToken::new();
     let _end = stop.clone().drop_guard();
     let api = ApiServer::start(&ApiOptions::default(), stop.clone())
@@ -112,7 +112,7 @@ async fn probes_answer_and_nothing_is_served_until_there_is_a_configuration_and_
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_configuration_that_requires_what_the_host_lacks_is_refused_while_the_last_good_one_is_served() {
+async fn config_with_unmet_requirement_keeps_the_last_one() {
     let sim = Sim::of("workstation-2x");
     let mut node = Node::new(0);
     let file = node.directory.path().join("config.yaml");

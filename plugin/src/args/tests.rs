@@ -93,7 +93,7 @@ fn nvidias_flags_stand_beside_ours() {
 }
 
 #[test]
-fn without_flags_kubelets_socket_is_in_its_directory_and_nothing_asks_the_cluster_for_a_config() {
+fn default_flags_use_kubelet_folder_and_no_cluster_config() {
     let args = parse(&["--no-cluster", "--device-plugin-dir=/plugins"]).unwrap();
     assert_eq!(args.kubelet_socket(), Some("/plugins/kubelet.sock".into()));
     assert_eq!(args.config_now().unwrap().config, Config::default());
@@ -200,7 +200,7 @@ fn a_config_map_is_named_with_its_namespace() {
 }
 
 #[test]
-fn a_file_that_a_flag_names_goes_over_configurations_that_a_variable_names() {
+fn file_flag_overrides_configs_of_variable() {
     let by_variable = |ids: &[&'static str], words: &[&str]| {
         let words = [&["--node-name=a"], words].concat();
         by_variable(ids, &words).unwrap().config
@@ -246,14 +246,14 @@ fn by_variable(ids: &[&'static str], words: &[&str]) -> Result<Args, clap::Error
 }
 
 #[test]
-fn no_cluster_needs_no_node_name_and_takes_no_offence_at_a_kubeconfig() {
+fn no_cluster_needs_no_node_name_and_allows_kubeconfig() {
     assert!(parse(&["--no-cluster"]).is_ok());
     let args = by_variable(&["kubeconfig"], &["--no-cluster"]).unwrap();
     assert!(args.no_cluster && args.kubeconfig.is_some());
 }
 
 #[test]
-fn of_a_folder_and_a_config_map_the_one_that_a_flag_names_counts() {
+fn folder_or_config_map_of_flag_wins() {
     let folder = by_variable(&["config_map"], &["--node-name=a", "--config-dir=/x"]);
     // A path is a bad name of a ConfigMap, and that it goes unused excuses it not.
     assert!(folder.unwrap_err().to_string().contains("names no ConfigMap"));

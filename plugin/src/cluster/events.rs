@@ -16,14 +16,14 @@ use tracing::debug;
 use super::{Cluster, Pauses};
 use crate::handover::{Note, PodName};
 
-/// Most Events written in one go: somebody who forges grants must not flood the API server.
+/// Most Events written in one batch, so that forged grants cannot flood the API server.
 const MOST: usize = 20;
 /// Most devices named in an Event's text.
 const MOST_NAMED: usize = 16;
 
 /// Longest text of an Event in bytes: the API server refuses a longer one.
 const MOST_TEXT: usize = 1024;
-/// Most texts that are remembered, so that one that comes again is counted and not written anew.
+/// Most texts that are remembered, so that a repeated one is counted instead of written again.
 const MOST_TEXTS: usize = 16;
 /// How often at most an Event is sent that the API server does not take just now.
 const TRIES: usize = 5;
@@ -136,7 +136,7 @@ async fn follow(client: Client, cluster: Cluster, mut notes: mpsc::Receiver<Note
     }
 }
 
-/// The Event of a note; `None` where nobody has anything to do.
+/// The Event of a note; `None` if no action is needed.
 fn event(note: &Note) -> Option<(Event, PodName)> {
     let (pod, reason, action, text) = match note {
         Note::Refused { pod, refusal } => (
@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_event_that_is_not_taken_just_now_is_sent_again_a_few_times() {
+    async fn rejected_event_is_retried_a_few_times() {
         assert_eq!(told(&[201]).await, (true, 1));
         assert_eq!(told(&[429, 503, 504, 201]).await, (true, 4));
         assert_eq!(told(&[0, 201]).await, (true, 2), "a connection that breaks");

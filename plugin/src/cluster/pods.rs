@@ -319,7 +319,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn lists_that_go_on_failing_are_tried_ever_more_rarely_and_are_no_sign_of_life() {
+    async fn failing_lists_are_retried_rarely_and_show_no_api_server() {
         let (service, mut api) = mock::pair::<Request<Body>, Response<Body>>();
         let cluster = cluster();
         let observed = Arc::clone(&cluster.observed);

@@ -216,7 +216,7 @@ impl HealthTracker {
         let gpus: Vec<GpuUuid> = self.gpus.keys().filter(|gpu| chosen(gpu)).cloned().collect();
         for gpu in gpus {
             self.end_where(&gpu, Proof::Lifted, |_| true);
-            // An operator who accepts a GPU with fewer links does so for good: a later Xid does not count the
+            // An operator accepts a GPU with fewer links for good: a later Xid does not count the
             // missing links again.
             if let Some(record) = self.gpus.get_mut(&gpu) {
                 record.links = record.links_now;

@@ -13,7 +13,7 @@ use gantry_config::{Config, MigStrategy, ResourcePattern, spelled};
 /// The names of units on this node.
 pub(super) struct Naming<'c> {
     config: &'c Config,
-    /// GPUs whose MIG devices are not known.
+    /// GPUs with unknown MIG devices.
     mig_unknown: &'c BTreeSet<u8>,
     /// The kind that [`MigStrategy::Single`] serves.
     kind: Option<Kind>,

@@ -91,7 +91,7 @@ fn event_set_receives_registered_events_once_in_order() {
 }
 
 #[test]
-fn every_set_hears_an_event() {
+fn every_set_receives_an_event() {
     let simulated = Simulated::new("workstation-2x");
     let raw = simulated.start();
     let sets = [raw.listening(), raw.listening()];
@@ -346,7 +346,7 @@ fn health_counters_show_what_was_set() {
 }
 
 #[test]
-fn calls_are_counted_for_anybody_to_read() {
+fn calls_are_counted_for_every_process() {
     let simulated = Simulated::new("workstation-2x");
     let raw = simulated.start();
     let elsewhere = Controller::attach(simulated.folder()).unwrap();
@@ -362,7 +362,7 @@ fn calls_are_counted_for_anybody_to_read() {
 }
 
 #[test]
-fn a_state_file_that_a_person_has_broken_changes_nothing() {
+fn broken_state_file_changes_nothing() {
     let simulated = Simulated::new("workstation-2x");
     let raw = simulated.start();
     let controller = &simulated.installed.controller;

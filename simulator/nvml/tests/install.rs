@@ -83,7 +83,7 @@ fn a_wrong_machine_file_is_refused_with_its_place() {
 }
 
 #[test]
-fn capabilities_follow_the_cut() {
+fn capabilities_follow_mig_layout() {
     let folder = tempfile::tempdir().unwrap();
     let installed = install(&machines_folder().join("dgx-a100-mig.yaml"), folder.path()).unwrap();
     let proc = &installed.layout.proc;

@@ -351,7 +351,7 @@ fn mig_mode_is_turned_on_and_off_but_not_under_instances() {
 }
 
 #[test]
-fn a_gpu_is_cut_into_what_fits_and_no_more() {
+fn gpu_is_split_only_into_what_fits() {
     let simulated = Simulated::new("dgx-a100");
     let raw = simulated.start();
     raw.set_mig_mode(3, 1).unwrap();
@@ -572,7 +572,7 @@ fn layout_change_invalidates_handles_of_removed_instances() {
 }
 
 #[test]
-fn a_cut_that_the_product_does_not_allow_changes_nothing() {
+fn invalid_layout_changes_nothing() {
     let simulated = Simulated::new("dgx-a100-mig");
     let raw = simulated.start();
     let before = raw.uuids(4);
@@ -598,7 +598,7 @@ fn a_cut_that_the_product_does_not_allow_changes_nothing() {
 }
 
 #[test]
-fn a_change_of_mig_is_heard() {
+fn mig_change_raises_event() {
     let simulated = Simulated::new("dgx-a100");
     let raw = simulated.start();
     let set = raw.event_set();

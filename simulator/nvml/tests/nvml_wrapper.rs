@@ -157,7 +157,7 @@ fn several_machines_live_in_one_process() {
 }
 
 #[test]
-fn it_hears_an_xid_in_a_blocked_wait() {
+fn xid_ends_a_blocked_wait() {
     use nvml_wrapper::bitmasks::event::EventTypes;
     let simulated = Simulated::new("l4-4x-pcie");
     let nvml = open(&simulated);
@@ -208,7 +208,7 @@ fn it_reads_every_mig_device_of_every_machine() {
 }
 
 #[test]
-fn it_sees_a_gpu_cut_anew_while_it_holds_handles() {
+fn layout_change_is_seen_with_open_handles() {
     let simulated = Simulated::new("a30-4x-mig");
     let nvml = open(&simulated);
     let device = nvml.device_by_index(0).unwrap();

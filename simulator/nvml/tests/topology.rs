@@ -200,7 +200,7 @@ fn fabric_info_comes_in_three_versions() {
 }
 
 #[test]
-fn mig_is_off_where_there_is_mig_and_unheard_of_elsewhere() {
+fn mig_is_off_if_supported() {
     let (mut current, mut pending) = (9, 9);
     let raw = Simulated::new("dgx-a100").start();
     let device = raw.device(0).unwrap();

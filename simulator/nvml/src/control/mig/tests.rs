@@ -46,7 +46,7 @@ fn change() -> impl Strategy<Value = MigChange> {
 
 proptest! {
     #[test]
-    fn whatever_is_asked_the_cut_stays_one_that_the_product_allows(
+    fn any_change_keeps_a_valid_layout(
         model in any::<prop::sample::Index>(),
         changes in prop::collection::vec(change(), 0..60),
     ) {
