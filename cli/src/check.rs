@@ -1,5 +1,5 @@
-//! `gantry plugin --check-config`: what a config file means, or everything that is wrong with it, before a node sees it. A ConfigMap's
-//! manifest, which is what repositories hold, is as many config files as it has keys; a file may hold several.
+//! `gantry plugin --check-config`: prints the effective configuration of a config file, or all its problems. The manifest of a ConfigMap is
+//! read as one config file per key; a file may contain several manifests.
 
 mod manifest;
 
@@ -14,7 +14,7 @@ use manifest::{ConfigMap, config_maps};
 /// Prints the configuration that the options make as a config file in YAML; warnings go to standard error.
 ///
 /// # Errors
-/// Everything that is wrong, one problem per line.
+/// All problems, one per line.
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let (file, text) = args.config_text()?;
     let maps = config_maps(&text).map_err(|problem| anyhow::anyhow!("{file}: {problem}"))?;
@@ -29,13 +29,13 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     }
 }
 
-/// Each of several configurations as [`served`] gives it, as one text, or everything that is wrong with any of them.
+/// The configurations of all ConfigMaps as [`served`] returns them, as one text, or all their problems.
 fn all_served(args: &Args, file: &str, maps: &[ConfigMap]) -> anyhow::Result<String> {
     anyhow::ensure!(
         maps.iter().any(|map| !map.data.is_empty()),
         "{file}: the ConfigMap has no configuration in data"
     );
-    // A file may hold those of other programs too. Where nothing can be a configuration, one was meant all the same.
+    // ConfigMaps of other programs are left out, unless none can be a configuration.
     let any = maps.iter().any(ConfigMap::may_configure);
     let (mut printed, mut wrong) = (String::new(), Vec::new());
     for map in maps {
@@ -68,9 +68,11 @@ fn all_served(args: &Args, file: &str, maps: &[ConfigMap]) -> anyhow::Result<Str
     Ok(printed)
 }
 
-/// What `text`, called `source`, means, as a config file in YAML; warnings go to standard error.
+/// The effective configuration of `text`, called `source`, as a config file in YAML; warnings go to standard error.
 fn served(args: &Args, source: &str, text: &str) -> anyhow::Result<String> {
-    let loaded = args.config_of(source, text).map_err(|problems| told(&problems))?;
+    let loaded = args
+        .config_of(source, text)
+        .map_err(|problems| listed(&problems))?;
     for warning in &loaded.warnings {
         warn(source, warning);
     }
@@ -78,11 +80,11 @@ fn served(args: &Args, source: &str, text: &str) -> anyhow::Result<String> {
 }
 
 fn warn(source: &str, warning: &dyn std::fmt::Display) {
-    // Nowhere is left to tell that standard error is closed.
+    // A closed standard error cannot be reported.
     let _ = writeln!(io::stderr(), "gantry: warning: {source}: {warning}");
 }
 
-fn told(problems: &Problems) -> anyhow::Error {
+fn listed(problems: &Problems) -> anyhow::Error {
     let list: Vec<String> = problems
         .list
         .iter()

@@ -1,4 +1,4 @@
-//! The flags that say where the configuration is; those of NVIDIA's config-manager among them.
+//! The flags for the place of the configuration, including those of NVIDIA's config-manager.
 
 use std::path::PathBuf;
 
@@ -18,7 +18,7 @@ const LABEL: &str = "nvidia.com/device-plugin.config";
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Config file")]
 pub struct ConfigArgs {
-    /// Which of these are flags. It stands first: clap forgets where a value came from once it is read.
+    /// Which settings are given as flags. The first field, because clap drops the origin of a value once it is read.
     #[command(flatten)]
     pub origins: Origins,
 
@@ -65,7 +65,7 @@ pub struct ConfigArgs {
     )]
     pub fallback_strategies: Vec<Fallback>,
 
-    /// What an unknown key of it means.
+    /// How unknown keys are treated.
     #[command(flatten)]
     pub leniency: Leniency,
 
@@ -75,8 +75,8 @@ pub struct ConfigArgs {
     pub check_config: Option<PathBuf>,
 }
 
-/// The bounds on requests to the API server that NVIDIA's gpu-feature-discovery and config-manager keep. Read, so that their command
-/// lines and manifests are taken, and without effect: what is to be known is watched, and what changes is written once.
+/// The limits on requests to the API server of NVIDIA's gpu-feature-discovery and config-manager. They are accepted, so that command
+/// lines and manifests of these programs work, and have no effect.
 #[derive(Debug, Clone, Default, PartialEq, Args)]
 pub struct ApiRate {
     /// No effect: little is asked of the API server, and only what changes is written (NVIDIA's flag)
@@ -88,7 +88,7 @@ pub struct ApiRate {
     pub kube_api_burst: Option<i64>,
 }
 
-/// What of this stands on the command line: a flag goes over a variable, also where the two are of different settings.
+/// Which settings are flags: a flag overrides a variable, also of another setting.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Origins {
     /// The one config file.
@@ -125,7 +125,7 @@ impl FromArgMatches for Origins {
 }
 
 impl Args for Origins {
-    /// Takes no flag of its own.
+    /// Has no flag of its own.
     fn augment_args(command: clap::Command) -> clap::Command {
         command
     }
@@ -135,7 +135,7 @@ impl Args for Origins {
     }
 }
 
-/// What an unknown key of the config file means.
+/// How unknown keys of the config file are treated.
 #[derive(Debug, Clone, Copy, Default, Args)]
 pub struct Leniency {
     /// Take unknown keys of the config file for a warning, as NVIDIA's plugin takes them for nothing
@@ -153,7 +153,7 @@ pub struct Leniency {
 }
 
 impl Leniency {
-    /// The same as the reader knows it.
+    /// The setting for the reader.
     pub const fn strictness(self) -> Strictness {
         match self.lenient_config {
             true => Strictness::Lenient,
@@ -163,7 +163,7 @@ impl Leniency {
 }
 
 impl Default for ConfigArgs {
-    /// What stands where nobody says anything.
+    /// The defaults.
     fn default() -> Self {
         Self {
             config_file: None,
@@ -187,7 +187,7 @@ impl ConfigArgs {
             .or_else(|| filled(self.config_file.as_ref()))
     }
 
-    /// The several configurations, if there are several and no flag names one file instead.
+    /// The several configurations, unless a flag names one file instead.
     pub fn configs(&self) -> Option<Configs> {
         let Origins {
             file,
@@ -203,7 +203,7 @@ impl ConfigArgs {
         }
     }
 
-    /// What to tell of a config file that is named in the same way as several configurations, which go before it.
+    /// A warning about a config file that is not read, because several configurations are given in the same way.
     pub fn unread(&self) -> Option<String> {
         let Origins { file, configs, .. } = self.origins;
         filled(self.config_file.as_ref()).filter(|_| file == configs)?;
@@ -217,7 +217,7 @@ impl ConfigArgs {
         ))
     }
 
-    /// Which of several counts on a node without the label.
+    /// Which configuration counts on a node without the label.
     pub fn choice(&self) -> Choice {
         Choice {
             default: self.default_config.clone(),
@@ -226,7 +226,7 @@ impl ConfigArgs {
     }
 }
 
-/// An empty variable counts as not set.
+/// An empty variable counts as unset.
 fn filled(text: Option<&String>) -> Option<PathBuf> {
     text.filter(|text| !text.is_empty()).map(PathBuf::from)
 }

@@ -1,17 +1,14 @@
-//! The configuration in effect, written as the config file that says it all: for the log, and for `--check-config`. Reading it
-//! again gives the same configuration.
+//! The effective configuration as a complete config file, for the log and for `--check-config`. Reading it again gives the same
+//! configuration.
 
 use std::path::Path;
 
-use super::file::{
-    Devices, File, Flags, GfdFlags, ImexFile, Pattern, PluginFlags, Resources, Shared, SharedResource,
-    Sharing, Version,
-};
-use super::value::{ChannelIds, Replicas, Resource, SleepInterval, Strategies};
-use super::{Config, Gfd, ResourcePattern, TimeSlicing};
+use super::file::{Devices, File, Flags, GfdFlags, ImexFile, PluginFlags, Resources, Sharing, Version};
+use super::value::{ChannelIds, SleepInterval, Strategies};
+use super::{Config, Gfd};
 
 impl Config {
-    /// The config file that says all of this, defaults too.
+    /// The complete config file, including defaults.
     pub fn to_file(&self) -> File {
         File {
             version: Some(Version::V1),
@@ -40,11 +37,11 @@ impl Config {
                 gfd: gfd(&self.gfd),
             },
             resources: Resources {
-                gpus: patterns(&self.gpu_patterns),
-                mig: patterns(&self.mig_patterns),
+                gpus: self.gpu_patterns.clone(),
+                mig: self.mig_patterns.clone(),
             },
             sharing: Sharing {
-                time_slicing: self.time_slicing.as_ref().map(time_slicing),
+                time_slicing: self.time_slicing.clone(),
                 mps: None,
             },
             imex: ImexFile {
@@ -60,7 +57,7 @@ impl Config {
 
     /// The configuration as one line of JSON. Equal configurations give equal lines.
     pub fn to_json(&self) -> String {
-        // Cannot fail: every key is text and every number finite.
+        // Cannot fail: every key is text and every number is finite.
         serde_json::to_string(&self.to_file()).unwrap_or_default()
     }
 
@@ -80,33 +77,6 @@ fn gfd(gfd: &Gfd) -> GfdFlags {
         sleep_interval: Some(SleepInterval(gfd.sleep_interval)),
         output_file: gfd.output_file.as_deref().map_or(Some(String::new()), text),
         machine_type_file: text(&gfd.machine_type_file),
-    }
-}
-
-fn patterns(patterns: &[ResourcePattern]) -> Vec<Pattern> {
-    patterns
-        .iter()
-        .map(|entry| Pattern {
-            pattern: entry.pattern.clone(),
-            name: Resource(entry.name.clone()),
-        })
-        .collect()
-}
-
-fn time_slicing(sharing: &TimeSlicing) -> Shared {
-    Shared {
-        rename_by_default: Some(sharing.rename_by_default),
-        fail_requests_greater_than_one: Some(sharing.fail_requests_greater_than_one),
-        resources: sharing
-            .resources
-            .iter()
-            .map(|entry| SharedResource {
-                name: Resource(entry.name.clone()),
-                rename: entry.rename.clone().map(Resource),
-                devices: Some(entry.devices.clone()),
-                replicas: Replicas(entry.replicas),
-            })
-            .collect(),
     }
 }
 

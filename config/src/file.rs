@@ -1,16 +1,16 @@
-//! The config file's form, version v1: what may be written, key by key. The JSON schema and the reference are made from these
-//! types; what the values mean together is decided in `resolve`.
+//! The config file, version v1, key by key. The JSON schema and the reference are generated from these types; rules over several values
+//! are in `resolve`.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::value::{ChannelIds, Replicas, Resource, SleepInterval, Strategies};
-use super::{DeviceIdStrategy, MigStrategy, Selector, SharedDevices, SharedOf};
+use super::value::{ChannelIds, SleepInterval, Strategies};
+use super::{DeviceIdStrategy, MigStrategy, ResourcePattern, Selector, SharedDevices, TimeSlicing};
 
-/// Keys that are read in a second place too: where they may stand, and where they belong.
+/// Keys with a second place: the second place, and the right one.
 pub(super) const MOVED: [(&str, &str); 1] = [("flags.gfd.useNodeFeatureAPI", "flags.useNodeFeatureAPI")];
 
-/// Keys that must have a value where they stand, as with NVIDIA's plugin: a template that renders nothing would share all GPUs, or none.
+/// Keys that require a value, as with NVIDIA's plugin: a template that renders nothing would share all GPUs, or none.
 pub(super) const VALUED: [&str; 3] = [
     "sharing.timeSlicing",
     "sharing.timeSlicing.resources[].devices",
@@ -158,20 +158,10 @@ pub struct GfdFlags {
 pub struct Resources {
     /// By model; the first pattern that matches counts, and what matches none keeps nvidia.com/gpu.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub gpus: Vec<Pattern>,
+    pub gpus: Vec<ResourcePattern>,
     /// By MIG profile; the first pattern that matches counts, and what matches none keeps nvidia.com/mig-<profile>.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub mig: Vec<Pattern>,
-}
-
-/// A pattern and the resource name of what matches it.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub struct Pattern {
-    /// Model, or profile as NVML, resources or labels spell it; * stands for anything.
-    pub pattern: String,
-    /// Resource name; nvidia.com/ is put in front where it is missing.
-    pub name: Resource,
+    pub mig: Vec<ResourcePattern>,
 }
 
 /// Devices that several containers may use at once.
@@ -180,41 +170,10 @@ pub struct Pattern {
 pub struct Sharing {
     /// Containers take turns on a device.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub time_slicing: Option<Shared>,
+    pub time_slicing: Option<TimeSlicing>,
     /// Several processes on a device at once, by NVIDIA's Multi-Process Service; read, and refused at start.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub mps: Option<Shared>,
-}
-
-/// One way of sharing.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub struct Shared {
-    /// Whether shared resources get .shared at the end of their name, where no name is given.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub rename_by_default: Option<bool>,
-    /// Whether a container may ask for one replica only.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub fail_requests_greater_than_one: Option<bool>,
-    /// What is shared; at least one entry.
-    #[schemars(length(min = 1))]
-    pub resources: Vec<SharedResource>,
-}
-
-/// Devices of one resource that are shared.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub struct SharedResource {
-    /// The resource before sharing; nvidia.com/ is put in front where it is missing.
-    pub name: Resource,
-    /// Its name after sharing.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub rename: Option<Resource>,
-    /// Which of its devices: all (the default), the first so many, or a list of indices, MIG indices and UUIDs.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub devices: Option<SharedOf>,
-    /// How many containers may use a device at once: 2 or more.
-    pub replicas: Replicas,
+    pub mps: Option<TimeSlicing>,
 }
 
 /// Import/export memory channels.

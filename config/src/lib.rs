@@ -1,5 +1,10 @@
-//! What the plugin is told to do: one immutable value, made from flags, environment and the v1 config file of NVIDIA's
-//! k8s-device-plugin. Plain data with the invalid states left out; where a value came from is forgotten here.
+//! The configuration of the plugin: one immutable value, made from flags, environment and the v1 config file of NVIDIA's
+//! k8s-device-plugin. Precedence, highest first: flag, environment variable, config file, default.
+//!
+//! ```text
+//! text -> tree (lines) -> file (types) -> resolve (rules over several values) -> Config
+//! flags, variables -> overrides (layers over the tree)
+//! ```
 
 mod args;
 mod effective;
@@ -30,24 +35,24 @@ pub use schema::json_schema;
 pub use sharing::{DeviceRef, Replicated, ResourcePattern, SharedDevices, SharedOf, TimeSlicing};
 pub use sharing::{MOST_DEVICES, spelled};
 
-/// Everything that a config file or a flag of NVIDIA's plugin can say, and ours.
+/// The settings of NVIDIA's plugin, and ours.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Config {
     /// How MIG devices are advertised.
     pub mig_strategy: MigStrategy,
-    /// Whether a node without NVML or GPUs ends a program that labels once. The daemon waits for them, whatever this says.
+    /// Whether a program that labels once fails on a node without NVML or GPUs. The daemon always waits for them.
     pub fail_on_init_error: bool,
-    /// Host directory of the driver: what a container's runtime finds libraries under.
+    /// Host directory of the driver, under which a container's runtime finds its libraries.
     pub driver_root: PathBuf,
     /// Host directory whose `dev/` holds the device nodes.
     pub dev_root: PathBuf,
     /// Where this process sees `driver_root`.
     pub container_driver_root: PathBuf,
-    /// How containers get their devices; sorted, not empty.
+    /// How containers get their devices; sorted and not empty.
     pub device_list_strategy: Vec<Strategy>,
     /// Whether device nodes are passed by kubelet itself as well.
     pub pass_device_specs: bool,
-    /// What devices are called towards the runtime.
+    /// The IDs of devices for the runtime.
     pub device_id_strategy: DeviceIdStrategy,
     /// Prefix of the annotation keys that carry CDI names.
     pub cdi_annotation_prefix: String,
@@ -55,27 +60,27 @@ pub struct Config {
     pub cdi_hook_path: PathBuf,
     /// Switches of the CDI writer; sorted.
     pub cdi_feature_flags: Vec<CdiFeature>,
-    /// CDI hooks left out; sorted.
+    /// CDI hooks to leave out; sorted.
     pub cdi_disabled_hooks: Vec<CdiHook>,
-    /// GPUDirect RDMA copy, GPUDirect Storage, Mellanox OFED: which are passed to containers.
+    /// Whether containers get GPUDirect RDMA copy.
     pub gdrcopy: bool,
-    /// See [`Config::gdrcopy`].
+    /// Whether containers get GPUDirect Storage.
     pub gds: bool,
-    /// See [`Config::gdrcopy`].
+    /// Whether containers get Mellanox OFED.
     pub mofed: bool,
     /// Import/export memory channels.
     pub imex: Imex,
-    /// How replicas and MIG devices are laid on GPUs; `None`: replicas spread, MIG devices packed.
+    /// How replicas and MIG devices are chosen; `None`: replicas distributed, MIG devices packed.
     pub shared_devices: Option<SharedDevices>,
-    /// Names for GPUs and MIG devices by pattern; empty: the defaults.
+    /// Resource names of GPUs by pattern; empty: the default.
     pub gpu_patterns: Vec<ResourcePattern>,
-    /// See [`Config::gpu_patterns`].
+    /// Resource names of MIG devices by pattern; empty: the defaults.
     pub mig_patterns: Vec<ResourcePattern>,
     /// Time slicing, if configured.
     pub time_slicing: Option<TimeSlicing>,
     /// GPUs that may be served; empty: all.
     pub allow: Vec<Selector>,
-    /// GPUs that are not served, whatever `allow` says.
+    /// GPUs that are not served, even if `allow` matches.
     pub deny: Vec<Selector>,
     /// The node labels.
     pub gfd: Gfd,
@@ -85,22 +90,22 @@ pub struct Config {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum MigStrategy {
-    /// Not at all: GPUs are served whole, and one whose MIG is on is left out.
+    /// Not at all: GPUs are served whole, and a GPU with MIG on is left out.
     #[default]
     None,
-    /// Under the name of whole GPUs; all must be alike.
+    /// Under the name of whole GPUs; all must be of one kind.
     Single,
     /// Each profile under its own name, beside whole GPUs.
     Mixed,
 }
 
-/// One way of giving a container its devices (the device list strategy).
+/// A way to give a container its devices (the device list strategy).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Strategy {
     /// `NVIDIA_VISIBLE_DEVICES`, for the NVIDIA container runtime.
     Envvar,
-    /// Mounts under `/var/run/nvidia-container-devices`, which an unprivileged container cannot make up.
+    /// Mounts under `/var/run/nvidia-container-devices`, which an unprivileged container cannot forge.
     VolumeMounts,
     /// CDI names in a container annotation, for runtimes before CDI was in the CRI.
     CdiAnnotations,
@@ -114,7 +119,7 @@ impl Strategy {
         matches!(self, Self::CdiAnnotations | Self::CdiCri)
     }
 
-    /// Every way there is.
+    /// All strategies.
     pub const ALL: [Self; 4] = [
         Self::Envvar,
         Self::VolumeMounts,
@@ -122,7 +127,7 @@ impl Strategy {
         Self::CdiCri,
     ];
 
-    /// The word that flags and files have for it.
+    /// Its name in flags and files.
     pub const fn word(self) -> &'static str {
         match self {
             Self::Envvar => "envvar",
@@ -133,7 +138,7 @@ impl Strategy {
     }
 }
 
-/// What devices are called towards the runtime.
+/// The IDs of devices for the runtime.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum DeviceIdStrategy {
@@ -148,11 +153,11 @@ pub enum DeviceIdStrategy {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum CdiFeature {
-    /// The driver's libraries are named one by one.
+    /// Libraries of the driver without its version in their names are mounted too.
     EnableExplicitDriverLibraries,
-    /// The sandbox utility library is not asked.
+    /// The sandbox utility library is not used.
     DisableNvsandboxutils,
-    /// Annotations on devices that have coherent memory.
+    /// Devices with coherent memory are annotated.
     EnableCoherentAnnotations,
     /// One CSV file per device only (Tegra).
     DisableMultipleCsvDevices,
@@ -168,15 +173,15 @@ pub enum CdiFeature {
 pub enum CdiHook {
     /// No hook at all.
     All,
-    /// Permissions of device folders.
+    /// Sets permissions of device folders.
     Chmod,
-    /// Links that the driver's libraries need.
+    /// Creates links that the driver's libraries need.
     CreateSymlinks,
-    /// The newer of the driver's and the image's CUDA.
+    /// Selects the newer of the driver's and the image's CUDA.
     EnableCudaCompat,
-    /// The loader's cache.
+    /// Updates the loader's cache.
     UpdateLdcache,
-    /// The driver does not make device nodes in the container.
+    /// Keeps the driver from creating device nodes in the container.
     DisableDeviceNodeModification,
     /// Application profiles.
     UpdateApplicationProfile,
@@ -187,12 +192,11 @@ pub enum CdiHook {
 pub struct Imex {
     /// Whether containers get channel 0; NVIDIA's plugin allows no other.
     pub channel: bool,
-    /// Whether a missing channel ends the program at the start and refuses a configuration that comes later; otherwise it is left out
-    /// with a warning.
+    /// Whether a missing channel is an error, at the start and for a later configuration; otherwise it is left out with a warning.
     pub required: bool,
 }
 
-/// Which GPUs an allow or deny list means.
+/// An entry of an allow or deny list.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "serde_json::Value", into = "serde_json::Value")]
 pub enum Selector {
@@ -202,7 +206,7 @@ pub enum Selector {
     Uuid(String),
     /// PCIe address.
     BusId(gantry_topology::PcieAddress),
-    /// Product name in any case; `*` stands for anything.
+    /// Product name in any case; `*` matches anything.
     Model(String),
 }
 

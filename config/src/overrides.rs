@@ -1,5 +1,5 @@
-//! Flags and environment as layers over the file. They are read by NVIDIA's rules (urfave/cli's): a flag goes over a variable, a
-//! variable over the file; of several variables of one setting the first that is set counts.
+//! Flags and environment as layers over the file, by the rules of NVIDIA's plugin (urfave/cli): a flag overrides a variable, and a
+//! variable overrides the file. The first set variable of a setting counts.
 
 use clap::error::ErrorKind;
 use clap::{Arg, ArgAction, ArgMatches, Command};
@@ -9,15 +9,15 @@ use super::settings::{Kind, Program, Setting};
 use super::{Layer, Problem, Problems, Strictness, load};
 use crate::Fault;
 
-/// Words that `--device-list-strategy` takes beside NVIDIA's: kubelet passes the device nodes.
+/// Words that `--device-list-strategy` accepts in addition to NVIDIA's: kubelet passes the device nodes.
 const DEVICE_NODES: [&str; 2] = ["device-nodes", "pass-device-specs"];
 
-/// What flags and environment say, checked.
+/// The values of flags and environment, checked.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Overrides(Vec<Layer>);
 
 impl Overrides {
-    /// Reads the variables of `program` that `env` knows and `flags`, which gives all values of a flag in their order.
+    /// Reads the variables of `program` through `env`, and the values of each flag in their order through `flags`.
     ///
     /// # Errors
     /// Every value that is not allowed.
@@ -29,27 +29,27 @@ impl Overrides {
         let mut layers = Vec::new();
         let mut problems = Vec::new();
         for setting in program.settings() {
-            let says_nothing = |text: &str| {
+            let is_unset = |text: &str| {
                 text.is_empty() && matches!(setting.kind, Kind::Text | Kind::List | Kind::Numbers)
             };
-            let said = |name: &&'static str| {
-                let text = env(name).filter(|text| !says_nothing(text))?;
+            let value = |name: &&'static str| {
+                let text = env(name).filter(|text| !is_unset(text))?;
                 Some((*name, text))
             };
-            if let Some((name, text)) = program.variables(setting).iter().find_map(said) {
+            if let Some((name, text)) = program.variables(setting).iter().find_map(value) {
                 let text = if text.is_empty() && setting.kind == Kind::Bool {
                     "false".to_owned()
                 } else {
                     text
                 };
-                lay(setting, name.to_owned(), &[text], &mut layers, &mut problems);
+                add_layer(setting, name.to_owned(), &[text], &mut layers, &mut problems);
             }
         }
         for setting in program.settings() {
             let texts = flags(setting);
             if !texts.is_empty() {
                 let name = setting.flags.first().copied().unwrap_or_default();
-                lay(setting, format!("--{name}"), &texts, &mut layers, &mut problems);
+                add_layer(setting, format!("--{name}"), &texts, &mut layers, &mut problems);
             }
         }
         if let Err(wrong) = load("", "", &layers, Strictness::Strict) {
@@ -72,7 +72,7 @@ impl Overrides {
     }
 }
 
-/// Where a person has to look: flags begin with dashes, variables do not.
+/// The source of the problems: flags begin with dashes, variables do not.
 fn source(problems: &[Problem]) -> &'static str {
     let (flags, variables): (Vec<_>, Vec<_>) =
         problems.iter().partition(|problem| problem.at.starts_with("--"));
@@ -83,8 +83,8 @@ fn source(problems: &[Problem]) -> &'static str {
     }
 }
 
-/// Adds what `texts`, given by the flag or variable `origin`, mean for `setting`.
-fn lay(
+/// Adds the value of `setting` that the flag or variable `origin` gives as `texts`.
+fn add_layer(
     setting: &Setting,
     origin: String,
     texts: &[String],
@@ -147,7 +147,7 @@ pub(super) fn boolean(text: &str) -> Option<bool> {
     }
 }
 
-/// [`Overrides`] for what stands in for NVIDIA's gpu-feature-discovery: its settings, and its own variables before the plugin's.
+/// [`Overrides`] for the replacement of NVIDIA's gpu-feature-discovery: its settings, with its own variables before the plugin's.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct GfdOverrides(Overrides);
 
@@ -231,7 +231,7 @@ fn argument(program: Program, setting: &Setting) -> Arg {
     let mut argument = Arg::new(setting.key)
         .long(main)
         .visible_aliases(flags.collect::<Vec<_>>())
-        // Given twice, the last one counts, as with NVIDIA's plugin; lists grow.
+        // The last of several values counts, as with NVIDIA's plugin; lists grow.
         .action(ArgAction::Append)
         .help(help)
         .help_heading(match (program, setting.labels) {

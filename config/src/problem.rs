@@ -1,15 +1,15 @@
-//! What is wrong with a configuration: every problem with its place, said so that a person can mend it without the source.
+//! Problems of a configuration: each with its place, what is allowed there, and the nearest valid name.
 
 use std::fmt;
 
-/// One thing that is wrong.
+/// A problem.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Problem {
-    /// Line of the file, from 1, where it is known.
+    /// Line of the file, from 1, if known.
     pub line: Option<u64>,
     /// Key (`sharing.timeSlicing.resources[0].replicas`), flag or environment variable; empty: the whole file.
     pub at: String,
-    /// What is wrong.
+    /// The kind of the problem.
     pub fault: Fault,
 }
 
@@ -19,44 +19,44 @@ pub enum Fault {
     /// It is neither YAML nor JSON.
     #[error("not well-formed: {0}")]
     Syntax(String),
-    /// Nothing is called so.
+    /// A key that does not exist.
     #[error("there is no such key; {}{}", suggestion(nearest.as_deref(), allowed), elsewhere(belongs))]
     UnknownKey {
-        /// Where there is a key of this very name; empty where there is none.
+        /// The places with a key of this name.
         belongs: Vec<String>,
-        /// The key that was meant, if one is near.
+        /// The most similar key, if one is similar enough.
         nearest: Option<String>,
-        /// The keys there are in this place.
+        /// The keys in this place.
         allowed: Vec<String>,
     },
-    /// None of a few words.
+    /// A word that is not in the list of allowed ones.
     #[error("{found:?} is not allowed; {}", suggestion(nearest.as_deref(), allowed))]
     UnknownWord {
         /// The word.
         found: String,
-        /// The word that was meant, if one is near.
+        /// The most similar word, if one is similar enough.
         nearest: Option<String>,
-        /// The words there are.
+        /// The allowed words.
         allowed: Vec<String>,
     },
-    /// A key that must be there.
+    /// A required key is missing.
     #[error("{0} is missing")]
     Missing(String),
-    /// A value that is not allowed here, with what is.
+    /// A value that is not allowed, with the allowed ones.
     #[error("{0}")]
     Invalid(String),
     /// It contradicts another part of the configuration.
     #[error("{0}")]
     Contradiction(String),
-    /// NVIDIA's plugin has it, this one does not, and this is what to use instead.
+    /// A setting of NVIDIA's plugin that this one does not serve, with what to use instead.
     #[error("{0}")]
     NotServed(String),
-    /// There is more than is told of.
-    #[error("there is more of this from here on, which is not listed")]
+    /// More problems follow.
+    #[error("more problems follow from here on, which are not listed")]
     More,
 }
 
-/// What there is, and which of it was perhaps meant.
+/// The allowed names, and the most similar one.
 fn suggestion(nearest: Option<&str>, allowed: &[String]) -> String {
     let near = nearest.map_or(String::new(), |name| format!("; did you mean {name:?}?"));
     match allowed {
@@ -65,7 +65,7 @@ fn suggestion(nearest: Option<&str>, allowed: &[String]) -> String {
     }
 }
 
-/// Where a key belongs that stands in the wrong place.
+/// The right places of a misplaced key.
 fn elsewhere(belongs: &[String]) -> String {
     match belongs {
         [] => String::new(),
@@ -75,7 +75,7 @@ fn elsewhere(belongs: &[String]) -> String {
 }
 
 impl Problem {
-    /// Whether it stands at the key `at`, or below it.
+    /// Whether it is at the key `at` or below it.
     pub(super) fn is_within(&self, at: &str) -> bool {
         self.at
             .strip_prefix(at)
@@ -95,12 +95,12 @@ impl fmt::Display for Problem {
     }
 }
 
-/// Everything that is wrong with one configuration.
+/// All problems of one configuration.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Problems {
     /// The file, the ConfigMap's key, the command line or the environment.
     pub source: String,
-    /// Not empty, in the order of the file.
+    /// The problems in the order of the file; not empty.
     pub list: Vec<Problem>,
 }
 
@@ -121,7 +121,7 @@ impl Problems {
 impl std::error::Error for Problems {}
 
 impl fmt::Display for Problems {
-    /// In one line, for logs and Events.
+    /// One line, for logs and Events.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.source)?;
         if self.list.len() > 1 {
@@ -134,7 +134,7 @@ impl fmt::Display for Problems {
     }
 }
 
-/// The name in `allowed` that is nearest to `name`, if it is near enough to be a slip.
+/// The most similar name in `allowed`, if it is similar enough for a typing error.
 pub(super) fn nearest<'a>(name: &str, allowed: impl IntoIterator<Item = &'a str>) -> Option<String> {
     let lower = name.to_lowercase();
     allowed

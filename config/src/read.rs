@@ -1,4 +1,4 @@
-//! From a config file's text, with flags and environment laid over it, to a `Config`: or every problem there is with it. No I/O.
+//! Reads a config file's text, overlays flags and environment, and returns a `Config` or all problems. No I/O.
 
 use gantry_api::ResourceName;
 use serde_json::Value;
@@ -9,29 +9,29 @@ use super::problem::nearest;
 use super::tree::{Branch, MAX_DEPTH, MAX_NODES, Node, Step, below, steps};
 use super::{Config, Fault, Problem, Problems, resolve, schema};
 
-/// Longest text that is read: what a ConfigMap holds at most.
+/// Longest text that is read, which is the limit of a ConfigMap.
 pub(super) const MAX_BYTES: usize = 1 << 20;
-/// The key that a configuration of NVIDIA's MIG manager has, in a ConfigMap much like the plugin's.
+/// The key of a configuration of NVIDIA's MIG manager, whose ConfigMap is similar to the plugin's.
 pub const MIG_MANAGERS: &str = "mig-configs";
-/// Most wrong values that are told at once.
+/// Most problems that are reported at once.
 pub(super) const MAX_PROBLEMS: usize = 32;
 
-/// What a key means that nobody knows.
+/// How unknown keys are treated.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Strictness {
-    /// A mistake.
+    /// As errors.
     #[default]
     Strict,
-    /// A warning, and nothing else, as with NVIDIA's plugin; keys may be written twice, and where they may be there, in any case.
+    /// As warnings. As with NVIDIA's plugin, keys may also be given twice, and in any case where that plugin accepts it.
     Lenient,
 }
 
-/// A value that goes over the file's.
+/// A value that overrides the file's.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Layer {
-    /// Dotted path of the key that it replaces.
+    /// Dotted path of its key.
     pub key: &'static str,
-    /// The flag or variable that it comes from.
+    /// The flag or variable of the value.
     pub origin: String,
     /// The value.
     pub value: Value,
@@ -42,7 +42,7 @@ pub struct Layer {
 pub struct Loaded {
     /// The configuration.
     pub config: Config,
-    /// What a person may want to know about it.
+    /// Warnings for the operator.
     pub warnings: Vec<Problem>,
 }
 
@@ -74,7 +74,7 @@ pub(super) fn load_naming(
         }
     };
     for (from, to) in MOVED {
-        tree.rehome(from, to);
+        tree.move_key(from, to);
     }
     without_value(&tree, "", &mut problems);
     let known = schema::known();
@@ -94,21 +94,21 @@ pub(super) fn load_naming(
     let (mut file, mut wrong) = typed(tree.clone(), known);
     if !layers.is_empty() {
         for layer in layers {
-            tree.lay(layer.key, &layer.origin, layer.value.clone());
+            tree.overlay(layer.key, &layer.origin, layer.value.clone());
         }
         let more;
         (file, more) = typed(tree.clone(), known);
         wrong.extend(more);
     }
     if !wrong.is_empty() {
-        // Whatever else is there is looked at all the same, so that everything is told at once.
+        // The rest is checked nevertheless, so that all problems are reported at once.
         tree = tree.without(&wrong.iter().map(|problem| problem.at.as_str()).collect());
         (file, _) = typed(tree.clone(), known);
     }
     let (config, notes, contradictions) = resolve::resolve(file, &tree, gpu_resource);
     warnings.extend(notes);
     problems.extend(contradictions.into_iter().filter(|problem| {
-        // A list may be empty only because what stands in it is wrong.
+        // A list may be empty only because its entries are wrong.
         matches!(problem.fault, Fault::NotServed(_))
             || !wrong.iter().any(|wrong| wrong.is_within(&problem.at))
     }));
@@ -126,7 +126,7 @@ pub(super) fn load_naming(
     })
 }
 
-/// Leaves the first ones, and says that there are more.
+/// Keeps the first problems, and adds that more follow.
 fn at_most(list: &mut Vec<Problem>) {
     if let Some(next) = list.get(MAX_PROBLEMS) {
         let more = Problem {
@@ -191,11 +191,11 @@ fn tree(text: &str, strictness: Strictness) -> Result<Node, Problem> {
         let line = line_of(&error);
         let message = error.without_snippet().to_string();
         let message = message.lines().next().unwrap_or_default();
-        // The place is said once, in front.
+        // The line is printed in front.
         let message = message.split(" at line ").next().unwrap_or_default();
         let message = match message.strip_prefix("duplicate mapping key: ") {
             Some(rest) => format!(
-                "the key {} stands twice",
+                "the key {} is given twice",
                 rest.split(", set ").next().unwrap_or_default()
             ),
             None => limit(message).unwrap_or_else(|| message.to_owned()),
@@ -204,7 +204,7 @@ fn tree(text: &str, strictness: Strictness) -> Result<Node, Problem> {
     })
 }
 
-/// What it means that the reader went over one of its limits.
+/// The message for an exceeded limit of the YAML reader.
 fn limit(message: &str) -> Option<String> {
     let which = match message {
         "recursion limit exceeded" => "Depth",
@@ -215,14 +215,14 @@ fn limit(message: &str) -> Option<String> {
         "Depth" => format!("it is nested more than {MAX_DEPTH} levels deep"),
         "Nodes" => format!("it has more than {MAX_NODES} keys and values, all aliases (*name) written out"),
         "Aliases" | "AliasAnchorRatio" | "Events" | "ScalarBytes" | "MergeKeys" => {
-            "it becomes too large when all aliases (*name) are written out; write what is meant instead"
+            "it becomes too large when all aliases (*name) are written out; write the values instead"
                 .to_owned()
         }
         _ => "it is too large".to_owned(),
     })
 }
 
-/// Tells of keys that must not stand without a value. `form` is the path of `node` with `[]` for every index.
+/// Reports keys that require a value and have none. `form` is the path of `node` with `[]` for every index.
 fn without_value(node: &Node, form: &str, problems: &mut Vec<Problem>) {
     match &node.branch {
         Branch::Leaf(Value::Null) if VALUED.iter().any(|valued| valued.eq_ignore_ascii_case(form)) => {
@@ -247,7 +247,7 @@ fn without_value(node: &Node, form: &str, problems: &mut Vec<Problem>) {
     }
 }
 
-/// Takes out what the schema does not know, and keys without a value: where they may stand ([`VALUED`]) they mean nothing in Go either.
+/// Removes keys that the schema does not have, and keys without a value, which mean nothing in Go either (except [`VALUED`]).
 fn prune(node: &mut Node, known: &Value, strictness: Strictness, unknown: &mut Vec<Problem>) {
     let is_root = node.at.is_empty();
     if is_root && node.branch == Branch::Leaf(Value::Null) {
@@ -283,7 +283,7 @@ fn prune(node: &mut Node, known: &Value, strictness: Strictness, unknown: &mut V
                             line: node.line,
                             at: node.at.clone(),
                             fault: Fault::NotServed(
-                                "this is a configuration of NVIDIA's MIG manager (mig-parted), which cuts GPUs, and none of a device plugin"
+                                "this is a configuration of NVIDIA's MIG manager (mig-parted), not of a device plugin"
                                     .to_owned(),
                             ),
                         });
@@ -296,7 +296,7 @@ fn prune(node: &mut Node, known: &Value, strictness: Strictness, unknown: &mut V
                             line: node.line,
                             at: node.at.clone(),
                             fault: Fault::UnknownKey {
-                                // A key that there is elsewhere is no slip.
+                                // A key that exists elsewhere is no typing error.
                                 nearest: nearest(key, neighbours).filter(|_| belongs.is_empty()),
                                 belongs,
                                 allowed: properties.keys().cloned().collect(),
@@ -310,8 +310,8 @@ fn prune(node: &mut Node, known: &Value, strictness: Strictness, unknown: &mut V
     }
 }
 
-/// Whether NVIDIA's plugin takes keys below the place `at` as they are spelt alone. It reads shared resources key by key, and all else
-/// by Go's reader of structures, to which case means nothing.
+/// Whether keys at the place `at` are case-sensitive in NVIDIA's plugin. It reads shared resources key by key, and all else by Go's
+/// reader of structures, which ignores case.
 fn takes_exact_keys(at: &str) -> bool {
     let at = at.to_ascii_lowercase();
     ["sharing.timeslicing", "sharing.mps"].into_iter().any(|shared| {
@@ -320,7 +320,7 @@ fn takes_exact_keys(at: &str) -> bool {
     })
 }
 
-/// The tree as typed values. What does not fit is told, taken out, and the rest looked at again.
+/// The tree as typed values. A wrong value is reported and removed, and the rest is read again.
 fn typed(mut tree: Node, known: &Value) -> (File, Vec<Problem>) {
     let mut problems: Vec<Problem> = Vec::new();
     loop {
@@ -338,10 +338,10 @@ fn typed(mut tree: Node, known: &Value) -> (File, Vec<Problem>) {
             },
         };
         let node = tree.nearest(&path);
-        // A key that is missing because its value was taken out for being wrong has been told of.
-        let told = matches!(&fault, Fault::Missing(name)
+        // A key whose wrong value was removed was reported already.
+        let reported = matches!(&fault, Fault::Missing(name)
             if problems.iter().any(|problem| problem.at == below(&node.at, name)));
-        if !told {
+        if !reported {
             problems.push(Problem {
                 line: node.line,
                 at: node.at.clone(),
@@ -351,7 +351,7 @@ fn typed(mut tree: Node, known: &Value) -> (File, Vec<Problem>) {
         if problems.len() == MAX_PROBLEMS {
             return (File::default(), problems);
         }
-        // A list that a flag has laid down is one value: it goes as a whole.
+        // A list of a flag is one value: it is removed as a whole.
         while tree.take(&path).is_none() {
             if path.pop().is_none() {
                 return (File::default(), problems);
@@ -360,7 +360,7 @@ fn typed(mut tree: Node, known: &Value) -> (File, Vec<Problem>) {
     }
 }
 
-/// The first place that has a value or a list where keys belong; serde would take a list for a section's fields in order.
+/// The first place with a value or a list instead of keys; serde would read a list as a section's fields in order.
 fn first_without_keys(node: &Node, known: &Value, path: &mut Vec<Step>) -> Option<(Vec<Step>, Fault)> {
     match (&node.branch, schema::properties(known)) {
         (Branch::Map(entries), Some(properties)) => entries.iter().find_map(|(key, node)| {
@@ -387,7 +387,7 @@ fn first_without_keys(node: &Node, known: &Value, path: &mut Vec<Step>) -> Optio
     }
 }
 
-/// Serde's message about the place `path` in our words.
+/// The problem for serde's message about the place `path`.
 fn fault(message: &str, known: &Value, path: &[Step]) -> Fault {
     if let Some(field) = message.strip_prefix("missing field `") {
         return Fault::Missing(field.trim_end_matches('`').to_owned());
@@ -434,7 +434,7 @@ fn fault(message: &str, known: &Value, path: &[Step]) -> Fault {
     Fault::Invalid(format!("{} is not allowed; write {expected}", in_words(&found)))
 }
 
-/// What serde found, as people call it.
+/// The name of a type that serde found.
 fn in_words(found: &str) -> &str {
     match found {
         "sequence" => "a list",
@@ -443,7 +443,7 @@ fn in_words(found: &str) -> &str {
     }
 }
 
-/// The value itself of what serde found, if it is a single one.
+/// The value that serde found, if it is a scalar.
 fn scalar(found: &str) -> Option<&str> {
     let value = ["string ", "integer ", "boolean ", "floating point "]
         .iter()

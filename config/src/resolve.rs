@@ -1,11 +1,11 @@
-//! What the values of a config file mean together: defaults, contradictions, what is not served. A pure function of the file.
+//! Rules over the values of a config file: defaults, contradictions, settings that are not served. A pure function of the file.
 
 use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
 
 use gantry_api::{ResourceName, names};
 
-use super::file::{Discovery, File, Flags, Pattern, Shared, SharedResource};
+use super::file::{Discovery, File, Flags};
 use super::problem::nearest;
 use super::read::MAX_PROBLEMS;
 use super::sharing::{mig_resource, spelled};
@@ -22,11 +22,11 @@ const MIG_RESOURCES: &str = "nvidia.com/mig-<profile>";
 const MAX_LISTED: usize = 32;
 /// Longest name after the slash of an annotation's key.
 const MAX_ANNOTATION: usize = 63;
-/// Length of what is put behind the prefix of the annotations that carry CDI names.
+/// Length of the name after the prefix of the annotations with CDI names.
 const ANNOTATION: usize = "nvidia-device-plugin_00000000-0000-0000-0000-000000000000".len();
 
-/// The configuration, notes for people, and what cannot be served. `tree` tells where things stand, `gpu_resource` what whole GPUs are
-/// called besides.
+/// The configuration, warnings, and problems. `tree` has the place of each value; `gpu_resource` is the name of whole GPUs that a flag
+/// gives.
 pub(super) fn resolve(
     file: File,
     tree: &Node,
@@ -75,9 +75,12 @@ impl Resolver<'_> {
                 ),
             );
         }
-        let time_slicing = file.sharing.time_slicing.map(|shared| self.sharing(shared));
-        let gpu_patterns = self.patterns("gpus", file.resources.gpus);
-        let mig_patterns = self.patterns("mig", file.resources.mig);
+        let mut time_slicing = file.sharing.time_slicing;
+        if let Some(shared) = &mut time_slicing {
+            self.sharing(shared);
+        }
+        self.patterns("gpus", &file.resources.gpus);
+        self.patterns("mig", &file.resources.mig);
         let mut feature_flags = plugin.cdi_feature_flags.clone().unwrap_or_default();
         feature_flags.sort_unstable();
         feature_flags.dedup();
@@ -115,8 +118,8 @@ impl Resolver<'_> {
             },
             shared_devices: plugin.shared_devices_allocation_policy,
             gfd: self.gfd(&file.flags),
-            gpu_patterns,
-            mig_patterns,
+            gpu_patterns: file.resources.gpus,
+            mig_patterns: file.resources.mig,
             time_slicing,
             allow: file.devices.allow,
             deny: file.devices.deny,
@@ -137,19 +140,19 @@ impl Resolver<'_> {
         );
     }
 
-    /// Refuses a path of the host that a runtime could not follow.
-    fn absolute(&mut self, keys: &[&str], said: Option<&String>) {
-        if let Some(path) = said.filter(|path| !path.is_empty() && !path.starts_with('/')) {
+    /// Refuses a path of the host that is not absolute.
+    fn absolute(&mut self, keys: &[&str], path: Option<&String>) {
+        if let Some(path) = path.filter(|path| !path.is_empty() && !path.starts_with('/')) {
             let text = format!(
-                "{path:?} is no path from the root of the host; runtimes take no other: begin it with /"
+                "{path:?} is not an absolute path of the host, which runtimes require: begin it with /"
             );
             self.refuse(keys, Fault::Invalid(text));
         }
     }
 
-    /// The prefix of annotations, if one is said. With a name behind it, it must be the key of an annotation.
-    fn annotation_prefix(&mut self, said: Option<&String>) -> Option<String> {
-        let prefix = said.filter(|prefix| !prefix.is_empty())?;
+    /// The prefix of annotations, if it is set. With a name after it, it must be the key of an annotation.
+    fn annotation_prefix(&mut self, prefix: Option<&String>) -> Option<String> {
+        let prefix = prefix.filter(|prefix| !prefix.is_empty())?;
         let is_key = prefix.split_once('/').is_some_and(|(domain, name)| {
             let inside = |ch: char| ch.is_ascii_alphanumeric() || "-_.".contains(ch);
             names::is_subdomain(domain)
@@ -170,8 +173,8 @@ impl Resolver<'_> {
 
     fn gfd(&mut self, flags: &Flags) -> Gfd {
         let default = Gfd::default();
-        let said = &flags.gfd;
-        let sleep_interval = match said.sleep_interval {
+        let given = &flags.gfd;
+        let sleep_interval = match given.sleep_interval {
             Some(interval) if interval.is_short() => {
                 self.warn(
                     &["flags", "gfd", "sleepInterval"],
@@ -186,20 +189,20 @@ impl Resolver<'_> {
             None => default.sleep_interval,
         };
         Gfd {
-            oneshot: said.oneshot.unwrap_or_default(),
-            no_timestamp: said.no_timestamp.unwrap_or_default(),
+            oneshot: given.oneshot.unwrap_or_default(),
+            no_timestamp: given.no_timestamp.unwrap_or_default(),
             sleep_interval,
-            output_file: match said.output_file.as_deref() {
+            output_file: match given.output_file.as_deref() {
                 None => default.output_file,
                 Some("") => None,
                 Some(file) => Some(file.into()),
             },
-            machine_type_file: path(said.machine_type_file.as_ref(), &default.machine_type_file),
+            machine_type_file: path(given.machine_type_file.as_ref(), &default.machine_type_file),
             use_node_feature_api: flags.use_node_feature_api.unwrap_or(default.use_node_feature_api),
         }
     }
 
-    fn patterns(&mut self, section: &str, patterns: Vec<Pattern>) -> Vec<ResourcePattern> {
+    fn patterns(&mut self, section: &str, patterns: &[ResourcePattern]) {
         let mut first: HashMap<String, usize> = HashMap::new();
         for (index, entry) in patterns.iter().enumerate() {
             let place = [key("resources"), key(section), Step::Index(index), key("pattern")];
@@ -225,24 +228,15 @@ impl Resolver<'_> {
             }
             first.entry(pattern).or_insert(index);
         }
-        patterns
-            .into_iter()
-            .map(
-                |Pattern {
-                     pattern,
-                     name: Resource(name),
-                 }| ResourcePattern { pattern, name },
-            )
-            .collect()
     }
 
-    fn sharing(&mut self, mut shared: Shared) -> TimeSlicing {
+    fn sharing(&mut self, shared: &mut TimeSlicing) {
         for (index, entry) in shared.resources.iter_mut().enumerate() {
-            if matches!(&entry.devices, Some(SharedOf::Listed(list)) if list.is_empty()) {
-                entry.devices = Some(SharedOf::All);
+            if matches!(&entry.devices, SharedOf::Listed(list) if list.is_empty()) {
+                entry.devices = SharedOf::All;
                 self.warn_at(
                     &entry_key(index, "devices"),
-                    "the list is empty, which means all devices, as with NVIDIA's plugin; leave the key out to say so"
+                    "the list is empty, which means all devices, as with NVIDIA's plugin; leave the key out instead"
                         .to_owned(),
                 );
             }
@@ -255,39 +249,24 @@ impl Resolver<'_> {
                 ),
             );
         }
-        let rename_by_default = shared.rename_by_default.unwrap_or_default();
         for (index, entry) in shared.resources.iter().enumerate() {
-            if rename_by_default && entry.rename.is_none() {
-                let name = format!("{}.shared", entry.name.0);
+            if shared.rename_by_default && entry.rename.is_none() {
+                let name = format!("{}.shared", entry.name);
                 if let Err(text) = Resource::try_from(name) {
                     self.refuse_at(&entry_key(index, "name"), Fault::Invalid(text));
                 }
             }
         }
         self.shared_twice(&shared.resources);
-        TimeSlicing {
-            rename_by_default,
-            fail_requests_greater_than_one: shared.fail_requests_greater_than_one.unwrap_or_default(),
-            resources: shared
-                .resources
-                .into_iter()
-                .map(|entry| Replicated {
-                    name: entry.name.0,
-                    rename: entry.rename.map(|Resource(name)| name),
-                    devices: entry.devices.unwrap_or(SharedOf::All),
-                    replicas: entry.replicas.0,
-                })
-                .collect(),
-        }
     }
 
     /// Refuses entries that share a device which an earlier entry shares.
-    fn shared_twice(&mut self, entries: &[SharedResource]) {
+    fn shared_twice(&mut self, entries: &[Replicated]) {
         let mut first = HashMap::new();
         let mut unlisted = HashMap::new();
         let mut listed: HashMap<(&ResourceName, &DeviceRef), usize> = HashMap::new();
         for (index, entry) in entries.iter().enumerate() {
-            let name = &entry.name.0;
+            let name = &entry.name;
             let place = |entry: usize| self.at(&entry_key(entry, "name")[..4]);
             let both = |before: &usize| {
                 format!(
@@ -296,7 +275,7 @@ impl Resolver<'_> {
                 )
             };
             let text = match &entry.devices {
-                Some(SharedOf::Listed(list)) => {
+                SharedOf::Listed(list) => {
                     let repeated =
                         list.iter()
                             .find_map(|device| match listed.insert((name, device), index)? {
@@ -430,7 +409,7 @@ impl Resolver<'_> {
         self.warnings.push(problem);
     }
 
-    /// What a person calls the place: entries before it that are wrong are not here, and count there.
+    /// The place in the file: wrong entries before it are not in the tree, but count in the file.
     fn at(&self, path: &[Step]) -> &str {
         &self.tree.nearest(path).at
     }
@@ -445,11 +424,11 @@ impl Resolver<'_> {
     }
 }
 
-/// A path that is said and not empty, or the default.
-fn path(said: Option<&String>, default: &Path) -> PathBuf {
-    match said.map(String::as_str) {
+/// A path that is set and not empty, or the default.
+fn path(given: Option<&String>, default: &Path) -> PathBuf {
+    match given.map(String::as_str) {
         None | Some("") => default.to_owned(),
-        Some(said) => said.into(),
+        Some(given) => given.into(),
     }
 }
 

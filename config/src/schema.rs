@@ -1,5 +1,5 @@
-//! The JSON schema of the config file, made from its types. The strict reader looks up here which keys there are, so that
-//! schema, reference and reader cannot part.
+//! The JSON schema of the config file, generated from its types. The reader takes the known keys from here, so that schema, reference
+//! and reader agree.
 
 use std::borrow::Cow;
 use std::sync::LazyLock;
@@ -13,7 +13,7 @@ use super::tree::{Step, below};
 use super::value::{ChannelIds, Replicas, Resource, SleepInterval, Strategies};
 use super::{Selector, SharedOf, Strategy};
 
-/// The section that is read only to say that it is not served.
+/// The section that is read only to report that it is not served.
 const REFUSED: &str = "sharing.mps";
 
 /// The schema of a config file, for editors and pipelines.
@@ -22,7 +22,7 @@ pub fn json_schema() -> Value {
     let mut schema = SchemaGenerator::new(settings).into_root_schema_for::<File>();
     schema.insert("title".to_owned(), "gantry plugin configuration".into());
     let mut schema = schema.to_value();
-    // What a setting means is said once, for the command line and the reference too.
+    // The command line and the reference have the same descriptions.
     for setting in SETTINGS {
         if let Some(Value::Object(property)) = schema.pointer_mut(&pointer(setting.key)) {
             property.insert("description".to_owned(), format!("{}.", setting.help).into());
@@ -37,19 +37,19 @@ pub fn json_schema() -> Value {
     nullable(&mut schema, true);
     without_value(&mut schema, "");
     if let Some(Value::Object(refused)) = schema.pointer_mut(&pointer(REFUSED)) {
-        // Its keys stay, for whoever reads it strictly is told of slips in them too.
+        // Its keys stay, because the reader reports wrong ones in it too.
         refused.insert("not".to_owned(), json!({"type": "object"}));
     }
     schema
 }
 
-/// No word at all, which goes for none having been said.
+/// An empty text, which counts as unset.
 fn empty_word() -> Value {
     json!({"type": "string", "maxLength": 0})
 }
 
-/// Says of every property below `schema` whether it may stand without a value, as the reader has it: it may, and counts for not being there, unless it must
-/// be there or is one of [`VALUED`].
+/// Sets for every property below `schema` whether it may be null. As in the reader it may, and counts as absent, unless it is required or
+/// one of [`VALUED`].
 fn without_value(schema: &mut Value, form: &str) {
     if let Some(kinds) = schema.get_mut("anyOf").and_then(Value::as_array_mut) {
         kinds.iter_mut().for_each(|kind| without_value(kind, form));
@@ -92,28 +92,28 @@ fn nullable(schema: &mut Value, allowed: bool) {
     }
 }
 
-/// Where the schema has the property of a dotted key.
+/// The JSON pointer to the property of a dotted key.
 fn pointer(key: &str) -> String {
     key.split('.').map(|name| format!("/properties/{name}")).collect()
 }
 
-/// [`json_schema`], made once: it follows from the types alone, and making it takes longer than reading a file by it.
+/// [`json_schema`], made once: it depends on the types alone, and takes longer than reading a file.
 pub(super) fn known() -> &'static Value {
     static KNOWN: LazyLock<Value> = LazyLock::new(json_schema);
     &KNOWN
 }
 
-/// The properties of the object that `schema` allows, if it allows one.
+/// The properties of `schema`, if it allows an object.
 pub(super) fn properties(schema: &Value) -> Option<&serde_json::Map<String, Value>> {
     alternatives(schema).find_map(|schema| schema.get("properties")?.as_object())
 }
 
-/// What the elements of the list look like that `schema` allows, if it allows one.
+/// The schema of the elements, if `schema` allows a list.
 pub(super) fn items(schema: &Value) -> Option<&Value> {
     alternatives(schema).find_map(|schema| schema.get("items"))
 }
 
-/// Every place of the file with a key of this name, `[]` behind those of lists.
+/// Every place of the file with a key of this name, with `[]` after lists.
 pub(super) fn places(key: &str) -> Vec<String> {
     let mut places = Vec::new();
     collect(known(), "", key, &mut places);
@@ -136,12 +136,12 @@ fn collect(schema: &Value, at: &str, key: &str, places: &mut Vec<String>) {
     }
 }
 
-/// The words allowed at `path` below `schema`; empty where something else than words is allowed too.
+/// The words allowed at `path` below `schema`; empty if other values are allowed too.
 pub(super) fn words(schema: &Value, path: &[Step]) -> Vec<String> {
     at(schema, path).and_then(own_words).unwrap_or_default()
 }
 
-/// How an entry of the list at `path` below `schema` begins, if it has keys: by the first one that must be there.
+/// The first required key of an entry of the list at `path` below `schema`.
 pub(super) fn first_key<'s>(schema: &'s Value, path: &[Step]) -> Option<&'s str> {
     let required = items(at(schema, path)?)?.get("required")?;
     required.get(0)?.as_str()
@@ -177,12 +177,12 @@ fn alternatives(schema: &Value) -> impl Iterator<Item = &Value> {
     std::iter::once(schema).chain(any.into_iter().flatten())
 }
 
-/// A resource's name as [`Resource`] reads it: a DNS name, with or without the domain.
+/// A resource name of [`Resource`]: a DNS name, with or without the domain.
 const NAME: &str = r"^(nvidia\.com/)?[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*$";
-/// An interval as [`SleepInterval`] reads it: a duration as Go writes it, nanoseconds alone, or none.
+/// An interval of [`SleepInterval`]: a Go duration, a number of nanoseconds, or infinite.
 const INTERVAL: &str = r"^(infinite|\+?[0-9]+|\+?(([0-9]+\.?[0-9]*|\.[0-9]+)(ns|us|µs|μs|ms|s|m|h))+)$";
 
-/// Implements `JsonSchema` for types whose form serde cannot tell.
+/// Implements `JsonSchema` for types that serde converts from another type.
 macro_rules! form {
     ($type:ty, $name:literal, $schema:expr) => {
         impl JsonSchema for $type {

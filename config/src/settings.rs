@@ -1,7 +1,7 @@
-//! Every setting that has a flag, as a table: its key in the file, its flags and variables, its default and what it means. The
-//! command line, the environment and the reference are made from it.
+//! The table of settings with a flag: key in the file, flags, variables, default and meaning. The command line, the environment and the
+//! reference are generated from it.
 
-/// A setting that can be given in three ways: flag, variable, key of the file. Topmost is the flag, then the variable.
+/// A setting with a flag, a variable and a key in the file, in this order of precedence.
 #[derive(Debug, Clone, Copy)]
 pub struct Setting {
     /// Dotted path of its key in the file.
@@ -10,19 +10,19 @@ pub struct Setting {
     pub flags: &'static [&'static str],
     /// Its short flag.
     pub short: Option<char>,
-    /// Its variables; the first that is set counts.
+    /// Its variables; the first set one counts.
     pub env: &'static [&'static str],
     /// How its text is read.
     pub kind: Kind,
-    /// Its value where nobody says anything, as a person would write it.
+    /// Its default, as a user would write it.
     pub default: &'static str,
-    /// What it means, in one sentence without a full stop.
+    /// Its meaning, in one sentence without a full stop.
     pub help: &'static str,
-    /// Whether it is about the node labels.
+    /// Whether it belongs to the node labels.
     pub labels: bool,
 }
 
-/// Keys that gpu-feature-discovery reads as the plugin does, besides those that are about labels.
+/// Keys that gpu-feature-discovery shares with the plugin, in addition to those of the labels.
 const SHARED: [&str; 4] = [
     "flags.migStrategy",
     "flags.failOnInitError",
@@ -30,7 +30,7 @@ const SHARED: [&str; 4] = [
     "flags.plugin.containerDriverRoot",
 ];
 
-/// Whose flags and variables they are.
+/// The program of a set of flags and variables.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Program {
     /// NVIDIA's k8s-device-plugin, and its gpu-feature-discovery in the same process.
@@ -40,14 +40,14 @@ pub enum Program {
 }
 
 impl Program {
-    /// The settings that it has.
+    /// Its settings.
     pub fn settings(self) -> impl Iterator<Item = &'static Setting> {
         SETTINGS
             .iter()
             .filter(move |setting| self == Self::Plugin || setting.labels || SHARED.contains(&setting.key))
     }
 
-    /// The variables of a setting, the first of which that is set counts: of gpu-feature-discovery's, those that are its own.
+    /// The variables of a setting; the first set one counts. Those of gpu-feature-discovery come first for that program.
     pub fn variables(self, setting: &Setting) -> Vec<&'static str> {
         let mut names = setting.env.to_vec();
         if self == Self::Gfd {
@@ -57,10 +57,10 @@ impl Program {
     }
 }
 
-/// How the text of a flag or variable is read.
+/// The type of a flag or variable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// As Go reads booleans: 1, t, T, true, True, TRUE and the same for false; a flag alone is true, an empty variable false.
+    /// A boolean as in Go: 1, t, T, true, True, TRUE and the same for false; a flag alone is true, an empty variable false.
     Bool,
     /// Text; an empty variable counts as not set.
     Text,
@@ -72,7 +72,7 @@ pub enum Kind {
     Numbers,
 }
 
-/// All of them, in the order of the file.
+/// All settings in the order of the file.
 pub const SETTINGS: &[Setting] = &[
     Setting {
         flags: &["mig-strategy"],

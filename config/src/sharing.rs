@@ -1,4 +1,4 @@
-//! The part of the config that says how devices are named and shared.
+//! Names and sharing of devices in the configuration.
 
 use std::fmt;
 
@@ -6,20 +6,25 @@ use gantry_api::{ResourceName, names};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// Most devices of a node. Kubelet takes messages of 4 MiB and no more, which is gRPC's limit where nobody sets another, and ends with a
-/// plugin that sends a longer one; a device takes 80 bytes of it with the longest name that NVIDIA has had.
+use super::value::{self, Replicas, Resource};
+
+/// Most devices of a node. Kubelet accepts messages of at most 4 MiB, the default limit of gRPC, and drops a plugin that sends a longer
+/// one. A device needs 80 bytes with the longest name of NVIDIA's so far.
 pub const MOST_DEVICES: usize = 48 << 10;
 
-/// GPUs or MIG devices whose model or profile matches are advertised under a name of their own.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// A resource name for GPUs of a model or MIG devices of a profile.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct ResourcePattern {
-    /// Model, or profile as NVML, resources or labels spell it; `*` stands for anything. The first pattern that matches the whole name counts.
+    /// Model, or profile as NVML, resources or labels spell it; * stands for anything.
     pub pattern: String,
-    /// The resource.
+    /// Resource name; nvidia.com/ is put in front where it is missing.
+    #[serde(deserialize_with = "value::resource")]
+    #[schemars(with = "Resource")]
     pub name: ResourceName,
 }
 
-/// A MIG profile, or a pattern of some, as names of resources spell it: `1g.5gb.me` for NVML's `1g.5gb+me`, for `MIG 1g.5gb+me` as
+/// A MIG profile, or a pattern of profiles, as resource names spell it: `1g.5gb.me` for NVML's `1g.5gb+me`, for `MIG 1g.5gb+me` as
 /// nvidia-smi prints it and for `nvidia.com/mig-1g.5gb.me`.
 pub fn spelled(profile: &str) -> String {
     let name = profile
@@ -34,8 +39,7 @@ pub fn spelled(profile: &str) -> String {
     bare.replace('+', ".")
 }
 
-/// What devices of a MIG profile are called before anything renames them, if `name` is a profile in any spelling: `nvidia.com/mig-1g.5gb.me`
-/// for `1g.5gb+me`, `MIG 1g.5gb+me` and `mig-1g.5gb+me`.
+/// The default resource of a MIG profile, if `name` is a profile in any spelling: `nvidia.com/mig-1g.5gb.me` for `1g.5gb+me`, `MIG 1g.5gb+me` and `mig-1g.5gb+me`.
 pub(super) fn mig_resource(name: &str) -> Option<String> {
     let profile = spelled(name);
     let mut parts = profile.split('.').peekable();
@@ -52,42 +56,59 @@ pub(super) fn mig_resource(name: &str) -> Option<String> {
 }
 
 /// Time slicing: several containers take turns on one device.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct TimeSlicing {
-    /// Whether shared resources get `.shared` at the end of their name, where no name is given.
+    /// Whether shared resources get .shared at the end of their name, where no name is given.
+    #[serde(default)]
     pub rename_by_default: bool,
     /// Whether a container may ask for one replica only.
+    #[serde(default)]
     pub fail_requests_greater_than_one: bool,
-    /// What is shared, one entry per resource and set of devices.
+    /// What is shared; at least one entry.
+    #[schemars(length(min = 1))]
     pub resources: Vec<Replicated>,
 }
 
 /// Devices of one resource that are shared.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Replicated {
-    /// The resource before sharing.
+    /// The resource before sharing; nvidia.com/ is put in front where it is missing.
+    #[serde(deserialize_with = "value::resource")]
+    #[schemars(with = "Resource")]
     pub name: ResourceName,
-    /// Its name after sharing; `None`: by [`TimeSlicing::rename_by_default`].
+    /// Its name after sharing.
+    #[serde(
+        default,
+        skip_serializing_if = "Option::is_none",
+        deserialize_with = "value::some_resource"
+    )]
+    #[schemars(with = "Option<Resource>")]
     pub rename: Option<ResourceName>,
-    /// Which of its devices.
+    /// Which of its devices: all (the default), the first so many, or a list of indices, MIG indices and UUIDs.
+    #[serde(default)]
     pub devices: SharedOf,
-    /// Replicas of each, 2 or more.
+    /// How many containers may use a device at once: 2 or more.
+    #[serde(deserialize_with = "value::replicas")]
+    #[schemars(with = "Replicas")]
     pub replicas: u16,
 }
 
 /// Which devices of a resource are shared.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "serde_json::Value", into = "serde_json::Value")]
 pub enum SharedOf {
     /// All of them.
+    #[default]
     All,
-    /// The first so many, in inventory order.
+    /// The first devices in inventory order, up to this number.
     Count(u16),
-    /// Those named by index (`3`, or `3:1` for the second MIG device of GPU 3) or UUID.
+    /// Devices by index (`3`, or `3:1` for the second MIG device of GPU 3) or UUID.
     Listed(Vec<DeviceRef>),
 }
 
-/// A device as a config file names it.
+/// A device in a config file.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum DeviceRef {
     /// NVML's index of a GPU.
@@ -108,7 +129,7 @@ impl fmt::Display for DeviceRef {
     }
 }
 
-/// How replicas and MIG devices are laid on GPUs (`sharedDevicesAllocationPolicy`).
+/// How replicas and MIG devices are chosen (`sharedDevicesAllocationPolicy`).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum SharedDevices {

@@ -1,5 +1,5 @@
-//! A config file as a tree that remembers where every value stood. Layers are laid over each other here, before anything has a
-//! type, so that flags, environment and file obey the same rules and every problem can name its origin.
+//! A config file as a tree with the place of every value. Flags and environment are overlaid here, before values have types, so that the
+//! same rules hold for all of them and every problem names its origin.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,10 +10,10 @@ use serde_saphyr::Spanned;
 
 /// Deepest nesting that is read.
 pub(super) const MAX_DEPTH: usize = 32;
-/// Most keys and values of a file, aliases written out: each takes some 450 bytes while the file is read, and the daemon's pod has 64 MiB.
+/// Most keys and values of a file with aliases written out. Each needs some 450 bytes while the file is read, and the pod has 64 MiB.
 pub(super) const MAX_NODES: usize = 50_000;
 
-/// A value and where it comes from.
+/// A value and its origin.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Node {
     /// Key path in the file, or the flag or variable.
@@ -40,7 +40,7 @@ impl Node {
         }
     }
 
-    /// Reads YAML or JSON; `repeated` says what a key that stands twice means.
+    /// Reads YAML or JSON; `repeated` is the policy for a key that is given twice.
     pub(super) fn read(
         text: &str,
         repeated: serde_saphyr::DuplicateKeyPolicy,
@@ -49,7 +49,7 @@ impl Node {
         options.with_snippet = false;
         // NVIDIA's plugin reads YAML 1.1, in which 010 is 8.
         options.legacy_octal_numbers = true;
-        // The form is seven deep. A reader that follows a hostile file down runs out of stack.
+        // Config files are seven levels deep. A hostile file could exhaust the stack.
         let mut budget = serde_saphyr::Budget::default();
         budget.max_depth = MAX_DEPTH;
         budget.flow_nesting_limit = MAX_DEPTH;
@@ -74,11 +74,11 @@ impl Node {
                     .collect(),
             ),
             Raw::Map(raw) => {
-                // Where a key may stand twice, the last one counts.
+                // If a key may be given twice, the last one counts.
                 let mut entries = BTreeMap::new();
                 for (key, raw) in raw {
                     let mut node = Self::place(raw, below(&at, &key.value));
-                    // The key's line is where a person looks, also when its value begins below.
+                    // The line of the key, even if its value begins below.
                     node.line = Some(key.referenced.line()).filter(|line| *line > 0);
                     entries.insert(key.value, node);
                 }
@@ -88,8 +88,8 @@ impl Node {
         Self { at, line, branch }
     }
 
-    /// Puts `value`, which came from the flag or variable `origin`, in place of what stands at the dotted `key`.
-    pub(super) fn lay(&mut self, key: &str, origin: &str, value: Value) {
+    /// Sets the dotted `key` to `value` of the flag or variable `origin`.
+    pub(super) fn overlay(&mut self, key: &str, origin: &str, value: Value) {
         let node = Self {
             at: origin.to_owned(),
             line: None,
@@ -98,8 +98,8 @@ impl Node {
         self.put(key, node);
     }
 
-    /// Moves what stands at the dotted key `from` to `to`, if nothing stands there. Problems go on naming where it was written.
-    pub(super) fn rehome(&mut self, from: &str, to: &str) {
+    /// Moves the value of the dotted key `from` to `to`, unless `to` has one. Problems still name the original place.
+    pub(super) fn move_key(&mut self, from: &str, to: &str) {
         let path =
             |key: &str| -> Vec<Step> { key.split('.').map(|name| Step::Key(name.to_owned())).collect() };
         if self.nearest(&path(to)).at != to
@@ -152,7 +152,7 @@ impl Node {
         child.map_or(self, |child| child.nearest(rest))
     }
 
-    /// Takes the node at `path` out; `None` if there is none, or if it is the root.
+    /// Removes the node at `path`; `None` if there is none, or if it is the root.
     pub(super) fn take(&mut self, path: &[Step]) -> Option<Self> {
         let (step, rest) = path.split_first()?;
         match (&mut self.branch, step) {
@@ -171,7 +171,7 @@ impl Node {
         }
     }
 
-    /// The tree without what stands at `places`, and without entries of lists that have such a place in them: what is left is whole.
+    /// The tree without the values at `places`, and without list entries that contain one: the remaining entries are complete.
     pub(super) fn without(mut self, places: &BTreeSet<&str>) -> Self {
         if self.at.is_empty() && places.contains("") {
             return Self::empty();
@@ -224,7 +224,7 @@ pub(super) enum Step {
     Index(usize),
 }
 
-/// The steps of an error's path; what is no key and no index ends it.
+/// The steps of an error's path, up to the first that is neither a key nor an index.
 pub(super) fn steps(path: &serde_path_to_error::Path) -> Vec<Step> {
     path.iter()
         .map_while(|segment| match segment {
@@ -244,7 +244,7 @@ pub(super) fn below(at: &str, key: &str) -> String {
     }
 }
 
-/// A tree as the YAML reader gives it.
+/// A tree of the YAML reader.
 enum Raw {
     Leaf(Value),
     List(Vec<Spanned<Raw>>),

@@ -1,10 +1,10 @@
-//! Single values of a config file that have a form of their own. Each is read from a JSON value, so that the same rules hold in
-//! YAML, in JSON and on the command line; nothing here knows where a value stood.
+//! Single values of a config file with a form of their own. Each is read from a JSON value, so that the same rules hold in YAML, in JSON
+//! and on the command line.
 
 use std::time::Duration;
 
 use gantry_api::{ResourceName, names};
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::Value;
 
 use super::sharing::mig_resource;
@@ -14,14 +14,14 @@ use super::{DeviceRef, Gfd, Selector, SharedOf, Strategy, problem};
 const MAX_NAME: usize = 63;
 
 /// A resource: `gpu` or `nvidia.com/gpu`.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(try_from = "String", into = "String")]
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(try_from = "String")]
 pub struct Resource(pub ResourceName);
 
 impl TryFrom<String> for Resource {
     type Error = String;
 
-    /// Puts the domain in front where there is none, and checks what Kubernetes and NVIDIA's plugin allow.
+    /// Adds a missing domain, and checks what Kubernetes and NVIDIA's plugin allow.
     fn try_from(text: String) -> Result<Self, String> {
         let domain = names::RESOURCE_DOMAIN;
         let rest = match text.split_once('/') {
@@ -51,14 +51,25 @@ impl TryFrom<String> for Resource {
     }
 }
 
-impl From<Resource> for String {
-    fn from(name: Resource) -> Self {
-        name.0.as_str().to_owned()
-    }
+/// Deserializes a [`Resource`].
+pub(super) fn resource<'de, D: Deserializer<'de>>(deserializer: D) -> Result<ResourceName, D::Error> {
+    Resource::deserialize(deserializer).map(|Resource(name)| name)
+}
+
+/// [`resource`] for an optional key.
+pub(super) fn some_resource<'de, D: Deserializer<'de>>(
+    deserializer: D,
+) -> Result<Option<ResourceName>, D::Error> {
+    resource(deserializer).map(Some)
+}
+
+/// Deserializes [`Replicas`].
+pub(super) fn replicas<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u16, D::Error> {
+    Replicas::deserialize(deserializer).map(|Replicas(replicas)| replicas)
 }
 
 /// Replicas of one device: 2 or more.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(try_from = "Value")]
 pub struct Replicas(pub u16);
 
@@ -83,7 +94,7 @@ impl TryFrom<Value> for Replicas {
     }
 }
 
-/// The ways of giving containers their devices: one, or a list. Sorted, each once, not empty.
+/// The device list strategies: one, or a list. Sorted, without repetition, not empty.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "Value")]
 pub struct Strategies(pub Vec<Strategy>);
@@ -113,7 +124,7 @@ impl TryFrom<Value> for Strategies {
     }
 }
 
-/// IMEX channels: none, or channel 0. NVIDIA's plugin knows no other either.
+/// IMEX channels: none, or channel 0. NVIDIA's plugin has no other either.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "Vec<Value>", into = "Vec<Value>")]
 pub struct ChannelIds(pub bool);
@@ -317,7 +328,7 @@ impl TryFrom<Value> for Selector {
                 format!("{value} is no PCIe address; write 0000:3b:00.0 or 3b:00.0. A MIG device is named by its UUID (MIG-...)")
             });
         }
-        // What else is there is a model: a slip in one cannot be told from another model.
+        // Anything else is a model: a typing error cannot be distinguished from another model.
         let digits = text
             .chars()
             .all(|ch| ch.is_ascii_digit() || ch == '-' || ch == '.');
@@ -340,7 +351,7 @@ impl From<Selector> for Value {
     }
 }
 
-/// The UUID of a GPU or MIG device, if `text` begins as one, or else what is wrong with it.
+/// The UUID of a GPU or MIG device, if `text` begins like one, or its problem.
 fn uuid(text: &str) -> Option<Result<String, String>> {
     let (prefix, rest) = text.split_at_checked(4)?;
     let (kind, is_one) = match prefix {
@@ -356,13 +367,13 @@ fn uuid(text: &str) -> Option<Result<String, String>> {
     })
 }
 
-/// 8-4-4-4-12 hexadecimal digits. What NVML answers is read by looser rules: a person errs, and the error would match nothing.
+/// Whether a text is 8-4-4-4-12 hexadecimal digits. NVML's values are read by looser rules; a typing error would match nothing.
 fn is_full_uuid(text: &str) -> bool {
     text.split('-').map(str::len).eq([8, 4, 4, 4, 12])
         && text.chars().all(|ch| ch.is_ascii_hexdigit() || ch == '-')
 }
 
-/// What stands behind `MIG-` before driver 470: `GPU-<uuid>/<gpu instance>/<compute instance>`.
+/// Whether a text is what follows `MIG-` before driver 470: `GPU-<uuid>/<gpu instance>/<compute instance>`.
 fn is_older_mig(text: &str) -> bool {
     let is_number = |part: &str| part.parse::<u16>().is_ok();
     match text.split('/').collect::<Vec<_>>().as_slice() {
@@ -373,7 +384,7 @@ fn is_older_mig(text: &str) -> bool {
     }
 }
 
-/// What was meant by a UUID without its prefix, or with one in another case.
+/// The complete UUID for one without its prefix, or with a prefix in another case.
 fn nearly_uuid(text: &str) -> Option<String> {
     let (first, rest) = text.split_once('-')?;
     for prefix in ["GPU", "MIG"] {
@@ -384,7 +395,7 @@ fn nearly_uuid(text: &str) -> Option<String> {
     is_full_uuid(text).then(|| format!("GPU-{text}"))
 }
 
-/// A whole number, also where a file has it as `4.0`.
+/// A whole number, also as `4.0`.
 fn whole(value: &Value) -> Option<u64> {
     value.as_u64().or_else(|| {
         let number = value.as_f64()?;

@@ -1,5 +1,4 @@
-//! One of several configurations by a label of the node: a ConfigMap or a folder, an API server, and what follows a change of
-//! either.
+//! A configuration chosen by a label of the node, from a ConfigMap or a folder, and changes of either.
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 
@@ -19,7 +18,7 @@ use tokio_util::task::TaskTracker;
 
 const NODE: &str = "node-1";
 const LABEL: &str = "nvidia.com/device-plugin.config";
-/// What is awaited comes in a moment; this is for a machine under load.
+/// A long limit for a machine under load; events come in a moment.
 const SOON: Duration = Duration::from_secs(30);
 
 struct Scene {
@@ -201,7 +200,7 @@ async fn folder_file_is_chosen_by_label() {
     becomes(&mut configs, MigStrategy::None).await;
     std::fs::write(folder.path().join("b"), "flags: {migStrategy: mixed}").unwrap();
     becomes(&mut configs, MigStrategy::Mixed).await;
-    // Whoever writes over a file empties it first.
+    // Writers empty a file before they write it.
     let emptied = std::time::Instant::now();
     std::fs::write(folder.path().join("b"), "").unwrap();
     becomes(&mut configs, MigStrategy::None).await;

@@ -1,4 +1,4 @@
-//! Config files as people write them: what they mean, and what is said about the slips in them.
+//! Config files: the configuration that they give, and the errors for wrong ones.
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 
@@ -530,7 +530,7 @@ fn annotation_prefix_and_host_paths_are_checked() {
         read(&format!("flags: {{{key}/x{close}}}"));
         let text = wrong(&format!("flags: {{{key}relative/path{close}}}")).to_string();
         assert!(
-            text.contains("\"relative/path\" is no path from the root"),
+            text.contains("\"relative/path\" is not an absolute path of the host"),
             "{text}"
         );
     }
@@ -646,11 +646,11 @@ fn many_problems_are_listed_up_to_a_limit() {
     let last = problems[32].to_string();
     assert_eq!(
         last,
-        "line 33: there is more of this from here on, which is not listed"
+        "line 33: more problems follow from here on, which are not listed"
     );
 }
 
-/// With as many names and entries that share others, a note for each entry once named all of them: gigabytes, and minutes.
+/// Once a warning for each entry listed all names, which took gigabytes and minutes.
 #[test]
 fn warnings_on_thousands_of_names_are_bounded() {
     let patterns: String = (0..3_000)
@@ -735,7 +735,7 @@ fn empty_device_list_means_all_devices() {
     assert_eq!(
         told,
         [
-            "line 1: sharing.timeSlicing.resources[0].devices: the list is empty, which means all devices, as with NVIDIA's plugin; leave the key out to say so"
+            "line 1: sharing.timeSlicing.resources[0].devices: the list is empty, which means all devices, as with NVIDIA's plugin; leave the key out instead"
         ]
     );
     let twice = "sharing: {timeSlicing: {resources: [{name: gpu, replicas: 2, devices: []}, {name: gpu, replicas: 4, devices: [1]}]}}";

@@ -1,4 +1,4 @@
-//! Flags, environment and file: every setting in all three, and which of them counts.
+//! Every setting as flag, variable and key of the file, and their precedence.
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 
@@ -8,7 +8,7 @@ use gantry_config::settings::{Kind, Program, SETTINGS, Setting};
 use gantry_config::{Config, Overrides, Problems, Strictness, json_schema, load};
 use serde_json::{Value, json};
 
-/// What a setting is in the end: looked up in the effective configuration.
+/// The value of a setting in the effective configuration.
 fn effective(config: &Config, key: &str) -> Value {
     let file = serde_json::to_value(config.to_file()).unwrap();
     key.split('.').fold(file, |value, name| value[name].clone())
@@ -34,8 +34,7 @@ fn config(file: &str, env: &[(&str, &str)], flags: &[(&str, &str)]) -> Config {
     }
 }
 
-/// Three texts of a setting that mean different things, each with what the file says for it. None is the default, where there
-/// are enough.
+/// Three texts of a setting with different values, each with its value in the file. None is the default, if there are enough.
 fn samples(setting: &Setting) -> Vec<(String, Value)> {
     let texts = |texts: &[&str]| {
         texts
@@ -87,12 +86,12 @@ fn precedence_is_flag_variable_file_default() {
         let key = setting.key;
         let samples = samples(setting);
         let default = effective(&Config::default(), key);
-        // Every choice of who says something, and of what each of them says.
-        for said in 0..8 {
+        // Every choice of sources, and of the value of each.
+        for sources in 0..8 {
             for shift in 0..samples.len() {
                 let at = |index: usize| &samples[(index + shift) % samples.len()];
                 let (in_file, in_env, in_flag) = (at(0), at(1), at(2));
-                let text = if said & 1 == 0 {
+                let text = if sources & 1 == 0 {
                     "{}".to_owned()
                 } else {
                     file(key, &in_file.1)
@@ -106,10 +105,10 @@ fn precedence_is_flag_variable_file_default() {
                     let flags = [(*flag, in_flag.0.as_str())];
                     let config = config(
                         &text,
-                        if said & 2 == 0 { &[] } else { &env },
-                        if said & 4 == 0 { &[] } else { &flags },
+                        if sources & 2 == 0 { &[] } else { &env },
+                        if sources & 4 == 0 { &[] } else { &flags },
                     );
-                    let topmost = match said {
+                    let topmost = match sources {
                         4.. => Some(in_flag),
                         2.. => Some(in_env),
                         1 => Some(in_file),
@@ -122,7 +121,7 @@ fn precedence_is_flag_variable_file_default() {
                     assert_eq!(
                         effective(&config, key),
                         expected,
-                        "{key} {said:03b} {name} --{flag}"
+                        "{key} {sources:03b} {name} --{flag}"
                     );
                     tried += 1;
                 }

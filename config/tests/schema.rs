@@ -1,5 +1,5 @@
-//! The file's JSON schema beside the program that reads the file: what the schema refuses the program refuses, and where a rule is a
-//! plain form, an editor that has the schema says so first.
+//! The file's JSON schema against the reader: the reader refuses what the schema refuses, and the schema has every rule about the form of
+//! one value, so that an editor reports it first.
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 

@@ -1,5 +1,5 @@
-//! Labels written to an API server and to a file: given what stands there and what fails, then these requests. The server is a
-//! script, so that each request is seen as it is sent.
+//! Labels written to an API server and to a file: the requests for a given state of both, and for failures. The server is a script that
+//! records each request.
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 
@@ -27,13 +27,13 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tower_test::mock;
 
-/// Everything awaited here comes in milliseconds or a few seconds; this is for a machine under load.
+/// A long limit for a machine under load; events come within milliseconds or a few seconds.
 const SOON: Duration = Duration::from_secs(60);
 
-/// A request as it came: method, path with query, body.
+/// A recorded request: method, path with query, body.
 type Seen = (String, String, Value);
 
-/// An API server that answers by a function, and what it was asked.
+/// An API server that responds by a function, and its recorded requests.
 #[derive(Clone)]
 struct Server {
     client: Client,
@@ -283,7 +283,7 @@ async fn a_node_feature_that_says_it_already_is_left_alone() {
 
 #[tokio::test]
 async fn missing_node_feature_discovery_is_explained() {
-    // An API server without the CRD answers so, in plain text.
+    // The response of an API server without the CRD, in plain text.
     let server = Server::new(|_| (404, "404 page not found\n".into()));
     let wrote = write::to_node_feature(&server.client, &identity(None), &labels(&[])).await;
     insta::assert_snapshot!(wrote.unwrap_err());
@@ -317,7 +317,7 @@ async fn labels_on_the_node_are_applied_under_a_name_of_their_own() {
     );
 }
 
-/// So many GPUs of one product.
+/// This number of GPUs of one product.
 fn inventory(gpus: u8, healthy: bool) -> Arc<Inventory> {
     let uuid = |index: u8| format!("GPU-{index:08x}");
     let devices = (0..gpus)
@@ -370,7 +370,7 @@ impl Scene {
         Self::start_with(identity, target, access, config, SOON)
     }
 
-    /// A labeller that believes after `patience` that a node has no GPU.
+    /// A labeller that accepts after `patience` that a node has no GPU.
     fn start_with(
         identity: Identity,
         target: Target,
@@ -418,7 +418,7 @@ fn config(file: Option<&Path>) -> Config {
     }
 }
 
-/// Waits until it is so.
+/// Waits until the condition holds.
 async fn eventually(what: &str, mut so: impl FnMut() -> bool) {
     let wait = async {
         while !so() {
@@ -503,7 +503,7 @@ async fn labels_move_between_file_and_object_with_config() {
             "{:?}",
             server.writes()
         );
-        // The object goes although the API server refuses that at first; its labels would be published for ever.
+        // The object is deleted although the API server refuses at first; otherwise its labels would be published forever.
         scene.config.send_replace(Arc::new(by(false)));
         eventually("the file alone", || path.exists() && !stands()).await;
     }
@@ -606,7 +606,7 @@ async fn nothing_is_written_before_gpus_are_known_or_if_off() {
     assert_eq!(server.seen(), []);
 }
 
-/// What stands in a file of an earlier run, and goes on standing there until it is known better.
+/// The labels of an earlier run, which stay until the GPUs are known.
 const EARLIER: &str = "nvidia.com/gpu.count=8\n";
 
 #[tokio::test]

@@ -1,4 +1,4 @@
-//! What kubelet is told of cut and shared GPUs: simulated hardware, the real NVML thread and offer, the daemon, and a kubelet.
+//! The offer of shared GPUs and MIG devices to kubelet: simulated hardware, the real inventory and offer, the daemon, and a kubelet.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test that cannot go on fails")]
 
 mod sim;
@@ -67,7 +67,7 @@ impl Scene {
         self.plugins.get_mut(resource).unwrap()
     }
 
-    /// The IDs that the first list of each of these resources has.
+    /// The IDs in the first list of each of these resources.
     async fn ids(&mut self, resources: &[&str]) -> BTreeMap<String, BTreeSet<String>> {
         let mut ids = BTreeMap::new();
         for resource in resources {
@@ -110,7 +110,7 @@ fn shared(resource: &str, replicas: u16, fail_requests_greater_than_one: bool) -
     }
 }
 
-/// Whole GPUs and MIG devices of a machine by the names that the mixed strategy gives them.
+/// Whole GPUs and MIG devices of a machine by their resources with the strategy `mixed`.
 fn by_profile(machine: &Machine) -> BTreeMap<String, BTreeSet<String>> {
     let mut expected: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
     for gpu in machine.gpus() {
@@ -186,7 +186,7 @@ async fn slices_of_gpus_in_use_are_preferred() {
         let of_gpu = devices.iter().filter(move |device| device.gpu == gpu);
         of_gpu.map(|device| device.id.as_str()).collect::<Vec<_>>()
     };
-    // All is free but two slices of GPU 5.
+    // All devices are free except two slices of GPU 5.
     let (used, rest) = (&on(5)[..2], &on(5)[2..]);
     let offered: Vec<&str> = devices
         .iter()
@@ -220,7 +220,7 @@ async fn slices_are_spread_over_gpus_where_the_policy_is_distributed() {
     };
     let gpu_of = |id: &str| of_resource().find(|device| device.id.as_str() == id).unwrap().gpu;
     let gpus: BTreeSet<u8> = of_resource().map(|device| device.gpu).collect();
-    // All is free but one slice of the first GPU.
+    // All devices are free except one slice of the first GPU.
     let offered: Vec<&str> = of_resource().skip(1).map(|device| device.id.as_str()).collect();
     let one = scene.plugin(resource).await.prefer(&offered, &[], 1).await;
     assert_ne!(gpu_of(one.first().unwrap()), *gpus.first().unwrap());
@@ -302,7 +302,7 @@ async fn set_chosen_from_previous_list_is_served() {
     scene
         .config
         .send_replace(Arc::new(shared("nvidia.com/gpu", 3, true)));
-    // The list is on its way while kubelet asks: an error would fail the pod for good.
+    // The new list is on its way while kubelet allocates: an error would fail the pod for good.
     assert!(
         soon("the empty list", stream.next())
             .await

@@ -1,5 +1,5 @@
-//! Manifests of Kubernetes, as files around a plugin's configuration hold them: which ConfigMaps are in a text, and where the
-//! configuration lies in what is none. Knows nothing of what a configuration may say.
+//! Kubernetes manifests given to `--check-config`: the ConfigMaps in a text, and where another object has a configuration. The content of
+//! configurations is not interpreted.
 
 use gantry_config::{MIG_MANAGERS, line_of};
 use serde_json::{Map, Value};
@@ -8,13 +8,13 @@ use serde_json::{Map, Value};
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct ConfigMap {
     pub(super) name: Option<String>,
-    /// By key, in the order of keys. What is no text is refused by the API server.
+    /// The data in the order of keys. The API server accepts only texts.
     pub(super) data: Vec<(String, Value)>,
 }
 
 impl ConfigMap {
-    /// Whether one of its texts may be meant as a configuration, be it with slips: anything but a number, a list or words, and not what
-    /// NVIDIA's MIG manager reads.
+    /// Whether one of its texts may be a configuration, possibly a wrong one: anything but a number, a list or a word, and not the
+    /// configuration of NVIDIA's MIG manager.
     pub(super) fn may_configure(&self) -> bool {
         self.data.iter().any(|(_, value)| {
             let read = value.as_str().map(serde_saphyr::from_str::<Value>);
@@ -24,23 +24,23 @@ impl ConfigMap {
     }
 }
 
-/// The ConfigMaps in `text`, also those in a List; none if it is something else that may be a config file.
+/// The ConfigMaps in `text`, also in a List; none if it may be a config file.
 ///
 /// # Errors
-/// What it is, if it is no config file for sure: a manifest that cannot be read, or one of another kind.
+/// The text is a manifest that cannot be read, or one of another kind.
 pub(super) fn config_maps(text: &str) -> Result<Vec<ConfigMap>, String> {
     let documents: Vec<Value> = match serde_saphyr::from_multiple(text) {
         Ok(documents) => documents,
         Err(error) if has_kind(text) => {
             let line = line_of(&error);
             let place = line.map(|line| format!("line {line}: ")).unwrap_or_default();
-            let said = error.without_snippet().to_string();
-            // The place is said in front, and nobody can set a policy here.
-            let said = said.split(" at line ").next().unwrap_or_default();
-            let said = said.split(", set ").next().unwrap_or_default();
-            return Err(format!("{place}the manifest is no YAML: {said}"));
+            let message = error.without_snippet().to_string();
+            // Without the line, which is in front, and without advice for programmers.
+            let message = message.split(" at line ").next().unwrap_or_default();
+            let message = message.split(", set ").next().unwrap_or_default();
+            return Err(format!("{place}the manifest is no YAML: {message}"));
         }
-        // Whoever reads config files says what is wrong.
+        // The reader of config files reports the problem.
         Err(_) => return Ok(Vec::new()),
     };
     let objects: Vec<&Value> = documents.iter().flat_map(with_items).collect();
@@ -76,7 +76,7 @@ fn pairs(data: &Map<String, Value>) -> impl Iterator<Item = (String, Value)> {
     data.iter().map(|(key, value)| (key.clone(), value.clone()))
 }
 
-/// What an object is that is no config file; `None` if it may be one.
+/// A description of an object that is no config file; `None` if it may be one.
 fn what_else(object: &Value) -> Option<String> {
     let text = text_in(object).map(|place| format!("; give the text under {place}"));
     let map = || named_in(object).map(|name| format!("; give the manifest of the ConfigMap {name}"));
@@ -104,8 +104,8 @@ fn what_else(object: &Value) -> Option<String> {
     })
 }
 
-/// Where the first text of a configuration lies, as Helm charts have it: under `config.map` (NVIDIA's plugin) or `config.data` (the
-/// GPU operator), at any depth, also of values that stand as a text in the object that asks for a chart.
+/// The path of the first configuration text in values of a Helm chart: under `config.map` (NVIDIA's plugin) or `config.data` (the GPU
+/// operator), at any depth, also in values that are a text in the object for a chart.
 fn text_in(object: &Value) -> Option<String> {
     let here = ["map", "data"].into_iter().find_map(|name| {
         let texts = object["config"][name].as_object()?;
@@ -124,10 +124,10 @@ fn text_in(object: &Value) -> Option<String> {
     })
 }
 
-/// Keys of objects that ask for a chart (k3s, Argo CD) under which its values stand as a text.
+/// Keys of objects for a chart (k3s, Argo CD) with its values as a text.
 const VALUES: [&str; 2] = ["valuesContent", "values"];
 
-/// The ConfigMap that values of a chart or a ClusterPolicy name, at any depth.
+/// The name of the ConfigMap in values of a chart or in a ClusterPolicy, at any depth.
 fn named_in(object: &Value) -> Option<&str> {
     let name = object["config"]["name"]
         .as_str()
@@ -135,7 +135,7 @@ fn named_in(object: &Value) -> Option<&str> {
     name.or_else(|| object.as_object()?.values().find_map(named_in))
 }
 
-/// Whether it has a key that NVIDIA's charts have and config files do not.
+/// Whether it has a key of NVIDIA's charts that config files do not have.
 fn is_of_a_chart(object: &Value) -> bool {
     let keys = [
         "compatWithCPUManager",
@@ -147,7 +147,7 @@ fn is_of_a_chart(object: &Value) -> bool {
     has_the_plugins_config(object) || keys.into_iter().any(|key| object.get(key).is_some())
 }
 
-/// Whether its `config` has keys that only that of NVIDIA's plugin has.
+/// Whether its `config` has keys of the chart of NVIDIA's plugin.
 fn has_the_plugins_config(object: &Value) -> bool {
     let keys = ["map", "default", "fallbackStrategies"];
     keys.into_iter().any(|key| object["config"].get(key).is_some())

@@ -1,25 +1,25 @@
-//! Which of several configurations is a node's: NVIDIA's config-manager's order. A pure function.
+//! Chooses a node's configuration among several, in the order of NVIDIA's config-manager. A pure function.
 
 use std::collections::BTreeMap;
 use std::str::FromStr;
 
 use crate::problem::nearest;
 
-/// What counts where a node's label does not say.
+/// The choice for a node without the label.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Choice {
     /// The configuration of nodes without the label.
     pub default: Option<String>,
-    /// What is tried where there is no default, in this order.
+    /// The fallbacks without a default, in this order.
     pub fallbacks: Vec<Fallback>,
 }
 
-/// A way of choosing without being told.
+/// A fallback.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fallback {
     /// The configuration called `default`.
     Named,
-    /// The only configuration, if there is just one.
+    /// The only configuration, if there is exactly one.
     Single,
     /// None: defaults, environment and flags.
     Empty,
@@ -41,25 +41,25 @@ impl FromStr for Fallback {
 /// Why no configuration can be chosen.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ChoiceError {
-    /// What was named is not there.
+    /// The named configuration does not exist.
     #[error("{by} names the configuration {name:?}, which is not there; {}", there_is(nearest.as_deref(), there))]
     Absent {
-        /// What named it.
+        /// The origin of the name.
         by: &'static str,
         /// The name.
         name: String,
-        /// The one that was meant, if one is near.
+        /// The most similar name, if one is similar enough.
         nearest: Option<String>,
-        /// Those there are.
+        /// The existing ones.
         there: Vec<String>,
     },
-    /// Nothing names one and no fallback finds one.
+    /// No name is given and no fallback applies.
     #[error(
         "nothing names a configuration and no fallback finds one; {}",
         there_is(None, there)
     )]
     None {
-        /// Those there are.
+        /// The existing ones.
         there: Vec<String>,
     },
 }
@@ -76,7 +76,7 @@ impl Choice {
     /// The name of the configuration among `configs` for a node with this label; `None` is the empty one.
     ///
     /// # Errors
-    /// When there is none by that name, or none is named and no fallback finds one.
+    /// When the named configuration does not exist, or no name is given and no fallback applies.
     pub fn choose<T>(
         &self,
         label: Option<&str>,

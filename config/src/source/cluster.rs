@@ -21,30 +21,30 @@ use super::{Configs, PerNode, Sighting};
 /// Seconds after which a watch is renewed, well before silence is taken for a dead connection.
 const RENEW: u32 = 30;
 
-/// What is known of one object.
+/// The last known state of one object.
 struct Known<T> {
     state: State<T>,
-    /// Whether the list that is being read has named it.
+    /// Whether the current list contained it.
     listed: bool,
 }
 
-/// The configurations by name, each with its text or what keeps it from being read.
+/// The configurations by name, each with its text or its read error.
 type Texts = BTreeMap<String, Result<String, String>>;
 
 enum State<T> {
-    Unasked,
+    Unknown,
     Absent,
     There(T),
 }
 
 impl<T> Known<T> {
-    const UNASKED: Self = Self {
-        state: State::Unasked,
+    const UNKNOWN: Self = Self {
+        state: State::Unknown,
         listed: false,
     };
 
-    /// Takes an event of the object's watch; `value` is what counts of it.
-    fn note<K>(&mut self, event: Event<K>, value: impl Fn(&K) -> T) {
+    /// Applies an event of the object's watch; `value` extracts the relevant part.
+    fn apply<K>(&mut self, event: Event<K>, value: impl Fn(&K) -> T) {
         match event {
             Event::Apply(object) => self.state = State::There(value(&object)),
             Event::Delete(_) => self.state = State::Absent,
@@ -53,18 +53,18 @@ impl<T> Known<T> {
                 self.listed = true;
                 self.state = State::There(value(&object));
             }
-            // What a new list does not name went while nobody watched.
+            // An object that a new list does not contain was deleted while the watch was interrupted.
             Event::InitDone if !self.listed => self.state = State::Absent,
             Event::InitDone => {}
         }
     }
 
-    fn is_unasked(&self) -> bool {
-        matches!(self.state, State::Unasked)
+    fn is_unknown(&self) -> bool {
+        matches!(self.state, State::Unknown)
     }
 }
 
-/// Tells which text is this node's whenever that changes, until `shutdown`.
+/// Sends this node's text whenever it changes, until `shutdown`.
 pub(super) async fn follow(of: PerNode, sightings: mpsc::Sender<Sighting>, shutdown: CancellationToken) {
     tokio::select! {
         () = shutdown.cancelled() => {}
@@ -101,7 +101,7 @@ async fn run(of: &PerNode, sightings: &mpsc::Sender<Sighting>) {
         if let Some(changes) = &mut folder {
             changes.arm();
         }
-        let (news, doubted) = seen.look();
+        let (news, wait) = seen.look();
         if let Some(sighting) = news
             && sightings.send(sighting).await.is_err()
         {
@@ -115,7 +115,7 @@ async fn run(of: &PerNode, sightings: &mpsc::Sender<Sighting>) {
         };
         let noted = tokio::select! {
             () = moved => Ok(()),
-            () = files::over(doubted) => Ok(()),
+            () = files::over(wait) => Ok(()),
             event = nodes.next() => match event {
                 Some(event) => seen.node(event),
                 None => return,
@@ -134,7 +134,7 @@ async fn run(of: &PerNode, sightings: &mpsc::Sender<Sighting>) {
     }
 }
 
-/// What was seen of both, and told of it.
+/// The state of both watches, and the last sighting sent.
 struct Seen<'o> {
     of: &'o PerNode,
     label: Known<Option<String>>,
@@ -148,8 +148,8 @@ impl<'o> Seen<'o> {
     fn of(of: &'o PerNode) -> Self {
         Self {
             of,
-            label: Known::UNASKED,
-            configs: Known::UNASKED,
+            label: Known::UNKNOWN,
+            configs: Known::UNKNOWN,
             last: None,
             doubt: files::Doubt::default(),
             failing: String::new(),
@@ -160,20 +160,20 @@ impl<'o> Seen<'o> {
         let of = self.of;
         let event = event.map_err(|error| format!("the watch of node {} fails: {error}", of.node))?;
         let label = |node: &PartialObjectMeta<Node>| node.labels().get(&of.label).cloned();
-        self.label.note(event, label);
+        self.label.apply(event, label);
         Ok(())
     }
 
     fn map(&mut self, event: watcher::Result<Event<ConfigMap>>) -> Result<(), String> {
         let event = event.map_err(|error| format!("its watch fails: {error}"))?;
-        self.configs.note(event, |map: &ConfigMap| {
+        self.configs.apply(event, |map: &ConfigMap| {
             let data = map.data.clone().unwrap_or_default();
             data.into_iter().map(|(key, text)| (key, Ok(text))).collect()
         });
         Ok(())
     }
 
-    /// The sighting, if it is another one than the last; or how long it is in doubt.
+    /// The sighting, if it differs from the last one; or how long to wait before it is accepted.
     fn look(&mut self) -> (Option<Sighting>, Option<Duration>) {
         let mut unreadable = None;
         if let Configs::Folder(path) = &self.of.configs {
@@ -189,12 +189,12 @@ impl<'o> Seen<'o> {
         let Some(sighting) = sighting else {
             return (None, None);
         };
-        // Only a folder is written file by file: the API server tells of whole ConfigMaps. Nor is a file doubted at the start: the choice may
-        // be to have none.
+        // Only files are emptied before they are written: the API server sends whole ConfigMaps. At the start an empty file is accepted: the
+        // choice may be to have none.
         if matches!(self.of.configs, Configs::Folder(_)) && self.last.is_some() {
-            let doubted = self.doubt.about(&sighting, self.last.as_ref(), Instant::now());
-            if doubted.is_some() {
-                return (None, doubted);
+            let wait = self.doubt.about(&sighting, self.last.as_ref(), Instant::now());
+            if wait.is_some() {
+                return (None, wait);
             }
         }
         // A node's metadata changes with every heartbeat; the configuration does not.
@@ -205,7 +205,7 @@ impl<'o> Seen<'o> {
         (Some(sighting), None)
     }
 
-    /// What is to be told of a watch that fails.
+    /// The sighting for a failed watch.
     fn failed(&mut self, reason: String) -> Option<Sighting> {
         if reason != self.failing {
             warn!(
@@ -214,9 +214,9 @@ impl<'o> Seen<'o> {
             );
             self.failing.clone_from(&reason);
         }
-        // With a configuration in effect, an API server that is away for a while is nobody's mistake.
-        let unasked = self.label.is_unasked() || self.configs.is_unasked();
-        unasked.then(|| problem(self.of, reason))
+        // With a configuration in effect, an unreachable API server is no problem of the configuration.
+        let unknown = self.label.is_unknown() || self.configs.is_unknown();
+        unknown.then(|| problem(self.of, reason))
     }
 
     fn sighting(&self) -> Option<Sighting> {
@@ -225,7 +225,7 @@ impl<'o> Seen<'o> {
             (State::There(label), State::There(configs)) => (label, configs),
             (State::Absent, _) => return Some(problem(of, format!("there is no node {}", of.node))),
             (_, State::Absent) => return Some(problem(of, "there is no such ConfigMap".to_owned())),
-            (State::Unasked, _) | (_, State::Unasked) => return None,
+            (State::Unknown, _) | (_, State::Unknown) => return None,
         };
         let chosen = of.choice.choose(label.as_deref(), configs);
         Some(match chosen {

@@ -1,5 +1,5 @@
-//! Watches a config file, or a folder of them. A mounted ConfigMap changes by swapping a link two steps away (`..data`), so every
-//! folder on the way is watched; what an event means is found by reading again.
+//! Watches a config file or a folder of them. A mounted ConfigMap changes by swapping a link two steps away (`..data`), so every folder on
+//! the path is watched. After an event the file is read again.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{Metadata, OpenOptions};
@@ -19,17 +19,17 @@ use tracing::{debug, info};
 use super::Sighting;
 use crate::read::MAX_BYTES;
 
-/// Read again this often even if no event comes: a folder may not have been there to watch.
+/// Interval for reading without an event: a folder may not have existed when the watch began.
 const RECHECK: Duration = Duration::from_secs(5);
-/// Writers that replace several files do so in a moment.
+/// Pause after an event, in which a writer replaces further files.
 const SETTLE: Duration = Duration::from_millis(50);
-/// How long a file that had something in it, or is read for the first time, must be empty until that is believed: people and programs that write a file over empty
-/// it first, and the defaults would be in effect for that moment.
+/// How long a file must stay empty before that is accepted. Editors and programs empty a file before they write it, and the defaults
+/// would be in effect for that moment.
 const EMPTIED: Duration = Duration::from_secs(1);
-/// Most links followed from one path.
+/// Most links that are followed from one path.
 const MOST_LINKS: usize = 16;
 
-/// Tells what stands in the path of `changes` whenever that is no longer what `last` says, until `shutdown`.
+/// Sends the content of the path of `changes` whenever it differs from `last`, until `shutdown`.
 pub(super) async fn follow(
     mut changes: Changes,
     mut last: Option<Sighting>,
@@ -56,14 +56,14 @@ pub(super) async fn follow(
     }
 }
 
-/// Whether an emptied file is about to be written, or is to be empty.
+/// Decides whether an empty file is about to be written.
 #[derive(Debug, Default)]
 pub(super) struct Doubt {
     since: Option<Instant>,
 }
 
 impl Doubt {
-    /// How long to wait before what was `seen` after `last`, if anything was before, is read again; `None`: it is believed.
+    /// How long to wait before the file, `seen` after `last`, is read again; `None`: the content is accepted.
     pub(super) fn about(
         &mut self,
         seen: &Sighting,
@@ -75,12 +75,12 @@ impl Doubt {
             self.since = None;
             return None;
         }
-        let believed = *self.since.get_or_insert(now) + EMPTIED;
-        Some(believed.saturating_duration_since(now)).filter(|wait| !wait.is_zero())
+        let accepted = *self.since.get_or_insert(now) + EMPTIED;
+        Some(accepted.saturating_duration_since(now)).filter(|wait| !wait.is_zero())
     }
 }
 
-/// Waits so long; `None`: for ever.
+/// Waits for this time, or forever without one.
 pub(super) async fn over(wait: Option<Duration>) {
     match wait {
         Some(wait) => tokio::time::sleep(wait).await,
@@ -88,16 +88,16 @@ pub(super) async fn over(wait: Option<Duration>) {
     }
 }
 
-/// Whether a file may be a pipe, which is read until the other side closes it.
+/// Whether the file may be a pipe, which is read until the other side closes it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Pipes {
-    /// Whoever reads it has nothing else to do.
+    /// Allowed: the caller can block.
     Read,
-    /// It would be waited for, and is empty when it is read again.
+    /// Refused: reading would block, and a second read would find it empty.
     Refused,
 }
 
-/// What stands in a file.
+/// The content of a file.
 pub(super) fn see(path: &Path, pipes: Pipes) -> Sighting {
     Sighting {
         source: path.display().to_string(),
@@ -105,7 +105,7 @@ pub(super) fn see(path: &Path, pipes: Pipes) -> Sighting {
     }
 }
 
-/// The text of a file that is not longer than a configuration can be. Devices are not even opened: that alone can have effects.
+/// The text of a file up to the limit of a configuration. Devices are not opened, which alone can have effects.
 fn text(path: &Path, pipes: Pipes) -> io::Result<String> {
     let metadata = std::fs::metadata(path)?;
     if is_null(&metadata) {
@@ -118,7 +118,7 @@ fn text(path: &Path, pipes: Pipes) -> io::Result<String> {
     };
     let flags = i32::try_from((waits | OFlags::NOCTTY).bits()).unwrap_or(0);
     let file = OpenOptions::new().read(true).custom_flags(flags).open(path)?;
-    // It may have been replaced in between.
+    // The file may have been replaced since the first check.
     readable(&file.metadata()?, pipes)?;
     let most = u64::try_from(MAX_BYTES).unwrap_or(u64::MAX);
     let mut bytes = Vec::new();
@@ -135,12 +135,12 @@ fn is_null(metadata: &Metadata) -> bool {
     metadata.file_type().is_char_device() && (rustix::fs::major(number), rustix::fs::minor(number)) == (1, 3)
 }
 
-/// Whether a path leads to what nobody writes anything into.
+/// Whether the path leads to a file that stays empty.
 pub(super) fn stays_empty(path: &Path) -> bool {
     std::fs::metadata(path).is_ok_and(|metadata| is_null(&metadata))
 }
 
-/// Refuses what is no file with an end.
+/// Refuses everything but regular files, and pipes where allowed.
 fn readable(metadata: &Metadata, pipes: Pipes) -> io::Result<()> {
     let kind = metadata.file_type();
     let what = match () {
@@ -156,8 +156,8 @@ fn readable(metadata: &Metadata, pipes: Pipes) -> io::Result<()> {
     )))
 }
 
-/// The files of a folder by name, each with its text or what keeps it from being read: only of the one that is chosen does that matter.
-/// Folders and hidden files, which a mounted ConfigMap has, are none of them.
+/// The files of a folder by name, each with its text or its read error, which matters only if the file is chosen. Folders and hidden
+/// files, which a mounted ConfigMap has, are skipped.
 pub(super) fn list(folder: &Path) -> io::Result<BTreeMap<String, Result<String, String>>> {
     let mut files = BTreeMap::new();
     for entry in std::fs::read_dir(folder)? {
@@ -174,7 +174,7 @@ pub(super) fn list(folder: &Path) -> io::Result<BTreeMap<String, Result<String, 
     Ok(files)
 }
 
-/// Says when a path may have changed.
+/// Waits for changes of a path.
 pub(super) struct Changes {
     path: PathBuf,
     events: Option<EventStream<[u8; 4096]>>,
@@ -190,7 +190,7 @@ impl Changes {
         }
     }
 
-    /// Watches anew: to be called before reading, so that nothing between the two is missed.
+    /// Renews the watches. Call it before reading, so that no change is missed.
     pub(super) fn arm(&mut self) {
         self.events = open(&self.path)
             .inspect_err(
@@ -199,7 +199,7 @@ impl Changes {
             .ok();
     }
 
-    /// Waits until something moved.
+    /// Waits until the path may have changed.
     pub(super) async fn next(&mut self) {
         let event = async {
             match &mut self.events {
@@ -235,13 +235,13 @@ fn open(path: &Path) -> io::Result<EventStream<[u8; 4096]>> {
         | WatchMask::MOVE_SELF
         | WatchMask::ONLYDIR;
     for folder in folders(path) {
-        // One that is not there yet shows in its parent or at the next look.
+        // A missing folder shows in its parent or at the next read.
         let _ = inotify.watches().add(folder, changes);
     }
     inotify.into_event_stream([0; 4096])
 }
 
-/// Every folder whose entries decide what stands in `path`.
+/// Every folder on the way to the content of `path`.
 fn folders(path: &Path) -> BTreeSet<PathBuf> {
     let mut folders = BTreeSet::new();
     let mut at = path.to_owned();

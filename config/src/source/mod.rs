@@ -1,5 +1,5 @@
-//! Where the configuration comes from, and what happens when it changes: a good one is handed on, a bad one is reported while the
-//! last good one stays. Nothing here ends the program once it serves.
+//! Follows the configuration: a good one is published, a bad one is reported while the last good one stays in effect. Nothing here ends the
+//! program once it serves.
 
 mod choice;
 mod cluster;
@@ -22,14 +22,14 @@ use files::Pipes;
 use super::read::load_naming;
 use super::{Config, Layer, Loaded, Problems, ResourcePattern, Strictness};
 
-/// Everything that makes the configuration.
+/// The sources of the configuration.
 #[derive(Clone)]
 pub struct Source {
     /// The config file, if there is one.
     pub place: Place,
-    /// Environment and flags, which go over it; the last one is topmost.
+    /// Environment and flags, which override the file; the last one has the highest precedence.
     pub layers: Vec<Layer>,
-    /// What an unknown key means.
+    /// How unknown keys are treated.
     pub strictness: Strictness,
     /// Name of the GPUs that no pattern of the file matches; `None`: the default.
     pub gpu_resource: Option<ResourceName>,
@@ -38,15 +38,15 @@ pub struct Source {
 /// Where the config file is.
 #[derive(Clone)]
 pub enum Place {
-    /// Nowhere: flags and environment say it all.
+    /// Nowhere: flags and environment alone.
     Flags,
     /// A file, watched.
     File(PathBuf),
-    /// One of several, by a label of the node, watched.
+    /// One of several, chosen by a label of the node, watched.
     PerNode(Box<PerNode>),
 }
 
-/// Several configurations and the node that one of them is for.
+/// Several configurations, and the node that gets one of them.
 #[derive(Clone)]
 pub struct PerNode {
     /// The configurations.
@@ -55,9 +55,9 @@ pub struct PerNode {
     pub node: NodeName,
     /// Label of the node that names its configuration.
     pub label: String,
-    /// What counts where the label is absent.
+    /// The choice without the label.
     pub choice: Choice,
-    /// Way to the API server.
+    /// The client of the API server.
     pub client: kube::Client,
 }
 
@@ -75,12 +75,12 @@ pub enum Configs {
     },
 }
 
-/// How the configuration stands, for readiness, metrics and Events.
+/// The state of the configuration, for readiness, metrics and Events.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Report {
-    /// What the configuration in effect was read from.
+    /// The source of the configuration in effect.
     pub source: Arc<str>,
-    /// What is wrong with what is there now; the last valid configuration stays in effect. `None`: nothing.
+    /// The problem of the current configuration, while the last valid one stays in effect.
     pub problem: Option<Arc<str>>,
     /// Configurations put into effect, the first included.
     pub loads: u64,
@@ -94,39 +94,39 @@ pub enum SourceError {
     /// The file or the flags are wrong.
     #[error(transparent)]
     Wrong(#[from] Problems),
-    /// There is no such file, or it cannot be read.
+    /// The file does not exist or cannot be read.
     #[error("{}: cannot be read: {reason}", path.display())]
     Unreadable {
         /// The file.
         path: PathBuf,
-        /// What the operating system says.
+        /// The operating system's error.
         reason: String,
     },
 }
 
-/// What stands in the config file now, or why there is none.
+/// The current content of the config file, or why there is none.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Sighting {
-    /// What to call it in problems.
+    /// Its name in problems.
     pub(super) source: String,
     pub(super) text: Result<String, String>,
 }
 
 impl Sighting {
-    /// Whether there is something to read, and nothing in it.
+    /// Whether the content is empty.
     fn is_empty(&self) -> bool {
         self.text.as_ref().is_ok_and(|text| text.trim().is_empty())
     }
 }
 
-/// How often a configuration that only this host stands against is tried again: what it lacks may come.
-const AGAIN: Duration = Duration::from_secs(2);
+/// Interval for another attempt with a configuration that lacks something on this host.
+const RETRY: Duration = Duration::from_secs(2);
 
-/// Why a configuration is not put into effect.
+/// Why a configuration does not take effect.
 enum Refusal {
-    /// It is wrong.
+    /// The configuration is wrong.
     Wrong(Problems),
-    /// It is good, and this host lacks something that it needs.
+    /// The configuration is good, but this host lacks something.
     Unfit(Problems),
 }
 
@@ -138,17 +138,17 @@ impl Refusal {
     }
 }
 
-/// What is seen of the configuration, each once.
+/// The sightings of the configuration, each once.
 struct Inbox {
     sightings: mpsc::Receiver<Sighting>,
-    /// The last one looked at.
+    /// The last one that was read.
     last: Option<Sighting>,
-    /// Whether it is to be looked at again.
+    /// Whether to read it again.
     unfit: bool,
 }
 
 impl Inbox {
-    /// The next one to look at; `None`: there will be no other.
+    /// The next one to read; `None`: no other will come.
     async fn next(&mut self) -> Option<Sighting> {
         loop {
             tokio::select! {
@@ -156,13 +156,13 @@ impl Inbox {
                     Some(sighting) if self.last.as_ref() == Some(&sighting) => {}
                     other => return other,
                 },
-                () = files::over(self.unfit.then_some(AGAIN)) => return self.last.clone(),
+                () = files::over(self.unfit.then_some(RETRY)) => return self.last.clone(),
             }
         }
     }
 
-    /// Notes what came of a look; tells of a refusal that was not told of already.
-    fn looked(&mut self, at: Sighting, outcome: &Result<Loaded, Refusal>, reports: &watch::Sender<Report>) {
+    /// Records the outcome, and reports a refusal that was not reported already.
+    fn record(&mut self, at: Sighting, outcome: &Result<Loaded, Refusal>, reports: &watch::Sender<Report>) {
         let again = self.last.as_ref() == Some(&at);
         self.last = Some(at);
         self.unfit = matches!(outcome, Err(Refusal::Unfit(_)));
@@ -175,13 +175,13 @@ impl Inbox {
     }
 }
 
-/// Finds the configuration and follows it until `shutdown`, in tasks of `tasks`; SIGHUP has files read again. Returns when the
-/// first one is in effect: at once for flags and a file, after the API server's answer where a label of the node decides.
-/// `None` when `shutdown` came before. What goes wrong on the way, and later, is told by `reports`. What `fits` says no to is refused
-/// like what is wrong, at the start and later, and tried again now and then.
+/// Reads the configuration and follows it until `shutdown`, in tasks of `tasks`; SIGHUP makes it read files again. Returns when the first
+/// configuration is in effect: at once for flags and a file, after the API server's response if a label of the node decides. Returns
+/// `None` if `shutdown` came before. Problems are published through `reports`. A configuration that `fits` refuses is refused like a wrong
+/// one, and tried again at an interval.
 ///
 /// # Errors
-/// When flags and file together are wrong at the start. A configuration by label that is wrong is waited for instead.
+/// When flags and file are wrong at the start. With a label it waits for a good configuration instead.
 pub async fn follow(
     source: Source,
     fits: impl Fn(&Config) -> Result<(), String> + Send + Sync + 'static,
@@ -198,7 +198,7 @@ pub async fn follow(
     match &source.place {
         Place::Flags => last = Some(flags_alone()),
         Place::File(path) => {
-            // Before it is read, so that no signal falls between.
+            // Created before the first read, so that no signal is missed.
             let mut changes = files::Changes::new(path.clone());
             let Some(first) = source.first_written(path, &mut changes, &shutdown).await? else {
                 return Ok(None);
@@ -242,7 +242,7 @@ pub async fn follow(
                 },
             };
             let outcome = judge(&sighting);
-            inbox.looked(sighting, &outcome, &reports);
+            inbox.record(sighting, &outcome, &reports);
             if let Ok(loaded) = outcome {
                 break loaded;
             }
@@ -255,7 +255,7 @@ pub async fn follow(
     accept(&reports, &name, &first);
     let (configs, receiver) = watch::channel(Arc::new(first.config));
     tasks.spawn(async move {
-        // A sender of our own would keep the channel open, and flags alone have nothing to follow.
+        // Keeping this sender would keep the channel open, and flags alone have nothing to follow.
         drop(sender);
         loop {
             let sighting = tokio::select! {
@@ -264,7 +264,7 @@ pub async fn follow(
                 sighting = inbox.next() => match sighting {
                     Some(sighting) => sighting,
                     None => {
-                        // The configuration stays what it is for as long as anybody reads it.
+                        // The configuration stays for as long as it has a receiver.
                         configs.closed().await;
                         return;
                     }
@@ -272,7 +272,7 @@ pub async fn follow(
             };
             let outcome = judge(&sighting);
             let name = sighting.source.clone();
-            inbox.looked(sighting, &outcome, &reports);
+            inbox.record(sighting, &outcome, &reports);
             let Ok(loaded) = outcome else { continue };
             if *configs.borrow().as_ref() == loaded.config {
                 reports.send_if_modified(|report| report.problem.take().is_some());
@@ -293,7 +293,7 @@ fn flags_alone() -> Sighting {
 }
 
 impl Source {
-    /// The configuration that a text makes, with everything that goes over it.
+    /// The configuration of a sighting with all overrides.
     fn load(&self, sighting: &Sighting) -> Result<Loaded, Problems> {
         match &sighting.text {
             Ok(text) => self.read(&sighting.source, text),
@@ -301,19 +301,16 @@ impl Source {
         }
     }
 
-    /// The configuration as it stands, without following it: the file may be a pipe. Where a label decides, what flags and environment
-    /// say alone.
+    /// The current configuration, without following it: the file may be a pipe. If a label decides, that of flags and environment alone.
     ///
     /// # Errors
-    /// The file cannot be read, or everything that is wrong with it.
+    /// The file cannot be read, or all problems of it.
     pub fn now(&self) -> Result<Loaded, SourceError> {
         let (source, text) = self.text_now()?;
         Ok(self.read(&source, &text)?)
     }
 
-    /// The text of it, after what to call it in problems, by the same rules.
-    ///
-    /// A file `-` is standard input.
+    /// The name of the source in problems, and its text. A file `-` is standard input.
     ///
     /// # Errors
     /// The file cannot be read.
@@ -331,11 +328,11 @@ impl Source {
             }
             _ => self.first(Pipes::Read)?,
         };
-        // What cannot be read was an error before.
+        // A file that cannot be read was an error before.
         Ok((source, text.unwrap_or_default()))
     }
 
-    /// What stands in the file at the start.
+    /// The content of the file at the start.
     fn first(&self, pipes: Pipes) -> Result<Sighting, SourceError> {
         let Place::File(path) = &self.place else {
             return Ok(flags_alone());
@@ -350,7 +347,7 @@ impl Source {
         }
     }
 
-    /// What stands in a file at the start; one that is empty is about to be written, unless it stays so. `None`: `shutdown` came first.
+    /// The content of a file at the start; an empty one may be about to be written. `None`: `shutdown` came first.
     async fn first_written(
         &self,
         path: &Path,
@@ -373,10 +370,10 @@ impl Source {
         }
     }
 
-    /// Reads `text`, called `source` in problems, with everything that goes over it.
+    /// Reads `text`, called `source` in problems, with all overrides.
     ///
     /// # Errors
-    /// Everything that is wrong with it.
+    /// All problems.
     pub fn read(&self, source: &str, text: &str) -> Result<Loaded, Problems> {
         let mut loaded = load_naming(
             source,
@@ -385,7 +382,7 @@ impl Source {
             self.strictness,
             self.gpu_resource.as_ref(),
         )?;
-        // After a pattern that every GPU matches another never counts.
+        // After a pattern that matches every GPU, another never counts.
         let matches_all = |entry: &ResourcePattern| entry.pattern == "*";
         let named = loaded.config.gpu_patterns.iter().any(matches_all);
         if let Some(name) = self.gpu_resource.as_ref().filter(|_| !named) {

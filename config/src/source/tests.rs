@@ -1,4 +1,4 @@
-//! Sources as a running daemon sees them: real files, swapped the way kubelet and people swap them.
+//! Sources of a running daemon: real files, replaced as kubelet and editors do it.
 
 use std::path::Path;
 use std::time::Duration;
@@ -7,7 +7,7 @@ use super::log::Log;
 use super::*;
 use crate::MigStrategy;
 
-/// What is awaited comes in a moment; this is for a machine under load.
+/// A long limit for a machine under load; events come in a moment.
 const SOON: Duration = Duration::from_secs(20);
 
 struct Followed {
@@ -21,7 +21,7 @@ impl Followed {
         Self::on(|_| Ok(()), place).await
     }
 
-    /// On a host that `fits` knows.
+    /// On a host that `fits` describes.
     async fn on(
         fits: impl Fn(&Config) -> Result<(), String> + Send + Sync + 'static,
         place: Place,
@@ -63,7 +63,7 @@ fn write(path: &Path, strategy: &str) {
 }
 
 #[tokio::test]
-async fn flags_alone_make_a_configuration_that_stays() {
+async fn flags_alone_give_a_constant_config() {
     let followed = Followed::of(Place::Flags).await.unwrap();
     assert_eq!(**followed.configs.borrow(), Config::default());
     assert_eq!(followed.reports.borrow().loads, 1);
@@ -95,7 +95,7 @@ async fn overwritten_file_is_reread_and_bad_one_ignored() {
         .await;
     assert_eq!(followed.configs.borrow().mig_strategy, MigStrategy::Mixed);
 
-    // Mended to what is in effect: the problem goes, nothing is put into effect anew.
+    // Corrected to the configuration in effect: the problem is cleared, and no configuration is published.
     write(&path, "mixed");
     let report = followed.report(|report| report.problem.is_none()).await;
     assert_eq!((report.loads, report.failures), (2, 2));
@@ -125,7 +125,7 @@ async fn effective_config_is_logged_at_start_and_change() {
 }
 
 #[tokio::test]
-async fn a_mounted_config_map_that_is_swapped_is_seen() {
+async fn swapped_config_map_mount_is_detected() {
     let mount = tempfile::tempdir().unwrap();
     let at = |name: &str| mount.path().join(name);
     let version = |name: &str, strategy: &str| {
@@ -148,7 +148,7 @@ async fn a_mounted_config_map_that_is_swapped_is_seen() {
 }
 
 #[tokio::test]
-async fn the_link_that_nvidias_config_manager_turns_is_followed() {
+async fn link_of_nvidias_config_manager_is_followed() {
     let folder = tempfile::tempdir().unwrap();
     let at = |name: &str| folder.path().join(name);
     for part in ["available", "config"] {
@@ -162,14 +162,14 @@ async fn the_link_that_nvidias_config_manager_turns_is_followed() {
     std::fs::remove_file(&link).unwrap();
     std::os::unix::fs::symlink(at("available/b"), &link).unwrap();
     followed.config(MigStrategy::Mixed).await;
-    // Its "empty" configuration.
+    // The "empty" configuration of config-manager.
     std::fs::remove_file(&link).unwrap();
     std::os::unix::fs::symlink("/dev/null", &link).unwrap();
     followed.config(MigStrategy::None).await;
 }
 
 #[tokio::test]
-async fn what_is_wrong_at_the_start_is_an_error() {
+async fn wrong_config_at_start_is_an_error() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("config.yaml");
     let missing = Followed::of(Place::File(path.clone()))
@@ -191,14 +191,14 @@ async fn what_is_wrong_at_the_start_is_an_error() {
 }
 
 #[tokio::test]
-async fn a_hangup_ends_nothing() {
+async fn hangup_does_not_end_the_process() {
     let mut followed = Followed::of(Place::Flags).await.unwrap();
-    // Without a handler this would end the test's own process.
+    // Without a handler this would end the test process.
     rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::HUP).unwrap();
     followed.config(MigStrategy::None).await;
 }
 
-/// What stands in a file that is followed, or why it cannot be read.
+/// Why a followed file cannot be read.
 async fn refusal(path: &Path) -> String {
     let reading = Followed::of(Place::File(path.to_owned()));
     let error = tokio::time::timeout(SOON, reading).await.unwrap();
@@ -206,7 +206,7 @@ async fn refusal(path: &Path) -> String {
 }
 
 #[tokio::test]
-async fn a_file_that_is_too_long_is_not_read_to_its_end() {
+async fn too_long_file_is_not_read_to_its_end() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("config.yaml");
     let file = std::fs::File::create(&path).unwrap();
@@ -218,9 +218,9 @@ async fn a_file_that_is_too_long_is_not_read_to_its_end() {
     );
 }
 
-// With a thread of its own for the deadline: what blocks would block that too.
+// The deadline has a thread of its own, which a blocked read would not stop.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_no_file_is_refused_and_waited_for_by_nobody() {
+async fn non_regular_file_is_refused_without_blocking() {
     let folder = tempfile::tempdir().unwrap();
     let pipe = folder.path().join("pipe");
     let mode = rustix::fs::Mode::RWXU;
@@ -238,7 +238,7 @@ async fn what_is_no_file_is_refused_and_waited_for_by_nobody() {
 }
 
 #[tokio::test]
-async fn a_file_that_becomes_a_pipe_changes_nothing() {
+async fn file_that_becomes_a_pipe_changes_nothing() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("config.yaml");
     write(&path, "single");
@@ -253,7 +253,7 @@ async fn a_file_that_becomes_a_pipe_changes_nothing() {
 }
 
 #[test]
-fn a_pipe_is_read_where_nothing_is_followed() {
+fn pipe_is_read_if_not_followed() {
     use std::io::Write;
     let (reader, mut writer) = std::io::pipe().unwrap();
     writer.write_all(b"flags: {migStrategy: mixed}").unwrap();
@@ -269,7 +269,7 @@ fn a_pipe_is_read_where_nothing_is_followed() {
 }
 
 #[tokio::test]
-async fn what_this_host_cannot_serve_is_refused_until_it_can() {
+async fn config_unfit_for_host_is_refused_until_it_fits() {
     let folder = tempfile::tempdir().unwrap();
     let [path, channel] = ["config.yaml", "channel0"].map(|name| folder.path().join(name));
     write(&path, "single");
@@ -296,7 +296,7 @@ async fn what_this_host_cannot_serve_is_refused_until_it_can() {
     assert_eq!((report.loads, report.failures), (2, 1), "told once");
 }
 
-/// What was read, called the same.
+/// A sighting with this text.
 fn seen(text: &str) -> Sighting {
     Sighting {
         source: "config.yaml".to_owned(),
@@ -305,7 +305,7 @@ fn seen(text: &str) -> Sighting {
 }
 
 #[test]
-fn an_emptied_file_is_believed_once_it_stays_empty() {
+fn emptied_file_is_accepted_once_it_stays_empty() {
     let start = std::time::Instant::now();
     let at = |milliseconds| start + Duration::from_millis(milliseconds);
     let (full, empty) = (seen("flags: {}"), seen("\n"));
@@ -323,7 +323,7 @@ fn an_emptied_file_is_believed_once_it_stays_empty() {
 }
 
 #[test]
-fn a_file_that_was_empty_or_is_gone_is_believed_at_once() {
+fn file_empty_before_or_missing_is_accepted_at_once() {
     let mut doubt = files::Doubt::default();
     let now = std::time::Instant::now();
     assert_eq!(doubt.about(&seen(""), Some(&seen("")), now), None);
@@ -339,7 +339,7 @@ fn a_file_that_was_empty_or_is_gone_is_believed_at_once() {
 }
 
 #[tokio::test]
-async fn a_file_that_is_emptied_and_stays_empty_means_the_defaults() {
+async fn file_that_stays_empty_gives_the_defaults() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("config.yaml");
     write(&path, "single");
@@ -379,7 +379,7 @@ async fn file_empty_at_start_is_accepted_after_a_pause() {
 }
 
 #[test]
-fn the_name_that_a_flag_gives_to_gpus_is_the_one_that_is_there() {
+fn gpu_name_of_a_flag_is_known_to_warnings() {
     let read = |text: &str| {
         let source = Source {
             place: Place::Flags,
@@ -401,7 +401,7 @@ fn the_name_that_a_flag_gives_to_gpus_is_the_one_that_is_there() {
         "{warnings:?}"
     );
     assert!(read(&shared("nvidia.com/foo")).warnings.is_empty());
-    // What is in effect can be read again, also where a pattern names every GPU already.
+    // The effective configuration can be read again, also if a pattern names every GPU already.
     let loaded = read("version: v1\nresources: {gpus: [{pattern: \"*\", name: nvidia.com/a}]}");
     assert_eq!(read(&loaded.config.to_json()).config, loaded.config);
 }

@@ -11,7 +11,7 @@
 use gantry_config::settings::Program;
 use gantry_config::{Layer, Overrides, Strictness, load};
 
-/// Any text as a config file, read in both ways. An accepted file is equal after writing and reading it.
+/// Any text as a config file, read strictly and leniently. An accepted one reads the same when it is written and read again.
 pub fn file(text: &str) {
     for strictness in [Strictness::Strict, Strictness::Lenient] {
         match load("fuzz", text, &[], strictness) {
@@ -27,7 +27,7 @@ pub fn file(text: &str) {
     }
 }
 
-/// Any texts as values of all flags, or the first one as value of all variables. Accepted values make a configuration.
+/// Any texts as the values of every flag, or the first as the value of every variable. Accepted ones give a configuration.
 pub fn flags(texts: &[String], flag: bool, lenient: bool) {
     let strictness = if lenient {
         Strictness::Lenient

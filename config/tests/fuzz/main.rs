@@ -7,7 +7,7 @@ use proptest::prelude::*;
 
 use entry::{file as read, flags};
 
-/// Scalars that are right somewhere, nearly right, or nowhere.
+/// Scalars that are valid for some key, almost valid, or never valid.
 fn scalar() -> impl Strategy<Value = String> {
     prop_oneof![
         prop::sample::select(vec![
@@ -49,7 +49,7 @@ fn scalar() -> impl Strategy<Value = String> {
     ]
 }
 
-/// Files made of the keys there are and of others, nested at will.
+/// Files of known and unknown keys, nested at random.
 fn file() -> impl Strategy<Value = String> {
     let key = prop::sample::select(vec![
         "version",

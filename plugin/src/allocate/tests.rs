@@ -49,7 +49,7 @@ fn device(gpu: u8, slice: Option<u8>, replica: Option<u16>) -> Device {
     }
 }
 
-/// Nodes by name, as plain files say them.
+/// Nodes by name, with the properties of plain files.
 fn nodes(names: &[&str]) -> Nodes {
     let dev = tempfile::tempdir().unwrap();
     for name in names {
@@ -62,7 +62,7 @@ fn nodes(names: &[&str]) -> Nodes {
 
 const CONTROL: [&str; 3] = ["nvidiactl", "nvidia-uvm", "nvidia-uvm-tools"];
 
-/// The specifications that a fresh start writes for these devices, and the names in them.
+/// The specifications of a first start for these devices, and their names.
 fn written(config: &Config, nodes: &Nodes, devices: &[Device]) -> (BTreeMap<Class, Spec>, Names) {
     let machine = Arc::new(Machine::new(MachineParts::default()).unwrap());
     let inventory = Inventory::ready(machine, devices.to_vec());
@@ -76,7 +76,7 @@ fn written(config: &Config, nodes: &Nodes, devices: &[Device]) -> (BTreeMap<Clas
     (specs, names)
 }
 
-/// What is in force once the specifications of these devices are written.
+/// The snapshot once the specifications of these devices are written.
 fn access(config: Config, nodes: Nodes, devices: &[Device]) -> Access {
     let (specs, names) = written(&config, &nodes, devices);
     let entries = Entries::of(&Kind::default(), &specs, &names, config.device_id_strategy);
@@ -92,7 +92,7 @@ fn respond(config: Config, names: &[&str], devices: &[Device]) -> ContainerAlloc
     answer(&access, &devices.iter().collect::<Vec<_>>())
 }
 
-/// The response as a person reads it.
+/// The response as readable text.
 fn text(response: &ContainerAllocateResponse) -> String {
     let mut text = String::new();
     for (name, value) in &response.envs {
@@ -212,7 +212,7 @@ fn devices_can_be_called_by_index() {
 
 #[test]
 fn runtime_id_is_current_nvml_index_or_uuid() {
-    // GPU 1 was taken out: NVML counts the one behind it as 1.
+    // GPU 1 was removed: NVML counts the next one as 1.
     let devices = [
         device(0, None, None),
         Device {
@@ -228,7 +228,7 @@ fn runtime_id_is_current_nvml_index_or_uuid() {
         device_id_strategy: DeviceIdStrategy::Index,
         ..strategies(ways)
     };
-    // The names of our own specification are places, which stay.
+    // Names in our own specification are places, which stay.
     let both = config(&[Strategy::Envvar, Strategy::CdiCri]);
     insta::assert_snapshot!(text(&respond(both, &[], &devices)), @"
     env NVIDIA_VISIBLE_DEVICES=0,GPU-1,1:3
@@ -372,7 +372,7 @@ fn a_responder_answers_by_the_latest_snapshot() {
     assert_eq!(responder.respond(&[&gpu]).mounts.len(), 1);
 }
 
-/// Any device of a machine cut in any way.
+/// Any device of a machine with any MIG layout.
 fn any_device() -> impl Generator<Value = Device> {
     (
         0..4_u8,
@@ -430,7 +430,7 @@ proptest! {
 
     #[test]
     fn no_name_is_given_that_no_specification_has(config in any_config(), nodes in any_nodes(), devices in prop::collection::vec(any_device(), 1..8), known in 0..8_usize) {
-        // Those written are not all that are allocated, as after a failure to write.
+        // Not all allocated devices are written, as after a failed write.
         let known = &devices[..known.min(devices.len())];
         let (specs, _) = written(&config, &nodes, known);
         let there: BTreeSet<String> = specs
@@ -446,7 +446,7 @@ proptest! {
 
     #[test]
     fn an_answer_depends_on_the_set_alone(config in any_config(), nodes in any_nodes(), devices in prop::collection::vec(any_device(), 1..8)) {
-        // Whatever was asked before, and in whatever order the same devices came.
+        // Independent of earlier requests and of the order of the devices.
         let access = access(config, nodes, &devices);
         let first = answer(&access, &devices.iter().collect::<Vec<_>>());
         let _ = answer(&access, &[&devices[0]]);
@@ -456,7 +456,7 @@ proptest! {
     }
 }
 
-/// A response without the order of what a runtime takes in any order.
+/// A response without the order of parts that a runtime accepts in any order.
 fn parts(response: &ContainerAllocateResponse) -> BTreeMap<&'static str, BTreeSet<String>> {
     let split = |texts: Vec<&String>| {
         texts

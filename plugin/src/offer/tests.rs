@@ -1,4 +1,4 @@
-//! What is offered of given hardware by a given configuration: one file per concern, and what they share.
+//! Offers of given hardware by a given configuration: one file per subject, and common helpers.
 
 mod lists;
 mod patterns;
@@ -16,7 +16,7 @@ use super::*;
 use crate::inventory::units;
 use gantry_config::{MigStrategy, Replicated, SharedOf, TimeSlicing};
 
-/// How a GPU of a test is: its model and its MIG devices.
+/// A GPU of a test: its model and MIG devices.
 #[derive(Debug, Clone)]
 struct Board {
     model: &'static str,

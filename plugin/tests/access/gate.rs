@@ -1,4 +1,4 @@
-//! When specifications are written and removed, and what is let through meanwhile.
+//! When specifications are written and removed, and which devices are published meanwhile.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -19,7 +19,7 @@ use tokio_util::sync::CancellationToken;
 use super::rules::names;
 use super::{cdi, gpu, machine, slice, touch};
 
-/// A gate that runs, and what it is fed.
+/// A running gate and its inputs.
 pub(super) struct Gate {
     pub(super) root: tempfile::TempDir,
     pub(super) inventory: watch::Sender<Arc<Inventory>>,
@@ -32,7 +32,7 @@ pub(super) struct Gate {
 }
 
 impl Gate {
-    /// `before` may put things in the way.
+    /// `before` may create obstacles.
     fn start(config: Config, devices: Vec<Device>, before: impl FnOnce(&Path)) -> Self {
         Self::start_with(config, Inventory::ready(machine(4), devices), before)
     }
@@ -151,7 +151,7 @@ async fn later_write_failure_affects_new_devices_only() {
     assert!(reason.contains("not written yet"), "{reason}");
 }
 
-/// The looking is done on a thread of the runtime's pool, which has one here, and that one is busy.
+/// The host is read on a thread of the runtime's pool, which has one here, and that one is busy.
 #[test]
 fn health_waits_for_no_look_at_the_host_and_new_devices_do() {
     for config in [cdi(), Config::default()] {
@@ -233,7 +233,7 @@ async fn config_takes_effect_once_specs_are_written() {
     );
 
     fs::remove_file(gate.root.path().join("cdi")).unwrap();
-    // Not because of the change, but because it looks again.
+    // Not because of the change, but at the next interval.
     let changed = gate
         .access
         .wait_for(|access| access.config.device_list_strategy == [Strategy::CdiCri]);
@@ -267,7 +267,7 @@ async fn a_file_that_somebody_wrote_over_is_written_again() {
     let path = gate.path(Class::Gpu);
     let text = fs::read_to_string(&path).unwrap();
     fs::write(&path, "{}").unwrap();
-    // It looks every few seconds, and with every change.
+    // It reads the host every few seconds, and after every change.
     let sick = Device {
         health: DeviceHealth {
             healthy: false,
@@ -308,7 +308,7 @@ async fn disabled_spec_stays_on_disk_for_restarts() {
     let mut gate = Gate::start(on(), vec![gpu(0)], |root| touch(root, "dev/gdrdrv"));
     gate.passes(is_ready).await;
     let responder = Responder::new(gate.access.clone());
-    // Kubelet keeps the names that a pod's container was given, and never asks again.
+    // Kubelet keeps the names of a pod's container and does not allocate again.
     gate.config
         .send_modify(|config| *config = with(config, Config::default()));
     drop(

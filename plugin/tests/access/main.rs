@@ -1,5 +1,5 @@
-//! What containers are given, end to end but for NVML: specifications on disk hold to the rules of CDI whatever the node is like,
-//! and what Allocate names is what they have, also while the configuration changes.
+//! Access of containers to devices, end to end except NVML: specifications on disk keep the rules of CDI on any node, and Allocate names
+//! only their devices, also while the configuration changes.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -64,7 +64,7 @@ fn machine(gpus: u8) -> Arc<Machine> {
     machine_of(&gpus, &[])
 }
 
-/// The machine that has these whole GPUs and these MIG devices.
+/// The machine with these whole GPUs and MIG devices.
 fn machine_of(gpus: &[Device], slices: &[Device]) -> Arc<Machine> {
     let instance = |device: &Device| {
         let slice = device.slice.as_ref()?;

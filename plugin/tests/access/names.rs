@@ -1,4 +1,4 @@
-//! CDI names stay with the device that was given them: kubelet starts the containers of running pods again with the names they have.
+//! CDI names stay with their device, because kubelet restarts the containers of running pods with their names.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -22,7 +22,7 @@ fn by_index() -> Config {
     }
 }
 
-/// A GPU of this name, whose node goes with the name and not with the place.
+/// A GPU of this name, with a node that belongs to the name and not to the place.
 fn named(uuid: &str, index: u8, minor: u32) -> Device {
     Device {
         id: uuid.into(),
@@ -32,7 +32,7 @@ fn named(uuid: &str, index: u8, minor: u32) -> Device {
     }
 }
 
-/// A MIG device in a GPU instance of GPU 0, which NVML counts as `index` now.
+/// A MIG device in a GPU instance of GPU 0, with NVML's current `index`.
 fn part(instance: u8, index: u8, uuid: &str) -> Device {
     let mut device = slice(0, instance);
     Arc::make_mut(device.slice.as_mut().unwrap()).index = index;
@@ -43,12 +43,12 @@ fn part(instance: u8, index: u8, uuid: &str) -> Device {
     }
 }
 
-/// GPU 0 cut into these.
+/// GPU 0 with these MIG devices.
 fn cut(parts: &[Device]) -> Inventory {
     Inventory::ready(machine_of(&[gpu(0)], parts), parts.to_vec())
 }
 
-/// The device nodes of each name that the specification on disk has.
+/// The device nodes of each name in the specification on disk.
 fn written(gate: &Gate) -> BTreeMap<String, Vec<String>> {
     let text = fs::read_to_string(gate.path(Class::Gpu)).unwrap();
     check(&text);
@@ -70,7 +70,7 @@ fn written(gate: &Gate) -> BTreeMap<String, Vec<String>> {
         .collect()
 }
 
-/// What Allocate calls these devices.
+/// The names of these devices in the response to Allocate.
 fn given(gate: &Gate, devices: &[Device]) -> Vec<String> {
     let devices: Vec<&Device> = devices.iter().collect();
     let answer = Responder::new(gate.access.clone()).respond(&devices);
@@ -156,7 +156,7 @@ async fn unoffered_device_keeps_entry_while_present() {
     }
     assert_eq!(now["all"], ["nvidia1"], "all that is offered");
 
-    // The GPUs behind one that comes have other places, and their entries are theirs still.
+    // GPUs after a new one have other places, and keep their entries.
     let moved = machine_of(
         &[named("GPU-ee", 0, 7), named("GPU-1", 1, 1), named("GPU-2", 2, 2)],
         &[],

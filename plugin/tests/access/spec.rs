@@ -1,4 +1,4 @@
-//! What is in a specification: a function of devices, configuration and what the host has.
+//! The content of a specification: a function of devices, configuration and host.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -14,7 +14,7 @@ use serde_json::Value;
 use super::rules::check;
 use super::{VERSION, cdi, gpu, machine, slice, touch};
 
-/// The root of a Debian host whose driver is installed, with NVIDIA's toolkit or without it.
+/// The root of a Debian host with the driver, with or without NVIDIA's toolkit.
 fn driver_root(toolkit: bool) -> tempfile::TempDir {
     let root = tempfile::tempdir().unwrap();
     let library = "usr/lib/x86_64-linux-gnu";
@@ -91,7 +91,7 @@ fn other_driver_root_without_toolkit_mounts_link_names() {
         container_driver_root: root.path().into(),
         driver_root: "/run/nvidia/driver".into(),
         dev_root: "/run/nvidia/driver".into(),
-        // The folder is to be seen, and the program is not in it.
+        // The folder is visible, and the program is not in it.
         cdi_hook_path: "/run/nvidia/driver/toolkit/nvidia-cdi-hook".into(),
         device_id_strategy: DeviceIdStrategy::Index,
         ..cdi()
@@ -100,7 +100,7 @@ fn other_driver_root_without_toolkit_mounts_link_names() {
     insta::assert_snapshot!(text(&config, dev.path(), Path::new("/nowhere"), &inventory));
 }
 
-/// What graphics look for by names that no loader's cache makes: as links, where NVIDIA's toolkit is there to make them.
+/// Names that graphics need and the loader's cache does not have: links, if NVIDIA's toolkit can create them.
 #[test]
 fn graphics_links_are_made_beside_their_libraries() {
     let root = driver_root(true);

@@ -1,4 +1,4 @@
-//! What is counted and what leads: products, replicas, cliques, healthy GPUs.
+//! Counts and the leading one: products, replicas, cliques, healthy GPUs.
 
 use std::sync::Arc;
 
@@ -68,7 +68,7 @@ fn the_board_that_drives_a_screen_is_not_counted() {
     );
 }
 
-/// A DGX Station: four boards that compute, and one that drives the screen, of another PCI class, NUMA node and NVLink domain.
+/// A DGX Station: four GPUs for computing, and one for the screen with another PCI class, NUMA node and NVLink domain.
 #[test]
 fn the_board_that_drives_a_screen_is_in_no_label() {
     let station = |boards: &[(&str, u8)]| {

@@ -1,4 +1,4 @@
-//! Every label that NVIDIA documents is made, and no other under its name.
+//! Every label that NVIDIA documents, and no other in its domain.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -12,8 +12,8 @@ use gantry_topology::{Fabric, Machine};
 use super::{cut, machine, strategy};
 use crate::sim::Sim;
 
-/// The labels of gpu-feature-discovery v0.20.0, written down from what it documents and does, not from our code: each with its value
-/// on a node of eight H100, MIG off and not shared, or none where such a node does not have it. All begin with `nvidia.com/`.
+/// The labels of gpu-feature-discovery v0.20.0, from its documentation and behaviour, not from our code: each with its value on a node
+/// with eight H100, MIG off and unshared, or none if such a node does not have it. All begin with `nvidia.com/`.
 const NVIDIA: &[(&str, Option<&str>)] = &[
     ("gfd.timestamp", Some("1700000000")),
     ("cuda.driver-version.major", Some("570")),
@@ -68,7 +68,7 @@ const NVIDIA: &[(&str, Option<&str>)] = &[
     ("vgpu.host-driver-branch", None),
 ];
 
-/// Those of NVIDIA's, without their domain, of a machine on this host.
+/// NVIDIA's labels of a machine on this host, without their domain.
 fn nvidias(machine: &Machine, config: &Config, host: &Host) -> BTreeMap<String, String> {
     let hardware = Hardware::of(Arc::new(machine.clone()));
     let made = labels(&Facts {

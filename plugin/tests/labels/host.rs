@@ -1,4 +1,4 @@
-//! What labels say of the host: its machine type, and whether it is virtual.
+//! Labels about the host: its machine type, and whether its GPUs are virtual.
 
 use std::path::Path;
 

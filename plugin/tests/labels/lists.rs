@@ -1,4 +1,4 @@
-//! GPUs that a configuration's lists leave out are in no label.
+//! GPUs excluded by the lists of a configuration are in no label.
 
 use gantry_config::{Config, MigStrategy, Selector};
 use gantry_plugin::labels::Labels;
@@ -6,7 +6,7 @@ use gantry_topology::Machine;
 
 use super::{cut, get, in_clique, machine, models, of, plain, strategy};
 
-/// Labels of a machine of which a configuration's lists leave out something.
+/// Labels of a machine with GPUs excluded by the lists of a configuration.
 fn listed(machine: &Machine, allow: &[Selector], deny: &[Selector]) -> Labels {
     let config = Config {
         allow: allow.to_vec(),

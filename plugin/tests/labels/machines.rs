@@ -1,4 +1,4 @@
-//! The labels of the simulated machines, written down.
+//! Snapshots of the labels of the simulated machines.
 
 use std::fmt::Write as _;
 
@@ -6,7 +6,7 @@ use gantry_config::{Config, MigStrategy};
 
 use super::{machine, plain, text};
 
-/// The simulator's machines whose labels are written down: one of each kind.
+/// The simulator's machines with snapshots: one of each kind.
 const MACHINES: [&str; 7] = [
     "a40-8x-bridged",
     "dgx-a100",
@@ -17,7 +17,7 @@ const MACHINES: [&str; 7] = [
     "workstation-2x",
 ];
 
-/// Those that are cut.
+/// The machines with MIG devices.
 const CUT: [&str; 6] = [
     "a100-1x-mig",
     "a30-4x-mig",

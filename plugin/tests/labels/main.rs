@@ -1,5 +1,5 @@
-//! Which labels a node gets: given these GPUs, cut and shared so, then those labels. NVIDIA's own names and spellings are held against
-//! a table of what its gpu-feature-discovery writes; that program itself is run by no test.
+//! The labels of nodes with given GPUs, MIG layouts and sharing. NVIDIA's names and spellings are compared with a table of what its
+//! gpu-feature-discovery writes; no test runs that program.
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 
@@ -35,7 +35,7 @@ fn machine(name: &str) -> Machine {
     gantry_topology::read(&text).unwrap()
 }
 
-/// GPUs of these models, nothing joining them.
+/// GPUs of these models without links.
 fn models(models: &[&str]) -> Machine {
     let gpus = models.iter().map(|model| Gpu {
         model: Some((*model).to_owned()),
@@ -64,7 +64,7 @@ fn of(gpus: impl IntoIterator<Item = Gpu>) -> Machine {
     .unwrap()
 }
 
-/// A GPU of one fabric's clique.
+/// A GPU of a clique of a fabric.
 fn in_clique(clique: u32) -> Gpu {
     Gpu {
         fabric: Some(Fabric {
@@ -75,7 +75,7 @@ fn in_clique(clique: u32) -> Gpu {
     }
 }
 
-/// The machine with MIG on, on each GPU these profiles one behind the other; an empty list leaves MIG off.
+/// The machine with MIG on and these profiles in order on each GPU; an empty list leaves MIG off.
 fn cut(machine: Machine, profiles: impl Fn(u8) -> Option<&'static [&'static str]>) -> Machine {
     let mut parts = machine.into_parts();
     for gpu in &mut parts.gpus {
@@ -113,7 +113,7 @@ fn cut(machine: Machine, profiles: impl Fn(u8) -> Option<&'static [&'static str]
     Machine::new(parts).unwrap()
 }
 
-/// What kubelet is told of the machine: every device under this name, so many times.
+/// An inventory of the machine: every device under this name, with this number of replicas.
 fn offered(machine: &Machine, resource: &str, replicas: u16) -> Inventory {
     let device = |gpu: &Gpu, uuid: &str, slice: Option<Slice>, replica: Option<u16>| Device {
         id: DeviceId::from(replica.map_or(uuid.to_owned(), |replica| format!("{uuid}::{replica}"))),
@@ -164,7 +164,7 @@ fn strategy(mig_strategy: MigStrategy) -> Config {
     }
 }
 
-/// `nvidia.com/gpu` shared so many ways.
+/// `nvidia.com/gpu` with this number of replicas.
 fn shared(replicas: u16) -> Config {
     Config {
         time_slicing: Some(TimeSlicing {
@@ -191,7 +191,7 @@ fn labels_of(inventory: &Inventory, config: &Config) -> Labels {
     })
 }
 
-/// The labels of a machine of which is offered what this configuration offers.
+/// The labels of a machine offered by this configuration.
 fn plain(machine: &Machine, config: &Config) -> Labels {
     let hardware = Hardware::of(Arc::new(machine.clone()));
     labels_of(&offer(&hardware, config), config)
@@ -202,7 +202,7 @@ fn get<'a>(labels: &'a Labels, key: &str) -> Option<&'a str> {
     entry.map(|(_, value)| value.as_str())
 }
 
-/// Labels as a features file has them, without those that every one of these nodes has alike.
+/// Labels as in a features file, without those that all these nodes have in common.
 fn text(labels: &Labels, prefixes: &[&str]) -> String {
     let mut text = String::new();
     for (name, value) in labels {

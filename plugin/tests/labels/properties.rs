@@ -1,4 +1,4 @@
-//! What holds of any GPUs: their order makes no difference, and Kubernetes accepts every label.
+//! Properties for any GPUs: their order does not matter, and Kubernetes accepts every label.
 
 use gantry_config::{Config, MigStrategy};
 use gantry_plugin::labels::{Facts, Host, labels};
@@ -7,7 +7,7 @@ use proptest::prelude::*;
 
 use super::{cut, labels_of, models, of, offered, plain, shared};
 
-/// What `kube-apiserver` asks of a label's value, and of its name behind the domain.
+/// The rule of `kube-apiserver` for a label's value, and for its name after the domain.
 fn accepted(text: &str) -> bool {
     let ends = text.chars().next().zip(text.chars().last());
     text.len() <= 63

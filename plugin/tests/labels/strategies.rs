@@ -1,4 +1,4 @@
-//! What MIG strategies make of the labels of GPUs that are cut.
+//! Labels of GPUs with MIG devices by MIG strategy.
 
 use gantry_config::{Config, MigStrategy, Selector};
 
@@ -42,10 +42,10 @@ fn each_profile_has_labels_of_its_own_by_the_mixed_strategy() {
     insta::assert_snapshot!(text(&labels, &["nvidia.com/gpu", "nvidia.com/mig"]));
 }
 
-/// The profiles that a GPU is cut into; `None`: MIG is off.
+/// The profiles of a GPU; `None`: MIG is off.
 type CutOf = fn(u8) -> Option<&'static [&'static str]>;
 
-/// Product, count, replicas and memory by the single strategy, of a DGX A100 that is cut like this.
+/// Product, count, replicas and memory with the strategy `single` of a DGX A100 with this MIG layout.
 fn single(profiles: CutOf) -> [String; 4] {
     let machine = cut(machine("dgx-a100"), profiles);
     let labels = plain(&machine, &strategy(MigStrategy::Single));

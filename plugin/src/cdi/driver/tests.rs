@@ -145,7 +145,7 @@ fn a_root_that_is_not_there_has_no_driver() {
     );
 }
 
-/// What is mounted, as `where the container has it <- where the host has it`.
+/// The mounts, as `path in the container <- path on the host`.
 fn mounted(files: &[File]) -> Vec<String> {
     let told = |file: &File| format!("{} <- {}", file.path.display(), file.real.display());
     files.iter().map(told).collect()

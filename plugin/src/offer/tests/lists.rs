@@ -1,4 +1,4 @@
-//! The lists of what is served and what is not.
+//! The allow and deny lists.
 
 use super::super::*;
 use super::{cut, expect, left_out, model, offered, problems, whole, with};

@@ -1,4 +1,4 @@
-//! What holds of any hardware and any configuration.
+//! Properties for any hardware and configuration.
 
 use std::collections::BTreeSet;
 

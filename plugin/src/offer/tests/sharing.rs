@@ -1,4 +1,4 @@
-//! Devices that are shared: replicas and their names, entries that mean nothing here, and how many one message holds.
+//! Shared devices: replicas and their names, entries that match nothing, and the limit of one message.
 
 use super::super::*;
 use super::{Board, cut, expect, hardware, offered, problems, share, sharing, whole, with};
@@ -106,7 +106,7 @@ fn sharing_entry_without_its_devices_is_reported_once() {
     assert_eq!(problems(&boards, &sharing(vec![absent.clone()])), [told(0)]);
     let all = share("nvidia.com/gpu", SharedOf::All, 2, None);
     assert_eq!(problems(&boards, &sharing(vec![all.clone(), absent])), [told(1)]);
-    // One that is here and taken, and one that is not: both are true.
+    // One device is taken, and one does not exist: both are reported.
     let both = share("nvidia.com/gpu", listed(&[0, 7]), 4, None);
     assert_eq!(
         problems(&boards, &sharing(vec![all, both])),
@@ -156,7 +156,7 @@ fn no_more_is_offered_than_kubelet_takes_in_one_message() {
     let boards: Vec<Board> = (0..8).map(|_| whole()).collect();
     let inventory = offer(&hardware(&boards), &config(u16::MAX));
     let longest = |device: &crate::inventory::Device| Device {
-        // The longest name that NVIDIA has had for a MIG device, and the longest number of a replica.
+        // The longest name of a MIG device so far, and the longest number of a replica.
         id: format!(
             "MIG-GPU-01234567-89ab-cdef-0123-456789abcdef/13/7::{:0>5}",
             device.replica.unwrap()

@@ -1,4 +1,4 @@
-//! What is offered by each MIG strategy and by none, and what is left out.
+//! The offer of each MIG strategy, and what it leaves out.
 
 use super::super::*;
 use super::{cut, expect, hardware, left_out, model, offered, whole, with};
