@@ -22,8 +22,8 @@ pub struct ConfigArgs {
     #[command(flatten)]
     pub origins: Origins,
 
-    /// Config file, YAML or JSON, watched for changes. Several configurations go before it, but variables that name them do not go
-    /// before this flag
+    /// Config file, YAML or JSON, watched for changes. Several configurations take precedence over it, unless they are named by variables
+    /// and the file by this flag
     #[arg(long, env = "CONFIG_FILE", value_name = "FILE")]
     pub config_file: Option<String>,
 
@@ -55,7 +55,7 @@ pub struct ConfigArgs {
     #[arg(long, env = "DEFAULT_CONFIG", value_name = "NAME")]
     pub default_config: Option<String>,
 
-    /// What is tried on nodes without the label where there is no default: the configuration called default, the only one, or none
+    /// Fallbacks for nodes without the label if there is no default: the configuration called default, the only one, or none
     #[arg(
         long,
         env = "FALLBACK_STRATEGIES",
@@ -69,8 +69,8 @@ pub struct ConfigArgs {
     #[command(flatten)]
     pub leniency: Leniency,
 
-    /// Read this config file (- is standard input), or each one of a ConfigMap's manifest, as the plugin would, print the configuration in
-    /// effect or everything that is wrong, and end
+    /// Read this config file (- is standard input) or the manifest of a ConfigMap, print the effective configuration or all problems, and
+    /// exit
     #[arg(long, value_name = "FILE")]
     pub check_config: Option<PathBuf>,
 }
@@ -79,7 +79,7 @@ pub struct ConfigArgs {
 /// lines and manifests of these programs work, and have no effect.
 #[derive(Debug, Clone, Default, PartialEq, Args)]
 pub struct ApiRate {
-    /// No effect: little is asked of the API server, and only what changes is written (NVIDIA's flag)
+    /// No effect, because Gantry sends few requests to the API server (NVIDIA's flag)
     #[arg(long, env = "KUBE_API_QPS", value_name = "NUMBER")]
     pub kube_api_qps: Option<f64>,
 
@@ -138,7 +138,7 @@ impl Args for Origins {
 /// How unknown keys of the config file are treated.
 #[derive(Debug, Clone, Copy, Default, Args)]
 pub struct Leniency {
-    /// Take unknown keys of the config file for a warning, as NVIDIA's plugin takes them for nothing
+    /// Warn of unknown keys of the config file instead of refusing it; NVIDIA's plugin ignores them
     #[arg(
         long,
         env = "GANTRY_LENIENT_CONFIG",

@@ -7,7 +7,6 @@
 //! ```
 
 mod args;
-mod effective;
 pub mod file;
 mod overrides;
 mod problem;
@@ -44,7 +43,7 @@ pub struct Config {
     pub fail_on_init_error: bool,
     /// Host directory of the driver, under which a container's runtime finds its libraries.
     pub driver_root: PathBuf,
-    /// Host directory whose `dev/` holds the device nodes.
+    /// Host directory that contains `dev/` with the device nodes.
     pub dev_root: PathBuf,
     /// Where this process sees `driver_root`.
     pub container_driver_root: PathBuf,

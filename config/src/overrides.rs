@@ -168,54 +168,39 @@ impl Overrides {
         Self::read(program, env, flags)
             .map_err(|problems| clap::Error::raw(ErrorKind::ValueValidation, format!("{problems}\n")))
     }
-
-    fn arguments(program: Program, command: Command) -> Command {
-        let arguments = program.settings().map(|setting| argument(program, setting));
-        arguments.fold(command, Command::arg)
-    }
 }
 
-impl clap::FromArgMatches for Overrides {
-    fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
-        Self::of_matches(Program::Plugin, matches)
-    }
+/// Implements clap's traits for the flags of a program.
+macro_rules! arguments {
+    ($type:ty, $program:expr, $make:expr) => {
+        impl clap::FromArgMatches for $type {
+            fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
+                Overrides::of_matches($program, matches).map($make)
+            }
 
-    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
-        *self = Self::from_arg_matches(matches)?;
-        Ok(())
-    }
+            fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
+                *self = Self::from_arg_matches(matches)?;
+                Ok(())
+            }
+        }
+
+        impl clap::Args for $type {
+            fn augment_args(command: Command) -> Command {
+                $program
+                    .settings()
+                    .map(|setting| argument($program, setting))
+                    .fold(command, Command::arg)
+            }
+
+            fn augment_args_for_update(command: Command) -> Command {
+                Self::augment_args(command)
+            }
+        }
+    };
 }
 
-impl clap::Args for Overrides {
-    fn augment_args(command: Command) -> Command {
-        Self::arguments(Program::Plugin, command)
-    }
-
-    fn augment_args_for_update(command: Command) -> Command {
-        Self::augment_args(command)
-    }
-}
-
-impl clap::FromArgMatches for GfdOverrides {
-    fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
-        Overrides::of_matches(Program::Gfd, matches).map(Self)
-    }
-
-    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
-        *self = Self::from_arg_matches(matches)?;
-        Ok(())
-    }
-}
-
-impl clap::Args for GfdOverrides {
-    fn augment_args(command: Command) -> Command {
-        Overrides::arguments(Program::Gfd, command)
-    }
-
-    fn augment_args_for_update(command: Command) -> Command {
-        Self::augment_args(command)
-    }
-}
+arguments!(Overrides, Program::Plugin, |overrides| overrides);
+arguments!(GfdOverrides, Program::Gfd, GfdOverrides);
 
 fn argument(program: Program, setting: &Setting) -> Arg {
     let mut flags = setting.flags.iter().copied();

@@ -11,7 +11,7 @@ use super::{Config, Fault, Problem, Problems, resolve, schema};
 
 /// Longest text that is read, which is the limit of a ConfigMap.
 pub(super) const MAX_BYTES: usize = 1 << 20;
-/// The key of a configuration of NVIDIA's MIG manager, whose ConfigMap is similar to the plugin's.
+/// The key of a configuration of NVIDIA's MIG manager, which has a ConfigMap like the plugin's.
 pub const MIG_MANAGERS: &str = "mig-configs";
 /// Most problems that are reported at once.
 pub(super) const MAX_PROBLEMS: usize = 32;
@@ -55,7 +55,7 @@ pub fn load(source: &str, text: &str, layers: &[Layer], strictness: Strictness) 
     load_naming(source, text, layers, strictness, None)
 }
 
-/// [`load`] for a plugin whose flags name whole GPUs `gpu_resource`.
+/// [`load`] with a flag that names whole GPUs `gpu_resource`.
 pub(super) fn load_naming(
     source: &str,
     text: &str,

@@ -86,7 +86,7 @@ pub const SETTINGS: &[Setting] = &[
         env: &["FAIL_ON_INIT_ERROR", "GFD_FAIL_ON_INIT_ERROR"],
         kind: Kind::Bool,
         default: "true",
-        help: "Whether gantry labels fails on a node without NVML or GPUs; false: it writes the labels of a node without GPUs. The daemon waits for them, not ready, whatever this says",
+        help: "Whether gantry labels fails on a node without NVML or GPUs; if false, it writes the labels of a node without GPUs. The daemon always waits for them and is not ready until then",
         ..text("flags.failOnInitError")
     },
     Setting {
@@ -100,7 +100,7 @@ pub const SETTINGS: &[Setting] = &[
         flags: &["nvidia-dev-root", "dev-root"],
         env: &["NVIDIA_DEV_ROOT"],
         default: "the driver root",
-        help: "Host directory whose dev/ holds the device nodes that containers get",
+        help: "Host directory that contains dev/ with the device nodes for containers",
         ..text("flags.nvidiaDevRoot")
     },
     Setting {
@@ -130,7 +130,7 @@ pub const SETTINGS: &[Setting] = &[
     Setting {
         flags: &["mps-root"],
         env: &["MPS_ROOT"],
-        help: "Directory of the MPS daemon; read and not used, for MPS is not served",
+        help: "Directory of the MPS daemon; accepted and not used, because MPS is not served",
         ..text("flags.mpsRoot")
     },
     Setting {
@@ -145,7 +145,7 @@ pub const SETTINGS: &[Setting] = &[
         env: &["GFD_USE_NODE_FEATURE_API", "USE_NODE_FEATURE_API"],
         kind: Kind::Bool,
         default: "true",
-        help: "Whether labels whose place is gfd go into a NodeFeature object instead of the file",
+        help: "Whether labels go into a NodeFeature object instead of the file, with --labels=gfd",
         ..label("flags.useNodeFeatureAPI")
     },
     Setting {
@@ -168,7 +168,7 @@ pub const SETTINGS: &[Setting] = &[
         flags: &["device-id-strategy"],
         env: &["DEVICE_ID_STRATEGY"],
         default: "uuid",
-        help: "What devices are called towards the runtime",
+        help: "IDs of devices for the runtime: by UUID or by index",
         ..text("flags.plugin.deviceIDStrategy")
     },
     Setting {
@@ -196,7 +196,7 @@ pub const SETTINGS: &[Setting] = &[
         flags: &["shared-devices-allocation-policy"],
         env: &["SHARED_DEVICES_ALLOCATION_POLICY"],
         default: "distributed, for MIG devices packed",
-        help: "How replicas and MIG devices are taken: from the GPU with the fewest in use, or from the fullest",
+        help: "How replicas and MIG devices are chosen: from the GPU with the fewest in use, or from the fullest",
         ..text("flags.plugin.sharedDevicesAllocationPolicy")
     },
     Setting {
@@ -210,7 +210,7 @@ pub const SETTINGS: &[Setting] = &[
         flags: &["cdi-disable-hooks"],
         env: &["CDI_DISABLE_HOOKS"],
         kind: Kind::List,
-        help: "CDI hooks left out; all leaves out every one",
+        help: "CDI hooks to leave out; all means every hook",
         ..text("flags.plugin.cdiDisableHooks")
     },
     Setting {
@@ -218,7 +218,7 @@ pub const SETTINGS: &[Setting] = &[
         env: &["GFD_ONESHOT"],
         kind: Kind::Bool,
         default: "false",
-        help: "No effect: the daemon goes on labelling and says so in its log; gantry labels works labels out once, whatever this says",
+        help: "No effect: the daemon goes on labelling and logs this; gantry labels always computes labels once",
         ..label("flags.gfd.oneshot")
     },
     Setting {
@@ -233,7 +233,7 @@ pub const SETTINGS: &[Setting] = &[
         flags: &["sleep-interval"],
         env: &["GFD_SLEEP_INTERVAL"],
         default: "1m",
-        help: "How often labels are worked out again: 1s or longer, or infinite; a bare number is nanoseconds",
+        help: "Interval between computations of the labels: 1s or longer, or infinite; a bare number is nanoseconds",
         ..label("flags.gfd.sleepInterval")
     },
     Setting {
@@ -264,7 +264,7 @@ pub const SETTINGS: &[Setting] = &[
         env: &["IMEX_REQUIRED"],
         kind: Kind::Bool,
         default: "false",
-        help: "Whether a missing IMEX channel ends the program at the start, and refuses a configuration that comes later; otherwise it is left out",
+        help: "Whether a missing IMEX channel is an error, at the start and for a later configuration; otherwise it is left out",
         ..text("imex.required")
     },
 ];

@@ -16,9 +16,9 @@ pub const MOST_DEVICES: usize = 48 << 10;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct ResourcePattern {
-    /// Model, or profile as NVML, resources or labels spell it; * stands for anything.
+    /// Model, or profile as NVML, resources or labels spell it; * matches anything.
     pub pattern: String,
-    /// Resource name; nvidia.com/ is put in front where it is missing.
+    /// Resource name; a missing nvidia.com/ is added.
     #[serde(deserialize_with = "value::resource")]
     #[schemars(with = "Resource")]
     pub name: ResourceName,
@@ -59,13 +59,13 @@ pub(super) fn mig_resource(name: &str) -> Option<String> {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct TimeSlicing {
-    /// Whether shared resources get .shared at the end of their name, where no name is given.
+    /// Whether shared resources without a rename get the suffix .shared.
     #[serde(default)]
     pub rename_by_default: bool,
-    /// Whether a container may ask for one replica only.
+    /// Whether a container may request one replica only.
     #[serde(default)]
     pub fail_requests_greater_than_one: bool,
-    /// What is shared; at least one entry.
+    /// The shared resources; at least one entry.
     #[schemars(length(min = 1))]
     pub resources: Vec<Replicated>,
 }
@@ -74,7 +74,7 @@ pub struct TimeSlicing {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Replicated {
-    /// The resource before sharing; nvidia.com/ is put in front where it is missing.
+    /// The resource before sharing; a missing nvidia.com/ is added.
     #[serde(deserialize_with = "value::resource")]
     #[schemars(with = "Resource")]
     pub name: ResourceName,
@@ -86,10 +86,10 @@ pub struct Replicated {
     )]
     #[schemars(with = "Option<Resource>")]
     pub rename: Option<ResourceName>,
-    /// Which of its devices: all (the default), the first so many, or a list of indices, MIG indices and UUIDs.
+    /// Which of its devices: all (the default), a number of the first ones, or a list of indices, MIG indices and UUIDs.
     #[serde(default)]
     pub devices: SharedOf,
-    /// How many containers may use a device at once: 2 or more.
+    /// Number of containers that may use a device at once: 2 or more.
     #[serde(deserialize_with = "value::replicas")]
     #[schemars(with = "Replicas")]
     pub replicas: u16,

@@ -43,8 +43,7 @@ pub struct Args {
     #[arg(long, env = "KUBECONFIG", value_name = "FILE")]
     pub kubeconfig: Option<PathBuf>,
 
-    /// Serve by topology alone: no API server is asked for grants, none is told who holds what, and a quarantine (docs/health.md) ends
-    /// with this process
+    /// Serve by topology alone: grants are not read, holders are not published, and a quarantine (docs/health.md) ends with this process
     #[arg(long)]
     pub no_cluster: bool,
 
@@ -56,7 +55,7 @@ pub struct Args {
     #[arg(long, value_name = "DIR", default_value = "/var/lib/kubelet/device-plugins")]
     pub device_plugin_dir: PathBuf,
 
-    /// Kubelet's pod resources socket: who holds which devices
+    /// Kubelet's pod resources socket, which lists the holders of devices
     #[arg(
         long,
         value_name = "SOCKET",

@@ -155,7 +155,7 @@ async fn node_feature_is_owned_by_daemonset_and_pod() {
 }
 
 #[tokio::test]
-async fn a_pod_of_no_daemonset_owns_nothing() {
+async fn pod_without_daemonset_owns_nothing() {
     let server = Server::new(|(method, path, body)| match method.as_str() {
         "GET" if path.contains("/pods/") => (
             200,
@@ -173,7 +173,7 @@ async fn a_pod_of_no_daemonset_owns_nothing() {
 }
 
 #[tokio::test]
-async fn a_node_feature_keeps_its_owners_while_the_pod_cannot_be_read() {
+async fn unreadable_pod_keeps_owners_of_node_feature() {
     for (code, replaced) in [(429, 0), (500, 0), (503, 0), (403, 1), (404, 1)] {
         let stale = object(&json!({"nvidia.com/gpu.count": "8"}));
         let server = Server::new(move |(method, path, body)| match method.as_str() {
@@ -222,7 +222,7 @@ async fn missing_owner_is_logged_once() {
 }
 
 #[tokio::test]
-async fn that_the_daemon_goes_on_whatever_oneshot_says_is_told_once() {
+async fn oneshot_in_the_daemon_is_logged_once() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("gfd");
     let once = |oneshot, gpus: usize| {
@@ -253,7 +253,7 @@ async fn that_the_daemon_goes_on_whatever_oneshot_says_is_told_once() {
 }
 
 #[tokio::test]
-async fn a_node_feature_that_says_something_else_is_replaced_whole() {
+async fn changed_node_feature_is_replaced_whole() {
     let stale = object(&json!({"nvidia.com/gpu.count": "8", "nvidia.com/mig-1g.5gb.count": "7"}));
     let server = Server::new(move |(method, _, body)| match method.as_str() {
         "GET" => (200, stale.clone()),
@@ -273,7 +273,7 @@ async fn a_node_feature_that_says_something_else_is_replaced_whole() {
 }
 
 #[tokio::test]
-async fn a_node_feature_that_says_it_already_is_left_alone() {
+async fn current_node_feature_is_not_written() {
     let server = Server::new(|_| (200, object(&json!({"nvidia.com/gpu.count": "8"}))));
     write::to_node_feature(&server.client, &identity(None), &labels(&[("gpu.count", "8")]))
         .await
@@ -293,7 +293,7 @@ async fn missing_node_feature_discovery_is_explained() {
 }
 
 #[tokio::test]
-async fn labels_on_the_node_are_applied_under_a_name_of_their_own() {
+async fn node_labels_are_applied_by_own_field_manager() {
     let server = Server::new(|_| {
         (
             200,
@@ -513,7 +513,7 @@ async fn labels_move_between_file_and_object_with_config() {
 }
 
 #[tokio::test]
-async fn an_object_that_could_not_be_made_is_not_taken_away() {
+async fn refused_object_is_not_deleted() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("gfd");
     let server = Server::new(|_| status(403, "nodefeatures is forbidden"));
@@ -566,7 +566,7 @@ async fn timestamp_is_of_config_even_if_writes_failed() {
 }
 
 #[tokio::test]
-async fn what_the_api_server_does_not_take_is_said_and_tried_again() {
+async fn refused_labels_are_logged_and_retried() {
     let away = Arc::new(AtomicBool::new(true));
     let is_away = Arc::clone(&away);
     let server = Server::new(move |_| match is_away.load(Ordering::Relaxed) {

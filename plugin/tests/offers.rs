@@ -162,7 +162,7 @@ async fn single_registers_slices_as_gpus() {
 }
 
 #[tokio::test]
-async fn without_a_strategy_whole_gpus_alone_are_served() {
+async fn strategy_none_serves_whole_gpus_only() {
     let mut scene = Scene::of("dgx-a100-mig", Config::default());
     let ids = scene.ids(&["nvidia.com/gpu"]).await;
     assert_eq!(
@@ -204,7 +204,7 @@ async fn slices_of_gpus_in_use_are_preferred() {
 }
 
 #[tokio::test]
-async fn slices_are_spread_over_gpus_where_the_policy_is_distributed() {
+async fn distributed_policy_spreads_slices() {
     let config = Config {
         shared_devices: Some(SharedDevices::Distributed),
         ..with(MigStrategy::Mixed)
@@ -248,7 +248,7 @@ async fn replicas_are_taken_from_distinct_gpus() {
 }
 
 #[tokio::test]
-async fn several_replicas_are_refused_where_the_operator_wants_it() {
+async fn several_replicas_are_refused_if_configured() {
     let mut scene = Scene::of("workstation-2x", shared("nvidia.com/gpu", 2, true));
     let ids = scene.ids(&["nvidia.com/gpu.shared"]).await;
     let all: Vec<&str> = ids["nvidia.com/gpu.shared"].iter().map(String::as_str).collect();

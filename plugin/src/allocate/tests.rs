@@ -154,7 +154,7 @@ fn strategies_combine_except_visible_devices_and_mounts() {
 }
 
 #[test]
-fn a_plain_node_gets_the_list_and_nothing_else() {
+fn default_response_has_visible_devices_only() {
     let response = respond(
         Config::default(),
         &CONTROL,
@@ -164,7 +164,7 @@ fn a_plain_node_gets_the_list_and_nothing_else() {
 }
 
 #[test]
-fn slices_bring_their_gpus_node_once_and_their_capabilities() {
+fn slices_get_gpu_node_once_and_capability_nodes() {
     let config = Config {
         pass_device_specs: true,
         dev_root: "/run/nvidia/driver".into(),
@@ -192,7 +192,7 @@ fn slices_bring_their_gpus_node_once_and_their_capabilities() {
 }
 
 #[test]
-fn devices_can_be_called_by_index() {
+fn index_strategy_gives_indices() {
     let config = Config {
         device_id_strategy: DeviceIdStrategy::Index,
         ..strategies(&[Strategy::Envvar, Strategy::CdiCri])
@@ -243,7 +243,7 @@ fn runtime_id_is_current_nvml_index_or_uuid() {
 }
 
 #[test]
-fn replicas_of_a_device_are_one_device_to_the_container() {
+fn replicas_of_a_device_count_once() {
     let config = Config {
         pass_device_specs: true,
         ..strategies(&Strategy::ALL)
@@ -269,7 +269,7 @@ fn replicas_of_a_device_are_one_device_to_the_container() {
 }
 
 #[test]
-fn what_goes_with_gpus_is_named_by_cdi_only_where_it_exists() {
+fn other_classes_are_named_only_if_they_exist() {
     let config = || Config {
         gdrcopy: true,
         gds: true,
@@ -306,7 +306,7 @@ fn what_goes_with_gpus_is_named_by_cdi_only_where_it_exists() {
 }
 
 #[test]
-fn a_device_that_no_specification_has_is_not_named() {
+fn device_without_spec_entry_is_not_named() {
     let missing = Device {
         minor: None,
         ..device(1, None, None)
@@ -320,7 +320,7 @@ fn a_device_that_no_specification_has_is_not_named() {
 }
 
 #[test]
-fn the_annotations_of_a_containers_resources_do_not_meet() {
+fn annotation_keys_of_resources_differ() {
     let config = Config {
         cdi_annotation_prefix: "example.com/".into(),
         ..strategies(&[Strategy::CdiAnnotations])
@@ -338,7 +338,7 @@ fn the_annotations_of_a_containers_resources_do_not_meet() {
 }
 
 #[test]
-fn a_channel_that_is_required_must_be_there_at_the_start() {
+fn missing_required_imex_channel_is_an_error() {
     let config = |required| Config {
         imex: Imex {
             channel: true,
@@ -362,7 +362,7 @@ fn a_channel_that_is_required_must_be_there_at_the_start() {
 }
 
 #[test]
-fn a_responder_answers_by_the_latest_snapshot() {
+fn responder_uses_the_latest_snapshot() {
     let (change, snapshots) = watch::channel(Arc::new(access(Config::default(), Nodes::default(), &[])));
     let responder = Responder::new(snapshots);
     let gpu = device(6, None, None);
@@ -420,7 +420,7 @@ fn any_nodes() -> impl Generator<Value = Nodes> {
 
 proptest! {
     #[test]
-    fn no_node_mount_or_name_comes_twice(config in any_config(), nodes in any_nodes(), devices in prop::collection::vec(any_device(), 1..8)) {
+    fn nodes_mounts_and_names_are_unique(config in any_config(), nodes in any_nodes(), devices in prop::collection::vec(any_device(), 1..8)) {
         let response = answer(&access(config, nodes, &devices), &devices.iter().collect::<Vec<_>>());
         let once = |names: Vec<&String>| names.len() == names.iter().collect::<BTreeSet<_>>().len();
         prop_assert!(once(response.devices.iter().map(|node| &node.container_path).collect()));
@@ -429,7 +429,7 @@ proptest! {
     }
 
     #[test]
-    fn no_name_is_given_that_no_specification_has(config in any_config(), nodes in any_nodes(), devices in prop::collection::vec(any_device(), 1..8), known in 0..8_usize) {
+    fn names_are_those_of_the_specs(config in any_config(), nodes in any_nodes(), devices in prop::collection::vec(any_device(), 1..8), known in 0..8_usize) {
         // Not all allocated devices are written, as after a failed write.
         let known = &devices[..known.min(devices.len())];
         let (specs, _) = written(&config, &nodes, known);
@@ -445,7 +445,7 @@ proptest! {
     }
 
     #[test]
-    fn an_answer_depends_on_the_set_alone(config in any_config(), nodes in any_nodes(), devices in prop::collection::vec(any_device(), 1..8)) {
+    fn response_depends_on_the_set_alone(config in any_config(), nodes in any_nodes(), devices in prop::collection::vec(any_device(), 1..8)) {
         // Independent of earlier requests and of the order of the devices.
         let access = access(config, nodes, &devices);
         let first = answer(&access, &devices.iter().collect::<Vec<_>>());

@@ -15,7 +15,7 @@ fn parse(words: &[&str]) -> Result<Args, clap::Error> {
 }
 
 #[test]
-fn health_checks_are_on_but_for_those_named() {
+fn health_checks_are_on_except_disabled_ones() {
     let watched = |words: &[&str], xid| {
         let args = parse(&[&["--node-name=a"], words].concat()).unwrap();
         args.health_checks().watches(xid)
@@ -33,7 +33,7 @@ fn health_checks_are_on_but_for_those_named() {
 }
 
 #[test]
-fn the_address_to_listen_on_may_be_a_port_or_this_host() {
+fn listen_accepts_port_and_localhost() {
     let listen = |text: &str| {
         let args = parse(&["--no-cluster", &format!("--listen={text}")])?;
         Ok::<_, clap::Error>(args.listen)
@@ -52,7 +52,7 @@ fn the_address_to_listen_on_may_be_a_port_or_this_host() {
 }
 
 #[test]
-fn sockets_lie_where_kubelet_looks_or_where_they_are_told_to() {
+fn socket_paths_have_defaults_and_flags() {
     let places = |words: &[&str]| {
         let args = parse(&[&["--node-name=a"], words].concat()).unwrap();
         (args.device_plugin_dir.clone(), args.kubelet_socket())
@@ -65,7 +65,7 @@ fn sockets_lie_where_kubelet_looks_or_where_they_are_told_to() {
 }
 
 #[test]
-fn nvidias_flags_stand_beside_ours() {
+fn nvidia_flags_are_accepted() {
     let args = parse(&[
         "--no-cluster",
         "--mig-strategy",
@@ -101,7 +101,7 @@ fn default_flags_use_kubelet_folder_and_no_cluster_config() {
 }
 
 #[test]
-fn an_unknown_word_is_refused_with_the_nearest() {
+fn unknown_word_is_refused_with_the_nearest() {
     let error = parse(&["--no-cluster", "--device-list-strategy=cdi-cir"]).unwrap_err();
     assert!(error.to_string().contains("did you mean \"cdi-cri\"?"), "{error}");
     let error = parse(&["--no-cluster", "--resource-name=amd.com/gpu"]).unwrap_err();
@@ -109,7 +109,7 @@ fn an_unknown_word_is_refused_with_the_nearest() {
 }
 
 #[test]
-fn the_name_of_whole_gpus_comes_after_the_patterns() {
+fn resource_name_applies_after_patterns() {
     let args = parse(&["--no-cluster", "--resource-name=accelerator"]).unwrap();
     let patterns = args.config_now().unwrap().config.gpu_patterns;
     assert_eq!(patterns[0].pattern, "*");
@@ -117,7 +117,7 @@ fn the_name_of_whole_gpus_comes_after_the_patterns() {
 }
 
 #[test]
-fn the_name_of_whole_gpus_may_be_shared() {
+fn resource_name_may_be_shared() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("config.yaml");
     let text = "sharing: {timeSlicing: {resources: [{name: accelerator, replicas: 2}]}}";
@@ -132,7 +132,7 @@ fn the_name_of_whole_gpus_may_be_shared() {
 }
 
 #[test]
-fn leniency_is_switched_as_every_other_boolean() {
+fn leniency_is_parsed_as_a_boolean() {
     let strictness = |flag: &str| {
         let args = parse(&["--no-cluster", flag]).unwrap();
         args.config.leniency.strictness()
@@ -145,7 +145,7 @@ fn leniency_is_switched_as_every_other_boolean() {
 }
 
 #[test]
-fn flags_of_nvidias_config_manager_go_by_their_own_names_too() {
+fn config_manager_flags_have_aliases() {
     let ours = ["--config-dir=/configs", "--config-label=example.com/gpu"];
     let nvidias = ["--config-file-srcdir=/configs", "--node-label=example.com/gpu"];
     for [folder, label] in [ours, nvidias] {
@@ -156,7 +156,7 @@ fn flags_of_nvidias_config_manager_go_by_their_own_names_too() {
 }
 
 #[test]
-fn bounds_on_requests_are_taken_as_numbers_and_for_nothing_else() {
+fn api_rate_flags_are_numbers_without_effect() {
     let args = parse(&["--no-cluster", "--kube-api-qps=0.5", "--kube-api-burst", "10"]).unwrap();
     assert_eq!(
         args.api_rate,
@@ -172,7 +172,7 @@ fn bounds_on_requests_are_taken_as_numbers_and_for_nothing_else() {
 }
 
 #[test]
-fn a_config_map_is_named_with_its_namespace() {
+fn config_map_requires_namespace() {
     let args = parse(&[
         "--node-name=a",
         "--config-map=gpu/configs",
@@ -267,7 +267,7 @@ fn folder_or_config_map_of_flag_wins() {
 }
 
 #[test]
-fn of_a_flag_that_stands_twice_the_last_one_counts() {
+fn last_of_repeated_flags_counts() {
     let words = [
         "--node-name=a",
         "--config-file=x",

@@ -165,7 +165,7 @@ pub(super) mod tests {
 
     /// The cache of this machine, if it has one: the form is not only ours.
     #[test]
-    fn the_cache_of_this_machine_is_read() {
+    fn cache_of_this_machine_is_read() {
         let Ok(bytes) = std::fs::read("/etc/ld.so.cache") else {
             return;
         };

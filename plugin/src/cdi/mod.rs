@@ -1,12 +1,9 @@
 //! CDI: what a runtime adds to a container for each device, one specification per class. The specifications follow the inventory, the
 //! configuration and the host's files; Allocate names only what a specification has.
 
-mod classes;
+mod content;
 mod driver;
-mod entries;
 mod folders;
-mod gpus;
-mod hooks;
 mod host;
 mod kind;
 mod ldcache;
@@ -15,11 +12,10 @@ mod spec;
 mod writer;
 
 pub use driver::{Driver, File, Library};
-pub use entries::Entries;
 pub use host::Host;
 pub(crate) use host::nodes;
 pub use kind::{ALL, Class, Kind, KindError, VENDOR, device_name, runtime_id};
-pub use names::Names;
+pub use names::{Entries, Names};
 pub use spec::{Device, Edits, Hook, Mount, Node, Spec};
 pub use writer::{Channels, Writer};
 
@@ -44,8 +40,8 @@ pub fn specs(
     {
         return BTreeMap::new();
     }
-    let gpus = gpus::spec(kind, config, inventory, host, names);
-    let others = classes::specs(kind, config, host);
+    let gpus = content::gpus(kind, config, inventory, host, names);
+    let others = content::others(kind, config, host);
     gpus.map(|spec| (Class::Gpu, spec))
         .into_iter()
         .chain(others)

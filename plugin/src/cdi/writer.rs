@@ -14,10 +14,9 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
-use super::entries::Entries;
 use super::host::{self, Host};
 use super::kind::{Class, Kind};
-use super::names::Names;
+use super::names::{Entries, Names};
 use super::spec::Spec;
 use crate::allocate::Access;
 use crate::footprint;

@@ -8,7 +8,6 @@
 //! Equal facts give equal labels: nothing depends on the order in which anything was found. `docs/labels.md` lists every key.
 
 mod driver;
-mod family;
 mod host;
 mod name;
 mod products;

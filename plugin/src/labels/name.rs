@@ -66,7 +66,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn products_are_spelled_as_nvidias_labels_spell_them() {
+    fn product_names_are_spelled_as_in_nvidias_labels() {
         assert_eq!(value("NVIDIA A100-SXM4-40GB"), "NVIDIA-A100-SXM4-40GB");
         assert_eq!(value("NVIDIA  H100   80GB HBM3 "), "NVIDIA-H100-80GB-HBM3");
         assert_eq!(
@@ -76,7 +76,7 @@ mod tests {
     }
 
     #[test]
-    fn a_long_product_is_cut_and_keeps_how_it_is_shared() {
+    fn long_product_is_truncated_before_its_suffix() {
         let product = "NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition";
         let label = value_with(product, "-MIG-1g.24gb-SHARED");
         assert_eq!(
@@ -87,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn no_edge_is_left_where_a_value_is_cut() {
+    fn truncated_value_ends_with_letter_or_digit() {
         let label = value(&format!("{} b", "a".repeat(62)));
         assert_eq!(label, "a".repeat(62));
         assert_eq!(value("-._x_.-"), "x");
@@ -106,7 +106,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn every_text_makes_a_value_that_is_accepted(text in "\\PC{0,90}", shared in any::<bool>()) {
+        fn value_of_any_text_is_accepted(text in "\\PC{0,90}", shared in any::<bool>()) {
             let made = value_with(&text, if shared { "-SHARED" } else { "" });
             prop_assert!(accepted(&made), "{made:?}");
             prop_assert!(!shared || made.ends_with("SHARED"), "{made:?}");

@@ -127,11 +127,14 @@ mod tests {
         };
         assert_eq!(place(Target::Gfd, true), Some(Place::NodeFeature));
         assert_eq!(place(Target::Gfd, false), Some(Place::File));
-        for said in [true, false] {
-            assert_eq!(place(Target::Off, said), None);
-            assert_eq!(place(Target::NodeFeature, said), Some(Place::NodeFeature));
-            assert_eq!(place(Target::File, said), Some(Place::File));
-            assert_eq!(place(Target::Node, said), Some(Place::Node));
+        for use_node_feature_api in [true, false] {
+            assert_eq!(place(Target::Off, use_node_feature_api), None);
+            assert_eq!(
+                place(Target::NodeFeature, use_node_feature_api),
+                Some(Place::NodeFeature)
+            );
+            assert_eq!(place(Target::File, use_node_feature_api), Some(Place::File));
+            assert_eq!(place(Target::Node, use_node_feature_api), Some(Place::Node));
         }
     }
 }

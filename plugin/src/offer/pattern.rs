@@ -36,7 +36,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_whole_text_must_match() {
+    fn pattern_matches_the_whole_text() {
         assert!(matches("*", "") && matches("*", "NVIDIA A100"));
         assert!(matches("1g.10gb", "1g.10gb"));
         assert!(!matches("1g.10gb", "1g.10gb+me"), "anchored at the end");
@@ -59,7 +59,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn agrees_with_the_definition(pattern in "[ab*]{0,6}", text in "[ab]{0,8}") {
+        fn matches_agrees_with_the_definition(pattern in "[ab*]{0,6}", text in "[ab]{0,8}") {
             prop_assert_eq!(matches(&pattern, &text), by_definition(pattern.as_bytes(), text.as_bytes()));
         }
     }

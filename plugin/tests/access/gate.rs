@@ -153,7 +153,7 @@ async fn later_write_failure_affects_new_devices_only() {
 
 /// The host is read on a thread of the runtime's pool, which has one here, and that one is busy.
 #[test]
-fn health_waits_for_no_look_at_the_host_and_new_devices_do() {
+fn health_does_not_wait_for_reading_the_host() {
     for config in [cdi(), Config::default()] {
         health_goes_before_the_look(config);
     }
@@ -248,7 +248,7 @@ async fn config_takes_effect_once_specs_are_written() {
 }
 
 #[tokio::test]
-async fn files_of_classes_that_an_earlier_run_left_are_removed() {
+async fn specs_of_an_earlier_run_are_removed() {
     let before = |root: &Path| {
         touch(root, "cdi/k8s.device-plugin.nvidia.com-mofed.json");
         touch(root, "cdi/nvidia.com-gpu.json");
@@ -261,7 +261,7 @@ async fn files_of_classes_that_an_earlier_run_left_are_removed() {
 }
 
 #[tokio::test]
-async fn a_file_that_somebody_wrote_over_is_written_again() {
+async fn overwritten_spec_is_written_again() {
     let mut gate = Gate::start(cdi(), vec![gpu(0)], |_| {});
     gate.passes(is_ready).await;
     let path = gate.path(Class::Gpu);
@@ -286,7 +286,7 @@ async fn a_file_that_somebody_wrote_over_is_written_again() {
 }
 
 #[tokio::test]
-async fn a_successors_files_stay_at_the_end() {
+async fn specs_of_a_successor_stay_at_end() {
     let mut gate = Gate::start(cdi(), vec![gpu(0)], |_| {});
     gate.passes(is_ready).await;
     let path = gate.path(Class::Gpu);
@@ -347,7 +347,7 @@ async fn new_slice_is_written_before_it_is_offered() {
 }
 
 #[tokio::test]
-async fn a_driver_that_is_not_mounted_degrades_and_does_not_hold_back() {
+async fn missing_driver_files_degrade_but_devices_are_offered() {
     let mut gate = Gate::start(cdi(), vec![gpu(0)], |_| {});
     gate.passes(is_ready).await;
     let degraded = gate.observed.changes().borrow().degraded();

@@ -87,7 +87,7 @@ async fn offer(gate: &mut Gate, inventory: Inventory) {
 }
 
 #[tokio::test]
-async fn a_gpu_that_is_cut_anew_moves_no_name_to_another_mig_device() {
+async fn changed_mig_layout_moves_no_name() {
     let before = [part(1, 0, "MIG-a"), part(2, 1, "MIG-b"), part(3, 2, "MIG-c")];
     let mut gate = Gate::start_with(by_index(), cut(&before), |_| {});
     gate.passes(is_ready).await;
@@ -115,7 +115,7 @@ async fn a_gpu_that_is_cut_anew_moves_no_name_to_another_mig_device() {
 }
 
 #[tokio::test]
-async fn a_gpu_that_comes_before_others_moves_no_name() {
+async fn gpu_added_before_others_moves_no_name() {
     let before = [named("GPU-a", 0, 4), named("GPU-b", 1, 5)];
     let mut gate = Gate::start_with(
         by_index(),

@@ -53,7 +53,7 @@ fn text(config: &Config, dev: &Path, sys: &Path, inventory: &Inventory) -> Strin
 }
 
 #[test]
-fn a_node_with_driver_and_toolkit_has_this_specification() {
+fn spec_of_node_with_driver_and_toolkit() {
     let (root, dev, sys) = (
         driver_root(true),
         tempfile::tempdir().unwrap(),
@@ -230,7 +230,7 @@ proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn every_specification_holds_to_the_rules_of_cdi(
+    fn specs_keep_the_rules_of_cdi(
         devices in prop::collection::vec(any_device(), 0..8),
         there in prop::sample::subsequence(vec!["nvidiactl", "nvidia-uvm", "gdrdrv", "nvidia-fs0", "infiniband/uverbs0", "nvidia-caps-imex-channels/channel0"], 0..=6),
         [index, elsewhere, toolkit, driver] in any::<[bool; 4]>(),

@@ -12,7 +12,7 @@ use gantry_topology::Gpu;
 use super::{cut, get, in_clique, labels_of, machine, models, of, offered, plain, shared};
 
 #[test]
-fn a_shared_gpu_says_so_unless_its_resource_has_another_name() {
+fn shared_product_has_suffix_unless_renamed() {
     let machine = machine("l4-4x-pcie");
     let same = labels_of(&offered(&machine, "nvidia.com/gpu", 4), &shared(4));
     assert_eq!(get(&same, "nvidia.com/gpu.product"), Some("NVIDIA-L4-SHARED"));
@@ -56,7 +56,7 @@ fn most_frequent_product_leads_and_each_is_counted() {
 }
 
 #[test]
-fn the_board_that_drives_a_screen_is_not_counted() {
+fn display_gpu_is_not_counted() {
     let labels = plain(
         &models(&["NVIDIA DGX Display", "NVIDIA A100-SXM4-80GB"]),
         &Config::default(),
@@ -70,7 +70,7 @@ fn the_board_that_drives_a_screen_is_not_counted() {
 
 /// A DGX Station: four GPUs for computing, and one for the screen with another PCI class, NUMA node and NVLink domain.
 #[test]
-fn the_board_that_drives_a_screen_is_in_no_label() {
+fn display_gpu_is_in_no_label() {
     let station = |boards: &[(&str, u8)]| {
         let gpus = boards.iter().map(|(model, number)| Gpu {
             model: Some((*model).to_owned()),
@@ -132,7 +132,7 @@ fn nvidia_clique_needs_agreement_ours_is_the_largest() {
 }
 
 #[test]
-fn health_is_counted_by_gpu_where_it_is_watched() {
+fn healthy_label_counts_gpus_if_watched() {
     let machine = cut(machine("dgx-a100"), |gpu| (gpu == 0).then_some(&["1g.5gb"; 7]));
     let mut inventory = offered(&machine, "nvidia.com/gpu", 2);
     for device in inventory

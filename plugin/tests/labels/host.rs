@@ -10,7 +10,7 @@ use super::{get, machine, offered};
 use crate::sim::Sim;
 
 #[test]
-fn a_machine_type_of_which_a_label_can_say_nothing_is_unknown() {
+fn machine_type_without_valid_characters_is_unknown() {
     for (said, label) in [
         (Some("-"), "unknown"),
         (Some("\u{e9}\u{4e2d}\u{6587}"), "unknown"),
@@ -51,7 +51,7 @@ fn node_without_gpus_has_timestamp_and_vgpu_labels_only() {
 }
 
 #[test]
-fn the_host_is_read_where_the_options_say() {
+fn host_is_read_at_the_configured_paths() {
     let sim = Sim::of("workstation-2x");
     let sys = sim.installed.layout.sys.clone();
     std::fs::create_dir_all(sys.join("class/dmi/id")).unwrap();

@@ -17,7 +17,7 @@ fn listed(machine: &Machine, allow: &[Selector], deny: &[Selector]) -> Labels {
 }
 
 #[test]
-fn gpus_that_the_lists_exclude_are_in_no_label() {
+fn excluded_gpus_are_in_no_label() {
     let mixed = models(&["NVIDIA L4", "NVIDIA L4", "NVIDIA L4", "NVIDIA A100"]);
     let model = |model: &str| Selector::Model(model.to_owned());
     let denied = listed(&mixed, &[], &[model("NVIDIA L4")]);

@@ -28,7 +28,7 @@ const CUT: [&str; 6] = [
 ];
 
 #[test]
-fn the_simulated_machines_have_the_labels_written_down() {
+fn simulated_machines_have_labels() {
     let mut all = String::new();
     for name in MACHINES {
         let labels = plain(&machine(name), &Config::default());

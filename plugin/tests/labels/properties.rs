@@ -34,7 +34,7 @@ proptest! {
     }
 
     #[test]
-    fn every_label_is_one_that_kubernetes_accepts_and_there_are_few(
+    fn labels_are_valid_and_bounded_in_number(
         models in prop::collection::vec("\\PC{0,80}", 1..20),
         machine_type in "\\PC{0,80}",
         replicas in 1u16..3,

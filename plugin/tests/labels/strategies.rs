@@ -31,7 +31,7 @@ fn equal_mig_devices_count_as_gpus_with_single() {
 }
 
 #[test]
-fn each_profile_has_labels_of_its_own_by_the_mixed_strategy() {
+fn mixed_labels_each_profile() {
     let machine = cut(machine("dgx-a100"), |gpu| match gpu {
         0 => Some(&["1g.5gb", "1g.5gb", "2g.10gb", "1g.5gb+me"]),
         1 => Some(&["3g.20gb", "3g.20gb"]),
@@ -59,7 +59,7 @@ fn single(profiles: CutOf) -> [String; 4] {
 }
 
 #[test]
-fn the_single_strategy_has_the_labels_of_what_it_offers() {
+fn single_labels_the_offered_devices() {
     let slices = "NVIDIA-A100-SXM4-40GB-MIG-1g.5gb";
     let cases: [(&str, CutOf, [&str; 3]); 4] = [
         (
@@ -112,7 +112,7 @@ fn single_strategy_without_offer_is_labelled_invalid() {
 }
 
 #[test]
-fn by_the_mixed_strategy_what_is_not_offered_is_not_counted() {
+fn mixed_counts_offered_devices_only() {
     let machine = cut(machine("dgx-a100"), |gpu| match gpu {
         0 | 1 => Some(&["1g.5gb", "1g.5gb"]),
         2 => Some(&["3g.20gb"]),
@@ -143,7 +143,7 @@ fn gpu_with_mig_on_counts_unshared_without_strategy() {
 }
 
 #[test]
-fn a_gpu_that_was_never_reached_does_not_lead_the_node() {
+fn gpu_without_model_does_not_lead() {
     for (what, profiles) in [
         ("beside GPUs that are cut", Some(&["1g.5gb"; 7][..])),
         ("beside one GPU that is whole", None),

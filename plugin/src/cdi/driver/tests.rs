@@ -45,7 +45,7 @@ const DEBIAN: [&str; 13] = [
 ];
 
 #[test]
-fn a_debian_root_gives_each_file_once_though_folders_are_links() {
+fn linked_folders_give_each_file_once() {
     let root = root(&DEBIAN);
     let driver = Driver::find(root.path(), Some("570.86.15"), false, &Kernel::default());
     assert_eq!(
@@ -66,14 +66,14 @@ fn a_debian_root_gives_each_file_once_though_folders_are_links() {
 }
 
 #[test]
-fn libraries_without_a_version_come_on_request() {
+fn unversioned_libraries_are_included_on_request() {
     let root = root(&DEBIAN);
     let driver = Driver::find(root.path(), Some("570.86.15"), true, &Kernel::default());
     assert!(paths(&driver).contains(&"usr/lib/x86_64-linux-gnu/libOpenCL.so.1.0.0"));
 }
 
 #[test]
-fn the_version_is_read_off_the_library_if_it_is_the_only_one() {
+fn version_is_taken_from_the_only_library() {
     let one = root(&DEBIAN);
     assert_eq!(
         Driver::find(one.path(), None, false, &Kernel::default())
@@ -98,7 +98,7 @@ fn the_version_is_read_off_the_library_if_it_is_the_only_one() {
 }
 
 #[test]
-fn links_with_a_slash_in_front_are_followed_inside_the_root() {
+fn absolute_links_are_resolved_inside_the_root() {
     let root = root(&[
         "usr/lib/x86_64-linux-gnu/nvidia/current/libcuda.so.535.1",
         "usr/lib/x86_64-linux-gnu/libcuda.so.535.1 -> /etc/alternatives/cuda",
@@ -118,7 +118,7 @@ fn links_with_a_slash_in_front_are_followed_inside_the_root() {
 }
 
 #[test]
-fn no_link_leads_out_of_the_root_or_for_ever() {
+fn links_do_not_leave_the_root_or_loop() {
     let root = root(&[
         "usr/lib64/libcuda.so.1.2 -> ../../../../../../etc/hostname",
         "usr/lib64/libnvidia-ml.so.1.2 -> libnvidia-ml.so.1.2",
@@ -129,7 +129,7 @@ fn no_link_leads_out_of_the_root_or_for_ever() {
 }
 
 #[test]
-fn a_root_that_is_not_there_has_no_driver() {
+fn missing_root_has_no_driver() {
     let nowhere = Driver {
         version: Some("1.2".into()),
         ..Driver::default()
@@ -193,7 +193,7 @@ fn first_graphics_file_counts_and_link_keeps_name() {
 }
 
 #[test]
-fn parts_of_the_driver_with_versions_of_their_own_come_with_it() {
+fn libraries_with_own_versions_come_with_the_driver() {
     let own = [
         "usr/lib64/libcuda.so.570.86.15",
         "usr/lib64/libnvidia-egl-gbm.so.1.1.2",
@@ -208,7 +208,7 @@ fn parts_of_the_driver_with_versions_of_their_own_come_with_it() {
 }
 
 #[test]
-fn where_the_driver_is_not_there_such_parts_of_it_are_none() {
+fn libraries_with_own_versions_alone_are_no_driver() {
     // A distribution has this one in a package of its own.
     let root = root(&["usr/lib64/libnvidia-egl-wayland.so.1.1.17"]);
     let driver = Driver::find(root.path(), Some("570.86.15"), false, &Kernel::default());
@@ -219,7 +219,7 @@ fn where_the_driver_is_not_there_such_parts_of_it_are_none() {
 }
 
 #[test]
-fn firmware_is_found_wherever_the_kernel_looks_for_it() {
+fn firmware_is_found_where_the_kernel_looks() {
     let kernel = Kernel {
         release: Some("6.8.0-1".to_owned()),
         firmware: Some("/opt/firmware".into()),
@@ -247,7 +247,7 @@ fn firmware_is_found_wherever_the_kernel_looks_for_it() {
 }
 
 #[test]
-fn a_kernel_is_asked_which_folder_of_firmware_it_was_told_of() {
+fn configured_firmware_folder_is_read_from_the_kernel() {
     let sys = root(&[]);
     assert_eq!(Kernel::read(sys.path()).firmware, None);
     let parameters = sys.path().join("module/firmware_class/parameters");

@@ -5,7 +5,7 @@ use super::{cut, expect, left_out, model, offered, problems, whole, with};
 use gantry_config::{MigStrategy, Selector};
 
 #[test]
-fn lists_name_models_in_any_case() {
+fn lists_match_models_in_any_case() {
     let boards = [whole(), model("NVIDIA T4"), cut(&["1g.5gb", "1g.5gb"])];
     let config = Config {
         deny: vec![
@@ -24,7 +24,7 @@ fn lists_name_models_in_any_case() {
 }
 
 #[test]
-fn lists_say_which_gpus_are_served() {
+fn allow_and_deny_lists_select_gpus() {
     let boards = [whole(), whole(), model("NVIDIA T4"), cut(&["1g.5gb", "1g.5gb"])];
     let config = Config {
         allow: vec![

@@ -118,7 +118,7 @@ proptest! {
     }
 
     #[test]
-    fn of_equal_hardware_and_configuration_equal_offers_are_made(
+    fn equal_input_gives_equal_offers(
         boards in prop::collection::vec(board(), 0..6),
         config in any_config(),
     ) {

@@ -21,7 +21,7 @@ fn replicas_have_numbered_ids_and_the_uuid_of_their_device() {
 }
 
 #[test]
-fn a_node_can_have_shared_and_whole_gpus() {
+fn shared_and_whole_gpus_coexist() {
     // A UUID may be written in letters of either case.
     let boards = [whole(), whole(), whole(), cut(&["1g.5gb", "1g.5gb"])];
     let listed = |list: &[DeviceRef]| SharedOf::Listed(list.to_vec());
@@ -72,7 +72,7 @@ fn a_node_can_have_shared_and_whole_gpus() {
 }
 
 #[test]
-fn shared_resources_may_be_renamed_as_a_whole() {
+fn rename_applies_to_all_shared_resources() {
     let mut config = sharing(vec![share("nvidia.com/gpu", SharedOf::All, 2, None)]);
     if let Some(slicing) = &mut config.time_slicing {
         slicing.rename_by_default = true;
@@ -118,7 +118,7 @@ fn sharing_entry_without_its_devices_is_reported_once() {
 }
 
 #[test]
-fn an_entry_that_means_nothing_here_is_a_problem_and_no_more() {
+fn sharing_entry_that_matches_nothing_is_reported() {
     let config = sharing(vec![
         share("nvidia.com/mig-1g.5gb", SharedOf::All, 2, None),
         share(
@@ -145,7 +145,7 @@ fn an_entry_that_means_nothing_here_is_a_problem_and_no_more() {
 }
 
 #[test]
-fn no_more_is_offered_than_kubelet_takes_in_one_message() {
+fn offer_stays_below_kubelets_message_limit() {
     use gantry_proto::deviceplugin::{Device, ListAndWatchResponse, NumaNode, TopologyInfo};
     use prost::Message;
 

@@ -5,7 +5,7 @@ use super::{cut, expect, hardware, left_out, model, offered, whole, with};
 use gantry_config::MigStrategy;
 
 #[test]
-fn by_default_every_gpu_is_offered_whole() {
+fn default_config_offers_every_gpu_whole() {
     let boards = [
         whole(),
         model("NVIDIA T4"),
@@ -25,7 +25,7 @@ fn by_default_every_gpu_is_offered_whole() {
 }
 
 #[test]
-fn what_is_not_known_yet_or_not_there_is_offered_as_that() {
+fn unknown_or_absent_hardware_is_offered_as_such() {
     assert_eq!(
         offer(&Hardware::starting(), &Config::default()),
         Inventory::starting()
@@ -47,7 +47,7 @@ fn strategy_none_leaves_out_gpus_with_mig_on() {
 }
 
 #[test]
-fn mixed_names_slices_by_profile_beside_whole_gpus() {
+fn mixed_offers_profiles_and_whole_gpus() {
     let boards = [
         whole(),
         cut(&["3g.20gb", "1g.5gb+me", "1g.5gb"]),
@@ -91,7 +91,7 @@ fn mig_devices_follow_policy_and_default_to_packed() {
 }
 
 #[test]
-fn single_serves_slices_under_the_name_of_gpus() {
+fn single_offers_slices_as_gpus() {
     let boards = [cut(&["3g.20gb", "3g.20gb"]), cut(&["3g.20gb"])];
     assert_eq!(
         offered(&boards, &with(MigStrategy::Single)),
@@ -105,7 +105,7 @@ fn single_serves_slices_under_the_name_of_gpus() {
 }
 
 #[test]
-fn single_leaves_out_what_is_unlike_the_rest() {
+fn single_leaves_out_gpus_of_another_kind() {
     let boards = [
         cut(&["1g.5gb", "1g.5gb"]),
         cut(&["3g.20gb", "1g.5gb"]),
@@ -122,7 +122,7 @@ fn single_leaves_out_what_is_unlike_the_rest() {
 }
 
 #[test]
-fn single_keeps_seven_gpus_where_one_has_mig_on_by_mistake() {
+fn single_keeps_seven_gpus_if_one_has_mig_on() {
     let boards = [whole(), cut(&["1g.5gb"]), whole()];
     assert_eq!(
         offered(&boards, &with(MigStrategy::Single)),

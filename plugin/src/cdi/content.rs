@@ -1,22 +1,22 @@
-//! The specification of GPUs and MIG devices, with the common edits of their containers: control nodes, driver files, hooks. A pure
-//! function of inventory, configuration and host.
+//! The content of the specifications. A pure function of inventory, configuration and host.
 
 use std::collections::BTreeSet;
 use std::path::Path;
 
+use super::File;
 use super::host::Host;
 use super::kind::{ALL, Class, Kind};
 use super::names::Names;
-use super::spec::{Device, Edits, Mount, Node, Spec};
-use super::{File, hooks};
-use crate::allocate::{VISIBLE_DEVICES, capability_node, gpu_node};
+use super::spec::{Device, Edits, Hook, Mount, Node, Spec};
+use crate::allocate::{IMEX_CHANNEL, VISIBLE_DEVICES, capability_node, gpu_node};
 use crate::inventory::{self, Inventory};
 use gantry_config::{CdiFeature, CdiHook, Config};
 
-pub(super) const READ_ONLY: &[&str] = &["ro", "nosuid", "nodev", "rbind", "rprivate"];
+const READ_ONLY: &[&str] = &["ro", "nosuid", "nodev", "rbind", "rprivate"];
 const SOCKET: &[&str] = &["nosuid", "nodev", "rbind", "rprivate", "noexec"];
 
-pub(super) fn spec(
+/// The specification of GPUs and MIG devices, with the common edits of their containers: control nodes, driver files, hooks.
+pub(super) fn gpus(
     kind: &Kind,
     config: &Config,
     inventory: &Inventory,
@@ -79,7 +79,7 @@ fn device_edits(config: &Config, inventory: &Inventory, host: &Host, device: &in
                 format!("/dev/dri/by-path/pci-{address}-{role}"),
             ))
         };
-        edits.hooks = hooks::links(config, host, displays.iter().filter_map(link))
+        edits.hooks = links(config, host, displays.iter().filter_map(link))
             .into_iter()
             .collect();
     }
@@ -87,7 +87,7 @@ fn device_edits(config: &Config, inventory: &Inventory, host: &Host, device: &in
 }
 
 /// Device nodes by name, with their known properties.
-pub(super) fn nodes(config: &Config, host: &Host, names: impl IntoIterator<Item = String>) -> Edits {
+fn nodes(config: &Config, host: &Host, names: impl IntoIterator<Item = String>) -> Edits {
     let mut edits = Edits::default();
     let groups = !config
         .cdi_feature_flags
@@ -120,7 +120,7 @@ pub(super) fn nodes(config: &Config, host: &Host, names: impl IntoIterator<Item 
 }
 
 /// Keeps the NVIDIA runtime from adding devices a second time.
-pub(super) fn void() -> String {
+fn void() -> String {
     format!("{VISIBLE_DEVICES}=void")
 }
 
@@ -153,9 +153,9 @@ fn common(config: &Config, host: &Host) -> Edits {
         .iter()
         .map(|version| format!("--host-driver-version={version}"));
     let hooks = [
-        hooks::links(config, host, library_links(host)),
-        hooks::hook(config, host, CdiHook::EnableCudaCompat, compatibility),
-        hooks::hook(
+        links(config, host, library_links(host)),
+        hook(config, host, CdiHook::EnableCudaCompat, compatibility),
+        hook(
             config,
             host,
             CdiHook::UpdateLdcache,
@@ -169,8 +169,8 @@ fn common(config: &Config, host: &Host) -> Edits {
     edits
 }
 
-fn node_hook(config: &Config, host: &Host) -> Option<super::Hook> {
-    hooks::hook(config, host, CdiHook::DisableDeviceNodeModification, [])
+fn node_hook(config: &Config, host: &Host) -> Option<Hook> {
+    hook(config, host, CdiHook::DisableDeviceNodeModification, [])
 }
 
 /// The driver's files, mounted at their paths below the driver's root.
@@ -178,7 +178,7 @@ fn mounts(config: &Config, host: &Host, edits: &mut Edits) {
     let driver = &host.driver;
     let mount = |file, options| mount(config, file, options);
     // The cache has the names that programs are linked to.
-    let cache = hooks::hook(config, host, CdiHook::UpdateLdcache, []).is_some();
+    let cache = hook(config, host, CdiHook::UpdateLdcache, []).is_some();
     for library in &driver.libraries {
         let file = mount(&library.file, READ_ONLY);
         if !cache {
@@ -204,7 +204,7 @@ fn mounts(config: &Config, host: &Host, edits: &mut Edits) {
     }
 }
 
-pub(super) fn mount(config: &Config, file: &File, options: &'static [&'static str]) -> Mount {
+fn mount(config: &Config, file: &File, options: &'static [&'static str]) -> Mount {
     Mount {
         host_path: config.driver_root.join(&file.real),
         container_path: Path::new("/").join(&file.path),
@@ -250,4 +250,103 @@ fn library_links(host: &Host) -> Vec<(String, String)> {
         }
     }
     links
+}
+
+/// The specifications of memory channels and GPUDirect, from the nodes that exist. A class without nodes has none.
+pub(super) fn others(kind: &Kind, config: &Config, host: &Host) -> Vec<(Class, Spec)> {
+    let starting = |prefixes: &[&'static str]| -> Vec<String> {
+        prefixes
+            .iter()
+            .flat_map(|prefix| host.nodes.starting(prefix))
+            .map(str::to_owned)
+            .collect()
+    };
+    let wanted = [
+        (config.imex.channel, Class::ImexChannel, "0", &[IMEX_CHANNEL][..]),
+        (config.gdrcopy, Class::Gdrcopy, ALL, &["gdrdrv"]),
+        (config.gds, Class::Gds, ALL, &["nvidia-fs"]),
+        (
+            config.mofed,
+            Class::Mofed,
+            ALL,
+            &["infiniband/rdma_cm", "infiniband/uverbs"],
+        ),
+    ];
+    wanted
+        .into_iter()
+        .filter(|(on, ..)| *on)
+        .filter_map(|(_, class, name, prefixes)| {
+            let found = starting(prefixes)
+                .into_iter()
+                // channel0 is also a prefix of channel01.
+                .filter(|node| class != Class::ImexChannel || node == IMEX_CHANNEL);
+            let device = Device {
+                name: name.to_owned(),
+                container_edits: nodes(config, host, found),
+            };
+            let common = Edits {
+                env: vec![void()],
+                mounts: if class == Class::Gds {
+                    storage(config, host)
+                } else {
+                    Vec::new()
+                },
+                ..Edits::default()
+            };
+            Some((class, Spec::new(kind.of(class), common, [device])?))
+        })
+        .collect()
+}
+
+fn storage(config: &Config, host: &Host) -> Vec<Mount> {
+    let files = host.driver.storage.iter();
+    files.map(|file| mount(config, file, READ_ONLY)).collect()
+}
+
+/// A hook of NVIDIA's toolkit with these arguments. `None` if it is disabled or its program is not on the host: a runtime fails every
+/// container on a hook that it cannot run.
+fn hook(
+    config: &Config,
+    host: &Host,
+    hook: CdiHook,
+    arguments: impl IntoIterator<Item = String>,
+) -> Option<Hook> {
+    let off = &config.cdi_disabled_hooks;
+    if !host.hooks || off.contains(&CdiHook::All) || off.contains(&hook) {
+        return None;
+    }
+    let name = match hook {
+        CdiHook::CreateSymlinks => "create-symlinks",
+        CdiHook::UpdateLdcache => "update-ldcache",
+        CdiHook::EnableCudaCompat => "enable-cuda-compat",
+        CdiHook::DisableDeviceNodeModification => "disable-device-node-modification",
+        // This plugin does not write these.
+        CdiHook::All | CdiHook::Chmod | CdiHook::UpdateApplicationProfile => return None,
+    };
+    let program = config.cdi_hook_path.file_name()?.to_str()?;
+    // The hooks are either a program of their own or a command of the toolkit.
+    let command = (program == "nvidia-ctk").then_some("hook");
+    Some(Hook {
+        hook_name: "createContainer",
+        path: config.cdi_hook_path.clone(),
+        args: [program]
+            .into_iter()
+            .chain(command)
+            .chain([name])
+            .map(str::to_owned)
+            .chain(arguments)
+            .collect(),
+    })
+}
+
+/// `--link target::link` for every pair; `None` without pairs.
+fn links(config: &Config, host: &Host, pairs: impl IntoIterator<Item = (String, String)>) -> Option<Hook> {
+    let arguments: Vec<String> = pairs
+        .into_iter()
+        .flat_map(|(target, link)| ["--link".to_owned(), format!("{target}::{link}")])
+        .collect();
+    if arguments.is_empty() {
+        return None;
+    }
+    hook(config, host, CdiHook::CreateSymlinks, arguments)
 }
