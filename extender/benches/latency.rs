@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use common::Fleet;
 use gantry_extender::lease::Leadership;
 use gantry_extender::server::{Listeners, Server};
-use gantry_extender::watch::Contact;
+use gantry_extender::watch::ApiHealth;
 use gantry_extender::wire::ExtenderArgs;
 use tokio_util::sync::CancellationToken;
 
@@ -97,7 +97,7 @@ fn through_http(
     }
     let server = Server {
         service,
-        contact: Contact::new(),
+        health: ApiHealth::new(),
         leadership,
         tls: None,
         body_limit: 64 * 1024 * 1024,

@@ -1,5 +1,6 @@
-//! Points a Service to this process while it leads, by the Service's single EndpointSlice. A pod can so be ready as soon as it is able to lead,
-//! which a rollout waits for, while only the leader gets calls. `lease` decides which process leads.
+//! Points a Service to this process while it leads, by the Service's single EndpointSlice. A pod can so be ready as
+//! soon as it is able to lead, which a rollout waits for, while only the leader gets calls. `lease` decides which
+//! process leads.
 
 use std::net::IpAddr;
 use std::time::Duration;

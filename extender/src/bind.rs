@@ -1,6 +1,7 @@
-//! Bind: devices are reserved, one Binding with the grant is written, the outcome is recorded. kube-scheduler trusts the answer, and a
-//! success without a Binding leaves the pod assumed forever: every answer but an error follows a Binding that was observed. Members of gangs
-//! wait for one another in `barrier`; `deferred` binds those that could not wait that long.
+//! Bind: devices are reserved, one Binding with the grant is written, the outcome is recorded. kube-scheduler trusts
+//! the answer, and a success without a Binding leaves the pod assumed forever: every answer but an error follows a
+//! Binding that was observed. Members of gangs wait for one another in `barrier`; `deferred` binds those that could not
+//! wait that long.
 
 mod barrier;
 pub(crate) mod deferred;
@@ -10,6 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use gantry_api::{Grant, names};
+use gantry_gang::protocol::BindEnd;
 use gantry_runtime::chain;
 use http::{Method, Request};
 use kube::core::response::Status;
@@ -43,20 +45,20 @@ pub enum Failure {
     Refused(#[from] BindError),
     /// The remaining members of its gang did not arrive in time.
     #[error(
-        "gang {gang}: its members did not all come within {seconds} s; this one has its place, and is bound as soon as they have"
+        "gang {gang}: timed out after {seconds} s waiting for the remaining members; the reservation is kept and this pod is bound once they arrive"
     )]
-    Alone {
+    BarrierTimeout {
         /// The gang.
         gang: String,
         /// The time limit.
         seconds: u64,
     },
     /// All members arrived, but the decision could not be written.
-    #[error("{0}; this one has its place, and is bound as soon as it is")]
-    Undecided(Arc<str>),
+    #[error("{0}; the reservation is kept and this pod is bound after that")]
+    DecisionUnwritten(Arc<str>),
     /// Its gang is decided, but its own reservation was not available in time.
-    #[error("gang {gang} is decided, and this one waits for its place: {why}")]
-    Kept {
+    #[error("gang {gang} is decided, but the devices reserved for this pod are not available: {why}")]
+    ReservationUnavailable {
         /// The gang.
         gang: String,
         /// Why it is not available.
@@ -83,9 +85,9 @@ impl Failure {
     /// Its name in metrics.
     pub fn label(&self) -> &'static str {
         match self {
-            Self::Refused(_) | Self::Kept { .. } => "refused",
-            Self::Alone { .. } => "barrier_timeout",
-            Self::Undecided(_) => "status_write_failed",
+            Self::Refused(_) | Self::ReservationUnavailable { .. } => "refused",
+            Self::BarrierTimeout { .. } => "barrier_timeout",
+            Self::DecisionUnwritten(_) => "status_write_failed",
             Self::Gone(_) => "gone",
             Self::BoundByOther(_) => "bound_by_other",
             Self::Rejected(_) | Self::Busy(_) => "rejected",
@@ -94,8 +96,8 @@ impl Failure {
     }
 }
 
-/// The body of `POST pods/{name}/binding`. The API server merges its annotations into the pod in the write that binds it, and refuses it
-/// if the UID is not the pod's.
+/// The body of `POST pods/{name}/binding`. The API server merges its annotations into the pod in the write that binds
+/// it, and refuses it if the UID is not the pod's.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Binding<'a> {
@@ -153,11 +155,12 @@ impl Binder {
         Self { leadership, ..self }
     }
 
-    /// Binds a pod. `Ok` means that the Binding exists. It returns within the time limit in every case: kube-scheduler must get an answer
-    /// before it gives up.
+    /// Binds a pod. `Ok` means that the Binding exists. It returns within the time limit in every case: kube-scheduler
+    /// must get an answer before it gives up.
     ///
     /// # Errors
-    /// See [`Failure`]. Devices are released, unless the outcome is unknown: then they stay reserved until the pod shows it.
+    /// See [`Failure`]. Devices are released, unless the outcome is unknown: then they stay reserved until the pod
+    /// shows it.
     pub async fn bind(&self, target: &Target) -> Result<(), Failure> {
         let began = Instant::now();
         let deadline = began + self.timeout;
@@ -175,7 +178,7 @@ impl Binder {
         match step {
             BindStep::Single(reserved) => self.bind_single(target, &reserved, deadline).await,
             BindStep::Member(reserved) => self.bind_member(target, reserved, deadline).await,
-            BindStep::Wait(awaited) => Err(self.alone(awaited)),
+            BindStep::Wait(awaited) => Err(self.timed_out(awaited)),
         }
     }
 
@@ -191,14 +194,15 @@ impl Binder {
             Reserved::Grant { plan, annotation } => (Some(plan.as_str()), Some(&**annotation)),
         };
         // If kube-scheduler closes the connection, this future is dropped at any point: then the outcome is unknown.
-        let mut undecided = Undecided {
+        let mut guard = BindGuard {
             store: &self.store,
             target,
             granted: plan.is_some(),
             outcome: Outcome::Unsure,
+            member: None,
         };
         let result = self.write(target, plan, annotation, deadline).await;
-        undecided.outcome = match &result {
+        guard.outcome = match &result {
             Ok(()) => Outcome::Bound,
             Err(Failure::Unanswered(_)) => Outcome::Unsure,
             Err(_) => Outcome::Failed,
@@ -258,7 +262,8 @@ impl Binder {
                 name: target.node.as_str(),
             },
         };
-        // The API server drops requests that it has not carried out when the term of leadership ends: the next leader has listed all others.
+        // The API server drops requests that it has not carried out when the term of leadership ends: the next leader
+        // has listed all others.
         let limit = self.leadership.lasts().map_or_else(String::new, |lasts| {
             format!("?timeout={}ms", lasts.as_millis().max(1))
         });
@@ -356,20 +361,27 @@ enum Seen {
 }
 
 /// Records in the index how a bind ended, also when it is dropped midway.
-struct Undecided<'a> {
+struct BindGuard<'a> {
     store: &'a Store,
     target: &'a Target,
     granted: bool,
     outcome: Outcome,
+    /// How it ended for the gang, if the pod is a member.
+    member: Option<BindEnd>,
 }
 
-impl Drop for Undecided<'_> {
+impl Drop for BindGuard<'_> {
     fn drop(&mut self) {
-        if self.granted {
-            let now = std::time::Instant::now();
-            self.store
-                .update(|index| index.finish(now, self.target, self.outcome));
+        if !self.granted {
+            return;
         }
+        let now = std::time::Instant::now();
+        self.store.update(|index| {
+            if let Some(end) = self.member {
+                index.bind_ended(&self.target.uid, end);
+            }
+            index.finish(now, self.target, self.outcome);
+        });
     }
 }
 

@@ -1,7 +1,6 @@
-//! Tells waiting pods why, where kube-scheduler cannot: its own count says "Insufficient nvidia.com/gpu", or a gate of ours keeps them from
-//! it, and it never asks us. One Event per pod and reason, in words of their gang or of GPUs, stable and bounded.
-
-mod place;
+//! Publishes why pods wait where kube-scheduler cannot: its own count reports "Insufficient nvidia.com/gpu", or a
+//! scheduling gate of Gantry keeps the pod from it, and no extender is called. One Event per pod and reason, in terms
+//! of its gang or of GPUs, stable and bounded.
 
 use std::collections::{HashMap, HashSet};
 use std::convert::Infallible;
@@ -10,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use gantry_api::{NodeName, PodUid, ResourceName};
 use gantry_gang::protocol::Why;
+use gantry_planner::plan::unit;
 use gantry_runtime::chain;
 use k8s_openapi::api::events::v1::Event;
 use kube::api::PostParams;
@@ -24,19 +24,19 @@ use crate::request::Request;
 use crate::snapshot::{ClassIx, Snapshot, Standing};
 use crate::watch::is_ending;
 
-/// Between two looks at the waiting pods.
+/// Period of the checks of waiting pods.
 const LOOK: Duration = Duration::from_secs(1);
-/// Between two Events on one pod, however its reason changes.
+/// Shortest time between two Events on one pod, however its reason changes.
 const QUIET: Duration = Duration::from_secs(60);
-/// How long what there is to tell of a gang has to be the same: most gangs are complete before that.
+/// How long the reason of a gang must be stable before it is published: most gangs are complete by then.
 const SETTLED: Duration = Duration::from_secs(5);
-/// Events written at one look.
+/// Events written per check.
 const AT_ONCE: usize = 20;
 /// Nodes named per reason.
 const NAMED: usize = 3;
-/// Resources named where one is not offered.
+/// Resources named where no node offers the requested one.
 const OFFERED: usize = 8;
-/// Most letters by which a name may differ that is taken for what was meant.
+/// Largest edit distance of a name that is suggested.
 const NEAR: usize = 4;
 /// Time limit of one write.
 const TIMEOUT: Duration = Duration::from_secs(5);
@@ -48,31 +48,37 @@ pub(crate) async fn run(
     metrics: Arc<Metrics>,
     shutdown: CancellationToken,
 ) {
-    let mut told = Told::default();
+    let mut reported = Reported::default();
     let work = async {
         loop {
             tokio::time::sleep(LOOK).await;
-            tell(&client, &store, &metrics, &mut told, Instant::now()).await;
+            publish_due(&client, &store, &metrics, &mut reported, Instant::now()).await;
         }
     };
     let _: Option<Infallible> = shutdown.run_until_cancelled(work).await;
 }
 
-/// Tells whoever is to be told something now.
-async fn tell(client: &Client, store: &Store, metrics: &Metrics, told: &mut Told, now: Instant) {
-    for notice in due(store, told, now) {
+/// Publishes the Events that are due.
+async fn publish_due(
+    client: &Client,
+    store: &Store,
+    metrics: &Metrics,
+    reported: &mut Reported,
+    now: Instant,
+) {
+    for notice in due(store, reported, now) {
         let pod = &notice.pod;
         let outcome = match tokio::time::timeout(TIMEOUT, publish(client, &notice)).await {
             Ok(Ok(())) => "published",
-            // It goes too.
+            // The pod is deleted with its namespace.
             Ok(Err(error)) if is_ending(&error) => "failed",
             Ok(Err(error)) => {
                 tracing::warn!(pod = %pod.name, namespace = %pod.namespace, error = %chain(&error), "cannot publish event");
-                told.missed(&pod.uid);
+                reported.missed(&pod.uid);
                 "failed"
             }
             Err(_) => {
-                told.missed(&pod.uid);
+                reported.missed(&pod.uid);
                 "failed"
             }
         };
@@ -80,7 +86,7 @@ async fn tell(client: &Client, store: &Store, metrics: &Metrics, told: &mut Told
     }
 }
 
-/// A pod that kube-scheduler never asks us about.
+/// A pod for which no extender is called.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Address {
     uid: PodUid,
@@ -94,38 +100,38 @@ enum Cause {
     Gang(Why),
     /// kube-scheduler's own count finds too few devices for it.
     Devices(Arc<Request>),
-    /// The same, though it has a place on a node.
+    /// The same, although it has a reservation on a node.
     Place(NodeName, Arc<Request>),
 }
 
-/// What a pod is told.
+/// An Event to publish on a pod.
 #[derive(Debug)]
 struct Notice {
     pod: Address,
     message: Message,
 }
 
-/// What pods were told, and the notes of one snapshot.
+/// What was published on pods, and the notes of one snapshot.
 #[derive(Default)]
-struct Told {
-    /// What each was told, and when it was last found to be so; nothing if it could not be told then.
+struct Reported {
+    /// What was published on each pod, and when it last was current; `None` if publishing failed.
     pods: HashMap<PodUid, (Instant, Option<String>)>,
-    /// Since when what there is to tell of the gang of each is the same.
+    /// Since when the reason of each pod's gang is the same.
     same: HashMap<PodUid, (Instant, String)>,
-    /// The snapshot that `notes` speak of.
+    /// The snapshot of `notes`.
     generation: u64,
     notes: HashMap<Arc<Request>, Option<String>>,
 }
 
-impl Told {
-    /// A pod has not heard what it was to be told: it is told again, but not at once.
+impl Reported {
+    /// Publishing on a pod failed: it is retried, but not at once.
     fn missed(&mut self, pod: &PodUid) {
         if let Some((_, note)) = self.pods.get_mut(pod) {
             *note = None;
         }
     }
 
-    /// Whether this has been what there is to tell of a pod's gang or place for a while.
+    /// Whether the reason of a pod has been the same for a while.
     fn has_settled(&mut self, pod: &PodUid, gist: &str, now: Instant) -> bool {
         match self.same.get(pod) {
             Some((since, known)) if known == gist => now.saturating_duration_since(*since) >= SETTLED,
@@ -136,8 +142,8 @@ impl Told {
         }
     }
 
-    /// What there is to tell, and what of it is news when it changes.
-    fn words(&mut self, snapshot: &Snapshot, cause: &Cause) -> Option<(String, String)> {
+    /// The note for a pod, and the part of it that is published again when it changes.
+    fn note(&mut self, snapshot: &Snapshot, cause: &Cause) -> Option<(String, String)> {
         match cause {
             Cause::Gang(why) => Some((why.text().to_string(), gist(why))),
             Cause::Devices(request) => {
@@ -148,13 +154,13 @@ impl Told {
                 note.clone().map(|note| (note.clone(), note))
             }
             Cause::Place(node, request) => {
-                place::note(snapshot, node, request).map(|note| (note.clone(), note))
+                reservation_note(snapshot, node, request).map(|note| (note.clone(), note))
             }
         }
     }
 }
 
-/// What of a gang's words is news when it changes: while it waits what they count is not.
+/// The part of a gang's reason that is published again when it changes: counts are not, while it waits.
 fn gist(why: &Why) -> String {
     match why {
         Why::Invalid(text) => text.to_string(),
@@ -162,9 +168,9 @@ fn gist(why: &Why) -> String {
     }
 }
 
-/// Those that kube-scheduler never asks us about and that we know why to tell: of members whose gang has no place for them, why that is; of
-/// others that its own count refuses, what every node lacks; of a member that has a place, what its node does.
-fn unasked(index: &Index) -> Vec<(Address, Cause)> {
+/// Pods for which no extender is called, each with its cause: for members without a reservation the reason of their
+/// gang; for other pods what every node lacks; for a member with a reservation what its node lacks.
+fn uncalled(index: &Index) -> Vec<(Address, Cause)> {
     let address = |uid: PodUid| {
         let (namespace, name) = index.pod_address(&uid)?;
         Some(Address { uid, namespace, name })
@@ -187,40 +193,40 @@ fn unasked(index: &Index) -> Vec<(Address, Cause)> {
     short.chain(gated).collect()
 }
 
-/// The pods to be told something new now, and what.
-fn due(store: &Store, told: &mut Told, now: Instant) -> Vec<Notice> {
+/// The Events that are due.
+fn due(store: &Store, reported: &mut Reported, now: Instant) -> Vec<Notice> {
     let snapshot = store.snapshot();
-    let unasked = store.read(unasked);
-    let waiting: HashSet<&PodUid> = unasked.iter().map(|(pod, _)| &pod.uid).collect();
-    told.pods.retain(|uid, _| waiting.contains(uid));
-    told.same.retain(|uid, _| waiting.contains(uid));
-    if told.generation != snapshot.generation {
-        told.generation = snapshot.generation;
-        told.notes.clear();
+    let uncalled = store.read(uncalled);
+    let waiting: HashSet<&PodUid> = uncalled.iter().map(|(pod, _)| &pod.uid).collect();
+    reported.pods.retain(|uid, _| waiting.contains(uid));
+    reported.same.retain(|uid, _| waiting.contains(uid));
+    if reported.generation != snapshot.generation {
+        reported.generation = snapshot.generation;
+        reported.notes.clear();
     }
     if !snapshot.synced {
         return Vec::new();
     }
     let mut due = Vec::new();
-    for (pod, cause) in unasked {
+    for (pod, cause) in uncalled {
         if due.len() >= AT_ONCE {
             break;
         }
-        if let Some((at, _)) = told.pods.get(&pod.uid)
+        if let Some((at, _)) = reported.pods.get(&pod.uid)
             && now.saturating_duration_since(*at) < QUIET
         {
             continue;
         }
-        let Some((note, gist)) = told.words(&snapshot, &cause) else {
+        let Some((note, gist)) = reported.note(&snapshot, &cause) else {
             continue;
         };
-        if !matches!(cause, Cause::Devices(_)) && !told.has_settled(&pod.uid, &gist, now) {
+        if !matches!(cause, Cause::Devices(_)) && !reported.has_settled(&pod.uid, &gist, now) {
             continue;
         }
-        match told.pods.get_mut(&pod.uid) {
+        match reported.pods.get_mut(&pod.uid) {
             Some((at, Some(before))) if *before == gist => *at = now,
             _ => {
-                told.pods.insert(pod.uid.clone(), (now, Some(gist)));
+                reported.pods.insert(pod.uid.clone(), (now, Some(gist)));
                 due.push(notice(pod, &cause, note));
             }
         }
@@ -242,9 +248,9 @@ fn notice(pod: Address, cause: &Cause, note: String) -> Notice {
     Notice { pod, message }
 }
 
-/// Why no node can take a pod. First what no node offers at all; then by reason: `node-1, node-2: 0 of 8 GPUs free, 4 asked; node-3: 3 of 8
-/// GPUs free, 4 asked`, the nearest miss first. `None` if it asks for nothing that is managed, and all of it is offered: that is not ours
-/// to explain.
+/// Why no node can take a pod. First what no node offers at all; then by reason: `node-1, node-2: 0 of 8 GPUs free, 4
+/// asked; node-3: 3 of 8 GPUs free, 4 asked`, the nearest miss first. `None` if it asks for nothing that is managed,
+/// and all of it is offered: that is not ours to explain.
 pub(crate) fn note(snapshot: &Snapshot, request: &Request) -> Option<String> {
     let mut parts = unoffered(snapshot, request);
     parts.extend(misses(snapshot, request));
@@ -268,7 +274,8 @@ pub(crate) fn note(snapshot: &Snapshot, request: &Request) -> Option<String> {
     Some(note)
 }
 
-/// What is asked for that no node has, with what there is: most often a name that was mistyped, or a GPU that is cut otherwise.
+/// What is asked for that no node has, with what there is: most often a name that was mistyped, or a GPU that is cut
+/// otherwise.
 fn unoffered(snapshot: &Snapshot, request: &Request) -> Vec<String> {
     let missing = request.asks.iter().map(|ask| &ask.resource);
     missing
@@ -326,7 +333,8 @@ fn misses(snapshot: &Snapshot, request: &Request) -> Vec<String> {
     reasons.into_iter().map(part).collect()
 }
 
-/// What there is to say of a class of nodes, each with how many devices are free; nothing if it serves nothing that is asked for.
+/// What there is to say of a class of nodes, each with how many devices are free; nothing if it serves nothing that is
+/// asked for.
 fn lines(standing: &Standing, request: &Request) -> Vec<(usize, String)> {
     let Standing::Ours(class) = standing else {
         return Vec::new();
@@ -344,6 +352,25 @@ fn lines(standing: &Standing, request: &Request) -> Vec<(usize, String)> {
         Some((pool.free.len(), line))
     })
     .collect()
+}
+
+/// Why a member with a reservation on a node is refused by kube-scheduler's own count. `None` as a rule: its condition
+/// is older than the reservation. But where kubelet advertises too few devices on the node, the pod never gets there.
+fn reservation_note(snapshot: &Snapshot, node: &NodeName, request: &Request) -> Option<String> {
+    let Standing::Ours(class) = snapshot.standing(snapshot.find(node.as_str())?) else {
+        return None;
+    };
+    request.asks.iter().find_map(|ask| {
+        let (_, pool) = class.pool(ask.resource.as_str())?;
+        let healthy = pool.devices.saturating_sub(pool.unhealthy);
+        let advertised = pool.advertised? as usize;
+        let unit = unit(ask.resource.as_str());
+        // Devices that are not advertised may be free ones. Its own are not among the free.
+        let hidden = healthy.saturating_sub(advertised);
+        (hidden > pool.free.len()).then(|| {
+            format!("its place is kept on {node}, where kubelet advertises {advertised} of {healthy} healthy {unit}")
+        })
+    })
 }
 
 async fn publish(client: &Client, notice: &Notice) -> Result<(), kube::Error> {

@@ -72,7 +72,8 @@ pub(crate) fn shared_node(name: &str, machine: &Machine, resource: &str, replica
     publish(node, terms, devices.collect())
 }
 
-/// A GpuNode with `resource` for MIG devices: by GPU and first memory unit, each of `size` units. Its GPUs that are not cut are whole.
+/// A GpuNode with `resource` for MIG devices: by GPU and first memory unit, each of `size` units. Its GPUs that are not
+/// cut are whole.
 pub(crate) fn cut_node(
     name: &str,
     machine: &Machine,

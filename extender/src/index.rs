@@ -1,5 +1,6 @@
-//! The cluster as the watches and binds show it: a state machine that publishes immutable [`Snapshot`]s. One writer at a time; no I/O, no
-//! clock: time is an argument. [`Index`] only routes events to the types that own the state; each of them stands in the file of its name.
+//! The cluster as the watches and binds show it: a state machine that publishes immutable [`Snapshot`]s. One writer at
+//! a time; no I/O, no clock: time is an argument. [`Index`] only routes events to the types that own the state; each of
+//! them stands in the file of its name.
 //!
 //! ```text
 //! pods, nodes, GpuNodes, Gangs (watch.rs) ─┐                                     ┌─> Snapshot ─> filter, prioritize, explain
@@ -25,6 +26,7 @@ mod pod_store;
 mod reservations;
 mod scheduler_set;
 mod store;
+mod term_labels;
 mod unschedulable_queue;
 mod verbs;
 mod victim_search;
@@ -38,7 +40,7 @@ use gantry_api::{NodeName, PodUid, ResourceName};
 use gantry_gang::protocol::{Now, Settings, Stage};
 use gantry_gang::{Fabric, Levels, NodeFacts};
 
-pub use disruption_budgets::{Disruptions, LooseBudget};
+pub use disruption_budgets::{Disruptions, PartialBudget};
 pub use gangs::{
     Awaited, Belongs, Called, GangReport, GangStanding, GangTotals, GangView, MemberView, PlaceView,
     PlacesKept, Said, Trial,
@@ -47,7 +49,7 @@ pub use holds::HOLD;
 pub use inspection::{Bound, NodeReport, PodReport};
 pub use list_tracker::Source;
 pub use node_table::Totals;
-pub use objects::{LooseGpuNode, SlimNode, advertised, described, inventory};
+pub use objects::{PartialGpuNode, SlimNode, advertised, described, inventory};
 pub use reservations::{BindError, Outcome, Reserved, Target};
 pub use store::{Clock, Store, system_clock};
 pub use unschedulable_queue::{InsufficientPod, UnschedulablePod};
@@ -70,19 +72,19 @@ use scheduler_set::SchedulerSet;
 use unschedulable_queue::UnschedulableQueue;
 use volume_table::{Claim, Reach, VolumeTable};
 
-/// How long the devices of a pod that disappeared before its end was observed stay taken, at least. Kubelet hands them out again at once,
-/// while the process may still run: up to 2.5 s in trials with an ignored SIGTERM. The report of the plugin, which takes over from there,
-/// lags by up to 1 s.
+/// How long the devices of a pod that disappeared before its end was observed stay taken, at least. Kubelet hands them
+/// out again at once, while the process may still run: up to 2.5 s in trials with an ignored SIGTERM. The report of the
+/// plugin, which takes over from there, lags by up to 1 s.
 pub const QUARANTINE: Duration = Duration::from_secs(5);
-/// How long after the API server was unreachable for a while: a plugin retries after 5 s at the latest and writes within 1 s, so that its
-/// report arrives 3 s later.
+/// How long after the API server was unreachable for a while: a plugin retries after 5 s at the latest and writes
+/// within 1 s, so that its report arrives 3 s later.
 pub const QUARANTINE_AFTER_A_GAP: Duration = Duration::from_secs(10);
 /// The API server is asked every second; a longer pause means that plugins may not have been able to write.
 const GAP: Duration = Duration::from_secs(3);
 /// How long at most, while the plugin does not know what is held. Such a node is rarely out of service that long.
 pub const QUARANTINE_WITHOUT_TRUTH: Duration = Duration::from_secs(300);
-/// How long a bind of unknown outcome, or of a pod that is gone, keeps its devices, unless the pod shows the outcome before. The API server
-/// gives up on a request after 60 s.
+/// How long a bind of unknown outcome, or of a pod that is gone, keeps its devices, unless the pod shows the outcome
+/// before. The API server gives up on a request after 60 s.
 pub const UNSURE: Duration = Duration::from_secs(65);
 
 /// The state. See the head of this module.
@@ -150,7 +152,8 @@ impl Index {
         self.resources.set_levels(levels);
     }
 
-    /// Sets the current time. The index never reads a clock: what happens at one moment happens between two calls of this.
+    /// Sets the current time. The index never reads a clock: what happens at one moment happens between two calls of
+    /// this.
     pub fn at(&mut self, now: Now) {
         // Before the first call neither clock is known.
         if now.at >= self.now.at || self.now.unix == 0 {
@@ -231,7 +234,8 @@ impl Index {
         self.set_pod(pod);
     }
 
-    /// Sets a pod as it is now. It need not exist any more: only what the API server sends counts as seen while pods are listed.
+    /// Sets a pod as it is now. It need not exist any more: only what the API server sends counts as seen while pods
+    /// are listed.
     fn set_pod(&mut self, mut pod: PodFacts) {
         self.keep_claim(&pod.uid, &mut pod.claim);
         self.complete_needs(&mut pod);
@@ -451,8 +455,8 @@ impl Index {
         self.reservations.finish(now, &mut self.nodes, target, outcome);
     }
 
-    /// Lets time pass. `contact` is when the API server last answered: devices of pods that disappeared are released only by facts newer than
-    /// their quarantine.
+    /// Lets time pass. `contact` is when the API server last answered: devices of pods that disappeared are released
+    /// only by facts newer than their quarantine.
     pub fn tick(&mut self, now: Instant, contact: Instant) {
         self.moment(now);
         self.tick_gangs();
@@ -513,8 +517,8 @@ impl Index {
         &self.published
     }
 
-    /// Brings node resources and fabric up to date, and the needs of pods for which labels in terms or volumes changed. Before anything is
-    /// planned.
+    /// Brings node resources and fabric up to date, and the needs of pods for which labels in terms or volumes changed.
+    /// Before anything is planned.
     fn settle_resources(&mut self) {
         self.resources.forget_labels(self.gangs.reported_needs());
         let (labels, volumes) = (self.resources.take_labels_changed(), self.volumes.take_changed());

@@ -1,5 +1,6 @@
-//! Leader election of several extenders by a Lease of coordination.k8s.io. Only the leader answers and writes; the standby replicas keep their
-//! caches warm. Clocks of two machines are never compared. A leader that cannot renew stands down before its Lease expires.
+//! Leader election of several extenders by a Lease of coordination.k8s.io. Only the leader answers and writes; the
+//! standby replicas keep their caches warm. Clocks of two machines are never compared. A leader that cannot renew
+//! stands down before its Lease expires.
 
 mod leadership;
 mod record;
@@ -26,7 +27,8 @@ const RELEASE_ATTEMPT: Duration = Duration::from_secs(1);
 /// Pause between the first two attempts to release it; it doubles each time.
 const RELEASE_AGAIN: Duration = Duration::from_millis(100);
 
-/// Takes part in the election until `stop`, then releases the Lease, so that another replica leads at once. `leadership` shows the result.
+/// Takes part in the election until `stop`, then releases the Lease, so that another replica leads at once.
+/// `leadership` shows the result.
 pub async fn run(client: Client, settings: Settings, leadership: Arc<Leadership>, stop: CancellationToken) {
     let mut elector = Elector {
         leases: Api::namespaced(client, &settings.namespace),
@@ -251,7 +253,8 @@ impl Elector {
         }
     }
 
-    /// Fails if this process may still hold the Lease. The known version may be outdated by a request that was in flight.
+    /// Fails if this process may still hold the Lease. The known version may be outdated by a request that was in
+    /// flight.
     async fn try_release(&mut self, limit: Instant) -> Result<(), String> {
         let seen = match self.seen.take() {
             Some(seen) => seen,

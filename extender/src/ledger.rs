@@ -1,5 +1,6 @@
-//! The ledger of one node's devices: intent (grants, binds in flight) united with truth (what kubelet and the plugin report).
-//! A device is free only if it is healthy and no pod can hold it. Pure: the same facts in any order give the same ledger.
+//! The ledger of one node's devices: intent (grants, binds in flight) united with truth (what kubelet and the plugin
+//! report). A device is free only if it is healthy and no pod can hold it. Pure: the same facts in any order give the
+//! same ledger.
 
 use gantry_api::{DeviceId, Grant, NodeName, PodUid, ResourceName};
 
@@ -62,14 +63,15 @@ pub enum FaultKind {
 impl Ledger {
     /// Computes the ledger of a node.
     ///
-    /// `pods` are the live pods bound to it, in bind order (see [`PodFacts::order`]); `reserved` the devices of binds in flight and of gangs;
-    /// `leaving` those of pods that disappeared before their end was observed.
+    /// `pods` are the live pods bound to it, in bind order (see [`PodFacts::order`]); `reserved` the devices of binds
+    /// in flight and of gangs; `leaving` those of pods that disappeared before their end was observed.
     ///
-    /// 1. What kubelet reports is true. A pod that is reported in full, by UID, holds exactly that and its grant is spent, also when pods got
-    ///    each other's sets (this swaps them).
+    /// 1. What kubelet reports is true. A pod that is reported in full, by UID, holds exactly that and its grant is
+    ///    spent, also when pods got each other's sets (this swaps them).
     /// 2. A pod that is reported in part, or by name only, holds that and its grant.
-    /// 3. Where grants overlap, or kubelet gave a granted device to another pod, the older grant and kubelet win. The loser is taken to hold as
-    ///    many other devices, the best that are free: the ones that the plugin would choose for it.
+    /// 3. Where grants overlap, or kubelet gave a granted device to another pod, the older grant and kubelet win. The
+    ///    loser is taken to hold as many other devices, the best that are free: the ones that the plugin would choose
+    ///    for it.
     /// 4. The same applies to a pod without a valid grant. So every live pod counts for as many devices as it asks for.
     /// 5. While the plugin does not serve, nothing is free.
     pub(crate) fn settle(
@@ -186,8 +188,8 @@ fn asked_of(pod: &PodFacts, pool: &Pool) -> usize {
     usize::try_from(pod.devices(pool.resource.as_str())).unwrap_or(usize::MAX)
 }
 
-/// What the grant of each pod gives it of a pool. A grant that cannot be followed is a fault. Spent grants are not read: most pods have
-/// one, and this runs on every change of the node.
+/// What the grant of each pod gives it of a pool. A grant that cannot be followed is a fault. Spent grants are not
+/// read: most pods have one, and this runs on every change of the node.
 fn grants(
     node: &NodeName,
     (index, pool): (usize, &Pool),

@@ -4,13 +4,14 @@
 //! kube-scheduler ──HTTP──> server ──> wire (JSON) ──> gantry_planner::decide (pure, over a Snapshot)
 //!                                 └─> bind ──> index: reserve ──> Binding with the grant ──> index: finish
 //! API server ──watch──> watch ──> index (state machine) ──> ledger (pure) ──> Snapshot
-//!                                                      └──> explain, wake: Events and pokes for pods that wait
+//!                                                      └──> explain, activate: Events and activation of waiting pods
 //! ```
 //!
-//! Decisions are made in `gantry-planner`. Pure here: `watched`, `ledger`, `wire`. State without I/O: `index`. I/O: `watch`, `bind`,
-//! `explain`, `wake`, `server`, `tls`, `lease`, `announce`, `gang::objects`, `gang::work`.
+//! Decisions are made in `gantry-planner`. Pure here: `watched`, `ledger`, `wire`. State without I/O: `index`. I/O:
+//! `watch`, `bind`, `explain`, `activate`, `server`, `tls`, `lease`, `announce`, `gang::objects`, `gang::work`.
 #![forbid(unsafe_code)]
 
+pub(crate) mod activate;
 pub(crate) mod announce;
 pub mod args;
 pub mod bind;
@@ -22,15 +23,14 @@ pub mod gang;
 pub mod index;
 pub mod lease;
 pub(crate) mod ledger;
-pub(crate) mod loose;
 pub(crate) mod metadata;
 pub mod metrics;
 pub mod offline;
+pub(crate) mod partial_object;
 pub mod pod;
 pub mod server;
 pub mod service;
 pub(crate) mod tls;
-pub(crate) mod wake;
 pub mod watch;
 pub mod watched;
 pub mod wire;
@@ -59,15 +59,16 @@ use crate::metrics::Metrics;
 use crate::server::{Listeners, Server};
 use crate::service::Service;
 use crate::tls::Tls;
-use crate::watch::{Contact, Feed, SILENCE};
+use crate::watch::{ApiHealth, SILENCE, Watches};
 use crate::watched::Watched;
 use crate::writers::Writers;
 
 /// Runs the extender until `shutdown`. Wants a multi-thread runtime; two workers are enough.
 ///
 /// # Errors
-/// Options that contradict each other, a kubeconfig or TLS file that cannot be read, an address that cannot be listened on. An API server
-/// that cannot be reached is no error: the extender serves, says that it is not ready, and tries again.
+/// Options that contradict each other, a kubeconfig or TLS file that cannot be read, an address that cannot be listened
+/// on. An API server that cannot be reached is no error: the extender serves, says that it is not ready, and tries
+/// again.
 pub async fn run(args: Args, shutdown: CancellationToken) -> anyhow::Result<()> {
     let watched = Watched::new(read_resources(&args.resources)?);
     let options = options(&args);
@@ -85,7 +86,7 @@ pub async fn run(args: Args, shutdown: CancellationToken) -> anyhow::Result<()> 
     let address = listeners.all.local_addr()?;
     tracing::info!(%address, resources = ?watched.named(), ?options, "gantry extender serves");
     if tls.as_ref().is_none_or(|tls| !tls.wants_clients()) && !address.ip().is_loopback() {
-        tracing::warn!(%address, "whoever reaches this address can have pods bound; set --tls-cert, --tls-key and --client-ca");
+        tracing::warn!(%address, "every client that reaches this address can bind pods; set --tls-cert, --tls-key and --client-ca");
     }
 
     let leadership = Arc::new(match &election {
@@ -108,15 +109,15 @@ pub async fn run(args: Args, shutdown: CancellationToken) -> anyhow::Result<()> 
         gates: args.gangs.gates,
         announces: announces(&args.lease, address.port()),
     };
-    let contact = Contact::new();
-    let feed = Feed {
+    let health = ApiHealth::new();
+    let watches = Watches {
         watched: watched.clone(),
         store: Arc::clone(&store),
-        contact: Arc::clone(&contact),
+        health: Arc::clone(&health),
         objects: Arc::clone(&writers.objects),
         leadership: Arc::clone(&leadership),
     };
-    let watching = tokio::spawn(watch::run(client.clone(), feed, shutdown.clone()));
+    let watching = tokio::spawn(watch::run(client.clone(), watches, shutdown.clone()));
     let server = Server {
         service: Service {
             binder: writers.binder.clone(),
@@ -124,7 +125,7 @@ pub async fn run(args: Args, shutdown: CancellationToken) -> anyhow::Result<()> 
             watched,
             metrics: Arc::clone(&writers.metrics),
         },
-        contact,
+        health,
         leadership: Arc::clone(&leadership),
         tls: tls.clone(),
         body_limit: usize::try_from(args.body_limit)? * 1024 * 1024,
@@ -215,8 +216,8 @@ fn tls(args: &TlsArgs) -> anyhow::Result<Option<Arc<Tls>>> {
     Ok(Some(Arc::new(Tls::load(files)?)))
 }
 
-/// A name that no other process has, be it started on the same machine in the same moment: two that share one would both take the Lease for
-/// their own.
+/// A name that no other process has, be it started on the same machine in the same moment: two that share one would
+/// both take the Lease for their own.
 fn run_id() -> String {
     format!("{:016x}", rand::random::<u64>())
 }

@@ -1,5 +1,5 @@
-//! Parses the metadata of an object that is used, and nothing else. A client that may write a pod may write any time into it, such as the year
-//! 10000 into `managedFields`: an unused field must not fail the list of all objects.
+//! Parses the metadata of an object that is used, and nothing else. A client that may write a pod may write any time
+//! into it, such as the year 10000 into `managedFields`: an unused field must not fail the list of all objects.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -15,9 +15,9 @@ use serde::{Deserialize, Deserializer};
 /// The annotation of pods that kubelet creates from files on its node.
 pub(crate) const MIRROR_ANNOTATION: &str = "kubernetes.io/config.mirror";
 
-/// Parses metadata for `#[serde(deserialize_with)]`: names, UID, version, labels, the controlling owner, annotations of grants, gangs and
-/// static pods, and the times that can be parsed. A deletion time that cannot be parsed is the epoch: the object is being deleted all the
-/// same.
+/// Parses metadata for `#[serde(deserialize_with)]`: names, UID, version, labels, the controlling owner, annotations of
+/// grants, gangs and static pods, and the times that can be parsed. A deletion time that cannot be parsed is the epoch:
+/// the object is being deleted all the same.
 ///
 /// # Errors
 /// A name, UID or version is no string.

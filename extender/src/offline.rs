@@ -1,4 +1,5 @@
-//! The cluster as the extender sees it, for a command that reads it once: the same watches and the same index, without the tasks that write.
+//! The cluster as the extender sees it, for a command that reads it once: the same watches and the same index, without
+//! the tasks that write.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -17,7 +18,7 @@ use crate::decide::Options;
 use crate::gang::owners;
 use crate::index::{Index, Store};
 use crate::lease::Leadership;
-use crate::watch::{self, Contact, Feed, SILENCE};
+use crate::watch::{self, ApiHealth, SILENCE, Watches};
 use crate::watched::Watched;
 
 /// Period of the checks whether everything is listed.
@@ -65,7 +66,8 @@ impl Seen {
     }
 }
 
-/// Lists the cluster of a kubeconfig (or of the pod this runs in) into an index. Gangs that wait are not planned before [`Seen::plan`].
+/// Lists the cluster of a kubeconfig (or of the pod this runs in) into an index. Gangs that wait are not planned before
+/// [`Seen::plan`].
 ///
 /// # Errors
 /// The kubeconfig cannot be read; the cluster cannot be listed within `limit`: then the log says why.
@@ -84,14 +86,14 @@ pub async fn look(kubeconfig: Option<&Path>, terms: Terms, limit: Duration) -> a
     index.set_planning(false);
     let store = Arc::new(Store::new(index));
     let shutdown = CancellationToken::new();
-    let feed = Feed {
+    let watches = Watches {
         watched,
         store: Arc::clone(&store),
-        contact: Contact::new(),
+        health: ApiHealth::new(),
         objects: Arc::default(),
         leadership: Arc::new(Leadership::always()),
     };
-    let watching = tokio::spawn(watch::run(client.clone(), feed, shutdown.clone()));
+    let watching = tokio::spawn(watch::run(client.clone(), watches, shutdown.clone()));
     let (wanted, seen) = (Arc::clone(&store), Arc::clone(&store));
     let owners = tokio::spawn(owners::run(
         client,

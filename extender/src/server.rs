@@ -25,7 +25,7 @@ use crate::lease::Leadership;
 use crate::metrics::{Call, Reading, Verb};
 use crate::service::{Refusal, Service};
 use crate::tls::Tls;
-use crate::watch::Contact;
+use crate::watch::ApiHealth;
 
 /// kube-scheduler's verbs, each at a path of its name.
 const VERBS: [&str; 4] = ["filter", "prioritize", "bind", "preempt"];
@@ -55,7 +55,7 @@ pub struct Server {
     /// The verbs.
     pub service: Service,
     /// When the API server last responded.
-    pub contact: Arc<Contact>,
+    pub health: Arc<ApiHealth>,
     /// Whether this process decides.
     pub leadership: Arc<Leadership>,
     /// TLS; without it, plain HTTP/1.1.
@@ -315,7 +315,7 @@ impl Server {
         if !self.service.store.snapshot().synced {
             return Err(Refusal::Cold.to_string());
         }
-        match self.contact.last() {
+        match self.health.last() {
             Some(last) if last.elapsed() <= self.stale_after => Ok("ok".to_owned()),
             Some(last) => {
                 let age = last.elapsed().as_secs();
@@ -328,7 +328,7 @@ impl Server {
     }
 
     fn metrics(&self) -> String {
-        let age = self.contact.last().map(|last| last.elapsed());
+        let age = self.health.last().map(|last| last.elapsed());
         let Service { store, metrics, .. } = &self.service;
         for took in store.take_plan_times() {
             metrics.plans.observe(took.as_secs_f64());

@@ -1,7 +1,7 @@
-//! Sends the events of four watches and the time to the index. Retries forever with a short back-off: scheduling has to resume as soon as the
-//! API server is back.
+//! Sends the events of four watches and the time to the index. Retries forever with a short back-off: scheduling has to
+//! resume as soon as the API server is back.
 
-mod contact;
+mod api_health;
 mod steady;
 
 use std::fmt::Debug;
@@ -20,10 +20,10 @@ use kube::{Api, Client, ResourceExt};
 use serde::de::DeserializeOwned;
 use tokio_util::sync::CancellationToken;
 
-pub use contact::Contact;
+pub use api_health::ApiHealth;
 
-use crate::gang::objects::{LooseGang, Name, Objects};
-use crate::index::{self, Index, LooseGpuNode, SlimNode, Source, Store};
+use crate::gang::objects::{Name, Objects, PartialGang};
+use crate::index::{self, Index, PartialGpuNode, SlimNode, Source, Store};
 use crate::inventory::Inventory;
 use crate::kind::Kinds;
 use crate::lease::Leadership;
@@ -40,7 +40,7 @@ const TICK: Duration = Duration::from_secs(1);
 const BATCH: usize = 256;
 
 /// One event of a watch, parsed for the index.
-enum News {
+enum WatchEvent {
     Pod(Seen),
     PodGone(Seen),
     Node(NodeName, Vec<(ResourceName, u32)>, Arc<NodeFacts>),
@@ -55,8 +55,8 @@ enum News {
     Undefined(Source),
 }
 
-impl News {
-    fn tell(self, now: Instant, index: &mut Index) {
+impl WatchEvent {
+    fn apply(self, now: Instant, index: &mut Index) {
         match self {
             Self::Pod(Seen::Facts(pod)) => index.pod_applied(*pod),
             Self::Pod(Seen::OtherPod(pod)) => index.other_pod_applied(*pod),
@@ -86,13 +86,13 @@ impl News {
 
 /// What the watches need.
 #[derive(Clone)]
-pub struct Feed {
+pub struct Watches {
     /// The watched resources.
     pub watched: Watched,
     /// Where the events go.
     pub store: Arc<Store>,
     /// Records how old the facts are.
-    pub contact: Arc<Contact>,
+    pub health: Arc<ApiHealth>,
     /// The newest versions of Gang objects.
     pub objects: Arc<Objects>,
     /// Whether this process leads.
@@ -100,17 +100,17 @@ pub struct Feed {
 }
 
 /// Watches until `shutdown`.
-pub async fn run(client: Client, feed: Feed, shutdown: CancellationToken) {
-    let (store, contact) = (Arc::clone(&feed.store), Arc::clone(&feed.contact));
+pub async fn run(client: Client, watches: Watches, shutdown: CancellationToken) {
+    let (store, health) = (Arc::clone(&watches.store), Arc::clone(&watches.health));
     let mut heartbeat = tokio::spawn(beat(
         client.clone(),
         Arc::clone(&store),
-        Arc::clone(&contact),
+        Arc::clone(&health),
         shutdown.clone(),
     ));
-    let feeding = feed.run(&client, &shutdown);
+    let watching = watches.run(&client, &shutdown);
     tokio::select! {
-        () = feeding => {
+        () = watching => {
             // It ends by the same token.
             let _ = heartbeat.await;
         }
@@ -119,14 +119,14 @@ pub async fn run(client: Client, feed: Feed, shutdown: CancellationToken) {
     }
 }
 
-impl Feed {
+impl Watches {
     async fn run(&self, client: &Client, shutdown: &CancellationToken) {
         let kinds = Arc::default();
         let work = async {
             loop {
                 let term = self.leadership.term();
-                // The previous leader may have written until its term ended, so facts from before are discarded. A follower is kept up to
-                // date all the same, and expensive results are kept.
+                // The previous leader may have written until its term ended, so facts from before are discarded. A
+                // follower is kept up to date all the same, and expensive results are kept.
                 self.objects.clear();
                 self.store.update(|index| {
                     index.relist();
@@ -157,11 +157,11 @@ impl Feed {
         while let Some(batch) = news.next().await {
             let listed = batch
                 .iter()
-                .any(|news| matches!(news, News::Ends(Source::GpuNodes)));
+                .any(|event| matches!(event, WatchEvent::Ends(Source::GpuNodes)));
             self.store.update(|index| {
                 let now = Instant::now();
-                for news in batch {
-                    news.tell(now, index);
+                for event in batch {
+                    event.apply(now, index);
                 }
             });
             if listed {
@@ -173,70 +173,80 @@ impl Feed {
         }
     }
 
-    fn streams(&self, client: &Client, kinds: &Arc<Mutex<Kinds>>) -> SelectAll<BoxStream<'static, News>> {
+    fn streams(
+        &self,
+        client: &Client,
+        kinds: &Arc<Mutex<Kinds>>,
+    ) -> SelectAll<BoxStream<'static, WatchEvent>> {
         let Self {
             watched,
-            contact,
+            health,
             objects,
             ..
         } = self;
         let mut all = SelectAll::new();
         let mut reader = Reader::new(watched.clone());
-        let pods = Api::<SlimPod>::all(contact.noting(client, Source::Pods));
-        all.push(read(pods, Source::Pods, contact, move |pod, gone| {
+        let pods = Api::<SlimPod>::all(health.observing(client, Source::Pods));
+        all.push(read(pods, Source::Pods, health, move |pod, gone| {
             let pod = reader.read(pod)?;
-            Some(if gone { News::PodGone(pod) } else { News::Pod(pod) })
+            Some(if gone {
+                WatchEvent::PodGone(pod)
+            } else {
+                WatchEvent::Pod(pod)
+            })
         }));
         let (wanted, mut words) = (watched.clone(), Words::default());
-        let nodes = Api::<SlimNode>::all(contact.noting(client, Source::Nodes));
-        all.push(read(nodes, Source::Nodes, contact, move |node, gone| {
+        let nodes = Api::<SlimNode>::all(health.observing(client, Source::Nodes));
+        all.push(read(nodes, Source::Nodes, health, move |node, gone| {
             let name = node.name_any();
             Some(if gone {
-                News::NodeGone(name)
+                WatchEvent::NodeGone(name)
             } else {
                 let facts = index::described(&wanted, &node, &mut words);
-                News::Node(name.into(), index::advertised(&wanted, &node), Arc::new(facts))
+                WatchEvent::Node(name.into(), index::advertised(&wanted, &node), Arc::new(facts))
             })
         }));
         let (wanted, kinds) = (watched.clone(), Arc::clone(kinds));
-        let gpu_nodes = Api::<LooseGpuNode>::all(contact.noting(client, Source::GpuNodes));
-        all.push(read(gpu_nodes, Source::GpuNodes, contact, move |node, gone| {
+        let gpu_nodes = Api::<PartialGpuNode>::all(health.observing(client, Source::GpuNodes));
+        all.push(read(gpu_nodes, Source::GpuNodes, health, move |node, gone| {
             let name = node.name_any();
             if gone {
-                return Some(News::GpuNodeGone(name));
+                return Some(WatchEvent::GpuNodeGone(name));
             }
             // The choice table of a new kind of machine is built here, outside the lock of the index.
             let mut kinds = kinds.lock().unwrap_or_else(PoisonError::into_inner);
             let inventory = index::inventory(&wanted, node, &mut kinds)?;
-            Some(News::GpuNode(name.into(), Box::new(inventory)))
+            Some(WatchEvent::GpuNode(name.into(), Box::new(inventory)))
         }));
         let objects = Arc::clone(objects);
-        let gangs = Api::<LooseGang>::all(contact.noting(client, Source::Gangs));
-        all.push(read(gangs, Source::Gangs, contact, move |gang, gone| {
+        let gangs = Api::<PartialGang>::all(health.observing(client, Source::Gangs));
+        all.push(read(gangs, Source::Gangs, health, move |gang, gone| {
             let (name, object) = gang.read()?;
             if gone {
-                return objects.gone(&name, &object.uid).then_some(News::GangGone(name));
+                return objects
+                    .gone(&name, &object.uid)
+                    .then_some(WatchEvent::GangGone(name));
             }
             let newest = objects.saw(&name, object);
-            Some(News::Gang(name, Box::new(newest)))
+            Some(WatchEvent::Gang(name, Box::new(newest)))
         }));
         all
     }
 }
 
-/// The events of one watch. Errors are logged and retried. An object that cannot be parsed fails its list or watch, and everything is listed
-/// again: nothing is decided without it.
+/// The events of one watch. Errors are logged and retried. An object that cannot be parsed fails its list or watch, and
+/// everything is listed again: nothing is decided without it.
 fn read<K>(
     api: Api<K>,
     source: Source,
-    contact: &Arc<Contact>,
-    mut news: impl FnMut(K, bool) -> Option<News> + Send + 'static,
-) -> BoxStream<'static, News>
+    health: &Arc<ApiHealth>,
+    mut news: impl FnMut(K, bool) -> Option<WatchEvent> + Send + 'static,
+) -> BoxStream<'static, WatchEvent>
 where
     K: kube::Resource + Clone + Debug + DeserializeOwned + Send + 'static,
 {
     let config = watcher::Config::default().timeout(WATCH_SECONDS);
-    let contact = Arc::clone(contact);
+    let health = Arc::clone(health);
     // The last error: one that persists is logged once.
     let mut said: Option<String> = None;
     steady::steady(move || watch(api.clone(), config.clone()))
@@ -246,16 +256,16 @@ where
                 Ok(Event::Init) => {}
                 Ok(_) => {
                     said = None;
-                    contact.lives(source, Instant::now());
+                    health.watch_works(source, Instant::now());
                 }
                 Err(error) if source == Source::Gangs && is_undefined(error) => {
-                    contact.lives(source, Instant::now());
+                    health.watch_works(source, Instant::now());
                 }
-                Err(_) => contact.fails(source),
+                Err(_) => health.watch_failed(source),
             }
             let found = match event {
-                Ok(Event::Init) => Some(News::Begins(source)),
-                Ok(Event::InitDone) => Some(News::Ends(source)),
+                Ok(Event::Init) => Some(WatchEvent::Begins(source)),
+                Ok(Event::InitDone) => Some(WatchEvent::Ends(source)),
                 Ok(Event::Apply(object) | Event::InitApply(object)) => news(object, false),
                 Ok(Event::Delete(object)) => news(object, true),
                 Err(error) => {
@@ -269,7 +279,7 @@ where
                         tracing::warn!(source = source.as_str(), %error, "watch failed, trying again");
                     }
                     said = Some(error);
-                    undefined.then_some(News::Undefined(source))
+                    undefined.then_some(WatchEvent::Undefined(source))
                 }
             };
             futures::future::ready(found)
@@ -277,25 +287,27 @@ where
         .boxed()
 }
 
-/// Whether an object cannot be created because its namespace is being deleted. That is no failure: its subject is deleted as well.
+/// Whether an object cannot be created because its namespace is being deleted. That is no failure: its subject is
+/// deleted as well.
 pub fn is_ending(error: &kube::Error) -> bool {
     matches!(error, kube::Error::Api(status) if status.code == 403 && status.message.contains("is being terminated"))
 }
 
-/// Whether the kind is not defined in the API server. Then there are no Gangs, and a cluster without the CRD works as before.
+/// Whether the kind is not defined in the API server. Then there are no Gangs, and a cluster without the CRD works as
+/// before.
 fn is_undefined(error: &watcher::Error) -> bool {
     matches!(error, watcher::Error::InitialListFailed(kube::Error::Api(status)) if status.code == 404)
 }
 
 /// Checks the health of the API server, and lets time pass in the index.
-async fn beat(client: Client, store: Arc<Store>, contact: Arc<Contact>, shutdown: CancellationToken) {
+async fn beat(client: Client, store: Arc<Store>, health: Arc<ApiHealth>, shutdown: CancellationToken) {
     loop {
         let answer = tokio::time::timeout(TICK, gantry_runtime::check_api_server(&client)).await;
         let now = Instant::now();
         if let Ok(Ok(())) = answer {
-            contact.made(now);
+            health.answered(now);
         }
-        if let Some(last) = contact.last() {
+        if let Some(last) = health.last() {
             store.update(|index| index.tick(now, last));
         }
         if shutdown

@@ -1,13 +1,13 @@
-//! The watched resources: those that the operator names, and all of NVIDIA's domain. Those of them that a `GpuNode` publishes, or the operator
-//! names, are managed. Names only; no counts, no nodes.
+//! The watched resources: those that the operator names, and all of NVIDIA's domain. Those of them that a `GpuNode`
+//! publishes, or the operator names, are managed. Names only; no counts, no nodes.
 
 use std::sync::Arc;
 
 use gantry_api::ResourceName;
 use gantry_api::names::RESOURCE_DOMAIN;
 
-/// The watched resources. Pods that ask for any of them are kept, so that a resource is managed completely as soon as a plugin publishes it,
-/// with the pods that have it already.
+/// The watched resources. Pods that ask for any of them are kept, so that a resource is managed completely as soon as a
+/// plugin publishes it, with the pods that have it already.
 #[derive(Debug, Clone)]
 pub struct Watched {
     named: Arc<[ResourceName]>,
@@ -48,8 +48,8 @@ mod tests {
 
     use super::*;
 
-    /// Profiles of RTX PRO 4500, by the supported profiles of NVIDIA's MIG user guide. The table of profiles has none of them, for where
-    /// their instances may lie is not told.
+    /// Profiles of RTX PRO 4500, by the supported profiles of NVIDIA's MIG user guide. The table of profiles has none
+    /// of them, for where their instances may lie is not told.
     const WITHOUT_PLACES: [(&str, u8); 6] = [
         ("1g.16gb", 1),
         ("1g.16gb+gfx", 1),
@@ -60,7 +60,7 @@ mod tests {
     ];
 
     #[test]
-    fn kube_schedulers_configuration_names_every_mig_profile_and_every_part_of_one() {
+    fn scheduler_configuration_names_every_mig_profile() {
         let manifest = include_str!("../../manifests/kube-scheduler-config.yaml");
         let mut known: BTreeSet<String> = ["nvidia.com/gpu", "nvidia.com/gpu.shared"]
             .map(str::to_owned)

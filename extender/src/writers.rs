@@ -1,5 +1,5 @@
-//! Starts the tasks that write to the cluster without a call of kube-scheduler. They run while this process leads, and stop at once when its
-//! term ends.
+//! Starts the tasks that write to the cluster without a call of kube-scheduler. They run while this process leads, and
+//! stop at once when its term ends.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use crate::gang::objects::Objects;
 use crate::index::Store;
 use crate::lease::Leadership;
 use crate::metrics::Metrics;
-use crate::{announce, bind, explain, gang, wake};
+use crate::{activate, announce, bind, explain, gang};
 
 /// What the tasks need.
 pub(crate) struct Writers {
@@ -73,7 +73,7 @@ impl Writers {
         if let Some(settings) = announces {
             writers.spawn(announce::run(client.clone(), settings.clone(), until.clone()));
         }
-        writers.spawn(wake::run(
+        writers.spawn(activate::run(
             client.clone(),
             Arc::clone(store),
             Arc::clone(metrics),

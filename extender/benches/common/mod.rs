@@ -147,7 +147,7 @@ fn gpu_node(
     machine: &Machine,
     devices: &[serde_json::Value],
     held: &[serde_json::Value],
-) -> index::LooseGpuNode {
+) -> index::PartialGpuNode {
     let holders = json!([{
         "namespace": "ml", "pod": "other", "resource": resource, "devices": held, "provenance": "PodResources",
     }]);

@@ -110,7 +110,7 @@ async fn the_service_leads_to_who_leads() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_slice_that_somebody_changed_or_removed_is_written_again_also_after_refusals() {
+async fn changed_or_deleted_slice_is_written_again() {
     let server = Arc::new(Server::default());
     *server.refusals.lock().unwrap() = 3;
     let (_task, _ends) = leader(&server, "fd00::1");

@@ -1,5 +1,6 @@
-//! Members of a gang wait for one another in bind: kube-scheduler has assumed each of them and schedules other pods meanwhile. Until the
-//! gang is decided, a closed connection withdraws the member; after that it is bound whether the connection is open or not.
+//! Members of a gang wait for one another in bind: kube-scheduler has assumed each of them and schedules other pods
+//! meanwhile. Until the gang is decided, a closed connection withdraws the member; after that it is bound whether the
+//! connection is open or not.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,7 +9,7 @@ use gantry_gang::GangKey;
 use gantry_gang::protocol::BindEnd;
 use tokio::time::Instant;
 
-use super::{Binder, Failure, Undecided};
+use super::{BindGuard, Binder, Failure};
 use crate::index::{Awaited, BindStep, Outcome, Reserved, Store, Target};
 
 /// Bindings of members in flight at once: enough to hide the latency of the API server, too few to overload it.
@@ -34,10 +35,10 @@ impl Binder {
         deadline: Instant,
     ) -> Result<BindStep, Failure> {
         // If kube-scheduler closes the connection, this future is dropped and the member withdrawn.
-        let waiting = Waiting {
+        let waiting = WaitGuard {
             store: &self.store,
             target,
-            hangs_up: true,
+            withdraws: true,
         };
         let notifier = self.store.notifier(gang);
         let step = loop {
@@ -53,7 +54,7 @@ impl Binder {
             if now >= deadline {
                 self.store.update(|index| index.gave_up(&target.uid));
                 waiting.ends();
-                return Err(self.alone(awaited));
+                return Err(self.timed_out(awaited));
             }
             let until = deadline.min(now + ASK_AGAIN);
             // It checks again with or without a notification.
@@ -63,24 +64,24 @@ impl Binder {
         Ok(step)
     }
 
-    pub(super) fn alone(&self, awaited: Awaited) -> Failure {
+    pub(super) fn timed_out(&self, awaited: Awaited) -> Failure {
         let Awaited { gang, why } = awaited;
         if let Some(why) = why {
             let gang = gang.to_string();
-            return Failure::Kept { gang, why };
+            return Failure::ReservationUnavailable { gang, why };
         }
         if let Some(text) = self.store.read(|index| index.deciding(&gang)) {
-            return Failure::Undecided(text);
+            return Failure::DecisionUnwritten(text);
         }
-        Failure::Alone {
+        Failure::BarrierTimeout {
             gang: gang.to_string(),
             // Rounded.
             seconds: (self.patience() + Duration::from_millis(500)).as_secs(),
         }
     }
 
-    /// Binds a member of a decided gang. A separate task writes the Binding, so that a closed connection does not stop it. The task goes on
-    /// after `deadline`, when the caller must get an answer.
+    /// Binds a member of a decided gang. A separate task writes the Binding, so that a closed connection does not stop
+    /// it. The task goes on after `deadline`, when the caller must get an answer.
     pub(super) async fn bind_member(
         &self,
         target: &Target,
@@ -88,7 +89,7 @@ impl Binder {
         deadline: Instant,
     ) -> Result<(), Failure> {
         let (binder, own) = (self.clone(), target.clone());
-        let task = tokio::spawn(async move { binder.carry_out(&own, reserved).await });
+        let task = tokio::spawn(async move { binder.write_until_done(&own, reserved).await });
         match tokio::time::timeout_at(deadline, task).await {
             Ok(Ok(result)) => result,
             Ok(Err(error)) => Err(Failure::Unanswered(error.to_string())),
@@ -96,20 +97,18 @@ impl Binder {
         }
     }
 
-    async fn carry_out(&self, target: &Target, reserved: Reserved) -> Result<(), Failure> {
+    async fn write_until_done(&self, target: &Target, reserved: Reserved) -> Result<(), Failure> {
         let Reserved::Grant { plan, annotation } = reserved else {
             // The pod is on its node already: a member always has a grant otherwise.
             return Ok(());
         };
         let deadline = Instant::now() + self.timeout;
-        let mut undecided = Ended {
-            undecided: Undecided {
-                store: &self.store,
-                target,
-                granted: true,
-                outcome: Outcome::Unsure,
-            },
-            end: BindEnd::Unsure,
+        let mut guard = BindGuard {
+            store: &self.store,
+            target,
+            granted: true,
+            outcome: Outcome::Unsure,
+            member: Some(BindEnd::Unsure),
         };
         let tries = async {
             let mut pause = AGAIN;
@@ -124,7 +123,8 @@ impl Binder {
                     Err(Failure::Unanswered(_) | Failure::Busy(_)) if Instant::now() + pause < deadline => {
                         tokio::time::sleep(pause).await;
                         pause *= 2;
-                        // A Binding that was sent cannot be recalled. It is not sent again if kubelet gave its devices to another pod.
+                        // A Binding that was sent cannot be recalled. It is not sent again if kubelet gave its devices
+                        // to another pod.
                         if let Err(error) = self.store.update(|index| index.may_repeat(target)) {
                             let why = error.to_string();
                             break Err(if unanswered {
@@ -140,7 +140,8 @@ impl Binder {
                 }
             }
         };
-        // The next leader finishes decided gangs, and may assign this reservation to another pod if the node is lost: nothing is sent then.
+        // The next leader finishes decided gangs, and may assign this reservation to another pod if the node is lost:
+        // nothing is sent then.
         let led = match self.leadership.term() {
             Some(term) => tokio::select! {
                 result = tries => Some(result),
@@ -153,7 +154,7 @@ impl Binder {
                 "this extender is no longer the leader; the next one binds the pod".to_owned(),
             ))
         });
-        (undecided.undecided.outcome, undecided.end) = match &result {
+        let (outcome, end) = match &result {
             Ok(()) => (Outcome::Bound, BindEnd::Bound),
             Err(Failure::Unanswered(_)) => (Outcome::Unsure, BindEnd::Unsure),
             Err(Failure::Gone(_)) => (Outcome::Failed, BindEnd::Gone),
@@ -161,44 +162,31 @@ impl Binder {
             Err(Failure::BoundByOther(_)) => (Outcome::Failed, BindEnd::Unsure),
             Err(_) => (Outcome::Failed, BindEnd::Failed),
         };
+        (guard.outcome, guard.member) = (outcome, Some(end));
         result
     }
 }
 
-/// A member that waits. If this is dropped before it [ends](Self::ends), the caller closed the connection and the member is withdrawn.
-struct Waiting<'a> {
+/// A member that waits. If this is dropped before it [ends](Self::ends), the caller closed the connection and the
+/// member is withdrawn.
+struct WaitGuard<'a> {
     store: &'a Store,
     target: &'a Target,
-    hangs_up: bool,
+    withdraws: bool,
 }
 
-impl Waiting<'_> {
+impl WaitGuard<'_> {
     /// The wait ended in order.
     fn ends(mut self) {
-        self.hangs_up = false;
+        self.withdraws = false;
     }
 }
 
-impl Drop for Waiting<'_> {
+impl Drop for WaitGuard<'_> {
     fn drop(&mut self) {
-        if self.hangs_up {
+        if self.withdraws {
             self.store.update(|index| index.withdraw(&self.target.uid));
         }
-    }
-}
-
-/// Records in the gang how the bind of a member ended, also when the task is dropped midway.
-struct Ended<'a> {
-    undecided: Undecided<'a>,
-    end: BindEnd,
-}
-
-impl Drop for Ended<'_> {
-    fn drop(&mut self) {
-        let uid = &self.undecided.target.uid;
-        self.undecided
-            .store
-            .update(|index| index.bind_ended(uid, self.end));
     }
 }
 

@@ -1,5 +1,5 @@
-//! Binds members of decided gangs without a call of kube-scheduler: it had called for them, but their wait timed out before the last member
-//! arrived. Binds nothing else, and only while this process leads.
+//! Binds members of decided gangs without a call of kube-scheduler: it had called for them, but their wait timed out
+//! before the last member arrived. Binds nothing else, and only while this process leads.
 
 use std::collections::HashMap;
 use std::convert::Infallible;
@@ -67,8 +67,8 @@ impl Binds {
     }
 }
 
-/// Binds a member. Where the API server does not answer or postpones, it is tried again: kube-scheduler does not know of this bind and
-/// would not retry it.
+/// Binds a member. Where the API server does not answer or postpones, it is tried again: kube-scheduler does not know
+/// of this bind and would not retry it.
 async fn bind(binder: &Binder, target: &Target) -> Result<(), Failure> {
     let mut pause = AGAIN;
     loop {
@@ -115,12 +115,12 @@ mod tests {
     async fn whom_a_bind_was_for_is_known_also_when_it_panics() {
         let mut binds = Binds::default();
         binds.spawn(target("a", "n"), async { panic!("a bug") });
-        let (whom, result) = binds.next().await.unwrap();
-        assert_eq!(whom, target("a", "n"));
+        let (ended, result) = binds.next().await.unwrap();
+        assert_eq!(ended, target("a", "n"));
         assert!(matches!(result, Err(Failure::Unanswered(_))));
         binds.spawn(target("b", "n"), async { Ok(()) });
-        let (whom, result) = binds.next().await.unwrap();
-        assert!(whom == target("b", "n") && result.is_ok());
+        let (ended, result) = binds.next().await.unwrap();
+        assert!(ended == target("b", "n") && result.is_ok());
         assert!(binds.next().await.is_none());
     }
 }

@@ -190,7 +190,7 @@ async fn a_server_error_is_success_if_the_pod_has_our_grant() {
 }
 
 #[tokio::test]
-async fn a_server_error_that_leaves_the_outcome_open_keeps_the_devices() {
+async fn server_error_with_unknown_outcome_keeps_the_devices() {
     let (cluster, binder, api) = setup();
     let result = play(&binder, api, |mut api| async move {
         asked(&mut api)
@@ -210,7 +210,7 @@ async fn a_server_error_that_leaves_the_outcome_open_keeps_the_devices() {
 }
 
 #[tokio::test]
-async fn no_answer_in_time_is_an_error_and_the_same_grant_is_tried_again() {
+async fn bind_timeout_is_an_error_and_the_retry_has_the_same_grant() {
     let (cluster, binder, api) = setup();
     let (sent, mut grants) = tokio::sync::mpsc::unbounded_channel();
     let server = tokio::spawn(async move {

@@ -124,10 +124,10 @@ fn a_large_clusters_note_stays_within_the_limit() {
 }
 
 #[test]
-fn a_pod_is_told_once_and_again_only_when_the_reason_changes_and_not_at_once() {
+fn event_is_repeated_only_for_a_changed_reason() {
     let cluster = cluster();
     cluster.pod(&short("a", 4));
-    let mut told = Told::default();
+    let mut told = Reported::default();
     let began = Instant::now();
     let notes = |told: &mut _, seconds| {
         let due = due(&cluster.store, told, began + Duration::from_secs(seconds));
@@ -161,7 +161,7 @@ fn alike_pods_share_one_note_until_the_cluster_changes() {
         cluster.pod(&short(&format!("p{number}"), 4));
     }
     cluster.pod(&short("other", 5));
-    let mut told = Told::default();
+    let mut told = Reported::default();
     assert_eq!(due(&cluster.store, &mut told, Instant::now()).len(), 6);
     assert_eq!(told.notes.len(), 2);
     cluster.pod(&bound(pod("b", 1), "node-3", 2, Some("5")));
@@ -174,10 +174,10 @@ fn alike_pods_share_one_note_until_the_cluster_changes() {
 }
 
 #[test]
-fn a_pod_that_kube_scheduler_has_not_refused_by_count_is_not_told() {
+fn pod_with_sufficient_count_gets_no_event() {
     let cluster = cluster();
     cluster.pod(&pod("a", 4));
-    assert!(due(&cluster.store, &mut Told::default(), Instant::now()).is_empty());
+    assert!(due(&cluster.store, &mut Reported::default(), Instant::now()).is_empty());
 }
 
 /// A member of a gang that kube-scheduler has refused by its own count.
@@ -196,7 +196,7 @@ fn gated_member(name: &str, gang: &str, min: &str) -> Value {
 }
 
 /// What pods are told at each of some seconds: whom, the reason and the note.
-fn notices(cluster: &Cluster, told: &mut Told, began: Instant, seconds: u64) -> Vec<String> {
+fn notices(cluster: &Cluster, told: &mut Reported, began: Instant, seconds: u64) -> Vec<String> {
     let due = due(&cluster.store, told, began + Duration::from_secs(seconds));
     let mut notices: Vec<String> = due
         .into_iter()
@@ -212,10 +212,10 @@ fn notices(cluster: &Cluster, told: &mut Told, began: Instant, seconds: u64) -> 
 }
 
 #[test]
-fn a_member_that_kube_scheduler_refuses_by_count_is_told_what_its_gang_waits_for() {
+fn insufficient_member_gets_the_reason_of_its_gang() {
     let cluster = cluster();
     cluster.pod(&short_member("a-0", "a", 2));
-    let (mut told, began) = (Told::default(), Instant::now());
+    let (mut told, began) = (Reported::default(), Instant::now());
     let mut at = |cluster: &Cluster, seconds| notices(cluster, &mut told, began, seconds);
     // Most often the others come in a moment.
     assert_eq!(at(&cluster, 0), [""; 0]);
@@ -265,7 +265,7 @@ fn a_member_that_our_gate_keeps_back_is_told_why_it_stays() {
     let mut others = gated_member("d-0", "d", "2");
     others["spec"]["schedulingGates"] = json!([{"name": names::GANG_GATE}, {"name": "example.com/quota"}]);
     cluster.pod(&others);
-    let (mut told, began) = (Told::default(), Instant::now());
+    let (mut told, began) = (Reported::default(), Instant::now());
     notices(&cluster, &mut told, began, 0);
     let told_now = notices(&cluster, &mut told, began, 5);
     assert_eq!(told_now.len(), 3, "{told_now:?}");
@@ -290,7 +290,7 @@ fn a_member_that_our_gate_keeps_back_is_told_why_it_stays() {
 fn what_a_gang_counts_is_no_news() {
     let cluster = cluster();
     cluster.pod(&short_member("a-0", "a", 9));
-    let (mut told, began) = (Told::default(), Instant::now());
+    let (mut told, began) = (Reported::default(), Instant::now());
     notices(&cluster, &mut told, began, 0);
     assert_eq!(notices(&cluster, &mut told, began, 5).len(), 1);
     for number in 1..5 {
@@ -308,19 +308,19 @@ fn a_member_that_has_its_place_is_told_no_lack() {
     cluster.pod(&bound(pod("b", 6), "node-2", 1, Some("0-5")));
     // Its condition says what was so before.
     cluster.pod(&short_member("a-0", "a", 1)).wait(2);
-    let (mut told, began) = (Told::default(), Instant::now());
+    let (mut told, began) = (Reported::default(), Instant::now());
     assert_eq!(notices(&cluster, &mut told, began, 0), [""; 0]);
     assert_eq!(notices(&cluster, &mut told, began, 100), [""; 0]);
 }
 
 #[test]
-fn a_member_is_told_that_the_node_of_its_place_advertises_too_few() {
+fn member_is_told_that_its_node_advertises_too_few_devices() {
     let cluster = Cluster::new(Options::default());
     cluster.add("node-1", &bridged());
     cluster.pod(&short_member("a-0", "a", 1)).wait(2);
     // One of those that nobody has: it is enough for who has a place.
     cluster.node("node-1", 7);
-    let (mut told, began) = (Told::default(), Instant::now());
+    let (mut told, began) = (Reported::default(), Instant::now());
     notices(&cluster, &mut told, began, 0);
     assert_eq!(notices(&cluster, &mut told, began, 5), [""; 0]);
     cluster.node("node-1", 2);
@@ -379,10 +379,10 @@ async fn a_pod_that_could_not_be_told_is_told_again_but_not_at_once() {
     });
     let cluster = cluster();
     cluster.pod(&short("a", 4));
-    let (metrics, mut told, began) = (Metrics::new(), Told::default(), Instant::now());
+    let (metrics, mut told, began) = (Metrics::new(), Reported::default(), Instant::now());
     for seconds in [0, 1, 59, 60, 61, 120] {
         let now = began + Duration::from_secs(seconds);
-        tell(&client, &cluster.store, &metrics, &mut told, now).await;
+        publish_due(&client, &cluster.store, &metrics, &mut told, now).await;
         let count = |outcome| metrics.events.get_or_create(&Outcome { outcome }).get();
         let expected = (1, u64::from(seconds >= 60));
         assert_eq!(

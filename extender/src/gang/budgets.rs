@@ -7,7 +7,7 @@ use kube::{Api, Client};
 use tokio_util::sync::CancellationToken;
 
 use super::listed::{Change, Words, follow};
-use crate::index::{Disruptions, LooseBudget, Store};
+use crate::index::{Disruptions, PartialBudget, Store};
 
 /// Watches until `shutdown`. While the budgets cannot be listed, no pod is preempted.
 pub async fn run(client: Client, store: Arc<Store>, shutdown: CancellationToken) {
@@ -26,7 +26,7 @@ pub async fn run(client: Client, store: Arc<Store>, shutdown: CancellationToken)
         let budgets = known.values().cloned().collect();
         store.update(|index| index.budgets_seen(Some(budgets)));
     };
-    let budgets = Api::<LooseBudget>::all(client);
+    let budgets = Api::<PartialBudget>::all(client);
     follow(budgets, words, Disruptions::read, tell, shutdown).await;
 }
 

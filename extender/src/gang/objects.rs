@@ -14,7 +14,7 @@ use serde::Deserialize;
 
 pub use writer::run;
 
-use crate::loose::Loose;
+use crate::partial_object::PartialObject;
 
 /// Label with the component that created an object.
 const MANAGED_BY: &str = "app.kubernetes.io/managed-by";
@@ -28,10 +28,10 @@ pub struct Name {
     pub name: Arc<str>,
 }
 
-/// A Gang with unparsed fields.
-pub type LooseGang = Loose<Gang>;
+/// A Gang of which only the metadata is parsed.
+pub type PartialGang = PartialObject<Gang>;
 
-impl LooseGang {
+impl PartialGang {
     /// Its name and content. `None` for a value that is not an object.
     pub fn read(self) -> Option<(Name, Object)> {
         let Self {

@@ -13,14 +13,14 @@ use tokio_util::sync::CancellationToken;
 
 use super::listed::{Change, Words, follow};
 use crate::index::Store;
-use crate::loose::Loose;
+use crate::partial_object::PartialObject;
 use crate::pod;
 
 /// Watches until `shutdown`. Without the permission, gangs are planned as if every node could reach their volumes.
 pub async fn run(client: Client, store: Arc<Store>, shutdown: CancellationToken) {
     const WITHOUT: &str = "gangs are planned as if their volumes could be reached from every node; manifests/extender.yaml gives that right";
     let claims = follow(
-        Api::<Loose<PersistentVolumeClaim>>::all(client.clone()),
+        Api::<PartialObject<PersistentVolumeClaim>>::all(client.clone()),
         Words {
             what: "claims of volumes",
             without: WITHOUT,
@@ -40,7 +40,7 @@ pub async fn run(client: Client, store: Arc<Store>, shutdown: CancellationToken)
     );
     let words = Mutex::new(pod::Words::default());
     let volumes = follow(
-        Api::<Loose<PersistentVolume>>::all(client),
+        Api::<PartialObject<PersistentVolume>>::all(client),
         Words {
             what: "volumes",
             without: WITHOUT,

@@ -11,8 +11,8 @@ use crate::decide::{self, ForeignNodes};
 use crate::request::Request;
 use crate::snapshot::{NodeIx, Promised, Standing};
 
-/// Finds unschedulable pods that fit where devices came free. Thousands of pods with the same priority ask for the same: each such pair is
-/// checked once.
+/// Finds unschedulable pods that fit where devices came free. Thousands of pods with the same priority ask for the
+/// same: each such pair is checked once.
 pub(super) struct Activation<'i> {
     index: &'i Index,
     nodes: Vec<NodeIx>,

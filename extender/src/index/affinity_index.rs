@@ -1,5 +1,6 @@
-//! Where pods of each profile are, and which nodes they keep a new pod from or attract it to: as kube-scheduler's InterPodAffinity and
-//! NodePorts plugins decide, and as its PodTopologySpread plugin counts. Pods of one profile are looked at once.
+//! Where pods of each profile are, and which nodes they keep a new pod from or attract it to: as kube-scheduler's
+//! InterPodAffinity and NodePorts plugins decide, and as its PodTopologySpread plugin counts. Pods of one profile are
+//! looked at once.
 
 use std::borrow::Cow;
 use std::cell::OnceCell;
@@ -140,8 +141,8 @@ impl AffinityIndex {
         self.by_profile.len()
     }
 
-    /// Which nodes the pods keep one with these needs from, if some of them were `gone`. `nodes` have the labels; `find` has the profile and
-    /// the node of a pod. Reservations for pods that are not bound yet do not count.
+    /// Which nodes the pods keep one with these needs from, if some of them were `gone`. `nodes` have the labels;
+    /// `find` has the profile and the node of a pod. Reservations for pods that are not bound yet do not count.
     pub(super) fn barred<'g>(
         &self,
         nodes: &[Room],

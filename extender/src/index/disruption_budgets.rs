@@ -1,6 +1,6 @@
-//! PodDisruptionBudgets: how many pods may be stopped now. A gang is preempted as a whole only if budgets allow the whole, or a part of it
-//! would be evicted in vain; so budgets are checked before the first eviction. For a single pod kube-scheduler breaks budgets where nothing
-//! else helps, so the broken ones are counted.
+//! PodDisruptionBudgets: how many pods may be stopped now. A gang is preempted as a whole only if budgets allow the
+//! whole, or a part of it would be evicted in vain; so budgets are checked before the first eviction. For a single pod
+//! kube-scheduler breaks budgets where nothing else helps, so the broken ones are counted.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -13,11 +13,11 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::node_resources_table::NodeResourcesTable;
-use crate::loose::Loose;
+use crate::partial_object::PartialObject;
 use crate::pod::PodProfile;
 
 /// A budget as it is watched: one that cannot be parsed must not block the others.
-pub type LooseBudget = Loose<PodDisruptionBudget>;
+pub type PartialBudget = PartialObject<PodDisruptionBudget>;
 
 /// A budget.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -34,7 +34,7 @@ pub struct Disruptions {
 
 impl Disruptions {
     /// Reads a budget. One whose selector cannot be read protects every pod of its namespace: a pod too many is spared.
-    pub fn read(budget: &LooseBudget) -> Self {
+    pub fn read(budget: &PartialBudget) -> Self {
         let selector = budget.spec.get("selector").filter(|selector| !selector.is_null());
         let selector = selector.map(LabelSelector::deserialize);
         let readable = !matches!(selector, Some(Err(_)));
@@ -206,8 +206,8 @@ impl Coverage<'_> {
             })
     }
 
-    /// What the end of a unit needs of budgets. Budgets that cover a pod together allow nothing: the API server refuses to evict a pod that
-    /// several budgets cover, whatever they allow.
+    /// What the end of a unit needs of budgets. Budgets that cover a pod together allow nothing: the API server refuses
+    /// to evict a pod that several budgets cover, whatever they allow.
     pub(super) fn need(&mut self, unit: &Occupant) -> Vec<Budget> {
         let (profiles, budgets) = (self.profiles, self.budgets);
         let mut needed: BTreeMap<usize, (u32, bool)> = BTreeMap::new();
@@ -263,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn a_selector_that_cannot_be_read_protects_every_pod_of_the_namespace() {
+    fn malformed_selector_protects_the_whole_namespace() {
         let unreadable = json!({"matchLabels": {"app": 3}});
         assert_eq!(budget(&unreadable).allowed, 0);
         assert!(covers(&unreadable, "default", &[("app", "db")]));
@@ -271,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn a_budget_covers_the_pods_of_its_namespace_that_its_selector_finds() {
+    fn budget_covers_selected_pods_of_its_namespace() {
         let web = json!({"matchLabels": {"app": "web"}});
         assert!(covers(&web, "default", &[("app", "web"), ("x", "y")]));
         assert!(!covers(&web, "other", &[("app", "web")]));
@@ -282,14 +282,14 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_selector_covers_every_pod_of_the_namespace_and_no_selector_none() {
+    fn empty_selector_covers_all_and_no_selector_none() {
         assert!(covers(&json!({}), "default", &[]));
         assert!(!covers(&Value::Null, "default", &[]));
         assert_eq!(budget(&json!({})).allowed, 2);
     }
 
     #[test]
-    fn a_pod_that_two_budgets_cover_may_not_be_evicted_whatever_they_allow() {
+    fn pod_covered_by_two_budgets_is_not_evictable() {
         let cluster = Cluster::new(Options::default());
         cluster.add("n", &plain(2));
         for (name, app) in [("once", "web"), ("twice", "db")] {

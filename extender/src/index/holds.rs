@@ -1,4 +1,5 @@
-//! Devices that a pod will most likely get, between prioritize and bind. They count in scores only: a bind may take them.
+//! Devices that a pod will most likely get, between prioritize and bind. They count in scores only: a bind may take
+//! them.
 
 use std::collections::HashMap;
 use std::sync::Arc;

@@ -1,5 +1,5 @@
-//! Why a pod is on its node, or why it waits: every node, and the pods that would have to end there for it to fit. For `gantry explain`;
-//! nothing is decided or changed here.
+//! Why a pod is on its node, or why it waits: every node, and the pods that would have to end there for it to fit. For
+//! `gantry explain`; nothing is decided or changed here.
 
 use std::sync::Arc;
 
@@ -26,9 +26,11 @@ pub struct PodReport {
     pub name: Arc<str>,
     /// What it asks for: `4 nvidia.com/gpu`.
     pub asks: String,
-    /// The gang it belongs to, with its phase and reason by its Gang object: `gang ml/train: Queued: waits for room: ...`.
+    /// The gang it belongs to, with its phase and reason by its Gang object: `gang ml/train: Queued: waits for room:
+    /// ...`.
     pub gang: Option<Arc<str>>,
-    /// Other gangs that have reservations and are not decided, so that only the extender knows the reservations: `namespace/name`.
+    /// Other gangs that have reservations and are not decided, so that only the extender knows the reservations:
+    /// `namespace/name`.
     pub places_kept_for: Vec<String>,
     /// Its scheduler, if it waits and that scheduler does not call Gantry.
     pub scheduled_by: Option<Arc<str>>,

@@ -1,5 +1,5 @@
-//! Lists: what a watch names when it begins, or begins again. What a complete list does not name is gone; before each of them was complete
-//! once, nothing is decided.
+//! Lists: what a watch names when it begins, or begins again. What a complete list does not name is gone; before each
+//! of them was complete once, nothing is decided.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;

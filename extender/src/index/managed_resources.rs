@@ -1,6 +1,7 @@
-//! The resources that Gantry manages (the operator named them, or a plugin publishes them), and those that nodes offer (a plugin publishes
-//! them, or kubelet advertises them). A resource that was published stays managed while a kubelet advertises it or a pod asks for it: a
-//! plugin may be down for a moment, and a pod that asks for devices must not be treated as one that asks for none.
+//! The resources that Gantry manages (the operator named them, or a plugin publishes them), and those that nodes offer
+//! (a plugin publishes them, or kubelet advertises them). A resource that was published stays managed while a kubelet
+//! advertises it or a pod asks for it: a plugin may be down for a moment, and a pod that asks for devices must not be
+//! treated as one that asks for none.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;

@@ -25,8 +25,8 @@ pub(super) struct Node {
     inventory: Option<Inventory>,
     occupancy: Occupancy,
     ledger: Ledger,
-    /// Devices of deleted pods that may still have processes, each with the time since when: one that is never released does not delay the
-    /// others.
+    /// Devices of deleted pods that may still have processes, each with the time since when: one that is never released
+    /// does not delay the others.
     lingering: HashMap<DeviceId, Instant>,
 }
 
@@ -178,8 +178,8 @@ impl Node {
         self.lingering.get(device).copied()
     }
 
-    /// Healthy devices by pool that deleted pods release soon and that are reserved for nothing else. `soon` decides by since when a device
-    /// lingers.
+    /// Healthy devices by pool that deleted pods release soon and that are reserved for nothing else. `soon` decides by
+    /// since when a device lingers.
     pub(super) fn returning(&self, mut soon: impl FnMut(Instant) -> bool) -> Vec<Vec<DeviceId>> {
         if self.lingering.is_empty() {
             return Vec::new();
@@ -263,7 +263,8 @@ impl Node {
         }
     }
 
-    /// Whether another pod than the target has any of these devices, or had them and may have processes that still use them.
+    /// Whether another pod than the target has any of these devices, or had them and may have processes that still use
+    /// them.
     pub(super) fn has_given_away(&self, target: &Target, devices: &Devices) -> bool {
         let Some(inventory) = &self.inventory else {
             return false;

@@ -1,5 +1,5 @@
-//! All nodes by number, the classes that they fall into, and the resources that they offer. A node whose facts change is marked, and its
-//! ledger and class are computed again before the next snapshot.
+//! All nodes by number, the classes that they fall into, and the resources that they offer. A node whose facts change
+//! is marked, and its ledger and class are computed again before the next snapshot.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -268,8 +268,8 @@ impl NodeTable {
         all
     }
 
-    /// Gives up the numbers of deleted nodes once they are the larger half, and classes without nodes likewise. `is_used`: whether pods are
-    /// on a node. The new numbers, if there are any.
+    /// Gives up the numbers of deleted nodes once they are the larger half, and classes without nodes likewise.
+    /// `is_used`: whether pods are on a node. The new numbers, if there are any.
     pub(super) fn compact(&mut self, is_used: impl Fn(NodeIx) -> bool) -> Option<Renumbering> {
         let is_over = |(number, node): &(NodeIx, &Node)| node.is_gone() && !is_used(*number);
         let over = self.iter().filter(is_over).count();

@@ -1,5 +1,5 @@
-//! Reads Nodes and GpuNodes as the API server sends them into what the index keeps. What contradicts itself is read as "no such
-//! device", never as a free one.
+//! Parses Nodes and GpuNodes from the API server for the index. A device with contradicting facts counts as absent,
+//! never as free.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -16,17 +16,17 @@ use serde::Deserialize;
 
 use crate::inventory::{Device, Held, Inventory, Pool};
 use crate::kind::{Kind, Kinds, Sharing, Spot, Units};
-use crate::loose::Loose;
 use crate::metadata;
+use crate::partial_object::PartialObject;
 use crate::pod::{self, Words};
 use crate::watched::Watched;
 
-/// Longest reason kept of a sick device or a plugin that is not ready, in bytes.
+/// Longest reason that is kept of an unhealthy device or a plugin that is not ready, in bytes.
 const MAX_REASON: usize = 200;
 
-/// Reads a GpuNode. One that cannot be read is a node of ours that serves nothing: the fault of one must not
-/// stop the others, nor must its GPUs be given out unaccounted.
-pub fn inventory(watched: &Watched, node: LooseGpuNode, kinds: &mut Kinds) -> Option<Inventory> {
+/// Parses a GpuNode. A malformed one is a node with an inventory that serves nothing: it must not block the others, nor
+/// must its GPUs be handed out without a ledger.
+pub fn inventory(watched: &Watched, node: PartialGpuNode, kinds: &mut Kinds) -> Option<Inventory> {
     let name = node.metadata.name.unwrap_or_default();
     let spec: Result<GpuNodeSpec, _> = serde_json::from_value(node.spec);
     let status = node
@@ -67,7 +67,7 @@ fn account_for(
             let unshared_slice = |device: &&DeviceStatus| device.slice.is_some() && device.replica.is_none();
             let sharing = match terms.map(|terms| terms.sharing) {
                 Some(SharingPolicy::Packed) => Sharing::Packed,
-                // As the plugin has it where nobody says.
+                // The default of the plugin.
                 None if devices.iter().any(unshared_slice) => Sharing::Packed,
                 Some(SharingPolicy::Distributed) | None => Sharing::Distributed,
             };
@@ -85,7 +85,7 @@ fn account_for(
     let holders = status.map_or(&[][..], |status| status.holders.as_slice());
     let holders = holders
         .iter()
-        // What is only granted is our own word; the pod's annotation says it better.
+        // A device that is only granted is known better from the annotation of the pod.
         .filter(|holder| holder.provenance != Provenance::Granted || holder.state == HolderState::Quarantined)
         .flat_map(|holder| held(&pools, holder))
         .collect();
@@ -106,7 +106,7 @@ fn account_for(
     }
 }
 
-/// What a holder has of each pool.
+/// The devices of a holder, by pool.
 fn held(pools: &[Pool], holder: &Holder) -> Vec<Held> {
     let of_pool = |(index, pool): (usize, &Pool)| {
         let devices = pool.taken(&holder.resource, &holder.devices);
@@ -138,7 +138,7 @@ fn read_device(device: &DeviceStatus) -> Device {
     }
 }
 
-/// Spec and status are two writes. Between them a device may be said to be on a GPU that is now another.
+/// Spec and status are two writes. Between them a device may refer to a GPU whose number changed.
 fn on_other_gpu(machine: &[Gpu], device: &DeviceStatus) -> bool {
     let id = device.id.unit();
     let is = |gpu: &Gpu| {
@@ -163,10 +163,10 @@ fn bounded(reason: &str) -> Arc<str> {
     reason[..end].into()
 }
 
-/// A GpuNode whose fields are not read yet.
-pub type LooseGpuNode = Loose<GpuNode>;
+/// A GpuNode of which only the metadata is parsed.
+pub type PartialGpuNode = PartialObject<GpuNode>;
 
-/// A node as far as it is read from the API server.
+/// The parts of a Node that are used.
 #[derive(Debug, Clone, Default, Deserialize)]
 pub struct SlimNode {
     /// Its metadata.
@@ -180,7 +180,7 @@ pub struct SlimNode {
     pub status: SlimNodeStatus,
 }
 
-/// What is read of a node's spec.
+/// The parts of a Node's spec that are used.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default)]
 pub struct SlimNodeSpec {
@@ -196,7 +196,7 @@ struct SlimTaint {
     effect: String,
 }
 
-/// What is read of a node's status.
+/// The parts of a Node's status that are used.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default)]
 pub struct SlimNodeStatus {
@@ -232,7 +232,7 @@ impl kube::Resource for SlimNode {
     }
 }
 
-/// What kubelet advertises of the resources that are watched on a node, by name.
+/// What kubelet advertises of the watched resources, by name.
 pub fn advertised(watched: &Watched, node: &SlimNode) -> Vec<(ResourceName, u32)> {
     let allocatable = node.status.allocatable.iter();
     allocatable
@@ -241,7 +241,7 @@ pub fn advertised(watched: &Watched, node: &SlimNode) -> Vec<(ResourceName, u32)
         .collect()
 }
 
-/// What a node says of itself besides devices.
+/// The labels, taints and resources of a node without devices.
 pub fn described(watched: &Watched, node: &SlimNode, words: &mut Words) -> NodeFacts {
     let mut allocatable = Resources::default();
     for (resource, written) in &node.status.allocatable {

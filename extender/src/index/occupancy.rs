@@ -1,6 +1,6 @@
-//! What keeps the devices of one node: live pods, binds in flight, reservations of gangs, and a quarantine for pods that disappeared.
-//! The ledger of the node is computed from this and from the inventory. Devices are named by resource and ID, so that all of it survives a
-//! new inventory.
+//! What keeps the devices of one node: live pods, binds in flight, reservations of gangs, and a quarantine for pods
+//! that disappeared. The ledger of the node is computed from this and from the inventory. Devices are named by resource
+//! and ID, so that all of it survives a new inventory.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -156,8 +156,8 @@ impl Occupancy {
         self.binds.retain(|bind| bind.uid != *uid);
     }
 
-    /// The pod was deleted. A bind that is still in flight will be refused and reports that itself; any other may have been carried out and
-    /// the pod may have started, so its devices go into quarantine. True if the bind is removed.
+    /// The pod was deleted. A bind that is still in flight will be refused and reports that itself; any other may have
+    /// been carried out and the pod may have started, so its devices go into quarantine. True if the bind is removed.
     pub(super) fn delete_bind(&mut self, now: Instant, uid: &PodUid) -> bool {
         let position = self.binds.iter().position(|bind| bind.uid == *uid);
         let Some(position) = position.filter(|position| self.binds[*position].calls == 0) else {
@@ -180,8 +180,8 @@ impl Occupancy {
             .filter(|uid| !listed.contains(uid.as_str()))
     }
 
-    /// Gives up binds that no pod shows by facts as new as `contact`: those of unknown outcome, and those of pods that were deleted while
-    /// the bind was in flight. Such a pod may have started.
+    /// Gives up binds that no pod shows by facts as new as `contact`: those of unknown outcome, and those of pods that
+    /// were deleted while the bind was in flight. Such a pod may have started.
     pub(super) fn expire_binds(
         &mut self,
         now: Instant,
@@ -231,9 +231,9 @@ impl Occupancy {
         self.quarantine.push((now, devices));
     }
 
-    /// Ends the quarantine of devices once facts newer than its end are known and the plugin is `ready`: devices that it still reports as held
-    /// are taken by that report. The API server has answered without a gap since `steady`; before, the plugin may not have been able to
-    /// write. True if any quarantine ended.
+    /// Ends the quarantine of devices once facts newer than its end are known and the plugin is `ready`: devices that
+    /// it still reports as held are taken by that report. The API server has answered without a gap since `steady`;
+    /// before, the plugin may not have been able to write. True if any quarantine ended.
     pub(super) fn end_quarantine(
         &mut self,
         now: Instant,

@@ -1,6 +1,6 @@
-//! What lies between a decision and the pod that shows it. A hold begins when prioritize names a winner, and counts in scores only. A
-//! reservation begins with bind, takes its devices, and ends when the pod shows the Binding or the bind is known to have failed. Nothing is
-//! written to the cluster here.
+//! What lies between a decision and the pod that shows it. A hold begins when prioritize names a winner, and counts in
+//! scores only. A reservation begins with bind, takes its devices, and ends when the pod shows the Binding or the bind
+//! is known to have failed. Nothing is written to the cluster here.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -195,11 +195,12 @@ impl Reservations {
         }
     }
 
-    /// The grant of an earlier bind of the same pod to the same node: either may succeed. One more call is in flight for it then.
+    /// The grant of an earlier bind of the same pod to the same node: either may succeed. One more call is in flight
+    /// for it then.
     ///
     /// # Errors
-    /// The plugin of the node does not serve; or kubelet gave the devices to another pod meanwhile, in place of some that became unhealthy.
-    /// The first Binding cannot be recalled, but it must not be tried again.
+    /// The plugin of the node does not serve; or kubelet gave the devices to another pod meanwhile, in place of some
+    /// that became unhealthy. The first Binding cannot be recalled, but it must not be tried again.
     pub(super) fn repeat(
         nodes: &mut NodeTable,
         node: NodeIx,
@@ -324,7 +325,8 @@ impl Reservations {
         }
     }
 
-    /// Gives up binds that no pod shows by facts as new as `contact`. Returns the pods of those that can be taken not to have happened.
+    /// Gives up binds that no pod shows by facts as new as `contact`. Returns the pods of those that can be taken not
+    /// to have happened.
     pub(super) fn expire(
         &mut self,
         now: Instant,
@@ -373,7 +375,8 @@ fn are_free(node: &Node, devices: &[DeviceSet]) -> bool {
     })
 }
 
-/// The best layouts for a request on a node, without devices that are on hold for other pods. `own`: those on hold for this one.
+/// The best layouts for a request on a node, without devices that are on hold for other pods. `own`: those on hold for
+/// this one.
 fn best_layouts(
     node: &Node,
     held: &[DeviceSet],

@@ -1,5 +1,5 @@
-//! The schedulers that call this extender. Pods of any other scheduler count only once they are bound: before, no call asks where they
-//! can go.
+//! The schedulers that call this extender. Pods of any other scheduler count only once they are bound: before, no call
+//! asks where they can go.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;

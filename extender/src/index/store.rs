@@ -1,7 +1,8 @@
-//! The index with its lock and its published snapshot. Each verb of the extender API is one step under the lock ([`Store::filter`],
-//! [`Store::prioritize`], [`Store::preempt`], [`Store::bind`]); events of the watches are another ([`Store::update`]). Each step publishes a
-//! snapshot if it changed anything. Gangs are planned in the same step, but never in one about a single pod, which waits for no plan: it
-//! leaves them to [`Store::plan`]. Only this type reads the clock for the index.
+//! The index with its lock and its published snapshot. Each verb of the extender API is one step under the lock
+//! ([`Store::filter`], [`Store::prioritize`], [`Store::preempt`], [`Store::bind`]); events of the watches are another
+//! ([`Store::update`]). Each step publishes a snapshot if it changed anything. Gangs are planned in the same step, but
+//! never in one about a single pod, which waits for no plan: it leaves them to [`Store::plan`]. Only this type reads
+//! the clock for the index.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -20,7 +21,8 @@ use crate::decide::{self, Filtered};
 use crate::snapshot::Snapshot;
 use crate::wire::{CandidateNodes, Offer};
 
-/// Gangs planned at the end of one step. The others are planned right after it, so that no caller waits for all of them.
+/// Gangs planned at the end of one step. The others are planned right after it, so that no caller waits for all of
+/// them.
 const PLANS: usize = 2;
 /// Plan times kept until the metrics take them.
 const TIMES: usize = 4096;
@@ -114,8 +116,8 @@ impl Store {
         self.step(|index| index.preempt_single(call, offers))
     }
 
-    /// The next step of a bind: devices are reserved for a single pod, or for a member of a decided gang. A repeated call gets the same
-    /// grant. `read` is the pod where neither the watch nor a hold has it.
+    /// The next step of a bind: devices are reserved for a single pod, or for a member of a decided gang. A repeated
+    /// call gets the same grant. `read` is the pod where neither the watch nor a hold has it.
     ///
     /// # Errors
     /// See [`BindError`]; then nothing is reserved.
@@ -164,7 +166,8 @@ impl Store {
         self.deferred.notified().await;
     }
 
-    /// Waits until there is work for gangs, or statuses of gangs to be written ([`Index::take_work`], [`Index::take_statuses`]).
+    /// Waits until there is work for gangs, or statuses of gangs to be written ([`Index::take_work`],
+    /// [`Index::take_statuses`]).
     pub async fn work(&self) {
         self.work.notified().await;
     }

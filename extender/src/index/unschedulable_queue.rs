@@ -1,6 +1,7 @@
-//! Pods that wait for devices: refused by filter on every node, or by kube-scheduler's own count before it calls an extender.
-//! kube-scheduler retries a refused pod on events that it can observe; a device that comes free late is not one of them, so pods have to be
-//! activated. This type remembers the pods and where devices came free; which of them fit is decided elsewhere.
+//! Pods that wait for devices: refused by filter on every node, or by kube-scheduler's own count before it calls an
+//! extender. kube-scheduler retries a refused pod on events that it can observe; a device that comes free late is not
+//! one of them, so pods have to be activated. This type remembers the pods and where devices came free; which of them
+//! fit is decided elsewhere.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeSet, HashMap, HashSet};
@@ -18,8 +19,8 @@ use crate::snapshot::NodeIx;
 /// Unschedulable pods remembered at most; kube-scheduler's own flush retries the others after five minutes.
 const MAX_PODS: usize = 10_000;
 
-/// How long a pod waits for devices of a deleted pod before others are stopped for it: much longer than it takes to release them, unless a
-/// process does not end.
+/// How long a pod waits for devices of a deleted pod before others are stopped for it: much longer than it takes to
+/// release them, unless a process does not end.
 pub(super) const AWAITED: Duration = Duration::from_secs(10);
 
 /// The same in total, where other pods get the released devices again and again.
@@ -122,8 +123,8 @@ impl UnschedulableQueue {
             self.denominated
                 .extend(before.filter(|before| pod.nominated.as_ref() != Some(before)));
         } else if let Some(nomination) = self.nominated.get_mut(&pod.uid) {
-            // kube-scheduler withdraws it when filter refuses the pod, which lasts until the devices are released: a moment after their pods
-            // are gone.
+            // kube-scheduler withdraws it when filter refuses the pod, which lasts until the devices are released: a
+            // moment after their pods are gone.
             nomination.until.get_or_insert(now + AWAITED);
         }
     }
@@ -188,7 +189,8 @@ impl UnschedulableQueue {
         self.gains.anywhere |= is_outdated;
     }
 
-    /// Adds a pod again after its activation failed, as one that every gain so far is known for. False if it was added meanwhile.
+    /// Adds a pod again after its activation failed, as one that every gain so far is known for. False if it was added
+    /// meanwhile.
     pub(super) fn requeue(&mut self, uid: PodUid, pod: UnschedulablePod) -> bool {
         let is_new = !self.contains(uid.as_str());
         if is_new {
@@ -247,8 +249,8 @@ impl UnschedulableQueue {
             .filter(move |(_, pod)| pod.generation < gained_at)
     }
 
-    /// Takes the pods of the highest priority, at most `limit`, the longest waiting first. The others have their turn a moment later, or
-    /// they would take what came free for these; `gains` are kept for them.
+    /// Takes the pods of the highest priority, at most `limit`, the longest waiting first. The others have their turn a
+    /// moment later, or they would take what came free for these; `gains` are kept for them.
     pub(super) fn take_first(
         &mut self,
         mut fitting: Vec<(i32, PodUid)>,

@@ -1,5 +1,5 @@
-//! The verbs of the extender API, each as one step of the index: filter, prioritize, preempt and bind. What kube-scheduler is told and what
-//! follows from it are decided on one state.
+//! The verbs of the extender API, each as one step of the index: filter, prioritize, preempt and bind. What
+//! kube-scheduler is told and what follows from it are decided on one state.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -194,9 +194,9 @@ impl Index {
         (offers, FollowUp::Plan)
     }
 
-    /// Of the nodes that kube-scheduler offers for a pod those that help, each with its victims: see [`VictimSearch`]. A member of a gang is
-    /// never helped here: gangs are preempted for as a whole. Nor is a pod for which others were stopped already, while their devices are
-    /// being released.
+    /// Of the nodes that kube-scheduler offers for a pod those that help, each with its victims: see [`VictimSearch`].
+    /// A member of a gang is never helped here: gangs are preempted for as a whole. Nor is a pod for which others were
+    /// stopped already, while their devices are being released.
     pub fn preemptable(
         &mut self,
         uid: &PodUid,
@@ -219,8 +219,8 @@ impl Index {
         found
     }
 
-    /// The next step of a bind: devices are reserved for a single pod, or for a member of a decided gang. A repeated call gets the same
-    /// grant. `read` is the pod where neither the watch nor a hold has it.
+    /// The next step of a bind: devices are reserved for a single pod, or for a member of a decided gang. A repeated
+    /// call gets the same grant. `read` is the pod where neither the watch nor a hold has it.
     ///
     /// # Errors
     /// See [`BindError`]; then nothing is reserved.
@@ -283,7 +283,8 @@ impl Index {
         self.hold(self.now.at, uid, request, node);
     }
 
-    /// Holds the best devices of `node` for a pod that kube-scheduler has most likely sent there. Replaces an earlier hold of the pod.
+    /// Holds the best devices of `node` for a pod that kube-scheduler has most likely sent there. Replaces an earlier
+    /// hold of the pod.
     pub fn hold(&mut self, now: Instant, uid: &PodUid, request: &Arc<Request>, node: &str) {
         self.reservations.drop_hold(&mut self.nodes, uid);
         let is_bound = self.pods.get(uid).is_some_and(|pod| pod.node.is_some());
@@ -384,8 +385,8 @@ impl Index {
         self.unschedulable.contains(uid)
     }
 
-    /// Adds a pod again after its activation failed; its new generation. `None` if there is nothing to activate: it is gone, bound, or was
-    /// refused again meanwhile.
+    /// Adds a pod again after its activation failed; its new generation. `None` if there is nothing to activate: it is
+    /// gone, bound, or was refused again meanwhile.
     pub fn requeue(&mut self, uid: PodUid, mut pod: UnschedulablePod) -> Option<u64> {
         let waits = self.pods.get(&uid).is_some_and(|pod| pod.node.is_none());
         let generation = self.published.generation;
@@ -393,8 +394,8 @@ impl Index {
         (waits && self.unschedulable.requeue(uid, pod)).then_some(generation)
     }
 
-    /// Takes a pod that [`Index::requeue`] has added, to activate it once more. `None` if it was scheduled or refused since, or fits on no
-    /// node now.
+    /// Takes a pod that [`Index::requeue`] has added, to activate it once more. `None` if it was scheduled or refused
+    /// since, or fits on no node now.
     pub fn take_requeued(&mut self, uid: &PodUid, generation: u64) -> Option<UnschedulablePod> {
         let pod = self.unschedulable.get(uid)?;
         let mut nodes = self.nodes.numbers();
@@ -408,8 +409,8 @@ impl Index {
         self.unschedulable.has_gains()
     }
 
-    /// Takes unschedulable pods that were refused before devices came free on a node where they fit now: those of the highest priority, at
-    /// most `limit`.
+    /// Takes unschedulable pods that were refused before devices came free on a node where they fit now: those of the
+    /// highest priority, at most `limit`.
     pub fn take_activatable(&mut self, limit: usize) -> Vec<(PodUid, UnschedulablePod)> {
         let gains = self.unschedulable.take_gains();
         let mut activation = Activation::new(self, &gains);
@@ -425,7 +426,8 @@ impl Index {
         self.unschedulable.insufficient()
     }
 
-    /// Members of gangs that only a scheduling gate of Gantry keeps from kube-scheduler, which therefore reports nothing about them.
+    /// Members of gangs that only a scheduling gate of Gantry keeps from kube-scheduler, which therefore reports
+    /// nothing about them.
     pub fn gated(&self) -> Vec<PodUid> {
         let others = self.resources.members().into_iter();
         let others = others.filter(|pod| is_gated_by_us(&pod.stage));

@@ -1,5 +1,6 @@
-//! kube-scheduler's preemption for a single pod: which of the nodes that it offers really have the devices once the victims are gone, and
-//! which further victims that takes. No gang is broken for a single pod where another node will do. Nothing is changed here.
+//! kube-scheduler's preemption for a single pod: which of the nodes that it offers really have the devices once the
+//! victims are gone, and which further victims that takes. No gang is broken for a single pod where another node will
+//! do. Nothing is changed here.
 
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
@@ -36,8 +37,8 @@ impl<'i> VictimSearch<'i> {
         }
     }
 
-    /// Of the nodes that kube-scheduler offers those that help, each with its victims: those that were named, and others of lower priority
-    /// if the devices require it, with as few disruption budgets broken as possible.
+    /// Of the nodes that kube-scheduler offers those that help, each with its victims: those that were named, and
+    /// others of lower priority if the devices require it, with as few disruption budgets broken as possible.
     pub(super) fn choose(&self, offers: Vec<Offer>) -> Vec<Offer> {
         let offers = offers.into_iter();
         let mut found: Vec<(usize, Offer)> = offers.filter_map(|offer| self.victims_on(offer)).collect();
@@ -48,10 +49,11 @@ impl<'i> VictimSearch<'i> {
         found.into_iter().map(|(_, offer)| offer).collect()
     }
 
-    /// Whether a node that takes the pod has enough devices once deleted pods have released theirs. kube-scheduler no longer sees such pods:
-    /// it counts their devices as free, and as filter still refuses them it would have others stopped, node after node. The devices that
-    /// came free on the node before would then be open to any pod, for kube-scheduler nominates one node only. On that node pods that are
-    /// being deleted count too: kube-scheduler does not see them either.
+    /// Whether a node that takes the pod has enough devices once deleted pods have released theirs. kube-scheduler no
+    /// longer sees such pods: it counts their devices as free, and as filter still refuses them it would have others
+    /// stopped, node after node. The devices that came free on the node before would then be open to any pod, for
+    /// kube-scheduler nominates one node only. On that node pods that are being deleted count too: kube-scheduler does
+    /// not see them either.
     pub(super) fn comes_free(&self, uid: &PodUid) -> bool {
         let Some(pod) = self.index.pods.get(uid) else {
             return false;
@@ -100,7 +102,8 @@ impl<'i> VictimSearch<'i> {
             })
     }
 
-    /// The healthy devices that the end of a pod releases on its node, by pool, without those that are reserved for gangs.
+    /// The healthy devices that the end of a pod releases on its node, by pool, without those that are reserved for
+    /// gangs.
     fn released_by(&self, pod: &PodFacts, node: NodeIx) -> Option<Vec<DeviceSet>> {
         let devices = self.index.devices_of(pod, node)?;
         let inventory = self.index.nodes.get(node)?.inventory()?;
@@ -174,8 +177,8 @@ impl<'i> VictimSearch<'i> {
         let added = victims.iter().skip(named);
         let broken = added.filter(|uid| self.breaks(&mut with_named, uid)).count();
         let budgets_broken = offer.budgets_broken.saturating_add_unsigned(broken as u64);
-        // kube-scheduler takes the priority of the first victim for the highest on the node, and prefers nodes by it. Unknown victims stay in
-        // front, in the order in which they were named.
+        // kube-scheduler takes the priority of the first victim for the highest on the node, and prefers nodes by it.
+        // Unknown victims stay in front, in the order in which they were named.
         victims.sort_by_key(|uid| Reverse(self.priority_of(uid).unwrap_or(i32::MAX)));
         let offer = Offer {
             victims,
@@ -185,8 +188,8 @@ impl<'i> VictimSearch<'i> {
         (!offer.victims.is_empty()).then(|| (self.gangs_of(&offer.victims), offer))
     }
 
-    /// Other pods of lower priority on a node: single pods first, then the least important and the youngest; but before them all pods that no
-    /// budget protects, given that those before them are stopped too.
+    /// Other pods of lower priority on a node: single pods first, then the least important and the youngest; but before
+    /// them all pods that no budget protects, given that those before them are stopped too.
     fn other_victims(
         &self,
         node: &Node,

@@ -1,4 +1,5 @@
-//! Which nodes can reach the volumes that pods claim. An unknown volume restricts no pod: kube-scheduler checks volumes as well.
+//! Which nodes can reach the volumes that pods claim. An unknown volume restricts no pod: kube-scheduler checks volumes
+//! as well.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -208,7 +209,7 @@ mod tests {
                 .contains("2 node(s) didn't match PersistentVolume's node affinity"),
             "{view:?}"
         );
-        // It is made anew elsewhere.
+        // It is planned again elsewhere.
         cluster
             .store
             .update(|index| index.volume_seen("shared".into(), None));
@@ -251,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn a_replacement_has_the_place_of_the_lost_member_whose_volume_was_found_for_it_there() {
+    fn replacement_gets_the_slot_that_reaches_its_volume() {
         // That of before, and another that has none yet.
         for of in ["a-1", "a-1b"] {
             let cluster = cluster();

@@ -12,8 +12,8 @@ const SERIES: Duration = Duration::from_secs(15);
 const INSISTS: Duration = Duration::from_secs(1);
 /// How long a leader counts as in use after a call.
 const IN_USE: Duration = Duration::from_secs(5);
-/// How long a standby replica requests the Lease after a call: shorter than a leader counts as in use, so that a leader which is called as
-/// often stays.
+/// How long a standby replica requests the Lease after a call: shorter than a leader counts as in use, so that a leader
+/// which is called as often stays.
 const FRESH: Duration = Duration::from_secs(2);
 
 /// Number of a term of leadership, from 1, unique in one process.
@@ -196,7 +196,8 @@ impl Leadership {
         })
     }
 
-    /// Whether kube-scheduler called recently or waits for an answer: a Binding in flight must not arrive under another leader.
+    /// Whether kube-scheduler called recently or waits for an answer: a Binding in flight must not arrive under another
+    /// leader.
     pub(super) fn is_called(&self, now: Instant) -> bool {
         let calls = self.calls();
         let lately = |last| now.saturating_duration_since(last) < IN_USE;
@@ -270,7 +271,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn a_leader_is_called_as_long_as_one_of_its_answers_is_under_way() {
+    async fn leader_is_in_use_while_an_answer_is_pending() {
         let leadership = Leadership::always();
         let bind = leadership.called();
         tokio::time::advance(IN_USE * 3).await;

@@ -1,5 +1,5 @@
-//! What the Lease contains, and what to write into it: functions of what was observed and when, by the clock of the reader. The times in the
-//! Lease are informative; nothing is decided by them.
+//! What the Lease contains, and what to write into it: functions of what was observed and when, by the clock of the
+//! reader. The times in the Lease are informative; nothing is decided by them.
 
 use std::time::Duration;
 
@@ -7,8 +7,8 @@ use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};
 use tokio::time::Instant;
 
-/// On the Lease: the extender that kube-scheduler calls although another one leads. The leader yields if it gets no calls itself: with
-/// addresses like 127.0.0.1 each kube-scheduler calls the extender of its own machine.
+/// On the Lease: the extender that kube-scheduler calls although another one leads. The leader yields if it gets no
+/// calls itself: with addresses like 127.0.0.1 each kube-scheduler calls the extender of its own machine.
 const CALLED_ANNOTATION: &str = "gantry.dev/called";
 
 /// The Lease, the identity of this process, and the durations.
@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lease_is_taken_when_its_holder_has_not_written_for_its_duration_by_our_clock() {
+    fn lease_is_taken_after_its_duration_by_the_own_clock() {
         let began = Instant::now();
         let (a, b) = (settings("a"), settings("b"));
         let mut lease = a.fresh();

@@ -175,7 +175,7 @@ async fn the_first_leads_and_goes_on_leading() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn another_takes_over_after_a_leader_that_died_but_not_before_its_lease_is_over() {
+async fn standby_takes_over_only_after_the_lease_expires() {
     let api = Arc::new(Api::default());
     let a = Candidate::start(&api, "a");
     a.leads_within(MINUTE).await;
@@ -203,7 +203,7 @@ async fn a_leader_that_stops_in_order_is_followed_within_a_second() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_lease_that_cannot_be_given_back_at_once_is_given_back_a_little_later() {
+async fn release_of_the_lease_is_retried() {
     for link in [Link::Refused, Link::Dead, Link::Deaf] {
         let api = Arc::new(Api::default());
         let a = Candidate::start(&api, "a");
@@ -222,7 +222,7 @@ async fn a_lease_that_cannot_be_given_back_at_once_is_given_back_a_little_later(
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_leader_that_cannot_give_its_lease_back_is_not_waited_for_long() {
+async fn failing_release_is_given_up_soon() {
     for link in [Link::Refused, Link::Dead] {
         let api = Arc::new(Api::default());
         let a = Candidate::start(&api, "a");

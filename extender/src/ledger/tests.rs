@@ -43,7 +43,7 @@ fn a_holder_nobody_knows_takes_its_devices() {
 }
 
 #[test]
-fn a_quarantined_holder_keeps_its_devices_though_its_pod_is_gone() {
+fn quarantined_holder_keeps_devices_of_a_gone_pod() {
     let cluster = node(&[quarantined(holder("n", "a", Some("a"), "0,1"))], &[]);
     assert_eq!(cluster.free("n"), "2,3,4,5,6,7");
 }
@@ -151,7 +151,7 @@ fn a_forged_grant_is_ignored_but_its_pod_still_counts() {
 }
 
 #[test]
-fn a_grant_is_not_read_any_more_once_kubelet_says_what_its_pod_has() {
+fn grant_is_spent_once_kubelet_reports_the_pod() {
     let greedy = bound(pod("a", 1), "n", 1, Some("0-7"));
     let told = [holder("n", "a", Some("a"), "5")];
     let cluster = node(&told, std::slice::from_ref(&greedy));
@@ -173,7 +173,7 @@ fn a_grant_of_devices_that_are_not_there_takes_others() {
 }
 
 #[test]
-fn a_pod_that_bypassed_the_scheduler_counts_at_once_and_by_truth_later() {
+fn pod_without_scheduler_counts_at_once() {
     let bypass = bound(pod("a", 2), "n", 1, None);
     let cluster = node(&[], std::slice::from_ref(&bypass));
     assert_eq!(cluster.free("n"), "2,3,4,5,6,7");
@@ -182,7 +182,7 @@ fn a_pod_that_bypassed_the_scheduler_counts_at_once_and_by_truth_later() {
 }
 
 #[test]
-fn a_device_named_twice_lets_nothing_of_its_resource_be_given_out() {
+fn duplicate_device_blocks_its_resource() {
     let cluster = node(&[], &[]);
     let mut twice = gpu_node("n", &bridged());
     twice["status"]["devices"][1]["id"] = "GPU-n-0".into();
@@ -221,7 +221,7 @@ fn slices_and_whole_gpus_of_a_node_are_accounted_apart() {
 }
 
 #[test]
-fn a_pod_without_a_grant_counts_for_the_slice_it_will_most_likely_get() {
+fn pod_without_grant_counts_for_its_likely_slice() {
     let cluster = Cluster::new(Options::default());
     cluster.node("n", 6);
     cluster.inventory(&cut_node(
@@ -236,7 +236,7 @@ fn a_pod_without_a_grant_counts_for_the_slice_it_will_most_likely_get() {
 }
 
 #[test]
-fn a_slice_that_is_said_to_be_on_two_gpus_lets_nothing_of_its_resource_be_given_out() {
+fn slice_on_two_gpus_blocks_its_resource() {
     let mut machine = serde_json::to_value(bridged()).unwrap();
     machine["gpus"][6]["mig"] = json!({"enabled": true, "instances": [
         {"id": 1, "profile": "x", "start": 0, "size": 4, "compute": [{"id": 0, "uuid": "MIG-00000000-0000-0000-0000-000000000007", "profile": "x"}]},
@@ -263,7 +263,7 @@ fn a_gpu_node_that_contradicts_itself_gives_nothing_out() {
 }
 
 #[test]
-fn a_gpu_given_out_before_it_was_shared_is_not_shared_with_its_holder() {
+fn gpu_held_whole_is_not_shared_later() {
     let cluster = Cluster::new(Options::default());
     cluster.node("n", 16);
     // Kubelet still lists the whole GPU, under the name it had then.
@@ -277,7 +277,7 @@ fn a_gpu_given_out_before_it_was_shared_is_not_shared_with_its_holder() {
 }
 
 #[test]
-fn a_gpu_that_was_shared_is_not_whole_until_its_last_replica_is_given_back() {
+fn gpu_is_whole_again_after_its_last_replica() {
     let cluster = node(&[], &[]);
     let mut whole = gpu_node("n", &bridged());
     let mut held = holder("n", "a", Some("a"), "");

@@ -34,7 +34,7 @@ fn assert_values(page: &str, expected: &[(&str, &str)]) {
 }
 
 #[test]
-fn each_step_of_a_gang_counts_once_and_its_wait_when_it_is_bound_first() {
+fn gang_step_counts_once_and_wait_at_the_first_bind() {
     let metrics = Metrics::new();
     let waits = |phase| status(phase, Some(1_000), None);
     let bound = status(GangPhase::Bound, None, Some(1_095));
@@ -85,7 +85,7 @@ fn each_step_of_a_gang_counts_once_and_its_wait_when_it_is_bound_first() {
 }
 
 #[test]
-fn a_gang_that_this_process_finds_bound_has_not_been_seen_to_wait() {
+fn gang_found_bound_has_no_wait() {
     let metrics = Metrics::new();
     metrics.gang_moved(None, &status(GangPhase::Bound, None, Some(1_095)));
     let page = page(&metrics, &Cluster::new(Options::default()));

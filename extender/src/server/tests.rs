@@ -23,7 +23,7 @@ struct Running {
     address: std::net::SocketAddr,
     /// Address of the listener for metrics.
     monitoring_at: std::net::SocketAddr,
-    contact: Arc<Contact>,
+    health: Arc<ApiHealth>,
     shutdown: CancellationToken,
     task: tokio::task::JoinHandle<()>,
 }
@@ -35,13 +35,13 @@ async fn start(cluster: &Cluster) -> Running {
 async fn start_as(cluster: &Cluster, leadership: Leadership, tls: Option<Tls>) -> Running {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
-    let contact = Contact::new();
+    let health = ApiHealth::new();
     let shutdown = CancellationToken::new();
     let metrics = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let monitoring_at = metrics.local_addr().unwrap();
     let server = Server {
         service: service(cluster),
-        contact: Arc::clone(&contact),
+        health: Arc::clone(&health),
         leadership: Arc::new(leadership),
         tls: tls.map(Arc::new),
         body_limit: 4096,
@@ -56,7 +56,7 @@ async fn start_as(cluster: &Cluster, leadership: Leadership, tls: Option<Tls>) -
     Running {
         address,
         monitoring_at,
-        contact,
+        health,
         shutdown,
         task,
     }
@@ -191,10 +191,10 @@ async fn readiness_follows_lists_and_api_server() {
         server.get("/readyz").await,
         (503, "no response from the API server yet\n".to_owned())
     );
-    server.contact.made(Instant::now());
+    server.health.answered(Instant::now());
     assert_eq!(server.get("/readyz").await.0, 200);
     if let Some(long_ago) = Instant::now().checked_sub(Duration::from_secs(20)) {
-        server.contact.made(long_ago);
+        server.health.answered(long_ago);
         let (status, text) = server.get("/readyz").await;
         assert_eq!(status, 503);
         assert!(text.contains("deciding by the state of that time"), "{text}");
@@ -246,7 +246,7 @@ async fn metrics_listener_has_no_verbs() {
     let (status, page) = Running::send_to(there, http::Request::get("/metrics"), "").await;
     assert_eq!(status, 200);
     assert!(page.contains("gantry_extender_nodes"), "{page}");
-    server.contact.made(Instant::now());
+    server.health.answered(Instant::now());
     for probe in ["/healthz", "/readyz", "/standbyz"] {
         let (status, text) = Running::send_to(there, http::Request::get(probe), "").await;
         assert_eq!((status, text.as_str()), (200, "ok\n"), "{probe}");
@@ -301,7 +301,7 @@ async fn standby_refuses_verbs_with_503() {
             (503, "no extender leads yet; try again\n")
         );
     }
-    server.contact.made(Instant::now());
+    server.health.answered(Instant::now());
     assert_eq!(server.get("/readyz").await.0, 503);
     assert_eq!(server.get("/standbyz").await.0, 200);
     assert_eq!(server.get("/healthz").await.0, 200);

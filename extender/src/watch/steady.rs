@@ -1,5 +1,5 @@
-//! A watch that is never given up. After an error it pauses, longer each time until an event arrives; where an object was lost it begins
-//! again.
+//! A watch that is never given up. After an error it pauses, longer each time until an event arrives; where an object
+//! was lost it begins again.
 
 use std::time::Duration;
 
@@ -58,13 +58,15 @@ impl<K> Steady<K> {
     }
 }
 
-/// Whether an object could not be parsed. The watch would go on after it, and it would be missing until the next list. The client parses an
-/// unreadable event as a `Status`, which succeeds for any object; a broken connection is no such loss.
+/// Whether an object could not be parsed. The watch would go on after it, and it would be missing until the next list.
+/// The client parses an unreadable event as a `Status`, which succeeds for any object; a broken connection is no such
+/// loss.
 fn has_lost(error: &Error) -> bool {
     matches!(error, Error::WatchFailed(cause) if !matches!(cause, kube::Error::ReadEvents(_)))
 }
 
-/// Doubles from a tenth of a second to two seconds: four watches of one process are no load that justifies a longer pause.
+/// Doubles from a tenth of a second to two seconds: four watches of one process are no load that justifies a longer
+/// pause.
 struct Pauses(Duration);
 
 impl Default for Pauses {

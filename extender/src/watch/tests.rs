@@ -10,7 +10,8 @@ use crate::decide::Options;
 use crate::fixtures::{bound, bridged, gpu_node, pod, set, watched};
 use crate::snapshot::Standing;
 
-/// An API server that lists `objects` by path, then sends `events` on the first watch of a path and nothing on later ones.
+/// An API server that lists `objects` by path, then sends `events` on the first watch of a path and nothing on later
+/// ones.
 #[derive(Default)]
 struct Played {
     objects: HashMap<&'static str, Vec<Value>>,
@@ -102,27 +103,27 @@ fn node(name: &str) -> Value {
     json!({"metadata": {"name": name}, "status": {"allocatable": {"nvidia.com/gpu": "8", "cpu": "4"}}})
 }
 
-fn feed(store: &Arc<Store>, contact: &Arc<Contact>) -> Feed {
-    Feed {
+fn watches(store: &Arc<Store>, health: &Arc<ApiHealth>) -> Watches {
+    Watches {
         watched: watched(),
         store: Arc::clone(store),
-        contact: Arc::clone(contact),
+        health: Arc::clone(health),
         objects: Arc::default(),
         leadership: Arc::new(Leadership::always()),
     }
 }
 
 /// Watches a played API server until `seen` of the store holds.
-async fn until(played: Played, seen: impl Fn(&Store) -> bool) -> (Arc<Store>, Arc<Contact>) {
+async fn until(played: Played, seen: impl Fn(&Store) -> bool) -> (Arc<Store>, Arc<ApiHealth>) {
     let store = Arc::new(Store::new(Index::new(
         Options::default(),
         &watched(),
         "run".into(),
     )));
-    let contact = Contact::new();
+    let health = ApiHealth::new();
     let shutdown = CancellationToken::new();
-    let feed = feed(&store, &contact);
-    let task = tokio::spawn(run(played.start(), feed, shutdown.clone()));
+    let watches = watches(&store, &health);
+    let task = tokio::spawn(run(played.start(), watches, shutdown.clone()));
     let waited = async {
         while !seen(&store) {
             tokio::time::sleep(Duration::from_millis(5)).await;
@@ -133,7 +134,7 @@ async fn until(played: Played, seen: impl Fn(&Store) -> bool) -> (Arc<Store>, Ar
         .expect("the index never got there");
     shutdown.cancel();
     task.await.unwrap();
-    (store, contact)
+    (store, health)
 }
 
 fn free(store: &Store, node: &str) -> Option<String> {
@@ -173,10 +174,10 @@ async fn lists_fill_the_index_and_events_change_it() {
         )]),
         ..Played::default()
     };
-    let (store, contact) = until(played, |store| free(store, "n").as_deref() == Some("0,1,4,5,6")).await;
+    let (store, health) = until(played, |store| free(store, "n").as_deref() == Some("0,1,4,5,6")).await;
     assert!(store.snapshot().synced);
     assert!(store.read(|index| index.pod("web").is_none()));
-    assert!(contact.last().is_some());
+    assert!(health.last().is_some());
 }
 
 #[tokio::test]
@@ -283,13 +284,13 @@ async fn what_a_watch_brings_and_cannot_be_read_is_listed_instead() {
         )]),
         ..Played::default()
     };
-    let (store, contact) = until(played, |store| free(store, "n").as_deref() == Some("2,3,4,5,6")).await;
+    let (store, health) = until(played, |store| free(store, "n").as_deref() == Some("2,3,4,5,6")).await;
     assert!(store.snapshot().synced);
-    assert!(contact.last().is_some());
+    assert!(health.last().is_some());
 }
 
 #[tokio::test]
-async fn a_time_beyond_the_calendar_on_one_object_does_not_stop_its_list() {
+async fn malformed_time_on_one_object_does_not_fail_its_list() {
     let odd = |mut object: Value| {
         object["metadata"]["managedFields"] = json!([{"manager": "m", "time": "9999-12-31T23:59:59Z"}]);
         object["metadata"]["creationTimestamp"] = "9999-12-31T23:59:59Z".into();
@@ -320,25 +321,25 @@ async fn a_watch_that_fails_ages_the_facts_until_it_is_begun_anew() {
         events: HashMap::from([(PODS, vec![gone])]),
         ..Played::default()
     };
-    let contact = Contact::new();
+    let health = ApiHealth::new();
     let store = Arc::new(Store::new(Index::new(
         Options::default(),
         &watched(),
         "run".into(),
     )));
     let shutdown = CancellationToken::new();
-    let feed = feed(&store, &contact);
-    let task = tokio::spawn(run(played.start(), feed, shutdown.clone()));
+    let watches = watches(&store, &health);
+    let task = tokio::spawn(run(played.start(), watches, shutdown.clone()));
     let failing = async {
-        while !contact.is_failing(Source::Pods) {
+        while !health.is_failing(Source::Pods) {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     };
     tokio::time::timeout(Duration::from_secs(30), failing)
         .await
         .unwrap();
-    contact.made(Instant::now() + Duration::from_secs(20));
-    assert!(contact.last().unwrap() <= Instant::now());
+    health.answered(Instant::now() + Duration::from_secs(20));
+    assert!(health.last().unwrap() <= Instant::now());
     shutdown.cancel();
     task.await.unwrap();
 }
@@ -349,20 +350,20 @@ async fn a_quiet_watch_that_begins_anew_is_good_again() {
         events: HashMap::from([(NODES, vec![])]),
         ..Played::default()
     };
-    let contact = Contact::new();
-    contact.made(Instant::now());
-    contact.fails(Source::Nodes);
-    let nodes: Api<SlimNode> = Api::all(contact.noting(&played.start(), Source::Nodes));
+    let health = ApiHealth::new();
+    health.answered(Instant::now());
+    health.watch_failed(Source::Nodes);
+    let nodes: Api<SlimNode> = Api::all(health.observing(&played.start(), Source::Nodes));
     let _quiet = nodes
         .watch(&kube::api::WatchParams::default(), "1")
         .await
         .unwrap();
-    assert!(!contact.is_failing(Source::Nodes));
-    assert!(contact.last().is_some());
+    assert!(!health.is_failing(Source::Nodes));
+    assert!(health.last().is_some());
 }
 
 #[tokio::test]
-async fn gangs_are_read_and_one_that_is_malformed_does_not_stop_the_others() {
+async fn malformed_gang_does_not_block_the_others() {
     let gang = |name: &str, spec: Value, status: Value| json!({"metadata": {"name": name, "namespace": "ml", "uid": name, "resourceVersion": "3"}, "spec": spec, "status": status});
     let played = Played {
         objects: HashMap::from([(
@@ -374,18 +375,18 @@ async fn gangs_are_read_and_one_that_is_malformed_does_not_stop_the_others() {
         )]),
         ..Played::default()
     };
-    let (store, contact) = (
+    let (store, health) = (
         Arc::new(Store::new(Index::new(
             Options::default(),
             &watched(),
             "run".into(),
         ))),
-        Contact::new(),
+        ApiHealth::new(),
     );
     let shutdown = CancellationToken::new();
-    let feed = feed(&store, &contact);
-    let objects = Arc::clone(&feed.objects);
-    let task = tokio::spawn(run(played.start(), feed, shutdown.clone()));
+    let watches = watches(&store, &health);
+    let objects = Arc::clone(&watches.objects);
+    let task = tokio::spawn(run(played.start(), watches, shutdown.clone()));
     let listed = async {
         while !store.snapshot().synced {
             tokio::time::sleep(Duration::from_millis(5)).await;
@@ -418,13 +419,13 @@ async fn a_cluster_without_the_definition_of_gangs_has_none() {
         before_gangs: true,
         ..Played::default()
     };
-    let (store, contact) = until(played, |store| store.snapshot().synced).await;
+    let (store, health) = until(played, |store| store.snapshot().synced).await;
     assert_eq!(free(&store, "n").as_deref(), Some("0,1,2,3,4,5,6,7"));
-    assert!(contact.last().is_some());
+    assert!(health.last().is_some());
 }
 
 #[tokio::test]
-async fn a_new_leader_decides_nothing_before_everything_is_listed_anew() {
+async fn new_leader_decides_only_after_new_lists() {
     let played = Played {
         objects: HashMap::from([
             (NODES, vec![node("n")]),
@@ -433,21 +434,21 @@ async fn a_new_leader_decides_nothing_before_everything_is_listed_anew() {
         failures: HashMap::from([(PODS, 0)]),
         ..Played::default()
     };
-    let (store, contact) = (
+    let (store, health) = (
         Arc::new(Store::new(Index::new(
             Options::default(),
             &watched(),
             "run".into(),
         ))),
-        Contact::new(),
+        ApiHealth::new(),
     );
     let leadership = Arc::new(Leadership::follower());
-    let feed = Feed {
+    let watches = Watches {
         leadership: Arc::clone(&leadership),
-        ..feed(&store, &contact)
+        ..watches(&store, &health)
     };
     let shutdown = CancellationToken::new();
-    let task = tokio::spawn(run(played.start(), feed, shutdown.clone()));
+    let task = tokio::spawn(run(played.start(), watches, shutdown.clone()));
     let wait = |wanted: bool| {
         let store = Arc::clone(&store);
         async move {
@@ -481,7 +482,7 @@ async fn a_new_leader_decides_nothing_before_everything_is_listed_anew() {
 }
 
 #[test]
-fn what_cannot_be_made_in_a_namespace_that_ends_is_told_from_a_right_that_is_missing() {
+fn terminating_namespace_differs_from_missing_permission() {
     let refused = |code: u16, message: &str| {
         let status = json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "Forbidden", "message": message, "code": code});
         kube::Error::Api(Box::new(serde_json::from_value(status).unwrap()))

@@ -14,7 +14,8 @@ use crate::fixtures::{Cluster, bridged, gpu_node, member, target, watched};
 
 type Api = Handle<Request<Body>, Response<Body>>;
 
-/// A node of eight GPUs, a gang of four members that ask for two each, and an API server played by hand. Bind ends after `timeout`.
+/// A node of eight GPUs, a gang of four members that ask for two each, and an API server played by hand. Bind ends
+/// after `timeout`.
 fn setup(timeout: Duration) -> (Cluster, Binder, Api) {
     let cluster = Cluster::new(Options::default());
     cluster.add("n", &bridged());
@@ -124,7 +125,7 @@ async fn who_leads_no_more_sends_no_binding_of_what_it_has_decided() {
 }
 
 #[tokio::test]
-async fn nobody_is_bound_before_the_minimum_is_there_and_the_decision_written() {
+async fn no_member_is_bound_before_the_decision_is_written() {
     let (cluster, binder, api) = setup(Duration::from_secs(60));
     let server = tokio::spawn(take(api, 4));
     let mut binds: Vec<_> = (0..3).map(|number| bind(&binder, number)).collect();
@@ -172,7 +173,7 @@ async fn a_gang_whose_members_do_not_all_come_is_told_so_in_time() {
     let error = bind(&binder, 0).await.unwrap().unwrap_err();
     assert_eq!(
         error,
-        "gang default/a: its members did not all come within 1 s; this one has its place, and is bound as soon as they have"
+        "gang default/a: timed out after 1 s waiting for the remaining members; the reservation is kept and this pod is bound once they arrive"
     );
     // It counts all the same, and its place is kept.
     until(&cluster, 1).await;
@@ -187,7 +188,7 @@ async fn answered(binder: &Binder) -> (Duration, Result<(), String>) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn kube_scheduler_is_answered_within_the_time_limit_whatever_takes_so_long() {
+async fn bind_answers_within_its_time_limit() {
     let limit = Duration::from_secs(20);
     // Others do not come.
     let (_cluster, binder, _api) = setup(limit);
@@ -196,7 +197,7 @@ async fn kube_scheduler_is_answered_within_the_time_limit_whatever_takes_so_long
     // They come late, and then the API server does not answer.
     for (late, expected) in [
         (13, "the API server does not answer: no answer in time"),
-        (19, "its members did not all come within 13 s"),
+        (19, "timed out after 13 s waiting for the remaining members"),
     ] {
         let (cluster, binder, mut api) = setup(limit);
         let deciding = async {
@@ -250,7 +251,7 @@ async fn bound_deferred(cluster: &Cluster, binder: &Binder) -> u64 {
 }
 
 #[tokio::test]
-async fn a_member_that_left_is_bound_with_the_others_though_nobody_calls_for_it() {
+async fn timed_out_member_is_bound_with_the_others() {
     let (cluster, binder, api) = setup(Duration::from_secs(1));
     let server = tokio::spawn(take(api, 4));
     assert_eq!(bound_deferred(&cluster, &binder).await, 2);
@@ -260,7 +261,7 @@ async fn a_member_that_left_is_bound_with_the_others_though_nobody_calls_for_it(
 }
 
 #[tokio::test]
-async fn a_binding_that_nobody_called_for_and_that_is_not_answered_is_made_again() {
+async fn deferred_binding_without_answer_is_retried() {
     let (cluster, binder, mut api) = setup(Duration::from_secs(1));
     let server = tokio::spawn(async move {
         // Those of all four hang.
@@ -324,7 +325,7 @@ async fn put_off(code: u16, refusals: usize) -> Vec<Result<(), String>> {
 }
 
 #[tokio::test]
-async fn a_member_of_a_decided_gang_whose_binding_is_put_off_is_bound_by_another_try() {
+async fn postponed_binding_of_decided_member_is_retried() {
     for code in [408, 429] {
         let said = put_off(code, 6).await;
         assert_eq!(said, vec![Ok(()); 4], "{code}");
@@ -377,21 +378,21 @@ async fn hundreds_of_members_wait_at_once_and_all_are_bound() {
 }
 
 #[tokio::test]
-async fn who_waits_for_the_decision_is_not_told_that_members_did_not_come() {
+async fn unwritten_decision_is_not_reported_as_timeout() {
     let (cluster, binder, _api) = setup(Duration::from_millis(300));
     let calls: Vec<_> = (0..4).map(|number| bind(&binder, number)).collect();
     for call in calls {
         let said = call.await.unwrap().unwrap_err();
         assert_eq!(
             said,
-            "gang default/a is being decided; this one has its place, and is bound as soon as it is"
+            "gang default/a is being decided; the reservation is kept and this pod is bound after that"
         );
     }
     drop(cluster);
 }
 
 #[tokio::test]
-async fn who_waits_for_its_devices_after_the_decision_is_told_what_keeps_them() {
+async fn decided_member_without_devices_gets_the_reason() {
     let (cluster, binder, api) = setup(Duration::from_millis(300));
     drop(api);
     for number in 0..4 {
@@ -407,6 +408,6 @@ async fn who_waits_for_its_devices_after_the_decision_is_told_what_keeps_them() 
     let said = bind(&binder, 0).await.unwrap().unwrap_err();
     assert_eq!(
         said,
-        "gang default/a is decided, and this one waits for its place: node n: GPU plugin is not ready: NotRegistered"
+        "gang default/a is decided, but the devices reserved for this pod are not available: node n: GPU plugin is not ready: NotRegistered"
     );
 }

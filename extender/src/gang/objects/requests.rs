@@ -9,7 +9,7 @@ use http::{Method, Request};
 use kube::Client;
 use serde_json::{Value, json};
 
-use super::{LooseGang, MANAGED_BY, Name};
+use super::{MANAGED_BY, Name, PartialGang};
 
 /// Time limit of one request.
 const TIMEOUT: Duration = Duration::from_secs(5);
@@ -91,7 +91,7 @@ pub(super) async fn delete(client: &Client, name: &Name, uid: &str) -> Result<()
 
 async fn send(client: &Client, method: Method, path: &str, body: Option<&Value>) -> Result<Object, Failure> {
     let request = request(method, path, body)?;
-    let answer = match tokio::time::timeout(TIMEOUT, client.request::<LooseGang>(request)).await {
+    let answer = match tokio::time::timeout(TIMEOUT, client.request::<PartialGang>(request)).await {
         Ok(Ok(answer)) => answer,
         Ok(Err(error)) => return Err(failure(&error)),
         Err(_) => return Err(Failure::Unknown("no answer in time".to_owned())),

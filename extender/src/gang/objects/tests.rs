@@ -284,7 +284,7 @@ fn what_comes_late_does_not_undo_what_is_known() {
 fn a_status_that_cannot_be_read_keeps_its_decision() {
     let mut status = serde_json::to_value(decided("a")).unwrap();
     status["phase"] = "Dancing".into();
-    let gang = LooseGang {
+    let gang = PartialGang {
         metadata: ObjectMeta {
             name: Some("train".into()),
             namespace: Some("ml".into()),
@@ -292,7 +292,7 @@ fn a_status_that_cannot_be_read_keeps_its_decision() {
         },
         spec: json!({"minMember": 2}),
         status: Some(status),
-        ..LooseGang::default()
+        ..PartialGang::default()
     };
     let (_, object) = gang.read().unwrap();
     assert_eq!(object.status.decision.unwrap().id, "a");

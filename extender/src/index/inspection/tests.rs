@@ -22,7 +22,7 @@ fn lines(report: &PodReport) -> Vec<(String, Option<String>, Vec<String>)> {
 }
 
 #[test]
-fn a_waiting_pod_is_told_of_every_node_and_of_the_fewest_pods_that_would_have_to_end() {
+fn waiting_pod_report_has_all_nodes_and_fewest_victims() {
     let cluster = Cluster::new(Options::default());
     cluster
         .add("full", &plain(8))
@@ -84,7 +84,7 @@ fn a_bound_pod_shows_what_it_holds() {
 }
 
 #[test]
-fn a_pod_that_another_scheduler_is_to_place_says_so_until_it_is_bound() {
+fn pod_report_names_another_scheduler_until_bound() {
     let cluster = Cluster::new(Options::default());
     cluster.add("n", &plain(4));
     let mut theirs = pod("a", 2);
@@ -98,7 +98,7 @@ fn a_pod_that_another_scheduler_is_to_place_says_so_until_it_is_bound() {
 }
 
 #[test]
-fn a_node_that_has_the_devices_and_not_the_rest_says_what_it_lacks() {
+fn node_report_names_the_insufficient_resource() {
     let cluster = Cluster::new(Options::default());
     cluster.add("n1", &plain(8)).add("n2", &plain(8));
     let mut hungry = pod("hungry", 4);

@@ -1,5 +1,5 @@
-//! The index against a recount: whatever came in whichever order, what is left, where pods are and whom they keep off is what a look at
-//! the whole cluster says.
+//! The index against a recount: whatever came in whichever order, what is left, where pods are and whom they keep off
+//! is what a look at the whole cluster says.
 
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -446,7 +446,7 @@ fn shy() -> Pod {
 }
 
 #[test]
-fn members_that_their_controller_numbers_by_a_label_have_the_same_needs() {
+fn index_label_of_members_does_not_change_their_needs() {
     let shy = shy();
     let world = world_of(&[PLAIN, PLAIN, shy]);
     let needs = |uid: &str| Arc::clone(&world.index.pod(uid).unwrap().needs);
@@ -456,7 +456,7 @@ fn members_that_their_controller_numbers_by_a_label_have_the_same_needs() {
 }
 
 #[test]
-fn a_pod_that_no_list_names_is_gone_also_if_its_needs_are_found_to_be_others_meanwhile() {
+fn pod_missing_from_list_is_gone_despite_changed_needs() {
     let mut world = world_of(&[PLAIN]);
     let now = Instant::now();
     world.index.list_begins(now, Source::Pods);
@@ -504,7 +504,7 @@ fn labels_that_no_term_is_about_any_more_are_forgotten() {
                 &format!("run-{number}"),
                 gone,
             );
-            assert!(world.index.resources.term_labels.len() <= MIN_LABELS + 1);
+            assert!(world.index.resources.term_labels.len() <= crate::index::term_labels::MIN_LABELS + 1);
         }
     }
     assert_eq!(labels(&world), ["app"]);
@@ -561,7 +561,7 @@ fn more_fits_when_a_pod_ends_on_a_node_with_devices() {
 }
 
 #[test]
-fn pods_that_ask_for_more_than_can_be_counted_leave_a_nodes_account_as_it_was() {
+fn overflowing_requests_leave_node_resources_intact() {
     let mut world = world_of(&[]);
     let mut greedy = Pod {
         gpus: false,
@@ -625,7 +625,7 @@ fn pods_of_one_controller_are_of_one_kind() {
 }
 
 #[test]
-fn a_member_without_devices_belongs_to_its_gang_until_it_is_deleted() {
+fn member_without_devices_stays_until_it_is_deleted() {
     let mut world = world_of(&[]);
     let mut launcher = Pod {
         gpus: false,

@@ -4,7 +4,7 @@ use crate::decide::Options;
 use crate::fixtures::{Cluster, bridged};
 
 #[test]
-fn an_index_that_a_panic_left_half_changed_is_used_by_nobody_any_more() {
+fn index_is_unusable_after_a_panic() {
     let cluster = Cluster::new(Options::default());
     cluster.add("n", &bridged());
     let store = &cluster.store;

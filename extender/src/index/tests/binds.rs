@@ -19,7 +19,7 @@ fn a_reservation_takes_its_devices_until_the_pod_shows_them() {
 }
 
 #[test]
-fn a_bind_that_failed_gives_its_devices_back_and_an_unsure_one_does_not() {
+fn failed_bind_releases_devices_and_unsure_bind_does_not() {
     let cluster = one_node();
     cluster.pod(&pod("a", 2)).pod(&pod("b", 2));
     reserve(&cluster, "a").unwrap();
@@ -50,7 +50,7 @@ fn a_repeated_bind_gets_the_same_grant() {
 }
 
 #[test]
-fn a_repeated_bind_that_fails_takes_back_nothing_of_the_first_that_may_have_been_carried_out() {
+fn failed_repetition_keeps_devices_of_an_unsure_bind() {
     for first in [Outcome::Unsure, Outcome::Bound] {
         // One after the other, and both at once.
         for both in [false, true] {
@@ -75,7 +75,7 @@ fn a_repeated_bind_that_fails_takes_back_nothing_of_the_first_that_may_have_been
 }
 
 #[test]
-fn a_grant_whose_devices_kubelet_gave_to_another_is_not_tried_again() {
+fn grant_is_not_repeated_after_kubelet_gave_it_away() {
     let cluster = one_node();
     cluster.pod(&pod("a", 2)).pod(&pod("b", 2));
     assert_eq!(granted(&reserve(&cluster, "a").unwrap()), "0,1");
@@ -96,7 +96,7 @@ fn a_grant_whose_devices_kubelet_gave_to_another_is_not_tried_again() {
 }
 
 #[test]
-fn a_grant_whose_devices_the_processes_of_a_pod_that_is_gone_may_have_is_not_tried_again() {
+fn grant_is_not_repeated_on_quarantined_devices() {
     for told in [false, true] {
         let cluster = one_node();
         cluster.pod(&pod("a", 2));
@@ -127,7 +127,7 @@ fn a_grant_whose_devices_the_processes_of_a_pod_that_is_gone_may_have_is_not_tri
 }
 
 #[test]
-fn a_bind_whose_pod_the_plugin_has_seen_before_the_watch_may_be_repeated() {
+fn bind_is_repeatable_if_only_the_plugin_shows_the_pod() {
     let cluster = one_node();
     cluster.pod(&pod("a", 2));
     let first = reserve(&cluster, "a").unwrap();
@@ -236,7 +236,7 @@ fn a_grant_for_several_containers_is_whole() {
 }
 
 #[test]
-fn a_pod_whose_containers_no_grant_can_tell_apart_is_bound_and_counted() {
+fn pod_with_ambiguous_containers_is_bound_and_counted() {
     let cluster = one_node();
     let mut mixed = pod("a", 2);
     mixed["spec"]["initContainers"] =

@@ -71,7 +71,7 @@ fn the_quarantine_does_not_end_on_facts_from_before_its_end() {
 }
 
 #[test]
-fn a_quarantine_goes_on_until_the_plugin_could_write_again_after_the_api_server_answered_nobody() {
+fn quarantine_lasts_until_plugins_can_write_after_an_outage() {
     let cluster = one_node();
     let running = bound(pod("a", 2), "n", 1, Some("0,1"));
     cluster.pod(&running).gone(&running);
@@ -93,7 +93,7 @@ fn a_quarantine_goes_on_while_the_plugin_says_so() {
 }
 
 #[test]
-fn a_pod_deleted_after_all_its_containers_ended_needs_no_quarantine() {
+fn stopped_pod_needs_no_quarantine() {
     let cluster = one_node();
     let mut running = bound(pod("a", 2), "n", 1, Some("0,1"));
     cluster.pod(&running);
@@ -103,7 +103,7 @@ fn a_pod_deleted_after_all_its_containers_ended_needs_no_quarantine() {
 }
 
 #[test]
-fn a_bound_pod_that_a_list_does_not_name_is_gone_and_quarantined() {
+fn bound_pod_missing_from_list_is_quarantined() {
     let cluster = one_node();
     cluster
         .pod(&bound(pod("a", 2), "n", 1, Some("0,1")))
@@ -117,7 +117,7 @@ fn a_bound_pod_that_a_list_does_not_name_is_gone_and_quarantined() {
 }
 
 #[test]
-fn a_bind_that_ended_while_a_list_was_read_is_not_taken_for_gone() {
+fn bind_during_a_list_is_not_gone() {
     let cluster = one_node();
     cluster.pod(&pod("a", 2)).wait(1);
     cluster.list(Source::Pods, |cluster| {
@@ -131,7 +131,7 @@ fn a_bind_that_ended_while_a_list_was_read_is_not_taken_for_gone() {
 }
 
 #[test]
-fn a_bind_whose_pod_vanished_while_it_was_in_flight_does_not_keep_its_devices_for_ever() {
+fn bind_of_vanished_pod_releases_its_devices() {
     let cluster = one_node();
     cluster.pod(&pod("a", 2)).wait(1);
     // The list does not name it, the bind ends after the list was begun, and no list comes any more.

@@ -1,5 +1,6 @@
-//! Nodes with whole GPUs, MIG devices and replicas played at random against the index: binds with every outcome, kubelet giving other
-//! devices than granted, pods ending and vanishing, plugins saying what is true. At every step: was a device granted twice?
+//! Nodes with whole GPUs, MIG devices and replicas played at random against the index: binds with every outcome,
+//! kubelet giving other devices than granted, pods ending and vanishing, plugins saying what is true. At every step:
+//! was a device granted twice?
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -72,7 +73,8 @@ struct World {
     made: usize,
 }
 
-/// Node `n0` has three whole GPUs, two cut in four small slices and a half, three shared by two; `n1` is all shared by three.
+/// Node `n0` has three whole GPUs, two cut in four small slices and a half, three shared by two; `n1` is all shared by
+/// three.
 fn bare(node: usize) -> Value {
     let name = NODES[node];
     if node == 1 {

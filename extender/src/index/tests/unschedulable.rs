@@ -9,7 +9,7 @@ fn woken(cluster: &Cluster) -> Vec<String> {
 }
 
 #[test]
-fn a_pod_parked_where_foreign_nodes_pass_is_woken_by_a_new_foreign_node() {
+fn new_foreign_node_activates_unschedulable_pod() {
     for (foreign, woken) in [(ForeignNodes::Allow, 1), (ForeignNodes::Refuse, 0)] {
         let cluster = Cluster::new(Options {
             foreign,
@@ -27,7 +27,7 @@ fn a_pod_parked_where_foreign_nodes_pass_is_woken_by_a_new_foreign_node() {
 }
 
 #[test]
-fn of_parked_pods_that_fit_those_of_the_highest_priority_are_woken_first() {
+fn highest_priority_is_activated_first() {
     let cluster = one_node();
     let holder = bound(pod("holder", 8), "n", 1, Some("0-7"));
     cluster.pod(&holder);
@@ -65,7 +65,7 @@ fn a_parked_pod_is_woken_when_gpus_come_free_that_fit_it() {
 }
 
 #[test]
-fn a_pod_refused_on_an_outdated_snapshot_is_woken_for_a_gain_anywhere() {
+fn refusal_on_outdated_snapshot_is_activated_by_any_gain() {
     let cluster = one_node();
     cluster.add("m", &bridged());
     let [holder, other] = ["n", "m"].map(|node| bound(pod(&format!("on {node}"), 8), node, 1, Some("0-7")));
@@ -102,7 +102,7 @@ fn with_ready(status: &str, reason: &str) -> serde_json::Value {
 }
 
 #[test]
-fn a_node_whose_plugin_does_not_serve_has_nothing_free_and_wakes_who_waits_when_it_does() {
+fn node_becoming_ready_activates_unschedulable_pods() {
     let cluster = one_node();
     cluster.inventory(&with_ready("False", "Stopped"));
     assert_eq!(cluster.free("n"), "");
@@ -119,7 +119,7 @@ fn a_node_whose_plugin_does_not_serve_has_nothing_free_and_wakes_who_waits_when_
 }
 
 #[test]
-fn pods_keep_what_they_are_held_to_take_while_the_plugin_does_not_serve() {
+fn pods_keep_their_devices_while_the_plugin_is_down() {
     let cluster = one_node();
     cluster.pod(&bound(pod("a", 2), "n", 1, None));
     cluster.inventory(&with_ready("False", "NotRegistered"));
@@ -136,7 +136,7 @@ fn pods_keep_what_they_are_held_to_take_while_the_plugin_does_not_serve() {
 }
 
 #[test]
-fn a_pod_whose_wake_failed_waits_for_the_next_gain_or_its_own_next_try() {
+fn failed_activation_waits_for_a_gain_or_its_retry() {
     let cluster = one_node();
     let holder = bound(pod("holder", 8), "n", 1, Some("0-7"));
     cluster.pod(&holder);
@@ -187,7 +187,7 @@ fn a_pod_whose_wake_failed_waits_for_the_next_gain_or_its_own_next_try() {
 }
 
 #[test]
-fn a_pod_that_asks_for_too_many_at_once_is_woken_when_the_terms_change_and_not_before() {
+fn changed_max_request_activates_refused_pod() {
     let shared = "nvidia.com/gpu.shared";
     let node = |max: serde_json::Value| {
         let mut node = shared_node("n", &bridged(), shared, 2);

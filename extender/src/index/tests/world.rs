@@ -1,6 +1,6 @@
-//! A cluster played at random against the index: binds with every outcome, watch events late and out of order among objects, kubelet
-//! swapping sets, pods killed while their processes live on, restarts of the extender. One question at every step: was a device
-//! granted that somebody has?
+//! A cluster played at random against the index: binds with every outcome, watch events late and out of order among
+//! objects, kubelet swapping sets, pods killed while their processes live on, restarts of the extender. One question at
+//! every step: was a device granted that somebody has?
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -282,7 +282,8 @@ impl World {
             Step::Publish(node) => self.publish(node),
             Step::Wait(seconds) => self.wait(seconds),
             Step::Relist => self.relist(),
-            // It takes longer than the plugin lags. What was bound and killed by force within that lag is known to the plugin alone.
+            // It takes longer than the plugin lags. What was bound and killed by force within that lag is known to the
+            // plugin alone.
             Step::Restart => {
                 (0..NODES.len()).for_each(|node| self.write(node));
                 self.start();

@@ -33,7 +33,7 @@ fn answer(cluster: &Cluster, gpus: u32, priority: i32, offers: Vec<Offer>) -> Ve
 }
 
 #[test]
-fn a_node_is_offered_back_with_the_victims_that_free_the_devices() {
+fn offer_is_returned_with_victims_that_free_devices() {
     let cluster = Cluster::new(Options::default());
     cluster.add("n", &plain(4));
     cluster.pod(&ranked("low", 4, 0, "0-3"));
@@ -42,7 +42,7 @@ fn a_node_is_offered_back_with_the_victims_that_free_the_devices() {
 }
 
 #[test]
-fn victims_are_chosen_where_none_are_named_as_few_and_as_unimportant_as_will_do() {
+fn fewest_and_least_important_victims_are_chosen() {
     let cluster = Cluster::new(Options::default());
     cluster.add("n", &plain(4));
     cluster.pod(&ranked("high", 1, 50, "0"));
@@ -66,7 +66,7 @@ fn victims_are_chosen_where_none_are_named_as_few_and_as_unimportant_as_will_do(
 
 /// kube-scheduler compares nodes by the priority of the first victim that each is offered with.
 #[test]
-fn the_most_important_victim_stands_first_also_before_those_that_were_named() {
+fn highest_priority_victim_comes_first() {
     let cluster = Cluster::new(Options::default());
     cluster.add("n", &plain(4));
     cluster.pod(&ranked("low", 2, 0, "0-1"));
@@ -176,7 +176,7 @@ fn a_gang_of_which_two_pods_go_is_broken_once() {
 }
 
 #[test]
-fn while_a_victims_devices_are_not_given_back_nobody_else_is_stopped() {
+fn no_more_victims_while_devices_are_being_released() {
     let cluster = Cluster::new(Options::default());
     cluster.add("n", &plain(4));
     cluster.add("other", &plain(4));
@@ -188,7 +188,8 @@ fn while_a_victims_devices_are_not_given_back_nobody_else_is_stopped() {
     cluster.pod(&pod("asks", 4));
     let both = vec![offer("n", &["victim"]), offer("other", &["spared"])];
     assert_eq!(answer(&cluster, 4, 10, both.clone()), both);
-    // kube-scheduler chose the first. It is gone, its processes perhaps are not, and to kube-scheduler nothing is to be had there.
+    // kube-scheduler chose the first. It is gone, its processes perhaps are not, and to kube-scheduler nothing is to be
+    // had there.
     cluster.gone(&victim);
     let rest = vec![offer("other", &["spared"])];
     assert_eq!(answer(&cluster, 4, 10, rest.clone()), []);
@@ -198,7 +199,7 @@ fn while_a_victims_devices_are_not_given_back_nobody_else_is_stopped() {
 }
 
 #[test]
-fn nobody_is_stopped_for_a_pod_on_a_node_that_is_kept_for_a_gang_nor_is_it_waited_for() {
+fn node_kept_for_a_gang_has_no_victims_for_a_pod() {
     let cluster = Cluster::new(Options {
         patience: std::time::Duration::from_secs(60),
         ..Options::default()
@@ -227,7 +228,7 @@ fn nobody_is_stopped_for_a_pod_on_a_node_that_is_kept_for_a_gang_nor_is_it_waite
 }
 
 #[test]
-fn what_is_kept_for_a_gang_does_not_come_free_with_who_has_it_now() {
+fn victim_does_not_free_devices_reserved_for_a_gang() {
     let cluster = Cluster::new(Options::default());
     cluster.add("n", &plain(4));
     cluster.pod(&ranked("half", 2, 0, "0-1"));
@@ -276,7 +277,7 @@ fn beside_spared() -> Cluster {
 }
 
 #[test]
-fn a_pod_that_waited_for_what_another_got_waits_for_the_next_too() {
+fn pod_waits_again_after_another_got_the_devices() {
     let cluster = beside_spared();
     cluster.pod(&pod("asks", 4));
     let rest = || vec![offer("other", &["spared"])];
@@ -309,7 +310,7 @@ fn a_pod_does_not_wait_for_ever_for_what_others_get() {
 }
 
 #[test]
-fn a_victim_that_is_on_its_way_out_where_the_other_is_gone_is_waited_for() {
+fn leaving_victim_on_nominated_node_is_waited_for() {
     let cluster = beside_spared();
     let first = ranked("first", 2, 0, "0-1");
     let mut second = ranked("second", 2, 0, "2-3");
@@ -328,7 +329,7 @@ fn a_victim_that_is_on_its_way_out_where_the_other_is_gone_is_waited_for() {
 }
 
 #[test]
-fn beside_a_device_that_is_never_given_back_those_of_the_victims_are_waited_for() {
+fn stuck_device_does_not_end_the_wait_for_victims() {
     let cluster = Cluster::new(Options::default());
     cluster.add("n", &plain(4));
     cluster.add("other", &plain(4));
@@ -345,7 +346,7 @@ fn beside_a_device_that_is_never_given_back_those_of_the_victims_are_waited_for(
 }
 
 #[test]
-fn devices_that_are_never_given_back_are_not_waited_for_for_ever() {
+fn stuck_devices_are_not_waited_for_forever() {
     let cluster = Cluster::new(Options::default());
     cluster.add("n", &plain(4));
     cluster.add("other", &plain(4));

@@ -1,5 +1,5 @@
-//! How old the facts are: when the API server last answered, and whether each watch works. A watch that fails while the API server answers
-//! leaves the facts as old as its last event.
+//! How old the facts are: when the API server last answered, and whether each watch works. A watch that fails while the
+//! API server answers leaves the facts as old as its last event.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
@@ -13,7 +13,7 @@ use crate::index::Source;
 
 /// How old the facts are. Readable from every task.
 #[derive(Debug)]
-pub struct Contact(Mutex<Times>);
+pub struct ApiHealth(Mutex<Times>);
 
 #[derive(Debug, Default)]
 struct Times {
@@ -28,14 +28,14 @@ struct Watch {
     failing: bool,
 }
 
-impl Contact {
+impl ApiHealth {
     /// Before the first answer.
     pub fn new() -> Arc<Self> {
         Arc::new(Self(Mutex::default()))
     }
 
-    /// Up to when the facts are complete: the last answer of the API server, or the last event of the watch that has been failing or silent
-    /// for longest.
+    /// Up to when the facts are complete: the last answer of the API server, or the last event of the watch that has
+    /// been failing or silent for longest.
     pub fn last(&self) -> Option<Instant> {
         let times = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let mut last = times.answered?;
@@ -52,12 +52,12 @@ impl Contact {
     }
 
     /// The API server answered.
-    pub fn made(&self, now: Instant) {
+    pub fn answered(&self, now: Instant) {
         self.change(|times| times.answered = Some(now));
     }
 
     /// A watch began, or sent an event.
-    pub(super) fn lives(&self, source: Source, now: Instant) {
+    pub(super) fn watch_works(&self, source: Source, now: Instant) {
         self.change(|times| {
             times.watches[source as usize] = Watch {
                 good: Some(now),
@@ -67,7 +67,7 @@ impl Contact {
     }
 
     /// A list or watch failed.
-    pub(super) fn fails(&self, source: Source) {
+    pub(super) fn watch_failed(&self, source: Source) {
         self.change(|times| times.watches[source as usize].failing = true);
     }
 
@@ -81,10 +81,10 @@ impl Contact {
     }
 
     /// A client for one source that records when its watches begin: a quiet watch sends nothing else.
-    pub(super) fn noting(self: &Arc<Self>, client: &Client, source: Source) -> Client {
-        let (contact, inner) = (Arc::clone(self), client.clone());
+    pub(super) fn observing(self: &Arc<Self>, client: &Client, source: Source) -> Client {
+        let (health, inner) = (Arc::clone(self), client.clone());
         let service = tower::service_fn(move |request: Request<Body>| {
-            let (contact, inner) = (Arc::clone(&contact), inner.clone());
+            let (health, inner) = (Arc::clone(&health), inner.clone());
             async move {
                 let watches = request
                     .uri()
@@ -92,7 +92,7 @@ impl Contact {
                     .is_some_and(|query| query.split('&').any(|part| part == "watch=true"));
                 let response = inner.send(request).await?;
                 if watches && response.status().is_success() {
-                    contact.lives(source, Instant::now());
+                    health.watch_works(source, Instant::now());
                 }
                 Ok::<_, kube::Error>(response)
             }
@@ -108,34 +108,34 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_facts_are_as_old_as_the_oldest_watch_that_fails_or_is_silent() {
-        let contact = Contact::new();
+    fn facts_are_as_old_as_the_oldest_failing_watch() {
+        let health = ApiHealth::new();
         let began = Instant::now();
         let at = |seconds| began + Duration::from_secs(seconds);
-        assert_eq!(contact.last(), None);
-        contact.made(at(1));
+        assert_eq!(health.last(), None);
+        health.answered(at(1));
         for source in Source::ALL {
-            contact.lives(source, at(1));
+            health.watch_works(source, at(1));
         }
         // A quiet watch is as good as the API server's answers.
-        contact.made(at(31));
-        assert_eq!(contact.last(), Some(at(31)));
-        contact.fails(Source::Nodes);
-        assert_eq!(contact.last(), Some(at(1)));
-        contact.lives(Source::Nodes, at(40));
-        contact.lives(Source::Pods, at(41));
-        contact.made(at(42));
-        assert_eq!(contact.last(), Some(at(42)));
-        // GpuNodes has not begun anew since 1.
-        contact.made(at(50));
-        assert_eq!(contact.last(), Some(at(1)));
+        health.answered(at(31));
+        assert_eq!(health.last(), Some(at(31)));
+        health.watch_failed(Source::Nodes);
+        assert_eq!(health.last(), Some(at(1)));
+        health.watch_works(Source::Nodes, at(40));
+        health.watch_works(Source::Pods, at(41));
+        health.answered(at(42));
+        assert_eq!(health.last(), Some(at(42)));
+        // The watch of GpuNodes has not begun again since 1.
+        health.answered(at(50));
+        assert_eq!(health.last(), Some(at(1)));
     }
 
     #[test]
     fn a_watch_that_has_never_worked_leaves_no_facts_at_all() {
-        let contact = Contact::new();
-        contact.made(Instant::now());
-        contact.fails(Source::GpuNodes);
-        assert_eq!(contact.last(), None);
+        let health = ApiHealth::new();
+        health.answered(Instant::now());
+        health.watch_failed(Source::GpuNodes);
+        assert_eq!(health.last(), None);
     }
 }

@@ -56,7 +56,7 @@ async fn a_parked_pod_gets_a_condition_when_gpus_come_free_for_it() {
 }
 
 #[tokio::test]
-async fn a_wake_that_failed_is_tried_again_and_shutdown_does_not_wait_for_an_answer() {
+async fn failed_activation_is_retried() {
     let cluster = Cluster::new(Options::default());
     let holder = bound(pod("a", 8), "n", 1, Some("0-7"));
     cluster.add("n", &bridged()).pod(&holder).pod(&pod("waits", 4));
@@ -95,7 +95,7 @@ async fn a_wake_that_failed_is_tried_again_and_shutdown_does_not_wait_for_an_ans
 }
 
 #[tokio::test]
-async fn members_are_woken_when_their_gang_has_its_place_and_told_their_node_where_that_is_wanted() {
+async fn members_are_activated_when_their_gang_is_reserved() {
     for nominate in [false, true] {
         let cluster = Cluster::new(Options {
             nominate,

@@ -1,6 +1,6 @@
-//! Wakes pods that kube-scheduler has pod on our word. It retries a refused pod when something happens that it can see; a device that
-//! comes free late, or by the plugin's word alone, and a gang that has its place now are nothing it sees, and the pod would wait five
-//! minutes. A write to the pod's own status wakes it in milliseconds.
+//! Activates unschedulable pods. kube-scheduler retries a refused pod on events that it observes; a device that comes
+//! free late, or that only the plugin reports, and a reservation of a gang are no such events, and the pod would wait
+//! five minutes. A write to the status of the pod activates it in milliseconds.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -19,72 +19,74 @@ use crate::index::{Called, Store, UnschedulablePod};
 use crate::metrics::{Metrics, Outcome};
 use crate::pod::SlimPod;
 
-/// Time for kube-scheduler to come by itself, as it does when the same event that freed the GPUs wakes it.
+/// Time for kube-scheduler to retry by itself, as it does if it observes the event that freed the GPUs.
 const SETTLE: Duration = Duration::from_millis(100);
-/// Pods woken at once because GPUs came free.
+/// Pods activated at once because GPUs came free.
 const AT_ONCE: usize = 64;
-/// Members of gangs woken at once: all of them have a place to go to.
+/// Members of gangs activated at once: all of them have a reservation.
 const CALLED_AT_ONCE: usize = 1024;
-/// Writes on their way at once.
+/// Writes in flight at once.
 const WRITES: usize = 16;
 /// Time limit of one write.
 const TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Between the first failed try and the second; each further one waits twice as long.
+/// Pause between the first two attempts; it doubles each time.
 const AGAIN: Duration = Duration::from_millis(500);
-/// Tries per pod. After that it waits for the next GPU that comes free; kube-scheduler's own flush is the last chance.
-const TRIES: u32 = 5;
+/// Attempts per pod. After that it waits for the next GPU that comes free, and at last for kube-scheduler's own flush.
+const ATTEMPTS: u32 = 5;
 
-/// A pod that is to be woken.
-struct Try {
+/// A pod to activate.
+struct Activation {
     uid: PodUid,
     cause: Cause,
-    /// Tries before this one.
+    /// Attempts before this one.
     failed: u32,
 }
 
-/// Why a pod is woken.
+/// Why a pod is activated.
 enum Cause {
     /// GPUs came free.
     Freed(UnschedulablePod),
-    /// Its gang can go on.
+    /// Its gang has a reservation for it, or another reason to wait.
     Called(Called),
 }
 
-/// A pod whose wake failed and that is tried again.
-struct Again {
+/// A pod whose activation failed and is retried.
+struct Retry {
     at: Instant,
     uid: PodUid,
-    /// As which it is pod meanwhile; `None` for a member of a gang.
+    /// Its generation in the queue meanwhile; `None` for a member of a gang.
     generation: Option<u64>,
     failed: u32,
 }
 
-/// Wakes pods until `shutdown`.
+/// Activates pods until `shutdown`.
 pub(crate) async fn run(
     client: Client,
     store: Arc<Store>,
     metrics: Arc<Metrics>,
     shutdown: CancellationToken,
 ) {
-    let mut again: Vec<Again> = Vec::new();
+    let mut retries: Vec<Retry> = Vec::new();
     let work = async {
         loop {
-            let batch = next(&store, &mut again).await;
-            let writes = batch.into_iter().map(|pod| wake(&client, &store, &metrics, pod));
-            let failed: Vec<Option<Again>> = futures::stream::iter(writes)
+            let batch = next(&store, &mut retries).await;
+            let writes = batch
+                .into_iter()
+                .map(|pod| activate(&client, &store, &metrics, pod));
+            let failed: Vec<Option<Retry>> = futures::stream::iter(writes)
                 .buffer_unordered(WRITES)
                 .collect()
                 .await;
-            again.extend(failed.into_iter().flatten());
+            retries.extend(failed.into_iter().flatten());
         }
     };
     let _: Option<Infallible> = shutdown.run_until_cancelled(work).await;
 }
 
-/// Waits until there are pods to wake: GPUs came free, gangs go on, or one that failed is due again.
-async fn next(store: &Store, again: &mut Vec<Again>) -> Vec<Try> {
-    let due = again.iter().map(|again| again.at).min();
+/// Waits until there are pods to activate: GPUs came free, gangs changed, or a retry is due.
+async fn next(store: &Store, retries: &mut Vec<Retry>) -> Vec<Activation> {
+    let due = retries.iter().map(|retry| retry.at).min();
     let due = async {
         match due {
             Some(due) => tokio::time::sleep_until(due).await,
@@ -96,7 +98,7 @@ async fn next(store: &Store, again: &mut Vec<Again>) -> Vec<Try> {
         () = store.gained() => {
             tokio::time::sleep(SETTLE).await;
             let pods = store.update(|index| index.take_activatable(AT_ONCE));
-            batch.extend(pods.into_iter().map(|(uid, pod)| Try {
+            batch.extend(pods.into_iter().map(|(uid, pod)| Activation {
                 uid,
                 cause: Cause::Freed(pod),
                 failed: 0,
@@ -104,7 +106,7 @@ async fn next(store: &Store, again: &mut Vec<Again>) -> Vec<Try> {
         }
         () = store.called() => {
             let pods = store.update(|index| index.take_called(CALLED_AT_ONCE));
-            batch.extend(pods.into_iter().map(|(uid, called)| Try {
+            batch.extend(pods.into_iter().map(|(uid, called)| Activation {
                 uid,
                 cause: Cause::Called(called),
                 failed: 0,
@@ -113,14 +115,14 @@ async fn next(store: &Store, again: &mut Vec<Again>) -> Vec<Try> {
         () = due => {}
     }
     let now = Instant::now();
-    for due in again.extract_if(.., |again| again.at <= now) {
+    for due in retries.extract_if(.., |retry| retry.at <= now) {
         let cause = match due.generation {
             Some(generation) => store
                 .update(|index| index.take_requeued(&due.uid, generation))
                 .map(Cause::Freed),
             None => store.read(|index| index.called(&due.uid)).map(Cause::Called),
         };
-        batch.extend(cause.map(|cause| Try {
+        batch.extend(cause.map(|cause| Activation {
             uid: due.uid,
             cause,
             failed: due.failed,
@@ -129,23 +131,23 @@ async fn next(store: &Store, again: &mut Vec<Again>) -> Vec<Try> {
     batch
 }
 
-/// Wakes one pod, or says when it is to be tried again.
-async fn wake(client: &Client, store: &Store, metrics: &Metrics, pod: Try) -> Option<Again> {
-    let Try { uid, cause, failed } = pod;
+/// Activates one pod; if that fails, returns its retry.
+async fn activate(client: &Client, store: &Store, metrics: &Metrics, pod: Activation) -> Option<Retry> {
+    let Activation { uid, cause, failed } = pod;
     let (namespace, name) = match &cause {
         Cause::Freed(pod) => (&pod.namespace, &pod.name),
         Cause::Called(called) => (&called.namespace, &called.name),
     };
-    let write = poke(client, &uid, namespace, name, &cause);
+    let write = write_condition(client, &uid, namespace, name, &cause);
     let outcome = match tokio::time::timeout(TIMEOUT, write).await {
         Ok(Ok(())) => "activated",
         Ok(Err(kube::Error::Api(status))) if matches!(status.code, 404 | 409) => "gone",
         Ok(Err(error)) => {
-            tracing::warn!(pod = %name, %namespace, error = %chain(&error), "cannot wake pod");
+            tracing::warn!(pod = %name, %namespace, error = %chain(&error), "cannot activate pod");
             "failed"
         }
         Err(_) => {
-            tracing::warn!(pod = %name, %namespace, "cannot wake pod: no answer in time");
+            tracing::warn!(pod = %name, %namespace, "cannot activate pod: no answer in time");
             "failed"
         }
     };
@@ -158,7 +160,7 @@ async fn wake(client: &Client, store: &Store, metrics: &Metrics, pod: Try) -> Op
         Cause::Freed(pod) => Some(store.update(|index| index.requeue(uid.clone(), pod))?),
         Cause::Called(_) => None,
     };
-    (failed < TRIES).then(|| Again {
+    (failed < ATTEMPTS).then(|| Retry {
         at: Instant::now() + AGAIN * 2u32.pow(failed - 1),
         uid,
         generation,
@@ -166,15 +168,15 @@ async fn wake(client: &Client, store: &Store, metrics: &Metrics, pod: Try) -> Op
     })
 }
 
-/// Writes a condition of ours into the pod's status. The UID makes it fail on a pod that only has the name.
-async fn poke(
+/// Writes a condition into the status of the pod. The UID makes it fail on another pod of that name.
+async fn write_condition(
     client: &Client,
     uid: &PodUid,
     namespace: &str,
     name: &str,
     cause: &Cause,
 ) -> Result<(), kube::Error> {
-    // Of the answer nothing is read that could be malformed: the pod is woken whatever else is in it.
+    // Nothing of the answer is parsed that could be malformed: the pod is activated whatever else is in it.
     let pods: Api<SlimPod> = Api::namespaced(client.clone(), namespace);
     let patch = patch(uid, cause, &jiff::Timestamp::now().to_string());
     pods.patch_status(name, &PatchParams::default(), &Patch::Strategic(patch))

@@ -11,7 +11,7 @@ use crate::metadata;
 /// An object of kind `K`.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(bound = "")]
-pub struct Loose<K> {
+pub struct PartialObject<K> {
     /// Its metadata.
     #[serde(default, deserialize_with = "metadata::read")]
     pub metadata: ObjectMeta,
@@ -26,7 +26,7 @@ pub struct Loose<K> {
     pub kind: PhantomData<K>,
 }
 
-impl<K> Default for Loose<K> {
+impl<K> Default for PartialObject<K> {
     fn default() -> Self {
         Self {
             metadata: ObjectMeta::default(),
@@ -37,7 +37,7 @@ impl<K> Default for Loose<K> {
     }
 }
 
-impl<K: kube::Resource<DynamicType = ()>> kube::Resource for Loose<K> {
+impl<K: kube::Resource<DynamicType = ()>> kube::Resource for PartialObject<K> {
     type DynamicType = ();
     type Scope = K::Scope;
 
