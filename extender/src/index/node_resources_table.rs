@@ -1,22 +1,20 @@
-//! The CPU, memory and other resources of nodes, the pods that use them, and the fabric that the labels of nodes make. Kept up to date event
-//! by event: a hundred thousand pods are not counted again for every plan.
+//! The CPU, memory and other resources of nodes, the pods that use them, and the fabric that the labels of nodes make.
+//! Kept up to date event by event: a hundred thousand pods are not counted again for every plan.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
 use gantry_api::PodUid;
-use gantry_gang::needs::{NodeTerm, PodTerm, Requirement};
+use gantry_gang::needs::NodeTerm;
 use gantry_gang::protocol::Stage;
 use gantry_gang::{Fabric, Levels, Needs, NodeFacts, Resources};
 
 use super::affinity_index::AffinityIndex;
 use super::node_table::Renumbering;
+use super::term_labels::TermLabels;
 use crate::pod::{OtherPod, PodFacts, PodProfile, Shared};
 use crate::snapshot::NodeIx;
 use gantry_planner::input::{Barred, Room};
-
-/// Labels in terms that are kept without looking for unused ones.
-const MIN_LABELS: usize = 64;
 
 /// The resources of nodes besides devices, and the pods that use them.
 #[derive(Debug, Default)]
@@ -30,12 +28,7 @@ pub(super) struct NodeResourcesTable {
     fabric_is_stale: bool,
     pods: HashMap<PodUid, PodRecord>,
     affinity: AffinityIndex,
-    /// Labels in terms of required affinity, anti-affinity and spreading, of any pod of late.
-    term_labels: BTreeSet<Arc<str>>,
-    /// How many of them there were when they were last collected from the pods.
-    collected: usize,
-    /// The labels changed: needs that were completed before are outdated.
-    labels_changed: bool,
+    term_labels: TermLabels,
     needs: Shared<Needs>,
     /// Nodes on which more fits now.
     gained: BTreeSet<NodeIx>,
@@ -88,7 +81,8 @@ impl PodRecord {
     }
 }
 
-/// What is kept of a pod without devices in case it has to be preempted. Most such pods belong to DaemonSets, of which nothing is kept.
+/// What is kept of a pod without devices in case it has to be preempted. Most such pods belong to DaemonSets, of which
+/// nothing is kept.
 #[derive(Debug)]
 pub(super) struct Preemptible {
     /// Its name.
@@ -218,7 +212,7 @@ impl NodeResourcesTable {
 
     /// Records a pod as it is now.
     pub(super) fn insert(&mut self, uid: PodUid, pod: PodRecord) {
-        self.learn(selectors(&pod.profile.apart_from));
+        self.term_labels.add_terms(&pod.profile.apart_from);
         let before = self.pods.get(&uid);
         let same = before.is_some_and(|before| {
             before.node == pod.node && before.load == pod.load && before.profile == pod.profile
@@ -300,56 +294,36 @@ impl NodeResourcesTable {
         true
     }
 
-    /// Remembers the labels in terms.
-    fn learn<'t>(&mut self, selectors: impl Iterator<Item = &'t Vec<Requirement>>) {
-        for required in selectors.flatten() {
-            if !self.term_labels.contains(&required.key) {
-                self.term_labels.insert(Arc::clone(&required.key));
-                self.labels_changed = true;
-            }
-        }
-    }
-
-    /// Forgets labels that are in no term any more, once they may be the larger half: where each job has a label of its own they would grow
-    /// without end. `reported` are the needs of pods that the watch has not shown yet.
+    /// Forgets labels that are in no term any more, once they may be many. `reported` are the needs of pods that the
+    /// watch has not shown yet.
     pub(super) fn forget_labels<'n>(&mut self, reported: impl Iterator<Item = &'n Needs>) {
-        let before = self.term_labels.len();
-        if before <= MIN_LABELS.max(self.collected * 2) {
+        if !self.term_labels.may_be_unused() {
             return;
         }
-        let mut labels = BTreeSet::new();
-        let mut collect = |required: &Requirement| {
-            if !labels.contains(&required.key) {
-                labels.insert(Arc::clone(&required.key));
-            }
-        };
-        reported.flat_map(all_selectors).flatten().for_each(&mut collect);
+        let mut current = TermLabels::default();
+        reported.for_each(|needs| current.add_needs(needs));
         for pod in self.pods.values() {
-            selectors(&pod.profile.apart_from)
-                .flatten()
-                .for_each(&mut collect);
+            current.add_terms(&pod.profile.apart_from);
             if let Load::Needs(needs) = &pod.load {
-                all_selectors(needs).flatten().for_each(&mut collect);
+                current.add_needs(needs);
             }
         }
-        self.term_labels = labels;
-        self.collected = self.term_labels.len();
-        self.labels_changed |= self.collected < before;
+        self.term_labels.replace(current);
     }
 
-    /// The needs of a pod with the reach of its volumes and those of its labels that are in terms. Other labels would only make equal pods
-    /// differ: many controllers number their pods by a label.
+    /// The needs of a pod with the reach of its volumes and those of its labels that are in terms. Other labels would
+    /// only make equal pods differ: many controllers number their pods by a label.
     pub(super) fn completed(
         &mut self,
         needs: &Arc<Needs>,
         profile: &PodProfile,
         volumes: Vec<Arc<Vec<NodeTerm>>>,
     ) -> Arc<Needs> {
-        self.learn(all_selectors(needs));
+        self.term_labels.add_needs(needs);
         let labels = profile
             .labels
             .iter()
-            .filter(|(key, _)| self.term_labels.contains(*key));
+            .filter(|(key, _)| self.term_labels.contains(key));
         let labels: BTreeMap<_, _> = labels
             .map(|(key, value)| (Arc::clone(key), Arc::clone(value)))
             .collect();
@@ -415,7 +389,7 @@ impl NodeResourcesTable {
 
     /// Whether the labels in terms changed since this was last called.
     pub(super) fn take_labels_changed(&mut self) -> bool {
-        std::mem::take(&mut self.labels_changed)
+        self.term_labels.take_changed()
     }
 
     /// Nodes on which more fits than when this was last called.
@@ -470,17 +444,6 @@ impl NodeResourcesTable {
         self.fabric.of_node.resize(self.nodes.len(), Fabric::ROOT);
         stale
     }
-}
-
-/// The selectors of terms.
-fn selectors(terms: &[PodTerm]) -> impl Iterator<Item = &Vec<Requirement>> {
-    terms.iter().map(|term| &term.selector)
-}
-
-/// The selectors in the needs of a pod.
-fn all_selectors(needs: &Needs) -> impl Iterator<Item = &Vec<Requirement>> {
-    let terms = selectors(&needs.apart_from).chain(selectors(&needs.together_with));
-    terms.chain(needs.spread.iter().map(|spread| &spread.selector))
 }
 
 #[cfg(test)]
