@@ -247,7 +247,7 @@ mod tests {
 
     fn machine() -> Machine {
         let text = include_str!("../../topology/fixtures/topologies/a40-8gpu-4bridgepairs-2nic.txt");
-        gantry_topology::read(text).unwrap()
+        gantry_smi::read_machine(text).unwrap()
     }
 
     #[test]

@@ -285,6 +285,3 @@ fn between(machine: &Machine, domain: &Domain) -> Option<String> {
         .collect();
     (!names.is_empty()).then(|| names.join("/"))
 }
-
-#[cfg(test)]
-mod tests;

@@ -12,7 +12,6 @@ pub mod machine;
 pub mod mig;
 pub mod read;
 pub mod set;
-pub mod text;
 
 pub use bandwidth::{Rates, pair_gbs, pair_raw_gbs};
 pub use choice::{Choice, MachineKind, Purpose, Table, Tables};

@@ -1,18 +1,16 @@
-//! Reads a machine from either of its forms, told apart by content: a machine file (YAML or JSON) or the text of
-//! `nvidia-smi topo -m`. Errors name the place and what is allowed there. Also writes machine files; no files are opened here.
+//! Reads and writes machine files, in YAML or JSON. Errors name the place and the allowed values. No file is opened here.
 
 use serde::de::DeserializeOwned;
 
 use crate::machine::{MAX_GPUS, MAX_LINKS_PER_GPU, MAX_MEMORY_UNITS, Machine, MachineError, MachineParts};
-use crate::text::{self, Hints, TopoError};
 
 /// The longest text that is read, in bytes.
-pub const MAX_BYTES: usize = text::MAX_TEXT_BYTES;
+pub const MAX_BYTES: usize = 1 << 20;
 
-/// Why a text is no machine.
+/// Why a text is no machine file.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ReadError {
-    /// Longer than any real one.
+    /// Longer than any real machine file.
     #[error("the text has {bytes} bytes, at most {limit} are read")]
     TooLong {
         /// Bytes given.
@@ -20,15 +18,12 @@ pub enum ReadError {
         /// Bytes allowed.
         limit: usize,
     },
-    /// Nothing but blanks and comments.
-    #[error(
-        "the text is empty; expected a machine file (YAML or JSON) or the output of `nvidia-smi topo -m`"
-    )]
+    /// Only blanks and comments.
+    #[error("the text is empty; expected a machine file (YAML or JSON)")]
     Empty,
-    /// Neither form.
+    /// Neither YAML nor JSON.
     #[error(
-        "line {line}, column 1: {found:?} begins neither a machine file (YAML or JSON, such as \"gpus:\") nor the output of \
-         `nvidia-smi topo -m` (such as \"GPU0 GPU1 CPU Affinity\")"
+        "line {line}, column 1: {found:?} does not begin a machine file (YAML or JSON, such as \"gpus:\")"
     )]
     Unrecognised {
         /// Line of the first words.
@@ -36,9 +31,6 @@ pub enum ReadError {
         /// The first words.
         found: String,
     },
-    /// A topology text that is cut or contradicts itself.
-    #[error(transparent)]
-    Topology(#[from] TopoError),
     /// A field that machine files do not have.
     #[error("line {line}, column {column}: unknown field {field:?}{}; allowed are {}", did_you_mean(nearest.as_deref()), allowed.join(", "))]
     UnknownField {
@@ -48,7 +40,7 @@ pub enum ReadError {
         column: usize,
         /// The field.
         field: String,
-        /// The allowed field spelt most like it, if any is close.
+        /// The allowed field with the nearest spelling, if any is close.
         nearest: Option<String>,
         /// Fields allowed there.
         allowed: Vec<String>,
@@ -63,14 +55,6 @@ pub enum ReadError {
         /// What is wrong there.
         problem: String,
     },
-    /// A hint of the GPUs' model with a machine that says it itself.
-    #[error(
-        "a model is said of it ({model:?}), but only the output of `nvidia-smi topo -m` leaves that open"
-    )]
-    ModelIsSaid {
-        /// The hint.
-        model: String,
-    },
     /// Well-formed, but no machine: fields contradict each other.
     #[error(transparent)]
     Contradictory(#[from] MachineError),
@@ -81,7 +65,7 @@ pub enum ReadError {
 #[error("the machine cannot be written as YAML: {0}")]
 pub struct WriteError(String);
 
-/// A machine as a machine file in YAML, which [`read`] reads back as the same machine.
+/// The machine file of a machine, in YAML. [`read`] returns the same machine.
 ///
 /// # Errors
 /// When the YAML writer fails.
@@ -93,19 +77,11 @@ fn did_you_mean(nearest: Option<&str>) -> String {
     nearest.map_or(String::new(), |name| format!(" (did you mean {name:?}?)"))
 }
 
-/// Reads a machine from a machine file or a topology text.
+/// Reads a machine from a machine file.
 ///
 /// # Errors
-/// Where the text is malformed, contradicts itself or is neither: the place, what stands there, what is allowed.
+/// The text is malformed, contradicts itself or is no machine file: the place, the words found there, the allowed ones.
 pub fn read(text: &str) -> Result<Machine, ReadError> {
-    read_with(text, &Hints::default())
-}
-
-/// [`read`] with hints for what a topology text does not say. A machine file says all itself.
-///
-/// # Errors
-/// As [`read`]; or a hint comes with a machine file.
-pub fn read_with(text: &str, hints: &Hints) -> Result<Machine, ReadError> {
     if text.len() > MAX_BYTES {
         return Err(ReadError::TooLong {
             bytes: text.len(),
@@ -113,40 +89,29 @@ pub fn read_with(text: &str, hints: &Hints) -> Result<Machine, ReadError> {
         });
     }
     let text = text.trim_start_matches('\u{feff}');
-    let said = lines(text).map(str::trim).enumerate();
-    if text::is_tagged(text) {
-        return Ok(text::read_machine_with(text, hints)?);
-    }
-    let Some((index, first)) = said
-        .clone()
-        .find(|(_, line)| !line.is_empty() && !line.starts_with('#'))
-    else {
+    let mut lines = text
+        .split(if text.contains('\n') { '\n' } else { '\r' })
+        .map(str::trim)
+        .enumerate();
+    let Some((index, first)) = lines.find(|(_, line)| !line.is_empty() && !line.starts_with('#')) else {
         return Err(ReadError::Empty);
     };
-    // Issue trackers begin a block of text with `{noformat}`.
-    let is_json = first.starts_with('{') && !text::has_matrix(text);
-    if !is_json && (text::is_command(first) || looks_like_topology(text)) {
-        return Ok(text::read_machine_with(text, hints)?);
-    }
-    let is_yaml = first.starts_with("---") || first.starts_with('%') || is_key(first);
-    match &hints.model {
-        Some(model) if is_json || is_yaml => Err(ReadError::ModelIsSaid { model: model.clone() }),
-        _ if is_json => machine(read_json(text)?),
-        _ if is_yaml => machine(read_yaml(text)?),
-        _ if lines(text).any(|line| text::printed_by(line).is_some()) => {
-            Ok(text::read_machine_with(text, hints)?)
-        }
-        _ => Err(ReadError::Unrecognised {
+    if first.starts_with('{') {
+        machine(read_json(text)?)
+    } else if first.starts_with("---") || first.starts_with('%') || is_key(first) {
+        machine(read_yaml(text)?)
+    } else {
+        Err(ReadError::Unrecognised {
             line: index + 1,
             found: first.chars().take(40).collect(),
-        }),
+        })
     }
 }
 
-/// Reads something that holds a machine, such as an object of a cluster, from YAML or JSON, with the errors of a machine file.
+/// Reads a value that contains a machine, such as a `GpuNode`, from YAML or JSON, with the errors of a machine file.
 ///
 /// # Errors
-/// The place, what stands there, what is allowed.
+/// The place, the words found there, the allowed ones.
 pub fn read_object<T: DeserializeOwned>(text: &str) -> Result<T, ReadError> {
     if text.trim_start().starts_with('{') {
         // Flow YAML begins like JSON.
@@ -163,42 +128,6 @@ fn machine(parts: MachineParts) -> Result<Machine, ReadError> {
         }));
     }
     Ok(Machine::new(parts)?)
-}
-
-/// The lines of a text, whatever ends them.
-fn lines(text: &str) -> std::str::Split<'_, char> {
-    text.split(if text.contains('\n') { '\n' } else { '\r' })
-}
-
-/// Whether some line has a device name where a matrix has one, or the notice stands there that comes before a matrix, or what
-/// nvidia-smi says where it makes none.
-fn looks_like_topology(text: &str) -> bool {
-    let named = |line: &str| {
-        let at = line.find("GPU0").or_else(|| line.find("GPU1"));
-        at.and_then(|at| line.get(..at))
-            .is_some_and(|before| !before.contains(|ch: char| ch.is_alphanumeric() && !"0149m".contains(ch)))
-    };
-    has_host_in_front(text)
-        || lines(text)
-            .filter(|line| !line.trim_start().starts_with('#'))
-            .any(|line| {
-                named(line) || line.contains("found in the topology") || text::is_failure(line.trim())
-            })
-}
-
-/// Whether lines of a matrix have a host's name in front, `node1: GPU0 X`, as tools print it that run a command on several hosts.
-/// No mapping has one key twice.
-fn has_host_in_front(text: &str) -> bool {
-    let host = |line: &str| {
-        let (host, rest) = line.trim().split_once(':')?;
-        let numbered = rest.trim_start().strip_prefix("GPU")?;
-        let is_row =
-            !host.contains(char::is_whitespace) && numbered.starts_with(|ch: char| ch.is_ascii_digit());
-        is_row.then(|| host.to_owned())
-    };
-    let mut hosts = lines(text).filter_map(host);
-    let first = hosts.next();
-    first.is_some() && first == hosts.next()
 }
 
 /// Whether a line is `key:` or `key: value`.
@@ -263,8 +192,7 @@ fn key_before(before: &str) -> Option<&str> {
         .filter(|key| !key.is_empty())
 }
 
-/// What is said of a value that is a text, a list or a set of fields where its field is another of these. `wanted`: the YAML library's
-/// word.
+/// The problem of a text, a list or a set of fields in the place of another of these. `wanted` is the YAML library's word.
 fn not_of_shape(before: &str, wanted: &str) -> Option<String> {
     let wanted = match wanted {
         "sequence start" => "a list",
@@ -276,8 +204,8 @@ fn not_of_shape(before: &str, wanted: &str) -> Option<String> {
     Some(format!("{field}: must be {wanted}"))
 }
 
-/// What is said of a number that its field cannot hold: the field, which ends the line `before` the value, what was found there, and
-/// what is allowed. `kind` is the libraries' name of the field's type; `None` where it is no whole number.
+/// The problem of a number outside the range of its field: the field, the value found, the allowed range. The field ends the line
+/// `before` the value. `kind` is the libraries' name of the field's type; `None` if it is no whole number.
 fn not_in_range(before: &str, found: &str, kind: &str) -> Option<String> {
     let field = key_before(before);
     let widest = match kind {
@@ -316,13 +244,14 @@ fn read_json<T: DeserializeOwned>(text: &str) -> Result<T, ReadError> {
                 unknown_field(line, column, field, allowed)
             }
             None => {
-                let said = problem
+                let cause = problem
                     .strip_prefix("invalid value: ")
                     .or_else(|| problem.strip_prefix("invalid type: "));
                 let number =
-                    said.and_then(|said| said.split_once(", expected "))
+                    cause
+                        .and_then(|cause| cause.split_once(", expected "))
                         .and_then(|(found, kind)| {
-                            // The place is behind the value: its key is the last before it on the line.
+                            // The reported place is behind the value: its key is the last before it on the line.
                             let source = text.lines().nth(line - 1)?;
                             let before = split_at_char(source, column).map_or(source, |(before, _)| before);
                             not_in_range(before, &found.replace('`', ""), kind)
@@ -341,20 +270,19 @@ fn whole(number: u64) -> usize {
     usize::try_from(number).unwrap_or(usize::MAX).max(1)
 }
 
-/// The message without the place that both libraries append: it is said once, in front.
+/// The message without the place that both libraries append. It is printed once, in front.
 fn without_place(message: &str) -> String {
     let first = message.lines().next().unwrap_or_default();
-    let said = first
-        .rfind(" at line ")
-        .and_then(|at| first.get(..at))
-        .unwrap_or(first);
     if first.starts_with("multiple YAML documents") {
         return "a second YAML document begins here; a machine file is a single one".to_owned();
     }
-    // The YAML library's advice to its callers is none to people.
-    said.split(", set DuplicateKeyPolicy")
+    let end = first.rfind(" at line ").unwrap_or(first.len());
+    let problem = first.get(..end).unwrap_or(first);
+    // The YAML library's advice is for programmers.
+    problem
+        .split(", set DuplicateKeyPolicy")
         .next()
-        .unwrap_or(said)
+        .unwrap_or(problem)
         .to_owned()
 }
 

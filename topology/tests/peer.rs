@@ -102,7 +102,7 @@ fn both_models_and_nvidias_policy_are_as_recorded() {
                 links.cut(set)
             }
         };
-        let text = gantry_topology::text::parse(&support::recorded(row.machine)).unwrap();
+        let text = gantry_smi::TopoText::parse(&support::recorded(row.machine)).unwrap();
         let peer = BestEffort::with_paths(&machine, &paths_of(&text));
         let best = |free: GpuSet| free.subsets(row.size).map(value).max().unwrap();
         let states: Vec<GpuSet> = (0..=GpuSet::all(&machine).bits())

@@ -4,10 +4,10 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 
+use gantry_smi::TopoText;
 use gantry_topology::bandwidth::LinkRate;
 use gantry_topology::draw::Picture;
 use gantry_topology::machine::GpuInstance;
-use gantry_topology::text::TopoText;
 use gantry_topology::{IdList, Machine, Nic, PathClass, Rates};
 
 use super::Screen;

@@ -10,10 +10,10 @@ use clap::Args;
 use clap::builder::NonEmptyStringValueParser;
 use gantry_api::GpuNode;
 use gantry_plugin::discover::{self, NvmlOptions};
+use gantry_smi::{Hints, ReadError};
 use gantry_topology::Machine;
 use gantry_topology::bandwidth::known_model;
-use gantry_topology::read::{MAX_BYTES, ReadError, read_object, read_with};
-use gantry_topology::text::{Hints, has_matrix};
+use gantry_topology::read::{MAX_BYTES, read_object};
 use serde::Deserialize;
 
 use super::seen::Seen;
@@ -114,15 +114,13 @@ pub(super) fn parse(input: impl Read, name: &str, hints: &Hints) -> anyhow::Resu
         .with_context(|| format!("cannot read {name}"))?;
     let text = decode(bytes).with_context(|| format!("cannot read {name}"))?;
     let text = text.trim_start_matches('\u{feff}');
-    if !has_matrix(text)
-        && let Some(form) = form(text).with_context(|| name.to_owned())?
-    {
+    if let Some(form) = form(text).with_context(|| name.to_owned())? {
         if let Some(model) = hints.model.clone() {
-            return Err(ReadError::ModelIsSaid { model }).with_context(|| name.to_owned());
+            return Err(ReadError::NeedlessModel { model }).with_context(|| name.to_owned());
         }
         return Ok(read_node(text, form).with_context(|| name.to_owned())?.into());
     }
-    let machine = read_with(text, hints).with_context(|| name.to_owned())?;
+    let machine = gantry_smi::read(text, hints).with_context(|| name.to_owned())?;
     Ok(machine.into())
 }
 

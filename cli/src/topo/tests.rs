@@ -1,7 +1,7 @@
 use std::path::PathBuf;
 
 use clap::Parser;
-use gantry_topology::text::Hints;
+use gantry_smi::Hints;
 
 use super::*;
 
@@ -380,17 +380,4 @@ fn a_node_of_the_cluster_is_shown_with_what_its_plugin_says_is_wrong() {
     let json: serde_json::Value = serde_json::from_str(&topo(&["--json", "--from", path]).unwrap()).unwrap();
     assert_eq!(json["health"].as_array().unwrap().len(), 3);
     assert_eq!(json["health"][0]["reason"], off);
-}
-
-#[test]
-fn a_matrix_beside_a_manifest_is_what_is_meant() {
-    let matrix = "$ nvidia-smi topo -m\n\tGPU0\tGPU1\nGPU0\t X \tNV4\nGPU1\tNV4\t X \n";
-    let manifest = "apiVersion: apps/v1\nkind: Deployment\nmetadata:\n  name: a\n";
-    let gpus = |text: &str| {
-        let seen = source::parse(text.as_bytes(), "text", &Hints::default());
-        seen.map(|seen| seen.machine.gpus().len())
-    };
-    assert_eq!(gpus(&format!("{matrix}\n{manifest}")).unwrap(), 2);
-    assert_eq!(gpus(&format!("{manifest}---\n{matrix}")).unwrap(), 2);
-    assert!(gpus(manifest).unwrap_err().to_string().contains("text"));
 }

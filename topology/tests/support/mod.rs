@@ -6,7 +6,7 @@ pub(crate) mod peer;
 pub(crate) mod saturated;
 
 use gantry_topology::bandwidth::LinkRate;
-use gantry_topology::{Machine, Rates, text};
+use gantry_topology::{Machine, Rates};
 
 /// A recorded `nvidia-smi topo -m` text.
 pub(crate) fn recorded(name: &str) -> String {
@@ -16,7 +16,7 @@ pub(crate) fn recorded(name: &str) -> String {
 
 /// The machine of a recorded text.
 pub(crate) fn machine(name: &str) -> Machine {
-    text::read_machine(&recorded(name)).unwrap_or_else(|error| panic!("{name}: {error}"))
+    gantry_smi::read_machine(&recorded(name)).unwrap_or_else(|error| panic!("{name}: {error}"))
 }
 
 /// Rates alike for all GPUs, GB/s: one NVLink, PCIe, the socket link.

@@ -1,7 +1,7 @@
 //! The sets that NVIDIA's best-effort policy chooses: the partition of all free GPUs into groups of the size asked with the highest
 //! sum of pair scores, then its best full group. Written after its behaviour, for comparison.
 
-use gantry_topology::text::TopoText;
+use gantry_smi::TopoText;
 use gantry_topology::{GpuSet, Link, Machine, PathClass, PathMatrix};
 
 /// Pair scores of one machine: 100 for each NVLink, 10 to 50 by the PCIe path.
