@@ -158,7 +158,7 @@ fn checked(args: &ChooseArgs, machine: &Machine) -> anyhow::Result<GpuSet> {
     Ok(free)
 }
 
-/// The answer; field names and their order are the JSON's.
+/// The output; its fields are those of the JSON.
 #[derive(Debug, Serialize)]
 struct Answer {
     gpus: Vec<usize>,
@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn names_of_a_machine_do_nothing_to_the_terminal() {
+    fn control_characters_in_names_are_escaped() {
         let file =
             r#"{"gpus": [{"index": 0}], "nics": [{"name": "ib0\u001b[2J"}], "paths": ["X PIX", "PIX X"]}"#;
         let machine = gantry_topology::read(file).unwrap();
@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn gpus_with_mig_on_are_not_given_out_whole() {
+    fn gpus_with_mig_enabled_are_not_chosen() {
         let text = include_str!("../../simulator/machines/dgx-a100-mig.yaml");
         let machine = gantry_topology::read(text).unwrap();
         let chosen = choose_of(&machine, "--size 4 --json").unwrap();
@@ -308,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn the_text_tells_who_and_why() {
+    fn text_names_gpus_and_reason() {
         insta::assert_snapshot!(choose("--size 3 --free 0,1,2,3,4").unwrap(), @r"
         GPUs        0, 1, 2
         bandwidth   24 GB/s, 100 % of the best of this size; at most 24 GB/s by any algorithm
@@ -328,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn the_json_has_its_fields() {
+    fn json_has_stable_fields() {
         insta::assert_snapshot!(choose("--size 2 --must 5 --gang --json").unwrap(), @r#"
         {
           "gpus": [
@@ -349,7 +349,7 @@ mod tests {
     }
 
     #[test]
-    fn too_few_free_is_no_such_set() {
+    fn too_few_free_gpus_is_an_error() {
         assert_eq!(
             choose("--size 3 --free 0,4").unwrap_err(),
             ("3 GPUs are asked, but only 2 are free: 0,4".to_owned(), false)
@@ -357,7 +357,7 @@ mod tests {
     }
 
     #[test]
-    fn a_contradiction_is_bad_input_and_names_what_is_allowed() {
+    fn contradictory_options_are_bad_input() {
         for (options, message) in [
             (
                 "--size 2 --free 0,9",

@@ -1,5 +1,5 @@
-//! `gantry topo`: a machine's matrix, links, NUMA nodes and NICs, for people and for scripts. Reads a file or NVML, decides
-//! nothing and changes nothing but the machine file it is asked to write.
+//! `gantry topo`: a machine's matrix, links, NUMA nodes and NICs, as text, JSON or a picture. Reads a file or NVML, and writes a machine file
+//! on request.
 
 mod json;
 mod report;
@@ -12,8 +12,8 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, anyhow};
 use clap::Args;
-use gantry_topology::Machine;
 use gantry_topology::read::to_yaml;
+use gantry_topology::{Machine, draw};
 
 use seen::Seen;
 use source::SourceArgs;
@@ -26,23 +26,33 @@ use crate::runtime::BadInput;
 #[command(after_help = "\
 JSON (--json), stable fields: gpus[], nics[], matrix (GPU x GPU, link names as nvidia-smi writes them, X on the diagonal),
 bandwidth_gbs (GPU x GPU, GB/s in one direction, 0 on the diagonal), nic_matrix (GPU x NIC),
-health[] (what is wrong with GPUs; null where that is not told),
-warnings[] (what the machine says that cannot be; that bandwidths are a guess).
-gpus[].mig has enabled and instances[] (profile, start, size, devices[]); null where the GPU cannot be cut.
+health[] (faults of GPUs; null if the source does not report them),
+warnings[] (contradictions in the machine; guessed bandwidths).
+gpus[].mig has enabled and instances[] (profile, start, size, devices[]); null if the GPU does not support MIG.
 
 Examples:
   gantry topo                                  this node, through NVML
   kubectl get gpunode NODE -o yaml | gantry topo --from -
-                                               a node of the cluster, and what is wrong with it
-  nvidia-smi topo -m | gantry topo --from -    what the tool printed
+                                               a node of the cluster, with its faults
+  nvidia-smi topo -m | gantry topo --from -    the output of nvidia-smi
+  gantry topo --svg > node.svg                 a picture for a browser
+  gantry topo --dot | dot -Tpng > node.png     a graph for Graphviz
   gantry topo --from topo.txt --model A100 --machine-file node.yaml")]
 pub(crate) struct TopoArgs {
     #[command(flatten)]
     source: SourceArgs,
 
     /// Print JSON instead of text
-    #[arg(long)]
+    #[arg(long, group = "form")]
     json: bool,
+
+    /// Print an SVG picture instead of text: GPUs and NICs in their NUMA nodes, links with class and GB/s
+    #[arg(long, group = "form")]
+    svg: bool,
+
+    /// Print a Graphviz graph instead of text: devices, and links with class and GB/s
+    #[arg(long, group = "form")]
+    dot: bool,
 
     /// Write the machine to this file too, as YAML, or as JSON if its name ends in .json; - prints it instead of anything else
     #[arg(long, value_name = "OUT")]
@@ -63,7 +73,7 @@ pub(crate) fn run(args: &TopoArgs) -> anyhow::Result<()> {
     }
 }
 
-/// What the output is shown on.
+/// The terminal, or another output.
 #[derive(Debug, Clone, Copy)]
 struct Screen {
     columns: usize,
@@ -71,7 +81,7 @@ struct Screen {
 }
 
 impl Screen {
-    /// Colours only on a terminal that has them, and if nobody objects (<https://no-color.org>).
+    /// Colors only on a terminal that has them, unless `NO_COLOR` is set (<https://no-color.org>).
     fn of_stdout() -> Self {
         let set = |name: &str| std::env::var_os(name).is_some_and(|value| !value.is_empty());
         let dumb = std::env::var_os("TERM").is_some_and(|term| term == "dumb");
@@ -89,7 +99,7 @@ impl Screen {
 fn output(args: &TopoArgs, seen: &Seen, screen: Screen) -> anyhow::Result<String> {
     let machine = &seen.machine;
     match &args.machine_file {
-        // Nobody would read it back.
+        // A machine file without GPUs cannot be read.
         Some(_) if machine.gpus().is_empty() => {
             return Err(BadInput(anyhow!(
                 "no GPU is known of this node, so there is no machine to write"
@@ -102,6 +112,12 @@ fn output(args: &TopoArgs, seen: &Seen, screen: Screen) -> anyhow::Result<String
     }
     if args.json {
         return Ok(visible(&json::document(seen)?, false));
+    }
+    if args.svg {
+        return Ok(visible(&draw::svg(machine), false));
+    }
+    if args.dot {
+        return Ok(visible(&draw::dot(machine), false));
     }
     Ok(visible(&report::report(seen, screen), screen.color))
 }

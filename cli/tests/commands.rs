@@ -218,7 +218,7 @@ fn unknown_model_is_reported() {
     assert_eq!(said("NVIDIA A100-SXM4-80GB"), "");
     let near = said("H10O");
     assert!(
-        near.contains("rates are not known") && near.contains("did you mean H100?"),
+        near.contains("rates are unknown") && near.contains("did you mean H100?"),
         "{near}"
     );
     assert!(!said("Instinct MI300X").contains("did you mean"));

@@ -1,13 +1,14 @@
-//! The heart of Gantry: the machine graph and the choice of GPUs on it.
+//! The machine as a graph, the bandwidth of its links, and the choice of GPUs on it.
 //!
-//! Pure functions on values. No I/O, no async, no clock, no unsafe; it depends on no other crate of the project, and both
-//! daemons, the simulator and the command line use it for every decision about devices.
+//! Pure functions on values: no I/O, async, clock or unsafe. Both daemons, the simulator and the command line use this crate for every
+//! decision about devices; it depends on no other crate of the project.
 #![forbid(unsafe_code)]
 
 pub mod bandwidth;
 pub mod choice;
 pub mod collective;
 pub mod draw;
+pub mod graph;
 pub mod machine;
 pub mod mig;
 pub mod read;
@@ -16,6 +17,7 @@ pub mod set;
 pub use bandwidth::{Rates, pair_gbs, pair_raw_gbs};
 pub use choice::{Choice, MachineKind, Purpose, Table, Tables};
 pub use collective::Collective;
+pub use graph::MachineGraph;
 pub use machine::{
     ComputeInstance, Fabric, Gpu, GpuInstance, GpuUuid, Host, IdList, Link, Machine, MachineError,
     MachineParts, Mig, MigAttributes, MigUuid, Nic, NvLinkBundle, NvLinkPorts, PathClass, PathMatrix,

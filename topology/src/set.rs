@@ -1,4 +1,4 @@
-//! A set of GPUs of one machine as a bit mask. Only set arithmetic and its written form; what a set is worth stands elsewhere.
+//! A set of GPUs of one machine as a bit mask. Set arithmetic and the text form; ratings of sets are in [`crate::choice`].
 
 use std::fmt;
 use std::ops::{BitAnd, BitOr, Sub};
@@ -273,7 +273,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_written_set_is_read_and_written_back() {
+    fn set_written_and_read_is_the_same() {
         for (text, written) in [
             ("0,2,3", "0,2,3"),
             (" 3 , 0", "0,3"),
@@ -285,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bad_list_says_what_is_wrong_and_what_is_allowed() {
+    fn bad_list_is_refused_with_allowed_form() {
         let refused = |text: &str| text.parse::<GpuSet>().unwrap_err().to_string();
         assert_eq!(
             refused("0,x"),
@@ -299,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn subsets_are_all_of_the_size_and_ascend() {
+    fn subsets_are_complete_and_ascending() {
         for bits in [0b0, 0b1, 0b1011_0110, 0b1111_1111, 0x8000_0001] {
             let set = GpuSet::from_bits(bits);
             for size in 0..=set.len() + 1 {

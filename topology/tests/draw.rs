@@ -1,8 +1,8 @@
 //! The picture of a machine for the terminal, of recorded machines.
 #![allow(clippy::unwrap_used, reason = "tests fail by panicking")]
 
-use gantry_topology::Machine;
-use gantry_topology::draw::Picture;
+use gantry_topology::draw::{Picture, dot, svg};
+use gantry_topology::{Gpu, Machine, MachineParts, Nic, PathClass, PathMatrix};
 
 const FOLDER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/topologies");
 
@@ -82,4 +82,76 @@ fn colors_change_no_character() {
         bare.push_str(code.map_or(part, |end| &part[end + 1..]));
     }
     assert_eq!(bare, plain);
+}
+
+/// A DGX-1V: a cube mesh of NVLinks. And a server with PCIe switches only.
+const OUTLINED: [&str; 2] = ["v100-sxm2-8gpu-cubemesh-1mlx5", "titanv-8gpu-pix-phb-sys"];
+
+#[test]
+fn dot_of_dgx1v_and_pcie_server_matches_snapshot() {
+    let graphs = OUTLINED.map(|name| dot(&machine(name)));
+    insta::assert_snapshot!(graphs.join("\n"));
+}
+
+#[test]
+fn svg_of_dgx1v_matches_snapshot() {
+    insta::assert_snapshot!(svg(&machine(OUTLINED[0])));
+}
+
+#[test]
+fn svg_of_pcie_server_matches_snapshot() {
+    insta::assert_snapshot!(svg(&machine(OUTLINED[1])));
+}
+
+/// Names come from files and the cluster.
+#[test]
+fn names_with_markup_are_escaped() {
+    let machine = Machine::new(MachineParts {
+        name: Some("box\"]; }".into()),
+        gpus: vec![Gpu {
+            model: Some("<b>&'A100'\u{1b}[2J\"\\".into()),
+            ..Gpu::default()
+        }],
+        nics: vec![Nic {
+            name: "</svg>".into(),
+            ..Nic::default()
+        }],
+        paths: PathMatrix::from_fn(2, |_, _| PathClass::Pix),
+        ..MachineParts::default()
+    })
+    .unwrap();
+    let picture = svg(&machine);
+    assert!(
+        picture.contains("&lt;b&gt;&amp;&#39;A100&#39;\u{fffd}[2J&quot;\\"),
+        "{picture}"
+    );
+    assert!(picture.contains("&lt;/svg&gt;"), "{picture}");
+    assert_eq!(picture.matches("</svg>").count(), 1, "{picture}");
+    let graph = dot(&machine);
+    assert!(graph.starts_with("graph \"box\\\"]; }\" {"), "{graph}");
+    assert!(graph.contains("GPU0\\n<b>&'A100' [2J\\\"\\\\\""), "{graph}");
+}
+
+#[test]
+fn every_device_is_in_dot_and_svg_once() {
+    for entry in std::fs::read_dir(FOLDER).unwrap() {
+        let text = std::fs::read_to_string(entry.unwrap().path()).unwrap();
+        let Ok(machine) = gantry_smi::read_machine(&text) else {
+            continue;
+        };
+        let (graph, picture) = (dot(&machine), svg(&machine));
+        for gpu in 0..machine.gpus().len() {
+            assert_eq!(picture.matches(&format!(">GPU{gpu}<")).count(), 1, "{picture}");
+            let node = graph.matches(&format!("label=\"GPU{gpu}\\n")).count();
+            let plain = graph.matches(&format!("label=\"GPU{gpu}\"")).count();
+            assert_eq!(node + plain, 1, "{graph}");
+        }
+        for nic in machine.nics() {
+            assert_eq!(
+                graph.matches(&format!("label=\"{}\"", nic.name)).count(),
+                1,
+                "{graph}"
+            );
+        }
+    }
 }

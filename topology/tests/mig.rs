@@ -43,7 +43,7 @@ fn most(product: &Product, instances: &[(&Profile, u8)], profile: &Profile) -> u
 
 proptest! {
     #[test]
-    fn what_may_be_added_is_what_brute_force_finds(
+    fn possible_additions_match_brute_force(
         product in any::<prop::sample::Index>(),
         steps in prop::collection::vec((any::<prop::sample::Index>(), 0_u8..12), 0..10),
     ) {
@@ -75,7 +75,7 @@ proptest! {
 }
 
 #[test]
-fn an_uncut_gpu_holds_as_many_of_each_profile_as_nvidia_says() {
+fn empty_gpu_holds_nvidias_maximum_of_each_profile() {
     for product in Catalogue::built_in().products() {
         for (profile, remaining) in Cut::empty(product).remaining_each() {
             assert_eq!(
@@ -88,7 +88,7 @@ fn an_uncut_gpu_holds_as_many_of_each_profile_as_nvidia_says() {
 }
 
 #[test]
-fn names_tell_the_share_of_memory_in_eighths_rounded_up() {
+fn names_have_memory_in_eighths_rounded_up() {
     for product in Catalogue::built_in().products() {
         let total = 2_u64.pow(20) * product.memory_mib;
         for profile in &product.profiles {
@@ -170,7 +170,7 @@ fn products_are_found_by_name_and_by_device_id() {
 }
 
 #[test]
-fn instances_are_numbered_as_the_driver_does() {
+fn instance_ids_match_the_driver() {
     let catalogue = Catalogue::built_in();
     let a100 = catalogue.by_model("NVIDIA A100-SXM4-40GB", None).unwrap();
     let id = |profile: &str, start| a100.instance_id(a100.profile(profile).unwrap(), start);
@@ -181,7 +181,7 @@ fn instances_are_numbered_as_the_driver_does() {
 }
 
 #[test]
-fn a_compute_instance_has_its_share_of_multiprocessors_and_all_the_engines() {
+fn compute_instance_shares_engines() {
     let catalogue = Catalogue::built_in();
     let h100 = catalogue.by_model("NVIDIA H100 80GB HBM3", None).unwrap();
     let profile = h100.profile("3g.40gb").unwrap();
@@ -199,7 +199,7 @@ fn a_compute_instance_has_its_share_of_multiprocessors_and_all_the_engines() {
 }
 
 #[test]
-fn media_engines_are_given_out_once() {
+fn media_engines_are_allocated_once() {
     let catalogue = Catalogue::built_in();
     let rtx = catalogue
         .by_model("NVIDIA RTX PRO 6000 Blackwell Server Edition", None)
@@ -248,7 +248,7 @@ fn checked(instances: &[(&str, u8, u8, &[&str])]) -> String {
 }
 
 #[test]
-fn an_illegal_cut_is_refused_with_the_instance_and_what_is_allowed() {
+fn illegal_layout_is_refused_with_allowed_starts() {
     assert_eq!(
         checked(&[
             ("4g.20gb", 0, 4, &["4g.20gb"]),
@@ -287,7 +287,7 @@ fn an_illegal_cut_is_refused_with_the_instance_and_what_is_allowed() {
 }
 
 #[test]
-fn a_machine_is_checked_gpu_by_gpu() {
+fn machine_layouts_are_checked_per_gpu() {
     let text = |model: &str, start: u8| {
         format!(
             "{{\"gpus\": [{{\"index\": 0, \"model\": \"{model}\", \"mig\": {{\"enabled\": true, \"instances\": \

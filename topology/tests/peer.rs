@@ -53,7 +53,7 @@ fn rows(text: &str) -> Vec<Row<'_>> {
 const RECORDED: &str = include_str!("../fixtures/expected_pairsum_vs_bottleneck.csv");
 
 #[test]
-fn no_state_of_any_machine_gets_a_worse_set() {
+fn no_free_state_gets_a_worse_set() {
     for row in rows(RECORDED).iter().filter(|row| row.model == "ring") {
         let machine = support::machine(row.machine);
         let [nvlink, pcie, socket] = row.rates;
@@ -90,7 +90,7 @@ fn no_state_of_any_machine_gets_a_worse_set() {
 }
 
 #[test]
-fn both_models_and_nvidias_policy_are_as_recorded() {
+fn models_and_nvidias_policy_match_the_record() {
     for row in rows(RECORDED) {
         let machine = support::machine(row.machine);
         let [nvlink, pcie, socket] = row.rates;

@@ -19,7 +19,7 @@ const REACH: [(&str, [u32; 3], u64, f64); 6] = [
 ];
 
 #[test]
-fn the_mean_job_is_nearer_to_the_best_than_under_any_policy_known() {
+fn mean_job_reaches_the_recorded_efficiency() {
     for (name, [nvlink, pcie, socket], largest, reach) in REACH {
         let machine = support::machine(name);
         let rates = support::rates(&machine, nvlink, pcie, socket);
@@ -31,7 +31,7 @@ fn the_mean_job_is_nearer_to_the_best_than_under_any_policy_known() {
 }
 
 #[test]
-fn no_machine_loses_a_point_against_nvidias_policy_in_either_model() {
+fn no_machine_loses_a_point_against_nvidias_policy() {
     let files = std::fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/topologies")).unwrap();
     let mut names: Vec<String> = files
         .map(|file| {

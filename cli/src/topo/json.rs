@@ -1,5 +1,5 @@
-//! What `gantry topo --json` prints. Scripts rely on the names and shapes of these fields: add, never rename. What is unknown is
-//! null, never left out.
+//! The output of `gantry topo --json`. Scripts rely on the names and types of these fields: add, never rename. Unknown values are
+//! null, never omitted.
 
 use std::collections::BTreeSet;
 
@@ -27,9 +27,9 @@ struct Document<'a> {
     nvlinks: Vec<Bundle>,
     nvswitch: Option<Switch>,
     numa: Vec<Node<'a>>,
-    /// What is wrong with GPUs.
+    /// Faults of GPUs.
     health: Option<&'a BTreeSet<Complaint>>,
-    /// What the machine says that cannot be, and what of this document is a guess.
+    /// Contradictions in the machine, and guesses in this document.
     warnings: Vec<String>,
 }
 
@@ -46,7 +46,7 @@ struct Gpu<'a> {
     cpus: Option<&'a str>,
     nvlink_version: Option<u8>,
     nvlinks: u32,
-    /// How the GPU is cut; null where it cannot be.
+    /// The MIG layout; null if the GPU does not support MIG.
     mig: Option<Mig<'a>>,
 }
 

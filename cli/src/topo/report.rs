@@ -1,4 +1,4 @@
-//! What `gantry topo` prints for people: the picture, the matrix, and in words what NVLinks, MIG instances, NUMA nodes and NICs there are.
+//! The text output of `gantry topo`: the picture, the matrix, and lists of NVLinks, MIG instances, NUMA nodes and NICs.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};

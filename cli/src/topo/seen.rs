@@ -1,4 +1,4 @@
-//! A machine with what is wrong with its GPUs, as far as the source tells. Values; where they come from is the source's.
+//! A machine with the faults of its GPUs, as far as the source reports them.
 
 use std::collections::BTreeSet;
 
@@ -8,35 +8,35 @@ use gantry_topology::bandwidth::guessed;
 use gantry_topology::mig::{Catalogue, check_machine};
 use serde::Serialize;
 
-/// What a source shows.
+/// The data of a source.
 #[derive(Debug)]
 pub(crate) struct Seen {
     pub(crate) machine: Machine,
-    /// What is wrong, by GPU; `None` where the source says nothing of it.
+    /// Faults, by GPU; `None` if the source does not report health.
     pub(super) complaints: Option<BTreeSet<Complaint>>,
 }
 
-/// Something that is wrong with a GPU or a MIG device of it.
+/// A fault of a GPU or of a MIG device on it.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub(super) struct Complaint {
     /// Index of the GPU.
     pub(super) gpu: u8,
-    /// Profile of the MIG device that it is about; `None`: the whole GPU.
+    /// Profile of the MIG device; `None` for the whole GPU.
     pub(super) profile: Option<String>,
-    /// In words.
+    /// The fault, for people.
     pub(super) reason: String,
-    /// Since when, if that is known.
+    /// Start of the fault, if known.
     pub(super) since: Option<String>,
 }
 
-/// What a machine says that cannot be (MIG instances that the GPU's product does not allow there), and what of the report is a guess.
+/// Contradictions in a machine (MIG instances that the GPU's product does not allow), and guesses in the report.
 pub(super) fn warnings(machine: &Machine) -> Vec<String> {
     let checked = check_machine(&Catalogue::built_in(), machine);
     let cannot_be = checked.err().map(|error| error.to_string());
     cannot_be.into_iter().chain(guess(machine)).collect()
 }
 
-/// That bandwidths are a guess, where nothing tells what the GPUs are.
+/// A warning that bandwidths are guesses, if the model of a GPU is unknown.
 fn guess(machine: &Machine) -> Option<String> {
     let guessed = guessed(machine);
     let unknown = guessed
@@ -48,9 +48,11 @@ fn guess(machine: &Machine) -> Option<String> {
         return None;
     }
     let why = match models.as_slice() {
-        [] => "no GPU model is told; --model names that of a text, `model` that of a GPU in a machine file"
-            .to_owned(),
-        models => format!("the rates of {} are not known", models.join(", ")),
+        [] => {
+            "the GPU model is unknown; set --model for a topology text, or `model` of a GPU in a machine file"
+                .to_owned()
+        }
+        models => format!("the rates of {} are unknown", models.join(", ")),
     };
     Some(format!("bandwidths are a guess from the number of links: {why}"))
 }
@@ -64,7 +66,7 @@ impl From<Machine> for Seen {
     }
 }
 
-/// What a node's plugin says, quarantines of earlier runs included.
+/// The health that a node's plugin reports, quarantines of earlier runs included.
 impl From<GpuNode> for Seen {
     fn from(node: GpuNode) -> Self {
         let status = node.status.unwrap_or_default();
@@ -76,17 +78,18 @@ impl From<GpuNode> for Seen {
                 .find(|gpu| gpu.index == device.gpu)?
                 .uuid
                 .as_ref()?;
-            // Of a link, how many are down stands behind the reason that is stored.
-            let is_told = |stored: &str| {
+            // The reason of a link fault ends in the number of links down, which the stored reason does not contain.
+            let is_stored = |stored: &str| {
                 let rest = reason.strip_prefix(stored);
                 rest.is_some_and(|rest| rest.is_empty() || rest.starts_with("; "))
             };
-            let of_gpu = |fault: &&gantry_api::GpuFault| fault.gpu == uuid.as_str() && is_told(&fault.reason);
+            let of_gpu =
+                |fault: &&gantry_api::GpuFault| fault.gpu == uuid.as_str() && is_stored(&fault.reason);
             Some(status.faults.iter().find(of_gpu)?.since.0.to_string())
         };
         let complaint = |device: &DeviceStatus| {
             let reason = device.health.reason.clone();
-            let reason = reason.unwrap_or_else(|| "unhealthy, for a reason that is not told".to_owned());
+            let reason = reason.unwrap_or_else(|| "unhealthy, for an unknown reason".to_owned());
             Complaint {
                 gpu: device.gpu,
                 profile: device.slice.as_ref().map(|slice| slice.profile.clone()),
@@ -94,8 +97,8 @@ impl From<GpuNode> for Seen {
                 reason,
             }
         };
-        let sick = status.devices.iter().filter(|device| !device.health.healthy);
-        let complaints = sick.map(complaint).collect();
+        let unhealthy = status.devices.iter().filter(|device| !device.health.healthy);
+        let complaints = unhealthy.map(complaint).collect();
         Self {
             machine,
             complaints: Some(complaints),
@@ -103,9 +106,9 @@ impl From<GpuNode> for Seen {
     }
 }
 
-/// What NVML shows now.
+/// The health that NVML reports now.
 impl From<gantry_plugin::discover::Scan> for Seen {
-    fn from(sight: gantry_plugin::discover::Scan) -> Self {
+    fn from(scan: gantry_plugin::discover::Scan) -> Self {
         let complaint = |(gpu, reason)| Complaint {
             gpu,
             profile: None,
@@ -113,8 +116,8 @@ impl From<gantry_plugin::discover::Scan> for Seen {
             since: None,
         };
         Self {
-            machine: sight.machine,
-            complaints: Some(sight.complaints.into_iter().map(complaint).collect()),
+            machine: scan.machine,
+            complaints: Some(scan.complaints.into_iter().map(complaint).collect()),
         }
     }
 }

@@ -1,5 +1,5 @@
-//! Where a command gets its machine from: a file of either form, standard input, or this node's NVML. For every subcommand that
-//! looks at a machine.
+//! The source of a command's machine: a file of either form, standard input, or this node's NVML. Used by every subcommand that reads a
+//! machine.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -19,7 +19,7 @@ use serde::Deserialize;
 use super::seen::Seen;
 use crate::runtime::BadInput;
 
-/// Options that say where the machine comes from.
+/// Options for the source of the machine.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct SourceArgs {
     /// Read the machine from a machine file (YAML or JSON), a GpuNode or the output of `nvidia-smi topo -m`; - is standard input
@@ -56,12 +56,12 @@ impl SourceArgs {
     /// Reads the machine.
     ///
     /// # Errors
-    /// With the file, the line and the column, as [`BadInput`]; or with what NVML says.
+    /// The file, line and column, as [`BadInput`]; or NVML's error.
     pub(crate) fn machine(&self) -> anyhow::Result<Machine> {
         Ok(self.seen()?.machine)
     }
 
-    /// Reads the machine, and what is wrong with its GPUs if the source tells.
+    /// Reads the machine, and the faults of its GPUs if the source reports them.
     ///
     /// # Errors
     /// As [`SourceArgs::machine`].
@@ -87,7 +87,7 @@ impl SourceArgs {
         if let Some(Err(nearest)) = self.model.as_deref().map(known_model) {
             let nearest = nearest.map_or(String::new(), |name| format!("; did you mean {name}?"));
             tracing::warn!(
-                "--model {:?}: its rates are not known, so the shape of its links says them{nearest}",
+                "--model {:?}: its rates are unknown and are guessed from its links{nearest}",
                 self.model.as_deref().unwrap_or_default()
             );
         }
@@ -103,9 +103,9 @@ impl SourceArgs {
     }
 }
 
-/// Reads a machine from a stream; `name` is what messages call it.
+/// Reads a machine from a stream; `name` is its name in messages.
 pub(super) fn parse(input: impl Read, name: &str, hints: &Hints) -> anyhow::Result<Seen> {
-    // Two bytes a character where Windows wrote the file; one more byte tells that there are too many.
+    // Two bytes a character in a file written by Windows; one more byte shows that there are too many.
     let limit = 2 * u64::try_from(MAX_BYTES).unwrap_or(u64::MAX / 4) + 4;
     let mut bytes = Vec::new();
     input
@@ -131,19 +131,19 @@ enum Form {
     List,
 }
 
-/// What a text begins to say of itself.
+/// The kind of an object.
 #[derive(Deserialize)]
 struct Head {
     kind: String,
 }
 
-/// Several nodes, as `kubectl get gpunodes -o yaml` prints them, or one that was asked for with others.
+/// Several nodes, as `kubectl get gpunodes -o yaml` prints them.
 #[derive(Deserialize)]
 struct Nodes {
     items: Vec<GpuNode>,
 }
 
-/// Whether a text is what `kubectl get gpunode` prints with `-o yaml` or `-o json`. A machine file has no `kind`.
+/// Whether a text is the output of `kubectl get gpunode` with `-o yaml` or `-o json`. A machine file has no `kind`.
 ///
 /// # Errors
 /// It is an object of another kind.
@@ -189,7 +189,7 @@ fn read_node(text: &str, form: Form) -> anyhow::Result<GpuNode> {
     }
 }
 
-/// The text of a file: UTF-8, or UTF-16 with the mark that Windows' shell writes in front.
+/// The text of a file: UTF-8, or UTF-16 with the byte order mark of the Windows shell.
 fn decode(bytes: Vec<u8>) -> anyhow::Result<String> {
     let wide = |unit: fn([u8; 2]) -> u16| {
         let units = bytes.chunks_exact(2).skip(1).map(|pair| match *pair {

@@ -28,7 +28,7 @@ fn topo(arguments: &[&str]) -> anyhow::Result<String> {
 }
 
 #[test]
-fn a_report_for_people() {
+fn report_matches_snapshot() {
     let reports: Vec<String> = [
         "v100-sxm2-8gpu-cubemesh-1mlx5",
         "dgx-a100-8gpu-10nic",
@@ -40,7 +40,7 @@ fn a_report_for_people() {
 }
 
 #[test]
-fn json_for_scripts() {
+fn json_matches_snapshot() {
     insta::assert_snapshot!(topo(&["--json", "--from", &fixture("a40-8gpu-4bridgepairs-2nic")]).unwrap());
 }
 
@@ -51,7 +51,7 @@ fn section<'a>(report: &'a str, title: &str) -> &'a str {
 }
 
 #[test]
-fn a_cut_machine_is_shown_with_its_instances() {
+fn mig_instances_are_shown() {
     let from = concat!(
         env!("CARGO_MANIFEST_DIR"),
         "/../simulator/machines/dgx-a100-mig.yaml"
@@ -74,7 +74,7 @@ fn a_cut_machine_is_shown_with_its_instances() {
 }
 
 #[test]
-fn instances_that_cannot_be_are_warned_of() {
+fn impossible_mig_instances_have_a_warning() {
     let file = |profile: &str, start: u8| {
         format!(
             "gpus:\n- index: 0\n  model: NVIDIA A100-SXM4-40GB\n  mig:\n    enabled: true\n    instances:\n    \
@@ -97,7 +97,7 @@ fn instances_that_cannot_be_are_warned_of() {
 }
 
 #[test]
-fn bandwidths_that_are_guessed_are_said_to_be() {
+fn guessed_bandwidths_have_a_warning() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("topo.txt");
     std::fs::write(&path, "\tGPU0\tGPU1\nGPU0\t X \tNV18\nGPU1\tNV18\t X \n").unwrap();
@@ -105,15 +105,15 @@ fn bandwidths_that_are_guessed_are_said_to_be() {
     let text = topo(&from).unwrap();
     assert_eq!(
         section(&text, "Warnings").trim(),
-        "bandwidths are a guess from the number of links: no GPU model is told; --model names that of a text, `model` that of a GPU in \
-         a machine file"
+        "bandwidths are a guess from the number of links: the GPU model is unknown; set --model for a topology text, or `model` of a GPU in a \
+         machine file"
     );
     let json: serde_json::Value =
         serde_json::from_str(&topo(&[&["--json"], &from[..]].concat()).unwrap()).unwrap();
     assert_eq!(json["warnings"].as_array().unwrap().len(), 1);
     let odd = topo(&[&from[..], &["--model", "Z9000"]].concat()).unwrap();
     assert!(
-        odd.contains("a guess from the number of links: the rates of Z9000 are not known"),
+        odd.contains("a guess from the number of links: the rates of Z9000 are unknown"),
         "{odd}"
     );
     let named = topo(&[&from[..], &["--model", "H100"]].concat()).unwrap();
@@ -121,7 +121,7 @@ fn bandwidths_that_are_guessed_are_said_to_be() {
 }
 
 #[test]
-fn json_of_every_file_has_the_stable_fields_in_shape() {
+fn json_of_recorded_files_has_stable_fields() {
     let folder = PathBuf::from(fixture("x")).parent().unwrap().to_owned();
     let mut read = 0;
     for entry in std::fs::read_dir(folder).unwrap() {
@@ -157,7 +157,7 @@ fn json_of_every_file_has_the_stable_fields_in_shape() {
 }
 
 #[test]
-fn old_link_names_stay_as_written() {
+fn old_link_names_are_kept() {
     let text = topo(&["--json", "--from", &fixture("p40-8gpu-pix-pxb-1mlx5-soc")]).unwrap();
     let json: serde_json::Value = serde_json::from_str(&text).unwrap();
     assert_eq!(
@@ -167,7 +167,7 @@ fn old_link_names_stay_as_written() {
 }
 
 #[test]
-fn a_machine_file_is_written_and_read_back() {
+fn machine_file_written_and_read_is_the_same() {
     let folder = tempfile::tempdir().unwrap();
     let from = fixture("dgx-h200-8gpu-12nic");
     let json = topo(&["--json", "--from", &from]).unwrap();
@@ -188,7 +188,7 @@ fn a_machine_file_is_written_and_read_back() {
 }
 
 #[test]
-fn a_model_raises_the_bandwidth() {
+fn model_hint_raises_bandwidth() {
     let from = fixture("a100-4gpu-4numa-2pairs");
     let of = |arguments: &[&str]| -> f64 {
         let text = topo(&[&["--json", "--from", &from], arguments].concat()).unwrap();
@@ -199,7 +199,7 @@ fn a_model_raises_the_bandwidth() {
 }
 
 #[test]
-fn a_file_that_windows_wrote_is_read() {
+fn utf16_file_is_read() {
     let text = "\tGPU0\tGPU1\r\nGPU0\t X \tPHB\r\nGPU1\tPHB\t X \r\n";
     let little: Vec<u8> = std::iter::once(0xfeff)
         .chain(text.encode_utf16())
@@ -223,7 +223,7 @@ fn a_file_that_windows_wrote_is_read() {
 }
 
 #[test]
-fn what_cannot_be_read_says_where() {
+fn unreadable_input_is_refused_with_place() {
     let cases: [&[u8]; 5] = [
         b"",
         b"\xffnothing",
@@ -246,7 +246,7 @@ fn what_cannot_be_read_says_where() {
 }
 
 #[test]
-fn a_node_of_the_cluster_is_read_in_every_form_kubectl_prints() {
+fn gpunode_is_read_in_every_form_of_kubectl() {
     let node = serde_json::json!({
         "apiVersion": "gantry.dev/v1alpha1", "kind": "GpuNode", "metadata": {"name": "node-1"},
         "spec": {"machine": {"gpus": [{"index": 0}], "paths": ["X"]}},
@@ -275,7 +275,23 @@ fn a_node_of_the_cluster_is_read_in_every_form_kubectl_prints() {
 }
 
 #[test]
-fn names_of_a_machine_do_nothing_to_the_terminal() {
+fn svg_and_dot_are_printed_instead_of_text() {
+    let from = fixture("v100-sxm2-8gpu-cubemesh-1mlx5");
+    let picture = topo(&["--svg", "--from", &from]).unwrap();
+    assert!(
+        picture.starts_with("<svg ") && picture.ends_with("</svg>\n"),
+        "{picture}"
+    );
+    assert!(picture.contains(">NV2 40 GB/s<"), "{picture}");
+    let graph = topo(&["--dot", "--from", &from]).unwrap();
+    assert!(graph.starts_with("graph ") && graph.ends_with("}\n"), "{graph}");
+    assert!(graph.contains("0 -- 3 [ label=\"NV2 40 GB/s\""), "{graph}");
+    assert!(topo(&["--svg", "--dot", "--from", &from]).is_err());
+    assert!(topo(&["--svg", "--json", "--from", &from]).is_err());
+}
+
+#[test]
+fn control_characters_in_names_are_escaped() {
     let file = r#"{
         "name": "box\u001b]0;title\u0007", "gpus": [{"index": 0, "model": "A100\u001b[2J\u009b1m"}],
         "nics": [{"name": "ib0\u202e", "device": "mlx5\u007f"}], "paths": ["X PIX", "PIX X"]
@@ -311,7 +327,7 @@ fn sources_exclude_each_other() {
 }
 
 #[test]
-fn without_nvml_the_message_tells_the_way_out() {
+fn missing_nvml_error_names_from_option() {
     let message = topo(&["--nvml-library", "/nonexistent/libnvidia-ml.so.1"])
         .unwrap_err()
         .to_string();
@@ -319,7 +335,7 @@ fn without_nvml_the_message_tells_the_way_out() {
 }
 
 #[test]
-fn a_node_of_the_cluster_is_shown_with_what_its_plugin_says_is_wrong() {
+fn gpunode_faults_are_shown() {
     let machine: serde_json::Value = serde_json::to_value(
         source::parse(
             std::fs::read(fixture("dgx-a100-8gpu-10nic")).unwrap().as_slice(),

@@ -1,5 +1,4 @@
-//! The last step before a terminal: what other people's names and reasons may not do to it. Changes control characters and nothing
-//! else.
+//! Protects the terminal from control characters in names and reasons.
 
 use std::fmt::Write as _;
 
@@ -45,7 +44,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn control_characters_are_written_out() {
+    fn control_characters_are_escaped() {
         let text = "A100\u{1b}[2J\u{7}\r\u{9b}31m\u{202e}\u{7f}\tGPU0 ══ é\n";
         let shown = "A100\\u001b[2J\\u0007\\u000d\\u009b31m\\u202e\\u007f\tGPU0 ══ é\n";
         assert_eq!(visible(text, false), shown);
@@ -53,7 +52,7 @@ mod tests {
     }
 
     #[test]
-    fn colours_stay_where_they_are_wanted() {
+    fn color_codes_are_kept_if_allowed() {
         let text = "\u{1b}[1;32mNVLink\u{1b}[0m \u{1b}[2K\u{1b}";
         assert_eq!(
             visible(text, true),

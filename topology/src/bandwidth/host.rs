@@ -1,4 +1,4 @@
-//! What a CPU's name says about the link between its sockets. Rates are NCCL's (`src/graph/topo.h`): `BDW_QPI_BW` 6,
+//! The rate of the link between sockets, by the name of the CPU. Rates are NCCL's (`src/graph/topo.h`): `BDW_QPI_BW` 6,
 //! `SKL_QPI_BW` 10, `SRP_QPI_BW` 22, `ERP_QPI_BW` 40, `AMD_BW` 16, `P9_BW` 32, `ARM_BW` 6, `ZPI_BW` 6 GB/s. Nothing else.
 
 use super::LinkRate;
@@ -40,7 +40,7 @@ impl Processor {
     }
 }
 
-/// The socket link of a machine whose CPU nobody names, by the newest PCIe generation of its GPUs.
+/// The socket link of a machine with unknown CPU, by the newest PCIe generation of its GPUs.
 pub(super) fn unknown_socket_link(pcie_generation: u8) -> LinkRate {
     if pcie_generation <= 3 {
         Processor::Skylake.socket_link()

@@ -1,5 +1,5 @@
 //! How fast a link is: GB/s in one direction for every pair of GPUs of a machine, from a table with sources. Only rates of
-//! single links and paths; what a collective over several GPUs reaches stands in [`crate::collective`].
+//! single links and paths; the bandwidth of a collective over several GPUs is in [`crate::collective`].
 
 mod host;
 mod product;
@@ -11,7 +11,7 @@ use crate::machine::{Gpu, Machine, PathClass};
 /// The rate of one link in one direction, in MB/s (10^6 bytes per second): whole numbers, so that equal links compare equal.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct LinkRate {
-    /// What a collective library reaches, by NCCL's model (`src/graph/topo.h`) or a measurement. Every choice uses this one.
+    /// The rate that a collective library reaches, by NCCL's model (`src/graph/topo.h`) or a measurement. Every choice uses this one.
     pub effective: u32,
     /// The signalling rate of the data sheet, for display.
     pub raw: u32,
@@ -67,7 +67,7 @@ impl Rates {
     /// The rates of a machine's links, from the most certain fact that is known:
     ///
     /// - NVLink: GPU model, else compute capability, else NVLink version, else the model named in the machine's own name, else
-    ///   the number of links and peers (the table stands in `product.rs`).
+    ///   the number of links and peers (the table is in `product.rs`).
     /// - PCIe: generation and width of the GPU's link, else the generation its model is made for.
     /// - Socket link: CPU model, else the CPU named in the machine's name, else 10 GB/s beside PCIe 3 and 16 GB/s beside newer
     ///   GPUs, the least of the servers of those years.
@@ -126,7 +126,7 @@ impl Rates {
 }
 
 /// Effective GB/s (10^9 bytes per second) in one direction between GPUs `a` and `b`, by their best single path. Zero for a GPU
-/// with itself and for an index out of range. For a whole matrix make [`Rates`] once and ask [`Rates::pair`].
+/// with itself and for an index out of range. For a whole matrix, compute [`Rates`] once and use [`Rates::pair`].
 pub fn pair_gbs(machine: &Machine, a: usize, b: usize) -> f64 {
     gbs(Rates::of(machine).pair(machine, a, b).effective)
 }

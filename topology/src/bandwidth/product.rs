@@ -1,10 +1,10 @@
-//! What a GPU's product says about its links: NVLink rate and PCIe generation. A table of names, and what to assume when
-//! nothing names the product. No rate stands here without its source.
+//! The NVLink rate and PCIe generation of GPU products: a table of names, and assumptions for an unknown product. Every rate has its
+//! source.
 
 use super::LinkRate;
 use crate::machine::{Gpu, Machine, PathClass};
 
-/// What the choice of GPUs needs to know of a product.
+/// The facts about a product that the choice of GPUs needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Product {
     /// One NVLink; irrelevant where the GPU has none.
@@ -35,7 +35,7 @@ const fn product(nvlink: LinkRate, pcie: u8) -> Product {
 /// V100 and what else NCCL rates like it.
 pub(super) const VOLTA: Product = product(NVLINK2, 3);
 
-/// Products by the words that must all stand in the name, the more particular first.
+/// Products by the words that the name must contain, the more specific first.
 const PRODUCTS: &[(&[&str], Product)] = &[
     (&["GB300"], product(NVLINK5, 6)),
     (&["GB200"], product(NVLINK5, 5)),
@@ -105,18 +105,18 @@ const PRODUCTS: &[(&[&str], Product)] = &[
 
 /// The product of one GPU of `machine`, from the most certain fact that is known.
 pub(super) fn of(machine: &Machine, gpu: &Gpu) -> Product {
-    told(machine, gpu).unwrap_or_else(|| by_shape(machine, usize::from(gpu.index)))
+    known(machine, gpu).unwrap_or_else(|| by_shape(machine, usize::from(gpu.index)))
 }
 
-/// The GPUs of which nothing tells what they are: their rates are guessed from the number of their links.
+/// The GPUs of unknown product. Their rates are guessed from the number of their links.
 pub fn guessed(machine: &Machine) -> Vec<u8> {
     let gpus = machine.gpus().iter();
-    gpus.filter(|gpu| told(machine, gpu).is_none())
+    gpus.filter(|gpu| known(machine, gpu).is_none())
         .map(|gpu| gpu.index)
         .collect()
 }
 
-fn told(machine: &Machine, gpu: &Gpu) -> Option<Product> {
+fn known(machine: &Machine, gpu: &Gpu) -> Option<Product> {
     let named = |text: Option<&str>| text.and_then(by_name);
     named(gpu.model.as_deref())
         .or_else(|| gpu.compute_capability.as_deref().and_then(by_compute_capability))
@@ -128,10 +128,10 @@ fn told(machine: &Machine, gpu: &Gpu) -> Option<Product> {
         .or_else(|| named(Some(machine.name())))
 }
 
-/// Whether a model's name is one of those whose rates are known; otherwise the known one spelt most like it, if any is close.
+/// Whether the rates of a model are known.
 ///
 /// # Errors
-/// It is none of them.
+/// They are unknown: the known name with the nearest spelling, if any is close.
 pub fn known_model(model: &str) -> Result<(), Option<String>> {
     if by_name(model).is_some() {
         return Ok(());
@@ -193,8 +193,7 @@ fn by_nvlink_version(version: u8) -> Option<Product> {
     }
 }
 
-/// Nothing names the product: a printed matrix shows how many links there are, and that is nearly a finger print. Where two
-/// products share it, the slower one is assumed.
+/// The product by the number of its links, which is nearly a fingerprint. If two products share it, the slower one is assumed.
 ///
 /// | links of the GPU | taken for |
 /// |---|---|
@@ -233,7 +232,7 @@ fn by_shape(machine: &Machine, index: usize) -> Product {
 /// Links of an A100 in all, by its white paper.
 const MOST_LINKS_OF_AN_A100: u32 = 12;
 
-/// A GPU without NVLinks: as old as its linked neighbours, if there are any; else as old as the driver's words.
+/// A GPU without NVLinks: as old as its linked neighbours, if there are any; otherwise as old as the driver's link names.
 fn without_links(machine: &Machine) -> Product {
     let linked = machine
         .gpus()

@@ -25,7 +25,7 @@ fn pair(parts: MachineParts) -> (f64, f64) {
 }
 
 #[test]
-fn a_named_model_gives_its_generation() {
+fn named_model_has_its_generation() {
     let cases = [
         ("Tesla V100-SXM2-16GB", 2, 40.0, 50.0),
         ("Tesla P100-SXM2-16GB", 1, 18.0, 20.0),
@@ -48,7 +48,7 @@ fn a_named_model_gives_its_generation() {
 }
 
 #[test]
-fn pcie_runs_at_the_generation_and_width_of_the_slower_slot() {
+fn pcie_rate_is_that_of_the_slower_slot() {
     let mut parts = unknown(2, PathClass::Node);
     parts.gpus[0].pcie = Some(PcieLink {
         generation: 5,
@@ -62,7 +62,7 @@ fn pcie_runs_at_the_generation_and_width_of_the_slower_slot() {
 }
 
 #[test]
-fn traffic_between_sockets_is_bound_by_the_cpus_link() {
+fn socket_traffic_has_the_rate_of_the_cpu_link() {
     for (cpu, rate) in [
         ("Intel(R) Xeon(R) CPU E5-2698 v4 @ 2.20GHz", 6.0),
         ("Intel(R) Xeon(R) Gold 6248 CPU @ 2.50GHz", 10.0),
@@ -88,7 +88,7 @@ fn traffic_between_sockets_is_bound_by_the_cpus_link() {
 }
 
 #[test]
-fn unknown_models_are_told_by_their_links() {
+fn unknown_models_are_rated_by_their_links() {
     // 4 links to one peer: a GA102 bridge over PCIe 4.
     let mut parts = unknown(4, PathClass::Sys);
     link(&mut parts, 0, 1, 4);
@@ -153,7 +153,7 @@ fn unknown_models_are_told_by_their_links() {
 }
 
 #[test]
-fn rates_of_gpus_that_nothing_names_are_known_to_be_a_guess() {
+fn unknown_gpus_are_reported_as_guessed() {
     let mut parts = unknown(5, PathClass::Sys);
     parts.gpus[1].model = Some("NVIDIA H100 80GB HBM3".to_owned());
     parts.gpus[2].compute_capability = Some("9.0".to_owned());
@@ -168,7 +168,7 @@ fn rates_of_gpus_that_nothing_names_are_known_to_be_a_guess() {
 }
 
 #[test]
-fn the_machines_own_name_is_the_last_hint() {
+fn machine_name_is_the_last_hint() {
     let mut parts = unknown(2, PathClass::Sys);
     parts.name = Some("IBM AC922 (POWER9): 4x V100, NV3 pairs per socket".to_owned());
     assert_eq!(pair(parts.clone()).0, 32.0);
@@ -184,7 +184,7 @@ fn the_machines_own_name_is_the_last_hint() {
 }
 
 #[test]
-fn no_pair_no_rate() {
+fn missing_pair_has_no_rate() {
     let machine = Machine::new(unknown(2, PathClass::Pix)).unwrap();
     assert_eq!(pair_gbs(&machine, 1, 1), 0.0);
     assert_eq!(pair_gbs(&machine, 0, 7), 0.0);
@@ -192,7 +192,7 @@ fn no_pair_no_rate() {
 
 /// Ampere is a maker of CPUs and an architecture of GPUs.
 #[test]
-fn ampere_is_a_cpu_only_where_it_can_be_nothing_else() {
+fn ampere_in_machine_name_is_no_cpu() {
     let socket = |cpu: Option<&str>, name: &str| {
         let mut parts = unknown(2, PathClass::Sys);
         parts.name = Some(name.to_owned());

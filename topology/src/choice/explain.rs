@@ -1,28 +1,30 @@
-//! A choice in words, for logs, events and the command line. Says only what the table knows; decides nothing.
+//! The explanation of a choice, for logs, events and the command line.
 
 use super::surroundings::Group;
 use super::{Choice, Purpose, Table};
 use crate::bandwidth::gbs;
 use crate::set::GpuSet;
 
-/// One line: how the set is joined, what it reaches, what it leaves.
-pub(super) fn reason(choice: &Choice, table: &Table) -> String {
-    let left = choice.free - choice.gpus;
-    let mut text = match choice.gpus.len() {
-        0 => return "no GPU was asked for".to_owned(),
-        1 => format!("{}: {}", named(choice.gpus), single(choice, table)),
-        _ => format!("{}: {}", named(choice.gpus), joined(choice, table)),
-    };
-    if left.is_empty() {
-        text.push_str("; leaves none free");
-    } else {
-        text.push_str(&format!("; leaves {} free", named(left)));
+impl Choice {
+    /// The explanation of the choice, one line: its links, its bandwidth, the remaining GPUs.
+    pub fn reason(&self, table: &Table) -> String {
+        let left = self.free - self.gpus;
+        let mut text = match self.gpus.len() {
+            0 => return "no GPU was asked for".to_owned(),
+            1 => format!("{}: {}", named(self.gpus), single(self, table)),
+            _ => format!("{}: {}", named(self.gpus), joined(self, table)),
+        };
+        if left.is_empty() {
+            text.push_str("; leaves none free");
+        } else {
+            text.push_str(&format!("; leaves {} free", named(left)));
+        }
+        for (position, group) in broken(self, table).iter().enumerate() {
+            let word = if position == 0 { "; splits" } else { " and" };
+            text.push_str(&format!("{word} {} {}", group.what, group.gpus));
+        }
+        text
     }
-    for (position, group) in broken(choice, table).iter().enumerate() {
-        let word = if position == 0 { "; splits" } else { " and" };
-        text.push_str(&format!("{word} {} {}", group.what, group.gpus));
-    }
-    text
 }
 
 /// `GPU 5`, `GPUs 4,5`.

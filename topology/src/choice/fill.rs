@@ -1,5 +1,5 @@
 //! The best set for every set of free GPUs and every size, by trying every subset of every set: 3^n comparisons of one number
-//! each. Knows the order of the key's terms and nothing of what they mean.
+//! each. The meaning of the key's terms is the caller's; only their order matters here.
 
 use std::ops::{Add, Shl};
 
@@ -11,17 +11,17 @@ pub(super) struct Shared {
     pub(super) islands: Vec<u32>,
     /// R of the set when it is what remains.
     pub(super) remainder: Vec<u64>,
-    /// What a set and its remainder hold together; the two are added.
+    /// Groups kept together by a set and its remainder; the two are added.
     pub(super) together: Vec<u32>,
 }
 
 /// The terms that differ between purposes, by bit mask. A term only decides among sets of one size.
 pub(super) struct Terms {
-    /// What decides before the remainder.
+    /// Decides before the remainder.
     pub(super) head: Vec<u64>,
-    /// What decides after the remainder, before what is held together.
+    /// Decides after the remainder, before the groups kept together.
     pub(super) middle: Vec<u64>,
-    /// What decides last, before the smaller bit mask.
+    /// Decides last, before the smaller bit mask.
     pub(super) tail: Vec<u64>,
 }
 
@@ -193,8 +193,7 @@ fn fill<K: Key, const PURPOSES: usize>(
     answers
 }
 
-/// How many answers stand before those of set number `set`: all sets below it have one for each size from 1 to one less than
-/// their own.
+/// The number of entries before those of set number `set`: every set below it has one for each size from 1 to one less than its own.
 pub(super) fn entries_before(set: usize) -> usize {
     // Members of the sets below: every bit of `set` counts the sets that agree above it and have any bits below it.
     let mut members = 0;

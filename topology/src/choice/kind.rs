@@ -1,5 +1,4 @@
-//! Which machines share a table: those whose links, paths, NUMA nodes, rates and MIG placements are the same, whatever their GPUs
-//! are called.
+//! Kinds of machines. Machines with the same links, paths, NUMA nodes, rates and MIG placements share a table.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -9,21 +8,21 @@ use crate::bandwidth::Rates;
 use crate::machine::{Machine, PathClass};
 use crate::mig::placements;
 
-/// All of a machine that choices depend on, and nothing else: no UUID, address, name or driver. Machines of equal kinds get equal
-/// answers. GPUs count in NVML's order; machines that differ in that order alone are of different kinds.
+/// The facts of a machine that choices depend on: no UUID, address, name or driver. Machines of equal kinds get equal choices. GPUs are in
+/// NVML's order; machines that differ in that order only are of different kinds.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct MachineKind {
     gpus: usize,
     /// Direct NVLinks: the GPUs and how many.
     bundles: Vec<([u8; 2], u8)>,
-    /// By GPU: links into NVSwitches, and into which of those that are joined.
+    /// By GPU: links into NVSwitches, and the group of joined NVSwitches.
     switch_links: Vec<(u8, u8)>,
     rates: Rates,
-    /// By GPU: where MIG instances may lie, if it can be cut and its product is known.
+    /// By GPU: the placements of MIG instances, if it supports MIG and its product is known.
     placements: Vec<Option<Vec<u16>>>,
     /// Path classes among GPUs and from NICs to GPUs, row by row.
     paths: Vec<PathClass>,
-    /// By GPU: the first GPU that lists the same NUMA nodes; nodes may be numbered otherwise.
+    /// By GPU: the first GPU with the same NUMA nodes. The numbers of the nodes do not matter.
     numa: Vec<Option<usize>>,
 }
 
@@ -59,7 +58,7 @@ impl MachineKind {
     }
 }
 
-/// The tables of a cluster's machines, one for each kind. A cluster has a handful.
+/// The tables of a cluster's machines, one per kind. A cluster has few kinds.
 #[derive(Debug, Default)]
 pub struct Tables {
     known: HashMap<MachineKind, Arc<Table>>,
@@ -75,17 +74,17 @@ impl Tables {
         Arc::clone(built)
     }
 
-    /// Drops the tables that nobody holds any more.
+    /// Drops the tables without other owners.
     pub fn forget_unused(&mut self) {
         self.known.retain(|_, table| Arc::strong_count(table) > 1);
     }
 
-    /// How many kinds are known.
+    /// The number of kinds.
     pub fn len(&self) -> usize {
         self.known.len()
     }
 
-    /// Whether no kind is known.
+    /// Whether there is no kind.
     pub fn is_empty(&self) -> bool {
         self.known.is_empty()
     }

@@ -1,28 +1,28 @@
-//! Which GPUs to take: for every set of free GPUs and every number asked, the best set, from a table made once per kind of
-//! machine. Decides by topology alone; who holds what and what is healthy is the caller's, given as the set offered.
+//! The choice of GPUs: the best set for every set of free GPUs and every size, from a table built once per kind of machine. The choice
+//! is by topology alone; the caller passes the free and healthy GPUs.
 //!
 //! # The order of the key
 //!
 //! For a local job, most important first:
 //!
-//! 1. **B**, what a collective over the set reaches in the ring model ([`Collective::ring`]). Never the sum of pairs: a single
+//! 1. **B**, the bandwidth of a collective over the set in the ring model ([`Collective::ring`]). Never the sum of pairs: a single
 //!    weak GPU or a thin waist decides. Equal for all single GPUs.
-//! 2. **NVLink islands** (bridged pairs) split, as few as can be: a single GPU never breaks a pair while a loose one is free.
-//! 3. **R**, what the rest is still good for: the mean, over jobs of every size, of the best B they would find in it against the
-//!    best on the empty machine, with every held GPU taken to come free with probability 1/16 meanwhile.
-//! 4. the **cut bound**, where NVLinks carry the set: of two equal numbers of rings, the better wired.
-//! 5. few **NUMA** nodes: the job's processes and buffers have a place near all of its GPUs.
-//! 6. **groups kept together**: NVLink islands, PCIe switches, sockets and NUMA nodes, broken as little as can be.
-//! 7. **NICs** spared for jobs that need them.
+//! 2. the fewest **NVLink islands** (bridged pairs) split: a single GPU never splits a pair while an unpaired one is free.
+//! 3. **R**, the value of the remaining GPUs: the mean, over jobs of every size, of the best B in them relative to the best on the
+//!    empty machine. Every allocated GPU counts as free with probability 1/16.
+//! 4. the **cut bound**, if NVLinks carry the set: of two equal numbers of rings, the better wired.
+//! 5. few **NUMA** nodes: the job's processes and buffers fit near all of its GPUs.
+//! 6. **groups kept together**: the fewest NVLink islands, PCIe switches, sockets and NUMA nodes split.
+//! 7. **NICs** left to jobs that need them.
 //! 8. the smallest bit mask: equal input gives equal output.
 //!
-//! A gang member talks through NICs, so for two and more GPUs its NICs and NUMA nodes stand between 1 and 2; where no NIC is
-//! known it is chosen like a local job.
+//! A gang member communicates through NICs: for two and more GPUs, its NICs and NUMA nodes come between 1 and 2. On a machine without known
+//! NICs, it is chosen like a local job.
 //!
-//! Why R stands before NICs for local jobs, and the cut bound behind R and of NVLinks alone: replayed against a saturated node
-//! (`tests/saturated.rs`), NICs before R cost an 8-GPU V100 node 0.7 to 1.2 points of mean efficiency, and the cut bound of
-//! PCIe, which favours sets in two halves and so breaks two sockets where one would do, cost 8 bridged A40s 1.9 points. Where
-//! all sets have equal links, as behind NVSwitches, R is equal too, and NUMA nodes decide first.
+//! R precedes NICs for local jobs, and the cut bound follows R and counts NVLinks only, for reasons measured on a saturated node
+//! (`tests/saturated.rs`). NICs before R cost an 8-GPU V100 node 0.7 to 1.2 points of mean efficiency. The cut bound of PCIe favours
+//! sets in two halves, which splits two sockets instead of one: it cost 8 bridged A40s 1.9 points. If all sets have equal links, as
+//! behind NVSwitches, R is equal too, and NUMA nodes decide first.
 
 pub mod devices;
 mod explain;
@@ -44,37 +44,37 @@ pub use kind::{MachineKind, Tables};
 /// The most GPUs that every set of is tabulated; machines with more are searched.
 pub const TABLE_GPUS: usize = 16;
 
-/// What the GPUs are wanted for.
+/// The purpose of a request for GPUs.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub enum Purpose {
-    /// A job within one node: leaves the GPUs next to NICs to others where it loses nothing.
+    /// A job within one node: leaves the GPUs next to NICs to other jobs if that costs nothing.
     #[default]
     Local,
     /// One member of a job over several nodes: wants a NIC for each GPU.
     GangMember,
 }
 
-/// A set of GPUs chosen, and what it is worth. Made by [`Table::best`]; [`Table::rate`] rates a set chosen elsewhere.
+/// A chosen set of GPUs and its rating. Returned by [`Table::best`]; [`Table::rate`] rates any other set.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Choice {
     /// The GPUs.
     pub gpus: GpuSet,
-    /// What was free when they were chosen.
+    /// The GPUs that were free before the choice.
     pub free: GpuSet,
-    /// What they were chosen for.
+    /// The purpose of the choice.
     pub purpose: Purpose,
     /// B by the ring model, GB/s. 0 for a single GPU, which exchanges nothing.
     pub bandwidth_gbs: f64,
-    /// B by the cut bound, GB/s: what no algorithm can exceed.
+    /// B by the cut bound, GB/s: the upper bound for any algorithm.
     pub cut_gbs: f64,
-    /// R of what is left: the mean, over jobs of 1 to n GPUs, of the best B they find in it against the best on the empty machine.
-    /// From 0, nothing left, to 1, the whole machine.
+    /// R of the remaining GPUs: the mean, over jobs of 1 to n GPUs, of the best B in them relative to the best on the empty machine.
+    /// From 0 (none left) to 1 (the whole machine).
     pub remainder: f64,
 }
 
 impl Choice {
-    /// B against the best that as many GPUs reach on the empty machine: 1 is the best possible, or where sets are searched the best that is
-    /// found. 1 for a single GPU.
+    /// B relative to the best set of the same size on the empty machine, from 0 to 1. On a machine too large for a table, relative to
+    /// the best set found. 1 for a single GPU.
     pub fn quality(&self, table: &Table) -> f64 {
         let best = gbs(table.best_bandwidth(self.gpus.len()));
         if best > 0.0 {
@@ -85,19 +85,14 @@ impl Choice {
         }
     }
 
-    /// How much of R the choice takes from what was free: R before minus R after.
+    /// The loss of R by this choice: R before minus R after.
     pub fn stranded(&self, table: &Table) -> f64 {
         table.remainder(self.free) - self.remainder
     }
-
-    /// Why this set, for people: how it is joined, what it reaches, what it leaves.
-    pub fn reason(&self, table: &Table) -> String {
-        explain::reason(self, table)
-    }
 }
 
-/// The best set for every set of free GPUs and every number asked, of one kind of machine. Up to [`TABLE_GPUS`] GPUs an answer is
-/// read from memory (at most 3 MB for 16 GPUs); larger machines are searched, see [`Table::best`].
+/// The best set for every set of free GPUs and every size, of one kind of machine. Up to [`TABLE_GPUS`] GPUs, a choice is one read from
+/// memory (at most 3 MB for 16 GPUs). Larger machines are searched, see [`Table::best`].
 #[derive(Debug, Clone)]
 pub struct Table {
     gpus: usize,
@@ -106,22 +101,22 @@ pub struct Table {
     sets: Option<Sets>,
     /// The highest B of each size on the empty machine, MB/s.
     best: Vec<u32>,
-    /// By GPU: where MIG instances may lie, if it can be cut and its product is known.
+    /// By GPU: the placements of MIG instances, if it supports MIG and its product is known.
     placements: Vec<Option<Vec<u16>>>,
 }
 
-/// What is known of every set, by bit mask.
+/// The ratings of every set, by bit mask.
 #[derive(Debug, Clone)]
 struct Sets {
     /// B, ring model, MB/s.
     ring: Vec<u32>,
     /// Cut bound, MB/s.
     cut: Vec<u32>,
-    /// R after churn, as [`remainder::churned`] gives it.
+    /// R after churn, as [`remainder::churned`] returns it.
     churned: Vec<u32>,
-    /// R as it stands, as [`remainder::kept`] gives it.
+    /// R without churn, as [`remainder::kept`] returns it.
     remainder: Vec<u32>,
-    /// Answers for local jobs: for each set of free GPUs, the best of size 1, 2, ... one less than all.
+    /// Choices for local jobs: for each set of free GPUs, the best of size 1, 2, ... one less than all.
     local: Vec<u16>,
     /// The same for gang members; empty where it is the same.
     gang: Vec<u16>,
@@ -241,9 +236,9 @@ impl Table {
     /// The best `size` GPUs of `free`, or `None` if there are fewer. GPUs beyond the machine's are no GPUs; size 0 gives the empty
     /// set.
     ///
-    /// On machines of more than [`TABLE_GPUS`] GPUs a bounded search answers, in well under 10 ms: it grows a set from every free
-    /// GPU, always by the one best joined to it, improves the best of them by exchanges, and compares by the same key without
-    /// R. It finds whole islands where they are free; it does not prove that there is nothing better.
+    /// Machines of more than [`TABLE_GPUS`] GPUs use a bounded search, in well under 10 ms. It grows a set from every free GPU, each time by the
+    /// GPU with the best links to it, improves the best set by exchanges, and compares by the same key without R. It finds free whole
+    /// islands, but does not prove that no better set exists.
     pub fn best(&self, free: GpuSet, size: usize, purpose: Purpose) -> Option<Choice> {
         let free = free & self.all();
         let set = self.best_set(free, size, purpose)?;
@@ -252,8 +247,8 @@ impl Table {
 
     /// The best `size` GPUs of `free` that hold all of `must`, as kubelet asks with `MustIncludeDeviceIDs`.
     ///
-    /// `None` where kubelet's own rules allow no answer: fewer than `size` free, more than `size` required, or a required one not
-    /// offered. Kubelet takes an empty answer as no preference.
+    /// `None` if kubelet's own rules allow no result: fewer than `size` free, more than `size` required, or a required one not
+    /// offered. Kubelet takes an empty response as no preference.
     pub fn best_with(&self, free: GpuSet, must: GpuSet, size: usize, purpose: Purpose) -> Option<Choice> {
         let offered = free & self.all();
         if must.is_empty() {
@@ -273,7 +268,7 @@ impl Table {
         Some(self.rate(set, offered, purpose))
     }
 
-    /// What a set of GPUs taken from `free` is worth, however it was chosen.
+    /// Rates any set of GPUs taken from `free`.
     pub fn rate(&self, gpus: GpuSet, free: GpuSet, purpose: Purpose) -> Choice {
         Choice {
             gpus,
@@ -285,8 +280,8 @@ impl Table {
         }
     }
 
-    /// R of a set of free GPUs as it stands: the mean, over jobs of 1 to n GPUs, of the best B they find in it against the best on
-    /// the empty machine. 1 for the whole machine, 0 for none. Beyond [`TABLE_GPUS`] GPUs by the same search as the choices.
+    /// R of a set of free GPUs: the mean, over jobs of 1 to n GPUs, of the best B in it relative to the best on the empty machine.
+    /// 1 for the whole machine, 0 for none. Beyond [`TABLE_GPUS`] GPUs by the same search as the choices.
     pub fn remainder(&self, free: GpuSet) -> f64 {
         let free = free & self.all();
         if let Some(sets) = &self.sets {
@@ -302,7 +297,7 @@ impl Table {
         sum / self.gpus as f64
     }
 
-    /// Whether every set is tabulated, so that the best is known to be the best.
+    /// Whether every set is tabulated, so that the best set is certain.
     fn is_exhaustive(&self) -> bool {
         self.sets.is_some()
     }
@@ -312,7 +307,7 @@ impl Table {
         self.best.get(size).copied().unwrap_or(0)
     }
 
-    /// As [`Table::best`], without what the set is worth: one read for up to [`TABLE_GPUS`] GPUs.
+    /// As [`Table::best`], without the rating: one read for up to [`TABLE_GPUS`] GPUs.
     pub fn best_set(&self, free: GpuSet, size: usize, purpose: Purpose) -> Option<GpuSet> {
         let free = free & self.all();
         if size > free.len() {

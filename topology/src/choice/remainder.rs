@@ -1,11 +1,11 @@
-//! R: what a set of free GPUs is still good for. The best bandwidth that jobs of every size would find in it, against what they
-//! would find on the empty machine; for every set of up to 16 GPUs at once.
+//! R, the value of a set of free GPUs: the best bandwidth of jobs of every size in it, relative to the empty machine. Computed for every
+//! set of up to 16 GPUs at once.
 
-/// Fraction bits while R is computed, and those kept: about one in a million, far below what any single set changes.
+/// Fraction bits during the computation of R, and in its result: about one in a million, far below the effect of any single set.
 const FINE: u32 = 32;
 const KEPT: u32 = 20;
 
-/// How likely a held GPU is to be free again by the time the remainder is used: one in `CHURN`.
+/// The probability that an allocated GPU is free again when the remainder is used: one in `CHURN`.
 const CHURN: u64 = 16;
 
 /// `best[size][set]`: the highest B of any `size` GPUs of a set, from B of every set. Sizes 0 and 1 exchange nothing and are 0.
@@ -33,9 +33,9 @@ fn best_of_size(gpus: usize, size: usize, ring: &[u32]) -> Vec<u32> {
 
 /// R of every set after a little churn, with `KEPT` fraction bits.
 ///
-/// R is the mean over the sizes 1 to n of `best[size][set] / best[size][all]`; one GPU is worth 1 where there is one. It looks at
-/// the free GPUs alone, and so cannot tell a remainder that the next departure completes from one that it does not. So every
-/// held GPU is taken to be free with probability 1/16: R of the sets that may follow, weighted by that.
+/// R is the mean over the sizes 1 to n of `best[size][set] / best[size][all]`; one GPU is worth 1 if there is one. It considers
+/// the free GPUs only, so it does not prefer a remainder that the next departure completes. Therefore every allocated GPU counts as free with
+/// probability 1/16: this is R of the sets that may follow, weighted by their probability.
 pub(super) fn churned(gpus: usize, plain: &[u64]) -> Vec<u32> {
     let mut expected = plain.to_vec();
     for gpu in 0..gpus {
@@ -60,7 +60,7 @@ pub(super) fn as_number(kept: u32) -> f64 {
     f64::from(kept) / f64::from(1 << KEPT)
 }
 
-/// R of every set as it stands, with [`FINE`] fraction bits.
+/// R of every set without churn, with [`FINE`] fraction bits.
 pub(super) fn plain(gpus: usize, best: &[Vec<u32>]) -> Vec<u64> {
     let sets = best.first().map_or(0, Vec::len);
     let all = sets.saturating_sub(1);

@@ -1,5 +1,5 @@
 //! Choosing on machines too large for a table: bounded greedy growth and exchange. Compares by the same key as the tables,
-//! without R, and promises a valid set quickly, not the best one.
+//! without R. Guarantees a valid set in bounded time, not the best one.
 
 use super::{Purpose, Table};
 use crate::machine::MAX_GPUS;
@@ -8,8 +8,8 @@ use crate::set::GpuSet;
 /// Exchanges tried at most to improve the best grown set.
 const EXCHANGES: usize = 256;
 
-/// A good set of `size` GPUs of `free` that holds `must`. The caller has checked that there is one; otherwise the answer is as near as
-/// can be.
+/// A good set of `size` GPUs of `free` that contains `must`. The caller has checked that there is one; otherwise the result is the
+/// nearest.
 pub(super) fn best(table: &Table, free: GpuSet, must: GpuSet, size: usize, purpose: Purpose) -> GpuSet {
     if size >= free.len() {
         return free;

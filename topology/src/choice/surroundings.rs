@@ -1,12 +1,11 @@
-//! What lies around a machine's GPUs: NICs, NUMA nodes, and the groups that are worth keeping whole. Terms of the key of a
-//! choice that are no bandwidth; every one is larger for the better set.
+//! The surroundings of a machine's GPUs: NICs, NUMA nodes, and the groups worth keeping whole. These are the terms of a choice's key
+//! other than bandwidth. Every term is larger for the better set.
 
 use super::Purpose;
-use crate::collective::components;
 use crate::machine::{MAX_GPUS, MAX_NICS, Machine, PathClass};
 use crate::set::GpuSet;
 
-/// Where a GPU without any NIC ranks among [`class_rank`]s.
+/// The [`class_rank`] of a machine without NICs.
 const NO_NIC: u8 = 5;
 
 /// NICs, NUMA nodes and groups of one machine.
@@ -27,7 +26,7 @@ pub(super) struct Surroundings {
 /// GPUs that belong together.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Group {
-    /// What they share, in words: `NVLink pair`.
+    /// What they share, such as `NVLink pair`.
     pub(super) what: &'static str,
     pub(super) gpus: GpuSet,
     /// Whether NVLinks join them.
@@ -61,7 +60,7 @@ impl Surroundings {
         }
     }
 
-    /// Whether any NIC is known; without one, gang members and local jobs want the same.
+    /// Whether any NIC is known. Without one, gang members and local jobs have the same preferences.
     pub(super) fn has_nics(&self) -> bool {
         self.nics > 0
     }
@@ -75,7 +74,7 @@ impl Surroundings {
     ///
     /// - A gang member wants as many NICs of its own as it has GPUs (the largest matching of GPUs to NICs behind the same PCIe
     ///   switch), then the worst-placed GPU as near to a NIC as can be.
-    /// - A local job wants to stand near the fewest NICs, then far from the nearest: it leaves them to those who need them.
+    /// - A local job prefers GPUs near the fewest NICs, then far from the nearest: it leaves the NICs to jobs that need them.
     pub(super) fn nics(&self, set: GpuSet, purpose: Purpose) -> u32 {
         let classes = set.iter().map(|gpu| self.nearest[gpu]);
         match purpose {
@@ -183,21 +182,14 @@ const NVLINK: &str = "NVLink island";
 /// GPUs and the whole machine left out.
 fn groups(machine: &Machine, numa: &[GpuSet]) -> Vec<Group> {
     let all = GpuSet::all(machine);
-    let joined = |near: &dyn Fn(usize, usize) -> bool| {
-        components(all, |a| {
-            all.iter()
-                .filter(|b| *b != a && near(a, *b))
-                .collect::<GpuSet>()
-                .bits()
-        })
-    };
-    let within = |rank: u8| joined(&|a, b| class_rank(machine.paths().get(a, b)) <= rank);
+    let graph = machine.graph();
+    let islands = graph.nvlink_islands();
     let levels = [
-        (NVLINK, joined(&|a, b| machine.nvlinks_between(a, b) > 0)),
-        ("PCIe switch", within(0)),
-        ("PCIe switch", within(1)),
-        ("PCIe host bridge", within(2)),
-        ("socket", within(3)),
+        (NVLINK, islands.into_iter().map(GpuSet::from_iter).collect()),
+        ("PCIe switch", graph.gpu_groups(PathClass::Pix)),
+        ("PCIe switch", graph.gpu_groups(PathClass::Pxb)),
+        ("PCIe host bridge", graph.gpu_groups(PathClass::Phb)),
+        ("socket", graph.gpu_groups(PathClass::Node)),
         ("NUMA node", numa.to_vec()),
     ];
     let mut groups: Vec<Group> = Vec::new();

@@ -86,7 +86,7 @@ fn best(table: &Table, free: &str, size: usize) -> String {
 }
 
 #[test]
-fn a_loose_gpu_is_taken_before_a_pair_is_broken() {
+fn unpaired_gpu_is_chosen_before_a_pair_is_split() {
     let table = Table::build(&bridged_pairs(0));
     assert_eq!(best(&table, "0,1,3,4,5,6,7", 1), "3");
     assert_eq!(best(&table, "0,1,2,3,6", 1), "6");
@@ -98,7 +98,7 @@ fn a_loose_gpu_is_taken_before_a_pair_is_broken() {
 }
 
 #[test]
-fn a_set_stays_within_a_socket_rather_than_keep_a_pair_for_later() {
+fn socket_precedes_pair_kept_for_later() {
     let table = Table::build(&bridged_pairs(0));
     let choice = table.best(set("0,1,2,3,4"), 3, Purpose::Local).unwrap();
     assert!(choice.gpus.is_subset(set("0,1,2,3")), "{}", choice.gpus);
@@ -106,7 +106,7 @@ fn a_set_stays_within_a_socket_rather_than_keep_a_pair_for_later() {
 }
 
 #[test]
-fn local_jobs_leave_the_nics_and_gang_members_take_them() {
+fn local_jobs_avoid_nics_and_gang_members_use_them() {
     let table = Table::build(&lopsided());
     let all = table.all();
     assert_eq!(table.best(all, 4, Purpose::Local).unwrap().gpus, set("4,5,6,7"));
@@ -122,7 +122,7 @@ fn local_jobs_leave_the_nics_and_gang_members_take_them() {
 /// All sets have equal links behind the switches. A socket's four would stay whole where the fifth is taken with one of them, but the job's
 /// two GPUs would have no memory near both.
 #[test]
-fn a_set_stays_within_a_numa_node_rather_than_keep_a_socket_whole() {
+fn numa_node_precedes_whole_socket() {
     let mut parts = lopsided().into_parts();
     for gpu in &mut parts.gpus {
         gpu.numa = Some(if gpu.index < 4 { "0" } else { "1" }.parse().unwrap());
@@ -134,7 +134,7 @@ fn a_set_stays_within_a_numa_node_rather_than_keep_a_socket_whole() {
 }
 
 #[test]
-fn a_choice_knows_its_worth() {
+fn choice_has_quality_and_stranded() {
     let table = Table::build(&bridged_pairs(0));
     let whole = table.best(table.all(), 2, Purpose::Local).unwrap();
     assert_eq!(
@@ -150,7 +150,7 @@ fn a_choice_knows_its_worth() {
 }
 
 #[test]
-fn what_cannot_be_is_refused_and_what_is_not_there_is_ignored() {
+fn impossible_requests_return_none() {
     let table = Table::build(&bridged_pairs(0));
     assert!(table.best(set("0,1"), 3, Purpose::Local).is_none());
     assert!(table.best(set("0,30,31"), 2, Purpose::Local).is_none());
@@ -177,7 +177,7 @@ fn what_cannot_be_is_refused_and_what_is_not_there_is_ignored() {
 }
 
 #[test]
-fn the_reason_says_how_the_set_is_joined_and_what_is_left() {
+fn reason_names_links_and_remaining_gpus() {
     let table = Table::build(&bridged_pairs(0));
     let reason = |free: &str, size| {
         let choice = table.best(set(free), size, Purpose::Local).unwrap();
@@ -196,7 +196,7 @@ fn the_reason_says_how_the_set_is_joined_and_what_is_left() {
 
 /// What is searched for on the empty machine may fall short of what is found in a part of it.
 #[test]
-fn no_choice_on_a_large_machine_is_better_than_the_best_or_called_the_best_possible() {
+fn large_machine_choice_is_never_called_best_possible() {
     let mut random = 1u32;
     let mut below = |limit: u32| {
         random = random.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
@@ -249,7 +249,7 @@ fn machines_of_one_kind_share_a_table() {
 }
 
 #[test]
-fn sixteen_gpus_take_less_than_three_megabytes() {
+fn table_of_16_gpus_is_below_3_mb() {
     let mut parts = lopsided().into_parts();
     parts.gpus = (0..16)
         .map(|index| Gpu {
@@ -396,7 +396,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
 
     #[test]
-    fn every_answer_of_a_small_machine_is_the_best_there_is((machine, rates) in any_machine(0..=7)) {
+    fn small_machine_choices_match_brute_force((machine, rates) in any_machine(0..=7)) {
         let table = Table::with_rates(&machine, &rates);
         let links = Collective::new(&machine, &rates);
         for free in (0..=table.all().bits()).map(GpuSet::from_bits) {
@@ -411,7 +411,7 @@ proptest! {
     }
 
     #[test]
-    fn churn_is_the_expectation_it_stands_for((machine, rates) in any_machine(1..=5)) {
+    fn churn_matches_its_expectation((machine, rates) in any_machine(1..=5)) {
         let table = Table::with_rates(&machine, &rates);
         let links = Collective::new(&machine, &rates);
         for set in (0..=table.all().bits()).map(GpuSet::from_bits) {
@@ -421,7 +421,7 @@ proptest! {
     }
 
     #[test]
-    fn required_gpus_are_in_the_best_set_that_holds_them(
+    fn required_gpus_get_the_best_set_with_them(
         (machine, rates) in any_machine(1..=8),
         free in any::<u32>(),
         must in any::<u32>(),
@@ -447,7 +447,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(6))]
 
     #[test]
-    fn sampled_answers_of_sixteen_gpus_are_the_best_there_are(
+    fn sampled_choices_of_16_gpus_match_brute_force(
         (machine, rates) in any_machine(16..=16),
         states in proptest::collection::vec((any::<u16>(), 0..17usize), 24),
     ) {
@@ -466,7 +466,7 @@ proptest! {
     }
 
     #[test]
-    fn larger_machines_get_valid_answers(
+    fn large_machine_choices_are_valid(
         (machine, rates) in any_machine(17..=32),
         states in proptest::collection::vec((any::<u32>(), any::<u32>(), 0..33usize), 4),
     ) {

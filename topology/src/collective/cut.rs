@@ -1,6 +1,6 @@
 //! The narrowest NVLink cut of a set: which part of it can send the least out, for its size. Counts links, not GB/s.
 
-use super::{Collective, components};
+use super::Collective;
 use crate::set::GpuSet;
 
 /// What ratios of links to GPUs are multiplied by: divisible by every size of a part of 16, so that they stay whole numbers.
@@ -8,7 +8,7 @@ pub(super) const SCALE: u64 = 720_720;
 
 /// Sets up to this size have every cut tried; larger ones only the cuts that part off a single GPU.
 const EVERY_CUT: usize = 16;
-/// The same on machines too large for a table, where every set is rated anew.
+/// The same limit on machines too large for a table, which rate every set again.
 const EVERY_CUT_OF_LARGE: usize = 10;
 
 /// The least over the cuts of a set.
@@ -141,7 +141,7 @@ fn islands(links: &Collective, set: GpuSet) -> Vec<u8> {
     islands
 }
 
-/// The answer where no cut need be tried: no direct links, or too few to join the set.
+/// The result for sets without direct links, or with too few to join them, which need no search.
 fn without_enumeration(links: &Collective, set: GpuSet) -> Option<Narrowest> {
     let has_direct = set.iter().any(|gpu| links.peers[gpu] & set.bits() != 0);
     let switch = links.lowest_switch_links(set);
@@ -154,7 +154,19 @@ fn without_enumeration(links: &Collective, set: GpuSet) -> Option<Narrowest> {
         });
     }
     let unswitched = set.iter().all(|gpu| links.switch[gpu] == 0);
-    (unswitched && components(set, |gpu| links.peers[gpu]).len() > 1).then_some(NOTHING)
+    (unswitched && !is_connected(links, set)).then_some(NOTHING)
+}
+
+/// Whether direct NVLinks connect the whole set.
+fn is_connected(links: &Collective, set: GpuSet) -> bool {
+    let mut reached = set.lowest().map_or(GpuSet::EMPTY, GpuSet::single);
+    let mut frontier = reached;
+    while let Some(gpu) = frontier.lowest() {
+        let fresh = (GpuSet::from_bits(links.peers[gpu]) & set) - reached;
+        reached = reached | fresh;
+        frontier = (frontier - GpuSet::single(gpu)) | fresh;
+    }
+    reached == set
 }
 
 fn single_gpus(links: &Collective, set: GpuSet) -> Narrowest {

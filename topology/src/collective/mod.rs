@@ -5,7 +5,7 @@ mod cut;
 mod ring;
 
 use crate::bandwidth::Rates;
-use crate::machine::{MAX_GPUS, Machine};
+use crate::machine::{MAX_GPUS, Machine, PathClass};
 use crate::set::GpuSet;
 
 /// The links of one machine, laid out for rating sets of GPUs. Bandwidths are in MB/s, so that they compare exactly.
@@ -73,11 +73,7 @@ impl Collective {
                 }
             }
         }
-        let all = GpuSet::first(gpus);
-        let near: Vec<u32> = (0..gpus)
-            .map(|a| (all - GpuSet::from_bits(links.far[a])).bits())
-            .collect();
-        links.sockets = components(all, |a| near.get(a).copied().unwrap_or(0));
+        links.sockets = machine.graph().gpu_groups(PathClass::Node);
         links
     }
 
@@ -200,25 +196,6 @@ pub(crate) struct AllSets {
     pub(crate) ring: Vec<u32>,
     /// Cut bound, MB/s.
     pub(crate) cut: Vec<u32>,
-}
-
-/// The connected components of `set` under a neighbour relation, lowest GPU first.
-pub(crate) fn components(set: GpuSet, neighbours: impl Fn(usize) -> u32) -> Vec<GpuSet> {
-    let mut found = Vec::new();
-    let mut left = set;
-    while let Some(seed) = left.lowest() {
-        let mut component = GpuSet::single(seed);
-        let mut frontier = component;
-        while let Some(gpu) = frontier.lowest() {
-            frontier = frontier - GpuSet::single(gpu);
-            let fresh = (GpuSet::from_bits(neighbours(gpu)) & left) - component;
-            component = component | fresh;
-            frontier = frontier | fresh;
-        }
-        found.push(component);
-        left = left - component;
-    }
-    found
 }
 
 #[cfg(test)]

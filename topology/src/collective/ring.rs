@@ -13,7 +13,7 @@ const STEPS_AMONG_MORE: u32 = 1 << 10;
 /// The same in sets of more than 8.
 const STEPS_BEYOND_8: u32 = 1 << 7;
 
-/// On machines too large for a table, where every set is rated anew, no more than two cycles are looked for.
+/// Machines too large for a table rate every set again, so the search stops at two cycles.
 const TABULATED: usize = 16;
 
 /// The edge-disjoint Hamiltonian cycles of a set of three or more GPUs, of which there are no more than `most`; 0 for smaller sets.

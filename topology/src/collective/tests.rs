@@ -72,7 +72,7 @@ fn cube_mesh() -> Machine {
 }
 
 #[test]
-fn a_weak_gpu_or_a_thin_waist_decides() {
+fn weakest_gpu_or_narrowest_cut_decides() {
     let machine = cube_mesh();
     let links = Collective::new(&machine, &rates(8, 20_000, 12_000, 10_000));
     // The set, its ring bandwidth and its cut bound, MB/s.
@@ -93,7 +93,7 @@ fn a_weak_gpu_or_a_thin_waist_decides() {
 }
 
 #[test]
-fn behind_switches_every_set_runs_at_the_rate_of_its_least_linked_gpu() {
+fn switched_set_has_rate_of_least_linked_gpu() {
     let machine = machine(&[0; 4], &[], &[18, 18, 12, 0]);
     let links = Collective::new(&machine, &rates(4, 20_600, 48_000, 22_000));
     assert_eq!(links.ring(set("0,1")), 370_800);
@@ -104,7 +104,7 @@ fn behind_switches_every_set_runs_at_the_rate_of_its_least_linked_gpu() {
 }
 
 #[test]
-fn one_gpu_exchanges_nothing() {
+fn single_gpu_has_no_bandwidth() {
     let links = Collective::new(&cube_mesh(), &rates(8, 20_000, 12_000, 10_000));
     for set in [GpuSet::EMPTY, set("5")] {
         assert_eq!((links.ring(set), links.cut(set)), (0, 0));
@@ -181,14 +181,19 @@ fn cut_naively(machine: &Machine, rates: &Rates, set: GpuSet) -> f64 {
         let switched = (0..3).map(|island| switch(part, island).min(switch(rest, island)));
         f64::from((direct + switched.sum::<u32>()) * rates.nvlink[0].effective)
     };
-    let sockets: Vec<GpuSet> = components(GpuSet::all(machine), |a| {
-        let near = |b: &usize| !machine.paths().get(a, *b).crosses_sockets();
-        GpuSet::all(machine)
-            .iter()
-            .filter(near)
-            .collect::<GpuSet>()
-            .bits()
-    });
+    let mut sockets: Vec<GpuSet> = Vec::new();
+    for gpu in 0..machine.gpus().len() {
+        let is_near = |socket: &GpuSet| {
+            socket
+                .iter()
+                .any(|other| !machine.paths().get(gpu, other).crosses_sockets())
+        };
+        let (near, far): (Vec<GpuSet>, Vec<GpuSet>) = sockets.into_iter().partition(is_near);
+        let joined = near
+            .into_iter()
+            .fold(GpuSet::single(gpu), |joined, socket| joined | socket);
+        sockets = [far, vec![joined]].concat();
+    }
     // The least capacity over all ways to put the sockets, and the middle that joins them, on either side.
     let pcie = |part: GpuSet| {
         let sides = 0..1u32 << (sockets.len() + 1);
@@ -242,7 +247,7 @@ fn any_machine(most: usize, switched: bool) -> impl Strategy<Value = Machine> {
 }
 
 #[test]
-fn nvswitches_that_are_not_joined_carry_no_ring_across() {
+fn unjoined_nvswitches_carry_no_common_ring() {
     let mut parts = machine(&[0; 4], &[], &[18; 4]).into_parts();
     for gpu in &mut parts.gpus[2..] {
         if let Some(ports) = &mut gpu.nvlink {
@@ -266,7 +271,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
 
     #[test]
-    fn the_cycles_found_are_the_most_there_are(machine in any_machine(6, false)) {
+    fn cycles_match_the_maximum(machine in any_machine(6, false)) {
         let gpus = machine.gpus().len();
         // PCIe so slow that only NVLink counts.
         let links = Collective::new(&machine, &rates(gpus, 1000, 0, 0));
@@ -279,7 +284,7 @@ proptest! {
     }
 
     #[test]
-    fn the_cut_bound_is_its_definition(machine in any_machine(6, true)) {
+    fn cut_bound_matches_its_definition(machine in any_machine(6, true)) {
         let gpus = machine.gpus().len();
         let rates = rates(gpus, 20_000, 24_000, 16_000);
         let links = Collective::new(&machine, &rates);
@@ -290,7 +295,7 @@ proptest! {
     }
 
     #[test]
-    fn no_ring_exceeds_the_cut_bound_and_tables_agree_with_single_sets(machine in any_machine(9, true)) {
+    fn ring_is_within_cut_bound_and_tables_agree(machine in any_machine(9, true)) {
         let gpus = machine.gpus().len();
         let links = Collective::new(&machine, &rates(gpus, 20_000, 24_000, 16_000));
         let all = links.of_all_sets();

@@ -1,9 +1,8 @@
-//! Blocks of text side by side and framed, with colours kept apart from the characters, so that widths stay right. Knows nothing
-//! of machines.
+//! Blocks of text side by side and framed. Colors are separate from the characters, so that widths are exact.
 
 use std::fmt;
 
-/// How a run of characters looks where colours are shown.
+/// The style of a run of characters on a terminal with colors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Style {
     Plain,
@@ -17,7 +16,7 @@ pub(super) enum Style {
 }
 
 impl Style {
-    /// Parameters of the terminal's SGR code; the 16 basic colours, which people choose themselves.
+    /// Parameters of the terminal's SGR code; the 16 basic colors, which the user of the terminal chooses.
     const fn code(self) -> &'static str {
         match self {
             Self::Plain => "",
@@ -135,7 +134,7 @@ fn one_shelf(blocks: Vec<Block>) -> Vec<Row> {
     rows
 }
 
-/// Writes a row and a line end, with colours or without.
+/// Writes a row and a line end, with colors or without.
 pub(super) fn write_row(f: &mut fmt::Formatter<'_>, row: &Row, color: bool) -> fmt::Result {
     for (style, text) in &row.0 {
         if color && *style != Style::Plain {

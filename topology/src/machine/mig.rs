@@ -51,7 +51,7 @@ pub struct ComputeInstance {
     /// Profile of the MIG device: its GPU instance's (`3g.20gb`, `1g.5gb+me`), or `1c.3g.20gb` where it has less compute than
     /// that. The driver leaves out what stands behind the size (`+me`); a file may too, and it is put back.
     pub profile: String,
-    /// What it has, where NVML tells.
+    /// Its hardware, if NVML reports it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub attributes: Option<MigAttributes>,
 }
@@ -88,7 +88,7 @@ impl GpuInstance {
     }
 }
 
-/// A profile's name in two: up to the size (`1g.5gb`), and what stands behind that (`+me`, `+gfx`, `-me`, `+me.all`, or nothing),
+/// A profile's name in two: up to the size (`1g.5gb`), and the suffix (`+me`, `+gfx`, `-me`, `+me.all`, or nothing),
 /// which a GPU instance has and the driver's names of what is in it lack.
 pub fn split_profile(profile: &str) -> (&str, &str) {
     match profile.find("gb") {
@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn a_device_has_the_suffix_of_its_instance_whether_the_driver_says_it_or_not() {
+    fn device_gets_the_suffix_of_its_instance() {
         for name in ["1g.10gb", "1g.10gb+me"] {
             assert_eq!(read("1g.10gb+me", &[name]), ["1g.10gb+me"]);
         }

@@ -1,5 +1,5 @@
-//! One node's GPUs, NICs and the links among them: the graph every decision is made on, and its one serialised form, the
-//! *machine file*. A [`Machine`] is valid by construction; it knows what is built in, not who holds what or what is healthy.
+//! One node's GPUs, NICs and the links among them, and their one serialised form, the *machine file*. A [`Machine`] is valid by construction. It
+//! contains the hardware, neither allocations nor health.
 
 mod check;
 mod ids;
@@ -35,7 +35,7 @@ pub struct Machine(MachineParts);
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct MachineParts {
-    /// What people call this kind of machine, e.g. `dgx-a100`. Free text, used in messages only.
+    /// The common name of this kind of machine, e.g. `dgx-a100`. Free text for messages, and a fallback for the model.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
     /// Driver and host facts that bandwidths depend on.
@@ -53,7 +53,7 @@ pub struct MachineParts {
     pub paths: PathMatrix,
 }
 
-/// What of the host matters to a GPU: driver, CUDA version, and the CPU whose sockets carry SYS traffic.
+/// The host of the GPUs: driver, CUDA version, and the CPU. The link between its sockets carries SYS traffic.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
@@ -75,7 +75,7 @@ impl Host {
     }
 }
 
-/// One physical GPU. What `nvidia-smi topo -m` does not print is unknown (`None`) in a machine read from it.
+/// One physical GPU. Facts that `nvidia-smi topo -m` does not print are `None` in a machine read from its output.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
@@ -121,7 +121,7 @@ pub struct Gpu {
     /// Membership of a multi-node NVLink domain.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fabric: Option<Fabric>,
-    /// How the GPU is cut, if it can be. The one part that changes at run time.
+    /// The MIG layout, if the GPU supports MIG. The one part that changes at run time.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mig: Option<Mig>,
 }
@@ -148,7 +148,7 @@ pub struct NvLinkPorts {
     /// Active links that end in an NVSwitch. Two GPUs of one island with such links reach each other at the lesser of the two counts.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub switch_links: u8,
-    /// Which group of joined NVSwitches the links end in: GPUs reach each other only within one. 0 where all are joined.
+    /// The group of joined NVSwitches that the links end in: GPUs reach each other only within one. 0 if all are joined.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub island: u8,
 }
@@ -208,7 +208,7 @@ impl Machine {
         Ok(Self(parts))
     }
 
-    /// What people call this machine, `machine` if nothing is known.
+    /// The name of the machine, `machine` if it has none.
     pub fn name(&self) -> &str {
         self.0.name.as_deref().unwrap_or("machine")
     }
@@ -314,7 +314,7 @@ impl From<Machine> for MachineParts {
     }
 }
 
-/// What joins two devices, as the matrix of `nvidia-smi topo -m` names it.
+/// The link between two devices, as the matrix of `nvidia-smi topo -m` names it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Link {
     /// The device itself, `X`.

@@ -1,5 +1,5 @@
 //! PCIe path classes and the symmetric matrix of them. Only what the classes mean and how they are written;
-//! bandwidths stand in [`crate::bandwidth`].
+//! bandwidths are in [`crate::bandwidth`].
 
 use std::fmt;
 use std::str::FromStr;
@@ -138,7 +138,7 @@ pub enum PathMatrixError {
         /// The word.
         source: PathClassError,
     },
-    /// The diagonal holds something other than `X`, or `X` stands off it.
+    /// Another word than `X` on the diagonal, or `X` off the diagonal.
     #[error("row {row}, column {column}: X belongs on the diagonal, and only there")]
     Diagonal {
         /// Row, from 0.
@@ -147,15 +147,15 @@ pub enum PathMatrixError {
         column: usize,
     },
     /// The two halves disagree.
-    #[error("row {row}, column {column}: {class}, but row {column}, column {row} says {mirrored}")]
+    #[error("row {row}, column {column}: {class}, but {mirrored} in row {column}, column {row}")]
     Asymmetric {
         /// Row, from 0.
         row: usize,
         /// Column, from 0.
         column: usize,
-        /// What stands here.
+        /// The class found here.
         class: PathClass,
-        /// What stands on the other side.
+        /// The class on the other side.
         mirrored: PathClass,
     },
 }

@@ -18,7 +18,7 @@ fn pair(paths: &[&str]) -> MachineParts {
 }
 
 #[test]
-fn a_bridged_pair_is_written_and_read_back() {
+fn bridged_pair_written_and_read_is_the_same() {
     let mut parts = pair(&["X PHB", "PHB X"]);
     parts.nvlinks.push(NvLinkBundle {
         gpus: [1, 0],
@@ -32,7 +32,7 @@ fn a_bridged_pair_is_written_and_read_back() {
 }
 
 #[test]
-fn gpus_on_a_switch_reach_each_other_at_the_lesser_count() {
+fn switched_pair_has_the_lesser_link_count() {
     let mut parts = pair(&["X SYS", "SYS X"]);
     parts.gpus[0].nvlink = Some(NvLinkPorts {
         version: Some(4),
@@ -56,7 +56,7 @@ fn gpus_on_a_switch_reach_each_other_at_the_lesser_count() {
 }
 
 #[test]
-fn a_contradiction_names_its_field() {
+fn contradiction_names_its_field() {
     let mut parts = pair(&["X SYS", "SYS X"]);
     parts.gpus[1].index = 3;
     assert_eq!(
@@ -76,7 +76,7 @@ fn a_contradiction_names_its_field() {
 }
 
 #[test]
-fn an_asymmetric_matrix_is_refused_where_it_disagrees() {
+fn asymmetric_matrix_is_refused_at_the_cell() {
     let rows = ["X PIX", "SYS X"].map(str::to_owned).to_vec();
     assert_eq!(
         PathMatrix::try_from(rows).unwrap_err().to_string(),
@@ -85,7 +85,7 @@ fn an_asymmetric_matrix_is_refused_where_it_disagrees() {
 }
 
 #[test]
-fn nvmls_bus_ids_become_sysfs_addresses() {
+fn nvml_bus_ids_become_sysfs_addresses() {
     assert_eq!(
         "00000000:0F:00.0".parse::<PcieAddress>().unwrap().as_str(),
         "0000:0f:00.0"
@@ -99,7 +99,7 @@ fn nvmls_bus_ids_become_sysfs_addresses() {
 }
 
 #[test]
-fn lists_are_kept_as_written_and_read_as_numbers() {
+fn id_lists_keep_their_text() {
     let list: IdList = "0,5-7,1-1".parse().unwrap();
     assert_eq!(list.iter().collect::<Vec<_>>(), [0, 5, 6, 7, 1]);
     assert_eq!(list.to_string(), "0,5-7,1-1");
@@ -133,7 +133,7 @@ fn cut(instances: Vec<GpuInstance>) -> Result<Machine, MachineError> {
 }
 
 #[test]
-fn gpu_instances_are_put_in_order_of_their_place() {
+fn gpu_instances_are_sorted_by_start() {
     let machine = cut(vec![instance(9, 4, 4), instance(7, 0, 1)]).unwrap();
     let instances = &machine.gpus()[1].mig.as_ref().unwrap().instances;
     assert_eq!(instances.iter().map(|i| i.id).collect::<Vec<_>>(), [7, 9]);
@@ -143,7 +143,7 @@ fn gpu_instances_are_put_in_order_of_their_place() {
 }
 
 #[test]
-fn instances_that_no_gpu_could_have_are_refused() {
+fn impossible_instances_are_refused() {
     let refusal = |instances| cut(instances).unwrap_err().to_string();
     assert_eq!(
         refusal(vec![instance(1, 0, 4), instance(2, 3, 1)]),

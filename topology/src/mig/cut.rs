@@ -1,7 +1,7 @@
-//! A cut in the making: which instances lie on one GPU, which may still be added, and whether a machine file's are legal.
+//! A MIG layout under construction: the instances of one GPU, the possible additions, and the check of a machine file's layouts.
 
-use super::compute::{compute_slices_of, legal_compute};
 use super::{Catalogue, Engines, Product, Profile};
+use super::{compute_slices_of, legal_compute};
 use crate::machine::{GpuInstance, Machine, MachineError, Mig};
 
 /// The instances of one GPU of a product, each legal beside the others.
@@ -231,7 +231,7 @@ impl<'p> Cut<'p> {
     }
 }
 
-/// Checks the cuts of all GPUs of a machine whose product is known: how others can be cut only their driver knows.
+/// Checks the cuts of all GPUs of a machine whose product is known: the layouts of other products are known to their driver only.
 ///
 /// # Errors
 /// The first instance that its GPU's product does not allow.

@@ -1,7 +1,6 @@
-//! MIG: which profiles a product can be cut into, where they may lie, what a cut leaves possible. Pure; knows nothing of who
-//! uses an instance. How a GPU *is* cut stands in [`crate::machine::Mig`].
+//! MIG: the profiles of a product, their placements, and the placements that a layout leaves possible. The present layout of a GPU is in
+//! [`crate::machine::Mig`].
 
-mod compute;
 mod cut;
 pub(crate) mod placements;
 mod table;
@@ -10,7 +9,6 @@ use std::cmp::Reverse;
 
 use crate::machine::{Gpu, MigAttributes};
 
-pub use compute::{compute_slices_of, compute_starts, legal_compute};
 pub use cut::{Cut, Refusal, check_machine};
 pub use table::{TableError, suffix_of};
 
@@ -19,7 +17,7 @@ const MEMORY_TOLERANCE: u64 = 12;
 
 const BUILT_IN: &str = include_str!("../../data/mig_profiles.csv");
 
-/// Every product whose MIG profiles are known. Made once, by whoever needs it.
+/// Every product with known MIG profiles.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Catalogue {
     products: Vec<Product>,
@@ -28,11 +26,11 @@ pub struct Catalogue {
 /// One product: a GPU with its memory size.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Product {
-    /// What the table calls it, e.g. `A100-40GB`.
+    /// The name in the table, e.g. `A100-40GB`.
     pub name: String,
     /// PCI device ids, without the vendor's.
     pub device_ids: Vec<u16>,
-    /// Words of product names: all words of one alternative stand in the name.
+    /// Words of product names: the name contains all words of one alternative.
     models: Vec<Vec<String>>,
     /// Total memory of a board in MiB, as NVML reports it.
     pub memory_mib: u64,
@@ -57,7 +55,7 @@ pub struct Profile {
     pub memory_mib: u64,
     /// Streaming multiprocessors, where known.
     pub multiprocessors: Option<u32>,
-    /// Engines besides the multiprocessors.
+    /// Engines other than the multiprocessors.
     pub engines: Engines,
     /// The most instances of it on one GPU.
     pub max_instances: u8,
@@ -107,9 +105,9 @@ impl Catalogue {
             .find(|product| product.device_ids.contains(&device_id))
     }
 
-    /// The product that a name as NVML prints it stands for, e.g. `NVIDIA A100-SXM4-40GB`. The most particular match wins:
+    /// The product of an NVML name, e.g. `NVIDIA A100-SXM4-40GB`. The most specific match wins:
     /// `H100 NVL` before `H100`. Boards of one name have several memory sizes (`NVIDIA GB300`): the nearest wins, and a size that none
-    /// of them has is a product that is not known. Where the size is not told either, the product that the table names first.
+    /// of them has is a product that is not known. If the size is unknown too, the first product of the table.
     pub fn by_model(&self, model: &str, memory_mib: Option<u64>) -> Option<&Product> {
         let upper = model.to_ascii_uppercase();
         let words: Vec<&str> = upper
@@ -151,7 +149,7 @@ impl Product {
         self.profiles.iter().find(|profile| profile.id == id)
     }
 
-    /// The profile that NVML's `NVML_GPU_INSTANCE_PROFILE_*` stands for.
+    /// The profile of an `NVML_GPU_INSTANCE_PROFILE_*`.
     pub fn profile_by_nvml(&self, nvml: u32) -> Option<&Profile> {
         self.profiles.iter().find(|profile| profile.nvml == nvml)
     }
@@ -209,3 +207,66 @@ impl Product {
 
 /// The last of NVML's profiles that are plain runs of compute slices.
 const NVML_8_SLICE: u32 = 5;
+
+/// Slice counts a compute instance may have in a GPU instance of `gpu_slices`: those of the grid (1, 2, 3, 4, 7) up to its own.
+/// An instance of 3 has 1, 2, 3; one of 4 has 1, 2, 4; one of 7 has 1, 2, 3, 4, 7.
+pub fn legal_compute(gpu_slices: u8) -> impl Iterator<Item = u8> {
+    [1, 2, 3, 4, 7]
+        .into_iter()
+        .filter(move |slices| *slices <= gpu_slices && !(gpu_slices == 4 && *slices == 3))
+}
+
+/// Compute slices that a compute instance of `slices` may start at within a GPU instance of `gpu_slices`, as
+/// `nvidia-smi mig -lcipp` prints them: every `slices`-th, three taking the room of four.
+pub fn compute_starts(gpu_slices: u8, slices: u8) -> Vec<u8> {
+    let step = if slices == 3 { 4 } else { slices.max(1) };
+    (0..gpu_slices)
+        .step_by(usize::from(step))
+        .filter(|start| start + slices <= gpu_slices)
+        .collect()
+}
+
+/// Compute slices of a MIG device named `device` in a GPU instance of profile `instance` with `gpu_slices`: all of them if the names are
+/// equal, fewer for `1c.3g.20gb`. `None` for any other name.
+pub fn compute_slices_of(device: &str, instance: &str, gpu_slices: u8) -> Option<u8> {
+    if device == instance {
+        return Some(gpu_slices);
+    }
+    let (slices, rest) = device.split_once("c.")?;
+    let slices = slices.parse().ok()?;
+    let known = legal_compute(gpu_slices).any(|legal| legal == slices && slices < gpu_slices);
+    (rest == instance && known).then_some(slices)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn compute_starts_match_nvidia_smi() {
+        assert_eq!(compute_starts(7, 1), [0, 1, 2, 3, 4, 5, 6]);
+        assert_eq!(compute_starts(7, 2), [0, 2, 4]);
+        assert_eq!(compute_starts(7, 3), [0, 4]);
+        assert_eq!(compute_starts(7, 4), [0]);
+        assert_eq!(compute_starts(3, 2), [0]);
+        assert_eq!(compute_starts(4, 2), [0, 2]);
+        assert_eq!(legal_compute(4).collect::<Vec<_>>(), [1, 2, 4]);
+        assert_eq!(legal_compute(3).collect::<Vec<_>>(), [1, 2, 3]);
+    }
+
+    #[test]
+    fn device_name_has_its_compute_slices() {
+        assert_eq!(compute_slices_of("3g.20gb", "3g.20gb", 3), Some(3));
+        assert_eq!(compute_slices_of("1c.3g.20gb", "3g.20gb", 3), Some(1));
+        for wrong in [
+            "3c.3g.20gb",
+            "4c.3g.20gb",
+            "1c.2g.10gb",
+            "2g.10gb",
+            "xc.3g.20gb",
+            "",
+        ] {
+            assert_eq!(compute_slices_of(wrong, "3g.20gb", 3), None, "{wrong}");
+        }
+    }
+}

@@ -1,15 +1,15 @@
-//! Where instances may lie on a GPU at all: what a choice among ready-made instances is to spare. Masks of memory units and nothing
-//! else; compute slices and engines, which also limit a cut, are [`super::Cut`]'s to count.
+//! The placements of MIG instances on a GPU, as masks of memory units. A choice among existing instances keeps the most of them possible.
+//! [`super::Cut`] counts compute slices and engines, which also limit a layout.
 
 use std::sync::LazyLock;
 
 use super::{Catalogue, Product};
 use crate::machine::{Gpu, MAX_MEMORY_UNITS};
 
-/// The built-in table, read once: it is asked for every machine of a cluster.
+/// The built-in table, read once for all machines of a cluster.
 static KNOWN: LazyLock<Catalogue> = LazyLock::new(Catalogue::built_in);
 
-/// The placements of every product of eight memory units so far, which stand in for those of a GPU that is not known.
+/// The placements of every product of eight memory units so far, used for an unknown GPU.
 pub(crate) const OF_EIGHT_UNITS: &[u16] = &[
     0x01, 0x02, 0x03, 0x03, 0x04, 0x08, 0x0c, 0x0c, 0x0f, 0x0f, 0x10, 0x20, 0x30, 0x30, 0x40, 0xc0, 0xf0,
     0xff,
@@ -59,7 +59,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn all_products_of_eight_units_are_cut_alike_and_so_are_those_of_twelve() {
+    fn products_of_equal_units_have_equal_placements() {
         let mut seen = [0; 3];
         for product in KNOWN.products() {
             let places = placements(product);

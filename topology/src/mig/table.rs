@@ -249,7 +249,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_built_in_table_is_read_and_every_profile_has_a_number_of_its_own() {
+    fn built_in_table_has_unique_profile_ids() {
         let products = parse(BUILT_IN).unwrap();
         assert_eq!(products.len(), 19);
         for product in &products {
@@ -269,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_row_is_refused_with_its_line_and_column() {
+    fn wrong_row_is_refused_with_line_and_column() {
         let row = "A30-24GB,20B7,A30,24576,1g.6gb,14,1,1,5836,measured,14,1,0,0,0,0,4,0 1 2 3";
         let table = |row: &str| format!("{}\n{row}\n", COLUMNS.join(","));
         assert!(parse(&table(row)).is_ok());

@@ -5,7 +5,7 @@ use crate::choice::{Purpose, Table};
 use crate::machine::MAX_GPUS;
 use crate::set::GpuSet;
 
-/// What a GPU has of the resource.
+/// The devices of one GPU.
 #[derive(Debug, Clone, Copy, Default)]
 struct OnGpu {
     /// Devices in use by others.
@@ -14,7 +14,7 @@ struct OnGpu {
     taken: u16,
     /// Free devices that are not chosen.
     left: u16,
-    /// How many of those are to be.
+    /// How many of those are to be chosen.
     more: u16,
 }
 
@@ -46,7 +46,7 @@ pub(super) fn add(
             round
         } else {
             let among: GpuSet = (0..MAX_GPUS).filter(|gpu| gpus[*gpu].taken > 0).collect();
-            // Once every GPU is in the set, the table has nothing to say.
+            // The table applies to the first device of each GPU only.
             let table = table.filter(|_| level == 0);
             pick(table, &gpus, round, among, wanted, sharing)
         };
@@ -67,7 +67,7 @@ pub(super) fn add(
     chosen.append(&mut more);
 }
 
-/// `wanted` GPUs of `round`, which has more: whole loads while they fit, of the next as the table says. `among`: GPUs that are in
+/// `wanted` GPUs of `round`, which has more: whole loads while they fit, then the table's choice among the next load. `among`: GPUs that are in
 /// the set in any case.
 fn pick(
     table: Option<&Table>,

@@ -1,4 +1,4 @@
-//! MIG devices: GPUs that nothing runs on are kept whole, and of the others what can still be cut anew is kept large. One device
+//! MIG devices: idle GPUs stay whole, and on the others the most MIG placements stay possible. One device
 //! is taken after the other; of the free ones, most important first:
 //!
 //! 1. with [`Sharing::Distributed`], where several devices have one place, one whose place has the fewest in use: replicas of a

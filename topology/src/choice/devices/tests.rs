@@ -85,7 +85,7 @@ fn gpus(spots: &[Spot], chosen: &[u16]) -> Vec<u8> {
 }
 
 #[test]
-fn whole_gpus_are_chosen_as_the_table_says() {
+fn whole_gpus_match_the_table() {
     let spots = replicas(&[0, 1, 2, 3, 4, 5], 1);
     let free = [1, 2, 4, 5];
     let chosen = choose(Some(&TABLE), &spots, &free, &[], 2, Sharing::Distributed);
@@ -95,7 +95,7 @@ fn whole_gpus_are_chosen_as_the_table_says() {
 }
 
 #[test]
-fn two_replicas_lie_on_two_gpus_that_are_well_joined() {
+fn two_replicas_are_on_two_linked_gpus() {
     let spots = replicas(&[0, 2, 4, 5], 4);
     for sharing in [Sharing::Distributed, Sharing::Packed] {
         let chosen = choose(Some(&TABLE), &spots, &all_but(&spots, &[]), &[], 2, sharing);
@@ -105,7 +105,7 @@ fn two_replicas_lie_on_two_gpus_that_are_well_joined() {
 }
 
 #[test]
-fn distributed_takes_the_gpu_least_in_use_and_packed_the_fullest() {
+fn sharing_policy_selects_least_or_most_used_gpu() {
     let spots = replicas(&[0, 1, 2], 4);
     let free = all_but(&spots, &[0, 4, 5, 8]);
     let one = |sharing| gpus(&spots, &choose(Some(&TABLE), &spots, &free, &[], 1, sharing));
@@ -115,7 +115,7 @@ fn distributed_takes_the_gpu_least_in_use_and_packed_the_fullest() {
 }
 
 #[test]
-fn more_replicas_than_gpus_are_laid_evenly() {
+fn more_replicas_than_gpus_are_spread_evenly() {
     let spots = replicas(&[0, 1, 2], 4);
     let free = all_but(&spots, &[0, 1, 8]);
     let chosen = choose(Some(&TABLE), &spots, &free, &[], 7, Sharing::Distributed);
@@ -123,7 +123,7 @@ fn more_replicas_than_gpus_are_laid_evenly() {
 }
 
 #[test]
-fn what_must_be_included_counts_as_chosen() {
+fn required_devices_count_as_chosen() {
     let spots = replicas(&[0, 1, 4, 5], 2);
     let chosen = choose(
         Some(&TABLE),
@@ -137,7 +137,7 @@ fn what_must_be_included_counts_as_chosen() {
 }
 
 #[test]
-fn a_whole_gpu_is_not_broken_while_another_slice_will_do() {
+fn whole_gpu_is_kept_if_another_slice_fits() {
     // Two GPUs cut alike; of the second, one slice is in use.
     let spots: Vec<Spot> = (0..2)
         .flat_map(|gpu| [slice(gpu, 0, 2), slice(gpu, 2, 2), slice(gpu, 4, 2)])
@@ -153,7 +153,7 @@ fn a_whole_gpu_is_not_broken_while_another_slice_will_do() {
 }
 
 #[test]
-fn seven_slices_are_taken_so_that_large_instances_can_be_cut_for_long() {
+fn seven_slices_keep_large_placements_longest() {
     for gpu in [0, 2] {
         let sevenths: Vec<Spot> = (0..7).map(|start| slice(gpu, start, 1)).collect();
         let mut used = Vec::new();
@@ -173,7 +173,7 @@ fn seven_slices_are_taken_so_that_large_instances_can_be_cut_for_long() {
 }
 
 #[test]
-fn the_slice_is_taken_whose_loss_leaves_the_largest_blocks() {
+fn slice_choice_leaves_the_largest_blocks() {
     let sevenths: Vec<Spot> = (0..7).map(|start| slice(0, start, 1)).collect();
     let one = |used: &[u16]| {
         choose(
@@ -194,7 +194,7 @@ fn the_slice_is_taken_whose_loss_leaves_the_largest_blocks() {
 }
 
 #[test]
-fn slices_that_are_wanted_together_break_one_whole_gpu_only() {
+fn slices_of_one_request_use_one_whole_gpu() {
     // GPU 0 has room for one, GPU 1 for two; nothing is in use.
     let spots = [slice(0, 0, 4), slice(1, 0, 4), slice(1, 4, 4)];
     assert_eq!(choose(None, &spots, &[0, 1, 2], &[], 2, Sharing::Packed), [1, 2]);
@@ -203,7 +203,7 @@ fn slices_that_are_wanted_together_break_one_whole_gpu_only() {
 }
 
 #[test]
-fn slices_are_spread_over_gpus_where_that_is_wanted() {
+fn slices_are_spread_if_distributed() {
     // Two GPUs of two slices each; one of the first is in use.
     let spots = [slice(0, 0, 4), slice(0, 4, 4), slice(1, 0, 4), slice(1, 4, 4)];
     let free = all_but(&spots, &[0]);
@@ -213,7 +213,7 @@ fn slices_are_spread_over_gpus_where_that_is_wanted() {
 }
 
 #[test]
-fn replicas_of_slices_take_turns_or_fill_up() {
+fn slice_replicas_follow_sharing_policy() {
     // Two slices with three replicas each; the second has one in use.
     let spots: Vec<Spot> = [slice(0, 0, 4), slice(0, 4, 4)]
         .into_iter()
@@ -229,7 +229,7 @@ fn replicas_of_slices_take_turns_or_fill_up() {
 }
 
 #[test]
-fn use_by_other_resources_counts_if_it_is_told() {
+fn use_by_other_resources_counts_if_given() {
     let mut spots = vec![slice(0, 0, 1), slice(1, 0, 1)];
     assert_eq!(choose(None, &spots, &[0, 1], &[], 1, Sharing::Packed), [0]);
     spots.push(slice(1, 4, 4));
@@ -237,7 +237,7 @@ fn use_by_other_resources_counts_if_it_is_told() {
 }
 
 #[test]
-fn nonsense_is_answered_with_what_there_is() {
+fn invalid_requests_get_available_devices() {
     let spots = [whole(200), slice(3, 250, 250), slice(0, 15, 1)];
     assert_eq!(
         choose(None, &spots, &[0, 1, 2, 9], &[7, 9], 9, Sharing::Packed),
@@ -348,7 +348,7 @@ fn set_of(case: &Case, devices: &[u16]) -> GpuSet {
 
 proptest! {
     #[test]
-    fn replicas_are_chosen_as_by_brute_force(case in case((0u8..6).prop_map(whole))) {
+    fn replicas_match_brute_force(case in case((0u8..6).prop_map(whole))) {
         let chosen = case.choose();
         let possible = possible(&case);
         if case.must.len() > case.size {
@@ -374,7 +374,7 @@ proptest! {
     }
 
     #[test]
-    fn one_slice_is_chosen_as_by_brute_force(case in case(any_slice())) {
+    fn single_slice_matches_brute_force(case in case(any_slice())) {
         let case = Case { size: 1, must: Vec::new(), ..case };
         let chosen = case.choose();
         let best = case.free.iter().copied().min_by_key(|device| slice_cost(&case, *device));
@@ -382,7 +382,7 @@ proptest! {
     }
 
     #[test]
-    fn slices_break_no_whole_gpu_while_others_will_do(case in case(any_slice())) {
+    fn slices_avoid_whole_gpus_if_others_fit(case in case(any_slice())) {
         let case = Case { sharing: Sharing::Packed, ..case };
         let chosen = case.choose();
         prop_assert_eq!(chosen.len(), case.size.min(case.free.len()));
@@ -398,7 +398,7 @@ proptest! {
     }
 
     #[test]
-    fn the_choice_does_not_depend_on_the_order_of_devices(
+    fn choice_is_independent_of_device_order(
         case in prop_oneof![case(any_slice()), case((0u8..6).prop_map(whole))],
         seed in any::<u64>(),
     ) {
@@ -422,7 +422,7 @@ proptest! {
     }
 
     #[test]
-    fn anything_is_answered_within_what_was_offered(
+    fn arbitrary_input_gets_offered_devices_only(
         spots in prop::collection::vec((any::<u8>(), prop::option::of((any::<u8>(), any::<u8>()))), 0..40),
         free in prop::collection::btree_set(0u16..50, 0..40),
         must in prop::collection::btree_set(0u16..50, 0..4),

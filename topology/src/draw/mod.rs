@@ -1,51 +1,61 @@
-//! A machine as a picture for the terminal: NUMA nodes around PCIe switches around GPUs and NICs, NVLinks beneath. Text only,
-//! no escape codes unless asked for; decides nothing and prints nothing itself.
+//! Pictures of a machine: [`Picture`] for the terminal, [`svg`] for a browser, [`dot`] for Graphviz. All show the graph of the machine
+//! ([`Machine::graph`]).
+//!
+//! The terminal's picture has NUMA nodes around PCIe switches around GPUs and NICs, and NVLinks beneath, without escape codes unless asked for.
 
-mod groups;
+mod domains;
+mod dot;
 mod layout;
+mod svg;
+
+pub use dot::dot;
+pub use svg::svg;
 
 use std::fmt;
 
 use crate::bandwidth::{Rates, gbs};
+use crate::graph::MachineGraph;
 use crate::machine::{Link, Machine, Nic, PathClass};
-use groups::{Domain, domains, index_ranges, islands};
+use domains::{Domain, domains, title};
 use layout::{Block, Row, Style, beside, framed, row_of};
 
 /// A picture of a machine. `to_string` draws it.
 #[derive(Debug, Clone)]
 pub struct Picture<'a> {
     machine: &'a Machine,
+    graph: MachineGraph,
     notes: Vec<String>,
     columns: usize,
     color: bool,
 }
 
 impl<'a> Picture<'a> {
-    /// A picture without colours, for a terminal of 100 columns.
+    /// A picture without colors, for a terminal of 100 columns.
     pub fn of(machine: &'a Machine) -> Self {
         Self {
             machine,
+            graph: machine.graph(),
             notes: vec![String::new(); machine.gpus().len()],
             columns: 100,
             color: false,
         }
     }
 
-    /// With terminal colours or without. Ask for them only where a terminal will show them.
+    /// With terminal colors or without.
     #[must_use]
     pub fn color(mut self, color: bool) -> Self {
         self.color = color;
         self
     }
 
-    /// For a terminal of so many columns; boxes stand beside each other as far as they fit.
+    /// For a terminal of so many columns. Boxes are beside each other as far as they fit.
     #[must_use]
     pub fn columns(mut self, columns: usize) -> Self {
         self.columns = columns.max(40);
         self
     }
 
-    /// A few words beside a GPU, such as who holds it. Each GPU then has a line of its own.
+    /// A note beside a GPU, such as the pod that uses it. Each GPU then has a line of its own.
     #[must_use]
     pub fn note(mut self, gpu: usize, note: &str) -> Self {
         if let Some(slot) = self.notes.get_mut(gpu) {
@@ -57,11 +67,11 @@ impl<'a> Picture<'a> {
 
 impl fmt::Display for Picture<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let boxes: Vec<Block> = domains(self.machine)
+        let boxes: Vec<Block> = domains(self.machine, &self.graph)
             .iter()
             .map(|domain| self.domain(domain))
             .collect();
-        let mut rows = vec![self.title()];
+        let mut rows = vec![row_of(Style::Strong, title(self.machine))];
         rows.extend(beside(boxes, self.columns));
         rows.extend(self.nvlinks());
         for row in rows {
@@ -72,21 +82,6 @@ impl fmt::Display for Picture<'_> {
 }
 
 impl Picture<'_> {
-    fn title(&self) -> Row {
-        let gpus = self.machine.gpus();
-        let mut models: Vec<&str> = gpus.iter().filter_map(|gpu| gpu.model.as_deref()).collect();
-        models.dedup();
-        let what = match models.as_slice() {
-            [model] => format!("{} x {model}", gpus.len()),
-            _ => count(gpus.len(), "GPU"),
-        };
-        let nics = match self.machine.nics().len() {
-            0 => String::new(),
-            nics => format!(", {}", count(nics, "NIC")),
-        };
-        row_of(Style::Strong, format!("{what}{nics}"))
-    }
-
     /// The box of a NUMA node.
     fn domain(&self, domain: &Domain) -> Block {
         let (switches, loose): (Vec<_>, Vec<_>) = domain.groups.iter().partition(|group| group.len() > 1);
@@ -111,7 +106,7 @@ impl Picture<'_> {
             machine,
             group.iter().flat_map(|a| group.iter().map(move |b| (*a, *b))),
         );
-        let near = islands(group, |a, b| machine.paths().get(a, b) == PathClass::Pix);
+        let near = self.graph.pcie_groups(group, PathClass::Pix);
         let rows = if near.len() == group.len() {
             self.devices(group)
         } else {
@@ -180,7 +175,6 @@ impl Picture<'_> {
     fn nvlinks(&self) -> Vec<Row> {
         let machine = self.machine;
         let rates = Rates::of(machine);
-        let all: Vec<usize> = (0..machine.gpus().len()).collect();
         let line = |links: u8, ends: String, (a, b): (usize, usize)| {
             let speed = gbs(rates
                 .nvlink_of(a)
@@ -193,7 +187,7 @@ impl Picture<'_> {
             row
         };
         let mut rows = Vec::new();
-        for island in islands(&all, |a, b| machine.switch_links_between(a, b) > 0) {
+        for island in self.graph.switch_islands() {
             if let [a, b, ..] = *island.as_slice() {
                 let most = island
                     .iter()
@@ -239,8 +233,20 @@ fn add(rows: &mut Vec<Row>, line: &mut Row, cell: Row, columns: usize) {
     line.append(cell);
 }
 
-fn count(number: usize, what: &str) -> String {
-    format!("{number} {what}{}", if number == 1 { "" } else { "s" })
+/// `GPU0-3,6` for 0, 1, 2, 3, 6, which are in order.
+fn index_ranges(indices: &[usize]) -> String {
+    let mut ranges: Vec<(usize, usize)> = Vec::new();
+    for index in indices.iter().copied() {
+        match ranges.last_mut() {
+            Some((_, last)) if *last + 1 == index => *last = index,
+            _ => ranges.push((index, index)),
+        }
+    }
+    let parts = ranges.into_iter().map(|(first, last)| match first == last {
+        true => first.to_string(),
+        false => format!("{first}-{last}"),
+    });
+    format!("GPU{}", parts.collect::<Vec<_>>().join(","))
 }
 
 /// A NIC by its column and its device.

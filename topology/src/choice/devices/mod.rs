@@ -1,18 +1,18 @@
-//! The choice among devices of which several may lie on one GPU: MIG devices and replicas. Which GPUs go together is the choice
-//! table's to say; here stands which of their devices are taken. Pure, deterministic, and it always answers: with fewer devices
-//! if there are not enough.
+//! The choice among devices that may share a GPU: MIG devices and replicas. The choice table selects the GPUs, this module their devices. It
+//! returns fewer devices if there are not enough.
 //!
 //! # The order
 //!
-//! Of devices that are no slices, most important first:
+//! For devices other than slices, most important first:
 //!
 //! 1. distinct GPUs: several devices of one GPU only when GPUs run out, and then evenly;
 //! 2. load: [`Sharing::Distributed`] takes GPUs with the fewest devices in use, [`Sharing::Packed`] those with the most. Before B,
-//!    because a GPU shared by k containers gives each a k-th of its time, which no link makes good;
+//!    because a GPU shared by k containers gives each a k-th of its time, which no link compensates;
 //! 3. the table's key ([`super`]) among GPUs of one load;
 //! 4. the lowest GPU, the lowest device.
 //!
-//! For slices B says nothing: MIG devices do not talk to each other. What counts is what can still be cut anew, see [`slices`].
+//! B does not apply to slices, because MIG devices do not communicate with each other. Slices are chosen so that the most MIG placements stay
+//! possible, see [`slices`].
 
 mod replicas;
 mod slices;
@@ -20,12 +20,12 @@ mod slices;
 use super::Table;
 use crate::machine::MAX_GPUS;
 
-/// Where a device lies.
+/// The place of a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Spot {
     /// Index of its GPU.
     pub gpu: u8,
-    /// What a MIG device covers of it; `None` for the whole GPU or a replica of it.
+    /// The units of a MIG device; `None` for the whole GPU or a replica of it.
     pub slice: Option<Units>,
 }
 
@@ -38,7 +38,7 @@ pub struct Units {
     pub size: u8,
 }
 
-/// How several devices are laid on GPUs.
+/// The distribution of several devices over GPUs.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub enum Sharing {
     /// The GPU with the fewest devices in use first.
@@ -50,12 +50,12 @@ pub enum Sharing {
 
 /// The best `size` devices of `free` with all of `must` among them; fewer where there are fewer.
 ///
-/// `spots[i]` tells where device `i` of the resource lies. `free` and `must` are indices, ascending; devices in neither are in use.
-/// Devices of other resources that are in use on the same GPUs may stand in `spots` as well, so that their use counts. Indices
-/// beyond `spots` and GPUs beyond [`MAX_GPUS`] are no devices. Returns indices, ascending.
+/// `spots[i]` is the place of device `i` of the resource. `free` and `must` are indices, ascending; devices in neither are in use. `spots` may also
+/// contain devices of other resources that are in use on the same GPUs, so that their use counts. Indices beyond `spots` and GPUs
+/// beyond [`MAX_GPUS`] are ignored. Returns indices, ascending.
 ///
-/// Without a table the lowest GPUs are taken where the table would decide, and slices are spared as on a product of eight units, or of
-/// twelve where all are multiples of three.
+/// Without a table, the lowest GPUs are taken instead of the table's choice. Slices are then chosen as on a product of eight units, or of
+/// twelve if all are multiples of three.
 pub fn choose(
     table: Option<&Table>,
     spots: &[Spot],
@@ -94,12 +94,12 @@ fn at(spot: Spot) -> Option<usize> {
     (gpu < MAX_GPUS).then_some(gpu)
 }
 
-/// What is known of a device when a choice begins.
+/// The use of a device when a choice begins.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Use {
     Free,
     Chosen,
-    /// Neither: somebody has it.
+    /// Allocated.
     Others,
 }
 
