@@ -1,5 +1,5 @@
-//! `gantry choose`: which GPUs of a machine a job of some size would get, and why. The same tables decide as in the daemons; it
-//! reads a machine and changes nothing.
+//! `gantry choose`: which GPUs of a machine a job of some size would get, and why. The same tables decide as in the
+//! daemons; it reads a machine and changes nothing.
 
 use std::io::{self, Write as _};
 
@@ -87,13 +87,13 @@ fn output(args: &ChooseArgs, machine: &Machine) -> anyhow::Result<String> {
             } else {
                 format!(": {free}")
             };
-            let cut = cut(machine);
-            let cut = if cut.is_empty() {
+            let with_mig = with_mig(machine);
+            let with_mig = if with_mig.is_empty() {
                 String::new()
             } else {
-                format!("; MIG is on on {cut}")
+                format!("; MIG is enabled on {with_mig}")
             };
-            anyhow!("{size} GPUs are asked, but only {there} are free{which}{cut}")
+            anyhow!("{size} GPUs are asked, but only {there} are free{which}{with_mig}")
         })?;
     let answer = Answer::new(machine, &table, &choice);
     let answer = if args.json {
@@ -104,8 +104,8 @@ fn output(args: &ChooseArgs, machine: &Machine) -> anyhow::Result<String> {
     Ok(visible(&answer, false))
 }
 
-/// The GPUs with MIG on: they serve no work but through their instances.
-fn cut(machine: &Machine) -> GpuSet {
+/// The GPUs with MIG enabled, which are used through their instances only.
+fn with_mig(machine: &Machine) -> GpuSet {
     let gpus = machine.gpus().iter();
     gpus.filter(|gpu| gpu.mig.as_ref().is_some_and(|mig| mig.enabled))
         .map(|gpu| usize::from(gpu.index))
@@ -118,7 +118,7 @@ fn checked(args: &ChooseArgs, machine: &Machine) -> anyhow::Result<GpuSet> {
     if all.is_empty() {
         return Err(anyhow!("the machine has no GPU"));
     }
-    let whole = all - cut(machine);
+    let whole = all - with_mig(machine);
     let free = args.free.unwrap_or(whole);
     let there = match machine.gpus().len() {
         1 => "allowed is 0".to_owned(),
@@ -128,14 +128,14 @@ fn checked(args: &ChooseArgs, machine: &Machine) -> anyhow::Result<GpuSet> {
         if let Some(unknown) = (set - all).lowest() {
             return Err(anyhow!("{option}: the machine has no GPU {unknown}; {there}"));
         }
-        if let Some(cut) = (set - whole).lowest() {
+        if let Some(gpu) = (set - whole).lowest() {
             let allowed = if whole.is_empty() {
                 "no GPU of the machine is whole".to_owned()
             } else {
                 format!("allowed are {whole}")
             };
             return Err(anyhow!(
-                "{option}: MIG is on on GPU {cut}, which is given out in parts only; {allowed}"
+                "{option}: MIG is enabled on GPU {gpu}, which is allocated in instances only; {allowed}"
             ));
         }
     }
@@ -262,7 +262,7 @@ mod tests {
         assert_eq!(json["nics"][0], "ib0\u{1b}[2J");
     }
 
-    /// What `gantry choose` prints, or its error and whether that is bad input.
+    /// The output of `gantry choose`, or its error and whether that is bad input.
     fn choose(options: &str) -> Result<String, (String, bool)> {
         choose_of(&machine(), options)
     }
@@ -285,17 +285,17 @@ mod tests {
         for (options, message, bad) in [
             (
                 "--size 5",
-                "5 GPUs are asked, but only 4 are free: 0,1,2,3; MIG is on on 4,5,6,7",
+                "5 GPUs are asked, but only 4 are free: 0,1,2,3; MIG is enabled on 4,5,6,7",
                 false,
             ),
             (
                 "--size 2 --free 3-5",
-                "--free: MIG is on on GPU 4, which is given out in parts only; allowed are 0,1,2,3",
+                "--free: MIG is enabled on GPU 4, which is allocated in instances only; allowed are 0,1,2,3",
                 true,
             ),
             (
                 "--size 2 --must 6",
-                "--must: MIG is on on GPU 6, which is given out in parts only; allowed are 0,1,2,3",
+                "--must: MIG is enabled on GPU 6, which is allocated in instances only; allowed are 0,1,2,3",
                 true,
             ),
         ] {

@@ -1,5 +1,5 @@
-//! `gantry topo`: a machine's matrix, links, NUMA nodes and NICs, as text, JSON or a picture. Reads a file or NVML, and writes a machine file
-//! on request.
+//! `gantry topo`: a machine's matrix, links, NUMA nodes and NICs, as text, JSON or a picture. Reads a file or NVML, and
+//! writes a machine file on request.
 
 mod json;
 mod report;
@@ -54,7 +54,8 @@ pub(crate) struct TopoArgs {
     #[arg(long, group = "form")]
     dot: bool,
 
-    /// Write the machine to this file too, as YAML, or as JSON if its name ends in .json; - prints it instead of anything else
+    /// Write the machine to this file too, as YAML, or as JSON if its name ends in .json; - prints it instead of
+    /// anything else
     #[arg(long, value_name = "OUT")]
     machine_file: Option<PathBuf>,
 }

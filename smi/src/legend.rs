@@ -1,5 +1,5 @@
-//! The legends beneath the matrix. The legend of the links adds nothing; the NIC legend names the device of each `NIC#` column. Any other
-//! line is refused: it may be part of a matrix.
+//! The legends beneath the matrix. The legend of the links adds nothing; the NIC legend names the device of each `NIC#`
+//! column. Any other line is refused: it may be part of a matrix.
 
 use crate::error::{TopoError, TopoProblem};
 use crate::header::Header;
@@ -7,8 +7,8 @@ use crate::row::is_row;
 use crate::scan::{Glyph, Line};
 use crate::words::numbered;
 
-/// Reads the lines beneath the matrix and returns the device of each NIC. `partial`: a notice announces more NICs than the matrix
-/// shows, so the legend may name others.
+/// Reads the lines beneath the matrix and returns the device of each NIC. `partial`: a notice announces more NICs than
+/// the matrix shows, so the legend may name others.
 pub(crate) fn read(
     lines: &[Line],
     end: Glyph,
@@ -54,8 +54,8 @@ fn is_link_entry(text: &str) -> bool {
     name.is_some_and(|name| (1..=5).contains(&name.len()) && name.chars().all(is_link))
 }
 
-/// Refuses a device that the text ends in, if it may be the beginning of another: it is one already, its form is the beginning of
-/// another's form, or it has no number.
+/// Refuses a device that the text ends in, if it may be the beginning of another: it is one already, its form is the
+/// beginning of another's form, or it has no number.
 fn check_complete(line: &Line, name: &str, device: &str, others: &[Option<String>]) -> Result<(), TopoError> {
     if line.terminated || line.glyphs.last().is_none_or(|glyph| glyph.is_blank()) {
         return Ok(());

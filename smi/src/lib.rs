@@ -1,8 +1,8 @@
 //! Reads the output of `nvidia-smi topo -m` as a machine.
 //!
-//! Accepted is what the tool prints, on any driver: tabs or blanks, glued cells, terminal escape codes, `SOC` for `SYS`, missing columns,
-//! lists and `N/A`. A text that is truncated or contradicts itself is refused with line and column; nothing is guessed to
-//! complete one. Pure: no files are opened here.
+//! Accepted is what the tool prints, on any driver: tabs or blanks, glued cells, terminal escape codes, `SOC` for
+//! `SYS`, missing columns, lists and `N/A`. A text that is truncated or contradicts itself is refused with line and
+//! column; nothing is guessed to complete one. Pure: no files are opened here.
 #![forbid(unsafe_code)]
 
 mod error;
@@ -77,11 +77,12 @@ pub struct Hints {
 }
 
 impl TopoText {
-    /// Reads a topology text. Blank lines and lines that begin with `#` are skipped; the first `# machine: ...` comment is
-    /// the description.
+    /// Reads a topology text. Blank lines and lines that begin with `#` are skipped; the first `# machine: ...` comment
+    /// is the description.
     ///
     /// # Errors
-    /// The text is truncated, contradicts itself, or is something else: the place, the words found there, the allowed ones.
+    /// The text is truncated, contradicts itself, or is something else: the place, the words found there, the allowed
+    /// ones.
     pub fn parse(text: &str) -> Result<Self, TopoError> {
         parse::parse(text)
     }

@@ -1,5 +1,5 @@
-//! Converts a topology text to a machine and back. Missing facts stay unknown, except two that every choice of GPUs needs and that are
-//! inferred: the PCIe path behind an NVLink, and whether NVLinks go through a switch.
+//! Converts a topology text to a machine and back. Missing facts stay unknown, except two that every choice of GPUs
+//! needs and that are inferred: the PCIe path behind an NVLink, and whether NVLinks go through a switch.
 
 use gantry_topology::{Gpu, Link, Machine, MachineError, MachineParts, Nic, NvLinkBundle, NvLinkPorts};
 
@@ -11,8 +11,9 @@ use crate::{GpuLine, Hints, NicLine, TopoText, paths, products, switches};
 const MOST_LINKS: u8 = 18;
 
 impl TopoText {
-    /// The machine of this text. PCIe classes behind `NV#` cells are inferred. NVLinks are assumed to go through an NVSwitch if a row
-    /// has more of them than one GPU can have. `hints`, or a `# machine:` comment, may name the GPU model.
+    /// The machine of this text. PCIe classes behind `NV#` cells are inferred. NVLinks are assumed to go through an
+    /// NVSwitch if a row has more of them than one GPU can have. `hints`, or a `# machine:` comment, may name the GPU
+    /// model.
     ///
     /// # Errors
     /// The NVLinks of the matrix have no explanation by NVSwitches and direct links.
@@ -122,8 +123,8 @@ fn narrow(index: usize) -> u8 {
 }
 
 impl From<&Machine> for TopoText {
-    /// The text that `nvidia-smi topo -m` would print on the machine. If a NIC's name cannot head a column, the NICs become `NIC#`
-    /// with their names in the legend.
+    /// The text that `nvidia-smi topo -m` would print on the machine. If a NIC's name cannot head a column, the NICs
+    /// become `NIC#` with their names in the legend.
     fn from(machine: &Machine) -> Self {
         let size = machine.gpus().len() + machine.nics().len();
         let gpus = machine.gpus().iter().map(|gpu| GpuLine {

@@ -1,5 +1,5 @@
-//! The parser of a whole topology text: preamble, header, rows, legends. Compares the rows and refuses a text that is truncated or
-//! contradicts itself; infers nothing.
+//! The parser of a whole topology text: preamble, header, rows, legends. Compares the rows and refuses a text that is
+//! truncated or contradicts itself; infers nothing.
 
 use gantry_topology::machine::MAX_LINKS_PER_GPU;
 use gantry_topology::{IdList, Link};
@@ -268,8 +268,8 @@ fn check_tabs(header: &Header, gpus: &[Row]) -> Result<(), TopoError> {
     }
 }
 
-/// Refuses the value that an unterminated text ends in, if the `other` rows show that it may go on: it or its form is the beginning
-/// of another, such as `14` beside `0-13`. The memory of two GPUs is never one NUMA node.
+/// Refuses the value that an unterminated text ends in, if the `other` rows show that it may go on: it or its form is
+/// the beginning of another, such as `14` beside `0-13`. The memory of two GPUs is never one NUMA node.
 fn check_last_value<'v>(
     header: &Header,
     last: &Written,

@@ -1,5 +1,6 @@
-//! Infers the PCIe class that an `NV#` cell hides. Paths in a tree are ultrametric: if two GPUs see a third device at different
-//! distances, they see each other at the farther one. Other pairs are bounded by paths over other devices and by NUMA.
+//! Infers the PCIe class that an `NV#` cell hides. Paths in a tree are ultrametric: if two GPUs see a third device at
+//! different distances, they see each other at the farther one. Other pairs are bounded by paths over other devices and
+//! by NUMA.
 
 use gantry_topology::{IdList, Link, PathClass, PathMatrix};
 
@@ -61,8 +62,9 @@ fn rank(class: PathClass) -> PathClass {
     }
 }
 
-/// One round: infers every unknown pair that some third device sees at two different distances. In a real machine that is not quite a
-/// tree, the third devices may disagree; the majority decides, and the farther class in a tie. `None` if nothing was inferred.
+/// One round: infers every unknown pair that some third device sees at two different distances. In a real machine that
+/// is not quite a tree, the third devices may disagree; the majority decides, and the farther class in a tie. `None` if
+/// nothing was inferred.
 fn deduce(known: &[Vec<Option<PathClass>>]) -> Option<Vec<Vec<Option<PathClass>>>> {
     let mut next = known.to_vec();
     let mut found = false;
@@ -158,8 +160,9 @@ fn are_apart(a: &[(u32, u32)], b: &[(u32, u32)]) -> bool {
     true
 }
 
-/// Whether two GPUs are certainly on one NUMA node: both have the same single one, or none but the same CPUs. If the memory of GPUs
-/// counts as nodes too, each GPU of a socket has several (`0,2-17`): they are one if the CPUs are the same and other GPUs have other nodes.
+/// Whether two GPUs are certainly on one NUMA node: both have the same single one, or none but the same CPUs. If the
+/// memory of GPUs counts as nodes too, each GPU of a socket has several (`0,2-17`): they are one if the CPUs are the
+/// same and other GPUs have other nodes.
 fn same_numa_node(text: &TopoText, nodes: &[Nodes], a: usize, b: usize) -> bool {
     let (Some(gpu_a), Some(gpu_b), Some(nodes)) = (text.gpus.get(a), text.gpus.get(b), nodes.get(a)) else {
         return false;

@@ -86,8 +86,8 @@ pub(crate) fn by_name(name: &str) -> Option<Product> {
     })
 }
 
-/// The product in the description of a machine with `gpus` GPUs; `None` if it names none, several, or another number of GPUs
-/// (`2x 4090 and others`).
+/// The product in the description of a machine with `gpus` GPUs; `None` if it names none, several, or another number of
+/// GPUs (`2x 4090 and others`).
 pub(crate) fn described(description: &str, gpus: usize) -> Option<Product> {
     let words = words(description);
     let product = by_name(description)?;

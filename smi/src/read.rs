@@ -1,4 +1,5 @@
-//! Reads a machine from either form: a machine file, or the text of `nvidia-smi topo -m`. The first meaningful line decides.
+//! Reads a machine from either form: a machine file, or the text of `nvidia-smi topo -m`. The first meaningful line
+//! decides.
 
 use gantry_topology::{Machine, read as file};
 
@@ -64,8 +65,8 @@ pub fn read(text: &str, hints: &Hints) -> Result<Machine, ReadError> {
     }
 }
 
-/// Whether the first line that is neither blank nor a comment begins a topology text: a device's name, the notice about hidden
-/// NICs, or a failure of nvidia-smi.
+/// Whether the first line that is neither blank nor a comment begins a topology text: a device's name, the notice about
+/// hidden NICs, or a failure of nvidia-smi.
 pub(crate) fn is_topology(text: &str) -> bool {
     let lines = text.split(['\n', '\r']).map(str::trim);
     let mut lines = lines.filter(|line| !line.is_empty() && !line.starts_with('#'));

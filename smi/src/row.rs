@@ -1,5 +1,5 @@
-//! One row of the matrix: a label, a link to every device, and for GPUs the values behind. Checked is what a row shows by itself;
-//! the parser compares the rows.
+//! One row of the matrix: a label, a link to every device, and for GPUs the values behind. Checked is what a row shows
+//! by itself; the parser compares the rows.
 
 use gantry_topology::Link;
 

@@ -1,4 +1,5 @@
-//! The characters of a text with their places, without terminal escape codes, so that every error can name line and column.
+//! The characters of a text with their places, without terminal escape codes, so that every error can name line and
+//! column.
 
 use crate::error::{TopoError, TopoProblem};
 
@@ -123,8 +124,8 @@ pub(crate) fn next_tab_stop(visual: usize) -> usize {
     (visual / 8 + 1) * 8
 }
 
-/// The length of the terminal escape code that `chars` begin with: `ESC [ ... m` and its kind, or a byte order mark. 0 for any
-/// other character.
+/// The length of the terminal escape code that `chars` begin with: `ESC [ ... m` and its kind, or a byte order mark. 0
+/// for any other character.
 fn escape_length(chars: &[char]) -> usize {
     match chars {
         ['\u{1b}', '[', rest @ ..] => {

@@ -1,4 +1,5 @@
-//! Distinguishes NVLinks through an NVSwitch from NVLinks that join GPUs directly, by the link counts of the `NV#` cells alone.
+//! Distinguishes NVLinks through an NVSwitch from NVLinks that join GPUs directly, by the link counts of the `NV#`
+//! cells alone.
 
 /// The links of a GPU into NVSwitches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -8,11 +9,12 @@ pub(crate) struct Switched {
     pub(crate) island: u8,
 }
 
-/// The links each GPU has into an NVSwitch, `None` where its links are direct or absent. `counts[a][b]` is the `#` of `NV#`.
+/// The links each GPU has into an NVSwitch, `None` where its links are direct or absent. `counts[a][b]` is the `#` of
+/// `NV#`.
 ///
-/// GPUs behind a switch all reach each other, each pair at the lesser of the two GPUs' counts, and a printed row shows a GPU's
-/// links once per peer: more of them than the GPU can have. If `limit` (links one GPU can have) is enough for a direct mesh, it is
-/// one: 4 to each of 3 peers on an A100, 6 to each of 3 on a GH200.
+/// GPUs behind a switch all reach each other, each pair at the lesser of the two GPUs' counts, and a printed row shows
+/// a GPU's links once per peer: more of them than the GPU can have. If `limit` (links one GPU can have) is enough for a
+/// direct mesh, it is one: 4 to each of 3 peers on an A100, 6 to each of 3 on a GH200.
 pub(crate) fn switch_links(counts: &[Vec<u8>], limit: u8) -> Vec<Option<Switched>> {
     let count = |a: usize, b: usize| counts.get(a).and_then(|row| row.get(b)).copied().unwrap_or(0);
     let mut switched = vec![None; counts.len()];

@@ -1,5 +1,5 @@
-//! The values behind the links of a GPU's row: CPU list, NUMA nodes, NUMA node of its own memory. Assigns values to columns where
-//! other cells are blank, and refuses a row with two readings.
+//! The values behind the links of a GPU's row: CPU list, NUMA nodes, NUMA node of its own memory. Assigns values to
+//! columns where other cells are blank, and refuses a row with two readings.
 
 use gantry_topology::IdList;
 
@@ -10,8 +10,8 @@ use crate::words::Title;
 /// The layout of a row on the screen, as its links show it. nvidia-smi ends every cell with a tab.
 #[derive(Debug, Clone)]
 pub(crate) struct Layout {
-    /// Screen columns from which the tab stops of the row may count: those for which every link is at one. A whole text may be
-    /// indented after its tabs became blanks.
+    /// Screen columns from which the tab stops of the row may count: those for which every link is at one. A whole text
+    /// may be indented after its tabs became blanks.
     indents: Vec<usize>,
     /// Whether no two tabs are between two cells up to the last link: then each tab ends a cell.
     single_tabs: bool,
@@ -107,8 +107,8 @@ pub(crate) fn begins_value(glyphs: &[Glyph], at: usize) -> bool {
     word.starts_with(|ch: char| ch.is_ascii_digit()) || is_unknown(&word)
 }
 
-/// The tabs that lead to `column` from the column `from` on: one each, but two before GPU NUMA ID, because the tab stop of its title is one
-/// further.
+/// The tabs that lead to `column` from the column `from` on: one each, but two before GPU NUMA ID, because the tab stop
+/// of its title is one further.
 fn separators(titles: &[Title], from: usize, column: usize) -> usize {
     let tabs = |index: usize| match titles.get(index) {
         Some(Title::MemoryNuma) if index > 0 => 2,

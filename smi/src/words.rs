@@ -1,5 +1,5 @@
-//! The words of a topology matrix: link cells, device names and column titles. Cells may be glued: no link is the beginning of
-//! another, so glued links have a single reading.
+//! The words of a topology matrix: link cells, device names and column titles. Cells may be glued: no link is the
+//! beginning of another, so glued links have a single reading.
 
 use gantry_topology::machine::MAX_LINKS_PER_GPU;
 use gantry_topology::{Link, PathClass};

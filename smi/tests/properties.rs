@@ -1,5 +1,5 @@
-//! Properties of the parser on arbitrary text, every file cut at every place or changed, every machine printed. It may refuse a text;
-//! it never panics and never reads a cut or changed matrix as another.
+//! Properties of the parser on arbitrary text, every file cut at every place or changed, every machine printed. It may
+//! refuse a text; it never panics and never reads a cut or changed matrix as another.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,

@@ -1,5 +1,5 @@
-//! The graph of a machine: devices, and the links between them with class and bandwidth. The one source for NVLink islands, PCIe groups
-//! and pictures. Ratings of many sets of GPUs use bit masks instead ([`crate::collective`]).
+//! The graph of a machine: devices, and the links between them with class and bandwidth. The one source for NVLink
+//! islands, PCIe groups and pictures. Ratings of many sets of GPUs use bit masks instead ([`crate::collective`]).
 
 use petgraph::graph::{NodeIndex, UnGraph};
 use petgraph::unionfind::UnionFind;
@@ -39,8 +39,9 @@ impl Connection {
     }
 }
 
-/// The undirected graph of one machine. Nodes count GPUs first, then NICs, as [`Machine::paths`] does, then groups of NVSwitches. There is an edge
-/// for the PCIe path of every pair of GPUs and NICs, for every direct NVLink bundle, and for the links of a GPU into its NVSwitches.
+/// The undirected graph of one machine. Nodes count GPUs first, then NICs, as [`Machine::paths`] does, then groups of
+/// NVSwitches. There is an edge for the PCIe path of every pair of GPUs and NICs, for every direct NVLink bundle, and
+/// for the links of a GPU into its NVSwitches.
 #[derive(Debug, Clone)]
 pub struct MachineGraph {
     graph: UnGraph<Device, Connection>,
@@ -127,7 +128,8 @@ impl MachineGraph {
         islands
     }
 
-    /// The parts of `devices` that PCIe paths of class `farthest` or nearer connect, over devices of the same list only.
+    /// The parts of `devices` that PCIe paths of class `farthest` or nearer connect, over devices of the same list
+    /// only.
     pub fn pcie_groups(&self, devices: &[usize], farthest: PathClass) -> Vec<Vec<usize>> {
         let mut groups = self.components(
             |device| devices.contains(&device),
@@ -144,8 +146,9 @@ impl MachineGraph {
         groups.into_iter().map(GpuSet::from_iter).collect()
     }
 
-    /// The edges of a picture: all NVLinks, and of the PCIe paths a spanning tree of the nearest ones. In a tree of PCIe switches, the farthest
-    /// step between two devices of the spanning tree has the class of their path, so the tree shows every pair.
+    /// The edges of a picture: all NVLinks, and of the PCIe paths a spanning tree of the nearest ones. In a tree of
+    /// PCIe switches, the farthest step between two devices of the spanning tree has the class of their path, so the
+    /// tree shows every pair.
     pub fn outline(&self) -> UnGraph<Device, Connection> {
         let mut paths: Vec<_> = self.graph.edge_references().collect();
         paths.retain(|edge| !edge.weight().is_nvlink());
@@ -165,8 +168,8 @@ impl MachineGraph {
         )
     }
 
-    /// The connected components over the edges with both ends among `members` that `joins` accepts: each in order, ordered by
-    /// their first device.
+    /// The connected components over the edges with both ends among `members` that `joins` accepts: each in order,
+    /// ordered by their first device.
     fn components(
         &self,
         members: impl Fn(usize) -> bool,

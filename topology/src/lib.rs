@@ -1,7 +1,7 @@
 //! The machine as a graph, the bandwidth of its links, and the choice of GPUs on it.
 //!
-//! Pure functions on values: no I/O, async, clock or unsafe. Both daemons, the simulator and the command line use this crate for every
-//! decision about devices; it depends on no other crate of the project.
+//! Pure functions on values: no I/O, async, clock or unsafe. Both daemons, the simulator and the command line use this
+//! crate for every decision about devices; it depends on no other crate of the project.
 #![forbid(unsafe_code)]
 
 pub mod bandwidth;

@@ -1,4 +1,5 @@
-//! Reads and writes machine files, in YAML or JSON. Errors name the place and the allowed values. No file is opened here.
+//! Reads and writes machine files, in YAML or JSON. Errors name the place and the allowed values. No file is opened
+//! here.
 
 use serde::de::DeserializeOwned;
 
@@ -7,7 +8,7 @@ use crate::machine::{MAX_GPUS, MAX_LINKS_PER_GPU, MAX_MEMORY_UNITS, Machine, Mac
 /// The longest text that is read, in bytes.
 pub const MAX_BYTES: usize = 1 << 20;
 
-/// Why a text is no machine file.
+/// An error in a machine file.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ReadError {
     /// Longer than any real machine file.
@@ -52,7 +53,7 @@ pub enum ReadError {
         line: usize,
         /// Column, from 1.
         column: usize,
-        /// What is wrong there.
+        /// The defect.
         problem: String,
     },
     /// Well-formed, but no machine: fields contradict each other.
@@ -192,7 +193,8 @@ fn key_before(before: &str) -> Option<&str> {
         .filter(|key| !key.is_empty())
 }
 
-/// The problem of a text, a list or a set of fields in the place of another of these. `wanted` is the YAML library's word.
+/// The problem of a text, a list or a set of fields in the place of another of these. `wanted` is the YAML library's
+/// word.
 fn not_of_shape(before: &str, wanted: &str) -> Option<String> {
     let wanted = match wanted {
         "sequence start" => "a list",
@@ -204,8 +206,9 @@ fn not_of_shape(before: &str, wanted: &str) -> Option<String> {
     Some(format!("{field}: must be {wanted}"))
 }
 
-/// The problem of a number outside the range of its field: the field, the value found, the allowed range. The field ends the line
-/// `before` the value. `kind` is the libraries' name of the field's type; `None` if it is no whole number.
+/// The problem of a number outside the range of its field: the field, the value found, the allowed range. The field
+/// ends the line `before` the value. `kind` is the libraries' name of the field's type; `None` if it is no whole
+/// number.
 fn not_in_range(before: &str, found: &str, kind: &str) -> Option<String> {
     let field = key_before(before);
     let widest = match kind {

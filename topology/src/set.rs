@@ -1,4 +1,5 @@
-//! A set of GPUs of one machine as a bit mask. Set arithmetic and the text form; ratings of sets are in [`crate::choice`].
+//! A set of GPUs of one machine as a bit mask. Set arithmetic and the text form; ratings of sets are in
+//! [`crate::choice`].
 
 use std::fmt;
 use std::ops::{BitAnd, BitOr, Sub};
@@ -47,7 +48,7 @@ impl GpuSet {
         }
     }
 
-    /// How many GPUs are in it.
+    /// The number of GPUs.
     pub const fn len(self) -> usize {
         self.0.count_ones() as usize
     }
@@ -83,7 +84,8 @@ impl GpuSet {
         Indices(self.0)
     }
 
-    /// Every subset of `size` GPUs, by ascending bit mask. One empty set for size 0, nothing for a size beyond the set's own.
+    /// Every subset of `size` GPUs, by ascending bit mask. One empty set for size 0, nothing for a size beyond the
+    /// set's own.
     pub fn subsets(self, size: usize) -> Subsets {
         Subsets::new(self, size)
     }
@@ -130,8 +132,8 @@ impl Iterator for Subsets {
     }
 }
 
-/// The next larger submask of `of` with as many bits: the lowest bit that can move up moves to the next place of `of`, and
-/// the bits below it fall to the bottom.
+/// The next larger submask of `of` with as many bits: the lowest bit that can move up moves to the next place of `of`,
+/// and the bits below it fall to the bottom.
 fn following(current: u32, of: u32) -> Option<u32> {
     let mut passed = 0;
     let mut places = of;
@@ -198,13 +200,13 @@ impl fmt::Display for GpuSet {
     }
 }
 
-/// Why a written set of GPUs is refused.
+/// An error in a written set of GPUs.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum GpuSetError {
     /// Something between the commas is no GPU index.
     #[error("{word:?} is no GPU index; write indices and ranges with commas, such as 0,2,3 or 0-3")]
     Word {
-        /// What stood there.
+        /// The text found.
         word: String,
     },
     /// An index beyond what any machine may have.

@@ -70,7 +70,10 @@ fn edges_have_class_and_bandwidth() {
         labels.sort();
         labels
     };
-    assert_eq!(of(0, 3), ["NV2 40000", "PIX 12000"].map(str::to_owned).as_slice());
+    assert_eq!(
+        of(0, 3),
+        ["NODE 12000", "NV2 40000"].map(str::to_owned).as_slice()
+    );
     assert_eq!(graph.node_weight(NodeIndex::new(8)), Some(&Device::Nic(0)));
 }
 

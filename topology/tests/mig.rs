@@ -1,11 +1,11 @@
 //! MIG placements against brute force, and the table against what is known of the products.
 #![allow(clippy::unwrap_used, reason = "a test stops at what is wrong")]
 
-use gantry_topology::mig::{Catalogue, Cut, Product, Profile};
+use gantry_topology::mig::{Catalogue, MigLayout, Product, Profile};
 use gantry_topology::{ComputeInstance, GpuInstance, Machine, Mig};
 use proptest::prelude::*;
 
-/// Instances as (profile, start), judged from the rules anew: nothing of `Cut` is used.
+/// Whether instances (profile, start) are legal, by the rules, without `MigLayout`.
 fn legal(product: &Product, instances: &[(&Profile, u8)]) -> bool {
     let whole = product.whole().unwrap();
     let total = |count: &dyn Fn(&Profile) -> u32| instances.iter().map(|(p, _)| count(p)).sum::<u32>();
@@ -49,7 +49,7 @@ proptest! {
     ) {
         let catalogue = Catalogue::built_in();
         let product = product.get(catalogue.products());
-        let mut cut = Cut::empty(product);
+        let mut cut = MigLayout::empty(product);
         let mut instances: Vec<(&Profile, u8)> = Vec::new();
         for (profile, start) in &steps {
             let profile = profile.get(&product.profiles);
@@ -77,7 +77,7 @@ proptest! {
 #[test]
 fn empty_gpu_holds_nvidias_maximum_of_each_profile() {
     for product in Catalogue::built_in().products() {
-        for (profile, remaining) in Cut::empty(product).remaining_each() {
+        for (profile, remaining) in MigLayout::empty(product).remaining_each() {
             assert_eq!(
                 remaining, profile.max_instances,
                 "{} {}",
@@ -204,7 +204,7 @@ fn media_engines_are_allocated_once() {
     let rtx = catalogue
         .by_model("NVIDIA RTX PRO 6000 Blackwell Server Edition", None)
         .unwrap();
-    let mut cut = Cut::empty(rtx);
+    let mut cut = MigLayout::empty(rtx);
     cut.add(rtx.profile("1g.24gb+me.all").unwrap(), 0).unwrap();
     assert_eq!(cut.remaining(rtx.profile("1g.24gb").unwrap()), 0);
     assert_eq!(cut.remaining(rtx.profile("1g.24gb-me").unwrap()), 3);
@@ -241,7 +241,7 @@ fn checked(instances: &[(&str, u8, u8, &[&str])]) -> String {
     };
     let catalogue = Catalogue::built_in();
     let product = catalogue.by_model("NVIDIA A100-SXM4-40GB", None).unwrap();
-    match Cut::of(product, &mig, "gpus[0].mig") {
+    match MigLayout::of(product, &mig, "gpus[0].mig") {
         Ok(_) => "legal".to_owned(),
         Err(error) => error.to_string(),
     }

@@ -1,5 +1,6 @@
-//! Given every set of free GPUs of real machines, then the set chosen is never worse than another, where NVIDIA's policy is in up to a
-//! fifth of them. `fixtures/expected_pairsum_vs_bottleneck.csv` records how often, and the worst case of each machine and size.
+//! Given every set of free GPUs of real machines, then the set chosen is never worse than another, where NVIDIA's
+//! policy is in up to a fifth of them. `fixtures/expected_pairsum_vs_bottleneck.csv` records how often, and the worst
+//! case of each machine and size.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test")]
 
 mod support;

@@ -1,5 +1,6 @@
-//! Given a node whose GPUs are never enough, then its jobs run nearer to the best bandwidth than under any other policy known.
-//! The figures to reach stand beside each machine; `cargo run --release -p gantry-topology --example saturated` prints them all.
+//! Given a node whose GPUs are never enough, then its jobs run nearer to the best bandwidth than under any other policy
+//! known. The figures to reach stand beside each machine; `cargo run --release -p gantry-topology --example saturated`
+//! prints them all.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test")]
 
 mod support;
@@ -7,8 +8,8 @@ mod support;
 use gantry_topology::{Purpose, Table};
 use support::saturated::{Model, Policy, replay_often};
 
-/// Machine, rates (NVLink, PCIe, socket link, GB/s), largest job, and the mean efficiency to reach: the best known before, by the
-/// ring model, for jobs of 1 to 5 GPUs.
+/// Machine, rates (NVLink, PCIe, socket link, GB/s), largest job, and the mean efficiency to reach: the best known
+/// before, by the ring model, for jobs of 1 to 5 GPUs.
 const REACH: [(&str, [u32; 3], u64, f64); 6] = [
     ("v100-sxm2-8gpu-cubemesh-1mlx5", [20, 12, 10], 5, 0.856),
     ("v100-sxm2-8gpu-cubemesh-2mlx5-mixedtabs", [20, 12, 10], 5, 0.856),

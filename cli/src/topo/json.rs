@@ -1,5 +1,5 @@
-//! The output of `gantry topo --json`. Scripts rely on the names and types of these fields: add, never rename. Unknown values are
-//! null, never omitted.
+//! The output of `gantry topo --json`. Scripts rely on the names and types of these fields: add, never rename. Unknown
+//! values are null, never omitted.
 
 use std::collections::BTreeSet;
 
@@ -100,7 +100,7 @@ struct Switch {
     gpus: Vec<usize>,
     /// Links of each of `gpus`.
     links: Vec<u8>,
-    /// Which group of joined NVSwitches each of `gpus` is at; GPUs reach each other only within one.
+    /// The group of joined NVSwitches of each of `gpus`; GPUs reach each other only within one.
     islands: Vec<u8>,
     /// Effective, of the GPU with the most links, in one direction.
     bandwidth_gbs: f64,

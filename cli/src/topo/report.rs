@@ -105,19 +105,19 @@ fn lines(lines: Vec<String>) -> String {
     lines.into_iter().map(|line| format!("  {line}\n")).collect()
 }
 
-/// How the GPUs are cut that have MIG on. Nothing where none has.
+/// The layouts of the GPUs with MIG on.
 fn mig(machine: &Machine) -> String {
-    let cut = machine.gpus().iter().filter_map(|gpu| {
+    let layouts = machine.gpus().iter().filter_map(|gpu| {
         let mig = gpu.mig.as_ref().filter(|mig| mig.enabled)?;
         let instances: Vec<String> = mig.instances.iter().map(instance).collect();
-        let said = if instances.is_empty() {
-            "on, not cut yet".to_owned()
+        let instances = if instances.is_empty() {
+            "on, without instances".to_owned()
         } else {
             instances.join(", ")
         };
-        Some(format!("GPU{}  {said}", gpu.index))
+        Some(format!("GPU{}  {instances}", gpu.index))
     });
-    lines(cut.collect())
+    lines(layouts.collect())
 }
 
 /// `3g.20gb at 4`; with its MIG devices where it is not one of its own size.

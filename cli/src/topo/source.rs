@@ -1,5 +1,5 @@
-//! The source of a command's machine: a file of either form, standard input, or this node's NVML. Used by every subcommand that reads a
-//! machine.
+//! The source of a command's machine: a file of either form, standard input, or this node's NVML. Used by every
+//! subcommand that reads a machine.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -22,7 +22,8 @@ use crate::runtime::BadInput;
 /// Options for the source of the machine.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct SourceArgs {
-    /// Read the machine from a machine file (YAML or JSON), a GpuNode or the output of `nvidia-smi topo -m`; - is standard input
+    /// Read the machine from a machine file (YAML or JSON), a GpuNode or the output of `nvidia-smi topo -m`; - is
+    /// standard input
     #[arg(long, value_name = "FILE", conflicts_with = "nvml")]
     from: Option<PathBuf>,
 

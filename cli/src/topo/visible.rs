@@ -2,8 +2,8 @@
 
 use std::fmt::Write as _;
 
-/// The text with every control character written out as `\uXXXX`, which in a JSON string means the same. Line ends and tabs stay, and
-/// with `colors` the codes that set a colour: they move no cursor and hide nothing.
+/// The text with every control character written out as `\uXXXX`, which in a JSON string means the same. Line ends and
+/// tabs stay, and with `colors` the codes that set a colour: they move no cursor and hide nothing.
 pub(crate) fn visible(text: &str, colors: bool) -> String {
     let mut shown = String::with_capacity(text.len());
     let mut rest = text.chars();
@@ -25,7 +25,7 @@ pub(crate) fn visible(text: &str, colors: bool) -> String {
     }
 }
 
-/// What follows the colour code that a text begins with.
+/// The text behind the color code at its beginning.
 fn after_color(text: &str) -> Option<&str> {
     let parameters = text.strip_prefix("\u{1b}[")?;
     parameters

@@ -1,5 +1,6 @@
 //! The rate of the link between sockets, by the name of the CPU. Rates are NCCL's (`src/graph/topo.h`): `BDW_QPI_BW` 6,
-//! `SKL_QPI_BW` 10, `SRP_QPI_BW` 22, `ERP_QPI_BW` 40, `AMD_BW` 16, `P9_BW` 32, `ARM_BW` 6, `ZPI_BW` 6 GB/s. Nothing else.
+//! `SKL_QPI_BW` 10, `SRP_QPI_BW` 22, `ERP_QPI_BW` 40, `AMD_BW` 16, `P9_BW` 32, `ARM_BW` 6, `ZPI_BW` 6 GB/s. Nothing
+//! else.
 
 use super::LinkRate;
 use crate::machine::Machine;

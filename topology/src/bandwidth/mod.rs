@@ -1,5 +1,5 @@
-//! How fast a link is: GB/s in one direction for every pair of GPUs of a machine, from a table with sources. Only rates of
-//! single links and paths; the bandwidth of a collective over several GPUs is in [`crate::collective`].
+//! The rate of a link: GB/s in one direction for every pair of GPUs of a machine, from a table with sources. Only rates
+//! of single links and paths; the bandwidth of a collective over several GPUs is in [`crate::collective`].
 
 mod host;
 mod product;
@@ -8,10 +8,12 @@ pub use product::{guessed, known_model};
 
 use crate::machine::{Gpu, Machine, PathClass};
 
-/// The rate of one link in one direction, in MB/s (10^6 bytes per second): whole numbers, so that equal links compare equal.
+/// The rate of one link in one direction, in MB/s (10^6 bytes per second): whole numbers, so that equal links compare
+/// equal.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct LinkRate {
-    /// The rate that a collective library reaches, by NCCL's model (`src/graph/topo.h`) or a measurement. Every choice uses this one.
+    /// The rate that a collective library reaches, by NCCL's model (`src/graph/topo.h`) or a measurement. Every choice
+    /// uses this one.
     pub effective: u32,
     /// The signalling rate of the data sheet, for display.
     pub raw: u32,
@@ -66,11 +68,11 @@ pub struct Rates {
 impl Rates {
     /// The rates of a machine's links, from the most certain fact that is known:
     ///
-    /// - NVLink: GPU model, else compute capability, else NVLink version, else the model named in the machine's own name, else
-    ///   the number of links and peers (the table is in `product.rs`).
+    /// - NVLink: GPU model, else compute capability, else NVLink version, else the model named in the machine's own
+    ///   name, else the number of links and peers (the table is in `product.rs`).
     /// - PCIe: generation and width of the GPU's link, else the generation its model is made for.
-    /// - Socket link: CPU model, else the CPU named in the machine's name, else 10 GB/s beside PCIe 3 and 16 GB/s beside newer
-    ///   GPUs, the least of the servers of those years.
+    /// - Socket link: CPU model, else the CPU named in the machine's name, else 10 GB/s beside PCIe 3 and 16 GB/s
+    ///   beside newer GPUs, the least of the servers of those years.
     pub fn of(machine: &Machine) -> Self {
         let products: Vec<product::Product> = machine
             .gpus()
@@ -92,8 +94,8 @@ impl Rates {
         }
     }
 
-    /// The rate of the best single path between two GPUs of `machine`: all their NVLinks together, or PCIe where that is
-    /// faster or the only way. Zero for a GPU with itself and for an index out of range.
+    /// The rate of the best single path between two GPUs of `machine`: all their NVLinks together, or PCIe where that
+    /// is faster or the only way. Zero for a GPU with itself and for an index out of range.
     pub fn pair(&self, machine: &Machine, a: usize, b: usize) -> LinkRate {
         if a == b {
             return LinkRate::default();
@@ -103,8 +105,9 @@ impl Rates {
         nvlink.max(self.pcie_path(a, b, machine.paths().get(a, b)))
     }
 
-    /// The rate of the PCIe path of class `class` between two GPUs. Classes within a socket run at the full rate of the slower
-    /// slot: measured alike at 55 GB/s over PIX, PXB and NODE on one PCIe 5 machine. Only the socket link is narrower.
+    /// The rate of the PCIe path of class `class` between two GPUs. Classes within a socket run at the full rate of the
+    /// slower slot: measured alike at 55 GB/s over PIX, PXB and NODE on one PCIe 5 machine. Only the socket link is
+    /// narrower.
     pub fn pcie_path(&self, a: usize, b: usize, class: PathClass) -> LinkRate {
         let slots = self.pcie_of(a).min(self.pcie_of(b));
         if class.crosses_sockets() {
@@ -125,8 +128,9 @@ impl Rates {
     }
 }
 
-/// Effective GB/s (10^9 bytes per second) in one direction between GPUs `a` and `b`, by their best single path. Zero for a GPU
-/// with itself and for an index out of range. For a whole matrix, compute [`Rates`] once and use [`Rates::pair`].
+/// Effective GB/s (10^9 bytes per second) in one direction between GPUs `a` and `b`, by their best single path. Zero
+/// for a GPU with itself and for an index out of range. For a whole matrix, compute [`Rates`] once and use
+/// [`Rates::pair`].
 pub fn pair_gbs(machine: &Machine, a: usize, b: usize) -> f64 {
     gbs(Rates::of(machine).pair(machine, a, b).effective)
 }
@@ -146,7 +150,8 @@ const PCIE3_X16: LinkRate = LinkRate::new(12_000, 15_750);
 
 fn pcie_rate(gpu: &Gpu, product: product::Product, processor: Option<host::Processor>) -> LinkRate {
     if processor == Some(host::Processor::Power9) && product == product::VOLTA {
-        // An AC922's V100 reaches its CPU over three NVLinks; what NCCL's model allows between them is the X bus's rate.
+        // An AC922's V100 reaches its CPU over three NVLinks; what NCCL's model allows between them is the X bus's
+        // rate.
         return host::Processor::Power9.socket_link();
     }
     let (generation, width) = gpu

@@ -1,5 +1,5 @@
-//! The NVLink rate and PCIe generation of GPU products: a table of names, and assumptions for an unknown product. Every rate has its
-//! source.
+//! The NVLink rate and PCIe generation of GPU products: a table of names, and assumptions for an unknown product. Every
+//! rate has its source.
 
 use super::LinkRate;
 use crate::machine::{Gpu, Machine, PathClass};
@@ -22,8 +22,8 @@ pub(super) const NVLINK2: LinkRate = LinkRate::new(20_000, 25_000);
 pub(super) const NVLINK3: LinkRate = LinkRate::new(20_000, 25_000);
 /// GA102: A40, RTX A6000, RTX 3090; raw as `nvidia-smi nvlink -s` prints it.
 pub(super) const NVLINK3_GA102: LinkRate = LinkRate::new(12_000, 14_062);
-/// Hopper, NVL boards with bridges too. Raw by the data sheets of H100, H200 and H200 NVL (900 GB/s over 18 links, both ways together);
-/// nvidia-smi prints 26.562 GB/s for a link of each.
+/// Hopper, NVL boards with bridges too. Raw by the data sheets of H100, H200 and H200 NVL (900 GB/s over 18 links, both
+/// ways together); nvidia-smi prints 26.562 GB/s for a link of each.
 pub(super) const NVLINK4: LinkRate = LinkRate::new(20_600, 25_000);
 /// Blackwell.
 pub(super) const NVLINK5: LinkRate = LinkRate::new(40_100, 50_000);
@@ -193,7 +193,8 @@ fn by_nvlink_version(version: u8) -> Option<Product> {
     }
 }
 
-/// The product by the number of its links, which is nearly a fingerprint. If two products share it, the slower one is assumed.
+/// The product by the number of its links, which is nearly a fingerprint. If two products share it, the slower one is
+/// assumed.
 ///
 /// | links of the GPU | taken for |
 /// |---|---|
@@ -232,7 +233,8 @@ fn by_shape(machine: &Machine, index: usize) -> Product {
 /// Links of an A100 in all, by its white paper.
 const MOST_LINKS_OF_AN_A100: u32 = 12;
 
-/// A GPU without NVLinks: as old as its linked neighbours, if there are any; otherwise as old as the driver's link names.
+/// A GPU without NVLinks: as old as its linked neighbours, if there are any; otherwise as old as the driver's link
+/// names.
 fn without_links(machine: &Machine) -> Product {
     let linked = machine
         .gpus()

@@ -50,7 +50,7 @@ fn joined(choice: &Choice, table: &Table) -> String {
     let size = choice.gpus.len();
     let how = links(choice.gpus, table);
     let best = gbs(table.best_bandwidth(size));
-    // Where sets are searched there may be better ones.
+    // A search may miss better sets.
     let most_free = if table.is_exhaustive() {
         "the most that is free"
     } else {
@@ -74,7 +74,7 @@ fn joined(choice: &Choice, table: &Table) -> String {
     format!("{how}, {} GB/s, {rank}{nics}", choice.bandwidth_gbs)
 }
 
-/// What carries a collective over the set.
+/// The links of a collective over the set.
 fn links(set: GpuSet, table: &Table) -> String {
     let links = &table.links;
     let nvlink = links.ring(set) > links.pcie_ring(set);

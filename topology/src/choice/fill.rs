@@ -1,5 +1,5 @@
-//! The best set for every set of free GPUs and every size, by trying every subset of every set: 3^n comparisons of one number
-//! each. The meaning of the key's terms is the caller's; only their order matters here.
+//! The best set for every set of free GPUs and every size, by trying every subset of every set: 3^n comparisons of one
+//! number each. The meaning of the key's terms is the caller's; only their order matters here.
 
 use std::ops::{Add, Shl};
 
@@ -25,8 +25,8 @@ pub(super) struct Terms {
     pub(super) tail: Vec<u64>,
 }
 
-/// The best subset of each size from 1 to one less than all, of every set of GPUs, as bit masks: one after the other, sets
-/// ascending, then sizes. One such list for each purpose.
+/// The best subset of each size from 1 to one less than all, of every set of GPUs, as bit masks: one after the other,
+/// sets ascending, then sizes. One such list for each purpose.
 pub(super) fn best_subsets<const PURPOSES: usize>(
     gpus: usize,
     shared: &Shared,
@@ -57,7 +57,7 @@ pub(super) fn best_subsets<const PURPOSES: usize>(
     }
 }
 
-/// Where in a key's number each term begins; the tail begins at 0.
+/// The first bit of each term in a key's number; the tail begins at 0.
 struct Layout {
     together_at: u32,
     middle_at: u32,
@@ -193,7 +193,8 @@ fn fill<K: Key, const PURPOSES: usize>(
     answers
 }
 
-/// The number of entries before those of set number `set`: every set below it has one for each size from 1 to one less than its own.
+/// The number of entries before those of set number `set`: every set below it has one for each size from 1 to one less
+/// than its own.
 pub(super) fn entries_before(set: usize) -> usize {
     // Members of the sets below: every bit of `set` counts the sets that agree above it and have any bits below it.
     let mut members = 0;

@@ -8,8 +8,8 @@ use crate::bandwidth::Rates;
 use crate::machine::{Machine, PathClass};
 use crate::mig::placements;
 
-/// The facts of a machine that choices depend on: no UUID, address, name or driver. Machines of equal kinds get equal choices. GPUs are in
-/// NVML's order; machines that differ in that order only are of different kinds.
+/// The facts of a machine that choices depend on: no UUID, address, name or driver. Machines of equal kinds get equal
+/// choices. GPUs are in NVML's order; machines that differ in that order only are of different kinds.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct MachineKind {
     gpus: usize,

@@ -1,28 +1,29 @@
-//! The choice of GPUs: the best set for every set of free GPUs and every size, from a table built once per kind of machine. The choice
-//! is by topology alone; the caller passes the free and healthy GPUs.
+//! The choice of GPUs: the best set for every set of free GPUs and every size, from a table built once per kind of
+//! machine. The choice is by topology alone; the caller passes the free and healthy GPUs.
 //!
 //! # The order of the key
 //!
 //! For a local job, most important first:
 //!
-//! 1. **B**, the bandwidth of a collective over the set in the ring model ([`Collective::ring`]). Never the sum of pairs: a single
-//!    weak GPU or a thin waist decides. Equal for all single GPUs.
-//! 2. the fewest **NVLink islands** (bridged pairs) split: a single GPU never splits a pair while an unpaired one is free.
-//! 3. **R**, the value of the remaining GPUs: the mean, over jobs of every size, of the best B in them relative to the best on the
-//!    empty machine. Every allocated GPU counts as free with probability 1/16.
+//! 1. **B**, the bandwidth of a collective over the set in the ring model ([`Collective::ring`]). Never the sum of
+//!    pairs: a single weak GPU or a thin waist decides. Equal for all single GPUs.
+//! 2. the fewest **NVLink islands** (bridged pairs) split: a single GPU never splits a pair while an unpaired one is
+//!    free.
+//! 3. **R**, the value of the remaining GPUs: the mean, over jobs of every size, of the best B in them relative to the
+//!    best on the empty machine. Every allocated GPU counts as free with probability 1/16.
 //! 4. the **cut bound**, if NVLinks carry the set: of two equal numbers of rings, the better wired.
 //! 5. few **NUMA** nodes: the job's processes and buffers fit near all of its GPUs.
 //! 6. **groups kept together**: the fewest NVLink islands, PCIe switches, sockets and NUMA nodes split.
 //! 7. **NICs** left to jobs that need them.
 //! 8. the smallest bit mask: equal input gives equal output.
 //!
-//! A gang member communicates through NICs: for two and more GPUs, its NICs and NUMA nodes come between 1 and 2. On a machine without known
-//! NICs, it is chosen like a local job.
+//! A gang member communicates through NICs: for two and more GPUs, its NICs and NUMA nodes come between 1 and 2. On a
+//! machine without known NICs, it is chosen like a local job.
 //!
-//! R precedes NICs for local jobs, and the cut bound follows R and counts NVLinks only, for reasons measured on a saturated node
-//! (`tests/saturated.rs`). NICs before R cost an 8-GPU V100 node 0.7 to 1.2 points of mean efficiency. The cut bound of PCIe favours
-//! sets in two halves, which splits two sockets instead of one: it cost 8 bridged A40s 1.9 points. If all sets have equal links, as
-//! behind NVSwitches, R is equal too, and NUMA nodes decide first.
+//! R precedes NICs for local jobs, and the cut bound follows R and counts NVLinks only, for reasons measured on a
+//! saturated node (`tests/saturated.rs`). NICs before R cost an 8-GPU V100 node 0.7 to 1.2 points of mean efficiency.
+//! The cut bound of PCIe favours sets in two halves, which splits two sockets instead of one: it cost 8 bridged A40s
+//! 1.9 points. If all sets have equal links, as behind NVSwitches, R is equal too, and NUMA nodes decide first.
 
 pub mod devices;
 mod explain;
@@ -67,14 +68,14 @@ pub struct Choice {
     pub bandwidth_gbs: f64,
     /// B by the cut bound, GB/s: the upper bound for any algorithm.
     pub cut_gbs: f64,
-    /// R of the remaining GPUs: the mean, over jobs of 1 to n GPUs, of the best B in them relative to the best on the empty machine.
-    /// From 0 (none left) to 1 (the whole machine).
+    /// R of the remaining GPUs: the mean, over jobs of 1 to n GPUs, of the best B in them relative to the best on the
+    /// empty machine. From 0 (none left) to 1 (the whole machine).
     pub remainder: f64,
 }
 
 impl Choice {
-    /// B relative to the best set of the same size on the empty machine, from 0 to 1. On a machine too large for a table, relative to
-    /// the best set found. 1 for a single GPU.
+    /// B relative to the best set of the same size on the empty machine, from 0 to 1. On a machine too large for a
+    /// table, relative to the best set found. 1 for a single GPU.
     pub fn quality(&self, table: &Table) -> f64 {
         let best = gbs(table.best_bandwidth(self.gpus.len()));
         if best > 0.0 {
@@ -91,8 +92,8 @@ impl Choice {
     }
 }
 
-/// The best set for every set of free GPUs and every size, of one kind of machine. Up to [`TABLE_GPUS`] GPUs, a choice is one read from
-/// memory (at most 3 MB for 16 GPUs). Larger machines are searched, see [`Table::best`].
+/// The best set for every set of free GPUs and every size, of one kind of machine. Up to [`TABLE_GPUS`] GPUs, a choice
+/// is one read from memory (at most 3 MB for 16 GPUs). Larger machines are searched, see [`Table::best`].
 #[derive(Debug, Clone)]
 pub struct Table {
     gpus: usize,
@@ -233,12 +234,12 @@ impl Table {
         GpuSet::first(self.gpus)
     }
 
-    /// The best `size` GPUs of `free`, or `None` if there are fewer. GPUs beyond the machine's are no GPUs; size 0 gives the empty
-    /// set.
+    /// The best `size` GPUs of `free`, or `None` if there are fewer. GPUs beyond the machine's are no GPUs; size 0
+    /// gives the empty set.
     ///
-    /// Machines of more than [`TABLE_GPUS`] GPUs use a bounded search, in well under 10 ms. It grows a set from every free GPU, each time by the
-    /// GPU with the best links to it, improves the best set by exchanges, and compares by the same key without R. It finds free whole
-    /// islands, but does not prove that no better set exists.
+    /// Machines of more than [`TABLE_GPUS`] GPUs use a bounded search, in well under 10 ms. It grows a set from every
+    /// free GPU, each time by the GPU with the best links to it, improves the best set by exchanges, and compares by
+    /// the same key without R. It finds free whole islands, but does not prove that no better set exists.
     pub fn best(&self, free: GpuSet, size: usize, purpose: Purpose) -> Option<Choice> {
         let free = free & self.all();
         let set = self.best_set(free, size, purpose)?;
@@ -247,8 +248,8 @@ impl Table {
 
     /// The best `size` GPUs of `free` that hold all of `must`, as kubelet asks with `MustIncludeDeviceIDs`.
     ///
-    /// `None` if kubelet's own rules allow no result: fewer than `size` free, more than `size` required, or a required one not
-    /// offered. Kubelet takes an empty response as no preference.
+    /// `None` if kubelet's own rules allow no result: fewer than `size` free, more than `size` required, or a required
+    /// one not offered. Kubelet takes an empty response as no preference.
     pub fn best_with(&self, free: GpuSet, must: GpuSet, size: usize, purpose: Purpose) -> Option<Choice> {
         let offered = free & self.all();
         if must.is_empty() {
@@ -280,8 +281,9 @@ impl Table {
         }
     }
 
-    /// R of a set of free GPUs: the mean, over jobs of 1 to n GPUs, of the best B in it relative to the best on the empty machine.
-    /// 1 for the whole machine, 0 for none. Beyond [`TABLE_GPUS`] GPUs by the same search as the choices.
+    /// R of a set of free GPUs: the mean, over jobs of 1 to n GPUs, of the best B in it relative to the best on the
+    /// empty machine. 1 for the whole machine, 0 for none. Beyond [`TABLE_GPUS`] GPUs by the same search as the
+    /// choices.
     pub fn remainder(&self, free: GpuSet) -> f64 {
         let free = free & self.all();
         if let Some(sets) = &self.sets {
@@ -302,7 +304,8 @@ impl Table {
         self.sets.is_some()
     }
 
-    /// The highest B that `size` GPUs reach on the empty machine, MB/s; 0 for none and one, and for more than there are.
+    /// The highest B that `size` GPUs reach on the empty machine, MB/s; 0 for none and one, and for more than there
+    /// are.
     fn best_bandwidth(&self, size: usize) -> u32 {
         self.best.get(size).copied().unwrap_or(0)
     }
@@ -358,7 +361,7 @@ impl Table {
         self.surroundings.near_nics(gpus & self.all())
     }
 
-    /// Where MIG instances may lie on a GPU, as masks of memory units, if its product is known.
+    /// The placements of MIG instances on a GPU, as masks of memory units, if its product is known.
     fn placements(&self, gpu: usize) -> Option<&[u16]> {
         self.placements.get(gpu)?.as_deref()
     }

@@ -1,14 +1,16 @@
-//! R, the value of a set of free GPUs: the best bandwidth of jobs of every size in it, relative to the empty machine. Computed for every
-//! set of up to 16 GPUs at once.
+//! R, the value of a set of free GPUs: the best bandwidth of jobs of every size in it, relative to the empty machine.
+//! Computed for every set of up to 16 GPUs at once.
 
-/// Fraction bits during the computation of R, and in its result: about one in a million, far below the effect of any single set.
+/// Fraction bits during the computation of R, and in its result: about one in a million, far below the effect of any
+/// single set.
 const FINE: u32 = 32;
 const KEPT: u32 = 20;
 
 /// The probability that an allocated GPU is free again when the remainder is used: one in `CHURN`.
 const CHURN: u64 = 16;
 
-/// `best[size][set]`: the highest B of any `size` GPUs of a set, from B of every set. Sizes 0 and 1 exchange nothing and are 0.
+/// `best[size][set]`: the highest B of any `size` GPUs of a set, from B of every set. Sizes 0 and 1 exchange nothing
+/// and are 0.
 pub(super) fn best_of_sizes(gpus: usize, ring: &[u32]) -> Vec<Vec<u32>> {
     (0..=gpus).map(|size| best_of_size(gpus, size, ring)).collect()
 }
@@ -33,9 +35,10 @@ fn best_of_size(gpus: usize, size: usize, ring: &[u32]) -> Vec<u32> {
 
 /// R of every set after a little churn, with `KEPT` fraction bits.
 ///
-/// R is the mean over the sizes 1 to n of `best[size][set] / best[size][all]`; one GPU is worth 1 if there is one. It considers
-/// the free GPUs only, so it does not prefer a remainder that the next departure completes. Therefore every allocated GPU counts as free with
-/// probability 1/16: this is R of the sets that may follow, weighted by their probability.
+/// R is the mean over the sizes 1 to n of `best[size][set] / best[size][all]`; one GPU is worth 1 if there is one. It
+/// considers the free GPUs only, so it does not prefer a remainder that the next departure completes. Therefore every
+/// allocated GPU counts as free with probability 1/16: this is R of the sets that may follow, weighted by their
+/// probability.
 pub(super) fn churned(gpus: usize, plain: &[u64]) -> Vec<u32> {
     let mut expected = plain.to_vec();
     for gpu in 0..gpus {

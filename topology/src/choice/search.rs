@@ -1,5 +1,5 @@
-//! Choosing on machines too large for a table: bounded greedy growth and exchange. Compares by the same key as the tables,
-//! without R. Guarantees a valid set in bounded time, not the best one.
+//! Choosing on machines too large for a table: bounded greedy growth and exchange. Compares by the same key as the
+//! tables, without R. Guarantees a valid set in bounded time, not the best one.
 
 use super::{Purpose, Table};
 use crate::machine::MAX_GPUS;
@@ -8,8 +8,8 @@ use crate::set::GpuSet;
 /// Exchanges tried at most to improve the best grown set.
 const EXCHANGES: usize = 256;
 
-/// A good set of `size` GPUs of `free` that contains `must`. The caller has checked that there is one; otherwise the result is the
-/// nearest.
+/// A good set of `size` GPUs of `free` that contains `must`. The caller has checked that there is one; otherwise the
+/// result is the nearest.
 pub(super) fn best(table: &Table, free: GpuSet, must: GpuSet, size: usize, purpose: Purpose) -> GpuSet {
     if size >= free.len() {
         return free;
@@ -54,8 +54,8 @@ fn grow(table: &Table, free: GpuSet, seed: GpuSet, size: usize) -> GpuSet {
     last
 }
 
-/// Adds, one by one, the GPU best joined to those already in: by the sum of its pairs' rates, then by what it keeps together.
-/// Every set on the way is passed to `visit`.
+/// Adds, one by one, the GPU best joined to those already in: by the sum of its pairs' rates, then by what it keeps
+/// together. Every set on the way is passed to `visit`.
 fn grow_through(table: &Table, free: GpuSet, seed: GpuSet, size: usize, mut visit: impl FnMut(GpuSet)) {
     let mut set = seed;
     let mut newest = seed;

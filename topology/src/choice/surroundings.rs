@@ -1,5 +1,5 @@
-//! The surroundings of a machine's GPUs: NICs, NUMA nodes, and the groups worth keeping whole. These are the terms of a choice's key
-//! other than bandwidth. Every term is larger for the better set.
+//! The surroundings of a machine's GPUs: NICs, NUMA nodes, and the groups worth keeping whole. These are the terms of a
+//! choice's key other than bandwidth. Every term is larger for the better set.
 
 use super::Purpose;
 use crate::machine::{MAX_GPUS, MAX_NICS, Machine, PathClass};
@@ -70,11 +70,12 @@ impl Surroundings {
         &self.groups
     }
 
-    /// How well the NICs around a set serve its purpose.
+    /// The rating of the NICs around a set for its purpose.
     ///
-    /// - A gang member wants as many NICs of its own as it has GPUs (the largest matching of GPUs to NICs behind the same PCIe
-    ///   switch), then the worst-placed GPU as near to a NIC as can be.
-    /// - A local job prefers GPUs near the fewest NICs, then far from the nearest: it leaves the NICs to jobs that need them.
+    /// - A gang member wants as many NICs of its own as it has GPUs (the largest matching of GPUs to NICs behind the
+    ///   same PCIe switch), then the worst-placed GPU as near to a NIC as can be.
+    /// - A local job prefers GPUs near the fewest NICs, then far from the nearest: it leaves the NICs to jobs that need
+    ///   them.
     pub(super) fn nics(&self, set: GpuSet, purpose: Purpose) -> u32 {
         let classes = set.iter().map(|gpu| self.nearest[gpu]);
         match purpose {
@@ -102,22 +103,22 @@ impl Surroundings {
         set.iter().fold(0, |near, gpu| near | self.rails[gpu])
     }
 
-    /// How many NUMA nodes the set's GPUs are known to span.
+    /// The number of known NUMA nodes of the set's GPUs.
     pub(super) fn numa_nodes(&self, set: GpuSet) -> u32 {
         let spanned = self.numa.iter().filter(|node| !(**node & set).is_empty()).count();
         u32::try_from(spanned).unwrap_or(u32::MAX)
     }
 
-    /// How much of what belongs together a set holds together: over the NVLink islands, PCIe switches, host bridges, sockets and
-    /// NUMA nodes, the squares of how many of their GPUs are in it. Taken over a choice and its remainder, it is larger the
-    /// fewer groups are broken, and the more unevenly those that must be.
+    /// The rating of the groups kept together in a set: over the NVLink islands, PCIe switches, host bridges, sockets
+    /// and NUMA nodes, the squares of the number of their GPUs in it. Taken over a choice and its remainder, it is
+    /// larger the fewer groups are broken, and the more unevenly those that must be.
     pub(super) fn together(&self, set: GpuSet) -> u32 {
         let squares = self.groups.iter().map(|group| (group.gpus & set).len().pow(2));
         u32::try_from(squares.sum::<usize>()).unwrap_or(u32::MAX)
     }
 
-    /// How many NVLink islands are whole in a set: bridged pairs, or what a dead link parts from the rest. None on a machine that
-    /// is a single island.
+    /// The number of NVLink islands that are whole in a set: bridged pairs, or the parts that a dead link leaves. None
+    /// on a machine that is a single island.
     pub(super) fn islands(&self, set: GpuSet) -> u32 {
         let whole = self
             .groups
@@ -178,8 +179,8 @@ fn numa_nodes(machine: &Machine) -> Vec<GpuSet> {
 
 const NVLINK: &str = "NVLink island";
 
-/// NVLink islands, then what shares a PCIe switch, host bridge or socket, then NUMA nodes; each set of GPUs once, single
-/// GPUs and the whole machine left out.
+/// NVLink islands, then what shares a PCIe switch, host bridge or socket, then NUMA nodes; each set of GPUs once,
+/// single GPUs and the whole machine left out.
 fn groups(machine: &Machine, numa: &[GpuSet]) -> Vec<Group> {
     let all = GpuSet::all(machine);
     let graph = machine.graph();

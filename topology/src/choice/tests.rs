@@ -119,8 +119,8 @@ fn local_jobs_avoid_nics_and_gang_members_use_them() {
     assert_eq!(table.near_nics(set("0,2,5")), [0, 2]);
 }
 
-/// All sets have equal links behind the switches. A socket's four would stay whole where the fifth is taken with one of them, but the job's
-/// two GPUs would have no memory near both.
+/// All sets have equal links behind the switches. A socket's four would stay whole where the fifth is taken with one of
+/// them, but the job's two GPUs would have no memory near both.
 #[test]
 fn numa_node_precedes_whole_socket() {
     let mut parts = lopsided().into_parts();

@@ -1,12 +1,13 @@
-//! The narrowest NVLink cut of a set: which part of it can send the least out, for its size. Counts links, not GB/s.
+//! The narrowest NVLink cut of a set: the part with the least outgoing links for its size. Counts links, not GB/s.
 
 use super::Collective;
 use crate::set::GpuSet;
 
-/// What ratios of links to GPUs are multiplied by: divisible by every size of a part of 16, so that they stay whole numbers.
+/// The factor of all ratios of links to GPUs. It is divisible by every size of a part of 16, so that they are whole
+/// numbers.
 pub(super) const SCALE: u64 = 720_720;
 
-/// Sets up to this size have every cut tried; larger ones only the cuts that part off a single GPU.
+/// Sets up to this size have every cut tried; larger ones only the cuts that separate a single GPU.
 const EVERY_CUT: usize = 16;
 /// The same limit on machines too large for a table, which rate every set again.
 const EVERY_CUT_OF_LARGE: usize = 10;
@@ -16,9 +17,9 @@ const EVERY_CUT_OF_LARGE: usize = 10;
 pub(super) struct Narrowest {
     /// Least `SCALE x links out of A / |A|`, NVSwitches counted.
     pub(super) scaled: u64,
-    /// The most Hamiltonian cycles of direct links that can be edge-disjoint in the set: each crosses every cut at least twice, and
-    /// has at least `2 |A| - |set|` of its links within every part A, for the GPUs outside have two ends each. 0 where the links do not
-    /// join the set.
+    /// The most Hamiltonian cycles of direct links that can be edge-disjoint in the set: each crosses every cut at
+    /// least twice, and has at least `2 |A| - |set|` of its links within every part A, because the GPUs outside have
+    /// two ends each. 0 if the links do not connect the set.
     pub(super) cycles: u32,
 }
 
@@ -36,8 +37,8 @@ pub(super) fn narrowest(links: &Collective, set: GpuSet) -> Narrowest {
     tables.enumerate(GpuSet::first(set.len()))
 }
 
-/// Links inside of every subset of some GPUs, by bit mask over their positions: what is cut between A and the rest of S is
-/// then `inside(S) - inside(A) - inside(S - A)`.
+/// Links inside of every subset of some GPUs, by bit mask over their positions: the number of links cut between A and
+/// the rest of S is then `inside(S) - inside(A) - inside(S - A)`.
 pub(super) struct Tables {
     inside: Vec<u16>,
     /// Links into NVSwitches of every subset, for each group of joined switches.
@@ -78,7 +79,7 @@ impl Tables {
         Self { inside, switch }
     }
 
-    /// How many subsets there are.
+    /// The number of subsets.
     pub(super) fn sets(&self) -> usize {
         self.inside.len()
     }
@@ -97,7 +98,8 @@ impl Tables {
         let anchor = 1usize << lowest;
         let rest = whole & !anchor;
         let inside = u32::from(self.inside[whole]);
-        // A cut is counted once, from the side with the lowest GPU, and rated by the larger side: both send the same out.
+        // A cut is counted once, from the side with the lowest GPU, and rated by the larger side: both send the same
+        // out.
         let mut fewest = [u32::MAX; EVERY_CUT + 1];
         let mut direct = u32::MAX;
         // Links within the larger side, the fewest for each size of it.
@@ -146,7 +148,7 @@ fn without_enumeration(links: &Collective, set: GpuSet) -> Option<Narrowest> {
     let has_direct = set.iter().any(|gpu| links.peers[gpu] & set.bits() != 0);
     let switch = links.lowest_switch_links(set);
     if !has_direct {
-        // Through switches alone the narrowest cut parts off the GPU with the fewest links.
+        // Through switches alone the narrowest cut separates the GPU with the fewest links.
         let larger = set.len().saturating_sub(1).max(1) as u64;
         return Some(Narrowest {
             scaled: u64::from(switch) * SCALE / larger,

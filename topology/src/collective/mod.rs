@@ -1,5 +1,5 @@
-//! What a set of GPUs is worth to a collective: B by the ring model and by the cut bound. Functions of the links alone; which
-//! GPUs are free, and which set to take, is decided in [`crate::choice`].
+//! The bandwidth of a collective over a set of GPUs: B by the ring model and by the cut bound. Functions of the links
+//! only; the choice among free GPUs is in [`crate::choice`].
 
 mod cut;
 mod ring;
@@ -10,12 +10,12 @@ use crate::set::GpuSet;
 
 /// The links of one machine, laid out for rating sets of GPUs. Bandwidths are in MB/s, so that they compare exactly.
 ///
-/// - The *ring model* is what NCCL's rings reach today: `2 x edge-disjoint Hamiltonian cycles x rate of a link` over direct NVLinks,
-///   plus the lesser injection rate over NVSwitches, if those of the whole set are joined; or, where that is faster, one ring over PCIe, at the rate of the slowest
-///   slot, or of the socket link if it is crossed.
-/// - The *cut bound* is what no algorithm can exceed: every part A of a set of k must send its data out, so
-///   `(k - 1) x min over A of out(A) / |A|`, over NVLinks alone or over the PCIe tree alone, whichever is faster (NCCL does not mix the
-///   two at one level).
+/// - The *ring model* is what NCCL's rings reach today: `2 x edge-disjoint Hamiltonian cycles x rate of a link` over
+///   direct NVLinks, plus the lesser injection rate over NVSwitches, if those of the whole set are joined; or, where
+///   that is faster, one ring over PCIe, at the rate of the slowest slot, or of the socket link if it is crossed.
+/// - The *cut bound* is the upper bound for any algorithm: every part A of a set of k must send its data out, so
+///   `(k - 1) x min over A of out(A) / |A|`, over NVLinks alone or over the PCIe tree alone, whichever is faster (NCCL
+///   does not mix the two at one level).
 ///
 /// One GPU exchanges nothing: both are 0 for fewer than two GPUs. The ring model never exceeds the cut bound.
 #[derive(Debug, Clone)]
@@ -27,7 +27,7 @@ pub struct Collective {
     peers: [u32; MAX_GPUS],
     /// Links into NVSwitches.
     switch: [u32; MAX_GPUS],
-    /// Which group of joined NVSwitches they end in.
+    /// The group of joined NVSwitches that they end in.
     island: [u8; MAX_GPUS],
     /// One NVLink, MB/s.
     link_rate: [u32; MAX_GPUS],
@@ -77,8 +77,8 @@ impl Collective {
         links
     }
 
-    /// B by the ring model, MB/s. The count of edge-disjoint cycles is found by a bounded search, exact on every NVLink mesh of
-    /// up to 8 GPUs that is built; on others it may fall short of the best packing, and is then still reached by it.
+    /// B by the ring model, MB/s. The count of edge-disjoint cycles is found by a bounded search, exact on every NVLink
+    /// mesh of up to 8 GPUs that is built; on others it may be below the best packing, but never above.
     pub fn ring(&self, set: GpuSet) -> u32 {
         if set.len() < 2 {
             return 0;
@@ -87,8 +87,8 @@ impl Collective {
         self.nvlink_ring(set, cycles).max(self.pcie_ring(set))
     }
 
-    /// The cut bound, MB/s, rounded down. Tries every cut of a set that direct NVLinks join, `2^(k-1)` steps; beyond 16 such GPUs only
-    /// the cuts that part off one.
+    /// The cut bound, MB/s, rounded down. Tries every cut of a set that direct NVLinks join, `2^(k-1)` steps; beyond 16
+    /// such GPUs only the cuts that separate one.
     pub fn cut(&self, set: GpuSet) -> u32 {
         if set.len() < 2 {
             return 0;
@@ -155,7 +155,8 @@ impl Collective {
         set.iter().any(|gpu| self.far[gpu] & set.bits() != 0)
     }
 
-    /// The fewest links that a GPU of the set has into the NVSwitches that join it; 0 where its switches are not joined.
+    /// The fewest links that a GPU of the set has into the NVSwitches that join it; 0 where its switches are not
+    /// joined.
     pub(crate) fn lowest_switch_links(&self, set: GpuSet) -> u32 {
         let mut islands = set.iter().map(|gpu| self.island[gpu]);
         let first = islands.next();
@@ -173,9 +174,9 @@ impl Collective {
         nvlink.max(self.pcie_ring(GpuSet::single(a).with(b)))
     }
 
-    /// In a tree the narrowest cut is one edge: any other parts the set into pieces, each behind an edge of its own. The edges are the
-    /// slots, with one GPU on one side, and the socket links. Uplinks of PCIe switches are as wide as a slot and have more
-    /// GPUs on each side, so a slot is never wider.
+    /// In a tree the narrowest cut is one edge: any other cut divides the set into pieces, each behind an edge of its
+    /// own. The edges are the slots, with one GPU on one side, and the socket links. Uplinks of PCIe switches are as
+    /// wide as a slot and have more GPUs on each side, so a slot is never wider.
     fn pcie_cut(&self, set: GpuSet) -> u32 {
         let size = set.len() as u64;
         let sockets = self.sockets.iter().map(|socket| (*socket & set).len() as u64);

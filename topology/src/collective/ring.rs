@@ -1,5 +1,5 @@
-//! How many edge-disjoint Hamiltonian cycles the direct NVLinks of a set hold: each is a ring for a collective, in both
-//! directions. A bounded, deterministic search; no bandwidths here.
+//! The number of edge-disjoint Hamiltonian cycles in the direct NVLinks of a set: each is a ring for a collective, in
+//! both directions. A bounded, deterministic search.
 
 use super::Collective;
 use crate::machine::MAX_GPUS;
@@ -7,8 +7,8 @@ use crate::set::GpuSet;
 
 /// Steps of the search in one set; NCCL gives its own ring search as many (`NCCL_SEARCH_TIMEOUT`).
 const STEPS: u32 = 1 << 14;
-/// The same in sets of up to 8 on machines of more GPUs: no uneven mesh of so many was ever built, and 2^16 sets share the time of one
-/// table.
+/// The same in sets of up to 8 on machines of more GPUs: no uneven mesh of so many was ever built, and 2^16 sets share
+/// the time of one table.
 const STEPS_AMONG_MORE: u32 = 1 << 10;
 /// The same in sets of more than 8.
 const STEPS_BEYOND_8: u32 = 1 << 7;
@@ -16,7 +16,8 @@ const STEPS_BEYOND_8: u32 = 1 << 7;
 /// Machines too large for a table rate every set again, so the search stops at two cycles.
 const TABULATED: usize = 16;
 
-/// The edge-disjoint Hamiltonian cycles of a set of three or more GPUs, of which there are no more than `most`; 0 for smaller sets.
+/// The edge-disjoint Hamiltonian cycles of a set of three or more GPUs, of which there are no more than `most`; 0 for
+/// smaller sets.
 pub(super) fn cycles(links: &Collective, set: GpuSet, most: u32) -> u32 {
     if set.len() < 3 || most == 0 || even_mesh(links, set) {
         // k GPUs, each with m links to every other, hold floor(m (k - 1) / 2) cycles (Walecki's construction).
@@ -28,7 +29,7 @@ pub(super) fn cycles(links: &Collective, set: GpuSet, most: u32) -> u32 {
     search.found
 }
 
-/// How many steps the search in a set of `size` may take.
+/// The step limit of the search in a set of `size`.
 fn steps(links: &Collective, size: usize) -> u32 {
     match (size, links.gpus) {
         (..=8, ..=8) => STEPS,

@@ -1,4 +1,5 @@
-//! The parts that all pictures have in common: NUMA domains, the title and the labels of links. Devices count GPUs first, then NICs.
+//! The parts that all pictures have in common: NUMA domains, the title and the labels of links. Devices count GPUs
+//! first, then NICs.
 
 use crate::bandwidth::gbs;
 use crate::graph::{Connection, MachineGraph};
@@ -12,8 +13,8 @@ pub(super) struct Domain {
     pub(super) groups: Vec<Vec<usize>>,
 }
 
-/// The NUMA nodes of a machine in the order of their first device. A NIC of unknown node belongs to the node of the nearest device, unless the
-/// path to it crosses sockets.
+/// The NUMA nodes of a machine in the order of their first device. A NIC of unknown node belongs to the node of the
+/// nearest device, unless the path to it crosses sockets.
 pub(super) fn domains(machine: &Machine, graph: &MachineGraph) -> Vec<Domain> {
     let size = machine.gpus().len() + machine.nics().len();
     let known: Vec<Option<String>> = (0..size).map(|device| label(machine, device)).collect();

@@ -1,7 +1,8 @@
-//! Pictures of a machine: [`Picture`] for the terminal, [`svg`] for a browser, [`dot`] for Graphviz. All show the graph of the machine
-//! ([`Machine::graph`]).
+//! Pictures of a machine: [`Picture`] for the terminal, [`svg`] for a browser, [`dot`] for Graphviz. All show the graph
+//! of the machine ([`Machine::graph`]).
 //!
-//! The terminal's picture has NUMA nodes around PCIe switches around GPUs and NICs, and NVLinks beneath, without escape codes unless asked for.
+//! The terminal's picture has NUMA nodes around PCIe switches around GPUs and NICs, and NVLinks beneath, without escape
+//! codes unless asked for.
 
 mod domains;
 mod dot;

@@ -1,5 +1,5 @@
-//! A machine as an SVG picture. GPUs and NICs are in one row, in boxes of their NUMA nodes; NVLinks are arcs and NVSwitches bars
-//! above the row, PCIe paths are brackets beneath it. Every link has a label of class and GB/s.
+//! A machine as an SVG picture. GPUs and NICs are in one row, in boxes of their NUMA nodes; NVLinks are arcs and
+//! NVSwitches bars above the row, PCIe paths are brackets beneath it. Every link has a label of class and GB/s.
 
 use std::fmt::Write as _;
 
@@ -134,7 +134,7 @@ impl<'a> Layout<'a> {
         self.bottom() + STEP * (level + 1)
     }
 
-    /// How many levels of brackets are inside the NUMA nodes.
+    /// The number of bracket levels inside the NUMA nodes.
     fn inner_levels(&self) -> usize {
         let inner = self.brackets.iter().filter(|(class, _)| !class.crosses_sockets());
         inner.count()
@@ -165,7 +165,7 @@ impl<'a> Layout<'a> {
 
     /// Brackets of the PCIe paths. Returns the lower edge of the picture.
     fn draw_paths(&self, canvas: &mut Canvas) -> usize {
-        // Where the line upwards from each device begins.
+        // The start of the line downwards from each device or its bracket.
         let mut anchors: Vec<(usize, usize)> = self.centers.iter().map(|x| (*x, self.bottom())).collect();
         let mut lowest = self.level(self.inner_levels()) + 24;
         for (level, (class, brackets)) in self.brackets.iter().enumerate() {

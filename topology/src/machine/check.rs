@@ -1,17 +1,17 @@
-//! What makes parts a machine: sizes, names and links that do not contradict each other. Puts them into order on the way; repairs
+//! The checks of a machine's parts: sizes, names and links must not contradict each other. Sorts NVLink bundles and MIG instances; repairs
 //! nothing.
 
 use std::collections::BTreeSet;
 
 use super::{Gpu, MAX_GPUS, MAX_LINKS_PER_GPU, MAX_NICS, MachineParts, Nic, mig};
 
-/// Why a machine file is refused. `field` is the place in the file, e.g. `nvlinks[3].gpus`.
+/// An error in a machine file. `field` is the place in the file, e.g. `nvlinks[3].gpus`.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{field}: {problem}")]
 pub struct MachineError {
     /// Path of the offending field.
     pub field: String,
-    /// What is wrong there, and what is allowed.
+    /// The defect, and the allowed values.
     pub problem: String,
 }
 

@@ -1,24 +1,24 @@
-//! Identifiers of a machine file: GPU UUIDs, PCIe addresses, lists of CPU or NUMA numbers. Each is checked when it is made,
-//! so that the rest of the project never meets a malformed one.
+//! Identifiers of a machine file: GPU UUIDs, PCIe addresses, lists of CPU or NUMA numbers. Each is checked when it is constructed, so that no
+//! other module has to.
 
 use std::fmt;
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-/// A malformed identifier: what it was meant to be, what stood there, what is allowed.
+/// A malformed identifier.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{value:?} is no {kind}; {allowed}")]
 pub struct IdError {
-    /// What was expected.
+    /// The expected kind of identifier.
     pub kind: &'static str,
-    /// What stood there.
+    /// The value found.
     pub value: String,
     /// The form allowed.
     pub allowed: &'static str,
 }
 
-/// Makes a string newtype whose values are checked by a function, with the conversions serde and people need.
+/// Defines a string newtype with values checked by a function, and its conversions.
 macro_rules! checked_string {
     ($(#[$doc:meta])* $name:ident, $check:path) => {
         $(#[$doc])*

@@ -1,20 +1,20 @@
-//! How a GPU is cut: the part of a machine file that changes while the machine runs. Checked for what holds on every GPU (no two
-//! instances overlap); which placements a product allows is `crate::mig`'s to know.
+//! The MIG layout of a GPU: the part of a machine file that changes while the machine runs. Checked are the rules of every GPU (no two
+//! instances overlap); the placements of each product are in `crate::mig`.
 
 use serde::{Deserialize, Serialize};
 
 use super::MachineError;
 use super::ids::MigUuid;
 
-/// Memory units of the finest cut GPU: the width of a placement mask.
+/// Memory units of the GPU with most of them: the width of a placement mask.
 pub const MAX_MEMORY_UNITS: u8 = 16;
 
-/// MIG of one GPU. A GPU that cannot be cut has none.
+/// MIG of one GPU. A GPU without MIG support has none.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Mig {
-    /// Whether MIG mode is on. A GPU with MIG on serves no work but through its instances.
+    /// Whether MIG mode is on. A GPU with MIG on is used through its instances only.
     pub enabled: bool,
     /// The GPU instances, sorted by where they start.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -34,7 +34,7 @@ pub struct GpuInstance {
     pub start: u8,
     /// Memory units it covers.
     pub size: u8,
-    /// Its compute instances, by ID. One that is not cut further has one, as large as itself.
+    /// Its compute instances, by ID. An undivided GPU instance has one, as large as itself.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub compute: Vec<ComputeInstance>,
 }
@@ -48,15 +48,15 @@ pub struct ComputeInstance {
     pub id: u32,
     /// UUID of the MIG device.
     pub uuid: MigUuid,
-    /// Profile of the MIG device: its GPU instance's (`3g.20gb`, `1g.5gb+me`), or `1c.3g.20gb` where it has less compute than
-    /// that. The driver leaves out what stands behind the size (`+me`); a file may too, and it is put back.
+    /// Profile of the MIG device: its GPU instance's (`3g.20gb`, `1g.5gb+me`), or `1c.3g.20gb` if it has less compute than
+    /// that. The driver omits the suffix behind the size (`+me`). A file may omit it too; it is added again.
     pub profile: String,
     /// Its hardware, if NVML reports it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub attributes: Option<MigAttributes>,
 }
 
-/// What a MIG device has (NVML's `nvmlDeviceAttributes_t`).
+/// The hardware of a MIG device (NVML's `nvmlDeviceAttributes_t`).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
@@ -89,7 +89,7 @@ impl GpuInstance {
 }
 
 /// A profile's name in two: up to the size (`1g.5gb`), and the suffix (`+me`, `+gfx`, `-me`, `+me.all`, or nothing),
-/// which a GPU instance has and the driver's names of what is in it lack.
+/// which the driver uses in names of GPU instances but omits in names of MIG devices.
 pub fn split_profile(profile: &str) -> (&str, &str) {
     match profile.find("gb") {
         Some(size) => profile.split_at(size + "gb".len()),
@@ -104,7 +104,7 @@ fn mask(start: u8, size: u8) -> u16 {
         .fold(0, |mask, unit| mask | 1 << unit)
 }
 
-/// Gives the MIG devices of an instance the suffix of its profile where it is left out. Other names stay as they are.
+/// Adds the suffix of an instance's profile to the names of its MIG devices that lack it. Other names are kept.
 fn name_devices(instance: &mut GpuInstance) {
     let (plain, suffix) = split_profile(&instance.profile);
     for device in instance.compute.iter_mut().map(|compute| &mut compute.profile) {
@@ -115,7 +115,7 @@ fn name_devices(instance: &mut GpuInstance) {
     }
 }
 
-/// Puts instances in order, their devices' names in full, and refuses what no GPU could be cut into. `field` names the GPU.
+/// Sorts instances, completes the names of their devices, and refuses a layout that no GPU can have. `field` names the GPU.
 pub(super) fn check(mig: &mut Mig, field: &str) -> Result<(), MachineError> {
     let refuse = |place: String, problem: String| {
         Err(MachineError::new(
@@ -204,7 +204,7 @@ mod tests {
             ["1c.2g.48gb-me"; 2]
         );
         assert_eq!(read("1g.24gb+me.all", &["1g.24gb"]), ["1g.24gb+me.all"]);
-        // Nothing is put behind a name that is not the instance's; whether it can be is the product's to say.
+        // Another name than the instance's gets no suffix. Whether it is allowed depends on the product.
         assert_eq!(read("1g.10gb", &["1g.10gb"]), ["1g.10gb"]);
         assert_eq!(
             read("1g.10gb+me", &["1g.5gb", "1c.1g.5gb"]),

@@ -158,7 +158,7 @@ fn is_zero(value: &u8) -> bool {
     *value == 0
 }
 
-/// Which multi-node NVLink domain a GPU belongs to (NVML's GPU fabric info).
+/// The multi-node NVLink domain of a GPU (NVML's GPU fabric info).
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
@@ -194,7 +194,7 @@ pub struct Nic {
 pub struct NvLinkBundle {
     /// Indices of the two GPUs, the lower first.
     pub gpus: [u8; 2],
-    /// How many active links join them.
+    /// The number of active links between them.
     pub links: u8,
 }
 

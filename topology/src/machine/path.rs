@@ -7,7 +7,7 @@ use std::str::FromStr;
 use serde::de::{SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 
-/// How far apart two devices are on PCIe, nearest first. Names are nvidia-smi's.
+/// The distance of two devices on PCIe, nearest first. Names are nvidia-smi's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum PathClass {
     /// At most a single PCIe bridge.
@@ -92,7 +92,7 @@ impl PathMatrix {
         Self { size, below }
     }
 
-    /// How many devices it describes.
+    /// The number of devices.
     pub fn len(&self) -> usize {
         self.size
     }
@@ -115,7 +115,7 @@ impl PathMatrix {
     }
 }
 
-/// Why the `paths` of a machine file are refused.
+/// An error in the `paths` of a machine file.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum PathMatrixError {
     /// A row has too many or too few words.

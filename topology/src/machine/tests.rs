@@ -80,7 +80,7 @@ fn asymmetric_matrix_is_refused_at_the_cell() {
     let rows = ["X PIX", "SYS X"].map(str::to_owned).to_vec();
     assert_eq!(
         PathMatrix::try_from(rows).unwrap_err().to_string(),
-        "row 1, column 0: SYS, but row 0, column 1 says PIX"
+        "row 1, column 0: SYS, but PIX in row 0, column 1"
     );
 }
 

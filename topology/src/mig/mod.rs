@@ -1,7 +1,7 @@
-//! MIG: the profiles of a product, their placements, and the placements that a layout leaves possible. The present layout of a GPU is in
-//! [`crate::machine::Mig`].
+//! MIG: the profiles of a product, their placements, and the placements that a layout leaves possible. The present
+//! layout of a GPU is in [`crate::machine::Mig`].
 
-mod cut;
+mod layout;
 pub(crate) mod placements;
 mod table;
 
@@ -9,10 +9,11 @@ use std::cmp::Reverse;
 
 use crate::machine::{Gpu, MigAttributes};
 
-pub use cut::{Cut, Refusal, check_machine};
+pub use layout::{MigLayout, MigLayoutError, check_machine};
 pub use table::{TableError, suffix_of};
 
-/// What part of a product's memory a board may have more or less, for drivers keep some of it to themselves, and ECC up to a sixteenth.
+/// The tolerated deviation of a board's memory from its product's: one part in so many. Drivers reserve some memory,
+/// and ECC up to a sixteenth.
 const MEMORY_TOLERANCE: u64 = 12;
 
 const BUILT_IN: &str = include_str!("../../data/mig_profiles.csv");
@@ -43,7 +44,8 @@ pub struct Product {
 pub struct Profile {
     /// Name as nvidia-smi prints it, e.g. `1g.5gb+me`.
     pub name: String,
-    /// Profile id, unique for the product: what `nvidia-smi mig -cgi` takes and `nvmlGpuInstanceProfileInfo_t.id` holds.
+    /// Profile id, unique for the product: what `nvidia-smi mig -cgi` takes and `nvmlGpuInstanceProfileInfo_t.id`
+    /// holds.
     pub id: u32,
     /// NVML's `NVML_GPU_INSTANCE_PROFILE_*`, by which profiles are asked for.
     pub nvml: u32,
@@ -105,9 +107,9 @@ impl Catalogue {
             .find(|product| product.device_ids.contains(&device_id))
     }
 
-    /// The product of an NVML name, e.g. `NVIDIA A100-SXM4-40GB`. The most specific match wins:
-    /// `H100 NVL` before `H100`. Boards of one name have several memory sizes (`NVIDIA GB300`): the nearest wins, and a size that none
-    /// of them has is a product that is not known. If the size is unknown too, the first product of the table.
+    /// The product of an NVML name, e.g. `NVIDIA A100-SXM4-40GB`. The most specific match wins: `H100 NVL` before
+    /// `H100`. Boards of one name have several memory sizes (`NVIDIA GB300`): the nearest wins, and a size that none of
+    /// them has is a product that is not known. If the size is unknown too, the first product of the table.
     pub fn by_model(&self, model: &str, memory_mib: Option<u64>) -> Option<&Product> {
         let upper = model.to_ascii_uppercase();
         let words: Vec<&str> = upper
@@ -132,7 +134,7 @@ impl Catalogue {
             .map(|(_, product)| product)
     }
 
-    /// The product of a GPU of a machine, if it is one that can be cut and its model is known.
+    /// The product of a GPU of a machine, if it supports MIG and its model is known.
     pub fn of(&self, gpu: &Gpu) -> Option<&Product> {
         self.by_model(gpu.model.as_deref()?, gpu.memory_mib)
     }
@@ -171,8 +173,8 @@ impl Product {
         self.whole().map_or(0, |whole| whole.compute)
     }
 
-    /// What a MIG device has that is a compute instance of `compute` slices in an instance of `profile`. Copy engines and the
-    /// like are shared by all compute instances of one GPU instance. Multiprocessors are 0 where the table knows none.
+    /// The hardware of a compute instance of `compute` slices in a GPU instance of `profile`. Copy engines and the
+    /// like are shared by all compute instances of one GPU instance. Multiprocessors are 0 if the table has none.
     pub fn attributes(&self, profile: &Profile, compute: u8) -> MigAttributes {
         let alone = self
             .profiles
@@ -197,8 +199,8 @@ impl Product {
         }
     }
 
-    /// The id the driver gives an instance that covers these units: instances are numbered like the nodes of a tree, the whole
-    /// GPU 0, its halves 1 and 2, and so on.
+    /// The id the driver gives an instance that covers these units: instances are numbered like the nodes of a tree,
+    /// the whole GPU 0, its halves 1 and 2, and so on.
     pub fn instance_id(&self, profile: &Profile, start: u8) -> u32 {
         let size = profile.size.max(1);
         u32::from(self.memory_units() / size).saturating_sub(1) + u32::from(start / size)
@@ -208,8 +210,8 @@ impl Product {
 /// The last of NVML's profiles that are plain runs of compute slices.
 const NVML_8_SLICE: u32 = 5;
 
-/// Slice counts a compute instance may have in a GPU instance of `gpu_slices`: those of the grid (1, 2, 3, 4, 7) up to its own.
-/// An instance of 3 has 1, 2, 3; one of 4 has 1, 2, 4; one of 7 has 1, 2, 3, 4, 7.
+/// Slice counts a compute instance may have in a GPU instance of `gpu_slices`: those of the grid (1, 2, 3, 4, 7) up to
+/// its own. An instance of 3 has 1, 2, 3; one of 4 has 1, 2, 4; one of 7 has 1, 2, 3, 4, 7.
 pub fn legal_compute(gpu_slices: u8) -> impl Iterator<Item = u8> {
     [1, 2, 3, 4, 7]
         .into_iter()
@@ -226,8 +228,8 @@ pub fn compute_starts(gpu_slices: u8, slices: u8) -> Vec<u8> {
         .collect()
 }
 
-/// Compute slices of a MIG device named `device` in a GPU instance of profile `instance` with `gpu_slices`: all of them if the names are
-/// equal, fewer for `1c.3g.20gb`. `None` for any other name.
+/// Compute slices of a MIG device named `device` in a GPU instance of profile `instance` with `gpu_slices`: all of them
+/// if the names are equal, fewer for `1c.3g.20gb`. `None` for any other name.
 pub fn compute_slices_of(device: &str, instance: &str, gpu_slices: u8) -> Option<u8> {
     if device == instance {
         return Some(gpu_slices);

@@ -1,5 +1,5 @@
-//! The placements of MIG instances on a GPU, as masks of memory units. A choice among existing instances keeps the most of them possible.
-//! [`super::Cut`] counts compute slices and engines, which also limit a layout.
+//! The placements of MIG instances on a GPU, as masks of memory units. A choice among existing instances keeps the most
+//! of them possible. [`super::MigLayout`] counts compute slices and engines, which also limit a layout.
 
 use std::sync::LazyLock;
 
@@ -15,10 +15,10 @@ pub(crate) const OF_EIGHT_UNITS: &[u16] = &[
     0xff,
 ];
 
-/// The same of those of twelve.
+/// The same for products of twelve units.
 pub(crate) const OF_TWELVE_UNITS: &[u16] = &[0x007, 0x038, 0x03f, 0x1c0, 0xe00, 0xfc0, 0xfff];
 
-/// The places of the instances a product can be cut into, ascending: one for each place and number of compute slices, so that `3g` and
+/// The placements of a product, ascending: one for each place and number of compute slices, so that `3g` and
 /// `4g` at unit 0 are two, and variants of one profile (`1g.5gb+me`) are one.
 pub(crate) fn placements(product: &Product) -> Vec<u16> {
     let places = product.profiles.iter().flat_map(|profile| {
@@ -31,7 +31,7 @@ pub(crate) fn placements(product: &Product) -> Vec<u16> {
     places.into_iter().map(|(units, _)| units).collect()
 }
 
-/// The placements of each GPU that can be cut and is of a known product.
+/// The placements of each GPU that supports MIG and is of a known product.
 pub(crate) fn of_gpus(gpus: &[Gpu]) -> Vec<Option<Vec<u16>>> {
     let mut all: Vec<Option<Vec<u16>>> = Vec::with_capacity(gpus.len());
     for (index, gpu) in gpus.iter().enumerate() {

@@ -1,5 +1,5 @@
-//! Reader of the table of profiles. Every row is checked; nothing is guessed but NVML's number of a profile, which follows
-//! from its name.
+//! Reader of the table of profiles. Every row is checked; nothing is guessed but NVML's number of a profile, which
+//! follows from its name.
 
 use super::{Engines, Product, Profile};
 use crate::machine::{MAX_MEMORY_UNITS, split_profile};
@@ -12,7 +12,7 @@ pub struct TableError {
     pub line: usize,
     /// The column's name.
     pub column: &'static str,
-    /// What is wrong, and what is allowed.
+    /// The defect, and the allowed values.
     pub problem: String,
 }
 
@@ -190,8 +190,8 @@ fn words(text: &str) -> Vec<String> {
     text.split(' ').map(str::to_owned).collect()
 }
 
-/// Gives each profile NVML's number (`NVML_GPU_INSTANCE_PROFILE_*`): by compute slices and suffix; a 1g profile that covers
-/// more memory than the plain one is revision 2.
+/// Gives each profile NVML's number (`NVML_GPU_INSTANCE_PROFILE_*`): by compute slices and suffix; a 1g profile that
+/// covers more memory than the plain one is revision 2.
 fn number_profiles(product: &mut Product) {
     let smallest = product
         .profiles
@@ -230,10 +230,11 @@ const NUMBERS: [(u32, u8, &str); 14] = [
     (16, 2, "+me.all"),
 ];
 
-/// `NVML_GPU_INSTANCE_PROFILE_1_SLICE_REV2`: one compute slice with the memory of two, e.g. `1g.10gb` of an A100 with 40 GB.
+/// `NVML_GPU_INSTANCE_PROFILE_1_SLICE_REV2`: one compute slice with the memory of two, e.g. `1g.10gb` of an A100 with
+/// 40 GB.
 const ONE_SLICE_WITH_MORE_MEMORY: u32 = 9;
 
-/// What the name of a profile ends with that NVML numbers `nvml` (`NVML_GPU_INSTANCE_PROFILE_*`): `+me` for 7; nothing for a plain
+/// The suffix of the name of an NVML profile (`NVML_GPU_INSTANCE_PROFILE_*`): `+me` for 7; nothing for a plain
 /// one, and for a number that is not known.
 pub fn suffix_of(nvml: u32) -> &'static str {
     let known = NUMBERS.iter().find(|(number, ..)| *number == nvml);

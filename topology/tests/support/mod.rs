@@ -1,5 +1,5 @@
-//! What the tests on real machines share: the recorded matrices, the choices of NVIDIA's plugin, and a saturated node replayed.
-//! Stands beside the library, not in it: nothing here decides anything in production.
+//! What the tests on real machines share: the recorded matrices, the choices of NVIDIA's plugin, and a saturated node
+//! replayed. Stands beside the library, not in it: nothing here decides anything in production.
 #![allow(dead_code, reason = "each test takes its part")]
 
 pub(crate) mod peer;

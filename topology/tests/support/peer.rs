@@ -1,5 +1,5 @@
-//! The sets that NVIDIA's best-effort policy chooses: the partition of all free GPUs into groups of the size asked with the highest
-//! sum of pair scores, then its best full group. Written after its behaviour, for comparison.
+//! The sets that NVIDIA's best-effort policy chooses: the partition of all free GPUs into groups of the size asked with
+//! the highest sum of pair scores, then its best full group. Written after its behaviour, for comparison.
 
 use gantry_smi::TopoText;
 use gantry_topology::{GpuSet, Link, Machine, PathClass, PathMatrix};
@@ -47,7 +47,8 @@ impl BestEffort {
         self.score_of_set[set.bits() as usize]
     }
 
-    /// The set it takes of `free`, which has at least `size` GPUs. Of equal partitions the first in the order of indices wins.
+    /// The set it takes of `free`, which has at least `size` GPUs. Of equal partitions the first in the order of
+    /// indices wins.
     pub(crate) fn choose(&self, free: GpuSet, size: usize) -> GpuSet {
         let padding = (size - free.len() % size) % size;
         let mut best: (Option<u32>, Vec<GpuSet>) = (None, Vec::new());
@@ -102,8 +103,8 @@ impl BestEffort {
     }
 }
 
-/// The PCIe paths of a printed matrix, those behind NVLinks taken from the other cells alone: the least that the longest step of a
-/// way over other devices allows. (The library's reader also looks at CPU and NUMA columns.)
+/// The PCIe paths of a printed matrix, those behind NVLinks taken from the other cells alone: the least that the
+/// longest step of a way over other devices allows. (The library's reader also looks at CPU and NUMA columns.)
 pub(crate) fn paths_of(text: &TopoText) -> PathMatrix {
     let devices = text.links().len();
     let printed = |a: usize, b: usize| match text.links()[a][b] {

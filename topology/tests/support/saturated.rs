@@ -1,5 +1,5 @@
-//! A saturated node: jobs wait in one line, each starts as soon as enough GPUs are free, and runs for an exponential time.
-//! Measures how near the sets given come to the best of the empty machine.
+//! A saturated node: jobs wait in one line, each starts as soon as enough GPUs are free, and runs for an exponential
+//! time. Measures how near the sets given come to the best of the empty machine.
 
 use gantry_topology::{Collective, GpuSet, Machine, Purpose, Rates, Table};
 

@@ -2,7 +2,7 @@
 
 use std::ffi::{c_char, c_uint};
 
-use gantry_topology::mig::{Cut, Product as Profiles, Profile};
+use gantry_topology::mig::{MigLayout, Product as Profiles, Profile};
 use gantry_topology::{GpuInstance as Instance, Mig};
 use nvml_wrapper_sys::bindings as sys;
 
@@ -261,7 +261,7 @@ nvml! {
         let gpu = call.gpu(device)?;
         let profile = by_id(gpu, id)?;
         let mig = gpu.cut().cloned().unwrap_or_default();
-        let cut = Cut::of(profiles(gpu)?, &mig, "mig").map_err(|_| Status::UNKNOWN)?;
+        let cut = MigLayout::of(profiles(gpu)?, &mig, "mig").map_err(|_| Status::UNKNOWN)?;
         count.put(c_uint::from(cut.remaining(profile)))
     }
 

@@ -3,7 +3,9 @@
 
 mod recut;
 
-use gantry_topology::mig::{Cut, Product as Profiles, Profile, Refusal, compute_starts, legal_compute};
+use gantry_topology::mig::{
+    MigLayout, MigLayoutError, Product as Profiles, Profile, compute_starts, legal_compute,
+};
 use gantry_topology::{ComputeInstance, GpuInstance, Mig};
 
 use crate::facts::{self, GpuFacts};
@@ -292,19 +294,19 @@ fn create_compute(
     Ok(id)
 }
 
-fn cut_of<'p>(profiles: &'p Profiles, mig: &Mig) -> Result<Cut<'p>, MigRefusal> {
-    Cut::of(profiles, mig, "mig").map_err(|error| MigRefusal::Invalid(error.to_string()))
+fn cut_of<'p>(profiles: &'p Profiles, mig: &Mig) -> Result<MigLayout<'p>, MigRefusal> {
+    MigLayout::of(profiles, mig, "mig").map_err(|error| MigRefusal::Invalid(error.to_string()))
 }
 
-impl From<Refusal> for MigRefusal {
-    fn from(refusal: Refusal) -> Self {
+impl From<MigLayoutError> for MigRefusal {
+    fn from(refusal: MigLayoutError) -> Self {
         match refusal {
-            Refusal::NoSuchProfile { .. } | Refusal::NoSuchPlacement { .. } => {
+            MigLayoutError::NoSuchProfile { .. } | MigLayoutError::NoSuchPlacement { .. } => {
                 Self::Invalid(refusal.to_string())
             }
-            Refusal::Overlaps { .. } | Refusal::TooMany { .. } | Refusal::Exhausted { .. } => {
-                Self::NoRoom(refusal.to_string())
-            }
+            MigLayoutError::Overlaps { .. }
+            | MigLayoutError::TooMany { .. }
+            | MigLayoutError::Exhausted { .. } => Self::NoRoom(refusal.to_string()),
         }
     }
 }

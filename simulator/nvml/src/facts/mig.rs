@@ -1,6 +1,6 @@
 //! How a machine file has its GPUs cut, made complete: compute instances, UUIDs and attributes that it leaves out.
 
-use gantry_topology::mig::{Cut, Product as Profiles, compute_slices_of};
+use gantry_topology::mig::{MigLayout, Product as Profiles, compute_slices_of};
 use gantry_topology::{ComputeInstance, Gpu, GpuInstance, MachineError, Mig, MigAttributes, MigUuid};
 
 use super::{Product, uuid_text};
@@ -23,7 +23,7 @@ pub(super) fn complete(
             problem: format!("{} cannot be cut", gpu.model.as_deref().unwrap_or(product.name)),
         });
     };
-    Cut::of(profiles, mig, &field)?;
+    MigLayout::of(profiles, mig, &field)?;
     let mut mig = mig.clone();
     for instance in &mut mig.instances {
         if instance.compute.is_empty() {

@@ -1,18 +1,18 @@
-//! The choice among devices that may share a GPU: MIG devices and replicas. The choice table selects the GPUs, this module their devices. It
-//! returns fewer devices if there are not enough.
+//! The choice among devices that may share a GPU: MIG devices and replicas. The choice table selects the GPUs, this
+//! module their devices. It returns fewer devices if there are not enough.
 //!
 //! # The order
 //!
 //! For devices other than slices, most important first:
 //!
 //! 1. distinct GPUs: several devices of one GPU only when GPUs run out, and then evenly;
-//! 2. load: [`Sharing::Distributed`] takes GPUs with the fewest devices in use, [`Sharing::Packed`] those with the most. Before B,
-//!    because a GPU shared by k containers gives each a k-th of its time, which no link compensates;
+//! 2. load: [`Sharing::Distributed`] takes GPUs with the fewest devices in use, [`Sharing::Packed`] those with the
+//!    most. Before B, because a GPU shared by k containers gives each a k-th of its time, which no link compensates;
 //! 3. the table's key ([`super`]) among GPUs of one load;
 //! 4. the lowest GPU, the lowest device.
 //!
-//! B does not apply to slices, because MIG devices do not communicate with each other. Slices are chosen so that the most MIG placements stay
-//! possible, see [`slices`].
+//! B does not apply to slices, because MIG devices do not communicate with each other. Slices are chosen so that the
+//! most MIG placements stay possible, see [`slices`].
 
 mod replicas;
 mod slices;
@@ -34,7 +34,7 @@ pub struct Spot {
 pub struct Units {
     /// The first.
     pub start: u8,
-    /// How many.
+    /// The number of units.
     pub size: u8,
 }
 
@@ -50,12 +50,12 @@ pub enum Sharing {
 
 /// The best `size` devices of `free` with all of `must` among them; fewer where there are fewer.
 ///
-/// `spots[i]` is the place of device `i` of the resource. `free` and `must` are indices, ascending; devices in neither are in use. `spots` may also
-/// contain devices of other resources that are in use on the same GPUs, so that their use counts. Indices beyond `spots` and GPUs
-/// beyond [`MAX_GPUS`] are ignored. Returns indices, ascending.
+/// `spots[i]` is the place of device `i` of the resource. `free` and `must` are indices, ascending; devices in neither
+/// are in use. `spots` may also contain devices of other resources that are in use on the same GPUs, so that their use
+/// counts. Indices beyond `spots` and GPUs beyond [`MAX_GPUS`] are ignored. Returns indices, ascending.
 ///
-/// Without a table, the lowest GPUs are taken instead of the table's choice. Slices are then chosen as on a product of eight units, or of
-/// twelve if all are multiples of three.
+/// Without a table, the lowest GPUs are taken instead of the table's choice. Slices are then chosen as on a product of
+/// eight units, or of twelve if all are multiples of three.
 pub fn choose(
     table: Option<&Table>,
     spots: &[Spot],

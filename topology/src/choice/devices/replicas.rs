@@ -67,8 +67,8 @@ pub(super) fn add(
     chosen.append(&mut more);
 }
 
-/// `wanted` GPUs of `round`, which has more: whole loads while they fit, then the table's choice among the next load. `among`: GPUs that are in
-/// the set in any case.
+/// `wanted` GPUs of `round`, which has more: whole loads while they fit, then the table's choice among the next load.
+/// `among`: GPUs that are in the set in any case.
 fn pick(
     table: Option<&Table>,
     gpus: &[OnGpu; MAX_GPUS],

@@ -1,12 +1,12 @@
 //! MIG devices: idle GPUs stay whole, and on the others the most MIG placements stay possible. One device
 //! is taken after the other; of the free ones, most important first:
 //!
-//! 1. with [`Sharing::Distributed`], where several devices have one place, one whose place has the fewest in use: replicas of a
-//!    slice take turns on it. Where each has its own, one on the GPU with the fewest in use;
-//! 2. one on a GPU of which another slice is in use;
-//! 3. one on a GPU that has room for all that is still to be chosen;
-//! 4. the one whose loss takes least from what can be cut: of all places where an instance of the GPU's product may lie and that are
-//!    not in use, those it lies in are lost. So a `1g` on an A100 takes unit 6, of little use to others, and leaves `4g` at 0;
+//! 1. with [`Sharing::Distributed`]: if several devices share a place (replicas of a slice), one at the place with the
+//!    fewest in use. Otherwise one on the GPU with the fewest in use;
+//! 2. one on a GPU with another slice in use;
+//! 3. one on a GPU with enough free devices for the rest of the request;
+//! 4. the one that makes the fewest free placements of the GPU's product impossible. So a `1g` on an A100 takes unit 6,
+//!    which few placements use, and leaves `4g` at 0;
 //! 5. with [`Sharing::Packed`], the fullest place;
 //! 6. the lowest GPU, unit, device.
 
@@ -16,7 +16,7 @@ use super::{Sharing, Spot, Table, Units, Use, each};
 use crate::machine::{MAX_GPUS, MAX_MEMORY_UNITS};
 use crate::mig::placements::{OF_EIGHT_UNITS, OF_TWELVE_UNITS, mask};
 
-/// What is known of a GPU.
+/// The use of a GPU.
 #[derive(Debug, Clone, Copy, Default)]
 struct OnGpu {
     /// Units in use, a bit each.
@@ -25,11 +25,11 @@ struct OnGpu {
     broken: bool,
     /// Free devices that are not chosen.
     left: u16,
-    /// Devices in use or chosen, by where they start.
+    /// Devices in use or chosen, by their start.
     load: [u16; MAX_MEMORY_UNITS as usize],
     /// Places of devices, a bit each.
     places: u16,
-    /// Whether slices are made of three units and their multiples, as on GPUs of twelve.
+    /// Whether all slices are multiples of three units, as on GPUs of twelve.
     in_threes: bool,
 }
 
@@ -99,7 +99,7 @@ impl OnGpu {
         self.load[place(slice)] += 1;
     }
 
-    /// How many of `placements` can no longer be used once `slice` is in use.
+    /// The number of `placements` that `slice` makes impossible.
     fn loss(&self, slice: Units, placements: &[u16]) -> usize {
         let slice = mask(slice.start, slice.size);
         let lost = placements
@@ -109,7 +109,7 @@ impl OnGpu {
     }
 }
 
-/// What a device covers; a whole GPU covers everything.
+/// The units of a device; all for a whole GPU.
 fn units(spot: Spot) -> Units {
     spot.slice.unwrap_or(Units {
         start: 0,
@@ -117,7 +117,7 @@ fn units(spot: Spot) -> Units {
     })
 }
 
-/// Where the load of a slice is counted.
+/// The place at which the load of a slice is counted.
 fn place(slice: Units) -> usize {
     usize::from(slice.start.min(MAX_MEMORY_UNITS - 1))
 }

@@ -2,7 +2,7 @@
 
 use std::str::FromStr;
 
-use gantry_topology::mig::{Cut, Product as Profiles, Profile};
+use gantry_topology::mig::{MigLayout, Product as Profiles, Profile};
 use gantry_topology::{GpuInstance, Mig};
 
 use super::{MigRefusal, create_compute, create_gpu, instance};
@@ -52,7 +52,7 @@ pub(super) fn recut(
 
 /// Where each piece starts: where it says, else anywhere that leaves room for the others.
 fn arrange(profiles: &Profiles, pieces: &[Piece]) -> Result<Vec<u8>, MigRefusal> {
-    let mut cut = Cut::empty(profiles);
+    let mut cut = MigLayout::empty(profiles);
     let mut open: Vec<(usize, &Profile)> = Vec::new();
     let mut starts = vec![0; pieces.len()];
     for (position, piece) in pieces.iter().enumerate() {
@@ -80,7 +80,7 @@ fn arrange(profiles: &Profiles, pieces: &[Piece]) -> Result<Vec<u8>, MigRefusal>
     )))
 }
 
-fn place(cut: &Cut<'_>, open: &[(usize, &Profile)], starts: &mut [u8]) -> bool {
+fn place(cut: &MigLayout<'_>, open: &[(usize, &Profile)], starts: &mut [u8]) -> bool {
     let Some(((position, profile), rest)) = open.split_first() else {
         return true;
     };

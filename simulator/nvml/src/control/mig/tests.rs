@@ -58,7 +58,7 @@ proptest! {
             let Ok(applied) = apply(&gpu, Some(&now), &change) else { continue };
             now = applied.mig;
             prop_assert!(now.enabled || now.instances.is_empty());
-            prop_assert!(Cut::of(profiles, &now, "mig").is_ok(), "{:?}", now);
+            prop_assert!(MigLayout::of(profiles, &now, "mig").is_ok(), "{:?}", now);
             let ids: BTreeSet<u32> = now.instances.iter().map(|instance| instance.id).collect();
             prop_assert_eq!(ids.len(), now.instances.len());
             let compute = now.instances.iter().flat_map(|instance| &instance.compute);

@@ -1,12 +1,13 @@
-//! A MIG layout under construction: the instances of one GPU, the possible additions, and the check of a machine file's layouts.
+//! A MIG layout under construction: the instances of one GPU, the possible additions, and the check of a machine file's
+//! layouts.
 
 use super::{Catalogue, Engines, Product, Profile};
 use super::{compute_slices_of, legal_compute};
 use crate::machine::{GpuInstance, Machine, MachineError, Mig};
 
-/// The instances of one GPU of a product, each legal beside the others.
+/// The MIG instances of one GPU of a product, all legal together.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Cut<'p> {
+pub struct MigLayout<'p> {
     product: &'p Product,
     /// Memory units taken, a bit each.
     units: u16,
@@ -16,17 +17,17 @@ pub struct Cut<'p> {
     counts: Vec<u8>,
 }
 
-/// Why an instance cannot be added to a cut.
+/// The reason why an instance cannot be added to a layout.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum Refusal {
+pub enum MigLayoutError {
     /// The product has no such profile.
     #[error("{product} has no profile {name:?}{}", nearest(.near.as_deref()))]
     NoSuchProfile {
         /// The product.
         product: String,
-        /// The name asked for.
+        /// The requested name.
         name: String,
-        /// The nearest that there is.
+        /// The nearest name.
         near: Option<String>,
     },
     /// Instances of the profile may not start there.
@@ -34,27 +35,27 @@ pub enum Refusal {
     NoSuchPlacement {
         /// The profile.
         profile: String,
-        /// Where it was to start.
+        /// The requested start.
         start: u8,
-        /// Where it may.
+        /// The allowed starts.
         allowed: Vec<u8>,
     },
-    /// Units it would cover are taken.
+    /// Another instance has some of its units.
     #[error("{profile} at {start} overlaps another instance; beside the others it may start at {}", list(.free))]
     Overlaps {
         /// The profile.
         profile: String,
-        /// Where it was to start.
+        /// The requested start.
         start: u8,
-        /// Where it still may.
+        /// The free starts.
         free: Vec<u8>,
     },
-    /// As many as allowed are there.
+    /// The limit of instances is reached.
     #[error("a GPU has at most {max} of {profile}")]
     TooMany {
         /// The profile.
         profile: String,
-        /// How many are allowed.
+        /// The limit.
         max: u8,
     },
     /// Compute slices or engines do not suffice.
@@ -62,13 +63,13 @@ pub enum Refusal {
     Exhausted {
         /// The profile.
         profile: String,
-        /// What is missing.
+        /// The exhausted resource.
         what: &'static str,
     },
 }
 
-impl<'p> Cut<'p> {
-    /// A GPU of `product` that is not cut yet.
+impl<'p> MigLayout<'p> {
+    /// A GPU of `product` without instances.
     pub fn empty(product: &'p Product) -> Self {
         Self {
             product,
@@ -79,20 +80,20 @@ impl<'p> Cut<'p> {
         }
     }
 
-    /// The cut that a machine file gives a GPU. `field` names its `mig` in errors, e.g. `gpus[3].mig`.
+    /// The layout of a GPU in a machine file. `field` names its `mig` in errors, e.g. `gpus[3].mig`.
     ///
     /// # Errors
     /// The first instance that the product does not allow there.
     pub fn of(product: &'p Product, mig: &Mig, field: &str) -> Result<Self, MachineError> {
-        let mut cut = Self::empty(product);
+        let mut layout = Self::empty(product);
         for (position, instance) in mig.instances.iter().enumerate() {
             let field = format!("{field}.instances[{position}]");
-            cut.add_checked(instance, &field)?;
+            layout.add_checked(instance, &field)?;
         }
-        Ok(cut)
+        Ok(layout)
     }
 
-    /// The product that is cut.
+    /// The product of the GPU.
     pub fn product(&self) -> &'p Product {
         self.product
     }
@@ -115,18 +116,18 @@ impl<'p> Cut<'p> {
             .collect()
     }
 
-    /// How many instances of `profile` alone can still be added.
+    /// The number of instances of `profile` alone that can be added.
     pub fn remaining(&self, profile: &Profile) -> u8 {
         // Instances of one profile are equally long, so taking the lowest place first loses none.
-        let mut cut = self.clone();
+        let mut layout = self.clone();
         let added = profile
             .starts
             .iter()
-            .filter(|start| cut.add(profile, **start).is_ok());
+            .filter(|start| layout.add(profile, **start).is_ok());
         u8::try_from(added.count()).unwrap_or(u8::MAX)
     }
 
-    /// How many of each profile can still be added, each taken alone, in the product's order.
+    /// The number of instances of each profile alone that can be added, in the product's order.
     pub fn remaining_each(&self) -> Vec<(&'p Profile, u8)> {
         let profiles = self.product.profiles.iter();
         profiles
@@ -137,8 +138,8 @@ impl<'p> Cut<'p> {
     /// Adds an instance of `profile` that starts at `start`.
     ///
     /// # Errors
-    /// Why it cannot lie there; the cut is as it was.
-    pub fn add(&mut self, profile: &Profile, start: u8) -> Result<(), Refusal> {
+    /// The instance is not possible there. The layout is unchanged.
+    pub fn add(&mut self, profile: &Profile, start: u8) -> Result<(), MigLayoutError> {
         let position = self.check(profile, start)?;
         self.units |= units(start, profile.size);
         self.compute += profile.compute;
@@ -150,7 +151,7 @@ impl<'p> Cut<'p> {
     }
 
     /// Whether an instance may be added; the profile's position if so.
-    fn check(&self, profile: &Profile, start: u8) -> Result<usize, Refusal> {
+    fn check(&self, profile: &Profile, start: u8) -> Result<usize, MigLayoutError> {
         let name = || profile.name.clone();
         let position = self
             .product
@@ -159,7 +160,7 @@ impl<'p> Cut<'p> {
             .position(|known| known.id == profile.id)
             .ok_or_else(|| no_such(self.product, &profile.name))?;
         if !profile.starts.contains(&start) {
-            return Err(Refusal::NoSuchPlacement {
+            return Err(MigLayoutError::NoSuchPlacement {
                 profile: name(),
                 start,
                 allowed: profile.starts.clone(),
@@ -167,7 +168,7 @@ impl<'p> Cut<'p> {
         }
         if self.units & units(start, profile.size) != 0 {
             let free = |start: &u8| self.units & units(*start, profile.size) == 0;
-            return Err(Refusal::Overlaps {
+            return Err(MigLayoutError::Overlaps {
                 profile: name(),
                 start,
                 free: profile.starts.iter().copied().filter(free).collect(),
@@ -175,10 +176,10 @@ impl<'p> Cut<'p> {
         }
         let max = profile.max_instances;
         if self.counts.get(position).is_some_and(|count| *count >= max) {
-            return Err(Refusal::TooMany { profile: name(), max });
+            return Err(MigLayoutError::TooMany { profile: name(), max });
         }
         let exhausted = |what| {
-            Err(Refusal::Exhausted {
+            Err(MigLayoutError::Exhausted {
                 profile: name(),
                 what,
             })
@@ -187,7 +188,7 @@ impl<'p> Cut<'p> {
             return exhausted("compute slices");
         }
         let whole = self.product.whole().map(|whole| whole.engines);
-        match whole.and_then(|whole| self.engines.plus(profile.engines).beyond(whole)) {
+        match whole.and_then(|whole| self.engines.plus(profile.engines).over_limit(whole)) {
             Some(what) => exhausted(what),
             None => Ok(position),
         }
@@ -231,7 +232,7 @@ impl<'p> Cut<'p> {
     }
 }
 
-/// Checks the cuts of all GPUs of a machine whose product is known: the layouts of other products are known to their driver only.
+/// Checks the layouts of all GPUs of known products. Only the driver knows the layouts of other products.
 ///
 /// # Errors
 /// The first instance that its GPU's product does not allow.
@@ -241,7 +242,7 @@ pub fn check_machine(catalogue: &Catalogue, machine: &Machine) -> Result<(), Mac
             continue;
         };
         if let Some(product) = catalogue.of(gpu) {
-            Cut::of(product, mig, &format!("gpus[{position}].mig"))?;
+            MigLayout::of(product, mig, &format!("gpus[{position}].mig"))?;
         }
     }
     Ok(())
@@ -258,9 +259,9 @@ impl Engines {
         }
     }
 
-    /// The first kind of engine of which there are more than in `whole`. Copy engines are shared out by the driver and do not
-    /// limit a cut.
-    fn beyond(self, whole: Self) -> Option<&'static str> {
+    /// The first kind of engine with more units than in `whole`. The driver shares copy engines, so they do not limit a
+    /// layout.
+    fn over_limit(self, whole: Self) -> Option<&'static str> {
         [
             (self.decoders > whole.decoders, "video decoders"),
             (self.encoders > whole.encoders, "video encoders"),
@@ -268,22 +269,22 @@ impl Engines {
             (self.ofa > whole.ofa, "optical flow accelerators"),
         ]
         .into_iter()
-        .find_map(|(beyond, what)| beyond.then_some(what))
+        .find_map(|(is_over, what)| is_over.then_some(what))
     }
 }
 
-/// Units `start .. start + size` as a mask; those beyond the widest GPU are left out.
+/// Units `start .. start + size` as a mask, without those over the limit.
 fn units(start: u8, size: u8) -> u16 {
     let below = |end: u8| 1_u32.checked_shl(u32::from(end.min(16))).unwrap_or(0) - 1;
     u16::try_from(below(start.saturating_add(size)) & !below(start)).unwrap_or(0)
 }
 
-fn no_such(product: &Product, name: &str) -> Refusal {
+fn no_such(product: &Product, name: &str) -> MigLayoutError {
     let near = product
         .profiles
         .iter()
         .max_by(|a, b| strsim::jaro(&a.name, name).total_cmp(&strsim::jaro(&b.name, name)));
-    Refusal::NoSuchProfile {
+    MigLayoutError::NoSuchProfile {
         product: product.name.clone(),
         name: name.to_owned(),
         near: near.map(|profile| profile.name.clone()),
