@@ -14,6 +14,7 @@ pub mod quantity;
 pub mod reason;
 pub mod resource;
 mod schema;
+pub mod slim;
 
 pub use fault::{FaultEvidence, GpuFault};
 pub use gang::{

@@ -83,6 +83,7 @@ reasons! {
     Blocked => "an action on a pod of the gang is not allowed",
     MemberLost => "a bound member was lost",
     Preempting => "pods of lower priority are evicted for the gang",
+    Scheduled => "the pod was bound with its gang",
     Preempted => "the pod was evicted for a gang of higher priority",
     DeadlockResolved => "the pod was evicted because its gang and another each held what the other lacked",
     // Events and conditions of single pods.

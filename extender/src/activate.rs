@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use futures::StreamExt;
 use gantry_api::{NodeName, PodUid, names};
-use gantry_runtime::chain;
+use gantry_runtime::{Backoff, chain};
 use kube::api::{Patch, PatchParams};
 use kube::{Api, Client};
 use serde_json::{Value, json};
@@ -30,8 +30,8 @@ const WRITES: usize = 16;
 /// Time limit of one write.
 const TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Pause between the first two attempts; it doubles each time.
-const AGAIN: Duration = Duration::from_millis(500);
+/// Pauses after failed attempts.
+const RETRY: Backoff = Backoff::new(Duration::from_millis(500), Duration::from_secs(8));
 /// Attempts per pod. After that it waits for the next GPU that comes free, and at last for kube-scheduler's own flush.
 const ATTEMPTS: u32 = 5;
 
@@ -161,7 +161,7 @@ async fn activate(client: &Client, store: &Store, metrics: &Metrics, pod: Activa
         Cause::Called(_) => None,
     };
     (failed < ATTEMPTS).then(|| Retry {
-        at: Instant::now() + AGAIN * 2u32.pow(failed - 1),
+        at: Instant::now() + RETRY.after(failed),
         uid,
         generation,
         failed,

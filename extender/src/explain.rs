@@ -7,22 +7,19 @@ use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use gantry_api::{NodeName, PodUid, ResourceName};
+use gantry_api::{NodeName, PodUid, Reason, ResourceName};
 use gantry_gang::protocol::Why;
 use gantry_planner::plan::unit;
-use gantry_runtime::chain;
-use k8s_openapi::api::events::v1::Event;
-use kube::api::PostParams;
-use kube::{Api, Client};
+use gantry_runtime::events::{Attempt, EventRecorder, MAX_NOTE, Message};
+use kube::Client;
 use tokio_util::sync::CancellationToken;
 
 use crate::decide;
-use crate::event::{MAX_NOTE, Message, Regarding, event};
+use crate::event;
 use crate::index::{Index, Store};
 use crate::metrics::{Metrics, Outcome};
 use crate::request::Request;
 use crate::snapshot::{ClassIx, Snapshot, Standing};
-use crate::watch::is_ending;
 
 /// Period of the checks of waiting pods.
 const LOOK: Duration = Duration::from_secs(1);
@@ -38,8 +35,6 @@ const NAMED: usize = 3;
 const OFFERED: usize = 8;
 /// Largest edit distance of a name that is suggested.
 const NEAR: usize = 4;
-/// Time limit of one write.
-const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Publishes Events until `shutdown`.
 pub(crate) async fn run(
@@ -49,10 +44,11 @@ pub(crate) async fn run(
     shutdown: CancellationToken,
 ) {
     let mut reported = Reported::default();
+    let mut recorder = event::recorder(client);
     let work = async {
         loop {
             tokio::time::sleep(LOOK).await;
-            publish_due(&client, &store, &metrics, &mut reported, Instant::now()).await;
+            publish_due(&mut recorder, &store, &metrics, &mut reported, Instant::now()).await;
         }
     };
     let _: Option<Infallible> = shutdown.run_until_cancelled(work).await;
@@ -60,24 +56,21 @@ pub(crate) async fn run(
 
 /// Publishes the Events that are due.
 async fn publish_due(
-    client: &Client,
+    recorder: &mut EventRecorder,
     store: &Store,
     metrics: &Metrics,
     reported: &mut Reported,
     now: Instant,
 ) {
-    for notice in due(store, reported, now) {
-        let pod = &notice.pod;
-        let outcome = match tokio::time::timeout(TIMEOUT, publish(client, &notice)).await {
-            Ok(Ok(())) => "published",
+    for Notice { pod, message } in due(store, reported, now) {
+        let about = event::pod(&pod.namespace, &pod.name, pod.uid.as_str());
+        let event = recorder.event(about, message);
+        let outcome = match recorder.attempt(&event, false).await {
+            Attempt::Written => "published",
             // The pod is deleted with its namespace.
-            Ok(Err(error)) if is_ending(&error) => "failed",
-            Ok(Err(error)) => {
-                tracing::warn!(pod = %pod.name, namespace = %pod.namespace, error = %chain(&error), "cannot publish event");
-                reported.missed(&pod.uid);
-                "failed"
-            }
-            Err(_) => {
+            Attempt::NamespaceEnds => "failed",
+            Attempt::Later(error) | Attempt::Refused(error) => {
+                tracing::warn!(pod = %pod.name, namespace = %pod.namespace, error, "cannot publish event");
                 reported.missed(&pod.uid);
                 "failed"
             }
@@ -236,15 +229,11 @@ fn due(store: &Store, reported: &mut Reported, now: Instant) -> Vec<Notice> {
 
 fn notice(pod: Address, cause: &Cause, note: String) -> Notice {
     let (reason, warning) = match cause {
-        Cause::Gang(Why::Invalid(_)) => ("GangInvalid", true),
-        Cause::Gang(Why::Waits(_)) => ("GangWaiting", false),
-        Cause::Devices(_) | Cause::Place(..) => ("GpusUnavailable", true),
+        Cause::Gang(Why::Invalid(_)) => (Reason::GangInvalid, true),
+        Cause::Gang(Why::Waits(_)) => (Reason::GangWaiting, false),
+        Cause::Devices(_) | Cause::Place(..) => (Reason::GpusUnavailable, true),
     };
-    let message = Message {
-        reason,
-        warning,
-        note,
-    };
+    let message = event::message(reason, warning, note);
     Notice { pod, message }
 }
 
@@ -371,15 +360,6 @@ fn reservation_note(snapshot: &Snapshot, node: &NodeName, request: &Request) -> 
             format!("its place is kept on {node}, where kubelet advertises {advertised} of {healthy} healthy {unit}")
         })
     })
-}
-
-async fn publish(client: &Client, notice: &Notice) -> Result<(), kube::Error> {
-    let pod = &notice.pod;
-    let about = Regarding::pod(&pod.namespace, &pod.name, pod.uid.as_str());
-    let event = event(about, notice.message.clone(), jiff::Timestamp::now());
-    let events: Api<Event> = Api::namespaced(client.clone(), &pod.namespace);
-    events.create(&PostParams::default(), &event).await?;
-    Ok(())
 }
 
 #[cfg(test)]

@@ -8,7 +8,7 @@ mod record;
 use std::sync::Arc;
 use std::time::Duration;
 
-use gantry_runtime::chain;
+use gantry_runtime::{Backoff, chain};
 use k8s_openapi::api::coordination::v1::Lease;
 use kube::api::PostParams;
 use kube::{Api, Client};
@@ -24,8 +24,8 @@ use record::{Intent, Renewal, Seen};
 const RELEASE: Duration = Duration::from_secs(3);
 /// Time limit of one such request.
 const RELEASE_ATTEMPT: Duration = Duration::from_secs(1);
-/// Pause between the first two attempts to release it; it doubles each time.
-const RELEASE_AGAIN: Duration = Duration::from_millis(100);
+/// Pauses between attempts to release the Lease.
+const RELEASE_RETRY: Backoff = Backoff::new(Duration::from_millis(100), RELEASE);
 
 /// Takes part in the election until `stop`, then releases the Lease, so that another replica leads at once.
 /// `leadership` shows the result.
@@ -233,8 +233,9 @@ impl Elector {
             return;
         }
         let limit = Instant::now() + RELEASE;
-        let mut pause = RELEASE_AGAIN;
+        let mut backoff = RELEASE_RETRY;
         loop {
+            let pause = backoff.fail();
             match self
                 .try_release(limit.min(Instant::now() + RELEASE_ATTEMPT))
                 .await
@@ -249,7 +250,6 @@ impl Elector {
                 }
             }
             tokio::time::sleep(pause).await;
-            pause *= 2;
         }
     }
 

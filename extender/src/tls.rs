@@ -1,5 +1,5 @@
-//! TLS for kube-scheduler's calls: certificate, key and the authority of clients from files, read again when they change. A file that
-//! cannot be read says which and why; once it serves, a bad one is left aside and the last good one kept.
+//! TLS for kube-scheduler's calls: certificate, key and client authority from files, which are read again when they change. At the start an
+//! error names file and reason; later a bad file is ignored and the last good one stays in effect.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -13,47 +13,47 @@ use tokio_rustls::rustls::server::WebPkiClientVerifier;
 use tokio_rustls::rustls::{self, RootCertStore, ServerConfig};
 use tokio_util::sync::CancellationToken;
 
-/// Between two looks at the files. Kubelet changes those of a Secret within a minute or so.
+/// Interval of the checks for changed files. Kubelet changes those of a Secret within a minute or so.
 const LOOK: Duration = Duration::from_secs(5);
 /// Largest file read: a chain of certificates is a few KiB.
 const LARGEST: u64 = 1024 * 1024;
 
-/// Where certificate, key and authority stand.
+/// Paths of certificate, key and client authority.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Files {
     /// Certificate chain, the server's own first.
     pub cert: PathBuf,
     /// Its private key.
     pub key: PathBuf,
-    /// Authorities whose clients may ask for decisions; anybody may without.
+    /// Authorities of the clients that may call the verbs; without them every client may.
     pub client_ca: Option<PathBuf>,
 }
 
-/// Why TLS cannot be served.
+/// Why TLS is not available.
 #[derive(Debug, thiserror::Error)]
 pub enum TlsError {
     /// A file cannot be read.
     #[error("{option} {path}: {error}")]
     Read {
-        /// Which option names it.
+        /// The option that names it.
         option: &'static str,
         /// The file.
         path: PathBuf,
         /// Why.
         error: std::io::Error,
     },
-    /// A file holds something else.
+    /// A file has another content.
     #[error("{option} {path}: {words}")]
     Content {
-        /// Which option names it.
+        /// The option that names it.
         option: &'static str,
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The fault.
         words: String,
     },
-    /// Certificate and key are not each other's.
-    #[error("--tls-cert {cert} and --tls-key {key} do not go together: {error}")]
+    /// Certificate and key do not belong together.
+    #[error("--tls-cert {cert} and --tls-key {key} do not belong together: {error}")]
     Pair {
         /// The certificate.
         cert: PathBuf,
@@ -64,16 +64,16 @@ pub enum TlsError {
     },
 }
 
-/// What connections are accepted with, now.
+/// The TLS configuration in effect.
 #[derive(Debug)]
 pub struct Tls {
     files: Files,
     now: ArcSwap<ServerConfig>,
-    /// What the files held when they were first read.
+    /// Content of the files when they were first read.
     first: Read,
 }
 
-/// The files' bytes, by which a change is known.
+/// The files' bytes, by which a change is detected.
 #[derive(Clone, PartialEq)]
 struct Read {
     cert: Vec<u8>,
@@ -81,7 +81,7 @@ struct Read {
     client_ca: Option<Vec<u8>>,
 }
 
-/// The key is nobody's to see.
+/// The key is not printed.
 impl std::fmt::Debug for Read {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("Read")
@@ -108,16 +108,16 @@ impl Tls {
         self.now.load_full()
     }
 
-    /// Whether clients have to show a certificate to be given decisions.
+    /// Whether clients need a certificate to call the verbs.
     pub fn wants_clients(&self) -> bool {
         self.files.client_ca.is_some()
     }
 
-    /// Takes new files up as they come, until `shutdown`.
+    /// Applies new files until `shutdown`.
     pub async fn follow(&self, shutdown: CancellationToken) {
-        // What is served, and not what the files hold by now: they may have changed since.
+        // The content in effect: the files may have changed since.
         let mut known = self.first.clone();
-        let mut said = String::new();
+        let mut logged = String::new();
         while shutdown
             .run_until_cancelled(tokio::time::sleep(LOOK))
             .await
@@ -129,24 +129,24 @@ impl Tls {
                 Ok(read) => match self.files.config(&read) {
                     Ok(config) => {
                         self.now.store(Arc::new(config));
-                        tracing::info!(cert = %self.files.cert.display(), "new TLS files taken up");
+                        tracing::info!(cert = %self.files.cert.display(), "new TLS files are in effect");
                         known = read;
-                        said.clear();
+                        logged.clear();
                     }
-                    Err(error) => complain(&error, &mut said),
+                    Err(error) => log_once(&error, &mut logged),
                 },
-                Err(error) => complain(&error, &mut said),
+                Err(error) => log_once(&error, &mut logged),
             }
         }
     }
 }
 
-/// Once per reason: certificate and key change one after the other, and a wrong one may stay for long.
-fn complain(error: &TlsError, said: &mut String) {
+/// Logs each reason once: certificate and key change one after the other, and a wrong file may stay for long.
+fn log_once(error: &TlsError, logged: &mut String) {
     let words = error.to_string();
-    if *said != words {
-        tracing::warn!(error = %words, "new TLS files are left aside");
-        *said = words;
+    if *logged != words {
+        tracing::warn!(error = %words, "new TLS files are ignored");
+        *logged = words;
     }
 }
 
@@ -179,7 +179,7 @@ impl Files {
                         .add(certificate)
                         .map_err(|error| content("--client-ca", path, error.to_string()))?;
                 }
-                // Probes have no certificate: who has none gets no decisions, but may ask how the extender is.
+                // Probes have no certificate: a client without one may call the probes, but no verb.
                 let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider)
                     .allow_unauthenticated()
                     .build()
@@ -256,7 +256,7 @@ pub(crate) mod tests {
 
     use super::*;
 
-    /// An authority with files of its own.
+    /// An authority with a folder of files.
     pub(crate) struct Authority {
         pub(crate) folder: TempDir,
         issuer: Issuer<'static, KeyPair>,
@@ -308,7 +308,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn what_is_wrong_with_a_file_is_said() {
+    fn load_names_the_bad_file_and_its_fault() {
         let authority = Authority::new();
         authority.issue("a");
         authority.issue("b");
@@ -332,7 +332,7 @@ pub(crate) mod tests {
         );
         assert!(
             wrong(|files, all| files.key = all.path("b.key"))
-                .starts_with("--tls-cert F/a.crt and --tls-key F/b.key do not go together"),
+                .starts_with("--tls-cert F/a.crt and --tls-key F/b.key do not belong together"),
         );
         assert_eq!(
             wrong(|files, all| files.client_ca = Some(all.path("a.key"))),
@@ -341,7 +341,7 @@ pub(crate) mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn files_that_change_before_they_are_followed_are_taken_up() {
+    async fn files_changed_before_follow_are_applied() {
         let authority = Authority::new();
         authority.issue("a");
         let tls = Arc::new(Tls::load(authority.files("a")).unwrap());
@@ -357,7 +357,7 @@ pub(crate) mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn new_files_are_taken_up_and_bad_ones_left_aside() {
+    async fn new_files_are_applied_and_bad_ones_ignored() {
         let authority = Authority::new();
         authority.issue("a");
         let tls = Arc::new(Tls::load(authority.files("a")).unwrap());

@@ -2,11 +2,14 @@
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::panic))]
 
+mod backoff;
 mod chain;
+pub mod events;
 pub mod http;
 pub mod listen;
 pub mod supervise;
 
+pub use backoff::Backoff;
 pub use chain::chain;
 
 use std::path::{Path, PathBuf};

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use gantry_gang::GangKey;
 use gantry_gang::protocol::BindEnd;
+use gantry_runtime::Backoff;
 use tokio::time::Instant;
 
 use super::{BindGuard, Binder, Failure};
@@ -18,8 +19,8 @@ pub(super) const POSTS: usize = 64;
 const KEPT: u32 = 3;
 /// A member that waits checks again after so long, also without a notification.
 const ASK_AGAIN: Duration = Duration::from_millis(500);
-/// Pause between the first two attempts of a Binding that was not answered or was postponed; it doubles each time.
-const AGAIN: Duration = Duration::from_millis(200);
+/// Pauses after Bindings that were not answered or were postponed.
+const RETRY: Backoff = Backoff::new(Duration::from_millis(200), Duration::from_secs(60));
 
 impl Binder {
     /// How long a member waits for the remaining members.
@@ -111,18 +112,18 @@ impl Binder {
             member: Some(BindEnd::Unsure),
         };
         let tries = async {
-            let mut pause = AGAIN;
+            let mut backoff = RETRY;
             let mut unanswered = false;
             loop {
                 // The semaphore is never closed.
                 let permit = self.posts.acquire().await;
                 let result = self.write(target, Some(&plan), Some(&annotation), deadline).await;
                 drop(permit);
+                let pause = backoff.fail();
                 unanswered |= matches!(result, Err(Failure::Unanswered(_)));
                 match result {
                     Err(Failure::Unanswered(_) | Failure::Busy(_)) if Instant::now() + pause < deadline => {
                         tokio::time::sleep(pause).await;
-                        pause *= 2;
                         // A Binding that was sent cannot be recalled. It is not sent again if kubelet gave its devices
                         // to another pod.
                         if let Err(error) = self.store.update(|index| index.may_repeat(target)) {

@@ -6,19 +6,21 @@ use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 
+use gantry_api::Reason;
+use gantry_runtime::Backoff;
 use tokio::task::{Id, JoinSet};
 use tokio_util::sync::CancellationToken;
 
 use super::{Binder, Failure};
-use crate::event::Message;
+use crate::event;
 use crate::gang::events::Events;
 use crate::index::{Index, Target};
 use crate::metrics::Metrics;
 
-/// Pause between the first two attempts of a bind that was not answered or was postponed; it doubles each time.
-const AGAIN: Duration = Duration::from_secs(1);
-/// There is no further attempt after this pause.
-const LONGEST: Duration = Duration::from_secs(16);
+/// Pauses after binds that were not answered or were postponed.
+const RETRY: Backoff = Backoff::new(Duration::from_secs(1), Duration::from_secs(16));
+/// Retries of one bind.
+const RETRIES: u32 = 5;
 
 /// Binds until `shutdown`. Binds in progress are then finished here or by the next leader.
 pub(crate) async fn run(binder: Binder, events: Events, metrics: Arc<Metrics>, shutdown: CancellationToken) {
@@ -70,15 +72,14 @@ impl Binds {
 /// Binds a member. Where the API server does not answer or postpones, it is tried again: kube-scheduler does not know
 /// of this bind and would not retry it.
 async fn bind(binder: &Binder, target: &Target) -> Result<(), Failure> {
-    let mut pause = AGAIN;
+    let mut backoff = RETRY;
     loop {
         match binder.bind(target).await {
-            Err(Failure::Unanswered(_) | Failure::Busy(_)) if pause <= LONGEST => {
-                tokio::time::sleep(pause).await;
+            Err(Failure::Unanswered(_) | Failure::Busy(_)) if backoff.failures() < RETRIES => {
+                tokio::time::sleep(backoff.fail()).await;
             }
             ended => return ended,
         }
-        pause *= 2;
     }
 }
 
@@ -93,11 +94,11 @@ fn tell(events: &Events, metrics: &Metrics, target: &Target, result: &Result<(),
     } = target;
     match result {
         Ok(()) => {
-            let message = Message {
-                reason: "Scheduled",
-                warning: false,
-                note: format!("Successfully assigned {namespace}/{name} to {node}, with its gang"),
-            };
+            let message = event::message(
+                Reason::Scheduled,
+                false,
+                format!("Successfully assigned {namespace}/{name} to {node}, with its gang"),
+            );
             events.pod(&namespace.as_str().into(), &name.as_str().into(), uid, message);
         }
         Err(error) => {

@@ -343,8 +343,10 @@ async fn the_event_names_the_pod_by_uid_and_says_the_note() {
         namespace: "default".into(),
         name: "a".into(),
     };
-    let notice = notice(pod, &Cause::Devices(request(4)), "3 of 8".to_owned());
-    let published = tokio::spawn(async move { publish(&client, &notice).await });
+    let Notice { pod, message } = notice(pod, &Cause::Devices(request(4)), "3 of 8".to_owned());
+    let mut recorder = event::recorder(client);
+    let event = recorder.event(event::pod(&pod.namespace, &pod.name, pod.uid.as_str()), message);
+    let written = tokio::spawn(async move { recorder.attempt(&event, false).await });
     let (request, send) = api.next_request().await.unwrap();
     assert_eq!(
         request.uri().path(),
@@ -358,7 +360,7 @@ async fn the_event_names_the_pod_by_uid_and_says_the_note() {
     assert_eq!(event["reportingController"], "gantry-extender");
     assert!(event["eventTime"].is_string());
     send.send_response(Response::new(Body::from(body.to_vec())));
-    published.await.unwrap().unwrap();
+    assert_eq!(written.await.unwrap(), Attempt::Written);
 }
 
 #[tokio::test]
@@ -380,9 +382,10 @@ async fn a_pod_that_could_not_be_told_is_told_again_but_not_at_once() {
     let cluster = cluster();
     cluster.pod(&short("a", 4));
     let (metrics, mut told, began) = (Metrics::new(), Reported::default(), Instant::now());
+    let mut recorder = event::recorder(client);
     for seconds in [0, 1, 59, 60, 61, 120] {
         let now = began + Duration::from_secs(seconds);
-        publish_due(&client, &cluster.store, &metrics, &mut told, now).await;
+        publish_due(&mut recorder, &cluster.store, &metrics, &mut told, now).await;
         let count = |outcome| metrics.events.get_or_create(&Outcome { outcome }).get();
         let expected = (1, u64::from(seconds >= 60));
         assert_eq!(

@@ -1,16 +1,14 @@
-//! What people are told of gangs as it happens: Events on the Gang and on pods, in words of members and GPUs. Bounded:
-//! what cannot be written in time is left out, for the Gang's status says the same.
+//! Events of gangs, on the Gang and on its pods. Bounded: an Event that cannot be written in time is dropped, because the Gang's status says
+//! the same.
 
-mod early;
-mod writer;
-
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use gantry_api::{Decision, GangPhase, GangStatus, PodUid};
+use gantry_api::{Decision, GangPhase, GangStatus, PodUid, Reason};
 use gantry_gang::GangKey;
 use gantry_gang::counted::{are, members as of_members};
-use k8s_openapi::api::events::v1::Event;
+use gantry_runtime::events::{EventWriter, Message};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::Client;
 use tokio::sync::mpsc::{Receiver, Sender, channel};
@@ -18,20 +16,22 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::objects::{Name, Objects};
-use crate::event::{Message, Regarding, event};
-use crate::metrics::Metrics;
-use early::Early;
-use writer::Writer;
+use crate::event;
+use crate::metrics::{Metrics, Outcome};
 
-/// The condition of a gang whose pods several conventions name.
+/// The condition of a gang that several integrations name.
 const AMBIGUOUS_MEMBERSHIP: &str = "AmbiguousMembership";
-/// The condition that tells whether what is said of a gang holds.
+/// The condition whether the terms of a gang are valid.
 const VALID: &str = "Valid";
 /// Events that wait to be written.
 const WAITING: usize = 1024;
+/// Events written at once: those of the members of a large gang.
+const BURST: u32 = 1024;
+/// Events written per second after those.
+const PER_SECOND: u32 = 20;
 /// How long an Event waits for its gang's object.
-const EARLY: Duration = Duration::from_secs(60);
-/// So often it is looked whether objects are there for which Events wait.
+const OBJECT_TIMEOUT: Duration = Duration::from_secs(60);
+/// Interval of the checks whether those objects are there.
 const LOOK: Duration = Duration::from_secs(1);
 
 /// What a message is about.
@@ -45,58 +45,58 @@ enum About {
     },
 }
 
-/// Where messages go.
+/// Queues messages.
 #[derive(Debug, Clone)]
 pub struct Events(Sender<(About, Message)>);
 
-/// The other end.
+/// The receiving end of [`Events`].
 #[derive(Debug)]
 pub struct Mailbox(Receiver<(About, Message)>);
 
 impl Events {
-    /// A way for messages.
+    /// A queue of messages.
     pub fn new() -> (Self, Mailbox) {
         let (sender, receiver) = channel(WAITING);
         (Self(sender), Mailbox(receiver))
     }
 
-    /// A gang has another status.
+    /// Records the difference between two statuses of a gang.
     pub(super) fn gang_moved(&self, gang: &GangKey, before: Option<&GangStatus>, now: &GangStatus) {
         if let Some(message) = message(before, now) {
             self.gang(gang, message);
         }
-        let unheeded = unheeded(before, now);
-        if let Some(message) = &unheeded {
+        let ineffective = ineffective(before, now);
+        if let Some(message) = &ineffective {
             self.gang(gang, message.clone());
         }
-        for message in contested(before, now).into_iter().chain(unheeded) {
+        for message in ambiguous(before, now).into_iter().chain(ineffective) {
             for (name, uid) in members(now) {
                 self.pod(&gang.namespace, &name, &uid, message.clone());
             }
         }
     }
 
-    /// Tells of a gang.
+    /// Records an Event of a gang.
     pub(super) fn gang(&self, gang: &GangKey, message: Message) {
         let name = Name {
             namespace: Arc::clone(&gang.namespace),
             name: gang.object_name().into(),
         };
-        self.tell(About::Gang(name), message);
+        self.queue(About::Gang(name), message);
     }
 
-    /// Tells of a pod.
+    /// Records an Event of a pod.
     pub(crate) fn pod(&self, namespace: &Arc<str>, name: &Arc<str>, uid: &PodUid, message: Message) {
         let about = About::Pod {
             namespace: Arc::clone(namespace),
             name: Arc::clone(name),
             uid: uid.clone(),
         };
-        self.tell(about, message);
+        self.queue(about, message);
     }
 
-    fn tell(&self, about: About, message: Message) {
-        // Full: the status says it too.
+    fn queue(&self, about: About, message: Message) {
+        // If the queue is full the message is dropped: the status says the same.
         let _ = self.0.try_send((about, message));
     }
 }
@@ -106,32 +106,32 @@ impl Mailbox {
     /// Reason and note of what has come so far.
     pub(super) fn taken(&mut self) -> Vec<(&'static str, String)> {
         std::iter::from_fn(|| self.0.try_recv().ok())
-            .map(|(_, message)| (message.reason, message.note))
+            .map(|(_, message)| (message.reason.as_str(), message.note))
             .collect()
     }
 }
 
-/// What there is to tell when a gang's status changes: only steps, not every count.
+/// The Event of a change of status: only steps have one, counts do not.
 fn message(before: Option<&GangStatus>, now: &GangStatus) -> Option<Message> {
     let phase = before.map(|before| before.phase);
     let same_words = before.is_some_and(|before| before.reason == now.reason);
     let again = phase == Some(now.phase);
     let say = |reason, warning, note: String| {
         let note = joined(note, &now.message);
-        Some(Message {
-            reason,
-            warning,
-            note,
-        })
+        Some(event::message(reason, warning, note))
     };
     match now.phase {
-        GangPhase::Reserved if !again => {
-            say("GangReserved", false, format!("its places are in {}", place(now)))
-        }
-        // It was decided before anybody saw it planned.
-        GangPhase::Binding if !phase.is_some_and(has_places) && !now.domain.is_empty() => {
-            say("GangReserved", false, format!("its places are in {}", place(now)))
-        }
+        GangPhase::Reserved if !again => say(
+            Reason::GangReserved,
+            false,
+            format!("its places are in {}", place(now)),
+        ),
+        // It was decided before its reservation was visible.
+        GangPhase::Binding if !phase.is_some_and(has_places) && !now.domain.is_empty() => say(
+            Reason::GangReserved,
+            false,
+            format!("its places are in {}", place(now)),
+        ),
         GangPhase::Bound
             if phase.is_some_and(|phase| phase < GangPhase::Bound || phase == GangPhase::Degraded) =>
         {
@@ -140,59 +140,55 @@ fn message(before: Option<&GangStatus>, now: &GangStatus) -> Option<Message> {
             } else {
                 ""
             };
-            // Others are wherever kube-scheduler found room for them.
-            let whose = match &now.decision {
+            // Members without devices are on any node that kube-scheduler chose.
+            let subset = match &now.decision {
                 Some(decision) if held(decision) < now.bound => ", those with devices",
                 _ => "",
             };
             let (all, verb) = (of_members(now.members), are(now.members));
             let note = format!(
-                "{again}{} of {all} {verb} bound{whose} in {}",
+                "{again}{} of {all} {verb} bound{subset} in {}",
                 now.bound,
                 place(now)
             );
-            Some(Message {
-                reason: "GangBound",
-                warning: false,
-                note,
-            })
+            Some(event::message(Reason::GangBound, false, note))
         }
         GangPhase::Queued | GangPhase::Backoff if !(again && same_words) => {
-            say("GangWaiting", false, now.reason.clone())
+            say(Reason::GangWaiting, false, now.reason.clone())
         }
-        GangPhase::Invalid if !(again && same_words) => say("GangInvalid", true, now.reason.clone()),
-        GangPhase::Preempting if !again => say("Preempting", false, now.reason.clone()),
-        GangPhase::Degraded if !again => say("MemberLost", true, now.reason.clone()),
+        GangPhase::Invalid if !(again && same_words) => say(Reason::GangInvalid, true, now.reason.clone()),
+        GangPhase::Preempting if !again => say(Reason::Preempting, false, now.reason.clone()),
+        GangPhase::Degraded if !again => say(Reason::MemberLost, true, now.reason.clone()),
         GangPhase::Degraded if now.restarting && !before.is_some_and(|before| before.restarting) => {
-            say("GangRestarting", true, now.reason.clone())
+            say(Reason::GangRestarting, true, now.reason.clone())
         }
         _ => None,
     }
 }
 
-/// Its members are told once, when they are bound, that another convention names them too. Those that wait read it in
-/// why they do.
-fn contested(before: Option<&GangStatus>, now: &GangStatus) -> Option<Message> {
-    let told = before.is_none_or(is_bound) || !is_bound(now);
-    let condition = condition_of(now, AMBIGUOUS_MEMBERSHIP).filter(|_| !told)?;
-    Some(Message {
-        reason: "AmbiguousMembership",
-        warning: false,
-        note: format!("gang {}: {}", now.name, condition.message),
-    })
+/// Once, when a gang is bound: another integration names its members too. Waiting members have this in the reason why they wait.
+fn ambiguous(before: Option<&GangStatus>, now: &GangStatus) -> Option<Message> {
+    let reported = before.is_none_or(is_bound) || !is_bound(now);
+    let condition = condition_of(now, AMBIGUOUS_MEMBERSHIP).filter(|_| !reported)?;
+    Some(event::message(
+        Reason::AmbiguousMembership,
+        false,
+        format!("gang {}: {}", now.name, condition.message),
+    ))
 }
 
-/// What is said of a gang that is bound contradicts what it was bound by, and changes nothing. Gangs that wait say so
-/// in why they do.
-fn unheeded(before: Option<&GangStatus>, now: &GangStatus) -> Option<Message> {
+/// The terms of a bound gang have changed, which has no effect. Waiting gangs have this in the reason why they wait.
+fn ineffective(before: Option<&GangStatus>, now: &GangStatus) -> Option<Message> {
     let valid = condition_of(now, VALID).filter(|valid| valid.status == "False" && is_bound(now))?;
     let known = before.and_then(|before| condition_of(before, VALID));
-    // What was not known when it was bound is no news.
-    let told = known.is_none_or(|known| known.status == "False" && known.message == valid.message);
-    (!told && valid.reason != "Unknown").then(|| Message {
-        reason: "GangInvalid",
-        warning: true,
-        note: format!("gang {} goes on as it is: {}", now.name, valid.message),
+    // A fault that was not known at the bind is not reported.
+    let reported = known.is_none_or(|known| known.status == "False" && known.message == valid.message);
+    (!reported && valid.reason != "Unknown").then(|| {
+        event::message(
+            Reason::GangInvalid,
+            true,
+            format!("gang {} goes on as it is: {}", now.name, valid.message),
+        )
     })
 }
 
@@ -205,14 +201,13 @@ fn condition_of<'s>(status: &'s GangStatus, kind: &str) -> Option<&'s Condition>
     conditions.find(|condition| condition.type_ == kind)
 }
 
-/// The members that have a place.
+/// The members that have a reservation.
 fn members(status: &GangStatus) -> impl Iterator<Item = (Arc<str>, PodUid)> {
     let slots = status.decision.iter().flat_map(|decision| &decision.reservations);
     slots.filter_map(|slot| Some((slot.pod_name.as_str().into(), slot.pod.clone()?)))
 }
 
-/// What is said in few words and at length, as one. The message often begins with what the few words end with: that is
-/// said once.
+/// A short and a long text in one. The long one often begins with the end of the short one, which then appears once.
 fn joined(note: String, message: &str) -> String {
     if message.is_empty() {
         return note;
@@ -225,7 +220,7 @@ fn joined(note: String, message: &str) -> String {
     }
 }
 
-/// Whether a gang in this phase was told to have its places.
+/// Whether a gang in this phase has had the Event of its reservation.
 fn has_places(phase: GangPhase) -> bool {
     matches!(
         phase,
@@ -233,7 +228,7 @@ fn has_places(phase: GangPhase) -> bool {
     )
 }
 
-/// Members that have places.
+/// Members that have a reservation.
 fn held(decision: &Decision) -> u32 {
     let slots = decision.reservations.iter().filter(|slot| slot.pod.is_some());
     u32::try_from(slots.count()).unwrap_or(u32::MAX)
@@ -246,6 +241,41 @@ fn place(status: &GangStatus) -> &str {
     }
 }
 
+/// Events of gangs that have no object yet: by gang, the last of each reason in order of arrival, and when they are dropped.
+#[derive(Debug, Default)]
+struct AwaitingObject(BTreeMap<Name, (Vec<Message>, Instant)>);
+
+impl AwaitingObject {
+    /// Keeps a message. There are few reasons, so a gang has few messages.
+    fn add(&mut self, name: Name, message: Message, until: Instant) {
+        if self.0.len() >= WAITING && !self.0.contains_key(&name) {
+            return;
+        }
+        let (messages, end) = self.0.entry(name).or_insert_with(|| (Vec::new(), until));
+        messages.retain(|known| known.reason != message.reason);
+        messages.push(message);
+        *end = until;
+    }
+
+    /// The gangs with messages.
+    fn names(&self) -> impl Iterator<Item = &Name> {
+        self.0.keys()
+    }
+
+    /// Takes the messages of a gang.
+    fn take(&mut self, name: &Name) -> Vec<Message> {
+        self.0
+            .remove(name)
+            .map(|(messages, _)| messages)
+            .unwrap_or_default()
+    }
+
+    /// Drops messages that are due: the object was never made, or is gone, and the next one of the name is another gang.
+    fn expire(&mut self, now: Instant) {
+        self.0.retain(|_, (_, until)| now < *until);
+    }
+}
+
 /// Writes Events until `shutdown`.
 pub async fn run(
     client: Client,
@@ -254,8 +284,8 @@ pub async fn run(
     metrics: Arc<Metrics>,
     shutdown: CancellationToken,
 ) {
-    let mut early = Early::default();
-    let mut writer = Writer::new(client, metrics);
+    let mut awaiting = AwaitingObject::default();
+    let mut writer = EventWriter::new(event::recorder(client), BURST, PER_SECOND);
     loop {
         let look = Instant::now() + LOOK;
         let until = writer.due().map_or(look, |due| due.min(look));
@@ -266,35 +296,31 @@ pub async fn run(
         match received {
             Ok(None) => return,
             Ok(Some((About::Gang(name), message))) => {
-                early.add(name, message, Instant::now() + EARLY);
+                awaiting.add(name, message, Instant::now() + OBJECT_TIMEOUT);
             }
-            Ok(Some((about @ About::Pod { .. }, message))) => {
-                writer.write(event_about(&about, "", message)).await;
+            Ok(Some((About::Pod { namespace, name, uid }, message))) => {
+                let pod = event::pod(&namespace, &name, uid.as_str());
+                writer.write(pod, message).await;
             }
             Err(_) => {}
         }
-        writer.again().await;
-        let here: Vec<(Name, String)> = early
+        writer.retry().await;
+        let here: Vec<(Name, String)> = awaiting
             .names()
             .filter_map(|name| Some((name.clone(), objects.get(name)?.uid.to_string())))
             .collect();
         for (name, uid) in here {
-            for message in early.take(&name) {
-                writer
-                    .write(event_about(&About::Gang(name.clone()), &uid, message))
-                    .await;
+            for message in awaiting.take(&name) {
+                let gang = event::gang(&name.namespace, &name.name, &uid);
+                writer.write(gang, message).await;
             }
         }
-        early.forget(Instant::now());
+        awaiting.expire(Instant::now());
+        let (published, failed) = writer.take_counts();
+        for (outcome, count) in [("published", published), ("failed", failed)] {
+            metrics.events.get_or_create(&Outcome { outcome }).inc_by(count);
+        }
     }
-}
-
-fn event_about(about: &About, uid: &str, message: Message) -> Event {
-    let regarding = match about {
-        About::Gang(Name { namespace, name }) => Regarding::gang(namespace, name, uid),
-        About::Pod { namespace, name, uid } => Regarding::pod(namespace, name, uid.as_str()),
-    };
-    event(regarding, message, jiff::Timestamp::now())
 }
 
 #[cfg(test)]

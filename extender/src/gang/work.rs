@@ -14,6 +14,8 @@ use futures::stream::FuturesUnordered;
 use gantry_api::{PodUid, names};
 use gantry_gang::GangKey;
 use gantry_gang::protocol::{Hindrance, Work};
+use gantry_runtime::Backoff;
+use gantry_runtime::events::Message;
 use kube::Client;
 use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::time::Instant;
@@ -22,14 +24,13 @@ use tokio_util::sync::CancellationToken;
 use action::{Action, End, Pod, hindrance, perform, told};
 
 use super::events::Events;
-use crate::event::Message;
 use crate::index::Store;
 use crate::metrics::{Metrics, Write};
 
 /// Writes on their way at once.
 const AT_ONCE: usize = 32;
-/// After a first failed try; each further one waits twice as long.
-const AGAIN: Duration = Duration::from_millis(500);
+/// Pauses after failed attempts.
+const RETRY: Backoff = Backoff::new(Duration::from_millis(500), LONGEST);
 /// The longest wait between two tries.
 const LONGEST: Duration = Duration::from_secs(10);
 /// After so many tries a write is given up: what it was for is asked for again, or is over.
@@ -216,8 +217,8 @@ impl Worker {
             self.open.remove(&key);
         } else if let Some(open) = self.open.get_mut(&key) {
             open.busy = false;
-            open.due = Instant::now() + (AGAIN * 2u32.pow(failed.min(16))).min(LONGEST);
             open.failed += 1;
+            open.due = Instant::now() + RETRY.after(open.failed);
             open.budget = budget;
             open.marks = match end {
                 End::Unmarked(_) => open.marks.saturating_sub(1),

@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use gantry_api::slim::SlimContainer;
 use gantry_gang::needs::{
     HostPort, NodeTerm, Operator, PodTerm, Requirement, Spread, Toleration, TolerationValue,
 };
@@ -12,8 +13,8 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use super::reader::Words;
 use super::slim::{
-    SlimContainer, SlimContainerStatus, SlimLabelSelector, SlimNodeTerm, SlimPodTerm, SlimRequirement,
-    SlimResources, SlimSpec, SlimSpread, SlimStatus, SlimToleration,
+    SlimContainerStatus, SlimLabelSelector, SlimNodeTerm, SlimPodTerm, SlimRequirement, SlimSpec, SlimSpread,
+    SlimStatus, SlimToleration,
 };
 use crate::watched::Watched;
 
@@ -124,17 +125,17 @@ impl SlimSpec {
         let mut peak = Resources::default();
         for init in &self.init_containers {
             if init.is_sidecar() {
-                let asked = init.takes(status, watched);
+                let asked = taken(init, status, watched);
                 lasting.add(&asked);
                 peak.raise_to(&lasting);
             } else {
                 let mut while_it_runs = lasting.clone();
-                while_it_runs.add(&init.resources.amounts(watched));
+                while_it_runs.add(&amounts(init.resources.asked(), watched));
                 peak.raise_to(&while_it_runs);
             }
         }
         for app in &self.containers {
-            lasting.add(&app.takes(status, watched));
+            lasting.add(&taken(app, status, watched));
         }
         lasting.raise_to(&peak);
         for (name, written) in self.resources.asked() {
@@ -154,22 +155,20 @@ fn or<'a>(written: &'a str, default: &'a str) -> &'a str {
     if written.is_empty() { default } else { written }
 }
 
-impl SlimContainer {
-    /// What it asks for, or while it is being resized the most of that, of what the node has set aside for it, and of what it runs with.
-    fn takes(&self, status: Option<&SlimStatus>, watched: &Watched) -> Resources {
-        let asked = self.resources.amounts(watched);
-        let Some((status, own)) = status.and_then(|status| Some((status, status.of(&self.name)?))) else {
-            return asked;
-        };
-        let mut taken = amounts(&own.allocated_resources, watched);
-        taken.raise_to(&own.resources.amounts(watched));
-        // What can never be granted is not waited for.
-        let grants = !status.resize_is_infeasible();
-        if grants || taken == Resources::default() {
-            taken.raise_to(&asked);
-        }
-        taken
+/// What a container asks for, or while it is being resized the most of that, of what the node has set aside for it, and of what it runs with.
+fn taken(container: &SlimContainer, status: Option<&SlimStatus>, watched: &Watched) -> Resources {
+    let asked = amounts(container.resources.asked(), watched);
+    let Some((status, own)) = status.and_then(|status| Some((status, status.of(&container.name)?))) else {
+        return asked;
+    };
+    let mut taken = amounts(&own.allocated_resources, watched);
+    taken.raise_to(&amounts(own.resources.asked(), watched));
+    // A resize that can never be granted is not waited for.
+    let grants = !status.resize_is_infeasible();
+    if grants || taken == Resources::default() {
+        taken.raise_to(&asked);
     }
+    taken
 }
 
 impl SlimStatus {
@@ -185,19 +184,6 @@ impl SlimStatus {
         self.conditions.iter().any(|condition| {
             condition.type_ == "PodResizePending" && condition.reason.as_deref() == Some("Infeasible")
         })
-    }
-}
-
-impl SlimResources {
-    /// The request of each resource, which is its limit where there is none: the API server writes it so.
-    fn asked(&self) -> BTreeMap<&str, &str> {
-        let both = self.limits.iter().chain(&self.requests);
-        both.map(|(name, written)| (name.as_str(), written.as_str()))
-            .collect()
-    }
-
-    fn amounts(&self, watched: &Watched) -> Resources {
-        amounts(self.asked(), watched)
     }
 }
 

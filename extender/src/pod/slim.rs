@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use gantry_api::slim::{SlimContainer, SlimResources};
 use gantry_api::{DeviceId, ResourceName};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
 use serde::Deserialize;
@@ -126,47 +127,6 @@ impl SlimSpec {
             quantity: container.resources.of(resource),
         })
     }
-}
-
-#[derive(Debug, Clone, Default, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-pub(super) struct SlimContainer {
-    pub(super) name: String,
-    restart_policy: Option<String>,
-    pub(super) resources: SlimResources,
-    pub(super) ports: Vec<SlimPort>,
-}
-
-impl SlimContainer {
-    /// Of an init container: whether it lives as long as the pod.
-    pub(super) fn is_sidecar(&self) -> bool {
-        self.restart_policy.as_deref() == Some("Always")
-    }
-}
-
-#[derive(Debug, Clone, Default, Deserialize)]
-#[serde(default)]
-pub(super) struct SlimResources {
-    pub(super) limits: BTreeMap<String, String>,
-    pub(super) requests: BTreeMap<String, String>,
-}
-
-impl SlimResources {
-    fn of(&self, resource: &str) -> Option<&str> {
-        self.limits
-            .get(resource)
-            .or_else(|| self.requests.get(resource))
-            .map(String::as_str)
-    }
-}
-
-#[derive(Debug, Clone, Default, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-pub(super) struct SlimPort {
-    pub(super) host_port: u16,
-    #[serde(rename = "hostIP")]
-    pub(super) host_ip: String,
-    pub(super) protocol: String,
 }
 
 #[derive(Debug, Clone, Default, Deserialize)]

@@ -5,7 +5,11 @@ use std::time::Duration;
 
 use futures::stream::BoxStream;
 use futures::{Stream, StreamExt, stream};
+use gantry_runtime::Backoff;
 use kube::runtime::watcher::{Error, Event};
+
+/// Pauses after errors: four watches of one process are no load that justifies a longer pause.
+const RETRY: Backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(2));
 
 /// The events and errors of a watch that `begin` starts.
 pub(super) fn steady<K, S>(
@@ -18,7 +22,7 @@ where
     let steady = Steady {
         events: begin().boxed(),
         begin: Box::new(move || begin().boxed()),
-        pauses: Pauses::default(),
+        backoff: RETRY,
         pause: None,
     };
     stream::unfold(steady, |mut steady| async move {
@@ -32,7 +36,7 @@ type Events<K> = BoxStream<'static, Result<Event<K>, Error>>;
 struct Steady<K> {
     events: Events<K>,
     begin: Box<dyn FnMut() -> Events<K> + Send>,
-    pauses: Pauses,
+    backoff: Backoff,
     /// Pause before the next event.
     pause: Option<Duration>,
 }
@@ -46,12 +50,12 @@ impl<K> Steady<K> {
         match &event {
             // These come before every list, also before one that fails with its last page.
             Ok(Event::Init | Event::InitApply(_)) => {}
-            Ok(Event::InitDone | Event::Apply(_) | Event::Delete(_)) => self.pauses = Pauses::default(),
+            Ok(Event::InitDone | Event::Apply(_) | Event::Delete(_)) => self.backoff.reset(),
             Err(error) => {
                 if has_lost(error) {
                     self.events = (self.begin)();
                 }
-                self.pause = Some(self.pauses.next());
+                self.pause = Some(self.backoff.fail());
             }
         }
         Some(event)
@@ -63,26 +67,6 @@ impl<K> Steady<K> {
 /// loss.
 fn has_lost(error: &Error) -> bool {
     matches!(error, Error::WatchFailed(cause) if !matches!(cause, kube::Error::ReadEvents(_)))
-}
-
-/// Doubles from a tenth of a second to two seconds: four watches of one process are no load that justifies a longer
-/// pause.
-struct Pauses(Duration);
-
-impl Default for Pauses {
-    fn default() -> Self {
-        Self(Duration::from_millis(100))
-    }
-}
-
-impl Pauses {
-    const LONGEST: Duration = Duration::from_secs(2);
-
-    fn next(&mut self) -> Duration {
-        let now = self.0;
-        self.0 = (now * 2).min(Self::LONGEST);
-        now
-    }
 }
 
 #[cfg(test)]

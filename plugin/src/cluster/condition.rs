@@ -4,20 +4,21 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use gantry_api::names;
+use gantry_api::{Reason, names};
+use gantry_runtime::chain;
+use gantry_runtime::events::Message;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Node, NodeCondition};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::api::{Patch, PatchParams};
-use kube::runtime::events::{Event, EventType};
 use kube::{Api, Client};
 use serde_json::json;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tracing::debug;
 
-use super::events::Teller;
-use super::{Cluster, Pauses};
+use super::events::NodeEventRecorder;
+use super::{Cluster, RETRY};
 use crate::health::{Extent, GpuName};
 use crate::inventory::Diagnosis;
 
@@ -43,18 +44,18 @@ pub(super) async fn publish(client: Client, cluster: Cluster, shutdown: Cancella
 
 async fn follow(client: Client, cluster: Cluster) {
     let nodes = Api::<Node>::all(client.clone());
-    let mut teller = Teller::new(client, &cluster.node);
+    let mut recorder = NodeEventRecorder::new(client, &cluster.node);
     let mut diagnosis = cluster.diagnoses.diagnosis();
     let mut reported = LastReported::default();
-    let mut pauses = Pauses::default();
+    let mut backoff = RETRY;
     let mut written: Option<(NodeCondition, Instant)> = None;
     loop {
         let now = diagnosis.borrow_and_update().clone();
         let mut wait = REFRESH_INTERVAL;
         // Faults of an earlier run that are not known yet would be reported as recoveries.
         if now.known && now.adopted {
-            for event in reported.events(&now, Instant::now()) {
-                teller.tell(event).await;
+            for message in reported.events(&now, Instant::now()) {
+                recorder.record(message).await;
             }
             if let Some(later) = reported.later(&now, Instant::now()) {
                 wait = wait.min(later);
@@ -68,14 +69,14 @@ async fn follow(client: Client, cluster: Cluster) {
             {
                 match write(&nodes, cluster.node.as_str(), &condition).await {
                     Ok(()) => {
-                        pauses.reset();
+                        backoff.reset();
                         written = Some((condition, Instant::now()));
                     }
                     Err(error) => {
                         if !is_lasting(&error) {
-                            wait = wait.min(pauses.next());
+                            wait = wait.min(backoff.fail());
                         }
-                        debug!(%error, "cannot write the condition of the Node");
+                        debug!(error = %chain(&error), "cannot write the condition of the Node");
                     }
                 }
             }
@@ -177,7 +178,7 @@ struct LastReported {
 
 impl LastReported {
     /// The Events for the changes to `diagnosis`, except for GPUs with a recent Event.
-    fn events(&mut self, diagnosis: &Diagnosis, now: Instant) -> Vec<Event> {
+    fn events(&mut self, diagnosis: &Diagnosis, now: Instant) -> Vec<Message> {
         let known = self.ended;
         for (number, ended) in diagnosis.ended.iter().filter(|(number, _)| *number > known) {
             self.proofs
@@ -200,31 +201,25 @@ impl LastReported {
             .cloned()
             .collect();
         for part in ready {
-            let event = match reasons.get(&part) {
+            let (warning, reason, note) = match reasons.get(&part) {
                 Some(reason) => {
                     self.reasons.insert(part.clone(), reason.clone());
-                    (
-                        EventType::Warning,
-                        "GpuUnhealthy",
-                        format!("{}: {reason}", part.0),
-                    )
+                    (true, Reason::GpuUnhealthy, format!("{}: {reason}", part.0))
                 }
                 None => {
                     let was = self.reasons.remove(&part).unwrap_or_default();
                     let proof = self.proofs.remove(&part.0);
                     let why = proof.map(|proof| format!("; {proof}")).unwrap_or_default();
                     let text = format!("{}: no longer {was:?}{why}", part.0);
-                    (EventType::Normal, "GpuRecovered", text)
+                    (false, Reason::GpuRecovered, text)
                 }
             };
             self.at.insert(part.0, now);
-            let (type_, reason, note) = event;
-            events.push(Event {
-                type_,
-                reason: reason.to_owned(),
-                note: Some(shorten(&note)),
-                action: "CheckHealth".to_owned(),
-                secondary: None,
+            events.push(Message {
+                reason,
+                action: "CheckHealth",
+                warning,
+                note,
             });
         }
         events
@@ -277,8 +272,8 @@ mod tests {
 
     const XID: Cause = Cause::Xid(Class::Fatal);
 
-    fn texts(events: &[Event]) -> Vec<String> {
-        let text = |event: &Event| format!("{} {}", event.reason, event.note.as_deref().unwrap_or_default());
+    fn texts(events: &[Message]) -> Vec<String> {
+        let text = |event: &Message| format!("{} {}", event.reason, event.note);
         events.iter().map(text).collect()
     }
 

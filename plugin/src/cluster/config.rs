@@ -5,14 +5,15 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use gantry_api::NodeName;
-use kube::runtime::events::{Event, EventType};
+use gantry_api::{NodeName, Reason};
+use gantry_runtime::chain;
+use gantry_runtime::events::Message;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tracing::debug;
 
-use super::events::Teller;
-use super::{Pauses, connect};
+use super::events::NodeEventRecorder;
+use super::{RETRY, connect};
 use gantry_config::source::Report;
 
 /// Shortest interval of two Events, for a file with a changing problem.
@@ -29,8 +30,8 @@ pub(crate) async fn report_problems(
 ) {
     let report = async {
         let mut reported: Option<Arc<str>> = None;
-        let mut teller: Option<Teller> = None;
-        let mut pauses = Pauses::default();
+        let mut recorder: Option<NodeEventRecorder> = None;
+        let mut backoff = RETRY;
         loop {
             let report = reports.borrow_and_update().clone();
             if let Some(problem) = report
@@ -38,19 +39,19 @@ pub(crate) async fn report_problems(
                 .as_ref()
                 .filter(|now| reported.as_ref() != Some(now))
             {
-                if teller.is_none() {
-                    teller = connected(&node, kubeconfig.as_deref()).await;
+                if recorder.is_none() {
+                    recorder = connected(&node, kubeconfig.as_deref()).await;
                 }
-                let event = event(problem, report.loads > 0);
-                if let Some(teller) = &mut teller
-                    && teller.tell(event).await
+                let message = message(problem, report.loads > 0);
+                if let Some(recorder) = &mut recorder
+                    && recorder.record(message).await
                 {
                     reported = report.problem;
-                    pauses.reset();
+                    backoff.reset();
                     tokio::time::sleep(MIN_INTERVAL).await;
                 } else {
                     // While the API server was away the problem may have changed or been solved.
-                    tokio::time::sleep(pauses.next()).await;
+                    tokio::time::sleep(backoff.fail()).await;
                 }
                 continue;
             }
@@ -66,17 +67,17 @@ pub(crate) async fn report_problems(
     }
 }
 
-async fn connected(node: &NodeName, kubeconfig: Option<&Path>) -> Option<Teller> {
+async fn connected(node: &NodeName, kubeconfig: Option<&Path>) -> Option<NodeEventRecorder> {
     match connect(kubeconfig).await {
-        Ok(client) => Some(Teller::new(client, node)),
+        Ok(client) => Some(NodeEventRecorder::new(client, node)),
         Err(error) => {
-            debug!(%error, "cannot connect to the API server to report the configuration");
+            debug!(error = %chain(&error), "cannot connect to the API server to report the configuration");
             None
         }
     }
 }
 
-fn event(problem: &str, serves: bool) -> Event {
+fn message(problem: &str, serves: bool) -> Message {
     let end = if problem.len() > MAX_PROBLEM {
         problem.floor_char_boundary(MAX_PROBLEM)
     } else {
@@ -88,12 +89,11 @@ fn event(problem: &str, serves: bool) -> Event {
     } else {
         "no GPU is served until it is corrected"
     };
-    Event {
-        type_: EventType::Warning,
-        reason: "ConfigInvalid".to_owned(),
-        note: Some(format!("{}{more}; {consequence}", &problem[..end])),
-        action: "ReadConfig".to_owned(),
-        secondary: None,
+    Message {
+        reason: Reason::ConfigInvalid,
+        action: "ReadConfig",
+        warning: true,
+        note: format!("{}{more}; {consequence}", &problem[..end]),
     }
 }
 
@@ -103,7 +103,7 @@ mod tests {
 
     #[test]
     fn config_event_has_problem_and_consequence() {
-        let note = |problem: &str, serves| event(problem, serves).note.unwrap();
+        let note = |problem: &str, serves| message(problem, serves).note;
         assert_eq!(
             note("a.yaml:3: flags.migStrategy: x", true),
             "a.yaml:3: flags.migStrategy: x; the last valid configuration stays in effect"

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use gantry_api::NodeName;
 use gantry_runtime::supervise::{TaskFailure, Tasks};
-use gantry_runtime::{ConnectError, chain};
+use gantry_runtime::{Backoff, ConnectError, chain};
 use kube::Client;
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
@@ -31,6 +31,9 @@ pub(crate) use config::report_problems;
 
 /// Longest time without data from the API server. Watches are renewed earlier, so silence means a dead connection.
 const READ_TIMEOUT: Duration = Duration::from_secs(40);
+
+/// Pauses between attempts to reach the API server. With jitter, for all nodes lose it at the same time.
+const RETRY: Backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(5)).with_jitter();
 
 /// The cluster side of the daemon.
 #[derive(Debug, Clone)]
@@ -59,17 +62,17 @@ impl Cluster {
         notes: mpsc::Receiver<Note>,
         shutdown: CancellationToken,
     ) -> Result<(), TaskFailure> {
-        let mut pauses = Pauses::default();
+        let mut backoff = RETRY;
         let mut unreached = LogThrottle::default();
         let client = loop {
             match connect(self.kubeconfig.as_deref()).await {
                 Ok(client) => break client,
                 Err(error) => {
                     self.observed.cluster(false);
-                    let pause = pauses.next();
+                    let pause = backoff.fail();
                     if unreached.should_log(&chain(&error), Instant::now()) {
                         warn!(
-                            error = &error as &dyn std::error::Error,
+                            error = %chain(&error),
                             ?pause,
                             "cannot connect to the API server, trying again"
                         );
@@ -99,29 +102,4 @@ impl Cluster {
 /// A client from this kubeconfig, or from the pod's service account.
 pub(crate) async fn connect(kubeconfig: Option<&Path>) -> Result<Client, ConnectError> {
     gantry_runtime::connect(kubeconfig, READ_TIMEOUT).await
-}
-
-/// Growing pauses between attempts, from 0.1 s to 5 s.
-#[derive(Debug)]
-struct Pauses(Duration);
-
-impl Default for Pauses {
-    fn default() -> Self {
-        Self(Self::FIRST)
-    }
-}
-
-impl Pauses {
-    const FIRST: Duration = Duration::from_millis(100);
-    const LAST: Duration = Duration::from_secs(5);
-
-    fn next(&mut self) -> Duration {
-        let pause = self.0;
-        self.0 = (pause * 2).min(Self::LAST);
-        pause
-    }
-
-    fn reset(&mut self) {
-        self.0 = Self::FIRST;
-    }
 }

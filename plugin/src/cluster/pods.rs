@@ -1,36 +1,36 @@
-//! Follows the pods of this node, in the order in which the API server wrote them: that is the order in which kubelet admits
-//! them. Of each pod only what the hand-over needs is kept.
+//! Follows the pods of this node in the order in which the API server wrote them, which is the order in which kubelet admits them. Of each
+//! pod only what the hand-over needs is kept.
 //!
-//! Whole pods are read and not their metadata alone: what a pod asks for tells apart the pods that bypass the scheduler from
-//! those that ask for nothing, and its status whether kubelet has admitted it.
+//! Metadata alone is not enough: the requests of a pod distinguish pods that bypass the scheduler from pods without devices, and its status
+//! shows whether kubelet has admitted it.
 
-use std::collections::BTreeMap;
 use std::time::Duration;
 
 use futures::StreamExt;
+use gantry_api::slim::{self, ReadsAnnotation, SlimContainer};
 use gantry_api::{Holder, NodeName, PodUid, ResourceName, names, quantity};
-use jiff::Timestamp;
+use gantry_runtime::chain;
 use k8s_openapi::api::core::v1::Pod;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::runtime::watcher::{self, Event, watcher};
 use kube::{Api, Client, Resource};
 use serde::{Deserialize, Serialize};
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
-use super::{Cluster, Pauses, previous_status};
+use super::{Cluster, RETRY, previous_status};
 use crate::handover::{Ask, ObservedPod};
 
 /// Seconds after which a watch is renewed, well before [`super::READ_TIMEOUT`].
 const RENEW: u32 = 30;
-/// A watch that has not failed again for this long is taken to work, though it says nothing.
+/// A watch that has not failed for this long counts as working, even without events.
 const QUIET: Duration = Duration::from_secs(2);
 
-/// The little of a pod that is read.
+/// The part of a pod that is read.
 #[derive(Debug, Clone, Serialize, Deserialize, Resource)]
 #[resource(inherit = Pod)]
 struct NodePod {
-    #[serde(deserialize_with = "metadata")]
+    #[serde(deserialize_with = "slim::metadata::<Grants, _>")]
     metadata: ObjectMeta,
     #[serde(default)]
     spec: Spec,
@@ -42,22 +42,9 @@ struct NodePod {
 #[serde(rename_all = "camelCase")]
 struct Spec {
     #[serde(default)]
-    init_containers: Vec<Container>,
+    init_containers: Vec<SlimContainer>,
     #[serde(default)]
-    containers: Vec<Container>,
-}
-
-#[derive(Debug, Clone, Serialize, Deserialize)]
-struct Container {
-    name: String,
-    #[serde(default)]
-    resources: Resources,
-}
-
-#[derive(Debug, Clone, Default, Serialize, Deserialize)]
-struct Resources {
-    #[serde(default)]
-    limits: BTreeMap<String, String>,
+    containers: Vec<SlimContainer>,
 }
 
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
@@ -67,38 +54,13 @@ struct Status {
     start_time: Option<String>,
 }
 
-/// The little of a pod's metadata that is read. Times are text, for Kubernetes accepts some that cannot be represented here,
-/// and one pod that cannot be read would stop the whole watch. Field managers, which carry times too, are left out.
-#[derive(Debug, Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct Metadata {
-    name: Option<String>,
-    namespace: Option<String>,
-    uid: Option<String>,
-    resource_version: Option<String>,
-    annotations: Option<BTreeMap<String, String>>,
-    creation_timestamp: Option<String>,
-    deletion_timestamp: Option<String>,
-}
+/// Of the annotations, the grant is read.
+struct Grants;
 
-fn metadata<'de, D: serde::Deserializer<'de>>(reader: D) -> Result<ObjectMeta, D::Error> {
-    let read = Metadata::deserialize(reader)?;
-    Ok(ObjectMeta {
-        name: read.name,
-        namespace: read.namespace,
-        uid: read.uid,
-        resource_version: read.resource_version,
-        annotations: read.annotations,
-        creation_timestamp: read
-            .creation_timestamp
-            .and_then(|text| text.parse().ok())
-            .map(Time),
-        // That there is one counts, not which.
-        deletion_timestamp: read
-            .deletion_timestamp
-            .map(|text| Time(text.parse().unwrap_or(Timestamp::MAX))),
-        ..ObjectMeta::default()
-    })
+impl ReadsAnnotation for Grants {
+    fn reads(name: &str) -> bool {
+        name == names::GRANT_ANNOTATION
+    }
 }
 
 /// Follows until `shutdown`.
@@ -117,35 +79,35 @@ async fn run(client: Client, cluster: Cluster) {
     );
     let config = watcher::Config::default().fields(&selector).timeout(RENEW);
     let mut stream = std::pin::pin!(watcher(Api::<NodePod>::all(client.clone()), config));
-    let mut pauses = Pauses::default();
+    let mut backoff = RETRY;
     let mut listing: Vec<ObservedPod> = Vec::new();
     let mut reachable = None;
     let mut begun = false;
     loop {
         let event = tokio::select! {
             event = stream.next() => event,
-            // A list that has not been answered is no watch.
+            // A list without a response is not a watch.
             () = tokio::time::sleep(QUIET), if reachable == Some(false) && !begun => {
                 reachable = Some(true);
                 cluster.observed.cluster(true);
-                pauses.reset();
+                backoff.reset();
                 info!("the watch of pods works again");
                 continue;
             }
         };
         let Some(event) = event else {
-            warn!("the watch of pods ended; grants are not followed any more");
+            warn!("the watch of pods ended; grants are no longer followed");
             cluster.observed.cluster(false);
             return;
         };
-        // Comes before every list, also before one that fails, and says nothing of the API server.
+        // Comes before every list, also before one that fails, so it does not show that the API server responds.
         begun = matches!(event, Ok(Event::Init));
         match event {
             Ok(event) => {
                 if !begun && reachable != Some(true) {
                     reachable = Some(true);
                     cluster.observed.cluster(true);
-                    pauses.reset();
+                    backoff.reset();
                 }
                 take(event, &cluster, &mut listing, &mut earlier);
             }
@@ -153,13 +115,13 @@ async fn run(client: Client, cluster: Cluster) {
                 cluster.observed.cluster(false);
                 if reachable != Some(false) {
                     warn!(
-                        error = &error as &dyn std::error::Error,
+                        error = %chain(&error),
                         "the watch of pods failed; known grants stay valid, trying again"
                     );
                 }
                 reachable = Some(false);
                 loop {
-                    tokio::time::sleep(pauses.next()).await;
+                    tokio::time::sleep(backoff.fail()).await;
                     match tokio::time::timeout(
                         gantry_runtime::CONNECT,
                         gantry_runtime::check_api_server(&client),
@@ -167,8 +129,8 @@ async fn run(client: Client, cluster: Cluster) {
                     .await
                     {
                         Ok(Ok(())) => break,
-                        Ok(Err(error)) => debug!(%error, "the API server does not answer"),
-                        Err(_) => debug!("the API server does not answer in time"),
+                        Ok(Err(error)) => debug!(error = %chain(&error), "the API server does not respond"),
+                        Err(_) => debug!("the API server does not respond in time"),
                     }
                 }
             }
@@ -197,7 +159,7 @@ fn take(
         }
         Event::Delete(pod) => {
             if let Some(uid) = &pod.metadata.uid {
-                // Without a deletion mark the pod left the selector because its phase says that its containers have ended.
+                // Without a deletion timestamp the pod left the selector because its containers have ended.
                 let finished = pod.metadata.deletion_timestamp.is_none();
                 cluster.handover.gone(&PodUid::from(uid.as_str()), finished);
             }
@@ -205,15 +167,15 @@ fn take(
     }
 }
 
-/// The holders that an earlier run of this plugin published. The pods cannot be had before the API server answers either.
+/// The holders that an earlier process published. The pods, too, need the API server to respond.
 async fn published_holders(client: &Client, cluster: &Cluster) -> Vec<Holder> {
     let mut warned = false;
     let failed = |error: &kube::Error| {
         cluster.observed.cluster(false);
         if !std::mem::replace(&mut warned, true) {
             warn!(
-                error = error as &dyn std::error::Error,
-                "the API server does not answer; serving by topology until it does"
+                error = %chain(error),
+                "the API server does not respond; serving by topology until it does"
             );
         }
     };
@@ -271,7 +233,7 @@ fn observed_pod(pod: &NodePod, node: &NodeName) -> Option<ObservedPod> {
     })
 }
 
-/// Kubernetes' own rule: qualified, and not one of its own domains.
+/// Kubernetes' rule: a qualified name outside its own domains.
 fn is_extended(resource: &str) -> bool {
     resource.contains('/') && !resource.contains("kubernetes.io/")
 }
@@ -346,7 +308,7 @@ mod tests {
         for (lists, pause) in lists.windows(2).zip([100, 200, 400, 800]) {
             assert!(lists[1] - lists[0] >= Duration::from_millis(pause));
         }
-        // Once there is a list the API server is there.
+        // A list shows that the API server is reachable.
         let mut readiness = observed.changes();
         let answers = async {
             loop {
@@ -364,7 +326,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_api_server_that_forbids_its_version_is_there() {
+    async fn api_server_that_forbids_its_version_is_reachable() {
         let (service, mut api) = mock::pair::<Request<Body>, Response<Body>>();
         let task = tokio::spawn(run(Client::new(service, "default"), cluster()));
         let status = |code: u16, reason: &str| json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": reason, "code": code});
@@ -388,7 +350,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pods_asks_stand_in_kubelets_order() {
+    fn requests_are_in_kubelets_order() {
         let pod = read(
             r#"{"apiVersion": "v1", "kind": "Pod",
                 "metadata": {"uid": "u", "name": "n", "namespace": "d", "resourceVersion": "77",
@@ -431,9 +393,9 @@ mod tests {
     }
 
     #[test]
-    fn a_time_beyond_the_calendar_stops_nothing() {
+    fn time_after_the_year_9999_is_accepted() {
         let late = "9999-12-31T23:59:59Z";
-        assert!(late.parse::<Timestamp>().is_err());
+        assert!(late.parse::<jiff::Timestamp>().is_err());
         let pod: NodePod = serde_json::from_value(serde_json::json!({
             "metadata": {
                 "uid": "u",
@@ -451,12 +413,12 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_that_asks_for_nothing_is_not_kept() {
+    fn pod_without_requests_is_not_kept() {
         assert!(read(r#"{"metadata": {"uid": "u"}, "spec": {"containers": [{"name": "a"}]}}"#).is_none());
     }
 
     #[test]
-    fn a_start_time_means_admitted() {
+    fn start_time_means_admitted() {
         let pod = read(
             r#"{"metadata": {"uid": "u"},
                 "spec": {"containers": [{"name": "a", "resources": {"limits": {"nvidia.com/gpu": "1"}}}]},

@@ -9,7 +9,7 @@ use serde_json::Value;
 use tokio::time::{Duration, Instant};
 use tracing::warn;
 
-use super::Pauses;
+use super::RETRY;
 
 /// How long a refusal may come from an API server that has just started and does not know the permissions yet.
 const STARTUP: Duration = Duration::from_secs(15);
@@ -57,7 +57,7 @@ pub(super) async fn read(
     mut failed: impl FnMut(&kube::Error),
 ) -> Option<PreviousStatus> {
     let api = objects(client.clone());
-    let mut pauses = Pauses::default();
+    let mut backoff = RETRY;
     let mut forbidden_since = None;
     loop {
         match api.get_opt(node.as_str()).await {
@@ -77,7 +77,7 @@ pub(super) async fn read(
             }
             Err(error) => {
                 failed(&error);
-                tokio::time::sleep(pauses.next()).await;
+                tokio::time::sleep(backoff.fail()).await;
             }
         }
     }

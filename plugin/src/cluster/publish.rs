@@ -19,7 +19,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
-use super::{Cluster, Pauses, previous_status, status};
+use super::{Cluster, RETRY, previous_status, status};
 use crate::inventory::{Inventory, State};
 use crate::log_throttle::LogThrottle;
 
@@ -75,7 +75,7 @@ impl Publisher {
         let mut inventories = self.cluster.inventory.clone();
         let mut readiness = self.cluster.observed.changes();
         let mut diagnoses = self.cluster.diagnoses.diagnosis();
-        let mut pauses = Pauses::default();
+        let mut backoff = RETRY;
         let mut unpublished = LogThrottle::default();
         let mut repeat = Instant::now() + REFRESH_INTERVAL;
         let between = between(&self.cluster.node);
@@ -92,15 +92,15 @@ impl Publisher {
             };
             let wait = match published {
                 Ok(Ok(())) => {
-                    pauses.reset();
+                    backoff.reset();
                     unpublished.reset();
                     None
                 }
                 Ok(Err(error)) => {
-                    let pause = pauses.next();
+                    let pause = backoff.fail();
                     if unpublished.should_log(&chain(&error), Instant::now().into_std()) {
                         warn!(
-                            error = &error as &dyn std::error::Error,
+                            error = %chain(&error),
                             ?pause,
                             "cannot publish the GpuNode, trying again"
                         );
@@ -111,7 +111,7 @@ impl Publisher {
                     if unpublished.should_log("no response", Instant::now().into_std()) {
                         warn!(after = ?DEADLINE, "the API server does not respond to a write of the GpuNode, trying again");
                     }
-                    Some(pauses.next())
+                    Some(backoff.fail())
                 }
             };
             tokio::select! {
@@ -143,7 +143,7 @@ impl Publisher {
                             self.forget();
                         }
                         Ok(Ok(false)) => {}
-                        Ok(Err(error)) => debug!(%error, "cannot read the GpuNode of this node"),
+                        Ok(Err(error)) => debug!(error = %chain(&error), "cannot read the GpuNode of this node"),
                         Err(_) => debug!("reading the GpuNode of this node timed out"),
                     }
                 }
@@ -301,7 +301,7 @@ impl Publisher {
         let last = status::stopped(self.current(&inventory), Timestamp::now());
         match tokio::time::timeout(LAST_DEADLINE, self.write_status(&last)).await {
             Ok(Ok(())) => debug!("stopped condition published"),
-            Ok(Err(error)) => debug!(%error, "cannot publish the stopped condition"),
+            Ok(Err(error)) => debug!(error = %chain(&error), "cannot publish the stopped condition"),
             Err(_) => debug!("publishing the stopped condition timed out"),
         }
     }

@@ -4,15 +4,16 @@
 
 use std::time::Duration;
 
-use gantry_api::{GpuFault, GpuNode, names};
+use gantry_api::{GpuFault, GpuNode, Reason, names};
+use gantry_runtime::chain;
+use gantry_runtime::events::Message;
 use kube::api::{Patch, PatchParams};
-use kube::runtime::events::{Event, EventType};
 use kube::{Api, Client};
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, info};
 
-use super::events::Teller;
+use super::events::NodeEventRecorder;
 use super::{Cluster, previous_status};
 use crate::inventory::Lift;
 
@@ -43,7 +44,7 @@ async fn follow(client: Client, cluster: &Cluster) {
     let mut lifter = QuarantineLifter {
         api,
         cluster,
-        teller: Teller::new(client, &cluster.node),
+        recorder: NodeEventRecorder::new(client, &cluster.node),
         outdated: false,
         done: None,
     };
@@ -56,7 +57,7 @@ async fn follow(client: Client, cluster: &Cluster) {
             }
         }
         if let Err(error) = lifter.check().await {
-            debug!(%error, "cannot check for a lifted quarantine");
+            debug!(error = %chain(&error), "cannot check for a lifted quarantine");
         }
         tokio::time::sleep(CHECK_INTERVAL).await;
     }
@@ -66,7 +67,7 @@ async fn follow(client: Client, cluster: &Cluster) {
 struct QuarantineLifter<'a> {
     api: Api<GpuNode>,
     cluster: &'a Cluster,
-    teller: Teller,
+    recorder: NodeEventRecorder,
     /// Whether an annotation found at the next check is older than every fault.
     outdated: bool,
     /// The annotation that was applied and could not be removed yet.
@@ -85,19 +86,18 @@ impl QuarantineLifter<'_> {
         };
         let mut event = None;
         if self.done.as_ref() != Some(&text) {
-            let (type_, reason, note) = if outdated {
+            let (warning, reason, note) = if outdated {
                 self.ignore(&text)
             } else {
                 self.lift(&text).await
             };
-            info!(annotation = text, reason, "{note}");
+            info!(annotation = text, %reason, "{note}");
             self.done = Some(text.clone());
-            event = Some(Event {
-                type_,
-                reason: reason.to_owned(),
-                note: Some(note),
-                action: "LiftQuarantine".to_owned(),
-                secondary: None,
+            event = Some(Message {
+                reason,
+                action: "LiftQuarantine",
+                warning,
+                note,
             });
         }
         let taken = self.remove_annotation(&text, version).await;
@@ -106,7 +106,7 @@ impl QuarantineLifter<'_> {
         }
         // Reported even if the annotation could not be removed, e.g. without permission: it was applied.
         if let Some(event) = event {
-            self.teller.tell(event).await;
+            self.recorder.record(event).await;
         }
         taken
     }
@@ -121,13 +121,13 @@ impl QuarantineLifter<'_> {
         Ok(text.map(|text| (text, metadata.resource_version)))
     }
 
-    async fn lift(&self, text: &str) -> (EventType, &'static str, String) {
+    async fn lift(&self, text: &str) -> (bool, Reason, String) {
         let lift = match text.parse::<Lift>() {
             Ok(lift) => lift,
             Err(error) => {
                 let key = names::LIFT_QUARANTINE_ANNOTATION;
                 let note = format!("invalid annotation {key}: {error}");
-                return (EventType::Warning, "QuarantineLiftInvalid", note);
+                return (true, Reason::QuarantineLiftInvalid, note);
             }
         };
         let mut diagnosis = self.cluster.diagnoses.diagnosis();
@@ -138,21 +138,21 @@ impl QuarantineLifter<'_> {
         };
         if !meant {
             let note = format!("none of {text} is in quarantine: nothing was lifted");
-            return (EventType::Warning, "QuarantineLiftInvalid", note);
+            return (true, Reason::QuarantineLiftInvalid, note);
         }
         self.cluster.diagnoses.lift(lift);
         // The NVML thread responds within a fraction of a second. If it has ended, so does this task.
         let _ = diagnosis.wait_for(|now| now.lifts > lifts).await;
         let note = format!("the quarantine of {text} was lifted by annotation");
-        (EventType::Normal, "GpuQuarantineLifted", note)
+        (false, Reason::GpuQuarantineLifted, note)
     }
 
-    fn ignore(&self, text: &str) -> (EventType, &'static str, String) {
+    fn ignore(&self, text: &str) -> (bool, Reason, String) {
         let key = names::LIFT_QUARANTINE_ANNOTATION;
         let note = format!(
             "the annotation {key}={text:?} was set before the fault and lifts nothing; set it again to lift the quarantine"
         );
-        (EventType::Warning, "QuarantineLiftOutdated", note)
+        (true, Reason::QuarantineLiftOutdated, note)
     }
 
     /// Removes the annotation that was read; one that was set meanwhile is found at the next check. Status writes to

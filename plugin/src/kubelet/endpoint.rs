@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use gantry_api::ResourceName;
+use gantry_runtime::Backoff;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
@@ -21,16 +22,7 @@ use crate::log_throttle::LogThrottle;
 
 /// Pauses between attempts to register: short at first, because kubelet admits its first pods a second after
 /// its socket appears.
-const BACK_OFF: [Duration; 6] = [
-    Duration::from_millis(5),
-    Duration::from_millis(20),
-    Duration::from_millis(50),
-    Duration::from_millis(100),
-    Duration::from_millis(250),
-    Duration::from_millis(500),
-];
-/// The pause after these.
-const MAX_PAUSE: Duration = Duration::from_secs(1);
+const RETRY: Backoff = Backoff::new(Duration::from_millis(5), Duration::from_secs(1));
 /// The pause after a socket could not be bound.
 const BIND_PAUSE: Duration = Duration::from_millis(200);
 
@@ -72,7 +64,8 @@ impl Endpoint {
         // One throttle per kubelet: a refusal by another kubelet is logged at once.
         let mut refused = LogThrottle::default();
         let name = self.socket_name();
-        for attempt in 0.. {
+        let mut backoff = RETRY;
+        loop {
             match register::register(kubelet, &name, &self.resource).await {
                 Ok(took) => {
                     info!(resource = %self.resource, socket = %path.display(), kubelet = view.kubelet, took_ms = took.as_secs_f64() * 1e3, "registered with kubelet");
@@ -83,12 +76,12 @@ impl Endpoint {
                     self.kubelet.observed.registration_failed(&self.resource);
                     // Kubelet's socket file survives kubelet: a refused connection is normal between two
                     // kubelets.
-                    if attempt == 0 && matches!(error, RegisterError::Connect { .. }) {
+                    if backoff.failures() == 0 && matches!(error, RegisterError::Connect { .. }) {
                         debug!(%error, "kubelet does not respond yet");
                     } else if refused.should_log(&error.reason(), Instant::now()) {
-                        warn!(resource = %self.resource, error = error.reason(), attempt, "cannot register with kubelet, trying again");
+                        warn!(resource = %self.resource, error = error.reason(), attempts = backoff.failures() + 1, "cannot register with kubelet, trying again");
                     }
-                    let pause = BACK_OFF.get(attempt).copied().unwrap_or(MAX_PAUSE);
+                    let pause = backoff.fail();
                     let mut views = views.clone();
                     tokio::select! {
                         () = tokio::time::sleep(pause) => {}

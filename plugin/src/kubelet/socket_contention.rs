@@ -4,10 +4,10 @@
 
 use std::time::{Duration, Instant};
 
-/// The pause before the second time.
-const MIN_PAUSE: Duration = Duration::from_secs(1);
-/// The longest pause.
-const MAX_PAUSE: Duration = Duration::from_secs(60);
+use gantry_runtime::Backoff;
+
+/// Pauses from the second time on.
+const PAUSES: Backoff = Backoff::new(Duration::from_secs(1), Duration::from_secs(60));
 /// A socket that stayed in place for this long: the next loss counts as the first again.
 const STABLE: Duration = Duration::from_secs(120);
 
@@ -48,11 +48,7 @@ impl SocketContention {
         match self.times {
             0 => lost,
             _ if stable => lost,
-            times => {
-                lost + MIN_PAUSE
-                    .saturating_mul(1_u32.checked_shl(times - 1).unwrap_or(u32::MAX))
-                    .min(MAX_PAUSE)
-            }
+            times => lost + PAUSES.after(times),
         }
     }
 }

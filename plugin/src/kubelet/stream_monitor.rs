@@ -4,13 +4,13 @@
 
 use std::time::{Duration, Instant};
 
-/// The first pause after the end of a stream. Kubelet removes a plugin by resource name after its stream ended,
+use gantry_runtime::Backoff;
+
+/// Pauses after the end of a stream. Kubelet removes a plugin by resource name after its stream ended,
 /// and would remove a registration that arrived too early.
-const MIN_PAUSE: Duration = Duration::from_secs(1);
+const PAUSES: Backoff = Backoff::new(Duration::from_secs(1), Duration::from_secs(60));
 /// Shortest time that kubelet gets to open a stream; it needs milliseconds.
 const OPEN_TIMEOUT: Duration = Duration::from_secs(5);
-/// The longest pause.
-const MAX_PAUSE: Duration = Duration::from_secs(60);
 /// A stream that was open for this long counts as a success: the next pause starts from the first again.
 const STEADY: Duration = Duration::from_secs(60);
 
@@ -60,9 +60,7 @@ impl StreamMonitor {
 
     /// When to register again, unless a stream opens before.
     pub(super) fn due(&self) -> Option<Instant> {
-        let pause = MIN_PAUSE
-            .saturating_mul(1_u32.checked_shl(self.attempts).unwrap_or(u32::MAX))
-            .min(MAX_PAUSE);
+        let pause = PAUSES.after(self.attempts.saturating_add(1));
         match self.state {
             StreamState::Unregistered | StreamState::Open(_) => None,
             StreamState::Unopened(since) => Some(since + pause.max(OPEN_TIMEOUT)),

@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use gantry_runtime::{Backoff, chain};
 use jiff::Timestamp;
 use kube::Client;
 use tokio::sync::watch;
@@ -25,8 +26,8 @@ use gantry_config::Config;
 const SHORTEST: Duration = Duration::from_secs(1);
 /// Pause before another attempt to remove labels.
 const AGAIN: Duration = Duration::from_secs(10);
-/// First and longest pause after a failure.
-const PAUSES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
+/// Pauses after failures.
+const RETRY: Backoff = Backoff::new(Duration::from_secs(1), Duration::from_secs(60));
 /// How long NVML must report no GPU before the node is labelled as one without GPUs: longer than a starting driver needs to find its
 /// GPUs one by one.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -199,7 +200,7 @@ impl Labeller {
         match withdrawn {
             Ok(()) => state.former_stays.reset(),
             Err(error) => {
-                let reason = format!("{error:#}");
+                let reason = chain(error.as_ref());
                 if state.former_stays.should_log(&reason, Instant::now().into_std()) {
                     warn!("labels of a former place cannot be removed yet: {reason}");
                 }
@@ -217,7 +218,7 @@ impl Labeller {
             }
             Err(error) => {
                 state.failures += 1;
-                let failure = format!("{error:#}");
+                let failure = chain(error.as_ref());
                 if state.failure != failure {
                     warn!(pause = ?state.pause(), "labels may be out of date: {failure}");
                     state.failure = failure;
@@ -316,10 +317,9 @@ impl State {
 
     /// The pause before the next write.
     fn pause(&self) -> Duration {
-        let (first, longest) = PAUSES;
         match self.failures {
             0 => SHORTEST,
-            failures => (first * (1 << (failures - 1).min(16))).min(longest),
+            failures => RETRY.after(failures),
         }
     }
 }

@@ -1,6 +1,10 @@
 use gantry_api::{DecidedReservation, Decision};
+use http::{Request, Response};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
+use kube::client::Body;
+use serde_json::json;
+use tower_test::mock;
 
 use super::*;
 
@@ -24,7 +28,7 @@ fn restarting() -> GangStatus {
 }
 
 #[test]
-fn every_step_is_told_once_and_counts_are_not() {
+fn each_step_has_one_event_and_counts_have_none() {
     let story = [
         status(GangPhase::Pending, "5 of 8 members exist", 0),
         status(GangPhase::Queued, "waits for room: no rack has 64 GPUs free", 0),
@@ -60,7 +64,7 @@ fn every_step_is_told_once_and_counts_are_not() {
 }
 
 #[test]
-fn a_gang_that_is_bound_at_once_is_told_to_have_its_places_once() {
+fn gang_bound_at_once_has_one_reservation_event() {
     let (events, mut mailbox) = Events::new();
     let story = [
         status(GangPhase::Queued, "waits its turn", 0),
@@ -90,7 +94,7 @@ fn a_gang_that_is_bound_at_once_is_told_to_have_its_places_once() {
 }
 
 #[test]
-fn members_without_devices_may_be_elsewhere_than_the_others() {
+fn bound_event_tells_apart_members_without_devices() {
     let (events, mut mailbox) = Events::new();
     let binding = status(GangPhase::Binding, "is being bound", 1);
     let three = GangStatus {
@@ -104,29 +108,25 @@ fn members_without_devices_may_be_elsewhere_than_the_others() {
 }
 
 #[test]
-fn what_comes_before_the_object_is_told_in_order_each_reason_once() {
+fn events_without_object_keep_order_and_last_of_each_reason() {
     let name = Name {
         namespace: "ml".into(),
         name: "train".into(),
     };
-    let message = |reason, note: &str| Message {
-        reason,
-        warning: false,
-        note: note.into(),
-    };
-    let mut early = Early::default();
-    let until = Instant::now() + EARLY;
-    early.add(name.clone(), message("GangWaiting", "first"), until);
-    early.add(name.clone(), message("GangReserved", "then"), until);
-    early.add(name.clone(), message("GangWaiting", "again"), until);
-    early.add(name.clone(), message("GangBound", "at last"), until);
-    let told: Vec<_> = early
+    let message = |reason, note: &str| event::message(reason, false, note.into());
+    let mut awaiting = AwaitingObject::default();
+    let until = Instant::now() + OBJECT_TIMEOUT;
+    awaiting.add(name.clone(), message(Reason::GangWaiting, "first"), until);
+    awaiting.add(name.clone(), message(Reason::GangReserved, "then"), until);
+    awaiting.add(name.clone(), message(Reason::GangWaiting, "again"), until);
+    awaiting.add(name.clone(), message(Reason::GangBound, "at last"), until);
+    let told: Vec<_> = awaiting
         .take(&name)
         .into_iter()
         .map(|message| message.note)
         .collect();
     assert_eq!(told, ["then", "again", "at last"]);
-    assert_eq!(early.take(&name), []);
+    assert_eq!(awaiting.take(&name), []);
 }
 
 fn train() -> GangKey {
@@ -182,7 +182,7 @@ fn told(story: &[GangStatus], reason: &str) -> Vec<(String, String)> {
         before = Some(now);
     }
     let all = std::iter::from_fn(|| mailbox.0.try_recv().ok());
-    all.filter(|(_, message)| message.reason == reason)
+    all.filter(|(_, message)| message.reason.as_str() == reason)
         .map(|(about, message)| match about {
             About::Gang(name) => (format!("gang {}", name.name), message.note),
             About::Pod { name, .. } => (format!("pod {name}"), message.note),
@@ -191,7 +191,7 @@ fn told(story: &[GangStatus], reason: &str) -> Vec<(String, String)> {
 }
 
 #[test]
-fn members_that_several_conventions_name_are_told_so_once_when_they_are_bound() {
+fn ambiguous_membership_is_reported_once_when_bound() {
     let message = "its pods go by Annotation; Volcano names them too and is passed over";
     let mut contested = bound();
     contested.conditions = vec![condition(
@@ -207,7 +207,7 @@ fn members_that_several_conventions_name_are_told_so_once_when_they_are_bound() 
 }
 
 #[test]
-fn a_bound_gang_and_its_members_are_told_once_that_what_is_said_of_it_now_does_not_hold() {
+fn changed_terms_of_a_bound_gang_are_reported_once() {
     let with = |holds, reason, message| {
         let mut status = bound();
         status.conditions = vec![condition(VALID, holds, reason, message)];
@@ -231,7 +231,7 @@ fn a_bound_gang_and_its_members_are_told_once_that_what_is_said_of_it_now_does_n
 }
 
 #[test]
-fn what_stands_in_both_words_is_said_once() {
+fn joined_text_repeats_nothing() {
     for (note, message, wanted) in [
         ("is bound", "", "is bound"),
         ("is bound", "8 bound", "is bound: 8 bound"),
@@ -247,7 +247,7 @@ fn what_stands_in_both_words_is_said_once() {
 }
 
 #[test]
-fn a_gang_of_one_is_told_in_the_singular() {
+fn gang_of_one_is_in_the_singular() {
     let one = |phase, reason, bound| GangStatus {
         min: 1,
         members: 1,
@@ -256,4 +256,53 @@ fn a_gang_of_one_is_told_in_the_singular() {
     let binding = one(GangPhase::Binding, "is being bound", 0);
     let told = message(Some(&binding), &one(GangPhase::Bound, "is bound", 1));
     assert_eq!(told.unwrap().note, "1 of 1 member is bound in rack r7");
+}
+
+/// Writes an Event of a pod while the API server returns these codes in turn and then the last for ever; how many were published and how
+/// many failed in the end.
+async fn outcomes(codes: &'static [u16]) -> (u64, u64) {
+    let (service, mut api) = mock::pair::<Request<Body>, Response<Body>>();
+    tokio::spawn(async move {
+        let mut codes = codes.iter().copied();
+        let mut last = 500;
+        while let Some((request, send)) = api.next_request().await {
+            last = codes.next().unwrap_or(last);
+            let body = request.into_body().collect_bytes().await.unwrap().to_vec();
+            let status = json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": last});
+            let body = if last == 201 {
+                body
+            } else {
+                status.to_string().into_bytes()
+            };
+            send.send_response(Response::builder().status(last).body(Body::from(body)).unwrap());
+        }
+    });
+    let (events, mailbox) = Events::new();
+    let metrics = Arc::new(Metrics::new());
+    let stop = CancellationToken::new();
+    let client = Client::new(service, "default");
+    let task = tokio::spawn(run(
+        client,
+        Arc::default(),
+        mailbox,
+        Arc::clone(&metrics),
+        stop.clone(),
+    ));
+    let message = event::message(Reason::Preempted, true, "evicted".to_owned());
+    events.pod(&"ml".into(), &"p".into(), &"p".into(), message);
+    // Nothing comes after that.
+    tokio::time::sleep(Duration::from_secs(120)).await;
+    stop.cancel();
+    task.await.unwrap();
+    let count = |outcome| metrics.events.get_or_create(&Outcome { outcome }).get();
+    (count("published"), count("failed"))
+}
+
+#[tokio::test(start_paused = true)]
+async fn event_is_counted_once_by_how_it_ended() {
+    assert_eq!(outcomes(&[201]).await, (1, 0));
+    assert_eq!(outcomes(&[429, 503, 504, 500, 201]).await, (1, 0));
+    assert_eq!(outcomes(&[504, 409]).await, (1, 0));
+    assert_eq!(outcomes(&[503]).await, (0, 1));
+    assert_eq!(outcomes(&[403]).await, (0, 1));
 }

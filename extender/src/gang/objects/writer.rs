@@ -13,6 +13,7 @@ use futures::stream::FuturesUnordered;
 use gantry_api::{Decision, GangStatus};
 use gantry_gang::GangKey;
 use gantry_gang::protocol::{CommitFailure, Object, Work};
+use gantry_runtime::Backoff;
 use kube::Client;
 use tokio::sync::mpsc::UnboundedSender;
 use tokio::time::Instant;
@@ -28,8 +29,8 @@ use crate::metrics::{Metrics, Outcome};
 const BETWEEN: Duration = Duration::from_secs(1);
 /// Statuses on their way at once.
 const AT_ONCE: usize = 32;
-/// After a first write that failed; each further one waits twice as long.
-const AGAIN: Duration = Duration::from_millis(200);
+/// Pauses after writes that failed.
+const RETRY: Backoff = Backoff::new(Duration::from_millis(200), LONGEST);
 /// The longest such wait.
 const LONGEST: Duration = Duration::from_secs(10);
 /// Tries of a removal, and of a status that is refused and has nothing to say of a decision. The next change is written
@@ -362,8 +363,8 @@ impl PendingWrites {
 
     fn pause(&mut self, failed: bool, now: Instant) {
         if failed {
-            self.due = Some(now + (AGAIN * 2u32.pow(self.failed.min(16))).min(LONGEST));
             self.failed += 1;
+            self.due = Some(now + RETRY.after(self.failed));
         } else {
             self.due = None;
             self.failed = 0;

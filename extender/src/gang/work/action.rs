@@ -4,16 +4,17 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use gantry_api::{PodUid, names};
+use gantry_api::{PodUid, Reason, names};
 use gantry_gang::GangKey;
 use gantry_gang::protocol::Hindrance;
 use gantry_runtime::chain;
+use gantry_runtime::events::Message;
 use http::{Method, Request};
 use kube::Client;
 use kube::core::Status;
 use serde_json::{Value, json};
 
-use crate::event::Message;
+use crate::event;
 
 /// Time limit of one write.
 const TIMEOUT: Duration = Duration::from_secs(5);
@@ -129,7 +130,7 @@ async fn mark_disrupted(client: &Client, pod: &Pod, path: &str, why: &str) -> Re
         "status": {"conditions": [{
             "type": "DisruptionTarget",
             "status": "True",
-            "reason": "GangRestarting",
+            "reason": Reason::GangRestarting.as_str(),
             "message": why,
             "lastTransitionTime": jiff::Timestamp::now().to_string(),
         }]},
@@ -230,11 +231,7 @@ pub(super) fn hindrance(pod: &Pod, action: &Action, why: &str) -> Message {
         Action::Evict(_) | Action::EvictRest { .. } => "it cannot be evicted yet",
         Action::Delete(_) => "it cannot be deleted",
     };
-    Message {
-        reason: "Blocked",
-        warning: true,
-        note: format!("pod {}: {what}: {why}", pod.name),
-    }
+    event::message(Reason::Blocked, true, format!("pod {}: {what}: {why}", pod.name))
 }
 
 /// What the pod's own Event says once it is done.
@@ -242,24 +239,20 @@ pub(super) fn told(action: &Action) -> Option<Message> {
     let (reason, note) = match action {
         Action::Ungate => return None,
         Action::Evict(by) => (
-            "Preempted",
+            Reason::Preempted,
             format!("evicted: gang {by}, of higher priority, needs what it has"),
         ),
         Action::EvictRest { of, to: None } => (
-            "Preempted",
+            Reason::Preempted,
             format!("evicted: the rest of its gang {of} had to go for another"),
         ),
         Action::EvictRest { of, to: Some(to) } => (
-            "DeadlockResolved",
+            Reason::DeadlockResolved,
             format!(
                 "evicted: its gang {of} gives way to gang {to}; both had lost members, and each held what the other lacked"
             ),
         ),
-        Action::Delete(why) => ("GangRestarting", format!("deleted: {why}")),
+        Action::Delete(why) => (Reason::GangRestarting, format!("deleted: {why}")),
     };
-    Some(Message {
-        reason,
-        warning: true,
-        note,
-    })
+    Some(event::message(reason, true, note))
 }
