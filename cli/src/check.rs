@@ -60,7 +60,7 @@ fn all_served(args: &Args, file: &str, maps: &[ConfigMap]) -> anyhow::Result<Str
             };
             match served(args, &source, text) {
                 Ok(text) => printed.push_str(&format!("---\n# {source}\n{text}")),
-                Err(error) => wrong.push(format!("{error:#}")),
+                Err(error) => wrong.push(gantry_runtime::chain(error.as_ref())),
             }
         }
     }

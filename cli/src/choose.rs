@@ -272,7 +272,8 @@ mod tests {
         let args = Cli::try_parse_from(words)
             .map_err(|error| (error.to_string(), true))?
             .choose;
-        output(&args, machine).map_err(|error| (format!("{error:#}"), error.is::<BadInput>()))
+        output(&args, machine)
+            .map_err(|error| (gantry_runtime::chain(error.as_ref()), error.is::<BadInput>()))
     }
 
     #[test]

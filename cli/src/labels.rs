@@ -158,7 +158,10 @@ fn made(args: &LabelsArgs, config: &Config) -> anyhow::Result<Labels> {
             let Some(absence) = absence(&error).filter(|_| !config.fail_on_init_error) else {
                 return Err(error);
             };
-            tracing::warn!("these are the labels of a node without GPUs: {error:#}");
+            tracing::warn!(
+                "these are the labels of a node without GPUs: {}",
+                gantry_runtime::chain(error.as_ref())
+            );
             Hardware::absent(absence)
         }
         Ok(mut machine) => {

@@ -5,6 +5,7 @@ use std::io::Write as _;
 use std::process::ExitCode;
 
 use anyhow::Context;
+use gantry_runtime::chain;
 use tokio::io::AsyncReadExt;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
@@ -24,7 +25,7 @@ pub(crate) struct BadInput(pub(crate) anyhow::Error);
 
 impl std::fmt::Display for BadInput {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{:#}", self.0)
+        f.write_str(&chain(self.0.as_ref()))
     }
 }
 
@@ -94,10 +95,30 @@ pub(crate) fn exit_code(result: anyhow::Result<()>) -> ExitCode {
         return ExitCode::SUCCESS;
     };
     // There is no other place to report a closed standard error.
-    let _ = writeln!(std::io::stderr(), "gantry: {error:#}");
+    let _ = writeln!(std::io::stderr(), "gantry: {}", chain(error.as_ref()));
     if error.is::<BadInput>() {
         ExitCode::from(2)
     } else {
         ExitCode::FAILURE
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Many errors print their source themselves: anyhow's own form prints it once more.
+    #[test]
+    fn cause_is_printed_once() {
+        let unreadable = std::io::Error::other("permission denied");
+        let error = anyhow::Error::new(unreadable).context("cannot read a.yaml: permission denied");
+        assert_eq!(
+            format!("{error:#}"),
+            "cannot read a.yaml: permission denied: permission denied"
+        );
+        assert_eq!(
+            BadInput(error).to_string(),
+            "cannot read a.yaml: permission denied"
+        );
     }
 }
