@@ -9,11 +9,11 @@ use divan::Bencher;
 use divan::counter::ItemsCount;
 use gantry_api::names;
 use gantry_extender::index::Disruptions;
-use gantry_gang::claim::{Size, Wish};
+use gantry_gang::membership::{GangOptions, Size};
 use gantry_gang::protocol::{
-    BindEnd, Gangs, Member, Now, Object, Place, Placement, Refused, Settings, ShapeId, Stage, Work,
+    BindEnd, Gangs, Member, Now, Object, Placement, Refusal, Reservation, Settings, ShapeId, Stage, Work,
 };
-use gantry_gang::{Claim, Dialect, GangKey};
+use gantry_gang::{GangKey, Integration, Membership};
 
 #[path = "common/live.rs"]
 mod live;
@@ -40,7 +40,7 @@ fn next_of_waiting_gangs(bencher: Bencher<'_, '_>, waiting: u32) {
             gangs.member_seen(now, waiting_member(number, member));
         }
     }
-    let refused = Refused {
+    let refused = Refusal {
         reason: "no room".into(),
         message: "no room".into(),
         hopeless: false,
@@ -159,15 +159,15 @@ fn decided(members: u32, min: u32) -> (Gangs, Now) {
     gangs.synced(now(0));
     for number in 0..members {
         let mut member = waiting_member(0, number);
-        let claim = Arc::make_mut(&mut member.claim);
-        claim.size = Size::Stated { min, total: None };
+        let membership = Arc::make_mut(&mut member.membership);
+        membership.size = Size::Stated { min, total: None };
         gangs.member_seen(now(0), member);
     }
     gangs.tick(now(5));
     let Some(wanted) = gangs.next(now(5), 1) else {
         unreachable!("it wants a plan");
     };
-    let places = (0..members).map(|number| Place {
+    let places = (0..members).map(|number| Reservation {
         shape: ShapeId(0),
         node: format!("n{number}").as_str().into(),
         devices: vec![(names::GPU_RESOURCE.into(), vec!["GPU-0".into()])],
@@ -206,21 +206,21 @@ fn waiting_member(gang: u32, number: u32) -> Member {
     let key = GangKey {
         namespace: format!("team-{:02}", gang % 50).into(),
         name: format!("train-{gang:05}").into(),
-        dialect: Dialect::Annotation,
+        integration: Integration::Annotation,
         incarnation: "".into(),
     };
     let name = format!("train-{gang:05}-{number}");
     Member {
         uid: name.as_str().into(),
         name: name.as_str().into(),
-        claim: Arc::new(Claim {
+        membership: Arc::new(Membership {
             key,
             size: Size::Stated { min: 2, total: None },
             size_said: "the benchmark",
             owner: None,
             rank: Some(number),
             role: "".into(),
-            wish: Wish::default(),
+            options: GangOptions::default(),
             also: Vec::new(),
             maker: None,
             made_by: None,

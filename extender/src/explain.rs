@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use gantry_api::{NodeName, PodUid, Reason, ResourceName};
-use gantry_gang::protocol::Why;
+use gantry_gang::protocol::WaitReason;
 use gantry_planner::plan::unit;
 use gantry_runtime::events::{Attempt, EventRecorder, MAX_NOTE, Message};
 use kube::Client;
@@ -90,7 +90,7 @@ struct Address {
 /// Why such a pod waits.
 enum Cause {
     /// For its gang.
-    Gang(Why),
+    Gang(WaitReason),
     /// kube-scheduler's own count finds too few devices for it.
     Devices(Arc<Request>),
     /// The same, although it has a reservation on a node.
@@ -154,10 +154,10 @@ impl Reported {
 }
 
 /// The part of a gang's reason that is published again when it changes: counts are not, while it waits.
-fn gist(why: &Why) -> String {
+fn gist(why: &WaitReason) -> String {
     match why {
-        Why::Invalid(text) => text.to_string(),
-        Why::Waits(text) => text.chars().filter(|c| !c.is_ascii_digit()).collect(),
+        WaitReason::Invalid(text) => text.to_string(),
+        WaitReason::Waits(text) => text.chars().filter(|c| !c.is_ascii_digit()).collect(),
     }
 }
 
@@ -229,8 +229,8 @@ fn due(store: &Store, reported: &mut Reported, now: Instant) -> Vec<Notice> {
 
 fn notice(pod: Address, cause: &Cause, note: String) -> Notice {
     let (reason, warning) = match cause {
-        Cause::Gang(Why::Invalid(_)) => (Reason::GangInvalid, true),
-        Cause::Gang(Why::Waits(_)) => (Reason::GangWaiting, false),
+        Cause::Gang(WaitReason::Invalid(_)) => (Reason::GangInvalid, true),
+        Cause::Gang(WaitReason::Waits(_)) => (Reason::GangWaiting, false),
         Cause::Devices(_) | Cause::Place(..) => (Reason::GpusUnavailable, true),
     };
     let message = event::message(reason, warning, note);

@@ -237,7 +237,7 @@ impl Index {
     /// Sets a pod as it is now. It need not exist any more: only what the API server sends counts as seen while pods
     /// are listed.
     fn set_pod(&mut self, mut pod: PodFacts) {
-        self.keep_claim(&pod.uid, &mut pod.claim);
+        self.keep_membership(&pod.uid, &mut pod.membership);
         self.complete_needs(&mut pod);
         let uid = pod.uid.clone();
         let node = pod.node.as_ref().map(|node| self.nodes.number(node));
@@ -312,7 +312,7 @@ impl Index {
     /// A pod that asks for no watched resource was observed.
     pub fn other_pod_applied(&mut self, mut pod: OtherPod) {
         self.lists.observe(Source::Pods, pod.uid.as_str());
-        self.keep_claim(&pod.uid, &mut pod.claim);
+        self.keep_membership(&pod.uid, &mut pod.membership);
         let node = match &pod.stage {
             Stage::Bound(node) => Some(self.nodes.number(node)),
             _ => None,
@@ -320,7 +320,7 @@ impl Index {
         self.tell_other_pod(&pod);
         // A pod without a node matters to its gang only, and to that also after its end.
         let uid = pod.uid.clone();
-        if node.is_none() && pod.claim.is_none() {
+        if node.is_none() && pod.membership.is_none() {
             self.resources.remove(&uid);
         } else {
             self.resources.insert(uid, PodRecord::of_other_pod(pod, node));

@@ -192,7 +192,7 @@ fn look_around(tasks: &mut JoinSet<()>, client: &Client, store: &Arc<Store>, shu
     let (wanted, seen) = (Arc::clone(store), Arc::clone(store));
     tasks.spawn(gang::owners::run(
         client.clone(),
-        move || wanted.read(Index::owners_wanted),
+        move || wanted.read(Index::watched_owners),
         move |owner, facts| seen.update(|index| index.owner_seen(owner, facts)),
         shutdown.clone(),
     ));

@@ -2,7 +2,7 @@
 
 use gantry_api::names;
 use gantry_api::slim::{self, ReadsAnnotation};
-use gantry_gang::dialect;
+use gantry_gang::integrations;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde::Deserializer;
 
@@ -16,7 +16,7 @@ struct Read;
 
 impl ReadsAnnotation for Read {
     fn reads(name: &str) -> bool {
-        [names::GRANT_ANNOTATION, MIRROR_ANNOTATION].contains(&name) || dialect::reads(name)
+        [names::GRANT_ANNOTATION, MIRROR_ANNOTATION].contains(&name) || integrations::reads(name)
     }
 }
 

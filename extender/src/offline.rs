@@ -97,7 +97,7 @@ pub async fn look(kubeconfig: Option<&Path>, terms: Terms, limit: Duration) -> a
     let (wanted, seen) = (Arc::clone(&store), Arc::clone(&store));
     let owners = tokio::spawn(owners::run(
         client,
-        move || wanted.read(Index::owners_wanted),
+        move || wanted.read(Index::watched_owners),
         move |owner, facts| seen.update(|index| index.owner_seen(owner, facts)),
         shutdown.clone(),
     ));

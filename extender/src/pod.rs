@@ -10,9 +10,9 @@ use std::cmp::Ordering;
 use std::sync::Arc;
 
 use gantry_api::{DeviceId, Grant, NodeName, PodUid, ResourceName, names};
-use gantry_gang::dialect::{self, Controller, PodView, WorkloadRef};
+use gantry_gang::integrations::{self, Controller, PodView, WorkloadRef};
 use gantry_gang::protocol::Stage;
-use gantry_gang::{Claim, Needs};
+use gantry_gang::{Membership, Needs};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use k8s_openapi::jiff::Timestamp;
 
@@ -64,7 +64,7 @@ pub struct PodFacts {
     /// What kube-scheduler said the last time of nodes that it does not take; kept for members of gangs.
     pub said: Option<Arc<str>>,
     /// What it says of its gang.
-    pub claim: Option<Arc<Claim>>,
+    pub membership: Option<Arc<Membership>>,
     /// Its claims of volumes, by name; kept for members of gangs.
     pub volume_claims: Vec<Arc<str>>,
     /// What it needs of a node besides the devices. Its labels are among it only as far as terms are about them.
@@ -92,12 +92,12 @@ impl Reader {
     }
 
     fn facts(&mut self, pod: SlimPod, request: Result<Arc<Request>, RequestError>) -> Option<PodFacts> {
-        let (stage, claim, profile) = (stage(&pod), claim(&pod), self.profile_of(&pod));
+        let (stage, membership, profile) = (stage(&pod), membership(&pod), self.profile_of(&pod));
         let needs = pod
             .spec
             .needs(pod.status.as_ref(), &self.watched, &pod.metadata, &mut self.words);
         let name = pod.metadata.name.as_deref().unwrap_or_default();
-        let volume_claims = match &claim {
+        let volume_claims = match &membership {
             Some(_) => pod.spec.volume_claims(name, &mut self.words),
             None => Vec::new(),
         };
@@ -148,10 +148,10 @@ impl Reader {
             insufficient: scheduled.map_or_else(Vec::new, |condition| condition.insufficient(&asked)),
             refused: scheduled.is_some_and(slim::SlimCondition::was_tried),
             said: scheduled
-                .filter(|_| claim.is_some())
+                .filter(|_| membership.is_some())
                 .and_then(slim::SlimCondition::own_words)
                 .map(|words| self.words.of(&words)),
-            claim,
+            membership,
             volume_claims,
             needs: self.needs.one(needs),
             profile,
@@ -226,7 +226,7 @@ fn stage(pod: &SlimPod) -> Stage {
 }
 
 /// What a pod says of its gang.
-fn claim(pod: &SlimPod) -> Option<Arc<Claim>> {
+fn membership(pod: &SlimPod) -> Option<Arc<Membership>> {
     let metadata = &pod.metadata;
     let owners = metadata.owner_references.iter().flatten();
     let mut controllers = owners
@@ -253,7 +253,7 @@ fn claim(pod: &SlimPod) -> Option<Arc<Claim>> {
         scheduling_group: group.and_then(|group| group.pod_group_name.as_deref()),
         workload,
     };
-    dialect::claim(&view).map(Arc::new)
+    integrations::membership(&view).map(Arc::new)
 }
 
 /// When an object was created, in seconds since 1970; 0 if that is not known.

@@ -9,7 +9,7 @@ use std::sync::Arc;
 pub(crate) use levels::NODE;
 pub use levels::{Level, Levels, LevelsError, Scope, UnknownLevel};
 
-use crate::room::NodeFacts;
+use crate::resources::NodeFacts;
 
 /// Number of a domain in its [`Fabric`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -1,5 +1,5 @@
 //! What a gang is called, and by which convention its pods say that they belong together. Only names; what they mean stands in
-//! `dialect`.
+//! `integration`.
 
 use std::fmt;
 use std::hash::{Hash, Hasher};
@@ -7,11 +7,11 @@ use std::sync::Arc;
 
 use gantry_api::GangStatus;
 
-use crate::dialect::value;
+use crate::integrations::value;
 
 /// The conventions by which pods say that they are a gang, in the order in which they are asked: the first that says something wins.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Dialect {
+pub enum Integration {
     /// `spec.schedulingGroup` with a PodGroup of scheduling.k8s.io (Kubernetes 1.36 and later).
     PodGroup,
     /// `spec.workloadRef` with a Workload of scheduling.k8s.io (Kubernetes 1.35).
@@ -40,7 +40,7 @@ pub enum Dialect {
     Job,
 }
 
-impl Dialect {
+impl Integration {
     /// All of them, in the order in which they are asked.
     pub const ALL: [Self; 13] = [
         Self::PodGroup,
@@ -60,7 +60,9 @@ impl Dialect {
 
     /// The convention of that name; the inverse of [`Self::as_str`].
     pub fn named(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|dialect| dialect.as_str() == name)
+        Self::ALL
+            .into_iter()
+            .find(|integration| integration.as_str() == name)
     }
 
     /// Its name in messages, metrics and `kubectl get gangs`.
@@ -83,7 +85,7 @@ impl Dialect {
     }
 }
 
-impl fmt::Display for Dialect {
+impl fmt::Display for Integration {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(self.as_str())
     }
@@ -97,7 +99,7 @@ pub struct GangKey {
     /// What people call it: the name of the job or group.
     pub name: Arc<str>,
     /// By which convention.
-    pub dialect: Dialect,
+    pub integration: Integration,
     /// What tells it from one of the same name before it: the UID of the owner, the attempt of a restart. Empty where the convention has
     /// nothing of the kind.
     pub incarnation: Arc<str>,
@@ -110,7 +112,7 @@ impl GangKey {
         Some(Self {
             namespace: Arc::clone(namespace),
             name: named.name.as_str().into(),
-            dialect: Dialect::named(&named.integration)?,
+            integration: Integration::named(&named.integration)?,
             incarnation: named.incarnation.as_str().into(),
         })
     }
@@ -119,7 +121,7 @@ impl GangKey {
     /// other by its name and five letters that tell conventions and incarnations apart. Always a legal name.
     pub fn object_name(&self) -> String {
         let legal = value::name(&self.name).is_ok();
-        let plain = self.dialect == Dialect::Annotation && self.incarnation.is_empty() && legal;
+        let plain = self.integration == Integration::Annotation && self.incarnation.is_empty() && legal;
         let mut name = String::new();
         for c in self.name.chars().take(200) {
             let kept = c.is_ascii_alphanumeric() || c == '.';
@@ -127,7 +129,7 @@ impl GangKey {
         }
         if !plain {
             let mut hasher = Fnv(0xcbf2_9ce4_8422_2325);
-            (self.dialect.as_str(), &*self.incarnation, &*self.name).hash(&mut hasher);
+            (self.integration.as_str(), &*self.incarnation, &*self.name).hash(&mut hasher);
             push(&mut name, '-');
             // Letters and digits that cannot be taken for one another.
             let alphabet = b"bcdfghjklmnpqrstvwxz2456789";
@@ -184,29 +186,29 @@ impl Hasher for Fnv {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::dialect::value::is_object_name;
+    use crate::integrations::value::is_object_name;
 
-    fn key(dialect: Dialect, name: &str, incarnation: &str) -> GangKey {
+    fn key(integration: Integration, name: &str, incarnation: &str) -> GangKey {
         GangKey {
             namespace: "default".into(),
             name: name.into(),
-            dialect,
+            integration,
             incarnation: incarnation.into(),
         }
     }
 
     #[test]
     fn a_gang_of_our_own_annotation_goes_by_its_name() {
-        assert_eq!(key(Dialect::Annotation, "train", "").object_name(), "train");
+        assert_eq!(key(Integration::Annotation, "train", "").object_name(), "train");
     }
 
     #[test]
     fn conventions_and_incarnations_of_one_name_have_objects_of_their_own() {
         let names: std::collections::BTreeSet<String> = [
-            key(Dialect::Annotation, "train", ""),
-            key(Dialect::JobSet, "train", ""),
-            key(Dialect::JobSet, "train", "1"),
-            key(Dialect::JobSet, "train", "2"),
+            key(Integration::Annotation, "train", ""),
+            key(Integration::JobSet, "train", ""),
+            key(Integration::JobSet, "train", "1"),
+            key(Integration::JobSet, "train", "2"),
         ]
         .iter()
         .map(GangKey::object_name)
@@ -241,14 +243,14 @@ mod tests {
             &cut_at_a_dot,
         ];
         let mut seen = std::collections::BTreeSet::new();
-        for dialect in [Dialect::Kueue, Dialect::Annotation] {
+        for integration in [Integration::Kueue, Integration::Annotation] {
             for name in names {
                 for incarnation in ["", "uid"] {
-                    let made = key(dialect, name, incarnation).object_name();
-                    assert!(is_object_name(&made), "{dialect} {name:?}: {made}");
+                    let made = key(integration, name, incarnation).object_name();
+                    assert!(is_object_name(&made), "{integration} {name:?}: {made}");
                     assert!(
                         seen.insert(made.clone()),
-                        "{dialect} {name:?}: {made} is another's"
+                        "{integration} {name:?}: {made} is another's"
                     );
                 }
             }
@@ -258,7 +260,7 @@ mod tests {
     #[test]
     fn what_was_a_legal_name_before_has_not_changed() {
         assert_eq!(
-            key(Dialect::Kueue, "train.a-b", "").object_name(),
+            key(Integration::Kueue, "train.a-b", "").object_name(),
             "train.a-b-zp692"
         );
     }
@@ -267,9 +269,9 @@ mod tests {
         #[test]
         fn whatever_it_is_called_its_object_has_a_legal_name(
             name in proptest::prop_oneof!["[a._-]{0,8}", "[ -~]{0,260}", proptest::prelude::any::<String>()],
-            dialect in proptest::sample::select(Dialect::ALL.to_vec()),
+            integration in proptest::sample::select(Integration::ALL.to_vec()),
         ) {
-            let made = key(dialect, &name, "").object_name();
+            let made = key(integration, &name, "").object_name();
             proptest::prop_assert!(is_object_name(&made), "{}", made);
         }
     }

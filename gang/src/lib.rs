@@ -9,20 +9,22 @@
 //! ```
 #![forbid(unsafe_code)]
 
-pub mod claim;
 pub mod counted;
-pub mod dialect;
 pub mod fabric;
+pub mod integrations;
 pub mod key;
+pub mod membership;
 pub mod needs;
 pub mod protocol;
 pub mod queue;
-pub mod room;
+pub mod resources;
 pub mod terms;
 
-pub use claim::{Claim, Hint, Maker, OwnerFacts, OwnerKind, OwnerRef, Size, SubGroups, Wish};
 pub use fabric::{DomainIx, Fabric, KnownBy, Level, Levels, Scope};
-pub use key::{Dialect, GangKey};
+pub use key::{GangKey, Integration};
+pub use membership::{
+    GangOptions, JobRef, Membership, OwnerFacts, OwnerKind, OwnerRef, Size, SubGroups, TopologyHint,
+};
 pub use needs::{Misfit, Needs};
-pub use room::{Lack, NodeFacts, Resources, Taint, TaintEffect};
-pub use terms::{Fault, LevelWish, Repair, Terms};
+pub use resources::{InsufficientResource, NodeFacts, Resources, Taint, TaintEffect};
+pub use terms::{Fault, Repair, Terms, TopologyRequest};

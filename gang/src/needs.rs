@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 pub use admit::Misfit;
 
-use crate::room::{Resources, TaintEffect};
+use crate::resources::{Resources, TaintEffect};
 
 /// What a pod needs of a node. Pods with equal needs share one.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use gantry_api::GangRepair;
 
-use crate::claim::OwnerRef;
+use crate::membership::OwnerRef;
 pub use resolve::{Defaults, OwnerState, Resolved, resolve};
 pub use said::Said;
 pub(crate) use said::work;
@@ -29,7 +29,7 @@ pub struct Terms {
     /// How many are of each role at least.
     pub by_role: Vec<(Arc<str>, u32)>,
     /// The level of the fabric that should hold it.
-    pub level: Option<LevelWish>,
+    pub level: Option<TopologyRequest>,
     /// Members that come in slices of this size, each in one domain of the level.
     pub slice: Option<u32>,
     /// What to do when a member is lost.
@@ -60,14 +60,14 @@ pub enum Authority {
 
 /// A level of the fabric that a gang wants to be within.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct LevelWish {
+pub struct TopologyRequest {
     /// Name of the level, or the node label that makes it.
     pub level: Arc<str>,
     /// Rather wait than go beyond it.
     pub required: bool,
 }
 
-impl fmt::Display for LevelWish {
+impl fmt::Display for TopologyRequest {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let how = if self.required { "required" } else { "preferred" };
         write!(f, "{} ({how})", self.level)

@@ -9,8 +9,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
 
-use gantry_gang::dialect::{self, PodView};
-use gantry_gang::protocol::{Gangs, Member, Now, OwnerWanted, Settings, ShapeId, Stage};
+use gantry_gang::integrations::{self, PodView};
+use gantry_gang::protocol::{Gangs, Member, Now, Settings, ShapeId, Stage, WatchedOwner};
 use gantry_gang::{OwnerKind, OwnerRef};
 use serde_json::json;
 
@@ -25,7 +25,7 @@ fn member(job: &str, index: u32) -> Member {
     .map(|(name, text)| (name.to_owned(), text))
     .into();
     let name = format!("train-{job}-0-{index}");
-    let claim = dialect::claim(&PodView {
+    let membership = integrations::membership(&PodView {
         namespace: "ml",
         name: &name,
         uid: &name,
@@ -35,7 +35,7 @@ fn member(job: &str, index: u32) -> Member {
     Member {
         uid: name.as_str().into(),
         name: name.as_str().into(),
-        claim: Arc::new(claim.unwrap()),
+        membership: Arc::new(membership.unwrap()),
         shape: Some(ShapeId(0)),
         asks: [("nvidia.com/gpu".into(), 1)].into(),
         priority: 0,
@@ -76,18 +76,18 @@ fn gangs(order: &str, known_first: bool) -> Vec<(String, u32, usize)> {
     let mut gangs = Gangs::new(Settings::default());
     gangs.synced(now);
     let (owner, object) = job_set(order);
-    let facts = Arc::new(dialect::read(owner.kind, &owner.part, &object));
+    let facts = Arc::new(integrations::read(owner.kind, &owner.part, &object));
     gangs.member_seen(now, member("driver", 0));
     if known_first {
         gangs.owner_seen(now, &owner, Some(facts.clone()));
     }
     gangs.member_seen(now, member("workers", 0));
     gangs.member_seen(now, member("workers", 1));
-    let wanted = OwnerWanted {
+    let wanted = WatchedOwner {
         owner: owner.clone(),
         unread: !known_first,
     };
-    assert_eq!(gangs.owners_wanted(), [wanted]);
+    assert_eq!(gangs.watched_owners(), [wanted]);
     if !known_first {
         gangs.owner_seen(now, &owner, Some(facts));
     }

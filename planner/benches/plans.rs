@@ -8,7 +8,7 @@ use std::sync::Arc;
 use divan::Bencher;
 use divan::counter::ItemsCount;
 use gantry_api::{DeviceId, NodeName, names};
-use gantry_gang::protocol::{ShapeId, Wanted};
+use gantry_gang::protocol::{PlanRequest, ShapeId};
 use gantry_gang::{Fabric, Level, Levels, Needs, NodeFacts, Resources};
 use gantry_planner::devices::DeviceSet;
 use gantry_planner::fixtures::{request, switched};
@@ -218,13 +218,13 @@ impl Cluster {
     }
 
     /// The number of pods that would have to go.
-    fn preempt(&self, wanted: &Wanted, occupants: &[Occupant]) -> usize {
+    fn preempt(&self, wanted: &PlanRequest, occupants: &[Occupant]) -> usize {
         let placement = self.on_terrain(|input| preempt(input, wanted, occupants));
         placement.map_or(0, |placement| placement.victims.len())
     }
 
     /// The number of members placed.
-    fn plan(&self, wanted: &Wanted) -> usize {
+    fn plan(&self, wanted: &PlanRequest) -> usize {
         self.on_terrain(|input| plan(input, wanted))
             .map_or(0, |placement| placement.places.len())
     }

@@ -37,7 +37,7 @@ use std::sync::Arc;
 
 use gantry_gang::DomainIx;
 use gantry_gang::counted::members;
-use gantry_gang::protocol::{Devices, Place, Placement, Refused, Wanted};
+use gantry_gang::protocol::{Devices, Placement, PlanRequest, Refusal, Reservation};
 
 use self::choose::{Chooser, Chosen};
 use self::demand::{Asked, Demand};
@@ -62,7 +62,7 @@ const MOST_EMPTIED: usize = 8;
 ///
 /// # Errors
 /// Why it does not fit. The text is the same as long as the cause is.
-pub fn plan(input: &PlanInput<'_>, wanted: &Wanted) -> Result<Placement, Refused> {
+pub fn plan(input: &PlanInput<'_>, wanted: &PlanRequest) -> Result<Placement, Refusal> {
     let demand = Demand::of(wanted);
     if demand.most < demand.must || demand.most == 0 {
         let words: Arc<str> = format!(
@@ -71,7 +71,7 @@ pub fn plan(input: &PlanInput<'_>, wanted: &Wanted) -> Result<Placement, Refused
             wanted.members.len()
         )
         .into();
-        return Err(Refused {
+        return Err(Refusal {
             reason: Arc::clone(&words),
             message: words,
             hopeless: false,
@@ -86,7 +86,7 @@ pub fn plan(input: &PlanInput<'_>, wanted: &Wanted) -> Result<Placement, Refused
             with_views(input, wanted, &demand, |views| diagnosis::refused(views, wanted)).unwrap_or_else(
                 || {
                     let words: Arc<str> = "what a member asks for is not known yet".into();
-                    Refused {
+                    Refusal {
                         reason: Arc::clone(&words),
                         message: words,
                         hopeless: false,
@@ -98,7 +98,7 @@ pub fn plan(input: &PlanInput<'_>, wanted: &Wanted) -> Result<Placement, Refused
 }
 
 /// What a gang needs and what is there, level by level, whether it fits or not.
-pub fn explain(input: &PlanInput<'_>, wanted: &Wanted) -> Explanation {
+pub fn explain(input: &PlanInput<'_>, wanted: &PlanRequest) -> Explanation {
     let mut demand = Demand::of(wanted);
     // For an incomplete gang the existing members are looked at: the others are not missing for lack of resources.
     demand.must = demand.must.min(demand.most);
@@ -107,7 +107,7 @@ pub fn explain(input: &PlanInput<'_>, wanted: &Wanted) -> Explanation {
 
 /// The nodes of a backfill reservation: those that would hold the minimum if nothing else were on them, where the
 /// fewest devices are missing. Empty if the cluster could not hold it.
-pub fn backfill_nodes(input: &PlanInput<'_>, wanted: &Wanted) -> Vec<NodeIx> {
+pub fn backfill_nodes(input: &PlanInput<'_>, wanted: &PlanRequest) -> Vec<NodeIx> {
     let demand = Demand::least_of(wanted);
     if demand.most < demand.must {
         return Vec::new();
@@ -135,7 +135,7 @@ pub fn backfill_nodes(input: &PlanInput<'_>, wanted: &Wanted) -> Vec<NodeIx> {
 }
 
 /// Whether at least the minimum fits.
-pub(super) fn fits(input: &PlanInput<'_>, wanted: &Wanted) -> bool {
+pub(super) fn fits(input: &PlanInput<'_>, wanted: &PlanRequest) -> bool {
     let demand = Demand::least_of(wanted);
     demand.most >= demand.must
         && demand.must > 0
@@ -153,7 +153,7 @@ pub(super) fn fits(input: &PlanInput<'_>, wanted: &Wanted) -> bool {
 
 fn with_views<T>(
     input: &PlanInput<'_>,
-    wanted: &Wanted,
+    wanted: &PlanRequest,
     demand: &Demand<'_>,
     then: impl FnOnce(&Views<'_, '_>) -> T,
 ) -> Option<T> {
@@ -170,7 +170,7 @@ fn with_views<T>(
 
 fn attempt(
     input: &PlanInput<'_>,
-    wanted: &Wanted,
+    wanted: &PlanRequest,
     demand: &Demand<'_>,
     counting: Counting,
 ) -> Option<Placement> {
@@ -232,7 +232,7 @@ fn placement(
         all.add(survey, run.node);
         for devices in devices {
             if let Some((ordinal, asked)) = waiting[run.slot].pop_front() {
-                places.push(Place {
+                places.push(Reservation {
                     shape: asked.member.shape,
                     node: survey.name(run.node).into(),
                     devices,

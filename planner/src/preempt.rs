@@ -20,7 +20,7 @@ use std::sync::Arc;
 
 use gantry_api::PodUid;
 use gantry_gang::Resources;
-use gantry_gang::protocol::{Devices, Placement, Refused, Wanted};
+use gantry_gang::protocol::{Devices, Placement, PlanRequest, Refusal};
 
 use self::budgets::Sets;
 use self::whatif::WhatIf;
@@ -94,7 +94,7 @@ impl Occupant {
 }
 
 /// Whether a gang fits once a unit is gone.
-pub fn fits_without(input: &PlanInput<'_>, wanted: &Wanted, gone: &Occupant) -> bool {
+pub fn fits_without(input: &PlanInput<'_>, wanted: &PlanRequest, gone: &Occupant) -> bool {
     WhatIf::new(input, &[gone]).without(&[gone], |input| fits(input, wanted))
 }
 
@@ -107,7 +107,7 @@ pub fn beside<T>(input: &PlanInput<'_>, gone: &[&Occupant], then: impl FnOnce(&P
 }
 
 /// A plan independent of the effort that earlier attempts used.
-fn plan_anew(input: &PlanInput<'_>, wanted: &Wanted) -> Result<Placement, Refused> {
+fn plan_anew(input: &PlanInput<'_>, wanted: &PlanRequest) -> Result<Placement, Refusal> {
     let left = input.effort.replace(EFFORT);
     let planned = plan(input, wanted);
     input.effort.set(left);
@@ -118,7 +118,7 @@ fn plan_anew(input: &PlanInput<'_>, wanted: &Wanted) -> Result<Placement, Refuse
 /// fit without all of them. Only units on nodes of the plan go.
 pub fn make_way(
     input: &PlanInput<'_>,
-    wanted: &Wanted,
+    wanted: &PlanRequest,
     spares: &[&Occupant],
 ) -> Option<(Vec<usize>, Placement)> {
     let cluster = WhatIf::new(input, spares);
@@ -148,7 +148,7 @@ pub fn make_way(
 }
 
 /// Plans a gang for the time when its victims are gone; without victims if it fits now. `None` if there is no way.
-pub fn preempt(input: &PlanInput<'_>, wanted: &Wanted, occupants: &[Occupant]) -> Option<Placement> {
+pub fn preempt(input: &PlanInput<'_>, wanted: &PlanRequest, occupants: &[Occupant]) -> Option<Placement> {
     if let Ok(placement) = plan_anew(input, wanted) {
         return Some(placement);
     }
@@ -222,7 +222,7 @@ fn devices_of(victims: &[&Occupant]) -> usize {
     victims.iter().map(|victim| victim.devices()).sum()
 }
 
-fn devices_wanted(input: &PlanInput<'_>, wanted: &Wanted) -> usize {
+fn devices_wanted(input: &PlanInput<'_>, wanted: &PlanRequest) -> usize {
     let shapes = wanted.members.iter();
     let shapes = shapes.filter_map(|member| input.shape(member.shape));
     let asks = shapes.flat_map(|shape| &shape.request.asks);

@@ -33,7 +33,7 @@ pub(crate) fn gang(report: &GangReport, now: i64) -> String {
     line(&mut out, &size);
     line(
         &mut out,
-        &format!("integration: {}; Gang object: {}", gang.dialect, gang.object),
+        &format!("integration: {}; Gang object: {}", gang.integration, gang.object),
     );
     if let Some(at) = gang.bound_at {
         line(&mut out, &format!("bound: {} ago", age(now - at)));

@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
-use gantry_gang::protocol::OwnerWanted;
+use gantry_gang::protocol::WatchedOwner;
 use gantry_gang::{OwnerFacts, OwnerKind, OwnerRef};
 use kube::Client;
 use kube::api::ApiResource;
@@ -33,7 +33,7 @@ const NEWS: usize = 256;
 /// there is none.
 pub async fn run(
     client: Client,
-    wanted: impl Fn() -> Vec<OwnerWanted>,
+    wanted: impl Fn() -> Vec<WatchedOwner>,
     seen: impl Fn(&OwnerRef, Option<Arc<OwnerFacts>>),
     shutdown: CancellationToken,
 ) {
@@ -82,7 +82,7 @@ struct OwnerWatcher {
 }
 
 impl OwnerWatcher {
-    fn want(&mut self, wanted: Vec<OwnerWanted>) -> Told {
+    fn want(&mut self, wanted: Vec<WatchedOwner>) -> Told {
         let (changes, told) = self.table.want(Instant::now().into_std(), wanted);
         for kind in changes.end {
             self.resources.remove(&kind);

@@ -13,7 +13,7 @@ use futures::future::BoxFuture;
 use futures::stream::FuturesUnordered;
 use gantry_api::{PodUid, names};
 use gantry_gang::GangKey;
-use gantry_gang::protocol::{Hindrance, Work};
+use gantry_gang::protocol::{Blocker, Work};
 use gantry_runtime::Backoff;
 use gantry_runtime::events::Message;
 use kube::Client;
@@ -123,7 +123,7 @@ impl Worker {
             Work::EvictRest { pods, of, to } => (pods, Action::EvictRest { of, to }),
             Work::Delete { pods, why } => (pods, Action::Delete(why)),
             // Done elsewhere.
-            Work::Commit { .. } | Work::Wake(_) | Work::Bind(_) | Work::Forget { .. } => return,
+            Work::Commit { .. } | Work::Activate(_) | Work::Bind(_) | Work::DeleteObject { .. } => return,
         };
         let due = Instant::now();
         for uid in pods {
@@ -241,14 +241,14 @@ impl Worker {
             return;
         };
         let message = hindrance(pod, action, why);
-        self.say_in_status(&gang, Hindrance::Budget, &message);
+        self.say_in_status(&gang, Blocker::Budget, &message);
         if first {
             self.events.gang(&gang, message);
         }
     }
 
     /// Has the gang's status say what hinders it, unless it does.
-    fn say_in_status(&self, gang: &GangKey, what: Hindrance, message: &Message) {
+    fn say_in_status(&self, gang: &GangKey, what: Blocker, message: &Message) {
         if !self.store.read(|index| index.is_hindered(gang, what)) {
             let note: Arc<str> = message.note.as_str().into();
             self.store.update(|index| index.hindered(gang, what, Some(note)));
@@ -263,12 +263,10 @@ impl Worker {
             return;
         };
         let still = |((_, of), open): (&(PodUid, Action), &Open)| of == action && open.budget;
-        let said = self
-            .store
-            .read(|index| index.is_hindered(gang, Hindrance::Budget));
+        let said = self.store.read(|index| index.is_hindered(gang, Blocker::Budget));
         if said && !self.open.iter().any(still) {
             self.store
-                .update(|index| index.hindered(gang, Hindrance::Budget, None));
+                .update(|index| index.hindered(gang, Blocker::Budget, None));
         }
     }
 

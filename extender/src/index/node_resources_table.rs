@@ -76,7 +76,7 @@ impl PodRecord {
             profile: Arc::clone(&pod.profile),
             watched: false,
             preemptible: Preemptible::of(&pod),
-            member: pod.claim.is_some().then(|| Arc::new(pod)),
+            member: pod.membership.is_some().then(|| Arc::new(pod)),
         }
     }
 }
@@ -97,7 +97,7 @@ pub(super) struct Preemptible {
 
 impl Preemptible {
     fn of(pod: &OtherPod) -> Option<Box<Self>> {
-        let preemptible = !pod.stays && pod.claim.is_none() && matches!(pod.stage, Stage::Bound(_));
+        let preemptible = !pod.stays && pod.membership.is_none() && matches!(pod.stage, Stage::Bound(_));
         preemptible.then(|| {
             Box::new(Self {
                 name: Arc::clone(&pod.name),

@@ -107,7 +107,7 @@ impl UnschedulableQueue {
         } else {
             self.insufficient.remove(&pod.uid);
         }
-        if pod.claim.is_some() && is_gated_by_us(&pod.stage) {
+        if pod.membership.is_some() && is_gated_by_us(&pod.stage) {
             self.gated.insert(pod.uid.clone());
         } else {
             self.gated.remove(&pod.uid);

@@ -268,7 +268,7 @@ impl Index {
         match self.belongs(call.uid) {
             Belongs::Single => (false, FollowUp::Nothing),
             Belongs::Gang => (true, FollowUp::Nothing),
-            Belongs::Unknown => match (call.read_pod)().filter(|pod| pod.claim.is_some()) {
+            Belongs::Unknown => match (call.read_pod)().filter(|pod| pod.membership.is_some()) {
                 Some(pod) => {
                     self.hear(pod);
                     (true, FollowUp::Plan)

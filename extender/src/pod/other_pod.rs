@@ -7,11 +7,11 @@ use std::sync::Arc;
 use gantry_api::PodUid;
 use gantry_gang::needs::{HostPort, PodTerm};
 use gantry_gang::protocol::Stage;
-use gantry_gang::{Claim, Resources};
+use gantry_gang::{Membership, Resources};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use super::reader::Reader;
-use super::{SlimPod, claim, stage};
+use super::{SlimPod, membership, stage};
 use crate::metadata::MIRROR_ANNOTATION;
 
 /// A pod that asks for nothing that is watched.
@@ -38,7 +38,7 @@ pub struct OtherPod {
     /// While it is: when it has to be gone, its grace period being over, in seconds since 1970.
     pub ends: Option<i64>,
     /// What it says of its gang.
-    pub claim: Option<Arc<Claim>>,
+    pub membership: Option<Arc<Membership>>,
     /// It is part of its node: a static pod, or one of a DaemonSet. Stopped, it would be there again.
     pub stays: bool,
 }
@@ -70,7 +70,7 @@ impl Reader {
         Some(OtherPod {
             stays: stays(&pod.metadata),
             stage: stage(&pod),
-            claim: claim(&pod),
+            membership: membership(&pod),
             load: self.loads.one(load),
             profile,
             priority: pod.spec.priority,

@@ -24,8 +24,8 @@ use gantry_extender::metrics::Metrics;
 use gantry_extender::pod::{PodFacts, Reader, Seen, Words};
 use gantry_extender::service::Service;
 use gantry_extender::watched::Watched;
-use gantry_gang::protocol::{BindEnd, CommitFailure, Now, Object, OwnerWanted, Settings, Work};
-use gantry_gang::{GangKey, NodeFacts, OwnerRef, dialect};
+use gantry_gang::protocol::{BindEnd, CommitFailure, Now, Object, Settings, WatchedOwner, Work};
+use gantry_gang::{GangKey, NodeFacts, OwnerRef, integrations};
 use gantry_planner::decide::Options;
 use gantry_planner::inventory::Inventory;
 use gantry_planner::kind::Kinds;
@@ -313,7 +313,7 @@ impl World {
                 writer.commit = Some(decision);
                 self.after(0, Event::WriteGang { run, name });
             }
-            Work::Forget { name, .. } => {
+            Work::DeleteObject { name, .. } => {
                 let name = name.to_string();
                 let writer = self.writer_of(run, &name);
                 writer.status = None;
@@ -333,7 +333,7 @@ impl World {
             }
             Work::Delete { pods, .. } => self.order(run, &pods, &Action::Delete),
             // Woken members are taken elsewhere.
-            Work::Wake(_) | Work::Bind(_) => {}
+            Work::Activate(_) | Work::Bind(_) => {}
         }
     }
 
@@ -578,14 +578,15 @@ impl World {
         let Some(process) = self.extenders.running.get(&run) else {
             return;
         };
-        for OwnerWanted { owner, unread } in process.store.read(Index::owners_wanted) {
+        for WatchedOwner { owner, unread } in process.store.read(Index::watched_owners) {
             let object = self.job_object(&owner.name);
             let Some(process) = self.extenders.running.get_mut(&run) else {
                 return;
             };
             let told = process.owners.insert(owner.clone(), object.clone());
             if unread || told.as_ref() != Some(&object) {
-                let facts = object.map(|object| Arc::new(dialect::read(owner.kind, &owner.part, &object)));
+                let facts =
+                    object.map(|object| Arc::new(integrations::read(owner.kind, &owner.part, &object)));
                 self.update(run, |index| index.owner_seen(&owner, facts));
             }
         }

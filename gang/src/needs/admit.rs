@@ -6,7 +6,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use super::{Needs, NodeTerm, Operator, Requirement, Spread, Toleration, TolerationValue};
-use crate::room::{NodeFacts, Taint, TaintEffect};
+use crate::resources::{NodeFacts, Taint, TaintEffect};
 
 /// The taint that `spec.unschedulable` stands for.
 const UNSCHEDULABLE: &str = "node.kubernetes.io/unschedulable";

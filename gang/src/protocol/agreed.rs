@@ -6,8 +6,8 @@ use std::sync::Arc;
 use gantry_api::{GangSpec, names};
 
 use super::types::Settings;
-use crate::claim::{Claim, OwnerFacts, OwnerRef};
-use crate::key::Dialect;
+use crate::key::Integration;
+use crate::membership::{Membership, OwnerFacts, OwnerRef};
 use crate::terms::{Defaults, Fault, OwnerState, Resolved, Said, Terms, resolve};
 
 /// Jobs named that give their gangs one name.
@@ -36,7 +36,7 @@ impl Agreed {
 /// What a member says.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Says {
-    pub(super) claim: Arc<Claim>,
+    pub(super) membership: Arc<Membership>,
     /// It has ended well: of two jobs that give their gangs one name it is in nobody's way.
     pub(super) ended: bool,
     /// It asks for no devices: no slice has it.
@@ -52,9 +52,9 @@ pub(super) struct Words {
 
 impl Words {
     pub(super) fn add(&mut self, says: &Says) {
-        self.changed |= self.said.add(&says.claim);
+        self.changed |= self.said.add(&says.membership);
         if says.ended {
-            self.changed |= self.said.end(&says.claim);
+            self.changed |= self.said.end(&says.membership);
         }
         self.follow_light(says, true);
         // How many say it counts only where two jobs give their gangs one name.
@@ -63,23 +63,23 @@ impl Words {
 
     pub(super) fn remove(&mut self, says: &Says) {
         if says.ended {
-            self.changed |= self.said.unend(&says.claim);
+            self.changed |= self.said.unend(&says.membership);
         }
         self.follow_light(says, false);
-        self.changed |= self.said.remove(&says.claim);
+        self.changed |= self.said.remove(&says.membership);
         self.changed |= self.said.is_mixed();
     }
 
     /// How many ask for no devices counts in slices.
     fn follow_light(&mut self, says: &Says, more: bool) {
-        self.changed |= says.light || self.said.has_light(&says.claim.role);
+        self.changed |= says.light || self.said.has_light(&says.membership.role);
         if says.light {
-            self.said.lighten(&says.claim, more);
+            self.said.lighten(&says.membership, more);
         }
     }
 
     /// The other conventions that name its pods too, in the order in which they would be asked.
-    pub(super) fn also(&self) -> impl Iterator<Item = Dialect> {
+    pub(super) fn also(&self) -> impl Iterator<Item = Integration> {
         self.said.also()
     }
 

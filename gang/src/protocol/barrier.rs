@@ -10,7 +10,7 @@ use super::gang::{Env, Expects, Gang, State};
 use super::members::{Bind, Class, Kept};
 use super::slots::{Holder, Slot};
 use super::standing::{NOT_OFFERED, after};
-use super::types::{Answer, Arrival, BindEnd, Placed, Stage};
+use super::types::{Answer, Arrival, Assignment, BindEnd, Stage};
 
 impl Gang {
     /// The node that filter may answer for a member.
@@ -85,7 +85,7 @@ impl Gang {
         if kept.class(self.members.life()) == Class::Old {
             return Some(self.text.clone());
         }
-        if let Some(fault) = kept.member.claim.faults.first() {
+        if let Some(fault) = kept.member.membership.faults.first() {
             return Some(format!("gang {}: {fault}", self.key).into());
         }
         match &self.state {
@@ -124,7 +124,7 @@ impl Gang {
             let movable = other != uid && !sibling.arrived && !sibling.pinned();
             let alike = slot.suits(&kept.member)
                 && own_slot.suits(&sibling.member)
-                && sibling.member.claim.role == kept.member.claim.role;
+                && sibling.member.membership.role == kept.member.membership.role;
             if movable && alike && suits(&slot.node) {
                 let candidate = (sibling.answered, id, other.clone());
                 if best.as_ref().is_none_or(|best| candidate < *best) {
@@ -242,7 +242,7 @@ impl Gang {
 
     fn go(&self, uid: &PodUid) -> Arrival {
         match self.slot_of(uid) {
-            Some((_, slot)) => Arrival::Go(Placed {
+            Some((_, slot)) => Arrival::Go(Assignment {
                 gang: self.key.clone(),
                 node: slot.node.clone(),
                 devices: slot.devices.clone(),

@@ -47,16 +47,16 @@ impl Line {
         let uid = member.uid.clone();
         let known = self.pods.get(&uid).cloned();
         let number = match known {
-            Some((key, number)) if *key == member.claim.key => number,
+            Some((key, number)) if *key == member.membership.key => number,
             _ => {
                 self.remove(&uid);
                 self.numbers += 1;
                 self.numbers
             }
         };
-        let key = match self.waiting.get_key_value(&member.claim.key) {
+        let key = match self.waiting.get_key_value(&member.membership.key) {
             Some((key, _)) => Arc::clone(key),
-            None => Arc::new(member.claim.key.clone()),
+            None => Arc::new(member.membership.key.clone()),
         };
         let waiting = self.waiting.entry(Arc::clone(&key)).or_default();
         waiting.members.insert(number, member);
@@ -168,7 +168,7 @@ impl Gangs {
 
     /// A pod is one too many, and waits.
     pub(super) fn put_beyond(&mut self, member: &Member) {
-        let made = self.gangs.contains_key(&member.claim.key);
+        let made = self.gangs.contains_key(&member.membership.key);
         let text = if made {
             let most = self.settings.max_members;
             format!("its gang has {most} members, and no more are looked at: it is when there are fewer")
@@ -178,7 +178,7 @@ impl Gangs {
         } else {
             format!(
                 "namespace {} has its share of the {} gangs that are looked at: this one is when it has fewer, in the order in which they came",
-                member.claim.key.namespace, self.settings.max_gangs
+                member.membership.key.namespace, self.settings.max_gangs
             )
         };
         let text = match self.of_pod.get(&member.uid) {

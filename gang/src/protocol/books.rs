@@ -10,9 +10,9 @@ use super::Gangs;
 use super::gang::{Env, Gang, State};
 use super::gangs::{Belongs, Owner};
 use super::standing::after;
-use super::types::{Now, Reserved, SlotChange, Work};
-use crate::claim::OwnerRef;
+use super::types::{Now, SlotChange, SlotReservation, Work};
 use crate::key::GangKey;
+use crate::membership::OwnerRef;
 
 impl Gangs {
     pub(super) fn of_member(&mut self, now: Now, uid: &PodUid, act: impl FnOnce(&mut Gang, &mut Env<'_>)) {
@@ -184,7 +184,7 @@ impl Gangs {
         }
     }
 
-    fn reserve(&mut self, key: &Arc<GangKey>, slot: u32, place: Option<&Reserved>) {
+    fn reserve(&mut self, key: &Arc<GangKey>, slot: u32, place: Option<&SlotReservation>) {
         if let Some((node, ids)) = self.reserved.remove(&(key.clone(), slot))
             && let Some(devices) = self.taken.get_mut(&node)
         {
@@ -233,7 +233,7 @@ impl Gangs {
         let ours = known.is_none_or(|known| known.ours && (known.is_about(key) || known.of.is_none()));
         if ours && (gang.told.anything() || known.is_some()) {
             let (namespace, name) = name.clone();
-            self.work.push(Work::Forget { namespace, name });
+            self.work.push(Work::DeleteObject { namespace, name });
         }
         if let Some(keys) = self.named.get_mut(&name) {
             keys.retain(|other| other != key);

@@ -8,7 +8,7 @@ use gantry_api::DecidedReservation;
 
 use super::gang::Gang;
 use super::slots::Slot;
-use super::types::Refused;
+use super::types::Refusal;
 
 /// Bytes that the slots of a decision may have. etcd takes 1,572,864 in one request (`--max-request-bytes`); the rest is for what else the
 /// object says, and for members that come in place of others and have longer names.
@@ -49,7 +49,7 @@ impl Gang {
     }
 
     /// Why so many members as it needs have no place: `members` of them take `bytes`.
-    pub(super) fn too_large(&self, members: usize, bytes: usize) -> Refused {
+    pub(super) fn too_large(&self, members: usize, bytes: usize) -> Refusal {
         // Rounded, so that it stays the same wherever it is planned.
         let each = bytes.checked_div(members).unwrap_or(bytes).div_ceil(10).max(1) * 10;
         let most = MOST / each;
@@ -60,7 +60,7 @@ impl Gang {
         let message = format!(
             "{reason}: every place is written into the Gang with its devices before the first member is bound, and etcd takes no object above 1.5 MiB; make it several gangs of {most} members or fewer, or give each pod more devices"
         );
-        Refused {
+        Refusal {
             reason: Arc::from(reason),
             message: Arc::from(message),
             hopeless: true,

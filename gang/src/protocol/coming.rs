@@ -8,22 +8,22 @@ use super::Gangs;
 use super::gang::{Gang, State};
 use super::gangs::Belongs;
 use super::types::{Member, Now, Stage};
-use crate::claim::Claim;
 use crate::key::GangKey;
+use crate::membership::Membership;
 
 impl Gangs {
     /// A pod that says it belongs to a gang, as it is now.
     pub fn member_seen(&mut self, now: Now, mut member: Member) {
         self.clock = Some(now);
-        if let Some(settled) = self.settled(&member.claim) {
-            member.claim = Arc::new(settled);
+        if let Some(settled) = self.settled(&member.membership) {
+            member.membership = Arc::new(settled);
         }
         if !self.settings.gates && matches!(member.stage, Stage::Gated { .. }) {
             member.stage = Stage::Gated { by_us_alone: false };
         }
         let mut left = None;
         if let Some(Belongs::To(before)) = self.of_pod.get(&member.uid).cloned()
-            && *before != member.claim.key
+            && *before != member.membership.key
         {
             match self
                 .gangs
@@ -32,7 +32,7 @@ impl Gangs {
             {
                 // A pod that has a place stays what it was when it got it.
                 Some(kept) if kept.slot.is_some() || kept.pinned() => {
-                    member.claim = kept.member.claim.clone();
+                    member.membership = kept.member.membership.clone();
                 }
                 _ => {
                     self.member_gone(now, &member.uid);
@@ -60,17 +60,17 @@ impl Gangs {
 
     /// What a member said of its gang when it was let go to its node. Whatever is written on its pod since, it is one of that gang until it
     /// ends.
-    pub fn bound_claim(&self, uid: &PodUid) -> Option<&Arc<Claim>> {
+    pub fn bound_membership(&self, uid: &PodUid) -> Option<&Arc<Membership>> {
         let Some(Belongs::To(key)) = self.of_pod.get(uid) else {
             return None;
         };
         let kept = self.gangs.get(key)?.members.get(uid)?;
-        kept.pinned().then_some(&kept.member.claim)
+        kept.pinned().then_some(&kept.member.membership)
     }
 
     /// The gang of a member, made if need be. `None` if it is not to be kept.
     fn gang_for(&mut self, now: Now, member: &Member) -> Option<Arc<GangKey>> {
-        match self.gangs.get_key_value(&member.claim.key) {
+        match self.gangs.get_key_value(&member.membership.key) {
             Some((key, gang)) => {
                 let room = gang.members.len() < self.settings.max_members;
                 if room || gang.members.get(&member.uid).is_some() {
@@ -84,7 +84,9 @@ impl Gangs {
                 }
                 return None;
             }
-            None if self.may_begin(&member.claim.key) => return Some(self.make(now, &member.claim.key)),
+            None if self.may_begin(&member.membership.key) => {
+                return Some(self.make(now, &member.membership.key));
+            }
             None => {}
         }
         self.put_beyond(member);

@@ -140,7 +140,7 @@ impl Gang {
         let Some(kept) = self.members.get(uid) else { return };
         let class = kept.class(self.members.life());
         let says = (!matches!(class, Class::Old | Class::Lost)).then(|| Says {
-            claim: kept.member.claim.clone(),
+            membership: kept.member.membership.clone(),
             ended: class == Class::Completed,
             light: kept.member.shape.is_none(),
         });

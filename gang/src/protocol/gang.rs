@@ -13,11 +13,11 @@ use super::members::{Count, Kept, Members};
 use super::parked::{Kind, Parked};
 use super::slots::{Holder, Slot, Slots};
 use super::status::Told;
-use super::stuck::Lack;
-use super::types::{Hindrance, Now, Refused, Settings, Work};
+use super::stuck::Shortage;
+use super::types::{Blocker, Now, Refusal, Settings, Work};
 use super::written::Written;
-use crate::claim::OwnerRef;
 use crate::key::GangKey;
+use crate::membership::OwnerRef;
 use crate::terms::{Authority, Fault, Repair, Terms};
 
 /// Decisions that are over and may still be seen in the object; older ones are long overwritten.
@@ -75,7 +75,7 @@ pub(super) struct Gang {
     /// That is suspended: nobody makes its members anew before it goes on.
     pub(super) owner_suspended: bool,
     /// What has to be done to pods for it may not be done, and what would help.
-    pub(super) hindered: BTreeMap<Hindrance, Arc<str>>,
+    pub(super) hindered: BTreeMap<Blocker, Arc<str>>,
 }
 
 /// How far a gang is. What people see of it ([`gantry_api::GangPhase`]) follows from this and the members.
@@ -161,7 +161,7 @@ pub(super) struct Decided {
     /// Since when fewer members are left than it needs, where all of it is to be started anew for that.
     pub(super) lost_since: Option<Instant>,
     /// What it lacks of its minimum.
-    pub(super) lack: Option<Lack>,
+    pub(super) lack: Option<Shortage>,
     /// Who has the place of a member that it lost and lacks yet.
     pub(super) gave_to: Option<Arc<str>>,
     /// Who has which place by the object: nobody is bound to a place that is not written down as his.
@@ -175,7 +175,7 @@ pub(super) struct Tries {
     pub(super) considered: Option<u64>,
     /// A plan is asked for, and nothing has changed since.
     pub(super) asked: bool,
-    pub(super) refused: Option<Refused>,
+    pub(super) refused: Option<Refusal>,
     /// It is not tried before this, and why.
     pub(super) pause: Option<(Instant, Arc<str>)>,
     pub(super) failed_attempts: u32,
@@ -256,7 +256,7 @@ impl Gang {
 
     /// A pod of it goes by itself: nothing is wrong with what it says of gangs either.
     pub(super) fn lets_go(&self, uid: &PodUid) -> bool {
-        let says_well = |kept: &Kept| kept.member.claim.faults.is_empty();
+        let says_well = |kept: &Kept| kept.member.membership.faults.is_empty();
         self.goes_singly() && self.members.get(uid).is_none_or(says_well)
     }
 

@@ -13,10 +13,10 @@ use super::gang::Gang;
 use super::objects::ObjectName;
 use super::order::Turn;
 use super::recovery::Known;
-use super::types::{Answer, Arrival, BindEnd, CommitFailure, Hindrance, Now, Settings, SlotChange, Work};
+use super::types::{Answer, Arrival, BindEnd, Blocker, CommitFailure, Now, Settings, SlotChange, Work};
 use super::view::View;
-use crate::claim::OwnerRef;
 use crate::key::GangKey;
+use crate::membership::OwnerRef;
 
 /// By node and device, the gang that has a place with it.
 pub(super) type Taken = HashMap<NodeName, HashMap<DeviceId, Arc<GangKey>>>;
@@ -221,7 +221,7 @@ impl Gangs {
 
     /// What has to be done to pods for a gang may not be done, and why; `None`: it was done after all. What was said first stays until
     /// then: of many pods each says it of itself.
-    pub fn hindered(&mut self, now: Now, gang: &GangKey, what: Hindrance, why: Option<Arc<str>>) {
+    pub fn hindered(&mut self, now: Now, gang: &GangKey, what: Blocker, why: Option<Arc<str>>) {
         self.of_gang(now, gang, |gang, _| {
             if let Some(why) = why {
                 gang.hindered.entry(what).or_insert(why);

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use super::gang::{Env, Gang, State};
 use super::members::{Count, Kept};
 use super::standing::after;
-use super::types::{Hindrance, Stage, Work};
+use super::types::{Blocker, Stage, Work};
 
 impl Gang {
     /// Once the quorum exists, our gates go: kube-scheduler may see the members. What is decided is brought to its end: who has a place in
@@ -29,7 +29,7 @@ impl Gang {
     }
 
     fn gates_stay(&self) -> bool {
-        self.hindered.contains_key(&Hindrance::Gates)
+        self.hindered.contains_key(&Blocker::Gates)
     }
 
     /// Whether a member can come to a place: our gate does not keep it back, or nothing is known to be in the way of removing it.
@@ -52,7 +52,7 @@ impl Gang {
         }
         let mut by_role: BTreeMap<&Arc<str>, u32> = BTreeMap::new();
         for kept in self.members.asked() {
-            *by_role.entry(&kept.member.claim.role).or_default() += 1;
+            *by_role.entry(&kept.member.membership.role).or_default() += 1;
         }
         let exist = self.members.count().exist();
         let gated = by_role

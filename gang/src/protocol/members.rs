@@ -127,7 +127,7 @@ impl Members {
             .values()
             .filter(|kept| kept.class(self.life) == Class::Faulty);
         let kept = faulty.next()?;
-        let fault = kept.member.claim.faults.first()?;
+        let fault = kept.member.membership.faults.first()?;
         Some(format!("pod {}: {fault}", kept.member.name))
     }
 
@@ -210,8 +210,8 @@ impl Members {
     pub(super) fn remove(&mut self, uid: &PodUid) -> Option<Kept> {
         let kept = self.take(uid)?;
         if kept.class(self.life) == Class::Completed && !kept.carried {
-            self.complete(&kept.member.claim.role);
-            self.made(&kept.member.claim.made_by, Class::Completed, 1);
+            self.complete(&kept.member.membership.role);
+            self.made(&kept.member.membership.made_by, Class::Completed, 1);
         }
         Some(kept)
     }
@@ -287,8 +287,8 @@ impl Members {
         let kept = self.all.remove(uid)?;
         let class = kept.class(self.life);
         self.total.remove(class);
-        self.made(&kept.member.claim.made_by, class, -1);
-        if let Some(count) = self.by_role.get_mut(&kept.member.claim.role) {
+        self.made(&kept.member.membership.made_by, class, -1);
+        if let Some(count) = self.by_role.get_mut(&kept.member.membership.role) {
             count.remove(class);
         }
         if let Some(count) = self.priorities.get_mut(&kept.member.priority) {
@@ -327,9 +327,9 @@ impl Members {
         let class = kept.class(self.life);
         self.total.add(class);
         self.were(self.total.alive() + self.total.of(Class::Completed));
-        self.made(&kept.member.claim.made_by, class, 1);
+        self.made(&kept.member.membership.made_by, class, 1);
         self.by_role
-            .entry(kept.member.claim.role.clone())
+            .entry(kept.member.membership.role.clone())
             .or_default()
             .add(class);
         *self.priorities.entry(kept.member.priority).or_default() += 1;

@@ -61,11 +61,11 @@ mod written;
 
 pub use gangs::Gangs;
 pub use status::BLOCKED;
-pub use stuck::Stuck;
+pub use stuck::DeadlockedGang;
 pub use types::{
-    Answer, Arrival, Asks, BindEnd, CommitFailure, Devices, Hindrance, Member, Now, Object, OwnerWanted,
-    Place, Placed, Placement, Refused, Reserved, Settings, ShapeId, Sibling, SlotChange, Stage, Wanted,
-    WantedMember, Work,
+    Answer, Arrival, Asks, Assignment, BindEnd, Blocker, CommitFailure, Devices, Member, MemberRequest, Now,
+    Object, Placement, PlanRequest, Refusal, Reservation, Settings, ShapeId, Sibling, SlotChange,
+    SlotReservation, Stage, WatchedOwner, Work,
 };
-pub use unasked::Why;
+pub use unasked::WaitReason;
 pub use view::{MemberView, SlotView, View};

@@ -63,7 +63,7 @@ impl Gangs {
                         place: format!("Gang {}", name.1).into(),
                         words: format!(
                             "its name is that of gang {other} ({}); give one of them another name",
-                            other.dialect
+                            other.integration
                         )
                         .into(),
                     });
@@ -154,7 +154,7 @@ impl Gangs {
             self.note_stray(&name, after(now.at, self.settings.linger.saturating_mul(6)));
             if self.strays.contains_key(&name) {
                 let (namespace, name) = name;
-                self.work.push(Work::Forget { namespace, name });
+                self.work.push(Work::DeleteObject { namespace, name });
             }
         }
     }

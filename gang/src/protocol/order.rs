@@ -8,7 +8,7 @@ use std::sync::Arc;
 use super::Gangs;
 use super::gang::{Gang, State};
 use super::members::Count;
-use super::types::{Now, Wanted};
+use super::types::{Now, PlanRequest};
 use crate::key::GangKey;
 use crate::queue::{self, Waiting};
 
@@ -28,13 +28,13 @@ pub(super) struct Turn {
     priority: i32,
     since: i64,
     devices: u64,
-    lacks: Lacks,
+    lacks: Shortfall,
 }
 
 /// What a decided gang lacks of its minimum: the one that can be whole soonest comes first. Whoever gets a place lacks less and stays
 /// first, so that two do not share what comes free and both stay short of what would have made one of them whole.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
-struct Lacks {
+struct Shortfall {
     /// Not all that it lacks are there, so that no place makes it whole yet.
     members: bool,
     /// Devices of those that are there, as many as it lacks.
@@ -74,14 +74,14 @@ impl Gang {
     }
 
     /// With members of several sizes, of which it does not lack all, the average counts.
-    fn lacks(&self) -> Lacks {
+    fn lacks(&self) -> Shortfall {
         if self.urgency() != Urgency::Incomplete {
-            return Lacks::default();
+            return Shortfall::default();
         }
         let missing = u64::from(self.missing(Count::placed));
         let there = self.members.unplaced().len() as u64;
         let devices = self.members.unplaced_devices();
-        Lacks {
+        Shortfall {
             members: there < missing,
             devices: devices
                 .saturating_mul(missing.min(there))
@@ -107,7 +107,7 @@ impl Gangs {
 
     /// The next gang to plan, if there is one: it was not planned since `room` grew, or it has changed. `room` is a number that grows when
     /// devices or room on nodes came free, or nodes changed. The caller plans it and says the result by [`Gangs::placed`].
-    pub fn next(&mut self, now: Now, room: u64) -> Option<Wanted> {
+    pub fn next(&mut self, now: Now, room: u64) -> Option<PlanRequest> {
         if !self.synced {
             return None;
         }

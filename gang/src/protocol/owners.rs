@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use super::Gangs;
 use super::gangs::Owner;
-use super::types::{Now, OwnerWanted};
-use crate::claim::{Claim, OwnerFacts, OwnerRef};
-use crate::dialect::settle;
+use super::types::{Now, WatchedOwner};
+use crate::integrations::settle;
+use crate::membership::{Membership, OwnerFacts, OwnerRef};
 
 impl Gangs {
     /// What an owner says of size and wishes; `None`: there is no such object, or none that may be read.
@@ -31,7 +31,7 @@ impl Gangs {
                 let members = gang.members.iter().filter(|_| starts_apart);
                 apart.extend(members.map(|kept| kept.member.clone()));
             }
-            apart.retain(|member| self.settled(&member.claim).is_some());
+            apart.retain(|member| self.settled(&member.membership).is_some());
             for member in apart {
                 self.member_seen(now, member);
             }
@@ -40,10 +40,10 @@ impl Gangs {
     }
 
     /// The owners that gangs wait for or go by.
-    pub fn owners_wanted(&self) -> Vec<OwnerWanted> {
+    pub fn watched_owners(&self) -> Vec<WatchedOwner> {
         let wanted = self.owners.iter().filter(|(_, entry)| !entry.gangs.is_empty());
         wanted
-            .map(|(owner, entry)| OwnerWanted {
+            .map(|(owner, entry)| WatchedOwner {
                 owner: owner.clone(),
                 unread: entry.known.is_none(),
             })
@@ -51,9 +51,9 @@ impl Gangs {
     }
 
     /// The claim of a member whose owner is known to start its roles apart: each is a gang of its own.
-    pub(super) fn settled(&self, claim: &Claim) -> Option<Claim> {
-        let owner = self.owners.get(claim.owner.as_ref()?)?;
-        settle(claim, owner.known.as_ref()?.as_ref()?)
+    pub(super) fn settled(&self, membership: &Membership) -> Option<Membership> {
+        let owner = self.owners.get(membership.owner.as_ref()?)?;
+        settle(membership, owner.known.as_ref()?.as_ref()?)
     }
 }
 

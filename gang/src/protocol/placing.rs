@@ -13,7 +13,7 @@ use super::gang::{Env, Gang, Planned, State};
 use super::members::Count;
 use super::slots::Slot;
 use super::standing::{NOT_OFFERED, after};
-use super::types::{Hindrance, Now, Place, Placement, Refused, Settings, Work};
+use super::types::{Blocker, Now, Placement, Refusal, Reservation, Settings, Work};
 use crate::key::GangKey;
 
 /// A place is kept for so many times as members may take to come, while they are coming.
@@ -21,7 +21,7 @@ const ARRIVALS: u32 = 5;
 
 impl Gangs {
     /// How the planning of a gang that [`Gangs::next`] named has ended. A plan for a gang that has changed since is dropped.
-    pub fn placed(&mut self, now: Now, gang: &GangKey, result: Result<Placement, Refused>) {
+    pub fn placed(&mut self, now: Now, gang: &GangKey, result: Result<Placement, Refusal>) {
         self.clock = Some(now);
         let Some((key, found)) = self.gangs.get_key_value(gang) else {
             return;
@@ -36,7 +36,7 @@ impl Gangs {
             return;
         }
         let result = result.and_then(|placement| match self.overlap(&placement) {
-            Some(words) => Err(Refused {
+            Some(words) => Err(Refusal {
                 reason: "the plan was overtaken".into(),
                 message: words,
                 hopeless: false,
@@ -101,7 +101,7 @@ impl Gang {
             } else {
                 "the plan has too few places"
             };
-            self.refuse(Refused {
+            self.refuse(Refusal {
                 reason: reason.into(),
                 message: reason.into(),
                 hopeless: false,
@@ -135,7 +135,7 @@ impl Gang {
             // Enough of them, but not of every role.
             self.drop_all_slots();
             let reason = "the plan has too few places of a role";
-            self.refuse(Refused {
+            self.refuse(Refusal {
                 reason: reason.into(),
                 message: reason.into(),
                 hopeless: false,
@@ -184,11 +184,11 @@ impl Gang {
     }
 
     /// Which member gets which place: by rank where both have one, else in their order.
-    fn pair<'a>(&self, places: &'a [Place]) -> Vec<(PodUid, &'a Place)> {
+    fn pair<'a>(&self, places: &'a [Reservation]) -> Vec<(PodUid, &'a Reservation)> {
         let Some(wanted) = self.wanted() else {
             return Vec::new();
         };
-        let mut left: Vec<Option<&Place>> = places.iter().map(Some).collect();
+        let mut left: Vec<Option<&Reservation>> = places.iter().map(Some).collect();
         let mut by_rank = BTreeMap::new();
         for (at, place) in places.iter().enumerate() {
             if let Some(rank) = place.rank {
@@ -209,7 +209,7 @@ impl Gang {
                 None => rest.push(member),
             }
         }
-        let mut others: BTreeMap<_, Vec<&Place>> = BTreeMap::new();
+        let mut others: BTreeMap<_, Vec<&Reservation>> = BTreeMap::new();
         for place in left.into_iter().flatten().rev() {
             others
                 .entry((place.shape, place.role.clone()))
@@ -229,7 +229,7 @@ impl Gang {
 
     /// There is no place for it. If nodes were left out because kube-scheduler does not offer them, it is tried with them again: they are
     /// the place that it has, and are offered another time.
-    pub(super) fn refused(&mut self, env: &Env<'_>, refused: Refused) {
+    pub(super) fn refused(&mut self, env: &Env<'_>, refused: Refusal) {
         if self.tries.without.is_empty() {
             self.refuse(refused);
         } else if matches!(self.state, State::Decided(_)) {
@@ -239,7 +239,7 @@ impl Gang {
         }
     }
 
-    fn refuse(&mut self, refused: Refused) {
+    fn refuse(&mut self, refused: Refusal) {
         self.tries.refused = Some(refused);
     }
 
@@ -263,7 +263,7 @@ impl Gang {
         if planned.victims.remove(pod).is_none() || !planned.victims.is_empty() {
             return;
         }
-        self.hindered.remove(&Hindrance::Budget);
+        self.hindered.remove(&Blocker::Budget);
         planned.until = after(env.now.at, arrival);
         planned.last = after(planned.until, env.settings.grace);
         planned.end = end(env.now.at, arrival, env.settings);

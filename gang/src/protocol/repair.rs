@@ -12,7 +12,7 @@ use super::gang::{Env, Gang, State, Tries};
 use super::members::{Class, Count, Kept};
 use super::slots::{Holder, Slot};
 use super::standing::{after, backoff};
-use super::types::{Devices, Hindrance, Settings, Work};
+use super::types::{Blocker, Devices, Settings, Work};
 use crate::key::GangKey;
 use crate::terms::{Repair, work};
 
@@ -147,7 +147,7 @@ impl Gang {
             .collect();
         idle.sort_by(|a, b| {
             let last = |kept: &Kept| {
-                let rank = kept.member.claim.rank.map_or(u64::MAX, u64::from);
+                let rank = kept.member.membership.rank.map_or(u64::MAX, u64::from);
                 (kept.arrived, Reverse((rank, kept.member.created)))
             };
             let order = last(a).cmp(&last(b));
@@ -157,7 +157,7 @@ impl Gang {
         let mut of_role: BTreeMap<&str, u32> = BTreeMap::new();
         let mut spares = Vec::new();
         for kept in idle {
-            let role = &*kept.member.claim.role;
+            let role = &*kept.member.membership.role;
             let of_role = of_role.entry(role).or_insert_with(|| {
                 let placed = self.members.count_of(role).placed();
                 placed.saturating_sub(self.role_min(role))
@@ -304,8 +304,8 @@ impl Gang {
     pub(super) fn step_restarting(&mut self, env: &mut Env<'_>, again: Instant) -> bool {
         if self.members.old_present() == 0 {
             // Whoever removed them, it was done.
-            self.hindered.remove(&Hindrance::Removal);
-            self.hindered.remove(&Hindrance::Budget);
+            self.hindered.remove(&Blocker::Removal);
+            self.hindered.remove(&Blocker::Budget);
             self.state = State::Open;
             self.settle_until = after(env.now.at, env.settings.settle);
             return true;

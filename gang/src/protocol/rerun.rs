@@ -44,7 +44,7 @@ impl Gang {
     /// Whether a member that comes is the first of the next run, though nothing tells what made it: all of the run before are done.
     pub(super) fn begins_next_run(&self, member: &Member) -> bool {
         let waits = matches!(member.stage, Stage::Pending | Stage::Gated { .. }) && !member.leaving;
-        let alone = self.members.count().alive() == 0 && member.claim.made_by.is_none();
+        let alone = self.members.count().alive() == 0 && member.membership.made_by.is_none();
         waits && alone && self.is_done() && self.lacks_nobody(self.members.most())
     }
 
@@ -100,7 +100,7 @@ impl Gang {
             .members
             .iter()
             .filter(|kept| goes_on(&kept.member.uid, kept.is_alive(life)))
-            .filter_map(|kept| kept.member.claim.made_by.as_ref())
+            .filter_map(|kept| kept.member.membership.made_by.as_ref())
             .collect();
         let ended = self
             .members
@@ -111,7 +111,7 @@ impl Gang {
             let at = (kept.member.created, kept.member.uid.clone());
             let of_this = kept
                 .member
-                .claim
+                .membership
                 .made_by
                 .as_ref()
                 .is_some_and(|maker| makers.contains(maker));

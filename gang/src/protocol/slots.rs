@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use gantry_api::{DeviceId, NodeName, PodUid, ResourceName};
 
-use super::types::{Asks, Devices, Member, Place, Reserved, ShapeId};
+use super::types::{Asks, Devices, Member, Reservation, ShapeId, SlotReservation};
 
 /// A place of the gang.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -19,9 +19,9 @@ pub(super) struct Slot {
     pub(super) came_to: Option<ShapeId>,
     pub(super) rank: Option<u32>,
     pub(super) role: Arc<str>,
-    /// See [`Place::ordinal`]; whoever has the slot has it.
+    /// See [`Reservation::ordinal`]; whoever has the slot has it.
     pub(super) ordinal: Option<u32>,
-    /// See [`Place::follows`].
+    /// See [`Reservation::follows`].
     pub(super) follows: bool,
     pub(super) holder: Holder,
     /// Since when the holder is what it is.
@@ -53,7 +53,7 @@ impl Holder {
 }
 
 impl Slot {
-    pub(super) fn new(place: &Place, now: Instant) -> Self {
+    pub(super) fn new(place: &Reservation, now: Instant) -> Self {
         Self {
             node: place.node.clone(),
             devices: place.devices.clone(),
@@ -75,17 +75,19 @@ impl Slot {
             (_, None) => false,
             // Whoever comes in place of another takes over what was found for that one, or has it found anew.
             (Some(own), Some(asked)) => own == asked || self.came_to == Some(asked),
-            (None, Some(_)) => same_amounts(&self.devices, &member.asks) && self.role == member.claim.role,
+            (None, Some(_)) => {
+                same_amounts(&self.devices, &member.asks) && self.role == member.membership.role
+            }
         }
     }
 
     /// Whether it is kept for such a member: a place of a rank is for a member of that rank.
     pub(super) fn awaits(&self, member: &Member) -> bool {
-        let rank = match (self.rank, member.claim.rank) {
+        let rank = match (self.rank, member.membership.rank) {
             (Some(own), Some(asked)) => own == asked,
             _ => true,
         };
-        self.holder == Holder::Kept && rank && self.role == member.claim.role && self.suits(member)
+        self.holder == Holder::Kept && rank && self.role == member.membership.role && self.suits(member)
     }
 
     pub(super) fn device_count(&self) -> u64 {
@@ -98,13 +100,13 @@ impl Slot {
         !devices.is_empty() && (self.devices == *devices || sorted(&self.devices) == sorted(devices))
     }
 
-    fn reserved(&self) -> Option<Reserved> {
+    fn reserved(&self) -> Option<SlotReservation> {
         let pod = match &self.holder {
             Holder::Bound(_) => return None,
             Holder::Assigned(uid) => Some(uid.clone()),
             Holder::Kept | Holder::Leaving(_) => None,
         };
-        Some(Reserved {
+        Some(SlotReservation {
             node: self.node.clone(),
             shape: self.shape,
             devices: self.devices.clone(),
@@ -248,10 +250,10 @@ impl Slots {
         let Some(slot) = self.all.get_mut(&id) else { return };
         slot.shape = member.shape;
         slot.came_to = None;
-        if member.claim.rank.is_some() {
-            slot.rank = member.claim.rank;
+        if member.membership.rank.is_some() {
+            slot.rank = member.membership.rank;
         }
-        slot.role = member.claim.role.clone();
+        slot.role = member.membership.role.clone();
         self.touch(id);
     }
 
@@ -293,7 +295,7 @@ impl Slots {
     }
 
     /// What is reserved now and was not, or the other way round.
-    pub(super) fn take_changes(&mut self) -> Vec<(u32, Option<Reserved>)> {
+    pub(super) fn take_changes(&mut self) -> Vec<(u32, Option<SlotReservation>)> {
         let mut changes = Vec::new();
         for id in std::mem::take(&mut self.touched) {
             let reserved = self.all.get(&id).and_then(Slot::reserved);

@@ -9,7 +9,7 @@ use gantry_api::PodUid;
 use super::agreed::{Agreed, Words};
 use super::gang::{Env, Gang, Planned, State, Tries};
 use super::members::{Class, Count};
-use super::types::{Hindrance, Settings};
+use super::types::{Blocker, Settings};
 use crate::counted::members;
 
 /// Steps that can follow from one change: more would be a circle.
@@ -171,7 +171,7 @@ impl Gang {
 
     /// Gives the place back. The gang is planned again at once.
     pub(super) fn unplan(&mut self) {
-        self.hindered.remove(&Hindrance::Budget);
+        self.hindered.remove(&Blocker::Budget);
         self.drop_all_slots();
         self.domain = "".into();
         self.tries.considered = None;

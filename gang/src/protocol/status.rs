@@ -12,9 +12,9 @@ use super::agreed::Agreed;
 use super::gang::{Env, Gang, State};
 use super::members::{Class, Count};
 use super::recovery::Known;
-use super::types::Hindrance;
+use super::types::Blocker;
 use super::words::{Words, short};
-use crate::key::Dialect;
+use crate::key::Integration;
 use crate::terms::Terms;
 
 /// The condition of a gang whose pods several conventions name.
@@ -60,7 +60,7 @@ impl Gang {
         let words = self.words_now(env.now.at);
         let mut text = format!("gang {}{}{}", self.key, joint(&words.reason), words.reason);
         if let Some(passed) = self.passed_over() {
-            text.push_str(&format!(" (it goes by {}; {passed})", self.key.dialect));
+            text.push_str(&format!(" (it goes by {}; {passed})", self.key.integration));
         }
         let text = short(text, TEXT);
         if *self.text != *text {
@@ -151,7 +151,7 @@ impl Gang {
         let waits = !matches!(phase, GangPhase::Bound | GangPhase::Finished);
         GangStatus {
             phase,
-            integration: self.key.dialect.as_str().to_owned(),
+            integration: self.key.integration.as_str().to_owned(),
             incarnation: self.key.incarnation.to_string(),
             name: self.key.name.to_string(),
             decided_by: self
@@ -180,7 +180,7 @@ impl Gang {
         let phase = format!("{phase:?}");
         let passed = self.passed_over();
         let contested = passed.map(|passed| {
-            let message = format!("its pods go by {}; {passed}", self.key.dialect);
+            let message = format!("its pods go by {}; {passed}", self.key.integration);
             (
                 AMBIGUOUS_MEMBERSHIP,
                 true,
@@ -190,15 +190,15 @@ impl Gang {
         });
         let hindered = self.hindered.iter().next().map(|(what, why)| {
             let reason = match what {
-                Hindrance::Gates | Hindrance::Removal => "MissingPermission",
-                Hindrance::Budget => "DisruptionBudget",
+                Blocker::Gates | Blocker::Removal => "MissingPermission",
+                Blocker::Budget => "DisruptionBudget",
             };
             (BLOCKED, true, reason.to_owned(), why.to_string())
         });
         let mut made = Vec::with_capacity(5);
         let all = [
             Some(("Valid", valid, valid_reason.to_owned(), valid_message)),
-            Some(("Reserved", placed, phase.clone(), words.reason.clone())),
+            Some(("SlotReservation", placed, phase.clone(), words.reason.clone())),
             Some(("Bound", bound, phase, words.reason.clone())),
             contested,
             hindered,
@@ -227,7 +227,7 @@ impl Gang {
 
     /// That other conventions name its pods too, if they do.
     fn passed_over(&self) -> Option<String> {
-        let also: Vec<&str> = self.words.also().map(Dialect::as_str).collect();
+        let also: Vec<&str> = self.words.also().map(Integration::as_str).collect();
         let last = also.last()?;
         Some(match &also[..also.len() - 1] {
             [] => format!("{last} names them too and is passed over"),

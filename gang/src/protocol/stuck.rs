@@ -8,13 +8,13 @@ use super::Gangs;
 use super::gang::{Env, Gang, State};
 use super::members::Count;
 use super::standing::after;
-use super::types::{Now, Settings, Wanted};
+use super::types::{Now, PlanRequest, Settings};
 use super::view::View;
 use crate::key::GangKey;
 
 /// A decided gang lacks a place for members of its minimum.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Lack {
+pub(super) struct Shortage {
     since: Instant,
     /// For longer than a place of it would have been kept.
     long: bool,
@@ -22,11 +22,11 @@ pub(super) struct Lack {
 
 /// A gang that is stuck, to look at.
 #[derive(Clone)]
-pub struct Stuck<'a> {
+pub struct DeadlockedGang<'a> {
     /// The gang.
     pub gang: View<'a>,
     /// What would make it whole: all of it, or it is as stuck as before.
-    pub wanted: Wanted,
+    pub wanted: PlanRequest,
     /// It would not be whole if nothing else were there.
     pub hopeless: bool,
 }
@@ -48,7 +48,7 @@ impl Gang {
             decided.gave_to = None;
             return;
         }
-        let lack = decided.lack.get_or_insert(Lack {
+        let lack = decided.lack.get_or_insert(Shortage {
             since: env.now.at,
             long: false,
         });
@@ -68,7 +68,7 @@ impl Gang {
     }
 
     /// What would make it whole, if it has been short for long, has the members for it and was refused. Not of a gang that goes on without.
-    fn stuck(&self) -> Option<(Wanted, bool)> {
+    fn deadlocked(&self) -> Option<(PlanRequest, bool)> {
         let State::Decided(decided) = &self.state else {
             return None;
         };
@@ -83,19 +83,19 @@ impl Gang {
 
 impl Gangs {
     /// The gangs that are stuck, in the order in which they are completed.
-    pub fn stuck(&self) -> Vec<Stuck<'_>> {
+    pub fn deadlocked(&self) -> Vec<DeadlockedGang<'_>> {
         let now = self.clock.map(|now| now.at);
         let waiting = self.planable.iter().filter_map(|key| self.gangs.get(key));
         let stuck = waiting.filter_map(|gang| {
-            let (wanted, hopeless) = gang.stuck()?;
+            let (wanted, hopeless) = gang.deadlocked()?;
             let gang = View { gang, now: now? };
-            Some(Stuck {
+            Some(DeadlockedGang {
                 gang,
                 wanted,
                 hopeless,
             })
         });
-        let mut stuck: Vec<Stuck<'_>> = stuck.collect();
+        let mut stuck: Vec<DeadlockedGang<'_>> = stuck.collect();
         stuck.sort_by_cached_key(|stuck| {
             let turn = stuck.gang.gang.turn();
             (turn.in_need(), Arc::clone(stuck.gang.key()))
@@ -106,7 +106,7 @@ impl Gangs {
     /// A gang that is stuck goes as a whole, so that another can be whole. Its next life begins when the last member is gone.
     pub fn give_way(&mut self, now: Now, gang: &GangKey, to: &GangKey) {
         self.of_gang(now, gang, |gang, env| {
-            if gang.stuck().is_some() {
+            if gang.deadlocked().is_some() {
                 gang.give_way(env, Arc::new(to.clone()));
             }
         });

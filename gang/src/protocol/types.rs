@@ -6,10 +6,10 @@ use std::time::{Duration, Instant};
 
 use gantry_api::{Decision, DeviceId, GangSpec, GangStatus, NodeName, PodUid, ResourceName};
 
-use crate::claim::{Claim, OwnerRef};
-use crate::dialect::value::MOST_MEMBERS;
 use crate::fabric::Levels;
+use crate::integrations::value::MOST_MEMBERS;
 use crate::key::GangKey;
+use crate::membership::{Membership, OwnerRef};
 use crate::terms::{Fault, Repair, Terms};
 
 /// Devices by resource, by their IDs.
@@ -30,7 +30,7 @@ pub struct Member {
     /// Its name.
     pub name: Arc<str>,
     /// What it says.
-    pub claim: Arc<Claim>,
+    pub membership: Arc<Membership>,
     /// What it asks for; `None` if it asks for no devices. Such a member counts as soon as it exists and needs no place from us.
     pub shape: Option<ShapeId>,
     /// How many devices a place for it has. By this a place decided before a restart is known as one for it.
@@ -75,7 +75,7 @@ pub enum Stage {
 
 /// A place for one member, as planned.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Place {
+pub struct Reservation {
     /// For members of this shape.
     pub shape: ShapeId,
     /// The node.
@@ -95,13 +95,13 @@ pub struct Place {
 
 /// What the planner is asked for.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Wanted {
+pub struct PlanRequest {
     /// The gang.
     pub gang: Arc<GangKey>,
     /// Its terms.
     pub terms: Arc<Terms>,
     /// Members without a place, by rank, then creation, then UID.
-    pub members: Vec<WantedMember>,
+    pub members: Vec<MemberRequest>,
     /// So many of them must get one, or none does.
     pub must: u32,
     /// The gang is decided and lacks them: all of it idles meanwhile, so they go before whoever waits.
@@ -125,13 +125,13 @@ pub struct Sibling {
     pub shape: Option<ShapeId>,
     /// Its rank.
     pub rank: Option<u32>,
-    /// The ordinal of its place, as far as that is known ([`Place::ordinal`]).
+    /// The ordinal of its place, as far as that is known ([`Reservation::ordinal`]).
     pub ordinal: Option<u32>,
 }
 
 /// A member that wants a place.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct WantedMember {
+pub struct MemberRequest {
     /// Its UID.
     pub uid: PodUid,
     /// Its shape.
@@ -146,7 +146,7 @@ pub struct WantedMember {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Placement {
     /// The places: at least as many as must be.
-    pub places: Vec<Place>,
+    pub places: Vec<Reservation>,
     /// The smallest domain that holds them, for people: `rack r7`, `3 racks of zone a`, `cluster`.
     pub domain: Arc<str>,
     /// Pods that have to go before the devices are free.
@@ -166,7 +166,7 @@ impl Placement {
 
 /// Why a gang gets no place.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Refused {
+pub struct Refusal {
     /// In a few stable words, for the pods' conditions: no counters that move by themselves.
     pub reason: Arc<str>,
     /// At length, for the Gang: what was tried at each level and what is missing.
@@ -192,7 +192,7 @@ pub enum Arrival {
     /// It belongs to no gang.
     Single,
     /// The gang is decided: bind it with the devices of its place.
-    Go(Placed),
+    Go(Assignment),
     /// It waits with the others: ask again when the gang's standing changes, until the caller's own time limit.
     Wait,
     /// Not there, or not now.
@@ -201,7 +201,7 @@ pub enum Arrival {
 
 /// A place that a member has.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Placed {
+pub struct Assignment {
     /// The gang.
     pub gang: Arc<GangKey>,
     /// The node.
@@ -212,7 +212,7 @@ pub struct Placed {
 
 /// What may not be done to pods for a gang.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Hindrance {
+pub enum Blocker {
     /// Their scheduling gates may not be removed.
     Gates,
     /// They may not be evicted or deleted.
@@ -223,7 +223,7 @@ pub enum Hindrance {
 
 /// An object that says how large a gang is, and that is to be followed as long as it is wanted.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct OwnerWanted {
+pub struct WatchedOwner {
     /// Which object.
     pub owner: OwnerRef,
     /// Nothing is known of it: what was told before it was wanted this time does not count.
@@ -241,7 +241,7 @@ pub enum Work {
         decision: Decision,
     },
     /// Make kube-scheduler try these pods again.
-    Wake(Vec<PodUid>),
+    Activate(Vec<PodUid>),
     /// Bind these members of a gang that is decided, as if kube-scheduler had brought them to the nodes of their places: it had, and they
     /// left before the last of their siblings came.
     Bind(Vec<PodUid>),
@@ -271,7 +271,7 @@ pub enum Work {
         why: Arc<str>,
     },
     /// The gang is over: its object may go.
-    Forget {
+    DeleteObject {
         /// Of the object.
         namespace: Arc<str>,
         /// Of the object.
@@ -395,7 +395,7 @@ pub enum BindEnd {
 
 /// What a slot keeps from others.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Reserved {
+pub struct SlotReservation {
     /// The node.
     pub node: NodeName,
     /// The shape of the member it is for; `None` while that is not known, after a restart.
@@ -414,7 +414,7 @@ pub struct SlotChange {
     /// The slot; never used again for another place.
     pub slot: u32,
     /// What it keeps; `None`: nothing any more. A slot whose pod is seen to be bound keeps nothing, for the pod does.
-    pub place: Option<Reserved>,
+    pub place: Option<SlotReservation>,
     /// It keeps nothing because its pod is seen to be bound: that has what it kept, and others have no more room than before.
     pub bound: bool,
 }

@@ -13,14 +13,14 @@ use super::types::Stage;
 
 /// Why a member waits for its gang.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Why {
+pub enum WaitReason {
     /// What the gang or the pod says of it contradicts itself, or cannot be followed.
     Invalid(Arc<str>),
     /// It is to wait.
     Waits(Arc<str>),
 }
 
-impl Why {
+impl WaitReason {
     /// In words.
     pub fn text(&self) -> &Arc<str> {
         match self {
@@ -32,28 +32,30 @@ impl Why {
 impl Gangs {
     /// Why a pod waits for its gang; `None` where it does not: it has a place that nobody has to leave for it, is bound, ends or has ended,
     /// goes by itself, or is another scheduler's.
-    pub fn why_waits(&self, uid: &PodUid) -> Option<Why> {
+    pub fn wait_reason(&self, uid: &PodUid) -> Option<WaitReason> {
         match self.of_pod.get(uid)? {
-            Belongs::Beyond(text) => Some(Why::Waits(text.clone())),
+            Belongs::Beyond(text) => Some(WaitReason::Waits(text.clone())),
             Belongs::To(key) => {
                 let gang = self.gangs.get(key).filter(|gang| !gang.lets_go(uid))?;
-                gang.why_waits(gang.members.get(uid)?)
+                gang.wait_reason(gang.members.get(uid)?)
             }
         }
     }
 }
 
 impl Gang {
-    fn why_waits(&self, kept: &Kept) -> Option<Why> {
+    fn wait_reason(&self, kept: &Kept) -> Option<WaitReason> {
         let waits = matches!(kept.member.stage, Stage::Pending | Stage::Gated { .. });
         let ours = kept.lives() && kept.member.elsewhere.is_none();
         if !waits || !ours || kept.slot.is_some() && !self.preempts() {
             return None;
         }
         let text = self.not_going(kept).unwrap_or_else(|| self.text.clone());
-        Some(match self.is_invalid() || !kept.member.claim.faults.is_empty() {
-            true => Why::Invalid(text),
-            false => Why::Waits(text),
-        })
+        Some(
+            match self.is_invalid() || !kept.member.membership.faults.is_empty() {
+                true => WaitReason::Invalid(text),
+                false => WaitReason::Waits(text),
+            },
+        )
     }
 }

@@ -8,7 +8,7 @@ use gantry_api::{GangPhase, NodeName, PodUid};
 use super::gang::{Gang, State};
 use super::members::{Class, Count};
 use super::slots::{Holder, Slot};
-use super::types::{Devices, Hindrance, Refused, ShapeId, Stage, Wanted};
+use super::types::{Blocker, Devices, PlanRequest, Refusal, ShapeId, Stage};
 use crate::key::GangKey;
 use crate::terms::Terms;
 
@@ -112,12 +112,12 @@ impl<'a> View<'a> {
     }
 
     /// Why it had no place when it was last planned.
-    pub fn refused(&self) -> Option<&'a Refused> {
+    pub fn refused(&self) -> Option<&'a Refusal> {
         self.gang.tries.refused.as_ref()
     }
 
     /// Whether a node where a member is planned was not offered for it, and is passed over or about to be.
-    pub fn is_missed(&self) -> bool {
+    pub fn has_missed_nodes(&self) -> bool {
         !self.gang.tries.misses.is_empty() || !self.gang.tries.without.is_empty()
     }
 
@@ -132,7 +132,7 @@ impl<'a> View<'a> {
     }
 
     /// Whether something may not be done to its pods.
-    pub fn is_hindered(&self, what: Hindrance) -> bool {
+    pub fn is_hindered(&self, what: Blocker) -> bool {
         self.gang.hindered.contains_key(&what)
     }
 
@@ -239,8 +239,8 @@ impl<'a> View<'a> {
             MemberView {
                 uid: &kept.member.uid,
                 name: &kept.member.name,
-                rank: kept.member.claim.rank,
-                role: &kept.member.claim.role,
+                rank: kept.member.membership.rank,
+                role: &kept.member.membership.role,
                 priority: kept.member.priority,
                 stage: &kept.member.stage,
                 arrived: kept.arrived,
@@ -272,7 +272,7 @@ impl<'a> View<'a> {
     }
 
     /// What is wanted for it, so that it is whole then: not less than it lacks of its minimum.
-    pub fn to_be_whole(&self, wanted: Wanted) -> Wanted {
+    pub fn to_be_whole(&self, wanted: PlanRequest) -> PlanRequest {
         self.gang.to_be_whole(wanted)
     }
 

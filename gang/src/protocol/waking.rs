@@ -42,7 +42,7 @@ impl Gang {
             });
         }
         if !uids.is_empty() {
-            env.work.push(Work::Wake(uids));
+            env.work.push(Work::Activate(uids));
         }
         early
     }

@@ -7,14 +7,14 @@ use super::Gangs;
 use super::gang::{Gang, State};
 use super::members::Count;
 use super::order::Urgency;
-use super::types::{ShapeId, Sibling, Stage, Wanted, WantedMember};
+use super::types::{MemberRequest, PlanRequest, ShapeId, Sibling, Stage};
 use crate::key::GangKey;
 
 impl Gang {
     /// What is asked of the planner.
-    pub(super) fn wanted(&self) -> Option<Wanted> {
+    pub(super) fn wanted(&self) -> Option<PlanRequest> {
         let terms = self.working_terms()?.clone();
-        let mut members: Vec<(Option<u32>, i64, WantedMember)> = Vec::new();
+        let mut members: Vec<(Option<u32>, i64, MemberRequest)> = Vec::new();
         for uid in self.members.unplaced() {
             let Some(kept) = self.members.get(uid) else {
                 continue;
@@ -22,11 +22,11 @@ impl Gang {
             let Some(shape) = kept.member.shape.filter(|_| self.may_come(kept)) else {
                 continue;
             };
-            let wanted = WantedMember {
+            let wanted = MemberRequest {
                 uid: uid.clone(),
                 shape,
-                rank: kept.member.claim.rank,
-                role: kept.member.claim.role.clone(),
+                rank: kept.member.membership.rank,
+                role: kept.member.membership.role.clone(),
             };
             members.push((wanted.rank, kept.member.created, wanted));
         }
@@ -35,7 +35,7 @@ impl Gang {
             let b_rank = b_rank.map_or(u64::MAX, u64::from);
             (a_rank, a_created, &a.uid).cmp(&(b_rank, b_created, &b.uid))
         });
-        let mut members: Vec<WantedMember> = members.into_iter().map(|(_, _, member)| member).collect();
+        let mut members: Vec<MemberRequest> = members.into_iter().map(|(_, _, member)| member).collect();
         self.cut_to_max(&mut members);
         let completes = self.urgency() == Urgency::Incomplete;
         if completes {
@@ -58,7 +58,7 @@ impl Gang {
         if placed.is_empty() {
             placed = self.bound_places();
         }
-        Some(Wanted {
+        Some(PlanRequest {
             gang: self.key.clone(),
             terms,
             members,
@@ -72,8 +72,8 @@ impl Gang {
     }
 
     /// The same so that it is whole then: not less than it lacks of its minimum.
-    pub(super) fn to_be_whole(&self, wanted: Wanted) -> Wanted {
-        Wanted {
+    pub(super) fn to_be_whole(&self, wanted: PlanRequest) -> PlanRequest {
+        PlanRequest {
             must: self.missing(Count::placed),
             ..wanted
         }
@@ -89,7 +89,7 @@ impl Gang {
                 Stage::Bound(node) => Some(Sibling {
                     node: node.clone(),
                     shape: kept.member.shape,
-                    rank: kept.member.claim.rank,
+                    rank: kept.member.membership.rank,
                     ordinal: None,
                 }),
                 _ => None,
@@ -98,7 +98,7 @@ impl Gang {
     }
 
     /// Leaves out members beyond the maximum, the last ones first, but none that the minimum of a role needs.
-    fn cut_to_max(&self, members: &mut Vec<WantedMember>) {
+    fn cut_to_max(&self, members: &mut Vec<MemberRequest>) {
         let room = self.may_grow() as usize;
         if members.len() <= room {
             return;
@@ -127,7 +127,7 @@ impl Gang {
 
     /// Leaves out of each kind more members than the gang lacks of its role, or of any: what it lacks goes before others that wait, and the
     /// rest after them. Those that a role lacks come first.
-    fn cut_to_missing(&self, members: &mut Vec<WantedMember>) {
+    fn cut_to_missing(&self, members: &mut Vec<MemberRequest>) {
         let of_roles = self.missing_of_roles(Count::placed);
         let of_any = self.missing(Count::placed).saturating_sub(of_roles);
         let mut kinds: BTreeMap<(Arc<str>, ShapeId), u32> = BTreeMap::new();
@@ -148,7 +148,7 @@ impl Gang {
 
 impl Gangs {
     /// What the planner would be asked for a gang now; `None` if its terms are not known.
-    pub fn wanted(&self, key: &GangKey) -> Option<Wanted> {
+    pub fn wanted(&self, key: &GangKey) -> Option<PlanRequest> {
         self.gangs.get(key)?.wanted()
     }
 }

@@ -8,9 +8,9 @@ use gantry_api::GangPhase;
 use super::agreed::Agreed;
 use super::gang::{Gang, State};
 use super::members::{Class, Count};
-use super::types::{Hindrance, Refused};
+use super::types::{Blocker, Refusal};
 use crate::counted::{are, exist as verb, members};
-use crate::dialect::value::cut;
+use crate::integrations::value::cut;
 use crate::terms::Repair;
 
 /// Longest reason and message, in bytes.
@@ -52,7 +52,7 @@ impl Gang {
             GangPhase::Invalid => self.words_invalid(),
             GangPhase::Queued if self.is_kept_gated() => Words::new(
                 "waits until its scheduling gates can be removed",
-                self.hindered.get(&Hindrance::Gates).map_or("", |why| why),
+                self.hindered.get(&Blocker::Gates).map_or("", |why| why),
             ),
             GangPhase::Queued => match &self.tries.refused {
                 None => Words::new("waits its turn", "it is planned as soon as those before it are"),
@@ -231,7 +231,7 @@ impl Gang {
 
     /// What keeps pods from being removed that have to go, if anything does.
     pub(super) fn why_they_stay(&self) -> String {
-        let in_the_way = [Hindrance::Removal, Hindrance::Budget];
+        let in_the_way = [Blocker::Removal, Blocker::Budget];
         let why = in_the_way.iter().filter_map(|what| self.hindered.get(what));
         why.map(|why| format!("; {why}")).collect()
     }
@@ -274,7 +274,7 @@ pub(super) fn short(text: String, most: usize) -> String {
     cut(text.into(), most).to_string()
 }
 
-fn no_room(refused: &Refused) -> String {
+fn no_room(refused: &Refusal) -> String {
     let how = if refused.hopeless {
         "cannot fit"
     } else {

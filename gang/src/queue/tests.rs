@@ -1,13 +1,13 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::key::Dialect;
+use crate::key::Integration;
 
 fn key(namespace: &str, name: &str) -> GangKey {
     GangKey {
         namespace: namespace.into(),
         name: name.into(),
-        dialect: Dialect::Annotation,
+        integration: Integration::Annotation,
         incarnation: "".into(),
     }
 }

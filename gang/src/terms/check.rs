@@ -7,10 +7,10 @@ use gantry_api::GangSpec;
 
 use super::Fault;
 use super::said::Said;
-use crate::claim::{OwnerFacts, Wish};
 use crate::counted::{are, members};
-use crate::dialect::value::{MOST_MEMBERS, fault, level, nearest, shown, unknown as unknown_name};
 use crate::fabric::{Levels, NODE, Scope};
+use crate::integrations::value::{MOST_MEMBERS, fault, level, nearest, shown, unknown as unknown_name};
+use crate::membership::{GangOptions, OwnerFacts};
 
 /// Most names that are listed of those that there are.
 const LISTED: usize = 64;
@@ -95,7 +95,7 @@ pub(super) fn sizes(
     min: u32,
     total: Option<u32>,
     light: &Light,
-    wishes: &Wish,
+    options: &GangOptions,
     decided_by: &str,
     faults: &mut BTreeSet<Fault>,
 ) {
@@ -117,21 +117,21 @@ pub(super) fn sizes(
             are(min)
         ));
     }
-    if let Some(max) = wishes.max.filter(|max| min > *max) {
+    if let Some(max) = options.max.filter(|max| min > *max) {
         wrong(format!(
             "{} {} needed ({decided_by}), but there may be {max} at most",
             members(min),
             are(min)
         ));
     }
-    let Some(slice) = wishes.slice else {
+    let Some(slice) = options.slice else {
         return;
     };
-    match &wishes.level {
+    match &options.level {
         None => wrong(format!(
             "slices of {slice} members are asked for, but no level in which each is to be; name one"
         )),
-        Some(wish) if *wish.level == *NODE => wrong(format!(
+        Some(options) if *options.level == *NODE => wrong(format!(
             "slices of {slice} members are asked for, each on one node: slices are planned for in levels above the node only"
         )),
         Some(_) => {}

@@ -9,10 +9,10 @@ use std::time::Duration;
 use gantry_api::{GangSpec, names};
 
 use super::said::{Said, TOLD, Tally};
-use super::{Authority, Fault, LevelWish, Repair, Terms, check};
-use crate::claim::{Hint, OwnerFacts, OwnerRef, Wish};
-use crate::dialect::value::fault;
+use super::{Authority, Fault, Repair, Terms, TopologyRequest, check};
 use crate::fabric::{Levels, NODE};
+use crate::integrations::value::fault;
+use crate::membership::{GangOptions, OwnerFacts, OwnerRef, TopologyHint};
 
 /// What is known of the object that says how large a gang is.
 #[derive(Debug, Clone, Copy)]
@@ -72,7 +72,7 @@ pub fn resolve(
     }
     let of_owner = Share::of(said, facts);
     let minimum = said.minimum(&object, owner, &of_owner, &mut faults);
-    let wishes = said.wishes(&object, facts, defaults, &mut faults);
+    let options = said.options(&object, facts, defaults, &mut faults);
     let total = match of_owner.at_most {
         Some(most) => Some(most),
         None => said.totals.first().copied().or(of_owner.total),
@@ -96,18 +96,18 @@ pub fn resolve(
         of_min: unseen && roles <= u64::from(min),
         of_total: unseen,
     };
-    check::sizes(min, total, &light, &wishes, &decided_by, &mut faults);
+    check::sizes(min, total, &light, &options, &decided_by, &mut faults);
     if !faults.is_empty() {
         return Resolved::Invalid(told(faults));
     }
-    let level = wishes.level.or_else(|| {
-        wishes.hint.as_ref().map(|hint| LevelWish {
+    let level = options.level.or_else(|| {
+        options.hint.as_ref().map(|hint| TopologyRequest {
             level: Arc::clone(&hint.label),
             required: false,
         })
     });
     // Another system's slices are followed where they can be.
-    let hinted = wishes.hint.and_then(|hint| hint.slice);
+    let hinted = options.hint.and_then(|hint| hint.slice);
     let hinted = hinted.filter(|slice| {
         light.slices_min(*slice, min) && total.is_none_or(|total| light.slices_total(*slice, total))
     });
@@ -115,7 +115,7 @@ pub fn resolve(
     Resolved::Terms(Terms {
         min,
         singles,
-        max: wishes.max.unwrap_or(u32::MAX),
+        max: options.max.unwrap_or(u32::MAX),
         total,
         by_role: if roles <= u64::from(min) {
             of_owner.by_role
@@ -123,16 +123,16 @@ pub fn resolve(
             Vec::new()
         },
         level,
-        slice: wishes.slice.or(hinted),
-        repair: wishes.repair.unwrap_or(defaults.repair),
+        slice: options.slice.or(hinted),
+        repair: options.repair.unwrap_or(defaults.repair),
         repair_by: match object.repair {
             Some(_) => Authority::Object,
             // What the pods leave out is the owner's to say.
-            None if said.repairs.first().is_none() && facts.wish.repair.is_some() => Authority::Object,
+            None if said.repairs.first().is_none() && facts.options.repair.is_some() => Authority::Object,
             None => Authority::Pods,
         },
-        arrival: wishes.arrival.unwrap_or(defaults.arrival),
-        checkpointed: wishes.checkpointed.unwrap_or(false),
+        arrival: options.arrival.unwrap_or(defaults.arrival),
+        checkpointed: options.checkpointed.unwrap_or(false),
         unread: said.unread(owner),
         authority,
         decided_by,
@@ -315,14 +315,14 @@ impl Said {
         }
     }
 
-    fn wishes(
+    fn options(
         &self,
         object: &GangSpec,
         facts: &OwnerFacts,
         defaults: &Defaults<'_>,
         faults: &mut BTreeSet<Fault>,
-    ) -> Wish {
-        let owner = &facts.wish;
+    ) -> GangOptions {
+        let owner = &facts.options;
         if object.level.is_none() && self.levels.len() > 1 {
             faults.insert(disagree("in which level they are", &self.levels));
         }
@@ -340,11 +340,11 @@ impl Said {
             let words: Vec<String> = self.arrivals.few().map(|time| format!("{time:?}")).collect();
             faults.insert(disagreement("how long members may take", &words));
         }
-        let mut wish = Wish {
+        let mut options = GangOptions {
             level: object
                 .level
                 .as_ref()
-                .map(|level| LevelWish {
+                .map(|level| TopologyRequest {
                     level: level.name.as_str().into(),
                     required: level.required,
                 })
@@ -372,7 +372,7 @@ impl Said {
             // Whoever can be stopped only with all the others cannot be stopped while one of them cannot.
             checkpointed: self.checkpointed.first().copied().or(owner.checkpointed),
         };
-        match &mut wish.level {
+        match &mut options.level {
             Some(level) => match check::known(&level.level, defaults.levels) {
                 Some(name) => level.level = name,
                 None => {
@@ -380,9 +380,9 @@ impl Said {
                     faults.insert(fault(place, check::unknown(&level.level, defaults.levels)));
                 }
             },
-            None => wish.hint = self.hint(owner, defaults.levels),
+            None => options.hint = self.hint(owner, defaults.levels),
         }
-        wish
+        options
     }
 
     /// Where the level stands that counts.
@@ -399,14 +399,14 @@ impl Said {
     }
 
     /// A level that another system keeps to, under our name for it. All that have a hint must have the same.
-    fn hint(&self, owner: &Wish, levels: &Levels) -> Option<Hint> {
+    fn hint(&self, owner: &GangOptions, levels: &Levels) -> Option<TopologyHint> {
         let first = self.hints.first().or(owner.hint.as_ref())?;
         if self.hints.len() > 1 || owner.hint.as_ref().is_some_and(|hint| hint != first) {
             return None;
         }
         // One node is tried first anyway.
         let label = check::known(&first.label, levels).filter(|level| **level != *NODE)?;
-        Some(Hint {
+        Some(TopologyHint {
             label,
             slice: first.slice,
         })

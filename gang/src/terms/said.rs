@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{Fault, LevelWish, Repair};
-use crate::claim::{Claim, Hint, Maker, OwnerRef, Size};
-use crate::key::Dialect;
+use super::{Fault, Repair, TopologyRequest};
+use crate::key::Integration;
+use crate::membership::{JobRef, Membership, OwnerRef, Size, TopologyHint};
 
 /// Most things of a kind that are told at once.
 pub(super) const TOLD: usize = 8;
@@ -102,59 +102,59 @@ pub struct Said {
     /// Pods that ask for no devices, by their roles.
     light: Tally<Arc<str>>,
     light_pods: u32,
-    pub(super) levels: Tally<LevelWish>,
-    pub(super) hints: Tally<Hint>,
+    pub(super) levels: Tally<TopologyRequest>,
+    pub(super) hints: Tally<TopologyHint>,
     pub(super) slices: Tally<u32>,
     pub(super) most: Tally<u32>,
     pub(super) repairs: Tally<Repair>,
     pub(super) arrivals: Tally<Duration>,
     pub(super) checkpointed: Tally<bool>,
     pub(super) faults: Tally<Fault>,
-    also: Tally<Dialect>,
-    makers: Tally<Maker>,
+    also: Tally<Integration>,
+    makers: Tally<JobRef>,
     /// Pods that any of them made.
     made: u32,
 }
 
 impl Said {
     /// What some pods say.
-    pub fn by<'a>(claims: impl IntoIterator<Item = &'a Claim>) -> Self {
+    pub fn by<'a>(memberships: impl IntoIterator<Item = &'a Membership>) -> Self {
         let mut said = Self::default();
-        for claim in claims {
-            said.add(claim);
+        for membership in memberships {
+            said.add(membership);
         }
         said
     }
 
     /// Another pod says something. Whether anything is said now that nobody said before.
-    pub fn add(&mut self, claim: &Claim) -> bool {
+    pub fn add(&mut self, membership: &Membership) -> bool {
         if self.object_name.is_empty() {
-            self.object_name = claim.key.object_name();
+            self.object_name = membership.key.object_name();
         }
         self.pods = self.pods.saturating_add(1);
-        self.turn_made(claim, true) | self.turn(claim, true)
+        self.turn_made(membership, true) | self.turn(membership, true)
     }
 
     /// A pod no longer says it. Whether nobody else says one of the things it said.
-    pub fn remove(&mut self, claim: &Claim) -> bool {
+    pub fn remove(&mut self, membership: &Membership) -> bool {
         self.pods = self.pods.saturating_sub(1);
-        self.turn_made(claim, false) | self.turn(claim, false)
+        self.turn_made(membership, false) | self.turn(membership, false)
     }
 
     /// A pod that said it has ended well: what it said holds on, but it is no longer one that its maker has. Whether that makes a
     /// difference.
-    pub fn end(&mut self, claim: &Claim) -> bool {
-        self.turn_made(claim, false)
+    pub fn end(&mut self, membership: &Membership) -> bool {
+        self.turn_made(membership, false)
     }
 
     /// It has not ended after all, or is about to be removed like any other.
-    pub fn unend(&mut self, claim: &Claim) -> bool {
-        self.turn_made(claim, true)
+    pub fn unend(&mut self, membership: &Membership) -> bool {
+        self.turn_made(membership, true)
     }
 
     /// A pod that says it asks for no devices, or one that did is no longer there.
-    pub fn lighten(&mut self, claim: &Claim, more: bool) {
-        self.light.turn(&claim.role, more);
+    pub fn lighten(&mut self, membership: &Membership, more: bool) {
+        self.light.turn(&membership.role, more);
         count(&mut self.light_pods, more);
     }
 
@@ -174,9 +174,9 @@ impl Said {
         })
     }
 
-    fn turn(&mut self, claim: &Claim, more: bool) -> bool {
-        let mut turned = self.places.turn(&claim.size_said, more);
-        match claim.size {
+    fn turn(&mut self, membership: &Membership, more: bool) -> bool {
+        let mut turned = self.places.turn(&membership.size_said, more);
+        match membership.size {
             Size::Stated { min, total } => {
                 turned |= self.stated.turn(&min, more);
                 count(&mut self.stating, more);
@@ -189,22 +189,22 @@ impl Said {
             }
             Size::Unsaid => {}
         }
-        turned |= turn(&mut self.owners, claim.owner.as_ref(), more);
-        turned |= self.roles.turn(&claim.role, more);
-        let wish = &claim.wish;
-        turned |= turn(&mut self.levels, wish.level.as_ref(), more);
-        turned |= turn(&mut self.hints, wish.hint.as_ref(), more);
-        turned |= turn(&mut self.slices, wish.slice.as_ref(), more);
-        turned |= turn(&mut self.most, wish.max.as_ref(), more);
-        turned |= turn(&mut self.repairs, wish.repair.as_ref(), more);
-        turned |= turn(&mut self.arrivals, wish.arrival.as_ref(), more);
-        turned |= turn(&mut self.checkpointed, wish.checkpointed.as_ref(), more);
-        turned |= turn(&mut self.faults, &claim.faults, more);
-        turned | turn(&mut self.also, &claim.also, more)
+        turned |= turn(&mut self.owners, membership.owner.as_ref(), more);
+        turned |= self.roles.turn(&membership.role, more);
+        let options = &membership.options;
+        turned |= turn(&mut self.levels, options.level.as_ref(), more);
+        turned |= turn(&mut self.hints, options.hint.as_ref(), more);
+        turned |= turn(&mut self.slices, options.slice.as_ref(), more);
+        turned |= turn(&mut self.most, options.max.as_ref(), more);
+        turned |= turn(&mut self.repairs, options.repair.as_ref(), more);
+        turned |= turn(&mut self.arrivals, options.arrival.as_ref(), more);
+        turned |= turn(&mut self.checkpointed, options.checkpointed.as_ref(), more);
+        turned |= turn(&mut self.faults, &membership.faults, more);
+        turned | turn(&mut self.also, &membership.also, more)
     }
 
-    fn turn_made(&mut self, claim: &Claim, more: bool) -> bool {
-        let Some(maker) = &claim.maker else {
+    fn turn_made(&mut self, membership: &Membership, more: bool) -> bool {
+        let Some(maker) = &membership.maker else {
             return false;
         };
         count(&mut self.made, more);
@@ -222,7 +222,7 @@ impl Said {
     }
 
     /// The other conventions that name the pods too, in the order in which they would be asked.
-    pub fn also(&self) -> impl Iterator<Item = Dialect> {
+    pub fn also(&self) -> impl Iterator<Item = Integration> {
         // There are no more than there are conventions.
         self.also.0.keys().copied()
     }
@@ -233,7 +233,7 @@ impl Said {
     }
 
     /// The first of the jobs that made the pods, and how many there are.
-    pub fn makers(&self) -> (impl Iterator<Item = &Maker>, usize) {
+    pub fn makers(&self) -> (impl Iterator<Item = &JobRef>, usize) {
         (self.makers.few(), self.makers.len())
     }
 

@@ -2,17 +2,17 @@
 
 use std::sync::Arc;
 
-use gantry_gang::protocol::{ShapeId, Wanted, WantedMember};
+use gantry_gang::protocol::{MemberRequest, PlanRequest, ShapeId};
 use gantry_gang::terms::Authority;
-use gantry_gang::{Dialect, GangKey, LevelWish, Repair, Terms};
+use gantry_gang::{GangKey, Integration, Repair, Terms, TopologyRequest};
 
 /// A gang of members of 1, 2, 4 or 8 GPUs, the shapes 0 to 3, in one part of `level` if that is said.
-pub(crate) fn gang(members: u32, gpus: u32, level: Option<&str>) -> Wanted {
-    Wanted {
+pub(crate) fn gang(members: u32, gpus: u32, level: Option<&str>) -> PlanRequest {
+    PlanRequest {
         gang: Arc::new(GangKey {
             namespace: "ml".into(),
             name: "train".into(),
-            dialect: Dialect::Annotation,
+            integration: Integration::Annotation,
             incarnation: "".into(),
         }),
         terms: Arc::new(Terms {
@@ -21,7 +21,7 @@ pub(crate) fn gang(members: u32, gpus: u32, level: Option<&str>) -> Wanted {
             max: members,
             total: None,
             by_role: Vec::new(),
-            level: level.map(|level| LevelWish {
+            level: level.map(|level| TopologyRequest {
                 level: level.into(),
                 required: true,
             }),
@@ -35,7 +35,7 @@ pub(crate) fn gang(members: u32, gpus: u32, level: Option<&str>) -> Wanted {
             decided_by: "the program".into(),
         }),
         members: (0..members)
-            .map(|rank| WantedMember {
+            .map(|rank| MemberRequest {
                 uid: format!("7bd4b3a0-5d5c-4f0c-9f0e-{rank:012}").as_str().into(),
                 shape: ShapeId(gpus.trailing_zeros()),
                 rank: Some(rank),

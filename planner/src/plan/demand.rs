@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use gantry_gang::protocol::{ShapeId, Wanted, WantedMember};
+use gantry_gang::protocol::{MemberRequest, PlanRequest, ShapeId};
 
 /// Number of members by index into [`Demand::shapes`].
 pub(super) type Counts = Vec<u32>;
@@ -16,7 +16,7 @@ const MOST_MIXED: usize = 8 * MOST_MIXES;
 /// The members that a gang wants placed.
 #[derive(Debug)]
 pub(super) struct Demand<'w> {
-    pub(super) wanted: &'w Wanted,
+    pub(super) wanted: &'w PlanRequest,
     /// The distinct shapes, in the order of their first members.
     pub(super) shapes: Vec<ShapeId>,
     /// The members in order of preference, those that roles need first, each with the index of its shape.
@@ -34,13 +34,13 @@ pub(super) struct Demand<'w> {
 pub(super) struct Asked<'w> {
     /// Its position among all members, which are sorted by rank.
     at: usize,
-    pub(super) member: &'w WantedMember,
+    pub(super) member: &'w MemberRequest,
     /// Index of its shape.
     pub(super) slot: usize,
 }
 
 impl<'w> Demand<'w> {
-    pub(super) fn of(wanted: &'w Wanted) -> Self {
+    pub(super) fn of(wanted: &'w PlanRequest) -> Self {
         let mut shapes: Vec<ShapeId> = Vec::new();
         let mut members = Vec::with_capacity(wanted.members.len());
         for (at, member) in wanted.members.iter().enumerate() {
@@ -84,7 +84,7 @@ impl<'w> Demand<'w> {
     }
 
     /// The same without members beyond the minimum.
-    pub(super) fn least_of(wanted: &'w Wanted) -> Self {
+    pub(super) fn least_of(wanted: &'w PlanRequest) -> Self {
         let demand = Self::of(wanted);
         Self {
             most: demand.must.min(demand.most),

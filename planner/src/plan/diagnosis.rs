@@ -7,8 +7,8 @@ use std::fmt::Write;
 use std::sync::Arc;
 
 use gantry_api::names;
-use gantry_gang::protocol::{Refused, Wanted};
-use gantry_gang::{Lack, Misfit};
+use gantry_gang::protocol::{PlanRequest, Refusal};
+use gantry_gang::{InsufficientResource, Misfit};
 use serde::Serialize;
 
 use super::choose;
@@ -271,7 +271,7 @@ fn stock(survey: &Survey<'_>, place: Place, counts: &Counts) -> Vec<Stock> {
 }
 
 /// The refusal.
-pub(super) fn refused(views: &Views<'_, '_>, wanted: &Wanted) -> Refused {
+pub(super) fn refused(views: &Views<'_, '_>, wanted: &PlanRequest) -> Refusal {
     let demand = views.demand;
     let survey = views.now;
     if views.bounds == Bounds::Unknown {
@@ -283,7 +283,7 @@ pub(super) fn refused(views: &Views<'_, '_>, wanted: &Wanted) -> Refused {
             levels.join(", ")
         };
         let reason: Arc<str> = format!("{level} is no level of the fabric (levels: {known})").into();
-        return Refused {
+        return Refusal {
             message: Arc::clone(&reason),
             reason,
             hopeless: true,
@@ -320,7 +320,7 @@ pub(super) fn refused(views: &Views<'_, '_>, wanted: &Wanted) -> Refused {
             "{who} {verb} {together}{within}{even} as their topologySpreadConstraints ask: no {} may have more than {} above the one with the fewest",
             skew.key, skew.max
         );
-        return Refused {
+        return Refusal {
             message: format!("{reason}: {explanation}").into(),
             reason: reason.into(),
             hopeless,
@@ -334,7 +334,7 @@ pub(super) fn refused(views: &Views<'_, '_>, wanted: &Wanted) -> Refused {
     let cause = cause(views, explanation.hopeless);
     let cause = cause.map_or_else(String::new, |cause| format!(": {cause}"));
     let reason = format!("{who} {verb} {together}{within}{even}{cause}");
-    Refused {
+    Refusal {
         message: format!("{reason}: {explanation}").into(),
         reason: reason.into(),
         hopeless: explanation.hopeless,
@@ -522,13 +522,13 @@ fn cause_on(survey: &Survey<'_>, node: NodeIx, slot: usize, takes: u32) -> Optio
 }
 
 /// The text for a resource that a node lacks.
-pub fn short(lack: &Lack) -> String {
+pub fn short(lack: &InsufficientResource) -> String {
     match lack {
-        Lack::Pods => "the number of pods is exhausted".to_owned(),
-        Lack::Cpu => "CPU is short".to_owned(),
-        Lack::Memory => "memory is short".to_owned(),
-        Lack::EphemeralStorage => "ephemeral storage is short".to_owned(),
-        Lack::Other(name) => format!("{name} is short"),
+        InsufficientResource::Pods => "the number of pods is exhausted".to_owned(),
+        InsufficientResource::Cpu => "CPU is short".to_owned(),
+        InsufficientResource::Memory => "memory is short".to_owned(),
+        InsufficientResource::EphemeralStorage => "ephemeral storage is short".to_owned(),
+        InsufficientResource::Other(name) => format!("{name} is short"),
     }
 }
 

@@ -6,7 +6,7 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
 use gantry_gang::DomainIx;
-use gantry_gang::protocol::Wanted;
+use gantry_gang::protocol::PlanRequest;
 
 use super::demand::Counts;
 use super::slices::placed_ordinals;
@@ -34,7 +34,7 @@ pub(super) struct Anchors {
 }
 
 impl Anchors {
-    pub(super) fn of(survey: &Survey<'_>, wanted: &Wanted) -> Self {
+    pub(super) fn of(survey: &Survey<'_>, wanted: &PlanRequest) -> Self {
         let mut anchors = Self::default();
         for (sibling, ordinal) in wanted.placed.iter().zip(placed_ordinals(wanted)) {
             if let Some(node) = survey.input.snapshot.find(sibling.node.as_str()) {

@@ -1,7 +1,7 @@
 //! Scopes that hold a gang: the node, the levels of the fabric from the smallest domain up, the cluster; and the bounds
 //! that its terms set.
 
-use gantry_gang::protocol::Wanted;
+use gantry_gang::protocol::PlanRequest;
 use gantry_gang::{DomainIx, Levels};
 
 use super::fill::Anchors;
@@ -41,7 +41,7 @@ pub(super) enum Bounds {
 }
 
 impl Bounds {
-    pub(super) fn of(levels: &Levels, wanted: &Wanted) -> Self {
+    pub(super) fn of(levels: &Levels, wanted: &PlanRequest) -> Self {
         let wish = wanted.terms.level.as_ref();
         let scope = wish.and_then(|wish| find(levels, &wish.level));
         let required = wish.is_some_and(|wish| wish.required);

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use gantry_gang::DomainIx;
-use gantry_gang::protocol::Wanted;
+use gantry_gang::protocol::PlanRequest;
 
 use super::demand::Asked;
 use super::fill::is_wider;
@@ -156,7 +156,7 @@ fn blocks(survey: &Survey<'_>, domain: DomainIx, level: usize) -> Vec<DomainIx> 
 
 /// Ordinals of members that have reservations. Unknown ones are the ranks if those have no gaps; otherwise positions in
 /// the order of ranks.
-pub(super) fn placed_ordinals(wanted: &Wanted) -> Vec<u32> {
+pub(super) fn placed_ordinals(wanted: &PlanRequest) -> Vec<u32> {
     let all = &wanted.placed;
     let known = all.iter().any(|sibling| sibling.ordinal.is_some());
     let ordinals = all.iter().filter_map(|sibling| sibling.ordinal.or(sibling.rank));
@@ -178,7 +178,7 @@ pub(super) fn placed_ordinals(wanted: &Wanted) -> Vec<u32> {
 
 /// Members with their ordinals, sorted by those: positions in the order of ranks. If others have reservations, each
 /// member gets the first ordinal that is unused and agrees with its rank.
-pub(super) fn ordinals<'w>(wanted: &Wanted, members: Vec<Asked<'w>>) -> Vec<(u32, Asked<'w>)> {
+pub(super) fn ordinals<'w>(wanted: &PlanRequest, members: Vec<Asked<'w>>) -> Vec<(u32, Asked<'w>)> {
     let ranks = wanted.placed.iter().map(|sibling| sibling.rank);
     let taken: BTreeMap<u32, Option<u32>> = placed_ordinals(wanted).into_iter().zip(ranks).collect();
     let end = taken.keys().last().map_or(0, |last| last.saturating_add(1));

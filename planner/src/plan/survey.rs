@@ -7,7 +7,7 @@ mod rate;
 use std::sync::Arc;
 
 use gantry_gang::fabric::Domain;
-use gantry_gang::protocol::{ShapeId, Wanted};
+use gantry_gang::protocol::{PlanRequest, ShapeId};
 use gantry_gang::{DomainIx, Fabric, Resources};
 
 use self::rate::OfClass;
@@ -48,7 +48,7 @@ impl<'a> Survey<'a> {
     /// `None` if a shape is not known.
     pub(super) fn new(
         input: PlanInput<'a>,
-        wanted: &Wanted,
+        wanted: &PlanRequest,
         shapes: &[ShapeId],
         counting: Counting,
     ) -> Option<Self> {

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use gantry_gang::protocol::Wanted;
+use gantry_gang::protocol::PlanRequest;
 
 use super::whatif::WhatIf;
 use super::{Budget, Occupant, Tries, spare};
@@ -20,7 +20,7 @@ const LOOKS: usize = 16_384;
 /// The search for such sets.
 pub(super) struct Sets<'s, 't, 'a> {
     pub(super) cluster: &'s WhatIf<'t, 'a>,
-    pub(super) wanted: &'s Wanted,
+    pub(super) wanted: &'s PlanRequest,
     pub(super) tries: Tries,
 }
 

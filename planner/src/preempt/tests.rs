@@ -34,7 +34,7 @@ fn unit(name: &str, priority: i32, on: &[(u32, &str)], world: &World) -> Occupan
     }
 }
 
-fn victims(world: &World, wanted: &Wanted, occupants: &[Occupant]) -> Option<Vec<String>> {
+fn victims(world: &World, wanted: &PlanRequest, occupants: &[Occupant]) -> Option<Vec<String>> {
     let placement = world.with(|input| preempt(input, wanted, occupants))?;
     Some(
         placement
@@ -46,7 +46,7 @@ fn victims(world: &World, wanted: &Wanted, occupants: &[Occupant]) -> Option<Vec
 }
 
 /// One rack of nodes without a free GPU, and a gang of priority 10 of so many members of eight GPUs.
-fn full(nodes: &str, members: u32) -> (World, Wanted) {
+fn full(nodes: &str, members: u32) -> (World, PlanRequest) {
     let mut world = World::new();
     for node in nodes.chars() {
         world.node("z/r", &node.to_string(), "");
@@ -271,7 +271,7 @@ prop_compose! {
 }
 
 impl Case {
-    fn build(&self) -> (World, Wanted, Vec<Occupant>) {
+    fn build(&self) -> (World, PlanRequest, Vec<Occupant>) {
         let mut world = World::new();
         let mut taken = vec![DeviceSet::EMPTY; self.racks.len()];
         let mut units: std::collections::BTreeMap<usize, (i32, Vec<(u32, String)>)> =
@@ -324,7 +324,7 @@ impl Case {
 }
 
 /// Whether the gang fits without some of the units.
-fn without(world: &World, wanted: &Wanted, victims: &[&Occupant]) -> bool {
+fn without(world: &World, wanted: &PlanRequest, victims: &[&Occupant]) -> bool {
     world.with(|input| WhatIf::new(input, victims).without(victims, |input| fits(input, wanted)))
 }
 

@@ -133,7 +133,7 @@ fn train() -> GangKey {
     GangKey {
         namespace: "ml".into(),
         name: "train".into(),
-        dialect: gantry_gang::Dialect::Annotation,
+        integration: gantry_gang::Integration::Annotation,
         incarnation: "".into(),
     }
 }

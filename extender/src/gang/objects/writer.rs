@@ -136,7 +136,7 @@ impl Writer {
                     let writes = self.pending.entry(name(&gang)).or_default();
                     writes.commit = Some((gang, decision));
                 }
-                Work::Forget { namespace, name } => {
+                Work::DeleteObject { namespace, name } => {
                     let writes = self.pending.entry(Name { namespace, name }).or_default();
                     writes.status = None;
                     writes.forget = true;
@@ -339,7 +339,7 @@ impl PendingWrites {
             let status = GangStatus {
                 decision: Some(decision.clone()),
                 name: gang.name.to_string(),
-                integration: gang.dialect.as_str().to_owned(),
+                integration: gang.integration.as_str().to_owned(),
                 incarnation: gang.incarnation.to_string(),
                 ..status.unwrap_or_default()
             };

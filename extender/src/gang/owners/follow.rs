@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use futures::StreamExt;
 use gantry_gang::OwnerKind;
-use gantry_gang::dialect::{STATUS, api, is_object_name};
+use gantry_gang::integrations::{STATUS, api, is_object_name};
 use gantry_runtime::chain;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::api::ApiResource;

@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use gantry_gang::protocol::OwnerWanted;
-use gantry_gang::{OwnerFacts, OwnerKind, OwnerRef, dialect};
+use gantry_gang::protocol::WatchedOwner;
+use gantry_gang::{OwnerFacts, OwnerKind, OwnerRef, integrations};
 use serde_json::Value;
 
 /// How long a kind is watched on after the last gang that needed it: the next one is soon there.
@@ -74,9 +74,9 @@ pub(super) struct Changes {
 
 impl OwnerTable {
     /// Other owners are wanted.
-    pub(super) fn want(&mut self, now: Instant, wanted: Vec<OwnerWanted>) -> (Changes, Told) {
+    pub(super) fn want(&mut self, now: Instant, wanted: Vec<WatchedOwner>) -> (Changes, Told) {
         let mut parts: BTreeMap<Place, (BTreeSet<Arc<str>>, bool)> = BTreeMap::new();
-        for OwnerWanted { owner, unread } in wanted {
+        for WatchedOwner { owner, unread } in wanted {
             let place = (owner.kind, owner.namespace, owner.name);
             let (parts, any_unread) = parts.entry(place).or_default();
             parts.insert(owner.part);
@@ -222,7 +222,7 @@ impl Owner {
                 name: Arc::clone(name),
                 part: Arc::clone(part),
             };
-            let facts = object.map(|object| Arc::new(dialect::read(*kind, part, object)));
+            let facts = object.map(|object| Arc::new(integrations::read(*kind, part, object)));
             told.push((owner, facts));
         }
     }

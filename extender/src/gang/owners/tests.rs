@@ -8,8 +8,8 @@ use serde_json::json;
 use tower_test::mock;
 
 use super::{
-    Arc, CancellationToken, Client, Duration, OwnerFacts, OwnerKind, OwnerRef, OwnerTable, OwnerWanted,
-    Place, Value, run,
+    Arc, CancellationToken, Client, Duration, OwnerFacts, OwnerKind, OwnerRef, OwnerTable, Place, Value,
+    WatchedOwner, run,
 };
 
 /// An API server that serves what its test has put into it; it can be changed while it runs.
@@ -169,7 +169,7 @@ impl World {
             move || {
                 let wanted = wanted.lock().unwrap().clone().into_iter();
                 let known = known.lock().unwrap();
-                let unread = |owner| OwnerWanted {
+                let unread = |owner| WatchedOwner {
                     unread: !known.contains_key(&owner),
                     owner,
                 };
@@ -436,8 +436,8 @@ async fn questions_that_are_not_answered_hold_up_no_other() {
 }
 
 /// A JobSet of which nothing is known.
-fn unread(name: &str) -> OwnerWanted {
-    OwnerWanted {
+fn unread(name: &str) -> WatchedOwner {
+    WatchedOwner {
         owner: wanted(OwnerKind::JobSet, name, ""),
         unread: true,
     }
@@ -467,7 +467,7 @@ fn an_owner_that_was_told_and_forgotten_meanwhile_is_asked_for_again() {
     table.want(now, vec![unread("a")]);
     table.list_ends(OwnerKind::JobSet);
     assert_eq!(table.seen(&place, &job_set("a", 4)).len(), 1);
-    let read = OwnerWanted {
+    let read = WatchedOwner {
         unread: false,
         ..unread("a")
     };

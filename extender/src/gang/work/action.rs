@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use gantry_api::{PodUid, Reason, names};
 use gantry_gang::GangKey;
-use gantry_gang::protocol::Hindrance;
+use gantry_gang::protocol::Blocker;
 use gantry_runtime::chain;
 use gantry_runtime::events::Message;
 use http::{Method, Request};
@@ -47,10 +47,10 @@ impl Action {
         }
     }
 
-    pub(super) fn hindrance(&self) -> Hindrance {
+    pub(super) fn hindrance(&self) -> Blocker {
         match self {
-            Self::Ungate => Hindrance::Gates,
-            Self::Evict(_) | Self::EvictRest { .. } | Self::Delete(_) => Hindrance::Removal,
+            Self::Ungate => Blocker::Gates,
+            Self::Evict(_) | Self::EvictRest { .. } | Self::Delete(_) => Blocker::Removal,
         }
     }
 

@@ -1,6 +1,6 @@
 use std::sync::Mutex;
 
-use gantry_gang::protocol::Hindrance;
+use gantry_gang::protocol::Blocker;
 use http::Response;
 use kube::client::Body;
 use serde_json::{Value, json};
@@ -192,7 +192,7 @@ async fn a_budget_is_in_the_way_no_more_once_the_pod_goes_whatever_failed_last()
     let by = stage.preempting();
     let hindered = || {
         let store = &stage.cluster.store;
-        store.read(|index| index.is_hindered(&by, Hindrance::Budget))
+        store.read(|index| index.is_hindered(&by, Blocker::Budget))
     };
     let evict = Work::Evict {
         pods: vec!["a".into()],
@@ -299,7 +299,7 @@ async fn a_gang_made_again_is_hindered_again() {
     stage.cluster.pod(&member("m-0", 1, "train", 1));
     let store = Arc::clone(&stage.cluster.store);
     let gang = store.read(|index| index.gang_of(&"m-0".into()).cloned()).unwrap();
-    let hindered = || store.read(|index| index.is_hindered(&gang, Hindrance::Gates));
+    let hindered = || store.read(|index| index.is_hindered(&gang, Blocker::Gates));
     let ungate = || stage.orders.send(Work::Ungate(vec!["m-0".into()])).unwrap();
     let again = async {
         while !hindered() {
@@ -310,9 +310,9 @@ async fn a_gang_made_again_is_hindered_again() {
     ungate();
     stage.until("ungate", "forbidden").await;
     assert!(hindered());
-    store.update(|index| index.hindered(&gang, Hindrance::Gates, None));
+    store.update(|index| index.hindered(&gang, Blocker::Gates, None));
     tokio::time::sleep(Duration::from_secs(600)).await;
-    store.update(|index| index.hindered(&gang, Hindrance::Gates, None));
+    store.update(|index| index.hindered(&gang, Blocker::Gates, None));
     ungate();
     tokio::time::timeout(Duration::from_secs(600), again)
         .await

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use gantry_gang::GangKey;
-use gantry_gang::protocol::Wanted;
+use gantry_gang::protocol::PlanRequest;
 use gantry_planner::plan;
 
 use crate::index::Index;
@@ -28,7 +28,7 @@ struct Head {
     /// The start of its wait, in seconds since 1970.
     since: i64,
     /// Its last refused request.
-    wanted: Option<Wanted>,
+    wanted: Option<PlanRequest>,
     /// When nodes were first kept free for it.
     began: Option<Instant>,
 }
@@ -48,7 +48,7 @@ impl Backfill {
 
 impl Index {
     /// A gang that is not hopeless was refused. For the first of the queue nodes may have to be kept free.
-    pub(super) fn refused(&mut self, wanted: &Wanted) {
+    pub(super) fn refused(&mut self, wanted: &PlanRequest) {
         let backfill = &mut self.gangs.backfill;
         match &mut backfill.head {
             Some(head) if head.gang == wanted.gang => {
@@ -68,7 +68,7 @@ impl Index {
     }
 
     /// The backfill reservation that excludes a gang. A degraded gang is ahead of all pending ones, so only the one of a deadlock excludes it.
-    pub(super) fn kept_from(&self, wanted: &Wanted) -> Option<&KeptNodes> {
+    pub(super) fn kept_from(&self, wanted: &PlanRequest) -> Option<&KeptNodes> {
         let deadlock = self.gangs.deadlock.reservation().map(|kept| &**kept);
         let kept = match deadlock {
             Some(_) => deadlock,

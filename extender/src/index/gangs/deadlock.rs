@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use gantry_gang::GangKey;
-use gantry_gang::protocol::{Hindrance, Placement, Stuck, View, Wanted};
+use gantry_gang::protocol::{Blocker, DeadlockedGang, Placement, PlanRequest, View};
 use gantry_planner::preempt::{Budget, Occupant, make_way};
 
 use super::reclaim::{OVERDUE, SearchBudget};
@@ -62,11 +62,11 @@ impl Index {
         if self.gangs.deadlock.resolution.is_some() || !self.knows_budgets() {
             return;
         }
-        let stuck = self.gangs.core.stuck();
+        let stuck = self.gangs.core.deadlocked();
         if stuck.len() < 2 {
             return;
         }
-        let helped: Vec<Wanted> = stuck
+        let helped: Vec<PlanRequest> = stuck
             .iter()
             .filter(|stuck| !stuck.hopeless)
             .map(|stuck| stuck.wanted.clone())
@@ -89,9 +89,9 @@ impl Index {
     }
 
     /// The gangs that disruption budgets allow to yield, the one that would be completed last first.
-    fn yielding_gangs(&self, stuck: &[Stuck<'_>]) -> Vec<Yielding> {
+    fn yielding_gangs(&self, stuck: &[DeadlockedGang<'_>]) -> Vec<Yielding> {
         let mut covers = self.budgets.coverage(&self.resources);
-        let goes = |view: &View<'_>| !view.is_being_bound() && !view.is_hindered(Hindrance::Removal);
+        let goes = |view: &View<'_>| !view.is_being_bound() && !view.is_hindered(Blocker::Removal);
         let last_first = stuck.iter().rev().map(|stuck| stuck.gang).filter(goes);
         let yielding = last_first.map(|view| {
             let mut what = self.whole(&view);
@@ -111,7 +111,7 @@ impl Index {
     /// The gangs that yield so that a gang is complete, a single one if possible, and the placement of that gang.
     fn resolution_for(
         &self,
-        wanted: &Wanted,
+        wanted: &PlanRequest,
         others: &[&Yielding],
     ) -> Option<(Vec<Arc<GangKey>>, Placement)> {
         let among = |some: &[&Yielding]| {
@@ -128,7 +128,7 @@ impl Index {
             .or_else(|| among(&within_budgets(others)))
     }
 
-    fn yield_to(&mut self, wanted: &Wanted, go: Vec<Arc<GangKey>>, placement: &Placement) {
+    fn yield_to(&mut self, wanted: &PlanRequest, go: Vec<Arc<GangKey>>, placement: &Placement) {
         for gang in &go {
             tracing::warn!(
                 %gang, to = %wanted.gang,

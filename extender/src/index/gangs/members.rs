@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use gantry_api::{Grant, PodUid, ResourceName};
-use gantry_gang::protocol::{Asks, BindEnd, Devices, Member, Object, OwnerWanted, ShapeId, Stage};
-use gantry_gang::{Claim, GangKey, OwnerFacts, OwnerRef};
+use gantry_gang::protocol::{Asks, BindEnd, Devices, Member, Object, ShapeId, Stage, WatchedOwner};
+use gantry_gang::{GangKey, Membership, OwnerFacts, OwnerRef};
 
 use super::GangIndex;
 use crate::index::{Index, Source};
@@ -41,7 +41,7 @@ impl Index {
     /// not for long.
     pub fn hear(&mut self, mut pod: PodFacts) {
         let known = self.pods.contains(&pod.uid) || self.gangs.departed.contains_key(&pod.uid);
-        if known || pod.claim.is_none() || !self.gangs.leading {
+        if known || pod.membership.is_none() || !self.gangs.leading {
             return;
         }
         // Or it would be of another shape than its equals that the watch has shown.
@@ -56,15 +56,15 @@ impl Index {
 
     /// A pod that no longer says which gang it belongs to, and is on its way to its node or there, is one of that gang still: others run
     /// with it.
-    pub(in crate::index) fn keep_claim(&self, uid: &PodUid, claim: &mut Option<Arc<Claim>>) {
-        if claim.is_none() {
-            *claim = self.gangs.core.bound_claim(uid).cloned();
+    pub(in crate::index) fn keep_membership(&self, uid: &PodUid, membership: &mut Option<Arc<Membership>>) {
+        if membership.is_none() {
+            *membership = self.gangs.core.bound_membership(uid).cloned();
         }
     }
 
     /// The watch shows that a pod is gone, which no call brings back: places would be kept and others stopped for it.
     pub(in crate::index) fn depart(&mut self, uid: &PodUid) {
-        let claims = self.pods.get(uid).is_some_and(|pod| pod.claim.is_some());
+        let claims = self.pods.get(uid).is_some_and(|pod| pod.membership.is_some());
         if claims || self.gangs.told.contains(uid) {
             self.gangs.departed.insert(uid.clone(), self.now.at);
         }
@@ -84,8 +84,8 @@ impl Index {
     }
 
     /// The objects that say how large gangs are: those that should be watched.
-    pub fn owners_wanted(&self) -> Vec<OwnerWanted> {
-        self.gangs.core.owners_wanted()
+    pub fn watched_owners(&self) -> Vec<WatchedOwner> {
+        self.gangs.core.watched_owners()
     }
 
     /// A Gang object was seen.
@@ -155,7 +155,7 @@ impl Index {
     pub(in crate::index) fn tell_pod(&mut self, pod: &PodFacts) {
         self.gangs.reported.remove(&pod.uid);
         self.tell_ends(&pod.uid, pod.ends);
-        let Some(claim) = &pod.claim else {
+        let Some(membership) = &pod.membership else {
             self.tell_single(&pod.uid, pod.terminal);
             return;
         };
@@ -174,7 +174,7 @@ impl Index {
         self.tell(Member {
             uid: pod.uid.clone(),
             name: Arc::clone(&pod.name),
-            claim: Arc::clone(claim),
+            membership: Arc::clone(membership),
             shape,
             asks,
             holds: granted(pod, &managed),
@@ -195,7 +195,7 @@ impl Index {
     /// A pod that asks for no devices, as its gang is to know it.
     pub(in crate::index) fn tell_other_pod(&mut self, pod: &OtherPod) {
         self.tell_ends(&pod.uid, pod.ends);
-        let Some(claim) = &pod.claim else {
+        let Some(membership) = &pod.membership else {
             let ended = matches!(pod.stage, Stage::Succeeded | Stage::Failed);
             self.tell_single(&pod.uid, ended);
             return;
@@ -203,7 +203,7 @@ impl Index {
         self.tell(Member {
             uid: pod.uid.clone(),
             name: Arc::clone(&pod.name),
-            claim: Arc::clone(claim),
+            membership: Arc::clone(membership),
             shape: None,
             asks: Asks::default(),
             holds: Devices::new(),
@@ -305,7 +305,7 @@ impl Index {
 
     /// Tells of all pods anew.
     pub(super) fn tell_pods(&mut self) {
-        for pod in self.pods.sorted().iter().filter(|pod| pod.claim.is_some()) {
+        for pod in self.pods.sorted().iter().filter(|pod| pod.membership.is_some()) {
             self.tell_pod(pod);
         }
         for pod in self.resources.members() {
@@ -326,7 +326,7 @@ impl Index {
         for uid in over {
             self.tell_gone(&uid);
         }
-        let wanted = self.gangs.core.owners_wanted().into_iter();
+        let wanted = self.gangs.core.watched_owners().into_iter();
         let read: HashSet<OwnerRef> = wanted
             .filter_map(|wanted| (!wanted.unread).then_some(wanted.owner))
             .collect();
@@ -361,7 +361,7 @@ impl Index {
             .pods
             .iter()
             .chain(heard)
-            .filter(|pod| pod.claim.is_some())
+            .filter(|pod| pod.membership.is_some())
             .cloned()
             .collect();
         for pod in pods {

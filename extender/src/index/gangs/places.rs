@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use gantry_api::{GangPhase, PodUid, ResourceName};
 use gantry_gang::GangKey;
-use gantry_gang::protocol::{Placed, SlotChange, Stage};
+use gantry_gang::protocol::{Assignment, SlotChange, Stage};
 
 use crate::devices::DeviceSet;
 use crate::index::Index;
@@ -305,7 +305,7 @@ impl Node {
     }
 
     /// The devices of a place by pool, if its pod can have them now: healthy, and nobody else's.
-    pub(super) fn available(&self, placed: &Placed, pod: &str) -> Option<Vec<DeviceSet>> {
+    pub(super) fn available(&self, placed: &Assignment, pod: &str) -> Option<Vec<DeviceSet>> {
         let inventory = self.inventory()?;
         let mut sets = vec![DeviceSet::EMPTY; inventory.pools.len()];
         for (resource, ids) in &placed.devices {
@@ -324,7 +324,7 @@ impl Node {
     }
 
     /// What binds and places of others keep of a pool.
-    fn taken_by_others(&self, pool: &Pool, placed: &Placed, pod: &str) -> DeviceSet {
+    fn taken_by_others(&self, pool: &Pool, placed: &Assignment, pod: &str) -> DeviceSet {
         let binds = self.occupancy().devices_in_binds(Some(pod));
         let places = self.occupancy().gang_reservations().iter();
         let places = places

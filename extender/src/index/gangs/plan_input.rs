@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use gantry_api::PodUid;
 use gantry_gang::GangKey;
-use gantry_gang::protocol::Wanted;
+use gantry_gang::protocol::PlanRequest;
 use gantry_planner::input::{Barred, EFFORT, Exact, PlanInput, Shape};
 
 use crate::decide;
@@ -58,7 +58,11 @@ impl Offers {
 impl Index {
     /// Calls `make` with the input of a plan for `gang`. Backfill reservations of other gangs are excluded for it, shapes are
     /// restricted to offered nodes, and devices of nominated pods of the same or a higher priority are not free.
-    pub(super) fn on_terrain<R>(&self, gang: Option<&Wanted>, make: impl FnOnce(&PlanInput<'_>) -> R) -> R {
+    pub(super) fn on_terrain<R>(
+        &self,
+        gang: Option<&PlanRequest>,
+        make: impl FnOnce(&PlanInput<'_>) -> R,
+    ) -> R {
         let kept = gang.and_then(|gang| self.kept_from(gang));
         let barred = |shape: &Shape, gone: &[&PodUid]| {
             let mut barred = self.resources.barred(&shape.needs, gone);

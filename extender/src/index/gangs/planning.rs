@@ -2,15 +2,15 @@
 
 use std::sync::Arc;
 
-use gantry_gang::protocol::{Placement, Refused, Wanted};
+use gantry_gang::protocol::{Placement, PlanRequest, Refusal};
 use gantry_planner::plan;
 
 use super::reclaim::Reclaimed;
 use crate::index::Index;
 
 /// The refusal of a gang that fits once terminating pods are gone.
-fn until_gone(refused: &Refused) -> Refused {
-    Refused {
+fn until_gone(refused: &Refusal) -> Refusal {
+    Refusal {
         reason: format!("{} until pods that are being deleted are gone", refused.reason).into(),
         message: format!(
             "fits once pods are gone that are being deleted; now: {}",
@@ -87,10 +87,10 @@ impl Index {
     }
 
     /// Plans a gang on free devices outside backfill reservations of others. Also returns whether it lacks only those.
-    fn plan_beside_backfill(&self, wanted: &Wanted) -> (Result<Placement, Refused>, bool) {
+    fn plan_beside_backfill(&self, wanted: &PlanRequest) -> (Result<Placement, Refusal>, bool) {
         if wanted.completes {
             // A degraded gang may use a backfill reservation, but avoids it where it can.
-            let beside = Wanted {
+            let beside = PlanRequest {
                 completes: false,
                 ..wanted.clone()
             };
@@ -112,7 +112,7 @@ impl Index {
             kept.gang
         )
         .into();
-        let refused = Refused {
+        let refused = Refusal {
             message: Arc::clone(&reason),
             reason,
             hopeless: false,

@@ -16,7 +16,7 @@ mod victims;
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use gantry_gang::protocol::{Placement, Refused, Wanted};
+use gantry_gang::protocol::{Placement, PlanRequest, Refusal};
 use gantry_gang::{GangKey, Terms};
 use gantry_planner::preempt::{self, Occupant};
 
@@ -30,7 +30,7 @@ pub(super) use self::victims::OVERDUE;
 /// What a gang asks for, as far as the text of its refusal depends on it.
 type Asked = (Arc<Terms>, usize, u32);
 
-fn asked_for(wanted: &Wanted) -> Asked {
+fn asked_for(wanted: &PlanRequest) -> Asked {
     (Arc::clone(&wanted.terms), wanted.members.len(), wanted.must)
 }
 
@@ -142,7 +142,7 @@ impl Reclaim {
     }
 
     /// A plan for a gang is final. The text of its refusal can be repeated if it `is_stable`.
-    pub(super) fn planned(&mut self, wanted: &Wanted, is_placed: bool, is_stable: bool) {
+    pub(super) fn planned(&mut self, wanted: &PlanRequest, is_placed: bool, is_stable: bool) {
         if is_placed {
             self.waits.remove(&wanted.gang);
         }
@@ -153,7 +153,7 @@ impl Reclaim {
     }
 
     /// A gang was refused after every source was tried.
-    pub(super) fn refused(&mut self, wanted: &Wanted) {
+    pub(super) fn refused(&mut self, wanted: &PlanRequest) {
         self.victim_watch.refused(self.growth, wanted.priority);
     }
 }
@@ -173,7 +173,7 @@ pub(super) enum Reclaimed {
 
 impl Index {
     /// Looks for devices for a gang that does not fit and is not hopeless.
-    pub(super) fn reclaim(&mut self, wanted: &Wanted) -> Reclaimed {
+    pub(super) fn reclaim(&mut self, wanted: &PlanRequest) -> Reclaimed {
         if let Some(placement) = self.release_for(wanted) {
             return Reclaimed::Released(placement);
         }
@@ -190,7 +190,7 @@ impl Index {
 
     /// The last refusal of a gang that still asks for the same and for more devices than are free: on a full cluster most of a long queue
     /// needs no plan.
-    pub(super) fn repeated_refusal(&mut self, wanted: &Wanted) -> Option<Refused> {
+    pub(super) fn repeated_refusal(&mut self, wanted: &PlanRequest) -> Option<Refusal> {
         if self.gangs.reclaim.refused.get(&wanted.gang) != Some(&asked_for(wanted)) {
             return None;
         }
@@ -208,12 +208,12 @@ impl Index {
 
     /// Whether terminating pods and victims are considered: never for a decided gang, nor while nodes are reserved for a gang before it, nor
     /// if all pods of lower priority together have too few devices.
-    fn may_look_for_victims(&mut self, wanted: &Wanted) -> bool {
+    fn may_look_for_victims(&mut self, wanted: &PlanRequest) -> bool {
         let may = wanted.must > 0 && self.kept_from(wanted).is_none() && self.may_preempt(wanted);
         may && self.victims_may_suffice(wanted) && self.gangs.reclaim.may_search(&wanted.gang)
     }
 
-    fn victims_may_suffice(&mut self, wanted: &Wanted) -> bool {
+    fn victims_may_suffice(&mut self, wanted: &PlanRequest) -> bool {
         let Some(asked) = least(wanted, self.gangs.shapes.list()) else {
             return false;
         };
@@ -233,7 +233,7 @@ impl Index {
 
     /// Whether a gang fits once terminating pods are gone. It is planned again when one of them is overdue. It waits no longer than for those
     /// that were terminating when it began to: where pods come and go all the time, others may take what they leave.
-    fn waits_for_terminating(&mut self, wanted: &Wanted) -> bool {
+    fn waits_for_terminating(&mut self, wanted: &PlanRequest) -> bool {
         let orphaned = self.orphaned_reservations(wanted.priority);
         let orphaned: Vec<&Occupant> = orphaned.iter().map(|unit| &unit.what).collect();
         let fits = self.ending(wanted.priority).filter(|(ending, _)| {
@@ -261,7 +261,7 @@ impl Index {
 
     /// The placement of a gang for which an earlier process evicted pods, without as few of the terminating pods as possible. Which pods were
     /// evicted for it is not recorded.
-    fn resume(&self, wanted: &Wanted) -> Option<Placement> {
+    fn resume(&self, wanted: &PlanRequest) -> Option<Placement> {
         let units: Vec<Occupant> = self.each_ending().collect();
         let mut placement = self.on_terrain(Some(wanted), |input| preempt::preempt(input, wanted, &units))?;
         let leaving = std::mem::take(&mut placement.victims).into_iter();
@@ -271,7 +271,7 @@ impl Index {
     }
 
     /// The placement of a gang once its victims are gone. Orphaned reservations that it uses are released now.
-    fn preempt(&mut self, wanted: &Wanted) -> Option<Placement> {
+    fn preempt(&mut self, wanted: &PlanRequest) -> Option<Placement> {
         let units = self.orphaned_reservations(wanted.priority);
         let orphaned: Vec<&Occupant> = units.iter().map(|unit| &unit.what).collect();
         let placement = self.among_occupants(wanted, |occupants| {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use gantry_api::PodUid;
 use gantry_gang::GangKey;
-use gantry_gang::protocol::Wanted;
+use gantry_gang::protocol::PlanRequest;
 use gantry_planner::plan::{self, Explanation};
 use gantry_planner::preempt;
 use serde::Serialize;
@@ -62,7 +62,11 @@ impl Index {
 
     /// Whether an object that says how large a gang is has not been read yet.
     pub fn owners_unread(&self) -> bool {
-        self.gangs.core.owners_wanted().iter().any(|wanted| wanted.unread)
+        self.gangs
+            .core
+            .watched_owners()
+            .iter()
+            .any(|wanted| wanted.unread)
     }
 
     /// What gangs of a namespace are called.
@@ -78,8 +82,8 @@ impl Index {
     }
 
     /// Whose end would let a gang fit, whatever their priority and budgets.
-    fn in_the_way(&self, wanted: &Wanted) -> Vec<String> {
-        let wanted = Wanted {
+    fn in_the_way(&self, wanted: &PlanRequest) -> Vec<String> {
+        let wanted = PlanRequest {
             priority: i32::MAX,
             // A gang that is decided needs none at a time; whose end lets in one more is of interest all the same.
             must: wanted.must.max(1),

@@ -22,7 +22,7 @@ pub struct GangStanding {
     /// Name of its Gang object.
     pub object: String,
     /// By which convention its pods say that they are a gang.
-    pub dialect: &'static str,
+    pub integration: &'static str,
     /// What the extender says of it; absent while it has said nothing.
     pub said: Option<Said>,
     /// What comes of it when it is planned now, in its turn; absent if it is decided or bound.
@@ -139,7 +139,7 @@ impl Index {
             namespace,
             name,
             object,
-            dialect,
+            integration,
             decided_by,
             phase,
             reason,
@@ -170,7 +170,7 @@ impl Index {
             namespace,
             name,
             object,
-            dialect,
+            integration,
             said: status.map(said),
             if_planned_now: (!settled).then_some(Trial {
                 phase,

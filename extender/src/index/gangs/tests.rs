@@ -15,7 +15,7 @@ mod unlearned;
 
 use gantry_api::{GangPhase, GangSpec, NodeName, PodUid, names};
 use gantry_gang::protocol::{Answer, BindEnd, Object, Work};
-use gantry_gang::{OwnerKind, OwnerRef, dialect};
+use gantry_gang::{OwnerKind, OwnerRef, integrations};
 use serde_json::{Value, json};
 
 use crate::decide::Options;
@@ -96,7 +96,7 @@ fn an_owner_may_ask_for_one_node_too() {
             name: "a".into(),
             part: "".into(),
         };
-        let facts = dialect::read(kind, "", &object);
+        let facts = integrations::read(kind, "", &object);
         cluster
             .store
             .update(|index| index.owner_seen(&owner, Some(facts.into())));

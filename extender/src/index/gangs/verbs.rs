@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use gantry_api::{NodeName, PodUid};
 use gantry_gang::GangKey;
-use gantry_gang::protocol::{Answer, Arrival, BindEnd, Placed};
+use gantry_gang::protocol::{Answer, Arrival, Assignment, BindEnd};
 
 use crate::index::reservations::Reservations;
 use crate::index::{BindError, BindStep, Index, Reserved, Target};
@@ -54,7 +54,7 @@ impl Index {
     /// Whether a pod is of no gang, or of a group of which each goes by itself.
     pub(in crate::index) fn goes_by_itself(&self, pod: &PodFacts) -> bool {
         let core = &self.gangs.core;
-        let grouped = pod.claim.is_some();
+        let grouped = pod.membership.is_some();
         !grouped || core.gang_of(&pod.uid).is_some() && core.goes_with(&pod.uid).is_none()
     }
 
@@ -69,7 +69,7 @@ impl Index {
         let core = &self.gangs.core;
         let gang = core.gang_of(uid).cloned();
         let missed = gang.and_then(|gang| {
-            let view = core.view(&gang).filter(|view| view.is_missed())?;
+            let view = core.view(&gang).filter(|view| view.has_missed_nodes())?;
             let shape = self.gangs.shapes.get(view.shape_of(uid)?)?;
             Some((gang, shape.clone()))
         });
@@ -154,7 +154,7 @@ impl Index {
     }
 
     /// Sets the devices of a place aside for the bind of the member that has it: exactly those.
-    fn reserve_place(&mut self, target: &Target, placed: &Placed) -> Result<Reserved, BindError> {
+    fn reserve_place(&mut self, target: &Target, placed: &Assignment) -> Result<Reserved, BindError> {
         let heard = self.heard(target.uid.as_str());
         let request = heard.and_then(|pod| pod.request.clone().ok());
         let request = self.check_pod(target, request)?;
@@ -177,7 +177,7 @@ impl Index {
         &self,
         ix: crate::snapshot::NodeIx,
         request: &Request,
-        placed: &Placed,
+        placed: &Assignment,
         pod: &str,
     ) -> Option<Vec<Layout>> {
         let entry = self.nodes.get(ix)?;

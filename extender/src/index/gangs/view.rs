@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use gantry_api::{DeviceId, GangPhase, NodeName, PodUid};
 use gantry_gang::GangKey;
-use gantry_gang::protocol::{Stage, View, Why};
+use gantry_gang::protocol::{Stage, View, WaitReason};
 use serde::Serialize;
 
 use crate::index::Index;
@@ -20,7 +20,7 @@ pub struct GangView {
     /// Name of its Gang object.
     pub object: String,
     /// By which convention its pods say that they are a gang.
-    pub dialect: &'static str,
+    pub integration: &'static str,
     /// Who decided its size, if that is known.
     pub decided_by: Option<Arc<str>>,
     /// How far it is.
@@ -141,9 +141,9 @@ impl Index {
     }
 
     /// Why a pod waits for its gang, if it does, in the words that filter answers. Nobody is told while this process does not decide.
-    pub fn why_waits(&self, uid: &PodUid) -> Option<Why> {
+    pub fn why_waits(&self, uid: &PodUid) -> Option<WaitReason> {
         let knows = self.gangs.leading && self.gangs.synced;
-        knows.then(|| self.gangs.core.why_waits(uid)).flatten()
+        knows.then(|| self.gangs.core.wait_reason(uid)).flatten()
     }
 
     /// The node of the place that a pod's gang has for it.
@@ -215,7 +215,7 @@ impl Index {
             namespace: Arc::clone(&key.namespace),
             name: Arc::clone(&key.name),
             object: key.object_name(),
-            dialect: key.dialect.as_str(),
+            integration: key.integration.as_str(),
             decided_by: view.terms().map(|terms| Arc::clone(&terms.decided_by)),
             phase: view.phase(),
             reason: Arc::clone(view.text()),

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use gantry_api::{GangPhase, GangStatus, NodeName, PodUid};
 use gantry_gang::GangKey;
-use gantry_gang::protocol::{CommitFailure, Hindrance, Work};
+use gantry_gang::protocol::{Blocker, CommitFailure, Work};
 
 use crate::index::{Index, Target};
 
@@ -25,10 +25,10 @@ impl Index {
         self.take_slots();
         for work in self.gangs.core.take_work() {
             match work {
-                Work::Wake(pods) => self.gangs.called.extend(pods),
+                Work::Activate(pods) => self.gangs.called.extend(pods),
                 Work::Bind(pods) => self.gangs.deferred.extend(pods),
                 other => {
-                    if let Work::Forget { .. } = &other {
+                    if let Work::DeleteObject { .. } = &other {
                         let core = &self.gangs.core;
                         self.gangs.reclaim.retain(|gang| core.view(gang).is_some());
                         self.gangs.offers.retain(|gang| core.view(gang).is_some());
@@ -66,12 +66,12 @@ impl Index {
     }
 
     /// What has to be done to pods for a gang may not be done, and what would help; `None`: it was done after all.
-    pub fn hindered(&mut self, gang: &GangKey, what: Hindrance, why: Option<Arc<str>>) {
+    pub fn hindered(&mut self, gang: &GangKey, what: Blocker, why: Option<Arc<str>>) {
         self.gangs.core.hindered(self.now, gang, what, why);
     }
 
     /// Whether it is known that something may not be done to pods for a gang; true of one that is over.
-    pub fn is_hindered(&self, gang: &GangKey, what: Hindrance) -> bool {
+    pub fn is_hindered(&self, gang: &GangKey, what: Blocker) -> bool {
         self.gangs
             .core
             .view(gang)

@@ -339,7 +339,7 @@ fn priority_policy_deletion_and_gang_are_read() {
     let mut written = pod("a", 1);
     let plain = facts(&written);
     assert_eq!((plain.priority, plain.preempts, plain.leaving), (0, true, false));
-    assert_eq!(plain.claim, None);
+    assert_eq!(plain.membership, None);
     assert_eq!(plain.created(), 1_767_225_600);
     written["spec"]["priority"] = 1000.into();
     written["spec"]["preemptionPolicy"] = "Never".into();
@@ -351,7 +351,7 @@ fn priority_policy_deletion_and_gang_are_read() {
         (1000, false, true)
     );
     assert_eq!((plain.ends, marked.ends), (None, Some(1_767_225_630)));
-    assert_eq!(&*marked.claim.unwrap().key.name, "train");
+    assert_eq!(&*marked.membership.unwrap().key.name, "train");
 }
 
 #[test]
@@ -381,7 +381,7 @@ fn a_member_without_devices_says_its_gang_too() {
     }));
     assert_eq!(launcher.stage, Stage::Pending);
     assert_eq!(launcher.priority, 5);
-    assert_eq!(&*launcher.claim.unwrap().key.name, "train");
+    assert_eq!(&*launcher.membership.unwrap().key.name, "train");
 }
 
 proptest! {

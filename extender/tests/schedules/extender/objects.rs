@@ -49,7 +49,7 @@ impl Writer {
             };
             if let Some(key) = &self.key {
                 status.name = key.name.to_string();
-                status.integration = key.dialect.as_str().to_owned();
+                status.integration = key.integration.as_str().to_owned();
                 status.incarnation = key.incarnation.to_string();
             }
             let status = Arc::new(status);

@@ -131,7 +131,7 @@ impl Kept {
             Stage::Bound(_) if light => Class::LightBound,
             Stage::Bound(_) => Class::Bound,
             _ if self.bind == Bind::Done => Class::Bound,
-            _ if !self.member.claim.faults.is_empty() => Class::Faulty,
+            _ if !self.member.membership.faults.is_empty() => Class::Faulty,
             _ if self.member.elsewhere.is_some() => Class::Elsewhere,
             Stage::Gated { by_us_alone: false } => Class::Foreign,
             _ if light => Class::Light,

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use gantry_api::GangPhase;
 
-use super::world::{World, claim, member, uid};
+use super::world::{World, member, membership, uid};
 use crate::protocol::{Answer, Arrival, BindEnd, Settings, Work};
 
 fn give_up(world: &mut World, pod: &str) {
@@ -54,7 +54,7 @@ fn a_member_that_has_come_and_left_is_bound_with_the_others() {
 fn who_is_to_be_bound_without_being_brought_again_keeps_its_place_though_enough_are_there_without_it() {
     let mut world = World::new();
     world.members("a", 1, 1);
-    let mut light = member("light", claim("a", 1));
+    let mut light = member("light", membership("a", 1));
     (light.shape, light.asks) = (None, [].into());
     world.see(light);
     world.plan();

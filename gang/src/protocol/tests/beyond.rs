@@ -2,7 +2,7 @@
 
 use gantry_api::GangPhase;
 
-use super::world::{World, claim, key, member, uid};
+use super::world::{World, key, member, membership, uid};
 use crate::protocol::{Arrival, Member, Settings, Stage};
 
 fn world(max_gangs: usize, max_members: usize) -> World {
@@ -17,9 +17,9 @@ fn world(max_gangs: usize, max_members: usize) -> World {
 
 /// The only pod of a gang of that name in a namespace.
 fn alone(namespace: &str, gang: &str) -> Member {
-    let mut claim = claim(gang, 1);
-    claim.key.namespace = namespace.into();
-    member(&format!("{namespace}/{gang}"), claim)
+    let mut membership = membership(gang, 1);
+    membership.key.namespace = namespace.into();
+    member(&format!("{namespace}/{gang}"), membership)
 }
 
 /// How many gangs of a namespace are looked at.
@@ -73,7 +73,7 @@ fn a_gang_that_ends_as_a_whole_is_followed_by_those_of_its_pods_that_waited() {
     let mut world = world(10, 2);
     world.members("a", 3, 2);
     for pod in ["a0", "a1"] {
-        let mut failed = member(pod, claim("a", 2));
+        let mut failed = member(pod, membership("a", 2));
         failed.stage = Stage::Failed;
         world.see(failed);
     }
@@ -87,7 +87,7 @@ fn pods_that_wait_and_go_leave_nothing_behind() {
     let mut world = world(1, 1);
     world.members("a", 2, 1);
     world.members("b", 2, 1);
-    let mut failed = member("b0", claim("b", 1));
+    let mut failed = member("b0", membership("b", 1));
     failed.stage = Stage::Failed;
     world.see(failed);
     for pod in ["b0", "b1", "a0", "a1"] {

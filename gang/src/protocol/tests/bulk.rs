@@ -3,13 +3,13 @@
 use gantry_api::{DecidedReservation, GangPhase};
 use serde_json::json;
 
-use super::world::{World, claim, member, place};
+use super::world::{World, member, membership, place};
 use crate::protocol::bulk::MOST;
-use crate::protocol::{Place, Placement, ShapeId, Wanted, Work};
+use crate::protocol::{Placement, PlanRequest, Reservation, ShapeId, Work};
 
 /// A place of so many GPUs, by what NVIDIA's driver calls them.
-fn places(wanted: &Wanted, gpus: usize) -> Vec<Place> {
-    let places = wanted.members.iter().enumerate().map(|(at, _)| Place {
+fn places(wanted: &PlanRequest, gpus: usize) -> Vec<Reservation> {
+    let places = wanted.members.iter().enumerate().map(|(at, _)| Reservation {
         shape: ShapeId(0),
         devices: vec![(
             "nvidia.com/gpu".into(),
@@ -27,7 +27,7 @@ fn of_eight(count: u32, min: u32) -> World {
     let mut world = World::new();
     for number in 0..count {
         let uid = format!("01234567-89ab-4cde-8f01-{number:012x}");
-        let mut member = member(&uid, claim("a", min));
+        let mut member = member(&uid, membership("a", min));
         member.name = format!("train-worker-{number}").into();
         world.see(member);
     }

@@ -14,9 +14,9 @@ use std::time::{Duration, Instant};
 use gantry_api::{Decision, GangStatus, NodeName, PodUid};
 
 use super::world::key;
-use crate::claim::Claim;
 use crate::key::GangKey;
-use crate::protocol::{Devices, Gangs, Now, Placed, Settings, Stage};
+use crate::membership::Membership;
+use crate::protocol::{Assignment, Devices, Gangs, Now, Settings, Stage};
 use crate::terms::Repair;
 
 pub(super) const GANGS: [&str; 3] = ["a", "b", "c"];
@@ -68,7 +68,7 @@ pub(super) enum End {
 #[derive(Debug, Clone)]
 struct Pod {
     uid: String,
-    claim: Claim,
+    membership: Membership,
     gpus: bool,
     stage: Stage,
     leaving: bool,
@@ -78,7 +78,7 @@ struct Pod {
     /// It waits in bind.
     waits: bool,
     /// It may be bound here.
-    going: Option<Placed>,
+    going: Option<Assignment>,
 }
 
 #[derive(Debug, Clone, Default)]

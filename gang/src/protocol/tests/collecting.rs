@@ -6,10 +6,10 @@ use std::time::Duration;
 use gantry_api::{GangPhase, GangSpec};
 
 use super::world::{
-    World, bound, claim, in_pod_group, in_role, key, leaving, member, pod_group, uid, wants, wants_roles,
+    World, bound, in_pod_group, in_role, key, leaving, member, membership, pod_group, uid, wants, wants_roles,
 };
-use crate::claim::{Claim, Maker, OwnerKind, OwnerRef, Size};
-use crate::protocol::{Answer, Arrival, Hindrance, Member, Object, OwnerWanted, Settings, Stage, Work};
+use crate::membership::{JobRef, Membership, OwnerKind, OwnerRef, Size};
+use crate::protocol::{Answer, Arrival, Blocker, Member, Object, Settings, Stage, WatchedOwner, Work};
 use crate::terms::{Fault, work};
 
 fn gated(mut member: Member, by_us_alone: bool) -> Member {
@@ -26,8 +26,8 @@ fn light(mut member: Member) -> Member {
 #[test]
 fn members_kept_back_by_gates_of_others_do_not_count() {
     let mut world = World::new();
-    world.see(member("a0", claim("a", 2)));
-    world.see(gated(member("a1", claim("a", 2)), false));
+    world.see(member("a0", membership("a", 2)));
+    world.see(gated(member("a1", membership("a", 2)), false));
     assert_eq!(world.text("a"), "gang default/a: 1 of 2 members exist");
     assert_eq!(
         world.status("a").message,
@@ -44,7 +44,7 @@ fn our_own_gates_keep_members_back_where_nobody_removes_them() {
     });
     world.gangs.synced(world.now());
     for name in ["a0", "a1"] {
-        world.see(gated(member(name, claim("a", 2)), true));
+        world.see(gated(member(name, membership("a", 2)), true));
     }
     assert_eq!(world.phase("a"), GangPhase::Pending);
     assert_eq!(world.take_work(), []);
@@ -58,11 +58,11 @@ fn our_own_gates_keep_members_back_where_nobody_removes_them() {
 #[test]
 fn our_gates_go_when_the_quorum_exists_and_not_before() {
     let mut world = World::new();
-    world.see(gated(member("a0", claim("a", 2)), true));
+    world.see(gated(member("a0", membership("a", 2)), true));
     assert_eq!(world.take_work(), []);
-    world.see(gated(member("a1", claim("a", 2)), true));
+    world.see(gated(member("a1", membership("a", 2)), true));
     assert_eq!(world.take_work(), [Work::Ungate(vec![uid("a0"), uid("a1")])]);
-    world.see(member("a0", claim("a", 2)));
+    world.see(member("a0", membership("a", 2)));
     assert_eq!(world.take_work(), []);
     world.pass(10);
     assert_eq!(
@@ -76,7 +76,7 @@ fn our_gates_go_when_the_quorum_exists_and_not_before() {
 fn a_gang_whose_gates_may_not_be_removed_keeps_no_places_and_is_planned_once_they_may() {
     let mut world = World::new();
     for name in ["a0", "a1"] {
-        world.see(gated(member(name, claim("a", 2)), true));
+        world.see(gated(member(name, membership("a", 2)), true));
     }
     let ungate = Work::Ungate(vec![uid("a0"), uid("a1")]);
     assert_eq!(world.take_work(), std::slice::from_ref(&ungate));
@@ -86,7 +86,7 @@ fn a_gang_whose_gates_may_not_be_removed_keeps_no_places_and_is_planned_once_the
     let why = "pod a0: its scheduling gate cannot be removed: no; manifests/gates.yaml gives that right";
     world
         .gangs
-        .hindered(world.now(), &key("a"), Hindrance::Gates, Some(why.into()));
+        .hindered(world.now(), &key("a"), Blocker::Gates, Some(why.into()));
     assert_eq!(world.reserved(), Vec::<String>::new(), "nobody can come to them");
     assert_eq!(
         world.text("a"),
@@ -108,11 +108,9 @@ fn a_gang_whose_gates_may_not_be_removed_keeps_no_places_and_is_planned_once_the
     world.pass(10);
     assert_eq!(world.take_work(), [ungate]);
     assert_eq!(world.next(), None);
-    world
-        .gangs
-        .hindered(world.now(), &key("a"), Hindrance::Gates, None);
+    world.gangs.hindered(world.now(), &key("a"), Blocker::Gates, None);
     for name in ["a0", "a1"] {
-        world.see(member(name, claim("a", 2)));
+        world.see(member(name, membership("a", 2)));
     }
     world.plan();
     assert_eq!(world.phase("a"), GangPhase::Reserved);
@@ -121,15 +119,12 @@ fn a_gang_whose_gates_may_not_be_removed_keeps_no_places_and_is_planned_once_the
 #[test]
 fn a_gang_for_which_pods_may_not_be_evicted_keeps_its_places_while_gates_are_being_removed() {
     let mut world = World::new();
-    world.see(gated(member("a0", claim("a", 2)), true));
-    world.see(gated(member("a1", claim("a", 2)), true));
+    world.see(gated(member("a0", membership("a", 2)), true));
+    world.see(gated(member("a1", membership("a", 2)), true));
     world.plan();
-    world.gangs.hindered(
-        world.now(),
-        &key("a"),
-        Hindrance::Removal,
-        Some("no right".into()),
-    );
+    world
+        .gangs
+        .hindered(world.now(), &key("a"), Blocker::Removal, Some("no right".into()));
     assert_eq!(world.phase("a"), GangPhase::Reserved);
     assert_eq!(world.reserved().len(), 2);
 }
@@ -138,10 +133,10 @@ fn a_gang_for_which_pods_may_not_be_evicted_keeps_its_places_while_gates_are_bei
 fn a_gang_is_planned_without_those_whose_gates_may_not_be_removed_if_the_others_are_enough() {
     let mut world = World::new();
     world.members("a", 2, 2);
-    world.see(gated(member("a2", claim("a", 2)), true));
+    world.see(gated(member("a2", membership("a", 2)), true));
     world
         .gangs
-        .hindered(world.now(), &key("a"), Hindrance::Gates, Some("no right".into()));
+        .hindered(world.now(), &key("a"), Blocker::Gates, Some("no right".into()));
     let wanted = world.plan();
     assert_eq!((wanted.must, wanted.members.len()), (2, 2));
     assert_eq!(world.phase("a"), GangPhase::Reserved);
@@ -157,10 +152,10 @@ fn a_gang_is_planned_without_those_whose_gates_may_not_be_removed_if_the_others_
 #[test]
 fn members_without_devices_count_as_arrived_once_they_exist() {
     let mut world = World::new();
-    world.see(light(member("launcher", claim("a", 2))));
+    world.see(light(member("launcher", membership("a", 2))));
     assert_eq!(world.answer("launcher"), Answer::Single);
     assert_eq!(world.arrive("launcher", "n9"), Arrival::Single);
-    world.see(member("worker", claim("a", 2)));
+    world.see(member("worker", membership("a", 2)));
     let wanted = world.plan();
     assert_eq!((wanted.must, wanted.members.len()), (1, 1));
     world.come("worker");
@@ -172,17 +167,17 @@ fn members_without_devices_count_as_arrived_once_they_exist() {
 #[test]
 fn failed_and_leaving_members_do_not_count_and_completed_ones_do() {
     let mut world = World::new();
-    let mut failed = member("a0", claim("a", 3));
+    let mut failed = member("a0", membership("a", 3));
     world.see(failed.clone());
     failed.stage = Stage::Failed;
     world.see(failed);
-    world.see(leaving(bound(member("a1", claim("a", 3)), "n1")));
-    let mut completed = bound(member("a2", claim("a", 3)), "n2");
+    world.see(leaving(bound(member("a1", membership("a", 3)), "n1")));
+    let mut completed = bound(member("a2", membership("a", 3)), "n2");
     completed.stage = Stage::Succeeded;
     world.see(completed);
-    world.see(member("a3", claim("a", 3)));
+    world.see(member("a3", membership("a", 3)));
     assert_eq!(world.text("a"), "gang default/a: 2 of 3 members exist");
-    world.see(member("a4", claim("a", 3)));
+    world.see(member("a4", membership("a", 3)));
     let wanted = world.plan();
     assert_eq!((wanted.must, wanted.members.len()), (2, 2));
 }
@@ -190,7 +185,7 @@ fn failed_and_leaving_members_do_not_count_and_completed_ones_do() {
 #[test]
 fn the_rest_of_an_announced_total_is_waited_for_but_not_for_long() {
     let mut world = World::new();
-    let mut said = claim("a", 2);
+    let mut said = membership("a", 2);
     said.size = Size::Stated {
         min: 2,
         total: Some(3),
@@ -236,15 +231,15 @@ fn a_size_that_the_owner_knows_is_asked_of_the_pod_group() {
     world.see(member("a0", in_pod_group()));
     let wanted = |unread| {
         let owner = pod_group();
-        [OwnerWanted { owner, unread }]
+        [WatchedOwner { owner, unread }]
     };
-    assert_eq!(world.gangs.owners_wanted(), wanted(true));
+    assert_eq!(world.gangs.watched_owners(), wanted(true));
     assert_eq!(
         world.text("a"),
         "gang default/a: PodGroup a (scheduling.x-k8s.io) was not read yet"
     );
     world.gangs.owner_seen(world.now(), &pod_group(), None);
-    assert_eq!(world.gangs.owners_wanted(), wanted(false));
+    assert_eq!(world.gangs.watched_owners(), wanted(false));
     assert_eq!(
         world.text("a"),
         "gang default/a: PodGroup a (scheduling.x-k8s.io), which says how many members are needed, does not exist or may not be read"
@@ -257,19 +252,19 @@ fn a_size_that_the_owner_knows_is_asked_of_the_pod_group() {
     );
     world.gone("a0");
     world.pass(60);
-    assert_eq!(world.gangs.owners_wanted(), []);
+    assert_eq!(world.gangs.watched_owners(), []);
 }
 
 #[test]
 fn a_gang_whose_owner_may_start_some_pods_first_says_that_it_cannot_be_read() {
     let of = |kind: OwnerKind| {
         let owner = OwnerRef { kind, ..pod_group() };
-        let claim = Claim {
+        let membership = Membership {
             owner: Some(owner.clone()),
-            ..claim("a", 4)
+            ..membership("a", 4)
         };
         let mut world = World::new();
-        world.see(member("a0", claim));
+        world.see(member("a0", membership));
         assert!(world.text("a").ends_with(" was not read yet"));
         world.gangs.owner_seen(world.now(), &owner, None);
         let status = world.status("a");
@@ -324,9 +319,9 @@ fn what_is_told_of_an_owner_that_no_gang_goes_by_is_not_kept() {
 #[test]
 fn members_that_contradict_one_another_are_told_so_and_not_planned() {
     let mut world = World::new();
-    world.see(member("a0", claim("a", 1)));
+    world.see(member("a0", membership("a", 1)));
     world.plan();
-    world.see(member("a1", claim("a", 2)));
+    world.see(member("a1", membership("a", 2)));
     assert_eq!(world.phase("a"), GangPhase::Invalid);
     assert_eq!(world.reserved(), Vec::<String>::new());
     assert!(
@@ -345,16 +340,16 @@ fn members_that_contradict_one_another_are_told_so_and_not_planned() {
 
 /// A pod of a Job whose template names a gang.
 fn of_job(job: &str, uid: &str, min: u32) -> Member {
-    let maker = Maker {
+    let maker = JobRef {
         kind: "Job".into(),
         name: job.into(),
         uid: format!("uid of {job}").into(),
     };
-    let claim = Claim {
+    let membership = Membership {
         maker: Some(maker),
-        ..claim("a", min)
+        ..membership("a", min)
     };
-    member(uid, claim)
+    member(uid, membership)
 }
 
 /// Things looked at for each pod while so many come, each of which says something else of everything, are asked about, and go.
@@ -362,13 +357,13 @@ fn looked_at(pods: u32) -> u64 {
     let mut world = World::new();
     work::take();
     for number in 0..pods {
-        let mut claim = claim("a", number + 1);
-        claim.role = format!("role-{number}").into();
-        claim.wish.max = Some(number + 1);
-        claim.wish.arrival = Some(Duration::from_secs(u64::from(number)));
+        let mut membership = membership("a", number + 1);
+        membership.role = format!("role-{number}").into();
+        membership.options.max = Some(number + 1);
+        membership.options.arrival = Some(Duration::from_secs(u64::from(number)));
         let pod = of_job(&format!("job-{number}"), &format!("a{number}"), number + 1);
-        claim.maker = pod.claim.maker.clone();
-        world.see(member(&format!("a{number}"), claim));
+        membership.maker = pod.membership.maker.clone();
+        world.see(member(&format!("a{number}"), membership));
     }
     assert_eq!(world.phase("a"), GangPhase::Invalid);
     for number in 0..pods {
@@ -447,9 +442,9 @@ fn jobs_that_belong_together_say_how_many_members_there_may_be() {
     let mut world = World::new();
     for (job, pod) in [("driver", "a0"), ("workers", "a1"), ("workers", "a2")] {
         let mut member = of_job(job, pod, 2);
-        let mut claim = Claim::clone(&member.claim);
-        claim.wish.max = Some(3);
-        member.claim = Arc::new(claim);
+        let mut membership = Membership::clone(&member.membership);
+        membership.options.max = Some(3);
+        member.membership = Arc::new(membership);
         world.see(member);
     }
     assert_eq!(world.phase("a"), GangPhase::Queued);
@@ -458,7 +453,7 @@ fn jobs_that_belong_together_say_how_many_members_there_may_be() {
 #[test]
 fn a_pod_with_a_fault_is_told_its_own() {
     let mut world = World::new();
-    let mut faulty = claim("a", 1);
+    let mut faulty = membership("a", 1);
     faulty.faults.push(Fault {
         place: "annotation gantry.dev/gang-rank".into(),
         words: "`x` is not a number".into(),
@@ -485,7 +480,7 @@ fn a_person_s_word_in_the_object_goes_first() {
         ..world.object(gantry_api::GangStatus::default())
     };
     world.gangs.object_seen(world.now(), "default", "a", object);
-    world.see(member("a0", claim("a", 2)));
+    world.see(member("a0", membership("a", 2)));
     assert_eq!(world.phase("a"), GangPhase::Queued);
     world.gangs.object_gone(world.now(), "default", "a");
     assert_eq!(world.phase("a"), GangPhase::Pending);
@@ -507,11 +502,11 @@ fn a_person_s_word_in_the_object_goes_first() {
 fn of_two_gangs_of_one_object_name_the_second_is_told_so() {
     let mut world = World::new();
     // The name of gang `x` of another convention, taken by a gang of ours.
-    let mut other = claim("x", 1);
-    other.key.dialect = crate::key::Dialect::Kueue;
+    let mut other = membership("x", 1);
+    other.key.integration = crate::key::Integration::Kueue;
     let name = other.key.object_name();
     world.see(member("x0", other));
-    world.see(member("a0", claim(&name, 1)));
+    world.see(member("a0", membership(&name, 1)));
     assert_eq!(world.phase(&name), GangPhase::Invalid);
     assert!(
         world
@@ -528,15 +523,15 @@ fn of_two_gangs_of_one_object_name_the_second_is_told_so() {
 #[test]
 fn a_pod_that_names_another_gang_moves_there_unless_it_has_a_place() {
     let mut world = World::new();
-    world.see(member("p", claim("a", 2)));
-    world.see(member("p", claim("b", 1)));
+    world.see(member("p", membership("a", 2)));
+    world.see(member("p", membership("b", 1)));
     assert_eq!(
         world.gangs.gang_of(&uid("p")).map(|gang| gang.name.to_string()),
         Some("b".to_owned())
     );
     assert!(world.gangs.view(&key("a")).is_none(), "nobody was ever of it");
     world.plan();
-    world.see(member("p", claim("a", 2)));
+    world.see(member("p", membership("a", 2)));
     assert_eq!(
         world.gangs.gang_of(&uid("p")).map(|gang| gang.name.to_string()),
         Some("b".to_owned())

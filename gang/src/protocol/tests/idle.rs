@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use gantry_api::GangPhase;
 
-use super::world::{World, claim, key, member};
+use super::world::{World, key, member, membership};
 use crate::protocol::Answer;
 
 fn idle(world: &World, gang: &str) -> BTreeSet<u32> {
@@ -21,7 +21,7 @@ fn words(world: &mut World) -> (String, String) {
 #[test]
 fn the_place_of_a_lost_member_can_be_given_up_until_somebody_comes_for_it() {
     let mut world = World::new();
-    world.bound_gang_of("a", 3, &claim("a", 3));
+    world.bound_gang_of("a", 3, &membership("a", 3));
     assert!(idle(&world, "a").is_empty());
     assert_eq!(world.gangs.stocked().count(), 0);
     world.gone("a1");
@@ -31,7 +31,7 @@ fn the_place_of_a_lost_member_can_be_given_up_until_somebody_comes_for_it() {
     assert_eq!(both.len(), 2);
     assert_eq!(world.gangs.stocked().count(), 1);
     assert_eq!(world.gangs.view(&key("a")).unwrap().lacks(), 2);
-    world.see(member("a1b", claim("a", 3)));
+    world.see(member("a1b", membership("a", 3)));
     let one = idle(&world, "a");
     assert_eq!(one.len(), 1);
     // What somebody has come for stays, whatever is asked for.
@@ -46,7 +46,7 @@ fn the_place_of_a_lost_member_can_be_given_up_until_somebody_comes_for_it() {
 #[test]
 fn a_gang_says_who_has_the_place_until_it_lacks_none() {
     let mut world = World::new();
-    world.bound_gang_of("a", 2, &claim("a", 2));
+    world.bound_gang_of("a", 2, &membership("a", 2));
     world.gone("a1");
     let slots = idle(&world, "a");
     let to = "gang ns/b".into();
@@ -57,7 +57,7 @@ fn a_gang_says_who_has_the_place_until_it_lacks_none() {
     assert_eq!(message, "1 bound; no place is kept for them any more");
     // Asked once more, there is nothing to give.
     assert_eq!(world.gangs.give_up_idle(world.now(), &key("a"), &slots, &to), 0);
-    world.see(member("a1b", claim("a", 2)));
+    world.see(member("a1b", membership("a", 2)));
     assert_eq!(words(&mut world).0, said);
     world.plan();
     assert!(!words(&mut world).0.contains("ns/b"));

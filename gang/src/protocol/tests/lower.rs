@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use gantry_api::{GangPhase, GangRepair, GangSpec, GangStatus};
 
-use super::world::{World, bound, claim, key, leaving, member, place, with_repair};
-use crate::claim::{Claim, OwnerFacts, OwnerKind, OwnerRef, Size};
+use super::world::{World, bound, key, leaving, member, membership, place, with_repair};
+use crate::membership::{Membership, OwnerFacts, OwnerKind, OwnerRef, Size};
 use crate::protocol::{Member, Object, Settings, Work};
 use crate::terms::Repair;
 
@@ -18,15 +18,15 @@ fn cluster() -> OwnerRef {
     }
 }
 
-fn owned(role: &str, repair: Repair) -> Claim {
-    let claim = Claim {
+fn owned(role: &str, repair: Repair) -> Membership {
+    let membership = Membership {
         size: Size::Unsaid,
         size_said: "",
         owner: Some(cluster()),
         role: role.into(),
-        ..claim("a", 1)
+        ..membership("a", 1)
     };
-    with_repair(claim, repair)
+    with_repair(membership, repair)
 }
 
 /// A head, and so many workers.
@@ -149,7 +149,7 @@ fn what_the_object_says_lowers_too_and_what_pods_say_does_not() {
     let mut world = World::new();
     world.bound_gang("a", 3, 3);
     for number in 0..3 {
-        let pod = member(&format!("a{number}"), claim("a", 1));
+        let pod = member(&format!("a{number}"), membership("a", 1));
         world.see(bound(pod, &format!("n{number}")));
     }
     let status = world.status("a");
@@ -172,7 +172,7 @@ fn what_the_object_says_lowers_too_and_what_pods_say_does_not() {
 #[test]
 fn a_forged_pod_does_not_lower_what_its_owner_says() {
     let mut world = of_five(Repair::Hold);
-    let forged = Claim {
+    let forged = Membership {
         size: Size::Stated { min: 1, total: None },
         size_said: "annotation gantry.dev/gang-min",
         ..owned("worker", Repair::Hold)
@@ -235,7 +235,7 @@ fn whoever_takes_over_goes_by_the_lowered_minimum() {
 fn a_forged_pod_does_not_have_a_bound_gang_started_anew() {
     let mut world = World::new();
     world.bound_gang("a", 3, 3);
-    let forged = with_repair(claim("a", 3), Repair::Restart);
+    let forged = with_repair(membership("a", 3), Repair::Restart);
     world.see(bound(member("a0", forged), "n0"));
     let status = world.status("a");
     assert_eq!(

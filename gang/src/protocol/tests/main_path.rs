@@ -2,19 +2,19 @@
 
 use gantry_api::GangPhase;
 
-use super::world::{World, bound, claim, member, uid};
+use super::world::{World, bound, member, membership, uid};
 use crate::protocol::{Answer, Arrival, BindEnd};
 
 #[test]
 fn a_gang_collects_is_planned_arrives_is_decided_and_bound() {
     let mut world = World::new();
 
-    world.see(member("a0", claim("a", 2)));
+    world.see(member("a0", membership("a", 2)));
     assert_eq!(world.phase("a"), GangPhase::Pending);
     assert_eq!(world.waits("a0"), "gang default/a: 1 of 2 members exist");
     assert_eq!(world.next(), None);
 
-    world.see(member("a1", claim("a", 2)));
+    world.see(member("a1", membership("a", 2)));
     assert_eq!(world.phase("a"), GangPhase::Queued);
     assert_eq!(world.waits("a0"), "gang default/a waits its turn");
 
@@ -48,8 +48,8 @@ fn a_gang_collects_is_planned_arrives_is_decided_and_bound() {
         ["a-g0", "a-g1"],
         "until the pods are seen to be bound"
     );
-    world.see(bound(member("a0", claim("a", 2)), "n0"));
-    world.see(bound(member("a1", claim("a", 2)), "n1"));
+    world.see(bound(member("a0", membership("a", 2)), "n0"));
+    world.see(bound(member("a1", membership("a", 2)), "n1"));
     assert_eq!(world.reserved(), Vec::<String>::new());
     assert_eq!(world.answer("stranger"), Answer::Single);
 }

@@ -1,8 +1,8 @@
 //! When parked pods are asked to come again because they were told another reason than the one that holds now: kube-scheduler would show
 //! the old one for minutes.
 
-use super::world::{World, claim, in_pod_group, leaving, member, wants};
-use crate::claim::OwnerFacts;
+use super::world::{World, in_pod_group, leaving, member, membership, wants};
+use crate::membership::OwnerFacts;
 use crate::protocol::Answer;
 
 #[test]
@@ -29,7 +29,7 @@ fn counts_alone_wake_nobody() {
     world.members("a", 1, 9);
     world.waits("a0");
     for number in 1..8 {
-        world.see(member(&format!("a{number}"), claim("a", 9)));
+        world.see(member(&format!("a{number}"), membership("a", 9)));
         world.waits(&format!("a{number}"));
         world.pass(10);
     }
@@ -124,10 +124,10 @@ fn who_is_leaving_is_not_woken() {
     let mut world = World::new();
     world.members("a", 3, 4);
     world.waits("a0");
-    world.see(leaving(member("a0", claim("a", 4))));
+    world.see(leaving(member("a0", membership("a", 4))));
     world.waits("a1");
     for uid in ["a3", "a4"] {
-        world.see(member(uid, claim("a", 4)));
+        world.see(member(uid, membership("a", 4)));
     }
     world.refuse("no room");
     world.pass(10);
@@ -139,10 +139,10 @@ fn who_is_leaving_is_not_woken() {
 fn a_thousand_members_are_not_woken_all_at_once() {
     let mut world = World::new();
     for number in 0..999 {
-        world.see(member(&format!("a{number}"), claim("a", 1000)));
+        world.see(member(&format!("a{number}"), membership("a", 1000)));
         world.waits(&format!("a{number}"));
     }
-    world.see(member("last", claim("a", 1000)));
+    world.see(member("last", membership("a", 1000)));
     world.refuse("no room");
     world.pass(1);
     let first = world.woken().len();

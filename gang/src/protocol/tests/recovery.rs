@@ -3,7 +3,8 @@
 use gantry_api::{GangPhase, GangStatus};
 
 use super::world::{
-    World, asks, bound, claim, forget, in_role, key, leaving, member, place, uid, wants_roles, with_repair,
+    World, asks, bound, forget, in_role, key, leaving, member, membership, place, uid, wants_roles,
+    with_repair,
 };
 use crate::protocol::{Answer, Arrival, Member, Placement, Settings, Stage, Work};
 use crate::terms::Repair;
@@ -11,14 +12,16 @@ use crate::terms::Repair;
 /// The process before: gang `a` of three, of which two are needed; `bind` of them were bound. What it left: the status, and its pods.
 fn before(bind: u32, repair: Repair) -> (GangStatus, Vec<Member>) {
     let mut world = World::new();
-    let claim = with_repair(claim("a", 2), repair);
+    let membership = with_repair(membership("a", 2), repair);
     for pod in ["a0", "a1", "a2"] {
-        world.see(member(pod, claim.clone()));
+        world.see(member(pod, membership.clone()));
     }
     world.plan();
     world.come_all("a", 3);
     world.write();
-    let mut pods: Vec<Member> = ["a0", "a1", "a2"].map(|pod| member(pod, claim.clone())).into();
+    let mut pods: Vec<Member> = ["a0", "a1", "a2"]
+        .map(|pod| member(pod, membership.clone()))
+        .into();
     for (number, pod) in pods.iter_mut().enumerate().take(bind as usize) {
         let node = world.bind(&format!("a{number}"));
         *pod = bound(pod.clone(), &node);
@@ -148,7 +151,7 @@ fn a_member_lost_meanwhile_is_repaired() {
     world.gangs.synced(world.now());
     assert_eq!(world.phase("a"), GangPhase::Degraded);
     assert_eq!(world.reserved().len(), 1, "one of two is needed");
-    world.see(member("a3", with_repair(claim("a", 2), Repair::Hold)));
+    world.see(member("a3", with_repair(membership("a", 2), Repair::Hold)));
     assert_eq!(
         world.come("a3"),
         Arrival::Wait,
@@ -172,7 +175,7 @@ fn a_gang_of_which_only_work_that_is_done_is_left_goes_on() {
     let slots = &mut status.decision.as_mut().unwrap().reservations;
     slots.retain(|slot| slot.pod == Some(uid("a2")));
     let mut world = after(&status, &pods[..1]);
-    let third = member("a3", pods[2].claim.as_ref().clone());
+    let third = member("a3", pods[2].membership.as_ref().clone());
     world.see(third);
     world.gangs.synced(world.now());
     assert_eq!(world.bind("a3"), "n2");
@@ -186,7 +189,7 @@ fn the_place_of_a_member_on_its_way_out_waits_for_its_end() {
     pods.truncate(2);
     let mut world = after(&status, &pods);
     world.gangs.synced(world.now());
-    let replacement = member("a3", with_repair(claim("a", 2), Repair::Hold));
+    let replacement = member("a3", with_repair(membership("a", 2), Repair::Hold));
     world.see(replacement);
     world.gone("a0");
     assert!(matches!(world.answer("a3"), Answer::Node(_)));
@@ -196,7 +199,7 @@ fn the_place_of_a_member_on_its_way_out_waits_for_its_end() {
 fn a_replacement_fits_a_place_by_what_it_asks_for() {
     let (status, pods) = before(2, Repair::Hold);
     let mut world = after(&status, &pods[1..2]);
-    let mut larger = member("a3", with_repair(claim("a", 2), Repair::Hold));
+    let mut larger = member("a3", with_repair(membership("a", 2), Repair::Hold));
     larger.shape = Some(crate::protocol::ShapeId(1));
     larger.asks = [("nvidia.com/gpu".into(), 8)].into();
     world.see(larger);
@@ -211,7 +214,7 @@ fn a_replacement_fits_a_place_by_what_it_asks_for() {
 #[test]
 fn a_decision_of_which_no_member_is_left_is_over() {
     let (status, _) = before(2, Repair::Hold);
-    let others = ["b0", "b1"].map(|pod| member(pod, claim("a", 2)));
+    let others = ["b0", "b1"].map(|pod| member(pod, membership("a", 2)));
     let mut world = after(&status, &others);
     world.gangs.synced(world.now());
     assert_eq!(
@@ -269,8 +272,8 @@ fn a_status_that_counts_more_members_than_there_can_be_is_not_believed() {
 #[test]
 fn a_restart_under_way_is_finished() {
     let mut world = World::new();
-    let claim = with_repair(claim("a", 2), Repair::Restart);
-    world.bound_gang_of("a", 2, &claim);
+    let membership = with_repair(membership("a", 2), Repair::Restart);
+    world.bound_gang_of("a", 2, &membership);
     let decided = world.status("a");
     world.gone("a0");
     let mut status = world.status("a");
@@ -282,9 +285,9 @@ fn a_restart_under_way_is_finished() {
     );
     status.bound_at = decided.bound_at;
 
-    let mut new = member("a2", claim.clone());
+    let mut new = member("a2", membership.clone());
     new.created = 5_000;
-    let mut world = after(&status, &[bound(member("a1", claim), "n1"), new]);
+    let mut world = after(&status, &[bound(member("a1", membership), "n1"), new]);
     world.gangs.synced(world.now());
     assert_eq!(world.phase("a"), GangPhase::Degraded);
     assert!(matches!(&world.take_work()[..], [Work::Delete { pods, .. }] if *pods == [uid("a1")]));
@@ -325,7 +328,7 @@ fn a_decision_that_is_written_late_over_places_of_others_is_buried() {
     let (status, pods) = before(0, Repair::Hold);
     let mut world = World::new();
     // Who leads now has given one of the devices to another gang.
-    world.see(member("b0", claim("b", 1)));
+    world.see(member("b0", membership("b", 1)));
     let wanted = world.next().unwrap();
     let placement = Placement {
         places: vec![place("n1", "a-g1")],
@@ -354,7 +357,7 @@ fn a_place_that_two_decisions_name_is_that_of_the_younger_one() {
     let mut world = World::new();
     world.pass(1000);
     for pod in ["z0", "z1"] {
-        world.see(member(pod, claim("z", 2)));
+        world.see(member(pod, membership("z", 2)));
     }
     let wanted = world.next().unwrap();
     let placement = Placement {
@@ -366,12 +369,12 @@ fn a_place_that_two_decisions_name_is_that_of_the_younger_one() {
     world.write();
     world.bind("z0");
     let younger = world.status("z");
-    let mut begun = bound(member("z0", claim("z", 2)), "n5");
+    let mut begun = bound(member("z0", membership("z", 2)), "n5");
     begun.holds = place("n5", "z-g5").devices;
 
     let mut world = after(&older, &pods);
     world.see(begun);
-    world.see(member("z1", claim("z", 2)));
+    world.see(member("z1", membership("z", 2)));
     world.show("z", younger);
     world.gangs.synced(world.now());
     assert_eq!(world.bind("z1"), "n1");
@@ -388,7 +391,7 @@ fn a_gang_that_waited_before_a_restart_has_not_begun_to_wait_anew() {
         let mut world = World::with(Settings::default());
         world.pass(500);
         for pod in ["a0", "a1"] {
-            let mut seen = member(pod, claim("a", 2));
+            let mut seen = member(pod, membership("a", 2));
             seen.created = created;
             world.see(seen);
         }

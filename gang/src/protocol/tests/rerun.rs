@@ -2,28 +2,28 @@
 
 use gantry_api::{GangPhase, GangSpec, GangStatus};
 
-use super::world::{World, bound, claim, in_pod_group, key, member, wants};
-use crate::claim::{Claim, Maker};
+use super::world::{World, bound, in_pod_group, key, member, membership, wants};
+use crate::membership::{JobRef, Membership};
 use crate::protocol::{Answer, Arrival, Member, Object, Settings, Stage};
 
 /// What a pod of a Job says that names a PodGroup.
-fn in_group(job: &str) -> Claim {
-    Claim {
+fn in_group(job: &str) -> Membership {
+    Membership {
         made_by: Some(job.into()),
         ..in_pod_group()
     }
 }
 
 /// What a pod of a Job says whose template names the gang.
-fn named(job: &str, min: u32) -> Claim {
-    Claim {
-        maker: Some(Maker {
+fn named(job: &str, min: u32) -> Membership {
+    Membership {
+        maker: Some(JobRef {
             kind: "Job".into(),
             name: job.into(),
             uid: job.into(),
         }),
         made_by: Some(job.into()),
-        ..claim("a", min)
+        ..membership("a", min)
     }
 }
 
@@ -31,29 +31,29 @@ fn with_group(world: &mut World, min: u32) {
     world.group_says(wants(min));
 }
 
-fn succeeded(pod: &str, claim: &Claim) -> Member {
-    let mut done = bound(member(pod, claim.clone()), "n0");
+fn succeeded(pod: &str, membership: &Membership) -> Member {
+    let mut done = bound(member(pod, membership.clone()), "n0");
     done.stage = Stage::Succeeded;
     done
 }
 
-fn end(world: &mut World, pods: &[&str], claim: &Claim) {
+fn end(world: &mut World, pods: &[&str], membership: &Membership) {
     for pod in pods {
-        world.see(succeeded(pod, claim));
+        world.see(succeeded(pod, membership));
     }
 }
 
 /// A run of four is done, and its pods are kept.
-fn done(world: &mut World, claim: &Claim) {
-    world.bound_gang_of("a", 4, claim);
-    end(world, &["a0", "a1", "a2", "a3"], claim);
+fn done(world: &mut World, membership: &Membership) {
+    world.bound_gang_of("a", 4, membership);
+    end(world, &["a0", "a1", "a2", "a3"], membership);
     assert_eq!(world.phase("a"), GangPhase::Finished);
 }
 
 /// Four more come, and are planned together or not at all.
-fn all_or_none(world: &mut World, claim: &Claim) {
+fn all_or_none(world: &mut World, membership: &Membership) {
     for (number, pod) in ["b0", "b1", "b2", "b3"].into_iter().enumerate() {
-        world.see(member(pod, claim.clone()));
+        world.see(member(pod, membership.clone()));
         if number < 3 {
             assert_eq!(world.next(), None, "{} of 4 are no gang", number + 1);
             assert_eq!(world.phase("a"), GangPhase::Pending);
@@ -84,8 +84,8 @@ fn the_next_job_of_a_pod_group_is_bound_as_a_whole_or_not_at_all() {
 #[test]
 fn the_next_pods_that_nobody_made_are_bound_as_a_whole_or_not_at_all() {
     let mut world = World::new();
-    done(&mut world, &claim("a", 4));
-    all_or_none(&mut world, &claim("a", 4));
+    done(&mut world, &membership("a", 4));
+    all_or_none(&mut world, &membership("a", 4));
 }
 
 #[test]
@@ -126,9 +126,9 @@ fn the_next_job_is_another_run_too_where_the_object_says_how_many_are_needed() {
 fn what_the_same_job_makes_next_is_no_other_run() {
     let mut world = World::new();
     with_group(&mut world, 4);
-    let claim = in_group("first");
-    done(&mut world, &claim);
-    world.see(member("b0", claim));
+    let membership = in_group("first");
+    done(&mut world, &membership);
+    world.see(member("b0", membership));
     assert_eq!(
         world.plan().must,
         0,
@@ -145,14 +145,14 @@ fn a_pod_that_nobody_made_takes_the_place_of_one_that_was_lost_though_the_others
     let mut world = World::new();
     world.bound_gang("a", 3, 2);
     world.gone("a2");
-    end(&mut world, &["a0", "a1"], &claim("a", 2));
-    world.see(member("b2", claim("a", 2)));
+    end(&mut world, &["a0", "a1"], &membership("a", 2));
+    world.see(member("b2", membership("a", 2)));
     assert_eq!(world.plan().must, 0);
     assert_eq!(world.bind("b2"), "n0");
 
     // One beyond the minimum comes late: so many there may be.
-    let mut elastic = claim("a", 2);
-    elastic.wish.max = Some(3);
+    let mut elastic = membership("a", 2);
+    elastic.options.max = Some(3);
     let mut world = World::new();
     world.bound_gang_of("a", 2, &elastic);
     end(&mut world, &["a0", "a1"], &elastic);
@@ -183,8 +183,8 @@ fn a_job_that_comes_while_the_one_before_still_runs_is_another_run_once_that_is_
 fn where_more_may_be_than_are_needed_a_job_that_comes_later_is_one_of_those() {
     let mut world = World::new();
     let of = |job: &str| {
-        let mut of = claim("a", 2);
-        of.wish.max = Some(3);
+        let mut of = membership("a", 2);
+        of.options.max = Some(3);
         of.made_by = Some(job.into());
         of
     };
@@ -233,7 +233,7 @@ fn after(world: &World, status: GangStatus, pods: &[Member]) -> World {
 }
 
 /// The pods of a run that is done, and of the next of which so many are bound.
-fn both(first: &Claim, second: &Claim, bound_to: usize) -> Vec<Member> {
+fn both(first: &Membership, second: &Membership, bound_to: usize) -> Vec<Member> {
     let old = ["a0", "a1", "a2", "a3"].map(|pod| succeeded(pod, first));
     let new = ["b0", "b1", "b2", "b3"].iter().enumerate().map(|(number, pod)| {
         let mut seen = member(pod, second.clone());
@@ -249,12 +249,12 @@ fn both(first: &Claim, second: &Claim, bound_to: usize) -> Vec<Member> {
 
 #[test]
 fn whoever_takes_over_tells_the_next_run_from_the_one_that_is_done() {
-    let claims = [
+    let memberships = [
         (in_group("first"), in_group("second")),
         (named("first", 4), named("second", 4)),
-        (claim("a", 4), claim("a", 4)),
+        (membership("a", 4), membership("a", 4)),
     ];
-    for (first, second) in claims {
+    for (first, second) in memberships {
         // The process before saw the first run done, and no more.
         let mut world = World::new();
         with_group(&mut world, 4);

@@ -1,13 +1,13 @@
 //! Decided gangs that lack members whose places are gone: which of them gets what comes free, and which member of it.
 
-use super::world::{World, bound, claim, in_role, leaving, member, place, wants_roles};
-use crate::claim::Claim;
-use crate::protocol::{Member, Placement, Wanted};
+use super::world::{World, bound, in_role, leaving, member, membership, place, wants_roles};
+use crate::membership::Membership;
+use crate::protocol::{Member, Placement, PlanRequest};
 
 /// A gang of some members, all bound, each on a node of its own.
-fn bound_all(world: &mut World, pods: &[&str], claim: &Claim) {
+fn bound_all(world: &mut World, pods: &[&str], membership: &Membership) {
     for pod in pods {
-        world.see(member(pod, claim.clone()));
+        world.see(member(pod, membership.clone()));
     }
     world.plan();
     for pod in pods {
@@ -21,16 +21,16 @@ fn bound_all(world: &mut World, pods: &[&str], claim: &Claim) {
 }
 
 /// Kube-scheduler stops a bound member for another pod: its place is not kept.
-pub(super) fn preempt(world: &mut World, pod: &str, claim: &Claim) {
+pub(super) fn preempt(world: &mut World, pod: &str, membership: &Membership) {
     world.see(Member {
         preempted: true,
-        ..leaving(bound(member(pod, claim.clone()), "n0"))
+        ..leaving(bound(member(pod, membership.clone()), "n0"))
     });
     world.gone(pod);
 }
 
 /// The next gang gets one place.
-fn place_one(world: &mut World, gpu: &str) -> Wanted {
+fn place_one(world: &mut World, gpu: &str) -> PlanRequest {
     let wanted = world.next().expect("a gang wants a plan");
     let placement = Placement {
         places: vec![place("n9", gpu)],
@@ -43,25 +43,25 @@ fn place_one(world: &mut World, gpu: &str) -> Wanted {
 /// Gangs `a` and `b` of four members in namespaces of their own, each of which has lost two and has replacements for them.
 pub(super) fn two_short_gangs() -> World {
     let mut world = World::new();
-    let claims = ["a", "b"].map(|gang| {
-        let mut claim = claim(gang, 4);
-        claim.key.namespace = format!("team-{gang}").as_str().into();
-        (gang, claim)
+    let memberships = ["a", "b"].map(|gang| {
+        let mut membership = membership(gang, 4);
+        membership.key.namespace = format!("team-{gang}").as_str().into();
+        (gang, membership)
     });
-    for (gang, claim) in &claims {
+    for (gang, membership) in &memberships {
         let pods: Vec<String> = (0..4).map(|number| format!("{gang}{number}")).collect();
         let pods: Vec<&str> = pods.iter().map(String::as_str).collect();
-        bound_all(&mut world, &pods, claim);
+        bound_all(&mut world, &pods, membership);
         world.pass(1);
     }
-    for (gang, claim) in &claims {
+    for (gang, membership) in &memberships {
         for number in 2..4 {
-            preempt(&mut world, &format!("{gang}{number}"), claim);
+            preempt(&mut world, &format!("{gang}{number}"), membership);
         }
     }
-    for (gang, claim) in &claims {
+    for (gang, membership) in &memberships {
         for number in 4..6 {
-            world.see(member(&format!("{gang}{number}"), claim.clone()));
+            world.see(member(&format!("{gang}{number}"), membership.clone()));
         }
     }
     world
@@ -86,8 +86,8 @@ fn of_two_short_gangs_one_is_completed_before_the_other_gets_anything() {
 #[test]
 fn a_short_gang_that_lacks_less_goes_first_and_a_higher_priority_before_that() {
     let mut world = two_short_gangs();
-    let mut claim = claim("a", 4);
-    claim.key.namespace = "team-a".into();
+    let mut membership = membership("a", 4);
+    membership.key.namespace = "team-a".into();
     world.gone("a5");
     assert_eq!(
         &*world.refuse("no room").gang.name,
@@ -96,7 +96,7 @@ fn a_short_gang_that_lacks_less_goes_first_and_a_higher_priority_before_that() {
     );
     world.see(Member {
         priority: 5,
-        ..member("a6", claim)
+        ..member("a6", membership)
     });
     world.room += 1;
     assert_eq!(&*world.refuse("no room").gang.name, "a");
@@ -135,11 +135,11 @@ fn a_member_of_a_role_that_is_complete_does_not_take_the_place_that_another_role
 fn members_beyond_the_minimum_that_did_not_come_do_not_hold_up_one_that_is_needed() {
     let mut world = World::new();
     world.bound_gang("a", 2, 2);
-    world.see(member("a2", claim("a", 2)));
+    world.see(member("a2", membership("a", 2)));
     world.plan_from(2);
     world.pass(60);
     assert_eq!(world.next(), None, "it is tried again later");
-    preempt(&mut world, "a1", &claim("a", 2));
+    preempt(&mut world, "a1", &membership("a", 2));
     let wanted = world.next().expect("what it lacks is planned at once");
     assert!(wanted.completes);
 }
@@ -148,7 +148,7 @@ fn members_beyond_the_minimum_that_did_not_come_do_not_hold_up_one_that_is_neede
 fn a_member_for_which_there_was_no_room_beside_the_others_is_told_why_once_they_are_bound() {
     let mut world = World::new();
     for pod in ["a0", "a1", "a2"] {
-        world.see(member(pod, claim("a", 2)));
+        world.see(member(pod, membership("a", 2)));
     }
     let wanted = world.next().expect("a gang wants a plan");
     let placement = Placement {

@@ -4,8 +4,8 @@ use std::fmt::Write;
 
 use gantry_api::GangPhase;
 
-use super::world::{World, bound, claim, in_pod_group, key, leaving, member, place, uid};
-use crate::key::Dialect;
+use super::world::{World, bound, in_pod_group, key, leaving, member, membership, place, uid};
+use crate::key::Integration;
 use crate::protocol::{BindEnd, Member, Placement, Stage};
 
 /// One status as lines, but for the decision.
@@ -51,7 +51,7 @@ fn every_stage_reads_well() {
     let mut out = String::new();
     world.members("a", 2, 3);
     read(&mut world, "too few", &mut out);
-    world.see(member("a2", claim("a", 3)));
+    world.see(member("a2", membership("a", 3)));
     read(&mut world, "enough", &mut out);
     world.refuse("3 members of 1 GPU do not fit together");
     read(&mut world, "no room", &mut out);
@@ -73,13 +73,13 @@ fn every_stage_reads_well() {
     }
     read(&mut world, "bound", &mut out);
     read(&mut world, "still", &mut out);
-    world.see(leaving(bound(member("a0", claim("a", 3)), "n0")));
+    world.see(leaving(bound(member("a0", membership("a", 3)), "n0")));
     read(&mut world, "one is lost", &mut out);
     world.gone("a0");
     world.pass(600);
     read(&mut world, "and not replaced", &mut out);
     for (pod, node) in [("a1", "n1"), ("a2", "n2")] {
-        let mut ended = bound(member(pod, claim("a", 3)), node);
+        let mut ended = bound(member(pod, membership("a", 3)), node);
         ended.stage = Stage::Succeeded;
         world.see(ended);
     }
@@ -120,15 +120,15 @@ fn conditions_keep_the_time_since_when_they_are_as_they_are() {
     };
     assert_eq!(since(&mut world), 1_000);
     world.pass(50);
-    world.see(member("a1", claim("a", 1)));
+    world.see(member("a1", membership("a", 1)));
     assert_eq!(since(&mut world), 1_000);
 }
 
 #[test]
 fn conventions_that_are_passed_over_are_named_on_the_gang_and_to_its_pods() {
     let mut world = World::new();
-    let mut both = claim("a", 2);
-    both.also = vec![Dialect::Coscheduling, Dialect::Volcano];
+    let mut both = membership("a", 2);
+    both.also = vec![Integration::Coscheduling, Integration::Volcano];
     world.see(member("a0", both));
     assert_eq!(
         world.waits("a0"),
@@ -147,7 +147,7 @@ fn conventions_that_are_passed_over_are_named_on_the_gang_and_to_its_pods() {
         message,
         "its pods go by Annotation; Coscheduling and Volcano name them too and are passed over"
     );
-    world.see(member("a0", claim("a", 2)));
+    world.see(member("a0", membership("a", 2)));
     assert_eq!(contested(&mut world), None);
     assert_eq!(world.waits("a0"), "gang default/a: 1 of 2 members exist");
 }
@@ -156,12 +156,12 @@ fn conventions_that_are_passed_over_are_named_on_the_gang_and_to_its_pods() {
 fn why_a_replacement_gets_no_place_is_told() {
     let mut world = World::new();
     world.bound_gang("a", 3, 3);
-    let mut ended = bound(member("a1", claim("a", 3)), "n1");
+    let mut ended = bound(member("a1", membership("a", 3)), "n1");
     ended.stage = Stage::Succeeded;
     world.see(ended);
     world.gone("a0");
     world.pass(600);
-    world.see(member("a3", claim("a", 3)));
+    world.see(member("a3", membership("a", 3)));
     world.refuse("1 member of 1 GPU does not fit");
     let told = "lacks 1 of 3 members; waits for room: 1 member of 1 GPU does not fit";
     assert_eq!(world.waits("a3"), format!("gang default/a {told}"));
@@ -184,7 +184,7 @@ fn why_a_replacement_is_tried_later_is_told() {
     world.bound_gang("a", 2, 2);
     world.gone("a0");
     world.pass(600);
-    world.see(member("a2", claim("a", 2)));
+    world.see(member("a2", membership("a", 2)));
     world.plan_from(5);
     // The node is not offered, until it is passed over; and there is no other.
     for _ in 0..3 {
@@ -207,7 +207,7 @@ fn why_a_gang_that_is_being_bound_lacks_a_place_is_told() {
     world.bind("a0");
     world.gone("a1");
     world.pass(600);
-    world.see(member("a2", claim("a", 2)));
+    world.see(member("a2", membership("a", 2)));
     world.refuse("no room");
     let told = "is being bound; waits for room: no room";
     assert_eq!(world.text("a"), format!("gang default/a {told}"));
@@ -223,7 +223,7 @@ fn who_decided_a_bound_gang_is_said_also_when_a_pod_contradicts_it() {
     world.bound_gang("a", 2, 2);
     let said = world.status("a").decided_by;
     assert_eq!(said, "annotation gantry.dev/gang-min of its pods");
-    world.see(member("a2", claim("a", 5)));
+    world.see(member("a2", membership("a", 5)));
     assert_eq!(world.phase("a"), GangPhase::Bound);
     assert_eq!(world.status("a").decided_by, said);
 }
@@ -292,7 +292,7 @@ fn light(uid: &str, min: u32) -> Member {
     Member {
         shape: None,
         asks: [].into(),
-        ..member(uid, claim("a", min))
+        ..member(uid, membership("a", min))
     }
 }
 
@@ -348,7 +348,7 @@ fn a_gang_lies_where_its_replacements_do_too() {
     assert_eq!(world.status("a").domain, "rack r7");
     world.gone("a0");
     world.pass(600);
-    world.see(member("a2", claim("a", 2)));
+    world.see(member("a2", membership("a", 2)));
     let wanted = world.next().expect("a gang wants a plan");
     let placement = Placement {
         places: vec![place("n9", "g9")],

@@ -4,9 +4,9 @@
 use gantry_api::GangPhase;
 
 use super::short::two_short_gangs;
-use super::world::{World, claim, leaving, member, place, with_repair};
+use super::world::{World, leaving, member, membership, place, with_repair};
 use crate::key::GangKey;
-use crate::protocol::{Placement, Refused, Settings, Work};
+use crate::protocol::{Placement, Refusal, Settings, Work};
 use crate::terms::Repair;
 
 fn key(gang: &str) -> GangKey {
@@ -26,7 +26,7 @@ fn refuse_all(world: &mut World) {
 }
 
 fn stuck(world: &World) -> Vec<(String, u32)> {
-    let stuck = world.gangs.stuck().into_iter();
+    let stuck = world.gangs.deadlocked().into_iter();
     stuck
         .map(|stuck| (stuck.gang.key().name.to_string(), stuck.wanted.must))
         .collect()
@@ -84,9 +84,9 @@ fn who_lacks_the_members_to_be_whole_or_goes_on_without_is_not_stuck() {
     assert_eq!(stuck(&world), [("b".to_owned(), 2)]);
 
     let mut world = World::new();
-    world.bound_gang_of("a", 3, &with_repair(claim("a", 3), Repair::Ignore));
+    world.bound_gang_of("a", 3, &with_repair(membership("a", 3), Repair::Ignore));
     world.gone("a2");
-    world.see(member("a3", with_repair(claim("a", 3), Repair::Ignore)));
+    world.see(member("a3", with_repair(membership("a", 3), Repair::Ignore)));
     refuse_all(&mut world);
     world.pass(hold());
     refuse_all(&mut world);
@@ -129,10 +129,10 @@ fn a_gang_that_gives_way_goes_as_a_whole_says_to_whom_and_begins_anew() {
     for pod in ["b0", "b1", "b4", "b5"] {
         world.gone(pod);
     }
-    let mut claim = claim("b", 4);
-    claim.key = key("b");
+    let mut membership = membership("b", 4);
+    membership.key = key("b");
     for number in 6..10 {
-        world.see(member(&format!("b{number}"), claim.clone()));
+        world.see(member(&format!("b{number}"), membership.clone()));
     }
     world.pass(5);
     world.room += 1;
@@ -153,9 +153,9 @@ fn nobody_gives_way_who_is_not_stuck() {
     assert_eq!(world.take_work(), []);
     world.pass(hold());
     refuse_all(&mut world);
-    let mut claim = claim("b", 4);
-    claim.key = key("b");
-    world.see(leaving(member("b5", claim)));
+    let mut membership = membership("b", 4);
+    membership.key = key("b");
+    world.see(leaving(member("b5", membership)));
     world.take_work();
     world.gangs.give_way(world.now(), &key("b"), &key("a"));
     assert_eq!(world.take_work(), [], "its replacement is going");
@@ -167,12 +167,17 @@ fn a_gang_that_would_not_be_whole_on_an_empty_cluster_says_so() {
     refuse_all(&mut world);
     world.pass(hold());
     while let Some(wanted) = world.next() {
-        let refused = Refused {
+        let refused = Refusal {
             hopeless: *wanted.gang.name == *"a",
             ..super::world::refused("no room")
         };
         world.gangs.placed(world.now(), &wanted.gang, Err(refused));
     }
-    let hopeless: Vec<bool> = world.gangs.stuck().iter().map(|stuck| stuck.hopeless).collect();
+    let hopeless: Vec<bool> = world
+        .gangs
+        .deadlocked()
+        .iter()
+        .map(|stuck| stuck.hopeless)
+        .collect();
     assert_eq!(hopeless, [true, false]);
 }

@@ -1,28 +1,28 @@
 //! Why members wait that kube-scheduler never asks about.
 
-use super::world::{World, bound, claim, member, place};
-use crate::protocol::{Answer, Member, Placement, Stage, Why};
+use super::world::{World, bound, member, membership, place};
+use crate::protocol::{Answer, Member, Placement, Stage, WaitReason};
 
-fn why(world: &World, pod: &str) -> Option<Why> {
-    world.gangs.why_waits(&pod.into())
+fn why(world: &World, pod: &str) -> Option<WaitReason> {
+    world.gangs.wait_reason(&pod.into())
 }
 
 #[test]
 fn they_are_told_what_filter_would_answer() {
     let mut world = World::new();
-    world.see(member("a0", claim("a", 2)));
+    world.see(member("a0", membership("a", 2)));
     let Answer::Wait(text) = world.answer("a0") else {
         panic!("one of two is there");
     };
     assert_eq!(&*text, "gang default/a: 1 of 2 members exist");
-    assert_eq!(why(&world, "a0"), Some(Why::Waits(text)));
+    assert_eq!(why(&world, "a0"), Some(WaitReason::Waits(text)));
     world.see(Member {
         stage: Stage::Gated { by_us_alone: true },
-        ..member("a1", claim("a", 3))
+        ..member("a1", membership("a", 3))
     });
     let told = why(&world, "a1").unwrap();
     assert!(
-        matches!(&told, Why::Invalid(text) if text.contains("is not valid")),
+        matches!(&told, WaitReason::Invalid(text) if text.contains("is not valid")),
         "{told:?}"
     );
     assert_eq!(Some(told), why(&world, "a0"));
@@ -33,14 +33,14 @@ fn nobody_waits_for_its_gang_who_has_a_place_or_is_of_none() {
     let mut world = World::new();
     assert_eq!(why(&world, "nobody"), None);
     world.members("a", 2, 2);
-    assert!(matches!(why(&world, "a0"), Some(Why::Waits(_))));
+    assert!(matches!(why(&world, "a0"), Some(WaitReason::Waits(_))));
     world.plan();
     assert_eq!(why(&world, "a0"), None);
-    world.see(bound(member("b0", claim("b", 2)), "n0"));
+    world.see(bound(member("b0", membership("b", 2)), "n0"));
     assert_eq!(why(&world, "b0"), None);
     world.see(Member {
         elsewhere: Some("another-scheduler".into()),
-        ..member("b1", claim("b", 2))
+        ..member("b1", membership("b", 2))
     });
     assert_eq!(why(&world, "b1"), None);
 }
@@ -60,5 +60,5 @@ fn a_member_waits_for_those_who_have_to_leave_its_place() {
         panic!("its place is not free yet");
     };
     assert_eq!(&*text, "gang default/a waits for pods that have to go for it");
-    assert_eq!(why(&world, "a0"), Some(Why::Waits(text)));
+    assert_eq!(why(&world, "a0"), Some(WaitReason::Waits(text)));
 }

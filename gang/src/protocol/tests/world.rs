@@ -5,11 +5,11 @@ use std::time::{Duration, Instant};
 
 use gantry_api::{Decision, GangPhase, GangStatus, NodeName, PodUid};
 
-use crate::claim::{Claim, OwnerFacts, OwnerKind, OwnerRef, Size, Wish};
-use crate::key::{Dialect, GangKey};
+use crate::key::{GangKey, Integration};
+use crate::membership::{GangOptions, Membership, OwnerFacts, OwnerKind, OwnerRef, Size};
 use crate::protocol::{
-    Answer, Arrival, Asks, Gangs, Member, Now, Object, Place, Placement, Refused, Settings, ShapeId,
-    SlotChange, Stage, Wanted, Work,
+    Answer, Arrival, Asks, Gangs, Member, Now, Object, Placement, PlanRequest, Refusal, Reservation,
+    Settings, ShapeId, SlotChange, Stage, Work,
 };
 use crate::terms::Repair;
 
@@ -26,20 +26,20 @@ pub(crate) fn key(name: &str) -> GangKey {
     GangKey {
         namespace: "default".into(),
         name: name.into(),
-        dialect: Dialect::Annotation,
+        integration: Integration::Annotation,
         incarnation: "".into(),
     }
 }
 
-pub(crate) fn claim(gang: &str, min: u32) -> Claim {
-    Claim {
+pub(crate) fn membership(gang: &str, min: u32) -> Membership {
+    Membership {
         key: key(gang),
         size: Size::Stated { min, total: None },
         size_said: "annotation gantry.dev/gang-min",
         owner: None,
         rank: None,
         role: "".into(),
-        wish: Wish::default(),
+        options: GangOptions::default(),
         also: Vec::new(),
         maker: None,
         made_by: None,
@@ -58,12 +58,12 @@ pub(crate) fn pod_group() -> OwnerRef {
 }
 
 /// What a pod says that names [`pod_group`].
-pub(crate) fn in_pod_group() -> Claim {
-    Claim {
+pub(crate) fn in_pod_group() -> Membership {
+    Membership {
         size: Size::Unsaid,
         size_said: "",
         owner: Some(pod_group()),
-        ..claim("a", 1)
+        ..membership("a", 1)
     }
 }
 
@@ -85,8 +85,8 @@ pub(crate) fn wants_roles(roles: &[(&str, u32)]) -> OwnerFacts {
 }
 
 /// What a pod of a role says that names [`pod_group`].
-pub(crate) fn in_role(role: &str) -> Claim {
-    Claim {
+pub(crate) fn in_role(role: &str) -> Membership {
+    Membership {
         role: role.into(),
         ..in_pod_group()
     }
@@ -97,11 +97,11 @@ pub(crate) fn asks() -> Asks {
 }
 
 /// A pending pod of one GPU.
-pub(crate) fn member(uid: &str, claim: Claim) -> Member {
+pub(crate) fn member(uid: &str, membership: Membership) -> Member {
     Member {
         uid: uid.into(),
         name: uid.into(),
-        claim: Arc::new(claim),
+        membership: Arc::new(membership),
         shape: Some(ShapeId(0)),
         asks: asks(),
         holds: Vec::new(),
@@ -129,14 +129,14 @@ pub(crate) fn leaving(mut member: Member) -> Member {
 /// A place of one GPU, which no other place has if its name differs.
 /// The object of a gang by annotation goes.
 pub(crate) fn forget(name: &str) -> Work {
-    Work::Forget {
+    Work::DeleteObject {
         namespace: "default".into(),
         name: name.into(),
     }
 }
 
-pub(crate) fn place(node: &str, gpu: &str) -> Place {
-    Place {
+pub(crate) fn place(node: &str, gpu: &str) -> Reservation {
+    Reservation {
         shape: ShapeId(0),
         node: node.into(),
         devices: vec![("nvidia.com/gpu".into(), vec![gpu.into()])],
@@ -147,8 +147,8 @@ pub(crate) fn place(node: &str, gpu: &str) -> Place {
     }
 }
 
-pub(crate) fn refused(reason: &str) -> Refused {
-    Refused {
+pub(crate) fn refused(reason: &str) -> Refusal {
+    Refusal {
         reason: reason.into(),
         message: format!("{reason}, at length").into(),
         hopeless: false,
@@ -208,7 +208,7 @@ impl World {
     /// Members `a0`, `a1`, ... of gang `a` that needs `min` of them.
     pub(crate) fn members(&mut self, gang: &str, count: u32, min: u32) {
         for number in 0..count {
-            self.see(member(&format!("{gang}{number}"), claim(gang, min)));
+            self.see(member(&format!("{gang}{number}"), membership(gang, min)));
         }
     }
 
@@ -216,20 +216,20 @@ impl World {
         self.gangs.member_gone(self.now(), &uid.into());
     }
 
-    pub(crate) fn next(&mut self) -> Option<Wanted> {
+    pub(crate) fn next(&mut self) -> Option<PlanRequest> {
         self.gangs.next(self.now(), self.room)
     }
 
     /// Plans the next gang: member i on node `n<i>`, from `first` on, GPU `<gang>-g<i>`.
-    pub(crate) fn plan(&mut self) -> Wanted {
+    pub(crate) fn plan(&mut self) -> PlanRequest {
         self.plan_from(0)
     }
 
-    pub(crate) fn plan_from(&mut self, first: usize) -> Wanted {
+    pub(crate) fn plan_from(&mut self, first: usize) -> PlanRequest {
         let wanted = self.next().expect("a gang wants a plan");
         let places = wanted.members.iter().enumerate().map(|(at, member)| {
             let at = at + first;
-            Place {
+            Reservation {
                 shape: member.shape,
                 rank: member.rank,
                 role: member.role.clone(),
@@ -245,7 +245,7 @@ impl World {
         wanted
     }
 
-    pub(crate) fn refuse(&mut self, reason: &str) -> Wanted {
+    pub(crate) fn refuse(&mut self, reason: &str) -> PlanRequest {
         let wanted = self.next().expect("a gang wants a plan");
         self.gangs.placed(self.now(), &wanted.gang, Err(refused(reason)));
         wanted
@@ -331,27 +331,27 @@ impl World {
         };
         self.gangs
             .bind_ended(self.now(), &uid.into(), crate::protocol::BindEnd::Bound);
-        let claim = self.claim_of(uid);
-        let mut seen = bound(member(uid, claim), placed.node.as_str());
+        let membership = self.membership_of(uid);
+        let mut seen = bound(member(uid, membership), placed.node.as_str());
         seen.holds = placed.devices;
         self.see(seen);
         placed.node.to_string()
     }
 
-    fn claim_of(&self, uid: &str) -> Claim {
+    fn membership_of(&self, uid: &str) -> Membership {
         let key = self.gangs.gang_of(&uid.into()).expect("a gang");
         let gang = &self.gangs.gangs[key];
-        Claim::clone(&gang.members.get(&uid.into()).expect("a member").member.claim)
+        Membership::clone(&gang.members.get(&uid.into()).expect("a member").member.membership)
     }
 
     /// A gang of `count` members, of which `min` are needed, all bound; member `a<i>` on node `n<i>`.
     pub(crate) fn bound_gang(&mut self, gang: &str, count: u32, min: u32) {
-        self.bound_gang_of(gang, count, &claim(gang, min));
+        self.bound_gang_of(gang, count, &membership(gang, min));
     }
 
-    pub(crate) fn bound_gang_of(&mut self, gang: &str, count: u32, claim: &Claim) {
+    pub(crate) fn bound_gang_of(&mut self, gang: &str, count: u32, membership: &Membership) {
         for number in 0..count {
-            self.see(member(&format!("{gang}{number}"), claim.clone()));
+            self.see(member(&format!("{gang}{number}"), membership.clone()));
         }
         self.plan();
         self.come_all(gang, count);
@@ -385,7 +385,7 @@ impl World {
     pub(crate) fn woken(&mut self) -> Vec<String> {
         let work = self.take_work();
         let woken = work.into_iter().filter_map(|work| match work {
-            Work::Wake(pods) => Some(pods),
+            Work::Activate(pods) => Some(pods),
             _ => None,
         });
         woken.flatten().map(|uid| uid.to_string()).collect()
@@ -435,14 +435,14 @@ pub(crate) fn uid(uid: &str) -> PodUid {
     uid.into()
 }
 
-pub(crate) fn with_repair(mut claim: Claim, repair: Repair) -> Claim {
-    claim.wish.repair = Some(repair);
-    claim
+pub(crate) fn with_repair(mut membership: Membership, repair: Repair) -> Membership {
+    membership.options.repair = Some(repair);
+    membership
 }
 
-pub(crate) fn with_rank(mut claim: Claim, rank: u32) -> Claim {
-    claim.rank = Some(rank);
-    claim
+pub(crate) fn with_rank(mut membership: Membership, rank: u32) -> Membership {
+    membership.rank = Some(rank);
+    membership
 }
 
 impl Gangs {

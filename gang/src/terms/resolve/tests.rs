@@ -8,9 +8,9 @@ mod slices;
 mod words;
 
 use super::*;
-use crate::claim::{Claim, OwnerKind, OwnerRef, Size};
 use crate::fabric::Level;
-use crate::key::{Dialect, GangKey};
+use crate::key::{GangKey, Integration};
+use crate::membership::{Membership, OwnerKind, OwnerRef, Size};
 
 fn levels() -> Levels {
     let level = |name: &str, label: &str| Level {
@@ -23,8 +23,8 @@ fn levels() -> Levels {
     ])
 }
 
-fn resolved(claims: &[Claim], owner: OwnerState<'_>, object: Option<&GangSpec>) -> Resolved {
-    by_default(&Said::by(claims), owner, object)
+fn resolved(memberships: &[Membership], owner: OwnerState<'_>, object: Option<&GangSpec>) -> Resolved {
+    by_default(&Said::by(memberships), owner, object)
 }
 
 /// What is said comes to this where the rest is by default.
@@ -38,33 +38,33 @@ fn by_default(said: &Said, owner: OwnerState<'_>, object: Option<&GangSpec>) -> 
     resolve(said, owner, object, &defaults)
 }
 
-fn terms(claims: &[Claim], owner: OwnerState<'_>, object: Option<&GangSpec>) -> Terms {
-    match resolved(claims, owner, object) {
+fn terms(memberships: &[Membership], owner: OwnerState<'_>, object: Option<&GangSpec>) -> Terms {
+    match resolved(memberships, owner, object) {
         Resolved::Terms(terms) => terms,
         other => panic!("{other:?}"),
     }
 }
 
-fn faults(claims: &[Claim], owner: OwnerState<'_>, object: Option<&GangSpec>) -> Vec<String> {
-    match resolved(claims, owner, object) {
+fn faults(memberships: &[Membership], owner: OwnerState<'_>, object: Option<&GangSpec>) -> Vec<String> {
+    match resolved(memberships, owner, object) {
         Resolved::Invalid(faults) => faults.iter().map(ToString::to_string).collect(),
         other => panic!("{other:?}"),
     }
 }
 
-fn not_yet(claims: &[Claim], owner: OwnerState<'_>) -> String {
-    match resolved(claims, owner, None) {
+fn not_yet(memberships: &[Membership], owner: OwnerState<'_>) -> String {
+    match resolved(memberships, owner, None) {
         Resolved::NotYet(words) => words.to_string(),
         other => panic!("{other:?}"),
     }
 }
 
-fn claim(size: Size) -> Claim {
-    Claim {
+fn membership(size: Size) -> Membership {
+    Membership {
         key: GangKey {
             namespace: "ml".into(),
             name: "train".into(),
-            dialect: Dialect::Annotation,
+            integration: Integration::Annotation,
             incarnation: "".into(),
         },
         size,
@@ -76,7 +76,7 @@ fn claim(size: Size) -> Claim {
         owner: None,
         rank: None,
         role: "".into(),
-        wish: Wish::default(),
+        options: GangOptions::default(),
         also: Vec::new(),
         maker: None,
         made_by: None,
@@ -84,24 +84,27 @@ fn claim(size: Size) -> Claim {
     }
 }
 
-fn stated(min: u32) -> Claim {
-    claim(Size::Stated { min, total: None })
+fn stated(min: u32) -> Membership {
+    membership(Size::Stated { min, total: None })
 }
 
-fn of_owner(kind: OwnerKind, size: Size) -> Claim {
-    Claim {
+fn of_owner(kind: OwnerKind, size: Size) -> Membership {
+    Membership {
         owner: Some(OwnerRef {
             kind,
             namespace: "ml".into(),
             name: "train".into(),
             part: "".into(),
         }),
-        ..claim(size)
+        ..membership(size)
     }
 }
 
-fn wishing(min: u32, wish: Wish) -> Claim {
-    Claim { wish, ..stated(min) }
+fn wishing(min: u32, options: GangOptions) -> Membership {
+    Membership {
+        options,
+        ..stated(min)
+    }
 }
 
 fn facts(min: u32, total: Option<u32>) -> OwnerFacts {
@@ -113,8 +116,8 @@ fn facts(min: u32, total: Option<u32>) -> OwnerFacts {
     }
 }
 
-fn level(name: &str, required: bool) -> Option<LevelWish> {
-    Some(LevelWish {
+fn level(name: &str, required: bool) -> Option<TopologyRequest> {
+    Some(TopologyRequest {
         level: name.into(),
         required,
     })

@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use gantry_gang::protocol::{ShapeId, Wanted};
+use gantry_gang::protocol::{PlanRequest, ShapeId};
 
 use super::{Counting, Survey};
 use crate::input::Barred;
@@ -13,7 +13,7 @@ use crate::snapshot::{NodeIx, Standing};
 
 impl Survey<'_> {
     /// By node and shape: members by everything but devices.
-    pub(super) fn limit(&mut self, wanted: &Wanted) {
+    pub(super) fn limit(&mut self, wanted: &PlanRequest) {
         let without = wanted.without.iter();
         let without: BTreeSet<NodeIx> = without
             .filter_map(|node| self.input.snapshot.find(node.as_str()))
@@ -70,7 +70,7 @@ impl Survey<'_> {
     }
 
     /// Excludes what members cannot share with members that have a reservation, bound or not.
-    fn part(&mut self, wanted: &Wanted) {
+    fn part(&mut self, wanted: &PlanRequest) {
         let mut siblings: BTreeMap<Option<ShapeId>, BTreeSet<NodeIx>> = BTreeMap::new();
         for sibling in &wanted.placed {
             let node = self.input.snapshot.find(sibling.node.as_str());

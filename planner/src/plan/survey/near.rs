@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use gantry_gang::protocol::Wanted;
+use gantry_gang::protocol::PlanRequest;
 
 use super::{Counting, Survey};
 use crate::input::Shape;
@@ -13,7 +13,7 @@ use crate::snapshot::NodeIx;
 
 impl Survey<'_> {
     /// The affinity rules of the shapes. `outside`: by shape and term, the nodes near pods outside the gang.
-    pub(super) fn draw(&mut self, wanted: &Wanted, outside: Vec<Vec<Vec<NodeIx>>>) {
+    pub(super) fn draw(&mut self, wanted: &PlanRequest, outside: Vec<Vec<Vec<NodeIx>>>) {
         let shapes = self.shapes.clone();
         for ((slot, shape), outside) in shapes.iter().enumerate().zip(outside) {
             let needs = &shape.needs;

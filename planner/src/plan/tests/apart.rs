@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use gantry_gang::needs::{Operator, PodTerm, Requirement};
-use gantry_gang::protocol::{ShapeId, Sibling, Wanted};
+use gantry_gang::protocol::{PlanRequest, ShapeId, Sibling};
 use gantry_gang::{Needs, Resources};
 
 use super::ALL;
@@ -43,7 +43,7 @@ fn two_racks() -> World {
 }
 
 /// A replacement, where siblings of some shapes have places.
-fn replacement(shape: ShapeId, placed: &[(&str, Option<ShapeId>)]) -> Wanted {
+fn replacement(shape: ShapeId, placed: &[(&str, Option<ShapeId>)]) -> PlanRequest {
     let mut wanted = gang(&[(1, shape)]);
     let sibling = |(node, shape): &(&str, Option<ShapeId>)| Sibling {
         shape: *shape,
@@ -55,7 +55,7 @@ fn replacement(shape: ShapeId, placed: &[(&str, Option<ShapeId>)]) -> Wanted {
 }
 
 /// The node that it goes to.
-fn node(world: &World, wanted: &Wanted) -> Option<String> {
+fn node(world: &World, wanted: &PlanRequest) -> Option<String> {
     let placement = world.plan(wanted).ok()?;
     Some(placement.places[0].node.to_string())
 }

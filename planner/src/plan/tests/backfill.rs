@@ -1,6 +1,6 @@
 //! The nodes that are kept free for a gang that is next and does not fit yet.
 
-use gantry_gang::protocol::Wanted;
+use gantry_gang::protocol::PlanRequest;
 use gantry_gang::{Needs, Resources};
 
 use super::ALL;
@@ -8,7 +8,7 @@ use super::world::{World, gang, level};
 use crate::plan::backfill_nodes;
 
 /// The nodes that are kept, one after the other.
-pub(super) fn marked(world: &World, wanted: &Wanted) -> String {
+pub(super) fn marked(world: &World, wanted: &PlanRequest) -> String {
     let nodes = world.with(|input| backfill_nodes(input, wanted));
     let names = nodes
         .iter()

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use gantry_gang::needs::{Operator, Requirement, Spread};
-use gantry_gang::protocol::{Placement, ShapeId, Wanted};
+use gantry_gang::protocol::{Placement, PlanRequest, ShapeId};
 use gantry_gang::{Needs, Resources};
 use proptest::prelude::*;
 
@@ -47,7 +47,7 @@ fn needs(spread: Vec<Spread>) -> Needs {
 }
 
 /// Where members go if so many pods that count are on these nodes: how many on each; or why nowhere.
-fn nodes(world: &World, wanted: &Wanted, there: &[(&str, u32)]) -> String {
+fn nodes(world: &World, wanted: &PlanRequest, there: &[(&str, u32)]) -> String {
     let counted: BTreeMap<NodeIx, u32> = there
         .iter()
         .map(|(node, pods)| (world.snapshot.find(node).unwrap(), *pods))
@@ -191,7 +191,7 @@ prop_compose! {
 type On = Vec<Vec<u32>>;
 
 impl Case {
-    fn world(&self) -> (World, Vec<ShapeId>, Wanted) {
+    fn world(&self) -> (World, Vec<ShapeId>, PlanRequest) {
         let mut world = World::new();
         for (index, (zone, takes, _)) in self.nodes.iter().enumerate() {
             let free: Vec<String> = (0..*takes * 2).map(|gpu| gpu.to_string()).collect();

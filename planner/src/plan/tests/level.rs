@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use gantry_gang::protocol::Wanted;
+use gantry_gang::protocol::PlanRequest;
 
 use super::ALL;
 use super::world::{World, gang, level, terms};
@@ -19,7 +19,7 @@ fn racks(nodes: &[usize]) -> World {
 }
 
 /// How many members are in each rack, and on how many nodes they are.
-fn by_rack(world: &World, wanted: &Wanted) -> (Vec<u32>, usize) {
+fn by_rack(world: &World, wanted: &PlanRequest) -> (Vec<u32>, usize) {
     let places = world.plan(wanted).unwrap().places;
     let mut racks: BTreeMap<&str, u32> = BTreeMap::new();
     let mut nodes: BTreeMap<&str, u32> = BTreeMap::new();
@@ -32,7 +32,7 @@ fn by_rack(world: &World, wanted: &Wanted) -> (Vec<u32>, usize) {
 }
 
 /// In slices of so many within a rack each.
-fn sliced(mut wanted: Wanted, size: u32) -> Wanted {
+fn sliced(mut wanted: PlanRequest, size: u32) -> PlanRequest {
     level(&mut wanted, "rack", true);
     terms(&mut wanted, |terms| terms.slice = Some(size));
     wanted

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use gantry_gang::needs::{Operator, PodTerm, Requirement};
-use gantry_gang::protocol::{Placement, ShapeId, Sibling, Wanted};
+use gantry_gang::protocol::{Placement, PlanRequest, ShapeId, Sibling};
 use gantry_gang::{Needs, Resources};
 use proptest::prelude::*;
 
@@ -47,7 +47,7 @@ fn needs(role: &str, together_with: Vec<PodTerm>) -> Needs {
 }
 
 /// Where members go beside pods of these roles: `leaders/workers` and so on by shape; or why nowhere.
-fn nodes(world: &World, wanted: &Wanted, there: &[(&str, &str)]) -> String {
+fn nodes(world: &World, wanted: &PlanRequest, there: &[(&str, &str)]) -> String {
     let barred = |shape: &Shape| barred(world, &shape.needs, there);
     world.with_barred(&barred, |input| match plan(input, wanted) {
         Ok(placement) => {

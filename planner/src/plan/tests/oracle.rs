@@ -3,7 +3,7 @@
 use std::collections::{BTreeSet, HashMap};
 
 use gantry_gang::needs::{Operator, PodTerm, Requirement};
-use gantry_gang::protocol::{Placement, ShapeId, Wanted};
+use gantry_gang::protocol::{Placement, PlanRequest, ShapeId};
 use gantry_gang::{Needs, Resources};
 use proptest::prelude::*;
 
@@ -66,7 +66,7 @@ fn needs(cpu: i64, apart: bool) -> Needs {
 }
 
 impl Case {
-    fn build(&self, order: &[usize]) -> (World, Wanted) {
+    fn build(&self, order: &[usize]) -> (World, PlanRequest) {
         let mut world = World::new();
         for index in order {
             let (zone, rack, bits, cpu) = self.nodes[*index];

@@ -43,7 +43,7 @@ fn a_replacement_goes_to_the_rack_of_its_slice() {
 }
 
 /// The racks (by their first nodes) of the members of each slice of two, by ordinal.
-fn sliced(world: &World, wanted: &Wanted) -> Vec<String> {
+fn sliced(world: &World, wanted: &PlanRequest) -> Vec<String> {
     let mut places = world.plan(wanted).unwrap().places;
     places.sort_by_key(|place| place.ordinal);
     let first = |node: &str| {

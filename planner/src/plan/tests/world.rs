@@ -5,10 +5,10 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use gantry_api::{DeviceId, NodeName};
-use gantry_gang::protocol::{Placement, Refused, ShapeId, Sibling, Wanted, WantedMember};
+use gantry_gang::protocol::{MemberRequest, Placement, PlanRequest, Refusal, ShapeId, Sibling};
 use gantry_gang::terms::Authority;
 use gantry_gang::{
-    Dialect, Fabric, GangKey, Level, LevelWish, Levels, Needs, NodeFacts, Repair, Resources, Terms,
+    Fabric, GangKey, Integration, Level, Levels, Needs, NodeFacts, Repair, Resources, Terms, TopologyRequest,
 };
 
 use crate::devices::DeviceSet;
@@ -197,16 +197,16 @@ impl World {
         })
     }
 
-    pub(crate) fn plan(&self, wanted: &Wanted) -> Result<Placement, Refused> {
+    pub(crate) fn plan(&self, wanted: &PlanRequest) -> Result<Placement, Refusal> {
         self.with(|input| plan(input, wanted))
     }
 
-    pub(crate) fn explain(&self, wanted: &Wanted) -> Explanation {
+    pub(crate) fn explain(&self, wanted: &PlanRequest) -> Explanation {
         self.with(|input| explain(input, wanted))
     }
 
     /// The plan as a line: domain, then nodes with the members' GPUs in the order of ranks; or the reason of the refusal.
-    pub(crate) fn line(&self, wanted: &Wanted) -> String {
+    pub(crate) fn line(&self, wanted: &PlanRequest) -> String {
         match self.plan(wanted) {
             Ok(placement) => line(&placement),
             Err(refused) => refused.reason.to_string(),
@@ -214,7 +214,7 @@ impl World {
     }
 
     /// The nodes of the plan, whose names are letters, in the order of ranks.
-    pub(crate) fn nodes(&self, wanted: &Wanted) -> String {
+    pub(crate) fn nodes(&self, wanted: &PlanRequest) -> String {
         let placement = self.plan(wanted).unwrap();
         let nodes = placement.places.iter().map(|place| place.node.as_str());
         nodes.collect()
@@ -245,13 +245,13 @@ pub(crate) fn line(placement: &Placement) -> String {
 }
 
 /// A gang of so many members of each shape, one after the other, with ranks. All must be placed.
-pub(crate) fn gang(members: &[(u32, ShapeId)]) -> Wanted {
+pub(crate) fn gang(members: &[(u32, ShapeId)]) -> PlanRequest {
     let shapes = members
         .iter()
         .flat_map(|(count, shape)| (0..*count).map(move |_| *shape));
-    let members: Vec<WantedMember> = (0u32..)
+    let members: Vec<MemberRequest> = (0u32..)
         .zip(shapes)
-        .map(|(rank, shape)| WantedMember {
+        .map(|(rank, shape)| MemberRequest {
             uid: format!("uid-{rank}").as_str().into(),
             shape,
             rank: Some(rank),
@@ -259,11 +259,11 @@ pub(crate) fn gang(members: &[(u32, ShapeId)]) -> Wanted {
         })
         .collect();
     let must = u32::try_from(members.len()).unwrap();
-    Wanted {
+    PlanRequest {
         gang: Arc::new(GangKey {
             namespace: "ml".into(),
             name: "train".into(),
-            dialect: Dialect::Annotation,
+            integration: Integration::Annotation,
             incarnation: "".into(),
         }),
         terms: Arc::new(Terms {
@@ -302,14 +302,14 @@ pub(crate) fn sibling(node: &str, rank: u32) -> Sibling {
     }
 }
 
-pub(crate) fn terms(wanted: &mut Wanted, change: impl FnOnce(&mut Terms)) {
+pub(crate) fn terms(wanted: &mut PlanRequest, change: impl FnOnce(&mut Terms)) {
     change(Arc::make_mut(&mut wanted.terms));
 }
 
 /// With a level of the fabric.
-pub(crate) fn level(wanted: &mut Wanted, level: &str, required: bool) {
+pub(crate) fn level(wanted: &mut PlanRequest, level: &str, required: bool) {
     terms(wanted, |terms| {
-        terms.level = Some(LevelWish {
+        terms.level = Some(TopologyRequest {
             level: level.into(),
             required,
         });

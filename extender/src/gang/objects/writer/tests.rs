@@ -1,7 +1,7 @@
 use serde_json::json;
 
 use gantry_api::GangSpec;
-use gantry_gang::Dialect;
+use gantry_gang::Integration;
 
 use super::*;
 
@@ -38,7 +38,7 @@ fn a_decision_says_whose_it_is_though_no_status_was_ever_written() {
     let gang = GangKey {
         namespace: "default".into(),
         name: "a".into(),
-        dialect: Dialect::Annotation,
+        integration: Integration::Annotation,
         incarnation: "1".into(),
     };
     let mut writes = PendingWrites {

@@ -91,7 +91,7 @@ impl VictimWatch {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use gantry_gang::Dialect;
+    use gantry_gang::Integration;
 
     #[test]
     fn first_gangs_search_every_time_and_others_in_turn() {
@@ -100,7 +100,7 @@ mod tests {
                 Arc::new(GangKey {
                     namespace: "ns".into(),
                     name: format!("g{number:02}").into(),
-                    dialect: Dialect::Annotation,
+                    integration: Integration::Annotation,
                     incarnation: "".into(),
                 })
             })

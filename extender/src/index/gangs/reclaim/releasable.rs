@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use gantry_api::PodUid;
 use gantry_gang::GangKey;
-use gantry_gang::protocol::{Devices, Placement, SlotView, View, Wanted};
+use gantry_gang::protocol::{Devices, Placement, PlanRequest, SlotView, View};
 use gantry_planner::preempt::{Occupant, OccupantPod, make_way};
 
 use super::asked_for;
@@ -57,7 +57,7 @@ fn by_loss<'a>(view: &View<'a>) -> (i32, Reverse<i64>, &'a Arc<GangKey>) {
 
 impl Index {
     /// The placement of a gang for which others have released as few reservations as suffice; `None` if it does not fit even so.
-    pub(super) fn release_for(&mut self, wanted: &Wanted) -> Option<Placement> {
+    pub(super) fn release_for(&mut self, wanted: &PlanRequest) -> Option<Placement> {
         let reclaim = &self.gangs.reclaim;
         // Never for surplus members of a decided gang, nor again for a gang that did not use it.
         if wanted.must == 0 && !wanted.completes
@@ -85,7 +85,7 @@ impl Index {
     }
 
     /// What a gang asks for when others release something: a degraded gang all that it lacks, or both would be degraded.
-    fn whole_request(&self, wanted: &Wanted) -> Option<Wanted> {
+    fn whole_request(&self, wanted: &PlanRequest) -> Option<PlanRequest> {
         let wanted = wanted.clone();
         if !wanted.completes {
             return Some(wanted);
@@ -107,7 +107,7 @@ impl Index {
     }
 
     /// Other gangs released reservations for a gang. If it could not use them, none is released for it again while it asks for the same.
-    pub(in crate::index::gangs) fn note_released(&mut self, wanted: &Wanted) {
+    pub(in crate::index::gangs) fn note_released(&mut self, wanted: &PlanRequest) {
         let view = self.gangs.core.view(&wanted.gang);
         if view.is_none_or(|view| view.slots().next().is_none()) {
             let asked = asked_for(wanted);
@@ -301,7 +301,7 @@ impl Index {
     }
 
     /// Whether free and releasable devices are enough for a gang, by number.
-    fn releasable_may_suffice(&mut self, wanted: &Wanted) -> bool {
+    fn releasable_may_suffice(&mut self, wanted: &PlanRequest) -> bool {
         let Some(asked) = least(wanted, self.gangs.shapes.list()) else {
             return false;
         };

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use gantry_api::ResourceName;
 use gantry_gang::GangKey;
-use gantry_gang::protocol::Wanted;
+use gantry_gang::protocol::PlanRequest;
 use gantry_planner::input::Shape;
 use gantry_planner::preempt::Occupant;
 
@@ -138,13 +138,13 @@ impl ReleasableDevices {
     }
 
     /// Whether anything is releasable for a gang. Surplus is not released for a decided gang.
-    pub(super) fn has_any(&self, wanted: &Wanted) -> bool {
+    pub(super) fn has_any(&self, wanted: &PlanRequest) -> bool {
         let surplus = self.surplus.range(..=wanted.priority).next().is_some();
         surplus && !wanted.completes || self.orphaned.range(..wanted.priority).next().is_some()
     }
 
     /// Devices that are releasable for a gang.
-    pub(super) fn of(&self, wanted: &Wanted, resource: &ResourceName) -> u64 {
+    pub(super) fn of(&self, wanted: &PlanRequest, resource: &ResourceName) -> u64 {
         let surplus = self.surplus.range(..=wanted.priority);
         let surplus = surplus.filter(|_| !wanted.completes);
         let surplus: u64 = surplus.filter_map(|(_, devices)| devices.get(resource)).sum();
@@ -152,14 +152,14 @@ impl ReleasableDevices {
     }
 
     /// Devices of orphaned reservations that are releasable for a gang.
-    pub(super) fn orphaned(&self, wanted: &Wanted, resource: &ResourceName) -> u64 {
+    pub(super) fn orphaned(&self, wanted: &PlanRequest, resource: &ResourceName) -> u64 {
         let lower = self.orphaned.range(..wanted.priority);
         lower.filter_map(|(_, devices)| devices.get(resource)).sum()
     }
 }
 
 /// Devices that the minimum of a gang asks for at least, by resource; `None` if a shape is not known.
-pub(super) fn least(wanted: &Wanted, shapes: &[Shape]) -> Option<BTreeMap<ResourceName, u64>> {
+pub(super) fn least(wanted: &PlanRequest, shapes: &[Shape]) -> Option<BTreeMap<ResourceName, u64>> {
     let must = usize::try_from(wanted.must).unwrap_or(usize::MAX);
     let mut asked: BTreeMap<&ResourceName, Vec<u64>> = BTreeMap::new();
     for member in &wanted.members {

@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use gantry_api::PodUid;
-use gantry_gang::protocol::{Devices, Stage, View, Wanted};
+use gantry_gang::protocol::{Devices, PlanRequest, Stage, View};
 use gantry_gang::{GangKey, Resources};
 use gantry_planner::input::Shape;
 use gantry_planner::preempt::{Occupant, OccupantPod};
@@ -31,7 +31,7 @@ enum Reach {
 
 impl Index {
     /// Whether a gang may preempt: all of its members may, and disruption budgets are known.
-    pub(super) fn may_preempt(&self, wanted: &Wanted) -> bool {
+    pub(super) fn may_preempt(&self, wanted: &PlanRequest) -> bool {
         let view = self.gangs.core.view(&wanted.gang);
         self.knows_budgets() && view.is_some_and(|view| view.may_preempt())
     }
@@ -39,7 +39,7 @@ impl Index {
     /// Searches the candidates: at first with few of the pods without devices.
     pub(in crate::index::gangs) fn among_occupants<T>(
         &self,
-        wanted: &Wanted,
+        wanted: &PlanRequest,
         find: impl Fn(Vec<Occupant>) -> Option<T>,
     ) -> Option<T> {
         let few = self.occupants(wanted, Reach::Short);
@@ -51,7 +51,7 @@ impl Index {
     }
 
     /// The candidates. Without the gang itself, terminating pods, and gangs that are being bound, of which not all pods show yet.
-    fn occupants(&self, wanted: &Wanted, reach: Reach) -> Vec<Occupant> {
+    fn occupants(&self, wanted: &PlanRequest, reach: Reach) -> Vec<Occupant> {
         let mut gangs: BTreeMap<&Arc<GangKey>, Occupant> = BTreeMap::new();
         let mut singles: Vec<Occupant> = Vec::new();
         for pod in self.pods.iter().filter(|pod| pod.is_live() && !pod.leaving) {
@@ -95,7 +95,7 @@ impl Index {
     }
 
     /// Pods without devices, of lower priority, that may be in the way of a gang.
-    fn other_pods(&self, wanted: &Wanted, reach: Reach) -> Vec<Occupant> {
+    fn other_pods(&self, wanted: &PlanRequest, reach: Reach) -> Vec<Occupant> {
         let shapes: BTreeSet<_> = wanted.members.iter().map(|member| member.shape).collect();
         let known = self.gangs.shapes.list();
         let shapes: Vec<&Shape> = shapes

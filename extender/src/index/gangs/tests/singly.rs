@@ -19,7 +19,7 @@ fn read(cluster: &Cluster) {
         part: "".into(),
     };
     let object = json!({"spec": {"schedulingPolicy": {"basic": {}}}});
-    let facts = dialect::read(OwnerKind::PodGroup, "", &object);
+    let facts = integrations::read(OwnerKind::PodGroup, "", &object);
     cluster
         .store
         .update(|index| index.owner_seen(&owner, Some(facts.into())));

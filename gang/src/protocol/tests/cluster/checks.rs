@@ -35,7 +35,7 @@ impl Cluster {
             let bound_by_us = self
                 .pods
                 .iter()
-                .any(|pod| pod.going.is_some() && pod.claim.key == **view.key());
+                .any(|pod| pod.going.is_some() && pod.membership.key == **view.key());
             let restarting = view.phase() == GangPhase::Degraded || view.phase() == GangPhase::Finished;
             assert!(
                 decided || !bound_by_us || restarting,

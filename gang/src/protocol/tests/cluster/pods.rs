@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use gantry_api::PodUid;
 
-use super::super::world::{claim, member, with_rank, with_repair};
+use super::super::world::{member, membership, with_rank, with_repair};
 use super::{Cluster, GANGS, Pod};
 use crate::protocol::{BindEnd, Member, Stage};
 
@@ -15,23 +15,23 @@ impl Cluster {
 
     pub(super) fn create(&mut self, gang: usize, gated: bool, gpus: bool) {
         let name = GANGS[gang];
-        let of_gang = self.pods.iter().filter(|pod| *pod.claim.key.name == *name);
+        let of_gang = self.pods.iter().filter(|pod| *pod.membership.key.name == *name);
         if of_gang.clone().count() >= 6 {
             return;
         }
-        let mut claim = with_repair(claim(name, self.mins[gang]), self.repairs[gang]);
+        let mut membership = with_repair(membership(name, self.mins[gang]), self.repairs[gang]);
         if self.ranked[gang] {
             let taken: BTreeSet<u32> = of_gang
                 .filter(|pod| !matches!(pod.stage, Stage::Failed))
-                .filter_map(|pod| pod.claim.rank)
+                .filter_map(|pod| pod.membership.rank)
                 .collect();
             let rank = (0..).find(|rank| !taken.contains(rank)).unwrap();
-            claim = with_rank(claim, rank);
+            membership = with_rank(membership, rank);
         }
         self.made += 1;
         self.pods.push(Pod {
             uid: format!("{name}{}", self.made),
-            claim,
+            membership,
             gpus,
             stage: if gated {
                 Stage::Gated { by_us_alone: true }
@@ -49,7 +49,7 @@ impl Cluster {
 
     fn member(&self, at: usize) -> Member {
         let pod = &self.pods[at];
-        let mut member = member(&pod.uid, pod.claim.clone());
+        let mut member = member(&pod.uid, pod.membership.clone());
         member.stage = pod.stage.clone();
         member.leaving = pod.leaving;
         member.holds = pod.holds.clone();

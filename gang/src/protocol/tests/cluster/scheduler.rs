@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use gantry_api::{NodeName, PodUid};
 
 use super::{Cluster, End, GANGS, GPUS, NODES};
-use crate::protocol::{Answer, Arrival, BindEnd, Place, Placement, Refused, Stage};
+use crate::protocol::{Answer, Arrival, BindEnd, Placement, Refusal, Reservation, Stage};
 
 impl Cluster {
     pub(super) fn plan(&mut self, room: bool, preempt: bool) {
@@ -18,13 +18,16 @@ impl Cluster {
         let mut victims: Vec<PodUid> = Vec::new();
         if preempt && wanted.must > 0 {
             let other = self.pods.iter().find(|pod| {
-                pod.claim.key != *wanted.gang
+                pod.membership.key != *wanted.gang
                     && !pod.leaving
                     && matches!(pod.stage, Stage::Bound(_))
                     && pod.gpus
             });
-            if let Some(gang) = other.map(|pod| pod.claim.key.clone()) {
-                let all = self.pods.iter().filter(|pod| pod.claim.key == gang && pod.gpus);
+            if let Some(gang) = other.map(|pod| pod.membership.key.clone()) {
+                let all = self
+                    .pods
+                    .iter()
+                    .filter(|pod| pod.membership.key == gang && pod.gpus);
                 victims.extend(
                     all.filter(|pod| matches!(pod.stage, Stage::Bound(_)) && !pod.leaving)
                         .map(|pod| PodUid::from(pod.uid.as_str())),
@@ -56,7 +59,7 @@ impl Cluster {
                 .members
                 .iter()
                 .zip(&free)
-                .map(|(member, (node, gpu))| Place {
+                .map(|(member, (node, gpu))| Reservation {
                     shape: member.shape,
                     node: node.as_str().into(),
                     devices: vec![("nvidia.com/gpu".into(), vec![gpu.as_str().into()])],
@@ -72,7 +75,7 @@ impl Cluster {
                 ..Placement::default()
             })
         } else {
-            Err(Refused {
+            Err(Refusal {
                 reason: "no room".into(),
                 message: "no room".into(),
                 hopeless: false,

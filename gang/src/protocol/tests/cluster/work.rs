@@ -40,7 +40,7 @@ impl Cluster {
                         }
                     }
                 }
-                Work::Forget { namespace, name } => {
+                Work::DeleteObject { namespace, name } => {
                     if let Some(stored) = self.stored.get_mut(&*name) {
                         stored.exists = false;
                         stored.version += 1;
@@ -48,7 +48,7 @@ impl Cluster {
                     }
                     self.gangs.object_gone(self.now(), &namespace, &name);
                 }
-                Work::Wake(_) => {}
+                Work::Activate(_) => {}
                 Work::Bind(pods) => {
                     for uid in pods {
                         let node = self.place_of(&uid).expect("a place");

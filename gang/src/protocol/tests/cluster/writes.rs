@@ -51,7 +51,7 @@ impl Cluster {
         stored.exists = true;
         stored.version += 1;
         stored.status.name = gang.name.to_string();
-        stored.status.integration = gang.dialect.as_str().to_owned();
+        stored.status.integration = gang.integration.as_str().to_owned();
         stored.status.decision = Some(decision.clone());
         self.log.push(format!("written {}", decision.id));
         true

@@ -2,16 +2,16 @@
 
 use gantry_api::GangPhase;
 
-use super::super::world::{World, bound, claim, key, member, place, uid};
+use super::super::world::{World, bound, key, member, membership, place, uid};
 use super::committing;
-use crate::protocol::{Answer, Arrival, BindEnd, Place, Placement};
+use crate::protocol::{Answer, Arrival, BindEnd, Placement, Reservation};
 
 #[test]
 fn members_that_come_after_siblings_are_bound_are_not_waited_for() {
     let mut world = World::new();
     world.members("a", 3, 3);
     let wanted = world.next().unwrap();
-    let places = ["n0", "n1", "n2"].map(|node| Place {
+    let places = ["n0", "n1", "n2"].map(|node| Reservation {
         follows: node != "n0",
         ..place(node, node)
     });
@@ -68,7 +68,7 @@ fn a_binding_that_fails_is_tried_again_at_the_same_place() {
         Answer::Wait("gang default/a: node n1, where it is to go, is not offered".into()),
         "the place of a binding that may exist is nobody else's"
     );
-    world.see(bound(member("a0", claim("a", 2)), "n0"));
+    world.see(bound(member("a0", membership("a", 2)), "n0"));
     assert_eq!(world.reserved(), ["a-g1"]);
 }
 
@@ -78,7 +78,7 @@ fn a_member_bound_elsewhere_past_us_gives_its_place_back() {
     world
         .gangs
         .committed(world.now(), &key("a"), &decision.id, Ok(()));
-    world.see(bound(member("a0", claim("a", 2)), "n9"));
+    world.see(bound(member("a0", membership("a", 2)), "n9"));
     assert_eq!(world.reserved(), ["a-g1"]);
     world.bind("a1");
     assert_eq!(world.phase("a"), GangPhase::Bound);
@@ -89,7 +89,7 @@ fn a_minimum_that_changes_once_it_is_decided_changes_nothing_but_a_condition() {
     let mut world = World::new();
     world.bound_gang("a", 2, 2);
     for pod in ["a0", "a1"] {
-        world.see(bound(member(pod, claim("a", 5)), "n0"));
+        world.see(bound(member(pod, membership("a", 5)), "n0"));
     }
     assert_eq!(world.phase("a"), GangPhase::Bound);
     let status = world.status("a");
@@ -107,7 +107,7 @@ fn a_member_bound_by_an_old_binding_has_what_that_gave_it() {
         .gangs
         .committed(world.now(), &key("a"), &decision.id, Ok(()));
     let node = world.node("a0");
-    let mut seen = bound(member("a0", claim("a", 2)), &node);
+    let mut seen = bound(member("a0", membership("a", 2)), &node);
     seen.holds = vec![("nvidia.com/gpu".into(), vec!["before".into()])];
     world.see(seen);
     let slots = world.status("a").decision.unwrap().reservations;

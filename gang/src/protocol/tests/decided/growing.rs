@@ -2,14 +2,14 @@
 
 use gantry_api::GangPhase;
 
-use super::super::world::{World, claim, member, place, refused, uid};
+use super::super::world::{World, member, membership, place, refused, uid};
 use crate::protocol::Placement;
 
 #[test]
 fn a_bound_gang_grows_when_there_is_room_and_goes_after_those_that_have_nothing() {
     let mut world = World::new();
     world.bound_gang("a", 2, 2);
-    world.see(member("a2", claim("a", 2)));
+    world.see(member("a2", membership("a", 2)));
     world.members("b", 1, 1);
     assert_eq!(&*world.refuse("no room").gang.name, "b");
     let wanted = world.next().unwrap();
@@ -32,7 +32,7 @@ fn a_bound_gang_grows_when_there_is_room_and_goes_after_those_that_have_nothing(
 fn a_member_beyond_the_minimum_that_does_not_come_gives_its_place_back() {
     let mut world = World::new();
     world.bound_gang("a", 2, 2);
-    world.see(member("a2", claim("a", 2)));
+    world.see(member("a2", membership("a", 2)));
     world.plan_from(2);
     world.pass(60);
     assert_eq!(world.reserved(), Vec::<String>::new());
@@ -43,7 +43,7 @@ fn a_member_beyond_the_minimum_that_does_not_come_gives_its_place_back() {
 fn nobody_is_stopped_for_members_beyond_the_minimum() {
     let mut world = World::new();
     world.bound_gang("a", 1, 1);
-    world.see(member("a1", claim("a", 1)));
+    world.see(member("a1", membership("a", 1)));
     let wanted = world.next().unwrap();
     let placement = Placement {
         places: vec![place("n1", "g1")],

@@ -2,7 +2,9 @@
 
 use gantry_api::GangPhase;
 
-use super::super::world::{World, bound, claim, key, leaving, member, place, uid, with_rank, with_repair};
+use super::super::world::{
+    World, bound, key, leaving, member, membership, place, uid, with_rank, with_repair,
+};
 use super::committing;
 use crate::protocol::{Answer, Arrival, BindEnd, Member, Placement, ShapeId, Stage, Work};
 use crate::terms::Repair;
@@ -11,10 +13,10 @@ use crate::terms::Repair;
 fn hold_keeps_the_place_of_a_lost_member_for_its_replacement() {
     let mut world = World::new();
     world.bound_gang("a", 2, 2);
-    world.see(leaving(bound(member("a0", claim("a", 2)), "n0")));
+    world.see(leaving(bound(member("a0", membership("a", 2)), "n0")));
     assert_eq!(world.phase("a"), GangPhase::Degraded);
     assert_eq!(world.reserved(), ["a-g0"], "from the moment it begins to go");
-    world.see(member("a2", claim("a", 2)));
+    world.see(member("a2", membership("a", 2)));
     assert!(
         matches!(world.answer("a2"), Answer::Wait(_)),
         "the pod before still holds the devices"
@@ -39,21 +41,21 @@ fn the_gate_of_a_replacement_goes_though_others_of_the_decided_gang_are_missing(
     world.gone("a0");
     world.gone("a1");
     world.take_work();
-    world.see(gated(member("a3", claim("a", 3))));
+    world.see(gated(member("a3", membership("a", 3))));
     assert_eq!(world.take_work(), [Work::Ungate(vec![uid("a3")])]);
-    world.see(member("a3", claim("a", 3)));
+    world.see(member("a3", membership("a", 3)));
     assert_eq!(world.bind("a3"), "n0");
 }
 
 #[test]
 fn the_gate_of_a_replacement_for_which_no_place_is_kept_goes_once_it_has_one() {
     let mut world = World::new();
-    let claim = with_repair(claim("a", 3), Repair::Ignore);
-    world.bound_gang_of("a", 3, &claim);
+    let membership = with_repair(membership("a", 3), Repair::Ignore);
+    world.bound_gang_of("a", 3, &membership);
     world.gone("a0");
     world.gone("a1");
     world.take_work();
-    world.see(gated(member("a3", claim)));
+    world.see(gated(member("a3", membership)));
     assert_eq!(world.take_work(), [], "it could not go anywhere");
     world.plan_from(7);
     assert_eq!(world.take_work(), [Work::Ungate(vec![uid("a3")])]);
@@ -63,7 +65,7 @@ fn the_gate_of_a_replacement_for_which_no_place_is_kept_goes_once_it_has_one() {
 fn a_member_that_is_deleted_and_ends_well_for_it_has_not_completed() {
     let mut world = World::new();
     world.bound_gang("a", 2, 2);
-    let going = leaving(bound(member("a0", claim("a", 2)), "n0"));
+    let going = leaving(bound(member("a0", membership("a", 2)), "n0"));
     world.see(going.clone());
     for _ in 0..2 {
         world.see(Member {
@@ -76,7 +78,7 @@ fn a_member_that_is_deleted_and_ends_well_for_it_has_not_completed() {
     world.gone("a0");
     assert_eq!(world.phase("a"), GangPhase::Degraded);
     // One that had completed before it is cleared away stays so.
-    let mut completed = bound(member("a1", claim("a", 2)), "n1");
+    let mut completed = bound(member("a1", membership("a", 2)), "n1");
     completed.stage = Stage::Succeeded;
     world.see(completed.clone());
     world.see(leaving(completed));
@@ -89,12 +91,12 @@ fn the_place_of_a_member_that_is_stopped_for_another_pod_is_not_kept_from_that()
     world.bound_gang("a", 2, 2);
     world.see(Member {
         preempted: true,
-        ..leaving(bound(member("a0", claim("a", 2)), "n0"))
+        ..leaving(bound(member("a0", membership("a", 2)), "n0"))
     });
     assert_eq!(world.phase("a"), GangPhase::Degraded);
     assert!(world.reserved().is_empty());
     world.gone("a0");
-    world.see(member("a2", claim("a", 2)));
+    world.see(member("a2", membership("a", 2)));
     assert!(world.reserved().is_empty(), "it has to be planned like any other");
 }
 
@@ -106,22 +108,22 @@ fn gangs_of_which_nothing_is_left_are_planned_as_a_whole_again() {
         for (pod, node) in [(format!("{gang}0"), "n0"), (format!("{gang}1"), "n1")] {
             world.see(Member {
                 preempted: true,
-                ..leaving(bound(member(&pod, claim(gang, 2)), node))
+                ..leaving(bound(member(&pod, membership(gang, 2)), node))
             });
             world.gone(&pod);
         }
     }
     world.take_work();
-    world.see(member("a2", claim("a", 2)));
+    world.see(member("a2", membership("a", 2)));
     assert_eq!(world.phase("a"), GangPhase::Pending);
     assert_eq!(
         world.status("a").decision,
         None,
         "what it said is nobody's any more"
     );
-    world.see(member("a3", claim("a", 2)));
-    world.see(member("b2", claim("b", 2)));
-    world.see(member("b3", claim("b", 2)));
+    world.see(member("a3", membership("a", 2)));
+    world.see(member("b2", membership("b", 2)));
+    world.see(member("b3", membership("b", 2)));
     world.pass(10);
     let wanted = world.plan();
     assert_eq!(
@@ -141,7 +143,7 @@ fn gangs_of_which_nothing_is_left_are_planned_as_a_whole_again() {
 fn hold_keeps_a_place_of_a_rank_for_that_rank() {
     let mut world = World::new();
     for (pod, rank) in [("a0", 0), ("a1", 1)] {
-        world.see(member(pod, with_rank(claim("a", 2), rank)));
+        world.see(member(pod, with_rank(membership("a", 2), rank)));
     }
     world.plan();
     world.come_all("a", 2);
@@ -149,9 +151,9 @@ fn hold_keeps_a_place_of_a_rank_for_that_rank() {
     world.bind("a0");
     world.bind("a1");
     world.gone("a0");
-    world.see(member("a2", with_rank(claim("a", 2), 7)));
+    world.see(member("a2", with_rank(membership("a", 2), 7)));
     assert!(matches!(world.answer("a2"), Answer::Wait(_)));
-    world.see(member("a3", with_rank(claim("a", 2), 0)));
+    world.see(member("a3", with_rank(membership("a", 2), 0)));
     assert_eq!(world.node("a3"), "n0");
 }
 
@@ -166,7 +168,7 @@ fn hold_does_not_wait_for_ever() {
     assert_eq!(world.reserved(), Vec::<String>::new());
     assert_eq!(world.phase("a"), GangPhase::Degraded);
     assert_eq!(world.text("a"), "gang default/a lacks 1 of 2 members");
-    world.see(member("a2", claim("a", 2)));
+    world.see(member("a2", membership("a", 2)));
     world.plan_from(5);
     assert_eq!(
         world.bind("a2"),
@@ -180,7 +182,7 @@ fn hold_does_not_wait_for_ever() {
 fn a_failed_member_is_a_lost_one_and_a_completed_one_is_not() {
     let mut world = World::new();
     world.bound_gang("a", 2, 2);
-    let mut completed = bound(member("a0", claim("a", 2)), "n0");
+    let mut completed = bound(member("a0", membership("a", 2)), "n0");
     completed.stage = Stage::Succeeded;
     world.see(completed);
     assert_eq!(world.phase("a"), GangPhase::Bound);
@@ -191,7 +193,7 @@ fn a_failed_member_is_a_lost_one_and_a_completed_one_is_not() {
         GangPhase::Bound,
         "it has done its part, though its pod is gone"
     );
-    let mut failed = bound(member("a1", claim("a", 2)), "n1");
+    let mut failed = bound(member("a1", membership("a", 2)), "n1");
     failed.stage = Stage::Failed;
     world.see(failed);
     assert_eq!(world.phase("a"), GangPhase::Degraded);
@@ -201,7 +203,7 @@ fn a_failed_member_is_a_lost_one_and_a_completed_one_is_not() {
 #[test]
 fn members_beyond_the_minimum_that_go_are_no_loss() {
     let mut world = World::new();
-    world.bound_gang_of("a", 3, &with_repair(claim("a", 2), Repair::Restart));
+    world.bound_gang_of("a", 3, &with_repair(membership("a", 2), Repair::Restart));
     world.gone("a2");
     assert_eq!(world.phase("a"), GangPhase::Bound);
     assert_eq!(world.take_work(), []);
@@ -211,7 +213,7 @@ fn members_beyond_the_minimum_that_go_are_no_loss() {
 #[test]
 fn ignore_gives_the_place_up() {
     let mut world = World::new();
-    world.bound_gang_of("a", 2, &with_repair(claim("a", 2), Repair::Ignore));
+    world.bound_gang_of("a", 2, &with_repair(membership("a", 2), Repair::Ignore));
     world.gone("a0");
     assert_eq!(world.reserved(), Vec::<String>::new());
     assert_eq!(world.phase("a"), GangPhase::Bound);
@@ -230,7 +232,7 @@ fn a_member_lost_between_decision_and_binding_is_repaired_too() {
     world.gone("a1");
     assert_eq!(world.phase("a"), GangPhase::Degraded);
     assert_eq!(world.reserved(), ["a-g1"]);
-    world.see(member("a2", claim("a", 2)));
+    world.see(member("a2", membership("a", 2)));
     assert_eq!(world.bind("a2"), "n1");
 }
 
@@ -239,7 +241,7 @@ fn a_member_lost_between_decision_and_binding_is_repaired_too() {
 fn given_to(second: &str, gang: &str, min: u32) -> World {
     let mut world = World::new();
     world.bound_gang("a", 3, 3);
-    world.see(member(second, claim(gang, min)));
+    world.see(member(second, membership(gang, min)));
     world.room += 1;
     let wanted = world.next().unwrap();
     let placement = Placement {
@@ -263,8 +265,8 @@ fn the_place_of_a_lost_member_is_not_kept_where_others_have_its_devices() {
         world.gone("a0");
         assert_eq!(world.reserved(), reserved, "a-g0 once, and it is {second}'s");
         assert_eq!(world.phase("a"), GangPhase::Degraded);
-        world.see(member("a4", claim("a", 3)));
-        world.see(member("a5", claim("a", 3)));
+        world.see(member("a4", membership("a", 3)));
+        world.see(member("a5", membership("a", 3)));
         assert_eq!(world.reserved(), reserved, "{second}");
         assert!(matches!(world.answer("a5"), Answer::Wait(_)), "{second}");
     }
@@ -275,11 +277,11 @@ fn a_place_is_kept_for_members_as_it_was_planned_and_as_its_member_has_come_to_b
     for (shape, kept) in [(0, true), (7, true), (8, false)] {
         let mut world = World::new();
         world.bound_gang("a", 2, 2);
-        let mut drifted = bound(member("a0", claim("a", 2)), "n0");
+        let mut drifted = bound(member("a0", membership("a", 2)), "n0");
         drifted.shape = Some(ShapeId(7));
         world.see(drifted);
         world.gone("a0");
-        let mut replacement = member("a2", claim("a", 2));
+        let mut replacement = member("a2", membership("a", 2));
         replacement.shape = Some(ShapeId(shape));
         world.see(replacement);
         let there = world.answer("a2") == Answer::Node("n0".into());

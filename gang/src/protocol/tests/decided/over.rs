@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use gantry_api::{GangPhase, GangStatus};
 
-use super::super::world::{World, bound, claim, forget, leaving, member, with_repair};
+use super::super::world::{World, bound, forget, leaving, member, membership, with_repair};
 use super::deleted;
-use crate::claim::{Claim, OwnerFacts, OwnerKind, OwnerRef};
+use crate::membership::{Membership, OwnerFacts, OwnerKind, OwnerRef};
 use crate::protocol::Stage;
 use crate::terms::Repair;
 
@@ -20,10 +20,10 @@ fn mpi_job() -> OwnerRef {
 }
 
 /// What a member of gang `a` says, which belongs to an MPIJob of three pods.
-fn of_mpi_job() -> Claim {
-    Claim {
+fn of_mpi_job() -> Membership {
+    Membership {
         owner: Some(mpi_job()),
-        ..claim("a", 3)
+        ..membership("a", 3)
     }
 }
 
@@ -40,15 +40,15 @@ fn mpi_job_says(world: &mut World, over: bool) {
 }
 
 /// Gang `a` of three members that an MPIJob has made, all bound, of which the first has ended well; its pod is still there.
-fn one_has_ended(claim: &Claim) -> World {
+fn one_has_ended(membership: &Membership) -> World {
     let mut world = World::new();
     mpi_job_says(&mut world, false);
     for number in 0..3 {
-        world.see(member(&format!("a{number}"), claim.clone()));
+        world.see(member(&format!("a{number}"), membership.clone()));
     }
     mpi_job_says(&mut world, false);
-    world.bound_gang_of("a", 3, claim);
-    let mut completed = bound(member("a0", claim.clone()), "n0");
+    world.bound_gang_of("a", 3, membership);
+    let mut completed = bound(member("a0", membership.clone()), "n0");
     completed.stage = Stage::Succeeded;
     world.see(completed);
     world
@@ -57,15 +57,15 @@ fn one_has_ended(claim: &Claim) -> World {
 #[test]
 fn no_place_is_kept_for_members_whose_job_is_over() {
     for repair in [Repair::Hold, Repair::Restart, Repair::Ignore] {
-        let claim = with_repair(of_mpi_job(), repair);
-        let mut world = one_has_ended(&claim);
+        let membership = with_repair(of_mpi_job(), repair);
+        let mut world = one_has_ended(&membership);
         mpi_job_says(&mut world, true);
         world.gone("a1");
         assert_eq!(world.reserved(), Vec::<String>::new(), "{repair:?}");
         assert_eq!(deleted(&mut world), Vec::<String>::new(), "{repair:?}");
         assert_eq!(world.phase("a"), GangPhase::Bound, "{repair:?}");
         assert_eq!(world.text("a"), "gang default/a runs with 2 of 3 members");
-        world.see(leaving(bound(member("a2", claim.clone()), "n2")));
+        world.see(leaving(bound(member("a2", membership.clone()), "n2")));
         world.gone("a2");
         assert_eq!(world.reserved(), Vec::<String>::new(), "{repair:?}");
         assert_eq!(world.phase("a"), GangPhase::Finished, "{repair:?}");
@@ -109,8 +109,8 @@ fn a_job_that_goes_on_after_all_has_places_kept_again() {
 #[test]
 fn no_place_is_kept_while_a_job_is_suspended_and_it_goes_on_as_a_whole() {
     for repair in [Repair::Hold, Repair::Restart] {
-        let claim = with_repair(of_mpi_job(), repair);
-        let mut world = one_has_ended(&claim);
+        let membership = with_repair(of_mpi_job(), repair);
+        let mut world = one_has_ended(&membership);
         let suspended = OwnerFacts {
             min: Some(3),
             total: Some(3),
@@ -130,7 +130,7 @@ fn no_place_is_kept_while_a_job_is_suspended_and_it_goes_on_as_a_whole() {
         assert_eq!(world.reserved(), Vec::<String>::new(), "{repair:?}");
         mpi_job_says(&mut world, false);
         for pod in ["a3", "a4"] {
-            world.see(member(pod, claim.clone()));
+            world.see(member(pod, membership.clone()));
         }
         world.pass(10);
         let wanted = world.plan();
@@ -141,10 +141,10 @@ fn no_place_is_kept_while_a_job_is_suspended_and_it_goes_on_as_a_whole() {
 #[test]
 fn an_owner_that_could_never_be_read_is_not_taken_for_over() {
     let mut world = World::new();
-    let claim = of_mpi_job();
-    world.see(member("a0", claim.clone()));
+    let membership = of_mpi_job();
+    world.see(member("a0", membership.clone()));
     world.gangs.owner_seen(world.now(), &mpi_job(), None);
-    world.bound_gang_of("a", 3, &claim);
+    world.bound_gang_of("a", 3, &membership);
     world.gone("a1");
     assert_eq!(world.reserved(), ["a-g1"]);
 }
@@ -158,7 +158,7 @@ fn a_gang_that_is_over_is_forgotten_and_pods_that_come_again_begin_anew() {
     world.gone("a1");
     assert_eq!(world.phase("a"), GangPhase::Finished);
     assert_eq!(world.reserved(), Vec::<String>::new());
-    world.see(member("a2", claim("a", 2)));
+    world.see(member("a2", membership("a", 2)));
     assert_eq!(world.phase("a"), GangPhase::Pending);
     world.gone("a2");
     world.pass(10);

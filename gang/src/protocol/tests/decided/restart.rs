@@ -2,23 +2,23 @@
 
 use gantry_api::GangPhase;
 
-use super::super::world::{World, bound, claim, key, leaving, member, with_repair};
+use super::super::world::{World, bound, key, leaving, member, membership, with_repair};
 use super::deleted;
-use crate::protocol::{Hindrance, Stage, Work};
+use crate::protocol::{Blocker, Stage, Work};
 use crate::terms::Repair;
 
 #[test]
 fn a_restart_that_may_not_be_done_says_so_until_it_is() {
     let mut world = World::new();
-    let claim = with_repair(claim("a", 2), Repair::Restart);
-    world.bound_gang_of("a", 2, &claim);
+    let membership = with_repair(membership("a", 2), Repair::Restart);
+    world.bound_gang_of("a", 2, &membership);
     world.gone("a1");
     assert_eq!(world.phase("a"), GangPhase::Degraded);
     world.gangs.take_statuses();
     let why = "pods may not be deleted; manifests/extender-restart.yaml gives that right";
     world
         .gangs
-        .hindered(world.now(), &key("a"), Hindrance::Removal, Some(why.into()));
+        .hindered(world.now(), &key("a"), Blocker::Removal, Some(why.into()));
     let (_, status) = world.gangs.take_statuses().pop().unwrap();
     assert_eq!(
         status.message,
@@ -42,20 +42,20 @@ fn a_restart_that_may_not_be_done_says_so_until_it_is() {
 #[test]
 fn restart_deletes_all_and_the_new_ones_do_not_mix_with_the_old() {
     let mut world = World::new();
-    let claim = with_repair(claim("a", 2), Repair::Restart);
-    world.bound_gang_of("a", 2, &claim);
+    let membership = with_repair(membership("a", 2), Repair::Restart);
+    world.bound_gang_of("a", 2, &membership);
     world.gone("a0");
     assert_eq!(deleted(&mut world), ["a1"]);
     assert_eq!(world.phase("a"), GangPhase::Degraded);
-    world.see(member("a2", claim.clone()));
+    world.see(member("a2", membership.clone()));
     assert_eq!(world.text("a"), "gang default/a is being started anew");
-    world.see(leaving(bound(member("a1", claim.clone()), "n1")));
+    world.see(leaving(bound(member("a1", membership.clone()), "n1")));
     world.pass(5);
     assert_eq!(world.next(), None);
     world.gone("a1");
     assert_eq!(world.phase("a"), GangPhase::Pending, "the old one does not count");
     assert_eq!(world.status("a").decision, None);
-    world.see(member("a3", claim));
+    world.see(member("a3", membership));
     let wanted = world.plan();
     assert_eq!(wanted.must, 2);
     world.come("a2");
@@ -67,16 +67,16 @@ fn restart_deletes_all_and_the_new_ones_do_not_mix_with_the_old() {
 #[test]
 fn what_has_ended_well_counts_after_a_restart_too() {
     let mut world = World::new();
-    let claim = with_repair(claim("a", 3), Repair::Restart);
-    world.bound_gang_of("a", 3, &claim);
-    let mut done = bound(member("a0", claim.clone()), "n0");
+    let membership = with_repair(membership("a", 3), Repair::Restart);
+    world.bound_gang_of("a", 3, &membership);
+    let mut done = bound(member("a0", membership.clone()), "n0");
     done.stage = Stage::Succeeded;
     world.see(done);
     world.gone("a1");
     assert_eq!(deleted(&mut world), ["a2"]);
     world.gone("a2");
     for uid in ["a3", "a4"] {
-        world.see(member(uid, claim.clone()));
+        world.see(member(uid, membership.clone()));
     }
     assert_eq!(
         world.plan().must,
@@ -93,14 +93,14 @@ fn what_has_ended_well_counts_after_a_restart_too() {
 #[test]
 fn what_had_ended_well_counts_also_if_that_is_known_only_after_the_restart_began() {
     let mut world = World::new();
-    let claim = with_repair(claim("a", 2), Repair::Restart);
-    world.bound_gang_of("a", 2, &claim);
+    let membership = with_repair(membership("a", 2), Repair::Restart);
+    world.bound_gang_of("a", 2, &membership);
     world.gone("a0");
     assert_eq!(deleted(&mut world), ["a1"], "it has ended, and the watch is late");
-    let mut done = bound(member("a1", claim.clone()), "n1");
+    let mut done = bound(member("a1", membership.clone()), "n1");
     done.stage = Stage::Succeeded;
     world.see(done);
-    world.see(member("a2", claim.clone()));
+    world.see(member("a2", membership.clone()));
     assert_eq!(world.plan().must, 1, "nobody makes the other anew");
     world.come("a2");
     world.write();
@@ -110,27 +110,27 @@ fn what_had_ended_well_counts_also_if_that_is_known_only_after_the_restart_began
 #[test]
 fn what_ends_well_because_it_was_asked_to_go_is_started_anew() {
     let mut world = World::new();
-    let claim = with_repair(claim("a", 2), Repair::Restart);
-    world.bound_gang_of("a", 2, &claim);
+    let membership = with_repair(membership("a", 2), Repair::Restart);
+    world.bound_gang_of("a", 2, &membership);
     world.gone("a0");
     assert_eq!(deleted(&mut world), ["a1"]);
-    let mut done = leaving(bound(member("a1", claim.clone()), "n1"));
+    let mut done = leaving(bound(member("a1", membership.clone()), "n1"));
     done.stage = Stage::Succeeded;
     world.see(done);
-    world.see(member("a2", claim));
+    world.see(member("a2", membership));
     assert_eq!(world.text("a"), "gang default/a: 1 of 2 members exist");
 }
 
 #[test]
 fn what_ended_well_and_is_removed_after_a_restart_is_made_anew() {
     let mut world = World::new();
-    let claim = with_repair(claim("a", 2), Repair::Restart);
-    world.bound_gang_of("a", 2, &claim);
-    let mut done = bound(member("a0", claim.clone()), "n0");
+    let membership = with_repair(membership("a", 2), Repair::Restart);
+    world.bound_gang_of("a", 2, &membership);
+    let mut done = bound(member("a0", membership.clone()), "n0");
     done.stage = Stage::Succeeded;
     world.see(done);
     world.gone("a1");
-    world.see(member("a2", claim.clone()));
+    world.see(member("a2", membership.clone()));
     world.gone("a0");
     assert_eq!(world.phase("a"), GangPhase::Pending);
     assert_eq!(world.text("a"), "gang default/a: 1 of 2 members exist");
@@ -139,7 +139,7 @@ fn what_ended_well_and_is_removed_after_a_restart_is_made_anew() {
 #[test]
 fn a_restart_says_again_what_was_not_done() {
     let mut world = World::new();
-    world.bound_gang_of("a", 2, &with_repair(claim("a", 2), Repair::Restart));
+    world.bound_gang_of("a", 2, &with_repair(membership("a", 2), Repair::Restart));
     world.gone("a0");
     assert_eq!(deleted(&mut world), ["a1"]);
     world.pass(29);

@@ -2,7 +2,7 @@
 
 use gantry_api::{DecidedReservation, Decision, GangPhase, GangStatus};
 
-use super::super::world::{World, claim, key, member, uid};
+use super::super::world::{World, key, member, membership, uid};
 use super::committing;
 use crate::protocol::{Arrival, CommitFailure};
 
@@ -212,7 +212,7 @@ fn a_place_that_was_written_down_and_is_overwritten_is_written_down_again() {
     world.gone("a0");
     let before = world.status("a");
     world.show("a", before.clone());
-    world.see(member("a2", claim("a", 2)));
+    world.see(member("a2", membership("a", 2)));
     assert_eq!(world.come("a2"), Arrival::Wait, "it is not written down yet");
     let status = world.status("a");
     // What was said before is shown late: what is said now is on its way.

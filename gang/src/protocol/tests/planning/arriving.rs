@@ -2,7 +2,7 @@
 
 use gantry_api::GangPhase;
 
-use super::super::world::{World, claim, member, uid};
+use super::super::world::{World, member, membership, uid};
 use crate::protocol::Arrival;
 
 #[test]
@@ -62,7 +62,7 @@ fn a_member_that_is_being_told_to_wait_is_woken_once_more_when_it_has_been_told(
     world.pass(60);
     world.waits("a1");
     // The last one comes in the same moment.
-    world.see(member("a2", claim("a", 3)));
+    world.see(member("a2", membership("a", 3)));
     world.plan();
     assert_eq!(world.woken(), ["a0", "a1", "a2"]);
     world.pass(1);
@@ -77,7 +77,7 @@ fn a_member_that_is_being_told_to_wait_is_woken_once_more_when_it_has_been_told(
 fn a_member_that_was_never_tried_is_in_the_queue_and_left_alone() {
     let mut world = World::new();
     world.members("a", 1, 2);
-    let mut never_tried = member("a1", claim("a", 2));
+    let mut never_tried = member("a1", membership("a", 2));
     never_tried.refused = false;
     world.see(never_tried);
     world.plan();

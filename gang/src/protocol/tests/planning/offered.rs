@@ -2,7 +2,7 @@
 
 use gantry_api::GangPhase;
 
-use super::super::world::{World, claim, member, uid, with_repair};
+use super::super::world::{World, member, membership, uid, with_repair};
 use crate::protocol::{Answer, Arrival};
 use crate::terms::Repair;
 
@@ -115,10 +115,10 @@ fn a_gang_that_fits_only_on_a_node_that_was_not_offered_is_tried_there_again() {
 
     // A member that comes after the decision.
     let mut world = World::new();
-    world.bound_gang_of("a", 2, &with_repair(claim("a", 2), Repair::Hold));
+    world.bound_gang_of("a", 2, &with_repair(membership("a", 2), Repair::Hold));
     world.gone("a1");
     world.gangs.unfit(world.now(), &"n1".into());
-    world.see(member("a2", with_repair(claim("a", 2), Repair::Hold)));
+    world.see(member("a2", with_repair(membership("a", 2), Repair::Hold)));
     world.plan_from(5);
     for _ in 0..3 {
         world.answer_within("a2", &["n7"]);

@@ -3,7 +3,7 @@
 
 use gantry_api::GangPhase;
 
-use super::super::world::{World, claim, member, place, with_rank};
+use super::super::world::{World, member, membership, place, with_rank};
 use crate::protocol::{Answer, Arrival, Placement};
 
 #[test]
@@ -61,7 +61,7 @@ fn too_few_places_are_none() {
 fn members_get_the_places_of_their_ranks() {
     let mut world = World::new();
     for (pod, rank) in [("a0", 1), ("a1", 0)] {
-        world.see(member(pod, with_rank(claim("a", 2), rank)));
+        world.see(member(pod, with_rank(membership("a", 2), rank)));
     }
     let wanted = world.plan();
     let order: Vec<&str> = wanted.members.iter().map(|member| member.uid.as_str()).collect();
@@ -73,8 +73,8 @@ fn members_get_the_places_of_their_ranks() {
 #[test]
 fn no_more_than_the_maximum_get_a_place() {
     let mut world = World::new();
-    let mut said = claim("a", 1);
-    said.wish.max = Some(2);
+    let mut said = membership("a", 1);
+    said.options.max = Some(2);
     for pod in ["a0", "a1", "a2"] {
         world.see(member(pod, said.clone()));
     }
@@ -133,7 +133,7 @@ fn a_member_beyond_the_minimum_that_goes_leaves_the_others_their_places() {
 fn a_pod_made_anew_takes_the_place_of_the_one_before() {
     let mut world = World::new();
     world.members("a", 2, 2);
-    world.see(member("a2", claim("a", 2)));
+    world.see(member("a2", membership("a", 2)));
     let wanted = world.next().unwrap();
     let placement = Placement {
         places: vec![place("n0", "g0"), place("n1", "g1")],

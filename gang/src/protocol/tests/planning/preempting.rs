@@ -2,12 +2,12 @@
 
 use gantry_api::GangPhase;
 
-use super::super::world::{World, bound, claim, key, leaving, member, place, uid, with_repair};
-use crate::protocol::{Arrival, Hindrance, Placement, Wanted, Work};
+use super::super::world::{World, bound, key, leaving, member, membership, place, uid, with_repair};
+use crate::protocol::{Arrival, Blocker, Placement, PlanRequest, Work};
 use crate::terms::Repair;
 
 /// Gang `a` is planned where `v0` was, for which `v0` and `v1` have to go.
-fn preempts_both(world: &mut World) -> Wanted {
+fn preempts_both(world: &mut World) -> PlanRequest {
     world.members("a", 1, 1);
     let wanted = world.next().unwrap();
     let placement = Placement {
@@ -34,7 +34,7 @@ fn pods_that_have_to_go_are_evicted_and_their_devices_wait_for_the_gang() {
         "gang default/a waits for pods that have to go for it"
     );
     for pod in ["v0", "v1"] {
-        world.see(leaving(bound(member(pod, claim("v", 2)), "n0")));
+        world.see(leaving(bound(member(pod, membership("v", 2)), "n0")));
         world.gone(pod);
         assert_eq!(
             world.phase("a"),
@@ -71,12 +71,12 @@ fn a_gang_that_went_for_another_begins_anew_as_a_whole() {
     world.bound_gang("v", 2, 2);
     preempts_both(&mut world);
     world.gone("v0");
-    world.see(member("v2", claim("v", 2)));
+    world.see(member("v2", membership("v", 2)));
     world.room += 1;
     assert_eq!(world.next(), None, "its replacements do not join one by one");
     world.gone("v1");
     assert_eq!(world.phase("v"), GangPhase::Pending);
-    world.see(member("v3", claim("v", 2)));
+    world.see(member("v3", membership("v", 2)));
     assert_eq!(world.next().unwrap().must, 2);
 }
 
@@ -88,7 +88,7 @@ fn the_rest_of_a_gang_that_goes_for_another_is_evicted_and_deleted_only_if_it_as
         (Repair::Restart, false),
     ] {
         let mut world = World::new();
-        world.bound_gang_of("v", 2, &with_repair(claim("v", 2), repair));
+        world.bound_gang_of("v", 2, &with_repair(membership("v", 2), repair));
         preempts_both(&mut world);
         world.gone("v0");
         world.take_work();
@@ -130,7 +130,7 @@ fn a_budget_in_the_way_is_told_by_whoever_waits_and_by_whoever_goes_in_part() {
     let budget = |world: &mut World, gang: &str| {
         world
             .gangs
-            .hindered(world.now(), &key(gang), Hindrance::Budget, Some(why.into()));
+            .hindered(world.now(), &key(gang), Blocker::Budget, Some(why.into()));
     };
     let told = |world: &mut World, gang: &str| {
         let statuses = world.gangs.take_statuses();
@@ -169,7 +169,7 @@ fn a_budget_in_the_way_is_told_by_whoever_waits_and_by_whoever_goes_in_part() {
     assert_eq!(told(&mut world, "a").1, None, "all are gone");
 
     let mut world = World::new();
-    world.bound_gang_of("v", 2, &claim("v", 2));
+    world.bound_gang_of("v", 2, &membership("v", 2));
     preempts_both(&mut world);
     world.gone("v0");
     budget(&mut world, "v");

@@ -2,8 +2,8 @@
 
 use proptest::prelude::*;
 
-use super::super::world::{World, claim, key, member, place, refused};
-use crate::protocol::{Placement, Refused};
+use super::super::world::{World, key, member, membership, place, refused};
+use crate::protocol::{Placement, Refusal};
 
 #[test]
 fn a_refused_gang_is_planned_again_when_room_grows_or_it_changes() {
@@ -20,7 +20,7 @@ fn a_refused_gang_is_planned_again_when_room_grows_or_it_changes() {
     world.room += 1;
     world.refuse("8 members of 4 GPUs do not fit together");
     assert_eq!(world.next(), None);
-    world.see(member("a2", claim("a", 2)));
+    world.see(member("a2", membership("a", 2)));
     assert_eq!(world.next().unwrap().members.len(), 3);
 }
 
@@ -28,7 +28,7 @@ fn a_refused_gang_is_planned_again_when_room_grows_or_it_changes() {
 fn a_higher_priority_goes_first_and_others_fill_in_when_it_does_not_fit() {
     let mut world = World::new();
     world.members("a", 1, 1);
-    let mut high = member("b0", claim("b", 1));
+    let mut high = member("b0", membership("b", 1));
     high.priority = 10;
     world.see(high);
     assert_eq!(&*world.refuse("no room").gang.name, "b");
@@ -43,7 +43,7 @@ fn a_gang_that_can_never_fit_is_told_so_and_is_not_the_head() {
     world.members("a", 1, 1);
     world.members("b", 1, 1);
     let wanted = world.next().unwrap();
-    let hopeless = Refused {
+    let hopeless = Refusal {
         hopeless: true,
         ..refused("no node has 64 GPUs")
     };
@@ -60,11 +60,11 @@ fn the_namespace_that_holds_least_goes_first() {
     let mut world = World::new();
     world.members("a", 4, 1);
     world.plan();
-    let mut early = member("b0", claim("b", 1));
+    let mut early = member("b0", membership("b", 1));
     early.created = 1;
     world.see(early);
     world.pass(5);
-    let mut other = claim("c", 1);
+    let mut other = membership("c", 1);
     other.key.namespace = "team".into();
     world.see(member("c0", other));
     let order: Vec<String> = world
@@ -85,7 +85,7 @@ fn gangs_that_cannot_be_planned_yet_are_not_looked_at_with_every_event() {
     world.room += 1;
     assert_eq!(world.next(), None);
     assert_eq!(world.gangs.untried.len(), 0);
-    world.see(member("second", claim("g7-", 2)));
+    world.see(member("second", membership("g7-", 2)));
     assert_eq!(world.gangs.untried.len(), 1);
     assert_eq!(*world.plan().gang, key("g7-"));
 }
@@ -102,9 +102,9 @@ proptest! {
         for (number, (space, priority, after, members)) in gangs.iter().enumerate() {
             world.pass(*after);
             for _ in 0..*members {
-                let mut claim = claim(&format!("g{number}"), *members);
-                claim.key.namespace = format!("ns{space}").into();
-                let mut pod = member(&format!("p{at}"), claim);
+                let mut membership = membership(&format!("g{number}"), *members);
+                membership.key.namespace = format!("ns{space}").into();
+                let mut pod = member(&format!("p{at}"), membership);
                 pod.priority = *priority;
                 world.see(pod);
                 at += 1;

@@ -4,11 +4,11 @@ use std::collections::BTreeSet;
 
 use gantry_api::GangPhase;
 
-use super::super::world::{World, claim, key, member, with_rank};
-use crate::claim::Claim;
+use super::super::world::{World, key, member, membership, with_rank};
 use crate::fabric::{Level, Levels};
+use crate::membership::Membership;
 use crate::protocol::Settings;
-use crate::terms::LevelWish;
+use crate::terms::TopologyRequest;
 
 /// The places of a gang that it can do without.
 fn spares(world: &World, gang: &str) -> BTreeSet<u32> {
@@ -35,9 +35,9 @@ fn extras_come_and_go_without_the_gang() {
 fn the_last_ranks_are_given_back_first_and_none_that_a_role_needs() {
     let mut world = World::new();
     for rank in 0..4 {
-        let claim = with_rank(claim("a", 2), rank);
+        let membership = with_rank(membership("a", 2), rank);
         // The UIDs run the other way.
-        world.see(member(&format!("a{}", 3 - rank), claim));
+        world.see(member(&format!("a{}", 3 - rank), membership));
     }
     world.plan();
     let view = world.gangs.view(&key("a")).unwrap();
@@ -80,21 +80,21 @@ fn with_racks() -> World {
 }
 
 /// It wants slices of two members, each in one rack.
-fn in_slices(mut claim: Claim) -> Claim {
-    claim.wish.slice = Some(2);
-    claim.wish.level = Some(LevelWish {
+fn in_slices(mut membership: Membership) -> Membership {
+    membership.options.slice = Some(2);
+    membership.options.level = Some(TopologyRequest {
         level: "rack".into(),
         required: true,
     });
-    claim
+    membership
 }
 
 #[test]
 fn a_slice_is_given_back_as_a_whole_or_not_at_all() {
     let mut world = with_racks();
     for rank in 0..4 {
-        let claim = with_rank(in_slices(claim("a", 2)), rank);
-        world.see(member(&format!("a{rank}"), claim));
+        let membership = with_rank(in_slices(membership("a", 2)), rank);
+        world.see(member(&format!("a{rank}"), membership));
     }
     world.plan();
     assert_eq!(spares(&world, "a").len(), 2);
@@ -109,12 +109,12 @@ fn a_slice_is_given_back_as_a_whole_or_not_at_all() {
 #[test]
 fn members_without_devices_are_in_no_slice() {
     let mut world = with_racks();
-    let claim = in_slices(claim("a", 5));
-    let mut launcher = member("launcher", claim.clone());
+    let membership = in_slices(membership("a", 5));
+    let mut launcher = member("launcher", membership.clone());
     (launcher.shape, launcher.asks) = (None, [].into());
     world.see(launcher);
     for rank in 0..4 {
-        world.see(member(&format!("a{rank}"), with_rank(claim.clone(), rank)));
+        world.see(member(&format!("a{rank}"), with_rank(membership.clone(), rank)));
     }
     let wanted = world.next().unwrap();
     assert_eq!(
@@ -129,7 +129,7 @@ fn members_without_devices_are_in_no_slice() {
         "{}",
         world.text("a")
     );
-    world.see(member("launcher", claim));
+    world.see(member("launcher", membership));
     assert!(
         world
             .text("a")

@@ -4,17 +4,17 @@ use serde_json::json;
 
 use super::super::*;
 use super::{faults, level, of_owner, stated, terms, wishing};
-use crate::claim::{Claim, OwnerKind, Size};
-use crate::dialect::read;
+use crate::integrations::read;
+use crate::membership::{Membership, OwnerKind, Size};
 
 #[test]
 fn a_level_goes_by_its_name_or_its_label() {
     let with = |name: &str| {
         wishing(
             4,
-            Wish {
+            GangOptions {
                 level: level(name, true),
-                ..Wish::default()
+                ..GangOptions::default()
             },
         )
     };
@@ -34,8 +34,8 @@ fn a_level_goes_by_its_name_or_its_label() {
 
 #[test]
 fn a_level_that_is_not_known_is_told_with_where_it_stands() {
-    let places = |claims: &[Claim], owner: OwnerState<'_>, object: Option<&GangSpec>| {
-        let told = faults(claims, owner, object);
+    let places = |memberships: &[Membership], owner: OwnerState<'_>, object: Option<&GangSpec>| {
+        let told = faults(memberships, owner, object);
         assert_eq!(told.len(), 1, "{told:?}");
         told[0]
             .split_once(": \"rakc\" is not among")
@@ -43,9 +43,9 @@ fn a_level_that_is_not_known_is_told_with_where_it_stands() {
             .0
             .to_owned()
     };
-    let preferred = Wish {
+    let preferred = GangOptions {
         level: level("rakc", false),
-        ..Wish::default()
+        ..GangOptions::default()
     };
     assert_eq!(
         places(&[wishing(4, preferred)], OwnerState::NotNeeded, None),
@@ -81,15 +81,15 @@ fn a_level_that_is_not_known_is_told_with_where_it_stands() {
     ];
     for (kind, spec, place) in objects {
         let facts = read(kind, "", &json!({"metadata": {"name": "train"}, "spec": spec}));
-        let claims = [of_owner(kind, Size::Unsaid)];
-        assert_eq!(places(&claims, OwnerState::Read(&facts), None), place);
+        let memberships = [of_owner(kind, Size::Unsaid)];
+        assert_eq!(places(&memberships, OwnerState::Read(&facts), None), place);
     }
     let annotation = "kai.scheduler/topology-required-placement";
     let set = json!({"metadata": {"name": "train", "annotations": {annotation: "rakc"}}, "spec": {"leaderWorkerTemplate": {"size": 4}}});
     let facts = read(OwnerKind::LeaderWorkerSet, "", &set);
-    let claims = [of_owner(OwnerKind::LeaderWorkerSet, Size::Unsaid)];
+    let memberships = [of_owner(OwnerKind::LeaderWorkerSet, Size::Unsaid)];
     assert_eq!(
-        places(&claims, OwnerState::Read(&facts), None),
+        places(&memberships, OwnerState::Read(&facts), None),
         format!("annotation {annotation} of LeaderWorkerSet train")
     );
 }
@@ -97,11 +97,11 @@ fn a_level_that_is_not_known_is_told_with_where_it_stands() {
 #[test]
 fn the_node_is_a_level_of_every_fabric_whoever_names_it() {
     for name in ["node", "kubernetes.io/hostname"] {
-        let wish = Wish {
+        let options = GangOptions {
             level: level(name, true),
-            ..Wish::default()
+            ..GangOptions::default()
         };
-        let terms = terms(&[wishing(4, wish)], OwnerState::NotNeeded, None);
+        let terms = terms(&[wishing(4, options)], OwnerState::NotNeeded, None);
         assert_eq!(terms.level, level("node", true));
     }
     let native = json!({"spec": {
@@ -125,10 +125,10 @@ fn the_node_is_a_level_of_every_fabric_whoever_names_it() {
         check::unknown("rack", &none),
         "\"rack\" is not among the levels given with --fabric; there is node alone"
     );
-    let sliced = Wish {
+    let sliced = GangOptions {
         level: level("node", true),
         slice: Some(2),
-        ..Wish::default()
+        ..GangOptions::default()
     };
     assert_eq!(
         faults(&[wishing(4, sliced)], OwnerState::NotNeeded, None),
@@ -141,20 +141,20 @@ fn the_node_is_a_level_of_every_fabric_whoever_names_it() {
 #[test]
 fn what_another_system_keeps_together_is_followed_where_it_can_be() {
     let hinting = |label: &str, slice: Option<u32>| {
-        let hint = Some(Hint {
+        let hint = Some(TopologyHint {
             label: label.into(),
             slice,
         });
         wishing(
             8,
-            Wish {
+            GangOptions {
                 hint,
-                ..Wish::default()
+                ..GangOptions::default()
             },
         )
     };
-    let of = |claims: &[Claim]| {
-        let terms = terms(claims, OwnerState::NotNeeded, None);
+    let of = |memberships: &[Membership]| {
+        let terms = terms(memberships, OwnerState::NotNeeded, None);
         (terms.level, terms.slice)
     };
     assert_eq!(

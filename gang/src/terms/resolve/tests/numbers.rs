@@ -3,9 +3,9 @@
 use serde_json::json;
 
 use super::super::*;
-use super::{claim, facts, faults, not_yet, of_owner, stated, terms, wishing};
-use crate::claim::{OwnerKind, Size};
-use crate::dialect::read;
+use super::{facts, faults, membership, not_yet, of_owner, stated, terms, wishing};
+use crate::integrations::read;
+use crate::membership::{OwnerKind, Size};
 
 #[test]
 fn what_is_missing_is_waited_for_in_words_that_stay() {
@@ -24,7 +24,7 @@ fn what_is_missing_is_waited_for_in_words_that_stay() {
         "JobSet train does not say yet how many members are needed"
     );
     assert_eq!(
-        not_yet(&[claim(Size::Unsaid)], OwnerState::NotNeeded),
+        not_yet(&[membership(Size::Unsaid)], OwnerState::NotNeeded),
         "nobody says how many members are needed: set annotation gantry.dev/gang-min on its pods, or minMember of Gang train"
     );
     let said = of_owner(
@@ -85,16 +85,16 @@ fn all_of_an_owner_that_never_says_how_many_there_will_be_is_a_fault() {
 
 #[test]
 fn numbers_that_cannot_be_together_are_told() {
-    let wish = Wish {
+    let options = GangOptions {
         max: Some(6),
         slice: Some(3),
-        ..Wish::default()
+        ..GangOptions::default()
     };
     let owner = facts(8, Some(7));
-    let mut claim = wishing(8, wish);
-    claim.owner = of_owner(OwnerKind::JobSet, Size::Unsaid).owner;
+    let mut membership = wishing(8, options);
+    membership.owner = of_owner(OwnerKind::JobSet, Size::Unsaid).owner;
     assert_eq!(
-        faults(&[claim], OwnerState::Read(&owner), None),
+        faults(&[membership], OwnerState::Read(&owner), None),
         [
             "size: 8 members are needed (annotation gantry.dev/gang-min of its pods), but there may be 6 at most",
             "size: 8 members are needed (annotation gantry.dev/gang-min of its pods), but there will be 7 only",

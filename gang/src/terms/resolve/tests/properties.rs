@@ -3,10 +3,10 @@
 use proptest::prelude::*;
 
 use super::super::*;
-use super::{claim, of_owner, resolved};
-use crate::claim::{Claim, Maker, OwnerKind, Size};
+use super::{membership, of_owner, resolved};
+use crate::membership::{JobRef, Membership, OwnerKind, Size};
 
-fn any_wish() -> impl Strategy<Value = Wish> {
+fn any_wish() -> impl Strategy<Value = GangOptions> {
     let level = prop::option::of(prop::sample::select(vec![
         "rack",
         "zone",
@@ -17,12 +17,12 @@ fn any_wish() -> impl Strategy<Value = Wish> {
     let hint = prop::option::of(prop::sample::select(vec!["example.com/rack", "x"]));
     let number = || prop::option::of(0..5_u32);
     (level, hint, number(), number(), prop::option::of(any::<bool>())).prop_map(
-        |(level, hint, slice, max, flag)| Wish {
-            level: level.map(|name| LevelWish {
+        |(level, hint, slice, max, flag)| GangOptions {
+            level: level.map(|name| TopologyRequest {
                 level: name.into(),
                 required: flag == Some(true),
             }),
-            hint: hint.map(|label| Hint {
+            hint: hint.map(|label| TopologyHint {
                 label: label.into(),
                 slice,
             }),
@@ -35,7 +35,7 @@ fn any_wish() -> impl Strategy<Value = Wish> {
     )
 }
 
-fn any_claim() -> impl Strategy<Value = Claim> {
+fn any_claim() -> impl Strategy<Value = Membership> {
     let size = prop_oneof![
         (0..5_u32, prop::option::of(0..5_u32)).prop_map(|(min, total)| Size::Stated { min, total }),
         Just(Size::All),
@@ -45,24 +45,24 @@ fn any_claim() -> impl Strategy<Value = Claim> {
     let role = prop::sample::select(vec!["", "a", "b"]);
     let maker = prop::option::of(prop::sample::select(vec!["left", "right"]));
     let said = (size, owner, role, any_wish(), any::<u32>(), maker);
-    said.prop_map(|(size, kind, role, wish, rank, maker)| Claim {
+    said.prop_map(|(size, kind, role, options, rank, maker)| Membership {
         role: role.into(),
         rank: Some(rank),
-        wish,
-        maker: maker.map(|name| Maker {
+        options,
+        maker: maker.map(|name| JobRef {
             kind: "Job".into(),
             name: name.into(),
             uid: name.into(),
         }),
-        ..kind.map_or_else(|| claim(size), |kind| of_owner(kind, size))
+        ..kind.map_or_else(|| membership(size), |kind| of_owner(kind, size))
     })
 }
 
 fn any_facts() -> impl Strategy<Value = OwnerFacts> {
     let number = || prop::option::of(0..6_u32);
     let by_role = prop::collection::btree_map(prop::sample::select(vec!["a", "b", "c"]), 1..4_u32, 0..3);
-    (number(), number(), by_role, any::<bool>(), any_wish()).prop_map(|(min, total, by_role, apart, wish)| {
-        OwnerFacts {
+    (number(), number(), by_role, any::<bool>(), any_wish()).prop_map(
+        |(min, total, by_role, apart, options)| OwnerFacts {
             min,
             total,
             by_role: by_role
@@ -70,16 +70,16 @@ fn any_facts() -> impl Strategy<Value = OwnerFacts> {
                 .map(|(role, count)| (role.into(), count))
                 .collect(),
             apart,
-            wish,
+            options,
             ..OwnerFacts::default()
-        }
-    })
+        },
+    )
 }
 
 proptest! {
     #[test]
     fn neither_order_nor_number_nor_ranks_of_members_make_a_difference(
-        claims in prop::collection::vec(any_claim(), 0..6),
+        memberships in prop::collection::vec(any_claim(), 0..6),
         picks in prop::collection::vec(any::<prop::sample::Index>(), 0..6),
         owner in any_facts(),
         state in 0..4_u8,
@@ -92,10 +92,10 @@ proptest! {
             _ => OwnerState::Read(&owner),
         };
         let object = GangSpec { min_member: min, ..GangSpec::default() };
-        let first = resolved(&claims, state, Some(&object));
-        let mut others = claims.clone();
-        if !claims.is_empty() {
-            others.extend(picks.iter().map(|pick| Claim { rank: None, ..claims[pick.index(claims.len())].clone() }));
+        let first = resolved(&memberships, state, Some(&object));
+        let mut others = memberships.clone();
+        if !memberships.is_empty() {
+            others.extend(picks.iter().map(|pick| Membership { rank: None, ..memberships[pick.index(memberships.len())].clone() }));
         }
         others.reverse();
         prop_assert_eq!(&first, &resolved(&others, state, Some(&object)));
@@ -103,7 +103,7 @@ proptest! {
             prop_assert!(terms.min > 0 && terms.min <= terms.max);
             prop_assert!(terms.total.is_none_or(|total| terms.min <= total));
             // Of a role of which nobody is there yet it is not known whether its members lie anywhere.
-            let unseen = owner.by_role.iter().any(|(role, _)| claims.iter().all(|claim| claim.role != *role));
+            let unseen = owner.by_role.iter().any(|(role, _)| memberships.iter().all(|membership| membership.role != *role));
             let fits = |slice: u32| (unseen || terms.min % slice == 0) && slice > 0 && terms.level.is_some();
             prop_assert!(terms.slice.is_none_or(fits));
             let roles: u32 = terms.by_role.iter().map(|(_, count)| count).sum();
@@ -120,12 +120,12 @@ proptest! {
         go in prop::collection::vec(any_claim(), 0..6),
     ) {
         let mut said = Said::by(stay.iter().chain(&go));
-        for claim in &go {
-            said.remove(claim);
+        for membership in &go {
+            said.remove(membership);
         }
         prop_assert_eq!(&said, &Said::by(&stay));
-        for claim in &stay {
-            said.remove(claim);
+        for membership in &stay {
+            said.remove(membership);
         }
         prop_assert!(said.is_empty());
     }

@@ -4,8 +4,8 @@ use serde_json::json;
 
 use super::super::*;
 use super::{facts, of_owner, resolved, terms};
-use crate::claim::{Claim, OwnerKind, Size};
-use crate::dialect::{read, settle};
+use crate::integrations::{read, settle};
+use crate::membership::{Membership, OwnerKind, Size};
 
 #[test]
 fn a_sub_group_of_kai_that_its_pod_group_does_not_have_is_told() {
@@ -16,14 +16,14 @@ fn a_sub_group_of_kai_that_its_pod_group_does_not_have_is_told() {
             "",
             &json!({"metadata": {"name": "train"}, "spec": spec}),
         );
-        let claims: Vec<Claim> = names
+        let memberships: Vec<Membership> = names
             .iter()
-            .map(|name| Claim {
+            .map(|name| Membership {
                 role: (*name).into(),
                 ..of_owner(OwnerKind::KaiPodGroup, Size::Unsaid)
             })
             .collect();
-        match resolved(&claims, OwnerState::Read(&facts), None) {
+        match resolved(&memberships, OwnerState::Read(&facts), None) {
             Resolved::Invalid(faults) => faults.iter().map(ToString::to_string).collect(),
             _ => Vec::new(),
         }
@@ -66,7 +66,7 @@ fn where_roles_start_apart_each_is_a_gang_of_its_own() {
         ..facts(9, Some(9))
     };
     let read = OwnerState::Read(&owner);
-    let of = |role: &str, size| Claim {
+    let of = |role: &str, size| Membership {
         role: role.into(),
         ..of_owner(OwnerKind::JobSet, size)
     };

@@ -2,16 +2,16 @@
 
 use super::super::*;
 use super::{by_default, facts, level, of_owner, wishing};
-use crate::claim::{Claim, OwnerKind, Size};
+use crate::membership::{Membership, OwnerKind, Size};
 
 /// A launcher or a worker that wants slices of two.
-fn in_twos(role: &str, size: Size) -> Claim {
-    Claim {
+fn in_twos(role: &str, size: Size) -> Membership {
+    Membership {
         role: role.into(),
-        wish: Wish {
+        options: GangOptions {
             slice: Some(2),
             level: level("rack", true),
-            ..Wish::default()
+            ..GangOptions::default()
         },
         ..of_owner(OwnerKind::MpiJob, size)
     }
@@ -71,17 +71,17 @@ fn slices_are_of_the_members_that_ask_for_devices() {
 fn a_leader_without_devices_is_in_no_slice_of_its_group() {
     let slice = |leader_is_light: bool| {
         let of = |role: &str| {
-            let hint = Some(Hint {
+            let hint = Some(TopologyHint {
                 label: "example.com/rack".into(),
                 slice: Some(2),
             });
-            Claim {
+            Membership {
                 role: role.into(),
                 ..wishing(
                     5,
-                    Wish {
+                    GangOptions {
                         hint,
-                        ..Wish::default()
+                        ..GangOptions::default()
                     },
                 )
             }

@@ -2,7 +2,7 @@
 
 use super::super::*;
 use super::{facts, faults, level, of_owner, stated, terms, wishing};
-use crate::claim::{Claim, OwnerKind, Size};
+use crate::membership::{Membership, OwnerKind, Size};
 
 #[test]
 fn the_object_goes_before_the_pods_and_the_pods_before_the_owner() {
@@ -83,13 +83,13 @@ fn what_nobody_says_is_by_default() {
 
 #[test]
 fn members_that_contradict_each_other_are_told_so() {
-    let wish = |level_name: &str, slice: u32| Wish {
+    let options = |level_name: &str, slice: u32| GangOptions {
         level: level(level_name, true),
         slice: Some(slice),
-        ..Wish::default()
+        ..GangOptions::default()
     };
     let told = faults(
-        &[wishing(4, wish("rack", 2)), wishing(8, wish("zone", 4))],
+        &[wishing(4, options("rack", 2)), wishing(8, options("zone", 4))],
         OwnerState::NotNeeded,
         None,
     );
@@ -117,13 +117,13 @@ fn a_gang_can_be_stopped_at_little_loss_only_if_every_member_can() {
     let with = |checkpointed| {
         wishing(
             2,
-            Wish {
+            GangOptions {
                 checkpointed,
-                ..Wish::default()
+                ..GangOptions::default()
             },
         )
     };
-    let of = |claims: &[Claim]| terms(claims, OwnerState::NotNeeded, None).checkpointed;
+    let of = |memberships: &[Membership]| terms(memberships, OwnerState::NotNeeded, None).checkpointed;
     assert!(of(&[with(Some(true)), with(None)]));
     assert!(!of(&[with(Some(true)), with(Some(false))]));
 }

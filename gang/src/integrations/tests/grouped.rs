@@ -8,14 +8,17 @@ use super::*;
 
 #[test]
 fn a_pod_group_of_kubernetes_is_named_in_the_spec() {
-    let claim = claimed(&json!({
+    let membership = claimed(&json!({
         "metadata": {"name": "a", "labels": {"scheduling.x-k8s.io/pod-group": "b"}},
         "spec": {"schedulingGroup": {"podGroupName": "train-workers-x2"}},
     }))
     .unwrap();
-    assert_eq!(gang(&claim), (Dialect::PodGroup, "train-workers-x2", ""));
-    assert_eq!(claim.owner, owner(OwnerKind::PodGroup, "train-workers-x2", ""));
-    assert_eq!(claim.also, [Dialect::Coscheduling]);
+    assert_eq!(gang(&membership), (Integration::PodGroup, "train-workers-x2", ""));
+    assert_eq!(
+        membership.owner,
+        owner(OwnerKind::PodGroup, "train-workers-x2", "")
+    );
+    assert_eq!(membership.also, [Integration::Coscheduling]);
 }
 
 #[test]
@@ -26,8 +29,11 @@ fn each_replica_of_a_group_of_a_workload_is_a_gang() {
         }}}))
         .unwrap()
     };
-    assert_eq!(gang(&pod(Some("3"))), (Dialect::Workload, "train/workers/3", ""));
-    assert_eq!(gang(&pod(None)), (Dialect::Workload, "train/workers", ""));
+    assert_eq!(
+        gang(&pod(Some("3"))),
+        (Integration::Workload, "train/workers/3", "")
+    );
+    assert_eq!(gang(&pod(None)), (Integration::Workload, "train/workers", ""));
     assert_eq!(
         pod(Some("3")).owner,
         owner(OwnerKind::Workload, "train", "workers")
@@ -49,10 +55,10 @@ fn coscheduling_has_had_three_labels() {
             "scheduling.sigs.k8s.io",
         ),
     ] {
-        let claim = claimed(&json!({"metadata": {"labels": {label: "nginx"}}})).unwrap();
-        assert_eq!(gang(&claim), (Dialect::Coscheduling, "nginx", ""));
-        assert_eq!(claim.owner, owner(kind, "nginx", ""));
-        assert_eq!(crate::dialect::api(kind).versions, [(group, "v1alpha1")]);
+        let membership = claimed(&json!({"metadata": {"labels": {label: "nginx"}}})).unwrap();
+        assert_eq!(gang(&membership), (Integration::Coscheduling, "nginx", ""));
+        assert_eq!(membership.owner, owner(kind, "nginx", ""));
+        assert_eq!(crate::integrations::api(kind).versions, [(group, "v1alpha1")]);
     }
     let first = claimed(&json!({"metadata": {"labels": {
         "pod-group.scheduling.sigs.k8s.io/name": "nginx",
@@ -67,7 +73,7 @@ fn coscheduling_has_had_three_labels() {
     // RoleBasedGroup says the size in a PodGroup of that name, and not on its pods.
     let only_named = json!({"pod-group.scheduling.sigs.k8s.io/name": "nginx"});
     let named = claimed(&json!({"metadata": {"labels": only_named}})).unwrap();
-    assert_eq!(gang(&named), (Dialect::Coscheduling, "nginx", ""));
+    assert_eq!(gang(&named), (Integration::Coscheduling, "nginx", ""));
     assert_eq!(named.owner, owner(OwnerKind::CoschedulingPodGroup, "nginx", ""));
 }
 
@@ -78,21 +84,24 @@ fn a_job_of_volcano_names_its_pod_group_and_numbers_its_tasks() {
         "volcano.sh/job-name": "tf", "volcano.sh/job-version": "0", "volcano.sh/task-spec": "ps",
         "volcano.sh/task-index": "1", "volcano.sh/template-uid": "tf-ps", "volcano.sh/queue-name": "default",
     });
-    let claim = claimed(&json!({"metadata": {"name": "tf-ps-1", "annotations": words,
+    let membership = claimed(&json!({"metadata": {"name": "tf-ps-1", "annotations": words,
         "ownerReferences": [{"apiVersion": "batch.volcano.sh/v1alpha1", "kind": "Job", "name": "tf", "uid": "4a3c6d1e", "controller": true}],
     }}))
     .unwrap();
-    assert_eq!(gang(&claim), (Dialect::Volcano, "tf-4a3c6d1e", ""));
+    assert_eq!(gang(&membership), (Integration::Volcano, "tf-4a3c6d1e", ""));
     assert_eq!(
-        (&*claim.role, claim.rank, claim.size),
+        (&*membership.role, membership.rank, membership.size),
         ("ps", Some(1), Size::Unsaid)
     );
-    assert_eq!(claim.owner, owner(OwnerKind::VolcanoPodGroup, "tf-4a3c6d1e", ""));
+    assert_eq!(
+        membership.owner,
+        owner(OwnerKind::VolcanoPodGroup, "tf-4a3c6d1e", "")
+    );
 }
 
 #[test]
 fn koordinator_says_everything_in_annotations() {
-    let claim = claimed(&json!({"metadata": {"annotations": {
+    let membership = claimed(&json!({"metadata": {"annotations": {
         "gang.scheduling.koordinator.sh/name": "gang-example1",
         "gang.scheduling.koordinator.sh/min-available": "2",
         "gang.scheduling.koordinator.sh/total-number": "3",
@@ -100,9 +109,9 @@ fn koordinator_says_everything_in_annotations() {
         "gang.scheduling.koordinator.sh/waiting-time": "1m30s",
     }}}))
     .unwrap();
-    assert_eq!(gang(&claim), (Dialect::Koordinator, "gang-example1", ""));
-    assert_eq!(claim.size, stated(2, Some(3)));
-    assert_eq!(claim.wish.arrival, Some(Duration::from_secs(90)));
+    assert_eq!(gang(&membership), (Integration::Koordinator, "gang-example1", ""));
+    assert_eq!(membership.size, stated(2, Some(3)));
+    assert_eq!(membership.options.arrival, Some(Duration::from_secs(90)));
     let wrong = claimed(&json!({"metadata": {"annotations": {
         "gang.scheduling.koordinator.sh/name": "g",
         "gang.scheduling.koordinator.sh/min-available": "two",
@@ -129,9 +138,9 @@ fn a_group_of_plain_pods_of_kueue_is_a_gang_of_all_of_them() {
             "annotations": {"kueue.x-k8s.io/pod-group-total-count": "2", more: "true"},
         }}))
     };
-    let claim = pod("other").unwrap();
-    assert_eq!(gang(&claim), (Dialect::Kueue, "sample", ""));
-    assert_eq!((claim.size, claim.rank), (stated(2, Some(2)), Some(1)));
+    let membership = pod("other").unwrap();
+    assert_eq!(gang(&membership), (Integration::Kueue, "sample", ""));
+    assert_eq!((membership.size, membership.rank), (stated(2, Some(2)), Some(1)));
     for one_by_one in [
         "kueue.x-k8s.io/pod-group-serving",
         "kueue.x-k8s.io/pod-group-fast-admission",
@@ -155,9 +164,12 @@ fn a_group_of_kueue_may_be_named_by_an_annotation_which_goes_before_the_label() 
     // No label has more than 63 characters.
     let long = "kp-".repeat(40) + "0";
     for group in ["kp", &long] {
-        let claim = pod(None, group, "other").unwrap();
-        assert_eq!(gang(&claim), (Dialect::Kueue, group, ""));
-        assert_eq!((claim.size, faults(&claim)), (stated(2, Some(2)), Vec::new()));
+        let membership = pod(None, group, "other").unwrap();
+        assert_eq!(gang(&membership), (Integration::Kueue, group, ""));
+        assert_eq!(
+            (membership.size, faults(&membership)),
+            (stated(2, Some(2)), Vec::new())
+        );
     }
     assert_eq!(&*pod(Some("by-label"), "kp", "other").unwrap().key.name, "kp");
     assert_eq!(&*pod(Some("by-label"), "", "other").unwrap().key.name, "by-label");
@@ -168,7 +180,7 @@ fn a_group_of_kueue_may_be_named_by_an_annotation_which_goes_before_the_label() 
 
 #[test]
 fn where_kueue_has_put_a_pod_is_a_hint_whatever_made_it_a_gang() {
-    let claim = claimed(&json!({"metadata": {
+    let membership = claimed(&json!({"metadata": {
         "labels": {"jobset.sigs.k8s.io/jobset-name": "train"},
         "annotations": {
             "kueue.x-k8s.io/podset-required-topology": "cloud.com/block",
@@ -177,19 +189,25 @@ fn where_kueue_has_put_a_pod_is_a_hint_whatever_made_it_a_gang() {
         },
     }}))
     .unwrap();
-    let hint = claim.wish.hint.unwrap();
+    let hint = membership.options.hint.unwrap();
     assert_eq!((&*hint.label, hint.slice), ("cloud.com/rack", Some(4)));
-    assert_eq!(claim.wish.level, None, "Kueue itself holds the pods to it");
+    assert_eq!(
+        membership.options.level, None,
+        "Kueue itself holds the pods to it"
+    );
 }
 
 #[test]
 fn kai_names_a_pod_group_and_a_part_of_it() {
-    let claim = claimed(&json!({"metadata": {
+    let membership = claimed(&json!({"metadata": {
         "annotations": {"pod-group-name": "pg-train-0c1"},
         "labels": {"kai.scheduler/subgroup-name": "workers", "kai.scheduler/queue": "team"},
     }}))
     .unwrap();
-    assert_eq!(gang(&claim), (Dialect::Kai, "pg-train-0c1", ""));
-    assert_eq!(&*claim.role, "workers");
-    assert_eq!(claim.owner, owner(OwnerKind::KaiPodGroup, "pg-train-0c1", ""));
+    assert_eq!(gang(&membership), (Integration::Kai, "pg-train-0c1", ""));
+    assert_eq!(&*membership.role, "workers");
+    assert_eq!(
+        membership.owner,
+        owner(OwnerKind::KaiPodGroup, "pg-train-0c1", "")
+    );
 }

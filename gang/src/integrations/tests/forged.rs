@@ -90,12 +90,12 @@ fn what_can_be_no_name_is_told_shortened_and_no_object_is_read_for_it() {
     ];
     for name in wrong {
         for (place, pod) in pods(name) {
-            let claim = claimed(&pod).unwrap();
-            assert_eq!(claim.owner, None, "{place} {name:.60}");
-            let told = faults(&claim).join("\n");
+            let membership = claimed(&pod).unwrap();
+            assert_eq!(membership.owner, None, "{place} {name:.60}");
+            let told = faults(&membership).join("\n");
             assert!(told.starts_with(&format!("{place}: \"")), "{told}");
             assert!(told.len() < 700, "{told:.800}");
-            let key = claim.key.to_string();
+            let key = membership.key.to_string();
             assert!(key.len() < 200 && !key.contains('\n'), "{place}: {key:.300}");
         }
     }
@@ -105,8 +105,8 @@ fn what_can_be_no_name_is_told_shortened_and_no_object_is_read_for_it() {
 fn what_stands_in_for_a_name_is_no_other_gangs_name() {
     let of = |name: &str| {
         let annotations = json!({"scheduling.volcano.sh/group-name": name});
-        let claim = claimed(&json!({"metadata": {"annotations": annotations}})).unwrap();
-        (claim.key.name.to_string(), claim.faults.is_empty())
+        let membership = claimed(&json!({"metadata": {"annotations": annotations}})).unwrap();
+        (membership.key.name.to_string(), membership.faults.is_empty())
     };
     let long = format!("{}-", "x".repeat(252));
     for wrong in [&*long, "train ", "train\n", "Train"] {
@@ -136,7 +136,7 @@ fn words_beside_the_name_are_held_to_a_form_too() {
         key.name.len() + key.incarnation.len() + set.role.len() < 200,
         "{key}"
     );
-    assert_eq!((set.faults.len(), set.wish.hint), (3, None));
+    assert_eq!((set.faults.len(), set.options.hint), (3, None));
     let maker = claimed(
         &json!({"metadata": {"annotations": {"gantry.dev/gang": "train"}, "ownerReferences": [
             {"apiVersion": "batch/v1", "kind": "Job", "name": long, "uid": long, "controller": true},
@@ -154,6 +154,6 @@ fn of_very_many_mistakes_the_first_are_told() {
     for number in 0..5_000 {
         annotations[format!("gantry.dev/gang-x{number}")] = json!("");
     }
-    let claim = claimed(&json!({"metadata": {"annotations": annotations}})).unwrap();
-    assert_eq!(claim.faults.len(), 16);
+    let membership = claimed(&json!({"metadata": {"annotations": annotations}})).unwrap();
+    assert_eq!(membership.faults.len(), 16);
 }

@@ -6,8 +6,8 @@ use std::time::Duration;
 use serde_json::Value;
 
 use super::{Sheet, sum};
-use crate::claim::SubGroups;
-use crate::dialect::value::{MOST_MEMBERS, arrival, number, unknown};
+use crate::integrations::value::{MOST_MEMBERS, arrival, number, unknown};
+use crate::membership::SubGroups;
 
 /// Kubernetes' PodGroup. A basic one is no gang: each pod goes by itself.
 pub(super) fn pod_group(sheet: &mut Sheet<'_>) {
@@ -75,7 +75,7 @@ fn policy(sheet: &mut Sheet<'_>, field: &str, place: &str, policy: Option<&Value
 pub(super) fn coscheduling(sheet: &mut Sheet<'_>) {
     members(sheet);
     let seconds = sheet.count("scheduleTimeoutSeconds", 0);
-    sheet.facts.wish.arrival = seconds.and_then(|seconds| arrival(Duration::from_secs(seconds.into())));
+    sheet.facts.options.arrival = seconds.and_then(|seconds| arrival(Duration::from_secs(seconds.into())));
     let total = sheet
         .object
         .pointer("/metadata/annotations")
@@ -126,7 +126,7 @@ pub(super) fn volcano(sheet: &mut Sheet<'_>) {
         sheet.level("spec.networkTopology.highestTierName", name, hard);
     }
     let parts = sheet.spec("subGroupPolicy").and_then(Value::as_array);
-    if let (None, Some([part])) = (&sheet.facts.wish.level, parts.map(Vec::as_slice)) {
+    if let (None, Some([part])) = (&sheet.facts.options.level, parts.map(Vec::as_slice)) {
         let policy = "spec.subGroupPolicy[0]";
         let size = part
             .get("subGroupSize")
@@ -134,7 +134,7 @@ pub(super) fn volcano(sheet: &mut Sheet<'_>) {
             .and_then(|size| u32::try_from(size).ok());
         if let Some((name, hard)) = part.get("networkTopology").and_then(tier) {
             sheet.level(&format!("{policy}.networkTopology.highestTierName"), name, hard);
-            sheet.facts.wish.slice = size.filter(|size| *size > 1);
+            sheet.facts.options.slice = size.filter(|size| *size > 1);
         }
     }
 }

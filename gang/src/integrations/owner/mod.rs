@@ -13,8 +13,8 @@ use serde_json::Value;
 pub use over::STATUS;
 
 use super::value::{MOST_FAULTS, fault, short, shown};
-use crate::claim::{OwnerFacts, OwnerKind};
-use crate::terms::LevelWish;
+use crate::membership::{OwnerFacts, OwnerKind};
+use crate::terms::TopologyRequest;
 
 /// Where the API server has a kind of object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -148,7 +148,7 @@ impl<'a> Sheet<'a> {
     /// A level to be held to, or rather held to, that stands at `path`.
     fn level(&mut self, path: &str, name: &str, required: bool) {
         self.facts.level_said = format!("{path} of {}", self.name).into();
-        self.facts.wish.level = Some(LevelWish {
+        self.facts.options.level = Some(TopologyRequest {
             level: name.into(),
             required,
         });

@@ -1,4 +1,4 @@
-//! Reads what pods and their owners say of gangs: one file per convention, asked in the order of [`Dialect`]. Never infers a gang that
+//! Reads what pods and their owners say of gangs: one file per convention, asked in the order of [`Integration`]. Never infers a gang that
 //! nobody asked for. Pure.
 
 mod grouped;
@@ -17,8 +17,8 @@ mod view;
 
 use std::sync::Arc;
 
-use crate::claim::{Claim, OwnerFacts, OwnerKind, OwnerRef, Size, Wish};
-use crate::key::Dialect;
+use crate::key::Integration;
+use crate::membership::{GangOptions, Membership, OwnerFacts, OwnerKind, OwnerRef, Size};
 use crate::terms::Fault;
 
 pub use owner::{Api, STATUS, api, read};
@@ -27,7 +27,7 @@ pub use view::{Controller, PodView, WorkloadRef, reads};
 
 /// What a pod says of the gang it belongs to; `None` if it belongs to none. The first convention that says something wins; our own
 /// annotations on the pod go before its numbers and wishes whichever it is.
-pub fn claim(pod: &PodView<'_>) -> Option<Claim> {
+pub fn membership(pod: &PodView<'_>) -> Option<Membership> {
     let own = own::read(pod);
     if own.opted_out {
         let stray = own.stray(pod)?;
@@ -41,16 +41,16 @@ pub fn claim(pod: &PodView<'_>) -> Option<Claim> {
 
 /// The claim once its owner has been read: where each role is a gang of its own ([`OwnerFacts::apart`]), the gang is named after the role.
 /// Any other claim stays as it is.
-pub fn settle(claim: &Claim, owner: &OwnerFacts) -> Option<Claim> {
-    if !owner.apart || claim.role.is_empty() {
+pub fn settle(membership: &Membership, owner: &OwnerFacts) -> Option<Membership> {
+    if !owner.apart || membership.role.is_empty() {
         return None;
     }
-    let suffix = format!("/{}", claim.role);
-    if claim.key.name.ends_with(&suffix) {
+    let suffix = format!("/{}", membership.role);
+    if membership.key.name.ends_with(&suffix) {
         return None;
     }
-    let mut settled = claim.clone();
-    settled.key.name = format!("{}{suffix}", claim.key.name).into();
+    let mut settled = membership.clone();
+    settled.key.name = format!("{}{suffix}", membership.key.name).into();
     Some(settled)
 }
 
@@ -77,7 +77,7 @@ type Reader = for<'a> fn(&PodView<'a>, &own::Own<'a>) -> Option<Found<'a>>;
 /// anything.
 #[derive(Debug, Clone)]
 struct Found<'a> {
-    dialect: Dialect,
+    integration: Integration,
     name: Arc<str>,
     incarnation: Arc<str>,
     size: Size,
@@ -85,21 +85,27 @@ struct Found<'a> {
     owner: Option<OwnerRef>,
     rank: Option<u32>,
     role: &'a str,
-    wish: Wish,
+    options: GangOptions,
     faults: Vec<Fault>,
 }
 
 impl<'a> Found<'a> {
     /// A gang by a mere name that stands at `place`, and nothing more.
-    fn named(dialect: Dialect, place: &str, name: &str) -> Self {
-        let mut found = Self::new(dialect, name);
+    fn named(integration: Integration, place: &str, name: &str) -> Self {
+        let mut found = Self::new(integration, name);
         found.hold(value::word(place, name), name);
         found
     }
 
     /// The gang of an object that `place` names, and that says the rest. Where no object can have that name there is none to be read.
-    fn of_object(pod: &PodView<'_>, dialect: Dialect, kind: OwnerKind, place: &str, name: &str) -> Self {
-        let mut found = Self::new(dialect, name);
+    fn of_object(
+        pod: &PodView<'_>,
+        integration: Integration,
+        kind: OwnerKind,
+        place: &str,
+        name: &str,
+    ) -> Self {
+        let mut found = Self::new(integration, name);
         found.hold(value::object_name(place, api(kind).kind, name), name);
         found.owner = found.faults.is_empty().then(|| pod.beside(kind, name));
         found
@@ -125,9 +131,9 @@ impl<'a> Found<'a> {
         }
     }
 
-    fn new(dialect: Dialect, name: &str) -> Self {
+    fn new(integration: Integration, name: &str) -> Self {
         Self {
-            dialect,
+            integration,
             name: name.into(),
             incarnation: "".into(),
             size: Size::Unsaid,
@@ -135,7 +141,7 @@ impl<'a> Found<'a> {
             owner: None,
             rank: None,
             role: "",
-            wish: Wish::default(),
+            options: GangOptions::default(),
             faults: Vec::new(),
         }
     }

@@ -3,8 +3,8 @@
 use super::own::Own;
 use super::view::OWNER;
 use super::{Found, PodView, rank};
-use crate::claim::OwnerKind;
-use crate::key::Dialect;
+use crate::key::Integration;
+use crate::membership::OwnerKind;
 
 const NAME: &str = "training.kubeflow.org/job-name";
 const TYPE: &str = "training.kubeflow.org/replica-type";
@@ -17,7 +17,7 @@ pub(super) fn gang<'a>(pod: &PodView<'a>, _: &Own<'a>) -> Option<Found<'a>> {
     let kind = kind(pod)?;
     let mut found = Found::of_object(
         pod,
-        Dialect::Kubeflow,
+        Integration::Kubeflow,
         kind,
         "label training.kubeflow.org/job-name",
         name,

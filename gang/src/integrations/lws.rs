@@ -3,8 +3,8 @@
 use super::own::Own;
 use super::value::{self, MOST_MEMBERS, number};
 use super::{Found, PodView, rank};
-use crate::claim::{OwnerKind, Size};
-use crate::key::Dialect;
+use crate::key::Integration;
+use crate::membership::{OwnerKind, Size};
 
 const NAME: &str = "leaderworkerset.sigs.k8s.io/name";
 const GROUP: &str = "leaderworkerset.sigs.k8s.io/group-index";
@@ -27,7 +27,7 @@ pub(super) fn gang<'a>(pod: &PodView<'a>, _: &Own<'a>) -> Option<Found<'a>> {
     let kind = OwnerKind::LeaderWorkerSet;
     let mut found = Found::of_object(
         pod,
-        Dialect::LeaderWorkerSet,
+        Integration::LeaderWorkerSet,
         kind,
         &format!("label {NAME}"),
         name,
@@ -62,7 +62,7 @@ pub(super) fn gang<'a>(pod: &PodView<'a>, _: &Own<'a>) -> Option<Found<'a>> {
         } else {
             size.saturating_sub(1).max(1)
         };
-        found.wish.hint = value::hint(label, None);
+        found.options.hint = value::hint(label, None);
     } else if let Some(label) = pod
         .annotation(SUBGROUP_EXCLUSIVE)
         .filter(|label| !label.is_empty())
@@ -70,7 +70,7 @@ pub(super) fn gang<'a>(pod: &PodView<'a>, _: &Own<'a>) -> Option<Found<'a>> {
         // Its leader may be one more than the sub-groups have. Where it asks for no devices it is in no slice anyway: that they make up the
         // members is seen when those are known.
         let slice = rank::index(pod.annotation(SUBGROUP_SIZE)).filter(|sub| *sub > 0);
-        found.wish.hint = value::hint(label, slice);
+        found.options.hint = value::hint(label, slice);
     }
     found.size = Size::Stated {
         min,

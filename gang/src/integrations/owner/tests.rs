@@ -8,8 +8,8 @@ use proptest::prelude::*;
 use serde_json::{Value, json};
 
 use super::{api, read};
-use crate::claim::{OwnerFacts, OwnerKind};
-use crate::terms::LevelWish;
+use crate::membership::{OwnerFacts, OwnerKind};
+use crate::terms::TopologyRequest;
 
 const KINDS: [OwnerKind; 16] = [
     OwnerKind::PodGroup,
@@ -82,8 +82,8 @@ fn faults(facts: &OwnerFacts) -> Vec<String> {
     facts.faults.iter().map(ToString::to_string).collect()
 }
 
-fn level(name: &str, required: bool) -> Option<LevelWish> {
-    Some(LevelWish {
+fn level(name: &str, required: bool) -> Option<TopologyRequest> {
+    Some(TopologyRequest {
         level: name.into(),
         required,
     })
@@ -190,7 +190,7 @@ fn kais_placement_on_any_owner_is_a_wish() {
     let annotated = |name: &str| {
         let object =
             json!({"metadata": {"name": "train", "annotations": {name: "rack"}}, "spec": {"parallelism": 2}});
-        read(OwnerKind::Job, "", &object).wish.level
+        read(OwnerKind::Job, "", &object).options.level
     };
     assert_eq!(
         annotated("kai.scheduler/topology-required-placement"),

@@ -3,7 +3,7 @@
 
 use serde_json::Value;
 
-use crate::claim::OwnerKind;
+use crate::membership::OwnerKind;
 
 /// What of an owner's status is read: all the rest need not be kept.
 pub const STATUS: [&str; 3] = ["phase", "conditions", "completionTime"];

@@ -3,8 +3,8 @@
 
 use super::own::Own;
 use super::{Found, PodView};
-use crate::claim::OwnerKind;
-use crate::key::Dialect;
+use crate::key::Integration;
+use crate::membership::OwnerKind;
 
 /// `spec.schedulingGroup.podGroupName`.
 pub(super) fn pod_group<'a>(pod: &PodView<'a>, _: &Own<'a>) -> Option<Found<'a>> {
@@ -12,7 +12,7 @@ pub(super) fn pod_group<'a>(pod: &PodView<'a>, _: &Own<'a>) -> Option<Found<'a>>
     let place = "spec.schedulingGroup.podGroupName";
     Some(Found::of_object(
         pod,
-        Dialect::PodGroup,
+        Integration::PodGroup,
         OwnerKind::PodGroup,
         place,
         name,
@@ -23,7 +23,13 @@ pub(super) fn pod_group<'a>(pod: &PodView<'a>, _: &Own<'a>) -> Option<Found<'a>>
 pub(super) fn workload<'a>(pod: &PodView<'a>, _: &Own<'a>) -> Option<Found<'a>> {
     let workload = pod.workload.filter(|workload| !workload.name.is_empty())?;
     let place = "spec.workloadRef.name";
-    let mut found = Found::of_object(pod, Dialect::Workload, OwnerKind::Workload, place, workload.name);
+    let mut found = Found::of_object(
+        pod,
+        Integration::Workload,
+        OwnerKind::Workload,
+        place,
+        workload.name,
+    );
     let group = found.word("spec.workloadRef.podGroup", Some(workload.pod_group));
     let replica = found.word("spec.workloadRef.podGroupReplicaKey", workload.replica_key);
     found.name = match replica {

@@ -28,12 +28,12 @@ fn job_set_pod() -> Value {
 
 #[test]
 fn a_job_set_is_a_gang_of_all_its_jobs_and_another_after_each_restart() {
-    let claim = claimed(&job_set_pod()).unwrap();
-    assert_eq!(gang(&claim), (Dialect::JobSet, "train", "8d1f/2"));
-    assert_eq!((claim.size, &*claim.role), (Size::Unsaid, "workers"));
-    assert_eq!(claim.owner, owner(OwnerKind::JobSet, "train", ""));
-    assert_eq!(claim.rank, Some(200_003), "by job, then in the job");
-    assert_eq!(claim.also, []);
+    let membership = claimed(&job_set_pod()).unwrap();
+    assert_eq!(gang(&membership), (Integration::JobSet, "train", "8d1f/2"));
+    assert_eq!((membership.size, &*membership.role), (Size::Unsaid, "workers"));
+    assert_eq!(membership.owner, owner(OwnerKind::JobSet, "train", ""));
+    assert_eq!(membership.rank, Some(200_003), "by job, then in the job");
+    assert_eq!(membership.also, []);
 }
 
 #[test]
@@ -100,7 +100,7 @@ fn a_job_set_that_places_jobs_exclusively_starts_leaders_before_followers() {
     );
     let at_once = exclusive("3", true);
     assert_eq!(&*at_once.key.name, "train");
-    assert_eq!(&*at_once.wish.hint.unwrap().label, "rack");
+    assert_eq!(&*at_once.options.hint.unwrap().label, "rack");
 }
 
 /// A pod of the second group, made by the stateful set of this name.
@@ -126,7 +126,7 @@ fn each_group_of_a_leader_worker_set_is_a_gang() {
     let leader = claimed(&group_pod("llama-1", "0", "llama")).unwrap();
     let worker = claimed(&group_pod("llama-1-3", "3", "llama-1")).unwrap();
     assert_eq!(leader.key, worker.key, "though different stateful sets made them");
-    assert_eq!(gang(&leader), (Dialect::LeaderWorkerSet, "llama-1", "7c9d"));
+    assert_eq!(gang(&leader), (Integration::LeaderWorkerSet, "llama-1", "7c9d"));
     assert_eq!((leader.rank, &*leader.role), (Some(0), "leader"));
     assert_eq!((worker.rank, &*worker.role), (Some(3), "worker"));
     assert_eq!(worker.size, stated(4, Some(4)));
@@ -167,7 +167,7 @@ fn the_slices_of_a_leader_worker_set_do_not_depend_on_where_its_leader_counts() 
         annotations["leaderworkerset.sigs.k8s.io/size"] = size.into();
         annotations["leaderworkerset.sigs.k8s.io/subgroup-size"] = sub.into();
         annotations["leaderworkerset.sigs.k8s.io/subgroup-exclusive-topology"] = "rack".into();
-        claimed(&pod).unwrap().wish.hint.unwrap().slice
+        claimed(&pod).unwrap().options.hint.unwrap().slice
     };
     assert_eq!(hint("4", "2"), Some(2));
     // The leader is one more, and may ask for no devices: then it is in no slice anyway.
@@ -192,7 +192,7 @@ fn training_pod(kind: &str, role: &str, index: &str) -> Value {
 fn a_training_job_of_kubeflow_is_a_gang_whose_master_is_first() {
     let master = claimed(&training_pod("PyTorchJob", "master", "0")).unwrap();
     let worker = claimed(&training_pod("PyTorchJob", "worker", "2")).unwrap();
-    assert_eq!(gang(&worker), (Dialect::Kubeflow, "bert", "77"));
+    assert_eq!(gang(&worker), (Integration::Kubeflow, "bert", "77"));
     assert_eq!(worker.owner, owner(OwnerKind::PyTorchJob, "bert", ""));
     assert_eq!((master.rank, worker.rank), (Some(0), Some(3)));
     let server = claimed(&training_pod("TFJob", "ps", "1")).unwrap();
@@ -212,9 +212,9 @@ fn a_training_job_of_kubeflow_is_a_gang_whose_master_is_first() {
 fn a_training_job_that_asks_for_coscheduling_is_a_gang_by_that() {
     let mut pod = training_pod("PyTorchJob", "worker", "0");
     pod["metadata"]["labels"]["scheduling.x-k8s.io/pod-group"] = "bert".into();
-    let claim = claimed(&pod).unwrap();
-    assert_eq!(gang(&claim), (Dialect::Coscheduling, "bert", ""));
-    assert_eq!(claim.also, [Dialect::Kubeflow]);
+    let membership = claimed(&pod).unwrap();
+    assert_eq!(gang(&membership), (Integration::Coscheduling, "bert", ""));
+    assert_eq!(membership.also, [Integration::Kubeflow]);
 }
 
 #[test]
@@ -260,7 +260,10 @@ fn a_ray_cluster_is_a_gang_of_its_head_and_workers() {
         }})
     };
     let head = claimed(&pod("headgroup", "head")).unwrap();
-    assert_eq!((gang(&head), &*head.role), ((Dialect::Ray, "ray", "r"), "head"));
+    assert_eq!(
+        (gang(&head), &*head.role),
+        ((Integration::Ray, "ray", "r"), "head")
+    );
     let worker = claimed(&pod("h100", "worker")).unwrap();
     assert_eq!(
         (&worker.key, &*worker.role, worker.rank),
@@ -307,9 +310,9 @@ fn a_job_is_a_gang_when_its_pods_say_a_minimum() {
             "ownerReferences": [{"apiVersion": "batch/v1", "kind": "Job", "name": "x", "uid": "u", "controller": true}],
         }})
     };
-    let claim = claimed(&pod("all")).unwrap();
-    assert_eq!(gang(&claim), (Dialect::Job, "x", "u"));
-    assert_eq!((claim.size, claim.rank), (Size::All, Some(3)));
-    assert_eq!(claim.owner, owner(OwnerKind::Job, "x", ""));
+    let membership = claimed(&pod("all")).unwrap();
+    assert_eq!(gang(&membership), (Integration::Job, "x", "u"));
+    assert_eq!((membership.size, membership.rank), (Size::All, Some(3)));
+    assert_eq!(membership.owner, owner(OwnerKind::Job, "x", ""));
     assert_eq!(claimed(&pod("6")).unwrap().size, stated(6, None));
 }

@@ -10,12 +10,12 @@ use std::collections::BTreeMap;
 
 use serde_json::Value;
 
-use super::{Controller, PodView, WorkloadRef, claim, reads};
-use crate::claim::{Claim, OwnerKind, OwnerRef, Size};
-use crate::key::Dialect;
+use super::{Controller, PodView, WorkloadRef, membership, reads};
+use crate::key::Integration;
+use crate::membership::{Membership, OwnerKind, OwnerRef, Size};
 
 /// What is made of a pod's JSON. Labels and annotations that [`reads`] does not let through are dropped before, as a reader of pods does.
-pub(super) fn claimed(pod: &Value) -> Option<Claim> {
+pub(super) fn claimed(pod: &Value) -> Option<Membership> {
     let map = |pointer: &str| -> Option<BTreeMap<String, String>> {
         let object = pod.pointer(pointer)?.as_object()?;
         let kept = object.iter().filter(|(name, _)| reads(name));
@@ -34,7 +34,7 @@ pub(super) fn claimed(pod: &Value) -> Option<Claim> {
     let of = |owner: &'_ Value, field: &str| owner[field].as_str().unwrap_or_default().to_owned();
     let controller =
         controller.map(|owner| ["apiVersion", "kind", "name", "uid"].map(|field| of(owner, field)));
-    claim(&PodView {
+    membership(&PodView {
         namespace: text("/metadata/namespace").unwrap_or("ml"),
         name: text("/metadata/name").unwrap_or_default(),
         uid: text("/metadata/uid").unwrap_or_default(),
@@ -58,8 +58,12 @@ pub(super) fn claimed(pod: &Value) -> Option<Claim> {
 }
 
 /// Which gang, in one line: convention, name, incarnation.
-pub(super) fn gang(claim: &Claim) -> (Dialect, &str, &str) {
-    (claim.key.dialect, &claim.key.name, &claim.key.incarnation)
+pub(super) fn gang(membership: &Membership) -> (Integration, &str, &str) {
+    (
+        membership.key.integration,
+        &membership.key.name,
+        &membership.key.incarnation,
+    )
 }
 
 pub(super) fn owner(kind: OwnerKind, name: &str, part: &str) -> Option<OwnerRef> {
@@ -76,6 +80,6 @@ pub(super) fn stated(min: u32, total: Option<u32>) -> Size {
 }
 
 /// The faults as people read them.
-pub(super) fn faults(claim: &Claim) -> Vec<String> {
-    claim.faults.iter().map(ToString::to_string).collect()
+pub(super) fn faults(membership: &Membership) -> Vec<String> {
+    membership.faults.iter().map(ToString::to_string).collect()
 }

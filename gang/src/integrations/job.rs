@@ -3,8 +3,8 @@
 use super::own::Own;
 use super::view::OWNER;
 use super::{Found, PodView, rank};
-use crate::claim::OwnerKind;
-use crate::key::Dialect;
+use crate::key::Integration;
+use crate::membership::OwnerKind;
 
 /// The gang of a Job's pod that says a minimum and names no gang.
 pub(super) fn gang<'a>(pod: &PodView<'a>, own: &Own<'a>) -> Option<Found<'a>> {
@@ -12,7 +12,7 @@ pub(super) fn gang<'a>(pod: &PodView<'a>, own: &Own<'a>) -> Option<Found<'a>> {
     let controller = pod
         .controller
         .filter(|controller| controller.kind == "Job" && controller.api_version.starts_with("batch/"))?;
-    let mut found = Found::of_object(pod, Dialect::Job, OwnerKind::Job, OWNER, controller.name);
+    let mut found = Found::of_object(pod, Integration::Job, OwnerKind::Job, OWNER, controller.name);
     found.incarnation = found.word(OWNER, Some(controller.uid)).into();
     found.rank = rank::completion_index(pod);
     Some(found)

@@ -9,9 +9,9 @@ use gantry_api::names;
 use super::value::{self, fault, number};
 use super::view::{OURS, of_ours};
 use super::{Found, PodView, grouped, slip};
-use crate::claim::{Claim, Maker, OwnerKind, Size, Wish};
-use crate::key::{Dialect, GangKey};
-use crate::terms::{Fault, LevelWish, Repair};
+use crate::key::{GangKey, Integration};
+use crate::membership::{GangOptions, JobRef, Membership, OwnerKind, Size};
+use crate::terms::{Fault, Repair, TopologyRequest};
 
 /// Ranks need not be consecutive.
 const LARGEST_RANK: u32 = 100_000;
@@ -29,7 +29,7 @@ pub(super) struct Own<'a> {
     /// Members that are useful only together.
     pub(super) min: Option<Min>,
     rank: Option<u32>,
-    wish: Wish,
+    options: GangOptions,
     faults: Vec<Fault>,
     /// The first annotation that only makes sense on a pod of a gang.
     speaks_of_gang: Option<&'a str>,
@@ -49,8 +49,8 @@ pub(super) fn gang<'a>(_: &PodView<'a>, own: &Own<'a>) -> Option<Found<'a>> {
     let name = own.gang?;
     // What is wrong with it is said with the rest of ours.
     Some(match value::name(name) {
-        Ok(()) => Found::new(Dialect::Annotation, name),
-        Err(_) => Found::new(Dialect::Annotation, &value::stand_in(name)),
+        Ok(()) => Found::new(Integration::Annotation, name),
+        Err(_) => Found::new(Integration::Annotation, &value::stand_in(name)),
     })
 }
 
@@ -109,20 +109,20 @@ impl<'a> Own<'a> {
                 });
                 self.min = self.keep(min).map(Min::Number);
             }
-            names::GANG_MAX_ANNOTATION => self.wish.max = self.keep(count()),
-            names::GANG_SLICE_ANNOTATION => self.wish.slice = self.keep(count()),
+            names::GANG_MAX_ANNOTATION => self.options.max = self.keep(count()),
+            names::GANG_SLICE_ANNOTATION => self.options.slice = self.keep(count()),
             names::GANG_RANK_ANNOTATION => {
                 self.rank = self.keep(number(place(), text, 0..=LARGEST_RANK));
             }
             names::GANG_ARRIVAL_ANNOTATION => {
-                self.wish.arrival = self
+                self.options.arrival = self
                     .keep(number(place(), text, 1..=3600))
                     .map(|seconds| Duration::from_secs(seconds.into()));
             }
             names::GANG_REQUIRED_LEVEL_ANNOTATION | names::GANG_PREFERRED_LEVEL_ANNOTATION => {
                 match value::level(text) {
                     Ok(level) => {
-                        self.wish.level = Some(LevelWish {
+                        self.options.level = Some(TopologyRequest {
                             level,
                             required: name == names::GANG_REQUIRED_LEVEL_ANNOTATION,
                         });
@@ -131,18 +131,18 @@ impl<'a> Own<'a> {
                 }
             }
             names::GANG_REPAIR_ANNOTATION => {
-                self.wish.repair = Repair::ALL
+                self.options.repair = Repair::ALL
                     .iter()
                     .find(|(word, _)| *word == text)
                     .map(|(_, repair)| *repair);
-                if self.wish.repair.is_none() {
+                if self.options.repair.is_none() {
                     let words = Repair::ALL.map(|(word, _)| word);
                     self.faults.push(fault(place(), value::not_one_of(text, &words)));
                 }
             }
             names::CHECKPOINTED_ANNOTATION => {
                 match text {
-                    "true" | "false" => self.wish.checkpointed = Some(text == "true"),
+                    "true" | "false" => self.options.checkpointed = Some(text == "true"),
                     _ => self
                         .faults
                         .push(fault(place(), value::not_one_of(text, &["true", "false"]))),
@@ -194,7 +194,7 @@ impl<'a> Own<'a> {
         if self.speaks_of_gang.is_none() && !self.slipped {
             return None;
         }
-        let mut found = Found::new(Dialect::Annotation, pod.name);
+        let mut found = Found::new(Integration::Annotation, pod.name);
         found.incarnation = pod.uid.into();
         // Where a name is wrong that may be the gang's, that is what there is to be mended.
         if !self.slipped && !self.opted_out {
@@ -211,7 +211,7 @@ impl<'a> Own<'a> {
     }
 
     /// What the first convention found, and what a person says on top of it.
-    pub(super) fn over(self, pod: &PodView<'_>, first: Found<'_>, others: &[Found<'_>]) -> Claim {
+    pub(super) fn over(self, pod: &PodView<'_>, first: Found<'_>, others: &[Found<'_>]) -> Membership {
         let made_by = made_by(pod, &first, others);
         let mut faults = self.faults;
         faults.extend(first.faults);
@@ -256,23 +256,23 @@ impl<'a> Own<'a> {
                 Size::All
             }
         };
-        let wish = Wish {
-            level: self.wish.level.or(first.wish.level),
-            hint: first.wish.hint.or_else(|| grouped::kueue_topology(pod)),
-            slice: self.wish.slice.or(first.wish.slice),
-            max: self.wish.max.or(first.wish.max),
-            repair: self.wish.repair.or(first.wish.repair),
-            arrival: self.wish.arrival.or(first.wish.arrival),
-            checkpointed: self.wish.checkpointed.or(first.wish.checkpointed),
+        let options = GangOptions {
+            level: self.options.level.or(first.options.level),
+            hint: first.options.hint.or_else(|| grouped::kueue_topology(pod)),
+            slice: self.options.slice.or(first.options.slice),
+            max: self.options.max.or(first.options.max),
+            repair: self.options.repair.or(first.options.repair),
+            arrival: self.options.arrival.or(first.options.arrival),
+            checkpointed: self.options.checkpointed.or(first.options.checkpointed),
         };
         faults.sort_unstable();
         faults.dedup();
         faults.truncate(value::MOST_FAULTS);
-        Claim {
+        Membership {
             key: GangKey {
                 namespace: Arc::from(pod.namespace),
                 name: first.name,
-                dialect: first.dialect,
+                integration: first.integration,
                 incarnation: first.incarnation,
             },
             size,
@@ -287,12 +287,12 @@ impl<'a> Own<'a> {
                 .or_else(|| others.iter().find_map(|other| other.rank_among_all(pod)))
                 .or_else(|| super::rank::of(pod)),
             role: role.into(),
-            wish,
+            options,
             // A Job is a gang because this convention asks for it: it is none of its own.
             also: others
                 .iter()
-                .map(|other| other.dialect)
-                .filter(|dialect| *dialect != Dialect::Job)
+                .map(|other| other.integration)
+                .filter(|integration| *integration != Integration::Job)
                 .collect(),
             maker: by_name.then(|| maker(pod, others)).flatten(),
             made_by,
@@ -305,8 +305,8 @@ impl Found<'_> {
     /// The pod's place by a convention that was passed over. What names a gang seldom has an order of its own: the controller that makes
     /// the pods has.
     fn rank_among_all(&self, pod: &PodView<'_>) -> Option<u32> {
-        match self.dialect {
-            Dialect::LeaderWorkerSet => super::lws::rank_in_set(pod),
+        match self.integration {
+            Integration::LeaderWorkerSet => super::lws::rank_in_set(pod),
             _ => self.rank,
         }
     }
@@ -327,7 +327,7 @@ fn made_by(pod: &PodView<'_>, first: &Found<'_>, others: &[Found<'_>]) -> Option
     }
     match others.iter().find(|other| !other.incarnation.is_empty()) {
         // That is the revision of a template.
-        Some(set) if set.dialect == Dialect::LeaderWorkerSet => None,
+        Some(set) if set.integration == Integration::LeaderWorkerSet => None,
         Some(job) => Some(whole(&job.incarnation)),
         None => {
             let uid = pod.controller.map(|made| made.uid).filter(|uid| !uid.is_empty());
@@ -343,12 +343,12 @@ fn whole(text: &str) -> Arc<str> {
 
 /// The job that made a pod, or the StatefulSet: the whole, where it makes jobs or pods in several parts. Of a Deployment there is nothing
 /// to be told apart: what makes its pods changes with every rollout.
-fn maker(pod: &PodView<'_>, others: &[Found<'_>]) -> Option<Maker> {
+fn maker(pod: &PodView<'_>, others: &[Found<'_>]) -> Option<JobRef> {
     if let Some(job) = others.iter().find(|other| !other.incarnation.is_empty()) {
-        return (job.dialect != Dialect::LeaderWorkerSet).then(|| Maker {
-            kind: match job.dialect {
-                Dialect::Kubeflow | Dialect::Ray => pod.controller.map_or("job", |made| made.kind),
-                dialect => dialect.as_str(),
+        return (job.integration != Integration::LeaderWorkerSet).then(|| JobRef {
+            kind: match job.integration {
+                Integration::Kubeflow | Integration::Ray => pod.controller.map_or("job", |made| made.kind),
+                integration => integration.as_str(),
             }
             .into(),
             name: whole(&job.name),
@@ -358,7 +358,7 @@ fn maker(pod: &PodView<'_>, others: &[Found<'_>]) -> Option<Maker> {
     // Each group of a LeaderWorkerSet has a StatefulSet of its own.
     let grouped = others
         .iter()
-        .any(|other| other.dialect == Dialect::LeaderWorkerSet);
+        .any(|other| other.integration == Integration::LeaderWorkerSet);
     let job = pod.controller.filter(|made| {
         let group = match made.kind {
             "Job" => "batch/",
@@ -367,7 +367,7 @@ fn maker(pod: &PodView<'_>, others: &[Found<'_>]) -> Option<Maker> {
         };
         made.api_version.starts_with(group)
     })?;
-    Some(Maker {
+    Some(JobRef {
         kind: job.kind.into(),
         name: value::cut(job.name.into(), MAKER),
         uid: value::cut(job.uid.into(), MAKER),

@@ -14,7 +14,7 @@ fn kubernetes_pod_group_is_a_gang_with_a_minimum_or_none_at_all() {
     );
     assert_eq!(sizes(&gang), (Some(4), None));
     assert_eq!(&*gang.said, "spec.schedulingPolicy.gang.minCount");
-    assert_eq!(gang.wish.level, level("topology.kubernetes.io/rack", true));
+    assert_eq!(gang.options.level, level("topology.kubernetes.io/rack", true));
     let basic = of(OwnerKind::PodGroup, json!({"schedulingPolicy": {"basic": {}}}));
     assert_eq!(sizes(&basic), (Some(1), None));
     assert!(basic.singles && !gang.singles);
@@ -58,7 +58,7 @@ fn a_pod_group_of_coscheduling_says_how_long_members_may_take() {
     });
     let facts = read(OwnerKind::CoschedulingPodGroup, "", &group);
     assert_eq!(
-        (sizes(&facts), facts.wish.arrival),
+        (sizes(&facts), facts.options.arrival),
         ((Some(4), Some(6)), Some(std::time::Duration::from_secs(30)))
     );
     assert_eq!(
@@ -117,7 +117,7 @@ fn a_pod_group_of_volcano_may_want_so_many_of_each_task() {
     );
     let tiers = |mode: &str| {
         let spec = json!({"minMember": 4, "networkTopology": {"mode": mode, "highestTierName": "rack"}});
-        of(OwnerKind::VolcanoPodGroup, spec).wish.level
+        of(OwnerKind::VolcanoPodGroup, spec).options.level
     };
     assert_eq!(
         (tiers("hard"), tiers("soft")),
@@ -126,7 +126,7 @@ fn a_pod_group_of_volcano_may_want_so_many_of_each_task() {
     let parts = json!({"minMember": 8, "subGroupPolicy": [
         {"name": "tp", "subGroupSize": 4, "networkTopology": {"mode": "hard", "highestTierName": "rack"}},
     ]});
-    let parts = of(OwnerKind::VolcanoPodGroup, parts).wish;
+    let parts = of(OwnerKind::VolcanoPodGroup, parts).options;
     assert_eq!((parts.level, parts.slice), (level("rack", true), Some(4)));
     let counted = |more: Value| {
         let mut spec = json!({"subGroupPolicy": [
@@ -165,7 +165,7 @@ fn the_leaves_of_kais_sub_groups_have_the_pods() {
         (sizes(&all).0, roles(&all)),
         (Some(6), vec![("decode", 2), ("leader", 1), ("workers", 3)])
     );
-    assert_eq!(all.wish.level, level("rack", true));
+    assert_eq!(all.options.level, level("rack", true));
     let any_two = tree(json!({"minSubGroup": 2}));
     assert_eq!((sizes(&any_two).0, roles(&any_two)), (Some(3), vec![]));
     assert_eq!(

@@ -4,8 +4,8 @@
 use super::own::Own;
 use super::view::OWNER;
 use super::{Found, PodView, rank};
-use crate::claim::OwnerKind;
-use crate::key::Dialect;
+use crate::key::Integration;
+use crate::membership::OwnerKind;
 
 const CLUSTER: &str = "ray.io/cluster";
 const GROUP: &str = "ray.io/group";
@@ -24,7 +24,7 @@ pub(super) fn gang<'a>(pod: &PodView<'a>, _: &Own<'a>) -> Option<Found<'a>> {
     })?;
     let mut found = Found::of_object(
         pod,
-        Dialect::Ray,
+        Integration::Ray,
         OwnerKind::RayCluster,
         "label ray.io/cluster",
         name,

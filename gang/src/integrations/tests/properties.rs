@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use proptest::prelude::*;
 
-use super::super::{Controller, PodView, WorkloadRef, claim};
+use super::super::{Controller, PodView, WorkloadRef, membership};
 
 /// Every label and annotation that is looked at, and some that are not.
 const NAMES: [&str; 42] = [
@@ -100,8 +100,8 @@ proptest! {
             scheduling_group: group.as_deref(),
             workload: group.as_deref().map(|name| WorkloadRef { name, pod_group: name, replica_key: Some(name) }),
         };
-        let said = claim(&pod);
-        prop_assert_eq!(&said, &claim(&pod));
+        let said = membership(&pod);
+        prop_assert_eq!(&said, &membership(&pod));
         if let Some(said) = said {
             for fault in &said.faults {
                 prop_assert!(fault.to_string().len() < 700, "{}", fault);
@@ -112,7 +112,7 @@ proptest! {
                 let plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-' || c == '.';
                 prop_assert!(owner.name.len() <= 253 && owner.name.chars().all(plain), "{:?}", owner);
             }
-            prop_assert!(!said.also.contains(&said.key.dialect));
+            prop_assert!(!said.also.contains(&said.key.integration));
         }
     }
 }

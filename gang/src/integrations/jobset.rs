@@ -4,8 +4,8 @@
 use super::own::Own;
 use super::value::{self, MOST_MEMBERS, number};
 use super::{Found, PodView, rank};
-use crate::claim::{OwnerKind, Size};
-use crate::key::Dialect;
+use crate::key::Integration;
+use crate::membership::{OwnerKind, Size};
 
 const NAME: &str = "jobset.sigs.k8s.io/jobset-name";
 const UID: &str = "jobset.sigs.k8s.io/jobset-uid";
@@ -15,7 +15,7 @@ const REPLICAS: &str = "jobset.sigs.k8s.io/replicatedjob-replicas";
 pub(super) const EXCLUSIVE: &str = "alpha.jobset.sigs.k8s.io/exclusive-topology";
 pub(super) const BY_SELECTOR: &str = "alpha.jobset.sigs.k8s.io/node-selector";
 
-/// What [`crate::claim::OwnerRef::part`] ends with where only the followers of a replicated job are meant.
+/// What [`crate::membership::OwnerRef::part`] ends with where only the followers of a replicated job are meant.
 pub(super) const FOLLOWERS: &str = "/followers";
 
 /// The gang of a JobSet's pod.
@@ -26,7 +26,7 @@ pub(super) fn gang<'a>(pod: &PodView<'a>, _: &Own<'a>) -> Option<Found<'a>> {
         None => format!("annotation {name}"),
     };
     let name = word(NAME).filter(|name| !name.is_empty())?;
-    let mut found = Found::of_object(pod, Dialect::JobSet, OwnerKind::JobSet, &place(NAME), name);
+    let mut found = Found::of_object(pod, Integration::JobSet, OwnerKind::JobSet, &place(NAME), name);
     let uid = found.word(&place(UID), word(UID));
     let attempt = found.word(&place(ATTEMPT), word(ATTEMPT).or(Some("0")));
     found.incarnation = if uid.is_empty() {
@@ -41,7 +41,7 @@ pub(super) fn gang<'a>(pod: &PodView<'a>, _: &Own<'a>) -> Option<Found<'a>> {
     );
     found.rank = rank::within(job.unwrap_or(0), index.unwrap_or(0)).filter(|_| job.or(index).is_some());
     if let Some(label) = pod.annotation(EXCLUSIVE).filter(|label| !label.is_empty()) {
-        found.wish.hint = value::hint(label, None);
+        found.options.hint = value::hint(label, None);
         if pod.annotation(BY_SELECTOR).is_none() {
             // JobSet's webhook lets the followers of a job in only when its leader has a node, and pins them to the leader's domain: the
             // leaders are one gang, and the followers that come then are another.

@@ -1,15 +1,15 @@
-//! What a pod, and the object it belongs to, say about its gang: as read, before anything is made of it. `dialect` reads it.
+//! What a pod, and the object it belongs to, say about its gang: as read, before anything is made of it. `integration` reads it.
 
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::key::{Dialect, GangKey};
-use crate::terms::{Fault, LevelWish, Repair};
+use crate::key::{GangKey, Integration};
+use crate::terms::{Fault, Repair, TopologyRequest};
 
 /// What a pod says of the gang it belongs to.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct Claim {
+pub struct Membership {
     /// Which gang.
     pub key: GangKey,
     /// What the pod itself says of the minimum.
@@ -23,11 +23,11 @@ pub struct Claim {
     /// Its role, such as `launcher` or `worker`; empty where there is only one.
     pub role: Arc<str>,
     /// What it wishes besides.
-    pub wish: Wish,
+    pub options: GangOptions,
     /// Other conventions that name the pod too, and were not asked.
-    pub also: Vec<Dialect>,
+    pub also: Vec<Integration>,
     /// The job that made the pod, where its gang goes by a mere name: two jobs may have hit on the same.
-    pub maker: Option<Maker>,
+    pub maker: Option<JobRef>,
     /// UID of what made the pod; of the whole, where that makes its pods in parts. The next run of a job is told from the one before by it.
     /// `None` where nobody made it, where the whole is not known, and where the gang is told from others by it anyway
     /// ([`GangKey::incarnation`]).
@@ -38,7 +38,7 @@ pub struct Claim {
 
 /// A job whose pods go by a name that a person gave their gang.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Maker {
+pub struct JobRef {
     /// What it is, such as `Job`.
     pub kind: Arc<str>,
     /// Its name.
@@ -47,7 +47,7 @@ pub struct Maker {
     pub uid: Arc<str>,
 }
 
-impl fmt::Display for Maker {
+impl fmt::Display for JobRef {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} {}", self.kind, self.name)
     }
@@ -84,7 +84,7 @@ pub struct OwnerRef {
 
 impl fmt::Display for OwnerRef {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let api = crate::dialect::api(self.kind);
+        let api = crate::integrations::api(self.kind);
         if !self.part.is_empty() {
             write!(f, "{} in ", self.part)?;
         }
@@ -168,14 +168,14 @@ pub struct OwnerFacts {
     /// The sub-groups that there are, where a pod that names another is wrong.
     pub sub_groups: Option<SubGroups>,
     /// Members of one role are made only when those of another are ready or have ended, so that each role is a gang of its own:
-    /// [`crate::dialect::settle`] tells its name.
+    /// [`crate::integrations::settle`] tells its name.
     pub apart: bool,
     /// Its pods are no gang: each goes by itself.
     pub singles: bool,
     /// Where the minimum stands, for people: `spec.minMember`.
     pub said: Arc<str>,
     /// What it wishes besides.
-    pub wish: Wish,
+    pub options: GangOptions,
     /// Where the level that it wishes stands, for people: `spec.networkTopology.highestTierName of PodGroup train`.
     pub level_said: Arc<str>,
     /// It has ended, well or not: whoever of its members goes now is not made again.
@@ -197,11 +197,11 @@ pub struct SubGroups {
 
 /// What a gang wishes besides its size. The pod's word goes before its owner's, and the Gang object's before both.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
-pub struct Wish {
+pub struct GangOptions {
     /// The level of the fabric that should hold it.
-    pub level: Option<LevelWish>,
+    pub level: Option<TopologyRequest>,
     /// What another system keeps together by its own means.
-    pub hint: Option<Hint>,
+    pub hint: Option<TopologyHint>,
     /// Members that come in slices of this size, each in one domain of the level.
     pub slice: Option<u32>,
     /// Members at most.
@@ -217,7 +217,7 @@ pub struct Wish {
 /// What another system keeps together by its own means: where the label makes a level that is known, and nobody wishes another, the gang is
 /// rather laid along it; else it means nothing to us.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Hint {
+pub struct TopologyHint {
     /// The node label.
     pub label: Arc<str>,
     /// Members that come in slices of this size, each in one domain.

@@ -20,13 +20,13 @@ fn a_training_job_needs_all_its_replicas_unless_it_says_otherwise() {
         spec(json!({"runPolicy": {"schedulingPolicy": {"minAvailable": 5, "scheduleTimeoutSeconds": 20}}}));
     assert_eq!((sizes(&fewer), roles(&fewer)), ((Some(5), Some(8)), vec![]));
     assert_eq!(&*fewer.said, "spec.runPolicy.schedulingPolicy.minAvailable");
-    assert_eq!(fewer.wish.arrival, Some(std::time::Duration::from_secs(20)));
+    assert_eq!(fewer.options.arrival, Some(std::time::Duration::from_secs(20)));
     let elastic = spec(json!({"elasticPolicy": {"minReplicas": 2, "maxReplicas": 10}}));
     assert_eq!(
         (sizes(&elastic), roles(&elastic)),
         ((Some(2), Some(8)), vec![("master", 1), ("worker", 1)])
     );
-    assert_eq!(elastic.wish.max, Some(11));
+    assert_eq!(elastic.options.max, Some(11));
     let whole = spec(json!({"elasticPolicy": {"minReplicas": 8, "maxReplicas": 8}}));
     assert_eq!(
         (sizes(&whole), roles(&whole)),

@@ -6,7 +6,7 @@ use std::time::Duration;
 use serde_json::Value;
 
 use super::{Sheet, sum};
-use crate::dialect::value::arrival;
+use crate::integrations::value::arrival;
 
 const WORKER: &str = "worker";
 
@@ -22,13 +22,13 @@ pub(super) fn job(sheet: &mut Sheet<'_>, field: &str) {
     let total = sum(&by_role);
     sheet.facts.total = Some(total);
     let seconds = sheet.count("runPolicy.schedulingPolicy.scheduleTimeoutSeconds", 0);
-    sheet.facts.wish.arrival = seconds.and_then(|seconds| arrival(Duration::from_secs(seconds.into())));
+    sheet.facts.options.arrival = seconds.and_then(|seconds| arrival(Duration::from_secs(seconds.into())));
     let (fewest, most) = elastic(sheet);
     let workers = by_role.iter_mut().find(|(role, _)| &**role == WORKER);
     let mut said = format!("spec.{field}");
     if let Some((_, workers)) = workers {
         let others = total.saturating_sub(*workers);
-        sheet.facts.wish.max = most.map(|most| others.saturating_add(most));
+        sheet.facts.options.max = most.map(|most| others.saturating_add(most));
         if let Some(fewest) = fewest {
             // It counts nodes, the master among them: so the operator tells torchrun (`PET_NNODES`).
             *workers = fewest.saturating_sub(others).min(*workers);

@@ -4,7 +4,7 @@ use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::claim::Hint;
+use crate::membership::TopologyHint;
 use crate::terms::Fault;
 
 /// Members of one gang that are kept at most, unless set otherwise; a minimum above it could never be reached.
@@ -137,9 +137,9 @@ pub(crate) fn level(text: &str) -> Result<Arc<str>, String> {
 }
 
 /// What another system keeps together; a label that can be none means nothing.
-pub(crate) fn hint(label: &str, slice: Option<u32>) -> Option<Hint> {
+pub(crate) fn hint(label: &str, slice: Option<u32>) -> Option<TopologyHint> {
     let label = level(label).ok()?;
-    Some(Hint { label, slice })
+    Some(TopologyHint { label, slice })
 }
 
 /// A value where only a few words are allowed.

@@ -5,8 +5,8 @@ use std::time::Duration;
 use super::own::Own;
 use super::value::{self, MOST_MEMBERS, fault, number, shown};
 use super::{Found, PodView, rank};
-use crate::claim::{Hint, OwnerKind, OwnerRef, Size};
-use crate::key::Dialect;
+use crate::key::Integration;
+use crate::membership::{OwnerKind, OwnerRef, Size, TopologyHint};
 use crate::terms::Fault;
 
 /// Label of the coscheduling plugin.
@@ -26,15 +26,27 @@ pub(super) fn coscheduling<'a>(pod: &PodView<'a>, _: &Own<'a>) -> Option<Found<'
         .or_else(|| by(COSCHEDULING_OLD, OwnerKind::KoordinatorPodGroup));
     if let Some((label, name, kind)) = group {
         let place = format!("label {label}");
-        return Some(Found::of_object(pod, Dialect::Coscheduling, kind, &place, name));
+        return Some(Found::of_object(
+            pod,
+            Integration::Coscheduling,
+            kind,
+            &place,
+            name,
+        ));
     }
     let name = named(COSCHEDULING_NAME)?;
     let place = format!("label {COSCHEDULING_NAME}");
     if pod.label(COSCHEDULING_MIN).is_none() {
         let kind = OwnerKind::CoschedulingPodGroup;
-        return Some(Found::of_object(pod, Dialect::Coscheduling, kind, &place, name));
+        return Some(Found::of_object(
+            pod,
+            Integration::Coscheduling,
+            kind,
+            &place,
+            name,
+        ));
     }
-    let mut found = Found::named(Dialect::Coscheduling, &place, name);
+    let mut found = Found::named(Integration::Coscheduling, &place, name);
     found.states(
         "label pod-group.scheduling.sigs.k8s.io/min-available",
         pod.label(COSCHEDULING_MIN),
@@ -52,7 +64,13 @@ pub(super) fn volcano<'a>(pod: &PodView<'a>, _: &Own<'a>) -> Option<Found<'a>> {
     let by = |annotation| Some((annotation, named(annotation)?));
     let (place, name) = by(VOLCANO).or_else(|| by(VOLCANO_OLD))?;
     let place = format!("annotation {place}");
-    let mut found = Found::of_object(pod, Dialect::Volcano, OwnerKind::VolcanoPodGroup, &place, name);
+    let mut found = Found::of_object(
+        pod,
+        Integration::Volcano,
+        OwnerKind::VolcanoPodGroup,
+        &place,
+        name,
+    );
     found.states(
         "annotation scheduling.volcano.sh/group-min-member",
         pod.annotation(VOLCANO_MIN),
@@ -77,7 +95,11 @@ const KOORDINATOR_WAIT: &str = "gang.scheduling.koordinator.sh/waiting-time";
 /// instead.
 pub(super) fn koordinator<'a>(pod: &PodView<'a>, _: &Own<'a>) -> Option<Found<'a>> {
     let name = pod.annotation(KOORDINATOR).filter(|name| !name.is_empty())?;
-    let mut found = Found::named(Dialect::Koordinator, &format!("annotation {KOORDINATOR}"), name);
+    let mut found = Found::named(
+        Integration::Koordinator,
+        &format!("annotation {KOORDINATOR}"),
+        name,
+    );
     found.states(
         "annotation gang.scheduling.koordinator.sh/min-available",
         pod.annotation(KOORDINATOR_MIN),
@@ -89,7 +111,7 @@ pub(super) fn koordinator<'a>(pod: &PodView<'a>, _: &Own<'a>) -> Option<Found<'a
     }
     if let Some(text) = pod.annotation(KOORDINATOR_WAIT) {
         match duration(text) {
-            Some(wait) => found.wish.arrival = value::arrival(wait),
+            Some(wait) => found.options.arrival = value::arrival(wait),
             None => found.faults.push(fault(
                 format!("annotation {KOORDINATOR_WAIT}"),
                 format!("{} is no time such as 90s, 5m or 1h30m", shown(text)),
@@ -118,7 +140,7 @@ pub(super) fn kueue<'a>(pod: &PodView<'a>, _: &Own<'a>) -> Option<Found<'a>> {
     if one_by_one.iter().any(|name| pod.annotation(name) == Some("true")) {
         return None;
     }
-    let mut found = Found::named(Dialect::Kueue, &format!("{what} {KUEUE}"), name);
+    let mut found = Found::named(Integration::Kueue, &format!("{what} {KUEUE}"), name);
     found.states(
         "annotation kueue.x-k8s.io/pod-group-total-count",
         pod.annotation(KUEUE_TOTAL),
@@ -132,7 +154,7 @@ pub(super) fn kueue<'a>(pod: &PodView<'a>, _: &Own<'a>) -> Option<Found<'a>> {
 
 /// Where Kueue's topology-aware scheduling puts a pod's set. It has bound the pods to that by node selectors itself, so it is no more than
 /// a hint.
-pub(super) fn kueue_topology(pod: &PodView<'_>) -> Option<Hint> {
+pub(super) fn kueue_topology(pod: &PodView<'_>) -> Option<TopologyHint> {
     let level = |name| pod.annotation(name).filter(|label: &&str| !label.is_empty());
     if let Some(label) = level("kueue.x-k8s.io/podset-slice-required-topology") {
         let size = rank::index(pod.annotation("kueue.x-k8s.io/podset-slice-size"));
@@ -151,7 +173,7 @@ pub(super) fn kai<'a>(pod: &PodView<'a>, _: &Own<'a>) -> Option<Found<'a>> {
     let name = pod.annotation(KAI).filter(|name| !name.is_empty())?;
     let mut found = Found::of_object(
         pod,
-        Dialect::Kai,
+        Integration::Kai,
         OwnerKind::KaiPodGroup,
         "annotation pod-group-name",
         name,

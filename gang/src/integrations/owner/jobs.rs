@@ -5,10 +5,10 @@ use std::sync::Arc;
 use serde_json::Value;
 
 use super::{Sheet, sum};
-use crate::dialect::jobset::{BY_SELECTOR, EXCLUSIVE, FOLLOWERS};
-use crate::dialect::lws::{LEADER, WORKERS};
-use crate::dialect::ray::HEAD;
-use crate::dialect::value::unknown;
+use crate::integrations::jobset::{BY_SELECTOR, EXCLUSIVE, FOLLOWERS};
+use crate::integrations::lws::{LEADER, WORKERS};
+use crate::integrations::ray::HEAD;
+use crate::integrations::value::unknown;
 
 /// A group of a LeaderWorkerSet.
 pub(super) fn leader_worker_set(sheet: &mut Sheet<'_>) {

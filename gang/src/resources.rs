@@ -64,7 +64,7 @@ pub enum TaintEffect {
 
 /// A resource of which a node has too little left. Reads as kube-scheduler says it.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Lack {
+pub enum InsufficientResource {
     /// No room for another pod, whatever it asks for.
     Pods,
     /// CPU.
@@ -77,7 +77,7 @@ pub enum Lack {
     Other(Arc<str>),
 }
 
-impl fmt::Display for Lack {
+impl fmt::Display for InsufficientResource {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Pods => f.write_str("Too many pods"),
@@ -185,7 +185,7 @@ impl Resources {
     ///
     /// # Errors
     /// The first resource that is lacking, in a fixed order.
-    pub fn fits(&self, need: &Self) -> Result<(), Lack> {
+    pub fn fits(&self, need: &Self) -> Result<(), InsufficientResource> {
         let lacking = self.each(need).find(|(left, need, _)| need > left);
         match lacking {
             Some((_, _, lack)) => Err(lack.said()),
@@ -227,13 +227,13 @@ enum Named<'a> {
 }
 
 impl Named<'_> {
-    fn said(self) -> Lack {
+    fn said(self) -> InsufficientResource {
         match self {
-            Self::Pods => Lack::Pods,
-            Self::Cpu => Lack::Cpu,
-            Self::Memory => Lack::Memory,
-            Self::EphemeralStorage => Lack::EphemeralStorage,
-            Self::Other(name) => Lack::Other(Arc::clone(name)),
+            Self::Pods => InsufficientResource::Pods,
+            Self::Cpu => InsufficientResource::Cpu,
+            Self::Memory => InsufficientResource::Memory,
+            Self::EphemeralStorage => InsufficientResource::EphemeralStorage,
+            Self::Other(name) => InsufficientResource::Other(Arc::clone(name)),
         }
     }
 }

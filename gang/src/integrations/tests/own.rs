@@ -5,9 +5,9 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::terms::{LevelWish, Repair};
+use crate::terms::{Repair, TopologyRequest};
 
-fn plain(annotations: Value) -> Option<Claim> {
+fn plain(annotations: Value) -> Option<Membership> {
     let mut pod = json!({"metadata": {"name": "train-7", "uid": "u7"}});
     pod["metadata"]["annotations"] = annotations;
     claimed(&pod)
@@ -15,7 +15,7 @@ fn plain(annotations: Value) -> Option<Claim> {
 
 #[test]
 fn plain_pods_name_their_gang_and_all_they_wish_of_it() {
-    let claim = plain(json!({
+    let membership = plain(json!({
         "gantry.dev/gang": "train",
         "gantry.dev/gang-min": "8",
         "gantry.dev/gang-max": "12",
@@ -27,33 +27,33 @@ fn plain_pods_name_their_gang_and_all_they_wish_of_it() {
         "gantry.dev/checkpointed": "true",
     }))
     .unwrap();
-    assert_eq!(gang(&claim), (Dialect::Annotation, "train", ""));
-    assert_eq!((claim.size, claim.rank), (stated(8, None), Some(3)));
-    assert_eq!(claim.size_said, "annotation gantry.dev/gang-min");
-    let wish = &claim.wish;
+    assert_eq!(gang(&membership), (Integration::Annotation, "train", ""));
+    assert_eq!((membership.size, membership.rank), (stated(8, None), Some(3)));
+    assert_eq!(membership.size_said, "annotation gantry.dev/gang-min");
+    let options = &membership.options;
     assert_eq!(
-        (wish.max, wish.slice, wish.repair),
+        (options.max, options.slice, options.repair),
         (Some(12), Some(4), Some(Repair::Restart))
     );
     assert_eq!(
-        (wish.arrival, wish.checkpointed),
+        (options.arrival, options.checkpointed),
         (Some(Duration::from_secs(90)), Some(true))
     );
     assert_eq!(
-        wish.level,
-        Some(LevelWish {
+        options.level,
+        Some(TopologyRequest {
             level: "rack".into(),
             required: true
         })
     );
-    assert!(faults(&claim).is_empty());
+    assert!(faults(&membership).is_empty());
 }
 
 #[test]
 fn quotes_that_are_part_of_a_value_are_shown_as_they_stand() {
     let min = |text: &str| {
-        let claim = plain(json!({"gantry.dev/gang": "train", "gantry.dev/gang-min": text})).unwrap();
-        let words = faults(&claim).join("");
+        let membership = plain(json!({"gantry.dev/gang": "train", "gantry.dev/gang-min": text})).unwrap();
+        let words = faults(&membership).join("");
         words
             .strip_prefix("annotation gantry.dev/gang-min: ")
             .and_then(|words| words.split_once(" is no whole number"))
@@ -78,7 +78,7 @@ fn a_plain_pods_ordinal_is_its_rank() {
 
 #[test]
 fn every_mistake_is_named_with_what_is_allowed() {
-    let claim = plain(json!({
+    let membership = plain(json!({
         "gantry.dev/gang": "Train_1",
         "gantry.dev/gang-min": "0",
         "gantry.dev/gang-max": "+4",
@@ -92,7 +92,7 @@ fn every_mistake_is_named_with_what_is_allowed() {
         "gantry.dev/checkpointed": "yes",
     }))
     .unwrap();
-    insta::assert_snapshot!(faults(&claim).join("\n"), @r#"
+    insta::assert_snapshot!(faults(&membership).join("\n"), @r#"
     annotation gantry.dev/checkpointed: "yes" is none of true, false
     annotation gantry.dev/gang: "Train_1" is no name of a gang: at most 63 small letters, digits, `-` and `.`, a letter or digit at both ends of each part between dots; or `none`
     annotation gantry.dev/gang-arrival-seconds: "1h" is no whole number from 1 to 3600
@@ -110,8 +110,8 @@ fn every_mistake_is_named_with_what_is_allowed() {
 #[test]
 fn each_part_of_a_gangs_name_between_dots_has_a_letter_or_digit_at_both_ends() {
     for name in ["a..b", "a.-b", "a-.b", "a.", ".a", "-a", "a-"] {
-        let claim = plain(json!({"gantry.dev/gang": name})).unwrap();
-        assert!(faults(&claim)[0].contains("is no name of a gang"), "{name}");
+        let membership = plain(json!({"gantry.dev/gang": name})).unwrap();
+        assert!(faults(&membership)[0].contains("is no name of a gang"), "{name}");
     }
     for name in ["a", "a.b", "a-b.c--d", "0"] {
         assert_eq!(
@@ -124,13 +124,13 @@ fn each_part_of_a_gangs_name_between_dots_has_a_letter_or_digit_at_both_ends() {
 
 #[test]
 fn a_long_value_is_cut_and_line_breaks_are_shown() {
-    let claim =
+    let membership =
         plain(json!({"gantry.dev/gang": "train", "gantry.dev/gang-repair": "x\n".repeat(500)})).unwrap();
-    let words = faults(&claim).join("");
+    let words = faults(&membership).join("");
     assert!(words.len() < 300 && !words.contains('\n'), "{words}");
 }
 
-fn none_with(more: &str, text: &str) -> Option<Claim> {
+fn none_with(more: &str, text: &str) -> Option<Membership> {
     claimed(&json!({"metadata": {
         "name": "train-7",
         "uid": "u7",
@@ -159,15 +159,15 @@ fn none_and_a_word_about_the_gang_contradict_each_other() {
         for text in ["nonsense", "all"] {
             assert_eq!(none_with(more, text).unwrap().faults.len(), 1, "{more}: {text}");
         }
-        let claim = none_with(more, "4").unwrap();
+        let membership = none_with(more, "4").unwrap();
         assert_eq!(
-            gang(&claim),
-            (Dialect::Annotation, "train-7", "u7"),
+            gang(&membership),
+            (Integration::Annotation, "train-7", "u7"),
             "of no other gang, and waits"
         );
-        assert!(claim.also.is_empty() && claim.owner.is_none());
+        assert!(membership.also.is_empty() && membership.owner.is_none());
         assert_eq!(
-            faults(&claim),
+            faults(&membership),
             [format!(
                 "annotation gantry.dev/gang: `none` keeps the pod out of every gang, and {more} only makes sense on a pod of a gang: remove one of the two"
             )]
@@ -182,13 +182,13 @@ fn what_makes_sense_of_a_gang_only_is_no_word_to_be_ignored_on_a_pod_of_none() {
         ("gantry.dev/gangs", "train"),
         ("gantry.dev/gang-repair", "hold"),
     ] {
-        let claim = plain(json!({name: text})).unwrap();
+        let membership = plain(json!({name: text})).unwrap();
         assert_eq!(
-            gang(&claim),
-            (Dialect::Annotation, "train-7", "u7"),
+            gang(&membership),
+            (Integration::Annotation, "train-7", "u7"),
             "a gang of its own, that waits"
         );
-        assert!(!claim.faults.is_empty(), "{name}");
+        assert!(!membership.faults.is_empty(), "{name}");
     }
     assert_eq!(plain(json!({"gantry.dev/grant": "{}"})), None);
 }
@@ -200,7 +200,10 @@ fn a_persons_number_goes_before_that_of_any_convention() {
     };
     let total = "kueue.x-k8s.io/pod-group-total-count";
     let fewer = kueue(json!({total: "8", "gantry.dev/gang-min": "6"}));
-    assert_eq!((gang(&fewer).0, fewer.size), (Dialect::Kueue, stated(6, Some(8))));
+    assert_eq!(
+        (gang(&fewer).0, fewer.size),
+        (Integration::Kueue, stated(6, Some(8)))
+    );
     assert_eq!(fewer.size_said, "annotation gantry.dev/gang-min");
     let all = kueue(json!({total: "8", "gantry.dev/gang-min": "all"}));
     assert_eq!(all.size, stated(8, Some(8)));
@@ -220,7 +223,7 @@ fn a_pod_group_says_how_many_are_needed_and_the_job_how_many_all_are() {
         claimed(&pod).unwrap()
     };
     let job = pod("Job", "batch/v1", json!({}));
-    assert_eq!(gang(&job), (Dialect::Coscheduling, "pg", ""));
+    assert_eq!(gang(&job), (Integration::Coscheduling, "pg", ""));
     assert_eq!((job.size, job.owner), (Size::All, owner(OwnerKind::Job, "j", "")));
     let torch = pod(
         "PyTorchJob",
@@ -298,9 +301,9 @@ fn a_gang_by_a_mere_name_remembers_which_job_made_the_pod() {
             "annotations": {"gantry.dev/gang": "train", "gantry.dev/gang-min": "4"},
             "ownerReferences": [{"apiVersion": api, "kind": kind, "name": "train-a", "uid": "u1", "controller": true}],
         }});
-        let claim = claimed(&pod).unwrap();
-        assert_eq!(gang(&claim), (Dialect::Annotation, "train", ""));
-        claim.maker.map(|maker| format!("{maker} {}", maker.uid))
+        let membership = claimed(&pod).unwrap();
+        assert_eq!(gang(&membership), (Integration::Annotation, "train", ""));
+        membership.maker.map(|maker| format!("{maker} {}", maker.uid))
     };
     assert_eq!(
         made(json!({}), "Job", "batch/v1").as_deref(),
@@ -338,8 +341,8 @@ fn a_gang_by_a_mere_name_remembers_which_job_made_the_pod() {
 #[test]
 fn what_made_a_pod_is_known_where_nothing_else_tells_its_run_from_the_next() {
     let made_by = |metadata: Value| {
-        let claim = claimed(&json!({"metadata": metadata})).unwrap();
-        claim.made_by.map(|uid| uid.to_string())
+        let membership = claimed(&json!({"metadata": metadata})).unwrap();
+        membership.made_by.map(|uid| uid.to_string())
     };
     let by = |kind: &str, api: &str| json!([{"apiVersion": api, "kind": kind, "name": "j", "uid": "u1", "controller": true}]);
     let group = json!({"scheduling.x-k8s.io/pod-group": "train"});
@@ -376,7 +379,7 @@ fn what_made_a_pod_is_known_where_nothing_else_tells_its_run_from_the_next() {
     );
 }
 
-fn labelled(labels: &Value, annotations: &Value) -> Option<Claim> {
+fn labelled(labels: &Value, annotations: &Value) -> Option<Membership> {
     claimed(
         &json!({"metadata": {"name": "train-7", "uid": "u7", "labels": labels, "annotations": annotations}}),
     )
@@ -385,18 +388,18 @@ fn labelled(labels: &Value, annotations: &Value) -> Option<Claim> {
 #[test]
 fn what_belongs_into_annotations_is_told_where_it_is_a_label() {
     let none = json!({});
-    let claim = labelled(
+    let membership = labelled(
         &json!({"gantry.dev/gang": "train", "gantry.dev/gang-min": "2"}),
         &none,
     )
     .unwrap();
     assert_eq!(
-        gang(&claim),
-        (Dialect::Annotation, "train-7", "u7"),
+        gang(&membership),
+        (Integration::Annotation, "train-7", "u7"),
         "a gang of its own, that waits"
     );
     assert_eq!(
-        faults(&claim),
+        faults(&membership),
         [
             "label gantry.dev/gang: only annotations are read: move it to metadata.annotations of the pod",
             "label gantry.dev/gang-min: only annotations are read: move it to metadata.annotations of the pod",
@@ -430,7 +433,7 @@ fn a_name_that_is_near_one_of_ours_is_told_with_the_one_that_was_meant() {
             plain(json!({&*name: "2"})),
             labelled(&json!({&*name: "2"}), &json!({})),
         ]
-        .map(|claim| faults(&claim.unwrap_or_else(|| panic!("{name}"))).join("\n"));
+        .map(|membership| faults(&membership.unwrap_or_else(|| panic!("{name}"))).join("\n"));
         assert!(annotation.starts_with(&format!(
             "annotation {name}: no annotation of ours; there are gang,"
         )));
