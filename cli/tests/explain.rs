@@ -274,7 +274,7 @@ async fn surplus_members_do_not_change_the_minimum() {
 fn backs_off() -> Value {
     json!({
         "reason": "is tried again soon: 0 of 2 members came in time (kube-scheduler says: 2 node(s) had untolerated taint(s))",
-        "message": "the wait doubles with every try that fails",
+        "message": "the wait doubles with every attempt that fails",
         "failedAttempts": 3,
     })
 }
@@ -291,7 +291,7 @@ async fn gang_in_backoff_reports_the_extenders_status() {
     insta::assert_snapshot!(text, @r"
     gang default/train: Backoff
     the extender reports: is tried again soon: 0 of 2 members came in time (kube-scheduler says: 2 node(s) had untolerated taint(s))
-      the wait doubles with every try that fails
+      the wait doubles with every attempt that fails
       3 failed attempts
     size: 2 of 2 members exist; source: annotation gantry.dev/gang-min of its pods
     integration: Annotation; Gang object: train

@@ -11,7 +11,8 @@ use gantry_api::names;
 use gantry_extender::index::Disruptions;
 use gantry_gang::membership::{GangOptions, Size};
 use gantry_gang::protocol::{
-    BindEnd, Gangs, Member, Now, Object, Placement, Refusal, Reservation, Settings, ShapeId, Stage, Work,
+    BindEnd, GangEvent, Gangs, Member, Now, Object, Placement, Refusal, Reservation, Settings, ShapeId,
+    Stage, Work,
 };
 use gantry_gang::{GangKey, Integration, Membership};
 
@@ -34,10 +35,10 @@ fn next_of_waiting_gangs(bencher: Bencher<'_, '_>, waiting: u32) {
         max_gangs: 20_000,
         ..Settings::default()
     });
-    gangs.synced(now);
+    gangs.handle(now, GangEvent::Synced);
     for number in 0..waiting {
         for member in 0..2 {
-            gangs.member_seen(now, waiting_member(number, member));
+            gangs.handle(now, GangEvent::MemberSeen(waiting_member(number, member)));
         }
     }
     let refused = Refusal {
@@ -49,7 +50,13 @@ fn next_of_waiting_gangs(bencher: Bencher<'_, '_>, waiting: u32) {
     bencher.counter(ItemsCount::new(waiting)).bench_local(|| {
         room += 1;
         while let Some(wanted) = gangs.next(now, room) {
-            gangs.placed(now, &wanted.gang, Err(refused.clone()));
+            gangs.handle(
+                now,
+                GangEvent::Planned {
+                    gang: &wanted.gang,
+                    result: Err(refused.clone()),
+                },
+            );
         }
     });
 }
@@ -58,7 +65,15 @@ fn next_of_waiting_gangs(bencher: Bencher<'_, '_>, waiting: u32) {
 #[divan::bench(args = [100, 1_000, 5_000])]
 fn member_of_an_elastic_gang(bencher: Bencher<'_, '_>, extras: u32) {
     let (mut gangs, now) = decided(1 + extras, 1);
-    bencher.bench_local(|| gangs.arrive(now, &"train-00000-1".into(), &"n1".into()));
+    bencher.bench_local(|| {
+        gangs.handle(
+            now,
+            GangEvent::Arrive {
+                pod: &"train-00000-1".into(),
+                node: &"n1".into(),
+            },
+        )
+    });
 }
 
 /// The object of a bound gang of a thousand is shown, as it was written.
@@ -76,9 +91,16 @@ fn object_of_a_thousand_members(bencher: Bencher<'_, '_>) {
         status: status.clone(),
     };
     let name = key.object_name();
-    bencher
-        .with_inputs(object)
-        .bench_local_values(|object| gangs.object_seen(now, &key.namespace, &name, object));
+    bencher.with_inputs(object).bench_local_values(|object| {
+        gangs.handle(
+            now,
+            GangEvent::ObjectSeen {
+                namespace: &key.namespace,
+                name: &name,
+                object: Box::new(object),
+            },
+        )
+    });
 }
 
 /// Room has grown, and as many gangs wait as are asked for, for GPUs of one node which others have; a gang of a thousand members has places
@@ -156,14 +178,14 @@ fn decided(members: u32, min: u32) -> (Gangs, Now) {
         unix: 1_000 + i64::from(seconds),
     };
     let mut gangs = Gangs::new(Settings::default());
-    gangs.synced(now(0));
+    gangs.handle(now(0), GangEvent::Synced);
     for number in 0..members {
         let mut member = waiting_member(0, number);
         let membership = Arc::make_mut(&mut member.membership);
         membership.size = Size::Stated { min, total: None };
-        gangs.member_seen(now(0), member);
+        gangs.handle(now(0), GangEvent::MemberSeen(member));
     }
-    gangs.tick(now(5));
+    gangs.handle(now(5), GangEvent::Tick);
     let Some(wanted) = gangs.next(now(5), 1) else {
         unreachable!("it wants a plan");
     };
@@ -180,21 +202,45 @@ fn decided(members: u32, min: u32) -> (Gangs, Now) {
         places: places.collect(),
         ..Placement::default()
     };
-    gangs.placed(now(5), &wanted.gang, Ok(placement));
+    gangs.handle(
+        now(5),
+        GangEvent::Planned {
+            gang: &wanted.gang,
+            result: Ok(placement),
+        },
+    );
     for _ in 0..2 {
+        let mut work = Vec::new();
         for number in 0..min {
             let uid = format!("train-00000-{number}").as_str().into();
-            gangs.arrive(now(5), &uid, &format!("n{number}").as_str().into());
+            let event = GangEvent::Arrive {
+                pod: &uid,
+                node: &format!("n{number}").as_str().into(),
+            };
+            work.extend(gangs.handle(now(5), event).work);
         }
-        for work in gangs.take_work() {
+        for work in work {
             if let Work::Commit { gang, decision } = work {
-                gangs.committed(now(5), &gang, &decision.id, Ok(()));
+                gangs.handle(
+                    now(5),
+                    GangEvent::Committed {
+                        gang: &gang,
+                        decision: &decision.id,
+                        result: Ok(()),
+                    },
+                );
             }
         }
     }
     for number in 0..min {
         let uid = format!("train-00000-{number}").as_str().into();
-        gangs.bind_ended(now(5), &uid, BindEnd::Bound);
+        gangs.handle(
+            now(5),
+            GangEvent::BindEnded {
+                pod: &uid,
+                outcome: BindEnd::Bound,
+            },
+        );
     }
     let bound = gangs.view(&wanted.gang).map(|view| view.phase());
     assert_eq!(bound, Some(gantry_api::GangPhase::Bound));

@@ -1,8 +1,8 @@
 //! The terms of a gang once all that was said of it is put together, and what can be wrong with that.
 
 mod check;
+mod declared;
 mod resolve;
-mod said;
 
 use std::fmt;
 use std::sync::Arc;
@@ -11,9 +11,9 @@ use std::time::Duration;
 use gantry_api::GangRepair;
 
 use crate::membership::OwnerRef;
+pub use declared::Declared;
+pub(crate) use declared::work;
 pub use resolve::{Defaults, OwnerState, Resolved, resolve};
-pub use said::Said;
-pub(crate) use said::work;
 
 /// The terms of a gang.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use gantry_gang::integrations::{self, PodView};
-use gantry_gang::protocol::{Gangs, Member, Now, Settings, ShapeId, Stage, WatchedOwner};
+use gantry_gang::protocol::{GangEvent, Gangs, Member, Now, Settings, ShapeId, Stage, WatchedOwner};
 use gantry_gang::{OwnerKind, OwnerRef};
 use serde_json::json;
 
@@ -74,22 +74,34 @@ fn gangs(order: &str, known_first: bool) -> Vec<(String, u32, usize)> {
         unix: 0,
     };
     let mut gangs = Gangs::new(Settings::default());
-    gangs.synced(now);
+    gangs.handle(now, GangEvent::Synced);
     let (owner, object) = job_set(order);
     let facts = Arc::new(integrations::read(owner.kind, &owner.part, &object));
-    gangs.member_seen(now, member("driver", 0));
+    gangs.handle(now, GangEvent::MemberSeen(member("driver", 0)));
     if known_first {
-        gangs.owner_seen(now, &owner, Some(facts.clone()));
+        gangs.handle(
+            now,
+            GangEvent::OwnerSeen {
+                owner: &owner,
+                facts: Some(facts.clone()),
+            },
+        );
     }
-    gangs.member_seen(now, member("workers", 0));
-    gangs.member_seen(now, member("workers", 1));
+    gangs.handle(now, GangEvent::MemberSeen(member("workers", 0)));
+    gangs.handle(now, GangEvent::MemberSeen(member("workers", 1)));
     let wanted = WatchedOwner {
         owner: owner.clone(),
         unread: !known_first,
     };
     assert_eq!(gangs.watched_owners(), [wanted]);
     if !known_first {
-        gangs.owner_seen(now, &owner, Some(facts));
+        gangs.handle(
+            now,
+            GangEvent::OwnerSeen {
+                owner: &owner,
+                facts: Some(facts),
+            },
+        );
     }
     let mut found: Vec<_> = gangs
         .views()

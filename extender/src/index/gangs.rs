@@ -26,7 +26,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use gantry_api::{GangPhase, GangStatus, PodUid};
-use gantry_gang::protocol::{self, Gangs, Object, Settings};
+use gantry_gang::protocol::{self, Effects, GangEvent, Gangs, Now, Object, Reply, Settings};
 use gantry_gang::{GangKey, Needs, OwnerFacts, OwnerRef};
 use indexmap::IndexSet;
 
@@ -45,6 +45,8 @@ use crate::snapshot::NodeIx;
 #[derive(Debug)]
 pub(super) struct GangIndex {
     core: Gangs,
+    /// What came of events and is not carried out yet.
+    effects: Effects,
     settings: Settings,
     /// Whether this process decides. One that stands by is fed all the same, but keeps no places and says nothing.
     leading: bool,
@@ -87,6 +89,7 @@ impl GangIndex {
     pub(super) fn new(settings: Settings) -> Self {
         Self {
             core: Gangs::new(settings.clone()),
+            effects: Effects::default(),
             settings,
             leading: true,
             planning: true,
@@ -116,6 +119,12 @@ impl GangIndex {
     /// The reservations on a node must be checked: something about it changed.
     pub(super) fn suspect(&mut self, node: NodeIx) {
         self.suspects.insert(node);
+    }
+
+    /// Handles an event. What comes of it is carried out by [`Index::collect_gangs`].
+    fn handle(&mut self, now: Now, event: GangEvent<'_>) -> Reply {
+        let effects = self.core.handle(now, event);
+        self.effects.extend(effects)
     }
 
     /// Devices came free, or nodes changed: refused gangs are planned again.
@@ -202,6 +211,7 @@ impl Index {
             .moved
             .extend(gangs.core.views().map(|view| Arc::clone(view.key())));
         gangs.core = Gangs::new(gangs.settings.clone());
+        gangs.effects = Effects::default();
         gangs.synced = false;
         gangs.told.clear();
         gangs.reported.clear();

@@ -331,7 +331,7 @@ fn made_by(pod: &PodView<'_>, first: &Found<'_>, others: &[Found<'_>]) -> Option
         Some(job) => Some(whole(&job.incarnation)),
         None => {
             let uid = pod.controller.map(|made| made.uid).filter(|uid| !uid.is_empty());
-            uid.map(|uid| value::cut(uid.into(), MAKER))
+            uid.map(|uid| value::truncate(uid.into(), MAKER))
         }
     }
 }
@@ -369,8 +369,8 @@ fn maker(pod: &PodView<'_>, others: &[Found<'_>]) -> Option<JobRef> {
     })?;
     Some(JobRef {
         kind: job.kind.into(),
-        name: value::cut(job.name.into(), MAKER),
-        uid: value::cut(job.uid.into(), MAKER),
+        name: value::truncate(job.name.into(), MAKER),
+        uid: value::truncate(job.uid.into(), MAKER),
     })
 }
 

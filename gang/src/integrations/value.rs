@@ -20,13 +20,13 @@ const WORDS: usize = 600;
 
 pub(crate) fn fault(place: impl Into<Arc<str>>, words: impl Into<Arc<str>>) -> Fault {
     Fault {
-        place: cut(place.into(), PLACE),
-        words: cut(words.into(), WORDS),
+        place: truncate(place.into(), PLACE),
+        words: truncate(words.into(), WORDS),
     }
 }
 
 /// A text of at most so many bytes; one that was longer ends in dots.
-pub(crate) fn cut(text: Arc<str>, most: usize) -> Arc<str> {
+pub(crate) fn truncate(text: Arc<str>, most: usize) -> Arc<str> {
     if text.len() <= most {
         return text;
     }

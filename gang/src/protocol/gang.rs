@@ -1,101 +1,100 @@
-//! One gang: what is known of it and what it was given. Here its parts are kept in step: a member's slot and a slot's holder always
-//! name one another. What follows from a change is decided in `standing`.
+//! One gang as a state machine: its members arrive, the whole gets a reservation, members meet at a barrier, the decision is written, all
+//! are bound, losses are repaired. What follows from a change is decided in [`Gang::settle`]; what is to be done is pushed as
+//! [`Work`].
+
+mod incarnation;
+mod planning;
+mod status;
+mod view;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use gantry_api::{Decision, GangPhase, GangSpec, NodeName, PodUid};
+use gantry_api::{DecidedReservation, Decision, DeviceId, GangStatus, NodeName, PodUid};
 
-use super::agreed::{Agreed, Words};
-use super::gangs::Taken;
-use super::members::{Count, Kept, Members};
-use super::parked::{Kind, Parked};
+pub use self::status::BLOCKED;
+pub use self::view::{MemberView, SlotView, View};
+use super::activation::{Activation, activate};
+use super::agreement::{Agreement, Declaration, Resolution};
+use super::attempts::Attempts;
+use super::barrier::Barrier;
+use super::decision::{BoundChange, Commit, CommitEnd, Decided};
+use super::members::{Class, Count, Members, TrackedMember};
+use super::plan_queue::{Shortfall, Turn, Urgency};
+use super::report::{LastReported, ShownReasons};
+use super::roster::{Loss, Roster, pair};
 use super::slots::{Holder, Slot, Slots};
-use super::status::Told;
-use super::stuck::Shortage;
-use super::types::{Blocker, Now, Refusal, Settings, Work};
-use super::written::Written;
+use super::types::{
+    Answer, Arrival, Assignment, BindEnd, Blocker, CommitFailure, Member, Now, Placement, PlanRequest,
+    Refusal, Settings, SlotReservation, Stage, WaitReason, Work,
+};
+use super::{Env, after};
 use crate::key::GangKey;
-use crate::membership::OwnerRef;
-use crate::terms::{Authority, Fault, Repair, Terms};
+use crate::terms::{Authority, Fault, Repair, Terms, work};
 
-/// Decisions that are over and may still be seen in the object; older ones are long overwritten.
+/// Conclusions that can follow from one change: more would be a circle.
+const MAX_STEPS: usize = 8;
+/// Decisions that are over and that the object may still show; older ones are long overwritten.
 const MAX_PAST: usize = 8;
+/// Bytes that the slots of a decision may have. etcd takes 1,572,864 in one request (`--max-request-bytes`); the rest is for what else the
+/// object holds, and for replacements with longer names.
+pub(super) const MAX_DECISION_BYTES: usize = 1_400_000;
+/// Why a gang is tried again: kube-scheduler does not offer the nodes of its plan.
+const NOT_OFFERED: &str = "kube-scheduler does not offer the planned nodes";
 
 /// A gang.
 #[derive(Debug, Clone)]
 pub(super) struct Gang {
-    pub(super) key: Arc<GangKey>,
-    pub(super) members: Members,
-    pub(super) slots: Slots,
-    pub(super) words: Words,
-    pub(super) agreed: Agreed,
-    /// The last terms that were valid: a decided gang goes on by them.
-    pub(super) good: Option<Arc<Terms>>,
-    pub(super) spec: Option<GangSpec>,
-    /// What is wrong with its object: its spec, or that the object is another gang's.
-    pub(super) object_fault: Option<Fault>,
-    pub(super) state: State,
-    pub(super) tries: Tries,
+    key: Arc<GangKey>,
+    roster: Roster,
+    agreement: Agreement,
+    attempts: Attempts,
+    state: State,
+    activation: Activation,
+    reported: LastReported,
+    reasons: ShownReasons,
+    transitions: status::Transitions,
+    /// The message for its pods that wait.
+    message: Arc<str>,
     /// Until then a gang that has its minimum waits for the rest.
-    pub(super) settle_until: Instant,
-    /// Since when it waits.
-    pub(super) waiting_since: i64,
-    /// When its minimum was bound.
-    pub(super) bound_at: Option<i64>,
-    /// The part of the fabric it was given.
-    pub(super) domain: Arc<str>,
-    /// When members that do not come are woken once more, and how long after that again.
-    pub(super) nudge: Option<(Instant, Duration)>,
+    settle_until: Instant,
+    /// Since when it waits, in seconds since 1970.
+    waiting_since: i64,
+    /// When its minimum was bound, in seconds since 1970.
+    bound_at: Option<i64>,
+    /// The part of the fabric where its slots are.
+    domain: Arc<str>,
     /// Decisions that are over.
-    pub(super) past: Vec<String>,
+    past: Vec<String>,
     /// Members that ended well before this process began, and whose pods are gone.
-    pub(super) completed_before: u32,
-    /// What its parked pods are told.
-    pub(super) text: Arc<str>,
-    /// Of what kind that is.
-    pub(super) reason: Kind,
-    pub(super) parked: Parked,
-    pub(super) told: Told,
-    /// When it is looked at again by itself.
-    pub(super) timer: Option<Instant>,
-    /// Devices of its slots, as counted for its namespace.
-    pub(super) counted: u64,
-    /// What was said of it has to be put together anew.
-    pub(super) reagree: bool,
-    /// All its members with devices have to go for another gang.
-    pub(super) evicted_whole: bool,
+    completed_before: u32,
+    /// All its members with devices are victims of another gang.
+    all_evicted: bool,
     /// One of its members has gone for another gang.
-    pub(super) evicted_lost: bool,
-    /// The owner that it goes by.
-    pub(super) owner: Option<OwnerRef>,
-    /// That has ended, or is gone: nobody makes its members anew.
-    pub(super) owner_over: bool,
-    /// That is suspended: nobody makes its members anew before it goes on.
-    pub(super) owner_suspended: bool,
-    /// What has to be done to pods for it may not be done, and what would help.
-    pub(super) hindered: BTreeMap<Blocker, Arc<str>>,
+    lost_to_eviction: bool,
+    /// What keeps something from being done to its pods, and what would help.
+    blockers: BTreeMap<Blocker, Arc<str>>,
 }
 
-/// How far a gang is. What people see of it ([`gantry_api::GangPhase`]) follows from this and the members.
+/// How far a gang is. The phase that people see ([`gantry_api::GangPhase`]) follows from this and the members.
 #[derive(Debug, Clone)]
-pub(super) enum State {
-    /// It has no place.
+enum State {
+    /// It has no reservation.
     Open,
-    /// It has a place that can still be taken away.
-    Planned(Planned),
+    /// It has a reservation that can still be released.
+    Reserved(Barrier),
     /// The decision is being written.
-    Committing(Committing),
-    /// It is decided: only forward.
-    Decided(Decided),
-    /// Its members of the life before are being deleted.
+    Committing(Commit),
+    /// It is decided: from here on only forward.
+    Decided(Box<Decided>),
+    /// Its members of the incarnation before are being deleted.
     Restarting {
-        /// When to say so again.
+        /// When they are deleted again.
         again: Instant,
-        /// The decision of that life: it stays in the object until they are gone, for it names them.
+        /// The decision of that incarnation. It stays in the object until they are gone, for it names them.
         of: Option<Arc<Decision>>,
-        /// The gang that it gives way to, where both were stuck.
+        /// The gang that it yields to, where both were in a deadlock.
         to: Option<Arc<GangKey>>,
     },
     /// It has no members.
@@ -105,283 +104,1352 @@ pub(super) enum State {
     },
 }
 
-#[derive(Debug, Clone)]
-pub(super) struct Planned {
-    /// Until when another member must have come, or the victims be gone.
-    pub(super) until: Instant,
-    /// Beyond this `until` is not put off for a member that hung up.
-    pub(super) last: Instant,
-    /// So many were ready at a time: with every one more `until` is put off.
-    pub(super) most: u32,
-    /// Beyond this it is not put off for anything.
-    pub(super) end: Instant,
-    /// Pods that must go first; of those that are on their way out, by when they are to be gone, in seconds since 1970.
-    pub(super) victims: BTreeMap<PodUid, Option<i64>>,
-}
-
-impl Planned {
-    /// By when the last of those that must go is to be gone, in seconds since 1970, if all of them are on their way out.
-    pub(super) fn all_gone_by(&self) -> Option<i64> {
-        let by: Option<Vec<i64>> = self.victims.values().copied().collect();
-        by?.into_iter().max()
-    }
-}
-
-#[derive(Debug, Clone)]
-pub(super) struct Committing {
-    pub(super) decision: Decision,
-    pub(super) expects: Expects,
-    /// A write of it may still come to be, though nobody answered.
-    pub(super) doubt: bool,
-    /// What the API server said when it refused it last.
-    pub(super) refused: Option<Arc<str>>,
-}
-
-/// What a commit waits for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Expects {
-    /// Its outcome.
-    Outcome,
-    /// The object as it is now.
-    Object,
-}
-
-#[derive(Debug, Clone)]
-pub(super) struct Decided {
-    pub(super) id: String,
-    pub(super) min: u32,
-    /// The minimums of its roles; `None` for a decision of a process before, until its terms are known again.
-    pub(super) by_role: Option<Vec<(Arc<str>, u32)>>,
-    /// Its minimum was bound once.
-    pub(super) was_bound: bool,
-    /// What its pods said of repair; whoever may write one of them does not change it any more. `None` as for roles.
-    pub(super) repair: Option<Repair>,
-    /// It was bound, and lacks members now.
-    pub(super) short: bool,
-    /// Since when fewer members are left than it needs, where all of it is to be started anew for that.
-    pub(super) lost_since: Option<Instant>,
-    /// What it lacks of its minimum.
-    pub(super) lack: Option<Shortage>,
-    /// Who has the place of a member that it lost and lacks yet.
-    pub(super) gave_to: Option<Arc<str>>,
-    /// Who has which place by the object: nobody is bound to a place that is not written down as his.
-    pub(super) written: Written,
-}
-
-/// How its tries to get a place went.
-#[derive(Debug, Clone, Default)]
-pub(super) struct Tries {
-    /// The room it was last planned in; not again before it grows.
+/// What the extender has to know of a gang after every change.
+pub(super) struct Standing {
+    pub(super) changes: Vec<(u32, Option<SlotReservation>, bool)>,
+    pub(super) wants_plan: bool,
+    pub(super) turn: Option<Turn>,
     pub(super) considered: Option<u64>,
-    /// A plan is asked for, and nothing has changed since.
-    pub(super) asked: bool,
-    pub(super) refused: Option<Refusal>,
-    /// It is not tried before this, and why.
-    pub(super) pause: Option<(Instant, Arc<str>)>,
-    pub(super) failed_attempts: u32,
-    pub(super) replans: u32,
-    /// Nodes it is planned without.
-    pub(super) without: BTreeSet<NodeName>,
-    /// How often a planned node was not offered.
-    pub(super) misses: BTreeMap<NodeName, u32>,
-    /// What kube-scheduler said last of nodes that it does not offer.
-    pub(super) said: Option<Arc<str>>,
-    /// Others were on their way out for it when the process before ended, which kept their devices for it.
-    pub(super) resumes: bool,
+    pub(super) preempts: bool,
+    pub(super) may_give_back: bool,
+    pub(super) due: Option<Instant>,
+    pub(super) devices: u64,
+    pub(super) is_over: bool,
 }
 
-/// What a step of a gang needs, and where it says what is to be done.
-pub(super) struct Env<'a> {
-    pub(super) now: Now,
-    pub(super) settings: &'a Settings,
-    pub(super) synced: bool,
-    /// Which gangs have places with which devices.
-    pub(super) taken: &'a Taken,
-    /// Decisions made so far by this process.
-    pub(super) decisions: &'a mut u64,
-    pub(super) work: &'a mut Vec<Work>,
-}
-
+/// What is asked of the gang's terms and members.
 impl Gang {
     pub(super) fn new(key: Arc<GangKey>, now: Now) -> Self {
         Self {
-            text: format!("gang {key} is new").into(),
+            message: format!("gang {key} is new").into(),
             key,
-            members: Members::default(),
-            slots: Slots::default(),
-            words: Words::default(),
-            agreed: Agreed::Unknown("its size is said nowhere".into()),
-            good: None,
-            spec: None,
-            object_fault: None,
+            roster: Roster::default(),
+            agreement: Agreement::new(),
+            attempts: Attempts::default(),
             state: State::Open,
-            tries: Tries::default(),
+            activation: Activation::default(),
+            reported: LastReported::default(),
+            reasons: ShownReasons::new(),
+            transitions: status::Transitions::default(),
             settle_until: now.at,
             waiting_since: now.unix,
             bound_at: None,
             domain: "".into(),
-            nudge: None,
             past: Vec::new(),
             completed_before: 0,
-            reason: Kind::Phase(GangPhase::Pending),
-            parked: Parked::default(),
-            told: Told::default(),
-            timer: None,
-            counted: 0,
-            reagree: true,
-            evicted_whole: false,
-            evicted_lost: false,
-            owner: None,
-            owner_over: false,
-            owner_suspended: false,
-            hindered: BTreeMap::new(),
+            all_evicted: false,
+            lost_to_eviction: false,
+            blockers: BTreeMap::new(),
         }
     }
 
-    /// The terms, if they are known and nothing is wrong with them.
-    pub(super) fn terms(&self) -> Option<&Arc<Terms>> {
-        self.object_fault.is_none().then(|| self.agreed.terms()).flatten()
+    pub(super) fn message(&self) -> &Arc<str> {
+        &self.message
     }
 
-    /// The terms it goes by, once it has begun: the last that were valid.
-    pub(super) fn working_terms(&self) -> Option<&Arc<Terms>> {
-        self.agreed.terms().or(self.good.as_ref())
+    pub(super) fn members(&self) -> &Members {
+        self.roster.members()
     }
 
-    /// Its pods are no gang: each goes by itself. One that was decided as a gang stays one.
-    pub(super) fn goes_singly(&self) -> bool {
-        let singles = self.working_terms().is_some_and(|terms| terms.singles);
-        singles && matches!(self.state, State::Open) && !self.is_invalid()
+    fn slots(&self) -> &Slots {
+        self.roster.slots()
     }
 
-    /// A pod of it goes by itself: nothing is wrong with what it says of gangs either.
-    pub(super) fn lets_go(&self, uid: &PodUid) -> bool {
-        let says_well = |kept: &Kept| kept.member.membership.faults.is_empty();
-        self.goes_singly() && self.members.get(uid).is_none_or(says_well)
+    fn count(&self) -> &Count {
+        self.members().count()
     }
 
-    pub(super) fn arrival(&self, settings: &Settings) -> Duration {
-        self.working_terms()
-            .map_or(settings.arrival, |terms| terms.arrival)
+    pub(super) fn has_slots(&self) -> bool {
+        !self.slots().is_empty()
     }
 
-    pub(super) fn repair(&self) -> Repair {
-        let Some(terms) = self.working_terms() else {
+    /// The slot of a member.
+    pub(super) fn slot_of(&self, uid: &PodUid) -> Option<(u32, &Slot)> {
+        self.roster.slot_of(uid)
+    }
+
+    pub(super) fn agreement(&mut self) -> &mut Agreement {
+        &mut self.agreement
+    }
+
+    pub(super) fn owner(&self) -> Option<&crate::membership::OwnerRef> {
+        self.agreement.owner()
+    }
+
+    pub(super) fn has_reported(&self) -> bool {
+        self.reported.is_anything()
+    }
+
+    /// The number of the last change of its slots, and when members are activated next: if either changes, others have to know.
+    pub(super) fn version(&self) -> (u64, Activation) {
+        (self.slots().version(), self.activation.clone())
+    }
+
+    /// Its pods are independent: each is placed by itself. A group that was decided as a gang stays one.
+    pub(super) fn are_independent(&self) -> bool {
+        let singles = self.agreement.working_terms().is_some_and(|terms| terms.singles);
+        singles && matches!(self.state, State::Open) && !self.agreement.is_invalid()
+    }
+
+    /// A pod of it is placed by itself, and its declaration is valid.
+    pub(super) fn is_independent(&self, uid: &PodUid) -> bool {
+        let is_valid = |member: &TrackedMember| member.pod().membership.faults.is_empty();
+        self.are_independent() && self.members().get(uid).is_none_or(is_valid)
+    }
+
+    fn arrival(&self, settings: &Settings) -> Duration {
+        let terms = self.agreement.working_terms();
+        terms.map_or(settings.arrival, |terms| terms.arrival)
+    }
+
+    fn repair(&self) -> Repair {
+        let Some(terms) = self.agreement.working_terms() else {
             return Repair::default();
         };
         match (&self.state, terms.repair_by) {
-            (State::Decided(decided), Authority::Pods) => decided.repair.unwrap_or(terms.repair),
+            (State::Decided(decided), Authority::Pods) => decided.repair().unwrap_or(terms.repair),
             _ => terms.repair,
         }
     }
 
-    /// The minimum that holds: after the decision the one it was decided for, or to which an object has lowered it since. 0 while it is not
+    /// The minimum that holds: after the decision the one that was decided, or to which an object has lowered it since. 0 while it is not
     /// known.
-    pub(super) fn min(&self) -> u32 {
+    fn min(&self) -> u32 {
         match &self.state {
-            State::Decided(decided) => decided.min,
-            State::Committing(committing) => committing.decision.min,
-            _ => self.agreed.terms().map_or(0, |terms| terms.min),
+            State::Decided(decided) => decided.min(),
+            State::Committing(commit) => commit.decision().min,
+            _ => self.agreement.resolved().map_or(0, |terms| terms.min),
         }
     }
 
-    pub(super) fn by_role(&self) -> &[(Arc<str>, u32)] {
+    fn by_role(&self) -> &[(Arc<str>, u32)] {
         match &self.state {
-            State::Decided(decided) => decided.by_role.as_deref().unwrap_or_default(),
-            _ => self.agreed.terms().map_or(&[], |terms| &terms.by_role),
+            State::Decided(decided) => decided.by_role().unwrap_or_default(),
+            _ => self.agreement.resolved().map_or(&[], |terms| &terms.by_role),
         }
     }
 
-    /// Whether what it goes by says of each role how many are needed.
-    pub(super) fn knows_roles(&self) -> bool {
+    /// Whether the minimums of roles are known.
+    fn knows_roles(&self) -> bool {
         match &self.state {
-            State::Decided(decided) => decided.by_role.is_some(),
+            State::Decided(decided) => decided.by_role().is_some(),
             _ => true,
         }
     }
 
     /// The minimum of a role; 0 where there is none.
-    pub(super) fn role_min(&self, role: &str) -> u32 {
+    fn role_min(&self, role: &str) -> u32 {
         let found = self.by_role().iter().find(|(of, _)| **of == *role);
         found.map_or(0, |(_, min)| *min)
     }
 
     /// How many of what `count` counts are missing: of the minimum, and of the minimums of roles.
-    pub(super) fn missing(&self, count: impl Fn(&Count) -> u32) -> u32 {
-        let total = self.min().saturating_sub(count(self.members.count()));
+    fn missing(&self, count: impl Fn(&Count) -> u32) -> u32 {
+        let total = self.min().saturating_sub(count(self.count()));
         let roles = self.missing_of_roles(count);
         total.max(roles.saturating_sub(self.completed_before))
     }
 
     /// How many are missing of the minimums of roles, all together.
-    pub(super) fn missing_of_roles(&self, count: impl Fn(&Count) -> u32) -> u32 {
+    fn missing_of_roles(&self, count: impl Fn(&Count) -> u32) -> u32 {
         let roles = self.by_role().iter().map(|(role, min)| {
-            let there = count(&self.members.count_of(role));
+            let there = count(&self.members().count_of(role));
             min.saturating_sub(there)
         });
         roles.fold(0, u32::saturating_add)
     }
 
     /// How many are missing of the minimum of a role.
-    pub(super) fn missing_of(&self, role: &str, count: impl Fn(&Count) -> u32) -> u32 {
+    fn missing_of(&self, role: &str, count: impl Fn(&Count) -> u32) -> u32 {
         self.role_min(role)
-            .saturating_sub(count(&self.members.count_of(role)))
+            .saturating_sub(count(&self.members().count_of(role)))
     }
 
     /// Whether there are as many of what `count` counts as are needed.
-    pub(super) fn enough(&self, count: impl Fn(&Count) -> u32) -> bool {
+    fn enough(&self, count: impl Fn(&Count) -> u32) -> bool {
         self.min() > 0 && self.missing(count) == 0
     }
 
-    /// Gives a slot to a member that has none.
-    pub(super) fn tie(&mut self, uid: &PodUid, id: u32, now: Instant) {
-        let Some(kept) = self.members.get(uid) else { return };
-        self.slots.fit(id, &kept.member);
-        self.slots.set_holder(id, &Holder::Assigned(uid.clone()), now);
-        let follows = self.slots.get(id).is_some_and(|slot| slot.follows);
-        self.members.change(uid, |kept| {
-            kept.slot = Some(id);
-            kept.tied = Some(now);
-            kept.follows = follows;
-            kept.leave();
-            kept.answered = false;
-        });
+    /// The ID of the decision that stands or is being written.
+    fn decision_id(&self) -> Option<&str> {
+        match &self.state {
+            State::Decided(decided) => Some(decided.id()),
+            State::Committing(commit) => Some(&commit.decision().id),
+            _ => None,
+        }
     }
 
-    /// Takes a slot away, from whoever has it.
-    pub(super) fn drop_slot(&mut self, id: u32) {
-        let Some(slot) = self.slots.remove(id) else { return };
-        if let Some(uid) = slot.holder.pod() {
-            self.members.change(uid, |kept| {
-                kept.slot = None;
-                kept.leave();
-                kept.answered = false;
+    fn barrier(&self) -> Option<&Barrier> {
+        match &self.state {
+            State::Reserved(barrier) => Some(barrier),
+            _ => None,
+        }
+    }
+
+    fn decided(&self) -> Option<&Decided> {
+        match &self.state {
+            State::Decided(decided) => Some(decided),
+            _ => None,
+        }
+    }
+
+    /// Victims have to go before its members may arrive.
+    pub(super) fn preempts(&self) -> bool {
+        self.barrier().is_some_and(Barrier::has_victims)
+    }
+
+    /// It is decided, and a member of its minimum has no slot.
+    fn is_short(&self) -> bool {
+        self.decided().is_some() && self.missing(Count::placed) > 0
+    }
+
+    /// Fewer members than the minimum are left, even if all that exist get a slot.
+    fn has_lost_too_many(&self) -> bool {
+        let existing = |count: &Count| count.exist() + count.kept_back();
+        self.missing(existing) > 0
+    }
+
+    /// Whether its owner recreates members that are lost.
+    fn is_recreated(&self) -> bool {
+        !self.agreement.is_owner_finished() && !self.agreement.is_owner_suspended()
+    }
+
+    /// Whether losses are repaired. Not once its owner has ended, nor while that is suspended, whatever the policy.
+    fn is_repaired(&self) -> bool {
+        self.is_recreated() && self.repair() != Repair::Ignore
+    }
+
+    /// It has its minimum, more are declared, and they may come any moment. So may more of several jobs: then they are two gangs of one
+    /// name.
+    fn waits_for_rest(&self, now: Instant) -> bool {
+        let Some(terms) = self.agreement.resolved().filter(|_| now < self.settle_until) else {
+            return false;
+        };
+        let declared = terms.total.map(|total| self.count().exist() < total);
+        declared.unwrap_or_else(|| self.agreement.is_undeclared_mix(terms))
+    }
+
+    /// How many more members may get a slot. A decided gang that is not valid any more is completed, and does not grow.
+    fn may_grow(&self) -> u32 {
+        if self.agreement.is_invalid() {
+            return self.missing(Count::placed);
+        }
+        let max = self.agreement.working_terms().map_or(u32::MAX, |terms| terms.max);
+        max.max(self.min()).saturating_sub(self.count().placed())
+    }
+
+    /// It is worth planning now, given capacity.
+    pub(super) fn wants_plan(&self, now: Instant) -> bool {
+        if self.attempts.is_paused(now) || self.members().unplaced().is_empty() || !self.any_may_arrive() {
+            return false;
+        }
+        match &self.state {
+            State::Open if self.are_independent() => false,
+            State::Open => {
+                let complete = self.agreement.terms().is_some() && self.enough(Count::exist);
+                complete && !self.waits_for_rest(now) && !self.is_kept_gated()
+            }
+            State::Decided(_) => self.agreement.working_terms().is_some() && self.may_grow() > 0,
+            _ => false,
+        }
+    }
+
+    /// It wants a plan, if not now then when time has passed.
+    fn may_ever_want_plan(&self) -> bool {
+        let open = matches!(self.state, State::Open | State::Decided(_));
+        open && !self.are_independent()
+            && self.count().of(Class::Waiting) > 0
+            && self.agreement.working_terms().is_some()
+    }
+
+    pub(super) fn urgency(&self) -> Urgency {
+        match &self.state {
+            State::Decided(_) if self.is_short() => Urgency::Incomplete,
+            State::Decided(_) => Urgency::Surplus,
+            _ => Urgency::Open,
+        }
+    }
+
+    pub(super) fn turn(&self) -> Turn {
+        let members = self.members();
+        let urgency = self.urgency();
+        let (exist, devices) = (members.unplaced().len(), members.unplaced_devices());
+        let shortfall = match urgency {
+            Urgency::Incomplete => Shortfall::new(self.missing(Count::placed), exist, devices),
+            Urgency::Open | Urgency::Surplus => Shortfall::default(),
+        };
+        Turn::new(
+            urgency,
+            members.priority(),
+            self.waiting_since,
+            devices,
+            shortfall,
+        )
+    }
+
+    /// It waits for a reservation: whether it is complete, and would fit on an empty cluster as far as is known.
+    pub(super) fn is_queued(&self) -> bool {
+        self.urgency() == Urgency::Open && self.enough(Count::exist)
+    }
+
+    pub(super) fn is_hopeless(&self) -> bool {
+        self.attempts.refusal().is_some_and(|refusal| refusal.hopeless)
+    }
+
+    pub(super) fn waiting_since(&self) -> i64 {
+        self.waiting_since
+    }
+}
+
+/// What happens to the gang.
+impl Gang {
+    /// A member, as the watch shows it.
+    pub(super) fn observe(&mut self, now: Now, pod: Member, settings: &Settings, synced: bool) {
+        let uid = pod.uid.clone();
+        if synced && self.members().get(&uid).is_none() && self.begins_next_incarnation(&pod) {
+            self.begin_next_incarnation(&[], now, settings);
+        }
+        let waited = self.members().unplaced().contains(&uid);
+        if self.roster.observe(pod) {
+            self.settle_until = after(now.at, settings.settle);
+        }
+        self.follow(&uid, now.at);
+        if waited != self.members().unplaced().contains(&uid) {
+            self.attempts.invalidate();
+        }
+        self.check_size(settings);
+    }
+
+    /// The pod of a member is gone.
+    pub(super) fn remove(&mut self, now: Now, uid: &PodUid, settings: &Settings) {
+        let waited = self.members().unplaced().contains(uid);
+        let (member, loss) = self.roster.remove(uid, now.at);
+        self.lost_to_eviction |= loss == Loss::Evicted;
+        let declared = member.as_ref().and_then(TrackedMember::declared);
+        self.agreement.replace(declared, None);
+        if waited {
+            self.attempts.invalidate();
+        }
+        self.check_size(settings);
+    }
+
+    /// Whether it has more members than are supported.
+    fn check_size(&mut self, settings: &Settings) {
+        let too_many = self.members().len() > settings.max_members;
+        let fault = too_many.then(|| Fault {
+            place: "size".into(),
+            words: format!(
+                "more than {} pods exist, the most that a gang may have",
+                settings.max_members
+            )
+            .into(),
+        });
+        self.agreement.set_size_fault(fault);
+    }
+
+    /// Brings the declarations of the gang and the slot of a member in step with what the member has become.
+    fn follow(&mut self, uid: &PodUid, now: Instant) {
+        self.count_declaration(uid);
+        let loss = self.roster.follow(uid, now);
+        self.lost_to_eviction |= loss == Loss::Evicted;
+    }
+
+    /// Counts the declaration of a member: only of those that exist and belong to this incarnation.
+    fn count_declaration(&mut self, uid: &PodUid) {
+        let Some(member) = self.members().get(uid) else {
+            return;
+        };
+        let class = self.members().class(member);
+        let now = (!matches!(class, Class::Old | Class::Lost)).then(|| Declaration {
+            membership: member.pod().membership.clone(),
+            ended: class == Class::Completed,
+            light: member.pod().shape.is_none(),
+        });
+        if now.as_ref() == member.declared() {
+            return;
+        }
+        let before = member.declared().cloned();
+        self.agreement.replace(before.as_ref(), now.as_ref());
+        self.roster
+            .members_mut()
+            .change(uid, |member| member.set_declared(now));
+    }
+
+    /// These terms were resolved.
+    pub(super) fn agree(&mut self, resolution: Resolution) {
+        if !self.agreement.set(resolution) {
+            return;
+        }
+        self.lower_minimum();
+        if let State::Decided(decided) = &mut self.state {
+            decided.complete(self.agreement.resolved().map(|terms| &**terms));
+        }
+        self.attempts.invalidate();
+        if self.barrier().is_some() {
+            self.unplan();
+        }
+    }
+
+    /// The terms, if an object declares the minimum in them. What pods declare is not followed after the decision: whoever may write one of
+    /// them must not undo what was promised to the others.
+    fn terms_of_object(&self) -> Option<&Arc<Terms>> {
+        let terms = self.agreement.terms();
+        terms.filter(|terms| terms.authority == Authority::Object)
+    }
+
+    /// Lowers the minimum that was decided: a job that was made smaller is complete as it is. One that is raised waits for the next start.
+    fn lower_minimum(&mut self) {
+        let Some(terms) = self.terms_of_object().cloned() else {
+            return;
+        };
+        if let State::Decided(decided) = &mut self.state {
+            decided.lower(&terms);
+        }
+    }
+
+    /// What keeps something from being done to its pods; `None`: it was done after all. The first reason stays until then: every pod
+    /// reports its own.
+    pub(super) fn set_blocked(&mut self, blocker: Blocker, why: Option<Arc<str>>) {
+        match why {
+            Some(why) => {
+                self.blockers.entry(blocker).or_insert(why);
+            }
+            None => {
+                self.blockers.remove(&blocker);
+            }
+        }
+    }
+
+    pub(super) fn set_scheduler_message(&mut self, message: &Arc<str>) {
+        self.attempts.set_scheduler_message(message);
+    }
+
+    /// Some of its members are victims of another gang from now on, or no longer.
+    pub(super) fn set_evicted(&mut self, victims: &[PodUid], evicted: bool) {
+        for uid in victims {
+            self.roster
+                .members_mut()
+                .change(uid, |member| member.set_evicted(evicted));
+        }
+        self.all_evicted = self.roster.are_all_evicted();
+    }
+
+    /// A victim of it is terminating, and is to be gone by then. Whether that is new.
+    pub(super) fn victim_terminates(&mut self, pod: &PodUid, by: i64) -> bool {
+        match &mut self.state {
+            State::Reserved(barrier) => barrier.victim_terminates(pod, by),
+            _ => false,
+        }
+    }
+
+    /// A victim of it is gone, and its devices are free.
+    pub(super) fn victim_gone(&mut self, env: &mut Env<'_>, pod: &PodUid) {
+        let arrival = self.arrival(env.settings);
+        let State::Reserved(barrier) = &mut self.state else {
+            return;
+        };
+        if barrier.victim_gone(env.now.at, pod, arrival, env.settings) {
+            self.blockers.remove(&Blocker::Budget);
+            let coming = self.members().on_the_way().iter().cloned().collect();
+            self.activate(env, coming);
+        }
+    }
+
+    /// The node that filter may return for a member.
+    pub(super) fn answer(
+        &mut self,
+        env: &mut Env<'_>,
+        uid: &PodUid,
+        offered: &dyn Fn(&NodeName) -> bool,
+    ) -> Answer {
+        let Some(member) = self.members().get(uid) else {
+            return Answer::Single;
+        };
+        if member.pod().shape.is_none() {
+            return Answer::Single;
+        }
+        if let Some(node) = member.bound_node() {
+            return Answer::Node(node.clone());
+        }
+        if let Some(why) = self.why_not(member) {
+            return Answer::Wait(why);
+        }
+        let Some((_, slot)) = self.slot_of(uid) else {
+            return Answer::Wait(self.message.clone());
+        };
+        let planned = slot.node().clone();
+        let movable = !member.is_at_barrier() && !member.is_pinned();
+        let aside = member.is_aside();
+        if offered(&planned) {
+            if aside {
+                // It has arrived before. If it came again and again, kube-scheduler would try all others again each time that it leaves.
+                return Answer::Wait(self.message.clone());
+            }
+            self.set_answered(uid);
+            return Answer::Node(planned);
+        }
+        if aside {
+            // It could not go there now: that it has arrived does not hold any more.
+            self.roster.members_mut().change(uid, TrackedMember::leave);
+        }
+        if movable && self.roster.move_to(uid, offered, env.now.at) {
+            self.set_answered(uid);
+            if let Some((_, slot)) = self.slot_of(uid) {
+                return Answer::Node(slot.node().clone());
+            }
+        }
+        self.miss(env, uid, &planned);
+        if self.slot_of(uid).is_some() {
+            Answer::Wait(status::node_not_offered(&self.key, &planned))
+        } else {
+            Answer::Wait(self.message.clone())
+        }
+    }
+
+    fn set_answered(&mut self, uid: &PodUid) {
+        let is_new = |member: &TrackedMember| !member.was_answered() || member.refused_at().is_some();
+        if self.members().get(uid).is_some_and(is_new) {
+            self.roster.members_mut().change(uid, TrackedMember::set_answered);
+        }
+    }
+
+    /// Filter has refused a member with this message.
+    pub(super) fn refused_with(&mut self, uid: &PodUid, message: &Arc<str>, now: Instant) {
+        let current = Arc::ptr_eq(message, &self.message);
+        self.reasons.refused(self.roster.members_mut(), uid, now, current);
+    }
+
+    /// Why a member itself cannot go anywhere, whatever its gang does.
+    fn why_not(&self, member: &TrackedMember) -> Option<Arc<str>> {
+        if member.pod().leaving || member.is_gone() {
+            return Some("pod is being deleted".into());
+        }
+        if self.members().class(member) == Class::Old {
+            return Some(self.message.clone());
+        }
+        if let Some(fault) = member.pod().membership.faults.first() {
+            return Some(format!("gang {}: {fault}", self.key).into());
+        }
+        self.preempts().then(|| self.message.clone())
+    }
+
+    /// Why a member waits, in the words that filter would return; `None` where it does not.
+    pub(super) fn wait_reason(&self, uid: &PodUid) -> Option<WaitReason> {
+        let member = self.members().get(uid)?;
+        let waits = matches!(member.pod().stage, Stage::Pending | Stage::Gated { .. });
+        let ours = member.lives() && member.pod().elsewhere.is_none();
+        if !waits || !ours || member.slot().is_some() && !self.preempts() {
+            return None;
+        }
+        let message = self.why_not(member).unwrap_or_else(|| self.message.clone());
+        let invalid = self.agreement.is_invalid() || !member.pod().membership.faults.is_empty();
+        Some(match invalid {
+            true => WaitReason::Invalid(message),
+            false => WaitReason::Waits(message),
+        })
+    }
+
+    /// A planned node was not offered, and no other slot would do. After a few times the gang is planned without it.
+    fn miss(&mut self, env: &mut Env<'_>, uid: &PodUid, node: &NodeName) {
+        self.activation.hasten(env.now.at, env.settings);
+        // Its siblings may be missing there: kube-scheduler counts them where pods must be spread, or kept together.
+        self.call_back(env, |_| true);
+        if !self.attempts.miss(node, env.settings) {
+            return;
+        }
+        let pinned = self.members().get(uid).is_some_and(TrackedMember::is_pinned);
+        match &self.state {
+            State::Reserved(_) => {
+                self.attempts.exclude(node);
+                if self.attempts.count_replan(env.settings) {
+                    self.give_up(env, self.attempts.explain(NOT_OFFERED));
+                } else {
+                    self.unplan();
+                }
+            }
+            State::Decided(_) if !pinned => {
+                self.attempts.exclude(node);
+                self.replan_slot(uid);
+            }
+            _ => {}
+        }
+    }
+
+    /// Releases one slot of a decided gang; its member is planned again by itself.
+    fn replan_slot(&mut self, uid: &PodUid) {
+        if let Some((id, _)) = self.slot_of(uid) {
+            self.roster.release(id);
+            self.attempts.reconsider();
+        }
+    }
+
+    /// A bind call has come for a member.
+    pub(super) fn arrive(&mut self, env: &mut Env<'_>, uid: &PodUid, node: &NodeName) -> Arrival {
+        let Some(member) = self.members().get(uid) else {
+            return Arrival::Single;
+        };
+        if member.pod().shape.is_none() {
+            return Arrival::Single;
+        }
+        if let Some(at) = member.bound_node() {
+            return match self.slot_of(uid) {
+                Some((_, slot)) if slot.node() == node => self.go(uid),
+                _ if at == node => Arrival::Single,
+                _ => Arrival::Refuse(format!("pod is bound to node {at}").into()),
+            };
+        }
+        if let Some(why) = self.why_not(member) {
+            return Arrival::Refuse(why);
+        }
+        let Some((_, slot)) = self.slot_of(uid) else {
+            return Arrival::Refuse(self.message.clone());
+        };
+        if slot.node() != node {
+            let planned = slot.node().clone();
+            let movable = !member.is_at_barrier() && !member.is_pinned();
+            if !movable || !self.roster.move_to(uid, &|other| other == node, env.now.at) {
+                return Arrival::Refuse(status::reserved_elsewhere(&self.key, &planned));
+            }
+        }
+        let pinned = self.members().get(uid).is_some_and(TrackedMember::is_pinned);
+        match &self.state {
+            // A slot that it got after the decision is written down first, so that the next process knows of it.
+            State::Decided(_) if !pinned && !self.is_written(uid) => {
+                self.roster.members_mut().change(uid, TrackedMember::arrive);
+                Arrival::Wait
+            }
+            State::Decided(_) => {
+                self.roster.members_mut().change(uid, TrackedMember::begin_bind);
+                self.go(uid)
+            }
+            State::Reserved(_) | State::Committing(_) => {
+                // Nodes may not have been offered because siblings had not arrived: misses are counted again from here on.
+                self.attempts.forget_misses();
+                self.roster.members_mut().change(uid, TrackedMember::arrive);
+                Arrival::Wait
+            }
+            State::Open | State::Restarting { .. } | State::Over { .. } => {
+                Arrival::Refuse(self.message.clone())
+            }
+        }
+    }
+
+    fn go(&self, uid: &PodUid) -> Arrival {
+        match self.slot_of(uid) {
+            Some((_, slot)) => Arrival::Go(Assignment {
+                gang: self.key.clone(),
+                node: slot.node().clone(),
+                devices: slot.devices().clone(),
+            }),
+            None => Arrival::Refuse(self.message.clone()),
+        }
+    }
+
+    /// The bind call of a member was disconnected. Before the decision it no longer counts as arrived; its slot is kept a while for its next
+    /// attempt.
+    pub(super) fn disconnect(&mut self, env: &Env<'_>, uid: &PodUid) {
+        let waits = |member: &TrackedMember| member.is_at_barrier() && !member.is_pinned();
+        if !self.members().get(uid).is_some_and(waits) {
+            return;
+        }
+        self.roster.members_mut().change(uid, TrackedMember::leave);
+        if let State::Reserved(barrier) = &mut self.state {
+            barrier.put_off(env.now.at, env.settings);
+        }
+    }
+
+    /// A member has waited at the barrier as long as a bind call may take. Until the decision it counts as arrived all the same:
+    /// kube-scheduler has found its node good, and brings members in an order and at a pace of its own. It is bound with the others then,
+    /// without another call.
+    pub(super) fn time_out(&mut self, env: &Env<'_>, uid: &PodUid) {
+        match &self.state {
+            State::Reserved(_) | State::Committing(_) => {
+                self.roster
+                    .members_mut()
+                    .change(uid, TrackedMember::leave_barrier);
+            }
+            _ => self.disconnect(env, uid),
+        }
+    }
+
+    /// Nodes of some slots have less capacity than before: members that have arrived there and left have to arrive again.
+    pub(super) fn doubt_arrivals(&mut self, env: &mut Env<'_>, slots: &BTreeSet<u32>) {
+        self.call_back(env, |slot| slots.contains(&slot));
+    }
+
+    /// Members that have arrived and left are not bound without arriving again.
+    fn call_back(&mut self, env: &mut Env<'_>, of: impl Fn(u32) -> bool) {
+        let aside = self.roster.members_mut().call_back(of);
+        self.activate(env, aside);
+    }
+
+    /// The binding of a member has ended.
+    pub(super) fn end_bind(&mut self, env: &mut Env<'_>, uid: &PodUid, outcome: BindEnd) {
+        self.roster.end_bind(uid, outcome);
+        let was_refused = |member: &TrackedMember| member.refused_at().is_some();
+        if outcome == BindEnd::Failed && self.members().get(uid).is_some_and(was_refused) {
+            // If there was no bind call, kube-scheduler does not bring it again by itself.
+            self.activate(env, vec![uid.clone()]);
+        }
+        self.follow(uid, env.now.at);
+    }
+
+    /// Slots for which `lost` holds are of no use any more, because of their node or a device: what is planned there and not bound is
+    /// planned again.
+    pub(super) fn lose_slots(&mut self, lost: &dyn Fn(u32, &Slot) -> bool) {
+        let there = self.slots().iter().filter(|(id, slot)| lost(*id, slot));
+        let there: Vec<(u32, Holder)> = there.map(|(id, slot)| (id, slot.holder().clone())).collect();
+        if there.iter().all(|(_, holder)| matches!(holder, Holder::Bound(_))) {
+            return;
+        }
+        match &self.state {
+            State::Reserved(_) => self.unplan(),
+            State::Committing(_) => {
+                for (id, _) in there {
+                    self.roster.slots_mut().mark_stale(id);
+                }
+            }
+            State::Decided(_) => {
+                for (id, holder) in there {
+                    self.give_up_slot(id, &holder);
+                }
+            }
+            State::Open | State::Restarting { .. } | State::Over { .. } => {}
+        }
+    }
+
+    /// Releases a slot that is of no use, unless a Binding may exist for it.
+    fn give_up_slot(&mut self, id: u32, holder: &Holder) {
+        match holder {
+            Holder::Bound(_) => {}
+            Holder::Kept | Holder::Leaving(_) => self.roster.release(id),
+            Holder::Assigned(uid) => {
+                if !self.members().get(uid).is_some_and(TrackedMember::is_pinned) {
+                    self.replan_slot(uid);
+                }
+            }
+        }
+    }
+
+    /// Releases some of the surplus slots ([`View::surplus`]). Returns how many.
+    pub(super) fn release_surplus(&mut self, slots: &BTreeSet<u32>) -> u32 {
+        let mut released = 0;
+        for id in planning::surplus(self)
+            .into_iter()
+            .filter(|id| slots.contains(id))
+        {
+            self.roster.release(id);
+            released += 1;
+        }
+        released
+    }
+
+    /// Slots kept for members that it has lost, while no replacement exists.
+    fn orphaned(&self) -> &BTreeSet<u32> {
+        static NONE: BTreeSet<u32> = BTreeSet::new();
+        match &self.state {
+            State::Decided(_) => self.slots().kept(),
+            _ => &NONE,
+        }
+    }
+
+    /// Releases some of the orphaned slots for a gang of higher priority. Returns how many.
+    pub(super) fn release_orphaned(&mut self, slots: &BTreeSet<u32>, to: &Arc<str>) -> u32 {
+        let released: Vec<u32> = self.orphaned().intersection(slots).copied().collect();
+        for id in &released {
+            self.roster.release(*id);
+        }
+        if let State::Decided(decided) = &mut self.state
+            && !released.is_empty()
+        {
+            decided.set_gave_to(to);
+        }
+        u32::try_from(released.len()).unwrap_or(u32::MAX)
+    }
+
+    /// What the planner is asked for, in this capacity.
+    pub(super) fn request_plan(&mut self, capacity: u64) -> Option<PlanRequest> {
+        self.attempts.request(capacity);
+        self.plan_request()
+    }
+
+    /// What the planner would be asked for; `None` if the terms are not known.
+    pub(super) fn plan_request(&self) -> Option<PlanRequest> {
+        planning::plan_request(self)
+    }
+
+    /// Whether it still waits for the plan that was requested.
+    pub(super) fn awaits_plan(&self) -> bool {
+        let wanted = match &self.state {
+            State::Open => self.agreement.terms().is_some() && self.enough(Count::exist),
+            State::Decided(_) => true,
+            _ => false,
+        };
+        wanted && self.attempts.is_requested()
+    }
+
+    pub(super) fn plan_answered(&mut self) {
+        self.attempts.answered();
+    }
+
+    /// Takes a placement: gives its reservations to members.
+    pub(super) fn place(&mut self, env: &mut Env<'_>, placement: &Placement) {
+        let decided = self.decided().is_some();
+        let must = if decided {
+            1
+        } else {
+            self.missing(Count::settled).max(1)
+        };
+        let members = self.plan_request().map(|request| request.members);
+        let pairs = pair(members.unwrap_or_default(), &placement.places);
+        let preempts = decided && placement.waits();
+        if pairs.len() < must as usize || preempts {
+            let reason = if preempts {
+                "no pod is evicted for members of a gang that is decided"
+            } else {
+                "the plan has too few reservations"
+            };
+            self.attempts.refuse(Refusal::of(reason));
+            return;
+        }
+        let mut placed = Vec::with_capacity(pairs.len());
+        let mut bytes = self.decision_bytes();
+        let mut too_large = None;
+        for (uid, place) in pairs {
+            let id = self.roster.add(Slot::new(place, env.now.at), &uid, env.now.at);
+            bytes += self.slots().get(id).map_or(0, |slot| self.bytes_of(slot));
+            if bytes > MAX_DECISION_BYTES {
+                too_large = Some(status::too_large(self.min(), self.slots().len(), bytes));
+                self.roster.release(id);
+                break;
+            }
+            placed.push(uid);
+        }
+        let incomplete = !decided && !self.enough(Count::placed);
+        let refusal = match too_large.filter(|_| placed.is_empty() || incomplete) {
+            Some(refusal) => Some(refusal),
+            // Enough of them, but not of every role.
+            None => incomplete.then(|| Refusal::of("the plan has too few reservations of a role")),
+        };
+        if let Some(refusal) = refusal {
+            if !decided {
+                self.release_all();
+            }
+            self.attempts.refuse(refusal);
+            return;
+        }
+        self.attempts.succeed();
+        // The domain of all members that have a slot, also of those that had one before.
+        self.domain = placement.domain.clone();
+        if decided {
+            // Members that were left out have their turn now.
+            self.attempts.reconsider();
+            self.activate(env, placed);
+            return;
+        }
+        let arrival = self.arrival(env.settings);
+        let ready = self.count().ready();
+        let barrier = Barrier::new(env.now.at, placement, ready, arrival, env.settings);
+        self.state = State::Reserved(barrier);
+        if !placement.waits() {
+            self.activate(env, placed);
+        } else if !placement.victims.is_empty() {
+            env.work.push(Work::Evict {
+                pods: placement.victims.clone(),
+                by: self.key.clone(),
             });
         }
     }
 
-    /// Takes its slot from a member; the slot stays.
-    pub(super) fn untie(&mut self, uid: &PodUid, now: Instant) {
-        let Some(id) = self.members.get(uid).and_then(|kept| kept.slot) else {
-            return;
-        };
-        self.slots.set_holder(id, &Holder::Kept, now);
-        self.members.change(uid, |kept| {
-            kept.slot = None;
-            kept.leave();
-            kept.answered = false;
-        });
+    /// There is no placement for it. If nodes were excluded because kube-scheduler does not offer them, it is tried with them again: they
+    /// are the placement that it has, and are offered another time.
+    pub(super) fn refuse(&mut self, env: &Env<'_>, refusal: Refusal) {
+        if self.attempts.excluded().is_empty() {
+            self.attempts.refuse(refusal);
+        } else if self.decided().is_some() {
+            let why = self.attempts.explain(NOT_OFFERED);
+            self.attempts.fail(env.now.at, env.settings, why);
+        } else {
+            self.give_up(env, self.attempts.explain(NOT_OFFERED));
+        }
     }
 
-    pub(super) fn drop_all_slots(&mut self) {
-        for id in self.slots.ids() {
-            self.drop_slot(id);
+    /// The write of a decision has ended.
+    pub(super) fn committed(&mut self, env: &mut Env<'_>, id: &str, result: Result<(), CommitFailure>) {
+        if self.decision_id() != Some(id) {
+            // What was reported since then was to be written after it, and was dropped because it is older.
+            self.reported.forget();
         }
-        self.nudge = None;
+        let State::Committing(commit) = &mut self.state else {
+            return;
+        };
+        if commit.decision().id != id {
+            return;
+        }
+        match commit.end(result) {
+            CommitEnd::Written => self.decide(),
+            // The decision does not stand and is not on its way: its devices are of use to others until the next attempt.
+            CommitEnd::Refused(why) => {
+                self.give_up(env, format!("its decision cannot be written: {why}").into());
+            }
+            CommitEnd::Again => self.commit_again(env),
+            CommitEnd::Read => {}
+        }
+    }
+
+    /// The object was read, and shows no decision.
+    pub(super) fn object_shows_no_decision(&mut self, env: &mut Env<'_>) {
+        let arrived = self.count().of(Class::Arrived) > 0;
+        let complete = arrived && self.agreement.terms().is_some() && self.enough(Count::ready);
+        let State::Committing(commit) = &self.state else {
+            return;
+        };
+        if !commit.awaits_object() {
+            return;
+        }
+        if complete || commit.is_in_doubt() {
+            // The first write may still succeed: so the same decision is written again, never another.
+            self.commit_again(env);
+        } else {
+            // It certainly does not stand, and members have left meanwhile.
+            self.state = State::Reserved(Barrier::after_commit(after(env.now.at, env.settings.grace)));
+        }
+    }
+
+    /// The object is gone: what was reported has to be reported again.
+    pub(super) fn object_gone(&mut self, env: &mut Env<'_>) {
+        self.reported.forget();
+        self.object_shows_no_decision(env);
+    }
+
+    /// A gang in a deadlock goes as a whole, so that another can be whole. Its next incarnation begins when the last member is gone.
+    pub(super) fn yield_to(&mut self, env: &mut Env<'_>, to: Arc<GangKey>) {
+        if planning::deadlock(self).is_some() {
+            self.leave(env, Some(to));
+        }
+    }
+
+    /// A gang without members is forgotten at once.
+    pub(super) fn expire(&mut self, now: Instant) -> bool {
+        if let State::Over { until } = &mut self.state {
+            *until = now;
+            return true;
+        }
+        false
+    }
+}
+
+/// What follows from a change.
+impl Gang {
+    /// Draws all conclusions.
+    pub(super) fn settle(&mut self, env: &mut Env<'_>) {
+        if env.synced {
+            for _ in 0..MAX_STEPS {
+                if !self.step(env) {
+                    break;
+                }
+            }
+            self.repeat_activation(env);
+            self.activate_independent(env);
+        }
+        self.activate_outdated(env);
+        let message = status::pod_message(self, env.now.at);
+        if *self.message != *message {
+            self.message = message.into();
+        }
+    }
+
+    /// What others have to know after [`Self::settle`].
+    pub(super) fn standing(&mut self, settings: &Settings, now: Instant) -> Standing {
+        let changes = self.roster.slots_mut().take_changes().into_iter();
+        // A slot that keeps nothing and still exists is its pod's.
+        let changes = changes.map(|(slot, reserved)| {
+            let bound = reserved.is_none() && self.slots().get(slot).is_some();
+            (slot, reserved, bound)
+        });
+        let changes = changes.collect();
+        let wants_plan = self.may_ever_want_plan();
+        // A gang that only waits for time to pass is updated again when it has.
+        let ready = wants_plan && self.wants_plan(now);
+        Standing {
+            changes,
+            wants_plan,
+            turn: ready.then(|| self.turn()),
+            considered: self.attempts.considered(),
+            preempts: self.preempts(),
+            may_give_back: planning::may_have_surplus(self) || !self.orphaned().is_empty(),
+            due: self.due(settings, now),
+            devices: self.slots().devices(),
+            is_over: matches!(self.state, State::Over { until } if now >= until),
+        }
+    }
+
+    /// One conclusion; whether there may be another.
+    fn step(&mut self, env: &mut Env<'_>) -> bool {
+        match &self.state {
+            State::Over { .. } => {
+                if self.count().alive() == 0 {
+                    return false;
+                }
+                self.waiting_since = env.now.unix;
+                self.state = State::Open;
+                true
+            }
+            State::Restarting { again, .. } => {
+                let again = *again;
+                self.step_restarting(env, again)
+            }
+            _ if self.has_ended() => {
+                self.end_incarnation(env);
+                true
+            }
+            State::Open | State::Decided(_) if self.is_next_incarnation() => {
+                self.begin_next_with_living(env);
+                true
+            }
+            State::Open => {
+                self.ungate(env);
+                if self.is_bound_without_slots() {
+                    self.bound_at.get_or_insert(env.now.unix);
+                }
+                false
+            }
+            State::Reserved(_) => {
+                self.ungate(env);
+                self.step_reserved(env)
+            }
+            State::Committing(_) => {
+                self.ungate(env);
+                false
+            }
+            State::Decided(_) => {
+                let more = self.step_decided(env);
+                if !more {
+                    // Members that have just got a slot are ungated too.
+                    self.ungate(env);
+                }
+                more
+            }
+        }
+    }
+
+    fn step_reserved(&mut self, env: &mut Env<'_>) -> bool {
+        let valid = self.agreement.terms().is_some() && self.enough(Count::exist);
+        if !valid || self.is_kept_gated() {
+            self.unplan();
+            return true;
+        }
+        self.fill(env);
+        // Their members are gone, and no other needs them now.
+        self.roster.release_kept();
+        if !self.enough(Count::placed) || self.slots().is_empty() {
+            // A member went whose slot suits no other.
+            self.unplan();
+            return true;
+        }
+        let (ready, arrival) = (self.count().ready(), self.arrival(env.settings));
+        let State::Reserved(barrier) = &mut self.state else {
+            return false;
+        };
+        barrier.progress(env.now.at, ready, arrival, env.settings);
+        if barrier.is_over(env.now, env.settings) {
+            let why = match barrier.has_victims() {
+                true => format!("victims were not gone in time{}", status::why_pods_stay(self)).into(),
+                false => {
+                    let came = status::arrived_in_time(ready, self.min());
+                    self.attempts.explain(&came)
+                }
+            };
+            self.give_up(env, why);
+            return true;
+        }
+        let may_commit = !barrier.has_victims() && self.count().of(Class::Arrived) > 0;
+        if may_commit && self.enough(Count::ready) {
+            self.begin_commit(env);
+        }
+        false
+    }
+
+    fn step_decided(&mut self, env: &mut Env<'_>) -> bool {
+        // Also what was lowered while the decision was being written.
+        self.lower_minimum();
+        self.release_foreign(env);
+        self.fill(env);
+        if self.all_evicted && self.lost_to_eviction {
+            self.leave(env, None);
+            return true;
+        }
+        if self.is_to_restart(env) {
+            self.restart(env);
+            return true;
+        }
+        if self.has_nothing_left() {
+            self.undecide(env);
+            return true;
+        }
+        let called = self.bind_aside(env);
+        self.keep_or_release_lost(env);
+        let short = self.is_short();
+        if let State::Decided(decided) = &mut self.state
+            && decided.follow_shortage(env.now.at, short, env.settings)
+        {
+            self.attempts.reconsider();
+        }
+        let satisfied = self.enough(Count::settled);
+        // Members that are just being bound are not late.
+        if satisfied && !called {
+            self.release_late_surplus(env);
+        }
+        let State::Decided(decided) = &mut self.state else {
+            return false;
+        };
+        match decided.follow_bound(satisfied) {
+            BoundChange::None => {}
+            BoundChange::Bound => {
+                self.bound_at.get_or_insert(env.now.unix);
+                // Members beyond the minimum are planned again, in the same capacity too: the refusal was about all of them.
+                self.attempts = Attempts::default();
+            }
+            BoundChange::Lost => {
+                self.waiting_since = env.now.unix;
+                // The pause until now was for members beyond the minimum as a rule, not for what is missing now.
+                self.attempts.end_pause();
+            }
+        }
+        false
+    }
+
+    /// Members of the incarnation before must be gone before those of the new one are planned: they must not mix.
+    fn step_restarting(&mut self, env: &mut Env<'_>, again: Instant) -> bool {
+        if self.members().old_present() == 0 {
+            // However they were removed, it was done.
+            self.blockers.remove(&Blocker::Removal);
+            self.blockers.remove(&Blocker::Budget);
+            self.state = State::Open;
+            self.settle_until = after(env.now.at, env.settings.settle);
+            return true;
+        }
+        if env.now.at >= again {
+            let old = |member: &TrackedMember| self.members().class(member) == Class::Old && member.lives();
+            self.remove_pods(env, self.members().uids(old));
+            let next = after(env.now.at, env.settings.requeue.saturating_mul(3));
+            if let State::Restarting { again, .. } = &mut self.state {
+                *again = next;
+            }
+        }
+        false
+    }
+
+    /// When it has to be settled again, if nothing happens before.
+    fn due(&self, settings: &Settings, now: Instant) -> Option<Instant> {
+        let pause = self.attempts.pause().map(|(until, _)| *until);
+        let mut due = vec![self.activation.due(), self.reasons.due()];
+        match &self.state {
+            State::Open => due.extend([pause, Some(self.settle_until)]),
+            State::Reserved(barrier) => due.push(Some(barrier.until())),
+            State::Committing(_) => {}
+            State::Decided(decided) => due.extend([
+                decided.restart_due(settings),
+                pause,
+                self.hold_ends(settings),
+                self.surplus_ends(),
+                decided.shortage_due(settings),
+            ]),
+            State::Restarting { again, .. } => due.push(Some(*again)),
+            State::Over { until } => due.push(Some(*until)),
+        }
+        let ungating = self.members().first_ungating();
+        due.push(ungating.map(|requested| after(requested, settings.requeue)));
+        due.into_iter().flatten().filter(|due| *due > now).min()
+    }
+
+    fn release_all(&mut self) {
+        self.roster.release_all();
+        self.activation.clear();
+    }
+
+    /// Releases the reservation. The gang is planned again at once.
+    fn unplan(&mut self) {
+        self.blockers.remove(&Blocker::Budget);
+        self.release_all();
+        self.domain = "".into();
+        self.attempts.restart();
+        self.state = State::Open;
+    }
+
+    /// Releases the reservation, and waits before the next attempt.
+    fn give_up(&mut self, env: &Env<'_>, why: Arc<str>) {
+        self.unplan();
+        self.attempts.fail(env.now.at, env.settings, why);
+    }
+
+    /// Gives kept slots to members that wait.
+    fn fill(&mut self, env: &mut Env<'_>) {
+        let filled = self.roster.fill(env.now.at);
+        self.activate(env, filled);
+    }
+
+    /// Activates members that have a node to go to.
+    fn activate(&mut self, env: &mut Env<'_>, uids: Vec<PodUid>) {
+        self.activation.activate(env, self.roster.members_mut(), uids);
+    }
+
+    fn repeat_activation(&mut self, env: &mut Env<'_>) {
+        let moves = match &self.state {
+            State::Reserved(barrier) => !barrier.has_victims(),
+            State::Decided(_) => true,
+            _ => false,
+        };
+        if moves {
+            self.activation.repeat(env, self.roster.members_mut());
+        }
+    }
+
+    /// Activates pods that were refused as members of a gang when it turns out that they are independent.
+    fn activate_independent(&mut self, env: &mut Env<'_>) {
+        let are_independent = self.are_independent();
+        let (members, now) = (self.roster.members_mut(), env.now.at);
+        if let Some(pods) = self.reasons.independent_due(members, now, are_independent) {
+            let early = activate(env, members, pods);
+            self.reasons.independent_activated(now, early);
+        }
+    }
+
+    /// Activates refused members that show another reason than holds, if it is time.
+    fn activate_outdated(&mut self, env: &mut Env<'_>) {
+        let current = status::reason_kind(self, env.now.at);
+        let preempts = self.preempts();
+        let members = self.roster.members_mut();
+        let outdated = self
+            .reasons
+            .follow(members, env.now.at, current, env.synced, preempts);
+        if !outdated.is_empty() {
+            activate(env, members, outdated);
+        }
+    }
+
+    /// Members that have arrived and left are bound without another bind call. Whether there are any.
+    fn bind_aside(&mut self, env: &mut Env<'_>) -> bool {
+        let aside = self.roster.members_mut().call_back(|_| true);
+        let any = !aside.is_empty();
+        if any {
+            env.work.push(Work::Bind(aside));
+        }
+        any
+    }
+
+    /// Requests the removal of our scheduling gates. Once the quorum exists they all go. Once the gang is decided, members that have a slot
+    /// in it, or need none, come whatever else is missing, as without gates.
+    fn ungate(&mut self, env: &mut Env<'_>) {
+        let all = self.agreement.terms().is_some() && self.enough(Count::exist);
+        if !all && self.decided().is_none() {
+            return;
+        }
+        let in_vain = |requested| env.now.at >= after(requested, env.settings.requeue);
+        let goes = |member: &TrackedMember| all || member.slot().is_some() || member.pod().shape.is_none();
+        let due = self.members().to_ungate(in_vain, goes);
+        for uid in &due {
+            self.roster
+                .members_mut()
+                .change(uid, |member| member.set_gate_removal(env.now.at));
+        }
+        if !due.is_empty() {
+            env.work.push(Work::Ungate(due));
+        }
+    }
+
+    fn do_gates_stay(&self) -> bool {
+        self.blockers.contains_key(&Blocker::Gates)
+    }
+
+    /// Whether a member can arrive at a node: our gate does not keep it back, or nothing is known to keep it from being removed.
+    fn may_arrive(&self, member: &TrackedMember) -> bool {
+        !(member.is_gated_by_us() && member.is_gate_removal_requested() && self.do_gates_stay())
+    }
+
+    /// Whether a member without a slot can arrive at a node.
+    fn any_may_arrive(&self) -> bool {
+        let mut unplaced = self.members().unplaced().iter();
+        let may_arrive = |uid: &PodUid| {
+            self.members()
+                .get(uid)
+                .is_some_and(|member| self.may_arrive(member))
+        };
+        !self.do_gates_stay() || unplaced.any(may_arrive)
+    }
+
+    /// Too few members can arrive at a node, because our gate cannot be removed from the others. Then no slot is kept.
+    fn is_kept_gated(&self) -> bool {
+        if !self.do_gates_stay() {
+            return false;
+        }
+        let mut by_role: BTreeMap<&Arc<str>, u32> = BTreeMap::new();
+        for member in self.members().ungating() {
+            *by_role.entry(&member.pod().membership.role).or_default() += 1;
+        }
+        let gated = by_role
+            .values()
+            .fold(0, |sum: u32, count| sum.saturating_add(*count));
+        gated > self.count().exist().saturating_sub(self.min())
+            || by_role.iter().any(|(role, gated)| {
+                let exist = self.members().count_of(role).exist();
+                *gated > exist.saturating_sub(self.role_min(role))
+            })
+    }
+
+    /// Its minimum is bound and was not decided: its members need no devices, or were bound before any decision.
+    fn is_bound_without_slots(&self) -> bool {
+        let open = matches!(self.state, State::Open) && !self.are_independent();
+        open && self.enough(Count::began) && self.members().unplaced().is_empty()
+    }
+}
+
+/// The decision.
+impl Gang {
+    /// Requests that the decision is written.
+    fn begin_commit(&mut self, env: &mut Env<'_>) {
+        *env.decisions += 1;
+        let decision = Decision {
+            id: format!("{}-{}-{}", env.settings.identity, env.now.unix, env.decisions),
+            revision: 0,
+            min: self.min(),
+            domain: self.domain.to_string(),
+            reservations: self.decided_reservations(),
+        };
+        env.work.push(Work::Commit {
+            gang: self.key.clone(),
+            decision: decision.clone(),
+        });
+        self.state = State::Committing(Commit::new(decision));
+    }
+
+    /// Requests that the same decision is written once more.
+    fn commit_again(&mut self, env: &mut Env<'_>) {
+        if let State::Committing(commit) = &mut self.state {
+            env.work.push(Work::Commit {
+                gang: self.key.clone(),
+                decision: commit.repeat(),
+            });
+        }
+    }
+
+    /// The decision stands.
+    fn decide(&mut self) {
+        let State::Committing(commit) = &self.state else {
+            return;
+        };
+        let terms = self.agreement.working_terms().map(|terms| &**terms);
+        self.state = State::Decided(Box::new(Decided::new(commit.decision(), terms)));
+        self.attempts.end_pause();
+        let stale = self.slots().iter().filter(|(_, slot)| slot.is_stale());
+        let stale: Vec<(u32, Holder)> = stale.map(|(id, slot)| (id, slot.holder().clone())).collect();
+        for (id, holder) in stale {
+            self.give_up_slot(id, &holder);
+        }
     }
 
     /// Remembers that a decision is over.
-    pub(super) fn remember_past(&mut self, id: String) {
+    fn remember_past(&mut self, id: String) {
         if !self.past.contains(&id) {
             self.past.push(id);
         }
@@ -390,34 +1458,301 @@ impl Gang {
         }
     }
 
-    /// The decision that was made, as it stands now; or the one being written.
-    pub(super) fn decision_id(&self) -> Option<&str> {
-        match &self.state {
-            State::Decided(decided) => Some(&decided.id),
-            State::Committing(committing) => Some(&committing.decision.id),
-            _ => None,
+    /// The decision that stands, or whose members are being deleted.
+    fn decision(&self) -> Option<Decision> {
+        let decided = match &self.state {
+            State::Decided(decided) => decided,
+            State::Restarting { of, .. } => return of.as_deref().cloned(),
+            _ => return None,
+        };
+        Some(Decision {
+            id: decided.id().to_owned(),
+            revision: decided.written().revision(),
+            min: decided.min(),
+            domain: self.domain.to_string(),
+            reservations: self.decided_reservations(),
+        })
+    }
+
+    /// The slots as they are written.
+    fn decided_reservations(&self) -> Vec<DecidedReservation> {
+        let slots = self.slots().iter();
+        slots.map(|(_, slot)| self.decided_reservation(slot)).collect()
+    }
+
+    fn decided_reservation(&self, slot: &Slot) -> DecidedReservation {
+        let pod = match slot.holder() {
+            Holder::Kept | Holder::Leaving(_) => None,
+            Holder::Assigned(uid) | Holder::Bound(uid) => Some(uid.clone()),
+        };
+        let member = pod.as_ref().and_then(|uid| self.members().get(uid));
+        let terms = self.agreement.working_terms();
+        let sliced = terms.is_some_and(|terms| terms.slice.is_some());
+        DecidedReservation {
+            node: slot.node().clone(),
+            devices: slot
+                .devices()
+                .iter()
+                .map(|(resource, ids)| {
+                    let mut ids = ids.clone();
+                    ids.sort_unstable();
+                    gantry_api::ReservedDevices {
+                        resource: resource.clone(),
+                        ids,
+                    }
+                })
+                .collect(),
+            rank: slot.rank(),
+            role: slot.role().to_string(),
+            // Where slices are counted by it and the rank is another number.
+            ordinal: slot
+                .ordinal()
+                .filter(|ordinal| sliced && slot.rank() != Some(*ordinal)),
+            pod_name: member
+                .map(|member| member.pod().name.to_string())
+                .unwrap_or_default(),
+            pod,
         }
     }
 
-    /// Pods have to go before its members may come.
-    pub(super) fn preempts(&self) -> bool {
-        matches!(&self.state, State::Planned(planned) if !planned.victims.is_empty())
+    /// Whether the object shows that a member has the slot that it has.
+    fn is_written(&self, uid: &PodUid) -> bool {
+        let (Some(decided), Some((_, slot))) = (self.decided(), self.slot_of(uid)) else {
+            return false;
+        };
+        decided.written().has(uid, &self.decided_reservation(slot))
     }
 
-    /// Some of its members have to go for another gang, or need not any more.
-    pub(super) fn note_evicted(&mut self) {
-        let life = self.members.life();
-        let mut held = self
-            .members
-            .iter()
-            .filter(|kept| kept.lives() && kept.life == life && kept.slot.is_some())
-            .peekable();
-        self.evicted_whole = held.peek().is_some() && held.all(|kept| kept.evicted);
+    /// Bytes of a slot in the decision.
+    fn bytes_of(&self, slot: &Slot) -> usize {
+        written_bytes(&self.decided_reservation(slot))
     }
 
-    /// A slot by the member that has it.
-    pub(super) fn slot_of(&self, uid: &PodUid) -> Option<(u32, &Slot)> {
-        let id = self.members.get(uid)?.slot?;
-        Some((id, self.slots.get(id)?))
+    /// Bytes of all slots in the decision. Counted before a slot is kept: a member whose slot cannot be written is never bound.
+    fn decision_bytes(&self) -> usize {
+        self.slots().iter().map(|(_, slot)| self.bytes_of(slot)).sum()
+    }
+
+    /// Whether its status may be written now: not while the decision is, for the two would overtake one another.
+    pub(super) fn may_report(&self) -> bool {
+        !matches!(self.state, State::Committing(_))
+    }
+
+    /// Its status, if it differs from what was last reported.
+    pub(super) fn take_status(&mut self, now: Now) -> Option<GangStatus> {
+        let mut status = status::status(self, now);
+        let decision = match &self.state {
+            State::Decided(decided) => Some(decided.id().to_owned()),
+            State::Restarting { of, .. } => of.as_ref().map(|of| of.id.clone()),
+            _ => None,
+        };
+        let version = (decision, self.slots().version());
+        let same_decision = self.reported.replace(&status, version)?;
+        status.decision = self.decision();
+        if let (State::Decided(decided), Some(decision), false) =
+            (&mut self.state, &mut status.decision, same_decision)
+        {
+            decided.written_mut().report(decision);
+        }
+        Some(status)
+    }
+}
+
+/// Repair of a decided gang that loses members: the slot of a lost member is kept for its replacement, the whole gang is restarted, or the
+/// slot is released. What the gang does not need for its minimum is never kept.
+impl Gang {
+    /// Releases slots that bound members had and whose devices others have by now. Kubelet may have given a pod other devices than its
+    /// grant names, and the unused ones have gone to another pod: to keep them for a replacement would grant them twice.
+    fn release_foreign(&mut self, env: &Env<'_>) {
+        for id in self.roster.slots_mut().take_doubtful() {
+            if self.is_foreign(env, id) {
+                self.roster.release(id);
+            }
+        }
+    }
+
+    /// Whether another slot has devices of a slot.
+    fn is_foreign(&self, env: &Env<'_>, id: u32) -> bool {
+        let Some(slot) = self.slots().get(id) else {
+            return false;
+        };
+        let mut devices = slot.devices().iter().flat_map(|(_, ids)| ids);
+        devices.any(|device: &DeviceId| {
+            let gang = env.devices.holder(slot.node(), device);
+            let mut own = self.slots().iter();
+            gang.is_some_and(|gang| *gang != self.key)
+                || own.any(|(other, known)| other != id && known.node() == slot.node() && known.has(device))
+        })
+    }
+
+    /// Keeps the slots of lost members as long as the minimum needs them and a replacement may come; releases the others.
+    fn keep_or_release_lost(&mut self, env: &mut Env<'_>) {
+        let lost: Vec<u32> = self.slots().lost().collect();
+        if lost.is_empty() {
+            return;
+        }
+        let mut missing = match self.repair() {
+            _ if !self.is_recreated() => 0,
+            // The policy, and whether a member of a role is missing, is known with the terms.
+            _ if !self.knows_roles() => u32::MAX,
+            Repair::Ignore => 0,
+            Repair::Hold | Repair::Restart => self.missing(Count::placed),
+        };
+        for id in lost {
+            let Some(slot) = self.slots().get(id) else {
+                continue;
+            };
+            let expired =
+                *slot.holder() == Holder::Kept && env.now.at >= after(slot.since(), env.settings.hold);
+            if missing > 0 && !expired && !slot.is_stale() {
+                missing -= 1;
+            } else {
+                self.roster.release(id);
+            }
+        }
+    }
+
+    fn hold_ends(&self, settings: &Settings) -> Option<Instant> {
+        let kept = self.slots().kept().iter().filter_map(|id| self.slots().get(*id));
+        kept.map(|slot| after(slot.since(), settings.hold)).min()
+    }
+
+    /// Members beyond the minimum that do not arrive in time lose their slots.
+    fn release_late_surplus(&mut self, env: &mut Env<'_>) {
+        let late: Vec<u32> = self
+            .awaited()
+            .take_while(|(_, ends)| env.now.at >= *ends)
+            .filter_map(|(uid, _)| Some(self.slot_of(uid)?.0))
+            .collect();
+        if late.is_empty() {
+            return;
+        }
+        for id in late {
+            self.roster.release(id);
+        }
+        let why = "members beyond its minimum did not arrive in time";
+        self.attempts.back_off(env.now.at, env.settings, why.into());
+    }
+
+    fn surplus_ends(&self) -> Option<Instant> {
+        if !self.enough(Count::settled) {
+            return None;
+        }
+        self.awaited().next().map(|(_, ends)| ends)
+    }
+
+    /// Members that their slots wait for, and until when: the first first.
+    fn awaited(&self) -> impl Iterator<Item = (&PodUid, Instant)> {
+        let arrival = self.agreement.working_terms().map(|terms| terms.arrival);
+        arrival.into_iter().flat_map(|arrival| {
+            let awaited = self.members().awaited().inspect(|_| work::note());
+            awaited.map(move |(since, uid)| (uid, after(since, arrival)))
+        })
+    }
+
+    /// Whether it restarts because too few members are left. Where an object declares the minimum that may just have been lowered: the pods
+    /// that went for that are seen in one watch, and the object in another.
+    fn is_to_restart(&mut self, env: &Env<'_>) -> bool {
+        let restarts = self.repair() == Repair::Restart && self.is_repaired();
+        let lost = restarts && self.has_lost_too_many();
+        let delay = self.terms_of_object().map(|_| env.settings.settle);
+        match &mut self.state {
+            State::Decided(decided) => decided.follow_loss(env.now.at, restarts, lost, delay),
+            _ => false,
+        }
+    }
+
+    /// Deletes all members, so that their controller recreates all of them.
+    fn restart(&mut self, env: &mut Env<'_>) {
+        let of = self.decision().map(Arc::new);
+        self.begin_incarnation(true);
+        self.state = State::Restarting {
+            again: env.now.at,
+            of,
+            to: None,
+        };
+        self.waiting_since = env.now.unix;
+    }
+
+    /// All of it goes for another gang: as its victim, or because both are in a deadlock (`to`). Its next incarnation begins when the last
+    /// member is gone; a preempting gang does not evict members without devices.
+    fn leave(&mut self, env: &mut Env<'_>, to: Option<Arc<GangKey>>) {
+        let of = self.decision().map(Arc::new);
+        self.begin_incarnation(true);
+        self.waiting_since = env.now.unix;
+        let pods = self
+            .members()
+            .uids(|member| member.lives() && !member.is_evicted());
+        self.state = State::Restarting {
+            again: after(env.now.at, env.settings.evict),
+            of,
+            to,
+        };
+        self.remove_pods(env, pods);
+    }
+
+    /// No member is bound, no slot is kept, and members of its minimum are missing: they were evicted, or their nodes are gone.
+    fn has_nothing_left(&self) -> bool {
+        let nothing = self.slots().is_empty() && self.count().of(Class::Bound) == 0;
+        nothing && !self.members().unplaced().is_empty() && self.missing(Count::settled) > 0
+    }
+
+    /// The members that come are planned as a whole, as they were the first time. Member by member, two such gangs could each get what the
+    /// other lacks, and neither would ever run.
+    fn undecide(&mut self, env: &Env<'_>) {
+        if let Some(id) = self.decision_id().map(str::to_owned) {
+            self.remember_past(id);
+        }
+        if self.bound_at.take().is_some() {
+            self.waiting_since = env.now.unix;
+        }
+        self.attempts = Attempts::default();
+        self.all_evicted = false;
+        self.lost_to_eviction = false;
+        self.unplan();
+    }
+
+    /// Removes members of the incarnation before. They are deleted where the gang asked to be restarted when it loses a member. A gang that
+    /// goes for another did not ask, and its budgets hold to the last.
+    fn remove_pods(&self, env: &mut Env<'_>, pods: Vec<PodUid>) {
+        if pods.is_empty() {
+            return;
+        }
+        let to = match &self.state {
+            State::Restarting { to, .. } => to.clone(),
+            _ => None,
+        };
+        env.work.push(match self.repair() {
+            Repair::Restart => Work::Delete {
+                why: status::restart_note(&self.key, to.as_deref()),
+                pods,
+            },
+            Repair::Hold | Repair::Ignore => Work::EvictRest {
+                pods,
+                of: Arc::clone(&self.key),
+                to,
+            },
+        });
+    }
+}
+
+/// Bytes of a reservation in a list, as it is written. One that cannot be written takes all there is.
+fn written_bytes(reservation: &DecidedReservation) -> usize {
+    /// Counts what is written.
+    struct Counter(usize);
+    impl std::io::Write for Counter {
+        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+            self.0 = self.0.saturating_add(bytes.len());
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+    let mut counter = Counter(1);
+    match serde_json::to_writer(&mut counter, reservation) {
+        Ok(()) => counter.0,
+        Err(_) => MAX_DECISION_BYTES,
     }
 }

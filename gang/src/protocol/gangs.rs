@@ -1,113 +1,129 @@
-//! All gangs: finds the one that a call is about, lets it draw its conclusions, and collects what is to be done. What a gang does is
-//! decided in its own modules.
+//! All gangs: finds the gang that an event is about, lets it draw its conclusions, and collects what comes of it.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::Instant;
 
-use gantry_api::{DeviceId, GangStatus, NodeName, PodUid};
+use gantry_api::{GangStatus, PodUid};
 
-use super::agreed::OwnerKnown;
-use super::beyond::Line;
-use super::gang::Gang;
-use super::objects::ObjectName;
-use super::order::Turn;
-use super::recovery::Known;
-use super::types::{Answer, Arrival, BindEnd, Blocker, CommitFailure, Now, Settings, SlotChange, Work};
-use super::view::View;
+use super::devices::ReservedDevices;
+use super::event::{Effects, GangEvent, Offered, Reply};
+use super::gang::{Gang, View};
+use super::members::TrackedMember;
+use super::objects::{Known, ObjectName, Objects, object_name};
+use super::owners::Owners;
+use super::plan_queue::{PlanQueue, Turn};
+use super::types::{
+    Answer, Arrival, Member, Now, Object, Placement, PlanRequest, Refusal, Settings, SlotChange, Stage,
+    WaitReason, WatchedOwner, Work,
+};
+use super::{Env, after};
 use crate::key::GangKey;
-use crate::membership::OwnerRef;
+use crate::membership::{Membership, OwnerFacts, OwnerRef};
+use crate::terms::Fault;
 
-/// By node and device, the gang that has a place with it.
-pub(super) type Taken = HashMap<NodeName, HashMap<DeviceId, Arc<GangKey>>>;
-
-/// The state machine of all gangs. Its head, [`super`], says what always holds.
+/// The state machine of all gangs. Its head, [`super`], lists what always holds.
 #[derive(Debug, Clone)]
 pub struct Gangs {
-    pub(super) settings: Settings,
-    pub(super) synced: bool,
-    pub(super) gangs: BTreeMap<Arc<GangKey>, Gang>,
-    pub(super) of_pod: HashMap<PodUid, Belongs>,
-    pub(super) owners: BTreeMap<OwnerRef, Owner>,
-    pub(super) objects: BTreeMap<ObjectName, Known>,
-    /// Objects of ours that are no gang's, and when they go.
-    pub(super) strays: BTreeMap<ObjectName, Instant>,
-    /// The gangs whose object has that namespace and name: one, if names are not in each other's way.
-    pub(super) named: BTreeMap<ObjectName, Vec<Arc<GangKey>>>,
-    /// Gangs that want a plan, now or at some time.
-    pub(super) planable: BTreeSet<Arc<GangKey>>,
-    /// Those of them that could be planned now, and what their order goes by.
-    pub(super) ready: BTreeMap<Arc<GangKey>, Turn>,
-    /// Those of them that were not planned since room last grew: none of the others need be looked at.
-    pub(super) untried: BTreeSet<Arc<GangKey>>,
-    /// Gangs that may have places to give back, of members beyond their minimum or of lost ones.
-    pub(super) stocked: BTreeSet<Arc<GangKey>>,
-    /// Pods that are one too many.
-    pub(super) beyond: Line,
-    /// Some of them can come in now.
-    pub(super) more_wait: bool,
-    /// In which order those are planned, the first last, until anything changes that the order goes by: to find it anew for each of ten
-    /// thousand would take longer than to plan them.
-    pub(super) line: Option<Vec<Arc<GangKey>>>,
-    /// The room that was last planned in.
-    pub(super) room: u64,
-    /// Devices that the gangs of each namespace hold.
-    pub(super) held: BTreeMap<Arc<str>, u64>,
-    /// Whose place each device is, where it is reserved for one.
-    pub(super) taken: Taken,
-    /// What is reserved, to find it again when it is released.
-    pub(super) reserved: HashMap<(Arc<GangKey>, u32), (NodeName, Vec<DeviceId>)>,
-    /// The pods that have to go for each gang that preempts.
-    pub(super) preempting: BTreeMap<Arc<GangKey>, Vec<PodUid>>,
-    pub(super) timers: BTreeSet<(Instant, Arc<GangKey>)>,
-    pub(super) dirty: BTreeSet<Arc<GangKey>>,
-    pub(super) clock: Option<Now>,
-    pub(super) decisions: u64,
-    pub(super) work: Vec<Work>,
-    pub(super) slot_changes: Vec<SlotChange>,
+    settings: Settings,
+    synced: bool,
+    gangs: BTreeMap<Arc<GangKey>, Gang>,
+    of_pod: HashMap<PodUid, Arc<GangKey>>,
+    owners: Owners,
+    objects: Objects,
+    queue: PlanQueue,
+    devices: ReservedDevices,
+    victims: Victims,
+    timers: Timers,
+    /// Gangs over the limit, in the order of their names: they are not valid until others are over.
+    over_limit: BTreeSet<Arc<GangKey>>,
+    /// Gangs that may have surplus or orphaned slots to give back.
+    may_give_back: BTreeSet<Arc<GangKey>>,
+    /// Gangs whose status may have changed.
+    dirty: BTreeSet<Arc<GangKey>>,
+    clock: Option<Now>,
+    decisions: u64,
+    work: Vec<Work>,
+    slot_changes: Vec<SlotChange>,
 }
 
-/// Where a pod belongs.
-#[derive(Debug, Clone)]
-pub(super) enum Belongs {
-    To(Arc<GangKey>),
-    /// To a gang that is one too many, or too large.
-    Beyond(Arc<str>),
+/// A gang in a deadlock, to look at: decided, and short of its minimum for long though all its members exist. Each such gang may hold what
+/// another lacks. One that goes as a whole lets another be whole.
+#[derive(Clone)]
+pub struct DeadlockedGang<'a> {
+    /// The gang.
+    pub gang: View<'a>,
+    /// What would make it whole: all that it lacks, or the deadlock stays.
+    pub wanted: PlanRequest,
+    /// It would not be whole on an empty cluster.
+    pub hopeless: bool,
 }
 
+/// The victims of gangs that preempt.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Owner {
-    pub(super) known: OwnerKnown,
-    /// It was read, and is not there any more.
-    pub(super) gone: bool,
-    pub(super) gangs: BTreeSet<Arc<GangKey>>,
+struct Victims {
+    by_gang: BTreeMap<Arc<GangKey>, Vec<PodUid>>,
+}
+
+impl Victims {
+    /// The gangs whose victim a pod is.
+    fn preemptors(&self, uid: &PodUid) -> Vec<Arc<GangKey>> {
+        let gangs = self.by_gang.iter().filter(|(_, victims)| victims.contains(uid));
+        gangs.map(|(key, _)| Arc::clone(key)).collect()
+    }
+}
+
+/// When each gang is settled again, and the devices that it held when it was settled last.
+#[derive(Debug, Clone, Default)]
+struct Timers {
+    queue: BTreeSet<(Instant, Arc<GangKey>)>,
+    of_gang: HashMap<Arc<GangKey>, (Option<Instant>, u64)>,
+}
+
+impl Timers {
+    /// Sets the timer of a gang, and the devices that it holds. Returns those that it held before.
+    fn set(&mut self, key: &Arc<GangKey>, due: Option<Instant>, devices: u64) -> u64 {
+        let before = self.of_gang.insert(key.clone(), (due, devices));
+        let (was_due, held) = before.unwrap_or_default();
+        if was_due != due {
+            if let Some(was_due) = was_due {
+                self.queue.remove(&(was_due, key.clone()));
+            }
+            if let Some(due) = due {
+                self.queue.insert((due, key.clone()));
+            }
+        }
+        held
+    }
+
+    fn remove(&mut self, key: &Arc<GangKey>) {
+        if let Some((Some(due), _)) = self.of_gang.remove(key) {
+            self.queue.remove(&(due, key.clone()));
+        }
+    }
+
+    fn due(&self, now: Instant) -> Vec<Arc<GangKey>> {
+        let due = self.queue.iter().take_while(|(at, _)| *at <= now);
+        due.map(|(_, key)| key.clone()).collect()
+    }
 }
 
 impl Gangs {
-    /// Nothing is known yet.
+    /// No gangs.
     pub fn new(settings: Settings) -> Self {
         Self {
             settings,
             synced: false,
             gangs: BTreeMap::new(),
             of_pod: HashMap::new(),
-            owners: BTreeMap::new(),
-            objects: BTreeMap::new(),
-            strays: BTreeMap::new(),
-            named: BTreeMap::new(),
-            planable: BTreeSet::new(),
-            ready: BTreeMap::new(),
-            untried: BTreeSet::new(),
-            stocked: BTreeSet::new(),
-            beyond: Line::default(),
-            more_wait: false,
-            line: None,
-            room: 0,
-            held: BTreeMap::new(),
-            taken: HashMap::new(),
-            reserved: HashMap::new(),
-            preempting: BTreeMap::new(),
-            timers: BTreeSet::new(),
+            owners: Owners::default(),
+            objects: Objects::default(),
+            queue: PlanQueue::default(),
+            devices: ReservedDevices::default(),
+            victims: Victims::default(),
+            timers: Timers::default(),
+            over_limit: BTreeSet::new(),
+            may_give_back: BTreeSet::new(),
             dirty: BTreeSet::new(),
             clock: None,
             decisions: 0,
@@ -116,210 +132,600 @@ impl Gangs {
         }
     }
 
-    /// A pod that had to go for a gang ([`Work::Evict`]) is gone, and its devices are free. To be said of any pod; of others it means
-    /// nothing.
-    pub fn victim_gone(&mut self, now: Now, uid: &PodUid) {
+    /// Something has happened.
+    pub fn handle(&mut self, now: Now, event: GangEvent<'_>) -> Effects {
         self.clock = Some(now);
-        for key in self.wait_for(uid) {
-            self.with(now, &key, |gang, env| gang.victim_gone(env, uid));
+        let reply = self.dispatch(now, event);
+        Effects {
+            reply,
+            slot_changes: std::mem::take(&mut self.slot_changes),
+            work: std::mem::take(&mut self.work),
         }
     }
 
-    /// The gangs that a pod has to go for.
-    fn wait_for(&self, uid: &PodUid) -> Vec<Arc<GangKey>> {
-        let waiting = self
-            .preempting
-            .iter()
-            .filter(|(_, victims)| victims.contains(uid));
-        waiting.map(|(key, _)| Arc::clone(key)).collect()
-    }
-
-    /// A pod is on its way out, and is to be gone by `by`, in seconds since 1970. To be said of any pod; it means something where it has to
-    /// go for a gang: that waits for it then.
-    pub fn victim_ends(&mut self, now: Now, uid: &PodUid, by: i64) {
-        self.clock = Some(now);
-        for key in self.wait_for(uid) {
-            let gang = self.gangs.get_mut(&key);
-            if gang.is_some_and(|gang| gang.victim_ends(uid, by)) {
-                self.finish(now, &key);
+    fn dispatch(&mut self, now: Now, event: GangEvent<'_>) -> Reply {
+        match event {
+            GangEvent::Synced => self.sync(now),
+            GangEvent::Tick => self.tick(now),
+            GangEvent::MemberSeen(member) => self.member_seen(now, member),
+            GangEvent::MemberGone { pod } => self.member_gone(now, pod),
+            GangEvent::OwnerSeen { owner, facts } => self.owner_seen(now, owner, facts),
+            GangEvent::ObjectSeen {
+                namespace,
+                name,
+                object,
+            } => self.object_seen(now, &(namespace.into(), name.into()), *object),
+            GangEvent::ObjectGone { namespace, name } => {
+                self.object_gone(now, &(namespace.into(), name.into()));
+            }
+            GangEvent::Planned { gang, result } => self.planned(now, gang, result),
+            GangEvent::Filter { pod, offered } => return Reply::Answer(self.filter(now, pod, offered)),
+            GangEvent::Arrive { pod, node } => {
+                let mut arrival = Arrival::Single;
+                self.of_member(now, pod, |gang, env| {
+                    if !gang.is_independent(pod) {
+                        arrival = gang.arrive(env, pod, node);
+                    }
+                });
+                return Reply::Arrival(arrival);
+            }
+            GangEvent::BarrierTimeout { pod } => {
+                self.of_member(now, pod, |gang, env| gang.time_out(env, pod));
+            }
+            GangEvent::Disconnected { pod } => {
+                self.of_member(now, pod, |gang, env| gang.disconnect(env, pod));
+            }
+            GangEvent::Committed {
+                gang,
+                decision,
+                result,
+            } => self.of_gang(now, gang, |gang, env| gang.committed(env, decision, result)),
+            GangEvent::BindEnded { pod, outcome } => {
+                self.of_member(now, pod, |gang, env| gang.end_bind(env, pod, outcome));
+            }
+            GangEvent::NodeLost { node } => {
+                for key in self.devices.gangs_on(node) {
+                    self.with(now, &key, |gang, _| {
+                        gang.lose_slots(&|_, slot| slot.node() == node);
+                    });
+                }
+            }
+            GangEvent::SlotsLost { gang, slots } => {
+                self.of_gang(now, gang, |gang, _| gang.lose_slots(&|id, _| slots.contains(&id)));
+            }
+            GangEvent::CapacityShrunk { gang, slots } => {
+                self.of_gang(now, gang, |gang, env| gang.doubt_arrivals(env, slots));
+            }
+            GangEvent::VictimGone { pod } => {
+                for key in self.victims.preemptors(pod) {
+                    self.with(now, &key, |gang, env| gang.victim_gone(env, pod));
+                }
+            }
+            GangEvent::VictimTerminating { pod, by } => {
+                for key in self.victims.preemptors(pod) {
+                    let gang = self.gangs.get_mut(&key);
+                    if gang.is_some_and(|gang| gang.victim_terminates(pod, by)) {
+                        self.settle(now, &key);
+                    }
+                }
+            }
+            GangEvent::ReleaseSurplus { gang, slots } => {
+                let mut released = 0;
+                self.of_gang(now, gang, |gang, _| released = gang.release_surplus(slots));
+                return Reply::Released(released);
+            }
+            GangEvent::ReleaseOrphaned { gang, slots, to } => {
+                let mut released = 0;
+                self.of_gang(now, gang, |gang, _| released = gang.release_orphaned(slots, to));
+                return Reply::Released(released);
+            }
+            GangEvent::YieldTo { gang, to } => {
+                self.of_gang(now, gang, |gang, env| gang.yield_to(env, Arc::new(to.clone())));
+            }
+            GangEvent::Blocked { gang, blocker, why } => {
+                self.of_gang(now, gang, |gang, _| gang.set_blocked(blocker, why));
+            }
+            GangEvent::SchedulerMessage { pod, message } => {
+                if let Some(gang) = self.of_pod.get(pod).and_then(|key| self.gangs.get_mut(key)) {
+                    gang.set_scheduler_message(message);
+                }
             }
         }
+        Reply::None
     }
 
-    /// A node, or a device of it, is lost: places there that are not bound are of no use.
-    pub fn unfit(&mut self, now: Now, node: &NodeName) {
-        self.clock = Some(now);
-        let there: BTreeSet<Arc<GangKey>> = self
-            .taken
-            .get(node)
-            .into_iter()
-            .flat_map(|devices| devices.values().cloned())
-            .collect();
-        for key in there {
-            self.with(now, &key, |gang, _| gang.unfit(&|_, slot| slot.node == *node));
+    /// Lets the gang of a member act.
+    fn of_member(&mut self, now: Now, uid: &PodUid, act: impl FnOnce(&mut Gang, &mut Env<'_>)) {
+        if let Some(key) = self.of_pod.get(uid).cloned() {
+            self.with(now, &key, act);
         }
     }
 
-    /// The same for some slots of one gang: their devices cannot be had, and its other places on the node are as good as before.
-    pub fn unfit_slots(&mut self, now: Now, gang: &GangKey, slots: &BTreeSet<u32>) {
-        self.of_gang(now, gang, |gang, _| gang.unfit(&|id, _| slots.contains(&id)));
+    /// Lets a gang act.
+    fn of_gang(&mut self, now: Now, gang: &GangKey, act: impl FnOnce(&mut Gang, &mut Env<'_>)) {
+        if let Some((key, _)) = self.gangs.get_key_value(gang) {
+            let key = Arc::clone(key);
+            self.with(now, &key, act);
+        }
     }
 
-    /// Gives back places of members of a gang beyond its minimum: others need them more. Only such as [`View::spares`] names. How many.
-    pub fn release_extras(&mut self, now: Now, gang: &GangKey, slots: &BTreeSet<u32>) -> u32 {
-        let mut released = 0;
-        self.of_gang(now, gang, |gang, _| released = gang.release_extras(slots));
-        released
+    fn with(&mut self, now: Now, key: &Arc<GangKey>, act: impl FnOnce(&mut Gang, &mut Env<'_>)) {
+        if let Some((gang, mut env)) = self.with_env(now, key) {
+            act(gang, &mut env);
+            self.settle(now, key);
+        }
     }
 
-    /// Gives up places kept for members that a gang has lost: somebody of higher priority, whom `to` names for people, has them. Only such
-    /// as [`View::idle`] names. How many.
-    pub fn give_up_idle(&mut self, now: Now, gang: &GangKey, slots: &BTreeSet<u32>, to: &Arc<str>) -> u32 {
-        let mut given = 0;
-        self.of_gang(now, gang, |gang, _| given = gang.give_up_idle(slots, to));
-        given
-    }
-
-    /// Gangs that may have places to give back ([`View::spares`], [`View::idle`]), by name.
-    pub fn stocked(&self) -> impl Iterator<Item = View<'_>> {
-        let now = self.clock.map(|now| now.at);
-        let gangs = self.stocked.iter().filter_map(|key| self.gangs.get(key));
-        gangs.filter_map(move |gang| Some(View { gang, now: now? }))
-    }
-
-    /// What filter answers for a pod. `offered` says which nodes kube-scheduler offers.
-    pub fn answer(&mut self, now: Now, uid: &PodUid, offered: &dyn Fn(&NodeName) -> bool) -> Answer {
-        self.clock = Some(now);
-        let key = match self.of_pod.get(uid) {
-            None => return Answer::Single,
-            Some(Belongs::Beyond(text)) => return Answer::Wait(text.clone()),
-            Some(Belongs::To(key)) => key.clone(),
+    /// A gang, and what it looks at and fills besides itself.
+    fn with_env(&mut self, now: Now, key: &GangKey) -> Option<(&mut Gang, Env<'_>)> {
+        let gang = self.gangs.get_mut(key)?;
+        let env = Env {
+            now,
+            settings: &self.settings,
+            synced: self.synced,
+            devices: &self.devices,
+            decisions: &mut self.decisions,
+            work: &mut self.work,
         };
-        let found = self.with_env(now, &key);
-        let Some((gang, mut env)) = found.filter(|(gang, _)| !gang.lets_go(uid)) else {
+        Some((gang, env))
+    }
+
+    fn sync(&mut self, now: Now) {
+        if std::mem::replace(&mut self.synced, true) {
+            return;
+        }
+        for name in self.objects.names_by_age() {
+            self.follow_object(now, &name);
+        }
+        self.objects.note_strays(now.at);
+        self.delete_strays(now);
+    }
+
+    fn tick(&mut self, now: Now) {
+        for key in self.timers.due(now.at) {
+            self.settle(now, &key);
+        }
+        self.owners.forget_unused();
+        self.delete_strays(now);
+    }
+
+    /// When [`GangEvent::Tick`] is due, if nothing else happens before.
+    pub fn next_due(&self) -> Option<Instant> {
+        let timers = self.timers.queue.first().map(|(at, _)| *at);
+        timers.into_iter().chain(self.objects.strays_due()).min()
+    }
+
+    fn filter(&mut self, now: Now, uid: &PodUid, offered: Offered<'_>) -> Answer {
+        let Some(key) = self.of_pod.get(uid).cloned() else {
             return Answer::Single;
         };
-        let before = (gang.slots.version(), gang.nudge);
-        let answer = gang.answer(&mut env, uid, offered);
-        let mut answer = answer;
-        if before != (gang.slots.version(), gang.nudge) {
-            self.finish(now, &key);
-            let placeless = self
-                .gangs
-                .get(&key)
-                .filter(|gang| matches!(answer, Answer::Wait(_)) && gang.slot_of(uid).is_none());
-            answer = placeless.map_or(answer, |gang| Answer::Wait(gang.text.clone()));
+        let found = self.with_env(now, &key);
+        let Some((gang, mut env)) = found.filter(|(gang, _)| !gang.is_independent(uid)) else {
+            return Answer::Single;
+        };
+        let before = gang.version();
+        let mut answer = gang.answer(&mut env, uid, offered.0);
+        if before != gang.version() {
+            self.settle(now, &key);
+            let gang = self.gangs.get(&key);
+            let placeless =
+                gang.filter(|gang| matches!(answer, Answer::Wait(_)) && gang.slot_of(uid).is_none());
+            answer = placeless.map_or(answer, |gang| Answer::Wait(gang.message().clone()));
         }
-        if let Answer::Wait(text) = &answer
+        if let Answer::Wait(message) = &answer
             && let Some(gang) = self.gangs.get_mut(&key)
         {
-            let told = Arc::ptr_eq(text, &gang.text);
-            gang.note_parked(uid, now.at, told);
+            gang.refused_with(uid, message, now.at);
         }
         answer
     }
 
-    /// What has to be done to pods for a gang may not be done, and why; `None`: it was done after all. What was said first stays until
-    /// then: of many pods each says it of itself.
-    pub fn hindered(&mut self, now: Now, gang: &GangKey, what: Blocker, why: Option<Arc<str>>) {
-        self.of_gang(now, gang, |gang, _| {
-            if let Some(why) = why {
-                gang.hindered.entry(what).or_insert(why);
-            } else {
-                gang.hindered.remove(&what);
+    fn member_seen(&mut self, now: Now, mut member: Member) {
+        if let Some(settled) = self.owners.settle(&member.membership) {
+            member.membership = Arc::new(settled);
+        }
+        if !self.settings.gates && matches!(member.stage, Stage::Gated { .. }) {
+            member.stage = Stage::Gated { by_us_alone: false };
+        }
+        let mut left = None;
+        if let Some(before) = self.of_pod.get(&member.uid).cloned()
+            && *before != member.membership.key
+        {
+            match self.tracked(&member.uid) {
+                // A pod that has a slot stays what it was when it got it.
+                Some(known) if known.slot().is_some() || known.is_pinned() => {
+                    member.membership = known.pod().membership.clone();
+                }
+                _ => {
+                    self.member_gone(now, &member.uid);
+                    left = Some(before);
+                }
             }
-        });
-    }
-
-    /// What kube-scheduler says of nodes that it does not offer for a member, in words that stay the same while that does: by this a gang
-    /// that cannot be bound where it is planned tells why.
-    pub fn scheduler_says(&mut self, uid: &PodUid, words: &Arc<str>) {
-        let Some(Belongs::To(key)) = self.of_pod.get(uid) else {
+        }
+        let Some(key) = self.gang_for(now, &member) else {
             return;
         };
-        if let Some(gang) = self.gangs.get_mut(key)
-            && gang.tries.said.as_ref() != Some(words)
-        {
-            gang.tries.said = Some(Arc::clone(words));
+        self.of_pod.insert(member.uid.clone(), key.clone());
+        if let Some(gang) = self.gangs.get_mut(&key) {
+            gang.observe(now, member, &self.settings, self.synced);
+        }
+        self.settle(now, &key);
+        if let Some(left) = left {
+            self.forget_empty(now, &left);
         }
     }
 
-    /// A member comes to be bound to a node. To be asked again whenever something has changed, until the answer is not
-    /// [`Arrival::Wait`].
-    pub fn arrive(&mut self, now: Now, uid: &PodUid, node: &NodeName) -> Arrival {
-        self.clock = Some(now);
-        let key = match self.of_pod.get(uid) {
-            None => return Arrival::Single,
-            Some(Belongs::Beyond(text)) => return Arrival::Refuse(text.clone()),
-            Some(Belongs::To(key)) => key.clone(),
+    /// What is kept of a member.
+    fn tracked(&self, uid: &PodUid) -> Option<&TrackedMember> {
+        let key = self.of_pod.get(uid)?;
+        self.gangs.get(key)?.members().get(uid)
+    }
+
+    /// The gang of a member, created if need be. `None` if the pod cannot begin a gang any more.
+    fn gang_for(&mut self, now: Now, member: &Member) -> Option<Arc<GangKey>> {
+        let wanted = &member.membership.key;
+        if let Some((key, _)) = self.gangs.get_key_value(wanted) {
+            return Some(key.clone());
+        }
+        if member.stage == Stage::Failed {
+            return None;
+        }
+        let key = Arc::new(wanted.clone());
+        let name = self.objects.add_gang(&key);
+        let valid = self.gangs.len() - self.over_limit.len();
+        self.gangs.insert(key.clone(), Gang::new(key.clone(), now));
+        if valid >= self.settings.max_gangs && !self.objects.has_decided(&key) {
+            self.set_over_limit(&key, true);
+        }
+        self.follow_object(now, &name);
+        Some(key)
+    }
+
+    /// A gang is one more than the limit, or no longer. A gang that is decided never is: it is brought to its end.
+    fn set_over_limit(&mut self, key: &Arc<GangKey>, over: bool) {
+        let changed = match over {
+            true => self.over_limit.insert(key.clone()),
+            false => self.over_limit.remove(key),
         };
-        let mut arrival = Arrival::Single;
-        self.with(now, &key, |gang, env| {
-            if !gang.lets_go(uid) {
-                arrival = gang.arrive(env, uid, node);
-            }
-        });
-        arrival
-    }
-
-    /// A member has waited at its barrier as long as it may, and whoever asked for it to be bound was told so. It counts as there all the
-    /// same.
-    pub fn gave_up(&mut self, now: Now, uid: &PodUid) {
-        self.of_member(now, uid, |gang, env| gang.gave_up(env, uid));
-    }
-
-    /// Nodes of these slots of a gang offer less than before, besides devices: whoever is not there just now has to come anew.
-    pub fn doubt(&mut self, now: Now, gang: &GangKey, slots: &BTreeSet<u32>) {
-        self.of_gang(now, gang, |gang, env| gang.doubt(env, slots));
-    }
-
-    /// Whoever asked for a member to be bound has hung up, before [`Arrival::Go`].
-    pub fn withdraw(&mut self, now: Now, uid: &PodUid) {
-        self.of_member(now, uid, |gang, env| gang.withdraw(env, uid));
-    }
-
-    /// How the writing of a decision has ended.
-    pub fn committed(&mut self, now: Now, gang: &GangKey, decision: &str, result: Result<(), CommitFailure>) {
-        self.of_gang(now, gang, |gang, env| gang.committed(env, decision, result));
-    }
-
-    /// How the binding of a member has ended.
-    pub fn bind_ended(&mut self, now: Now, uid: &PodUid, outcome: BindEnd) {
-        self.of_member(now, uid, |gang, env| gang.bind_ended(env, uid, outcome));
-    }
-
-    /// Time has passed. To be called at [`Gangs::next_due`], and may be called at any time.
-    pub fn tick(&mut self, now: Now) {
-        self.clock = Some(now);
-        let due: Vec<Arc<GangKey>> = self
-            .timers
-            .iter()
-            .take_while(|(at, _)| *at <= now.at)
-            .map(|(_, key)| key.clone())
-            .collect();
-        for key in due {
-            self.finish(now, &key);
+        if let Some(gang) = self.gangs.get_mut(key).filter(|_| changed) {
+            let fault = over.then(|| Fault {
+                place: "gangs".into(),
+                words: format!(
+                    "more than {} gangs exist, the most that are planned; this one is planned once others have ended",
+                    self.settings.max_gangs
+                )
+                .into(),
+            });
+            gang.agreement().set_count_fault(fault);
         }
-        // Nobody tells of what no gang goes by: by the time that one comes again it may say something else.
-        self.owners.retain(|_, owner| !owner.gangs.is_empty());
-        self.drop_strays(now);
-        self.more_wait = self.let_in(now);
     }
 
-    /// When [`Gangs::tick`] is to be called, if nothing else is before.
-    pub fn next_due(&self) -> Option<Instant> {
-        let timers = self.timers.first().map(|(at, _)| *at);
-        let at_once = self.clock.filter(|_| self.more_wait).map(|now| now.at);
-        let due = timers.into_iter().chain(at_once);
-        due.chain(self.strays.values().copied()).min()
+    /// A gang whose last member moved to another gang has not ended: nothing is to be read of it any more, except what the user wrote.
+    fn forget_empty(&mut self, now: Now, key: &Arc<GangKey>) {
+        if self.objects.is_written_by_user(key) {
+            return;
+        }
+        if self.gangs.get_mut(key).is_some_and(|gang| gang.expire(now.at)) {
+            self.settle(now, key);
+        }
     }
 
-    /// What is to be done. Each is said once.
-    pub fn take_work(&mut self) -> Vec<Work> {
-        std::mem::take(&mut self.work)
+    fn member_gone(&mut self, now: Now, uid: &PodUid) {
+        let Some(key) = self.of_pod.remove(uid) else {
+            return;
+        };
+        if let Some(gang) = self.gangs.get_mut(&key) {
+            gang.remove(now, uid, &self.settings);
+        }
+        self.settle(now, &key);
     }
 
-    /// The statuses that have changed. Each is the whole truth: a decision that it does not have is to be removed.
+    fn owner_seen(&mut self, now: Now, owner: &OwnerRef, facts: Option<Arc<OwnerFacts>>) {
+        let starts_apart = facts.as_ref().is_some_and(|facts| facts.apart);
+        let limit = self.settings.max_gangs.saturating_mul(2);
+        for key in self.owners.observe(owner, facts, limit) {
+            let mut apart = Vec::new();
+            if let Some(gang) = self.gangs.get_mut(&key) {
+                gang.agreement().invalidate();
+                let members = gang.members().iter().filter(|_| starts_apart);
+                apart.extend(members.map(|member| member.pod().clone()));
+            }
+            apart.retain(|pod| self.owners.settle(&pod.membership).is_some());
+            for pod in apart {
+                self.member_seen(now, pod);
+            }
+            self.settle(now, &key);
+        }
+    }
+
+    fn object_seen(&mut self, now: Now, name: &ObjectName, object: Object) {
+        let known = Known::new(&name.0, object);
+        for key in self.objects.gangs_of(name) {
+            if known.has_decided(&key) {
+                self.set_over_limit(&key, false);
+            }
+        }
+        self.objects.insert(name.clone(), known);
+        self.follow_object(now, name);
+        self.objects.note_stray(name, after(now.at, self.settings.linger));
+    }
+
+    fn object_gone(&mut self, now: Now, name: &ObjectName) {
+        self.objects.remove(name);
+        for key in self.objects.gangs_of(name) {
+            self.with(now, &key, Gang::object_gone);
+        }
+        self.follow_object(now, name);
+    }
+
+    /// Lets the gangs of one object name follow it: one of them has it, the others are not valid.
+    fn follow_object(&mut self, now: Now, name: &ObjectName) {
+        let owner = self.objects.owner_of(name);
+        for key in self.objects.gangs_of(name) {
+            if Some(&key) == owner.as_ref() {
+                let spec = self.objects.get(name).map(Known::spec);
+                if let Some(gang) = self.gangs.get_mut(&key) {
+                    gang.agreement().set_spec(spec);
+                }
+                // The terms come first: a decision is taken over by them.
+                self.resolve_terms(&key);
+                if let Some(known) = self.objects.get(name).cloned()
+                    && let Some((gang, mut env)) = self.with_env(now, &key)
+                {
+                    gang.follow_decision(&mut env, &known);
+                }
+            } else if let Some(gang) = self.gangs.get_mut(&key) {
+                gang.agreement().set_object_fault(owner.as_ref().map(|other| {
+                    Fault {
+                        place: format!("Gang {}", name.1).into(),
+                        words: format!(
+                            "its name is that of gang {other} ({}); give one of them another name",
+                            other.integration
+                        )
+                        .into(),
+                    }
+                }));
+            }
+            self.settle(now, &key);
+        }
+    }
+
+    /// Deletes objects of ours that belong to no gang.
+    fn delete_strays(&mut self, now: Now) {
+        if !self.synced {
+            return;
+        }
+        let again = self.settings.linger.saturating_mul(6);
+        let strays = self.objects.take_strays(now.at, again).into_iter();
+        let deletions = strays.map(|(namespace, name)| Work::DeleteObject { namespace, name });
+        self.work.extend(deletions);
+    }
+
+    /// Resolves the terms of a gang, if its declarations have changed.
+    fn resolve_terms(&mut self, key: &Arc<GangKey>) {
+        let Some(gang) = self.gangs.get_mut(key) else {
+            return;
+        };
+        if !gang.agreement().take_stale() {
+            return;
+        }
+        if let Some(before) = gang.agreement().follow_owner() {
+            self.owners.unfollow(&before, key);
+        }
+        let owner = gang.owner().cloned();
+        if let Some(owner) = &owner {
+            self.owners.follow(owner, key);
+        }
+        let owner = owner.and_then(|owner| self.owners.get(&owner));
+        if let Some(resolution) = gang.agreement().resolve(owner, &self.settings) {
+            gang.agree(resolution);
+        }
+    }
+
+    /// Lets a gang draw its conclusions, and collects them.
+    fn settle(&mut self, now: Now, key: &Arc<GangKey>) {
+        self.resolve_terms(key);
+        let Some((gang, mut env)) = self.with_env(now, key) else {
+            return;
+        };
+        gang.settle(&mut env);
+        let standing = gang.standing(env.settings, now.at);
+        for (slot, reserved, bound) in standing.changes {
+            self.devices.set(key, slot, reserved.as_ref());
+            self.slot_changes.push(SlotChange {
+                gang: key.clone(),
+                slot,
+                place: reserved,
+                bound,
+            });
+        }
+        if standing.may_give_back {
+            self.may_give_back.insert(key.clone());
+        } else {
+            self.may_give_back.remove(key);
+        }
+        self.queue
+            .update(key, standing.wants_plan, standing.turn, standing.considered);
+        if !standing.preempts {
+            self.spare_victims(key);
+        }
+        let held = self.timers.set(key, standing.due, standing.devices);
+        self.queue.update_held(key, held, standing.devices);
+        self.dirty.insert(key.clone());
+        if standing.is_over {
+            self.forget(now, key);
+        }
+    }
+
+    /// Marks members of other gangs as victims of this one: their devices are reserved for it.
+    fn mark_victims(&mut self, key: &Arc<GangKey>, victims: Vec<PodUid>) {
+        if self.gangs.get(key).is_some_and(Gang::preempts) {
+            self.set_evicted(&victims, true);
+            self.victims.by_gang.insert(key.clone(), victims);
+        }
+    }
+
+    fn spare_victims(&mut self, key: &Arc<GangKey>) {
+        if let Some(victims) = self.victims.by_gang.remove(key) {
+            self.set_evicted(&victims, false);
+        }
+    }
+
+    fn set_evicted(&mut self, victims: &[PodUid], evicted: bool) {
+        let gangs: BTreeSet<Arc<GangKey>> = victims
+            .iter()
+            .filter_map(|uid| self.of_pod.get(uid).cloned())
+            .collect();
+        for key in gangs {
+            if let Some(gang) = self.gangs.get_mut(&key) {
+                gang.set_evicted(victims, evicted);
+            }
+        }
+    }
+
+    /// A gang is over, and no member has come back.
+    fn forget(&mut self, now: Now, key: &Arc<GangKey>) {
+        let Some(gang) = self.gangs.remove(key) else {
+            return;
+        };
+        for member in gang.members().iter() {
+            self.of_pod.remove(&member.pod().uid);
+        }
+        self.timers.remove(key);
+        self.queue.remove(key);
+        self.may_give_back.remove(key);
+        self.spare_victims(key);
+        self.dirty.remove(key);
+        if let Some(owner) = gang.owner() {
+            self.owners.unfollow(owner, key);
+        }
+        let name = object_name(key);
+        if self.objects.is_to_delete(key, gang.has_reported()) {
+            let (namespace, name) = name.clone();
+            self.work.push(Work::DeleteObject { namespace, name });
+        }
+        if self.objects.remove_gang(key, &name) {
+            self.follow_object(now, &name);
+        } else {
+            let again = self.settings.linger.saturating_mul(6);
+            self.objects.note_stray(&name, after(now.at, again));
+        }
+        // The next gang over the limit takes its turn, if this was not one.
+        if !self.over_limit.remove(key)
+            && let Some(next) = self.over_limit.first().cloned()
+        {
+            self.set_over_limit(&next, false);
+            self.settle(now, &next);
+        }
+    }
+
+    /// Whether [`Gangs::next`] would look at any gang now.
+    pub fn has_next(&self, capacity: u64) -> bool {
+        self.synced && self.queue.has_next(capacity)
+    }
+
+    /// The request for the next gang to plan, if there is one: it was not planned since `capacity` grew, or it has changed. `capacity` is a
+    /// number that grows when devices or other resources of nodes came free, or nodes changed. The result comes back as
+    /// [`GangEvent::Planned`].
+    pub fn next(&mut self, now: Now, capacity: u64) -> Option<PlanRequest> {
+        if !self.synced {
+            return None;
+        }
+        while let Some(key) = self.queue.next(now, capacity) {
+            if let Some(gang) = self.gangs.get_mut(&key)
+                && gang.wants_plan(now.at)
+            {
+                return gang.request_plan(capacity);
+            }
+        }
+        None
+    }
+
+    fn planned(&mut self, now: Now, gang: &GangKey, result: Result<Placement, Refusal>) {
+        let Some((key, _)) = self
+            .gangs
+            .get_key_value(gang)
+            .filter(|(_, gang)| gang.awaits_plan())
+        else {
+            return;
+        };
+        let key = key.clone();
+        let result = result.and_then(|placement| match self.devices.overlap(&placement) {
+            Some(words) => Err(Refusal {
+                reason: "the plan was overtaken".into(),
+                message: words,
+                hopeless: false,
+            }),
+            None => Ok(placement),
+        });
+        if let Some(gang) = self.gangs.get_mut(&key) {
+            gang.plan_answered();
+        }
+        let (order, turn) = (self.queue.take_order(), self.queue.turn(&key));
+        self.with(now, &key, |gang, env| match &result {
+            Ok(placement) => gang.place(env, placement),
+            Err(refusal) => gang.refuse(env, refusal.clone()),
+        });
+        let has_slots = self.gangs.get(&key).is_some_and(Gang::has_slots);
+        self.queue.restore_order(order, &key, turn, has_slots);
+        if let Ok(placement) = result {
+            let victims = placement.victims.into_iter();
+            self.mark_victims(&key, victims.chain(placement.leaving.into_keys()).collect());
+        }
+    }
+
+    /// What the planner would be asked for a gang now; `None` if its terms are not known.
+    pub fn plan_request(&self, key: &GangKey) -> Option<PlanRequest> {
+        self.gangs.get(key)?.plan_request()
+    }
+
+    /// The gang that is first in the queue and waits for capacity, with the time since when it waits, in seconds since 1970. Backfill
+    /// reservations are made for this one.
+    pub fn head(&self, now: Now) -> Option<(Arc<GangKey>, i64)> {
+        let waits = |gang: &Gang| gang.is_queued() && gang.wants_plan(now.at) && !gang.is_hopeless();
+        let first = self.queue.order(&self.turns(waits), now).into_iter().next()?;
+        let since = self.gangs.get(&first)?.waiting_since();
+        Some((first, since))
+    }
+
+    /// The gangs that are complete and wait for a reservation, in the order in which they are planned.
+    pub fn queue(&self, now: Now) -> Vec<Arc<GangKey>> {
+        self.queue.order(&self.turns(Gang::is_queued), now)
+    }
+
+    fn turns(&self, waits: impl Fn(&Gang) -> bool) -> Vec<(&Arc<GangKey>, Turn)> {
+        let planable = self
+            .queue
+            .planable()
+            .filter_map(|key| self.gangs.get_key_value(key));
+        let waiting = planable.filter(|(_, gang)| waits(gang));
+        waiting.map(|(key, gang)| (key, gang.turn())).collect()
+    }
+
+    /// The gangs in a deadlock, in the order in which they are completed.
+    pub fn deadlocked(&self) -> Vec<DeadlockedGang<'_>> {
+        let now = self.clock.map(|now| now.at);
+        let waiting = self.queue.planable().filter_map(|key| self.gangs.get(key));
+        let deadlocked = waiting.filter_map(|gang| {
+            let gang = View::new(gang, now?);
+            let (wanted, hopeless) = gang.deadlock()?;
+            Some(DeadlockedGang {
+                gang,
+                wanted,
+                hopeless,
+            })
+        });
+        let mut deadlocked: Vec<DeadlockedGang<'_>> = deadlocked.collect();
+        deadlocked.sort_by_cached_key(|found| (found.gang.turn().in_need(), Arc::clone(found.gang.key())));
+        deadlocked
+    }
+
+    /// The owners that gangs wait for or follow.
+    pub fn watched_owners(&self) -> Vec<WatchedOwner> {
+        self.owners.watched()
+    }
+
+    /// The statuses that have changed. Each replaces the former as a whole: a decision that it does not have is to be removed.
     pub fn take_statuses(&mut self) -> Vec<(Arc<GangKey>, GangStatus)> {
         let (Some(now), true) = (self.clock, self.synced) else {
             return Vec::new();
@@ -330,9 +736,9 @@ impl Gangs {
             let Some(gang) = self.gangs.get_mut(&key) else {
                 continue;
             };
-            if !gang.may_tell() {
+            if !gang.may_report() {
                 later.insert(key);
-            } else if let Some(status) = gang.take_status(now.at, now.unix) {
+            } else if let Some(status) = gang.take_status(now) {
                 statuses.push((key, status));
             }
         }
@@ -340,38 +746,79 @@ impl Gangs {
         statuses
     }
 
-    /// What is reserved from now on, or no longer, in the order in which it happened.
-    pub fn take_slot_changes(&mut self) -> Vec<SlotChange> {
-        std::mem::take(&mut self.slot_changes)
-    }
-
     /// The gang that a pod belongs to.
     pub fn gang_of(&self, uid: &PodUid) -> Option<&Arc<GangKey>> {
-        match self.of_pod.get(uid)? {
-            Belongs::To(key) => Some(key),
-            Belongs::Beyond(_) => None,
-        }
+        self.of_pod.get(uid)
     }
 
-    /// The gang that a pod goes with as a whole; `None` also for one of a group of which each goes by itself.
+    /// The gang that a pod is scheduled with as a whole; `None` also for one of a group of independent pods.
     pub fn goes_with(&self, uid: &PodUid) -> Option<&Arc<GangKey>> {
         let key = self.gang_of(uid)?;
-        let whole = self.gangs.get(key).is_some_and(|gang| !gang.goes_singly());
+        let whole = self.gangs.get(key).is_some_and(|gang| !gang.are_independent());
         whole.then_some(key)
+    }
+
+    /// What a member declared when it was let go to its node. Whatever is written on its pod since, it belongs to that gang until it ends.
+    pub fn bound_membership(&self, uid: &PodUid) -> Option<&Arc<Membership>> {
+        let member = self.tracked(uid)?;
+        member.is_pinned().then_some(&member.pod().membership)
+    }
+
+    /// Why a pod waits for its gang; `None` where it does not: it has a slot whose devices are free, is bound, ends or has ended, is
+    /// independent, or another scheduler places it.
+    pub fn wait_reason(&self, uid: &PodUid) -> Option<WaitReason> {
+        let gang = self.gangs.get(self.of_pod.get(uid)?)?;
+        gang.wait_reason(uid).filter(|_| !gang.is_independent(uid))
     }
 
     /// A gang, to look at.
     pub fn view(&self, key: &GangKey) -> Option<View<'_>> {
         let now = self.clock?.at;
-        let gang = self.gangs.get(key)?;
-        Some(View { gang, now })
+        Some(View::new(self.gangs.get(key)?, now))
     }
 
     /// All gangs, by name.
     pub fn views(&self) -> impl Iterator<Item = View<'_>> {
         let now = self.clock.map(|now| now.at);
-        self.gangs
-            .values()
-            .filter_map(move |gang| Some(View { gang, now: now? }))
+        let gangs = self.gangs.values();
+        gangs.filter_map(move |gang| Some(View::new(gang, now?)))
+    }
+
+    /// Gangs that may have slots to give back ([`View::surplus`], [`View::orphaned`]), by name.
+    pub fn may_give_back(&self) -> impl Iterator<Item = View<'_>> {
+        let now = self.clock.map(|now| now.at);
+        let gangs = self.may_give_back.iter().filter_map(|key| self.gangs.get(key));
+        gangs.filter_map(move |gang| Some(View::new(gang, now?)))
+    }
+
+    /// What a member declares, as it is tracked.
+    #[cfg(test)]
+    pub(crate) fn membership_of(&self, uid: &PodUid) -> Membership {
+        let tracked = self.tracked(uid).expect("a member");
+        Membership::clone(&tracked.pod().membership)
+    }
+
+    /// Gangs that were not planned since capacity last grew.
+    #[cfg(test)]
+    pub(crate) fn untried(&self) -> &BTreeSet<Arc<GangKey>> {
+        self.queue.untried()
+    }
+
+    /// Whether the status of any gang may have changed.
+    #[cfg(test)]
+    pub(crate) fn has_changed(&self) -> bool {
+        !self.dirty.is_empty()
+    }
+
+    /// Nothing is left of any gang.
+    #[cfg(test)]
+    pub(crate) fn assert_empty(&self) {
+        assert_eq!(self.gangs.len(), 0, "{:?}", self.gangs.keys().collect::<Vec<_>>());
+        assert_eq!(self.of_pod.len(), 0);
+        assert_eq!(self.owners.len(), 0);
+        assert_eq!(self.objects.named(), 0);
+        assert!(self.queue.is_empty() && self.devices.is_empty());
+        assert_eq!((self.victims.by_gang.len(), self.timers.queue.len()), (0, 0));
+        assert_eq!((self.timers.of_gang.len(), self.over_limit.len()), (0, 0));
     }
 }

@@ -1,7 +1,4 @@
-//! The members of one gang, kept so that no question needs a walk over all of them: what is asked is brought up to date with every change.
-
-mod count;
-mod kept;
+//! The members of one gang and what each counts as. Counts and lists follow every change, so that no question walks over all members.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -9,47 +6,433 @@ use std::time::Instant;
 
 use gantry_api::PodUid;
 
-use super::types::Stage;
-pub(super) use count::Count;
-use kept::is_alive;
-pub(super) use kept::{Bind, Class, Kept};
+use super::agreement::Declaration;
+use super::report::ReasonKind;
+use super::types::{BindEnd, Member, Stage};
+
+/// What is kept of a member.
+#[derive(Debug, Clone)]
+pub(super) struct TrackedMember {
+    pod: Member,
+    /// The incarnation of the gang in which it came: after a restart members of earlier ones do not count.
+    incarnation: u32,
+    /// It ended well in an earlier incarnation. It counts as long as its pod exists: a controller that recreates all pods removes it.
+    carried: bool,
+    /// Its slot. [`super::roster::Roster`] keeps the slot's holder in step.
+    slot: Option<u32>,
+    /// When it got the slot.
+    assigned_at: Option<Instant>,
+    /// Its slot is one whose member arrives after its siblings are bound.
+    follows: bool,
+    /// It has arrived at the node of its slot: the barrier does not wait for it.
+    arrived: bool,
+    /// It stands at the barrier. One that has arrived and left waited for its siblings as long as a bind call may take.
+    at_barrier: bool,
+    bind: BindState,
+    /// A bind has found the pod gone before the watch has.
+    gone: bool,
+    /// When the removal of our scheduling gate was last requested.
+    gate_removal: Option<Instant>,
+    /// Filter has returned the node of its slot.
+    answered: bool,
+    /// When filter last refused it, if it was not activated since.
+    refused_at: Option<Instant>,
+    /// The kind of the reason that filter returned for the last refusal.
+    reported: Option<ReasonKind>,
+    /// It is a victim of another gang, which has its devices from then on.
+    evicted: bool,
+    /// What of it is counted among the declarations of the gang.
+    declared: Option<Declaration>,
+}
+
+/// How far the binding of a member is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum BindState {
+    /// Not begun, or failed.
+    None,
+    InProgress,
+    /// The outcome is not known.
+    Unknown,
+    /// The Binding exists, as the binder reports.
+    Done,
+}
+
+/// What a member counts as. Each is of one class.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(usize)]
+pub(super) enum Class {
+    /// Of an earlier incarnation.
+    Old,
+    /// It is being deleted, or has failed.
+    Lost,
+    /// Its declaration is not valid.
+    Faulty,
+    /// Kept back by scheduling gates of others.
+    Foreign,
+    /// Another scheduler places it.
+    Elsewhere,
+    /// It exists, and has no slot.
+    Waiting,
+    /// It has a slot, and has not arrived.
+    Coming,
+    /// The same, and it cannot arrive before siblings are bound.
+    Following,
+    /// It exists and needs no devices.
+    Light,
+    /// It has arrived at the node of its slot.
+    Arrived,
+    /// Bound, and without devices.
+    LightBound,
+    /// Bound.
+    Bound,
+    /// Ended well.
+    Completed,
+}
+
+const CLASSES: usize = 13;
+
+impl Class {
+    fn is_alive(self) -> bool {
+        !matches!(self, Self::Old | Self::Lost | Self::Completed)
+    }
+}
+
+impl TrackedMember {
+    pub(super) fn new(pod: Member, incarnation: u32) -> Self {
+        Self {
+            pod,
+            incarnation,
+            carried: false,
+            slot: None,
+            assigned_at: None,
+            follows: false,
+            arrived: false,
+            at_barrier: false,
+            bind: BindState::None,
+            gone: false,
+            gate_removal: None,
+            answered: false,
+            refused_at: None,
+            reported: None,
+            evicted: false,
+            declared: None,
+        }
+    }
+
+    /// The pod, as the watch shows it.
+    pub(super) fn pod(&self) -> &Member {
+        &self.pod
+    }
+
+    pub(super) fn slot(&self) -> Option<u32> {
+        self.slot
+    }
+
+    pub(super) fn has_arrived(&self) -> bool {
+        self.arrived
+    }
+
+    pub(super) fn is_at_barrier(&self) -> bool {
+        self.at_barrier
+    }
+
+    pub(super) fn is_gone(&self) -> bool {
+        self.gone
+    }
+
+    pub(super) fn is_evicted(&self) -> bool {
+        self.evicted
+    }
+
+    pub(super) fn was_answered(&self) -> bool {
+        self.answered
+    }
+
+    pub(super) fn refused_at(&self) -> Option<Instant> {
+        self.refused_at
+    }
+
+    pub(super) fn reported(&self) -> Option<&ReasonKind> {
+        self.reported.as_ref()
+    }
+
+    pub(super) fn declared(&self) -> Option<&Declaration> {
+        self.declared.as_ref()
+    }
+
+    /// The removal of our scheduling gate was requested.
+    pub(super) fn is_gate_removal_requested(&self) -> bool {
+        self.gate_removal.is_some()
+    }
+
+    /// No scheduling gate but ours keeps it back.
+    pub(super) fn is_gated_by_us(&self) -> bool {
+        self.pod.stage == (Stage::Gated { by_us_alone: true })
+    }
+
+    /// Takes over what the watch shows. A pod that was deleted and then ended well, as programs do that handle TERM, has not done its part:
+    /// it is lost like any other that is deleted.
+    pub(super) fn update(&mut self, pod: Member) {
+        let was_deleted = self.pod.leaving && self.pod.stage != Stage::Succeeded;
+        self.pod = pod;
+        if was_deleted && self.pod.stage == Stage::Succeeded {
+            self.pod.stage = Stage::Failed;
+        }
+    }
+
+    pub(super) fn is_of(&self, incarnation: u32) -> bool {
+        self.incarnation == incarnation
+    }
+
+    pub(super) fn class(&self, incarnation: u32) -> Class {
+        let light = self.pod.shape.is_none();
+        let leaving = self.pod.leaving || self.gone;
+        match &self.pod.stage {
+            _ if self.incarnation != incarnation => Class::Old,
+            Stage::Succeeded => Class::Completed,
+            Stage::Failed => Class::Lost,
+            _ if leaving => Class::Lost,
+            Stage::Bound(_) if light => Class::LightBound,
+            Stage::Bound(_) => Class::Bound,
+            _ if self.bind == BindState::Done => Class::Bound,
+            _ if !self.pod.membership.faults.is_empty() => Class::Faulty,
+            _ if self.pod.elsewhere.is_some() => Class::Elsewhere,
+            Stage::Gated { by_us_alone: false } => Class::Foreign,
+            _ if light => Class::Light,
+            _ if self.slot.is_none() => Class::Waiting,
+            _ if self.arrived => Class::Arrived,
+            _ if self.follows => Class::Following,
+            _ => Class::Coming,
+        }
+    }
+
+    /// It is of this incarnation, has not ended and is not being deleted.
+    pub(super) fn is_alive(&self, incarnation: u32) -> bool {
+        self.class(incarnation).is_alive()
+    }
+
+    /// Its pod has not ended and is not being deleted.
+    pub(super) fn lives(&self) -> bool {
+        !self.pod.leaving && self.runs()
+    }
+
+    /// Its pod has not ended, though it may be terminating.
+    pub(super) fn runs(&self) -> bool {
+        !self.gone && !matches!(self.pod.stage, Stage::Succeeded | Stage::Failed)
+    }
+
+    /// Its Binding may exist or come to exist: its slot cannot be given to another.
+    pub(super) fn is_pinned(&self) -> bool {
+        self.bind != BindState::None || matches!(self.pod.stage, Stage::Bound(_))
+    }
+
+    /// It has arrived and left the barrier: it waits for its siblings in kube-scheduler.
+    pub(super) fn is_aside(&self) -> bool {
+        self.arrived && !self.at_barrier && !self.is_pinned()
+    }
+
+    /// The node where its pod is bound.
+    pub(super) fn bound_node(&self) -> Option<&gantry_api::NodeName> {
+        match &self.pod.stage {
+            Stage::Bound(node) => Some(node),
+            _ => None,
+        }
+    }
+
+    /// The scheduler that places it, if it counts as one that does not call the extender.
+    fn other_scheduler(&self, class: Class) -> Option<&Arc<str>> {
+        let by = self.pod.elsewhere.as_ref();
+        by.filter(|_| class == Class::Elsewhere)
+    }
+
+    /// Since when its slot waits for it, if it does.
+    fn awaited_since(&self, class: Class) -> Option<Instant> {
+        let awaited = matches!(class, Class::Coming | Class::Following) && !self.is_pinned();
+        self.assigned_at.filter(|_| awaited)
+    }
+
+    fn devices(&self) -> u64 {
+        self.pod.asks.iter().map(|(_, count)| u64::from(*count)).sum()
+    }
+
+    pub(super) fn assign(&mut self, slot: u32, follows: bool, now: Instant) {
+        self.slot = Some(slot);
+        self.assigned_at = Some(now);
+        self.follows = follows;
+        self.leave();
+        self.answered = false;
+    }
+
+    pub(super) fn unassign(&mut self) {
+        self.slot = None;
+        self.leave();
+        self.answered = false;
+    }
+
+    pub(super) fn arrive(&mut self) {
+        self.arrived = true;
+        self.at_barrier = true;
+    }
+
+    /// It has waited at the barrier as long as a bind call may take. It counts as arrived all the same.
+    pub(super) fn leave_barrier(&mut self) {
+        self.at_barrier = false;
+    }
+
+    /// It has to arrive again.
+    pub(super) fn leave(&mut self) {
+        self.arrived = false;
+        self.at_barrier = false;
+    }
+
+    /// It arrives and is bound from here on.
+    pub(super) fn begin_bind(&mut self) {
+        self.arrive();
+        if matches!(self.bind, BindState::None | BindState::Unknown) {
+            self.bind = BindState::InProgress;
+        }
+    }
+
+    pub(super) fn end_bind(&mut self, outcome: BindEnd) {
+        match outcome {
+            BindEnd::Bound => self.bind = BindState::Done,
+            BindEnd::Unsure => self.bind = BindState::Unknown,
+            BindEnd::Failed => {
+                self.bind = BindState::None;
+                self.leave();
+            }
+            BindEnd::Gone => {
+                self.bind = BindState::None;
+                self.gone = true;
+            }
+        }
+    }
+
+    pub(super) fn set_answered(&mut self) {
+        self.answered = true;
+        self.refused_at = None;
+    }
+
+    pub(super) fn set_refused(&mut self, at: Option<Instant>) {
+        self.refused_at = at;
+    }
+
+    pub(super) fn set_reported(&mut self, kind: Option<ReasonKind>) {
+        self.reported = kind;
+    }
+
+    pub(super) fn set_gate_removal(&mut self, at: Instant) {
+        self.gate_removal = Some(at);
+    }
+
+    pub(super) fn set_evicted(&mut self, evicted: bool) {
+        self.evicted = evicted;
+    }
+
+    pub(super) fn set_declared(&mut self, declared: Option<Declaration>) {
+        self.declared = declared;
+    }
+
+    /// Its gang begins this incarnation with it.
+    pub(super) fn set_incarnation(&mut self, incarnation: u32) {
+        self.incarnation = incarnation;
+    }
+}
+
+/// How many members there are of each class.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Count([u32; CLASSES]);
+
+impl Count {
+    fn add(&mut self, class: Class) {
+        self.0[class as usize] += 1;
+    }
+
+    fn remove(&mut self, class: Class) {
+        let count = &mut self.0[class as usize];
+        *count = count.saturating_sub(1);
+    }
+
+    pub(super) fn of(&self, class: Class) -> u32 {
+        self.0[class as usize]
+    }
+
+    /// Members that exist and do not count, for a reason that may pass.
+    pub(super) fn kept_back(&self) -> u32 {
+        self.of(Class::Faulty) + self.of(Class::Foreign) + self.of(Class::Elsewhere)
+    }
+
+    /// Members that count towards the quorum because they exist.
+    pub(super) fn exist(&self) -> u32 {
+        self.of(Class::Waiting) + self.placed()
+    }
+
+    /// Members that have a slot or need none.
+    pub(super) fn placed(&self) -> u32 {
+        self.of(Class::Coming) + self.ready()
+    }
+
+    /// Members for which the barrier does not wait.
+    pub(super) fn ready(&self) -> u32 {
+        self.of(Class::Arrived) + self.of(Class::Following) + self.settled()
+    }
+
+    /// Members that are as good as bound.
+    pub(super) fn settled(&self) -> u32 {
+        self.of(Class::Light) + self.began()
+    }
+
+    /// Members that are bound, or have ended well.
+    pub(super) fn began(&self) -> u32 {
+        self.bound() + self.of(Class::Completed)
+    }
+
+    pub(super) fn bound(&self) -> u32 {
+        self.of(Class::LightBound) + self.of(Class::Bound)
+    }
+
+    /// Members of this incarnation that have not ended and are not being deleted.
+    pub(super) fn alive(&self) -> u32 {
+        self.0.iter().sum::<u32>() - self.of(Class::Old) - self.of(Class::Lost) - self.of(Class::Completed)
+    }
+}
 
 /// All members of a gang.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Members {
-    all: BTreeMap<PodUid, Kept>,
-    /// The life the gang is in.
-    life: u32,
-    /// Whether it goes on with what was done in the life before.
-    goes_on: bool,
+    all: BTreeMap<PodUid, TrackedMember>,
+    /// The incarnation that the gang is in.
+    incarnation: u32,
+    /// Whether it continues the work of the incarnation before.
+    continues: bool,
     total: Count,
     by_role: BTreeMap<Arc<str>, Count>,
-    /// By the UID of what made them.
-    by_maker: BTreeMap<Option<Arc<str>>, Made>,
-    /// So many were alive or had ended well at a time, in this life.
+    /// By the UID of the controller.
+    by_controller: BTreeMap<Option<Arc<str>>, Made>,
+    /// The most that were alive or had ended well at a time, in this incarnation.
     most: u32,
     priorities: BTreeMap<i32, u32>,
-    /// Members that another scheduler is to place, by its name.
+    /// Members that another scheduler places, by its name.
     elsewhere: BTreeMap<Arc<str>, u32>,
-    /// Members that exist, want devices, and have no slot.
+    /// Members that exist, need devices, and have no slot.
     unplaced: BTreeSet<PodUid>,
     /// Devices that unplaced members ask for.
     unplaced_devices: u64,
-    /// Members of lives before whose pods are there and have not ended.
+    /// Members of earlier incarnations whose pods exist and have not ended.
     old_present: u32,
     /// Members with a slot that are neither bound nor lost.
     on_the_way: BTreeSet<PodUid>,
-    /// Those of them that have come and left ([`Kept::is_aside`]).
+    /// Those of them that have arrived and left ([`TrackedMember::is_aside`]).
     aside: BTreeSet<PodUid>,
-    /// Those of them that are waited for, and since when.
-    idle: BTreeSet<(Instant, PodUid)>,
-    /// Members that no gate but ours keeps back, and whose gate nobody was asked to remove.
+    /// Those of them that their slots wait for, and since when.
+    awaited: BTreeSet<(Instant, PodUid)>,
+    /// Members that only our gate keeps back, whose removal was not requested.
     gated: BTreeSet<PodUid>,
-    /// Those that somebody was asked to remove it from, and when.
-    asked: BTreeSet<(Instant, PodUid)>,
+    /// Members whose gate's removal was requested, and when.
+    ungating: BTreeSet<(Instant, PodUid)>,
 }
 
-/// What has become of the members that one job or the like has made, of this life.
+/// What has become of the members of one controller, in this incarnation.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 struct Made {
     alive: u32,
@@ -57,25 +440,36 @@ struct Made {
 }
 
 impl Members {
-    pub(super) fn get(&self, uid: &PodUid) -> Option<&Kept> {
+    pub(super) fn get(&self, uid: &PodUid) -> Option<&TrackedMember> {
         self.all.get(uid)
     }
 
-    pub(super) fn iter(&self) -> impl Iterator<Item = &Kept> {
+    pub(super) fn iter(&self) -> impl Iterator<Item = &TrackedMember> {
         self.all.values()
+    }
+
+    /// The UIDs of the members for which `is` holds.
+    pub(super) fn uids(&self, mut is: impl FnMut(&TrackedMember) -> bool) -> Vec<PodUid> {
+        let found = self.all.values().filter(|member| is(member));
+        found.map(|member| member.pod.uid.clone()).collect()
     }
 
     pub(super) fn len(&self) -> usize {
         self.all.len()
     }
 
-    /// No pod of this life is there any more.
-    pub(super) fn has_left(&self) -> bool {
-        self.all.values().all(|kept| kept.life != self.life)
+    pub(super) fn incarnation(&self) -> u32 {
+        self.incarnation
     }
 
-    pub(super) fn life(&self) -> u32 {
-        self.life
+    /// The class of a member.
+    pub(super) fn class(&self, member: &TrackedMember) -> Class {
+        member.class(self.incarnation)
+    }
+
+    /// No pod of this incarnation is left.
+    pub(super) fn is_abandoned(&self) -> bool {
+        self.all.values().all(|member| !member.is_of(self.incarnation))
     }
 
     pub(super) fn count(&self) -> &Count {
@@ -92,46 +486,54 @@ impl Members {
     }
 
     /// There were at least so many.
-    pub(super) fn were(&mut self, count: u32) {
+    pub(super) fn raise_most(&mut self, count: u32) {
         self.most = self.most.max(count);
     }
 
-    /// What made those that are alive is known, and is other than what made those that have ended well.
-    pub(super) fn are_of_others(&self) -> bool {
-        let mut makers = self.by_maker.iter();
-        makers.all(|(maker, made)| made.alive == 0 || maker.is_some() && made.completed == 0)
+    /// The controllers of living members are known, and differ from those of members that have ended well.
+    pub(super) fn have_new_controllers(&self) -> bool {
+        let mut controllers = self.by_controller.iter();
+        controllers.all(|(uid, made)| made.alive == 0 || uid.is_some() && made.completed == 0)
     }
 
-    /// Of those that are alive it is not known what made them.
-    pub(super) fn are_of_nobody(&self) -> bool {
-        let mut makers = self.by_maker.iter();
-        makers.all(|(maker, made)| made.alive == 0 || maker.is_none())
+    /// No controller of a living member is known.
+    pub(super) fn have_no_controllers(&self) -> bool {
+        let mut controllers = self.by_controller.iter();
+        controllers.all(|(uid, made)| made.alive == 0 || uid.is_none())
     }
 
-    /// Those that are alive were made after all that have ended well and are still there.
-    pub(super) fn came_after(&self) -> bool {
-        let of = |kept: &&Kept| kept.class(self.life) == Class::Completed;
-        let last = self.all.values().filter(of).map(|kept| kept.member.created).max();
-        let mut alive = self.all.values().filter(|kept| kept.is_alive(self.life));
-        alive.all(|kept| Some(kept.member.created) >= last)
+    /// Living members were created after all that have ended well and still exist.
+    pub(super) fn came_after_completed(&self) -> bool {
+        let completed = |member: &&TrackedMember| self.class(member) == Class::Completed;
+        let last = self
+            .all
+            .values()
+            .filter(completed)
+            .map(|member| member.pod.created)
+            .max();
+        let mut alive = self
+            .all
+            .values()
+            .filter(|member| member.is_alive(self.incarnation));
+        alive.all(|member| Some(member.pod.created) >= last)
     }
 
     pub(super) fn priority(&self) -> i32 {
         self.priorities.keys().next_back().copied().unwrap_or_default()
     }
 
-    /// What is wrong with what one of them says.
+    /// The first fault of a member's declaration.
     pub(super) fn first_fault(&self) -> Option<String> {
         let mut faulty = self
             .all
             .values()
-            .filter(|kept| kept.class(self.life) == Class::Faulty);
-        let kept = faulty.next()?;
-        let fault = kept.member.membership.faults.first()?;
-        Some(format!("pod {}: {fault}", kept.member.name))
+            .filter(|member| self.class(member) == Class::Faulty);
+        let member = faulty.next()?;
+        let fault = member.pod.membership.faults.first()?;
+        Some(format!("pod {}: {fault}", member.pod.name))
     }
 
-    /// The schedulers that are to place members and do not ask us, and how many each.
+    /// The schedulers that place members and do not call the extender, and how many each.
     pub(super) fn elsewhere(&self) -> impl Iterator<Item = (&str, u32)> {
         self.elsewhere.iter().map(|(by, count)| (&**by, *count))
     }
@@ -148,42 +550,42 @@ impl Members {
         &self.on_the_way
     }
 
-    /// Members that are waited for at their slots, and since when: the first the longest.
-    pub(super) fn idle(&self) -> impl Iterator<Item = (Instant, &PodUid)> {
-        self.idle.iter().map(|(since, uid)| (*since, uid))
+    /// Members that their slots wait for, and since when: the longest wait first.
+    pub(super) fn awaited(&self) -> impl Iterator<Item = (Instant, &PodUid)> {
+        self.awaited.iter().map(|(since, uid)| (*since, uid))
     }
 
-    /// Has those that have come and left, with slots `of` which this is said, come anew. Who they are.
+    /// Makes members that have arrived and left arrive again, those with slots for which `of` holds. Returns them.
     pub(super) fn call_back(&mut self, of: impl Fn(u32) -> bool) -> Vec<PodUid> {
-        let slot = |uid: &PodUid| self.all.get(uid).and_then(|kept| kept.slot);
+        let slot = |uid: &PodUid| self.all.get(uid).and_then(|member| member.slot);
         let aside = self.aside.iter().filter(|uid| slot(uid).is_some_and(&of));
         let aside: Vec<PodUid> = aside.cloned().collect();
         for uid in &aside {
-            self.change(uid, Kept::leave);
+            self.change(uid, TrackedMember::leave);
         }
         aside
     }
 
-    /// Members whose gate is ours and has to go if it `goes`: nobody was asked to remove it, or it was in vain.
+    /// Members whose gate is ours and has to go, if `goes`: its removal was not requested, or `in_vain`.
     pub(super) fn to_ungate(
         &self,
         in_vain: impl Fn(Instant) -> bool,
-        goes: impl Fn(&Kept) -> bool,
+        goes: impl Fn(&TrackedMember) -> bool,
     ) -> Vec<PodUid> {
-        let asked = self.asked.iter().take_while(|(at, _)| in_vain(*at));
-        let due = self.gated.iter().chain(asked.map(|(_, uid)| uid));
+        let requested = self.ungating.iter().take_while(|(at, _)| in_vain(*at));
+        let due = self.gated.iter().chain(requested.map(|(_, uid)| uid));
         let due = due.filter(|uid| self.all.get(*uid).is_some_and(&goes));
         due.cloned().collect()
     }
 
-    /// Members whose gate somebody was asked to remove, and is still there.
-    pub(super) fn asked(&self) -> impl Iterator<Item = &Kept> {
-        self.asked.iter().filter_map(|(_, uid)| self.all.get(uid))
+    /// Members whose gate's removal was requested, and that still have it.
+    pub(super) fn ungating(&self) -> impl Iterator<Item = &TrackedMember> {
+        self.ungating.iter().filter_map(|(_, uid)| self.all.get(uid))
     }
 
-    /// When somebody was first asked to remove a gate that is still there.
-    pub(super) fn first_asked(&self) -> Option<Instant> {
-        self.asked.first().map(|(at, _)| *at)
+    /// When the removal of a gate that is still there was first requested.
+    pub(super) fn first_ungating(&self) -> Option<Instant> {
+        self.ungating.first().map(|(at, _)| *at)
     }
 
     pub(super) fn old_present(&self) -> u32 {
@@ -191,32 +593,32 @@ impl Members {
     }
 
     /// Adds a member; one with the same UID is replaced.
-    pub(super) fn insert(&mut self, kept: Kept) {
-        self.take(&kept.member.uid.clone());
-        self.enter(&kept);
-        self.all.insert(kept.member.uid.clone(), kept);
+    pub(super) fn insert(&mut self, member: TrackedMember) {
+        self.take(&member.pod.uid.clone());
+        self.enter(&member);
+        self.all.insert(member.pod.uid.clone(), member);
     }
 
     /// Changes a member.
-    pub(super) fn change(&mut self, uid: &PodUid, change: impl FnOnce(&mut Kept)) {
-        if let Some(mut kept) = self.take(uid) {
-            change(&mut kept);
-            self.enter(&kept);
-            self.all.insert(uid.clone(), kept);
+    pub(super) fn change(&mut self, uid: &PodUid, change: impl FnOnce(&mut TrackedMember)) {
+        if let Some(mut member) = self.take(uid) {
+            change(&mut member);
+            self.enter(&member);
+            self.all.insert(uid.clone(), member);
         }
     }
 
     /// Removes a member. One that has ended well goes on counting: it has done its part.
-    pub(super) fn remove(&mut self, uid: &PodUid) -> Option<Kept> {
-        let kept = self.take(uid)?;
-        if kept.class(self.life) == Class::Completed && !kept.carried {
-            self.complete(&kept.member.membership.role);
-            self.made(&kept.member.membership.made_by, Class::Completed, 1);
+    pub(super) fn remove(&mut self, uid: &PodUid) -> Option<TrackedMember> {
+        let member = self.take(uid)?;
+        if self.class(&member) == Class::Completed && !member.carried {
+            self.complete(&member.pod.membership.role);
+            self.count_made(&member.pod.membership.made_by, Class::Completed, 1);
         }
-        Some(kept)
+        Some(member)
     }
 
-    /// Counts a member that has ended well and whose pod is no longer there.
+    /// Counts a member that has ended well and whose pod no longer exists.
     pub(super) fn complete(&mut self, role: &Arc<str>) {
         self.total.add(Class::Completed);
         self.by_role
@@ -225,53 +627,52 @@ impl Members {
             .add(Class::Completed);
     }
 
-    /// Begins a new life: of the members that there are, none counts any more but, if the gang goes on, those that have ended well.
-    pub(super) fn begin_life(&mut self, goes_on: bool) {
-        let before = self.life;
-        self.life += 1;
+    /// Begins a new incarnation: of the present members none counts any more, except, if the gang `continues`, those that have ended well.
+    pub(super) fn begin_incarnation(&mut self, continues: bool) {
+        let before = self.incarnation;
         let all = std::mem::take(&mut self.all);
         *self = Self {
-            life: self.life,
-            goes_on,
+            incarnation: before + 1,
+            continues,
             ..Self::default()
         };
-        for (uid, mut kept) in all {
-            if goes_on && kept.class(before) == Class::Completed {
-                kept.life = self.life;
-                kept.carried = true;
+        for (uid, mut member) in all {
+            if continues && member.class(before) == Class::Completed {
+                member.incarnation = self.incarnation;
+                member.carried = true;
             }
-            kept.slot = None;
-            kept.leave();
-            kept.worded = None;
-            self.enter(&kept);
-            self.all.insert(uid, kept);
+            member.slot = None;
+            member.leave();
+            member.declared = None;
+            self.enter(&member);
+            self.all.insert(uid, member);
         }
     }
 
-    /// One of the life before that turns out to have ended well before anybody asked it to go: it counts on, as those do of whom that was
-    /// known when that life ended.
+    /// Carries over a member of the incarnation before that turns out to have ended well before it was deleted, as those are carried over
+    /// of which that was known in time.
     pub(super) fn carry_late(&mut self, uid: &PodUid) {
-        let life = self.life;
-        let is_late = |kept: &Kept| {
-            let ended = kept.member.stage == Stage::Succeeded && !kept.member.leaving && !kept.gone;
-            ended && kept.life.saturating_add(1) == life
+        let incarnation = self.incarnation;
+        let is_late = |member: &TrackedMember| {
+            let ended = member.pod.stage == Stage::Succeeded && !member.pod.leaving && !member.gone;
+            ended && member.incarnation.saturating_add(1) == incarnation
         };
-        if self.goes_on && self.get(uid).is_some_and(is_late) {
-            self.change(uid, |kept| {
-                kept.life = life;
-                kept.carried = true;
+        if self.continues && self.get(uid).is_some_and(is_late) {
+            self.change(uid, |member| {
+                member.incarnation = incarnation;
+                member.carried = true;
             });
         }
     }
 
-    /// One more, or one less, that the same job has made.
-    fn made(&mut self, maker: &Option<Arc<str>>, class: Class, change: i32) {
-        if !is_alive(class) && class != Class::Completed {
+    /// One more, or one less, of the members of one controller.
+    fn count_made(&mut self, controller: &Option<Arc<str>>, class: Class, change: i32) {
+        if !class.is_alive() && class != Class::Completed {
             return;
         }
-        let made = match self.by_maker.get_mut(maker) {
+        let made = match self.by_controller.get_mut(controller) {
             Some(made) => made,
-            None => self.by_maker.entry(maker.clone()).or_default(),
+            None => self.by_controller.entry(controller.clone()).or_default(),
         };
         let count = match class {
             Class::Completed => &mut made.completed,
@@ -279,75 +680,66 @@ impl Members {
         };
         *count = count.saturating_add_signed(change);
         if *made == Made::default() {
-            self.by_maker.remove(maker);
+            self.by_controller.remove(controller);
         }
     }
 
-    fn take(&mut self, uid: &PodUid) -> Option<Kept> {
-        let kept = self.all.remove(uid)?;
-        let class = kept.class(self.life);
+    fn take(&mut self, uid: &PodUid) -> Option<TrackedMember> {
+        let member = self.all.remove(uid)?;
+        let class = self.class(&member);
         self.total.remove(class);
-        self.made(&kept.member.membership.made_by, class, -1);
-        if let Some(count) = self.by_role.get_mut(&kept.member.membership.role) {
+        self.count_made(&member.pod.membership.made_by, class, -1);
+        if let Some(count) = self.by_role.get_mut(&member.pod.membership.role) {
             count.remove(class);
         }
-        if let Some(count) = self.priorities.get_mut(&kept.member.priority) {
-            *count -= 1;
-            if *count == 0 {
-                self.priorities.remove(&kept.member.priority);
-            }
-        }
-        if let Some(by) = kept.placed_by_another(class)
-            && let Some(count) = self.elsewhere.get_mut(by)
-        {
-            *count -= 1;
-            if *count == 0 {
-                self.elsewhere.remove(by);
-            }
+        remove_one(&mut self.priorities, &member.pod.priority);
+        if let Some(by) = member.other_scheduler(class) {
+            remove_one(&mut self.elsewhere, by);
         }
         if self.unplaced.remove(uid) {
-            self.unplaced_devices = self.unplaced_devices.saturating_sub(kept.devices());
+            self.unplaced_devices = self.unplaced_devices.saturating_sub(member.devices());
         }
         self.on_the_way.remove(uid);
         self.aside.remove(uid);
-        if let Some(since) = kept.idle_since(class) {
-            self.idle.remove(&(since, uid.clone()));
+        if let Some(since) = member.awaited_since(class) {
+            self.awaited.remove(&(since, uid.clone()));
         }
         self.gated.remove(uid);
-        if let Some(asked) = kept.ungated {
-            self.asked.remove(&(asked, uid.clone()));
+        if let Some(requested) = member.gate_removal {
+            self.ungating.remove(&(requested, uid.clone()));
         }
-        if class == Class::Old && kept.runs() {
+        if class == Class::Old && member.runs() {
             self.old_present = self.old_present.saturating_sub(1);
         }
-        Some(kept)
+        Some(member)
     }
 
-    fn enter(&mut self, kept: &Kept) {
-        let class = kept.class(self.life);
+    fn enter(&mut self, member: &TrackedMember) {
+        let class = self.class(member);
+        let uid = &member.pod.uid;
         self.total.add(class);
-        self.were(self.total.alive() + self.total.of(Class::Completed));
-        self.made(&kept.member.membership.made_by, class, 1);
+        self.raise_most(self.total.alive() + self.total.of(Class::Completed));
+        self.count_made(&member.pod.membership.made_by, class, 1);
         self.by_role
-            .entry(kept.member.membership.role.clone())
+            .entry(member.pod.membership.role.clone())
             .or_default()
             .add(class);
-        *self.priorities.entry(kept.member.priority).or_default() += 1;
-        if let Some(by) = kept.placed_by_another(class) {
+        *self.priorities.entry(member.pod.priority).or_default() += 1;
+        if let Some(by) = member.other_scheduler(class) {
             *self.elsewhere.entry(by.clone()).or_default() += 1;
         }
         match class {
             Class::Waiting => {
-                self.unplaced.insert(kept.member.uid.clone());
-                self.unplaced_devices = self.unplaced_devices.saturating_add(kept.devices());
+                self.unplaced.insert(uid.clone());
+                self.unplaced_devices = self.unplaced_devices.saturating_add(member.devices());
             }
             Class::Coming | Class::Following | Class::Arrived => {
-                self.on_the_way.insert(kept.member.uid.clone());
-                if kept.is_aside() {
-                    self.aside.insert(kept.member.uid.clone());
+                self.on_the_way.insert(uid.clone());
+                if member.is_aside() {
+                    self.aside.insert(uid.clone());
                 }
-                if let Some(since) = kept.idle_since(class) {
-                    self.idle.insert((since, kept.member.uid.clone()));
+                if let Some(since) = member.awaited_since(class) {
+                    self.awaited.insert((since, uid.clone()));
                 }
             }
             _ => {}
@@ -356,15 +748,24 @@ impl Members {
             class,
             Class::Waiting | Class::Coming | Class::Following | Class::Arrived | Class::Light
         );
-        if counts && kept.member.stage == (Stage::Gated { by_us_alone: true }) {
-            let uid = kept.member.uid.clone();
-            match kept.ungated {
-                None => self.gated.insert(uid),
-                Some(at) => self.asked.insert((at, uid)),
+        if counts && member.is_gated_by_us() {
+            match member.gate_removal {
+                None => self.gated.insert(uid.clone()),
+                Some(at) => self.ungating.insert((at, uid.clone())),
             };
         }
-        if class == Class::Old && kept.runs() {
+        if class == Class::Old && member.runs() {
             self.old_present += 1;
+        }
+    }
+}
+
+/// Counts one less; what is not counted any more is removed.
+fn remove_one<K: Ord>(counts: &mut BTreeMap<K, u32>, key: &K) {
+    if let Some(count) = counts.get_mut(key) {
+        *count = count.saturating_sub(1);
+        if *count == 0 {
+            counts.remove(key);
         }
     }
 }

@@ -1,71 +1,73 @@
-//! The life of gangs: members come, the whole gets a place, members arrive at a barrier, the decision is written, all are bound, losses are
-//! repaired. A state machine: facts and time in, answers and work out. It neither plans nor touches devices: places are given to it.
+//! The state machine of gangs: members appear, the whole gang gets a reservation, members meet at a barrier, the decision is written, all are
+//! bound, losses are repaired. Facts and time come in as [`GangEvent`]s, and [`Effects`] go out. It neither plans nor touches devices:
+//! the planner and the extender do.
 //!
 //! ```text
 //! Pending -> Queued -> Reserved (-> Preempting before) -> Committing -> Binding -> Bound -> Finished
-//!      ^          ^          |  not in time, a node lost                    |         |
-//!      |          +- Backoff-+                                              +> Degraded (a member lost)
-//!      +------- too few members left, before the decision                        | restart: all are deleted, a new life
+//!    ^         ^          |  members late, a node lost                     |         |
+//!    |         +- Backoff-+                                                +> Degraded (a member lost)
+//!    +------ too few members left, before the decision                         | restart: all are deleted, a new incarnation
 //! ```
 //!
-//! What always holds, whatever is called in whatever order:
+//! What always holds, in whatever order events come:
 //! 1. A slot has one member at most, a member one slot at most; no device is in two slots.
-//! 2. `Arrival::Go` is answered only once the decision is known to be written ([`Gangs::committed`] or the object shows it), and it is
-//!    written only when as many members are ready as the minimum says, of every role. Ready is who has come to its place since it was
-//!    planned, also if it could not wait there until the last came.
-//! 3. Slots end with their gang, or with their time limit: before the decision that of the plan; after it, those that the minimum does not
-//!    need with `arrival`, those of lost members with [`Settings::hold`]. A decided place of a living member that the minimum needs has no
-//!    limit: there is only forward.
-//! 4. What is decided is never taken back, except by the gang's end or a restart. A write of which nobody knows is made again until somebody
-//!    does.
-//! 5. Members of a life before a restart never count together with those after it, but for those that have ended well and whose pods are still
-//!    there: they have done their part. Members of a run that is done never count with those of the next.
-//! 6. Equal calls give equal answers, work and statuses. Texts change only when what they say does.
-//! 7. A parked pod's answer is a look into maps; an event costs no walk over other gangs.
+//! 2. The reply [`Arrival::Go`] is given only once the decision is known to be written ([`GangEvent::Committed`], or the object shows it).
+//!    It is written only when as many members are ready as the minimum requires, of every role. A member is ready once it has arrived at
+//!    the node of its slot, also if its call timed out before the last sibling arrived.
+//! 3. Slots end with their gang, or with their time limit: before the decision that of the reservation; after it, `arrival` for slots that
+//!    the minimum does not need, and [`Settings::hold`] for slots of lost members. A decided slot of a living member that the minimum
+//!    needs has no limit.
+//! 4. A decision is never taken back, except by the end of the gang or a restart. A write of unknown outcome is repeated until the outcome
+//!    is known.
+//! 5. Members of different incarnations never count together, except for members that have ended well before a restart and whose pods still
+//!    exist: they have done their part.
+//! 6. Equal events give equal effects and statuses. Messages change only when what they state does.
+//! 7. Filter for a pod that waits costs a look into maps; an event about one gang costs no walk over other gangs.
 
-mod agreed;
+mod activation;
+mod agreement;
+mod attempts;
 mod barrier;
-mod beyond;
-mod books;
-mod bulk;
-mod coming;
-mod commit;
-mod facts;
+mod decision;
+mod devices;
+mod event;
 mod gang;
 mod gangs;
-mod gated;
-mod lower;
 mod members;
 mod objects;
-mod order;
 mod owners;
-mod parked;
-mod phase;
-mod placing;
-mod recovery;
-mod repair;
-mod rerun;
+mod plan_queue;
+mod report;
+mod roster;
 mod slots;
-mod standing;
-mod status;
-mod stuck;
 #[cfg(test)]
 mod tests;
 mod types;
-mod unasked;
-mod view;
-mod waking;
-mod wanted;
-mod words;
-mod written;
 
-pub use gangs::Gangs;
-pub use status::BLOCKED;
-pub use stuck::DeadlockedGang;
+use std::time::{Duration, Instant};
+
+pub use event::{Effects, GangEvent, Offered, Reply};
+pub use gang::{BLOCKED, MemberView, SlotView, View};
+pub use gangs::{DeadlockedGang, Gangs};
 pub use types::{
     Answer, Arrival, Asks, Assignment, BindEnd, Blocker, CommitFailure, Devices, Member, MemberRequest, Now,
     Object, Placement, PlanRequest, Refusal, Reservation, Settings, ShapeId, Sibling, SlotChange,
-    SlotReservation, Stage, WatchedOwner, Work,
+    SlotReservation, Stage, WaitReason, WatchedOwner, Work,
 };
-pub use unasked::WaitReason;
-pub use view::{MemberView, SlotView, View};
+
+/// What a gang looks at besides itself, and where it puts what is to be done.
+struct Env<'a> {
+    now: Now,
+    settings: &'a Settings,
+    synced: bool,
+    devices: &'a devices::ReservedDevices,
+    /// Decisions made so far by this process.
+    decisions: &'a mut u64,
+    work: &'a mut Vec<Work>,
+}
+
+/// So long after a moment. More than a year is no time limit.
+fn after(at: Instant, time: Duration) -> Instant {
+    let year = Duration::from_secs(366 * 24 * 3600);
+    at.checked_add(time.min(year)).unwrap_or(at)
+}

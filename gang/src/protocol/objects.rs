@@ -1,135 +1,219 @@
-//! Objects come in: what a person wants of a gang, what another process decided. Finds the gang; what it makes of that is its own affair.
+//! `Gang` objects: what the user wants of a gang, and what another process decided. Names are shared: the gang that has an object's name is
+//! found here.
 
 use std::cmp::Reverse;
+use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use gantry_api::{DeviceId, NodeName};
+use gantry_api::{Decision, GangPhase, GangSpec, GangStatus};
 
-use super::Gangs;
-use super::gang::{Env, Expects, Gang};
-use super::recovery::Known;
-use super::standing::after;
-use super::types::{Now, Object, Work};
+use super::after;
+use super::decision::made_at;
+use super::types::Object;
 use crate::key::GangKey;
 use crate::terms::Fault;
 
 /// Namespace and name of an object.
 pub(super) type ObjectName = (Arc<str>, Arc<str>);
 
-impl Gangs {
-    /// A `Gang` object, as it is now.
-    pub fn object_seen(&mut self, now: Now, namespace: &str, name: &str, object: Object) {
-        self.clock = Some(now);
-        let name: ObjectName = (namespace.into(), name.into());
-        let known = Known::new(&name.0, object);
-        if let Some(of) = known.of.clone().filter(|of| known.has_decided(of)) {
-            // Its pods may be among those that are one too many, but what is decided is brought to its end.
-            self.beyond.may_have_room(&Arc::new(of));
-        }
-        self.objects.insert(name.clone(), known);
-        self.follow_object(now, &name);
-        self.note_stray(&name, after(now.at, self.settings.linger));
-    }
+/// The name of a gang's object.
+pub(super) fn object_name(key: &GangKey) -> ObjectName {
+    (key.namespace.clone(), key.object_name().into())
+}
 
-    /// There is no such object any more.
-    pub fn object_gone(&mut self, now: Now, namespace: &str, name: &str) {
-        self.clock = Some(now);
-        let name: ObjectName = (namespace.into(), name.into());
-        self.objects.remove(&name);
-        self.strays.remove(&name);
-        for key in self.named.get(&name).cloned().unwrap_or_default() {
-            self.with(now, &key, |gang, env| {
-                gang.told.forget();
-                gang.not_committed_if_asked(env);
-            });
-        }
-        self.follow_object(now, &name);
-    }
+/// What is kept of an object.
+#[derive(Debug, Clone)]
+pub(super) struct Known {
+    ours: bool,
+    spec: Result<GangSpec, Fault>,
+    /// The gang that its status is about; `None` if it has no status yet.
+    of: Option<GangKey>,
+    decision: Option<Arc<Decision>>,
+    phase: GangPhase,
+    restarting: bool,
+    completed: u32,
+    /// Members that were alive or had ended well.
+    members: u32,
+    failed_attempts: u32,
+    domain: Arc<str>,
+    waiting_since: Option<i64>,
+    bound_at: Option<i64>,
+}
 
-    /// Lets the gangs of one object name follow it: one of them has it, the others are told that they cannot.
-    pub(super) fn follow_object(&mut self, now: Now, name: &ObjectName) {
-        let keys = self.named.get(name).cloned().unwrap_or_default();
-        let known = self.objects.get(name).cloned();
-        let of_status = known
-            .as_ref()
-            .and_then(|known| keys.iter().find(|key| known.is_about(key)).cloned());
-        let has_it = of_status.or_else(|| keys.first().cloned());
-        for key in keys {
-            if Some(&key) != has_it.as_ref() {
-                if let Some(gang) = self.gangs.get_mut(&key) {
-                    gang.reagree = true;
-                    gang.object_fault = has_it.as_ref().map(|other| Fault {
-                        place: format!("Gang {}", name.1).into(),
-                        words: format!(
-                            "its name is that of gang {other} ({}); give one of them another name",
-                            other.integration
-                        )
-                        .into(),
-                    });
-                }
-            } else {
-                if let Some(gang) = self.gangs.get_mut(&key) {
-                    gang.reagree = true;
-                    gang.follow_spec(known.as_ref());
-                }
-                // What is to be agreed on comes first: a decision is taken up by its terms.
-                self.agree_on(&key);
-                if let Some(known) = &known {
-                    self.follow_decision(now, &key, known);
-                }
-            }
-            self.finish(now, &key);
+impl Known {
+    pub(super) fn new(namespace: &Arc<str>, object: Object) -> Self {
+        let status = object.status;
+        let of = GangKey::of_status(namespace, &status);
+        Self {
+            ours: object.ours,
+            spec: object.spec,
+            of,
+            decision: status.decision.map(Arc::new),
+            phase: status.phase,
+            restarting: status.restarting,
+            completed: status.completed,
+            members: status.members,
+            failed_attempts: status.failed_attempts,
+            domain: status.domain.into(),
+            waiting_since: status.waiting_since.map(|time| time.0.as_second()),
+            bound_at: status.bound_at.map(|time| time.0.as_second()),
         }
     }
 
-    fn follow_decision(&mut self, now: Now, key: &Arc<GangKey>, known: &Known) {
-        let Some(gang) = self.gangs.get_mut(key) else {
-            return;
-        };
-        let taken = &self.taken;
-        let free = |node: &NodeName, device: &DeviceId| {
-            let holder = taken.get(node).and_then(|devices| devices.get(device));
-            holder.is_none_or(|holder| holder == key)
-        };
-        let mut env = Env {
-            now,
-            settings: &self.settings,
-            synced: self.synced,
-            taken: &self.taken,
-            decisions: &mut self.decisions,
-            work: &mut self.work,
-        };
-        gang.follow_decision(&mut env, known, &free);
+    pub(super) fn spec(&self) -> &Result<GangSpec, Fault> {
+        &self.spec
     }
 
-    /// Every list was complete once: from here on decisions may be made. Decisions of the process before are taken up.
-    pub fn synced(&mut self, now: Now) {
-        self.clock = Some(now);
-        if self.synced {
-            return;
-        }
-        // Before anything is planned: a decision keeps its places only once its gang is there.
-        while self.let_in(now) {}
-        self.synced = true;
-        // The youngest first: of a place that two of them name the older one had let go, or the younger had not been made, and could not
-        // say so any more.
-        let mut names: Vec<_> = self.named.keys().cloned().collect();
-        names.sort_by_key(|name| Reverse(self.objects.get(name).and_then(Known::made_at)));
-        for name in names {
-            self.follow_object(now, &name);
-        }
-        for name in self.objects.keys().cloned().collect::<Vec<_>>() {
-            self.note_stray(&name, now.at);
-        }
-        self.drop_strays(now);
+    pub(super) fn decision(&self) -> Option<&Arc<Decision>> {
+        self.decision.as_ref()
+    }
+
+    pub(super) fn phase(&self) -> GangPhase {
+        self.phase
+    }
+
+    pub(super) fn is_restarting(&self) -> bool {
+        self.restarting
+    }
+
+    pub(super) fn completed(&self) -> u32 {
+        self.completed
+    }
+
+    pub(super) fn members(&self) -> u32 {
+        self.members
+    }
+
+    pub(super) fn failed_attempts(&self) -> u32 {
+        self.failed_attempts
+    }
+
+    pub(super) fn domain(&self) -> &Arc<str> {
+        &self.domain
+    }
+
+    pub(super) fn waiting_since(&self) -> Option<i64> {
+        self.waiting_since
+    }
+
+    pub(super) fn bound_at(&self) -> Option<i64> {
+        self.bound_at
+    }
+
+    /// Whether its status is about this gang.
+    pub(super) fn is_about(&self, key: &GangKey) -> bool {
+        self.of.as_ref() == Some(key)
+    }
+
+    /// Whether it shows, apart from the decision, what the next process continues from, as `status` has it.
+    pub(super) fn shows(&self, status: &GangStatus) -> bool {
+        let bound_at = status.bound_at.as_ref().map(|time| time.0.as_second());
+        let shown = (status.phase, status.restarting, status.completed, bound_at);
+        (self.phase, self.restarting, self.completed, self.bound_at) == shown
+    }
+
+    /// Whether it shows a decision of this gang.
+    pub(super) fn has_decided(&self, key: &GangKey) -> bool {
+        self.is_about(key) && self.decision.is_some()
+    }
+
+    /// Whether it was created by the extender for this gang, or for one that has no status yet.
+    fn is_ours_for(&self, key: &GangKey) -> bool {
+        self.ours && (self.is_about(key) || self.of.is_none())
     }
 }
 
-impl Gangs {
-    /// An object of ours that is no gang's goes at that time: its gang was over before its status was written, or its removal was lost.
+/// All objects, and the gangs whose object has each name.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Objects {
+    all: BTreeMap<ObjectName, Known>,
+    /// Objects of ours that belong to no gang, and when they are deleted.
+    strays: BTreeMap<ObjectName, Instant>,
+    /// The gangs whose object has that name: one, unless names collide.
+    named: BTreeMap<ObjectName, Vec<Arc<GangKey>>>,
+}
+
+impl Objects {
+    pub(super) fn get(&self, name: &ObjectName) -> Option<&Known> {
+        self.all.get(name)
+    }
+
+    pub(super) fn insert(&mut self, name: ObjectName, known: Known) {
+        self.all.insert(name, known);
+    }
+
+    pub(super) fn remove(&mut self, name: &ObjectName) {
+        self.all.remove(name);
+        self.strays.remove(name);
+    }
+
+    /// A gang is tracked from now on. Returns the name of its object.
+    pub(super) fn add_gang(&mut self, key: &Arc<GangKey>) -> ObjectName {
+        let name = object_name(key);
+        self.named.entry(name.clone()).or_default().push(key.clone());
+        name
+    }
+
+    /// A gang is not tracked any more. Whether other gangs have its name.
+    pub(super) fn remove_gang(&mut self, key: &GangKey, name: &ObjectName) -> bool {
+        let Some(keys) = self.named.get_mut(name) else {
+            return false;
+        };
+        keys.retain(|other| **other != *key);
+        let others = !keys.is_empty();
+        if !others {
+            self.named.remove(name);
+        }
+        others
+    }
+
+    /// The gangs whose object has that name.
+    pub(super) fn gangs_of(&self, name: &ObjectName) -> Vec<Arc<GangKey>> {
+        self.named.get(name).cloned().unwrap_or_default()
+    }
+
+    /// The gang that has the object of that name: the one that its status is about, else the first.
+    pub(super) fn owner_of(&self, name: &ObjectName) -> Option<Arc<GangKey>> {
+        let keys = self.named.get(name)?;
+        let known = self.all.get(name);
+        let of_status = known.and_then(|known| keys.iter().find(|key| known.is_about(key)));
+        of_status.or_else(|| keys.first()).cloned()
+    }
+
+    /// Whether the object of a gang shows that it is decided.
+    pub(super) fn has_decided(&self, key: &GangKey) -> bool {
+        let known = self.all.get(&object_name(key));
+        known.is_some_and(|known| known.has_decided(key))
+    }
+
+    /// Whether the object of a gang was written by the user, so that the gang is to be found by it.
+    pub(super) fn is_written_by_user(&self, key: &GangKey) -> bool {
+        let known = self.all.get(&object_name(key));
+        known.is_some_and(|known| !known.ours)
+    }
+
+    /// Whether the object of a gang that is over is to be deleted; `reported`: a status was reported for it.
+    pub(super) fn is_to_delete(&self, key: &GangKey, reported: bool) -> bool {
+        match self.all.get(&object_name(key)) {
+            None => reported,
+            Some(known) => known.is_ours_for(key),
+        }
+    }
+
+    /// The names of gangs' objects, the youngest decision first: of a reservation that two decisions name the older gang had released it,
+    /// or the younger decision had not been written, and the object could not show it any more.
+    pub(super) fn names_by_age(&self) -> Vec<ObjectName> {
+        let mut names: Vec<_> = self.named.keys().cloned().collect();
+        let made = |name: &ObjectName| self.all.get(name)?.decision.as_deref().and_then(made_at);
+        names.sort_by_key(|name| Reverse(made(name)));
+        names
+    }
+
+    /// An object of ours that is no gang's is deleted at that time: its gang was over before its status was written, or its deletion was
+    /// lost.
     pub(super) fn note_stray(&mut self, name: &ObjectName, due: Instant) {
-        let ours = self.objects.get(name).is_some_and(|known| known.ours);
+        let ours = self.all.get(name).is_some_and(|known| known.ours);
         if ours && !self.named.contains_key(name) {
             let stray = self.strays.entry(name.clone()).or_insert(due);
             *stray = due.min(*stray);
@@ -138,32 +222,31 @@ impl Gangs {
         }
     }
 
-    /// Has objects removed that are nobody's. One that is still there later is asked for again.
-    pub(super) fn drop_strays(&mut self, now: Now) {
-        if !self.synced {
-            return;
-        }
-        let due: Vec<ObjectName> = self
-            .strays
-            .iter()
-            .filter(|(_, due)| **due <= now.at)
-            .map(|(name, _)| name.clone())
-            .collect();
-        for name in due {
-            self.strays.remove(&name);
-            self.note_stray(&name, after(now.at, self.settings.linger.saturating_mul(6)));
-            if self.strays.contains_key(&name) {
-                let (namespace, name) = name;
-                self.work.push(Work::DeleteObject { namespace, name });
-            }
+    /// The same for every object.
+    pub(super) fn note_strays(&mut self, due: Instant) {
+        for name in self.all.keys().cloned().collect::<Vec<_>>() {
+            self.note_stray(&name, due);
         }
     }
-}
 
-impl Gang {
-    fn not_committed_if_asked(&mut self, env: &mut Env<'_>) {
-        if self.expects() == Some(Expects::Object) {
-            self.not_committed(env);
+    pub(super) fn strays_due(&self) -> Option<Instant> {
+        self.strays.values().copied().min()
+    }
+
+    /// The objects that are no gang's and are to be deleted now. One that still exists after `again` is deleted again.
+    pub(super) fn take_strays(&mut self, now: Instant, again: Duration) -> Vec<ObjectName> {
+        let due = self.strays.iter().filter(|(_, due)| **due <= now);
+        let mut due: Vec<ObjectName> = due.map(|(name, _)| name.clone()).collect();
+        for name in &due {
+            self.strays.remove(name);
+            self.note_stray(name, after(now, again));
         }
+        due.retain(|name| self.strays.contains_key(name));
+        due
+    }
+
+    #[cfg(test)]
+    pub(super) fn named(&self) -> usize {
+        self.named.len()
     }
 }

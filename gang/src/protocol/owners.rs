@@ -1,48 +1,98 @@
-//! Owners come in: the objects that say how large gangs are. Some say that each role is a gang of its own; then members move. Some say in
-//! the end that they are over, or meanwhile that they are suspended; then no place is kept for replacements.
+//! The objects that declare how large gangs are. Some declare that each role is a gang of its own; then members move. Some declare in the
+//! end that they have finished, or meanwhile that they are suspended; then no slot is kept for replacements.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use super::Gangs;
-use super::gangs::Owner;
-use super::types::{Now, WatchedOwner};
+use super::types::WatchedOwner;
 use crate::integrations::settle;
+use crate::key::GangKey;
 use crate::membership::{Membership, OwnerFacts, OwnerRef};
 
-impl Gangs {
-    /// What an owner says of size and wishes; `None`: there is no such object, or none that may be read.
-    pub fn owner_seen(&mut self, now: Now, owner: &OwnerRef, facts: Option<Arc<OwnerFacts>>) {
-        self.clock = Some(now);
-        let spare = self.owners.len() < self.settings.max_gangs.saturating_mul(2);
-        if !spare && !self.owners.contains_key(owner) {
-            return;
+/// What is known of an owner: `None` means not read yet, `Some(None)` that it does not exist.
+pub(super) type OwnerKnown = Option<Option<Arc<OwnerFacts>>>;
+
+/// An owner, and the gangs that follow it.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Owner {
+    known: OwnerKnown,
+    /// It was read once, and does not exist any more.
+    gone: bool,
+    gangs: BTreeSet<Arc<GangKey>>,
+}
+
+impl Owner {
+    pub(super) fn known(&self) -> &OwnerKnown {
+        &self.known
+    }
+
+    /// Lost members are not recreated: it declares that it has ended, or it is gone.
+    pub(super) fn is_finished(&self) -> bool {
+        self.gone || matches!(&self.known, Some(Some(facts)) if facts.over)
+    }
+
+    /// Lost members are not recreated before it resumes.
+    pub(super) fn is_suspended(&self) -> bool {
+        matches!(&self.known, Some(Some(facts)) if facts.suspended)
+    }
+}
+
+/// All owners.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Owners {
+    all: BTreeMap<OwnerRef, Owner>,
+}
+
+impl Owners {
+    pub(super) fn get(&self, owner: &OwnerRef) -> Option<&Owner> {
+        self.all.get(owner)
+    }
+
+    /// An owner, as it is now; no more than `limit` are kept. Returns the gangs that follow it, if anything has changed.
+    pub(super) fn observe(
+        &mut self,
+        owner: &OwnerRef,
+        facts: Option<Arc<OwnerFacts>>,
+        limit: usize,
+    ) -> Vec<Arc<GangKey>> {
+        if self.all.len() >= limit && !self.all.contains_key(owner) {
+            return Vec::new();
         }
-        let entry = self.owners.entry(owner.clone()).or_default();
+        let entry = self.all.entry(owner.clone()).or_default();
         if entry.known.as_ref() == Some(&facts) {
-            return;
+            return Vec::new();
         }
         entry.gone = facts.is_none() && (entry.gone || matches!(entry.known, Some(Some(_))));
-        let starts_apart = facts.as_ref().is_some_and(|facts| facts.apart);
         entry.known = Some(facts);
-        for key in entry.gangs.clone() {
-            let mut apart = Vec::new();
-            if let Some(gang) = self.gangs.get_mut(&key) {
-                gang.reagree = true;
-                let members = gang.members.iter().filter(|_| starts_apart);
-                apart.extend(members.map(|kept| kept.member.clone()));
+        entry.gangs.iter().cloned().collect()
+    }
+
+    /// A gang follows an owner from now on.
+    pub(super) fn follow(&mut self, owner: &OwnerRef, gang: &Arc<GangKey>) {
+        let entry = self.all.entry(owner.clone()).or_default();
+        entry.gangs.insert(gang.clone());
+    }
+
+    /// A gang does not follow an owner any more.
+    pub(super) fn unfollow(&mut self, owner: &OwnerRef, gang: &Arc<GangKey>) {
+        if let Some(entry) = self.all.get_mut(owner) {
+            entry.gangs.remove(gang);
+            // What was read of it is forgotten with the next tick: members that move from one of its gangs to another still need it.
+            if entry.gangs.is_empty() && entry.known.is_none() {
+                self.all.remove(owner);
             }
-            apart.retain(|member| self.settled(&member.membership).is_some());
-            for member in apart {
-                self.member_seen(now, member);
-            }
-            self.finish(now, &key);
         }
     }
 
-    /// The owners that gangs wait for or go by.
-    pub fn watched_owners(&self) -> Vec<WatchedOwner> {
-        let wanted = self.owners.iter().filter(|(_, entry)| !entry.gangs.is_empty());
-        wanted
+    /// Forgets owners that no gang follows. Nothing reports their changes, so what is known of them may be outdated when one does again.
+    pub(super) fn forget_unused(&mut self) {
+        self.all.retain(|_, owner| !owner.gangs.is_empty());
+    }
+
+    /// The owners that gangs wait for or follow.
+    pub(super) fn watched(&self) -> Vec<WatchedOwner> {
+        let watched = self.all.iter().filter(|(_, entry)| !entry.gangs.is_empty());
+        watched
             .map(|(owner, entry)| WatchedOwner {
                 owner: owner.clone(),
                 unread: entry.known.is_none(),
@@ -50,21 +100,14 @@ impl Gangs {
             .collect()
     }
 
-    /// The claim of a member whose owner is known to start its roles apart: each is a gang of its own.
-    pub(super) fn settled(&self, membership: &Membership) -> Option<Membership> {
-        let owner = self.owners.get(membership.owner.as_ref()?)?;
+    /// The membership of a pod whose owner is known to start its roles apart: each is a gang of its own.
+    pub(super) fn settle(&self, membership: &Membership) -> Option<Membership> {
+        let owner = self.all.get(membership.owner.as_ref()?)?;
         settle(membership, owner.known.as_ref()?.as_ref()?)
     }
-}
 
-impl Owner {
-    /// Nobody makes members anew: it says that it has ended, or it is gone.
-    pub(super) fn is_over(&self) -> bool {
-        self.gone || matches!(&self.known, Some(Some(facts)) if facts.over)
-    }
-
-    /// Nobody makes members anew before it goes on.
-    pub(super) fn is_suspended(&self) -> bool {
-        matches!(&self.known, Some(Some(facts)) if facts.suspended)
+    #[cfg(test)]
+    pub(super) fn len(&self) -> usize {
+        self.all.len()
     }
 }

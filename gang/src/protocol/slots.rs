@@ -1,45 +1,45 @@
-//! The slots of one gang: the places it was given, and who has each. A slot has one holder at most, by its type.
+//! The slots of one gang: the reservations it was given, and which member has each. A slot has one holder at most, by its type.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Instant;
 
-use gantry_api::{DeviceId, NodeName, PodUid, ResourceName};
+use gantry_api::{DecidedReservation, DeviceId, NodeName, PodUid, ResourceName};
 
 use super::types::{Asks, Devices, Member, Reservation, ShapeId, SlotReservation};
 
-/// A place of the gang.
+/// A slot of the gang.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Slot {
-    pub(super) node: NodeName,
-    pub(super) devices: Devices,
+    node: NodeName,
+    devices: Devices,
     /// `None` after a restart, until a member has it.
-    pub(super) shape: Option<ShapeId>,
-    /// Of which its member has come to be since it was bound: what was found for it there, like a volume, is part of what it needs by now.
-    pub(super) came_to: Option<ShapeId>,
-    pub(super) rank: Option<u32>,
-    pub(super) role: Arc<str>,
-    /// See [`Reservation::ordinal`]; whoever has the slot has it.
-    pub(super) ordinal: Option<u32>,
+    shape: Option<ShapeId>,
+    /// The shape that its member has since it was bound, if another: what was found for it there, such as a volume, is part of its needs.
+    bound_shape: Option<ShapeId>,
+    rank: Option<u32>,
+    role: Arc<str>,
+    /// See [`Reservation::ordinal`].
+    ordinal: Option<u32>,
     /// See [`Reservation::follows`].
-    pub(super) follows: bool,
-    pub(super) holder: Holder,
+    follows: bool,
+    holder: Holder,
     /// Since when the holder is what it is.
-    pub(super) since: Instant,
+    since: Instant,
     /// Its node was lost while the decision was being written.
-    pub(super) stale: bool,
+    stale: bool,
 }
 
-/// Who has a slot.
+/// Which member has a slot.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Holder {
-    /// Nobody: it is kept for a member to come.
+    /// None: it is kept for a member to come.
     Kept,
     /// A member that is not bound yet.
     Assigned(PodUid),
     /// A member that is seen to be bound: its pod holds the devices.
     Bound(PodUid),
-    /// A bound member that is lost and whose pod is still there.
+    /// A bound member that is lost and whose pod still exists.
     Leaving(PodUid),
 }
 
@@ -53,35 +53,100 @@ impl Holder {
 }
 
 impl Slot {
-    pub(super) fn new(place: &Reservation, now: Instant) -> Self {
+    pub(super) fn new(reservation: &Reservation, now: Instant) -> Self {
         Self {
-            node: place.node.clone(),
-            devices: place.devices.clone(),
-            shape: Some(place.shape),
-            came_to: None,
-            rank: place.rank,
-            role: place.role.clone(),
-            ordinal: place.ordinal,
-            follows: place.follows,
+            node: reservation.node.clone(),
+            devices: reservation.devices.clone(),
+            shape: Some(reservation.shape),
+            bound_shape: None,
+            rank: reservation.rank,
+            role: reservation.role.clone(),
+            ordinal: reservation.ordinal,
+            follows: reservation.follows,
             holder: Holder::Kept,
             since: now,
             stale: false,
         }
     }
 
+    /// A slot of a decision that another process wrote.
+    pub(super) fn decided(reservation: &DecidedReservation, now: Instant) -> Self {
+        let devices = reservation.devices.iter();
+        Self {
+            node: reservation.node.clone(),
+            devices: devices
+                .map(|devices| (devices.resource.clone(), devices.ids.clone()))
+                .collect(),
+            shape: None,
+            bound_shape: None,
+            rank: reservation.rank,
+            role: reservation.role.as_str().into(),
+            ordinal: reservation.ordinal,
+            // It is decided: the barrier waits for no member any more.
+            follows: false,
+            holder: Holder::Kept,
+            since: now,
+            stale: false,
+        }
+    }
+
+    pub(super) fn node(&self) -> &NodeName {
+        &self.node
+    }
+
+    pub(super) fn devices(&self) -> &Devices {
+        &self.devices
+    }
+
+    pub(super) fn shape(&self) -> Option<ShapeId> {
+        self.shape
+    }
+
+    pub(super) fn rank(&self) -> Option<u32> {
+        self.rank
+    }
+
+    pub(super) fn role(&self) -> &Arc<str> {
+        &self.role
+    }
+
+    pub(super) fn ordinal(&self) -> Option<u32> {
+        self.ordinal
+    }
+
+    pub(super) fn follows(&self) -> bool {
+        self.follows
+    }
+
+    pub(super) fn holder(&self) -> &Holder {
+        &self.holder
+    }
+
+    pub(super) fn since(&self) -> Instant {
+        self.since
+    }
+
+    pub(super) fn is_stale(&self) -> bool {
+        self.stale
+    }
+
+    pub(super) fn is_bound(&self) -> bool {
+        matches!(self.holder, Holder::Bound(_))
+    }
+
     /// Whether its devices are what a member asks for.
     pub(super) fn suits(&self, member: &Member) -> bool {
         match (self.shape, member.shape) {
             (_, None) => false,
-            // Whoever comes in place of another takes over what was found for that one, or has it found anew.
-            (Some(own), Some(asked)) => own == asked || self.came_to == Some(asked),
+            // A replacement takes over what was found for the member before it, or has it found again.
+            (Some(own), Some(asked)) => own == asked || self.bound_shape == Some(asked),
             (None, Some(_)) => {
                 same_amounts(&self.devices, &member.asks) && self.role == member.membership.role
             }
         }
     }
 
-    /// Whether it is kept for such a member: a place of a rank is for a member of that rank.
+    /// Whether it is kept for such a member: a slot of a rank is for a member of that rank.
     pub(super) fn awaits(&self, member: &Member) -> bool {
         let rank = match (self.rank, member.membership.rank) {
             (Some(own), Some(asked)) => own == asked,
@@ -90,14 +155,19 @@ impl Slot {
         self.holder == Holder::Kept && rank && self.role == member.membership.role && self.suits(member)
     }
 
-    pub(super) fn device_count(&self) -> u64 {
+    fn device_count(&self) -> u64 {
         let all = self.devices.iter().map(|(_, ids)| ids.len());
         all.fold(0, |sum, count| sum.saturating_add(count as u64))
     }
 
-    /// Whether these, in whatever order, are its devices. Nothing is never the same as a place.
-    pub(super) fn has_just(&self, devices: &Devices) -> bool {
+    /// Whether these, in whatever order, are its devices. No devices are never the same as a slot's.
+    pub(super) fn has_exactly(&self, devices: &Devices) -> bool {
         !devices.is_empty() && (self.devices == *devices || sorted(&self.devices) == sorted(devices))
+    }
+
+    /// Whether it has a device.
+    pub(super) fn has(&self, device: &DeviceId) -> bool {
+        self.devices.iter().any(|(_, ids)| ids.contains(device))
     }
 
     fn reserved(&self) -> Option<SlotReservation> {
@@ -149,13 +219,13 @@ pub(super) struct Slots {
     next: u32,
     kept: BTreeSet<u32>,
     leaving: BTreeSet<u32>,
-    /// Slots that a bound pod had and that are nobody's since: its devices may be another's.
+    /// Slots of bound pods that are gone, and of adopted decisions: their devices may be another's.
     doubtful: BTreeSet<u32>,
     devices: u64,
-    /// Slots that changed since they were last told of.
+    /// Slots that changed since the last [`Slots::take_changes`].
     touched: BTreeSet<u32>,
-    /// What was told: the slots that are reserved, as which shape and for whom.
-    told: BTreeMap<u32, (Option<ShapeId>, Option<PodUid>)>,
+    /// The slots that were last reported as reserved, with shape and pod.
+    reported: BTreeMap<u32, (Option<ShapeId>, Option<PodUid>)>,
     /// Grows with every change.
     version: u64,
 }
@@ -183,6 +253,12 @@ impl Slots {
 
     pub(super) fn kept(&self) -> &BTreeSet<u32> {
         &self.kept
+    }
+
+    /// A kept slot for which `is` holds.
+    pub(super) fn find_kept(&self, is: impl Fn(&Slot) -> bool) -> Option<u32> {
+        let mut kept = self.kept.iter().copied();
+        kept.find(|id| self.get(*id).is_some_and(&is))
     }
 
     /// Slots whose member is lost: kept, or not given up by its pod yet.
@@ -223,7 +299,7 @@ impl Slots {
         if slot.holder == *holder {
             return;
         }
-        let was_bound = matches!(slot.holder, Holder::Bound(_));
+        let was_bound = slot.is_bound();
         slot.holder = holder.clone();
         slot.since = now;
         if was_bound && matches!(holder, Holder::Kept | Holder::Leaving(_)) {
@@ -233,10 +309,10 @@ impl Slots {
         self.touch(id);
     }
 
-    /// A slot's member is bound and has other devices than it was to get. Pods that do not say what they have change nothing.
+    /// The bound member of a slot has other devices than it was to get. A pod that does not report its devices changes nothing.
     pub(super) fn set_devices(&mut self, id: u32, devices: &Devices) {
         let Some(slot) = self.all.get_mut(&id) else { return };
-        if devices.is_empty() || slot.has_just(devices) {
+        if devices.is_empty() || slot.has_exactly(devices) {
             return;
         }
         self.devices = self.devices.saturating_sub(slot.device_count());
@@ -245,11 +321,11 @@ impl Slots {
         self.touch(id);
     }
 
-    /// Makes a slot that of a member's rank and shape.
+    /// Gives a slot the rank, role and shape of its member.
     pub(super) fn fit(&mut self, id: u32, member: &Member) {
         let Some(slot) = self.all.get_mut(&id) else { return };
         slot.shape = member.shape;
-        slot.came_to = None;
+        slot.bound_shape = None;
         if member.membership.rank.is_some() {
             slot.rank = member.membership.rank;
         }
@@ -257,14 +333,14 @@ impl Slots {
         self.touch(id);
     }
 
-    /// A slot's member is bound, and is of this shape by now.
-    pub(super) fn note_shape(&mut self, id: u32, shape: Option<ShapeId>) {
+    /// The member of a slot is bound, and is of this shape from now on.
+    pub(super) fn set_bound_shape(&mut self, id: u32, shape: Option<ShapeId>) {
         if let Some(slot) = self.all.get_mut(&id) {
-            slot.came_to = shape.filter(|_| shape != slot.shape);
+            slot.bound_shape = shape.filter(|_| shape != slot.shape);
         }
     }
 
-    /// A slot's devices may be another's.
+    /// The devices of a slot may be another's.
     pub(super) fn doubt(&mut self, id: u32) {
         self.doubtful.insert(id);
     }
@@ -294,19 +370,18 @@ impl Slots {
         self.version += 1;
     }
 
-    /// What is reserved now and was not, or the other way round.
+    /// The slots that are reserved now and were not, or no longer are.
     pub(super) fn take_changes(&mut self) -> Vec<(u32, Option<SlotReservation>)> {
         let mut changes = Vec::new();
         for id in std::mem::take(&mut self.touched) {
             let reserved = self.all.get(&id).and_then(Slot::reserved);
-            let told = self.told.get(&id);
-            let tell = reserved.as_ref().map(|place| (place.shape, place.pod.clone()));
-            if told == tell.as_ref() {
+            let report = reserved.as_ref().map(|slot| (slot.shape, slot.pod.clone()));
+            if self.reported.get(&id) == report.as_ref() {
                 continue;
             }
-            match tell {
-                Some(tell) => self.told.insert(id, tell),
-                None => self.told.remove(&id),
+            match report {
+                Some(report) => self.reported.insert(id, report),
+                None => self.reported.remove(&id),
             };
             changes.push((id, reserved));
         }

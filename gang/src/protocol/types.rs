@@ -175,6 +175,36 @@ pub struct Refusal {
     pub hopeless: bool,
 }
 
+impl Refusal {
+    /// A refusal whose short text says all.
+    pub(super) fn of(reason: &str) -> Self {
+        Self {
+            reason: reason.into(),
+            message: reason.into(),
+            hopeless: false,
+        }
+    }
+}
+
+/// Why a member waits for its gang, in the words that filter returns: also for members for which kube-scheduler never calls filter,
+/// because a gate of ours keeps them from it, or a plugin has refused them first.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum WaitReason {
+    /// What the gang or the pod declares contradicts itself, or cannot be followed.
+    Invalid(Arc<str>),
+    /// It has to wait.
+    Waits(Arc<str>),
+}
+
+impl WaitReason {
+    /// The message.
+    pub fn text(&self) -> &Arc<str> {
+        match self {
+            Self::Invalid(text) | Self::Waits(text) => text,
+        }
+    }
+}
+
 /// What filter answers for a pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Answer {
@@ -316,7 +346,7 @@ pub struct Settings {
     /// The longest wait between tries.
     pub backoff_max: Duration,
     /// After so long a member that was told to come and did not is woken once more; then after twice as long.
-    pub nudge: Duration,
+    pub requeue: Duration,
     /// After so many times that a planned node was not offered it is given up.
     pub misses: u32,
     /// After so many plans given up for that reason the gang has to wait.
@@ -344,7 +374,7 @@ impl Default for Settings {
             hold: Duration::from_secs(600),
             backoff: Duration::from_secs(2),
             backoff_max: Duration::from_secs(120),
-            nudge: Duration::from_secs(10),
+            requeue: Duration::from_secs(10),
             misses: 3,
             replans: 3,
             linger: Duration::from_secs(10),
@@ -374,7 +404,7 @@ pub struct Object {
 pub enum CommitFailure {
     /// It may not be written, or cannot be as it is: nothing was done. In the API server's words.
     Refused(Arc<str>),
-    /// The object was written by somebody else meanwhile; ours was refused. Read it and say what it shows ([`super::Gangs::object_seen`]).
+    /// The object was written by somebody else meanwhile; ours was refused. Read it and say what it shows ([`super::GangEvent::ObjectSeen`]).
     Conflict,
     /// Nobody knows. Read it and say what it shows.
     Unknown,

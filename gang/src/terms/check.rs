@@ -6,7 +6,7 @@ use std::sync::Arc;
 use gantry_api::GangSpec;
 
 use super::Fault;
-use super::said::Said;
+use super::declared::Declared;
 use crate::counted::{are, members};
 use crate::fabric::{Levels, NODE, Scope};
 use crate::integrations::value::{MOST_MEMBERS, fault, level, nearest, shown, unknown as unknown_name};
@@ -39,7 +39,7 @@ pub(super) fn object(object: &GangSpec, faults: &mut BTreeSet<Fault>) {
 }
 
 /// Sub-groups that pods name and their owner does not have: such a pod counts for none of the minimums that there are.
-pub(super) fn sub_groups(said: &Said, facts: &OwnerFacts, faults: &mut BTreeSet<Fault>) {
+pub(super) fn sub_groups(said: &Declared, facts: &OwnerFacts, faults: &mut BTreeSet<Fault>) {
     let Some(there) = &facts.sub_groups else {
         return;
     };

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use gantry_api::{GangSpec, names};
 
-use super::said::{Said, TOLD, Tally};
+use super::declared::{Declared, TOLD, Tally};
 use super::{Authority, Fault, Repair, Terms, TopologyRequest, check};
 use crate::fabric::{Levels, NODE};
 use crate::integrations::value::fault;
@@ -51,7 +51,7 @@ pub enum Resolved {
 
 /// The terms of the gang whose pods say this. Neither their order nor how many say the same makes a difference, nor do their ranks.
 pub fn resolve(
-    said: &Said,
+    said: &Declared,
     owner: OwnerState<'_>,
     object: Option<&GangSpec>,
     defaults: &Defaults<'_>,
@@ -159,7 +159,7 @@ struct Share {
 }
 
 impl Share {
-    fn of(said: &Said, facts: &OwnerFacts) -> Self {
+    fn of(said: &Declared, facts: &OwnerFacts) -> Self {
         if !facts.apart {
             return Self {
                 min: facts.min,
@@ -188,7 +188,7 @@ impl Share {
     }
 }
 
-impl Said {
+impl Declared {
     /// What the pods contradict one another about, whoever decides.
     fn contradictions(&self, faults: &mut BTreeSet<Fault>) {
         faults.extend(self.faults.few().cloned());

@@ -23,7 +23,7 @@ fn status(phase: GangPhase, reason: &str, bound: u32) -> GangStatus {
 fn restarting() -> GangStatus {
     GangStatus {
         restarting: true,
-        ..status(GangPhase::Degraded, "is being started anew", 0)
+        ..status(GangPhase::Degraded, "is being restarted", 0)
     }
 }
 
@@ -58,7 +58,7 @@ fn each_step_has_one_event_and_counts_have_none() {
         "MemberLost keeps a place for a lost member",
         "GangBound whole again: 8 of 8 members are bound in rack r7",
         "MemberLost lacks 1 of 8 members",
-        "GangRestarting is being started anew",
+        "GangRestarting is being restarted",
     ];
     assert_eq!(told, wanted);
 }

@@ -225,7 +225,7 @@ async fn a_pod_that_is_gone_is_done_and_one_that_may_not_be_deleted_says_which_r
     let mut stage = Stage::start(vec![refused(404), refused(403)]);
     let delete = |pod: &str| Work::Delete {
         pods: vec![pod.into()],
-        why: "gang ml/train is started anew".into(),
+        why: "gang ml/train is restarted".into(),
     };
     stage.orders.send(delete("a")).unwrap();
     stage.until("delete", "obsolete").await;
@@ -264,7 +264,7 @@ async fn a_gang_that_may_not_be_started_anew_says_so_once_and_goes_on_when_it_ma
     }
     let delete = Work::Delete {
         pods: vec!["m-0".into(), "m-1".into()],
-        why: "gang default/train has lost a member and is started anew".into(),
+        why: "gang default/train has lost a member and is restarted".into(),
     };
     stage.orders.send(delete).unwrap();
     stage.until("delete", "forbidden").await;
@@ -325,7 +325,7 @@ async fn a_pod_that_is_deleted_for_its_gang_says_before_that_it_did_not_fail_by_
     let stage = Stage::start(Vec::new());
     let delete = Work::Delete {
         pods: vec!["a".into()],
-        why: "gang ml/train is started anew".into(),
+        why: "gang ml/train is restarted".into(),
     };
     stage.orders.send(delete).unwrap();
     stage.until("delete", "done").await;
@@ -338,7 +338,7 @@ async fn a_pod_that_is_deleted_for_its_gang_says_before_that_it_did_not_fail_by_
     let condition = &mark["status"]["conditions"][0];
     assert_eq!(condition["type"], "DisruptionTarget");
     assert_eq!(condition["status"], "True");
-    assert_eq!(condition["message"], "gang ml/train is started anew");
+    assert_eq!(condition["message"], "gang ml/train is restarted");
     assert_eq!(options["preconditions"]["uid"], "a");
 }
 
@@ -347,7 +347,7 @@ async fn deleted(answers: &[u16]) -> Vec<String> {
     let stage = Stage::start(answers.iter().copied().map(refused).collect());
     let delete = Work::Delete {
         pods: vec!["a".into()],
-        why: "gang ml/train is started anew".into(),
+        why: "gang ml/train is restarted".into(),
     };
     stage.orders.send(delete).unwrap();
     stage.until("delete", "done").await;

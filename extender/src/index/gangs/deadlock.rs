@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use gantry_gang::GangKey;
-use gantry_gang::protocol::{Blocker, DeadlockedGang, Placement, PlanRequest, View};
+use gantry_gang::protocol::{Blocker, DeadlockedGang, GangEvent, Placement, PlanRequest, View};
 use gantry_planner::preempt::{Budget, Occupant, make_way};
 
 use super::reclaim::{OVERDUE, SearchBudget};
@@ -91,7 +91,7 @@ impl Index {
     /// The gangs that disruption budgets allow to yield, the one that would be completed last first.
     fn yielding_gangs(&self, stuck: &[DeadlockedGang<'_>]) -> Vec<Yielding> {
         let mut covers = self.budgets.coverage(&self.resources);
-        let goes = |view: &View<'_>| !view.is_being_bound() && !view.is_hindered(Blocker::Removal);
+        let goes = |view: &View<'_>| !view.is_being_bound() && !view.is_blocked(Blocker::Removal);
         let last_first = stuck.iter().rev().map(|stuck| stuck.gang).filter(goes);
         let yielding = last_first.map(|view| {
             let mut what = self.whole(&view);
@@ -134,7 +134,13 @@ impl Index {
                 %gang, to = %wanted.gang,
                 "yields: both are below their minimum and each holds what the other lacks"
             );
-            self.gangs.core.give_way(self.now, gang, &wanted.gang);
+            self.gangs.handle(
+                self.now,
+                GangEvent::YieldTo {
+                    gang,
+                    to: &wanted.gang,
+                },
+            );
         }
         let nodes = placement.places.iter();
         let nodes = nodes.filter_map(|place| self.nodes.find(place.node.as_str()));

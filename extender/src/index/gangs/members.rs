@@ -6,7 +6,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use gantry_api::{Grant, PodUid, ResourceName};
-use gantry_gang::protocol::{Asks, BindEnd, Devices, Member, Object, ShapeId, Stage, WatchedOwner};
+use gantry_gang::protocol::{
+    Asks, BindEnd, Devices, GangEvent, Member, Object, ShapeId, Stage, WatchedOwner,
+};
 use gantry_gang::{GangKey, Membership, OwnerFacts, OwnerRef};
 
 use super::GangIndex;
@@ -79,7 +81,7 @@ impl Index {
     pub fn owner_seen(&mut self, owner: &OwnerRef, facts: Option<Arc<OwnerFacts>>) {
         self.gangs.owners.insert(owner.clone(), facts.clone());
         if self.gangs.leading {
-            self.gangs.core.owner_seen(self.now, owner, facts);
+            self.gangs.handle(self.now, GangEvent::OwnerSeen { owner, facts });
         }
     }
 
@@ -92,9 +94,14 @@ impl Index {
     pub fn gang_object_seen(&mut self, namespace: &str, name: &str, object: Object) {
         self.lists.observe(Source::Gangs, &format!("{namespace}/{name}"));
         if self.gangs.leading {
-            self.gangs
-                .core
-                .object_seen(self.now, namespace, name, object.clone());
+            self.gangs.handle(
+                self.now,
+                GangEvent::ObjectSeen {
+                    namespace,
+                    name,
+                    object: Box::new(object.clone()),
+                },
+            );
         }
         let at: (Arc<str>, Arc<str>) = (namespace.into(), name.into());
         let before = self.gangs.objects.get(&at);
@@ -112,7 +119,8 @@ impl Index {
         self.gangs.objects.remove(&key);
         // Said also of one that was not known: who waits to hear of it must.
         if self.gangs.leading {
-            self.gangs.core.object_gone(self.now, namespace, name);
+            self.gangs
+                .handle(self.now, GangEvent::ObjectGone { namespace, name });
         }
     }
 
@@ -188,7 +196,13 @@ impl Index {
             elsewhere: self.schedulers.other_scheduler_of(pod),
         });
         if let Some(said) = pod.said.as_ref().filter(|_| self.gangs.leading) {
-            self.gangs.core.scheduler_says(&pod.uid, said);
+            self.gangs.handle(
+                self.now,
+                GangEvent::SchedulerMessage {
+                    pod: &pod.uid,
+                    message: said,
+                },
+            );
         }
     }
 
@@ -222,7 +236,8 @@ impl Index {
     /// A pod is on its way out. Said of any: a gang may be waiting for it to go.
     fn tell_ends(&mut self, uid: &PodUid, ends: Option<i64>) {
         if let Some(ends) = ends.filter(|_| self.gangs.leading) {
-            self.gangs.core.victim_ends(self.now, uid, ends);
+            self.gangs
+                .handle(self.now, GangEvent::VictimTerminating { pod: uid, by: ends });
         }
     }
 
@@ -231,11 +246,11 @@ impl Index {
         self.gangs.reported.remove(uid);
         self.gangs.called.shift_remove(uid);
         if self.gangs.told.remove(uid) {
-            self.gangs.core.member_gone(self.now, uid);
+            self.gangs.handle(self.now, GangEvent::MemberGone { pod: uid });
         }
         if self.gangs.leading {
             // Said of any pod: a gang may be waiting for it to go.
-            self.gangs.core.victim_gone(self.now, uid);
+            self.gangs.handle(self.now, GangEvent::VictimGone { pod: uid });
         }
     }
 
@@ -253,20 +268,33 @@ impl Index {
         let ended = matches!(member.stage, Stage::Succeeded | Stage::Failed);
         let uid = member.uid.clone();
         self.gangs.told.insert(uid.clone());
-        self.gangs.core.member_seen(self.now, member);
+        self.gangs.handle(self.now, GangEvent::MemberSeen(member));
         if ended {
-            self.gangs.core.victim_gone(self.now, &uid);
+            self.gangs.handle(self.now, GangEvent::VictimGone { pod: &uid });
         }
     }
 
     /// Tells everything anew.
     pub(super) fn tell_all(&mut self) {
         let now = self.now;
-        for (owner, facts) in &self.gangs.owners {
-            self.gangs.core.owner_seen(now, owner, facts.clone());
+        let GangIndex {
+            core,
+            effects,
+            owners,
+            objects,
+            ..
+        } = &mut self.gangs;
+        for (owner, facts) in &*owners {
+            let facts = facts.clone();
+            effects.extend(core.handle(now, GangEvent::OwnerSeen { owner, facts }));
         }
-        for ((namespace, name), object) in &self.gangs.objects {
-            self.gangs.core.object_seen(now, namespace, name, object.clone());
+        for ((namespace, name), object) in &*objects {
+            let event = GangEvent::ObjectSeen {
+                namespace,
+                name,
+                object: Box::new(object.clone()),
+            };
+            effects.extend(core.handle(now, event));
         }
         self.tell_pods();
     }
@@ -285,7 +313,7 @@ impl Index {
         }
         if self.gangs.leading && self.is_synced() && !std::mem::replace(&mut self.gangs.synced, true) {
             self.tell_unsure();
-            self.gangs.core.synced(self.now);
+            self.gangs.handle(self.now, GangEvent::Synced);
         }
         let overdue = self.gangs.reclaim.take_overdue(self.now.unix);
         let end = self.end_nominations();
@@ -299,7 +327,13 @@ impl Index {
     /// them.
     fn tell_unsure(&mut self) {
         for uid in self.reservations.pods_with_binds() {
-            self.gangs.core.bind_ended(self.now, &uid, BindEnd::Unsure);
+            self.gangs.handle(
+                self.now,
+                GangEvent::BindEnded {
+                    pod: &uid,
+                    outcome: BindEnd::Unsure,
+                },
+            );
         }
     }
 
@@ -333,7 +367,7 @@ impl Index {
         self.gangs.owners.retain(|owner, _| read.contains(owner));
         self.sweep_shapes();
         if self.gangs.leading {
-            self.gangs.core.tick(now);
+            self.gangs.handle(self.now, GangEvent::Tick);
         }
         let troubled: Vec<_> = self.gangs.troubled.keys().copied().collect();
         self.gangs.suspects.extend(troubled);

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use gantry_api::{GangPhase, PodUid, ResourceName};
 use gantry_gang::GangKey;
-use gantry_gang::protocol::{Assignment, SlotChange, Stage};
+use gantry_gang::protocol::{Assignment, GangEvent, SlotChange, Stage};
 
 use crate::devices::DeviceSet;
 use crate::index::Index;
@@ -23,7 +23,7 @@ const RESTART: Duration = Duration::from_secs(30);
 impl Index {
     /// Keeps and gives up places as the state machine says.
     pub(super) fn take_slots(&mut self) {
-        for change in self.gangs.core.take_slot_changes() {
+        for change in std::mem::take(&mut self.gangs.effects.slot_changes) {
             self.change_slot(change);
         }
     }
@@ -120,12 +120,18 @@ impl Index {
             }
             if let Some(why) = gone {
                 tracing::info!(node = %name, %why, "places of gangs cannot be had any more");
-                self.gangs.core.unfit(now, &name);
+                self.gangs.handle(self.now, GangEvent::NodeLost { node: &name });
             }
             // A place of a gang that is being decided stays, whatever becomes of it: others on the node must not be planned anew for it
             // again and again.
             for (gang, slots) in lost {
-                self.gangs.core.unfit_slots(now, &gang, &slots);
+                self.gangs.handle(
+                    self.now,
+                    GangEvent::SlotsLost {
+                        gang: &gang,
+                        slots: &slots,
+                    },
+                );
             }
         }
         self.give_up_troubled(now.at);
@@ -151,7 +157,13 @@ impl Index {
             }
         }
         for (gang, slots) in doubtful {
-            self.gangs.core.doubt(self.now, &gang, &slots);
+            self.gangs.handle(
+                self.now,
+                GangEvent::CapacityShrunk {
+                    gang: &gang,
+                    slots: &slots,
+                },
+            );
         }
     }
 
@@ -203,7 +215,7 @@ impl Index {
             if let Some(entry) = self.nodes.get(node) {
                 let name = entry.name().clone();
                 tracing::info!(node = %name, "places of gangs cannot be had any more: its GPU plugin does not serve");
-                self.gangs.core.unfit(self.now, &name);
+                self.gangs.handle(self.now, GangEvent::NodeLost { node: &name });
             }
         }
     }

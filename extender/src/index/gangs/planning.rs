@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use gantry_gang::protocol::{Placement, PlanRequest, Refusal};
+use gantry_gang::protocol::{GangEvent, Placement, PlanRequest, Refusal};
 use gantry_planner::plan;
 
 use super::reclaim::Reclaimed;
@@ -76,7 +76,13 @@ impl Index {
         let is_stable = !waits && !fits_backfill;
         self.gangs.reclaim.planned(&wanted, result.is_ok(), is_stable);
         let still_degraded = wanted.completes && result.is_err();
-        self.gangs.core.placed(self.now, &wanted.gang, result);
+        self.gangs.handle(
+            self.now,
+            GangEvent::Planned {
+                gang: &wanted.gang,
+                result,
+            },
+        );
         if is_released {
             self.note_released(&wanted);
         }

@@ -194,7 +194,7 @@ impl Index {
         if self.gangs.reclaim.refused.get(&wanted.gang) != Some(&asked_for(wanted)) {
             return None;
         }
-        let refused = self.gangs.core.view(&wanted.gang)?.refused()?.clone();
+        let refused = self.gangs.core.view(&wanted.gang)?.refusal()?.clone();
         if refused.hopeless {
             // Hopelessness depends on more than devices.
             return None;

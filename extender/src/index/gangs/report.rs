@@ -41,7 +41,7 @@ impl Index {
         let ahead = gang.position.map_or(0, |position| position.saturating_sub(1));
         let ahead = queue.iter().take(ahead).map(ToString::to_string);
         let ahead = ahead.collect();
-        let wanted = self.gangs.core.wanted(key);
+        let wanted = self.gangs.core.plan_request(key);
         let wanted = wanted.filter(|wanted| !wanted.members.is_empty());
         let tried = wanted
             .as_ref()

@@ -125,7 +125,7 @@ impl Index {
                 let view = self.gangs.core.view(key)?;
                 format!(
                     "the extender says nothing of it yet; if planned now: {}",
-                    view.text()
+                    view.message()
                 )
             }
         };

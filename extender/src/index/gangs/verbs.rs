@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use gantry_api::{NodeName, PodUid};
 use gantry_gang::GangKey;
-use gantry_gang::protocol::{Answer, Arrival, Assignment, BindEnd};
+use gantry_gang::protocol::{Answer, Arrival, Assignment, BindEnd, GangEvent, Offered, Reply};
 
 use crate::index::reservations::Reservations;
 use crate::index::{BindError, BindStep, Index, Reserved, Target};
@@ -60,7 +60,14 @@ impl Index {
 
     /// What filter answers for a pod. `offered`: whether a node is among those asked about.
     pub fn answer(&mut self, uid: &PodUid, offered: &dyn Fn(&NodeName) -> bool) -> Answer {
-        self.gangs.core.answer(self.now, uid, offered)
+        let event = GangEvent::Filter {
+            pod: uid,
+            offered: Offered(offered),
+        };
+        match self.gangs.handle(self.now, event) {
+            Reply::Answer(answer) => answer,
+            _ => Answer::Single,
+        }
     }
 
     /// The nodes that a call for a member was about. Where its own was not among them, and not for the first time, those of its shape are
@@ -102,7 +109,15 @@ impl Index {
                 "this extender is no longer the leader; try again".into(),
             ));
         }
-        match self.gangs.core.arrive(self.now, &target.uid, &target.node) {
+        let event = GangEvent::Arrive {
+            pod: &target.uid,
+            node: &target.node,
+        };
+        let arrival = match self.gangs.handle(self.now, event) {
+            Reply::Arrival(arrival) => arrival,
+            _ => Arrival::Single,
+        };
+        match arrival {
             Arrival::Single => self.reserve(target, request).map(BindStep::Single),
             Arrival::Refuse(why) => Err(BindError::Gang(why)),
             Arrival::Wait => self.wait_for(&target.uid),
@@ -126,7 +141,13 @@ impl Index {
     /// No Binding of a member is on its way: if its place is lost, it may have another.
     pub(in crate::index) fn may_move(&mut self, uid: &PodUid) {
         if self.gangs.leading && !self.reservations.has_bind(uid) {
-            self.gangs.core.bind_ended(self.now, uid, BindEnd::Failed);
+            self.gangs.handle(
+                self.now,
+                GangEvent::BindEnded {
+                    pod: uid,
+                    outcome: BindEnd::Failed,
+                },
+            );
         }
     }
 
@@ -140,17 +161,24 @@ impl Index {
 
     /// A member has waited for its siblings as long as it may, and kube-scheduler is told so.
     pub fn gave_up(&mut self, uid: &PodUid) {
-        self.gangs.core.gave_up(self.now, uid);
+        self.gangs
+            .handle(self.now, GangEvent::BarrierTimeout { pod: uid });
     }
 
     /// Whoever waited for a bind hung up.
     pub fn withdraw(&mut self, uid: &PodUid) {
-        self.gangs.core.withdraw(self.now, uid);
+        self.gangs.handle(self.now, GangEvent::Disconnected { pod: uid });
     }
 
     /// How the bind of a member ended.
     pub fn bind_ended(&mut self, uid: &PodUid, end: BindEnd) {
-        self.gangs.core.bind_ended(self.now, uid, end);
+        self.gangs.handle(
+            self.now,
+            GangEvent::BindEnded {
+                pod: uid,
+                outcome: end,
+            },
+        );
     }
 
     /// Sets the devices of a place aside for the bind of the member that has it: exactly those.

@@ -137,7 +137,7 @@ impl Index {
     /// What the members of a gang are told whose decision is being written.
     pub fn deciding(&self, gang: &GangKey) -> Option<Arc<str>> {
         let view = self.gangs.core.view(gang)?;
-        (view.phase() == GangPhase::Committing).then(|| Arc::clone(view.text()))
+        (view.phase() == GangPhase::Committing).then(|| Arc::clone(view.message()))
     }
 
     /// Why a pod waits for its gang, if it does, in the words that filter answers. Nobody is told while this process does not decide.
@@ -218,8 +218,8 @@ impl Index {
             integration: key.integration.as_str(),
             decided_by: view.terms().map(|terms| Arc::clone(&terms.decided_by)),
             phase: view.phase(),
-            reason: Arc::clone(view.text()),
-            refused: view.refused().map(|refused| Arc::clone(&refused.message)),
+            reason: Arc::clone(view.message()),
+            refused: view.refusal().map(|refused| Arc::clone(&refused.message)),
             min: view.min(),
             exist: view.exist(),
             priority: view.priority(),

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use gantry_api::{GangPhase, GangStatus, NodeName, PodUid};
 use gantry_gang::GangKey;
-use gantry_gang::protocol::{Blocker, CommitFailure, Work};
+use gantry_gang::protocol::{Blocker, CommitFailure, GangEvent, Work};
 
 use crate::index::{Index, Target};
 
@@ -23,7 +23,7 @@ impl Index {
     /// Takes what the state machine has to say, sorted by who does it.
     pub(in crate::index) fn collect_gangs(&mut self) {
         self.take_slots();
-        for work in self.gangs.core.take_work() {
+        for work in std::mem::take(&mut self.gangs.effects.work) {
             match work {
                 Work::Activate(pods) => self.gangs.called.extend(pods),
                 Work::Bind(pods) => self.gangs.deferred.extend(pods),
@@ -67,7 +67,14 @@ impl Index {
 
     /// What has to be done to pods for a gang may not be done, and what would help; `None`: it was done after all.
     pub fn hindered(&mut self, gang: &GangKey, what: Blocker, why: Option<Arc<str>>) {
-        self.gangs.core.hindered(self.now, gang, what, why);
+        self.gangs.handle(
+            self.now,
+            GangEvent::Blocked {
+                gang,
+                blocker: what,
+                why,
+            },
+        );
     }
 
     /// Whether it is known that something may not be done to pods for a gang; true of one that is over.
@@ -75,12 +82,19 @@ impl Index {
         self.gangs
             .core
             .view(gang)
-            .is_none_or(|view| view.is_hindered(what))
+            .is_none_or(|view| view.is_blocked(what))
     }
 
     /// A decision was written, or not.
     pub fn committed(&mut self, gang: &GangKey, decision: &str, result: Result<(), CommitFailure>) {
-        self.gangs.core.committed(self.now, gang, decision, result);
+        self.gangs.handle(
+            self.now,
+            GangEvent::Committed {
+                gang,
+                decision,
+                result,
+            },
+        );
     }
 
     /// Takes members that are to be woken, at most `limit`, those of one gang after the other.
@@ -164,7 +178,7 @@ impl Index {
     /// Whether a gang whose other members had to go still waits for this one to be gone.
     pub fn is_rest_of(&self, gang: &GangKey, uid: &PodUid) -> bool {
         let view = self.gangs.core.view(gang);
-        view.is_some_and(|view| view.has_to_go(uid))
+        view.is_some_and(|view| view.must_leave(uid))
     }
 
     /// Takes the gangs whose standing has changed: whoever waits for them asks again.

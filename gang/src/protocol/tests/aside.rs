@@ -5,10 +5,11 @@ use std::collections::BTreeSet;
 use gantry_api::GangPhase;
 
 use super::world::{World, member, membership, uid};
+use crate::protocol::GangEvent;
 use crate::protocol::{Answer, Arrival, BindEnd, Settings, Work};
 
 fn give_up(world: &mut World, pod: &str) {
-    world.gangs.gave_up(world.now(), &uid(pod));
+    world.handle(GangEvent::BarrierTimeout { pod: &uid(pod) });
 }
 
 /// Members to be bound though nobody calls for them.
@@ -106,7 +107,10 @@ fn where_a_node_offers_less_than_before_its_member_has_to_come_anew() {
     world.take_work();
     let view = world.gangs.view(&super::world::key("a")).unwrap();
     let slots: BTreeSet<u32> = view.slots().map(|slot| slot.slot).collect();
-    world.gangs.doubt(world.now(), &super::world::key("a"), &slots);
+    world.handle(GangEvent::CapacityShrunk {
+        gang: &super::world::key("a"),
+        slots: &slots,
+    });
     assert_eq!(
         world.woken(),
         ["a0"],
@@ -124,7 +128,7 @@ fn a_place_is_kept_while_members_are_coming() {
         arrival: std::time::Duration::from_secs(30),
         ..Settings::default()
     });
-    world.gangs.synced(world.now());
+    world.handle(GangEvent::Synced);
     world.members("a", 4, 4);
     world.plan();
     for pod in ["a0", "a1", "a2"] {
@@ -166,7 +170,7 @@ fn a_new_plan_needs_everybody_to_come_again() {
     world.plan();
     world.come("a0");
     give_up(&mut world, "a0");
-    world.gangs.unfit(world.now(), &"n1".into());
+    world.handle(GangEvent::NodeLost { node: &"n1".into() });
     world.take_work();
     world.plan_from(4);
     assert_eq!(world.woken(), ["a0", "a1"]);
@@ -184,7 +188,11 @@ fn one_that_left_while_the_decision_was_written_is_bound_too() {
     world.come_all("a", 2);
     let (gang, decision) = world.commit();
     give_up(&mut world, "a0");
-    world.gangs.committed(world.now(), &gang, &decision.id, Ok(()));
+    world.handle(GangEvent::Committed {
+        gang: &gang,
+        decision: &decision.id,
+        result: Ok(()),
+    });
     assert_eq!(to_bind(&mut world), ["a0"]);
 }
 
@@ -200,7 +208,10 @@ fn what_comes_of_a_bind_that_nobody_called_for_is_as_of_any_other() {
     world.write();
     assert_eq!(to_bind(&mut world), ["a0"]);
     assert!(matches!(world.arrive("a0", "n0"), Arrival::Go(_)));
-    world.gangs.bind_ended(world.now(), &uid("a0"), BindEnd::Failed);
+    world.handle(GangEvent::BindEnded {
+        pod: &uid("a0"),
+        outcome: BindEnd::Failed,
+    });
     assert_eq!(world.woken(), ["a0"], "kube-scheduler had it parked");
     assert_eq!(world.bind("a0"), "n0");
 }

@@ -4,7 +4,8 @@ use gantry_api::{DecidedReservation, GangPhase};
 use serde_json::json;
 
 use super::world::{World, member, membership, place};
-use crate::protocol::bulk::MOST;
+use crate::protocol::GangEvent;
+use crate::protocol::gang::MAX_DECISION_BYTES as MOST;
 use crate::protocol::{Placement, PlanRequest, Reservation, ShapeId, Work};
 
 /// A place of so many GPUs, by what NVIDIA's driver calls them.
@@ -40,7 +41,10 @@ fn plan(world: &mut World) {
         places: places(&wanted, 8),
         ..Placement::default()
     };
-    world.gangs.placed(world.now(), &wanted.gang, Ok(placement));
+    world.handle(GangEvent::Planned {
+        gang: &wanted.gang,
+        result: Ok(placement),
+    });
 }
 
 #[test]

@@ -16,7 +16,9 @@ use gantry_api::{Decision, GangStatus, NodeName, PodUid};
 use super::world::key;
 use crate::key::GangKey;
 use crate::membership::Membership;
-use crate::protocol::{Assignment, Devices, Gangs, Now, Settings, Stage};
+use crate::protocol::GangEvent;
+use crate::protocol::tests::world::released;
+use crate::protocol::{Assignment, Devices, Effects, Gangs, Now, Reply, Settings, Stage};
 use crate::terms::Repair;
 
 pub(super) const GANGS: [&str; 3] = ["a", "b", "c"];
@@ -90,6 +92,7 @@ struct Stored {
 
 pub(super) struct Cluster {
     pub(super) gangs: Gangs,
+    effects: Effects,
     start: Instant,
     passed: Duration,
     room: u64,
@@ -116,6 +119,7 @@ impl Cluster {
                 max_gangs,
                 ..Settings::default()
             }),
+            effects: Effects::default(),
             max_gangs,
             start: Instant::now(),
             passed: Duration::ZERO,
@@ -133,7 +137,7 @@ impl Cluster {
             processes: 0,
             log: Vec::new(),
         };
-        cluster.gangs.synced(cluster.now());
+        cluster.handle(GangEvent::Synced);
         cluster
     }
 
@@ -142,6 +146,11 @@ impl Cluster {
             at: self.start + self.passed,
             unix: 1_000 + i64::try_from(self.passed.as_secs()).unwrap(),
         }
+    }
+
+    fn handle(&mut self, event: GangEvent<'_>) -> Reply {
+        let effects = self.gangs.handle(self.now(), event);
+        self.effects.extend(effects)
     }
 
     pub(super) fn step(&mut self, op: &Op) {
@@ -160,12 +169,16 @@ impl Cluster {
             Op::Bind(pod) => self.with_pod(*pod, Self::bind),
             Op::Withdraw(pod) => self.with_pod(*pod, |cluster, at| {
                 if std::mem::take(&mut cluster.pods[at].waits) {
-                    cluster.gangs.withdraw(cluster.now(), &cluster.uid(at));
+                    cluster.handle(GangEvent::Disconnected {
+                        pod: &cluster.uid(at),
+                    });
                 }
             }),
             Op::GiveUp(pod) => self.with_pod(*pod, |cluster, at| {
                 if std::mem::take(&mut cluster.pods[at].waits) {
-                    cluster.gangs.gave_up(cluster.now(), &cluster.uid(at));
+                    cluster.handle(GangEvent::BarrierTimeout {
+                        pod: &cluster.uid(at),
+                    });
                 }
             }),
             Op::Commit(write) => self.commit(*write),
@@ -180,11 +193,13 @@ impl Cluster {
             Op::EndBind { pod, end } => self.with_pod(*pod, |cluster, at| cluster.end_bind(at, *end)),
             Op::Pass(seconds) => {
                 self.passed += Duration::from_secs(*seconds);
-                self.gangs.tick(self.now());
+                self.handle(GangEvent::Tick);
             }
             Op::Unfit(node) => {
                 let node = format!("n{}", node % NODES);
-                self.gangs.unfit(self.now(), &node.as_str().into());
+                self.handle(GangEvent::NodeLost {
+                    node: &node.as_str().into(),
+                });
                 self.lost_nodes.insert(node);
             }
             Op::ReleaseExtras(gang) => {
@@ -192,26 +207,34 @@ impl Cluster {
                 let view = self.gangs.view(&key);
                 let spares: BTreeSet<u32> = view
                     .iter()
-                    .flat_map(|view| view.spares())
+                    .flat_map(|view| view.surplus())
                     .map(|(_, spare)| spare.slot)
                     .collect();
-                let released = self.gangs.release_extras(self.now(), &key, &spares);
-                assert_eq!(released as usize, spares.len());
+                let count = released(self.handle(GangEvent::ReleaseSurplus {
+                    gang: &key,
+                    slots: &spares,
+                }));
+                assert_eq!(count as usize, spares.len());
                 let view = self.gangs.view(&key);
                 let idle: BTreeSet<u32> = view
                     .iter()
-                    .flat_map(|view| view.idle())
+                    .flat_map(|view| view.orphaned())
                     .map(|idle| idle.slot)
                     .collect();
-                let given = self
-                    .gangs
-                    .give_up_idle(self.now(), &key, &idle, &"gang ns/x".into());
+                let given = released(self.handle(GangEvent::ReleaseOrphaned {
+                    gang: &key,
+                    slots: &idle,
+                    to: &"gang ns/x".into(),
+                }));
                 assert_eq!(given as usize, idle.len());
             }
             Op::DropObject(gang) => {
                 let name = GANGS[gang % 3];
                 self.stored.insert(name, Stored::default());
-                self.gangs.object_gone(self.now(), "default", name);
+                self.handle(GangEvent::ObjectGone {
+                    namespace: "default",
+                    name,
+                });
             }
             Op::Restart { landed } => self.restart(*landed),
         }

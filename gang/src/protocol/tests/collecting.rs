@@ -9,6 +9,7 @@ use super::world::{
     World, bound, in_pod_group, in_role, key, leaving, member, membership, pod_group, uid, wants, wants_roles,
 };
 use crate::membership::{JobRef, Membership, OwnerKind, OwnerRef, Size};
+use crate::protocol::GangEvent;
 use crate::protocol::{Answer, Arrival, Blocker, Member, Object, Settings, Stage, WatchedOwner, Work};
 use crate::terms::{Fault, work};
 
@@ -42,7 +43,7 @@ fn our_own_gates_keep_members_back_where_nobody_removes_them() {
         gates: false,
         ..Settings::default()
     });
-    world.gangs.synced(world.now());
+    world.handle(GangEvent::Synced);
     for name in ["a0", "a1"] {
         world.see(gated(member(name, membership("a", 2)), true));
     }
@@ -84,9 +85,11 @@ fn a_gang_whose_gates_may_not_be_removed_keeps_no_places_and_is_planned_once_the
     assert_eq!(world.reserved(), ["a-g0", "a-g1"]);
 
     let why = "pod a0: its scheduling gate cannot be removed: no; manifests/gates.yaml gives that right";
-    world
-        .gangs
-        .hindered(world.now(), &key("a"), Blocker::Gates, Some(why.into()));
+    world.handle(GangEvent::Blocked {
+        gang: &key("a"),
+        blocker: Blocker::Gates,
+        why: Some(why.into()),
+    });
     assert_eq!(world.reserved(), Vec::<String>::new(), "nobody can come to them");
     assert_eq!(
         world.text("a"),
@@ -108,7 +111,11 @@ fn a_gang_whose_gates_may_not_be_removed_keeps_no_places_and_is_planned_once_the
     world.pass(10);
     assert_eq!(world.take_work(), [ungate]);
     assert_eq!(world.next(), None);
-    world.gangs.hindered(world.now(), &key("a"), Blocker::Gates, None);
+    world.handle(GangEvent::Blocked {
+        gang: &key("a"),
+        blocker: Blocker::Gates,
+        why: None,
+    });
     for name in ["a0", "a1"] {
         world.see(member(name, membership("a", 2)));
     }
@@ -122,9 +129,11 @@ fn a_gang_for_which_pods_may_not_be_evicted_keeps_its_places_while_gates_are_bei
     world.see(gated(member("a0", membership("a", 2)), true));
     world.see(gated(member("a1", membership("a", 2)), true));
     world.plan();
-    world
-        .gangs
-        .hindered(world.now(), &key("a"), Blocker::Removal, Some("no right".into()));
+    world.handle(GangEvent::Blocked {
+        gang: &key("a"),
+        blocker: Blocker::Removal,
+        why: Some("no right".into()),
+    });
     assert_eq!(world.phase("a"), GangPhase::Reserved);
     assert_eq!(world.reserved().len(), 2);
 }
@@ -134,9 +143,11 @@ fn a_gang_is_planned_without_those_whose_gates_may_not_be_removed_if_the_others_
     let mut world = World::new();
     world.members("a", 2, 2);
     world.see(gated(member("a2", membership("a", 2)), true));
-    world
-        .gangs
-        .hindered(world.now(), &key("a"), Blocker::Gates, Some("no right".into()));
+    world.handle(GangEvent::Blocked {
+        gang: &key("a"),
+        blocker: Blocker::Gates,
+        why: Some("no right".into()),
+    });
     let wanted = world.plan();
     assert_eq!((wanted.must, wanted.members.len()), (2, 2));
     assert_eq!(world.phase("a"), GangPhase::Reserved);
@@ -238,7 +249,10 @@ fn a_size_that_the_owner_knows_is_asked_of_the_pod_group() {
         world.text("a"),
         "gang default/a: PodGroup a (scheduling.x-k8s.io) was not read yet"
     );
-    world.gangs.owner_seen(world.now(), &pod_group(), None);
+    world.handle(GangEvent::OwnerSeen {
+        owner: &pod_group(),
+        facts: None,
+    });
     assert_eq!(world.gangs.watched_owners(), wanted(false));
     assert_eq!(
         world.text("a"),
@@ -266,7 +280,10 @@ fn a_gang_whose_owner_may_start_some_pods_first_says_that_it_cannot_be_read() {
         let mut world = World::new();
         world.see(member("a0", membership));
         assert!(world.text("a").ends_with(" was not read yet"));
-        world.gangs.owner_seen(world.now(), &owner, None);
+        world.handle(GangEvent::OwnerSeen {
+            owner: &owner,
+            facts: None,
+        });
         let status = world.status("a");
         assert_eq!(world.text("a"), format!("gang default/a: {}", status.reason));
         status.reason
@@ -307,7 +324,10 @@ fn a_gang_made_again_does_not_go_by_what_its_owner_said_before() {
 #[test]
 fn what_is_told_of_an_owner_that_no_gang_goes_by_is_not_kept() {
     let mut world = World::new();
-    world.gangs.owner_seen(world.now(), &pod_group(), None);
+    world.handle(GangEvent::OwnerSeen {
+        owner: &pod_group(),
+        facts: None,
+    });
     world.pass(1);
     world.see(member("a0", in_pod_group()));
     assert_eq!(
@@ -479,10 +499,17 @@ fn a_person_s_word_in_the_object_goes_first() {
         spec: Ok(spec),
         ..world.object(gantry_api::GangStatus::default())
     };
-    world.gangs.object_seen(world.now(), "default", "a", object);
+    world.handle(GangEvent::ObjectSeen {
+        namespace: "default",
+        name: "a",
+        object: Box::new(object),
+    });
     world.see(member("a0", membership("a", 2)));
     assert_eq!(world.phase("a"), GangPhase::Queued);
-    world.gangs.object_gone(world.now(), "default", "a");
+    world.handle(GangEvent::ObjectGone {
+        namespace: "default",
+        name: "a",
+    });
     assert_eq!(world.phase("a"), GangPhase::Pending);
     let object = Object {
         spec: Err(Fault {
@@ -491,7 +518,11 @@ fn a_person_s_word_in_the_object_goes_first() {
         }),
         ..world.object(gantry_api::GangStatus::default())
     };
-    world.gangs.object_seen(world.now(), "default", "a", object);
+    world.handle(GangEvent::ObjectSeen {
+        namespace: "default",
+        name: "a",
+        object: Box::new(object),
+    });
     assert_eq!(
         world.text("a"),
         "gang default/a is not valid: spec: unknown field `minMembers`, perhaps `minMember`?"

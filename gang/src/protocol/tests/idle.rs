@@ -6,10 +6,12 @@ use gantry_api::GangPhase;
 
 use super::world::{World, key, member, membership};
 use crate::protocol::Answer;
+use crate::protocol::GangEvent;
+use crate::protocol::tests::world::released;
 
 fn idle(world: &World, gang: &str) -> BTreeSet<u32> {
     let view = world.gangs.view(&key(gang)).unwrap();
-    view.idle().map(|slot| slot.slot).collect()
+    view.orphaned().map(|slot| slot.slot).collect()
 }
 
 /// The reason and the message of its last status.
@@ -23,22 +25,29 @@ fn the_place_of_a_lost_member_can_be_given_up_until_somebody_comes_for_it() {
     let mut world = World::new();
     world.bound_gang_of("a", 3, &membership("a", 3));
     assert!(idle(&world, "a").is_empty());
-    assert_eq!(world.gangs.stocked().count(), 0);
+    assert_eq!(world.gangs.may_give_back().count(), 0);
     world.gone("a1");
     world.gone("a2");
     assert_eq!(world.phase("a"), GangPhase::Degraded);
     let both = idle(&world, "a");
     assert_eq!(both.len(), 2);
-    assert_eq!(world.gangs.stocked().count(), 1);
-    assert_eq!(world.gangs.view(&key("a")).unwrap().lacks(), 2);
+    assert_eq!(world.gangs.may_give_back().count(), 1);
+    assert_eq!(world.gangs.view(&key("a")).unwrap().missing(), 2);
     world.see(member("a1b", membership("a", 3)));
     let one = idle(&world, "a");
     assert_eq!(one.len(), 1);
     // What somebody has come for stays, whatever is asked for.
     let to = "gang ns/b".into();
-    assert_eq!(world.gangs.give_up_idle(world.now(), &key("a"), &both, &to), 1);
+    assert_eq!(
+        released(world.handle(GangEvent::ReleaseOrphaned {
+            gang: &key("a"),
+            slots: &both,
+            to: &to
+        })),
+        1
+    );
     assert!(idle(&world, "a").is_empty());
-    assert_eq!(world.gangs.stocked().count(), 0);
+    assert_eq!(world.gangs.may_give_back().count(), 0);
     assert!(matches!(world.answer("a1b"), Answer::Node(_)));
     assert_eq!(world.reserved().len(), 1);
 }
@@ -50,13 +59,27 @@ fn a_gang_says_who_has_the_place_until_it_lacks_none() {
     world.gone("a1");
     let slots = idle(&world, "a");
     let to = "gang ns/b".into();
-    assert_eq!(world.gangs.give_up_idle(world.now(), &key("a"), &slots, &to), 1);
+    assert_eq!(
+        released(world.handle(GangEvent::ReleaseOrphaned {
+            gang: &key("a"),
+            slots: &slots,
+            to: &to
+        })),
+        1
+    );
     let said = "lacks 1 of 2 members; the place of a lost member went to gang ns/b, of higher priority";
     let (reason, message) = words(&mut world);
     assert_eq!(reason, said);
     assert_eq!(message, "1 bound; no place is kept for them any more");
     // Asked once more, there is nothing to give.
-    assert_eq!(world.gangs.give_up_idle(world.now(), &key("a"), &slots, &to), 0);
+    assert_eq!(
+        released(world.handle(GangEvent::ReleaseOrphaned {
+            gang: &key("a"),
+            slots: &slots,
+            to: &to
+        })),
+        0
+    );
     world.see(member("a1b", membership("a", 2)));
     assert_eq!(words(&mut world).0, said);
     world.plan();
@@ -71,6 +94,13 @@ fn places_of_a_gang_that_is_not_decided_are_not_given_up_so() {
     assert!(idle(&world, "a").is_empty());
     let all: BTreeSet<u32> = (0..10).collect();
     let to = "gang ns/b".into();
-    assert_eq!(world.gangs.give_up_idle(world.now(), &key("a"), &all, &to), 0);
+    assert_eq!(
+        released(world.handle(GangEvent::ReleaseOrphaned {
+            gang: &key("a"),
+            slots: &all,
+            to: &to
+        })),
+        0
+    );
     assert_eq!(world.phase("a"), GangPhase::Reserved);
 }

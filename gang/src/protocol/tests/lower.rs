@@ -6,6 +6,7 @@ use gantry_api::{GangPhase, GangRepair, GangSpec, GangStatus};
 
 use super::world::{World, bound, key, leaving, member, membership, place, with_repair};
 use crate::membership::{Membership, OwnerFacts, OwnerKind, OwnerRef, Size};
+use crate::protocol::GangEvent;
 use crate::protocol::{Member, Object, Settings, Work};
 use crate::terms::Repair;
 
@@ -38,9 +39,10 @@ fn says(world: &mut World, workers: u32) {
         said: "the sum of all replicas".into(),
         ..OwnerFacts::default()
     };
-    world
-        .gangs
-        .owner_seen(world.now(), &cluster(), Some(Arc::new(facts)));
+    world.handle(GangEvent::OwnerSeen {
+        owner: &cluster(),
+        facts: Some(Arc::new(facts)),
+    });
 }
 
 fn role(number: u32) -> &'static str {
@@ -163,7 +165,11 @@ fn what_the_object_says_lowers_too_and_what_pods_say_does_not() {
         spec: Ok(spec),
         ..world.object(status)
     };
-    world.gangs.object_seen(world.now(), "default", "a", object);
+    world.handle(GangEvent::ObjectSeen {
+        namespace: "default",
+        name: "a",
+        object: Box::new(object),
+    });
     assert_eq!(world.status("a").min, 2);
     world.gone("a2");
     assert_eq!(world.phase("a"), GangPhase::Bound);
@@ -217,7 +223,7 @@ fn whoever_takes_over_goes_by_the_lowered_minimum() {
             world.see(pod.clone());
         }
         world.show("a", status);
-        world.gangs.synced(world.now());
+        world.handle(GangEvent::Synced);
         world.pass(60);
         assert_eq!(world.take_work(), []);
         world.gangs.view(&key("a")).unwrap().min()
@@ -242,7 +248,7 @@ fn a_forged_pod_does_not_have_a_bound_gang_started_anew() {
         (&*status.conditions[0].reason, &*status.conditions[0].message),
         (
             "RepairChanged",
-            "repair is restart now and was hold when it was decided; the new one holds when it is started anew"
+            "repair is restart now and was hold when it was decided; the new one holds when it is restarted"
         )
     );
     world.gone("a2");
@@ -259,7 +265,11 @@ fn a_forged_pod_does_not_have_a_bound_gang_started_anew() {
         spec: Ok(spec),
         ..world.object(status)
     };
-    world.gangs.object_seen(world.now(), "default", "a", object);
+    world.handle(GangEvent::ObjectSeen {
+        namespace: "default",
+        name: "a",
+        object: Box::new(object),
+    });
     world.pass(5);
     assert!(matches!(&world.take_work()[..], [Work::Delete { pods, .. }] if pods.len() == 2));
 }

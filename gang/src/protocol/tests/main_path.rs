@@ -3,6 +3,7 @@
 use gantry_api::GangPhase;
 
 use super::world::{World, bound, member, membership, uid};
+use crate::protocol::GangEvent;
 use crate::protocol::{Answer, Arrival, BindEnd};
 
 #[test]
@@ -40,7 +41,10 @@ fn a_gang_collects_is_planned_arrives_is_decided_and_bound() {
             panic!("{pod} may go");
         };
         assert_eq!(placed.node.as_str(), node);
-        world.gangs.bind_ended(world.now(), &uid(pod), BindEnd::Bound);
+        world.handle(GangEvent::BindEnded {
+            pod: &uid(pod),
+            outcome: BindEnd::Bound,
+        });
     }
     assert_eq!(world.phase("a"), GangPhase::Bound);
     assert_eq!(

@@ -1,13 +1,13 @@
 //! Specifications: given these calls, then that. One file per concern.
 
 mod aside;
-mod beyond;
 mod bulk;
 mod cluster;
 mod collecting;
 mod decided;
 mod elastic;
 mod idle;
+mod limits;
 mod lower;
 mod main_path;
 mod parked;
@@ -18,5 +18,5 @@ mod rerun;
 mod short;
 mod status;
 mod stuck;
-mod unasked;
+mod wait_reason;
 mod world;

@@ -6,6 +6,7 @@ use super::world::{
     World, asks, bound, forget, in_role, key, leaving, member, membership, place, uid, wants_roles,
     with_repair,
 };
+use crate::protocol::GangEvent;
 use crate::protocol::{Answer, Arrival, Member, Placement, Settings, Stage, Work};
 use crate::terms::Repair;
 
@@ -48,7 +49,7 @@ fn nothing_is_decided_before_all_is_known() {
     world.members("a", 1, 1);
     assert_eq!(world.next(), None);
     assert_eq!(world.gangs.take_statuses(), []);
-    world.gangs.synced(world.now());
+    world.handle(GangEvent::Synced);
     assert!(world.next().is_some());
 }
 
@@ -57,7 +58,7 @@ fn a_decided_gang_is_finished_by_the_next_process() {
     let (status, pods) = before(1, Repair::Hold);
     let mut world = after(&status, &pods);
     assert_eq!(world.reserved(), Vec::<String>::new());
-    world.gangs.synced(world.now());
+    world.handle(GangEvent::Synced);
     assert_eq!(world.phase("a"), GangPhase::Binding);
     assert_eq!(world.reserved(), ["a-g1", "a-g2"], "what is bound holds its own");
     assert_eq!(world.woken(), ["a1", "a2"]);
@@ -89,7 +90,7 @@ fn the_place_of_a_lost_member_of_a_role_is_kept_until_its_owner_is_read_and_then
 
     // The next process finds two of two that are needed, and the ps gone; which roles are needed it does not know.
     let mut world = after(&status, &pods[1..]);
-    world.gangs.synced(world.now());
+    world.handle(GangEvent::Synced);
     assert_eq!(world.reserved(), ["a-g0"]);
     assert_eq!(world.next(), None);
     world.group_says(roles.clone());
@@ -98,7 +99,7 @@ fn the_place_of_a_lost_member_of_a_role_is_kept_until_its_owner_is_read_and_then
 
     // What nobody needs is given back then.
     let mut world = after(&status, &pods[..2]);
-    world.gangs.synced(world.now());
+    world.handle(GangEvent::Synced);
     assert_eq!(world.reserved(), ["a-g2"]);
     world.group_says(roles);
     assert_eq!(world.phase("a"), GangPhase::Bound);
@@ -113,7 +114,7 @@ fn the_order_of_object_and_pods_makes_no_difference() {
     for pod in pods.iter().rev() {
         world.see(pod.clone());
     }
-    world.gangs.synced(world.now());
+    world.handle(GangEvent::Synced);
     assert_eq!(world.phase("a"), GangPhase::Binding);
     assert_eq!((world.node("a1"), world.node("a2")), ("n1".into(), "n2".into()));
 }
@@ -124,7 +125,7 @@ fn a_bound_gang_is_bound_and_says_nothing_new() {
     let (mut status, _) = before(3, Repair::Hold);
     status.phase = GangPhase::Bound;
     let mut world = after(&status, &pods);
-    world.gangs.synced(world.now());
+    world.handle(GangEvent::Synced);
     assert_eq!(world.phase("a"), GangPhase::Bound);
     assert_eq!(world.reserved(), Vec::<String>::new());
     assert_eq!(world.take_work(), []);
@@ -139,7 +140,7 @@ fn a_member_that_was_bound_after_the_last_word_is_known_by_its_devices() {
     pods[1].stage = Stage::Bound("n1".into());
     pods[1].holds = place("n1", "a-g1").devices;
     let mut world = after(&status, &pods);
-    world.gangs.synced(world.now());
+    world.handle(GangEvent::Synced);
     assert_eq!(world.reserved(), ["a-g2"]);
     assert_eq!(world.phase("a"), GangPhase::Bound);
 }
@@ -148,7 +149,7 @@ fn a_member_that_was_bound_after_the_last_word_is_known_by_its_devices() {
 fn a_member_lost_meanwhile_is_repaired() {
     let (status, pods) = before(2, Repair::Hold);
     let mut world = after(&status, &pods[1..2]);
-    world.gangs.synced(world.now());
+    world.handle(GangEvent::Synced);
     assert_eq!(world.phase("a"), GangPhase::Degraded);
     assert_eq!(world.reserved().len(), 1, "one of two is needed");
     world.see(member("a3", with_repair(membership("a", 2), Repair::Hold)));
@@ -162,7 +163,7 @@ fn a_member_lost_meanwhile_is_repaired() {
 
     let (status, pods) = before(2, Repair::Restart);
     let mut world = after(&status, &pods[1..2]);
-    world.gangs.synced(world.now());
+    world.handle(GangEvent::Synced);
     assert!(matches!(&world.take_work()[..], [Work::Delete { pods, .. }] if *pods == [uid("a1")]));
 }
 
@@ -177,7 +178,7 @@ fn a_gang_of_which_only_work_that_is_done_is_left_goes_on() {
     let mut world = after(&status, &pods[..1]);
     let third = member("a3", pods[2].membership.as_ref().clone());
     world.see(third);
-    world.gangs.synced(world.now());
+    world.handle(GangEvent::Synced);
     assert_eq!(world.bind("a3"), "n2");
     assert_eq!(world.phase("a"), GangPhase::Bound);
 }
@@ -188,7 +189,7 @@ fn the_place_of_a_member_on_its_way_out_waits_for_its_end() {
     pods[0] = leaving(pods[0].clone());
     pods.truncate(2);
     let mut world = after(&status, &pods);
-    world.gangs.synced(world.now());
+    world.handle(GangEvent::Synced);
     let replacement = member("a3", with_repair(membership("a", 2), Repair::Hold));
     world.see(replacement);
     world.gone("a0");
@@ -203,7 +204,7 @@ fn a_replacement_fits_a_place_by_what_it_asks_for() {
     larger.shape = Some(crate::protocol::ShapeId(1));
     larger.asks = [("nvidia.com/gpu".into(), 8)].into();
     world.see(larger);
-    world.gangs.synced(world.now());
+    world.handle(GangEvent::Synced);
     assert!(
         matches!(world.answer("a3"), Answer::Wait(_)),
         "a place of one GPU is not for eight"
@@ -216,7 +217,7 @@ fn a_decision_of_which_no_member_is_left_is_over() {
     let (status, _) = before(2, Repair::Hold);
     let others = ["b0", "b1"].map(|pod| member(pod, membership("a", 2)));
     let mut world = after(&status, &others);
-    world.gangs.synced(world.now());
+    world.handle(GangEvent::Synced);
     assert_eq!(
         world.phase("a"),
         GangPhase::Queued,
@@ -235,7 +236,7 @@ fn a_decision_of_which_no_member_is_left_is_over() {
 fn an_object_without_pods_is_forgotten_unless_a_person_wrote_it() {
     let (status, _) = before(2, Repair::Hold);
     let mut world = after(&status, &[]);
-    world.gangs.synced(world.now());
+    world.handle(GangEvent::Synced);
     assert_eq!(world.take_work(), [forget("a")]);
 }
 
@@ -244,7 +245,7 @@ fn a_decision_of_another_gang_of_that_name_is_not_taken_up() {
     let (mut status, pods) = before(1, Repair::Hold);
     status.incarnation = "before".to_owned();
     let mut world = after(&status, &pods);
-    world.gangs.synced(world.now());
+    world.handle(GangEvent::Synced);
     assert_eq!(world.gangs.view(&key("a")).unwrap().decision_id(), None);
 }
 
@@ -254,7 +255,7 @@ fn completed_members_whose_pods_are_gone_still_count() {
     status.completed = 1;
     status.decision.as_mut().unwrap().reservations.remove(0);
     let mut world = after(&status, &pods[1..2]);
-    world.gangs.synced(world.now());
+    world.handle(GangEvent::Synced);
     assert_eq!(world.phase("a"), GangPhase::Bound);
 }
 
@@ -263,7 +264,7 @@ fn a_status_that_counts_more_members_than_there_can_be_is_not_believed() {
     let (mut status, pods) = before(3, Repair::Hold);
     status.completed = u32::MAX;
     let mut world = after(&status, &pods);
-    world.gangs.synced(world.now());
+    world.handle(GangEvent::Synced);
     assert_eq!(world.phase("a"), GangPhase::Bound);
     let completed = world.gangs.view(&key("a")).unwrap().completed();
     assert_eq!(completed as usize, Settings::default().max_members);
@@ -288,7 +289,7 @@ fn a_restart_under_way_is_finished() {
     let mut new = member("a2", membership.clone());
     new.created = 5_000;
     let mut world = after(&status, &[bound(member("a1", membership), "n1"), new]);
-    world.gangs.synced(world.now());
+    world.handle(GangEvent::Synced);
     assert_eq!(world.phase("a"), GangPhase::Degraded);
     assert!(matches!(&world.take_work()[..], [Work::Delete { pods, .. }] if *pods == [uid("a1")]));
     world.gone("a1");
@@ -301,7 +302,7 @@ fn an_object_of_ours_that_is_nobodys_goes() {
     // Its gang was over before anything was written into it.
     let empty = || GangStatus::default();
     let mut world = after(&empty(), &[]);
-    world.gangs.synced(world.now());
+    world.handle(GangEvent::Synced);
     assert_eq!(world.take_work(), [forget("a")]);
     world.pass(59);
     assert_eq!(world.take_work(), []);
@@ -335,7 +336,10 @@ fn a_decision_that_is_written_late_over_places_of_others_is_buried() {
         domain: "node n1".into(),
         ..Placement::default()
     };
-    world.gangs.placed(world.now(), &wanted.gang, Ok(placement));
+    world.handle(GangEvent::Planned {
+        gang: &wanted.gang,
+        result: Ok(placement),
+    });
     for pod in pods {
         world.see(pod);
     }
@@ -364,7 +368,10 @@ fn a_place_that_two_decisions_name_is_that_of_the_younger_one() {
         places: vec![place("n5", "z-g5"), place("n1", "a-g1")],
         ..Placement::default()
     };
-    world.gangs.placed(world.now(), &wanted.gang, Ok(placement));
+    world.handle(GangEvent::Planned {
+        gang: &wanted.gang,
+        result: Ok(placement),
+    });
     world.come_all("z", 2);
     world.write();
     world.bind("z0");
@@ -376,7 +383,7 @@ fn a_place_that_two_decisions_name_is_that_of_the_younger_one() {
     world.see(begun);
     world.see(member("z1", membership("z", 2)));
     world.show("z", younger);
-    world.gangs.synced(world.now());
+    world.handle(GangEvent::Synced);
     assert_eq!(world.bind("z1"), "n1");
     assert_eq!(world.phase("z"), GangPhase::Bound);
 }
@@ -396,7 +403,7 @@ fn a_gang_that_waited_before_a_restart_has_not_begun_to_wait_anew() {
             world.see(seen);
         }
         world.show("a", status);
-        world.gangs.synced(world.now());
+        world.handle(GangEvent::Synced);
         world.status("a").waiting_since.unwrap().0.as_second()
     };
     assert_eq!(waited(900), 1_000);
@@ -421,7 +428,7 @@ fn tries_that_failed_before_a_restart_count_on() {
     let mut world = World::with(Settings::default());
     world.members("a", 2, 2);
     world.show("a", status);
-    world.gangs.synced(world.now());
+    world.handle(GangEvent::Synced);
     world.plan();
     world.pass(60);
     assert_eq!(world.status("a").failed_attempts, 4);

@@ -4,6 +4,7 @@ use gantry_api::{GangPhase, GangSpec, GangStatus};
 
 use super::world::{World, bound, in_pod_group, key, member, membership, wants};
 use crate::membership::{JobRef, Membership};
+use crate::protocol::GangEvent;
 use crate::protocol::{Answer, Arrival, Member, Object, Settings, Stage};
 
 /// What a pod of a Job says that names a PodGroup.
@@ -117,7 +118,11 @@ fn the_next_job_is_another_run_too_where_the_object_says_how_many_are_needed() {
         spec: Ok(spec),
         ..world.object(GangStatus::default())
     };
-    world.gangs.object_seen(world.now(), "default", "a", object);
+    world.handle(GangEvent::ObjectSeen {
+        namespace: "default",
+        name: "a",
+        object: Box::new(object),
+    });
     done(&mut world, &named("first", 1));
     all_or_none(&mut world, &named("second", 1));
 }
@@ -228,7 +233,7 @@ fn after(world: &World, status: GangStatus, pods: &[Member]) -> World {
     for pod in pods {
         next.see(pod.clone());
     }
-    next.gangs.synced(next.now());
+    next.handle(GangEvent::Synced);
     next
 }
 

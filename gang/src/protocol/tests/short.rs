@@ -2,6 +2,7 @@
 
 use super::world::{World, bound, in_role, leaving, member, membership, place, wants_roles};
 use crate::membership::Membership;
+use crate::protocol::GangEvent;
 use crate::protocol::{Member, Placement, PlanRequest};
 
 /// A gang of some members, all bound, each on a node of its own.
@@ -36,7 +37,10 @@ fn place_one(world: &mut World, gpu: &str) -> PlanRequest {
         places: vec![place("n9", gpu)],
         ..Placement::default()
     };
-    world.gangs.placed(world.now(), &wanted.gang, Ok(placement));
+    world.handle(GangEvent::Planned {
+        gang: &wanted.gang,
+        result: Ok(placement),
+    });
     wanted
 }
 
@@ -155,7 +159,10 @@ fn a_member_for_which_there_was_no_room_beside_the_others_is_told_why_once_they_
         places: vec![place("n0", "g0"), place("n1", "g1")],
         ..Placement::default()
     };
-    world.gangs.placed(world.now(), &wanted.gang, Ok(placement));
+    world.handle(GangEvent::Planned {
+        gang: &wanted.gang,
+        result: Ok(placement),
+    });
     for pod in ["a0", "a1"] {
         world.come(pod);
     }

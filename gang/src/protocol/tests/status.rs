@@ -6,6 +6,7 @@ use gantry_api::GangPhase;
 
 use super::world::{World, bound, in_pod_group, key, leaving, member, membership, place, uid};
 use crate::key::Integration;
+use crate::protocol::GangEvent;
 use crate::protocol::{BindEnd, Member, Placement, Stage};
 
 /// One status as lines, but for the decision.
@@ -263,11 +264,14 @@ fn a_view_shows_members_and_places() {
         slots,
         [(0, Some(&uid("a0")), false), (1, Some(&uid("a1")), false)]
     );
-    assert_eq!(view.beyond_min(), 0);
+    assert_eq!(view.surplus_members(), 0);
     world.come("a1");
     world.write();
     world.come("a0");
-    world.gangs.bind_ended(world.now(), &uid("a0"), BindEnd::Failed);
+    world.handle(GangEvent::BindEnded {
+        pod: &uid("a0"),
+        outcome: BindEnd::Failed,
+    });
     assert!(world.gangs.view(&key("a")).unwrap().is_decided());
     assert_eq!(world.gangs.views().count(), 1);
 }
@@ -355,7 +359,10 @@ fn a_gang_lies_where_its_replacements_do_too() {
         domain: "2 racks of zone z1".into(),
         ..Placement::default()
     };
-    world.gangs.placed(world.now(), &wanted.gang, Ok(placement));
+    world.handle(GangEvent::Planned {
+        gang: &wanted.gang,
+        result: Ok(placement),
+    });
     assert_eq!(world.status("a").domain, "2 racks of zone z1");
 }
 
@@ -388,6 +395,6 @@ fn when_members_without_devices_were_bound_is_known_after_a_fail_over() {
         next.see(bound(light(pod, 2), "n0"));
     }
     next.show("a", before.clone());
-    next.gangs.synced(next.now());
+    next.handle(GangEvent::Synced);
     assert_eq!(next.status("a").bound_at, before.bound_at);
 }

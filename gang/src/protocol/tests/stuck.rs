@@ -6,6 +6,7 @@ use gantry_api::GangPhase;
 use super::short::two_short_gangs;
 use super::world::{World, leaving, member, membership, place, with_repair};
 use crate::key::GangKey;
+use crate::protocol::GangEvent;
 use crate::protocol::{Placement, Refusal, Settings, Work};
 use crate::terms::Repair;
 
@@ -20,7 +21,10 @@ fn key(gang: &str) -> GangKey {
 fn refuse_all(world: &mut World) {
     while world.next().is_some_and(|wanted| {
         let refused = super::world::refused("no room");
-        world.gangs.placed(world.now(), &wanted.gang, Err(refused));
+        world.handle(GangEvent::Planned {
+            gang: &wanted.gang,
+            result: Err(refused),
+        });
         true
     }) {}
 }
@@ -66,7 +70,10 @@ fn who_gets_a_place_is_as_stuck_until_it_has_all() {
             places: vec![place("n9", gpu)],
             ..Placement::default()
         };
-        world.gangs.placed(world.now(), &wanted.gang, Ok(placement));
+        world.handle(GangEvent::Planned {
+            gang: &wanted.gang,
+            result: Ok(placement),
+        });
         refuse_all(&mut world);
         let short = (left > 0).then_some(("a".to_owned(), left));
         let expected: Vec<(String, u32)> = short.into_iter().chain([("b".to_owned(), 2)]).collect();
@@ -101,7 +108,10 @@ fn a_gang_that_gives_way_goes_as_a_whole_says_to_whom_and_begins_anew() {
     world.pass(hold());
     refuse_all(&mut world);
     world.take_work();
-    world.gangs.give_way(world.now(), &key("b"), &key("a"));
+    world.handle(GangEvent::YieldTo {
+        gang: &key("b"),
+        to: &key("a"),
+    });
     let mut pods: Vec<String> = Vec::new();
     for work in world.take_work() {
         if let Work::EvictRest { pods: gone, of, to } = work {
@@ -121,8 +131,8 @@ fn a_gang_that_gives_way_goes_as_a_whole_says_to_whom_and_begins_anew() {
         (status.phase, status.reason.as_str(), status.message.as_str()),
         (
             GangPhase::Degraded,
-            "is being started anew",
-            "members of before that are not gone yet: 4; it gives way to gang team-a/a: both had lost members, and each held what the other lacked"
+            "is being restarted",
+            "earlier members that are not gone yet: 4; it gives way to gang team-a/a: both had lost members, and each held what the other lacked"
         )
     );
     assert_eq!(stuck(&world), [("a".to_owned(), 2)]);
@@ -149,7 +159,10 @@ fn nobody_gives_way_who_is_not_stuck() {
     let mut world = two_short_gangs();
     refuse_all(&mut world);
     world.take_work();
-    world.gangs.give_way(world.now(), &key("b"), &key("a"));
+    world.handle(GangEvent::YieldTo {
+        gang: &key("b"),
+        to: &key("a"),
+    });
     assert_eq!(world.take_work(), []);
     world.pass(hold());
     refuse_all(&mut world);
@@ -157,7 +170,10 @@ fn nobody_gives_way_who_is_not_stuck() {
     membership.key = key("b");
     world.see(leaving(member("b5", membership)));
     world.take_work();
-    world.gangs.give_way(world.now(), &key("b"), &key("a"));
+    world.handle(GangEvent::YieldTo {
+        gang: &key("b"),
+        to: &key("a"),
+    });
     assert_eq!(world.take_work(), [], "its replacement is going");
 }
 
@@ -171,7 +187,10 @@ fn a_gang_that_would_not_be_whole_on_an_empty_cluster_says_so() {
             hopeless: *wanted.gang.name == *"a",
             ..super::world::refused("no room")
         };
-        world.gangs.placed(world.now(), &wanted.gang, Err(refused));
+        world.handle(GangEvent::Planned {
+            gang: &wanted.gang,
+            result: Err(refused),
+        });
     }
     let hopeless: Vec<bool> = world
         .gangs

@@ -8,8 +8,8 @@ use gantry_api::{Decision, GangPhase, GangStatus, NodeName, PodUid};
 use crate::key::{GangKey, Integration};
 use crate::membership::{GangOptions, Membership, OwnerFacts, OwnerKind, OwnerRef, Size};
 use crate::protocol::{
-    Answer, Arrival, Asks, Gangs, Member, Now, Object, Placement, PlanRequest, Refusal, Reservation,
-    Settings, ShapeId, SlotChange, Stage, Work,
+    Answer, Arrival, Asks, Effects, GangEvent, Gangs, Member, Now, Object, Offered, Placement, PlanRequest,
+    Refusal, Reply, Reservation, Settings, ShapeId, SlotChange, Stage, Work,
 };
 use crate::terms::Repair;
 
@@ -20,6 +20,7 @@ pub(crate) struct World {
     pub(crate) passed: Duration,
     pub(crate) room: u64,
     pub(crate) changes: Vec<SlotChange>,
+    effects: Effects,
 }
 
 pub(crate) fn key(name: &str) -> GangKey {
@@ -163,13 +164,14 @@ impl World {
             passed: Duration::ZERO,
             room: 1,
             changes: Vec::new(),
+            effects: Effects::default(),
         }
     }
 
     /// Ready to decide.
     pub(crate) fn new() -> Self {
         let mut world = Self::with(Settings::default());
-        world.gangs.synced(world.now());
+        world.handle(GangEvent::Synced);
         world
     }
 
@@ -180,10 +182,17 @@ impl World {
         }
     }
 
+    pub(crate) fn handle(&mut self, event: GangEvent<'_>) -> Reply {
+        let effects = self.gangs.handle(self.now(), event);
+        self.effects.extend(effects)
+    }
+
     /// [`pod_group`] is read.
     pub(crate) fn group_says(&mut self, facts: OwnerFacts) {
-        let now = self.now();
-        self.gangs.owner_seen(now, &pod_group(), Some(Arc::new(facts)));
+        self.handle(GangEvent::OwnerSeen {
+            owner: &pod_group(),
+            facts: Some(Arc::new(facts)),
+        });
     }
 
     /// Time passes in steps, each looked at.
@@ -195,14 +204,14 @@ impl World {
                 break;
             }
             self.passed = due.max(self.passed);
-            self.gangs.tick(self.now());
+            self.handle(GangEvent::Tick);
         }
         self.passed = end;
-        self.gangs.tick(self.now());
+        self.handle(GangEvent::Tick);
     }
 
     pub(crate) fn see(&mut self, member: Member) {
-        self.gangs.member_seen(self.now(), member);
+        self.handle(GangEvent::MemberSeen(member));
     }
 
     /// Members `a0`, `a1`, ... of gang `a` that needs `min` of them.
@@ -213,7 +222,7 @@ impl World {
     }
 
     pub(crate) fn gone(&mut self, uid: &str) {
-        self.gangs.member_gone(self.now(), &uid.into());
+        self.handle(GangEvent::MemberGone { pod: &uid.into() });
     }
 
     pub(crate) fn next(&mut self) -> Option<PlanRequest> {
@@ -241,23 +250,35 @@ impl World {
             domain: "rack r7".into(),
             ..Placement::default()
         };
-        self.gangs.placed(self.now(), &wanted.gang, Ok(placement));
+        self.handle(GangEvent::Planned {
+            gang: &wanted.gang,
+            result: Ok(placement),
+        });
         wanted
     }
 
     pub(crate) fn refuse(&mut self, reason: &str) -> PlanRequest {
         let wanted = self.next().expect("a gang wants a plan");
-        self.gangs.placed(self.now(), &wanted.gang, Err(refused(reason)));
+        self.handle(GangEvent::Planned {
+            gang: &wanted.gang,
+            result: Err(refused(reason)),
+        });
         wanted
     }
 
     pub(crate) fn answer(&mut self, uid: &str) -> Answer {
-        self.gangs.answer(self.now(), &uid.into(), &|_| true)
+        answer(self.handle(GangEvent::Filter {
+            pod: &uid.into(),
+            offered: Offered(&|_| true),
+        }))
     }
 
     pub(crate) fn answer_within(&mut self, uid: &str, nodes: &[&str]) -> Answer {
         let offered = |node: &NodeName| nodes.contains(&node.as_str());
-        self.gangs.answer(self.now(), &uid.into(), &offered)
+        answer(self.handle(GangEvent::Filter {
+            pod: &uid.into(),
+            offered: Offered(&offered),
+        }))
     }
 
     pub(crate) fn waits(&mut self, uid: &str) -> String {
@@ -282,7 +303,10 @@ impl World {
     }
 
     pub(crate) fn arrive(&mut self, uid: &str, node: &str) -> Arrival {
-        self.gangs.arrive(self.now(), &uid.into(), &node.into())
+        arrival(self.handle(GangEvent::Arrive {
+            pod: &uid.into(),
+            node: &node.into(),
+        }))
     }
 
     pub(crate) fn come_all(&mut self, gang: &str, count: u32) {
@@ -308,7 +332,11 @@ impl World {
     /// Writes the decision that is to be written.
     pub(crate) fn write(&mut self) -> Decision {
         let (gang, decision) = self.commit();
-        self.gangs.committed(self.now(), &gang, &decision.id, Ok(()));
+        self.handle(GangEvent::Committed {
+            gang: &gang,
+            decision: &decision.id,
+            result: Ok(()),
+        });
         decision
     }
 
@@ -329,19 +357,15 @@ impl World {
         let Arrival::Go(placed) = come else {
             panic!("{uid} may not go");
         };
-        self.gangs
-            .bind_ended(self.now(), &uid.into(), crate::protocol::BindEnd::Bound);
-        let membership = self.membership_of(uid);
+        self.handle(GangEvent::BindEnded {
+            pod: &uid.into(),
+            outcome: crate::protocol::BindEnd::Bound,
+        });
+        let membership = self.gangs.membership_of(&uid.into());
         let mut seen = bound(member(uid, membership), placed.node.as_str());
         seen.holds = placed.devices;
         self.see(seen);
         placed.node.to_string()
-    }
-
-    fn membership_of(&self, uid: &str) -> Membership {
-        let key = self.gangs.gang_of(&uid.into()).expect("a gang");
-        let gang = &self.gangs.gangs[key];
-        Membership::clone(&gang.members.get(&uid.into()).expect("a member").member.membership)
     }
 
     /// A gang of `count` members, of which `min` are needed, all bound; member `a<i>` on node `n<i>`.
@@ -369,7 +393,7 @@ impl World {
     }
 
     pub(crate) fn text(&self, gang: &str) -> String {
-        self.gangs.view(&key(gang)).expect("a gang").text().to_string()
+        self.gangs.view(&key(gang)).expect("a gang").message().to_string()
     }
 
     pub(crate) fn status(&mut self, gang: &str) -> GangStatus {
@@ -379,7 +403,7 @@ impl World {
     }
 
     pub(crate) fn take_work(&mut self) -> Vec<Work> {
-        self.gangs.take_work()
+        std::mem::take(&mut self.effects.work)
     }
 
     pub(crate) fn woken(&mut self) -> Vec<String> {
@@ -392,7 +416,7 @@ impl World {
     }
 
     pub(crate) fn take_changes(&mut self) -> Vec<SlotChange> {
-        let changes = self.gangs.take_slot_changes();
+        let changes = std::mem::take(&mut self.effects.slot_changes);
         self.changes.extend(changes.iter().cloned());
         changes
     }
@@ -427,7 +451,32 @@ impl World {
     pub(crate) fn show(&mut self, gang: &str, status: GangStatus) {
         let object = self.object(status);
         let name = key(gang).object_name();
-        self.gangs.object_seen(self.now(), "default", &name, object);
+        self.handle(GangEvent::ObjectSeen {
+            namespace: "default",
+            name: &name,
+            object: Box::new(object),
+        });
+    }
+}
+
+pub(crate) fn arrival(reply: Reply) -> Arrival {
+    match reply {
+        Reply::Arrival(arrival) => arrival,
+        other => panic!("no arrival: {other:?}"),
+    }
+}
+
+pub(crate) fn answer(reply: Reply) -> Answer {
+    match reply {
+        Reply::Answer(answer) => answer,
+        other => panic!("no answer: {other:?}"),
+    }
+}
+
+pub(crate) fn released(reply: Reply) -> u32 {
+    match reply {
+        Reply::Released(count) => count,
+        other => panic!("nothing is released: {other:?}"),
     }
 }
 
@@ -443,23 +492,4 @@ pub(crate) fn with_repair(mut membership: Membership, repair: Repair) -> Members
 pub(crate) fn with_rank(mut membership: Membership, rank: u32) -> Membership {
     membership.rank = Some(rank);
     membership
-}
-
-impl Gangs {
-    /// Nothing is left of any gang.
-    pub(crate) fn assert_empty(&self) {
-        assert_eq!(self.gangs.len(), 0, "{:?}", self.gangs.keys().collect::<Vec<_>>());
-        assert_eq!(self.of_pod.len(), 0);
-        self.beyond.assert_empty();
-        assert_eq!(self.owners.len(), 0);
-        assert_eq!(self.named.len(), 0);
-        assert_eq!(self.planable.len(), 0);
-        assert_eq!(self.ready.len(), 0);
-        assert_eq!(self.untried.len(), 0);
-        assert_eq!(self.held.len(), 0);
-        assert_eq!(self.taken.len(), 0);
-        assert_eq!(self.reserved.len(), 0);
-        assert_eq!(self.preempting.len(), 0);
-        assert_eq!(self.timers.len(), 0);
-    }
 }

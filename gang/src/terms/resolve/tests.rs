@@ -24,11 +24,11 @@ fn levels() -> Levels {
 }
 
 fn resolved(memberships: &[Membership], owner: OwnerState<'_>, object: Option<&GangSpec>) -> Resolved {
-    by_default(&Said::by(memberships), owner, object)
+    by_default(&Declared::by(memberships), owner, object)
 }
 
 /// What is said comes to this where the rest is by default.
-fn by_default(said: &Said, owner: OwnerState<'_>, object: Option<&GangSpec>) -> Resolved {
+fn by_default(said: &Declared, owner: OwnerState<'_>, object: Option<&GangSpec>) -> Resolved {
     let levels = levels();
     let defaults = Defaults {
         arrival: Duration::from_secs(60),

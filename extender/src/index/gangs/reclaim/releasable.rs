@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use gantry_api::PodUid;
 use gantry_gang::GangKey;
-use gantry_gang::protocol::{Devices, Placement, PlanRequest, SlotView, View};
+use gantry_gang::protocol::{Devices, GangEvent, Placement, PlanRequest, SlotView, View};
 use gantry_planner::preempt::{Occupant, OccupantPod, make_way};
 
 use super::asked_for;
@@ -65,7 +65,7 @@ impl Index {
         {
             return None;
         }
-        self.gangs.core.stocked().next()?;
+        self.gangs.core.may_give_back().next()?;
         let wanted = &self.whole_request(wanted)?;
         if !self.releasable_may_suffice(wanted) || !self.gangs.reclaim.may_search(&wanted.gang) {
             return None;
@@ -95,13 +95,17 @@ impl Index {
     }
 
     fn release(&mut self, unit: &Releasable, to: &GangKey) {
-        let core = &mut self.gangs.core;
+        let (gang, slots) = (&*unit.gang, &unit.slots);
         match unit.source {
-            Source::Surplus => core.release_extras(self.now, &unit.gang, &unit.slots),
+            Source::Surplus => self
+                .gangs
+                .handle(self.now, GangEvent::ReleaseSurplus { gang, slots }),
             Source::Orphaned => {
                 tracing::info!(gang = %unit.gang, %to, "the reservation of a lost member goes to a gang of higher priority");
                 let to: Arc<str> = format!("gang {to}").into();
-                core.give_up_idle(self.now, &unit.gang, &unit.slots, &to)
+                let to = &to;
+                self.gangs
+                    .handle(self.now, GangEvent::ReleaseOrphaned { gang, slots, to })
             }
         };
     }
@@ -117,7 +121,7 @@ impl Index {
 
     /// Gangs with some priorities that may have releasable reservations, in the order in which they release.
     fn stocked(&self, may: impl Fn(i32) -> bool) -> Vec<View<'_>> {
-        let stocked = self.gangs.core.stocked();
+        let stocked = self.gangs.core.may_give_back();
         let mut stocked: Vec<View<'_>> = stocked.filter(|view| may(view.priority())).collect();
         stocked.sort_by_key(by_loss);
         stocked
@@ -129,7 +133,7 @@ impl Index {
         // Such gangs have reservations, so none of them is the one that asks.
         for view in self.stocked(|other| other <= priority) {
             let mut slices: BTreeMap<u32, usize> = BTreeMap::new();
-            for (slice, spare) in view.spares() {
+            for (slice, spare) in view.surplus() {
                 let uid = spare.pod.cloned();
                 let Some(pod) = uid.and_then(|uid| self.reservation_as_pod(&spare, uid)) else {
                     continue;
@@ -152,7 +156,7 @@ impl Index {
     pub(super) fn orphaned_reservations(&self, priority: i32) -> Vec<Releasable> {
         let mut units = Vec::new();
         for view in self.stocked(|other| other < priority) {
-            for slot in view.idle() {
+            for slot in view.orphaned() {
                 let pod = self.reservation_as_pod(&slot, PodUid::from(""));
                 let Some(pod) = pod.filter(|pod| !pod.devices.is_empty()) else {
                     continue;
@@ -247,7 +251,11 @@ impl Index {
         mut soon: impl FnMut(i64) -> bool,
     ) -> Vec<OccupantPod> {
         let mut pods = Vec::new();
-        for slot in self.stocked(|other| other < priority).iter().flat_map(View::idle) {
+        for slot in self
+            .stocked(|other| other < priority)
+            .iter()
+            .flat_map(View::orphaned)
+        {
             let Some(node) = self.nodes.find(slot.node.as_str()) else {
                 continue;
             };
@@ -317,9 +325,9 @@ impl Index {
 
     /// Counts releasable devices, if something changed since the last count.
     pub(super) fn count_releasable(&mut self) {
-        let stocked = self.gangs.core.stocked();
+        let stocked = self.gangs.core.may_give_back();
         let gangs: Vec<_> = stocked
-            .map(|view| (Arc::clone(view.key()), view.places_version()))
+            .map(|view| (Arc::clone(view.key()), view.slots_version()))
             .collect();
         let reclaim = &self.gangs.reclaim;
         let Some(mut counts) = ReleasableDevices::recount(reclaim.growth, gangs, &reclaim.releasable) else {

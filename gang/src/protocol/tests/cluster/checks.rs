@@ -111,12 +111,14 @@ impl Cluster {
             let done = needs_none || matches!(view.phase(), GangPhase::Bound | GangPhase::Finished);
             let short = view.exist() < self.mins[gang];
             let no_room = free < view.unplaced();
+            let over_limit =
+                view.phase() == GangPhase::Invalid && self.gangs.views().count() > self.max_gangs;
             assert!(
-                done || short || no_room,
+                done || short || no_room || over_limit,
                 "{} is stuck: {:?}, {} ({} of {}), {free} GPUs are free",
                 view.key(),
                 view.phase(),
-                view.text(),
+                view.message(),
                 view.settled(),
                 view.min(),
             );

@@ -6,6 +6,7 @@ use gantry_api::PodUid;
 
 use super::super::world::{member, membership, with_rank, with_repair};
 use super::{Cluster, GANGS, Pod};
+use crate::protocol::GangEvent;
 use crate::protocol::{BindEnd, Member, Stage};
 
 impl Cluster {
@@ -62,7 +63,7 @@ impl Cluster {
     }
 
     pub(super) fn see(&mut self, at: usize) {
-        self.gangs.member_seen(self.now(), self.member(at));
+        self.handle(GangEvent::MemberSeen(self.member(at)));
     }
 
     pub(super) fn delete(&mut self, at: usize) {
@@ -78,10 +79,13 @@ impl Cluster {
         let pod = self.pods.remove(at);
         let uid: PodUid = pod.uid.as_str().into();
         if pod.going.is_some() {
-            self.gangs.bind_ended(self.now(), &uid, BindEnd::Gone);
+            self.handle(GangEvent::BindEnded {
+                pod: &uid,
+                outcome: BindEnd::Gone,
+            });
         }
-        self.gangs.member_gone(self.now(), &uid);
-        self.gangs.victim_gone(self.now(), &uid);
+        self.handle(GangEvent::MemberGone { pod: &uid });
+        self.handle(GangEvent::VictimGone { pod: &uid });
         self.room += 1;
     }
 
@@ -91,7 +95,7 @@ impl Cluster {
             self.pods[at].holds.clear();
             self.see(at);
             let uid = self.uid(at);
-            self.gangs.victim_gone(self.now(), &uid);
+            self.handle(GangEvent::VictimGone { pod: &uid });
             self.room += 1;
         }
     }

@@ -5,7 +5,9 @@ use std::collections::BTreeSet;
 use gantry_api::{NodeName, PodUid};
 
 use super::{Cluster, End, GANGS, GPUS, NODES};
+use crate::protocol::tests::world::{answer, arrival};
 use crate::protocol::{Answer, Arrival, BindEnd, Placement, Refusal, Reservation, Stage};
+use crate::protocol::{GangEvent, Offered};
 
 impl Cluster {
     pub(super) fn plan(&mut self, room: bool, preempt: bool) {
@@ -81,7 +83,10 @@ impl Cluster {
                 hopeless: false,
             })
         };
-        self.gangs.placed(self.now(), &wanted.gang, result);
+        self.handle(GangEvent::Planned {
+            gang: &wanted.gang,
+            result,
+        });
     }
 
     pub(super) fn filter(&mut self, at: usize, offered: u8) {
@@ -92,7 +97,10 @@ impl Cluster {
             let number: u32 = node.as_str()[1..].parse().unwrap();
             offered & (1 << number) != 0
         };
-        let answer = self.gangs.answer(self.now(), &self.uid(at), &offers);
+        let answer = answer(self.handle(GangEvent::Filter {
+            pod: &self.uid(at),
+            offered: Offered(&offers),
+        }));
         self.log.push(format!("{answer:?}"));
         if let Answer::Node(node) = answer {
             assert!(offers(&node), "{node} was not offered");
@@ -106,7 +114,10 @@ impl Cluster {
             return;
         }
         let Some(node) = pod.sent.clone() else { return };
-        let arrival = self.gangs.arrive(self.now(), &self.uid(at), &node);
+        let arrival = arrival(self.handle(GangEvent::Arrive {
+            pod: &self.uid(at),
+            node: &node,
+        }));
         self.log.push(format!("{arrival:?}"));
         self.pods[at].waits = arrival == Arrival::Wait;
         match arrival {
@@ -167,7 +178,7 @@ impl Cluster {
             End::Failed => BindEnd::Failed,
             End::UnsureBound | End::UnsureNot => BindEnd::Unsure,
         };
-        self.gangs.bind_ended(self.now(), &uid, outcome);
+        self.handle(GangEvent::BindEnded { pod: &uid, outcome });
         if bound {
             self.see(at);
         }

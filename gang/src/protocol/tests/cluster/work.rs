@@ -3,12 +3,13 @@
 use gantry_api::{GangStatus, NodeName, PodUid};
 
 use super::Cluster;
+use crate::protocol::GangEvent;
 use crate::protocol::{SlotChange, Stage, Work};
 
 impl Cluster {
     /// Does what is to be done, but for what a step does.
     pub(super) fn collect(&mut self) {
-        for work in self.gangs.take_work() {
+        for work in std::mem::take(&mut self.effects.work) {
             self.log.push(format!("{work:?}"));
             match work {
                 Work::Commit { gang, decision } => {
@@ -46,7 +47,10 @@ impl Cluster {
                         stored.version += 1;
                         stored.status = GangStatus::default();
                     }
-                    self.gangs.object_gone(self.now(), &namespace, &name);
+                    self.handle(GangEvent::ObjectGone {
+                        namespace: &namespace,
+                        name: &name,
+                    });
                 }
                 Work::Activate(_) => {}
                 Work::Bind(pods) => {
@@ -60,7 +64,7 @@ impl Cluster {
                 }
             }
         }
-        for change in self.gangs.take_slot_changes() {
+        for change in std::mem::take(&mut self.effects.slot_changes) {
             self.apply(&change);
         }
     }

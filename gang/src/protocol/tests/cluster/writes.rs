@@ -4,6 +4,7 @@ use gantry_api::Decision;
 
 use super::{Cluster, GANGS, Stored, Write};
 use crate::key::GangKey;
+use crate::protocol::GangEvent;
 use crate::protocol::{CommitFailure, Gangs, Object, Settings};
 
 impl Cluster {
@@ -37,7 +38,11 @@ impl Cluster {
                 Err(CommitFailure::Unknown)
             }
         };
-        self.gangs.committed(self.now(), &gang, &decision.id, result);
+        self.handle(GangEvent::Committed {
+            gang: &gang,
+            decision: &decision.id,
+            result,
+        });
     }
 
     /// Writes a decision if the object is still of that version.
@@ -61,9 +66,16 @@ impl Cluster {
         let stored = self.stored[name].clone();
         if stored.exists {
             let object = object(&stored);
-            self.gangs.object_seen(self.now(), "default", name, object);
+            self.handle(GangEvent::ObjectSeen {
+                namespace: "default",
+                name,
+                object: Box::new(object),
+            });
         } else {
-            self.gangs.object_gone(self.now(), "default", name);
+            self.handle(GangEvent::ObjectGone {
+                namespace: "default",
+                name,
+            });
         }
     }
 
@@ -114,7 +126,7 @@ impl Cluster {
             None,
             "nothing is decided before all is known"
         );
-        self.gangs.synced(self.now());
+        self.handle(GangEvent::Synced);
     }
 }
 

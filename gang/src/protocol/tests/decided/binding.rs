@@ -4,6 +4,7 @@ use gantry_api::GangPhase;
 
 use super::super::world::{World, bound, key, member, membership, place, uid};
 use super::committing;
+use crate::protocol::GangEvent;
 use crate::protocol::{Answer, Arrival, BindEnd, Placement, Reservation};
 
 #[test]
@@ -19,7 +20,10 @@ fn members_that_come_after_siblings_are_bound_are_not_waited_for() {
         places: places.to_vec(),
         ..Placement::default()
     };
-    world.gangs.placed(world.now(), &wanted.gang, Ok(placement));
+    world.handle(GangEvent::Planned {
+        gang: &wanted.gang,
+        result: Ok(placement),
+    });
     assert_eq!(world.phase("a"), GangPhase::Reserved, "not before one has come");
     assert_eq!(world.come("a0"), Arrival::Wait);
     let (_, decision) = world.commit();
@@ -28,9 +32,11 @@ fn members_that_come_after_siblings_are_bound_are_not_waited_for() {
         3,
         "their places are decided with the others'"
     );
-    world
-        .gangs
-        .committed(world.now(), &key("a"), &decision.id, Ok(()));
+    world.handle(GangEvent::Committed {
+        gang: &key("a"),
+        decision: &decision.id,
+        result: Ok(()),
+    });
     assert_eq!(world.bind("a0"), "n0");
     assert_eq!(world.phase("a"), GangPhase::Binding);
     assert_eq!(world.bind("a1"), "n1");
@@ -45,7 +51,7 @@ fn after_the_decision_the_late_pass_at_once_and_nothing_is_taken_back() {
     world.plan();
     world.come_all("a", 2);
     world.write();
-    world.gangs.withdraw(world.now(), &uid("a0"));
+    world.handle(GangEvent::Disconnected { pod: &uid("a0") });
     world.pass(100_000);
     assert_eq!(world.phase("a"), GangPhase::Binding);
     assert!(matches!(world.come("a2"), Arrival::Go(_)));
@@ -55,14 +61,22 @@ fn after_the_decision_the_late_pass_at_once_and_nothing_is_taken_back() {
 #[test]
 fn a_binding_that_fails_is_tried_again_at_the_same_place() {
     let (mut world, decision) = committing();
-    world
-        .gangs
-        .committed(world.now(), &key("a"), &decision.id, Ok(()));
+    world.handle(GangEvent::Committed {
+        gang: &key("a"),
+        decision: &decision.id,
+        result: Ok(()),
+    });
     world.come("a0");
-    world.gangs.bind_ended(world.now(), &uid("a0"), BindEnd::Failed);
+    world.handle(GangEvent::BindEnded {
+        pod: &uid("a0"),
+        outcome: BindEnd::Failed,
+    });
     assert_eq!(world.node("a0"), "n0");
     assert!(matches!(world.come("a0"), Arrival::Go(_)));
-    world.gangs.bind_ended(world.now(), &uid("a0"), BindEnd::Unsure);
+    world.handle(GangEvent::BindEnded {
+        pod: &uid("a0"),
+        outcome: BindEnd::Unsure,
+    });
     assert_eq!(
         world.answer_within("a1", &["n0"]),
         Answer::Wait("gang default/a: node n1, where it is to go, is not offered".into()),
@@ -75,9 +89,11 @@ fn a_binding_that_fails_is_tried_again_at_the_same_place() {
 #[test]
 fn a_member_bound_elsewhere_past_us_gives_its_place_back() {
     let (mut world, decision) = committing();
-    world
-        .gangs
-        .committed(world.now(), &key("a"), &decision.id, Ok(()));
+    world.handle(GangEvent::Committed {
+        gang: &key("a"),
+        decision: &decision.id,
+        result: Ok(()),
+    });
     world.see(bound(member("a0", membership("a", 2)), "n9"));
     assert_eq!(world.reserved(), ["a-g1"]);
     world.bind("a1");
@@ -103,9 +119,11 @@ fn a_minimum_that_changes_once_it_is_decided_changes_nothing_but_a_condition() {
 #[test]
 fn a_member_bound_by_an_old_binding_has_what_that_gave_it() {
     let (mut world, decision) = committing();
-    world
-        .gangs
-        .committed(world.now(), &key("a"), &decision.id, Ok(()));
+    world.handle(GangEvent::Committed {
+        gang: &key("a"),
+        decision: &decision.id,
+        result: Ok(()),
+    });
     let node = world.node("a0");
     let mut seen = bound(member("a0", membership("a", 2)), &node);
     seen.holds = vec![("nvidia.com/gpu".into(), vec!["before".into()])];

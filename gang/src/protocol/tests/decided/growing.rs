@@ -3,6 +3,7 @@
 use gantry_api::GangPhase;
 
 use super::super::world::{World, member, membership, place, refused, uid};
+use crate::protocol::GangEvent;
 use crate::protocol::Placement;
 
 #[test]
@@ -14,9 +15,10 @@ fn a_bound_gang_grows_when_there_is_room_and_goes_after_those_that_have_nothing(
     assert_eq!(&*world.refuse("no room").gang.name, "b");
     let wanted = world.next().unwrap();
     assert_eq!((&*wanted.gang.name, wanted.must), ("a", 0));
-    world
-        .gangs
-        .placed(world.now(), &wanted.gang, Err(refused("no room")));
+    world.handle(GangEvent::Planned {
+        gang: &wanted.gang,
+        result: Err(refused("no room")),
+    });
     assert_eq!(
         world.waits("a2"),
         "gang default/a is bound; waits for room for more members: no room"
@@ -50,7 +52,10 @@ fn nobody_is_stopped_for_members_beyond_the_minimum() {
         victims: vec![uid("other")],
         ..Placement::default()
     };
-    world.gangs.placed(world.now(), &wanted.gang, Ok(placement));
+    world.handle(GangEvent::Planned {
+        gang: &wanted.gang,
+        result: Ok(placement),
+    });
     assert_eq!(world.take_work(), []);
     assert_eq!(world.reserved(), Vec::<String>::new());
 }

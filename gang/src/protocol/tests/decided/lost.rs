@@ -6,6 +6,7 @@ use super::super::world::{
     World, bound, key, leaving, member, membership, place, uid, with_rank, with_repair,
 };
 use super::committing;
+use crate::protocol::GangEvent;
 use crate::protocol::{Answer, Arrival, BindEnd, Member, Placement, ShapeId, Stage, Work};
 use crate::terms::Repair;
 
@@ -223,12 +224,17 @@ fn ignore_gives_the_place_up() {
 #[test]
 fn a_member_lost_between_decision_and_binding_is_repaired_too() {
     let (mut world, decision) = committing();
-    world
-        .gangs
-        .committed(world.now(), &key("a"), &decision.id, Ok(()));
+    world.handle(GangEvent::Committed {
+        gang: &key("a"),
+        decision: &decision.id,
+        result: Ok(()),
+    });
     world.bind("a0");
     world.come("a1");
-    world.gangs.bind_ended(world.now(), &uid("a1"), BindEnd::Gone);
+    world.handle(GangEvent::BindEnded {
+        pod: &uid("a1"),
+        outcome: BindEnd::Gone,
+    });
     world.gone("a1");
     assert_eq!(world.phase("a"), GangPhase::Degraded);
     assert_eq!(world.reserved(), ["a-g1"]);
@@ -248,7 +254,10 @@ fn given_to(second: &str, gang: &str, min: u32) -> World {
         places: vec![place("n0", "a-g0")],
         ..Placement::default()
     };
-    world.gangs.placed(world.now(), &wanted.gang, Ok(placement));
+    world.handle(GangEvent::Planned {
+        gang: &wanted.gang,
+        result: Ok(placement),
+    });
     assert_eq!(world.reserved(), ["a-g0"]);
     world
 }

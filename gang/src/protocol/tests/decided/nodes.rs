@@ -5,16 +5,19 @@ use gantry_api::GangPhase;
 use super::super::world::key;
 use super::committing;
 use crate::protocol::Arrival;
+use crate::protocol::GangEvent;
 
 #[test]
 fn a_node_lost_after_the_decision_means_new_places_for_those_not_bound_there() {
     let (mut world, decision) = committing();
-    world
-        .gangs
-        .committed(world.now(), &key("a"), &decision.id, Ok(()));
+    world.handle(GangEvent::Committed {
+        gang: &key("a"),
+        decision: &decision.id,
+        result: Ok(()),
+    });
     world.bind("a0");
-    world.gangs.unfit(world.now(), &"n0".into());
-    world.gangs.unfit(world.now(), &"n1".into());
+    world.handle(GangEvent::NodeLost { node: &"n0".into() });
+    world.handle(GangEvent::NodeLost { node: &"n1".into() });
     assert_eq!(world.reserved(), Vec::<String>::new());
     let wanted = world.plan_from(4);
     assert_eq!((wanted.must, wanted.members.len()), (0, 1));
@@ -31,11 +34,13 @@ fn a_node_lost_after_the_decision_means_new_places_for_those_not_bound_there() {
 #[test]
 fn a_node_lost_while_the_decision_is_written_is_left_out_after_it() {
     let (mut world, decision) = committing();
-    world.gangs.unfit(world.now(), &"n1".into());
+    world.handle(GangEvent::NodeLost { node: &"n1".into() });
     assert_eq!(world.phase("a"), GangPhase::Committing);
-    world
-        .gangs
-        .committed(world.now(), &key("a"), &decision.id, Ok(()));
+    world.handle(GangEvent::Committed {
+        gang: &key("a"),
+        decision: &decision.id,
+        result: Ok(()),
+    });
     assert!(matches!(world.arrive("a0", "n0"), Arrival::Go(_)));
     assert!(matches!(world.arrive("a1", "n1"), Arrival::Refuse(_)));
     world.plan_from(4);
@@ -45,9 +50,11 @@ fn a_node_lost_while_the_decision_is_written_is_left_out_after_it() {
 #[test]
 fn a_place_that_is_not_offered_after_the_decision_is_planned_anew_by_itself() {
     let (mut world, decision) = committing();
-    world
-        .gangs
-        .committed(world.now(), &key("a"), &decision.id, Ok(()));
+    world.handle(GangEvent::Committed {
+        gang: &key("a"),
+        decision: &decision.id,
+        result: Ok(()),
+    });
     world.bind("a0");
     for _ in 0..3 {
         world.answer_within("a1", &["n7"]);
@@ -60,20 +67,24 @@ fn a_place_that_is_not_offered_after_the_decision_is_planned_anew_by_itself() {
 #[test]
 fn a_place_whose_device_is_lost_costs_no_other_its_place() {
     let (mut world, decision) = committing();
-    world
-        .gangs
-        .committed(world.now(), &key("a"), &decision.id, Ok(()));
+    world.handle(GangEvent::Committed {
+        gang: &key("a"),
+        decision: &decision.id,
+        result: Ok(()),
+    });
     // A Binding of a0 may be under way: its place stays whatever becomes of it.
     world.come("a0");
     world.take_changes();
     let slots: Vec<u32> = world.changes.iter().map(|change| change.slot).collect();
-    world
-        .gangs
-        .unfit_slots(world.now(), &key("a"), &[slots[0]].into());
+    world.handle(GangEvent::SlotsLost {
+        gang: &key("a"),
+        slots: &[slots[0]].into(),
+    });
     assert_eq!(world.reserved(), ["a-g0", "a-g1"]);
     // Nobody is on the way to the other one.
-    world
-        .gangs
-        .unfit_slots(world.now(), &key("a"), &[slots[1]].into());
+    world.handle(GangEvent::SlotsLost {
+        gang: &key("a"),
+        slots: &[slots[1]].into(),
+    });
     assert_eq!(world.reserved(), ["a-g0"]);
 }

@@ -7,6 +7,7 @@ use gantry_api::{GangPhase, GangStatus};
 use super::super::world::{World, bound, forget, leaving, member, membership, with_repair};
 use super::deleted;
 use crate::membership::{Membership, OwnerFacts, OwnerKind, OwnerRef};
+use crate::protocol::GangEvent;
 use crate::protocol::Stage;
 use crate::terms::Repair;
 
@@ -35,8 +36,10 @@ fn mpi_job_says(world: &mut World, over: bool) {
         over,
         ..OwnerFacts::default()
     };
-    let now = world.now();
-    world.gangs.owner_seen(now, &mpi_job(), Some(Arc::new(facts)));
+    world.handle(GangEvent::OwnerSeen {
+        owner: &mpi_job(),
+        facts: Some(Arc::new(facts)),
+    });
 }
 
 /// Gang `a` of three members that an MPIJob has made, all bound, of which the first has ended well; its pod is still there.
@@ -88,7 +91,10 @@ fn a_job_that_is_gone_makes_no_replacements() {
     let mut world = one_has_ended(&of_mpi_job());
     world.gone("a1");
     assert_eq!(world.reserved(), ["a-g1"]);
-    world.gangs.owner_seen(world.now(), &mpi_job(), None);
+    world.handle(GangEvent::OwnerSeen {
+        owner: &mpi_job(),
+        facts: None,
+    });
     assert_eq!(world.reserved(), Vec::<String>::new());
     assert_eq!(
         world.status("a").message,
@@ -99,7 +105,10 @@ fn a_job_that_is_gone_makes_no_replacements() {
 #[test]
 fn a_job_that_goes_on_after_all_has_places_kept_again() {
     let mut world = one_has_ended(&of_mpi_job());
-    world.gangs.owner_seen(world.now(), &mpi_job(), None);
+    world.handle(GangEvent::OwnerSeen {
+        owner: &mpi_job(),
+        facts: None,
+    });
     mpi_job_says(&mut world, false);
     world.gone("a1");
     assert_eq!(world.reserved(), ["a-g1"]);
@@ -117,8 +126,10 @@ fn no_place_is_kept_while_a_job_is_suspended_and_it_goes_on_as_a_whole() {
             suspended: true,
             ..OwnerFacts::default()
         };
-        let now = world.now();
-        world.gangs.owner_seen(now, &mpi_job(), Some(Arc::new(suspended)));
+        world.handle(GangEvent::OwnerSeen {
+            owner: &mpi_job(),
+            facts: Some(Arc::new(suspended)),
+        });
         world.gone("a1");
         assert_eq!(world.reserved(), Vec::<String>::new(), "{repair:?}");
         assert_eq!(deleted(&mut world), Vec::<String>::new(), "{repair:?}");
@@ -143,7 +154,10 @@ fn an_owner_that_could_never_be_read_is_not_taken_for_over() {
     let mut world = World::new();
     let membership = of_mpi_job();
     world.see(member("a0", membership.clone()));
-    world.gangs.owner_seen(world.now(), &mpi_job(), None);
+    world.handle(GangEvent::OwnerSeen {
+        owner: &mpi_job(),
+        facts: None,
+    });
     world.bound_gang_of("a", 3, &membership);
     world.gone("a1");
     assert_eq!(world.reserved(), ["a-g1"]);
@@ -173,7 +187,11 @@ fn an_object_that_a_person_wrote_is_not_forgotten() {
         ours: false,
         ..world.object(GangStatus::default())
     };
-    world.gangs.object_seen(world.now(), "default", "a", object);
+    world.handle(GangEvent::ObjectSeen {
+        namespace: "default",
+        name: "a",
+        object: Box::new(object),
+    });
     world.bound_gang("a", 1, 1);
     world.status("a");
     world.gone("a0");

@@ -4,6 +4,7 @@ use gantry_api::GangPhase;
 
 use super::super::world::{World, bound, key, leaving, member, membership, with_repair};
 use super::deleted;
+use crate::protocol::GangEvent;
 use crate::protocol::{Blocker, Stage, Work};
 use crate::terms::Repair;
 
@@ -16,13 +17,15 @@ fn a_restart_that_may_not_be_done_says_so_until_it_is() {
     assert_eq!(world.phase("a"), GangPhase::Degraded);
     world.gangs.take_statuses();
     let why = "pods may not be deleted; manifests/extender-restart.yaml gives that right";
-    world
-        .gangs
-        .hindered(world.now(), &key("a"), Blocker::Removal, Some(why.into()));
+    world.handle(GangEvent::Blocked {
+        gang: &key("a"),
+        blocker: Blocker::Removal,
+        why: Some(why.into()),
+    });
     let (_, status) = world.gangs.take_statuses().pop().unwrap();
     assert_eq!(
         status.message,
-        format!("members of before that are not gone yet: 1; {why}")
+        format!("earlier members that are not gone yet: 1; {why}")
     );
     let hindered = |status: &gantry_api::GangStatus| {
         let mut all = status.conditions.iter();
@@ -48,7 +51,7 @@ fn restart_deletes_all_and_the_new_ones_do_not_mix_with_the_old() {
     assert_eq!(deleted(&mut world), ["a1"]);
     assert_eq!(world.phase("a"), GangPhase::Degraded);
     world.see(member("a2", membership.clone()));
-    assert_eq!(world.text("a"), "gang default/a is being started anew");
+    assert_eq!(world.text("a"), "gang default/a is being restarted");
     world.see(leaving(bound(member("a1", membership.clone()), "n1")));
     world.pass(5);
     assert_eq!(world.next(), None);

@@ -4,6 +4,7 @@ use gantry_api::{DecidedReservation, Decision, GangPhase, GangStatus};
 
 use super::super::world::{World, key, member, membership, uid};
 use super::committing;
+use crate::protocol::GangEvent;
 use crate::protocol::{Arrival, CommitFailure};
 
 fn shows(decision: &Decision) -> GangStatus {
@@ -26,9 +27,11 @@ fn shows_none() -> GangStatus {
 #[test]
 fn after_a_conflict_the_object_tells_whether_the_decision_stands() {
     let (mut world, decision) = committing();
-    world
-        .gangs
-        .committed(world.now(), &key("a"), &decision.id, Err(CommitFailure::Conflict));
+    world.handle(GangEvent::Committed {
+        gang: &key("a"),
+        decision: &decision.id,
+        result: Err(CommitFailure::Conflict),
+    });
     assert_eq!(world.arrive("a0", "n0"), Arrival::Wait);
     assert_eq!(world.take_work(), []);
     world.show("a", shows(&decision));
@@ -38,24 +41,30 @@ fn after_a_conflict_the_object_tells_whether_the_decision_stands() {
 #[test]
 fn a_decision_that_certainly_was_not_written_is_written_again() {
     let (mut world, decision) = committing();
-    world
-        .gangs
-        .committed(world.now(), &key("a"), &decision.id, Err(CommitFailure::Conflict));
+    world.handle(GangEvent::Committed {
+        gang: &key("a"),
+        decision: &decision.id,
+        result: Err(CommitFailure::Conflict),
+    });
     world.show("a", shows_none());
     assert_eq!(world.commit().1, decision);
-    world
-        .gangs
-        .committed(world.now(), &key("a"), &decision.id, Ok(()));
+    world.handle(GangEvent::Committed {
+        gang: &key("a"),
+        decision: &decision.id,
+        result: Ok(()),
+    });
     assert_eq!(world.phase("a"), GangPhase::Binding);
 }
 
 #[test]
 fn a_decision_that_certainly_was_not_written_is_dropped_when_members_have_withdrawn() {
     let (mut world, decision) = committing();
-    world.gangs.withdraw(world.now(), &uid("a0"));
-    world
-        .gangs
-        .committed(world.now(), &key("a"), &decision.id, Err(CommitFailure::Conflict));
+    world.handle(GangEvent::Disconnected { pod: &uid("a0") });
+    world.handle(GangEvent::Committed {
+        gang: &key("a"),
+        decision: &decision.id,
+        result: Err(CommitFailure::Conflict),
+    });
     world.show("a", shows_none());
     assert_eq!(world.take_work(), []);
     assert_eq!(world.phase("a"), GangPhase::Reserved);
@@ -68,9 +77,11 @@ fn a_decision_that_is_refused_gives_its_places_back_and_is_tried_again_later() {
     let (mut world, decision) = committing();
     world.reserved();
     let why = CommitFailure::Refused("Gang \"a..b\" is invalid".into());
-    world
-        .gangs
-        .committed(world.now(), &key("a"), &decision.id, Err(why));
+    world.handle(GangEvent::Committed {
+        gang: &key("a"),
+        decision: &decision.id,
+        result: Err(why),
+    });
     assert_eq!(world.reserved(), [""; 0], "others may have its devices");
     assert_eq!(world.phase("a"), GangPhase::Backoff);
     let said = "gang default/a is tried again soon: its decision cannot be written: Gang \"a..b\" is invalid";
@@ -98,9 +109,11 @@ fn what_was_said_before_a_late_answer_to_a_write_that_is_over_is_said_again() {
     let last = |world: &mut World| world.gangs.take_statuses().pop();
     let (_, said) = last(&mut world).unwrap();
     assert_eq!((said.phase, said.decision.as_ref()), (GangPhase::Finished, None));
-    world
-        .gangs
-        .committed(world.now(), &key("a"), &decision.id, Ok(()));
+    world.handle(GangEvent::Committed {
+        gang: &key("a"),
+        decision: &decision.id,
+        result: Ok(()),
+    });
     let again = last(&mut world).map(|(_, status)| status);
     assert_eq!(
         again,
@@ -112,15 +125,19 @@ fn what_was_said_before_a_late_answer_to_a_write_that_is_over_is_said_again() {
 #[test]
 fn a_decision_that_may_stand_is_not_given_up_for_a_refusal() {
     let (mut world, decision) = committing();
-    world
-        .gangs
-        .committed(world.now(), &key("a"), &decision.id, Err(CommitFailure::Unknown));
+    world.handle(GangEvent::Committed {
+        gang: &key("a"),
+        decision: &decision.id,
+        result: Err(CommitFailure::Unknown),
+    });
     world.show("a", shows_none());
     assert_eq!(world.commit().1, decision);
     let why = CommitFailure::Refused("gangs is forbidden".into());
-    world
-        .gangs
-        .committed(world.now(), &key("a"), &decision.id, Err(why));
+    world.handle(GangEvent::Committed {
+        gang: &key("a"),
+        decision: &decision.id,
+        result: Err(why),
+    });
     assert_eq!(world.phase("a"), GangPhase::Committing);
     assert_eq!(
         world.text("a"),
@@ -138,10 +155,12 @@ fn a_decision_that_may_stand_is_not_given_up_for_a_refusal() {
 #[test]
 fn a_decision_of_which_nobody_knows_is_written_again_whatever_happens() {
     let (mut world, decision) = committing();
-    world.gangs.withdraw(world.now(), &uid("a0"));
-    world
-        .gangs
-        .committed(world.now(), &key("a"), &decision.id, Err(CommitFailure::Unknown));
+    world.handle(GangEvent::Disconnected { pod: &uid("a0") });
+    world.handle(GangEvent::Committed {
+        gang: &key("a"),
+        decision: &decision.id,
+        result: Err(CommitFailure::Unknown),
+    });
     world.show("a", shows_none());
     assert_eq!(world.commit().1, decision, "the first write may still come");
     world.pass(1000);
@@ -170,9 +189,11 @@ fn a_decision_of_another_process_is_taken_up_instead() {
             .collect(),
         ..ours.clone()
     };
-    world
-        .gangs
-        .committed(world.now(), &key("a"), &ours.id, Err(CommitFailure::Conflict));
+    world.handle(GangEvent::Committed {
+        gang: &key("a"),
+        decision: &ours.id,
+        result: Err(CommitFailure::Conflict),
+    });
     world.show("a", shows(&theirs));
     assert_eq!(world.phase("a"), GangPhase::Binding);
     assert_eq!(world.gangs.view(&key("a")).unwrap().decision_id(), Some("theirs"));
@@ -184,23 +205,30 @@ fn a_decision_of_another_process_is_taken_up_instead() {
 fn no_status_overtakes_the_decision() {
     let (mut world, decision) = committing();
     assert_eq!(world.gangs.take_statuses(), []);
-    world
-        .gangs
-        .committed(world.now(), &key("a"), &decision.id, Ok(()));
+    world.handle(GangEvent::Committed {
+        gang: &key("a"),
+        decision: &decision.id,
+        result: Ok(()),
+    });
     assert_eq!(world.status("a").decision, Some(decision));
 }
 
 #[test]
 fn a_decision_that_is_overwritten_or_deleted_is_written_again() {
     let (mut world, decision) = committing();
-    world
-        .gangs
-        .committed(world.now(), &key("a"), &decision.id, Ok(()));
+    world.handle(GangEvent::Committed {
+        gang: &key("a"),
+        decision: &decision.id,
+        result: Ok(()),
+    });
     world.status("a");
     assert_eq!(world.gangs.take_statuses(), []);
     world.show("a", shows_none());
     assert_eq!(world.status("a").decision, Some(decision.clone()));
-    world.gangs.object_gone(world.now(), "default", "a");
+    world.handle(GangEvent::ObjectGone {
+        namespace: "default",
+        name: "a",
+    });
     assert_eq!(world.status("a").decision, Some(decision));
 }
 

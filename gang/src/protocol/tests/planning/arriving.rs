@@ -4,6 +4,7 @@ use gantry_api::GangPhase;
 
 use super::super::world::{World, member, membership, uid};
 use crate::protocol::Arrival;
+use crate::protocol::GangEvent;
 
 #[test]
 fn a_gang_that_does_not_arrive_in_time_gives_all_back_and_waits_ever_longer() {
@@ -93,7 +94,7 @@ fn a_member_that_withdraws_no_longer_counts_and_finds_its_place_again() {
     world.plan();
     world.come("a0");
     world.pass(55);
-    world.gangs.withdraw(world.now(), &uid("a0"));
+    world.handle(GangEvent::Disconnected { pod: &uid("a0") });
     assert_eq!(world.come("a1"), Arrival::Wait);
     assert_eq!(world.phase("a"), GangPhase::Reserved);
     world.pass(14);
@@ -113,7 +114,7 @@ fn withdrawing_again_and_again_does_not_keep_a_place_for_ever() {
     world.plan();
     for _ in 0..20 {
         world.come("a0");
-        world.gangs.withdraw(world.now(), &uid("a0"));
+        world.handle(GangEvent::Disconnected { pod: &uid("a0") });
         world.pass(4);
         if world.phase("a") == GangPhase::Backoff {
             break;

@@ -3,6 +3,7 @@
 use gantry_api::GangPhase;
 
 use super::super::world::{World, member, membership, uid, with_repair};
+use crate::protocol::GangEvent;
 use crate::protocol::{Answer, Arrival};
 use crate::terms::Repair;
 
@@ -62,7 +63,10 @@ fn a_gang_that_is_tried_again_says_what_kube_scheduler_says() {
     let mut world = World::new();
     world.members("a", 1, 1);
     let said = "node(s) didn't match pod topology spread constraints";
-    world.gangs.scheduler_says(&uid("a0"), &said.into());
+    world.handle(GangEvent::SchedulerMessage {
+        pod: &uid("a0"),
+        message: &said.into(),
+    });
     for _ in 0..4 {
         world.plan();
         for _ in 0..3 {
@@ -117,7 +121,7 @@ fn a_gang_that_fits_only_on_a_node_that_was_not_offered_is_tried_there_again() {
     let mut world = World::new();
     world.bound_gang_of("a", 2, &with_repair(membership("a", 2), Repair::Hold));
     world.gone("a1");
-    world.gangs.unfit(world.now(), &"n1".into());
+    world.handle(GangEvent::NodeLost { node: &"n1".into() });
     world.see(member("a2", with_repair(membership("a", 2), Repair::Hold)));
     world.plan_from(5);
     for _ in 0..3 {

@@ -4,6 +4,7 @@
 use gantry_api::GangPhase;
 
 use super::super::world::{World, member, membership, place, with_rank};
+use crate::protocol::GangEvent;
 use crate::protocol::{Answer, Arrival, Placement};
 
 #[test]
@@ -16,7 +17,10 @@ fn a_plan_for_a_gang_that_has_changed_meanwhile_is_dropped() {
         places: vec![place("n0", "g0"), place("n1", "g1")],
         ..Placement::default()
     };
-    world.gangs.placed(world.now(), &wanted.gang, Ok(placement));
+    world.handle(GangEvent::Planned {
+        gang: &wanted.gang,
+        result: Ok(placement),
+    });
     assert_eq!(world.phase("a"), GangPhase::Pending);
     assert_eq!(world.reserved(), Vec::<String>::new());
 }
@@ -33,7 +37,10 @@ fn a_device_that_is_kept_for_another_gang_is_not_given_twice() {
             places: vec![place("n0", "g0")],
             ..Placement::default()
         };
-        world.gangs.placed(world.now(), &wanted.gang, Ok(placement));
+        world.handle(GangEvent::Planned {
+            gang: &wanted.gang,
+            result: Ok(placement),
+        });
     }
     assert_eq!(world.phase("a"), GangPhase::Reserved);
     assert_eq!(
@@ -52,7 +59,10 @@ fn too_few_places_are_none() {
         places: vec![place("n0", "g0")],
         ..Placement::default()
     };
-    world.gangs.placed(world.now(), &wanted.gang, Ok(placement));
+    world.handle(GangEvent::Planned {
+        gang: &wanted.gang,
+        result: Ok(placement),
+    });
     assert_eq!(world.phase("a"), GangPhase::Queued);
     assert_eq!(world.reserved(), Vec::<String>::new());
 }
@@ -91,9 +101,9 @@ fn a_node_lost_before_the_decision_means_a_new_plan_for_the_whole() {
     world.members("a", 2, 2);
     world.plan();
     world.come("a0");
-    world.gangs.unfit(world.now(), &"n7".into());
+    world.handle(GangEvent::NodeLost { node: &"n7".into() });
     assert_eq!(world.phase("a"), GangPhase::Reserved, "no concern of it");
-    world.gangs.unfit(world.now(), &"n1".into());
+    world.handle(GangEvent::NodeLost { node: &"n1".into() });
     assert_eq!(world.phase("a"), GangPhase::Queued);
     assert_eq!(world.reserved(), Vec::<String>::new());
     assert!(
@@ -139,7 +149,10 @@ fn a_pod_made_anew_takes_the_place_of_the_one_before() {
         places: vec![place("n0", "g0"), place("n1", "g1")],
         ..Placement::default()
     };
-    world.gangs.placed(world.now(), &wanted.gang, Ok(placement));
+    world.handle(GangEvent::Planned {
+        gang: &wanted.gang,
+        result: Ok(placement),
+    });
     assert!(matches!(world.answer("a2"), Answer::Wait(_)));
     world.take_work();
     world.gone("a0");

@@ -3,6 +3,7 @@
 use gantry_api::GangPhase;
 
 use super::super::world::{World, bound, key, leaving, member, membership, place, uid, with_repair};
+use crate::protocol::GangEvent;
 use crate::protocol::{Arrival, Blocker, Placement, PlanRequest, Work};
 use crate::terms::Repair;
 
@@ -15,7 +16,10 @@ fn preempts_both(world: &mut World) -> PlanRequest {
         victims: vec![uid("v0"), uid("v1")],
         ..Placement::default()
     };
-    world.gangs.placed(world.now(), &wanted.gang, Ok(placement));
+    world.handle(GangEvent::Planned {
+        gang: &wanted.gang,
+        result: Ok(placement),
+    });
     wanted
 }
 
@@ -41,7 +45,7 @@ fn pods_that_have_to_go_are_evicted_and_their_devices_wait_for_the_gang() {
             GangPhase::Preempting,
             "its devices may not be free yet"
         );
-        world.gangs.victim_gone(world.now(), &uid(pod));
+        world.handle(GangEvent::VictimGone { pod: &uid(pod) });
     }
     assert_eq!(world.phase("a"), GangPhase::Reserved);
     assert_eq!(
@@ -59,10 +63,12 @@ fn a_gang_that_preempts_is_not_looked_at_for_the_end_of_other_pods() {
     world.bound_gang("v", 2, 2);
     preempts_both(&mut world);
     world.gangs.take_statuses();
-    world.gangs.victim_gone(world.now(), &uid("somebody"));
-    assert!(world.gangs.dirty.is_empty());
-    world.gangs.victim_gone(world.now(), &uid("v0"));
-    assert!(!world.gangs.dirty.is_empty());
+    world.handle(GangEvent::VictimGone {
+        pod: &uid("somebody"),
+    });
+    assert!(!world.gangs.has_changed());
+    world.handle(GangEvent::VictimGone { pod: &uid("v0") });
+    assert!(world.gangs.has_changed());
 }
 
 #[test]
@@ -114,13 +120,16 @@ fn pods_that_do_not_go_in_time_are_let_be() {
         victims: vec![uid("other")],
         ..Placement::default()
     };
-    world.gangs.placed(world.now(), &wanted.gang, Ok(placement));
+    world.handle(GangEvent::Planned {
+        gang: &wanted.gang,
+        result: Ok(placement),
+    });
     world.pass(120);
     assert_eq!(world.phase("a"), GangPhase::Backoff);
     assert_eq!(world.reserved(), Vec::<String>::new());
     assert_eq!(
         world.text("a"),
-        "gang default/a is tried again soon: pods that have to go for it did not go in time"
+        "gang default/a is tried again soon: victims were not gone in time"
     );
 }
 
@@ -128,9 +137,11 @@ fn pods_that_do_not_go_in_time_are_let_be() {
 fn a_budget_in_the_way_is_told_by_whoever_waits_and_by_whoever_goes_in_part() {
     let why = "pod v1: it cannot be evicted yet: budget web";
     let budget = |world: &mut World, gang: &str| {
-        world
-            .gangs
-            .hindered(world.now(), &key(gang), Blocker::Budget, Some(why.into()));
+        world.handle(GangEvent::Blocked {
+            gang: &key(gang),
+            blocker: Blocker::Budget,
+            why: Some(why.into()),
+        });
     };
     let told = |world: &mut World, gang: &str| {
         let statuses = world.gangs.take_statuses();
@@ -157,15 +168,15 @@ fn a_budget_in_the_way_is_told_by_whoever_waits_and_by_whoever_goes_in_part() {
     world.pass(120);
     assert_eq!(
         world.text("a"),
-        format!("gang default/a is tried again soon: pods that have to go for it did not go in time; {why}")
+        format!("gang default/a is tried again soon: victims were not gone in time; {why}")
     );
     assert_eq!(told(&mut world, "a").1, None, "nobody has to go any more");
 
     let mut world = preempting();
     budget(&mut world, "a");
-    world.gangs.victim_gone(world.now(), &uid("slow"));
+    world.handle(GangEvent::VictimGone { pod: &uid("slow") });
     assert_eq!(told(&mut world, "a").1, in_the_way, "one has to go yet");
-    world.gangs.victim_gone(world.now(), &uid("quick"));
+    world.handle(GangEvent::VictimGone { pod: &uid("quick") });
     assert_eq!(told(&mut world, "a").1, None, "all are gone");
 
     let mut world = World::new();
@@ -173,7 +184,7 @@ fn a_budget_in_the_way_is_told_by_whoever_waits_and_by_whoever_goes_in_part() {
     preempts_both(&mut world);
     world.gone("v0");
     budget(&mut world, "v");
-    let goes = "members of before that are not gone yet: 1";
+    let goes = "earlier members that are not gone yet: 1";
     assert_eq!(told(&mut world, "v"), (format!("{goes}; {why}"), in_the_way));
     world.gone("v1");
     assert_eq!(told(&mut world, "v").1, None);
@@ -189,7 +200,10 @@ fn preempting() -> World {
         victims: vec![uid("slow"), uid("quick")],
         ..Placement::default()
     };
-    world.gangs.placed(world.now(), &wanted.gang, Ok(placement));
+    world.handle(GangEvent::Planned {
+        gang: &wanted.gang,
+        result: Ok(placement),
+    });
     world.take_work();
     world
 }
@@ -197,7 +211,7 @@ fn preempting() -> World {
 /// A pod is on its way out, with so many seconds left.
 fn ends(world: &mut World, pod: &str, left: i64) {
     let by = world.now().unix + left;
-    world.gangs.victim_ends(world.now(), &uid(pod), by);
+    world.handle(GangEvent::VictimTerminating { pod: &uid(pod), by });
 }
 
 #[test]
@@ -211,12 +225,12 @@ fn pods_that_take_their_time_to_end_are_waited_for_and_no_others_have_to_go() {
     ends(&mut world, "quick", 30);
     insta::assert_snapshot!(world.text("a"), @"gang default/a waits for pods that are ending");
     world.pass(30);
-    world.gangs.victim_gone(world.now(), &uid("quick"));
+    world.handle(GangEvent::VictimGone { pod: &uid("quick") });
     world.pass(570 + 119);
     assert_eq!(world.phase("a"), GangPhase::Preempting);
     assert_eq!(world.reserved(), ["g0"]);
     assert_eq!(world.take_work(), []);
-    world.gangs.victim_gone(world.now(), &uid("slow"));
+    world.handle(GangEvent::VictimGone { pod: &uid("slow") });
     assert_eq!(world.phase("a"), GangPhase::Reserved);
     assert_eq!(world.come("a0"), Arrival::Wait);
 }
@@ -231,13 +245,16 @@ fn what_others_leave_who_are_on_their_way_out_is_kept_for_a_gang_and_nobody_is_e
         leaving: [(uid("slow"), world.now().unix + 600)].into(),
         ..Placement::default()
     };
-    world.gangs.placed(world.now(), &wanted.gang, Ok(placement));
+    world.handle(GangEvent::Planned {
+        gang: &wanted.gang,
+        result: Ok(placement),
+    });
     assert_eq!(world.take_work(), []);
     insta::assert_snapshot!(world.text("a"), @"gang default/a waits for pods that are ending");
     world.pass(719);
     assert_eq!(world.phase("a"), GangPhase::Preempting);
     assert_eq!(world.reserved(), ["g0"]);
-    world.gangs.victim_gone(world.now(), &uid("slow"));
+    world.handle(GangEvent::VictimGone { pod: &uid("slow") });
     assert_eq!(world.phase("a"), GangPhase::Reserved);
     assert_eq!(world.woken(), ["a0"]);
 }
@@ -245,7 +262,7 @@ fn what_others_leave_who_are_on_their_way_out_is_kept_for_a_gang_and_nobody_is_e
 #[test]
 fn pods_that_are_late_by_their_own_word_are_let_be() {
     let mut world = preempting();
-    world.gangs.victim_gone(world.now(), &uid("quick"));
+    world.handle(GangEvent::VictimGone { pod: &uid("quick") });
     ends(&mut world, "slow", 600);
     world.pass(719);
     assert_eq!(world.phase("a"), GangPhase::Preempting);
@@ -258,7 +275,10 @@ fn pods_that_are_late_by_their_own_word_are_let_be() {
 fn nobody_is_waited_for_longer_than_an_hour_whatever_he_says() {
     let mut world = preempting();
     for pod in ["slow", "quick"] {
-        world.gangs.victim_ends(world.now(), &uid(pod), i64::MAX);
+        world.handle(GangEvent::VictimTerminating {
+            pod: &uid(pod),
+            by: i64::MAX,
+        });
     }
     world.pass(3719);
     assert_eq!(world.phase("a"), GangPhase::Preempting);

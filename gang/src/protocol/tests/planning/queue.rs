@@ -3,6 +3,7 @@
 use proptest::prelude::*;
 
 use super::super::world::{World, key, member, membership, place, refused};
+use crate::protocol::GangEvent;
 use crate::protocol::{Placement, Refusal};
 
 #[test]
@@ -47,7 +48,10 @@ fn a_gang_that_can_never_fit_is_told_so_and_is_not_the_head() {
         hopeless: true,
         ..refused("no node has 64 GPUs")
     };
-    world.gangs.placed(world.now(), &wanted.gang, Err(hopeless));
+    world.handle(GangEvent::Planned {
+        gang: &wanted.gang,
+        result: Err(hopeless),
+    });
     assert_eq!(
         world.waits("a0"),
         "gang default/a cannot fit: no node has 64 GPUs"
@@ -84,9 +88,9 @@ fn gangs_that_cannot_be_planned_yet_are_not_looked_at_with_every_event() {
     }
     world.room += 1;
     assert_eq!(world.next(), None);
-    assert_eq!(world.gangs.untried.len(), 0);
+    assert_eq!(world.gangs.untried().len(), 0);
     world.see(member("second", membership("g7-", 2)));
-    assert_eq!(world.gangs.untried.len(), 1);
+    assert_eq!(world.gangs.untried().len(), 1);
     assert_eq!(*world.plan().gang, key("g7-"));
 }
 
@@ -112,12 +116,13 @@ proptest! {
         }
         for (fits, grows) in fits.into_iter().zip(grows) {
             world.room += u64::from(grows);
-            if grows {
-                // What was not tried since room grew is known once the next is asked for.
-                world.gangs.untried = world.gangs.queue(world.now()).into_iter().collect();
-            }
             let queue = world.gangs.queue(world.now());
-            let first = queue.into_iter().find(|gang| world.gangs.untried.contains(gang));
+            // Once capacity has grown, all are tried again.
+            let untried = match grows {
+                true => queue.iter().cloned().collect(),
+                false => world.gangs.untried().clone(),
+            };
+            let first = queue.into_iter().find(|gang| untried.contains(gang));
             let next = world.next();
             prop_assert_eq!(next.as_ref().map(|wanted| &wanted.gang), first.as_ref());
             let Some(wanted) = next else { continue };
@@ -131,7 +136,7 @@ proptest! {
             } else {
                 Err(refused("no room"))
             };
-            world.gangs.placed(world.now(), &wanted.gang, result);
+            world.handle(GangEvent::Planned { gang: &wanted.gang, result });
         }
     }
 }

@@ -7,13 +7,15 @@ use gantry_api::GangPhase;
 use super::super::world::{World, key, member, membership, with_rank};
 use crate::fabric::{Level, Levels};
 use crate::membership::Membership;
+use crate::protocol::GangEvent;
 use crate::protocol::Settings;
+use crate::protocol::tests::world::released;
 use crate::terms::TopologyRequest;
 
 /// The places of a gang that it can do without.
 fn spares(world: &World, gang: &str) -> BTreeSet<u32> {
     let view = world.gangs.view(&key(gang)).unwrap();
-    view.spares().map(|(_, spare)| spare.slot).collect()
+    view.surplus().map(|(_, spare)| spare.slot).collect()
 }
 
 #[test]
@@ -24,11 +26,23 @@ fn extras_come_and_go_without_the_gang() {
     world.come("a0");
     let extras = spares(&world, "a");
     assert_eq!(extras.len(), 2);
-    assert_eq!(world.gangs.release_extras(world.now(), &key("a"), &extras), 2);
+    assert_eq!(
+        released(world.handle(GangEvent::ReleaseSurplus {
+            gang: &key("a"),
+            slots: &extras
+        })),
+        2
+    );
     assert_eq!(world.phase("a"), GangPhase::Reserved);
     assert_eq!(world.reserved().len(), 2);
     assert_eq!(spares(&world, "a"), BTreeSet::new());
-    assert_eq!(world.gangs.release_extras(world.now(), &key("a"), &extras), 0);
+    assert_eq!(
+        released(world.handle(GangEvent::ReleaseSurplus {
+            gang: &key("a"),
+            slots: &extras
+        })),
+        0
+    );
 }
 
 #[test]
@@ -42,11 +56,11 @@ fn the_last_ranks_are_given_back_first_and_none_that_a_role_needs() {
     world.plan();
     let view = world.gangs.view(&key("a")).unwrap();
     let pods: Vec<&str> = view
-        .spares()
+        .surplus()
         .map(|(_, spare)| spare.pod.unwrap().as_str())
         .collect();
     assert_eq!(pods, ["a0", "a1"]);
-    assert_eq!(world.gangs.stocked().count(), 1);
+    assert_eq!(world.gangs.may_give_back().count(), 1);
 }
 
 /// Whoever takes over goes by the decision: it would keep places that somebody else has by then.
@@ -75,7 +89,7 @@ fn with_racks() -> World {
         levels: Levels(vec![rack]),
         ..Settings::default()
     });
-    world.gangs.synced(world.now());
+    world.handle(GangEvent::Synced);
     world
 }
 

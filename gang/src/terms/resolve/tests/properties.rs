@@ -119,11 +119,11 @@ proptest! {
         stay in prop::collection::vec(any_claim(), 1..6),
         go in prop::collection::vec(any_claim(), 0..6),
     ) {
-        let mut said = Said::by(stay.iter().chain(&go));
+        let mut said = Declared::by(stay.iter().chain(&go));
         for membership in &go {
             said.remove(membership);
         }
-        prop_assert_eq!(&said, &Said::by(&stay));
+        prop_assert_eq!(&said, &Declared::by(&stay));
         for membership in &stay {
             said.remove(membership);
         }

@@ -18,9 +18,9 @@ fn in_twos(role: &str, size: Size) -> Membership {
 }
 
 /// What a launcher and workers say.
-fn mpi(launcher_is_light: bool, size: Size) -> Said {
+fn mpi(launcher_is_light: bool, size: Size) -> Declared {
     let launcher = in_twos("launcher", size);
-    let mut said = Said::by([&launcher, &in_twos("worker", size), &in_twos("worker", size)]);
+    let mut said = Declared::by([&launcher, &in_twos("worker", size), &in_twos("worker", size)]);
     if launcher_is_light {
         said.lighten(&launcher, true);
     }
@@ -33,7 +33,7 @@ fn slices_are_of_the_members_that_ask_for_devices() {
         by_role: vec![("launcher".into(), 1), ("worker".into(), workers)],
         ..facts(workers + 1, Some(workers + 1))
     };
-    let slice = |said: &Said, owner: &OwnerFacts| match by_default(said, OwnerState::Read(owner), None) {
+    let slice = |said: &Declared, owner: &OwnerFacts| match by_default(said, OwnerState::Read(owner), None) {
         Resolved::Terms(terms) => Ok(terms.slice),
         Resolved::Invalid(faults) => Err(faults.iter().map(ToString::to_string).collect::<Vec<_>>()),
         Resolved::NotYet(why) => Err(vec![why.to_string()]),
@@ -52,7 +52,7 @@ fn slices_are_of_the_members_that_ask_for_devices() {
     assert!(slice(&mpi(false, unsaid), &four).is_err());
     assert_eq!(slice(&mpi(false, unsaid), &three), Ok(Some(2)));
     // Before it is there nobody knows, and where it is to be no member it never is.
-    let alone = |size: Size| Said::by(&[in_twos("worker", size)]);
+    let alone = |size: Size| Declared::by(&[in_twos("worker", size)]);
     assert_eq!(slice(&alone(unsaid), &four), Ok(Some(2)));
     assert_eq!(slice(&alone(unsaid), &three), Ok(Some(2)));
     let stated = Size::Stated { min: 4, total: None };
@@ -87,7 +87,7 @@ fn a_leader_without_devices_is_in_no_slice_of_its_group() {
             }
         };
         let (leader, worker) = (of("leader"), of("worker"));
-        let mut said = Said::by([&leader, &worker, &worker, &worker, &worker]);
+        let mut said = Declared::by([&leader, &worker, &worker, &worker, &worker]);
         if leader_is_light {
             said.lighten(&leader, true);
         }

@@ -1,6 +1,7 @@
 //! Why members wait that kube-scheduler never asks about.
 
 use super::world::{World, bound, member, membership, place};
+use crate::protocol::GangEvent;
 use crate::protocol::{Answer, Member, Placement, Stage, WaitReason};
 
 fn why(world: &World, pod: &str) -> Option<WaitReason> {
@@ -55,7 +56,10 @@ fn a_member_waits_for_those_who_have_to_leave_its_place() {
         victims: vec!["victim".into()],
         ..Placement::default()
     };
-    world.gangs.placed(world.now(), &wanted.gang, Ok(placement));
+    world.handle(GangEvent::Planned {
+        gang: &wanted.gang,
+        result: Ok(placement),
+    });
     let Answer::Wait(text) = world.answer("a0") else {
         panic!("its place is not free yet");
     };

@@ -87,7 +87,7 @@ impl Tally<Arc<str>> {
 
 /// What the pods of one gang say. Their ranks are no part of it, nor is their order.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Said {
+pub struct Declared {
     pods: u32,
     pub(super) object_name: String,
     pub(super) stated: Tally<u32>,
@@ -116,7 +116,7 @@ pub struct Said {
     made: u32,
 }
 
-impl Said {
+impl Declared {
     /// What some pods say.
     pub fn by<'a>(memberships: impl IntoIterator<Item = &'a Membership>) -> Self {
         let mut said = Self::default();

@@ -1,0 +1,289 @@
+//! What members, owner and object of a gang declare together: its terms, or why there are none yet. `terms::resolve` puts it together, and
+//! only when a declaration changes: a thousand members declare the same.
+
+use std::sync::Arc;
+
+use gantry_api::{GangSpec, names};
+
+use super::owners::Owner;
+use super::types::Settings;
+use crate::key::Integration;
+use crate::membership::{Membership, OwnerRef};
+use crate::terms::{Declared, Defaults, Fault, OwnerState, Resolved, Terms, resolve};
+
+/// Jobs that a message about a shared gang name lists.
+const MAX_LISTED_JOBS: usize = 3;
+
+/// The terms of a gang, as far as they are known.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Resolution {
+    Terms(Arc<Terms>),
+    /// Not enough is declared yet, and why.
+    Unknown(Arc<str>),
+    /// The declarations contradict each other, or cannot be followed.
+    Invalid(Vec<Fault>),
+}
+
+/// What is counted of a member's declaration.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Declaration {
+    pub(super) membership: Arc<Membership>,
+    /// The member has ended well: of two jobs that use one gang name it counts for neither.
+    pub(super) ended: bool,
+    /// The member asks for no devices: it is in no slice.
+    pub(super) light: bool,
+}
+
+/// The declarations of a gang and the terms that follow from them.
+#[derive(Debug, Clone)]
+pub(super) struct Agreement {
+    declared: Declared,
+    resolution: Resolution,
+    /// The last valid terms: a decided gang continues by them.
+    last_valid: Option<Arc<Terms>>,
+    spec: Option<GangSpec>,
+    /// What is wrong with the object: its spec, or that it belongs to another gang.
+    object_fault: Option<Fault>,
+    /// It has more members than are supported.
+    size_fault: Option<Fault>,
+    /// More gangs exist than are supported.
+    count_fault: Option<Fault>,
+    /// The owner that declares the size.
+    owner: Option<OwnerRef>,
+    /// The owner has ended or is gone: lost members are not recreated.
+    owner_finished: bool,
+    /// The owner is suspended: lost members are not recreated before it resumes.
+    owner_suspended: bool,
+    /// Members' declarations have changed since the terms were resolved.
+    redeclared: bool,
+    /// The owner, the object or a limit has changed since then.
+    stale: bool,
+}
+
+impl Agreement {
+    pub(super) fn new() -> Self {
+        Self {
+            declared: Declared::default(),
+            resolution: Resolution::Unknown("no size is declared".into()),
+            last_valid: None,
+            spec: None,
+            object_fault: None,
+            size_fault: None,
+            count_fault: None,
+            owner: None,
+            owner_finished: false,
+            owner_suspended: false,
+            redeclared: false,
+            stale: true,
+        }
+    }
+
+    pub(super) fn resolution(&self) -> &Resolution {
+        &self.resolution
+    }
+
+    /// The resolved terms, also where the object or a limit keeps the gang from being planned.
+    pub(super) fn resolved(&self) -> Option<&Arc<Terms>> {
+        match &self.resolution {
+            Resolution::Terms(terms) => Some(terms),
+            Resolution::Unknown(_) | Resolution::Invalid(_) => None,
+        }
+    }
+
+    /// The terms, if they are known and the gang is valid.
+    pub(super) fn terms(&self) -> Option<&Arc<Terms>> {
+        let faulty = self.own_faults().next().is_some();
+        self.resolved().filter(|_| !faulty)
+    }
+
+    /// The terms by which a gang continues once it has begun: the last valid ones.
+    pub(super) fn working_terms(&self) -> Option<&Arc<Terms>> {
+        self.resolved().or(self.last_valid.as_ref())
+    }
+
+    pub(super) fn is_invalid(&self) -> bool {
+        let faulty = self.own_faults().next().is_some();
+        faulty || matches!(self.resolution, Resolution::Invalid(_))
+    }
+
+    /// What makes it invalid, the first the most important.
+    pub(super) fn faults(&self) -> impl Iterator<Item = &Fault> {
+        let of_terms = match &self.resolution {
+            Resolution::Invalid(faults) => faults.as_slice(),
+            Resolution::Terms(_) | Resolution::Unknown(_) => &[],
+        };
+        self.own_faults().chain(of_terms)
+    }
+
+    /// Faults that no declaration of size causes.
+    fn own_faults(&self) -> impl Iterator<Item = &Fault> {
+        let faults = self.object_fault.iter().chain(&self.size_fault);
+        faults.chain(&self.count_fault)
+    }
+
+    pub(super) fn owner(&self) -> Option<&OwnerRef> {
+        self.owner.as_ref()
+    }
+
+    pub(super) fn is_owner_finished(&self) -> bool {
+        self.owner_finished
+    }
+
+    pub(super) fn is_owner_suspended(&self) -> bool {
+        self.owner_suspended
+    }
+
+    /// Other integrations that claim the pods too, in the order of precedence.
+    pub(super) fn other_integrations(&self) -> impl Iterator<Item = Integration> {
+        self.declared.also()
+    }
+
+    /// Several jobs have pods that have not ended, and no declaration says that they belong together.
+    pub(super) fn is_undeclared_mix(&self, terms: &Terms) -> bool {
+        let declared = self.spec.as_ref().is_some_and(|spec| spec.min_member.is_some())
+            || (terms.min < terms.max && terms.max < u32::MAX);
+        self.declared.is_mixed() && !declared
+    }
+
+    /// The declaration of a member counts from now on in place of the one `before`.
+    pub(super) fn replace(&mut self, before: Option<&Declaration>, now: Option<&Declaration>) {
+        if let Some(now) = now {
+            self.add(now);
+        }
+        if let Some(before) = before {
+            self.remove(before);
+        }
+    }
+
+    fn add(&mut self, declaration: &Declaration) {
+        self.redeclared |= self.declared.add(&declaration.membership);
+        if declaration.ended {
+            self.redeclared |= self.declared.end(&declaration.membership);
+        }
+        self.count_light(declaration, true);
+        // How many declare it matters only where two jobs use one gang name.
+        self.redeclared |= self.declared.is_mixed();
+    }
+
+    fn remove(&mut self, declaration: &Declaration) {
+        if declaration.ended {
+            self.redeclared |= self.declared.unend(&declaration.membership);
+        }
+        self.count_light(declaration, false);
+        self.redeclared |= self.declared.remove(&declaration.membership);
+        self.redeclared |= self.declared.is_mixed();
+    }
+
+    /// How many members ask for no devices matters for slices.
+    fn count_light(&mut self, declaration: &Declaration, more: bool) {
+        let membership = &declaration.membership;
+        self.redeclared |= declaration.light || self.declared.has_light(&membership.role);
+        if declaration.light {
+            self.declared.lighten(membership, more);
+        }
+    }
+
+    /// No declaration of an earlier incarnation counts any more.
+    pub(super) fn forget_members(&mut self) {
+        self.declared = Declared::default();
+        self.redeclared = false;
+    }
+
+    /// Something besides the members' declarations has changed.
+    pub(super) fn invalidate(&mut self) {
+        self.stale = true;
+    }
+
+    pub(super) fn set_spec(&mut self, spec: Option<&Result<GangSpec, Fault>>) {
+        self.object_fault = spec.and_then(|spec| spec.as_ref().err().cloned());
+        self.spec = spec.and_then(|spec| spec.as_ref().ok().cloned());
+        self.stale = true;
+    }
+
+    pub(super) fn set_object_fault(&mut self, fault: Option<Fault>) {
+        self.object_fault = fault;
+        self.stale = true;
+    }
+
+    pub(super) fn set_size_fault(&mut self, fault: Option<Fault>) {
+        self.size_fault = fault;
+    }
+
+    pub(super) fn set_count_fault(&mut self, fault: Option<Fault>) {
+        self.count_fault = fault;
+    }
+
+    /// Whether the terms have to be resolved again. Asked once for every change.
+    pub(super) fn take_stale(&mut self) -> bool {
+        let redeclared = std::mem::take(&mut self.redeclared);
+        std::mem::take(&mut self.stale) || redeclared
+    }
+
+    /// Follows the owner that the declarations name: of several the first by name. Returns the one followed before, if that was another.
+    pub(super) fn follow_owner(&mut self) -> Option<OwnerRef> {
+        let named = self.declared.owner().cloned();
+        let before = std::mem::replace(&mut self.owner, named);
+        before.filter(|before| Some(before) != self.owner.as_ref())
+    }
+
+    /// Resolves the terms. `None` while there is no declaration: then what was resolved before stays.
+    pub(super) fn resolve(&mut self, owner: Option<&Owner>, settings: &Settings) -> Option<Resolution> {
+        self.owner_finished = owner.is_some_and(Owner::is_finished);
+        self.owner_suspended = owner.is_some_and(Owner::is_suspended);
+        if self.declared.is_empty() {
+            return None;
+        }
+        let owner = match owner.map(Owner::known) {
+            None => OwnerState::NotNeeded,
+            Some(None) => OwnerState::Unread,
+            Some(Some(None)) => OwnerState::Missing,
+            Some(Some(Some(facts))) => OwnerState::Read(facts),
+        };
+        let defaults = Defaults {
+            arrival: settings.arrival,
+            repair: settings.repair,
+            levels: &settings.levels,
+        };
+        Some(
+            match resolve(&self.declared, owner, self.spec.as_ref(), &defaults) {
+                Resolved::Terms(terms) => match self.shared_name(&terms) {
+                    None => Resolution::Terms(Arc::new(terms)),
+                    Some(fault) => Resolution::Invalid(vec![fault]),
+                },
+                Resolved::NotYet(why) => Resolution::Unknown(why),
+                Resolved::Invalid(faults) => Resolution::Invalid(faults),
+            },
+        )
+    }
+
+    /// Takes over what was resolved. Whether it is new.
+    pub(super) fn set(&mut self, resolution: Resolution) -> bool {
+        if self.resolution == resolution {
+            return false;
+        }
+        if let Resolution::Terms(terms) = &resolution {
+            self.last_valid = Some(terms.clone());
+        }
+        self.resolution = resolution;
+        true
+    }
+
+    /// Two gangs of one name: several jobs have pods, and more than are needed. Bound together half of each might run. The user can declare
+    /// that they belong together, by how many members there may be.
+    fn shared_name(&self, terms: &Terms) -> Option<Fault> {
+        (self.is_undeclared_mix(terms) && self.declared.made() > terms.min).then(|| {
+            let (jobs, count) = self.declared.makers();
+            let mut names: Vec<String> = jobs.take(MAX_LISTED_JOBS).map(ToString::to_string).collect();
+            if count > MAX_LISTED_JOBS {
+                names.push("others".to_owned());
+            }
+            let words = format!(
+                "{} give their gangs one name, and have more than the {} members that it takes: give each a name of its own; or, if they belong together, say how many members there may be ({}), or minMember in the Gang",
+                names.join(", "),
+                terms.min,
+                names::GANG_MAX_ANNOTATION
+            );
+            Fault { place: "pods".into(), words: words.into() }
+        })
+    }
+}

@@ -1,0 +1,239 @@
+//! What is asked of the planner for a gang, and what it can give back to others: computed from its members and slots. Changes nothing.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use super::super::members::{Class, Count, TrackedMember};
+use super::super::plan_queue::Urgency;
+use super::super::types::{MemberRequest, PlanRequest, ShapeId, Sibling};
+use super::{Gang, State};
+
+/// What the planner is asked for; `None` if the terms are not known.
+pub(super) fn plan_request(gang: &Gang) -> Option<PlanRequest> {
+    let terms = gang.agreement.working_terms()?.clone();
+    let mut members: Vec<(u64, i64, MemberRequest)> = Vec::new();
+    for uid in gang.members().unplaced() {
+        let Some(member) = gang.members().get(uid) else {
+            continue;
+        };
+        let pod = member.pod();
+        let Some(shape) = pod.shape.filter(|_| gang.may_arrive(member)) else {
+            continue;
+        };
+        let request = MemberRequest {
+            uid: uid.clone(),
+            shape,
+            rank: pod.membership.rank,
+            role: pod.membership.role.clone(),
+        };
+        members.push((rank_order(request.rank), pod.created, request));
+    }
+    members.sort_by(|(a_rank, a_created, a), (b_rank, b_created, b)| {
+        (a_rank, a_created, &a.uid).cmp(&(b_rank, b_created, &b.uid))
+    });
+    let mut members: Vec<MemberRequest> = members.into_iter().map(|(_, _, member)| member).collect();
+    truncate_to_max(gang, &mut members);
+    let completes = gang.urgency() == Urgency::Incomplete;
+    if completes {
+        truncate_to_missing(gang, &mut members);
+    }
+    let must = match &gang.state {
+        State::Decided(_) => 0,
+        _ => gang.missing(Count::settled),
+    };
+    let slots = gang.slots().iter().map(|(_, slot)| Sibling {
+        node: slot.node().clone(),
+        shape: slot.shape(),
+        rank: slot.rank(),
+        ordinal: slot.ordinal(),
+    });
+    let mut placed: Vec<_> = slots.collect();
+    if placed.is_empty() {
+        placed = bound_siblings(gang);
+    }
+    Some(PlanRequest {
+        gang: gang.key.clone(),
+        terms,
+        members,
+        must,
+        completes,
+        placed,
+        without: gang.attempts.excluded().iter().cloned().collect(),
+        priority: gang.members().priority(),
+        resumes: gang.attempts.resumes(),
+    })
+}
+
+/// The same so that the gang is whole then: no fewer than are missing of its minimum.
+pub(super) fn to_be_whole(gang: &Gang, request: PlanRequest) -> PlanRequest {
+    PlanRequest {
+        must: gang.missing(Count::placed),
+        ..request
+    }
+}
+
+/// What would make a gang whole that is in a deadlock: it has been short of its minimum for long, has the members for it and was refused.
+/// With it, whether it would not fit on an empty cluster. `None` of a gang that goes on without the missing members.
+pub(super) fn deadlock(gang: &Gang) -> Option<(PlanRequest, bool)> {
+    let decided = gang.decided()?;
+    let refusal = gang.attempts.refusal()?;
+    if !decided.is_short_for_long() || !gang.is_short() || !gang.is_repaired() {
+        return None;
+    }
+    let request = to_be_whole(gang, plan_request(gang)?);
+    (request.members.len() >= request.must as usize).then_some((request, refusal.hopeless))
+}
+
+/// Members that are bound without a slot of ours.
+fn bound_siblings(gang: &Gang) -> Vec<Sibling> {
+    let incarnation = gang.members().incarnation();
+    let bound = gang.members().iter().filter(|member| {
+        let counts = member.is_of(incarnation) && member.pod().shape.is_some();
+        counts && member.lives()
+    });
+    bound
+        .filter_map(|member| {
+            Some(Sibling {
+                node: member.bound_node()?.clone(),
+                shape: member.pod().shape,
+                rank: member.pod().membership.rank,
+                ordinal: None,
+            })
+        })
+        .collect()
+}
+
+/// Leaves out members beyond the maximum, the last ones first, but none that the minimum of a role needs.
+fn truncate_to_max(gang: &Gang, members: &mut Vec<MemberRequest>) {
+    let most = gang.may_grow() as usize;
+    if members.len() <= most {
+        return;
+    }
+    let mut missing: BTreeMap<Arc<str>, u32> = BTreeMap::new();
+    for member in members.iter() {
+        missing
+            .entry(member.role.clone())
+            .or_insert_with(|| gang.missing_of(&member.role, Count::placed));
+    }
+    let needed: usize = missing.values().map(|count| *count as usize).sum();
+    let mut surplus = most.saturating_sub(needed);
+    members.retain(|member| {
+        let missing = missing.entry(member.role.clone()).or_default();
+        if *missing > 0 {
+            *missing -= 1;
+            true
+        } else if surplus > 0 {
+            surplus -= 1;
+            true
+        } else {
+            false
+        }
+    });
+}
+
+/// Leaves out of each kind more members than are missing of its role, or of any: what is missing goes before others that wait, and the rest
+/// after them. Members that a role misses come first.
+fn truncate_to_missing(gang: &Gang, members: &mut Vec<MemberRequest>) {
+    let of_roles = gang.missing_of_roles(Count::placed);
+    let of_any = gang.missing(Count::placed).saturating_sub(of_roles);
+    let mut kinds: BTreeMap<(Arc<str>, ShapeId), u32> = BTreeMap::new();
+    let mut others = Vec::new();
+    for member in std::mem::take(members) {
+        let count = kinds.entry((member.role.clone(), member.shape)).or_default();
+        *count += 1;
+        let of_role = gang.missing_of(&member.role, Count::placed);
+        if *count <= of_role {
+            members.push(member);
+        } else if *count - of_role <= of_any {
+            others.push(member);
+        }
+    }
+    members.append(&mut others);
+}
+
+/// Members without a rank come last.
+fn rank_order(rank: Option<u32>) -> u64 {
+    rank.map_or(u64::MAX, u64::from)
+}
+
+/// Whether the gang may have [`surplus`] slots; cheap.
+pub(super) fn may_have_surplus(gang: &Gang) -> bool {
+    let begun = matches!(gang.state, State::Reserved(_) | State::Decided(_));
+    let surplus = gang.count().placed() > gang.min() && gang.min() > 0;
+    begun && surplus && !gang.preempts() && !gang.members().on_the_way().is_empty()
+}
+
+/// Slots of members beyond the minimum that are not at the barrier nor being bound, in the order in which they are given back: members that
+/// have not arrived first, then the last rank. None while the gang waits for victims: their devices are of no use to others. None that is
+/// in the decision: the next process would keep it, and another gang has it by then. A slice is given back as a whole or not at all.
+pub(super) fn surplus(gang: &Gang) -> Vec<u32> {
+    if !may_have_surplus(gang) || !gang.knows_roles() {
+        return Vec::new();
+    }
+    let is_decided = |member: &TrackedMember| {
+        let decided = gang.decided();
+        decided.is_some_and(|decided| decided.written().names(&member.pod().uid))
+    };
+    let on_the_way = gang.members().on_the_way().iter();
+    let mut idle: Vec<&TrackedMember> = on_the_way
+        .filter_map(|uid| gang.members().get(uid))
+        .filter(|member| !member.is_at_barrier() && !member.is_pinned() && !is_decided(member))
+        .collect();
+    idle.sort_by(|a, b| {
+        let last = |member: &TrackedMember| {
+            let pod = member.pod();
+            let rank = rank_order(pod.membership.rank);
+            (member.has_arrived(), Reverse((rank, pod.created)))
+        };
+        let order = last(a).cmp(&last(b));
+        order.then_with(|| b.pod().uid.cmp(&a.pod().uid))
+    });
+    let mut surplus = gang.count().placed().saturating_sub(gang.min());
+    let mut of_role: BTreeMap<&str, u32> = BTreeMap::new();
+    let mut slots = Vec::new();
+    for member in idle {
+        let role = &*member.pod().membership.role;
+        let of_role = of_role.entry(role).or_insert_with(|| {
+            let placed = gang.members().count_of(role).placed();
+            placed.saturating_sub(gang.role_min(role))
+        });
+        if surplus > 0
+            && *of_role > 0
+            && let Some(id) = member.slot()
+        {
+            surplus -= 1;
+            *of_role -= 1;
+            slots.push(id);
+        }
+    }
+    in_whole_slices(gang, slots)
+}
+
+/// Those of some slots whose slice is among them with all its slots.
+fn in_whole_slices(gang: &Gang, mut slots: Vec<u32>) -> Vec<u32> {
+    let terms = gang.agreement.working_terms();
+    if terms.is_none_or(|terms| terms.slice.is_none()) {
+        return slots;
+    }
+    let among: BTreeSet<u32> = slots.iter().copied().collect();
+    let others = gang.slots().iter().filter(|(id, _)| !among.contains(id));
+    let broken: BTreeSet<Option<u32>> = others.map(|(id, _)| slice_of(gang, id)).collect();
+    slots.retain(|id| {
+        let slice = slice_of(gang, *id);
+        slice.is_some() && !broken.contains(&slice)
+    });
+    slots
+}
+
+/// The slice of a slot, where the gang has slices and the slot's number is known.
+pub(super) fn slice_of(gang: &Gang, slot: u32) -> Option<u32> {
+    let size = gang.agreement.working_terms()?.slice?;
+    let slot = gang.slots().get(slot)?;
+    slot.ordinal().or(slot.rank())?.checked_div(size)
+}
+
+/// Members that have ended well.
+pub(super) fn completed(gang: &Gang) -> u32 {
+    gang.count().of(Class::Completed)
+}

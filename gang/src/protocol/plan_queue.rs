@@ -1,0 +1,261 @@
+//! Which gang is planned next. A gang that was refused is not planned again before capacity has grown or the gang has changed. The order
+//! among gangs that wait for a reservation is `queue`'s.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use super::types::Now;
+use crate::key::GangKey;
+use crate::queue::{self, Waiting};
+
+/// Which gangs go first: decided gangs that lack a slot for a member of their minimum, then gangs without a reservation, then members
+/// beyond a minimum.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Urgency {
+    Incomplete,
+    Open,
+    Surplus,
+}
+
+/// What the order of a gang among those that want a plan depends on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Turn {
+    urgency: Urgency,
+    priority: i32,
+    since: i64,
+    devices: u64,
+    shortfall: Shortfall,
+}
+
+/// What a decided gang lacks of its minimum: the gang that can be whole soonest comes first. A gang that gets a slot lacks less and stays
+/// first, so that two gangs do not share what comes free and both stay short of what would have made one of them whole.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Shortfall {
+    /// Not all members that it lacks exist, so that no slot makes it whole yet.
+    members: bool,
+    /// Devices of as many existing members as it lacks.
+    devices: u64,
+}
+
+impl Shortfall {
+    /// Of a gang that lacks `missing` members, of which `exist` wait and ask for `devices` together. With members of several sizes the
+    /// average counts.
+    pub(super) fn new(missing: u32, exist: usize, devices: u64) -> Self {
+        let (missing, exist) = (u64::from(missing), exist as u64);
+        Self {
+            members: exist < missing,
+            devices: devices
+                .saturating_mul(missing.min(exist))
+                .checked_div(exist)
+                .unwrap_or_default(),
+        }
+    }
+}
+
+impl Turn {
+    pub(super) fn new(
+        urgency: Urgency,
+        priority: i32,
+        since: i64,
+        devices: u64,
+        shortfall: Shortfall,
+    ) -> Self {
+        Self {
+            urgency,
+            priority,
+            since,
+            devices,
+            shortfall,
+        }
+    }
+
+    /// The order among gangs that are short of their minimum: the least goes first.
+    pub(super) fn in_need(&self) -> impl Ord + use<> {
+        (Reverse(self.priority), self.shortfall, self.since)
+    }
+
+    fn waiting<'a>(&self, key: &'a GangKey) -> Waiting<'a> {
+        Waiting {
+            key,
+            priority: self.priority,
+            since: self.since,
+            devices: self.devices,
+        }
+    }
+}
+
+/// The gangs that want a plan.
+#[derive(Debug, Clone, Default)]
+pub(super) struct PlanQueue {
+    /// Gangs that want a plan, now or at some time.
+    planable: BTreeSet<Arc<GangKey>>,
+    /// Those of them that could be planned now.
+    ready: BTreeMap<Arc<GangKey>, Turn>,
+    /// Those of them that were not planned since capacity last grew: only these are looked at.
+    untried: BTreeSet<Arc<GangKey>>,
+    /// The order in which those are planned, the first last, until anything changes that it depends on: to order ten thousand gangs again
+    /// for each would take longer than to plan them.
+    order: Option<Vec<Arc<GangKey>>>,
+    /// The capacity in which gangs were last planned.
+    capacity: u64,
+    /// Devices that the gangs of each namespace hold.
+    held: BTreeMap<Arc<str>, u64>,
+}
+
+impl PlanQueue {
+    /// Gangs that want a plan, now or at some time, by name.
+    pub(super) fn planable(&self) -> impl Iterator<Item = &Arc<GangKey>> {
+        self.planable.iter()
+    }
+
+    pub(super) fn turn(&self, key: &GangKey) -> Option<Turn> {
+        self.ready.get(key).copied()
+    }
+
+    /// Whether [`Self::next`] would return any gang in this capacity.
+    pub(super) fn has_next(&self, capacity: u64) -> bool {
+        !self.untried.is_empty() || capacity > self.capacity && !self.ready.is_empty()
+    }
+
+    /// A gang has changed. `turn`: it could be planned now; `considered`: the capacity in which it was last planned.
+    pub(super) fn update(
+        &mut self,
+        key: &Arc<GangKey>,
+        wants_plan: bool,
+        turn: Option<Turn>,
+        considered: Option<u64>,
+    ) {
+        if wants_plan {
+            self.planable.insert(key.clone());
+        } else {
+            self.planable.remove(key);
+        }
+        if self.ready.get(key) != turn.as_ref() {
+            match turn {
+                Some(turn) => self.ready.insert(key.clone(), turn),
+                None => self.ready.remove(key),
+            };
+            self.order = None;
+        }
+        if turn.is_some() && considered.is_none_or(|considered| considered < self.capacity) {
+            if self.untried.insert(key.clone()) {
+                self.order = None;
+            }
+        } else {
+            self.untried.remove(key);
+        }
+    }
+
+    /// A gang holds other devices than before.
+    pub(super) fn update_held(&mut self, key: &GangKey, before: u64, now: u64) {
+        if before == now {
+            return;
+        }
+        let held = self.held.entry(key.namespace.clone()).or_default();
+        *held = held.saturating_sub(before).saturating_add(now);
+        if *held == 0 {
+            self.held.remove(&key.namespace);
+        }
+        self.order = None;
+    }
+
+    pub(super) fn remove(&mut self, key: &GangKey) {
+        self.planable.remove(key);
+        self.untried.remove(key);
+        self.ready.remove(key);
+    }
+
+    /// The next gang that was not tried in this capacity.
+    pub(super) fn next(&mut self, now: Now, capacity: u64) -> Option<Arc<GangKey>> {
+        if capacity > self.capacity {
+            self.capacity = capacity;
+            self.untried = self.ready.keys().cloned().collect();
+            self.order = None;
+        }
+        // In the common case none is left to be tried, and this is all.
+        if self.untried.is_empty() {
+            return None;
+        }
+        let order = match self.order.as_mut().filter(|order| !order.is_empty()) {
+            Some(order) => order,
+            None => self
+                .order
+                .insert(order_untried(&self.ready, &self.untried, &self.held, now)),
+        };
+        let key = order.pop()?;
+        self.untried.remove(&key);
+        Some(key)
+    }
+
+    /// Takes the order out before a gang is updated with the result of its plan.
+    pub(super) fn take_order(&mut self) -> Option<Vec<Arc<GangKey>>> {
+        self.order.take()
+    }
+
+    /// Puts the order back that held before a gang was updated with the result of its plan. What the gang has got was counted for those
+    /// behind it when the order was made, and what it has not got is still counted. But what a gang that is short of its minimum still
+    /// lacks goes before those behind it.
+    pub(super) fn restore_order(
+        &mut self,
+        order: Option<Vec<Arc<GangKey>>>,
+        key: &GangKey,
+        before: Option<Turn>,
+        has_slots: bool,
+    ) {
+        let was_short = before.is_some_and(|turn| turn.urgency == Urgency::Incomplete);
+        if has_slots && !was_short || self.turn(key) == before {
+            self.order = order;
+        }
+    }
+
+    /// The order of some gangs that wait for a reservation.
+    pub(super) fn order(&self, waiting: &[(&Arc<GangKey>, Turn)], now: Now) -> Vec<Arc<GangKey>> {
+        let each: Vec<Waiting<'_>> = waiting.iter().map(|(key, turn)| turn.waiting(key)).collect();
+        let order = queue::order(&each, &self.held, now.unix).into_iter();
+        order
+            .filter_map(|at| waiting.get(at))
+            .map(|(key, _)| Arc::clone(key))
+            .collect()
+    }
+
+    /// Gangs that were not planned since capacity last grew.
+    #[cfg(test)]
+    pub(super) fn untried(&self) -> &BTreeSet<Arc<GangKey>> {
+        &self.untried
+    }
+
+    #[cfg(test)]
+    pub(super) fn is_empty(&self) -> bool {
+        self.planable.is_empty() && self.ready.is_empty() && self.untried.is_empty() && self.held.is_empty()
+    }
+}
+
+/// The most urgent of those that are to be tried, the first last. All gangs of the same urgency have their place in the order, tried or
+/// not: what is ordered before counts as held. Among gangs that are short of their minimum shares do not count: the gang that can be whole
+/// soonest goes first.
+fn order_untried(
+    ready: &BTreeMap<Arc<GangKey>, Turn>,
+    untried: &BTreeSet<Arc<GangKey>>,
+    held: &BTreeMap<Arc<str>, u64>,
+    now: Now,
+) -> Vec<Arc<GangKey>> {
+    let all = untried.len() == ready.len();
+    let open = |key: &Arc<GangKey>| all || untried.contains(key);
+    let open_turns = ready.iter().filter(|(key, _)| open(key));
+    let best = open_turns.map(|(_, turn)| turn.urgency).min();
+    let level = ready.iter().filter(|(_, turn)| Some(turn.urgency) == best);
+    let level: Vec<(&Arc<GangKey>, &Turn)> = level.collect();
+    if best == Some(Urgency::Incomplete) {
+        let mut short: Vec<(&Arc<GangKey>, &Turn)> = level.into_iter().filter(|(key, _)| open(key)).collect();
+        short.sort_by_key(|(key, turn)| Reverse((turn.in_need(), *key)));
+        return short.into_iter().map(|(key, _)| Arc::clone(key)).collect();
+    }
+    let waiting: Vec<Waiting<'_>> = level.iter().map(|(key, turn)| turn.waiting(key)).collect();
+    let order = queue::order(&waiting, held, now.unix).into_iter().rev();
+    order
+        .filter_map(|at| level.get(at))
+        .filter(|(key, _)| open(key))
+        .map(|(key, _)| Arc::clone(key))
+        .collect()
+}
