@@ -11,7 +11,6 @@ mod own;
 mod owner;
 mod rank;
 mod ray;
-mod slip;
 pub(crate) mod value;
 mod view;
 

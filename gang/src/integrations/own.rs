@@ -7,8 +7,8 @@ use std::time::Duration;
 use gantry_api::names;
 
 use super::value::{self, fault, number};
-use super::view::{OURS, of_ours};
-use super::{Found, PodView, grouped, slip};
+use super::view::of_ours;
+use super::{Found, PodView, grouped};
 use crate::key::{GangKey, Integration};
 use crate::membership::{GangOptions, JobRef, Membership, OwnerKind, Size};
 use crate::terms::{Fault, Repair, TopologyRequest};
@@ -33,8 +33,6 @@ pub(super) struct Own<'a> {
     faults: Vec<Fault>,
     /// The first annotation that only makes sense on a pod of a gang.
     speaks_of_gang: Option<&'a str>,
-    /// Something was said under a name that is none of ours, or in a label, and was perhaps meant for us.
-    slipped: bool,
 }
 
 /// A minimum as a person writes it.
@@ -62,9 +60,6 @@ pub(super) fn read<'a>(pod: &PodView<'a>) -> Own<'a> {
     }
     if own.opted_out {
         return own.none_alone();
-    }
-    for wrong in slip::labels(pod) {
-        own.slip(wrong);
     }
     let both = [
         names::GANG_REQUIRED_LEVEL_ANNOTATION,
@@ -150,13 +145,7 @@ impl<'a> Own<'a> {
                 // It makes sense of any pod.
                 return;
             }
-            _ => {
-                let name = &name[OURS.len()..];
-                if !slip::is_about_gangs(name) {
-                    return;
-                }
-                self.slip(slip::annotation(name));
-            }
+            _ => return,
         }
         self.speaks_of_gang = self.speaks_of_gang.or(Some(name));
     }
@@ -177,27 +166,16 @@ impl<'a> Own<'a> {
         }
     }
 
-    /// What was perhaps meant for us. There may be any number of such, of which few are told.
-    fn slip(&mut self, wrong: Fault) {
-        if self.faults.len() < value::MOST_FAULTS {
-            self.faults.push(wrong);
-        }
-        self.slipped = true;
-    }
-
     fn keep<T>(&mut self, read: Result<T, Fault>) -> Option<T> {
         read.map_err(|wrong| self.faults.push(wrong)).ok()
     }
 
     /// A pod of no gang of which something is said that only makes sense on a pod of a gang: it must not go its way unnoticed.
     pub(super) fn stray<'b>(&self, pod: &PodView<'b>) -> Option<Found<'b>> {
-        if self.speaks_of_gang.is_none() && !self.slipped {
-            return None;
-        }
+        self.speaks_of_gang?;
         let mut found = Found::new(Integration::Annotation, pod.name);
         found.incarnation = pod.uid.into();
-        // Where a name is wrong that may be the gang's, that is what there is to be mended.
-        if !self.slipped && !self.opted_out {
+        if !self.opted_out {
             found.faults.push(fault(
                 "annotations".to_owned(),
                 format!(

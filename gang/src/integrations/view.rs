@@ -5,7 +5,7 @@ use std::ops::Bound;
 
 use gantry_api::names;
 
-use super::{grouped, slip};
+use super::{grouped, own};
 
 /// What of a pod may say that it belongs to a gang.
 #[derive(Debug, Clone, Copy, Default)]
@@ -41,7 +41,7 @@ impl<'a> PodView<'a> {
 }
 
 /// Our domain, as names begin with it.
-pub(super) const OURS: &str = "gantry.dev/";
+const OURS: &str = "gantry.dev/";
 
 /// Labels or annotations of our domain, which stand together in the order of names.
 pub(super) fn of_ours(words: Option<&BTreeMap<String, String>>) -> impl Iterator<Item = (&str, &str)> {
@@ -84,8 +84,8 @@ pub struct WorkloadRef<'a> {
 pub fn reads(name: &str) -> bool {
     match name.split_once('/') {
         None => [grouped::KAI, grouped::COSCHEDULING_OLD].contains(&name),
-        // The grant, which is long, is none of our business.
-        Some((names::GROUP, rest)) => slip::is_about_gangs(rest) || name == names::CHECKPOINTED_ANNOTATION,
+        // Not the grant, which is long.
+        Some((names::GROUP, _)) => own::KNOWN.contains(&name) || name == names::CHECKPOINTED_ANNOTATION,
         Some((domain, _)) => DOMAINS.contains(&domain),
     }
 }

@@ -149,11 +149,11 @@ fn words_beside_the_name_are_held_to_a_form_too() {
 }
 
 #[test]
-fn of_very_many_mistakes_the_first_are_told() {
+fn unknown_annotations_in_any_number_cause_no_fault() {
     let mut annotations = json!({"gantry.dev/gang": "train"});
     for number in 0..5_000 {
         annotations[format!("gantry.dev/gang-x{number}")] = json!("");
     }
     let membership = claimed(&json!({"metadata": {"annotations": annotations}})).unwrap();
-    assert_eq!(membership.faults.len(), 16);
+    assert_eq!(membership.faults.len(), 0);
 }
