@@ -21,7 +21,7 @@ pub struct DomainIx(pub u32);
 /// domains of one level are neighbours in number as they are in the tree.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Fabric {
-    /// The levels as configured. A level whose label no node carries has no domains and is passed over in the tree.
+    /// The levels as configured. A level has no domains, and is skipped in the tree, if no node carries its label.
     pub levels: Levels,
     /// Every domain; parents before children.
     pub domains: Vec<Domain>,

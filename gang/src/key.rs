@@ -36,7 +36,7 @@ pub enum Integration {
     Kubeflow,
     /// Ray clusters.
     Ray,
-    /// A batch Job whose pods ask to be a gang.
+    /// A batch Job with pods that ask to be a gang.
     Job,
 }
 

@@ -1,11 +1,11 @@
-//! Gangs as values: who belongs together, what they need, where they may go, in which order, and how they get there. Pure: no I/O,
+//! Gangs as values: which pods belong together, what they need, where they may go, in which order, and how they get there. Pure: no I/O,
 //! no async, no clock (time is an argument), no unsafe. The extender feeds it and does what it says.
 //!
 //! ```text
 //! pod, owner ──dialect──> Claim, OwnerFacts ──terms──> Terms (minimum, level, policies)
 //! pod ──needs──> Needs          node ──room──> NodeFacts, Resources          node labels ──fabric──> Fabric
 //! Terms, members, slots ──protocol──> what filter and bind answer, what is to be written
-//! waiting gangs ──queue──> who is next
+//! waiting gangs ──queue──> the next gang
 //! ```
 #![forbid(unsafe_code)]
 

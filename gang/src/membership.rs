@@ -22,21 +22,21 @@ pub struct Membership {
     pub rank: Option<u32>,
     /// Its role, such as `launcher` or `worker`; empty where there is only one.
     pub role: Arc<str>,
-    /// What it wishes besides.
+    /// What it requests in addition.
     pub options: GangOptions,
     /// Other conventions that name the pod too, and were not asked.
     pub also: Vec<Integration>,
     /// The job that made the pod, where its gang goes by a mere name: two jobs may have hit on the same.
     pub maker: Option<JobRef>,
     /// UID of what made the pod; of the whole, where that makes its pods in parts. The next run of a job is told from the one before by it.
-    /// `None` where nobody made it, where the whole is not known, and where the gang is told from others by it anyway
+    /// `None` where no controller created it, where the whole is not known, and where the gang is told from others by it anyway
     /// ([`GangKey::incarnation`]).
     pub made_by: Option<Arc<str>>,
     /// What is wrong with what it says. Such a pod is not scheduled until it is mended.
     pub faults: Vec<Fault>,
 }
 
-/// A job whose pods go by a name that a person gave their gang.
+/// A job with pods that use a gang name chosen by the user.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct JobRef {
     /// What it is, such as `Job`.
@@ -174,13 +174,13 @@ pub struct OwnerFacts {
     pub singles: bool,
     /// Where the minimum stands, for people: `spec.minMember`.
     pub said: Arc<str>,
-    /// What it wishes besides.
+    /// What it requests in addition.
     pub options: GangOptions,
     /// Where the level that it wishes stands, for people: `spec.networkTopology.highestTierName of PodGroup train`.
     pub level_said: Arc<str>,
-    /// It has ended, well or not: whoever of its members goes now is not made again.
+    /// It has ended, well or not: members that are lost now are not recreated.
     pub over: bool,
-    /// It is suspended: whoever of its members goes is not made again before it goes on.
+    /// It is suspended: lost members are not recreated before it resumes.
     pub suspended: bool,
     /// What is wrong with it.
     pub faults: Vec<Fault>,
@@ -195,7 +195,7 @@ pub struct SubGroups {
     pub names: Vec<Arc<str>>,
 }
 
-/// What a gang wishes besides its size. The pod's word goes before its owner's, and the Gang object's before both.
+/// What a gang requests in addition to its size. The pod has precedence over its owner, and the Gang object over both.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 pub struct GangOptions {
     /// The level of the fabric that should hold it.
@@ -210,11 +210,11 @@ pub struct GangOptions {
     pub repair: Option<Repair>,
     /// How long its members may take to arrive once it has a place.
     pub arrival: Option<Duration>,
-    /// It can be stopped at little loss: a hint to whoever must choose whom to preempt.
+    /// It can be stopped at little loss: a hint for the choice of victims.
     pub checkpointed: Option<bool>,
 }
 
-/// What another system keeps together by its own means: where the label makes a level that is known, and nobody wishes another, the gang is
+/// What another system keeps together by its own means: where the label makes a known level, and no other is requested, the gang is
 /// rather laid along it; else it means nothing to us.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct TopologyHint {

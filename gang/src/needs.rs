@@ -1,4 +1,4 @@
-//! What a pod needs of a node besides the devices that Gantry accounts, as kube-scheduler will judge it. Values; the
+//! What a pod needs of a node in addition to the devices that Gantry accounts, as kube-scheduler will judge it. Values; the
 //! extender reads them from pods.
 
 mod admit;
@@ -129,12 +129,12 @@ pub struct Spread {
     pub min_domains: u32,
     /// Only nodes that the pod's selector and required affinity let it go to make domains (`nodeAffinityPolicy`).
     pub by_affinity: bool,
-    /// Only nodes whose taints it bears make domains (`nodeTaintsPolicy`).
+    /// Only nodes with taints that it tolerates make domains (`nodeTaintsPolicy`).
     pub by_taints: bool,
 }
 
 impl Spread {
-    /// Whether it counts a pod. `of`: the namespace of the pod whose constraint it is.
+    /// Whether it counts a pod. `of`: the namespace of the pod with the constraint.
     pub fn counts(&self, of: &str, namespace: &str, labels: &BTreeMap<Arc<str>, Arc<str>>) -> bool {
         of == namespace
             && self
@@ -144,7 +144,7 @@ impl Spread {
     }
 }
 
-/// Pods of some namespaces with some labels, and the node label whose value is the domain.
+/// Pods of some namespaces with some labels, and the node label that makes domains.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct PodTerm {
     /// What the pods' labels must fulfil.
@@ -165,7 +165,7 @@ impl Needs {
 }
 
 impl PodTerm {
-    /// Whether it finds a pod. `of`: the namespace of the pod whose term it is.
+    /// Whether it finds a pod. `of`: the namespace of the pod with the term.
     pub fn finds(&self, of: &str, namespace: &str, labels: &BTreeMap<Arc<str>, Arc<str>>) -> bool {
         let here = match &self.namespaces {
             None => true,

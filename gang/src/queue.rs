@@ -1,5 +1,5 @@
 //! The order in which waiting gangs are planned: by priority, then fairly among namespaces, then by age. A pure function of what waits and
-//! what is held; it knows nothing of room, so it never says who fits.
+//! what is held; it does not see capacity, so it never decides which gang fits.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;

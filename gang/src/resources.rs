@@ -1,4 +1,4 @@
-//! What a node offers besides the devices that Gantry accounts: amounts, labels, taints. Exact whole numbers in Kubernetes' base units.
+//! What a node offers in addition to the devices that Gantry accounts: amounts, labels, taints. Exact whole numbers in Kubernetes' base units.
 
 use std::collections::BTreeMap;
 use std::fmt;

@@ -34,7 +34,7 @@ pub struct Terms {
     pub slice: Option<u32>,
     /// What to do when a member is lost.
     pub repair: Repair,
-    /// Whose word that is.
+    /// The authority for that.
     pub repair_by: Authority,
     /// How long its members may take to arrive once it has a place.
     pub arrival: Duration,
@@ -43,18 +43,18 @@ pub struct Terms {
     /// The owner, if it is not there or may not be read, and might say that its pods are not all made at once
     /// ([`crate::OwnerKind::may_start_apart`]).
     pub unread: Option<OwnerRef>,
-    /// Whose word the minimum is.
+    /// The authority for the minimum.
     pub authority: Authority,
-    /// Who decided, for people: `minMember of PodGroup train (coscheduling)`.
+    /// The source of the minimum, for people: `minMember of PodGroup train (coscheduling)`.
     pub decided_by: Arc<str>,
 }
 
-/// Whose word something is.
+/// The authority for a declaration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Authority {
-    /// That of pods: whoever may write one of them can say what he likes.
+    /// Pods: a user with write access to one of them can change it.
     Pods,
-    /// That of an object: the owner, or the Gang.
+    /// An object: the owner, or the Gang.
     Object,
 }
 
@@ -80,7 +80,7 @@ pub enum Repair {
     /// Keep its place for a replacement.
     #[default]
     Hold,
-    /// Delete the gang's pods, so that their controller starts all of it anew.
+    /// Delete the gang's pods, so that their controller recreates all of them.
     Restart,
     /// Give its place up.
     Ignore,

@@ -212,7 +212,7 @@ impl Levels {
         Ok(())
     }
 
-    /// The level that somebody wishes for, by its name or its label. The node is one too, by the name `node` or its hostname label.
+    /// The requested level, by its name or its label. The node is one too, by the name `node` or its hostname label.
     ///
     /// # Errors
     /// If there is none.

@@ -58,7 +58,7 @@ const VOLCANO: &str = "scheduling.volcano.sh/group-name";
 const VOLCANO_OLD: &str = "scheduling.k8s.io/group-name";
 const VOLCANO_MIN: &str = "scheduling.volcano.sh/group-min-member";
 
-/// Volcano. Its Jobs name their PodGroup after themselves and their UID, so a Job made anew is another gang.
+/// Volcano. Its Jobs name their PodGroup after themselves and their UID, so a recreated Job is another gang.
 pub(super) fn volcano<'a>(pod: &PodView<'a>, _: &Own<'a>) -> Option<Found<'a>> {
     let named = |annotation| pod.annotation(annotation).filter(|name| !name.is_empty());
     let by = |annotation| Some((annotation, named(annotation)?));

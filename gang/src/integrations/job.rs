@@ -1,4 +1,4 @@
-//! A batch Job whose pods ask to be a gang. No other Job is one: that its pods run at once does not mean that they need each other.
+//! A batch Job with pods that ask to be a gang. No other Job is one: that its pods run at once does not mean that they need each other.
 
 use super::own::Own;
 use super::view::OWNER;

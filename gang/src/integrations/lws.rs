@@ -34,7 +34,7 @@ pub(super) fn gang<'a>(pod: &PodView<'a>, _: &Own<'a>) -> Option<Found<'a>> {
     );
     let group = found.word(&format!("label {GROUP}"), Some(group));
     found.name = format!("{}-{group}", found.name).into();
-    // A group that is made anew from another template is another gang, though it has the same name.
+    // A group that is recreated from another template is another gang, though it has the same name.
     found.incarnation = found
         .word(&format!("label {REVISION}"), pod.label(REVISION))
         .into();

@@ -117,7 +117,7 @@ impl<'a> Found<'a> {
         }
     }
 
-    /// A word besides the name that stands at `place`, such as a role: nothing where it is none.
+    /// A word at `place` in addition to the name, such as a role: nothing where it is none.
     fn word(&mut self, place: &str, text: Option<&'a str>) -> &'a str {
         let text = text.unwrap_or_default();
         match value::word(place, text) {

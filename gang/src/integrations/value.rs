@@ -89,7 +89,7 @@ fn is_label_value(text: &str) -> bool {
         && text.chars().all(|c| ends(c) || matches!(c, '-' | '_' | '.'))
 }
 
-/// The name of an object, as somebody wrote it; `what`: what is called so.
+/// The name of an object, as written; `what`: the kind of object.
 pub(crate) fn object_name(place: &str, what: &str, text: &str) -> Result<(), Fault> {
     if is_object_name(text) {
         return Ok(());
@@ -117,7 +117,7 @@ pub(crate) fn word(place: &str, text: &str) -> Result<(), Fault> {
     ))
 }
 
-/// What a gang is called whose name is none: short, without line breaks, and never the name of another.
+/// The substitute for an invalid name of a gang: short, without line breaks, and never the name of another.
 pub(crate) fn stand_in(text: &str) -> String {
     let short: String = text.chars().take(SHOWN).collect();
     let dots = if short.len() < text.len() { "…" } else { "" };

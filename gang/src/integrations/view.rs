@@ -90,7 +90,7 @@ pub fn reads(name: &str) -> bool {
     }
 }
 
-/// The domains whose labels and annotations tell of gangs.
+/// The domains of labels and annotations that declare gangs.
 const DOMAINS: [&str; 14] = [
     "scheduling.x-k8s.io",
     "pod-group.scheduling.sigs.k8s.io",

@@ -189,7 +189,7 @@ impl Agreement {
         self.redeclared = false;
     }
 
-    /// Something besides the members' declarations has changed.
+    /// Something other than the members' declarations has changed.
     pub(super) fn invalidate(&mut self) {
         self.stale = true;
     }

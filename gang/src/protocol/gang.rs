@@ -67,7 +67,7 @@ pub(super) struct Gang {
     domain: Arc<str>,
     /// Decisions that are over.
     past: Vec<String>,
-    /// Members that ended well before this process began, and whose pods are gone.
+    /// Members that ended well before this process began; their pods are gone.
     completed_before: u32,
     /// All its members with devices are victims of another gang.
     all_evicted: bool,
@@ -490,8 +490,8 @@ impl Gang {
         }
     }
 
-    /// The terms, if an object declares the minimum in them. What pods declare is not followed after the decision: whoever may write one of
-    /// them must not undo what was promised to the others.
+    /// The terms, if an object declares the minimum in them. What pods declare is not followed after the decision: a user with write
+    /// access to one pod must not undo what was promised to the others.
     fn terms_of_object(&self) -> Option<&Arc<Terms>> {
         let terms = self.agreement.terms();
         terms.filter(|terms| terms.authority == Authority::Object)
@@ -1143,7 +1143,7 @@ impl Gang {
         // Their members are gone, and no other needs them now.
         self.roster.release_kept();
         if !self.enough(Count::placed) || self.slots().is_empty() {
-            // A member went whose slot suits no other.
+            // A member went, and its slot suits no other.
             self.unplan();
             return true;
         }
@@ -1458,7 +1458,7 @@ impl Gang {
         }
     }
 
-    /// The decision that stands, or whose members are being deleted.
+    /// The decision that stands, or that the members being deleted belong to.
     fn decision(&self) -> Option<Decision> {
         let decided = match &self.state {
             State::Decided(decided) => decided,
@@ -1528,7 +1528,7 @@ impl Gang {
         written_bytes(&self.decided_reservation(slot))
     }
 
-    /// Bytes of all slots in the decision. Counted before a slot is kept: a member whose slot cannot be written is never bound.
+    /// Bytes of all slots in the decision. Counted before a slot is kept: without a written slot a member is never bound.
     fn decision_bytes(&self) -> usize {
         self.slots().iter().map(|(_, slot)| self.bytes_of(slot)).sum()
     }
@@ -1561,7 +1561,7 @@ impl Gang {
 /// Repair of a decided gang that loses members: the slot of a lost member is kept for its replacement, the whole gang is restarted, or the
 /// slot is released. What the gang does not need for its minimum is never kept.
 impl Gang {
-    /// Releases slots that bound members had and whose devices others have by now. Kubelet may have given a pod other devices than its
+    /// Releases slots of former bound members if others have the devices by now. Kubelet may have given a pod other devices than its
     /// grant names, and the unused ones have gone to another pod: to keep them for a replacement would grant them twice.
     fn release_foreign(&mut self, env: &Env<'_>) {
         for id in self.roster.slots_mut().take_doubtful() {

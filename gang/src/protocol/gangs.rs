@@ -39,7 +39,7 @@ pub struct Gangs {
     over_limit: BTreeSet<Arc<GangKey>>,
     /// Gangs that may have surplus or orphaned slots to give back.
     may_give_back: BTreeSet<Arc<GangKey>>,
-    /// Gangs whose status may have changed.
+    /// Gangs with a status that may have changed.
     dirty: BTreeSet<Arc<GangKey>>,
     clock: Option<Now>,
     decisions: u64,
@@ -66,7 +66,7 @@ struct Victims {
 }
 
 impl Victims {
-    /// The gangs whose victim a pod is.
+    /// The gangs that a pod is a victim of.
     fn preemptors(&self, uid: &PodUid) -> Vec<Arc<GangKey>> {
         let gangs = self.by_gang.iter().filter(|(_, victims)| victims.contains(uid));
         gangs.map(|(key, _)| Arc::clone(key)).collect()
@@ -256,7 +256,7 @@ impl Gangs {
         }
     }
 
-    /// A gang, and what it looks at and fills besides itself.
+    /// A gang and its environment.
     fn with_env(&mut self, now: Now, key: &GangKey) -> Option<(&mut Gang, Env<'_>)> {
         let gang = self.gangs.get_mut(key)?;
         let env = Env {

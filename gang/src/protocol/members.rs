@@ -22,7 +22,7 @@ pub(super) struct TrackedMember {
     slot: Option<u32>,
     /// When it got the slot.
     assigned_at: Option<Instant>,
-    /// Its slot is one whose member arrives after its siblings are bound.
+    /// Its slot is for a member that arrives after its siblings are bound.
     follows: bool,
     /// It has arrived at the node of its slot: the barrier does not wait for it.
     arrived: bool,
@@ -418,7 +418,7 @@ pub(super) struct Members {
     unplaced: BTreeSet<PodUid>,
     /// Devices that unplaced members ask for.
     unplaced_devices: u64,
-    /// Members of earlier incarnations whose pods exist and have not ended.
+    /// Members of earlier incarnations with pods that exist and have not ended.
     old_present: u32,
     /// Members with a slot that are neither bound nor lost.
     on_the_way: BTreeSet<PodUid>,
@@ -426,9 +426,9 @@ pub(super) struct Members {
     aside: BTreeSet<PodUid>,
     /// Those of them that their slots wait for, and since when.
     awaited: BTreeSet<(Instant, PodUid)>,
-    /// Members that only our gate keeps back, whose removal was not requested.
+    /// Members that only our gate keeps back; its removal was not requested.
     gated: BTreeSet<PodUid>,
-    /// Members whose gate's removal was requested, and when.
+    /// Members with a requested removal of the gate, and when.
     ungating: BTreeSet<(Instant, PodUid)>,
 }
 
@@ -566,7 +566,7 @@ impl Members {
         aside
     }
 
-    /// Members whose gate is ours and has to go, if `goes`: its removal was not requested, or `in_vain`.
+    /// Members with a gate of ours that has to go, if `goes`: its removal was not requested, or `in_vain`.
     pub(super) fn to_ungate(
         &self,
         in_vain: impl Fn(Instant) -> bool,
@@ -578,7 +578,7 @@ impl Members {
         due.cloned().collect()
     }
 
-    /// Members whose gate's removal was requested, and that still have it.
+    /// Members that still have the gate after its removal was requested.
     pub(super) fn ungating(&self) -> impl Iterator<Item = &TrackedMember> {
         self.ungating.iter().filter_map(|(_, uid)| self.all.get(uid))
     }
@@ -618,7 +618,7 @@ impl Members {
         Some(member)
     }
 
-    /// Counts a member that has ended well and whose pod no longer exists.
+    /// Counts a member that has ended well; its pod no longer exists.
     pub(super) fn complete(&mut self, role: &Arc<str>) {
         self.total.add(Class::Completed);
         self.by_role

@@ -55,7 +55,7 @@ pub use types::{
     SlotReservation, Stage, WaitReason, WatchedOwner, Work,
 };
 
-/// What a gang looks at besides itself, and where it puts what is to be done.
+/// The environment of a gang: what it reads, and where it puts what is to be done.
 struct Env<'a> {
     now: Now,
     settings: &'a Settings,

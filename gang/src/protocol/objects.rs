@@ -124,13 +124,13 @@ impl Known {
     }
 }
 
-/// All objects, and the gangs whose object has each name.
+/// All objects, and the gangs by the names of their objects.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Objects {
     all: BTreeMap<ObjectName, Known>,
     /// Objects of ours that belong to no gang, and when they are deleted.
     strays: BTreeMap<ObjectName, Instant>,
-    /// The gangs whose object has that name: one, unless names collide.
+    /// The gangs by the name of their object: one, unless names collide.
     named: BTreeMap<ObjectName, Vec<Arc<GangKey>>>,
 }
 
@@ -168,7 +168,7 @@ impl Objects {
         others
     }
 
-    /// The gangs whose object has that name.
+    /// The gangs with an object of that name.
     pub(super) fn gangs_of(&self, name: &ObjectName) -> Vec<Arc<GangKey>> {
         self.named.get(name).cloned().unwrap_or_default()
     }

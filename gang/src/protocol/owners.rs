@@ -100,7 +100,7 @@ impl Owners {
             .collect()
     }
 
-    /// The membership of a pod whose owner is known to start its roles apart: each is a gang of its own.
+    /// The membership of a pod, if its owner is known to start roles apart: each is a gang of its own.
     pub(super) fn settle(&self, membership: &Membership) -> Option<Membership> {
         let owner = self.all.get(membership.owner.as_ref()?)?;
         settle(membership, owner.known.as_ref()?.as_ref()?)

@@ -182,7 +182,7 @@ impl Roster {
         if evicted { Loss::Evicted } else { Loss::None }
     }
 
-    /// Removes a member whose pod is gone.
+    /// Removes a member; its pod is gone.
     pub(super) fn remove(&mut self, uid: &PodUid, now: Instant) -> (Option<TrackedMember>, Loss) {
         let loss = self.lose(uid, &Holder::Kept, now);
         (self.members.remove(uid), loss)

@@ -39,7 +39,7 @@ pub(super) enum Holder {
     Assigned(PodUid),
     /// A member that is seen to be bound: its pod holds the devices.
     Bound(PodUid),
-    /// A bound member that is lost and whose pod still exists.
+    /// A bound member that is lost; its pod still exists.
     Leaving(PodUid),
 }
 
@@ -261,7 +261,7 @@ impl Slots {
         kept.find(|id| self.get(*id).is_some_and(&is))
     }
 
-    /// Slots whose member is lost: kept, or not given up by its pod yet.
+    /// Slots of lost members: kept, or not given up by the pod yet.
     pub(super) fn lost(&self) -> impl Iterator<Item = u32> {
         self.kept.iter().chain(&self.leaving).copied()
     }

@@ -47,11 +47,11 @@ pub struct Member {
     pub stage: Stage,
     /// It is being deleted.
     pub leaving: bool,
-    /// kube-scheduler stops it for another pod, whose its devices are to be.
+    /// kube-scheduler preempts it for another pod, which gets its devices.
     pub preempted: bool,
     /// kube-scheduler has tried it in vain: it may be parked there.
     pub refused: bool,
-    /// The scheduler that is to place it, if that is none that asks us: before it is bound nobody ever brings it here.
+    /// The scheduler that places it, if that does not call the extender.
     pub elsewhere: Option<Arc<str>>,
 }
 
@@ -89,7 +89,7 @@ pub struct Reservation {
     /// Its position among all places of the gang, in the order of ranks: slices are counted by it, for ranks may have gaps and be had
     /// twice.
     pub ordinal: Option<u32>,
-    /// kube-scheduler lets its member in only once siblings are bound that it must be near to: nobody waits for it.
+    /// kube-scheduler lets its member in only once siblings are bound that it must be near to: the barrier does not wait for it.
     pub follows: bool,
 }
 
@@ -104,7 +104,7 @@ pub struct PlanRequest {
     pub members: Vec<MemberRequest>,
     /// So many of them must get one, or none does.
     pub must: u32,
-    /// The gang is decided and lacks them: all of it idles meanwhile, so they go before whoever waits.
+    /// The gang is decided and lacks them: all of it idles meanwhile, so they go before gangs that wait.
     pub completes: bool,
     /// Where other members of the gang are: new ones belong into the same domain.
     pub placed: Vec<Sibling>,
@@ -151,7 +151,7 @@ pub struct Placement {
     pub domain: Arc<str>,
     /// Pods that have to go before the devices are free.
     pub victims: Vec<PodUid>,
-    /// Others whose devices it has once they are gone: they are on their way out already, and are to be gone by then, in seconds since
+    /// Other pods that leave it their devices once they are gone: they are on their way out already, and are to be gone by then, in seconds since
     /// 1970.
     pub leaving: BTreeMap<PodUid, i64>,
 }
@@ -176,7 +176,7 @@ pub struct Refusal {
 }
 
 impl Refusal {
-    /// A refusal whose short text says all.
+    /// A refusal with a short text only.
     pub(super) fn of(reason: &str) -> Self {
         Self {
             reason: reason.into(),
@@ -281,7 +281,7 @@ pub enum Work {
     Evict {
         /// The pods.
         pods: Vec<PodUid>,
-        /// For whom.
+        /// The gang that preempts.
         by: Arc<GangKey>,
     },
     /// Evict these pods: their gang goes as a whole for another, and without the rest of it they are no use.
@@ -293,7 +293,7 @@ pub enum Work {
         /// The gang that it gives way to, where both were stuck; else another that needed some of them.
         to: Option<Arc<GangKey>>,
     },
-    /// Delete these pods: their gang is started anew as a whole.
+    /// Delete these pods: their gang is restarted as a whole.
     Delete {
         /// The pods.
         pods: Vec<PodUid>,
@@ -351,9 +351,9 @@ pub struct Settings {
     pub misses: u32,
     /// After so many plans given up for that reason the gang has to wait.
     pub replans: u32,
-    /// How long a gang without members is remembered, so that pods which are made anew find it.
+    /// How long a gang without members is remembered, so that recreated pods find it.
     pub linger: Duration,
-    /// Gangs kept at most, besides those that are decided already; of one namespace never more than there is room left.
+    /// Gangs that are planned at most, in addition to those that are decided already.
     pub max_gangs: usize,
     /// Members of one gang kept at most.
     pub max_members: usize,
@@ -391,7 +391,7 @@ pub struct Object {
     pub uid: Arc<str>,
     /// Its version.
     pub resource_version: Arc<str>,
-    /// The extender has made it, and nobody has set its spec: it may be deleted with its gang.
+    /// The extender has created it, and its spec is empty: it may be deleted with its gang.
     pub ours: bool,
     /// What a person has set.
     pub spec: Result<GangSpec, Fault>,
@@ -404,9 +404,9 @@ pub struct Object {
 pub enum CommitFailure {
     /// It may not be written, or cannot be as it is: nothing was done. In the API server's words.
     Refused(Arc<str>),
-    /// The object was written by somebody else meanwhile; ours was refused. Read it and say what it shows ([`super::GangEvent::ObjectSeen`]).
+    /// Another client has written the object meanwhile; our write was refused. Read it and say what it shows ([`super::GangEvent::ObjectSeen`]).
     Conflict,
-    /// Nobody knows. Read it and say what it shows.
+    /// The outcome is not known. Read the object and report what it shows.
     Unknown,
 }
 
@@ -417,7 +417,7 @@ pub enum BindEnd {
     Bound,
     /// It does not, and will not: the member comes again.
     Failed,
-    /// Nobody knows: the pod will show it.
+    /// The outcome is not known: the pod will show it.
     Unsure,
     /// The pod is gone.
     Gone,
@@ -443,7 +443,7 @@ pub struct SlotChange {
     pub gang: Arc<GangKey>,
     /// The slot; never used again for another place.
     pub slot: u32,
-    /// What it keeps; `None`: nothing any more. A slot whose pod is seen to be bound keeps nothing, for the pod does.
+    /// What it keeps; `None`: nothing any more. The slot of a bound pod keeps nothing, because the pod does.
     pub place: Option<SlotReservation>,
     /// It keeps nothing because its pod is seen to be bound: that has what it kept, and others have no more room than before.
     pub bound: bool,

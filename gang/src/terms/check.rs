@@ -15,7 +15,7 @@ use crate::membership::{GangOptions, OwnerFacts};
 /// Most names that are listed of those that there are.
 const LISTED: usize = 64;
 
-/// What the schema of the Gang object forbids, for a cluster whose schema is older or was not applied.
+/// What the schema of the Gang object forbids, for a cluster with an older schema or none.
 pub(super) fn object(object: &GangSpec, faults: &mut BTreeSet<Fault>) {
     let counts = [
         ("minMember", object.min_member),
@@ -64,7 +64,7 @@ pub(super) fn sub_groups(said: &Declared, facts: &OwnerFacts, faults: &mut BTree
 pub(super) struct Light {
     /// So many of them are known.
     pub(super) count: u32,
-    /// Members of which nobody is there yet are needed, and may be such.
+    /// Members of a role without any pod yet are needed, and may be such.
     pub(super) of_min: bool,
     /// The same of all that there will be.
     pub(super) of_total: bool,

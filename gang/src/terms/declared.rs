@@ -126,7 +126,7 @@ impl Declared {
         said
     }
 
-    /// Another pod says something. Whether anything is said now that nobody said before.
+    /// Adds the declaration of a pod. Whether anything in it is new.
     pub fn add(&mut self, membership: &Membership) -> bool {
         if self.object_name.is_empty() {
             self.object_name = membership.key.object_name();
@@ -135,7 +135,7 @@ impl Declared {
         self.turn_made(membership, true) | self.turn(membership, true)
     }
 
-    /// A pod no longer says it. Whether nobody else says one of the things it said.
+    /// Removes the declaration of a pod. Whether anything in it is not declared any more.
     pub fn remove(&mut self, membership: &Membership) -> bool {
         self.pods = self.pods.saturating_sub(1);
         self.turn_made(membership, false) | self.turn(membership, false)
@@ -211,12 +211,12 @@ impl Declared {
         self.makers.turn(maker, more)
     }
 
-    /// Nobody says anything.
+    /// There is no declaration.
     pub fn is_empty(&self) -> bool {
         self.pods == 0
     }
 
-    /// The object that says how large the gang is. Of several the first by name, whose word it then is.
+    /// The object that declares the size of the gang. Of several the first by name.
     pub fn owner(&self) -> Option<&OwnerRef> {
         self.owners.first()
     }

@@ -27,7 +27,7 @@ pub enum OwnerState<'a> {
     Read(&'a OwnerFacts),
 }
 
-/// What holds where nobody says anything.
+/// What holds where nothing is declared.
 #[derive(Debug, Clone, Copy)]
 pub struct Defaults<'a> {
     /// How long members may take to arrive.
@@ -49,7 +49,7 @@ pub enum Resolved {
     Invalid(Vec<Fault>),
 }
 
-/// The terms of the gang whose pods say this. Neither their order nor how many say the same makes a difference, nor do their ranks.
+/// The terms of the gang with these declarations. Neither their order nor how many say the same makes a difference, nor do their ranks.
 pub fn resolve(
     said: &Declared,
     owner: OwnerState<'_>,
@@ -141,7 +141,7 @@ pub fn resolve(
 
 struct Minimum {
     min: u32,
-    /// Nobody says a number, and the owner that each goes by itself.
+    /// No number is declared, and the owner declares independent pods.
     singles: bool,
     authority: Authority,
     decided_by: Arc<str>,
@@ -154,7 +154,7 @@ struct Share {
     by_role: Vec<(Arc<str>, u32)>,
     /// The pods' own word may be about more than this gang.
     at_most: Option<u32>,
-    /// Whose word it is: which of its roles have begun, the pods alone say.
+    /// The authority: only the pods show which of its roles have begun.
     authority: Authority,
 }
 
@@ -189,7 +189,7 @@ impl Share {
 }
 
 impl Declared {
-    /// What the pods contradict one another about, whoever decides.
+    /// What the pods contradict one another about.
     fn contradictions(&self, faults: &mut BTreeSet<Fault>) {
         faults.extend(self.faults.few().cloned());
         if self.totals.len() > 1 {
@@ -273,7 +273,7 @@ impl Declared {
         })
     }
 
-    /// Whose owner was read and does not say how many there will be waits for nothing.
+    /// An owner that was read and does not declare a total will not do so later.
     fn all_unsaid(&self, owner: OwnerState<'_>, faults: &mut BTreeSet<Fault>) {
         if let (Some(name), OwnerState::Read(facts)) = (self.owner(), owner)
             && facts.total.is_none()
@@ -369,7 +369,7 @@ impl Declared {
                 .map(|seconds| Duration::from_secs(seconds.into()))
                 .or_else(|| self.arrivals.first().copied())
                 .or(owner.arrival),
-            // Whoever can be stopped only with all the others cannot be stopped while one of them cannot.
+            // A gang is stopped as a whole: not while one of its members cannot be.
             checkpointed: self.checkpointed.first().copied().or(owner.checkpointed),
         };
         match &mut options.level {

@@ -165,7 +165,7 @@ fn tier(topology: &Value) -> Option<(&str, bool)> {
     (!name.is_empty()).then_some((name, hard))
 }
 
-/// KAI's PodGroup, whose sub-groups may be a tree of which the leaves have pods.
+/// KAI's PodGroup. Its sub-groups may be a tree; the leaves have pods.
 pub(super) fn kai(sheet: &mut Sheet<'_>) {
     let groups = sheet.spec("subGroups").and_then(Value::as_array);
     let groups: Vec<&Value> = groups.into_iter().flatten().collect();
@@ -199,7 +199,7 @@ pub(super) fn kai(sheet: &mut Sheet<'_>) {
         sheet.wrong("spec.minMember", words);
     }
     if let Some(min) = min.filter(|_| !by_groups) {
-        // KAI looks at those of the sub-groups alone. Nobody has fewer than either says.
+        // KAI reads only those of the sub-groups. The larger of the two numbers holds.
         let said = if of_groups > min {
             "spec.subGroups"
         } else {

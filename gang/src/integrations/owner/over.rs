@@ -1,5 +1,5 @@
-//! Whether an owner says that it is over, or suspended: whoever of its pods goes then is not made again, or not before it goes on. Only
-//! what is final counts as over, not a run that its controller starts anew.
+//! Whether an owner has finished, or is suspended: its lost pods are not recreated then, or not before it resumes. Only a final state
+//! counts as finished, not a run that its controller restarts.
 
 use serde_json::Value;
 
@@ -49,14 +49,14 @@ pub(super) fn is_over(kind: OwnerKind, object: &Value) -> bool {
     all.into_iter().flatten().any(|condition| {
         let field = |name: &str| condition.get(name).and_then(Value::as_str);
         let says = field("type").filter(|name| conditions(kind).contains(name));
-        // An MPIJob one of whose workers was evicted says `Failed` too, and goes on: it ends at a time.
+        // An MPIJob that lost a worker by eviction reports `Failed` too, and goes on: it has ended once it has a completion time.
         let goes_on =
             kind == OwnerKind::MpiJob && says == Some("Failed") && status.get("completionTime").is_none();
         says.is_some() && !goes_on && field("status") == Some("True")
     })
 }
 
-/// Whether the object's spec says that it is to be suspended: its controller removes the pods, and makes them anew once it is not. So Kueue
+/// Whether the object's spec says that it is to be suspended: its controller removes the pods, and recreates them once it is not. So Kueue
 /// takes a job back that has to go for another.
 pub(super) fn is_suspended(kind: OwnerKind, object: &Value) -> bool {
     let field = match kind {

@@ -10,7 +10,7 @@ use crate::integrations::value::arrival;
 
 const WORKER: &str = "worker";
 
-/// A job whose roles stand in `field` of its spec.
+/// A job with its roles in `field` of its spec.
 pub(super) fn job(sheet: &mut Sheet<'_>, field: &str) {
     let roles = sheet.spec(field).and_then(Value::as_object);
     let mut by_role: Vec<(Arc<str>, u32)> = Vec::new();
@@ -66,7 +66,7 @@ fn elastic(sheet: &mut Sheet<'_>) -> (Option<u32>, Option<u32>) {
     (fewest, most)
 }
 
-/// An MPIJob, whose launcher may be made only when the workers are ready.
+/// An MPIJob. Its launcher may be created only when the workers are ready.
 pub(super) fn mpi_job(sheet: &mut Sheet<'_>) {
     job(sheet, "mpiReplicaSpecs");
     let waits = sheet.text("launcherCreationPolicy") == Some("WaitForWorkersReady");

@@ -210,7 +210,7 @@ pub(super) fn surplus(gang: &Gang) -> Vec<u32> {
     in_whole_slices(gang, slots)
 }
 
-/// Those of some slots whose slice is among them with all its slots.
+/// Those of some slots that make up whole slices.
 fn in_whole_slices(gang: &Gang, mut slots: Vec<u32>) -> Vec<u32> {
     let terms = gang.agreement.working_terms();
     if terms.is_none_or(|terms| terms.slice.is_none()) {

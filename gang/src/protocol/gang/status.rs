@@ -18,7 +18,7 @@ use crate::integrations::value::truncate;
 use crate::key::{GangKey, Integration};
 use crate::terms::Repair;
 
-/// The condition of a gang whose pods several integrations claim.
+/// The condition of a gang with pods that several integrations claim.
 const AMBIGUOUS_MEMBERSHIP: &str = "AmbiguousMembership";
 /// The condition of a gang for which something is not permitted.
 pub const BLOCKED: &str = "Blocked";
@@ -131,7 +131,7 @@ pub(super) fn pod_message(gang: &Gang, now: Instant) -> String {
     short(message, MAX_POD_MESSAGE)
 }
 
-/// The message for a member whose node is not offered.
+/// The message for a member if its node is not offered.
 pub(super) fn node_not_offered(gang: &GangKey, node: &NodeName) -> Arc<str> {
     format!("gang {gang}: node {node}, where it is to go, is not offered").into()
 }
