@@ -129,7 +129,7 @@ fn bad_input_is_named_with_position_and_exits_with_2() {
         ),
         (
             vec!["topo", "--from", file.as_str(), "--model", "A100"],
-            "a model is said of it (\"A100\")",
+            "model \"A100\" is given",
         ),
         (vec!["topo", "--from", text.as_str(), "--model", ""], "--model"),
         (
