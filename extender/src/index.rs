@@ -59,7 +59,7 @@ use crate::decide::{ForeignNodes, Options};
 use crate::inventory::Inventory;
 use crate::ledger::FaultKind;
 use crate::pod::{OtherPod, PodFacts};
-use crate::snapshot::{NodeIx, Promise, Promised, Snapshot};
+use crate::snapshot::{NodeIx, NominatedRequest, NominatedRequests, Snapshot};
 use crate::watched::Watched;
 use disruption_budgets::DisruptionBudgets;
 use gantry_planner::input::Room;
@@ -582,18 +582,18 @@ impl Index {
     }
 
     /// Nodes that kube-scheduler nominated for single pods, for decisions about others.
-    fn promised(&self) -> Option<Arc<Promised>> {
+    fn promised(&self) -> Option<Arc<NominatedRequests>> {
         let managed = self.nodes.resources().managed();
         let promise = |(uid, node): (&PodUid, &NodeName)| {
             let pod = self.pods.get(uid)?;
             let request = pod.request.as_ref().ok()?;
-            Some(Promise {
+            Some(NominatedRequest {
                 node: self.nodes.find(node.as_str())?,
                 priority: pod.priority,
                 request: request.of(&managed),
             })
         };
-        Promised::new(self.unschedulable.nominated().filter_map(promise).collect())
+        NominatedRequests::new(self.unschedulable.nominated().filter_map(promise).collect())
     }
 
     /// Whether a nomination ended. Pods that were refused for it may fit now.

@@ -12,11 +12,11 @@ use gantry_gang::protocol::{PlanRequest, ShapeId};
 use gantry_gang::{Fabric, Level, Levels, Needs, NodeFacts, Resources};
 use gantry_planner::devices::DeviceSet;
 use gantry_planner::fixtures::{request, switched};
-use gantry_planner::input::{Barred, EFFORT, Exact, PlanInput, Room, Shape};
+use gantry_planner::input::{EFFORT, Exact, PlacementRules, PlanInput, Room, Shape};
 use gantry_planner::kind::Kinds;
 use gantry_planner::plan::plan;
-use gantry_planner::preempt::{Occupant, OccupantPod, preempt};
-use gantry_planner::snapshot::{Class, ClassIx, NodeIx, Pool, Remembered, Snapshot, Standing};
+use gantry_planner::preempt::{CandidatePod, VictimCandidate, preempt};
+use gantry_planner::snapshot::{Class, ClassIx, NodeIx, Pool, ScoreCache, Snapshot, Standing};
 
 #[path = "common/gangs.rs"]
 mod common;
@@ -59,14 +59,14 @@ fn refusal_on_5000_nodes(bencher: Bencher<'_, '_>) {
 #[divan::bench(args = [(1, true), (8, true), (20, false)], sample_count = 10)]
 fn preemption_on_5000_nodes(bencher: Bencher<'_, '_>, (pods, gpus): (u32, bool)) {
     let mut cluster = Cluster::new(5_000);
-    let occupants = cluster.occupy(pods, gpus);
+    let candidates = cluster.occupy(pods, gpus);
     let mut wanted = gang(64, 8, None);
     wanted.priority = 10;
     assert!(
-        cluster.preempt(&wanted, &occupants) >= 64,
+        cluster.preempt(&wanted, &candidates) >= 64,
         "somebody goes on every node"
     );
-    bencher.bench(|| cluster.preempt(divan::black_box(&wanted), &occupants));
+    bencher.bench(|| cluster.preempt(divan::black_box(&wanted), &candidates));
 }
 
 /// Gangs a second at 640 nodes, by members of eight GPUs.
@@ -120,12 +120,12 @@ impl Cluster {
                     free: free.clone(),
                     open: free,
                     unhealthy: 0,
-                    sick: Vec::new(),
+                    faults: Vec::new(),
                     leaving: 0,
                     advertised: Some(8),
                 }],
                 not_ready: None,
-                scores: Remembered::default(),
+                scores: ScoreCache::default(),
             });
             let known = classes.iter().position(|known| **known == standing);
             let class = known.unwrap_or_else(|| {
@@ -173,8 +173,8 @@ impl Cluster {
     }
 
     /// Puts so many pods of the lowest priority on every node that no gang fits, and names them.
-    fn occupy(&mut self, pods: u32, gpus: bool) -> Vec<Occupant> {
-        let mut occupants = Vec::new();
+    fn occupy(&mut self, pods: u32, gpus: bool) -> Vec<VictimCandidate> {
+        let mut candidates = Vec::new();
         let mut full: Vec<Standing> = Vec::new();
         let share = Resources {
             milli_cpu: if gpus { 1_000 } else { 9_000 },
@@ -187,8 +187,8 @@ impl Cluster {
                 room.left.sub(&share);
                 let held = ids.iter().flatten().skip(number as usize * each).take(each);
                 let held: Vec<DeviceId> = held.cloned().collect();
-                occupants.push(Occupant {
-                    pods: vec![OccupantPod {
+                candidates.push(VictimCandidate {
+                    pods: vec![CandidatePod {
                         uid: format!("{node}-{number}").as_str().into(),
                         node: NodeIx(node),
                         devices: match gpus {
@@ -214,12 +214,12 @@ impl Cluster {
             full.push(standing);
         }
         self.snapshot.classes = Arc::new(full.into_iter().map(Arc::new).collect());
-        occupants
+        candidates
     }
 
     /// The number of pods that would have to go.
-    fn preempt(&self, wanted: &PlanRequest, occupants: &[Occupant]) -> usize {
-        let placement = self.on_terrain(|input| preempt(input, wanted, occupants));
+    fn preempt(&self, wanted: &PlanRequest, candidates: &[VictimCandidate]) -> usize {
+        let placement = self.on_terrain(|input| preempt(input, wanted, candidates));
         placement.map_or(0, |placement| placement.victims.len())
     }
 
@@ -242,7 +242,7 @@ impl Cluster {
             rooms: &self.rooms,
             fabric: &self.fabric,
             shapes: &self.shapes,
-            barred: &|_, _| Barred::default(),
+            barred: &|_, _| PlacementRules::default(),
             gone: &[],
             exact: &exact,
             effort: &Cell::new(EFFORT),

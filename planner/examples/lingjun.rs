@@ -19,11 +19,11 @@ use gantry_api::{DeviceId, NodeName, names};
 use gantry_gang::{Fabric, Level, Levels, Needs, NodeFacts, Resources};
 use gantry_planner::devices::DeviceSet;
 use gantry_planner::fixtures::switched;
-use gantry_planner::input::{Barred, EFFORT, Exact, PlanInput, Room, Shape};
+use gantry_planner::input::{EFFORT, Exact, PlacementRules, PlanInput, Room, Shape};
 use gantry_planner::kind::Kinds;
 use gantry_planner::plan::plan;
 use gantry_planner::request::{Ask, Request};
-use gantry_planner::snapshot::{Class, ClassIx, NodeIx, Pool, Remembered, Snapshot, Standing};
+use gantry_planner::snapshot::{Class, ClassIx, NodeIx, Pool, ScoreCache, Snapshot, Standing};
 
 #[path = "../benches/common/gangs.rs"]
 mod common;
@@ -265,12 +265,12 @@ impl Cluster {
                     free: free.clone(),
                     open: free,
                     unhealthy: 0,
-                    sick: Vec::new(),
+                    faults: Vec::new(),
                     leaving: 0,
                     advertised: None,
                 }],
                 not_ready: None,
-                scores: Remembered::default(),
+                scores: ScoreCache::default(),
             }
         };
         let classes: Vec<Class> = (0..1 << GPUS).map(class).collect();
@@ -365,7 +365,7 @@ impl Cluster {
             rooms: &self.rooms,
             fabric: &self.fabric,
             shapes: &self.shapes,
-            barred: &|_, _| Barred::default(),
+            barred: &|_, _| PlacementRules::default(),
             gone: &[],
             exact: &exact,
             effort: &Cell::new(EFFORT),

@@ -8,7 +8,7 @@ mod score;
 
 pub use filter::{Filtered, filter, judge, too_many};
 pub use prioritize::{Winner, prioritize};
-pub use refusal::{Miss, node_line, plugin_not_ready};
+pub use refusal::{NodeRefusal, node_line, plugin_not_ready};
 pub use score::{Score, megabytes, score};
 
 use std::time::Duration;

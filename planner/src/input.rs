@@ -23,7 +23,7 @@ pub struct PlanInput<'a> {
     /// Shapes of members, by [`ShapeId`].
     pub shapes: &'a [Shape],
     /// What the pods on the nodes mean for members of a shape, as if some of those pods were gone.
-    pub barred: &'a dyn Fn(&Shape, &[&PodUid]) -> Barred,
+    pub barred: &'a dyn Fn(&Shape, &[&PodUid]) -> PlacementRules,
     /// Pods taken to be gone. Their resources are already added to what their nodes have left.
     pub gone: &'a [&'a PodUid],
     /// One node with each device by itself, from which exact devices are chosen.
@@ -65,7 +65,7 @@ pub struct Shape {
 /// What the pods on the nodes mean for a new pod of a shape: anti-affinity of either side, host ports, affinity,
 /// spreading.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Barred {
+pub struct PlacementRules {
     /// Nodes that it must not go to, sorted.
     pub nodes: Vec<NodeIx>,
     /// The only nodes that it can go to, sorted, if not all others.
@@ -79,7 +79,7 @@ pub struct Barred {
 
 impl<'a> PlanInput<'a> {
     /// What the pods on the nodes mean for a member of this shape.
-    pub fn barred(&self, shape: &Shape) -> Barred {
+    pub fn barred(&self, shape: &Shape) -> PlacementRules {
         (self.barred)(shape, self.gone)
     }
 

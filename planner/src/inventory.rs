@@ -44,7 +44,7 @@ pub struct Pool {
     /// Devices that exist and are healthy.
     pub healthy: DeviceSet,
     /// The faults of the others, by GPU.
-    pub sick: Vec<Sick>,
+    pub faults: Vec<GpuFault>,
 }
 
 /// A device as it was published.
@@ -79,7 +79,7 @@ pub struct Held {
 
 /// A GPU with a fault.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct Sick {
+pub struct GpuFault {
     /// Its index.
     pub gpu: u8,
     /// The fault.
@@ -134,7 +134,7 @@ impl Pool {
             by_id: Vec::new(),
             all: DeviceSet::EMPTY,
             healthy: DeviceSet::EMPTY,
-            sick: Vec::new(),
+            faults: Vec::new(),
         };
         for (device, place) in known.into_iter().zip(places) {
             pool.all.insert(place);
@@ -161,8 +161,8 @@ impl Pool {
     }
 
     fn complain(&mut self, gpu: u8, reason: Arc<str>) {
-        if self.sick.iter().all(|known| known.gpu != gpu) {
-            self.sick.push(Sick { gpu, reason });
+        if self.faults.iter().all(|known| known.gpu != gpu) {
+            self.faults.push(GpuFault { gpu, reason });
         }
     }
 

@@ -23,7 +23,7 @@ pub struct Kind {
     searched: Mutex<HashMap<(GpuSet, usize, Purpose), Option<Choice>>>,
 }
 
-/// Remembered choices per kind.
+/// ScoreCache choices per kind.
 const SEARCHED: usize = 4096;
 
 impl Kind {

@@ -9,7 +9,7 @@
 //! ```
 //!
 //! Pure: no I/O, no async, no clock; the dependencies show it. The only locks guard two tables of remembered results, [`kind`] and
-//! [`snapshot::Remembered`]. Equal input gives equal decisions.
+//! [`snapshot::ScoreCache`]. Equal input gives equal decisions.
 #![forbid(unsafe_code)]
 
 pub mod decide;

@@ -50,7 +50,7 @@ use self::survey::{Counting, Survey};
 use super::input::PlanInput;
 use crate::snapshot::NodeIx;
 
-pub use diagnosis::{Explanation, Stock, Tried, short, unit};
+pub use diagnosis::{DeviceCounts, Diagnosis, LevelDiagnosis, short, unit};
 
 /// Nodes found without the devices that their class has, before planning gives up.
 const MOST_SURPRISES: usize = 4;
@@ -98,11 +98,11 @@ pub fn plan(input: &PlanInput<'_>, wanted: &PlanRequest) -> Result<Placement, Re
 }
 
 /// What a gang needs and what is there, level by level, whether it fits or not.
-pub fn explain(input: &PlanInput<'_>, wanted: &PlanRequest) -> Explanation {
+pub fn explain(input: &PlanInput<'_>, wanted: &PlanRequest) -> Diagnosis {
     let mut demand = Demand::of(wanted);
     // For an incomplete gang the existing members are looked at: the others are not missing for lack of resources.
     demand.must = demand.must.min(demand.most);
-    with_views(input, wanted, &demand, Explanation::of).unwrap_or_default()
+    with_views(input, wanted, &demand, Diagnosis::of).unwrap_or_default()
 }
 
 /// The nodes of a backfill reservation: those that would hold the minimum if nothing else were on them, where the

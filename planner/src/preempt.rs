@@ -34,9 +34,9 @@ const SPARED: usize = 1 << 19;
 
 /// A unit that is evicted as a whole: a gang or a single pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Occupant {
+pub struct VictimCandidate {
     /// Its pods, all of them.
-    pub pods: Vec<OccupantPod>,
+    pub pods: Vec<CandidatePod>,
     /// The highest priority of its pods.
     pub priority: i32,
     /// When it began, in seconds since 1970.
@@ -49,7 +49,7 @@ pub struct Occupant {
 
 /// One of its pods that is on a node.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct OccupantPod {
+pub struct CandidatePod {
     /// Its UID.
     pub uid: PodUid,
     /// Where it is.
@@ -71,7 +71,7 @@ pub struct Budget {
     pub pods: u32,
 }
 
-impl Occupant {
+impl VictimCandidate {
     fn devices(&self) -> usize {
         let pods = self.pods.iter().flat_map(|pod| &pod.devices);
         pods.map(|(_, ids)| ids.len()).sum()
@@ -94,12 +94,16 @@ impl Occupant {
 }
 
 /// Whether a gang fits once a unit is gone.
-pub fn fits_without(input: &PlanInput<'_>, wanted: &PlanRequest, gone: &Occupant) -> bool {
+pub fn fits_without(input: &PlanInput<'_>, wanted: &PlanRequest, gone: &VictimCandidate) -> bool {
     WhatIf::new(input, &[gone]).without(&[gone], |input| fits(input, wanted))
 }
 
 /// The result of a search in which some units count as gone already.
-pub fn beside<T>(input: &PlanInput<'_>, gone: &[&Occupant], then: impl FnOnce(&PlanInput<'_>) -> T) -> T {
+pub fn with_released<T>(
+    input: &PlanInput<'_>,
+    gone: &[&VictimCandidate],
+    then: impl FnOnce(&PlanInput<'_>) -> T,
+) -> T {
     match gone {
         [] => then(input),
         gone => WhatIf::new(input, gone).without(gone, then),
@@ -116,14 +120,14 @@ fn plan_anew(input: &PlanInput<'_>, wanted: &PlanRequest) -> Result<Placement, R
 
 /// Plans a gang without some of the units, which go in the given order. Returns which go; `None` if the gang does not
 /// fit without all of them. Only units on nodes of the plan go.
-pub fn make_way(
+pub fn plan_without_fewest(
     input: &PlanInput<'_>,
     wanted: &PlanRequest,
-    spares: &[&Occupant],
+    spares: &[&VictimCandidate],
 ) -> Option<(Vec<usize>, Placement)> {
     let cluster = WhatIf::new(input, spares);
-    let placed = |gone: &[&Occupant]| cluster.without(gone, |input| plan_anew(input, wanted)).ok();
-    let holds = |gone: &[&Occupant]| cluster.without(gone, |input| fits(input, wanted));
+    let placed = |gone: &[&VictimCandidate]| cluster.without(gone, |input| plan_anew(input, wanted)).ok();
+    let holds = |gone: &[&VictimCandidate]| cluster.without(gone, |input| fits(input, wanted));
     let count = shortest(spares.len(), |count| holds(&spares[..count]))?;
     let mut go: Vec<usize> = (0..count).collect();
     let mut placement = placed(&spares[..count])?;
@@ -139,7 +143,7 @@ pub fn make_way(
     };
     let fewer: Vec<usize> = go.iter().copied().filter(near).collect();
     if fewer.len() < go.len() {
-        let gone: Vec<&Occupant> = fewer.iter().map(|at| spares[*at]).collect();
+        let gone: Vec<&VictimCandidate> = fewer.iter().map(|at| spares[*at]).collect();
         if let Some(found) = placed(&gone) {
             (go, placement) = (fewer, found);
         }
@@ -148,31 +152,35 @@ pub fn make_way(
 }
 
 /// Plans a gang for the time when its victims are gone; without victims if it fits now. `None` if there is no way.
-pub fn preempt(input: &PlanInput<'_>, wanted: &PlanRequest, occupants: &[Occupant]) -> Option<Placement> {
+pub fn preempt(
+    input: &PlanInput<'_>,
+    wanted: &PlanRequest,
+    candidates: &[VictimCandidate],
+) -> Option<Placement> {
     if let Ok(placement) = plan_anew(input, wanted) {
         return Some(placement);
     }
-    let may_go = |occupant: &&Occupant| {
-        let mut budgets = occupant.budgets.iter();
-        let lower = occupant.priority < wanted.priority && !occupant.pods.is_empty();
+    let may_go = |candidate: &&VictimCandidate| {
+        let mut budgets = candidate.budgets.iter();
+        let lower = candidate.priority < wanted.priority && !candidate.pods.is_empty();
         lower && budgets.all(|budget| budget.pods <= budget.allowed)
     };
-    let mut lower: Vec<&Occupant> = occupants.iter().filter(may_go).collect();
+    let mut lower: Vec<&VictimCandidate> = candidates.iter().filter(may_go).collect();
     lower.sort_by(|a, b| a.cost().cmp(&b.cost()).then_with(|| a.name().cmp(&b.name())));
     let cluster = WhatIf::new(input, &lower);
     let sets = Sets {
         cluster: &cluster,
         wanted,
-        tries: Tries::new(SPARED / cluster.nodes().max(1)),
+        tries: SpareBudget::new(SPARED / cluster.nodes().max(1)),
     };
-    let room = |victims: &[&Occupant]| sets.room(victims);
+    let room = |victims: &[&VictimCandidate]| sets.room(victims);
 
     // Up to which priority units must be considered.
-    let priorities: BTreeSet<i32> = lower.iter().map(|occupant| occupant.priority).collect();
+    let priorities: BTreeSet<i32> = lower.iter().map(|candidate| candidate.priority).collect();
     let priorities: Vec<i32> = priorities.into_iter().collect();
     let up_to = |priority: i32| {
         let some = lower.iter().copied();
-        let some: Vec<&Occupant> = some.filter(|occupant| occupant.priority <= priority).collect();
+        let some: Vec<&VictimCandidate> = some.filter(|candidate| candidate.priority <= priority).collect();
         sets.within(&some)
     };
     let first = shortest(priorities.len(), |count| {
@@ -194,7 +202,7 @@ pub fn preempt(input: &PlanInput<'_>, wanted: &PlanRequest, occupants: &[Occupan
     let orders = candidates.iter().flat_map(|candidates| {
         let mut largest = candidates.clone();
         largest.sort_by(|a, b| {
-            let key = |occupant: &Occupant| (Reverse(occupant.devices()), occupant.cost());
+            let key = |candidate: &VictimCandidate| (Reverse(candidate.devices()), candidate.cost());
             key(a).cmp(&key(b)).then_with(|| a.name().cmp(&b.name()))
         });
         [candidates.clone(), largest]
@@ -203,7 +211,7 @@ pub fn preempt(input: &PlanInput<'_>, wanted: &PlanRequest, occupants: &[Occupan
     // If more comes free than is needed, a smaller unit may do; otherwise the attempt is useless.
     if devices_of(&victims) > devices_wanted(input, wanted) {
         let smallest = candidates.into_iter().filter_map(|mut candidates| {
-            candidates.sort_by_key(|occupant| occupant.devices());
+            candidates.sort_by_key(|candidate| candidate.devices());
             outcome(candidates)
         });
         victims = smallest.chain([victims]).min_by_key(|victims| loss(victims))?;
@@ -218,7 +226,7 @@ pub fn preempt(input: &PlanInput<'_>, wanted: &PlanRequest, occupants: &[Occupan
     Some(placement)
 }
 
-fn devices_of(victims: &[&Occupant]) -> usize {
+fn devices_of(victims: &[&VictimCandidate]) -> usize {
     victims.iter().map(|victim| victim.devices()).sum()
 }
 
@@ -230,7 +238,7 @@ fn devices_wanted(input: &PlanInput<'_>, wanted: &PlanRequest) -> usize {
 }
 
 /// The cost of all victims.
-fn loss(victims: &[&Occupant]) -> impl Ord + use<> {
+fn loss(victims: &[&VictimCandidate]) -> impl Ord + use<> {
     (
         victims.iter().map(|victim| victim.priority).max(),
         victims.len(),
@@ -263,9 +271,9 @@ fn shortest(most: usize, will_do: impl Fn(usize) -> bool) -> Option<usize> {
 
 /// Attempts to spare a victim in one search. Each costs a plan, and nothing else is decided meanwhile.
 #[derive(Debug)]
-struct Tries(Cell<usize>);
+struct SpareBudget(Cell<usize>);
 
-impl Tries {
+impl SpareBudget {
     fn new(tries: usize) -> Self {
         Self(Cell::new(tries))
     }
@@ -280,10 +288,10 @@ impl Tries {
 
 /// The units that must go: in the given order each is spared if the gang fits without its end, while attempts are left.
 fn spare<'o>(
-    victims: &[&'o Occupant],
-    room: &impl Fn(&[&Occupant]) -> bool,
-    tries: &Tries,
-) -> Vec<&'o Occupant> {
+    victims: &[&'o VictimCandidate],
+    room: &impl Fn(&[&VictimCandidate]) -> bool,
+    tries: &SpareBudget,
+) -> Vec<&'o VictimCandidate> {
     let mut kept = victims.to_vec();
     let mut size = kept.len();
     let mut at = 0;

@@ -13,11 +13,11 @@ use gantry_gang::GangKey;
 use gantry_topology::Purpose;
 
 pub use names::Names;
-pub use nominated::{PROMISED, Promise, Promised};
-pub use score_cache::{Question, Remembered};
+pub use nominated::{NOMINATED, NominatedRequest, NominatedRequests};
+pub use score_cache::{ScoreCache, ScoreKey};
 
 use crate::devices::DeviceSet;
-use crate::inventory::Sick;
+use crate::inventory::GpuFault;
 use crate::kind::{Kind, Spot};
 use crate::shape::Shape;
 use crate::site::Site;
@@ -50,16 +50,16 @@ pub struct Snapshot {
     /// Devices set aside for pods between prioritize and bind. They are out of [`Pool::open`].
     pub holds: Arc<HashMap<PodUid, Hold>>,
     /// The backfill reservation, if there is one.
-    pub kept: Option<Arc<KeptNodes>>,
+    pub kept: Option<Arc<BackfillReservation>>,
     /// Pods for which kube-scheduler preempts others.
-    pub promised: Option<Arc<Promised>>,
+    pub promised: Option<Arc<NominatedRequests>>,
     /// The schedulers that use this extender, as in `spec.schedulerName`.
     pub schedulers: Arc<BTreeSet<Arc<str>>>,
 }
 
 /// Backfill reservation: nodes kept free for the first gang of the queue.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct KeptNodes {
+pub struct BackfillReservation {
     /// The gang.
     pub gang: Arc<GangKey>,
     /// Its priority. Pods of a higher one are not kept off.
@@ -68,7 +68,7 @@ pub struct KeptNodes {
     nodes: Vec<bool>,
 }
 
-impl KeptNodes {
+impl BackfillReservation {
     /// Keeps `nodes` for a gang.
     pub fn new(gang: Arc<GangKey>, priority: i32, nodes: impl IntoIterator<Item = NodeIx>) -> Self {
         let mut kept = Self {
@@ -143,7 +143,7 @@ pub struct Class {
     /// Why the plugin does not serve, if it does not. Then nothing is free.
     pub not_ready: Option<Arc<str>>,
     /// Scores worked out so far.
-    pub scores: Remembered,
+    pub scores: ScoreCache,
 }
 
 /// One resource of a class. Of alike devices only the number counts ([`Shape::canonical`]).
@@ -164,7 +164,7 @@ pub struct Pool {
     /// Number of unhealthy devices.
     pub unhealthy: usize,
     /// Their faults, by GPU.
-    pub sick: Vec<Sick>,
+    pub faults: Vec<GpuFault>,
     /// Devices of pods that are gone, whose processes may still run.
     pub leaving: usize,
     /// How many kubelet advertises, if the node is known.

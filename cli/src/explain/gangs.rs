@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use gantry_api::GangPhase;
 use gantry_extender::index::{GangReport, GangStanding, MemberView, Said, Trial};
-use gantry_planner::plan::Tried;
+use gantry_planner::plan::LevelDiagnosis;
 
 /// Members listed.
 const MEMBERS: usize = 64;
@@ -178,7 +178,7 @@ fn reason<'a>(gang: &GangStanding, trial: &'a Trial) -> &'a str {
     rest.map_or(&*trial.reason, |rest| rest.trim_start_matches(':').trim_start())
 }
 
-fn tried_level(out: &mut String, level: &Tried) {
+fn tried_level(out: &mut String, level: &LevelDiagnosis) {
     let best = match level.best.is_empty() {
         true => String::new(),
         false => format!(", best {} of {}", level.best, level.domains),

@@ -9,7 +9,7 @@ use super::Index;
 use super::unschedulable_queue::Gains;
 use crate::decide::{self, ForeignNodes};
 use crate::request::Request;
-use crate::snapshot::{NodeIx, Promised, Standing};
+use crate::snapshot::{NodeIx, NominatedRequests, Standing};
 
 /// Finds unschedulable pods that fit where devices came free. Thousands of pods with the same priority ask for the
 /// same: each such pair is checked once.
@@ -45,7 +45,7 @@ impl<'i> Activation<'i> {
 
 /// Whether a request fits on a node beside what is promised to pods of higher priority there.
 pub(super) fn fits(index: &Index, node: NodeIx, priority: i32, request: &Request) -> bool {
-    let leaves = |promised: &Arc<Promised>| match index.published.standing(node) {
+    let leaves = |promised: &Arc<NominatedRequests>| match index.published.standing(node) {
         Standing::Ours(class) => promised.leaves(node, class, priority, request),
         Standing::Foreign { .. } | Standing::Gone => true,
     };

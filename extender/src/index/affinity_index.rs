@@ -15,7 +15,7 @@ use gantry_gang::needs::{PodTerm, Spread, ports_collide};
 use super::node_table::Renumbering;
 use crate::pod::PodProfile;
 use crate::snapshot::NodeIx;
-use gantry_planner::input::{Barred, Room};
+use gantry_planner::input::{PlacementRules, Room};
 
 /// How many pods of a profile are on which nodes.
 type Counts = BTreeMap<NodeIx, u32>;
@@ -149,7 +149,7 @@ impl AffinityIndex {
         needs: &Needs,
         gone: &'g [&'g PodUid],
         find: &'g FindPod<'g>,
-    ) -> Barred {
+    ) -> PlacementRules {
         let gone = Gone {
             pods: gone,
             find,
@@ -184,7 +184,7 @@ impl AffinityIndex {
             barred.extend(in_domains(nodes, key, values));
         }
         let spread = needs.spread.iter();
-        Barred {
+        PlacementRules {
             nodes: barred.into_iter().collect(),
             only: None,
             near: self.near(nodes, needs, &gone),

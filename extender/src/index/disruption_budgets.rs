@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use gantry_gang::needs::{Operator, Requirement};
-use gantry_planner::preempt::{Budget, Occupant};
+use gantry_planner::preempt::{Budget, VictimCandidate};
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use serde::Deserialize;
@@ -208,7 +208,7 @@ impl Coverage<'_> {
 
     /// What the end of a unit needs of budgets. Budgets that cover a pod together allow nothing: the API server refuses
     /// to evict a pod that several budgets cover, whatever they allow.
-    pub(super) fn need(&mut self, unit: &Occupant) -> Vec<Budget> {
+    pub(super) fn need(&mut self, unit: &VictimCandidate) -> Vec<Budget> {
         let (profiles, budgets) = (self.profiles, self.budgets);
         let mut needed: BTreeMap<usize, (u32, bool)> = BTreeMap::new();
         for profile in unit.pods.iter().filter_map(|pod| profiles.profile(&pod.uid)) {
@@ -238,7 +238,7 @@ mod tests {
     use crate::fixtures::{Cluster, bound, plain, pod};
     use crate::snapshot::NodeIx;
     use gantry_gang::Resources;
-    use gantry_planner::preempt::OccupantPod;
+    use gantry_planner::preempt::CandidatePod;
     use serde_json::{Value, json};
 
     fn budget(selector: &Value) -> Disruptions {
@@ -307,13 +307,13 @@ mod tests {
         ];
         cluster.store.update(|index| index.budgets_seen(Some(budgets)));
         let allowed = |uid: &str| {
-            let pod = OccupantPod {
+            let pod = CandidatePod {
                 uid: uid.into(),
                 node: NodeIx(0),
                 devices: Vec::new(),
                 resources: Resources::default(),
             };
-            let unit = Occupant {
+            let unit = VictimCandidate {
                 pods: vec![pod],
                 priority: 0,
                 since: 0,

@@ -13,7 +13,7 @@ use crate::devices::DeviceSet;
 use crate::inventory::{self, Held, Inventory};
 use crate::ledger::{Devices, Fault, Ledger, PoolLedger};
 use crate::pod::PodFacts;
-use crate::snapshot::{Class, Pool, Remembered, Standing};
+use crate::snapshot::{Class, Pool, ScoreCache, Standing};
 
 /// One node.
 #[derive(Debug)]
@@ -236,7 +236,7 @@ impl Node {
                 free: canonical(pool, ledger.free.clone()),
                 open: canonical(pool, open),
                 unhealthy: unhealthy.len(),
-                sick: pool.sick.clone(),
+                faults: pool.faults.clone(),
                 leaving: leaving.len(),
                 advertised: self.advertises(&pool.resource),
             }
@@ -245,7 +245,7 @@ impl Node {
             kind: Arc::clone(&inventory.kind),
             pools: pools.collect(),
             not_ready: inventory.not_ready.clone(),
-            scores: Remembered::default(),
+            scores: ScoreCache::default(),
         }
     }
 

@@ -14,7 +14,7 @@ use super::node_table::Renumbering;
 use super::term_labels::TermLabels;
 use crate::pod::{OtherPod, PodFacts, PodProfile, Shared};
 use crate::snapshot::NodeIx;
-use gantry_planner::input::{Barred, Room};
+use gantry_planner::input::{PlacementRules, Room};
 
 /// The resources of nodes besides devices, and the pods that use them.
 #[derive(Debug, Default)]
@@ -363,7 +363,7 @@ impl NodeResourcesTable {
     }
 
     /// Which nodes the pods on nodes keep a pod with these needs from, if some of them were `gone`.
-    pub(super) fn barred(&self, needs: &Needs, gone: &[&PodUid]) -> Barred {
+    pub(super) fn barred(&self, needs: &Needs, gone: &[&PodUid]) -> PlacementRules {
         let find = |uid: &PodUid| {
             let pod = self.pods.get(uid)?;
             Some((&pod.profile, pod.node?))

@@ -106,7 +106,7 @@ impl Index {
             answer.keep_off(kept, nodes);
         }
         if let Some(promised) = &snapshot.promised {
-            answer.leave_promised(promised, snapshot, nodes, (*priority, request));
+            answer.leave_nominated(promised, snapshot, nodes, (*priority, request));
         }
         if answer.simulated || call.uid.is_empty() {
             return (answer, follow_up);

@@ -1,9 +1,9 @@
 //! Which nodes fit a pod, and why the others do not. A node fits if every device that the pod asks for is free. Devices
 //! held between prioritize and bind only count in the score.
 
-use super::{Candidates, ForeignNodes, Miss, Options, refusal};
+use super::{Candidates, ForeignNodes, NodeRefusal, Options, refusal};
 use crate::request::{Ask, Request};
-use crate::snapshot::{Class, KeptNodes, NodeIx, PROMISED, Promised, Snapshot, Standing};
+use crate::snapshot::{BackfillReservation, Class, NOMINATED, NodeIx, NominatedRequests, Snapshot, Standing};
 
 /// The verdict, by position among the candidates.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -80,14 +80,14 @@ impl Filtered {
     }
 
     /// Refuses nodes that passed and are in a backfill reservation. `nodes` are the candidates' numbers.
-    pub fn keep_off(&mut self, kept: &KeptNodes, nodes: &[Option<NodeIx>]) {
+    pub fn keep_off(&mut self, kept: &BackfillReservation, nodes: &[Option<NodeIx>]) {
         self.refuse_where(nodes, |node| kept.has(node), || kept.words());
     }
 
     /// Refuses nodes that passed and do not hold the pod in addition to the nominated pods of higher priority.
-    pub fn leave_promised(
+    pub fn leave_nominated(
         &mut self,
-        promised: &Promised,
+        promised: &NominatedRequests,
         snapshot: &Snapshot,
         nodes: &[Option<NodeIx>],
         (priority, request): (i32, &Request),
@@ -96,7 +96,7 @@ impl Filtered {
             Standing::Ours(class) => !promised.leaves(node, class, priority, request),
             Standing::Foreign { .. } | Standing::Gone => false,
         };
-        self.refuse_where(nodes, is_promised, || PROMISED.to_owned());
+        self.refuse_where(nodes, is_promised, || NOMINATED.to_owned());
     }
 
     /// Refuses nodes that passed and for which `is_off` holds.
@@ -143,19 +143,19 @@ fn judge_standing(standing: &Standing, options: Options, request: &Request) -> R
 }
 
 /// Whether a node of a class fits a pod, or why not.
-pub fn judge(class: &Class, request: &Request) -> Result<(), Miss> {
+pub fn judge(class: &Class, request: &Request) -> Result<(), NodeRefusal> {
     if let Some(reason) = &class.not_ready {
-        return Err(Miss::NotReady(reason.to_string()));
+        return Err(NodeRefusal::NotReady(reason.to_string()));
     }
     for ask in &request.asks {
         let Some((_, pool)) = class.pool(ask.resource.as_str()) else {
-            return Err(Miss::NotServed(ask.resource.clone()));
+            return Err(NodeRefusal::NotServed(ask.resource.clone()));
         };
         if let Some(miss) = too_many(pool.max_request, ask) {
             return Err(miss);
         }
         if pool.free.len() < ask.devices as usize {
-            return Err(Miss::Short(refusal::shortage(pool, ask.devices)));
+            return Err(NodeRefusal::Short(refusal::shortage(pool, ask.devices)));
         }
     }
     Ok(())
@@ -163,10 +163,10 @@ pub fn judge(class: &Class, request: &Request) -> Result<(), Miss> {
 
 /// Whether a container asks for more than `max`, the most that kubelet gives to one container. Kubelet would fail the
 /// pod for good.
-pub fn too_many(max: Option<u32>, ask: &Ask) -> Option<Miss> {
+pub fn too_many(max: Option<u32>, ask: &Ask) -> Option<NodeRefusal> {
     let max = max?;
     let (container, asked) = ask.most()?;
-    (asked > max).then(|| Miss::TooMany {
+    (asked > max).then(|| NodeRefusal::TooMany {
         resource: ask.resource.clone(),
         max,
         container: container.to_owned(),

@@ -4,7 +4,7 @@
 use super::{Candidates, Options, Policy, Score, score};
 use crate::devices::DeviceSet;
 use crate::request::Request;
-use crate::snapshot::{Class, NodeIx, Question, Snapshot, Standing};
+use crate::snapshot::{Class, NodeIx, ScoreKey, Snapshot, Standing};
 
 /// The best node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -97,12 +97,12 @@ fn worth(
 }
 
 /// The key under which a score is cached; `None` if the request has several containers or resources.
-fn question(class: &Class, request: &Request, policy: Policy) -> Option<Question> {
+fn question(class: &Class, request: &Request, policy: Policy) -> Option<ScoreKey> {
     let [ask] = &request.asks[..] else {
         return None;
     };
     let (pool, _) = class.pool(ask.resource.as_str())?;
-    (ask.containers.len() == 1).then_some(Question {
+    (ask.containers.len() == 1).then_some(ScoreKey {
         pool,
         devices: ask.devices,
         policy,

@@ -18,7 +18,7 @@ const NAMED: usize = 4;
 
 /// Why a node with an inventory does not fit a pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Miss {
+pub enum NodeRefusal {
     /// Its plugin does not serve: the reason of its condition.
     NotReady(String),
     /// It does not serve the resource at all.
@@ -38,7 +38,7 @@ pub enum Miss {
     Short(String),
 }
 
-impl Miss {
+impl NodeRefusal {
     /// A text that follows kube-scheduler's count: "2 node(s) with 3 of 8 GPUs free, 4 asked".
     pub(super) fn of_nodes(&self) -> String {
         match self {
@@ -96,12 +96,12 @@ pub(super) fn shortage(pool: &Pool, asked: u32) -> String {
     );
     if pool.unhealthy > 0 {
         let named: Vec<String> = pool
-            .sick
+            .faults
             .iter()
             .take(NAMED)
-            .map(|sick| format!("GPU {}: {}", sick.gpu, sick.reason))
+            .map(|fault| format!("GPU {}: {}", fault.gpu, fault.reason))
             .collect();
-        let more = if pool.sick.len() > NAMED { "; ..." } else { "" };
+        let more = if pool.faults.len() > NAMED { "; ..." } else { "" };
         let reasons = match named.is_empty() {
             true => "what the plugin publishes contradicts itself".to_owned(),
             false => named.join("; "),

@@ -7,7 +7,7 @@ use crate::devices::DeviceSet;
 use crate::fixtures::{bridged, kind, request_of, slices};
 use crate::kind::{Kind, Sharing, Spot};
 use crate::shape::{Parts, Shape};
-use crate::snapshot::{Class, Pool, Remembered};
+use crate::snapshot::{Class, Pool, ScoreCache};
 
 const MIG: &str = "nvidia.com/mig-1g.10gb";
 
@@ -21,7 +21,7 @@ fn pool_of(shape: Shape, free: DeviceSet) -> Pool {
         open: free.clone(),
         free,
         unhealthy: 0,
-        sick: Vec::new(),
+        faults: Vec::new(),
         leaving: 0,
         advertised: None,
     }
@@ -32,7 +32,7 @@ fn class_of(kind: &Arc<Kind>, pool: Pool) -> Class {
         kind: Arc::clone(kind),
         pools: vec![pool],
         not_ready: None,
-        scores: Remembered::default(),
+        scores: ScoreCache::default(),
     }
 }
 

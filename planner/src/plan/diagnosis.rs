@@ -29,20 +29,20 @@ const SHAPES: usize = 8;
 
 /// Why a gang fits or does not.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
-pub struct Explanation {
+pub struct Diagnosis {
     /// What is to be placed: `8 members of 4 GPUs`.
     pub members: String,
     /// The minimum to be placed.
     pub must: u32,
     /// What was tried, the narrowest first.
-    pub levels: Vec<Tried>,
+    pub levels: Vec<LevelDiagnosis>,
     /// It would not fit on an empty cluster.
     pub hopeless: bool,
 }
 
 /// One level of the fabric.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Tried {
+pub struct LevelDiagnosis {
     /// The level: `node`, the name of one of the configuration, `cluster`.
     pub level: Arc<str>,
     /// How many domains of the level there are.
@@ -58,14 +58,14 @@ pub struct Tried {
     /// The minimum; 0 where each member is useful by itself.
     pub must: u32,
     /// Counts of the devices asked for, by resource.
-    pub devices: Vec<Stock>,
+    pub devices: Vec<DeviceCounts>,
     /// Why its nodes take no more members, with the number of nodes for each reason, most first.
     pub reasons: Vec<(String, usize)>,
 }
 
 /// Counts of a resource's devices in one domain.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Stock {
+pub struct DeviceCounts {
     /// `GPUs` or the resource's name.
     pub resource: String,
     /// Free now.
@@ -95,13 +95,13 @@ pub(super) fn widest(bounds: Bounds) -> Scope {
     }
 }
 
-impl Explanation {
+impl Diagnosis {
     pub(super) fn of(views: &Views<'_, '_>) -> Self {
         let demand = views.demand;
         let counts = demand.first(demand.most);
-        let mut levels: Vec<Tried> = Vec::new();
+        let mut levels: Vec<LevelDiagnosis> = Vec::new();
         for scope in scopes(views.now, widest(views.bounds)) {
-            levels.extend(Tried::of(views, scope, &counts));
+            levels.extend(LevelDiagnosis::of(views, scope, &counts));
         }
         // Each shape by itself: what does not fit so can never fit. With rules among members a choice on the empty
         // cluster decides.
@@ -116,7 +116,7 @@ impl Explanation {
     }
 }
 
-impl Tried {
+impl LevelDiagnosis {
     fn of(views: &Views<'_, '_>, scope: Scope, counts: &Counts) -> Option<Self> {
         let survey = views.now;
         let slots = counts.len();
@@ -169,7 +169,7 @@ impl Tried {
     }
 }
 
-impl Tried {
+impl LevelDiagnosis {
     /// The number of members that `asked` is for, if that is not all of them.
     pub fn asked_for(&self) -> &'static str {
         match self.must {
@@ -240,7 +240,7 @@ fn unit_of(devices: u32, unit: &str) -> &str {
     }
 }
 
-fn stock(survey: &Survey<'_>, place: Place, counts: &Counts) -> Vec<Stock> {
+fn stock(survey: &Survey<'_>, place: Place, counts: &Counts) -> Vec<DeviceCounts> {
     let mut resources: BTreeMap<&str, u64> = BTreeMap::new();
     for (shape, count) in survey.shapes.iter().zip(counts) {
         for ask in &shape.request.asks {
@@ -253,7 +253,7 @@ fn stock(survey: &Survey<'_>, place: Place, counts: &Counts) -> Vec<Stock> {
         let pools = nodes
             .iter()
             .filter_map(|node| survey.class(*node)?.pool(resource));
-        let mut stock = Stock {
+        let mut stock = DeviceCounts {
             resource: unit(resource).to_owned(),
             free: 0,
             healthy: 0,
@@ -289,7 +289,7 @@ pub(super) fn refused(views: &Views<'_, '_>, wanted: &PlanRequest) -> Refusal {
             hopeless: true,
         };
     }
-    let explanation = Explanation::of(views);
+    let explanation = Diagnosis::of(views);
     let all = members(survey, &demand.first(demand.most));
     // Surplus members come one by one: with no minimum left, not a single one fits.
     let (who, verb, together) = match demand.must {
@@ -566,7 +566,7 @@ fn cause_text(found: &[PlaceCauses], unit: &str, counted: bool) -> Option<String
     }
 }
 
-impl fmt::Display for Explanation {
+impl fmt::Display for Diagnosis {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (number, level) in self.levels.iter().rev().enumerate() {
             if number > 0 {
@@ -578,7 +578,7 @@ impl fmt::Display for Explanation {
     }
 }
 
-impl fmt::Display for Tried {
+impl fmt::Display for LevelDiagnosis {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if &*self.level == "cluster" {
             f.write_str("cluster: ")?;

@@ -17,7 +17,7 @@ use self::world::{World, gang, level, sibling, terms};
 use super::*;
 use crate::devices::DeviceSet;
 use crate::fixtures::bridged;
-use crate::input::{Barred, Shape};
+use crate::input::{PlacementRules, Shape};
 
 const ALL: &str = "0,1,2,3,4,5,6,7";
 
@@ -281,10 +281,10 @@ fn forbidden_and_unoffered_nodes_are_left_out() {
     let eight = world.shape(8);
     let mut wanted = gang(&[(1, eight)]);
     wanted.without = vec!["a".into(), "b".into()];
-    let barred = |_: &Shape| Barred {
+    let barred = |_: &Shape| PlacementRules {
         nodes: vec![NodeIx(2)],
         only: Some((2..5).map(NodeIx).collect()),
-        ..Barred::default()
+        ..PlacementRules::default()
     };
     let placement = world.with_barred(&barred, |input| plan(input, &wanted)).unwrap();
     assert_eq!(placement.places[0].node.as_str(), "d");

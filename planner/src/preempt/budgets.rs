@@ -7,7 +7,7 @@ use std::sync::Arc;
 use gantry_gang::protocol::PlanRequest;
 
 use super::whatif::WhatIf;
-use super::{Budget, Occupant, Tries, spare};
+use super::{Budget, SpareBudget, VictimCandidate, spare};
 use crate::plan::{fits, plan};
 
 /// Most turns of one search. Each costs a few plans, which cost more the more nodes there are.
@@ -21,29 +21,29 @@ const LOOKS: usize = 16_384;
 pub(super) struct Sets<'s, 't, 'a> {
     pub(super) cluster: &'s WhatIf<'t, 'a>,
     pub(super) wanted: &'s PlanRequest,
-    pub(super) tries: Tries,
+    pub(super) tries: SpareBudget,
 }
 
 impl Sets<'_, '_, '_> {
     /// Whether the gang fits without some units.
-    pub(super) fn room(&self, victims: &[&Occupant]) -> bool {
+    pub(super) fn room(&self, victims: &[&VictimCandidate]) -> bool {
         self.cluster.without(victims, |input| fits(input, self.wanted))
     }
 
     /// Units on nodes where the gang would go without them.
-    pub(super) fn near<'o>(&self, victims: &[&'o Occupant]) -> Option<Vec<&'o Occupant>> {
+    pub(super) fn near<'o>(&self, victims: &[&'o VictimCandidate]) -> Option<Vec<&'o VictimCandidate>> {
         let used: BTreeSet<_> = self.cluster.without(victims, |input| {
             let placement = plan(input, self.wanted).ok()?;
             let nodes = placement.places.iter().map(|place| place.node.as_str());
             Some(nodes.filter_map(|node| input.snapshot.find(node)).collect())
         })?;
-        let touched = |unit: &&Occupant| unit.pods.iter().any(|pod| used.contains(&pod.node));
+        let touched = |unit: &&VictimCandidate| unit.pods.iter().any(|pod| used.contains(&pod.node));
         Some(victims.iter().copied().filter(touched).collect())
     }
 
     /// Sets that make room within the budgets, the most preferred first. One set of all units if the budgets allow
     /// that.
-    pub(super) fn within<'o>(&self, units: &[&'o Occupant]) -> Vec<Vec<&'o Occupant>> {
+    pub(super) fn within<'o>(&self, units: &[&'o VictimCandidate]) -> Vec<Vec<&'o VictimCandidate>> {
         if !self.room(units) {
             return Vec::new();
         }
@@ -62,14 +62,14 @@ impl Sets<'_, '_, '_> {
 
     /// Units that make room within the budgets. If the units of a plan exceed one, one of those that count against it
     /// has to stay; each is tried.
-    fn search<'o>(&self, units: &[&'o Occupant]) -> Option<Vec<&'o Occupant>> {
+    fn search<'o>(&self, units: &[&'o VictimCandidate]) -> Option<Vec<&'o VictimCandidate>> {
         let mut open = vec![BTreeSet::new(), crowded(units)];
         let mut seen = BTreeSet::new();
         let turns = LOOKS / self.cluster.nodes().max(1);
         for _ in 0..turns.clamp(FEWEST_TURNS, MOST_TURNS) {
             let staying = open.pop()?;
             let numbered = units.iter().enumerate();
-            let going: Vec<&Occupant> = numbered
+            let going: Vec<&VictimCandidate> = numbered
                 .filter(|(number, _)| !staying.contains(number))
                 .map(|(_, unit)| *unit)
                 .collect();
@@ -81,7 +81,7 @@ impl Sets<'_, '_, '_> {
             let Some(budget) = exceeded(&taken) else {
                 return Some(taken);
             };
-            let counted = |unit: &&Occupant| unit.budgets.iter().any(|of| of.name == budget);
+            let counted = |unit: &&VictimCandidate| unit.budgets.iter().any(|of| of.name == budget);
             for (number, unit) in units.iter().enumerate() {
                 let taken = taken.iter().any(|taken| std::ptr::eq(*taken, *unit));
                 if taken && counted(unit) {
@@ -97,8 +97,8 @@ impl Sets<'_, '_, '_> {
     }
 
     /// Without units that count against a budget and need not go.
-    fn spare_counted<'o>(&self, units: &[&'o Occupant]) -> Vec<&'o Occupant> {
-        let (mut counted, rest): (Vec<&Occupant>, Vec<&Occupant>) =
+    fn spare_counted<'o>(&self, units: &[&'o VictimCandidate]) -> Vec<&'o VictimCandidate> {
+        let (mut counted, rest): (Vec<&VictimCandidate>, Vec<&VictimCandidate>) =
             units.iter().copied().partition(|unit| !unit.budgets.is_empty());
         counted.sort_by(|a, b| b.cost().cmp(&a.cost()).then_with(|| b.name().cmp(&a.name())));
         let kept = spare(&counted, &|kept| self.room(&[&rest, kept].concat()), &self.tries);
@@ -107,8 +107,8 @@ impl Sets<'_, '_, '_> {
 }
 
 /// As many units as the budgets allow together, those first that come `before` others.
-fn allowed<'o>(units: &[&'o Occupant], before: &[&Occupant]) -> Vec<&'o Occupant> {
-    let goes_before = |unit: &Occupant| before.iter().any(|one| std::ptr::eq(*one, unit));
+fn allowed<'o>(units: &[&'o VictimCandidate], before: &[&VictimCandidate]) -> Vec<&'o VictimCandidate> {
+    let goes_before = |unit: &VictimCandidate| before.iter().any(|one| std::ptr::eq(*one, unit));
     let numbered = units.iter().enumerate();
     let (mut order, rest): (Vec<_>, Vec<_>) = numbered.partition(|(_, unit)| goes_before(unit));
     order.extend(rest);
@@ -131,7 +131,7 @@ fn allowed<'o>(units: &[&'o Occupant], before: &[&Occupant]) -> Vec<&'o Occupant
 }
 
 /// A budget that does not allow all of them together.
-fn exceeded(units: &[&Occupant]) -> Option<Arc<str>> {
+fn exceeded(units: &[&VictimCandidate]) -> Option<Arc<str>> {
     let mut used: BTreeMap<&Arc<str>, u32> = BTreeMap::new();
     let mut budgets = units.iter().flat_map(|unit| &unit.budgets);
     let beyond = budgets.find(|budget| {
@@ -143,7 +143,7 @@ fn exceeded(units: &[&Occupant]) -> Option<Arc<str>> {
 }
 
 /// Units that count against a budget on nodes where it does not allow all to go: such a node cannot be emptied.
-fn crowded(units: &[&Occupant]) -> BTreeSet<usize> {
+fn crowded(units: &[&VictimCandidate]) -> BTreeSet<usize> {
     let mut there: BTreeMap<_, u32> = BTreeMap::new();
     let each = || {
         units.iter().enumerate().flat_map(|(number, unit)| {

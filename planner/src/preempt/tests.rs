@@ -9,13 +9,13 @@ use crate::fixtures::GPU;
 use crate::plan::tests::world::{World, gang, level, line};
 
 /// Who is on some GPUs of some nodes.
-fn unit(name: &str, priority: i32, on: &[(u32, &str)], world: &World) -> Occupant {
+fn unit(name: &str, priority: i32, on: &[(u32, &str)], world: &World) -> VictimCandidate {
     let pod = |(number, (node, gpus)): (usize, &(u32, &str))| {
         let at = world.snapshot.names.name(NodeIx(*node)).unwrap();
         let ids = gpus
             .split(',')
             .map(|gpu| format!("GPU-{at}-{gpu}").as_str().into());
-        OccupantPod {
+        CandidatePod {
             uid: format!("{name}-{number}").as_str().into(),
             node: NodeIx(*node),
             devices: vec![(GPU.into(), ids.collect())],
@@ -25,7 +25,7 @@ fn unit(name: &str, priority: i32, on: &[(u32, &str)], world: &World) -> Occupan
             },
         }
     };
-    Occupant {
+    VictimCandidate {
         pods: on.iter().enumerate().map(pod).collect(),
         priority,
         since: 0,
@@ -34,8 +34,8 @@ fn unit(name: &str, priority: i32, on: &[(u32, &str)], world: &World) -> Occupan
     }
 }
 
-fn victims(world: &World, wanted: &PlanRequest, occupants: &[Occupant]) -> Option<Vec<String>> {
-    let placement = world.with(|input| preempt(input, wanted, occupants))?;
+fn victims(world: &World, wanted: &PlanRequest, candidates: &[VictimCandidate]) -> Option<Vec<String>> {
+    let placement = world.with(|input| preempt(input, wanted, candidates))?;
     Some(
         placement
             .victims
@@ -62,23 +62,23 @@ const ALL: &str = "0,1,2,3,4,5,6,7";
 #[test]
 fn the_lowest_priority_goes_and_nobody_of_equal_priority() {
     let (world, wanted) = full("abc", 1);
-    let occupants = [
+    let candidates = [
         unit("high", 5, &[(0, ALL)], &world),
         unit("low", 1, &[(1, ALL)], &world),
         unit("equal", 10, &[(2, ALL)], &world),
     ];
-    assert_eq!(victims(&world, &wanted, &occupants).unwrap(), ["low-0"]);
-    assert_eq!(victims(&world, &wanted, &occupants[2..]), None);
+    assert_eq!(victims(&world, &wanted, &candidates).unwrap(), ["low-0"]);
+    assert_eq!(victims(&world, &wanted, &candidates[2..]), None);
 }
 
 #[test]
 fn victim_gang_ends_as_a_whole_and_its_devices_are_used() {
     let (world, wanted) = full("abc", 2);
-    let occupants = [
+    let candidates = [
         unit("gang", 1, &[(0, ALL), (1, ALL), (2, "0")], &world),
         unit("pod", 5, &[(2, "1,2,3,4,5,6,7")], &world),
     ];
-    let placement = world.with(|input| preempt(input, &wanted, &occupants)).unwrap();
+    let placement = world.with(|input| preempt(input, &wanted, &candidates)).unwrap();
     assert_eq!(
         placement.victims.iter().map(PodUid::as_str).collect::<Vec<_>>(),
         ["gang-0", "gang-1", "gang-2"]
@@ -89,25 +89,25 @@ fn victim_gang_ends_as_a_whole_and_its_devices_are_used() {
 #[test]
 fn one_gang_goes_rather_than_many_pods() {
     let (world, wanted) = full("ab", 1);
-    let mut occupants: Vec<Occupant> = (0..8)
+    let mut candidates: Vec<VictimCandidate> = (0..8)
         .map(|gpu| unit(&format!("pod{gpu}"), 1, &[(0, &gpu.to_string())], &world))
         .collect();
-    occupants.push(unit("large", 1, &[(1, ALL)], &world));
-    assert_eq!(victims(&world, &wanted, &occupants).unwrap(), ["large-0"]);
+    candidates.push(unit("large", 1, &[(1, ALL)], &world));
+    assert_eq!(victims(&world, &wanted, &candidates).unwrap(), ["large-0"]);
 }
 
 #[test]
 fn of_equals_the_checkpointed_goes_then_the_youngest() {
     let (world, wanted) = full("abc", 1);
-    let mut occupants: Vec<Occupant> = ["a", "b", "c"]
+    let mut candidates: Vec<VictimCandidate> = ["a", "b", "c"]
         .iter()
         .zip(0..)
         .map(|(name, node)| unit(name, 1, &[(node, ALL)], &world))
         .collect();
-    occupants[2].since = 100;
-    assert_eq!(victims(&world, &wanted, &occupants).unwrap(), ["c-0"]);
-    occupants[1].checkpointed = true;
-    assert_eq!(victims(&world, &wanted, &occupants).unwrap(), ["b-0"]);
+    candidates[2].since = 100;
+    assert_eq!(victims(&world, &wanted, &candidates).unwrap(), ["c-0"]);
+    candidates[1].checkpointed = true;
+    assert_eq!(victims(&world, &wanted, &candidates).unwrap(), ["b-0"]);
 }
 
 #[test]
@@ -115,16 +115,16 @@ fn a_small_pod_goes_rather_than_a_younger_gang_that_is_large() {
     let (mut world, mut wanted) = full("ab", 1);
     let two = world.shape(2);
     wanted.members = gang(&[(1, two)]).members;
-    let large = Occupant {
+    let large = VictimCandidate {
         since: 100,
         ..unit("large", 1, &[(1, ALL)], &world)
     };
-    let occupants = [
+    let candidates = [
         unit("important", 20, &[(0, "0,1,2,3,4,5")], &world),
         unit("small", 1, &[(0, "6,7")], &world),
         large,
     ];
-    assert_eq!(victims(&world, &wanted, &occupants).unwrap(), ["small-0"]);
+    assert_eq!(victims(&world, &wanted, &candidates).unwrap(), ["small-0"]);
 }
 
 #[test]
@@ -137,35 +137,35 @@ fn budgets_are_kept() {
             pods: 1,
         }]
     };
-    let mut occupants: Vec<Occupant> = ["a", "b", "c"]
+    let mut candidates: Vec<VictimCandidate> = ["a", "b", "c"]
         .iter()
         .zip(0..)
         .map(|(name, node)| unit(name, 1, &[(node, ALL)], &world))
         .collect();
-    occupants[0].budgets = budget(1);
-    occupants[1].budgets = budget(1);
-    let gone = victims(&world, &wanted, &occupants).unwrap();
+    candidates[0].budgets = budget(1);
+    candidates[1].budgets = budget(1);
+    let gone = victims(&world, &wanted, &candidates).unwrap();
     assert_eq!(gone.len(), 2);
     assert!(gone.contains(&"c-0".to_owned()));
-    occupants[2].budgets = budget(1);
-    assert_eq!(victims(&world, &wanted, &occupants), None);
+    candidates[2].budgets = budget(1);
+    assert_eq!(victims(&world, &wanted, &candidates), None);
 }
 
 #[test]
 fn a_budget_is_kept_for_whoever_makes_room() {
     let (mut world, wanted) = full("a", 1);
     world.node("z/r", "b", "1,2,3,4,5,6,7");
-    let one = |name: &str, on: &[(u32, &str)], since: i64| Occupant {
+    let one = |name: &str, on: &[(u32, &str)], since: i64| VictimCandidate {
         since,
         budgets: replica(),
         ..unit(name, 1, on, &world)
     };
-    let occupants = [
+    let candidates = [
         one("beside-others", &[(0, "0")], 100),
         unit("important", 20, &[(0, "1,2,3,4,5,6,7")], &world),
         one("alone", &[(1, "0")], 0),
     ];
-    assert_eq!(victims(&world, &wanted, &occupants).unwrap(), ["alone-0"]);
+    assert_eq!(victims(&world, &wanted, &candidates).unwrap(), ["alone-0"]);
 }
 
 /// A pod that counts against a budget that allows one to go.
@@ -182,11 +182,11 @@ fn node_within_the_budget_is_found_among_many() {
     let nodes: String = ('a'..='z').collect();
     let (world, wanted) = full(&nodes, 1);
     // Two on each node, but one on the last.
-    let occupants: Vec<Occupant> = (0..26)
+    let candidates: Vec<VictimCandidate> = (0..26)
         .flat_map(|node| [(node, "0,1,2,3"), (node, "4,5,6,7")])
         .map(|(node, gpus)| {
             let plain = node == 25 && gpus.starts_with('4');
-            Occupant {
+            VictimCandidate {
                 since: i64::from(26 - node),
                 budgets: if plain { Vec::new() } else { replica() },
                 ..unit(&format!("n{node}-{gpus}"), 1, &[(node, gpus)], &world)
@@ -194,7 +194,7 @@ fn node_within_the_budget_is_found_among_many() {
         })
         .collect();
     assert_eq!(
-        victims(&world, &wanted, &occupants).unwrap(),
+        victims(&world, &wanted, &candidates).unwrap(),
         ["n25-0,1,2,3-0", "n25-4,5,6,7-0"]
     );
 }
@@ -202,17 +202,17 @@ fn node_within_the_budget_is_found_among_many() {
 #[test]
 fn so_many_tries_are_made_to_spare_somebody_and_no_more() {
     let (world, _) = full("ab", 1);
-    let units: Vec<Occupant> = (0..100)
+    let units: Vec<VictimCandidate> = (0..100)
         .map(|number| unit(&format!("u{number}"), 0, &[(0, "0")], &world))
         .collect();
-    let units: Vec<&Occupant> = units.iter().collect();
+    let units: Vec<&VictimCandidate> = units.iter().collect();
     for (tries, looks) in [(1000, 106), (40, 40)] {
         let looked = Cell::new(0);
-        let needed = |victims: &[&Occupant]| {
+        let needed = |victims: &[&VictimCandidate]| {
             looked.set(looked.get() + 1);
             victims.len() == units.len()
         };
-        assert_eq!(spare(&units, &needed, &Tries::new(tries)).len(), 100);
+        assert_eq!(spare(&units, &needed, &SpareBudget::new(tries)).len(), 100);
         assert_eq!(looked.get(), looks);
     }
 }
@@ -223,22 +223,22 @@ fn sick_gpus_do_not_come_back() {
     let classes = Arc::make_mut(&mut world.snapshot.classes);
     if let crate::snapshot::Standing::Ours(class) = Arc::make_mut(&mut classes[0]) {
         class.pools[0].unhealthy = 1;
-        class.pools[0].sick = vec![crate::inventory::Sick {
+        class.pools[0].faults = vec![crate::inventory::GpuFault {
             gpu: 3,
             reason: "Xid 79".into(),
         }];
     }
-    let occupants = [unit("pod", 1, &[(0, ALL)], &world)];
-    assert_eq!(victims(&world, &wanted, &occupants), None);
+    let candidates = [unit("pod", 1, &[(0, ALL)], &world)];
+    assert_eq!(victims(&world, &wanted, &candidates), None);
 }
 
 #[test]
 fn nobody_goes_where_there_is_room() {
     let (mut world, wanted) = full("a", 1);
     world.node("z/r", "b", ALL);
-    let occupants = [unit("pod", 1, &[(0, ALL)], &world)];
+    let candidates = [unit("pod", 1, &[(0, ALL)], &world)];
     assert_eq!(
-        victims(&world, &wanted, &occupants).unwrap(),
+        victims(&world, &wanted, &candidates).unwrap(),
         Vec::<String>::new()
     );
 }
@@ -271,7 +271,7 @@ prop_compose! {
 }
 
 impl Case {
-    fn build(&self) -> (World, PlanRequest, Vec<Occupant>) {
+    fn build(&self) -> (World, PlanRequest, Vec<VictimCandidate>) {
         let mut world = World::new();
         let mut taken = vec![DeviceSet::EMPTY; self.racks.len()];
         let mut units: std::collections::BTreeMap<usize, (i32, Vec<(u32, String)>)> =
@@ -297,7 +297,7 @@ impl Case {
         if self.required {
             level(&mut wanted, "rack", true);
         }
-        let occupants = units
+        let candidates = units
             .iter()
             .map(|(number, (priority, on))| {
                 let on: Vec<(u32, &str)> = on.iter().map(|(node, gpus)| (*node, gpus.as_str())).collect();
@@ -307,7 +307,7 @@ impl Case {
                     (other, "ml/other", self.allowed.1),
                 ];
                 let covering = budgets.into_iter().filter(|(covered, ..)| *covered);
-                Occupant {
+                VictimCandidate {
                     budgets: covering
                         .map(|(_, name, allowed)| Budget {
                             name: name.into(),
@@ -319,17 +319,17 @@ impl Case {
                 }
             })
             .collect();
-        (world, wanted, occupants)
+        (world, wanted, candidates)
     }
 }
 
 /// Whether the gang fits without some of the units.
-fn without(world: &World, wanted: &PlanRequest, victims: &[&Occupant]) -> bool {
+fn without(world: &World, wanted: &PlanRequest, victims: &[&VictimCandidate]) -> bool {
     world.with(|input| WhatIf::new(input, victims).without(victims, |input| fits(input, wanted)))
 }
 
 /// Whether the budgets allow that all of them are stopped.
-fn is_allowed(victims: &[&Occupant]) -> bool {
+fn is_allowed(victims: &[&VictimCandidate]) -> bool {
     let budgets = || victims.iter().flat_map(|unit| &unit.budgets);
     budgets().all(|budget| {
         let same = budgets().filter(|other| other.name == budget.name);
@@ -343,28 +343,28 @@ proptest! {
     /// Every set of units is the oracle.
     #[test]
     fn victims_exist_if_and_only_if_they_help_and_none_is_spare(case in case()) {
-        let (world, wanted, occupants) = case.build();
-        let lower: Vec<&Occupant> = occupants.iter().filter(|unit| unit.priority < wanted.priority).collect();
-        let ways: Vec<Vec<&Occupant>> = (0u32..1 << lower.len())
+        let (world, wanted, candidates) = case.build();
+        let lower: Vec<&VictimCandidate> = candidates.iter().filter(|unit| unit.priority < wanted.priority).collect();
+        let ways: Vec<Vec<&VictimCandidate>> = (0u32..1 << lower.len())
             .map(|set| (0..lower.len()).filter(|at| set >> at & 1 == 1).map(|at| lower[at]).collect())
-            .filter(|victims: &Vec<&Occupant>| is_allowed(victims) && without(&world, &wanted, victims))
+            .filter(|victims: &Vec<&VictimCandidate>| is_allowed(victims) && without(&world, &wanted, victims))
             .collect();
-        let found = world.with(|input| preempt(input, &wanted, &occupants));
+        let found = world.with(|input| preempt(input, &wanted, &candidates));
         prop_assert_eq!(found.is_some(), !ways.is_empty());
         let Some(placement) = found else { return Ok(()) };
         let gone: BTreeSet<&str> = placement.victims.iter().map(PodUid::as_str).collect();
-        let victims: Vec<&Occupant> = occupants.iter().filter(|unit| unit.pods.iter().any(|pod| gone.contains(pod.uid.as_str()))).collect();
+        let victims: Vec<&VictimCandidate> = candidates.iter().filter(|unit| unit.pods.iter().any(|pod| gone.contains(pod.uid.as_str()))).collect();
         prop_assert_eq!(victims.iter().map(|victim| victim.pods.len()).sum::<usize>(), gone.len(), "whole units");
         prop_assert!(is_allowed(&victims), "within the budgets");
         for spared in &victims {
-            let fewer: Vec<&Occupant> = victims.iter().copied().filter(|victim| victim != spared).collect();
+            let fewer: Vec<&VictimCandidate> = victims.iter().copied().filter(|victim| victim != spared).collect();
             prop_assert!(!without(&world, &wanted, &fewer), "one could be left out");
         }
-        let worst = |victims: &[&Occupant]| victims.iter().map(|victim| victim.priority).max();
+        let worst = |victims: &[&VictimCandidate]| victims.iter().map(|victim| victim.priority).max();
         prop_assert_eq!(worst(&victims), ways.iter().map(|way| worst(way)).min().flatten(), "the lowest priority that will do");
         // The devices are free or the victims', and nobody's twice.
         let mut seen = BTreeSet::new();
-        let others = occupants.iter().filter(|unit| !victims.contains(unit));
+        let others = candidates.iter().filter(|unit| !victims.contains(unit));
         let held: BTreeSet<_> = others.flat_map(|unit| &unit.pods).flat_map(|pod| &pod.devices[0].1).collect();
         for id in placement.places.iter().flat_map(|place| &place.devices[0].1) {
             prop_assert!(seen.insert(id) && !held.contains(id));

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashMap};
 
 use gantry_api::PodUid;
 
-use super::{Occupant, OccupantPod};
+use super::{CandidatePod, VictimCandidate};
 use crate::devices::DeviceSet;
 use crate::input::{Exact, PlanInput};
 use crate::shape::Shape;
@@ -18,9 +18,9 @@ pub(super) struct WhatIf<'t, 'a> {
 }
 
 impl<'t, 'a> WhatIf<'t, 'a> {
-    pub(super) fn new(input: &'t PlanInput<'a>, occupants: &[&Occupant]) -> Self {
+    pub(super) fn new(input: &'t PlanInput<'a>, candidates: &[&VictimCandidate]) -> Self {
         let mut exact = HashMap::new();
-        let pods = occupants.iter().flat_map(|occupant| &occupant.pods);
+        let pods = candidates.iter().flat_map(|candidate| &candidate.pods);
         for pod in pods.filter(|pod| !pod.devices.is_empty()) {
             if !exact.contains_key(&pod.node)
                 && let Some(node) = (input.exact)(pod.node)
@@ -37,7 +37,11 @@ impl<'t, 'a> WhatIf<'t, 'a> {
     }
 
     /// The result of a search without some units.
-    pub(super) fn without<T>(&self, victims: &[&Occupant], then: impl FnOnce(&PlanInput<'_>) -> T) -> T {
+    pub(super) fn without<T>(
+        &self,
+        victims: &[&VictimCandidate],
+        then: impl FnOnce(&PlanInput<'_>) -> T,
+    ) -> T {
         let mut rooms = self.input.rooms.to_vec();
         let mut changed: BTreeMap<NodeIx, Exact<'a>> = BTreeMap::new();
         for pod in victims.iter().flat_map(|victim| &victim.pods) {
@@ -69,7 +73,7 @@ impl<'t, 'a> WhatIf<'t, 'a> {
 }
 
 /// Returns a pod's devices; those of an unhealthy GPU stay unavailable.
-fn give_back(exact: &mut Exact<'_>, pod: &OccupantPod) {
+fn give_back(exact: &mut Exact<'_>, pod: &CandidatePod) {
     for (resource, ids) in &pod.devices {
         let Some(index) = exact
             .class
@@ -95,5 +99,5 @@ fn is_sick(pool: &Pool, device: usize) -> bool {
         Shape::Whole => u8::try_from(device).ok(),
         Shape::Parts(parts) => parts.spots().get(device).map(|spot| spot.gpu),
     };
-    pool.sick.iter().any(|sick| Some(sick.gpu) == gpu)
+    pool.faults.iter().any(|fault| Some(fault.gpu) == gpu)
 }

@@ -11,11 +11,11 @@ use super::{Class, NodeIx};
 use crate::request::Request;
 
 /// The text for a pod that is refused because of it. It does not name the nominated pod, because that changes.
-pub const PROMISED: &str = "node(s) where room is made for a pod of higher priority";
+pub const NOMINATED: &str = "node(s) where room is made for a pod of higher priority";
 
 /// The request of one nominated pod.
 #[derive(Debug, Clone)]
-pub struct Promise {
+pub struct NominatedRequest {
     /// Where.
     pub node: NodeIx,
     /// The pod's priority. Pods of the same or a higher one are not kept off.
@@ -26,12 +26,12 @@ pub struct Promise {
 
 /// Requests of nominated pods by node: a call looks at each of its nodes.
 #[derive(Debug, Clone)]
-pub struct Promised(HashMap<NodeIx, Vec<Promise>>);
+pub struct NominatedRequests(HashMap<NodeIx, Vec<NominatedRequest>>);
 
-impl Promised {
+impl NominatedRequests {
     /// `None` without any.
-    pub fn new(promises: Vec<Promise>) -> Option<Arc<Self>> {
-        let mut by_node: HashMap<NodeIx, Vec<Promise>> = HashMap::new();
+    pub fn new(promises: Vec<NominatedRequest>) -> Option<Arc<Self>> {
+        let mut by_node: HashMap<NodeIx, Vec<NominatedRequest>> = HashMap::new();
         for promise in promises {
             by_node.entry(promise.node).or_default().push(promise);
         }
@@ -51,7 +51,7 @@ impl Promised {
     }
 }
 
-fn to_higher(here: &[Promise], priority: i32, resource: &ResourceName) -> usize {
+fn to_higher(here: &[NominatedRequest], priority: i32, resource: &ResourceName) -> usize {
     let higher = here.iter().filter(|promise| promise.priority > priority);
     let asks = higher.flat_map(|promise| &promise.request.asks);
     asks.filter(|ask| ask.resource == *resource)

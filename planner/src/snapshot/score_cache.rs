@@ -10,7 +10,7 @@ const KEPT: usize = 8;
 
 /// What a score depends on other than the class, for a pod with one container and one resource.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Question {
+pub struct ScoreKey {
     /// Number of the pool.
     pub pool: usize,
     /// Devices asked for.
@@ -21,11 +21,11 @@ pub struct Question {
 
 /// Scores of one class. Not part of the equality of classes.
 #[derive(Debug, Default)]
-pub struct Remembered(Mutex<Vec<(Question, Option<Score>)>>);
+pub struct ScoreCache(Mutex<Vec<(ScoreKey, Option<Score>)>>);
 
-impl Remembered {
+impl ScoreCache {
     /// The cached score of a question, worked out the first time.
-    pub fn get_or(&self, question: Question, work_out: impl FnOnce() -> Option<Score>) -> Option<Score> {
+    pub fn get_or(&self, question: ScoreKey, work_out: impl FnOnce() -> Option<Score>) -> Option<Score> {
         let known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((_, score)) = known.iter().find(|(asked, _)| *asked == question) {
             return *score;
@@ -40,22 +40,22 @@ impl Remembered {
     }
 }
 
-impl Clone for Remembered {
+impl Clone for ScoreCache {
     /// A clone may become another class, so it starts empty.
     fn clone(&self) -> Self {
         Self::default()
     }
 }
 
-impl PartialEq for Remembered {
+impl PartialEq for ScoreCache {
     fn eq(&self, _: &Self) -> bool {
         true
     }
 }
 
-impl Eq for Remembered {}
+impl Eq for ScoreCache {}
 
-impl Hash for Remembered {
+impl Hash for ScoreCache {
     fn hash<H: Hasher>(&self, _: &mut H) {}
 }
 
@@ -65,8 +65,8 @@ mod tests {
 
     #[test]
     fn a_question_is_worked_out_once_and_no_other_is_taken_for_it() {
-        let remembered = Remembered::default();
-        let question = Question {
+        let remembered = ScoreCache::default();
+        let question = ScoreKey {
             pool: 0,
             devices: 2,
             policy: Policy::Pack,
@@ -77,12 +77,12 @@ mod tests {
             None
         );
         for other in [
-            Question { pool: 1, ..question },
-            Question {
+            ScoreKey { pool: 1, ..question },
+            ScoreKey {
                 devices: 3,
                 ..question
             },
-            Question {
+            ScoreKey {
                 policy: Policy::Spread,
                 ..question
             },

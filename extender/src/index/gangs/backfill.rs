@@ -10,13 +10,13 @@ use gantry_planner::plan;
 
 use crate::index::Index;
 use crate::index::node_table::Renumbering;
-use crate::snapshot::{KeptNodes, Standing};
+use crate::snapshot::{BackfillReservation, Standing};
 
 /// The first gang of the queue, and the nodes kept free for it.
 #[derive(Debug, Default)]
 pub(super) struct Backfill {
     head: Option<Head>,
-    kept: Option<Arc<KeptNodes>>,
+    kept: Option<Arc<BackfillReservation>>,
     /// Time to check again.
     due: bool,
 }
@@ -62,13 +62,13 @@ impl Index {
     }
 
     /// The backfill reservation for decisions about single pods: while a deadlock is resolved, that of the gang to be completed.
-    pub(in crate::index) fn kept(&self) -> Option<Arc<KeptNodes>> {
+    pub(in crate::index) fn kept(&self) -> Option<Arc<BackfillReservation>> {
         let deadlock = self.gangs.deadlock.reservation();
         deadlock.or(self.gangs.backfill.kept.as_ref()).cloned()
     }
 
     /// The backfill reservation that excludes a gang. A degraded gang is ahead of all pending ones, so only the one of a deadlock excludes it.
-    pub(super) fn kept_from(&self, wanted: &PlanRequest) -> Option<&KeptNodes> {
+    pub(super) fn kept_from(&self, wanted: &PlanRequest) -> Option<&BackfillReservation> {
         let deadlock = self.gangs.deadlock.reservation().map(|kept| &**kept);
         let kept = match deadlock {
             Some(_) => deadlock,
@@ -135,7 +135,7 @@ impl Index {
         if nodes.is_empty() {
             return;
         }
-        let kept = KeptNodes::new(Arc::clone(&head.gang), wanted.priority, nodes);
+        let kept = BackfillReservation::new(Arc::clone(&head.gang), wanted.priority, nodes);
         tracing::info!(gang = %kept.gang, nodes = kept.nodes().count(), "nodes kept free for the first gang of the queue");
         self.gangs.backfill.kept = Some(Arc::new(kept));
         self.changed = true;
@@ -148,7 +148,7 @@ impl Index {
         }
     }
 
-    pub(super) fn open(&mut self, kept: &KeptNodes) {
+    pub(super) fn open(&mut self, kept: &BackfillReservation) {
         for node in kept.nodes() {
             self.unschedulable.gained(node);
         }

@@ -7,12 +7,12 @@ use std::time::{Duration, Instant};
 
 use gantry_gang::GangKey;
 use gantry_gang::protocol::{Blocker, DeadlockedGang, GangEvent, Placement, PlanRequest, View};
-use gantry_planner::preempt::{Budget, Occupant, make_way};
+use gantry_planner::preempt::{Budget, VictimCandidate, plan_without_fewest};
 
 use super::reclaim::{OVERDUE, SearchBudget};
 use crate::index::Index;
 use crate::index::node_table::Renumbering;
-use crate::snapshot::KeptNodes;
+use crate::snapshot::BackfillReservation;
 
 /// The resolution of deadlocks, one at a time.
 #[derive(Debug, Default)]
@@ -24,7 +24,7 @@ pub(super) struct Deadlock {
 /// Nodes kept for a gang that others yield to.
 #[derive(Debug)]
 struct Resolution {
-    kept: Arc<KeptNodes>,
+    kept: Arc<BackfillReservation>,
     /// The gangs that yield.
     by: Vec<Arc<GangKey>>,
     /// The end of the reservation.
@@ -33,7 +33,7 @@ struct Resolution {
 
 impl Deadlock {
     /// Nodes kept for the gang that others yield to.
-    pub(super) fn reservation(&self) -> Option<&Arc<KeptNodes>> {
+    pub(super) fn reservation(&self) -> Option<&Arc<BackfillReservation>> {
         self.resolution.as_ref().map(|resolution| &resolution.kept)
     }
 
@@ -53,7 +53,7 @@ impl Deadlock {
 struct Yielding {
     gang: Arc<GangKey>,
     priority: i32,
-    what: Occupant,
+    what: VictimCandidate,
 }
 
 impl Index {
@@ -115,8 +115,9 @@ impl Index {
         others: &[&Yielding],
     ) -> Option<(Vec<Arc<GangKey>>, Placement)> {
         let among = |some: &[&Yielding]| {
-            let units: Vec<&Occupant> = some.iter().map(|other| &other.what).collect();
-            let (go, placement) = self.on_terrain(Some(wanted), |input| make_way(input, wanted, &units))?;
+            let units: Vec<&VictimCandidate> = some.iter().map(|other| &other.what).collect();
+            let (go, placement) =
+                self.on_terrain(Some(wanted), |input| plan_without_fewest(input, wanted, &units))?;
             let go: Vec<_> = go.into_iter().filter_map(|at| some.get(at)).collect();
             let go: Vec<_> = go.into_iter().map(|other| Arc::clone(&other.gang)).collect();
             // A gang that fits as it is gets planned in its turn.
@@ -144,7 +145,7 @@ impl Index {
         }
         let nodes = placement.places.iter();
         let nodes = nodes.filter_map(|place| self.nodes.find(place.node.as_str()));
-        let kept = KeptNodes::new(Arc::clone(&wanted.gang), wanted.priority, nodes);
+        let kept = BackfillReservation::new(Arc::clone(&wanted.gang), wanted.priority, nodes);
         self.gangs.deadlock.resolution = Some(Resolution {
             kept: Arc::new(kept),
             by: go,

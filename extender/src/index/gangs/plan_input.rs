@@ -8,7 +8,7 @@ use std::sync::Arc;
 use gantry_api::PodUid;
 use gantry_gang::GangKey;
 use gantry_gang::protocol::PlanRequest;
-use gantry_planner::input::{Barred, EFFORT, Exact, PlanInput, Shape};
+use gantry_planner::input::{EFFORT, Exact, PlacementRules, PlanInput, Shape};
 
 use crate::decide;
 use crate::devices::DeviceSet;
@@ -29,7 +29,7 @@ impl Offers {
     }
 
     /// Restricts members of a shape to the nodes offered for one, if any were.
-    pub(super) fn narrow(&self, gang: &GangKey, shape: &Shape, barred: &mut Barred) {
+    pub(super) fn narrow(&self, gang: &GangKey, shape: &Shape, barred: &mut PlacementRules) {
         let Some(offered) = self.0.get(gang).and_then(|shapes| shapes.get(shape)) else {
             return;
         };

@@ -18,7 +18,7 @@ use std::sync::Arc;
 
 use gantry_gang::protocol::{Placement, PlanRequest, Refusal};
 use gantry_gang::{GangKey, Terms};
-use gantry_planner::preempt::{self, Occupant};
+use gantry_planner::preempt::{self, VictimCandidate};
 
 use self::budget::VictimWatch;
 use self::supply::{FreeDevices, HeldDevices, ReleasableDevices, least};
@@ -235,10 +235,10 @@ impl Index {
     /// that were terminating when it began to: where pods come and go all the time, others may take what they leave.
     fn waits_for_terminating(&mut self, wanted: &PlanRequest) -> bool {
         let orphaned = self.orphaned_reservations(wanted.priority);
-        let orphaned: Vec<&Occupant> = orphaned.iter().map(|unit| &unit.what).collect();
+        let orphaned: Vec<&VictimCandidate> = orphaned.iter().map(|unit| &unit.what).collect();
         let fits = self.ending(wanted.priority).filter(|(ending, _)| {
             self.on_terrain(Some(wanted), |input| {
-                preempt::beside(input, &orphaned, |input| {
+                preempt::with_released(input, &orphaned, |input| {
                     preempt::fits_without(input, wanted, ending)
                 })
             })
@@ -262,7 +262,7 @@ impl Index {
     /// The placement of a gang for which an earlier process evicted pods, without as few of the terminating pods as possible. Which pods were
     /// evicted for it is not recorded.
     fn resume(&self, wanted: &PlanRequest) -> Option<Placement> {
-        let units: Vec<Occupant> = self.each_ending().collect();
+        let units: Vec<VictimCandidate> = self.each_ending().collect();
         let mut placement = self.on_terrain(Some(wanted), |input| preempt::preempt(input, wanted, &units))?;
         let leaving = std::mem::take(&mut placement.victims).into_iter();
         let leaving = leaving.map(|uid| self.ends_by(&uid).map(|by| (uid, by)));
@@ -273,11 +273,11 @@ impl Index {
     /// The placement of a gang once its victims are gone. Orphaned reservations that it uses are released now.
     fn preempt(&mut self, wanted: &PlanRequest) -> Option<Placement> {
         let units = self.orphaned_reservations(wanted.priority);
-        let orphaned: Vec<&Occupant> = units.iter().map(|unit| &unit.what).collect();
-        let placement = self.among_occupants(wanted, |occupants| {
+        let orphaned: Vec<&VictimCandidate> = units.iter().map(|unit| &unit.what).collect();
+        let placement = self.among_candidates(wanted, |candidates| {
             self.on_terrain(Some(wanted), |input| {
-                preempt::beside(input, &orphaned, |input| {
-                    preempt::preempt(input, wanted, &occupants)
+                preempt::with_released(input, &orphaned, |input| {
+                    preempt::preempt(input, wanted, &candidates)
                 })
             })
         })?;

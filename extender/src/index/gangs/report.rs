@@ -1,12 +1,12 @@
-//! Why a gang is where it is, or why it waits: what was tried at each level of the fabric, what is missing, who is ahead of it, and whose
-//! end would let it fit. For people; nothing is decided or changed here.
+//! Why a gang is where it is, or why it waits: what was tried at each level of the fabric, what is missing, which gangs
+//! are ahead, and which pods would have to end. Read only.
 
 use std::sync::Arc;
 
 use gantry_api::PodUid;
 use gantry_gang::GangKey;
 use gantry_gang::protocol::PlanRequest;
-use gantry_planner::plan::{self, Explanation};
+use gantry_planner::plan::{self, Diagnosis};
 use gantry_planner::preempt;
 use serde::Serialize;
 
@@ -14,26 +14,26 @@ use super::standing::GangStanding;
 use super::withheld::PlacesKept;
 use crate::index::Index;
 
-/// What is to be said of a gang.
+/// A report about a gang.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct GangReport {
     /// The gang.
     #[serde(flatten)]
     pub gang: GangStanding,
-    /// Gangs that are planned before it, the first first: `namespace/name`.
+    /// Gangs planned before it, in that order: `namespace/name`.
     pub ahead: Vec<String>,
-    /// What a plan of now tried for the members that it has no place for; absent if all have one.
-    pub tried: Option<Explanation>,
-    /// Pods that would have to end for it to fit, whole gangs at a time and with as little loss as can be; empty if it fits, or if no end
-    /// of pods helps.
+    /// What a plan would try now for members without a reservation; absent if every member has one.
+    pub tried: Option<Diagnosis>,
+    /// Pods that would have to end for it to fit, whole gangs at a time and with the least loss. Empty if it fits, or
+    /// if no end of pods helps.
     pub would_have_to_end: Vec<String>,
-    /// Places that are kept for other gangs, which are decided; empty if all of its members have one.
+    /// Reservations of other decided gangs; empty if all of its members have one.
     pub places_kept: Vec<PlacesKept>,
 }
 
 impl Index {
-    /// What is to be said of the newest gang of a name, or of the name of a Gang object. `queue` is the order of those that wait
-    /// ([`Index::gangs_in_line`]).
+    /// The report about the newest gang of a name, or of the name of a Gang object. `queue` is the order of waiting
+    /// gangs ([`Index::gangs_in_line`]).
     pub fn inspect_gang(&self, queue: &[Arc<GangKey>], namespace: &str, name: &str) -> Option<GangReport> {
         let view = self.gangs_named(namespace, name).into_iter().next()?;
         let key = view.key();
@@ -60,7 +60,7 @@ impl Index {
         })
     }
 
-    /// Whether an object that says how large a gang is has not been read yet.
+    /// Whether an object that states the size of a gang is still unread.
     pub fn owners_unread(&self) -> bool {
         self.gangs
             .core
@@ -69,7 +69,7 @@ impl Index {
             .any(|wanted| wanted.unread)
     }
 
-    /// What gangs of a namespace are called.
+    /// The names of the gangs of a namespace.
     pub fn gang_names(&self, namespace: &str) -> Vec<String> {
         let keys = self.gangs.core.views().map(|view| view.key());
         let mut names: Vec<String> = keys
@@ -81,21 +81,21 @@ impl Index {
         names
     }
 
-    /// Whose end would let a gang fit, whatever their priority and budgets.
+    /// The pods whose end would let a gang fit, whatever their priority and budgets.
     fn in_the_way(&self, wanted: &PlanRequest) -> Vec<String> {
         let wanted = PlanRequest {
             priority: i32::MAX,
-            // A gang that is decided needs none at a time; whose end lets in one more is of interest all the same.
+            // A decided gang has no minimum left; an end that lets in one more member counts all the same.
             must: wanted.must.max(1),
             ..wanted.clone()
         };
-        let placement = self.among_occupants(&wanted, |mut occupants| {
-            for occupant in &mut occupants {
-                occupant.budgets.clear();
-                occupant.priority = occupant.priority.min(i32::MAX - 1);
+        let placement = self.among_candidates(&wanted, |mut candidates| {
+            for candidate in &mut candidates {
+                candidate.budgets.clear();
+                candidate.priority = candidate.priority.min(i32::MAX - 1);
             }
             self.on_terrain(Some(&wanted), |input| {
-                preempt::preempt(input, &wanted, &occupants)
+                preempt::preempt(input, &wanted, &candidates)
             })
         });
         let victims = placement.into_iter().flat_map(|placement| placement.victims);

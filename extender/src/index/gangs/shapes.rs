@@ -1,4 +1,4 @@
-//! Shapes of members: what they ask for and need, each kept once and numbered. Only bookkeeping.
+//! Shapes of members: what they ask for and need, each kept once and numbered.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
@@ -10,21 +10,21 @@ use gantry_planner::input::Shape;
 
 use crate::request::Request;
 
-/// Shapes kept before those that nobody has are looked for.
+/// Shapes kept before unused ones are removed.
 const MANY: usize = 1024;
 
-/// The shapes in use, and some that were.
+/// The shapes in use, and some unused ones.
 #[derive(Debug, Default)]
 pub(super) struct Shapes {
     numbers: HashMap<Shape, ShapeId>,
     /// By number, as asked for.
     asked: Vec<Shape>,
-    /// By number, with what is managed of it: what plans are made for.
+    /// By number, restricted to managed resources: the input of plans.
     managed: Vec<Shape>,
     by: Arc<BTreeSet<ResourceName>>,
-    /// Numbers that may be given out again.
+    /// Numbers for reuse.
     unused: Vec<ShapeId>,
-    /// As many as there were when those that nobody has were last looked for.
+    /// The number of shapes after unused ones were last removed.
     swept: usize,
 }
 
@@ -64,7 +64,7 @@ impl Shapes {
         &self.managed
     }
 
-    /// The shape of a number.
+    /// The shape of a number, restricted to managed resources.
     pub(super) fn get(&self, shape: ShapeId) -> Option<&Shape> {
         self.managed.get(shape.0 as usize)
     }
@@ -81,12 +81,12 @@ impl Shapes {
         true
     }
 
-    /// Whether it is time to look for those that nobody has.
+    /// Whether it is time to remove unused shapes.
     pub(super) fn are_many(&self) -> bool {
         self.asked.len() > MANY.max(2 * self.swept)
     }
 
-    /// Gives up the numbers that are not in use.
+    /// Removes the shapes that are not in use.
     pub(super) fn sweep(&mut self, used: &HashSet<ShapeId>) {
         self.numbers.retain(|_, number| used.contains(number));
         self.unused = (0u32..)

@@ -1,5 +1,5 @@
-//! How a gang stands by the extender's own word, which is in the Gang object, beside what a plan of now comes to: for a look at the cluster
-//! by somebody who has planned for himself and carries nothing out. The two are never mixed.
+//! The state of a gang as the extender has written it to the Gang object, beside the result of planning it now, for
+//! commands that only look. The two are never mixed.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use serde::Serialize;
 use super::{GangView, MemberView, PlaceView};
 use crate::index::Index;
 
-/// A gang, as it stands.
+/// The state of a gang.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct GangStanding {
     /// Its namespace.
@@ -21,13 +21,13 @@ pub struct GangStanding {
     pub name: Arc<str>,
     /// Name of its Gang object.
     pub object: String,
-    /// By which convention its pods say that they are a gang.
+    /// The integration by which its pods form a gang.
     pub integration: &'static str,
-    /// What the extender says of it; absent while it has said nothing.
+    /// The state that the extender has written; absent if it has written none.
     pub said: Option<Said>,
-    /// What comes of it when it is planned now, in its turn; absent if it is decided or bound.
+    /// The result of planning it now, in its turn; absent if it is decided or bound.
     pub if_planned_now: Option<Trial>,
-    /// Who decided its size, if that is known.
+    /// What states its size, if known.
     pub decided_by: Option<Arc<str>>,
     /// Members that are useful only together; 0 while that is not known.
     pub min: u32,
@@ -39,56 +39,57 @@ pub struct GangStanding {
     pub waiting_since: Option<i64>,
     /// When its minimum was bound, in seconds since 1970.
     pub bound_at: Option<i64>,
-    /// Its place in the queue of gangs that wait, from 1; absent if it has a place, or does not wait as far as is known here.
+    /// Its position in the queue of waiting gangs, from 1; absent if it has a reservation, or does not wait as far as
+    /// is known here.
     pub position: Option<usize>,
     /// Its members, by rank, then name.
     pub members: Vec<MemberView>,
-    /// Its places: those that are decided, and those that it would get if it were planned now.
+    /// Its reservations: decided ones, and those that it would get if it were planned now.
     pub places: Vec<PlaceView>,
 }
 
-/// What the extender says of a gang: from the status of its Gang object.
+/// The state that the extender has written to the status of the Gang object.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Said {
-    /// How far it is.
+    /// Its phase.
     pub phase: GangPhase,
-    /// Why it is no further, in a few words.
+    /// The reason for the phase, in a few words.
     pub reason: String,
     /// The same at length.
     pub message: String,
-    /// The part of the fabric that holds it; empty if it has no place.
+    /// The part of the fabric that holds it; empty without a reservation.
     pub domain: String,
-    /// Tries that have failed since it was bound last.
+    /// Failed attempts since it was last bound.
     pub failed_attempts: u32,
-    /// What may not be done for it, and what would help.
+    /// An action that is blocked for it, and the remedy.
     pub hindered: Option<String>,
 }
 
-/// What comes of a gang when it is planned now.
+/// The result of planning a gang now.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Trial {
-    /// How far it would be.
+    /// Its phase after that.
     pub phase: GangPhase,
-    /// Why no further: `gang ml/train waits for room: ...`.
+    /// The reason for the phase: `gang ml/train waits for room: ...`.
     pub reason: Arc<str>,
-    /// Why it would have no place, at length.
+    /// The full refusal, if it would have no reservation.
     pub refused: Option<Arc<str>>,
-    /// The part of the fabric that would hold it; empty if it would have no place.
+    /// The part of the fabric that would hold it; empty without a reservation.
     pub domain: Arc<str>,
-    /// Nodes would be kept for it until it fits.
+    /// It would have a backfill reservation.
     pub has_nodes_kept: bool,
 }
 
 impl Index {
-    /// The gangs that wait for a place, in the order in which they are planned: without those of which the extender says that they have
-    /// one. To be asked before any are planned here.
+    /// The gangs that wait, in the order in which they are planned, without those that have a reservation by the
+    /// extender's status. Called before any gang is planned here.
     pub fn gangs_in_line(&self) -> Vec<Arc<GangKey>> {
         let mut queue = self.gangs.core.queue(self.now);
         queue.retain(|key| self.status_of(key).is_none_or(|status| !has_place(status.phase)));
         queue
     }
 
-    /// Those gangs; behind them others of which the extender says that they wait, and it is not seen here why.
+    /// The same, followed by gangs that wait by the extender's status for a reason unknown here.
     pub fn waiting_gangs(&self, queue: &[Arc<GangKey>]) -> Vec<GangStanding> {
         let waits = |view: &View<'_>| {
             let said = self.status_of(view.key()).map(|status| status.phase);
@@ -102,14 +103,14 @@ impl Index {
             .collect()
     }
 
-    /// What the extender says of a gang.
+    /// The state that the extender has written.
     pub(super) fn status_of(&self, key: &GangKey) -> Option<&GangStatus> {
         let name = (Arc::clone(&key.namespace), Arc::from(key.object_name()));
         let status = &self.gangs.objects.get(&name)?.status;
         (GangKey::of_status(&key.namespace, status).as_ref() == Some(key)).then_some(status)
     }
 
-    /// The gangs other than `but` of which the extender says that they have a place which is not decided.
+    /// The gangs other than `but` that have an undecided reservation by the extender's status.
     pub(in crate::index) fn with_places(&self, but: Option<&GangKey>) -> Vec<String> {
         let keys = self.gangs.core.views().map(|view| view.key());
         let others = keys.filter(|key| Some(&***key) != but);
@@ -117,7 +118,7 @@ impl Index {
         placed.map(ToString::to_string).collect()
     }
 
-    /// How a gang stands, in a few words.
+    /// The state of a gang in a few words.
     pub(in crate::index) fn in_few_words(&self, key: &GangKey) -> Option<Arc<str>> {
         let words = match self.status_of(key) {
             Some(status) => format!("gang {key}: {:?}: {}", status.phase, status.reason),
@@ -159,7 +160,7 @@ impl Index {
             let mut places = places.iter();
             let place = places.find(|place| place.pod.as_ref() == Some(&member.uid));
             if place.is_some_and(|place| !place.decided && !place.bound) {
-                // Where it would go is said of the place.
+                // The reservation names the node.
                 member.node = None;
             }
         }
@@ -196,7 +197,7 @@ impl Index {
     }
 }
 
-/// Whether a gang has a place that is kept for it and not decided.
+/// Whether a gang has an undecided reservation.
 fn has_place(phase: GangPhase) -> bool {
     matches!(
         phase,

@@ -1,5 +1,5 @@
-//! Places of decided gangs that keep devices from others, for people: whoever asks why he waits sees the devices taken, and no pod that has
-//! them. Reads only.
+//! Reservations of decided gangs that keep devices from others. Without them a user would see devices taken and no pod
+//! that has them.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -10,7 +10,7 @@ use serde::Serialize;
 use crate::index::Index;
 use crate::index::node::Node;
 
-/// Places of one decided gang that none of its bound pods has.
+/// Reservations of one decided gang that none of its bound pods has.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct PlacesKept {
     /// The gang: `namespace/name`.
@@ -30,7 +30,7 @@ impl fmt::Display for PlacesKept {
 }
 
 impl Index {
-    /// The places that are kept on all nodes for decided gangs other than `but`, by gang.
+    /// Reservations on all nodes for decided gangs other than `but`, by gang.
     pub(super) fn places_kept(&self, but: &GangKey) -> Vec<PlacesKept> {
         self.kept_among(self.nodes.iter().map(|(_, node)| node), Some(but))
     }

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use gantry_gang::protocol::{PlanRequest, ShapeId};
 
 use super::{Counting, Survey};
-use crate::input::Barred;
+use crate::input::PlacementRules;
 use crate::plan::rules::Apart;
 use crate::plan::skew::Skew;
 use crate::snapshot::{NodeIx, Standing};
@@ -24,10 +24,10 @@ impl Survey<'_> {
         let mut near = Vec::with_capacity(slots);
         for (slot, shape) in self.shapes.iter().enumerate() {
             let mut barred = match self.counting {
-                Counting::Empty if shape.needs.together_with.is_empty() => Barred::default(),
-                Counting::Empty => Barred {
+                Counting::Empty if shape.needs.together_with.is_empty() => PlacementRules::default(),
+                Counting::Empty => PlacementRules {
                     near: self.input.barred(shape).near,
-                    ..Barred::default()
+                    ..PlacementRules::default()
                 },
                 Counting::Open | Counting::Free => self.input.barred(shape),
             };

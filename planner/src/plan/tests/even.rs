@@ -10,7 +10,7 @@ use proptest::prelude::*;
 
 use super::world::{World, gang, level};
 use super::{ALL, twelve};
-use crate::input::{Barred, Shape};
+use crate::input::{PlacementRules, Shape};
 use crate::plan::plan;
 use crate::snapshot::NodeIx;
 
@@ -52,9 +52,9 @@ fn nodes(world: &World, wanted: &PlanRequest, there: &[(&str, u32)]) -> String {
         .iter()
         .map(|(node, pods)| (world.snapshot.find(node).unwrap(), *pods))
         .collect();
-    let barred = |shape: &Shape| Barred {
+    let barred = |shape: &Shape| PlacementRules {
         counted: vec![counted.clone(); shape.needs.spread.len()],
-        ..Barred::default()
+        ..PlacementRules::default()
     };
     world.with_barred(&barred, |input| match plan(input, wanted) {
         Ok(placement) => placement.places.iter().map(|place| place.node.as_str()).collect(),
@@ -217,9 +217,9 @@ impl Case {
         let (world, _, wanted) = self.world();
         let there = (0u32..).map(NodeIx).zip(self.nodes.iter().map(|node| node.2));
         let there: BTreeMap<NodeIx, u32> = there.collect();
-        let barred = |shape: &Shape| Barred {
+        let barred = |shape: &Shape| PlacementRules {
             counted: vec![there.clone(); shape.needs.spread.len()],
-            ..Barred::default()
+            ..PlacementRules::default()
         };
         world.with_barred(&barred, |input| plan(input, &wanted).ok())
     }

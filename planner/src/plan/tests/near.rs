@@ -12,7 +12,7 @@ use proptest::prelude::*;
 use super::backfill::marked;
 use super::world::{World, gang, sibling};
 use super::{ALL, twelve};
-use crate::input::{Barred, Shape};
+use crate::input::{PlacementRules, Shape};
 use crate::plan::plan;
 use crate::snapshot::NodeIx;
 
@@ -66,7 +66,7 @@ fn nodes(world: &World, wanted: &PlanRequest, there: &[(&str, &str)]) -> String 
 }
 
 /// What pods of some roles on some nodes mean for a new one.
-fn barred(world: &World, needs: &Needs, there: &[(&str, &str)]) -> Barred {
+fn barred(world: &World, needs: &Needs, there: &[(&str, &str)]) -> PlacementRules {
     let label = |node: NodeIx, key: &str| {
         let facts = world.rooms[node.0 as usize].facts.as_ref()?;
         facts.labels.get(key).cloned()
@@ -91,9 +91,9 @@ fn barred(world: &World, needs: &Needs, there: &[(&str, &str)]) -> Barred {
             .filter(shares)
             .collect()
     };
-    Barred {
+    PlacementRules {
         near: needs.together_with.iter().map(of_term).collect(),
-        ..Barred::default()
+        ..PlacementRules::default()
     }
 }
 

@@ -13,10 +13,10 @@ use gantry_gang::{
 
 use crate::devices::DeviceSet;
 use crate::fixtures::{GPU, kind, request, switched};
-use crate::input::{Barred, EFFORT, Exact, PlanInput, Room, Shape};
+use crate::input::{EFFORT, Exact, PlacementRules, PlanInput, Room, Shape};
 use crate::kind::Kind;
-use crate::plan::{Explanation, explain, plan};
-use crate::snapshot::{Class, ClassIx, NodeIx, Pool, Remembered, Snapshot, Standing};
+use crate::plan::{Diagnosis, explain, plan};
+use crate::snapshot::{Class, ClassIx, NodeIx, Pool, ScoreCache, Snapshot, Standing};
 
 pub(crate) struct World {
     pub(crate) snapshot: Snapshot,
@@ -81,12 +81,12 @@ impl World {
                 free: free.clone(),
                 open: free.clone(),
                 unhealthy,
-                sick: Vec::new(),
+                faults: Vec::new(),
                 leaving: 0,
                 advertised: None,
             }],
             not_ready: None,
-            scores: Remembered::default(),
+            scores: ScoreCache::default(),
         });
         let classes = Arc::make_mut(&mut self.snapshot.classes);
         let known = classes.iter().position(|known| **known == class);
@@ -169,12 +169,12 @@ impl World {
     }
 
     pub(crate) fn with<T>(&self, then: impl FnOnce(&PlanInput<'_>) -> T) -> T {
-        self.with_barred(&|_| Barred::default(), then)
+        self.with_barred(&|_| PlacementRules::default(), then)
     }
 
     pub(crate) fn with_barred<T>(
         &self,
-        barred: &dyn Fn(&Shape) -> Barred,
+        barred: &dyn Fn(&Shape) -> PlacementRules,
         then: impl FnOnce(&PlanInput<'_>) -> T,
     ) -> T {
         let fabric = self.fabric();
@@ -201,7 +201,7 @@ impl World {
         self.with(|input| plan(input, wanted))
     }
 
-    pub(crate) fn explain(&self, wanted: &PlanRequest) -> Explanation {
+    pub(crate) fn explain(&self, wanted: &PlanRequest) -> Diagnosis {
         self.with(|input| explain(input, wanted))
     }
 

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use gantry_api::PodUid;
 use gantry_gang::GangKey;
 use gantry_gang::protocol::{Devices, GangEvent, Placement, PlanRequest, SlotView, View};
-use gantry_planner::preempt::{Occupant, OccupantPod, make_way};
+use gantry_planner::preempt::{CandidatePod, VictimCandidate, plan_without_fewest};
 
 use super::asked_for;
 use super::supply::{ReleasableDevices, least};
@@ -30,16 +30,16 @@ pub(super) struct Releasable {
     slots: BTreeSet<u32>,
     source: Source,
     /// What comes free with them.
-    pub(super) what: Occupant,
+    pub(super) what: VictimCandidate,
 }
 
 impl Releasable {
-    fn new(view: &View<'_>, slot: u32, source: Source, pod: OccupantPod) -> Self {
+    fn new(view: &View<'_>, slot: u32, source: Source, pod: CandidatePod) -> Self {
         Self {
             gang: Arc::clone(view.key()),
             slots: [slot].into(),
             source,
-            what: Occupant {
+            what: VictimCandidate {
                 pods: vec![pod],
                 priority: view.priority(),
                 since: view.waiting_since(),
@@ -76,8 +76,10 @@ impl Index {
             false => self.surplus_reservations(wanted.priority),
         };
         units.extend(self.orphaned_reservations(wanted.priority));
-        let candidates: Vec<&Occupant> = units.iter().map(|unit| &unit.what).collect();
-        let (go, placement) = self.on_terrain(Some(wanted), |input| make_way(input, wanted, &candidates))?;
+        let candidates: Vec<&VictimCandidate> = units.iter().map(|unit| &unit.what).collect();
+        let (go, placement) = self.on_terrain(Some(wanted), |input| {
+            plan_without_fewest(input, wanted, &candidates)
+        })?;
         for unit in go.into_iter().filter_map(|at| units.get(at)) {
             self.release(unit, &wanted.gang);
         }
@@ -168,10 +170,10 @@ impl Index {
     }
 
     /// What a reservation's end returns, as if pod `uid` had it. Its devices may still be in use, or unhealthy.
-    fn reservation_as_pod(&self, place: &SlotView<'_>, uid: PodUid) -> Option<OccupantPod> {
+    fn reservation_as_pod(&self, place: &SlotView<'_>, uid: PodUid) -> Option<CandidatePod> {
         let node = self.nodes.find(place.node.as_str())?;
         let shape = place.shape.and_then(|shape| self.gangs.shapes.get(shape));
-        Some(OccupantPod {
+        Some(CandidatePod {
             uid,
             node,
             devices: self.free_without(node, place.devices),
@@ -211,7 +213,7 @@ impl Index {
     }
 
     /// Whether a placement uses a reservation: its devices, or resources of its node that are not left otherwise.
-    fn uses(&self, placement: &Placement, place: &OccupantPod) -> bool {
+    fn uses(&self, placement: &Placement, place: &CandidatePod) -> bool {
         let Some(name) = self.nodes.name(place.node) else {
             return false;
         };
@@ -249,7 +251,7 @@ impl Index {
         &self,
         priority: i32,
         mut soon: impl FnMut(i64) -> bool,
-    ) -> Vec<OccupantPod> {
+    ) -> Vec<CandidatePod> {
         let mut pods = Vec::new();
         for slot in self
             .stocked(|other| other < priority)
@@ -261,7 +263,7 @@ impl Index {
             };
             let devices = self.ending_of(node, &slot, &mut soon);
             if !devices.is_empty() {
-                pods.push(OccupantPod {
+                pods.push(CandidatePod {
                     uid: "".into(),
                     node,
                     devices,

@@ -8,7 +8,7 @@ use gantry_api::ResourceName;
 use gantry_gang::GangKey;
 use gantry_gang::protocol::PlanRequest;
 use gantry_planner::input::Shape;
-use gantry_planner::preempt::Occupant;
+use gantry_planner::preempt::VictimCandidate;
 
 use super::releasable::Source;
 
@@ -126,7 +126,7 @@ impl ReleasableDevices {
     }
 
     /// Counts a reservation.
-    pub(super) fn add(&mut self, source: Source, reservation: Occupant) {
+    pub(super) fn add(&mut self, source: Source, reservation: VictimCandidate) {
         let devices = match source {
             Source::Surplus => &mut self.surplus,
             Source::Orphaned => &mut self.orphaned,

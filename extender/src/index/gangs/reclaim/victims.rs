@@ -8,7 +8,7 @@ use gantry_api::PodUid;
 use gantry_gang::protocol::{Devices, PlanRequest, Stage, View};
 use gantry_gang::{GangKey, Resources};
 use gantry_planner::input::Shape;
-use gantry_planner::preempt::{Occupant, OccupantPod};
+use gantry_planner::preempt::{CandidatePod, VictimCandidate};
 
 use crate::index::Index;
 use crate::index::affinity_index;
@@ -37,23 +37,23 @@ impl Index {
     }
 
     /// Searches the candidates: at first with few of the pods without devices.
-    pub(in crate::index::gangs) fn among_occupants<T>(
+    pub(in crate::index::gangs) fn among_candidates<T>(
         &self,
         wanted: &PlanRequest,
-        find: impl Fn(Vec<Occupant>) -> Option<T>,
+        find: impl Fn(Vec<VictimCandidate>) -> Option<T>,
     ) -> Option<T> {
-        let few = self.occupants(wanted, Reach::Short);
+        let few = self.candidates(wanted, Reach::Short);
         let count = few.len();
         find(few).or_else(|| {
-            let more = self.occupants(wanted, Reach::Long);
+            let more = self.candidates(wanted, Reach::Long);
             (more.len() > count).then(|| find(more)).flatten()
         })
     }
 
     /// The candidates. Without the gang itself, terminating pods, and gangs that are being bound, of which not all pods show yet.
-    fn occupants(&self, wanted: &PlanRequest, reach: Reach) -> Vec<Occupant> {
-        let mut gangs: BTreeMap<&Arc<GangKey>, Occupant> = BTreeMap::new();
-        let mut singles: Vec<Occupant> = Vec::new();
+    fn candidates(&self, wanted: &PlanRequest, reach: Reach) -> Vec<VictimCandidate> {
+        let mut gangs: BTreeMap<&Arc<GangKey>, VictimCandidate> = BTreeMap::new();
+        let mut singles: Vec<VictimCandidate> = Vec::new();
         for pod in self.pods.iter().filter(|pod| pod.is_live() && !pod.leaving) {
             let Some(node) = pod.node.as_ref().and_then(|node| self.nodes.find(node.as_str())) else {
                 continue;
@@ -69,7 +69,7 @@ impl Index {
                     unit.pods.push(on_its_node(pod, node, devices));
                     unit.priority = unit.priority.max(pod.priority);
                 }
-                None => singles.push(Occupant {
+                None => singles.push(VictimCandidate {
                     pods: vec![on_its_node(pod, node, devices)],
                     priority: pod.priority,
                     since: pod.created(),
@@ -83,7 +83,7 @@ impl Index {
             view.is_none_or(|view| !view.is_being_bound())
         });
         let other_pods = self.other_pods(wanted, reach);
-        let mut units: Vec<Occupant> = gangs.into_values().chain(singles).chain(other_pods).collect();
+        let mut units: Vec<VictimCandidate> = gangs.into_values().chain(singles).chain(other_pods).collect();
         let mut covers = self.budgets.coverage(&self.resources);
         for unit in &mut units {
             unit.pods.sort_by(|a, b| a.uid.cmp(&b.uid));
@@ -95,7 +95,7 @@ impl Index {
     }
 
     /// Pods without devices, of lower priority, that may be in the way of a gang.
-    fn other_pods(&self, wanted: &PlanRequest, reach: Reach) -> Vec<Occupant> {
+    fn other_pods(&self, wanted: &PlanRequest, reach: Reach) -> Vec<VictimCandidate> {
         let shapes: BTreeSet<_> = wanted.members.iter().map(|member| member.shape).collect();
         let known = self.gangs.shapes.list();
         let shapes: Vec<&Shape> = shapes
@@ -117,8 +117,8 @@ impl Index {
         let lower = self.resources.below(wanted.priority);
         lower
             .filter(|pod| has_devices(pod.node) && helps(pod))
-            .map(|pod| Occupant {
-                pods: vec![OccupantPod {
+            .map(|pod| VictimCandidate {
+                pods: vec![CandidatePod {
                     uid: pod.uid.clone(),
                     node: pod.node,
                     devices: Devices::new(),
@@ -156,8 +156,8 @@ impl Index {
     }
 
     /// A gang as a unit, with its members that have no devices or have not arrived. The others are added by the caller.
-    fn unit_of(&self, gang: &GangKey) -> Occupant {
-        let mut unit = Occupant {
+    fn unit_of(&self, gang: &GangKey) -> VictimCandidate {
+        let mut unit = VictimCandidate {
             pods: Vec::new(),
             priority: i32::MIN,
             since: 0,
@@ -178,7 +178,7 @@ impl Index {
                 && let Some(node) = member.node.and_then(|node| self.nodes.find(node.as_str()))
             {
                 let load = self.resources.member(member.uid).map(|pod| &pod.load);
-                unit.pods.push(OccupantPod {
+                unit.pods.push(CandidatePod {
                     uid: member.uid.clone(),
                     node,
                     devices: Devices::new(),
@@ -190,7 +190,7 @@ impl Index {
     }
 
     /// All of a gang that is on the nodes, as a unit.
-    pub(in crate::index::gangs) fn whole(&self, gang: &View<'_>) -> Occupant {
+    pub(in crate::index::gangs) fn whole(&self, gang: &View<'_>) -> VictimCandidate {
         let mut unit = self.unit_of(gang.key());
         for member in gang.members().filter(|member| !member.leaving) {
             if let Some(pod) = self.pods.get(member.uid).filter(|pod| pod.is_live())
@@ -205,9 +205,9 @@ impl Index {
 
     /// Terminating pods that are not overdue, as one unit, and when the first and the last of them is overdue, in seconds since 1970. With
     /// devices that pods which are gone return soon, unreserved or of reservations that are orphaned for this priority.
-    pub(super) fn ending(&self, priority: i32) -> Option<(Occupant, Range<i64>)> {
+    pub(super) fn ending(&self, priority: i32) -> Option<(VictimCandidate, Range<i64>)> {
         let now = self.now;
-        let mut pods: Vec<OccupantPod> = Vec::new();
+        let mut pods: Vec<CandidatePod> = Vec::new();
         let mut overdue: Option<Range<i64>> = None;
         let mut goes = |ends: i64| {
             let until = ends.saturating_add(OVERDUE);
@@ -227,7 +227,7 @@ impl Index {
         }
         for pod in self.resources.preemptible_pods() {
             if pod.pod.ends.is_some_and(&mut goes) {
-                pods.push(OccupantPod {
+                pods.push(CandidatePod {
                     uid: pod.uid.clone(),
                     node: pod.node,
                     devices: Devices::new(),
@@ -245,7 +245,7 @@ impl Index {
                 .map(|((pool, _), ids)| (pool.resource.clone(), ids))
                 .collect();
             if !devices.is_empty() {
-                pods.push(OccupantPod {
+                pods.push(CandidatePod {
                     // The pod does not matter any more.
                     uid: "".into(),
                     node,
@@ -255,7 +255,7 @@ impl Index {
             }
         }
         pods.extend(self.orphaned_ending(priority, goes));
-        let ending = Occupant {
+        let ending = VictimCandidate {
             pods,
             priority: i32::MIN,
             since: 0,
@@ -266,13 +266,13 @@ impl Index {
     }
 
     /// The same pods, one by one, without returned devices.
-    pub(super) fn each_ending(&self) -> impl Iterator<Item = Occupant> + use<> {
+    pub(super) fn each_ending(&self) -> impl Iterator<Item = VictimCandidate> + use<> {
         let ending = self
             .ending(i32::MIN)
             .into_iter()
             .flat_map(|(ending, _)| ending.pods);
         let pods = ending.filter(|pod| !pod.uid.as_str().is_empty());
-        pods.map(|pod| Occupant {
+        pods.map(|pod| VictimCandidate {
             pods: vec![pod],
             priority: i32::MIN,
             since: 0,
@@ -315,8 +315,8 @@ impl Index {
     }
 }
 
-fn on_its_node(pod: &PodFacts, node: NodeIx, devices: Option<Devices>) -> OccupantPod {
-    OccupantPod {
+fn on_its_node(pod: &PodFacts, node: NodeIx, devices: Option<Devices>) -> CandidatePod {
+    CandidatePod {
         uid: pod.uid.clone(),
         node,
         devices: devices.unwrap_or_default(),
@@ -324,6 +324,6 @@ fn on_its_node(pod: &PodFacts, node: NodeIx, devices: Option<Devices>) -> Occupa
     }
 }
 
-fn first(unit: &Occupant) -> Option<&PodUid> {
+fn first(unit: &VictimCandidate) -> Option<&PodUid> {
     unit.pods.first().map(|pod| &pod.uid)
 }
