@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn conventions_and_incarnations_of_one_name_have_objects_of_their_own() {
+    fn object_names_differ_by_integration_and_incarnation() {
         let names: std::collections::BTreeSet<String> = [
             key(Integration::Annotation, "train", ""),
             key(Integration::JobSet, "train", ""),

@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn who_asks_for_nothing_of_a_resource_does_not_mind_that_it_is_exhausted() {
+    fn exhausted_resource_does_not_matter_to_pods_without_request() {
         let mut left = read(&[("cpu", "1"), ("memory", "1Gi")]);
         left.sub(&read(&[("cpu", "2")]));
         assert_eq!(left.milli_cpu, -1000);

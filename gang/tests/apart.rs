@@ -118,7 +118,7 @@ fn gangs(order: &str, known_first: bool) -> Vec<(String, u32, usize)> {
 }
 
 #[test]
-fn a_job_set_that_starts_in_order_is_a_gang_for_each_of_its_jobs() {
+fn job_set_started_in_order_has_one_gang_per_job() {
     for known_first in [true, false] {
         let expected = [
             ("train/driver".to_owned(), 1, 1),

@@ -48,7 +48,7 @@ mod tests {
     }
 
     #[test]
-    fn equal_answers_are_equal_bytes_whatever_the_order_of_insertion() {
+    fn equal_responses_encode_to_equal_bytes() {
         let answer = |keys: [&str; 2]| ContainerAllocateResponse {
             envs: keys.into_iter().map(|key| (key.into(), "1".into())).collect(),
             ..Default::default()

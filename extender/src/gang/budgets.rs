@@ -43,7 +43,9 @@ mod tests {
     use crate::watch::WATCH_SECONDS;
 
     #[tokio::test]
-    async fn a_watch_that_has_nothing_to_say_ends_before_its_silence_is_taken_for_a_fault() {
+    async fn budget_watch_without_events_ends_before_client_read_timeout() {
+        // A watch that sends nothing looks like a broken connection. The API server ends it before the client
+        // takes the silence for a fault.
         let (service, mut api) = mock::pair::<Request<Body>, Response<Body>>();
         let cluster = Cluster::new(Options::default());
         let shutdown = CancellationToken::new();

@@ -26,7 +26,7 @@ fn kube_schedulers_own_count_is_noticed() {
 }
 
 #[test]
-fn too_few_of_another_resource_are_not_taken_for_too_few_of_ours() {
+fn shortage_of_similarly_named_resource_is_not_a_gpu_shortage() {
     let mut short = pod("a", 4);
     for (message, ours) in [
         (
@@ -50,7 +50,7 @@ fn too_few_of_another_resource_are_not_taken_for_too_few_of_ours() {
 }
 
 #[test]
-fn stopped_means_that_every_container_has_ended_and_no_sidecar_runs() {
+fn pod_is_stopped_once_containers_ended_and_no_sidecar_runs() {
     let mut ended = pod("a", 1);
     ended["status"]["containerStatuses"] = json!([{"state": {"terminated": {"exitCode": 0}}}]);
     assert!(facts(&ended).stopped);

@@ -44,7 +44,7 @@ fn read(answer: &[u8]) -> Value {
 }
 
 #[tokio::test]
-async fn a_pod_that_asks_for_nothing_of_ours_passes_everywhere_also_before_we_know_anything() {
+async fn pod_without_devices_passes_all_nodes_before_synchronization() {
     let cluster = Cluster::cold(Options::default());
     let service = service(&cluster);
     let web = json!({"metadata": {"name": "web", "uid": "w"}, "spec": {"containers": [{"name": "web"}]}});
@@ -82,7 +82,7 @@ async fn the_winner_is_held_for_the_pod() {
 }
 
 #[tokio::test]
-async fn the_only_survivor_of_a_filter_is_held_too_and_filtering_again_changes_nothing() {
+async fn only_filter_survivor_is_reserved_and_refilter_is_idempotent() {
     let cluster = cluster();
     let service = service(&cluster);
     let first = service.filter(&body(&pod("p", 2), &["a"])).unwrap();
@@ -105,7 +105,7 @@ async fn a_simulation_leaves_no_trace() {
 }
 
 #[tokio::test]
-async fn a_scheduler_that_is_not_named_and_asks_all_the_same_gets_its_gang_placed() {
+async fn unlisted_scheduler_that_calls_filter_gets_its_gang_placed() {
     let cluster = cluster();
     let service = service(&cluster);
     let mut pods = ["g-0", "g-1"].map(|name| member(name, 8, "g", 2));
@@ -121,7 +121,7 @@ async fn a_scheduler_that_is_not_named_and_asks_all_the_same_gets_its_gang_place
 }
 
 #[tokio::test]
-async fn a_pod_refused_everywhere_is_parked_until_it_has_somewhere_to_go() {
+async fn pod_refused_on_all_nodes_is_unschedulable_until_one_fits() {
     let cluster = cluster();
     let service = service(&cluster);
     service.filter(&body(&pod("p", 9), &["a", "b"])).unwrap();
@@ -131,7 +131,9 @@ async fn a_pod_refused_everywhere_is_parked_until_it_has_somewhere_to_go() {
 }
 
 #[tokio::test]
-async fn what_comes_free_piece_by_piece_for_a_pod_is_no_less_important_ones_meanwhile() {
+async fn devices_freed_for_nominated_pod_are_kept_from_lower_priority() {
+    // Devices for the preempting pod come free piece by piece. Until all are free, pods of lower priority do
+    // not get those that are.
     let cluster = Cluster::new(Options::default());
     cluster.add("a", &bridged());
     let service = service(&cluster);
@@ -279,7 +281,7 @@ async fn a_simulation_of_a_member_leaves_no_trace() {
 }
 
 #[tokio::test]
-async fn single_pods_stay_off_nodes_that_are_kept_for_a_gang_but_for_those_of_higher_priority() {
+async fn backfill_nodes_admit_single_pods_of_higher_priority_only() {
     let cluster = Cluster::new(Options {
         patience: Duration::ZERO,
         ..Options::default()

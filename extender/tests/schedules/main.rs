@@ -132,7 +132,7 @@ fn report(seed: u64, end: &End, lines: &[String]) -> ! {
 }
 
 #[test]
-fn nothing_is_granted_twice_and_all_that_fits_runs_whatever_fails() {
+fn schedules_with_faults_grant_devices_once_and_run_what_fits() {
     if let Some(seed) = number("GANTRY_SEED") {
         let (end, lines) = play(seed, true);
         for line in &lines {

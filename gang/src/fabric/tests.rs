@@ -39,7 +39,9 @@ fn drawn(fabric: &Fabric) -> String {
 }
 
 #[test]
-fn racks_of_one_name_in_two_zones_are_two_and_strangers_are_no_neighbours() {
+fn racks_are_distinct_by_zone_and_unlabelled_nodes_stay_apart() {
+    // Racks of the same name in two zones are two domains. Nodes without a rack label do not share a rack
+    // with each other.
     let nodes = [
         node("n0", &[("z", "b"), ("r", "1")]),
         node("n1", &[("z", "a"), ("r", "1")]),
@@ -274,7 +276,9 @@ proptest! {
     }
 
     #[test]
-    fn two_nodes_share_a_domain_exactly_if_they_share_a_label_of_it_or_below_and_agree_about_all_above(nodes in any_nodes()) {
+    fn domain_is_shared_iff_its_label_and_all_above_agree(nodes in any_nodes()) {
+        // Two nodes share a domain exactly if they share its label, or one below it, and agree about every
+        // label above.
         let levels = levels("zone=z,rack=r,clique=c");
         let fabric = Fabric::build(levels.clone(), nodes.iter().map(Option::as_ref));
         for (a, one) in (0..).zip(&nodes) {

@@ -68,7 +68,8 @@ fn what_a_higher_priority_gets_counts_for_the_lower_ones() {
 }
 
 #[test]
-fn the_oldest_gang_of_a_large_namespace_does_not_starve_behind_a_small_one() {
+fn overdue_gang_of_a_large_namespace_goes_before_a_small_one() {
+    // An old gang in a namespace with many devices does not starve.
     let gangs = [
         ("big", "b1", 0, 0, 8),
         ("big", "b2", 0, 1, 8),
@@ -82,7 +83,7 @@ fn the_oldest_gang_of_a_large_namespace_does_not_starve_behind_a_small_one() {
 
 proptest! {
     #[test]
-    fn every_gang_is_ordered_once_and_the_order_of_asking_does_not_matter(
+    fn order_lists_each_gang_once_whatever_the_input_order(
         gangs in proptest::collection::vec((0u8..4, 0i32..3, 0i64..3000, 1u64..100), 0..30),
         held in proptest::collection::btree_map(0u8..4, 0u64..500, 0..4),
         now in 0i64..4000,

@@ -145,7 +145,8 @@ fn no_device_is_granted_twice_and_nothing_is_bound_undecided() {
 }
 
 #[test]
-fn from_every_state_both_gangs_get_to_run_and_nothing_stays_kept_once_nothing_fails_any_more() {
+fn model_without_further_faults_always_runs_both_gangs() {
+    // From every reachable state, both gangs run and no reservation is left once faults stop.
     for (name, faults) in lists() {
         check_progress(name, faults);
     }
@@ -284,7 +285,8 @@ fn a_decision_that_is_not_taken_up_is_found() {
 }
 
 #[test]
-fn a_replacement_that_is_bound_before_it_is_written_down_is_found() {
+fn replacement_bound_before_it_is_written_is_found() {
+    // The model finds the violation if replacements are bound before the status records them.
     let rules = Rules {
         replacements_written: false,
         ..Rules::default()
@@ -297,7 +299,9 @@ fn a_replacement_that_is_bound_before_it_is_written_down_is_found() {
 }
 
 #[test]
-fn a_pod_that_kube_scheduler_is_told_to_be_bound_and_is_not_is_found_waiting_for_ever() {
+fn falsely_reported_bind_is_found_as_waiting_forever() {
+    // If kube-scheduler receives a success for a bind that did not happen, the pod waits forever. The model
+    // finds this.
     let rules = Rules {
         honest: false,
         ..Rules::default()

@@ -122,7 +122,9 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_said_with_its_place_and_what_was_perhaps_meant() {
+    fn spec_error_names_the_field_and_the_nearest_valid_value() {
+        // An error names the field, its value and what is allowed. If a name is misspelled, it also names the
+        // nearest valid one.
         let said = |spec: Value| read("train", &spec).unwrap_err().to_string();
         assert_eq!(
             said(json!({"minMembers": 4})),

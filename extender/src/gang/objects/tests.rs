@@ -187,7 +187,7 @@ fn decided(id: &str) -> GangStatus {
 }
 
 #[tokio::test]
-async fn a_status_is_written_into_the_version_it_was_made_for_and_no_other() {
+async fn status_write_applies_only_to_the_version_it_was_made_for() {
     let api = Arc::new(Api::default());
     let client = api.client();
     let made = requests::create(&client, &name()).await.unwrap();
@@ -237,7 +237,9 @@ async fn a_decision_counts_as_written_only_if_the_api_server_shows_it() {
 }
 
 #[tokio::test]
-async fn an_object_that_is_too_large_is_refused_for_good_whatever_code_that_has() {
+async fn object_too_large_is_refused_permanently_for_every_error_code() {
+    // API server, gRPC and etcd report an object that is too large with different codes. None of them is
+    // worth another attempt.
     let api = Arc::new(Api::default());
     let client = api.client();
     for (code, words) in [
@@ -360,7 +362,8 @@ fn member(name: &str, min: u32) -> Value {
 }
 
 #[tokio::test]
-async fn a_gang_has_its_object_as_soon_as_a_member_is_seen_and_the_newest_status() {
+async fn gang_object_is_created_once_and_updated_for_each_member() {
+    // The object is created when the first member is observed. Later members only update its status.
     let stage = Stage::start();
     stage.cluster.pod(&member("a", 3));
     stage.until(|gang| gang["status"]["members"] == 1).await;
@@ -374,9 +377,9 @@ async fn a_gang_has_its_object_as_soon_as_a_member_is_seen_and_the_newest_status
     stage.task.await.unwrap();
 }
 
-/// The API server is slow, and more becomes of the gang meanwhile: what it has become already is no news.
+/// The gang changes again while its status is written. A step that was already reported is not reported again.
 #[tokio::test(start_paused = true)]
-async fn what_becomes_of_a_gang_is_told_and_counted_once_however_slowly_it_is_written() {
+async fn gang_step_during_a_slow_write_is_recorded_once() {
     let mut stage = Stage::start();
     stage.cluster.pod(&member("a", 3));
     stage.until(|gang| gang["status"]["members"] == 1).await;
@@ -418,7 +421,7 @@ async fn a_status_that_meets_another_version_is_written_after_a_look() {
 }
 
 #[tokio::test]
-async fn a_refused_decision_gives_its_places_back_and_its_gang_says_why() {
+async fn refused_decision_releases_reservations_and_reports_reason() {
     let stage = Stage::start();
     stage.cluster.add("n", &crate::fixtures::bridged());
     stage.cluster.pod(&member("a", 1));
@@ -448,9 +451,9 @@ async fn a_refused_decision_gives_its_places_back_and_its_gang_says_why() {
     stage.task.await.unwrap();
 }
 
-/// Rights that were taken away for a while, an admission webhook that was wrong.
+/// For example, a right was revoked for a while, or an admission webhook was wrong.
 #[tokio::test(start_paused = true)]
-async fn what_is_said_of_a_decided_gang_is_written_however_long_it_was_refused() {
+async fn bound_status_is_written_after_repeated_refusals() {
     let stage = Stage::start();
     stage.cluster.add("n", &crate::fixtures::bridged());
     stage.cluster.pod(&member("a", 1));

@@ -356,7 +356,8 @@ async fn a_kind_that_is_installed_later_is_found() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_api_server_that_fails_is_asked_again_and_nothing_is_told_meanwhile() {
+async fn owner_read_after_api_errors_is_retried() {
+    // While the API server fails, no owner facts are published.
     let mut played = Played::with(
         "jobset.x-k8s.io/v1alpha2",
         "jobsets",
@@ -379,7 +380,7 @@ async fn an_api_server_that_fails_is_asked_again_and_nothing_is_told_meanwhile()
 }
 
 #[tokio::test]
-async fn what_can_be_no_name_is_asked_of_nobody_and_there_is_no_such_object() {
+async fn owner_with_invalid_name_is_absent_without_a_request() {
     let played = Played::with(
         "scheduling.x-k8s.io/v1alpha1",
         "podgroups",
@@ -458,9 +459,9 @@ fn what_a_watch_brings_while_the_api_server_is_asked_is_newer() {
     assert!(table.answered(now, &place, Ok(Some(job_set("a", 4)))).is_empty());
 }
 
-/// The last gang that went by it is over, the next is there before anybody has looked.
+/// The last gang of the owner has ended, and the next one appears before the owner is read again.
 #[test]
-fn an_owner_that_was_told_and_forgotten_meanwhile_is_asked_for_again() {
+fn owner_forgotten_after_its_gang_ended_is_read_again() {
     let now = Instant::now();
     let mut table = OwnerTable::default();
     let place: Place = (OwnerKind::JobSet, "ml".into(), "a".into());
@@ -485,7 +486,9 @@ fn an_owner_that_was_told_and_forgotten_meanwhile_is_asked_for_again() {
 }
 
 #[test]
-fn an_owner_that_was_read_is_not_gone_because_its_kind_may_not_be_read_for_a_moment() {
+fn owner_already_read_survives_a_short_loss_of_access() {
+    // If its kind cannot be read for a moment, an owner that was read still exists. An owner that was never
+    // read is reported as absent.
     let now = Instant::now();
     let mut table = OwnerTable::default();
     let place: Place = (OwnerKind::JobSet, "ml".into(), "a".into());

@@ -150,7 +150,7 @@ fn budget_refuses() -> (u16, Value) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_budget_that_is_in_the_way_is_named_in_the_gangs_status_as_long_as_it_is() {
+async fn gang_status_names_the_blocking_budget_while_it_blocks() {
     let mut stage = Stage::start(vec![budget_refuses(), budget_refuses(), budget_refuses()]);
     let by = stage.preempting();
     let status = |stage: &Stage| {
@@ -187,7 +187,7 @@ async fn a_budget_that_is_in_the_way_is_named_in_the_gangs_status_as_long_as_it_
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_budget_is_in_the_way_no_more_once_the_pod_goes_whatever_failed_last() {
+async fn budget_block_ends_with_the_eviction_whatever_failed_last() {
     let stage = Stage::start(vec![budget_refuses(), refused(500)]);
     let by = stage.preempting();
     let hindered = || {
@@ -206,7 +206,9 @@ async fn a_budget_is_in_the_way_no_more_once_the_pod_goes_whatever_failed_last()
 }
 
 #[tokio::test(start_paused = true)]
-async fn nobody_is_evicted_for_a_gang_that_does_not_wait_for_that_any_more() {
+async fn eviction_stops_when_its_gang_is_gone() {
+    // The preempting gang is deleted while a disruption budget delays the eviction. The victim is not evicted
+    // for it later.
     let stage = Stage::start(vec![refused(429)]);
     let by = stage.preempting();
     let evict = Work::Evict {
@@ -221,7 +223,9 @@ async fn nobody_is_evicted_for_a_gang_that_does_not_wait_for_that_any_more() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_pod_that_is_gone_is_done_and_one_that_may_not_be_deleted_says_which_right_is_missing() {
+async fn removal_of_missing_pod_ends_and_forbidden_one_names_right() {
+    // A pod that no longer exists needs no further attempt. If a removal is forbidden, the event names the
+    // manifest that grants the right.
     let mut stage = Stage::start(vec![refused(404), refused(403)]);
     let delete = |pod: &str| Work::Delete {
         pods: vec![pod.into()],
@@ -254,7 +258,7 @@ async fn a_pod_that_is_gone_is_done_and_one_that_may_not_be_deleted_says_which_r
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_gang_that_may_not_be_started_anew_says_so_once_and_goes_on_when_it_may() {
+async fn forbidden_restart_is_reported_once_and_resumes_when_allowed() {
     // Each pod is marked and then deleted: that is refused for both, and once more for both; then it may be done.
     let (fine, refused) = ((200, json!({})), refused(403));
     let answers = [&fine, &fine, &refused, &refused, &refused, &refused];
@@ -321,7 +325,9 @@ async fn a_gang_made_again_is_hindered_again() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_pod_that_is_deleted_for_its_gang_says_before_that_it_did_not_fail_by_itself() {
+async fn pod_deleted_for_restart_is_marked_as_disruption_target() {
+    // The mark is written before the deletion. It shows the pod's controller that the pod did not fail by
+    // itself.
     let stage = Stage::start(Vec::new());
     let delete = Work::Delete {
         pods: vec!["a".into()],
@@ -363,7 +369,7 @@ async fn a_pod_that_cannot_be_marked_is_deleted_all_the_same() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_pod_is_not_deleted_before_it_is_marked_if_only_the_api_server_is_busy() {
+async fn mark_refused_by_busy_api_server_is_retried_before_deletion() {
     for code in [408, 429, 500, 503, 504] {
         let asked = deleted(&[code, code]).await;
         assert_eq!(asked, ["PATCH", "PATCH", "PATCH", "DELETE"], "{code}");
@@ -374,7 +380,9 @@ async fn a_pod_is_not_deleted_before_it_is_marked_if_only_the_api_server_is_busy
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_api_server_that_never_takes_the_mark_does_not_keep_the_gang_from_its_restart() {
+async fn restart_deletes_pods_when_the_mark_keeps_failing() {
+    // After three failed attempts to mark a pod, it is deleted without the mark. A failing API server does
+    // not prevent the restart.
     let asked = deleted(&[503; 3]).await;
     assert_eq!(asked, ["PATCH", "PATCH", "PATCH", "DELETE"]);
 }

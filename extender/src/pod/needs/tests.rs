@@ -50,7 +50,7 @@ fn sidecar(cpu: &str) -> Value {
 }
 
 #[test]
-fn containers_of_all_kinds_make_the_request_as_kube_scheduler_counts() {
+fn pod_request_sums_containers_as_kube_scheduler_does() {
     for (written, milli) in [
         (json!({"containers": [container("1"), container("500m")]}), 1500),
         // The init container is alone.
@@ -95,7 +95,7 @@ fn containers_of_all_kinds_make_the_request_as_kube_scheduler_counts() {
 }
 
 #[test]
-fn a_container_that_is_being_resized_takes_the_most_of_what_it_has_and_will_have() {
+fn resized_container_counts_its_largest_request() {
     let load = |cpu: &str, allocated: &str, actual: &str, reason: &str| {
         let pod = json!({
             "metadata": {"name": "a", "uid": "a"},
@@ -187,7 +187,7 @@ fn selectors_tolerations_and_affinity_are_read_as_written() {
 }
 
 #[test]
-fn a_required_affinity_without_terms_and_an_unknown_operator_hold_nowhere() {
+fn affinity_without_terms_or_with_unknown_operator_matches_none() {
     for required in [
         json!({"nodeSelectorTerms": []}),
         json!({"nodeSelectorTerms": [{}]}),
@@ -246,7 +246,7 @@ fn terms_about_other_pods_find_by_namespace_and_labels() {
 }
 
 #[test]
-fn namespaces_that_are_chosen_by_the_label_of_their_name_are_known() {
+fn namespace_selector_by_name_label_is_resolved() {
     let term = |selector: Value| {
         let term = json!({"topologyKey": "k", "labelSelector": {}, "namespaceSelector": selector});
         let terms =
@@ -269,7 +269,9 @@ fn namespaces_that_are_chosen_by_the_label_of_their_name_are_known() {
 }
 
 #[test]
-fn namespaces_beside_a_selector_that_is_not_known_count_for_keeping_apart_alone() {
+fn namespaces_beside_unknown_selector_count_for_anti_affinity() {
+    // A selector over other labels may select further namespaces. The named ones suffice to keep pods apart,
+    // but not to bring them together.
     let term = json!({"topologyKey": "k", "labelSelector": {}, "namespaces": ["web"],
         "namespaceSelector": {"matchLabels": {"team": "a"}}});
     let both = json!({"requiredDuringSchedulingIgnoredDuringExecution": [term]});
@@ -307,7 +309,7 @@ fn host_ports_of_containers_and_sidecars_are_taken() {
 }
 
 #[test]
-fn a_pod_that_kube_scheduler_stops_for_another_says_so_in_a_condition() {
+fn pod_preempted_by_kube_scheduler_is_detected_by_condition() {
     let mut written = pod("p", 1);
     written["status"]["conditions"] =
         json!([{"type": "DisruptionTarget", "status": "True", "reason": "PreemptionByScheduler"}]);
@@ -355,7 +357,7 @@ fn priority_policy_deletion_and_gang_are_read() {
 }
 
 #[test]
-fn a_pod_that_asks_for_no_devices_is_an_other_pod_and_shares_what_many_have() {
+fn pod_without_devices_shares_profile_and_load() {
     let mut reader = Reader::new(watched());
     let mut web = |name: &str| {
         let pod = json!({
@@ -409,7 +411,7 @@ proptest! {
 }
 
 #[test]
-fn spread_constraints_that_must_hold_are_read_and_the_others_are_not() {
+fn spread_constraints_are_read_unless_schedule_anyway() {
     let zone = json!({
         "maxSkew": 2, "topologyKey": "zone", "whenUnsatisfiable": "DoNotSchedule", "minDomains": 3,
         "labelSelector": {"matchLabels": {"app": "x"}}, "matchLabelKeys": ["hash", "absent"],

@@ -90,7 +90,8 @@ fn level(name: &str, required: bool) -> Option<TopologyRequest> {
 }
 
 #[test]
-fn a_leader_worker_set_whose_workers_wait_for_the_leader_is_two_gangs_a_group() {
+fn leader_worker_set_leader_ready_makes_two_gangs_per_group() {
+    // Workers that wait for a ready leader cannot be in one gang with it.
     let spec =
         |policy: &str| json!({"replicas": 3, "startupPolicy": policy, "leaderWorkerTemplate": {"size": 4}});
     let at_once = of(OwnerKind::LeaderWorkerSet, spec("LeaderCreated"));
@@ -146,7 +147,7 @@ fn a_job_set_is_as_large_as_all_its_jobs() {
 }
 
 #[test]
-fn a_job_set_that_starts_in_order_is_a_gang_for_each_replicated_job() {
+fn job_set_started_in_order_has_one_gang_per_replicated_job() {
     let in_order = job_set(
         json!({"startupPolicy": {"startupPolicyOrder": "InOrder"}}),
         json!({}),
@@ -203,7 +204,7 @@ fn kais_placement_on_any_owner_is_a_wish() {
 }
 
 #[test]
-fn a_ray_cluster_needs_its_head_and_the_fewest_workers_of_each_group() {
+fn ray_cluster_minimum_is_head_plus_fewest_workers_per_group() {
     let spec = |scales: bool| {
         json!({"enableInTreeAutoscaling": scales, "headGroupSpec": {}, "workerGroupSpecs": [
             {"groupName": "h100", "replicas": 4, "minReplicas": 2, "maxReplicas": 10, "numOfHosts": 2},
@@ -229,7 +230,7 @@ fn a_ray_cluster_needs_its_head_and_the_fewest_workers_of_each_group() {
 }
 
 #[test]
-fn a_job_says_how_many_pods_run_at_once_and_nothing_of_a_minimum() {
+fn job_parallelism_gives_the_total_and_no_minimum() {
     let facts = of(
         OwnerKind::Job,
         json!({"parallelism": 8, "completions": 20, "completionMode": "Indexed"}),

@@ -27,7 +27,7 @@ fn job_set_pod() -> Value {
 }
 
 #[test]
-fn a_job_set_is_a_gang_of_all_its_jobs_and_another_after_each_restart() {
+fn job_set_is_one_gang_per_restart_attempt() {
     let membership = claimed(&job_set_pod()).unwrap();
     assert_eq!(gang(&membership), (Integration::JobSet, "train", "8d1f/2"));
     assert_eq!((membership.size, &*membership.role), (Size::Unsaid, "workers"));
@@ -37,7 +37,7 @@ fn a_job_set_is_a_gang_of_all_its_jobs_and_another_after_each_restart() {
 }
 
 #[test]
-fn a_controllers_order_holds_whichever_convention_makes_the_gang() {
+fn controller_rank_holds_under_every_integration() {
     let named = |mut pod: Value, how: &str| {
         match how {
             "a PodGroup of Kubernetes" => pod["spec"]["schedulingGroup"]["podGroupName"] = "pg".into(),
@@ -76,7 +76,7 @@ fn a_controllers_order_holds_whichever_convention_makes_the_gang() {
 }
 
 #[test]
-fn a_job_set_that_places_jobs_exclusively_starts_leaders_before_followers() {
+fn job_set_exclusive_placement_starts_leaders_before_followers() {
     let exclusive = |index: &str, by_selector: bool| {
         let mut pod = job_set_pod();
         for words in ["labels", "annotations"] {
@@ -134,7 +134,8 @@ fn each_group_of_a_leader_worker_set_is_a_gang() {
 }
 
 #[test]
-fn a_leader_worker_set_with_exclusive_placement_makes_workers_after_the_leader_has_a_node() {
+fn leader_worker_set_exclusive_placement_makes_two_gangs() {
+    // The controller creates the workers only when the leader has a node. So the leader is a gang of its own.
     let pod = |worker: &str| {
         json!({"metadata": {
             "labels": {
@@ -160,7 +161,7 @@ fn a_leader_worker_set_with_exclusive_placement_makes_workers_after_the_leader_h
 }
 
 #[test]
-fn the_slices_of_a_leader_worker_set_do_not_depend_on_where_its_leader_counts() {
+fn leader_worker_set_slices_ignore_where_the_leader_counts() {
     let hint = |size: &str, sub: &str| {
         let mut pod = group_pod("llama-1-3", "3", "llama-1");
         let annotations = &mut pod["metadata"]["annotations"];

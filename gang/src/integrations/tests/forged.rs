@@ -74,7 +74,7 @@ fn pods(name: &str) -> Vec<(&'static str, Value)> {
 }
 
 #[test]
-fn what_can_be_no_name_is_told_shortened_and_no_object_is_read_for_it() {
+fn invalid_owner_name_is_reported_shortened_and_never_read() {
     let endless = "x".repeat(200_000);
     let wrong = [
         &*endless,

@@ -150,7 +150,7 @@ fn a_group_of_plain_pods_of_kueue_is_a_gang_of_all_of_them() {
 }
 
 #[test]
-fn a_group_of_kueue_may_be_named_by_an_annotation_which_goes_before_the_label() {
+fn kueue_group_annotation_goes_before_the_label() {
     let name = "kueue.x-k8s.io/pod-group-name";
     let pod = |label: Option<&str>, annotation: &str, more: &str| {
         let mut pod = json!({"metadata": {

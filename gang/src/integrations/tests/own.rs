@@ -106,7 +106,7 @@ fn every_mistake_is_named_with_what_is_allowed() {
 }
 
 #[test]
-fn each_part_of_a_gangs_name_between_dots_has_a_letter_or_digit_at_both_ends() {
+fn gang_name_parts_start_and_end_with_letter_or_digit() {
     for name in ["a..b", "a.-b", "a-.b", "a.", ".a", "-a", "a-"] {
         let membership = plain(json!({"gantry.dev/gang": name})).unwrap();
         assert!(faults(&membership)[0].contains("is no name of a gang"), "{name}");
@@ -167,7 +167,9 @@ fn none_and_a_word_about_the_gang_contradict_each_other() {
 }
 
 #[test]
-fn what_makes_sense_of_a_gang_only_is_no_word_to_be_ignored_on_a_pod_of_none() {
+fn gang_annotation_without_gang_name_is_a_fault_not_ignored() {
+    // An annotation that has a meaning only in a gang makes the pod a gang of its own, which waits. It is not
+    // ignored.
     for (name, text) in [("gantry.dev/gang-min", "4"), ("gantry.dev/gang-repair", "hold")] {
         let membership = plain(json!({name: text})).unwrap();
         assert_eq!(
@@ -197,7 +199,7 @@ fn a_persons_number_goes_before_that_of_any_convention() {
 }
 
 #[test]
-fn a_pod_group_says_how_many_are_needed_and_the_job_how_many_all_are() {
+fn pod_group_gives_the_minimum_and_job_the_total() {
     let pod = |kind: &str, api: &str, more: Value| {
         let mut pod = json!({"metadata": {
             "labels": {"scheduling.x-k8s.io/pod-group": "pg"},
@@ -326,7 +328,8 @@ fn a_gang_by_a_mere_name_remembers_which_job_made_the_pod() {
 }
 
 #[test]
-fn what_made_a_pod_is_known_where_nothing_else_tells_its_run_from_the_next() {
+fn controller_uid_distinguishes_otherwise_equal_incarnations() {
+    // The UID of the controller is read where no other field distinguishes this incarnation from the next.
     let made_by = |metadata: Value| {
         let membership = claimed(&json!({"metadata": metadata})).unwrap();
         membership.made_by.map(|uid| uid.to_string())

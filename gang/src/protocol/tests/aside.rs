@@ -52,7 +52,9 @@ fn a_member_that_has_come_and_left_is_bound_with_the_others() {
 }
 
 #[test]
-fn who_is_to_be_bound_without_being_brought_again_keeps_its_place_though_enough_are_there_without_it() {
+fn deferred_bind_keeps_its_reservation_above_the_minimum() {
+    // The member left the barrier at its timeout and is bound by the extender. Its reservation stays,
+    // although the minimum is met without it.
     let mut world = World::new();
     world.members("a", 1, 1);
     let mut light = member("light", membership("a", 1));
@@ -86,7 +88,7 @@ fn who_has_come_is_not_brought_again_while_its_place_is_good() {
 }
 
 #[test]
-fn who_has_come_and_cannot_go_there_any_more_trades_places_like_any_other() {
+fn timed_out_member_whose_node_is_not_offered_swaps_nodes() {
     let mut world = World::new();
     world.members("a", 2, 2);
     world.plan();
@@ -97,7 +99,7 @@ fn who_has_come_and_cannot_go_there_any_more_trades_places_like_any_other() {
 }
 
 #[test]
-fn where_a_node_offers_less_than_before_its_member_has_to_come_anew() {
+fn timed_out_member_arrives_again_after_capacity_shrinks() {
     let mut world = World::new();
     world.members("a", 3, 3);
     world.plan();
@@ -197,7 +199,8 @@ fn one_that_left_while_the_decision_was_written_is_bound_too() {
 }
 
 #[test]
-fn what_comes_of_a_bind_that_nobody_called_for_is_as_of_any_other() {
+fn deferred_bind_failure_activates_the_pod() {
+    // A bind that the extender starts after the barrier timeout ends like any other.
     let mut world = World::new();
     world.members("a", 2, 2);
     world.plan();

@@ -48,7 +48,9 @@ fn plan(world: &mut World) {
 }
 
 #[test]
-fn a_gang_whose_decision_cannot_be_written_keeps_no_place_and_says_how_many_members_could() {
+fn gang_too_large_to_write_reserves_nothing_and_names_the_limit() {
+    // The decision would exceed the largest object that etcd takes. The message says how many members could
+    // be written.
     let mut world = of_eight(3_000, 3_000);
     plan(&mut world);
     assert_eq!(world.phase("a"), GangPhase::Queued);
@@ -65,7 +67,7 @@ fn a_gang_whose_decision_cannot_be_written_keeps_no_place_and_says_how_many_memb
 }
 
 #[test]
-fn members_beyond_the_minimum_are_placed_as_far_as_they_can_be_written_down() {
+fn surplus_members_are_placed_up_to_the_object_size_limit() {
     let mut world = of_eight(3_000, 1_000);
     plan(&mut world);
     assert_eq!(world.phase("a"), GangPhase::Reserved);

@@ -74,7 +74,7 @@ fn our_gates_go_when_the_quorum_exists_and_not_before() {
 }
 
 #[test]
-fn a_gang_whose_gates_may_not_be_removed_keeps_no_places_and_is_planned_once_they_may() {
+fn gang_with_unremovable_gates_reserves_nothing_until_allowed() {
     let mut world = World::new();
     for name in ["a0", "a1"] {
         world.see(gated(member(name, membership("a", 2)), true));
@@ -124,7 +124,7 @@ fn a_gang_whose_gates_may_not_be_removed_keeps_no_places_and_is_planned_once_the
 }
 
 #[test]
-fn a_gang_for_which_pods_may_not_be_evicted_keeps_its_places_while_gates_are_being_removed() {
+fn gang_without_eviction_right_keeps_reservations_while_gated() {
     let mut world = World::new();
     world.see(gated(member("a0", membership("a", 2)), true));
     world.see(gated(member("a1", membership("a", 2)), true));
@@ -139,7 +139,7 @@ fn a_gang_for_which_pods_may_not_be_evicted_keeps_its_places_while_gates_are_bei
 }
 
 #[test]
-fn a_gang_is_planned_without_those_whose_gates_may_not_be_removed_if_the_others_are_enough() {
+fn gang_is_planned_without_gated_members_if_the_rest_suffice() {
     let mut world = World::new();
     world.members("a", 2, 2);
     world.see(gated(member("a2", membership("a", 2)), true));
@@ -176,7 +176,7 @@ fn members_without_devices_count_as_arrived_once_they_exist() {
 }
 
 #[test]
-fn failed_and_leaving_members_do_not_count_and_completed_ones_do() {
+fn member_count_includes_completed_but_not_failed_or_leaving() {
     let mut world = World::new();
     let mut failed = member("a0", membership("a", 3));
     world.see(failed.clone());
@@ -194,7 +194,7 @@ fn failed_and_leaving_members_do_not_count_and_completed_ones_do() {
 }
 
 #[test]
-fn the_rest_of_an_announced_total_is_waited_for_but_not_for_long() {
+fn announced_total_is_waited_for_a_short_time() {
     let mut world = World::new();
     let mut said = membership("a", 2);
     said.size = Size::Stated {
@@ -270,7 +270,9 @@ fn a_size_that_the_owner_knows_is_asked_of_the_pod_group() {
 }
 
 #[test]
-fn a_gang_whose_owner_may_start_some_pods_first_says_that_it_cannot_be_read() {
+fn gang_status_reports_that_a_staged_owner_is_unreadable() {
+    // An owner that starts some pods before others decides which pods form a gang. If it cannot be read, the
+    // status says so.
     let of = |kind: OwnerKind| {
         let owner = OwnerRef { kind, ..pod_group() };
         let membership = Membership {
@@ -337,7 +339,7 @@ fn what_is_told_of_an_owner_that_no_gang_goes_by_is_not_kept() {
 }
 
 #[test]
-fn members_that_contradict_one_another_are_told_so_and_not_planned() {
+fn contradicting_members_make_the_gang_invalid() {
     let mut world = World::new();
     world.see(member("a0", membership("a", 1)));
     world.plan();
@@ -394,7 +396,7 @@ fn looked_at(pods: u32) -> u64 {
 }
 
 #[test]
-fn a_pod_costs_the_same_however_many_others_its_gang_has_that_contradict_it() {
+fn contradicting_pod_costs_the_same_in_large_gangs() {
     let (few, many) = (looked_at(100), looked_at(2_000));
     assert!(
         many <= few + 1 && many > 0,
@@ -403,7 +405,8 @@ fn a_pod_costs_the_same_however_many_others_its_gang_has_that_contradict_it() {
 }
 
 #[test]
-fn two_jobs_that_give_their_gangs_one_name_are_told_so_and_none_is_half_done() {
+fn two_jobs_with_one_gang_name_make_it_invalid() {
+    // If both jobs exceed the total together, neither of them is bound in part.
     let mut world = World::new();
     for pod in ["a0", "a1"] {
         world.see(of_job("left", pod, 3));
@@ -431,7 +434,7 @@ fn two_jobs_that_give_their_gangs_one_name_are_told_so_and_none_is_half_done() {
 }
 
 #[test]
-fn a_job_that_comes_to_a_bound_gang_with_its_name_gets_no_place_in_it() {
+fn second_job_with_the_name_of_a_bound_gang_gets_no_reservation() {
     let mut world = World::new();
     for pod in ["a0", "a1"] {
         world.see(of_job("left", pod, 2));
@@ -552,7 +555,7 @@ fn of_two_gangs_of_one_object_name_the_second_is_told_so() {
 }
 
 #[test]
-fn a_pod_that_names_another_gang_moves_there_unless_it_has_a_place() {
+fn pod_that_names_another_gang_moves_unless_reserved() {
     let mut world = World::new();
     world.see(member("p", membership("a", 2)));
     world.see(member("p", membership("b", 1)));

@@ -29,13 +29,14 @@ fn looked_at(count: u32) -> u64 {
 }
 
 #[test]
-fn a_member_that_comes_costs_the_same_however_many_others_are_on_their_way() {
+fn arriving_member_costs_the_same_in_large_gangs() {
     let (few, many) = (looked_at(100), looked_at(2_000));
     assert!(many <= few.max(2), "{few} with 100, {many} with 2,000");
 }
 
 #[test]
-fn who_has_come_or_is_just_being_bound_keeps_its_place_and_who_has_not_gives_it_back_in_time() {
+fn surplus_member_absent_at_timeout_releases_reservation() {
+    // Surplus members that have arrived, or are being bound, keep their reservations.
     let mut world = with_extras(4);
     world.pass(30);
     world.come("a1");

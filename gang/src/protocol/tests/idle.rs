@@ -21,7 +21,9 @@ fn words(world: &mut World) -> (String, String) {
 }
 
 #[test]
-fn the_place_of_a_lost_member_can_be_given_up_until_somebody_comes_for_it() {
+fn orphaned_reservation_can_be_released_until_it_is_claimed() {
+    // A replacement claims the reservation of a lost member. From then on it cannot be released for another
+    // gang.
     let mut world = World::new();
     world.bound_gang_of("a", 3, &membership("a", 3));
     assert!(idle(&world, "a").is_empty());

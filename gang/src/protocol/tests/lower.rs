@@ -95,7 +95,9 @@ fn a_job_that_is_made_smaller_is_complete_as_it_is() {
 }
 
 #[test]
-fn a_gang_is_not_started_anew_because_its_pods_go_before_its_owner_is_seen_to_be_smaller() {
+fn pods_removed_before_owner_shrinks_do_not_restart_the_gang() {
+    // When an owner is scaled down, its pods may go before its new size is observed. The gang waits a moment
+    // before it restarts.
     let mut world = of_five(Repair::Restart);
     go(&mut world, [3, 4], Repair::Restart);
     assert_eq!(world.take_work(), []);
@@ -111,7 +113,7 @@ fn a_gang_is_not_started_anew_because_its_pods_go_before_its_owner_is_seen_to_be
 }
 
 #[test]
-fn who_comes_at_once_in_place_of_a_lost_member_does_not_keep_its_gang_from_being_started_anew() {
+fn immediate_replacement_does_not_prevent_a_restart() {
     let mut world = of_five(Repair::Restart);
     go(&mut world, [3, 4], Repair::Restart);
     for number in [3, 4] {
@@ -190,7 +192,7 @@ fn a_forged_pod_does_not_lower_what_its_owner_says() {
 }
 
 #[test]
-fn a_minimum_that_is_lowered_while_the_decision_is_written_holds_right_after() {
+fn minimum_lowered_during_decision_write_holds_afterwards() {
     let mut world = World::new();
     says(&mut world, 4);
     for number in 0..5 {

@@ -6,7 +6,7 @@ use crate::membership::OwnerFacts;
 use crate::protocol::Answer;
 
 #[test]
-fn a_pod_that_was_told_that_the_owner_is_unread_is_woken_once_it_is_read() {
+fn pod_refused_for_unread_owner_is_activated_once_it_is_read() {
     let mut world = World::new();
     world.see(member("a0", in_pod_group()));
     world.see(member("a1", in_pod_group()));
@@ -37,7 +37,9 @@ fn counts_alone_wake_nobody() {
 }
 
 #[test]
-fn a_reason_that_comes_back_soon_wakes_nobody_and_one_that_comes_and_goes_wakes_seldom() {
+fn reason_that_returns_soon_rarely_activates_pods() {
+    // A reason that returns before a pod is activated activates none. One that alternates activates pods at a
+    // limited rate.
     let mut world = World::new();
     world.members("a", 2, 2);
     world.refuse("no room");
@@ -63,7 +65,9 @@ fn a_reason_that_comes_back_soon_wakes_nobody_and_one_that_comes_and_goes_wakes_
 }
 
 #[test]
-fn members_told_that_others_are_missing_are_told_that_there_is_no_room() {
+fn members_waiting_for_others_are_activated_for_lack_of_room() {
+    // The reason changes from missing members to missing devices. A reason that differs only in its counts
+    // activates no pod.
     let mut world = World::new();
     world.members("a", 1, 2);
     world.waits("a0");
@@ -87,7 +91,7 @@ fn basic() -> OwnerFacts {
 }
 
 #[test]
-fn pods_that_were_kept_back_as_members_and_are_no_gang_are_let_go_all_at_once() {
+fn refused_pods_of_no_gang_are_all_activated_at_once() {
     let mut world = World::new();
     for number in 0..500 {
         let mut pod = member(&format!("a{number}"), in_pod_group());
@@ -107,7 +111,9 @@ fn pods_that_were_kept_back_as_members_and_are_no_gang_are_let_go_all_at_once() 
 }
 
 #[test]
-fn who_is_just_being_told_to_wait_is_let_go_once_it_can_hear_of_it() {
+fn pod_refused_during_activation_is_activated_again() {
+    // kube-scheduler may mark the pod unschedulable after the first activation, which is then lost. So a
+    // second one follows.
     let mut world = World::new();
     world.see(member("a0", in_pod_group()));
     world.waits("a0");

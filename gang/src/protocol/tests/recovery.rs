@@ -69,7 +69,9 @@ fn a_decided_gang_is_finished_by_the_next_process() {
 }
 
 #[test]
-fn the_place_of_a_lost_member_of_a_role_is_kept_until_its_owner_is_read_and_then_because_it_is_needed() {
+fn lost_role_reservation_is_kept_until_its_owner_is_read() {
+    // After a fail-over it is unknown which roles are needed. Once the owner is read, only a needed
+    // reservation is kept.
     let roles = wants_roles(&[("ps", 1), ("worker", 1)]);
     let owned = |pod: &str, role: &str| member(pod, in_role(role));
     let mut world = World::new();
@@ -132,7 +134,7 @@ fn a_bound_gang_is_bound_and_says_nothing_new() {
 }
 
 #[test]
-fn a_member_that_was_bound_after_the_last_word_is_known_by_its_devices() {
+fn member_bound_after_the_last_status_is_found_by_its_devices() {
     let (mut status, mut pods) = before(1, Repair::Hold);
     // The object still says that the place is kept for somebody.
     let slots = &mut status.decision.as_mut().unwrap().reservations;
@@ -260,7 +262,7 @@ fn completed_members_whose_pods_are_gone_still_count() {
 }
 
 #[test]
-fn a_status_that_counts_more_members_than_there_can_be_is_not_believed() {
+fn status_with_too_many_completed_members_is_capped() {
     let (mut status, pods) = before(3, Repair::Hold);
     status.completed = u32::MAX;
     let mut world = after(&status, &pods);
@@ -325,7 +327,8 @@ fn an_object_of_ours_that_is_nobodys_goes() {
 }
 
 #[test]
-fn a_decision_that_is_written_late_over_places_of_others_is_buried() {
+fn late_decision_over_reservations_of_others_is_discarded() {
+    // A former leader writes a decision after the new leader gave one of its devices to another gang.
     let (status, pods) = before(0, Repair::Hold);
     let mut world = World::new();
     // Who leads now has given one of the devices to another gang.
@@ -389,7 +392,7 @@ fn a_place_that_two_decisions_name_is_that_of_the_younger_one() {
 }
 
 #[test]
-fn a_gang_that_waited_before_a_restart_has_not_begun_to_wait_anew() {
+fn waiting_since_survives_an_extender_restart() {
     let waited = |created: i64| {
         let mut before = World::new();
         before.members("a", 2, 2);

@@ -73,7 +73,7 @@ fn all_or_none(world: &mut World, membership: &Membership) {
 }
 
 #[test]
-fn the_next_job_of_a_pod_group_is_bound_as_a_whole_or_not_at_all() {
+fn next_job_of_a_pod_group_is_bound_all_or_none() {
     let mut world = World::new();
     with_group(&mut world, 4);
     done(&mut world, &in_group("first"));
@@ -83,14 +83,16 @@ fn the_next_job_of_a_pod_group_is_bound_as_a_whole_or_not_at_all() {
 }
 
 #[test]
-fn the_next_pods_that_nobody_made_are_bound_as_a_whole_or_not_at_all() {
+fn next_pods_without_controller_are_bound_all_or_none() {
     let mut world = World::new();
     done(&mut world, &membership("a", 4));
     all_or_none(&mut world, &membership("a", 4));
 }
 
 #[test]
-fn the_next_job_whose_template_names_the_gang_is_not_taken_for_another_gang_of_that_name() {
+fn next_job_with_the_gang_name_in_its_template_is_no_rival() {
+    // The pods of the next job belong to the next incarnation. They are not taken for a second gang of the
+    // same name.
     let mut world = World::new();
     done(&mut world, &named("first", 4));
     all_or_none(&mut world, &named("second", 4));
@@ -107,7 +109,7 @@ fn the_next_job_may_want_another_number() {
 }
 
 #[test]
-fn the_next_job_is_another_run_too_where_the_object_says_how_many_are_needed() {
+fn next_job_is_another_incarnation_if_object_has_the_minimum() {
     let mut world = World::new();
     let spec = GangSpec {
         min_member: Some(4),
@@ -145,7 +147,8 @@ fn what_the_same_job_makes_next_is_no_other_run() {
 }
 
 #[test]
-fn a_pod_that_nobody_made_takes_the_place_of_one_that_was_lost_though_the_others_are_done() {
+fn pod_without_controller_replaces_lost_member_of_ended_gang() {
+    // A pod without a controller replaces a lost member, although the other members have completed.
     // One beyond the minimum is lost, and made anew when the others have ended.
     let mut world = World::new();
     world.bound_gang("a", 3, 2);
@@ -170,7 +173,8 @@ fn a_pod_that_nobody_made_takes_the_place_of_one_that_was_lost_though_the_others
 }
 
 #[test]
-fn a_job_that_comes_while_the_one_before_still_runs_is_another_run_once_that_is_done() {
+fn job_created_before_the_previous_ends_is_a_new_incarnation() {
+    // The second job waits while the first runs. It becomes the next incarnation when the first is done.
     let mut world = World::new();
     with_group(&mut world, 4);
     let first = in_group("first");
@@ -185,7 +189,7 @@ fn a_job_that_comes_while_the_one_before_still_runs_is_another_run_once_that_is_
 }
 
 #[test]
-fn where_more_may_be_than_are_needed_a_job_that_comes_later_is_one_of_those() {
+fn later_job_of_an_elastic_gang_joins_its_incarnation() {
     let mut world = World::new();
     let of = |job: &str| {
         let mut of = membership("a", 2);
@@ -253,7 +257,7 @@ fn both(first: &Membership, second: &Membership, bound_to: usize) -> Vec<Member>
 }
 
 #[test]
-fn whoever_takes_over_tells_the_next_run_from_the_one_that_is_done() {
+fn new_leader_distinguishes_next_incarnation_from_finished() {
     let memberships = [
         (in_group("first"), in_group("second")),
         (named("first", 4), named("second", 4)),

@@ -72,7 +72,7 @@ pub(super) fn two_short_gangs() -> World {
 }
 
 #[test]
-fn of_two_short_gangs_one_is_completed_before_the_other_gets_anything() {
+fn short_gang_is_completed_before_another_gets_devices() {
     let mut world = two_short_gangs();
     assert_eq!(&*world.refuse("no room").gang.name, "a");
     assert_eq!(&*world.refuse("no room").gang.name, "b");
@@ -88,7 +88,7 @@ fn of_two_short_gangs_one_is_completed_before_the_other_gets_anything() {
 }
 
 #[test]
-fn a_short_gang_that_lacks_less_goes_first_and_a_higher_priority_before_that() {
+fn short_gangs_are_ordered_by_priority_then_by_missing_members() {
     let mut world = two_short_gangs();
     let mut membership = membership("a", 4);
     membership.key.namespace = "team-a".into();
@@ -107,7 +107,8 @@ fn a_short_gang_that_lacks_less_goes_first_and_a_higher_priority_before_that() {
 }
 
 #[test]
-fn a_member_of_a_role_that_is_complete_does_not_take_the_place_that_another_role_lacks() {
+fn surplus_member_of_a_role_leaves_room_for_a_missing_role() {
+    // Only the worker that the gang lacks is planned. The additional `ps` is beyond what its role needs.
     let roles = wants_roles(&[("ps", 2), ("worker", 2)]);
     let mut world = World::new();
     world.group_says(roles.clone());
@@ -136,7 +137,7 @@ fn a_member_of_a_role_that_is_complete_does_not_take_the_place_that_another_role
 }
 
 #[test]
-fn members_beyond_the_minimum_that_did_not_come_do_not_hold_up_one_that_is_needed() {
+fn absent_surplus_members_do_not_delay_a_needed_member() {
     let mut world = World::new();
     world.bound_gang("a", 2, 2);
     world.see(member("a2", membership("a", 2)));
@@ -149,7 +150,7 @@ fn members_beyond_the_minimum_that_did_not_come_do_not_hold_up_one_that_is_neede
 }
 
 #[test]
-fn a_member_for_which_there_was_no_room_beside_the_others_is_told_why_once_they_are_bound() {
+fn surplus_member_without_room_gets_a_reason_once_gang_is_bound() {
     let mut world = World::new();
     for pod in ["a0", "a1", "a2"] {
         world.see(member(pod, membership("a", 2)));

@@ -126,7 +126,7 @@ fn conditions_keep_the_time_since_when_they_are_as_they_are() {
 }
 
 #[test]
-fn conventions_that_are_passed_over_are_named_on_the_gang_and_to_its_pods() {
+fn ignored_integrations_are_named_on_the_gang_and_to_its_pods() {
     let mut world = World::new();
     let mut both = membership("a", 2);
     both.also = vec![Integration::Coscheduling, Integration::Volcano];
@@ -219,7 +219,7 @@ fn why_a_gang_that_is_being_bound_lacks_a_place_is_told() {
 }
 
 #[test]
-fn who_decided_a_bound_gang_is_said_also_when_a_pod_contradicts_it() {
+fn decided_by_of_bound_gang_survives_a_contradicting_pod() {
     let mut world = World::new();
     world.bound_gang("a", 2, 2);
     let said = world.status("a").decided_by;
@@ -383,7 +383,7 @@ fn one_member_is_counted_in_the_singular() {
 }
 
 #[test]
-fn when_members_without_devices_were_bound_is_known_after_a_fail_over() {
+fn bound_at_of_members_without_devices_survives_fail_over() {
     let mut world = World::new();
     for pod in ["a0", "a1"] {
         world.see(bound(light(pod, 2), "n0"));

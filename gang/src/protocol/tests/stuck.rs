@@ -41,7 +41,7 @@ fn hold() -> u64 {
 }
 
 #[test]
-fn gangs_that_are_short_for_as_long_as_a_place_is_kept_are_stuck_and_planned_again() {
+fn gangs_short_for_the_hold_time_are_deadlocked_and_replanned() {
     let mut world = two_short_gangs();
     refuse_all(&mut world);
     world.pass(hold() - 1);
@@ -82,7 +82,9 @@ fn who_gets_a_place_is_as_stuck_until_it_has_all() {
 }
 
 #[test]
-fn who_lacks_the_members_to_be_whole_or_goes_on_without_is_not_stuck() {
+fn gang_without_members_or_need_for_them_is_not_deadlocked() {
+    // A gang without enough pods to be complete is not deadlocked. A gang with `Ignore` continues without
+    // them.
     let mut world = two_short_gangs();
     refuse_all(&mut world);
     world.pass(hold());
@@ -102,7 +104,7 @@ fn who_lacks_the_members_to_be_whole_or_goes_on_without_is_not_stuck() {
 }
 
 #[test]
-fn a_gang_that_gives_way_goes_as_a_whole_says_to_whom_and_begins_anew() {
+fn yielding_gang_is_evicted_whole_names_preemptor_and_restarts() {
     let mut world = two_short_gangs();
     refuse_all(&mut world);
     world.pass(hold());

@@ -16,7 +16,9 @@ fn decision() -> Decision {
 }
 
 #[test]
-fn what_was_said_since_the_watch_showed_the_decision_outlives_the_end_of_its_write() {
+fn status_after_watch_event_survives_end_of_decision_write() {
+    // A status that was queued after the watch showed the decision is newer than that write. The end of the
+    // write does not drop it.
     let said = |decision| GangStatus {
         decision,
         ..GangStatus::default()
@@ -34,7 +36,9 @@ fn what_was_said_since_the_watch_showed_the_decision_outlives_the_end_of_its_wri
 }
 
 #[test]
-fn a_decision_says_whose_it_is_though_no_status_was_ever_written() {
+fn decision_without_earlier_status_names_its_gang() {
+    // The decision may be the first status of the object. It identifies the gang, so that the next leader can
+    // assign it.
     let gang = GangKey {
         namespace: "default".into(),
         name: "a".into(),

@@ -175,7 +175,8 @@ fn the_leaves_of_kais_sub_groups_have_the_pods() {
 }
 
 #[test]
-fn of_kais_minimum_and_those_of_its_sub_groups_the_greater_counts_and_is_named() {
+fn kai_minimum_is_the_greater_of_group_and_sub_groups() {
+    // The field that gives the greater number is named as its source.
     let of_both = |min: u32| {
         let groups = json!([{"name": "a", "minMember": 2}, {"name": "b", "minMember": 4}]);
         let facts = of(

@@ -18,7 +18,7 @@ fn says(kind: OwnerKind, condition: &str, holds: &str) -> bool {
 }
 
 #[test]
-fn an_owner_that_has_ended_is_over_and_one_that_is_started_anew_is_not() {
+fn owner_is_over_when_ended_and_not_while_restarting() {
     let over = [
         (OwnerKind::Job, "Complete"),
         (OwnerKind::Job, "Failed"),

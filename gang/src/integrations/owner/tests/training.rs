@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn a_training_job_needs_all_its_replicas_unless_it_says_otherwise() {
+fn training_job_minimum_is_all_replicas_unless_stated() {
     let spec = |more: Value| {
         let mut spec = json!({"pytorchReplicaSpecs": {"Master": {}, "Worker": {"replicas": 7}}});
         spec.as_object_mut()
@@ -47,7 +47,7 @@ fn a_training_job_needs_all_its_replicas_unless_it_says_otherwise() {
 }
 
 #[test]
-fn the_roles_of_every_training_job_stand_in_a_field_of_their_own() {
+fn training_job_roles_are_read_from_the_field_of_each_kind() {
     let fields = [
         (OwnerKind::TfJob, "tfReplicaSpecs"),
         (OwnerKind::MpiJob, "mpiReplicaSpecs"),

@@ -8,7 +8,7 @@ use crate::protocol::GangEvent;
 use crate::protocol::{Answer, Arrival, BindEnd, Placement, Reservation};
 
 #[test]
-fn members_that_come_after_siblings_are_bound_are_not_waited_for() {
+fn members_that_follow_bound_siblings_are_not_waited_for() {
     let mut world = World::new();
     world.members("a", 3, 3);
     let wanted = world.next().unwrap();
@@ -45,7 +45,8 @@ fn members_that_come_after_siblings_are_bound_are_not_waited_for() {
 }
 
 #[test]
-fn after_the_decision_the_late_pass_at_once_and_nothing_is_taken_back() {
+fn late_members_pass_at_once_after_the_decision() {
+    // Once the decision is written, no timeout and no withdrawal takes it back.
     let mut world = World::new();
     world.members("a", 3, 2);
     world.plan();
@@ -101,7 +102,7 @@ fn a_member_bound_elsewhere_past_us_gives_its_place_back() {
 }
 
 #[test]
-fn a_minimum_that_changes_once_it_is_decided_changes_nothing_but_a_condition() {
+fn minimum_changed_after_decision_only_sets_a_condition() {
     let mut world = World::new();
     world.bound_gang("a", 2, 2);
     for pod in ["a0", "a1"] {

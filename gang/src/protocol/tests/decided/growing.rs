@@ -7,7 +7,7 @@ use crate::protocol::GangEvent;
 use crate::protocol::Placement;
 
 #[test]
-fn a_bound_gang_grows_when_there_is_room_and_goes_after_those_that_have_nothing() {
+fn bound_gang_grows_after_gangs_that_have_nothing() {
     let mut world = World::new();
     world.bound_gang("a", 2, 2);
     world.see(member("a2", membership("a", 2)));
@@ -31,7 +31,7 @@ fn a_bound_gang_grows_when_there_is_room_and_goes_after_those_that_have_nothing(
 }
 
 #[test]
-fn a_member_beyond_the_minimum_that_does_not_come_gives_its_place_back() {
+fn surplus_member_that_does_not_arrive_releases_reservation() {
     let mut world = World::new();
     world.bound_gang("a", 2, 2);
     world.see(member("a2", membership("a", 2)));

@@ -35,7 +35,7 @@ fn gated(mut member: Member) -> Member {
 }
 
 #[test]
-fn the_gate_of_a_replacement_goes_though_others_of_the_decided_gang_are_missing() {
+fn replacement_gate_is_removed_while_others_are_missing() {
     let mut world = World::new();
     world.bound_gang("a", 3, 3);
     // Whether those that are gone had ended well is not known: nobody may ever come in their place.
@@ -49,7 +49,7 @@ fn the_gate_of_a_replacement_goes_though_others_of_the_decided_gang_are_missing(
 }
 
 #[test]
-fn the_gate_of_a_replacement_for_which_no_place_is_kept_goes_once_it_has_one() {
+fn replacement_gate_without_reservation_stays_until_planned() {
     let mut world = World::new();
     let membership = with_repair(membership("a", 3), Repair::Ignore);
     world.bound_gang_of("a", 3, &membership);
@@ -63,7 +63,7 @@ fn the_gate_of_a_replacement_for_which_no_place_is_kept_goes_once_it_has_one() {
 }
 
 #[test]
-fn a_member_that_is_deleted_and_ends_well_for_it_has_not_completed() {
+fn deleted_member_that_succeeds_has_not_completed() {
     let mut world = World::new();
     world.bound_gang("a", 2, 2);
     let going = leaving(bound(member("a0", membership("a", 2)), "n0"));
@@ -87,7 +87,7 @@ fn a_member_that_is_deleted_and_ends_well_for_it_has_not_completed() {
 }
 
 #[test]
-fn the_place_of_a_member_that_is_stopped_for_another_pod_is_not_kept_from_that() {
+fn preempted_member_releases_its_reservation() {
     let mut world = World::new();
     world.bound_gang("a", 2, 2);
     world.see(Member {
@@ -263,7 +263,7 @@ fn given_to(second: &str, gang: &str, min: u32) -> World {
 }
 
 #[test]
-fn the_place_of_a_lost_member_is_not_kept_where_others_have_its_devices() {
+fn lost_member_reservation_excludes_devices_given_to_others() {
     for (second, gang, min, reserved) in [
         // Whom it has beyond its minimum makes good the loss of the first that goes, whose place is given up.
         ("a3", "a", 3, &["a-g0"][..]),
@@ -282,7 +282,8 @@ fn the_place_of_a_lost_member_is_not_kept_where_others_have_its_devices() {
 }
 
 #[test]
-fn a_place_is_kept_for_members_as_it_was_planned_and_as_its_member_has_come_to_be() {
+fn reservation_fits_the_planned_and_the_observed_shape() {
+    // The shape of a member may change after planning. A replacement of either shape gets the reservation.
     for (shape, kept) in [(0, true), (7, true), (8, false)] {
         let mut world = World::new();
         world.bound_gang("a", 2, 2);

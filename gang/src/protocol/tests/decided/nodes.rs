@@ -8,7 +8,7 @@ use crate::protocol::Arrival;
 use crate::protocol::GangEvent;
 
 #[test]
-fn a_node_lost_after_the_decision_means_new_places_for_those_not_bound_there() {
+fn node_lost_after_decision_replans_members_not_bound_there() {
     let (mut world, decision) = committing();
     world.handle(GangEvent::Committed {
         gang: &key("a"),
@@ -32,7 +32,7 @@ fn a_node_lost_after_the_decision_means_new_places_for_those_not_bound_there() {
 }
 
 #[test]
-fn a_node_lost_while_the_decision_is_written_is_left_out_after_it() {
+fn node_lost_during_decision_write_is_excluded_afterwards() {
     let (mut world, decision) = committing();
     world.handle(GangEvent::NodeLost { node: &"n1".into() });
     assert_eq!(world.phase("a"), GangPhase::Committing);
@@ -48,7 +48,7 @@ fn a_node_lost_while_the_decision_is_written_is_left_out_after_it() {
 }
 
 #[test]
-fn a_place_that_is_not_offered_after_the_decision_is_planned_anew_by_itself() {
+fn node_not_offered_after_decision_replans_only_that_member() {
     let (mut world, decision) = committing();
     world.handle(GangEvent::Committed {
         gang: &key("a"),

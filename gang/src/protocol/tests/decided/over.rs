@@ -76,7 +76,7 @@ fn no_place_is_kept_for_members_whose_job_is_over() {
 }
 
 #[test]
-fn places_are_given_up_when_a_job_says_only_after_its_pods_are_gone_that_it_is_over() {
+fn reservations_are_released_when_job_ends_after_its_pods_left() {
     let mut world = one_has_ended(&of_mpi_job());
     world.gone("a1");
     world.gone("a2");
@@ -116,7 +116,7 @@ fn a_job_that_goes_on_after_all_has_places_kept_again() {
 }
 
 #[test]
-fn no_place_is_kept_while_a_job_is_suspended_and_it_goes_on_as_a_whole() {
+fn suspended_job_keeps_no_reservation_and_resumes_as_a_whole() {
     for repair in [Repair::Hold, Repair::Restart] {
         let membership = with_repair(of_mpi_job(), repair);
         let mut world = one_has_ended(&membership);
@@ -164,7 +164,7 @@ fn an_owner_that_could_never_be_read_is_not_taken_for_over() {
 }
 
 #[test]
-fn a_gang_that_is_over_is_forgotten_and_pods_that_come_again_begin_anew() {
+fn finished_gang_is_forgotten_and_later_pods_start_a_new_one() {
     let mut world = World::new();
     world.bound_gang("a", 2, 2);
     world.status("a");

@@ -94,7 +94,7 @@ fn what_has_ended_well_counts_after_a_restart_too() {
 }
 
 #[test]
-fn what_had_ended_well_counts_also_if_that_is_known_only_after_the_restart_began() {
+fn success_observed_after_restart_began_still_counts() {
     let mut world = World::new();
     let membership = with_repair(membership("a", 2), Repair::Restart);
     world.bound_gang_of("a", 2, &membership);

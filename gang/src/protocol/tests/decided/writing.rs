@@ -25,7 +25,7 @@ fn shows_none() -> GangStatus {
 }
 
 #[test]
-fn after_a_conflict_the_object_tells_whether_the_decision_stands() {
+fn decision_after_write_conflict_is_read_from_the_object() {
     let (mut world, decision) = committing();
     world.handle(GangEvent::Committed {
         gang: &key("a"),
@@ -57,7 +57,8 @@ fn a_decision_that_certainly_was_not_written_is_written_again() {
 }
 
 #[test]
-fn a_decision_that_certainly_was_not_written_is_dropped_when_members_have_withdrawn() {
+fn unwritten_decision_is_dropped_after_members_withdrew() {
+    // A conflict, and an object without the decision, prove that it was not written.
     let (mut world, decision) = committing();
     world.handle(GangEvent::Disconnected { pod: &uid("a0") });
     world.handle(GangEvent::Committed {
@@ -73,7 +74,7 @@ fn a_decision_that_certainly_was_not_written_is_dropped_when_members_have_withdr
 }
 
 #[test]
-fn a_decision_that_is_refused_gives_its_places_back_and_is_tried_again_later() {
+fn refused_decision_releases_reservations_and_backs_off() {
     let (mut world, decision) = committing();
     world.reserved();
     let why = CommitFailure::Refused("Gang \"a..b\" is invalid".into());
@@ -96,7 +97,9 @@ fn a_decision_that_is_refused_gives_its_places_back_and_is_tried_again_later() {
 }
 
 #[test]
-fn what_was_said_before_a_late_answer_to_a_write_that_is_over_is_said_again() {
+fn status_before_late_write_result_is_published_again() {
+    // The watch shows the decision before its write returns. The writer drops a status that is older than
+    // that result.
     let (mut world, decision) = committing();
     // The watch is quicker than the answer.
     world.show("a", shows(&decision));
@@ -153,7 +156,8 @@ fn a_decision_that_may_stand_is_not_given_up_for_a_refusal() {
 }
 
 #[test]
-fn a_decision_of_which_nobody_knows_is_written_again_whatever_happens() {
+fn decision_with_unknown_write_result_is_written_again() {
+    // The first write may still take effect, so the same decision is written again until the object shows it.
     let (mut world, decision) = committing();
     world.handle(GangEvent::Disconnected { pod: &uid("a0") });
     world.handle(GangEvent::Committed {
@@ -233,7 +237,7 @@ fn a_decision_that_is_overwritten_or_deleted_is_written_again() {
 }
 
 #[test]
-fn a_place_that_was_written_down_and_is_overwritten_is_written_down_again() {
+fn overwritten_reservation_is_written_again() {
     let mut world = World::new();
     world.bound_gang("a", 2, 2);
     world.write_down();

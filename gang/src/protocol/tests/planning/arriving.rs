@@ -7,7 +7,7 @@ use crate::protocol::Arrival;
 use crate::protocol::GangEvent;
 
 #[test]
-fn a_gang_that_does_not_arrive_in_time_gives_all_back_and_waits_ever_longer() {
+fn gang_arrival_timeout_releases_all_and_backs_off_longer() {
     let mut world = World::new();
     world.members("a", 2, 2);
     for (seconds, failed_attempts) in [(2, 1), (4, 2), (8, 3)] {
@@ -56,7 +56,7 @@ fn members_that_do_not_come_are_woken_once_more() {
 }
 
 #[test]
-fn a_member_that_is_being_told_to_wait_is_woken_once_more_when_it_has_been_told() {
+fn member_refused_during_activation_is_activated_once_more() {
     let mut world = World::new();
     world.members("a", 2, 3);
     world.waits("a0");
@@ -88,7 +88,7 @@ fn a_member_that_was_never_tried_is_in_the_queue_and_left_alone() {
 }
 
 #[test]
-fn a_member_that_withdraws_no_longer_counts_and_finds_its_place_again() {
+fn withdrawn_member_does_not_count_and_keeps_its_reservation() {
     let mut world = World::new();
     world.members("a", 2, 2);
     world.plan();

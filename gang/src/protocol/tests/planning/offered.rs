@@ -8,7 +8,7 @@ use crate::protocol::{Answer, Arrival};
 use crate::terms::Repair;
 
 #[test]
-fn a_node_that_is_not_offered_is_exchanged_with_a_member_that_has_not_come() {
+fn node_not_offered_is_swapped_with_a_member_not_arrived() {
     let mut world = World::new();
     world.members("a", 2, 2);
     world.plan();
@@ -44,7 +44,7 @@ fn after_some_misses_the_whole_is_planned_without_the_node() {
 }
 
 #[test]
-fn while_others_come_a_member_whose_node_is_not_offered_yet_is_waited_for() {
+fn node_not_offered_yet_is_waited_for_while_others_arrive() {
     let mut world = World::new();
     world.members("a", 4, 4);
     world.plan();
@@ -101,7 +101,7 @@ fn after_some_such_plans_the_gang_waits() {
 }
 
 #[test]
-fn a_gang_that_fits_only_on_a_node_that_was_not_offered_is_tried_there_again() {
+fn gang_that_fits_only_on_an_unoffered_node_retries_it() {
     let mut world = World::new();
     world.members("a", 1, 1);
     world.plan();

@@ -96,7 +96,7 @@ fn no_more_than_the_maximum_get_a_place() {
 }
 
 #[test]
-fn a_node_lost_before_the_decision_means_a_new_plan_for_the_whole() {
+fn node_lost_before_decision_replans_the_whole_gang() {
     let mut world = World::new();
     world.members("a", 2, 2);
     world.plan();
@@ -127,7 +127,7 @@ fn below_the_minimum_before_the_decision_all_is_given_back() {
 }
 
 #[test]
-fn a_member_beyond_the_minimum_that_goes_leaves_the_others_their_places() {
+fn surplus_member_that_goes_leaves_other_reservations() {
     let mut world = World::new();
     world.members("a", 3, 2);
     world.plan();

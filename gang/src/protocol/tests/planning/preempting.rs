@@ -24,7 +24,7 @@ fn preempts_both(world: &mut World) -> PlanRequest {
 }
 
 #[test]
-fn pods_that_have_to_go_are_evicted_and_their_devices_wait_for_the_gang() {
+fn victims_are_evicted_and_their_devices_reserved_for_the_gang() {
     let mut world = World::new();
     world.bound_gang("v", 2, 2);
     let wanted = preempts_both(&mut world);
@@ -58,7 +58,7 @@ fn pods_that_have_to_go_are_evicted_and_their_devices_wait_for_the_gang() {
 }
 
 #[test]
-fn a_gang_that_preempts_is_not_looked_at_for_the_end_of_other_pods() {
+fn preempting_gang_ignores_the_end_of_other_pods() {
     let mut world = World::new();
     world.bound_gang("v", 2, 2);
     preempts_both(&mut world);
@@ -87,7 +87,9 @@ fn a_gang_that_went_for_another_begins_anew_as_a_whole() {
 }
 
 #[test]
-fn the_rest_of_a_gang_that_goes_for_another_is_evicted_and_deleted_only_if_it_asked_to_be_started_anew() {
+fn rest_of_preempted_gang_is_deleted_only_for_repair_restart() {
+    // With `Hold` and `Ignore` the remaining members are evicted, which respects disruption budgets. With
+    // `Restart` they are deleted.
     for (repair, evicted) in [
         (Repair::Hold, true),
         (Repair::Ignore, true),
@@ -134,7 +136,8 @@ fn pods_that_do_not_go_in_time_are_let_be() {
 }
 
 #[test]
-fn a_budget_in_the_way_is_told_by_whoever_waits_and_by_whoever_goes_in_part() {
+fn blocking_budget_is_reported_by_preemptor_and_partial_victim() {
+    // The preempting gang reports the budget, and so does a victim gang that is only partly gone.
     let why = "pod v1: it cannot be evicted yet: budget web";
     let budget = |world: &mut World, gang: &str| {
         world.handle(GangEvent::Blocked {
@@ -215,7 +218,7 @@ fn ends(world: &mut World, pod: &str, left: i64) {
 }
 
 #[test]
-fn pods_that_take_their_time_to_end_are_waited_for_and_no_others_have_to_go() {
+fn terminating_victims_are_awaited_without_further_evictions() {
     let mut world = preempting();
     ends(&mut world, "slow", 600);
     assert_eq!(
@@ -236,7 +239,7 @@ fn pods_that_take_their_time_to_end_are_waited_for_and_no_others_have_to_go() {
 }
 
 #[test]
-fn what_others_leave_who_are_on_their_way_out_is_kept_for_a_gang_and_nobody_is_evicted_for_it() {
+fn devices_of_terminating_pods_are_reserved_without_eviction() {
     let mut world = World::new();
     world.members("a", 1, 1);
     let wanted = world.next().unwrap();
@@ -287,7 +290,8 @@ fn nobody_is_waited_for_longer_than_an_hour_whatever_he_says() {
 }
 
 #[test]
-fn who_has_not_begun_to_go_in_time_is_let_be_though_the_others_have() {
+fn victim_not_terminating_in_time_ends_the_preemption() {
+    // The preemption is given up even if the other victims are terminating or gone.
     for left in [600, -1_000] {
         let mut world = preempting();
         ends(&mut world, "slow", left);

@@ -7,7 +7,7 @@ use crate::protocol::GangEvent;
 use crate::protocol::{Placement, Refusal};
 
 #[test]
-fn a_refused_gang_is_planned_again_when_room_grows_or_it_changes() {
+fn refused_gang_is_planned_again_when_room_or_gang_changes() {
     let mut world = World::new();
     world.members("a", 2, 2);
     world.refuse("8 members of 4 GPUs do not fit together");
@@ -26,7 +26,7 @@ fn a_refused_gang_is_planned_again_when_room_grows_or_it_changes() {
 }
 
 #[test]
-fn a_higher_priority_goes_first_and_others_fill_in_when_it_does_not_fit() {
+fn higher_priority_is_planned_first_and_others_backfill() {
     let mut world = World::new();
     world.members("a", 1, 1);
     let mut high = member("b0", membership("b", 1));
@@ -81,7 +81,7 @@ fn the_namespace_that_holds_least_goes_first() {
 }
 
 #[test]
-fn gangs_that_cannot_be_planned_yet_are_not_looked_at_with_every_event() {
+fn gangs_not_ready_to_plan_are_skipped_at_each_event() {
     let mut world = World::new();
     for number in 0..50 {
         world.members(&format!("g{number}-"), 1, 2);

@@ -46,7 +46,8 @@ fn extras_come_and_go_without_the_gang() {
 }
 
 #[test]
-fn the_last_ranks_are_given_back_first_and_none_that_a_role_needs() {
+fn surplus_reservations_release_the_last_ranks_first() {
+    // A member that a role needs is never surplus.
     let mut world = World::new();
     for rank in 0..4 {
         let membership = with_rank(membership("a", 2), rank);

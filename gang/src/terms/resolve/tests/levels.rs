@@ -139,7 +139,7 @@ fn the_node_is_a_level_of_every_fabric_whoever_names_it() {
 }
 
 #[test]
-fn what_another_system_keeps_together_is_followed_where_it_can_be() {
+fn topology_hint_of_another_system_is_followed_if_possible() {
     let hinting = |label: &str, slice: Option<u32>| {
         let hint = Some(TopologyHint {
             label: label.into(),

@@ -67,7 +67,7 @@ fn all_is_as_many_as_there_will_be() {
 }
 
 #[test]
-fn all_of_an_owner_that_never_says_how_many_there_will_be_is_a_fault() {
+fn minimum_all_without_a_total_of_the_owner_is_a_fault() {
     let owner = facts(2, None);
     let all = of_owner(OwnerKind::CoschedulingPodGroup, Size::All);
     assert_eq!(
@@ -146,7 +146,7 @@ fn more_members_than_are_kept_of_a_gang_cannot_be_needed() {
 }
 
 #[test]
-fn each_goes_by_itself_where_the_owner_says_so_and_nobody_says_a_number() {
+fn pods_are_singles_if_owner_sets_it_and_no_minimum_is_stated() {
     let basic = OwnerFacts {
         singles: true,
         ..facts(1, None)

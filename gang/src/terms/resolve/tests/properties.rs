@@ -78,7 +78,7 @@ fn any_facts() -> impl Strategy<Value = OwnerFacts> {
 
 proptest! {
     #[test]
-    fn neither_order_nor_number_nor_ranks_of_members_make_a_difference(
+    fn terms_do_not_depend_on_order_count_or_ranks_of_members(
         memberships in prop::collection::vec(any_claim(), 0..6),
         picks in prop::collection::vec(any::<prop::sample::Index>(), 0..6),
         owner in any_facts(),

@@ -5,7 +5,7 @@ use super::{facts, faults, level, of_owner, stated, terms, wishing};
 use crate::membership::{Membership, OwnerKind, Size};
 
 #[test]
-fn the_object_goes_before_the_pods_and_the_pods_before_the_owner() {
+fn minimum_precedence_is_object_then_pods_then_owner() {
     let owner = facts(8, Some(8));
     let read = OwnerState::Read(&owner);
     let unsaid = of_owner(OwnerKind::CoschedulingPodGroup, Size::Unsaid);
@@ -34,7 +34,7 @@ fn the_object_goes_before_the_pods_and_the_pods_before_the_owner() {
 }
 
 #[test]
-fn a_number_that_some_pods_say_and_not_others_does_not_undo_what_their_owner_says() {
+fn minimum_on_some_pods_does_not_override_the_owner() {
     let owner = facts(8, None);
     let unsaid = of_owner(OwnerKind::CoschedulingPodGroup, Size::Unsaid);
     let says = |min| of_owner(OwnerKind::CoschedulingPodGroup, Size::Stated { min, total: None });
@@ -113,7 +113,7 @@ fn members_that_contradict_each_other_are_told_so() {
 }
 
 #[test]
-fn a_gang_can_be_stopped_at_little_loss_only_if_every_member_can() {
+fn gang_is_checkpointed_only_if_every_member_is() {
     let with = |checkpointed| {
         wishing(
             2,
