@@ -7,7 +7,7 @@ use std::time::Duration;
 use gantry_api::names;
 use gantry_gang::Levels;
 
-use crate::decide::{ForeignNodes, Policy};
+use gantry_planner::decide::{ForeignNodes, Policy};
 
 /// The scheduler extender: filters and scores the nodes for pods that request GPUs, chooses the exact GPUs, and binds
 /// the pod with them.

@@ -14,12 +14,12 @@ use gantry_runtime::events::{Attempt, EventRecorder, MAX_NOTE, Message};
 use kube::Client;
 use tokio_util::sync::CancellationToken;
 
-use crate::decide;
 use crate::event;
 use crate::index::{Index, Store};
 use crate::metrics::{Metrics, Outcome};
-use crate::request::Request;
-use crate::snapshot::{ClassIx, Snapshot, Standing};
+use gantry_planner::decide;
+use gantry_planner::request::Request;
+use gantry_planner::snapshot::{ClassIx, Snapshot, Standing};
 
 /// Period of the checks of waiting pods.
 const LOOK: Duration = Duration::from_secs(1);

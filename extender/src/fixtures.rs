@@ -10,13 +10,13 @@ pub(crate) use gantry_planner::fixtures::*;
 use gantry_topology::{GpuSet, Machine};
 use serde_json::{Value, json};
 
-use crate::decide::Options;
-use crate::devices::DeviceSet;
 use crate::index::{self, Index, Source, Store, Target};
-use crate::kind::Kinds;
 use crate::pod::{PodFacts, Reader, Seen};
-use crate::request::Request;
 use crate::watched::Watched;
+use gantry_planner::decide::Options;
+use gantry_planner::devices::DeviceSet;
+use gantry_planner::kind::Kinds;
+use gantry_planner::request::Request;
 
 pub(crate) fn watched() -> Watched {
     Watched::new([GPU.into()])
@@ -336,10 +336,17 @@ impl Cluster {
         self.pool(node, GPU, |pool| pool.open.clone())
     }
 
-    fn pool(&self, node: &str, resource: &str, of: impl Fn(&crate::snapshot::Pool) -> DeviceSet) -> String {
+    fn pool(
+        &self,
+        node: &str,
+        resource: &str,
+        of: impl Fn(&gantry_planner::snapshot::Pool) -> DeviceSet,
+    ) -> String {
         let snapshot = self.store.snapshot();
         match snapshot.standing(snapshot.find(node).unwrap()) {
-            crate::snapshot::Standing::Ours(class) => of(class.pool(resource).unwrap().1).to_string(),
+            gantry_planner::snapshot::Standing::Ours(class) => {
+                of(class.pool(resource).unwrap().1).to_string()
+            }
             other => panic!("{node} is {other:?}"),
         }
     }

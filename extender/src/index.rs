@@ -55,14 +55,14 @@ pub use store::{Clock, Store, system_clock};
 pub use unschedulable_queue::{InsufficientPod, UnschedulablePod};
 pub use verbs::{BindStep, ReadPod, SchedulingCall};
 
-use crate::decide::{ForeignNodes, Options};
-use crate::inventory::Inventory;
 use crate::ledger::FaultKind;
 use crate::pod::{OtherPod, PodFacts};
-use crate::snapshot::{NodeIx, NominatedRequest, NominatedRequests, Snapshot};
 use crate::watched::Watched;
 use disruption_budgets::DisruptionBudgets;
+use gantry_planner::decide::{ForeignNodes, Options};
 use gantry_planner::input::Room;
+use gantry_planner::inventory::Inventory;
+use gantry_planner::snapshot::{NodeIx, NominatedRequest, NominatedRequests, Snapshot};
 use list_tracker::{List, ListTracker};
 use node_resources_table::{NodeResourcesTable, PodRecord};
 use node_table::NodeTable;

@@ -4,10 +4,10 @@
 
 use gantry_api::{DeviceId, Grant, NodeName, PodUid, ResourceName};
 
-use crate::devices::DeviceSet;
-use crate::inventory::{Inventory, Pool};
 use crate::pod::PodFacts;
-use crate::site::Site;
+use gantry_planner::devices::DeviceSet;
+use gantry_planner::inventory::{Inventory, Pool};
+use gantry_planner::site::Site;
 
 /// Devices by resource and ID, which stay valid when the inventory changes.
 pub(crate) type Devices = Vec<(ResourceName, Vec<DeviceId>)>;

@@ -37,7 +37,6 @@ pub mod wire;
 pub(crate) mod writers;
 
 pub use args::Args;
-use gantry_planner::{decide, devices, inventory, kind, layout, request, site, snapshot};
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -52,7 +51,6 @@ use tokio_util::sync::CancellationToken;
 
 use crate::args::{LeaseArgs, TlsArgs};
 use crate::bind::Binder;
-use crate::decide::Options;
 use crate::index::{Index, Store};
 use crate::lease::Leadership;
 use crate::metrics::Metrics;
@@ -62,6 +60,7 @@ use crate::tls::Tls;
 use crate::watch::{ApiHealth, SILENCE, Watches};
 use crate::watched::Watched;
 use crate::writers::Writers;
+use gantry_planner::decide::Options;
 
 /// Runs the extender until `shutdown`. Wants a multi-thread runtime; two workers are enough.
 ///

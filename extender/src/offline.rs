@@ -14,12 +14,12 @@ use kube::api::ListParams;
 use kube::{Api, Client};
 use tokio_util::sync::CancellationToken;
 
-use crate::decide::Options;
 use crate::gang::owners;
 use crate::index::{Index, Store};
 use crate::lease::Leadership;
 use crate::watch::{self, ApiHealth, SILENCE, Watches};
 use crate::watched::Watched;
+use gantry_planner::decide::Options;
 
 /// Period of the checks whether everything is listed.
 const LOOK: Duration = Duration::from_millis(20);

@@ -21,8 +21,8 @@ pub use other_pod::{OtherPod, PodProfile};
 pub use reader::{Reader, Seen, Shared, Words};
 pub use slim::{SlimPod, SlimSpec, SlimStatus};
 
-use crate::request::{Request, RequestError};
 use crate::watched::Watched;
+use gantry_planner::request::{Request, RequestError};
 
 /// A pod that asks for resources that are watched.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -7,17 +7,17 @@ use gantry_api::{ResourceName, names};
 use serde::Deserialize;
 
 use crate::bind::Binder;
-use crate::decide::{Candidates as _, Filtered};
 use crate::index::{SchedulingCall, Store, Target};
 use crate::metrics::{Decision, Metrics};
 use crate::pod::{PodFacts, SlimPod};
-use crate::request::{Request, RequestError};
-use crate::snapshot::Snapshot;
 use crate::watched::Watched;
 use crate::wire::{
     self, CandidateNodes, ExtenderArgs, ExtenderBindingArgs, ExtenderPreemptionArgs, Node, NodeObject, Pod,
     Text,
 };
+use gantry_planner::decide::{Candidates as _, Filtered};
+use gantry_planner::request::{Request, RequestError};
+use gantry_planner::snapshot::Snapshot;
 
 /// What the server serves.
 pub struct Service {

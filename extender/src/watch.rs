@@ -24,11 +24,11 @@ pub use api_health::ApiHealth;
 
 use crate::gang::objects::{Name, Objects, PartialGang};
 use crate::index::{self, Index, PartialGpuNode, SlimNode, Source, Store};
-use crate::inventory::Inventory;
-use crate::kind::Kinds;
 use crate::lease::Leadership;
 use crate::pod::{Reader, Seen, SlimPod, Words};
 use crate::watched::Watched;
+use gantry_planner::inventory::Inventory;
+use gantry_planner::kind::Kinds;
 
 /// Longest duration of one watch call. A dead connection is detected soon after its end.
 pub const WATCH_SECONDS: u32 = 30;

@@ -13,8 +13,8 @@ pub use answer::{bind_answer, filter_answer, filter_error, priorities_answer};
 pub use preempt::{ExtenderPreemptionArgs, Offer, preemption_answer};
 pub use text::{Quantities, Text};
 
-use crate::decide::Candidates;
-use crate::request::{Container, ContainerKind};
+use gantry_planner::decide::Candidates;
+use gantry_planner::request::{Container, ContainerKind};
 
 /// `ExtenderArgs`: the body of filter and prioritize.
 #[derive(Debug, Deserialize)]

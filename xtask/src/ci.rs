@@ -27,9 +27,10 @@ pub(crate) fn fmt() -> Result<()> {
     run(&mut cargo(&["fmt", "--all", "--check"]))
 }
 
-/// The language lint, clippy over everything with warnings denied, and the program without its default features.
+/// The language lint, the dependencies of pure crates and of the shipped program, and clippy with warnings denied.
 pub(crate) fn lint() -> Result<()> {
     words::check()?;
+    pure_crates()?;
     shipped_program()?;
     run(&mut cargo(&[
         "clippy",
@@ -45,18 +46,32 @@ pub(crate) fn lint() -> Result<()> {
 /// Packages that the shipped program must not contain.
 const FAKES: [&str; 3] = ["gantry-demo", "gantry-nvml-sim", "gantry-sim-cluster"];
 
+/// Crates that only compute, and packages by which I/O, async or a clock would enter them.
+const PURE: [&str; 4] = ["gantry-topology", "gantry-smi", "gantry-gang", "gantry-planner"];
+const IMPURE: [&str; 4] = ["hyper", "kube-client", "mio", "tokio"];
+
 /// Checks that `gantry` compiles without its default features, as in the image, and contains no simulator.
 fn shipped_program() -> Result<()> {
-    let features = ["--package", "gantry", "--no-default-features", "--locked"];
-    run(cargo(&["check"]).args(features))?;
-    let tree = output(cargo(&["tree", "--edges=normal", "--prefix=none"]).args(features))?;
-    for line in tree.lines() {
-        let package = line.split(' ').next().unwrap_or_default();
-        if FAKES.contains(&package) {
-            bail!(
-                "gantry without its default features contains {package}; `cargo tree --package gantry --no-default-features --invert {package}` shows why"
-            );
-        }
+    let package = ["--package", "gantry", "--no-default-features"];
+    run(cargo(&["check", "--locked"]).args(package))?;
+    depends_on_none(&package, &FAKES)
+}
+
+/// Checks that the crates without I/O depend on no package that does I/O.
+fn pure_crates() -> Result<()> {
+    PURE.iter()
+        .try_for_each(|package| depends_on_none(&["--package", package], &IMPURE))
+}
+
+/// Fails if one of the `excluded` packages is in the dependency tree of `package`, the arguments that select it.
+fn depends_on_none(package: &[&str], excluded: &[&str]) -> Result<()> {
+    let tree = output(cargo(&["tree", "--locked", "--edges=normal", "--prefix=none"]).args(package))?;
+    let mut names = tree.lines().filter_map(|line| line.split(' ').next());
+    if let Some(found) = names.find(|name| excluded.contains(name)) {
+        let package = package.join(" ");
+        bail!(
+            "{found} is a dependency that is excluded there: `cargo tree {package} --invert {found}` shows why"
+        );
     }
     Ok(())
 }

@@ -4,8 +4,8 @@ use serde_json::Value;
 use tower_test::mock;
 
 use super::*;
-use crate::decide::Options;
 use crate::fixtures::{Cluster, bound, bridged, member, pod, request};
+use gantry_planner::decide::Options;
 
 #[tokio::test]
 async fn a_parked_pod_gets_a_condition_when_gpus_come_free_for_it() {

@@ -4,8 +4,8 @@ use serde_json::{Value, json};
 use tower_test::mock::{self, Handle};
 
 use super::*;
-use crate::decide::Options;
 use crate::fixtures::{Cluster, bound, bridged, pod, target, watched};
+use gantry_planner::decide::Options;
 
 type Api = Handle<Request<Body>, Response<Body>>;
 

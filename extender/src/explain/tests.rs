@@ -3,8 +3,8 @@ use serde_json::{Value, json};
 use gantry_api::names;
 
 use super::*;
-use crate::decide::Options;
 use crate::fixtures::{Cluster, bound, bridged, cut_node, member, pod, request, request_of};
+use gantry_planner::decide::Options;
 
 fn short(name: &str, gpus: u32) -> Value {
     let mut pod = pod(name, gpus);

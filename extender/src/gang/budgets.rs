@@ -38,9 +38,9 @@ mod tests {
     use tower_test::mock;
 
     use super::*;
-    use crate::decide::Options;
     use crate::fixtures::Cluster;
     use crate::watch::WATCH_SECONDS;
+    use gantry_planner::decide::Options;
 
     #[tokio::test]
     async fn budget_watch_without_events_ends_before_client_read_timeout() {

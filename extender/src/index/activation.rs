@@ -7,9 +7,9 @@ use gantry_api::PodUid;
 
 use super::Index;
 use super::unschedulable_queue::Gains;
-use crate::decide::{self, ForeignNodes};
-use crate::request::Request;
-use crate::snapshot::{NodeIx, NominatedRequests, Standing};
+use gantry_planner::decide::{self, ForeignNodes};
+use gantry_planner::request::Request;
+use gantry_planner::snapshot::{NodeIx, NominatedRequests, Standing};
 
 /// Finds unschedulable pods that fit where devices came free. Thousands of pods with the same priority ask for the
 /// same: each such pair is checked once.

@@ -14,8 +14,8 @@ use gantry_gang::needs::{PodTerm, Spread, ports_collide};
 
 use super::node_table::Renumbering;
 use crate::pod::PodProfile;
-use crate::snapshot::NodeIx;
 use gantry_planner::input::{PlacementRules, Room};
+use gantry_planner::snapshot::NodeIx;
 
 /// How many pods of a profile are on which nodes.
 type Counts = BTreeMap<NodeIx, u32>;

@@ -234,11 +234,11 @@ impl Coverage<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::decide::Options;
     use crate::fixtures::{Cluster, bound, plain, pod};
-    use crate::snapshot::NodeIx;
     use gantry_gang::Resources;
+    use gantry_planner::decide::Options;
     use gantry_planner::preempt::CandidatePod;
+    use gantry_planner::snapshot::NodeIx;
     use serde_json::{Value, json};
 
     fn budget(selector: &Value) -> Disruptions {

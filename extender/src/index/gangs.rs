@@ -39,7 +39,7 @@ pub use work::Called;
 
 use super::Index;
 use super::node_table::Renumbering;
-use crate::snapshot::NodeIx;
+use gantry_planner::snapshot::NodeIx;
 
 /// What the index knows of gangs.
 #[derive(Debug)]

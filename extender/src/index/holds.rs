@@ -8,10 +8,10 @@ use std::time::{Duration, Instant};
 use gantry_api::PodUid;
 
 use super::node_table::Renumbering;
-use crate::devices::DeviceSet;
-use crate::layout::Layout;
-use crate::request::Request;
-use crate::snapshot::{Hold, NodeIx};
+use gantry_planner::devices::DeviceSet;
+use gantry_planner::layout::Layout;
+use gantry_planner::request::Request;
+use gantry_planner::snapshot::{Hold, NodeIx};
 
 /// How long a hold lasts.
 pub const HOLD: Duration = Duration::from_secs(30);

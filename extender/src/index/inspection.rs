@@ -10,12 +10,12 @@ use serde::Serialize;
 use super::node::Node;
 use super::victim_search::fits_without;
 use super::{Index, PlacesKept};
-use crate::decide::{self, ForeignNodes};
-use crate::devices::DeviceSet;
 use crate::pod::PodFacts;
-use crate::request::Request;
-use crate::snapshot::Class;
+use gantry_planner::decide::{self, ForeignNodes};
+use gantry_planner::devices::DeviceSet;
 use gantry_planner::plan::short;
+use gantry_planner::request::Request;
+use gantry_planner::snapshot::Class;
 
 /// The report on a pod.
 #[derive(Debug, Clone, PartialEq, Serialize)]

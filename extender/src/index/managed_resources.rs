@@ -8,8 +8,8 @@ use std::sync::Arc;
 
 use gantry_api::ResourceName;
 
-use crate::inventory::Inventory;
 use crate::watched::Watched;
+use gantry_planner::inventory::Inventory;
 
 /// The resources of all nodes.
 #[derive(Debug)]

@@ -9,11 +9,11 @@ use gantry_api::{DeviceId, NodeName, PodUid, ResourceName};
 use super::occupancy::Occupancy;
 use super::pod_store::PodStore;
 use super::reservations::Target;
-use crate::devices::DeviceSet;
-use crate::inventory::{self, Held, Inventory};
 use crate::ledger::{Devices, Fault, Ledger, PoolLedger};
 use crate::pod::PodFacts;
-use crate::snapshot::{Class, Pool, ScoreCache, Standing};
+use gantry_planner::devices::DeviceSet;
+use gantry_planner::inventory::{self, Held, Inventory};
+use gantry_planner::snapshot::{Class, Pool, ScoreCache, Standing};
 
 /// One node.
 #[derive(Debug)]

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use crate::snapshot::{ClassIx, Standing};
+use gantry_planner::snapshot::{ClassIx, Standing};
 
 /// The classes in use, and some that were in use.
 #[derive(Debug)]

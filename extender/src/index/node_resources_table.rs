@@ -13,8 +13,8 @@ use super::affinity_index::AffinityIndex;
 use super::node_table::Renumbering;
 use super::term_labels::TermLabels;
 use crate::pod::{OtherPod, PodFacts, PodProfile, Shared};
-use crate::snapshot::NodeIx;
 use gantry_planner::input::{PlacementRules, Room};
+use gantry_planner::snapshot::NodeIx;
 
 /// The resources of nodes besides devices, and the pods that use them.
 #[derive(Debug, Default)]

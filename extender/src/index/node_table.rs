@@ -12,12 +12,12 @@ use super::node::{LedgerChange, Node};
 use super::node_classes::NodeClasses;
 use super::occupancy::{ExpiredBind, Occupancy};
 use super::pod_store::PodStore;
-use crate::devices::DeviceSet;
-use crate::inventory::Inventory;
 use crate::ledger::FaultKind;
 use crate::pod::PodFacts;
-use crate::snapshot::{ClassIx, Names, NodeIx, Snapshot, Standing};
 use crate::watched::Watched;
+use gantry_planner::devices::DeviceSet;
+use gantry_planner::inventory::Inventory;
+use gantry_planner::snapshot::{ClassIx, Names, NodeIx, Snapshot, Standing};
 
 /// Numbers of deleted nodes that are kept before they are given up.
 const KEPT_NUMBERS: usize = 256;

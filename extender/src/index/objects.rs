@@ -14,12 +14,12 @@ use gantry_topology::{Gpu, Machine, MachineParts};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde::Deserialize;
 
-use crate::inventory::{Device, Held, Inventory, Pool};
-use crate::kind::{Kind, Kinds, Sharing, Spot, Units};
 use crate::metadata;
 use crate::partial_object::PartialObject;
 use crate::pod::{self, Words};
 use crate::watched::Watched;
+use gantry_planner::inventory::{Device, Held, Inventory, Pool};
+use gantry_planner::kind::{Kind, Kinds, Sharing, Spot, Units};
 
 /// Longest reason that is kept of an unhealthy device or a plugin that is not ready, in bytes.
 const MAX_REASON: usize = 200;

@@ -13,12 +13,12 @@ use super::node::Node;
 use super::node_table::{NodeTable, Renumbering};
 use super::occupancy::BindReservation;
 use super::pod_store::PodStore;
-use crate::decide::{self, Policy};
-use crate::devices::DeviceSet;
-use crate::layout::Layout;
 use crate::ledger::Devices;
-use crate::request::Request;
-use crate::snapshot::{Hold, NodeIx};
+use gantry_planner::decide::{self, Policy};
+use gantry_planner::devices::DeviceSet;
+use gantry_planner::layout::Layout;
+use gantry_planner::request::Request;
+use gantry_planner::snapshot::{Hold, NodeIx};
 
 /// A pod and the node that kube-scheduler chose for it.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -17,9 +17,9 @@ use tokio_util::sync::CancellationToken;
 
 use super::verbs::FollowUp;
 use super::{BindError, BindStep, Index, ReadPod, SchedulingCall, Target};
-use crate::decide::{self, Filtered};
-use crate::snapshot::Snapshot;
 use crate::wire::{CandidateNodes, Offer};
+use gantry_planner::decide::{self, Filtered};
+use gantry_planner::snapshot::Snapshot;
 
 /// Gangs planned at the end of one step. The others are planned right after it, so that no caller waits for all of
 /// them.

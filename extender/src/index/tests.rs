@@ -6,12 +6,12 @@ mod world;
 
 use std::time::Duration;
 
-use crate::decide::{ForeignNodes, Options};
 use crate::fixtures::{
     Cluster, bound, bridged, cut_node, gpu_node, holder, pod, pod_of, publish, quarantined, request,
     request_of, set, shared_node, target,
 };
 use crate::index::{BindError, Outcome, Reserved, Source, UnschedulablePod};
+use gantry_planner::decide::{ForeignNodes, Options};
 use serde_json::json;
 
 fn one_node() -> Cluster {

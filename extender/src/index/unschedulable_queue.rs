@@ -13,8 +13,8 @@ use gantry_gang::protocol::Stage;
 
 use super::node_table::Renumbering;
 use crate::pod::PodFacts;
-use crate::request::Request;
-use crate::snapshot::NodeIx;
+use gantry_planner::request::Request;
+use gantry_planner::snapshot::NodeIx;
 
 /// Unschedulable pods remembered at most; kube-scheduler's own flush retries the others after five minutes.
 const MAX_PODS: usize = 10_000;

@@ -12,11 +12,11 @@ use super::reservations::{BindError, Reservations, Reserved, Target};
 use super::unschedulable_queue::{InsufficientPod, UnschedulablePod, is_gated_by_us};
 use super::victim_search::VictimSearch;
 use super::{Awaited, Belongs, Index};
-use crate::decide::{self, Candidates as _, Filtered, ForeignNodes};
 use crate::pod::PodFacts;
-use crate::request::Request;
-use crate::snapshot::{NodeIx, Snapshot};
 use crate::wire::{CandidateNodes, Offer};
+use gantry_planner::decide::{self, Candidates as _, Filtered, ForeignNodes};
+use gantry_planner::request::Request;
+use gantry_planner::snapshot::{NodeIx, Snapshot};
 
 /// A call of filter, prioritize or preempt about one pod.
 pub struct SchedulingCall<'c> {

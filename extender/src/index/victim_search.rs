@@ -13,13 +13,13 @@ use super::Index;
 use super::disruption_budgets::Allowance;
 use super::node::Node;
 use super::unschedulable_queue::AWAITED;
-use crate::decide;
-use crate::devices::DeviceSet;
-use crate::inventory::Pool;
 use crate::pod::PodFacts;
-use crate::request::Request;
-use crate::snapshot::{Class, NodeIx};
 use crate::wire::Offer;
+use gantry_planner::decide;
+use gantry_planner::devices::DeviceSet;
+use gantry_planner::inventory::Pool;
+use gantry_planner::request::Request;
+use gantry_planner::snapshot::{Class, NodeIx};
 
 /// A search for the victims of one single pod.
 pub(super) struct VictimSearch<'i> {

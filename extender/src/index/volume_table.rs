@@ -93,9 +93,9 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::decide::Options;
     use crate::fixtures::{Cluster, bound, bridged, member, target};
     use crate::index::{BindStep, Outcome, Reserved};
+    use gantry_planner::decide::Options;
 
     fn only_on(node: &str) -> Option<Reach> {
         let required = Requirement {

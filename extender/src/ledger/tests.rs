@@ -1,11 +1,11 @@
 use serde_json::{Value, json};
 
-use crate::decide::Options;
 use crate::fixtures::{
     Cluster, GPU, bound, bridged, cut_node, gpu_node, grant, holder, plain, pod, pod_of, quarantined, set,
     shared_node,
 };
 use crate::ledger::FaultKind;
+use gantry_planner::decide::Options;
 
 const MIG: &str = "nvidia.com/mig-3g.40gb";
 
@@ -259,7 +259,7 @@ fn a_gpu_node_that_contradicts_itself_gives_nothing_out() {
     cluster.inventory(&broken);
     let snapshot = cluster.store.snapshot();
     let standing = snapshot.standing(snapshot.find("n").unwrap());
-    assert!(matches!(standing, crate::snapshot::Standing::Ours(class) if class.pools.is_empty()));
+    assert!(matches!(standing, gantry_planner::snapshot::Standing::Ours(class) if class.pools.is_empty()));
 }
 
 #[test]

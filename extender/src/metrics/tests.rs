@@ -4,8 +4,8 @@ use k8s_openapi::jiff::Timestamp;
 use serde_json::Value;
 
 use super::*;
-use crate::decide::Options;
 use crate::fixtures::{Cluster, bound, bridged, member, pod};
+use gantry_planner::decide::Options;
 
 fn status(phase: GangPhase, since: Option<i64>, bound_at: Option<i64>) -> GangStatus {
     let time = |second| Time(Timestamp::from_second(second).unwrap());

@@ -8,8 +8,8 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
 use serde::Deserialize;
 
 use crate::metadata;
-use crate::request::{Container, ContainerKind, Request, RequestError};
 use crate::watched::Watched;
+use gantry_planner::request::{Container, ContainerKind, Request, RequestError};
 
 /// A pod as far as it is read from the API server.
 #[derive(Debug, Clone, Default, Deserialize)]

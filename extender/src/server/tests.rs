@@ -5,9 +5,9 @@ use serde_json::json;
 use tokio::net::TcpStream;
 
 use super::*;
-use crate::decide::Options;
 use crate::fixtures::{Cluster, bridged, member, pod};
 use crate::service::tests::service;
+use gantry_planner::decide::Options;
 
 const PATHS: &str = "POST /filter, POST /prioritize, POST /bind, POST /preempt, GET /healthz, GET /readyz, GET /standbyz, GET /metrics";
 const MONITORING_PATHS: &str = "GET /healthz, GET /readyz, GET /standbyz, GET /metrics";

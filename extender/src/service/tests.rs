@@ -4,8 +4,8 @@ use proptest::prelude::*;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::decide::Options;
 use crate::fixtures::{Cluster, bound, bridged, member, pod, switched, watched};
+use gantry_planner::decide::Options;
 
 /// A service over a cluster whose API server nobody plays.
 pub(crate) fn service(cluster: &Cluster) -> Service {

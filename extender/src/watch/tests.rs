@@ -6,9 +6,9 @@ use serde_json::{Value, json};
 use tower_test::mock;
 
 use super::*;
-use crate::decide::Options;
 use crate::fixtures::{bound, bridged, gpu_node, pod, set, watched};
-use crate::snapshot::Standing;
+use gantry_planner::decide::Options;
+use gantry_planner::snapshot::Standing;
 
 /// An API server that lists `objects` by path, then sends `events` on the first watch of a path and nothing on later
 /// ones.

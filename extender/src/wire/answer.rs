@@ -2,7 +2,7 @@
 //! Go reads absent values as well as null ones; what Go would write is written.
 
 use super::CandidateNodes;
-use crate::decide::{Candidates, Filtered};
+use gantry_planner::decide::{Candidates, Filtered};
 
 /// `ExtenderFilterResult`: nodes that pass in the form they came in, refused ones with their reasons.
 ///

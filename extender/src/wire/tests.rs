@@ -2,7 +2,7 @@ use proptest::prelude::*;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::decide::Filtered;
+use gantry_planner::decide::Filtered;
 
 /// A filter body as kube-scheduler sends it: whole pod, explicit nulls.
 const FILTER: &str = include_str!("testdata/filter.json");

@@ -9,8 +9,8 @@ use tokio::task::JoinHandle;
 use tower_test::mock::{self, Handle};
 
 use super::*;
-use crate::decide::Options;
 use crate::fixtures::{Cluster, bridged, gpu_node, member, target, watched};
+use gantry_planner::decide::Options;
 
 type Api = Handle<Request<Body>, Response<Body>>;
 

@@ -313,7 +313,7 @@ struct Stage {
 
 impl Stage {
     fn start() -> Self {
-        let cluster = crate::fixtures::Cluster::new(crate::decide::Options::default());
+        let cluster = crate::fixtures::Cluster::new(gantry_planner::decide::Options::default());
         let api = Arc::new(Api::default());
         let (events, told) = crate::gang::events::Events::new();
         let metrics = Arc::<Metrics>::default();

@@ -8,8 +8,8 @@ use tokio::sync::mpsc::UnboundedSender;
 use tower_test::mock;
 
 use super::*;
-use crate::decide::Options;
 use crate::fixtures::{Cluster, bound, bridged, member, pod};
+use gantry_planner::decide::Options;
 
 /// What was asked, and what is to be answered, one after the other; then all goes well.
 #[derive(Default)]

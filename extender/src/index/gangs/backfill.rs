@@ -10,7 +10,7 @@ use gantry_planner::plan;
 
 use crate::index::Index;
 use crate::index::node_table::Renumbering;
-use crate::snapshot::{BackfillReservation, Standing};
+use gantry_planner::snapshot::{BackfillReservation, Standing};
 
 /// The first gang of the queue, and the nodes kept free for it.
 #[derive(Debug, Default)]

@@ -12,7 +12,7 @@ use gantry_planner::preempt::{Budget, VictimCandidate, plan_without_fewest};
 use super::reclaim::{OVERDUE, SearchBudget};
 use crate::index::Index;
 use crate::index::node_table::Renumbering;
-use crate::snapshot::BackfillReservation;
+use gantry_planner::snapshot::BackfillReservation;
 
 /// The resolution of deadlocks, one at a time.
 #[derive(Debug, Default)]

@@ -14,7 +14,7 @@ use gantry_gang::{GangKey, Membership, OwnerFacts, OwnerRef};
 use super::GangIndex;
 use crate::index::{Index, Source};
 use crate::pod::{OtherPod, PodFacts};
-use crate::request::{Ask, Request};
+use gantry_planner::request::{Ask, Request};
 
 /// How long a pod that only kube-scheduler has spoken of is believed to exist. The watch shows it in milliseconds, or never.
 const REPORTED_FOR: Duration = Duration::from_secs(15);

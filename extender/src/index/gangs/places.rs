@@ -9,13 +9,13 @@ use gantry_api::{GangPhase, PodUid, ResourceName};
 use gantry_gang::GangKey;
 use gantry_gang::protocol::{Assignment, GangEvent, SlotChange, Stage};
 
-use crate::devices::DeviceSet;
 use crate::index::Index;
 use crate::index::node::Node;
 use crate::index::occupancy::GangReservation;
-use crate::inventory::Pool;
-use crate::request::{Ask, Request};
-use crate::snapshot::NodeIx;
+use gantry_planner::devices::DeviceSet;
+use gantry_planner::inventory::Pool;
+use gantry_planner::request::{Ask, Request};
+use gantry_planner::snapshot::NodeIx;
 
 /// How long a plugin may not serve before the places on its node are given up: longer than it takes to replace it.
 const RESTART: Duration = Duration::from_secs(30);

@@ -10,11 +10,11 @@ use gantry_gang::GangKey;
 use gantry_gang::protocol::PlanRequest;
 use gantry_planner::input::{EFFORT, Exact, PlacementRules, PlanInput, Shape};
 
-use crate::decide;
-use crate::devices::DeviceSet;
 use crate::index::Index;
-use crate::request::Request;
-use crate::snapshot::NodeIx;
+use gantry_planner::decide;
+use gantry_planner::devices::DeviceSet;
+use gantry_planner::request::Request;
+use gantry_planner::snapshot::NodeIx;
 
 /// Nodes that kube-scheduler offered for members whose planned node it did not offer, by gang and shape: what keeps one node from being
 /// offered often keeps others too, so the gang is planned on those. Offers for one shape say nothing of another.
@@ -100,7 +100,11 @@ impl Index {
         let inventory = entry.inventory()?;
         Some(Exact {
             class: entry.exact(&self.reservations.holds().on(node))?,
-            ids: inventory.pools.iter().map(crate::inventory::Pool::ids).collect(),
+            ids: inventory
+                .pools
+                .iter()
+                .map(gantry_planner::inventory::Pool::ids)
+                .collect(),
         })
     }
 

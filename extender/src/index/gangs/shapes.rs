@@ -8,7 +8,7 @@ use gantry_gang::Needs;
 use gantry_gang::protocol::ShapeId;
 use gantry_planner::input::Shape;
 
-use crate::request::Request;
+use gantry_planner::request::Request;
 
 /// Shapes kept before unused ones are removed.
 const MANY: usize = 1024;

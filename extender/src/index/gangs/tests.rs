@@ -18,9 +18,9 @@ use gantry_gang::protocol::{Answer, BindEnd, Object, Work};
 use gantry_gang::{OwnerKind, OwnerRef, integrations};
 use serde_json::{Value, json};
 
-use crate::decide::Options;
 use crate::fixtures::{Cluster, bound, bridged, gpu_node, member, plain, pod, target};
 use crate::index::{BindError, BindStep, Outcome, Reserved, Source};
+use gantry_planner::decide::Options;
 
 /// Two nodes of eight GPUs.
 fn two_nodes() -> Cluster {

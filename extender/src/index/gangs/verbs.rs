@@ -9,10 +9,10 @@ use gantry_gang::protocol::{Answer, Arrival, Assignment, BindEnd, GangEvent, Off
 
 use crate::index::reservations::Reservations;
 use crate::index::{BindError, BindStep, Index, Reserved, Target};
-use crate::layout::Layout;
 use crate::pod::PodFacts;
-use crate::request::Request;
-use crate::snapshot::NodeIx;
+use gantry_planner::layout::Layout;
+use gantry_planner::request::Request;
+use gantry_planner::snapshot::NodeIx;
 
 /// Why a member waits that has been given a place after the decision.
 const UNWRITTEN: &str = "its place is not written down yet";
@@ -203,7 +203,7 @@ impl Index {
     /// Where a member's containers lie within its place.
     fn lay_place(
         &self,
-        ix: crate::snapshot::NodeIx,
+        ix: gantry_planner::snapshot::NodeIx,
         request: &Request,
         placed: &Assignment,
         pod: &str,

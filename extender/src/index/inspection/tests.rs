@@ -1,6 +1,6 @@
 use super::*;
-use crate::decide::Options;
 use crate::fixtures::{Cluster, bound, bridged, plain, pod};
+use gantry_planner::decide::Options;
 
 fn report(cluster: &Cluster, name: &str) -> PodReport {
     cluster.store.read(|index| {

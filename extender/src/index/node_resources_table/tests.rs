@@ -9,10 +9,10 @@ use proptest::prelude::*;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::decide::Options;
 use crate::fixtures::{GPU, watched};
 use crate::index::{Belongs, Index, SlimNode, Source, described};
 use crate::pod::{Reader, Seen, Words};
+use gantry_planner::decide::Options;
 
 const NODES: [&str; 4] = ["n0", "n1", "n2", "n3"];
 const APPS: [&str; 2] = ["a", "b"];

@@ -1,7 +1,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use crate::decide::Options;
 use crate::fixtures::{Cluster, bridged};
+use gantry_planner::decide::Options;
 
 #[test]
 fn index_is_unusable_after_a_panic() {

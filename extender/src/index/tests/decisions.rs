@@ -5,11 +5,11 @@ mod parts;
 use proptest::prelude::*;
 use serde_json::json;
 
-use crate::decide::*;
+use gantry_planner::decide::*;
 use crate::fixtures::{
     Cluster, bound, bridged, gpu_node, holder, kind, plain, pod, quarantined, request, set, switched,
 };
-use crate::request::Request;
+use gantry_planner::request::Request;
 use crate::wire::{CandidateNodes, NodeObject, Text};
 
 fn named<'a>(names: &[&'a str]) -> CandidateNodes<'a> {

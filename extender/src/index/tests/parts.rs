@@ -7,9 +7,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
-use crate::decide::Options;
 use crate::fixtures::{Cluster, bound, bridged, cut_node, pod_of, publish, target};
 use crate::index::{Outcome, Reserved};
+use gantry_planner::decide::Options;
 
 const GPU: &str = "nvidia.com/gpu";
 const MIG: &str = "nvidia.com/mig-1g.10gb";
@@ -267,7 +267,8 @@ impl World {
         let mut answers = BTreeMap::new();
         let snapshot = self.cluster.store.snapshot();
         for name in NODES {
-            let crate::snapshot::Standing::Ours(class) = snapshot.standing(snapshot.find(name).unwrap())
+            let gantry_planner::snapshot::Standing::Ours(class) =
+                snapshot.standing(snapshot.find(name).unwrap())
             else {
                 continue;
             };
@@ -277,7 +278,12 @@ impl World {
                     (name, resource),
                     format!(
                         "{:?}",
-                        crate::decide::score(class, &request, &[], crate::decide::Policy::Pack)
+                        gantry_planner::decide::score(
+                            class,
+                            &request,
+                            &[],
+                            gantry_planner::decide::Policy::Pack
+                        )
                     ),
                 );
             }

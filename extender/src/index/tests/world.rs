@@ -10,9 +10,9 @@ use proptest::prelude::*;
 use serde_json::{Value, json};
 
 use super::granted;
-use crate::decide::Options;
 use crate::fixtures::{Cluster, bound, bridged, gpu_node, holder, pod, quarantined, set, target};
 use crate::index::{Outcome, Reserved, Source};
+use gantry_planner::decide::Options;
 
 const NODES: [&str; 2] = ["n0", "n1"];
 /// Time goes in half seconds. Longest that a process outlives a forced deletion, and that the plugin's word lags.

@@ -1,8 +1,8 @@
 use super::*;
-use crate::decide::Options;
 use crate::fixtures::{
     Cluster, bound, gpu_node, grant, holder, member, plain, pod, quarantined, request, set,
 };
+use gantry_planner::decide::Options;
 use serde_json::{Value, json};
 
 fn ranked(name: &str, gpus: u32, priority: i32, set: &str) -> Value {

@@ -13,7 +13,7 @@ use gantry_planner::preempt::{CandidatePod, VictimCandidate, plan_without_fewest
 use super::asked_for;
 use super::supply::{ReleasableDevices, least};
 use crate::index::Index;
-use crate::snapshot::NodeIx;
+use gantry_planner::snapshot::NodeIx;
 
 /// Why reservations are releasable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -189,7 +189,7 @@ impl Index {
         };
         let free = entry.pools().map(|(pool, ledger)| {
             let own = devices.iter().filter(|(resource, _)| *resource == pool.resource);
-            let mut free = crate::devices::DeviceSet::EMPTY;
+            let mut free = gantry_planner::devices::DeviceSet::EMPTY;
             for (resource, ids) in own {
                 free.add(&pool.taken(resource, ids));
             }

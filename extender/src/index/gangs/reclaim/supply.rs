@@ -13,7 +13,7 @@ use gantry_planner::preempt::VictimCandidate;
 use super::releasable::Source;
 
 use crate::index::pod_store::PodStore;
-use crate::snapshot::{Snapshot, Standing};
+use gantry_planner::snapshot::{Snapshot, Standing};
 
 /// Free devices by resource, counted once per snapshot.
 #[derive(Debug, Default)]

@@ -14,7 +14,7 @@ use crate::index::Index;
 use crate::index::affinity_index;
 use crate::index::node_resources_table::PreemptiblePod;
 use crate::pod::{PodFacts, PodProfile};
-use crate::snapshot::NodeIx;
+use gantry_planner::snapshot::NodeIx;
 
 /// Seconds after its grace period from which a terminating pod is overdue: it may stay for ever, and so may the processes of a pod that is
 /// gone.

@@ -3,7 +3,7 @@
 use serde_json::json;
 
 use super::{filtered, named, winner};
-use crate::decide::*;
+use gantry_planner::decide::*;
 use crate::fixtures::{
     Cluster, bridged, cut_node, gpu_node, holder, plain, pod_of, request, request_of, shared_node,
 };
