@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use crate::gangs::{GANG_LIMIT, Scene};
 
 /// The name of the policy and the webhook, and of an object that the policy refuses as well.
-const BLOCK: &str = "e2e-blocked_writes";
+const BLOCK: &str = "e2e-blocked-writes";
 
 /// The name and port of a server that accepts connections and never responds.
 const SILENT: &str = "silent";
