@@ -365,17 +365,17 @@ impl Metrics {
 
 /// Every phase with its label. A phase without gangs is exported as 0.
 const PHASES: [(GangPhase, &str); 11] = [
-    (GangPhase::Pending, "collecting"),
+    (GangPhase::Pending, "pending"),
     (GangPhase::Invalid, "invalid"),
     (GangPhase::Queued, "queued"),
     (GangPhase::Backoff, "backoff"),
     (GangPhase::Preempting, "preempting"),
-    (GangPhase::Reserved, "planned"),
+    (GangPhase::Reserved, "reserved"),
     (GangPhase::Committing, "committing"),
     (GangPhase::Binding, "binding"),
     (GangPhase::Bound, "bound"),
-    (GangPhase::Degraded, "repairing"),
-    (GangPhase::Finished, "done"),
+    (GangPhase::Degraded, "degraded"),
+    (GangPhase::Finished, "finished"),
 ];
 
 /// Every fault with its label. A fault without occurrences is exported as 0.

@@ -2,7 +2,7 @@
 //! no async, no clock (time is an argument), no unsafe. The extender feeds it and does what it says.
 //!
 //! ```text
-//! pod, owner ──dialect──> Claim, OwnerFacts ──terms──> Terms (minimum, level, policies)
+//! pod, owner ──integrations──> Membership, OwnerFacts ──terms──> Terms (minimum, level, policies)
 //! pod ──needs──> Needs          node ──room──> NodeFacts, Resources          node labels ──fabric──> Fabric
 //! Terms, members, slots ──protocol──> what filter and bind answer, what is to be written
 //! waiting gangs ──queue──> the next gang

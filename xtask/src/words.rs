@@ -17,7 +17,16 @@ const WORDS: &str = r"(?i)\b(who|whom|whose|whoever|nobody|somebody|anew|besides
 /// Names that were replaced: as words of identifiers and texts of the public API and the metrics.
 const RETIRED: &str = r"\b(Collecting|Planned|Repairing|Hindered|Contested|GangHindered|GangContested|GangCollecting|GangPlanned|GangRepairing)\b|gang_places|[Dd]ialect|[Ee]armark";
 /// Label values that were replaced; only as whole string literals, because they are English words.
-const RETIRED_VALUES: [&str; 5] = ["alone", "undecided", "moot", "untouched", "Done"];
+const RETIRED_VALUES: [&str; 8] = [
+    "alone",
+    "undecided",
+    "moot",
+    "untouched",
+    "Done",
+    "collecting",
+    "planned",
+    "repairing",
+];
 /// Paths that the glossary holds for.
 const PUBLIC: [&str; 5] = [
     "api/src/",

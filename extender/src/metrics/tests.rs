@@ -123,8 +123,8 @@ fn gauges_tell_what_gangs_there_are_and_what_is_kept_for_them() {
     assert_values(
         &page(&metrics, &cluster),
         &[
-            (r#"gangs{phase="planned"}"#, "1"),
-            (r#"gangs{phase="collecting"}"#, "1"),
+            (r#"gangs{phase="reserved"}"#, "1"),
+            (r#"gangs{phase="pending"}"#, "1"),
             (r#"gangs{phase="invalid"}"#, "1"),
             (r#"gangs{phase="queued"}"#, "1"),
             (r#"gangs{phase="bound"}"#, "0"),

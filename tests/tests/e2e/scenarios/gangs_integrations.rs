@@ -190,16 +190,16 @@ pub(super) async fn stand(
             return Err(seen());
         }
         let mut left = all.clone();
-        for (dialect, name, min, decided_by) in expected {
+        for (integration, name, min, decided_by) in expected {
             let place = left.iter().position(|gang| {
                 let status = gang.status.clone().unwrap_or_default();
-                status.integration == *dialect
+                status.integration == *integration
                     && status.name.starts_with(name)
                     && status.min == *min
                     && status.decided_by.contains(decided_by)
                     && is_so(gang)
             });
-            left.swap_remove(place.ok_or_else(|| format!("no {dialect} {name} in {}", seen()))?);
+            left.swap_remove(place.ok_or_else(|| format!("no {integration} {name} in {}", seen()))?);
         }
         Ok(())
     });

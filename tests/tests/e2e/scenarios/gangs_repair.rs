@@ -83,7 +83,7 @@ pub(super) async fn gang_deleted_with_its_namespace(bed: &Bed) -> Result<()> {
     let mut nothing_else = vec![("gang_reservations", 0.0), ("gang_reserved_devices", 0.0)];
     nothing_else.extend([
         (r#"gangs{phase="bound"}"#, 1.0),
-        (r#"gangs{phase="planned"}"#, 0.0),
+        (r#"gangs{phase="reserved"}"#, 0.0),
         (r#"gangs{phase="queued"}"#, 0.0),
     ]);
     Metrics::settled(bed, &nothing_else).await?;

@@ -276,7 +276,7 @@ impl Gangs {
         let now = Metrics::settled(
             scene.bed,
             &[
-                (r#"gangs{phase="repairing"}"#, 1.0),
+                (r#"gangs{phase="degraded"}"#, 1.0),
                 (r#"gangs{phase="queued"}"#, 1.0),
                 ("gang_reservations", 1.0),
                 ("gang_reserved_devices", 8.0),
@@ -296,7 +296,7 @@ impl Gangs {
         .await?;
         Metrics::settled(
             scene.bed,
-            &[(r#"gangs{phase="repairing"}"#, 0.0), ("gang_reservations", 0.0)],
+            &[(r#"gangs{phase="degraded"}"#, 0.0), ("gang_reservations", 0.0)],
         )
         .await?;
         Ok(())
