@@ -41,6 +41,8 @@ impl Writers {
             let mut writers = self.start(&until);
             let over = shutdown.run_until_cancelled(leadership.ended(term));
             let has_failed = tokio::select! {
+                // A shutdown ends the tasks as well: it is looked at first.
+                biased;
                 _ = over => false,
                 Some(_) = writers.join_next() => true,
             };
