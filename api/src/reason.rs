@@ -1,12 +1,11 @@
-//! Why an object is as it is, or what happened to it: the `reason` of every condition, Event and `Gang` that Gantry
-//! writes.
+//! Why an object is as it is, or what happened to it: the `reason` of Events, and the table for conditions and `Gang`s.
 //!
-//! A reason is stable and for programs; the message beside it is for people and at most [`MAX_MESSAGE`] bytes long. No
-//! code reads a message.
+//! Every Event takes its reason from here. Conditions and the status of a `Gang` do not yet: they write theirs as text.
+//! A reason is stable and for programs; the message beside it is for people.
 
 use std::fmt;
 
-/// Longest message beside a reason, in bytes. `gantry explain` has the details.
+/// Longest text of the table, and bound of [`bounded`], in bytes.
 pub const MAX_MESSAGE: usize = 250;
 
 macro_rules! reasons {

@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! pod, owner ──integrations──> Membership, OwnerFacts ──terms──> Terms (minimum, level, policies)
-//! pod ──needs──> Needs          node ──room──> NodeFacts, Resources          node labels ──fabric──> Fabric
+//! pod ──needs──> Needs          node ──resources──> NodeFacts, Resources     node labels ──fabric──> Fabric
 //! Terms, members, slots ──protocol──> what filter and bind answer, what is to be written
 //! waiting gangs ──queue──> the next gang
 //! ```
