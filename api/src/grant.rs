@@ -111,30 +111,18 @@ impl Grant {
     /// See [`GrantError`]: a grant that fails one check is void.
     pub fn parse(annotation: &str, pod: &PodUid, node: &NodeName) -> Result<Self, GrantError> {
         if annotation.len() > Self::MAX_BYTES {
-            return Err(GrantError::TooLarge {
-                size: annotation.len(),
-                max: Self::MAX_BYTES,
-            });
+            return Err(GrantError::TooLarge { size: annotation.len(), max: Self::MAX_BYTES });
         }
         let grant: Self =
             serde_json::from_str(annotation).map_err(|error| GrantError::Malformed(error.to_string()))?;
         if grant.version != Self::VERSION {
-            return Err(GrantError::Version {
-                found: grant.version,
-                expected: Self::VERSION,
-            });
+            return Err(GrantError::Version { found: grant.version, expected: Self::VERSION });
         }
         if grant.pod != *pod {
-            return Err(GrantError::OtherPod {
-                granted: grant.pod,
-                actual: pod.clone(),
-            });
+            return Err(GrantError::OtherPod { granted: grant.pod, actual: pod.clone() });
         }
         if grant.node != *node {
-            return Err(GrantError::OtherNode {
-                granted: grant.node,
-                actual: node.clone(),
-            });
+            return Err(GrantError::OtherNode { granted: grant.node, actual: node.clone() });
         }
         grant.check_shape()?;
         Ok(grant)
@@ -148,10 +136,7 @@ impl Grant {
         self.check_shape()?;
         let text = serde_json::to_string(self).map_err(|error| GrantError::Malformed(error.to_string()))?;
         if text.len() > Self::MAX_BYTES {
-            return Err(GrantError::TooLarge {
-                size: text.len(),
-                max: Self::MAX_BYTES,
-            });
+            return Err(GrantError::TooLarge { size: text.len(), max: Self::MAX_BYTES });
         }
         Ok(text)
     }
@@ -171,20 +156,12 @@ impl Grant {
 
     /// The resources of the granted devices.
     pub fn resources(&self) -> BTreeSet<ResourceName> {
-        self.containers
-            .iter()
-            .map(|container| container.resource.clone())
-            .collect()
+        self.containers.iter().map(|container| container.resource.clone()).collect()
     }
 
     fn check_shape(&self) -> Result<(), GrantError> {
         for container in &self.containers {
-            let refuse = |problem| {
-                Err(GrantError::Shape {
-                    container: container.name.clone(),
-                    problem,
-                })
-            };
+            let refuse = |problem| Err(GrantError::Shape { container: container.name.clone(), problem });
             match &container.share {
                 ContainerShare::Devices(devices) if devices.is_empty() => return refuse("no device"),
                 ContainerShare::Devices(devices) => {
@@ -235,10 +212,7 @@ mod tests {
     fn grant_round_trips_through_the_annotation() {
         let text = grant().to_annotation().unwrap();
         insta::assert_snapshot!(text, @r#"{"version":1,"plan":"p-1","pod":"uid-1","node":"node-1","containers":[{"name":"fetch","resource":"nvidia.com/gpu","devices":["GPU-a","GPU-b"]},{"name":"train","resource":"nvidia.com/gpu","anyOfHeld":1}]}"#);
-        assert_eq!(
-            Grant::parse(&text, &"uid-1".into(), &"node-1".into()).unwrap(),
-            grant()
-        );
+        assert_eq!(Grant::parse(&text, &"uid-1".into(), &"node-1".into()).unwrap(), grant());
     }
 
     #[test]

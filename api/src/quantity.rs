@@ -82,9 +82,7 @@ impl Quantity {
             Some(b'+') => (false, &text[1..]),
             _ => (false, text),
         };
-        let end = unsigned
-            .find(|c: char| !c.is_ascii_digit() && c != '.')
-            .unwrap_or(unsigned.len());
+        let end = unsigned.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(unsigned.len());
         let (number, suffix) = unsigned.split_at(end);
         let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
         if (whole.is_empty() && fraction.is_empty()) || fraction.contains('.') {
@@ -187,14 +185,9 @@ mod tests {
         ] {
             assert_eq!(units(text), Ok(bytes), "{text}");
         }
-        for (text, milli) in [
-            ("2", 2000),
-            ("250m", 250),
-            ("0.1", 100),
-            ("1e-3", 1),
-            ("1n", 1),
-            ("1000001u", 1001),
-        ] {
+        for (text, milli) in
+            [("2", 2000), ("250m", 250), ("0.1", 100), ("1e-3", 1), ("1n", 1), ("1000001u", 1001)]
+        {
             assert_eq!(thousandths(text), Ok(milli), "{text}");
         }
     }
@@ -247,10 +240,7 @@ mod tests {
             ("0.0000000000000000000000000001", QuantityError::Fractional),
             ("4294967296", QuantityError::TooLarge),
             ("1e999", QuantityError::TooLarge),
-            (
-                "99999999999999999999999999999999999999999999",
-                QuantityError::TooLarge,
-            ),
+            ("99999999999999999999999999999999999999999999", QuantityError::TooLarge),
             ("9Ei", QuantityError::TooLarge),
         ] {
             assert_eq!(count(text), Err(fault), "{text}");

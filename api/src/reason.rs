@@ -134,10 +134,7 @@ mod tests {
             assert!(name.starts_with(|c: char| c.is_ascii_uppercase()), "{name}");
             assert!(name.chars().all(|c| c.is_ascii_alphanumeric()), "{name}");
             let text = reason.text();
-            assert!(
-                text.len() <= MAX_MESSAGE && !text.ends_with('.'),
-                "{name}: {text}"
-            );
+            assert!(text.len() <= MAX_MESSAGE && !text.ends_with('.'), "{name}: {text}");
         }
     }
 

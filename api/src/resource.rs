@@ -62,9 +62,7 @@ impl ResourceStatus {
     pub fn line(resources: &[Self]) -> String {
         let short = |name: &ResourceName| {
             let name = name.as_str();
-            let short = name
-                .strip_prefix(RESOURCE_DOMAIN)
-                .and_then(|rest| rest.strip_prefix('/'));
+            let short = name.strip_prefix(RESOURCE_DOMAIN).and_then(|rest| rest.strip_prefix('/'));
             short.unwrap_or(name).to_owned()
         };
         resources
@@ -90,10 +88,7 @@ mod tests {
     #[test]
     fn absent_fields_have_defaults() {
         let whole = resource(r#"{"name": "nvidia.com/gpu", "kind": "Gpu"}"#);
-        assert_eq!(
-            (whole.sharing, whole.replicas, whole.max_request),
-            (SharingPolicy::Distributed, 1, None)
-        );
+        assert_eq!((whole.sharing, whole.replicas, whole.max_request), (SharingPolicy::Distributed, 1, None));
     }
 
     #[test]
@@ -103,10 +98,7 @@ mod tests {
             resource(r#"{"name": "nvidia.com/mig-1g.10gb", "kind": "Mig", "devices": 28, "held": 5}"#),
             resource(r#"{"name": "example.com/a100", "kind": "Gpu", "devices": 8}"#),
         ];
-        assert_eq!(
-            ResourceStatus::line(&resources),
-            "gpu 3/4, mig-1g.10gb 5/28, example.com/a100 0/8"
-        );
+        assert_eq!(ResourceStatus::line(&resources), "gpu 3/4, mig-1g.10gb 5/28, example.com/a100 0/8");
         assert_eq!(ResourceStatus::line(&[]), "");
     }
 }

@@ -80,9 +80,7 @@ mod tests {
             .filter(|column| column.get("priority").is_none())
             .map(|column| column["name"].as_str().unwrap())
             .collect();
-        let wanted = [
-            "Phase", "Min", "Members", "Bound", "Domain", "Waiting", "Reason", "Age",
-        ];
+        let wanted = ["Phase", "Min", "Members", "Bound", "Domain", "Waiting", "Reason", "Age"];
         assert_eq!(shown, wanted);
         let mut subresources = Vec::new();
         field(&gang, "subresources", &mut subresources);

@@ -25,10 +25,8 @@ pub trait ReadsAnnotation {
 pub fn metadata<'de, A: ReadsAnnotation, D: Deserializer<'de>>(reader: D) -> Result<ObjectMeta, D::Error> {
     let read = Metadata::<A>::deserialize(reader)?;
     let owners = read.owner_references.into_iter().flatten();
-    let controllers: Vec<OwnerReference> = owners
-        .filter(|owner| owner.controller == Some(true))
-        .map(Owner::reference)
-        .collect();
+    let controllers: Vec<OwnerReference> =
+        owners.filter(|owner| owner.controller == Some(true)).map(Owner::reference).collect();
     Ok(ObjectMeta {
         name: read.name,
         namespace: read.namespace,
@@ -36,10 +34,7 @@ pub fn metadata<'de, A: ReadsAnnotation, D: Deserializer<'de>>(reader: D) -> Res
         resource_version: read.resource_version,
         labels: read.labels,
         owner_references: (!controllers.is_empty()).then_some(controllers),
-        annotations: read
-            .annotations
-            .map(|read| read.0)
-            .filter(|read| !read.is_empty()),
+        annotations: read.annotations.map(|read| read.0).filter(|read| !read.is_empty()),
         creation_timestamp: read.creation_timestamp.and_then(Written::time),
         deletion_timestamp: read
             .deletion_timestamp
@@ -90,17 +85,13 @@ pub struct SlimResources {
 impl SlimResources {
     /// The limit or else the request of a resource.
     pub fn of(&self, resource: &str) -> Option<&str> {
-        self.limits
-            .get(resource)
-            .or_else(|| self.requests.get(resource))
-            .map(String::as_str)
+        self.limits.get(resource).or_else(|| self.requests.get(resource)).map(String::as_str)
     }
 
     /// The request of each resource, which is its limit where there is none: the API server writes it so.
     pub fn asked(&self) -> BTreeMap<&str, &str> {
         let both = self.limits.iter().chain(&self.requests);
-        both.map(|(name, written)| (name.as_str(), written.as_str()))
-            .collect()
+        both.map(|(name, written)| (name.as_str(), written.as_str())).collect()
     }
 }
 

@@ -18,11 +18,7 @@ use manifest::{ConfigMap, config_maps};
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let (file, text) = args.config_text()?;
     let maps = config_maps(&text).map_err(|problem| anyhow::anyhow!("{file}: {problem}"))?;
-    let printed = if maps.is_empty() {
-        served(args, &file, &text)?
-    } else {
-        all_served(args, &file, &maps)?
-    };
+    let printed = if maps.is_empty() { served(args, &file, &text)? } else { all_served(args, &file, &maps)? };
     match io::stdout().lock().write_all(printed.as_bytes()) {
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
         written => written.context("cannot write to standard output"),
@@ -41,10 +37,7 @@ fn all_served(args: &Args, file: &str, maps: &[ConfigMap]) -> anyhow::Result<Str
     for map in maps {
         if any && !map.may_configure() {
             let name = map.name.as_deref().unwrap_or("without a name");
-            warn(
-                file,
-                &format!("the ConfigMap {name} has no configuration and is left out"),
-            );
+            warn(file, &format!("the ConfigMap {name} has no configuration and is left out"));
             continue;
         }
         for (key, text) in &map.data {
@@ -53,9 +46,7 @@ fn all_served(args: &Args, file: &str, maps: &[ConfigMap]) -> anyhow::Result<Str
                 None => format!("{file}, {key}"),
             };
             let Some(text) = text.as_str() else {
-                wrong.push(format!(
-                    "{source}: not served: a ConfigMap's data are texts; put it in quotes"
-                ));
+                wrong.push(format!("{source}: not served: a ConfigMap's data are texts; put it in quotes"));
                 continue;
             };
             match served(args, &source, text) {
@@ -70,9 +61,7 @@ fn all_served(args: &Args, file: &str, maps: &[ConfigMap]) -> anyhow::Result<Str
 
 /// The effective configuration of `text`, called `source`, as a config file in YAML; warnings go to standard error.
 fn served(args: &Args, source: &str, text: &str) -> anyhow::Result<String> {
-    let loaded = args
-        .config_of(source, text)
-        .map_err(|problems| listed(&problems))?;
+    let loaded = args.config_of(source, text).map_err(|problems| listed(&problems))?;
     for warning in &loaded.warnings {
         warn(source, warning);
     }
@@ -85,10 +74,6 @@ fn warn(source: &str, warning: &dyn std::fmt::Display) {
 }
 
 fn listed(problems: &Problems) -> anyhow::Error {
-    let list: Vec<String> = problems
-        .list
-        .iter()
-        .map(|problem| format!("\n  {problem}"))
-        .collect();
+    let list: Vec<String> = problems.list.iter().map(|problem| format!("\n  {problem}")).collect();
     anyhow::anyhow!("{}: not served:{}", problems.source, list.concat())
 }

@@ -52,8 +52,7 @@ pub(crate) struct ChooseArgs {
 
 fn size(text: &str) -> Result<usize, String> {
     let most = gantry_topology::machine::MAX_GPUS;
-    text.parse()
-        .map_err(|_| format!("write a whole number, 1 to {most}"))
+    text.parse().map_err(|_| format!("write a whole number, 1 to {most}"))
 }
 
 /// Runs `gantry choose`.
@@ -72,35 +71,18 @@ pub(crate) fn run(args: &ChooseArgs) -> anyhow::Result<()> {
 /// Everything that goes to standard output.
 fn output(args: &ChooseArgs, machine: &Machine) -> anyhow::Result<String> {
     let free = checked(args, machine).map_err(BadInput)?;
-    let purpose = if args.gang {
-        Purpose::GangMember
-    } else {
-        Purpose::Local
-    };
+    let purpose = if args.gang { Purpose::GangMember } else { Purpose::Local };
     let table = Table::build(machine);
-    let choice = table
-        .best_with(free, args.must, args.size, purpose)
-        .ok_or_else(|| {
-            let (size, there) = (args.size, free.len());
-            let which = if free.is_empty() {
-                String::new()
-            } else {
-                format!(": {free}")
-            };
-            let with_mig = with_mig(machine);
-            let with_mig = if with_mig.is_empty() {
-                String::new()
-            } else {
-                format!("; MIG is enabled on {with_mig}")
-            };
-            anyhow!("{size} GPUs are asked, but only {there} are free{which}{with_mig}")
-        })?;
+    let choice = table.best_with(free, args.must, args.size, purpose).ok_or_else(|| {
+        let (size, there) = (args.size, free.len());
+        let which = if free.is_empty() { String::new() } else { format!(": {free}") };
+        let with_mig = with_mig(machine);
+        let with_mig =
+            if with_mig.is_empty() { String::new() } else { format!("; MIG is enabled on {with_mig}") };
+        anyhow!("{size} GPUs are asked, but only {there} are free{which}{with_mig}")
+    })?;
     let answer = Answer::new(machine, &table, &choice);
-    let answer = if args.json {
-        serde_json::to_string_pretty(&answer)? + "\n"
-    } else {
-        answer.text()
-    };
+    let answer = if args.json { serde_json::to_string_pretty(&answer)? + "\n" } else { answer.text() };
     Ok(visible(&answer, false))
 }
 
@@ -143,17 +125,11 @@ fn checked(args: &ChooseArgs, machine: &Machine) -> anyhow::Result<GpuSet> {
         return Err(anyhow!("--must: GPU {held} is not free; free are {free}"));
     }
     if args.size == 0 {
-        return Err(anyhow!(
-            "--size: 0 GPUs are nothing to choose; allowed are 1 to {}",
-            free.len().max(1)
-        ));
+        return Err(anyhow!("--size: 0 GPUs are nothing to choose; allowed are 1 to {}", free.len().max(1)));
     }
     if args.must.len() > args.size {
         let must = args.must;
-        return Err(anyhow!(
-            "--must: {must} are more than --size {}; name at most as many",
-            args.size
-        ));
+        return Err(anyhow!("--must: {must} are more than --size {}; name at most as many", args.size));
     }
     Ok(free)
 }
@@ -198,11 +174,7 @@ impl Answer {
 
     fn text(&self) -> String {
         let none = |list: &[String]| {
-            if list.is_empty() {
-                "-".to_owned()
-            } else {
-                list.join(", ")
-            }
+            if list.is_empty() { "-".to_owned() } else { list.join(", ") }
         };
         let gpus: Vec<String> = self.gpus.iter().map(ToString::to_string).collect();
         let bandwidth = if self.gpus.len() > 1 {
@@ -218,18 +190,12 @@ impl Answer {
         let lines = [
             ("GPUs", gpus.join(", ")),
             ("bandwidth", bandwidth),
-            (
-                "remainder",
-                format!("{:.1} % of what the empty machine offers", self.remainder * 100.0),
-            ),
+            ("remainder", format!("{:.1} % of what the empty machine offers", self.remainder * 100.0)),
             ("near NICs", none(&self.nics)),
             ("NUMA nodes", none(&self.numa)),
             ("why", self.reason.clone()),
         ];
-        lines
-            .iter()
-            .map(|(name, value)| format!("{name:<11} {value}\n"))
-            .collect()
+        lines.iter().map(|(name, value)| format!("{name:<11} {value}\n")).collect()
     }
 }
 
@@ -269,9 +235,7 @@ mod tests {
 
     fn choose_of(machine: &Machine, options: &str) -> Result<String, (String, bool)> {
         let words = std::iter::once("choose").chain(options.split_whitespace());
-        let args = Cli::try_parse_from(words)
-            .map_err(|error| (error.to_string(), true))?
-            .choose;
+        let args = Cli::try_parse_from(words).map_err(|error| (error.to_string(), true))?.choose;
         output(&args, machine)
             .map_err(|error| (gantry_runtime::chain(error.as_ref()), error.is::<BadInput>()))
     }
@@ -284,11 +248,7 @@ mod tests {
         let chosen: serde_json::Value = serde_json::from_str(&chosen).unwrap();
         assert_eq!(chosen["gpus"], serde_json::json!([0, 1, 2, 3]));
         for (options, message, bad) in [
-            (
-                "--size 5",
-                "5 GPUs are asked, but only 4 are free: 0,1,2,3; MIG is enabled on 4,5,6,7",
-                false,
-            ),
+            ("--size 5", "5 GPUs are asked, but only 4 are free: 0,1,2,3; MIG is enabled on 4,5,6,7", false),
             (
                 "--size 2 --free 3-5",
                 "--free: MIG is enabled on GPU 4, which is allocated in instances only; allowed are 0,1,2,3",
@@ -300,11 +260,7 @@ mod tests {
                 true,
             ),
         ] {
-            assert_eq!(
-                choose_of(&machine, options).unwrap_err(),
-                (message.to_owned(), bad),
-                "{options}"
-            );
+            assert_eq!(choose_of(&machine, options).unwrap_err(), (message.to_owned(), bad), "{options}");
         }
     }
 
@@ -360,37 +316,15 @@ mod tests {
     #[test]
     fn contradictory_options_are_bad_input() {
         for (options, message) in [
-            (
-                "--size 2 --free 0,9",
-                "--free: the machine has no GPU 9; allowed are 0 to 7",
-            ),
-            (
-                "--size 2 --must 8",
-                "--must: the machine has no GPU 8; allowed are 0 to 7",
-            ),
-            (
-                "--size 2 --free 0,1 --must 2",
-                "--must: GPU 2 is not free; free are 0,1",
-            ),
-            (
-                "--size 0",
-                "--size: 0 GPUs are nothing to choose; allowed are 1 to 8",
-            ),
-            (
-                "--size 1 --must 0,1",
-                "--must: 0,1 are more than --size 1; name at most as many",
-            ),
+            ("--size 2 --free 0,9", "--free: the machine has no GPU 9; allowed are 0 to 7"),
+            ("--size 2 --must 8", "--must: the machine has no GPU 8; allowed are 0 to 7"),
+            ("--size 2 --free 0,1 --must 2", "--must: GPU 2 is not free; free are 0,1"),
+            ("--size 0", "--size: 0 GPUs are nothing to choose; allowed are 1 to 8"),
+            ("--size 1 --must 0,1", "--must: 0,1 are more than --size 1; name at most as many"),
         ] {
-            assert_eq!(
-                choose(options).unwrap_err(),
-                (message.to_owned(), true),
-                "{options}"
-            );
+            assert_eq!(choose(options).unwrap_err(), (message.to_owned(), true), "{options}");
         }
         let (message, bad) = choose("--size 2 --free 0,x").unwrap_err();
-        assert!(
-            bad && message.contains("\"x\" is no GPU index; write indices and ranges"),
-            "{message}"
-        );
+        assert!(bad && message.contains("\"x\" is no GPU index; write indices and ranges"), "{message}");
     }
 }

@@ -43,9 +43,7 @@ pub(crate) fn with_double_dashes(line: impl IntoIterator<Item = OsString>) -> Ve
 /// Whether an option has a name of more than one letter; one letter is a short option.
 fn is_named(option: &str) -> bool {
     let name = option.split('=').next().unwrap_or(option);
-    let word = name
-        .chars()
-        .all(|ch| ch.is_ascii_alphanumeric() || ch == '-' || ch == '_');
+    let word = name.chars().all(|ch| ch.is_ascii_alphanumeric() || ch == '-' || ch == '_');
     word && name.len() > 1 && name.starts_with(|ch: char| ch.is_ascii_alphabetic())
 }
 
@@ -70,9 +68,7 @@ fn without_variables(command: Command, names: &[OsString]) -> Command {
         true => argument.env(None),
         false => argument,
     };
-    command
-        .mut_args(unset)
-        .mut_subcommands(|command| without_variables(command, names))
+    command.mut_args(unset).mut_subcommands(|command| without_variables(command, names))
 }
 
 /// `error` of parsing `line`, with the variable's name if the value came from one.
@@ -97,12 +93,8 @@ fn variable(command: &Command, option: &str, line: &[OsString]) -> Option<String
     let words = || line.iter().skip(1).filter_map(|word| word.to_str());
     let subcommand = words().find_map(|word| command.find_subcommand(word));
     let own = subcommand.into_iter().flat_map(Command::get_arguments);
-    let argument = own
-        .chain(command.get_arguments())
-        .find(|argument| argument.to_string() == option)?;
-    let variable = argument
-        .get_env()
-        .filter(|name| std::env::var_os(name).is_some())?;
+    let argument = own.chain(command.get_arguments()).find(|argument| argument.to_string() == option)?;
+    let variable = argument.get_env().filter(|name| std::env::var_os(name).is_some())?;
     let is_written = words().any(|word| is_of(argument, word));
     (!is_written).then(|| variable.to_string_lossy().into_owned())
 }

@@ -231,18 +231,11 @@ fn identity(args: &LabelsArgs) -> anyhow::Result<Identity> {
             "--to=node-feature and --to=node need the node's name; set NODE_NAME by the downward API (fieldPath: spec.nodeName), or give --node-name"
         ))
     })?;
-    Ok(Identity {
-        node: node.into(),
-        namespace: args.namespace.clone(),
-        pod: args.pod_name.clone(),
-    })
+    Ok(Identity { node: node.into(), namespace: args.namespace.clone(), pod: args.pod_name.clone() })
 }
 
 fn print(labels: &Labels) -> anyhow::Result<()> {
-    match io::stdout()
-        .lock()
-        .write_all(write::file::text(labels).as_bytes())
-    {
+    match io::stdout().lock().write_all(write::file::text(labels).as_bytes()) {
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
         written => written.context("cannot write to standard output"),
     }

@@ -46,9 +46,7 @@ impl Args {
     }
 
     fn start_at(self, level: &str) {
-        let wanted = std::env::var(EnvFilter::DEFAULT_ENV)
-            .ok()
-            .filter(|text| !text.is_empty());
+        let wanted = std::env::var(EnvFilter::DEFAULT_ENV).ok().filter(|text| !text.is_empty());
         let (filter, refused) = match wanted.as_deref().map(EnvFilter::try_new) {
             Some(Ok(filter)) => (filter, None),
             Some(Err(error)) => (EnvFilter::new(level), Some(error)),
@@ -76,11 +74,7 @@ impl Args {
             tracing::warn!(%error, value = wanted, using = level, "RUST_LOG is not understood");
         }
         if unknown {
-            tracing::warn!(
-                value = said,
-                using = "text",
-                "LOG_FORMAT is not understood; it is text or json"
-            );
+            tracing::warn!(value = said, using = "text", "LOG_FORMAT is not understood; it is text or json");
         }
     }
 }

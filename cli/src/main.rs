@@ -89,11 +89,7 @@ fn read(line: impl IntoIterator<Item = OsString>) -> Cli {
 }
 
 fn main() -> ExitCode {
-    let Cli {
-        log,
-        end_with_stdin,
-        command,
-    } = read(std::env::args_os());
+    let Cli { log, end_with_stdin, command } = read(std::env::args_os());
     let result = match command {
         Command::Plugin(args) if args.config.check_config.is_some() => {
             log.start_quiet();
@@ -101,15 +97,11 @@ fn main() -> ExitCode {
         }
         Command::Plugin(args) => {
             log.start();
-            runtime::serve(Threads::One, end_with_stdin, |shutdown| {
-                gantry_plugin::run(*args, shutdown)
-            })
+            runtime::serve(Threads::One, end_with_stdin, |shutdown| gantry_plugin::run(*args, shutdown))
         }
         Command::Extender(args) => {
             log.start();
-            runtime::serve(Threads::Many, end_with_stdin, |shutdown| {
-                gantry_extender::run(*args, shutdown)
-            })
+            runtime::serve(Threads::Many, end_with_stdin, |shutdown| gantry_extender::run(*args, shutdown))
         }
         Command::Topo(args) => {
             log.start_quiet();
@@ -130,9 +122,7 @@ fn main() -> ExitCode {
         #[cfg(feature = "demo")]
         Command::Demo(args) => {
             log.start_quiet();
-            runtime::serve(Threads::Many, end_with_stdin, |shutdown| {
-                gantry_demo::run(args, shutdown)
-            })
+            runtime::serve(Threads::Many, end_with_stdin, |shutdown| gantry_demo::run(args, shutdown))
         }
     };
     runtime::exit_code(result)

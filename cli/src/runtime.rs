@@ -45,10 +45,7 @@ where
         Threads::One => tokio::runtime::Builder::new_current_thread(),
         Threads::Many => tokio::runtime::Builder::new_multi_thread(),
     };
-    let runtime = builder
-        .enable_all()
-        .build()
-        .context("starting the async runtime")?;
+    let runtime = builder.enable_all().build().context("starting the async runtime")?;
     let result = runtime.block_on(async {
         let shutdown = CancellationToken::new();
         watch_signals(shutdown.clone())?;
@@ -96,11 +93,7 @@ pub(crate) fn exit_code(result: anyhow::Result<()>) -> ExitCode {
     };
     // There is no other place to report a closed standard error.
     let _ = writeln!(std::io::stderr(), "gantry: {}", chain(error.as_ref()));
-    if error.is::<BadInput>() {
-        ExitCode::from(2)
-    } else {
-        ExitCode::FAILURE
-    }
+    if error.is::<BadInput>() { ExitCode::from(2) } else { ExitCode::FAILURE }
 }
 
 #[cfg(test)]
@@ -112,13 +105,7 @@ mod tests {
     fn cause_is_printed_once() {
         let unreadable = std::io::Error::other("permission denied");
         let error = anyhow::Error::new(unreadable).context("cannot read a.yaml: permission denied");
-        assert_eq!(
-            format!("{error:#}"),
-            "cannot read a.yaml: permission denied: permission denied"
-        );
-        assert_eq!(
-            BadInput(error).to_string(),
-            "cannot read a.yaml: permission denied"
-        );
+        assert_eq!(format!("{error:#}"), "cannot read a.yaml: permission denied: permission denied");
+        assert_eq!(BadInput(error).to_string(), "cannot read a.yaml: permission denied");
     }
 }

@@ -86,9 +86,7 @@ impl Screen {
     fn of_stdout() -> Self {
         let set = |name: &str| std::env::var_os(name).is_some_and(|value| !value.is_empty());
         let dumb = std::env::var_os("TERM").is_some_and(|term| term == "dumb");
-        let columns = std::env::var("COLUMNS")
-            .ok()
-            .and_then(|columns| columns.parse().ok());
+        let columns = std::env::var("COLUMNS").ok().and_then(|columns| columns.parse().ok());
         Self {
             columns: columns.unwrap_or(100),
             color: io::stdout().is_terminal() && !set("NO_COLOR") && !dumb,
@@ -102,10 +100,9 @@ fn output(args: &TopoArgs, seen: &Seen, screen: Screen) -> anyhow::Result<String
     match &args.machine_file {
         // A machine file without GPUs cannot be read.
         Some(_) if machine.gpus().is_empty() => {
-            return Err(BadInput(anyhow!(
-                "no GPU is known of this node, so there is no machine to write"
-            ))
-            .into());
+            return Err(
+                BadInput(anyhow!("no GPU is known of this node, so there is no machine to write")).into()
+            );
         }
         Some(path) if path == Path::new("-") => return Ok(visible(&to_yaml(machine)?, false)),
         Some(path) => write_machine_file(machine, path)?,
@@ -124,9 +121,7 @@ fn output(args: &TopoArgs, seen: &Seen, screen: Screen) -> anyhow::Result<String
 }
 
 fn write_machine_file(machine: &Machine, path: &Path) -> anyhow::Result<()> {
-    let json = path
-        .extension()
-        .is_some_and(|extension| extension.eq_ignore_ascii_case("json"));
+    let json = path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("json"));
     let text = if json {
         let mut text = serde_json::to_string_pretty(machine)?;
         text.push('\n');

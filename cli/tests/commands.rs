@@ -24,11 +24,7 @@ fn topo_prints_matrix_and_bandwidths_of_a_machine_file() {
     assert_eq!(topo["matrix"][0][5], "SYS");
     assert_eq!(topo["matrix"][0][0], "X");
     let bandwidth = |a: usize, b: usize| topo["bandwidth_gbs"][a][b].as_f64().unwrap();
-    assert_eq!(
-        bandwidth(0, 3),
-        2.0 * bandwidth(0, 1),
-        "two NVLinks carry twice what one carries"
-    );
+    assert_eq!(bandwidth(0, 3), 2.0 * bandwidth(0, 1), "two NVLinks carry twice what one carries");
 }
 
 #[test]
@@ -41,10 +37,7 @@ fn topo_reads_its_own_output() {
     let folder = tempfile::tempdir().unwrap();
     let copy = folder.path().join("copy.yaml");
     std::fs::write(&copy, written.stdout).unwrap();
-    assert_eq!(
-        json(&["topo", "--from", copy.to_str().unwrap(), "--json"])["matrix"],
-        matrix
-    );
+    assert_eq!(json(&["topo", "--from", copy.to_str().unwrap(), "--json"])["matrix"], matrix);
 }
 
 #[test]
@@ -58,24 +51,11 @@ fn topo_reads_standard_input() {
 #[test]
 fn choose_takes_a_bridged_pair_with_its_reason() {
     let file = machine("a40-8x-bridged.yaml");
-    let choice = json(&[
-        "choose",
-        "--from",
-        &file,
-        "--size",
-        "2",
-        "--free",
-        "1,2,3,5,6",
-        "--json",
-    ]);
+    let choice = json(&["choose", "--from", &file, "--size", "2", "--free", "1,2,3,5,6", "--json"]);
     assert_eq!(choice["gpus"], serde_json::json!([2, 3]));
     assert!(choice["bandwidth_gbs"].as_f64().unwrap() > 0.0);
     assert!(choice["remainder"].as_f64().is_some());
-    assert!(
-        choice["reason"].as_str().unwrap().contains("NVLink"),
-        "{}",
-        choice["reason"]
-    );
+    assert!(choice["reason"].as_str().unwrap().contains("NVLink"), "{}", choice["reason"]);
     let must = json(&["choose", "--from", &file, "--size", "2", "--must", "5", "--json"]);
     assert_eq!(must["gpus"], serde_json::json!([4, 5]));
 }
@@ -85,11 +65,7 @@ fn too_few_free_gpus_is_a_failure_not_bad_input() {
     let file = machine("workstation-2x.yaml");
     let run = gantry(&["choose", "--from", &file, "--size", "2", "--free", "0"]);
     assert_eq!((run.code, run.stdout.as_str()), (1, ""));
-    assert!(
-        run.stderr.contains("2 GPUs are asked, but only 1"),
-        "{}",
-        run.stderr
-    );
+    assert!(run.stderr.contains("2 GPUs are asked, but only 1"), "{}", run.stderr);
 }
 
 #[test]
@@ -102,80 +78,34 @@ fn bad_input_is_named_with_position_and_exits_with_2() {
     };
     let good = std::fs::read_to_string(machine("a40-8x-bridged.yaml")).unwrap();
     let truncated = write("truncated.txt", "\tGPU0\tGPU1\nGPU0\t X \tNV4\n");
-    let contradictory = write(
-        "contradictory.yaml",
-        &good.replace("gpus: [0, 1], links: 4", "gpus: [0, 9], links: 4"),
-    );
+    let contradictory =
+        write("contradictory.yaml", &good.replace("gpus: [0, 1], links: 4", "gpus: [0, 9], links: 4"));
     let absent = folder.path().join("absent.yaml").display().to_string();
     let file = machine("a40-8x-bridged.yaml");
     let node = write("node.yaml", "apiVersion: v1\nkind: Node\nmetadata: {name: a}\n");
-    let gpu_node = write(
-        "gpunode.yaml",
-        "kind: GpuNode\nspec:\n  machine:\n    gpus:\n    - indx: 0\n    paths: [X]\n",
-    );
+    let gpu_node =
+        write("gpunode.yaml", "kind: GpuNode\nspec:\n  machine:\n    gpus:\n    - indx: 0\n    paths: [X]\n");
     let text = write("topo.txt", "\tGPU0\tGPU1\nGPU0\t X \tNV4\nGPU1\tNV4\t X \n");
     for (words, named) in [
-        (
-            vec!["choose", "--size", "1", "--from", truncated.as_str()],
-            "truncated.txt",
-        ),
-        (
-            vec!["topo", "--from", node.as_str()],
-            "node.yaml: this is an object of kind Node; give a GpuNode",
-        ),
+        (vec!["choose", "--size", "1", "--from", truncated.as_str()], "truncated.txt"),
+        (vec!["topo", "--from", node.as_str()], "node.yaml: this is an object of kind Node; give a GpuNode"),
         (
             vec!["topo", "--from", gpu_node.as_str()],
             "line 5, column 7: unknown field \"indx\" (did you mean \"index\"?)",
         ),
-        (
-            vec!["topo", "--from", file.as_str(), "--model", "A100"],
-            "model \"A100\" is given",
-        ),
+        (vec!["topo", "--from", file.as_str(), "--model", "A100"], "model \"A100\" is given"),
         (vec!["topo", "--from", text.as_str(), "--model", ""], "--model"),
-        (
-            vec!["choose", "--from", text.as_str(), "--size", "two"],
-            "write a whole number",
-        ),
+        (vec!["choose", "--from", text.as_str(), "--size", "two"], "write a whole number"),
         (vec!["topo", "--from", truncated.as_str()], "line 3"),
-        (
-            vec!["choose", "--size", "1", "--from", contradictory.as_str()],
-            "nvlinks",
-        ),
-        (
-            vec!["choose", "--size", "1", "--from", absent.as_str()],
-            "absent.yaml",
-        ),
-        (
-            vec!["choose", "--size", "2", "--from", file.as_str(), "--free", "0,x"],
-            "--free",
-        ),
-        (
-            vec!["choose", "--size", "2", "--from", file.as_str(), "--free", "0,99"],
-            "99",
-        ),
-        (
-            vec![
-                "choose",
-                "--size",
-                "2",
-                "--from",
-                file.as_str(),
-                "--free",
-                "0,1",
-                "--must",
-                "2",
-            ],
-            "2",
-        ),
+        (vec!["choose", "--size", "1", "--from", contradictory.as_str()], "nvlinks"),
+        (vec!["choose", "--size", "1", "--from", absent.as_str()], "absent.yaml"),
+        (vec!["choose", "--size", "2", "--from", file.as_str(), "--free", "0,x"], "--free"),
+        (vec!["choose", "--size", "2", "--from", file.as_str(), "--free", "0,99"], "99"),
+        (vec!["choose", "--size", "2", "--from", file.as_str(), "--free", "0,1", "--must", "2"], "2"),
         (vec!["choose", "--from", file.as_str()], "--size"),
     ] {
         let run = gantry(&words);
-        assert_eq!(
-            (run.code, run.stdout.as_str()),
-            (2, ""),
-            "{words:?}: {}",
-            run.stderr
-        );
+        assert_eq!((run.code, run.stdout.as_str()), (2, ""), "{words:?}: {}", run.stderr);
         assert!(run.stderr.contains(named), "{words:?}: {}", run.stderr);
     }
 }
@@ -193,13 +123,7 @@ fn node_without_gpus_writes_no_machine_file() {
     let from = node.display().to_string();
     let shown = gantry(&["topo", "--from", &from]);
     assert_eq!(shown.code, 0, "{}", shown.stderr);
-    let refused = gantry(&[
-        "topo",
-        "--from",
-        &from,
-        "--machine-file",
-        &file.display().to_string(),
-    ]);
+    let refused = gantry(&["topo", "--from", &from, "--machine-file", &file.display().to_string()]);
     assert_eq!(refused.code, 2, "{}", refused.stdout);
     assert!(refused.stderr.contains("no GPU is known"), "{}", refused.stderr);
     assert!(!file.exists());
@@ -217,20 +141,14 @@ fn unknown_model_is_reported() {
     };
     assert_eq!(said("NVIDIA A100-SXM4-80GB"), "");
     let near = said("H10O");
-    assert!(
-        near.contains("rates are unknown") && near.contains("did you mean H100?"),
-        "{near}"
-    );
+    assert!(near.contains("rates are unknown") && near.contains("did you mean H100?"), "{near}");
     assert!(!said("Instinct MI300X").contains("did you mean"));
 }
 
 #[test]
 fn closed_output_is_no_failure() {
     let file = machine("dgx1-v100.yaml");
-    let mut child = command(&["topo", "--from", &file])
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
+    let mut child = command(&["topo", "--from", &file]).stdout(Stdio::piped()).spawn().unwrap();
     drop(child.stdout.take());
     assert!(child.wait().unwrap().success());
 }

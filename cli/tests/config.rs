@@ -19,12 +19,7 @@ fn check(text: &str, more: &[&str]) -> support::Run {
 fn valid_file_prints_a_valid_full_configuration() {
     let run = check("flags: {migStrategy: mixed}", &["--fail-on-init-error=false"]);
     assert_eq!((run.code, run.stderr.as_str()), (0, ""));
-    assert!(
-        run.stdout
-            .contains("migStrategy: mixed\n  failOnInitError: false\n"),
-        "{}",
-        run.stdout
-    );
+    assert!(run.stdout.contains("migStrategy: mixed\n  failOnInitError: false\n"), "{}", run.stdout);
     assert_eq!(check(&run.stdout, &[]).stdout, run.stdout);
 }
 
@@ -38,13 +33,7 @@ fn invalid_file_lists_errors_by_line() {
     insta::assert_snapshot!(run.stderr);
     let lenient = check("flags: {migStratgy: mixed}", &["--lenient-config"]);
     assert_eq!(lenient.code, 0);
-    assert!(
-        lenient
-            .stderr
-            .contains("warning: /config.yaml: line 1: flags.migStratgy"),
-        "{}",
-        lenient.stderr
-    );
+    assert!(lenient.stderr.contains("warning: /config.yaml: line 1: flags.migStratgy"), "{}", lenient.stderr);
 }
 
 #[test]
@@ -53,22 +42,15 @@ fn invalid_variable_is_a_usage_error_and_names_it() {
     let run = run.env("MIG_STRATEGY", "mixd").output().unwrap();
     assert_eq!(run.status.code(), Some(2));
     let said = String::from_utf8(run.stderr).unwrap();
-    assert!(
-        said.contains("environment: MIG_STRATEGY: \"mixd\" is not allowed"),
-        "{said}"
-    );
+    assert!(said.contains("environment: MIG_STRATEGY: \"mixd\" is not allowed"), "{said}");
 }
 
 #[test]
 fn check_reports_warnings_of_a_node() {
-    let run = check(
-        "sharing: {timeSlicing: {resources: [{name: gpu, devices: [0], replicas: 2}]}}",
-        &[],
-    );
+    let run = check("sharing: {timeSlicing: {resources: [{name: gpu, devices: [0], replicas: 2}]}}", &[]);
     assert_eq!(run.code, 0);
     assert!(
-        run.stderr
-            .contains("warning: /config.yaml: line 1: sharing.timeSlicing.resources[0].devices: "),
+        run.stderr.contains("warning: /config.yaml: line 1: sharing.timeSlicing.resources[0].devices: "),
         "{}",
         run.stderr
     );
@@ -127,10 +109,7 @@ data:
     }
     let run = check("kind: ConfigMap\nmetadata: {name: x}\n", &[]);
     assert_eq!(run.code, 1);
-    assert!(
-        run.stderr
-            .contains("/config.yaml: the ConfigMap has no configuration")
-    );
+    assert!(run.stderr.contains("/config.yaml: the ConfigMap has no configuration"));
 }
 
 /// A ConfigMap with one key, as pools of nodes have them: the key is the same in each.
@@ -144,10 +123,8 @@ const WRONG: &str = "version: v1\nsharing:\n  timeSlicing:\n    replicas: 8";
 
 #[test]
 fn config_maps_with_equal_keys_are_each_checked() {
-    let (wrong, good) = (
-        config_map("nvidia-a100", "config.yaml", WRONG),
-        config_map("nvidia-t4", "config.yaml", GOOD),
-    );
+    let (wrong, good) =
+        (config_map("nvidia-a100", "config.yaml", WRONG), config_map("nvidia-t4", "config.yaml", GOOD));
     for both in [format!("{wrong}---\n{good}"), format!("{good}---\n{wrong}")] {
         let run = check(&both, &[]);
         assert_eq!((run.code, run.stdout.as_str()), (1, ""), "{both}");
@@ -162,11 +139,7 @@ fn config_maps_with_equal_keys_are_each_checked() {
     );
     let run = check(&list, &[]);
     assert_eq!(run.code, 1);
-    assert!(
-        run.stderr.contains("nvidia-a100/config.yaml: not served"),
-        "{}",
-        run.stderr
-    );
+    assert!(run.stderr.contains("nvidia-a100/config.yaml: not served"), "{}", run.stderr);
 }
 
 #[test]
@@ -175,18 +148,13 @@ fn other_config_map_is_named() {
     let both = format!("{}---\n{other}", config_map("plugin", "any", GOOD));
     let run = check(&both, &[]);
     assert_eq!(run.code, 1);
-    assert!(
-        run.stderr.contains("hami/device-config.yaml: not served"),
-        "{}",
-        run.stderr
-    );
+    assert!(run.stderr.contains("hami/device-config.yaml: not served"), "{}", run.stderr);
     // What NVIDIA's MIG manager reads is known.
     let other = config_map("mig-parted", "config.yaml", "version: v1\nmig-configs: {}");
     let run = check(&format!("{}---\n{other}", config_map("plugin", "any", GOOD)), &[]);
     assert_eq!(run.code, 0, "{}", run.stderr);
     assert!(
-        run.stderr
-            .contains("warning: /config.yaml: the ConfigMap mig-parted has no configuration"),
+        run.stderr.contains("warning: /config.yaml: the ConfigMap mig-parted has no configuration"),
         "{}",
         run.stderr
     );
@@ -199,14 +167,9 @@ fn other_config_map_is_named() {
     let other = config_map("exporter", "interval", "30000");
     let run = check(&format!("{}---\n{other}", config_map("plugin", "any", GOOD)), &[]);
     assert_eq!(run.code, 0, "{}", run.stderr);
+    assert!(run.stdout.contains("/config.yaml, plugin/any\n"), "{}", run.stdout);
     assert!(
-        run.stdout.contains("/config.yaml, plugin/any\n"),
-        "{}",
-        run.stdout
-    );
-    assert!(
-        run.stderr
-            .contains("warning: /config.yaml: the ConfigMap exporter has no configuration"),
+        run.stderr.contains("warning: /config.yaml: the ConfigMap exporter has no configuration"),
         "{}",
         run.stderr
     );
@@ -265,14 +228,8 @@ fn other_manifest_kinds_are_named_with_the_config_key() {
             "$ cat <<EOF | kubectl apply -f -\napiVersion: v1\nkind: ConfigMap\ndata: {}\nEOF\n",
             "line 2: the manifest is no YAML: ",
         ),
-        (
-            kindless,
-            "this has apiVersion, as Kubernetes' objects do, and no kind",
-        ),
-        (
-            "kind: DaemonSet\nspec: {}\n",
-            "this is a DaemonSet, no configuration and no ConfigMap",
-        ),
+        (kindless, "this has apiVersion, as Kubernetes' objects do, and no kind"),
+        ("kind: DaemonSet\nspec: {}\n", "this is a DaemonSet, no configuration and no ConfigMap"),
         (&slip, "line 11: "),
     ] {
         let run = check(text, &[]);
@@ -287,29 +244,17 @@ fn pipe_is_checked() {
     let pipe = |text: &str| piped(&["plugin", "--check-config=-"], text);
     let run = pipe(&config_map("pool", "default", GOOD));
     assert_eq!(run.code, 0, "{}", run.stderr);
-    assert!(
-        run.stdout.contains("# standard input, pool/default"),
-        "{}",
-        run.stdout
-    );
+    assert!(run.stdout.contains("# standard input, pool/default"), "{}", run.stdout);
     let run = pipe("flags: {migStrategy: mixd}");
     assert_eq!(run.code, 1, "{}", run.stdout);
-    assert!(
-        run.stderr.contains("standard input: not served"),
-        "{}",
-        run.stderr
-    );
+    assert!(run.stderr.contains("standard input: not served"), "{}", run.stderr);
 }
 
 #[test]
 fn missing_file_is_an_error() {
     let run = gantry(&["plugin", "--check-config=/nowhere/config.yaml"]);
     assert_eq!(run.code, 1);
-    assert!(
-        run.stderr.contains("/nowhere/config.yaml: cannot be read"),
-        "{}",
-        run.stderr
-    );
+    assert!(run.stderr.contains("/nowhere/config.yaml: cannot be read"), "{}", run.stderr);
 }
 
 #[test]
@@ -319,20 +264,12 @@ fn labels_reads_config_file_from_either_variable() {
     std::fs::write(&file, "flags: {migStrategy: none, gfd: {noTimestamp: true}}\n").unwrap();
     let machine = machine("hgx-h100.yaml");
     for variable in ["CONFIG_FILE", "GFD_CONFIG_FILE"] {
-        let output = command(&["labels", "--from", &machine])
-            .env(variable, &file)
-            .output()
-            .unwrap();
+        let output = command(&["labels", "--from", &machine]).env(variable, &file).output().unwrap();
         let text = String::from_utf8(output.stdout).unwrap();
         assert!(text.contains("nvidia.com/gpu.count=8"), "{variable}: {text}");
         assert!(!text.contains("nvidia.com/gfd.timestamp"), "{variable}: {text}");
     }
-    let output = command(&["labels", "-from", &machine, "-no-timestamp"])
-        .output()
-        .unwrap();
+    let output = command(&["labels", "-from", &machine, "-no-timestamp"]).output().unwrap();
     let text = String::from_utf8(output.stdout).unwrap();
-    assert!(
-        text.contains("nvidia.com/gpu.count=8") && !text.contains("timestamp"),
-        "{text}"
-    );
+    assert!(text.contains("nvidia.com/gpu.count=8") && !text.contains("timestamp"), "{text}");
 }

@@ -26,11 +26,7 @@ fn plugin_requires_a_node_name() {
 fn extender_names_its_missing_kubeconfig() {
     let run = gantry(&["extender", "--kubeconfig=/does/not/exist", "--listen=127.0.0.1:0"]);
     assert_eq!(run.code, 1);
-    assert!(
-        run.stderr.contains("gantry: kubeconfig /does/not/exist"),
-        "{}",
-        run.stderr
-    );
+    assert!(run.stderr.contains("gantry: kubeconfig /does/not/exist"), "{}", run.stderr);
 }
 
 #[test]
@@ -42,12 +38,7 @@ fn plugin_without_gpus_waits_logs_json_and_stops() {
         path("pod-resources-socket", "pods.sock"),
         path("nvml-library", "absent.so"),
     ];
-    let mut words = vec![
-        "--log-format=json",
-        "plugin",
-        "--no-cluster",
-        "--listen=127.0.0.1:0",
-    ];
+    let mut words = vec!["--log-format=json", "plugin", "--no-cluster", "--listen=127.0.0.1:0"];
     words.extend(arguments.iter().map(String::as_str));
     let mut child = command(&words).stderr(Stdio::piped()).spawn().unwrap();
     let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
@@ -82,10 +73,7 @@ impl Said {
             let next = self.0.recv_timeout(PATIENCE);
             let line = next.unwrap_or_else(|error| panic!("{:?}: {error}", beginnings[missing]));
             let text = line["message"].as_str().unwrap();
-            if let Some(place) = beginnings
-                .iter()
-                .position(|beginning| text.starts_with(beginning))
-            {
+            if let Some(place) = beginnings.iter().position(|beginning| text.starts_with(beginning)) {
                 found[place] = line;
             }
         }
@@ -113,12 +101,7 @@ fn hangup_reloads_the_config_file() {
         option("nvml-library", "absent.so"),
         option("cdi-root", "cdi"),
     ];
-    let mut words = vec![
-        "--log-format=json",
-        "plugin",
-        "--no-cluster",
-        "--listen=127.0.0.1:0",
-    ];
+    let mut words = vec!["--log-format=json", "plugin", "--no-cluster", "--listen=127.0.0.1:0"];
     words.extend(arguments.iter().map(String::as_str));
     let mut child = command(&words).stderr(Stdio::piped()).spawn().unwrap();
     let said = Said::by(&mut child);
@@ -168,21 +151,13 @@ fn daemon_survives_a_closed_log() {
     });
     std::fs::write(&kubeconfig, config.to_string()).unwrap();
     let kubeconfig = format!("--kubeconfig={}", kubeconfig.display());
-    let plugin = [
-        "plugin",
-        "--no-cluster",
-        "--listen=127.0.0.1:0",
-        "--nvml-library=/absent.so",
-        &plugins,
-    ];
+    let plugin = ["plugin", "--no-cluster", "--listen=127.0.0.1:0", "--nvml-library=/absent.so", &plugins];
     let extender = ["extender", "--listen=127.0.0.1:0", &kubeconfig];
     for words in [&plugin[..], &extender] {
         // Whoever read it is gone.
         let mut daemon = command(words).stderr(Stdio::piped()).spawn().unwrap();
         let mut first = String::new();
-        BufReader::new(daemon.stderr.take().unwrap())
-            .read_line(&mut first)
-            .unwrap();
+        BufReader::new(daemon.stderr.take().unwrap()).read_line(&mut first).unwrap();
         // What it says from here on it says to nobody.
         std::thread::sleep(Duration::from_secs(2));
         assert!(daemon.try_wait().unwrap().is_none(), "{words:?} has ended");
@@ -208,11 +183,7 @@ fn daemon_ends_with_its_parent() {
         "--nvml-library=/absent.so",
         place.as_str(),
     ];
-    let mut child = command(&words)
-        .stdin(Stdio::piped())
-        .stderr(Stdio::null())
-        .spawn()
-        .unwrap();
+    let mut child = command(&words).stdin(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
     drop(child.stdin.take());
     assert!(child.wait().unwrap().success());
 }

@@ -86,11 +86,8 @@ fn demo_passes_its_checks_and_leaves_nothing() {
 #[test]
 fn watching_demo_shuts_down_on_an_interrupt() {
     let place = place();
-    let mut child = command(&["demo", "--watch"])
-        .env("TMPDIR", place.path())
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
+    let mut child =
+        command(&["demo", "--watch"]).env("TMPDIR", place.path()).stdout(Stdio::piped()).spawn().unwrap();
     let lines = read_until(&mut child, "Watching");
     signal(&child, Signal::INT);
     let status = child.wait().unwrap();
@@ -103,11 +100,7 @@ fn watching_demo_shuts_down_on_an_interrupt() {
 #[test]
 fn interrupted_demo_cleans_up_and_fails() {
     let place = place();
-    let mut child = command(&["demo"])
-        .env("TMPDIR", place.path())
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
+    let mut child = command(&["demo"]).env("TMPDIR", place.path()).stdout(Stdio::piped()).spawn().unwrap();
     let lines = read_until(&mut child, "Ready after");
     signal(&child, Signal::TERM);
     let status = child.wait().unwrap();
@@ -120,21 +113,14 @@ fn interrupted_demo_cleans_up_and_fails() {
 #[test]
 fn daemons_end_when_the_demo_is_killed() {
     let place = place();
-    let mut child = command(&["demo", "--watch"])
-        .env("TMPDIR", place.path())
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
+    let mut child =
+        command(&["demo", "--watch"]).env("TMPDIR", place.path()).stdout(Stdio::piped()).spawn().unwrap();
     drop(read_until(&mut child, "Ready after"));
     signal(&child, Signal::KILL);
     child.wait().unwrap();
     let deadline = Instant::now() + PATIENCE;
     while !processes_in(place.path()).is_empty() {
-        assert!(
-            Instant::now() < deadline,
-            "still running: {:?}",
-            processes_in(place.path())
-        );
+        assert!(Instant::now() < deadline, "still running: {:?}", processes_in(place.path()));
         std::thread::sleep(Duration::from_millis(20));
     }
 }

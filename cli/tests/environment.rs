@@ -21,18 +21,10 @@ const MEANT: [&str; 6] = [
 fn variables(command: &str) -> BTreeSet<String> {
     let help = gantry(&[command, "--help"]).stdout;
     let help = help.split_whitespace().collect::<Vec<_>>().join(" ");
-    let lists = help
-        .split("[env: ")
-        .skip(1)
-        .filter_map(|rest| rest.split(']').next());
+    let lists = help.split("[env: ").skip(1).filter_map(|rest| rest.split(']').next());
     lists
         .flat_map(|list| list.split(','))
-        .map(|name| {
-            name.trim()
-                .trim_end_matches(" too")
-                .trim_end_matches('=')
-                .to_owned()
-        })
+        .map(|name| name.trim().trim_end_matches(" too").trim_end_matches('=').to_owned())
         .collect()
 }
 
@@ -79,13 +71,7 @@ fn empty_variable_counts_as_not_set() {
         assert_eq!(outcome(&with(words, &all)), outcome(&unset), "all of {words:?}");
         tried.extend(names);
     }
-    for name in [
-        "KUBECONFIG",
-        "NODE_NAME",
-        "NODE_LABEL",
-        "LOG_FORMAT",
-        "GANTRY_CONFIG_MAP",
-    ] {
+    for name in ["KUBECONFIG", "NODE_NAME", "NODE_LABEL", "LOG_FORMAT", "GANTRY_CONFIG_MAP"] {
         assert!(tried.contains(name), "{name}");
     }
     assert!(tried.len() > 60, "{tried:?}");
@@ -113,16 +99,9 @@ fn unknown_log_format_is_only_a_warning() {
     let labels = ["labels", "--from", &machine, "--no-timestamp"];
     let run = with(&labels, &[("LOG_FORMAT", "xml")]);
     assert_eq!((run.code, &run.stdout), (0, &gantry(&labels).stdout));
-    assert!(
-        run.stderr.contains("LOG_FORMAT is not understood"),
-        "{}",
-        run.stderr
-    );
+    assert!(run.stderr.contains("LOG_FORMAT is not understood"), "{}", run.stderr);
     // A flag goes over the variable, and is a person's.
-    let run = with(
-        &[&labels[..], &["--log-format=text"]].concat(),
-        &[("LOG_FORMAT", "xml")],
-    );
+    let run = with(&[&labels[..], &["--log-format=text"]].concat(), &[("LOG_FORMAT", "xml")]);
     assert_eq!((run.code, run.stderr.as_str()), (0, ""));
     let run = gantry(&[&labels[..], &["--log-format=xml"]].concat());
     assert_eq!(run.code, 2, "{}", run.stderr);
@@ -147,10 +126,6 @@ fn invalid_value_names_its_variable() {
         let run = with(&["plugin", "--no-cluster", &given], &[(name, value)]);
         assert_eq!(run.code, 2, "{name}: {}", run.stderr);
         assert!(!run.stderr.contains("environment"), "{name}: {}", run.stderr);
-        assert!(
-            run.stderr.contains(&format!("for '{flag} <")),
-            "{name}: {}",
-            run.stderr
-        );
+        assert!(run.stderr.contains(&format!("for '{flag} <")), "{name}: {}", run.stderr);
     }
 }

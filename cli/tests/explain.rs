@@ -22,10 +22,7 @@ async fn node(client: &Client, name: &str) {
         "metadata": {"name": name},
         "status": {"capacity": gpus, "allocatable": gpus},
     });
-    nodes
-        .create(&PostParams::default(), &serde_json::from_value(node).unwrap())
-        .await
-        .unwrap();
+    nodes.create(&PostParams::default(), &serde_json::from_value(node).unwrap()).await.unwrap();
     let device = |index: usize| {
         json!({
             "id": format!("GPU-{name}-{index}"),
@@ -49,10 +46,7 @@ async fn node(client: &Client, name: &str) {
     let made: GpuNode = serde_json::from_value(object).unwrap();
     gpu_nodes.create(&PostParams::default(), &made).await.unwrap();
     let status = json!({"status": {"devices": (0..4).map(device).collect::<Vec<_>>()}});
-    gpu_nodes
-        .patch_status(name, &PatchParams::default(), &Patch::Merge(status))
-        .await
-        .unwrap();
+    gpu_nodes.patch_status(name, &PatchParams::default(), &Patch::Merge(status)).await.unwrap();
 }
 
 async fn create<K>(api: &Api<K>, object: Value)
@@ -60,9 +54,7 @@ where
     K: kube::Resource<Scope = NamespaceResourceScope> + serde::Serialize + serde::de::DeserializeOwned,
     K: Clone + std::fmt::Debug,
 {
-    api.create(&PostParams::default(), &serde_json::from_value(object).unwrap())
-        .await
-        .unwrap();
+    api.create(&PostParams::default(), &serde_json::from_value(object).unwrap()).await.unwrap();
 }
 
 fn pod(name: &str, gpus: u32, node: Option<&str>) -> Value {
@@ -95,9 +87,7 @@ struct Stage {
 impl Stage {
     async fn start() -> Self {
         let stop = CancellationToken::new();
-        let server = ApiServer::start(&ApiOptions::default(), stop.clone())
-            .await
-            .unwrap();
+        let server = ApiServer::start(&ApiOptions::default(), stop.clone()).await.unwrap();
         let folder = tempfile::tempdir().unwrap();
         std::fs::write(folder.path().join("kubeconfig"), server.kubeconfig()).unwrap();
         let client = server.client().unwrap();
@@ -125,18 +115,13 @@ impl Stage {
             status[field] = value.clone();
         }
         let status = Patch::Merge(json!({"status": status}));
-        self.gangs
-            .patch_status(gang, &PatchParams::default(), &status)
-            .await
-            .unwrap();
+        self.gangs.patch_status(gang, &PatchParams::default(), &status).await.unwrap();
     }
 
     /// What `gantry explain` says.
     async fn see(&self, words: &'static [&'static str]) -> (Option<i32>, String) {
         let kubeconfig = self.folder.path().join("kubeconfig");
-        tokio::task::spawn_blocking(move || explain(&kubeconfig, words))
-            .await
-            .unwrap()
+        tokio::task::spawn_blocking(move || explain(&kubeconfig, words)).await.unwrap()
     }
 }
 
@@ -190,46 +175,25 @@ async fn gang_report_lists_trials_and_pods_that_must_end() {
 
     let (code, text) = stage.see(&["gang", "train"]).await;
     assert_eq!(code, Some(0), "{text}");
-    assert!(
-        text.starts_with("gang default/train: no status from the extender yet\n"),
-        "{text}"
-    );
+    assert!(text.starts_with("gang default/train: no status from the extender yet\n"), "{text}");
     assert!(text.contains("size: 2 of 2 members exist"), "{text}");
-    assert!(
-        text.contains("if planned now: Queued: waits for room: "),
-        "{text}"
-    );
-    assert!(
-        text.contains("  tried for 2 members of 4 GPUs, of which 2 must fit:"),
-        "{text}"
-    );
-    assert!(
-        text.contains("1 of 2 fit, 2 if it were empty; 5 of 8 GPUs free, 8 asked"),
-        "{text}"
-    );
+    assert!(text.contains("if planned now: Queued: waits for room: "), "{text}");
+    assert!(text.contains("  tried for 2 members of 4 GPUs, of which 2 must fit:"), "{text}");
+    assert!(text.contains("1 of 2 fit, 2 if it were empty; 5 of 8 GPUs free, 8 asked"), "{text}");
     assert!(text.contains("fits when default/three ended"), "{text}");
     let (_, text) = stage.see(&["gang", "small"]).await;
-    assert!(
-        text.contains("Pending") && text.contains("1 of 2 members exist"),
-        "{text}"
-    );
+    assert!(text.contains("Pending") && text.contains("1 of 2 members exist"), "{text}");
     let (_, text) = stage.see(&["queue"]).await;
     assert!(text.contains("1  default/train  priority 0"), "{text}");
     let (code, text) = stage.see(&["gang", "tarin"]).await;
     assert_eq!(code, Some(2));
-    assert!(
-        text.contains("no gang tarin in namespace default; did you mean train?"),
-        "{text}"
-    );
+    assert!(text.contains("no gang tarin in namespace default; did you mean train?"), "{text}");
     let (_, text) = stage.see(&["gang", "other"]).await;
     assert!(text.contains("; there are small, train"), "{text}");
     for words in [&["gang", "train", "-n", "ml"], &["pod", "three", "-n", "ml"]] {
         let (code, text) = stage.see(words).await;
         assert_eq!(code, Some(2));
-        assert!(
-            text.contains("; there is one in namespace default: add -n default"),
-            "{text}"
-        );
+        assert!(text.contains("; there is one in namespace default: add -n default"), "{text}");
     }
 }
 
@@ -246,10 +210,7 @@ async fn waiting_gang_lists_gangs_ahead() {
         }
     }
     let (_, text) = stage.see(&["gang", "q2"]).await;
-    assert!(
-        text.contains("\nposition in the queue: 3, behind default/urgent, default/q1\n"),
-        "{text}"
-    );
+    assert!(text.contains("\nposition in the queue: 3, behind default/urgent, default/q1\n"), "{text}");
     let (_, text) = stage.see(&["gang", "urgent"]).await;
     assert!(text.contains("\nposition in the queue: 1\n"), "{text}");
     let (_, text) = stage.see(&["gang", "q1", "--json"]).await;
@@ -264,10 +225,7 @@ async fn surplus_members_do_not_change_the_minimum() {
         create(&stage.pods, member(&format!("train-{rank}"), 1, None, "train", 2)).await;
     }
     let (_, text) = stage.see(&["gang", "train"]).await;
-    assert!(
-        text.contains("\nsize: 3 members exist, minimum 2; source: "),
-        "{text}"
-    );
+    assert!(text.contains("\nsize: 3 members exist, minimum 2; source: "), "{text}");
 }
 
 /// What became of a gang whose members do not come to their places.
@@ -334,23 +292,13 @@ async fn reserved_gang_is_not_in_the_queue() {
     }
     for rank in 0..2 {
         for (gang, gpus) in [("train", 4), ("small", 1)] {
-            create(
-                &stage.pods,
-                member(&format!("{gang}-{rank}"), gpus, None, gang, 2),
-            )
-            .await;
+            create(&stage.pods, member(&format!("{gang}-{rank}"), gpus, None, gang, 2)).await;
         }
     }
     let waits = "waits for pods that have to go for it";
     let words = json!({"reason": waits, "message": "their devices are kept for it", "domain": "cluster"});
     stage.says("train", "Preempting", words).await;
-    stage
-        .says(
-            "small",
-            "Reserved",
-            json!({"reason": "has its places", "domain": "node a"}),
-        )
-        .await;
+    stage.says("small", "Reserved", json!({"reason": "has its places", "domain": "node a"})).await;
 
     let (_, text) = stage.see(&["gang", "train"]).await;
     insta::assert_snapshot!(text, @r"
@@ -372,17 +320,11 @@ async fn reserved_gang_is_not_in_the_queue() {
       rank 1  train-1  Pending
     ");
     let (_, text) = stage.see(&["gang", "small"]).await;
-    assert!(
-        text.starts_with("gang default/small: Reserved, node a\n"),
-        "{text}"
-    );
+    assert!(text.starts_with("gang default/small: Reserved, node a\n"), "{text}");
     let (_, text) = stage.see(&["queue"]).await;
     assert_eq!(text, "no gang waits for GPUs\n");
     let (_, text) = stage.see(&["pod", "small-0"]).await;
-    assert!(
-        text.contains("reservations not shown here are held for gang(s) default/train\n"),
-        "{text}"
-    );
+    assert!(text.contains("reservations not shown here are held for gang(s) default/train\n"), "{text}");
 }
 
 /// A place in a decision: GPUs of a node, and the pod that has it.
@@ -421,16 +363,10 @@ async fn held_reservations_are_named_to_blocked_pods() {
       a: 2 of 4 GPUs free, 4 asked; 1 place is kept for gang default/mpi there
     ");
     let (_, text) = stage.see(&["gang", "high"]).await;
-    assert!(
-        text.contains("\n  1 place is kept for gang default/mpi\n"),
-        "{text}"
-    );
+    assert!(text.contains("\n  1 place is kept for gang default/mpi\n"), "{text}");
     let (_, text) = stage.see(&["pod", "plain", "--json"]).await;
     let report: Value = serde_json::from_str(&text).unwrap();
-    assert_eq!(
-        report["nodes"][1]["places_kept"],
-        json!([{"gang": "default/mpi", "places": 1}])
-    );
+    assert_eq!(report["nodes"][1]["places_kept"], json!([{"gang": "default/mpi", "places": 1}]));
     let (_, text) = stage.see(&["gang", "mpi"]).await;
     assert!(!text.contains("kept for gang"), "its own are no news: {text}");
 }
@@ -441,17 +377,12 @@ async fn decided_gang_lists_pods_that_must_end_for_one_more() {
     let pods = &stage.pods;
     create(pods, member("el-0", 4, Some("a"), "el", 1)).await;
     let bound = pods.get("el-0").await.unwrap();
-    stage
-        .says("el", "Bound", decided(1, &[slot("a", 0..4, Some(&bound))]))
-        .await;
+    stage.says("el", "Bound", decided(1, &[slot("a", 0..4, Some(&bound))])).await;
     create(pods, pod("plain", 4, Some("b"))).await;
     create(pods, member("el-1", 4, None, "el", 1)).await;
 
     let (_, text) = stage.see(&["gang", "el"]).await;
-    assert!(
-        text.contains("  tried for 1 member of 4 GPUs, of which 0 must fit:"),
-        "{text}"
-    );
+    assert!(text.contains("  tried for 1 member of 4 GPUs, of which 0 must fit:"), "{text}");
     assert!(text.contains("  fits when default/plain ended\n"), "{text}");
 }
 
@@ -469,20 +400,13 @@ async fn gang_status_without_extender_options() {
     for rank in 0..2 {
         let name = |gang: &str| format!("{gang}-{rank}");
         create(&stage.pods, gated(member(&name("gated"), 1, None, "gated", 2))).await;
-        create(
-            &stage.pods,
-            leveled(member(&name("leveled"), 1, None, "leveled", 2)),
-        )
-        .await;
+        create(&stage.pods, leveled(member(&name("leveled"), 1, None, "leveled", 2))).await;
     }
     let room = json!({"reason": "waits for room: no rack has 2 GPUs free"});
     stage.says("leveled", "Queued", room).await;
 
     let (_, text) = stage.see(&["gang", "gated"]).await;
-    assert!(
-        text.contains("if planned now: Pending: 0 of 2 members exist\n"),
-        "{text}"
-    );
+    assert!(text.contains("if planned now: Pending: 0 of 2 members exist\n"), "{text}");
     let (_, text) = stage.see(&["gang", "gated", "--gates"]).await;
     assert!(text.contains("if planned now: Reserved"), "{text}");
     let (_, text) = stage.see(&["gang", "leveled"]).await;
@@ -515,10 +439,7 @@ async fn unreadable_cluster_fails_at_once() {
     std::fs::write(&file, config.to_string()).unwrap();
     let (code, text) = stage.see(&["queue"]).await;
     assert_eq!(code, Some(1));
-    assert!(
-        text.starts_with("gantry: the API server cannot be reached: "),
-        "{text}"
-    );
+    assert!(text.starts_with("gantry: the API server cannot be reached: "), "{text}");
     assert_eq!(text.lines().count(), 1, "{text}");
     std::fs::remove_file(&file).unwrap();
     let (code, text) = stage.see(&["queue"]).await;

@@ -9,13 +9,8 @@ use support::gantry;
 #[test]
 fn every_command_has_help() {
     let mut pages = Vec::new();
-    for command in [
-        "", "plugin", "extender", "topo", "choose", "labels", "explain", "demo",
-    ] {
-        let words: Vec<&str> = [command, "--help"]
-            .into_iter()
-            .filter(|word| !word.is_empty())
-            .collect();
+    for command in ["", "plugin", "extender", "topo", "choose", "labels", "explain", "demo"] {
+        let words: Vec<&str> = [command, "--help"].into_iter().filter(|word| !word.is_empty()).collect();
         let run = gantry(&words);
         assert_eq!((run.code, run.stderr.as_str()), (0, ""), "{command}");
         pages.push(format!("$ gantry {}\n{}", words.join(" "), run.stdout));

@@ -36,30 +36,21 @@ fn booleans_have_gos_syntax() {
     assert!(has_time(&["--no-timestamp=false"], &[("GFD_NO_TIMESTAMP", "1")]));
     let wrong = labels(&[], &[("GFD_NO_TIMESTAMP", "maybe")]);
     assert_eq!(wrong.code, 2);
-    assert!(
-        wrong.stderr.contains("GFD_NO_TIMESTAMP: \"maybe\""),
-        "{}",
-        wrong.stderr
-    );
+    assert!(wrong.stderr.contains("GFD_NO_TIMESTAMP: \"maybe\""), "{}", wrong.stderr);
 }
 
 #[test]
 fn gfd_variable_precedes_plugin_variable_and_flag_both() {
     let strategy = |flags: &[&str], variables: &[(&str, &str)]| {
         let text = printed(flags, variables);
-        let line = text
-            .lines()
-            .find_map(|line| line.strip_prefix("nvidia.com/mig.strategy="));
+        let line = text.lines().find_map(|line| line.strip_prefix("nvidia.com/mig.strategy="));
         line.unwrap_or("none").to_owned()
     };
     let both = [("MIG_STRATEGY", "none"), ("GFD_MIG_STRATEGY", "mixed")];
     assert_eq!(strategy(&[], &both[..1]), "none");
     assert_eq!(strategy(&[], &both[1..]), "mixed");
     assert_eq!(strategy(&[], &both), "mixed");
-    assert_eq!(
-        strategy(&[], &[("MIG_STRATEGY", "mixed"), ("GFD_MIG_STRATEGY", "")]),
-        "mixed"
-    );
+    assert_eq!(strategy(&[], &[("MIG_STRATEGY", "mixed"), ("GFD_MIG_STRATEGY", "")]), "mixed");
     assert_eq!(strategy(&["--mig-strategy=single"], &both), "single");
 }
 
@@ -77,14 +68,8 @@ fn gfd_config_file_precedes_the_plugins() {
     };
     assert!(is_mixed(&[], &[("CONFIG_FILE", &mixed)]));
     assert!(is_mixed(&[], &[("GFD_CONFIG_FILE", &mixed)]));
-    assert!(is_mixed(
-        &[],
-        &[("GFD_CONFIG_FILE", &mixed), ("CONFIG_FILE", &none)]
-    ));
-    assert!(!is_mixed(
-        &[],
-        &[("GFD_CONFIG_FILE", &none), ("CONFIG_FILE", &mixed)]
-    ));
+    assert!(is_mixed(&[], &[("GFD_CONFIG_FILE", &mixed), ("CONFIG_FILE", &none)]));
+    assert!(!is_mixed(&[], &[("GFD_CONFIG_FILE", &none), ("CONFIG_FILE", &mixed)]));
     assert!(is_mixed(&[], &[("GFD_CONFIG_FILE", ""), ("CONFIG_FILE", &mixed)]));
     let flag = format!("--config-file={mixed}");
     assert!(is_mixed(&[&flag], &[("GFD_CONFIG_FILE", &none)]));
@@ -98,11 +83,7 @@ fn unknown_key_is_an_error_unless_lenient() {
     let file = format!("--config-file={}", path.display());
     let strict = labels(&[&file], &[]);
     assert_eq!(strict.code, 2);
-    assert!(
-        strict.stderr.contains("did you mean \"migStrategy\"?"),
-        "{}",
-        strict.stderr
-    );
+    assert!(strict.stderr.contains("did you mean \"migStrategy\"?"), "{}", strict.stderr);
     printed(&[&file, "--lenient-config"], &[]);
     printed(&[&file], &[("GANTRY_LENIENT_CONFIG", "1")]);
 }
@@ -199,10 +180,7 @@ fn node_without_nvml_fails_by_fail_on_init_error() {
         assert!(timed.stdout.starts_with("nvidia.com/gfd.timestamp="));
         assert_eq!(timed.stdout.lines().count(), 1, "{}", timed.stdout);
     }
-    let written = with(
-        &[&look[..], &["--to=file", "--fail-on-init-error=false"]].concat(),
-        &to_file,
-    );
+    let written = with(&[&look[..], &["--to=file", "--fail-on-init-error=false"]].concat(), &to_file);
     assert_eq!(written.code, 0, "{}", written.stderr);
     assert_eq!(std::fs::read_to_string(&file).unwrap(), "");
     // What a file tells is no matter of a start.
@@ -222,15 +200,9 @@ fn mig_capability_defaults_to_the_product() {
     };
     for (gpu, expected) in [
         ("model: NVIDIA H100 80GB HBM3", Some("true")),
-        (
-            "model: NVIDIA H100 80GB HBM3, computeCapability: \"9.0\"",
-            Some("true"),
-        ),
+        ("model: NVIDIA H100 80GB HBM3, computeCapability: \"9.0\"", Some("true")),
         ("model: NVIDIA L4, computeCapability: \"8.9\"", Some("false")),
-        (
-            "model: Tesla V100-SXM2-16GB, computeCapability: \"7.0\"",
-            Some("false"),
-        ),
+        ("model: Tesla V100-SXM2-16GB, computeCapability: \"7.0\"", Some("false")),
         // Of these, nothing is known.
         ("model: NVIDIA L4", None),
         ("model: NVIDIA B999, computeCapability: \"10.7\"", None),

@@ -17,9 +17,8 @@ struct Extender {
 /// The one object of this kind and name.
 fn object(yaml: &str, kind: &str, name: &str) -> Value {
     let objects: Vec<Value> = serde_saphyr::from_multiple(yaml).unwrap();
-    let mut found = objects
-        .into_iter()
-        .filter(|object| object["kind"] == kind && object["metadata"]["name"] == name);
+    let mut found =
+        objects.into_iter().filter(|object| object["kind"] == kind && object["metadata"]["name"] == name);
     let object = found.next().unwrap();
     assert!(found.next().is_none());
     object
@@ -38,10 +37,7 @@ fn pod(yaml: &str) -> (Value, gantry_extender::Args) {
     let mut words: Vec<String> = serde_json::from_value(container["args"].clone()).unwrap();
     // The pod's address, in a variable.
     let variables = container["env"].as_array().map_or(&[][..], Vec::as_slice);
-    if variables
-        .iter()
-        .any(|known| known["name"] == "GANTRY_LEADER_ADDRESS")
-    {
+    if variables.iter().any(|known| known["name"] == "GANTRY_LEADER_ADDRESS") {
         words.push("--leader-address=10.0.0.1".to_owned());
     }
     let args = Extender::try_parse_from(words).unwrap_or_else(|error| panic!("{error}"));

@@ -32,24 +32,17 @@ fn registered(source: &str, prefix: &str) -> BTreeSet<String> {
 
 fn documented(prefix: &str) -> BTreeMap<String, Metric> {
     let words = |cell: &str| -> BTreeSet<String> {
-        let words = cell
-            .split(',')
-            .map(|word| word.trim().trim_matches('`').to_owned());
+        let words = cell.split(',').map(|word| word.trim().trim_matches('`').to_owned());
         words.filter(|word| !word.is_empty()).collect()
     };
-    let rows = PAGE
-        .lines()
-        .filter(|line| line.starts_with(&format!("| `{prefix}")));
+    let rows = PAGE.lines().filter(|line| line.starts_with(&format!("| `{prefix}")));
     rows.map(|row| {
         let cells: Vec<&str> = row.trim_matches('|').split('|').map(str::trim).collect();
         let [name, kind, labels, what] = cells[..] else {
             panic!("{row}");
         };
         assert!(!what.is_empty(), "{row}");
-        let metric = Metric {
-            kind: kind.to_owned(),
-            labels: words(labels),
-        };
+        let metric = Metric { kind: kind.to_owned(), labels: words(labels) };
         (name.trim_matches('`').to_owned(), metric)
     })
     .collect()
@@ -63,9 +56,7 @@ fn served(page: &str) -> BTreeMap<String, Metric> {
             let (name, kind) = declared.split_once(' ').unwrap();
             let series: Vec<String> = match kind {
                 "counter" => vec![format!("{name}_total")],
-                "histogram" => ["bucket", "sum", "count"]
-                    .map(|end| format!("{name}_{end}"))
-                    .into(),
+                "histogram" => ["bucket", "sum", "count"].map(|end| format!("{name}_{end}")).into(),
                 _ => vec![name.to_owned()],
             };
             let samples = page.lines().filter_map(|line| {
@@ -74,15 +65,8 @@ fn served(page: &str) -> BTreeMap<String, Metric> {
                 series.iter().any(|name| name == of).then(|| labels(rest))
             });
             let labels = samples.flatten().collect();
-            let name = if kind == "counter" {
-                series[0].clone()
-            } else {
-                name.to_owned()
-            };
-            let metric = Metric {
-                kind: kind.to_owned(),
-                labels,
-            };
+            let name = if kind == "counter" { series[0].clone() } else { name.to_owned() };
+            let metric = Metric { kind: kind.to_owned(), labels };
             (name, metric)
         })
         .collect()
@@ -94,10 +78,7 @@ fn labels(text: &str) -> BTreeSet<String> {
         return BTreeSet::new();
     };
     let names = inside.split("\",").filter_map(|pair| pair.split_once("=\""));
-    names
-        .map(|(name, _)| name.to_owned())
-        .filter(|name| name != "le")
-        .collect()
+    names.map(|(name, _)| name.to_owned()).filter(|name| name != "le").collect()
 }
 
 fn compare(prefix: &str, source: &str, page: &str) {
@@ -129,22 +110,14 @@ fn extender_metrics_are_documented() {
     metrics.seconds.get_or_create(&Verb { verb }).observe(0.1);
     metrics.decisions.get_or_create(&Decision { verb, outcome }).inc();
     metrics.gang_writes.get_or_create(&Write { verb, outcome }).inc();
-    for family in [
-        &metrics.binds,
-        &metrics.activations,
-        &metrics.events,
-        &metrics.gang_steps,
-        &metrics.commits,
-    ] {
+    for family in
+        [&metrics.binds, &metrics.activations, &metrics.events, &metrics.gang_steps, &metrics.commits]
+    {
         family.get_or_create(&Outcome { outcome }).inc();
     }
     let index = Index::new(Options::default(), &Watched::new([]), "run".to_owned());
     let page = metrics.page(&index, None, true);
-    assert_eq!(
-        served(&page).len(),
-        registered(EXTENDER, "").len(),
-        "all have a series"
-    );
+    assert_eq!(served(&page).len(), registered(EXTENDER, "").len(), "all have a series");
     compare("gantry_extender_", EXTENDER, &page);
 }
 
@@ -164,10 +137,6 @@ fn plugin_metrics_are_documented() {
     observed.count_configurations(reports);
     // But for what an inventory and a fault bring.
     let page = observed.metrics().text().unwrap();
-    assert_eq!(
-        served(&page).len() + 3,
-        registered(PLUGIN, "").len(),
-        "others have a series"
-    );
+    assert_eq!(served(&page).len() + 3, registered(PLUGIN, "").len(), "others have a series");
     compare("gantry_plugin_", PLUGIN, &page);
 }

@@ -32,12 +32,7 @@ pub struct ConfigArgs {
     pub config_map: Option<Configs>,
 
     /// Folder with several configurations instead, such as a mounted ConfigMap
-    #[arg(
-        long,
-        alias = "config-file-srcdir",
-        env = "CONFIG_FILE_SRCDIR",
-        value_name = "DIR"
-    )]
+    #[arg(long, alias = "config-file-srcdir", env = "CONFIG_FILE_SRCDIR", value_name = "DIR")]
     pub config_dir: Option<String>,
 
     /// Label of the node that names its configuration
@@ -111,11 +106,7 @@ impl FromArgMatches for Origins {
                  give one\n",
             ));
         }
-        Ok(Self {
-            file: is_flag("config_file"),
-            configs: map || folder,
-            folder: folder && names_folder,
-        })
+        Ok(Self { file: is_flag("config_file"), configs: map || folder, folder: folder && names_folder })
     }
 
     fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
@@ -182,18 +173,12 @@ impl Default for ConfigArgs {
 impl ConfigArgs {
     /// The one config file, if there is one.
     pub fn file(&self) -> Option<PathBuf> {
-        self.check_config
-            .clone()
-            .or_else(|| filled(self.config_file.as_ref()))
+        self.check_config.clone().or_else(|| filled(self.config_file.as_ref()))
     }
 
     /// The several configurations, unless a flag names one file instead.
     pub fn configs(&self) -> Option<Configs> {
-        let Origins {
-            file,
-            configs,
-            folder,
-        } = self.origins;
+        let Origins { file, configs, folder } = self.origins;
         if file && !configs && filled(self.config_file.as_ref()).is_some() {
             return None;
         }
@@ -212,17 +197,12 @@ impl ConfigArgs {
             Configs::Folder(folder) => format!("the folder {}", folder.display()),
             Configs::ConfigMap { namespace, name } => format!("the ConfigMap {namespace}/{name}"),
         };
-        Some(format!(
-            "{name} is not read: the node's label chooses from {from}"
-        ))
+        Some(format!("{name} is not read: the node's label chooses from {from}"))
     }
 
     /// Which configuration counts on a node without the label.
     pub fn choice(&self) -> Choice {
-        Choice {
-            default: self.default_config.clone(),
-            fallbacks: self.fallback_strategies.clone(),
-        }
+        Choice { default: self.default_config.clone(), fallbacks: self.fallback_strategies.clone() }
     }
 }
 
@@ -241,10 +221,7 @@ fn lenient(text: &str) -> Result<bool, String> {
 fn config_map(text: &str) -> Result<Configs, String> {
     match text.split_once('/') {
         Some((namespace, name)) if !namespace.is_empty() && !name.is_empty() && !name.contains('/') => {
-            Ok(Configs::ConfigMap {
-                namespace: namespace.to_owned(),
-                name: name.to_owned(),
-            })
+            Ok(Configs::ConfigMap { namespace: namespace.to_owned(), name: name.to_owned() })
         }
         _ => Err(format!(
             "{text:?} names no ConfigMap; write NAMESPACE/NAME, such as gpu-operator/device-plugin-config"

@@ -233,22 +233,13 @@ impl Config {
                 },
                 gfd: gfd(&self.gfd),
             },
-            resources: Resources {
-                gpus: self.gpu_patterns.clone(),
-                mig: self.mig_patterns.clone(),
-            },
-            sharing: Sharing {
-                time_slicing: self.time_slicing.clone(),
-                mps: None,
-            },
+            resources: Resources { gpus: self.gpu_patterns.clone(), mig: self.mig_patterns.clone() },
+            sharing: Sharing { time_slicing: self.time_slicing.clone(), mps: None },
             imex: ImexFile {
                 channel_ids: Some(ChannelIds(self.imex.channel)),
                 required: Some(self.imex.required),
             },
-            devices: Devices {
-                allow: self.allow.clone(),
-                deny: self.deny.clone(),
-            },
+            devices: Devices { allow: self.allow.clone(), deny: self.deny.clone() },
         }
     }
 

@@ -119,12 +119,7 @@ impl Strategy {
     }
 
     /// All strategies.
-    pub const ALL: [Self; 4] = [
-        Self::Envvar,
-        Self::VolumeMounts,
-        Self::CdiAnnotations,
-        Self::CdiCri,
-    ];
+    pub const ALL: [Self; 4] = [Self::Envvar, Self::VolumeMounts, Self::CdiAnnotations, Self::CdiCri];
 
     /// Its name in flags and files.
     pub const fn word(self) -> &'static str {

@@ -37,11 +37,8 @@ impl Overrides {
                 Some((*name, text))
             };
             if let Some((name, text)) = program.variables(setting).iter().find_map(value) {
-                let text = if text.is_empty() && setting.kind == Kind::Bool {
-                    "false".to_owned()
-                } else {
-                    text
-                };
+                let text =
+                    if text.is_empty() && setting.kind == Kind::Bool { "false".to_owned() } else { text };
                 add_layer(setting, name.to_owned(), &[text], &mut layers, &mut problems);
             }
         }
@@ -60,10 +57,7 @@ impl Overrides {
         }
         problems.sort();
         problems.dedup();
-        Err(Problems {
-            source: source(&problems).to_owned(),
-            list: problems,
-        })
+        Err(Problems { source: source(&problems).to_owned(), list: problems })
     }
 
     /// The layers, the lowest first.
@@ -92,13 +86,8 @@ fn add_layer(
     problems: &mut Vec<Problem>,
 ) {
     let last = texts.last().map_or("", String::as_str);
-    let words = || {
-        texts
-            .iter()
-            .flat_map(|text| text.split(','))
-            .map(str::trim)
-            .filter(|word| !word.is_empty())
-    };
+    let words =
+        || texts.iter().flat_map(|text| text.split(',')).map(str::trim).filter(|word| !word.is_empty());
     let value = match setting.kind {
         Kind::Bool => match boolean(last) {
             Some(value) => Value::Bool(value),
@@ -112,9 +101,9 @@ fn add_layer(
             }
         },
         Kind::Text | Kind::TextOrEmpty => Value::from(last),
-        Kind::Numbers => words()
-            .map(|word| word.parse::<u64>().map_or(Value::from(word), Value::from))
-            .collect(),
+        Kind::Numbers => {
+            words().map(|word| word.parse::<u64>().map_or(Value::from(word), Value::from)).collect()
+        }
         Kind::List if setting.key == "flags.plugin.deviceListStrategy" => {
             let (nodes, ways): (Vec<&str>, Vec<&str>) = words().partition(|word| DEVICE_NODES.contains(word));
             if !nodes.is_empty() {
@@ -131,11 +120,7 @@ fn add_layer(
         }
         Kind::List => words().map(Value::from).collect(),
     };
-    layers.push(Layer {
-        key: setting.key,
-        origin,
-        value,
-    });
+    layers.push(Layer { key: setting.key, origin, value });
 }
 
 /// A boolean as Go's `strconv.ParseBool` reads it.
@@ -186,10 +171,7 @@ macro_rules! arguments {
 
         impl clap::Args for $type {
             fn augment_args(command: Command) -> Command {
-                $program
-                    .settings()
-                    .map(|setting| argument($program, setting))
-                    .fold(command, Command::arg)
+                $program.settings().map(|setting| argument($program, setting)).fold(command, Command::arg)
             }
 
             fn augment_args_for_update(command: Command) -> Command {
@@ -205,11 +187,7 @@ arguments!(GfdOverrides, Program::Gfd, GfdOverrides);
 fn argument(program: Program, setting: &Setting) -> Arg {
     let mut flags = setting.flags.iter().copied();
     let main = flags.next().unwrap_or_default();
-    let mut help = format!(
-        "{} [env: {}]",
-        setting.help,
-        program.variables(setting).join(", ")
-    );
+    let mut help = format!("{} [env: {}]", setting.help, program.variables(setting).join(", "));
     if !setting.default.is_empty() {
         help = format!("{help} [default: {}]", setting.default);
     }

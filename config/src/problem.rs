@@ -109,11 +109,7 @@ impl Problems {
     pub(super) fn one(source: &str, what: &str) -> Self {
         Self {
             source: source.to_owned(),
-            list: vec![Problem {
-                line: None,
-                at: String::new(),
-                fault: Fault::Invalid(what.to_owned()),
-            }],
+            list: vec![Problem { line: None, at: String::new(), fault: Fault::Invalid(what.to_owned()) }],
         }
     }
 }
@@ -139,12 +135,7 @@ pub(super) fn nearest<'a>(name: &str, allowed: impl IntoIterator<Item = &'a str>
     let lower = name.to_lowercase();
     allowed
         .into_iter()
-        .map(|candidate| {
-            (
-                strsim::damerau_levenshtein(&lower, &candidate.to_lowercase()),
-                candidate,
-            )
-        })
+        .map(|candidate| (strsim::damerau_levenshtein(&lower, &candidate.to_lowercase()), candidate))
         .filter(|(distance, candidate)| {
             let shorter = candidate.chars().count().min(lower.chars().count());
             *distance <= 3 && 2 * distance < shorter

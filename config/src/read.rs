@@ -85,11 +85,7 @@ pub(super) fn load_naming(
     prune(&mut tree, known, strictness, unknown);
     if second.is_some() {
         let text = "another YAML document begins here (after --- or ...), and only the first one counts; a config file is one document";
-        unknown.push(Problem {
-            line: second,
-            at: String::new(),
-            fault: Fault::Invalid(text.to_owned()),
-        });
+        unknown.push(Problem { line: second, at: String::new(), fault: Fault::Invalid(text.to_owned()) });
     }
     let (mut file, mut wrong) = typed(tree.clone(), known);
     if !layers.is_empty() {
@@ -120,20 +116,13 @@ pub(super) fn load_naming(
     problems.sort();
     problems.dedup();
     at_most(&mut problems);
-    Err(Problems {
-        source: source.to_owned(),
-        list: problems,
-    })
+    Err(Problems { source: source.to_owned(), list: problems })
 }
 
 /// Keeps the first problems, and adds that more follow.
 fn at_most(list: &mut Vec<Problem>) {
     if let Some(next) = list.get(MAX_PROBLEMS) {
-        let more = Problem {
-            line: next.line,
-            at: String::new(),
-            fault: Fault::More,
-        };
+        let more = Problem { line: next.line, at: String::new(), fault: Fault::More };
         list.truncate(MAX_PROBLEMS);
         list.push(more);
     }
@@ -145,9 +134,7 @@ fn first_document(text: &str) -> (&str, Option<u64>) {
     let (mut at, mut begun, mut end) = (0, false, None);
     for (number, line) in (1..).zip(text.split_inclusive('\n')) {
         let bare = line.trim_start_matches('\u{feff}');
-        let marked = ["---", "..."]
-            .into_iter()
-            .find_map(|mark| bare.strip_prefix(mark));
+        let marked = ["---", "..."].into_iter().find_map(|mark| bare.strip_prefix(mark));
         let marked = marked.filter(|rest| rest.chars().next().is_none_or(char::is_whitespace));
         let content = marked.unwrap_or(bare).trim();
         // A directive (%YAML 1.1) stands only before a document.
@@ -168,18 +155,11 @@ fn first_document(text: &str) -> (&str, Option<u64>) {
 
 /// The line, from 1, at which the YAML reader failed, if it reports one.
 pub fn line_of(error: &serde_saphyr::Error) -> Option<u64> {
-    error
-        .location()
-        .map(|place| place.line())
-        .filter(|line| *line > 0)
+    error.location().map(|place| place.line()).filter(|line| *line > 0)
 }
 
 fn tree(text: &str, strictness: Strictness) -> Result<Node, Problem> {
-    let wrong = |line, text: String| Problem {
-        line,
-        at: String::new(),
-        fault: Fault::Syntax(text),
-    };
+    let wrong = |line, text: String| Problem { line, at: String::new(), fault: Fault::Syntax(text) };
     if text.len() > MAX_BYTES {
         return Err(wrong(None, format!("{} bytes; {MAX_BYTES} are read", text.len())));
     }
@@ -194,10 +174,9 @@ fn tree(text: &str, strictness: Strictness) -> Result<Node, Problem> {
         // The line is printed in front.
         let message = message.split(" at line ").next().unwrap_or_default();
         let message = match message.strip_prefix("duplicate mapping key: ") {
-            Some(rest) => format!(
-                "the key {} is given twice",
-                rest.split(", set ").next().unwrap_or_default()
-            ),
+            Some(rest) => {
+                format!("the key {} is given twice", rest.split(", set ").next().unwrap_or_default())
+            }
             None => limit(message).unwrap_or_else(|| message.to_owned()),
         };
         wrong(line, message)
@@ -342,11 +321,7 @@ fn typed(mut tree: Node, known: &Value) -> (File, Vec<Problem>) {
         let reported = matches!(&fault, Fault::Missing(name)
             if problems.iter().any(|problem| problem.at == below(&node.at, name)));
         if !reported {
-            problems.push(Problem {
-                line: node.line,
-                at: node.at.clone(),
-                fault,
-            });
+            problems.push(Problem { line: node.line, at: node.at.clone(), fault });
         }
         if problems.len() == MAX_PROBLEMS {
             return (File::default(), problems);
@@ -470,15 +445,8 @@ mod tests {
         ] {
             assert_eq!(first_document(whole), (whole, None), "{whole:?}");
         }
-        for empty in [
-            "---",
-            "---\n",
-            "---\n---\n",
-            "...\n",
-            "--- # c\n...\n---\n",
-            "...\n\n# c\n",
-            "---\r\n",
-        ] {
+        for empty in ["---", "---\n", "---\n---\n", "...\n", "--- # c\n...\n---\n", "...\n\n# c\n", "---\r\n"]
+        {
             let text = format!("a: 1\n{empty}");
             assert_eq!(first_document(&text), ("a: 1\n", None), "{text:?}");
         }

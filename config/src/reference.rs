@@ -38,12 +38,7 @@ pub fn reference(flags: &[Flag]) -> String {
                     .chain(setting.short.map(|short| code(&format!("-{short}"))))
                     .collect::<Vec<_>>()
                     .join(", "),
-                setting
-                    .env
-                    .iter()
-                    .map(|name| code(name))
-                    .collect::<Vec<_>>()
-                    .join(", "),
+                setting.env.iter().map(|name| code(name)).collect::<Vec<_>>().join(", "),
                 setting.default.to_owned(),
                 allowed(setting, &schema),
                 setting.help.to_owned(),
@@ -97,10 +92,7 @@ fn file_only(text: &mut String, at: &str, schema: &Value) {
         let is_section = schema::properties(inner).is_some();
         let at = if items.is_some() { format!("{at}[]") } else { at };
         if !is_section || items.is_some() {
-            let meaning = schema
-                .get("description")
-                .and_then(Value::as_str)
-                .unwrap_or_default();
+            let meaning = schema.get("description").and_then(Value::as_str).unwrap_or_default();
             row(text, &[code(&at), form(schema), meaning.replace('\n', " ")]);
         }
         if is_section {
@@ -118,9 +110,7 @@ fn allowed(setting: &Setting, schema: &Value) -> String {
 
 fn find<'a>(schema: &'a Value, key: &str) -> &'a Value {
     key.split('.').fold(schema, |schema, name| {
-        schema::properties(schema)
-            .and_then(|properties| properties.get(name))
-            .unwrap_or(&Value::Null)
+        schema::properties(schema).and_then(|properties| properties.get(name)).unwrap_or(&Value::Null)
     })
 }
 

@@ -32,11 +32,7 @@ pub(super) fn resolve(
     tree: &Node,
     gpu_resource: Option<&ResourceName>,
 ) -> (Config, Vec<Problem>, Vec<Problem>) {
-    let mut resolver = Resolver {
-        tree,
-        warnings: Vec::new(),
-        problems: Vec::new(),
-    };
+    let mut resolver = Resolver { tree, warnings: Vec::new(), problems: Vec::new() };
     let config = resolver.config(file);
     resolver.absent_names(&config, gpu_resource);
     resolver.ignored_by_nvidia(&config);
@@ -54,15 +50,9 @@ impl Resolver<'_> {
         let default = Config::default();
         let Flags { plugin, .. } = &file.flags;
         self.discovery(&file.flags);
-        self.absolute(
-            &["flags", "nvidiaDriverRoot"],
-            file.flags.nvidia_driver_root.as_ref(),
-        );
+        self.absolute(&["flags", "nvidiaDriverRoot"], file.flags.nvidia_driver_root.as_ref());
         self.absolute(&["flags", "nvidiaDevRoot"], file.flags.nvidia_dev_root.as_ref());
-        self.absolute(
-            &["flags", "plugin", "nvidiaCTKPath"],
-            plugin.nvidia_ctk_path.as_ref(),
-        );
+        self.absolute(&["flags", "plugin", "nvidiaCTKPath"], plugin.nvidia_ctk_path.as_ref());
         let cdi_annotation_prefix = self.annotation_prefix(plugin.cdi_annotation_prefix.as_ref());
         let driver_root = path(file.flags.nvidia_driver_root.as_ref(), &default.driver_root);
         let mig_strategy = file.flags.mig_strategy.unwrap_or_default();
@@ -89,10 +79,7 @@ impl Resolver<'_> {
         disabled_hooks.dedup();
         Config {
             mig_strategy,
-            fail_on_init_error: file
-                .flags
-                .fail_on_init_error
-                .unwrap_or(default.fail_on_init_error),
+            fail_on_init_error: file.flags.fail_on_init_error.unwrap_or(default.fail_on_init_error),
             dev_root: path(file.flags.nvidia_dev_root.as_ref(), &driver_root),
             container_driver_root: path(
                 plugin.container_driver_root.as_ref(),
@@ -157,10 +144,7 @@ impl Resolver<'_> {
             let inside = |ch: char| ch.is_ascii_alphanumeric() || "-_.".contains(ch);
             names::is_subdomain(domain)
                 && name.chars().all(inside)
-                && name
-                    .chars()
-                    .next()
-                    .is_none_or(|first| first.is_ascii_alphanumeric())
+                && name.chars().next().is_none_or(|first| first.is_ascii_alphanumeric())
                 && name.len() + ANNOTATION <= MAX_ANNOTATION
         });
         if !is_key {
@@ -215,15 +199,10 @@ impl Resolver<'_> {
                 self.refuse_at(&place, Fault::Invalid(text));
                 continue;
             }
-            let hides = [pattern.as_str(), "*"]
-                .into_iter()
-                .filter_map(|pattern| first.get(pattern));
+            let hides = [pattern.as_str(), "*"].into_iter().filter_map(|pattern| first.get(pattern));
             if let Some(before) = hides.min() {
                 let before = self.at(&[key("resources"), key(section), Step::Index(*before)]);
-                let text = format!(
-                    "{:?} never counts: {before} matches all of it first",
-                    entry.pattern
-                );
+                let text = format!("{:?} never counts: {before} matches all of it first", entry.pattern);
                 self.refuse_at(&place, Fault::Contradiction(text));
             }
             first.entry(pattern).or_insert(index);
@@ -277,14 +256,13 @@ impl Resolver<'_> {
             let text = match &entry.devices {
                 SharedOf::Listed(list) => {
                     let repeated =
-                        list.iter()
-                            .find_map(|device| match listed.insert((name, device), index)? {
-                                before if before == index => Some(format!("device {device} is listed twice")),
-                                before => Some(format!(
-                                    "device {device} of {name} is shared by {} already",
-                                    place(before)
-                                )),
-                            });
+                        list.iter().find_map(|device| match listed.insert((name, device), index)? {
+                            before if before == index => Some(format!("device {device} is listed twice")),
+                            before => Some(format!(
+                                "device {device} of {name} is shared by {} already",
+                                place(before)
+                            )),
+                        });
                     repeated.or_else(|| unlisted.get(name).map(both))
                 }
                 _ => {
@@ -302,10 +280,7 @@ impl Resolver<'_> {
     /// Warns of the keys that NVIDIA's plugin reads and ignores: with the same file, pods must ask for other resources here.
     fn ignored_by_nvidia(&mut self, config: &Config) {
         let mut warn = |path: &[Step]| {
-            self.warn_at(
-                path,
-                "NVIDIA's plugin ignores this key; here it is applied".to_owned(),
-            );
+            self.warn_at(path, "NVIDIA's plugin ignores this key; here it is applied".to_owned());
         };
         for (section, patterns) in [("gpus", &config.gpu_patterns), ("mig", &config.mig_patterns)] {
             if !patterns.is_empty() {
@@ -339,16 +314,10 @@ impl Resolver<'_> {
             .map(|entry| &entry.name)
             .or(gpu_resource);
         let by_default = renamed.is_none().then_some(names::GPU_RESOURCE);
-        let patterns = config
-            .gpu_patterns
-            .iter()
-            .chain(&config.mig_patterns)
-            .map(|entry| entry.name.as_str());
+        let patterns =
+            config.gpu_patterns.iter().chain(&config.mig_patterns).map(|entry| entry.name.as_str());
         let mut all = HashSet::new();
-        let given = by_default
-            .into_iter()
-            .chain(patterns)
-            .chain(gpu_resource.map(ResourceName::as_str));
+        let given = by_default.into_iter().chain(patterns).chain(gpu_resource.map(ResourceName::as_str));
         let mut listed: Vec<&str> = given.filter(|name| all.insert(*name)).collect();
         listed.truncate(MAX_LISTED);
         let mut allowed = listed.clone();
@@ -416,11 +385,7 @@ impl Resolver<'_> {
 
     fn place(&self, path: &[Step], fault: Fault) -> Problem {
         let node = self.tree.nearest(path);
-        Problem {
-            line: node.line,
-            at: node.at.clone(),
-            fault,
-        }
+        Problem { line: node.line, at: node.at.clone(), fault }
     }
 }
 
@@ -438,11 +403,5 @@ fn key(name: &str) -> Step {
 
 /// The path of a key of an entry of `sharing.timeSlicing.resources`.
 fn entry_key(index: usize, name: &str) -> [Step; 5] {
-    [
-        key("sharing"),
-        key("timeSlicing"),
-        key("resources"),
-        Step::Index(index),
-        key(name),
-    ]
+    [key("sharing"), key("timeSlicing"), key("resources"), Step::Index(index), key(name)]
 }

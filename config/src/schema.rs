@@ -30,9 +30,7 @@ pub fn json_schema() -> Value {
     }
     if let Some(version) = schema.pointer_mut("/properties/version/anyOf") {
         let versions = version.as_array_mut();
-        versions
-            .into_iter()
-            .for_each(|versions| versions.push(empty_word()));
+        versions.into_iter().for_each(|versions| versions.push(empty_word()));
     }
     nullable(&mut schema, true);
     without_value(&mut schema, "");
@@ -83,11 +81,7 @@ fn nullable(schema: &mut Value, allowed: bool) {
             kinds.push(json!({"type": nothing}));
         }
     } else if let Some(kind) = schema.get_mut("type") {
-        let own = kind
-            .as_array()
-            .and_then(|kinds| kinds.first())
-            .unwrap_or(kind)
-            .clone();
+        let own = kind.as_array().and_then(|kinds| kinds.first()).unwrap_or(kind).clone();
         *kind = if allowed { json!([own, nothing]) } else { own };
     }
 }
@@ -206,11 +200,7 @@ form!(
     "Resource",
     json_schema!({"type": "string", "maxLength": 63, "pattern": NAME, "examples": ["nvidia.com/gpu"]})
 );
-form!(
-    Replicas,
-    "Replicas",
-    json_schema!({"type": "integer", "minimum": 2, "maximum": u16::MAX})
-);
+form!(Replicas, "Replicas", json_schema!({"type": "integer", "minimum": 2, "maximum": u16::MAX}));
 form!(
     Strategies,
     "Strategies",
@@ -219,11 +209,7 @@ form!(
         {"type": "array", "minItems": 1, "items": {"enum": Strategy::ALL.map(Strategy::word)}},
     ]})
 );
-form!(
-    ChannelIds,
-    "ChannelIds",
-    json_schema!({"type": "array", "maxItems": 1, "items": {"const": 0}})
-);
+form!(ChannelIds, "ChannelIds", json_schema!({"type": "array", "maxItems": 1, "items": {"const": 0}}));
 form!(
     SleepInterval,
     "SleepInterval",
@@ -263,12 +249,7 @@ mod tests {
         let schema = json_schema();
         for setting in SETTINGS {
             let property = schema.pointer(&pointer(setting.key)).unwrap();
-            assert_eq!(
-                property["description"],
-                format!("{}.", setting.help),
-                "{}",
-                setting.key
-            );
+            assert_eq!(property["description"], format!("{}.", setting.help), "{}", setting.key);
         }
     }
 
@@ -288,9 +269,7 @@ mod tests {
         let null = json!("null");
         let kinds = schema["type"].as_array().into_iter().flatten();
         let any = schema["anyOf"].as_array().into_iter().flatten();
-        kinds
-            .chain(any.map(|kind| &kind["type"]))
-            .any(|kind| *kind == null)
+        kinds.chain(any.map(|kind| &kind["type"])).any(|kind| *kind == null)
     }
 
     #[test]
@@ -300,24 +279,15 @@ mod tests {
             ("", ""),
             ("flags", "flags:"),
             ("flags.plugin", "flags: {plugin: null}"),
-            (
-                "flags.plugin.deviceListStrategy",
-                "flags: {plugin: {deviceListStrategy: }}",
-            ),
+            ("flags.plugin.deviceListStrategy", "flags: {plugin: {deviceListStrategy: }}"),
             ("devices", "devices:"),
             ("devices.deny", "devices: {deny: }"),
             ("resources", "resources:"),
             ("resources.gpus", "resources: {gpus: }"),
-            (
-                "resources.gpus[].name",
-                "resources: {gpus: [{pattern: '*', name: }]}",
-            ),
+            ("resources.gpus[].name", "resources: {gpus: [{pattern: '*', name: }]}"),
             ("sharing", "sharing:"),
             ("sharing.timeSlicing", "sharing: {timeSlicing: }"),
-            (
-                "sharing.timeSlicing.resources",
-                "sharing: {timeSlicing: {resources: }}",
-            ),
+            ("sharing.timeSlicing.resources", "sharing: {timeSlicing: {resources: }}"),
             (
                 "sharing.timeSlicing.resources[].devices",
                 "sharing: {timeSlicing: {resources: [{name: gpu, replicas: 2, devices: }]}}",

@@ -270,21 +270,9 @@ pub const SETTINGS: &[Setting] = &[
 ];
 
 const fn text(key: &'static str) -> Setting {
-    Setting {
-        key,
-        flags: &[],
-        short: None,
-        env: &[],
-        kind: Kind::Text,
-        default: "",
-        help: "",
-        labels: false,
-    }
+    Setting { key, flags: &[], short: None, env: &[], kind: Kind::Text, default: "", help: "", labels: false }
 }
 
 const fn label(key: &'static str) -> Setting {
-    Setting {
-        labels: true,
-        ..text(key)
-    }
+    Setting { labels: true, ..text(key) }
 }

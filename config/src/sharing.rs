@@ -33,9 +33,7 @@ pub fn spelled(profile: &str) -> String {
         .unwrap_or(profile);
     let is_marked = name.get(..3).is_some_and(|mark| mark.eq_ignore_ascii_case("mig"));
     let bare = name.get(3..).filter(|_| is_marked);
-    let bare = bare
-        .and_then(|bare| bare.strip_prefix(['-', ' ']))
-        .unwrap_or(name);
+    let bare = bare.and_then(|bare| bare.strip_prefix(['-', ' '])).unwrap_or(name);
     bare.replace('+', ".")
 }
 
@@ -79,11 +77,7 @@ pub struct Replicated {
     #[schemars(with = "Resource")]
     pub name: ResourceName,
     /// Its name after sharing.
-    #[serde(
-        default,
-        skip_serializing_if = "Option::is_none",
-        deserialize_with = "value::some_resource"
-    )]
+    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "value::some_resource")]
     #[schemars(with = "Option<Resource>")]
     pub rename: Option<ResourceName>,
     /// Which of its devices: all (the default), a number of the first ones, or a list of indices, MIG indices and UUIDs.

@@ -33,11 +33,7 @@ pub(super) enum Branch {
 impl Node {
     /// An empty file.
     pub(super) fn empty() -> Self {
-        Self {
-            at: String::new(),
-            line: None,
-            branch: Branch::Map(Vec::new()),
-        }
+        Self { at: String::new(), line: None, branch: Branch::Map(Vec::new()) }
     }
 
     /// Reads YAML or JSON; `repeated` is the policy for a key that is given twice.
@@ -90,11 +86,7 @@ impl Node {
 
     /// Sets the dotted `key` to `value` of the flag or variable `origin`.
     pub(super) fn overlay(&mut self, key: &str, origin: &str, value: Value) {
-        let node = Self {
-            at: origin.to_owned(),
-            line: None,
-            branch: Branch::Leaf(value),
-        };
+        let node = Self { at: origin.to_owned(), line: None, branch: Branch::Leaf(value) };
         self.put(key, node);
     }
 
@@ -121,13 +113,10 @@ impl Node {
         let Branch::Map(entries) = &mut self.branch else {
             return;
         };
-        let index = entries
-            .iter()
-            .position(|(name, _)| name == first)
-            .unwrap_or_else(|| {
-                entries.push((first.to_owned(), Self { at, ..Self::empty() }));
-                entries.len() - 1
-            });
+        let index = entries.iter().position(|(name, _)| name == first).unwrap_or_else(|| {
+            entries.push((first.to_owned(), Self { at, ..Self::empty() }));
+            entries.len() - 1
+        });
         let Some((_, node)) = entries.get_mut(index) else {
             return;
         };
@@ -143,9 +132,9 @@ impl Node {
             return self;
         };
         let child = match (&self.branch, step) {
-            (Branch::Map(entries), Step::Key(key)) => entries
-                .iter()
-                .find_map(|(name, node)| (name == key).then_some(node)),
+            (Branch::Map(entries), Step::Key(key)) => {
+                entries.iter().find_map(|(name, node)| (name == key).then_some(node))
+            }
             (Branch::List(list), Step::Index(index)) => list.get(*index),
             _ => None,
         };
@@ -208,10 +197,7 @@ impl Node {
             Branch::Leaf(value) => value.clone(),
             Branch::List(list) => list.iter().map(Self::value).collect(),
             Branch::Map(entries) => Value::Object(
-                entries
-                    .iter()
-                    .map(|(key, node)| (key.clone(), node.value()))
-                    .collect::<Map<_, _>>(),
+                entries.iter().map(|(key, node)| (key.clone(), node.value())).collect::<Map<_, _>>(),
             ),
         }
     }
@@ -237,11 +223,7 @@ pub(super) fn steps(path: &serde_path_to_error::Path) -> Vec<Step> {
 
 /// The dotted path of `key` below `at`.
 pub(super) fn below(at: &str, key: &str) -> String {
-    if at.is_empty() {
-        key.to_owned()
-    } else {
-        format!("{at}.{key}")
-    }
+    if at.is_empty() { key.to_owned() } else { format!("{at}.{key}") }
 }
 
 /// A tree of the YAML reader.

@@ -35,10 +35,7 @@ impl TryFrom<String> for Resource {
         };
         let full = format!("{domain}/{rest}");
         if full.len() > MAX_NAME {
-            return Err(format!(
-                "{full:?} has {} characters; {MAX_NAME} are allowed",
-                full.len()
-            ));
+            return Err(format!("{full:?} has {} characters; {MAX_NAME} are allowed", full.len()));
         }
         if !names::is_subdomain(rest) {
             let meant = mig_resource(&text).map(|meant| format!("; did you mean {meant:?}?"));
@@ -80,9 +77,7 @@ impl TryFrom<Value> for Replicas {
         if let Value::String(text) = &value
             && let Ok(number) = text.trim().parse::<u16>()
         {
-            return Err(format!(
-                "{value} is a text, and a number belongs here; drop the quotes: {number}"
-            ));
+            return Err(format!("{value} is a text, and a number belongs here; drop the quotes: {number}"));
         }
         whole(&value)
             .and_then(|number| u16::try_from(number).ok())
@@ -143,11 +138,7 @@ impl TryFrom<Vec<Value>> for ChannelIds {
 
 impl From<ChannelIds> for Vec<Value> {
     fn from(channels: ChannelIds) -> Self {
-        if channels.0 {
-            vec![Value::from(0)]
-        } else {
-            Vec::new()
-        }
+        if channels.0 { vec![Value::from(0)] } else { Vec::new() }
     }
 }
 
@@ -187,9 +178,7 @@ impl TryFrom<Value> for SleepInterval {
         if text == "infinite" {
             return Ok(Self(None));
         }
-        let nanoseconds = whole(&value)
-            .or_else(|| text.parse().ok())
-            .or_else(|| go_duration(&text));
+        let nanoseconds = whole(&value).or_else(|| text.parse().ok()).or_else(|| go_duration(&text));
         let interval = nanoseconds.map(Duration::from_nanos).ok_or_else(|| {
             format!("{text:?} is no duration; write a number and a unit (ns, us, ms, s, m, h), such as 60s or 1m30s, or infinite")
         })?;
@@ -222,10 +211,7 @@ fn go_duration(text: &str) -> Option<u64> {
     while !rest.is_empty() {
         let (number, tail) = rest.split_at(rest.find(|ch: char| !ch.is_ascii_digit() && ch != '.')?);
         let (unit, size) = UNITS.iter().find(|(unit, _)| tail.starts_with(unit))?;
-        #[expect(
-            clippy::cast_precision_loss,
-            reason = "units are powers and small multiples of ten"
-        )]
+        #[expect(clippy::cast_precision_loss, reason = "units are powers and small multiples of ten")]
         let nanoseconds = (number.parse::<f64>().ok()? * *size as f64).round();
         #[expect(
             clippy::cast_possible_truncation,
@@ -250,11 +236,9 @@ impl TryFrom<Value> for SharedOf {
         };
         match &value {
             Value::String(word) if word == "all" => Ok(Self::All),
-            Value::Array(list) => list
-                .iter()
-                .map(DeviceRef::try_from)
-                .collect::<Result<_, _>>()
-                .map(Self::Listed),
+            Value::Array(list) => {
+                list.iter().map(DeviceRef::try_from).collect::<Result<_, _>>().map(Self::Listed)
+            }
             other => whole(other)
                 .and_then(|count| u16::try_from(count).ok())
                 .filter(|count| *count > 0)
@@ -289,11 +273,9 @@ impl TryFrom<&Value> for DeviceRef {
             other => other.to_string(),
         };
         let reference = match (text.split_once(':'), uuid(&text)) {
-            (Some((gpu, mig)), _) => gpu
-                .parse()
-                .ok()
-                .zip(mig.parse().ok())
-                .map(|(gpu, mig)| Self::Mig(gpu, mig)),
+            (Some((gpu, mig)), _) => {
+                gpu.parse().ok().zip(mig.parse().ok()).map(|(gpu, mig)| Self::Mig(gpu, mig))
+            }
             (None, Some(uuid)) => Some(Self::Uuid(uuid?)),
             (None, None) => text.parse().ok().map(Self::Gpu),
         };
@@ -329,9 +311,7 @@ impl TryFrom<Value> for Selector {
             });
         }
         // Anything else is a model: a typing error cannot be distinguished from another model.
-        let digits = text
-            .chars()
-            .all(|ch| ch.is_ascii_digit() || ch == '-' || ch == '.');
+        let digits = text.chars().all(|ch| ch.is_ascii_digit() || ch == '-' || ch == '.');
         if digits {
             return Err(format!(
                 "{value} names no GPU; write an index (0), a UUID (GPU-... or MIG-...), a PCIe address (0000:3b:00.0) or a model, where * stands for anything"
@@ -449,35 +429,15 @@ mod tests {
 
     #[test]
     fn text_that_is_no_duration_is_refused() {
-        for text in [
-            "",
-            "+",
-            "s",
-            "-1s",
-            "1 s",
-            "1x",
-            "1s2",
-            "1..5s",
-            ".s",
-            "1s-2s",
-            "99999999999h",
-            "nans",
-        ] {
+        for text in ["", "+", "s", "-1s", "1 s", "1x", "1s2", "1..5s", ".s", "1s-2s", "99999999999h", "nans"]
+        {
             assert!(interval(text).is_err(), "{text}");
         }
     }
 
     #[test]
     fn written_interval_reads_the_same() {
-        for nanoseconds in [
-            0,
-            1,
-            1_500,
-            60_000_000_000,
-            90_000_000_000,
-            3_600_000_000_000,
-            1_000_001,
-        ] {
+        for nanoseconds in [0, 1, 1_500, 60_000_000_000, 90_000_000_000, 3_600_000_000_000, 1_000_001] {
             let duration = Duration::from_nanos(nanoseconds);
             let text = String::from(SleepInterval(Some(duration)));
             assert_eq!(interval(&text), Ok(duration), "{text}");

@@ -35,13 +35,8 @@ impl Drop for Scene {
 impl Scene {
     async fn new() -> Self {
         let stop = CancellationToken::new();
-        let api = ApiServer::start(&ApiOptions::default(), stop.clone())
-            .await
-            .unwrap();
-        let scene = Self {
-            client: api.client().unwrap(),
-            stop,
-        };
+        let api = ApiServer::start(&ApiOptions::default(), stop.clone()).await.unwrap();
+        let scene = Self { client: api.client().unwrap(), stop };
         let node = serde_json::from_value(json!({"metadata": {"name": NODE}})).unwrap();
         scene.nodes().create(&PostParams::default(), &node).await.unwrap();
         scene
@@ -57,10 +52,7 @@ impl Scene {
 
     async fn label(&self, value: Option<&str>) {
         let patch = json!({"metadata": {"labels": {LABEL: value}}});
-        self.nodes()
-            .patch(NODE, &PatchParams::default(), &Patch::Merge(patch))
-            .await
-            .unwrap();
+        self.nodes().patch(NODE, &PatchParams::default(), &Patch::Merge(patch)).await.unwrap();
     }
 
     async fn map(&self, data: serde_json::Value) {
@@ -71,10 +63,7 @@ impl Scene {
 
     async fn write(&self, key: &str, strategy: &str) {
         let patch = json!({"data": {key: format!("flags: {{migStrategy: {strategy}}}")}});
-        self.maps()
-            .patch("configs", &PatchParams::default(), &Patch::Merge(patch))
-            .await
-            .unwrap();
+        self.maps().patch("configs", &PatchParams::default(), &Patch::Merge(patch)).await.unwrap();
     }
 
     /// Follows; the configuration comes by itself, so that a scene can go on before there is one.
@@ -85,10 +74,7 @@ impl Scene {
                 configs,
                 node: NODE.into(),
                 label: LABEL.into(),
-                choice: Choice {
-                    default: None,
-                    fallbacks: vec![Fallback::Named, Fallback::Single],
-                },
+                choice: Choice { default: None, fallbacks: vec![Fallback::Named, Fallback::Single] },
                 client: self.client.clone(),
             })),
             layers: Vec::new(),
@@ -98,10 +84,7 @@ impl Scene {
         let stop = self.stop.clone();
         let following = tokio::spawn(async move {
             let tasks = TaskTracker::new();
-            follow(source, |_: &Config| Ok(()), reporter, &tasks, stop)
-                .await
-                .unwrap()
-                .unwrap()
+            follow(source, |_: &Config| Ok(()), reporter, &tasks, stop).await.unwrap().unwrap()
         });
         (Followed(following), reports)
     }
@@ -133,10 +116,8 @@ async fn config_map_label_and_content_are_followed() {
     scene
         .map(json!({"default": "", "a100": "flags: {migStrategy: single}", "h100": "flags: {migStrategy: mixed}"}))
         .await;
-    let (followed, mut reports) = scene.follow(Configs::ConfigMap {
-        namespace: "default".into(),
-        name: "configs".into(),
-    });
+    let (followed, mut reports) =
+        scene.follow(Configs::ConfigMap { namespace: "default".into(), name: "configs".into() });
     let mut configs = followed.configs().await;
     becomes(&mut configs, MigStrategy::None).await;
     scene.label(Some("a100")).await;
@@ -148,24 +129,12 @@ async fn config_map_label_and_content_are_followed() {
     becomes(&mut configs, MigStrategy::Single).await;
 
     scene.write("h100", "singel").await;
-    reported(
-        &mut reports,
-        "ConfigMap default/configs, h100: line 1: flags.migStrategy: \"singel\"",
-    )
-    .await;
+    reported(&mut reports, "ConfigMap default/configs, h100: line 1: flags.migStrategy: \"singel\"").await;
     scene.label(Some("h10")).await;
     reported(&mut reports, "did you mean \"h100\"?").await;
-    scene
-        .maps()
-        .delete("configs", &DeleteParams::default())
-        .await
-        .unwrap();
+    scene.maps().delete("configs", &DeleteParams::default()).await.unwrap();
     reported(&mut reports, "there is no such ConfigMap").await;
-    assert_eq!(
-        configs.borrow().mig_strategy,
-        MigStrategy::Single,
-        "the last good one stays"
-    );
+    assert_eq!(configs.borrow().mig_strategy, MigStrategy::Single, "the last good one stays");
 
     scene.map(json!({"h10": "flags: {migStrategy: mixed}"})).await;
     becomes(&mut configs, MigStrategy::Mixed).await;
@@ -175,10 +144,8 @@ async fn config_map_label_and_content_are_followed() {
 #[tokio::test]
 async fn wrong_config_at_start_waits_for_a_good_one() {
     let scene = Scene::new().await;
-    let (followed, mut reports) = scene.follow(Configs::ConfigMap {
-        namespace: "default".into(),
-        name: "configs".into(),
-    });
+    let (followed, mut reports) =
+        scene.follow(Configs::ConfigMap { namespace: "default".into(), name: "configs".into() });
     reported(&mut reports, "there is no such ConfigMap").await;
     scene.map(json!({"default": "flags: {migStrategy: 1}"})).await;
     reported(&mut reports, "flags.migStrategy").await;

@@ -102,10 +102,7 @@ devices:
     assert_eq!(config.cdi_annotation_prefix, "my.io/");
     assert_eq!(config.cdi_hook_path.to_str(), Some("/usr/local/bin/nvidia-ctk"));
     assert_eq!(config.shared_devices, Some(SharedDevices::Packed));
-    assert_eq!(
-        (config.cdi_feature_flags.len(), config.cdi_disabled_hooks.len()),
-        (1, 1)
-    );
+    assert_eq!((config.cdi_feature_flags.len(), config.cdi_disabled_hooks.len()), (1, 1));
     let gfd = &config.gfd;
     assert!(gfd.oneshot && gfd.no_timestamp && !gfd.use_node_feature_api);
     assert_eq!((gfd.sleep_interval, &gfd.output_file), (None, &None));
@@ -139,10 +136,7 @@ devices:
     );
     assert_eq!(
         config.deny,
-        [
-            Selector::Model("NVIDIA DGX Display".into()),
-            Selector::BusId("0000:07:00.0".parse().unwrap()),
-        ]
+        [Selector::Model("NVIDIA DGX Display".into()), Selector::BusId("0000:07:00.0".parse().unwrap()),]
     );
     // What is printed reads the same, in both forms.
     assert_eq!(read(&config.to_json()), config);
@@ -153,11 +147,7 @@ devices:
 #[test]
 fn misplaced_key_names_its_right_place() {
     for (text, at, belongs) in [
-        (
-            "flags: {renameByDefault: true}",
-            "flags.renameByDefault",
-            "sharing.timeSlicing.renameByDefault",
-        ),
+        ("flags: {renameByDefault: true}", "flags.renameByDefault", "sharing.timeSlicing.renameByDefault"),
         (
             "sharing: {renameByDefault: true}",
             "sharing.renameByDefault",
@@ -168,27 +158,11 @@ fn misplaced_key_names_its_right_place() {
             "flags.deviceListStrategy",
             "flags.plugin.deviceListStrategy",
         ),
-        (
-            "flags: {passDeviceSpecs: true}",
-            "flags.passDeviceSpecs",
-            "flags.plugin.passDeviceSpecs",
-        ),
-        (
-            "flags: {plugin: {migStrategy: mixed}}",
-            "flags.plugin.migStrategy",
-            "flags.migStrategy",
-        ),
-        (
-            "flags: {gfd: {migStrategy: mixed}}",
-            "flags.gfd.migStrategy",
-            "flags.migStrategy",
-        ),
+        ("flags: {passDeviceSpecs: true}", "flags.passDeviceSpecs", "flags.plugin.passDeviceSpecs"),
+        ("flags: {plugin: {migStrategy: mixed}}", "flags.plugin.migStrategy", "flags.migStrategy"),
+        ("flags: {gfd: {migStrategy: mixed}}", "flags.gfd.migStrategy", "flags.migStrategy"),
         ("migStrategy: mixed", "migStrategy", "flags.migStrategy"),
-        (
-            "timeSlicing: {resources: []}",
-            "timeSlicing",
-            "sharing.timeSlicing",
-        ),
+        ("timeSlicing: {resources: []}", "timeSlicing", "sharing.timeSlicing"),
         (
             "sharing: {timeSlicing: {replicas: 2, resources: [{name: gpu, replicas: 2}]}}",
             "sharing.timeSlicing.replicas",
@@ -199,11 +173,7 @@ fn misplaced_key_names_its_right_place() {
             "sharing.timeSlicing.resources[0].renameByDefault",
             "sharing.timeSlicing.renameByDefault",
         ),
-        (
-            "flags: {pattern: x}",
-            "flags.pattern",
-            "resources.gpus[].pattern or resources.mig[].pattern",
-        ),
+        ("flags: {pattern: x}", "flags.pattern", "resources.gpus[].pattern or resources.mig[].pattern"),
     ] {
         let told = wrong(text).to_string();
         assert!(told.contains(&format!("{at}: there is no such key; ")), "{told}");
@@ -260,10 +230,7 @@ fn mig_profile_as_resource_name_suggests_the_resource() {
     for (name, meant) in [("1g.10gb", "mig-1g.10gb"), ("1g.24gb-me", "mig-1g.24gb-me")] {
         let warnings = read_with(&text(name), Strictness::Strict).warnings;
         let told = warnings[0].to_string();
-        assert!(
-            told.ends_with(&format!("; did you mean \"nvidia.com/{meant}\"?")),
-            "{told}"
-        );
+        assert!(told.ends_with(&format!("; did you mean \"nvidia.com/{meant}\"?")), "{told}");
     }
     assert!(!wrong(&text("GPU 1")).to_string().contains("did you mean"));
 }
@@ -273,10 +240,7 @@ fn json_and_yaml_give_the_same_config() {
     let yaml = "flags:\n  migStrategy: single\n  plugin:\n    deviceListStrategy: volume-mounts\n";
     let json = r#"{"flags": {"migStrategy": "single", "plugin": {"deviceListStrategy": ["volume-mounts"]}}}"#;
     assert_eq!(read(yaml), read(json));
-    assert_eq!(
-        read("flags: {failOnInitError: no}"),
-        read("flags: {failOnInitError: false}")
-    );
+    assert_eq!(read("flags: {failOnInitError: no}"), read("flags: {failOnInitError: false}"));
 }
 
 #[test]
@@ -288,9 +252,7 @@ fn bare_sleep_interval_is_nanoseconds_raised_to_1s() {
         "line 1: flags.gfd.sleepInterval: 60ns is too short (a bare number is nanoseconds); 1s is used"
     );
     for minute in ["60000000000", "60000000000.0", "6e10", "6E+10"] {
-        let interval = read(&format!("flags: {{gfd: {{sleepInterval: {minute}}}}}"))
-            .gfd
-            .sleep_interval;
+        let interval = read(&format!("flags: {{gfd: {{sleepInterval: {minute}}}}}")).gfd.sleep_interval;
         assert_eq!(interval.unwrap().as_secs(), 60, "{minute}");
     }
 }
@@ -301,11 +263,7 @@ fn lenient_warns_of_unknown_keys_and_ignores_case() {
     let loaded = read_with(text, Strictness::Lenient);
     assert_eq!(loaded.config.mig_strategy, MigStrategy::Single);
     assert_eq!(loaded.warnings.len(), 1);
-    assert!(
-        loaded.warnings[0].to_string().contains("flags.colour"),
-        "{:?}",
-        loaded.warnings
-    );
+    assert!(loaded.warnings[0].to_string().contains("flags.colour"), "{:?}", loaded.warnings);
     // A value that cannot be is a mistake all the same.
     assert!(load("x", "flags: {migStrategy: some}", &[], Strictness::Lenient).is_err());
 }
@@ -331,25 +289,14 @@ fn second_document_with_content_is_reported() {
     assert_eq!(mixed.mig_strategy, MigStrategy::Mixed);
     for end in ["---\n", "---", "...\n", "--- # the end\n\n---\n"] {
         let loaded = read_with(&format!("{first}{end}"), Strictness::Strict);
-        assert_eq!(
-            (loaded.config, loaded.warnings),
-            (mixed.clone(), vec![]),
-            "{end:?}"
-        );
+        assert_eq!((loaded.config, loaded.warnings), (mixed.clone(), vec![]), "{end:?}");
     }
     let two = format!("{first}---\n\nflags: {{migStrategy: single}}\n");
     let told = "line 5: another YAML document begins here (after --- or ...), and only the first one counts; a config file is one document";
     assert_eq!(wrong(&two).to_string(), format!("config.yaml: {told}"));
     let loaded = read_with(&two, Strictness::Lenient);
     assert_eq!(loaded.config, mixed);
-    assert_eq!(
-        loaded
-            .warnings
-            .iter()
-            .map(ToString::to_string)
-            .collect::<Vec<_>>(),
-        [told]
-    );
+    assert_eq!(loaded.warnings.iter().map(ToString::to_string).collect::<Vec<_>>(), [told]);
     let both = wrong(&two.replace("mixed", "mixd")).to_string();
     assert!(both.contains("mixd") && both.contains(told), "{both}");
 }
@@ -367,9 +314,7 @@ sharing: {timeSlicing: {resources: [{name: small, replicas: 2}]}}";
     let warnings = |strategy: &str| {
         let text = format!("{named}\nflags: {{migStrategy: {strategy}}}");
         let told = read_with(&text, Strictness::Strict).warnings;
-        told.iter()
-            .filter(|told| told.to_string().contains("has no effect"))
-            .count()
+        told.iter().filter(|told| told.to_string().contains("has no effect")).count()
     };
     assert_eq!(["none", "single", "mixed"].map(warnings), [1, 0, 0]);
     let single = format!("{text}\nflags: {{migStrategy: single}}");
@@ -425,16 +370,9 @@ sharing: {{timeSlicing: {{resources: [{{name: gpu, replicas: 2}}]}}}}"
             "line 3: sharing.timeSlicing.resources[0].name: no device is called nvidia.com/gpu before it is shared, so that this entry has no effect; allowed: nvidia.com/a100, nvidia.com/mig-<profile>; did you mean \"nvidia.com/a100\"?"
         ]
     );
-    assert_eq!(
-        warnings("single", "*", "a100").len(),
-        1,
-        "MIG devices are called as their GPUs are"
-    );
+    assert_eq!(warnings("single", "*", "a100").len(), 1, "MIG devices are called as their GPUs are");
     for (strategy, pattern, name) in [("none", "*A100*", "a100"), ("none", "*", "gpu")] {
-        assert!(
-            warnings(strategy, pattern, name).is_empty(),
-            "{strategy}, {pattern}, {name}"
-        );
+        assert!(warnings(strategy, pattern, name).is_empty(), "{strategy}, {pattern}, {name}");
     }
 }
 
@@ -480,10 +418,7 @@ fn mig_profile_spellings_are_one_pattern() {
     let twice =
         "resources: {mig: [{pattern: 1g.5gb+me, name: small}, {pattern: MIG 1g.5gb.me, name: other}]}";
     let told = wrong(twice).to_string();
-    assert!(
-        told.contains("resources.mig[1].pattern: \"MIG 1g.5gb.me\" never counts"),
-        "{told}"
-    );
+    assert!(told.contains("resources.mig[1].pattern: \"MIG 1g.5gb.me\" never counts"), "{told}");
     let empty = wrong("resources: {mig: [{pattern: \"MIG \", name: small}]}").to_string();
     assert!(empty.contains("an empty pattern matches nothing"), "{empty}");
 }
@@ -491,15 +426,11 @@ fn mig_profile_spellings_are_one_pattern() {
 #[test]
 fn number_with_leading_zero_is_octal() {
     let replicas = |text: &str| {
-        let config = read(&format!(
-            "sharing: {{timeSlicing: {{resources: [{{name: gpu, replicas: {text}}}]}}}}"
-        ));
+        let config =
+            read(&format!("sharing: {{timeSlicing: {{resources: [{{name: gpu, replicas: {text}}}]}}}}"));
         config.time_slicing.unwrap().resources[0].replicas
     };
-    assert_eq!(
-        [replicas("010"), replicas("10"), replicas("0x10"), replicas("08")],
-        [8, 10, 16, 8]
-    );
+    assert_eq!([replicas("010"), replicas("10"), replicas("0x10"), replicas("08")], [8, 10, 16, 8]);
     let text = read("resources: {gpus: [{pattern: \"010\", name: gpu}]}");
     assert_eq!(read(&text.to_yaml().unwrap()), text, "text stays text");
 }
@@ -509,38 +440,21 @@ fn annotation_prefix_and_host_paths_are_checked() {
     for good in ["cdi.k8s.io/", "example.com/a.b_", "\"\""] {
         read(&format!("flags: {{plugin: {{cdiAnnotationPrefix: {good}}}}}"));
     }
-    for bad in [
-        "Bad Prefix!!",
-        "cdi.k8s.io",
-        "/",
-        "a/b/",
-        "cdi..io/",
-        "cdi.k8s.io/-",
-        "cdi.k8s.io/toolong",
-    ] {
+    for bad in ["Bad Prefix!!", "cdi.k8s.io", "/", "a/b/", "cdi..io/", "cdi.k8s.io/-", "cdi.k8s.io/toolong"] {
         let text = wrong(&format!("flags: {{plugin: {{cdiAnnotationPrefix: \"{bad}\"}}}}")).to_string();
         assert!(text.contains("begins no annotation"), "{bad}: {text}");
     }
-    for key in [
-        "nvidiaDriverRoot: ",
-        "nvidiaDevRoot: ",
-        "plugin: {nvidiaCTKPath: ",
-    ] {
+    for key in ["nvidiaDriverRoot: ", "nvidiaDevRoot: ", "plugin: {nvidiaCTKPath: "] {
         let close = if key.contains('{') { "}" } else { "" };
         read(&format!("flags: {{{key}/x{close}}}"));
         let text = wrong(&format!("flags: {{{key}relative/path{close}}}")).to_string();
-        assert!(
-            text.contains("\"relative/path\" is not an absolute path of the host"),
-            "{text}"
-        );
+        assert!(text.contains("\"relative/path\" is not an absolute path of the host"), "{text}");
     }
 }
 
 #[test]
 fn alias_bomb_is_refused_with_a_plain_message() {
-    let bomb: String = (1..30)
-        .map(|n| format!("a{n}: &a{n} [*a{}, *a{}]\n", n - 1, n - 1))
-        .collect();
+    let bomb: String = (1..30).map(|n| format!("a{n}: &a{n} [*a{}, *a{}]\n", n - 1, n - 1)).collect();
     insta::assert_snapshot!(
         wrong(&format!("a0: &a0 x\n{bomb}")),
         @"config.yaml: line 15: not well-formed: it has more than 50000 keys and values, all aliases (*name) written out"
@@ -622,14 +536,7 @@ fn all_problems_are_reported_in_file_order() {
     let problems = wrong(
         "flags:\n  migStratgy: mixed\n  failOnInitError: perhaps\nsharing:\n  timeSlicing:\n    resources:\n    - {name: amd.com/gpu, replicas: 1}\n    - {name: gpu, replicas: 70000}\n",
     );
-    insta::assert_snapshot!(
-        problems
-            .list
-            .iter()
-            .map(ToString::to_string)
-            .collect::<Vec<_>>()
-            .join("\n")
-    );
+    insta::assert_snapshot!(problems.list.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n"));
     let problems = wrong(
         "flags:\n  migStrategy: mixd\n  nvidiaDriverRoot: x\nsharing:\n  mps: {resources: [{name: gpu, replicas: 1}]}\n  timeSlicing:\n    resources:\n    - {name: gpu, replicas: 1}\n    - {name: gpu, replicas: 2}\n    - {name: gpu, replicas: 4}\nresources:\n  gpus:\n  - {pattern: A, name: B}\n  - {pattern: \"*\", name: gpu}\n  - {pattern: C, name: c}\n",
     );
@@ -644,32 +551,21 @@ fn many_problems_are_listed_up_to_a_limit() {
     assert_eq!(problems.len(), 33);
     assert_eq!(problems[31].at, "key31");
     let last = problems[32].to_string();
-    assert_eq!(
-        last,
-        "line 33: more problems follow from here on, which are not listed"
-    );
+    assert_eq!(last, "line 33: more problems follow from here on, which are not listed");
 }
 
 /// Once a warning for each entry listed all names, which took gigabytes and minutes.
 #[test]
 fn warnings_on_thousands_of_names_are_bounded() {
-    let patterns: String = (0..3_000)
-        .map(|name| format!("  - {{pattern: model {name}, name: model-{name}}}\n"))
-        .collect();
-    let entries: String = (0..3_000)
-        .map(|name| format!("    - {{name: other-{name}, replicas: 2}}\n"))
-        .collect();
+    let patterns: String =
+        (0..3_000).map(|name| format!("  - {{pattern: model {name}, name: model-{name}}}\n")).collect();
+    let entries: String =
+        (0..3_000).map(|name| format!("    - {{name: other-{name}, replicas: 2}}\n")).collect();
     let text = format!("sharing:\n  timeSlicing:\n    resources:\n{entries}resources:\n  gpus:\n");
-    let loaded = read_with(
-        &format!("{text}  - {{pattern: \"*\", name: nvidia.com/gpu}}\n"),
-        Strictness::Strict,
-    );
+    let loaded =
+        read_with(&format!("{text}  - {{pattern: \"*\", name: nvidia.com/gpu}}\n"), Strictness::Strict);
     assert_eq!(loaded.warnings.len(), 33);
-    assert!(
-        loaded.warnings[0]
-            .to_string()
-            .contains("no device is called nvidia.com/other-0 ")
-    );
+    assert!(loaded.warnings[0].to_string().contains("no device is called nvidia.com/other-0 "));
     let all = read_with(&format!("{text}{patterns}"), Strictness::Strict);
     assert_eq!((all.warnings.len(), all.config.gpu_patterns.len()), (33, 3_000));
     // One name that nothing has, among thousands that there are.
@@ -677,21 +573,13 @@ fn warnings_on_thousands_of_names_are_bounded() {
         "sharing: {{timeSlicing: {{resources: [{{name: model-2999x, replicas: 2}}]}}}}\nresources:\n  mig:\n{patterns}"
     );
     let warnings = read_with(&one, Strictness::Strict).warnings;
-    assert!(
-        warnings[0].to_string().contains(" and 2969 more"),
-        "{}",
-        warnings[0]
-    );
+    assert!(warnings[0].to_string().contains(" and 2969 more"), "{}", warnings[0]);
 }
 
 #[test]
 fn uuid_must_be_complete() {
     let uuid = "f91de5ca-1a2b-3c4d-5e6f-0123456789AB";
-    for good in [
-        format!("GPU-{uuid}"),
-        format!("MIG-{uuid}"),
-        format!("MIG-GPU-{uuid}/7/0"),
-    ] {
+    for good in [format!("GPU-{uuid}"), format!("MIG-{uuid}"), format!("MIG-GPU-{uuid}/7/0")] {
         let text = format!(
             "devices: {{allow: [{good}]}}\nsharing: {{timeSlicing: {{resources: [{{name: gpu, replicas: 2, devices: [{good}]}}]}}}}"
         );
@@ -739,11 +627,7 @@ fn empty_device_list_means_all_devices() {
         ]
     );
     let twice = "sharing: {timeSlicing: {resources: [{name: gpu, replicas: 2, devices: []}, {name: gpu, replicas: 4, devices: [1]}]}}";
-    assert!(
-        wrong(twice).to_string().contains("is shared by"),
-        "{}",
-        wrong(twice)
-    );
+    assert!(wrong(twice).to_string().contains("is shared by"), "{}", wrong(twice));
 }
 
 #[test]

@@ -36,17 +36,9 @@ fn config(file: &str, env: &[(&str, &str)], flags: &[(&str, &str)]) -> Config {
 
 /// Three texts of a setting with different values, each with its value in the file. None is the default, if there are enough.
 fn samples(setting: &Setting) -> Vec<(String, Value)> {
-    let texts = |texts: &[&str]| {
-        texts
-            .iter()
-            .map(|text| ((*text).to_owned(), json!(text)))
-            .collect()
-    };
+    let texts = |texts: &[&str]| texts.iter().map(|text| ((*text).to_owned(), json!(text))).collect();
     match (setting.key, setting.kind) {
-        (_, Kind::Bool) => vec![
-            ("true".to_owned(), json!(true)),
-            ("false".to_owned(), json!(false)),
-        ],
+        (_, Kind::Bool) => vec![("true".to_owned(), json!(true)), ("false".to_owned(), json!(false))],
         (_, Kind::Numbers) => vec![("0".to_owned(), json!([0]))],
         ("flags.migStrategy", _) => texts(&["single", "mixed", "none"]),
         ("flags.plugin.deviceIDStrategy", _) => texts(&["index", "uuid"]),
@@ -58,9 +50,9 @@ fn samples(setting: &Setting) -> Vec<(String, Value)> {
         ("flags.plugin.cdiFeatureFlags", _) => ["disable-nvsandboxutils", "disable-ipc-discoverer"]
             .map(|word| (word.to_owned(), json!([word])))
             .to_vec(),
-        ("flags.plugin.cdiDisableHooks", _) => ["all", "chmod"]
-            .map(|word| (word.to_owned(), json!([word])))
-            .to_vec(),
+        ("flags.plugin.cdiDisableHooks", _) => {
+            ["all", "chmod"].map(|word| (word.to_owned(), json!([word]))).to_vec()
+        }
         ("flags.plugin.cdiAnnotationPrefix", _) => texts(&["first.io/", "second.io/", "third.io/"]),
         _ => texts(&["/first", "/second", "/third"]),
     }
@@ -70,19 +62,14 @@ fn samples(setting: &Setting) -> Vec<(String, Value)> {
 const WITHOUT_EFFECT: [&str; 2] = ["flags.mpsRoot", "flags.deviceDiscoveryStrategy"];
 
 fn file(key: &str, value: &Value) -> String {
-    let nested = key
-        .rsplit('.')
-        .fold(value.clone(), |value, name| json!({ name: value }));
+    let nested = key.rsplit('.').fold(value.clone(), |value, name| json!({ name: value }));
     nested.to_string()
 }
 
 #[test]
 fn precedence_is_flag_variable_file_default() {
     let mut tried = 0;
-    for setting in SETTINGS
-        .iter()
-        .filter(|setting| !WITHOUT_EFFECT.contains(&setting.key))
-    {
+    for setting in SETTINGS.iter().filter(|setting| !WITHOUT_EFFECT.contains(&setting.key)) {
         let key = setting.key;
         let samples = samples(setting);
         let default = effective(&Config::default(), key);
@@ -91,15 +78,9 @@ fn precedence_is_flag_variable_file_default() {
             for shift in 0..samples.len() {
                 let at = |index: usize| &samples[(index + shift) % samples.len()];
                 let (in_file, in_env, in_flag) = (at(0), at(1), at(2));
-                let text = if sources & 1 == 0 {
-                    "{}".to_owned()
-                } else {
-                    file(key, &in_file.1)
-                };
-                for (name, flag) in setting
-                    .env
-                    .iter()
-                    .flat_map(|name| setting.flags.iter().map(move |flag| (name, flag)))
+                let text = if sources & 1 == 0 { "{}".to_owned() } else { file(key, &in_file.1) };
+                for (name, flag) in
+                    setting.env.iter().flat_map(|name| setting.flags.iter().map(move |flag| (name, flag)))
                 {
                     let env = [(*name, in_env.0.as_str())];
                     let flags = [(*flag, in_flag.0.as_str())];
@@ -118,11 +99,7 @@ fn precedence_is_flag_variable_file_default() {
                         "flags.gfd.sleepInterval" => json!(text),
                         _ => value.clone(),
                     });
-                    assert_eq!(
-                        effective(&config, key),
-                        expected,
-                        "{key} {sources:03b} {name} --{flag}"
-                    );
+                    assert_eq!(effective(&config, key), expected, "{key} {sources:03b} {name} --{flag}");
                     tried += 1;
                 }
             }
@@ -138,11 +115,7 @@ fn settings_table_has_the_true_defaults() {
     for setting in SETTINGS {
         let said = effective(&Config::default(), setting.key);
         let text = match &said {
-            Value::Array(list) => list
-                .iter()
-                .filter_map(Value::as_str)
-                .collect::<Vec<_>>()
-                .join(","),
+            Value::Array(list) => list.iter().filter_map(Value::as_str).collect::<Vec<_>>().join(","),
             Value::Bool(value) => value.to_string(),
             Value::String(text) => text.clone(),
             _ => String::new(),
@@ -181,23 +154,13 @@ fn settings_table_covers_keys_with_flags_exactly() {
 
 #[test]
 fn booleans_are_read_as_go_reads_them() {
-    for (text, value) in [
-        ("1", true),
-        ("T", true),
-        ("TRUE", true),
-        ("f", false),
-        ("0", false),
-        ("", false),
-    ] {
+    for (text, value) in [("1", true), ("T", true), ("TRUE", true), ("f", false), ("0", false), ("", false)] {
         let config = config("", &[("FAIL_ON_INIT_ERROR", text)], &[]);
         assert_eq!(config.fail_on_init_error, value, "{text:?}");
     }
     for text in ["yes", "on", "2", "tRUE"] {
         let error = overrides(&[("GDS_ENABLED", text)], &[]).unwrap_err().to_string();
-        assert_eq!(
-            error,
-            format!("environment: GDS_ENABLED: {text:?} is not allowed; write true or false")
-        );
+        assert_eq!(error, format!("environment: GDS_ENABLED: {text:?} is not allowed; write true or false"));
     }
 }
 
@@ -213,12 +176,7 @@ fn empty_variable_is_unset_except_output_file() {
         ],
         &[],
     );
-    let mixed = load(
-        "",
-        "flags: {migStrategy: mixed, gfd: {outputFile: \"\"}}",
-        &[],
-        Strictness::Strict,
-    );
+    let mixed = load("", "flags: {migStrategy: mixed, gfd: {outputFile: \"\"}}", &[], Strictness::Strict);
     assert_eq!(config, mixed.unwrap().config);
 }
 
@@ -257,10 +215,7 @@ fn lists_take_commas_and_several_flags() {
     let strategies =
         |env: &[(&str, &str)], flags: &[(&str, &str)]| config("", env, flags).device_list_strategy.len();
     assert_eq!(strategies(&[("DEVICE_LIST_STRATEGY", "envvar, cdi-cri")], &[]), 2);
-    let flags = [
-        ("device-list-strategy", "envvar"),
-        ("device-list-strategy", "cdi-cri,volume-mounts"),
-    ];
+    let flags = [("device-list-strategy", "envvar"), ("device-list-strategy", "cdi-cri,volume-mounts")];
     assert_eq!(strategies(&[], &flags), 3);
 }
 
@@ -292,11 +247,7 @@ fn wrong_flag_or_variable_is_named() {
     insta::assert_snapshot!(said.join("\n"));
     assert_eq!(error.source, "command line and environment");
     for (env, flags, source) in [
-        (
-            &[("MIG_STRATEGY", "mixd")][..],
-            &[][..],
-            "environment: MIG_STRATEGY",
-        ),
+        (&[("MIG_STRATEGY", "mixd")][..], &[][..], "environment: MIG_STRATEGY"),
         (&[], &[("mig-strategy", "mixd")], "command line: --mig-strategy"),
     ] {
         let error = overrides(env, flags).unwrap_err().to_string();
@@ -308,18 +259,8 @@ fn wrong_flag_or_variable_is_named() {
 #[test]
 fn wrong_file_value_is_an_error_despite_a_flag() {
     let overrides = overrides(&[], &[("mig-strategy", "mixed")]).unwrap();
-    let wrong = load(
-        "config.yaml",
-        "flags: {migStrategy: mixd}",
-        overrides.layers(),
-        Strictness::Strict,
-    );
-    assert!(
-        wrong
-            .unwrap_err()
-            .to_string()
-            .contains("line 1: flags.migStrategy")
-    );
+    let wrong = load("config.yaml", "flags: {migStrategy: mixd}", overrides.layers(), Strictness::Strict);
+    assert!(wrong.unwrap_err().to_string().contains("line 1: flags.migStrategy"));
 }
 
 /// The settings of NVIDIA's k8s-device-plugin and gpu-feature-discovery v0.20.0, written down from what they document and do, not from
@@ -387,10 +328,9 @@ fn nvidia_settings_have_key_flags_variables_default() {
         }
     }
     // These have flags only there, and keys here.
-    for (flag, variable) in [
-        ("cdi-feature-flags", "CDI_FEATURE_FLAGS"),
-        ("cdi-disable-hooks", "CDI_DISABLE_HOOKS"),
-    ] {
+    for (flag, variable) in
+        [("cdi-feature-flags", "CDI_FEATURE_FLAGS"), ("cdi-disable-hooks", "CDI_DISABLE_HOOKS")]
+    {
         let setting = SETTINGS.iter().find(|setting| setting.flags == [flag]).unwrap();
         assert_eq!((setting.env, setting.default), (&[variable][..], ""));
     }

@@ -22,12 +22,8 @@ fn takes(schema: &Value, value: &Value) -> bool {
             "anyOf" => list().iter().any(|schema| takes(schema, value)),
             "oneOf" => list().iter().filter(|schema| takes(schema, value)).count() == 1,
             "not" => !takes(rule, value),
-            "minimum" => value
-                .as_f64()
-                .is_none_or(|number| number >= rule.as_f64().unwrap()),
-            "maximum" => value
-                .as_f64()
-                .is_none_or(|number| number <= rule.as_f64().unwrap()),
+            "minimum" => value.as_f64().is_none_or(|number| number >= rule.as_f64().unwrap()),
+            "maximum" => value.as_f64().is_none_or(|number| number <= rule.as_f64().unwrap()),
             "minLength" => text(value).is_none_or(|length| length >= rule.as_u64().unwrap()),
             "maxLength" => text(value).is_none_or(|length| length <= rule.as_u64().unwrap()),
             "pattern" => {
@@ -36,16 +32,10 @@ fn takes(schema: &Value, value: &Value) -> bool {
             }
             "minItems" => items(value).is_none_or(|count| count >= rule.as_u64().unwrap()),
             "maxItems" => items(value).is_none_or(|count| count <= rule.as_u64().unwrap()),
-            "items" => value
-                .as_array()
-                .into_iter()
-                .flatten()
-                .all(|item| takes(rule, item)),
-            "required" => list().iter().all(|key| {
-                value
-                    .as_object()
-                    .is_none_or(|map| map.contains_key(key.as_str().unwrap()))
-            }),
+            "items" => value.as_array().into_iter().flatten().all(|item| takes(rule, item)),
+            "required" => list()
+                .iter()
+                .all(|key| value.as_object().is_none_or(|map| map.contains_key(key.as_str().unwrap()))),
             "properties" => rule.as_object().unwrap().iter().all(|(key, schema)| {
                 let below = value.as_object().and_then(|map| map.get(key));
                 below.is_none_or(|below| takes(schema, below))
@@ -98,16 +88,7 @@ fn sleep(interval: &str) -> String {
 
 #[test]
 fn schema_refuses_values_of_wrong_form() {
-    let names = [
-        "amd.com/gpu",
-        "nvidia.com/GPU",
-        "mig-1g.10gb+me",
-        "",
-        "-gpu",
-        "gpu.",
-        "a b",
-        "nvidia.com/",
-    ];
+    let names = ["amd.com/gpu", "nvidia.com/GPU", "mig-1g.10gb+me", "", "-gpu", "gpu.", "a b", "nvidia.com/"];
     let intervals = ["60 s", "", "s", ".s", "1.2.3s", "-1s", "1d", "infinity", "60s "];
     let mut files: Vec<String> = names.map(share).to_vec();
     files.extend(intervals.map(sleep));
@@ -128,15 +109,7 @@ fn schema_refuses_values_of_wrong_form() {
 
 #[test]
 fn schema_accepts_what_the_reader_accepts() {
-    let names = [
-        "gpu",
-        "nvidia.com/gpu",
-        "mig-1g.10gb.me",
-        "mig-1g.10gb",
-        "0",
-        "a--b",
-        "gpu.shared",
-    ];
+    let names = ["gpu", "nvidia.com/gpu", "mig-1g.10gb.me", "mig-1g.10gb", "0", "a--b", "gpu.shared"];
     let intervals = [
         "60s",
         "+60s",

@@ -27,26 +27,10 @@ use crate::view::ClusterView;
 
 /// Node names and the machine each one is.
 const MACHINES: [(&str, &str, &str); 4] = [
-    (
-        "hgx",
-        "hgx-h100.yaml",
-        include_str!("../../simulator/machines/hgx-h100.yaml"),
-    ),
-    (
-        "dgx1",
-        "dgx1-v100.yaml",
-        include_str!("../../simulator/machines/dgx1-v100.yaml"),
-    ),
-    (
-        "a40",
-        "a40-8x-bridged.yaml",
-        include_str!("../../simulator/machines/a40-8x-bridged.yaml"),
-    ),
-    (
-        "desk",
-        "workstation-2x.yaml",
-        include_str!("../../simulator/machines/workstation-2x.yaml"),
-    ),
+    ("hgx", "hgx-h100.yaml", include_str!("../../simulator/machines/hgx-h100.yaml")),
+    ("dgx1", "dgx1-v100.yaml", include_str!("../../simulator/machines/dgx1-v100.yaml")),
+    ("a40", "a40-8x-bridged.yaml", include_str!("../../simulator/machines/a40-8x-bridged.yaml")),
+    ("desk", "workstation-2x.yaml", include_str!("../../simulator/machines/workstation-2x.yaml")),
 ];
 
 /// The file operators give kube-scheduler; the demo's scheduler takes its extender entry from it.
@@ -133,12 +117,8 @@ impl Cluster {
         let kubelet = Kubelet::start(self.client.clone(), name, &labels, &home, self.stop.clone())
             .await
             .with_context(|| format!("starting the kubelet of {name}"))?;
-        let node = DemoNode {
-            table: Table::build(&machine),
-            machine,
-            kubelet,
-            control: installed.controller,
-        };
+        let node =
+            DemoNode { table: Table::build(&machine), machine, kubelet, control: installed.controller };
         self.nodes.insert(name.to_owned(), node);
         Ok(())
     }
@@ -170,8 +150,7 @@ impl Cluster {
                 path("container-dev-root", &home.join("root/dev")),
                 path("cdi-root", &home.join("cdi")),
             ];
-            self.daemons
-                .push(Daemon::start(&format!("plugin-{name}"), &arguments, logs)?);
+            self.daemons.push(Daemon::start(&format!("plugin-{name}"), &arguments, logs)?);
         }
         Ok(())
     }
@@ -194,11 +173,7 @@ impl Cluster {
                     .iter()
                     .map(|daemon| format!("--- {}\n{}", daemon.name(), daemon.tail()))
                     .collect();
-                anyhow::bail!(
-                    "not ready after {} s: {first}\n{}",
-                    PATIENCE.as_secs(),
-                    logs.join("\n")
-                );
+                anyhow::bail!("not ready after {} s: {first}\n{}", PATIENCE.as_secs(), logs.join("\n"));
             }
             tokio::time::sleep(LOOK).await;
         }
@@ -206,10 +181,7 @@ impl Cluster {
 
     async fn missing(&self) -> anyhow::Result<Vec<String>> {
         let nodes: Api<Node> = Api::all(self.client.clone());
-        let nodes = nodes
-            .list(&ListParams::default())
-            .await
-            .context("listing nodes")?;
+        let nodes = nodes.list(&ListParams::default()).await.context("listing nodes")?;
         let view = self.view().await?;
         let mut missing = Vec::new();
         for (name, node) in &self.nodes {
@@ -219,10 +191,7 @@ impl Cluster {
             let gpus = allocatable.and_then(|amounts| amounts.get(names::GPU_RESOURCE).cloned());
             if gpus.is_none_or(|gpus| gpus.0 != wanted) {
                 missing.push(format!("node {name} does not offer {wanted} GPUs"));
-            } else if view
-                .node(name)
-                .is_none_or(|seen| seen.free().len() != node.machine.gpus().len())
-            {
+            } else if view.node(name).is_none_or(|seen| seen.free().len() != node.machine.gpus().len()) {
                 missing.push(format!("GpuNode {name} does not show {wanted} healthy GPUs"));
             }
         }
@@ -239,15 +208,8 @@ impl Cluster {
     /// The present state of the cluster's GPUs.
     pub(crate) async fn view(&self) -> anyhow::Result<ClusterView> {
         let gpu_nodes: Api<GpuNode> = Api::all(self.client.clone());
-        let gpu_nodes = gpu_nodes
-            .list(&ListParams::default())
-            .await
-            .context("listing GpuNodes")?;
-        let pods = self
-            .pods()
-            .list(&ListParams::default())
-            .await
-            .context("listing pods")?;
+        let gpu_nodes = gpu_nodes.list(&ListParams::default()).await.context("listing GpuNodes")?;
+        let pods = self.pods().list(&ListParams::default()).await.context("listing pods")?;
         Ok(ClusterView::of(&gpu_nodes.items, &pods.items))
     }
 
@@ -290,10 +252,7 @@ impl Cluster {
             Screen::of_stdout().line(format!("Kept {}", path.display()));
             return ends.into_iter().collect();
         }
-        let removed = self
-            .folder
-            .close()
-            .with_context(|| format!("removing {}", path.display()));
+        let removed = self.folder.close().with_context(|| format!("removing {}", path.display()));
         ends.into_iter().collect::<anyhow::Result<()>>().and(removed)
     }
 }
@@ -312,22 +271,14 @@ fn folder() -> anyhow::Result<TempDir> {
     tempfile::Builder::new()
         .prefix("gantry-")
         .tempdir_in(&place)
-        .with_context(|| {
-            format!(
-                "creating a folder in {}; TMPDIR may name another place",
-                place.display()
-            )
-        })
+        .with_context(|| format!("creating a folder in {}; TMPDIR may name another place", place.display()))
 }
 
 fn extender_entry(address: SocketAddr) -> anyhow::Result<ExtenderConfig> {
     let config: SchedulerConfig = serde_saphyr::from_str(SCHEDULER_CONFIG)
         .map_err(|error| anyhow::anyhow!("kube-scheduler-config.yaml: {error}"))?;
-    let mut entry = config
-        .extenders
-        .into_iter()
-        .next()
-        .context("kube-scheduler-config.yaml has no extender")?;
+    let mut entry =
+        config.extenders.into_iter().next().context("kube-scheduler-config.yaml has no extender")?;
     entry.url_prefix = format!("http://{address}");
     Ok(entry)
 }
@@ -335,13 +286,9 @@ fn extender_entry(address: SocketAddr) -> anyhow::Result<ExtenderConfig> {
 /// How many devices the extender counts as free; `None` if it is not ready.
 async fn free_for_extender(address: SocketAddr) -> Option<usize> {
     const FREE: &str = "gantry_extender_devices{state=\"free\"} ";
-    get(address, "/readyz")
-        .await
-        .filter(|answer| answer.starts_with("HTTP/1.1 200"))?;
+    get(address, "/readyz").await.filter(|answer| answer.starts_with("HTTP/1.1 200"))?;
     let metrics = get(address, "/metrics").await?;
-    metrics
-        .lines()
-        .find_map(|line| line.strip_prefix(FREE)?.trim().parse().ok())
+    metrics.lines().find_map(|line| line.strip_prefix(FREE)?.trim().parse().ok())
 }
 
 /// The whole answer to a GET.

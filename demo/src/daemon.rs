@@ -42,22 +42,16 @@ impl Daemon {
             .kill_on_drop(true)
             .spawn()
             .with_context(|| format!("starting {} {}", executable.display(), arguments.join(" ")))?;
-        Ok(Self {
-            name: name.to_owned(),
-            log,
-            child,
-        })
+        Ok(Self { name: name.to_owned(), log, child })
     }
 
     /// An error with the end of its log if it has ended.
     pub(crate) fn check(&mut self) -> anyhow::Result<()> {
         match self.child.try_wait().context("checking a child process")? {
             None => Ok(()),
-            Some(status) => anyhow::bail!(
-                "{} ended with {status}; its log ends with:\n{}",
-                self.name,
-                self.tail()
-            ),
+            Some(status) => {
+                anyhow::bail!("{} ended with {status}; its log ends with:\n{}", self.name, self.tail())
+            }
         }
     }
 
@@ -82,22 +76,13 @@ impl Daemon {
         drop(self.child.stdin.take());
         match tokio::time::timeout(PATIENCE, self.child.wait()).await {
             Ok(Ok(status)) if status.success() => Ok(()),
-            Ok(Ok(status)) => anyhow::bail!(
-                "{} ended with {status}; its log ends with:\n{}",
-                self.name,
-                self.tail()
-            ),
+            Ok(Ok(status)) => {
+                anyhow::bail!("{} ended with {status}; its log ends with:\n{}", self.name, self.tail())
+            }
             Ok(Err(error)) => Err(error).with_context(|| format!("waiting for {}", self.name)),
             Err(_) => {
-                self.child
-                    .kill()
-                    .await
-                    .with_context(|| format!("killing {}", self.name))?;
-                anyhow::bail!(
-                    "{} did not end within {} s and was killed",
-                    self.name,
-                    PATIENCE.as_secs()
-                )
+                self.child.kill().await.with_context(|| format!("killing {}", self.name))?;
+                anyhow::bail!("{} did not end within {} s and was killed", self.name, PATIENCE.as_secs())
             }
         }
     }

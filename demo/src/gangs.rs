@@ -55,21 +55,10 @@ pub(crate) async fn play(scene: &mut Scene<'_>) -> anyhow::Result<()> {
                  The extender binds the first job once all members have arrived. The second job holds no GPU while it waits.";
     scene.screen.paragraph("", Style::FAINT, intro);
     end(scene, ["whole", "patient"].map(str::to_owned)).await?;
-    let (train, tune) = (
-        DemoGang {
-            name: "train",
-            gpus: 2,
-        },
-        DemoGang {
-            name: "tune",
-            gpus: 3,
-        },
-    );
+    let (train, tune) = (DemoGang { name: "train", gpus: 2 }, DemoGang { name: "tune", gpus: 3 });
 
     for gang in [&train, &tune] {
-        scene
-            .screen
-            .line(format!("  {}: {}, all or none", gang.name, gang.request()));
+        scene.screen.line(format!("  {}: {}, all or none", gang.name, gang.request()));
     }
     start(scene, &train).await?;
     together(scene, &train).await?;
@@ -89,10 +78,7 @@ pub(crate) async fn play(scene: &mut Scene<'_>) -> anyhow::Result<()> {
 async fn start(scene: &Scene<'_>, gang: &DemoGang) -> anyhow::Result<()> {
     let pods = gang.pods();
     let submitted = futures::future::join_all(pods.iter().map(|pod| scene.submit(pod))).await;
-    submitted
-        .into_iter()
-        .collect::<anyhow::Result<Vec<_>>>()
-        .map(drop)
+    submitted.into_iter().collect::<anyhow::Result<Vec<_>>>().map(drop)
 }
 
 /// Checks that all members run, each with exactly its grant, as one decision placed them.
@@ -145,15 +131,11 @@ async fn together(scene: &mut Scene<'_>, gang: &DemoGang) -> anyhow::Result<()> 
 
 /// Checks that a gang waits as a whole, and that its user can read why.
 async fn holds_nothing(scene: &mut Scene<'_>, gang: &DemoGang) -> anyhow::Result<()> {
-    let waiting = status(scene, gang.name, |status| {
-        status.phase == GangPhase::Queued && !status.message.is_empty()
-    })
-    .await?;
+    let waiting =
+        status(scene, gang.name, |status| status.phase == GangPhase::Queued && !status.message.is_empty())
+            .await?;
     let Some(waiting) = waiting else {
-        scene.check(
-            false,
-            &format!("Gang {} reports that it waits for GPUs", gang.name),
-        );
+        scene.check(false, &format!("Gang {} reports that it waits for GPUs", gang.name));
         return Ok(());
     };
     let view = scene.cluster.view().await?;
@@ -172,10 +154,7 @@ async fn holds_nothing(scene: &mut Scene<'_>, gang: &DemoGang) -> anyhow::Result
     let free: usize = view.nodes.iter().map(|node| node.free().len()).sum();
     scene.check(
         !holds && !bound,
-        &format!(
-            "{} waits and holds nothing; {free} GPUs are free for others",
-            gang.name
-        ),
+        &format!("{} waits and holds nothing; {free} GPUs are free for others", gang.name),
     );
     let cluster = scene.cluster;
     let words = cluster.wait(async || {
@@ -217,17 +196,12 @@ async fn end(scene: &Scene<'_>, names: impl IntoIterator<Item = String>) -> anyh
         let left = pods.list(&ListParams::default()).await.context("listing pods")?;
         let left = left.items.iter().any(|pod| names.contains(&pod.name_any()));
         let view = cluster.view().await?;
-        let mut held = view
-            .nodes
-            .iter()
-            .flat_map(|node| &node.gpus)
-            .filter_map(|gpu| gpu.pod.as_ref());
+        let mut held = view.nodes.iter().flat_map(|node| &node.gpus).filter_map(|gpu| gpu.pod.as_ref());
         // kubelet's report of a deleted pod has no name.
         let holds = held.any(|pod| pod.is_empty() || names.contains(pod));
         Ok((!left && !holds && cluster.extender_agrees(&view).await).then_some(()))
     });
-    gone.await?
-        .with_context(|| format!("{} do not end", names.join(", ")))
+    gone.await?.with_context(|| format!("{} do not end", names.join(", ")))
 }
 
 /// Prints the output of `kubectl get gangs`.
@@ -236,22 +210,11 @@ async fn table(scene: &Scene<'_>) -> anyhow::Result<()> {
     let mut request = Request::new(path).list(&ListParams::default())?;
     let form = "application/json;as=Table;v=v1;g=meta.k8s.io".parse()?;
     request.headers_mut().insert("accept", form);
-    let table: Value = scene
-        .cluster
-        .client
-        .request(request)
-        .await
-        .context("listing Gangs")?;
+    let table: Value = scene.cluster.client.request(request).await.context("listing Gangs")?;
     scene.screen.line("  $ kubectl get gangs");
     for line in lines(&table) {
-        let cut: String = line
-            .chars()
-            .take(scene.screen.columns.saturating_sub(2))
-            .collect();
-        scene.screen.line(format!(
-            "  {}",
-            scene.screen.styled(Style::STRONG, cut.trim_end())
-        ));
+        let cut: String = line.chars().take(scene.screen.columns.saturating_sub(2)).collect();
+        scene.screen.line(format!("  {}", scene.screen.styled(Style::STRONG, cut.trim_end())));
     }
     Ok(())
 }
@@ -260,14 +223,9 @@ async fn table(scene: &Scene<'_>) -> anyhow::Result<()> {
 fn lines(table: &Value) -> Vec<String> {
     let list = |value: &Value| value.as_array().cloned().unwrap_or_default();
     let columns = list(&table["columnDefinitions"]);
-    let shown: Vec<usize> = (0..columns.len())
-        .filter(|at| columns[*at]["priority"] == 0)
-        .collect();
+    let shown: Vec<usize> = (0..columns.len()).filter(|at| columns[*at]["priority"] == 0).collect();
     let text = |value: &Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
-    let head = shown
-        .iter()
-        .map(|at| text(&columns[*at]["name"]).to_uppercase())
-        .collect();
+    let head = shown.iter().map(|at| text(&columns[*at]["name"]).to_uppercase()).collect();
     let mut rows: Vec<Vec<String>> = vec![head];
     for row in list(&table["rows"]) {
         rows.push(shown.iter().map(|at| text(&row["cells"][*at])).collect());
@@ -276,10 +234,7 @@ fn lines(table: &Value) -> Vec<String> {
     let widths: Vec<usize> = (0..shown.len()).map(width).collect();
     rows.iter()
         .map(|row| {
-            let cells = row
-                .iter()
-                .zip(&widths)
-                .map(|(cell, width)| format!("{cell:width$}"));
+            let cells = row.iter().zip(&widths).map(|(cell, width)| format!("{cell:width$}"));
             cells.collect::<Vec<_>>().join("   ").trim_end().to_owned()
         })
         .collect()

@@ -62,24 +62,14 @@ async fn perform(
     shutdown: &CancellationToken,
 ) -> anyhow::Result<()> {
     introduce(cluster, screen);
-    let mut scene = Scene {
-        cluster,
-        screen,
-        letters: Letters::default(),
-        checks: Checks::default(),
-        placed: Vec::new(),
-    };
+    let mut scene =
+        Scene { cluster, screen, letters: Letters::default(), checks: Checks::default(), placed: Vec::new() };
     tokio::select! {
         played = scenes::all(&mut scene) => played?,
         () = shutdown.cancelled() => anyhow::bail!("stopped before the end"),
     }
     let seconds = start.elapsed().as_secs_f64();
-    let Scene {
-        checks,
-        placed,
-        letters,
-        ..
-    } = scene;
+    let Scene { checks, placed, letters, .. } = scene;
     screen.heading("Summary");
     for RunningPod { name, node, gpus, .. } in &placed {
         let what = if gpus.len() == 1 { "GPU " } else { "GPUs" };
@@ -98,11 +88,7 @@ async fn perform(
     if args.watch {
         watch::run(cluster, screen, letters, shutdown).await?;
     }
-    anyhow::ensure!(
-        checks.failed.is_empty(),
-        "{} of {total} checks failed",
-        checks.failed.len()
-    );
+    anyhow::ensure!(checks.failed.is_empty(), "{} of {total} checks failed", checks.failed.len());
     Ok(())
 }
 
@@ -111,10 +97,7 @@ fn introduce(cluster: &Cluster, screen: Screen) {
     for (name, node) in &cluster.nodes {
         screen.line("");
         screen.line(screen.styled(Style::STRONG, name));
-        let picture = Picture::of(&node.machine)
-            .color(screen.terminal)
-            .columns(screen.columns)
-            .to_string();
+        let picture = Picture::of(&node.machine).color(screen.terminal).columns(screen.columns).to_string();
         screen.line(picture.trim_end());
     }
     screen.line("");
@@ -134,10 +117,7 @@ fn go_on(cluster: &Cluster, screen: Screen, watch: bool) {
             "kubectl create -f manifests/samples/two-gpus.yaml".into(),
             "kubectl create -f manifests/samples/gang-pods.yaml   # two pods, both or none".into(),
             "cargo run -- explain queue                  # also: explain gang, explain pod".into(),
-            format!(
-                "curl -s {}/apis/gantry.dev/v1alpha1/gpunodes   # without kubectl",
-                cluster.url
-            ),
+            format!("curl -s {}/apis/gantry.dev/v1alpha1/gpunodes   # without kubectl", cluster.url),
         ] {
             screen.line(format!("  {line}"));
         }

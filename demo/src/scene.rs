@@ -62,14 +62,10 @@ impl Scene<'_> {
     pub(crate) fn check(&mut self, holds: bool, what: &str) {
         if holds {
             self.checks.passed += 1;
-            self.screen
-                .line(format!("  {} {what}", self.screen.styled(Style::GOOD, "✓")));
+            self.screen.line(format!("  {} {what}", self.screen.styled(Style::GOOD, "✓")));
         } else {
             self.checks.failed.push(what.to_owned());
-            self.screen.line(format!(
-                "  {} {what}",
-                self.screen.styled(Style::BAD, "✗ FAILED:")
-            ));
+            self.screen.line(format!("  {} {what}", self.screen.styled(Style::BAD, "✗ FAILED:")));
         }
     }
 
@@ -116,10 +112,7 @@ impl Scene<'_> {
         };
         let (Some(demo_node), Some(seen)) = (self.cluster.nodes.get(&placed.node), before.node(&placed.node))
         else {
-            self.check(
-                false,
-                &format!("{} is on a node of the demo ({})", pod.name, placed.node),
-            );
+            self.check(false, &format!("{} is on a node of the demo ({})", pod.name, placed.node));
             return Ok(None);
         };
         let free = seen.free();
@@ -134,11 +127,7 @@ impl Scene<'_> {
         let best = demo_node.table.best(free, pod.gpus, Purpose::Local);
         self.check(
             best.is_some_and(|best| best.bandwidth_gbs <= choice.bandwidth_gbs),
-            &format!(
-                "no other choice of {} on {} is better connected",
-                gpus(pod.gpus),
-                placed.node
-            ),
+            &format!("no other choice of {} on {} is better connected", gpus(pod.gpus), placed.node),
         );
         Ok(Some(placed))
     }
@@ -154,10 +143,7 @@ impl Scene<'_> {
     pub(crate) async fn running(&mut self, name: &str) -> anyhow::Result<Option<RunningPod>> {
         let pods = self.cluster.pods();
         let pod = self.cluster.wait(async || {
-            let pod = pods
-                .get(name)
-                .await
-                .with_context(|| format!("reading pod {name}"))?;
+            let pod = pods.get(name).await.with_context(|| format!("reading pod {name}"))?;
             let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
             Ok(matches!(phase, Some("Running" | "Failed")).then_some(pod))
         });
@@ -168,37 +154,20 @@ impl Scene<'_> {
         });
         let Some(pod) = running.cloned() else {
             let why = match &pod {
-                Some(pod) => pod
-                    .status
-                    .as_ref()
-                    .and_then(|status| status.message.clone())
-                    .unwrap_or_default(),
-                None => format!(
-                    "still waits after {} s: {}",
-                    PATIENCE.as_secs(),
-                    self.words(name).await?
-                ),
+                Some(pod) => {
+                    pod.status.as_ref().and_then(|status| status.message.clone()).unwrap_or_default()
+                }
+                None => format!("still waits after {} s: {}", PATIENCE.as_secs(), self.words(name).await?),
             };
             self.check(false, &format!("{name} runs ({why})"));
             return Ok(None);
         };
-        let node = pod
-            .spec
-            .as_ref()
-            .and_then(|spec| spec.node_name.clone())
-            .unwrap_or_default();
+        let node = pod.spec.as_ref().and_then(|spec| spec.node_name.clone()).unwrap_or_default();
         let view = self.cluster.view().await?;
         let visible = self.visible(&pod, &node);
-        let gpus = view
-            .node(&node)
-            .map(|node| node.of_ids(visible.iter().map(String::as_str)))
-            .unwrap_or_default();
-        Ok(Some(RunningPod {
-            name: name.to_owned(),
-            pod,
-            node,
-            gpus,
-        }))
+        let gpus =
+            view.node(&node).map(|node| node.of_ids(visible.iter().map(String::as_str))).unwrap_or_default();
+        Ok(Some(RunningPod { name: name.to_owned(), pod, node, gpus }))
     }
 
     /// The device ids in `NVIDIA_VISIBLE_DEVICES` of the pod's container.
@@ -209,12 +178,8 @@ impl Scene<'_> {
             .get(node)
             .map(|node| node.kubelet.processes(&pod.uid().unwrap_or_default()))
             .unwrap_or_default();
-        let values = processes
-            .iter()
-            .filter_map(|process| process.env.get("NVIDIA_VISIBLE_DEVICES"));
-        values
-            .flat_map(|value| value.split(',').map(str::to_owned))
-            .collect()
+        let values = processes.iter().filter_map(|process| process.env.get("NVIDIA_VISIBLE_DEVICES"));
+        values.flat_map(|value| value.split(',').map(str::to_owned)).collect()
     }
 
     async fn verify(&mut self, pod: &DemoPod, placed: &RunningPod, before: &NodeView) -> anyhow::Result<()> {
@@ -229,10 +194,7 @@ impl Scene<'_> {
                 .collect();
             self.check(
                 granted == visible && visible.len() == pod.gpus,
-                &format!(
-                    "the container of {name} sees exactly its grant, {}",
-                    gpus(pod.gpus)
-                ),
+                &format!("the container of {name} sees exactly its grant, {}", gpus(pod.gpus)),
             );
         } else {
             self.check(
@@ -242,16 +204,10 @@ impl Scene<'_> {
         }
         self.check(
             placed.gpus.is_subset(before.free()),
-            &format!(
-                "they were free and healthy before{}",
-                others(before.free() - placed.gpus)
-            ),
+            &format!("they were free and healthy before{}", others(before.free() - placed.gpus)),
         );
         let published = self.published(name, placed).await?;
-        self.check(
-            published,
-            &format!("GpuNode {} names {name} as their holder", placed.node),
-        );
+        self.check(published, &format!("GpuNode {} names {name} as their holder", placed.node));
         Ok(())
     }
 
@@ -274,12 +230,7 @@ impl Scene<'_> {
             Ok(words.contains("GPU").then_some(words))
         });
         let reason = reason.await?;
-        let pod = self
-            .cluster
-            .pods()
-            .get(name)
-            .await
-            .with_context(|| format!("reading pod {name}"))?;
+        let pod = self.cluster.pods().get(name).await.with_context(|| format!("reading pod {name}"))?;
         let bound = pod.spec.and_then(|spec| spec.node_name).is_some();
         self.check(!bound, &format!("{name} waits"));
         match reason {
@@ -302,16 +253,8 @@ impl Scene<'_> {
 
     /// The texts that a user finds about a waiting pod: its condition and the extender's Events, one per line.
     pub(crate) async fn words(&self, name: &str) -> anyhow::Result<String> {
-        let pod = self
-            .cluster
-            .pods()
-            .get(name)
-            .await
-            .with_context(|| format!("reading pod {name}"))?;
-        let conditions = pod
-            .status
-            .iter()
-            .flat_map(|status| status.conditions.iter().flatten());
+        let pod = self.cluster.pods().get(name).await.with_context(|| format!("reading pod {name}"))?;
+        let conditions = pod.status.iter().flat_map(|status| status.conditions.iter().flatten());
         let condition = conditions
             .filter(|condition| condition.type_ == "PodScheduled" && condition.status == "False")
             .filter_map(|condition| condition.message.clone());
@@ -319,10 +262,8 @@ impl Scene<'_> {
         let events: Api<Event> = Api::namespaced(self.cluster.client.clone(), "default");
         let about = ListParams::default().fields(&format!("involvedObject.name={name}"));
         let events = events.list(&about).await.context("listing events")?;
-        let ours = events
-            .items
-            .into_iter()
-            .filter(|event| event.reporting_component.as_deref() == Some(EXTENDER));
+        let ours =
+            events.items.into_iter().filter(|event| event.reporting_component.as_deref() == Some(EXTENDER));
         lines.extend(ours.filter_map(|event| event.message));
         lines.dedup();
         Ok(lines.join("\n"))
@@ -338,11 +279,7 @@ fn others(set: GpuSet) -> String {
 }
 
 fn gpus(count: usize) -> String {
-    if count == 1 {
-        "1 GPU".into()
-    } else {
-        format!("{count} GPUs")
-    }
+    if count == 1 { "1 GPU".into() } else { format!("{count} GPUs") }
 }
 
 fn manifest(pod: &DemoPod) -> serde_json::Value {
@@ -354,10 +291,7 @@ fn manifest(pod: &DemoPod) -> serde_json::Value {
         annotations[GANG_ANNOTATION] = json!(gang);
         annotations[GANG_MIN_ANNOTATION] = json!(min.to_string());
     }
-    let selector = pod
-        .only_on
-        .as_ref()
-        .map(|node| json!({"kubernetes.io/hostname": node}));
+    let selector = pod.only_on.as_ref().map(|node| json!({"kubernetes.io/hostname": node}));
     json!({
         "metadata": {"name": pod.name, "annotations": annotations},
         "spec": {

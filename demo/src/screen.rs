@@ -32,10 +32,7 @@ impl Screen {
         let dumb = std::env::var("TERM").is_ok_and(|term| term == "dumb");
         let terminal = std::io::stdout().is_terminal() && !set("NO_COLOR") && !dumb;
         let columns = terminal_size::terminal_size().map_or(100, |(width, _)| usize::from(width.0));
-        Self {
-            terminal,
-            columns: columns.clamp(60, 160),
-        }
+        Self { terminal, columns: columns.clamp(60, 160) }
     }
 
     /// Words in a look, or bare where there are no colours.

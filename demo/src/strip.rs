@@ -13,14 +13,8 @@ pub(crate) const LEGEND: [&str; 2] = [
 ];
 
 /// Looks of pods, in turn.
-const PODS: [Style; 6] = [
-    Style("30;42"),
-    Style("30;46"),
-    Style("30;45"),
-    Style("30;44"),
-    Style("30;43"),
-    Style("30;47"),
-];
+const PODS: [Style; 6] =
+    [Style("30;42"), Style("30;46"), Style("30;45"), Style("30;44"), Style("30;43"), Style("30;47")];
 
 /// The letter of each pod, given in order of appearance and kept.
 #[derive(Debug, Clone, Default)]
@@ -29,12 +23,7 @@ pub(crate) struct Letters(BTreeMap<String, usize>);
 impl Letters {
     /// Gives a letter to every pod in view.
     pub(crate) fn learn(&mut self, view: &ClusterView) {
-        for pod in view
-            .nodes
-            .iter()
-            .flat_map(|node| &node.gpus)
-            .filter_map(|gpu| gpu.pod.as_ref())
-        {
+        for pod in view.nodes.iter().flat_map(|node| &node.gpus).filter_map(|gpu| gpu.pod.as_ref()) {
             let next = self.0.len();
             self.0.entry(pod.clone()).or_insert(next);
         }
@@ -43,21 +32,13 @@ impl Letters {
     fn of(&self, pod: &str) -> (char, Style) {
         let number = self.0.get(pod).copied().unwrap_or(0);
         let letter = ('a'..='z').nth(number % 26).unwrap_or('a');
-        (
-            letter,
-            PODS.get(number % PODS.len()).copied().unwrap_or(Style::PLAIN),
-        )
+        (letter, PODS.get(number % PODS.len()).copied().unwrap_or(Style::PLAIN))
     }
 }
 
 /// One line per node.
 pub(crate) fn strips(view: &ClusterView, letters: &Letters, screen: Screen) -> Vec<String> {
-    let width = view
-        .nodes
-        .iter()
-        .map(|node| node.name.chars().count())
-        .max()
-        .unwrap_or(0);
+    let width = view.nodes.iter().map(|node| node.name.chars().count()).max().unwrap_or(0);
     view.nodes
         .iter()
         .map(|node| format!("  {:width$}  {}", node.name, strip(node, letters, screen)))
@@ -75,10 +56,7 @@ fn strip(node: &NodeView, letters: &Letters, screen: Screen) -> String {
     let mut pods: Vec<&String> = node.gpus.iter().filter_map(|gpu| gpu.pod.as_ref()).collect();
     pods.sort_by_key(|pod| letters.0.get(*pod));
     pods.dedup();
-    let names: Vec<String> = pods
-        .iter()
-        .map(|pod| format!("{} {pod}", letters.of(pod).0))
-        .collect();
+    let names: Vec<String> = pods.iter().map(|pod| format!("{} {pod}", letters.of(pod).0)).collect();
     if !names.is_empty() {
         line.push_str("  ");
         line.push_str(&screen.styled(Style::FAINT, names.join(", ")));
@@ -130,11 +108,7 @@ mod tests {
         for gpu in unhealthy {
             gpus[*gpu].unhealthy = Some("Xid 79".into());
         }
-        NodeView {
-            name: name.into(),
-            machine,
-            gpus,
-        }
+        NodeView { name: name.into(), machine, gpus }
     }
 
     #[test]
@@ -144,11 +118,7 @@ mod tests {
                 node(
                     "a40",
                     include_str!("../../simulator/machines/a40-8x-bridged.yaml"),
-                    &[
-                        (0, "pair", Hold::Held),
-                        (1, "pair", Hold::Held),
-                        (4, "new", Hold::Granted),
-                    ],
+                    &[(0, "pair", Hold::Held), (1, "pair", Hold::Held), (4, "new", Hold::Granted)],
                     &[3],
                 ),
                 node(
@@ -161,18 +131,12 @@ mod tests {
         };
         let mut letters = Letters::default();
         letters.learn(&view);
-        let screen = Screen {
-            terminal: false,
-            columns: 100,
-        };
+        let screen = Screen { terminal: false, columns: 100 };
         insta::assert_snapshot!(strips(&view, &letters, screen).join("\n"), @r"
           a40   [0 a]═[1 a] [2 ·]═[3 x] │ [4?b]═[5 ·] [6 ·]═[7 ·]  a pair, b new
           dgx1  [0!c]─[1 ·]═[2 ·]═[3xc] │ [4 ·]─[5 ·]═[6 ·]═[7 ·]  c quad
         ");
-        let colored = Screen {
-            terminal: true,
-            ..screen
-        };
+        let colored = Screen { terminal: true, ..screen };
         let text = strips(&view, &letters, colored).join("\n");
         assert!(text.contains("\x1b[1;31m[3 x]\x1b[0m"), "{text:?}");
     }

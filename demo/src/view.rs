@@ -68,9 +68,7 @@ impl NodeView {
         let index = indices(&machine);
         for pod in pods {
             let devices = grant(pod).filter(|grant| grant.node.as_str() == name);
-            let devices = devices
-                .map(|grant| grant.held(names::GPU_RESOURCE))
-                .unwrap_or_default();
+            let devices = devices.map(|grant| grant.held(names::GPU_RESOURCE)).unwrap_or_default();
             hold(&mut gpus, &index, devices.iter(), &pod.name_any(), Hold::Granted);
         }
         let status = node.status.clone().unwrap_or_default();
@@ -98,8 +96,7 @@ impl NodeView {
     /// The GPUs that match.
     pub(crate) fn set(&self, wanted: impl Fn(&GpuView) -> bool) -> GpuSet {
         let gpus = self.gpus.iter().enumerate();
-        gpus.filter(|(_, gpu)| wanted(gpu))
-            .fold(GpuSet::EMPTY, |set, (index, _)| set.with(index))
+        gpus.filter(|(_, gpu)| wanted(gpu)).fold(GpuSet::EMPTY, |set, (index, _)| set.with(index))
     }
 
     /// The GPUs with these UUIDs.
@@ -123,9 +120,7 @@ pub(crate) fn grant(pod: &Pod) -> Option<Grant> {
 
 fn indices(machine: &Machine) -> BTreeMap<&str, usize> {
     let uuids = machine.gpus().iter().enumerate();
-    uuids
-        .filter_map(|(index, gpu)| Some((gpu.uuid.as_ref()?.as_str(), index)))
-        .collect()
+    uuids.filter_map(|(index, gpu)| Some((gpu.uuid.as_ref()?.as_str(), index))).collect()
 }
 
 fn hold<'a>(

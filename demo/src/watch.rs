@@ -55,34 +55,21 @@ async fn page(cluster: &Cluster, screen: Screen, letters: &mut Letters) -> anyho
     letters.learn(&view);
     let mut lines = strips(&view, letters, screen);
     for node in &view.nodes {
-        let unhealthy = node
-            .gpus
-            .iter()
-            .enumerate()
-            .filter_map(|(index, gpu)| Some((index, gpu.unhealthy.as_ref()?)));
+        let unhealthy =
+            node.gpus.iter().enumerate().filter_map(|(index, gpu)| Some((index, gpu.unhealthy.as_ref()?)));
         lines.extend(unhealthy.map(|(index, reason)| format!("  {} GPU {index}: {reason}", node.name)));
     }
     lines.push(String::new());
-    let pods = cluster
-        .pods()
-        .list(&ListParams::default())
-        .await
-        .context("listing pods")?;
+    let pods = cluster.pods().list(&ListParams::default()).await.context("listing pods")?;
     lines.extend(pods.items.iter().map(describe));
     lines.push(String::new());
     let gangs: Api<Gang> = Api::namespaced(cluster.client.clone(), "default");
-    let gangs = gangs
-        .list(&ListParams::default())
-        .await
-        .context("listing Gangs")?;
+    let gangs = gangs.list(&ListParams::default()).await.context("listing Gangs")?;
     lines.extend(gangs.items.iter().map(describe_gang));
     lines.push(String::new());
     if screen.terminal {
         lines.extend(LEGEND.map(str::to_owned));
-        lines.push(format!(
-            "KUBECONFIG={}   Ctrl-C ends",
-            cluster.kubeconfig.display()
-        ));
+        lines.push(format!("KUBECONFIG={}   Ctrl-C ends", cluster.kubeconfig.display()));
     }
     lines.push(String::new());
     Ok(lines.join("\n"))
@@ -102,11 +89,7 @@ fn describe_gang(gang: &Gang) -> String {
 
 fn describe(pod: &Pod) -> String {
     let status = pod.status.clone().unwrap_or_default();
-    let node = pod
-        .spec
-        .as_ref()
-        .and_then(|spec| spec.node_name.as_deref())
-        .unwrap_or("-");
+    let node = pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref()).unwrap_or("-");
     let waiting = status
         .conditions
         .iter()
@@ -114,9 +97,5 @@ fn describe(pod: &Pod) -> String {
         .find(|condition| condition.type_ == "PodScheduled" && condition.status == "False")
         .and_then(|condition| condition.message.clone());
     let why = waiting.or(status.message).unwrap_or_default();
-    format!(
-        "  {:<10} {:<10} {node:<6} {why}",
-        pod.name_any(),
-        status.phase.unwrap_or_default()
-    )
+    format!("  {:<10} {:<10} {node:<6} {why}", pod.name_any(), status.phase.unwrap_or_default())
 }

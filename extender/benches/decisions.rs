@@ -17,9 +17,7 @@ const NODES: [usize; 4] = [100, 1_000, 5_000, 50_000];
 
 fn main() -> std::io::Result<()> {
     // The API client wants to be made in a runtime.
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let _guard = runtime.enter();
     divan::main();
     Ok(())
@@ -74,11 +72,7 @@ fn prioritize_shared(bencher: Bencher<'_, '_>, nodes: usize) {
 fn prioritize_parts(bencher: Bencher<'_, '_>, fleet: Fleet, nodes: usize) {
     let service = common::service(fleet, nodes);
     let body = common::body(fleet, nodes, 1, 1);
-    bencher.bench(|| {
-        service
-            .prioritize(divan::black_box(&body))
-            .map(|answer| answer.len())
-    });
+    bencher.bench(|| service.prioritize(divan::black_box(&body)).map(|answer| answer.len()));
 }
 
 /// The choice and the score of one node of 56 MIG devices, nothing remembered.
@@ -86,10 +80,8 @@ fn prioritize_parts(bencher: Bencher<'_, '_>, fleet: Fleet, nodes: usize) {
 fn score_one_mig_node(bencher: Bencher<'_, '_>, devices: u32) {
     let service = common::service(Fleet::Mig, 1);
     let snapshot = service.store.snapshot();
-    let request = Request {
-        asks: vec![Ask::single(Fleet::Mig.resource().into(), devices)],
-        order: Vec::new(),
-    };
+    let request =
+        Request { asks: vec![Ask::single(Fleet::Mig.resource().into(), devices)], order: Vec::new() };
     let class = snapshot.classes.iter().find_map(|standing| match &**standing {
         Standing::Ours(class) => Some(class),
         Standing::Foreign { .. } | Standing::Gone => None,
@@ -102,9 +94,5 @@ fn score_one_mig_node(bencher: Bencher<'_, '_>, devices: u32) {
 fn prioritize(bencher: Bencher<'_, '_>, nodes: usize) {
     let service = common::service(Fleet::Whole, nodes);
     let body = common::body(Fleet::Whole, nodes, 2, 1);
-    bencher.bench(|| {
-        service
-            .prioritize(divan::black_box(&body))
-            .map(|answer| answer.len())
-    });
+    bencher.bench(|| service.prioritize(divan::black_box(&body)).map(|answer| answer.len()));
 }

@@ -27,36 +27,20 @@ fn main() {
 /// Room has grown, and gangs that wait are asked for one after the other, of which none fits: one of so many.
 #[divan::bench(args = [100, 1_000, 10_000])]
 fn next_of_waiting_gangs(bencher: Bencher<'_, '_>, waiting: u32) {
-    let now = Now {
-        at: std::time::Instant::now(),
-        unix: 1_000,
-    };
-    let mut gangs = Gangs::new(Settings {
-        max_gangs: 20_000,
-        ..Settings::default()
-    });
+    let now = Now { at: std::time::Instant::now(), unix: 1_000 };
+    let mut gangs = Gangs::new(Settings { max_gangs: 20_000, ..Settings::default() });
     gangs.handle(now, GangEvent::Synced);
     for number in 0..waiting {
         for member in 0..2 {
             gangs.handle(now, GangEvent::MemberSeen(waiting_member(number, member)));
         }
     }
-    let refused = Refusal {
-        reason: "no room".into(),
-        message: "no room".into(),
-        hopeless: false,
-    };
+    let refused = Refusal { reason: "no room".into(), message: "no room".into(), hopeless: false };
     let mut room = 0;
     bencher.counter(ItemsCount::new(waiting)).bench_local(|| {
         room += 1;
         while let Some(wanted) = gangs.next(now, room) {
-            gangs.handle(
-                now,
-                GangEvent::Planned {
-                    gang: &wanted.gang,
-                    result: Err(refused.clone()),
-                },
-            );
+            gangs.handle(now, GangEvent::Planned { gang: &wanted.gang, result: Err(refused.clone()) });
         }
     });
 }
@@ -66,13 +50,7 @@ fn next_of_waiting_gangs(bencher: Bencher<'_, '_>, waiting: u32) {
 fn member_of_an_elastic_gang(bencher: Bencher<'_, '_>, extras: u32) {
     let (mut gangs, now) = decided(1 + extras, 1);
     bencher.bench_local(|| {
-        gangs.handle(
-            now,
-            GangEvent::Arrive {
-                pod: &"train-00000-1".into(),
-                node: &"n1".into(),
-            },
-        )
+        gangs.handle(now, GangEvent::Arrive { pod: &"train-00000-1".into(), node: &"n1".into() })
     });
 }
 
@@ -94,11 +72,7 @@ fn object_of_a_thousand_members(bencher: Bencher<'_, '_>) {
     bencher.with_inputs(object).bench_local_values(|object| {
         gangs.handle(
             now,
-            GangEvent::ObjectSeen {
-                namespace: &key.namespace,
-                name: &name,
-                object: Box::new(object),
-            },
+            GangEvent::ObjectSeen { namespace: &key.namespace, name: &name, object: Box::new(object) },
         )
     });
 }
@@ -111,8 +85,7 @@ fn gangs_that_wait_beside_extras(bencher: Bencher<'_, '_>, waiting: u32) {
     live.show([bound(pod("other", 8), 125)].into_iter());
     live.show((0..1_000).map(|number| member("elastic", number, 1, 1)));
     std::thread::sleep(std::time::Duration::from_millis(1_100));
-    live.store
-        .update(|index| index.tick(std::time::Instant::now(), std::time::Instant::now()));
+    live.store.update(|index| index.tick(std::time::Instant::now(), std::time::Instant::now()));
     live.plan();
     live.show((0..waiting).map(|number| {
         let mut pod = member(&format!("waits-{number}"), 0, 1, 1);
@@ -120,14 +93,12 @@ fn gangs_that_wait_beside_extras(bencher: Bencher<'_, '_>, waiting: u32) {
         pod
     }));
     std::thread::sleep(std::time::Duration::from_millis(1_100));
-    live.store
-        .update(|index| index.tick(std::time::Instant::now(), std::time::Instant::now()));
+    live.store.update(|index| index.tick(std::time::Instant::now(), std::time::Instant::now()));
     live.plan();
     let mut label = 0;
     bencher.counter(ItemsCount::new(waiting)).bench_local(|| {
         label += 1;
-        live.store
-            .update(|index| index.node_described(facts(0, label).into()));
+        live.store.update(|index| index.node_described(facts(0, label).into()));
         live.plan()
     });
 }
@@ -142,12 +113,7 @@ fn budget_that_changes_while_gangs_wait(bencher: Bencher<'_, '_>, waiting: u32) 
     let mut allowed = 0;
     bencher.bench_local(|| {
         allowed = 1 - allowed;
-        let budget = Disruptions {
-            namespace: "web".into(),
-            name: "front".into(),
-            selector: None,
-            allowed,
-        };
+        let budget = Disruptions { namespace: "web".into(), name: "front".into(), selector: None, allowed };
         live.store.update(|index| index.budgets_seen(Some(vec![budget])));
         live.plan()
     });
@@ -165,8 +131,7 @@ fn publication_with_promised_room(bencher: Bencher<'_, '_>, promised: u32) {
     let mut gpus = 7;
     bencher.bench_local(|| {
         gpus = 15 - gpus;
-        live.store
-            .update(|index| index.node_applied(&"n0".into(), vec![(names::GPU_RESOURCE.into(), gpus)]));
+        live.store.update(|index| index.node_applied(&"n0".into(), vec![(names::GPU_RESOURCE.into(), gpus)]));
     });
 }
 
@@ -198,49 +163,27 @@ fn decided(members: u32, min: u32) -> (Gangs, Now) {
         ordinal: Some(number),
         follows: false,
     });
-    let placement = Placement {
-        places: places.collect(),
-        ..Placement::default()
-    };
-    gangs.handle(
-        now(5),
-        GangEvent::Planned {
-            gang: &wanted.gang,
-            result: Ok(placement),
-        },
-    );
+    let placement = Placement { places: places.collect(), ..Placement::default() };
+    gangs.handle(now(5), GangEvent::Planned { gang: &wanted.gang, result: Ok(placement) });
     for _ in 0..2 {
         let mut work = Vec::new();
         for number in 0..min {
             let uid = format!("train-00000-{number}").as_str().into();
-            let event = GangEvent::Arrive {
-                pod: &uid,
-                node: &format!("n{number}").as_str().into(),
-            };
+            let event = GangEvent::Arrive { pod: &uid, node: &format!("n{number}").as_str().into() };
             work.extend(gangs.handle(now(5), event).work);
         }
         for work in work {
             if let Work::Commit { gang, decision } = work {
                 gangs.handle(
                     now(5),
-                    GangEvent::Committed {
-                        gang: &gang,
-                        decision: &decision.id,
-                        result: Ok(()),
-                    },
+                    GangEvent::Committed { gang: &gang, decision: &decision.id, result: Ok(()) },
                 );
             }
         }
     }
     for number in 0..min {
         let uid = format!("train-00000-{number}").as_str().into();
-        gangs.handle(
-            now(5),
-            GangEvent::BindEnded {
-                pod: &uid,
-                outcome: BindEnd::Bound,
-            },
-        );
+        gangs.handle(now(5), GangEvent::BindEnded { pod: &uid, outcome: BindEnd::Bound });
     }
     let bound = gangs.view(&wanted.gang).map(|view| view.phase());
     assert_eq!(bound, Some(gantry_api::GangPhase::Bound));

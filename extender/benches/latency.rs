@@ -1,11 +1,7 @@
 //! Percentiles of filter and prioritize, in the server and through HTTP on loopback, with the JSON parsing alone beside them.
 //! `cargo bench -p gantry-extender --bench latency`
 
-#![allow(
-    missing_docs,
-    clippy::print_stdout,
-    reason = "a benchmark that prints its table"
-)]
+#![allow(missing_docs, clippy::print_stdout, reason = "a benchmark that prints its table")]
 
 mod common;
 
@@ -27,23 +23,12 @@ const BODIES: usize = 64;
 
 fn main() -> std::io::Result<()> {
     // The API client wants to be made in a runtime.
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(2)
-        .enable_all()
-        .build()?;
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     let _guard = runtime.enter();
     for (fleet, devices, words) in [
         (Fleet::Whole, 2, "request of 2 GPUs, nodes of 8 GPUs"),
-        (
-            Fleet::Mig,
-            1,
-            "request of 1 MIG device, nodes of 8 GPUs in 7 each",
-        ),
-        (
-            Fleet::Shared,
-            1,
-            "request of 1 replica, nodes of 8 GPUs shared by 4",
-        ),
+        (Fleet::Mig, 1, "request of 1 MIG device, nodes of 8 GPUs in 7 each"),
+        (Fleet::Shared, 1, "request of 1 replica, nodes of 8 GPUs shared by 4"),
     ] {
         println!("us: p50 / p99 of each, {words}, names only");
         table(&runtime, fleet, devices)?;
@@ -58,18 +43,14 @@ fn table(runtime: &tokio::runtime::Runtime, fleet: Fleet, devices: u32) -> std::
     );
     for nodes in NODES {
         let rounds = if nodes > 10_000 { 400 } else { 3_000 };
-        let bodies: Vec<Vec<u8>> = (0..BODIES)
-            .map(|pod| common::body(fleet, nodes, devices, pod))
-            .collect();
+        let bodies: Vec<Vec<u8>> = (0..BODIES).map(|pod| common::body(fleet, nodes, devices, pod)).collect();
         let service = common::service(fleet, nodes);
         let parse = times(rounds, |round| {
             let args: Option<ExtenderArgs<'_>> = serde_json::from_slice(&bodies[round % BODIES]).ok();
             args.is_some()
         });
         let filter = times(rounds, |round| service.filter(&bodies[round % BODIES]).is_ok());
-        let prioritize = times(rounds, |round| {
-            service.prioritize(&bodies[round % BODIES]).is_ok()
-        });
+        let prioritize = times(rounds, |round| service.prioritize(&bodies[round % BODIES]).is_ok());
         let both = times(rounds, |round| {
             let body = &bodies[round % BODIES];
             service.filter(body).is_ok() && service.prioritize(body).is_ok()
@@ -104,18 +85,12 @@ fn through_http(
         stale_after: Duration::from_secs(15),
         drain: Duration::from_secs(1),
     };
-    let listeners = Listeners {
-        all: listener,
-        metrics: None,
-    };
+    let listeners = Listeners { all: listener, metrics: None };
     runtime.spawn(server.run(listeners, shutdown.clone()));
     let mut client = TcpStream::connect(address)?;
     client.set_nodelay(true)?;
-    let mut call = |path: &str| {
-        times(rounds, |round| {
-            post(&mut client, path, &bodies[round % BODIES]).is_ok()
-        })
-    };
+    let mut call =
+        |path: &str| times(rounds, |round| post(&mut client, path, &bodies[round % BODIES]).is_ok());
     let result = (call("/filter"), call("/prioritize"));
     shutdown.cancel();
     Ok(result)
@@ -148,20 +123,14 @@ fn post(client: &mut TcpStream, path: &str, body: &[u8]) -> std::io::Result<()> 
         }
         answer.extend_from_slice(&buffer[..read]);
     }
-    if answer.starts_with(b"HTTP/1.1 200") {
-        Ok(())
-    } else {
-        Err(std::io::ErrorKind::InvalidData.into())
-    }
+    if answer.starts_with(b"HTTP/1.1 200") { Ok(()) } else { Err(std::io::ErrorKind::InvalidData.into()) }
 }
 
 /// Length of head and body, once the head is there.
 fn whole_length(answer: &[u8]) -> Option<usize> {
     let head = answer.windows(4).position(|four| four == b"\r\n\r\n")? + 4;
     let text = std::str::from_utf8(&answer[..head]).ok()?;
-    let length = text
-        .lines()
-        .find_map(|line| line.strip_prefix("content-length: "))?;
+    let length = text.lines().find_map(|line| line.strip_prefix("content-length: "))?;
     Some(head + length.trim().parse::<usize>().ok()?)
 }
 

@@ -71,13 +71,9 @@ pub(crate) async fn run(
     let work = async {
         loop {
             let batch = next(&store, &mut retries).await;
-            let writes = batch
-                .into_iter()
-                .map(|pod| activate(&client, &store, &metrics, pod));
-            let failed: Vec<Option<Retry>> = futures::stream::iter(writes)
-                .buffer_unordered(WRITES)
-                .collect()
-                .await;
+            let writes = batch.into_iter().map(|pod| activate(&client, &store, &metrics, pod));
+            let failed: Vec<Option<Retry>> =
+                futures::stream::iter(writes).buffer_unordered(WRITES).collect().await;
             retries.extend(failed.into_iter().flatten());
         }
     };
@@ -117,16 +113,12 @@ async fn next(store: &Store, retries: &mut Vec<Retry>) -> Vec<Activation> {
     let now = Instant::now();
     for due in retries.extract_if(.., |retry| retry.at <= now) {
         let cause = match due.generation {
-            Some(generation) => store
-                .update(|index| index.take_requeued(&due.uid, generation))
-                .map(Cause::Freed),
+            Some(generation) => {
+                store.update(|index| index.take_requeued(&due.uid, generation)).map(Cause::Freed)
+            }
             None => store.read(|index| index.called(&due.uid)).map(Cause::Called),
         };
-        batch.extend(cause.map(|cause| Activation {
-            uid: due.uid,
-            cause,
-            failed: due.failed,
-        }));
+        batch.extend(cause.map(|cause| Activation { uid: due.uid, cause, failed: due.failed }));
     }
     batch
 }
@@ -160,12 +152,7 @@ async fn activate(client: &Client, store: &Store, metrics: &Metrics, pod: Activa
         Cause::Freed(pod) => Some(store.update(|index| index.requeue(uid.clone(), pod))?),
         Cause::Called(_) => None,
     };
-    (failed < ATTEMPTS).then(|| Retry {
-        at: Instant::now() + RETRY.after(failed),
-        uid,
-        generation,
-        failed,
-    })
+    (failed < ATTEMPTS).then(|| Retry { at: Instant::now() + RETRY.after(failed), uid, generation, failed })
 }
 
 /// Writes a condition into the status of the pod. The UID makes it fail on another pod of that name.
@@ -179,17 +166,13 @@ async fn write_condition(
     // Nothing of the answer is parsed that could be malformed: the pod is activated whatever else is in it.
     let pods: Api<SlimPod> = Api::namespaced(client.clone(), namespace);
     let patch = patch(uid, cause, &jiff::Timestamp::now().to_string());
-    pods.patch_status(name, &PatchParams::default(), &Patch::Strategic(patch))
-        .await?;
+    pods.patch_status(name, &PatchParams::default(), &Patch::Strategic(patch)).await?;
     Ok(())
 }
 
 fn patch(uid: &PodUid, cause: &Cause, now: &str) -> Value {
     let (reason, message) = match cause {
-        Cause::Freed(_) => (
-            "GpusFreed",
-            "GPUs came free after the pod was refused; it is tried again.",
-        ),
+        Cause::Freed(_) => ("GpusFreed", "GPUs came free after the pod was refused; it is tried again."),
         Cause::Called(_) => (
             "ReservationChanged",
             "The pod's gang has a place for it, or waits for another reason now; it is tried again.",

@@ -91,19 +91,12 @@ impl Settings {
     /// The slice that points here. Its address type is immutable and therefore part of its name.
     fn slice(&self) -> EndpointSlice {
         let kind = if self.address.is_ipv4() { "IPv4" } else { "IPv6" };
-        let labels = [
-            (SERVICE_LABEL, self.service.as_str()),
-            (MANAGER_LABEL, names::EXTENDER),
-        ];
+        let labels = [(SERVICE_LABEL, self.service.as_str()), (MANAGER_LABEL, names::EXTENDER)];
         EndpointSlice {
             metadata: ObjectMeta {
                 name: Some(format!("{}-{}", self.service, kind.to_ascii_lowercase())),
                 namespace: Some(self.namespace.clone()),
-                labels: Some(
-                    labels
-                        .map(|(key, value)| (key.to_owned(), value.to_owned()))
-                        .into(),
-                ),
+                labels: Some(labels.map(|(key, value)| (key.to_owned(), value.to_owned())).into()),
                 ..ObjectMeta::default()
             },
             address_type: kind.to_owned(),
@@ -134,14 +127,11 @@ fn leads_alike(found: &EndpointSlice, wanted: &EndpointSlice) -> bool {
     };
     let ends = |slice: &EndpointSlice| -> Vec<(Vec<String>, Option<EndpointConditions>)> {
         let ends = slice.endpoints.iter();
-        ends.map(|end| (end.addresses.clone(), end.conditions.clone()))
-            .collect()
+        ends.map(|end| (end.addresses.clone(), end.conditions.clone())).collect()
     };
     let ports = |slice: &EndpointSlice| -> Vec<(Option<i32>, String)> {
         let ports = slice.ports.iter().flatten();
-        ports
-            .map(|port| (port.port, port.name.clone().unwrap_or_default()))
-            .collect()
+        ports.map(|port| (port.port, port.name.clone().unwrap_or_default())).collect()
     };
     labelled(found) == labelled(wanted) && ends(found) == ends(wanted) && ports(found) == ports(wanted)
 }

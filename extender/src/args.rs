@@ -196,12 +196,7 @@ pub struct LeaseArgs {
     pub leader_service: Option<String>,
 
     /// Address of this replica for that Service: the address of its pod.
-    #[arg(
-        long,
-        env = "GANTRY_LEADER_ADDRESS",
-        value_name = "IP",
-        requires = "leader_service"
-    )]
+    #[arg(long, env = "GANTRY_LEADER_ADDRESS", value_name = "IP", requires = "leader_service")]
     pub leader_address: Option<IpAddr>,
 }
 
@@ -236,10 +231,8 @@ fn object_name(text: &str) -> Result<String, String> {
     if names::is_subdomain(text) {
         return Ok(text.to_owned());
     }
-    Err(
-        "write lower-case letters, digits, - and ., at most 253, beginning and ending with a letter or digit"
-            .to_owned(),
-    )
+    Err("write lower-case letters, digits, - and ., at most 253, beginning and ending with a letter or digit"
+        .to_owned())
 }
 
 /// The name of a namespace or a Service: an RFC 1123 label.
@@ -247,10 +240,8 @@ fn label(text: &str) -> Result<String, String> {
     if names::is_label(text) {
         return Ok(text.to_owned());
     }
-    Err(
-        "write lower-case letters, digits and -, at most 63, beginning and ending with a letter or digit"
-            .to_owned(),
-    )
+    Err("write lower-case letters, digits and -, at most 63, beginning and ending with a letter or digit"
+        .to_owned())
 }
 
 #[cfg(test)]
@@ -262,15 +253,8 @@ mod tests {
     /// Every example in quotes that the help of an option gives.
     fn examples(option: &str) -> Vec<String> {
         let command = Args::augment_args(clap::Command::new("extender"));
-        let argument = command
-            .get_arguments()
-            .find(|argument| argument.get_id() == option)
-            .unwrap();
-        let help = argument
-            .get_long_help()
-            .or(argument.get_help())
-            .unwrap()
-            .to_string();
+        let argument = command.get_arguments().find(|argument| argument.get_id() == option).unwrap();
+        let help = argument.get_long_help().or(argument.get_help()).unwrap().to_string();
         let quoted = help.split('"').skip(1).step_by(2);
         quoted.map(str::to_owned).collect()
     }
@@ -282,12 +266,7 @@ mod tests {
             command.try_get_matches_from(words).map(|_| ())
         };
         parse(&["--lease-name=a.b", "--lease-namespace=a-b"]).unwrap();
-        for words in [
-            "--lease-name=A_B",
-            "--lease-name=",
-            "--lease-namespace=",
-            "--lease-namespace=a.b",
-        ] {
+        for words in ["--lease-name=A_B", "--lease-name=", "--lease-namespace=", "--lease-namespace=a.b"] {
             let refused = parse(&[words]).unwrap_err().to_string();
             assert!(refused.contains("write lower-case letters"), "{refused}");
         }
@@ -305,12 +284,7 @@ mod tests {
     fn fabric_example_of_the_help_is_valid() {
         let examples = examples("fabric");
         assert_eq!(examples.len(), 1);
-        let names: Vec<_> = levels(&examples[0])
-            .unwrap()
-            .0
-            .into_iter()
-            .map(|level| level.name)
-            .collect();
+        let names: Vec<_> = levels(&examples[0]).unwrap().0.into_iter().map(|level| level.name).collect();
         let names: Vec<&str> = names.iter().map(AsRef::as_ref).collect();
         assert_eq!(names, ["zone", "rack", "clique"]);
     }

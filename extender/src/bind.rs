@@ -251,36 +251,25 @@ impl Binder {
                 name: &target.name,
                 namespace: &target.namespace,
                 uid: target.uid.as_str(),
-                annotations: annotation
-                    .map(|grant| (names::GRANT_ANNOTATION, grant))
-                    .into_iter()
-                    .collect(),
+                annotations: annotation.map(|grant| (names::GRANT_ANNOTATION, grant)).into_iter().collect(),
             },
-            target: BindingTarget {
-                api_version: "v1",
-                kind: "Node",
-                name: target.node.as_str(),
-            },
+            target: BindingTarget { api_version: "v1", kind: "Node", name: target.node.as_str() },
         };
         // The API server drops requests that it has not carried out when the term of leadership ends: the next leader
         // has listed all others.
-        let limit = self.leadership.lasts().map_or_else(String::new, |lasts| {
-            format!("?timeout={}ms", lasts.as_millis().max(1))
+        let limit = self
+            .leadership
+            .lasts()
+            .map_or_else(String::new, |lasts| format!("?timeout={}ms", lasts.as_millis().max(1)));
+        let path = format!("/api/v1/namespaces/{}/pods/{}/binding{limit}", target.namespace, target.name);
+        let request = serde_json::to_vec(&binding).map_err(|error| error.to_string()).and_then(|body| {
+            Request::builder()
+                .method(Method::POST)
+                .uri(path)
+                .header(http::header::CONTENT_TYPE, "application/json")
+                .body(body)
+                .map_err(|error| error.to_string())
         });
-        let path = format!(
-            "/api/v1/namespaces/{}/pods/{}/binding{limit}",
-            target.namespace, target.name
-        );
-        let request = serde_json::to_vec(&binding)
-            .map_err(|error| error.to_string())
-            .and_then(|body| {
-                Request::builder()
-                    .method(Method::POST)
-                    .uri(path)
-                    .header(http::header::CONTENT_TYPE, "application/json")
-                    .body(body)
-                    .map_err(|error| error.to_string())
-            });
         let request = match request {
             Ok(request) => request,
             Err(error) => return Written::Never(error),
@@ -310,11 +299,7 @@ impl Binder {
         if pod.metadata.uid.as_deref() != Some(target.uid.as_str()) {
             return Seen::Gone;
         }
-        let annotation = pod
-            .metadata
-            .annotations
-            .as_ref()
-            .and_then(|all| all.get(names::GRANT_ANNOTATION));
+        let annotation = pod.metadata.annotations.as_ref().and_then(|all| all.get(names::GRANT_ANNOTATION));
         let grant = annotation.and_then(|text| Grant::parse(text, &target.uid, &target.node).ok());
         match pod.node() {
             None => Seen::Unbound,
@@ -335,10 +320,7 @@ impl Binder {
         };
         let request = pod.request(&self.watched);
         let request = request.map_err(|error| BindError::Request(error.to_string()))?;
-        Ok(ReadPod {
-            request: Arc::new(request),
-            facts: PodFacts::read(&self.watched, pod),
-        })
+        Ok(ReadPod { request: Arc::new(request), facts: PodFacts::read(&self.watched, pod) })
     }
 
     async fn get(&self, target: &Target, deadline: Instant) -> Result<Option<SlimPod>, String> {

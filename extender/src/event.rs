@@ -12,12 +12,7 @@ pub(crate) fn recorder(client: Client) -> EventRecorder {
 
 /// What an Event of the extender says.
 pub(crate) fn message(reason: Reason, warning: bool, note: String) -> Message {
-    Message {
-        reason,
-        action: "Scheduling",
-        warning,
-        note,
-    }
+    Message { reason, action: "Scheduling", warning, note }
 }
 
 /// The pod that an Event is about.

@@ -140,10 +140,7 @@ impl Reported {
         match cause {
             Cause::Gang(why) => Some((why.text().to_string(), gist(why))),
             Cause::Devices(request) => {
-                let note = self
-                    .notes
-                    .entry(Arc::clone(request))
-                    .or_insert_with(|| note(snapshot, request));
+                let note = self.notes.entry(Arc::clone(request)).or_insert_with(|| note(snapshot, request));
                 note.clone().map(|note| (note.clone(), note))
             }
             Cause::Place(node, request) => {

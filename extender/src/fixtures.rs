@@ -88,11 +88,7 @@ pub(crate) fn cut_node(
         json!({"id": format!("MIG-{name}-{gpu}-{start}"), "gpu": gpu,
             "slice": {"profile": "x", "start": start, "size": size}})
     });
-    publish(
-        node,
-        json!({"name": resource, "kind": "Mig", "sharing": "Packed"}),
-        devices.collect(),
-    )
+    publish(node, json!({"name": resource, "kind": "Mig", "sharing": "Packed"}), devices.collect())
 }
 
 /// A holder of a GpuNode's status.
@@ -166,12 +162,7 @@ pub(crate) fn facts(pod: &Value) -> PodFacts {
 }
 
 pub(crate) fn target(pod: &str, node: &str) -> Target {
-    Target {
-        uid: pod.into(),
-        namespace: "default".into(),
-        name: pod.into(),
-        node: node.into(),
-    }
+    Target { uid: pod.into(), namespace: "default".into(), name: pod.into(), node: node.into() }
 }
 
 /// A cluster behind a store.
@@ -212,11 +203,7 @@ impl Cluster {
             Now { at, unix }
         };
         let index = Index::new(options, &watched(), "run".into());
-        Self {
-            store: Arc::new(Store::with_clock(index, Box::new(clock))),
-            now,
-            kinds: Mutex::default(),
-        }
+        Self { store: Arc::new(Store::with_clock(index, Box::new(clock))), now, kinds: Mutex::default() }
     }
 
     pub(crate) fn now(&self) -> Instant {
@@ -259,8 +246,7 @@ impl Cluster {
         let name: NodeName = node["metadata"]["name"].as_str().unwrap().into();
         let node = serde_json::from_value(node.clone()).unwrap();
         let inventory = index::inventory(&watched(), node, &mut self.kinds.lock().unwrap()).unwrap();
-        self.store
-            .update(|index| index.inventory_applied(&name, inventory));
+        self.store.update(|index| index.inventory_applied(&name, inventory));
         self
     }
 
@@ -283,8 +269,7 @@ impl Cluster {
     pub(crate) fn gone(&self, pod: &Value) -> &Self {
         let (now, facts) = (self.now(), facts(pod));
         let uid = facts.uid.clone();
-        self.store
-            .update(|index| index.pod_deleted(now, &uid, Some(facts)));
+        self.store.update(|index| index.pod_deleted(now, &uid, Some(facts)));
         self
     }
 
@@ -296,8 +281,7 @@ impl Cluster {
             request,
             generation: self.store.snapshot().generation,
         };
-        self.store
-            .update(|index| index.add_unschedulable(name.into(), parked));
+        self.store.update(|index| index.add_unschedulable(name.into(), parked));
         self
     }
 

@@ -114,14 +114,8 @@ pub struct Index {
 impl Index {
     /// An empty index. `run` distinguishes the plans of this process from those of an earlier one.
     pub fn new(options: Options, watched: &Watched, run: String) -> Self {
-        let begin = Now {
-            at: Instant::now(),
-            unix: 0,
-        };
-        let settings = Settings {
-            identity: run.as_str().into(),
-            ..Settings::default()
-        };
+        let begin = Now { at: Instant::now(), unix: 0 };
+        let settings = Settings { identity: run.as_str().into(), ..Settings::default() };
         Self {
             options,
             nodes: NodeTable::new(watched),
@@ -171,10 +165,7 @@ impl Index {
     fn moment(&mut self, now: Instant) {
         if now > self.now.at {
             let passed = now.saturating_duration_since(self.origin.at).as_secs();
-            self.now = Now {
-                at: now,
-                unix: self.origin.unix.saturating_add_unsigned(passed),
-            };
+            self.now = Now { at: now, unix: self.origin.unix.saturating_add_unsigned(passed) };
         }
     }
 
@@ -208,10 +199,8 @@ impl Index {
             }
             Source::Nodes | Source::GpuNodes => {
                 let missing = self.nodes.iter().map(|(_, node)| node.name());
-                let missing: Vec<NodeName> = missing
-                    .filter(|name| !names.contains(name.as_str()))
-                    .cloned()
-                    .collect();
+                let missing: Vec<NodeName> =
+                    missing.filter(|name| !names.contains(name.as_str())).cloned().collect();
                 for name in missing {
                     match source {
                         Source::Nodes => self.node_deleted(name.as_str()),
@@ -396,8 +385,7 @@ impl Index {
     /// Resources that no node has any more are managed only as long as pods ask for them.
     fn forget_resources(&mut self) {
         let (pods, gangs) = (&self.pods, &self.gangs);
-        self.nodes
-            .forget_resources(|resource| pods.ask_for(resource) || gangs.ask_for(resource));
+        self.nodes.forget_resources(|resource| pods.ask_for(resource) || gangs.ask_for(resource));
     }
 
     /// All claims of volumes, each with its volume if it is bound to one.

@@ -221,8 +221,7 @@ impl Elector {
     fn trouble(&self, error: &str) {
         let Settings { namespace, name, .. } = &self.settings;
         tracing::warn!(%namespace, %name, %error, "cannot read or write the lease");
-        self.leadership
-            .trouble(format!("cannot read or write Lease {namespace}/{name}: {error}"));
+        self.leadership.trouble(format!("cannot read or write Lease {namespace}/{name}: {error}"));
     }
 
     /// Releases the Lease, if this process holds it. If that fails, it expires.
@@ -236,10 +235,7 @@ impl Elector {
         let mut backoff = RELEASE_RETRY;
         loop {
             let pause = backoff.fail();
-            match self
-                .try_release(limit.min(Instant::now() + RELEASE_ATTEMPT))
-                .await
-            {
+            match self.try_release(limit.min(Instant::now() + RELEASE_ATTEMPT)).await {
                 Ok(()) => return,
                 Err(error) if Instant::now() + pause < limit => {
                     tracing::debug!(lease = %self.settings.name, %error, "cannot release the lease yet");

@@ -84,10 +84,7 @@ impl Ledger {
         let pools = inventory.pools.len();
         let mut ledger = Self {
             pools: vec![PoolLedger::default(); pools],
-            pods: pods
-                .iter()
-                .map(|pod| (pod.uid.clone(), vec![DeviceSet::EMPTY; pools]))
-                .collect(),
+            pods: pods.iter().map(|pod| (pod.uid.clone(), vec![DeviceSet::EMPTY; pools])).collect(),
             faults: Vec::new(),
         };
         let reports = Reports::collect(inventory, pods);
@@ -227,11 +224,7 @@ fn grants(
         if devices.len() != asked {
             fault(
                 FaultKind::Size,
-                format!(
-                    "grant gives {} of {}, {asked} are asked for",
-                    devices.len(),
-                    pool.resource
-                ),
+                format!("grant gives {} of {}, {asked} are asked for", devices.len(), pool.resource),
             );
             return None;
         }
@@ -239,10 +232,7 @@ fn grants(
         if unknown > 0 {
             fault(
                 FaultKind::UnknownDevices,
-                format!(
-                    "grant names {unknown} devices of {} that the node does not have",
-                    pool.resource
-                ),
+                format!("grant names {unknown} devices of {} that the node does not have", pool.resource),
             );
         }
         Some(devices)
@@ -251,10 +241,7 @@ fn grants(
     numbered.map(|(number, pod)| grant_of(number, pod)).collect()
 }
 
-#[expect(
-    clippy::too_many_arguments,
-    reason = "one pool's part of what settle() has collected"
-)]
+#[expect(clippy::too_many_arguments, reason = "one pool's part of what settle() has collected")]
 fn settle_pool(
     site: Site<'_>,
     (index, pool): (usize, &Pool),

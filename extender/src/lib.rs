@@ -93,12 +93,7 @@ pub async fn run(args: Args, shutdown: CancellationToken) -> anyhow::Result<()> 
         None => Leadership::always(),
     });
     let store = Arc::new(Store::new(index(&args, options, &watched, run)));
-    let binder = Binder::new(
-        client.clone(),
-        Arc::clone(&store),
-        watched.clone(),
-        args.bind_timeout,
-    );
+    let binder = Binder::new(client.clone(), Arc::clone(&store), watched.clone(), args.bind_timeout);
     let writers = Writers {
         client: client.clone(),
         binder: binder.led(Arc::clone(&leadership)),
@@ -178,16 +173,8 @@ fn index(args: &Args, options: Options, watched: &Watched, run: String) -> Index
 fn look_around(tasks: &mut JoinSet<()>, client: &Client, store: &Arc<Store>, shutdown: &CancellationToken) {
     let planning = (Arc::clone(store), shutdown.clone());
     tasks.spawn(async move { planning.0.plan(planning.1).await });
-    tasks.spawn(gang::budgets::run(
-        client.clone(),
-        Arc::clone(store),
-        shutdown.clone(),
-    ));
-    tasks.spawn(gang::volumes::run(
-        client.clone(),
-        Arc::clone(store),
-        shutdown.clone(),
-    ));
+    tasks.spawn(gang::budgets::run(client.clone(), Arc::clone(store), shutdown.clone()));
+    tasks.spawn(gang::volumes::run(client.clone(), Arc::clone(store), shutdown.clone()));
     let (wanted, seen) = (Arc::clone(store), Arc::clone(store));
     tasks.spawn(gang::owners::run(
         client.clone(),
@@ -198,20 +185,14 @@ fn look_around(tasks: &mut JoinSet<()>, client: &Client, store: &Arc<Store>, shu
 }
 
 async fn listen(address: SocketAddr) -> anyhow::Result<TcpListener> {
-    TcpListener::bind(address)
-        .await
-        .with_context(|| format!("cannot listen on {address}"))
+    TcpListener::bind(address).await.with_context(|| format!("cannot listen on {address}"))
 }
 
 fn tls(args: &TlsArgs) -> anyhow::Result<Option<Arc<Tls>>> {
     let (Some(cert), Some(key)) = (&args.tls_cert, &args.tls_key) else {
         return Ok(None);
     };
-    let files = tls::Files {
-        cert: cert.clone(),
-        key: key.clone(),
-        client_ca: args.client_ca.clone(),
-    };
+    let files = tls::Files { cert: cert.clone(), key: key.clone(), client_ca: args.client_ca.clone() };
     Ok(Some(Arc::new(Tls::load(files)?)))
 }
 
@@ -279,13 +260,9 @@ async fn together(
 fn read_resources(written: &[String]) -> anyhow::Result<Vec<ResourceName>> {
     let mut resources: Vec<ResourceName> = Vec::new();
     for name in written.iter().map(|name| name.trim()) {
-        let extended = name
-            .split_once('/')
-            .is_some_and(|(domain, rest)| !domain.is_empty() && !rest.is_empty());
-        anyhow::ensure!(
-            extended,
-            "--resource {name:?}: write a domain and a name, such as nvidia.com/gpu"
-        );
+        let extended =
+            name.split_once('/').is_some_and(|(domain, rest)| !domain.is_empty() && !rest.is_empty());
+        anyhow::ensure!(extended, "--resource {name:?}: write a domain and a name, such as nvidia.com/gpu");
         if !resources.iter().any(|known| known.as_str() == name) {
             resources.push(name.into());
         }
@@ -311,9 +288,7 @@ mod tests {
         ];
         for (watching, words) in ends {
             let shutdown = CancellationToken::new();
-            let error = together(shutdown.cancelled(), watching, &shutdown)
-                .await
-                .unwrap_err();
+            let error = together(shutdown.cancelled(), watching, &shutdown).await.unwrap_err();
             assert_eq!(error.to_string(), words);
             assert!(shutdown.is_cancelled());
         }

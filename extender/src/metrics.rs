@@ -24,13 +24,10 @@ const BUCKETS: [f64; 16] = [
 ];
 
 /// Upper bounds of the buckets of plan times, in seconds: a plan of 1,000 members is to take less than 10 ms.
-const PLANS: [f64; 12] = [
-    0.000_1, 0.000_25, 0.000_5, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 2.0,
-];
+const PLANS: [f64; 12] = [0.000_1, 0.000_25, 0.000_5, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 2.0];
 /// Upper bounds of the buckets of waiting times, in seconds: from a second to a day.
-const WAITS: [f64; 14] = [
-    1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 900.0, 1800.0, 3600.0, 14_400.0, 43_200.0, 86_400.0,
-];
+const WAITS: [f64; 14] =
+    [1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 900.0, 1800.0, 3600.0, 14_400.0, 43_200.0, 86_400.0];
 
 /// A call of kube-scheduler.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -106,12 +103,7 @@ impl Reading {
     pub fn of(index: &Index) -> Self {
         let (pods, totals) = index.totals();
         let count = |(kind, _)| index.faults().get(&kind).copied().unwrap_or_default();
-        Self {
-            pods,
-            totals,
-            gangs: index.gang_totals(),
-            faults: FAULTS.map(count),
-        }
+        Self { pods, totals, gangs: index.gang_totals(), faults: FAULTS.map(count) }
     }
 }
 
@@ -195,30 +187,18 @@ impl Metrics {
             "Time from a whole request to its answer",
             metrics.seconds.clone(),
         );
-        registry.register(
-            "decisions",
-            "Filter, prioritize and preempt answers",
-            metrics.decisions.clone(),
-        );
+        registry.register("decisions", "Filter, prioritize and preempt answers", metrics.decisions.clone());
         registry.register("binds", "Binds by outcome", metrics.binds.clone());
         registry.register(
             "pod_activations",
             "Unschedulable pods activated after GPUs came free",
             metrics.activations.clone(),
         );
-        registry.register(
-            "events",
-            "Events published on waiting pods",
-            metrics.events.clone(),
-        );
+        registry.register("events", "Events published on waiting pods", metrics.events.clone());
         metrics.register_gangs(&mut registry);
         registry.register("devices", "Devices by state", metrics.devices.clone());
         registry.register("nodes", "Nodes by state", metrics.nodes.clone());
-        registry.register(
-            "pods",
-            "Pods that ask for managed resources",
-            metrics.pods.clone(),
-        );
+        registry.register("pods", "Pods that ask for managed resources", metrics.pods.clone());
         registry.register(
             "grant_faults",
             "Grants that could not be followed, by fault",
@@ -238,11 +218,7 @@ impl Metrics {
             "Steps of gangs: reserved, bound, queued, backoff, preempting, degraded, invalid, finished",
             self.gang_steps.clone(),
         );
-        registry.register(
-            "gang_commits",
-            "Decisions about gangs written, by outcome",
-            self.commits.clone(),
-        );
+        registry.register("gang_commits", "Decisions about gangs written, by outcome", self.commits.clone());
         registry.register(
             "gang_pod_writes",
             "Writes to pods for their gangs, by verb and outcome",
@@ -253,11 +229,7 @@ impl Metrics {
             "Time from a gang's first member to the binding of its minimum",
             self.gang_waits.clone(),
         );
-        registry.register(
-            "gang_plan_seconds",
-            "Time of one plan of a gang",
-            self.plans.clone(),
-        );
+        registry.register("gang_plan_seconds", "Time of one plan of a gang", self.plans.clone());
         registry.register("gangs", "Gangs by phase", self.gangs.clone());
         registry.register(
             "gang_reservations",
@@ -274,18 +246,12 @@ impl Metrics {
             "Nodes in the backfill reservation of the first gang of the queue",
             self.kept_nodes.clone(),
         );
-        registry.register(
-            "leader",
-            "1 if this extender leads, 0 if it stands by",
-            self.leader.clone(),
-        );
+        registry.register("leader", "1 if this extender leads, 0 if it stands by", self.leader.clone());
     }
 
     /// Counts a bind.
     pub fn bind_ended(&self, result: &Result<(), Failure>) {
-        let outcome = result
-            .as_ref()
-            .map_or_else(|failure| failure.label(), |()| "bound");
+        let outcome = result.as_ref().map_or_else(|failure| failure.label(), |()| "bound");
         self.binds.get_or_create(&Outcome { outcome }).inc();
     }
 

@@ -78,11 +78,7 @@ pub async fn look(kubeconfig: Option<&Path>, terms: Terms, limit: Duration) -> a
     let mut index = Index::new(terms.options, &watched, "offline".to_owned());
     index.set_fabric(terms.fabric.clone());
     index.set_schedulers(terms.schedulers);
-    index.set_gangs(Settings {
-        levels: terms.fabric,
-        gates: terms.gates,
-        ..Settings::default()
-    });
+    index.set_gangs(Settings { levels: terms.fabric, gates: terms.gates, ..Settings::default() });
     index.set_planning(false);
     let store = Arc::new(Store::new(index));
     let shutdown = CancellationToken::new();
@@ -147,9 +143,7 @@ async fn reach(client: &Client) -> anyhow::Result<()> {
         .with_context(|| format!("the API server does not answer within {} s", REACH.as_secs()))?;
     answers.0.map_err(|error| unreadable("pods", error))?;
     answers.1.map_err(|error| unreadable("nodes", error))?;
-    answers
-        .2
-        .map_err(|error| unreadable("gpunodes.gantry.dev", error))?;
+    answers.2.map_err(|error| unreadable("gpunodes.gantry.dev", error))?;
     answers.3.map_err(|error| unreadable("gangs.gantry.dev", error))
 }
 
@@ -164,9 +158,6 @@ fn unreadable(kind: &str, error: kube::Error) -> anyhow::Error {
             anyhow::anyhow!("you may not list {kind}: {}", status.message)
         }
         kube::Error::Api(status) => anyhow::anyhow!("{kind} cannot be listed: {}", status.message),
-        error => anyhow::anyhow!(
-            "the API server cannot be reached: {}",
-            gantry_runtime::chain(&error)
-        ),
+        error => anyhow::anyhow!("the API server cannot be reached: {}", gantry_runtime::chain(&error)),
     }
 }

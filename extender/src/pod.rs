@@ -93,9 +93,7 @@ impl Reader {
 
     fn facts(&mut self, pod: SlimPod, request: Result<Arc<Request>, RequestError>) -> Option<PodFacts> {
         let (stage, membership, profile) = (stage(&pod), membership(&pod), self.profile_of(&pod));
-        let needs = pod
-            .spec
-            .needs(pod.status.as_ref(), &self.watched, &pod.metadata, &mut self.words);
+        let needs = pod.spec.needs(pod.status.as_ref(), &self.watched, &pod.metadata, &mut self.words);
         let name = pod.metadata.name.as_deref().unwrap_or_default();
         let volume_claims = match &membership {
             Some(_) => pod.spec.volume_claims(name, &mut self.words),
@@ -106,14 +104,9 @@ impl Reader {
         let asked = self.watched.among(pod.spec.resources());
         let mut metadata = pod.metadata;
         let status = pod.status.unwrap_or_default();
-        let grant = metadata
-            .annotations
-            .as_mut()
-            .and_then(|annotations| annotations.remove(names::GRANT_ANNOTATION));
-        let scheduled = status
-            .conditions
-            .iter()
-            .find(|condition| condition.type_ == "PodScheduled");
+        let grant =
+            metadata.annotations.as_mut().and_then(|annotations| annotations.remove(names::GRANT_ANNOTATION));
+        let scheduled = status.conditions.iter().find(|condition| condition.type_ == "PodScheduled");
         let bound_at = scheduled
             .filter(|condition| condition.status == "True")
             .and_then(|condition| condition.last_transition_time.as_ref());
@@ -122,17 +115,9 @@ impl Reader {
             namespace: Arc::clone(&profile.namespace),
             name: metadata.name.unwrap_or_default().into(),
             request,
-            node: pod
-                .spec
-                .node_name
-                .as_deref()
-                .filter(|node| !node.is_empty())
-                .map(NodeName::from),
+            node: pod.spec.node_name.as_deref().filter(|node| !node.is_empty()).map(NodeName::from),
             grant: grant.map(|text| bounded(text).into()),
-            bound_and_created: (
-                bound_at.map(|time| time.0),
-                metadata.creation_timestamp.map(|time| time.0),
-            ),
+            bound_and_created: (bound_at.map(|time| time.0), metadata.creation_timestamp.map(|time| time.0)),
             terminal: matches!(stage, Stage::Succeeded | Stage::Failed),
             stage,
             leaving: metadata.deletion_timestamp.is_some(),
@@ -182,9 +167,7 @@ impl PodFacts {
 
     /// Devices it asks of a resource; 0 if what it asks cannot be read.
     pub fn devices(&self, resource: &str) -> u32 {
-        self.request
-            .as_ref()
-            .map_or(0, |request| request.devices(resource))
+        self.request.as_ref().map_or(0, |request| request.devices(resource))
     }
 
     /// Bind order, as far as the API tells after a restart: by the second of binding, then creation, then UID.
@@ -216,11 +199,7 @@ fn stage(pod: &SlimPod) -> Stage {
         (_, Some(node)) => Stage::Bound(node.into()),
         _ if pod.spec.scheduling_gates.is_empty() => Stage::Pending,
         _ => Stage::Gated {
-            by_us_alone: pod
-                .spec
-                .scheduling_gates
-                .iter()
-                .all(|gate| gate.name == names::GANG_GATE),
+            by_us_alone: pod.spec.scheduling_gates.iter().all(|gate| gate.name == names::GANG_GATE),
         },
     }
 }
@@ -229,14 +208,12 @@ fn stage(pod: &SlimPod) -> Stage {
 fn membership(pod: &SlimPod) -> Option<Arc<Membership>> {
     let metadata = &pod.metadata;
     let owners = metadata.owner_references.iter().flatten();
-    let mut controllers = owners
-        .filter(|owner| owner.controller == Some(true))
-        .map(|owner| Controller {
-            api_version: &owner.api_version,
-            kind: &owner.kind,
-            name: &owner.name,
-            uid: &owner.uid,
-        });
+    let mut controllers = owners.filter(|owner| owner.controller == Some(true)).map(|owner| Controller {
+        api_version: &owner.api_version,
+        kind: &owner.kind,
+        name: &owner.name,
+        uid: &owner.uid,
+    });
     let workload = pod.spec.workload_ref.as_ref().map(|written| WorkloadRef {
         name: &written.name,
         pod_group: &written.pod_group,
@@ -258,10 +235,7 @@ fn membership(pod: &SlimPod) -> Option<Arc<Membership>> {
 
 /// When an object was created, in seconds since 1970; 0 if that is not known.
 fn seconds(metadata: &ObjectMeta) -> i64 {
-    metadata
-        .creation_timestamp
-        .as_ref()
-        .map_or(0, |created| created.0.as_second())
+    metadata.creation_timestamp.as_ref().map_or(0, |created| created.0.as_second())
 }
 
 #[cfg(test)]

@@ -120,9 +120,8 @@ impl Server {
         let unauthenticated = Arc::new(Semaphore::new(MAX_UNAUTHENTICATED));
         let handshakes = Arc::new(Semaphore::new(HANDSHAKES));
         // The semaphore is never closed.
-        while let Some(Ok(handshake)) = shutdown
-            .run_until_cancelled(Arc::clone(&handshakes).acquire_owned())
-            .await
+        while let Some(Ok(handshake)) =
+            shutdown.run_until_cancelled(Arc::clone(&handshakes).acquire_owned()).await
             && let Some(stream) = endpoints::accept(&listener, shutdown).await
         {
             let (server, routers) = (Arc::clone(self), routers.clone());
@@ -140,10 +139,7 @@ impl Server {
         if !store.is_broken() {
             store.update(crate::index::Index::stand_down);
         }
-        if tokio::time::timeout(self.drain, graceful.shutdown())
-            .await
-            .is_err()
-        {
+        if tokio::time::timeout(self.drain, graceful.shutdown()).await.is_err() {
             tracing::warn!("calls still under way at the end of the drain time");
         }
     }
@@ -169,19 +165,11 @@ impl Server {
         let (_, session) = stream.get_ref();
         let is_http2 = session.alpn_protocol() == Some(b"h2");
         let is_known = !tls.wants_clients() || session.peer_certificates().is_some();
-        let router = if is_known {
-            routers.scheduler
-        } else {
-            routers.unauthenticated
-        };
+        let router = if is_known { routers.scheduler } else { routers.unauthenticated };
         let (stream, service) = (TokioIo::new(stream), TowerToHyperService::new(router));
         let serving = async {
             match is_http2 {
-                true => {
-                    watcher
-                        .watch(http2(is_known).serve_connection(stream, service))
-                        .await
-                }
+                true => watcher.watch(http2(is_known).serve_connection(stream, service)).await,
                 false => watcher.watch(http1().serve_connection(stream, service)).await,
             }
         };
@@ -217,10 +205,7 @@ impl Server {
             unauthenticated = unauthenticated.post(&path, forbidden);
         }
         let router = |verbs: Endpoints| self.counted(verbs.and(self.endpoints()).into_router(), &VERBS);
-        Routers {
-            scheduler: router(scheduler),
-            unauthenticated: router(unauthenticated),
-        }
+        Routers { scheduler: router(scheduler), unauthenticated: router(unauthenticated) }
     }
 
     /// Counts and times the calls of a router that has these verbs.
@@ -244,10 +229,7 @@ impl Server {
 
     async fn verb(&self, verb: &'static str, request: Request) -> Response {
         if !is_json(request.headers()) {
-            return text(
-                StatusCode::UNSUPPORTED_MEDIA_TYPE,
-                "Content-Type must be application/json",
-            );
+            return text(StatusCode::UNSUPPORTED_MEDIA_TYPE, "Content-Type must be application/json");
         }
         let body = match self.body(request).await {
             Ok(body) => body,
@@ -295,10 +277,7 @@ impl Server {
         match tokio::time::timeout(BODY_TIMEOUT, collect).await {
             Ok(Ok(body)) => Ok(body.to_bytes()),
             Ok(Err(error)) if error.is::<LengthLimitError>() => Err(too_large()),
-            Ok(Err(error)) => Err(text(
-                StatusCode::BAD_REQUEST,
-                &format!("body cannot be read: {error}"),
-            )),
+            Ok(Err(error)) => Err(text(StatusCode::BAD_REQUEST, &format!("body cannot be read: {error}"))),
             Err(_) => Err(text(StatusCode::REQUEST_TIMEOUT, "body not received in time")),
         }
     }
@@ -340,16 +319,11 @@ impl Server {
 }
 
 async fn forbidden() -> Response {
-    text(
-        StatusCode::FORBIDDEN,
-        "decisions are for clients with a certificate of --client-ca",
-    )
+    text(StatusCode::FORBIDDEN, "decisions are for clients with a certificate of --client-ca")
 }
 
 fn is_json(headers: &HeaderMap) -> bool {
-    let form = headers
-        .get(header::CONTENT_TYPE)
-        .and_then(|form| form.to_str().ok());
+    let form = headers.get(header::CONTENT_TYPE).and_then(|form| form.to_str().ok());
     let form = form.and_then(|form| form.split(';').next());
     form.is_some_and(|form| form.trim().eq_ignore_ascii_case("application/json"))
 }
@@ -363,9 +337,7 @@ fn http1() -> http1::Builder {
 /// A scheduler, which `is_known`, has as many calls open as a gang has members.
 fn http2(is_known: bool) -> http2::Builder<TokioExecutor> {
     let mut http = http2::Builder::new(TokioExecutor::new());
-    http.timer(TokioTimer::new())
-        .keep_alive_interval(PING)
-        .keep_alive_timeout(PING);
+    http.timer(TokioTimer::new()).keep_alive_interval(PING).keep_alive_timeout(PING);
     if is_known {
         http.max_concurrent_streams(STREAMS)
             // All binds of a gang may be given up at once.

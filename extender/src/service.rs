@@ -218,10 +218,7 @@ fn read<'a, T: Deserialize<'a>>(verb: &'static str, body: &'a [u8]) -> Result<T,
 }
 
 fn malformed(verb: &'static str, error: &dyn std::error::Error) -> Refusal {
-    Refusal::Malformed {
-        verb,
-        error: error.to_string(),
-    }
+    Refusal::Malformed { verb, error: error.to_string() }
 }
 
 /// Names win over objects, as kube-scheduler sends one or the other.
@@ -255,9 +252,7 @@ fn text<'a>(text: Option<&'a Text<'_>>) -> &'a str {
 /// Names and UIDs go into the path of a request to the API server: letters, digits, dashes and dots, as it allows.
 fn is_name(text: &str) -> bool {
     (1..=253).contains(&text.len())
-        && text
-            .bytes()
-            .all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.' | b'_' | b':'))
+        && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.' | b'_' | b':'))
         && text != "."
         && text != ".."
 }

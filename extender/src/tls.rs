@@ -96,11 +96,7 @@ impl Tls {
     pub fn load(files: Files) -> Result<Self, TlsError> {
         let first = files.read()?;
         let config = files.config(&first)?;
-        Ok(Self {
-            files,
-            now: ArcSwap::from_pointee(config),
-            first,
-        })
+        Ok(Self { files, now: ArcSwap::from_pointee(config), first })
     }
 
     /// The configuration for a new connection.
@@ -118,11 +114,7 @@ impl Tls {
         // The content in effect: the files may have changed since.
         let mut known = self.first.clone();
         let mut logged = String::new();
-        while shutdown
-            .run_until_cancelled(tokio::time::sleep(LOOK))
-            .await
-            .is_some()
-        {
+        while shutdown.run_until_cancelled(tokio::time::sleep(LOOK)).await.is_some() {
             // A few KiB from the page cache, on a task of its own.
             match self.files.read() {
                 Ok(read) if known == read => {}
@@ -155,11 +147,7 @@ impl Files {
         Ok(Read {
             cert: read("--tls-cert", &self.cert)?,
             key: read("--tls-key", &self.key)?,
-            client_ca: self
-                .client_ca
-                .as_deref()
-                .map(|path| read("--client-ca", path))
-                .transpose()?,
+            client_ca: self.client_ca.as_deref().map(|path| read("--client-ca", path)).transpose()?,
         })
     }
 
@@ -188,19 +176,13 @@ impl Files {
             }
             _ => builder.with_no_client_auth(),
         };
-        let mut config = builder
-            .with_single_cert(chain, key)
-            .map_err(|error| self.pair(error))?;
+        let mut config = builder.with_single_cert(chain, key).map_err(|error| self.pair(error))?;
         config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
         Ok(config)
     }
 
     fn pair(&self, error: rustls::Error) -> TlsError {
-        TlsError::Pair {
-            cert: self.cert.clone(),
-            key: self.key.clone(),
-            error,
-        }
+        TlsError::Pair { cert: self.cert.clone(), key: self.key.clone(), error }
     }
 }
 
@@ -218,33 +200,19 @@ fn certificates(
 }
 
 fn content(option: &'static str, path: &Path, words: String) -> TlsError {
-    TlsError::Content {
-        option,
-        path: path.to_owned(),
-        words,
-    }
+    TlsError::Content { option, path: path.to_owned(), words }
 }
 
 fn read(option: &'static str, path: &Path) -> Result<Vec<u8>, TlsError> {
     let bytes = || {
         use std::io::Read as _;
         let mut bytes = Vec::new();
-        std::fs::File::open(path)?
-            .take(LARGEST + 1)
-            .read_to_end(&mut bytes)?;
+        std::fs::File::open(path)?.take(LARGEST + 1).read_to_end(&mut bytes)?;
         Ok(bytes)
     };
-    let bytes = bytes().map_err(|error| TlsError::Read {
-        option,
-        path: path.to_owned(),
-        error,
-    })?;
+    let bytes = bytes().map_err(|error| TlsError::Read { option, path: path.to_owned(), error })?;
     if bytes.len() as u64 > LARGEST {
-        return Err(content(
-            option,
-            path,
-            format!("larger than {LARGEST} bytes: no file of certificates"),
-        ));
+        return Err(content(option, path, format!("larger than {LARGEST} bytes: no file of certificates")));
     }
     Ok(bytes)
 }
@@ -270,19 +238,14 @@ pub(crate) mod tests {
             let key = KeyPair::generate().unwrap();
             let own = params.self_signed(&key).unwrap();
             std::fs::write(folder.path().join("ca.crt"), own.pem()).unwrap();
-            Self {
-                folder,
-                issuer: Issuer::new(params, key),
-            }
+            Self { folder, issuer: Issuer::new(params, key) }
         }
 
         /// Writes `name.crt` and `name.key`.
         pub(crate) fn issue(&self, name: &str) {
             let mut params = CertificateParams::new(vec!["localhost".to_owned()]).unwrap();
-            params.extended_key_usages = vec![
-                ExtendedKeyUsagePurpose::ServerAuth,
-                ExtendedKeyUsagePurpose::ClientAuth,
-            ];
+            params.extended_key_usages =
+                vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
             let key = KeyPair::generate().unwrap();
             let certificate = params.signed_by(&key, &self.issuer).unwrap();
             std::fs::write(self.path(&format!("{name}.crt")), certificate.pem()).unwrap();

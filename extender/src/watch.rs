@@ -102,12 +102,8 @@ pub struct Watches {
 /// Watches until `shutdown`.
 pub async fn run(client: Client, watches: Watches, shutdown: CancellationToken) {
     let (store, health) = (Arc::clone(&watches.store), Arc::clone(&watches.health));
-    let mut heartbeat = tokio::spawn(beat(
-        client.clone(),
-        Arc::clone(&store),
-        Arc::clone(&health),
-        shutdown.clone(),
-    ));
+    let mut heartbeat =
+        tokio::spawn(beat(client.clone(), Arc::clone(&store), Arc::clone(&health), shutdown.clone()));
     let watching = watches.run(&client, &shutdown);
     tokio::select! {
         () = watching => {
@@ -155,9 +151,7 @@ impl Watches {
     async fn follow(&self, client: &Client, kinds: &Arc<Mutex<Kinds>>) {
         let mut news = self.streams(client, kinds).ready_chunks(BATCH);
         while let Some(batch) = news.next().await {
-            let listed = batch
-                .iter()
-                .any(|event| matches!(event, WatchEvent::Ends(Source::GpuNodes)));
+            let listed = batch.iter().any(|event| matches!(event, WatchEvent::Ends(Source::GpuNodes)));
             self.store.update(|index| {
                 let now = Instant::now();
                 for event in batch {
@@ -165,10 +159,7 @@ impl Watches {
                 }
             });
             if listed {
-                kinds
-                    .lock()
-                    .unwrap_or_else(PoisonError::into_inner)
-                    .forget_unused();
+                kinds.lock().unwrap_or_else(PoisonError::into_inner).forget_unused();
             }
         }
     }
@@ -178,22 +169,13 @@ impl Watches {
         client: &Client,
         kinds: &Arc<Mutex<Kinds>>,
     ) -> SelectAll<BoxStream<'static, WatchEvent>> {
-        let Self {
-            watched,
-            health,
-            objects,
-            ..
-        } = self;
+        let Self { watched, health, objects, .. } = self;
         let mut all = SelectAll::new();
         let mut reader = Reader::new(watched.clone());
         let pods = Api::<SlimPod>::all(health.observing(client, Source::Pods));
         all.push(read(pods, Source::Pods, health, move |pod, gone| {
             let pod = reader.read(pod)?;
-            Some(if gone {
-                WatchEvent::PodGone(pod)
-            } else {
-                WatchEvent::Pod(pod)
-            })
+            Some(if gone { WatchEvent::PodGone(pod) } else { WatchEvent::Pod(pod) })
         }));
         let (wanted, mut words) = (watched.clone(), Words::default());
         let nodes = Api::<SlimNode>::all(health.observing(client, Source::Nodes));
@@ -223,9 +205,7 @@ impl Watches {
         all.push(read(gangs, Source::Gangs, health, move |gang, gone| {
             let (name, object) = gang.read()?;
             if gone {
-                return objects
-                    .gone(&name, &object.uid)
-                    .then_some(WatchEvent::GangGone(name));
+                return objects.gone(&name, &object.uid).then_some(WatchEvent::GangGone(name));
             }
             let newest = objects.saw(&name, object);
             Some(WatchEvent::Gang(name, Box::new(newest)))
@@ -310,11 +290,7 @@ async fn beat(client: Client, store: Arc<Store>, health: Arc<ApiHealth>, shutdow
         if let Some(last) = health.last() {
             store.update(|index| index.tick(now, last));
         }
-        if shutdown
-            .run_until_cancelled(tokio::time::sleep(TICK))
-            .await
-            .is_none()
-        {
+        if shutdown.run_until_cancelled(tokio::time::sleep(TICK)).await.is_none() {
             return;
         }
     }

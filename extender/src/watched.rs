@@ -62,9 +62,8 @@ mod tests {
     #[test]
     fn scheduler_configuration_names_every_mig_profile() {
         let manifest = include_str!("../../manifests/kube-scheduler-config.yaml");
-        let mut known: BTreeSet<String> = ["nvidia.com/gpu", "nvidia.com/gpu.shared"]
-            .map(str::to_owned)
-            .into();
+        let mut known: BTreeSet<String> =
+            ["nvidia.com/gpu", "nvidia.com/gpu.shared"].map(str::to_owned).into();
         let catalogue = gantry_topology::mig::Catalogue::built_in();
         let profiles = catalogue.products().iter().flat_map(|product| &product.profiles);
         let placed = profiles.map(|profile| (profile.name.as_str(), profile.compute));
@@ -78,18 +77,11 @@ mod tests {
         let named: BTreeSet<String> = manifest
             .lines()
             .filter_map(|line| line.trim().strip_prefix("- {name: "))
-            .map(|line| {
-                line.strip_suffix(", ignoredByScheduler: false}")
-                    .unwrap()
-                    .to_owned()
-            })
+            .map(|line| line.strip_suffix(", ignoredByScheduler: false}").unwrap().to_owned())
             .collect();
         let missing: Vec<_> = known.difference(&named).collect();
         let odd: Vec<_> = named.difference(&known).collect();
-        assert!(
-            missing.is_empty() && odd.is_empty(),
-            "missing {missing:?}, odd {odd:?}"
-        );
+        assert!(missing.is_empty() && odd.is_empty(), "missing {missing:?}, odd {odd:?}");
     }
 
     #[test]
@@ -105,11 +97,7 @@ mod tests {
                 "nvidia.com/gpu",
                 "nvidia.com/gpu",
             ]),
-            [
-                "example.com/a100".into(),
-                "nvidia.com/gpu".into(),
-                "nvidia.com/mig-1g.10gb".into()
-            ]
+            ["example.com/a100".into(), "nvidia.com/gpu".into(), "nvidia.com/mig-1g.10gb".into()]
         );
     }
 }

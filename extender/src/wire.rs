@@ -26,13 +26,7 @@ pub struct ExtenderArgs<'a> {
     #[serde(rename = "Nodes", alias = "nodes", borrow, default)]
     pub nodes: Option<NodeList<'a>>,
     /// Names of nodes, with `nodeCacheCapable: true`.
-    #[serde(
-        rename = "NodeNames",
-        alias = "nodenames",
-        alias = "nodeNames",
-        borrow,
-        default
-    )]
+    #[serde(rename = "NodeNames", alias = "nodenames", alias = "nodeNames", borrow, default)]
     pub node_names: Option<Vec<Text<'a>>>,
 }
 
@@ -178,9 +172,7 @@ impl Candidates for CandidateNodes<'_> {
     fn name(&self, position: usize) -> &str {
         let name = match self {
             Self::Names(names) => names.get(position),
-            Self::Objects(nodes) => nodes
-                .get(position)
-                .and_then(|object| object.node.metadata.name.as_ref()),
+            Self::Objects(nodes) => nodes.get(position).and_then(|object| object.node.metadata.name.as_ref()),
         };
         name.map_or("", Text::as_str)
     }
@@ -215,31 +207,14 @@ impl PodSpec<'_> {
     /// The containers with what each asks of `resource`, in kubelet's order.
     pub fn containers_asking<'s>(&'s self, resource: &'s str) -> impl Iterator<Item = Container<'s>> {
         let inits = self.init_containers.iter().flatten().map(|container| {
-            let sidecar = container
-                .restart_policy
-                .as_ref()
-                .is_some_and(|policy| policy.as_str() == "Always");
-            (
-                container,
-                if sidecar {
-                    ContainerKind::Sidecar
-                } else {
-                    ContainerKind::Init
-                },
-            )
+            let sidecar = container.restart_policy.as_ref().is_some_and(|policy| policy.as_str() == "Always");
+            (container, if sidecar { ContainerKind::Sidecar } else { ContainerKind::Init })
         });
-        let apps = self
-            .containers
-            .iter()
-            .flatten()
-            .map(|container| (container, ContainerKind::App));
+        let apps = self.containers.iter().flatten().map(|container| (container, ContainerKind::App));
         inits.chain(apps).map(move |(container, kind)| Container {
             name: container.name.as_ref().map_or("", Text::as_str),
             kind,
-            quantity: container
-                .resources
-                .as_ref()
-                .and_then(|resources| resources.of(resource)),
+            quantity: container.resources.as_ref().and_then(|resources| resources.of(resource)),
         })
     }
 }

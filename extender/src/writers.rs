@@ -60,39 +60,21 @@ impl Writers {
     }
 
     fn start(&self, until: &CancellationToken) -> JoinSet<()> {
-        let Self {
-            client,
-            binder,
-            store,
-            objects,
-            metrics,
-            gates,
-            announces,
-        } = self;
+        let Self { client, binder, store, objects, metrics, gates, announces } = self;
         let (events, mailbox) = Events::new();
         let (orders, taken) = tokio::sync::mpsc::unbounded_channel();
         let mut writers = JoinSet::new();
         if let Some(settings) = announces {
             writers.spawn(announce::run(client.clone(), settings.clone(), until.clone()));
         }
-        writers.spawn(activate::run(
-            client.clone(),
-            Arc::clone(store),
-            Arc::clone(metrics),
-            until.clone(),
-        ));
+        writers.spawn(activate::run(client.clone(), Arc::clone(store), Arc::clone(metrics), until.clone()));
         writers.spawn(bind::deferred::run(
             binder.clone(),
             events.clone(),
             Arc::clone(metrics),
             until.clone(),
         ));
-        writers.spawn(explain::run(
-            client.clone(),
-            Arc::clone(store),
-            Arc::clone(metrics),
-            until.clone(),
-        ));
+        writers.spawn(explain::run(client.clone(), Arc::clone(store), Arc::clone(metrics), until.clone()));
         writers.spawn(gang::objects::run(
             client.clone(),
             Arc::clone(store),

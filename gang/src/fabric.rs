@@ -148,10 +148,8 @@ impl Fabric {
             };
             self.domains.push(Domain {
                 level: Some(level),
-                name: smaller.map_or_else(
-                    || Arc::clone(name),
-                    |smaller| format!("{} {name}", smaller.name).into(),
-                ),
+                name: smaller
+                    .map_or_else(|| Arc::clone(name), |smaller| format!("{} {name}", smaller.name).into()),
                 by,
                 parent: Some(parent),
                 children: Vec::new(),
@@ -194,19 +192,14 @@ impl Fabric {
     /// The domain of a level that a node lies in; `None` if the level is not in use or the node is not known.
     pub fn of_node_at(&self, node: u32, level: usize) -> Option<DomainIx> {
         let smallest = *self.of_node.get(node as usize)?;
-        self.path(smallest).find(|domain| {
-            self.domain(*domain)
-                .is_some_and(|domain| domain.level == Some(level))
-        })
+        self.path(smallest)
+            .find(|domain| self.domain(*domain).is_some_and(|domain| domain.level == Some(level)))
     }
 
     /// The smallest domain that two lie in. Every step up goes to a smaller number.
     pub fn common(&self, one: DomainIx, other: DomainIx) -> DomainIx {
-        let up = |domain: DomainIx| {
-            self.domain(domain)
-                .and_then(|domain| domain.parent)
-                .unwrap_or(Self::ROOT)
-        };
+        let up =
+            |domain: DomainIx| self.domain(domain).and_then(|domain| domain.parent).unwrap_or(Self::ROOT);
         let (mut one, mut other) = (one, other);
         while one != other {
             if one > other {
@@ -249,10 +242,9 @@ impl Levels {
     pub fn agree(&self, one: Option<&NodeFacts>, other: Option<&NodeFacts>) -> bool {
         match (one, other) {
             (None, None) => true,
-            (Some(one), Some(other)) => self
-                .0
-                .iter()
-                .all(|level| one.labels.get(&level.label) == other.labels.get(&level.label)),
+            (Some(one), Some(other)) => {
+                self.0.iter().all(|level| one.labels.get(&level.label) == other.labels.get(&level.label))
+            }
             _ => false,
         }
     }

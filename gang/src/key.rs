@@ -60,9 +60,7 @@ impl Integration {
 
     /// The convention of that name; the inverse of [`Self::as_str`].
     pub fn named(name: &str) -> Option<Self> {
-        Self::ALL
-            .into_iter()
-            .find(|integration| integration.as_str() == name)
+        Self::ALL.into_iter().find(|integration| integration.as_str() == name)
     }
 
     /// Its name in messages, metrics and `kubectl get gangs`.
@@ -248,10 +246,7 @@ mod tests {
                 for incarnation in ["", "uid"] {
                     let made = key(integration, name, incarnation).object_name();
                     assert!(is_object_name(&made), "{integration} {name:?}: {made}");
-                    assert!(
-                        seen.insert(made.clone()),
-                        "{integration} {name:?}: {made} is another's"
-                    );
+                    assert!(seen.insert(made.clone()), "{integration} {name:?}: {made} is another's");
                 }
             }
         }
@@ -259,10 +254,7 @@ mod tests {
 
     #[test]
     fn what_was_a_legal_name_before_has_not_changed() {
-        assert_eq!(
-            key(Integration::Kueue, "train.a-b", "").object_name(),
-            "train.a-b-zp692"
-        );
+        assert_eq!(key(Integration::Kueue, "train.a-b", "").object_name(), "train.a-b-zp692");
     }
 
     proptest::proptest! {

@@ -136,11 +136,7 @@ pub struct Spread {
 impl Spread {
     /// Whether it counts a pod. `of`: the namespace of the pod with the constraint.
     pub fn counts(&self, of: &str, namespace: &str, labels: &BTreeMap<Arc<str>, Arc<str>>) -> bool {
-        of == namespace
-            && self
-                .selector
-                .iter()
-                .all(|required| required.holds(labels.get(&required.key)))
+        of == namespace && self.selector.iter().all(|required| required.holds(labels.get(&required.key)))
     }
 }
 
@@ -172,10 +168,7 @@ impl PodTerm {
             Some(named) if named.is_empty() => of == namespace,
             Some(named) => named.iter().any(|named| **named == *namespace),
         };
-        here && self
-            .selector
-            .iter()
-            .all(|required| required.holds(labels.get(&required.key)))
+        here && self.selector.iter().all(|required| required.holds(labels.get(&required.key)))
     }
 }
 

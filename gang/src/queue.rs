@@ -39,10 +39,7 @@ pub fn order(waiting: &[Waiting<'_>], held: &BTreeMap<Arc<str>, u64>, now: i64) 
         (std::cmp::Reverse(gang.priority), gang.since, gang.key)
     });
     // What a higher priority is about to get counts for the lower ones too.
-    let mut shares = Shares {
-        held,
-        ahead: BTreeMap::new(),
-    };
+    let mut shares = Shares { held, ahead: BTreeMap::new() };
     for level in by_age.chunk_by(|&a, &b| waiting[a].priority == waiting[b].priority) {
         one_priority(waiting, level, now, &mut shares, &mut ordered);
     }
@@ -77,10 +74,7 @@ fn one_priority<'a>(
 ) {
     let mut queues: BTreeMap<&str, VecDeque<usize>> = BTreeMap::new();
     for &at in level {
-        queues
-            .entry(&waiting[at].key.namespace)
-            .or_default()
-            .push_back(at);
+        queues.entry(&waiting[at].key.namespace).or_default().push_back(at);
     }
     let mut overdue: Vec<usize> = queues
         .values()

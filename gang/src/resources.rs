@@ -102,11 +102,7 @@ impl Resources {
     }
 
     fn write(&mut self, name: &str, written: &str, with: fn(i64, i64) -> i64) {
-        let read = if name == "cpu" {
-            quantity::thousandths(written)
-        } else {
-            quantity::units(written)
-        };
+        let read = if name == "cpu" { quantity::thousandths(written) } else { quantity::units(written) };
         let amount = read.unwrap_or_default();
         let place = match name {
             "cpu" => &mut self.milli_cpu,
@@ -126,12 +122,7 @@ impl Resources {
     /// with that of others.
     #[must_use]
     pub fn capped(mut self) -> Self {
-        let amounts = [
-            &mut self.milli_cpu,
-            &mut self.memory,
-            &mut self.ephemeral,
-            &mut self.pods,
-        ];
+        let amounts = [&mut self.milli_cpu, &mut self.memory, &mut self.ephemeral, &mut self.pods];
         for amount in amounts.into_iter().chain(self.others.values_mut()) {
             *amount = (*amount).clamp(-MOST, MOST);
         }
@@ -256,12 +247,7 @@ mod tests {
 
     #[test]
     fn what_is_lacking_is_said_in_kube_schedulers_words() {
-        let left = read(&[
-            ("cpu", "2"),
-            ("memory", "1Gi"),
-            ("pods", "1"),
-            ("example.com/nic", "1"),
-        ]);
+        let left = read(&[("cpu", "2"), ("memory", "1Gi"), ("pods", "1"), ("example.com/nic", "1")]);
         for (need, words) in [
             (vec![("cpu", "2001m")], "Insufficient cpu"),
             (vec![("memory", "1025Mi")], "Insufficient memory"),

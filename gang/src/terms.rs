@@ -88,11 +88,8 @@ pub enum Repair {
 
 impl Repair {
     /// All of them, as written.
-    pub const ALL: [(&'static str, Self); 3] = [
-        ("hold", Self::Hold),
-        ("restart", Self::Restart),
-        ("ignore", Self::Ignore),
-    ];
+    pub const ALL: [(&'static str, Self); 3] =
+        [("hold", Self::Hold), ("restart", Self::Restart), ("ignore", Self::Ignore)];
 
     /// As written.
     pub fn as_str(self) -> &'static str {

@@ -1,9 +1,6 @@
 //! From pods as JobSet leaves them to gangs: a JobSet that starts its jobs in order is a gang for each of them, as soon as that is known.
 
-#![allow(
-    clippy::unwrap_used,
-    reason = "a test that cannot be told is a test that fails"
-)]
+#![allow(clippy::unwrap_used, reason = "a test that cannot be told is a test that fails")]
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -51,12 +48,8 @@ fn member(job: &str, index: u32) -> Member {
 }
 
 fn job_set(order: &str) -> (OwnerRef, serde_json::Value) {
-    let owner = OwnerRef {
-        kind: OwnerKind::JobSet,
-        namespace: "ml".into(),
-        name: "train".into(),
-        part: "".into(),
-    };
+    let owner =
+        OwnerRef { kind: OwnerKind::JobSet, namespace: "ml".into(), name: "train".into(), part: "".into() };
     let object = json!({"metadata": {"name": "train"}, "spec": {
         "startupPolicy": {"startupPolicyOrder": order},
         "replicatedJobs": [
@@ -69,48 +62,26 @@ fn job_set(order: &str) -> (OwnerRef, serde_json::Value) {
 
 /// Gangs with their minimums and how many members each has.
 fn gangs(order: &str, known_first: bool) -> Vec<(String, u32, usize)> {
-    let now = Now {
-        at: Instant::now(),
-        unix: 0,
-    };
+    let now = Now { at: Instant::now(), unix: 0 };
     let mut gangs = Gangs::new(Settings::default());
     gangs.handle(now, GangEvent::Synced);
     let (owner, object) = job_set(order);
     let facts = Arc::new(integrations::read(owner.kind, &owner.part, &object));
     gangs.handle(now, GangEvent::MemberSeen(member("driver", 0)));
     if known_first {
-        gangs.handle(
-            now,
-            GangEvent::OwnerSeen {
-                owner: &owner,
-                facts: Some(facts.clone()),
-            },
-        );
+        gangs.handle(now, GangEvent::OwnerSeen { owner: &owner, facts: Some(facts.clone()) });
     }
     gangs.handle(now, GangEvent::MemberSeen(member("workers", 0)));
     gangs.handle(now, GangEvent::MemberSeen(member("workers", 1)));
-    let wanted = WatchedOwner {
-        owner: owner.clone(),
-        unread: !known_first,
-    };
+    let wanted = WatchedOwner { owner: owner.clone(), unread: !known_first };
     assert_eq!(gangs.watched_owners(), [wanted]);
     if !known_first {
-        gangs.handle(
-            now,
-            GangEvent::OwnerSeen {
-                owner: &owner,
-                facts: Some(facts),
-            },
-        );
+        gangs.handle(now, GangEvent::OwnerSeen { owner: &owner, facts: Some(facts) });
     }
     let mut found: Vec<_> = gangs
         .views()
         .map(|view| {
-            (
-                view.key().name.to_string(),
-                view.terms().map_or(0, |terms| terms.min),
-                view.members().count(),
-            )
+            (view.key().name.to_string(), view.terms().map_or(0, |terms| terms.min), view.members().count())
         })
         .collect();
     found.sort();
@@ -120,15 +91,8 @@ fn gangs(order: &str, known_first: bool) -> Vec<(String, u32, usize)> {
 #[test]
 fn job_set_started_in_order_has_one_gang_per_job() {
     for known_first in [true, false] {
-        let expected = [
-            ("train/driver".to_owned(), 1, 1),
-            ("train/workers".to_owned(), 2, 2),
-        ];
-        assert_eq!(
-            gangs("InOrder", known_first),
-            expected,
-            "known first: {known_first}"
-        );
+        let expected = [("train/driver".to_owned(), 1, 1), ("train/workers".to_owned(), 2, 2)];
+        assert_eq!(gangs("InOrder", known_first), expected, "known first: {known_first}");
     }
 }
 

@@ -62,10 +62,7 @@ fn preemption_on_5000_nodes(bencher: Bencher<'_, '_>, (pods, gpus): (u32, bool))
     let candidates = cluster.occupy(pods, gpus);
     let mut wanted = gang(64, 8, None);
     wanted.priority = 10;
-    assert!(
-        cluster.preempt(&wanted, &candidates) >= 64,
-        "somebody goes on every node"
-    );
+    assert!(cluster.preempt(&wanted, &candidates) >= 64, "somebody goes on every node");
     bencher.bench(|| cluster.preempt(divan::black_box(&wanted), &candidates));
 }
 
@@ -74,9 +71,7 @@ fn preemption_on_5000_nodes(bencher: Bencher<'_, '_>, (pods, gpus): (u32, bool))
 fn gangs_on_640_nodes(bencher: Bencher<'_, '_>, members: u32) {
     let cluster = Cluster::new(640);
     let wanted = gang(members, 8, None);
-    bencher
-        .counter(ItemsCount::new(1u32))
-        .bench(|| cluster.plan(divan::black_box(&wanted)));
+    bencher.counter(ItemsCount::new(1u32)).bench(|| cluster.plan(divan::black_box(&wanted)));
 }
 
 /// Racks of 16 nodes of eight GPUs, 20 racks to a block. Two nodes in five are in use, in all ways.
@@ -91,10 +86,7 @@ struct Cluster {
 impl Cluster {
     fn new(nodes: usize) -> Self {
         let kind = Kinds::default().of(&switched());
-        let mut snapshot = Snapshot {
-            synced: true,
-            ..Snapshot::default()
-        };
+        let mut snapshot = Snapshot { synced: true, ..Snapshot::default() };
         let mut cluster = Self {
             snapshot: Snapshot::default(),
             rooms: Vec::new(),
@@ -104,11 +96,7 @@ impl Cluster {
         };
         let mut classes: Vec<Arc<Standing>> = Vec::new();
         for number in 0..nodes {
-            let taken = if number % 5 < 2 {
-                ((number * 2_654_435_761) >> 7) & 0xff
-            } else {
-                0
-            };
+            let taken = if number % 5 < 2 { ((number * 2_654_435_761) >> 7) & 0xff } else { 0 };
             let free: DeviceSet = (0..8).filter(|gpu| taken >> gpu & 1 == 0).collect();
             let standing = Standing::Ours(Class {
                 kind: Arc::clone(&kind),
@@ -132,9 +120,7 @@ impl Cluster {
                 classes.push(Arc::new(standing));
                 classes.len() - 1
             });
-            snapshot
-                .nodes
-                .push(ClassIx(u32::try_from(class).unwrap_or(u32::MAX)));
+            snapshot.nodes.push(ClassIx(u32::try_from(class).unwrap_or(u32::MAX)));
             let name = NodeName::from(format!("gpu-worker-{number:05}.cluster-a.example.internal"));
             Arc::make_mut(&mut snapshot.names).number(&name);
             let allocatable = Resources {
@@ -163,10 +149,8 @@ impl Cluster {
         }
         snapshot.classes = Arc::new(classes);
         cluster.snapshot = snapshot;
-        let levels = ["block", "rack"].map(|level| Level {
-            name: level.into(),
-            label: format!("example.com/{level}").into(),
-        });
+        let levels = ["block", "rack"]
+            .map(|level| Level { name: level.into(), label: format!("example.com/{level}").into() });
         let facts = cluster.rooms.iter().map(|room| room.facts.as_deref());
         cluster.fabric = Fabric::build(Levels(levels.into()), facts);
         cluster
@@ -176,11 +160,8 @@ impl Cluster {
     fn occupy(&mut self, pods: u32, gpus: bool) -> Vec<VictimCandidate> {
         let mut candidates = Vec::new();
         let mut full: Vec<Standing> = Vec::new();
-        let share = Resources {
-            milli_cpu: if gpus { 1_000 } else { 9_000 },
-            pods: 1,
-            ..Resources::default()
-        };
+        let share =
+            Resources { milli_cpu: if gpus { 1_000 } else { 9_000 }, pods: 1, ..Resources::default() };
         for (node, (room, ids)) in (0u32..).zip(self.rooms.iter_mut().zip(&self.ids)) {
             let each = ids.len() / pods as usize;
             for number in 0..pods {
@@ -225,16 +206,14 @@ impl Cluster {
 
     /// The number of members placed.
     fn plan(&self, wanted: &PlanRequest) -> usize {
-        self.on_terrain(|input| plan(input, wanted))
-            .map_or(0, |placement| placement.places.len())
+        self.on_terrain(|input| plan(input, wanted)).map_or(0, |placement| placement.places.len())
     }
 
     fn on_terrain<T>(&self, then: impl FnOnce(&PlanInput<'_>) -> T) -> T {
         let exact = |node: NodeIx| match self.snapshot.standing(node) {
-            Standing::Ours(class) => Some(Exact {
-                class: class.clone(),
-                ids: vec![self.ids.get(node.0 as usize)?.as_slice()],
-            }),
+            Standing::Ours(class) => {
+                Some(Exact { class: class.clone(), ids: vec![self.ids.get(node.0 as usize)?.as_slice()] })
+            }
             Standing::Foreign { .. } | Standing::Gone => None,
         };
         then(&PlanInput {

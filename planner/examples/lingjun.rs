@@ -32,18 +32,8 @@ use common::gang;
 /// GPUs of a host.
 const GPUS: usize = 8;
 /// GPUs of jobs, and how often each: half as many jobs have four times as many.
-const SIZES: [(u32, u32); 10] = [
-    (1, 226),
-    (2, 160),
-    (4, 113),
-    (8, 80),
-    (16, 57),
-    (32, 40),
-    (64, 28),
-    (128, 20),
-    (256, 14),
-    (512, 10),
-];
+const SIZES: [(u32, u32); 10] =
+    [(1, 226), (2, 160), (4, 113), (8, 80), (16, 57), (32, 40), (64, 28), (128, 20), (256, 14), (512, 10)];
 /// Jobs of which the first tenth only fills the cluster.
 const JOBS: usize = 5_000;
 /// Jobs that wait and are tried when one ends.
@@ -57,11 +47,7 @@ fn main() -> anyhow::Result<()> {
     let leave = args.next().is_some_and(|word| word == "leave");
     let text = std::fs::read_to_string(&path).with_context(|| path.clone())?;
     let leaves = Tree::read(&text).with_context(|| path.clone())?;
-    println!(
-        "load {load}, seed {seed}, {} hosts, {} leaves",
-        leaves.hosts.len(),
-        leaves.count
-    );
+    println!("load {load}, seed {seed}, {} hosts, {} leaves", leaves.hosts.len(), leaves.count);
     println!("rule                      leaves/fewest   gangs of 2 to 8 hosts in one leaf   waited or left");
     for rule in [Rule::Spread, Rule::BestFit, Rule::Planner, Rule::WithinBlocks] {
         let told = play(&leaves, rule, load, seed, leave);
@@ -126,11 +112,7 @@ impl Tree {
         for (leaf, ..) in &hosts {
             sizes[*leaf] += 1;
         }
-        Ok(Self {
-            hosts,
-            count: sizes.len(),
-            largest: sizes.into_iter().max().context("no host")?,
-        })
+        Ok(Self { hosts, count: sizes.len(), largest: sizes.into_iter().max().context("no host")? })
     }
 }
 
@@ -154,15 +136,9 @@ fn play(tree: &Tree, rule: Rule, load: f64, seed: u64, leave: bool) -> Told {
     let mut dice = Dice(seed);
     let mut cluster = Cluster::new(tree, rule == Rule::WithinBlocks);
     let mut told = Told::default();
-    let mean = SIZES
-        .iter()
-        .map(|(size, often)| f64::from(size * often))
-        .sum::<f64>()
+    let mean = SIZES.iter().map(|(size, often)| f64::from(size * often)).sum::<f64>()
         / SIZES.iter().map(|(_, often)| f64::from(*often)).sum::<f64>();
-    let sizes: Vec<u32> = SIZES
-        .iter()
-        .flat_map(|(size, often)| (0..*often).map(move |_| *size))
-        .collect();
+    let sizes: Vec<u32> = SIZES.iter().flat_map(|(size, often)| (0..*often).map(move |_| *size)).collect();
     let between = mean / (load * (tree.hosts.len() * GPUS) as f64);
     let mut time = 0.0;
     let mut ends: BinaryHeap<Reverse<(u64, usize)>> = BinaryHeap::new();
@@ -194,9 +170,7 @@ fn play(tree: &Tree, rule: Rule, load: f64, seed: u64, leave: bool) -> Told {
         let mut refused = u32::MAX;
         while at < queue.len().min(TRIED) {
             let (job, size, lasts) = queue[at];
-            let found = (size < refused)
-                .then(|| cluster.place(rule, size, &mut dice))
-                .flatten();
+            let found = (size < refused).then(|| cluster.place(rule, size, &mut dice)).flatten();
             let Some(place) = found else {
                 refused = refused.min(size);
                 if leave {
@@ -274,15 +248,9 @@ impl Cluster {
             }
         };
         let classes: Vec<Class> = (0..1 << GPUS).map(class).collect();
-        let standings = classes
-            .iter()
-            .cloned()
-            .map(|class| Arc::new(Standing::Ours(class)));
-        let mut snapshot = Snapshot {
-            synced: true,
-            classes: Arc::new(standings.collect()),
-            ..Snapshot::default()
-        };
+        let standings = classes.iter().cloned().map(|class| Arc::new(Standing::Ours(class)));
+        let mut snapshot =
+            Snapshot { synced: true, classes: Arc::new(standings.collect()), ..Snapshot::default() };
         let mut leaves = vec![Vec::new(); tree.count];
         let (mut rooms, mut ids) = (Vec::new(), Vec::new());
         for (host, (leaf, block, name)) in tree.hosts.iter().enumerate() {
@@ -290,33 +258,23 @@ impl Cluster {
             snapshot.nodes.push(ClassIx((1 << GPUS) - 1));
             let node = format!("host-{host:04}");
             Arc::make_mut(&mut snapshot.names).number(&NodeName::from(node.as_str()));
-            let allocatable = Resources {
-                pods: 110,
-                ..Resources::default()
-            };
+            let allocatable = Resources { pods: 110, ..Resources::default() };
             let labels = [("example.com/block", block), ("example.com/leaf", name)];
             rooms.push(Room {
                 facts: Some(Arc::new(NodeFacts {
                     name: node.as_str().into(),
-                    labels: labels
-                        .map(|(key, value)| (key.into(), value.as_str().into()))
-                        .into(),
+                    labels: labels.map(|(key, value)| (key.into(), value.as_str().into())).into(),
                     allocatable: allocatable.clone(),
                     ..NodeFacts::default()
                 })),
                 left: allocatable,
             });
-            ids.push(
-                (0..GPUS)
-                    .map(|gpu| Some(format!("{host}-{gpu}").as_str().into()))
-                    .collect(),
-            );
+            ids.push((0..GPUS).map(|gpu| Some(format!("{host}-{gpu}").as_str().into())).collect());
         }
         let names: &[&str] = if blocks { &["block", "leaf"] } else { &["leaf"] };
-        let levels = names.iter().map(|level| Level {
-            name: (*level).into(),
-            label: format!("example.com/{level}").into(),
-        });
+        let levels = names
+            .iter()
+            .map(|level| Level { name: (*level).into(), label: format!("example.com/{level}").into() });
         let facts = rooms.iter().map(|room: &Room| room.facts.as_deref());
         Self {
             leaf_of: tree.hosts.iter().map(|(leaf, ..)| *leaf).collect(),
@@ -374,18 +332,10 @@ impl Cluster {
         let each = size.min(8);
         let placement = plan(&input, &gang(size / each, each, None)).ok()?;
         let mut place: BTreeMap<usize, DeviceSet> = BTreeMap::new();
-        for id in placement
-            .places
-            .iter()
-            .flat_map(|place| &place.devices)
-            .flat_map(|(_, ids)| ids)
-        {
+        for id in placement.places.iter().flat_map(|place| &place.devices).flat_map(|(_, ids)| ids) {
             let (host, gpu) = id.as_str().split_once('-')?;
             let gpus: DeviceSet = [gpu.parse::<usize>().ok()?].into_iter().collect();
-            place
-                .entry(host.parse().ok()?)
-                .or_insert(DeviceSet::EMPTY)
-                .add(&gpus);
+            place.entry(host.parse().ok()?).or_insert(DeviceSet::EMPTY).add(&gpus);
         }
         Some(place.into_iter().collect())
     }
@@ -409,12 +359,7 @@ impl Cluster {
         }
         // The fullest host first, within the leaf with the least room.
         let mut room: Vec<(usize, usize)> = (0..self.leaves.len())
-            .map(|leaf| {
-                (
-                    self.leaves[leaf].iter().filter(|host| has_room(host)).count(),
-                    leaf,
-                )
-            })
+            .map(|leaf| (self.leaves[leaf].iter().filter(|host| has_room(host)).count(), leaf))
             .collect();
         room.sort_unstable();
         let mut place = Vec::new();
@@ -422,19 +367,12 @@ impl Cluster {
             let left = members - place.len();
             let fitting = room.iter().position(|(room, _)| *room >= left);
             let (_, leaf) = room.remove(fitting.unwrap_or(room.len() - 1));
-            let mut hosts: Vec<usize> = self.leaves[leaf]
-                .iter()
-                .copied()
-                .filter(|host| has_room(host))
-                .collect();
+            let mut hosts: Vec<usize> =
+                self.leaves[leaf].iter().copied().filter(|host| has_room(host)).collect();
             hosts.sort_by_key(|host| (self.free(*host).count_ones(), *host));
             place.extend(hosts.into_iter().take(left).map(lowest));
         }
-        debug_assert!(
-            place
-                .iter()
-                .all(|(host, _)| self.leaf_of[*host] < self.leaves.len())
-        );
+        debug_assert!(place.iter().all(|(host, _)| self.leaf_of[*host] < self.leaves.len()));
         Some(place)
     }
 }
@@ -472,10 +410,7 @@ fn shape(gpus: u32) -> Shape {
             order: Vec::new(),
         }),
         needs: Arc::new(Needs {
-            resources: Resources {
-                pods: 1,
-                ..Resources::default()
-            },
+            resources: Resources { pods: 1, ..Resources::default() },
             ..Needs::default()
         }),
     }

@@ -20,10 +20,7 @@ pub struct DeviceSet {
 
 impl DeviceSet {
     /// No device.
-    pub const EMPTY: Self = Self {
-        low: 0,
-        high: Vec::new(),
-    };
+    pub const EMPTY: Self = Self { low: 0, high: Vec::new() };
 
     /// The devices `0..count`.
     pub fn first(count: usize) -> Self {
@@ -54,11 +51,7 @@ impl DeviceSet {
     /// Whether all of it is in `other` too.
     pub fn is_subset(&self, other: &Self) -> bool {
         self.low & !other.low == 0
-            && self
-                .high
-                .iter()
-                .enumerate()
-                .all(|(at, word)| word & !other.word(at + 1) == 0)
+            && self.high.iter().enumerate().all(|(at, word)| word & !other.word(at + 1) == 0)
     }
 
     /// Puts device `index` in.
@@ -98,9 +91,7 @@ impl DeviceSet {
     /// The devices, ascending.
     pub fn iter(&self) -> impl Iterator<Item = usize> {
         let words = std::iter::once(self.low).chain(self.high.iter().copied());
-        words
-            .enumerate()
-            .flat_map(|(at, word)| Bits(word).map(move |bit| at * WORD + bit))
+        words.enumerate().flat_map(|(at, word)| Bits(word).map(move |bit| at * WORD + bit))
     }
 
     /// The set as GPUs, where device `i` is that of GPU `i`.
@@ -144,10 +135,7 @@ impl Iterator for Bits {
 
 impl From<GpuSet> for DeviceSet {
     fn from(gpus: GpuSet) -> Self {
-        Self {
-            low: u64::from(gpus.bits()),
-            high: Vec::new(),
-        }
+        Self { low: u64::from(gpus.bits()), high: Vec::new() }
     }
 }
 
@@ -164,10 +152,7 @@ impl BitAnd for &DeviceSet {
 
     fn bitand(self, other: Self) -> DeviceSet {
         let high = self.high.iter().zip(&other.high).map(|(a, b)| a & b);
-        let mut set = DeviceSet {
-            low: self.low & other.low,
-            high: high.collect(),
-        };
+        let mut set = DeviceSet { low: self.low & other.low, high: high.collect() };
         set.trim();
         set
     }

@@ -1,10 +1,5 @@
 //! Machines, device sets and requests for tests and benchmarks.
-#![allow(
-    missing_docs,
-    clippy::unwrap_used,
-    clippy::missing_panics_doc,
-    reason = "for tests and benchmarks"
-)]
+#![allow(missing_docs, clippy::unwrap_used, clippy::missing_panics_doc, reason = "for tests and benchmarks")]
 
 use std::sync::Arc;
 
@@ -24,12 +19,8 @@ pub fn set(text: &str) -> GpuSet {
 /// Eight GPUs in four bridged pairs (0-1, 2-3, 4-5, 6-7), four to a socket.
 pub fn bridged() -> Machine {
     machine(8, |parts| {
-        parts.nvlinks = (0..4)
-            .map(|pair| NvLinkBundle {
-                gpus: [2 * pair, 2 * pair + 1],
-                links: 4,
-            })
-            .collect();
+        parts.nvlinks =
+            (0..4).map(|pair| NvLinkBundle { gpus: [2 * pair, 2 * pair + 1], links: 4 }).collect();
     })
 }
 
@@ -37,11 +28,7 @@ pub fn bridged() -> Machine {
 pub fn switched() -> Machine {
     machine(8, |parts| {
         for gpu in &mut parts.gpus {
-            gpu.nvlink = Some(NvLinkPorts {
-                version: Some(4),
-                switch_links: 18,
-                ..NvLinkPorts::default()
-            });
+            gpu.nvlink = Some(NvLinkPorts { version: Some(4), switch_links: 18, ..NvLinkPorts::default() });
         }
     })
 }
@@ -53,19 +40,13 @@ pub fn plain(gpus: usize) -> Machine {
 
 fn machine(gpus: usize, shape: impl FnOnce(&mut MachineParts)) -> Machine {
     let mut parts = MachineParts {
-        gpus: (0..gpus)
-            .map(|index| Gpu {
-                index: u8::try_from(index).unwrap(),
-                ..Gpu::default()
-            })
-            .collect(),
-        paths: PathMatrix::from_fn(gpus, |a, b| {
-            if a / 4 == b / 4 {
-                PathClass::Node
-            } else {
-                PathClass::Sys
-            }
-        }),
+        gpus: (0..gpus).map(|index| Gpu { index: u8::try_from(index).unwrap(), ..Gpu::default() }).collect(),
+        paths: PathMatrix::from_fn(
+            gpus,
+            |a, b| {
+                if a / 4 == b / 4 { PathClass::Node } else { PathClass::Sys }
+            },
+        ),
         ..MachineParts::default()
     };
     shape(&mut parts);
@@ -84,10 +65,7 @@ pub fn replicas(gpus: u8, replicas: usize) -> Shape {
 
 /// MIG devices by GPU, first memory unit and size, packed.
 pub fn slices(slices: &[(u8, u8, u8)]) -> Shape {
-    let spot = |&(gpu, start, size): &(u8, u8, u8)| Spot {
-        gpu,
-        slice: Some(Units { start, size }),
-    };
+    let spot = |&(gpu, start, size): &(u8, u8, u8)| Spot { gpu, slice: Some(Units { start, size }) };
     let spots = slices.iter().map(spot).collect();
     Shape::Parts(Arc::new(Parts::new(spots, Sharing::Packed)))
 }
@@ -97,8 +75,5 @@ pub fn request(devices: u32) -> Arc<Request> {
 }
 
 pub fn request_of(resource: &str, devices: u32) -> Arc<Request> {
-    Arc::new(Request {
-        asks: vec![Ask::single(resource.into(), devices)],
-        order: Vec::new(),
-    })
+    Arc::new(Request { asks: vec![Ask::single(resource.into(), devices)], order: Vec::new() })
 }

@@ -111,9 +111,7 @@ impl Pool {
         });
         known.truncate(MAX_DEVICES);
         let accounted = known.len() == published;
-        let whole = known
-            .iter()
-            .all(|device| device.spot.slice.is_none() && device.replica.is_none())
+        let whole = known.iter().all(|device| device.spot.slice.is_none() && device.replica.is_none())
             && known.windows(2).all(|pair| pair[0].spot.gpu != pair[1].spot.gpu);
         let places: Vec<usize> = if whole {
             known.iter().map(|device| usize::from(device.spot.gpu)).collect()
@@ -178,10 +176,7 @@ impl Pool {
 
     /// The IDs of a set.
     pub fn ids_of(&self, devices: &DeviceSet) -> Vec<DeviceId> {
-        devices
-            .iter()
-            .filter_map(|device| self.id(device).cloned())
-            .collect()
+        devices.iter().filter_map(|device| self.id(device).cloned()).collect()
     }
 
     /// The devices of some IDs, and how many of those the pool does not know.
@@ -189,9 +184,7 @@ impl Pool {
         let mut devices = DeviceSet::EMPTY;
         let mut unknown = 0;
         for id in ids {
-            let known = self
-                .by_id
-                .binary_search_by(|&place| self.id(usize::from(place)).cmp(&Some(id)));
+            let known = self.by_id.binary_search_by(|&place| self.id(usize::from(place)).cmp(&Some(id)));
             match known.ok().and_then(|at| self.by_id.get(at)) {
                 Some(&place) => devices.insert(usize::from(place)),
                 None => unknown += 1,
@@ -243,12 +236,7 @@ impl Pool {
 
     /// The pool on its machine.
     pub fn site<'a>(&'a self, kind: &'a Kind) -> Site<'a> {
-        Site {
-            kind,
-            shape: &self.shape,
-            cut: &[],
-            purpose: Purpose::Local,
-        }
+        Site { kind, shape: &self.shape, cut: &[], purpose: Purpose::Local }
     }
 }
 
@@ -272,9 +260,6 @@ impl Inventory {
 
     /// The pool of a resource.
     pub fn pool(&self, resource: &str) -> Option<(usize, &Pool)> {
-        self.pools
-            .iter()
-            .enumerate()
-            .find(|(_, pool)| pool.resource.as_str() == resource)
+        self.pools.iter().enumerate().find(|(_, pool)| pool.resource.as_str() == resource)
     }
 }

@@ -28,12 +28,7 @@ const SEARCHED: usize = 4096;
 
 impl Kind {
     fn new(id: u32, machine: &Machine) -> Self {
-        Self {
-            id,
-            gpus: machine.gpus().len(),
-            table: Table::build(machine),
-            searched: Mutex::default(),
-        }
+        Self { id, gpus: machine.gpus().len(), table: Table::build(machine), searched: Mutex::default() }
     }
 
     /// How many GPUs such a machine has.
@@ -60,10 +55,7 @@ impl Kind {
         free: &DeviceSet,
         size: usize,
     ) -> Option<DeviceSet> {
-        let offered: Vec<u16> = free
-            .iter()
-            .filter_map(|device| u16::try_from(device).ok())
-            .collect();
+        let offered: Vec<u16> = free.iter().filter_map(|device| u16::try_from(device).ok()).collect();
         if size == offered.len() {
             return Some(free.clone());
         }

@@ -42,9 +42,7 @@ impl Layout {
             (layout.gbs.unwrap_or(f64::INFINITY), pod)
         };
         let ((apart_worst, apart_pod), (together_worst, together_pod)) = (key(&apart), key(&together));
-        let order = apart_worst
-            .total_cmp(&together_worst)
-            .then(apart_pod.total_cmp(&together_pod));
+        let order = apart_worst.total_cmp(&together_worst).then(apart_pod.total_cmp(&together_pod));
         Some(if order.is_gt() { apart } else { together })
     }
 
@@ -62,11 +60,7 @@ impl Layout {
             }
             split(site, devices, group, groups, ask, &mut blocks)?;
         }
-        Some(Self {
-            devices: union(&blocks),
-            blocks,
-            gbs,
-        })
+        Some(Self { devices: union(&blocks), blocks, gbs })
     }
 
     /// The grant of each container, with the IDs of the pool's devices; `None` if the pool has no such device.
@@ -82,21 +76,14 @@ impl Layout {
             let share = if container.any_of_held > 0 {
                 ContainerShare::AnyOfHeld(container.any_of_held)
             } else {
-                let blocks = container
-                    .blocks
-                    .iter()
-                    .filter_map(|&block| self.blocks.get(block));
+                let blocks = container.blocks.iter().filter_map(|&block| self.blocks.get(block));
                 let all = union(blocks);
                 let ids = all.iter().map(|device| devices.get(device).cloned().flatten());
                 let mut ids = ids.collect::<Option<Vec<_>>>()?;
                 ids.sort_unstable();
                 ContainerShare::Devices(ids)
             };
-            Some(ContainerGrant {
-                name: container.name.to_string(),
-                resource: ask.resource.clone(),
-                share,
-            })
+            Some(ContainerGrant { name: container.name.to_string(), resource: ask.resource.clone(), share })
         };
         ask.containers.iter().map(grant).collect()
     }

@@ -65,35 +65,20 @@ const MOST_EMPTIED: usize = 8;
 pub fn plan(input: &PlanInput<'_>, wanted: &PlanRequest) -> Result<Placement, Refusal> {
     let demand = Demand::of(wanted);
     if demand.most < demand.must || demand.most == 0 {
-        let words: Arc<str> = format!(
-            "{} must be placed, {} are there",
-            members(demand.must),
-            wanted.members.len()
-        )
-        .into();
-        return Err(Refusal {
-            reason: Arc::clone(&words),
-            message: words,
-            hopeless: false,
-        });
+        let words: Arc<str> =
+            format!("{} must be placed, {} are there", members(demand.must), wanted.members.len()).into();
+        return Err(Refusal { reason: Arc::clone(&words), message: words, hopeless: false });
     }
     let found = [Counting::Open, Counting::Free]
         .into_iter()
         .find_map(|counting| attempt(input, wanted, &demand, counting));
     match found {
         Some(placement) => Ok(placement),
-        None => Err(
-            with_views(input, wanted, &demand, |views| diagnosis::refused(views, wanted)).unwrap_or_else(
-                || {
-                    let words: Arc<str> = "what a member asks for is not known yet".into();
-                    Refusal {
-                        reason: Arc::clone(&words),
-                        message: words,
-                        hopeless: false,
-                    }
-                },
-            ),
-        ),
+        None => Err(with_views(input, wanted, &demand, |views| diagnosis::refused(views, wanted))
+            .unwrap_or_else(|| {
+                let words: Arc<str> = "what a member asks for is not known yet".into();
+                Refusal { reason: Arc::clone(&words), message: words, hopeless: false }
+            })),
     }
 }
 
@@ -141,13 +126,7 @@ pub(super) fn fits(input: &PlanInput<'_>, wanted: &PlanRequest) -> bool {
         && demand.must > 0
         && Survey::new(*input, wanted, &demand.shapes, Counting::Free).is_some_and(|survey| {
             let anchors = Anchors::of(&survey, wanted);
-            choose(
-                &survey,
-                &anchors,
-                &demand,
-                Bounds::of(&input.fabric.levels, wanted),
-            )
-            .is_some()
+            choose(&survey, &anchors, &demand, Bounds::of(&input.fabric.levels, wanted)).is_some()
         })
 }
 
@@ -201,10 +180,7 @@ fn choose(survey: &Survey<'_>, anchors: &Anchors, demand: &Demand<'_>, bounds: B
         false => anyhow(),
     };
     for nodes in survey.values(rule, demand) {
-        if best
-            .as_ref()
-            .is_some_and(|best| best.rank == (Reverse(demand.most), 0, 0))
-        {
+        if best.as_ref().is_some_and(|best| best.rank == (Reverse(demand.most), 0, 0)) {
             break;
         }
         let chosen = choose(&survey.kept_to(rule, &nodes), anchors, demand, bounds);
@@ -244,11 +220,7 @@ fn placement(
             }
         }
     }
-    Placement {
-        places,
-        domain: domain(survey, &all),
-        ..Placement::default()
-    }
+    Placement { places, domain: domain(survey, &all), ..Placement::default() }
 }
 
 /// The smallest domain that holds some nodes, as text: `node a`, `rack r7`, `3 racks of zone a`, `cluster`.
@@ -256,22 +228,16 @@ fn domain(survey: &Survey<'_>, nodes: &Anchors) -> Arc<str> {
     if let (Some(node), 1) = (nodes.nodes.first(), nodes.nodes.len()) {
         return format!("node {}", survey.name(*node)).into();
     }
-    let holding = (0u32..)
-        .zip(&survey.fabric.domains)
-        .filter(|(number, _)| nodes.all_in(DomainIx(*number)));
+    let holding = (0u32..).zip(&survey.fabric.domains).filter(|(number, _)| nodes.all_in(DomainIx(*number)));
     let Some((number, smallest)) = holding.last() else {
         return "cluster".into();
     };
     let level = |level: Option<usize>| {
-        level
-            .and_then(|level| survey.fabric.levels.0.get(level))
-            .map(|level| &*level.name)
+        level.and_then(|level| survey.fabric.levels.0.get(level)).map(|level| &*level.name)
     };
     let used = smallest.children.iter().filter(|child| nodes.are_in(**child));
     let children = used.clone().count();
-    let below = used
-        .filter_map(|child| survey.domain(*child))
-        .find_map(|child| level(child.level));
+    let below = used.filter_map(|child| survey.domain(*child)).find_map(|child| level(child.level));
     let own = smallest.level.map(|_| survey.fabric.words(DomainIx(number)));
     match (below, own) {
         (Some(below), Some(own)) => format!("{children} {below}s of {own}").into(),

@@ -79,12 +79,7 @@ impl VictimCandidate {
 
     /// The cost of its end besides priority. The cheapest goes first.
     fn cost(&self) -> (i32, bool, Reverse<i64>, usize) {
-        (
-            self.priority,
-            !self.checkpointed,
-            Reverse(self.since),
-            self.devices(),
-        )
+        (self.priority, !self.checkpointed, Reverse(self.since), self.devices())
     }
 
     /// A tie-breaker for units of equal cost.
@@ -135,11 +130,7 @@ pub fn plan_without_fewest(
     let names = &input.snapshot.names;
     let near = |at: &usize| {
         let mut pods = spares[*at].pods.iter();
-        pods.any(|pod| {
-            names
-                .name(pod.node)
-                .is_some_and(|name| used.contains(name.as_str()))
-        })
+        pods.any(|pod| names.name(pod.node).is_some_and(|name| used.contains(name.as_str())))
     };
     let fewer: Vec<usize> = go.iter().copied().filter(near).collect();
     if fewer.len() < go.len() {
@@ -168,11 +159,7 @@ pub fn preempt(
     let mut lower: Vec<&VictimCandidate> = candidates.iter().filter(may_go).collect();
     lower.sort_by(|a, b| a.cost().cmp(&b.cost()).then_with(|| a.name().cmp(&b.name())));
     let cluster = WhatIf::new(input, &lower);
-    let sets = Sets {
-        cluster: &cluster,
-        wanted,
-        tries: SpareBudget::new(SPARED / cluster.nodes().max(1)),
-    };
+    let sets = Sets { cluster: &cluster, wanted, tries: SpareBudget::new(SPARED / cluster.nodes().max(1)) };
     let room = |victims: &[&VictimCandidate]| sets.room(victims);
 
     // Up to which priority units must be considered.
@@ -183,9 +170,7 @@ pub fn preempt(
         let some: Vec<&VictimCandidate> = some.filter(|candidate| candidate.priority <= priority).collect();
         sets.within(&some)
     };
-    let first = shortest(priorities.len(), |count| {
-        count > 0 && !up_to(priorities[count - 1]).is_empty()
-    })?;
+    let first = shortest(priorities.len(), |count| count > 0 && !up_to(priorities[count - 1]).is_empty())?;
     let candidates = up_to(priorities[first - 1]);
 
     let outcome = |order: Vec<_>| {
@@ -217,11 +202,7 @@ pub fn preempt(
         victims = smallest.chain([victims]).min_by_key(|victims| loss(victims))?;
     }
     let mut placement = cluster.without(&victims, |input| plan_anew(input, wanted)).ok()?;
-    placement.victims = victims
-        .iter()
-        .flat_map(|victim| &victim.pods)
-        .map(|pod| pod.uid.clone())
-        .collect();
+    placement.victims = victims.iter().flat_map(|victim| &victim.pods).map(|pod| pod.uid.clone()).collect();
     placement.victims.sort();
     Some(placement)
 }
@@ -245,10 +226,7 @@ fn loss(victims: &[&VictimCandidate]) -> impl Ord + use<> {
         victims.iter().filter(|victim| !victim.checkpointed).count(),
         devices_of(victims),
         Reverse(victims.iter().map(|victim| victim.since).min()),
-        victims
-            .iter()
-            .filter_map(|victim| victim.name().cloned())
-            .collect::<Vec<_>>(),
+        victims.iter().filter_map(|victim| victim.name().cloned()).collect::<Vec<_>>(),
     )
 }
 

@@ -115,9 +115,9 @@ impl Request {
             }
         }
         let order = match resources.first() {
-            Some(resource) if asks.len() > 1 => containers(resource.as_str())
-                .map(|container| container.name.into())
-                .collect(),
+            Some(resource) if asks.len() > 1 => {
+                containers(resource.as_str()).map(|container| container.name.into()).collect()
+            }
             _ => Vec::new(),
         };
         Ok(Self { asks, order })
@@ -147,9 +147,7 @@ impl Request {
             return Err(error);
         }
         if let Some(resource) = resources.first().filter(|_| whole.asks.len() > 1) {
-            whole.order = containers(resource.as_str())
-                .map(|container| container.name.into())
-                .collect();
+            whole.order = containers(resource.as_str()).map(|container| container.name.into()).collect();
         }
         Ok(whole)
     }
@@ -161,10 +159,7 @@ impl Request {
             return Arc::clone(self);
         }
         let asks = self.asks.iter().filter(|ask| managed.contains(&ask.resource));
-        Arc::new(Self {
-            asks: asks.cloned().collect(),
-            order: self.order.clone(),
-        })
+        Arc::new(Self { asks: asks.cloned().collect(), order: self.order.clone() })
     }
 
     /// Whether nothing is asked for.
@@ -174,10 +169,7 @@ impl Request {
 
     /// Devices asked of `resource` for the life of the pod; 0 if none.
     pub fn devices(&self, resource: &str) -> u32 {
-        self.asks
-            .iter()
-            .find(|ask| ask.resource.as_str() == resource)
-            .map_or(0, |ask| ask.devices)
+        self.asks.iter().find(|ask| ask.resource.as_str() == resource).map_or(0, |ask| ask.devices)
     }
 }
 
@@ -213,19 +205,10 @@ impl Ask {
     /// pool takes it and new devices. One that asks for less takes any part of it, in an unknown order. An init
     /// container returns all it had to the pool; a sidecar or app container keeps its devices.
     fn replay(resource: ResourceName, counts: &[(&str, ContainerKind, u32)]) -> Self {
-        let mut ask = Self {
-            resource,
-            devices: 0,
-            blocks: Vec::new(),
-            containers: Vec::new(),
-        };
+        let mut ask = Self { resource, devices: 0, blocks: Vec::new(), containers: Vec::new() };
         let mut pool = Pool::default();
         for &(name, kind, count) in counts {
-            let mut container = ContainerAsk {
-                name: name.into(),
-                blocks: Vec::new(),
-                any_of_held: 0,
-            };
+            let mut container = ContainerAsk { name: name.into(), blocks: Vec::new(), any_of_held: 0 };
             let pooled = pool.len(&ask.blocks);
             if pooled > count {
                 container.any_of_held = count;
@@ -289,10 +272,7 @@ mod tests {
 
     /// What a container gets: its blocks and how many unknown ones.
     fn shares(ask: &Ask) -> Vec<(Vec<usize>, u32)> {
-        ask.containers
-            .iter()
-            .map(|container| (container.blocks.clone(), container.any_of_held))
-            .collect()
+        ask.containers.iter().map(|container| (container.blocks.clone(), container.any_of_held)).collect()
     }
 
     #[test]
@@ -334,21 +314,11 @@ mod tests {
 
     #[test]
     fn zero_asks_for_nothing_and_half_a_device_is_refused() {
-        let container = |quantity| Container {
-            name: "train",
-            kind: App,
-            quantity: Some(quantity),
-        };
+        let container = |quantity| Container { name: "train", kind: App, quantity: Some(quantity) };
         let resources = ["nvidia.com/gpu".into()];
-        assert!(
-            Request::read(&resources, |_| [container("0")].into_iter())
-                .unwrap()
-                .is_empty()
-        );
+        assert!(Request::read(&resources, |_| [container("0")].into_iter()).unwrap().is_empty());
         assert_eq!(
-            Request::read(&resources, |_| [container("500m")].into_iter())
-                .unwrap_err()
-                .to_string(),
+            Request::read(&resources, |_| [container("500m")].into_iter()).unwrap_err().to_string(),
             "container train asks for 500m of nvidia.com/gpu, which is not a whole number of devices"
         );
     }

@@ -43,12 +43,7 @@ impl Parts {
         for spot in &spots {
             order(spot).hash(&mut hasher);
         }
-        Self {
-            hash: hasher.finish(),
-            spots,
-            sharing,
-            alike,
-        }
+        Self { hash: hasher.finish(), spots, sharing, alike }
     }
 
     /// Where each device lies.
@@ -77,10 +72,7 @@ impl Parts {
         if self.alike.len() == self.spots.len() {
             return set.clone();
         }
-        self.alike
-            .iter()
-            .flat_map(|range| range.clone().take(self.count(set, range)))
-            .collect()
+        self.alike.iter().flat_map(|range| range.clone().take(self.count(set, range))).collect()
     }
 
     /// How many of a run are in a set.
@@ -135,10 +127,7 @@ mod tests {
 
     #[test]
     fn pools_are_equal_whatever_order_their_devices_are_listed_in() {
-        assert_eq!(
-            slices(&[(1, 4, 4), (0, 0, 4), (0, 4, 4)]),
-            slices(&[(0, 0, 4), (0, 4, 4), (1, 4, 4)])
-        );
+        assert_eq!(slices(&[(1, 4, 4), (0, 0, 4), (0, 4, 4)]), slices(&[(0, 0, 4), (0, 4, 4), (1, 4, 4)]));
         assert_ne!(slices(&[(0, 0, 4)]), slices(&[(0, 4, 4)]));
     }
 }

@@ -24,19 +24,13 @@ impl Site<'_> {
     /// The same for members of a gang that spans nodes.
     #[must_use]
     pub fn for_gangs(self) -> Self {
-        Self {
-            purpose: Purpose::GangMember,
-            ..self
-        }
+        Self { purpose: Purpose::GangMember, ..self }
     }
 
     /// The best `size` devices of `free`; `None` if there are fewer.
     pub fn best(self, free: &DeviceSet, size: usize) -> Option<DeviceSet> {
         match self.shape {
-            Shape::Whole => self
-                .kind
-                .best_for(free.gpus(), size, self.purpose)
-                .map(DeviceSet::from),
+            Shape::Whole => self.kind.best_for(free.gpus(), size, self.purpose).map(DeviceSet::from),
             Shape::Parts(parts) => self.kind.best_parts(parts, self.cut, free, size),
         }
     }
@@ -47,19 +41,13 @@ impl Site<'_> {
         match self.shape {
             Shape::Whole => Some(self.kind.bandwidth(devices.gpus())),
             Shape::Parts(parts) => {
-                let spots: Vec<&Spot> = devices
-                    .iter()
-                    .filter_map(|device| parts.spots().get(device))
-                    .collect();
+                let spots: Vec<&Spot> =
+                    devices.iter().filter_map(|device| parts.spots().get(device)).collect();
                 if spots.iter().any(|spot| spot.slice.is_some()) {
                     return None;
                 }
                 let gpus: GpuSet = spots.iter().map(|spot| usize::from(spot.gpu)).collect();
-                Some(if gpus.len() == spots.len() {
-                    self.kind.bandwidth(gpus)
-                } else {
-                    0.0
-                })
+                Some(if gpus.len() == spots.len() { self.kind.bandwidth(gpus) } else { 0.0 })
             }
         }
     }
@@ -102,11 +90,7 @@ fn worth(parts: &Parts, cut: &[Spot], free: &DeviceSet) -> f64 {
             if left < range.len() {
                 continue;
             }
-            let length = if start == growing.0 {
-                growing.1 + size
-            } else {
-                size
-            };
+            let length = if start == growing.0 { growing.1 + size } else { size };
             // (a + b)^2 in place of a^2.
             whole += length * length - (length - size) * (length - size);
             growing = (start + size, length);
@@ -120,8 +104,7 @@ fn worth(parts: &Parts, cut: &[Spot], free: &DeviceSet) -> f64 {
 
 /// The first memory unit of a device and how many it has; a whole GPU is one.
 fn units_of(spot: &Spot) -> (u32, u32) {
-    spot.slice
-        .map_or((0, 1), |slice| (u32::from(slice.start), u32::from(slice.size)))
+    spot.slice.map_or((0, 1), |slice| (u32::from(slice.start), u32::from(slice.size)))
 }
 
 fn square(part: usize, of: usize) -> f64 {
@@ -136,12 +119,7 @@ mod tests {
 
     fn lost(shape: &Shape, free: &[usize], taken: &[usize]) -> f64 {
         let kind = kind(&bridged());
-        let site = Site {
-            kind: &kind,
-            shape,
-            cut: &[],
-            purpose: Purpose::Local,
-        };
+        let site = Site { kind: &kind, shape, cut: &[], purpose: Purpose::Local };
         site.stranded(&free.iter().copied().collect(), &taken.iter().copied().collect())
     }
 
@@ -174,22 +152,12 @@ mod tests {
     fn replicas_reach_what_their_gpus_do_and_slices_nothing() {
         let kind = kind(&bridged());
         let shared = replicas(8, 2);
-        let site = Site {
-            kind: &kind,
-            shape: &shared,
-            cut: &[],
-            purpose: Purpose::Local,
-        };
+        let site = Site { kind: &kind, shape: &shared, cut: &[], purpose: Purpose::Local };
         let reach = |devices: &[usize]| site.bandwidth(&devices.iter().copied().collect());
         assert_eq!(reach(&[0, 2]), Some(kind.bandwidth("0,1".parse().unwrap())));
         assert_eq!(reach(&[0, 1]), Some(0.0));
         let cut = slices(&[(0, 0, 4), (1, 0, 4)]);
-        let site = Site {
-            kind: &kind,
-            shape: &cut,
-            cut: &[],
-            purpose: Purpose::Local,
-        };
+        let site = Site { kind: &kind, shape: &cut, cut: &[], purpose: Purpose::Local };
         assert_eq!(site.bandwidth(&[0, 1].into_iter().collect()), None);
     }
 }

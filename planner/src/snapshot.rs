@@ -71,11 +71,7 @@ pub struct BackfillReservation {
 impl BackfillReservation {
     /// Keeps `nodes` for a gang.
     pub fn new(gang: Arc<GangKey>, priority: i32, nodes: impl IntoIterator<Item = NodeIx>) -> Self {
-        let mut kept = Self {
-            gang,
-            priority,
-            nodes: Vec::new(),
-        };
+        let mut kept = Self { gang, priority, nodes: Vec::new() };
         for node in nodes {
             let number = node.0 as usize;
             if kept.nodes.len() <= number {
@@ -223,9 +219,7 @@ impl Snapshot {
 
     /// The nodes with names and states, in the order in which they became known.
     pub fn iter(&self) -> impl Iterator<Item = (NodeIx, &NodeName, &Standing)> {
-        self.names
-            .iter()
-            .map(|(node, name)| (node, name, self.standing(node)))
+        self.names.iter().map(|(node, name)| (node, name, self.standing(node)))
     }
 }
 
@@ -251,12 +245,7 @@ impl Pool {
 impl Class {
     /// A pool on its machine. `cut` is [`Class::cut_beside`] of the pool.
     pub fn site<'a>(&'a self, pool: &'a Pool, cut: &'a [Spot]) -> Site<'a> {
-        Site {
-            kind: &self.kind,
-            shape: &pool.shape,
-            cut,
-            purpose: Purpose::Local,
-        }
+        Site { kind: &self.kind, shape: &pool.shape, cut, purpose: Purpose::Local }
     }
 
     /// MIG devices in use of pools other than number `pool`.
@@ -265,23 +254,14 @@ impl Class {
             Shape::Parts(parts) if parts.are_slices() => Some(Arc::clone(parts)),
             _ => None,
         };
-        if self
-            .pools
-            .get(pool)
-            .and_then(|pool| sliced(&pool.shape))
-            .is_none()
-        {
+        if self.pools.get(pool).and_then(|pool| sliced(&pool.shape)).is_none() {
             return Vec::new();
         }
         let mut cut = Vec::new();
         for (_, other) in self.pools.iter().enumerate().filter(|(index, _)| *index != pool) {
             if let Some(parts) = sliced(&other.shape) {
                 let spots = parts.spots().iter().enumerate();
-                cut.extend(
-                    spots
-                        .filter(|(device, _)| !other.free.contains(*device))
-                        .map(|(_, spot)| *spot),
-                );
+                cut.extend(spots.filter(|(device, _)| !other.free.contains(*device)).map(|(_, spot)| *spot));
             }
         }
         cut
@@ -300,9 +280,6 @@ impl Class {
 
     /// The pool of a resource.
     pub fn pool(&self, resource: &str) -> Option<(usize, &Pool)> {
-        self.pools
-            .iter()
-            .enumerate()
-            .find(|(_, pool)| pool.resource.as_str() == resource)
+        self.pools.iter().enumerate().find(|(_, pool)| pool.resource.as_str() == resource)
     }
 }

@@ -36,10 +36,7 @@ fn main() {
     // Cargo passes --bench; any other argument is an error.
     println!("{:<52} {:>10} {:>10} {:>10}", "", "p50", "p99", "max");
     in_process();
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(over_the_socket());
     runtime.block_on(many_devices());
     match std::env::var_os("GANTRY_BINARY") {
@@ -52,11 +49,7 @@ fn main() {
 fn in_process() {
     let whole = inventory(8);
     let pods: Vec<ObservedPod> = (0..4).map(|pod| granted(pod, &[2 * pod, 2 * pod + 1])).collect();
-    for (what, size) in [
-        ("granted pair", 2),
-        ("no grant, best 3 of what is left", 3),
-        ("no grant, 8", 8),
-    ] {
+    for (what, size) in [("granted pair", 2), ("no grant, best 3 of what is left", 3), ("no grant, 8", 8)] {
         ask(what, &whole, pods.clone(), size);
     }
     ask("2 of 80 replicas", &replicas(), Vec::new(), 2);
@@ -100,11 +93,7 @@ fn granted(pod: u8, gpus: &[u8]) -> ObservedPod {
         created: 0,
         revision: pod.into(),
         grant: Some(grant.to_annotation().unwrap()),
-        asks: vec![Ask {
-            container: "app".into(),
-            resource: "nvidia.com/gpu".into(),
-            count: gpus.len(),
-        }],
+        asks: vec![Ask { container: "app".into(), resource: "nvidia.com/gpu".into(), count: gpus.len() }],
         started: false,
     }
 }
@@ -112,11 +101,7 @@ fn granted(pod: u8, gpus: &[u8]) -> ObservedPod {
 /// The request with all devices free, with GPUs shared by ten or split into seven slices.
 async fn many_devices() {
     for (what, inventory) in [("replicas", replicas()), ("slices", slices())] {
-        let ids: Vec<String> = inventory
-            .devices
-            .iter()
-            .map(|device| device.id.to_string())
-            .collect();
+        let ids: Vec<String> = inventory.devices.iter().map(|device| device.id.to_string()).collect();
         let (directory, shutdown, daemon) = daemon(inventory);
         let mut kubelet = FakeKubelet::start(&directory);
         let mut plugin = kubelet.plugin().await;
@@ -186,10 +171,7 @@ fn inventory_with(each: u16, change: impl Fn(&mut Device, u16)) -> Inventory {
 fn daemon(inventory: Inventory) -> (PathBuf, CancellationToken, std::thread::JoinHandle<()>) {
     let (send, receive) = std::sync::mpsc::channel();
     let daemon = std::thread::spawn(move || {
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .build()
-            .unwrap();
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {
             let mut node = Node::new(8);
             node.inventory.send_replace(Arc::new(inventory));
@@ -219,9 +201,7 @@ async fn over_the_socket() {
     report("floor: GetDevicePluginOptions", times.split_off(WARM_UP));
     for count in [1, 8] {
         let request = AllocateRequest {
-            container_requests: vec![ContainerAllocateRequest {
-                device_ids: (0..count).map(uuid).collect(),
-            }],
+            container_requests: vec![ContainerAllocateRequest { device_ids: (0..count).map(uuid).collect() }],
         };
         let mut times = Vec::new();
         for _ in 0..WARM_UP + CALLS {
@@ -248,10 +228,7 @@ async fn over_the_socket() {
             plugin.client.get_preferred_allocation(request).await.unwrap();
             times.push(began.elapsed());
         }
-        report(
-            &format!("GetPreferredAllocation, {size} of 8"),
-            times.split_off(WARM_UP),
-        );
+        report(&format!("GetPreferredAllocation, {size} of 8"), times.split_off(WARM_UP));
     }
     let mut times = Vec::new();
     for _ in 0..RESTARTS {
@@ -275,9 +252,7 @@ async fn concurrently(plugin: &Plugin) {
             let mut client = plugin.client.clone();
             tokio::spawn(async move {
                 let request = AllocateRequest {
-                    container_requests: vec![ContainerAllocateRequest {
-                        device_ids: vec![uuid(caller)],
-                    }],
+                    container_requests: vec![ContainerAllocateRequest { device_ids: vec![uuid(caller)] }],
                 };
                 let mut times = Vec::with_capacity(CALLS);
                 for _ in 0..CALLS {
@@ -325,11 +300,7 @@ async fn whole_process(binary: &Path) {
     let mut stream = plugin.watch().await;
     let list = stream.next().await.unwrap().unwrap();
     tokio::time::sleep(Duration::from_secs(30)).await;
-    println!(
-        "{:<52} {:>10}",
-        "resident at rest, 30 s after start",
-        resident(&child)
-    );
+    println!("{:<52} {:>10}", "resident at rest, 30 s after start", resident(&child));
     let ids: Vec<String> = list.devices.iter().map(|device| device.id.clone()).collect();
     for call in 0..13_000 {
         let some = &ids[..1 + call % ids.len()];
@@ -338,9 +309,7 @@ async fn whole_process(binary: &Path) {
             plugin.allocate(&some).await.unwrap();
         } else {
             let offered: Vec<&str> = ids.iter().map(String::as_str).collect();
-            plugin
-                .prefer(&offered, &[], i32::try_from(some.len()).unwrap())
-                .await;
+            plugin.prefer(&offered, &[], i32::try_from(some.len()).unwrap()).await;
         }
     }
     println!("{:<52} {:>10}", "resident after 13,000 calls", resident(&child));
@@ -402,9 +371,5 @@ fn report(what: &str, mut times: Vec<Duration>) {
 
 fn text(time: Duration) -> String {
     let micros = time.as_secs_f64() * 1e6;
-    if micros < 1_000.0 {
-        format!("{micros:.1} us")
-    } else {
-        format!("{:.2} ms", micros / 1e3)
-    }
+    if micros < 1_000.0 { format!("{micros:.1} us") } else { format!("{:.2} ms", micros / 1e3) }
 }

@@ -56,11 +56,7 @@ pub struct Args {
     pub device_plugin_dir: PathBuf,
 
     /// Kubelet's pod resources socket, which lists the holders of devices
-    #[arg(
-        long,
-        value_name = "SOCKET",
-        default_value = "/var/lib/kubelet/pod-resources/kubelet.sock"
-    )]
+    #[arg(long, value_name = "SOCKET", default_value = "/var/lib/kubelet/pod-resources/kubelet.sock")]
     pub pod_resources_socket: PathBuf,
 
     /// Path or name of NVIDIA's management library; a name is looked for below the container driver root first
@@ -89,11 +85,7 @@ pub struct Args {
 
     /// Vendor and class of the CDI devices. Not nvidia.com/gpu where NVIDIA's toolkit writes a specification of that kind: the
     /// two would contradict each other, and the runtime would then use neither
-    #[arg(
-        long,
-        value_name = "VENDOR/CLASS",
-        default_value = "k8s.device-plugin.nvidia.com/gpu"
-    )]
+    #[arg(long, value_name = "VENDOR/CLASS", default_value = "k8s.device-plugin.nvidia.com/gpu")]
     pub cdi_kind: Kind,
 
     /// Kubelet's registration socket; empty to serve without registering [default: kubelet.sock in the device plugin directory]
@@ -114,12 +106,7 @@ pub struct Args {
     pub resource_name: Option<ResourceName>,
 
     /// Xids that make no GPU unhealthy: numbers with commas, or "all" to watch none
-    #[arg(
-        long,
-        env = "DP_DISABLE_HEALTHCHECKS",
-        value_name = "XIDS",
-        default_value = ""
-    )]
+    #[arg(long, env = "DP_DISABLE_HEALTHCHECKS", value_name = "XIDS", default_value = "")]
     pub disable_health_checks: XidList,
 
     /// Xids that make a GPU unhealthy whatever else is said of them: numbers with commas, or "all". With all disabled, just these are
@@ -197,8 +184,7 @@ impl Args {
     /// # Errors
     /// The file cannot be read.
     pub fn config_text(&self) -> Result<(String, String), SourceError> {
-        self.source_at(self.config.file().map_or(Place::Flags, Place::File))
-            .text_now()
+        self.source_at(self.config.file().map_or(Place::Flags, Place::File)).text_now()
     }
 
     /// The configuration that `text`, called `source` in problems, makes with flags and environment.
@@ -232,18 +218,11 @@ pub fn reference() -> String {
     let command = Args::augment_args(clap::Command::new("plugin"));
     let flags: Vec<Flag> = command
         .get_arguments()
-        .filter(|argument| {
-            !SETTINGS
-                .iter()
-                .any(|setting| setting.key == argument.get_id().as_str())
-        })
+        .filter(|argument| !SETTINGS.iter().any(|setting| setting.key == argument.get_id().as_str()))
         .map(|argument| Flag {
             name: format!("--{}", argument.get_long().unwrap_or_default()),
             env: argument.get_env().map(|name| name.to_string_lossy().into_owned()),
-            default: argument
-                .get_default_values()
-                .first()
-                .map(|value| value.to_string_lossy().into_owned()),
+            default: argument.get_default_values().first().map(|value| value.to_string_lossy().into_owned()),
             help: argument.get_help().map_or(String::new(), ToString::to_string),
         })
         .collect();

@@ -60,22 +60,12 @@ pub async fn run_with(args: Args, timing: WatchdogTiming, shutdown: Cancellation
     observed.count_configurations(reports.clone());
     let node = node_name(&args)?;
     let following = TaskTracker::new();
-    let from = args
-        .source(async || connect(args.kubeconfig.as_deref()).await)
-        .await?;
+    let from = args.source(async || connect(args.kubeconfig.as_deref()).await).await?;
     // A configuration selected by a node label may arrive late. Until then probes are served and problems are
     // reported, but no device: with default settings kubelet would allocate whole GPUs that are to be shared.
     let mut tasks = Tasks::new(shutdown.clone());
-    tasks.spawn(observe::serve(
-        args.listen,
-        Arc::clone(&observed),
-        shutdown.clone(),
-    ));
-    tasks.spawn(forward_reports(
-        reports.clone(),
-        Arc::clone(&observed),
-        shutdown.clone(),
-    ));
+    tasks.spawn(observe::serve(args.listen, Arc::clone(&observed), shutdown.clone()));
+    tasks.spawn(forward_reports(reports.clone(), Arc::clone(&observed), shutdown.clone()));
     if !args.no_cluster {
         let kubeconfig = args.kubeconfig.clone();
         tasks.spawn(report_problems(node, kubeconfig, reports, shutdown.clone()));
@@ -140,11 +130,7 @@ pub async fn serve(
     let (_configure, config) = watch::channel(Arc::new(args.config_now()?.config));
     let observed = Arc::new(Observed::default());
     let mut tasks = Tasks::new(shutdown.clone());
-    tasks.spawn(observe::serve(
-        args.listen,
-        Arc::clone(&observed),
-        shutdown.clone(),
-    ));
+    tasks.spawn(observe::serve(args.listen, Arc::clone(&observed), shutdown.clone()));
     let context = (observed, Diagnoses::none());
     serve_observed(args, config, inventory, context, tasks, shutdown).await
 }
@@ -195,11 +181,7 @@ async fn serve_observed(
         Arc::clone(&observed),
         shutdown.clone(),
     ));
-    tasks.spawn(processes::watch(
-        args.cgroup_root.clone(),
-        Arc::clone(&handover),
-        shutdown.clone(),
-    ));
+    tasks.spawn(processes::watch(args.cgroup_root.clone(), Arc::clone(&handover), shutdown.clone()));
     let labeller = Labeller {
         target: args.labels.labels,
         identity: Identity {
@@ -226,12 +208,7 @@ async fn serve_observed(
         tasks.spawn_group(cluster.run(notes, shutdown.clone()));
     }
     let (pass, passed) = Inventory::channel();
-    let channels = cdi::Channels {
-        inventory,
-        config,
-        passed: pass,
-        access,
-    };
+    let channels = cdi::Channels { inventory, config, passed: pass, access };
     tasks.spawn(writer.gate(channels, Arc::clone(&observed), shutdown.clone()));
     let kubelet = Kubelet {
         directory: absolute(&args.device_plugin_dir),

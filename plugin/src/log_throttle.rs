@@ -31,11 +31,7 @@ impl LogThrottle {
             }
             _ => MIN_PAUSE,
         };
-        self.0 = Some(LastLogged {
-            reason: reason.to_owned(),
-            due: now + pause,
-            pause,
-        });
+        self.0 = Some(LastLogged { reason: reason.to_owned(), due: now + pause, pause });
         true
     }
 

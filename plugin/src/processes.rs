@@ -183,10 +183,7 @@ mod tests {
             UID.replace('-', "_")
         );
         let events = format!("{pod}/cgroup.events");
-        let root = tree(&[
-            ("cgroup.controllers", "pids"),
-            (&events, "populated 1\nfrozen 0\n"),
-        ]);
+        let root = tree(&[("cgroup.controllers", "pids"), (&events, "populated 1\nfrozen 0\n")]);
         assert_eq!(scan(root.path(), UID), ProcessState::Running);
         fs::write(root.path().join(&events), "populated 0\nfrozen 0\n").unwrap();
         assert_eq!(scan(root.path(), UID), ProcessState::Gone);

@@ -63,8 +63,5 @@ pub(crate) fn resolve(root: &Path, path: &Path) -> Option<PathBuf> {
 }
 
 fn reversed(path: &Path) -> Vec<PathBuf> {
-    path.components()
-        .rev()
-        .map(|part| part.as_os_str().into())
-        .collect()
+    path.components().rev().map(|part| part.as_os_str().into()).collect()
 }

@@ -101,9 +101,7 @@ impl Watchdog {
         }
         if silence >= self.timing.silent_after {
             let seconds = self.timing.silent_after.as_secs();
-            return Finding::Silent(format!(
-                "NVML hangs: a call has not returned for more than {seconds} s"
-            ));
+            return Finding::Silent(format!("NVML hangs: a call has not returned for more than {seconds} s"));
         }
         outage.map_or(Finding::Working, Finding::Reported)
     }
@@ -118,10 +116,7 @@ fn failing_since(before: Option<Instant>, outage: Option<&Outage>, now: Instant)
 
 /// Marks every unit as unreachable. True if something changed.
 fn mark(hardware: &mut Arc<Hardware>, reason: &str) -> bool {
-    let health = DeviceHealth {
-        healthy: false,
-        reason: Some(reason.to_owned()),
-    };
+    let health = DeviceHealth { healthy: false, reason: Some(reason.to_owned()) };
     if hardware.units.iter().all(|unit| unit.health == health) {
         return false;
     }
@@ -139,11 +134,7 @@ mod tests {
     use super::*;
 
     fn timing(silent_after: Duration, restart_after: Duration) -> WatchdogTiming {
-        WatchdogTiming {
-            check: Duration::from_millis(5),
-            silent_after,
-            restart_after,
-        }
+        WatchdogTiming { check: Duration::from_millis(5), silent_after, restart_after }
     }
 
     const LONG: Duration = Duration::from_secs(3600);
@@ -158,11 +149,7 @@ mod tests {
 
     impl Node {
         fn new(timing: WatchdogTiming, diagnoses: Diagnoses) -> Self {
-            let gpu = |index| Gpu {
-                index,
-                uuid: format!("GPU-{index}").parse().ok(),
-                ..Gpu::default()
-            };
+            let gpu = |index| Gpu { index, uuid: format!("GPU-{index}").parse().ok(), ..Gpu::default() };
             let parts = MachineParts {
                 gpus: vec![gpu(0), gpu(1)],
                 paths: PathMatrix::from_fn(2, |_, _| PathClass::Sys),
@@ -170,11 +157,8 @@ mod tests {
             };
             let (publish, hardware) = Hardware::channel();
             publish.send_replace(Arc::new(Hardware::of(Arc::new(Machine::new(parts).unwrap()))));
-            let (heartbeat, observed, shutdown) = (
-                Heartbeat::new(),
-                Arc::<Observed>::default(),
-                CancellationToken::new(),
-            );
+            let (heartbeat, observed, shutdown) =
+                (Heartbeat::new(), Arc::<Observed>::default(), CancellationToken::new());
             let (diagnoses, marker) = diagnoses.with_marker();
             let watchdog = Watchdog {
                 heartbeat: heartbeat.clone(),
@@ -185,12 +169,7 @@ mod tests {
                 timing,
             };
             tokio::spawn(watchdog.run(shutdown.clone()));
-            Self {
-                heartbeat,
-                hardware,
-                observed,
-                shutdown,
-            }
+            Self { heartbeat, hardware, observed, shutdown }
         }
 
         async fn until(&self, readiness: impl FnMut(&crate::observe::Readiness) -> bool) {
@@ -240,15 +219,9 @@ mod tests {
     #[tokio::test]
     async fn long_nvml_failure_fails_liveness_unless_driver_is_gone() {
         let failing = outage(OutageKind::Failing);
-        let node = Node::new(
-            timing(LONG, Duration::from_millis(20)),
-            Diagnoses::with_outage(failing),
-        );
+        let node = Node::new(timing(LONG, Duration::from_millis(20)), Diagnoses::with_outage(failing));
         node.until(|now| now.dead).await;
-        assert_eq!(
-            node.observed.readiness().missing()[0],
-            "NVML fails: no permission"
-        );
+        assert_eq!(node.observed.readiness().missing()[0], "NVML fails: no permission");
         assert_eq!(node.reasons(), [None, None], "the owner marks the devices itself");
         assert!(!node.observed.readiness().is_settled());
 
@@ -268,18 +241,12 @@ mod tests {
             let node = Node::new(timing(LONG, LONG), Diagnoses::with_outage(outage(kind)));
             node.until(|now| now.nvml.is_some()).await;
             let readiness = node.observed.readiness();
-            assert!(
-                !readiness.missing().is_empty() && readiness.is_settled(),
-                "{kind:?}"
-            );
+            assert!(!readiness.missing().is_empty() && readiness.is_settled(), "{kind:?}");
         }
     }
 
     fn outage(kind: OutageKind) -> Outage {
-        Outage {
-            reason: "NVML fails: no permission".into(),
-            kind,
-        }
+        Outage { reason: "NVML fails: no permission".into(), kind }
     }
 
     #[tokio::test]

@@ -32,9 +32,7 @@ struct Scene {
 impl Scene {
     async fn new(gpus: u8) -> Self {
         let stop = CancellationToken::new();
-        let api = ApiServer::start(&ApiOptions::default(), stop.clone())
-            .await
-            .unwrap();
+        let api = ApiServer::start(&ApiOptions::default(), stop.clone()).await.unwrap();
         let node = Node::new(gpus);
         let kubeconfig = node.directory.path().join("kubeconfig");
         std::fs::write(&kubeconfig, api.kubeconfig()).unwrap();
@@ -43,13 +41,7 @@ impl Scene {
             args.no_cluster = false;
             args.kubeconfig = Some(kubeconfig);
         });
-        Self {
-            truth: node.truth(),
-            kubelet: node.kubelet(),
-            node,
-            client,
-            stop,
-        }
+        Self { truth: node.truth(), kubelet: node.kubelet(), node, client, stop }
     }
 
     async fn boot(&mut self) -> Plugin {
@@ -79,8 +71,7 @@ impl Scene {
         };
         self.binding(name, &grant.to_annotation().unwrap()).await;
         // The wait for a grant is not part of these tests.
-        self.account("the grant", |status| held(status, name).len() == gpus.len())
-            .await;
+        self.account("the grant", |status| held(status, name).len() == gpus.len()).await;
     }
 
     async fn create(&self, name: &str, gpus: usize) -> String {
@@ -159,30 +150,17 @@ async fn grant_in_binding_reaches_container_and_status() {
     let chosen = plugin.prefer(&texts(&all), &[], 2).await;
     assert_eq!(chosen, ids([5, 6]).into_iter().collect());
     let answer = plugin.allocate(&[&uuid(6), &uuid(5)]).await.unwrap();
-    assert_eq!(
-        answer.envs["NVIDIA_VISIBLE_DEVICES"],
-        ids([6, 5]).join(","),
-        "in the order asked"
-    );
+    assert_eq!(answer.envs["NVIDIA_VISIBLE_DEVICES"], ids([6, 5]).join(","), "in the order asked");
     scene.truth.set("job", "app", ids([5, 6]));
     let status = scene
         .account("the truth", |status| {
-            status
-                .holders
-                .iter()
-                .any(|holder| holder.provenance == Provenance::PodResources)
+            status.holders.iter().any(|holder| holder.provenance == Provenance::PodResources)
         })
         .await;
     assert_eq!(held(&status, "job"), chosen);
     let pod = scene.pods().get("job").await.unwrap();
-    assert_eq!(
-        status.holders[0].uid.as_ref().map(ToString::to_string),
-        pod.metadata.uid
-    );
-    assert_eq!(
-        (status.summary.gpus, status.summary.healthy, status.summary.held),
-        (8, 8, 2)
-    );
+    assert_eq!(status.holders[0].uid.as_ref().map(ToString::to_string), pod.metadata.uid);
+    assert_eq!((status.summary.gpus, status.summary.healthy, status.summary.held), (8, 8, 2));
     assert_eq!(status.summary.links, "NV4");
     assert_eq!(status.deviations_total, 0);
 }
@@ -195,24 +173,13 @@ async fn unplanned_pod_avoids_granted_devices() {
     scene.create("stray", 2).await;
     // As with spec.nodeName set by hand: bound without a plan.
     scene.binding("stray", "").await;
-    scene
-        .account("both pods", |status| held(status, "planned").len() == 2)
-        .await;
+    scene.account("both pods", |status| held(status, "planned").len() == 2).await;
     let all = ids(0..4);
     let first = plugin.prefer(&texts(&all), &[], 2).await;
-    plugin
-        .allocate(&first.iter().map(String::as_str).collect::<Vec<_>>())
-        .await
-        .unwrap();
+    plugin.allocate(&first.iter().map(String::as_str).collect::<Vec<_>>()).await.unwrap();
     let rest: Vec<String> = all.into_iter().filter(|id| !first.contains(id)).collect();
     let second = plugin.prefer(&texts(&rest), &[], 2).await;
-    assert_eq!(
-        (first, second),
-        (
-            ids([0, 1]).into_iter().collect(),
-            ids([2, 3]).into_iter().collect()
-        )
-    );
+    assert_eq!((first, second), (ids([0, 1]).into_iter().collect(), ids([2, 3]).into_iter().collect()));
 }
 
 #[tokio::test]
@@ -225,10 +192,8 @@ async fn forged_grant_writes_event() {
     let told = async {
         loop {
             let list = events.list(&ListParams::default()).await.unwrap();
-            if let Some(event) = list
-                .items
-                .into_iter()
-                .find(|event| event.reason.as_deref() == Some("GrantRefused"))
+            if let Some(event) =
+                list.items.into_iter().find(|event| event.reason.as_deref() == Some("GrantRefused"))
             {
                 return event;
             }
@@ -237,12 +202,7 @@ async fn forged_grant_writes_event() {
     };
     let event = soon("an Event", told).await;
     assert_eq!(event.regarding.unwrap().name.as_deref(), Some("forged"));
-    assert!(
-        event
-            .note
-            .unwrap()
-            .starts_with("the annotation gantry.dev/grant is ignored: ")
-    );
+    assert!(event.note.unwrap().starts_with("the annotation gantry.dev/grant is ignored: "));
 }
 
 #[tokio::test]
@@ -250,23 +210,15 @@ async fn missing_driver_is_reported_in_status_and_probes() {
     let mut scene = Scene::new(2).await;
     let address = scene.node.listen();
     let ready = Arc::clone(&scene.node.inventory.borrow());
-    scene.node.inventory.send_replace(Arc::new(Inventory::absent(
-        "libnvidia-ml.so.1 is not on this node",
-    )));
+    scene.node.inventory.send_replace(Arc::new(Inventory::absent("libnvidia-ml.so.1 is not on this node")));
     scene.node.boot();
     let status = scene.account("an account", |_| true).await;
     let condition = &status.conditions[0];
-    assert_eq!(
-        (condition.status.as_str(), condition.reason.as_str()),
-        ("False", "NoDevices")
-    );
+    assert_eq!((condition.status.as_str(), condition.reason.as_str()), ("False", "NoDevices"));
     assert_eq!(condition.message, "libnvidia-ml.so.1 is not on this node");
     let (code, text) = get(address, "/readyz").await;
     assert_eq!(code, 503);
-    assert_eq!(
-        text,
-        "not ready: no devices: libnvidia-ml.so.1 is not on this node\n"
-    );
+    assert_eq!(text, "not ready: no devices: libnvidia-ml.so.1 is not on this node\n");
     assert_eq!(get(address, "/healthz").await.0, 200);
     // Rollouts use this probe: this process has nothing left to do on this node.
     assert_eq!(get(address, "/settledz").await, (200, text));
@@ -274,9 +226,7 @@ async fn missing_driver_is_reported_in_status_and_probes() {
     scene.node.inventory.send_replace(ready);
     scene.kubelet.registration().await;
     scene
-        .account("readiness", |status| {
-            status.conditions[0].status == "True" && status.devices.len() == 2
-        })
+        .account("readiness", |status| status.conditions[0].status == "True" && status.devices.len() == 2)
         .await;
     assert_eq!(get(address, "/readyz").await, (200, "ready\n".to_owned()));
     let (_, metrics) = get(address, "/metrics").await;
@@ -284,10 +234,7 @@ async fn missing_driver_is_reported_in_status_and_probes() {
         metrics.contains(r#"gantry_plugin_devices{resource="nvidia.com/gpu",state="healthy"} 2"#),
         "{metrics}"
     );
-    assert!(
-        metrics.contains("gantry_plugin_registrations_total{"),
-        "{metrics}"
-    );
+    assert!(metrics.contains("gantry_plugin_registrations_total{"), "{metrics}");
 }
 
 #[tokio::test]
@@ -298,9 +245,7 @@ async fn no_api_server_serves_by_topology() {
     scene.node.boot();
     let mut plugin = scene.kubelet.plugin().await;
     let all = ids([1, 2, 3]);
-    plugin
-        .comes_to_prefer(&texts(&all), 2, ids([2, 3]).into_iter().collect())
-        .await;
+    plugin.comes_to_prefer(&texts(&all), 2, ids([2, 3]).into_iter().collect()).await;
     let told = async {
         loop {
             let (code, text) = get(address, "/readyz").await;
@@ -323,18 +268,10 @@ async fn force_deleted_pod_is_quarantined_while_running() {
     plugin.prefer(&texts(&all), &[], 2).await;
     plugin.allocate(&[&uuid(0), &uuid(1)]).await.unwrap();
     let uid = scene.pods().get("job").await.unwrap().metadata.uid.unwrap();
-    let group = scene
-        .node
-        .directory
-        .path()
-        .join(format!("cgroup/pids/kubepods/pod{uid}"));
+    let group = scene.node.directory.path().join(format!("cgroup/pids/kubepods/pod{uid}"));
     std::fs::create_dir_all(&group).unwrap();
     std::fs::write(group.join("cgroup.procs"), "77\n").unwrap();
-    scene
-        .pods()
-        .delete("job", &DeleteParams::default().grace_period(0))
-        .await
-        .unwrap();
+    scene.pods().delete("job", &DeleteParams::default().grace_period(0)).await.unwrap();
     let quarantined = |status: &GpuNodeStatus| {
         status
             .holders
@@ -343,24 +280,17 @@ async fn force_deleted_pod_is_quarantined_while_running() {
     };
     scene.account("the quarantine", quarantined).await;
     // Kubelet offers them at once, but they are not preferred.
-    assert_eq!(
-        plugin.prefer(&texts(&all), &[], 2).await,
-        ids([2, 3]).into_iter().collect()
-    );
+    assert_eq!(plugin.prefer(&texts(&all), &[], 2).await, ids([2, 3]).into_iter().collect());
     // The plugin restarts while the process keeps running.
     scene.node.stop().await;
     scene.node.boot();
     scene.kubelet.registration().await;
     scene
-        .account("readiness again", |status| {
-            status.conditions[0].status == "True" && quarantined(status)
-        })
+        .account("readiness again", |status| status.conditions[0].status == "True" && quarantined(status))
         .await;
     std::fs::remove_file(group.join("cgroup.procs")).unwrap();
     std::fs::remove_dir(&group).unwrap();
-    scene
-        .account("the release", |status| status.holders.is_empty())
-        .await;
+    scene.account("the release", |status| status.holders.is_empty()).await;
 }
 
 #[tokio::test]
@@ -374,21 +304,13 @@ async fn restarted_plugin_restores_holders() {
     scene.truth.set("job", "app", ids([2, 3]));
     let running = json!({"status": {"phase": "Running", "startTime": "2026-01-01T00:00:00Z"}});
     let parameters = PatchParams::default();
-    scene
-        .pods()
-        .patch_status("job", &parameters, &Patch::Merge(running))
-        .await
-        .unwrap();
+    scene.pods().patch_status("job", &parameters, &Patch::Merge(running)).await.unwrap();
     scene.node.stop().await;
-    let stopped = scene
-        .account("the farewell", |status| status.conditions[0].reason == "Stopped")
-        .await;
+    let stopped = scene.account("the farewell", |status| status.conditions[0].reason == "Stopped").await;
     assert_eq!(held(&stopped, "job"), ids([2, 3]).into_iter().collect());
     scene.node.boot();
     let mut plugin = scene.kubelet.plugin().await;
-    let status = scene
-        .account("readiness again", |status| status.conditions[0].status == "True")
-        .await;
+    let status = scene.account("readiness again", |status| status.conditions[0].status == "True").await;
     assert_eq!(held(&status, "job"), ids([2, 3]).into_iter().collect());
     scene.bind("next", &[1]).await;
     let answer = plugin.prefer(&texts(&ids(0..2)), &[], 1).await;
@@ -402,9 +324,7 @@ async fn deleted_gpunode_is_written_again_on_change() {
     let api = Api::<GpuNode>::all(scene.client.clone());
     api.delete(NODE, &DeleteParams::default()).await.unwrap();
     scene.bind("job", &[0]).await;
-    let status = scene
-        .account("the account", |status| !held(status, "job").is_empty())
-        .await;
+    let status = scene.account("the account", |status| !held(status, "job").is_empty()).await;
     assert_eq!(status.devices.len(), 2);
     assert_eq!(api.get(NODE).await.unwrap().spec.machine.gpus().len(), 2);
 }
@@ -430,11 +350,7 @@ async fn reregistered_node_owns_its_gpunode_again() {
     let api = Api::<GpuNode>::all(scene.client.clone());
     let owner = || async {
         let owners = api.get(NODE).await.unwrap().metadata.owner_references;
-        owners
-            .unwrap_or_default()
-            .into_iter()
-            .next()
-            .map(|owner| owner.uid)
+        owners.unwrap_or_default().into_iter().next().map(|owner| owner.uid)
     };
     let first = register().await;
     let _plugin = scene.boot().await;
@@ -444,9 +360,7 @@ async fn reregistered_node_owns_its_gpunode_again() {
     // As the garbage collector does, because the owner is gone.
     api.delete(NODE, &DeleteParams::default()).await.unwrap();
     scene.bind("job", &[0]).await;
-    scene
-        .account("the account", |status| !held(status, "job").is_empty())
-        .await;
+    scene.account("the account", |status| !held(status, "job").is_empty()).await;
     assert_eq!(owner().await, Some(second));
     // The same without a change, and without the garbage collector.
     nodes.delete(NODE, &DeleteParams::default()).await.unwrap();
@@ -469,11 +383,7 @@ async fn no_driver_keeps_earlier_quarantine() {
     plugin.prefer(&texts(&ids(0..2)), &[], 1).await;
     plugin.allocate(&[&uuid(0)]).await.unwrap();
     let uid = scene.pods().get("job").await.unwrap().metadata.uid.unwrap();
-    let group = scene
-        .node
-        .directory
-        .path()
-        .join(format!("cgroup/pids/kubepods/pod{uid}"));
+    let group = scene.node.directory.path().join(format!("cgroup/pids/kubepods/pod{uid}"));
     std::fs::create_dir_all(&group).unwrap();
     std::fs::write(group.join("cgroup.procs"), "77\n").unwrap();
     let now = DeleteParams::default().grace_period(0);

@@ -23,20 +23,13 @@ use tokio_util::sync::CancellationToken;
 async fn missing_config_serves_only_probes_invalid_one_is_reported() {
     let stop = CancellationToken::new();
     let _end = stop.clone().drop_guard();
-    let api = ApiServer::start(&ApiOptions::default(), stop.clone())
-        .await
-        .unwrap();
+    let api = ApiServer::start(&ApiOptions::default(), stop.clone()).await.unwrap();
     let client = api.client().unwrap();
     let node = serde_json::from_value(json!({"metadata": {"name": "node-1"}})).unwrap();
-    Api::<KubeNode>::all(client.clone())
-        .create(&PostParams::default(), &node)
-        .await
-        .unwrap();
+    Api::<KubeNode>::all(client.clone()).create(&PostParams::default(), &node).await.unwrap();
     let maps = Api::<ConfigMap>::namespaced(client.clone(), "default");
     let map = json!({"metadata": {"name": "configs"}, "data": {"default": ""}});
-    maps.create(&PostParams::default(), &serde_json::from_value(map).unwrap())
-        .await
-        .unwrap();
+    maps.create(&PostParams::default(), &serde_json::from_value(map).unwrap()).await.unwrap();
 
     // The API server is away: nobody listens where it is sought.
     let door = own_address();
@@ -44,11 +37,7 @@ async fn missing_config_serves_only_probes_invalid_one_is_reported() {
     let mut node = Node::new(0);
     let kubeconfig = node.directory.path().join("kubeconfig");
     let behind = api.url();
-    std::fs::write(
-        &kubeconfig,
-        api.kubeconfig().replace(&behind, &format!("http://{door}")),
-    )
-    .unwrap();
+    std::fs::write(&kubeconfig, api.kubeconfig().replace(&behind, &format!("http://{door}"))).unwrap();
     let listen = node.listen();
     let layout = sim.installed.layout.clone();
     let library = sim.installed.library.clone();
@@ -59,10 +48,8 @@ async fn missing_config_serves_only_probes_invalid_one_is_reported() {
         args.proc_root = layout.proc;
         args.sys_root = layout.sys;
         args.dev_root = layout.dev;
-        args.config.config_map = Some(Configs::ConfigMap {
-            namespace: "default".into(),
-            name: "configs".into(),
-        });
+        args.config.config_map =
+            Some(Configs::ConfigMap { namespace: "default".into(), name: "configs".into() });
     });
     let mut kubelet = node.kubelet();
     let shutdown = CancellationToken::new();
@@ -71,10 +58,7 @@ async fn missing_config_serves_only_probes_invalid_one_is_reported() {
     let (code, body) = awaited(listen, "/readyz", "its watch fails").await;
     assert_eq!(code, 503, "{body}");
     assert!(body.starts_with("not ready: no configuration yet"), "{body}");
-    assert!(
-        kubelet.registered_nothing(),
-        "kubelet would give out whole what is to be shared"
-    );
+    assert!(kubelet.registered_nothing(), "kubelet would give out whole what is to be shared");
 
     let server = behind.trim_start_matches("http://").parse().unwrap();
     let _open = Door::open(door, server).await;
@@ -84,9 +68,7 @@ async fn missing_config_serves_only_probes_invalid_one_is_reported() {
     assert_eq!(devices.len(), 2);
 
     let patch = json!({"data": {"default": "flags: {migStrategy: mixt}"}});
-    maps.patch("configs", &PatchParams::default(), &Patch::Merge(patch))
-        .await
-        .unwrap();
+    maps.patch("configs", &PatchParams::default(), &Patch::Merge(patch)).await.unwrap();
     let (code, body) = awaited(listen, "/readyz", "degraded: the configuration is invalid").await;
     assert_eq!(code, 200, "GPUs are served on: {body}");
     assert!(body.contains("mixt"), "{body}");
@@ -98,9 +80,7 @@ async fn missing_config_serves_only_probes_invalid_one_is_reported() {
         "{note}"
     );
     let patch = json!({"data": {"default": ""}});
-    maps.patch("configs", &PatchParams::default(), &Patch::Merge(patch))
-        .await
-        .unwrap();
+    maps.patch("configs", &PatchParams::default(), &Patch::Merge(patch)).await.unwrap();
     soon("an end of it", async {
         while get(listen, "/readyz").await.1.contains("configuration") {
             a_moment().await;
@@ -144,19 +124,12 @@ async fn config_with_unmet_requirement_keeps_the_last_one() {
     assert!(metrics.contains("gantry_plugin_config_refused 1"), "{metrics}");
     let container = plugin.allocate(&[&devices[0].id]).await.unwrap();
     assert!(!container.devices.is_empty(), "the last good one: {container:?}");
-    assert!(
-        !container.envs.contains_key("NVIDIA_IMEX_CHANNELS"),
-        "{container:?}"
-    );
+    assert!(!container.envs.contains_key("NVIDIA_IMEX_CHANNELS"), "{container:?}");
 
     std::fs::create_dir_all(&channels).unwrap();
     std::fs::write(channels.join("channel0"), "").unwrap();
     soon("its taking effect", async {
-        while !get(listen, "/metrics")
-            .await
-            .1
-            .contains("gantry_plugin_config_refused 0")
-        {
+        while !get(listen, "/metrics").await.1.contains("gantry_plugin_config_refused 0") {
             a_moment().await;
         }
     })

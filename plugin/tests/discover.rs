@@ -25,9 +25,7 @@ fn normalised(machine: &Machine) -> MachineParts {
     });
     for (index, gpu) in parts.gpus.iter_mut().enumerate() {
         let linked = (0..machine.gpus().len()).any(|other| machine.direct_nvlinks(index, other) > 0);
-        gpu.nvlink = gpu
-            .nvlink
-            .filter(|ports: &NvLinkPorts| linked || ports.switch_links > 0);
+        gpu.nvlink = gpu.nvlink.filter(|ports: &NvLinkPorts| linked || ports.switch_links > 0);
     }
     parts
 }
@@ -98,9 +96,7 @@ fn discovery_equals_printed_matrix() {
         };
         for a in 0..printed.paths().len() {
             for b in 0..a {
-                if misfits
-                    .iter()
-                    .any(|misfit| (misfit.first, misfit.second) == (b, a))
+                if misfits.iter().any(|misfit| (misfit.first, misfit.second) == (b, a))
                     && a >= printed.gpus().len()
                 {
                     continue;
@@ -116,10 +112,7 @@ fn discovery_equals_printed_matrix() {
 
 #[test]
 fn missing_nvml_gives_advice() {
-    let options = NvmlOptions {
-        library: "/nonexistent/libnvidia-ml.so.1".into(),
-        ..NvmlOptions::default()
-    };
+    let options = NvmlOptions { library: "/nonexistent/libnvidia-ml.so.1".into(), ..NvmlOptions::default() };
     let error = discover::scan(&options).unwrap_err().to_string();
     assert!(
         error.starts_with("NVML library /nonexistent/libnvidia-ml.so.1 cannot be loaded (")
@@ -133,14 +126,8 @@ fn other_library_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     let library = folder.path().join("libnvidia-ml.so.1");
     std::fs::write(&library, "not an ELF file").unwrap();
-    let options = NvmlOptions {
-        library,
-        ..NvmlOptions::default()
-    };
-    assert!(matches!(
-        discover::scan(&options),
-        Err(DiscoverError::Nvml(NvmlError::Load { .. }))
-    ));
+    let options = NvmlOptions { library, ..NvmlOptions::default() };
+    assert!(matches!(discover::scan(&options), Err(DiscoverError::Nvml(NvmlError::Load { .. }))));
 }
 
 #[test]
@@ -156,10 +143,7 @@ fn unloaded_driver_differs_from_no_gpu() {
 
     let none = Machine::new(MachineParts::default()).unwrap();
     let sim = Sim::of_machine(&none, "none");
-    assert!(matches!(
-        discover::scan(&sim.options()),
-        Err(DiscoverError::NoGpu)
-    ));
+    assert!(matches!(discover::scan(&sim.options()), Err(DiscoverError::NoGpu)));
 }
 
 #[test]
@@ -240,10 +224,7 @@ fn any_single_failing_call_keeps_the_machine() {
                 .unwrap_or_else(|error| panic!("without {call} ({code}): {error}"));
             assert_eq!(found.machine.gpus().len(), 8, "{call}");
             assert_eq!(found.unreachable, [], "{call}");
-            assert!(
-                found.machine.gpus().iter().all(|gpu| gpu.uuid.is_some()),
-                "{call}"
-            );
+            assert!(found.machine.gpus().iter().all(|gpu| gpu.uuid.is_some()), "{call}");
             sim.installed.controller.clear_rule(call).unwrap();
         }
     }
@@ -255,10 +236,7 @@ fn any_single_failing_call_keeps_the_machine() {
 #[test]
 fn failed_fact_gives_warning_with_its_name() {
     let sim = Sim::of("workstation-2x");
-    sim.installed
-        .controller
-        .fail_call("nvmlDeviceGetMinorNumber", 999, None)
-        .unwrap();
+    sim.installed.controller.fail_call("nvmlDeviceGetMinorNumber", 999, None).unwrap();
     let nvml = Nvml::load(&sim.options().library).unwrap();
     let found = discover::read(&nvml, &sim.options()).unwrap();
     assert_eq!(
@@ -272,10 +250,7 @@ fn failed_fact_gives_warning_with_its_name() {
 fn missing_nvml_paths_come_from_sysfs() {
     for name in ["dgx1-v100", "l4-4x-pcie", "hgx-h100"] {
         let sim = Sim::of(name);
-        sim.installed
-            .controller
-            .fail_call("nvmlDeviceGetTopologyCommonAncestor", 3, None)
-            .unwrap();
+        sim.installed.controller.fail_call("nvmlDeviceGetTopologyCommonAncestor", 3, None).unwrap();
         let nvml = Nvml::load(&sim.options().library).unwrap();
         let found = discover::read(&nvml, &sim.options()).unwrap();
         let expected = normalised(sim.installed.facts.machine());
@@ -287,10 +262,7 @@ fn missing_nvml_paths_come_from_sysfs() {
 #[test]
 fn missing_sysfs_finds_gpus_without_nics() {
     let sim = Sim::of("hgx-h100");
-    let options = NvmlOptions {
-        sys_root: "/nonexistent".into(),
-        ..sim.options()
-    };
+    let options = NvmlOptions { sys_root: "/nonexistent".into(), ..sim.options() };
     let machine = discover::scan(&options).unwrap().machine;
     assert_eq!(machine.gpus().len(), 8);
     assert_eq!(machine.nics().len(), 0);
@@ -313,27 +285,16 @@ fn unknown_numa_node_gives_none_and_a_warning() {
     let found = discover::read(&nvml, &sim.options()).unwrap();
     assert_eq!(found.machine.gpus()[5].numa, gpus[5].numa);
     assert_eq!(found.machine.gpus()[6].numa, None);
-    let told: Vec<_> = found
-        .warnings
-        .iter()
-        .filter(|warning| warning.contains("NUMA node"))
-        .collect();
+    let told: Vec<_> = found.warnings.iter().filter(|warning| warning.contains("NUMA node")).collect();
     assert_eq!(told.len(), 1, "{told:?}");
-    assert!(
-        told[0].contains(gpus[6].bus_id.as_ref().unwrap().as_str()),
-        "{told:?}"
-    );
+    assert!(told[0].contains(gpus[6].bus_id.as_ref().unwrap().as_str()), "{told:?}");
 }
 
 #[test]
 fn all_gpu_processes_are_listed() {
     let sim = Sim::of("workstation-2x");
     let processes: Vec<_> = (1..=300)
-        .map(|pid| gantry_nvml_sim::control::Process {
-            pid,
-            memory_mib: 1,
-            ..Default::default()
-        })
+        .map(|pid| gantry_nvml_sim::control::Process { pid, memory_mib: 1, ..Default::default() })
         .collect();
     sim.installed.controller.set_processes(1, processes).unwrap();
     let nvml = Nvml::load(&sim.options().library).unwrap();

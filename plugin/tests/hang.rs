@@ -50,23 +50,12 @@ async fn hanging_driver_marks_devices_until_it_responds() {
     let controller = &sim.installed.controller;
     controller.slow_call("nvmlEventSetWait_v2", SLOW).unwrap();
     comes(&mut lists, ["Unhealthy"; 2]).await;
-    let (code, body) = awaited(
-        listen,
-        "/readyz",
-        "NVML hangs: a call has not returned for more than 2 s",
-    )
-    .await;
+    let (code, body) =
+        awaited(listen, "/readyz", "NVML hangs: a call has not returned for more than 2 s").await;
     assert_eq!(code, 503, "{body}");
     assert_eq!(get(listen, "/healthz").await.0, 200, "it may come back");
-    assert_eq!(
-        get(listen, "/settledz").await.0,
-        503,
-        "another process may be better off"
-    );
-    let metric = format!(
-        "gantry_plugin_gpu_unhealthy{{gpu=\"{}\",cause=\"nvml\"}} 1",
-        sim.uuid(0)
-    );
+    assert_eq!(get(listen, "/settledz").await.0, 503, "another process may be better off");
+    let metric = format!("gantry_plugin_gpu_unhealthy{{gpu=\"{}\",cause=\"nvml\"}} 1", sim.uuid(0));
     let (_, metrics) = get(listen, "/metrics").await;
     assert!(metrics.contains(&metric), "{metrics}");
     // Devices that kubelet allocates are served meanwhile.

@@ -36,9 +36,7 @@ struct Scene {
 impl Scene {
     async fn of(machine: &str) -> Self {
         let stop = CancellationToken::new();
-        let api = ApiServer::start(&ApiOptions::default(), stop.clone())
-            .await
-            .unwrap();
+        let api = ApiServer::start(&ApiOptions::default(), stop.clone()).await.unwrap();
         let sim = Sim::of(machine);
         let random = sim.installed.layout.proc.join("sys/kernel/random");
         std::fs::create_dir_all(&random).unwrap();
@@ -65,14 +63,7 @@ impl Scene {
         let nodes = Api::<KubeNode>::all(client.clone());
         let object = serde_json::from_value(json!({"metadata": {"name": NODE}})).unwrap();
         nodes.create(&PostParams::default(), &object).await.unwrap();
-        Self {
-            sim,
-            node,
-            client,
-            door,
-            daemon: None,
-            stop,
-        }
+        Self { sim, node, client, door, daemon: None, stop }
     }
 
     fn launch(&mut self) {
@@ -87,8 +78,7 @@ impl Scene {
 
     async fn start(&mut self) {
         self.launch();
-        self.account("a ready account", |status| !status.devices.is_empty())
-            .await;
+        self.account("a ready account", |status| !status.devices.is_empty()).await;
     }
 
     async fn stop(&mut self) {
@@ -116,10 +106,7 @@ impl Scene {
         let wait = async {
             loop {
                 let node = nodes.get(NODE).await.unwrap();
-                let conditions = node
-                    .status
-                    .and_then(|status| status.conditions)
-                    .unwrap_or_default();
+                let conditions = node.status.and_then(|status| status.conditions).unwrap_or_default();
                 let ours = |condition: &NodeCondition| {
                     condition.type_ == names::GPU_HEALTHY_CONDITION && condition.status == status
                 };
@@ -138,9 +125,7 @@ impl Scene {
         self.sim.installed.controller.raise_xid(3, 79).unwrap();
         let against =
             |status: &GpuNodeStatus, uuid: &str| status.faults.iter().any(|fault| fault.gpu == uuid);
-        let account = self
-            .account("a later fault", |status| against(status, self.sim.uuid(3)))
-            .await;
+        let account = self.account("a later fault", |status| against(status, self.sim.uuid(3))).await;
         against(&account, self.sim.uuid(gpu))
     }
 
@@ -149,16 +134,10 @@ impl Scene {
         let wait = async {
             loop {
                 let all = events.list(&ListParams::default()).await.unwrap();
-                let mut found = all
-                    .items
-                    .into_iter()
-                    .filter(|event| event.reason.as_deref() == Some(reason));
+                let mut found = all.items.into_iter().filter(|event| event.reason.as_deref() == Some(reason));
                 if let Some(event) = found.next() {
                     let about = event.regarding.unwrap();
-                    assert_eq!(
-                        (about.kind.as_deref(), about.name.as_deref()),
-                        (Some("Node"), Some(NODE))
-                    );
+                    assert_eq!((about.kind.as_deref(), about.name.as_deref()), (Some("Node"), Some(NODE)));
                     return event.note.unwrap_or_default();
                 }
                 a_moment().await;
@@ -180,14 +159,7 @@ async fn a_moment() {
 
 fn sick(status: &GpuNodeStatus) -> Vec<(&str, &str)> {
     let devices = status.devices.iter().filter(|device| !device.health.healthy);
-    devices
-        .map(|device| {
-            (
-                device.id.as_str(),
-                device.health.reason.as_deref().unwrap_or_default(),
-            )
-        })
-        .collect()
+    devices.map(|device| (device.id.as_str(), device.health.reason.as_deref().unwrap_or_default())).collect()
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -200,23 +172,15 @@ async fn quarantine_is_published_survives_restart_and_is_lifted() {
     let gpu = scene.sim.uuid(2).to_owned();
     scene.sim.installed.controller.raise_xid(2, 79).unwrap();
     let told = scene
-        .account("an unhealthy GPU", |status| {
-            !sick(status).is_empty() && !status.faults.is_empty()
-        })
+        .account("an unhealthy GPU", |status| !sick(status).is_empty() && !status.faults.is_empty())
         .await;
     let reason = "Xid 79: GPU has fallen off the bus";
     assert_eq!(sick(&told), [(gpu.as_str(), reason)]);
     let fault = told.faults.first().unwrap();
-    assert_eq!(
-        (fault.gpu.as_str(), fault.xid, fault.class.as_str()),
-        (gpu.as_str(), 79, "fatal")
-    );
+    assert_eq!((fault.gpu.as_str(), fault.xid, fault.class.as_str()), (gpu.as_str(), 79, "fatal"));
     assert_eq!(fault.boot_id, "boot-1");
     let condition = scene.condition("False").await;
-    assert_eq!(
-        condition.message.as_deref(),
-        Some(format!("{gpu}: {reason}").as_str())
-    );
+    assert_eq!(condition.message.as_deref(), Some(format!("{gpu}: {reason}").as_str()));
     assert_eq!(scene.event("GpuUnhealthy").await, format!("{gpu}: {reason}"));
 
     scene.stop().await;
@@ -224,10 +188,7 @@ async fn quarantine_is_published_survives_restart_and_is_lifted() {
     // Served again, with the fault: the first status of the new run already has it.
     let again = scene
         .account("the second run's account", |status| {
-            status
-                .conditions
-                .iter()
-                .all(|condition| condition.reason != "Stopped")
+            status.conditions.iter().all(|condition| condition.reason != "Stopped")
         })
         .await;
     assert_eq!(sick(&again), [(gpu.as_str(), reason)]);
@@ -235,22 +196,14 @@ async fn quarantine_is_published_survives_restart_and_is_lifted() {
 
     let api = Api::<GpuNode>::all(scene.client.clone());
     let annotate = json!({"metadata": {"annotations": {names::LIFT_QUARANTINE_ANNOTATION: gpu}}});
-    api.patch_metadata(NODE, &PatchParams::default(), &Patch::Merge(annotate))
-        .await
-        .unwrap();
-    let lifted = scene
-        .account("a healthy GPU", |status| {
-            sick(status).is_empty() && status.faults.is_empty()
-        })
-        .await;
+    api.patch_metadata(NODE, &PatchParams::default(), &Patch::Merge(annotate)).await.unwrap();
+    let lifted =
+        scene.account("a healthy GPU", |status| sick(status).is_empty() && status.faults.is_empty()).await;
     assert_eq!(lifted.devices.len(), 4);
     assert!(scene.event("GpuQuarantineLifted").await.contains(&gpu));
     let node = api.get_metadata(NODE).await.unwrap();
     let annotations = node.metadata.annotations.unwrap_or_default();
-    assert!(
-        !annotations.contains_key(names::LIFT_QUARANTINE_ANNOTATION),
-        "{annotations:?}"
-    );
+    assert!(!annotations.contains_key(names::LIFT_QUARANTINE_ANNOTATION), "{annotations:?}");
     scene.condition("True").await;
     scene.stop().await;
 }
@@ -263,9 +216,7 @@ async fn invalid_lift_annotation_writes_event() {
     scene.account("a fault", |status| !status.faults.is_empty()).await;
     let api = Api::<GpuNode>::all(scene.client.clone());
     let annotate = json!({"metadata": {"annotations": {names::LIFT_QUARANTINE_ANNOTATION: "gpu 1"}}});
-    api.patch_metadata(NODE, &PatchParams::default(), &Patch::Merge(annotate))
-        .await
-        .unwrap();
+    api.patch_metadata(NODE, &PatchParams::default(), &Patch::Merge(annotate)).await.unwrap();
     let note = scene.event("QuarantineLiftInvalid").await;
     assert!(note.contains("\"gpu 1\" is not a GPU UUID; write all"), "{note}");
     assert!(scene.holds_against(1).await);
@@ -278,9 +229,7 @@ async fn annotation_older_than_fault_lifts_nothing() {
     scene.start().await;
     let api = Api::<GpuNode>::all(scene.client.clone());
     let annotate = json!({"metadata": {"annotations": {names::LIFT_QUARANTINE_ANNOTATION: "all"}}});
-    api.patch_metadata(NODE, &PatchParams::default(), &Patch::Merge(annotate))
-        .await
-        .unwrap();
+    api.patch_metadata(NODE, &PatchParams::default(), &Patch::Merge(annotate)).await.unwrap();
     scene.sim.installed.controller.raise_xid(1, 79).unwrap();
     let note = scene.event("QuarantineLiftOutdated").await;
     assert!(note.contains("\"all\" was set before"), "{note}");
@@ -346,10 +295,7 @@ async fn hanging_driver_makes_node_unhealthy() {
     controller.slow_call("nvmlEventSetWait_v2", slow).unwrap();
     let condition = scene.condition("False").await;
     let message = condition.message.unwrap_or_default();
-    let reason = format!(
-        "{}: NVML hangs: a call has not returned for more than 2 s",
-        scene.sim.uuid(0)
-    );
+    let reason = format!("{}: NVML hangs: a call has not returned for more than 2 s", scene.sim.uuid(0));
     assert!(message.contains(&reason), "{message}");
     controller.clear_rule("nvmlEventSetWait_v2").unwrap();
     scene.condition("True").await;

@@ -65,10 +65,7 @@ impl Node {
         };
         let (publish, snapshots) = Hardware::channel();
         let nvml_thread = NvmlThread::start(&settings, checks, timing, publish).unwrap();
-        Self {
-            nvml_thread,
-            snapshots,
-        }
+        Self { nvml_thread, snapshots }
     }
 
     /// The first snapshot for which `holds`.
@@ -90,18 +87,12 @@ impl Node {
     }
 
     async fn all_healthy(&mut self) -> Arc<Hardware> {
-        self.until("all healthy", |now| {
-            now.state == State::Ready && sick(now).is_empty()
-        })
-        .await
+        self.until("all healthy", |now| now.state == State::Ready && sick(now).is_empty()).await
     }
 }
 
 fn checks(disabled: &str, enabled: &str) -> HealthChecks {
-    HealthChecks {
-        disabled: disabled.parse().unwrap(),
-        enabled: enabled.parse().unwrap(),
-    }
+    HealthChecks { disabled: disabled.parse().unwrap(), enabled: enabled.parse().unwrap() }
 }
 
 /// Interval of reads of the simulator's counters, which cannot be awaited.
@@ -112,9 +103,7 @@ async fn a_moment() {
 /// The GPUs that are unhealthy, with their reasons.
 fn sick(hardware: &Hardware) -> BTreeMap<u8, String> {
     let units = hardware.units.iter().filter(|unit| !unit.health.healthy);
-    units
-        .map(|unit| (unit.gpu, unit.health.reason.clone().unwrap_or_default()))
-        .collect()
+    units.map(|unit| (unit.gpu, unit.health.reason.clone().unwrap_or_default())).collect()
 }
 
 fn only(gpu: u8, reason: &str) -> BTreeMap<u8, String> {
@@ -146,18 +135,11 @@ async fn corrected_driver_root_is_used_for_nvml() {
     // A name that the dynamic loader does not find elsewhere.
     let name = "libgantry-test-ml.so.1";
     std::os::unix::fs::symlink(sim.options().library, folder.join(name)).unwrap();
-    let wrong = Config {
-        container_driver_root: root.path().join("wrong"),
-        ..Config::default()
-    };
+    let wrong = Config { container_driver_root: root.path().join("wrong"), ..Config::default() };
     let (configure, config) = watch::channel(Arc::new(wrong));
     let mut node = Node::start_by(config, name.into(), &sim, QUICK, HealthChecks::default());
-    node.until("no library", |now| matches!(now.state, State::Absent(_)))
-        .await;
-    let right = Config {
-        container_driver_root: root.path().to_owned(),
-        ..Config::default()
-    };
+    node.until("no library", |now| matches!(now.state, State::Absent(_))).await;
+    let right = Config { container_driver_root: root.path().to_owned(), ..Config::default() };
     configure.send_replace(Arc::new(right));
     assert_eq!(node.ready().await.units.len(), 2);
 }
@@ -170,10 +152,7 @@ async fn xid_marks_exactly_its_gpu_with_reason() {
     sim.installed.controller.raise_xid(5, 79).unwrap();
     let after = node.until_sick(5).await;
     assert_eq!(sick(&after), only(5, "Xid 79: GPU has fallen off the bus"));
-    assert!(
-        Arc::ptr_eq(&before.machine, &after.machine),
-        "the hardware is the same"
-    );
+    assert!(Arc::ptr_eq(&before.machine, &after.machine), "the hardware is the same");
 }
 
 #[tokio::test]
@@ -234,10 +213,7 @@ async fn no_health_checks_registers_nothing_lost_gpu_counts() {
     let after = node.until_sick(1).await;
     assert_eq!(sick(&after).len(), 1);
     let calls = sim.installed.controller.calls();
-    assert_eq!(
-        calls.of("nvmlEventSetCreate") + calls.of("nvmlEventSetWait_v2"),
-        0
-    );
+    assert_eq!(calls.of("nvmlEventSetCreate") + calls.of("nvmlEventSetWait_v2"), 0);
 }
 
 #[tokio::test]
@@ -267,11 +243,7 @@ async fn lost_gpu_is_unhealthy_until_it_responds() {
     // Other GPUs are registered nevertheless.
     sim.installed.controller.raise_xid(4, 95).unwrap();
     let after = node.until_sick(4).await;
-    assert_eq!(
-        after.machine.gpus(),
-        before.machine.gpus(),
-        "who it was stays known"
-    );
+    assert_eq!(after.machine.gpus(), before.machine.gpus(), "who it was stays known");
     assert_eq!(sick(&after)[&4], "Xid 95: Uncontained memory error");
 
     sim.installed.controller.restore_gpu(2).unwrap();
@@ -314,11 +286,7 @@ async fn missing_driver_marks_all_gpus_until_it_returns() {
     let back = node.all_healthy().await;
     assert!(Arc::ptr_eq(&back.machine, &before.machine));
     sim.installed.controller.raise_xid(7, 79).unwrap();
-    assert_eq!(
-        sick(node.until_sick(7).await.as_ref()).len(),
-        1,
-        "and events are heard again"
-    );
+    assert_eq!(sick(node.until_sick(7).await.as_ref()).len(), 1, "and events are heard again");
 }
 
 #[tokio::test]
@@ -334,10 +302,7 @@ async fn driver_reload_between_checks_is_detected() {
     loop {
         sim.installed.controller.raise_xid(2, 79).unwrap();
         let seen = node.snapshots.wait_for(|now| sick(now).contains_key(&2));
-        if tokio::time::timeout(Duration::from_millis(50), seen)
-            .await
-            .is_ok()
-        {
+        if tokio::time::timeout(Duration::from_millis(50), seen).await.is_ok() {
             break;
         }
         assert!(sim.installed.controller.calls().of("nvmlInit_v2") - loads < 1000);
@@ -349,12 +314,8 @@ async fn late_driver_is_used() {
     let sim = Sim::of("workstation-2x");
     sim.installed.controller.unload_driver().unwrap();
     let mut node = Node::start(&sim, QUICK);
-    let absent = node
-        .until("a reason", |now| matches!(now.state, State::Absent(_)))
-        .await;
-    let State::Absent(reason) = &absent.state else {
-        unreachable!()
-    };
+    let absent = node.until("a reason", |now| matches!(now.state, State::Absent(_))).await;
+    let State::Absent(reason) = &absent.state else { unreachable!() };
     let reason = reason.to_string();
     assert!(reason.contains("the NVIDIA driver is not loaded"), "{reason}");
     assert!(absent.units.is_empty());
@@ -368,17 +329,10 @@ async fn late_library_is_used() {
     let folder = sim.installed.library.parent().unwrap();
     let late = folder.join("late.so.1");
     let mut node = Node::start_with(late.clone(), &sim, QUICK, HealthChecks::default());
-    let absent = node
-        .until("a reason", |now| matches!(now.state, State::Absent(_)))
-        .await;
-    let State::Absent(reason) = &absent.state else {
-        unreachable!()
-    };
+    let absent = node.until("a reason", |now| matches!(now.state, State::Absent(_))).await;
+    let State::Absent(reason) = &absent.state else { unreachable!() };
     let reason = reason.to_string();
-    assert!(
-        reason.contains("late.so.1 cannot be loaded") && reason.contains("--nvml-library"),
-        "{reason}"
-    );
+    assert!(reason.contains("late.so.1 cannot be loaded") && reason.contains("--nvml-library"), "{reason}");
     // Linked into place as a whole, like a driver installer.
     std::fs::hard_link(&sim.installed.library, late).unwrap();
     assert_eq!(node.all_healthy().await.units.len(), 2);
@@ -392,15 +346,12 @@ async fn inactive_nvlink_is_removed_at_next_reading() {
     for link in 0..4 {
         sim.installed.controller.set_nvlink(0, link, false).unwrap();
     }
-    let after = node
-        .until("no link", |now| now.machine.direct_nvlinks(0, 1) == 0)
-        .await;
+    let after = node.until("no link", |now| now.machine.direct_nvlinks(0, 1) == 0).await;
     assert!(sick(&after).is_empty(), "the GPUs go on without");
     for link in 0..4 {
         sim.installed.controller.set_nvlink(0, link, true).unwrap();
     }
-    node.until("links again", |now| now.machine.direct_nvlinks(0, 1) == 4)
-        .await;
+    node.until("links again", |now| now.machine.direct_nvlinks(0, 1) == 4).await;
 }
 
 #[tokio::test]
@@ -410,9 +361,7 @@ async fn link_xid_triggers_reading() {
     node.ready().await;
     sim.installed.controller.set_nvlink(0, 1, false).unwrap();
     sim.installed.controller.raise_xid(0, 74).unwrap();
-    let after = node
-        .until("a link less", |now| now.machine.direct_nvlinks(0, 1) == 3)
-        .await;
+    let after = node.until("a link less", |now| now.machine.direct_nvlinks(0, 1) == 3).await;
     // The GPU with the Xid lost a link; the other one continues with its remaining links.
     assert_eq!(sick(&after).len(), 1);
 }
@@ -423,11 +372,7 @@ async fn occasional_call_failures_keep_gpus_healthy() {
     let mut node = Node::start(&sim, QUICK);
     node.ready().await;
     let snapshots = node.snapshots.clone();
-    for call in [
-        "nvmlDeviceGetCount_v2",
-        "nvmlEventSetWait_v2",
-        "nvmlDeviceGetMemoryInfo",
-    ] {
+    for call in ["nvmlDeviceGetCount_v2", "nvmlEventSetWait_v2", "nvmlDeviceGetMemoryInfo"] {
         let before = sim.installed.controller.calls();
         sim.installed.controller.fail_call(call, 999, Some(1)).unwrap();
         // The call failed and was repeated.
@@ -437,11 +382,7 @@ async fn occasional_call_failures_keep_gpus_healthy() {
         assert!(sick(&snapshots.borrow()).is_empty(), "{call}");
     }
     sim.installed.controller.raise_xid(1, 79).unwrap();
-    assert_eq!(
-        sick(node.until_sick(1).await.as_ref()).len(),
-        1,
-        "and events are heard all the same"
-    );
+    assert_eq!(sick(node.until_sick(1).await.as_ref()).len(), 1, "and events are heard all the same");
 }
 
 #[tokio::test]
@@ -451,19 +392,13 @@ async fn failing_nvml_marks_all_gpus_until_it_works() {
     node.ready().await;
     sim.installed.controller.raise_xid(0, 95).unwrap();
     node.until_sick(0).await;
-    sim.installed
-        .controller
-        .fail_call("nvmlDeviceGetCount_v2", 999, None)
-        .unwrap();
+    sim.installed.controller.fail_call("nvmlDeviceGetCount_v2", 999, None).unwrap();
     let failing = node.until("all sick", |now| sick(now).len() == 4).await;
     let reason = &sick(&failing)[&1];
     assert_eq!(reason, "NVML fails: nvmlDeviceGetCount_v2 failed: NVML error 999");
     // The GPUs are registered nevertheless, which shows once NVML works again. Nothing was reset.
     sim.installed.controller.raise_xid(2, 46).unwrap();
-    sim.installed
-        .controller
-        .clear_rule("nvmlDeviceGetCount_v2")
-        .unwrap();
+    sim.installed.controller.clear_rule("nvmlDeviceGetCount_v2").unwrap();
     let mut expected = only(0, "Xid 95: Uncontained memory error");
     expected.extend(only(2, "Xid 46: GPU stopped processing"));
     node.until("two sick", |now| sick(now) == expected).await;
@@ -491,10 +426,7 @@ async fn idle_thread_only_waits_for_events() {
 #[tokio::test]
 async fn check_makes_few_calls() {
     let sim = Sim::of("dgx-a100");
-    let looks = Timing {
-        check: Duration::from_millis(20),
-        ..EVENTS_ALONE
-    };
+    let looks = Timing { check: Duration::from_millis(20), ..EVENTS_ALONE };
     let mut node = Node::start(&sim, looks);
     node.ready().await;
     let calls = || sim.installed.controller.calls();

@@ -102,16 +102,10 @@ async fn new_kubelet_gets_registration_on_new_socket() {
         kubelet.kill();
         kubelet = node.kubelet();
         let mut plugin = kubelet.plugin().await;
-        let list = soon("a list", plugin.watch().await.next())
-            .await
-            .unwrap()
-            .unwrap();
+        let list = soon("a list", plugin.watch().await.next()).await.unwrap().unwrap();
         assert_eq!(list.devices.len(), 2);
         let after = std::fs::metadata(node.socket()).unwrap();
-        assert_ne!(
-            (before.ino(), before.created().ok()),
-            (after.ino(), after.created().ok())
-        );
+        assert_ne!((before.ino(), before.created().ok()), (after.ino(), after.created().ok()));
     }
 }
 
@@ -128,10 +122,7 @@ async fn removed_socket_is_replaced_while_old_stream_lives() {
     soon("a list", new.watch().await.next()).await.unwrap().unwrap();
     // Kubelet reads the old stream until the new registration; its end would mark the devices unhealthy.
     node.inventory
-        .send_replace(Arc::new(inventory_of(2, |gpu| DeviceHealth {
-            healthy: gpu != 0,
-            reason: None,
-        })));
+        .send_replace(Arc::new(inventory_of(2, |gpu| DeviceHealth { healthy: gpu != 0, reason: None })));
     let list = soon("the change", stream.next()).await.unwrap().unwrap();
     assert_eq!(list.devices[0].health, "Unhealthy");
 }
@@ -143,10 +134,7 @@ async fn ended_stream_registers_resource_again() {
     let _here = log.listen();
     let mut node = Node::new(2);
     let listen = node.listen();
-    let mut two = inventory_of(2, |_| DeviceHealth {
-        healthy: true,
-        reason: None,
-    });
+    let mut two = inventory_of(2, |_| DeviceHealth { healthy: true, reason: None });
     two.devices[1].resource = "nvidia.com/gpu.shared".into();
     node.inventory.send_replace(Arc::new(two));
     let mut kubelet = node.kubelet();
@@ -172,10 +160,7 @@ async fn ended_stream_registers_resource_again() {
     assert!(!body.contains("nvidia.com/gpu.shared"), "{body}");
     let (_, metrics) = get(listen, "/metrics").await;
     assert!(metrics.contains(watched), "{metrics}");
-    assert!(
-        metrics.contains(r#"list_streams{resource="nvidia.com/gpu"} 0"#),
-        "{metrics}"
-    );
+    assert!(metrics.contains(r#"list_streams{resource="nvidia.com/gpu"} 0"#), "{metrics}");
     // Accepted but not read: registered once more.
     kubelet.watches(true);
     assert_eq!(kubelet.registration().await.resource_name, "nvidia.com/gpu");
@@ -184,11 +169,7 @@ async fn ended_stream_registers_resource_again() {
     assert_eq!(log.of("kubelet does not read"), 1, "the second time is no news");
     assert_eq!(log.of("kubelet reads the device list again"), 1);
     assert!(kubelet.registered_nothing());
-    assert_eq!(
-        std::fs::metadata(node.socket()).unwrap().ino(),
-        socket,
-        "served on"
-    );
+    assert_eq!(std::fs::metadata(node.socket()).unwrap().ino(), socket, "served on");
     node.stop().await;
 }
 
@@ -217,9 +198,7 @@ fn listeners(path: &std::path::Path) -> usize {
     let path = path.to_str().unwrap();
     let sockets = std::fs::read_to_string("/proc/net/unix").unwrap();
     let of_path = sockets.lines().filter(|line| line.ends_with(path));
-    of_path
-        .filter(|line| line.split_whitespace().nth(3) == Some(LISTENS))
-        .count()
+    of_path.filter(|line| line.split_whitespace().nth(3) == Some(LISTENS)).count()
 }
 
 #[tokio::test]
@@ -277,10 +256,7 @@ async fn missing_directory_is_awaited() {
 async fn registration_needs_a_device() {
     let mut node = Node::new(2);
     let ready = Arc::clone(&node.inventory.borrow());
-    node.inventory
-        .send_replace(Arc::new(gantry_plugin::inventory::Inventory::absent(
-            "no library",
-        )));
+    node.inventory.send_replace(Arc::new(gantry_plugin::inventory::Inventory::absent("no library")));
     let mut kubelet = node.kubelet();
     node.boot();
     tokio::task::yield_now().await;
@@ -304,17 +280,12 @@ async fn list_is_sent_only_on_change() {
     let same = Arc::clone(&node.inventory.borrow());
     node.inventory.send_replace(Arc::new((*same).clone()));
     tokio::task::yield_now().await;
-    node.inventory
-        .send_replace(Arc::new(inventory_of(2, |gpu| DeviceHealth {
-            healthy: gpu == 0,
-            reason: Some("Xid 79".into()),
-        })));
+    node.inventory.send_replace(Arc::new(inventory_of(2, |gpu| DeviceHealth {
+        healthy: gpu == 0,
+        reason: Some("Xid 79".into()),
+    })));
     let second = soon("the change", stream.next()).await.unwrap().unwrap();
-    let healths: Vec<&str> = second
-        .devices
-        .iter()
-        .map(|device| device.health.as_str())
-        .collect();
+    let healths: Vec<&str> = second.devices.iter().map(|device| device.health.as_str()).collect();
     assert_eq!(healths, ["Healthy", "Unhealthy"]);
 }
 
@@ -345,9 +316,7 @@ async fn no_grant_prefers_best_connected_set() {
     let mut plugin = kubelet.plugin().await;
     let ids: Vec<String> = (0..8).map(uuid).collect();
     let offered: Vec<&str> = [1, 2, 4, 5, 7].map(|gpu| ids[gpu].as_str()).into();
-    plugin
-        .comes_to_prefer(&offered, 2, [uuid(4), uuid(5)].into())
-        .await;
+    plugin.comes_to_prefer(&offered, 2, [uuid(4), uuid(5)].into()).await;
     let chosen = plugin.prefer(&offered, &[&ids[7]], 1).await;
     assert_eq!(chosen, [uuid(7)].into());
 }
@@ -373,11 +342,10 @@ async fn allocate_serves_exactly_the_requested_set() {
 #[tokio::test]
 async fn requested_unhealthy_device_is_served() {
     let mut node = Node::new(2);
-    node.inventory
-        .send_replace(Arc::new(inventory_of(2, |_| DeviceHealth {
-            healthy: false,
-            reason: Some("Xid 79".into()),
-        })));
+    node.inventory.send_replace(Arc::new(inventory_of(2, |_| DeviceHealth {
+        healthy: false,
+        reason: Some("Xid 79".into()),
+    })));
     let mut kubelet = node.kubelet();
     node.boot();
     let mut plugin = kubelet.plugin().await;
@@ -393,11 +361,7 @@ async fn shutdown_ends_streams_and_removes_socket() {
     let mut stream = plugin.watch().await;
     soon("the first list", stream.next()).await.unwrap().unwrap();
     node.stop().await;
-    assert!(
-        soon("the stream's end", stream.next())
-            .await
-            .is_none_or(|message| message.is_err())
-    );
+    assert!(soon("the stream's end", stream.next()).await.is_none_or(|message| message.is_err()));
     assert!(!node.socket().exists());
 }
 

@@ -45,10 +45,7 @@ impl Server {
         let (service, handle) = mock::pair::<Request<Body>, Response<Body>>();
         let seen = Arc::new(Mutex::new(Vec::new()));
         tokio::spawn(serve(handle, answer, Arc::clone(&seen)));
-        Self {
-            client: Client::new(service, "gantry-system"),
-            seen,
-        }
+        Self { client: Client::new(service, "gantry-system"), seen }
     }
 
     fn seen(&self) -> Vec<Seen> {
@@ -56,10 +53,7 @@ impl Server {
     }
 
     fn writes(&self) -> Vec<Seen> {
-        self.seen()
-            .into_iter()
-            .filter(|(method, ..)| method != "GET")
-            .collect()
+        self.seen().into_iter().filter(|(method, ..)| method != "GET").collect()
     }
 }
 
@@ -93,18 +87,12 @@ fn status(code: u16, message: &str) -> (u16, Value) {
 }
 
 fn identity(pod: Option<&str>) -> Identity {
-    Identity {
-        node: "node-1".into(),
-        namespace: None,
-        pod: pod.map(str::to_owned),
-    }
+    Identity { node: "node-1".into(), namespace: None, pod: pod.map(str::to_owned) }
 }
 
 fn labels(entries: &[(&str, &str)]) -> Labels {
     let entries = entries.iter();
-    entries
-        .map(|(name, value)| (LabelName::new("nvidia.com", name), (*value).to_owned()))
-        .collect()
+    entries.map(|(name, value)| (LabelName::new("nvidia.com", name), (*value).to_owned())).collect()
 }
 
 const OBJECTS: &str = "/apis/nfd.k8s-sigs.io/v1alpha1/namespaces/gantry-system/nodefeatures";
@@ -142,15 +130,10 @@ async fn node_feature_is_owned_by_daemonset_and_pod() {
         _ => (201, body.clone()),
     });
     let labels = labels(&[("gpu.count", "8")]);
-    write::to_node_feature(&server.client, &identity(Some("plugin-x")), &labels)
-        .await
-        .unwrap();
+    write::to_node_feature(&server.client, &identity(Some("plugin-x")), &labels).await.unwrap();
     let writes = server.writes();
     let (method, path, body) = &writes[0];
-    assert_eq!(
-        (method.as_str(), path.as_str()),
-        ("POST", format!("{OBJECTS}?").as_str())
-    );
+    assert_eq!((method.as_str(), path.as_str()), ("POST", format!("{OBJECTS}?").as_str()));
     insta::assert_snapshot!(serde_json::to_string_pretty(body).unwrap());
 }
 
@@ -166,9 +149,7 @@ async fn pod_without_daemonset_owns_nothing() {
         "GET" => status(404, "not found"),
         _ => (201, body.clone()),
     });
-    write::to_node_feature(&server.client, &identity(Some("job-x")), &labels(&[]))
-        .await
-        .unwrap();
+    write::to_node_feature(&server.client, &identity(Some("job-x")), &labels(&[])).await.unwrap();
     assert_eq!(server.writes()[0].2["metadata"].get("ownerReferences"), None);
 }
 
@@ -197,9 +178,7 @@ async fn missing_owner_is_logged_once() {
         let mut stored = stored.lock().unwrap();
         match method.as_str() {
             "GET" if path.contains("/pods/") => status(403, "pods is forbidden"),
-            "GET" => stored
-                .clone()
-                .map_or_else(|| status(404, "not found"), |object| (200, object)),
+            "GET" => stored.clone().map_or_else(|| status(404, "not found"), |object| (200, object)),
             _ => {
                 *stored = Some(body.clone());
                 (200, body.clone())
@@ -207,12 +186,7 @@ async fn missing_owner_is_logged_once() {
         }
     });
     let access = Access::Client(server.client.clone());
-    let scene = Scene::start_as(
-        identity(Some("plugin-x")),
-        Target::NodeFeature,
-        access,
-        config(None),
-    );
+    let scene = Scene::start_as(identity(Some("plugin-x")), Target::NodeFeature, access, config(None));
     for gpus in 1..=3 {
         scene.inventory.send_replace(inventory(gpus, true));
         eventually("the object", || server.writes().len() == usize::from(gpus)).await;
@@ -238,14 +212,10 @@ async fn oneshot_in_the_daemon_is_logged_once() {
         let scene = Scene::start(Target::File, access, once(oneshot, 1));
         for gpus in 1..=3 {
             scene.config.send_replace(Arc::new(once(oneshot, gpus)));
-            scene
-                .inventory
-                .send_replace(inventory(u8::try_from(gpus).unwrap(), true));
+            scene.inventory.send_replace(inventory(u8::try_from(gpus).unwrap(), true));
             let count = format!("gpu.count={gpus}\n");
-            eventually("the file", || {
-                std::fs::read_to_string(&file).is_ok_and(|text| text.contains(&count))
-            })
-            .await;
+            eventually("the file", || std::fs::read_to_string(&file).is_ok_and(|text| text.contains(&count)))
+                .await;
         }
         scene.end().await;
         assert_eq!(log.of("oneshot has no effect"), told, "{oneshot}");
@@ -259,15 +229,10 @@ async fn changed_node_feature_is_replaced_whole() {
         "GET" => (200, stale.clone()),
         _ => (200, body.clone()),
     });
-    write::to_node_feature(&server.client, &identity(None), &labels(&[("gpu.count", "8")]))
-        .await
-        .unwrap();
+    write::to_node_feature(&server.client, &identity(None), &labels(&[("gpu.count", "8")])).await.unwrap();
     let writes = server.writes();
     let (method, path, body) = &writes[0];
-    assert_eq!(
-        (method.as_str(), path.as_str()),
-        ("PUT", format!("{OBJECT}?").as_str())
-    );
+    assert_eq!((method.as_str(), path.as_str()), ("PUT", format!("{OBJECT}?").as_str()));
     assert_eq!(body["spec"]["labels"], json!({"nvidia.com/gpu.count": "8"}));
     assert_eq!(body["metadata"]["resourceVersion"], "41");
 }
@@ -275,9 +240,7 @@ async fn changed_node_feature_is_replaced_whole() {
 #[tokio::test]
 async fn current_node_feature_is_not_written() {
     let server = Server::new(|_| (200, object(&json!({"nvidia.com/gpu.count": "8"}))));
-    write::to_node_feature(&server.client, &identity(None), &labels(&[("gpu.count", "8")]))
-        .await
-        .unwrap();
+    write::to_node_feature(&server.client, &identity(None), &labels(&[("gpu.count", "8")])).await.unwrap();
     assert_eq!(server.writes(), []);
 }
 
@@ -294,22 +257,13 @@ async fn missing_node_feature_discovery_is_explained() {
 
 #[tokio::test]
 async fn node_labels_are_applied_by_own_field_manager() {
-    let server = Server::new(|_| {
-        (
-            200,
-            json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "node-1"}}),
-        )
-    });
-    write::to_node(&server.client, &identity(None), &labels(&[("gpu.count", "8")]))
-        .await
-        .unwrap();
+    let server =
+        Server::new(|_| (200, json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "node-1"}})));
+    write::to_node(&server.client, &identity(None), &labels(&[("gpu.count", "8")])).await.unwrap();
     let (method, path, body) = server.seen().remove(0);
     assert_eq!(method, "PATCH");
     assert!(path.starts_with("/api/v1/nodes/node-1?"), "{path}");
-    assert!(
-        path.contains("fieldManager=gantry-labels") && path.contains("force=true"),
-        "{path}"
-    );
+    assert!(path.contains("fieldManager=gantry-labels") && path.contains("force=true"), "{path}");
     assert_eq!(
         body,
         json!({"apiVersion": "v1", "kind": "Node",
@@ -327,10 +281,7 @@ fn inventory(gpus: u8, healthy: bool) -> Arc<Inventory> {
             gpu,
             nvml_index: Some(gpu),
             uuid: uuid(gpu),
-            health: DeviceHealth {
-                healthy,
-                reason: None,
-            },
+            health: DeviceHealth { healthy, reason: None },
             minor: None,
             numa: None,
             slice: None,
@@ -392,13 +343,7 @@ impl Scene {
             observed: Arc::clone(&observed),
         };
         let task = tokio::spawn(labeller.run_with(stop.clone(), patience));
-        Self {
-            inventory,
-            config,
-            observed,
-            stop,
-            task,
-        }
+        Self { inventory, config, observed, stop, task }
     }
 
     async fn end(self) {
@@ -409,11 +354,7 @@ impl Scene {
 
 fn config(file: Option<&Path>) -> Config {
     Config {
-        gfd: Gfd {
-            no_timestamp: true,
-            output_file: file.map(Path::to_owned),
-            ..Gfd::default()
-        },
+        gfd: Gfd { no_timestamp: true, output_file: file.map(Path::to_owned), ..Gfd::default() },
         ..Config::default()
     }
 }
@@ -425,9 +366,7 @@ async fn eventually(what: &str, mut so: impl FnMut() -> bool) {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     };
-    tokio::time::timeout(SOON, wait)
-        .await
-        .unwrap_or_else(|_| panic!("waited {SOON:?} for {what}"));
+    tokio::time::timeout(SOON, wait).await.unwrap_or_else(|_| panic!("waited {SOON:?} for {what}"));
 }
 
 #[tokio::test]
@@ -444,10 +383,7 @@ async fn labels_file_follows_changes_and_stays_at_end() {
     eventually("the other file", || holds(&second, "nvidia.com/gpu.count=2\n")).await;
     eventually("the former file to go", || !first.exists()).await;
     let observed = Arc::clone(&scene.observed);
-    eventually("readiness to say so", || {
-        observed.readiness().labels == Some(true)
-    })
-    .await;
+    eventually("readiness to say so", || observed.readiness().labels == Some(true)).await;
     scene.end().await;
     assert!(second.exists());
 }
@@ -474,10 +410,7 @@ async fn labels_move_between_file_and_object_with_config() {
             }
             ("DELETE", _) => {
                 *stored = None;
-                (
-                    200,
-                    json!({"kind": "Status", "apiVersion": "v1", "status": "Success"}),
-                )
+                (200, json!({"kind": "Status", "apiVersion": "v1", "status": "Success"}))
             }
             _ => {
                 *stored = Some(body.clone());
@@ -498,11 +431,7 @@ async fn labels_move_between_file_and_object_with_config() {
     for _ in 0..2 {
         scene.config.send_replace(Arc::new(by(true)));
         eventually("the object alone", || stands() && !path.exists()).await;
-        assert!(
-            server.writes()[0].1.contains("nodefeatures"),
-            "{:?}",
-            server.writes()
-        );
+        assert!(server.writes()[0].1.contains("nodefeatures"), "{:?}", server.writes());
         // The object is deleted although the API server refuses at first; otherwise its labels would be published forever.
         scene.config.send_replace(Arc::new(by(false)));
         eventually("the file alone", || path.exists() && !stands()).await;
@@ -544,11 +473,7 @@ async fn timestamp_is_of_config_even_if_writes_failed() {
         config
     };
     // No file can be made below a file.
-    let scene = Scene::start(
-        Target::File,
-        Access::Kubeconfig(None),
-        into(&in_the_way.join("gfd")),
-    );
+    let scene = Scene::start(Target::File, Access::Kubeconfig(None), into(&in_the_way.join("gfd")));
     scene.inventory.send_replace(inventory(2, true));
     let observed = Arc::clone(&scene.observed);
     eventually("the failure", || observed.readiness().labels == Some(false)).await;
@@ -571,22 +496,13 @@ async fn refused_labels_are_logged_and_retried() {
     let is_away = Arc::clone(&away);
     let server = Server::new(move |_| match is_away.load(Ordering::Relaxed) {
         true => status(500, "etcd is away"),
-        false => (
-            200,
-            json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "node-1"}}),
-        ),
+        false => (200, json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "node-1"}})),
     });
     let scene = Scene::start(Target::Node, Access::Client(server.client.clone()), config(None));
     scene.inventory.send_replace(inventory(1, true));
     let observed = Arc::clone(&scene.observed);
     eventually("the failure", || observed.readiness().labels == Some(false)).await;
-    assert!(
-        observed
-            .readiness()
-            .degraded()
-            .iter()
-            .any(|text| text.contains("labels"))
-    );
+    assert!(observed.readiness().degraded().iter().any(|text| text.contains("labels")));
     away.store(false, Ordering::Relaxed);
     eventually("the next attempt", || observed.readiness().labels == Some(true)).await;
     scene.end().await;
@@ -597,9 +513,7 @@ async fn refused_labels_are_logged_and_retried() {
 async fn nothing_is_written_before_gpus_are_known_or_if_off() {
     let server = Server::new(|_| status(500, "nobody should ask"));
     let scene = Scene::start(Target::Node, Access::Client(server.client.clone()), config(None));
-    scene
-        .inventory
-        .send_replace(Arc::new(Inventory::absent("no driver")));
+    scene.inventory.send_replace(Arc::new(Inventory::absent("no driver")));
     scene.end().await;
     let off = Scene::start(Target::Off, Access::Client(server.client.clone()), config(None));
     tokio::time::timeout(SOON, off.task).await.unwrap().unwrap();
@@ -625,18 +539,11 @@ async fn node_without_gpus_loses_labels_after_a_while() {
     );
     let none = Arc::new(Inventory::absent(Absence::NoGpu));
     scene.inventory.send_replace(none);
-    eventually("the labels to go", || {
-        std::fs::read_to_string(&file).unwrap().is_empty()
-    })
-    .await;
+    eventually("the labels to go", || std::fs::read_to_string(&file).unwrap().is_empty()).await;
     assert!(started.elapsed() >= patience);
     scene.inventory.send_replace(inventory(2, true));
-    eventually("labels", || {
-        std::fs::read_to_string(&file)
-            .unwrap()
-            .contains("nvidia.com/gpu.count=2\n")
-    })
-    .await;
+    eventually("labels", || std::fs::read_to_string(&file).unwrap().contains("nvidia.com/gpu.count=2\n"))
+        .await;
     scene.end().await;
 }
 

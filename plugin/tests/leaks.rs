@@ -40,8 +40,5 @@ fn repeated_reads_and_loads_leak_nothing() {
     let (before, files_before) = rounds(30);
     let (after, files_after) = rounds(300);
     assert_eq!(files_after, files_before);
-    assert!(
-        after < before + 1024,
-        "{before} KiB before, {after} KiB after 3000 reads and 300 loads"
-    );
+    assert!(after < before + 1024, "{before} KiB before, {after} KiB after 3000 reads and 300 loads");
 }

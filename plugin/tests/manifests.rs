@@ -37,11 +37,7 @@ fn mig_manifest_differs_only_in_mig_access() {
     let labels =
         json!({"app.kubernetes.io/name": "gantry-plugin-mig", "app.kubernetes.io/part-of": "gantry"});
     expected["metadata"]["name"] = json!("gantry-plugin-mig");
-    for place in [
-        "/metadata/labels",
-        "/spec/selector/matchLabels",
-        "/spec/template/metadata/labels",
-    ] {
+    for place in ["/metadata/labels", "/spec/selector/matchLabels", "/spec/template/metadata/labels"] {
         *expected.pointer_mut(place).unwrap() = labels.clone();
     }
     let pod = expected.pointer_mut("/spec/template/spec").unwrap();
@@ -137,10 +133,7 @@ fn label_keeps_daemon_off_node() {
 /// GPUs, and remove it afterwards: NVML must not be in use meanwhile.
 #[test]
 fn daemon_leaves_during_driver_or_mig_changes() {
-    for label in [
-        "nvidia.com/gpu.deploy.client",
-        "nvidia.com/gpu.deploy.device-plugin",
-    ] {
+    for label in ["nvidia.com/gpu.deploy.client", "nvidia.com/gpu.deploy.device-plugin"] {
         for found in FOUND {
             for why in ["driver-upgrade", "mig-change", "vgpu-change"] {
                 let paused = format!("paused-for-{why}");
@@ -205,10 +198,7 @@ fn mounts_equal_searched_driver_folders() {
     for (place, _) in &places {
         let mut paths = looked_for.iter();
         let used = place == "dev" || paths.any(|path| Path::new(path).starts_with(place));
-        assert!(
-            used,
-            "/{place} of the host is shown, and nothing is looked for in it"
-        );
+        assert!(used, "/{place} of the host is shown, and nothing is looked for in it");
     }
 }
 
@@ -282,10 +272,7 @@ fn policies_allow_only_the_written_node_fields() {
         let same = format!("object.metadata.?{field} == oldObject.metadata.?{field}");
         assert!(status.split(" && ").any(|part| part == same), "{field}: {status}");
     }
-    let labels = validations(
-        include_str!("../../manifests/labels-node.yaml"),
-        "gantry-node-labels",
-    );
+    let labels = validations(include_str!("../../manifests/labels-node.yaml"), "gantry-node-labels");
     for field in [
         "object.spec",
         "object.metadata.?annotations",
@@ -293,9 +280,7 @@ fn policies_allow_only_the_written_node_fields() {
         "object.metadata.?ownerReferences",
     ] {
         let old = field.replace("object", "oldObject");
-        let same = labels
-            .split(" && ")
-            .any(|part| part.starts_with(field) && part.contains(&old));
+        let same = labels.split(" && ").any(|part| part.starts_with(field) && part.contains(&old));
         assert!(same, "{field}: {labels}");
     }
 }

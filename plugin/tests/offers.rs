@@ -47,14 +47,7 @@ impl Scene {
         node.boot();
         let stop = node.shutdown.clone();
         tokio::spawn(offer::follow(hardware, configs, node.inventory.clone(), stop));
-        Self {
-            _sim: sim,
-            config,
-            kubelet,
-            plugins: BTreeMap::new(),
-            node,
-            _nvml_thread: nvml_thread,
-        }
+        Self { _sim: sim, config, kubelet, plugins: BTreeMap::new(), node, _nvml_thread: nvml_thread }
     }
 
     /// The plugin of a resource, once it is registered.
@@ -78,20 +71,13 @@ impl Scene {
             ids.insert((*resource).to_owned(), of_list);
         }
         let known: BTreeSet<&str> = self.plugins.keys().map(String::as_str).collect();
-        assert_eq!(
-            known,
-            resources.iter().copied().collect(),
-            "and no other resource"
-        );
+        assert_eq!(known, resources.iter().copied().collect(), "and no other resource");
         ids
     }
 }
 
 fn with(strategy: MigStrategy) -> Config {
-    Config {
-        mig_strategy: strategy,
-        ..Config::default()
-    }
+    Config { mig_strategy: strategy, ..Config::default() }
 }
 
 fn shared(resource: &str, replicas: u16, fail_requests_greater_than_one: bool) -> Config {
@@ -144,20 +130,14 @@ async fn mixed_registers_every_profile_and_whole_gpus() {
         assert_eq!(scene.ids(&resources).await, expected, "{machine}");
     }
     let h200 = by_profile(&written("h200-8x-mig"));
-    assert!(
-        h200.contains_key("nvidia.com/mig-1c.3g.71gb"),
-        "compute sub-slices too"
-    );
+    assert!(h200.contains_key("nvidia.com/mig-1c.3g.71gb"), "compute sub-slices too");
 }
 
 #[tokio::test]
 async fn single_registers_slices_as_gpus() {
     let mut scene = Scene::of("hgx-h100-mig", with(MigStrategy::Single));
     let ids = scene.ids(&["nvidia.com/gpu"]).await;
-    assert_eq!(
-        ids["nvidia.com/gpu"],
-        by_profile(&written("hgx-h100-mig"))["nvidia.com/mig-1g.10gb"]
-    );
+    assert_eq!(ids["nvidia.com/gpu"], by_profile(&written("hgx-h100-mig"))["nvidia.com/mig-1g.10gb"]);
     assert_eq!(ids["nvidia.com/gpu"].len(), 56);
 }
 
@@ -165,15 +145,9 @@ async fn single_registers_slices_as_gpus() {
 async fn strategy_none_serves_whole_gpus_only() {
     let mut scene = Scene::of("dgx-a100-mig", Config::default());
     let ids = scene.ids(&["nvidia.com/gpu"]).await;
-    assert_eq!(
-        ids["nvidia.com/gpu"],
-        by_profile(&written("dgx-a100-mig"))["nvidia.com/gpu"]
-    );
+    assert_eq!(ids["nvidia.com/gpu"], by_profile(&written("dgx-a100-mig"))["nvidia.com/gpu"]);
     let left_out = scene.node.inventory.borrow().left_out.clone();
-    assert_eq!(
-        left_out.iter().map(|left_out| left_out.gpu).collect::<Vec<_>>(),
-        [4, 5, 6, 7]
-    );
+    assert_eq!(left_out.iter().map(|left_out| left_out.gpu).collect::<Vec<_>>(), [4, 5, 6, 7]);
 }
 
 #[tokio::test]
@@ -188,36 +162,22 @@ async fn slices_of_gpus_in_use_are_preferred() {
     };
     // All devices are free except two slices of GPU 5.
     let (used, rest) = (&on(5)[..2], &on(5)[2..]);
-    let offered: Vec<&str> = devices
-        .iter()
-        .map(|device| device.id.as_str())
-        .filter(|id| !used.contains(id))
-        .collect();
+    let offered: Vec<&str> =
+        devices.iter().map(|device| device.id.as_str()).filter(|id| !used.contains(id)).collect();
     let chosen = scene.plugin(resource).await.prefer(&offered, &[], 5).await;
     assert_eq!(chosen, rest.iter().map(ToString::to_string).collect());
     let one = scene.plugin(resource).await.prefer(&offered, &[], 1).await;
-    assert_eq!(
-        one,
-        [rest[0].to_owned()].into(),
-        "the half that is broken already"
-    );
+    assert_eq!(one, [rest[0].to_owned()].into(), "the half that is broken already");
 }
 
 #[tokio::test]
 async fn distributed_policy_spreads_slices() {
-    let config = Config {
-        shared_devices: Some(SharedDevices::Distributed),
-        ..with(MigStrategy::Mixed)
-    };
+    let config = Config { shared_devices: Some(SharedDevices::Distributed), ..with(MigStrategy::Mixed) };
     let mut scene = Scene::of("hgx-h100-mig", config);
     let resource = "nvidia.com/mig-1g.10gb";
     scene.plugin(resource).await;
     let devices = scene.node.inventory.borrow().devices.clone();
-    let of_resource = || {
-        devices
-            .iter()
-            .filter(|device| device.resource.as_str() == resource)
-    };
+    let of_resource = || devices.iter().filter(|device| device.resource.as_str() == resource);
     let gpu_of = |id: &str| of_resource().find(|device| device.id.as_str() == id).unwrap().gpu;
     let gpus: BTreeSet<u8> = of_resource().map(|device| device.gpu).collect();
     // All devices are free except one slice of the first GPU.
@@ -240,10 +200,7 @@ async fn replicas_are_taken_from_distinct_gpus() {
     let gpus: BTreeSet<&str> = chosen.iter().filter_map(|id| id.split("::").next()).collect();
     assert_eq!(gpus.len(), 4);
     let uuid = all[0].split("::").next().unwrap();
-    let answer = plugin
-        .allocate(&[&format!("{uuid}::7"), &format!("{uuid}::2")])
-        .await
-        .unwrap();
+    let answer = plugin.allocate(&[&format!("{uuid}::7"), &format!("{uuid}::2")]).await.unwrap();
     assert_eq!(answer.envs["NVIDIA_VISIBLE_DEVICES"], uuid);
 }
 
@@ -279,9 +236,7 @@ async fn changed_config_is_offered_without_restart() {
     let mut stream = scene.plugin("nvidia.com/gpu").await.watch().await;
     let before = soon("the first list", stream.next()).await.unwrap().unwrap();
     assert_eq!(before.devices.len(), 2);
-    scene
-        .config
-        .send_replace(Arc::new(shared("nvidia.com/gpu", 3, false)));
+    scene.config.send_replace(Arc::new(shared("nvidia.com/gpu", 3, false)));
     let after = soon("the empty list", stream.next()).await.unwrap().unwrap();
     assert!(after.devices.is_empty());
     let mut renamed = scene.plugin("nvidia.com/gpu.shared").await.watch().await;
@@ -299,18 +254,9 @@ async fn set_chosen_from_previous_list_is_served() {
     let all: Vec<&str> = ids["nvidia.com/gpu"].iter().map(String::as_str).collect();
     let mut stream = scene.plugin("nvidia.com/gpu").await.watch().await;
     soon("the first list", stream.next()).await.unwrap().unwrap();
-    scene
-        .config
-        .send_replace(Arc::new(shared("nvidia.com/gpu", 3, true)));
+    scene.config.send_replace(Arc::new(shared("nvidia.com/gpu", 3, true)));
     // The new list is on its way while kubelet allocates: an error would fail the pod for good.
-    assert!(
-        soon("the empty list", stream.next())
-            .await
-            .unwrap()
-            .unwrap()
-            .devices
-            .is_empty()
-    );
+    assert!(soon("the empty list", stream.next()).await.unwrap().unwrap().devices.is_empty());
     let answer = scene.plugin("nvidia.com/gpu").await.allocate(&all).await.unwrap();
     assert_eq!(answer.envs["NVIDIA_VISIBLE_DEVICES"], all.join(","));
     // And a replica beyond the new number of them.
@@ -318,10 +264,7 @@ async fn set_chosen_from_previous_list_is_served() {
     let former = format!("{}::5", all[1]);
     let answer = plugin.allocate(&[&former]).await.unwrap();
     assert_eq!(answer.envs["NVIDIA_VISIBLE_DEVICES"], all[1]);
-    let denied = Config {
-        deny: vec![gantry_config::Selector::Uuid(all[1].to_owned())],
-        ..Config::default()
-    };
+    let denied = Config { deny: vec![gantry_config::Selector::Uuid(all[1].to_owned())], ..Config::default() };
     scene.config.send_replace(Arc::new(denied));
     soon("the list of one", stream.next()).await.unwrap().unwrap();
     let refused = scene.plugin("nvidia.com/gpu").await.allocate(&[all[1]]).await;

@@ -41,10 +41,7 @@ mod tests {
             resource_name: "r".into(),
             options: None,
         };
-        assert_eq!(
-            request.encode_to_vec(),
-            [0x0a, 1, b'v', 0x12, 1, b'e', 0x1a, 1, b'r']
-        );
+        assert_eq!(request.encode_to_vec(), [0x0a, 1, b'v', 0x12, 1, b'e', 0x1a, 1, b'r']);
     }
 
     #[test]
@@ -53,9 +50,6 @@ mod tests {
             envs: keys.into_iter().map(|key| (key.into(), "1".into())).collect(),
             ..Default::default()
         };
-        assert_eq!(
-            answer(["a", "b"]).encode_to_vec(),
-            answer(["b", "a"]).encode_to_vec()
-        );
+        assert_eq!(answer(["a", "b"]).encode_to_vec(), answer(["b", "a"]).encode_to_vec());
     }
 }

@@ -17,12 +17,7 @@ pub struct Backoff {
 impl Backoff {
     /// Exact pauses, for a client that is alone or of few.
     pub const fn new(first: Duration, longest: Duration) -> Self {
-        Self {
-            first,
-            longest,
-            jitter: false,
-            failures: 0,
-        }
+        Self { first, longest, jitter: false, failures: 0 }
     }
 
     /// Lengthens each pause by a random part of up to a half: the daemons of a thousand nodes do not return to a restarted API server in step.

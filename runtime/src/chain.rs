@@ -33,21 +33,12 @@ mod tests {
 
     #[test]
     fn causes_follow_in_order() {
-        assert_eq!(
-            chained(&["no way in", "no socket", "not found"]),
-            "no way in: no socket: not found"
-        );
+        assert_eq!(chained(&["no way in", "no socket", "not found"]), "no way in: no socket: not found");
     }
 
     #[test]
     fn cause_contained_in_the_text_is_not_repeated() {
-        assert_eq!(
-            chained(&["no way in: no socket", "no socket"]),
-            "no way in: no socket"
-        );
-        assert_eq!(
-            chained(&["no way in (no socket), again", "no socket"]),
-            "no way in (no socket), again"
-        );
+        assert_eq!(chained(&["no way in: no socket", "no socket"]), "no way in: no socket");
+        assert_eq!(chained(&["no way in (no socket), again", "no socket"]), "no way in (no socket), again");
     }
 }

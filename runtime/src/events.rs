@@ -88,12 +88,7 @@ pub struct EventRecorder {
 impl EventRecorder {
     /// Reports as `controller`; `instance` tells its processes apart.
     pub fn new(client: Client, controller: &'static str, instance: impl Into<String>) -> Self {
-        Self {
-            client,
-            controller,
-            instance: instance.into(),
-            written: VecDeque::new(),
-        }
+        Self { client, controller, instance: instance.into(), written: VecDeque::new() }
     }
 
     /// The Event with this message, to be attempted as often as is needed: its name stays.
@@ -124,29 +119,19 @@ impl EventRecorder {
         let written = match self.series(event) {
             Some(known) => {
                 let count = known.series.as_ref().map_or(2, |series| series.count + 1);
-                let series = EventSeries {
-                    count,
-                    last_observed_time: MicroTime(Timestamp::now()),
-                };
-                let counted = Event {
-                    series: Some(series),
-                    ..known
-                };
+                let series = EventSeries { count, last_observed_time: MicroTime(Timestamp::now()) };
+                let counted = Event { series: Some(series), ..known };
                 let patch = Patch::Merge(json!({"series": counted.series}));
                 let name = counted.metadata.name.clone().unwrap_or_default();
                 match limited(events.patch(&name, &PatchParams::default(), &patch)).await {
                     // Deleted meanwhile, or the role has no right to patch: it is a new Event then.
                     Err(kube::Error::Api(status)) if matches!(status.code, 403 | 404) => {
-                        limited(events.create(&PostParams::default(), event))
-                            .await
-                            .map(|_| event.clone())
+                        limited(events.create(&PostParams::default(), event)).await.map(|_| event.clone())
                     }
                     patched => patched.map(|_| counted),
                 }
             }
-            None => limited(events.create(&PostParams::default(), event))
-                .await
-                .map(|_| event.clone()),
+            None => limited(events.create(&PostParams::default(), event)).await.map(|_| event.clone()),
         };
         match written {
             Ok(event) => {
@@ -194,15 +179,11 @@ impl EventRecorder {
         let same = |known: &Event| {
             known.regarding == event.regarding && known.reason == event.reason && known.note == event.note
         };
-        self.written
-            .iter()
-            .find(|(_, known)| same(known))
-            .map(|(_, known)| known.clone())
+        self.written.iter().find(|(_, known)| same(known)).map(|(_, known)| known.clone())
     }
 
     fn remember(&mut self, event: Event) {
-        self.written
-            .retain(|(_, known)| known.metadata.name != event.metadata.name);
+        self.written.retain(|(_, known)| known.metadata.name != event.metadata.name);
         if self.written.len() >= MAX_REMEMBERED {
             self.written.pop_front();
         }
@@ -318,11 +299,7 @@ struct Rate {
 impl Rate {
     fn new(burst: u32, per_second: u32) -> Self {
         let interval = Duration::from_secs(1) / per_second.max(1);
-        Self {
-            burst,
-            interval,
-            full: None,
-        }
+        Self { burst, interval, full: None }
     }
 
     /// Takes a token, or returns when there is one.
@@ -339,9 +316,7 @@ impl Rate {
 
 async fn limited<T>(request: impl Future<Output = Result<T, kube::Error>>) -> Result<T, kube::Error> {
     let timed_out = |_| Err(kube::Error::Service("no response in time".into()));
-    tokio::time::timeout(TIMEOUT, request)
-        .await
-        .unwrap_or_else(timed_out)
+    tokio::time::timeout(TIMEOUT, request).await.unwrap_or_else(timed_out)
 }
 
 fn truncate(mut note: String) -> String {

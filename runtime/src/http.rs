@@ -212,12 +212,7 @@ mod tests {
         let shutdown = CancellationToken::new();
         let until = shutdown.clone();
         let task = tokio::spawn(async move { serve(listener, router, &until).await });
-        Running {
-            address,
-            ready,
-            shutdown,
-            task,
-        }
+        Running { address, ready, shutdown, task }
     }
 
     impl Running {
@@ -237,15 +232,9 @@ mod tests {
     async fn probe_returns_200_or_503_with_its_text() {
         let server = start().await;
         let response = server.send("GET /readyz", "").await;
-        assert!(
-            response.starts_with("http/1.1 200 ") && response.ends_with("\r\n\r\nready\n"),
-            "{response}"
-        );
+        assert!(response.starts_with("http/1.1 200 ") && response.ends_with("\r\n\r\nready\n"), "{response}");
         let head = server.send("HEAD /readyz", "").await;
-        assert!(
-            head.starts_with("http/1.1 200 ") && head.ends_with("\r\n\r\n"),
-            "{head}"
-        );
+        assert!(head.starts_with("http/1.1 200 ") && head.ends_with("\r\n\r\n"), "{head}");
         server.ready.store(false, Ordering::Relaxed);
         let response = server.send("GET /readyz", "").await;
         assert!(
@@ -261,10 +250,7 @@ mod tests {
         for accept in ["", "accept: text/plain;version=0.0.4\r\n", "accept: */*\r\n"] {
             let response = server.send("GET /metrics", accept).await;
             let form = "content-type: application/openmetrics-text; version=1.0.0; charset=utf-8\r\n";
-            assert!(
-                response.starts_with("http/1.1 200 ") && response.contains(form),
-                "{response}"
-            );
+            assert!(response.starts_with("http/1.1 200 ") && response.contains(form), "{response}");
             assert!(response.ends_with("# eof\n"), "{response}");
         }
     }
@@ -289,9 +275,8 @@ mod tests {
     #[tokio::test]
     async fn excess_connections_close_the_oldest() {
         let mut connections = Connections::default();
-        let mut tasks: VecDeque<_> = (0..MAX_CONNECTIONS + 2)
-            .map(|_| tokio::spawn(std::future::pending::<()>()))
-            .collect();
+        let mut tasks: VecDeque<_> =
+            (0..MAX_CONNECTIONS + 2).map(|_| tokio::spawn(std::future::pending::<()>())).collect();
         for task in &tasks {
             connections.add(task.abort_handle());
         }

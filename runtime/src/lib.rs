@@ -92,26 +92,19 @@ async fn configuration(kubeconfig: Option<&Path>, silence: Duration) -> Result<C
 /// One kubeconfig, or a list as in the variable `KUBECONFIG`: the files that exist, merged as kubectl merges them.
 fn read(paths: &Path) -> Result<Kubeconfig, ConnectError> {
     let one = |path: &Path| Kubeconfig::read_from(path).map_err(|source| unusable(path, source));
-    let listed: Vec<PathBuf> = std::env::split_paths(paths)
-        .filter(|path| path.exists())
-        .collect();
+    let listed: Vec<PathBuf> = std::env::split_paths(paths).filter(|path| path.exists()).collect();
     if paths.exists() || listed.is_empty() {
         return one(paths);
     }
-    listed
-        .into_iter()
-        .try_fold(Kubeconfig::default(), |merged, path| {
-            let next = one(&path)?;
-            let merged = merged.merge(next);
-            merged.map_err(|source| ConnectError::Contradiction { path, source })
-        })
+    listed.into_iter().try_fold(Kubeconfig::default(), |merged, path| {
+        let next = one(&path)?;
+        let merged = merged.merge(next);
+        merged.map_err(|source| ConnectError::Contradiction { path, source })
+    })
 }
 
 fn unusable(path: &Path, source: KubeconfigError) -> ConnectError {
-    ConnectError::Kubeconfig {
-        path: path.to_owned(),
-        source,
-    }
+    ConnectError::Kubeconfig { path: path.to_owned(), source }
 }
 
 #[cfg(test)]
@@ -187,10 +180,7 @@ mod tests {
     async fn refused_request_is_not_repeated_by_the_client() {
         let (client, requests) = refused_once().await;
         let refused = client.apiserver_version().await.unwrap_err();
-        assert!(
-            matches!(&refused, kube::Error::Api(status) if status.code == 429),
-            "{refused}"
-        );
+        assert!(matches!(&refused, kube::Error::Api(status) if status.code == 429), "{refused}");
         assert_eq!(requests.load(Ordering::SeqCst), 1);
         client.apiserver_version().await.unwrap();
         assert_eq!(requests.load(Ordering::SeqCst), 2);
@@ -206,9 +196,7 @@ mod tests {
             let config = configuration(Some(&list(&paths)), SILENCE).await.unwrap();
             assert_eq!(config.cluster_url.to_string(), "http://127.0.0.1:1/");
         }
-        let error = configuration(Some(&list(&[&absent, &absent])), SILENCE)
-            .await
-            .unwrap_err();
+        let error = configuration(Some(&list(&[&absent, &absent])), SILENCE).await.unwrap_err();
         assert!(error.to_string().starts_with("kubeconfig "), "{error}");
     }
 
@@ -217,9 +205,6 @@ mod tests {
         let (_folder, path) = kubeconfig("127.0.0.1:1".parse().unwrap());
         let config = configuration(Some(&path), SILENCE).await.unwrap();
         assert_eq!(config.read_timeout, Some(SILENCE));
-        assert!(
-            config.reset_reader_on_write,
-            "a pooled connection is silent until it is used again"
-        );
+        assert!(config.reset_reader_on_write, "a pooled connection is silent until it is used again");
     }
 }

@@ -41,18 +41,7 @@ mod tests {
         assert_eq!(address("localhost:0").unwrap().to_string(), "127.0.0.1:0");
         assert_eq!(address("[::1]:80").unwrap().to_string(), "[::1]:80");
         assert_eq!(address("127.0.0.1:80").unwrap().to_string(), "127.0.0.1:80");
-        for wrong in [
-            "",
-            ":",
-            "80",
-            "::1",
-            "[::1]",
-            "localhost",
-            "node:80",
-            ":65536",
-            "1.2.3.4:x",
-            " :80",
-        ] {
+        for wrong in ["", ":", "80", "::1", "[::1]", "localhost", "node:80", ":65536", "1.2.3.4:x", " :80"] {
             let refused = address(wrong).unwrap_err();
             assert!(refused.contains(":9410 for all addresses"), "{wrong}: {refused}");
         }

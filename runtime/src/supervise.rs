@@ -28,11 +28,7 @@ pub struct Tasks {
 impl Tasks {
     /// No tasks yet. `shutdown` ends them, and is cancelled if one panics.
     pub fn new(shutdown: CancellationToken) -> Self {
-        Self {
-            running: JoinSet::new(),
-            shutdown,
-            failure: None,
-        }
+        Self { running: JoinSet::new(), shutdown, failure: None }
     }
 
     /// Starts a task.

@@ -20,10 +20,8 @@ fn main() -> Result<(), Box<dyn Error>> {
         return Err(format!("src/abi defines {unknown}, which names.txt does not list").into());
     }
 
-    let mut table = format!(
-        "/// Every function of NVML, sorted.\npub const NAMES: [&str; {}] = [\n",
-        names.len()
-    );
+    let mut table =
+        format!("/// Every function of NVML, sorted.\npub const NAMES: [&str; {}] = [\n", names.len());
     let mut stubs = String::new();
     for (slot, name) in names.iter().enumerate() {
         writeln!(table, "    {name:?},")?;
@@ -50,10 +48,7 @@ fn defined_in(dir: &Path) -> Result<BTreeSet<String>, Box<dyn Error>> {
     for entry in fs::read_dir(dir)? {
         let text = fs::read_to_string(entry?.path())?;
         for after in text.split("fn nvml").skip(1) {
-            let tail: String = after
-                .chars()
-                .take_while(|c| c.is_ascii_alphanumeric() || *c == '_')
-                .collect();
+            let tail: String = after.chars().take_while(|c| c.is_ascii_alphanumeric() || *c == '_').collect();
             if after[tail.len()..].starts_with('(') {
                 defined.insert(format!("nvml{tail}"));
             }

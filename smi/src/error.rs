@@ -136,10 +136,7 @@ pub enum TopoProblem {
         column: String,
     },
     /// NVLink to a NIC.
-    #[error(
-        "{found} between {row} and {column}: only GPUs have NVLinks; allowed are {}",
-        path_classes()
-    )]
+    #[error("{found} between {row} and {column}: only GPUs have NVLinks; allowed are {}", path_classes())]
     NvLinkToNic {
         /// The cell found.
         found: String,

@@ -23,11 +23,7 @@ pub(crate) struct Header {
 impl Header {
     /// Reads a header line.
     pub(crate) fn read(glyphs: &[Glyph]) -> Result<Self, TopoError> {
-        let mut header = Self {
-            names: Vec::new(),
-            gpus: 0,
-            titles: Vec::new(),
-        };
+        let mut header = Self { names: Vec::new(), gpus: 0, titles: Vec::new() };
         let mut at = skip_blanks(glyphs, 0);
         while let Some(place) = glyphs.get(at).copied() {
             let end = match title_at(glyphs, at) {
@@ -56,19 +52,13 @@ impl Header {
         let name: String = word.chars().take(device_length(&word)).collect();
         let gpu = numbered(&name, "GPU").filter(|(_, length)| *length == name.len());
         if self.titles.is_empty() && gpu.is_some() {
-            let expected = if self.names.len() > self.gpus {
-                "a NIC".to_owned()
-            } else {
-                format!("GPU{}", self.gpus)
-            };
+            let expected =
+                if self.names.len() > self.gpus { "a NIC".to_owned() } else { format!("GPU{}", self.gpus) };
             if self.names.contains(&name) {
                 return Err(place.refuse(twice(name)));
             }
             if name != expected {
-                return Err(place.refuse(TopoProblem::GpuOrder {
-                    found: name,
-                    expected,
-                }));
+                return Err(place.refuse(TopoProblem::GpuOrder { found: name, expected }));
             }
             self.gpus += 1;
         } else if !self.titles.is_empty() || !is_nic_name(&name) {
@@ -77,10 +67,7 @@ impl Header {
             return Err(place.refuse(twice(name)));
         } else if self.gpus == 0 {
             let expected = "GPU0".to_owned();
-            return Err(place.refuse(TopoProblem::GpuOrder {
-                found: name,
-                expected,
-            }));
+            return Err(place.refuse(TopoProblem::GpuOrder { found: name, expected }));
         }
         let end = at + name.chars().count();
         self.names.push(name);

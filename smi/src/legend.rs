@@ -95,10 +95,7 @@ fn unexpected(header: &Header, line: &Line, text: &str) -> TopoProblem {
     if !is_row(line) && Header::read(&line.glyphs).is_ok_and(|header| header.gpus > 0) {
         TopoProblem::SecondMatrix
     } else if is_row(line) && header.names.contains(&row) {
-        TopoProblem::Duplicate {
-            kind: "row",
-            name: row,
-        }
+        TopoProblem::Duplicate { kind: "row", name: row }
     } else if is_row(line) || is_device {
         TopoProblem::RowWithoutColumn { row }
     } else {

@@ -117,9 +117,7 @@ impl TopoText {
         let has_values = |title: &Title| self.gpus.iter().any(|gpu| gpu.value(*title).is_some());
         let titles: Vec<Title> = Title::ALL.into_iter().filter(has_values).collect();
         let gpu_names = (0..self.gpus.len()).map(|gpu| format!("GPU{gpu}"));
-        let names: Vec<String> = gpu_names
-            .chain(self.nics.iter().map(|nic| nic.name.clone()))
-            .collect();
+        let names: Vec<String> = gpu_names.chain(self.nics.iter().map(|nic| nic.name.clone())).collect();
         let mut header = vec![String::new()];
         header.extend(names.iter().cloned());
         header.extend(titles.iter().map(|title| title.as_str().to_owned()));
@@ -165,9 +163,5 @@ pub fn read_machine(text: &str) -> Result<Machine, TopoError> {
 /// As [`TopoText::parse`].
 pub fn read_machine_with(text: &str, hints: &Hints) -> Result<Machine, TopoError> {
     let machine = TopoText::parse(text)?.into_machine(hints);
-    machine.map_err(|problem| TopoError {
-        line: 1,
-        column: 1,
-        problem: TopoProblem::Machine(problem),
-    })
+    machine.map_err(|problem| TopoError { line: 1, column: 1, problem: TopoProblem::Machine(problem) })
 }

@@ -18,43 +18,27 @@ impl TopoText {
     /// # Errors
     /// The NVLinks of the matrix have no explanation by NVSwitches and direct links.
     pub fn into_machine(self, hints: &Hints) -> Result<Machine, MachineError> {
-        let described = self
-            .description
-            .as_deref()
-            .and_then(|text| products::described(text, self.gpus.len()));
+        let described =
+            self.description.as_deref().and_then(|text| products::described(text, self.gpus.len()));
         let product = match &hints.model {
             Some(model) => products::by_name(model),
             None => described,
         };
-        let model = hints
-            .model
-            .clone()
-            .or_else(|| described.map(|product| product.name.to_owned()));
-        let limit = product
-            .and_then(|product| product.nvlink)
-            .map_or(MOST_LINKS, |(_, links)| links);
+        let model = hints.model.clone().or_else(|| described.map(|product| product.name.to_owned()));
+        let limit = product.and_then(|product| product.nvlink).map_or(MOST_LINKS, |(_, links)| links);
         let counts = self.nvlink_counts();
         let switched = switches::switch_links(&counts, limit);
         let paths = paths::infer(&self);
-        let version = product
-            .and_then(|product| product.nvlink)
-            .map(|(version, _)| version);
+        let version = product.and_then(|product| product.nvlink).map(|(version, _)| version);
         let mut gpus = Vec::with_capacity(self.gpus.len());
         let mut nvlinks = Vec::new();
         for (index, line) in self.gpus.into_iter().enumerate() {
             let row = counts.get(index).map(Vec::as_slice).unwrap_or_default();
             let into_switch = switched.get(index).copied().flatten();
             if into_switch.is_none() {
-                nvlinks.extend(
-                    row.iter()
-                        .enumerate()
-                        .take(index)
-                        .filter(|(_, links)| **links > 0)
-                        .map(|(other, links)| NvLinkBundle {
-                            gpus: [narrow(other), narrow(index)],
-                            links: *links,
-                        }),
-                );
+                nvlinks.extend(row.iter().enumerate().take(index).filter(|(_, links)| **links > 0).map(
+                    |(other, links)| NvLinkBundle { gpus: [narrow(other), narrow(index)], links: *links },
+                ));
             }
             let linked = row.iter().any(|links| *links > 0);
             gpus.push(Gpu {
@@ -74,11 +58,8 @@ impl TopoText {
                 ..Gpu::default()
             });
         }
-        let nics = self.nics.into_iter().map(|nic| Nic {
-            name: nic.name,
-            device: nic.device,
-            ..Nic::default()
-        });
+        let nics =
+            self.nics.into_iter().map(|nic| Nic { name: nic.name, device: nic.device, ..Nic::default() });
         let machine = Machine::new(MachineParts {
             name: self.description,
             gpus,
@@ -94,8 +75,7 @@ impl TopoText {
     fn nvlink_counts(&self) -> Vec<Vec<u8>> {
         let gpus = self.gpus.len();
         let rows = self.links.iter().take(gpus);
-        rows.map(|row| row.iter().take(gpus).map(nvlinks).collect())
-            .collect()
+        rows.map(|row| row.iter().take(gpus).map(nvlinks).collect()).collect()
     }
 }
 
@@ -137,9 +117,7 @@ impl From<&Machine> for TopoText {
             nics_found: None,
             gpus: gpus.collect(),
             nics: nic_lines(machine.nics()),
-            links: (0..size)
-                .map(|row| (0..size).map(|column| machine.link(row, column)).collect())
-                .collect(),
+            links: (0..size).map(|row| (0..size).map(|column| machine.link(row, column)).collect()).collect(),
         }
     }
 }
@@ -148,11 +126,7 @@ fn nic_lines(nics: &[Nic]) -> Vec<NicLine> {
     let printable = nics.iter().all(|nic| is_nic_name(&nic.name));
     let explained = !printable || nics.iter().any(|nic| nic.device.is_some());
     let line = |(index, nic): (usize, &Nic)| NicLine {
-        name: if printable {
-            nic.name.clone()
-        } else {
-            format!("NIC{index}")
-        },
+        name: if printable { nic.name.clone() } else { format!("NIC{index}") },
         device: explained.then(|| one_line(nic.device.as_deref().unwrap_or(&nic.name))),
     };
     nics.iter().enumerate().map(line).collect()
@@ -163,10 +137,7 @@ fn one_line(name: &str) -> String {
     let visible = |ch: char| if ch.is_ascii_graphic() { ch } else { ' ' };
     let visible: String = name.chars().map(visible).collect();
     let words = visible.split_whitespace().map(|word| word.trim_end_matches(':'));
-    let words = words
-        .filter(|word| !word.is_empty())
-        .collect::<Vec<_>>()
-        .join(" ");
+    let words = words.filter(|word| !word.is_empty()).collect::<Vec<_>>().join(" ");
     let short: String = words.chars().take(100).collect();
     let short = short.trim();
     if short.is_empty() { "unknown" } else { short }.to_owned()

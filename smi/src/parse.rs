@@ -17,19 +17,10 @@ use crate::{GpuLine, MAX_TEXT_BYTES, NicLine, TopoText, switches};
 pub(crate) fn parse(text: &str) -> Result<TopoText, TopoError> {
     if text.len() > MAX_TEXT_BYTES {
         let (bytes, limit) = (text.len(), MAX_TEXT_BYTES);
-        return Err(TopoError {
-            line: 1,
-            column: 1,
-            problem: TopoProblem::TooLong { bytes, limit },
-        });
+        return Err(TopoError { line: 1, column: 1, problem: TopoProblem::TooLong { bytes, limit } });
     }
     let lines = lines(text);
-    let mut reader = Reader {
-        lines: &lines,
-        at: 0,
-        description: None,
-        nics_found: None,
-    };
+    let mut reader = Reader { lines: &lines, at: 0, description: None, nics_found: None };
     let header = reader.read_header()?;
     let rows = reader.read_rows(&header)?;
     check_symmetry(&header, &rows)?;
@@ -84,12 +75,7 @@ impl<'a> Reader<'a> {
 
     /// The end of the text.
     fn end(&self) -> Glyph {
-        let start = Glyph {
-            ch: ' ',
-            line: self.lines.len() + 1,
-            column: 1,
-            visual: 0,
-        };
+        let start = Glyph { ch: ' ', line: self.lines.len() + 1, column: 1, visual: 0 };
         let last = self.lines.last().filter(|last| !last.terminated);
         last.map_or(start, |last| last.end)
     }
@@ -114,10 +100,7 @@ impl<'a> Reader<'a> {
             if is_failure(&text) {
                 return Err(line.refuse_at_start(TopoProblem::Failed { message: text }));
             }
-            if numbered(&found, "GPU")
-                .or_else(|| numbered(&found, "NIC"))
-                .is_none()
-            {
+            if numbered(&found, "GPU").or_else(|| numbered(&found, "NIC")).is_none() {
                 return Err(line.refuse_at_start(TopoProblem::NoHeader { found }));
             }
             let header = Header::read(&line.glyphs)?;
@@ -171,10 +154,7 @@ fn not_the_row(header: &Header, device: usize, line: &Line) -> TopoProblem {
     let other = names.position(|name| after_label(&line.glyphs, start, name).is_some());
     let label = word_at(&line.glyphs, start);
     match other {
-        Some(earlier) if earlier < device => TopoProblem::Duplicate {
-            kind: "row",
-            name: label,
-        },
+        Some(earlier) if earlier < device => TopoProblem::Duplicate { kind: "row", name: label },
         None if is_row(line) => TopoProblem::RowWithoutColumn { row: label },
         _ => missing(header, device),
     }
@@ -203,9 +183,7 @@ fn check_symmetry(header: &Header, rows: &[Row]) -> Result<(), TopoError> {
 /// No GPU may have more links than possible, unless a switch shares them among its peers.
 fn check_links(header: &Header, rows: &[Row]) -> Result<(), TopoError> {
     let gpus = rows.get(..header.gpus).unwrap_or_default();
-    let counts = gpus
-        .iter()
-        .map(|row| row.links.iter().take(header.gpus).map(nvlinks).collect());
+    let counts = gpus.iter().map(|row| row.links.iter().take(header.gpus).map(nvlinks).collect());
     let counts: Vec<Vec<u8>> = counts.collect();
     let switched = switches::switch_links(&counts, MAX_LINKS_PER_GPU);
     for (index, (row, counts)) in gpus.iter().zip(&counts).enumerate() {
@@ -285,10 +263,9 @@ fn check_last_value<'v>(
             || is_node && other.text == last.text
     });
     match longer {
-        Some(other) => Err(last.place.refuse(TopoProblem::CutValue {
-            found: last.text.clone(),
-            like: other.text.clone(),
-        })),
+        Some(other) => Err(last
+            .place
+            .refuse(TopoProblem::CutValue { found: last.text.clone(), like: other.text.clone() })),
         None => Ok(()),
     }
 }

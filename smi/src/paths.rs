@@ -29,11 +29,7 @@ pub(crate) fn infer(text: &TopoText) -> PathMatrix {
     let nodes = nodes(text);
     PathMatrix::from_fn(size, |row, column| {
         get(&known, row, column).unwrap_or_else(|| {
-            let within = if same_numa_node(text, &nodes, row, column) {
-                PathClass::Node
-            } else {
-                across
-            };
+            let within = if same_numa_node(text, &nodes, row, column) { PathClass::Node } else { across };
             get(&bounds, row, column).map_or(within, |bound| bound.min(within))
         })
     })
@@ -45,21 +41,13 @@ fn get(known: &[Vec<Option<PathClass>>], a: usize, b: usize) -> Option<PathClass
 
 /// The name of a path across sockets in this text.
 fn farthest_name(text: &TopoText) -> PathClass {
-    let old = text
-        .links
-        .iter()
-        .flatten()
-        .any(|link| *link == Link::Pcie(PathClass::Soc));
+    let old = text.links.iter().flatten().any(|link| *link == Link::Pcie(PathClass::Soc));
     if old { PathClass::Soc } else { PathClass::Sys }
 }
 
 /// Equal for the two names of one distance.
 fn rank(class: PathClass) -> PathClass {
-    if class == PathClass::Soc {
-        PathClass::Sys
-    } else {
-        class
-    }
+    if class == PathClass::Soc { PathClass::Sys } else { class }
 }
 
 /// One round: infers every unknown pair that some third device sees at two different distances. In a real machine that
@@ -88,10 +76,7 @@ fn deduce(known: &[Vec<Option<PathClass>>]) -> Option<Vec<Vec<Option<PathClass>>
                     }
                 }
             }
-            let best = PathClass::ALL
-                .into_iter()
-                .zip(votes)
-                .max_by_key(|(class, votes)| (*votes, *class));
+            let best = PathClass::ALL.into_iter().zip(votes).max_by_key(|(class, votes)| (*votes, *class));
             if let Some((class, 1..)) = best {
                 *cell = Some(class);
                 found = true;
@@ -131,16 +116,11 @@ struct Nodes {
 
 /// The nodes by GPU. Lists are compared once, by their ranges: a text may hold many long ones.
 fn nodes(text: &TopoText) -> Vec<Nodes> {
-    let lists: Vec<Vec<(u32, u32)>> = text
-        .gpus
-        .iter()
-        .map(|gpu| gpu.numa.as_ref().map(IdList::ranges).unwrap_or_default())
-        .collect();
+    let lists: Vec<Vec<(u32, u32)>> =
+        text.gpus.iter().map(|gpu| gpu.numa.as_ref().map(IdList::ranges).unwrap_or_default()).collect();
     let of_list = |own: &Vec<(u32, u32)>| Nodes {
         one: matches!(own.as_slice(), [(from, to)] if from == to),
-        distinct: lists
-            .iter()
-            .any(|other| !other.is_empty() && are_apart(own, other)),
+        distinct: lists.iter().any(|other| !other.is_empty() && are_apart(own, other)),
     };
     lists.iter().map(of_list).collect()
 }

@@ -78,12 +78,10 @@ const PRODUCTS: &[Product] = &[
 /// The product a model name such as `NVIDIA A100-SXM4-80GB` belongs to.
 pub(crate) fn by_name(name: &str) -> Option<Product> {
     let words = words(name);
-    PRODUCTS.iter().copied().find(|product| {
-        product
-            .words
-            .iter()
-            .all(|word| words.iter().any(|found| found == word))
-    })
+    PRODUCTS
+        .iter()
+        .copied()
+        .find(|product| product.words.iter().all(|word| words.iter().any(|found| found == word)))
 }
 
 /// The product in the description of a machine with `gpus` GPUs; `None` if it names none, several, or another number of
@@ -97,10 +95,7 @@ pub(crate) fn described(description: &str, gpus: usize) -> Option<Product> {
             && !other.words.iter().all(|word| product.words.contains(word))
     });
     // "8x Tesla V100": the count may stand one word further ahead.
-    let counts = words
-        .iter()
-        .enumerate()
-        .filter(|(_, word)| product.words.contains(&word.as_str()));
+    let counts = words.iter().enumerate().filter(|(_, word)| product.words.contains(&word.as_str()));
     let miscounted = counts
         .flat_map(|(index, _)| words.get(index.saturating_sub(2)..index).unwrap_or_default())
         .filter_map(|word| word.strip_suffix('X')?.parse::<usize>().ok())
@@ -112,10 +107,7 @@ pub(crate) fn described(description: &str, gpus: usize) -> Option<Product> {
 fn words(text: &str) -> Vec<String> {
     let upper = text.to_ascii_uppercase();
     let mut words = Vec::new();
-    for word in upper
-        .split(|ch: char| !ch.is_ascii_alphanumeric())
-        .filter(|word| !word.is_empty())
-    {
+    for word in upper.split(|ch: char| !ch.is_ascii_alphanumeric()).filter(|word| !word.is_empty()) {
         match word.split_once('X') {
             Some((count, rest))
                 if !rest.is_empty() && !count.is_empty() && count.chars().all(|ch| ch.is_ascii_digit()) =>
@@ -141,15 +133,9 @@ mod tests {
     fn description_with_one_model_names_it() {
         assert_eq!(name("NVIDIA DGX-1 with 8x Tesla P100, 4 HCAs", 8), Some("P100"));
         assert_eq!(name("AWS p4d instance, 8xA100 (NV12)", 8), Some("A100"));
-        assert_eq!(
-            name("GB200 compute tray: 4x GB200, 2 Grace CPUs", 4),
-            Some("GB200")
-        );
+        assert_eq!(name("GB200 compute tray: 4x GB200, 2 Grace CPUs", 4), Some("GB200"));
         assert_eq!(name("8x A40-class PCIe, four NV4 pairs", 8), Some("A40"));
-        assert_eq!(
-            name("2x RTX PRO 6000 Workstation on WRX90E", 2),
-            Some("RTX PRO 6000")
-        );
+        assert_eq!(name("2x RTX PRO 6000 Workstation on WRX90E", 2), Some("RTX PRO 6000"));
         assert_eq!(name("4x H200 NVL with a bridge", 4), Some("H200 NVL"));
     }
 

@@ -36,10 +36,7 @@ pub(crate) fn after_label(glyphs: &[Glyph], start: usize, name: &str) -> Option<
 pub(crate) fn is_row(line: &Line) -> bool {
     let start = skip_blanks(&line.glyphs, 0);
     let label = word_at(&line.glyphs, start);
-    is_links(
-        &line.glyphs,
-        skip_blanks(&line.glyphs, start + label.chars().count()),
-    )
+    is_links(&line.glyphs, skip_blanks(&line.glyphs, start + label.chars().count()))
 }
 
 impl Row {

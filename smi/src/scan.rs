@@ -20,11 +20,7 @@ impl Glyph {
     }
 
     pub(crate) fn refuse(self, problem: TopoProblem) -> TopoError {
-        TopoError {
-            line: self.line,
-            column: self.column,
-            problem,
-        }
+        TopoError { line: self.line, column: self.column, problem }
     }
 }
 
@@ -93,30 +89,12 @@ fn one_line(text: &str, line: usize, terminated: bool) -> Line {
             at += escape;
             continue;
         }
-        glyphs.push(Glyph {
-            ch,
-            line,
-            column: at + 1,
-            visual,
-        });
-        visual = if ch == '\t' {
-            next_tab_stop(visual)
-        } else {
-            visual + 1
-        };
+        glyphs.push(Glyph { ch, line, column: at + 1, visual });
+        visual = if ch == '\t' { next_tab_stop(visual) } else { visual + 1 };
         at += 1;
     }
-    let end = Glyph {
-        ch: ' ',
-        line,
-        column: chars.len() + 1,
-        visual,
-    };
-    Line {
-        glyphs,
-        end,
-        terminated,
-    }
+    let end = Glyph { ch: ' ', line, column: chars.len() + 1, visual };
+    Line { glyphs, end, terminated }
 }
 
 /// The tab stop after a column.

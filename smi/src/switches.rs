@@ -25,9 +25,8 @@ pub(crate) fn switch_links(counts: &[Vec<u8>], limit: u8) -> Vec<Option<Switched
             continue;
         }
         // Behind a switch every GPU reaches every other, so the peers of the first are the whole island.
-        let island: Vec<usize> = (0..counts.len())
-            .filter(|other| *other == first || count(first, *other) > 0)
-            .collect();
+        let island: Vec<usize> =
+            (0..counts.len()).filter(|other| *other == first || count(first, *other) > 0).collect();
         let most = |a: usize| island.iter().map(|b| count(a, *b)).max().unwrap_or(0);
         let links: Vec<u8> = island.iter().map(|a| most(*a)).collect();
         let even = island.iter().zip(&links).all(|(a, links_a)| {
@@ -50,10 +49,7 @@ pub(crate) fn switch_links(counts: &[Vec<u8>], limit: u8) -> Vec<Option<Switched
                 && too_many_for_a_mesh
                 && let Some(slot) = switched.get_mut(*gpu)
             {
-                *slot = Some(Switched {
-                    links: *links,
-                    island: islands,
-                });
+                *slot = Some(Switched { links: *links, island: islands });
             }
         }
         islands += u8::from(even && too_many_for_a_mesh);
@@ -66,9 +62,7 @@ mod tests {
     use super::*;
 
     fn mesh(gpus: usize, links: u8) -> Vec<Vec<u8>> {
-        (0..gpus)
-            .map(|a| (0..gpus).map(|b| if a == b { 0 } else { links }).collect())
-            .collect()
+        (0..gpus).map(|a| (0..gpus).map(|b| if a == b { 0 } else { links }).collect()).collect()
     }
 
     fn one(links: u8) -> Option<Switched> {
@@ -90,22 +84,14 @@ mod tests {
     #[test]
     fn more_links_than_a_gpu_has_are_switched() {
         for (gpus, links) in [(8, 12), (8, 18), (16, 6), (8, 8), (4, 18)] {
-            assert_eq!(
-                switch_links(&mesh(gpus, links), 18),
-                vec![one(links); gpus],
-                "NV{links}"
-            );
+            assert_eq!(switch_links(&mesh(gpus, links), 18), vec![one(links); gpus], "NV{links}");
         }
     }
 
     #[test]
     fn as_many_links_as_a_gpu_has_are_direct() {
         for (gpus, links) in [(4, 4), (4, 6), (2, 12), (2, 18), (2, 3)] {
-            assert_eq!(
-                switch_links(&mesh(gpus, links), 18),
-                vec![None; gpus],
-                "NV{links}"
-            );
+            assert_eq!(switch_links(&mesh(gpus, links), 18), vec![None; gpus], "NV{links}");
         }
     }
 

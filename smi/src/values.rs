@@ -86,10 +86,9 @@ impl Values {
         let is_its = |value: &&Written| titles.get(value.column) == Some(&title);
         match self.written.iter().find(is_its) {
             Some(value) if !is_unknown(&value.text) => value.text.parse().map(Some).map_err(|_| {
-                value.place.refuse(TopoProblem::BadValue {
-                    column: title.as_str(),
-                    found: value.text.clone(),
-                })
+                value
+                    .place
+                    .refuse(TopoProblem::BadValue { column: title.as_str(), found: value.text.clone() })
             }),
             _ => Ok(None),
         }
@@ -136,11 +135,7 @@ pub(crate) fn read(
     };
     let written = columns.into_iter().zip(words);
     let written = written.map(|(column, (_, text, place))| Written { column, text, place });
-    Ok(Values {
-        written: written.collect(),
-        tabs,
-        tab_use,
-    })
+    Ok(Values { written: written.collect(), tabs, tab_use })
 }
 
 /// The first value behind the links beyond the number of titles.
@@ -194,18 +189,13 @@ fn assign(
         let mut indents = layout.indents.iter();
         indents.any(|indent| fits_screen(titles, layout.links_end, *indent, words, choice))
     });
-    by_screen
-        .map(|chosen| (chosen, TabUse::Unknown))
-        .ok_or_else(|| first.refuse(ambiguous(titles, found)))
+    by_screen.map(|chosen| (chosen, TabUse::Unknown)).ok_or_else(|| first.refuse(ambiguous(titles, found)))
 }
 
 /// The problem of a row whose first value `found` may belong to more than one column.
 pub(crate) fn ambiguous(titles: &[Title], found: &str) -> TopoProblem {
     let titles: Vec<&str> = titles.iter().map(|title| title.as_str()).collect();
-    TopoProblem::AmbiguousValue {
-        found: found.to_owned(),
-        columns: titles.join(", "),
-    }
+    TopoProblem::AmbiguousValue { found: found.to_owned(), columns: titles.join(", ") }
 }
 
 fn fits_tabs(titles: &[Title], glyphs: &[Glyph], start: usize, words: &[Word], choice: &[usize]) -> bool {

@@ -59,10 +59,8 @@ const SAME_BOARD: &str = "PSB";
 
 /// The link cell that begins at `start`, and its end.
 pub(crate) fn link_at(glyphs: &[Glyph], start: usize) -> Option<(Link, usize)> {
-    let begins = |word: &str| {
-        word.chars()
-            .eq(glyphs.iter().skip(start).map(|glyph| glyph.ch).take(word.len()))
-    };
+    let begins =
+        |word: &str| word.chars().eq(glyphs.iter().skip(start).map(|glyph| glyph.ch).take(word.len()));
     if begins("X") {
         return Some((Link::Itself, start + 1));
     }
@@ -115,12 +113,8 @@ pub(crate) fn is_failure(line: &str) -> bool {
 
 /// The number of a `GPU#` or `NIC#` at the start of a word, and the length of the name.
 pub(crate) fn numbered(word: &str, prefix: &str) -> Option<(usize, usize)> {
-    let digits: String = word
-        .strip_prefix(prefix)?
-        .chars()
-        .take_while(char::is_ascii_digit)
-        .take(6)
-        .collect();
+    let digits: String =
+        word.strip_prefix(prefix)?.chars().take_while(char::is_ascii_digit).take(6).collect();
     let number = digits.parse().ok()?;
     let canonical = digits.len() == 1 || !digits.starts_with('0');
     canonical.then_some((number, prefix.len() + digits.len()))
@@ -132,18 +126,13 @@ pub(crate) fn device_length(word: &str) -> usize {
         return length;
     }
     mellanox_length(word)
-        .filter(|length| {
-            word.get(*length..)
-                .is_some_and(|rest| mellanox_length(rest).is_some())
-        })
+        .filter(|length| word.get(*length..).is_some_and(|rest| mellanox_length(rest).is_some()))
         .unwrap_or(word.chars().count())
 }
 
 /// The length of `mlx5_7` and the like at the start of a word: such names come glued.
 fn mellanox_length(word: &str) -> Option<usize> {
-    let rest = word
-        .strip_prefix("mlx4_")
-        .or_else(|| word.strip_prefix("mlx5_"))?;
+    let rest = word.strip_prefix("mlx4_").or_else(|| word.strip_prefix("mlx5_"))?;
     let digits = rest.chars().take_while(char::is_ascii_digit).count();
     (digits > 0).then_some("mlx5_".len() + digits)
 }
@@ -153,20 +142,10 @@ const TITLE_WORDS: [&str; 5] = ["affinity", "cpu", "numa", "memory", "id"];
 
 /// Whether a word can be the name of a NIC's column: a device name that is not also a link, a title, a GPU or a disk.
 pub(crate) fn is_nic_name(name: &str) -> bool {
-    let glyphs: Vec<Glyph> = name
-        .chars()
-        .map(|ch| Glyph {
-            ch,
-            line: 1,
-            column: 1,
-            visual: 0,
-        })
-        .collect();
+    let glyphs: Vec<Glyph> = name.chars().map(|ch| Glyph { ch, line: 1, column: 1, visual: 0 }).collect();
     let plain = name.starts_with(|ch: char| ch.is_ascii_alphabetic())
         && name.len() <= 64
-        && name
-            .chars()
-            .all(|ch| ch.is_ascii_alphanumeric() || "_-.@".contains(ch));
+        && name.chars().all(|ch| ch.is_ascii_alphanumeric() || "_-.@".contains(ch));
     plain
         && !name.starts_with("GPU")
         && numbered(name, "NVMe").is_none()

@@ -1,10 +1,5 @@
 //! The parser against recorded texts: every file is read exactly, and printed back.
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    reason = "tests fail by panicking"
-)]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests fail by panicking")]
 
 #[path = "support/files.rs"]
 mod files;
@@ -33,27 +28,17 @@ fn complete_files_match_split_at_blanks() {
         }
         let expected = plain::read(&text);
         let read = TopoText::parse(&text).unwrap_or_else(|problem| panic!("{name}: {problem}"));
-        let matrix: Vec<Vec<String>> = read
-            .links()
-            .iter()
-            .map(|row| row.iter().map(Link::to_string).collect())
-            .collect();
+        let matrix: Vec<Vec<String>> =
+            read.links().iter().map(|row| row.iter().map(Link::to_string).collect()).collect();
         assert_eq!(matrix, expected.links, "{name}");
         let names: Vec<&str> = read.nics().iter().map(|nic| nic.name.as_str()).collect();
         assert_eq!(names, expected.nics, "{name}");
         assert_eq!(read.gpus().len(), expected.gpus, "{name}");
-        let devices: Vec<&str> = read
-            .nics()
-            .iter()
-            .filter_map(|nic| nic.device.as_deref())
-            .collect();
+        let devices: Vec<&str> = read.nics().iter().filter_map(|nic| nic.device.as_deref()).collect();
         assert_eq!(devices, expected.devices, "{name}");
         for (gpu, values) in read.gpus().iter().zip(&expected.values) {
-            let written: Vec<&str> = [&gpu.cpus, &gpu.numa, &gpu.memory_numa]
-                .into_iter()
-                .flatten()
-                .map(IdList::as_str)
-                .collect();
+            let written: Vec<&str> =
+                [&gpu.cpus, &gpu.numa, &gpu.memory_numa].into_iter().flatten().map(IdList::as_str).collect();
             assert_eq!(&written, values, "{name}");
         }
     }
@@ -75,9 +60,7 @@ fn complete_files_match_recorded_machines() {
     for (name, text) in files::complete() {
         let machine = read_machine(&text).unwrap_or_else(|problem| panic!("{name}: {problem}"));
         let model = machine.gpus()[0].model.as_deref().unwrap_or("unknown");
-        let switch: Vec<u8> = (0..machine.gpus().len())
-            .map(|gpu| machine.switch_links(gpu))
-            .collect();
+        let switch: Vec<u8> = (0..machine.gpus().len()).map(|gpu| machine.switch_links(gpu)).collect();
         writeln!(
             report,
             "== {name}\nmodel {model}, bundles {}, switch links {switch:?}",
@@ -110,11 +93,7 @@ fn complete_files_printed_again_read_the_same() {
         let body: String = text.lines().skip(1).map(|line| format!("{line}\n")).collect();
         let read = TopoText::parse(&body).unwrap();
         assert_eq!(TopoText::parse(&printed(&read)).unwrap(), read, "{name}");
-        assert_eq!(
-            TopoText::parse(&read.aligned()).unwrap().links(),
-            read.links(),
-            "{name}"
-        );
+        assert_eq!(TopoText::parse(&read.aligned()).unwrap().links(), read.links(), "{name}");
         let machine = read.clone().into_machine(&Hints::default()).unwrap();
         assert_eq!(TopoText::from(&machine), read, "{name}");
     }
@@ -127,11 +106,7 @@ fn files_of_current_driver_print_identically() {
         let body: String = text.lines().skip(1).map(|line| format!("{line}\n")).collect();
         // The files have lost the tabs at the end of NIC rows and the blank behind X.
         let trimmed = |text: &str| text.lines().map(str::trim_end).collect::<Vec<_>>().join("\n");
-        assert_eq!(
-            trimmed(&printed(&TopoText::parse(&body).unwrap())),
-            trimmed(&body),
-            "{name}"
-        );
+        assert_eq!(trimmed(&printed(&TopoText::parse(&body).unwrap())), trimmed(&body), "{name}");
     }
 }
 
@@ -146,10 +121,7 @@ fn glued_cells_are_separated() {
 
     let p100 = TopoText::parse(&files::named(GLUED[1])).unwrap();
     let names: Vec<&str> = p100.nics().iter().map(|nic| nic.name.as_str()).collect();
-    assert_eq!(
-        (p100.gpus().len(), names),
-        (8, vec!["mlx5_0", "mlx5_2", "mlx5_1", "mlx5_3"])
-    );
+    assert_eq!((p100.gpus().len(), names), (8, vec!["mlx5_0", "mlx5_2", "mlx5_1", "mlx5_3"]));
     assert_eq!(p100.links()[0][5], Link::Pcie(PathClass::Soc));
     assert_eq!(p100.gpus()[0].cpus.as_ref().map(IdList::as_str), Some("1-1"));
 }
@@ -164,19 +136,9 @@ fn blank_cell_is_unknown_and_shifts_no_value() {
         let values: Vec<(Option<&str>, Option<&str>)> = gpus
             .gpus()
             .iter()
-            .map(|gpu| {
-                (
-                    gpu.cpus.as_ref().map(IdList::as_str),
-                    gpu.numa.as_ref().map(IdList::as_str),
-                )
-            })
+            .map(|gpu| (gpu.cpus.as_ref().map(IdList::as_str), gpu.numa.as_ref().map(IdList::as_str)))
             .collect();
-        let expected = [
-            (Some("0"), Some("0")),
-            (Some("0"), Some("0")),
-            (None, Some("1")),
-            (None, Some("1")),
-        ];
+        let expected = [(Some("0"), Some("0")), (Some("0"), Some("0")), (None, Some("1")), (None, Some("1"))];
         assert_eq!(values, expected);
     }
 }
@@ -184,17 +146,8 @@ fn blank_cell_is_unknown_and_shifts_no_value() {
 #[test]
 fn machine_comment_names_model_and_machine() {
     let machine = read_machine(&files::named("hgx-a800-8gpu-8nic")).unwrap();
-    assert!(
-        machine.name().starts_with("8x A800-SXM4-80GB (NV8)"),
-        "{}",
-        machine.name()
-    );
-    assert!(
-        machine
-            .gpus()
-            .iter()
-            .all(|gpu| gpu.model.as_deref() == Some("A800"))
-    );
+    assert!(machine.name().starts_with("8x A800-SXM4-80GB (NV8)"), "{}", machine.name());
+    assert!(machine.gpus().iter().all(|gpu| gpu.model.as_deref() == Some("A800")));
     let mixed = read_machine(&files::named("workstation-5gpu-uneven-numa")).unwrap();
     assert!(mixed.gpus().iter().all(|gpu| gpu.model.is_none()));
 }
@@ -202,9 +155,7 @@ fn machine_comment_names_model_and_machine() {
 #[test]
 fn model_hint_overrides_comment() {
     let text = TopoText::parse(&files::named("hgx-h100-8gpu-nonic")).unwrap();
-    let hints = Hints {
-        model: Some("NVIDIA B200".into()),
-    };
+    let hints = Hints { model: Some("NVIDIA B200".into()) };
     let machine = text.into_machine(&hints).unwrap();
     assert_eq!(machine.gpus()[7].model.as_deref(), Some("NVIDIA B200"));
     assert_eq!(machine.gpus()[7].nvlink.unwrap().version, Some(5));

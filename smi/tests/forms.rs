@@ -1,10 +1,5 @@
 //! Forms of the text that no recorded file has, and the messages of refused texts.
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    reason = "tests fail by panicking"
-)]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests fail by panicking")]
 
 #[path = "support/print.rs"]
 mod print;
@@ -26,10 +21,7 @@ fn link(text: &TopoText, a: usize, b: usize) -> String {
 fn values(text: &TopoText) -> Vec<[&str; 3]> {
     let shown = |value: &Option<IdList>| value.as_ref().map_or("-", |list| list.as_str()).to_owned();
     let line = |gpu: &GpuLine| [shown(&gpu.cpus), shown(&gpu.numa), shown(&gpu.memory_numa)];
-    text.gpus()
-        .iter()
-        .map(|gpu| line(gpu).map(|value| &*Box::leak(value.into_boxed_str())))
-        .collect()
+    text.gpus().iter().map(|gpu| line(gpu).map(|value| &*Box::leak(value.into_boxed_str()))).collect()
 }
 
 #[test]
@@ -79,15 +71,8 @@ fn lists_with_memory_nodes_of_gpus_locate_sockets() {
         let cpus = ["0-71", "0-71", "72-143", "72-143"];
         let mut text = "\tGPU0\tGPU1\tGPU2\tGPU3\tCPU Affinity\tNUMA Affinity\n".to_owned();
         for gpu in 0..4 {
-            let cells: Vec<&str> = (0..4)
-                .map(|other| if other == gpu { "X" } else { "NV18" })
-                .collect();
-            text.push_str(&format!(
-                "GPU{gpu}\t{}\t{}\t{}\n",
-                cells.join("\t"),
-                cpus[gpu],
-                lists[gpu]
-            ));
+            let cells: Vec<&str> = (0..4).map(|other| if other == gpu { "X" } else { "NV18" }).collect();
+            text.push_str(&format!("GPU{gpu}\t{}\t{}\t{}\n", cells.join("\t"), cpus[gpu], lists[gpu]));
         }
         let machine = read_machine(&text).unwrap();
         let pairs = [(0, 1), (0, 2), (2, 3)];
@@ -96,11 +81,7 @@ fn lists_with_memory_nodes_of_gpus_locate_sockets() {
     let apart = ["NODE", "SYS", "NODE"];
     assert_eq!(lists(["0", "0", "1", "1"]), apart);
     assert_eq!(lists(["0,2-17", "0,2-17", "1,18-33", "1,18-33"]), apart);
-    assert_eq!(
-        lists(["0-1", "0-1", "0-1", "0-1"]),
-        ["SYS", "SYS", "SYS"],
-        "that tells nothing"
-    );
+    assert_eq!(lists(["0-1", "0-1", "0-1", "0-1"]), ["SYS", "SYS", "SYS"], "that tells nothing");
 }
 
 #[test]
@@ -116,9 +97,7 @@ fn nics_of_other_vendors_are_read() {
         "mlx5_bond_0",
         "mlx5_GPU0",
     ] {
-        let text = read(&format!(
-            "\tGPU0\t{name}\tCPU Affinity\nGPU0\t X \tPIX\t0-7\n{name}\tPIX\t X \t\n"
-        ));
+        let text = read(&format!("\tGPU0\t{name}\tCPU Affinity\nGPU0\t X \tPIX\t0-7\n{name}\tPIX\t X \t\n"));
         assert_eq!(text.nics()[0].name, name);
         assert_eq!(link(&text, 1, 0), "PIX");
     }
@@ -129,17 +108,12 @@ fn sixteen_gpus_with_two_digits_are_read() {
     let names: Vec<String> = (0..16).map(|gpu| format!("GPU{gpu}")).collect();
     let mut text = format!("\t{}\tCPU Affinity\n", names.join("\t"));
     for row in 0..16 {
-        let cells: Vec<&str> = (0..16)
-            .map(|column| if row == column { " X " } else { "NV6" })
-            .collect();
+        let cells: Vec<&str> = (0..16).map(|column| if row == column { " X " } else { "NV6" }).collect();
         text.push_str(&format!("GPU{row}\t{}\t0-23,48-71\n", cells.join("\t")));
     }
     let dgx2 = read(&text);
     assert_eq!(dgx2.gpus().len(), 16);
-    assert_eq!(
-        read(&text.replace("\tGPU", "GPU").replacen("GPU0", "\tGPU0", 1)),
-        dgx2
-    );
+    assert_eq!(read(&text.replace("\tGPU", "GPU").replacen("GPU0", "\tGPU0", 1)), dgx2);
     let machine = read_machine(&text).unwrap();
     assert_eq!((machine.switch_links(15), machine.nvlinks().len()), (6, 0));
 }
@@ -165,10 +139,7 @@ fn titles_in_other_spellings_are_read() {
         "GPU0 CPU AFFINITY CPU NUMA Affinity GPU NUMA ID",
         "GPU0\tcpu affinity\tNuma  Affinity\tGPU  NUMA  ID",
     ] {
-        assert_eq!(
-            values(&read(&format!("{header}\nGPU0 X 0-7 0 N/A\n"))),
-            [["0-7", "0", "-"]]
-        );
+        assert_eq!(values(&read(&format!("{header}\nGPU0 X 0-7 0 N/A\n"))), [["0-7", "0", "-"]]);
     }
 }
 
@@ -226,11 +197,9 @@ fn notice_about_hidden_nics_is_kept() {
 #[test]
 fn escape_codes_are_skipped() {
     let plain = "\tGPU0\tGPU1\tCPU Affinity\nGPU0\t X \tPHB\t0-7\nGPU1\tPHB\t X \t0-7\n";
-    for (on, off) in [
-        ("\u{1b}[4m", "\u{1b}[0m"),
-        ("\u{1b}[1;4m", "\u{1b}(B\u{1b}[m"),
-        ("\u{1b}[K", "\u{1b}=\u{1b}"),
-    ] {
+    for (on, off) in
+        [("\u{1b}[4m", "\u{1b}[0m"), ("\u{1b}[1;4m", "\u{1b}(B\u{1b}[m"), ("\u{1b}[K", "\u{1b}=\u{1b}")]
+    {
         let text = plain.replacen("GPU0", &format!("{on}GPU0"), 1);
         let text = text.replacen("Affinity", &format!("Affinity{off}"), 1);
         assert_eq!(read(&text), read(plain), "{on:?}");
@@ -250,23 +219,13 @@ fn line_ends_of_any_system_are_read() {
 #[test]
 fn lines_beside_matrix_and_legends_are_refused() {
     let matrix = "GPU0 GPU1 CPU Affinity\nGPU0 X SYS 0-7,16\nGPU1 SYS X 0-7\n\nLegend:\n\n  X    = Self\n";
-    for before in [
-        "$ nvidia-smi topo -m\n",
-        "Our node:\n",
-        "```\n",
-        "> GPU0 GPU1\n",
-        "| GPU0 | GPU1 |\n",
-    ] {
+    for before in ["$ nvidia-smi topo -m\n", "Our node:\n", "```\n", "> GPU0 GPU1\n", "| GPU0 | GPU1 |\n"] {
         let refused = TopoText::parse(&format!("{before}{matrix}")).expect_err(before);
         assert_eq!((refused.line, refused.column), (1, 1), "{before:?}: {refused}");
     }
-    for behind in [
-        "```\n",
-        "me@node:~$ ",
-        "SYS is slow.\n",
-        "GPU0 NVIDIA L4\n",
-        "GPU0 GPU1\nGPU0 X SYS\nGPU1 SYS X\n",
-    ] {
+    for behind in
+        ["```\n", "me@node:~$ ", "SYS is slow.\n", "GPU0 NVIDIA L4\n", "GPU0 GPU1\nGPU0 X SYS\nGPU1 SYS X\n"]
+    {
         let refused = TopoText::parse(&format!("{matrix}{behind}")).expect_err(behind);
         assert_eq!((refused.line, refused.column), (8, 1), "{behind:?}: {refused}");
     }
@@ -314,22 +273,12 @@ fn blank_cells_of_indented_copy_stay_blank() {
         let text = format!("{header}GPU0\t X \tSYS{values}\nGPU1\tSYS\t X {values}\n");
         let whole = read(&text);
         for indent in 0..9 {
-            assert_eq!(
-                read(&spread(&text, 8, indent)),
-                whole,
-                "{values:?} indented by {indent}"
-            );
-            let tabs: String = text
-                .lines()
-                .map(|line| format!("{}{line}\n", " ".repeat(indent)))
-                .collect();
+            assert_eq!(read(&spread(&text, 8, indent)), whole, "{values:?} indented by {indent}");
+            let tabs: String = text.lines().map(|line| format!("{}{line}\n", " ".repeat(indent))).collect();
             assert_eq!(read(&tabs), whole, "{values:?} with tabs, indented by {indent}");
             for stop in [2, 4] {
                 if let Ok(other) = TopoText::parse(&spread(&text, stop, indent)) {
-                    assert_eq!(
-                        other, whole,
-                        "{values:?} with tabs of {stop}, indented by {indent}"
-                    );
+                    assert_eq!(other, whole, "{values:?} with tabs of {stop}, indented by {indent}");
                 }
             }
         }
@@ -355,11 +304,7 @@ fn device_name_with_special_meaning_reads_back() {
     ] {
         let machine = Machine::new(MachineParts {
             gpus: vec![Gpu::default()],
-            nics: vec![Nic {
-                name: "mlx5_0".into(),
-                device: Some(device.into()),
-                ..Nic::default()
-            }],
+            nics: vec![Nic { name: "mlx5_0".into(), device: Some(device.into()), ..Nic::default() }],
             paths: PathMatrix::from_fn(2, |_, _| PathClass::Pix),
             ..MachineParts::default()
         })
@@ -401,11 +346,7 @@ fn long_numa_lists_are_compared_by_ranges() {
         text
     };
     let path = |text: &str| read_machine(text).unwrap().paths().get(0, 1);
-    assert_eq!(
-        path(&text([&near, &near])),
-        PathClass::Sys,
-        "all are on all nodes"
-    );
+    assert_eq!(path(&text([&near, &near])), PathClass::Sys, "all are on all nodes");
     let halves = text([&near, &far]);
     assert_eq!(path(&halves), PathClass::Node);
     assert_eq!(read_machine(&halves).unwrap().paths().get(0, 16), PathClass::Sys);
@@ -416,11 +357,7 @@ fn numa_lists_in_other_notation_are_equal() {
     let text = |node: &str| {
         format!("GPU0 GPU1 CPU Affinity NUMA Affinity\nGPU0 X NV4 0-7 {node}\nGPU1 NV4 X 0-7 {node}\n")
     };
-    for (list, class) in [
-        ("3", PathClass::Node),
-        ("3,3", PathClass::Node),
-        ("3-4", PathClass::Sys),
-    ] {
+    for (list, class) in [("3", PathClass::Node), ("3,3", PathClass::Node), ("3-4", PathClass::Sys)] {
         let machine = read_machine(&text(list)).unwrap();
         assert_eq!(machine.paths().get(0, 1), class, "{list}");
     }
@@ -430,21 +367,14 @@ fn numa_lists_in_other_notation_are_equal() {
 fn nic_legend_cut_within_last_device_is_refused() {
     let nics = |devices: &[&str]| {
         let names: Vec<String> = (0..devices.len()).map(|nic| format!("NIC{nic}")).collect();
-        let mut text = format!(
-            "GPU0 {}\nGPU0 X{}\n",
-            names.join(" "),
-            " SYS".repeat(devices.len())
-        );
+        let mut text = format!("GPU0 {}\nGPU0 X{}\n", names.join(" "), " SYS".repeat(devices.len()));
         for row in 0..devices.len() {
             let cell = |column| if column == row { "X" } else { "PIX" };
             let cells: Vec<&str> = (0..devices.len()).map(cell).collect();
             text.push_str(&format!("NIC{row} SYS {}\n", cells.join(" ")));
         }
-        let entries: Vec<String> = names
-            .iter()
-            .zip(devices)
-            .map(|(name, device)| format!("  {name}: {device}"))
-            .collect();
+        let entries: Vec<String> =
+            names.iter().zip(devices).map(|(name, device)| format!("  {name}: {device}")).collect();
         format!("{text}\nNIC Legend:\n\n{}", entries.join("\n"))
     };
     for cut in [
@@ -458,15 +388,9 @@ fn nic_legend_cut_within_last_device_is_refused() {
         let text = nics(&cut);
         let refused = TopoText::parse(&text).expect_err(cut[2]);
         assert_eq!(refused.line, 11, "{refused}");
-        assert!(
-            refused.to_string().contains("is the text truncated?"),
-            "{refused}"
-        );
+        assert!(refused.to_string().contains("is the text truncated?"), "{refused}");
         // A line end completes the device.
-        assert_eq!(
-            read(&format!("{text}\n")).nics()[2].device.as_deref(),
-            Some(cut[2])
-        );
+        assert_eq!(read(&format!("{text}\n")).nics()[2].device.as_deref(), Some(cut[2]));
     }
     for whole in [
         ["mlx5_0", "mlx5_1", "mlx5_2"],
@@ -485,10 +409,7 @@ fn very_long_header_is_refused_quickly() {
     let nics: String = (0..128).map(|nic| format!("NIC{nic}")).collect();
     let more = "NIC9".repeat(250_000);
     let refused = TopoText::parse(&format!("{gpus}{nics}{more}\nGPU0 X SYS\n")).unwrap_err();
-    assert_eq!(
-        refused.to_string(),
-        "line 1, column 809: column NIC9 occurs twice"
-    );
+    assert_eq!(refused.to_string(), "line 1, column 809: column NIC9 occurs twice");
 }
 
 #[test]
@@ -509,36 +430,15 @@ const REFUSED: &[(&str, &str)] = &[
     ("a row without header", "GPU0 X NV4\nGPU1 NV4 X\n"),
     ("a NIC's row without header", "mlx5_0 SYS X\n"),
     ("a header without rows", "\tGPU0\tGPU1\tCPU Affinity\n"),
-    (
-        "a header, then the legend",
-        "GPU0 GPU1\n\nLegend:\n\n  X = Self\n",
-    ),
-    (
-        "a missing row",
-        "GPU0 GPU1 GPU2\nGPU0 X SYS SYS\nGPU2 SYS SYS X\n",
-    ),
+    ("a header, then the legend", "GPU0 GPU1\n\nLegend:\n\n  X = Self\n"),
+    ("a missing row", "GPU0 GPU1 GPU2\nGPU0 X SYS SYS\nGPU2 SYS SYS X\n"),
     ("a missing last row", "GPU0 GPU1\nGPU0 X SYS\n\nLegend:\n"),
     ("a row twice", "GPU0 GPU1\nGPU0 X SYS\nGPU0 X SYS\n"),
-    (
-        "a row too many",
-        "GPU0 GPU1\nGPU0 X SYS\nGPU1 SYS X\nGPU2 SYS SYS X\n",
-    ),
-    (
-        "a row too many, among the others",
-        "GPU0 GPU1\nGPU0 X SYS\nGPU7 SYS X\n",
-    ),
-    (
-        "the matrix twice",
-        "GPU0 GPU1\nGPU0 X SYS\nGPU1 SYS X\n\tGPU0 GPU1\nGPU0 X SYS\nGPU1 SYS X\n",
-    ),
-    (
-        "a cut row",
-        "GPU0 GPU1 GPU2\nGPU0 X SYS SYS\nGPU1 SYS\nGPU2 SYS SYS X\n",
-    ),
-    (
-        "a row that goes on with its values",
-        "GPU0 GPU1 CPU Affinity\nGPU0 X 0-7\nGPU1 SYS X 0-7\n",
-    ),
+    ("a row too many", "GPU0 GPU1\nGPU0 X SYS\nGPU1 SYS X\nGPU2 SYS SYS X\n"),
+    ("a row too many, among the others", "GPU0 GPU1\nGPU0 X SYS\nGPU7 SYS X\n"),
+    ("the matrix twice", "GPU0 GPU1\nGPU0 X SYS\nGPU1 SYS X\n\tGPU0 GPU1\nGPU0 X SYS\nGPU1 SYS X\n"),
+    ("a cut row", "GPU0 GPU1 GPU2\nGPU0 X SYS SYS\nGPU1 SYS\nGPU2 SYS SYS X\n"),
+    ("a row that goes on with its values", "GPU0 GPU1 CPU Affinity\nGPU0 X 0-7\nGPU1 SYS X 0-7\n"),
     (
         "unknown links",
         "GPU0 GPU1 GPU2 CPU Affinity\nGPU0 X N/A SYS 0-7\nGPU1 N/A X SYS 0-7\nGPU2 SYS SYS X 0-7\n",
@@ -550,60 +450,33 @@ const REFUSED: &[(&str, &str)] = &[
     ("too many links", "GPU0 GPU1\nGPU0 X NV37\nGPU1 NV37 X\n"),
     ("no links", "GPU0 GPU1\nGPU0 X NV0\nGPU1 NV0 X\n"),
     ("links without number", "GPU0 GPU1\nGPU0 X NV#\nGPU1 NV# X\n"),
-    (
-        "the peer-to-peer matrix",
-        " \tGPU0\tGPU1\t\n GPU0\tX\tOK\t\n GPU1\tOK\tX\t\n",
-    ),
-    (
-        "unknown links of two GPUs",
-        "GPU0 GPU1 CPU Affinity\nGPU0 X N/A 0-7\nGPU1 N/A X 0-7\n",
-    ),
+    ("the peer-to-peer matrix", " \tGPU0\tGPU1\t\n GPU0\tX\tOK\t\n GPU1\tOK\tX\t\n"),
+    ("unknown links of two GPUs", "GPU0 GPU1 CPU Affinity\nGPU0 X N/A 0-7\nGPU1 N/A X 0-7\n"),
     ("X off the diagonal", "GPU0 GPU1\nGPU0 X X\nGPU1 X X\n"),
     ("no X on the diagonal", "GPU0 GPU1\nGPU0 SYS SYS\nGPU1 SYS X\n"),
     ("halves that disagree", "GPU0 GPU1\nGPU0 X PIX\nGPU1 PXB X\n"),
-    (
-        "link counts that disagree",
-        "\tGPU0\tGPU1\nGPU0\t X \tNV12\nGPU1\tNV11\t X \n",
-    ),
+    ("link counts that disagree", "\tGPU0\tGPU1\nGPU0\t X \tNV12\nGPU1\tNV11\t X \n"),
     ("an NVLink to a NIC", "GPU0 NIC0\nGPU0 X NV4\nNIC0 NV4 X\n"),
     (
         "more links than a GPU can have",
         "GPU0 GPU1 GPU2 GPU3\nGPU0 X NV18 NV18 NV18\nGPU1 NV18 X NV18 NV18\nGPU2 NV18 NV18 X SYS\nGPU3 NV18 NV18 SYS X\n",
     ),
     ("a link too many", "GPU0 GPU1\nGPU0 X SYS SYS\nGPU1 SYS X\n"),
-    (
-        "a value too many",
-        "GPU0 GPU1 CPU Affinity\nGPU0 X SYS 0-7 0\nGPU1 SYS X 0-7 0\n",
-    ),
-    (
-        "a value without column",
-        "GPU0 GPU1\nGPU0 X SYS 0-7\nGPU1 SYS X 0-7\n",
-    ),
-    (
-        "a value behind a NIC",
-        "GPU0 NIC0 CPU Affinity\nGPU0 X SYS 0-7\nNIC0 SYS X 0-7\n",
-    ),
+    ("a value too many", "GPU0 GPU1 CPU Affinity\nGPU0 X SYS 0-7 0\nGPU1 SYS X 0-7 0\n"),
+    ("a value without column", "GPU0 GPU1\nGPU0 X SYS 0-7\nGPU1 SYS X 0-7\n"),
+    ("a value behind a NIC", "GPU0 NIC0 CPU Affinity\nGPU0 X SYS 0-7\nNIC0 SYS X 0-7\n"),
     ("no CPU list", "GPU0 CPU Affinity\nGPU0 X 7-0\n"),
-    (
-        "no NUMA node",
-        "GPU0 CPU Affinity NUMA Affinity\nGPU0 X 0-7 zero\n",
-    ),
+    ("no NUMA node", "GPU0 CPU Affinity NUMA Affinity\nGPU0 X 0-7 zero\n"),
     (
         "a row that ends before the others",
         "GPU0 GPU1 CPU Affinity NUMA Affinity\nGPU0 X SYS 0-7 0\nGPU1 SYS X 0-7\n",
     ),
-    (
-        "a text that ends in a value",
-        "GPU0 GPU1 CPU Affinity\nGPU0 X SYS 0-15\nGPU1 SYS X 0-1",
-    ),
+    ("a text that ends in a value", "GPU0 GPU1 CPU Affinity\nGPU0 X SYS 0-15\nGPU1 SYS X 0-1"),
     (
         "a value of an unclear column",
         "GPU0 GPU1 CPU Affinity NUMA Affinity\nGPU0 X SYS                                     0\nGPU1 SYS X                                     0\n",
     ),
-    (
-        "an unknown column",
-        "GPU0 GPU1 Power Affinity\nGPU0 X SYS\nGPU1 SYS X\n",
-    ),
+    ("an unknown column", "GPU0 GPU1 Power Affinity\nGPU0 X SYS\nGPU1 SYS X\n"),
     ("a GPU twice", "GPU0 GPU1 GPU1\nGPU0 X SYS SYS\n"),
     ("a GPU left out", "GPU0 GPU2\nGPU0 X SYS\nGPU2 SYS X\n"),
     ("a GPU behind a NIC", "GPU0 NIC0 GPU1\nGPU0 X SYS SYS\n"),
@@ -650,25 +523,10 @@ fn place_counts_characters_of_the_given_text() {
 #[test]
 fn more_devices_than_allowed_are_refused() {
     let gpus: Vec<String> = (0..33).map(|gpu| format!("GPU{gpu}")).collect();
-    assert!(
-        TopoText::parse(&gpus.join(" "))
-            .unwrap_err()
-            .to_string()
-            .contains("more than 32 GPUs")
-    );
+    assert!(TopoText::parse(&gpus.join(" ")).unwrap_err().to_string().contains("more than 32 GPUs"));
     let nics: Vec<String> = (0..129).map(|nic| format!("NIC{nic}")).collect();
     let header = format!("GPU0 {}", nics.join(" "));
-    assert!(
-        TopoText::parse(&header)
-            .unwrap_err()
-            .to_string()
-            .contains("more than 128 NICs")
-    );
+    assert!(TopoText::parse(&header).unwrap_err().to_string().contains("more than 128 NICs"));
     let long = "#\n".repeat(1 << 20);
-    assert!(
-        TopoText::parse(&long)
-            .unwrap_err()
-            .to_string()
-            .contains("at most 1048576 are read")
-    );
+    assert!(TopoText::parse(&long).unwrap_err().to_string().contains("at most 1048576 are read"));
 }

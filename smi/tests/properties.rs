@@ -1,11 +1,6 @@
 //! Properties of the parser on arbitrary text, every file cut at every place or changed, every machine printed. It may
 //! refuse a text; it never panics and never reads a cut or changed matrix as another.
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    reason = "tests fail by panicking"
-)]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests fail by panicking")]
 
 #[path = "support/files.rs"]
 mod files;
@@ -24,11 +19,7 @@ use print::printed;
 fn text_cut_anywhere_is_refused_or_reads_as_whole_matrix() {
     for (name, text) in files::complete() {
         let whole = TopoText::parse(&text).unwrap();
-        for form in [
-            text.clone(),
-            files::expand_tabs(&text),
-            text.replace('\n', "\r\n"),
-        ] {
+        for form in [text.clone(), files::expand_tabs(&text), text.replace('\n', "\r\n")] {
             for cut in 0..form.len() {
                 if let Ok(read) = TopoText::parse(&form[..cut]) {
                     assert_eq!(read.links(), whole.links(), "{name} cut at {cut}");
@@ -97,16 +88,9 @@ fn copies_in_other_forms_read_the_same() {
             format!("\u{feff}{text}"),
             files::expand_tabs(&text),
             text.lines().map(|line| format!("    {line}   \n")).collect(),
-            files::expand_tabs(&text)
-                .lines()
-                .map(|line| format!("    {line}\n"))
-                .collect(),
-            text.lines()
-                .map(|line| format!("{}\n", line.trim_end()))
-                .collect(),
-            text.lines()
-                .map(|line| format!("\u{1b}[0m{line}\u{1b}[K\n"))
-                .collect(),
+            files::expand_tabs(&text).lines().map(|line| format!("    {line}\n")).collect(),
+            text.lines().map(|line| format!("{}\n", line.trim_end())).collect(),
+            text.lines().map(|line| format!("\u{1b}[0m{line}\u{1b}[K\n")).collect(),
             text.replace("\t X ", "\tX"),
             text.replace('\n', "\n\n"),
         ];
@@ -248,11 +232,7 @@ fn machines() -> impl Strategy<Value = Machine> {
                     }
                 }
                 for (name, device) in nics {
-                    parts.nics.push(Nic {
-                        name,
-                        device,
-                        ..Nic::default()
-                    });
+                    parts.nics.push(Nic { name, device, ..Nic::default() });
                 }
                 Machine::new(parts).ok()
             },

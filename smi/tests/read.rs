@@ -1,10 +1,5 @@
 //! A machine from either form: recognition of the form, and the errors of malformed texts.
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    reason = "tests fail by panicking"
-)]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests fail by panicking")]
 
 #[path = "support/files.rs"]
 mod files;
@@ -38,36 +33,18 @@ const REFUSED: &[(&str, &str)] = &[
     ("prose with a colon", "The machine: eight GPUs.\n"),
     ("a cut matrix", "\tGPU0\tGPU1\nGPU0\t X \tNV4\n"),
     ("a row alone", "GPU0 X NV4\n"),
-    (
-        "a field misspelt",
-        "gpus:\n- index: 0\n  modle: A100\npaths:\n- X\n",
-    ),
-    (
-        "an unknown field",
-        "gpus:\n- index: 0\ncolour: red\npaths:\n- X\n",
-    ),
+    ("a field misspelt", "gpus:\n- index: 0\n  modle: A100\npaths:\n- X\n"),
+    ("an unknown field", "gpus:\n- index: 0\ncolour: red\npaths:\n- X\n"),
     (
         "a field misspelt in JSON",
         "{\"gpus\": [{\"index\": 0, \"busID\": \"0000:07:00.0\"}], \"paths\": [\"X\"]}",
     ),
     ("a word for a number", "gpus:\n- index: zero\npaths:\n- X\n"),
     ("a number too large", "gpus:\n- index: 300\npaths:\n- X\n"),
-    (
-        "a negative number",
-        "gpus:\n- {index: -1, minor: 0}\npaths:\n- X\n",
-    ),
-    (
-        "a part of a number",
-        "gpus:\n- index: 1.5 # two halves\npaths:\n- X\n",
-    ),
-    (
-        "a number too large in JSON",
-        "{\n  \"gpus\": [{\"index\": 300}],\n  \"paths\": [\"X\"]\n}",
-    ),
-    (
-        "a text for a number in JSON",
-        "{\"gpus\":[{\"index\":\"0\"}],\"paths\":[\"X\"]}",
-    ),
+    ("a negative number", "gpus:\n- {index: -1, minor: 0}\npaths:\n- X\n"),
+    ("a part of a number", "gpus:\n- index: 1.5 # two halves\npaths:\n- X\n"),
+    ("a number too large in JSON", "{\n  \"gpus\": [{\"index\": 300}],\n  \"paths\": [\"X\"]\n}"),
+    ("a text for a number in JSON", "{\"gpus\":[{\"index\":\"0\"}],\"paths\":[\"X\"]}"),
     (
         "far too many links",
         "gpus:\n- index: 0\n- index: 1\nnvlinks:\n- gpus: [0, 1]\n  links: 999\npaths:\n- X PIX\n- PIX X\n",
@@ -80,34 +57,16 @@ const REFUSED: &[(&str, &str)] = &[
         "a GPU number too large",
         "gpus:\n- index: 0\n- index: 1\nnvlinks:\n- gpus: [0, 500]\n  links: 9\npaths:\n- X PIX\n- PIX X\n",
     ),
-    (
-        "an NVLink of the future",
-        "gpus:\n- index: 0\n  nvlink: {version: 9}\npaths:\n- X\n",
-    ),
-    (
-        "two documents",
-        "gpus:\n- index: 0\npaths:\n- X\n---\ngpus:\n- index: 0\npaths:\n- X\n",
-    ),
+    ("an NVLink of the future", "gpus:\n- index: 0\n  nvlink: {version: 9}\npaths:\n- X\n"),
+    ("two documents", "gpus:\n- index: 0\npaths:\n- X\n---\ngpus:\n- index: 0\npaths:\n- X\n"),
     ("no GPUs", "gpus: []\npaths: []\n"),
     ("no GPUs at all", "gpus:\npaths: []\n"),
     ("no GPUs in JSON", "{\"gpus\":[],\"paths\":[]}"),
     ("a missing field", "gpus:\n- index: 0\n"),
-    (
-        "a malformed UUID",
-        "gpus:\n- index: 0\n  uuid: A100\npaths:\n- X\n",
-    ),
-    (
-        "an asymmetric matrix",
-        "gpus:\n- index: 0\n- index: 1\npaths:\n- X PIX\n- SYS X\n",
-    ),
-    (
-        "an unknown path class",
-        "gpus:\n- index: 0\n- index: 1\npaths:\n- X NVL\n- NVL X\n",
-    ),
-    (
-        "a matrix of another size",
-        "gpus:\n- index: 0\npaths:\n- X PIX\n- PIX X\n",
-    ),
+    ("a malformed UUID", "gpus:\n- index: 0\n  uuid: A100\npaths:\n- X\n"),
+    ("an asymmetric matrix", "gpus:\n- index: 0\n- index: 1\npaths:\n- X PIX\n- SYS X\n"),
+    ("an unknown path class", "gpus:\n- index: 0\n- index: 1\npaths:\n- X NVL\n- NVL X\n"),
+    ("a matrix of another size", "gpus:\n- index: 0\npaths:\n- X PIX\n- PIX X\n"),
     ("an index out of order", "gpus:\n- index: 1\npaths:\n- X\n"),
     (
         "a bundle to nowhere",
@@ -118,10 +77,7 @@ const REFUSED: &[(&str, &str)] = &[
     ("broken JSON", "{\"gpus\": [,]}"),
     ("cut JSON", "{\"gpus\": [{\"index\": 0}"),
     ("a map for a list", "gpus: {}\npaths:\n- X\n"),
-    (
-        "a list for a text",
-        "gpus:\n- index: 0\n  model: [A100]\npaths:\n- X\n",
-    ),
+    ("a list for a text", "gpus:\n- index: 0\n  model: [A100]\npaths:\n- X\n"),
     ("a number for a row", "gpus:\n- index: 0\npaths: [0]\n"),
     ("a map for a row", "gpus:\n- index: 0\npaths: [{X: X}]\n"),
     ("text behind JSON", "{\"gpus\": [], \"paths\": []} and more"),
@@ -150,20 +106,10 @@ fn path_row_may_be_a_list_of_words() {
 
 #[test]
 fn model_hint_with_machine_file_is_refused() {
-    let hints = Hints {
-        model: Some("A100".to_owned()),
-    };
-    for text in [
-        "gpus: [{index: 0}]\npaths: [X]\n",
-        r#"{"gpus": [{"index": 0}], "paths": ["X"]}"#,
-    ] {
+    let hints = Hints { model: Some("A100".to_owned()) };
+    for text in ["gpus: [{index: 0}]\npaths: [X]\n", r#"{"gpus": [{"index": 0}], "paths": ["X"]}"#] {
         let refused = gantry_smi::read(text, &hints).unwrap_err();
-        assert_eq!(
-            refused,
-            ReadError::NeedlessModel {
-                model: "A100".to_owned()
-            }
-        );
+        assert_eq!(refused, ReadError::NeedlessModel { model: "A100".to_owned() });
     }
     let machine = gantry_smi::read("\tGPU0\tCPU Affinity\nGPU0\t X \t0-7\n", &hints).unwrap();
     assert_eq!(machine.gpus()[0].model.as_deref(), Some("A100"));
@@ -172,13 +118,7 @@ fn model_hint_with_machine_file_is_refused() {
 #[test]
 fn misspelt_field_names_the_nearest() {
     let refused = read("gpus:\n- index: 0\n  modle: A100\npaths:\n- X\n").unwrap_err();
-    let ReadError::File(file::ReadError::UnknownField {
-        line,
-        column,
-        nearest,
-        ..
-    }) = refused
-    else {
+    let ReadError::File(file::ReadError::UnknownField { line, column, nearest, .. }) = refused else {
         panic!("{refused}");
     };
     assert_eq!((line, column, nearest.as_deref()), (3, 3, Some("model")));

@@ -1,10 +1,5 @@
 //! Truncated texts: the end of a value, a cell, columns, the end of a device. None is read as another machine.
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    reason = "tests fail by panicking"
-)]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests fail by panicking")]
 
 use gantry_smi::TopoText;
 
@@ -25,8 +20,7 @@ fn values(text: &TopoText) -> Vec<String> {
     let shown =
         |value: &Option<gantry_topology::IdList>| value.as_ref().map_or("-", |list| list.as_str()).to_owned();
     let gpus = text.gpus().iter();
-    gpus.map(|gpu| format!("{} {}", shown(&gpu.cpus), shown(&gpu.numa)))
-        .collect()
+    gpus.map(|gpu| format!("{} {}", shown(&gpu.cpus), shown(&gpu.numa))).collect()
 }
 
 #[test]
@@ -43,10 +37,7 @@ fn text_ending_in_value_unlike_other_rows_is_refused() {
         assert_eq!(refused(&text(first, cut)), (3, 14), "{cut}");
         assert_eq!(read(&text(first, last)), read(&text(first, &format!("{last}\n"))));
         // A line end completes the value.
-        assert_eq!(
-            read(&text(first, &format!("{cut}\n"))).gpus()[1].cpus,
-            cut.parse().ok()
-        );
+        assert_eq!(read(&text(first, &format!("{cut}\n"))).gpus()[1].cpus, cut.parse().ok());
     }
 }
 
@@ -56,10 +47,7 @@ fn text_ending_in_memory_node_of_other_gpu_is_refused() {
                 GPU0\t X \tNV18\t0-71\t0\t\t2\nGPU1\tNV18\t X \t72-143\t1\t\t26";
     let nodes = |text: &str| -> Vec<String> {
         let gpus = read(text).gpus().to_vec();
-        gpus.into_iter()
-            .filter_map(|gpu| gpu.memory_numa)
-            .map(|list| list.as_str().to_owned())
-            .collect()
+        gpus.into_iter().filter_map(|gpu| gpu.memory_numa).map(|list| list.as_str().to_owned()).collect()
     };
     assert_eq!(nodes(text), ["2", "26"]);
     let cut = text.strip_suffix('6').unwrap();
@@ -91,11 +79,9 @@ fn title_split_by_blanks_is_refused() {
     let torn = format!("GPU0 GPU1 CPU Affi        nity NUMA Affinity\n{rows}");
     assert_eq!(refused(&torn).0, 1);
     let whole = rows.replace("        ", "").replace('\n', " 0\n");
-    for titles in [
-        "CPU Affinity NUMA Affinity",
-        "CPUAffinity  NUMAAffinity",
-        "CPU   affinity  NUMA  affinity",
-    ] {
+    for titles in
+        ["CPU Affinity NUMA Affinity", "CPUAffinity  NUMAAffinity", "CPU   affinity  NUMA  affinity"]
+    {
         let text = format!("GPU0 GPU1 {titles}\n{whole}");
         assert_eq!(values(&read(&text)), ["0-17,36-53 0", "18-35,54-71 0"]);
     }
@@ -103,15 +89,9 @@ fn title_split_by_blanks_is_refused() {
 
 #[test]
 fn text_clipped_at_columns_is_refused() {
-    assert_eq!(
-        refused("     GPU0 \nGPU0     X\nGPU1    NO\nGPU2    SY\n"),
-        (3, 1)
-    );
+    assert_eq!(refused("     GPU0 \nGPU0     X\nGPU1    NO\nGPU2    SY\n"), (3, 1));
     assert_eq!(refused("     GPU0 \nGPU0     X\nNIC0    PI\n"), (3, 1));
-    assert_eq!(
-        refused("GPU0 GPU1 \nGPU0    X  SYS\nGPU1  SYS    X\nGPU2    S\n"),
-        (4, 1)
-    );
+    assert_eq!(refused("GPU0 GPU1 \nGPU0    X  SYS\nGPU1  SYS    X\nGPU2    S\n"), (4, 1));
 }
 
 #[test]

@@ -52,9 +52,7 @@ impl ClusterOptions {
             folder: default_folder(),
             port: 16443,
             tool: tool.into(),
-            nodes: (1..=3)
-                .map(|number| NodeOptions::new(&format!("node-{number}")))
-                .collect(),
+            nodes: (1..=3).map(|number| NodeOptions::new(&format!("node-{number}"))).collect(),
             scheduler_config: None,
         }
     }
@@ -79,10 +77,7 @@ impl NodeOptions {
     /// A node without labels.
     #[must_use]
     pub fn new(name: &str) -> Self {
-        Self {
-            name: name.to_owned(),
-            labels: Vec::new(),
-        }
+        Self { name: name.to_owned(), labels: Vec::new() }
     }
 }
 
@@ -118,11 +113,7 @@ impl Cluster {
         let folder = &options.folder;
         fs::create_dir_all(folder).map_err(file("create", folder))?;
         let names: Vec<String> = options.nodes.iter().map(|node| node.name.clone()).collect();
-        let record = |forwarder| Record {
-            nodes: names.clone(),
-            port: options.port,
-            forwarder,
-        };
+        let record = |forwarder| Record { nodes: names.clone(), port: options.port, forwarder };
         write_record(folder, &record(None))?;
         let images = folder.join("images.tar");
         image::write(&images)?;
@@ -156,19 +147,9 @@ impl Cluster {
             .enumerate()
             .map(|(index, node)| Node::start(&shared, Place(index + 1), node));
         let nodes = futures::future::try_join_all(starting).await?;
-        let cluster = Self {
-            folder: folder.clone(),
-            port: options.port,
-            control,
-            nodes,
-            client,
-        };
+        let cluster = Self { folder: folder.clone(), port: options.port, control, nodes, client };
         cluster.wait_until_ready().await?;
-        eprint_line(&format!(
-            "cluster of {} nodes is up in {}",
-            cluster.nodes.len(),
-            folder.display()
-        ));
+        eprint_line(&format!("cluster of {} nodes is up in {}", cluster.nodes.len(), folder.display()));
         Ok(cluster)
     }
 
@@ -180,19 +161,9 @@ impl Cluster {
         let record = read_record(folder).ok_or_else(|| Error::NoCluster(folder.to_path_buf()))?;
         let control =
             Sandbox::attach(&folder.join("control")).map_err(|_| Error::NoCluster(folder.to_path_buf()))?;
-        let nodes = record
-            .nodes
-            .iter()
-            .map(|name| Node::attach(folder, name))
-            .collect::<Result<_>>()?;
+        let nodes = record.nodes.iter().map(|name| Node::attach(folder, name)).collect::<Result<_>>()?;
         let client = client_from(&folder.join("kubeconfig")).await?;
-        Ok(Self {
-            folder: folder.to_path_buf(),
-            port: record.port,
-            control,
-            nodes,
-            client,
-        })
+        Ok(Self { folder: folder.to_path_buf(), port: record.port, control, nodes, client })
     }
 
     /// Ends the cluster and removes its folder.
@@ -212,9 +183,7 @@ impl Cluster {
             return Ok(());
         };
         if let Some(forwarder) = record.forwarder {
-            forwarder
-                .end("forwarder", rustix::process::Signal::KILL, READY_LIMIT)
-                .await?;
+            forwarder.end("forwarder", rustix::process::Signal::KILL, READY_LIMIT).await?;
         }
         for name in record.nodes.iter().map(String::as_str).chain(["control"]) {
             Sandbox::end(&folder.join(name)).await?;
@@ -284,14 +253,11 @@ impl Cluster {
     /// # Errors
     /// There is none.
     pub fn node(&self, name: &str) -> Result<&Node> {
-        self.nodes
-            .iter()
-            .find(|node| node.name() == name)
-            .ok_or_else(|| Error::UnknownProgram {
-                name: name.to_owned(),
-                sandbox: "the cluster".to_owned(),
-                known: self.nodes.iter().map(Node::name).collect::<Vec<_>>().join(", "),
-            })
+        self.nodes.iter().find(|node| node.name() == name).ok_or_else(|| Error::UnknownProgram {
+            name: name.to_owned(),
+            sandbox: "the cluster".to_owned(),
+            known: self.nodes.iter().map(Node::name).collect::<Vec<_>>().join(", "),
+        })
     }
 
     /// Runs kubectl with an administrator's rights and returns what it prints.
@@ -336,23 +302,15 @@ impl Cluster {
 }
 
 fn readiness(node: &NodeObject) -> std::result::Result<(), String> {
-    let conditions = node
-        .status
-        .iter()
-        .flat_map(|status| status.conditions.iter().flatten());
-    let ready = conditions
-        .into_iter()
-        .find(|condition| condition.type_ == "Ready");
+    let conditions = node.status.iter().flat_map(|status| status.conditions.iter().flatten());
+    let ready = conditions.into_iter().find(|condition| condition.type_ == "Ready");
     match ready {
         Some(condition) if condition.status == "True" => {}
         Some(condition) => return Err(condition.message.clone().unwrap_or_default()),
         None => return Err("no Ready condition yet".to_owned()),
     }
     let taints = node.spec.iter().flat_map(|spec| spec.taints.iter().flatten());
-    match taints
-        .into_iter()
-        .find(|taint| taint.key.starts_with("node.kubernetes.io/"))
-    {
+    match taints.into_iter().find(|taint| taint.key.starts_with("node.kubernetes.io/")) {
         Some(taint) => Err(format!("taint {}", taint.key)),
         None => Ok(()),
     }
@@ -360,11 +318,7 @@ fn readiness(node: &NodeObject) -> std::result::Result<(), String> {
 
 /// The cluster's name in the cgroup hierarchies.
 fn cgroup_name(folder: &Path) -> String {
-    folder
-        .file_name()
-        .unwrap_or_default()
-        .to_string_lossy()
-        .into_owned()
+    folder.file_name().unwrap_or_default().to_string_lossy().into_owned()
 }
 
 fn search_path(components: &Components) -> String {
@@ -379,10 +333,8 @@ async fn client_from(kubeconfig: &Path) -> Result<Client> {
 
 fn write_record(folder: &Path, record: &Record) -> Result<()> {
     let path = folder.join("cluster.json");
-    let text = serde_json::to_vec_pretty(record).map_err(|source| Error::Json {
-        path: path.clone(),
-        source,
-    })?;
+    let text =
+        serde_json::to_vec_pretty(record).map_err(|source| Error::Json { path: path.clone(), source })?;
     fs::write(&path, text).map_err(file("write", &path))
 }
 

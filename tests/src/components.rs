@@ -16,44 +16,25 @@ use crate::{Error, Result};
 pub(crate) const MODULES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/components");
 
 /// Go settings that change what is built. The JSON experiment breaks the API server's OpenAPI v2 document.
-pub(crate) const GO_ENV: [(&str, &str); 3] = [
-    ("GOEXPERIMENT", "nojsonv2"),
-    ("GOTOOLCHAIN", "local"),
-    ("CGO_ENABLED", "0"),
-];
+pub(crate) const GO_ENV: [(&str, &str); 3] =
+    [("GOEXPERIMENT", "nojsonv2"), ("GOTOOLCHAIN", "local"), ("CGO_ENABLED", "0")];
 
 const CONTAINERD: &str = "github.com/containerd/containerd/v2";
 const KUBERNETES: &str = "k8s.io/kubernetes";
 
 /// The components in the order they are built: module folder, main package, name of the binary.
 const BUILDS: [(&str, &str, &str); 9] = [
-    (
-        "containerd",
-        "github.com/containerd/containerd/v2/cmd/containerd",
-        "containerd",
-    ),
+    ("containerd", "github.com/containerd/containerd/v2/cmd/containerd", "containerd"),
     (
         "containerd",
         "github.com/containerd/containerd/v2/cmd/containerd-shim-runc-v2",
         "containerd-shim-runc-v2",
     ),
     ("containerd", "github.com/containerd/containerd/v2/cmd/ctr", "ctr"),
-    (
-        "kubernetes",
-        "k8s.io/kubernetes/cmd/kube-apiserver",
-        "kube-apiserver",
-    ),
-    (
-        "kubernetes",
-        "k8s.io/kubernetes/cmd/kube-scheduler",
-        "kube-scheduler",
-    ),
+    ("kubernetes", "k8s.io/kubernetes/cmd/kube-apiserver", "kube-apiserver"),
+    ("kubernetes", "k8s.io/kubernetes/cmd/kube-scheduler", "kube-scheduler"),
     ("kubernetes", "k8s.io/kubernetes/cmd/kubelet", "kubelet"),
-    (
-        "kubernetes",
-        "k8s.io/kubernetes/cmd/kube-controller-manager",
-        "kube-controller-manager",
-    ),
+    ("kubernetes", "k8s.io/kubernetes/cmd/kube-controller-manager", "kube-controller-manager"),
     ("kubernetes", "k8s.io/kubernetes/cmd/kubectl", "kubectl"),
     ("kubernetes", "go.etcd.io/etcd/server/v3", "etcd"),
 ];
@@ -117,10 +98,8 @@ impl Components {
              -X k8s.io/component-base/version.gitTreeState=clean",
             self.kubernetes
         );
-        let containerd_flags = format!(
-            "-s -w -X {CONTAINERD}/version.Version={}",
-            containerd.trim_start_matches('v')
-        );
+        let containerd_flags =
+            format!("-s -w -X {CONTAINERD}/version.Version={}", containerd.trim_start_matches('v'));
         eprint_line(&format!(
             "building Kubernetes {} and containerd {containerd} into {} (some minutes, once)",
             self.kubernetes,
@@ -128,11 +107,7 @@ impl Components {
         ));
         for (count, (module, package, binary)) in BUILDS.iter().enumerate() {
             let start = Instant::now();
-            let flags = if *module == "containerd" {
-                &containerd_flags
-            } else {
-                &kubernetes_flags
-            };
+            let flags = if *module == "containerd" { &containerd_flags } else { &kubernetes_flags };
             let mut go = Command::new("go");
             go.current_dir(Path::new(MODULES).join(module))
                 .envs(GO_ENV)
@@ -203,10 +178,7 @@ fn read(path: &Path) -> Result<Vec<u8>> {
 
 /// Runs a command to its end and returns what it wrote to standard output.
 pub(crate) fn run(mut command: Command) -> Result<Vec<u8>> {
-    let output = command.output().map_err(|source| Error::Start {
-        program: "go".into(),
-        source,
-    })?;
+    let output = command.output().map_err(|source| Error::Start { program: "go".into(), source })?;
     if output.status.success() {
         return Ok(output.stdout);
     }

@@ -28,33 +28,16 @@ const WEBHOOK_PORT: u16 = 9443;
 /// CRDs in the controllers' modules: the module, and the file in it. The last is the PodGroup of the coscheduling
 /// plugin, whose controller only counts and is not needed.
 const CRDS: [(&str, &str); 4] = [
-    (
-        "sigs.k8s.io/jobset",
-        "config/components/crd/bases/jobset.x-k8s.io_jobsets.yaml",
-    ),
-    (
-        "sigs.k8s.io/lws",
-        "config/crd/bases/leaderworkerset.x-k8s.io_leaderworkersets.yaml",
-    ),
-    (
-        "github.com/kubeflow/training-operator",
-        "manifests/base/crds/kubeflow.org_pytorchjobs.yaml",
-    ),
-    (
-        "sigs.k8s.io/scheduler-plugins",
-        "config/crd/bases/scheduling.x-k8s.io_podgroups.yaml",
-    ),
+    ("sigs.k8s.io/jobset", "config/components/crd/bases/jobset.x-k8s.io_jobsets.yaml"),
+    ("sigs.k8s.io/lws", "config/crd/bases/leaderworkerset.x-k8s.io_leaderworkersets.yaml"),
+    ("github.com/kubeflow/training-operator", "manifests/base/crds/kubeflow.org_pytorchjobs.yaml"),
+    ("sigs.k8s.io/scheduler-plugins", "config/crd/bases/scheduling.x-k8s.io_podgroups.yaml"),
 ];
 
 /// Webhooks that the controllers rely on: path, API group, version, resource. LeaderWorkerSet's for pods writes the
 /// labels of groups and ranks.
 const WEBHOOKS: [(&str, &str, &str, &str); 3] = [
-    (
-        "/mutate-jobset-x-k8s-io-v1alpha2-jobset",
-        "jobset.x-k8s.io",
-        "v1alpha2",
-        "jobsets",
-    ),
+    ("/mutate-jobset-x-k8s-io-v1alpha2-jobset", "jobset.x-k8s.io", "v1alpha2", "jobsets"),
     (
         "/mutate-leaderworkerset-x-k8s-io-v1-leaderworkerset",
         "leaderworkerset.x-k8s.io",
@@ -169,10 +152,7 @@ fn locate_or_build() -> Result<PathBuf> {
 }
 
 fn build(folder: &Path) -> Result<()> {
-    eprint_line(&format!(
-        "building the controllers of gangs into {} (some minutes, once)",
-        folder.display()
-    ));
+    eprint_line(&format!("building the controllers of gangs into {} (some minutes, once)", folder.display()));
     let part = folder.with_extension("part");
     fs::create_dir_all(&part).map_err(file("create", &part))?;
     let mut go = go();
@@ -224,10 +204,7 @@ mod tests {
     fn webhooks_are_limited_to_one_namespace() {
         let all = webhooks("jobs", "QQ==");
         for hook in all["webhooks"].as_array().unwrap() {
-            assert_eq!(
-                hook["namespaceSelector"]["matchLabels"]["kubernetes.io/metadata.name"],
-                "jobs"
-            );
+            assert_eq!(hook["namespaceSelector"]["matchLabels"]["kubernetes.io/metadata.name"], "jobs");
             assert_eq!(hook["clientConfig"]["caBundle"], "QQ==");
         }
     }

@@ -47,9 +47,7 @@ pub fn forward(port: u16, owner: i32) -> Result<()> {
         }
     });
     // A process descriptor becomes readable when its process has ended.
-    poll(&mut [PollFd::new(&owner, PollFlags::IN)], None)
-        .map(drop)
-        .map_err(wrong)
+    poll(&mut [PollFd::new(&owner, PollFlags::IN)], None).map(drop).map_err(wrong)
 }
 
 fn listen(address: (Ipv4Addr, u16)) -> io::Result<TcpListener> {

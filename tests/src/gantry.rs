@@ -52,11 +52,7 @@ pub fn binary() -> Option<PathBuf> {
     let named = std::env::var_os("GANTRY_BINARY").map(PathBuf::from);
     named.or_else(|| {
         let own = std::env::current_exe().ok()?;
-        own.ancestors()
-            .skip(1)
-            .take(2)
-            .map(|folder| folder.join("gantry"))
-            .find(|path| path.exists())
+        own.ancestors().skip(1).take(2).map(|folder| folder.join("gantry")).find(|path| path.exists())
     })
 }
 
@@ -109,16 +105,9 @@ impl Cluster {
         extra: &[String],
     ) -> Result<Daemon> {
         let api: Api<DaemonSet> = Api::namespaced(self.client(), NAMESPACE);
-        let spec = api
-            .get(EXTENDER)
-            .await?
-            .spec
-            .and_then(|spec| spec.template.spec)
-            .unwrap_or_default();
+        let spec = api.get(EXTENDER).await?.spec.and_then(|spec| spec.template.spec).unwrap_or_default();
         let server = format!("https://127.0.0.1:{}", self.port());
-        let kubeconfig = self
-            .credentials(self.control(), name, &spec, &server, None)
-            .await?;
+        let kubeconfig = self.credentials(self.control(), name, &spec, &server, None).await?;
         let mut program = program(name, binary, &spec, &kubeconfig, self.control().name())?;
         if let Some(listen) = listen {
             for (flag, address) in [("--listen", listen), ("--metrics-listen", "127.0.0.1:0")] {
@@ -140,12 +129,7 @@ impl Cluster {
     /// The manifests are not installed, or the program does not start.
     pub async fn start_plugin(&self, node: &Node, binary: &Path, extra: &[String]) -> Result<Daemon> {
         let api: Api<DaemonSet> = Api::namespaced(self.client(), NAMESPACE);
-        let spec = api
-            .get(PLUGIN)
-            .await?
-            .spec
-            .and_then(|spec| spec.template.spec)
-            .unwrap_or_default();
+        let spec = api.get(PLUGIN).await?.spec.and_then(|spec| spec.template.spec).unwrap_or_default();
         let object = Api::<NodeObject>::all(self.client()).get(node.name()).await?;
         // The token of a DaemonSet's pod names its node, and the admission policies rely on it.
         let bound = BoundObjectReference {
@@ -155,9 +139,7 @@ impl Cluster {
             uid: object.metadata.uid,
         };
         let server = format!("https://{CONTROL_ADDRESS}:{}", self.port());
-        let kubeconfig = self
-            .credentials(node.sandbox(), PLUGIN, &spec, &server, Some(bound))
-            .await?;
+        let kubeconfig = self.credentials(node.sandbox(), PLUGIN, &spec, &server, Some(bound)).await?;
         let mut program = program(PLUGIN, binary, &spec, &kubeconfig, node.name())?;
         program.args.extend_from_slice(extra);
         node.run(program).await
@@ -182,9 +164,7 @@ impl Cluster {
             ..TokenRequest::default()
         };
         let accounts: Api<ServiceAccount> = Api::namespaced(self.client(), NAMESPACE);
-        let answer = accounts
-            .create_token_request(account, &PostParams::default(), &request)
-            .await?;
+        let answer = accounts.create_token_request(account, &PostParams::default(), &request).await?;
         let token = answer.status.map(|status| status.token).unwrap_or_default();
         let authority = self.folder().join("pki/ca.crt");
         let pem = std::fs::read_to_string(&authority).map_err(file("read", &authority))?;
@@ -203,10 +183,7 @@ fn program(name: &str, binary: &Path, spec: &PodSpec, kubeconfig: &Path, node: &
     })?;
     let mut env = BTreeMap::from([("KUBECONFIG".to_owned(), kubeconfig.display().to_string())]);
     for variable in container.env.iter().flatten() {
-        let field = variable
-            .value_from
-            .as_ref()
-            .and_then(|from| from.field_ref.as_ref());
+        let field = variable.value_from.as_ref().and_then(|from| from.field_ref.as_ref());
         let value = match field.map(|field| field.field_path.as_str()) {
             Some("spec.nodeName") => node.to_owned(),
             Some("metadata.namespace") => NAMESPACE.to_owned(),
@@ -216,10 +193,5 @@ fn program(name: &str, binary: &Path, spec: &PodSpec, kubeconfig: &Path, node: &
         env.insert(variable.name.clone(), value);
     }
     let args = container.args.clone().unwrap_or_default();
-    Ok(Program {
-        name: name.to_owned(),
-        path: binary.to_path_buf(),
-        args,
-        env,
-    })
+    Ok(Program { name: name.to_owned(), path: binary.to_path_buf(), args, env })
 }

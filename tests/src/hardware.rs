@@ -35,11 +35,8 @@ impl Hardware {
     /// The simulator's own.
     pub fn install_in(node: &Node, machine_file: &Path, name: &str) -> Result<Self> {
         let folder = node.sandbox().folder().join(name);
-        let installed =
-            gantry_nvml_sim::install(machine_file, &folder).map_err(|source| Error::Hardware {
-                node: node.name().to_owned(),
-                source,
-            })?;
+        let installed = gantry_nvml_sim::install(machine_file, &folder)
+            .map_err(|source| Error::Hardware { node: node.name().to_owned(), source })?;
         Ok(Self { folder, installed })
     }
 
@@ -53,13 +50,7 @@ impl Hardware {
         let made = path.parent().map_or(Ok(()), std::fs::create_dir_all);
         made.map_err(file("make the folder of", &path))?;
         let mode = Mode::from_raw_mode(0o666);
-        match mknodat(
-            CWD,
-            &path,
-            FileType::CharacterDevice,
-            mode,
-            makedev(NULL.0, NULL.1),
-        ) {
+        match mknodat(CWD, &path, FileType::CharacterDevice, mode, makedev(NULL.0, NULL.1)) {
             // A node of an earlier run, which the simulator does not manage.
             Ok(()) | Err(Errno::EXIST) => Ok(()),
             Err(error) => Err(file("make", &path)(error.into())),

@@ -14,11 +14,7 @@ pub struct Unsupported(pub String);
 /// A program the cluster needs, where it may lie, and the Debian package that has it.
 const NEEDED: [(&str, &str, &str); 6] = [
     ("runc", "/usr/sbin/runc", "runc"),
-    (
-        "bridge (CNI)",
-        "/usr/lib/cni/bridge",
-        "containernetworking-plugins",
-    ),
+    ("bridge (CNI)", "/usr/lib/cni/bridge", "containernetworking-plugins"),
     ("busybox", "/bin/busybox", "busybox-static"),
     ("iptables", "/usr/sbin/iptables", "iptables"),
     ("ip", "/usr/sbin/ip", "iproute2"),
@@ -45,41 +41,20 @@ pub fn supported() -> std::result::Result<(), Unsupported> {
         return no("not root, which mounts and network namespaces need");
     }
     if !missing().is_empty() && !Path::new("/usr/bin/apt-get").exists() {
-        return Err(Unsupported(format!(
-            "{} missing, and no apt-get to install it",
-            missing().join(", ")
-        )));
+        return Err(Unsupported(format!("{} missing, and no apt-get to install it", missing().join(", "))));
     }
-    let go = Command::new("go")
-        .arg("version")
-        .stdin(Stdio::null())
-        .stdout(Stdio::null())
-        .status();
+    let go = Command::new("go").arg("version").stdin(Stdio::null()).stdout(Stdio::null()).status();
     if !go.is_ok_and(|status| status.success()) {
         return no("no Go toolchain to build Kubernetes with");
     }
-    let namespaces = [
-        "--mount",
-        "--uts",
-        "--ipc",
-        "--net",
-        "--pid",
-        "--fork",
-        "--mount-proc",
-    ];
+    let namespaces = ["--mount", "--uts", "--ipc", "--net", "--pid", "--fork", "--mount-proc"];
     let trial = "mount -t tmpfs none /run && ip link add gantry0 type bridge && ip link add v0 type veth peer name v1";
-    let output = Command::new("unshare")
-        .args(namespaces)
-        .args(["/bin/sh", "-c", trial])
-        .output();
+    let output = Command::new("unshare").args(namespaces).args(["/bin/sh", "-c", trial]).output();
     match output {
         Ok(output) if output.status.success() => {}
         Ok(output) => {
             let why = String::from_utf8_lossy(&output.stderr);
-            return Err(Unsupported(format!(
-                "no mounts or bridges in new namespaces: {}",
-                why.trim()
-            )));
+            return Err(Unsupported(format!("no mounts or bridges in new namespaces: {}", why.trim())));
         }
         Err(source) => return Err(Unsupported(format!("unshare: {source}"))),
     }
@@ -107,10 +82,7 @@ pub(crate) fn install_missing() -> Result<()> {
         .args(&missing)
         .env("DEBIAN_FRONTEND", "noninteractive");
     for mut command in [update, install] {
-        let output = command.output().map_err(|source| Error::Start {
-            program: "apt-get".into(),
-            source,
-        })?;
+        let output = command.output().map_err(|source| Error::Start { program: "apt-get".into(), source })?;
         if !output.status.success() {
             return Err(Error::Command {
                 command: format!("{command:?}"),
@@ -140,11 +112,7 @@ pub(crate) fn hierarchies() -> Vec<PathBuf> {
 }
 
 fn missing() -> Vec<&'static str> {
-    NEEDED
-        .iter()
-        .filter(|(_, path, _)| !Path::new(path).exists())
-        .map(|(_, _, package)| *package)
-        .collect()
+    NEEDED.iter().filter(|(_, path, _)| !Path::new(path).exists()).map(|(_, _, package)| *package).collect()
 }
 
 /// Prints progress to the terminal.

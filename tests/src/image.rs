@@ -97,11 +97,7 @@ fn append<W: std::io::Write>(
     mode: u32,
     bytes: &[u8],
 ) -> std::io::Result<()> {
-    let mut header = header(
-        tar::EntryType::Regular,
-        mode,
-        u64::try_from(bytes.len()).unwrap_or(u64::MAX),
-    );
+    let mut header = header(tar::EntryType::Regular, mode, u64::try_from(bytes.len()).unwrap_or(u64::MAX));
     tar.append_data(&mut header, path, bytes)
 }
 

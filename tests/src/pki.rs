@@ -24,10 +24,7 @@ impl Authority {
     /// Makes an authority and writes `ca.crt`, and `sa.key` with `sa.pub` for service account tokens.
     pub(crate) fn create(folder: &Path) -> Result<Self> {
         fs::create_dir_all(folder).map_err(file("create", folder))?;
-        let refused = |source| Error::Certificate {
-            subject: "the authority".into(),
-            source,
-        };
+        let refused = |source| Error::Certificate { subject: "the authority".into(), source };
         let key = KeyPair::generate().map_err(refused)?;
         let mut params = params("gantry-e2e", None);
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
@@ -37,19 +34,12 @@ impl Authority {
         write(&folder.join("ca.crt"), &pem)?;
         write(&folder.join("sa.key"), &tokens.serialize_pem())?;
         write(&folder.join("sa.pub"), &tokens.public_key_pem())?;
-        Ok(Self {
-            folder: folder.to_path_buf(),
-            pem,
-            issuer: Issuer::new(params, key),
-        })
+        Ok(Self { folder: folder.to_path_buf(), pem, issuer: Issuer::new(params, key) })
     }
 
     /// Writes `<name>.crt` and `<name>.key` for a server that is reached by these addresses and host names.
     pub(crate) fn server(&self, name: &str, reached_by: &[&str]) -> Result<()> {
-        let refused = |source| Error::Certificate {
-            subject: name.to_owned(),
-            source,
-        };
+        let refused = |source| Error::Certificate { subject: name.to_owned(), source };
         let mut params = params(name, None);
         for address in reached_by {
             let san = match address.parse() {
@@ -87,10 +77,7 @@ impl Authority {
     }
 
     fn sign(&self, name: &str, params: &CertificateParams) -> Result<(String, String)> {
-        let refused = |source| Error::Certificate {
-            subject: name.to_owned(),
-            source,
-        };
+        let refused = |source| Error::Certificate { subject: name.to_owned(), source };
         let key = KeyPair::generate().map_err(refused)?;
         let certificate = params.signed_by(&key, &self.issuer).map_err(refused)?.pem();
         let key = key.serialize_pem();
@@ -125,9 +112,7 @@ fn params(common_name: &str, organisation: Option<&str>) -> CertificateParams {
     let mut params = CertificateParams::default();
     params.distinguished_name.push(DnType::CommonName, common_name);
     if let Some(organisation) = organisation {
-        params
-            .distinguished_name
-            .push(DnType::OrganizationName, organisation);
+        params.distinguished_name.push(DnType::OrganizationName, organisation);
     }
     params
 }
@@ -149,10 +134,7 @@ pub(crate) fn base64(bytes: &[u8]) -> String {
         let bits = u32::from_be_bytes([0, group[0], group[1], group[2]]);
         for place in 0..4 {
             let sextet = (bits >> (18 - 6 * place)) & 63;
-            let letter = LETTERS
-                .get(usize::try_from(sextet).unwrap_or(0))
-                .copied()
-                .unwrap_or(b'=');
+            let letter = LETTERS.get(usize::try_from(sextet).unwrap_or(0)).copied().unwrap_or(b'=');
             text.push(char::from(if place <= chunk.len() { letter } else { b'=' }));
         }
     }

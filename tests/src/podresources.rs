@@ -25,16 +25,9 @@ pub type ContainerName = (String, String, String);
 /// Kubelet's socket does not answer.
 pub async fn allocatable(node: &Node, resource: &str) -> Result<BTreeSet<String>> {
     let mut client = connect(node).await?;
-    let answer = client
-        .get_allocatable_resources(AllocatableResourcesRequest {})
-        .await;
-    let devices = answer
-        .map_err(|status| failed(node, status))?
-        .into_inner()
-        .devices;
-    let ours = devices
-        .into_iter()
-        .filter(|devices| devices.resource_name == resource);
+    let answer = client.get_allocatable_resources(AllocatableResourcesRequest {}).await;
+    let devices = answer.map_err(|status| failed(node, status))?.into_inner().devices;
+    let ours = devices.into_iter().filter(|devices| devices.resource_name == resource);
     Ok(ours.flat_map(|devices| devices.device_ids).collect())
 }
 
@@ -80,8 +73,5 @@ async fn connect(node: &Node) -> Result<PodResourcesListerClient<Channel>> {
 }
 
 fn failed(node: &Node, source: impl std::error::Error + Send + Sync + 'static) -> Error {
-    Error::PodResources {
-        node: node.name().to_owned(),
-        source: Box::new(source),
-    }
+    Error::PodResources { node: node.name().to_owned(), source: Box::new(source) }
 }

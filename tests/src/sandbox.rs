@@ -113,11 +113,7 @@ impl Daemon {
         if self.is_running() {
             return Ok(());
         }
-        Err(Error::Ended {
-            name: self.name.clone(),
-            log: self.log.clone(),
-            tail: tail(&self.log),
-        })
+        Err(Error::Ended { name: self.name.clone(), log: self.log.clone(), tail: tail(&self.log) })
     }
 }
 
@@ -152,11 +148,7 @@ impl Sandbox {
     /// # Errors
     /// The kernel refuses a namespace or a mount.
     pub async fn start(folder: &Path, path: &str) -> Result<Self> {
-        let name = folder
-            .file_name()
-            .unwrap_or_default()
-            .to_string_lossy()
-            .into_owned();
+        let name = folder.file_name().unwrap_or_default().to_string_lossy().into_owned();
         for part in ["log", "run"] {
             fs::create_dir_all(folder.join(part)).map_err(file("create", folder))?;
         }
@@ -166,16 +158,7 @@ impl Sandbox {
         let ready = folder.join("run/ready");
         let mut command = Command::new("unshare");
         command
-            .args([
-                "--mount",
-                "--uts",
-                "--ipc",
-                "--net",
-                "--pid",
-                "--fork",
-                "--kill-child",
-                "--mount-proc",
-            ])
+            .args(["--mount", "--uts", "--ipc", "--net", "--pid", "--fork", "--kill-child", "--mount-proc"])
             .args(["--propagation", "private", "--", "/bin/sh", "-eu"])
             .arg(&script)
             .env_clear()
@@ -186,25 +169,12 @@ impl Sandbox {
             if !holder.is_running() {
                 return Err(format!("it ended: {}", tail(&log)));
             }
-            if ready.exists() {
-                holder.child()
-            } else {
-                Err("mounts not laid down yet".to_owned())
-            }
+            if ready.exists() { holder.child() } else { Err("mounts not laid down yet".to_owned()) }
         })
         .await?;
-        let record = Record {
-            holder,
-            init,
-            path: path.to_owned(),
-        };
+        let record = Record { holder, init, path: path.to_owned() };
         write_json(&folder.join("sandbox.json"), &record)?;
-        Ok(Self {
-            name,
-            folder: folder.to_path_buf(),
-            path: path.to_owned(),
-            init,
-        })
+        Ok(Self { name, folder: folder.to_path_buf(), path: path.to_owned(), init })
     }
 
     /// Finds a sandbox that another process started.
@@ -216,17 +186,8 @@ impl Sandbox {
         if !record.init.is_running() {
             return Err(Error::NoCluster(folder.to_path_buf()));
         }
-        let name = folder
-            .file_name()
-            .unwrap_or_default()
-            .to_string_lossy()
-            .into_owned();
-        Ok(Self {
-            name,
-            folder: folder.to_path_buf(),
-            path: record.path,
-            init: record.init,
-        })
+        let name = folder.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        Ok(Self { name, folder: folder.to_path_buf(), path: record.path, init: record.init })
     }
 
     /// Ends everything in the sandbox of that folder, if there is one.
@@ -316,11 +277,7 @@ impl Sandbox {
     /// [`Error::UnknownProgram`] with the names there are.
     pub fn daemon(&self, name: &str) -> Result<Daemon> {
         let record = self.record_of(name)?;
-        Ok(Daemon {
-            name: name.to_owned(),
-            log: self.log(name),
-            process: record.process,
-        })
+        Ok(Daemon { name: name.to_owned(), log: self.log(name), process: record.process })
     }
 
     /// Starts a program again as it was started before.
@@ -356,16 +313,7 @@ impl Sandbox {
             return Vec::new();
         };
         let mut names: Vec<String> = entries
-            .filter_map(|entry| {
-                Some(
-                    entry
-                        .ok()?
-                        .file_name()
-                        .to_str()?
-                        .strip_suffix(".json")?
-                        .to_owned(),
-                )
-            })
+            .filter_map(|entry| Some(entry.ok()?.file_name().to_str()?.strip_suffix(".json")?.to_owned()))
             .collect();
         names.sort();
         names
@@ -400,23 +348,14 @@ impl Sandbox {
 
 /// Runs a command of this machine (not of a sandbox) to its end.
 pub(crate) async fn host_command(argv: &[&str]) -> Result<String> {
-    let (program, args) = argv
-        .split_first()
-        .map_or(("true", argv), |(first, rest)| (*first, rest));
+    let (program, args) = argv.split_first().map_or(("true", argv), |(first, rest)| (*first, rest));
     let mut command = Command::new(program);
-    command
-        .args(args)
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped());
+    command.args(args).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     output_of(command, &argv.join(" "), "").await
 }
 
 async fn output_of(mut command: Command, line: &str, input: &str) -> Result<String> {
-    let start = |source| Error::Start {
-        program: line.to_owned(),
-        source,
-    };
+    let start = |source| Error::Start { program: line.to_owned(), source };
     let mut child = command.spawn().map_err(start)?;
     if let Some(mut stdin) = child.stdin.take() {
         // A command that reads nothing closes the pipe; that is no failure of it.
@@ -435,13 +374,7 @@ async fn output_of(mut command: Command, line: &str, input: &str) -> Result<Stri
 
 /// Starts a process that outlives this one, with its output appended to a log.
 pub(crate) fn launch(mut command: Command, log: &Path) -> Result<Process> {
-    let open = || {
-        File::options()
-            .create(true)
-            .append(true)
-            .open(log)
-            .map_err(file("open", log))
-    };
+    let open = || File::options().create(true).append(true).open(log).map_err(file("open", log));
     let program = command.as_std().get_program().to_string_lossy().into_owned();
     let child = command
         .stdin(Stdio::null())
@@ -449,19 +382,9 @@ pub(crate) fn launch(mut command: Command, log: &Path) -> Result<Process> {
         .stderr(open()?)
         .process_group(0)
         .spawn()
-        .map_err(|source| Error::Start {
-            program: program.clone(),
-            source,
-        })?;
-    let pid = child
-        .id()
-        .and_then(|id| i32::try_from(id).ok())
-        .unwrap_or_default();
-    Process::of(pid).ok_or_else(|| Error::Ended {
-        name: program,
-        log: log.to_path_buf(),
-        tail: tail(log),
-    })
+        .map_err(|source| Error::Start { program: program.clone(), source })?;
+    let pid = child.id().and_then(|id| i32::try_from(id).ok()).unwrap_or_default();
+    Process::of(pid).ok_or_else(|| Error::Ended { name: program, log: log.to_path_buf(), tail: tail(log) })
 }
 
 /// A process of this machine, distinguished from a later one with the same id by its start time.
@@ -491,26 +414,21 @@ impl Process {
     fn child(&self) -> std::result::Result<Self, String> {
         let path = format!("/proc/{0}/task/{0}/children", self.pid);
         let children = fs::read_to_string(&path).map_err(|error| format!("{path}: {error}"))?;
-        let first = children
-            .split_whitespace()
-            .next()
-            .and_then(|pid| pid.parse().ok());
-        first
-            .and_then(Self::of)
-            .ok_or_else(|| format!("process {} has no child yet", self.pid))
+        let first = children.split_whitespace().next().and_then(|pid| pid.parse().ok());
+        first.and_then(Self::of).ok_or_else(|| format!("process {} has no child yet", self.pid))
     }
 
     pub(crate) async fn end(&self, name: &str, signal: Signal, limit: Duration) -> Result<()> {
         if let (true, Some(pid)) = (self.is_running(), Pid::from_raw(self.pid)) {
             let _ = kill_process(pid, signal);
         }
-        until(format!("end of {name}"), limit, async || {
-            if self.is_running() {
-                Err("it still runs")
-            } else {
-                Ok(())
-            }
-        })
+        until(
+            format!("end of {name}"),
+            limit,
+            async || {
+                if self.is_running() { Err("it still runs") } else { Ok(()) }
+            },
+        )
         .await
     }
 }
@@ -532,25 +450,18 @@ fn threads(pid: i32) -> usize {
 
 /// The last lines of a log.
 pub(crate) fn tail(log: &Path) -> String {
-    let text = fs::read(log)
-        .map(|bytes| String::from_utf8_lossy(&bytes).into_owned())
-        .unwrap_or_default();
+    let text = fs::read(log).map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).unwrap_or_default();
     let lines: Vec<&str> = text.lines().collect();
     lines[lines.len().saturating_sub(12)..].join("\n")
 }
 
 fn write_json(path: &Path, value: &impl Serialize) -> Result<()> {
-    let text = serde_json::to_vec_pretty(value).map_err(|source| Error::Json {
-        path: path.to_path_buf(),
-        source,
-    })?;
+    let text = serde_json::to_vec_pretty(value)
+        .map_err(|source| Error::Json { path: path.to_path_buf(), source })?;
     fs::write(path, text).map_err(file("write", path))
 }
 
 fn read_json<T: for<'a> Deserialize<'a>>(path: &Path) -> Result<T> {
     let bytes = fs::read(path).map_err(file("read", path))?;
-    serde_json::from_slice(&bytes).map_err(|source| Error::Json {
-        path: path.to_path_buf(),
-        source,
-    })
+    serde_json::from_slice(&bytes).map_err(|source| Error::Json { path: path.to_path_buf(), source })
 }

@@ -37,10 +37,8 @@ pub async fn start(place: &Sandbox, tool: &str, listen: &str, backends: &[&str])
 pub fn serve(listen: SocketAddr, backends: &[SocketAddr]) -> Result<()> {
     let listener =
         TcpListener::bind(listen).map_err(file("listen for", std::path::Path::new(&listen.to_string())))?;
-    let backends: Vec<(SocketAddr, Arc<AtomicBool>)> = backends
-        .iter()
-        .map(|address| (*address, Arc::new(AtomicBool::new(false))))
-        .collect();
+    let backends: Vec<(SocketAddr, Arc<AtomicBool>)> =
+        backends.iter().map(|address| (*address, Arc::new(AtomicBool::new(false)))).collect();
     for (address, ready) in &backends {
         let (address, ready) = (*address, Arc::clone(ready));
         thread::spawn(move || {

@@ -24,11 +24,7 @@ pub async fn until<T, E: Display>(
             Err(seen) => seen.to_string(),
         };
         if start.elapsed() > limit {
-            return Err(Error::Timeout {
-                what: what.to_string(),
-                limit,
-                last,
-            });
+            return Err(Error::Timeout { what: what.to_string(), limit, last });
         }
         tokio::time::sleep(BETWEEN_LOOKS).await;
     }

@@ -32,12 +32,8 @@ const HARMLESS: u64 = 31;
 /// NVML's code for an unknown error.
 const UNKNOWN_ERROR: u32 = 999;
 /// Calls that a plugin makes while it runs.
-const CALLS: [&str; 4] = [
-    "nvmlDeviceGetCount_v2",
-    "nvmlEventSetWait_v2",
-    "nvmlDeviceGetHandleByIndex_v2",
-    "nvmlDeviceGetUUID",
-];
+const CALLS: [&str; 4] =
+    ["nvmlDeviceGetCount_v2", "nvmlEventSetWait_v2", "nvmlDeviceGetHandleByIndex_v2", "nvmlDeviceGetUUID"];
 
 /// For how long; set, it means that nothing may be left out.
 const SECONDS: &str = "GANTRY_SOAK_SECONDS";
@@ -61,25 +57,14 @@ fn main() -> ExitCode {
                 .enable_all()
                 .build()
                 .map_err(|error| Failed::from(error.to_string()))?;
-            runtime
-                .block_on(soak(offer))
-                .map_err(|error| Failed::from(format!("{error:#}")))
+            runtime.block_on(soak(offer)).map_err(|error| Failed::from(format!("{error:#}")))
         };
         Trial::test(name, run).with_ignored_flag(unsupported.is_some())
     };
     let trials = vec![
-        trial(
-            Offer::Whole,
-            "pods_are_served_whole_gpus_whatever_fails_around_the_plugin",
-        ),
-        trial(
-            Offer::Shared,
-            "pods_are_served_shared_gpus_whatever_fails_around_the_plugin",
-        ),
-        trial(
-            Offer::Slices,
-            "pods_are_served_slices_whatever_fails_around_the_plugin",
-        ),
+        trial(Offer::Whole, "pods_are_served_whole_gpus_whatever_fails_around_the_plugin"),
+        trial(Offer::Shared, "pods_are_served_shared_gpus_whatever_fails_around_the_plugin"),
+        trial(Offer::Slices, "pods_are_served_slices_whatever_fails_around_the_plugin"),
     ];
     libtest_mimic::run(&arguments, trials).exit_code()
 }
@@ -100,21 +85,14 @@ async fn soak(offer: Offer) -> Result<()> {
     let time = Duration::from_secs(told(SECONDS)?.unwrap_or(20));
     let mut world = World::begin(offer, seed).await?;
     let outcome = world.live(time).await;
-    let done: Vec<String> = world
-        .counts
-        .iter()
-        .map(|(what, times)| format!("{what} {times}"))
-        .collect();
+    let done: Vec<String> = world.counts.iter().map(|(what, times)| format!("{what} {times}")).collect();
     eprintln!("{offer:?}, seed {seed}: {}", done.join(", "));
     outcome.with_context(|| {
         let log = world.process.log();
         let lines: Vec<&str> = log.lines().rev().take(40).collect();
         let lines: Vec<&str> = lines.into_iter().rev().collect();
         let last: Vec<&str> = world.last.iter().copied().collect();
-        format!(
-            "seed {seed}, after {last:?}; the plugin's log ends:\n{}\n",
-            lines.join("\n")
-        )
+        format!("seed {seed}, after {last:?}; the plugin's log ends:\n{}\n", lines.join("\n"))
     })
 }
 
@@ -135,11 +113,7 @@ const MOST_SLICES: usize = 7;
 impl Offer {
     /// The plugin's config file, which it follows.
     fn setting(self, replicas: u16, pass_device_specs: bool) -> Setting {
-        let sharing = Sharing {
-            replicas,
-            rename: false,
-            one_only: false,
-        };
+        let sharing = Sharing { replicas, rename: false, one_only: false };
         Setting {
             in_file: true,
             pass_device_specs,
@@ -330,13 +304,9 @@ impl World {
             }
             Action::KillPlugin | Action::StopPlugin => {
                 let killed = matches!(action, Action::KillPlugin);
-                self.process
-                    .signal(if killed { Signal::KILL } else { Signal::TERM })?;
+                self.process.signal(if killed { Signal::KILL } else { Signal::TERM })?;
                 let status = self.process.wait()?;
-                ensure!(
-                    killed || status.success(),
-                    "asked to stop, it ended with {status}"
-                );
+                ensure!(killed || status.success(), "asked to stop, it ended with {status}");
                 self.kubelet.forget();
                 self.process = self.node.start(&self.program, &self.setting)?;
                 self.registered().await?;
@@ -384,9 +354,7 @@ impl World {
             Action::FailCall => {
                 let call = CALLS.choose(&mut self.random).copied().unwrap_or(CALLS[0]);
                 let times = self.random.random_range(1..3);
-                self.node
-                    .controller()
-                    .fail_call(call, UNKNOWN_ERROR, Some(times))?;
+                self.node.controller().fail_call(call, UNKNOWN_ERROR, Some(times))?;
             }
             Action::SlowCall => {
                 let call = CALLS.choose(&mut self.random).copied().unwrap_or(CALLS[0]);
@@ -415,8 +383,7 @@ impl World {
     /// Cuts a GPU into another number of slices, once no pod is on it.
     async fn recut(&mut self, gpu: u8) -> Result<()> {
         let before = self.ids(gpu)?;
-        self.held
-            .retain(|_, held| !held.iter().any(|id| before.contains(id)));
+        self.held.retain(|_, held| !held.iter().any(|id| before.contains(id)));
         let count = self.random.random_range(2..=MOST_SLICES);
         self.node.controller().recut(gpu, &vec![SLICE; count])?;
         self.unsure(gpu);
@@ -429,9 +396,7 @@ impl World {
         let replicas = self.setting.sharing.map_or(0, |sharing| sharing.replicas);
         Ok(match self.offer {
             Offer::Whole => [hardware.uuid.clone()].into(),
-            Offer::Shared => (0..replicas)
-                .map(|replica| format!("{}::{replica}", hardware.uuid))
-                .collect(),
+            Offer::Shared => (0..replicas).map(|replica| format!("{}::{replica}", hardware.uuid)).collect(),
             Offer::Slices => {
                 let state = self.node.controller().state()?;
                 let cut = state.cut(hardware).context("not cut")?;
@@ -444,9 +409,8 @@ impl World {
     /// Waits until kubelet lists exactly the existing devices.
     async fn offered(&mut self) -> Result<()> {
         let gpus = u8::try_from(self.xids.len())?;
-        let all: Vec<(bool, BTreeSet<String>)> = (0..gpus)
-            .map(|gpu| Ok((self.lost.contains(&gpu), self.ids(gpu)?)))
-            .collect::<Result<_>>()?;
+        let all: Vec<(bool, BTreeSet<String>)> =
+            (0..gpus).map(|gpu| Ok((self.lost.contains(&gpu), self.ids(gpu)?))).collect::<Result<_>>()?;
         self.list_is(&format!("{all:?}"), |list| {
             let known = |id: &String| all.iter().any(|(_, ids)| ids.contains(id));
             let there =
@@ -494,10 +458,7 @@ impl World {
         let visible: BTreeSet<&str> = visible.unwrap_or_default().split(',').collect();
         // Of a replica the container sees the GPU.
         let wanted = chosen.iter().map(|id| id.split("::").next().unwrap_or(id));
-        ensure!(
-            visible == wanted.collect(),
-            "asked for {chosen:?}, the container sees {visible:?}"
-        );
+        ensure!(visible == wanted.collect(), "asked for {chosen:?}, the container sees {visible:?}");
         self.pods += 1;
         self.held.insert(self.pods, chosen);
         Ok(true)
@@ -558,8 +519,7 @@ impl World {
                 self.node.controller().raise_xid(gpu, FATAL)?;
                 self.xids[usize::from(gpu)] = Xid::Yes;
                 self.list_is("every device of an Xid's GPU unhealthy", |list| {
-                    ids.iter()
-                        .all(|id| list.get(id).is_some_and(|(healthy, _)| !healthy))
+                    ids.iter().all(|id| list.get(id).is_some_and(|(healthy, _)| !healthy))
                 })
                 .await?;
             }
@@ -575,10 +535,7 @@ impl World {
             }
             ensure!(self.process.lives()?, "the plugin has ended, waiting for {what}");
             if Instant::now() > end {
-                bail!(
-                    "waited {EVENTUALLY:?} for {what}; the list is {:?}",
-                    *self.list.borrow()
-                );
+                bail!("waited {EVENTUALLY:?} for {what}; the list is {:?}", *self.list.borrow());
             }
             tokio::time::sleep(Duration::from_millis(20)).await;
         }

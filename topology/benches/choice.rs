@@ -56,37 +56,24 @@ fn machine(kind: Kind, gpus: usize) -> Machine {
         }
     };
     let mut parts = MachineParts {
-        gpus: (0..u8::try_from(gpus).unwrap())
-            .map(|index| Gpu {
-                index,
-                ..Gpu::default()
-            })
-            .collect(),
-        nics: (0..nics)
-            .map(|nic| Nic {
-                name: format!("mlx5_{nic}"),
-                ..Nic::default()
-            })
-            .collect(),
+        gpus: (0..u8::try_from(gpus).unwrap()).map(|index| Gpu { index, ..Gpu::default() }).collect(),
+        nics: (0..nics).map(|nic| Nic { name: format!("mlx5_{nic}"), ..Nic::default() }).collect(),
         paths: PathMatrix::from_fn(gpus + nics, near),
         ..MachineParts::default()
     };
     match kind {
         Kind::Mesh => {
             for board in 0..u8::try_from(gpus / 8).unwrap() {
-                parts.nvlinks.extend(CUBE_MESH.map(|(a, b, links)| NvLinkBundle {
-                    gpus: [a + 8 * board, b + 8 * board],
-                    links,
-                }));
+                parts.nvlinks.extend(
+                    CUBE_MESH
+                        .map(|(a, b, links)| NvLinkBundle { gpus: [a + 8 * board, b + 8 * board], links }),
+                );
             }
         }
         Kind::Switch => {
             for gpu in &mut parts.gpus {
-                gpu.nvlink = Some(NvLinkPorts {
-                    version: Some(4),
-                    switch_links: 18,
-                    ..NvLinkPorts::default()
-                });
+                gpu.nvlink =
+                    Some(NvLinkPorts { version: Some(4), switch_links: 18, ..NvLinkPorts::default() });
             }
         }
         Kind::Pcie => {}
@@ -100,10 +87,7 @@ fn dense_mesh(gpus: u8) -> Machine {
     for a in 0..gpus {
         for step in [1, 2] {
             let b = (a + step) % gpus;
-            parts.nvlinks.push(NvLinkBundle {
-                gpus: [a, b],
-                links: 2,
-            });
+            parts.nvlinks.push(NvLinkBundle { gpus: [a, b], links: 2 });
         }
     }
     Machine::new(parts).unwrap()

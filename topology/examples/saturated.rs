@@ -1,10 +1,5 @@
 //! Prints how near the jobs of a saturated node come to the best bandwidth, under three policies, for every recorded machine.
-#![allow(
-    clippy::unwrap_used,
-    clippy::panic,
-    clippy::print_stdout,
-    reason = "an example"
-)]
+#![allow(clippy::unwrap_used, clippy::panic, clippy::print_stdout, reason = "an example")]
 
 #[path = "../tests/support/mod.rs"]
 mod support;

@@ -54,9 +54,7 @@ impl Machine {
         let rates = Rates::of(self);
         let gpus = self.gpus().len();
         let mut graph = UnGraph::default();
-        let devices = (0..gpus)
-            .map(Device::Gpu)
-            .chain((0..self.nics().len()).map(Device::Nic));
+        let devices = (0..gpus).map(Device::Gpu).chain((0..self.nics().len()).map(Device::Nic));
         let nodes: Vec<NodeIndex> = devices.map(|device| graph.add_node(device)).collect();
         let nvlink = |links: u8, rate: LinkRate| Connection {
             link: Link::NvLink(links),
@@ -131,10 +129,8 @@ impl MachineGraph {
     /// The parts of `devices` that PCIe paths of class `farthest` or nearer connect, over devices of the same list
     /// only.
     pub fn pcie_groups(&self, devices: &[usize], farthest: PathClass) -> Vec<Vec<usize>> {
-        let mut groups = self.components(
-            |device| devices.contains(&device),
-            |connection| connection.is_path_within(farthest),
-        );
+        let mut groups = self
+            .components(|device| devices.contains(&device), |connection| connection.is_path_within(farthest));
         groups.retain(|group| group.iter().all(|device| devices.contains(device)));
         groups
     }

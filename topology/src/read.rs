@@ -84,16 +84,10 @@ fn did_you_mean(nearest: Option<&str>) -> String {
 /// The text is malformed, contradicts itself or is no machine file: the place, the words found there, the allowed ones.
 pub fn read(text: &str) -> Result<Machine, ReadError> {
     if text.len() > MAX_BYTES {
-        return Err(ReadError::TooLong {
-            bytes: text.len(),
-            limit: MAX_BYTES,
-        });
+        return Err(ReadError::TooLong { bytes: text.len(), limit: MAX_BYTES });
     }
     let text = text.trim_start_matches('\u{feff}');
-    let mut lines = text
-        .split(if text.contains('\n') { '\n' } else { '\r' })
-        .map(str::trim)
-        .enumerate();
+    let mut lines = text.split(if text.contains('\n') { '\n' } else { '\r' }).map(str::trim).enumerate();
     let Some((index, first)) = lines.find(|(_, line)| !line.is_empty() && !line.starts_with('#')) else {
         return Err(ReadError::Empty);
     };
@@ -102,10 +96,7 @@ pub fn read(text: &str) -> Result<Machine, ReadError> {
     } else if first.starts_with("---") || first.starts_with('%') || is_key(first) {
         machine(read_yaml(text)?)
     } else {
-        Err(ReadError::Unrecognised {
-            line: index + 1,
-            found: first.chars().take(40).collect(),
-        })
+        Err(ReadError::Unrecognised { line: index + 1, found: first.chars().take(40).collect() })
     }
 }
 
@@ -135,10 +126,8 @@ fn machine(parts: MachineParts) -> Result<Machine, ReadError> {
 fn is_key(line: &str) -> bool {
     line.split_once(':').is_some_and(|(key, value)| {
         let key = key.trim_matches(['"', '\'']);
-        let word = !key.is_empty()
-            && key
-                .chars()
-                .all(|ch| ch.is_ascii_alphanumeric() || ch == '_' || ch == '-');
+        let word =
+            !key.is_empty() && key.chars().all(|ch| ch.is_ascii_alphanumeric() || ch == '_' || ch == '-');
         word && (value.is_empty() || value.starts_with(char::is_whitespace))
     })
 }
@@ -147,9 +136,7 @@ fn read_yaml<T: DeserializeOwned>(text: &str) -> Result<T, ReadError> {
     let mut options = serde_saphyr::Options::default();
     options.with_snippet = false;
     serde_saphyr::from_str_with_options(text, options).map_err(|error| {
-        let (line, column) = error
-            .location()
-            .map_or((1, 1), |place| (place.line(), place.column()));
+        let (line, column) = error.location().map_or((1, 1), |place| (place.line(), place.column()));
         let (line, column) = (whole(line), whole(column));
         match error.without_snippet() {
             serde_saphyr::Error::SerdeUnknownField { field, expected, .. } => {
@@ -168,11 +155,7 @@ fn read_yaml<T: DeserializeOwned>(text: &str) -> Result<T, ReadError> {
                             None => not_of_shape(before, problem.strip_prefix("expected ")?),
                         }
                     });
-                ReadError::Malformed {
-                    line,
-                    column,
-                    problem: number.unwrap_or(problem),
-                }
+                ReadError::Malformed { line, column, problem: number.unwrap_or(problem) }
             }
         }
     })
@@ -230,9 +213,7 @@ fn not_in_range(before: &str, found: &str, kind: &str) -> Option<String> {
         _ => (0, widest),
     };
     let field = field.unwrap_or("value");
-    Some(format!(
-        "{field}: {found}, must be a whole number from {least} to {most}"
-    ))
+    Some(format!("{field}: {found}, must be a whole number from {least} to {most}"))
 }
 
 fn read_json<T: DeserializeOwned>(text: &str) -> Result<T, ReadError> {
@@ -251,19 +232,13 @@ fn read_json<T: DeserializeOwned>(text: &str) -> Result<T, ReadError> {
                     .strip_prefix("invalid value: ")
                     .or_else(|| problem.strip_prefix("invalid type: "));
                 let number =
-                    cause
-                        .and_then(|cause| cause.split_once(", expected "))
-                        .and_then(|(found, kind)| {
-                            // The reported place is behind the value: its key is the last before it on the line.
-                            let source = text.lines().nth(line - 1)?;
-                            let before = split_at_char(source, column).map_or(source, |(before, _)| before);
-                            not_in_range(before, &found.replace('`', ""), kind)
-                        });
-                ReadError::Malformed {
-                    line,
-                    column,
-                    problem: number.unwrap_or(problem),
-                }
+                    cause.and_then(|cause| cause.split_once(", expected ")).and_then(|(found, kind)| {
+                        // The reported place is behind the value: its key is the last before it on the line.
+                        let source = text.lines().nth(line - 1)?;
+                        let before = split_at_char(source, column).map_or(source, |(before, _)| before);
+                        not_in_range(before, &found.replace('`', ""), kind)
+                    });
+                ReadError::Malformed { line, column, problem: number.unwrap_or(problem) }
             }
         }
     })
@@ -282,30 +257,15 @@ fn without_place(message: &str) -> String {
     let end = first.rfind(" at line ").unwrap_or(first.len());
     let problem = first.get(..end).unwrap_or(first);
     // The YAML library's advice is for programmers.
-    problem
-        .split(", set DuplicateKeyPolicy")
-        .next()
-        .unwrap_or(problem)
-        .to_owned()
+    problem.split(", set DuplicateKeyPolicy").next().unwrap_or(problem).to_owned()
 }
 
 fn unknown_field(line: usize, column: usize, field: String, allowed: Vec<String>) -> ReadError {
     let nearest = allowed
         .iter()
-        .map(|name| {
-            (
-                strsim::damerau_levenshtein(&field.to_lowercase(), &name.to_lowercase()),
-                name,
-            )
-        })
+        .map(|name| (strsim::damerau_levenshtein(&field.to_lowercase(), &name.to_lowercase()), name))
         .min()
         .filter(|(distance, name)| *distance <= 3.min(name.len() / 2))
         .map(|(_, name)| name.clone());
-    ReadError::UnknownField {
-        line,
-        column,
-        field,
-        nearest,
-        allowed,
-    }
+    ReadError::UnknownField { line, column, field, nearest, allowed }
 }

@@ -27,11 +27,7 @@ impl GpuSet {
 
     /// The GPUs `0..count`; a count beyond [`MAX_GPUS`] gives them all.
     pub const fn first(count: usize) -> Self {
-        if count >= MAX_GPUS {
-            Self(u32::MAX)
-        } else {
-            Self((1 << count) - 1)
-        }
+        if count >= MAX_GPUS { Self(u32::MAX) } else { Self((1 << count) - 1) }
     }
 
     /// Every GPU of a machine.
@@ -41,11 +37,7 @@ impl GpuSet {
 
     /// One GPU; none if the index is beyond what a set can hold.
     pub const fn single(index: usize) -> Self {
-        if index < MAX_GPUS {
-            Self(1 << index)
-        } else {
-            Self(0)
-        }
+        if index < MAX_GPUS { Self(1 << index) } else { Self(0) }
     }
 
     /// The number of GPUs.
@@ -115,10 +107,7 @@ pub struct Subsets {
 impl Subsets {
     fn new(set: GpuSet, size: usize) -> Self {
         let lowest: GpuSet = set.iter().take(size).collect();
-        Self {
-            of: set.0,
-            next: (size <= set.len()).then_some(lowest.0),
-        }
+        Self { of: set.0, next: (size <= set.len()).then_some(lowest.0) }
     }
 }
 
@@ -246,9 +235,7 @@ impl FromStr for GpuSet {
 }
 
 fn range(part: &str) -> Result<(usize, usize), GpuSetError> {
-    let refused = || GpuSetError::Word {
-        word: part.to_owned(),
-    };
+    let refused = || GpuSetError::Word { word: part.to_owned() };
     let index = |word: &str| {
         let digits = !word.is_empty() && word.bytes().all(|byte| byte.is_ascii_digit());
         let index: u32 = digits.then(|| word.parse().ok()).flatten().ok_or_else(refused)?;
@@ -261,11 +248,7 @@ fn range(part: &str) -> Result<(usize, usize), GpuSetError> {
         None => index(part).map(|index| (index, index)),
         Some((from, to)) => {
             let (from, to) = (index(from.trim())?, index(to.trim())?);
-            if from <= to {
-                Ok((from, to))
-            } else {
-                Err(refused())
-            }
+            if from <= to { Ok((from, to)) } else { Err(refused()) }
         }
     }
 }
@@ -276,12 +259,7 @@ mod tests {
 
     #[test]
     fn set_written_and_read_is_the_same() {
-        for (text, written) in [
-            ("0,2,3", "0,2,3"),
-            (" 3 , 0", "0,3"),
-            ("0-2,31", "0,1,2,31"),
-            ("", ""),
-        ] {
+        for (text, written) in [("0,2,3", "0,2,3"), (" 3 , 0", "0,3"), ("0-2,31", "0,1,2,31"), ("", "")] {
             assert_eq!(text.parse::<GpuSet>().unwrap().to_string(), written);
         }
     }

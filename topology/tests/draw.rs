@@ -23,20 +23,16 @@ fn machines_match_recorded_pictures() {
         "leonardo-4xa100-nv4-4nic",
         "workstation-5gpu-uneven-numa",
     ];
-    let pictures: Vec<String> = names
-        .iter()
-        .map(|name| format!("== {name}\n{}", Picture::of(&machine(name))))
-        .collect();
+    let pictures: Vec<String> =
+        names.iter().map(|name| format!("== {name}\n{}", Picture::of(&machine(name)))).collect();
     insta::assert_snapshot!(pictures.join("\n"));
 }
 
 #[test]
 fn notes_are_drawn_beside_their_gpus() {
     let machine = machine("a40-8gpu-4bridgepairs-2nic");
-    let picture = Picture::of(&machine)
-        .note(0, "team-a/train-0")
-        .note(1, "team-a/train-0")
-        .note(99, "nowhere");
+    let picture =
+        Picture::of(&machine).note(0, "team-a/train-0").note(1, "team-a/train-0").note(99, "nowhere");
     insta::assert_snapshot!(picture);
 }
 
@@ -49,18 +45,11 @@ fn every_device_is_drawn_once() {
         };
         for columns in [0, 60, 100, 200] {
             let picture = Picture::of(&machine).columns(columns).to_string();
-            let boxes: Vec<&str> = picture
-                .lines()
-                .filter(|line| line.contains(['│', '╭', '╰']))
-                .collect();
+            let boxes: Vec<&str> = picture.lines().filter(|line| line.contains(['│', '╭', '╰'])).collect();
             let words: Vec<&str> = boxes.iter().flat_map(|line| line.split_whitespace()).collect();
             for gpu in 0..machine.gpus().len() {
                 let name = format!("GPU{gpu}");
-                assert_eq!(
-                    words.iter().filter(|word| **word == name).count(),
-                    1,
-                    "{name}\n{picture}"
-                );
+                assert_eq!(words.iter().filter(|word| **word == name).count(), 1, "{name}\n{picture}");
             }
             for nic in machine.nics() {
                 let drawn = words.iter().filter(|word| **word == nic.name).count();
@@ -108,23 +97,14 @@ fn svg_of_pcie_server_matches_snapshot() {
 fn names_with_markup_are_escaped() {
     let machine = Machine::new(MachineParts {
         name: Some("box\"]; }".into()),
-        gpus: vec![Gpu {
-            model: Some("<b>&'A100'\u{1b}[2J\"\\".into()),
-            ..Gpu::default()
-        }],
-        nics: vec![Nic {
-            name: "</svg>".into(),
-            ..Nic::default()
-        }],
+        gpus: vec![Gpu { model: Some("<b>&'A100'\u{1b}[2J\"\\".into()), ..Gpu::default() }],
+        nics: vec![Nic { name: "</svg>".into(), ..Nic::default() }],
         paths: PathMatrix::from_fn(2, |_, _| PathClass::Pix),
         ..MachineParts::default()
     })
     .unwrap();
     let picture = svg(&machine);
-    assert!(
-        picture.contains("&lt;b&gt;&amp;&#39;A100&#39;\u{fffd}[2J&quot;\\"),
-        "{picture}"
-    );
+    assert!(picture.contains("&lt;b&gt;&amp;&#39;A100&#39;\u{fffd}[2J&quot;\\"), "{picture}");
     assert!(picture.contains("&lt;/svg&gt;"), "{picture}");
     assert_eq!(picture.matches("</svg>").count(), 1, "{picture}");
     let graph = dot(&machine);
@@ -147,11 +127,7 @@ fn every_device_is_in_dot_and_svg_once() {
             assert_eq!(node + plain, 1, "{graph}");
         }
         for nic in machine.nics() {
-            assert_eq!(
-                graph.matches(&format!("label=\"{}\"", nic.name)).count(),
-                1,
-                "{graph}"
-            );
+            assert_eq!(graph.matches(&format!("label=\"{}\"", nic.name)).count(), 1, "{graph}");
         }
     }
 }

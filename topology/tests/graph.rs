@@ -39,13 +39,7 @@ fn pcie_groups_grow_with_the_class() {
     let graph = machine("rtxpro6000-8gpu-microchip-3level").graph();
     let gpus: Vec<usize> = (0..8).collect();
     let mut before = gpus.len() + 1;
-    for class in [
-        PathClass::Pix,
-        PathClass::Pxb,
-        PathClass::Phb,
-        PathClass::Node,
-        PathClass::Sys,
-    ] {
+    for class in [PathClass::Pix, PathClass::Pxb, PathClass::Phb, PathClass::Node, PathClass::Sys] {
         let groups = graph.pcie_groups(&gpus, class);
         assert!(groups.len() <= before, "{class}: {groups:?}");
         let mut members = groups.concat();
@@ -70,10 +64,7 @@ fn edges_have_class_and_bandwidth() {
         labels.sort();
         labels
     };
-    assert_eq!(
-        of(0, 3),
-        ["NODE 12000", "NV2 40000"].map(str::to_owned).as_slice()
-    );
+    assert_eq!(of(0, 3), ["NODE 12000", "NV2 40000"].map(str::to_owned).as_slice());
     assert_eq!(graph.node_weight(NodeIndex::new(8)), Some(&Device::Nic(0)));
 }
 
@@ -95,11 +86,7 @@ fn farthest(outline: &UnGraph<Device, Connection>, from: usize, to: usize) -> Op
 
 #[test]
 fn outline_has_the_class_of_every_path_in_a_tree() {
-    for name in [
-        "rtxpro6000-8gpu-microchip-3level",
-        "dgx-a100-8gpu-10nic",
-        "p40-8gpu-pix-pxb-1mlx5-soc",
-    ] {
+    for name in ["rtxpro6000-8gpu-microchip-3level", "dgx-a100-8gpu-10nic", "p40-8gpu-pix-pxb-1mlx5-soc"] {
         let machine = machine(name);
         let outline = machine.graph().outline();
         let devices = machine.gpus().len() + machine.nics().len();

@@ -78,11 +78,7 @@ proptest! {
 fn empty_gpu_holds_nvidias_maximum_of_each_profile() {
     for product in Catalogue::built_in().products() {
         for (profile, remaining) in MigLayout::empty(product).remaining_each() {
-            assert_eq!(
-                remaining, profile.max_instances,
-                "{} {}",
-                product.name, profile.name
-            );
+            assert_eq!(remaining, profile.max_instances, "{} {}", product.name, profile.name);
         }
     }
 }
@@ -95,12 +91,7 @@ fn names_have_memory_in_eighths_rounded_up() {
             let share = (profile.memory_mib << 20) as f64 / total as f64;
             let gb = (share * 8.0).ceil() / 8.0 * total.div_ceil(1 << 30) as f64;
             let name = format!("{}g.{}gb", profile.compute, gb.round());
-            assert!(
-                profile.name.starts_with(&name),
-                "{} {}: {name}",
-                product.name,
-                profile.name
-            );
+            assert!(profile.name.starts_with(&name), "{} {}: {name}", product.name, profile.name);
         }
     }
 }
@@ -142,11 +133,7 @@ fn products_are_found_by_name_and_by_device_id() {
         ("NVIDIA GB300", None, Some("GB300-278GB")),
         ("NVIDIA GB300", Some(284_208), Some("GB300-278GB")),
         ("NVIDIA GB300", Some(256_703), Some("GB300-251GB")),
-        (
-            "NVIDIA RTX PRO 6000 Blackwell Server Edition",
-            Some(97_887),
-            Some("RTX-PRO-6000-Blackwell-96GB"),
-        ),
+        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", Some(97_887), Some("RTX-PRO-6000-Blackwell-96GB")),
         (
             "NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition",
             Some(97_887),
@@ -157,11 +144,7 @@ fn products_are_found_by_name_and_by_device_id() {
         ("NVIDIA A40", None, None),
         ("NVIDIA A100", None, None),
     ] {
-        assert_eq!(
-            named(model, memory_mib).as_deref(),
-            product,
-            "{model} {memory_mib:?}"
-        );
+        assert_eq!(named(model, memory_mib).as_deref(), product, "{model} {memory_mib:?}");
     }
     let by_id = |id| catalogue.by_device_id(id).map(|product| product.name.clone());
     assert_eq!(by_id(0x20b7).as_deref(), Some("A30-24GB"));
@@ -186,34 +169,23 @@ fn compute_instance_shares_engines() {
     let h100 = catalogue.by_model("NVIDIA H100 80GB HBM3", None).unwrap();
     let profile = h100.profile("3g.40gb").unwrap();
     let whole = h100.attributes(profile, 3);
-    assert_eq!(
-        (whole.multiprocessors, whole.gpu_slices, whole.compute_slices),
-        (60, 3, 3)
-    );
+    assert_eq!((whole.multiprocessors, whole.gpu_slices, whole.compute_slices), (60, 3, 3));
     let part = h100.attributes(profile, 1);
-    assert_eq!(
-        (part.multiprocessors, part.gpu_slices, part.compute_slices),
-        (16, 3, 1)
-    );
+    assert_eq!((part.multiprocessors, part.gpu_slices, part.compute_slices), (16, 3, 1));
     assert_eq!((part.memory_mib, part.copy_engines, part.jpeg), (40_448, 3, 3));
 }
 
 #[test]
 fn media_engines_are_allocated_once() {
     let catalogue = Catalogue::built_in();
-    let rtx = catalogue
-        .by_model("NVIDIA RTX PRO 6000 Blackwell Server Edition", None)
-        .unwrap();
+    let rtx = catalogue.by_model("NVIDIA RTX PRO 6000 Blackwell Server Edition", None).unwrap();
     let mut cut = MigLayout::empty(rtx);
     cut.add(rtx.profile("1g.24gb+me.all").unwrap(), 0).unwrap();
     assert_eq!(cut.remaining(rtx.profile("1g.24gb").unwrap()), 0);
     assert_eq!(cut.remaining(rtx.profile("1g.24gb-me").unwrap()), 3);
     assert_eq!(cut.possible(rtx.profile("2g.48gb-me").unwrap()), [6]);
     let refused = cut.add(rtx.profile("1g.24gb+me").unwrap(), 3).unwrap_err();
-    assert_eq!(
-        refused.to_string(),
-        "not enough video decoders are left for 1g.24gb+me"
-    );
+    assert_eq!(refused.to_string(), "not enough video decoders are left for 1g.24gb+me");
 }
 
 /// What the check says of one A100 with these instances (profile, start, size, compute instances).
@@ -250,10 +222,7 @@ fn checked(instances: &[(&str, u8, u8, &[&str])]) -> String {
 #[test]
 fn illegal_layout_is_refused_with_allowed_starts() {
     assert_eq!(
-        checked(&[
-            ("4g.20gb", 0, 4, &["4g.20gb"]),
-            ("3g.20gb", 4, 4, &["1c.3g.20gb", "2c.3g.20gb"])
-        ]),
+        checked(&[("4g.20gb", 0, 4, &["4g.20gb"]), ("3g.20gb", 4, 4, &["1c.3g.20gb", "2c.3g.20gb"])]),
         "legal"
     );
     assert_eq!(
@@ -268,10 +237,7 @@ fn illegal_layout_is_refused_with_allowed_starts() {
         checked(&[("1g.5gb", 0, 1, &[]), ("3g.20gb", 0, 4, &[])]),
         "gpus[0].mig.instances[1].start: 3g.20gb at 0 overlaps another instance; beside the others it may start at 4"
     );
-    assert_eq!(
-        checked(&[("3g.20gb", 0, 3, &[])]),
-        "gpus[0].mig.instances[0].size: is 3, 3g.20gb covers 4"
-    );
+    assert_eq!(checked(&[("3g.20gb", 0, 3, &[])]), "gpus[0].mig.instances[0].size: is 3, 3g.20gb covers 4");
     assert_eq!(
         checked(&[("1g.5gb+me", 0, 1, &[]), ("1g.5gb+me", 1, 1, &[])]),
         "gpus[0].mig.instances[1].start: a GPU has at most 1 of 1g.5gb+me"
@@ -304,9 +270,5 @@ fn machine_layouts_are_checked_per_gpu() {
         check(text("NVIDIA A100-SXM4-40GB", 2)).unwrap_err(),
         "gpus[0].mig.instances[0].start: 3g.20gb may start at 0, 4, not at 2"
     );
-    assert_eq!(
-        check(text("NVIDIA Unheard-of", 2)),
-        Ok(()),
-        "nothing is known of it"
-    );
+    assert_eq!(check(text("NVIDIA Unheard-of", 2)), Ok(()), "nothing is known of it");
 }

@@ -37,15 +37,8 @@ fn rows(text: &str) -> Vec<Row<'_>> {
             size: count(5),
             states: count(6),
             suboptimal: count(7),
-            example: (!cells[12].is_empty()).then(|| {
-                (
-                    digits(cells[12]),
-                    digits(cells[13]),
-                    number(14),
-                    number(15),
-                    number(18),
-                )
-            }),
+            example: (!cells[12].is_empty())
+                .then(|| (digits(cells[12]), digits(cells[13]), number(14), number(15), number(18))),
         }
     });
     rows.collect()
@@ -61,20 +54,13 @@ fn no_free_state_gets_a_worse_set() {
         let rates = support::rates(&machine, nvlink, pcie, socket);
         let table = Table::with_rates(&machine, &rates);
         let links = Collective::new(&machine, &rates);
-        for free in (0..=GpuSet::all(&machine).bits())
-            .map(GpuSet::from_bits)
-            .filter(|free| free.len() >= row.size)
+        for free in
+            (0..=GpuSet::all(&machine).bits()).map(GpuSet::from_bits).filter(|free| free.len() >= row.size)
         {
             let best = free.subsets(row.size).map(|set| links.ring(set)).max().unwrap();
             for purpose in [Purpose::Local, Purpose::GangMember] {
                 let chosen = table.best(free, row.size, purpose).unwrap();
-                assert_eq!(
-                    links.ring(chosen.gpus),
-                    best,
-                    "{}, {} of {free}",
-                    row.machine,
-                    row.size
-                );
+                assert_eq!(links.ring(chosen.gpus), best, "{}, {} of {free}", row.machine, row.size);
             }
         }
         if let Some((free, _, _, _, best)) = row.example {
@@ -97,11 +83,7 @@ fn models_and_nvidias_policy_match_the_record() {
         let [nvlink, pcie, socket] = row.rates;
         let links = Collective::new(&machine, &support::rates(&machine, nvlink, pcie, socket));
         let value = |set: GpuSet| {
-            if row.model == "ring" {
-                links.ring(set)
-            } else {
-                links.cut(set)
-            }
+            if row.model == "ring" { links.ring(set) } else { links.cut(set) }
         };
         let text = gantry_smi::TopoText::parse(&support::recorded(row.machine)).unwrap();
         let peer = BestEffort::with_paths(&machine, &paths_of(&text));
@@ -110,40 +92,15 @@ fn models_and_nvidias_policy_match_the_record() {
             .map(GpuSet::from_bits)
             .filter(|free| free.len() >= row.size)
             .collect();
-        let worse = states
-            .iter()
-            .filter(|free| value(peer.choose(**free, row.size)) < best(**free));
+        let worse = states.iter().filter(|free| value(peer.choose(**free, row.size)) < best(**free));
         let found = (states.len(), worse.count());
-        assert_eq!(
-            found,
-            (row.states, row.suboptimal),
-            "{}, {}, {}",
-            row.machine,
-            row.model,
-            row.size
-        );
+        assert_eq!(found, (row.states, row.suboptimal), "{}, {}, {}", row.machine, row.model, row.size);
         if let Some((free, pick, score, pick_gbs, best_gbs)) = row.example {
             let rounded = |mbs: u32| (f64::from(mbs) / 1000.0).round();
-            assert_eq!(
-                peer.choose(free, row.size),
-                pick,
-                "{}, {} of {free}",
-                row.machine,
-                row.size
-            );
+            assert_eq!(peer.choose(free, row.size), pick, "{}, {} of {free}", row.machine, row.size);
             assert_eq!(peer.score(pick), score, "{}, {pick}", row.machine);
-            assert_eq!(
-                rounded(value(pick)),
-                f64::from(pick_gbs),
-                "{}, {pick}",
-                row.machine
-            );
-            assert_eq!(
-                rounded(best(free)),
-                f64::from(best_gbs),
-                "{}, {free}",
-                row.machine
-            );
+            assert_eq!(rounded(value(pick)), f64::from(pick_gbs), "{}, {pick}", row.machine);
+            assert_eq!(rounded(best(free)), f64::from(best_gbs), "{}, {free}", row.machine);
         }
     }
 }

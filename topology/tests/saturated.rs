@@ -35,14 +35,7 @@ fn mean_job_reaches_the_recorded_efficiency() {
 fn no_machine_loses_a_point_against_nvidias_policy() {
     let files = std::fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/topologies")).unwrap();
     let mut names: Vec<String> = files
-        .map(|file| {
-            file.unwrap()
-                .path()
-                .file_stem()
-                .unwrap()
-                .to_string_lossy()
-                .into_owned()
-        })
+        .map(|file| file.unwrap().path().file_stem().unwrap().to_string_lossy().into_owned())
         .filter(|name| !name.starts_with("truncated") && name != "README")
         .collect();
     names.sort();
@@ -56,10 +49,7 @@ fn no_machine_loses_a_point_against_nvidias_policy() {
         for model in [Model::Ring, Model::Cut] {
             let ours = replay_often(&machine, &rates, &ours, model, largest);
             let theirs = replay_often(&machine, &rates, &nvidia, model, largest);
-            assert!(
-                ours.mean >= theirs.mean - 0.01,
-                "{name}, {model:?}: {ours:?}, NVIDIA {theirs:?}"
-            );
+            assert!(ours.mean >= theirs.mean - 0.01, "{name}, {model:?}: {ours:?}, NVIDIA {theirs:?}");
         }
     }
 }

@@ -32,15 +32,7 @@ pub(crate) fn lint() -> Result<()> {
     words::check()?;
     pure_crates()?;
     shipped_program()?;
-    run(&mut cargo(&[
-        "clippy",
-        "--workspace",
-        "--all-targets",
-        "--locked",
-        "--",
-        "-D",
-        "warnings",
-    ]))
+    run(&mut cargo(&["clippy", "--workspace", "--all-targets", "--locked", "--", "-D", "warnings"]))
 }
 
 /// Packages that the shipped program must not contain.
@@ -59,8 +51,7 @@ fn shipped_program() -> Result<()> {
 
 /// Checks that the crates without I/O depend on no package that does I/O.
 fn pure_crates() -> Result<()> {
-    PURE.iter()
-        .try_for_each(|package| depends_on_none(&["--package", package], &IMPURE))
+    PURE.iter().try_for_each(|package| depends_on_none(&["--package", package], &IMPURE))
 }
 
 /// Fails if one of the `excluded` packages is in the dependency tree of `package`, the arguments that select it.
@@ -80,14 +71,7 @@ fn depends_on_none(package: &[&str], excluded: &[&str]) -> Result<()> {
 pub(crate) fn test() -> Result<Counts> {
     // The daemons' binary and the simulator's library are parts that tests start.
     run(&mut cargo(&["build", "--workspace", "--locked"]))?;
-    counted(&mut cargo(&[
-        "test",
-        "--workspace",
-        "--exclude",
-        "gantry-e2e",
-        "--no-fail-fast",
-        "--locked",
-    ]))
+    counted(&mut cargo(&["test", "--workspace", "--exclude", "gantry-e2e", "--no-fail-fast", "--locked"]))
 }
 
 /// The scenarios on a real Kubernetes.
@@ -103,9 +87,7 @@ pub(crate) fn e2e(filter: Option<&str>) -> Result<Counts> {
 /// Licences, bans and sources. The advisory database is the public pipeline's part.
 pub(crate) fn deny() -> Result<()> {
     let program = cargo_deny()?;
-    run(Command::new(program)
-        .current_dir(root())
-        .args(["check", "bans", "licenses", "sources"]))
+    run(Command::new(program).current_dir(root()).args(["check", "bans", "licenses", "sources"]))
 }
 
 /// The version of cargo-deny that checks licences and bans.
@@ -126,30 +108,14 @@ fn cargo_deny() -> Result<PathBuf> {
     let program = folder.join("bin/cargo-deny");
     if !program.exists() {
         let folder = folder.to_str().context("the cache folder's path is not UTF-8")?;
-        run(&mut cargo(&[
-            "install",
-            "cargo-deny",
-            "--locked",
-            "--version",
-            CARGO_DENY,
-            "--root",
-            folder,
-        ]))?;
+        run(&mut cargo(&["install", "cargo-deny", "--locked", "--version", CARGO_DENY, "--root", folder]))?;
     }
     Ok(program)
 }
 
 /// Every benchmark there is.
-pub(crate) const BENCHMARKS: [&str; 8] = [
-    "choice",
-    "decisions",
-    "latency",
-    "plans",
-    "gangs",
-    "socket",
-    "scheduler",
-    "peer",
-];
+pub(crate) const BENCHMARKS: [&str; 8] =
+    ["choice", "decisions", "latency", "plans", "gangs", "socket", "scheduler", "peer"];
 
 /// Benchmarks of whole programs: these measure what is shipped. It takes minutes to link, so others make do with the
 /// `bench` profile's.
@@ -185,15 +151,7 @@ pub(crate) fn bench(name: Option<&str>, args: &[String]) -> Result<()> {
 /// Brings the cluster of the end-to-end tests up or down.
 pub(crate) fn cluster(args: &[String]) -> Result<()> {
     run(&mut cargo(&["build", "--workspace", "--locked"]))?;
-    let mut command = cargo(&[
-        "run",
-        "--quiet",
-        "--package",
-        "gantry-e2e",
-        "--bin",
-        "gantry-cluster",
-        "--",
-    ]);
+    let mut command = cargo(&["run", "--quiet", "--package", "gantry-e2e", "--bin", "gantry-cluster", "--"]);
     command.args(args);
     run(&mut command)
 }

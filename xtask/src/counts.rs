@@ -17,9 +17,7 @@ impl Counts {
     ///
     /// The line is libtest's: `test result: ok. 6 passed; 0 failed; 1 ignored; 0 measured; ...`.
     pub(crate) fn read(&mut self, line: &str) {
-        let Some((_, tail)) = line
-            .split_once("test result: ")
-            .and_then(|(_, rest)| rest.split_once(". "))
+        let Some((_, tail)) = line.split_once("test result: ").and_then(|(_, rest)| rest.split_once(". "))
         else {
             return;
         };
@@ -35,11 +33,7 @@ impl Counts {
 
     /// Prints the closing line, and fails if a test failed or none ran.
     pub(crate) fn conclude(self) -> Result<()> {
-        let Self {
-            passed,
-            failed,
-            skipped,
-        } = self;
+        let Self { passed, failed, skipped } = self;
         println!("\n{passed} passed, {failed} failed, {skipped} skipped");
         if failed > 0 {
             bail!("{failed} tests failed");
@@ -73,14 +67,7 @@ mod tests {
             "test result: FAILED. 2 passed; 3 failed; 0 ignored; 0 measured; 0 filtered out; finished in 1s",
         );
         counts.read("test machine::tests::contradiction ... ok");
-        assert_eq!(
-            counts,
-            Counts {
-                passed: 8,
-                failed: 3,
-                skipped: 1
-            }
-        );
+        assert_eq!(counts, Counts { passed: 8, failed: 3, skipped: 1 });
     }
 
     #[test]

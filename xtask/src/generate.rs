@@ -27,10 +27,7 @@ pub(crate) fn run(check: bool) -> Result<()> {
         }
     }
     if !stale.is_empty() {
-        bail!(
-            "{} is not what the code says; run `cargo xtask generate` and commit",
-            stale.join(", ")
-        );
+        bail!("{} is not what the code says; run `cargo xtask generate` and commit", stale.join(", "));
     }
     println!("generated files are up to date");
     Ok(())
@@ -49,13 +46,7 @@ fn files() -> Result<Vec<(PathBuf, String)>> {
         .context("cannot write the schema of the plugin's configuration")?;
     Ok(vec![
         (root().join("manifests/crds.yaml"), crds),
-        (
-            root().join("docs/plugin-config.schema.json"),
-            format!("{schema}\n"),
-        ),
-        (
-            root().join("docs/plugin-config.md"),
-            gantry_plugin::args::reference(),
-        ),
+        (root().join("docs/plugin-config.schema.json"), format!("{schema}\n")),
+        (root().join("docs/plugin-config.md"), gantry_plugin::args::reference()),
     ])
 }

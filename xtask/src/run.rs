@@ -47,9 +47,7 @@ pub(crate) fn target() -> Result<PathBuf> {
 /// It cannot be started, or exits with anything but 0.
 pub(crate) fn run(command: &mut Command) -> Result<()> {
     announce(command);
-    let status = command
-        .status()
-        .with_context(|| format!("cannot start {:?}", command.get_program()))?;
+    let status = command.status().with_context(|| format!("cannot start {:?}", command.get_program()))?;
     if !status.success() {
         bail!("{} ended with {status}", describe(command));
     }
@@ -99,13 +97,7 @@ fn announce(command: &Command) {
 
 fn describe(command: &Command) -> String {
     let program = PathBuf::from(command.get_program());
-    let mut words = vec![
-        program
-            .file_name()
-            .unwrap_or_default()
-            .to_string_lossy()
-            .into_owned(),
-    ];
+    let mut words = vec![program.file_name().unwrap_or_default().to_string_lossy().into_owned()];
     words.extend(command.get_args().map(|arg| arg.to_string_lossy().into_owned()));
     words.join(" ")
 }
@@ -120,10 +112,7 @@ mod tests {
         for name in ["CARGO_MANIFEST_DIR", "CARGO_PKG_NAME"] {
             assert!(std::env::var_os(name).is_some());
             let command = cargo(&["build"]);
-            assert!(
-                command.get_envs().any(|env| env == (name.as_ref(), None)),
-                "{name}"
-            );
+            assert!(command.get_envs().any(|env| env == (name.as_ref(), None)), "{name}");
         }
     }
 }

@@ -33,15 +33,9 @@ impl<'a> Source<'a> {
             at = end;
             line += text.matches('\n').count();
             let kind = token.kind;
-            (kind != TokenKind::Whitespace).then_some(Token {
-                kind,
-                text,
-                line: begins,
-            })
+            (kind != TokenKind::Whitespace).then_some(Token { kind, text, line: begins })
         });
-        Self {
-            tokens: tokens.collect(),
-        }
+        Self { tokens: tokens.collect() }
     }
 
     /// Words of the code that is not compiled for tests alone, with their lines.

@@ -17,16 +17,8 @@ const WORDS: &str = r"(?i)\b(who|whom|whose|whoever|nobody|somebody|anew|besides
 /// Names that were replaced: as words of identifiers and texts of the public API and the metrics.
 const RETIRED: &str = r"\b(Collecting|Planned|Repairing|Hindered|Contested|GangHindered|GangContested|GangCollecting|GangPlanned|GangRepairing)\b|gang_places|[Dd]ialect|[Ee]armark";
 /// Label values that were replaced; only as whole string literals, because they are English words.
-const RETIRED_VALUES: [&str; 8] = [
-    "alone",
-    "undecided",
-    "moot",
-    "untouched",
-    "Done",
-    "collecting",
-    "planned",
-    "repairing",
-];
+const RETIRED_VALUES: [&str; 8] =
+    ["alone", "undecided", "moot", "untouched", "Done", "collecting", "planned", "repairing"];
 /// Paths that the glossary holds for.
 const PUBLIC: [&str; 5] = [
     "api/src/",
@@ -38,11 +30,8 @@ const PUBLIC: [&str; 5] = [
 /// The longest name of a test.
 const NAME: usize = 60;
 /// Hits in 1,000 words that are tolerated in each category.
-const LIMITS: [(Category, f64); 3] = [
-    (Category::Comments, 1.5),
-    (Category::Messages, 1.5),
-    (Category::Markdown, 1.5),
-];
+const LIMITS: [(Category, f64); 3] =
+    [(Category::Comments, 1.5), (Category::Messages, 1.5), (Category::Markdown, 1.5)];
 
 /// Where prose stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -141,11 +130,7 @@ impl Findings {
         }
         let source = Source::new(text);
         for (line, name) in source.tests().filter(|(_, name)| name.len() > NAME) {
-            self.long_names.push(Hit::new(
-                file,
-                line,
-                format!("{name} has {} characters", name.len()),
-            ));
+            self.long_names.push(Hit::new(file, line, format!("{name} has {} characters", name.len())));
         }
         if is_for_tests(file) {
             return;
@@ -176,8 +161,7 @@ impl Findings {
         let found = rules.retired.find(text).map(|found| found.as_str());
         let value = RETIRED_VALUES.into_iter().find(|value| text == *value);
         let hit = found.or(value);
-        self.retired
-            .extend(hit.map(|name| Hit::new(file, line, format!("{name} is a retired name"))));
+        self.retired.extend(hit.map(|name| Hit::new(file, line, format!("{name} is a retired name"))));
     }
 
     /// Hits in 1,000 words.
@@ -199,36 +183,22 @@ impl Findings {
 impl fmt::Display for Findings {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (category, limit) in LIMITS {
-            let (words, hits) = self
-                .prose
-                .get(&category)
-                .map_or((0, 0), |(words, hits)| (*words, hits.len()));
+            let (words, hits) =
+                self.prose.get(&category).map_or((0, 0), |(words, hits)| (*words, hits.len()));
             let rate = self.rate(category);
             writeln!(
                 f,
                 "{category:?}: {hits} excluded words in {words}, {rate:.2} in 1,000 (limit {limit})"
             )?;
         }
-        writeln!(
-            f,
-            "tests with a name longer than {NAME} characters: {}",
-            self.long_names.len()
-        )?;
-        write!(
-            f,
-            "retired names in the API and the metrics: {}",
-            self.retired.len()
-        )
+        writeln!(f, "tests with a name longer than {NAME} characters: {}", self.long_names.len())?;
+        write!(f, "retired names in the API and the metrics: {}", self.retired.len())
     }
 }
 
 impl Hit {
     fn new(file: &str, line: usize, what: String) -> Self {
-        Self {
-            file: file.to_owned(),
-            line,
-            what,
-        }
+        Self { file: file.to_owned(), line, what }
     }
 }
 
@@ -286,11 +256,7 @@ mod tests {
         let found = findings("a/src/lib.rs", text);
         assert_eq!(
             hits(&found),
-            [
-                "a/src/lib.rs:1: Whoever",
-                "a/src/lib.rs:5: anew",
-                "a/src/lib.rs:5: nobody"
-            ]
+            ["a/src/lib.rs:1: Whoever", "a/src/lib.rs:5: anew", "a/src/lib.rs:5: nobody"]
         );
         assert!((found.rate(Category::Messages) - 1000.0 / 3.0).abs() < 1.0);
         assert!(hits(&findings("a/tests/b.rs", text)).is_empty());

@@ -56,9 +56,7 @@ pub(super) fn config_maps(text: &str) -> Result<Vec<ConfigMap>, String> {
 /// The objects of a List, or the object itself.
 fn with_items(document: &Value) -> Vec<&Value> {
     let items = document["items"].as_array().filter(|items| !items.is_empty());
-    let is_list = document["kind"]
-        .as_str()
-        .is_some_and(|kind| kind.ends_with("List"));
+    let is_list = document["kind"].as_str().is_some_and(|kind| kind.ends_with("List"));
     match items {
         Some(items) if is_list => items.iter().collect(),
         _ => vec![document],
@@ -83,14 +81,8 @@ fn what_else(object: &Value) -> Option<String> {
     let advice = text.or_else(map);
     if let Some(kind) = object["kind"].as_str() {
         let advice = advice.unwrap_or_default();
-        let article = if kind.starts_with(['A', 'E', 'I', 'O']) {
-            "an"
-        } else {
-            "a"
-        };
-        return Some(format!(
-            "this is {article} {kind}, no configuration and no ConfigMap{advice}"
-        ));
+        let article = if kind.starts_with(['A', 'E', 'I', 'O']) { "an" } else { "a" };
+        return Some(format!("this is {article} {kind}, no configuration and no ConfigMap{advice}"));
     }
     if object.get("apiVersion").is_some() {
         return Some(
@@ -129,21 +121,14 @@ const VALUES: [&str; 2] = ["valuesContent", "values"];
 
 /// The name of the ConfigMap in values of a chart or in a ClusterPolicy, at any depth.
 fn named_in(object: &Value) -> Option<&str> {
-    let name = object["config"]["name"]
-        .as_str()
-        .filter(|name| has_the_plugins_config(object) && !name.is_empty());
+    let name =
+        object["config"]["name"].as_str().filter(|name| has_the_plugins_config(object) && !name.is_empty());
     name.or_else(|| object.as_object()?.values().find_map(named_in))
 }
 
 /// Whether it has a key of NVIDIA's charts that config files do not have.
 fn is_of_a_chart(object: &Value) -> bool {
-    let keys = [
-        "compatWithCPUManager",
-        "devicePlugin",
-        "nodeSelector",
-        "tolerations",
-        "migManager",
-    ];
+    let keys = ["compatWithCPUManager", "devicePlugin", "nodeSelector", "tolerations", "migManager"];
     has_the_plugins_config(object) || keys.into_iter().any(|key| object.get(key).is_some())
 }
 

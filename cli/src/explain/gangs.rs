@@ -31,10 +31,7 @@ pub(crate) fn gang(report: &GangReport, now: i64) -> String {
         min => format!("size: {} of {min} members exist; source: {decided}", gang.exist),
     };
     line(&mut out, &size);
-    line(
-        &mut out,
-        &format!("integration: {}; Gang object: {}", gang.integration, gang.object),
-    );
+    line(&mut out, &format!("integration: {}; Gang object: {}", gang.integration, gang.object));
     if let Some(at) = gang.bound_at {
         line(&mut out, &format!("bound: {} ago", age(now - at)));
     }
@@ -59,10 +56,7 @@ pub(crate) fn gang(report: &GangReport, now: i64) -> String {
     }
     let kept = gang.places.iter().filter(|place| place.pod.is_none()).count();
     if kept > 0 {
-        line(
-            &mut out,
-            &format!("{kept} reservations are held for future members"),
-        );
+        line(&mut out, &format!("{kept} reservations are held for future members"));
     }
     out
 }
@@ -106,10 +100,7 @@ fn if_planned_now(out: &mut String, report: &GangReport) {
         line(out, "  nodes are kept free for it (backfill reservation)");
     }
     if let Some(tried) = &report.tried {
-        line(
-            out,
-            &format!("  tried for {}, of which {} must fit:", tried.members, tried.must),
-        );
+        line(out, &format!("  tried for {}, of which {} must fit:", tried.members, tried.must));
         for level in &tried.levels {
             tried_level(out, level);
         }
@@ -183,19 +174,12 @@ fn tried_level(out: &mut String, level: &LevelDiagnosis) {
         true => String::new(),
         false => format!(", best {} of {}", level.best, level.domains),
     };
-    let mut text = format!(
-        "    {}{best}: {} of {} fit",
-        level.level, level.fits, level.wanted
-    );
+    let mut text = format!("    {}{best}: {} of {} fit", level.level, level.fits, level.wanted);
     if level.empty != level.fits {
         let _ = write!(text, ", {} if it were empty", level.empty);
     }
     for stock in &level.devices {
-        let _ = write!(
-            text,
-            "; {} of {} {} free",
-            stock.free, stock.total, stock.resource
-        );
+        let _ = write!(text, "; {} of {} {} free", stock.free, stock.total, stock.resource);
         if stock.healthy < stock.total {
             let _ = write!(text, " ({} healthy)", stock.healthy);
         }
@@ -216,17 +200,10 @@ fn member_line(gang: &GangStanding, member: &MemberView) -> String {
         let _ = write!(text, "{}  ", member.role);
     }
     let _ = write!(text, "{}  {}", member.name, member.stage);
-    let place = gang
-        .places
-        .iter()
-        .find(|place| place.pod.as_ref() == Some(&member.uid));
+    let place = gang.places.iter().find(|place| place.pod.as_ref() == Some(&member.uid));
     match (place, &member.node) {
         (Some(place), _) => {
-            let would = if place.decided || place.bound {
-                ""
-            } else {
-                "would go to "
-            };
+            let would = if place.decided || place.bound { "" } else { "would go to " };
             let _ = write!(text, "  {would}{} {}", place.node, place.words);
         }
         (None, Some(node)) => {

@@ -41,13 +41,7 @@ pub(crate) struct ExplainArgs {
     kubeconfig: Option<PathBuf>,
 
     /// Namespace of the pod or gang
-    #[arg(
-        long,
-        short,
-        value_name = "NAMESPACE",
-        default_value = "default",
-        global = true
-    )]
+    #[arg(long, short, value_name = "NAMESPACE", default_value = "default", global = true)]
     namespace: String,
 
     /// Resources to read in addition to those of nvidia.com: the extender's --resource
@@ -74,13 +68,7 @@ pub(crate) struct ExplainArgs {
     schedulers: Vec<String>,
 
     /// What the extender does with nodes without a Gantry plugin
-    #[arg(
-        long,
-        env = "GANTRY_FOREIGN_NODES",
-        value_enum,
-        default_value_t,
-        global = true
-    )]
+    #[arg(long, env = "GANTRY_FOREIGN_NODES", value_enum, default_value_t, global = true)]
     foreign_nodes: ForeignNodes,
 
     /// Which of equally fast nodes the extender takes
@@ -129,16 +117,9 @@ const LIMIT: Duration = Duration::from_secs(30);
 /// The cluster cannot be read, or there is no such pod.
 pub(crate) async fn run(args: ExplainArgs) -> anyhow::Result<()> {
     let resources = args.resources.iter().map(|name| name.as_str().into()).collect();
-    let options = Options {
-        foreign: args.foreign_nodes,
-        policy: args.policy,
-        ..Options::default()
-    };
+    let options = Options { foreign: args.foreign_nodes, policy: args.policy, ..Options::default() };
     // Empty means not set, as for kubectl.
-    let named = args
-        .kubeconfig
-        .clone()
-        .filter(|path| !path.as_os_str().is_empty());
+    let named = args.kubeconfig.clone().filter(|path| !path.as_os_str().is_empty());
     if let Some(paths) = &named {
         let there = |path: PathBuf| path.exists() && !path.is_dir();
         // The variable may list several.
@@ -187,9 +168,7 @@ fn pod(store: &Store, args: &ExplainArgs, name: &str) -> anyhow::Result<String> 
                 args.resources.join(", ")
             ))
         })?;
-        index
-            .inspect(pod)
-            .map_err(|error| anyhow!("pod {}/{name}: {error}", args.namespace))
+        index.inspect(pod).map_err(|error| anyhow!("pod {}/{name}: {error}", args.namespace))
     })?;
     if args.json {
         return json(&report);
@@ -214,9 +193,7 @@ fn gang(seen: &Seen, args: &ExplainArgs, name: &str) -> anyhow::Result<String> {
 /// Suggestions for an unknown name: the same name in another namespace, the nearest name, or the existing ones.
 fn hint(index: &Index, args: &ExplainArgs, name: &str, names: fn(&Index, &str) -> Vec<String>) -> String {
     let spaces = index.namespaces();
-    let elsewhere = spaces
-        .iter()
-        .find(|space| names(index, space).iter().any(|known| known == name));
+    let elsewhere = spaces.iter().find(|space| names(index, space).iter().any(|known| known == name));
     if let Some(space) = elsewhere {
         return format!("; there is one in namespace {space}: add -n {space}");
     }
@@ -226,11 +203,7 @@ fn hint(index: &Index, args: &ExplainArgs, name: &str, names: fn(&Index, &str) -
         None => format!("; there is none at all in namespace {}", args.namespace),
         Some(near) if distance(&near) <= NEAR => format!("; did you mean {near}?"),
         Some(_) if known.len() > SHOWN => {
-            format!(
-                "; there are {} and {} more",
-                known[..SHOWN].join(", "),
-                known.len() - SHOWN
-            )
+            format!("; there are {} and {} more", known[..SHOWN].join(", "), known.len() - SHOWN)
         }
         Some(_) => format!("; there are {}", known.join(", ")),
     }

@@ -13,10 +13,7 @@ const ENDS: usize = 4;
 
 /// A pod.
 pub(crate) fn pod(report: &PodReport) -> String {
-    let mut out = format!(
-        "pod {}/{} requests {}\n",
-        report.namespace, report.name, report.asks
-    );
+    let mut out = format!("pod {}/{} requests {}\n", report.namespace, report.name, report.asks);
     if let Some(gang) = &report.gang {
         line(&mut out, &format!("member of {gang}"));
     }
@@ -27,11 +24,7 @@ pub(crate) fn pod(report: &PodReport) -> String {
         );
     }
     if let Some(bound) = &report.bound {
-        let words = if bound.words.is_empty() {
-            "no device that Gantry manages"
-        } else {
-            &bound.words
-        };
+        let words = if bound.words.is_empty() { "no device that Gantry manages" } else { &bound.words };
         line(&mut out, &format!("bound to {}: {words}", bound.node));
         for id in &bound.devices {
             line(&mut out, &format!("  {id}"));
@@ -44,14 +37,10 @@ pub(crate) fn pod(report: &PodReport) -> String {
         line(&mut out, "no node has this resource");
     }
     if !fit.is_empty() {
-        line(
-            &mut out,
-            &format!("enough devices on {} of {} nodes:", fit.len(), report.nodes.len()),
-        );
+        line(&mut out, &format!("enough devices on {} of {} nodes:", fit.len(), report.nodes.len()));
         for node in fit.iter().take(NAMED) {
-            let bandwidth = node
-                .bandwidth_gbs
-                .map_or_else(String::new, |gbs| format!(": {gbs:.0} GB/s among them"));
+            let bandwidth =
+                node.bandwidth_gbs.map_or_else(String::new, |gbs| format!(": {gbs:.0} GB/s among them"));
             line(&mut out, &format!("  {}{bandwidth}", node.node));
         }
         more(&mut out, fit.len());
@@ -63,26 +52,13 @@ pub(crate) fn pod(report: &PodReport) -> String {
     }
     if !report.places_kept_for.is_empty() {
         let gangs = some(&report.places_kept_for, ENDS);
-        line(
-            &mut out,
-            &format!("reservations not shown here are held for gang(s) {gangs}"),
-        );
+        line(&mut out, &format!("reservations not shown here are held for gang(s) {gangs}"));
     }
     if !waits.is_empty() {
-        line(
-            &mut out,
-            &format!(
-                "not enough devices on {} of {} nodes:",
-                waits.len(),
-                report.nodes.len()
-            ),
-        );
+        line(&mut out, &format!("not enough devices on {} of {} nodes:", waits.len(), report.nodes.len()));
         for node in waits.iter().take(NAMED) {
             let lacks = node.lacks.as_deref().unwrap_or_default();
-            line(
-                &mut out,
-                &format!("  {}: {lacks}{}{}", node.node, ends(node), kept(node)),
-            );
+            line(&mut out, &format!("  {}: {lacks}{}{}", node.node, ends(node), kept(node)));
         }
         more(&mut out, waits.len());
     }
@@ -96,11 +72,7 @@ fn ends(node: &NodeReport) -> String {
         0 => String::new(),
         1 => format!("; fits when {} ends", pods[0]),
         count if count <= ENDS => format!("; fits when {} end", pods.join(" and ")),
-        count => format!(
-            "; fits when {} and {} more end",
-            pods[..ENDS].join(", "),
-            count - ENDS
-        ),
+        count => format!("; fits when {} and {} more end", pods[..ENDS].join(", "), count - ENDS),
     }
 }
 
@@ -174,12 +146,7 @@ mod tests {
     fn a_pod_that_fits() {
         let nodes = vec![
             node("n1", None, Some(300.0), &[]),
-            node(
-                "n2",
-                Some("0 of 8 GPUs free, 4 asked"),
-                None,
-                &["default/a", "default/b"],
-            ),
+            node("n2", Some("0 of 8 GPUs free, 4 asked"), None, &["default/a", "default/b"]),
         ];
         insta::assert_snapshot!(pod(&report(None, nodes)), @r"
         pod default/trainer-0 requests 4 nvidia.com/gpu

@@ -127,9 +127,7 @@ fn of(seen: &Seen) -> Document<'_> {
     let nics = machine.nics().len();
     let rates = Rates::of(machine);
     let square = |cell: &dyn Fn(usize, usize) -> String| -> Vec<Vec<String>> {
-        (0..gpus)
-            .map(|a| (0..gpus).map(|b| cell(a, b)).collect())
-            .collect()
+        (0..gpus).map(|a| (0..gpus).map(|b| cell(a, b)).collect()).collect()
     };
     Document {
         health: seen.complaints.as_ref(),
@@ -150,18 +148,10 @@ fn of(seen: &Seen) -> Document<'_> {
             .collect(),
         matrix: square(&|a, b| machine.link(a, b).to_string()),
         bandwidth_gbs: (0..gpus)
-            .map(|a| {
-                (0..gpus)
-                    .map(|b| gbs(rates.pair(machine, a, b).effective))
-                    .collect()
-            })
+            .map(|a| (0..gpus).map(|b| gbs(rates.pair(machine, a, b).effective)).collect())
             .collect(),
         nic_matrix: (0..gpus)
-            .map(|gpu| {
-                (0..nics)
-                    .map(|nic| machine.link(gpu, gpus + nic).to_string())
-                    .collect()
-            })
+            .map(|gpu| (0..nics).map(|nic| machine.link(gpu, gpus + nic).to_string()).collect())
             .collect(),
         pcie_matrix: square(&|a, b| match a == b {
             true => Link::Itself.to_string(),
@@ -172,10 +162,7 @@ fn of(seen: &Seen) -> Document<'_> {
             .iter()
             .map(|bundle| {
                 let [a, b] = bundle.gpus.map(usize::from);
-                let rate = rates
-                    .nvlink_of(a)
-                    .min(rates.nvlink_of(b))
-                    .times(u32::from(bundle.links));
+                let rate = rates.nvlink_of(a).min(rates.nvlink_of(b)).times(u32::from(bundle.links));
                 Bundle {
                     gpus: bundle.gpus,
                     links: bundle.links,
@@ -191,9 +178,8 @@ fn of(seen: &Seen) -> Document<'_> {
 
 fn gpu(machine: &Machine, index: usize) -> Option<Gpu<'_>> {
     let gpu = machine.gpus().get(index)?;
-    let direct: u32 = (0..machine.gpus().len())
-        .map(|peer| u32::from(machine.direct_nvlinks(index, peer)))
-        .sum();
+    let direct: u32 =
+        (0..machine.gpus().len()).map(|peer| u32::from(machine.direct_nvlinks(index, peer))).sum();
     Some(Gpu {
         index,
         uuid: gpu.uuid.as_ref().map(|uuid| uuid.as_str()),
@@ -211,11 +197,7 @@ fn gpu(machine: &Machine, index: usize) -> Option<Gpu<'_>> {
 }
 
 fn mig_device(compute: &ComputeInstance) -> MigDevice<'_> {
-    MigDevice {
-        id: compute.id,
-        profile: &compute.profile,
-        uuid: compute.uuid.as_str(),
-    }
+    MigDevice { id: compute.id, profile: &compute.profile, uuid: compute.uuid.as_str() }
 }
 
 fn mig(mig: &gantry_topology::Mig) -> Mig<'_> {
@@ -226,16 +208,11 @@ fn mig(mig: &gantry_topology::Mig) -> Mig<'_> {
         size: instance.size,
         devices: instance.compute.iter().map(mig_device).collect(),
     });
-    Mig {
-        enabled: mig.enabled,
-        instances: instances.collect(),
-    }
+    Mig { enabled: mig.enabled, instances: instances.collect() }
 }
 
 fn switch(machine: &Machine, rates: &Rates) -> Option<Switch> {
-    let gpus: Vec<usize> = (0..machine.gpus().len())
-        .filter(|gpu| machine.switch_links(*gpu) > 0)
-        .collect();
+    let gpus: Vec<usize> = (0..machine.gpus().len()).filter(|gpu| machine.switch_links(*gpu) > 0).collect();
     let rate = |gpu: &usize| rates.nvlink_of(*gpu).times(u32::from(machine.switch_links(*gpu)));
     let most: LinkRate = gpus.iter().map(rate).max()?;
     Some(Switch {
@@ -256,10 +233,7 @@ fn nodes(machine: &Machine) -> Vec<Node<'_>> {
         };
         match nodes.iter_mut().find(|node| node.nodes == numa) {
             Some(node) => node.gpus.push(index),
-            None => nodes.push(Node {
-                nodes: numa,
-                gpus: vec![index],
-            }),
+            None => nodes.push(Node { nodes: numa, gpus: vec![index] }),
         }
     }
     nodes

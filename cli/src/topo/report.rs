@@ -20,11 +20,7 @@ pub(super) fn report(seen: &Seen, screen: Screen) -> String {
     let mut sections = vec![String::new()];
     let mut section = |title: &str, body: String| {
         if !body.is_empty() {
-            let title = if screen.color {
-                format!("\u{1b}[1m{title}\u{1b}[0m")
-            } else {
-                title.to_owned()
-            };
+            let title = if screen.color { format!("\u{1b}[1m{title}\u{1b}[0m") } else { title.to_owned() };
             sections.push(format!("{title}\n{body}"));
         }
     };
@@ -44,16 +40,8 @@ fn health(complaints: &BTreeSet<Complaint>) -> String {
     }
     let mut text = String::new();
     for complaint in complaints {
-        let part = complaint
-            .profile
-            .as_ref()
-            .map(|profile| format!(" {profile}"))
-            .unwrap_or_default();
-        let since = complaint
-            .since
-            .as_ref()
-            .map(|since| format!(", since {since}"))
-            .unwrap_or_default();
+        let part = complaint.profile.as_ref().map(|profile| format!(" {profile}")).unwrap_or_default();
+        let since = complaint.since.as_ref().map(|since| format!(", since {since}")).unwrap_or_default();
         let _ = writeln!(text, "  GPU{}{part}  {}{since}", complaint.gpu, complaint.reason);
     }
     text
@@ -72,9 +60,7 @@ fn nvlink(machine: &Machine) -> String {
     let mut lines: Vec<(String, u8, LinkRate)> = switched
         .into_iter()
         .map(|((Reverse(links), _), gpus)| {
-            let rate = gpus
-                .first()
-                .map_or(LinkRate::default(), |gpu| rates.nvlink_of(*gpu));
+            let rate = gpus.first().map_or(LinkRate::default(), |gpu| rates.nvlink_of(*gpu));
             (format!("{} to NVSwitch", gpu_list(&gpus)), links, rate)
         })
         .collect();
@@ -83,11 +69,7 @@ fn nvlink(machine: &Machine) -> String {
         let rate = rates.nvlink_of(a).min(rates.nvlink_of(b));
         lines.push((format!("GPU{a} to GPU{b}"), bundle.links, rate));
     }
-    let width = lines
-        .iter()
-        .map(|(ends, _, _)| ends.chars().count())
-        .max()
-        .unwrap_or(0);
+    let width = lines.iter().map(|(ends, _, _)| ends.chars().count()).max().unwrap_or(0);
     let mut text = String::new();
     for (ends, links, rate) in lines {
         let rate = rate.times(u32::from(links));
@@ -110,11 +92,8 @@ fn mig(machine: &Machine) -> String {
     let layouts = machine.gpus().iter().filter_map(|gpu| {
         let mig = gpu.mig.as_ref().filter(|mig| mig.enabled)?;
         let instances: Vec<String> = mig.instances.iter().map(instance).collect();
-        let instances = if instances.is_empty() {
-            "on, without instances".to_owned()
-        } else {
-            instances.join(", ")
-        };
+        let instances =
+            if instances.is_empty() { "on, without instances".to_owned() } else { instances.join(", ") };
         Some(format!("GPU{}  {instances}", gpu.index))
     });
     lines(layouts.collect())
@@ -155,20 +134,12 @@ fn nics(machine: &Machine) -> String {
         Some(device) if *device != nic.name => format!("{} ({device})", nic.name),
         _ => nic.name.clone(),
     };
-    let width = machine
-        .nics()
-        .iter()
-        .map(|nic| name(nic).chars().count())
-        .max()
-        .unwrap_or(0);
+    let width = machine.nics().iter().map(|nic| name(nic).chars().count()).max().unwrap_or(0);
     let mut text = String::new();
     for (index, nic) in machine.nics().iter().enumerate() {
         let gpus = machine.gpus().len();
         let class = |gpu: usize| machine.paths().get(gpu, gpus + index);
-        let nearest = (0..gpus)
-            .map(class)
-            .min()
-            .filter(|class| !class.crosses_sockets());
+        let nearest = (0..gpus).map(class).min().filter(|class| !class.crosses_sockets());
         let near = match nearest {
             Some(nearest) => near_gpus(nearest, (0..gpus).filter(|gpu| class(*gpu) == nearest)),
             None => "near no GPU".to_owned(),

@@ -39,9 +39,7 @@ pub(super) fn warnings(machine: &Machine) -> Vec<String> {
 /// A warning that bandwidths are guesses, if the model of a GPU is unknown.
 fn guess(machine: &Machine) -> Option<String> {
     let guessed = guessed(machine);
-    let unknown = guessed
-        .iter()
-        .map(|index| machine.gpus().get(usize::from(*index)));
+    let unknown = guessed.iter().map(|index| machine.gpus().get(usize::from(*index)));
     let models: BTreeSet<&str> = unknown.flatten().filter_map(|gpu| gpu.model.as_deref()).collect();
     let models: Vec<&str> = models.into_iter().collect();
     if guessed.is_empty() || machine.gpus().len() < 2 {
@@ -59,10 +57,7 @@ fn guess(machine: &Machine) -> Option<String> {
 
 impl From<Machine> for Seen {
     fn from(machine: Machine) -> Self {
-        Self {
-            machine,
-            complaints: None,
-        }
+        Self { machine, complaints: None }
     }
 }
 
@@ -72,12 +67,7 @@ impl From<GpuNode> for Seen {
         let status = node.status.unwrap_or_default();
         let machine = node.spec.machine;
         let since = |device: &DeviceStatus, reason: &str| {
-            let uuid = machine
-                .gpus()
-                .iter()
-                .find(|gpu| gpu.index == device.gpu)?
-                .uuid
-                .as_ref()?;
+            let uuid = machine.gpus().iter().find(|gpu| gpu.index == device.gpu)?.uuid.as_ref()?;
             // The reason of a link fault ends in the number of links down, which the stored reason does not contain.
             let is_stored = |stored: &str| {
                 let rest = reason.strip_prefix(stored);
@@ -99,25 +89,14 @@ impl From<GpuNode> for Seen {
         };
         let unhealthy = status.devices.iter().filter(|device| !device.health.healthy);
         let complaints = unhealthy.map(complaint).collect();
-        Self {
-            machine,
-            complaints: Some(complaints),
-        }
+        Self { machine, complaints: Some(complaints) }
     }
 }
 
 /// The health that NVML reports now.
 impl From<gantry_plugin::discover::Scan> for Seen {
     fn from(scan: gantry_plugin::discover::Scan) -> Self {
-        let complaint = |(gpu, reason)| Complaint {
-            gpu,
-            profile: None,
-            reason,
-            since: None,
-        };
-        Self {
-            machine: scan.machine,
-            complaints: Some(scan.complaints.into_iter().map(complaint).collect()),
-        }
+        let complaint = |(gpu, reason)| Complaint { gpu, profile: None, reason, since: None };
+        Self { machine: scan.machine, complaints: Some(scan.complaints.into_iter().map(complaint).collect()) }
     }
 }

@@ -36,12 +36,7 @@ pub(crate) struct SourceArgs {
     model: Option<String>,
 
     /// Path or name of NVIDIA's management library
-    #[arg(
-        long,
-        value_name = "FILE",
-        default_value = "libnvidia-ml.so.1",
-        conflicts_with = "from"
-    )]
+    #[arg(long, value_name = "FILE", default_value = "libnvidia-ml.so.1", conflicts_with = "from")]
     nvml_library: PathBuf,
 
     /// Where /proc is read
@@ -92,9 +87,7 @@ impl SourceArgs {
                 self.model.as_deref().unwrap_or_default()
             );
         }
-        let hints = Hints {
-            model: self.model.clone(),
-        };
+        let hints = Hints { model: self.model.clone() };
         if path == Path::new("-") {
             return parse(io::stdin().lock(), "standard input", &hints);
         }
@@ -109,10 +102,7 @@ pub(super) fn parse(input: impl Read, name: &str, hints: &Hints) -> anyhow::Resu
     // Two bytes a character in a file written by Windows; one more byte shows that there are too many.
     let limit = 2 * u64::try_from(MAX_BYTES).unwrap_or(u64::MAX / 4) + 4;
     let mut bytes = Vec::new();
-    input
-        .take(limit)
-        .read_to_end(&mut bytes)
-        .with_context(|| format!("cannot read {name}"))?;
+    input.take(limit).read_to_end(&mut bytes).with_context(|| format!("cannot read {name}"))?;
     let text = decode(bytes).with_context(|| format!("cannot read {name}"))?;
     let text = text.trim_start_matches('\u{feff}');
     if let Some(form) = form(text).with_context(|| name.to_owned())? {

@@ -12,10 +12,7 @@ struct Alone {
     topo: TopoArgs,
 }
 
-const PLAIN: Screen = Screen {
-    columns: 100,
-    color: false,
-};
+const PLAIN: Screen = Screen { columns: 100, color: false };
 
 fn fixture(name: &str) -> String {
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../topology/fixtures/topologies");
@@ -29,13 +26,10 @@ fn topo(arguments: &[&str]) -> anyhow::Result<String> {
 
 #[test]
 fn report_matches_snapshot() {
-    let reports: Vec<String> = [
-        "v100-sxm2-8gpu-cubemesh-1mlx5",
-        "dgx-a100-8gpu-10nic",
-        "rtxpro6000-2gpu-node",
-    ]
-    .map(|name| topo(&["--from", &fixture(name)]).unwrap())
-    .into();
+    let reports: Vec<String> =
+        ["v100-sxm2-8gpu-cubemesh-1mlx5", "dgx-a100-8gpu-10nic", "rtxpro6000-2gpu-node"]
+            .map(|name| topo(&["--from", &fixture(name)]).unwrap())
+            .into();
     insta::assert_snapshot!(reports.join("\n================\n\n"));
 }
 
@@ -52,18 +46,12 @@ fn section<'a>(report: &'a str, title: &str) -> &'a str {
 
 #[test]
 fn mig_instances_are_shown() {
-    let from = concat!(
-        env!("CARGO_MANIFEST_DIR"),
-        "/../simulator/machines/dgx-a100-mig.yaml"
-    );
+    let from = concat!(env!("CARGO_MANIFEST_DIR"), "/../simulator/machines/dgx-a100-mig.yaml");
     let text = topo(&["--from", from]).unwrap();
     insta::assert_snapshot!(section(&text, "MIG"));
     assert!(!text.contains("Warnings"), "{text}");
     let json: serde_json::Value = serde_json::from_str(&topo(&["--json", "--from", from]).unwrap()).unwrap();
-    assert_eq!(
-        json["gpus"][0]["mig"],
-        serde_json::json!({"enabled": false, "instances": []})
-    );
+    assert_eq!(json["gpus"][0]["mig"], serde_json::json!({"enabled": false, "instances": []}));
     let first = &json["gpus"][4]["mig"]["instances"][0];
     assert_eq!(
         (&first["profile"], &first["start"], &first["size"]),
@@ -112,10 +100,7 @@ fn guessed_bandwidths_have_a_warning() {
         serde_json::from_str(&topo(&[&["--json"], &from[..]].concat()).unwrap()).unwrap();
     assert_eq!(json["warnings"].as_array().unwrap().len(), 1);
     let odd = topo(&[&from[..], &["--model", "Z9000"]].concat()).unwrap();
-    assert!(
-        odd.contains("a guess from the number of links: the rates of Z9000 are unknown"),
-        "{odd}"
-    );
+    assert!(odd.contains("a guess from the number of links: the rates of Z9000 are unknown"), "{odd}");
     let named = topo(&[&from[..], &["--model", "H100"]].concat()).unwrap();
     assert!(!named.contains("Warnings"), "{named}");
 }
@@ -136,16 +121,10 @@ fn json_of_recorded_files_has_stable_fields() {
         for (field, columns) in [("matrix", gpus), ("bandwidth_gbs", gpus), ("nic_matrix", nics)] {
             let rows = json[field].as_array().unwrap();
             assert_eq!(rows.len(), gpus, "{field}");
-            assert!(
-                rows.iter().all(|row| row.as_array().unwrap().len() == columns),
-                "{field}"
-            );
+            assert!(rows.iter().all(|row| row.as_array().unwrap().len() == columns), "{field}");
         }
         for a in 0..gpus {
-            assert_eq!(
-                (&json["matrix"][a][a], &json["bandwidth_gbs"][a][a]),
-                (&"X".into(), &0.0.into())
-            );
+            assert_eq!((&json["matrix"][a][a], &json["bandwidth_gbs"][a][a]), (&"X".into(), &0.0.into()));
             for b in 0..gpus {
                 assert_eq!(json["matrix"][a][b], json["matrix"][b][a]);
                 assert!(a == b || json["bandwidth_gbs"][a][b].as_f64().unwrap() > 0.0);
@@ -160,10 +139,7 @@ fn json_of_recorded_files_has_stable_fields() {
 fn old_link_names_are_kept() {
     let text = topo(&["--json", "--from", &fixture("p40-8gpu-pix-pxb-1mlx5-soc")]).unwrap();
     let json: serde_json::Value = serde_json::from_str(&text).unwrap();
-    assert_eq!(
-        (&json["nic_matrix"][0][0], &json["matrix"][0][4]),
-        (&"SOC".into(), &"PXB".into())
-    );
+    assert_eq!((&json["nic_matrix"][0][0], &json["matrix"][0][4]), (&"SOC".into(), &"PXB".into()));
 }
 
 #[test]
@@ -174,17 +150,11 @@ fn machine_file_written_and_read_is_the_same() {
     for name in ["machine.yaml", "machine.json"] {
         let file = folder.path().join(name);
         let file = file.to_str().unwrap();
-        assert_eq!(
-            topo(&["--json", "--from", &from, "--machine-file", file]).unwrap(),
-            json
-        );
+        assert_eq!(topo(&["--json", "--from", &from, "--machine-file", file]).unwrap(), json);
         assert_eq!(topo(&["--json", "--from", file]).unwrap(), json, "{name}");
     }
     let yaml = topo(&["--from", &from, "--machine-file", "-"]).unwrap();
-    assert_eq!(
-        yaml,
-        std::fs::read_to_string(folder.path().join("machine.yaml")).unwrap()
-    );
+    assert_eq!(yaml, std::fs::read_to_string(folder.path().join("machine.yaml")).unwrap());
 }
 
 #[test]
@@ -201,24 +171,13 @@ fn model_hint_raises_bandwidth() {
 #[test]
 fn utf16_file_is_read() {
     let text = "\tGPU0\tGPU1\r\nGPU0\t X \tPHB\r\nGPU1\tPHB\t X \r\n";
-    let little: Vec<u8> = std::iter::once(0xfeff)
-        .chain(text.encode_utf16())
-        .flat_map(u16::to_le_bytes)
-        .collect();
-    let big: Vec<u8> = std::iter::once(0xfeff)
-        .chain(text.encode_utf16())
-        .flat_map(u16::to_be_bytes)
-        .collect();
-    let utf8 = source::parse(text.as_bytes(), "text", &Hints::default())
-        .unwrap()
-        .machine;
+    let little: Vec<u8> =
+        std::iter::once(0xfeff).chain(text.encode_utf16()).flat_map(u16::to_le_bytes).collect();
+    let big: Vec<u8> =
+        std::iter::once(0xfeff).chain(text.encode_utf16()).flat_map(u16::to_be_bytes).collect();
+    let utf8 = source::parse(text.as_bytes(), "text", &Hints::default()).unwrap().machine;
     for bytes in [little, big] {
-        assert_eq!(
-            source::parse(bytes.as_slice(), "text", &Hints::default())
-                .unwrap()
-                .machine,
-            utf8
-        );
+        assert_eq!(source::parse(bytes.as_slice(), "text", &Hints::default()).unwrap().machine, utf8);
     }
 }
 
@@ -233,12 +192,7 @@ fn unreadable_input_is_refused_with_place() {
     ];
     let messages: Vec<String> = cases
         .iter()
-        .map(|bytes| {
-            format!(
-                "{:#}",
-                source::parse(*bytes, "topo.txt", &Hints::default()).unwrap_err()
-            )
-        })
+        .map(|bytes| format!("{:#}", source::parse(*bytes, "topo.txt", &Hints::default()).unwrap_err()))
         .collect();
     insta::assert_snapshot!(messages.join("\n"));
     let missing = topo(&["--from", "/nonexistent/topo.txt"]).unwrap_err();
@@ -278,10 +232,7 @@ fn gpunode_is_read_in_every_form_of_kubectl() {
 fn svg_and_dot_are_printed_instead_of_text() {
     let from = fixture("v100-sxm2-8gpu-cubemesh-1mlx5");
     let picture = topo(&["--svg", "--from", &from]).unwrap();
-    assert!(
-        picture.starts_with("<svg ") && picture.ends_with("</svg>\n"),
-        "{picture}"
-    );
+    assert!(picture.starts_with("<svg ") && picture.ends_with("</svg>\n"), "{picture}");
     assert!(picture.contains(">NV2 40 GB/s<"), "{picture}");
     let graph = topo(&["--dot", "--from", &from]).unwrap();
     assert!(graph.starts_with("graph ") && graph.ends_with("}\n"), "{graph}");
@@ -302,22 +253,14 @@ fn control_characters_in_names_are_escaped() {
     let path = path.to_str().unwrap();
     for arguments in [&["--json"] as &[&str], &[], &["--machine-file", "-"]] {
         let text = topo(&[&["--from", path], arguments].concat()).unwrap();
-        let raw = text
-            .chars()
-            .find(|ch| ch.is_control() && *ch != '\n' || *ch == '\u{202e}');
+        let raw = text.chars().find(|ch| ch.is_control() && *ch != '\n' || *ch == '\u{202e}');
         assert_eq!(raw, None, "{text}");
     }
     let json: serde_json::Value = serde_json::from_str(&topo(&["--json", "--from", path]).unwrap()).unwrap();
-    assert_eq!(
-        json["gpus"][0]["model"], "A100\u{1b}[2J\u{9b}1m",
-        "JSON says the same"
-    );
+    assert_eq!(json["gpus"][0]["model"], "A100\u{1b}[2J\u{9b}1m", "JSON says the same");
     let file = topo(&["--from", path, "--machine-file", "-"]).unwrap();
     let again = source::parse(file.as_bytes(), "file", &Hints::default()).unwrap();
-    assert_eq!(
-        again.machine.gpus()[0].model.as_deref(),
-        Some("A100\u{1b}[2J\u{9b}1m")
-    );
+    assert_eq!(again.machine.gpus()[0].model.as_deref(), Some("A100\u{1b}[2J\u{9b}1m"));
 }
 
 #[test]
@@ -328,9 +271,7 @@ fn sources_exclude_each_other() {
 
 #[test]
 fn missing_nvml_error_names_from_option() {
-    let message = topo(&["--nvml-library", "/nonexistent/libnvidia-ml.so.1"])
-        .unwrap_err()
-        .to_string();
+    let message = topo(&["--nvml-library", "/nonexistent/libnvidia-ml.so.1"]).unwrap_err().to_string();
     assert!(message.contains("--from FILE"), "{message}");
 }
 
@@ -381,13 +322,7 @@ fn gpunode_faults_are_shown() {
     let path = path.to_str().unwrap();
     std::fs::write(path, serde_json::to_string_pretty(&node).unwrap()).unwrap();
     let text = topo(&["--from", path]).unwrap();
-    let health = text
-        .split("Health\n")
-        .nth(1)
-        .unwrap()
-        .split("\n\n")
-        .next()
-        .unwrap();
+    let health = text.split("Health\n").nth(1).unwrap().split("\n\n").next().unwrap();
     insta::assert_snapshot!(health, @r"
       GPU3  Xid 79: GPU has fallen off the bus, since 2026-11-20T10:00:00Z
       GPU4  Xid 74: NVLINK Error; 2 of 12 NVLinks down, since 2026-11-20T11:00:00Z

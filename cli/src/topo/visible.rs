@@ -28,9 +28,7 @@ pub(crate) fn visible(text: &str, colors: bool) -> String {
 /// The text behind the color code at its beginning.
 fn after_color(text: &str) -> Option<&str> {
     let parameters = text.strip_prefix("\u{1b}[")?;
-    parameters
-        .trim_start_matches(|ch: char| ch.is_ascii_digit() || ch == ';')
-        .strip_prefix('m')
+    parameters.trim_start_matches(|ch: char| ch.is_ascii_digit() || ch == ';').strip_prefix('m')
 }
 
 /// Control characters, and those that turn the direction of a line.
@@ -54,13 +52,7 @@ mod tests {
     #[test]
     fn color_codes_are_kept_if_allowed() {
         let text = "\u{1b}[1;32mNVLink\u{1b}[0m \u{1b}[2K\u{1b}";
-        assert_eq!(
-            visible(text, true),
-            "\u{1b}[1;32mNVLink\u{1b}[0m \\u001b[2K\\u001b"
-        );
-        assert_eq!(
-            visible(text, false),
-            "\\u001b[1;32mNVLink\\u001b[0m \\u001b[2K\\u001b"
-        );
+        assert_eq!(visible(text, true), "\u{1b}[1;32mNVLink\u{1b}[0m \\u001b[2K\\u001b");
+        assert_eq!(visible(text, false), "\\u001b[1;32mNVLink\\u001b[0m \\u001b[2K\\u001b");
     }
 }

@@ -40,12 +40,8 @@ pub fn with(words: &[&str], variables: &[(&str, &str)]) -> Run {
 
 /// Runs `gantry` to its end, with this text on standard input.
 pub fn piped(words: &[&str], text: &str) -> Run {
-    let mut child = command(words)
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
+    let mut child =
+        command(words).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     child.stdin.take().unwrap().write_all(text.as_bytes()).unwrap();
     came_to(child.wait_with_output().unwrap())
 }

@@ -54,10 +54,7 @@ pub enum ChoiceError {
         there: Vec<String>,
     },
     /// No name is given and no fallback applies.
-    #[error(
-        "nothing names a configuration and no fallback finds one; {}",
-        there_is(None, there)
-    )]
+    #[error("nothing names a configuration and no fallback finds one; {}", there_is(None, there))]
     None {
         /// The existing ones.
         there: Vec<String>,
@@ -82,9 +79,7 @@ impl Choice {
         label: Option<&str>,
         configs: &BTreeMap<String, T>,
     ) -> Result<Option<String>, ChoiceError> {
-        let label = label
-            .filter(|name| !name.is_empty())
-            .map(|name| ("the node's label", name));
+        let label = label.filter(|name| !name.is_empty()).map(|name| ("the node's label", name));
         let default = self.default.as_deref().filter(|name| !name.is_empty());
         if let Some((by, name)) = label.or(default.map(|name| ("the default", name))) {
             if configs.contains_key(name) {
@@ -105,9 +100,7 @@ impl Choice {
                 Fallback::Named | Fallback::Single => {}
             }
         }
-        Err(ChoiceError::None {
-            there: configs.keys().cloned().collect(),
-        })
+        Err(ChoiceError::None { there: configs.keys().cloned().collect() })
     }
 }
 
@@ -116,66 +109,34 @@ mod tests {
     use super::*;
 
     fn configs(names: &[&str]) -> BTreeMap<String, String> {
-        names
-            .iter()
-            .map(|name| ((*name).to_owned(), String::new()))
-            .collect()
+        names.iter().map(|name| ((*name).to_owned(), String::new())).collect()
     }
 
     #[test]
     fn choice_order_is_label_default_fallbacks() {
         use Fallback::{Empty, Named, Single};
-        type Case = (
-            Option<&'static str>,
-            Option<&'static str>,
-            &'static [Fallback],
-            &'static [&'static str],
-        );
+        type Case =
+            (Option<&'static str>, Option<&'static str>, &'static [Fallback], &'static [&'static str]);
         let cases: [(Case, Result<Option<&str>, &str>); 13] = [
-            (
-                (Some("a"), Some("b"), &[Named], &["a", "b", "default"]),
-                Ok(Some("a")),
-            ),
+            ((Some("a"), Some("b"), &[Named], &["a", "b", "default"]), Ok(Some("a"))),
             ((None, Some("b"), &[Named], &["a", "b", "default"]), Ok(Some("b"))),
             ((Some(""), Some("b"), &[], &["a", "b"]), Ok(Some("b"))),
-            (
-                (None, None, &[Named, Single], &["a", "default"]),
-                Ok(Some("default")),
-            ),
+            ((None, None, &[Named, Single], &["a", "default"]), Ok(Some("default"))),
             ((None, None, &[Named, Single], &["a"]), Ok(Some("a"))),
             ((None, None, &[Named, Single, Empty], &["a", "b"]), Ok(None)),
             ((None, None, &[Empty, Named], &["default"]), Ok(None)),
             ((None, Some(""), &[Empty], &[]), Ok(None)),
-            (
-                (None, None, &[Named, Single], &["a", "b"]),
-                Err("there are: a, b"),
-            ),
+            ((None, None, &[Named, Single], &["a", "b"]), Err("there are: a, b")),
             ((None, None, &[], &["a"]), Err("nothing names a configuration")),
-            (
-                (Some("x1"), Some("b"), &[Empty], &["a100", "b"]),
-                Err("there are: a100, b"),
-            ),
-            (
-                (Some("a10"), None, &[], &["a100", "b"]),
-                Err("there are: a100, b; did you mean \"a100\"?"),
-            ),
-            (
-                (None, Some("gone"), &[Empty], &[]),
-                Err("the default names the configuration \"gone\""),
-            ),
+            ((Some("x1"), Some("b"), &[Empty], &["a100", "b"]), Err("there are: a100, b")),
+            ((Some("a10"), None, &[], &["a100", "b"]), Err("there are: a100, b; did you mean \"a100\"?")),
+            ((None, Some("gone"), &[Empty], &[]), Err("the default names the configuration \"gone\"")),
         ];
         for ((label, default, fallbacks, names), expected) in cases {
-            let choice = Choice {
-                default: default.map(str::to_owned),
-                fallbacks: fallbacks.to_vec(),
-            };
+            let choice = Choice { default: default.map(str::to_owned), fallbacks: fallbacks.to_vec() };
             let chosen = choice.choose(label, &configs(names));
             match expected {
-                Ok(name) => assert_eq!(
-                    chosen,
-                    Ok(name.map(str::to_owned)),
-                    "{label:?} {choice:?} {names:?}"
-                ),
+                Ok(name) => assert_eq!(chosen, Ok(name.map(str::to_owned)), "{label:?} {choice:?} {names:?}"),
                 Err(part) => {
                     let error = chosen.unwrap_err().to_string();
                     assert!(error.contains(part), "{error}");

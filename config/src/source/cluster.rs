@@ -38,10 +38,7 @@ enum State<T> {
 }
 
 impl<T> Known<T> {
-    const UNKNOWN: Self = Self {
-        state: State::Unknown,
-        listed: false,
-    };
+    const UNKNOWN: Self = Self { state: State::Unknown, listed: false };
 
     /// Applies an event of the object's watch; `value` extracts the relevant part.
     fn apply<K>(&mut self, event: Event<K>, value: impl Fn(&K) -> T) {
@@ -74,17 +71,11 @@ pub(super) async fn follow(of: PerNode, sightings: mpsc::Sender<Sighting>, shutd
 }
 
 async fn run(of: &PerNode, sightings: &mpsc::Sender<Sighting>) {
-    let config = |name: &str| {
-        watcher::Config::default()
-            .fields(&format!("metadata.name={name}"))
-            .timeout(RENEW)
-    };
-    let mut nodes = watcher(
-        Api::<PartialObjectMeta<Node>>::all(of.client.clone()),
-        config(of.node.as_str()),
-    )
-    .default_backoff()
-    .boxed();
+    let config =
+        |name: &str| watcher::Config::default().fields(&format!("metadata.name={name}")).timeout(RENEW);
+    let mut nodes = watcher(Api::<PartialObjectMeta<Node>>::all(of.client.clone()), config(of.node.as_str()))
+        .default_backoff()
+        .boxed();
     let mut maps: BoxStream<'_, watcher::Result<Event<ConfigMap>>> = match &of.configs {
         Configs::ConfigMap { namespace, name } => {
             let api = Api::<ConfigMap>::namespaced(of.client.clone(), namespace);
@@ -208,10 +199,7 @@ impl<'o> Seen<'o> {
     /// The sighting for a failed watch.
     fn failed(&mut self, reason: String) -> Option<Sighting> {
         if reason != self.failing {
-            warn!(
-                source = name(self.of),
-                reason, "configuration not followed for the moment"
-            );
+            warn!(source = name(self.of), reason, "configuration not followed for the moment");
             self.failing.clone_from(&reason);
         }
         // With a configuration in effect, an unreachable API server is no problem of the configuration.
@@ -239,20 +227,14 @@ impl<'o> Seen<'o> {
                     text: text.map_err(|reason| format!("cannot be read: {reason}")),
                 }
             }
-            Ok(None) => Sighting {
-                source: format!("{}, none chosen", name(of)),
-                text: Ok(String::new()),
-            },
+            Ok(None) => Sighting { source: format!("{}, none chosen", name(of)), text: Ok(String::new()) },
             Err(error) => problem(of, format!("{error} (label {})", of.label)),
         })
     }
 }
 
 fn problem(of: &PerNode, reason: String) -> Sighting {
-    Sighting {
-        source: name(of),
-        text: Err(reason),
-    }
+    Sighting { source: name(of), text: Err(reason) }
 }
 
 fn name(of: &PerNode) -> String {

@@ -183,11 +183,7 @@ pub(super) struct Changes {
 
 impl Changes {
     pub(super) fn new(path: PathBuf) -> Self {
-        Self {
-            path,
-            events: None,
-            hangup: signal(SignalKind::hangup()).ok(),
-        }
+        Self { path, events: None, hangup: signal(SignalKind::hangup()).ok() }
     }
 
     /// Renews the watches. Call it before reading, so that no change is missed.

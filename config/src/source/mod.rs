@@ -204,19 +204,10 @@ pub async fn follow(
                 return Ok(None);
             };
             last = Some(first);
-            tasks.spawn(files::follow(
-                changes,
-                last.clone(),
-                sender.clone(),
-                shutdown.clone(),
-            ));
+            tasks.spawn(files::follow(changes, last.clone(), sender.clone(), shutdown.clone()));
         }
         Place::PerNode(per_node) => {
-            tasks.spawn(cluster::follow(
-                *per_node.clone(),
-                sender.clone(),
-                shutdown.clone(),
-            ));
+            tasks.spawn(cluster::follow(*per_node.clone(), sender.clone(), shutdown.clone()));
         }
     }
     let judge = move |sighting: &Sighting| {
@@ -226,11 +217,7 @@ pub async fn follow(
             Err(reason) => Err(Refusal::Unfit(Problems::one(&sighting.source, &reason))),
         }
     };
-    let mut inbox = Inbox {
-        sightings,
-        last,
-        unfit: false,
-    };
+    let mut inbox = Inbox { sightings, last, unfit: false };
     let first = match &inbox.last {
         Some(sighting) => judge(sighting).map_err(Refusal::problems)?,
         None => loop {
@@ -248,10 +235,7 @@ pub async fn follow(
             }
         },
     };
-    let name = inbox
-        .last
-        .as_ref()
-        .map_or(String::new(), |sighting| sighting.source.clone());
+    let name = inbox.last.as_ref().map_or(String::new(), |sighting| sighting.source.clone());
     accept(&reports, &name, &first);
     let (configs, receiver) = watch::channel(Arc::new(first.config));
     tasks.spawn(async move {
@@ -286,10 +270,7 @@ pub async fn follow(
 }
 
 fn flags_alone() -> Sighting {
-    Sighting {
-        source: "command line".to_owned(),
-        text: Ok(String::new()),
-    }
+    Sighting { source: "command line".to_owned(), text: Ok(String::new()) }
 }
 
 impl Source {
@@ -317,14 +298,8 @@ impl Source {
     pub fn text_now(&self) -> Result<(String, String), SourceError> {
         let Sighting { source, text } = match &self.place {
             Place::File(path) if path.as_os_str() == "-" => {
-                let there = Self {
-                    place: Place::File("/dev/stdin".into()),
-                    ..self.clone()
-                };
-                Sighting {
-                    source: "standard input".to_owned(),
-                    ..there.first(Pipes::Read)?
-                }
+                let there = Self { place: Place::File("/dev/stdin".into()), ..self.clone() };
+                Sighting { source: "standard input".to_owned(), ..there.first(Pipes::Read)? }
             }
             _ => self.first(Pipes::Read)?,
         };
@@ -339,10 +314,7 @@ impl Source {
         };
         let sighting = files::see(path, pipes);
         match &sighting.text {
-            Err(reason) => Err(SourceError::Unreadable {
-                path: path.clone(),
-                reason: reason.clone(),
-            }),
+            Err(reason) => Err(SourceError::Unreadable { path: path.clone(), reason: reason.clone() }),
             Ok(_) => Ok(sighting),
         }
     }
@@ -375,21 +347,13 @@ impl Source {
     /// # Errors
     /// All problems.
     pub fn read(&self, source: &str, text: &str) -> Result<Loaded, Problems> {
-        let mut loaded = load_naming(
-            source,
-            text,
-            &self.layers,
-            self.strictness,
-            self.gpu_resource.as_ref(),
-        )?;
+        let mut loaded =
+            load_naming(source, text, &self.layers, self.strictness, self.gpu_resource.as_ref())?;
         // After a pattern that matches every GPU, another never counts.
         let matches_all = |entry: &ResourcePattern| entry.pattern == "*";
         let named = loaded.config.gpu_patterns.iter().any(matches_all);
         if let Some(name) = self.gpu_resource.as_ref().filter(|_| !named) {
-            loaded.config.gpu_patterns.push(ResourcePattern {
-                pattern: "*".to_owned(),
-                name: name.clone(),
-            });
+            loaded.config.gpu_patterns.push(ResourcePattern { pattern: "*".to_owned(), name: name.clone() });
         }
         Ok(loaded)
     }

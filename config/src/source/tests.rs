@@ -28,32 +28,18 @@ impl Followed {
     ) -> Result<Self, SourceError> {
         let (sender, reports) = watch::channel(Report::default());
         let stop = CancellationToken::new();
-        let source = Source {
-            place,
-            layers: Vec::new(),
-            strictness: Strictness::Strict,
-            gpu_resource: None,
-        };
+        let source = Source { place, layers: Vec::new(), strictness: Strictness::Strict, gpu_resource: None };
         let configs = follow(source, fits, sender, &TaskTracker::new(), stop.clone()).await?;
-        Ok(Self {
-            configs: configs.unwrap(),
-            reports,
-            _stop: stop.drop_guard(),
-        })
+        Ok(Self { configs: configs.unwrap(), reports, _stop: stop.drop_guard() })
     }
 
     async fn config(&mut self, wanted: MigStrategy) {
         let is = |config: &Arc<Config>| config.mig_strategy == wanted;
-        tokio::time::timeout(SOON, self.configs.wait_for(is))
-            .await
-            .unwrap()
-            .unwrap();
+        tokio::time::timeout(SOON, self.configs.wait_for(is)).await.unwrap().unwrap();
     }
 
     async fn report(&mut self, is: impl Fn(&Report) -> bool) -> Report {
-        let report = tokio::time::timeout(SOON, self.reports.wait_for(is))
-            .await
-            .unwrap();
+        let report = tokio::time::timeout(SOON, self.reports.wait_for(is)).await.unwrap();
         report.unwrap().clone()
     }
 }
@@ -85,14 +71,7 @@ async fn overwritten_file_is_reread_and_bad_one_ignored() {
     assert!(report.problem.unwrap().contains("did you mean \"mixed\"?"));
     assert_eq!(followed.configs.borrow().mig_strategy, MigStrategy::Mixed);
     std::fs::remove_file(&path).unwrap();
-    followed
-        .report(|report| {
-            report
-                .problem
-                .as_ref()
-                .is_some_and(|text| text.contains("No such file"))
-        })
-        .await;
+    followed.report(|report| report.problem.as_ref().is_some_and(|text| text.contains("No such file"))).await;
     assert_eq!(followed.configs.borrow().mig_strategy, MigStrategy::Mixed);
 
     // Corrected to the configuration in effect: the problem is cleared, and no configuration is published.
@@ -111,10 +90,7 @@ async fn effective_config_is_logged_at_start_and_change() {
     let mut followed = Followed::of(Place::File(path.clone())).await.unwrap();
     followed.config(MigStrategy::Single).await;
     let told = |strategy: MigStrategy| {
-        let config = Config {
-            mig_strategy: strategy,
-            ..Config::default()
-        };
+        let config = Config { mig_strategy: strategy, ..Config::default() };
         log.of(&format!("config={} ", config.to_json()))
     };
     assert_eq!((told(MigStrategy::Single), told(MigStrategy::Mixed)), (1, 0));
@@ -136,10 +112,8 @@ async fn swapped_config_map_mount_is_detected() {
     std::os::unix::fs::symlink("..1", at("..data")).unwrap();
     std::os::unix::fs::symlink("..data/config.yaml", at("config.yaml")).unwrap();
     let mut followed = Followed::of(Place::File(at("config.yaml"))).await.unwrap();
-    for (name, strategy, wanted) in [
-        ("..2", "mixed", MigStrategy::Mixed),
-        ("..3", "none", MigStrategy::None),
-    ] {
+    for (name, strategy, wanted) in [("..2", "mixed", MigStrategy::Mixed), ("..3", "none", MigStrategy::None)]
+    {
         version(name, strategy);
         std::os::unix::fs::symlink(name, at("..data_tmp")).unwrap();
         std::fs::rename(at("..data_tmp"), at("..data")).unwrap();
@@ -172,22 +146,11 @@ async fn link_of_nvidias_config_manager_is_followed() {
 async fn wrong_config_at_start_is_an_error() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("config.yaml");
-    let missing = Followed::of(Place::File(path.clone()))
-        .await
-        .map(|_| ())
-        .unwrap_err();
-    assert!(
-        missing
-            .to_string()
-            .contains("config.yaml: cannot be read: No such file"),
-        "{missing}"
-    );
+    let missing = Followed::of(Place::File(path.clone())).await.map(|_| ()).unwrap_err();
+    assert!(missing.to_string().contains("config.yaml: cannot be read: No such file"), "{missing}");
     write(&path, "some");
     let wrong = Followed::of(Place::File(path)).await.map(|_| ()).unwrap_err();
-    assert!(
-        wrong.to_string().contains("allowed: none, single, mixed"),
-        "{wrong}"
-    );
+    assert!(wrong.to_string().contains("allowed: none, single, mixed"), "{wrong}");
 }
 
 #[tokio::test]
@@ -212,10 +175,7 @@ async fn too_long_file_is_not_read_to_its_end() {
     let file = std::fs::File::create(&path).unwrap();
     file.set_len(1 << 40).unwrap();
     let refusal = refusal(&path).await;
-    assert!(
-        refusal.ends_with("config.yaml: cannot be read: it is longer than 1048576 bytes"),
-        "{refusal}"
-    );
+    assert!(refusal.ends_with("config.yaml: cannot be read: it is longer than 1048576 bytes"), "{refusal}");
 }
 
 // The deadline has a thread of its own, which a blocked read would not stop.
@@ -278,15 +238,10 @@ async fn config_unfit_for_host_is_refused_until_it_fits() {
         true => Ok(()),
         false => Err("there is no channel".to_owned()),
     };
-    let mut followed = Followed::on(fits.clone(), Place::File(path.clone()))
-        .await
-        .unwrap();
+    let mut followed = Followed::on(fits.clone(), Place::File(path.clone())).await.unwrap();
     write(&path, "mixed");
     let report = followed.report(|report| report.problem.is_some()).await;
-    assert_eq!(
-        report.problem.as_deref(),
-        Some(format!("{}: there is no channel", path.display()).as_str())
-    );
+    assert_eq!(report.problem.as_deref(), Some(format!("{}: there is no channel", path.display()).as_str()));
     assert_eq!(followed.configs.borrow().mig_strategy, MigStrategy::Single);
     let at_start = Followed::on(fits, Place::File(path.clone())).await;
     assert!(matches!(at_start, Err(SourceError::Wrong(_))));
@@ -298,10 +253,7 @@ async fn config_unfit_for_host_is_refused_until_it_fits() {
 
 /// A sighting with this text.
 fn seen(text: &str) -> Sighting {
-    Sighting {
-        source: "config.yaml".to_owned(),
-        text: Ok(text.to_owned()),
-    }
+    Sighting { source: "config.yaml".to_owned(), text: Ok(text.to_owned()) }
 }
 
 #[test]
@@ -312,11 +264,7 @@ fn emptied_file_is_accepted_once_it_stays_empty() {
     let mut doubt = files::Doubt::default();
     let mut wait = |seen: &Sighting, milliseconds| doubt.about(seen, Some(&full), at(milliseconds));
     assert_eq!(wait(&empty, 0), Some(Duration::from_secs(1)));
-    assert_eq!(
-        wait(&empty, 400),
-        Some(Duration::from_millis(600)),
-        "an event on the way"
-    );
+    assert_eq!(wait(&empty, 400), Some(Duration::from_millis(600)), "an event on the way");
     assert_eq!(wait(&full, 500), None);
     assert_eq!(wait(&empty, 900), Some(Duration::from_secs(1)), "emptied anew");
     assert_eq!(wait(&empty, 1900), None);
@@ -327,15 +275,9 @@ fn file_empty_before_or_missing_is_accepted_at_once() {
     let mut doubt = files::Doubt::default();
     let now = std::time::Instant::now();
     assert_eq!(doubt.about(&seen(""), Some(&seen("")), now), None);
-    let gone = Sighting {
-        text: Err("No such file".to_owned()),
-        ..seen("")
-    };
+    let gone = Sighting { text: Err("No such file".to_owned()), ..seen("") };
     assert_eq!(doubt.about(&gone, Some(&seen("a: b")), now), None);
-    assert!(
-        doubt.about(&seen(""), Some(&gone), now).is_some(),
-        "made, and not written yet"
-    );
+    assert!(doubt.about(&seen(""), Some(&gone), now).is_some(), "made, and not written yet");
 }
 
 #[tokio::test]
@@ -347,10 +289,7 @@ async fn file_that_stays_empty_gives_the_defaults() {
     let emptied = std::time::Instant::now();
     std::fs::write(&path, "").unwrap();
     followed.config(MigStrategy::None).await;
-    assert!(
-        emptied.elapsed() >= Duration::from_secs(1),
-        "a bound from below, which no load can break"
-    );
+    assert!(emptied.elapsed() >= Duration::from_secs(1), "a bound from below, which no load can break");
 }
 
 #[tokio::test]
@@ -366,15 +305,9 @@ async fn file_empty_at_start_is_accepted_after_a_pause() {
     let path = folder.path().join("config.yaml");
     std::fs::write(&path, "").unwrap();
     let mut followed = Followed::of(Place::File(path.clone())).await.unwrap();
-    assert!(
-        began.elapsed() >= Duration::from_secs(1),
-        "a bound from below, which no load can break"
-    );
+    assert!(began.elapsed() >= Duration::from_secs(1), "a bound from below, which no load can break");
     followed.config(MigStrategy::None).await;
-    assert!(
-        files::stays_empty(Path::new("/dev/null")),
-        "which is believed at once"
-    );
+    assert!(files::stays_empty(Path::new("/dev/null")), "which is believed at once");
     assert!(!files::stays_empty(&path));
 }
 

@@ -29,11 +29,7 @@ pub fn file(text: &str) {
 
 /// Any texts as the values of every flag, or the first as the value of every variable. Accepted ones give a configuration.
 pub fn flags(texts: &[String], flag: bool, lenient: bool) {
-    let strictness = if lenient {
-        Strictness::Lenient
-    } else {
-        Strictness::Strict
-    };
+    let strictness = if lenient { Strictness::Lenient } else { Strictness::Strict };
     let read = Overrides::read(
         Program::Plugin,
         |_| (!flag).then(|| texts.first().cloned()).flatten(),

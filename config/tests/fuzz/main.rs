@@ -85,30 +85,16 @@ fn file() -> impl Strategy<Value = String> {
     let tree = leaf.prop_recursive(6, 40, 4, move |inner| {
         prop_oneof![
             prop::collection::vec((key.clone(), inner.clone()), 0..5).prop_map(|entries| {
-                let inside: Vec<String> = entries
-                    .iter()
-                    .map(|(key, value)| format!("{key}: {value}"))
-                    .collect();
+                let inside: Vec<String> =
+                    entries.iter().map(|(key, value)| format!("{key}: {value}")).collect();
                 format!("{{{}}}", inside.join(", "))
             }),
             prop::collection::vec(inner, 0..4).prop_map(|list| format!("[{}]", list.join(", "))),
         ]
     });
-    let top = prop::sample::select(vec![
-        "flags",
-        "sharing",
-        "resources",
-        "imex",
-        "devices",
-        "version",
-        "{x",
-    ]);
-    prop::collection::vec((top, tree), 0..4).prop_map(|entries| {
-        entries
-            .iter()
-            .map(|(key, value)| format!("{key}: {value}\n"))
-            .collect()
-    })
+    let top = prop::sample::select(vec!["flags", "sharing", "resources", "imex", "devices", "version", "{x"]);
+    prop::collection::vec((top, tree), 0..4)
+        .prop_map(|entries| entries.iter().map(|(key, value)| format!("{key}: {value}\n")).collect())
 }
 
 proptest! {
@@ -140,12 +126,7 @@ fn deep_and_repeated_input_ends() {
     read(&format!("a: {}", "{a: ".repeat(5_000)));
     read(&"x: 1\n".repeat(10_000));
     let wrong = "- {name: amd.com/gpu, replicas: 0, devices: none}\n".repeat(2_000);
-    read(&format!(
-        "sharing:\n timeSlicing:\n  resources:\n{}",
-        wrong.replace("- ", "  - ")
-    ));
-    let aliases: String = (1..30)
-        .map(|n| format!("a{n}: &a{n} [*a{}, *a{}]\n", n - 1, n - 1))
-        .collect();
+    read(&format!("sharing:\n timeSlicing:\n  resources:\n{}", wrong.replace("- ", "  - ")));
+    let aliases: String = (1..30).map(|n| format!("a{n}: &a{n} [*a{}, *a{}]\n", n - 1, n - 1)).collect();
     read(&format!("a0: &a0 x\n{aliases}"));
 }

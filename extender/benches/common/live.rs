@@ -46,17 +46,13 @@ impl Live {
         for source in Source::ALL {
             index.list_ends(now, source);
         }
-        Self {
-            store: Store::new(index),
-            reader: Reader::new(watched),
-        }
+        Self { store: Store::new(index), reader: Reader::new(watched) }
     }
 
     /// Pods that the watch shows at once.
     pub(crate) fn show(&mut self, pods: impl Iterator<Item = Value>) {
-        let pods: Vec<Seen> = pods
-            .filter_map(|pod| self.reader.read(serde_json::from_value(pod).ok()?))
-            .collect();
+        let pods: Vec<Seen> =
+            pods.filter_map(|pod| self.reader.read(serde_json::from_value(pod).ok()?)).collect();
         self.store.update(|index| {
             for pod in pods {
                 match pod {
@@ -81,12 +77,9 @@ impl Live {
 pub(crate) fn facts(number: u32, label: u32) -> gantry_gang::NodeFacts {
     gantry_gang::NodeFacts {
         name: format!("n{number}").into(),
-        labels: [
-            ("kubernetes.io/hostname", format!("n{number}")),
-            ("changes", label.to_string()),
-        ]
-        .map(|(name, value)| (name.into(), value.into()))
-        .into(),
+        labels: [("kubernetes.io/hostname", format!("n{number}")), ("changes", label.to_string())]
+            .map(|(name, value)| (name.into(), value.into()))
+            .into(),
         allocatable: gantry_gang::Resources {
             milli_cpu: 192_000,
             memory: 2 << 40,

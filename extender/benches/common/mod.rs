@@ -91,13 +91,7 @@ pub(crate) fn service(fleet: Fleet, nodes: usize) -> Service {
         };
         let held = devices.iter().enumerate().filter(|(device, _)| is_taken(*device));
         let held: Vec<_> = held.map(|(_, device)| device["id"].clone()).collect();
-        let node = gpu_node(
-            name.as_str(),
-            fleet.resource(),
-            &machines[number % 3],
-            &devices,
-            &held,
-        );
+        let node = gpu_node(name.as_str(), fleet.resource(), &machines[number % 3], &devices, &held);
         if let Some(inventory) = index::inventory(&watched, node, &mut kinds) {
             index.inventory_applied(&name, inventory);
         }
@@ -110,12 +104,7 @@ pub(crate) fn service(fleet: Fleet, nodes: usize) -> Service {
         tower_test::mock::pair::<http::Request<kube::client::Body>, http::Response<kube::client::Body>>();
     let client = kube::Client::new(mock, "default");
     Service {
-        binder: Binder::new(
-            client,
-            Arc::clone(&store),
-            watched.clone(),
-            Duration::from_secs(1),
-        ),
+        binder: Binder::new(client, Arc::clone(&store), watched.clone(), Duration::from_secs(1)),
         store,
         watched,
         metrics: Arc::default(),
@@ -153,14 +142,7 @@ fn gpu_node(
     }]);
     let status: GpuNodeStatus =
         serde_json::from_value(json!({"devices": devices, "holders": holders})).unwrap_or_default();
-    let mut node = GpuNode::new(
-        name,
-        GpuNodeSpec {
-            machine: machine.clone(),
-        },
-    );
+    let mut node = GpuNode::new(name, GpuNodeSpec { machine: machine.clone() });
     node.status = Some(status);
-    serde_json::to_value(&node)
-        .and_then(serde_json::from_value)
-        .unwrap_or_default()
+    serde_json::to_value(&node).and_then(serde_json::from_value).unwrap_or_default()
 }

@@ -18,19 +18,12 @@ async fn a_parked_pod_gets_a_condition_when_gpus_come_free_for_it() {
         request: request(4),
         generation: cluster.store.snapshot().generation,
     };
-    cluster
-        .store
-        .update(|index| index.add_unschedulable("uid-1".into(), parked));
+    cluster.store.update(|index| index.add_unschedulable("uid-1".into(), parked));
 
     let (service, mut api) = mock::pair::<Request<Body>, Response<Body>>();
     let (metrics, shutdown) = (Arc::new(Metrics::new()), CancellationToken::new());
     let client = Client::new(service, "default");
-    let task = tokio::spawn(run(
-        client,
-        Arc::clone(&cluster.store),
-        Arc::clone(&metrics),
-        shutdown.clone(),
-    ));
+    let task = tokio::spawn(run(client, Arc::clone(&cluster.store), Arc::clone(&metrics), shutdown.clone()));
 
     let mut ended = holder;
     ended["status"]["phase"] = "Succeeded".into();
@@ -42,9 +35,7 @@ async fn a_parked_pod_gets_a_condition_when_gpus_come_free_for_it() {
     let body: Value = serde_json::from_slice(&request.into_body().collect_bytes().await.unwrap()).unwrap();
     assert_eq!(body["metadata"]["uid"], "uid-1");
     assert_eq!(body["status"]["conditions"][0]["type"], "gantry.dev/GpusFreed");
-    send.send_response(Response::new(Body::from(
-        pod("waits", 4).to_string().into_bytes(),
-    )));
+    send.send_response(Response::new(Body::from(pod("waits", 4).to_string().into_bytes())));
 
     let woken = Outcome { outcome: "activated" };
     while metrics.activations.get_or_create(&woken).get() == 0 {
@@ -74,22 +65,11 @@ async fn failed_activation_is_retried() {
     cluster.pod(&ended);
 
     let (_, send) = api.next_request().await.unwrap();
-    let broken = Response::builder()
-        .status(500)
-        .body(Body::from(b"broken".to_vec()));
+    let broken = Response::builder().status(500).body(Body::from(b"broken".to_vec()));
     send.send_response(broken.unwrap());
     let (request, _unanswered) = api.next_request().await.unwrap();
-    assert_eq!(
-        request.uri().path(),
-        "/api/v1/namespaces/default/pods/waits/status"
-    );
-    assert_eq!(
-        metrics
-            .activations
-            .get_or_create(&Outcome { outcome: "failed" })
-            .get(),
-        1
-    );
+    assert_eq!(request.uri().path(), "/api/v1/namespaces/default/pods/waits/status");
+    assert_eq!(metrics.activations.get_or_create(&Outcome { outcome: "failed" }).get(), 1);
     shutdown.cancel();
     task.await.unwrap();
 }
@@ -97,13 +77,8 @@ async fn failed_activation_is_retried() {
 #[tokio::test]
 async fn members_are_activated_when_their_gang_is_reserved() {
     for nominate in [false, true] {
-        let cluster = Cluster::new(Options {
-            nominate,
-            ..Options::default()
-        });
-        cluster
-            .pod(&member("a-0", 4, "a", 2))
-            .pod(&member("a-1", 4, "a", 2));
+        let cluster = Cluster::new(Options { nominate, ..Options::default() });
+        cluster.pod(&member("a-0", 4, "a", 2)).pod(&member("a-1", 4, "a", 2));
         cluster.wait(2);
         for uid in ["a-0", "a-1"] {
             cluster.store.update(|index| index.answer(&uid.into(), &|_| true));
@@ -131,10 +106,7 @@ async fn members_are_activated_when_their_gang_is_reserved() {
         woken.sort();
         assert_eq!(
             woken,
-            [
-                "/api/v1/namespaces/default/pods/a-0/status",
-                "/api/v1/namespaces/default/pods/a-1/status"
-            ]
+            ["/api/v1/namespaces/default/pods/a-0/status", "/api/v1/namespaces/default/pods/a-1/status"]
         );
         shutdown.cancel();
         task.await.unwrap();

@@ -29,13 +29,8 @@ impl Server {
             return slice.clone().map_or_else(|| status(404), |slice| (200, slice));
         }
         let mut written: Value = serde_json::from_slice(body).unwrap();
-        let version = &slice
-            .as_ref()
-            .map(|slice| slice["metadata"]["resourceVersion"].clone());
-        if version
-            .as_ref()
-            .is_some_and(|version| *version != written["metadata"]["resourceVersion"])
-        {
+        let version = &slice.as_ref().map(|slice| slice["metadata"]["resourceVersion"].clone());
+        if version.as_ref().is_some_and(|version| *version != written["metadata"]["resourceVersion"]) {
             return status(409);
         }
         let mut writes = self.writes.lock().unwrap();
@@ -47,9 +42,7 @@ impl Server {
 
     fn leads_to(&self) -> Value {
         let slice = self.slice.lock().unwrap();
-        slice
-            .as_ref()
-            .map_or(Value::Null, |slice| slice["endpoints"][0]["addresses"].clone())
+        slice.as_ref().map_or(Value::Null, |slice| slice["endpoints"][0]["addresses"].clone())
     }
 }
 

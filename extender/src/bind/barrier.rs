@@ -36,11 +36,7 @@ impl Binder {
         deadline: Instant,
     ) -> Result<BindStep, Failure> {
         // If kube-scheduler closes the connection, this future is dropped and the member withdrawn.
-        let waiting = WaitGuard {
-            store: &self.store,
-            target,
-            withdraws: true,
-        };
+        let waiting = WaitGuard { store: &self.store, target, withdraws: true };
         let notifier = self.store.notifier(gang);
         let step = loop {
             let notified = notifier.notified();

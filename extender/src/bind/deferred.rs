@@ -86,12 +86,7 @@ async fn bind(binder: &Binder, target: &Target) -> Result<(), Failure> {
 /// Counts a bind, and writes the Event that kube-scheduler would write for a bind of its own.
 fn tell(events: &Events, metrics: &Metrics, target: &Target, result: &Result<(), Failure>) {
     metrics.bind_ended(result);
-    let Target {
-        uid,
-        namespace,
-        name,
-        node,
-    } = target;
+    let Target { uid, namespace, name, node } = target;
     match result {
         Ok(()) => {
             let message = event::message(

@@ -15,12 +15,7 @@ fn setup() -> (Cluster, Binder, Api) {
     cluster.add("n", &bridged()).pod(&pod("a", 2));
     let (service, api) = mock::pair();
     let client = Client::new(service, "default");
-    let binder = Binder::new(
-        client,
-        Arc::clone(&cluster.store),
-        watched(),
-        Duration::from_millis(300),
-    );
+    let binder = Binder::new(client, Arc::clone(&cluster.store), watched(), Duration::from_millis(300));
     (cluster, binder, api)
 }
 
@@ -66,19 +61,10 @@ async fn the_grant_goes_out_in_the_binding_with_the_uid() {
         let (line, body, send) = asked(&mut api).await;
         assert_eq!(line, "POST /api/v1/namespaces/default/pods/a/binding");
         assert_eq!(body["metadata"]["uid"], "a");
-        assert_eq!(
-            body["target"],
-            json!({"apiVersion": "v1", "kind": "Node", "name": "n"})
-        );
-        let grant = body["metadata"]["annotations"]["gantry.dev/grant"]
-            .as_str()
-            .unwrap();
+        assert_eq!(body["target"], json!({"apiVersion": "v1", "kind": "Node", "name": "n"}));
+        let grant = body["metadata"]["annotations"]["gantry.dev/grant"].as_str().unwrap();
         let grant = Grant::parse(grant, &"a".into(), &"n".into()).unwrap();
-        let held: Vec<_> = grant
-            .held("nvidia.com/gpu")
-            .iter()
-            .map(ToString::to_string)
-            .collect();
+        let held: Vec<_> = grant.held("nvidia.com/gpu").iter().map(ToString::to_string).collect();
         assert_eq!(held, ["GPU-n-0", "GPU-n-1"]);
         send.send_response(status(201, ""));
     });
@@ -94,9 +80,7 @@ async fn conflict(pod: impl FnOnce(&str) -> Response<Body> + Send + 'static) -> 
         send.send_response(status(409, "pod a is already assigned to node \"n\""));
         let (line, _, send) = asked(&mut api).await;
         assert_eq!(line, "GET /api/v1/namespaces/default/pods/a");
-        let grant = body["metadata"]["annotations"]["gantry.dev/grant"]
-            .as_str()
-            .unwrap();
+        let grant = body["metadata"]["annotations"]["gantry.dev/grant"].as_str().unwrap();
         send.send_response(pod(grant));
     });
     (result.await, cluster.free("n"))
@@ -118,18 +102,9 @@ async fn a_conflict_with_our_own_grant_is_success() {
 async fn a_conflict_with_anyone_else_gives_the_devices_back() {
     type Case = (fn() -> Value, &'static str);
     let cases: [Case; 4] = [
-        (
-            || bound(pod("a", 2), "n", 1, Some("4,5")),
-            "pod is bound to node n by another",
-        ),
-        (
-            || bound(pod("a", 2), "m", 1, None),
-            "pod is bound to node m by another",
-        ),
-        (
-            || pod("a", 2),
-            "the API server refuses the binding: pod a is already assigned to node \"n\"",
-        ),
+        (|| bound(pod("a", 2), "n", 1, Some("4,5")), "pod is bound to node n by another"),
+        (|| bound(pod("a", 2), "m", 1, None), "pod is bound to node m by another"),
+        (|| pod("a", 2), "the API server refuses the binding: pod a is already assigned to node \"n\""),
         (
             || {
                 let mut recreated = pod("a", 2);
@@ -150,10 +125,7 @@ async fn a_conflict_with_anyone_else_gives_the_devices_back() {
 async fn a_pod_that_is_gone_gives_its_devices_back() {
     let (cluster, binder, api) = setup();
     let result = play(&binder, api, |mut api| async move {
-        asked(&mut api)
-            .await
-            .2
-            .send_response(status(404, "pods \"a\" not found"));
+        asked(&mut api).await.2.send_response(status(404, "pods \"a\" not found"));
     });
     assert_eq!(result.await, Err("pod default/a (a) is gone".to_owned()));
     assert_eq!(cluster.free("n"), "0,1,2,3,4,5,6,7");
@@ -193,16 +165,10 @@ async fn a_server_error_is_success_if_the_pod_has_our_grant() {
 async fn server_error_with_unknown_outcome_keeps_the_devices() {
     let (cluster, binder, api) = setup();
     let result = play(&binder, api, |mut api| async move {
-        asked(&mut api)
-            .await
-            .2
-            .send_response(status(500, "etcdserver: request timed out"));
+        asked(&mut api).await.2.send_response(status(500, "etcdserver: request timed out"));
         asked(&mut api).await.2.send_response(answer(200, &pod("a", 2)));
     });
-    assert_eq!(
-        result.await,
-        Err("the API server does not answer: etcdserver: request timed out".to_owned())
-    );
+    assert_eq!(result.await, Err("the API server does not answer: etcdserver: request timed out".to_owned()));
     assert_eq!(cluster.free("n"), "2,3,4,5,6,7");
     // The pod shows up bound elsewhere: now it is known.
     cluster.pod(&bound(pod("a", 2), "m", 1, None));
@@ -223,10 +189,7 @@ async fn bind_timeout_is_an_error_and_the_retry_has_the_same_grant() {
         drop(unanswered);
     });
     let failure = binder.bind(&target("a", "n")).await.unwrap_err();
-    assert_eq!(
-        failure.to_string(),
-        "the API server does not answer: no answer in time"
-    );
+    assert_eq!(failure.to_string(), "the API server does not answer: no answer in time");
     assert_eq!(cluster.free("n"), "2,3,4,5,6,7");
     binder.bind(&target("a", "n")).await.unwrap();
     assert_eq!(grants.recv().await, grants.recv().await);
@@ -296,9 +259,7 @@ async fn a_binding_is_carried_out_in_the_time_in_office_or_not_at_all() {
     });
     binder.bind(&target("a", "n")).await.unwrap();
     let query = server.await.unwrap();
-    let limit = query
-        .strip_prefix("timeout=")
-        .and_then(|limit| limit.strip_suffix("ms"));
+    let limit = query.strip_prefix("timeout=").and_then(|limit| limit.strip_suffix("ms"));
     let limit: u64 = limit.unwrap_or_else(|| panic!("{query:?}")).parse().unwrap();
     assert!((1..=5_000).contains(&limit), "{limit}");
 }

@@ -29,10 +29,7 @@ fn cluster() -> Cluster {
 #[test]
 fn the_nearest_miss_comes_first_and_alike_nodes_together() {
     let note = note(&cluster().store.snapshot(), &request(4));
-    assert_eq!(
-        note.unwrap(),
-        "node-3: 3 of 8 GPUs free, 4 asked; node-1, node-2: 0 of 8 GPUs free, 4 asked"
-    );
+    assert_eq!(note.unwrap(), "node-3: 3 of 8 GPUs free, 4 asked; node-1, node-2: 0 of 8 GPUs free, 4 asked");
 }
 
 #[test]
@@ -71,13 +68,7 @@ fn a_resource_that_no_node_offers_is_named_with_those_that_are() {
         "no node offers nvidia.com/mig-1g.5gb; offered are: none of NVIDIA's"
     );
     cluster.node("node-1", 6);
-    cluster.inventory(&cut_node(
-        "node-1",
-        &bridged(),
-        "nvidia.com/mig-1g.10gb",
-        1,
-        &[(6, 0), (7, 0)],
-    ));
+    cluster.inventory(&cut_node("node-1", &bridged(), "nvidia.com/mig-1g.10gb", 1, &[(6, 0), (7, 0)]));
     assert_eq!(
         wanted("nvidia.com/mig-2g.20gb").unwrap(),
         "no node offers nvidia.com/mig-2g.20gb (nearest name: nvidia.com/mig-1g.10gb); offered are: nvidia.com/gpu, \
@@ -89,9 +80,7 @@ fn a_resource_that_no_node_offers_is_named_with_those_that_are() {
     );
     // What others serve is theirs to explain.
     let advertised = [("nvidia.com/hostdev".into(), 4), ("nvidia.com/gpu".into(), 8)];
-    cluster
-        .store
-        .update(|index| index.node_applied(&"node-2".into(), advertised.to_vec()));
+    cluster.store.update(|index| index.node_applied(&"node-2".into(), advertised.to_vec()));
     assert_eq!(wanted("nvidia.com/hostdev"), None);
 }
 
@@ -200,12 +189,7 @@ fn notices(cluster: &Cluster, told: &mut Reported, began: Instant, seconds: u64)
     let due = due(&cluster.store, told, began + Duration::from_secs(seconds));
     let mut notices: Vec<String> = due
         .into_iter()
-        .map(|notice| {
-            format!(
-                "{} {}: {}",
-                notice.pod.name, notice.message.reason, notice.message.note
-            )
-        })
+        .map(|notice| format!("{} {}: {}", notice.pod.name, notice.message.reason, notice.message.note))
         .collect();
     notices.sort();
     notices
@@ -219,10 +203,7 @@ fn insufficient_member_gets_the_reason_of_its_gang() {
     let mut at = |cluster: &Cluster, seconds| notices(cluster, &mut told, began, seconds);
     // Most often the others come in a moment.
     assert_eq!(at(&cluster, 0), [""; 0]);
-    assert_eq!(
-        at(&cluster, 5),
-        ["a-0 GangWaiting: gang default/a: 1 of 2 members exist"]
-    );
+    assert_eq!(at(&cluster, 5), ["a-0 GangWaiting: gang default/a: 1 of 2 members exist"]);
     assert_eq!(at(&cluster, 100), [""; 0]);
     // A contradiction is the true reason, whatever is free.
     cluster.pod(&short_member("a-1", "a", 3));
@@ -230,10 +211,7 @@ fn insufficient_member_gets_the_reason_of_its_gang() {
     let told_now = at(&cluster, 165);
     assert_eq!(told_now.len(), 2, "{told_now:?}");
     for (note, name) in told_now.iter().zip(["a-0", "a-1"]) {
-        assert!(
-            note.starts_with(&format!("{name} GangInvalid: gang default/a is not valid: ")),
-            "{note}"
-        );
+        assert!(note.starts_with(&format!("{name} GangInvalid: gang default/a is not valid: ")), "{note}");
     }
     assert_eq!(at(&cluster, 300), [""; 0]);
     // It is mended, and waits for room.
@@ -241,10 +219,7 @@ fn insufficient_member_gets_the_reason_of_its_gang() {
     at(&cluster, 400);
     let told_now = at(&cluster, 405);
     assert_eq!(told_now.len(), 2, "{told_now:?}");
-    assert!(
-        told_now[0].starts_with("a-0 GangWaiting: gang default/a waits for room: "),
-        "{told_now:?}"
-    );
+    assert!(told_now[0].starts_with("a-0 GangWaiting: gang default/a waits for room: "), "{told_now:?}");
 }
 
 #[test]
@@ -338,20 +313,13 @@ async fn the_event_names_the_pod_by_uid_and_says_the_note() {
 
     let (service, mut api) = tower_test::mock::pair::<Request<Body>, Response<Body>>();
     let client = Client::new(service, "default");
-    let pod = Address {
-        uid: "a".into(),
-        namespace: "default".into(),
-        name: "a".into(),
-    };
+    let pod = Address { uid: "a".into(), namespace: "default".into(), name: "a".into() };
     let Notice { pod, message } = notice(pod, &Cause::Devices(request(4)), "3 of 8".to_owned());
     let mut recorder = event::recorder(client);
     let event = recorder.event(event::pod(&pod.namespace, &pod.name, pod.uid.as_str()), message);
     let written = tokio::spawn(async move { recorder.attempt(&event, false).await });
     let (request, send) = api.next_request().await.unwrap();
-    assert_eq!(
-        request.uri().path(),
-        "/apis/events.k8s.io/v1/namespaces/default/events"
-    );
+    assert_eq!(request.uri().path(), "/apis/events.k8s.io/v1/namespaces/default/events");
     let body = request.into_body().collect_bytes().await.unwrap();
     let event: Value = serde_json::from_slice(&body).unwrap();
     assert_eq!(event["regarding"]["uid"], "a");
@@ -388,11 +356,7 @@ async fn a_pod_that_could_not_be_told_is_told_again_but_not_at_once() {
         publish_due(&mut recorder, &cluster.store, &metrics, &mut told, now).await;
         let count = |outcome| metrics.events.get_or_create(&Outcome { outcome }).get();
         let expected = (1, u64::from(seconds >= 60));
-        assert_eq!(
-            (count("failed"), count("published")),
-            expected,
-            "after {seconds} s"
-        );
+        assert_eq!((count("failed"), count("published")), expected, "after {seconds} s");
     }
     drop(answers.await.unwrap());
 }

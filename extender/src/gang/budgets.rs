@@ -49,11 +49,8 @@ mod tests {
         let (service, mut api) = mock::pair::<Request<Body>, Response<Body>>();
         let cluster = Cluster::new(Options::default());
         let shutdown = CancellationToken::new();
-        let running = tokio::spawn(run(
-            Client::new(service, "default"),
-            Arc::clone(&cluster.store),
-            shutdown.clone(),
-        ));
+        let running =
+            tokio::spawn(run(Client::new(service, "default"), Arc::clone(&cluster.store), shutdown.clone()));
         let list = json!({
             "apiVersion": "policy/v1", "kind": "PodDisruptionBudgetList",
             "metadata": {"resourceVersion": "1"},
@@ -75,10 +72,7 @@ mod tests {
             }
             send.send_response(Response::new(Body::from(list.to_string().into_bytes())));
         };
-        assert!(
-            watching.contains(&format!("timeoutSeconds={WATCH_SECONDS}")),
-            "{watching}"
-        );
+        assert!(watching.contains(&format!("timeoutSeconds={WATCH_SECONDS}")), "{watching}");
         assert!(cluster.store.read(|index| index.knows_budgets()));
         shutdown.cancel();
         running.await.unwrap();

@@ -38,11 +38,7 @@ const LOOK: Duration = Duration::from_secs(1);
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum About {
     Gang(Name),
-    Pod {
-        namespace: Arc<str>,
-        name: Arc<str>,
-        uid: PodUid,
-    },
+    Pod { namespace: Arc<str>, name: Arc<str>, uid: PodUid },
 }
 
 /// Queues messages.
@@ -78,20 +74,13 @@ impl Events {
 
     /// Records an Event of a gang.
     pub(super) fn gang(&self, gang: &GangKey, message: Message) {
-        let name = Name {
-            namespace: Arc::clone(&gang.namespace),
-            name: gang.object_name().into(),
-        };
+        let name = Name { namespace: Arc::clone(&gang.namespace), name: gang.object_name().into() };
         self.queue(About::Gang(name), message);
     }
 
     /// Records an Event of a pod.
     pub(crate) fn pod(&self, namespace: &Arc<str>, name: &Arc<str>, uid: &PodUid, message: Message) {
-        let about = About::Pod {
-            namespace: Arc::clone(namespace),
-            name: Arc::clone(name),
-            uid: uid.clone(),
-        };
+        let about = About::Pod { namespace: Arc::clone(namespace), name: Arc::clone(name), uid: uid.clone() };
         self.queue(about, message);
     }
 
@@ -121,36 +110,24 @@ fn message(before: Option<&GangStatus>, now: &GangStatus) -> Option<Message> {
         Some(event::message(reason, warning, note))
     };
     match now.phase {
-        GangPhase::Reserved if !again => say(
-            Reason::GangReserved,
-            false,
-            format!("its places are in {}", place(now)),
-        ),
+        GangPhase::Reserved if !again => {
+            say(Reason::GangReserved, false, format!("its places are in {}", place(now)))
+        }
         // It was decided before its reservation was visible.
-        GangPhase::Binding if !phase.is_some_and(has_places) && !now.domain.is_empty() => say(
-            Reason::GangReserved,
-            false,
-            format!("its places are in {}", place(now)),
-        ),
+        GangPhase::Binding if !phase.is_some_and(has_places) && !now.domain.is_empty() => {
+            say(Reason::GangReserved, false, format!("its places are in {}", place(now)))
+        }
         GangPhase::Bound
             if phase.is_some_and(|phase| phase < GangPhase::Bound || phase == GangPhase::Degraded) =>
         {
-            let again = if phase == Some(GangPhase::Degraded) {
-                "whole again: "
-            } else {
-                ""
-            };
+            let again = if phase == Some(GangPhase::Degraded) { "whole again: " } else { "" };
             // Members without devices are on any node that kube-scheduler chose.
             let subset = match &now.decision {
                 Some(decision) if held(decision) < now.bound => ", those with devices",
                 _ => "",
             };
             let (all, verb) = (of_members(now.members), are(now.members));
-            let note = format!(
-                "{again}{} of {all} {verb} bound{subset} in {}",
-                now.bound,
-                place(now)
-            );
+            let note = format!("{again}{} of {all} {verb} bound{subset} in {}", now.bound, place(now));
             Some(event::message(Reason::GangBound, false, note))
         }
         GangPhase::Queued | GangPhase::Backoff if !(again && same_words) => {
@@ -222,10 +199,7 @@ fn joined(note: String, message: &str) -> String {
 
 /// Whether a gang in this phase has had the Event of its reservation.
 fn has_places(phase: GangPhase) -> bool {
-    matches!(
-        phase,
-        GangPhase::Reserved | GangPhase::Committing | GangPhase::Binding
-    )
+    matches!(phase, GangPhase::Reserved | GangPhase::Committing | GangPhase::Binding)
 }
 
 /// Members that have a reservation.
@@ -264,10 +238,7 @@ impl AwaitingObject {
 
     /// Takes the messages of a gang.
     fn take(&mut self, name: &Name) -> Vec<Message> {
-        self.0
-            .remove(name)
-            .map(|(messages, _)| messages)
-            .unwrap_or_default()
+        self.0.remove(name).map(|(messages, _)| messages).unwrap_or_default()
     }
 
     /// Drops messages that are due: the object was never made, or is gone, and the next one of the name is another gang.

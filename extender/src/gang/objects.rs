@@ -34,29 +34,17 @@ pub type PartialGang = PartialObject<Gang>;
 impl PartialGang {
     /// Its name and content. `None` for a value that is not an object.
     pub fn read(self) -> Option<(Name, Object)> {
-        let Self {
-            metadata,
-            spec,
-            status,
-            ..
-        } = self;
-        let name = Name {
-            namespace: metadata.namespace?.into(),
-            name: metadata.name?.into(),
-        };
+        let Self { metadata, spec, status, .. } = self;
+        let name = Name { namespace: metadata.namespace?.into(), name: metadata.name?.into() };
         let spec = spec::read(&name.name, &spec);
         let labels = metadata.labels.unwrap_or_default();
-        let made = labels
-            .get(MANAGED_BY)
-            .is_some_and(|by| by == gantry_api::names::EXTENDER);
+        let made = labels.get(MANAGED_BY).is_some_and(|by| by == gantry_api::names::EXTENDER);
         let object = Object {
             uid: metadata.uid.unwrap_or_default().into(),
             resource_version: metadata.resource_version.unwrap_or_default().into(),
             ours: made && spec.as_ref().is_ok_and(|spec| *spec == GangSpec::default()),
             spec,
-            status: status
-                .map(|status| read_status(&name, &status))
-                .unwrap_or_default(),
+            status: status.map(|status| read_status(&name, &status)).unwrap_or_default(),
         };
         Some((name, object))
     }
@@ -68,9 +56,7 @@ fn read_status(name: &Name, status: &serde_json::Value) -> GangStatus {
         let Name { namespace, name } = name;
         tracing::warn!(gang = %name, %namespace, %error, "status cannot be read");
         GangStatus {
-            decision: status
-                .get("decision")
-                .and_then(|decision| Decision::deserialize(decision).ok()),
+            decision: status.get("decision").and_then(|decision| Decision::deserialize(decision).ok()),
             ..GangStatus::default()
         }
     })
@@ -122,10 +108,7 @@ impl Objects {
 /// compared.
 fn is_older(object: &Object, than: &Object) -> bool {
     let number = |object: &Object| object.resource_version.parse::<u64>().ok();
-    object.uid == than.uid
-        && number(object)
-            .zip(number(than))
-            .is_some_and(|(object, than)| object < than)
+    object.uid == than.uid && number(object).zip(number(than)).is_some_and(|(object, than)| object < than)
 }
 
 #[cfg(test)]

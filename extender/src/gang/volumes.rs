@@ -21,10 +21,7 @@ pub async fn run(client: Client, store: Arc<Store>, shutdown: CancellationToken)
     const WITHOUT: &str = "gangs are planned as if their volumes could be reached from every node; manifests/extender.yaml gives that right";
     let claims = follow(
         Api::<PartialObject<PersistentVolumeClaim>>::all(client.clone()),
-        Words {
-            what: "claims of volumes",
-            without: WITHOUT,
-        },
+        Words { what: "claims of volumes", without: WITHOUT },
         |claim| -> Option<Arc<str>> {
             let volume = claim.spec.get("volumeName")?.as_str()?;
             Some(volume.into())
@@ -41,10 +38,7 @@ pub async fn run(client: Client, store: Arc<Store>, shutdown: CancellationToken)
     let words = Mutex::new(pod::Words::default());
     let volumes = follow(
         Api::<PartialObject<PersistentVolume>>::all(client),
-        Words {
-            what: "volumes",
-            without: WITHOUT,
-        },
+        Words { what: "volumes", without: WITHOUT },
         |volume| {
             let required = volume.spec.get("nodeAffinity")?.get("required")?;
             let required = NodeSelector::deserialize(required).ok()?;
@@ -71,14 +65,9 @@ pub async fn run(client: Client, store: Arc<Store>, shutdown: CancellationToken)
 fn read(term: &NodeSelectorTerm, words: &mut pod::Words) -> NodeTerm {
     let mut all = |requirements: &Option<Vec<NodeSelectorRequirement>>| {
         let requirements = requirements.iter().flatten();
-        requirements
-            .map(|requirement| read_one(requirement, words))
-            .collect()
+        requirements.map(|requirement| read_one(requirement, words)).collect()
     };
-    NodeTerm {
-        labels: all(&term.match_expressions),
-        names: all(&term.match_fields),
-    }
+    NodeTerm { labels: all(&term.match_expressions), names: all(&term.match_fields) }
 }
 
 fn read_one(written: &NodeSelectorRequirement, words: &mut pod::Words) -> Requirement {

@@ -179,10 +179,7 @@ impl Worker {
             End::Forbidden(_) => "forbidden",
             End::Failed(_) | End::Unmarked(_) => "failed",
         };
-        let write = Write {
-            verb: action.label(),
-            outcome,
-        };
+        let write = Write { verb: action.label(), outcome };
         self.metrics.gang_writes.get_or_create(&write).inc();
         let key = (pod.uid.clone(), action);
         let failed = self.open.get(&key).map_or(0, |open| open.failed);
@@ -265,8 +262,7 @@ impl Worker {
         let still = |((_, of), open): (&(PodUid, Action), &Open)| of == action && open.budget;
         let said = self.store.read(|index| index.is_hindered(gang, Blocker::Budget));
         if said && !self.open.iter().any(still) {
-            self.store
-                .update(|index| index.hindered(gang, Blocker::Budget, None));
+            self.store.update(|index| index.hindered(gang, Blocker::Budget, None));
         }
     }
 
@@ -297,13 +293,11 @@ impl Worker {
         if let Some(gang) = self.gang(pod, action)
             && self.forbidden.remove(&(Arc::clone(&gang), action.label()))
         {
-            self.store
-                .update(|index| index.hindered(&gang, action.hindrance(), None));
+            self.store.update(|index| index.hindered(&gang, action.hindrance(), None));
         }
         // Of gangs that are over.
         let store = &self.store;
-        self.forbidden
-            .retain(|(gang, _)| store.read(|index| index.knows_gang(gang)));
+        self.forbidden.retain(|(gang, _)| store.read(|index| index.knows_gang(gang)));
     }
 }
 
@@ -319,11 +313,7 @@ fn find(store: &Store, uid: &PodUid, action: &Action) -> Option<Pod> {
             return None;
         }
         let (namespace, name) = index.pod_address(uid)?;
-        Some(Pod {
-            uid: uid.clone(),
-            namespace,
-            name,
-        })
+        Some(Pod { uid: uid.clone(), namespace, name })
     })
 }
 

@@ -25,11 +25,7 @@ impl<'i> Activation<'i> {
             Some(nodes) => nodes.iter().copied().collect(),
             None => index.nodes.numbers().collect(),
         };
-        Self {
-            index,
-            nodes,
-            fits: HashMap::new(),
-        }
+        Self { index, nodes, fits: HashMap::new() }
     }
 
     /// Whether a pod fits on any of the nodes.

@@ -129,9 +129,7 @@ impl AffinityIndex {
     pub(super) fn renumber(&mut self, renumbering: &Renumbering) {
         for counts in self.by_profile.values_mut() {
             let old = std::mem::take(counts).into_iter();
-            *counts = old
-                .filter_map(|(node, count)| Some((*renumbering.get(&node)?, count)))
-                .collect();
+            *counts = old.filter_map(|(node, count)| Some((*renumbering.get(&node)?, count))).collect();
         }
     }
 
@@ -150,11 +148,7 @@ impl AffinityIndex {
         gone: &'g [&'g PodUid],
         find: &'g FindPod<'g>,
     ) -> PlacementRules {
-        let gone = Gone {
-            pods: gone,
-            find,
-            by_profile: OnceCell::new(),
-        };
+        let gone = Gone { pods: gone, find, by_profile: OnceCell::new() };
         let mut closed = Domains::new();
         let mut barred = BTreeSet::new();
         // Anti-affinity of other pods against this one.

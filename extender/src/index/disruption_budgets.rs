@@ -38,18 +38,13 @@ impl Disruptions {
         let selector = budget.spec.get("selector").filter(|selector| !selector.is_null());
         let selector = selector.map(LabelSelector::deserialize);
         let readable = !matches!(selector, Some(Err(_)));
-        let allowed = budget
-            .status
-            .as_ref()
-            .and_then(|status| status.get("disruptionsAllowed"));
+        let allowed = budget.status.as_ref().and_then(|status| status.get("disruptionsAllowed"));
         let allowed = allowed.and_then(Value::as_u64).filter(|_| readable);
         Self {
             namespace: budget.metadata.namespace.as_deref().unwrap_or_default().into(),
             name: budget.metadata.name.as_deref().unwrap_or_default().into(),
             selector: selector.map(|selector| requirements(&selector.unwrap_or_default())),
-            allowed: allowed
-                .and_then(|allowed| u32::try_from(allowed).ok())
-                .unwrap_or(0),
+            allowed: allowed.and_then(|allowed| u32::try_from(allowed).ok()).unwrap_or(0),
         }
     }
 
@@ -58,45 +53,30 @@ impl Disruptions {
             return false;
         };
         *self.namespace == *namespace
-            && selector
-                .iter()
-                .all(|required| required.holds(labels.get(&required.key)))
+            && selector.iter().all(|required| required.holds(labels.get(&required.key)))
     }
 }
 
 /// An unknown operator covers every pod: a pod too many is spared.
 fn requirements(selector: &LabelSelector) -> Vec<Requirement> {
-    let equal = selector
-        .match_labels
-        .iter()
-        .flatten()
-        .map(|(key, value)| Requirement {
-            key: key.as_str().into(),
-            operator: Operator::In,
-            values: vec![value.as_str().into()],
-        });
-    let expressions = selector
-        .match_expressions
-        .iter()
-        .flatten()
-        .filter_map(|expression| {
-            Some(Requirement {
-                key: expression.key.as_str().into(),
-                operator: match expression.operator.as_str() {
-                    "In" => Operator::In,
-                    "NotIn" => Operator::NotIn,
-                    "Exists" => Operator::Exists,
-                    "DoesNotExist" => Operator::DoesNotExist,
-                    _ => return None,
-                },
-                values: expression
-                    .values
-                    .iter()
-                    .flatten()
-                    .map(|value| value.as_str().into())
-                    .collect(),
-            })
-        });
+    let equal = selector.match_labels.iter().flatten().map(|(key, value)| Requirement {
+        key: key.as_str().into(),
+        operator: Operator::In,
+        values: vec![value.as_str().into()],
+    });
+    let expressions = selector.match_expressions.iter().flatten().filter_map(|expression| {
+        Some(Requirement {
+            key: expression.key.as_str().into(),
+            operator: match expression.operator.as_str() {
+                "In" => Operator::In,
+                "NotIn" => Operator::NotIn,
+                "Exists" => Operator::Exists,
+                "DoesNotExist" => Operator::DoesNotExist,
+                _ => return None,
+            },
+            values: expression.values.iter().flatten().map(|value| value.as_str().into()).collect(),
+        })
+    });
     equal.chain(expressions).collect()
 }
 
@@ -105,10 +85,7 @@ fn allows_more(before: Option<&[Disruptions]>, now: Option<&[Disruptions]>) -> b
     let (Some(before), Some(now)) = (before, now) else {
         return now.is_some();
     };
-    let now: HashMap<_, _> = now
-        .iter()
-        .map(|budget| ((&budget.namespace, &budget.name), budget))
-        .collect();
+    let now: HashMap<_, _> = now.iter().map(|budget| ((&budget.namespace, &budget.name), budget)).collect();
     before.iter().any(|before| {
         let now = now.get(&(&before.namespace, &before.name));
         now.is_none_or(|now| now.allowed > before.allowed || now.selector != before.selector)
@@ -140,19 +117,12 @@ impl DisruptionBudgets {
     /// What the budgets allow now.
     pub(super) fn allowance(&self) -> Allowance<'_> {
         let left = |all: &Vec<Disruptions>| all.iter().map(|budget| budget.allowed).collect();
-        Allowance {
-            budgets: self,
-            left: self.0.as_ref().map(left),
-        }
+        Allowance { budgets: self, left: self.0.as_ref().map(left) }
     }
 
     /// A search for the budgets that cover pods. `profiles` has the profiles of the pods.
     pub(super) fn coverage<'i>(&'i self, profiles: &'i NodeResourcesTable) -> Coverage<'i> {
-        Coverage {
-            budgets: self.0.as_deref().unwrap_or_default(),
-            profiles,
-            by_profile: HashMap::new(),
-        }
+        Coverage { budgets: self.0.as_deref().unwrap_or_default(), profiles, by_profile: HashMap::new() }
     }
 }
 
@@ -195,15 +165,13 @@ pub(super) struct Coverage<'i> {
 impl Coverage<'_> {
     fn of(&mut self, profile: &PodProfile) -> &[usize] {
         let budgets = self.budgets;
-        self.by_profile
-            .entry(std::ptr::from_ref(profile))
-            .or_insert_with(|| {
-                let covering = budgets.iter().enumerate();
-                covering
-                    .filter(|(_, budget)| budget.covers(&profile.namespace, &profile.labels))
-                    .map(|(number, _)| number)
-                    .collect()
-            })
+        self.by_profile.entry(std::ptr::from_ref(profile)).or_insert_with(|| {
+            let covering = budgets.iter().enumerate();
+            covering
+                .filter(|(_, budget)| budget.covers(&profile.namespace, &profile.labels))
+                .map(|(number, _)| number)
+                .collect()
+        })
     }
 
     /// What the end of a unit needs of budgets. Budgets that cover a pod together allow nothing: the API server refuses
@@ -255,10 +223,7 @@ mod tests {
     }
 
     fn covers(selector: &Value, namespace: &str, labels: &[(&str, &str)]) -> bool {
-        let labels = labels
-            .iter()
-            .map(|(key, value)| (Arc::from(*key), Arc::from(*value)))
-            .collect();
+        let labels = labels.iter().map(|(key, value)| (Arc::from(*key), Arc::from(*value))).collect();
         budget(selector).covers(namespace, &labels)
     }
 
@@ -298,13 +263,7 @@ mod tests {
             cluster.pod(&bound(pod, "n", 1, None));
         }
         let (all, db) = (budget(&json!({})), budget(&json!({"matchLabels": {"app": "db"}})));
-        let budgets = vec![
-            all,
-            Disruptions {
-                name: "db".into(),
-                ..db
-            },
-        ];
+        let budgets = vec![all, Disruptions { name: "db".into(), ..db }];
         cluster.store.update(|index| index.budgets_seen(Some(budgets)));
         let allowed = |uid: &str| {
             let pod = CandidatePod {
@@ -320,13 +279,8 @@ mod tests {
                 checkpointed: false,
                 budgets: Vec::new(),
             };
-            let needed = cluster
-                .store
-                .read(|index| index.budgets.coverage(&index.resources).need(&unit));
-            needed
-                .into_iter()
-                .map(|budget| budget.allowed)
-                .collect::<Vec<_>>()
+            let needed = cluster.store.read(|index| index.budgets.coverage(&index.resources).need(&unit));
+            needed.into_iter().map(|budget| budget.allowed).collect::<Vec<_>>()
         };
         assert_eq!((allowed("once"), allowed("twice")), (vec![2], vec![0, 0]));
     }

@@ -151,11 +151,7 @@ impl GangIndex {
             }
             None => false,
         });
-        self.suspects = self
-            .suspects
-            .iter()
-            .filter_map(|node| renumbering.get(node).copied())
-            .collect();
+        self.suspects = self.suspects.iter().filter_map(|node| renumbering.get(node).copied()).collect();
         self.troubled = self
             .troubled
             .iter()
@@ -207,9 +203,7 @@ impl Index {
         self.end_deadlock();
         self.release_backfill();
         let gangs = &mut self.gangs;
-        gangs
-            .moved
-            .extend(gangs.core.views().map(|view| Arc::clone(view.key())));
+        gangs.moved.extend(gangs.core.views().map(|view| Arc::clone(view.key())));
         gangs.core = Gangs::new(gangs.settings.clone());
         gangs.effects = Effects::default();
         gangs.synced = false;

@@ -48,11 +48,7 @@ impl Holds {
         (request, layouts): (Arc<Request>, Vec<Layout>),
     ) {
         let until = now + HOLD;
-        let held = HeldRequest {
-            until,
-            request,
-            layouts,
-        };
+        let held = HeldRequest { until, request, layouts };
         self.by_pod.insert(uid.clone(), held);
         Arc::make_mut(&mut self.shared).insert(uid, hold);
         self.changed = true;

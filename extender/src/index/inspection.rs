@@ -74,17 +74,10 @@ impl Index {
     pub fn inspect(&self, pod: &PodFacts) -> Result<PodReport, String> {
         let request = pod.request.as_ref().map_err(ToString::to_string)?;
         let asks = request.asks.iter();
-        let asks: Vec<String> = asks
-            .map(|ask| format!("{} {}", ask.devices, ask.resource))
-            .collect();
+        let asks: Vec<String> = asks.map(|ask| format!("{} {}", ask.devices, ask.resource)).collect();
         let bound = pod.node.as_ref().map(|node| self.bound(pod, node));
         let gang = self.goes_with(&pod.uid).map(|key| &**key);
-        let inspection = Inspection {
-            index: self,
-            pod,
-            request,
-            gang,
-        };
+        let inspection = Inspection { index: self, pod, request, gang };
         Ok(PodReport {
             namespace: Arc::clone(&pod.namespace),
             name: Arc::clone(&pod.name),
@@ -112,11 +105,7 @@ impl Index {
                 words.push(pool.describe(held));
             }
         }
-        Bound {
-            node: node.clone(),
-            devices,
-            words: words.join(", "),
-        }
+        Bound { node: node.clone(), devices, words: words.join(", ") }
     }
 }
 
@@ -179,9 +168,7 @@ impl Inspection<'_> {
                     found.bandwidth_gbs = (megabytes > 0).then_some(gbs);
                     return Some(found);
                 }
-                None => report(Some(
-                    "the devices that are free do not fit the containers".to_owned(),
-                )),
+                None => report(Some("the devices that are free do not fit the containers".to_owned())),
             },
             Err(miss) => report(Some(miss.of_one_node())),
         };
@@ -219,8 +206,7 @@ impl Inspection<'_> {
             }
         }
         let pods = victims.iter().filter_map(|(uid, _)| self.index.pods.get(uid));
-        pods.map(|pod| format!("{}/{}", pod.namespace, pod.name))
-            .collect()
+        pods.map(|pod| format!("{}/{}", pod.namespace, pod.name)).collect()
     }
 
     /// What a node that has the devices lacks otherwise.

@@ -58,10 +58,7 @@ impl ListTracker {
 
     /// A list begins.
     pub(super) fn begin(&mut self, now: Instant, source: Source) {
-        let list = List {
-            since: now,
-            names: HashSet::new(),
-        };
+        let list = List { since: now, names: HashSet::new() };
         self.lists.insert(source, list);
     }
 

@@ -143,10 +143,7 @@ impl Node {
         };
         let before = std::mem::replace(&mut self.ledger, ledger);
         let faults = self.ledger.faults.iter();
-        change.faults = faults
-            .filter(|fault| !before.faults.contains(fault))
-            .cloned()
-            .collect();
+        change.faults = faults.filter(|fault| !before.faults.contains(fault)).cloned().collect();
         let mut pools = self.ledger.pools.iter().enumerate();
         change.gained = pools.any(|(index, pool)| match before.pools.get(index) {
             Some(before) => !pool.free.is_subset(&before.free),
@@ -201,9 +198,7 @@ impl Node {
             (Some(inventory), _) => {
                 Standing::Ours(self.class(inventory, held, |pool, set| pool.shape.canonical(&set)))
             }
-            (None, Some(advertised)) => Standing::Foreign {
-                advertised: advertised.clone(),
-            },
+            (None, Some(advertised)) => Standing::Foreign { advertised: advertised.clone() },
             (None, None) => Standing::Gone,
         }
     }

@@ -17,10 +17,7 @@ impl NodeClasses {
     pub(super) const GONE: ClassIx = ClassIx(0);
 
     pub(super) fn new() -> Self {
-        let mut classes = Self {
-            list: Arc::default(),
-            numbers: HashMap::new(),
-        };
+        let mut classes = Self { list: Arc::default(), numbers: HashMap::new() };
         classes.of(Standing::Gone);
         classes
     }

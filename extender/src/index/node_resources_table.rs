@@ -203,10 +203,7 @@ impl NodeResourcesTable {
 
     /// Pods without watched resources that a complete list does not name.
     pub(super) fn missing_from(&self, listed: &HashSet<Arc<str>>) -> Vec<PodUid> {
-        let missing = self
-            .pods
-            .iter()
-            .filter(|(uid, pod)| !pod.watched && !listed.contains(uid.as_str()));
+        let missing = self.pods.iter().filter(|(uid, pod)| !pod.watched && !listed.contains(uid.as_str()));
         missing.map(|(uid, _)| uid.clone()).collect()
     }
 
@@ -320,21 +317,13 @@ impl NodeResourcesTable {
         volumes: Vec<Arc<Vec<NodeTerm>>>,
     ) -> Arc<Needs> {
         self.term_labels.add_needs(needs);
-        let labels = profile
-            .labels
-            .iter()
-            .filter(|(key, _)| self.term_labels.contains(key));
-        let labels: BTreeMap<_, _> = labels
-            .map(|(key, value)| (Arc::clone(key), Arc::clone(value)))
-            .collect();
+        let labels = profile.labels.iter().filter(|(key, _)| self.term_labels.contains(key));
+        let labels: BTreeMap<_, _> =
+            labels.map(|(key, value)| (Arc::clone(key), Arc::clone(value))).collect();
         if *needs.labels == labels && needs.volumes == volumes {
             return Arc::clone(needs);
         }
-        self.needs.one(Needs {
-            labels: Arc::new(labels),
-            volumes,
-            ..Needs::clone(needs)
-        })
+        self.needs.one(Needs { labels: Arc::new(labels), volumes, ..Needs::clone(needs) })
     }
 
     /// A number that grows whenever a pod with watched resources comes or goes.
@@ -357,9 +346,7 @@ impl NodeResourcesTable {
 
     /// The pods without devices that are preemptible or being deleted.
     pub(super) fn preemptible_pods(&self) -> impl Iterator<Item = PreemptiblePod<'_>> {
-        self.pods
-            .iter()
-            .filter_map(|(uid, record)| PreemptiblePod::of(uid, record))
+        self.pods.iter().filter_map(|(uid, record)| PreemptiblePod::of(uid, record))
     }
 
     /// Which nodes the pods on nodes keep a pod with these needs from, if some of them were `gone`.
@@ -423,9 +410,7 @@ impl NodeResourcesTable {
         self.affinity.renumber(renumbering);
         self.gained = self.gained.iter().filter_map(renumbered).collect();
         let narrowed = std::mem::take(&mut self.narrowed).into_iter();
-        self.narrowed = narrowed
-            .filter_map(|(node, itself)| Some((renumbered(&node)?, itself)))
-            .collect();
+        self.narrowed = narrowed.filter_map(|(node, itself)| Some((renumbered(&node)?, itself))).collect();
         self.fabric_is_stale = true;
         self.settle(nodes, true);
     }

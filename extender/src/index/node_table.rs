@@ -176,10 +176,7 @@ impl NodeTable {
                 totals: after.counts_otherwise(before),
                 numbers: after.serves_otherwise(before),
             },
-            (_, after) => InventoryChange {
-                totals: true,
-                numbers: after.is_some(),
-            },
+            (_, after) => InventoryChange { totals: true, numbers: after.is_some() },
         };
         self.changed |= change.numbers;
         self.mark(node);
@@ -207,11 +204,7 @@ impl NodeTable {
         held: &[DeviceSet],
     ) -> Option<NodeChange> {
         let entry = self.nodes.get_mut(node.0 as usize)?;
-        let LedgerChange {
-            faults,
-            gained,
-            unassigned_gained,
-        } = entry.settle(now, pods);
+        let LedgerChange { faults, gained, unassigned_gained } = entry.settle(now, pods);
         for fault in faults {
             *self.faults.entry(fault.kind).or_default() += 1;
             tracing::warn!(node = %entry.name(), fault = ?fault.kind, "{}", fault.words);
@@ -276,10 +269,7 @@ impl NodeTable {
         let renumbering = (over > KEPT_NUMBERS && over * 2 > self.nodes.len()).then(|| {
             let mut names = Names::default();
             let mut renumbering = Renumbering::new();
-            let (nodes, classes) = (
-                std::mem::take(&mut self.nodes),
-                std::mem::take(&mut self.class_of),
-            );
+            let (nodes, classes) = (std::mem::take(&mut self.nodes), std::mem::take(&mut self.class_of));
             for ((number, node), class) in (0..).map(NodeIx).zip(nodes).zip(classes) {
                 if !node.is_gone() || is_used(number) {
                     renumbering.insert(number, names.number(node.name()));

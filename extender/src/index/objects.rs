@@ -29,10 +29,7 @@ const MAX_REASON: usize = 200;
 pub fn inventory(watched: &Watched, node: PartialGpuNode, kinds: &mut Kinds) -> Option<Inventory> {
     let name = node.metadata.name.unwrap_or_default();
     let spec: Result<GpuNodeSpec, _> = serde_json::from_value(node.spec);
-    let status = node
-        .status
-        .map(serde_json::from_value::<GpuNodeStatus>)
-        .transpose();
+    let status = node.status.map(serde_json::from_value::<GpuNodeStatus>).transpose();
     match (spec, status) {
         (Ok(spec), Ok(status)) => {
             let kind = kinds.of(&spec.machine);
@@ -90,20 +87,10 @@ fn account_for(
         .flat_map(|holder| held(&pools, holder))
         .collect();
     let not_ready = status
-        .and_then(|status| {
-            status
-                .conditions
-                .iter()
-                .find(|condition| condition.type_ == "Ready")
-        })
+        .and_then(|status| status.conditions.iter().find(|condition| condition.type_ == "Ready"))
         .filter(|condition| condition.status == "False")
         .map(|condition| bounded(&condition.reason));
-    Inventory {
-        kind,
-        pools,
-        holders,
-        not_ready,
-    }
+    Inventory { kind, pools, holders, not_ready }
 }
 
 /// The devices of a holder, by pool.
@@ -128,10 +115,7 @@ fn read_device(device: &DeviceStatus) -> Device {
         id: device.id.clone(),
         spot: Spot {
             gpu: device.gpu,
-            slice: device.slice.as_ref().map(|slice| Units {
-                start: slice.start,
-                size: slice.size,
-            }),
+            slice: device.slice.as_ref().map(|slice| Units { start: slice.start, size: slice.size }),
         },
         replica: device.replica,
         fault: (!device.health.healthy).then(reason),
@@ -144,9 +128,7 @@ fn on_other_gpu(machine: &[Gpu], device: &DeviceStatus) -> bool {
     let is = |gpu: &Gpu| {
         let slices = gpu.mig.iter().flat_map(|mig| &mig.instances);
         gpu.uuid.as_ref().is_some_and(|uuid| uuid.as_str() == id)
-            || slices
-                .flat_map(|instance| &instance.compute)
-                .any(|slice| slice.uuid.as_str() == id)
+            || slices.flat_map(|instance| &instance.compute).any(|slice| slice.uuid.as_str() == id)
     };
     let found = machine.iter().position(is);
     found.is_some_and(|gpu| gpu != usize::from(device.gpu))
@@ -250,9 +232,7 @@ pub fn described(watched: &Watched, node: &SlimNode, words: &mut Words) -> NodeF
         }
     }
     let labels = node.metadata.labels.iter().flatten();
-    let labels = labels
-        .map(|(key, value)| (words.of(key), words.of(value)))
-        .collect();
+    let labels = labels.map(|(key, value)| (words.of(key), words.of(value))).collect();
     let taints = node.spec.taints.iter().filter_map(|taint| {
         Some(Taint {
             key: words.of(&taint.key),

@@ -74,14 +74,7 @@ pub(super) struct GangReservation {
 impl BindReservation {
     /// A bind with its first call in flight.
     pub(super) fn new(uid: PodUid, plan: String, annotation: Arc<str>, devices: Devices) -> Self {
-        Self {
-            uid,
-            plan,
-            annotation,
-            devices,
-            calls: 1,
-            progress: Progress::Started,
-        }
+        Self { uid, plan, annotation, devices, calls: 1, progress: Progress::Started }
     }
 
     pub(super) fn devices(&self) -> &Devices {
@@ -110,10 +103,7 @@ impl Occupancy {
 
     /// Devices of all binds, but for that of the pod `except`.
     pub(super) fn devices_in_binds(&self, except: Option<&str>) -> impl Iterator<Item = &Devices> {
-        let binds = self
-            .binds
-            .iter()
-            .filter(move |bind| except != Some(bind.uid.as_str()));
+        let binds = self.binds.iter().filter(move |bind| except != Some(bind.uid.as_str()));
         binds.map(|bind| &bind.devices)
     }
 
@@ -125,10 +115,7 @@ impl Occupancy {
     pub(super) fn repeat_bind(&mut self, uid: &PodUid) -> Option<Reserved> {
         let bind = self.binds.iter_mut().find(|bind| bind.uid == *uid)?;
         bind.calls += 1;
-        Some(Reserved::Grant {
-            plan: bind.plan.clone(),
-            annotation: Arc::clone(&bind.annotation),
-        })
+        Some(Reserved::Grant { plan: bind.plan.clone(), annotation: Arc::clone(&bind.annotation) })
     }
 
     /// A call of a bind ended. True if the devices are released.

@@ -72,8 +72,7 @@ impl PodStore {
 
     /// The pod of a name.
     pub(super) fn find(&self, namespace: &str, name: &str) -> Option<&Arc<PodFacts>> {
-        self.iter()
-            .find(|pod| *pod.namespace == *namespace && *pod.name == *name)
+        self.iter().find(|pod| *pod.namespace == *namespace && *pod.name == *name)
     }
 
     /// Sorted names of the pods of a namespace.

@@ -110,10 +110,7 @@ impl BindError {
     }
 
     pub(super) fn not_free(target: &Target, reason: impl Into<String>) -> Self {
-        Self::NotFree {
-            node: target.node.clone(),
-            reason: reason.into(),
-        }
+        Self::NotFree { node: target.node.clone(), reason: reason.into() }
     }
 }
 
@@ -130,12 +127,7 @@ pub(super) struct Reservations {
 
 impl Reservations {
     pub(super) fn new(run: String) -> Self {
-        Self {
-            run,
-            plans: 0,
-            holds: Holds::default(),
-            binds: HashMap::new(),
-        }
+        Self { run, plans: 0, holds: Holds::default(), binds: HashMap::new() }
     }
 
     pub(super) fn holds(&self) -> &Holds {
@@ -171,8 +163,7 @@ impl Reservations {
         };
         let devices = by_pool(entry, request, &layouts);
         let hold = Hold { node, devices };
-        self.holds
-            .insert(now, uid.clone(), hold, (Arc::clone(request), layouts));
+        self.holds.insert(now, uid.clone(), hold, (Arc::clone(request), layouts));
         nodes.mark(node);
     }
 
@@ -222,10 +213,9 @@ impl Reservations {
     pub(super) fn still_granted(node: &Node, target: &Target) -> Result<(), BindError> {
         let bind = node.occupancy().bind_of(&target.uid);
         match bind {
-            Some(bind) if node.has_given_away(target, bind.devices()) => Err(BindError::not_free(
-                target,
-                "kubelet has given what the pod was granted to another",
-            )),
+            Some(bind) if node.has_given_away(target, bind.devices()) => {
+                Err(BindError::not_free(target, "kubelet has given what the pod was granted to another"))
+            }
             _ => Ok(()),
         }
     }
@@ -316,9 +306,7 @@ impl Reservations {
         since: Instant,
         listed: &HashSet<Arc<str>>,
     ) {
-        let missing = nodes
-            .iter()
-            .flat_map(|(_, node)| node.occupancy().binds_missing_from(since, listed));
+        let missing = nodes.iter().flat_map(|(_, node)| node.occupancy().binds_missing_from(since, listed));
         let missing: Vec<PodUid> = missing.cloned().collect();
         for uid in missing {
             self.pod_deleted(now, nodes, &uid);

@@ -46,19 +46,14 @@ pub struct Store {
 
 impl fmt::Debug for Store {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Store")
-            .field("index", &self.index)
-            .finish_non_exhaustive()
+        f.debug_struct("Store").field("index", &self.index).finish_non_exhaustive()
     }
 }
 
 /// The time of this machine.
 pub fn system_clock() -> Now {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    Now {
-        at: Instant::now(),
-        unix: i64::try_from(since.as_secs()).unwrap_or(i64::MAX),
-    }
+    Now { at: Instant::now(), unix: i64::try_from(since.as_secs()).unwrap_or(i64::MAX) }
 }
 
 impl Store {
@@ -174,11 +169,7 @@ impl Store {
 
     /// Plans the gangs that earlier steps left unplanned, until `shutdown`.
     pub async fn plan(&self, shutdown: CancellationToken) {
-        while shutdown
-            .run_until_cancelled(self.unplanned.notified())
-            .await
-            .is_some()
-        {
+        while shutdown.run_until_cancelled(self.unplanned.notified()).await.is_some() {
             self.update(|_| ());
             tokio::task::yield_now().await;
         }
@@ -207,9 +198,7 @@ impl Store {
                   process; the next process builds the index again"
     )]
     fn lock(&self) -> MutexGuard<'_, Index> {
-        self.index
-            .lock()
-            .expect("a change of the index has panicked; the next process builds it again")
+        self.index.lock().expect("a change of the index has panicked; the next process builds it again")
     }
 
     fn follow_up(&self, index: &mut Index) {

@@ -21,16 +21,12 @@ fn one_node() -> Cluster {
 }
 
 fn reserve(cluster: &Cluster, pod: &str) -> Result<Reserved, BindError> {
-    cluster
-        .store
-        .update(|index| index.reserve(&target(pod, "n"), None))
+    cluster.store.update(|index| index.reserve(&target(pod, "n"), None))
 }
 
 fn finish(cluster: &Cluster, pod: &str, outcome: Outcome) {
     let now = cluster.now();
-    cluster
-        .store
-        .update(|index| index.finish(now, &target(pod, "n"), outcome));
+    cluster.store.update(|index| index.finish(now, &target(pod, "n"), outcome));
 }
 
 /// The GPUs of a reservation's grant.
@@ -40,10 +36,8 @@ fn granted(reserved: &Reserved) -> String {
     };
     let grant: gantry_api::Grant = serde_json::from_str(annotation).unwrap();
     let held = grant.held("nvidia.com/gpu");
-    let gpus: gantry_topology::GpuSet = held
-        .iter()
-        .map(|id| id.as_str().rsplit('-').next().unwrap().parse::<usize>().unwrap())
-        .collect();
+    let gpus: gantry_topology::GpuSet =
+        held.iter().map(|id| id.as_str().rsplit('-').next().unwrap().parse::<usize>().unwrap()).collect();
     gpus.to_string()
 }
 
@@ -78,9 +72,7 @@ fn a_hold_ends_by_itself_and_with_its_pod() {
     let cluster = one_node();
     let now = cluster.now();
     for pod in ["a", "b"] {
-        cluster
-            .store
-            .update(|index| index.hold(now, &pod.into(), &request(2), "n"));
+        cluster.store.update(|index| index.hold(now, &pod.into(), &request(2), "n"));
     }
     cluster.gone(&pod("a", 2));
     assert_eq!(cluster.open("n"), "0,1,4,5,6,7");
@@ -92,9 +84,7 @@ fn a_hold_ends_by_itself_and_with_its_pod() {
 fn numbers_of_nodes_that_are_gone_are_used_again() {
     let cluster = one_node();
     let now = cluster.now();
-    cluster
-        .store
-        .update(|index| index.hold(now, &"a".into(), &request(2), "n"));
+    cluster.store.update(|index| index.hold(now, &"a".into(), &request(2), "n"));
     for number in 0..2000 {
         let name = format!("short-lived-{number}");
         cluster.add(&name, &bridged());

@@ -99,10 +99,7 @@ impl UnschedulableQueue {
     /// The pod as it is now. `is_single`: it is scheduled by itself, not with a gang.
     pub(super) fn observe(&mut self, now: Instant, pod: &PodFacts, is_single: bool) {
         if pod.node.is_none() && !pod.insufficient.is_empty() {
-            let insufficient = InsufficientPod {
-                pod: pod.uid.clone(),
-                resources: pod.insufficient.clone(),
-            };
+            let insufficient = InsufficientPod { pod: pod.uid.clone(), resources: pod.insufficient.clone() };
             self.insufficient.insert(pod.uid.clone(), insufficient);
         } else {
             self.insufficient.remove(&pod.uid);
@@ -115,13 +112,10 @@ impl UnschedulableQueue {
         // The node that a member of a gang is nominated for comes from its gang, not from kube-scheduler.
         if let Some(node) = pod.nominated.as_ref().filter(|_| is_single) {
             let node = node.clone();
-            let before = self
-                .nominated
-                .insert(pod.uid.clone(), Nomination { node, until: None });
+            let before = self.nominated.insert(pod.uid.clone(), Nomination { node, until: None });
             let before = before.map(|before| before.node);
             self.nominations_changed |= before.as_ref() != pod.nominated.as_ref();
-            self.denominated
-                .extend(before.filter(|before| pod.nominated.as_ref() != Some(before)));
+            self.denominated.extend(before.filter(|before| pod.nominated.as_ref() != Some(before)));
         } else if let Some(nomination) = self.nominated.get_mut(&pod.uid) {
             // kube-scheduler withdraws it when filter refuses the pod, which lasts until the devices are released: a
             // moment after their pods are gone.
@@ -141,9 +135,7 @@ impl UnschedulableQueue {
 
     /// The pods that kube-scheduler nominated a node for, and the nodes.
     pub(super) fn nominated(&self) -> impl Iterator<Item = (&PodUid, &NodeName)> {
-        self.nominated
-            .iter()
-            .map(|(uid, nomination)| (uid, &nomination.node))
+        self.nominated.iter().map(|(uid, nomination)| (uid, &nomination.node))
     }
 
     /// The node that kube-scheduler nominated for a pod.
@@ -155,8 +147,7 @@ impl UnschedulableQueue {
     pub(super) fn take_denominated(&mut self, now: Instant) -> Vec<NodeName> {
         let over = |until: &Option<Instant>| until.is_some_and(|until| now >= until);
         let gone = self.nominated.extract_if(|_, nomination| over(&nomination.until));
-        self.denominated
-            .extend(gone.map(|(_, nomination)| nomination.node));
+        self.denominated.extend(gone.map(|(_, nomination)| nomination.node));
         self.nominations_changed |= !self.denominated.is_empty();
         std::mem::take(&mut self.denominated)
     }
@@ -244,9 +235,7 @@ impl UnschedulableQueue {
     /// Pods that were refused before the newest gain.
     pub(super) fn refused_before_gain(&self) -> impl Iterator<Item = (&PodUid, &UnschedulablePod)> {
         let gained_at = self.gained_at;
-        self.pods
-            .iter()
-            .filter(move |(_, pod)| pod.generation < gained_at)
+        self.pods.iter().filter(move |(_, pod)| pod.generation < gained_at)
     }
 
     /// Takes the pods of the highest priority, at most `limit`, the longest waiting first. The others have their turn a

@@ -86,19 +86,11 @@ impl Index {
                 Answer::Single => {}
                 Answer::Node(node) => return (only(candidates, &node), follow_up),
                 Answer::Wait(why) => {
-                    return (
-                        Filtered::all_refused(candidates.len(), why.to_string()),
-                        follow_up,
-                    );
+                    return (Filtered::all_refused(candidates.len(), why.to_string()), follow_up);
                 }
             }
         }
-        let SchedulingCall {
-            priority,
-            request,
-            snapshot,
-            ..
-        } = call;
+        let SchedulingCall { priority, request, snapshot, .. } = call;
         let mut answer = decide::filter(snapshot, self.options, request, candidates, nodes);
         if let Some(kept) = &snapshot.kept
             && *priority <= kept.priority
@@ -292,8 +284,7 @@ impl Index {
             return;
         };
         self.settle_node(node);
-        self.reservations
-            .hold(now, &mut self.nodes, (uid, node), request, self.options.policy);
+        self.reservations.hold(now, &mut self.nodes, (uid, node), request, self.options.policy);
     }
 
     /// Reserves devices for the bind of a single pod and writes its grant.
@@ -328,13 +319,8 @@ impl Index {
         let node = self.nodes.find(target.node.as_str());
         let node = node.ok_or_else(|| BindError::no_such_node(target))?;
         self.settle_node(node);
-        let exists = self
-            .nodes
-            .get(node)
-            .is_some_and(|node| node.advertised().is_some());
-        exists
-            .then_some(node)
-            .ok_or_else(|| BindError::no_such_node(target))
+        let exists = self.nodes.get(node).is_some_and(|node| node.advertised().is_some());
+        exists.then_some(node).ok_or_else(|| BindError::no_such_node(target))
     }
 
     /// Whether a Binding that was sent may be sent once more.
@@ -439,10 +425,7 @@ impl Index {
 /// One node and no other. The others need no reason: kube-scheduler does not report them then.
 fn only(candidates: &CandidateNodes<'_>, node: &NodeName) -> Filtered {
     match position(candidates, node) {
-        Some(position) => Filtered {
-            passed: vec![position],
-            ..Filtered::default()
-        },
+        Some(position) => Filtered { passed: vec![position], ..Filtered::default() },
         None => Filtered::all_refused(
             candidates.len(),
             "its gang's place is on a node that was not offered".to_owned(),

@@ -30,11 +30,7 @@ pub(super) struct VictimSearch<'i> {
 
 impl<'i> VictimSearch<'i> {
     pub(super) fn new(index: &'i Index, request: &'i Request, priority: i32) -> Self {
-        Self {
-            index,
-            request,
-            priority,
-        }
+        Self { index, request, priority }
     }
 
     /// Of the nodes that kube-scheduler offers those that help, each with its victims: those that were named, and
@@ -67,11 +63,7 @@ impl<'i> VictimSearch<'i> {
         let Some(inventory) = node.inventory() else {
             return false;
         };
-        let Self {
-            index,
-            request,
-            priority,
-        } = *self;
+        let Self { index, request, priority } = *self;
         let now = index.now().at;
         let returning = node.returning(|since| now.saturating_duration_since(since) < AWAITED);
         let pools = inventory.pools.iter().zip(&returning);
@@ -91,15 +83,11 @@ impl<'i> VictimSearch<'i> {
     /// The devices that pods release on a node, by pool: `returning`, and those of pods that are being deleted.
     fn with_leaving(&self, (number, node): (NodeIx, &Node), returning: Vec<DeviceSet>) -> Vec<DeviceSet> {
         let pods = node.occupancy().pods().iter();
-        let leaving = pods
-            .filter_map(|uid| self.index.pods.get(uid))
-            .filter(|pod| pod.leaving);
-        leaving
-            .filter_map(|pod| self.released_by(pod, number))
-            .fold(returning, |returning, mut own| {
-                own.iter_mut().zip(&returning).for_each(|(own, set)| own.add(set));
-                own
-            })
+        let leaving = pods.filter_map(|uid| self.index.pods.get(uid)).filter(|pod| pod.leaving);
+        leaving.filter_map(|pod| self.released_by(pod, number)).fold(returning, |returning, mut own| {
+            own.iter_mut().zip(&returning).for_each(|(own, set)| own.add(set));
+            own
+        })
     }
 
     /// The healthy devices that the end of a pod releases on its node, by pool, without those that are reserved for
@@ -129,11 +117,7 @@ impl<'i> VictimSearch<'i> {
 
     /// The victims on one node, and how many gangs they belong to; `None` if no end of pods of lower priority helps.
     fn victims_on(&self, offer: Offer) -> Option<(usize, Offer)> {
-        let Self {
-            index,
-            request,
-            priority,
-        } = *self;
+        let Self { index, request, priority } = *self;
         let number = index.nodes.find(&offer.node)?;
         let node = index.nodes.get(number)?;
         let Some(class) = node.exact(&[]) else {
@@ -180,11 +164,7 @@ impl<'i> VictimSearch<'i> {
         // kube-scheduler takes the priority of the first victim for the highest on the node, and prefers nodes by it.
         // Unknown victims stay in front, in the order in which they were named.
         victims.sort_by_key(|uid| Reverse(self.priority_of(uid).unwrap_or(i32::MAX)));
-        let offer = Offer {
-            victims,
-            budgets_broken,
-            node: offer.node,
-        };
+        let offer = Offer { victims, budgets_broken, node: offer.node };
         (!offer.victims.is_empty()).then(|| (self.gangs_of(&offer.victims), offer))
     }
 
@@ -207,9 +187,8 @@ impl<'i> VictimSearch<'i> {
             let gang = self.index.goes_with(&pod.uid).is_some();
             (gang, pod.priority, Reverse(pod.created()), pod.uid.clone())
         });
-        let (protected, free): (Vec<_>, Vec<_>) = others
-            .into_iter()
-            .partition(|pod| self.breaks(&mut allowance, pod.uid.as_str()));
+        let (protected, free): (Vec<_>, Vec<_>) =
+            others.into_iter().partition(|pod| self.breaks(&mut allowance, pod.uid.as_str()));
         free.into_iter().chain(protected).collect()
     }
 

@@ -30,9 +30,8 @@ impl VolumeTable {
             let claim = (Arc::clone(&pod.namespace), Arc::clone(claim));
             self.claims.get(&claim)
         });
-        let mut reach: Vec<(&Arc<str>, &Reach)> = volumes
-            .filter_map(|volume| self.reach.get_key_value(volume))
-            .collect();
+        let mut reach: Vec<(&Arc<str>, &Reach)> =
+            volumes.filter_map(|volume| self.reach.get_key_value(volume)).collect();
         reach.sort_unstable_by_key(|(volume, _)| *volume);
         let mut distinct: Vec<Reach> = Vec::new();
         for (_, reach) in reach {
@@ -52,9 +51,7 @@ impl VolumeTable {
     /// All claims, each with its volume if it is bound to one.
     pub(super) fn set_claims(&mut self, claims: impl IntoIterator<Item = (Claim, Option<Arc<str>>)>) {
         let claims = claims.into_iter();
-        self.claims = claims
-            .filter_map(|(claim, volume)| Some((claim, volume?)))
-            .collect();
+        self.claims = claims.filter_map(|(claim, volume)| Some((claim, volume?))).collect();
         self.changed = true;
     }
 
@@ -69,9 +66,7 @@ impl VolumeTable {
 
     /// All volumes, each with its terms; `None`: every node can reach it.
     pub(super) fn set_volumes(&mut self, volumes: impl Iterator<Item = (Arc<str>, Option<Reach>)>) {
-        self.reach = volumes
-            .filter_map(|(volume, reach)| Some((volume, reach?)))
-            .collect();
+        self.reach = volumes.filter_map(|(volume, reach)| Some((volume, reach?))).collect();
         self.changed = true;
     }
 
@@ -103,10 +98,7 @@ mod tests {
             operator: Operator::In,
             values: vec![node.into()],
         };
-        Some(Arc::new(vec![NodeTerm {
-            labels: vec![required],
-            names: Vec::new(),
-        }]))
+        Some(Arc::new(vec![NodeTerm { labels: vec![required], names: Vec::new() }]))
     }
 
     fn claim(name: &str) -> Claim {
@@ -125,9 +117,7 @@ mod tests {
             });
             let mut facts = (*facts).clone();
             facts.labels.extend([label]);
-            cluster
-                .store
-                .update(|index| index.node_described(Arc::new(facts)));
+            cluster.store.update(|index| index.node_described(Arc::new(facts)));
         }
         cluster
     }
@@ -148,11 +138,7 @@ mod tests {
 
     fn nodes(cluster: &Cluster) -> [Answer; 2] {
         cluster.wait(2);
-        ["a-0", "a-1"].map(|pod| {
-            cluster
-                .store
-                .update(|index| index.answer(&PodUid::from(pod), &|_| true))
-        })
+        ["a-0", "a-1"].map(|pod| cluster.store.update(|index| index.answer(&PodUid::from(pod), &|_| true)))
     }
 
     fn on(nodes: [&str; 2]) -> [Answer; 2] {
@@ -198,10 +184,7 @@ mod tests {
             panic!("it has a place");
         };
         assert!(why.contains("do not fit"), "{why}");
-        let view = cluster
-            .store
-            .read(|index| index.gang_view("default", "a"))
-            .unwrap();
+        let view = cluster.store.read(|index| index.gang_view("default", "a")).unwrap();
         assert!(
             view.refused
                 .as_deref()
@@ -210,9 +193,7 @@ mod tests {
             "{view:?}"
         );
         // It is planned again elsewhere.
-        cluster
-            .store
-            .update(|index| index.volume_seen("shared".into(), None));
+        cluster.store.update(|index| index.volume_seen("shared".into(), None));
         assert_eq!(nodes(&cluster), on(["m", "n"]));
     }
 
@@ -228,9 +209,7 @@ mod tests {
         }
         for work in cluster.store.update(|index| index.take_work()) {
             if let Work::Commit { gang, decision } = work {
-                cluster
-                    .store
-                    .update(|index| index.committed(&gang, &decision.id, Ok(())));
+                cluster.store.update(|index| index.committed(&gang, &decision.id, Ok(())));
             }
         }
         places.map(|(pod, node)| {
@@ -263,9 +242,7 @@ mod tests {
             cluster.wait(7);
             cluster.pod(&claiming("a-1b", of));
             cluster.wait(2);
-            let answer = cluster
-                .store
-                .update(|index| index.answer(&"a-1b".into(), &|_| true));
+            let answer = cluster.store.update(|index| index.answer(&"a-1b".into(), &|_| true));
             assert_eq!(answer, Answer::Node("n".into()), "{of}");
         }
     }

@@ -67,11 +67,7 @@ impl Drop for Call<'_> {
 impl Leadership {
     /// Without an election: this process leads from now on.
     pub fn always() -> Self {
-        Self::with(TermState {
-            term: 1,
-            held: true,
-            ..TermState::default()
-        })
+        Self::with(TermState { term: 1, held: true, ..TermState::default() })
     }
 
     /// A standby replica until [`Self::win`].
@@ -80,10 +76,7 @@ impl Leadership {
     }
 
     fn with(state: TermState) -> Self {
-        Self {
-            state: watch::Sender::new(state),
-            calls: Mutex::default(),
-        }
+        Self { state: watch::Sender::new(state), calls: Mutex::default() }
     }
 
     /// Whether this process leads, with facts from this term.
@@ -178,9 +171,7 @@ impl Leadership {
         let now = Instant::now();
         let mut calls = self.calls();
         calls.open += 1;
-        let goes_on = calls
-            .last
-            .is_some_and(|last| now.saturating_duration_since(last) < SERIES);
+        let goes_on = calls.last.is_some_and(|last| now.saturating_duration_since(last) < SERIES);
         if !goes_on {
             calls.first = Some(now);
         }

@@ -68,8 +68,7 @@ impl Seen {
     /// The holder; empty if there is none.
     pub(super) fn holder(&self) -> &str {
         let spec = self.lease.spec.as_ref();
-        spec.and_then(|spec| spec.holder_identity.as_deref())
-            .unwrap_or_default()
+        spec.and_then(|spec| spec.holder_identity.as_deref()).unwrap_or_default()
     }
 
     fn duration(&self) -> Option<Duration> {
@@ -149,17 +148,9 @@ impl Settings {
         LeaseSpec {
             holder_identity: Some(self.identity.clone()),
             lease_duration_seconds: Some(i32::try_from(self.duration.as_secs()).unwrap_or(i32::MAX)),
-            acquire_time: before
-                .acquire_time
-                .clone()
-                .filter(|_| still)
-                .or(Some(now.clone())),
+            acquire_time: before.acquire_time.clone().filter(|_| still).or(Some(now.clone())),
             renew_time: Some(now),
-            lease_transitions: Some(if still || made {
-                transitions
-            } else {
-                transitions.saturating_add(1)
-            }),
+            lease_transitions: Some(if still || made { transitions } else { transitions.saturating_add(1) }),
             ..before.clone()
         }
     }
@@ -234,10 +225,7 @@ mod tests {
     #[test]
     fn a_holder_that_asks_for_a_longer_lease_is_waited_for() {
         let began = Instant::now();
-        let slow = Settings {
-            duration: Duration::from_secs(60),
-            ..settings("a")
-        };
+        let slow = Settings { duration: Duration::from_secs(60), ..settings("a") };
         let seen = Seen::new(slow.fresh(), None, began);
         assert_eq!(settings("b").intent(&seen, false, after(began, 59)), Intent::Wait);
         let taken = settings("b").intent(&seen, false, after(began, 60));
@@ -272,9 +260,6 @@ mod tests {
         };
         assert_eq!(Seen::new(taken, None, began).called(), None);
         // If b has died meanwhile, the others do not wait for it for ever.
-        assert!(matches!(
-            c.intent(&yielded, false, after(began, 6)),
-            Intent::Take(_)
-        ));
+        assert!(matches!(c.intent(&yielded, false, after(began, 6)), Intent::Take(_)));
     }
 }

@@ -41,9 +41,7 @@ impl Api {
             _ => {}
         }
         let mut written: Value = serde_json::from_slice(body).unwrap();
-        let known = lease
-            .as_ref()
-            .map(|lease| lease["metadata"]["resourceVersion"].clone());
+        let known = lease.as_ref().map(|lease| lease["metadata"]["resourceVersion"].clone());
         if known.is_some_and(|known| known != written["metadata"]["resourceVersion"]) {
             return status(409);
         }
@@ -57,9 +55,7 @@ impl Api {
 
     fn holder(&self) -> String {
         let lease = self.lease.lock().unwrap();
-        let holder = lease
-            .as_ref()
-            .and_then(|lease| lease["spec"]["holderIdentity"].as_str());
+        let holder = lease.as_ref().and_then(|lease| lease["spec"]["holderIdentity"].as_str());
         holder.unwrap_or_default().to_owned()
     }
 }
@@ -132,12 +128,7 @@ impl Candidate {
             }
         });
         let task = tokio::spawn(run(client, settings, Arc::clone(&leadership), stop.clone()));
-        Self {
-            leadership,
-            link,
-            stop,
-            task,
-        }
+        Self { leadership, link, stop, task }
     }
 
     fn set(&self, link: Link) {
@@ -146,9 +137,7 @@ impl Candidate {
 
     async fn leads_within(&self, limit: Duration) -> Duration {
         let began = Instant::now();
-        tokio::time::timeout(limit, self.leadership.entered())
-            .await
-            .expect("it never leads");
+        tokio::time::timeout(limit, self.leadership.entered()).await.expect("it never leads");
         began.elapsed()
     }
 }
@@ -258,10 +247,7 @@ async fn a_leader_that_cannot_renew_ends_before_its_lease_does() {
         b.leads_within(MINUTE).await;
         assert!(!a.leadership.leads());
         let why = a.leadership.why_not();
-        assert!(
-            why.starts_with("cannot read or write Lease gantry-system/gantry-extender: "),
-            "{why}"
-        );
+        assert!(why.starts_with("cannot read or write Lease gantry-system/gantry-extender: "), "{why}");
     }
 }
 
@@ -280,10 +266,7 @@ async fn a_lease_that_somebody_else_wrote_or_deleted_is_lost_at_once() {
     let began = Instant::now();
     a.leadership.ended(term).await;
     assert!(began.elapsed() <= Duration::from_secs(1));
-    assert_eq!(
-        a.leadership.why_not(),
-        "this extender does not lead, kubectl does"
-    );
+    assert_eq!(a.leadership.why_not(), "this extender does not lead, kubectl does");
 
     a.leads_within(MINUTE).await;
     let term = a.leadership.term().unwrap();

@@ -23,9 +23,7 @@ fn node(holders: &[Value], pods: &[Value]) -> Cluster {
 }
 
 fn faults(cluster: &Cluster) -> Vec<FaultKind> {
-    let mut kinds: Vec<_> = cluster
-        .store
-        .read(|index| index.faults().keys().copied().collect());
+    let mut kinds: Vec<_> = cluster.store.read(|index| index.faults().keys().copied().collect());
     kinds.sort_unstable();
     kinds
 }
@@ -62,10 +60,7 @@ fn an_unhealthy_gpu_is_not_free() {
 fn two_pods_that_got_each_others_sets_are_swapped() {
     let a = bound(pod("a", 2), "n", 1, Some("0,1"));
     let b = bound(pod("b", 2), "n", 2, Some("2,3"));
-    let swapped = [
-        holder("n", "a", Some("a"), "2,3"),
-        holder("n", "b", Some("b"), "0,1"),
-    ];
+    let swapped = [holder("n", "a", Some("a"), "2,3"), holder("n", "b", Some("b"), "0,1")];
     let cluster = node(&swapped, &[a.clone(), b]);
     assert_eq!(cluster.free("n"), "4,5,6,7");
     // A ends, and kubelet has nothing of it any more: what A really had is free, not what it was granted.
@@ -81,20 +76,14 @@ fn two_pods_that_got_each_others_sets_are_swapped() {
 
 #[test]
 fn a_grant_that_kubelet_did_not_follow_is_given_back() {
-    let cluster = node(
-        &[holder("n", "a", Some("a"), "6,7")],
-        &[bound(pod("a", 2), "n", 1, Some("0,1"))],
-    );
+    let cluster = node(&[holder("n", "a", Some("a"), "6,7")], &[bound(pod("a", 2), "n", 1, Some("0,1"))]);
     assert_eq!(cluster.free("n"), "0,1,2,3,4,5");
 }
 
 #[test]
 fn a_report_by_name_only_does_not_give_the_grant_back() {
     // The name may be that of a pod before this one.
-    let cluster = node(
-        &[holder("n", "a", None, "6,7")],
-        &[bound(pod("a", 2), "n", 1, Some("0,1"))],
-    );
+    let cluster = node(&[holder("n", "a", None, "6,7")], &[bound(pod("a", 2), "n", 1, Some("0,1"))]);
     assert_eq!(cluster.free("n"), "2,3,4,5");
 }
 
@@ -113,10 +102,7 @@ fn a_displaced_pod_is_held_to_take_as_many_others() {
     // B was granted 0,1; kubelet has given them to A, which was granted 2,3.
     let cluster = node(
         &[holder("n", "a", Some("a"), "0,1")],
-        &[
-            bound(pod("a", 2), "n", 1, Some("2,3")),
-            bound(pod("b", 2), "n", 2, Some("0,1")),
-        ],
+        &[bound(pod("a", 2), "n", 1, Some("2,3")), bound(pod("b", 2), "n", 2, Some("0,1"))],
     );
     // A has 0,1; B will take a pair: the best that is free.
     assert_eq!(cluster.free("n"), "4,5,6,7");
@@ -224,13 +210,7 @@ fn slices_and_whole_gpus_of_a_node_are_accounted_apart() {
 fn pod_without_grant_counts_for_its_likely_slice() {
     let cluster = Cluster::new(Options::default());
     cluster.node("n", 6);
-    cluster.inventory(&cut_node(
-        "n",
-        &bridged(),
-        MIG,
-        4,
-        &[(6, 0), (6, 4), (7, 0), (7, 4)],
-    ));
+    cluster.inventory(&cut_node("n", &bridged(), MIG, 4, &[(6, 0), (6, 4), (7, 0), (7, 4)]));
     cluster.pod(&bound(pod_of("a", MIG, 1), "n", 1, None));
     assert_eq!(cluster.free_of("n", MIG), "0,2,3");
 }

@@ -95,10 +95,7 @@ fn gang_found_bound_has_no_wait() {
 
 #[test]
 fn gauges_tell_what_gangs_there_are_and_what_is_kept_for_them() {
-    let cluster = Cluster::new(Options {
-        patience: Duration::ZERO,
-        ..Options::default()
-    });
+    let cluster = Cluster::new(Options { patience: Duration::ZERO, ..Options::default() });
     cluster.store.update(|index| index.set_gangs(Settings::default()));
     let create = |pods: &[Value]| {
         for pod in pods {
@@ -107,10 +104,7 @@ fn gauges_tell_what_gangs_there_are_and_what_is_kept_for_them() {
         cluster.wait(2);
     };
     cluster.add("c", &bridged());
-    create(&[
-        member("placed-0", 5, "placed", 2),
-        member("placed-1", 2, "placed", 2),
-    ]);
+    create(&[member("placed-0", 5, "placed", 2), member("placed-1", 2, "placed", 2)]);
     create(&[member("few-0", 1, "few", 2)]);
     create(&[member("torn-0", 1, "torn", 2), member("torn-1", 1, "torn", 3)]);
     cluster.add("a", &bridged()).add("b", &bridged());
@@ -142,9 +136,6 @@ fn gauges_tell_what_gangs_there_are_and_what_is_kept_for_them() {
     cluster.wait(2);
     assert_values(
         &page(&metrics, &cluster),
-        &[
-            (r#"gangs{phase="queued"}"#, "0"),
-            ("backfill_reserved_nodes", "0"),
-        ],
+        &[(r#"gangs{phase="queued"}"#, "0"), ("backfill_reserved_nodes", "0")],
     );
 }

@@ -38,29 +38,19 @@ impl SlimSpec {
         let affinity = match &node.required {
             // A selector without terms holds nowhere, as does a term without requirements.
             Some(required) if required.node_selector_terms.is_empty() => vec![NodeTerm::default()],
-            Some(required) => required
-                .node_selector_terms
-                .iter()
-                .map(|term| term.read(words))
-                .collect(),
+            Some(required) => required.node_selector_terms.iter().map(|term| term.read(words)).collect(),
             None => Vec::new(),
         };
         Needs {
             resources: self.load(status, watched),
-            selector: selector
-                .map(|(key, value)| (words.of(key), words.of(value)))
-                .collect(),
+            selector: selector.map(|(key, value)| (words.of(key), words.of(value))).collect(),
             affinity,
             preferred: node
                 .preferred
                 .iter()
                 .map(|preferred| (preferred.weight, preferred.preference.read(words)))
                 .collect(),
-            tolerations: self
-                .tolerations
-                .iter()
-                .filter_map(|toleration| toleration.read(words))
-                .collect(),
+            tolerations: self.tolerations.iter().filter_map(|toleration| toleration.read(words)).collect(),
             apart_from: self.apart_from(words),
             together_with: read_terms(&self.affinity.pod_affinity.required, Known::Whole, words),
             // Which those can be reached from is the index's to know.
@@ -84,10 +74,7 @@ impl SlimSpec {
 
     /// Ports of the host that its containers and sidecars take.
     pub(super) fn host_ports(&self, words: &mut Words) -> Vec<HostPort> {
-        let sidecars = self
-            .init_containers
-            .iter()
-            .filter(|container| container.is_sidecar());
+        let sidecars = self.init_containers.iter().filter(|container| container.is_sidecar());
         let ports = self
             .containers
             .iter()
@@ -173,10 +160,7 @@ fn taken(container: &SlimContainer, status: Option<&SlimStatus>, watched: &Watch
 
 impl SlimStatus {
     fn of(&self, container: &str) -> Option<&SlimContainerStatus> {
-        let mut all = self
-            .container_statuses
-            .iter()
-            .chain(&self.init_container_statuses);
+        let mut all = self.container_statuses.iter().chain(&self.init_container_statuses);
         all.find(|status| status.name == container)
     }
 
@@ -212,10 +196,7 @@ impl SlimNodeTerm {
 }
 
 fn read_all(requirements: &[SlimRequirement], words: &mut Words) -> Vec<Requirement> {
-    requirements
-        .iter()
-        .map(|requirement| requirement.read(words))
-        .collect()
+    requirements.iter().map(|requirement| requirement.read(words)).collect()
 }
 
 impl SlimRequirement {
@@ -262,11 +243,7 @@ impl SlimToleration {
             "" => None,
             written => Some(effect(written)?),
         };
-        Some(Toleration {
-            key: words.of(&self.key),
-            value,
-            effect,
-        })
+        Some(Toleration { key: words.of(&self.key), value, effect })
     }
 }
 
@@ -325,16 +302,10 @@ impl SlimSpread {
     /// The values that the pod itself has of `matchLabelKeys` are part of the selector.
     fn read(&self, labels: Option<&BTreeMap<String, String>>, words: &mut Words) -> Spread {
         let mut selector = read_selector(self.label_selector.as_ref(), words);
-        let own = self
-            .match_label_keys
-            .iter()
-            .filter_map(|key| Some((key, labels?.get(key)?)));
+        let own = self.match_label_keys.iter().filter_map(|key| Some((key, labels?.get(key)?)));
         for (key, value) in own {
-            let required = Requirement {
-                key: words.of(key),
-                operator: Operator::In,
-                values: vec![words.of(value)],
-            };
+            let required =
+                Requirement { key: words.of(key), operator: Operator::In, values: vec![words.of(value)] };
             // The API server may have written it there already.
             if !selector.contains(&required) {
                 selector.push(required);
@@ -356,11 +327,7 @@ impl SlimSpread {
 fn read_selector(selector: Option<&SlimLabelSelector>, words: &mut Words) -> Vec<Requirement> {
     match selector {
         Some(selector) => selector.read(words),
-        None => vec![Requirement {
-            key: words.of(""),
-            operator: Operator::In,
-            values: Vec::new(),
-        }],
+        None => vec![Requirement { key: words.of(""), operator: Operator::In, values: Vec::new() }],
     }
 }
 
@@ -370,10 +337,7 @@ impl SlimLabelSelector {
         let all = self.read(words);
         let first = all.first().filter(|first| first.operator == Operator::In)?;
         let by_name = all.iter().all(|required| *required.key == *NAMESPACE_NAME);
-        let names = first
-            .values
-            .iter()
-            .filter(|name| all.iter().all(|required| required.holds(Some(name))));
+        let names = first.values.iter().filter(|name| all.iter().all(|required| required.holds(Some(name))));
         by_name.then(|| names.cloned().collect())
     }
 

@@ -88,9 +88,7 @@ impl Reader {
         let labels = pod.metadata.labels.iter().flatten();
         let profile = PodProfile {
             namespace: words.of(pod.metadata.namespace.as_deref().unwrap_or_default()),
-            labels: labels
-                .map(|(key, value)| (words.of(key), words.of(value)))
-                .collect(),
+            labels: labels.map(|(key, value)| (words.of(key), words.of(value))).collect(),
             apart_from: pod.spec.apart_from(words),
             host_ports: pod.spec.host_ports(words),
         };

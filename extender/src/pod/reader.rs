@@ -27,10 +27,7 @@ const FEW: usize = 1024;
 
 impl<T: ?Sized> Default for Shared<T> {
     fn default() -> Self {
-        Self {
-            known: HashSet::new(),
-            limit: FEW,
-        }
+        Self { known: HashSet::new(), limit: FEW }
     }
 }
 

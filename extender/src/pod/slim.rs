@@ -110,17 +110,10 @@ impl SlimSpec {
 
     pub(super) fn asking<'a>(&'a self, resource: &'a str) -> impl Iterator<Item = Container<'a>> {
         let inits = self.init_containers.iter().map(|container| {
-            let kind = if container.is_sidecar() {
-                ContainerKind::Sidecar
-            } else {
-                ContainerKind::Init
-            };
+            let kind = if container.is_sidecar() { ContainerKind::Sidecar } else { ContainerKind::Init };
             (container, kind)
         });
-        let apps = self
-            .containers
-            .iter()
-            .map(|container| (container, ContainerKind::App));
+        let apps = self.containers.iter().map(|container| (container, ContainerKind::App));
         inits.chain(apps).map(move |(container, kind)| Container {
             name: &container.name,
             kind,
@@ -312,14 +305,8 @@ impl SlimStatus {
     /// App containers have all ended, and no init container or sidecar runs.
     pub(super) fn stopped(&self, app_containers: usize) -> bool {
         self.container_statuses.len() >= app_containers
-            && self
-                .container_statuses
-                .iter()
-                .all(|status| status.state.terminated.is_some())
-            && self
-                .init_container_statuses
-                .iter()
-                .all(|status| status.state.running.is_none())
+            && self.container_statuses.iter().all(|status| status.state.terminated.is_some())
+            && self.init_container_statuses.iter().all(|status| status.state.running.is_none())
     }
 
     pub(super) fn allocated(&self, watched: &Watched) -> Vec<(ResourceName, DeviceId)> {
@@ -332,10 +319,7 @@ impl SlimStatus {
         {
             if watched.covers(&allocated.name) {
                 let resource = ResourceName::from(allocated.name.as_str());
-                let ids = allocated
-                    .resources
-                    .iter()
-                    .map(|device| device.resource_id.as_str());
+                let ids = allocated.resources.iter().map(|device| device.resource_id.as_str());
                 devices.extend(ids.map(|id| (resource.clone(), DeviceId::from(id))));
             }
         }
@@ -371,9 +355,7 @@ impl SlimCondition {
             .iter()
             .filter(|resource| {
                 let words = format!("Insufficient {resource}");
-                message
-                    .match_indices(&words)
-                    .any(|(at, _)| ends(&message[at + words.len()..]))
+                message.match_indices(&words).any(|(at, _)| ends(&message[at + words.len()..]))
             })
             .cloned()
             .collect()

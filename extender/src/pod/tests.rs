@@ -6,10 +6,7 @@ use crate::fixtures::{bound, facts, pod, watched};
 #[test]
 fn a_pod_that_asks_for_nothing_of_ours_is_not_kept() {
     let other = json!({"metadata": {"name": "web", "uid": "u"}, "spec": {"containers": [{"name": "web", "resources": {"limits": {"cpu": "2"}}}]}});
-    assert_eq!(
-        PodFacts::read(&watched(), serde_json::from_value(other).unwrap()),
-        None
-    );
+    assert_eq!(PodFacts::read(&watched(), serde_json::from_value(other).unwrap()), None);
 }
 
 #[test]
@@ -29,15 +26,9 @@ fn kube_schedulers_own_count_is_noticed() {
 fn shortage_of_similarly_named_resource_is_not_a_gpu_shortage() {
     let mut short = pod("a", 4);
     for (message, ours) in [
-        (
-            "0/3 nodes are available: 3 Insufficient nvidia.com/gpu.shared.",
-            false,
-        ),
+        ("0/3 nodes are available: 3 Insufficient nvidia.com/gpu.shared.", false),
         ("3 Insufficient nvidia.com/gpu-small, 1 Insufficient cpu.", false),
-        (
-            "3 Insufficient nvidia.com/gpu.shared, 1 Insufficient nvidia.com/gpu.",
-            true,
-        ),
+        ("3 Insufficient nvidia.com/gpu.shared, 1 Insufficient nvidia.com/gpu.", true),
         ("3 Insufficient nvidia.com/gpu, 1 Insufficient cpu.", true),
         ("3 Insufficient nvidia.com/gpu. preemption: none.", true),
         ("3 Insufficient nvidia.com/gpu", true),
@@ -74,8 +65,5 @@ fn pods_are_ordered_by_bind_then_creation_then_uid() {
     let unbound = facts(&pod("c", 1));
     assert_eq!(first.order(&second), Ordering::Less);
     assert_eq!(second.order(&unbound), Ordering::Less);
-    assert_eq!(
-        first.order(&facts(&bound(pod("a", 1), "n", 1, None))),
-        Ordering::Greater
-    );
+    assert_eq!(first.order(&facts(&bound(pod("a", 1), "n", 1, None))), Ordering::Greater);
 }

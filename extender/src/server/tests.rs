@@ -48,18 +48,9 @@ async fn start_as(cluster: &Cluster, leadership: Leadership, tls: Option<Tls>) -
         stale_after: Duration::from_secs(15),
         drain: Duration::from_secs(5),
     };
-    let listeners = Listeners {
-        all: listener,
-        metrics: Some(metrics),
-    };
+    let listeners = Listeners { all: listener, metrics: Some(metrics) };
     let task = tokio::spawn(server.run(listeners, shutdown.clone()));
-    Running {
-        address,
-        monitoring_at,
-        health,
-        shutdown,
-        task,
-    }
+    Running { address, monitoring_at, health, shutdown, task }
 }
 
 impl Running {
@@ -73,14 +64,10 @@ impl Running {
         body: impl Into<Bytes>,
     ) -> (u16, String) {
         let stream = TcpStream::connect(address).await.unwrap();
-        let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream))
-            .await
-            .unwrap();
+        let (mut sender, connection) =
+            hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.unwrap();
         tokio::spawn(connection);
-        let request = request
-            .header("host", "extender")
-            .body(Full::new(body.into()))
-            .unwrap();
+        let request = request.header("host", "extender").body(Full::new(body.into())).unwrap();
         let answer = sender.send_request(request).await.unwrap();
         let status = answer.status().as_u16();
         let body = answer.into_body().collect().await.unwrap().to_bytes();
@@ -122,20 +109,10 @@ async fn filter_and_prioritize_return_decisions() {
 async fn bad_request_is_refused_with_its_fault() {
     let server = start(&cluster()).await;
     let (status, text) = server.post("/filter", "{").await;
-    assert_eq!(
-        (status, text.as_str()),
-        (400, "filter: EOF while parsing an object at line 1 column 1\n")
-    );
-    let (status, text) = server
-        .send(
-            http::Request::post("/filter").header("content-type", "text/plain"),
-            "{}",
-        )
-        .await;
-    assert_eq!(
-        (status, text.as_str()),
-        (415, "Content-Type must be application/json\n")
-    );
+    assert_eq!((status, text.as_str()), (400, "filter: EOF while parsing an object at line 1 column 1\n"));
+    let (status, text) =
+        server.send(http::Request::post("/filter").header("content-type", "text/plain"), "{}").await;
+    assert_eq!((status, text.as_str()), (415, "Content-Type must be application/json\n"));
     let (status, text) = server.get("/filter").await;
     assert_eq!((status, text.as_str()), (405, "GET is not allowed; use POST\n"));
     let (status, text) = server.post("/metrics", "").await;
@@ -168,10 +145,7 @@ async fn body_without_content_length_is_limited() {
     let mut stream = TcpStream::connect(server.address).await.unwrap();
     let head = "POST /filter HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n";
     let chunk = format!("{:x}\r\n{}\r\n", 5000, " ".repeat(5000));
-    stream
-        .write_all(format!("{head}{chunk}0\r\n\r\n").as_bytes())
-        .await
-        .unwrap();
+    stream.write_all(format!("{head}{chunk}0\r\n\r\n").as_bytes()).await.unwrap();
     let mut answer = [0; 12];
     stream.read_exact(&mut answer).await.unwrap();
     assert_eq!(&answer, b"HTTP/1.1 413");
@@ -187,10 +161,7 @@ async fn readiness_follows_lists_and_api_server() {
     assert_eq!(server.post("/filter", body).await.0, 503);
 
     let server = start(&cluster()).await;
-    assert_eq!(
-        server.get("/readyz").await,
-        (503, "no response from the API server yet\n".to_owned())
-    );
+    assert_eq!(server.get("/readyz").await, (503, "no response from the API server yet\n".to_owned()));
     server.health.answered(Instant::now());
     assert_eq!(server.get("/readyz").await.0, 200);
     if let Some(long_ago) = Instant::now().checked_sub(Duration::from_secs(20)) {
@@ -257,10 +228,7 @@ async fn metrics_listener_has_no_verbs() {
         let request = http::Request::post(&path).header("content-type", "application/json");
         let (status, text) = Running::send_to(there, request, body.clone()).await;
         assert_eq!(status, 404, "{verb}");
-        assert_eq!(
-            text,
-            format!("no such path {path:?}; served are {MONITORING_PATHS}\n")
-        );
+        assert_eq!(text, format!("no such path {path:?}; served are {MONITORING_PATHS}\n"));
     }
     let (_, page) = server.get("/metrics").await;
     assert!(!page.contains(r#"verb="filter""#), "{page}");
@@ -296,10 +264,7 @@ async fn standby_refuses_verbs_with_503() {
     let body = json!({"Pod": pod("p", 2), "NodeNames": ["a"]}).to_string();
     for path in ["/filter", "/prioritize", "/bind"] {
         let (status, text) = server.post(path, body.clone()).await;
-        assert_eq!(
-            (status, text.as_str()),
-            (503, "no extender leads yet; try again\n")
-        );
+        assert_eq!((status, text.as_str()), (503, "no extender leads yet; try again\n"));
     }
     server.health.answered(Instant::now());
     assert_eq!(server.get("/readyz").await.0, 503);
@@ -340,26 +305,17 @@ async fn http1_call_ends_when_its_connection_closes() {
     let (calls, mut received) = tokio::sync::mpsc::unbounded_channel();
     tokio::spawn(async move {
         let (stream, _) = listener.accept().await.unwrap();
-        let _ = http1::Builder::new()
-            .serve_connection(TokioIo::new(stream), waiting(calls))
-            .await;
+        let _ = http1::Builder::new().serve_connection(TokioIo::new(stream), waiting(calls)).await;
     });
     let stream = TcpStream::connect(address).await.unwrap();
-    let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream))
-        .await
-        .unwrap();
+    let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.unwrap();
     let connection = tokio::spawn(connection);
-    let request = http::Request::post("/bind")
-        .body(Full::new(Bytes::new()))
-        .unwrap();
+    let request = http::Request::post("/bind").body(Full::new(Bytes::new())).unwrap();
     let _call = tokio::spawn(async move { sender.send_request(request).await });
     let mut given_up = received.recv().await.unwrap();
     assert!(given_up.try_recv().is_err(), "the caller is there");
     connection.abort();
-    tokio::time::timeout(PATIENCE, given_up)
-        .await
-        .expect("the call goes on")
-        .unwrap();
+    tokio::time::timeout(PATIENCE, given_up).await.expect("the call goes on").unwrap();
 }
 
 #[tokio::test]
@@ -388,16 +344,12 @@ async fn http2_calls_end_one_by_one_or_with_the_connection() {
     });
     let stream = connect_tls(end, &authority, None).await;
     let (sender, connection) =
-        hyper::client::conn::http2::handshake(TokioExecutor::new(), TokioIo::new(stream))
-            .await
-            .unwrap();
+        hyper::client::conn::http2::handshake(TokioExecutor::new(), TokioIo::new(stream)).await.unwrap();
     tokio::spawn(connection);
     let mut open = Vec::new();
     for _ in 0..2500 {
         let mut sender = sender.clone();
-        let request = http::Request::post("https://localhost/bind")
-            .body(Full::new(Bytes::new()))
-            .unwrap();
+        let request = http::Request::post("https://localhost/bind").body(Full::new(Bytes::new())).unwrap();
         open.push(tokio::spawn(async move { sender.send_request(request).await }));
     }
     let mut waiting = Vec::new();
@@ -468,18 +420,14 @@ async fn verbs_need_a_client_certificate_and_probes_do_not() {
     for (client, wanted) in [(None, 403), (Some("scheduler"), 200)] {
         let stream = connect_tls(server.address, &authority, client).await;
         let (mut sender, connection) =
-            hyper::client::conn::http2::handshake(TokioExecutor::new(), TokioIo::new(stream))
-                .await
-                .unwrap();
+            hyper::client::conn::http2::handshake(TokioExecutor::new(), TokioIo::new(stream)).await.unwrap();
         tokio::spawn(connection);
         let request = http::Request::post("https://localhost/filter")
             .header("content-type", "application/json")
             .body(Full::new(Bytes::from(body.clone())))
             .unwrap();
         assert_eq!(sender.send_request(request).await.unwrap().status(), wanted);
-        let request = http::Request::get("https://localhost/healthz")
-            .body(Full::new(Bytes::new()))
-            .unwrap();
+        let request = http::Request::get("https://localhost/healthz").body(Full::new(Bytes::new())).unwrap();
         assert_eq!(sender.send_request(request).await.unwrap().status(), 200);
     }
 }
@@ -501,13 +449,9 @@ async fn probe(
 ) -> Option<hyper::client::conn::http2::SendRequest<Full<Bytes>>> {
     let stream = connect_tls(server.address, authority, client).await;
     let (mut sender, connection) =
-        hyper::client::conn::http2::handshake(TokioExecutor::new(), TokioIo::new(stream))
-            .await
-            .ok()?;
+        hyper::client::conn::http2::handshake(TokioExecutor::new(), TokioIo::new(stream)).await.ok()?;
     tokio::spawn(connection);
-    let request = http::Request::get("https://localhost/healthz")
-        .body(Full::new(Bytes::new()))
-        .unwrap();
+    let request = http::Request::get("https://localhost/healthz").body(Full::new(Bytes::new())).unwrap();
     let answer = sender.send_request(request).await.ok()?;
     assert_eq!(answer.status(), 200);
     Some(sender)

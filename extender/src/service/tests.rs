@@ -15,12 +15,7 @@ pub(crate) fn service(cluster: &Cluster) -> Service {
     let client = kube::Client::new(mock, "default");
     Service {
         store: Arc::clone(&cluster.store),
-        binder: Binder::new(
-            client,
-            Arc::clone(&cluster.store),
-            watched(),
-            Duration::from_secs(1),
-        ),
+        binder: Binder::new(client, Arc::clone(&cluster.store), watched(), Duration::from_secs(1)),
         watched: watched(),
         metrics: Arc::default(),
     }
@@ -28,10 +23,7 @@ pub(crate) fn service(cluster: &Cluster) -> Service {
 
 fn cluster() -> Cluster {
     let cluster = Cluster::new(Options::default());
-    cluster
-        .add("a", &bridged())
-        .add("b", &switched())
-        .add("c", &bridged());
+    cluster.add("a", &bridged()).add("b", &switched()).add("c", &bridged());
     cluster
 }
 
@@ -51,10 +43,7 @@ async fn pod_without_devices_passes_all_nodes_before_synchronization() {
     let answer = read(&service.filter(&body(&web, &["a", "unknown"])).unwrap());
     assert_eq!(answer["NodeNames"], json!(["a", "unknown"]));
     let answer = read(&service.prioritize(&body(&web, &["a", "unknown"])).unwrap());
-    assert_eq!(
-        answer,
-        json!([{"Host": "a", "Score": 0}, {"Host": "unknown", "Score": 0}])
-    );
+    assert_eq!(answer, json!([{"Host": "a", "Score": 0}, {"Host": "unknown", "Score": 0}]));
 }
 
 #[tokio::test]
@@ -218,19 +207,11 @@ async fn a_member_is_answered_its_node_and_no_other_or_why_it_waits() {
     assert!(!cluster.store.read(|index| index.is_unschedulable("p-0")));
     cluster.pod(&pods[1]).wait(2);
     let nodes: Vec<Value> = pods.iter().map(|pod| ask(pod)["NodeNames"].clone()).collect();
-    assert!(
-        nodes.iter().all(|names| names.as_array().unwrap().len() == 1),
-        "{nodes:?}"
-    );
+    assert!(nodes.iter().all(|names| names.as_array().unwrap().len() == 1), "{nodes:?}");
     assert_ne!(nodes[0], nodes[1]);
     assert_eq!(ask(&pods[0])["NodeNames"], nodes[0]);
     let answer = read(&service.prioritize(&body(&pods[0], &["a", "b", "c"])).unwrap());
-    let winner = answer
-        .as_array()
-        .unwrap()
-        .iter()
-        .find(|host| host["Score"] == 10)
-        .unwrap();
+    let winner = answer.as_array().unwrap().iter().find(|host| host["Score"] == 10).unwrap();
     assert_eq!(winner["Host"], nodes[0][0]);
     assert!(cluster.store.snapshot().holds.is_empty());
 }
@@ -272,28 +253,16 @@ async fn a_simulation_of_a_member_leaves_no_trace() {
     let request = json!({"Pod": member("p-0", 2, "p", 2), "Nodes": {"items": [template]}, "NodeNames": null});
     let answer = read(&service.filter(&serde_json::to_vec(&request).unwrap()).unwrap());
     assert_eq!(answer["Nodes"]["items"], json!([template]));
-    assert!(
-        cluster
-            .store
-            .read(|index| index.gang_view("default", "p"))
-            .is_none()
-    );
+    assert!(cluster.store.read(|index| index.gang_view("default", "p")).is_none());
 }
 
 #[tokio::test]
 async fn backfill_nodes_admit_single_pods_of_higher_priority_only() {
-    let cluster = Cluster::new(Options {
-        patience: Duration::ZERO,
-        ..Options::default()
-    });
+    let cluster = Cluster::new(Options { patience: Duration::ZERO, ..Options::default() });
     cluster.add("a", &bridged()).add("b", &bridged());
     cluster.pod(&bound(pod("holder", 1), "a", 1, Some("0")));
     let service = service(&cluster);
-    cluster
-        .pod(&member("p-0", 8, "p", 2))
-        .pod(&member("p-1", 8, "p", 2))
-        .wait(2)
-        .wait(2);
+    cluster.pod(&member("p-0", 8, "p", 2)).pod(&member("p-1", 8, "p", 2)).wait(2).wait(2);
     let mut single = pod("single", 1);
     let ask = |pod: &Value| read(&service.filter(&body(pod, &["a", "b"])).unwrap());
     assert_eq!(
@@ -434,11 +403,7 @@ async fn a_body_that_is_no_text_is_refused_with_its_verb_and_place() {
 /// A cluster of two nodes with a gang of two that waits only for its scheduler to ask, and a pod by itself that the same scheduler brings.
 fn a_gang_about_to_be_planned() -> (Cluster, Value, Value) {
     let cluster = cluster();
-    let mut pods = [
-        member("g-0", 8, "g", 2),
-        member("g-1", 8, "g", 2),
-        pod("single", 2),
-    ];
+    let mut pods = [member("g-0", 8, "g", 2), member("g-1", 8, "g", 2), pod("single", 2)];
     for pod in &mut pods {
         pod["spec"]["schedulerName"] = "gpu-profile".into();
         cluster.pod(pod);
@@ -459,10 +424,7 @@ async fn a_pod_by_itself_does_not_wait_for_the_plans_of_gangs() {
     service.prioritize(&body(&single, &["a", "b"])).unwrap();
     service.filter(&body(&single, &[])).unwrap();
     assert_eq!(plans(), 0);
-    assert!(
-        !cluster.store.snapshot().holds.is_empty(),
-        "it has its hold all the same"
-    );
+    assert!(!cluster.store.snapshot().holds.is_empty(), "it has its hold all the same");
     // Whoever plans was told: it has been asked before it listens, and hears it.
     let shutdown = tokio_util::sync::CancellationToken::new();
     let (store, until) = (Arc::clone(&cluster.store), shutdown.clone());
@@ -481,9 +443,7 @@ async fn a_pod_by_itself_does_not_wait_for_the_plans_of_gangs() {
 #[tokio::test]
 async fn a_gang_is_planned_by_the_call_of_its_own_member() {
     let (cluster, member, _) = a_gang_about_to_be_planned();
-    service(&cluster)
-        .filter(&body(&member, &["a", "b", "c"]))
-        .unwrap();
+    service(&cluster).filter(&body(&member, &["a", "b", "c"])).unwrap();
     cluster.wait(2);
     assert!(!cluster.store.take_plan_times().is_empty());
 }

@@ -41,9 +41,7 @@ impl ApiHealth {
         let mut last = times.answered?;
         for watch in times.watches {
             // A working watch begins again before that, even without events.
-            let silent = watch
-                .good
-                .is_some_and(|good| last.saturating_duration_since(good) > SILENCE);
+            let silent = watch.good.is_some_and(|good| last.saturating_duration_since(good) > SILENCE);
             if watch.failing || silent {
                 last = last.min(watch.good?);
             }
@@ -59,10 +57,7 @@ impl ApiHealth {
     /// A watch began, or sent an event.
     pub(super) fn watch_works(&self, source: Source, now: Instant) {
         self.change(|times| {
-            times.watches[source as usize] = Watch {
-                good: Some(now),
-                failing: false,
-            };
+            times.watches[source as usize] = Watch { good: Some(now), failing: false };
         });
     }
 

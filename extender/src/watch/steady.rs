@@ -97,15 +97,9 @@ mod tests {
             events.push(Err(Error::NoResourceVersion));
         }
         // One that fails midway is no better.
-        events.extend([
-            Ok(Event::Init),
-            Ok(Event::InitApply(())),
-            Err(Error::NoResourceVersion),
-        ]);
+        events.extend([Ok(Event::Init), Ok(Event::InitApply(())), Err(Error::NoResourceVersion)]);
         events.push(Ok(Event::Init));
-        let expected = [
-            0, 0, 100, 0, 200, 0, 400, 0, 800, 0, 1600, 0, 2000, 0, 2000, 0, 0, 2000,
-        ];
+        let expected = [0, 0, 100, 0, 200, 0, 400, 0, 800, 0, 1600, 0, 2000, 0, 2000, 0, 0, 2000];
         assert_eq!(pauses(events).await, expected);
     }
 

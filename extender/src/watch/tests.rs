@@ -58,15 +58,11 @@ impl Played {
                 "compiler",
                 "platform",
             ];
-            let version: Value = version
-                .into_iter()
-                .map(|field| (field.to_owned(), Value::from("1")))
-                .collect();
+            let version: Value =
+                version.into_iter().map(|field| (field.to_owned(), Value::from("1"))).collect();
             return Some(Response::new(Body::from(version.to_string().into_bytes())));
         }
-        let path = [PODS, NODES, GPU_NODES, GANGS]
-            .into_iter()
-            .find(|known| *known == path)?;
+        let path = [PODS, NODES, GPU_NODES, GANGS].into_iter().find(|known| *known == path)?;
         if path == GANGS && self.before_gangs {
             let body = Body::from(b"404 page not found".to_vec());
             return Response::builder().status(404).body(body).ok();
@@ -81,10 +77,7 @@ impl Played {
         }
         if let Some(left) = self.failures.get_mut(path).filter(|left| **left > 0) {
             *left -= 1;
-            return Response::builder()
-                .status(500)
-                .body(Body::from(b"broken".to_vec()))
-                .ok();
+            return Response::builder().status(500).body(Body::from(b"broken".to_vec())).ok();
         }
         let list = json!({
             "kind": "List", "apiVersion": "v1", "metadata": {"resourceVersion": "10"},
@@ -115,11 +108,7 @@ fn watches(store: &Arc<Store>, health: &Arc<ApiHealth>) -> Watches {
 
 /// Watches a played API server until `seen` of the store holds.
 async fn until(played: Played, seen: impl Fn(&Store) -> bool) -> (Arc<Store>, Arc<ApiHealth>) {
-    let store = Arc::new(Store::new(Index::new(
-        Options::default(),
-        &watched(),
-        "run".into(),
-    )));
+    let store = Arc::new(Store::new(Index::new(Options::default(), &watched(), "run".into())));
     let health = ApiHealth::new();
     let shutdown = CancellationToken::new();
     let watches = watches(&store, &health);
@@ -129,9 +118,7 @@ async fn until(played: Played, seen: impl Fn(&Store) -> bool) -> (Arc<Store>, Ar
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     };
-    tokio::time::timeout(Duration::from_secs(30), waited)
-        .await
-        .expect("the index never got there");
+    tokio::time::timeout(Duration::from_secs(30), waited).await.expect("the index never got there");
     shutdown.cancel();
     task.await.unwrap();
     (store, health)
@@ -194,30 +181,17 @@ async fn what_nodes_say_and_what_other_pods_take_of_them_is_kept() {
     racked["spec"] = json!({"taints": [{"key": "gpu", "effect": "NoSchedule"}]});
     let played = Played {
         objects: HashMap::from([
-            (
-                PODS,
-                vec![
-                    web("a", "n"),
-                    web("b", "n"),
-                    bound(pod("gpu", 2), "n", 1, Some("0,1")),
-                ],
-            ),
+            (PODS, vec![web("a", "n"), web("b", "n"), bound(pod("gpu", 2), "n", 1, Some("0,1"))]),
             (NODES, vec![racked]),
         ]),
-        events: HashMap::from([(
-            PODS,
-            vec![json!({"type": "DELETED", "object": versioned(web("a", "n"))})],
-        )]),
+        events: HashMap::from([(PODS, vec![json!({"type": "DELETED", "object": versioned(web("a", "n"))})])]),
         ..Played::default()
     };
     let left = |store: &Store| {
         let node = store.snapshot().find("n")?;
         store.read(|index| Some(index.node_resources(node)?.clone()))
     };
-    let (store, _) = until(played, |store| {
-        left(store).is_some_and(|room| room.left.milli_cpu == 2500)
-    })
-    .await;
+    let (store, _) = until(played, |store| left(store).is_some_and(|room| room.left.milli_cpu == 2500)).await;
     let room = left(&store).unwrap();
     let facts = room.facts.unwrap();
     assert_eq!(facts.labels["rack"], "r7".into());
@@ -228,10 +202,7 @@ async fn what_nodes_say_and_what_other_pods_take_of_them_is_kept() {
 #[tokio::test]
 async fn a_list_that_fails_is_tried_again() {
     let played = Played {
-        objects: HashMap::from([
-            (NODES, vec![node("n")]),
-            (GPU_NODES, vec![gpu_node("n", &bridged())]),
-        ]),
+        objects: HashMap::from([(NODES, vec![node("n")]), (GPU_NODES, vec![gpu_node("n", &bridged())])]),
         failures: HashMap::from([(PODS, 2), (GPU_NODES, 1)]),
         ..Played::default()
     };
@@ -254,19 +225,13 @@ async fn one_unreadable_gpu_node_does_not_stop_the_others() {
     assert_eq!(set(&free(&store, "n").unwrap()).len(), 8);
     assert_eq!(free(&store, "broken"), None);
     let snapshot = store.snapshot();
-    assert!(matches!(
-        snapshot.standing(snapshot.find("broken").unwrap()),
-        Standing::Ours(_)
-    ));
+    assert!(matches!(snapshot.standing(snapshot.find("broken").unwrap()), Standing::Ours(_)));
 }
 
 #[tokio::test]
 async fn what_a_watch_brings_and_cannot_be_read_is_listed_instead() {
     let played = Played {
-        objects: HashMap::from([
-            (NODES, vec![node("n")]),
-            (GPU_NODES, vec![gpu_node("n", &bridged())]),
-        ]),
+        objects: HashMap::from([(NODES, vec![node("n")]), (GPU_NODES, vec![gpu_node("n", &bridged())])]),
         events: HashMap::from([(
             PODS,
             vec![
@@ -277,10 +242,7 @@ async fn what_a_watch_brings_and_cannot_be_read_is_listed_instead() {
         // By then it can be.
         later: HashMap::from([(
             PODS,
-            vec![
-                bound(pod("a", 2), "n", 1, Some("0,1")),
-                bound(pod("c", 1), "n", 2, Some("7")),
-            ],
+            vec![bound(pod("a", 2), "n", 1, Some("0,1")), bound(pod("c", 1), "n", 2, Some("7"))],
         )]),
         ..Played::default()
     };
@@ -322,11 +284,7 @@ async fn a_watch_that_fails_ages_the_facts_until_it_is_begun_anew() {
         ..Played::default()
     };
     let health = ApiHealth::new();
-    let store = Arc::new(Store::new(Index::new(
-        Options::default(),
-        &watched(),
-        "run".into(),
-    )));
+    let store = Arc::new(Store::new(Index::new(Options::default(), &watched(), "run".into())));
     let shutdown = CancellationToken::new();
     let watches = watches(&store, &health);
     let task = tokio::spawn(run(played.start(), watches, shutdown.clone()));
@@ -335,9 +293,7 @@ async fn a_watch_that_fails_ages_the_facts_until_it_is_begun_anew() {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     };
-    tokio::time::timeout(Duration::from_secs(30), failing)
-        .await
-        .unwrap();
+    tokio::time::timeout(Duration::from_secs(30), failing).await.unwrap();
     health.answered(Instant::now() + Duration::from_secs(20));
     assert!(health.last().unwrap() <= Instant::now());
     shutdown.cancel();
@@ -346,18 +302,12 @@ async fn a_watch_that_fails_ages_the_facts_until_it_is_begun_anew() {
 
 #[tokio::test]
 async fn a_quiet_watch_that_begins_anew_is_good_again() {
-    let played = Played {
-        events: HashMap::from([(NODES, vec![])]),
-        ..Played::default()
-    };
+    let played = Played { events: HashMap::from([(NODES, vec![])]), ..Played::default() };
     let health = ApiHealth::new();
     health.answered(Instant::now());
     health.watch_failed(Source::Nodes);
     let nodes: Api<SlimNode> = Api::all(health.observing(&played.start(), Source::Nodes));
-    let _quiet = nodes
-        .watch(&kube::api::WatchParams::default(), "1")
-        .await
-        .unwrap();
+    let _quiet = nodes.watch(&kube::api::WatchParams::default(), "1").await.unwrap();
     assert!(!health.is_failing(Source::Nodes));
     assert!(health.last().is_some());
 }
@@ -375,14 +325,8 @@ async fn malformed_gang_does_not_block_the_others() {
         )]),
         ..Played::default()
     };
-    let (store, health) = (
-        Arc::new(Store::new(Index::new(
-            Options::default(),
-            &watched(),
-            "run".into(),
-        ))),
-        ApiHealth::new(),
-    );
+    let (store, health) =
+        (Arc::new(Store::new(Index::new(Options::default(), &watched(), "run".into()))), ApiHealth::new());
     let shutdown = CancellationToken::new();
     let watches = watches(&store, &health);
     let objects = Arc::clone(&watches.objects);
@@ -392,14 +336,9 @@ async fn malformed_gang_does_not_block_the_others() {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     };
-    tokio::time::timeout(Duration::from_secs(30), listed)
-        .await
-        .unwrap();
+    tokio::time::timeout(Duration::from_secs(30), listed).await.unwrap();
     let get = |name: &str| {
-        let name = Name {
-            namespace: "ml".into(),
-            name: name.into(),
-        };
+        let name = Name { namespace: "ml".into(), name: name.into() };
         objects.get(&name).unwrap()
     };
     assert_eq!(get("good").spec.unwrap().min_member, Some(3));
@@ -412,10 +351,7 @@ async fn malformed_gang_does_not_block_the_others() {
 #[tokio::test]
 async fn a_cluster_without_the_definition_of_gangs_has_none() {
     let played = Played {
-        objects: HashMap::from([
-            (NODES, vec![node("n")]),
-            (GPU_NODES, vec![gpu_node("n", &bridged())]),
-        ]),
+        objects: HashMap::from([(NODES, vec![node("n")]), (GPU_NODES, vec![gpu_node("n", &bridged())])]),
         before_gangs: true,
         ..Played::default()
     };
@@ -427,26 +363,14 @@ async fn a_cluster_without_the_definition_of_gangs_has_none() {
 #[tokio::test]
 async fn new_leader_decides_only_after_new_lists() {
     let played = Played {
-        objects: HashMap::from([
-            (NODES, vec![node("n")]),
-            (GPU_NODES, vec![gpu_node("n", &bridged())]),
-        ]),
+        objects: HashMap::from([(NODES, vec![node("n")]), (GPU_NODES, vec![gpu_node("n", &bridged())])]),
         failures: HashMap::from([(PODS, 0)]),
         ..Played::default()
     };
-    let (store, health) = (
-        Arc::new(Store::new(Index::new(
-            Options::default(),
-            &watched(),
-            "run".into(),
-        ))),
-        ApiHealth::new(),
-    );
+    let (store, health) =
+        (Arc::new(Store::new(Index::new(Options::default(), &watched(), "run".into()))), ApiHealth::new());
     let leadership = Arc::new(Leadership::follower());
-    let watches = Watches {
-        leadership: Arc::clone(&leadership),
-        ..watches(&store, &health)
-    };
+    let watches = Watches { leadership: Arc::clone(&leadership), ..watches(&store, &health) };
     let shutdown = CancellationToken::new();
     let task = tokio::spawn(run(played.start(), watches, shutdown.clone()));
     let wait = |wanted: bool| {
@@ -466,10 +390,7 @@ async fn new_leader_decides_only_after_new_lists() {
     tokio::time::timeout(limit, leadership.entered()).await.unwrap();
     assert!(store.read(Index::is_leading));
     tokio::time::timeout(limit, wait(true)).await.unwrap();
-    assert!(
-        store.snapshot().generation >= before + 2,
-        "it was not synced in between"
-    );
+    assert!(store.snapshot().generation >= before + 2, "it was not synced in between");
     leadership.lose(String::new());
     let stands_by = async {
         while store.read(Index::is_leading) {

@@ -30,12 +30,7 @@ pub fn filter_answer(candidates: &CandidateNodes<'_>, filtered: &Filtered) -> Ve
         CandidateNodes::Objects(nodes) => {
             out.extend_from_slice(br#"{"Nodes":{"metadata":{},"items":["#);
             separated(&mut out, &filtered.passed, |out, &position| {
-                out.extend_from_slice(
-                    nodes
-                        .get(position as usize)
-                        .map_or("{}", |node| node.raw)
-                        .as_bytes(),
-                );
+                out.extend_from_slice(nodes.get(position as usize).map_or("{}", |node| node.raw).as_bytes());
             });
             out.extend_from_slice(br#"]},"NodeNames":null"#);
         }
@@ -113,10 +108,7 @@ pub fn bind_answer(error: Option<&str>) -> Vec<u8> {
 /// About the longest name, by a sample: room for the answer is asked for once.
 fn longest(candidates: &CandidateNodes<'_>) -> usize {
     let sample = (0..candidates.len()).step_by(candidates.len() / 16 + 1);
-    sample
-        .map(|position| candidates.name(position).len())
-        .max()
-        .unwrap_or(0)
+    sample.map(|position| candidates.name(position).len()).max().unwrap_or(0)
 }
 
 fn separated<T>(out: &mut Vec<u8>, items: &[T], mut write: impl FnMut(&mut Vec<u8>, &T)) {
@@ -138,9 +130,8 @@ fn string(out: &mut Vec<u8>, text: &str) {
 /// What of a JSON string stands between its quotes. Names and almost all reasons need no escape and are copied.
 fn within_quotes(out: &mut Vec<u8>, text: &str) {
     // Every byte is looked at, whatever the one before was: the compiler makes vector instructions of that.
-    let escapes = text.bytes().fold(false, |found, byte| {
-        found | (byte < 0x20) | (byte == b'"') | (byte == b'\\')
-    });
+    let escapes =
+        text.bytes().fold(false, |found, byte| found | (byte < 0x20) | (byte == b'"') | (byte == b'\\'));
     if !escapes {
         out.extend_from_slice(text.as_bytes());
     } else {

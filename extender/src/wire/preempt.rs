@@ -93,15 +93,10 @@ pub fn preemption_answer(offers: Vec<Offer>) -> Result<Vec<u8>, serde_json::Erro
     }
     let nodes = offers.into_iter().map(|offer| {
         let pods = offer.victims.into_iter().map(|uid| MetaPod { uid }).collect();
-        let victims = Victims {
-            pods: Some(pods),
-            budgets_broken: offer.budgets_broken,
-        };
+        let victims = Victims { pods: Some(pods), budgets_broken: offer.budgets_broken };
         (offer.node, victims)
     });
-    serde_json::to_vec(&Answer {
-        nodes: nodes.collect(),
-    })
+    serde_json::to_vec(&Answer { nodes: nodes.collect() })
 }
 
 #[cfg(test)]
@@ -137,9 +132,6 @@ mod tests {
             String::from_utf8(answer).unwrap(),
             r#"{"NodeNameToMetaVictims":{"a":{"Pods":[{"UID":"1"}],"NumPDBViolations":2}}}"#
         );
-        assert_eq!(
-            preemption_answer(Vec::new()).unwrap(),
-            br#"{"NodeNameToMetaVictims":{}}"#
-        );
+        assert_eq!(preemption_answer(Vec::new()).unwrap(), br#"{"NodeNameToMetaVictims":{}}"#);
     }
 }

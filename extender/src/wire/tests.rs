@@ -19,28 +19,13 @@ fn value(answer: &[u8]) -> Value {
 fn a_body_of_kube_scheduler_is_read() {
     let args: ExtenderArgs<'_> = serde_json::from_str(FILTER).unwrap();
     assert!(args.nodes.is_none());
-    let names: Vec<&str> = args
-        .node_names
-        .as_ref()
-        .unwrap()
-        .iter()
-        .map(Text::as_str)
-        .collect();
+    let names: Vec<&str> = args.node_names.as_ref().unwrap().iter().map(Text::as_str).collect();
     assert_eq!(names, ["node-1", "node-2", "node-3"]);
-    assert_eq!(
-        args.pod.metadata.uid.as_ref().unwrap().as_str(),
-        "7bd4b3a0-5d5c-4f0c-9f0e-0a2f6e1f7c11"
-    );
+    assert_eq!(args.pod.metadata.uid.as_ref().unwrap().as_str(), "7bd4b3a0-5d5c-4f0c-9f0e-0a2f6e1f7c11");
     let spec = args.pod.spec.unwrap();
     let asks: Vec<_> = spec
         .containers_asking("nvidia.com/gpu")
-        .map(|container| {
-            (
-                container.name.to_owned(),
-                container.kind,
-                container.quantity.map(str::to_owned),
-            )
-        })
+        .map(|container| (container.name.to_owned(), container.kind, container.quantity.map(str::to_owned)))
         .collect();
     assert_eq!(
         asks,
@@ -76,10 +61,7 @@ fn what_is_wrong_is_said_with_its_place() {
     let error =
         serde_json::from_str::<ExtenderArgs<'_>>("{\n \"Pod\": {\"metadata\": {}},\n \"NodeNames\": [3]}")
             .unwrap_err();
-    assert_eq!(
-        error.to_string(),
-        "invalid type: integer `3`, expected a string at line 3 column 16"
-    );
+    assert_eq!(error.to_string(), "invalid type: integer `3`, expected a string at line 3 column 16");
     let error = serde_json::from_str::<ExtenderArgs<'_>>("{}").unwrap_err();
     assert_eq!(error.to_string(), "missing field `Pod` at line 1 column 2");
 }
@@ -105,10 +87,7 @@ fn a_filter_answer_has_every_field_that_go_would_write() {
 #[test]
 fn nodes_that_came_as_objects_go_back_as_they_came() {
     let raw = r#"{"metadata":{"name":"a","labels":{"x":"y"}},"spec":{"odd": 1}}"#;
-    let nodes = CandidateNodes::Objects(vec![NodeObject {
-        raw,
-        node: serde_json::from_str(raw).unwrap(),
-    }]);
+    let nodes = CandidateNodes::Objects(vec![NodeObject { raw, node: serde_json::from_str(raw).unwrap() }]);
     let filtered = Filtered::all_passed(1);
     assert_eq!(
         value(&filter_answer(&nodes, &filtered)),
@@ -145,10 +124,7 @@ fn priorities_above_5000_nodes_list_the_winner_only() {
 #[test]
 fn a_bind_answer_is_an_error_or_nothing() {
     assert_eq!(bind_answer(None), br#"{"Error":""}"#);
-    assert_eq!(
-        value(&bind_answer(Some("line\n\"x\""))),
-        json!({"Error": "line\n\"x\""})
-    );
+    assert_eq!(value(&bind_answer(Some("line\n\"x\""))), json!({"Error": "line\n\"x\""}));
     assert_eq!(value(&filter_error("no"))["Error"], "no");
 }
 

@@ -64,10 +64,7 @@ impl Quantities<'_> {
 
     /// The quantity of a resource, as written.
     pub fn get(&self, resource: &str) -> Option<&str> {
-        self.0
-            .iter()
-            .find(|(name, _)| name.as_str() == resource)
-            .map(|(_, quantity)| quantity.as_str())
+        self.0.iter().find(|(name, _)| name.as_str() == resource).map(|(_, quantity)| quantity.as_str())
     }
 }
 

@@ -187,10 +187,7 @@ impl Api {
         if self.gpu_nodes.get(name).is_some_and(|known| known.text == text) {
             return;
         }
-        let object = Arc::new(GpuNode {
-            text,
-            inventory: OnceLock::new(),
-        });
+        let object = Arc::new(GpuNode { text, inventory: OnceLock::new() });
         self.gpu_nodes.insert(name.to_owned(), Arc::clone(&object));
         self.changes.push(Change::GpuNode(name.to_owned(), object));
     }
@@ -273,11 +270,9 @@ impl Api {
     pub(crate) fn list(&self, source: Source) -> Vec<Change> {
         match source {
             Source::Pods => self.pods.values().cloned().map(Change::Pod).collect(),
-            Source::Nodes => self
-                .nodes
-                .iter()
-                .map(|(name, gpus)| Change::Node(name.clone(), *gpus))
-                .collect(),
+            Source::Nodes => {
+                self.nodes.iter().map(|(name, gpus)| Change::Node(name.clone(), *gpus)).collect()
+            }
             Source::GpuNodes => self
                 .gpu_nodes
                 .iter()

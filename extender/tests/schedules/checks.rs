@@ -31,30 +31,17 @@ impl World {
             self.wrong(format!("pod {} is bound behind its gates", pod.uid));
         }
         if pod.gang.is_some() != member {
-            self.wrong(format!(
-                "pod {} of {:?} is bound as if that were otherwise",
-                pod.uid, pod.gang
-            ));
+            self.wrong(format!("pod {} of {:?} is bound as if that were otherwise", pod.uid, pod.gang));
         }
         let Some(grant) = grant.and_then(|text| serde_json::from_str::<Grant>(text).ok()) else {
             return;
         };
-        let devices: Vec<String> = grant
-            .held("nvidia.com/gpu")
-            .iter()
-            .map(ToString::to_string)
-            .collect();
+        let devices: Vec<String> = grant.held("nvidia.com/gpu").iter().map(ToString::to_string).collect();
         if devices.len() != pod.gpus as usize {
-            self.wrong(format!(
-                "pod {} asks for {} GPUs and is granted {devices:?}",
-                pod.uid, pod.gpus
-            ));
+            self.wrong(format!("pod {} asks for {} GPUs and is granted {devices:?}", pod.uid, pod.gpus));
         }
         if let Some((device, gang)) = self.kept_for_another(&pod, &devices, run) {
-            self.wrong(format!(
-                "pod {} is granted {device}, which is kept for gang {gang}",
-                pod.uid
-            ));
+            self.wrong(format!("pod {} is granted {device}, which is kept for gang {gang}", pod.uid));
         }
         let used = self.used_by_others(target.node.as_str(), &pod.uid, run, sent);
         if let Some((device, other)) = used.iter().find(|(device, _)| devices.contains(device)) {
@@ -63,12 +50,7 @@ impl World {
         let Some(claim) = &pod.gang else {
             return;
         };
-        let object = self
-            .api
-            .gangs
-            .values()
-            .find(|gang| gang.status.name == claim.gang)
-            .cloned();
+        let object = self.api.gangs.values().find(|gang| gang.status.name == claim.gang).cloned();
         let Some(decision) = object.and_then(|gang| gang.status.decision.clone()) else {
             self.wrong(format!(
                 "pod {} of gang {} is bound, and no decision is written",
@@ -87,10 +69,7 @@ impl World {
             waits && slot.node == target.node && ids.into_iter().any(|id| devices.contains(&id.to_string()))
         }) {
             let other = other.pod.clone();
-            self.wrong(format!(
-                "pod {} is bound to a place that is written down for {other:?}",
-                pod.uid
-            ));
+            self.wrong(format!("pod {} is bound to a place that is written down for {other:?}", pod.uid));
         }
     }
 
@@ -147,9 +126,7 @@ impl World {
         let process = self.leader().and_then(|run| self.extenders.running.get(&run));
         let view = process.and_then(|process| process.view(gang));
         let places = view.iter().flat_map(|view| &view.places);
-        places
-            .filter(|place| !place.bound)
-            .any(|place| place.devices.contains(device))
+        places.filter(|place| !place.bound).any(|place| place.devices.contains(device))
     }
 
     /// Once nothing of a job that is over runs, no place is kept for it.
@@ -175,23 +152,15 @@ impl World {
     /// After everything has settled: what fits has run, as a whole.
     pub(crate) fn check_settled(&mut self) {
         if let Some(uid) = self.believed() {
-            self.wrong(format!(
-                "kube-scheduler believes for ever that pod {uid} is bound"
-            ));
+            self.wrong(format!("kube-scheduler believes for ever that pod {uid} is bound"));
         }
         for job in self.jobs.all.clone() {
             if job.fits && !job.is_done() && !self.has_lost_its_past(&job) {
                 let views = self.views();
-                self.wrong(format!(
-                    "job {} has not come to its end: {:?}\n{views}",
-                    job.name, job.members
-                ));
+                self.wrong(format!("job {} has not come to its end: {:?}\n{views}", job.name, job.members));
             }
             if let Some(pod) = self.left_behind(&job) {
-                self.wrong(format!(
-                    "pod {} of a gang that is complete is left behind its gates",
-                    pod.uid
-                ));
+                self.wrong(format!("pod {} of a gang that is complete is left behind its gates", pod.uid));
             }
             if !job.fits && job.began.is_some() {
                 self.wrong(format!("job {} has run where it does not fit", job.name));
@@ -211,9 +180,7 @@ impl World {
     fn left_behind(&self, job: &Job) -> Option<&Arc<Pod>> {
         let pods = job.members.iter().filter_map(|member| {
             let (name, uid) = member.pod.as_ref()?;
-            self.api
-                .pod(name, uid)
-                .filter(|pod| pod.is_live() && !pod.leaving)
+            self.api.pod(name, uid).filter(|pod| pod.is_live() && !pod.leaving)
         });
         let pods: Vec<&Arc<Pod>> = pods.collect();
         let complete = !job.is_done() && pods.len() >= job.min as usize;
@@ -226,10 +193,7 @@ impl World {
         let job = &self.jobs.all[pod.job];
         let made = job.members.iter().filter(|member| member.attempts > 0).count();
         if made < job.min as usize {
-            let words = format!(
-                "the gate of pod {} goes, and {made} of its gang were there",
-                pod.uid
-            );
+            let words = format!("the gate of pod {} goes, and {made} of its gang were there", pod.uid);
             self.wrong(words);
         }
     }

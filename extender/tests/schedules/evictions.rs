@@ -35,23 +35,15 @@ impl World {
             wrong.push(format!("gang {by} may have nobody stopped, and {victims:?} are"));
         }
         if let Some(pod) = pods.iter().find(|pod| pod.priority >= job.priority) {
-            wrong.push(format!(
-                "pod {} is stopped for gang {by}, of no higher priority",
-                pod.uid
-            ));
+            wrong.push(format!("pod {} is stopped for gang {by}, of no higher priority", pod.uid));
         }
         let left = self.api.pods.values().find(|pod| {
-            let of_gang = pods
-                .iter()
-                .any(|victim| victim.gang.is_some() && victim.job == pod.job);
+            let of_gang = pods.iter().any(|victim| victim.gang.is_some() && victim.job == pod.job);
             let runs = pod.is_live() && !pod.leaving && pod.node.is_some();
             of_gang && runs && self.extenders.knew(run, &pod.uid) && !is_victim(pod)
         });
         if let Some(pod) = left {
-            wrong.push(format!(
-                "a part of a gang is stopped for gang {by}, and pod {} is not",
-                pod.uid
-            ));
+            wrong.push(format!("a part of a gang is stopped for gang {by}, and pod {} is not", pod.uid));
         }
         for wrong in wrong {
             self.wrong(wrong);
@@ -81,10 +73,7 @@ impl World {
             };
             self.evictions.spared.insert(pod.uid.clone(), self.now + long);
         }
-        self.evictions
-            .spared
-            .get(&pod.uid)
-            .is_some_and(|until| self.now < *until)
+        self.evictions.spared.get(&pod.uid).is_some_and(|until| self.now < *until)
     }
 
     /// A pod is evicted.
@@ -102,10 +91,7 @@ impl World {
     fn count_evicted(&mut self, pod: &Pod) {
         self.evictions.count += 1;
         if self.evictions.count > STORM {
-            self.wrong(format!(
-                "{STORM} pods were stopped for others, and now {}",
-                pod.uid
-            ));
+            self.wrong(format!("{STORM} pods were stopped for others, and now {}", pod.uid));
         }
     }
 
@@ -132,11 +118,7 @@ impl World {
             return None;
         }
         let own = pod.gang.as_ref().map(|claim| claim.gang.as_str());
-        let others = self
-            .jobs
-            .all
-            .iter()
-            .filter(|job| job.is_gang && Some(job.name.as_str()) != own);
+        let others = self.jobs.all.iter().filter(|job| job.is_gang && Some(job.name.as_str()) != own);
         others.into_iter().find_map(|job| {
             let view = self.extenders.running.get(&run)?.view(&job.name)?;
             let places = view.places.iter().filter(|place| !place.bound);

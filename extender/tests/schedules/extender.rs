@@ -145,47 +145,15 @@ pub(crate) struct Request {
 
 #[derive(Debug, Clone)]
 enum What {
-    ReadPod {
-        task: u64,
-        name: String,
-    },
-    Bind {
-        task: u64,
-        target: Target,
-        grant: Option<Arc<str>>,
-        member: bool,
-    },
-    Look {
-        task: u64,
-        name: String,
-        after_conflict: bool,
-    },
-    Create {
-        name: String,
-    },
-    Get {
-        name: String,
-    },
-    Put {
-        name: String,
-        uid: String,
-        over: u64,
-        status: Arc<GangStatus>,
-        decision: Option<String>,
-    },
-    Remove {
-        name: String,
-        uid: String,
-    },
-    Poke {
-        pod: PodUid,
-        cause: Cause,
-    },
-    Action {
-        name: String,
-        uid: String,
-        action: Action,
-    },
+    ReadPod { task: u64, name: String },
+    Bind { task: u64, target: Target, grant: Option<Arc<str>>, member: bool },
+    Look { task: u64, name: String, after_conflict: bool },
+    Create { name: String },
+    Get { name: String },
+    Put { name: String, uid: String, over: u64, status: Arc<GangStatus>, decision: Option<String> },
+    Remove { name: String, uid: String },
+    Poke { pod: PodUid, cause: Cause },
+    Action { name: String, uid: String, action: Action },
 }
 
 #[derive(Debug, Clone)]
@@ -294,10 +262,7 @@ impl World {
         let Some(process) = self.extenders.running.get_mut(&run) else {
             return;
         };
-        let waits = process
-            .tasks
-            .values()
-            .any(|task| matches!(task.stage, Stage::Waiting));
+        let waits = process.tasks.values().any(|task| matches!(task.stage, Stage::Waiting));
         if waits && !std::mem::replace(&mut process.asks, true) {
             self.soon(0, 2, Event::AskAgain { run });
         }
@@ -340,12 +305,7 @@ impl World {
     // Processes.
 
     pub(crate) fn start_extender(&mut self, slot: usize) {
-        if self
-            .extenders
-            .running
-            .values()
-            .any(|process| process.slot == slot)
-        {
+        if self.extenders.running.values().any(|process| process.slot == slot) {
             return;
         }
         self.extenders.runs += 1;
@@ -364,19 +324,11 @@ impl World {
         let (base, clock) = (self.base, Arc::clone(&self.clock));
         let clock = move || {
             let now = clock.load(Ordering::Relaxed);
-            Now {
-                at: base + Duration::from_millis(now),
-                unix: BEGIN + i64::try_from(now / 1000).unwrap(),
-            }
+            Now { at: base + Duration::from_millis(now), unix: BEGIN + i64::try_from(now / 1000).unwrap() }
         };
         let store = Arc::new(Store::with_clock(index, Box::new(clock)));
         let service = Service {
-            binder: Binder::new(
-                crate::client(),
-                Arc::clone(&store),
-                watched(),
-                Duration::from_millis(BIND),
-            ),
+            binder: Binder::new(crate::client(), Arc::clone(&store), watched(), Duration::from_millis(BIND)),
             store: Arc::clone(&store),
             watched: watched(),
             metrics: METRICS.with(Arc::clone),
@@ -452,11 +404,7 @@ impl World {
 
     /// The process that answers kube-scheduler.
     pub(crate) fn leader(&self) -> Option<u32> {
-        let leader = self
-            .extenders
-            .running
-            .values()
-            .find(|process| process.leads(self.now))?;
+        let leader = self.extenders.running.values().find(|process| process.leads(self.now))?;
         Some(leader.run)
     }
 
@@ -541,10 +489,7 @@ impl World {
         let Some(process) = self.extenders.running.get(&run) else {
             return;
         };
-        if process
-            .tasks
-            .get(&task)
-            .is_some_and(|task| matches!(task.stage, Stage::Waiting | Stage::Reading))
+        if process.tasks.get(&task).is_some_and(|task| matches!(task.stage, Stage::Waiting | Stage::Reading))
         {
             self.end(run, task, Err("this extender does not lead".to_owned()));
         }
@@ -608,13 +553,7 @@ impl World {
         let woken = process.store.update(|index| index.take_activatable(64));
         for (pod, parked) in woken {
             self.note(format_args!("{run} wakes {pod}, for devices came free"));
-            self.send(
-                run,
-                What::Poke {
-                    pod,
-                    cause: Cause::Freed(parked),
-                },
-            );
+            self.send(run, What::Poke { pod, cause: Cause::Freed(parked) });
         }
     }
 

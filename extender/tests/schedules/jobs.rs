@@ -104,9 +104,8 @@ impl World {
                 2 => Some("hold"),
                 _ => None,
             };
-            let gating = (self.plan.gates && is_gang && self.dice.mille(700)).then(|| Gating {
-                quota: self.dice.mille(250).then(|| self.dice.range(100, 8_000)),
-            });
+            let gating = (self.plan.gates && is_gang && self.dice.mille(700))
+                .then(|| Gating { quota: self.dice.mille(250).then(|| self.dice.range(100, 8_000)) });
             let mut job = Job {
                 name: format!("j{number}"),
                 min,
@@ -254,10 +253,8 @@ impl World {
         let job = jobs.find(|job| job.name == name && (job.over.is_some() || !job.deleted))?;
         let (pods, over) = (job.members.len(), job.over.is_some());
         let over = if over { "True" } else { "False" };
-        Some(
-            json!({"metadata": {"name": name}, "spec": {"parallelism": pods, "completions": pods},
-            "status": {"conditions": [{"type": "SuccessCriteriaMet", "status": over}]}}),
-        )
+        Some(json!({"metadata": {"name": name}, "spec": {"parallelism": pods, "completions": pods},
+            "status": {"conditions": [{"type": "SuccessCriteriaMet", "status": over}]}}))
     }
 
     /// Somebody else removes his gate.
@@ -344,13 +341,7 @@ impl World {
 
     /// Somebody deletes a pod, in whatever state it is.
     pub(crate) fn delete_some_pod(&mut self) {
-        let live: Vec<Arc<Pod>> = self
-            .api
-            .pods
-            .values()
-            .filter(|pod| pod.is_live())
-            .cloned()
-            .collect();
+        let live: Vec<Arc<Pod>> = self.api.pods.values().filter(|pod| pod.is_live()).cloned().collect();
         if live.is_empty() {
             return;
         }
@@ -367,11 +358,7 @@ impl World {
         }
         let pod = &live[self.dice.index(live.len())];
         let force = self.dice.mille(200);
-        self.played(if force {
-            Played::PodForced
-        } else {
-            Played::PodDeleted
-        });
+        self.played(if force { Played::PodForced } else { Played::PodDeleted });
         self.note(format_args!("pod {} is deleted, force {force}", pod.uid));
         self.delete_pod(&pod.name, &pod.uid, force);
     }

@@ -58,9 +58,7 @@ impl Process {
 
     fn has_its_grant(&self, kubelet: &Kubelet) -> bool {
         let granted = self.pod.granted();
-        self.devices
-            .iter()
-            .all(|gpu| granted.contains(&kubelet.device(*gpu)))
+        self.devices.iter().all(|gpu| granted.contains(&kubelet.device(*gpu)))
     }
 }
 
@@ -99,10 +97,7 @@ impl Kubelet {
             text += &format!(r#"{comma}{{"id":"{id}","resource":"nvidia.com/gpu","gpu":{gpu},{health}}}"#);
         }
         text += r#"],"holders":["#;
-        let holders = self
-            .processes
-            .values()
-            .filter(|process| !process.devices.is_empty());
+        let holders = self.processes.values().filter(|process| !process.devices.is_empty());
         for (number, process) in holders.enumerate() {
             let comma = if number > 0 { "," } else { "" };
             let ids: Vec<String> = process.devices.iter().map(|gpu| self.device(*gpu)).collect();
@@ -120,12 +115,7 @@ impl Kubelet {
 /// GPUs joined by nothing but PCIe.
 fn machine(gpus: usize) -> String {
     let parts = MachineParts {
-        gpus: (0..gpus)
-            .map(|index| Gpu {
-                index: u8::try_from(index).unwrap(),
-                ..Gpu::default()
-            })
-            .collect(),
+        gpus: (0..gpus).map(|index| Gpu { index: u8::try_from(index).unwrap(), ..Gpu::default() }).collect(),
         paths: PathMatrix::from_fn(gpus, |_, _| PathClass::Node),
         ..MachineParts::default()
     };
@@ -238,36 +228,19 @@ impl World {
                 .flat_map(|other| other.granted().iter().cloned())
                 .collect();
             let kubelet = &self.kubelets.all[node];
-            let open = free
-                .iter()
-                .copied()
-                .filter(|gpu| !named.contains(&kubelet.device(*gpu)));
+            let open = free.iter().copied().filter(|gpu| !named.contains(&kubelet.device(*gpu)));
             open.take(pod.gpus as usize).collect()
         };
         if devices.len() < pod.gpus as usize {
             self.played(Played::Rejected);
             self.note(format_args!("pod {} is rejected by kubelet of {name}", pod.uid));
-            self.api
-                .change_pod(&pod.name, &pod.uid, |pod| pod.phase = Phase::Failed);
+            self.api.change_pod(&pod.name, &pod.uid, |pod| pod.phase = Phase::Failed);
             return;
         }
-        self.played(if obtainable {
-            Played::Admitted
-        } else {
-            Played::OtherDevices
-        });
-        self.note(format_args!(
-            "pod {} is admitted on {name} with {devices:?}",
-            pod.uid
-        ));
-        let process = Process {
-            pod: Arc::clone(pod),
-            devices,
-            told: None,
-            counted: true,
-            dies: None,
-            done: false,
-        };
+        self.played(if obtainable { Played::Admitted } else { Played::OtherDevices });
+        self.note(format_args!("pod {} is admitted on {name} with {devices:?}", pod.uid));
+        let process =
+            Process { pod: Arc::clone(pod), devices, told: None, counted: true, dies: None, done: false };
         self.kubelets.all[node].processes.insert(pod.uid.clone(), process);
         let uid = pod.uid.clone();
         self.soon(20, 1_500, Event::Running { node, uid });
@@ -277,11 +250,7 @@ impl World {
     /// Its containers run, and its status says with which devices.
     pub(crate) fn running(&mut self, node: usize, uid: &str) {
         let kubelet = &self.kubelets.all[node];
-        let Some(process) = kubelet
-            .processes
-            .get(uid)
-            .filter(|process| process.dies.is_none())
-        else {
+        let Some(process) = kubelet.processes.get(uid).filter(|process| process.dies.is_none()) else {
             return;
         };
         if self.now < self.stalled {
@@ -338,13 +307,8 @@ impl World {
         let kubelet = &mut self.kubelets.all[node];
         if !kubelet.up {
             let name = kubelet.name.clone();
-            let pods: Vec<Arc<Pod>> = self
-                .api
-                .pods
-                .values()
-                .filter(|pod| pod.node.as_deref() == Some(&name))
-                .cloned()
-                .collect();
+            let pods: Vec<Arc<Pod>> =
+                self.api.pods.values().filter(|pod| pod.node.as_deref() == Some(&name)).cloned().collect();
             for pod in pods {
                 self.api.remove_pod(&pod.name, &pod.uid);
             }
@@ -365,8 +329,7 @@ impl World {
             if leaving {
                 self.api.remove_pod(&name, &uid);
             } else if process.done {
-                self.api
-                    .change_pod(&name, &uid, |pod| pod.phase = Phase::Succeeded);
+                self.api.change_pod(&name, &uid, |pod| pod.phase = Phase::Succeeded);
                 self.note_done(&uid);
             }
             self.will_publish(node);
@@ -417,11 +380,7 @@ impl World {
         self.api.remove_node(&name);
         self.api.remove_gpu_node(&name);
         self.soon(1_000, 5_000, Event::Collect { node });
-        let long = if self.plan.is_short_of_patience() {
-            120_000
-        } else {
-            40_000
-        };
+        let long = if self.plan.is_short_of_patience() { 120_000 } else { 40_000 };
         self.soon(8_000, long, Event::NodeIsBack { node });
     }
 

@@ -118,10 +118,7 @@ fn client() -> kube::Client {
 
 fn number(variable: &str) -> Option<u64> {
     let text = std::env::var(variable).ok()?;
-    Some(
-        text.parse()
-            .unwrap_or_else(|_| panic!("{variable}={text:?} is no number")),
-    )
+    Some(text.parse().unwrap_or_else(|_| panic!("{variable}={text:?} is no number")))
 }
 
 fn report(seed: u64, end: &End, lines: &[String]) -> ! {
@@ -181,10 +178,7 @@ fn schedules_with_faults_grant_devices_once_and_run_what_fits() {
             }
         };
         let workers: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
-        workers
-            .into_iter()
-            .filter_map(|worker| worker.join().unwrap())
-            .min()
+        workers.into_iter().filter_map(|worker| worker.join().unwrap()).min()
     });
     println!(
         "{} schedules on {threads} threads in {:?}, in which were seen\n{}",
@@ -207,11 +201,7 @@ fn a_seed_plays_the_same_schedule_again() {
         let (again, other) = play(seed, true);
         let differs = lines.iter().zip(&other).find(|(a, b)| a != b);
         assert_eq!(differs, None, "seed {seed}");
-        assert_eq!(
-            (first.hash, first.steps),
-            (again.hash, again.steps),
-            "seed {seed}"
-        );
+        assert_eq!((first.hash, first.steps), (again.hash, again.steps), "seed {seed}");
         assert_eq!(first.hash, play(seed, false).0.hash, "seed {seed}");
     }
 }

@@ -83,9 +83,7 @@ impl World {
         }
         let life = self.scheduler.life + 1;
         let samples = self.is_restless() && self.dice.mille(150);
-        self.note(format_args!(
-            "kube-scheduler starts, life {life}, samples {samples}"
-        ));
+        self.note(format_args!("kube-scheduler starts, life {life}, samples {samples}"));
         self.scheduler = Scheduler {
             up: true,
             life,
@@ -120,10 +118,7 @@ impl World {
 
     pub(crate) fn tell_scheduler(&mut self, change: &Change) {
         if !self.scheduler.up
-            || !matches!(
-                change,
-                Change::Pod(_) | Change::PodGone(_) | Change::Node(..) | Change::NodeGone(_)
-            )
+            || !matches!(change, Change::Pod(_) | Change::PodGone(_) | Change::Node(..) | Change::NodeGone(_))
         {
             return;
         }
@@ -186,10 +181,7 @@ impl World {
                 match known.state {
                     State::Gated if !pod.gates.is_empty() => {}
                     _ if !known.stopping.is_empty() => {}
-                    State::Gated
-                    | State::Parked {
-                        by_extender: true, ..
-                    } => known.state = State::Active,
+                    State::Gated | State::Parked { by_extender: true, .. } => known.state = State::Active,
                     _ => {}
                 }
             }
@@ -227,11 +219,7 @@ impl World {
     }
 
     fn want_cycle(&mut self) {
-        let active = self
-            .scheduler
-            .pods
-            .values()
-            .any(|known| known.state == State::Active);
+        let active = self.scheduler.pods.values().any(|known| known.state == State::Active);
         if active && self.scheduler.up && !std::mem::replace(&mut self.scheduler.cycles, true) {
             let life = self.scheduler.life;
             self.soon(1, 3, Event::Cycle { life });

@@ -234,10 +234,7 @@ impl World {
             events: 0,
             steps: 0,
             dice: Dice::new(seed),
-            log: Log {
-                hash: 0xcbf2_9ce4_8422_2325,
-                lines: keep_log.then(Vec::new),
-            },
+            log: Log { hash: 0xcbf2_9ce4_8422_2325, lines: keep_log.then(Vec::new) },
             coverage: Coverage::default(),
             api: Api::default(),
             stalled: 0,
@@ -384,11 +381,7 @@ impl World {
     /// How long a watch takes to bring a change: mostly milliseconds.
     pub(crate) fn lag(&mut self) -> u64 {
         let slow = self.is_restless() && self.dice.mille(20);
-        if slow {
-            self.dice.range(50, 3_000)
-        } else {
-            self.dice.range(1, 8)
-        }
+        if slow { self.dice.range(50, 3_000) } else { self.dice.range(1, 8) }
     }
 
     /// What may go wrong by itself, now and then.
@@ -447,12 +440,8 @@ impl World {
         self.jobs.closed = true;
         self.plan.troubled = false;
         self.note(format_args!("everything is deleted"));
-        let pods: Vec<(String, String)> = self
-            .api
-            .pods
-            .values()
-            .map(|pod| (pod.name.clone(), pod.uid.clone()))
-            .collect();
+        let pods: Vec<(String, String)> =
+            self.api.pods.values().map(|pod| (pod.name.clone(), pod.uid.clone())).collect();
         for (name, uid) in pods {
             self.delete_pod(&name, &uid, false);
         }

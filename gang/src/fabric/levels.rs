@@ -28,11 +28,7 @@ pub enum Scope {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum LevelsError {
     /// Neither a preset nor `name=label`.
-    #[error(
-        "{item:?} is neither a preset ({}) nor written name=label{}",
-        presets(),
-        meant(near)
-    )]
+    #[error("{item:?} is neither a preset ({}) nor written name=label{}", presets(), meant(near))]
     Unknown {
         /// What was written.
         item: String,
@@ -143,13 +139,7 @@ const PRESETS: [(&str, &[(&str, &str)]); 8] = [
     // NVIDIA's plugin: cluster UUID and clique of a multi-node NVLink domain.
     ("nvlink", &[("clique", "nvidia.com/gpu.clique")]),
     ("zone", &[("zone", "topology.kubernetes.io/zone")]),
-    (
-        "zone-rack",
-        &[
-            ("zone", "topology.kubernetes.io/zone"),
-            ("rack", "topology.kubernetes.io/rack"),
-        ],
-    ),
+    ("zone-rack", &[("zone", "topology.kubernetes.io/zone"), ("rack", "topology.kubernetes.io/rack")]),
 ];
 
 /// The label that makes of every node a domain.
@@ -176,16 +166,10 @@ impl Levels {
             }
             let Some((_, preset)) = PRESETS.iter().find(|(name, _)| *name == item) else {
                 let names = PRESETS.iter().map(|(name, _)| *name);
-                return Err(LevelsError::Unknown {
-                    item: item.to_owned(),
-                    near: nearest(item, names),
-                });
+                return Err(LevelsError::Unknown { item: item.to_owned(), near: nearest(item, names) });
             };
             for (name, label) in *preset {
-                levels.push(Level {
-                    name: (*name).into(),
-                    label: (*label).into(),
-                })?;
+                levels.push(Level { name: (*name).into(), label: (*label).into() })?;
             }
         }
         Ok(levels)
@@ -217,10 +201,7 @@ impl Levels {
     /// # Errors
     /// If there is none.
     pub fn find(&self, wanted: &str) -> Result<Scope, UnknownLevel> {
-        let level = self
-            .0
-            .iter()
-            .position(|level| *level.name == *wanted || *level.label == *wanted);
+        let level = self.0.iter().position(|level| *level.name == *wanted || *level.label == *wanted);
         match level {
             Some(level) => Ok(Scope::Level(level)),
             None if wanted == NODE || wanted == HOSTNAME => Ok(Scope::Node),
@@ -245,28 +226,17 @@ fn explicit(item: &str, name: &str, label: &str) -> Result<Level, LevelsError> {
         && name.starts_with(plain)
         && name.ends_with(plain);
     if !named || name == NODE || name == CLUSTER {
-        return Err(LevelsError::Name {
-            item: item.to_owned(),
-            name: name.to_owned(),
-        });
+        return Err(LevelsError::Name { item: item.to_owned(), name: name.to_owned() });
     }
     if !is_label(label) {
-        return Err(LevelsError::Label {
-            item: item.to_owned(),
-            label: label.to_owned(),
-        });
+        return Err(LevelsError::Label { item: item.to_owned(), label: label.to_owned() });
     }
-    Ok(Level {
-        name: name.into(),
-        label: label.into(),
-    })
+    Ok(Level { name: name.into(), label: label.into() })
 }
 
 /// Whether something may be the key of a label: an optional domain, and a name of at most 63 letters, digits, `-`, `_` and `.`.
 fn is_label(key: &str) -> bool {
-    let (domain, name) = key
-        .split_once('/')
-        .map_or((None, key), |(domain, name)| (Some(domain), name));
+    let (domain, name) = key.split_once('/').map_or((None, key), |(domain, name)| (Some(domain), name));
     let ends = |text: &str| {
         text.starts_with(|c: char| c.is_ascii_alphanumeric())
             && text.ends_with(|c: char| c.is_ascii_alphanumeric())
@@ -281,9 +251,7 @@ fn is_label(key: &str) -> bool {
 
 fn nearest<'a>(written: &str, names: impl Iterator<Item = &'a str>) -> Option<&'a str> {
     let lower = written.to_lowercase();
-    let near = names
-        .map(|name| (strsim::damerau_levenshtein(name, &lower), name))
-        .min()?;
+    let near = names.map(|name| (strsim::damerau_levenshtein(name, &lower), name)).min()?;
     (near.0 <= 2 || near.0 * 3 <= near.1.len()).then_some(near.1)
 }
 

@@ -7,10 +7,7 @@ use super::*;
 fn node(name: &str, labels: &[(&str, &str)]) -> NodeFacts {
     NodeFacts {
         name: name.into(),
-        labels: labels
-            .iter()
-            .map(|(key, value)| ((*key).into(), (*value).into()))
-            .collect(),
+        labels: labels.iter().map(|(key, value)| ((*key).into(), (*value).into())).collect(),
         ..NodeFacts::default()
     }
 }
@@ -23,12 +20,7 @@ fn levels(text: &str) -> Levels {
 fn drawn(fabric: &Fabric) -> String {
     fn draw(fabric: &Fabric, domain: DomainIx, depth: usize, out: &mut String) {
         let here = fabric.domain(domain).unwrap();
-        out.push_str(&format!(
-            "{}{} {:?}\n",
-            "  ".repeat(depth),
-            fabric.words(domain),
-            here.nodes
-        ));
+        out.push_str(&format!("{}{} {:?}\n", "  ".repeat(depth), fabric.words(domain), here.nodes));
         for child in &here.children {
             draw(fabric, *child, depth + 1, out);
         }
@@ -117,10 +109,7 @@ fn a_block_that_lacks_a_tier_keeps_those_below_it() {
       tier-0 b-l0 [5]
 "
     );
-    let names: Vec<&str> = fabric
-        .of_level(0)
-        .map(|tier| &*fabric.domain(tier).unwrap().name)
-        .collect();
+    let names: Vec<&str> = fabric.of_level(0).map(|tier| &*fabric.domain(tier).unwrap().name).collect();
     assert_eq!(names, ["tier-1 b", "tier-0 b-l0", "s"]);
 }
 
@@ -143,22 +132,10 @@ fn without_levels_the_cluster_is_one_domain() {
 
 #[test]
 fn presets_and_levels_of_ones_own_are_combined() {
-    let names = |text: &str| {
-        levels(text)
-            .0
-            .iter()
-            .map(|level| level.name.to_string())
-            .collect::<Vec<_>>()
-    };
+    let names = |text: &str| levels(text).0.iter().map(|level| level.name.to_string()).collect::<Vec<_>>();
     assert_eq!(names("aws,nvlink"), ["layer-1", "layer-2", "layer-3", "clique"]);
-    assert_eq!(
-        names(" zone , row = example.com/row,nvlink"),
-        ["zone", "row", "clique"]
-    );
-    assert_eq!(
-        names("topograph"),
-        ["tier-2", "tier-1", "tier-0", "domain", "sub-domain"]
-    );
+    assert_eq!(names(" zone , row = example.com/row,nvlink"), ["zone", "row", "clique"]);
+    assert_eq!(names("topograph"), ["tier-2", "tier-1", "tier-0", "domain", "sub-domain"]);
     let old = levels("topograph-old");
     let labels: Vec<&str> = old.0.iter().map(|level| &*level.label).collect();
     assert_eq!(

@@ -26,31 +26,16 @@ pub(super) fn coscheduling<'a>(pod: &PodView<'a>, _: &Own<'a>) -> Option<Found<'
         .or_else(|| by(COSCHEDULING_OLD, OwnerKind::KoordinatorPodGroup));
     if let Some((label, name, kind)) = group {
         let place = format!("label {label}");
-        return Some(Found::of_object(
-            pod,
-            Integration::Coscheduling,
-            kind,
-            &place,
-            name,
-        ));
+        return Some(Found::of_object(pod, Integration::Coscheduling, kind, &place, name));
     }
     let name = named(COSCHEDULING_NAME)?;
     let place = format!("label {COSCHEDULING_NAME}");
     if pod.label(COSCHEDULING_MIN).is_none() {
         let kind = OwnerKind::CoschedulingPodGroup;
-        return Some(Found::of_object(
-            pod,
-            Integration::Coscheduling,
-            kind,
-            &place,
-            name,
-        ));
+        return Some(Found::of_object(pod, Integration::Coscheduling, kind, &place, name));
     }
     let mut found = Found::named(Integration::Coscheduling, &place, name);
-    found.states(
-        "label pod-group.scheduling.sigs.k8s.io/min-available",
-        pod.label(COSCHEDULING_MIN),
-    );
+    found.states("label pod-group.scheduling.sigs.k8s.io/min-available", pod.label(COSCHEDULING_MIN));
     Some(found)
 }
 
@@ -64,25 +49,11 @@ pub(super) fn volcano<'a>(pod: &PodView<'a>, _: &Own<'a>) -> Option<Found<'a>> {
     let by = |annotation| Some((annotation, named(annotation)?));
     let (place, name) = by(VOLCANO).or_else(|| by(VOLCANO_OLD))?;
     let place = format!("annotation {place}");
-    let mut found = Found::of_object(
-        pod,
-        Integration::Volcano,
-        OwnerKind::VolcanoPodGroup,
-        &place,
-        name,
-    );
-    found.states(
-        "annotation scheduling.volcano.sh/group-min-member",
-        pod.annotation(VOLCANO_MIN),
-    );
-    found.role = found.word(
-        "annotation volcano.sh/task-spec",
-        pod.annotation("volcano.sh/task-spec"),
-    );
-    found.rank = rank::index(
-        pod.annotation("volcano.sh/task-index")
-            .or_else(|| pod.label("volcano.sh/task-index")),
-    );
+    let mut found = Found::of_object(pod, Integration::Volcano, OwnerKind::VolcanoPodGroup, &place, name);
+    found.states("annotation scheduling.volcano.sh/group-min-member", pod.annotation(VOLCANO_MIN));
+    found.role = found.word("annotation volcano.sh/task-spec", pod.annotation("volcano.sh/task-spec"));
+    found.rank =
+        rank::index(pod.annotation("volcano.sh/task-index").or_else(|| pod.label("volcano.sh/task-index")));
     Some(found)
 }
 
@@ -95,15 +66,8 @@ const KOORDINATOR_WAIT: &str = "gang.scheduling.koordinator.sh/waiting-time";
 /// instead.
 pub(super) fn koordinator<'a>(pod: &PodView<'a>, _: &Own<'a>) -> Option<Found<'a>> {
     let name = pod.annotation(KOORDINATOR).filter(|name| !name.is_empty())?;
-    let mut found = Found::named(
-        Integration::Koordinator,
-        &format!("annotation {KOORDINATOR}"),
-        name,
-    );
-    found.states(
-        "annotation gang.scheduling.koordinator.sh/min-available",
-        pod.annotation(KOORDINATOR_MIN),
-    );
+    let mut found = Found::named(Integration::Koordinator, &format!("annotation {KOORDINATOR}"), name);
+    found.states("annotation gang.scheduling.koordinator.sh/min-available", pod.annotation(KOORDINATOR_MIN));
     let said = pod.annotation(KOORDINATOR_TOTAL);
     let said = found.read(&format!("annotation {KOORDINATOR_TOTAL}"), said);
     if let Size::Stated { total, .. } = &mut found.size {
@@ -133,18 +97,12 @@ pub(super) fn kueue<'a>(pod: &PodView<'a>, _: &Own<'a>) -> Option<Found<'a>> {
         Some(name) => ("annotation", name),
         None => ("label", named(pod.label(KUEUE))?),
     };
-    let one_by_one = [
-        "kueue.x-k8s.io/pod-group-serving",
-        "kueue.x-k8s.io/pod-group-fast-admission",
-    ];
+    let one_by_one = ["kueue.x-k8s.io/pod-group-serving", "kueue.x-k8s.io/pod-group-fast-admission"];
     if one_by_one.iter().any(|name| pod.annotation(name) == Some("true")) {
         return None;
     }
     let mut found = Found::named(Integration::Kueue, &format!("{what} {KUEUE}"), name);
-    found.states(
-        "annotation kueue.x-k8s.io/pod-group-total-count",
-        pod.annotation(KUEUE_TOTAL),
-    );
+    found.states("annotation kueue.x-k8s.io/pod-group-total-count", pod.annotation(KUEUE_TOTAL));
     if let Size::Stated { min, total } = &mut found.size {
         *total = Some(*min);
     }
@@ -171,13 +129,8 @@ pub(super) const KAI: &str = "pod-group-name";
 /// KAI, whose pod-grouper names the PodGroup on every pod.
 pub(super) fn kai<'a>(pod: &PodView<'a>, _: &Own<'a>) -> Option<Found<'a>> {
     let name = pod.annotation(KAI).filter(|name| !name.is_empty())?;
-    let mut found = Found::of_object(
-        pod,
-        Integration::Kai,
-        OwnerKind::KaiPodGroup,
-        "annotation pod-group-name",
-        name,
-    );
+    let mut found =
+        Found::of_object(pod, Integration::Kai, OwnerKind::KaiPodGroup, "annotation pod-group-name", name);
     let group = pod.label("kai.scheduler/subgroup-name");
     found.role = found.word("label kai.scheduler/subgroup-name", group);
     Some(found)
@@ -202,12 +155,7 @@ impl Found<'_> {
 impl PodView<'_> {
     /// An object in the pod's namespace.
     pub(super) fn beside(&self, kind: OwnerKind, name: &str) -> OwnerRef {
-        OwnerRef {
-            kind,
-            namespace: self.namespace.into(),
-            name: name.into(),
-            part: "".into(),
-        }
+        OwnerRef { kind, namespace: self.namespace.into(), name: name.into(), part: "".into() }
     }
 }
 

@@ -29,11 +29,7 @@ pub(super) fn gang<'a>(pod: &PodView<'a>, _: &Own<'a>) -> Option<Found<'a>> {
     let mut found = Found::of_object(pod, Integration::JobSet, OwnerKind::JobSet, &place(NAME), name);
     let uid = found.word(&place(UID), word(UID));
     let attempt = found.word(&place(ATTEMPT), word(ATTEMPT).or(Some("0")));
-    found.incarnation = if uid.is_empty() {
-        attempt.into()
-    } else {
-        format!("{uid}/{attempt}").into()
-    };
+    found.incarnation = if uid.is_empty() { attempt.into() } else { format!("{uid}/{attempt}").into() };
     found.role = found.word(&place(REPLICATED_JOB), word(REPLICATED_JOB));
     let index = rank::completion_index(pod);
     let job = rank::index(
@@ -48,16 +44,9 @@ pub(super) fn gang<'a>(pod: &PodView<'a>, _: &Own<'a>) -> Option<Found<'a>> {
             if index == Some(0) {
                 found.name = format!("{}/{}/leaders", found.name, found.role).into();
                 found.owner = None;
-                match number(
-                    format!("label {REPLICAS}"),
-                    word(REPLICAS).unwrap_or("1"),
-                    1..=MOST_MEMBERS,
-                ) {
+                match number(format!("label {REPLICAS}"), word(REPLICAS).unwrap_or("1"), 1..=MOST_MEMBERS) {
                     Ok(jobs) => {
-                        found.size = Size::Stated {
-                            min: jobs,
-                            total: Some(jobs),
-                        };
+                        found.size = Size::Stated { min: jobs, total: Some(jobs) };
                         found.size_said = "label jobset.sigs.k8s.io/replicatedjob-replicas";
                     }
                     Err(wrong) => found.faults.push(wrong),

@@ -15,13 +15,8 @@ const INDEX: &str = "training.kubeflow.org/replica-index";
 pub(super) fn gang<'a>(pod: &PodView<'a>, _: &Own<'a>) -> Option<Found<'a>> {
     let name = pod.label(NAME).filter(|name| !name.is_empty())?;
     let kind = kind(pod)?;
-    let mut found = Found::of_object(
-        pod,
-        Integration::Kubeflow,
-        kind,
-        "label training.kubeflow.org/job-name",
-        name,
-    );
+    let mut found =
+        Found::of_object(pod, Integration::Kubeflow, kind, "label training.kubeflow.org/job-name", name);
     // The launcher of an MPIJob is the pod of a Job of its own and does not know the MPIJob's UID: there all go without.
     if let Some(controller) = pod.controller.filter(|_| kind != OwnerKind::MpiJob) {
         found.incarnation = found.word(OWNER, Some(controller.uid)).into();

@@ -10,26 +10,14 @@ use crate::membership::OwnerKind;
 pub(super) fn pod_group<'a>(pod: &PodView<'a>, _: &Own<'a>) -> Option<Found<'a>> {
     let name = pod.scheduling_group.filter(|name| !name.is_empty())?;
     let place = "spec.schedulingGroup.podGroupName";
-    Some(Found::of_object(
-        pod,
-        Integration::PodGroup,
-        OwnerKind::PodGroup,
-        place,
-        name,
-    ))
+    Some(Found::of_object(pod, Integration::PodGroup, OwnerKind::PodGroup, place, name))
 }
 
 /// `spec.workloadRef`: each group of a Workload is a gang, and each replica of a group.
 pub(super) fn workload<'a>(pod: &PodView<'a>, _: &Own<'a>) -> Option<Found<'a>> {
     let workload = pod.workload.filter(|workload| !workload.name.is_empty())?;
     let place = "spec.workloadRef.name";
-    let mut found = Found::of_object(
-        pod,
-        Integration::Workload,
-        OwnerKind::Workload,
-        place,
-        workload.name,
-    );
+    let mut found = Found::of_object(pod, Integration::Workload, OwnerKind::Workload, place, workload.name);
     let group = found.word("spec.workloadRef.podGroup", Some(workload.pod_group));
     let replica = found.word("spec.workloadRef.podGroupReplicaKey", workload.replica_key);
     found.name = match replica {

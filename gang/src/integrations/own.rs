@@ -61,17 +61,11 @@ pub(super) fn read<'a>(pod: &PodView<'a>) -> Own<'a> {
     if own.opted_out {
         return own.none_alone();
     }
-    let both = [
-        names::GANG_REQUIRED_LEVEL_ANNOTATION,
-        names::GANG_PREFERRED_LEVEL_ANNOTATION,
-    ];
+    let both = [names::GANG_REQUIRED_LEVEL_ANNOTATION, names::GANG_PREFERRED_LEVEL_ANNOTATION];
     if both.iter().all(|name| pod.annotation(name).is_some()) {
         own.faults.push(fault(
             format!("annotation {}", both[0]),
-            format!(
-                "{} is given too: a gang has one level; remove one of the two",
-                both[1]
-            ),
+            format!("{} is given too: a gang has one level; remove one of the two", both[1]),
         ));
     }
     own
@@ -95,11 +89,8 @@ impl<'a> Own<'a> {
             names::GANG_MIN_ANNOTATION if text == "all" => self.min = Some(Min::All),
             names::GANG_MIN_ANNOTATION => {
                 let min = number(place(), text, 1..=value::MOST_MEMBERS).map_err(|mut wrong| {
-                    wrong.words = format!(
-                        "{}, or `all` where the owner says how many there are",
-                        wrong.words
-                    )
-                    .into();
+                    wrong.words =
+                        format!("{}, or `all` where the owner says how many there are", wrong.words).into();
                     wrong
                 });
                 self.min = self.keep(min).map(Min::Number);
@@ -126,10 +117,8 @@ impl<'a> Own<'a> {
                 }
             }
             names::GANG_REPAIR_ANNOTATION => {
-                self.options.repair = Repair::ALL
-                    .iter()
-                    .find(|(word, _)| *word == text)
-                    .map(|(_, repair)| *repair);
+                self.options.repair =
+                    Repair::ALL.iter().find(|(word, _)| *word == text).map(|(_, repair)| *repair);
                 if self.options.repair.is_none() {
                     let words = Repair::ALL.map(|(word, _)| word);
                     self.faults.push(fault(place(), value::not_one_of(text, &words)));
@@ -138,9 +127,7 @@ impl<'a> Own<'a> {
             names::CHECKPOINTED_ANNOTATION => {
                 match text {
                     "true" | "false" => self.options.checkpointed = Some(text == "true"),
-                    _ => self
-                        .faults
-                        .push(fault(place(), value::not_one_of(text, &["true", "false"]))),
+                    _ => self.faults.push(fault(place(), value::not_one_of(text, &["true", "false"]))),
                 }
                 // It makes sense of any pod.
                 return;
@@ -200,15 +187,9 @@ impl<'a> Own<'a> {
             (None, size) => size,
             (Some(Min::Number(min)), Size::Stated { total, .. }) => Size::Stated { min, total },
             (Some(Min::Number(min)), _) => Size::Stated { min, total: None },
-            (
-                Some(Min::All),
-                Size::Stated {
-                    total: Some(total), ..
-                },
-            ) => Size::Stated {
-                min: total,
-                total: Some(total),
-            },
+            (Some(Min::All), Size::Stated { total: Some(total), .. }) => {
+                Size::Stated { min: total, total: Some(total) }
+            }
             (Some(Min::All), _) => {
                 // A PodGroup says how many are needed; how many there are, the job says that makes them.
                 let with_owner = others.iter().filter(|other| other.owner.is_some());
@@ -334,9 +315,7 @@ fn maker(pod: &PodView<'_>, others: &[Found<'_>]) -> Option<JobRef> {
         });
     }
     // Each group of a LeaderWorkerSet has a StatefulSet of its own.
-    let grouped = others
-        .iter()
-        .any(|other| other.integration == Integration::LeaderWorkerSet);
+    let grouped = others.iter().any(|other| other.integration == Integration::LeaderWorkerSet);
     let job = pod.controller.filter(|made| {
         let group = match made.kind {
             "Job" => "batch/",

@@ -22,18 +22,13 @@ pub(super) fn of(pod: &PodView<'_>) -> Option<u32> {
 
 /// The completion index of a Job's pod.
 pub(super) fn completion_index(pod: &PodView<'_>) -> Option<u32> {
-    index(
-        pod.label(COMPLETION_INDEX)
-            .or_else(|| pod.annotation(COMPLETION_INDEX)),
-    )
+    index(pod.label(COMPLETION_INDEX).or_else(|| pod.annotation(COMPLETION_INDEX)))
 }
 
 /// An index that a controller wrote; none if it is not one.
 pub(super) fn index(text: Option<&str>) -> Option<u32> {
     let text = text?;
-    (!text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit()))
-        .then(|| text.parse().ok())
-        .flatten()
+    (!text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit())).then(|| text.parse().ok()).flatten()
 }
 
 /// The place of a pod in a part that itself has a place.

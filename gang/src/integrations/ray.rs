@@ -22,13 +22,8 @@ pub(super) fn gang<'a>(pod: &PodView<'a>, _: &Own<'a>) -> Option<Found<'a>> {
     let controller = pod.controller.filter(|controller| {
         controller.api_version.starts_with("ray.io/") && controller.kind == "RayCluster"
     })?;
-    let mut found = Found::of_object(
-        pod,
-        Integration::Ray,
-        OwnerKind::RayCluster,
-        "label ray.io/cluster",
-        name,
-    );
+    let mut found =
+        Found::of_object(pod, Integration::Ray, OwnerKind::RayCluster, "label ray.io/cluster", name);
     found.incarnation = found.word(OWNER, Some(controller.uid)).into();
     found.role = match pod.label(TYPE) {
         Some("head") => HEAD,
@@ -38,8 +33,6 @@ pub(super) fn gang<'a>(pod: &PodView<'a>, _: &Own<'a>) -> Option<Found<'a>> {
     // the hosts of another group's replica: groups are numbered each by itself.
     let replica = rank::index(pod.label(REPLICA));
     let host = rank::index(pod.label(HOST));
-    found.rank = replica
-        .zip(host)
-        .and_then(|(replica, host)| rank::within(replica, host));
+    found.rank = replica.zip(host).and_then(|(replica, host)| rank::within(replica, host));
     Some(found)
 }

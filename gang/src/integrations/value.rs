@@ -19,10 +19,7 @@ const PLACE: usize = 320;
 const WORDS: usize = 600;
 
 pub(crate) fn fault(place: impl Into<Arc<str>>, words: impl Into<Arc<str>>) -> Fault {
-    Fault {
-        place: truncate(place.into(), PLACE),
-        words: truncate(words.into(), WORDS),
-    }
+    Fault { place: truncate(place.into(), PLACE), words: truncate(words.into(), WORDS) }
 }
 
 /// A text of at most so many bytes; one that was longer ends in dots.
@@ -45,12 +42,7 @@ pub(crate) fn number(
         Ok(number) if digits && allowed.contains(&number) => Ok(number),
         _ => Err(fault(
             place,
-            format!(
-                "{} is no whole number from {} to {}",
-                shown(text),
-                allowed.start(),
-                allowed.end()
-            ),
+            format!("{} is no whole number from {} to {}", shown(text), allowed.start(), allowed.end()),
         )),
     }
 }
@@ -128,10 +120,7 @@ pub(crate) fn stand_in(text: &str) -> String {
 pub(crate) fn level(text: &str) -> Result<Arc<str>, String> {
     let label = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.' | '/');
     if text.is_empty() || text.len() > 317 || !text.chars().all(label) {
-        return Err(format!(
-            "{} is neither the name of a level nor a node label",
-            shown(text)
-        ));
+        return Err(format!("{} is neither the name of a level nor a node label", shown(text)));
     }
     Ok(text.into())
 }
@@ -144,12 +133,7 @@ pub(crate) fn hint(label: &str, slice: Option<u32>) -> Option<TopologyHint> {
 
 /// A value where only a few words are allowed.
 pub(crate) fn not_one_of(text: &str, words: &[&str]) -> String {
-    format!(
-        "{} is none of {}{}",
-        shown(text),
-        words.join(", "),
-        meant(text, words)
-    )
+    format!("{} is none of {}{}", shown(text), words.join(", "), meant(text, words))
 }
 
 /// A name that is not known.

@@ -46,9 +46,7 @@ const OURS: &str = "gantry.dev/";
 /// Labels or annotations of our domain, which stand together in the order of names.
 pub(super) fn of_ours(words: Option<&BTreeMap<String, String>>) -> impl Iterator<Item = (&str, &str)> {
     let from = (Bound::Included(OURS), Bound::Unbounded);
-    let words = words
-        .into_iter()
-        .flat_map(move |words| words.range::<str, _>(from));
+    let words = words.into_iter().flat_map(move |words| words.range::<str, _>(from));
     let words = words.map(|(name, text)| (name.as_str(), text.as_str()));
     words.take_while(|(name, _)| name.starts_with(OURS))
 }

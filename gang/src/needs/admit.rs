@@ -52,10 +52,7 @@ impl Needs {
             return Err(Misfit::Unschedulable);
         }
         if let Some(taint) = self.unborne(node) {
-            return Err(Misfit::Taint {
-                key: taint.key.clone(),
-                value: taint.value.clone(),
-            });
+            return Err(Misfit::Taint { key: taint.key.clone(), value: taint.value.clone() });
         }
         if !self.selects(node) {
             return Err(Misfit::Affinity);
@@ -83,9 +80,7 @@ impl Needs {
     /// Whether a node is part of a domain over which one of the pod's own constraints spreads: it has the labels of all of them, and is
     /// one that the policies of this one count.
     pub fn spreads_over(&self, spread: &Spread, node: &NodeFacts) -> bool {
-        self.spread
-            .iter()
-            .all(|other| node.labels.contains_key(&other.topology_key))
+        self.spread.iter().all(|other| node.labels.contains_key(&other.topology_key))
             && (!spread.by_affinity || self.selects(node))
             && (!spread.by_taints || self.unborne(node).is_none())
     }
@@ -95,10 +90,7 @@ impl Needs {
     pub fn prefers(&self, node: &NodeFacts) -> i64 {
         let liked = self.preferred.iter().filter(|(_, term)| term.holds(node));
         let liked: i64 = liked.map(|(weight, _)| i64::from(*weight)).sum();
-        let avoided = node
-            .taints
-            .iter()
-            .filter(|taint| !taint.keeps_off() && !self.bears_taint(taint));
+        let avoided = node.taints.iter().filter(|taint| !taint.keeps_off() && !self.bears_taint(taint));
         avoided.fold(liked, |liked, _| liked - AVOIDED)
     }
 
@@ -107,9 +99,7 @@ impl Needs {
     }
 
     fn bears(&self, key: &str, value: &str, effect: TaintEffect) -> bool {
-        self.tolerations
-            .iter()
-            .any(|toleration| toleration.bears(key, value, effect))
+        self.tolerations.iter().any(|toleration| toleration.bears(key, value, effect))
     }
 }
 
@@ -153,10 +143,7 @@ impl NodeTerm {
                 _ => false,
             }
         };
-        some && self
-            .labels
-            .iter()
-            .all(|required| required.holds(node.labels.get(&required.key)))
+        some && self.labels.iter().all(|required| required.holds(node.labels.get(&required.key)))
             && self.names.iter().all(name)
     }
 }
@@ -166,9 +153,9 @@ impl Requirement {
     pub fn holds(&self, value: Option<&Arc<str>>) -> bool {
         let number = |text: &str| text.parse::<i64>().ok();
         let compared = |is: fn(i64, i64) -> bool| match (&*self.values, value) {
-            ([limit], Some(value)) => number(value)
-                .zip(number(limit))
-                .is_some_and(|(value, limit)| is(value, limit)),
+            ([limit], Some(value)) => {
+                number(value).zip(number(limit)).is_some_and(|(value, limit)| is(value, limit))
+            }
             _ => false,
         };
         match self.operator {

@@ -239,21 +239,16 @@ impl Agreement {
             Some(Some(None)) => OwnerState::Missing,
             Some(Some(Some(facts))) => OwnerState::Read(facts),
         };
-        let defaults = Defaults {
-            arrival: settings.arrival,
-            repair: settings.repair,
-            levels: &settings.levels,
-        };
-        Some(
-            match resolve(&self.declared, owner, self.spec.as_ref(), &defaults) {
-                Resolved::Terms(terms) => match self.shared_name(&terms) {
-                    None => Resolution::Terms(Arc::new(terms)),
-                    Some(fault) => Resolution::Invalid(vec![fault]),
-                },
-                Resolved::NotYet(why) => Resolution::Unknown(why),
-                Resolved::Invalid(faults) => Resolution::Invalid(faults),
+        let defaults =
+            Defaults { arrival: settings.arrival, repair: settings.repair, levels: &settings.levels };
+        Some(match resolve(&self.declared, owner, self.spec.as_ref(), &defaults) {
+            Resolved::Terms(terms) => match self.shared_name(&terms) {
+                None => Resolution::Terms(Arc::new(terms)),
+                Some(fault) => Resolution::Invalid(vec![fault]),
             },
-        )
+            Resolved::NotYet(why) => Resolution::Unknown(why),
+            Resolved::Invalid(faults) => Resolution::Invalid(faults),
+        })
     }
 
     /// Takes over what was resolved. Whether it is new.

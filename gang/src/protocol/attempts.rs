@@ -183,8 +183,5 @@ impl Attempts {
 /// How long a gang waits after so many failed attempts.
 fn back_off(settings: &Settings, failed: u32) -> Duration {
     let doublings = failed.saturating_sub(1).min(20);
-    settings
-        .backoff
-        .saturating_mul(1 << doublings)
-        .min(settings.backoff_max)
+    settings.backoff.saturating_mul(1 << doublings).min(settings.backoff_max)
 }

@@ -54,13 +54,7 @@ impl Barrier {
 
     /// The barrier of a gang whose decision was not written: members have left meanwhile, and have to come soon.
     pub(super) fn after_commit(until: Instant) -> Self {
-        Self {
-            until,
-            last: until,
-            most_ready: u32::MAX,
-            end: until,
-            victims: BTreeMap::new(),
-        }
+        Self { until, last: until, most_ready: u32::MAX, end: until, victims: BTreeMap::new() }
     }
 
     pub(super) fn until(&self) -> Instant {

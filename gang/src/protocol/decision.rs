@@ -46,12 +46,7 @@ pub(super) enum CommitEnd {
 
 impl Commit {
     pub(super) fn new(decision: Decision) -> Self {
-        Self {
-            decision,
-            awaits_object: false,
-            in_doubt: false,
-            refused: None,
-        }
+        Self { decision, awaits_object: false, in_doubt: false, refused: None }
     }
 
     pub(super) fn decision(&self) -> &Decision {
@@ -230,8 +225,7 @@ impl Decided {
         } else if lost {
             self.lost_since.get_or_insert(now);
         }
-        self.lost_since
-            .is_some_and(|since| delay.is_none_or(|delay| now >= after(since, delay)))
+        self.lost_since.is_some_and(|since| delay.is_none_or(|delay| now >= after(since, delay)))
     }
 
     /// When a gang that has lost too many members restarts.
@@ -248,11 +242,7 @@ impl Decided {
             self.was_bound = true;
             return BoundChange::Bound;
         }
-        if lost {
-            BoundChange::Lost
-        } else {
-            BoundChange::None
-        }
+        if lost { BoundChange::Lost } else { BoundChange::None }
     }
 
     /// Follows whether members of its minimum have no slot. Whether that has just become long: then it is planned again, so that a deadlock
@@ -263,10 +253,7 @@ impl Decided {
             self.gave_to = None;
             return false;
         }
-        let shortage = self.shortage.get_or_insert(Shortage {
-            since: now,
-            long: false,
-        });
+        let shortage = self.shortage.get_or_insert(Shortage { since: now, long: false });
         let becomes_long = !shortage.long && now >= after(shortage.since, settings.hold);
         shortage.long |= becomes_long;
         becomes_long
@@ -300,11 +287,7 @@ pub(super) enum BoundChange {
 
 /// The minimums of roles by which a gang was decided for so many. Those of other terms are others.
 fn roles_for(terms: &Terms, min: u32) -> Vec<(Arc<str>, u32)> {
-    if terms.min == min {
-        terms.by_role.clone()
-    } else {
-        Vec::new()
-    }
+    if terms.min == min { terms.by_role.clone() } else { Vec::new() }
 }
 
 type Reservations = BTreeMap<PodUid, DecidedReservation>;
@@ -400,9 +383,7 @@ fn is_same(a: &DecidedReservation, b: &DecidedReservation) -> bool {
 /// The reservations of a decision by the member that has each.
 fn by_pod(decision: &Decision) -> Reservations {
     let reservations = decision.reservations.iter();
-    reservations
-        .filter_map(|reservation| Some((reservation.pod.clone()?, reservation.clone())))
-        .collect()
+    reservations.filter_map(|reservation| Some((reservation.pod.clone()?, reservation.clone()))).collect()
 }
 
 /// Whether a decision gives exactly these reservations to members.
@@ -459,20 +440,14 @@ mod tests {
         assert!(has(&written, 0, 0) && has(&written, 1, 1));
         let mut traded = decision(&[(1, Some(0)), (0, Some(1))]);
         written.report(&mut traded);
-        assert!(
-            !has(&written, 0, 1) && !has(&written, 0, 0),
-            "the report is on its way"
-        );
+        assert!(!has(&written, 0, 1) && !has(&written, 0, 0), "the report is on its way");
         let back = first.clone();
         written.report(&mut first);
         assert!(!has(&written, 0, 0), "the trade may still be written");
         assert!(written.observe(&back), "a watch that lags");
         assert!(!has(&written, 0, 0) && !has(&written, 1, 1));
         assert!(written.observe(&traded));
-        assert!(
-            !has(&written, 0, 0) && !has(&written, 0, 1),
-            "the last report says otherwise"
-        );
+        assert!(!has(&written, 0, 0) && !has(&written, 0, 1), "the last report says otherwise");
         assert!(written.observe(&first));
         assert!(has(&written, 0, 0) && has(&written, 1, 1));
     }

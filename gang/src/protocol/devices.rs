@@ -61,10 +61,8 @@ impl ReservedDevices {
                     return Some(words.into());
                 }
                 if !seen.insert((&place.node, id)) {
-                    let words = format!(
-                        "device {id} of node {} is in two reservations of the plan",
-                        place.node
-                    );
+                    let words =
+                        format!("device {id} of node {} is in two reservations of the plan", place.node);
                     return Some(words.into());
                 }
             }

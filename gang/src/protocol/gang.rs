@@ -261,8 +261,7 @@ impl Gang {
 
     /// How many are missing of the minimum of a role.
     fn missing_of(&self, role: &str, count: impl Fn(&Count) -> u32) -> u32 {
-        self.role_min(role)
-            .saturating_sub(count(&self.members().count_of(role)))
+        self.role_min(role).saturating_sub(count(&self.members().count_of(role)))
     }
 
     /// Whether there are as many of what `count` counts as are needed.
@@ -378,13 +377,7 @@ impl Gang {
             Urgency::Incomplete => Shortfall::new(self.missing(Count::placed), exist, devices),
             Urgency::Open | Urgency::Surplus => Shortfall::default(),
         };
-        Turn::new(
-            urgency,
-            members.priority(),
-            self.waiting_since,
-            devices,
-            shortfall,
-        )
+        Turn::new(urgency, members.priority(), self.waiting_since, devices, shortfall)
     }
 
     /// It waits for a reservation: whether it is complete, and would fit on an empty cluster as far as is known.
@@ -438,11 +431,8 @@ impl Gang {
         let too_many = self.members().len() > settings.max_members;
         let fault = too_many.then(|| Fault {
             place: "size".into(),
-            words: format!(
-                "more than {} pods exist, the most that a gang may have",
-                settings.max_members
-            )
-            .into(),
+            words: format!("more than {} pods exist, the most that a gang may have", settings.max_members)
+                .into(),
         });
         self.agreement.set_size_fault(fault);
     }
@@ -470,9 +460,7 @@ impl Gang {
         }
         let before = member.declared().cloned();
         self.agreement.replace(before.as_ref(), now.as_ref());
-        self.roster
-            .members_mut()
-            .change(uid, |member| member.set_declared(now));
+        self.roster.members_mut().change(uid, |member| member.set_declared(now));
     }
 
     /// These terms were resolved.
@@ -527,9 +515,7 @@ impl Gang {
     /// Some of its members are victims of another gang from now on, or no longer.
     pub(super) fn set_evicted(&mut self, victims: &[PodUid], evicted: bool) {
         for uid in victims {
-            self.roster
-                .members_mut()
-                .change(uid, |member| member.set_evicted(evicted));
+            self.roster.members_mut().change(uid, |member| member.set_evicted(evicted));
         }
         self.all_evicted = self.roster.are_all_evicted();
     }
@@ -764,9 +750,7 @@ impl Gang {
     pub(super) fn time_out(&mut self, env: &Env<'_>, uid: &PodUid) {
         match &self.state {
             State::Reserved(_) | State::Committing(_) => {
-                self.roster
-                    .members_mut()
-                    .change(uid, TrackedMember::leave_barrier);
+                self.roster.members_mut().change(uid, TrackedMember::leave_barrier);
             }
             _ => self.disconnect(env, uid),
         }
@@ -834,10 +818,7 @@ impl Gang {
     /// Releases some of the surplus slots ([`View::surplus`]). Returns how many.
     pub(super) fn release_surplus(&mut self, slots: &BTreeSet<u32>) -> u32 {
         let mut released = 0;
-        for id in planning::surplus(self)
-            .into_iter()
-            .filter(|id| slots.contains(id))
-        {
+        for id in planning::surplus(self).into_iter().filter(|id| slots.contains(id)) {
             self.roster.release(id);
             released += 1;
         }
@@ -895,11 +876,7 @@ impl Gang {
     /// Takes a placement: gives its reservations to members.
     pub(super) fn place(&mut self, env: &mut Env<'_>, placement: &Placement) {
         let decided = self.decided().is_some();
-        let must = if decided {
-            1
-        } else {
-            self.missing(Count::settled).max(1)
-        };
+        let must = if decided { 1 } else { self.missing(Count::settled).max(1) };
         let members = self.plan_request().map(|request| request.members);
         let pairs = pair(members.unwrap_or_default(), &placement.places);
         let preempts = decided && placement.waits();
@@ -954,10 +931,7 @@ impl Gang {
         if !placement.waits() {
             self.activate(env, placed);
         } else if !placement.victims.is_empty() {
-            env.work.push(Work::Evict {
-                pods: placement.victims.clone(),
-                by: self.key.clone(),
-            });
+            env.work.push(Work::Evict { pods: placement.victims.clone(), by: self.key.clone() });
         }
     }
 
@@ -1320,9 +1294,7 @@ impl Gang {
         let current = status::reason_kind(self, env.now.at);
         let preempts = self.preempts();
         let members = self.roster.members_mut();
-        let outdated = self
-            .reasons
-            .follow(members, env.now.at, current, env.synced, preempts);
+        let outdated = self.reasons.follow(members, env.now.at, current, env.synced, preempts);
         if !outdated.is_empty() {
             activate(env, members, outdated);
         }
@@ -1349,9 +1321,7 @@ impl Gang {
         let goes = |member: &TrackedMember| all || member.slot().is_some() || member.pod().shape.is_none();
         let due = self.members().to_ungate(in_vain, goes);
         for uid in &due {
-            self.roster
-                .members_mut()
-                .change(uid, |member| member.set_gate_removal(env.now.at));
+            self.roster.members_mut().change(uid, |member| member.set_gate_removal(env.now.at));
         }
         if !due.is_empty() {
             env.work.push(Work::Ungate(due));
@@ -1370,11 +1340,7 @@ impl Gang {
     /// Whether a member without a slot can arrive at a node.
     fn any_may_arrive(&self) -> bool {
         let mut unplaced = self.members().unplaced().iter();
-        let may_arrive = |uid: &PodUid| {
-            self.members()
-                .get(uid)
-                .is_some_and(|member| self.may_arrive(member))
-        };
+        let may_arrive = |uid: &PodUid| self.members().get(uid).is_some_and(|member| self.may_arrive(member));
         !self.do_gates_stay() || unplaced.any(may_arrive)
     }
 
@@ -1387,9 +1353,7 @@ impl Gang {
         for member in self.members().ungating() {
             *by_role.entry(&member.pod().membership.role).or_default() += 1;
         }
-        let gated = by_role
-            .values()
-            .fold(0, |sum: u32, count| sum.saturating_add(*count));
+        let gated = by_role.values().fold(0, |sum: u32, count| sum.saturating_add(*count));
         gated > self.count().exist().saturating_sub(self.min())
             || by_role.iter().any(|(role, gated)| {
                 let exist = self.members().count_of(role).exist();
@@ -1416,20 +1380,14 @@ impl Gang {
             domain: self.domain.to_string(),
             reservations: self.decided_reservations(),
         };
-        env.work.push(Work::Commit {
-            gang: self.key.clone(),
-            decision: decision.clone(),
-        });
+        env.work.push(Work::Commit { gang: self.key.clone(), decision: decision.clone() });
         self.state = State::Committing(Commit::new(decision));
     }
 
     /// Requests that the same decision is written once more.
     fn commit_again(&mut self, env: &mut Env<'_>) {
         if let State::Committing(commit) = &mut self.state {
-            env.work.push(Work::Commit {
-                gang: self.key.clone(),
-                decision: commit.repeat(),
-            });
+            env.work.push(Work::Commit { gang: self.key.clone(), decision: commit.repeat() });
         }
     }
 
@@ -1496,21 +1454,14 @@ impl Gang {
                 .map(|(resource, ids)| {
                     let mut ids = ids.clone();
                     ids.sort_unstable();
-                    gantry_api::ReservedDevices {
-                        resource: resource.clone(),
-                        ids,
-                    }
+                    gantry_api::ReservedDevices { resource: resource.clone(), ids }
                 })
                 .collect(),
             rank: slot.rank(),
             role: slot.role().to_string(),
             // Where slices are counted by it and the rank is another number.
-            ordinal: slot
-                .ordinal()
-                .filter(|ordinal| sliced && slot.rank() != Some(*ordinal)),
-            pod_name: member
-                .map(|member| member.pod().name.to_string())
-                .unwrap_or_default(),
+            ordinal: slot.ordinal().filter(|ordinal| sliced && slot.rank() != Some(*ordinal)),
+            pod_name: member.map(|member| member.pod().name.to_string()).unwrap_or_default(),
             pod,
         }
     }
@@ -1666,11 +1617,7 @@ impl Gang {
     fn restart(&mut self, env: &mut Env<'_>) {
         let of = self.decision().map(Arc::new);
         self.begin_incarnation(true);
-        self.state = State::Restarting {
-            again: env.now.at,
-            of,
-            to: None,
-        };
+        self.state = State::Restarting { again: env.now.at, of, to: None };
         self.waiting_since = env.now.unix;
     }
 
@@ -1680,14 +1627,8 @@ impl Gang {
         let of = self.decision().map(Arc::new);
         self.begin_incarnation(true);
         self.waiting_since = env.now.unix;
-        let pods = self
-            .members()
-            .uids(|member| member.lives() && !member.is_evicted());
-        self.state = State::Restarting {
-            again: after(env.now.at, env.settings.evict),
-            of,
-            to,
-        };
+        let pods = self.members().uids(|member| member.lives() && !member.is_evicted());
+        self.state = State::Restarting { again: after(env.now.at, env.settings.evict), of, to };
         self.remove_pods(env, pods);
     }
 
@@ -1723,15 +1664,8 @@ impl Gang {
             _ => None,
         };
         env.work.push(match self.repair() {
-            Repair::Restart => Work::Delete {
-                why: status::restart_note(&self.key, to.as_deref()),
-                pods,
-            },
-            Repair::Hold | Repair::Ignore => Work::EvictRest {
-                pods,
-                of: Arc::clone(&self.key),
-                to,
-            },
+            Repair::Restart => Work::Delete { why: status::restart_note(&self.key, to.as_deref()), pods },
+            Repair::Hold | Repair::Ignore => Work::EvictRest { pods, of: Arc::clone(&self.key), to },
         });
     }
 }

@@ -150,11 +150,9 @@ impl Gangs {
             GangEvent::MemberSeen(member) => self.member_seen(now, member),
             GangEvent::MemberGone { pod } => self.member_gone(now, pod),
             GangEvent::OwnerSeen { owner, facts } => self.owner_seen(now, owner, facts),
-            GangEvent::ObjectSeen {
-                namespace,
-                name,
-                object,
-            } => self.object_seen(now, &(namespace.into(), name.into()), *object),
+            GangEvent::ObjectSeen { namespace, name, object } => {
+                self.object_seen(now, &(namespace.into(), name.into()), *object)
+            }
             GangEvent::ObjectGone { namespace, name } => {
                 self.object_gone(now, &(namespace.into(), name.into()));
             }
@@ -175,11 +173,9 @@ impl Gangs {
             GangEvent::Disconnected { pod } => {
                 self.of_member(now, pod, |gang, env| gang.disconnect(env, pod));
             }
-            GangEvent::Committed {
-                gang,
-                decision,
-                result,
-            } => self.of_gang(now, gang, |gang, env| gang.committed(env, decision, result)),
+            GangEvent::Committed { gang, decision, result } => {
+                self.of_gang(now, gang, |gang, env| gang.committed(env, decision, result))
+            }
             GangEvent::BindEnded { pod, outcome } => {
                 self.of_member(now, pod, |gang, env| gang.end_bind(env, pod, outcome));
             }
@@ -532,20 +528,14 @@ impl Gangs {
         let standing = gang.standing(env.settings, now.at);
         for (slot, reserved, bound) in standing.changes {
             self.devices.set(key, slot, reserved.as_ref());
-            self.slot_changes.push(SlotChange {
-                gang: key.clone(),
-                slot,
-                place: reserved,
-                bound,
-            });
+            self.slot_changes.push(SlotChange { gang: key.clone(), slot, place: reserved, bound });
         }
         if standing.may_give_back {
             self.may_give_back.insert(key.clone());
         } else {
             self.may_give_back.remove(key);
         }
-        self.queue
-            .update(key, standing.wants_plan, standing.turn, standing.considered);
+        self.queue.update(key, standing.wants_plan, standing.turn, standing.considered);
         if !standing.preempts {
             self.spare_victims(key);
         }
@@ -572,10 +562,8 @@ impl Gangs {
     }
 
     fn set_evicted(&mut self, victims: &[PodUid], evicted: bool) {
-        let gangs: BTreeSet<Arc<GangKey>> = victims
-            .iter()
-            .filter_map(|uid| self.of_pod.get(uid).cloned())
-            .collect();
+        let gangs: BTreeSet<Arc<GangKey>> =
+            victims.iter().filter_map(|uid| self.of_pod.get(uid).cloned()).collect();
         for key in gangs {
             if let Some(gang) = self.gangs.get_mut(&key) {
                 gang.set_evicted(victims, evicted);
@@ -642,20 +630,14 @@ impl Gangs {
     }
 
     fn planned(&mut self, now: Now, gang: &GangKey, result: Result<Placement, Refusal>) {
-        let Some((key, _)) = self
-            .gangs
-            .get_key_value(gang)
-            .filter(|(_, gang)| gang.awaits_plan())
-        else {
+        let Some((key, _)) = self.gangs.get_key_value(gang).filter(|(_, gang)| gang.awaits_plan()) else {
             return;
         };
         let key = key.clone();
         let result = result.and_then(|placement| match self.devices.overlap(&placement) {
-            Some(words) => Err(Refusal {
-                reason: "the plan was overtaken".into(),
-                message: words,
-                hopeless: false,
-            }),
+            Some(words) => {
+                Err(Refusal { reason: "the plan was overtaken".into(), message: words, hopeless: false })
+            }
             None => Ok(placement),
         });
         if let Some(gang) = self.gangs.get_mut(&key) {
@@ -694,10 +676,7 @@ impl Gangs {
     }
 
     fn turns(&self, waits: impl Fn(&Gang) -> bool) -> Vec<(&Arc<GangKey>, Turn)> {
-        let planable = self
-            .queue
-            .planable()
-            .filter_map(|key| self.gangs.get_key_value(key));
+        let planable = self.queue.planable().filter_map(|key| self.gangs.get_key_value(key));
         let waiting = planable.filter(|(_, gang)| waits(gang));
         waiting.map(|(key, gang)| (key, gang.turn())).collect()
     }
@@ -709,11 +688,7 @@ impl Gangs {
         let deadlocked = waiting.filter_map(|gang| {
             let gang = View::new(gang, now?);
             let (wanted, hopeless) = gang.deadlock()?;
-            Some(DeadlockedGang {
-                gang,
-                wanted,
-                hopeless,
-            })
+            Some(DeadlockedGang { gang, wanted, hopeless })
         });
         let mut deadlocked: Vec<DeadlockedGang<'_>> = deadlocked.collect();
         deadlocked.sort_by_cached_key(|found| (found.gang.turn().in_need(), Arc::clone(found.gang.key())));

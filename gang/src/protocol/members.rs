@@ -505,16 +505,8 @@ impl Members {
     /// Living members were created after all that have ended well and still exist.
     pub(super) fn came_after_completed(&self) -> bool {
         let completed = |member: &&TrackedMember| self.class(member) == Class::Completed;
-        let last = self
-            .all
-            .values()
-            .filter(completed)
-            .map(|member| member.pod.created)
-            .max();
-        let mut alive = self
-            .all
-            .values()
-            .filter(|member| member.is_alive(self.incarnation));
+        let last = self.all.values().filter(completed).map(|member| member.pod.created).max();
+        let mut alive = self.all.values().filter(|member| member.is_alive(self.incarnation));
         alive.all(|member| Some(member.pod.created) >= last)
     }
 
@@ -524,10 +516,7 @@ impl Members {
 
     /// The first fault of a member's declaration.
     pub(super) fn first_fault(&self) -> Option<String> {
-        let mut faulty = self
-            .all
-            .values()
-            .filter(|member| self.class(member) == Class::Faulty);
+        let mut faulty = self.all.values().filter(|member| self.class(member) == Class::Faulty);
         let member = faulty.next()?;
         let fault = member.pod.membership.faults.first()?;
         Some(format!("pod {}: {fault}", member.pod.name))
@@ -621,21 +610,14 @@ impl Members {
     /// Counts a member that has ended well; its pod no longer exists.
     pub(super) fn complete(&mut self, role: &Arc<str>) {
         self.total.add(Class::Completed);
-        self.by_role
-            .entry(role.clone())
-            .or_default()
-            .add(Class::Completed);
+        self.by_role.entry(role.clone()).or_default().add(Class::Completed);
     }
 
     /// Begins a new incarnation: of the present members none counts any more, except, if the gang `continues`, those that have ended well.
     pub(super) fn begin_incarnation(&mut self, continues: bool) {
         let before = self.incarnation;
         let all = std::mem::take(&mut self.all);
-        *self = Self {
-            incarnation: before + 1,
-            continues,
-            ..Self::default()
-        };
+        *self = Self { incarnation: before + 1, continues, ..Self::default() };
         for (uid, mut member) in all {
             if continues && member.class(before) == Class::Completed {
                 member.incarnation = self.incarnation;
@@ -720,10 +702,7 @@ impl Members {
         self.total.add(class);
         self.raise_most(self.total.alive() + self.total.of(Class::Completed));
         self.count_made(&member.pod.membership.made_by, class, 1);
-        self.by_role
-            .entry(member.pod.membership.role.clone())
-            .or_default()
-            .add(class);
+        self.by_role.entry(member.pod.membership.role.clone()).or_default().add(class);
         *self.priorities.entry(member.pod.priority).or_default() += 1;
         if let Some(by) = member.other_scheduler(class) {
             *self.elsewhere.entry(by.clone()).or_default() += 1;

@@ -93,10 +93,7 @@ impl Owners {
     pub(super) fn watched(&self) -> Vec<WatchedOwner> {
         let watched = self.all.iter().filter(|(_, entry)| !entry.gangs.is_empty());
         watched
-            .map(|(owner, entry)| WatchedOwner {
-                owner: owner.clone(),
-                unread: entry.known.is_none(),
-            })
+            .map(|(owner, entry)| WatchedOwner { owner: owner.clone(), unread: entry.known.is_none() })
             .collect()
     }
 

@@ -45,10 +45,7 @@ impl Shortfall {
         let (missing, exist) = (u64::from(missing), exist as u64);
         Self {
             members: exist < missing,
-            devices: devices
-                .saturating_mul(missing.min(exist))
-                .checked_div(exist)
-                .unwrap_or_default(),
+            devices: devices.saturating_mul(missing.min(exist)).checked_div(exist).unwrap_or_default(),
         }
     }
 }
@@ -61,13 +58,7 @@ impl Turn {
         devices: u64,
         shortfall: Shortfall,
     ) -> Self {
-        Self {
-            urgency,
-            priority,
-            since,
-            devices,
-            shortfall,
-        }
+        Self { urgency, priority, since, devices, shortfall }
     }
 
     /// The order among gangs that are short of their minimum: the least goes first.
@@ -76,12 +67,7 @@ impl Turn {
     }
 
     fn waiting<'a>(&self, key: &'a GangKey) -> Waiting<'a> {
-        Waiting {
-            key,
-            priority: self.priority,
-            since: self.since,
-            devices: self.devices,
-        }
+        Waiting { key, priority: self.priority, since: self.since, devices: self.devices }
     }
 }
 
@@ -179,9 +165,7 @@ impl PlanQueue {
         }
         let order = match self.order.as_mut().filter(|order| !order.is_empty()) {
             Some(order) => order,
-            None => self
-                .order
-                .insert(order_untried(&self.ready, &self.untried, &self.held, now)),
+            None => self.order.insert(order_untried(&self.ready, &self.untried, &self.held, now)),
         };
         let key = order.pop()?;
         self.untried.remove(&key);
@@ -213,10 +197,7 @@ impl PlanQueue {
     pub(super) fn order(&self, waiting: &[(&Arc<GangKey>, Turn)], now: Now) -> Vec<Arc<GangKey>> {
         let each: Vec<Waiting<'_>> = waiting.iter().map(|(key, turn)| turn.waiting(key)).collect();
         let order = queue::order(&each, &self.held, now.unix).into_iter();
-        order
-            .filter_map(|at| waiting.get(at))
-            .map(|(key, _)| Arc::clone(key))
-            .collect()
+        order.filter_map(|at| waiting.get(at)).map(|(key, _)| Arc::clone(key)).collect()
     }
 
     /// Gangs that were not planned since capacity last grew.

@@ -195,9 +195,7 @@ impl Roster {
         };
         let Some(node) = member.bound_node() else { return };
         let holds = &member.pod().holds;
-        let found = self
-            .slots
-            .find_kept(|slot| slot.node() == node && slot.has_exactly(holds));
+        let found = self.slots.find_kept(|slot| slot.node() == node && slot.has_exactly(holds));
         if let Some(id) = found {
             self.assign(uid, id, now);
             self.set_bound(id, uid, now);
@@ -233,9 +231,7 @@ impl Roster {
         let (Some(member), Some((own, own_slot))) = (self.members.get(uid), self.slot_of(uid)) else {
             return false;
         };
-        let free = self
-            .slots
-            .find_kept(|slot| slot.awaits(member.pod()) && suits(slot.node()));
+        let free = self.slots.find_kept(|slot| slot.awaits(member.pod()) && suits(slot.node()));
         if let Some(id) = free {
             self.unassign(uid, now);
             self.assign(uid, id, now);
@@ -283,18 +279,14 @@ pub(super) fn pair(members: Vec<MemberRequest>, reservations: &[Reservation]) ->
     let mut by_rank = BTreeMap::new();
     for (at, reservation) in reservations.iter().enumerate() {
         if let Some(rank) = reservation.rank {
-            by_rank
-                .entry((reservation.shape, reservation.role.clone(), rank))
-                .or_insert(at);
+            by_rank.entry((reservation.shape, reservation.role.clone(), rank)).or_insert(at);
         }
     }
     let mut pairs = Vec::new();
     let mut rest = Vec::new();
     for member in members {
         let role = member.role.clone();
-        let at = member
-            .rank
-            .and_then(|rank| by_rank.remove(&(member.shape, role, rank)));
+        let at = member.rank.and_then(|rank| by_rank.remove(&(member.shape, role, rank)));
         match at.and_then(|at| left.get_mut(at)?.take()) {
             Some(reservation) => pairs.push((member.uid, reservation)),
             None => rest.push(member),
@@ -302,15 +294,10 @@ pub(super) fn pair(members: Vec<MemberRequest>, reservations: &[Reservation]) ->
     }
     let mut others: BTreeMap<_, Vec<&Reservation>> = BTreeMap::new();
     for reservation in left.into_iter().flatten().rev() {
-        others
-            .entry((reservation.shape, reservation.role.clone()))
-            .or_default()
-            .push(reservation);
+        others.entry((reservation.shape, reservation.role.clone())).or_default().push(reservation);
     }
     for member in rest {
-        let reservation = others
-            .get_mut(&(member.shape, member.role.clone()))
-            .and_then(Vec::pop);
+        let reservation = others.get_mut(&(member.shape, member.role.clone())).and_then(Vec::pop);
         if let Some(reservation) = reservation {
             pairs.push((member.uid, reservation));
         }

@@ -74,9 +74,7 @@ impl Slot {
         let devices = reservation.devices.iter();
         Self {
             node: reservation.node.clone(),
-            devices: devices
-                .map(|devices| (devices.resource.clone(), devices.ids.clone()))
-                .collect(),
+            devices: devices.map(|devices| (devices.resource.clone(), devices.ids.clone())).collect(),
             shape: None,
             bound_shape: None,
             rank: reservation.rank,
@@ -199,15 +197,9 @@ fn sorted(devices: &Devices) -> Vec<(&ResourceName, Vec<&DeviceId>)> {
 }
 
 fn same_amounts(devices: &Devices, asks: &Asks) -> bool {
-    let mut amounts: Vec<_> = devices
-        .iter()
-        .map(|(resource, ids)| (resource, ids.len()))
-        .collect();
+    let mut amounts: Vec<_> = devices.iter().map(|(resource, ids)| (resource, ids.len())).collect();
     amounts.sort_unstable();
-    let mut asked: Vec<_> = asks
-        .iter()
-        .map(|(resource, count)| (resource, *count as usize))
-        .collect();
+    let mut asked: Vec<_> = asks.iter().map(|(resource, count)| (resource, *count as usize)).collect();
     asked.sort_unstable();
     amounts == asked
 }

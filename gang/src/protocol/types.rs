@@ -178,11 +178,7 @@ pub struct Refusal {
 impl Refusal {
     /// A refusal with a short text only.
     pub(super) fn of(reason: &str) -> Self {
-        Self {
-            reason: reason.into(),
-            message: reason.into(),
-            hopeless: false,
-        }
+        Self { reason: reason.into(), message: reason.into(), hopeless: false }
     }
 }
 

@@ -18,63 +18,36 @@ fn ordered(gangs: &[(&str, &str, i32, i64, u64)], held: &[(&str, u64)], now: i64
     let waiting: Vec<Waiting<'_>> = gangs
         .iter()
         .zip(&keys)
-        .map(|(&(_, _, priority, since, devices), key)| Waiting {
-            key,
-            priority,
-            since,
-            devices,
-        })
+        .map(|(&(_, _, priority, since, devices), key)| Waiting { key, priority, since, devices })
         .collect();
-    let held = held
-        .iter()
-        .map(|(namespace, devices)| (Arc::from(*namespace), *devices))
-        .collect();
-    order(&waiting, &held, now)
-        .into_iter()
-        .map(|at| keys[at].name.to_string())
-        .collect()
+    let held = held.iter().map(|(namespace, devices)| (Arc::from(*namespace), *devices)).collect();
+    order(&waiting, &held, now).into_iter().map(|at| keys[at].name.to_string()).collect()
 }
 
 #[test]
 fn priority_goes_before_age() {
-    let gangs = [
-        ("a", "old", 0, 10, 8),
-        ("a", "urgent", 5, 90, 8),
-        ("a", "older", 0, 5, 8),
-    ];
+    let gangs = [("a", "old", 0, 10, 8), ("a", "urgent", 5, 90, 8), ("a", "older", 0, 5, 8)];
     assert_eq!(ordered(&gangs, &[], 100), ["urgent", "older", "old"]);
 }
 
 #[test]
 fn namespaces_take_turns_by_what_they_hold() {
-    let gangs = [
-        ("big", "b1", 0, 1, 8),
-        ("big", "b2", 0, 2, 8),
-        ("small", "s1", 0, 3, 8),
-        ("small", "s2", 0, 4, 8),
-    ];
+    let gangs =
+        [("big", "b1", 0, 1, 8), ("big", "b2", 0, 2, 8), ("small", "s1", 0, 3, 8), ("small", "s2", 0, 4, 8)];
     assert_eq!(ordered(&gangs, &[], 100), ["b1", "s1", "b2", "s2"]);
     assert_eq!(ordered(&gangs, &[("big", 16)], 100), ["s1", "s2", "b1", "b2"]);
 }
 
 #[test]
 fn what_a_higher_priority_gets_counts_for_the_lower_ones() {
-    let gangs = [
-        ("a", "a-urgent", 1, 1, 64),
-        ("a", "a1", 0, 2, 8),
-        ("b", "b1", 0, 3, 8),
-    ];
+    let gangs = [("a", "a-urgent", 1, 1, 64), ("a", "a1", 0, 2, 8), ("b", "b1", 0, 3, 8)];
     assert_eq!(ordered(&gangs, &[], 100), ["a-urgent", "b1", "a1"]);
 }
 
 #[test]
 fn overdue_gang_of_a_large_namespace_goes_before_a_small_one() {
     // An old gang in a namespace with many devices does not starve.
-    let gangs = [
-        ("big", "b1", 0, 0, 8),
-        ("big", "b2", 0, 1, 8),
-        ("small", "s1", 0, 5, 1),
-    ];
+    let gangs = [("big", "b1", 0, 0, 8), ("big", "b2", 0, 1, 8), ("small", "s1", 0, 5, 1)];
     let held = [("big", 1000)];
     assert_eq!(ordered(&gangs, &held, OVERDUE), ["s1", "b1", "b2"]);
     // One of a namespace at a time: the second waits for its share as before.

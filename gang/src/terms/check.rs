@@ -24,11 +24,7 @@ pub(super) fn object(object: &GangSpec, faults: &mut BTreeSet<Fault>) {
         ("arrivalSeconds", object.arrival_seconds),
     ];
     for (field, count) in counts {
-        let most = if field == "arrivalSeconds" {
-            3600
-        } else {
-            MOST_MEMBERS
-        };
+        let most = if field == "arrivalSeconds" { 3600 } else { MOST_MEMBERS };
         if let Some(count) = count.filter(|count| !(1..=most).contains(count)) {
             faults.insert(fault(
                 format!("spec.{field} of the Gang"),
@@ -106,23 +102,13 @@ pub(super) fn sizes(
         wrong(format!("{decided_by} is 0: at least 1 member is needed"));
     }
     if min > MOST_MEMBERS {
-        wrong(format!(
-            "{min} members are needed ({decided_by}), and a gang has {MOST_MEMBERS} at most"
-        ));
+        wrong(format!("{min} members are needed ({decided_by}), and a gang has {MOST_MEMBERS} at most"));
     }
     if let Some(total) = total.filter(|total| min > *total) {
-        wrong(format!(
-            "{} {} needed ({decided_by}), but there will be {total} only",
-            members(min),
-            are(min)
-        ));
+        wrong(format!("{} {} needed ({decided_by}), but there will be {total} only", members(min), are(min)));
     }
     if let Some(max) = options.max.filter(|max| min > *max) {
-        wrong(format!(
-            "{} {} needed ({decided_by}), but there may be {max} at most",
-            members(min),
-            are(min)
-        ));
+        wrong(format!("{} {} needed ({decided_by}), but there may be {max} at most", members(min), are(min)));
     }
     let Some(slice) = options.slice else {
         return;
@@ -166,10 +152,7 @@ pub(super) fn known(name: &str, levels: &Levels) -> Option<Arc<str>> {
 
 pub(super) fn unknown(name: &str, levels: &Levels) -> String {
     if levels.0.is_empty() {
-        return format!(
-            "{} is not among the levels given with --fabric; there is {NODE} alone",
-            shown(name)
-        );
+        return format!("{} is not among the levels given with --fabric; there is {NODE} alone", shown(name));
     }
     let names = levels.0.iter().map(|level| &*level.name);
     let names: Vec<&str> = names.chain([NODE]).collect();

@@ -83,12 +83,7 @@ pub fn resolve(
             false => Resolved::Invalid(told(faults)),
         };
     };
-    let Minimum {
-        min,
-        singles,
-        authority,
-        decided_by,
-    } = minimum;
+    let Minimum { min, singles, authority, decided_by } = minimum;
     let roles: u64 = of_owner.by_role.iter().map(|(_, count)| u64::from(*count)).sum();
     let unseen = of_owner.by_role.iter().any(|(role, _)| !said.roles.has(role));
     let light = check::Light {
@@ -101,10 +96,7 @@ pub fn resolve(
         return Resolved::Invalid(told(faults));
     }
     let level = options.level.or_else(|| {
-        options.hint.as_ref().map(|hint| TopologyRequest {
-            level: Arc::clone(&hint.label),
-            required: false,
-        })
+        options.hint.as_ref().map(|hint| TopologyRequest { level: Arc::clone(&hint.label), required: false })
     });
     // Another system's slices are followed where they can be.
     let hinted = options.hint.and_then(|hint| hint.slice);
@@ -117,11 +109,7 @@ pub fn resolve(
         singles,
         max: options.max.unwrap_or(u32::MAX),
         total,
-        by_role: if roles <= u64::from(min) {
-            of_owner.by_role
-        } else {
-            Vec::new()
-        },
+        by_role: if roles <= u64::from(min) { of_owner.by_role } else { Vec::new() },
         level,
         slice: options.slice.or(hinted),
         repair: options.repair.unwrap_or(defaults.repair),
@@ -170,21 +158,11 @@ impl Share {
             };
         }
         // Before its members are told apart, the gang is as large as the roles that have begun.
-        let begun: Vec<u32> = facts
-            .by_role
-            .iter()
-            .filter(|(role, _)| said.roles.has(role))
-            .map(|(_, count)| *count)
-            .collect();
+        let begun: Vec<u32> =
+            facts.by_role.iter().filter(|(role, _)| said.roles.has(role)).map(|(_, count)| *count).collect();
         let sum =
             (!begun.is_empty()).then(|| begun.iter().fold(0_u32, |sum, count| sum.saturating_add(*count)));
-        Self {
-            min: sum,
-            total: sum,
-            by_role: Vec::new(),
-            at_most: sum,
-            authority: Authority::Pods,
-        }
+        Self { min: sum, total: sum, by_role: Vec::new(), at_most: sum, authority: Authority::Pods }
     }
 }
 
@@ -215,10 +193,7 @@ impl Declared {
                 decided_by: format!("minMember of Gang {}", self.object_name).into(),
             });
         }
-        let owner_name = || {
-            self.owner()
-                .map_or_else(String::new, |owner| format!(" of {owner}"))
-        };
+        let owner_name = || self.owner().map_or_else(String::new, |owner| format!(" of {owner}"));
         if self.stated.len() > 1 {
             faults.insert(disagree("how many members are needed", &self.stated));
         }
@@ -291,9 +266,7 @@ impl Declared {
     /// See [`Terms::unread`].
     fn unread(&self, owner: OwnerState<'_>) -> Option<OwnerRef> {
         let missing = matches!(owner, OwnerState::Missing);
-        let owner = self
-            .owner()
-            .filter(|owner| missing && owner.kind.may_start_apart());
+        let owner = self.owner().filter(|owner| missing && owner.kind.may_start_apart());
         owner.cloned()
     }
 
@@ -344,21 +317,12 @@ impl Declared {
             level: object
                 .level
                 .as_ref()
-                .map(|level| TopologyRequest {
-                    level: level.name.as_str().into(),
-                    required: level.required,
-                })
+                .map(|level| TopologyRequest { level: level.name.as_str().into(), required: level.required })
                 .or_else(|| self.levels.first().cloned())
                 .or_else(|| owner.level.clone()),
             hint: None,
-            slice: object
-                .slice_size
-                .or_else(|| self.slices.first().copied())
-                .or(owner.slice),
-            max: object
-                .max_member
-                .or_else(|| self.most.first().copied())
-                .or(owner.max),
+            slice: object.slice_size.or_else(|| self.slices.first().copied()).or(owner.slice),
+            max: object.max_member.or_else(|| self.most.first().copied()).or(owner.max),
             repair: object
                 .repair
                 .map(Repair::from)
@@ -406,10 +370,7 @@ impl Declared {
         }
         // One node is tried first anyway.
         let label = check::known(&first.label, levels).filter(|level| **level != *NODE)?;
-        Some(TopologyHint {
-            label,
-            slice: first.slice,
-        })
+        Some(TopologyHint { label, slice: first.slice })
     }
 }
 
@@ -419,13 +380,7 @@ fn disagree<T: Display + Ord + Clone>(about: &str, words: &Tally<T>) -> Fault {
 }
 
 fn disagreement(about: &str, words: &[String]) -> Fault {
-    fault(
-        "pods",
-        format!(
-            "they disagree about {about}: {}; all must say the same",
-            words.join(", ")
-        ),
-    )
+    fault("pods", format!("they disagree about {about}: {}; all must say the same", words.join(", ")))
 }
 
 fn told(faults: BTreeSet<Fault>) -> Vec<Fault> {

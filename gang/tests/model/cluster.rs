@@ -129,12 +129,7 @@ pub(crate) enum Call {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum Request {
     /// A decision, over the newest version or one that was it.
-    Decide {
-        term: u8,
-        gang: u8,
-        newest: bool,
-        slots: Slots,
-    },
+    Decide { term: u8, gang: u8, newest: bool, slots: Slots },
     /// A Binding.
     Bind { pod: u8, uid: u8, device: u8 },
 }
@@ -170,15 +165,8 @@ pub(crate) fn pod_of(gang: usize, member: usize) -> u8 {
 impl Cluster {
     pub(crate) fn new(left: Faults) -> Self {
         Self {
-            pods: [Pod {
-                uid: 0,
-                on: None,
-                ended: false,
-            }; PODS],
-            objects: [Object {
-                mark: 0,
-                decision: None,
-            }; GANGS],
+            pods: [Pod { uid: 0, on: None, ended: false }; PODS],
+            objects: [Object { mark: 0, decision: None }; GANGS],
             lease: 0,
             extenders: [Extender::Standby; 2],
             calls: [Call::None; PODS],
@@ -223,9 +211,7 @@ impl Cluster {
             let Some(device) = pod.on.filter(|_| !pod.ended) else {
                 return true;
             };
-            let slot = self.objects[gang_of(number)]
-                .decision
-                .map(|slots| slots[member_of(number)]);
+            let slot = self.objects[gang_of(number)].decision.map(|slots| slots[member_of(number)]);
             slot == Some(Slot { device, uid: pod.uid })
         })
     }

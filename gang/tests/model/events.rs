@@ -90,11 +90,8 @@ impl Cluster {
             self.events_of(extender, events);
         }
         for gang in 0..2u8 {
-            let all_run = (0..MEMBERS).all(|member| {
-                self.pods[usize::from(pod_of(usize::from(gang), member))]
-                    .on
-                    .is_some()
-            });
+            let all_run = (0..MEMBERS)
+                .all(|member| self.pods[usize::from(pod_of(usize::from(gang), member))].on.is_some());
             if all_run && !self.is_over(usize::from(gang)) {
                 events.push(Event::Finish(gang));
             }
@@ -148,11 +145,8 @@ impl Cluster {
             }
             Event::Finish(gang) => {
                 for member in 0..MEMBERS {
-                    next.pods[usize::from(pod_of(usize::from(gang), member))] = Pod {
-                        uid: 0,
-                        on: None,
-                        ended: true,
-                    };
+                    next.pods[usize::from(pod_of(usize::from(gang), member))] =
+                        Pod { uid: 0, on: None, ended: true };
                 }
                 next.objects[usize::from(gang)].decision = None;
             }
@@ -167,11 +161,7 @@ impl Cluster {
             Event::Delete(pod) => {
                 next.left.deletions -= 1;
                 let uid = self.pods[usize::from(pod)].uid + 1;
-                next.pods[usize::from(pod)] = Pod {
-                    uid,
-                    on: None,
-                    ended: false,
-                };
+                next.pods[usize::from(pod)] = Pod { uid, on: None, ended: false };
                 next.calls[usize::from(pod)] = Call::None;
             }
             _ => next.extender_does(event, rules)?,
@@ -221,19 +211,11 @@ impl Cluster {
     fn execute(&mut self, request: Request, answered: bool, rules: &Rules) {
         self.requests.retain(|known| *known != request);
         match request {
-            Request::Decide {
-                term,
-                gang,
-                newest,
-                slots,
-            } => {
+            Request::Decide { term, gang, newest, slots } => {
                 let done = newest || !rules.version_checked;
                 if done {
                     self.outdate(usize::from(gang));
-                    self.objects[usize::from(gang)] = Object {
-                        mark: term,
-                        decision: Some(slots),
-                    };
+                    self.objects[usize::from(gang)] = Object { mark: term, decision: Some(slots) };
                 }
                 if answered {
                     self.decided(request, done);
@@ -248,11 +230,8 @@ impl Cluster {
                     there.on = Some(device);
                 }
                 if answered && there.uid == uid && matches!(self.calls[usize::from(pod)], Call::Open { .. }) {
-                    self.calls[usize::from(pod)] = if there.on.is_some() {
-                        Call::Believed
-                    } else {
-                        Call::None
-                    };
+                    self.calls[usize::from(pod)] =
+                        if there.on.is_some() { Call::Believed } else { Call::None };
                 }
             }
         }
@@ -280,9 +259,7 @@ impl Model for Protocol {
             Property::always(GRANTED_ONCE, |_, state: &Cluster| state.grants_are_disjoint()),
             Property::always(AS_DECIDED, |_, state: &Cluster| state.bound_as_decided()),
             Property::always(DECIDED_ONCE, |_, state: &Cluster| state.decisions_are_disjoint()),
-            Property::sometimes("both gangs run, and nothing is kept", |_, state: &Cluster| {
-                state.is_done()
-            }),
+            Property::sometimes("both gangs run, and nothing is kept", |_, state: &Cluster| state.is_done()),
         ]
     }
 }

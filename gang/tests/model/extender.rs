@@ -25,11 +25,7 @@ pub(crate) enum Mind {
     /// It has no place.
     Waiting { newest: bool },
     /// Places are kept, and these pods have called.
-    Planned {
-        newest: bool,
-        at: [u8; MEMBERS],
-        called: [Option<u8>; MEMBERS],
-    },
+    Planned { newest: bool, at: [u8; MEMBERS], called: [Option<u8>; MEMBERS] },
     /// The decision is being written.
     Writing { slots: Slots },
     /// Nobody knows whether it was. The places are kept.
@@ -191,10 +187,8 @@ impl Cluster {
     fn lead(&mut self, extender: u8) {
         self.lease = extender;
         self.terms += 1;
-        self.extenders[usize::from(extender)] = Extender::Leader {
-            term: self.terms,
-            minds: [Mind::Unread; GANGS],
-        };
+        self.extenders[usize::from(extender)] =
+            Extender::Leader { term: self.terms, minds: [Mind::Unread; GANGS] };
     }
 
     fn step_down(&mut self, extender: u8) {
@@ -220,11 +214,7 @@ impl Cluster {
         };
         let mind = minds[usize::from(gang)];
         let mark = self.objects[usize::from(gang)].mark;
-        let later = if rules.marks_ordered {
-            mark > term
-        } else {
-            mark != term && mind != Mind::Unread
-        };
+        let later = if rules.marks_ordered { mark > term } else { mark != term && mind != Mind::Unread };
         if later && rules.marks_obeyed && rules.leader_marks {
             self.step_down(extender);
             return;
@@ -238,9 +228,7 @@ impl Cluster {
             self.outdate(usize::from(gang));
             self.objects[usize::from(gang)].mark = term;
         }
-        let decision = self.objects[usize::from(gang)]
-            .decision
-            .filter(|_| rules.decisions_taken_up);
+        let decision = self.objects[usize::from(gang)].decision.filter(|_| rules.decisions_taken_up);
         let newest = true;
         let new = match decision {
             _ if over => Mind::Over,
@@ -266,11 +254,7 @@ impl Cluster {
         let mut free = (0..DEVICES).filter(|device| !minds.iter().any(|mind| mind.keeps(*device)));
         let at = [free.next()?, free.next()?];
         drop(free);
-        minds[usize::from(gang)] = Mind::Planned {
-            newest,
-            at,
-            called: [None; MEMBERS],
-        };
+        minds[usize::from(gang)] = Mind::Planned { newest, at, called: [None; MEMBERS] };
         Some(())
     }
 
@@ -295,11 +279,8 @@ impl Cluster {
                 if slots[member].device == device
                     && (slots[member].uid == uid || !rules.replacements_written) =>
             {
-                self.calls[usize::from(pod)] = if rules.honest {
-                    Call::Open { extender }
-                } else {
-                    Call::Believed
-                };
+                self.calls[usize::from(pod)] =
+                    if rules.honest { Call::Open { extender } } else { Call::Believed };
                 self.send(Request::Bind { pod, uid, device });
             }
             mind => {
@@ -310,12 +291,8 @@ impl Cluster {
                     let mut slots = slots;
                     slots[member].uid = uid;
                     *mind = Mind::Writing { slots };
-                    let request = Request::Decide {
-                        term: *term,
-                        gang: u8::try_from(gang).unwrap(),
-                        newest,
-                        slots,
-                    };
+                    let request =
+                        Request::Decide { term: *term, gang: u8::try_from(gang).unwrap(), newest, slots };
                     self.calls[usize::from(pod)] = Call::Open { extender };
                     self.send(request);
                 }
@@ -332,20 +309,10 @@ impl Cluster {
         let Mind::Planned { newest, at, called } = minds[usize::from(gang)] else {
             return None;
         };
-        let slot = |member: usize| {
-            Some(Slot {
-                device: at[member],
-                uid: called[member]?,
-            })
-        };
+        let slot = |member: usize| Some(Slot { device: at[member], uid: called[member]? });
         let slots = [slot(0)?, slot(1)?];
         minds[usize::from(gang)] = Mind::Writing { slots };
-        let request = Request::Decide {
-            term: *term,
-            gang,
-            newest,
-            slots,
-        };
+        let request = Request::Decide { term: *term, gang, newest, slots };
         self.send(request);
         if !rules.persist_first {
             self.bind_all(gang, slots);
@@ -358,11 +325,7 @@ impl Cluster {
             let pod = pod_of(usize::from(gang), member);
             // What it knows to be bound it leaves; what it does not know the API server refuses.
             if self.pods[usize::from(pod)].on.is_none() {
-                self.send(Request::Bind {
-                    pod,
-                    uid: slot.uid,
-                    device: slot.device,
-                });
+                self.send(Request::Bind { pod, uid: slot.uid, device: slot.device });
             }
         }
     }
@@ -415,10 +378,7 @@ impl Cluster {
 
     /// What the sender of a decision's write knows of the gang, if it waits for the answer still.
     pub(crate) fn writer(&mut self, request: Request) -> Option<&mut Mind> {
-        let Request::Decide {
-            term, gang, slots, ..
-        } = request
-        else {
+        let Request::Decide { term, gang, slots, .. } = request else {
             return None;
         };
         self.extenders.iter_mut().find_map(|extender| match extender {

@@ -43,11 +43,8 @@ pub(crate) fn stranded(protocol: &Protocol) -> Option<(Vec<Event>, Cluster)> {
     drop(numbers);
     into.sort_unstable();
     let mut good: Vec<bool> = states.iter().map(Cluster::is_done).collect();
-    let mut open: Vec<u32> = (0u32..)
-        .zip(&good)
-        .filter(|(_, good)| **good)
-        .map(|(number, _)| number)
-        .collect();
+    let mut open: Vec<u32> =
+        (0u32..).zip(&good).filter(|(_, good)| **good).map(|(number, _)| number).collect();
     while let Some(number) = open.pop() {
         let first = into.partition_point(|(end, _)| *end < number);
         for (_, from) in into[first..].iter().take_while(|(end, _)| *end == number) {

@@ -33,80 +33,22 @@ fn lists() -> Vec<(&'static str, Faults)> {
     vec![
         (
             "crash, scheduler restart, lost request or answer",
-            Faults {
-                crashes: 1,
-                scheduler_restarts: 1,
-                lost: 1,
-                ..none
-            },
+            Faults { crashes: 1, scheduler_restarts: 1, lost: 1, ..none },
         ),
-        (
-            "leader change, lost request or answer",
-            Faults {
-                leader_changes: 1,
-                lost: 1,
-                ..none
-            },
-        ),
-        (
-            "leader change, foreign write",
-            Faults {
-                leader_changes: 1,
-                foreign_writes: 1,
-                ..none
-            },
-        ),
-        (
-            "crash, leader change",
-            Faults {
-                crashes: 1,
-                leader_changes: 1,
-                ..none
-            },
-        ),
+        ("leader change, lost request or answer", Faults { leader_changes: 1, lost: 1, ..none }),
+        ("leader change, foreign write", Faults { leader_changes: 1, foreign_writes: 1, ..none }),
+        ("crash, leader change", Faults { crashes: 1, leader_changes: 1, ..none }),
         (
             "pod deleted, lost request or answer, foreign write",
-            Faults {
-                deletions: 1,
-                lost: 1,
-                foreign_writes: 1,
-                ..none
-            },
+            Faults { deletions: 1, lost: 1, foreign_writes: 1, ..none },
         ),
-        (
-            "decision refused, leader change",
-            Faults {
-                refused: 1,
-                leader_changes: 1,
-                ..none
-            },
-        ),
-        (
-            "decision refused, crash, pod deleted",
-            Faults {
-                refused: 1,
-                crashes: 1,
-                deletions: 1,
-                ..none
-            },
-        ),
+        ("decision refused, leader change", Faults { refused: 1, leader_changes: 1, ..none }),
+        ("decision refused, crash, pod deleted", Faults { refused: 1, crashes: 1, deletions: 1, ..none }),
         (
             "decision refused, lost request or answer, foreign write",
-            Faults {
-                refused: 1,
-                lost: 1,
-                foreign_writes: 1,
-                ..none
-            },
+            Faults { refused: 1, lost: 1, foreign_writes: 1, ..none },
         ),
-        (
-            "pod deleted, crash",
-            Faults {
-                deletions: 1,
-                crashes: 1,
-                ..none
-            },
-        ),
+        ("pod deleted, crash", Faults { deletions: 1, crashes: 1, ..none }),
     ]
 }
 
@@ -161,18 +103,11 @@ fn the_same_of_everything_that_may_fail_at_once() {
 
 /// The first thing that goes wrong without a rule.
 fn first_failure(faults: Faults, rules: Rules) -> Option<&'static str> {
-    let checker = Protocol { faults, rules }
-        .checker()
-        .finish_when(HasDiscoveries::AnyFailures)
-        .spawn_bfs()
-        .join();
+    let checker =
+        Protocol { faults, rules }.checker().finish_when(HasDiscoveries::AnyFailures).spawn_bfs().join();
     let properties = checker.model().properties();
-    let mut failed = properties
-        .iter()
-        .filter(|property| matches!(property.expectation, Expectation::Always));
-    failed
-        .find(|property| checker.discovery(property.name).is_some())
-        .map(|property| property.name)
+    let mut failed = properties.iter().filter(|property| matches!(property.expectation, Expectation::Always));
+    failed.find(|property| checker.discovery(property.name).is_some()).map(|property| property.name)
 }
 
 /// Whether a property fails somewhere, if one looks beyond what fails first.
@@ -187,114 +122,63 @@ fn fails_in_the_end(faults: Faults, rules: Rules, property: &'static str) -> boo
 
 #[test]
 fn a_binding_before_the_decision_is_written_is_found() {
-    let rules = Rules {
-        persist_first: false,
-        ..Rules::default()
-    };
+    let rules = Rules { persist_first: false, ..Rules::default() };
     assert_eq!(first_failure(Faults::default(), rules), Some(AS_DECIDED));
 }
 
 #[test]
 fn a_decision_written_over_another_leaders_is_found() {
-    let rules = Rules {
-        version_checked: false,
-        ..Rules::default()
-    };
-    let faults = Faults {
-        leader_changes: 1,
-        ..Faults::default()
-    };
+    let rules = Rules { version_checked: false, ..Rules::default() };
+    let faults = Faults { leader_changes: 1, ..Faults::default() };
     assert_eq!(first_failure(faults, rules), Some(DECIDED_ONCE));
 }
 
 #[test]
 fn a_new_leader_that_only_reads_is_found() {
-    let rules = Rules {
-        leader_marks: false,
-        ..Rules::default()
-    };
-    let faults = Faults {
-        leader_changes: 1,
-        ..Faults::default()
-    };
+    let rules = Rules { leader_marks: false, ..Rules::default() };
+    let faults = Faults { leader_changes: 1, ..Faults::default() };
     assert_eq!(first_failure(faults, rules), Some(DECIDED_ONCE));
     assert!(fails_in_the_end(faults, rules, GRANTED_ONCE));
     // So it is of a single extender that is killed and started.
-    let faults = Faults {
-        crashes: 1,
-        ..Faults::default()
-    };
+    let faults = Faults { crashes: 1, ..Faults::default() };
     assert_eq!(first_failure(faults, rules), Some(DECIDED_ONCE));
 }
 
 #[test]
 fn an_old_leader_that_reads_on_is_found() {
-    let faults = Faults {
-        leader_changes: 1,
-        ..Faults::default()
-    };
-    let disobedient = Rules {
-        marks_obeyed: false,
-        ..Rules::default()
-    };
+    let faults = Faults { leader_changes: 1, ..Faults::default() };
+    let disobedient = Rules { marks_obeyed: false, ..Rules::default() };
     assert_eq!(first_failure(faults, disobedient), Some(DECIDED_ONCE));
-    let unordered = Rules {
-        marks_ordered: false,
-        ..Rules::default()
-    };
+    let unordered = Rules { marks_ordered: false, ..Rules::default() };
     assert_eq!(first_failure(faults, unordered), Some(DECIDED_ONCE));
 }
 
 #[test]
 fn a_binding_for_a_name_instead_of_a_pod_is_found() {
-    let rules = Rules {
-        uid_checked: false,
-        ..Rules::default()
-    };
-    let faults = Faults {
-        deletions: 1,
-        ..Faults::default()
-    };
+    let rules = Rules { uid_checked: false, ..Rules::default() };
+    let faults = Faults { deletions: 1, ..Faults::default() };
     assert_eq!(first_failure(faults, rules), Some(AS_DECIDED));
 }
 
 #[test]
 fn places_given_up_while_their_decision_is_under_way_are_found() {
-    let rules = Rules {
-        unknown_fenced: false,
-        ..Rules::default()
-    };
-    let faults = Faults {
-        lost: 1,
-        ..Faults::default()
-    };
+    let rules = Rules { unknown_fenced: false, ..Rules::default() };
+    let faults = Faults { lost: 1, ..Faults::default() };
     assert_eq!(first_failure(faults, rules), Some(DECIDED_ONCE));
 }
 
 #[test]
 fn a_decision_that_is_not_taken_up_is_found() {
-    let rules = Rules {
-        decisions_taken_up: false,
-        ..Rules::default()
-    };
-    let faults = Faults {
-        crashes: 1,
-        ..Faults::default()
-    };
+    let rules = Rules { decisions_taken_up: false, ..Rules::default() };
+    let faults = Faults { crashes: 1, ..Faults::default() };
     assert_eq!(first_failure(faults, rules), Some(DECIDED_ONCE));
 }
 
 #[test]
 fn replacement_bound_before_it_is_written_is_found() {
     // The model finds the violation if replacements are bound before the status records them.
-    let rules = Rules {
-        replacements_written: false,
-        ..Rules::default()
-    };
-    let faults = Faults {
-        deletions: 1,
-        ..Faults::default()
-    };
+    let rules = Rules { replacements_written: false, ..Rules::default() };
+    let faults = Faults { deletions: 1, ..Faults::default() };
     assert_eq!(first_failure(faults, rules), Some(AS_DECIDED));
 }
 
@@ -302,15 +186,8 @@ fn replacement_bound_before_it_is_written_is_found() {
 fn falsely_reported_bind_is_found_as_waiting_forever() {
     // If kube-scheduler receives a success for a bind that did not happen, the pod waits forever. The model
     // finds this.
-    let rules = Rules {
-        honest: false,
-        ..Rules::default()
-    };
-    let faults = Faults {
-        crashes: 1,
-        lost: 1,
-        ..Faults::default()
-    };
+    let rules = Rules { honest: false, ..Rules::default() };
+    let faults = Faults { crashes: 1, lost: 1, ..Faults::default() };
     assert_eq!(first_failure(faults, rules), None);
     let (_, state) = graph::stranded(&Protocol { faults, rules }).unwrap();
     assert!(state.calls.contains(&Call::Believed), "{state:?}");

@@ -21,10 +21,7 @@ pub(crate) fn gang(members: u32, gpus: u32, level: Option<&str>) -> PlanRequest 
             max: members,
             total: None,
             by_role: Vec::new(),
-            level: level.map(|level| TopologyRequest {
-                level: level.into(),
-                required: true,
-            }),
+            level: level.map(|level| TopologyRequest { level: level.into(), required: true }),
             slice: None,
             repair: Repair::Hold,
             repair_by: Authority::Pods,

@@ -26,10 +26,7 @@ pub fn filter(
     candidates: &impl Candidates,
     nodes: &[Option<NodeIx>],
 ) -> Filtered {
-    let mut answer = Filtered {
-        passed: Vec::with_capacity(nodes.len()),
-        ..Filtered::default()
-    };
+    let mut answer = Filtered { passed: Vec::with_capacity(nodes.len()), ..Filtered::default() };
     // By class: not judged yet, fits, or the number of the reason.
     let mut by_class: Vec<Option<Result<(), u32>>> = vec![None; snapshot.classes.len()];
     for (position, node) in (0u32..).zip(nodes) {
@@ -73,10 +70,7 @@ impl Filtered {
 
     /// Every candidate passes.
     pub fn all_passed(candidates: usize) -> Self {
-        Self {
-            passed: (0..u32::try_from(candidates).unwrap_or(u32::MAX)).collect(),
-            ..Self::default()
-        }
+        Self { passed: (0..u32::try_from(candidates).unwrap_or(u32::MAX)).collect(), ..Self::default() }
     }
 
     /// Refuses nodes that passed and are in a backfill reservation. `nodes` are the candidates' numbers.
@@ -113,20 +107,15 @@ impl Filtered {
         let off: Vec<u32> = self.passed.extract_if(.., is_off).collect();
         if !off.is_empty() {
             let reason = self.reason(why());
-            self.refused
-                .extend(off.into_iter().map(|position| (position, reason)));
+            self.refused.extend(off.into_iter().map(|position| (position, reason)));
         }
     }
 
     fn reason(&mut self, reason: String) -> u32 {
-        let position = self
-            .reasons
-            .iter()
-            .position(|known| *known == reason)
-            .unwrap_or_else(|| {
-                self.reasons.push(reason);
-                self.reasons.len() - 1
-            });
+        let position = self.reasons.iter().position(|known| *known == reason).unwrap_or_else(|| {
+            self.reasons.push(reason);
+            self.reasons.len() - 1
+        });
         u32::try_from(position).unwrap_or(u32::MAX)
     }
 }
@@ -181,9 +170,7 @@ fn judge_unknown(request: &Request, candidates: &impl Candidates, position: usiz
         return Err(refusal::UNKNOWN_NODE.to_owned());
     }
     for ask in &request.asks {
-        let advertised = candidates
-            .advertised(position, ask.resource.as_str())
-            .unwrap_or(0);
+        let advertised = candidates.advertised(position, ask.resource.as_str()).unwrap_or(0);
         if advertised < ask.devices {
             return Err(refusal::too_small(&ask.resource, advertised, ask.devices));
         }

@@ -59,11 +59,7 @@ pub fn prioritize(
             }
         };
         if better {
-            best = Some(Winner {
-                position,
-                node,
-                score: found,
-            });
+            best = Some(Winner { position, node, score: found });
         }
     }
     best
@@ -81,12 +77,7 @@ fn worth(
         return None;
     };
     if !held.is_empty() {
-        let own: Vec<DeviceSet> = class
-            .pools
-            .iter()
-            .zip(held)
-            .map(|(pool, held)| pool.own(held))
-            .collect();
+        let own: Vec<DeviceSet> = class.pools.iter().zip(held).map(|(pool, held)| pool.own(held)).collect();
         return score(class, request, &own, policy).map(|(score, _)| score);
     }
     let work_out = || score(class, request, &[], policy).map(|(score, _)| score);
@@ -102,9 +93,5 @@ fn question(class: &Class, request: &Request, policy: Policy) -> Option<ScoreKey
         return None;
     };
     let (pool, _) = class.pool(ask.resource.as_str())?;
-    (ask.containers.len() == 1).then_some(ScoreKey {
-        pool,
-        devices: ask.devices,
-        policy,
-    })
+    (ask.containers.len() == 1).then_some(ScoreKey { pool, devices: ask.devices, policy })
 }

@@ -54,12 +54,7 @@ impl NodeRefusal {
         match self {
             Self::NotReady(reason) => plugin_not_ready(reason),
             Self::NotServed(resource) => format!("does not serve {resource}"),
-            Self::TooMany {
-                resource,
-                max,
-                container,
-                asked,
-            } => {
+            Self::TooMany { resource, max, container, asked } => {
                 format!("{resource} gives a container {max} at most, container {container} asks for {asked}")
             }
             Self::Short(words) => words.clone(),
@@ -74,11 +69,7 @@ pub fn plugin_not_ready(reason: &str) -> String {
 
 /// The text for a simulated node that is too small.
 pub(super) fn too_small(resource: &ResourceName, advertised: u32, asked: u32) -> String {
-    let unit = if resource.as_str() == names::GPU_RESOURCE {
-        "GPUs"
-    } else {
-        resource.as_str()
-    };
+    let unit = if resource.as_str() == names::GPU_RESOURCE { "GPUs" } else { resource.as_str() };
     format!("node(s) with {advertised} {unit}, {asked} asked")
 }
 
@@ -89,11 +80,7 @@ pub(super) fn shortage(pool: &Pool, asked: u32) -> String {
         Shape::Whole if pool.resource.as_str() == names::GPU_RESOURCE => "GPUs",
         _ => pool.resource.as_str(),
     };
-    let mut text = format!(
-        "{} of {} {unit} free, {asked} asked",
-        pool.free.len(),
-        pool.devices
-    );
+    let mut text = format!("{} of {} {unit} free, {asked} asked", pool.free.len(), pool.devices);
     if pool.unhealthy > 0 {
         let named: Vec<String> = pool
             .faults
@@ -110,11 +97,7 @@ pub(super) fn shortage(pool: &Pool, asked: u32) -> String {
         let _ = write!(text, ", {} unhealthy ({reasons}{more})", pool.unhealthy);
     }
     if pool.leaving > 0 {
-        let _ = write!(
-            text,
-            ", {} not yet given back by pods that are gone",
-            pool.leaving
-        );
+        let _ = write!(text, ", {} not yet given back by pods that are gone", pool.leaving);
     }
     text
 }
@@ -124,9 +107,7 @@ pub(super) fn shortage(pool: &Pool, asked: u32) -> String {
 pub fn node_line(pool: &Pool, asked: u32) -> String {
     let mut text = shortage(pool, asked);
     if pool.free.len() >= asked as usize
-        && let Some(advertised) = pool
-            .advertised
-            .filter(|advertised| *advertised as usize != pool.devices)
+        && let Some(advertised) = pool.advertised.filter(|advertised| *advertised as usize != pool.devices)
     {
         let _ = write!(text, ", kubelet advertises {advertised}");
     }

@@ -46,12 +46,7 @@ pub fn score(
     own: &[DeviceSet],
     policy: Policy,
 ) -> Option<(Score, Vec<Layout>)> {
-    let mut total = Score {
-        clear_of_holds: true,
-        megabytes_per_second: 0,
-        then: 0,
-        last: 0,
-    };
+    let mut total = Score { clear_of_holds: true, megabytes_per_second: 0, then: 0, last: 0 };
     let (mut lost, mut left) = (0, 0);
     let mut layouts = Vec::with_capacity(request.asks.len());
     let mut least: Option<f64> = None;

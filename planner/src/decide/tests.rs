@@ -28,20 +28,12 @@ fn pool_of(shape: Shape, free: DeviceSet) -> Pool {
 }
 
 fn class_of(kind: &Arc<Kind>, pool: Pool) -> Class {
-    Class {
-        kind: Arc::clone(kind),
-        pools: vec![pool],
-        not_ready: None,
-        scores: ScoreCache::default(),
-    }
+    Class { kind: Arc::clone(kind), pools: vec![pool], not_ready: None, scores: ScoreCache::default() }
 }
 
 /// The GPUs of which something is in use.
 fn in_use(spots: &[Spot], free: &DeviceSet) -> Vec<u8> {
-    let used = spots
-        .iter()
-        .enumerate()
-        .filter(|(device, _)| !free.contains(*device));
+    let used = spots.iter().enumerate().filter(|(device, _)| !free.contains(*device));
     used.map(|(_, spot)| spot.gpu).collect()
 }
 

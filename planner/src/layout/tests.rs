@@ -13,11 +13,7 @@ use crate::shape::{Parts, Shape};
 fn ask(containers: &[(&'static str, ContainerKind, &'static str)]) -> Ask {
     let resources = [GPU.into()];
     let request = Request::read(&resources, |_| {
-        containers.iter().map(|&(name, kind, quantity)| Container {
-            name,
-            kind,
-            quantity: Some(quantity),
-        })
+        containers.iter().map(|&(name, kind, quantity)| Container { name, kind, quantity: Some(quantity) })
     });
     request.unwrap().asks.remove(0)
 }
@@ -29,22 +25,11 @@ fn best(machine: &Machine, free: GpuSet, ask: &Ask) -> Option<Layout> {
 
 fn best_of(kind: &Kind, free: GpuSet, ask: &Ask) -> Option<Layout> {
     let shape = Shape::Whole;
-    Layout::best(
-        Site {
-            kind,
-            shape: &shape,
-            cut: &[],
-            purpose: Purpose::Local,
-        },
-        &free.into(),
-        ask,
-    )
+    Layout::best(Site { kind, shape: &shape, cut: &[], purpose: Purpose::Local }, &free.into(), ask)
 }
 
 fn ids() -> Vec<Option<DeviceId>> {
-    (0..8)
-        .map(|gpu| Some(DeviceId::from(format!("g{gpu}"))))
-        .collect()
+    (0..8).map(|gpu| Some(DeviceId::from(format!("g{gpu}")))).collect()
 }
 
 /// The layout as text: container by container.
@@ -54,10 +39,7 @@ fn laid(layout: &Layout, ask: &Ask) -> Vec<String> {
         ContainerShare::Devices(ids) => ids.iter().map(ToString::to_string).collect::<Vec<_>>().join(" "),
         ContainerShare::AnyOfHeld(count) => format!("any {count}"),
     };
-    grants
-        .iter()
-        .map(|grant| format!("{}: {}", grant.name, text(&grant.share)))
-        .collect()
+    grants.iter().map(|grant| format!("{}: {}", grant.name, text(&grant.share))).collect()
 }
 
 #[test]
@@ -88,20 +70,14 @@ fn each_of_two_containers_gets_a_pair_of_its_own() {
 
 #[test]
 fn an_init_container_works_on_a_part_of_what_its_app_gets() {
-    let ask = ask(&[
-        ("fetch", ContainerKind::Init, "2"),
-        ("train", ContainerKind::App, "4"),
-    ]);
+    let ask = ask(&[("fetch", ContainerKind::Init, "2"), ("train", ContainerKind::App, "4")]);
     let layout = best(&bridged(), set("0-7"), &ask).unwrap();
     assert_eq!(laid(&layout, &ask), ["fetch: g0 g1", "train: g0 g1 g2 g3"]);
 }
 
 #[test]
 fn larger_init_container_is_granted_the_whole_set() {
-    let ask = ask(&[
-        ("fetch", ContainerKind::Init, "4"),
-        ("train", ContainerKind::App, "2"),
-    ]);
+    let ask = ask(&[("fetch", ContainerKind::Init, "4"), ("train", ContainerKind::App, "2")]);
     let layout = best(&bridged(), set("0-7"), &ask).unwrap();
     assert_eq!(laid(&layout, &ask), ["fetch: g0 g1 g2 g3", "train: any 2"]);
 }
@@ -125,15 +101,8 @@ fn containers() -> impl Strategy<Value = Vec<(&'static str, ContainerKind, &'sta
         prop::sample::select(vec![ContainerKind::Init, ContainerKind::Sidecar]),
         size.clone(),
     );
-    let app = (
-        prop::sample::select(vec!["a", "b", "c"]),
-        Just(ContainerKind::App),
-        size,
-    );
-    (
-        prop::collection::vec(init, 0..3),
-        prop::collection::vec(app, 1..3),
-    )
+    let app = (prop::sample::select(vec!["a", "b", "c"]), Just(ContainerKind::App), size);
+    (prop::collection::vec(init, 0..3), prop::collection::vec(app, 1..3))
         .prop_map(|(inits, apps)| inits.into_iter().chain(apps).collect())
 }
 
@@ -187,10 +156,7 @@ fn gpus_of(parts: &Parts, devices: &DeviceSet) -> Vec<u8> {
 /// How many distinct GPUs, and the most devices of one.
 fn spread(gpus: &[u8]) -> (usize, usize) {
     let most = (0..8).map(|gpu| gpus.iter().filter(|known| **known == gpu).count());
-    (
-        gpus.iter().collect::<std::collections::BTreeSet<_>>().len(),
-        most.max().unwrap_or(0),
-    )
+    (gpus.iter().collect::<std::collections::BTreeSet<_>>().len(), most.max().unwrap_or(0))
 }
 
 proptest! {

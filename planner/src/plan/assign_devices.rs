@@ -24,11 +24,7 @@ pub(super) fn assign_devices(survey: &Survey<'_>, runs: &[Run]) -> Result<Vec<Ve
     }
     let mut laid: HashMap<(NodeIx, usize), VecDeque<Devices>> = HashMap::new();
     for (node, counts) in on {
-        for (slot, members) in on_node(survey, node, &counts)
-            .ok_or(node)?
-            .into_iter()
-            .enumerate()
-        {
+        for (slot, members) in on_node(survey, node, &counts).ok_or(node)?.into_iter().enumerate() {
             laid.insert((node, slot), members.into());
         }
     }
@@ -36,9 +32,7 @@ pub(super) fn assign_devices(survey: &Survey<'_>, runs: &[Run]) -> Result<Vec<Ve
         .map(|run| {
             let members = laid.get_mut(&(run.node, run.slot)).ok_or(run.node)?;
             let count = run.count as usize;
-            (members.len() >= count)
-                .then(|| members.drain(..count).collect())
-                .ok_or(run.node)
+            (members.len() >= count).then(|| members.drain(..count).collect()).ok_or(run.node)
         })
         .collect()
 }
@@ -46,10 +40,8 @@ pub(super) fn assign_devices(survey: &Survey<'_>, runs: &[Run]) -> Result<Vec<Ve
 /// By shape, the devices of each member on a node.
 fn on_node(survey: &Survey<'_>, node: NodeIx, counts: &[u32]) -> Option<Vec<Vec<Devices>>> {
     let exact = (survey.input.exact)(node)?;
-    let mut members: Vec<Vec<Devices>> = counts
-        .iter()
-        .map(|count| vec![Vec::new(); *count as usize])
-        .collect();
+    let mut members: Vec<Vec<Devices>> =
+        counts.iter().map(|count| vec![Vec::new(); *count as usize]).collect();
     let mut resources: Vec<&ResourceName> = Vec::new();
     for (shape, _) in survey.shapes.iter().zip(counts).filter(|(_, count)| **count > 0) {
         resources.extend(shape.request.asks.iter().map(|ask| &ask.resource));
@@ -72,14 +64,9 @@ fn on_node(survey: &Survey<'_>, node: NodeIx, counts: &[u32]) -> Option<Vec<Vec<
                 devices.add(block);
             }
             let ids = exact.ids.get(index)?;
-            let ids: Option<Vec<DeviceId>> = devices
-                .iter()
-                .map(|device| ids.get(device).cloned().flatten())
-                .collect();
-            members
-                .get_mut(slot)?
-                .get_mut(member)?
-                .push((resource.clone(), ids?));
+            let ids: Option<Vec<DeviceId>> =
+                devices.iter().map(|device| ids.get(device).cloned().flatten()).collect();
+            members.get_mut(slot)?.get_mut(member)?.push((resource.clone(), ids?));
         }
     }
     Some(members)
@@ -90,12 +77,7 @@ type Owner = (usize, usize, std::ops::Range<usize>);
 
 /// The members' asks of a resource merged into one, and the owner of each block.
 fn together(survey: &Survey<'_>, resource: &ResourceName, counts: &[u32]) -> Option<(Ask, Vec<Owner>)> {
-    let mut all = Ask {
-        resource: resource.clone(),
-        devices: 0,
-        blocks: Vec::new(),
-        containers: Vec::new(),
-    };
+    let mut all = Ask { resource: resource.clone(), devices: 0, blocks: Vec::new(), containers: Vec::new() };
     let mut owners = Vec::new();
     for (slot, (shape, count)) in survey.shapes.iter().zip(counts).enumerate() {
         let Some(ask) = shape.request.asks.iter().find(|ask| ask.resource == *resource) else {
@@ -105,13 +87,12 @@ fn together(survey: &Survey<'_>, resource: &ResourceName, counts: &[u32]) -> Opt
             let from = all.blocks.len();
             all.devices = all.devices.checked_add(ask.devices)?;
             all.blocks.extend_from_slice(&ask.blocks);
-            all.containers
-                .extend(ask.containers.iter().cloned().map(|mut container| {
-                    for block in &mut container.blocks {
-                        *block += from;
-                    }
-                    container
-                }));
+            all.containers.extend(ask.containers.iter().cloned().map(|mut container| {
+                for block in &mut container.blocks {
+                    *block += from;
+                }
+                container
+            }));
             owners.push((slot, member, from..all.blocks.len()));
         }
     }
@@ -135,11 +116,7 @@ impl Survey<'_> {
                 continue;
             };
             let site = class.site(pool, &[]).for_gangs();
-            let free = if self.counting == Counting::Open {
-                &pool.open
-            } else {
-                &pool.free
-            };
+            let free = if self.counting == Counting::Open { &pool.open } else { &pool.free };
             let laid =
                 together(self, &ask.resource, &counts).and_then(|(ask, _)| Layout::best(site, free, &ask));
             lost += laid.map_or(0.0, |laid| site.stranded(free, &laid.devices));
@@ -148,10 +125,7 @@ impl Survey<'_> {
     }
 }
 
-#[expect(
-    clippy::cast_possible_truncation,
-    reason = "losses lie between -1 and 1 for each resource"
-)]
+#[expect(clippy::cast_possible_truncation, reason = "losses lie between -1 and 1 for each resource")]
 fn billionths(value: f64) -> i64 {
     (value * 1e9).round() as i64
 }

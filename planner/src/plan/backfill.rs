@@ -50,18 +50,14 @@ pub(super) fn candidates(
             (0..slots).all(|slot| of(slot) >= counts[slot])
         }
     };
-    let asked = (0..slots).fold(0, |sum: u64, slot| {
-        sum.saturating_add(asked(now, slot, counts[slot]))
-    });
+    let asked = (0..slots).fold(0, |sum: u64, slot| sum.saturating_add(asked(now, slot, counts[slot])));
     let scope = scopes(now, widest(bounds)).pop();
     let mut candidates = scope.map_or_else(Vec::new, |scope| places(now, anchors, scope));
     candidates.retain(holds);
     candidates.sort_by_cached_key(|place| {
         let nodes = nodes_of(now, *place);
         let first = nodes.first().map(|node| now.name(*node));
-        let serve = nodes
-            .iter()
-            .filter(|node| (0..slots).any(|slot| empty.takes(**node, slot, tier) > 0));
+        let serve = nodes.iter().filter(|node| (0..slots).any(|slot| empty.takes(**node, slot, tier) > 0));
         let free: u64 = serve.map(|node| u64::from(now.free_devices(*node))).sum();
         (asked.saturating_sub(free), first)
     });
@@ -81,10 +77,7 @@ fn mark(now: &Survey<'_>, empty: &Survey<'_>, place: Place, counts: &Counts) -> 
     let nodes = nodes_of(now, place);
     let mut marked = Marking {
         missing: 0,
-        first: nodes
-            .first()
-            .map(|node| now.name(*node).to_owned())
-            .unwrap_or_default(),
+        first: nodes.first().map(|node| now.name(*node).to_owned()).unwrap_or_default(),
         nodes: Vec::new(),
     };
     let mut used = vec![false; nodes.len()];
@@ -95,12 +88,7 @@ fn mark(now: &Survey<'_>, empty: &Survey<'_>, place: Place, counts: &Counts) -> 
             let holds = empty.takes(*node, slot, empty.lowest_tier());
             if holds > 0 {
                 let lacks = missing(now, *node, slot, holds);
-                order.push((
-                    lacks * 1000 / u64::from(holds),
-                    Reverse(now.free_devices(*node)),
-                    index,
-                    holds,
-                ));
+                order.push((lacks * 1000 / u64::from(holds), Reverse(now.free_devices(*node)), index, holds));
             }
         }
         order.sort_unstable();

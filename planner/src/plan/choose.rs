@@ -62,9 +62,9 @@ impl<'s, 'a> Chooser<'s, 'a> {
             Bounds::Free => self.within(demand, Scope::Cluster, None),
             Bounds::Within(scope, true) => self.within(demand, scope, None),
             // A required level or slices may hold fewer, but together.
-            Bounds::Within(scope, false) => self
-                .within(demand, scope, None)
-                .or_else(|| self.within(demand, Scope::Cluster, None)),
+            Bounds::Within(scope, false) => {
+                self.within(demand, scope, None).or_else(|| self.within(demand, Scope::Cluster, None))
+            }
             Bounds::Sliced(slices, required) => self
                 .within(demand, Scope::Cluster, Some(slices))
                 .or_else(|| (!required).then(|| self.within(demand, Scope::Cluster, None))?),
@@ -81,15 +81,9 @@ impl<'s, 'a> Chooser<'s, 'a> {
         }
         if demand.shapes.len() == 1 && !self.survey.relates() {
             let most = self.most(&scopes, demand.most, slices);
-            return if most >= demand.must.max(1) {
-                self.one_shape(&scopes, most, slices)
-            } else {
-                None
-            };
+            return if most >= demand.must.max(1) { self.one_shape(&scopes, most, slices) } else { None };
         }
-        let grounds = scopes
-            .iter()
-            .map(|scope| places(self.survey, self.anchors, *scope));
+        let grounds = scopes.iter().map(|scope| places(self.survey, self.anchors, *scope));
         let grounds: Vec<Vec<Place>> = grounds.collect();
         let (packed, counts) = self.several_shapes(demand, &grounds)?;
         let Packed { mut chosen, place } = packed;
@@ -109,10 +103,8 @@ impl<'s, 'a> Chooser<'s, 'a> {
         let nodes = self.survey.input.snapshot.nodes.len();
         let tries = (MIXED / nodes.max(1)).max(FEWEST_MIXES);
         let step = least.len().div_ceil(tries).max(1);
-        let packed = least
-            .into_iter()
-            .step_by(step)
-            .find_map(|counts| Some((self.shapes(grounds, &counts)?, counts)));
+        let packed =
+            least.into_iter().step_by(step).find_map(|counts| Some((self.shapes(grounds, &counts)?, counts)));
         let (mut packed, mut counts) = packed?;
         // More members while they fit, shape by shape in the order of ranks.
         let all = demand.all();
@@ -134,13 +126,7 @@ impl<'s, 'a> Chooser<'s, 'a> {
     }
 
     fn packing<'p>(&'p self, tier: usize, state: &'p State) -> Packing<'p, 'a> {
-        Packing {
-            survey: self.survey,
-            tier,
-            loose: &self.loose,
-            anchors: self.anchors,
-            state,
-        }
+        Packing { survey: self.survey, tier, loose: &self.loose, anchors: self.anchors, state }
     }
 
     /// All members that may be placed, or the minimum.
@@ -193,9 +179,7 @@ impl<'s, 'a> Chooser<'s, 'a> {
     }
 
     fn filler(&self, tier: usize) -> Filler<'_, 'a> {
-        Filler::new(self.survey, 0, &self.loose, self.anchors, |node| {
-            self.survey.takes(node, 0, tier)
-        })
+        Filler::new(self.survey, 0, &self.loose, self.anchors, |node| self.survey.takes(node, 0, tier))
     }
 
     /// Places so many members of the only shape.
@@ -220,11 +204,7 @@ impl<'s, 'a> Chooser<'s, 'a> {
                 }
                 let rank = (Reverse(members), width, tier);
                 if let Some(node) = self.best_node(&nodes, members) {
-                    let runs = vec![Run {
-                        node,
-                        slot: 0,
-                        count: members,
-                    }];
+                    let runs = vec![Run { node, slot: 0, count: members }];
                     return Some(Chosen { rank, runs });
                 }
                 if found.is_empty() {
@@ -238,9 +218,8 @@ impl<'s, 'a> Chooser<'s, 'a> {
                 let best = found.first().map(|(over, loose, _)| (*over, *loose));
                 // Parts with parts of their own are also compared by how many of those are used.
                 let broad = found.iter().any(|(_, _, domain)| self.has_parts(*domain));
-                let candidates = found
-                    .iter()
-                    .take_while(|(over, loose, _)| broad || best == Some((*over, *loose)));
+                let candidates =
+                    found.iter().take_while(|(over, loose, _)| broad || best == Some((*over, *loose)));
                 let filled = candidates.take(MOST_FILLED).filter_map(|(over, loose, domain)| {
                     let mut filler = filler.clone();
                     match slices {
@@ -260,9 +239,7 @@ impl<'s, 'a> Chooser<'s, 'a> {
     }
 
     fn has_parts(&self, domain: DomainIx) -> bool {
-        self.survey
-            .domain(domain)
-            .is_some_and(|of| !of.children.is_empty())
+        self.survey.domain(domain).is_some_and(|of| !of.children.is_empty())
     }
 
     /// By level, the widest first: in how many domains members are.
@@ -287,27 +264,14 @@ impl<'s, 'a> Chooser<'s, 'a> {
     fn best_node(&self, nodes: &[NodeIx], members: u32) -> Option<NodeIx> {
         let mut lost: HashMap<u32, i64> = HashMap::new();
         let key = |node: &NodeIx| {
-            let class = self
-                .survey
-                .input
-                .snapshot
-                .class(*node)
-                .map_or(u32::MAX, |class| class.0);
-            let lost = *lost
-                .entry(class)
-                .or_insert_with(|| self.survey.lost(*node, 0, members));
-            (
-                Reverse(self.survey.likes(*node, 0)),
-                lost,
-                self.survey.free_devices(*node),
-            )
+            let class = self.survey.input.snapshot.class(*node).map_or(u32::MAX, |class| class.0);
+            let lost = *lost.entry(class).or_insert_with(|| self.survey.lost(*node, 0, members));
+            (Reverse(self.survey.likes(*node, 0)), lost, self.survey.free_devices(*node))
         };
         let keys: Vec<_> = nodes.iter().map(key).collect();
         let best = keys.iter().min()?;
         let equal = nodes.iter().zip(&keys).filter(|(_, key)| *key == best);
-        equal
-            .map(|(node, _)| *node)
-            .min_by_key(|node| (self.around(*node), self.survey.name(*node)))
+        equal.map(|(node, _)| *node).min_by_key(|node| (self.around(*node), self.survey.name(*node)))
     }
 
     /// Free devices in the domains of a node, the smallest domain first.
@@ -343,11 +307,8 @@ impl<'s, 'a> Chooser<'s, 'a> {
                     Place::Node(node) => (self.survey.name(node), DomainIx(0)),
                     Place::Domain(domain) => ("", domain),
                 };
-                let mut found: Vec<(u64, Place)> = places
-                    .iter()
-                    .filter(fits)
-                    .map(|place| (over(*place), *place))
-                    .collect();
+                let mut found: Vec<(u64, Place)> =
+                    places.iter().filter(fits).map(|place| (over(*place), *place)).collect();
                 found.sort_by(|a, b| a.0.cmp(&b.0).then_with(|| name(a.1).cmp(&name(b.1))));
                 let state = State::of(self.survey);
                 let packing = self.packing(tier, &state);
@@ -376,12 +337,7 @@ impl<'s, 'a> Chooser<'s, 'a> {
 
     /// Whether the spread constraints may allow members within one place.
     fn may_be_even(&self, place: Place, counts: &Counts, tier: usize) -> bool {
-        let mut skews = self
-            .survey
-            .skews
-            .iter()
-            .filter(|skew| counts[skew.slot] > 0)
-            .peekable();
+        let mut skews = self.survey.skews.iter().filter(|skew| counts[skew.slot] > 0).peekable();
         if skews.peek().is_none() {
             return true;
         }

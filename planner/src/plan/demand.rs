@@ -53,19 +53,12 @@ impl<'w> Demand<'w> {
         }
         // A gang with reservations has its roles: the rest are replacements and surplus.
         let mut owed: Vec<(&Arc<str>, u32)> = if wanted.placed.is_empty() {
-            wanted
-                .terms
-                .by_role
-                .iter()
-                .map(|(role, least)| (role, *least))
-                .collect()
+            wanted.terms.by_role.iter().map(|(role, least)| (role, *least)).collect()
         } else {
             Vec::new()
         };
         let (first, rest): (Vec<_>, Vec<_>) = members.into_iter().partition(|asked: &Asked<'_>| {
-            let owed = owed
-                .iter_mut()
-                .find(|(role, least)| **role == asked.member.role && *least > 0);
+            let owed = owed.iter_mut().find(|(role, least)| **role == asked.member.role && *least > 0);
             owed.map(|(_, least)| *least -= 1).is_some()
         });
         let needed = first.len();
@@ -73,23 +66,13 @@ impl<'w> Demand<'w> {
         let count = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
         let must = wanted.must.max(count(needed));
         let room = wanted.terms.max.saturating_sub(count(wanted.placed.len()));
-        Self {
-            wanted,
-            shapes,
-            needed,
-            must,
-            most: room.max(must).min(count(members.len())),
-            members,
-        }
+        Self { wanted, shapes, needed, must, most: room.max(must).min(count(members.len())), members }
     }
 
     /// The same without members beyond the minimum.
     pub(super) fn least_of(wanted: &'w PlanRequest) -> Self {
         let demand = Self::of(wanted);
-        Self {
-            most: demand.must.min(demand.most),
-            ..demand
-        }
+        Self { most: demand.must.min(demand.most), ..demand }
     }
 
     /// The first `count` members by shape.
@@ -119,12 +102,7 @@ impl<'w> Demand<'w> {
         }
         let base = self.sum(self.members.iter().take(self.needed));
         let more = self.must - base.iter().sum::<u32>();
-        let spare: Counts = self
-            .all()
-            .iter()
-            .zip(&base)
-            .map(|(all, base)| all - base)
-            .collect();
+        let spare: Counts = self.all().iter().zip(&base).map(|(all, base)| all - base).collect();
         let most = (MOST_MIXED / self.shapes.len()).clamp(1, MOST_MIXES);
         let mut mixes: Vec<Counts> = ways(&spare, more, most)
             .into_iter()

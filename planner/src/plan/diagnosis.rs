@@ -107,12 +107,7 @@ impl Diagnosis {
         // cluster decides.
         let hopeless = levels.iter().all(|level| level.empty < demand.must)
             || views.empty.minds() && choose(views.empty, views.anchors, demand, views.bounds).is_none();
-        Self {
-            members: members(views.now, &counts),
-            must: demand.must,
-            levels,
-            hopeless,
-        }
+        Self { members: members(views.now, &counts), must: demand.must, levels, hopeless }
     }
 }
 
@@ -120,10 +115,7 @@ impl LevelDiagnosis {
     fn of(views: &Views<'_, '_>, scope: Scope, counts: &Counts) -> Option<Self> {
         let survey = views.now;
         let slots = counts.len();
-        let (now, empty) = (
-            survey.sums(survey.lowest_tier()),
-            views.empty.sums(views.empty.lowest_tier()),
-        );
+        let (now, empty) = (survey.sums(survey.lowest_tier()), views.empty.sums(views.empty.lowest_tier()));
         let takes = |survey: &Survey<'_>, sums: &[u32], place: Place| -> u32 {
             let of = |slot: usize| match place {
                 Place::Node(node) => survey.takes(node, slot, survey.lowest_tier()),
@@ -151,10 +143,7 @@ impl LevelDiagnosis {
             }
             Scope::Level(_) | Scope::Cluster => places.len(),
         };
-        let all_empty = places
-            .iter()
-            .map(|place| takes(views.empty, &empty, *place))
-            .max();
+        let all_empty = places.iter().map(|place| takes(views.empty, &empty, *place)).max();
         Some(Self {
             level: level_name(survey, scope),
             domains,
@@ -184,12 +173,9 @@ impl LevelDiagnosis {
 pub(super) fn level_name(survey: &Survey<'_>, scope: Scope) -> Arc<str> {
     match scope {
         Scope::Node => "node".into(),
-        Scope::Level(level) => survey
-            .fabric
-            .levels
-            .0
-            .get(level)
-            .map_or_else(|| "".into(), |level| Arc::clone(&level.name)),
+        Scope::Level(level) => {
+            survey.fabric.levels.0.get(level).map_or_else(|| "".into(), |level| Arc::clone(&level.name))
+        }
         Scope::Cluster => "cluster".into(),
     }
 }
@@ -225,11 +211,7 @@ fn asked(shape: &Shape) -> String {
 
 /// The unit of a resource's devices.
 pub fn unit(resource: &str) -> &str {
-    if resource == names::GPU_RESOURCE {
-        "GPUs"
-    } else {
-        resource
-    }
+    if resource == names::GPU_RESOURCE { "GPUs" } else { resource }
 }
 
 /// The unit for a number.
@@ -250,16 +232,9 @@ fn stock(survey: &Survey<'_>, place: Place, counts: &Counts) -> Vec<DeviceCounts
     }
     let nodes = nodes_of(survey, place);
     let of = |(resource, asked): (&str, u64)| {
-        let pools = nodes
-            .iter()
-            .filter_map(|node| survey.class(*node)?.pool(resource));
-        let mut stock = DeviceCounts {
-            resource: unit(resource).to_owned(),
-            free: 0,
-            healthy: 0,
-            total: 0,
-            asked,
-        };
+        let pools = nodes.iter().filter_map(|node| survey.class(*node)?.pool(resource));
+        let mut stock =
+            DeviceCounts { resource: unit(resource).to_owned(), free: 0, healthy: 0, total: 0, asked };
         for (_, pool) in pools {
             stock.free += available(pool, survey.counting);
             stock.healthy += pool.devices.saturating_sub(pool.unhealthy);
@@ -277,17 +252,9 @@ pub(super) fn refused(views: &Views<'_, '_>, wanted: &PlanRequest) -> Refusal {
     if views.bounds == Bounds::Unknown {
         let level = wanted.terms.level.as_ref().map_or("", |wish| &wish.level);
         let levels: Vec<&str> = survey.fabric.levels.0.iter().map(|level| &*level.name).collect();
-        let known = if levels.is_empty() {
-            "none is configured".to_owned()
-        } else {
-            levels.join(", ")
-        };
+        let known = if levels.is_empty() { "none is configured".to_owned() } else { levels.join(", ") };
         let reason: Arc<str> = format!("{level} is no level of the fabric (levels: {known})").into();
-        return Refusal {
-            message: Arc::clone(&reason),
-            reason,
-            hopeless: true,
-        };
+        return Refusal { message: Arc::clone(&reason), reason, hopeless: true };
     }
     let explanation = Diagnosis::of(views);
     let all = members(survey, &demand.first(demand.most));
@@ -326,11 +293,7 @@ pub(super) fn refused(views: &Views<'_, '_>, wanted: &PlanRequest) -> Refusal {
             hopeless,
         };
     }
-    let even = if explanation.hopeless {
-        " even if it were empty"
-    } else {
-        ""
-    };
+    let even = if explanation.hopeless { " even if it were empty" } else { "" };
     let cause = cause(views, explanation.hopeless);
     let cause = cause.map_or_else(String::new, |cause| format!(": {cause}"));
     let reason = format!("{who} {verb} {together}{within}{even}{cause}");
@@ -437,10 +400,7 @@ fn cause(views: &Views<'_, '_>, empty: bool) -> Option<String> {
         if found.iter().any(|found| found.takes >= u64::from(needed[slot])) {
             return None;
         }
-        let asks = survey
-            .shapes
-            .get(slot)
-            .map_or(&[][..], |shape| &shape.request.asks);
+        let asks = survey.shapes.get(slot).map_or(&[][..], |shape| &shape.request.asks);
         let unit = match asks {
             [ask] => unit(ask.resource.as_str()),
             _ => "devices",
@@ -553,15 +513,9 @@ fn cause_text(found: &[PlaceCauses], unit: &str, counted: bool) -> Option<String
             Some(format!("{cause} all {all} nodes that have the {unit}"))
         }
         (some, _) => {
-            let named: Vec<String> = some
-                .iter()
-                .take(NAMED)
-                .map(|(cause, nodes)| format!("{cause} {nodes}"))
-                .collect();
-            Some(format!(
-                "of {all} nodes that have the {unit} {}",
-                named.join(", ")
-            ))
+            let named: Vec<String> =
+                some.iter().take(NAMED).map(|(cause, nodes)| format!("{cause} {nodes}")).collect();
+            Some(format!("of {all} nodes that have the {unit} {}", named.join(", ")))
         }
     }
 }
@@ -612,12 +566,8 @@ impl fmt::Display for LevelDiagnosis {
         }
         f.write_str(&stock)?;
         if !self.reasons.is_empty() {
-            let reasons: Vec<String> = self
-                .reasons
-                .iter()
-                .take(4)
-                .map(|(reason, nodes)| format!("{nodes} {reason}"))
-                .collect();
+            let reasons: Vec<String> =
+                self.reasons.iter().take(4).map(|(reason, nodes)| format!("{nodes} {reason}")).collect();
             write!(f, " (nodes: {})", reasons.join(", "))?;
         }
         Ok(())

@@ -114,16 +114,7 @@ impl<'s, 'a> Filler<'s, 'a> {
                 sums[parent.0 as usize] = sums[parent.0 as usize].saturating_add(sums[index]);
             }
         }
-        Self {
-            survey,
-            slot,
-            rooms,
-            sums,
-            loose,
-            anchors,
-            begun: Anchors::default(),
-            runs: Vec::new(),
-        }
+        Self { survey, slot, rooms, sums, loose, anchors, begun: Anchors::default(), runs: Vec::new() }
     }
 
     /// Fills the nodes of a domain; `None` if it takes fewer members.
@@ -132,11 +123,7 @@ impl<'s, 'a> Filler<'s, 'a> {
             return Some(());
         }
         let of = self.survey.domain(domain)?;
-        let mut parts: Vec<Piece> = of
-            .children
-            .iter()
-            .map(|child| self.domain_piece(*child))
-            .collect();
+        let mut parts: Vec<Piece> = of.children.iter().map(|child| self.domain_piece(*child)).collect();
         parts.extend(of.nodes.iter().map(|node| self.node_piece(NodeIx(*node))));
         parts.retain(|piece| piece.part.room > 0);
         let survey = self.survey;
@@ -172,10 +159,7 @@ impl<'s, 'a> Filler<'s, 'a> {
     fn share(&self, parts: &[Piece], members: u32) -> Option<Vec<u32>> {
         let near: Vec<Part> = parts
             .iter()
-            .map(|piece| Part {
-                room: if piece.near { piece.part.room } else { 0 },
-                ..piece.part
-            })
+            .map(|piece| Part { room: if piece.near { piece.part.room } else { 0 }, ..piece.part })
             .collect();
         let there: u32 = near.iter().fold(0, |sum, part| sum.saturating_add(part.room));
         if there == 0 {
@@ -187,10 +171,7 @@ impl<'s, 'a> Filler<'s, 'a> {
         }
         let far: Vec<Part> = parts
             .iter()
-            .map(|piece| Part {
-                room: if piece.near { 0 } else { piece.part.room },
-                ..piece.part
-            })
+            .map(|piece| Part { room: if piece.near { 0 } else { piece.part.room }, ..piece.part })
             .collect();
         let more = split(&far, members - there)?;
         Some(near.iter().zip(more).map(|(near, far)| near.room + far).collect())
@@ -208,51 +189,27 @@ impl<'s, 'a> Filler<'s, 'a> {
             at = self.survey.domain(domain).and_then(|domain| domain.parent);
         }
         self.begun.add(self.survey, node);
-        self.runs.push(Run {
-            node,
-            slot: self.slot,
-            count,
-        });
+        self.runs.push(Run { node, slot: self.slot, count });
     }
 
     fn domain_piece(&self, domain: DomainIx) -> Piece {
         let room = self.sums.get(domain.0 as usize).copied().unwrap_or(0);
         Piece {
             what: What::Domain(domain),
-            part: Part {
-                room,
-                fresh: room > 0 && self.is_fresh(domain),
-            },
+            part: Part { room, fresh: room > 0 && self.is_fresh(domain) },
             near: self.anchors.are_in(domain) || self.begun.are_in(domain),
-            key: (
-                Reverse(0),
-                self.loose.get(domain.0 as usize).copied().unwrap_or(0),
-            ),
+            key: (Reverse(0), self.loose.get(domain.0 as usize).copied().unwrap_or(0)),
         }
     }
 
     fn node_piece(&self, node: NodeIx) -> Piece {
         let room = self.rooms.get(node.0 as usize).copied().unwrap_or(0);
-        let liked = if room == 0 {
-            0
-        } else {
-            self.survey.likes(node, self.slot)
-        };
+        let liked = if room == 0 { 0 } else { self.survey.likes(node, self.slot) };
         Piece {
             what: What::Node(node),
-            part: Part {
-                room,
-                fresh: room > 0 && self.survey.is_fresh(node),
-            },
+            part: Part { room, fresh: room > 0 && self.survey.is_fresh(node) },
             near: self.anchors.nodes.contains(&node) || self.begun.nodes.contains(&node),
-            key: (
-                Reverse(liked),
-                if room == 0 {
-                    0
-                } else {
-                    self.survey.free_devices(node)
-                },
-            ),
+            key: (Reverse(liked), if room == 0 { 0 } else { self.survey.free_devices(node) }),
         }
     }
 
@@ -367,13 +324,7 @@ fn shares(survey: &Survey<'_>, runs: &[Run]) -> Vec<Share> {
 /// So many members over all of some parts, level in units of `unit`; the remainder goes where least is.
 fn in_units(parts: &[Part], members: u32, unit: u32) -> Option<Vec<u32>> {
     let (units, rest) = (members / unit, members % unit);
-    let whole: Vec<Part> = parts
-        .iter()
-        .map(|part| Part {
-            room: part.room / unit,
-            ..*part
-        })
-        .collect();
+    let whole: Vec<Part> = parts.iter().map(|part| Part { room: part.room / unit, ..*part }).collect();
     let mut given = level(&whole, units)?;
     given.iter_mut().for_each(|given| *given *= unit);
     if rest > 0 {

@@ -22,10 +22,7 @@ pub(super) fn comes_about(survey: &Survey<'_>, on: &HashMap<NodeIx, Counts>) -> 
     });
     let mut waiting: Vec<(NodeIx, usize)> = each.collect();
     waiting.sort_unstable();
-    let let_in = LetIn {
-        survey,
-        near: vec![HashSet::new(); survey.rules.near.len()],
-    };
+    let let_in = LetIn { survey, near: vec![HashSet::new(); survey.rules.near.len()] };
     let_in.rest(&waiting, &mut 0)
 }
 

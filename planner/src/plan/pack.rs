@@ -66,8 +66,7 @@ pub(super) fn pack(packing: Packing<'_, '_>, place: Place, counts: &Counts) -> O
         let lets_in = |runs: &Vec<Run>| packing.lets_in(runs);
         let found = found.filter(lets_in).or_else(|| {
             let open = survey.rules.open().is_some() && survey.skews.is_empty();
-            open.then(|| in_row(packing, &nodes, counts, order))?
-                .filter(lets_in)
+            open.then(|| in_row(packing, &nodes, counts, order))?.filter(lets_in)
         });
         if found.is_some() {
             return found;
@@ -120,13 +119,7 @@ fn by_tree<'s, 'a>(
     order: &[usize],
     fill: impl Fn(&mut Filler<'s, 'a>, DomainIx, u32) -> Option<()>,
 ) -> Option<Vec<Run>> {
-    let Packing {
-        survey,
-        tier,
-        loose,
-        anchors,
-        ..
-    } = packing;
+    let Packing { survey, tier, loose, anchors, .. } = packing;
     let mut state = packing.state.clone();
     let mut begun = Anchors::default();
     let mut runs = Vec::new();
@@ -138,16 +131,11 @@ fn by_tree<'s, 'a>(
         let laid = match place {
             Place::Node(node) => {
                 let fits = more(survey, &state, node, slot, tier) >= members;
-                vec![fits.then_some(Run {
-                    node,
-                    slot,
-                    count: members,
-                })?]
+                vec![fits.then_some(Run { node, slot, count: members })?]
             }
             Place::Domain(domain) => {
-                let mut filler = Filler::new(survey, slot, loose, anchors, |node| {
-                    more(survey, &state, node, slot, tier)
-                });
+                let mut filler =
+                    Filler::new(survey, slot, loose, anchors, |node| more(survey, &state, node, slot, tier));
                 filler.begun = std::mem::take(&mut begun);
                 fill(&mut filler, domain, members)?;
                 begun = filler.begun;
@@ -223,9 +211,7 @@ fn depths(survey: &Survey<'_>) -> Vec<usize> {
 fn orders(survey: &Survey<'_>, counts: &Counts) -> Vec<Vec<usize>> {
     let devices = |slot: &usize| -> u32 {
         let asks = survey.shapes.get(*slot).map(|shape| &shape.request.asks);
-        asks.into_iter()
-            .flatten()
-            .fold(0, |sum, ask| sum.saturating_add(ask.devices))
+        asks.into_iter().flatten().fold(0, |sum, ask| sum.saturating_add(ask.devices))
     };
     let mut first: Vec<usize> = (0..counts.len()).collect();
     let depth = depths(survey);

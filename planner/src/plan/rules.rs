@@ -42,10 +42,7 @@ pub(super) struct Near {
 impl Near {
     /// Whether members select only members of their own shape.
     pub(super) fn is_among_its_like(&self) -> bool {
-        self.to
-            .iter()
-            .enumerate()
-            .all(|(slot, to)| *to == (slot == self.slot))
+        self.to.iter().enumerate().all(|(slot, to)| *to == (slot == self.slot))
     }
 }
 
@@ -73,9 +70,7 @@ impl Rules {
     /// The next open rule: the one that leaves the least choice.
     pub(super) fn open(&self) -> Option<usize> {
         let open = || (0..self.near.len()).filter(|rule| !self.near[*rule].settled);
-        open()
-            .find(|rule| self.near[*rule].is_among_its_like())
-            .or_else(|| open().next())
+        open().find(|rule| self.near[*rule].is_among_its_like()).or_else(|| open().next())
     }
 
     /// The shapes confined to one value of a rule's label: its own where it selects only itself, otherwise also those

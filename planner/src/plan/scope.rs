@@ -62,10 +62,7 @@ impl Bounds {
 
 /// A level by its name or its label.
 fn find(levels: &Levels, name: &str) -> Option<Scope> {
-    let level = levels
-        .0
-        .iter()
-        .position(|level| *level.name == *name || *level.label == *name);
+    let level = levels.0.iter().position(|level| *level.name == *name || *level.label == *name);
     match (level, name) {
         (Some(level), _) => Some(Scope::Level(level)),
         (None, "node" | "kubernetes.io/hostname") => Some(Scope::Node),
@@ -79,12 +76,7 @@ pub(super) fn scopes(survey: &Survey<'_>, widest: Scope) -> Vec<Scope> {
     let fabric = survey.fabric;
     let known = |level: usize| fabric.domains.iter().any(|domain| domain.level == Some(level));
     let mut scopes = vec![Scope::Node];
-    scopes.extend(
-        (0..fabric.levels.0.len())
-            .rev()
-            .filter(|level| known(*level))
-            .map(Scope::Level),
-    );
+    scopes.extend((0..fabric.levels.0.len()).rev().filter(|level| known(*level)).map(Scope::Level));
     scopes.push(Scope::Cluster);
     let end = scopes.iter().position(|scope| *scope == widest);
     // A required level without a domain leaves the node: every node is a domain by itself.
@@ -98,9 +90,7 @@ pub(super) fn places(survey: &Survey<'_>, anchors: &Anchors, scope: Scope) -> Ve
     match scope {
         Scope::Node => {
             let nodes = 0..u32::try_from(survey.input.snapshot.nodes.len()).unwrap_or(u32::MAX);
-            let nodes = nodes
-                .map(NodeIx)
-                .filter(|node| anchors.nodes.iter().all(|other| other == node));
+            let nodes = nodes.map(NodeIx).filter(|node| anchors.nodes.iter().all(|other| other == node));
             nodes.map(Place::Node).collect()
         }
         Scope::Level(level) => domains()

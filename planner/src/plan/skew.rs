@@ -75,10 +75,8 @@ impl Skew {
                 u32::try_from(there.len() - 1).unwrap_or(u32::MAX)
             });
             *domain = Some(of_value);
-            there[of_value as usize] += counted
-                .and_then(|counted| counted.get(&NodeIx(number)))
-                .copied()
-                .unwrap_or(0);
+            there[of_value as usize] +=
+                counted.and_then(|counted| counted.get(&NodeIx(number))).copied().unwrap_or(0);
         }
         let mut by_least: Vec<u32> = (0u32..).take(there.len()).collect();
         by_least.sort_by_key(|domain| there[*domain as usize]);
@@ -132,14 +130,9 @@ impl Skew {
         }
         let there = |domain: &u32| self.there[*domain as usize];
         let elsewhere = self.by_least.iter().find(|domain| !here.contains_key(domain));
-        let filled = here
-            .iter()
-            .map(|(domain, (_, all))| there(domain).saturating_add(*all));
-        let least = if self.few {
-            0
-        } else {
-            elsewhere.map(there).into_iter().chain(filled).min().unwrap_or(0)
-        };
+        let filled = here.iter().map(|(domain, (_, all))| there(domain).saturating_add(*all));
+        let least =
+            if self.few { 0 } else { elsewhere.map(there).into_iter().chain(filled).min().unwrap_or(0) };
         let most = here.iter().fold(0u32, |most, (domain, (own, _))| {
             let room = least.saturating_add(self.max).saturating_sub(there(domain));
             // Its own members do not count: one more makes no difference.
@@ -162,11 +155,7 @@ pub(super) struct Level {
 
 impl Level {
     pub(super) fn of(skew: &Skew) -> Self {
-        let mut level = Self {
-            count: skew.there.clone(),
-            least: 0,
-            lowest: 0,
-        };
+        let mut level = Self { count: skew.there.clone(), least: 0, lowest: 0 };
         level.find_least();
         level
     }
@@ -221,9 +210,7 @@ impl Level {
 
     /// Whether it holds in the end for a node that has a member of its shape.
     pub(super) fn holds(&self, skew: &Skew, node: NodeIx) -> bool {
-        let count = skew
-            .domain(node)
-            .and_then(|domain| self.count.get(domain as usize));
+        let count = skew.domain(node).and_then(|domain| self.count.get(domain as usize));
         count.is_some_and(|count| *count <= self.least(skew).saturating_add(skew.max))
     }
 }

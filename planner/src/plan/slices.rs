@@ -31,18 +31,12 @@ impl Filler<'_, '_> {
         if let [(_, room)] = blocks[..] {
             return room.min(members);
         }
-        let whole: u32 = blocks
-            .iter()
-            .fold(0, |sum, (_, room)| sum.saturating_add(room / slices.size));
+        let whole: u32 = blocks.iter().fold(0, |sum, (_, room)| sum.saturating_add(room / slices.size));
         let wanted = members / slices.size;
         if whole > wanted {
             return members;
         }
-        let rest = blocks
-            .iter()
-            .map(|(_, room)| room % slices.size)
-            .max()
-            .unwrap_or(0);
+        let rest = blocks.iter().map(|(_, room)| room % slices.size).max().unwrap_or(0);
         let last = if whole == wanted { members % slices.size } else { 0 };
         whole * slices.size + if rest >= last { last } else { 0 }
     }
@@ -60,10 +54,7 @@ impl Filler<'_, '_> {
         self.fill_shares(domain, slices, &shares, members % slices.size)?;
         let parts = shares.iter().map(|(block, _)| {
             let part = even.part(*block);
-            Part {
-                room: part.room / slices.size,
-                ..part
-            }
+            Part { room: part.room / slices.size, ..part }
         });
         let parts: Vec<Part> = parts.collect();
         let level = level(&parts, members / slices.size).unwrap_or_default();
@@ -119,9 +110,8 @@ impl Filler<'_, '_> {
             .iter()
             .map(|child| {
                 let blocks = self.rooms_of(*child, slices.level);
-                let room = blocks
-                    .iter()
-                    .fold(0, |sum: u32, (_, room)| sum.saturating_add(room / slices.size));
+                let room =
+                    blocks.iter().fold(0, |sum: u32, (_, room)| sum.saturating_add(room / slices.size));
                 Part { room, fresh: false }
             })
             .collect();
@@ -235,18 +225,11 @@ pub(super) fn by_slices(
         return Some(tight.runs);
     }
     // As many slices in one domain as in another, as far as the domains' sums tell.
-    let total = |slot: usize| {
-        groups
-            .iter()
-            .map(|(_, counts)| u64::from(counts[slot]))
-            .sum::<u64>()
-    };
+    let total = |slot: usize| groups.iter().map(|(_, counts)| u64::from(counts[slot])).sum::<u64>();
     let parts = tight.laid.iter().map(|(block, laid)| {
         let takes = |slot: usize| u64::from(sums.get(block.0 as usize * slots + slot).copied().unwrap_or(0));
         let asked = (0..slots).filter(|slot| total(*slot) > 0);
-        let most = asked
-            .map(|slot| takes(slot) * groups.len() as u64 / total(slot))
-            .min();
+        let most = asked.map(|slot| takes(slot) * groups.len() as u64 / total(slot)).min();
         let room = u32::try_from(most.unwrap_or(0)).unwrap_or(u32::MAX).max(*laid);
         Part { room, fresh: false }
     });
@@ -285,11 +268,7 @@ fn one_by_one(
     let mut runs = Vec::new();
     for (slice, counts) in groups {
         let slice = *slice;
-        let mates = packing
-            .anchors
-            .ordinals
-            .iter()
-            .find(|(ordinal, _)| ordinal / slices.size == slice);
+        let mates = packing.anchors.ordinals.iter().find(|(ordinal, _)| ordinal / slices.size == slice);
         let own = mates.and_then(|(_, node)| all.iter().find(|block| survey.lies_in(*node, **block)));
         let mut candidates: Vec<(bool, u64, DomainIx)> = Vec::new();
         for block in all {
@@ -305,11 +284,7 @@ fn one_by_one(
         }
         candidates.sort_unstable();
         let laid = candidates.iter().find_map(|(_, _, block)| {
-            let packing = Packing {
-                anchors: &anchors,
-                state: &state,
-                ..packing
-            };
+            let packing = Packing { anchors: &anchors, state: &state, ..packing };
             Some((*block, pack(packing, Place::Domain(*block), counts)?))
         });
         let (block, laid) = laid?;

@@ -24,15 +24,10 @@ pub(super) fn split(parts: &[Part], members: u32) -> Option<Vec<u32>> {
     // The largest first; ties in the order given.
     let mut by_room: BTreeMap<std::cmp::Reverse<u32>, Vec<usize>> = BTreeMap::new();
     for (index, part) in parts.iter().enumerate().filter(|(_, part)| part.room > 0) {
-        by_room
-            .entry(std::cmp::Reverse(part.room))
-            .or_default()
-            .push(index);
+        by_room.entry(std::cmp::Reverse(part.room)).or_default().push(index);
     }
-    let groups: Vec<(u32, Vec<usize>)> = by_room
-        .into_iter()
-        .map(|(std::cmp::Reverse(room), parts)| (room, parts))
-        .collect();
+    let groups: Vec<(u32, Vec<usize>)> =
+        by_room.into_iter().map(|(std::cmp::Reverse(room), parts)| (room, parts)).collect();
     let fewest = fewest(&groups, members)?;
     let taken = exact(&groups, members, fewest).unwrap_or_else(|| tight(&groups, members));
     let mut chosen: Vec<usize> = Vec::with_capacity(fewest);
@@ -175,9 +170,7 @@ fn tight(groups: &[(u32, Vec<usize>)], members: u32) -> Vec<usize> {
         }
         // From here on one part is enough: the smallest that holds the rest.
         let spare = |at: &usize| groups[*at].1.len() > taken[*at];
-        let last = (0..groups.len())
-            .rev()
-            .find(|at| groups[*at].0 >= left && spare(at));
+        let last = (0..groups.len()).rev().find(|at| groups[*at].0 >= left && spare(at));
         if let Some(last) = last {
             taken[last] += 1;
             break;
@@ -226,12 +219,8 @@ mod tests {
         let given = split(&parts(&rooms), 1000).unwrap();
         assert_eq!(given.iter().sum::<u32>(), 1000);
         assert_eq!(given.iter().filter(|given| **given > 0).count(), 63);
-        let over: u32 = given
-            .iter()
-            .zip(&rooms)
-            .filter(|(given, _)| **given > 0)
-            .map(|(given, room)| room - given)
-            .sum();
+        let over: u32 =
+            given.iter().zip(&rooms).filter(|(given, _)| **given > 0).map(|(given, room)| room - given).sum();
         // 60 of 16 and 3 of 11 leave 7 over less 60 * 16 + 3 * 11 - 1000 < 0: the best is 62 of 16 and one of 11.
         assert_eq!(over, 3);
     }
@@ -240,10 +229,7 @@ mod tests {
     fn oracle(rooms: &[u32], members: u32) -> Option<(u32, u32)> {
         (0u32..1 << rooms.len())
             .filter_map(|subset| {
-                let sum: u32 = (0..rooms.len())
-                    .filter(|at| subset >> at & 1 == 1)
-                    .map(|at| rooms[at])
-                    .sum();
+                let sum: u32 = (0..rooms.len()).filter(|at| subset >> at & 1 == 1).map(|at| rooms[at]).sum();
                 (sum >= members).then(|| (subset.count_ones(), sum - members))
             })
             .min()

@@ -52,10 +52,7 @@ impl<'a> Survey<'a> {
         shapes: &[ShapeId],
         counting: Counting,
     ) -> Option<Self> {
-        let shapes: Vec<&Shape> = shapes
-            .iter()
-            .map(|shape| input.shape(*shape))
-            .collect::<Option<_>>()?;
+        let shapes: Vec<&Shape> = shapes.iter().map(|shape| input.shape(*shape)).collect::<Option<_>>()?;
         let needs: Vec<_> = shapes.iter().map(|shape| &*shape.needs).collect();
         let nodes = input.snapshot.nodes.len();
         let mut survey = Self {
@@ -172,15 +169,9 @@ impl<'a> Survey<'a> {
 
     /// How much a shape prefers a node, by preferred affinity and taints.
     pub(super) fn likes(&self, node: NodeIx, slot: usize) -> i64 {
-        let facts = self
-            .input
-            .rooms
-            .get(node.0 as usize)
-            .and_then(|room| room.facts.as_ref());
+        let facts = self.input.rooms.get(node.0 as usize).and_then(|room| room.facts.as_ref());
         let shape = self.shapes.get(slot);
-        facts
-            .zip(shape)
-            .map_or(0, |(facts, shape)| shape.needs.prefers(facts))
+        facts.zip(shape).map_or(0, |(facts, shape)| shape.needs.prefers(facts))
     }
 
     /// The class of a node.
@@ -210,10 +201,8 @@ impl<'a> Survey<'a> {
     /// Whether none of the pools that the gang asks for is in use.
     pub(super) fn is_fresh(&self, node: NodeIx) -> bool {
         let class = self.class(node);
-        class.is_some_and(|class| {
-            self.pools(class)
-                .all(|pool| available(pool, self.counting) == pool.devices)
-        })
+        class
+            .is_some_and(|class| self.pools(class).all(|pool| available(pool, self.counting) == pool.devices))
     }
 
     /// Whether a node is within a domain.
@@ -235,11 +224,7 @@ impl<'a> Survey<'a> {
 
     /// The name of a node.
     pub(super) fn name(&self, node: NodeIx) -> &'a str {
-        self.input
-            .snapshot
-            .names
-            .name(node)
-            .map_or("", |name| name.as_str())
+        self.input.snapshot.names.name(node).map_or("", |name| name.as_str())
     }
 }
 

@@ -24,12 +24,7 @@ const ALL: &str = "0,1,2,3,4,5,6,7";
 /// Two zones of two racks of three nodes, all free: `a` to `l`.
 fn twelve() -> World {
     let mut world = World::new();
-    for (rack, nodes) in [
-        ("z1/r1", "abc"),
-        ("z1/r2", "def"),
-        ("z2/r3", "ghi"),
-        ("z2/r4", "jkl"),
-    ] {
+    for (rack, nodes) in [("z1/r1", "abc"), ("z1/r2", "def"), ("z2/r3", "ghi"), ("z2/r4", "jkl")] {
         for node in nodes.chars() {
             world.node(rack, &node.to_string(), ALL);
         }
@@ -57,39 +52,23 @@ fn a_gang_lies_in_the_smallest_domain_that_holds_it() {
     let mut world = twelve();
     let eight = world.shape(8);
     assert!(world.line(&gang(&[(3, eight)])).starts_with("rack r1: a["));
-    assert!(
-        world
-            .line(&gang(&[(4, eight)]))
-            .starts_with("2 racks of zone z1: ")
-    );
+    assert!(world.line(&gang(&[(4, eight)])).starts_with("2 racks of zone z1: "));
     assert!(world.line(&gang(&[(7, eight)])).starts_with("2 zones: "));
 }
 
 #[test]
 fn of_racks_that_hold_it_the_one_with_the_least_room_is_taken() {
     let mut world = twelve();
-    world
-        .node("z2/r9", "x", ALL)
-        .node("z2/r9", "y", ALL)
-        .node("z2/r9", "z", "0,1");
+    world.node("z2/r9", "x", ALL).node("z2/r9", "y", ALL).node("z2/r9", "z", "0,1");
     let eight = world.shape(8);
-    assert_eq!(
-        world.line(&gang(&[(2, eight)])),
-        "rack r9: x[0,1,2,3,4,5,6,7] y[0,1,2,3,4,5,6,7]"
-    );
+    assert_eq!(world.line(&gang(&[(2, eight)])), "rack r9: x[0,1,2,3,4,5,6,7] y[0,1,2,3,4,5,6,7]");
 }
 
 #[test]
 fn zone_with_the_fewest_racks_is_taken() {
     let mut world = World::new();
     // Zone `y` has less room, in more racks.
-    for (rack, nodes) in [
-        ("x/r1", "abcd"),
-        ("x/r2", "efgh"),
-        ("y/r3", "ij"),
-        ("y/r4", "kl"),
-        ("y/r5", "m"),
-    ] {
+    for (rack, nodes) in [("x/r1", "abcd"), ("x/r2", "efgh"), ("y/r3", "ij"), ("y/r4", "kl"), ("y/r5", "m")] {
         for node in nodes.chars() {
             world.node(rack, &node.to_string(), ALL);
         }
@@ -131,12 +110,7 @@ fn ranks_run_along_the_tree() {
     let placed = world.plan(&gang(&[(12, eight)])).unwrap().places;
     let nodes: String = placed.iter().map(|place| place.node.as_str()).collect();
     assert_eq!(nodes, "abcdefghijkl");
-    assert!(
-        placed
-            .iter()
-            .zip(0u32..)
-            .all(|(place, rank)| place.rank == Some(rank))
-    );
+    assert!(placed.iter().zip(0u32..).all(|(place, rank)| place.rank == Some(rank)));
 }
 
 #[test]
@@ -171,17 +145,9 @@ fn a_rack_holds_a_gang_also_where_nobody_says_its_zone() {
     level(&mut three, "zone", true);
     let tried = world.explain(&three).levels.into_iter();
     let tried: Vec<String> = tried
-        .map(|tried| {
-            format!(
-                "{} of {}: {}, {}",
-                tried.level, tried.domains, tried.best, tried.fits
-            )
-        })
+        .map(|tried| format!("{} of {}: {}, {}", tried.level, tried.domains, tried.best, tried.fits))
         .collect();
-    assert_eq!(
-        tried,
-        ["node of 6: a, 1", "rack of 4: r1, 2", "zone of 4: rack r1, 2"]
-    );
+    assert_eq!(tried, ["node of 6: a, 1", "rack of 4: r1, 2", "zone of 4: rack r1, 2"]);
     level(&mut three, "zone", false);
     assert!(world.line(&three).starts_with("2 zones: "));
 }
@@ -192,10 +158,7 @@ fn a_level_that_is_none_is_refused_by_name() {
     let eight = world.shape(8);
     let mut four = gang(&[(4, eight)]);
     level(&mut four, "block", true);
-    assert_eq!(
-        world.line(&four),
-        "block is no level of the fabric (levels: zone, rack)"
-    );
+    assert_eq!(world.line(&four), "block is no level of the fabric (levels: zone, rack)");
     level(&mut four, "block", false);
     assert!(world.plan(&four).is_ok());
 }
@@ -208,10 +171,7 @@ fn extras_come_as_far_as_they_fit_and_the_lowest_ranks_first() {
     wanted.must = 2;
     level(&mut wanted, "rack", true);
     let placed = world.plan(&wanted).unwrap().places;
-    assert_eq!(
-        placed.iter().map(|place| place.rank.unwrap()).collect::<Vec<_>>(),
-        [0, 1, 2]
-    );
+    assert_eq!(placed.iter().map(|place| place.rank.unwrap()).collect::<Vec<_>>(), [0, 1, 2]);
     terms(&mut wanted, |terms| terms.max = 2);
     assert_eq!(world.plan(&wanted).unwrap().places.len(), 2);
     wanted.must = 4;
@@ -228,19 +188,14 @@ fn roles_get_their_least_before_ranks_count() {
     wanted.members[3].role = "leader".into();
     terms(&mut wanted, |terms| terms.by_role = vec![("leader".into(), 1)]);
     let placed = world.plan(&wanted).unwrap().places;
-    assert_eq!(
-        placed.iter().map(|place| place.rank.unwrap()).collect::<Vec<_>>(),
-        [0, 3]
-    );
+    assert_eq!(placed.iter().map(|place| place.rank.unwrap()).collect::<Vec<_>>(), [0, 3]);
     assert_eq!(&*placed[1].role, "leader");
 }
 
 #[test]
 fn several_shapes_share_nodes() {
     let mut world = World::new();
-    world
-        .node("z/r", "a", "0,1,2,3,4,5")
-        .node("z/r", "b", "0,1,2,3,4");
+    world.node("z/r", "a", "0,1,2,3,4,5").node("z/r", "b", "0,1,2,3,4");
     let (four, one) = (world.shape(4), world.shape(1));
     let placed = world.plan(&gang(&[(3, one), (2, four)])).unwrap();
     assert_eq!(placed.places.len(), 5);
@@ -251,18 +206,11 @@ fn several_shapes_share_nodes() {
 fn cpu_and_taints_count() {
     let mut world = twelve();
     let needs = Needs {
-        resources: Resources {
-            milli_cpu: 40_000,
-            pods: 1,
-            ..Resources::default()
-        },
+        resources: Resources { milli_cpu: 40_000, pods: 1, ..Resources::default() },
         ..Needs::default()
     };
     let four = world.shape_of(4, needs);
-    assert!(
-        world.line(&gang(&[(2, four)])).starts_with("rack r1: a["),
-        "one a node, for want of CPU"
-    );
+    assert!(world.line(&gang(&[(2, four)])).starts_with("rack r1: a["), "one a node, for want of CPU");
     for node in ["a", "b"] {
         world.room(node, |facts, _| {
             facts.taints.push(Taint {
@@ -304,10 +252,7 @@ fn own_term(key: &str) -> PodTerm {
 
 fn labelled() -> Needs {
     Needs {
-        resources: Resources {
-            pods: 1,
-            ..Resources::default()
-        },
+        resources: Resources { pods: 1, ..Resources::default() },
         namespace: "ml".into(),
         labels: std::sync::Arc::new([("app".into(), "train".into())].into()),
         ..Needs::default()
@@ -317,10 +262,7 @@ fn labelled() -> Needs {
 #[test]
 fn members_that_keep_apart_do_not_share_what_they_must_not() {
     let mut world = twelve();
-    let apart = |key| Needs {
-        apart_from: vec![own_term(key)],
-        ..labelled()
-    };
+    let apart = |key| Needs { apart_from: vec![own_term(key)], ..labelled() };
     let node = world.shape_of(1, apart("kubernetes.io/hostname"));
     let rack = world.shape_of(1, apart("example.com/rack"));
     let nodes = |shape, members| -> Option<String> {
@@ -338,10 +280,7 @@ fn members_that_must_be_together_are() {
     world.room("a", |facts, _| {
         facts.labels.remove("example.com/rack");
     });
-    let together = Needs {
-        together_with: vec![own_term("example.com/rack")],
-        ..labelled()
-    };
+    let together = Needs { together_with: vec![own_term("example.com/rack")], ..labelled() };
     let eight = world.shape_of(8, together);
     assert!(world.line(&gang(&[(3, eight)])).starts_with("rack r2: d["));
     assert!(world.plan(&gang(&[(4, eight)])).is_err());
@@ -371,10 +310,7 @@ fn replacements_and_extras_stay_near_the_others() {
 fn inside_the_nodes_bandwidth_goes_before_what_is_left_over() {
     let mut world = World::of(&bridged());
     // Loose GPUs of broken pairs would fit exactly; whole pairs are faster.
-    world
-        .node("z/r", "a", "0,2")
-        .node("z/r", "b", "4,6")
-        .node("z/r", "c", ALL);
+    world.node("z/r", "a", "0,2").node("z/r", "b", "4,6").node("z/r", "c", ALL);
     let two = world.shape(2);
     assert_eq!(world.line(&gang(&[(2, two)])), "node c: c[0,1 2,3]");
     world.node("z/r", "d", "4,5,6,7");

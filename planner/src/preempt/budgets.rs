@@ -69,10 +69,8 @@ impl Sets<'_, '_, '_> {
         for _ in 0..turns.clamp(FEWEST_TURNS, MOST_TURNS) {
             let staying = open.pop()?;
             let numbered = units.iter().enumerate();
-            let going: Vec<&VictimCandidate> = numbered
-                .filter(|(number, _)| !staying.contains(number))
-                .map(|(_, unit)| *unit)
-                .collect();
+            let going: Vec<&VictimCandidate> =
+                numbered.filter(|(number, _)| !staying.contains(number)).map(|(_, unit)| *unit).collect();
             if !self.room(&going) {
                 continue;
             }
@@ -160,9 +158,7 @@ fn crowded(units: &[&VictimCandidate]) -> BTreeSet<usize> {
     }
     each()
         .filter(|(_, node, budget)| {
-            there
-                .get(&(*node, &budget.name))
-                .is_some_and(|there| *there > budget.allowed)
+            there.get(&(*node, &budget.name)).is_some_and(|there| *there > budget.allowed)
         })
         .map(|(number, ..)| number)
         .collect()

@@ -12,17 +12,12 @@ use crate::plan::tests::world::{World, gang, level, line};
 fn unit(name: &str, priority: i32, on: &[(u32, &str)], world: &World) -> VictimCandidate {
     let pod = |(number, (node, gpus)): (usize, &(u32, &str))| {
         let at = world.snapshot.names.name(NodeIx(*node)).unwrap();
-        let ids = gpus
-            .split(',')
-            .map(|gpu| format!("GPU-{at}-{gpu}").as_str().into());
+        let ids = gpus.split(',').map(|gpu| format!("GPU-{at}-{gpu}").as_str().into());
         CandidatePod {
             uid: format!("{name}-{number}").as_str().into(),
             node: NodeIx(*node),
             devices: vec![(GPU.into(), ids.collect())],
-            resources: Resources {
-                pods: 1,
-                ..Resources::default()
-            },
+            resources: Resources { pods: 1, ..Resources::default() },
         }
     };
     VictimCandidate {
@@ -36,13 +31,7 @@ fn unit(name: &str, priority: i32, on: &[(u32, &str)], world: &World) -> VictimC
 
 fn victims(world: &World, wanted: &PlanRequest, candidates: &[VictimCandidate]) -> Option<Vec<String>> {
     let placement = world.with(|input| preempt(input, wanted, candidates))?;
-    Some(
-        placement
-            .victims
-            .iter()
-            .map(|uid| uid.as_str().to_owned())
-            .collect(),
-    )
+    Some(placement.victims.iter().map(|uid| uid.as_str().to_owned()).collect())
 }
 
 /// One rack of nodes without a free GPU, and a gang of priority 10 of so many members of eight GPUs.
@@ -89,9 +78,8 @@ fn victim_gang_ends_as_a_whole_and_its_devices_are_used() {
 #[test]
 fn one_gang_goes_rather_than_many_pods() {
     let (world, wanted) = full("ab", 1);
-    let mut candidates: Vec<VictimCandidate> = (0..8)
-        .map(|gpu| unit(&format!("pod{gpu}"), 1, &[(0, &gpu.to_string())], &world))
-        .collect();
+    let mut candidates: Vec<VictimCandidate> =
+        (0..8).map(|gpu| unit(&format!("pod{gpu}"), 1, &[(0, &gpu.to_string())], &world)).collect();
     candidates.push(unit("large", 1, &[(1, ALL)], &world));
     assert_eq!(victims(&world, &wanted, &candidates).unwrap(), ["large-0"]);
 }
@@ -99,11 +87,8 @@ fn one_gang_goes_rather_than_many_pods() {
 #[test]
 fn of_equals_the_checkpointed_goes_then_the_youngest() {
     let (world, wanted) = full("abc", 1);
-    let mut candidates: Vec<VictimCandidate> = ["a", "b", "c"]
-        .iter()
-        .zip(0..)
-        .map(|(name, node)| unit(name, 1, &[(node, ALL)], &world))
-        .collect();
+    let mut candidates: Vec<VictimCandidate> =
+        ["a", "b", "c"].iter().zip(0..).map(|(name, node)| unit(name, 1, &[(node, ALL)], &world)).collect();
     candidates[2].since = 100;
     assert_eq!(victims(&world, &wanted, &candidates).unwrap(), ["c-0"]);
     candidates[1].checkpointed = true;
@@ -115,10 +100,7 @@ fn a_small_pod_goes_rather_than_a_younger_gang_that_is_large() {
     let (mut world, mut wanted) = full("ab", 1);
     let two = world.shape(2);
     wanted.members = gang(&[(1, two)]).members;
-    let large = VictimCandidate {
-        since: 100,
-        ..unit("large", 1, &[(1, ALL)], &world)
-    };
+    let large = VictimCandidate { since: 100, ..unit("large", 1, &[(1, ALL)], &world) };
     let candidates = [
         unit("important", 20, &[(0, "0,1,2,3,4,5")], &world),
         unit("small", 1, &[(0, "6,7")], &world),
@@ -130,18 +112,9 @@ fn a_small_pod_goes_rather_than_a_younger_gang_that_is_large() {
 #[test]
 fn budgets_are_kept() {
     let (world, wanted) = full("abc", 2);
-    let budget = |allowed| {
-        vec![Budget {
-            name: "ml/pdb".into(),
-            allowed,
-            pods: 1,
-        }]
-    };
-    let mut candidates: Vec<VictimCandidate> = ["a", "b", "c"]
-        .iter()
-        .zip(0..)
-        .map(|(name, node)| unit(name, 1, &[(node, ALL)], &world))
-        .collect();
+    let budget = |allowed| vec![Budget { name: "ml/pdb".into(), allowed, pods: 1 }];
+    let mut candidates: Vec<VictimCandidate> =
+        ["a", "b", "c"].iter().zip(0..).map(|(name, node)| unit(name, 1, &[(node, ALL)], &world)).collect();
     candidates[0].budgets = budget(1);
     candidates[1].budgets = budget(1);
     let gone = victims(&world, &wanted, &candidates).unwrap();
@@ -170,11 +143,7 @@ fn a_budget_is_kept_for_whoever_makes_room() {
 
 /// A pod that counts against a budget that allows one to go.
 fn replica() -> Vec<Budget> {
-    vec![Budget {
-        name: "ml/replicas".into(),
-        allowed: 1,
-        pods: 1,
-    }]
+    vec![Budget { name: "ml/replicas".into(), allowed: 1, pods: 1 }]
 }
 
 #[test]
@@ -193,18 +162,14 @@ fn node_within_the_budget_is_found_among_many() {
             }
         })
         .collect();
-    assert_eq!(
-        victims(&world, &wanted, &candidates).unwrap(),
-        ["n25-0,1,2,3-0", "n25-4,5,6,7-0"]
-    );
+    assert_eq!(victims(&world, &wanted, &candidates).unwrap(), ["n25-0,1,2,3-0", "n25-4,5,6,7-0"]);
 }
 
 #[test]
 fn so_many_tries_are_made_to_spare_somebody_and_no_more() {
     let (world, _) = full("ab", 1);
-    let units: Vec<VictimCandidate> = (0..100)
-        .map(|number| unit(&format!("u{number}"), 0, &[(0, "0")], &world))
-        .collect();
+    let units: Vec<VictimCandidate> =
+        (0..100).map(|number| unit(&format!("u{number}"), 0, &[(0, "0")], &world)).collect();
     let units: Vec<&VictimCandidate> = units.iter().collect();
     for (tries, looks) in [(1000, 106), (40, 40)] {
         let looked = Cell::new(0);
@@ -223,10 +188,7 @@ fn sick_gpus_do_not_come_back() {
     let classes = Arc::make_mut(&mut world.snapshot.classes);
     if let crate::snapshot::Standing::Ours(class) = Arc::make_mut(&mut classes[0]) {
         class.pools[0].unhealthy = 1;
-        class.pools[0].faults = vec![crate::inventory::GpuFault {
-            gpu: 3,
-            reason: "Xid 79".into(),
-        }];
+        class.pools[0].faults = vec![crate::inventory::GpuFault { gpu: 3, reason: "Xid 79".into() }];
     }
     let candidates = [unit("pod", 1, &[(0, ALL)], &world)];
     assert_eq!(victims(&world, &wanted, &candidates), None);
@@ -237,10 +199,7 @@ fn nobody_goes_where_there_is_room() {
     let (mut world, wanted) = full("a", 1);
     world.node("z/r", "b", ALL);
     let candidates = [unit("pod", 1, &[(0, ALL)], &world)];
-    assert_eq!(
-        victims(&world, &wanted, &candidates).unwrap(),
-        Vec::<String>::new()
-    );
+    assert_eq!(victims(&world, &wanted, &candidates).unwrap(), Vec::<String>::new());
 }
 
 #[derive(Debug, Clone)]
@@ -302,10 +261,7 @@ impl Case {
             .map(|(number, (priority, on))| {
                 let on: Vec<(u32, &str)> = on.iter().map(|(node, gpus)| (*node, gpus.as_str())).collect();
                 let (one, other) = self.covered[*number];
-                let budgets = [
-                    (one, "ml/one", self.allowed.0),
-                    (other, "ml/other", self.allowed.1),
-                ];
+                let budgets = [(one, "ml/one", self.allowed.0), (other, "ml/other", self.allowed.1)];
                 let covering = budgets.into_iter().filter(|(covered, ..)| *covered);
                 VictimCandidate {
                     budgets: covering

@@ -75,12 +75,7 @@ impl<'t, 'a> WhatIf<'t, 'a> {
 /// Returns a pod's devices; those of an unhealthy GPU stay unavailable.
 fn give_back(exact: &mut Exact<'_>, pod: &CandidatePod) {
     for (resource, ids) in &pod.devices {
-        let Some(index) = exact
-            .class
-            .pools
-            .iter()
-            .position(|pool| pool.resource == *resource)
-        else {
+        let Some(index) = exact.class.pools.iter().position(|pool| pool.resource == *resource) else {
             continue;
         };
         let known = exact.ids.get(index).copied().unwrap_or_default();

@@ -29,10 +29,7 @@ struct Slot {
 }
 
 impl Slot {
-    const EMPTY: Self = Self {
-        tag: 0,
-        number: u32::MAX,
-    };
+    const EMPTY: Self = Self { tag: 0, number: u32::MAX };
 }
 
 impl Names {
@@ -54,11 +51,7 @@ impl Names {
     /// As [`Self::get`], for a name that probably has number `expected`. kube-scheduler lists nodes in much the same
     /// order every time, and a right guess needs no hash.
     pub fn get_expected(&self, name: &str, expected: NodeIx) -> Option<NodeIx> {
-        if self.text_of(expected.0) == Some(name) {
-            Some(expected)
-        } else {
-            self.get(name)
-        }
+        if self.text_of(expected.0) == Some(name) { Some(expected) } else { self.get(name) }
     }
 
     /// The name of a node.
@@ -122,10 +115,7 @@ impl Names {
         while self.slots[at] != Slot::EMPTY {
             at = (at + 1) & (self.slots.len() - 1);
         }
-        self.slots[at] = Slot {
-            tag,
-            number: u32::try_from(number).unwrap_or(u32::MAX),
-        };
+        self.slots[at] = Slot { tag, number: u32::try_from(number).unwrap_or(u32::MAX) };
     }
 }
 

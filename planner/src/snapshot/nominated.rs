@@ -54,7 +54,5 @@ impl NominatedRequests {
 fn to_higher(here: &[NominatedRequest], priority: i32, resource: &ResourceName) -> usize {
     let higher = here.iter().filter(|promise| promise.priority > priority);
     let asks = higher.flat_map(|promise| &promise.request.asks);
-    asks.filter(|ask| ask.resource == *resource)
-        .map(|ask| ask.devices as usize)
-        .sum()
+    asks.filter(|ask| ask.resource == *resource).map(|ask| ask.devices as usize).sum()
 }

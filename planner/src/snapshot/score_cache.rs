@@ -66,26 +66,13 @@ mod tests {
     #[test]
     fn a_question_is_worked_out_once_and_no_other_is_taken_for_it() {
         let remembered = ScoreCache::default();
-        let question = ScoreKey {
-            pool: 0,
-            devices: 2,
-            policy: Policy::Pack,
-        };
+        let question = ScoreKey { pool: 0, devices: 2, policy: Policy::Pack };
         assert_eq!(remembered.get_or(question, || None), None);
-        assert_eq!(
-            remembered.get_or(question, || unreachable!("it was asked before")),
-            None
-        );
+        assert_eq!(remembered.get_or(question, || unreachable!("it was asked before")), None);
         for other in [
             ScoreKey { pool: 1, ..question },
-            ScoreKey {
-                devices: 3,
-                ..question
-            },
-            ScoreKey {
-                policy: Policy::Spread,
-                ..question
-            },
+            ScoreKey { devices: 3, ..question },
+            ScoreKey { policy: Policy::Spread, ..question },
         ] {
             let mut asked = false;
             remembered.get_or(other, || {

@@ -24,19 +24,15 @@ const CHANNEL: &str = "0";
 /// The response for one container that uses exactly `devices`. Replicas of one device count once.
 pub fn answer(access: &Access, devices: &[&Device]) -> ContainerAllocateResponse {
     let config = &*access.config;
-    let mut ids: Vec<String> = devices
-        .iter()
-        .map(|device| runtime_id(device, config.device_id_strategy))
-        .collect();
+    let mut ids: Vec<String> =
+        devices.iter().map(|device| runtime_id(device, config.device_id_strategy)).collect();
     let mut seen = BTreeSet::new();
     ids.retain(|id| seen.insert(id.clone()));
     let channel = config.imex.channel && access.nodes.has_imex_channel();
     let is_on = |strategy| config.device_list_strategy.contains(&strategy);
 
-    let mut response = ContainerAllocateResponse {
-        envs: extras(config),
-        ..ContainerAllocateResponse::default()
-    };
+    let mut response =
+        ContainerAllocateResponse { envs: extras(config), ..ContainerAllocateResponse::default() };
     if is_on(Strategy::Envvar) {
         response.envs.insert(VISIBLE_DEVICES.to_owned(), ids.join(","));
         if channel {
@@ -45,30 +41,21 @@ pub fn answer(access: &Access, devices: &[&Device]) -> ContainerAllocateResponse
     }
     if is_on(Strategy::VolumeMounts) {
         // Replaces the list: a runtime configured for mounts trusts nothing else.
-        response
-            .envs
-            .insert(VISIBLE_DEVICES.to_owned(), MOUNTS.to_owned());
+        response.envs.insert(VISIBLE_DEVICES.to_owned(), MOUNTS.to_owned());
         response.mounts = mounts(&ids, channel);
     }
     if is_on(Strategy::CdiAnnotations) || is_on(Strategy::CdiCri) {
         let names = qualified(access, devices, channel);
         if is_on(Strategy::CdiAnnotations) && !names.is_empty() {
             let names = names.join(",");
-            response
-                .annotations
-                .insert(annotation_key(&config.cdi_annotation_prefix, &names), names);
+            response.annotations.insert(annotation_key(&config.cdi_annotation_prefix, &names), names);
         }
         if is_on(Strategy::CdiCri) {
             response.cdi_devices = names.into_iter().map(|name| CdiDevice { name }).collect();
         }
     }
     // With CDI alone the nodes are in the specification.
-    if config.pass_device_specs
-        && config
-            .device_list_strategy
-            .iter()
-            .any(|strategy| !strategy.is_cdi())
-    {
+    if config.pass_device_specs && config.device_list_strategy.iter().any(|strategy| !strategy.is_cdi()) {
         response.devices = specs(access, devices, channel);
     }
     response
@@ -76,23 +63,16 @@ pub fn answer(access: &Access, devices: &[&Device]) -> ContainerAllocateResponse
 
 /// What the NVIDIA runtime adds to GPUs, whether or not the host has it.
 fn extras(config: &Config) -> BTreeMap<String, String> {
-    [
-        (config.gdrcopy, "NVIDIA_GDRCOPY"),
-        (config.gds, "NVIDIA_GDS"),
-        (config.mofed, "NVIDIA_MOFED"),
-    ]
-    .into_iter()
-    .filter(|(on, _)| *on)
-    .map(|(_, name)| (name.to_owned(), "enabled".to_owned()))
-    .collect()
+    [(config.gdrcopy, "NVIDIA_GDRCOPY"), (config.gds, "NVIDIA_GDS"), (config.mofed, "NVIDIA_MOFED")]
+        .into_iter()
+        .filter(|(on, _)| *on)
+        .map(|(_, name)| (name.to_owned(), "enabled".to_owned()))
+        .collect()
 }
 
 fn mounts(ids: &[String], channel: bool) -> Vec<Mount> {
-    let mount = |container_path| Mount {
-        container_path,
-        host_path: "/dev/null".to_owned(),
-        read_only: false,
-    };
+    let mount =
+        |container_path| Mount { container_path, host_path: "/dev/null".to_owned(), read_only: false };
     let devices = ids.iter().map(|id| mount(format!("{MOUNTS}/{id}")));
     let channel = channel.then(|| mount(format!("{MOUNTS}/imex/{CHANNEL}")));
     devices.chain(channel).collect()
@@ -146,11 +126,8 @@ fn annotation_key(prefix: &str, names: &str) -> String {
 /// The nodes that kubelet passes itself: control nodes, GPUs, MIG capabilities, the channel; each once and in this order.
 fn specs(access: &Access, devices: &[&Device], channel: bool) -> Vec<DeviceSpec> {
     let gpus: BTreeSet<u32> = devices.iter().filter_map(|device| device.minor).collect();
-    let capabilities: BTreeSet<u32> = devices
-        .iter()
-        .filter_map(|device| device.slice.as_ref()?.caps)
-        .flatten()
-        .collect();
+    let capabilities: BTreeSet<u32> =
+        devices.iter().filter_map(|device| device.slice.as_ref()?.caps).flatten().collect();
     access
         .nodes
         .control()
@@ -159,13 +136,7 @@ fn specs(access: &Access, devices: &[&Device], channel: bool) -> Vec<DeviceSpec>
         .chain(capabilities.into_iter().map(capability_node))
         .chain(channel.then(|| IMEX_CHANNEL.to_owned()))
         .map(|name| DeviceSpec {
-            host_path: access
-                .config
-                .dev_root
-                .join("dev")
-                .join(&name)
-                .display()
-                .to_string(),
+            host_path: access.config.dev_root.join("dev").join(&name).display().to_string(),
             container_path: format!("/dev/{name}"),
             permissions: "rw".to_owned(),
         })

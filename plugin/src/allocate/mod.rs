@@ -40,11 +40,7 @@ impl Access {
     pub fn at_start(config: &Arc<Config>, dev: &Path) -> Result<Self, NoImexChannel> {
         let nodes = cdi::nodes(config, dev);
         check(config, &nodes)?;
-        Ok(Self {
-            config: Arc::clone(config),
-            nodes: Arc::new(nodes),
-            entries: Arc::default(),
-        })
+        Ok(Self { config: Arc::clone(config), nodes: Arc::new(nodes), entries: Arc::default() })
     }
 }
 
@@ -89,12 +85,7 @@ impl Responder {
     /// The response for one container that uses exactly `devices`.
     pub fn respond(&self, devices: &[&Device]) -> ContainerAllocateResponse {
         let access = Arc::clone(&self.access.borrow());
-        if access
-            .config
-            .device_list_strategy
-            .iter()
-            .any(|strategy| strategy.is_cdi())
-        {
+        if access.config.device_list_strategy.iter().any(|strategy| strategy.is_cdi()) {
             for device in devices {
                 if !access.entries.have(device) {
                     warn!(device = %device.id, "no CDI specification has this device: the container does not get it by CDI");

@@ -34,13 +34,9 @@ impl Nodes {
     pub fn read(directories: &[&Path]) -> Self {
         let mut nodes = BTreeMap::new();
         for directory in directories {
-            add(&mut nodes, directory, "", |name| {
-                name.starts_with("nvidia") || name == "gdrdrv"
-            });
+            add(&mut nodes, directory, "", |name| name.starts_with("nvidia") || name == "gdrdrv");
             for folder in FOLDERS {
-                add(&mut nodes, &directory.join(folder), &format!("{folder}/"), |_| {
-                    true
-                });
+                add(&mut nodes, &directory.join(folder), &format!("{folder}/"), |_| true);
             }
         }
         Self(nodes)
@@ -83,12 +79,7 @@ impl FromIterator<(String, Facts)> for Nodes {
 
 fn add(nodes: &mut BTreeMap<String, Facts>, directory: &Path, prefix: &str, wanted: impl Fn(&str) -> bool) {
     for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
-        let Some(name) = entry
-            .file_name()
-            .to_str()
-            .filter(|name| wanted(name))
-            .map(str::to_owned)
-        else {
+        let Some(name) = entry.file_name().to_str().filter(|name| wanted(name)).map(str::to_owned) else {
             continue;
         };
         if let Ok(metadata) = fs::metadata(entry.path())
@@ -96,10 +87,7 @@ fn add(nodes: &mut BTreeMap<String, Facts>, directory: &Path, prefix: &str, want
         {
             let number = metadata.rdev();
             let facts = Facts {
-                numbers: metadata
-                    .file_type()
-                    .is_char_device()
-                    .then(|| (major(number), minor(number))),
+                numbers: metadata.file_type().is_char_device().then(|| (major(number), minor(number))),
                 mode: metadata.mode() & 0o777,
                 gid: metadata.gid(),
             };

@@ -19,17 +19,12 @@ fn device(gpu: u8, slice: Option<u8>, replica: Option<u16>) -> Device {
         Some(slice) => format!("MIG-{gpu}-{slice}"),
     };
     Device {
-        id: replica
-            .map_or_else(|| uuid.clone(), |replica| format!("{uuid}::{replica}"))
-            .into(),
+        id: replica.map_or_else(|| uuid.clone(), |replica| format!("{uuid}::{replica}")).into(),
         resource: "nvidia.com/gpu".into(),
         gpu,
         nvml_index: Some(gpu),
         uuid,
-        health: DeviceHealth {
-            healthy: true,
-            reason: None,
-        },
+        health: DeviceHealth { healthy: true, reason: None },
         minor: Some(u32::from(gpu)),
         numa: None,
         slice: slice.map(|index| {
@@ -66,10 +61,7 @@ const CONTROL: [&str; 3] = ["nvidiactl", "nvidia-uvm", "nvidia-uvm-tools"];
 fn written(config: &Config, nodes: &Nodes, devices: &[Device]) -> (BTreeMap<Class, Spec>, Names) {
     let machine = Arc::new(Machine::new(MachineParts::default()).unwrap());
     let inventory = Inventory::ready(machine, devices.to_vec());
-    let host = Host {
-        nodes: nodes.clone(),
-        ..Host::default()
-    };
+    let host = Host { nodes: nodes.clone(), ..Host::default() };
     let mut names = Names::default();
     names.learn(&inventory, config.device_id_strategy);
     let specs = crate::cdi::specs(&Kind::default(), config, &inventory, &host, &names);
@@ -80,11 +72,7 @@ fn written(config: &Config, nodes: &Nodes, devices: &[Device]) -> (BTreeMap<Clas
 fn access(config: Config, nodes: Nodes, devices: &[Device]) -> Access {
     let (specs, names) = written(&config, &nodes, devices);
     let entries = Entries::of(&Kind::default(), &specs, &names, config.device_id_strategy);
-    Access {
-        config: Arc::new(config),
-        nodes: Arc::new(nodes),
-        entries: Arc::new(entries),
-    }
+    Access { config: Arc::new(config), nodes: Arc::new(nodes), entries: Arc::new(entries) }
 }
 
 fn respond(config: Config, names: &[&str], devices: &[Device]) -> ContainerAllocateResponse {
@@ -110,21 +98,13 @@ fn text(response: &ContainerAllocateResponse) -> String {
         writeln!(text, "cdi {}", device.name).unwrap();
     }
     for spec in &response.devices {
-        writeln!(
-            text,
-            "node {} -> {} {}",
-            spec.host_path, spec.container_path, spec.permissions
-        )
-        .unwrap();
+        writeln!(text, "node {} -> {} {}", spec.host_path, spec.container_path, spec.permissions).unwrap();
     }
     text
 }
 
 fn strategies(ways: &[Strategy]) -> Config {
-    Config {
-        device_list_strategy: ways.to_vec(),
-        ..Config::default()
-    }
+    Config { device_list_strategy: ways.to_vec(), ..Config::default() }
 }
 
 #[test]
@@ -137,10 +117,7 @@ fn strategies_combine_except_visible_devices_and_mounts() {
             .collect();
         let config = Config {
             pass_device_specs: true,
-            imex: Imex {
-                channel: true,
-                required: false,
-            },
+            imex: Imex { channel: true, required: false },
             ..strategies(&ways)
         };
         let response = respond(
@@ -155,26 +132,15 @@ fn strategies_combine_except_visible_devices_and_mounts() {
 
 #[test]
 fn default_response_has_visible_devices_only() {
-    let response = respond(
-        Config::default(),
-        &CONTROL,
-        &[device(3, None, None), device(5, None, None)],
-    );
+    let response = respond(Config::default(), &CONTROL, &[device(3, None, None), device(5, None, None)]);
     assert_eq!(text(&response), "env NVIDIA_VISIBLE_DEVICES=GPU-3,GPU-5\n");
 }
 
 #[test]
 fn slices_get_gpu_node_once_and_capability_nodes() {
-    let config = Config {
-        pass_device_specs: true,
-        dev_root: "/run/nvidia/driver".into(),
-        ..Config::default()
-    };
-    let devices = [
-        device(1, Some(0), None),
-        device(1, Some(1), None),
-        device(0, Some(2), None),
-    ];
+    let config =
+        Config { pass_device_specs: true, dev_root: "/run/nvidia/driver".into(), ..Config::default() };
+    let devices = [device(1, Some(0), None), device(1, Some(1), None), device(0, Some(2), None)];
     insta::assert_snapshot!(text(&respond(config, &CONTROL, &devices)), @"
     env NVIDIA_VISIBLE_DEVICES=MIG-1-0,MIG-1-1,MIG-0-2
     node /run/nvidia/driver/dev/nvidiactl -> /dev/nvidiactl rw
@@ -197,11 +163,7 @@ fn index_strategy_gives_indices() {
         device_id_strategy: DeviceIdStrategy::Index,
         ..strategies(&[Strategy::Envvar, Strategy::CdiCri])
     };
-    let devices = [
-        device(0, None, None),
-        device(10, None, None),
-        device(2, Some(1), None),
-    ];
+    let devices = [device(0, None, None), device(10, None, None), device(2, Some(1), None)];
     insta::assert_snapshot!(text(&respond(config, &[], &devices)), @"
     env NVIDIA_VISIBLE_DEVICES=0,10,2:1
     cdi k8s.device-plugin.nvidia.com/gpu=0
@@ -215,19 +177,11 @@ fn runtime_id_is_current_nvml_index_or_uuid() {
     // GPU 1 was removed: NVML counts the next one as 1.
     let devices = [
         device(0, None, None),
-        Device {
-            nvml_index: None,
-            ..device(1, None, None)
-        },
-        Device {
-            nvml_index: Some(1),
-            ..device(2, Some(3), None)
-        },
+        Device { nvml_index: None, ..device(1, None, None) },
+        Device { nvml_index: Some(1), ..device(2, Some(3), None) },
     ];
-    let config = |ways: &[Strategy]| Config {
-        device_id_strategy: DeviceIdStrategy::Index,
-        ..strategies(ways)
-    };
+    let config =
+        |ways: &[Strategy]| Config { device_id_strategy: DeviceIdStrategy::Index, ..strategies(ways) };
     // Names in our own specification are places, which stay.
     let both = config(&[Strategy::Envvar, Strategy::CdiCri]);
     insta::assert_snapshot!(text(&respond(both, &[], &devices)), @"
@@ -244,10 +198,7 @@ fn runtime_id_is_current_nvml_index_or_uuid() {
 
 #[test]
 fn replicas_of_a_device_count_once() {
-    let config = Config {
-        pass_device_specs: true,
-        ..strategies(&Strategy::ALL)
-    };
+    let config = Config { pass_device_specs: true, ..strategies(&Strategy::ALL) };
     let devices = [
         device(4, None, Some(0)),
         device(4, None, Some(3)),
@@ -274,18 +225,10 @@ fn other_classes_are_named_only_if_they_exist() {
         gdrcopy: true,
         gds: true,
         mofed: true,
-        imex: Imex {
-            channel: true,
-            required: false,
-        },
+        imex: Imex { channel: true, required: false },
         ..strategies(&[Strategy::CdiCri])
     };
-    let there = [
-        "gdrdrv",
-        "nvidia-fs0",
-        "infiniband/uverbs0",
-        "nvidia-caps-imex-channels/channel0",
-    ];
+    let there = ["gdrdrv", "nvidia-fs0", "infiniband/uverbs0", "nvidia-caps-imex-channels/channel0"];
     insta::assert_snapshot!(text(&respond(config(), &there, &[device(0, None, None)])), @"
     env NVIDIA_GDRCOPY=enabled
     env NVIDIA_GDS=enabled
@@ -307,24 +250,15 @@ fn other_classes_are_named_only_if_they_exist() {
 
 #[test]
 fn device_without_spec_entry_is_not_named() {
-    let missing = Device {
-        minor: None,
-        ..device(1, None, None)
-    };
-    let response = respond(
-        strategies(&[Strategy::CdiCri]),
-        &[],
-        &[device(0, None, None), missing],
-    );
+    let missing = Device { minor: None, ..device(1, None, None) };
+    let response = respond(strategies(&[Strategy::CdiCri]), &[], &[device(0, None, None), missing]);
     assert_eq!(text(&response), "cdi k8s.device-plugin.nvidia.com/gpu=GPU-0\n");
 }
 
 #[test]
 fn annotation_keys_of_resources_differ() {
-    let config = Config {
-        cdi_annotation_prefix: "example.com/".into(),
-        ..strategies(&[Strategy::CdiAnnotations])
-    };
+    let config =
+        Config { cdi_annotation_prefix: "example.com/".into(), ..strategies(&[Strategy::CdiAnnotations]) };
     let devices = [device(0, None, None), device(1, Some(0), None)];
     let access = access(config, Nodes::default(), &devices);
     let [one, other] = [0, 1].map(|at| answer(&access, &[&devices[at]]).annotations);
@@ -339,22 +273,13 @@ fn annotation_keys_of_resources_differ() {
 
 #[test]
 fn missing_required_imex_channel_is_an_error() {
-    let config = |required| Config {
-        imex: Imex {
-            channel: true,
-            required,
-        },
-        ..Config::default()
-    };
+    let config = |required| Config { imex: Imex { channel: true, required }, ..Config::default() };
     let channel = nodes(&["nvidia-caps-imex-channels/channel0"]);
     assert_eq!(check(&config(true), &channel), Ok(()));
     assert_eq!(check(&config(false), &Nodes::default()), Ok(()));
     let error = check(&config(true), &Nodes::default()).unwrap_err().to_string();
     assert!(error.contains("nvidia-caps-imex-channels/channel0"), "{error}");
-    let nowhere = Config {
-        container_driver_root: "/nowhere".into(),
-        ..config(true)
-    };
+    let nowhere = Config { container_driver_root: "/nowhere".into(), ..config(true) };
     let at_start = Access::at_start(&Arc::new(nowhere), Path::new("/nowhere/dev"));
     assert_eq!(at_start, Err(NoImexChannel));
     let response = respond(config(false), &[], &[device(0, None, None)]);
@@ -374,34 +299,23 @@ fn responder_uses_the_latest_snapshot() {
 
 /// Any device of a machine with any MIG layout.
 fn any_device() -> impl Generator<Value = Device> {
-    (
-        0..4_u8,
-        prop::option::of(0..3_u8),
-        prop::option::of(0..3_u16),
-        any::<bool>(),
-    )
-        .prop_map(|(gpu, slice, replica, known)| Device {
+    (0..4_u8, prop::option::of(0..3_u8), prop::option::of(0..3_u16), any::<bool>()).prop_map(
+        |(gpu, slice, replica, known)| Device {
             minor: known.then_some(u32::from(gpu)),
             ..device(gpu, slice, replica)
-        })
+        },
+    )
 }
 
 fn any_config() -> impl Generator<Value = Config> {
     let ways = prop::sample::subsequence(Strategy::ALL.to_vec(), 1..=4);
     (ways, any::<[bool; 6]>()).prop_map(|(ways, [nodes, index, gdrcopy, gds, mofed, channel])| Config {
         pass_device_specs: nodes,
-        device_id_strategy: if index {
-            DeviceIdStrategy::Index
-        } else {
-            DeviceIdStrategy::Uuid
-        },
+        device_id_strategy: if index { DeviceIdStrategy::Index } else { DeviceIdStrategy::Uuid },
         gdrcopy,
         gds,
         mofed,
-        imex: Imex {
-            channel,
-            required: false,
-        },
+        imex: Imex { channel, required: false },
         ..strategies(&ways)
     })
 }
@@ -458,33 +372,13 @@ proptest! {
 
 /// A response without the order of parts that a runtime accepts in any order.
 fn parts(response: &ContainerAllocateResponse) -> BTreeMap<&'static str, BTreeSet<String>> {
-    let split = |texts: Vec<&String>| {
-        texts
-            .iter()
-            .flat_map(|text| text.split(','))
-            .map(str::to_owned)
-            .collect()
-    };
+    let split =
+        |texts: Vec<&String>| texts.iter().flat_map(|text| text.split(',')).map(str::to_owned).collect();
     BTreeMap::from([
         ("env", split(response.envs.values().collect())),
         ("annotation", split(response.annotations.values().collect())),
-        (
-            "mount",
-            split(
-                response
-                    .mounts
-                    .iter()
-                    .map(|mount| &mount.container_path)
-                    .collect(),
-            ),
-        ),
-        (
-            "cdi",
-            split(response.cdi_devices.iter().map(|device| &device.name).collect()),
-        ),
-        (
-            "node",
-            split(response.devices.iter().map(|node| &node.container_path).collect()),
-        ),
+        ("mount", split(response.mounts.iter().map(|mount| &mount.container_path).collect())),
+        ("cdi", split(response.cdi_devices.iter().map(|device| &device.name).collect())),
+        ("node", split(response.devices.iter().map(|node| &node.container_path).collect())),
     ])
 }

@@ -26,10 +26,7 @@ fn health_checks_are_on_except_disabled_ones() {
     let just = ["--disable-health-checks=all", "--enable-health-checks=79"];
     assert!(watched(&just, 79) && !watched(&just, 74));
     let error = parse(&["--node-name=a", "--disable-health-checks=ecc"]).unwrap_err();
-    assert!(
-        error.to_string().contains("\"ecc\" is not a health check"),
-        "{error}"
-    );
+    assert!(error.to_string().contains("\"ecc\" is not a health check"), "{error}");
 }
 
 #[test]
@@ -44,10 +41,7 @@ fn listen_accepts_port_and_localhost() {
     assert_eq!(listen("[::1]:9410").unwrap().to_string(), "[::1]:9410");
     for wrong in ["9410", "node-1:9410", ":99999", ":"] {
         let error = listen(wrong).unwrap_err().to_string();
-        assert!(
-            error.contains("ADDRESS:PORT") && error.contains("such as"),
-            "{error}"
-        );
+        assert!(error.contains("ADDRESS:PORT") && error.contains("such as"), "{error}");
     }
 }
 
@@ -84,11 +78,7 @@ fn nvidia_flags_are_accepted() {
     assert!(config.pass_device_specs && !config.fail_on_init_error && config.gfd.no_timestamp);
     assert_eq!(config.device_list_strategy.len(), 2);
     assert_eq!(config.dev_root.to_str(), Some("/host"));
-    assert_eq!(
-        args.dev_root.to_str(),
-        Some("/dev"),
-        "where this process reads it"
-    );
+    assert_eq!(args.dev_root.to_str(), Some("/dev"), "where this process reads it");
     assert_eq!(args.kubelet_socket(), None);
 }
 
@@ -158,13 +148,7 @@ fn config_manager_flags_have_aliases() {
 #[test]
 fn api_rate_flags_are_numbers_without_effect() {
     let args = parse(&["--no-cluster", "--kube-api-qps=0.5", "--kube-api-burst", "10"]).unwrap();
-    assert_eq!(
-        args.api_rate,
-        ApiRate {
-            kube_api_qps: Some(0.5),
-            kube_api_burst: Some(10)
-        }
-    );
+    assert_eq!(args.api_rate, ApiRate { kube_api_qps: Some(0.5), kube_api_burst: Some(10) });
     for wrong in ["--kube-api-qps=few", "--kube-api-burst=1.5"] {
         let error = parse(&["--no-cluster", wrong]).unwrap_err().to_string();
         assert!(error.contains("invalid value"), "{error}");
@@ -173,28 +157,14 @@ fn api_rate_flags_are_numbers_without_effect() {
 
 #[test]
 fn config_map_requires_namespace() {
-    let args = parse(&[
-        "--node-name=a",
-        "--config-map=gpu/configs",
-        "--fallback-strategies=single, empty",
-    ])
-    .unwrap();
+    let args =
+        parse(&["--node-name=a", "--config-map=gpu/configs", "--fallback-strategies=single, empty"]).unwrap();
     assert_eq!(
         args.config.configs(),
-        Some(Configs::ConfigMap {
-            namespace: "gpu".into(),
-            name: "configs".into()
-        })
+        Some(Configs::ConfigMap { namespace: "gpu".into(), name: "configs".into() })
     );
-    assert_eq!(
-        args.config.choice().fallbacks,
-        [Fallback::Single, Fallback::Empty]
-    );
-    for wrong in [
-        "--config-map=configs",
-        "--config-map=/x",
-        "--fallback-strategies=first",
-    ] {
+    assert_eq!(args.config.choice().fallbacks, [Fallback::Single, Fallback::Empty]);
+    for wrong in ["--config-map=configs", "--config-map=/x", "--fallback-strategies=first"] {
         assert!(parse(&["--node-name=a", wrong]).is_err(), "{wrong}");
     }
 }
@@ -221,9 +191,7 @@ fn file_flag_overrides_configs_of_variable() {
     assert_eq!(variables.configs(), folder);
     assert_eq!(
         variables.unread(),
-        Some(format!(
-            "CONFIG_FILE is not read: the node's label chooses from the folder {here}"
-        ))
+        Some(format!("CONFIG_FILE is not read: the node's label chooses from the folder {here}"))
     );
     let flags = by_variable(&[], &["--config-file=x", "--config-map=gpu/configs"]);
     assert_eq!(
@@ -268,24 +236,12 @@ fn folder_or_config_map_of_flag_wins() {
 
 #[test]
 fn last_of_repeated_flags_counts() {
-    let words = [
-        "--node-name=a",
-        "--config-file=x",
-        "--config-file=y",
-        "--kubelet-socket=s",
-        "--kubelet-socket=t",
-    ];
+    let words =
+        ["--node-name=a", "--config-file=x", "--config-file=y", "--kubelet-socket=s", "--kubelet-socket=t"];
     let args = parse(&words).unwrap();
     assert_eq!(args.config.file(), Some("y".into()));
     assert_eq!(args.kubelet_socket.as_deref(), Some("t"));
-    let args = parse(&[
-        "--node-name=a",
-        "--fallback-strategies=single",
-        "--fallback-strategies=empty",
-    ])
-    .unwrap();
-    assert_eq!(
-        args.config.choice().fallbacks,
-        [Fallback::Single, Fallback::Empty]
-    );
+    let args =
+        parse(&["--node-name=a", "--fallback-strategies=single", "--fallback-strategies=empty"]).unwrap();
+    assert_eq!(args.config.choice().fallbacks, [Fallback::Single, Fallback::Empty]);
 }

@@ -30,15 +30,9 @@ pub(super) fn gpus(
         if entry.offered {
             all.unite(&container_edits);
         }
-        devices.push(Device {
-            name: entry.name.to_owned(),
-            container_edits,
-        });
+        devices.push(Device { name: entry.name.to_owned(), container_edits });
     }
-    devices.push(Device {
-        name: ALL.to_owned(),
-        container_edits: all,
-    });
+    devices.push(Device { name: ALL.to_owned(), container_edits: all });
     Spec::new(kind.of(Class::Gpu), common(config, host), devices)
 }
 
@@ -52,36 +46,19 @@ fn device_edits(config: &Config, inventory: &Inventory, host: &Host, device: &in
     if let Some(slice) = &device.slice {
         names.extend(slice.caps.iter().flatten().map(|cap| capability_node(*cap)));
     }
-    if device
-        .slice
-        .as_ref()
-        .is_none_or(|slice| slice.profile.contains("gfx"))
-    {
+    if device.slice.as_ref().is_none_or(|slice| slice.profile.contains("gfx")) {
         displays = host.displays.get(&device.gpu).map_or(&[], Vec::as_slice);
     }
     names.extend_from_slice(displays);
     let mut edits = nodes(config, host, names);
-    let address = inventory
-        .machine
-        .gpus()
-        .get(usize::from(device.gpu))
-        .and_then(|gpu| gpu.bus_id.as_ref());
+    let address = inventory.machine.gpus().get(usize::from(device.gpu)).and_then(|gpu| gpu.bus_id.as_ref());
     if let Some(address) = address {
         let link = |name: &String| {
             let node = name.strip_prefix("dri/")?;
-            let role = if node.starts_with("render") {
-                "render"
-            } else {
-                "card"
-            };
-            Some((
-                format!("../{node}"),
-                format!("/dev/dri/by-path/pci-{address}-{role}"),
-            ))
+            let role = if node.starts_with("render") { "render" } else { "card" };
+            Some((format!("../{node}"), format!("/dev/dri/by-path/pci-{address}-{role}")))
         };
-        edits.hooks = links(config, host, displays.iter().filter_map(link))
-            .into_iter()
-            .collect();
+        edits.hooks = links(config, host, displays.iter().filter_map(link)).into_iter().collect();
     }
     edits
 }
@@ -89,9 +66,7 @@ fn device_edits(config: &Config, inventory: &Inventory, host: &Host, device: &in
 /// Device nodes by name, with their known properties.
 fn nodes(config: &Config, host: &Host, names: impl IntoIterator<Item = String>) -> Edits {
     let mut edits = Edits::default();
-    let groups = !config
-        .cdi_feature_flags
-        .contains(&CdiFeature::NoAdditionalGidsForDeviceNodes);
+    let groups = !config.cdi_feature_flags.contains(&CdiFeature::NoAdditionalGidsForDeviceNodes);
     for name in names {
         let facts = host.nodes.get(&name);
         let numbers = facts.and_then(|facts| facts.numbers);
@@ -133,9 +108,7 @@ fn common(config: &Config, host: &Host) -> Edits {
         name.to_string_lossy().starts_with("libcuda.so.")
     });
     if let Some(folder) = cuda.and_then(|cuda| cuda.file.path.parent()) {
-        edits
-            .env
-            .push(format!("NVIDIA_CTK_LIBCUDA_DIR=/{}", folder.display()));
+        edits.env.push(format!("NVIDIA_CTK_LIBCUDA_DIR=/{}", folder.display()));
     }
     mounts(config, host, &mut edits);
     if driver.libraries.is_empty() {
@@ -148,10 +121,7 @@ fn common(config: &Config, host: &Host) -> Edits {
         .filter_map(|library| library.file.path.parent())
         .map(|folder| format!("/{}", folder.display()))
         .collect();
-    let compatibility = driver
-        .version
-        .iter()
-        .map(|version| format!("--host-driver-version={version}"));
+    let compatibility = driver.version.iter().map(|version| format!("--host-driver-version={version}"));
     let hooks = [
         links(config, host, library_links(host)),
         hook(config, host, CdiHook::EnableCudaCompat, compatibility),
@@ -159,9 +129,7 @@ fn common(config: &Config, host: &Host) -> Edits {
             config,
             host,
             CdiHook::UpdateLdcache,
-            folders
-                .into_iter()
-                .flat_map(|folder| ["--folder".to_owned(), folder]),
+            folders.into_iter().flat_map(|folder| ["--folder".to_owned(), folder]),
         ),
         node_hook(config, host),
     ];
@@ -191,16 +159,9 @@ fn mounts(config: &Config, host: &Host, edits: &mut Edits) {
         edits.mounts.push(file);
     }
     let files = [&driver.firmware, &driver.binaries, &driver.graphics];
-    edits
-        .mounts
-        .extend(files.into_iter().flatten().map(|file| mount(file, READ_ONLY)));
-    if !config
-        .cdi_feature_flags
-        .contains(&CdiFeature::DisableIpcDiscoverer)
-    {
-        edits
-            .mounts
-            .extend(driver.sockets.iter().map(|file| mount(file, SOCKET)));
+    edits.mounts.extend(files.into_iter().flatten().map(|file| mount(file, READ_ONLY)));
+    if !config.cdi_feature_flags.contains(&CdiFeature::DisableIpcDiscoverer) {
+        edits.mounts.extend(driver.sockets.iter().map(|file| mount(file, SOCKET)));
     }
 }
 
@@ -217,26 +178,14 @@ fn library_links(host: &Host) -> Vec<(String, String)> {
     let version = host.driver.version.as_deref().unwrap_or_default();
     let known = [
         ("libcuda.so", "libcuda.so.1".to_owned(), "libcuda.so"),
-        (
-            "libnvidia-opticalflow.so",
-            "libnvidia-opticalflow.so.1".to_owned(),
-            "libnvidia-opticalflow.so",
-        ),
-        (
-            "libGLX_nvidia.so",
-            format!("libGLX_nvidia.so.{version}"),
-            "libGLX_indirect.so.0",
-        ),
+        ("libnvidia-opticalflow.so", "libnvidia-opticalflow.so.1".to_owned(), "libnvidia-opticalflow.so"),
+        ("libGLX_nvidia.so", format!("libGLX_nvidia.so.{version}"), "libGLX_indirect.so.0"),
         (
             "libnvidia-vulkan-producer.so",
             format!("libnvidia-vulkan-producer.so.{version}"),
             "libnvidia-vulkan-producer.so",
         ),
-        (
-            "libnvidia-allocator.so",
-            "../libnvidia-allocator.so.1".to_owned(),
-            "gbm/nvidia-drm_gbm.so",
-        ),
+        ("libnvidia-allocator.so", "../libnvidia-allocator.so.1".to_owned(), "gbm/nvidia-drm_gbm.so"),
     ];
     let mut links = Vec::new();
     for library in &host.driver.libraries {
@@ -255,22 +204,13 @@ fn library_links(host: &Host) -> Vec<(String, String)> {
 /// The specifications of memory channels and GPUDirect, from the nodes that exist. A class without nodes has none.
 pub(super) fn others(kind: &Kind, config: &Config, host: &Host) -> Vec<(Class, Spec)> {
     let starting = |prefixes: &[&'static str]| -> Vec<String> {
-        prefixes
-            .iter()
-            .flat_map(|prefix| host.nodes.starting(prefix))
-            .map(str::to_owned)
-            .collect()
+        prefixes.iter().flat_map(|prefix| host.nodes.starting(prefix)).map(str::to_owned).collect()
     };
     let wanted = [
         (config.imex.channel, Class::ImexChannel, "0", &[IMEX_CHANNEL][..]),
         (config.gdrcopy, Class::Gdrcopy, ALL, &["gdrdrv"]),
         (config.gds, Class::Gds, ALL, &["nvidia-fs"]),
-        (
-            config.mofed,
-            Class::Mofed,
-            ALL,
-            &["infiniband/rdma_cm", "infiniband/uverbs"],
-        ),
+        (config.mofed, Class::Mofed, ALL, &["infiniband/rdma_cm", "infiniband/uverbs"]),
     ];
     wanted
         .into_iter()
@@ -280,17 +220,10 @@ pub(super) fn others(kind: &Kind, config: &Config, host: &Host) -> Vec<(Class, S
                 .into_iter()
                 // channel0 is also a prefix of channel01.
                 .filter(|node| class != Class::ImexChannel || node == IMEX_CHANNEL);
-            let device = Device {
-                name: name.to_owned(),
-                container_edits: nodes(config, host, found),
-            };
+            let device = Device { name: name.to_owned(), container_edits: nodes(config, host, found) };
             let common = Edits {
                 env: vec![void()],
-                mounts: if class == Class::Gds {
-                    storage(config, host)
-                } else {
-                    Vec::new()
-                },
+                mounts: if class == Class::Gds { storage(config, host) } else { Vec::new() },
                 ..Edits::default()
             };
             Some((class, Spec::new(kind.of(class), common, [device])?))

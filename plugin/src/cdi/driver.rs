@@ -8,14 +8,7 @@ use super::folders;
 use crate::root::resolve;
 
 /// Where distributions keep programs.
-const PROGRAMS: [&str; 6] = [
-    "usr/local/sbin",
-    "usr/local/bin",
-    "usr/sbin",
-    "usr/bin",
-    "sbin",
-    "bin",
-];
+const PROGRAMS: [&str; 6] = ["usr/local/sbin", "usr/local/bin", "usr/sbin", "usr/bin", "sbin", "bin"];
 const BINARIES: [&str; 7] = [
     "nvidia-smi",
     "nvidia-debugdump",
@@ -34,20 +27,12 @@ const SOCKETS: [&str; 5] = [
     "tmp/nvidia-mps",
 ];
 /// Where the kernel looks for firmware, in addition to the folders of [`Kernel`].
-const FIRMWARE: [&str; 4] = [
-    "lib/firmware/updates",
-    "usr/lib/firmware/updates",
-    "lib/firmware",
-    "usr/lib/firmware",
-];
+const FIRMWARE: [&str; 4] =
+    ["lib/firmware/updates", "usr/lib/firmware/updates", "lib/firmware", "usr/lib/firmware"];
 /// The prefixes of the driver's firmware files: of system processors, and since R615 of others.
 const FIRMWARE_NAMES: [&str; 2] = ["gsp", "ucodes"];
 /// Libraries of the driver with versions of their own.
-const OWN_VERSION: [&str; 3] = [
-    "libnvidia-egl-gbm.so",
-    "libnvidia-egl-wayland.so",
-    "libnvidia-nvvm70.so",
-];
+const OWN_VERSION: [&str; 3] = ["libnvidia-egl-gbm.so", "libnvidia-egl-wayland.so", "libnvidia-nvvm70.so"];
 /// Libraries without the driver's version in their names, which are mounted on request.
 const EXPLICIT: [&str; 11] = [
     "libEGL.so",
@@ -147,9 +132,7 @@ impl Kernel {
     /// The folders, below the root.
     fn folders(&self) -> Vec<PathBuf> {
         let own = |folder: &str| Some(Path::new(folder).join(self.release.as_ref()?));
-        let folders = FIRMWARE
-            .iter()
-            .flat_map(|folder| [own(folder), Some(folder.into())]);
+        let folders = FIRMWARE.iter().flat_map(|folder| [own(folder), Some(folder.into())]);
         self.firmware.iter().cloned().chain(folders.flatten()).collect()
     }
 }
@@ -173,10 +156,7 @@ impl Driver {
         let (folders, version) = folders::find(root, version);
         let storage = once_each(root, STORAGE.map(PathBuf::from));
         let Some(version) = version else {
-            return Self {
-                storage,
-                ..Self::default()
-            };
+            return Self { storage, ..Self::default() };
         };
         let mut libraries: Vec<Library> = folders
             .iter()
@@ -189,11 +169,8 @@ impl Driver {
             libraries.clear();
         }
         libraries.sort();
-        let binary = |name: &&str| {
-            PROGRAMS
-                .iter()
-                .find_map(|folder| file(root, Path::new(folder).join(name)))
-        };
+        let binary =
+            |name: &&str| PROGRAMS.iter().find_map(|folder| file(root, Path::new(folder).join(name)));
         let firmware = kernel.folders().into_iter().flat_map(|folder| {
             let folder = folder.join("nvidia").join(&version);
             names(root, &folder)
@@ -254,13 +231,8 @@ fn libraries(root: &Path, folder: &Path, version: &str, explicit: bool) -> Vec<L
     let library = |path: PathBuf, real: PathBuf| {
         let own = path.file_name().unwrap_or_default().to_owned();
         let same = of_stem(stem(&own.to_string_lossy()));
-        let links = same
-            .into_iter()
-            .filter(|(name, target)| *target == real && own != name.as_str());
-        Library {
-            links: links.map(|(name, _)| name).collect(),
-            file: File { path, real },
-        }
+        let links = same.into_iter().filter(|(name, target)| *target == real && own != name.as_str());
+        Library { links: links.map(|(name, _)| name).collect(), file: File { path, real } }
     };
     let versioned = names
         .iter()
@@ -293,17 +265,8 @@ fn file(root: &Path, path: PathBuf) -> Option<File> {
 
 /// The files that exist, each once under its real path.
 fn once_each(root: &Path, paths: impl IntoIterator<Item = PathBuf>) -> Vec<File> {
-    let found: BTreeSet<PathBuf> = paths
-        .into_iter()
-        .filter_map(|path| resolve(root, &path))
-        .collect();
-    found
-        .into_iter()
-        .map(|real| File {
-            path: real.clone(),
-            real,
-        })
-        .collect()
+    let found: BTreeSet<PathBuf> = paths.into_iter().filter_map(|path| resolve(root, &path)).collect();
+    found.into_iter().map(|real| File { path: real.clone(), real }).collect()
 }
 
 /// The names in a folder, in order.
@@ -312,9 +275,7 @@ pub(super) fn names(root: &Path, folder: &Path) -> Vec<String> {
         return Vec::new();
     };
     let entries = fs::read_dir(root.join(real)).into_iter().flatten().flatten();
-    let mut names: Vec<String> = entries
-        .filter_map(|entry| entry.file_name().into_string().ok())
-        .collect();
+    let mut names: Vec<String> = entries.filter_map(|entry| entry.file_name().into_string().ok()).collect();
     names.sort();
     names
 }

@@ -25,10 +25,7 @@ pub(super) fn looked_for() -> impl Iterator<Item = &'static str> {
 /// first folder with a driver.
 pub(super) fn find(root: &Path, version: Option<&str>) -> (Vec<PathBuf>, Option<String>) {
     let mut folders: Vec<PathBuf> = Vec::new();
-    for folder in COMMON_FOLDERS
-        .iter()
-        .filter_map(|folder| resolve(root, Path::new(folder)))
-    {
+    for folder in COMMON_FOLDERS.iter().filter_map(|folder| resolve(root, Path::new(folder))) {
         if !folders.contains(&folder) {
             folders.push(folder);
         }
@@ -40,9 +37,7 @@ pub(super) fn find(root: &Path, version: Option<&str>) -> (Vec<PathBuf>, Option<
     if let Some(version) = folders.iter().find_map(of_driver) {
         return (folders, Some(version));
     }
-    let rare = SPECIAL_FOLDERS
-        .iter()
-        .filter_map(|folder| resolve(root, Path::new(folder)));
+    let rare = SPECIAL_FOLDERS.iter().filter_map(|folder| resolve(root, Path::new(folder)));
     // Both are searched only as far as necessary.
     let others = rare.chain(std::iter::once_with(|| cached(root)).flatten());
     for folder in others {
@@ -77,12 +72,9 @@ fn read(path: &Path) -> Option<Vec<u8>> {
 /// The version in the name of the CUDA driver library.
 fn version_of(root: &Path, folder: &Path) -> Option<String> {
     let names = names(root, folder);
-    let mut versions = names
-        .iter()
-        .filter_map(|name| name.strip_prefix(CUDA))
-        .filter(|version| {
-            version.contains('.') && version.bytes().all(|byte| byte == b'.' || byte.is_ascii_digit())
-        });
+    let mut versions = names.iter().filter_map(|name| name.strip_prefix(CUDA)).filter(|version| {
+        version.contains('.') && version.bytes().all(|byte| byte == b'.' || byte.is_ascii_digit())
+    });
     let version = versions.next()?;
     // Two versions are a driver half replaced: the running one is unknown.
     versions.next().is_none().then(|| version.to_owned())
@@ -103,11 +95,7 @@ mod tests {
         if !cached.is_empty() {
             let entries = cached.iter().map(|path| (0x0303, *path));
             fs::create_dir_all(root.path().join("etc")).unwrap();
-            fs::write(
-                root.path().join("etc/ld.so.cache"),
-                cache(&entries.collect::<Vec<_>>()),
-            )
-            .unwrap();
+            fs::write(root.path().join("etc/ld.so.cache"), cache(&entries.collect::<Vec<_>>())).unwrap();
         }
         Driver::find(root.path(), version, false, &Kernel::default())
     }
@@ -140,11 +128,7 @@ mod tests {
     #[test]
     fn rare_folder_counts_only_without_usual_driver() {
         // Where /usr/lib64 is, /usr/lib has libraries of 32 bits.
-        let files = [
-            "usr/lib64/libcuda.so.1.2",
-            "usr/lib/libcuda.so.1.2",
-            "libcuda.so.1.2",
-        ];
+        let files = ["usr/lib64/libcuda.so.1.2", "usr/lib/libcuda.so.1.2", "libcuda.so.1.2"];
         for version in [None, Some("1.2")] {
             assert_eq!(paths(&find(&files, &[], version)), ["usr/lib64/libcuda.so.1.2"]);
         }
@@ -153,11 +137,7 @@ mod tests {
             "glibc/lib/libcuda.so.1.2",
             "home/kubernetes/bin/nvidia/lib64/libcuda.so.1.2",
         ];
-        assert_eq!(
-            paths(&find(&files, &[], Some("1.2"))),
-            ["glibc/lib/libcuda.so.1.2"],
-            "the first of them"
-        );
+        assert_eq!(paths(&find(&files, &[], Some("1.2"))), ["glibc/lib/libcuda.so.1.2"], "the first of them");
     }
 
     #[test]
@@ -169,18 +149,11 @@ mod tests {
             "opt/other/libnvidia-ml.so.1.2",
             "link -> /opt/nvidia",
         ];
-        let cached = [
-            "/link/lib/libcuda.so.1",
-            "/opt/other/libnvidia-ml.so.1",
-            "/nowhere/libcuda.so.1",
-        ];
+        let cached = ["/link/lib/libcuda.so.1", "/opt/other/libnvidia-ml.so.1", "/nowhere/libcuda.so.1"];
         for version in [None, Some("1.2")] {
             assert_eq!(
                 paths(&find(&files, &cached, version)),
-                [
-                    "opt/nvidia/lib/libcuda.so.1.2",
-                    "opt/nvidia/lib/libnvidia-ml.so.1.2"
-                ]
+                ["opt/nvidia/lib/libcuda.so.1.2", "opt/nvidia/lib/libnvidia-ml.so.1.2"]
             );
         }
         let usual = [&files[..], &["usr/lib64/libcuda.so.1.2"]].concat();
@@ -202,21 +175,12 @@ mod tests {
         let root = root(&["usr/lib64/libc.so.6"]);
         let outside = tempfile::tempdir().unwrap();
         fs::write(outside.path().join("libcuda.so.1.2"), "").unwrap();
-        let path = format!(
-            "/../../../../../../../..{}/libcuda.so.1",
-            outside.path().display()
-        );
+        let path = format!("/../../../../../../../..{}/libcuda.so.1", outside.path().display());
         fs::create_dir_all(root.path().join("etc")).unwrap();
         fs::write(root.path().join("etc/ld.so.cache"), cache(&[(0x0303, &path)])).unwrap();
+        assert!(Driver::find(root.path(), Some("1.2"), false, &Kernel::default()).libraries.is_empty());
         assert!(
-            Driver::find(root.path(), Some("1.2"), false, &Kernel::default())
-                .libraries
-                .is_empty()
-        );
-        assert!(
-            Driver::find(Path::new("/nowhere"), Some("1.2"), false, &Kernel::default())
-                .libraries
-                .is_empty()
+            Driver::find(Path::new("/nowhere"), Some("1.2"), false, &Kernel::default()).libraries.is_empty()
         );
     }
 }

@@ -39,38 +39,22 @@ impl Host {
         sys: &Path,
     ) -> Self {
         let nodes = nodes(config, dev);
-        Self {
-            displays: displays(machine, &nodes, sys),
-            nodes,
-            driver,
-            hooks: may_run_hooks(config),
-        }
+        Self { displays: displays(machine, &nodes, sys), nodes, driver, hooks: may_run_hooks(config) }
     }
 }
 
 /// The files of the machine's driver.
 pub(super) fn driver(config: &Config, machine: &Machine, sys: &Path) -> Driver {
-    let explicit = config
-        .cdi_feature_flags
-        .contains(&CdiFeature::EnableExplicitDriverLibraries);
+    let explicit = config.cdi_feature_flags.contains(&CdiFeature::EnableExplicitDriverLibraries);
     let version = machine.host().driver.as_deref();
-    Driver::find(
-        &config.container_driver_root,
-        version,
-        explicit,
-        &Kernel::read(sys),
-    )
+    Driver::find(&config.container_driver_root, version, explicit, &Kernel::read(sys))
 }
 
 /// The device nodes, which Allocate needs. Those below the driver's root count only if containers get theirs from it: the nodes of a
 /// driver container are not the host's.
 pub(crate) fn nodes(config: &Config, dev: &Path) -> Nodes {
     let of_driver = config.container_driver_root.join("dev");
-    if config.dev_root == config.driver_root {
-        Nodes::read(&[dev, &of_driver])
-    } else {
-        Nodes::read(&[dev])
-    }
+    if config.dev_root == config.driver_root { Nodes::read(&[dev, &of_driver]) } else { Nodes::read(&[dev]) }
 }
 
 /// Whether specifications may name the hook program. This process sees it below the driver's root, or under the host's path if that is
@@ -144,21 +128,12 @@ mod tests {
         let default = Config::default().cdi_hook_path;
         let default = default.to_str().unwrap();
         let operator = "/nowhere/toolkit/nvidia-cdi-hook";
-        assert!(
-            !may_run_hooks(&with(default, "/run/nvidia/driver")),
-            "not configured"
-        );
-        assert!(
-            may_run_hooks(&with(operator, "/run/nvidia/driver")),
-            "outside the driver's root"
-        );
+        assert!(!may_run_hooks(&with(default, "/run/nvidia/driver")), "not configured");
+        assert!(may_run_hooks(&with(operator, "/run/nvidia/driver")), "outside the driver's root");
         assert!(may_run_hooks(&with(operator, "/")), "the folder is not visible");
         let folder = root.path().join("nowhere/toolkit");
         fs::create_dir_all(&folder).unwrap();
-        assert!(
-            !may_run_hooks(&with(operator, "/")),
-            "the folder exists without the program"
-        );
+        assert!(!may_run_hooks(&with(operator, "/")), "the folder exists without the program");
         fs::write(folder.join("nvidia-cdi-hook"), "").unwrap();
         assert!(may_run_hooks(&with(operator, "/")));
     }

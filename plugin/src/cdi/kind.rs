@@ -31,13 +31,7 @@ pub enum Class {
 
 impl Class {
     /// All of them, in the order in which a container names them.
-    pub const ALL: [Self; 5] = [
-        Self::Gpu,
-        Self::ImexChannel,
-        Self::Gdrcopy,
-        Self::Gds,
-        Self::Mofed,
-    ];
+    pub const ALL: [Self; 5] = [Self::Gpu, Self::ImexChannel, Self::Gdrcopy, Self::Gds, Self::Mofed];
 }
 
 /// Vendor and class of the GPUs; the other classes have the same vendor.
@@ -59,10 +53,7 @@ pub struct KindError {
 
 impl Default for Kind {
     fn default() -> Self {
-        Self {
-            vendor: VENDOR.to_owned(),
-            gpu: "gpu".to_owned(),
-        }
+        Self { vendor: VENDOR.to_owned(), gpu: "gpu".to_owned() }
     }
 }
 
@@ -70,10 +61,7 @@ impl FromStr for Kind {
     type Err = KindError;
 
     fn from_str(text: &str) -> Result<Self, KindError> {
-        let refuse = |problem| KindError {
-            text: text.to_owned(),
-            problem,
-        };
+        let refuse = |problem| KindError { text: text.to_owned(), problem };
         let (vendor, class) = text.split_once('/').ok_or_else(|| refuse("it has no '/'"))?;
         if !word(vendor, "-_.") {
             return Err(refuse("the vendor is none"));
@@ -81,16 +69,10 @@ impl FromStr for Kind {
         if !word(class, "-_") {
             return Err(refuse("the class is none"));
         }
-        if Class::ALL[1..]
-            .iter()
-            .any(|other| Self::default().class(*other) == class)
-        {
+        if Class::ALL[1..].iter().any(|other| Self::default().class(*other) == class) {
             return Err(refuse("the class is that of another specification"));
         }
-        Ok(Self {
-            vendor: vendor.to_owned(),
-            gpu: class.to_owned(),
-        })
+        Ok(Self { vendor: vendor.to_owned(), gpu: class.to_owned() })
     }
 }
 
@@ -131,9 +113,7 @@ impl Kind {
 fn word(text: &str, more: &str) -> bool {
     text.starts_with(|first: char| first.is_ascii_alphabetic())
         && text.ends_with(|last: char| last.is_ascii_alphanumeric())
-        && text
-            .chars()
-            .all(|char| char.is_ascii_alphanumeric() || more.contains(char))
+        && text.chars().all(|char| char.is_ascii_alphanumeric() || more.contains(char))
 }
 
 /// The ID of a device for the NVIDIA runtime. Indices are NVML's current ones: after a GPU was removed, the following ones have other
@@ -165,16 +145,9 @@ fn indexed(gpu: u8, device: &Device) -> String {
 /// `id` as the name of a CDI device. Drivers before 470 have slashes in the UUIDs of MIG devices, which CDI does not allow.
 pub fn device_name(id: &str) -> String {
     let allowed = |char: char| char.is_ascii_alphanumeric() || "-_.:".contains(char);
-    let name: String = id
-        .chars()
-        .map(|char| if allowed(char) { char } else { '-' })
-        .collect();
+    let name: String = id.chars().map(|char| if allowed(char) { char } else { '-' }).collect();
     let name = name.trim_matches(|edge: char| !edge.is_ascii_alphanumeric());
-    if name.is_empty() {
-        "unnamed".to_owned()
-    } else {
-        name.to_owned()
-    }
+    if name.is_empty() { "unnamed".to_owned() } else { name.to_owned() }
 }
 
 #[cfg(test)]
@@ -197,10 +170,7 @@ mod tests {
                 "k8s.device-plugin.nvidia.com-mofed.json",
             ]
         );
-        assert_eq!(
-            kind.qualified(Class::ImexChannel, "0"),
-            "k8s.device-plugin.nvidia.com/imex-channel=0"
-        );
+        assert_eq!(kind.qualified(Class::ImexChannel, "0"), "k8s.device-plugin.nvidia.com/imex-channel=0");
     }
 
     #[test]

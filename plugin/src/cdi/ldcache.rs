@@ -36,9 +36,7 @@ pub(super) fn paths<'b>(bytes: &'b [u8], prefix: &str) -> Option<Vec<&'b Path>> 
     if !matches!(cache.get(MAGIC.len() + 8)? & 3, 0 | 2) {
         return None;
     }
-    let end = HEADER
-        .checked_add(entries)?
-        .checked_add(place(cache, MAGIC.len() + 4)?)?;
+    let end = HEADER.checked_add(entries)?.checked_add(place(cache, MAGIC.len() + 4)?)?;
     let cache = cache.get(..end)?;
     let mut found = Vec::new();
     for entry in cache.get(HEADER..HEADER + entries)?.chunks_exact(ENTRY) {

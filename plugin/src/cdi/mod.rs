@@ -33,17 +33,10 @@ pub fn specs(
     host: &Host,
     names: &Names,
 ) -> BTreeMap<Class, Spec> {
-    if !config
-        .device_list_strategy
-        .iter()
-        .any(|strategy| strategy.is_cdi())
-    {
+    if !config.device_list_strategy.iter().any(|strategy| strategy.is_cdi()) {
         return BTreeMap::new();
     }
     let gpus = content::gpus(kind, config, inventory, host, names);
     let others = content::others(kind, config, host);
-    gpus.map(|spec| (Class::Gpu, spec))
-        .into_iter()
-        .chain(others)
-        .collect()
+    gpus.map(|spec| (Class::Gpu, spec)).into_iter().chain(others).collect()
 }

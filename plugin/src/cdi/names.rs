@@ -43,11 +43,7 @@ impl Names {
                 .known
                 .entry(device.uuid.clone())
                 .and_modify(|known| known.device = device.clone())
-                .or_insert_with(|| Known {
-                    device: device.clone(),
-                    by_uuid: None,
-                    by_index: None,
-                });
+                .or_insert_with(|| Known { device: device.clone(), by_uuid: None, by_index: None });
             let name = known.under(strategy);
             if name.is_none() {
                 *name = [entry_name(device, strategy), device_name(&device.uuid)]
@@ -88,16 +84,8 @@ impl Names {
             .filter_map(|(name, known)| {
                 let place = *places.get(known.device.uuid.as_str())?;
                 let offered = offered.contains(known.device.uuid.as_str());
-                let device = if offered {
-                    known.device.clone()
-                } else {
-                    known.moved(place, inventory)?
-                };
-                Some(Entry {
-                    name,
-                    device,
-                    offered,
-                })
+                let device = if offered { known.device.clone() } else { known.moved(place, inventory)? };
+                Some(Entry { name, device, offered })
             })
             .collect()
     }
@@ -124,11 +112,7 @@ impl Known {
         let minor = gpu.and_then(|gpu| gpu.minor).or(self.device.minor);
         // The capability nodes of a MIG device go with its GPU; after the driver was loaded again they are unknown.
         let lost = self.device.slice.is_some() && minor != self.device.minor;
-        (!lost).then(|| Device {
-            gpu: place,
-            minor,
-            ..self.device.clone()
-        })
+        (!lost).then(|| Device { gpu: place, minor, ..self.device.clone() })
     }
 }
 
@@ -147,10 +131,7 @@ impl Entries {
         let of_spec = |spec: &Spec| spec.names().map(str::to_owned).collect();
         let mut entries = Self {
             kind: kind.clone(),
-            names: specs
-                .iter()
-                .map(|(class, spec)| (*class, of_spec(spec)))
-                .collect(),
+            names: specs.iter().map(|(class, spec)| (*class, of_spec(spec))).collect(),
             gpus: BTreeMap::new(),
         };
         entries.gpus = names
@@ -174,8 +155,7 @@ impl Entries {
 
     /// The qualified name of a device, if it has an entry.
     pub fn qualified(&self, class: Class, name: &str) -> Option<String> {
-        self.contains(class, name)
-            .then(|| self.kind.qualified(class, name))
+        self.contains(class, name).then(|| self.kind.qualified(class, name))
     }
 
     fn contains(&self, class: Class, name: &str) -> bool {
@@ -212,10 +192,7 @@ mod tests {
             gpu: place,
             nvml_index: Some(place),
             uuid: format!("GPU-{which}"),
-            health: DeviceHealth {
-                healthy: true,
-                reason: None,
-            },
+            health: DeviceHealth { healthy: true, reason: None },
             minor: Some(which.into()),
             numa: None,
             slice: None,

@@ -140,12 +140,7 @@ impl Spec {
             return None;
         }
         let cdi_version = oldest_version(&container_edits, &kept);
-        Some(Self {
-            cdi_version,
-            kind,
-            container_edits,
-            devices: kept,
-        })
+        Some(Self { cdi_version, kind, container_edits, devices: kept })
     }
 
     /// Its devices' names.
@@ -195,10 +190,7 @@ mod tests {
     }
 
     fn device(name: &str, container_edits: Edits) -> Device {
-        Device {
-            name: name.into(),
-            container_edits,
-        }
+        Device { name: name.into(), container_edits }
     }
 
     fn version(edits: Edits, devices: Vec<Device>) -> &'static str {
@@ -210,28 +202,16 @@ mod tests {
         let plain = || device("GPU-0", node(None));
         assert_eq!(version(Edits::default(), vec![plain()]), "0.3.0");
         assert_eq!(version(Edits::default(), vec![device("0", node(None))]), "0.5.0");
-        assert_eq!(
-            version(node(Some("/run/driver/dev/nvidiactl")), vec![plain()]),
-            "0.5.0"
-        );
-        let groups = Edits {
-            additional_gids: vec![44],
-            ..node(Some("/x"))
-        };
-        assert_eq!(
-            version(Edits::default(), vec![plain(), device("1", groups)]),
-            "0.7.0"
-        );
+        assert_eq!(version(node(Some("/run/driver/dev/nvidiactl")), vec![plain()]), "0.5.0");
+        let groups = Edits { additional_gids: vec![44], ..node(Some("/x")) };
+        assert_eq!(version(Edits::default(), vec![plain(), device("1", groups)]), "0.7.0");
     }
 
     #[test]
     fn devices_without_edits_or_with_a_used_name_are_dropped() {
         let kind = || "a.com/gpu".to_owned();
         assert_eq!(Spec::new(kind(), node(None), []), None);
-        assert_eq!(
-            Spec::new(kind(), node(None), [device("GPU-0", Edits::default())]),
-            None
-        );
+        assert_eq!(Spec::new(kind(), node(None), [device("GPU-0", Edits::default())]), None);
         let twice = [device("GPU-0", node(None)), device("GPU-0", node(Some("/x")))];
         let spec = Spec::new(kind(), Edits::default(), twice).unwrap();
         assert_eq!(spec.devices, [device("GPU-0", node(None))]);

@@ -192,10 +192,7 @@ impl Writer {
                     let path = self.path(class);
                     failed.insert(
                         class,
-                        format!(
-                            "the CDI specification {} cannot be written: {error}",
-                            path.display()
-                        ),
+                        format!("the CDI specification {} cannot be written: {error}", path.display()),
                     );
                 }
             }
@@ -209,10 +206,7 @@ impl Writer {
         let refused = failed.contains_key(&Class::Gpu);
         let nodes = Arc::new(progress.host.nodes.clone());
         let next = if refused {
-            Access {
-                nodes,
-                ..(**access.borrow()).clone()
-            }
+            Access { nodes, ..(**access.borrow()).clone() }
         } else {
             // Specifications of this run stay until its end: kubelet restarts the containers of running pods with the names they were
             // given, also after the configuration changed.
@@ -303,19 +297,12 @@ impl Progress {
 }
 
 fn uses_cdi(config: &Config) -> bool {
-    config
-        .device_list_strategy
-        .iter()
-        .any(|strategy| strategy.is_cdi())
+    config.device_list_strategy.iter().any(|strategy| strategy.is_cdi())
 }
 
 /// The inventory, in which devices without a specification are unhealthy if containers get devices by CDI alone.
 fn usable(inventory: &Arc<Inventory>, access: &Access) -> Arc<Inventory> {
-    let by_cdi_alone = access
-        .config
-        .device_list_strategy
-        .iter()
-        .all(|way: &Strategy| way.is_cdi());
+    let by_cdi_alone = access.config.device_list_strategy.iter().all(|way: &Strategy| way.is_cdi());
     let lacks = |device: &crate::inventory::Device| device.health.healthy && !access.entries.have(device);
     if !by_cdi_alone || !inventory.devices.iter().any(lacks) {
         return Arc::clone(inventory);
@@ -341,12 +328,8 @@ fn replace(path: &Path, text: &str) -> io::Result<u64> {
     // Runtimes read *.json and *.yaml only.
     let beside = path.with_file_name(format!(".{name}.{}.new", std::process::id()));
     let write = || {
-        let mut file = fs::OpenOptions::new()
-            .write(true)
-            .create(true)
-            .truncate(true)
-            .mode(0o644)
-            .open(&beside)?;
+        let mut file =
+            fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o644).open(&beside)?;
         file.write_all(text.as_bytes())?;
         // The umask may have removed bits; runtimes of other users read the file.
         file.set_permissions(std::os::unix::fs::PermissionsExt::from_mode(0o644))?;
@@ -366,26 +349,13 @@ mod tests {
 
     #[test]
     fn missing_gds_files_warn_with_cdi_only() {
-        let file = |path: &str| File {
-            path: path.into(),
-            real: path.into(),
-        };
+        let file = |path: &str| File { path: path.into(), real: path.into() };
         let both = [file("etc/cufile.json"), file("run/udev")];
         let warned = |way: Strategy, gds: bool, storage: &[File]| {
             let mut progress = Progress::default();
-            progress.host.driver = Driver {
-                storage: storage.to_vec(),
-                ..Driver::default()
-            };
-            let config = Config {
-                device_list_strategy: vec![way],
-                gds,
-                ..Config::default()
-            };
-            let inventory = Inventory {
-                state: State::Ready,
-                ..Inventory::starting()
-            };
+            progress.host.driver = Driver { storage: storage.to_vec(), ..Driver::default() };
+            let config = Config { device_list_strategy: vec![way], gds, ..Config::default() };
+            let inventory = Inventory { state: State::Ready, ..Inventory::starting() };
             progress.warn(&config, &inventory, &Observed::default());
             let mut warnings = progress.warnings.iter();
             warnings.any(|warning| warning.contains("etc/cufile.json"))
@@ -394,9 +364,6 @@ mod tests {
         assert!(warned(Strategy::CdiAnnotations, true, &both[1..]));
         assert!(!warned(Strategy::CdiCri, true, &both));
         assert!(!warned(Strategy::CdiCri, false, &[]), "not configured");
-        assert!(
-            !warned(Strategy::Envvar, true, &[]),
-            "the NVIDIA runtime finds them"
-        );
+        assert!(!warned(Strategy::Envvar, true, &[]), "the NVIDIA runtime finds them");
     }
 }

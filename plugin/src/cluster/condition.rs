@@ -63,10 +63,7 @@ async fn follow(client: Client, cluster: Cluster) {
             let before = written.as_ref().map(|(condition, _)| condition);
             let condition = condition(&now, before, Timestamp::now());
             let is_old = |at: &Instant| at.elapsed() >= REFRESH_INTERVAL;
-            if written
-                .as_ref()
-                .is_none_or(|(known, at)| differs(known, &condition) || is_old(at))
-            {
+            if written.as_ref().is_none_or(|(known, at)| differs(known, &condition) || is_old(at)) {
                 match write(&nodes, cluster.node.as_str(), &condition).await {
                     Ok(()) => {
                         backoff.reset();
@@ -102,10 +99,7 @@ fn is_lasting(error: &kube::Error) -> bool {
 async fn write(nodes: &Api<Node>, node: &str, condition: &NodeCondition) -> Result<(), kube::Error> {
     // A strategic merge replaces only the condition of this type; the Node must exist.
     let patch = json!({"status": {"conditions": [condition]}});
-    nodes
-        .patch_status(node, &PatchParams::default(), &Patch::Strategic(patch))
-        .await
-        .map(drop)
+    nodes.patch_status(node, &PatchParams::default(), &Patch::Strategic(patch)).await.map(drop)
 }
 
 /// The reason of the worst problem of each part; the first one of equals.
@@ -113,17 +107,12 @@ fn reasons(diagnosis: &Diagnosis) -> BTreeMap<GpuPart, String> {
     let mut worst = BTreeMap::new();
     for trouble in &diagnosis.troubles {
         let part = (trouble.gpu.clone(), trouble.extent);
-        let entry = worst
-            .entry(part)
-            .or_insert_with(|| (trouble.cause, trouble.reason.clone()));
+        let entry = worst.entry(part).or_insert_with(|| (trouble.cause, trouble.reason.clone()));
         if entry.0 < trouble.cause {
             *entry = (trouble.cause, trouble.reason.clone());
         }
     }
-    worst
-        .into_iter()
-        .map(|(part, (_, reason))| (part, reason))
-        .collect()
+    worst.into_iter().map(|(part, (_, reason))| (part, reason)).collect()
 }
 
 /// The Node's condition for a diagnosis. Its transition time changes only with its status.
@@ -132,10 +121,8 @@ fn condition(diagnosis: &Diagnosis, before: Option<&NodeCondition>, now: Timesta
     let (status, reason, message) = match reasons.is_empty() {
         true => ("True", "GpusHealthy", "every GPU is healthy".to_owned()),
         false => {
-            let texts: Vec<String> = reasons
-                .iter()
-                .map(|((gpu, _), reason)| format!("{gpu}: {reason}"))
-                .collect();
+            let texts: Vec<String> =
+                reasons.iter().map(|((gpu, _), reason)| format!("{gpu}: {reason}")).collect();
             ("False", "GpuUnhealthy", shorten(&texts.join("; ")))
         }
     };
@@ -181,8 +168,7 @@ impl LastReported {
     fn events(&mut self, diagnosis: &Diagnosis, now: Instant) -> Vec<Message> {
         let known = self.ended;
         for (number, ended) in diagnosis.ended.iter().filter(|(number, _)| *number > known) {
-            self.proofs
-                .insert(ended.gpu.clone().into(), ended.proof.to_string());
+            self.proofs.insert(ended.gpu.clone().into(), ended.proof.to_string());
             self.ended = *number;
         }
         let reasons = reasons(diagnosis);
@@ -194,9 +180,7 @@ impl LastReported {
             .into_iter()
             .filter(|part| reasons.get(*part) != self.reasons.get(*part))
             .filter(|(gpu, _)| {
-                self.at
-                    .get(gpu)
-                    .is_none_or(|at| now.duration_since(*at) >= EVENT_INTERVAL_PER_GPU)
+                self.at.get(gpu).is_none_or(|at| now.duration_since(*at) >= EVENT_INTERVAL_PER_GPU)
             })
             .cloned()
             .collect();
@@ -215,12 +199,7 @@ impl LastReported {
                 }
             };
             self.at.insert(part.0, now);
-            events.push(Message {
-                reason,
-                action: "CheckHealth",
-                warning,
-                note,
-            });
+            events.push(Message { reason, action: "CheckHealth", warning, note });
         }
         events
     }
@@ -289,15 +268,9 @@ mod tests {
 
     #[test]
     fn condition_names_unhealthy_gpus_with_worst_reason() {
-        let (early, late) = (
-            Timestamp::from_second(1).unwrap(),
-            Timestamp::from_second(2).unwrap(),
-        );
+        let (early, late) = (Timestamp::from_second(1).unwrap(), Timestamp::from_second(2).unwrap());
         let healthy = condition(&diagnosis(&[]), None, early);
-        assert_eq!(
-            (healthy.type_.as_str(), healthy.status.as_str()),
-            ("GPUHealthy", "True")
-        );
+        assert_eq!((healthy.type_.as_str(), healthy.status.as_str()), ("GPUHealthy", "True"));
         let unhealthy_gpus = diagnosis(&[
             ("a", Cause::Lost, "GPU lost"),
             ("a", XID, "Xid 79"),
@@ -307,11 +280,7 @@ mod tests {
         assert_eq!(unhealthy.status, "False");
         assert_eq!(unhealthy.message.as_deref(), Some("GPU-a: Xid 79; GPU-b: memory"));
         assert_eq!(unhealthy.last_transition_time, Some(Time(late)));
-        let same = condition(
-            &unhealthy_gpus,
-            Some(&unhealthy),
-            Timestamp::from_second(9).unwrap(),
-        );
+        let same = condition(&unhealthy_gpus, Some(&unhealthy), Timestamp::from_second(9).unwrap());
         assert_eq!(same.last_transition_time, Some(Time(late)), "its status stayed");
         assert!(!differs(&unhealthy, &same) && differs(&healthy, &same));
     }
@@ -321,20 +290,10 @@ mod tests {
         let mut reported = LastReported::default();
         let start = Instant::now();
         let unhealthy_gpus = diagnosis(&[("a", XID, "Xid 79")]);
-        assert_eq!(
-            texts(&reported.events(&unhealthy_gpus, start)),
-            ["GpuUnhealthy GPU-a: Xid 79"]
-        );
+        assert_eq!(texts(&reported.events(&unhealthy_gpus, start)), ["GpuUnhealthy GPU-a: Xid 79"]);
         assert_eq!(texts(&reported.events(&unhealthy_gpus, start)), [""; 0]);
         let mut well = diagnosis(&[]);
-        well.ended = vec![(
-            1,
-            Ended {
-                gpu: uuid("a"),
-                reason: "Xid 79".to_owned(),
-                proof: Proof::Responds,
-            },
-        )];
+        well.ended = vec![(1, Ended { gpu: uuid("a"), reason: "Xid 79".to_owned(), proof: Proof::Responds })];
         assert_eq!(
             texts(&reported.events(&well, start + EVENT_INTERVAL_PER_GPU)),
             ["GpuRecovered GPU-a: no longer \"Xid 79\"; it was off the bus and responds again"]
@@ -356,10 +315,7 @@ mod tests {
         let end = start + Duration::from_secs(120);
         let both = diagnosis(&[("a", XID, "Xid 79"), ("b", XID, "Xid 79")]);
         reported.at.insert(gpu("a"), end);
-        assert_eq!(
-            texts(&reported.events(&both, end)),
-            ["GpuUnhealthy GPU-b: Xid 79"]
-        );
+        assert_eq!(texts(&reported.events(&both, end)), ["GpuUnhealthy GPU-b: Xid 79"]);
         assert_eq!(reported.later(&both, end), Some(EVENT_INTERVAL_PER_GPU));
     }
 }

@@ -34,11 +34,7 @@ pub(crate) async fn report_problems(
         let mut backoff = RETRY;
         loop {
             let report = reports.borrow_and_update().clone();
-            if let Some(problem) = report
-                .problem
-                .as_ref()
-                .filter(|now| reported.as_ref() != Some(now))
-            {
+            if let Some(problem) = report.problem.as_ref().filter(|now| reported.as_ref() != Some(now)) {
                 if recorder.is_none() {
                     recorder = connected(&node, kubeconfig.as_deref()).await;
                 }
@@ -78,11 +74,8 @@ async fn connected(node: &NodeName, kubeconfig: Option<&Path>) -> Option<NodeEve
 }
 
 fn message(problem: &str, serves: bool) -> Message {
-    let end = if problem.len() > MAX_PROBLEM {
-        problem.floor_char_boundary(MAX_PROBLEM)
-    } else {
-        problem.len()
-    };
+    let end =
+        if problem.len() > MAX_PROBLEM { problem.floor_char_boundary(MAX_PROBLEM) } else { problem.len() };
     let more = if end < problem.len() { " ..." } else { "" };
     let consequence = if serves {
         "the last valid configuration stays in effect"
@@ -110,9 +103,6 @@ mod tests {
         );
         let long = note(&"\u{e4}".repeat(4096), false);
         assert!(long.len() <= 1024, "{} bytes", long.len());
-        assert!(
-            long.ends_with(" ...; no GPU is served until it is corrected"),
-            "{long}"
-        );
+        assert!(long.ends_with(" ...; no GPU is served until it is corrected"), "{long}");
     }
 }

@@ -82,18 +82,12 @@ fn message(note: &Note) -> Option<(Message, PodName)> {
             "ReadGrant",
             format!("the annotation {} is ignored: {refusal}", names::GRANT_ANNOTATION),
         ),
-        Note::Deviated {
-            pod: Some(pod),
-            deviation,
-        } => (
+        Note::Deviated { pod: Some(pod), deviation } => (
             pod,
             Reason::AllocationDeviates,
             "Allocate",
             if deviation.granted.is_empty() {
-                format!(
-                    "kubelet allocated {}, no set of that size was granted",
-                    list(&deviation.allocated)
-                )
+                format!("kubelet allocated {}, no set of that size was granted", list(&deviation.allocated))
             } else {
                 format!(
                     "kubelet allocated {}, granted was {}",
@@ -107,12 +101,7 @@ fn message(note: &Note) -> Option<(Message, PodName)> {
         | Note::Quarantined { .. }
         | Note::Released { .. } => return None,
     };
-    let message = Message {
-        reason,
-        action,
-        warning: true,
-        note: text,
-    };
+    let message = Message { reason, action, warning: true, note: text };
     Some((message, pod.clone()))
 }
 
@@ -132,11 +121,7 @@ mod tests {
     #[test]
     fn refused_grant_names_its_fault() {
         let note = Note::Refused {
-            pod: PodName {
-                namespace: "d".into(),
-                name: "n".into(),
-                uid: "u".into(),
-            },
+            pod: PodName { namespace: "d".into(), name: "n".into(), uid: "u".into() },
             refusal: GrantRefusal::UnknownDevice {
                 device: "GPU-9".into(),
                 resource: "nvidia.com/gpu".into(),

@@ -86,12 +86,7 @@ impl Cluster {
         };
         let mut tasks = Tasks::new(shutdown.clone());
         tasks.spawn(pods::follow(client.clone(), self.clone(), shutdown.clone()));
-        tasks.spawn(events::publish(
-            client.clone(),
-            self.clone(),
-            notes,
-            shutdown.clone(),
-        ));
+        tasks.spawn(events::publish(client.clone(), self.clone(), notes, shutdown.clone()));
         tasks.spawn(quarantine::keep(client.clone(), self.clone(), shutdown.clone()));
         tasks.spawn(condition::publish(client.clone(), self.clone(), shutdown.clone()));
         tasks.spawn(publish::Publisher::new(client, self).run(shutdown));

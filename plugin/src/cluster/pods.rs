@@ -73,10 +73,7 @@ pub(super) async fn follow(client: Client, cluster: Cluster, shutdown: Cancellat
 
 async fn run(client: Client, cluster: Cluster) {
     let mut earlier = Some(published_holders(&client, &cluster).await);
-    let selector = format!(
-        "spec.nodeName={},status.phase!=Succeeded,status.phase!=Failed",
-        cluster.node
-    );
+    let selector = format!("spec.nodeName={},status.phase!=Succeeded,status.phase!=Failed", cluster.node);
     let config = watcher::Config::default().fields(&selector).timeout(RENEW);
     let mut stream = std::pin::pin!(watcher(Api::<NodePod>::all(client.clone()), config));
     let mut backoff = RETRY;
@@ -218,15 +215,8 @@ fn observed_pod(pod: &NodePod, node: &NodeName) -> Option<ObservedPod> {
         uid: PodUid::from(uid.as_str()),
         namespace: metadata.namespace.clone().unwrap_or_default(),
         name: metadata.name.clone().unwrap_or_default(),
-        created: metadata
-            .creation_timestamp
-            .as_ref()
-            .map_or(0, |time| time.0.as_second()),
-        revision: metadata
-            .resource_version
-            .as_ref()
-            .and_then(|version| version.parse().ok())
-            .unwrap_or(0),
+        created: metadata.creation_timestamp.as_ref().map_or(0, |time| time.0.as_second()),
+        revision: metadata.resource_version.as_ref().and_then(|version| version.parse().ok()).unwrap_or(0),
         grant,
         asks,
         started: pod.status.start_time.is_some(),
@@ -361,16 +351,10 @@ mod tests {
                 "status": {"phase": "Pending"}}"#,
         )
         .unwrap();
-        let asks: Vec<(&str, usize)> = pod
-            .asks
-            .iter()
-            .map(|ask| (ask.container.as_str(), ask.count))
-            .collect();
+        let asks: Vec<(&str, usize)> =
+            pod.asks.iter().map(|ask| (ask.container.as_str(), ask.count)).collect();
         assert_eq!(asks, [("init", 1), ("app", 2)]);
-        assert_eq!(
-            (pod.revision, pod.created, pod.started),
-            (77, 1_767_225_610, false)
-        );
+        assert_eq!((pod.revision, pod.created, pod.started), (77, 1_767_225_610, false));
         assert_eq!(pod.grant.as_deref(), Some("g"));
     }
 
@@ -382,12 +366,8 @@ mod tests {
                 "metadata": {"uid": "u"},
                 "spec": {"containers": [{"name": "a", "resources": {"limits": {"nvidia.com/gpu": limit}}}]},
             });
-            let counts: Vec<usize> = read(&pod.to_string())
-                .unwrap()
-                .asks
-                .iter()
-                .map(|ask| ask.count)
-                .collect();
+            let counts: Vec<usize> =
+                read(&pod.to_string()).unwrap().asks.iter().map(|ask| ask.count).collect();
             assert_eq!(counts, [count], "{limit}");
         }
     }

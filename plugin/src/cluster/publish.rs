@@ -233,12 +233,7 @@ impl Publisher {
 
     async fn write_machine(&mut self, machine: &Arc<Machine>) -> Result<(), kube::Error> {
         self.find_owner().await?;
-        let mut node = GpuNode::new(
-            self.cluster.node.as_str(),
-            GpuNodeSpec {
-                machine: (**machine).clone(),
-            },
-        );
+        let mut node = GpuNode::new(self.cluster.node.as_str(), GpuNodeSpec { machine: (**machine).clone() });
         node.metadata.owner_references = self.owner.clone().map(|owner| vec![owner]);
         let apply = json!({
             "apiVersion": GpuNode::api_version(&()),
@@ -246,9 +241,7 @@ impl Publisher {
             "metadata": node.metadata,
             "spec": node.spec,
         });
-        self.objects
-            .patch(self.cluster.node.as_str(), &parameters(), &Patch::Apply(&apply))
-            .await?;
+        self.objects.patch(self.cluster.node.as_str(), &parameters(), &Patch::Apply(&apply)).await?;
         info!(gpus = machine.gpus().len(), "machine published");
         self.machine = Some(Arc::clone(machine));
         self.rewrite = false;
@@ -262,9 +255,7 @@ impl Publisher {
             "metadata": {"name": self.cluster.node},
             "status": status,
         });
-        self.objects
-            .patch_status(self.cluster.node.as_str(), &parameters(), &Patch::Apply(&apply))
-            .await?;
+        self.objects.patch_status(self.cluster.node.as_str(), &parameters(), &Patch::Apply(&apply)).await?;
         Ok(())
     }
 

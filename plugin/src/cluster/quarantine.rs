@@ -86,19 +86,10 @@ impl QuarantineLifter<'_> {
         };
         let mut event = None;
         if self.done.as_ref() != Some(&text) {
-            let (warning, reason, note) = if outdated {
-                self.ignore(&text)
-            } else {
-                self.lift(&text).await
-            };
+            let (warning, reason, note) = if outdated { self.ignore(&text) } else { self.lift(&text).await };
             info!(annotation = text, %reason, "{note}");
             self.done = Some(text.clone());
-            event = Some(Message {
-                reason,
-                action: "LiftQuarantine",
-                warning,
-                note,
-            });
+            event = Some(Message { reason, action: "LiftQuarantine", warning, note });
         }
         let taken = self.remove_annotation(&text, version).await;
         if taken.is_ok() {
@@ -164,10 +155,7 @@ impl QuarantineLifter<'_> {
                 "annotations": {names::LIFT_QUARANTINE_ANNOTATION: null},
             }});
             let name = self.cluster.node.as_str();
-            let patched = self
-                .api
-                .patch_metadata(name, &PatchParams::default(), &Patch::Merge(patch))
-                .await;
+            let patched = self.api.patch_metadata(name, &PatchParams::default(), &Patch::Merge(patch)).await;
             match patched {
                 Err(kube::Error::Api(answer)) if answer.code == 409 => {}
                 patched => return patched.map(drop),

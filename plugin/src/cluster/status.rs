@@ -79,10 +79,8 @@ fn with_troubles<'a>(inventory: &'a Inventory, diagnosis: &Diagnosis) -> Cow<'a,
             let slice = device.slice.as_ref();
             let part = slice.map(|slice| (slice.gpu_instance, slice.compute_instance));
             if device.gpu == index && device.health.healthy && trouble.extent.touches(part) {
-                inventory.to_mut().devices[at].health = DeviceHealth {
-                    healthy: false,
-                    reason: Some(trouble.reason.clone()),
-                };
+                inventory.to_mut().devices[at].health =
+                    DeviceHealth { healthy: false, reason: Some(trouble.reason.clone()) };
             }
         }
     }
@@ -114,26 +112,14 @@ fn ready(
     } else if !missing.is_empty() {
         condition(false, "NotRegistered", missing.join("; "))
     } else if !synced {
-        condition(
-            false,
-            "PodsUnknown",
-            "the pods of the node are not listed yet".to_owned(),
-        )
+        condition(false, "PodsUnknown", "the pods of the node are not listed yet".to_owned())
     } else if !degraded.is_empty() {
         condition(true, "Degraded", degraded.join("; "))
     } else {
-        condition(
-            true,
-            "Serving",
-            "devices are served and their holders are known".to_owned(),
-        )
+        condition(true, "Serving", "devices are served and their holders are known".to_owned())
     };
     for left_out in &inventory.left_out {
-        let _ = write!(
-            condition.message,
-            "; GPU {} is not served: {}",
-            left_out.gpu, left_out.reason
-        );
+        let _ = write!(condition.message, "; GPU {} is not served: {}", left_out.gpu, left_out.reason);
     }
     for problem in &inventory.problems {
         let _ = write!(condition.message, "; configuration: {problem}");
@@ -158,12 +144,7 @@ fn condition(ready: bool, reason: &str, message: String) -> Condition {
 
 fn dated(mut condition: Condition, before: Option<&GpuNodeStatus>, now: Timestamp) -> Condition {
     let since = before
-        .and_then(|status| {
-            status
-                .conditions
-                .iter()
-                .find(|known| known.type_ == condition.type_)
-        })
+        .and_then(|status| status.conditions.iter().find(|known| known.type_ == condition.type_))
         .filter(|known| known.status == condition.status)
         .map(|known| known.last_transition_time.clone());
     condition.last_transition_time = since.unwrap_or(Time(now));
@@ -241,14 +222,10 @@ fn summary(
     let unhealthy = inventory.devices.iter().filter(|device| !device.health.healthy);
     // Unreachable from the start: no device of them is offered.
     let nameless = machine.gpus().iter().filter(|gpu| gpu.uuid.is_none());
-    let unhealthy_gpus: BTreeSet<u8> = unhealthy
-        .map(|device| device.gpu)
-        .chain(nameless.map(|gpu| gpu.index))
-        .collect();
+    let unhealthy_gpus: BTreeSet<u8> =
+        unhealthy.map(|device| device.gpu).chain(nameless.map(|gpu| gpu.index)).collect();
     let places = inventory.whereabouts();
-    let held: BTreeSet<u8> = in_use(holders)
-        .filter_map(|id| places.get(id.unit()).copied())
-        .collect();
+    let held: BTreeSet<u8> = in_use(holders).filter_map(|id| places.get(id.unit()).copied()).collect();
     let count = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
     gantry_api::gpunode::Summary {
         model: models(machine),
@@ -268,9 +245,7 @@ fn summary(
 fn models(machine: &Machine) -> String {
     let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
     for gpu in machine.gpus() {
-        *counts
-            .entry(gpu.model.as_deref().unwrap_or("unknown"))
-            .or_default() += 1;
+        *counts.entry(gpu.model.as_deref().unwrap_or("unknown")).or_default() += 1;
     }
     match counts.len() {
         0 => String::new(),

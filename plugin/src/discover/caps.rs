@@ -20,23 +20,13 @@ impl Caps {
     pub(super) fn at(proc_root: &Path) -> Self {
         let driver = proc_root.join("driver");
         let listed = fs::read_to_string(driver.join("nvidia-caps/mig-minors")).unwrap_or_default();
-        Self {
-            minors: parse_list(&listed),
-            folder: driver.join("nvidia/capabilities"),
-        }
+        Self { minors: parse_list(&listed), folder: driver.join("nvidia/capabilities") }
     }
 
     /// The minor numbers of a GPU instance and one of its compute instances; `None` unless both are known.
     pub(super) fn of(&self, at: InstanceAt) -> Option<[u32; 2]> {
-        let InstanceAt {
-            gpu_minor: gpu,
-            gpu_instance: gi,
-            compute_instance: ci,
-        } = at;
-        let of_gi = self.minor(
-            &format!("gpu{gpu}/gi{gi}/access"),
-            &format!("gpu{gpu}/mig/gi{gi}/access"),
-        )?;
+        let InstanceAt { gpu_minor: gpu, gpu_instance: gi, compute_instance: ci } = at;
+        let of_gi = self.minor(&format!("gpu{gpu}/gi{gi}/access"), &format!("gpu{gpu}/mig/gi{gi}/access"))?;
         let of_ci = self.minor(
             &format!("gpu{gpu}/gi{gi}/ci{ci}/access"),
             &format!("gpu{gpu}/mig/gi{gi}/ci{ci}/access"),
@@ -76,11 +66,7 @@ mod tests {
     use super::*;
 
     fn at(gpu_minor: u32, gpu_instance: u32, compute_instance: u32) -> InstanceAt {
-        InstanceAt {
-            gpu_minor,
-            gpu_instance,
-            compute_instance,
-        }
+        InstanceAt { gpu_minor, gpu_instance, compute_instance }
     }
 
     fn write(root: &Path, file: &str, text: &str) {
@@ -105,16 +91,8 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         let access =
             |minor: u32| format!("DeviceFileMinor: {minor}\nDeviceFileMode: 292\nDeviceFileModify: 1\n");
-        write(
-            root.path(),
-            "nvidia/capabilities/gpu2/mig/gi7/access",
-            &access(66),
-        );
-        write(
-            root.path(),
-            "nvidia/capabilities/gpu2/mig/gi7/ci0/access",
-            &access(67),
-        );
+        write(root.path(), "nvidia/capabilities/gpu2/mig/gi7/access", &access(66));
+        write(root.path(), "nvidia/capabilities/gpu2/mig/gi7/ci0/access", &access(67));
         let caps = Caps::at(root.path());
         assert_eq!(caps.of(at(2, 7, 0)), Some([66, 67]));
         assert_eq!(Caps::at(Path::new("/nonexistent")).of(at(2, 7, 0)), None);

@@ -41,31 +41,20 @@ impl Questions<'_> {
 pub(super) fn read(device: Device<'_>, sysfs: &Sysfs, warnings: &mut Warnings) -> Result<Read, NvmlError> {
     let uuid = device.uuid()?;
     let bus_id = device.bus_id()?;
-    let mut ask = Questions {
-        warnings,
-        failed: BTreeSet::new(),
-    };
+    let mut ask = Questions { warnings, failed: BTreeSet::new() };
     // The driver queries the GPU for its memory, so a GPU that fell off the bus fails here, at the start.
     let memory_mib = match device.memory() {
         Err(error) if error.is_gpu_lost() || error.is_driver_gone() => return Err(error),
         answer => ask.known(Fact::Memory, answer).map(|bytes| bytes / MIB),
     };
-    let model = ask
-        .known(Fact::Model, device.name())
-        .filter(|name| !name.is_empty());
-    let parent = mig::Parent {
-        model: model.as_deref(),
-        memory_mib,
-    };
+    let model = ask.known(Fact::Model, device.name()).filter(|name| !name.is_empty());
+    let parent = mig::Parent { model: model.as_deref(), memory_mib };
     let layout = mig::read(device, parent, ask.warnings);
     if let Some(error) = &layout.error {
         if error.is_gpu_lost() || error.is_driver_gone() {
             return Err(error.clone());
         }
-        ask.warnings.add(format!(
-            "cannot read the MIG layout of GPU {}: {error}",
-            device.index()
-        ));
+        ask.warnings.add(format!("cannot read the MIG layout of GPU {}: {error}", device.index()));
     }
     if layout.is_guessed {
         ask.failed.insert(Fact::Slices);
@@ -76,9 +65,7 @@ pub(super) fn read(device: Device<'_>, sysfs: &Sysfs, warnings: &mut Warnings) -
         model,
         memory_mib,
         minor: ask.known(Fact::Minor, device.minor()),
-        serial: ask
-            .known(Fact::Serial, device.serial())
-            .filter(|serial| !serial.is_empty()),
+        serial: ask.known(Fact::Serial, device.serial()).filter(|serial| !serial.is_empty()),
         compute_capability: ask
             .known(Fact::ComputeCapability, device.compute_capability())
             .map(|(major, minor)| format!("{major}.{minor}")),
@@ -90,18 +77,11 @@ pub(super) fn read(device: Device<'_>, sysfs: &Sysfs, warnings: &mut Warnings) -
             .or_else(|| sysfs.local_cpus(&bus_id)),
         pcie: pcie(device, &mut ask),
         nvlink: None,
-        fabric: ask
-            .known(Fact::Fabric, device.fabric())
-            .flatten()
-            .and_then(fabric),
+        fabric: ask.known(Fact::Fabric, device.fabric()).flatten().and_then(fabric),
         bus_id: Some(bus_id),
         mig: layout.mig,
     };
-    Ok(Read {
-        gpu,
-        mig_unread: layout.error.is_some(),
-        unread: ask.failed,
-    })
+    Ok(Read { gpu, mig_unread: layout.error.is_some(), unread: ask.failed })
 }
 
 /// NUMA nodes near the GPU. The kernel's node comes first, because kubelet's Topology Manager counts the
@@ -118,9 +98,7 @@ fn numa(device: Device<'_>, bus_id: &PcieAddress, sysfs: &Sysfs, ask: &mut Quest
         }
         return None;
     }
-    let nvml = ask
-        .known(Fact::Numa, device.memory_affinity())
-        .unwrap_or_default();
+    let nvml = ask.known(Fact::Numa, device.memory_affinity()).unwrap_or_default();
     match kernel {
         Some(node) if !nvml.contains(&node) => id_list(&[node]),
         _ => id_list(&nvml),
@@ -131,10 +109,7 @@ fn pcie(device: Device<'_>, ask: &mut Questions<'_>) -> Option<PcieLink> {
     let generation = ask.known(Fact::Pcie, device.max_pcie_generation())?;
     let width = ask.known(Fact::Pcie, device.max_pcie_width())?;
     // Virtual GPUs report 0.
-    let link = PcieLink {
-        generation: u8::try_from(generation).ok()?,
-        width: u8::try_from(width).ok()?,
-    };
+    let link = PcieLink { generation: u8::try_from(generation).ok()?, width: u8::try_from(width).ok()? };
     ((1..=7).contains(&link.generation) && (1..=32).contains(&link.width)).then_some(link)
 }
 
@@ -145,10 +120,7 @@ fn fabric(info: FabricInfo) -> Option<Fabric> {
     }
     let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
     let uuid = [0..4, 4..6, 6..8, 8..10, 10..16].map(|part| hex(&info.cluster[part]));
-    Some(Fabric {
-        cluster_uuid: uuid.join("-"),
-        clique: info.clique,
-    })
+    Some(Fabric { cluster_uuid: uuid.join("-"), clique: info.clique })
 }
 
 /// Ascending numbers in Linux notation: `0-15,128-143`. `None` if there are none.
@@ -195,11 +167,7 @@ pub(super) fn read_vitals(
         repair_failed: rows.map(|rows| rows.failed),
         action,
         binding: bus_id.and_then(|address| sysfs.binding(address)),
-        failed: Failed {
-            uncorrected: uncorrected_failed,
-            repair: pending_failed,
-            action: action_failed,
-        },
+        failed: Failed { uncorrected: uncorrected_failed, repair: pending_failed, action: action_failed },
     })
 }
 

@@ -12,9 +12,7 @@ pub(super) fn read(nvml: &Nvml, proc_root: &Path, warnings: &mut Warnings) -> Ho
     let cpuinfo = fs::read_to_string(proc_root.join("cpuinfo"));
     Host {
         driver: warnings.known(nvml.driver_version()),
-        cuda: warnings
-            .known(nvml.cuda_version())
-            .map(|(major, minor)| format!("{major}.{minor}")),
+        cuda: warnings.known(nvml.cuda_version()).map(|(major, minor)| format!("{major}.{minor}")),
         cpu: cpuinfo.ok().and_then(|text| cpu_model(&text)),
     }
 }

@@ -20,9 +20,7 @@ pub(super) struct Parent<'a> {
 
 impl Parent<'_> {
     fn product(self) -> Option<Product> {
-        Catalogue::built_in()
-            .by_model(self.model?, self.memory_mib)
-            .cloned()
+        Catalogue::built_in().by_model(self.model?, self.memory_mib).cloned()
     }
 }
 
@@ -48,10 +46,7 @@ pub(super) fn read(device: Device<'_>, gpu: Parent<'_>, warnings: &mut Warnings)
     let mode = match device.mig_mode() {
         Err(error) if error.is_unsupported() => return Read::default(),
         Err(error) => {
-            return Read {
-                error: Some(error),
-                ..Read::default()
-            };
+            return Read { error: Some(error), ..Read::default() };
         }
         Ok(mode) => mode,
     };
@@ -63,10 +58,7 @@ pub(super) fn read(device: Device<'_>, gpu: Parent<'_>, warnings: &mut Warnings)
         ));
     }
     if !mode.current {
-        return Read {
-            mig: Some(Mig::default()),
-            ..Read::default()
-        };
+        return Read { mig: Some(Mig::default()), ..Read::default() };
     }
     let mut is_guessed = false;
     let (instances, error) = match devices(device, gpu, warnings, &mut is_guessed) {
@@ -74,14 +66,7 @@ pub(super) fn read(device: Device<'_>, gpu: Parent<'_>, warnings: &mut Warnings)
         // In MIG mode no work can run on the whole GPU, even without MIG devices.
         Err(error) => (Vec::new(), Some(error)),
     };
-    Read {
-        mig: Some(Mig {
-            enabled: true,
-            instances,
-        }),
-        error,
-        is_guessed,
-    }
+    Read { mig: Some(Mig { enabled: true, instances }), error, is_guessed }
 }
 
 /// The MIG devices grouped by GPU instance.
@@ -125,20 +110,10 @@ fn read_one(
     let profile = profile_of_name(&name)
         .or_else(|| Some(profile_of_attributes(&attributes?, memory_mib?)))
         .unwrap_or_else(|| {
-            warnings.add(format!(
-                "NVML returned no profile for MIG device {uuid} ({name:?})"
-            ));
+            warnings.add(format!("NVML returned no profile for MIG device {uuid} ({name:?})"));
             "unknown".to_owned()
         });
-    Ok(Found {
-        ids,
-        compute: ComputeInstance {
-            id: ids.compute_instance,
-            uuid,
-            profile,
-            attributes,
-        },
-    })
+    Ok(Found { ids, compute: ComputeInstance { id: ids.compute_instance, uuid, profile, attributes } })
 }
 
 /// Groups MIG devices by GPU instance and assigns placements.
@@ -176,10 +151,7 @@ fn instances(
         places.clear();
     }
     let sizes = grouped.iter().map(|(id, compute)| {
-        let memory = compute
-            .iter()
-            .find_map(|one| one.attributes)
-            .map(|a| a.memory_mib);
+        let memory = compute.iter().find_map(|one| one.attributes).map(|a| a.memory_mib);
         (*id, units(memory, gpu.memory_mib))
     });
     let places = match places.is_empty() {
@@ -236,20 +208,14 @@ fn suffixes(
     // The call failed only for this instance, or its profile has no known number.
     *is_guessed |= infos.values().any(|info| !numbers.contains_key(&info.profile));
     let of = |info: &InstanceInfo| numbers.get(&info.profile).map(|number| suffix_of(*number));
-    Ok(infos
-        .iter()
-        .filter_map(|(id, info)| Some((*id, of(info)?)))
-        .collect())
+    Ok(infos.iter().filter_map(|(id, info)| Some((*id, of(info)?))).collect())
 }
 
 /// Profile of the GPU instance that contains MIG device profile `device`, with NVML's suffix. Without one, a
 /// suffix in the device name counts.
 fn profile_of_instance(device: &str, suffix: Option<&str>) -> String {
     let (plain, named) = split_profile(whole(device));
-    format!(
-        "{plain}{}",
-        suffix.filter(|suffix| !suffix.is_empty()).unwrap_or(named)
-    )
+    format!("{plain}{}", suffix.filter(|suffix| !suffix.is_empty()).unwrap_or(named))
 }
 
 /// The profile at the end of a MIG device name: `NVIDIA A100-SXM4-40GB MIG 1c.3g.20gb`.
@@ -294,15 +260,10 @@ fn by_numbers(
         let profile = product.profile(whole(&compute.first()?.profile))?;
         let mut starts = profile.starts.iter();
         let start = starts.find(|start| product.instance_id(profile, **start) == id)?;
-        Some(Placement {
-            start: u32::from(*start),
-            size: u32::from(profile.size),
-        })
+        Some(Placement { start: u32::from(*start), size: u32::from(profile.size) })
     };
-    let places: BTreeMap<u32, Placement> = instances
-        .iter()
-        .map(|(id, compute)| Some((*id, place(*id, compute)?)))
-        .collect::<Option<_>>()?;
+    let places: BTreeMap<u32, Placement> =
+        instances.iter().map(|(id, compute)| Some((*id, place(*id, compute)?))).collect::<Option<_>>()?;
     fits(places.values()).then_some(places)
 }
 
@@ -341,9 +302,8 @@ fn lay_out(sizes: impl Iterator<Item = (u32, u32)>) -> BTreeMap<u32, Placement> 
     let mut places: BTreeMap<u32, Placement> = BTreeMap::new();
     for (id, size) in sizes {
         let starts = (0..u32::from(MAX_MEMORY_UNITS)).step_by(size.max(1) as usize);
-        let place = starts
-            .map(|start| Placement { start, size })
-            .find(|place| fits(places.values().chain([place])));
+        let place =
+            starts.map(|start| Placement { start, size }).find(|place| fits(places.values().chain([place])));
         if let Some(place) = place {
             places.insert(id, place);
         }
@@ -356,25 +316,13 @@ mod tests {
     use super::*;
 
     fn attributes(compute_slices: u32, gpu_slices: u32, memory_mib: u64) -> MigAttributes {
-        MigAttributes {
-            compute_slices,
-            gpu_slices,
-            memory_mib,
-            ..MigAttributes::default()
-        }
+        MigAttributes { compute_slices, gpu_slices, memory_mib, ..MigAttributes::default() }
     }
 
     #[test]
     fn profile_is_end_of_name() {
         let profile = |name: &str| profile_of_name(name);
-        for suffix in [
-            "1g.5gb",
-            "1g.10gb+me",
-            "1c.3g.20gb",
-            "7g.80gb",
-            "1g.12gb.gfx",
-            "1g.10gb-me",
-        ] {
+        for suffix in ["1g.5gb", "1g.10gb+me", "1c.3g.20gb", "7g.80gb", "1g.12gb.gfx", "1g.10gb-me"] {
             let name = format!("NVIDIA A100-SXM4-40GB MIG {suffix}");
             assert_eq!(profile(&name).as_deref(), Some(suffix));
             assert_eq!(profile(&format!("MIG {suffix}")).as_deref(), Some(suffix));
@@ -440,15 +388,9 @@ mod tests {
             };
             (id, vec![compute])
         };
-        let layout = BTreeMap::from([
-            instance(2, "1c.3g.20gb"),
-            instance(3, "2g.10gb"),
-            instance(9, "1g.5gb"),
-        ]);
-        let a100 = Parent {
-            model: Some("NVIDIA A100-SXM4-40GB"),
-            memory_mib: Some(40_960),
-        };
+        let layout =
+            BTreeMap::from([instance(2, "1c.3g.20gb"), instance(3, "2g.10gb"), instance(9, "1g.5gb")]);
+        let a100 = Parent { model: Some("NVIDIA A100-SXM4-40GB"), memory_mib: Some(40_960) };
         let places = by_numbers(a100.product().as_ref(), &layout).unwrap();
         let places: Vec<_> = places.values().map(|place| (place.start, place.size)).collect();
         assert_eq!(places, [(4, 4), (0, 2), (2, 1)]);
@@ -461,11 +403,7 @@ mod tests {
     fn overlapping_or_outside_placements_do_not_fit() {
         let place = |start, size| Placement { start, size };
         assert!(fits([place(0, 4), place(4, 4)].iter()));
-        for wrong in [
-            [place(0, 4), place(3, 1)],
-            [place(0, 4), place(15, 2)],
-            [place(0, 4), place(4, 0)],
-        ] {
+        for wrong in [[place(0, 4), place(3, 1)], [place(0, 4), place(15, 2)], [place(0, 4), place(4, 0)]] {
             assert!(!fits(wrong.iter()), "{wrong:?}");
         }
     }

@@ -72,9 +72,7 @@ impl Found {
     /// The GPUs for which this fact could not be read.
     pub fn are_unread(&self, fact: Fact) -> impl Iterator<Item = u8> + '_ {
         let unread = self.unread.iter();
-        unread
-            .filter(move |(_, facts)| facts.contains(&fact))
-            .map(|(index, _)| *index)
+        unread.filter(move |(_, facts)| facts.contains(&fact)).map(|(index, _)| *index)
     }
 }
 
@@ -189,10 +187,7 @@ pub fn scan(options: &NvmlOptions) -> Result<Scan, DiscoverError> {
         let complaints = vitals.complaints(&HealthChecks::default());
         complaints.into_iter().map(|(_, reason)| (*gpu, reason))
     });
-    Ok(Scan {
-        complaints: lost.chain(infos).collect(),
-        machine: found.machine,
-    })
+    Ok(Scan { complaints: lost.chain(infos).collect(), machine: found.machine })
 }
 
 /// Reads the machine through a loaded NVML.
@@ -232,10 +227,7 @@ pub fn read(nvml: &Nvml, options: &NvmlOptions) -> Result<Found, DiscoverError> 
             Err(error) => {
                 warnings.add(error.to_string());
                 devices.push(None);
-                gpus.push(gantry_topology::Gpu {
-                    index,
-                    ..Default::default()
-                });
+                gpus.push(gantry_topology::Gpu { index, ..Default::default() });
                 unreachable.push((index, error));
             }
         }
@@ -367,10 +359,8 @@ fn caps(machine: &Machine, caps: &Caps) -> BTreeMap<InstanceAt, [u32; 2]> {
 fn nics(sysfs: &Sysfs, warnings: &mut Warnings) -> Vec<Nic> {
     let mut nics = sysfs.rdma_devices(warnings);
     if nics.len() > MAX_NICS {
-        warnings.add(format!(
-            "found {} RDMA devices; only the first {MAX_NICS} by name are used",
-            nics.len()
-        ));
+        warnings
+            .add(format!("found {} RDMA devices; only the first {MAX_NICS} by name are used", nics.len()));
         nics.truncate(MAX_NICS);
     }
     nics
@@ -386,15 +376,11 @@ fn paths(
 ) -> PathMatrix {
     let gpu_addresses = gpus.iter().map(|gpu| gpu.bus_id.as_ref());
     let nic_addresses = nics.iter().map(|nic| nic.bus_id.as_ref());
-    let places: Vec<Option<PciePosition>> = gpu_addresses
-        .chain(nic_addresses)
-        .map(|address| sysfs.position(address?))
-        .collect();
+    let places: Vec<Option<PciePosition>> =
+        gpu_addresses.chain(nic_addresses).map(|address| sysfs.position(address?)).collect();
     for (position, place) in places.iter().enumerate().take(gpus.len()) {
         if place.is_none() && gpus[position].bus_id.is_some() && !nics.is_empty() {
-            warnings.add(format!(
-                "GPU {position} is not in sysfs; its paths to NICs count as SYS"
-            ));
+            warnings.add(format!("GPU {position} is not in sysfs; its paths to NICs count as SYS"));
         }
     }
     let single_node = sysfs.numa_nodes() <= 1;

@@ -92,10 +92,7 @@ pub(super) fn read(
         .iter()
         .zip(islands)
         .map(|(device, island)| match device {
-            Some(device) => GpuLinks {
-                island,
-                ..ends(*device, gpus, are_hidden, sysfs, warnings)
-            },
+            Some(device) => GpuLinks { island, ..ends(*device, gpus, are_hidden, sysfs, warnings) },
             None => GpuLinks::default(),
         })
         .collect();
@@ -184,10 +181,7 @@ fn add_link(
         }
         // In a virtual machine the switches are invisible, and NVML returns no address.
         (None, _) => {
-            if address
-                .and_then(|address| sysfs.is_nvswitch(&address))
-                .unwrap_or(true)
-            {
+            if address.and_then(|address| sysfs.is_nvswitch(&address)).unwrap_or(true) {
                 ends.to_switch += 1;
             }
         }
@@ -227,10 +221,7 @@ mod tests {
 
     fn bundles(peers: &[&[usize]]) -> Vec<([u8; 2], u8)> {
         let bundles = joints(peers).bundles();
-        bundles
-            .into_iter()
-            .map(|bundle| (bundle.gpus, bundle.links))
-            .collect()
+        bundles.into_iter().map(|bundle| (bundle.gpus, bundle.links)).collect()
     }
 
     #[test]
@@ -241,16 +232,10 @@ mod tests {
     #[test]
     fn cliques_give_separate_switch_groups() {
         let gpu = |clique: Option<u32>| Gpu {
-            fabric: clique.map(|clique| Fabric {
-                cluster_uuid: "domain".to_owned(),
-                clique,
-            }),
+            fabric: clique.map(|clique| Fabric { cluster_uuid: "domain".to_owned(), clique }),
             ..Gpu::default()
         };
-        assert_eq!(
-            islands(&[Some(7), Some(3), Some(7), Some(3)].map(gpu)),
-            [0, 1, 0, 1]
-        );
+        assert_eq!(islands(&[Some(7), Some(3), Some(7), Some(3)].map(gpu)), [0, 1, 0, 1]);
         assert_eq!(islands(&[Some(7), Some(7)].map(gpu)), [0, 0]);
         assert_eq!(islands(&[None, None].map(gpu)), [0, 0]);
     }

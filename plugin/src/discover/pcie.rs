@@ -24,37 +24,22 @@ impl PciePosition {
         // Behind VMD or Hyper-V's virtual bus a second host bridge is below the first: the last one counts.
         let root = words.iter().rposition(|word| is_host_bridge(word))?;
         let (above, below) = words.split_at(root + 1);
-        let mut addresses = below
-            .iter()
-            .map_while(|word| word.parse::<PcieAddress>().ok())
-            .collect::<Vec<_>>();
-        Some(Self {
-            root: above.join("/"),
-            device: addresses.pop()?,
-            bridges: addresses,
-            numa,
-        })
+        let mut addresses =
+            below.iter().map_while(|word| word.parse::<PcieAddress>().ok()).collect::<Vec<_>>();
+        Some(Self { root: above.join("/"), device: addresses.pop()?, bridges: addresses, numa })
     }
 
     fn same_slot(&self, other: &Self) -> bool {
-        let slot = |place: &Self| {
-            place
-                .device
-                .as_str()
-                .rsplit_once('.')
-                .map(|(slot, _)| slot.to_owned())
-        };
+        let slot = |place: &Self| place.device.as_str().rsplit_once('.').map(|(slot, _)| slot.to_owned());
         slot(self) == slot(other)
     }
 }
 
 fn is_host_bridge(word: &str) -> bool {
-    word.strip_prefix("pci")
-        .and_then(|rest| rest.split_once(':'))
-        .is_some_and(|(domain, bus)| {
-            let hex = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_hexdigit());
-            hex(domain) && hex(bus)
-        })
+    word.strip_prefix("pci").and_then(|rest| rest.split_once(':')).is_some_and(|(domain, bus)| {
+        let hex = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_hexdigit());
+        hex(domain) && hex(bus)
+    })
 }
 
 /// The distance class of two devices in nvidia-smi's terms. `single_node`: the machine has at most one NUMA
@@ -68,12 +53,7 @@ pub(super) fn class(a: &PciePosition, b: &PciePosition, single_node: bool) -> Pa
             _ => PathClass::Sys,
         };
     }
-    let common = a
-        .bridges
-        .iter()
-        .zip(&b.bridges)
-        .take_while(|(a, b)| a == b)
-        .count();
+    let common = a.bridges.iter().zip(&b.bridges).take_while(|(a, b)| a == b).count();
     if common == 0 {
         // Two functions of one device on the root bus never leave the device.
         return if a.same_slot(b) && a.bridges.is_empty() && b.bridges.is_empty() {
@@ -128,10 +108,7 @@ mod tests {
         };
         assert_eq!(class(&below("08", "1"), &below("09", "2"), false), PathClass::Pxb);
         // One of them directly on the upper switch.
-        assert_eq!(
-            class(&below("09", "1"), &position(GPU, Some(0)), false),
-            PathClass::Pxb
-        );
+        assert_eq!(class(&below("09", "1"), &position(GPU, Some(0)), false), PathClass::Pxb);
     }
 
     #[test]
@@ -157,10 +134,7 @@ mod tests {
     fn path_class_is_symmetric() {
         let paths = [
             (GPU, Some(0)),
-            (
-                "pci0000:00/0000:00:01.0/0000:01:00.0/0000:02:10.0/0000:04:00.0",
-                Some(0),
-            ),
+            ("pci0000:00/0000:00:01.0/0000:01:00.0/0000:02:10.0/0000:04:00.0", Some(0)),
             ("pci0000:00/0000:00:03.0/0000:05:00.0", Some(0)),
             ("pci0000:80/0000:80:01.0/0000:81:00.0", Some(1)),
             ("pci0000:80/0000:80:05.0", None),
@@ -175,10 +149,7 @@ mod tests {
 
     #[test]
     fn innermost_host_bridge_counts() {
-        let vmd = position(
-            "pci0000:64/0000:64:00.5/pci10000:00/10000:00:02.0/10000:01:00.0",
-            Some(0),
-        );
+        let vmd = position("pci0000:64/0000:64:00.5/pci10000:00/10000:00:02.0/10000:01:00.0", Some(0));
         assert_eq!(vmd.root, "pci0000:64/0000:64:00.5/pci10000:00");
         assert_eq!(vmd.device.as_str(), "10000:01:00.0");
         let azure = "LNXSYSTM:00/LNXSYBUS:00/ACPI0004:00/VMBUS:01/47505500-0001/pci0001:00/0001:00:00.0";

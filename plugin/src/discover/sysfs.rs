@@ -46,17 +46,13 @@ impl Sysfs {
     /// reboot no other binding gets it. A new number means that the driver was reloaded, or the device was
     /// unbound or removed from the bus.
     pub(super) fn binding(&self, address: &PcieAddress) -> Option<u64> {
-        fs::symlink_metadata(self.pci(address).join("driver"))
-            .ok()
-            .map(|link| link.ino())
+        fs::symlink_metadata(self.pci(address).join("driver")).ok().map(|link| link.ino())
     }
 
     /// Addresses of the PCI devices bound to NVIDIA's driver.
     pub(super) fn bound(&self) -> BTreeSet<String> {
         let entries = names(&self.root.join("bus/pci/drivers/nvidia"));
-        let addresses = entries
-            .into_iter()
-            .filter(|name| name.parse::<PcieAddress>().is_ok());
+        let addresses = entries.into_iter().filter(|name| name.parse::<PcieAddress>().is_ok());
         addresses.collect()
     }
 
@@ -90,22 +86,13 @@ impl Sysfs {
                 if device.join("physfn").exists() {
                     return None;
                 }
-                let bus_id = fs::canonicalize(&device)
-                    .ok()?
-                    .file_name()?
-                    .to_str()?
-                    .parse::<PcieAddress>();
+                let bus_id = fs::canonicalize(&device).ok()?.file_name()?.to_str()?.parse::<PcieAddress>();
                 let Ok(bus_id) = bus_id else {
                     warnings.add(format!("RDMA device {name} is left out: it is not on PCIe"));
                     return None;
                 };
                 let numa = self.numa_node(&bus_id).and_then(|node| u16::try_from(node).ok());
-                Some(Nic {
-                    name,
-                    device: None,
-                    bus_id: Some(bus_id),
-                    numa,
-                })
+                Some(Nic { name, device: None, bus_id: Some(bus_id), numa })
             })
             .collect()
     }
@@ -150,9 +137,7 @@ fn names(folder: &Path) -> Vec<String> {
     let Ok(entries) = fs::read_dir(folder) else {
         return Vec::new();
     };
-    entries
-        .filter_map(|entry| entry.ok()?.file_name().into_string().ok())
-        .collect()
+    entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok()).collect()
 }
 
 /// A sort key for natural order: digits in names compare as numbers.
@@ -193,11 +178,7 @@ mod tests {
             fs::create_dir_all(class.join(name)).unwrap();
             symlink(format!("../../../{device}"), class.join(name).join("device")).unwrap();
         }
-        symlink(
-            "../0000:c1:00.0",
-            root.join("devices/pci0000:c0/0000:c0:01.1/0000:c1:00.2/physfn"),
-        )
-        .unwrap();
+        symlink("../0000:c1:00.0", root.join("devices/pci0000:c0/0000:c0:01.1/0000:c1:00.2/physfn")).unwrap();
         let soft = root.join("devices/virtual/net/dummy0");
         fs::create_dir_all(&soft).unwrap();
         fs::create_dir_all(class.join("rxe0")).unwrap();
@@ -212,19 +193,12 @@ mod tests {
         let mut warnings = Warnings::default();
         let nics = sysfs.rdma_devices(&mut warnings);
         let names: Vec<&str> = nics.iter().map(|nic| nic.name.as_str()).collect();
-        assert_eq!(
-            names,
-            ["mlx5_2", "mlx5_10"],
-            "virtual functions and software are left out"
-        );
+        assert_eq!(names, ["mlx5_2", "mlx5_10"], "virtual functions and software are left out");
         assert_eq!(nics[0].bus_id.as_ref().unwrap().as_str(), "0000:c1:00.1");
         assert_eq!(nics[0].numa, Some(1));
         assert_eq!(warnings.0, ["RDMA device rxe0 is left out: it is not on PCIe"]);
         let [a, b] = [0, 1].map(|nic: usize| sysfs.position(nics[nic].bus_id.as_ref().unwrap()).unwrap());
-        assert_eq!(
-            super::super::pcie::class(&a, &b, false),
-            gantry_topology::PathClass::Pix
-        );
+        assert_eq!(super::super::pcie::class(&a, &b, false), gantry_topology::PathClass::Pix);
     }
 
     #[test]

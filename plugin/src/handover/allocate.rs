@@ -51,15 +51,10 @@ impl Handover {
             self.unattribute(resource, set);
             return Served::Unplanned;
         };
-        let granted = self
-            .step(&place)
-            .is_some_and(|(pod, step)| pod.is_granted() && granted_as(pod, step, set));
+        let granted =
+            self.step(&place).is_some_and(|(pod, step)| pod.is_granted() && granted_as(pod, step, set));
         self.consume(&place, set);
-        if granted {
-            Served::Granted
-        } else {
-            Served::Unplanned
-        }
+        if granted { Served::Granted } else { Served::Unplanned }
     }
 
     /// Attributes a set that does not match the last preference, or that had none.
@@ -82,11 +77,7 @@ impl Handover {
         if let Some(place) = self.find(resource, |_, step| step.allocated.as_ref() == Some(set)) {
             let granted = self.step(&place).is_some_and(|(_, step)| step.share.is_some());
             self.consume(&place, set);
-            return if granted {
-                Served::Granted
-            } else {
-                Served::Unplanned
-            };
+            return if granted { Served::Granted } else { Served::Unplanned };
         }
         // Kubelet reuses a pod's init devices without a question: the set is then part of what one pod holds.
         if let Some(place) = self.find(resource, |pod, step| {
@@ -95,23 +86,17 @@ impl Handover {
             let planned = self
                 .step(&place)
                 .is_some_and(|(pod, step)| pod.is_granted() && matches!(step.share, Some(Share::OfHeld)));
-            let exact = self
-                .step(&place)
-                .is_some_and(|(_, step)| matches!(step.share, Some(Share::Exactly(_))));
+            let exact =
+                self.step(&place).is_some_and(|(_, step)| matches!(step.share, Some(Share::Exactly(_))));
             if exact {
                 return self.deviates(Some(place), resource, set, now);
             }
             self.consume(&place, set);
-            return if planned {
-                Served::Granted
-            } else {
-                Served::Unplanned
-            };
+            return if planned { Served::Granted } else { Served::Unplanned };
         }
         // Only a kubelet that lost its state allocates again for a running pod; that is no basis for a guess.
-        let presumed = self.find(resource, |pod, step| {
-            !pod.started && pod.is_open(step, epoch) && step.count == set.len()
-        });
+        let presumed = self
+            .find(resource, |pod, step| !pod.started && pod.is_open(step, epoch) && step.count == set.len());
         let granted = presumed
             .as_ref()
             .and_then(|place| self.step(place))
@@ -136,13 +121,8 @@ impl Handover {
         let step = place.as_ref().and_then(|place| self.step(place));
         let granted = step.and_then(|(pod, step)| pod.due(step)).cloned();
         let pod = step.map(|(pod, _)| pod.name.clone());
-        let deviation = self.deviation(
-            now,
-            resource,
-            set,
-            granted.as_ref(),
-            pod.as_ref().map(|pod| &pod.uid),
-        );
+        let deviation =
+            self.deviation(now, resource, set, granted.as_ref(), pod.as_ref().map(|pod| &pod.uid));
         self.deviate(pod, deviation);
         match place {
             Some(place) => {
@@ -160,11 +140,8 @@ impl Handover {
     /// be served any more.
     fn consume(&mut self, (uid, position): &StepRef, set: &Devices) {
         let epoch = self.epoch;
-        let Some(resource) = self
-            .pods
-            .get(uid)
-            .and_then(|pod| pod.steps.get(*position))
-            .map(|step| step.resource.clone())
+        let Some(resource) =
+            self.pods.get(uid).and_then(|pod| pod.steps.get(*position)).map(|step| step.resource.clone())
         else {
             return;
         };
@@ -194,16 +171,11 @@ impl Handover {
     /// dropped.
     pub(super) fn unattribute(&mut self, resource: &ResourceName, set: &Devices) {
         let ticket = self.truth.now();
-        self.unattributed
-            .retain(|known| known.resource != *resource || known.set != *set);
+        self.unattributed.retain(|known| known.resource != *resource || known.set != *set);
         if self.unattributed.len() >= Unattributed::MOST {
             self.unattributed.remove(0);
         }
-        self.unattributed.push(Unattributed {
-            resource: resource.clone(),
-            set: set.clone(),
-            ticket,
-        });
+        self.unattributed.push(Unattributed { resource: resource.clone(), set: set.clone(), ticket });
     }
 
     fn find(&self, resource: &ResourceName, wanted: impl Fn(&Pod, &Step) -> bool) -> Option<StepRef> {

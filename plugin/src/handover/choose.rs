@@ -46,18 +46,13 @@ pub(super) fn choosable(inventory: &Inventory) -> BTreeMap<ResourceName, Choosab
 /// Position of every GPU and MIG device by UUID, independent of its resource.
 pub(super) fn whereabouts(inventory: &Inventory) -> HashMap<String, Spot> {
     let devices = inventory.devices.iter();
-    devices
-        .map(|device| (device.uuid.clone(), spot(device)))
-        .collect()
+    devices.map(|device| (device.uuid.clone(), spot(device))).collect()
 }
 
 fn spot(device: &Device) -> Spot {
     Spot {
         gpu: device.gpu,
-        slice: device.slice.as_ref().map(|slice| Units {
-            start: slice.start,
-            size: slice.size,
-        }),
+        slice: device.slice.as_ref().map(|slice| Units { start: slice.start, size: slice.size }),
     }
 }
 
@@ -95,19 +90,14 @@ impl Choosable {
         } else {
             chosen_of(&[self.spots.as_slice(), elsewhere].concat())
         };
-        let ids = positions
-            .iter()
-            .filter_map(|position| self.ids.get(usize::from(*position)));
+        let ids = positions.iter().filter_map(|position| self.ids.get(usize::from(*position)));
         chosen.extend(ids.cloned());
         chosen
     }
 
     fn positions(&self, devices: &Devices) -> Vec<u16> {
-        let mut positions: Vec<u16> = devices
-            .iter()
-            .filter_map(|device| self.positions.get(device))
-            .copied()
-            .collect();
+        let mut positions: Vec<u16> =
+            devices.iter().filter_map(|device| self.positions.get(device)).copied().collect();
         positions.sort_unstable();
         positions
     }

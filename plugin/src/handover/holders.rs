@@ -96,17 +96,15 @@ impl Handover {
             .unattributed
             .iter()
             .map(|known| ("", "", &known.resource, known.set.clone(), Provenance::Allocated));
-        listed
-            .chain(unattributed)
-            .map(|(namespace, pod, resource, devices, provenance)| Holder {
-                namespace: namespace.to_owned(),
-                pod: pod.to_owned(),
-                uid: None,
-                resource: resource.clone(),
-                devices: devices.into_iter().collect(),
-                provenance,
-                state: HolderState::Live,
-            })
+        listed.chain(unattributed).map(|(namespace, pod, resource, devices, provenance)| Holder {
+            namespace: namespace.to_owned(),
+            pod: pod.to_owned(),
+            uid: None,
+            resource: resource.clone(),
+            devices: devices.into_iter().collect(),
+            provenance,
+            state: HolderState::Live,
+        })
     }
 
     /// The latest deviations, newest first.

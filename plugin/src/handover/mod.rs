@@ -188,12 +188,7 @@ impl Handover {
         self.fresh_kubelet = false;
         self.synced = true;
         let listed: BTreeSet<&PodUid> = pods.iter().map(|pod| &pod.uid).collect();
-        let lost: Vec<PodUid> = self
-            .pods
-            .keys()
-            .filter(|uid| !listed.contains(uid))
-            .cloned()
-            .collect();
+        let lost: Vec<PodUid> = self.pods.keys().filter(|uid| !listed.contains(uid)).cloned().collect();
         for uid in lost {
             self.remove(&uid, false);
         }
@@ -225,11 +220,8 @@ impl Handover {
         self.epoch += 1;
         self.fresh_kubelet = true;
         self.outstanding.clear();
-        let mut order: Vec<(i64, u64, PodUid)> = self
-            .pods
-            .iter()
-            .map(|(uid, pod)| (pod.created, pod.rank, uid.clone()))
-            .collect();
+        let mut order: Vec<(i64, u64, PodUid)> =
+            self.pods.iter().map(|(uid, pod)| (pod.created, pod.rank, uid.clone())).collect();
         order.sort();
         for (rank, (_, _, uid)) in (0..).zip(order) {
             if let Some(pod) = self.pods.get_mut(&uid) {
@@ -273,11 +265,7 @@ impl Handover {
     pub fn processes_gone(&mut self, uid: &PodUid) {
         if let Some(quarantined) = self.quarantine.remove(uid) {
             self.notes.push(Note::Released {
-                pod: PodName {
-                    namespace: quarantined.namespace,
-                    name: quarantined.name,
-                    uid: uid.clone(),
-                },
+                pod: PodName { namespace: quarantined.namespace, name: quarantined.name, uid: uid.clone() },
             });
         }
     }
@@ -337,25 +325,16 @@ impl Handover {
         for step in pod.steps.iter().filter(|step| step.allocated.is_none()) {
             for known in &self.unattributed {
                 if known.resource == step.resource && known.set.len() == step.count {
-                    sets.entry(step.resource.clone())
-                        .or_default()
-                        .extend(known.set.iter().cloned());
+                    sets.entry(step.resource.clone()).or_default().extend(known.set.iter().cloned());
                 }
             }
         }
         let devices = sets.values().map(BTreeSet::len).sum();
         if devices > 0 {
-            self.notes.push(Note::Quarantined {
-                pod: pod.name.clone(),
-                devices,
-            });
+            self.notes.push(Note::Quarantined { pod: pod.name.clone(), devices });
             self.quarantine.insert(
                 uid.clone(),
-                Quarantined {
-                    namespace: pod.name.namespace,
-                    name: pod.name.name,
-                    sets,
-                },
+                Quarantined { namespace: pod.name.namespace, name: pod.name.name, sets },
             );
         }
         true
@@ -370,8 +349,7 @@ impl Handover {
 
     fn deviate(&mut self, pod: Option<PodName>, deviation: Deviation) {
         self.deviations.push_front(deviation.clone());
-        self.deviations
-            .truncate(gantry_api::GpuNodeStatus::MAX_DEVIATIONS);
+        self.deviations.truncate(gantry_api::GpuNodeStatus::MAX_DEVIATIONS);
         self.deviations_total += 1;
         self.notes.push(Note::Deviated { pod, deviation });
     }

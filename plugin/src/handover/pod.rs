@@ -123,11 +123,7 @@ pub(super) enum Share {
 impl Pod {
     pub(super) fn new(seen: ObservedPod, node: &NodeName, rank: u64, epoch: u64) -> Self {
         let mut pod = Self {
-            name: PodName {
-                namespace: seen.namespace,
-                name: seen.name,
-                uid: seen.uid,
-            },
+            name: PodName { namespace: seen.namespace, name: seen.name, uid: seen.uid },
             rank,
             created: seen.created,
             started: seen.started,
@@ -179,10 +175,7 @@ impl Pod {
     fn read_grant(&mut self, annotation: &str, node: &NodeName) -> Result<(), GrantRefusal> {
         let grant = Grant::parse(annotation, &self.name.uid, node)?;
         let mismatch = |container: &str, problem: String| {
-            Err(GrantRefusal::Mismatch {
-                container: container.to_owned(),
-                problem,
-            })
+            Err(GrantRefusal::Mismatch { container: container.to_owned(), problem })
         };
         let resources = grant.resources();
         for container in grant.containers {
@@ -206,19 +199,12 @@ impl Pod {
             if count != step.count {
                 return mismatch(
                     &container.name,
-                    format!(
-                        "{count} of {} granted, {} requested",
-                        container.resource, step.count
-                    ),
+                    format!("{count} of {} granted, {} requested", container.resource, step.count),
                 );
             }
             step.share = Some(share);
         }
-        match self
-            .steps
-            .iter()
-            .find(|step| step.share.is_none() && resources.contains(&step.resource))
-        {
+        match self.steps.iter().find(|step| step.share.is_none() && resources.contains(&step.resource)) {
             Some(step) => mismatch(&step.container, format!("nothing of {} granted", step.resource)),
             None => Ok(()),
         }
@@ -239,9 +225,7 @@ impl Pod {
         let mut held = self.remembered.clone();
         for step in &self.steps {
             if let Some(devices) = self.holds(step) {
-                held.entry(step.resource.clone())
-                    .or_default()
-                    .extend(devices.iter().cloned());
+                held.entry(step.resource.clone()).or_default().extend(devices.iter().cloned());
             }
         }
         held
@@ -261,9 +245,7 @@ impl Pod {
 
     /// The devices a step holds: what it got, or its set due if kubelet admitted the pod unseen.
     pub(super) fn holds<'s>(&self, step: &'s Step) -> Option<&'s Devices> {
-        step.allocated
-            .as_ref()
-            .or_else(|| step.assigned.as_ref().filter(|_| self.started))
+        step.allocated.as_ref().or_else(|| step.assigned.as_ref().filter(|_| self.started))
     }
 
     /// Whether kubelet may still allocate for this step: it was not served, or not by this kubelet.

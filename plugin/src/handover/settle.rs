@@ -19,11 +19,8 @@ impl Handover {
     /// Decides which grants are valid. If two name the same device, a pod that kubelet has served wins, then the older
     /// one.
     fn refuse(&mut self) {
-        let mut order: Vec<(bool, u64, PodUid)> = self
-            .pods
-            .values()
-            .map(|pod| (!pod.has_evidence(), pod.rank, pod.name.uid.clone()))
-            .collect();
+        let mut order: Vec<(bool, u64, PodUid)> =
+            self.pods.values().map(|pod| (!pod.has_evidence(), pod.rank, pod.name.uid.clone())).collect();
         order.sort();
         let mut claims: BTreeMap<(ResourceName, DeviceId), PodUid> = BTreeMap::new();
         for (_, _, uid) in order {
@@ -42,10 +39,7 @@ impl Handover {
                     && !pod.reported
                     && !passed
                 {
-                    self.notes.push(Note::Refused {
-                        pod: pod.name.clone(),
-                        refusal: refusal.clone(),
-                    });
+                    self.notes.push(Note::Refused { pod: pod.name.clone(), refusal: refusal.clone() });
                     pod.reported = true;
                 }
             }
@@ -59,15 +53,9 @@ impl Handover {
     ) -> Option<GrantRefusal> {
         for (resource, device) in granted(pod) {
             if let Some(other) = claims.get(&(resource.clone(), device.clone())) {
-                return Some(GrantRefusal::Overlap {
-                    device: device.clone(),
-                    other: other.clone(),
-                });
+                return Some(GrantRefusal::Overlap { device: device.clone(), other: other.clone() });
             }
-            let known = self
-                .devices
-                .get(resource)
-                .is_some_and(|devices| devices.contains(device));
+            let known = self.devices.get(resource).is_some_and(|devices| devices.contains(device));
             if self.inventory_known && !known {
                 return Some(GrantRefusal::UnknownDevice {
                     device: device.clone(),
@@ -95,11 +83,7 @@ impl Handover {
         let pods = self.in_order();
         let holders = self.known_holders();
         let taken_by_other = |uid: &PodUid, resource: &ResourceName, set: &Devices| {
-            set.iter().any(|device| {
-                holders
-                    .get(&(resource, device))
-                    .is_some_and(|holder| holder != uid)
-            })
+            set.iter().any(|device| holders.get(&(resource, device)).is_some_and(|holder| holder != uid))
         };
         // Free sets of pods that got other ones.
         let mut spare: Vec<(&ResourceName, &Devices)> = Vec::new();
@@ -154,9 +138,7 @@ impl Handover {
         }
         for (holding, devices) in self.truth.unknown_pods(&self.pods) {
             for device in devices {
-                holders
-                    .entry((&holding.resource, device))
-                    .or_insert_with(|| PodUid::from(""));
+                holders.entry((&holding.resource, device)).or_insert_with(|| PodUid::from(""));
             }
         }
         holders

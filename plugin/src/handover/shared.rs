@@ -66,10 +66,7 @@ impl SharedHandover {
             let lost = self.observed.is_cluster_lost();
             let for_pods = self.pod_timeout(lost).saturating_sub(waited);
             let for_table = SHORT_TIMEOUT.saturating_sub(waited);
-            let wait_for = WaitFor {
-                pods: !for_pods.is_zero(),
-                table: !for_table.is_zero(),
-            };
+            let wait_for = WaitFor { pods: !for_pods.is_zero(), table: !for_table.is_zero() };
             if let Some(answers) = self.lock().prefer(&requests, wait_for) {
                 break answers;
             }
@@ -197,11 +194,7 @@ impl SharedHandover {
     /// The holders, the latest deviations, and the number of deviations.
     pub fn status_snapshot(&self) -> (Vec<Holder>, Vec<Deviation>, u64) {
         let handover = self.lock();
-        (
-            handover.holders(),
-            handover.deviations(),
-            handover.deviations_total(),
-        )
+        (handover.holders(), handover.deviations(), handover.deviations_total())
     }
 
     /// Whether the pods of the node are known.
@@ -245,10 +238,7 @@ impl SharedHandover {
                 let pod = pod.as_ref().map(tracing::field::display);
                 warn!(pod, allocated = ?deviation.allocated, granted = ?deviation.granted, "kubelet allocated another set than granted");
             }
-            Note::Swapped {
-                pods: [one, other],
-                resource,
-            } => {
+            Note::Swapped { pods: [one, other], resource } => {
                 metrics.swap();
                 info!(%one, %other, %resource, "two pods hold each other's sets; their grants were exchanged");
             }

@@ -101,16 +101,9 @@ impl Handover {
                 return None;
             }
             let (preference, step) = match candidate {
-                Some(Candidate {
-                    step,
-                    fit: Fit::Set(devices),
-                }) => (
-                    Preference {
-                        devices,
-                        basis: Basis::Granted,
-                    },
-                    Some(step),
-                ),
+                Some(Candidate { step, fit: Fit::Set(devices) }) => {
+                    (Preference { devices, basis: Basis::Granted }, Some(step))
+                }
                 Some(Candidate { step, .. }) => (self.outside(request, Some(&step)), Some(step)),
                 None => (self.outside(request, None), None),
             };
@@ -122,8 +115,7 @@ impl Handover {
             answers.push(preference);
         }
         // A response without Allocate is stale: kubelet admits one pod at a time.
-        self.outstanding
-            .retain(|old| answered.iter().all(|new| new.resource != old.resource));
+        self.outstanding.retain(|old| answered.iter().all(|new| new.resource != old.resource));
         self.outstanding.extend(answered);
         Some(answers)
     }
@@ -145,10 +137,7 @@ impl Handover {
                     }
                     let fit = self.fit(pod, step, request);
                     if fit != Fit::No {
-                        return Some(Candidate {
-                            step: (pod.name.uid.clone(), position),
-                            fit,
-                        });
+                        return Some(Candidate { step: (pod.name.uid.clone(), position), fit });
                     }
                 }
             }
@@ -165,10 +154,7 @@ impl Handover {
         let epoch = self.epoch;
         pod.steps.iter().enumerate().filter(move |(position, step)| {
             let in_this_call = answered.iter().any(|other| {
-                other
-                    .step
-                    .as_ref()
-                    .is_some_and(|(uid, at)| *uid == pod.name.uid && at == position)
+                other.step.as_ref().is_some_and(|(uid, at)| *uid == pod.name.uid && at == position)
             });
             step.resource == request.resource && pod.is_open(step, epoch) && !in_this_call
         })
@@ -194,11 +180,7 @@ impl Handover {
         }
         if step.share == Some(Share::OfHeld) && pod.is_granted() {
             let free: Devices = held.intersection(&request.offered).cloned().collect();
-            return if free.len() >= request.size {
-                Fit::Set(self.choose(request, &free))
-            } else {
-                Fit::No
-            };
+            return if free.len() >= request.size { Fit::Set(self.choose(request, &free)) } else { Fit::No };
         }
         Fit::Any
     }
@@ -218,10 +200,7 @@ impl Handover {
             }
             let steps = || pod.steps.iter().filter(|step| step.resource == *resource);
             held.extend(
-                steps()
-                    .filter_map(|step| pod.holds(step))
-                    .chain(pod.remembered.get(resource))
-                    .flatten(),
+                steps().filter_map(|step| pod.holds(step)).chain(pod.remembered.get(resource)).flatten(),
             );
             pending.push(steps().filter_map(|step| pod.claims(step)).flatten().collect());
         }
@@ -231,11 +210,8 @@ impl Handover {
             .filter_map(|quarantined| quarantined.sets.get(resource))
             .flatten()
             .collect();
-        let unattributed = self
-            .unattributed
-            .iter()
-            .filter(|known| known.resource == *resource)
-            .flat_map(|known| &known.set);
+        let unattributed =
+            self.unattributed.iter().filter(|known| known.resource == *resource).flat_map(|known| &known.set);
         held.extend(unattributed);
         let elsewhere = self.held_elsewhere(resource);
         let renamed = held_by_another_name(&request.offered, &elsewhere);
@@ -244,22 +220,13 @@ impl Handover {
         for device in taken.chain(pending.iter().flatten()) {
             free.remove(*device);
         }
-        let own_pod: Devices = step
-            .and_then(|(uid, _)| self.pods.get(uid))
-            .map(|pod| pod.held_of(resource))
-            .unwrap_or_default();
+        let own_pod: Devices =
+            step.and_then(|(uid, _)| self.pods.get(uid)).map(|pod| pod.held_of(resource)).unwrap_or_default();
         free.extend(own_pod.intersection(&request.offered).cloned());
         free.extend(request.must.intersection(&request.offered).cloned());
-        let basis = if step.is_some() {
-            Basis::Unplanned
-        } else {
-            Basis::Unknown
-        };
+        let basis = if step.is_some() { Basis::Unplanned } else { Basis::Unknown };
         if free.len() >= request.size {
-            return Preference {
-                devices: self.choose_beside(request, &free, &elsewhere),
-                basis,
-            };
+            return Preference { devices: self.choose_beside(request, &free, &elsewhere), basis };
         }
         // Too few devices. Ascending harm: the pod's own grant; devices that only this plugin still believes to be
         // held; devices of processes that are about to end; grants, the youngest first, with pods furthest from
@@ -269,19 +236,12 @@ impl Handover {
             .chain(pending.into_iter().rev())
             .chain([renamed]);
         for tier in tiers {
-            free.extend(
-                tier.into_iter()
-                    .filter(|device| request.offered.contains(*device))
-                    .cloned(),
-            );
+            free.extend(tier.into_iter().filter(|device| request.offered.contains(*device)).cloned());
             if free.len() >= request.size {
                 break;
             }
         }
-        Preference {
-            devices: self.choose_beside(request, &free, &elsewhere),
-            basis: Basis::Forced,
-        }
+        Preference { devices: self.choose_beside(request, &free, &elsewhere), basis: Basis::Forced }
     }
 
     fn choose(&self, request: &Request, free: &Devices) -> Devices {
@@ -307,10 +267,7 @@ impl Handover {
         };
         let holders = self.known_holders();
         let held = holders.keys().copied();
-        let steps = self
-            .pods
-            .values()
-            .flat_map(|pod| pod.steps.iter().map(move |step| (pod, step)));
+        let steps = self.pods.values().flat_map(|pod| pod.steps.iter().map(move |step| (pod, step)));
         let claimed = steps.flat_map(|(pod, step)| {
             let devices = pod.claims(step).into_iter().flatten();
             devices.map(move |device| (&step.resource, device))

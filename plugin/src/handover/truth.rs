@@ -96,20 +96,14 @@ impl Truth {
     /// Forgets a deleted pod: a new pod may have its name with other devices.
     pub(super) fn forget(&mut self, pod: &PodName, steps: &[Step]) {
         for listing in self.raw.iter_mut().chain([&mut self.listing]) {
-            listing
-                .0
-                .retain(|holding, _| holding.namespace != pod.namespace || holding.pod != pod.name);
+            listing.0.retain(|holding, _| holding.namespace != pod.namespace || holding.pod != pod.name);
         }
         let had = steps.iter().filter_map(|step| {
             let set = step.allocated.clone()?;
             Some(((step.container.clone(), step.resource.clone()), set))
         });
-        let deleted = Deleted {
-            at: self.now(),
-            held: had.collect(),
-        };
-        self.deleted
-            .insert((pod.namespace.clone(), pod.name.clone()), deleted);
+        let deleted = Deleted { at: self.now(), held: had.collect() };
+        self.deleted.insert((pod.namespace.clone(), pod.name.clone()), deleted);
     }
 
     /// Records a new pod: list entries under its name belong to an earlier pod, if one was deleted shortly before.
@@ -119,9 +113,7 @@ impl Truth {
             return;
         };
         for listing in self.raw.iter_mut().chain([&mut self.listing]) {
-            listing
-                .0
-                .retain(|holding, set| holding.name() != name || !deleted.had(holding, set));
+            listing.0.retain(|holding, set| holding.name() != name || !deleted.had(holding, set));
         }
     }
 
@@ -130,21 +122,15 @@ impl Truth {
         &'t self,
         pods: &BTreeMap<PodUid, Pod>,
     ) -> impl Iterator<Item = (&'t Holding, &'t Devices)> {
-        let known: BTreeSet<(&str, &str)> = pods
-            .values()
-            .map(|pod| (pod.name.namespace.as_str(), pod.name.name.as_str()))
-            .collect();
+        let known: BTreeSet<(&str, &str)> =
+            pods.values().map(|pod| (pod.name.namespace.as_str(), pod.name.name.as_str())).collect();
         let known: Vec<bool> = self
             .listing
             .0
             .keys()
             .map(|holding| known.contains(&(holding.namespace.as_str(), holding.pod.as_str())))
             .collect();
-        self.listing
-            .0
-            .iter()
-            .zip(known)
-            .filter_map(|(entry, known)| (!known).then_some(entry))
+        self.listing.0.iter().zip(known).filter_map(|(entry, known)| (!known).then_some(entry))
     }
 }
 
@@ -172,9 +158,7 @@ impl Handover {
             })
         });
         self.truth.raw = Some(listing);
-        self.truth
-            .deleted
-            .retain(|_, deleted| deleted.at.0 + 1 >= ticket.0);
+        self.truth.deleted.retain(|_, deleted| deleted.at.0 + 1 >= ticket.0);
         self.unattributed.retain(|known| known.ticket.0 + 2 > ticket.0);
         let current = self.truth.began_in == self.epoch;
         self.apply_truth(current, now);
@@ -200,12 +184,7 @@ impl Handover {
         let by_name: BTreeMap<(String, String), PodUid> = self
             .in_order()
             .into_iter()
-            .map(|pod| {
-                (
-                    (pod.name.namespace.clone(), pod.name.name.clone()),
-                    pod.name.uid.clone(),
-                )
-            })
+            .map(|pod| ((pod.name.namespace.clone(), pod.name.name.clone()), pod.name.uid.clone()))
             .collect();
         let mut listed: Vec<(PodUid, usize, Devices)> = Vec::new();
         for (holding, set) in &self.truth.listing.0 {
@@ -276,9 +255,7 @@ impl Handover {
                 // An init container of the same pod may have had it; otherwise it belongs to a pod that the next list
                 // will name.
                 let kept = self.pods.get(uid).is_some_and(|pod| {
-                    pod.steps
-                        .iter()
-                        .any(|step| step.allocated.as_ref() == Some(&believed))
+                    pod.steps.iter().any(|step| step.allocated.as_ref() == Some(&believed))
                 });
                 if !kept {
                     self.unattribute(&resource, &believed);
@@ -332,12 +309,7 @@ impl Handover {
             return;
         };
         let resource = listed.resource.clone();
-        let earlier = || {
-            pod.steps
-                .iter()
-                .take(*position)
-                .filter(|step| step.resource == resource)
-        };
+        let earlier = || pod.steps.iter().take(*position).filter(|step| step.resource == resource);
         let as_granted = match &listed.share {
             Some(Share::Exactly(granted)) => granted == set,
             Some(Share::OfHeld) => set.iter().all(|device| {
@@ -388,10 +360,7 @@ impl Handover {
                     })
             });
             if let Some(owner) = owner {
-                self.notes.push(Note::Swapped {
-                    pods: [pod.name.clone(), owner.name.clone()],
-                    resource,
-                });
+                self.notes.push(Note::Swapped { pods: [pod.name.clone(), owner.name.clone()], resource });
             } else {
                 let name = pod.name.clone();
                 let deviation = self.deviation(now, &resource, set, Some(granted), Some(uid));

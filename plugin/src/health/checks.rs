@@ -97,9 +97,7 @@ impl FromStr for XidList {
             match word.to_ascii_lowercase().as_str() {
                 "all" | "xids" => all = true,
                 number => {
-                    codes.insert(number.parse().map_err(|_| XidListError {
-                        word: word.to_owned(),
-                    })?);
+                    codes.insert(number.parse().map_err(|_| XidListError { word: word.to_owned() })?);
                 }
             }
         }
@@ -112,10 +110,7 @@ mod tests {
     use super::*;
 
     fn checks(disabled: &str, enabled: &str) -> HealthChecks {
-        HealthChecks {
-            disabled: disabled.parse().unwrap(),
-            enabled: enabled.parse().unwrap(),
-        }
+        HealthChecks { disabled: disabled.parse().unwrap(), enabled: enabled.parse().unwrap() }
     }
 
     /// The unhealthy ones of a few Xids of each class.
@@ -129,11 +124,7 @@ mod tests {
             (95, Class::Resettable),
         ];
         let counts = |(code, class)| checks.judge(code, class).is_some_and(Class::is_unhealthy);
-        classes
-            .into_iter()
-            .filter(|one| counts(*one))
-            .map(|(code, _)| code)
-            .collect()
+        classes.into_iter().filter(|one| counts(*one)).map(|(code, _)| code).collect()
     }
 
     #[test]
@@ -153,11 +144,7 @@ mod tests {
             ("all", "all", &[13, 31, 48, 74, 79, 95]),
             ("48", "all", &[13, 31, 48, 74, 79, 95]),
         ] {
-            assert_eq!(
-                unhealthy(&checks(disabled, enabled)),
-                expected,
-                "-{disabled:?} +{enabled:?}"
-            );
+            assert_eq!(unhealthy(&checks(disabled, enabled)), expected, "-{disabled:?} +{enabled:?}");
         }
     }
 

@@ -49,11 +49,8 @@ impl Extent {
         else {
             return false;
         };
-        let mut compute = instance
-            .compute
-            .iter()
-            .filter(|compute| ci.is_none_or(|ci| compute.id == ci))
-            .peekable();
+        let mut compute =
+            instance.compute.iter().filter(|compute| ci.is_none_or(|ci| compute.id == ci)).peekable();
         match (compute.peek(), mig_device) {
             // A GPU instance without its former compute instances is still the same.
             (None, _) => ci.is_none(),
@@ -188,10 +185,7 @@ mod tests {
         for gone in [Some(&cut_anew), Some(&other), None] {
             assert!(!extent.is_there(gone, device.as_deref()));
         }
-        assert!(
-            extent.is_there(Some(&cut_anew), None),
-            "nothing distinguishes the two"
-        );
+        assert!(extent.is_there(Some(&cut_anew), None), "nothing distinguishes the two");
         assert!(extent.is_there(Some(&mig(&[(1, &[])])), device.as_deref()));
         let one = Extent::ComputeInstance(1, 1);
         assert_eq!(one.mig_device(Some(&before)).as_deref(), Some("MIG-b"));
@@ -210,21 +204,12 @@ mod tests {
             since: Timestamp::from_second(1_700_000_000).unwrap(),
             mig_device: Some("MIG-a".to_owned()),
             driver: None,
-            evidence: FaultEvidence {
-                binding: Some(42),
-                ..FaultEvidence::default()
-            },
+            evidence: FaultEvidence { binding: Some(42), ..FaultEvidence::default() },
         };
         let stored = fault.stored(&gpu, "boot");
         let text = serde_json::to_string(&stored).unwrap();
-        assert_eq!(
-            Fault::read(serde_json::from_str(&text).unwrap()),
-            Some((gpu, fault))
-        );
-        let newer = GpuFault {
-            class: "haunted".to_owned(),
-            ..stored
-        };
+        assert_eq!(Fault::read(serde_json::from_str(&text).unwrap()), Some((gpu, fault)));
+        let newer = GpuFault { class: "haunted".to_owned(), ..stored };
         assert_eq!(Fault::read(newer).unwrap().1.class, Class::Resettable);
     }
 }

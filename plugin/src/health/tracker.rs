@@ -123,10 +123,7 @@ impl HealthTracker {
                 continue;
             };
             let record = self.gpus.entry(gpu.clone()).or_default();
-            if let Some(proof) = record
-                .vitals
-                .and_then(|vitals| vitals.proof(&vitals, &fault.evidence))
-            {
+            if let Some(proof) = record.vitals.and_then(|vitals| vitals.proof(&vitals, &fault.evidence)) {
                 self.end(&gpu, &fault, proof);
                 continue;
             }
@@ -134,11 +131,7 @@ impl HealthTracker {
             if known.is_none_or(|known| known.class < class) {
                 // A reset before the newer fault clears neither.
                 let evidence = known.map_or(fault.evidence, |known| known.evidence);
-                let fault = Fault {
-                    class,
-                    evidence,
-                    ..fault
-                };
+                let fault = Fault { class, evidence, ..fault };
                 record.faults.insert(fault.extent, fault);
             }
             if let Some(vitals) = record.vitals {
@@ -268,10 +261,7 @@ impl HealthTracker {
                 worst(troubles).map(Cow::into_owned)
             }),
         };
-        DeviceHealth {
-            healthy: worst.is_none(),
-            reason: worst,
-        }
+        DeviceHealth { healthy: worst.is_none(), reason: worst }
     }
 
     /// All problems of these GPUs, by GPU and extent.
@@ -287,9 +277,7 @@ impl HealthTracker {
             None => {
                 let record = self.gpus.get(gpu);
                 let troubles = record.into_iter().flat_map(Record::troubles);
-                troubles
-                    .map(|(extent, cause, reason)| trouble(gpu, extent, cause, &reason))
-                    .collect()
+                troubles.map(|(extent, cause, reason)| trouble(gpu, extent, cause, &reason)).collect()
             }
         })
         .collect()
@@ -306,8 +294,7 @@ impl HealthTracker {
     /// GPUs with faults.
     pub fn faulty(&self) -> impl Iterator<Item = &GpuUuid> {
         let gpus = self.gpus.iter();
-        gpus.filter(|(_, record)| !record.faults.is_empty())
-            .map(|(gpu, _)| gpu)
+        gpus.filter(|(_, record)| !record.faults.is_empty()).map(|(gpu, _)| gpu)
     }
 
     /// Returns the faults cleared since the last call.
@@ -337,9 +324,7 @@ impl HealthTracker {
         let Some(record) = self.gpus.get_mut(gpu) else {
             return;
         };
-        let (gone, stay) = std::mem::take(&mut record.faults)
-            .into_iter()
-            .partition(|(_, fault)| over(fault));
+        let (gone, stay) = std::mem::take(&mut record.faults).into_iter().partition(|(_, fault)| over(fault));
         record.faults = stay;
         let gone: BTreeMap<Extent, Fault> = gone;
         for fault in gone.values() {
@@ -348,11 +333,7 @@ impl HealthTracker {
     }
 
     fn end(&mut self, gpu: &GpuUuid, fault: &Fault, proof: Proof) {
-        self.ended.push(Ended {
-            gpu: gpu.clone(),
-            reason: fault.reason.clone(),
-            proof,
-        });
+        self.ended.push(Ended { gpu: gpu.clone(), reason: fault.reason.clone(), proof });
     }
 }
 
@@ -361,10 +342,7 @@ impl Record {
     fn troubles(&self) -> impl Iterator<Item = (Extent, Cause, Cow<'_, str>)> {
         let faults = self.faults.values();
         let faults = faults.map(|fault| (fault.extent, Cause::Xid(fault.class), self.reason(fault)));
-        let lost = self
-            .lost
-            .iter()
-            .map(|loss| (Extent::Gpu, Cause::Lost, Cow::from(&loss.reason)));
+        let lost = self.lost.iter().map(|loss| (Extent::Gpu, Cause::Lost, Cow::from(&loss.reason)));
         let complaints = self.complaints.iter();
         let complaints = complaints.map(|(cause, reason)| (Extent::Gpu, *cause, Cow::from(reason)));
         faults.chain(lost).chain(complaints)
@@ -373,11 +351,9 @@ impl Record {
     /// The reason of a fault, with the number of links that are down for a link fault.
     fn reason<'a>(&self, fault: &'a Fault) -> Cow<'a, str> {
         match fault.evidence.links_before {
-            Some(before) if fault.class.touches_links() && self.links_now < before => Cow::from(format!(
-                "{}; {} of {before} NVLinks down",
-                fault.reason,
-                before - self.links_now
-            )),
+            Some(before) if fault.class.touches_links() && self.links_now < before => {
+                Cow::from(format!("{}; {} of {before} NVLinks down", fault.reason, before - self.links_now))
+            }
             _ => Cow::from(&fault.reason),
         }
     }

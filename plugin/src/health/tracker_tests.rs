@@ -26,17 +26,11 @@ fn fault_in(extent: Extent, class: Class, reason: &str) -> Fault {
 }
 
 fn lost(off_bus: bool) -> Loss {
-    Loss {
-        reason: "lost".to_owned(),
-        off_bus,
-    }
+    Loss { reason: "lost".to_owned(), off_bus }
 }
 
 fn outage(reason: &str, kind: OutageKind) -> Outage {
-    Outage {
-        reason: reason.to_owned(),
-        kind,
-    }
+    Outage { reason: reason.to_owned(), kind }
 }
 
 fn reason(tracker: &HealthTracker, name: &str) -> Option<String> {
@@ -50,11 +44,7 @@ fn reason_in(tracker: &HealthTracker, name: &str, part: Part) -> Option<String> 
 }
 
 fn proofs(tracker: &mut HealthTracker) -> Vec<Proof> {
-    tracker
-        .take_ended()
-        .into_iter()
-        .map(|ended| ended.proof)
-        .collect()
+    tracker.take_ended().into_iter().map(|ended| ended.proof).collect()
 }
 
 fn cut(instances: &[(u32, &str)]) -> Mig {
@@ -100,10 +90,7 @@ fn worst_then_first_fault_gives_reason() {
 #[test]
 fn instance_fault_spares_others_gpu_fault_spares_none() {
     let mut tracker = HealthTracker::default();
-    tracker.record_fault(
-        &gpu("a"),
-        fault_in(Extent::GpuInstance(1), Class::MigInstance, "one"),
-    );
+    tracker.record_fault(&gpu("a"), fault_in(Extent::GpuInstance(1), Class::MigInstance, "one"));
     assert_eq!(reason_in(&tracker, "a", Some((1, 0))).as_deref(), Some("one"));
     assert_eq!(reason_in(&tracker, "a", Some((2, 0))), None);
     tracker.record_fault(&gpu("a"), fault(Class::Fatal, "all"));
@@ -115,11 +102,7 @@ fn instance_fault_spares_others_gpu_fault_spares_none() {
 #[test]
 fn fault_survives_responding_gpu() {
     let mut tracker = HealthTracker::default();
-    let vitals = Vitals {
-        binding: Some(1),
-        uncorrected: Some(0),
-        ..Vitals::default()
-    };
+    let vitals = Vitals { binding: Some(1), uncorrected: Some(0), ..Vitals::default() };
     tracker.record_vitals(&gpu("a"), vitals, &HealthChecks::default());
     tracker.record_fault(&gpu("a"), fault(Class::Resettable, "Xid 46"));
     tracker.record_response(&gpu("a"));
@@ -154,11 +137,7 @@ fn driver_reload_clears_faults_nvml_failure_does_not() {
     tracker.record_outage(outage("NVML fails", OutageKind::Failing));
     assert_eq!(reason(&tracker, "b").as_deref(), Some("NVML fails"));
     assert!(!tracker.record_recovery(false));
-    assert_eq!(
-        reason(&tracker, "b").as_deref(),
-        Some("NVML fails"),
-        "it responds, but cannot be waited for"
-    );
+    assert_eq!(reason(&tracker, "b").as_deref(), Some("NVML fails"), "it responds, but cannot be waited for");
     assert!(!tracker.record_recovery(true));
     assert_eq!(reason(&tracker, "a").as_deref(), Some("Xid 46"));
     assert_eq!(reason(&tracker, "b"), None);
@@ -203,17 +182,10 @@ fn link_fault_ends_with_all_links_up() {
     tracker.record_links(&gpu("a"), 6);
     tracker.record_fault(&gpu("a"), fault(Class::Link { reset: true }, "Xid 155"));
     tracker.record_links(&gpu("a"), 6);
-    assert_eq!(
-        reason(&tracker, "a").as_deref(),
-        Some("Xid 155"),
-        "no link went down"
-    );
+    assert_eq!(reason(&tracker, "a").as_deref(), Some("Xid 155"), "no link went down");
     tracker.record_links(&gpu("a"), 4);
     tracker.record_links(&gpu("a"), 5);
-    assert_eq!(
-        reason(&tracker, "a").as_deref(),
-        Some("Xid 155; 1 of 6 NVLinks down")
-    );
+    assert_eq!(reason(&tracker, "a").as_deref(), Some("Xid 155; 1 of 6 NVLinks down"));
     tracker.record_links(&gpu("a"), 6);
     assert_eq!(reason(&tracker, "a"), None);
     assert_eq!(proofs(&mut tracker), [Proof::LinksUp]);
@@ -228,11 +200,7 @@ fn suspect_link_xid_is_fault_if_links_go_down() {
     tracker.record_links(&gpu("a"), 18);
     tracker.record_links(&gpu("a"), 18);
     tracker.record_links(&gpu("a"), 17);
-    assert_eq!(
-        reason(&tracker, "a"),
-        None,
-        "the link went down by itself, much later"
-    );
+    assert_eq!(reason(&tracker, "a"), None, "the link went down by itself, much later");
     tracker.record_links(&gpu("a"), 18);
 
     tracker.record_suspect(&gpu("a"), suspicion());
@@ -241,16 +209,9 @@ fn suspect_link_xid_is_fault_if_links_go_down() {
     tracker.record_links(&gpu("a"), 16);
     let down = Some("Xid 149; 2 of 18 NVLinks down");
     assert_eq!(reason(&tracker, "a").as_deref(), down, "NVML reported it late");
-    assert_eq!(
-        tracker.faults("boot")[0].reason,
-        "Xid 149",
-        "the number is not stored"
-    );
+    assert_eq!(tracker.faults("boot")[0].reason, "Xid 149", "the number is not stored");
     tracker.record_links(&gpu("a"), 18);
-    assert_eq!(
-        (reason(&tracker, "a"), proofs(&mut tracker)),
-        (None, vec![Proof::LinksUp])
-    );
+    assert_eq!((reason(&tracker, "a"), proofs(&mut tracker)), (None, vec![Proof::LinksUp]));
 
     tracker.record_suspect(&gpu("a"), suspicion());
     tracker.record_links(&gpu("a"), 17);
@@ -260,38 +221,26 @@ fn suspect_link_xid_is_fault_if_links_go_down() {
     assert_eq!(reason(&tracker, "a"), None, "17 links are accepted");
     tracker.record_suspect(&gpu("a"), suspicion());
     tracker.record_links(&gpu("a"), 16);
-    assert_eq!(
-        reason(&tracker, "a").as_deref(),
-        Some("Xid 149; 1 of 17 NVLinks down")
-    );
+    assert_eq!(reason(&tracker, "a").as_deref(), Some("Xid 149; 1 of 17 NVLinks down"));
 }
 
 #[test]
 fn link_fault_survives_restart() {
     let mut before = HealthTracker::default();
-    let fault = Fault {
-        xid: 74,
-        ..fault(Class::Link { reset: true }, "Xid 74")
-    };
+    let fault = Fault { xid: 74, ..fault(Class::Link { reset: true }, "Xid 74") };
     before.record_links(&gpu("a"), 6);
     before.record_suspect(&gpu("a"), fault);
     before.record_links(&gpu("a"), 5);
     let stored = before.faults("boot");
     let adopted = |disabled: &str| {
-        let checks = HealthChecks {
-            disabled: disabled.parse().unwrap(),
-            ..HealthChecks::default()
-        };
+        let checks = HealthChecks { disabled: disabled.parse().unwrap(), ..HealthChecks::default() };
         let mut after = HealthTracker::default();
         after.adopt(stored.clone(), "boot", &Table::built_in(), &checks);
         after.record_links(&gpu("a"), 5);
         after
     };
     let mut after = adopted("");
-    assert_eq!(
-        reason(&after, "a").as_deref(),
-        Some("Xid 74; 1 of 6 NVLinks down")
-    );
+    assert_eq!(reason(&after, "a").as_deref(), Some("Xid 74; 1 of 6 NVLinks down"));
     after.record_links(&gpu("a"), 6);
     assert_eq!(reason(&after, "a"), None);
     assert_eq!(reason(&adopted("74"), "a"), None);
@@ -347,28 +296,19 @@ fn adopted_fault_ends_with_later_evidence() {
     assert_eq!(proofs(&mut rebooted), [Proof::Rebooted; 2]);
 
     let mut disabled = HealthTracker::default();
-    let checks = HealthChecks {
-        disabled: "46".parse().unwrap(),
-        ..HealthChecks::default()
-    };
+    let checks = HealthChecks { disabled: "46".parse().unwrap(), ..HealthChecks::default() };
     disabled.adopt(stored, "boot-1", &table, &checks);
     assert_eq!(reason(&disabled, "a"), None);
 }
 
 #[test]
 fn cleared_stored_fault_keeps_new_fault() {
-    let seen = |binding| Vitals {
-        binding: Some(binding),
-        ..Vitals::default()
-    };
+    let seen = |binding| Vitals { binding: Some(binding), ..Vitals::default() };
     let (table, checks) = (Table::built_in(), HealthChecks::default());
     for (stored_xid, stored_class) in [(46, Class::Resettable), (79, Class::Fatal)] {
         let mut before = HealthTracker::default();
         before.record_vitals(&gpu("a"), seen(1), &checks);
-        let stored = Fault {
-            xid: stored_xid,
-            ..fault(stored_class, "before")
-        };
+        let stored = Fault { xid: stored_xid, ..fault(stored_class, "before") };
         before.record_fault(&gpu("a"), stored);
         let stored = before.faults("boot");
         // The GPU was bound again unnoticed, and then became unhealthy again before the API server responded;
@@ -378,10 +318,7 @@ fn cleared_stored_fault_keeps_new_fault() {
             after.record_vitals(&gpu("a"), seen(2), &checks);
             after.record_fault(&gpu("a"), fault(Class::Resettable, "since"));
             if !answers {
-                let loss = Loss {
-                    reason: "lost".to_owned(),
-                    off_bus: false,
-                };
+                let loss = Loss { reason: "lost".to_owned(), off_bus: false };
                 after.record_loss(&gpu("a"), loss);
             }
             after.adopt(stored.clone(), "boot", &table, &checks);
@@ -404,31 +341,18 @@ fn stored_fault_is_judged_by_current_checks() {
     let table = Table::built_in();
     // Xid 31, an application Xid, is enabled: stored with the class of that setting. 4711 is in no table.
     let mut before = HealthTracker::default();
-    for (name, xid, class) in [
-        ("a", 31, Class::Resettable),
-        ("b", 79, Class::Application),
-        ("c", 4711, Class::Fatal),
-    ] {
-        before.record_fault(
-            &gpu(name),
-            Fault {
-                xid,
-                ..fault(class, name)
-            },
-        );
+    for (name, xid, class) in
+        [("a", 31, Class::Resettable), ("b", 79, Class::Application), ("c", 4711, Class::Fatal)]
+    {
+        before.record_fault(&gpu(name), Fault { xid, ..fault(class, name) });
     }
     let stored = before.faults("boot");
     let sick = |enabled: &str| {
-        let checks = HealthChecks {
-            enabled: enabled.parse().unwrap(),
-            ..HealthChecks::default()
-        };
+        let checks = HealthChecks { enabled: enabled.parse().unwrap(), ..HealthChecks::default() };
         let mut after = HealthTracker::default();
         after.adopt(stored.clone(), "boot", &table, &checks);
-        let sick: Vec<&str> = ["a", "b", "c"]
-            .into_iter()
-            .filter(|name| reason(&after, name).is_some())
-            .collect();
+        let sick: Vec<&str> =
+            ["a", "b", "c"].into_iter().filter(|name| reason(&after, name).is_some()).collect();
         (sick, proofs(&mut after))
     };
     assert_eq!(sick("31"), (vec!["a", "b", "c"], vec![]));
@@ -439,11 +363,7 @@ fn stored_fault_is_judged_by_current_checks() {
 fn problem_lasts_while_gpu_reports_it() {
     let mut tracker = HealthTracker::default();
     let checks = HealthChecks::default();
-    let failed = Vitals {
-        remaps_rows: true,
-        repair_failed: Some(true),
-        ..Vitals::default()
-    };
+    let failed = Vitals { remaps_rows: true, repair_failed: Some(true), ..Vitals::default() };
     tracker.record_vitals(&gpu("a"), failed, &checks);
     let troubles = tracker.troubles([gpu("a"), gpu("b")].iter());
     assert_eq!(troubles.len(), 1);

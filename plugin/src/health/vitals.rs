@@ -90,18 +90,11 @@ impl Vitals {
             );
         }
         if let Some(action) = self.action.and_then(action_text) {
-            add(
-                ACTION_CHANGED,
-                Cause::RecoveryAction,
-                format!("the driver requests {action}"),
-            );
+            add(ACTION_CHANGED, Cause::RecoveryAction, format!("the driver requests {action}"));
         }
         if self.repair_pending == Some(true) {
             let (what, remedy) = match self.remaps_rows {
-                true => (
-                    "rows wait to be remapped",
-                    "drain the GPU and run nvidia-smi --gpu-reset",
-                ),
+                true => ("rows wait to be remapped", "drain the GPU and run nvidia-smi --gpu-reset"),
                 false => ("pages wait to be retired", "drain the node and reload the driver"),
             };
             add(REPAIR, Cause::RepairPending, format!("memory: {what}; {remedy}"));
@@ -155,10 +148,7 @@ impl Vitals {
 }
 
 fn asks_for_reset(action: RecoveryAction) -> bool {
-    matches!(
-        action,
-        RecoveryAction::Reset | RecoveryAction::Reboot | RecoveryAction::DrainAndReset
-    )
+    matches!(action, RecoveryAction::Reset | RecoveryAction::Reboot | RecoveryAction::DrainAndReset)
 }
 
 /// Description of the action; `None` if there is none.
@@ -180,18 +170,11 @@ mod tests {
     use super::*;
 
     fn causes(vitals: Vitals, checks: &HealthChecks) -> Vec<Cause> {
-        vitals
-            .complaints(checks)
-            .into_iter()
-            .map(|(cause, _)| cause)
-            .collect()
+        vitals.complaints(checks).into_iter().map(|(cause, _)| cause).collect()
     }
 
     fn disabled(text: &str) -> HealthChecks {
-        HealthChecks {
-            disabled: text.parse().unwrap(),
-            ..HealthChecks::default()
-        }
+        HealthChecks { disabled: text.parse().unwrap(), ..HealthChecks::default() }
     }
 
     const AMPERE: Vitals = Vitals {
@@ -204,11 +187,7 @@ mod tests {
         failed: NONE,
     };
 
-    const NONE: Failed = Failed {
-        uncorrected: false,
-        repair: false,
-        action: false,
-    };
+    const NONE: Failed = Failed { uncorrected: false, repair: false, action: false };
 
     impl Vitals {
         /// The proof without earlier values.
@@ -222,37 +201,20 @@ mod tests {
         let all = HealthChecks::default();
         assert_eq!(causes(Vitals::default(), &all), []);
         assert_eq!(causes(AMPERE, &all), []);
-        let pending = Vitals {
-            repair_pending: Some(true),
-            ..AMPERE
-        };
+        let pending = Vitals { repair_pending: Some(true), ..AMPERE };
         assert_eq!(causes(pending, &all), [Cause::RepairPending]);
         assert_eq!(causes(pending, &disabled("63")), []);
-        let failed = Vitals {
-            repair_failed: Some(true),
-            action: Some(RecoveryAction::Reset),
-            ..pending
-        };
-        assert_eq!(
-            causes(failed, &all),
-            [Cause::RepairFailed, Cause::RecoveryAction, Cause::RepairPending]
-        );
+        let failed = Vitals { repair_failed: Some(true), action: Some(RecoveryAction::Reset), ..pending };
+        assert_eq!(causes(failed, &all), [Cause::RepairFailed, Cause::RecoveryAction, Cause::RepairPending]);
         assert_eq!(causes(failed, &disabled("all")), []);
     }
 
     #[test]
     fn uncorrected_errors_count_if_rows_cannot_be_remapped() {
         let all = HealthChecks::default();
-        let contained = Vitals {
-            uncorrected: Some(3),
-            ..AMPERE
-        };
+        let contained = Vitals { uncorrected: Some(3), ..AMPERE };
         assert_eq!(causes(contained, &all), []);
-        let volta = Vitals {
-            uncorrected: Some(1),
-            repair_pending: Some(false),
-            ..Vitals::default()
-        };
+        let volta = Vitals { uncorrected: Some(1), repair_pending: Some(false), ..Vitals::default() };
         assert_eq!(
             volta.complaints(&all),
             [(
@@ -271,54 +233,25 @@ mod tests {
             }
             evidence
         };
-        let with_action = |action| Vitals {
-            action: Some(action),
-            ..AMPERE
-        };
-        let pending = Vitals {
-            repair_pending: Some(true),
-            ..AMPERE
-        };
-        let counted = Vitals {
-            uncorrected: Some(2),
-            ..AMPERE
-        };
+        let with_action = |action| Vitals { action: Some(action), ..AMPERE };
+        let pending = Vitals { repair_pending: Some(true), ..AMPERE };
+        let counted = Vitals { uncorrected: Some(2), ..AMPERE };
         assert_eq!(AMPERE.proof_alone(&evidence(&[AMPERE])), None, "it only goes on");
-        let bound = Vitals {
-            binding: Some(8),
-            ..AMPERE
-        };
+        let bound = Vitals { binding: Some(8), ..AMPERE };
         assert_eq!(bound.proof_alone(&evidence(&[AMPERE])), Some(Proof::Rebound));
         let asked = evidence(&[with_action(RecoveryAction::Reset)]);
-        assert_eq!(
-            with_action(RecoveryAction::None).proof_alone(&asked),
-            Some(Proof::ActionCleared)
-        );
-        assert_eq!(
-            with_action(RecoveryAction::Reboot).proof_alone(&asked),
-            None,
-            "it requests more"
-        );
+        assert_eq!(with_action(RecoveryAction::None).proof_alone(&asked), Some(Proof::ActionCleared));
+        assert_eq!(with_action(RecoveryAction::Reboot).proof_alone(&asked), None, "it requests more");
         assert_eq!(AMPERE.proof_alone(&asked), None, "silence is no answer");
         let drained = evidence(&[with_action(RecoveryAction::DrainPeers)]);
-        assert_eq!(
-            with_action(RecoveryAction::None).proof_alone(&drained),
-            None,
-            "no reset was requested"
-        );
+        assert_eq!(with_action(RecoveryAction::None).proof_alone(&drained), None, "no reset was requested");
         assert_eq!(AMPERE.proof_alone(&evidence(&[pending])), Some(Proof::Repaired));
-        assert_eq!(
-            AMPERE.proof_alone(&evidence(&[counted])),
-            Some(Proof::CountersReset)
-        );
+        assert_eq!(AMPERE.proof_alone(&evidence(&[counted])), Some(Proof::CountersReset));
         assert_eq!(
             pending.proof_alone(&evidence(&[counted])),
             None,
             "counters that were cleared by hand repair nothing"
         );
-        assert_eq!(
-            Vitals::default().proof_alone(&evidence(&[counted, pending])),
-            None
-        );
+        assert_eq!(Vitals::default().proof_alone(&evidence(&[counted, pending])), None);
     }
 }

@@ -47,13 +47,8 @@ impl Class {
 impl Class {
     /// The class with this name; `None` if it is unknown to this version.
     pub fn named(name: &str) -> Option<Self> {
-        let classes = [
-            Self::Application,
-            Self::Link { reset: true },
-            Self::MigInstance,
-            Self::Resettable,
-            Self::Fatal,
-        ];
+        let classes =
+            [Self::Application, Self::Link { reset: true }, Self::MigInstance, Self::Resettable, Self::Fatal];
         classes.into_iter().find(|class| class.to_string() == name)
     }
 }
@@ -120,8 +115,7 @@ impl Table {
 
     /// Whether this Xid concerns memory, which all compute instances of a GPU instance share.
     pub fn is_shared(&self, code: u64) -> bool {
-        self.get(code)
-            .is_some_and(|xid| xid.class == Class::MigInstance || xid.has_state)
+        self.get(code).is_some_and(|xid| xid.class == Class::MigInstance || xid.has_state)
     }
 
     /// Description, e.g. `Xid 79: GPU has fallen off the bus`.
@@ -158,9 +152,7 @@ fn class(scope: &str, action: &str, verdict: &str) -> Class {
     if verdict.starts_with("ignore") {
         Class::Application
     } else if verdict.starts_with("keep GPU") {
-        Class::Link {
-            reset: action == "RESET_GPU",
-        }
+        Class::Link { reset: action == "RESET_GPU" }
     } else if scope.contains("MIG instance") && verdict.contains("MIG instance") {
         Class::MigInstance
     } else if verdict.contains("only after reset/reboot") {
@@ -208,10 +200,7 @@ impl XidCounts {
     /// All counts: GPU, Xid, count.
     pub fn all(&self) -> Vec<(GpuUuid, u64, u64)> {
         let counts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        counts
-            .iter()
-            .map(|((gpu, xid), count)| (gpu.clone(), *xid, *count))
-            .collect()
+        counts.iter().map(|((gpu, xid), count)| (gpu.clone(), *xid, *count)).collect()
     }
 }
 
@@ -227,11 +216,7 @@ mod tests {
         let table = Table::built_in();
         let codes: Vec<u64> = table.0.iter().map(|xid| xid.code).collect();
         assert_eq!(codes.len(), rows.clone().count());
-        assert_eq!(
-            codes,
-            (1..=176).collect::<Vec<_>>(),
-            "each Xid once, none left out"
-        );
+        assert_eq!(codes, (1..=176).collect::<Vec<_>>(), "each Xid once, none left out");
         for line in rows {
             let verdict = fields(line)[7];
             let xid = read_row(line).unwrap();
@@ -299,12 +284,7 @@ mod tests {
 
     #[test]
     fn class_is_found_by_name() {
-        for class in [
-            Class::Fatal,
-            Class::Resettable,
-            Class::MigInstance,
-            Class::Application,
-        ] {
+        for class in [Class::Fatal, Class::Resettable, Class::MigInstance, Class::Application] {
             assert_eq!(Class::named(&class.to_string()), Some(class));
         }
         assert_eq!(Class::named("link"), Some(Class::Link { reset: true }));
@@ -316,10 +296,7 @@ mod tests {
         let table = Table::built_in();
         assert_eq!(table.describe(79), "Xid 79: GPU has fallen off the bus");
         assert_eq!(table.describe(167), "Xid 167: PCIE_FATAL_TIMEOUT");
-        assert_eq!(
-            table.describe(18),
-            "Xid 18: unexpected, NVIDIA lists it as unused"
-        );
+        assert_eq!(table.describe(18), "Xid 18: unexpected, NVIDIA lists it as unused");
         assert_eq!(table.describe(176), "Xid 176: PCIE_CORRECTABLE_ERROR_FAULT");
         assert_eq!(table.describe(4711), "Xid 4711: unknown to this version");
     }

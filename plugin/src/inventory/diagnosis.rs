@@ -88,11 +88,7 @@ impl std::str::FromStr for Lift {
         if words.clone().any(|word| word.eq_ignore_ascii_case("all")) {
             return Ok(Self::All);
         }
-        let gpu = |word: &str| {
-            word.parse().map_err(|_| LiftError {
-                word: word.to_owned(),
-            })
-        };
+        let gpu = |word: &str| word.parse().map_err(|_| LiftError { word: word.to_owned() });
         let gpus: BTreeSet<GpuUuid> = words.map(gpu).collect::<Result<_, _>>()?;
         if gpus.is_empty() {
             return Err(LiftError { word: String::new() });
@@ -151,10 +147,7 @@ impl Diagnoses {
     pub(super) fn pair() -> (Self, DiagnosesEnd) {
         let (publish, diagnosis) = watch::channel(Arc::<Diagnosis>::default());
         let (commands, received) = channel();
-        let end = DiagnosesEnd {
-            diagnosis: publish,
-            commands: received,
-        };
+        let end = DiagnosesEnd { diagnosis: publish, commands: received };
         (Self { diagnosis, commands }, end)
     }
 

@@ -57,20 +57,12 @@ impl Hardware {
 
     /// With GPUs.
     pub fn ready(machine: Arc<Machine>, units: Vec<Unit>) -> Self {
-        Self {
-            state: State::Ready,
-            machine,
-            units,
-            mig_unknown: BTreeSet::new(),
-        }
+        Self { state: State::Ready, machine, units, mig_unknown: BTreeSet::new() }
     }
 
     /// The units of a machine, all healthy: for a one-time scan.
     pub fn of(machine: Arc<Machine>) -> Self {
-        let well = |_: &GpuUuid, _| DeviceHealth {
-            healthy: true,
-            reason: None,
-        };
+        let well = |_: &GpuUuid, _| DeviceHealth { healthy: true, reason: None };
         let units = units(&machine, |gpu| Some(gpu.index), well, |_, _, _| None);
         Self::ready(machine, units)
     }
@@ -81,12 +73,7 @@ impl Hardware {
     }
 
     fn without_units(state: State) -> Self {
-        Self {
-            state,
-            machine: no_machine(),
-            units: Vec::new(),
-            mig_unknown: BTreeSet::new(),
-        }
+        Self { state, machine: no_machine(), units: Vec::new(), mig_unknown: BTreeSet::new() }
     }
 }
 
@@ -135,17 +122,14 @@ pub(crate) fn units(
 }
 
 fn mig_devices(instances: &[GpuInstance]) -> impl Iterator<Item = (&GpuInstance, &ComputeInstance)> {
-    instances
-        .iter()
-        .flat_map(|instance| instance.compute.iter().map(move |compute| (instance, compute)))
+    instances.iter().flat_map(|instance| instance.compute.iter().map(move |compute| (instance, compute)))
 }
 
 /// NVML's index of a MIG device: counted by GPU instance ID, then by compute instance ID.
 fn index(gpu: &Gpu, instance: &GpuInstance, compute: &ComputeInstance) -> u8 {
     let instances = gpu.mig.as_ref().map_or(&[][..], |mig| &mig.instances);
-    let before = mig_devices(instances)
-        .filter(|(of, other)| (of.id, other.id) < (instance.id, compute.id))
-        .count();
+    let before =
+        mig_devices(instances).filter(|(of, other)| (of.id, other.id) < (instance.id, compute.id)).count();
     u8::try_from(before).unwrap_or(u8::MAX)
 }
 
@@ -156,22 +140,11 @@ mod tests {
     use super::*;
 
     fn compute(id: u32, uuid: &str, profile: &str) -> ComputeInstance {
-        ComputeInstance {
-            id,
-            uuid: uuid.parse().unwrap(),
-            profile: profile.to_owned(),
-            attributes: None,
-        }
+        ComputeInstance { id, uuid: uuid.parse().unwrap(), profile: profile.to_owned(), attributes: None }
     }
 
     fn instance(id: u32, profile: &str, start: u8, size: u8, compute: Vec<ComputeInstance>) -> GpuInstance {
-        GpuInstance {
-            id,
-            profile: profile.to_owned(),
-            start,
-            size,
-            compute,
-        }
+        GpuInstance { id, profile: profile.to_owned(), start, size, compute }
     }
 
     fn machine(gpus: Vec<Gpu>) -> Machine {
@@ -191,10 +164,7 @@ mod tests {
                 "3g.20gb",
                 4,
                 4,
-                vec![
-                    compute(0, "MIG-20", "1c.3g.20gb"),
-                    compute(1, "MIG-21", "2c.3g.20gb"),
-                ],
+                vec![compute(0, "MIG-20", "1c.3g.20gb"), compute(1, "MIG-21", "2c.3g.20gb")],
             ),
             instance(9, "1g.5gb", 0, 1, vec![compute(0, "MIG-90", "1g.5gb")]),
             instance(10, "1g.5gb", 1, 1, vec![]),
@@ -212,16 +182,10 @@ mod tests {
                 uuid: Some("GPU-1".parse().unwrap()),
                 minor: Some(3),
                 numa: Some("1".parse().unwrap()),
-                mig: Some(Mig {
-                    enabled: true,
-                    instances: cut,
-                }),
+                mig: Some(Mig { enabled: true, instances: cut }),
                 ..Gpu::default()
             },
-            Gpu {
-                index: 2,
-                ..Gpu::default()
-            },
+            Gpu { index: 2, ..Gpu::default() },
         ]);
         let health = |uuid: &GpuUuid, part: Part| DeviceHealth {
             healthy: part.is_none_or(|(instance, _)| instance != 2),
@@ -246,34 +210,11 @@ mod tests {
             seen,
             [
                 ("GPU-0", 0, None, None, None),
-                (
-                    "MIG-90",
-                    1,
-                    Some((2, "1g.5gb", 0, 1)),
-                    Some([309, 310]),
-                    Some("GPU-1/9")
-                ),
-                (
-                    "MIG-20",
-                    1,
-                    Some((0, "1c.3g.20gb", 4, 4)),
-                    Some([302, 303]),
-                    Some("GPU-1/2")
-                ),
-                (
-                    "MIG-21",
-                    1,
-                    Some((1, "2c.3g.20gb", 4, 4)),
-                    Some([302, 304]),
-                    Some("GPU-1/2")
-                ),
+                ("MIG-90", 1, Some((2, "1g.5gb", 0, 1)), Some([309, 310]), Some("GPU-1/9")),
+                ("MIG-20", 1, Some((0, "1c.3g.20gb", 4, 4)), Some([302, 303]), Some("GPU-1/2")),
+                ("MIG-21", 1, Some((1, "2c.3g.20gb", 4, 4)), Some([302, 304]), Some("GPU-1/2")),
             ]
         );
-        assert!(
-            units
-                .iter()
-                .skip(1)
-                .all(|unit| unit.minor == Some(3) && unit.numa == Some(1))
-        );
+        assert!(units.iter().skip(1).all(|unit| unit.minor == Some(3) && unit.numa == Some(1)));
     }
 }

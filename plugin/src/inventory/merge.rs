@@ -32,10 +32,7 @@ pub(super) fn merge(
     if let Some(known) = known.filter(|_| !found.unread.is_empty()) {
         found.machine = remember(known, &found.machine, &found.unread)?;
     }
-    let as_found = |found: Found| Merged {
-        machine: found.machine,
-        missing: BTreeMap::new(),
-    };
+    let as_found = |found: Found| Merged { machine: found.machine, missing: BTreeMap::new() };
     let Some(known) = known else {
         return Ok(as_found(found));
     };
@@ -80,27 +77,17 @@ pub(super) fn merge(
         .filter_map(|(gpu, _)| {
             // Equal indices mean equal GPUs only while the count is unchanged.
             let same = known.gpus().len() == found.machine.gpus().len();
-            let error = found
-                .unreachable
-                .iter()
-                .find(|(index, _)| same && *index == gpu.index);
+            let error = found.unreachable.iter().find(|(index, _)| same && *index == gpu.index);
             let loss = match error {
-                Some((_, error)) => Loss {
-                    reason: format!("GPU lost: {error}"),
-                    off_bus: error.is_gpu_lost(),
-                },
-                None => Loss {
-                    reason: "GPU lost: NVML no longer lists it".to_owned(),
-                    off_bus: true,
-                },
+                Some((_, error)) => {
+                    Loss { reason: format!("GPU lost: {error}"), off_bus: error.is_gpu_lost() }
+                }
+                None => Loss { reason: "GPU lost: NVML no longer lists it".to_owned(), off_bus: true },
             };
             Some((gpu.uuid.clone()?, loss))
         })
         .collect();
-    Ok(Merged {
-        machine: overlay(known, found.machine, &places)?,
-        missing,
-    })
+    Ok(Merged { machine: overlay(known, found.machine, &places)?, missing })
 }
 
 /// The machine found, with the last known MIG layout for the GPUs in `unread`. Not
@@ -115,10 +102,7 @@ fn keep_mig_layout(
     let known = known.map_or(&[][..], Machine::gpus);
     for gpu in parts.gpus.iter_mut().filter(|gpu| unread.contains(&gpu.index)) {
         let Some(before) = known.iter().find(|before| before.uuid == gpu.uuid) else {
-            gpu.mig.get_or_insert(Mig {
-                enabled: true,
-                instances: Vec::new(),
-            });
+            gpu.mig.get_or_insert(Mig { enabled: true, instances: Vec::new() });
             continue;
         };
         let is_on = |mig: &Option<Mig>| mig.as_ref().is_some_and(|mig| mig.enabled);
@@ -141,11 +125,7 @@ fn remember(
     };
     let places: Vec<Option<usize>> = found.gpus().iter().map(place).collect();
     let is_unread = |gpu: &Gpu, fact| unread.get(&gpu.index).is_some_and(|facts| facts.contains(&fact));
-    let is_dim: Vec<bool> = found
-        .gpus()
-        .iter()
-        .map(|gpu| is_unread(gpu, Fact::Links))
-        .collect();
+    let is_dim: Vec<bool> = found.gpus().iter().map(|gpu| is_unread(gpu, Fact::Links)).collect();
     let mut parts = found.clone().into_parts();
     for (gpu, place) in parts.gpus.iter_mut().zip(&places) {
         let facts = unread.get(&gpu.index).into_iter().flatten();
@@ -162,10 +142,7 @@ fn remember(
                 }
                 _ => found.direct_nvlinks(a, b),
             };
-            (links > 0).then_some(NvLinkBundle {
-                gpus: [a as u8, b as u8],
-                links,
-            })
+            (links > 0).then_some(NvLinkBundle { gpus: [a as u8, b as u8], links })
         })
         .collect();
     Machine::new(parts)
@@ -208,11 +185,7 @@ fn recall_slices(gpu: &mut Gpu, before: &Gpu) {
         if let Some(known) = same(now) {
             let place = if are_known { known } else { &*now };
             let (start, size) = (place.start, place.size);
-            *now = GpuInstance {
-                start,
-                size,
-                ..known.clone()
-            };
+            *now = GpuInstance { start, size, ..known.clone() };
         }
     }
 }
@@ -223,10 +196,7 @@ fn overlay(known: &Machine, found: Machine, places: &[Option<usize>]) -> Result<
     let mut parts = known.clone().into_parts();
     for (at, gpu) in parts.gpus.iter_mut().enumerate() {
         if let Some(place) = places[at] {
-            *gpu = Gpu {
-                index: gpu.index,
-                ..found.gpus()[place].clone()
-            };
+            *gpu = Gpu { index: gpu.index, ..found.gpus()[place].clone() };
         }
     }
     let pairs = (0..places.len()).flat_map(|b| (0..b).map(move |a| (a, b)));
@@ -236,10 +206,7 @@ fn overlay(known: &Machine, found: Machine, places: &[Option<usize>]) -> Result<
                 (Some(a), Some(b)) => found.direct_nvlinks(a, b),
                 _ => known.direct_nvlinks(a, b),
             };
-            (links > 0).then_some(NvLinkBundle {
-                gpus: [a as u8, b as u8],
-                links,
-            })
+            (links > 0).then_some(NvLinkBundle { gpus: [a as u8, b as u8], links })
         })
         .collect();
     let known_nic = |name: &str| known.nics().iter().position(|nic| nic.name == name);
@@ -288,10 +255,7 @@ mod tests {
         Machine::new(MachineParts {
             paths: PathMatrix::from_fn(gpus.len(), |_, _| class),
             gpus,
-            nvlinks: (links > 0)
-                .then_some(NvLinkBundle { gpus: [0, 1], links })
-                .into_iter()
-                .collect(),
+            nvlinks: (links > 0).then_some(NvLinkBundle { gpus: [0, 1], links }).into_iter().collect(),
             ..MachineParts::default()
         })
         .unwrap()
@@ -302,11 +266,8 @@ mod tests {
     }
 
     fn found(machine: Machine, unreachable: &[u8]) -> Found {
-        let error = NvmlError::Call {
-            call: "nvmlDeviceGetHandleByIndex_v2",
-            gpu: Some(1),
-            code: Code::GpuIsLost,
-        };
+        let error =
+            NvmlError::Call { call: "nvmlDeviceGetHandleByIndex_v2", gpu: Some(1), code: Code::GpuIsLost };
         Found {
             machine,
             unreachable: unreachable.iter().map(|index| (*index, error.clone())).collect(),
@@ -338,10 +299,7 @@ mod tests {
         assert_eq!(merged.machine.paths().get(0, 2), PathClass::Sys, "found again");
         let Loss { reason, off_bus } = &merged.missing[&uuid("b")];
         assert!(off_bus);
-        assert!(
-            reason.starts_with("GPU lost: nvmlDeviceGetHandleByIndex_v2 on GPU 1 failed"),
-            "{reason}"
-        );
+        assert!(reason.starts_with("GPU lost: nvmlDeviceGetHandleByIndex_v2 on GPU 1 failed"), "{reason}");
     }
 
     #[test]
@@ -362,10 +320,7 @@ mod tests {
         assert_eq!(merged.machine.gpus(), known.gpus());
         assert_eq!(merged.machine.direct_nvlinks(0, 1), 4);
         assert_eq!(merged.machine.direct_nvlinks(1, 2), 2);
-        assert_eq!(
-            merged.missing[&uuid("a")].reason,
-            "GPU lost: NVML no longer lists it"
-        );
+        assert_eq!(merged.missing[&uuid("a")].reason, "GPU lost: NVML no longer lists it");
     }
 
     #[test]
@@ -394,10 +349,7 @@ mod tests {
     fn unread_mig_layout_keeps_known_layout() {
         let cut = |enabled| {
             let mut parts = machine(&["a", "b"], 0, PathClass::Sys).into_parts();
-            parts.gpus[1].mig = Some(gantry_topology::Mig {
-                enabled,
-                instances: Vec::new(),
-            });
+            parts.gpus[1].mig = Some(gantry_topology::Mig { enabled, instances: Vec::new() });
             Machine::new(parts).unwrap()
         };
         let silent = machine(&["a", "b"], 0, PathClass::Sys);
@@ -424,10 +376,7 @@ mod tests {
     #[test]
     fn unread_facts_are_kept_at_any_index() {
         let mut parts = machine(&["c", "a", "b"], 0, PathClass::Sys).into_parts();
-        parts.nvlinks = vec![NvLinkBundle {
-            gpus: [1, 2],
-            links: 4,
-        }];
+        parts.nvlinks = vec![NvLinkBundle { gpus: [1, 2], links: 4 }];
         parts.gpus[1].memory_mib = Some(1024);
         parts.gpus[1].minor = Some(1);
         let known = Machine::new(parts).unwrap();
@@ -435,11 +384,7 @@ mod tests {
         now.unread.insert(0, [Fact::Memory, Fact::Links].into());
         let merged = merge(Some(&known), now, false).unwrap().machine;
         let gpu = &merged.gpus()[1];
-        assert_eq!(
-            (gpu.memory_mib, gpu.minor),
-            (Some(1024), None),
-            "the minor was answered"
-        );
+        assert_eq!((gpu.memory_mib, gpu.minor), (Some(1024), None), "the minor was answered");
         assert_eq!(merged.direct_nvlinks(1, 2), 4);
     }
 }

@@ -199,20 +199,10 @@ impl Inventory {
             terms.replicated |= device.replica.is_some();
             terms.slices |= device.slice.is_some();
         }
-        for terms in resources
-            .values_mut()
-            .filter(|terms| terms.slices && !terms.replicated)
-        {
+        for terms in resources.values_mut().filter(|terms| terms.slices && !terms.replicated) {
             terms.sharing = SharedDevices::Packed;
         }
-        Self {
-            state: State::Ready,
-            machine,
-            devices,
-            resources,
-            left_out: Vec::new(),
-            problems: Vec::new(),
-        }
+        Self { state: State::Ready, machine, devices, resources, left_out: Vec::new(), problems: Vec::new() }
     }
 
     /// Machine index of the GPU of every known GPU and MIG device, by UUID, whether or not and however it is
@@ -235,12 +225,7 @@ impl Inventory {
     pub fn has_the_devices_of(&self, other: &Self) -> bool {
         let same = |(one, other): (&Device, &Device)| {
             // Nothing is copied if health is equal too, as it is at nearly every check.
-            one == other
-                || *one
-                    == Device {
-                        health: one.health.clone(),
-                        ..other.clone()
-                    }
+            one == other || *one == Device { health: one.health.clone(), ..other.clone() }
         };
         self.state == other.state
             && self.machine == other.machine
@@ -268,10 +253,7 @@ impl Inventory {
 impl Device {
     /// Sort key in an inventory.
     fn place(&self) -> impl Ord + '_ {
-        let slice = self
-            .slice
-            .as_ref()
-            .map(|slice| (slice.start, slice.compute_instance));
+        let slice = self.slice.as_ref().map(|slice| (slice.start, slice.compute_instance));
         (&self.resource, self.gpu, slice, &self.uuid, self.replica)
     }
 }

@@ -173,11 +173,7 @@ impl NvmlState {
 
     /// Records a reading, and publishes it.
     pub(super) fn record_reading(&mut self, found: Found) -> Result<(), DiscoverError> {
-        for warning in found
-            .warnings
-            .iter()
-            .filter(|warning| !self.warned.contains(warning))
-        {
+        for warning in found.warnings.iter().filter(|warning| !self.warned.contains(warning)) {
             tracing::warn!("{warning}");
         }
         self.warned.clone_from(&found.warnings);
@@ -188,12 +184,8 @@ impl NvmlState {
         self.caps.extend(&found.caps);
         let (vitals, mig_unread) = (found.vitals.clone(), found.mig_unread.clone());
         let links_unread: BTreeSet<u8> = found.are_unread(Fact::Links).collect();
-        let indices: BTreeMap<GpuUuid, u8> = found
-            .machine
-            .gpus()
-            .iter()
-            .filter_map(|gpu| Some((gpu.uuid.clone()?, gpu.index)))
-            .collect();
+        let indices: BTreeMap<GpuUuid, u8> =
+            found.machine.gpus().iter().filter_map(|gpu| Some((gpu.uuid.clone()?, gpu.index))).collect();
         // An NVML that is already loaded still counts an unreachable GPU; one loaded now may not, and then
         // numbers the GPUs behind it differently.
         let first_lost = found.unreachable.iter().map(|(index, _)| *index).min();
@@ -232,19 +224,12 @@ impl NvmlState {
             }
             // A link that could not be read has not gone down.
             if index.is_none_or(|index| !links_unread.contains(index)) {
-                self.tracker
-                    .record_links(uuid, up.get(uuid).copied().unwrap_or(0));
+                self.tracker.record_links(uuid, up.get(uuid).copied().unwrap_or(0));
             }
         }
         // Faulty GPUs that are not listed: if they are listed again later, they have been reset.
         let unlisted: Vec<GpuUuid> = self.tracker.faulty().cloned().collect();
-        let listed = |uuid: &GpuUuid| {
-            merged
-                .machine
-                .gpus()
-                .iter()
-                .any(|gpu| gpu.uuid.as_ref() == Some(uuid))
-        };
+        let listed = |uuid: &GpuUuid| merged.machine.gpus().iter().any(|gpu| gpu.uuid.as_ref() == Some(uuid));
         for uuid in unlisted.iter().filter(|uuid| !listed(uuid)) {
             let reason = "GPU lost: NVML no longer lists it".to_owned();
             self.tracker.record_loss(uuid, Loss { reason, off_bus });
@@ -259,8 +244,7 @@ impl NvmlState {
             self.known = Some(Arc::new(merged.machine));
         }
         self.indices = indices;
-        self.indices
-            .retain(|_, index| first_lost.is_none_or(|lost| *index < lost));
+        self.indices.retain(|_, index| first_lost.is_none_or(|lost| *index < lost));
         self.publish();
         Ok(())
     }
@@ -268,11 +252,7 @@ impl NvmlState {
     /// How long to wait for an event: shortly at first, while faults of an earlier run may still arrive.
     pub(super) fn wait(&self) -> Duration {
         let expects = !self.diagnosis.adopted && self.started.elapsed() < ADOPTION_TIMEOUT;
-        if expects {
-            self.timing.wait.min(SHORT_WAIT)
-        } else {
-            self.timing.wait
-        }
+        if expects { self.timing.wait.min(SHORT_WAIT) } else { self.timing.wait }
     }
 
     /// Records the result of a wait for events.
@@ -327,8 +307,7 @@ impl NvmlState {
         while let Ok(command) = self.diagnoses.commands.try_recv() {
             match command {
                 Command::Adopt(faults) => {
-                    self.tracker
-                        .adopt(faults, &self.boot_id, &self.table, &self.checks);
+                    self.tracker.adopt(faults, &self.boot_id, &self.table, &self.checks);
                     adopted = true;
                 }
                 Command::Lift(lift) => {
@@ -374,15 +353,9 @@ impl NvmlState {
             () => OutageKind::Failing,
         };
         if failure.is_gone() {
-            self.tracker.record_outage(Outage {
-                reason: format!("driver gone: {failure}"),
-                kind,
-            });
+            self.tracker.record_outage(Outage { reason: format!("driver gone: {failure}"), kind });
         } else if failures >= MAX_FAILURES {
-            self.tracker.record_outage(Outage {
-                reason: format!("NVML fails: {failure}"),
-                kind,
-            });
+            self.tracker.record_outage(Outage { reason: format!("NVML fails: {failure}"), kind });
         }
         if self.known.is_some() {
             self.publish();
@@ -399,11 +372,7 @@ impl NvmlState {
         };
         let machine = Arc::clone(machine);
         let caps = |gpu_minor, gpu_instance, compute_instance| {
-            let at = InstanceAt {
-                gpu_minor,
-                gpu_instance,
-                compute_instance,
-            };
+            let at = InstanceAt { gpu_minor, gpu_instance, compute_instance };
             self.caps.get(&at).copied()
         };
         let health = |gpu: &GpuUuid, part: Part| self.tracker.health(gpu, part);
@@ -433,10 +402,8 @@ impl NvmlState {
         let gpus = machine.map_or(&[][..], Machine::gpus);
         let uuids = gpus.iter().filter_map(|gpu| gpu.uuid.as_ref());
         // Faults also hold for GPUs that are not listed or have no readable UUID.
-        let unlisted = self
-            .tracker
-            .faulty()
-            .filter(|uuid| !gpus.iter().any(|gpu| gpu.uuid.as_ref() == Some(*uuid)));
+        let unlisted =
+            self.tracker.faulty().filter(|uuid| !gpus.iter().any(|gpu| gpu.uuid.as_ref() == Some(*uuid)));
         self.diagnosis.troubles = self.tracker.troubles(uuids.chain(unlisted));
         let nameless = self.nameless.iter().map(|(index, reason)| Trouble {
             gpu: GpuName::Index(*index),
@@ -445,12 +412,7 @@ impl NvmlState {
             reason: reason.clone(),
         });
         self.diagnosis.troubles.extend(nameless);
-        self.diagnosis.faults = self
-            .tracker
-            .faults(&self.boot_id)
-            .into_iter()
-            .map(StoredFault)
-            .collect();
+        self.diagnosis.faults = self.tracker.faults(&self.boot_id).into_iter().map(StoredFault).collect();
         self.diagnoses.diagnosis.send_if_modified(|current| {
             let changed = **current != self.diagnosis;
             if changed {
@@ -482,9 +444,7 @@ fn nameless(machine: &Machine, unreachable: &[(u8, NvmlError)]) -> BTreeMap<u8, 
     let gpus = machine.gpus().iter().filter(|gpu| gpu.uuid.is_none());
     gpus.map(|gpu| {
         let error = unreachable.iter().find(|(index, _)| *index == gpu.index);
-        let reason = error.map_or("NVML no longer lists it".to_owned(), |(_, error)| {
-            error.to_string()
-        });
+        let reason = error.map_or("NVML no longer lists it".to_owned(), |(_, error)| error.to_string());
         (gpu.index, format!("GPU lost: {reason}"))
     })
     .collect()
@@ -493,8 +453,7 @@ fn nameless(machine: &Machine, unreachable: &[(u8, NvmlError)]) -> BTreeMap<u8, 
 /// Active NVLinks of each GPU.
 fn links_by_gpu(machine: &Machine) -> BTreeMap<GpuUuid, u8> {
     let gpus = machine.gpus().iter().enumerate();
-    gpus.filter_map(|(at, gpu)| Some((gpu.uuid.clone()?, links_up(machine, at))))
-        .collect()
+    gpus.filter_map(|(at, gpu)| Some((gpu.uuid.clone()?, links_up(machine, at)))).collect()
 }
 
 /// Active NVLinks of the GPU at position `at`.

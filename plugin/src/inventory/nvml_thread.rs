@@ -63,20 +63,11 @@ impl NvmlThread {
                 stopped,
             },
         );
-        let thread = std::thread::Builder::new()
-            .name("nvml".to_owned())
-            .spawn(move || {
-                let _last_word = panic_notice;
-                run(state);
-            })?;
-        Ok(Self {
-            _stop: stop,
-            thread,
-            xids,
-            diagnoses,
-            marker,
-            heartbeat,
-        })
+        let thread = std::thread::Builder::new().name("nvml".to_owned()).spawn(move || {
+            let _last_word = panic_notice;
+            run(state);
+        })?;
+        Ok(Self { _stop: stop, thread, xids, diagnoses, marker, heartbeat })
     }
 
     /// Problems of the GPUs, and commands to the thread.

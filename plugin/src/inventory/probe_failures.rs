@@ -54,10 +54,7 @@ impl ProbeFailures {
     pub(super) fn loss(&self, gpu: &GpuUuid) -> Option<Loss> {
         let mut probes = self.0.get(gpu)?.values();
         let (_, reason) = probes.find(|(times, _)| *times >= MAX_FAILURES)?;
-        Some(Loss {
-            reason: reason.clone(),
-            off_bus: false,
-        })
+        Some(Loss { reason: reason.clone(), off_bus: false })
     }
 }
 

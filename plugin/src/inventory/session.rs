@@ -372,9 +372,7 @@ impl<'nvml> Session<'nvml> {
         state.publish();
         let now = mig_layouts(self.nvml, last.count);
         // Compared only if readable: a failed call is not a change.
-        Ok(now
-            .iter()
-            .any(|(index, layout)| layout.is_some() && last.mig_layouts.get(index) != Some(layout)))
+        Ok(now.iter().any(|(index, layout)| layout.is_some() && last.mig_layouts.get(index) != Some(layout)))
     }
 
     /// Whether a GPU that could not be read last time is still unreachable: another reading would give nothing
@@ -423,10 +421,7 @@ impl<'nvml> Session<'nvml> {
             Extent::Gpu => state.table.describe(xid),
             Extent::GpuInstance(gi) => format!("{} (GPU instance {gi})", state.table.describe(xid)),
             Extent::ComputeInstance(gi, ci) => {
-                format!(
-                    "{} (GPU instance {gi}, compute instance {ci})",
-                    state.table.describe(xid)
-                )
+                format!("{} (GPU instance {gi}, compute instance {ci})", state.table.describe(xid))
             }
         };
         let count = state.xids.count(uuid, xid);
@@ -469,9 +464,8 @@ impl<'nvml> Session<'nvml> {
         }
         // Further calls are made after publishing, here and below, so that no Xid waits for them. A driver that
         // is gone is detected at the next wait.
-        let recut = fault
-            .as_mut()
-            .is_some_and(|fault| self.update_instance(state, last, (index, uuid), fault));
+        let recut =
+            fault.as_mut().is_some_and(|fault| self.update_instance(state, last, (index, uuid), fault));
         if state.table.has_state(xid) || fault.is_some() {
             match self.vitals(state, index, uuid) {
                 Err(_) => return false,
@@ -533,9 +527,7 @@ fn max_failed_waits(error: &NvmlError, last: &LastReading) -> u32 {
 /// The part of the GPU that an event affects: the named MIG instance, if this Xid is confined to it.
 fn extent(state: &NvmlState, uuid: &GpuUuid, xid: u64, event: Event) -> Extent {
     let gpu = state.gpu(uuid);
-    let has_mig = gpu
-        .and_then(|gpu| gpu.mig.as_ref())
-        .is_some_and(|mig| mig.enabled);
+    let has_mig = gpu.and_then(|gpu| gpu.mig.as_ref()).is_some_and(|mig| mig.enabled);
     match (event.gpu_instance, event.compute_instance) {
         (Some(gi), ci) if has_mig && state.table.is_contained(xid) => match ci {
             Some(ci) if !state.table.is_shared(xid) => Extent::ComputeInstance(gi, ci),
@@ -547,22 +539,16 @@ fn extent(state: &NvmlState, uuid: &GpuUuid, xid: u64, event: Event) -> Extent {
 
 /// The MIG layout of each GPU.
 fn mig_layouts(nvml: &Nvml, count: u32) -> BTreeMap<u32, Option<MigLayout>> {
-    (0..count)
-        .map(|index| (index, discover::mig_layout(nvml, index)))
-        .collect()
+    (0..count).map(|index| (index, discover::mig_layout(nvml, index))).collect()
 }
 
 impl LastReading {
     fn of(found: &Found, mig_layouts: BTreeMap<u32, Option<MigLayout>>, before: Option<&Self>) -> Self {
         let gpus = found.machine.gpus().iter();
-        let mut gpus: BTreeMap<u32, GpuUuid> = gpus
-            .filter_map(|gpu| Some((u32::from(gpu.index), gpu.uuid.clone()?)))
-            .collect();
-        let unreachable: BTreeSet<u32> = found
-            .unreachable
-            .iter()
-            .map(|(index, _)| u32::from(*index))
-            .collect();
+        let mut gpus: BTreeMap<u32, GpuUuid> =
+            gpus.filter_map(|gpu| Some((u32::from(gpu.index), gpu.uuid.clone()?))).collect();
+        let unreachable: BTreeSet<u32> =
+            found.unreachable.iter().map(|(index, _)| u32::from(*index)).collect();
         for index in &unreachable {
             if let Some(gpu) = before.and_then(|before| before.gpus.get(index)) {
                 gpus.entry(*index).or_insert_with(|| gpu.clone());

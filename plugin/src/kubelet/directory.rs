@@ -54,19 +54,13 @@ struct Identity {
 
 impl Identity {
     fn of(path: &Path) -> Option<Self> {
-        std::fs::symlink_metadata(path)
-            .ok()
-            .map(|metadata| Self::from(&metadata))
+        std::fs::symlink_metadata(path).ok().map(|metadata| Self::from(&metadata))
     }
 }
 
 impl From<&Metadata> for Identity {
     fn from(metadata: &Metadata) -> Self {
-        Self {
-            device: metadata.dev(),
-            inode: metadata.ino(),
-            created: metadata.created().ok(),
-        }
+        Self { device: metadata.dev(), inode: metadata.ino(), created: metadata.created().ok() }
     }
 }
 
@@ -78,14 +72,7 @@ impl Directory {
         handover: Arc<SharedHandover>,
     ) -> (Self, watch::Receiver<View>) {
         let (views, receiver) = watch::channel(View::default());
-        let watcher = Self {
-            path,
-            kubelet,
-            views,
-            handover,
-            socket: None,
-            directory: None,
-        };
+        let watcher = Self { path, kubelet, views, handover, socket: None, directory: None };
         (watcher, receiver)
     }
 
@@ -152,10 +139,7 @@ impl Directory {
             | WatchMask::DELETE_SELF
             | WatchMask::MOVE_SELF
             | WatchMask::ONLYDIR;
-        let parent = self
-            .path
-            .parent()
-            .map(|parent| inotify.watches().add(parent, changes));
+        let parent = self.path.parent().map(|parent| inotify.watches().add(parent, changes));
         let own = inotify.watches().add(&self.path, changes);
         match (own, parent) {
             (Err(error), Some(Err(_)) | None) => Err(error),

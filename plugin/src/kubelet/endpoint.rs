@@ -158,9 +158,7 @@ impl RunningEndpoint<'_> {
 
     /// Checks the socket file, and reports another program's socket.
     fn check_socket(&mut self, view: View) -> SocketState {
-        let Endpoint {
-            resource, kubelet, ..
-        } = self.endpoint;
+        let Endpoint { resource, kubelet, .. } = self.endpoint;
         let there = inode(&self.path);
         let is_own = self.servers.last().is_some_and(|server| server.inode() == there);
         let is_due = if kubelet.socket.is_some() {
@@ -181,18 +179,12 @@ impl RunningEndpoint<'_> {
         }
         // For a new kubelet the socket is bound at once: contention counts per kubelet.
         let is_lost = is_due && is_contended && self.bound_for == view.kubelet;
-        SocketState {
-            is_due,
-            is_lost,
-            take_back: is_lost.then(|| self.contention.lost(Instant::now())),
-        }
+        SocketState { is_due, is_lost, take_back: is_lost.then(|| self.contention.lost(Instant::now())) }
     }
 
     /// Serves on a new socket and registers it.
     async fn serve_and_register(&mut self, view: View, was_lost: bool) {
-        let Endpoint {
-            resource, kubelet, ..
-        } = self.endpoint;
+        let Endpoint { resource, kubelet, .. } = self.endpoint;
         if view.kubelet != self.registered_with && kubelet.socket.is_some() {
             // The old kubelet and its connections are gone. If only our socket was removed, kubelet still reads
             // the old stream, and ending it would mark the devices unhealthy.
@@ -233,9 +225,7 @@ impl RunningEndpoint<'_> {
 
     /// Registers the served resource again, because kubelet does not read its list.
     async fn register_again(&mut self, view: View) {
-        let Endpoint {
-            resource, kubelet, ..
-        } = self.endpoint;
+        let Endpoint { resource, kubelet, .. } = self.endpoint;
         kubelet.observed.list_unread(resource);
         if self.unread_log.should_log("unread_log", Instant::now()) {
             warn!(%resource, "kubelet does not read the device list of this resource and counts its devices as gone; registering again");
@@ -276,9 +266,7 @@ impl RunningEndpoint<'_> {
         for server in self.servers {
             server.ended().await;
         }
-        let Endpoint {
-            resource, kubelet, ..
-        } = self.endpoint;
+        let Endpoint { resource, kubelet, .. } = self.endpoint;
         kubelet.observed.unregistered(resource);
         info!(%resource, "stopped serving");
     }
@@ -315,12 +303,8 @@ mod tests {
 
     #[test]
     fn socket_names_match_nvidia_plugin() {
-        let names = [
-            "nvidia.com/gpu",
-            "nvidia.com/gpu.shared",
-            "nvidia.com/mig-1g.5gb.me",
-            "example.org/gpu",
-        ];
+        let names =
+            ["nvidia.com/gpu", "nvidia.com/gpu.shared", "nvidia.com/mig-1g.5gb.me", "example.org/gpu"];
         assert_eq!(
             names.map(|name| socket_name(&name.into())),
             [

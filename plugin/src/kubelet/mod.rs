@@ -73,11 +73,8 @@ impl Kubelet {
     /// When one of the tasks panicked; all tasks end then, in the same order.
     pub async fn run(mut self, shutdown: CancellationToken) -> Result<(), TaskFailure> {
         let mut tasks = Tasks::new(shutdown.clone());
-        let (directory, events) = Directory::new(
-            self.directory.clone(),
-            self.socket.clone(),
-            Arc::clone(&self.handover),
-        );
+        let (directory, events) =
+            Directory::new(self.directory.clone(), self.socket.clone(), Arc::clone(&self.handover));
         tasks.spawn(directory.watch(shutdown.clone()));
         let mut resources: BTreeMap<ResourceName, watch::Sender<service::DeviceList>> = BTreeMap::new();
         let mut freed = self.handover.freed();

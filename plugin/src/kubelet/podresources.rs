@@ -82,10 +82,7 @@ pub async fn poll(
 
 /// Whether a container of `before` no longer holds a device.
 fn frees(before: &Listing, now: &Listing) -> bool {
-    before
-        .0
-        .iter()
-        .any(|(holding, set)| now.0.get(holding) != Some(set))
+    before.0.iter().any(|(holding, set)| now.0.get(holding) != Some(set))
 }
 
 /// Reads once. A working connection is kept for the next read.
@@ -108,9 +105,7 @@ async fn list(
 }
 
 async fn connect(socket: &Path) -> Result<PodResourcesListerClient<Channel>, tonic::transport::Error> {
-    let channel = Endpoint::try_from(format!("unix://{}", socket.display()))?
-        .connect()
-        .await?;
+    let channel = Endpoint::try_from(format!("unix://{}", socket.display()))?.connect().await?;
     // The list of a busy node is long; kubelet sets no limit either.
     Ok(PodResourcesListerClient::new(channel).max_decoding_message_size(64 << 20))
 }

@@ -14,10 +14,8 @@ use tonic::transport::Endpoint;
 const DEADLINE: Duration = Duration::from_secs(12);
 
 /// The plugin options, in the registration and in GetDevicePluginOptions.
-pub(super) const OPTIONS: DevicePluginOptions = DevicePluginOptions {
-    pre_start_required: false,
-    get_preferred_allocation_available: true,
-};
+pub(super) const OPTIONS: DevicePluginOptions =
+    DevicePluginOptions { pre_start_required: false, get_preferred_allocation_available: true };
 
 /// Why a resource could not be registered.
 #[derive(Debug, thiserror::Error)]
@@ -65,17 +63,11 @@ pub(super) async fn register(
 ) -> Result<Duration, RegisterError> {
     let began = Instant::now();
     let channel = Endpoint::try_from(format!("unix://{}", kubelet.display()))
-        .map_err(|source| RegisterError::Address {
-            path: kubelet.to_owned(),
-            source,
-        })?
+        .map_err(|source| RegisterError::Address { path: kubelet.to_owned(), source })?
         .timeout(DEADLINE)
         .connect()
         .await
-        .map_err(|source| RegisterError::Connect {
-            path: kubelet.to_owned(),
-            source,
-        })?;
+        .map_err(|source| RegisterError::Connect { path: kubelet.to_owned(), source })?;
     RegistrationClient::new(channel)
         .register(RegisterRequest {
             version: DEVICE_PLUGIN_VERSION.to_owned(),
@@ -84,9 +76,6 @@ pub(super) async fn register(
             options: Some(OPTIONS),
         })
         .await
-        .map_err(|status| RegisterError::Refused {
-            resource: resource.clone(),
-            status,
-        })?;
+        .map_err(|status| RegisterError::Refused { resource: resource.clone(), status })?;
     Ok(began.elapsed())
 }

@@ -83,13 +83,9 @@ impl DevicePlugin for DevicePluginService {
         let open = Open::new(&self.streams);
         let lists = paced(self.lists.clone()).map(move |list| {
             let _lives_with_the_stream = &open;
-            Ok(ListAndWatchResponse {
-                devices: list.to_vec(),
-            })
+            Ok(ListAndWatchResponse { devices: list.to_vec() })
         });
-        Ok(Response::new(Box::pin(
-            lists.take_until(self.stop.clone().cancelled_owned()),
-        )))
+        Ok(Response::new(Box::pin(lists.take_until(self.stop.clone().cancelled_owned()))))
     }
 
     async fn get_preferred_allocation(
@@ -178,11 +174,7 @@ impl DevicePluginService {
         }
         if !unknown.is_empty() {
             unknown.sort_unstable();
-            let unknown = unknown
-                .into_iter()
-                .map(|(_, id)| id)
-                .collect::<Vec<_>>()
-                .join(", ");
+            let unknown = unknown.into_iter().map(|(_, id)| id).collect::<Vec<_>>().join(", ");
             warn!(resource = %self.resource, unknown, "kubelet requested unknown devices");
             return Err(self.refuse(&format!(
                 "unknown device: {unknown}; it may have been removed or renamed since kubelet received the device list"
@@ -204,12 +196,7 @@ impl DevicePluginService {
         };
         let now = inventory.devices.iter().find(|device| device.uuid == uuid)?;
         warn!(resource = %self.resource, device = id, now = %now.resource, "kubelet allocated from an outdated device list; serving the request");
-        Some(inventory::Device {
-            id: id.into(),
-            resource: self.resource.clone(),
-            replica,
-            ..now.clone()
-        })
+        Some(inventory::Device { id: id.into(), resource: self.resource.clone(), replica, ..now.clone() })
     }
 
     /// Refuses several replicas at once if the configuration says so.
@@ -218,11 +205,7 @@ impl DevicePluginService {
         inventory: &Inventory,
         devices: &[Cow<'_, inventory::Device>],
     ) -> Result<(), Status> {
-        let terms = inventory
-            .resources
-            .get(&self.resource)
-            .copied()
-            .unwrap_or_default();
+        let terms = inventory.resources.get(&self.resource).copied().unwrap_or_default();
         let shared = devices.iter().any(|device| device.replica.is_some());
         if !terms.fail_requests_greater_than_one || !shared || devices.len() < 2 {
             return Ok(());
@@ -272,15 +255,10 @@ pub(super) fn lists<'k>(
         devices.entry(device.resource.clone()).or_default().push(Device {
             id: device.id.to_string(),
             health: if device.health.healthy { HEALTHY } else { UNHEALTHY }.to_owned(),
-            topology: device.numa.map(|node| TopologyInfo {
-                nodes: vec![NumaNode { id: node.into() }],
-            }),
+            topology: device.numa.map(|node| TopologyInfo { nodes: vec![NumaNode { id: node.into() }] }),
         });
     }
-    devices
-        .into_iter()
-        .map(|(resource, list)| (resource, list.into()))
-        .collect()
+    devices.into_iter().map(|(resource, list)| (resource, list.into())).collect()
 }
 
 #[cfg(test)]
@@ -288,12 +266,7 @@ mod tests {
     use super::*;
 
     fn list(ids: &[&str]) -> DeviceList {
-        ids.iter()
-            .map(|id| Device {
-                id: (*id).to_owned(),
-                ..Device::default()
-            })
-            .collect()
+        ids.iter().map(|id| Device { id: (*id).to_owned(), ..Device::default() }).collect()
     }
 
     #[tokio::test]
@@ -319,10 +292,7 @@ mod tests {
             publish.send_replace(list(&["a"]));
             stream.next().await.unwrap();
         }
-        assert!(
-            began.elapsed() >= 3 * MIN_INTERVAL,
-            "a bound from below, which no load can break"
-        );
+        assert!(began.elapsed() >= 3 * MIN_INTERVAL, "a bound from below, which no load can break");
     }
 
     #[tokio::test]

@@ -59,12 +59,7 @@ impl Serving {
         let inode = inode(path);
         let streams = service.streams.subscribe();
         let retire = stop.child_token();
-        let server = serve(
-            listener,
-            DevicePluginServer::new(service),
-            retire.clone(),
-            stop.clone(),
-        );
+        let server = serve(listener, DevicePluginServer::new(service), retire.clone(), stop.clone());
         let deadline = stop.clone();
         let task = tokio::spawn(async move {
             let drained = async {
@@ -76,13 +71,7 @@ impl Serving {
                 () = drained => debug!("a client kept its connection beyond the deadline"),
             }
         });
-        Ok(Self {
-            stop,
-            retire,
-            task,
-            inode,
-            streams,
-        })
+        Ok(Self { stop, retire, task, inode, streams })
     }
 
     /// Stops accepting. Connections stay open.
@@ -134,9 +123,7 @@ impl Serving {
 /// The inode of the file at `path`.
 pub(super) fn inode(path: &Path) -> Option<u64> {
     use std::os::unix::fs::MetadataExt;
-    std::fs::symlink_metadata(path)
-        .ok()
-        .map(|metadata| metadata.ino())
+    std::fs::symlink_metadata(path).ok().map(|metadata| metadata.ino())
 }
 
 /// The pause after a failed accept, e.g. without free file descriptors.

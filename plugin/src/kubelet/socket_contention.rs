@@ -42,9 +42,7 @@ impl SocketContention {
     /// Records another program's socket. Returns when to take the socket back: `now`, or later.
     pub(super) fn lost(&mut self, now: Instant) -> Instant {
         let lost = *self.lost.get_or_insert(now);
-        let stable = self
-            .bound
-            .is_none_or(|bound| lost.saturating_duration_since(bound) >= STABLE);
+        let stable = self.bound.is_none_or(|bound| lost.saturating_duration_since(bound) >= STABLE);
         match self.times {
             0 => lost,
             _ if stable => lost,

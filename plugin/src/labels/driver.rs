@@ -37,21 +37,17 @@ pub(super) fn versions(set: &mut Set, software: &Software) {
             && rest.len() <= 1
         {
             let revision = rest.first().copied().unwrap_or_default();
-            for (name, older, text) in [
-                ("major", "major", *major),
-                ("minor", "minor", *minor),
-                ("revision", "rev", revision),
-            ] {
+            for (name, older, text) in
+                [("major", "major", *major), ("minor", "minor", *minor), ("revision", "rev", revision)]
+            {
                 set.nvidia(&format!("cuda.driver-version.{name}"), text);
                 set.nvidia(&format!("cuda.driver.{older}"), text);
             }
         }
         set.nvidia("cuda.driver-version.full", driver);
     }
-    if let Some((cuda, (major, minor))) = software
-        .cuda
-        .as_ref()
-        .and_then(|cuda| Some((cuda, cuda.split_once('.')?)))
+    if let Some((cuda, (major, minor))) =
+        software.cuda.as_ref().and_then(|cuda| Some((cuda, cuda.split_once('.')?)))
     {
         for (name, text) in [("major", major), ("minor", minor)] {
             set.nvidia(&format!("cuda.runtime-version.{name}"), text);
@@ -75,10 +71,8 @@ pub(super) fn gpus(set: &mut Set, gpus: &[&Gpu], host: &Host) {
 
 /// Compute or graphics, if it is the same for all GPUs.
 fn mode(gpus: &[&Gpu], host: &Host) -> &'static str {
-    let classes: BTreeSet<Option<PciClass>> = gpus
-        .iter()
-        .map(|gpu| host.classes.get(gpu.bus_id.as_ref()?).copied())
-        .collect();
+    let classes: BTreeSet<Option<PciClass>> =
+        gpus.iter().map(|gpu| host.classes.get(gpu.bus_id.as_ref()?).copied()).collect();
     match classes.into_iter().collect::<Vec<_>>().as_slice() {
         [Some(PciClass::Display)] => "graphics",
         [Some(PciClass::Compute)] => "compute",

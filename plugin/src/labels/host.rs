@@ -56,10 +56,7 @@ const MOST_OF_A_LINE: u64 = 4096;
 impl Host {
     /// Reads all of it.
     pub fn read(options: &HostOptions) -> Self {
-        let mut host = Self {
-            machine_type: line(&options.machine_type_file),
-            ..Self::default()
-        };
+        let mut host = Self { machine_type: line(&options.machine_type_file), ..Self::default() };
         let mut devices: Vec<PathBuf> = fs::read_dir(options.sys_root.join("bus/pci/devices"))
             .into_iter()
             .flatten()

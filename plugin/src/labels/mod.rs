@@ -98,7 +98,6 @@ impl Set {
         reason = "numbers and texts alike, without a sign at every call"
     )]
     fn put(&mut self, domain: &str, name: &str, text: impl ToString) {
-        self.0
-            .insert(LabelName::new(domain, name), value(&text.to_string()));
+        self.0.insert(LabelName::new(domain, name), value(&text.to_string()));
     }
 }

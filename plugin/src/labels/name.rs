@@ -41,17 +41,13 @@ pub fn value(text: &str) -> String {
 
 /// [`value`] of `text` and `suffix` together. `text` is truncated if necessary; `suffix` must be valid and short.
 pub fn value_with(text: &str, suffix: &str) -> String {
-    let kept: String = text
-        .chars()
-        .filter(|c| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.' | ' '))
-        .collect();
+    let kept: String =
+        text.chars().filter(|c| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.' | ' ')).collect();
     let words: Vec<&str> = kept.split_whitespace().collect();
     let mut joined = words.join("-");
     // Only ASCII is left, so a byte is a character.
     joined.truncate(LONGEST.saturating_sub(suffix.len()));
-    format!("{}{suffix}", joined.trim_end_matches(is_edge))
-        .trim_matches(is_edge)
-        .to_owned()
+    format!("{}{suffix}", joined.trim_end_matches(is_edge)).trim_matches(is_edge).to_owned()
 }
 
 /// Whether a character may be inside a name or value, but not at its ends.
@@ -69,20 +65,14 @@ mod tests {
     fn product_names_are_spelled_as_in_nvidias_labels() {
         assert_eq!(value("NVIDIA A100-SXM4-40GB"), "NVIDIA-A100-SXM4-40GB");
         assert_eq!(value("NVIDIA  H100   80GB HBM3 "), "NVIDIA-H100-80GB-HBM3");
-        assert_eq!(
-            value("NVIDIA GeForce RTX™ 4090 (24 GB)"),
-            "NVIDIA-GeForce-RTX-4090-24-GB"
-        );
+        assert_eq!(value("NVIDIA GeForce RTX™ 4090 (24 GB)"), "NVIDIA-GeForce-RTX-4090-24-GB");
     }
 
     #[test]
     fn long_product_is_truncated_before_its_suffix() {
         let product = "NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition";
         let label = value_with(product, "-MIG-1g.24gb-SHARED");
-        assert_eq!(
-            label,
-            "NVIDIA-RTX-PRO-6000-Blackwell-Max-Q-Workstat-MIG-1g.24gb-SHARED"
-        );
+        assert_eq!(label, "NVIDIA-RTX-PRO-6000-Blackwell-Max-Q-Workstat-MIG-1g.24gb-SHARED");
         assert_eq!(label.len(), LONGEST);
     }
 
@@ -98,9 +88,7 @@ mod tests {
     fn accepted(text: &str) -> bool {
         let ends = text.chars().next().zip(text.chars().last());
         text.len() <= 63
-            && text
-                .chars()
-                .all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c))
+            && text.chars().all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c))
             && ends.is_none_or(|(first, last)| first.is_ascii_alphanumeric() && last.is_ascii_alphanumeric())
     }
 

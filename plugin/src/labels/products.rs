@@ -44,11 +44,7 @@ pub(super) fn all<'a>(gpus: &[&'a Gpu]) -> Vec<Product<'a>> {
         let model = gpu.model.as_deref();
         let known = products.iter().position(|product| product.model == model);
         let position = known.unwrap_or_else(|| {
-            products.push(Product {
-                model,
-                whole: Vec::new(),
-                cut: Vec::new(),
-            });
+            products.push(Product { model, whole: Vec::new(), cut: Vec::new() });
             products.len() - 1
         });
         match is_cut(gpu) {
@@ -76,12 +72,7 @@ pub(super) fn offered<'a>(products: &[Product<'a>], inventory: &Inventory) -> Ve
 
 fn in_order(mut products: Vec<Product<'_>>) -> Vec<Product<'_>> {
     products.sort_by_key(|product| {
-        (
-            product.model.is_none(),
-            product.whole.is_empty(),
-            Reverse(product.count()),
-            product.lowest(),
-        )
+        (product.model.is_none(), product.whole.is_empty(), Reverse(product.count()), product.lowest())
     });
     products
 }

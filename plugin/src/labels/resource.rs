@@ -39,13 +39,7 @@ fn whole(set: &mut Set, facts: &Facts<'_>, product: &Product<'_>) {
     // A GPU with MIG on is used through its instances only, and not shared.
     let shared = match product.whole.is_empty() {
         true => Shared::Not(0),
-        false => Shared::of(
-            facts,
-            product
-                .whole
-                .iter()
-                .filter_map(|gpu| gpu.uuid.as_ref()?.as_str().into()),
-        ),
+        false => Shared::of(facts, product.whole.iter().filter_map(|gpu| gpu.uuid.as_ref()?.as_str().into())),
     };
     base(set, GPU, product.model, "", product.count(), shared);
     let Some(gpu) = product.example() else { return };
@@ -68,10 +62,7 @@ fn single(set: &mut Set, facts: &Facts<'_>, products: &[Product<'_>]) {
     let served = offered(products, facts.inventory);
     if served.is_empty() {
         leading(set, facts, products);
-        set.nvidia(
-            "gpu.product",
-            value_with(first.model.as_deref().unwrap_or_default(), "-MIG-INVALID"),
-        );
+        set.nvidia("gpu.product", value_with(first.model.as_deref().unwrap_or_default(), "-MIG-INVALID"));
         for name in ["count", "replicas", "memory"] {
             set.nvidia(&format!("{GPU}.{name}"), 0);
         }
@@ -96,14 +87,7 @@ fn mig(set: &mut Set, facts: &Facts<'_>, prefix: &str, profile: &str, devices: &
         return;
     };
     let shared = Shared::of(facts, devices.iter().map(|(_, compute)| compute.uuid.as_str()));
-    base(
-        set,
-        prefix,
-        gpu.model.as_deref(),
-        &format!("-MIG-{profile}"),
-        devices.len(),
-        shared,
-    );
+    base(set, prefix, gpu.model.as_deref(), &format!("-MIG-{profile}"), devices.len(), shared);
     // The memory of the whole GPU is not that of a MIG device.
     set.without_nvidia(&format!("{prefix}.memory"));
     if let Some(attributes) = &compute.attributes {
@@ -161,11 +145,7 @@ impl Shared {
         let uuids: Vec<&str> = uuids.collect();
         let mut replicas: BTreeMap<&str, u16> = BTreeMap::new();
         let mut same_name = false;
-        let entries = facts
-            .config
-            .time_slicing
-            .iter()
-            .flat_map(|sharing| &sharing.resources);
+        let entries = facts.config.time_slicing.iter().flat_map(|sharing| &sharing.resources);
         let names: Vec<_> = entries.map(|entry| &entry.name).collect();
         for device in &facts.inventory.devices {
             if device.replica.is_some() && uuids.contains(&device.uuid.as_str()) {
@@ -192,10 +172,7 @@ type MigDevice<'a> = (&'a Gpu, &'a ComputeInstance);
 
 /// GPUs with MIG on, by index.
 fn cut_gpus<'a>(products: &[Product<'a>]) -> impl Iterator<Item = &'a Gpu> {
-    let mut gpus: Vec<&Gpu> = products
-        .iter()
-        .flat_map(|product| product.cut.iter().copied())
-        .collect();
+    let mut gpus: Vec<&Gpu> = products.iter().flat_map(|product| product.cut.iter().copied()).collect();
     gpus.sort_by_key(|gpu| gpu.index);
     gpus.into_iter()
 }
@@ -214,12 +191,7 @@ fn mig_devices(gpu: &Gpu) -> impl Iterator<Item = MigDevice<'_>> {
 
 /// The offered MIG devices by profile, spelled as in a resource name: `1g.10gb.me` for `1g.10gb+me`.
 fn profiles<'a>(facts: &Facts<'_>, products: &[Product<'a>]) -> BTreeMap<String, Vec<MigDevice<'a>>> {
-    let offered: BTreeSet<&str> = facts
-        .inventory
-        .devices
-        .iter()
-        .map(|device| device.uuid.as_str())
-        .collect();
+    let offered: BTreeSet<&str> = facts.inventory.devices.iter().map(|device| device.uuid.as_str()).collect();
     let mut profiles: BTreeMap<String, Vec<MigDevice<'a>>> = BTreeMap::new();
     for device in cut_gpus(products).flat_map(mig_devices) {
         if offered.contains(device.1.uuid.as_str()) {

@@ -237,10 +237,8 @@ impl Labeller {
                 // Recorded before the request: a request without a response may have arrived. A refused one has not.
                 let is_new = standing.insert(LabelPlace::Object);
                 let wrote = write::to_node_feature(&client, &self.identity, labels).await;
-                let refused = matches!(
-                    wrote,
-                    Err(WriteError::Forbidden { .. } | WriteError::NoNodeFeature { .. })
-                );
+                let refused =
+                    matches!(wrote, Err(WriteError::Forbidden { .. } | WriteError::NoNodeFeature { .. }));
                 if is_new && refused {
                     standing.remove(&LabelPlace::Object);
                 }

@@ -120,19 +120,13 @@ mod tests {
     #[test]
     fn label_place_follows_gfd_unless_named() {
         let place = |target: Target, use_node_feature_api| {
-            target.place(&Gfd {
-                use_node_feature_api,
-                ..Gfd::default()
-            })
+            target.place(&Gfd { use_node_feature_api, ..Gfd::default() })
         };
         assert_eq!(place(Target::Gfd, true), Some(Place::NodeFeature));
         assert_eq!(place(Target::Gfd, false), Some(Place::File));
         for use_node_feature_api in [true, false] {
             assert_eq!(place(Target::Off, use_node_feature_api), None);
-            assert_eq!(
-                place(Target::NodeFeature, use_node_feature_api),
-                Some(Place::NodeFeature)
-            );
+            assert_eq!(place(Target::NodeFeature, use_node_feature_api), Some(Place::NodeFeature));
             assert_eq!(place(Target::File, use_node_feature_api), Some(Place::File));
             assert_eq!(place(Target::Node, use_node_feature_api), Some(Place::Node));
         }

@@ -15,10 +15,7 @@ const MOST_PRODUCTS: usize = 8;
 pub(super) fn label(set: &mut Set, facts: &Facts<'_>, gpus: &[&Gpu], products: &[Product<'_>]) {
     nvlink(set, &facts.inventory.machine, gpus);
     fabric(set, gpus);
-    let numa: BTreeSet<u32> = gpus
-        .iter()
-        .filter_map(|gpu| gpu.numa.as_ref()?.iter().next())
-        .collect();
+    let numa: BTreeSet<u32> = gpus.iter().filter_map(|gpu| gpu.numa.as_ref()?.iter().next()).collect();
     if !numa.is_empty() {
         set.ours(key::NUMA_NODES, numa.len());
     }
@@ -47,27 +44,21 @@ fn nvlink(set: &mut Set, machine: &Machine, gpus: &[&Gpu]) {
     let islands = islands(machine, gpus.iter().map(|gpu| usize::from(gpu.index)).collect());
     let joined = islands.iter().filter(|island| island.len() > 1).count();
     set.ours(key::NVLINK_ISLANDS, joined);
-    let largest = islands.iter().fold(GpuSet::EMPTY, |largest, island| {
-        match island.len() > largest.len() {
-            true => *island,
-            false => largest,
-        }
+    let largest = islands.iter().fold(GpuSet::EMPTY, |largest, island| match island.len() > largest.len() {
+        true => *island,
+        false => largest,
     });
     set.ours(key::NVLINK_SIZE, largest.len());
     if largest.len() < 2 {
         return;
     }
-    let versions = largest
-        .iter()
-        .filter_map(|gpu| machine.gpus().get(gpu)?.nvlink?.version);
+    let versions = largest.iter().filter_map(|gpu| machine.gpus().get(gpu)?.nvlink?.version);
     if let Some(version) = versions.min() {
         set.ours(key::NVLINK_GENERATION, version);
     }
     let rates = Rates::of(machine);
     let bandwidth = |gpu: usize| {
-        let direct = largest
-            .iter()
-            .map(|peer| u32::from(machine.direct_nvlinks(gpu, peer)));
+        let direct = largest.iter().map(|peer| u32::from(machine.direct_nvlinks(gpu, peer)));
         let links = direct.sum::<u32>() + u32::from(machine.switch_links(gpu));
         rates.nvlink_of(gpu).times(links).raw
     };
@@ -85,10 +76,7 @@ fn islands(machine: &Machine, gpus: GpuSet) -> Vec<GpuSet> {
         let mut grown = true;
         while grown {
             let joined = |gpu: usize| island.iter().any(|of| machine.nvlinks_between(of, gpu) > 0);
-            let more: GpuSet = gpus
-                .iter()
-                .filter(|gpu| !island.contains(*gpu) && joined(*gpu))
-                .collect();
+            let more: GpuSet = gpus.iter().filter(|gpu| !island.contains(*gpu) && joined(*gpu)).collect();
             grown = !more.is_empty();
             island = island | more;
         }
@@ -115,10 +103,7 @@ fn fabric(set: &mut Set, gpus: &[&Gpu]) {
 fn healthy(facts: &Facts<'_>) -> usize {
     let devices = &facts.inventory.devices;
     let served: BTreeSet<u8> = devices.iter().map(|device| device.gpu).collect();
-    let unhealthy: BTreeSet<u8> = devices
-        .iter()
-        .filter(|device| !device.health.healthy)
-        .map(|device| device.gpu)
-        .collect();
+    let unhealthy: BTreeSet<u8> =
+        devices.iter().filter(|device| !device.health.healthy).map(|device| device.gpu).collect();
     served.difference(&unhealthy).count()
 }

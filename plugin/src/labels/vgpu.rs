@@ -65,10 +65,7 @@ fn host_driver(capability: &[u8]) -> Option<HostDriver> {
         let text = String::from_utf8_lossy(bytes);
         Some(text.trim_matches('\0').to_owned())
     };
-    Some(HostDriver {
-        version: text(at + 2)?,
-        branch: text(at + 2 + TEXT)?,
-    })
+    Some(HostDriver { version: text(at + 2)?, branch: text(at + 2 + TEXT)? })
 }
 
 #[cfg(test)]
@@ -86,11 +83,7 @@ mod tests {
         for (position, (id, content)) in capabilities.iter().enumerate() {
             let next = at + content.len() + 3;
             space[at] = *id;
-            space[at + 1] = if position + 1 < capabilities.len() {
-                next as u8
-            } else {
-                0
-            };
+            space[at + 1] = if position + 1 < capabilities.len() { next as u8 } else { 0 };
             space[at + 2] = content.len() as u8 + 3;
             space[at + 3..next].copy_from_slice(content);
             at = next;
@@ -103,10 +96,7 @@ mod tests {
     #[test]
     fn virtual_gpu_reports_host_driver() {
         let space = space(&[(0x05, &[1, 2, 3]), (VENDOR, DRIVER)]);
-        let driver = HostDriver {
-            version: "460.16".into(),
-            branch: "r460_00".into(),
-        };
+        let driver = HostDriver { version: "460.16".into(), branch: "r460_00".into() };
         assert_eq!(read(&space), Some(Some(driver)));
     }
 

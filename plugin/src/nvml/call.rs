@@ -13,9 +13,7 @@ macro_rules! symbol {
     ($nvml:expr, $function:ident) => {
         match &$nvml.library.lib().$function {
             Ok(function) => Ok((stringify!($function), *function)),
-            Err(_) => Err($crate::nvml::NvmlError::Missing {
-                call: stringify!($function),
-            }),
+            Err(_) => Err($crate::nvml::NvmlError::Missing { call: stringify!($function) }),
         }
     };
 }
@@ -31,11 +29,7 @@ pub(super) fn check(call: &'static str, gpu: Option<u32>, code: sys::nvmlReturn_
     if code == sys::nvmlReturn_enum_NVML_SUCCESS {
         Ok(())
     } else {
-        Err(NvmlError::Call {
-            call,
-            gpu,
-            code: Code::of(code),
-        })
+        Err(NvmlError::Call { call, gpu, code: Code::of(code) })
     }
 }
 
@@ -47,17 +41,10 @@ pub(super) fn wrapped<T>(
 ) -> Result<T, NvmlError> {
     result.map_err(|error| match error {
         WrapperError::FailedToLoadSymbol(_) => NvmlError::Missing { call },
-        WrapperError::Utf8Error(error) => NvmlError::Answer {
-            call,
-            gpu,
-            answer: error.to_string(),
-            expected: "UTF-8 text",
-        },
-        error => NvmlError::Call {
-            call,
-            gpu,
-            code: Code::of(error.into()),
-        },
+        WrapperError::Utf8Error(error) => {
+            NvmlError::Answer { call, gpu, answer: error.to_string(), expected: "UTF-8 text" }
+        }
+        error => NvmlError::Call { call, gpu, code: Code::of(error.into()) },
     })
 }
 
@@ -80,9 +67,7 @@ impl<'nvml> Device<'nvml> {
         mut value: T,
     ) -> Result<T, NvmlError> {
         // SAFETY: the handle came from the NVML that `self` borrows; the out-pointer is a local of the type the call declares.
-        check(call, Some(self.index), unsafe {
-            function(self.handle, &raw mut value)
-        })?;
+        check(call, Some(self.index), unsafe { function(self.handle, &raw mut value) })?;
         Ok(value)
     }
 
@@ -94,9 +79,7 @@ impl<'nvml> Device<'nvml> {
         mut value: T,
     ) -> Result<T, NvmlError> {
         // SAFETY: the handle came from the NVML that `self` borrows; the out-pointer is a local of the type the call declares.
-        check(call, Some(self.index), unsafe {
-            function(self.handle, c_uint::from(link), &raw mut value)
-        })?;
+        check(call, Some(self.index), unsafe { function(self.handle, c_uint::from(link), &raw mut value) })?;
         Ok(value)
     }
 }

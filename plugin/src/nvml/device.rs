@@ -62,9 +62,7 @@ impl Device<'_> {
     pub fn bus_id(&self) -> Result<PcieAddress, NvmlError> {
         let call = "nvmlDeviceGetPciInfo_v3";
         let bus_id = self.call(call, |device| device.pci_info())?.bus_id;
-        bus_id
-            .parse()
-            .map_err(|_| self.unexpected(call, bus_id, "PCIe address"))
+        bus_id.parse().map_err(|_| self.unexpected(call, bus_id, "PCIe address"))
     }
 
     /// Product name.
@@ -99,14 +97,8 @@ impl Device<'_> {
     /// The code that NVML returned.
     pub fn memory(&self) -> Result<u64, NvmlError> {
         // Raw: nvml-wrapper calls nvmlDeviceGetMemoryInfo_v2, which drivers before 510 lack.
-        let blank = sys::nvmlMemory_t {
-            total: 0,
-            free: 0,
-            used: 0,
-        };
-        Ok(self
-            .get(symbol!(self.nvml, nvmlDeviceGetMemoryInfo)?, blank)?
-            .total)
+        let blank = sys::nvmlMemory_t { total: 0, free: 0, used: 0 };
+        Ok(self.get(symbol!(self.nvml, nvmlDeviceGetMemoryInfo)?, blank)?.total)
     }
 
     /// CUDA compute capability: major and minor.
@@ -114,9 +106,8 @@ impl Device<'_> {
     /// # Errors
     /// The code that NVML returned.
     pub fn compute_capability(&self) -> Result<(i32, i32), NvmlError> {
-        let capability = self.call("nvmlDeviceGetCudaComputeCapability", |device| {
-            device.cuda_compute_capability()
-        })?;
+        let capability =
+            self.call("nvmlDeviceGetCudaComputeCapability", |device| device.cuda_compute_capability())?;
         Ok((capability.major, capability.minor))
     }
 
@@ -125,9 +116,7 @@ impl Device<'_> {
     /// # Errors
     /// The code that NVML returned.
     pub fn max_pcie_generation(&self) -> Result<u32, NvmlError> {
-        self.call("nvmlDeviceGetMaxPcieLinkGeneration", |device| {
-            device.max_pcie_link_gen()
-        })
+        self.call("nvmlDeviceGetMaxPcieLinkGeneration", |device| device.max_pcie_link_gen())
     }
 
     /// Most PCIe lanes that GPU and slot support together.
@@ -135,9 +124,7 @@ impl Device<'_> {
     /// # Errors
     /// The code that NVML returned.
     pub fn max_pcie_width(&self) -> Result<u32, NvmlError> {
-        self.call("nvmlDeviceGetMaxPcieLinkWidth", |device| {
-            device.max_pcie_link_width()
-        })
+        self.call("nvmlDeviceGetMaxPcieLinkWidth", |device| device.max_pcie_link_width())
     }
 
     /// CPUs near the GPU, ascending.
@@ -145,9 +132,7 @@ impl Device<'_> {
     /// # Errors
     /// The code that NVML returned.
     pub fn cpu_affinity(&self) -> Result<Vec<u32>, NvmlError> {
-        let mask = self.call("nvmlDeviceGetCpuAffinity", |device| {
-            device.cpu_affinity(MASK_WORDS)
-        })?;
+        let mask = self.call("nvmlDeviceGetCpuAffinity", |device| device.cpu_affinity(MASK_WORDS))?;
         Ok(bits(&mask))
     }
 
@@ -180,9 +165,7 @@ impl Device<'_> {
         let (name, function) = symbol!(self.nvml, nvmlDeviceGetTopologyCommonAncestor)?;
         let mut level = 0;
         // SAFETY: both handles came from a live NVML; the out-pointer is a local of the declared type.
-        check(name, Some(self.index), unsafe {
-            function(self.handle, other.handle, &raw mut level)
-        })?;
+        check(name, Some(self.index), unsafe { function(self.handle, other.handle, &raw mut level) })?;
         Ok(match level {
             // Two GPUs on one board are behind the board's own switch; nvidia-smi prints PIX for them too.
             sys::nvmlGpuLevel_enum_NVML_TOPOLOGY_INTERNAL | sys::nvmlGpuLevel_enum_NVML_TOPOLOGY_SINGLE => {
@@ -243,12 +226,8 @@ impl Device<'_> {
     pub fn compute_processes(&self) -> Result<Vec<Process>, NvmlError> {
         // Raw: nvml-wrapper fails if more than five processes start between count and list.
         let (name, function) = symbol!(self.nvml, nvmlDeviceGetComputeRunningProcesses_v3)?;
-        let blank = sys::nvmlProcessInfo_t {
-            pid: 0,
-            usedGpuMemory: 0,
-            gpuInstanceId: 0,
-            computeInstanceId: 0,
-        };
+        let blank =
+            sys::nvmlProcessInfo_t { pid: 0, usedGpuMemory: 0, gpuInstanceId: 0, computeInstanceId: 0 };
         // Processes start and end between the count and the list: leave room, and grow if it was not enough.
         let mut room: c_uint = 64;
         loop {
@@ -267,12 +246,7 @@ impl Device<'_> {
     }
 
     pub(super) fn unexpected(&self, call: &'static str, answer: String, expected: &'static str) -> NvmlError {
-        NvmlError::Answer {
-            call,
-            gpu: Some(self.index),
-            answer,
-            expected,
-        }
+        NvmlError::Answer { call, gpu: Some(self.index), answer, expected }
     }
 }
 

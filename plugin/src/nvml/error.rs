@@ -62,10 +62,7 @@ impl NvmlError {
     /// Whether the GPU, driver or library does not support this.
     pub fn is_unsupported(&self) -> bool {
         matches!(self, Self::Missing { .. })
-            || matches!(
-                self.code(),
-                Some(Code::NotSupported | Code::NotFound | Code::FunctionNotFound)
-            )
+            || matches!(self.code(), Some(Code::NotSupported | Code::NotFound | Code::FunctionNotFound))
     }
 
     /// Whether nothing exists at the requested index or id.
@@ -75,18 +72,12 @@ impl NvmlError {
 
     /// Whether the driver is gone: every call fails until NVML is loaded again.
     pub fn is_driver_gone(&self) -> bool {
-        matches!(
-            self.code(),
-            Some(Code::Uninitialized | Code::DriverNotLoaded | Code::LibRmVersionMismatch)
-        )
+        matches!(self.code(), Some(Code::Uninitialized | Code::DriverNotLoaded | Code::LibRmVersionMismatch))
     }
 
     /// Whether the GPU cannot be reached.
     pub fn is_gpu_lost(&self) -> bool {
-        matches!(
-            self.code(),
-            Some(Code::GpuIsLost | Code::ResetRequired | Code::GpuNotFound)
-        )
+        matches!(self.code(), Some(Code::GpuIsLost | Code::ResetRequired | Code::GpuNotFound))
     }
 }
 
@@ -238,15 +229,8 @@ mod tests {
         };
         assert!(denied("nvmlInit_v2").to_string().contains("run as root"));
         let mig = denied("nvmlDeviceGetMigDeviceHandleByIndex").to_string();
-        assert!(
-            mig.contains("gantry.dev/mig=true") && !mig.contains("root"),
-            "{mig}"
-        );
-        let unknown = NvmlError::Call {
-            call: "nvmlInit_v2",
-            gpu: None,
-            code: Code::of(4711),
-        };
+        assert!(mig.contains("gantry.dev/mig=true") && !mig.contains("root"), "{mig}");
+        let unknown = NvmlError::Call { call: "nvmlInit_v2", gpu: None, code: Code::of(4711) };
         assert_eq!(unknown.to_string(), "nvmlInit_v2 failed: NVML error 4711");
     }
 }

@@ -51,11 +51,7 @@ impl<'nvml> EventSet<'nvml> {
         let mut set = std::ptr::null_mut();
         // SAFETY: `nvml` is initialised; the out-pointer is a local of the declared type.
         check(name, None, unsafe { function(&raw mut set) })?;
-        Ok(Self {
-            nvml,
-            set,
-            registered: Vec::new(),
-        })
+        Ok(Self { nvml, set, registered: Vec::new() })
     }
 
     /// Registers `device` for Xids, and for MIG configuration changes if it supports them. On failure the set
@@ -68,16 +64,12 @@ impl<'nvml> EventSet<'nvml> {
         let (name, function) = symbol!(self.nvml, nvmlDeviceRegisterEvents)?;
         let register = |kinds: c_ulonglong| {
             // SAFETY: handle and set came from the NVML that `self` borrows.
-            check(name, Some(device.index), unsafe {
-                function(device.handle, kinds, self.set)
-            })
+            check(name, Some(device.index), unsafe { function(device.handle, kinds, self.set) })
         };
         match supported & (XID | MIG) {
-            kinds if kinds & XID == 0 => check(
-                name,
-                Some(device.index),
-                sys::nvmlReturn_enum_NVML_ERROR_NOT_SUPPORTED,
-            )?,
+            kinds if kinds & XID == 0 => {
+                check(name, Some(device.index), sys::nvmlReturn_enum_NVML_ERROR_NOT_SUPPORTED)?
+            }
             // Some drivers list MIG events as supported but reject the registration; Xids still work there.
             kinds => register(kinds).or_else(|error| match error.is_driver_gone() || kinds == XID {
                 true => Err(error),
@@ -120,11 +112,7 @@ impl<'nvml> EventSet<'nvml> {
             _ => return Ok(None),
         };
         Ok(Some(Event {
-            gpu: self
-                .registered
-                .iter()
-                .find(|device| device.handle == data.device)
-                .map(Device::index),
+            gpu: self.registered.iter().find(|device| device.handle == data.device).map(Device::index),
             kind,
             gpu_instance: instance(data.gpuInstanceId),
             compute_instance: instance(data.computeInstanceId),

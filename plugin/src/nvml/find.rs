@@ -9,11 +9,7 @@ use crate::root::{COMMON_FOLDERS, SPECIAL_FOLDERS, resolve};
 /// no special container runtime.
 pub fn find(library: &Path, root: &Path) -> PathBuf {
     let is_name = library.components().count() == 1 && library.is_relative();
-    let mut folders = COMMON_FOLDERS
-        .iter()
-        .chain(&SPECIAL_FOLDERS)
-        .filter(|_| is_name)
-        .map(Path::new);
+    let mut folders = COMMON_FOLDERS.iter().chain(&SPECIAL_FOLDERS).filter(|_| is_name).map(Path::new);
     let below = folders.find_map(|folder| {
         let path = folder.join(library);
         // Links are followed as the driver's own system does, otherwise as this process does.

@@ -26,9 +26,7 @@ impl Device<'_> {
     /// # Errors
     /// The code that NVML returned.
     pub fn nvlink_active(&self, link: u8) -> Result<bool, NvmlError> {
-        self.call("nvmlDeviceGetNvLinkState", |device| {
-            device.link_wrapper_for(link.into()).is_active()
-        })
+        self.call("nvmlDeviceGetNvLinkState", |device| device.link_wrapper_for(link.into()).is_active())
     }
 
     /// NVLink generation of `link`, 1 to 5; `None` for one unknown to this build.
@@ -36,9 +34,8 @@ impl Device<'_> {
     /// # Errors
     /// The code that NVML returned.
     pub fn nvlink_version(&self, link: u8) -> Result<Option<u8>, NvmlError> {
-        let version = self.call("nvmlDeviceGetNvLinkVersion", |device| {
-            device.link_wrapper_for(link.into()).version()
-        })?;
+        let version =
+            self.call("nvmlDeviceGetNvLinkVersion", |device| device.link_wrapper_for(link.into()).version())?;
         // NVML has its own list of versions, in which 2.2 and 3.1 are separate entries.
         Ok(match version {
             sys::nvmlNvlinkVersion_enum_NVML_NVLINK_VERSION_1_0 => Some(1),

@@ -68,15 +68,12 @@ impl<'nvml> Device<'nvml> {
     /// The code that NVML returned.
     pub fn mig_devices(&self) -> Result<Vec<MigDevice<'nvml>>, NvmlError> {
         // The most that there can be, in spite of the name.
-        let count = self.call("nvmlDeviceGetMaxMigDeviceCount", |device| {
-            device.mig_device_count()
-        })?;
+        let count = self.call("nvmlDeviceGetMaxMigDeviceCount", |device| device.mig_device_count())?;
         let mut devices = Vec::new();
         // Bounds the loop: no GPU has more MIG devices.
         for index in 0..count.min(MAX_MIG_DEVICES) {
-            match self.call("nvmlDeviceGetMigDeviceHandleByIndex", |device| {
-                device.mig_device_by_index(index)
-            }) {
+            match self.call("nvmlDeviceGetMigDeviceHandleByIndex", |device| device.mig_device_by_index(index))
+            {
                 Ok(device) => devices.push(MigDevice(Device {
                     // SAFETY: the handle stays with the NVML that `self` borrows, from which it came.
                     handle: unsafe { device.handle() },
@@ -99,9 +96,7 @@ impl<'nvml> Device<'nvml> {
         let (name, function) = symbol!(self.nvml, nvmlDeviceGetGpuInstanceById)?;
         let mut instance = std::ptr::null_mut();
         // SAFETY: the handle came from the NVML that `self` borrows; the out-pointer is a local of the declared type.
-        check(name, Some(self.index), unsafe {
-            function(self.handle, id, &raw mut instance)
-        })?;
+        check(name, Some(self.index), unsafe { function(self.handle, id, &raw mut instance) })?;
         let (name, function) = symbol!(self.nvml, nvmlGpuInstanceGetInfo)?;
         let mut info = sys::nvmlGpuInstanceInfo_t {
             device: std::ptr::null_mut(),
@@ -110,15 +105,10 @@ impl<'nvml> Device<'nvml> {
             placement: sys::nvmlGpuInstancePlacement_t { start: 0, size: 0 },
         };
         // SAFETY: the instance came from the call above; the out-pointer is a local of the declared type.
-        check(name, Some(self.index), unsafe {
-            function(instance, &raw mut info)
-        })?;
+        check(name, Some(self.index), unsafe { function(instance, &raw mut info) })?;
         Ok(InstanceInfo {
             profile: info.profileId,
-            placement: Placement {
-                start: info.placement.start,
-                size: info.placement.size,
-            },
+            placement: Placement { start: info.placement.start, size: info.placement.size },
         })
     }
 
@@ -130,9 +120,7 @@ impl<'nvml> Device<'nvml> {
     pub fn profile_numbers(&self) -> Result<BTreeMap<u32, u32>, NvmlError> {
         let mut numbers = BTreeMap::new();
         for number in 0..sys::NVML_GPU_INSTANCE_PROFILE_COUNT {
-            match self.call("nvmlDeviceGetGpuInstanceProfileInfo", |device| {
-                device.profile_info(number)
-            }) {
+            match self.call("nvmlDeviceGetGpuInstanceProfileInfo", |device| device.profile_info(number)) {
                 Ok(info) => _ = numbers.insert(info.id, number),
                 Err(error) if error.is_gpu_lost() || error.is_driver_gone() => return Err(error),
                 Err(_) => {}
@@ -150,8 +138,7 @@ impl MigDevice<'_> {
     pub fn uuid(&self) -> Result<MigUuid, NvmlError> {
         let call = "nvmlDeviceGetUUID";
         let uuid = self.0.call(call, |device| device.uuid())?;
-        uuid.parse()
-            .map_err(|_| self.0.unexpected(call, uuid, "MIG device UUID"))
+        uuid.parse().map_err(|_| self.0.unexpected(call, uuid, "MIG device UUID"))
     }
 
     /// The name. It ends with the profile of the compute instance: `NVIDIA A100-SXM4-40GB MIG 3g.20gb`. The
@@ -181,9 +168,7 @@ impl MigDevice<'_> {
     /// # Errors
     /// The code that NVML returned.
     pub fn attributes(&self) -> Result<MigAttributes, NvmlError> {
-        let attributes = self
-            .0
-            .call("nvmlDeviceGetAttributes_v2", |device| device.attributes())?;
+        let attributes = self.0.call("nvmlDeviceGetAttributes_v2", |device| device.attributes())?;
         Ok(MigAttributes {
             multiprocessors: attributes.multiprocessor_count,
             gpu_slices: attributes.gpu_instance_slice_count,

@@ -45,14 +45,10 @@ impl Nvml {
     /// When the library cannot be loaded, or finds no driver.
     pub fn load(path: &Path) -> Result<Self, NvmlError> {
         match nvml_wrapper::Nvml::builder().lib_path(path.as_os_str()).init() {
-            Ok(library) => Ok(Self {
-                library,
-                _one_thread: PhantomData,
-            }),
-            Err(WrapperError::LibloadingError(error)) => Err(NvmlError::Load {
-                path: PathBuf::from(path),
-                problem: chain(&error),
-            }),
+            Ok(library) => Ok(Self { library, _one_thread: PhantomData }),
+            Err(WrapperError::LibloadingError(error)) => {
+                Err(NvmlError::Load { path: PathBuf::from(path), problem: chain(&error) })
+            }
             Err(error) => wrapped("nvmlInit_v2", None, Err(error)),
         }
     }
@@ -86,9 +82,7 @@ impl Nvml {
     /// The code that NVML returned.
     pub fn driver_version(&self) -> Result<String, NvmlError> {
         let version = self.library.sys_driver_version();
-        Ok(wrapped("nvmlSystemGetDriverVersion", None, version)?
-            .trim()
-            .to_owned())
+        Ok(wrapped("nvmlSystemGetDriverVersion", None, version)?.trim().to_owned())
     }
 
     /// Newest CUDA version that the driver supports: major and minor.

@@ -58,18 +58,9 @@ impl Device<'_> {
         let (mut corrected, mut uncorrected, mut pending, mut failed) = (0, 0, 0, 0);
         // SAFETY: the handle came from the NVML that `self` borrows; all out-pointers are locals of the declared type.
         check(name, Some(self.index), unsafe {
-            function(
-                self.handle,
-                &raw mut corrected,
-                &raw mut uncorrected,
-                &raw mut pending,
-                &raw mut failed,
-            )
+            function(self.handle, &raw mut corrected, &raw mut uncorrected, &raw mut pending, &raw mut failed)
         })?;
-        Ok(RemappedRows {
-            pending: pending != 0,
-            failed: failed != 0,
-        })
+        Ok(RemappedRows { pending: pending != 0, failed: failed != 0 })
     }
 
     /// Whether memory pages wait for a driver reload to be retired.
@@ -77,9 +68,7 @@ impl Device<'_> {
     /// # Errors
     /// The code that NVML returned; `NotSupported` from Ampere on.
     pub fn retirement_pending(&self) -> Result<bool, NvmlError> {
-        self.call("nvmlDeviceGetRetiredPagesPendingStatus", |device| {
-            device.are_pages_pending_retired()
-        })
+        self.call("nvmlDeviceGetRetiredPagesPendingStatus", |device| device.are_pages_pending_retired())
     }
 
     /// The action that the driver requests to recover the GPU.

@@ -44,9 +44,7 @@ impl Holders {
             Some(gpu.uuid.as_ref()?.to_string())
         };
         let places = inventory.whereabouts().into_iter();
-        let gpus = places
-            .filter_map(|(uuid, place)| Some((uuid.to_owned(), gpu(place)?)))
-            .collect();
+        let gpus = places.filter_map(|(uuid, place)| Some((uuid.to_owned(), gpu(place)?))).collect();
         self.change(|known| known.gpus = gpus);
     }
 
@@ -113,10 +111,7 @@ mod tests {
         let ids = |ids: &[&str]| ids.iter().map(|id| (*id).into()).collect();
         observed.holders(Listing(
             [
-                (
-                    holding("nvidia.com/gpu.shared"),
-                    ids(&["GPU-0::0", "GPU-0::1", "GPU-1::3"]),
-                ),
+                (holding("nvidia.com/gpu.shared"), ids(&["GPU-0::0", "GPU-0::1", "GPU-1::3"])),
                 (holding("example.com/nic"), ids(&["eth1"])),
             ]
             .into(),
@@ -138,17 +133,11 @@ mod tests {
         };
         assert_eq!(
             lines(&observed),
-            [
-                format!("{}}} 2", labels("GPU-0")),
-                format!("{}}} 1", labels("GPU-1"))
-            ]
+            [format!("{}}} 2", labels("GPU-0")), format!("{}}} 1", labels("GPU-1"))]
         );
         observed.inventory(&offer(&hardware, &Config::default()));
         assert_eq!(lines(&observed).len(), 2, "a container runs on when sharing ends");
-        let denied = Config {
-            deny: vec![Selector::Index(0)],
-            ..Config::default()
-        };
+        let denied = Config { deny: vec![Selector::Index(0)], ..Config::default() };
         observed.inventory(&offer(&hardware, &denied));
         assert_eq!(lines(&observed).len(), 2, "and when its GPU is offered no more");
         observed.holders(Listing::default());

@@ -44,14 +44,8 @@ fn router(observed: &Arc<Observed>) -> Router {
     let metrics = Arc::clone(observed);
     Endpoints::default()
         .probe("/healthz", probe(liveness))
-        .probe(
-            "/readyz",
-            probe(|readiness| report(readiness, readiness.missing().is_empty())),
-        )
-        .probe(
-            "/settledz",
-            probe(|readiness| report(readiness, readiness.is_settled())),
-        )
+        .probe("/readyz", probe(|readiness| report(readiness, readiness.missing().is_empty())))
+        .probe("/settledz", probe(|readiness| report(readiness, readiness.is_settled())))
         .metrics(move || metrics.metrics().text())
         .into_router()
 }
@@ -72,12 +66,7 @@ fn report(readiness: &Readiness, succeeds: bool) -> Result<String, String> {
     if missing.is_empty() {
         lines.push("ready".to_owned());
     }
-    lines.extend(
-        readiness
-            .degraded()
-            .iter()
-            .map(|line| format!("degraded: {line}")),
-    );
+    lines.extend(readiness.degraded().iter().map(|line| format!("degraded: {line}")));
     let text = lines.join("\n");
     if succeeds { Ok(text) } else { Err(text) }
 }
@@ -102,23 +91,14 @@ mod tests {
         );
         readiness.pod_resources = None;
         readiness.devices = None;
-        assert_eq!(
-            report(&readiness, true).unwrap(),
-            "not ready: no resource is served yet"
-        );
+        assert_eq!(report(&readiness, true).unwrap(), "not ready: no resource is served yet");
     }
 
     #[test]
     fn liveness_fails_only_when_a_restart_may_help() {
-        let mut readiness = Readiness {
-            nvml: Some("driver stopped".into()),
-            ..Readiness::default()
-        };
+        let mut readiness = Readiness { nvml: Some("driver stopped".into()), ..Readiness::default() };
         assert_eq!(liveness(&readiness).unwrap(), "ok");
         readiness.dead = true;
-        assert_eq!(
-            liveness(&readiness).unwrap_err(),
-            "a restart may help: driver stopped"
-        );
+        assert_eq!(liveness(&readiness).unwrap_err(), "a restart may help: driver stopped");
     }
 }

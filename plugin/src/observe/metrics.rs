@@ -182,16 +182,8 @@ impl Metrics {
             "Sets that kubelet chose instead of the granted one",
             deviations.clone(),
         );
-        registry.register(
-            "swaps",
-            "Pairs of pods found to hold each other's grant",
-            swaps.clone(),
-        );
-        registry.register(
-            "refused_grants",
-            "Invalid grant annotations",
-            refused_grants.clone(),
-        );
+        registry.register("swaps", "Pairs of pods found to hold each other's grant", swaps.clone());
+        registry.register("refused_grants", "Invalid grant annotations", refused_grants.clone());
         registry.register(
             "grant_wait_seconds",
             "How long GetPreferredAllocation waited for a grant",
@@ -202,26 +194,14 @@ impl Metrics {
             "Devices of deleted pods with possibly running processes",
             quarantined.clone(),
         );
-        registry.register(
-            "devices",
-            "Devices offered to kubelet, by health",
-            devices.clone(),
-        );
-        registry.register(
-            "registrations",
-            "Registrations with kubelet, by result",
-            registrations.clone(),
-        );
+        registry.register("devices", "Devices offered to kubelet, by health", devices.clone());
+        registry.register("registrations", "Registrations with kubelet, by result", registrations.clone());
         registry.register(
             "list_streams",
             "ListAndWatch streams from which kubelet reads a resource's devices",
             list_streams.clone(),
         );
-        registry.register(
-            "reachable",
-            "1 if the peer responded to the last request",
-            reachable.clone(),
-        );
+        registry.register("reachable", "1 if the peer responded to the last request", reachable.clone());
         registry.register(
             "allocated_devices",
             "Devices, replicas and MIG devices held by a container, by physical GPU",
@@ -229,24 +209,14 @@ impl Metrics {
         );
         let counted: Family<ByXid, Counter> = Family::default();
         for (gpu, xid, count) in xids.get().map(XidCounts::all).unwrap_or_default() {
-            let labels = ByXid {
-                gpu: gpu.to_string(),
-                xid,
-            };
+            let labels = ByXid { gpu: gpu.to_string(), xid };
             counted.get_or_create(&labels).inc_by(count);
         }
-        registry.register(
-            "xids",
-            "Xids raised by the driver, including those without consequences",
-            counted,
-        );
+        registry.register("xids", "Xids raised by the driver, including those without consequences", counted);
         let unhealthy: Family<ByCause, Gauge> = Family::default();
         let diagnosis = diagnoses.get().map(Diagnoses::now).unwrap_or_default();
         for trouble in &diagnosis.troubles {
-            let labels = ByCause {
-                gpu: trouble.gpu.to_string(),
-                cause: trouble.cause.to_string(),
-            };
+            let labels = ByCause { gpu: trouble.gpu.to_string(), cause: trouble.cause.to_string() };
             unhealthy.get_or_create(&labels).set(1);
         }
         registry.register(
@@ -283,15 +253,11 @@ impl Metrics {
     }
 
     pub(super) fn allocated(&self, resource: &ResourceName, outcome: AllocationOutcome) {
-        self.allocations
-            .get_or_create(&labels(resource, outcome.as_str()))
-            .inc();
+        self.allocations.get_or_create(&labels(resource, outcome.as_str())).inc();
     }
 
     pub(super) fn preferred(&self, resource: &ResourceName, outcome: PreferenceOutcome, waited: Duration) {
-        self.preferences
-            .get_or_create(&labels(resource, outcome.as_str()))
-            .inc();
+        self.preferences.get_or_create(&labels(resource, outcome.as_str())).inc();
         self.grant_wait.observe(waited.as_secs_f64());
     }
 
@@ -301,12 +267,8 @@ impl Metrics {
     }
 
     pub(super) fn streams(&self, resource: &ResourceName, open: usize) {
-        let labels = ByResource {
-            resource: resource.to_string(),
-        };
-        self.list_streams
-            .get_or_create(&labels)
-            .set(i64::try_from(open).unwrap_or(i64::MAX));
+        let labels = ByResource { resource: resource.to_string() };
+        self.list_streams.get_or_create(&labels).set(i64::try_from(open).unwrap_or(i64::MAX));
     }
 
     pub(super) fn cluster(&self, reachable: bool) {
@@ -347,23 +309,17 @@ impl Metrics {
         self.holders.inventory(inventory);
         self.devices.clear();
         for device in &inventory.devices {
-            for (state, present) in [
-                ("healthy", device.health.healthy),
-                ("unhealthy", !device.health.healthy),
-            ] {
-                let labels = ByState {
-                    resource: device.resource.to_string(),
-                    state,
-                };
+            for (state, present) in
+                [("healthy", device.health.healthy), ("unhealthy", !device.health.healthy)]
+            {
+                let labels = ByState { resource: device.resource.to_string(), state };
                 self.devices.get_or_create(&labels).inc_by(i64::from(present));
             }
         }
     }
 
     fn peer(&self, peer: &'static str, reachable: bool) {
-        self.reachable
-            .get_or_create(&ByPeer { peer })
-            .set(i64::from(reachable));
+        self.reachable.get_or_create(&ByPeer { peer }).set(i64::from(reachable));
     }
 }
 
@@ -373,11 +329,7 @@ fn register_configurations(registry: &mut Registry, report: &Report) {
         counter.inc_by(count);
         counter
     };
-    registry.register(
-        "config_loads",
-        "Configurations applied, including the first",
-        counted(report.loads),
-    );
+    registry.register("config_loads", "Configurations applied, including the first", counted(report.loads));
     registry.register(
         "config_failures",
         "Configurations that were invalid or could not be read",
@@ -393,8 +345,5 @@ fn register_configurations(registry: &mut Registry, report: &Report) {
 }
 
 fn labels(resource: &ResourceName, outcome: &'static str) -> Outcome {
-    Outcome {
-        resource: resource.to_string(),
-        outcome,
-    }
+    Outcome { resource: resource.to_string(), outcome }
 }

@@ -116,9 +116,8 @@ impl Readiness {
                 Registration::Unregistered => {
                     missing.push(format!("{resource} is not registered with kubelet"));
                 }
-                Registration::Unread => missing.push(format!(
-                    "{resource} is registered, but kubelet does not read its device list"
-                )),
+                Registration::Unread => missing
+                    .push(format!("{resource} is registered, but kubelet does not read its device list")),
             }
         }
         missing
@@ -222,10 +221,7 @@ impl Observed {
     pub fn registered(&self, resource: &ResourceName) {
         self.metrics.registration(resource, true);
         self.change(|readiness| {
-            let registration = readiness
-                .registered
-                .entry(resource.clone())
-                .or_insert(Registration::Accepted);
+            let registration = readiness.registered.entry(resource.clone()).or_insert(Registration::Accepted);
             // It was accepted before: only the stream is missing.
             if *registration != Registration::Unread {
                 *registration = Registration::Accepted;

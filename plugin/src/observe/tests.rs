@@ -10,16 +10,11 @@ use gantry_config::{Config, Selector};
 fn node_with_nothing_to_serve_is_settled_but_not_ready() {
     let starting = Readiness::default();
     assert!(!starting.is_settled(), "nothing is served yet");
-    let nothing = Readiness {
-        devices: Some("none of the 8 GPUs is served".into()),
-        ..Readiness::default()
-    };
+    let nothing = Readiness { devices: Some("none of the 8 GPUs is served".into()), ..Readiness::default() };
     assert!(nothing.is_settled() && !nothing.missing().is_empty());
     // An update may be the reason for a configuration that never arrives.
-    let awaited = Readiness {
-        config: Configuration::Awaited(Some("there is no ConfigMap configs".into())),
-        ..nothing
-    };
+    let awaited =
+        Readiness { config: Configuration::Awaited(Some("there is no ConfigMap configs".into())), ..nothing };
     assert!(!awaited.is_settled());
     let refused = Readiness {
         registered: [(names::GPU_RESOURCE.into(), Registration::Unregistered)].into(),
@@ -31,11 +26,7 @@ fn node_with_nothing_to_serve_is_settled_but_not_ready() {
 #[test]
 fn all_gpus_left_out_gives_reason() {
     let missing = |gpus: u8, config: &Config| {
-        let gpu = |index| Gpu {
-            index,
-            uuid: format!("GPU-{index}").parse().ok(),
-            ..Gpu::default()
-        };
+        let gpu = |index| Gpu { index, uuid: format!("GPU-{index}").parse().ok(), ..Gpu::default() };
         let parts = MachineParts {
             gpus: (0..gpus).map(gpu).collect(),
             paths: PathMatrix::from_fn(gpus.into(), |_, _| PathClass::Sys),
@@ -46,14 +37,8 @@ fn all_gpus_left_out_gives_reason() {
         observed.inventory(&offer(&hardware, config));
         observed.readiness().missing().remove(0)
     };
-    let none = Config {
-        allow: vec![Selector::Index(9)],
-        ..Config::default()
-    };
-    assert_eq!(
-        missing(4, &none),
-        "no devices: none of the 4 GPUs is served: devices.allow does not name it"
-    );
+    let none = Config { allow: vec![Selector::Index(9)], ..Config::default() };
+    assert_eq!(missing(4, &none), "no devices: none of the 4 GPUs is served: devices.allow does not name it");
     assert_eq!(
         missing(1, &none),
         "no devices: the GPU of this node is not served: devices.allow does not name it"
@@ -64,33 +49,21 @@ fn all_gpus_left_out_gives_reason() {
 
 #[test]
 fn readiness_needs_devices_and_registration() {
-    let mut readiness = Readiness {
-        devices: Some("libnvidia-ml.so.1 is missing".into()),
-        ..Readiness::default()
-    };
+    let mut readiness =
+        Readiness { devices: Some("libnvidia-ml.so.1 is missing".into()), ..Readiness::default() };
     assert_eq!(readiness.missing(), ["no devices: libnvidia-ml.so.1 is missing"]);
     readiness.devices = None;
     assert_eq!(readiness.missing(), ["no resource is served yet"]);
-    readiness
-        .registered
-        .insert("nvidia.com/gpu".into(), Registration::Unregistered);
-    assert_eq!(
-        readiness.missing(),
-        ["nvidia.com/gpu is not registered with kubelet"]
-    );
-    readiness
-        .registered
-        .insert("nvidia.com/gpu".into(), Registration::Accepted);
+    readiness.registered.insert("nvidia.com/gpu".into(), Registration::Unregistered);
+    assert_eq!(readiness.missing(), ["nvidia.com/gpu is not registered with kubelet"]);
+    readiness.registered.insert("nvidia.com/gpu".into(), Registration::Accepted);
     assert!(readiness.missing().is_empty());
 }
 
 #[test]
 fn invalid_config_degrades_missing_config_is_not_ready() {
-    let report = |loads, problem: Option<&str>| Report {
-        loads,
-        problem: problem.map(Arc::from),
-        ..Report::default()
-    };
+    let report =
+        |loads, problem: Option<&str>| Report { loads, problem: problem.map(Arc::from), ..Report::default() };
     let observed = Observed::default();
     observed.registered(&"nvidia.com/gpu".into());
     let stands = |report: &Report| {
@@ -101,16 +74,10 @@ fn invalid_config_degrades_missing_config_is_not_ready() {
     let (missing, _) = stands(&report(0, Some("no node")));
     assert_eq!(missing, ["no configuration yet, nothing is served: no node"]);
     let (missing, _) = stands(&report(0, None));
-    assert_eq!(
-        missing,
-        ["no configuration yet, nothing is served: waiting for the API server"]
-    );
+    assert_eq!(missing, ["no configuration yet, nothing is served: waiting for the API server"]);
     let (missing, degraded) = stands(&report(1, Some("a:1: x")));
     assert!(missing.is_empty(), "the GPUs are still served");
-    assert_eq!(
-        degraded,
-        ["the configuration is invalid, the last valid one stays in effect: a:1: x"]
-    );
+    assert_eq!(degraded, ["the configuration is invalid, the last valid one stays in effect: a:1: x"]);
     let (missing, degraded) = stands(&report(2, None));
     assert!(missing.is_empty() && degraded.is_empty());
 }
@@ -118,12 +85,8 @@ fn invalid_config_degrades_missing_config_is_not_ready() {
 #[test]
 fn configurations_are_counted() {
     let observed = Observed::default();
-    let (_reporter, reports) = watch::channel(Report {
-        loads: 3,
-        failures: 2,
-        problem: Some("x".into()),
-        ..Report::default()
-    });
+    let (_reporter, reports) =
+        watch::channel(Report { loads: 3, failures: 2, problem: Some("x".into()), ..Report::default() });
     observed.count_configurations(reports);
     let text = observed.metrics().text().unwrap();
     for line in [
@@ -145,10 +108,7 @@ fn xids_are_counted_by_gpu() {
     counts.count(&gpu, 79);
     for _ in 0..2 {
         let text = observed.metrics().text().unwrap();
-        assert!(
-            text.contains(r#"gantry_plugin_xids_total{gpu="GPU-0badcafe",xid="79"} 2"#),
-            "{text}"
-        );
+        assert!(text.contains(r#"gantry_plugin_xids_total{gpu="GPU-0badcafe",xid="79"} 2"#), "{text}");
     }
 }
 

@@ -41,12 +41,7 @@ pub fn offer(hardware: &Hardware, config: &Config) -> Inventory {
     let mut candidates = Vec::new();
     let selection = Selection::new(config, &hardware.machine, &hardware.units, &mut problems);
     for gpu in hardware.machine.gpus().iter().filter(|gpu| !drives_a_screen(gpu)) {
-        let mut leave_out = |reason| {
-            left_out.insert(LeftOut {
-                gpu: gpu.index,
-                reason,
-            })
-        };
+        let mut leave_out = |reason| left_out.insert(LeftOut { gpu: gpu.index, reason });
         if gpu.uuid.is_none() {
             leave_out("NVML reports no UUID for it, so that no container could be given it".to_owned());
             continue;
@@ -70,17 +65,10 @@ pub fn offer(hardware: &Hardware, config: &Config) -> Inventory {
     let mut named = Vec::new();
     for (gpu, units) in candidates {
         if let Err(reason) = naming.serves(gpu, &units) {
-            left_out.insert(LeftOut {
-                gpu: gpu.index,
-                reason,
-            });
+            left_out.insert(LeftOut { gpu: gpu.index, reason });
             continue;
         }
-        named.extend(units.into_iter().map(|unit| Named {
-            gpu,
-            unit,
-            resource: naming.resource(gpu, unit),
-        }));
+        named.extend(units.into_iter().map(|unit| Named { gpu, unit, resource: naming.resource(gpu, unit) }));
     }
     let devices = sharing::devices(&named, config.time_slicing.as_ref(), &mut problems);
     Inventory {
@@ -93,9 +81,7 @@ pub fn offer(hardware: &Hardware, config: &Config) -> Inventory {
 
 /// Whether this is the small board that drives the screen of a DGX Station. It is not for computing.
 pub(crate) fn drives_a_screen(gpu: &Gpu) -> bool {
-    gpu.model
-        .as_deref()
-        .is_some_and(|model| matches!(model, "DGX Display" | "NVIDIA DGX Display"))
+    gpu.model.as_deref().is_some_and(|model| matches!(model, "DGX Display" | "NVIDIA DGX Display"))
 }
 
 fn terms(devices: &[Device], config: &Config) -> BTreeMap<ResourceName, Terms> {

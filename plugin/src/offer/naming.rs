@@ -65,9 +65,7 @@ impl<'c> Naming<'c> {
         Self {
             config,
             mig_unknown,
-            kind: (config.mig_strategy == MigStrategy::Single)
-                .then(|| most_frequent(candidates))
-                .flatten(),
+            kind: (config.mig_strategy == MigStrategy::Single).then(|| most_frequent(candidates)).flatten(),
         }
     }
 
@@ -138,10 +136,7 @@ fn most_frequent(candidates: &[(&Gpu, Vec<&Unit>)]) -> Option<Kind> {
         *counts.entry(kind).or_default() += 1;
     }
     let most = counts.values().copied().max()?;
-    counts
-        .into_iter()
-        .find(|(_, count)| *count == most)
-        .map(|(kind, _)| kind)
+    counts.into_iter().find(|(_, count)| *count == most).map(|(kind, _)| kind)
 }
 
 /// The common kind of these units; `None` if they differ or there is none.

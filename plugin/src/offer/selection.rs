@@ -32,10 +32,7 @@ impl<'c> Selection<'c> {
                 }
             }
         }
-        Self {
-            allow: &config.allow,
-            deny: &config.deny,
-        }
+        Self { allow: &config.allow, deny: &config.deny }
     }
 
     /// Whether the GPU may be served; otherwise the reason.
@@ -84,10 +81,7 @@ pub(crate) fn leaves(config: &Config, gpu: &Gpu) -> bool {
 fn means_gpu(selector: &Selector, gpu: &Gpu) -> bool {
     match selector {
         Selector::Index(index) => gpu.index == *index,
-        Selector::Uuid(uuid) => gpu
-            .uuid
-            .as_ref()
-            .is_some_and(|own| own.as_str().eq_ignore_ascii_case(uuid)),
+        Selector::Uuid(uuid) => gpu.uuid.as_ref().is_some_and(|own| own.as_str().eq_ignore_ascii_case(uuid)),
         Selector::BusId(address) => gpu.bus_id.as_ref() == Some(address),
         // In any case: a deny list that missed a GPU for a capital letter would give it out.
         Selector::Model(model) => {

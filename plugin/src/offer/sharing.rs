@@ -21,14 +21,10 @@ pub(super) fn devices(
     let mut shared: Vec<Option<&Replicated>> = vec![None; units.len()];
     for (position, entry) in entries.iter().enumerate() {
         let mut report = |problem: String| {
-            problems.push(format!(
-                "sharing.timeSlicing.resources[{position}] ({}): {problem}",
-                entry.name
-            ));
+            problems.push(format!("sharing.timeSlicing.resources[{position}] ({}): {problem}", entry.name));
         };
-        let of_resource: Vec<usize> = (0..units.len())
-            .filter(|unit| units[*unit].resource == entry.name)
-            .collect();
+        let of_resource: Vec<usize> =
+            (0..units.len()).filter(|unit| units[*unit].resource == entry.name).collect();
         if of_resource.is_empty() {
             report("this node has no such resource".to_owned());
             continue;
@@ -53,10 +49,7 @@ pub(super) fn devices(
         if let SharedOf::Count(count) = entry.devices
             && meant.len() < usize::from(count)
         {
-            report(format!(
-                "{count} devices are to be shared, {} are there",
-                meant.len()
-            ));
+            report(format!("{count} devices are to be shared, {} are there", meant.len()));
         } else if meant.is_empty() && !here.is_empty() {
             report("all devices it names are shared by an earlier entry".to_owned());
         }

@@ -24,10 +24,7 @@ struct Board {
 }
 
 fn whole() -> Board {
-    Board {
-        model: "NVIDIA A100-SXM4-40GB",
-        mig: None,
-    }
+    Board { model: "NVIDIA A100-SXM4-40GB", mig: None }
 }
 
 fn model(model: &'static str) -> Board {
@@ -36,10 +33,7 @@ fn model(model: &'static str) -> Board {
 
 /// A GPU with MIG on and these MIG devices, each in a GPU instance of its own unless it is a part (`1c.`) of the one before.
 fn cut(profiles: &[&'static str]) -> Board {
-    Board {
-        mig: Some(profiles.to_vec()),
-        ..whole()
-    }
+    Board { mig: Some(profiles.to_vec()), ..whole() }
 }
 
 fn mig(gpu: usize, profiles: &[&str]) -> Mig {
@@ -66,10 +60,7 @@ fn mig(gpu: usize, profiles: &[&str]) -> Mig {
             }),
         }
     }
-    Mig {
-        enabled: true,
-        instances,
-    }
+    Mig { enabled: true, instances }
 }
 
 fn hardware(boards: &[Board]) -> Hardware {
@@ -91,24 +82,13 @@ fn hardware(boards: &[Board]) -> Hardware {
         ..MachineParts::default()
     })
     .unwrap();
-    let healthy = DeviceHealth {
-        healthy: true,
-        reason: None,
-    };
-    let units = units(
-        &machine,
-        |gpu| Some(gpu.index),
-        |_, _| healthy.clone(),
-        |_, _, _| None,
-    );
+    let healthy = DeviceHealth { healthy: true, reason: None };
+    let units = units(&machine, |gpu| Some(gpu.index), |_, _| healthy.clone(), |_, _, _| None);
     Hardware::ready(Arc::new(machine), units)
 }
 
 fn with(strategy: MigStrategy) -> Config {
-    Config {
-        mig_strategy: strategy,
-        ..Config::default()
-    }
+    Config { mig_strategy: strategy, ..Config::default() }
 }
 
 fn sharing(resources: Vec<Replicated>) -> Config {
@@ -124,12 +104,7 @@ fn sharing(resources: Vec<Replicated>) -> Config {
 }
 
 fn share(name: &str, devices: SharedOf, replicas: u16, rename: Option<&str>) -> Replicated {
-    Replicated {
-        name: name.into(),
-        rename: rename.map(Into::into),
-        devices,
-        replicas,
-    }
+    Replicated { name: name.into(), rename: rename.map(Into::into), devices, replicas }
 }
 
 /// Resources with their device IDs.
@@ -144,19 +119,12 @@ fn offered(boards: &[Board], config: &Config) -> BTreeMap<String, Vec<String>> {
 
 fn expect(resources: &[(&str, &[&str])]) -> BTreeMap<String, Vec<String>> {
     let owned = |ids: &&[&str]| ids.iter().map(ToString::to_string).collect();
-    resources
-        .iter()
-        .map(|(name, ids)| ((*name).to_owned(), owned(ids)))
-        .collect()
+    resources.iter().map(|(name, ids)| ((*name).to_owned(), owned(ids))).collect()
 }
 
 fn left_out(boards: &[Board], config: &Config) -> Vec<(u8, String)> {
     let inventory = offer(&hardware(boards), config);
-    inventory
-        .left_out
-        .into_iter()
-        .map(|left_out| (left_out.gpu, left_out.reason))
-        .collect()
+    inventory.left_out.into_iter().map(|left_out| (left_out.gpu, left_out.reason)).collect()
 }
 
 fn problems(boards: &[Board], config: &Config) -> Vec<String> {

@@ -40,10 +40,7 @@ impl Gate {
     pub(super) fn start_with(config: Config, inventory: Inventory, before: impl FnOnce(&Path)) -> Self {
         let root = tempfile::tempdir().unwrap();
         before(root.path());
-        let config = Arc::new(Config {
-            container_driver_root: root.path().join("driver"),
-            ..config
-        });
+        let config = Arc::new(Config { container_driver_root: root.path().join("driver"), ..config });
         let inventory = watch::Sender::new(Arc::new(inventory));
         let (pass, passed) = Inventory::channel();
         let at_start = Access::at_start(&config, &root.path().join("dev")).unwrap();
@@ -57,16 +54,7 @@ impl Gate {
             access: access_sender,
         };
         let task = tokio::spawn(writer(root.path()).gate(channels, Arc::clone(&observed), shutdown.clone()));
-        Self {
-            root,
-            inventory,
-            config,
-            passed,
-            access,
-            observed,
-            shutdown,
-            task,
-        }
+        Self { root, inventory, config, passed, access, observed, shutdown, task }
     }
 
     pub(super) fn path(&self, class: Class) -> std::path::PathBuf {
@@ -80,17 +68,13 @@ impl Gate {
 
     async fn problem(&self) -> String {
         let mut changes = self.observed.changes();
-        let readiness = soon(changes.wait_for(|readiness| readiness.cdi.is_some()))
-            .await
-            .unwrap();
+        let readiness = soon(changes.wait_for(|readiness| readiness.cdi.is_some())).await.unwrap();
         readiness.cdi.clone().unwrap()
     }
 }
 
 pub(super) async fn soon<T>(future: impl Future<Output = T>) -> T {
-    tokio::time::timeout(Duration::from_secs(60), future)
-        .await
-        .expect("it did not come about")
+    tokio::time::timeout(Duration::from_secs(60), future).await.expect("it did not come about")
 }
 
 fn writer(root: &Path) -> Writer {
@@ -116,10 +100,7 @@ async fn spec_is_written_before_offer_and_removed_at_end() {
     gate.passes(is_ready).await;
     let path = gate.path(Class::Gpu);
     assert_eq!(path.file_name().unwrap(), "k8s.device-plugin.nvidia.com-gpu.json");
-    assert_eq!(
-        names(&fs::read_to_string(&path).unwrap()),
-        ["GPU-0", "GPU-1", "all"]
-    );
+    assert_eq!(names(&fs::read_to_string(&path).unwrap()), ["GPU-0", "GPU-1", "all"]);
     assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o644);
     gate.shutdown.cancel();
     soon(gate.task).await.unwrap();
@@ -129,11 +110,7 @@ async fn spec_is_written_before_offer_and_removed_at_end() {
 #[tokio::test]
 async fn unresolvable_devices_are_held_back_and_not_ready() {
     let gate = Gate::start(cdi(), vec![gpu(0)], obstruct);
-    assert!(
-        gate.problem()
-            .await
-            .contains("k8s.device-plugin.nvidia.com-gpu.json cannot be written")
-    );
+    assert!(gate.problem().await.contains("k8s.device-plugin.nvidia.com-gpu.json cannot be written"));
     assert_eq!(gate.passed.borrow().state, State::Starting);
 }
 
@@ -143,8 +120,7 @@ async fn later_write_failure_affects_new_devices_only() {
     gate.passes(is_ready).await;
     fs::remove_dir_all(gate.root.path().join("cdi")).unwrap();
     obstruct(gate.root.path());
-    gate.inventory
-        .send_replace(Arc::new(Inventory::ready(machine(4), vec![gpu(0), gpu(1)])));
+    gate.inventory.send_replace(Arc::new(Inventory::ready(machine(4), vec![gpu(0), gpu(1)])));
     let inventory = gate.passes(|inventory| inventory.devices.len() == 2).await;
     assert!(inventory.devices[0].health.healthy);
     let reason = inventory.devices[1].health.reason.as_deref().unwrap();
@@ -160,36 +136,25 @@ fn health_does_not_wait_for_reading_the_host() {
 }
 
 fn health_goes_before_the_look(config: Config) {
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .max_blocking_threads(1)
-        .enable_all()
-        .build()
-        .unwrap();
+    let runtime =
+        tokio::runtime::Builder::new_current_thread().max_blocking_threads(1).enable_all().build().unwrap();
     runtime.block_on(async {
         let mut gate = Gate::start(config, vec![gpu(0), gpu(1)], |_| {});
         gate.passes(is_ready).await;
         let (end, ended) = std::sync::mpsc::channel::<()>();
         let busy = tokio::task::spawn_blocking(move || ended.recv());
         let mut sick = gpu(1);
-        sick.health = DeviceHealth {
-            healthy: false,
-            reason: Some("Xid 79".to_owned()),
-        };
+        sick.health = DeviceHealth { healthy: false, reason: Some("Xid 79".to_owned()) };
         let inventory = |devices| Arc::new(Inventory::ready(machine(4), devices));
         gate.inventory.send_replace(inventory(vec![gpu(0), sick.clone()]));
-        let passed = gate
-            .passes(|inventory| inventory.devices.iter().any(|device| !device.health.healthy))
-            .await;
+        let passed =
+            gate.passes(|inventory| inventory.devices.iter().any(|device| !device.health.healthy)).await;
         assert_eq!(passed.devices[1].health, sick.health);
         gate.inventory.send_replace(inventory(vec![gpu(0), sick, gpu(2)]));
         for _ in 0..100 {
             tokio::task::yield_now().await;
         }
-        assert_eq!(
-            gate.passed.borrow().devices.len(),
-            2,
-            "the host has not been looked at yet"
-        );
+        assert_eq!(gate.passed.borrow().devices.len(), 2, "the host has not been looked at yet");
         drop(end);
         gate.passes(|inventory| inventory.devices.len() == 3).await;
         assert!(busy.await.unwrap().is_err());
@@ -198,19 +163,13 @@ fn health_goes_before_the_look(config: Config) {
 
 #[tokio::test]
 async fn device_without_node_is_unhealthy_with_cdi_alone() {
-    let unknown = Device {
-        minor: None,
-        ..gpu(1)
-    };
+    let unknown = Device { minor: None, ..gpu(1) };
     for (ways, healthy) in [
         (vec![Strategy::CdiCri], false),
         (vec![Strategy::Envvar, Strategy::CdiCri], true),
         (vec![Strategy::Envvar], true),
     ] {
-        let config = Config {
-            device_list_strategy: ways.clone(),
-            ..Config::default()
-        };
+        let config = Config { device_list_strategy: ways.clone(), ..Config::default() };
         let mut gate = Gate::start(config, vec![gpu(0), unknown.clone()], |_| {});
         let inventory = gate.passes(is_ready).await;
         assert!(inventory.devices[0].health.healthy);
@@ -227,23 +186,15 @@ async fn config_takes_effect_once_specs_are_written() {
     let responder = Responder::new(gate.access.clone());
     gate.config.send_modify(|config| *config = with(config, cdi()));
     gate.problem().await;
-    assert_eq!(
-        responder.respond(&[&gpu(0)]).envs["NVIDIA_VISIBLE_DEVICES"],
-        "GPU-0"
-    );
+    assert_eq!(responder.respond(&[&gpu(0)]).envs["NVIDIA_VISIBLE_DEVICES"], "GPU-0");
 
     fs::remove_file(gate.root.path().join("cdi")).unwrap();
     // Not because of the change, but at the next interval.
-    let changed = gate
-        .access
-        .wait_for(|access| access.config.device_list_strategy == [Strategy::CdiCri]);
+    let changed = gate.access.wait_for(|access| access.config.device_list_strategy == [Strategy::CdiCri]);
     drop(soon(changed).await.unwrap());
     assert!(gate.path(Class::Gpu).exists());
     let response = responder.respond(&[&gpu(0)]);
-    assert_eq!(
-        response.cdi_devices[0].name,
-        "k8s.device-plugin.nvidia.com/gpu=GPU-0"
-    );
+    assert_eq!(response.cdi_devices[0].name, "k8s.device-plugin.nvidia.com/gpu=GPU-0");
     assert!(response.envs.is_empty());
 }
 
@@ -268,15 +219,8 @@ async fn overwritten_spec_is_written_again() {
     let text = fs::read_to_string(&path).unwrap();
     fs::write(&path, "{}").unwrap();
     // It reads the host every few seconds, and after every change.
-    let sick = Device {
-        health: DeviceHealth {
-            healthy: false,
-            reason: Some("Xid 79".into()),
-        },
-        ..gpu(0)
-    };
-    gate.inventory
-        .send_replace(Arc::new(Inventory::ready(machine(4), vec![sick])));
+    let sick = Device { health: DeviceHealth { healthy: false, reason: Some("Xid 79".into()) }, ..gpu(0) };
+    gate.inventory.send_replace(Arc::new(Inventory::ready(machine(4), vec![sick])));
     soon(async {
         while fs::read_to_string(&path).unwrap() != text {
             tokio::time::sleep(Duration::from_millis(5)).await;
@@ -301,32 +245,17 @@ async fn specs_of_a_successor_stay_at_end() {
 
 #[tokio::test]
 async fn disabled_spec_stays_on_disk_for_restarts() {
-    let on = || Config {
-        gdrcopy: true,
-        ..cdi()
-    };
+    let on = || Config { gdrcopy: true, ..cdi() };
     let mut gate = Gate::start(on(), vec![gpu(0)], |root| touch(root, "dev/gdrdrv"));
     gate.passes(is_ready).await;
     let responder = Responder::new(gate.access.clone());
     // Kubelet keeps the names of a pod's container and does not allocate again.
-    gate.config
-        .send_modify(|config| *config = with(config, Config::default()));
-    drop(
-        soon(gate.access.wait_for(|access| !access.config.gdrcopy))
-            .await
-            .unwrap(),
-    );
+    gate.config.send_modify(|config| *config = with(config, Config::default()));
+    drop(soon(gate.access.wait_for(|access| !access.config.gdrcopy)).await.unwrap());
     assert!(gate.path(Class::Gdrcopy).exists() && gate.path(Class::Gpu).exists());
-    assert!(
-        responder.respond(&[&gpu(0)]).cdi_devices.is_empty(),
-        "and new ones are given none"
-    );
+    assert!(responder.respond(&[&gpu(0)]).cdi_devices.is_empty(), "and new ones are given none");
     gate.config.send_modify(|config| *config = with(config, on()));
-    drop(
-        soon(gate.access.wait_for(|access| access.config.gdrcopy))
-            .await
-            .unwrap(),
-    );
+    drop(soon(gate.access.wait_for(|access| access.config.gdrcopy)).await.unwrap());
     assert_eq!(responder.respond(&[&gpu(0)]).cdi_devices.len(), 2);
     gate.shutdown.cancel();
     soon(gate.task).await.unwrap();
@@ -338,8 +267,7 @@ async fn new_slice_is_written_before_it_is_offered() {
     let mut gate = Gate::start(cdi(), vec![gpu(0)], |_| {});
     gate.passes(is_ready).await;
     let devices = vec![gpu(0), slice(1, 0)];
-    gate.inventory
-        .send_replace(Arc::new(Inventory::ready(machine(4), devices)));
+    gate.inventory.send_replace(Arc::new(Inventory::ready(machine(4), devices)));
     let inventory = gate.passes(|inventory| inventory.devices.len() == 2).await;
     assert!(inventory.devices.iter().all(|device| device.health.healthy));
     let text = fs::read_to_string(gate.path(Class::Gpu)).unwrap();
@@ -351,15 +279,9 @@ async fn missing_driver_files_degrade_but_devices_are_offered() {
     let mut gate = Gate::start(cdi(), vec![gpu(0)], |_| {});
     gate.passes(is_ready).await;
     let degraded = gate.observed.changes().borrow().degraded();
-    assert!(
-        degraded.iter().any(|text| text.contains("no driver library")),
-        "{degraded:?}"
-    );
+    assert!(degraded.iter().any(|text| text.contains("no driver library")), "{degraded:?}");
 }
 
 pub(super) fn with(current: &Config, config: Config) -> Arc<Config> {
-    Arc::new(Config {
-        container_driver_root: current.container_driver_root.clone(),
-        ..config
-    })
+    Arc::new(Config { container_driver_root: current.container_driver_root.clone(), ..config })
 }

@@ -28,10 +28,7 @@ fn gpu(index: u8) -> Device {
         gpu: index,
         nvml_index: Some(index),
         uuid: format!("GPU-{index}"),
-        health: DeviceHealth {
-            healthy: true,
-            reason: None,
-        },
+        health: DeviceHealth { healthy: true, reason: None },
         minor: Some(index.into()),
         numa: None,
         slice: None,
@@ -84,16 +81,10 @@ fn machine_of(gpus: &[Device], slices: &[Device]) -> Arc<Machine> {
     let cut = |gpu: &Device| {
         let on = slices.iter().filter(|slice| slice.gpu == gpu.gpu);
         let instances: Vec<GpuInstance> = on.filter_map(instance).collect();
-        (!instances.is_empty()).then_some(Mig {
-            enabled: true,
-            instances,
-        })
+        (!instances.is_empty()).then_some(Mig { enabled: true, instances })
     };
     let parts = MachineParts {
-        host: MachineHost {
-            driver: Some(VERSION.into()),
-            ..MachineHost::default()
-        },
+        host: MachineHost { driver: Some(VERSION.into()), ..MachineHost::default() },
         gpus: gpus
             .iter()
             .map(|device| Gpu {
@@ -118,8 +109,5 @@ fn touch(root: &Path, name: &str) {
 }
 
 fn cdi() -> Config {
-    Config {
-        device_list_strategy: vec![Strategy::CdiCri],
-        ..Config::default()
-    }
+    Config { device_list_strategy: vec![Strategy::CdiCri], ..Config::default() }
 }

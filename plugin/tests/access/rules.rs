@@ -8,9 +8,7 @@ use serde_json::Value;
 pub(super) fn names(text: &str) -> Vec<String> {
     let spec: Value = serde_json::from_str(text).unwrap();
     let devices = spec["devices"].as_array().unwrap().iter();
-    devices
-        .map(|device| device["name"].as_str().unwrap().to_owned())
-        .collect()
+    devices.map(|device| device["name"].as_str().unwrap().to_owned()).collect()
 }
 
 /// Holds a specification's text against the rules.
@@ -18,10 +16,7 @@ pub(super) fn check(text: &str) {
     let spec: Value = serde_json::from_str(text).unwrap();
     keys(&spec, &["cdiVersion", "kind", "containerEdits", "devices"]);
     let (vendor, class) = spec["kind"].as_str().unwrap().split_once('/').unwrap();
-    assert!(
-        is_word(vendor, "-_.", false) && is_word(class, "-_", false),
-        "{vendor} {class}"
-    );
+    assert!(is_word(vendor, "-_.", false) && is_word(class, "-_", false), "{vendor} {class}");
     let devices = spec["devices"].as_array().unwrap();
     assert!(!devices.is_empty(), "a specification needs a device");
     let mut seen = BTreeSet::new();
@@ -38,10 +33,7 @@ pub(super) fn check(text: &str) {
             newest = newest.max("0.5.0");
         }
     }
-    assert_eq!(
-        spec["cdiVersion"], newest,
-        "the oldest version that knows the content"
-    );
+    assert_eq!(spec["cdiVersion"], newest, "the oldest version that knows the content");
 }
 
 fn edits_version(edits: &Value) -> &'static str {
@@ -49,36 +41,15 @@ fn edits_version(edits: &Value) -> &'static str {
     if edits.is_null() {
         return version;
     }
-    keys(
-        edits,
-        &["env", "deviceNodes", "mounts", "hooks", "additionalGids"],
-    );
+    keys(edits, &["env", "deviceNodes", "mounts", "hooks", "additionalGids"]);
     let list = |name: &str| edits[name].as_array().cloned().unwrap_or_default();
     for variable in list("env") {
         assert!(variable.as_str().unwrap().find('=').unwrap() > 0);
     }
     for node in list("deviceNodes") {
-        keys(
-            &node,
-            &[
-                "path",
-                "hostPath",
-                "type",
-                "major",
-                "minor",
-                "fileMode",
-                "permissions",
-                "gid",
-            ],
-        );
+        keys(&node, &["path", "hostPath", "type", "major", "minor", "fileMode", "permissions", "gid"]);
         assert!(node["path"].as_str().unwrap().starts_with("/dev/"));
-        assert!(
-            node["permissions"]
-                .as_str()
-                .unwrap()
-                .bytes()
-                .all(|byte| b"rwm".contains(&byte))
-        );
+        assert!(node["permissions"].as_str().unwrap().bytes().all(|byte| b"rwm".contains(&byte)));
         assert_eq!(node["type"].is_null(), node["major"].is_null());
         if !node["hostPath"].is_null() {
             version = "0.5.0";
@@ -112,7 +83,5 @@ fn is_word(text: &str, more: &str, digit_first: bool) -> bool {
     let first = text.chars().next().unwrap();
     (first.is_ascii_alphabetic() || digit_first && first.is_ascii_digit())
         && text.ends_with(|last: char| last.is_ascii_alphanumeric())
-        && text
-            .chars()
-            .all(|char| char.is_ascii_alphanumeric() || more.contains(char))
+        && text.chars().all(|char| char.is_ascii_alphanumeric() || more.contains(char))
 }

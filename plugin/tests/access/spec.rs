@@ -54,30 +54,14 @@ fn text(config: &Config, dev: &Path, sys: &Path, inventory: &Inventory) -> Strin
 
 #[test]
 fn spec_of_node_with_driver_and_toolkit() {
-    let (root, dev, sys) = (
-        driver_root(true),
-        tempfile::tempdir().unwrap(),
-        tempfile::tempdir().unwrap(),
-    );
-    for name in [
-        "nvidiactl",
-        "nvidia-uvm",
-        "nvidia0",
-        "dri/card1",
-        "dri/renderD128",
-    ] {
+    let (root, dev, sys) = (driver_root(true), tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    for name in ["nvidiactl", "nvidia-uvm", "nvidia0", "dri/card1", "dri/renderD128"] {
         touch(dev.path(), name);
     }
     for name in ["card1", "renderD128", "card7"] {
-        touch(
-            sys.path(),
-            &format!("bus/pci/devices/0000:00:00.0/drm/{name}/dev"),
-        );
+        touch(sys.path(), &format!("bus/pci/devices/0000:00:00.0/drm/{name}/dev"));
     }
-    let config = Config {
-        container_driver_root: root.path().into(),
-        ..cdi()
-    };
+    let config = Config { container_driver_root: root.path().into(), ..cdi() };
     let inventory = Inventory::ready(machine(2), vec![gpu(0), slice(1, 0)]);
     insta::assert_snapshot!(text(&config, dev.path(), sys.path(), &inventory));
 }
@@ -109,10 +93,7 @@ fn graphics_links_are_made_beside_their_libraries() {
         touch(root.path(), &format!("{library}/{name}.{VERSION}"));
     }
     touch(root.path(), "usr/share/vulkan/icd.d/nvidia_icd.json");
-    let config = Config {
-        container_driver_root: root.path().into(),
-        ..cdi()
-    };
+    let config = Config { container_driver_root: root.path().into(), ..cdi() };
     let inventory = Inventory::ready(machine(1), vec![gpu(0)]);
     let text = text(&config, Path::new("/nowhere"), Path::new("/nowhere"), &inventory);
     for link in [
@@ -123,10 +104,8 @@ fn graphics_links_are_made_beside_their_libraries() {
     }
     let spec: Value = serde_json::from_str(&text).unwrap();
     let mounts = spec["containerEdits"]["mounts"].as_array().unwrap();
-    let vulkan = mounts
-        .iter()
-        .find(|mount| mount["containerPath"] == "/etc/vulkan/icd.d/nvidia_icd.json")
-        .unwrap();
+    let vulkan =
+        mounts.iter().find(|mount| mount["containerPath"] == "/etc/vulkan/icd.d/nvidia_icd.json").unwrap();
     assert_eq!(vulkan["hostPath"], "/usr/share/vulkan/icd.d/nvidia_icd.json");
 }
 
@@ -134,27 +113,15 @@ fn graphics_links_are_made_beside_their_libraries() {
 fn device_node_has_numbers_and_group_if_restricted() {
     use gantry_config::CdiFeature;
     use gantry_plugin::allocate::{Facts, Nodes};
-    let facts = |minor, mode, gid| Facts {
-        numbers: Some((195, minor)),
-        mode,
-        gid,
-    };
-    let nodes: Nodes = [
-        ("nvidia0".to_owned(), facts(0, 0o666, 7)),
-        ("nvidia1".to_owned(), facts(1, 0o660, 44)),
-    ]
-    .into_iter()
-    .collect();
-    let host = Host {
-        nodes,
-        ..Host::default()
-    };
+    let facts = |minor, mode, gid| Facts { numbers: Some((195, minor)), mode, gid };
+    let nodes: Nodes =
+        [("nvidia0".to_owned(), facts(0, 0o666, 7)), ("nvidia1".to_owned(), facts(1, 0o660, 44))]
+            .into_iter()
+            .collect();
+    let host = Host { nodes, ..Host::default() };
     let inventory = Inventory::ready(machine(3), vec![gpu(0), gpu(1), gpu(2)]);
     let written = |flags: &[CdiFeature]| -> Value {
-        let config = Config {
-            cdi_feature_flags: flags.to_vec(),
-            ..cdi()
-        };
+        let config = Config { cdi_feature_flags: flags.to_vec(), ..cdi() };
         let text = specs_of(&config, &inventory, &host)[&Class::Gpu].text();
         check(&text);
         serde_json::from_str(&text).unwrap()
@@ -188,14 +155,8 @@ fn disabled_hooks_and_sockets_are_left_out() {
         ..cdi()
     };
     let inventory = Inventory::ready(machine(1), vec![gpu(0)]);
-    let written = |hooks: &[CdiHook]| {
-        text(
-            &config(hooks),
-            Path::new("/nowhere"),
-            Path::new("/nowhere"),
-            &inventory,
-        )
-    };
+    let written =
+        |hooks: &[CdiHook]| text(&config(hooks), Path::new("/nowhere"), Path::new("/nowhere"), &inventory);
     let some = written(&[CdiHook::EnableCudaCompat]);
     assert!(some.contains("update-ldcache") && !some.contains("enable-cuda-compat"));
     assert!(!some.contains("persistenced/socket"));
@@ -204,14 +165,8 @@ fn disabled_hooks_and_sockets_are_left_out() {
 
 fn any_device() -> impl Generator<Value = Device> {
     let any_uuid = prop::option::of("MIG-GPU-[0-9a-f]{4}/[0-9]/[0-9]|[ -~]{1,12}");
-    (
-        0..4_u8,
-        prop::option::of(0..3_u8),
-        any_uuid,
-        any::<bool>(),
-        any::<bool>(),
-    )
-        .prop_map(|(index, part, uuid, known, caps)| {
+    (0..4_u8, prop::option::of(0..3_u8), any_uuid, any::<bool>(), any::<bool>()).prop_map(
+        |(index, part, uuid, known, caps)| {
             let mut device = part.map_or_else(|| gpu(index), |part| slice(index, part));
             if let Some(uuid) = uuid {
                 device.uuid = uuid;
@@ -223,7 +178,8 @@ fn any_device() -> impl Generator<Value = Device> {
                 Arc::make_mut(slice).caps = None;
             }
             device
-        })
+        },
+    )
 }
 
 proptest! {

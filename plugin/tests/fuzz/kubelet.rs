@@ -15,16 +15,7 @@ fn ids() -> impl Strategy<Value = Vec<String>> {
     let known = vec![
         "GPU-a", "GPU-b", "GPU-c", "GPU-d::0", "GPU-d::1", "GPU-d::2", "MIG-0", "MIG-1", "MIG-2", "MIG-3",
     ];
-    let former = vec![
-        "GPU-d",
-        "GPU-a::7",
-        "MIG-0::0",
-        "GPU-a::-1",
-        "GPU-a::70000",
-        "GPU-a::0::0",
-        "::",
-        "",
-    ];
+    let former = vec!["GPU-d", "GPU-a::7", "MIG-0::0", "GPU-a::-1", "GPU-a::70000", "GPU-a::0::0", "::", ""];
     let id = prop_oneof![
         12 => prop::sample::select(known),
         1 => prop::sample::select(former),
@@ -36,9 +27,8 @@ fn ids() -> impl Strategy<Value = Vec<String>> {
 fn allocate() -> impl Strategy<Value = Vec<u8>> {
     vec(ids(), 0..3).prop_map(|containers| {
         let containers = containers.into_iter();
-        let container_requests = containers
-            .map(|device_ids| ContainerAllocateRequest { device_ids })
-            .collect();
+        let container_requests =
+            containers.map(|device_ids| ContainerAllocateRequest { device_ids }).collect();
         AllocateRequest { container_requests }.encode_to_vec()
     })
 }
@@ -94,11 +84,7 @@ proptest! {
 #[test]
 fn pre_start_container_accepts_any_name() {
     let device_ids = vec!["nobody".to_owned()];
-    message(
-        RESOURCES[0],
-        Call::PreStart,
-        &PreStartContainerRequest { device_ids }.encode_to_vec(),
-    );
+    message(RESOURCES[0], Call::PreStart, &PreStartContainerRequest { device_ids }.encode_to_vec());
 }
 
 #[test]

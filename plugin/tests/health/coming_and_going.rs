@@ -76,10 +76,7 @@ async fn removed_gpu_renumbers_others_like_nvml() {
     kernel_has(&sim, 1, false);
     let counted_anew = |now: &Hardware| seen(now)[2].1.is_some();
     let after = eye.until("NVML loaded anew", counted_anew).await;
-    assert_eq!(
-        seen(&after),
-        [(0, Some(0)), (1, None), (2, Some(1)), (3, Some(2))]
-    );
+    assert_eq!(seen(&after), [(0, Some(0)), (1, None), (2, Some(1)), (3, Some(2))]);
     let fresh = scan(&sim.options()).unwrap().machine;
     for unit in after.units.iter().filter(|unit| unit.health.healthy) {
         let gpu = &fresh.gpus()[usize::from(unit.nvml_index.unwrap())];
@@ -88,8 +85,7 @@ async fn removed_gpu_renumbers_others_like_nvml() {
 
     sim.installed.controller.add_gpu(1).unwrap();
     kernel_has(&sim, 1, true);
-    eye.until("all as before", |now| sick(now).is_empty() && seen(now) == before)
-        .await;
+    eye.until("all as before", |now| sick(now).is_empty() && seen(now) == before).await;
 }
 
 #[tokio::test]
@@ -133,8 +129,5 @@ async fn xid_before_nvml_reload_is_handled() {
     controller.add_gpu(1).unwrap();
     kernel_has(&sim, 1, true);
     let after = eye.until("four units", |now| now.units.len() == 4).await;
-    assert_eq!(
-        sick(&after).get(sim.uuid(3)).map(String::as_str),
-        Some("Xid 95: Uncontained memory error")
-    );
+    assert_eq!(sick(&after).get(sim.uuid(3)).map(String::as_str), Some("Xid 95: Uncontained memory error"));
 }

@@ -32,11 +32,9 @@ async fn profile_keeps_suffix_while_calls_fail() {
     let sim = Sim::of("a100-1x-mig");
     let controller = &sim.installed.controller;
     controller.recut(0, &["1g.5gb+me@6", "3g.20gb@0"]).unwrap();
-    for question in [
-        "nvmlDeviceGetGpuInstanceById",
-        "nvmlGpuInstanceGetInfo",
-        "nvmlDeviceGetGpuInstanceProfileInfo",
-    ] {
+    for question in
+        ["nvmlDeviceGetGpuInstanceById", "nvmlGpuInstanceGetInfo", "nvmlDeviceGetGpuInstanceProfileInfo"]
+    {
         let mut eye = Eye::open(&sim, QUICK);
         let before = eye.ready().await;
         assert_eq!(before.units.len(), 2);

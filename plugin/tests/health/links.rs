@@ -14,10 +14,7 @@ const NOT_SUPPORTED: u32 = 3;
 /// A machine whose driver reports no recovery action.
 async fn before_wishes(machine: &str) -> (Sim, Eye) {
     let sim = Sim::of(machine);
-    sim.installed
-        .controller
-        .fail_call("nvmlDeviceGetFieldValues", NOT_SUPPORTED, None)
-        .unwrap();
+    sim.installed.controller.fail_call("nvmlDeviceGetFieldValues", NOT_SUPPORTED, None).unwrap();
     let mut eye = Eye::open(&sim, QUICK);
     eye.ready().await;
     (sim, eye)
@@ -86,9 +83,7 @@ async fn many_link_xids_cost_one_reading_and_delay_no_other() {
     let controller = &sim.installed.controller;
     let mut eye = Eye::open(&sim, EVENTS_ALONE);
     eye.ready().await;
-    controller
-        .slow_call("nvmlDeviceGetSerial", Duration::from_millis(20))
-        .unwrap();
+    controller.slow_call("nvmlDeviceGetSerial", Duration::from_millis(20)).unwrap();
     let before = controller.calls();
     for _ in 0..100 {
         controller.raise_xid(0, 149).unwrap();

@@ -43,17 +43,11 @@ const QUICK: Timing = Timing {
 };
 
 /// Only events are detected.
-const EVENTS_ALONE: Timing = Timing {
-    check: Duration::from_secs(3600),
-    read: Duration::from_secs(3600),
-    ..QUICK
-};
+const EVENTS_ALONE: Timing =
+    Timing { check: Duration::from_secs(3600), read: Duration::from_secs(3600), ..QUICK };
 
 /// Only checks detect changes: no events, no periodic readings.
-const LOOKS_ALONE: Timing = Timing {
-    read: Duration::from_secs(3600),
-    ..QUICK
-};
+const LOOKS_ALONE: Timing = Timing { read: Duration::from_secs(3600), ..QUICK };
 
 /// The plugin's view of one machine; a second view of the same machine is a restarted plugin.
 struct Eye {
@@ -76,10 +70,7 @@ impl Eye {
         };
         let (publish, snapshots) = Hardware::channel();
         let nvml_thread = NvmlThread::start(&settings, checks, timing, publish).unwrap();
-        Self {
-            nvml_thread,
-            snapshots,
-        }
+        Self { nvml_thread, snapshots }
     }
 
     async fn until(&mut self, what: &str, mut holds: impl FnMut(&Hardware) -> bool) -> Arc<Hardware> {
@@ -101,10 +92,7 @@ impl Eye {
     }
 
     async fn healthy(&mut self) -> Arc<Hardware> {
-        self.until("all healthy", |now| {
-            now.state == State::Ready && sick(now).is_empty()
-        })
-        .await
+        self.until("all healthy", |now| now.state == State::Ready && sick(now).is_empty()).await
     }
 
     async fn diagnosis(&self, what: &str, holds: impl FnMut(&Arc<Diagnosis>) -> bool) -> Arc<Diagnosis> {
@@ -142,21 +130,12 @@ impl Eye {
 /// The units that are unhealthy, with their reasons.
 fn sick(hardware: &Hardware) -> BTreeMap<String, String> {
     let units = hardware.units.iter().filter(|unit| !unit.health.healthy);
-    units
-        .map(|unit| {
-            (
-                unit.id.to_string(),
-                unit.health.reason.clone().unwrap_or_default(),
-            )
-        })
-        .collect()
+    units.map(|unit| (unit.id.to_string(), unit.health.reason.clone().unwrap_or_default())).collect()
 }
 
 /// The list for kubelet: device IDs with their health.
 fn told(hardware: &Hardware, config: &Config) -> Vec<(String, bool)> {
     let inventory = offer::offer(hardware, config);
     let devices = inventory.devices.iter();
-    devices
-        .map(|device| (device.id.to_string(), device.health.healthy))
-        .collect()
+    devices.map(|device| (device.id.to_string(), device.health.healthy)).collect()
 }

@@ -21,10 +21,7 @@ async fn endless_wait_failure_neither_spins_nor_floods() {
     let controller = &sim.installed.controller;
     controller.fail_call("nvmlEventSetWait_v2", 999, None).unwrap();
     let sick = eye.until_sick(4).await;
-    assert!(
-        sick.values().all(|reason| reason.starts_with("NVML fails: ")),
-        "{sick:?}"
-    );
+    assert!(sick.values().all(|reason| reason.starts_with("NVML fails: ")), "{sick:?}");
     // One snapshot reported it; further attempts publish nothing.
     eye.snapshots.borrow_and_update();
     let calls = || controller.calls();
@@ -194,10 +191,7 @@ async fn failing_nvml_with_driver_back_is_not_driver_gone() {
 #[tokio::test]
 async fn nvml_failing_from_start_is_reported() {
     let sim = Sim::of("l4-4x-pcie");
-    sim.installed
-        .controller
-        .fail_call("nvmlInit_v2", 999, None)
-        .unwrap();
+    sim.installed.controller.fail_call("nvmlInit_v2", 999, None).unwrap();
     let eye = Eye::open(&sim, QUICK);
     let now = eye.diagnosis("a failing NVML", outage(OutageKind::Failing)).await;
     assert!(!now.known);
@@ -213,9 +207,7 @@ async fn gpu_without_event_registration_is_unhealthy() {
         let sick = eye.until_sick(4).await;
         let reason = &sick[sim.uuid(1)];
         assert!(
-            reason.starts_with(&format!(
-                "cannot register for its Xid events: {call} on GPU 1 failed"
-            )),
+            reason.starts_with(&format!("cannot register for its Xid events: {call} on GPU 1 failed")),
             "{reason}"
         );
         controller.clear_rule(call).unwrap();

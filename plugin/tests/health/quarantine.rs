@@ -41,11 +41,7 @@ async fn reset_needs_evidence() {
     }
     eye.until_sick(2).await;
     eye.a_while(&sim).await;
-    assert_eq!(
-        sick(&eye.snapshots.borrow()).len(),
-        2,
-        "both go on answering, which proves nothing"
-    );
+    assert_eq!(sick(&eye.snapshots.borrow()).len(), 2, "both go on answering, which proves nothing");
     // nvidia-smi --gpu-reset
     controller
         .update_gpu(1, |gpu| {
@@ -63,9 +59,7 @@ async fn earlier_reset_does_not_clear_later_fault() {
     let sim = Sim::of("dgx-a100");
     let controller = &sim.installed.controller;
     let errors = |gpu, count| {
-        controller
-            .update_gpu(gpu, move |gpu| gpu.ecc.volatile_uncorrected = count)
-            .unwrap();
+        controller.update_gpu(gpu, move |gpu| gpu.ecc.volatile_uncorrected = count).unwrap();
     };
     // For GPU 1 this is the first fault; GPU 2 has an equal one: the vitals read last are from before the reset.
     (1..3).for_each(|gpu| errors(gpu, 5));
@@ -78,10 +72,7 @@ async fn earlier_reset_does_not_clear_later_fault() {
         controller.raise_xid(gpu, 95).unwrap();
     }
     let sick = eye.until_sick(3).await;
-    assert!(
-        (1..4).all(|gpu| sick[sim.uuid(gpu)] == "Xid 95: Uncontained memory error"),
-        "{sick:?}"
-    );
+    assert!((1..4).all(|gpu| sick[sim.uuid(gpu)] == "Xid 95: Uncontained memory error"), "{sick:?}");
 }
 
 #[tokio::test]
@@ -126,10 +117,7 @@ async fn quarantine_survives_restart() {
 #[tokio::test]
 async fn stored_xid_is_cleared_once_not_enabled() {
     let sim = Sim::of("l4-4x-pcie");
-    let enabled = HealthChecks {
-        enabled: "31".parse().unwrap(),
-        ..HealthChecks::default()
-    };
+    let enabled = HealthChecks { enabled: "31".parse().unwrap(), ..HealthChecks::default() };
     let mut eye = Eye::open_with(&sim, EVENTS_ALONE, enabled.clone());
     eye.ready().await;
     sim.installed.controller.raise_xid(1, 31).unwrap();
@@ -159,9 +147,7 @@ async fn operator_lifts_quarantine() {
         sim.installed.controller.raise_xid(gpu, 79).unwrap();
     }
     eye.until_sick(3).await;
-    eye.nvml_thread
-        .diagnoses()
-        .lift(sim.uuid(1).parse::<Lift>().unwrap());
+    eye.nvml_thread.diagnoses().lift(sim.uuid(1).parse::<Lift>().unwrap());
     let sick = eye.until_sick(2).await;
     assert!(!sick.contains_key(sim.uuid(1)), "{sick:?}");
     eye.nvml_thread.diagnoses().lift(Lift::All);
@@ -183,8 +169,7 @@ async fn unopenable_gpu_keeps_quarantine_after_restart() {
     let open = "nvmlDeviceGetHandleByIndex_v2";
     controller.fail_call(open, 999, None).unwrap();
     let mut eye = Eye::open(&sim, QUICK);
-    eye.until("GPUs without a name", |now| now.state == State::Ready)
-        .await;
+    eye.until("GPUs without a name", |now| now.state == State::Ready).await;
     eye.nvml_thread.diagnoses().adopt(stored);
     eye.a_while_of(&sim, open).await;
     controller.fail_call(open, 999, Some(0)).unwrap();

@@ -26,22 +26,14 @@ async fn changed_mig_layout_is_detected_without_restart() {
     let before = eye.ready().await;
     assert_eq!(cut(&before, 0), [("whole".to_owned(), 0, 0)]);
     let controller = &sim.installed.controller;
-    controller
-        .recut(0, &["3g.20gb@0", "2g.10gb@4", "1g.5gb@6"])
-        .unwrap();
-    let pieces = [
-        ("3g.20gb".to_owned(), 0, 4),
-        ("2g.10gb".to_owned(), 4, 2),
-        ("1g.5gb".to_owned(), 6, 1),
-    ];
+    controller.recut(0, &["3g.20gb@0", "2g.10gb@4", "1g.5gb@6"]).unwrap();
+    let pieces = [("3g.20gb".to_owned(), 0, 4), ("2g.10gb".to_owned(), 4, 2), ("1g.5gb".to_owned(), 6, 1)];
     let after = eye.until("the new cut", |now| cut(now, 0) == pieces).await;
     assert_eq!(cut(&after, 1), cut(&before, 1), "other GPUs are as they were");
     controller.recut(0, &["7g.40gb"]).unwrap();
-    eye.until("another cut", |now| cut(now, 0) == [("7g.40gb".to_owned(), 0, 8)])
-        .await;
+    eye.until("another cut", |now| cut(now, 0) == [("7g.40gb".to_owned(), 0, 8)]).await;
     controller.uncut(0).unwrap();
-    eye.until("whole again", |now| cut(now, 0) == cut(&before, 0))
-        .await;
+    eye.until("whole again", |now| cut(now, 0) == cut(&before, 0)).await;
 }
 
 #[tokio::test]
@@ -67,9 +59,7 @@ async fn missing_placements_are_derived() {
     let controller = &sim.installed.controller;
     controller.recut(0, &["3g.20gb@4", "1g.5gb@2"]).unwrap();
     // NVML_ERROR_NO_PERMISSION
-    controller
-        .fail_call("nvmlDeviceGetGpuInstanceById", 4, None)
-        .unwrap();
+    controller.fail_call("nvmlDeviceGetGpuInstanceById", 4, None).unwrap();
     let mut eye = Eye::open(&sim, EVENTS_ALONE);
     let expected = [("1g.5gb".to_owned(), 2, 1), ("3g.20gb".to_owned(), 4, 4)];
     assert_eq!(cut(&*eye.ready().await, 0), expected);
@@ -80,15 +70,10 @@ async fn unreadable_mig_layout_leaves_gpu_out_without_advice() {
     let sim = Sim::of("a100-1x-mig");
     // NVML_ERROR_NO_PERMISSION
     let controller = &sim.installed.controller;
-    controller
-        .fail_call("nvmlDeviceGetMigDeviceHandleByIndex", 4, None)
-        .unwrap();
+    controller.fail_call("nvmlDeviceGetMigDeviceHandleByIndex", 4, None).unwrap();
     let mut eye = Eye::open(&sim, QUICK);
     let reason = |hardware: &Hardware| {
-        let config = Config {
-            mig_strategy: MigStrategy::Mixed,
-            ..Config::default()
-        };
+        let config = Config { mig_strategy: MigStrategy::Mixed, ..Config::default() };
         let left_out = offer::offer(hardware, &config).left_out;
         assert_eq!(left_out.len(), 1);
         left_out[0].reason.clone()
@@ -106,9 +91,7 @@ async fn unreadable_mig_layout_keeps_known_one() {
     let mut eye = Eye::open(&sim, QUICK);
     let before = eye.ready().await;
     let controller = &sim.installed.controller;
-    controller
-        .fail_call("nvmlDeviceGetMaxMigDeviceCount", 999, None)
-        .unwrap();
+    controller.fail_call("nvmlDeviceGetMaxMigDeviceCount", 999, None).unwrap();
     eye.a_while(&sim).await;
     assert_eq!(eye.snapshots.borrow().units, before.units);
 }
@@ -121,17 +104,11 @@ async fn replaced_instance_is_healthy_neighbour_stays_unhealthy() {
     let mut eye = Eye::open(&sim, QUICK);
     for unit in &eye.ready().await.units {
         let slice = unit.slice.as_ref().unwrap();
-        controller
-            .raise_xid_in(0, 48, slice.gpu_instance, slice.compute_instance)
-            .unwrap();
+        controller.raise_xid_in(0, 48, slice.gpu_instance, slice.compute_instance).unwrap();
     }
     eye.until_sick(2).await;
     eye.a_while(&sim).await;
-    assert_eq!(
-        sick(&eye.snapshots.borrow()).len(),
-        2,
-        "it does not end by itself"
-    );
+    assert_eq!(sick(&eye.snapshots.borrow()).len(), 2, "it does not end by itself");
     controller.recut(0, &["3g.20gb@4"]).unwrap();
     eye.until_sick(1).await;
     controller.recut(0, &["3g.20gb@0", "3g.20gb@4"]).unwrap();
@@ -149,13 +126,9 @@ async fn gpu_with_mig_switched_on_is_not_whole_if_unreadable() {
     assert_eq!(cut(&before, 0), [("whole".to_owned(), 0, 0)]);
     let controller = &sim.installed.controller;
     // NVML_ERROR_NO_PERMISSION
-    controller
-        .fail_call("nvmlDeviceGetMigDeviceHandleByIndex", 4, None)
-        .unwrap();
+    controller.fail_call("nvmlDeviceGetMigDeviceHandleByIndex", 4, None).unwrap();
     controller.recut(0, &["3g.20gb@0"]).unwrap();
-    let after = eye
-        .until("no whole GPU", |now| now.mig_unknown.contains(&0))
-        .await;
+    let after = eye.until("no whole GPU", |now| now.mig_unknown.contains(&0)).await;
     assert_eq!(cut(&after, 0), []);
     eye.a_while(&sim).await;
     let later = eye.snapshots.borrow().clone();
@@ -169,16 +142,12 @@ async fn xid_of_replaced_instance_belongs_to_new_one() {
     let controller = &sim.installed.controller;
     controller.recut(0, &["1g.5gb@0"]).unwrap();
     // Only Xid events arrive, and no check comes before the Xid.
-    controller
-        .fail_call("nvmlDeviceRegisterEvents", 3, Some(1))
-        .unwrap();
+    controller.fail_call("nvmlDeviceRegisterEvents", 3, Some(1)).unwrap();
     let mut eye = Eye::open(&sim, EVENTS_ALONE);
     let before = eye.ready().await.units[0].clone();
     let slice = before.slice.as_ref().unwrap();
     controller.recut(0, &["1g.5gb+me@0"]).unwrap();
-    controller
-        .raise_xid_in(0, 48, slice.gpu_instance, u32::MAX)
-        .unwrap();
+    controller.raise_xid_in(0, 48, slice.gpu_instance, u32::MAX).unwrap();
     let after = eye.until("the new cut", |now| now.units[0].id != before.id).await;
     let unit = &after.units[0];
     assert_eq!(

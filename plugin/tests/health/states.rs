@@ -15,28 +15,14 @@ async fn pending_or_failed_memory_repair_is_unhealthy() {
     let mut eye = Eye::open(&sim, LOOKS_ALONE);
     eye.ready().await;
     let controller = &sim.installed.controller;
-    controller
-        .update_gpu(1, |gpu| gpu.remapped.pending = true)
-        .unwrap();
-    controller
-        .update_gpu(2, |gpu| gpu.remapped.failed = true)
-        .unwrap();
+    controller.update_gpu(1, |gpu| gpu.remapped.pending = true).unwrap();
+    controller.update_gpu(2, |gpu| gpu.remapped.failed = true).unwrap();
     // Contained, with nothing left to repair: the GPU stays healthy.
-    controller
-        .update_gpu(3, |gpu| gpu.ecc.volatile_uncorrected = 1)
-        .unwrap();
+    controller.update_gpu(3, |gpu| gpu.ecc.volatile_uncorrected = 1).unwrap();
     let sick = eye.until_sick(2).await;
-    assert!(
-        sick[sim.uuid(1)].starts_with("memory: rows wait to be remapped; drain"),
-        "{sick:?}"
-    );
-    assert!(
-        sick[sim.uuid(2)].starts_with("memory: remapping a row failed"),
-        "{sick:?}"
-    );
-    controller
-        .update_gpu(1, |gpu| gpu.remapped.pending = false)
-        .unwrap();
+    assert!(sick[sim.uuid(1)].starts_with("memory: rows wait to be remapped; drain"), "{sick:?}");
+    assert!(sick[sim.uuid(2)].starts_with("memory: remapping a row failed"), "{sick:?}");
+    controller.update_gpu(1, |gpu| gpu.remapped.pending = false).unwrap();
     eye.until_sick(1).await;
 }
 
@@ -45,12 +31,8 @@ async fn pending_or_failed_memory_repair_is_unhealthy() {
 async fn first_list_contains_states_of_nvml() {
     let sim = Sim::of("hgx-h100");
     let controller = &sim.installed.controller;
-    controller
-        .update_gpu(1, |gpu| gpu.remapped.pending = true)
-        .unwrap();
-    controller
-        .update_gpu(2, |gpu| gpu.remapped.failed = true)
-        .unwrap();
+    controller.update_gpu(1, |gpu| gpu.remapped.pending = true).unwrap();
+    controller.update_gpu(2, |gpu| gpu.remapped.failed = true).unwrap();
     let wishes = [Recovery::GpuReset, Recovery::NodeReboot, Recovery::DrainAndReset];
     for (gpu, wish) in (3..).zip(wishes) {
         controller.update_gpu(gpu, |gpu| gpu.recovery = wish).unwrap();
@@ -64,10 +46,7 @@ async fn first_list_contains_states_of_nvml() {
         (2, "memory: remapping a row failed"),
         (3, "the driver requests a reset of the GPU"),
         (4, "the driver requests a reboot of the node"),
-        (
-            5,
-            "the driver requests a reset of the GPU once its work has ended",
-        ),
+        (5, "the driver requests a reset of the GPU once its work has ended"),
     ];
     for (gpu, reason) in begins {
         let told = reasons.get(sim.uuid(gpu)).map(String::as_str).unwrap_or_default();
@@ -75,11 +54,7 @@ async fn first_list_contains_states_of_nvml() {
     }
     // A GPU that is off the bus has no known name: none is offered for it.
     let well = told(&first, &Config::default());
-    let well: Vec<&str> = well
-        .iter()
-        .filter(|(_, well)| *well)
-        .map(|(id, _)| id.as_str())
-        .collect();
+    let well: Vec<&str> = well.iter().filter(|(_, well)| *well).map(|(id, _)| id.as_str()).collect();
     assert_eq!(well, [sim.uuid(0), sim.uuid(7)]);
 }
 
@@ -87,23 +62,13 @@ async fn first_list_contains_states_of_nvml() {
 async fn first_list_contains_pending_page_retirement() {
     let sim = Sim::of("dgx1-v100");
     let controller = &sim.installed.controller;
-    controller
-        .update_gpu(2, |gpu| gpu.retired.pending = true)
-        .unwrap();
-    controller
-        .update_gpu(6, |gpu| gpu.ecc.volatile_uncorrected = 2)
-        .unwrap();
+    controller.update_gpu(2, |gpu| gpu.retired.pending = true).unwrap();
+    controller.update_gpu(6, |gpu| gpu.ecc.volatile_uncorrected = 2).unwrap();
     let mut eye = Eye::open(&sim, EVENTS_ALONE);
     let reasons = sick(&*eye.ready().await);
     assert_eq!(reasons.len(), 2, "{reasons:?}");
-    assert!(
-        reasons[sim.uuid(2)].starts_with("memory: pages wait to be retired"),
-        "{reasons:?}"
-    );
-    assert!(
-        reasons[sim.uuid(6)].starts_with("memory: 2 uncorrected ECC errors"),
-        "{reasons:?}"
-    );
+    assert!(reasons[sim.uuid(2)].starts_with("memory: pages wait to be retired"), "{reasons:?}");
+    assert!(reasons[sim.uuid(6)].starts_with("memory: 2 uncorrected ECC errors"), "{reasons:?}");
 }
 
 #[tokio::test]
@@ -112,17 +77,10 @@ async fn uncorrected_errors_count_without_row_remapping() {
     let mut eye = Eye::open(&sim, LOOKS_ALONE);
     eye.ready().await;
     let controller = &sim.installed.controller;
-    controller
-        .update_gpu(6, |gpu| gpu.ecc.volatile_uncorrected = 2)
-        .unwrap();
+    controller.update_gpu(6, |gpu| gpu.ecc.volatile_uncorrected = 2).unwrap();
     let sick = eye.until_sick(1).await;
-    assert!(
-        sick[sim.uuid(6)].starts_with("memory: 2 uncorrected ECC errors"),
-        "{sick:?}"
-    );
-    controller
-        .update_gpu(6, |gpu| gpu.ecc.volatile_uncorrected = 0)
-        .unwrap();
+    assert!(sick[sim.uuid(6)].starts_with("memory: 2 uncorrected ECC errors"), "{sick:?}");
+    controller.update_gpu(6, |gpu| gpu.ecc.volatile_uncorrected = 0).unwrap();
     eye.healthy().await;
 }
 
@@ -132,16 +90,11 @@ async fn recovery_action_is_unhealthy_and_its_end_proves_reset() {
     let mut eye = Eye::open(&sim, EVENTS_ALONE);
     eye.ready().await;
     let controller = &sim.installed.controller;
-    controller
-        .update_gpu(4, |gpu| gpu.recovery = Recovery::GpuReset)
-        .unwrap();
+    controller.update_gpu(4, |gpu| gpu.recovery = Recovery::GpuReset).unwrap();
     // Xid 154 reports that the recovery action changed; it is not a fault.
     controller.raise_xid(4, 154).unwrap();
     let sick = eye.until_sick(1).await;
-    assert!(
-        sick[sim.uuid(4)].starts_with("the driver requests a reset of the GPU"),
-        "{sick:?}"
-    );
+    assert!(sick[sim.uuid(4)].starts_with("the driver requests a reset of the GPU"), "{sick:?}");
     controller.raise_xid(4, 119).unwrap();
     eye.until("the Xid", |now| {
         self::sick(now).get(sim.uuid(4)).map(String::as_str) == Some("Xid 119: GSP RPC Timeout")
@@ -152,9 +105,7 @@ async fn recovery_action_is_unhealthy_and_its_end_proves_reset() {
     while !eye.nvml_thread.xids().all().iter().any(|(_, xid, _)| *xid == 13) {
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
-    controller
-        .update_gpu(4, |gpu| gpu.recovery = Recovery::None)
-        .unwrap();
+    controller.update_gpu(4, |gpu| gpu.recovery = Recovery::None).unwrap();
     controller.raise_xid(4, 154).unwrap();
     eye.healthy().await;
     assert_eq!(eye.proofs().await, [Proof::ActionCleared]);
@@ -164,16 +115,10 @@ async fn recovery_action_is_unhealthy_and_its_end_proves_reset() {
 async fn vitals_stand_while_call_fails() {
     let sim = Sim::of("hgx-h100");
     let controller = &sim.installed.controller;
-    controller
-        .update_gpu(1, |gpu| gpu.remapped.pending = true)
-        .unwrap();
-    controller
-        .update_gpu(2, |gpu| gpu.recovery = Recovery::NodeReboot)
-        .unwrap();
+    controller.update_gpu(1, |gpu| gpu.remapped.pending = true).unwrap();
+    controller.update_gpu(2, |gpu| gpu.recovery = Recovery::NodeReboot).unwrap();
     // Contained: not a reason, because this GPU can remap rows, even if that call fails later.
-    controller
-        .update_gpu(3, |gpu| gpu.ecc.volatile_uncorrected = 1)
-        .unwrap();
+    controller.update_gpu(3, |gpu| gpu.ecc.volatile_uncorrected = 1).unwrap();
     let mut eye = Eye::open(&sim, LOOKS_ALONE);
     let before = eye.until_sick(2).await;
     let questions = ["nvmlDeviceGetRemappedRows", "nvmlDeviceGetFieldValues"];
@@ -183,12 +128,8 @@ async fn vitals_stand_while_call_fails() {
     eye.a_while_of(&sim, questions[0]).await;
     assert_eq!(sick(&eye.snapshots.borrow()), before);
     // Now the new value counts.
-    controller
-        .update_gpu(1, |gpu| gpu.remapped.pending = false)
-        .unwrap();
-    controller
-        .update_gpu(2, |gpu| gpu.recovery = Recovery::None)
-        .unwrap();
+    controller.update_gpu(1, |gpu| gpu.remapped.pending = false).unwrap();
+    controller.update_gpu(2, |gpu| gpu.recovery = Recovery::None).unwrap();
     for question in questions {
         controller.clear_rule(question).unwrap();
     }
@@ -212,10 +153,7 @@ async fn unresponsive_gpu_is_lost_after_several_checks() {
 
     controller.fail_call(question, 999, None).unwrap();
     let sick = eye.until_sick(4).await;
-    assert!(
-        sick[sim.uuid(1)].starts_with("GPU lost: nvmlDeviceGetMemoryInfo on GPU 1 failed"),
-        "{sick:?}"
-    );
+    assert!(sick[sim.uuid(1)].starts_with("GPU lost: nvmlDeviceGetMemoryInfo on GPU 1 failed"), "{sick:?}");
     // Another reading gives nothing new.
     eye.snapshots.borrow_and_update();
     eye.a_while(&sim).await;

@@ -43,20 +43,14 @@ async fn replicas_follow_their_gpu() {
 #[tokio::test]
 async fn only_affected_mig_devices_of_a_resource_are_unhealthy() {
     let sim = Sim::of("a100-1x-mig");
-    let config = Config {
-        mig_strategy: MigStrategy::Single,
-        ..Config::default()
-    };
+    let config = Config { mig_strategy: MigStrategy::Single, ..Config::default() };
     let mut eye = Eye::open(&sim, EVENTS_ALONE);
     eye.ready().await;
     sim.installed.controller.raise_xid_in(0, 48, 9, 0).unwrap();
     eye.until_sick(1).await;
     let unhealthy = |eye: &Eye| {
         let devices = told(&eye.snapshots.borrow(), &config);
-        (
-            devices.len(),
-            devices.iter().filter(|(_, healthy)| !healthy).count(),
-        )
+        (devices.len(), devices.iter().filter(|(_, healthy)| !healthy).count())
     };
     assert_eq!(unhealthy(&eye), (7, 1));
     sim.installed.controller.raise_xid(0, 48).unwrap();
@@ -71,11 +65,7 @@ async fn gpu_xid_marks_all_mig_devices() {
     assert_eq!(eye.ready().await.units.len(), 7);
     sim.installed.controller.raise_xid(0, 79).unwrap();
     let sick = eye.until_sick(7).await;
-    assert!(
-        sick.values()
-            .all(|reason| reason == "Xid 79: GPU has fallen off the bus"),
-        "{sick:#?}"
-    );
+    assert!(sick.values().all(|reason| reason == "Xid 79: GPU has fallen off the bus"), "{sick:#?}");
 }
 
 #[tokio::test]
@@ -87,14 +77,9 @@ async fn instance_xid_marks_that_instance() {
     for unit in &units {
         let slice = unit.slice.as_ref().unwrap();
         let instance = slice.gpu_instance;
-        sim.installed
-            .controller
-            .raise_xid_in(0, 48, instance, slice.compute_instance)
-            .unwrap();
-        expected.insert(
-            unit.id.to_string(),
-            format!("Xid 48: Double Bit ECC Error (GPU instance {instance})"),
-        );
+        sim.installed.controller.raise_xid_in(0, 48, instance, slice.compute_instance).unwrap();
+        expected
+            .insert(unit.id.to_string(), format!("Xid 48: Double Bit ECC Error (GPU instance {instance})"));
         assert_eq!(eye.until_sick(expected.len()).await, expected);
     }
 }
@@ -111,23 +96,16 @@ async fn unconfined_xid_marks_every_instance() {
 #[tokio::test]
 async fn memory_xid_marks_all_compute_instances_engine_xid_one() {
     let sim = Sim::of("a100-1x-mig");
-    sim.installed
-        .controller
-        .recut(0, &["3g.20gb@0=2c,1c", "3g.20gb@4"])
-        .unwrap();
+    sim.installed.controller.recut(0, &["3g.20gb@0=2c,1c", "3g.20gb@4"]).unwrap();
     let mut eye = Eye::open(&sim, EVENTS_ALONE);
     let units = eye.ready().await.units.clone();
     let (one, other) = (units[0].slice.as_ref().unwrap(), units[1].slice.as_ref().unwrap());
     assert_eq!(one.gpu_instance, other.gpu_instance);
     let controller = &sim.installed.controller;
-    controller
-        .raise_xid_in(0, 46, one.gpu_instance, one.compute_instance)
-        .unwrap();
+    controller.raise_xid_in(0, 46, one.gpu_instance, one.compute_instance).unwrap();
     let sick = eye.until_sick(1).await;
     assert!(sick.contains_key(units[0].id.as_str()), "{sick:?}");
-    controller
-        .raise_xid_in(0, 48, one.gpu_instance, one.compute_instance)
-        .unwrap();
+    controller.raise_xid_in(0, 48, one.gpu_instance, one.compute_instance).unwrap();
     let sick = eye.until_sick(2).await;
     assert!(!sick.contains_key(units[2].id.as_str()), "{sick:?}");
 }
@@ -148,10 +126,7 @@ async fn application_xid_in_instance_is_ignored() {
 #[tokio::test]
 async fn all_disabled_watches_only_enabled_xids() {
     let sim = Sim::of("l4-4x-pcie");
-    let checks = HealthChecks {
-        disabled: "all".parse().unwrap(),
-        enabled: "48,13".parse().unwrap(),
-    };
+    let checks = HealthChecks { disabled: "all".parse().unwrap(), enabled: "48,13".parse().unwrap() };
     let mut eye = Eye::open_with(&sim, EVENTS_ALONE, checks);
     eye.ready().await;
     for (gpu, xid) in [(0, 79), (1, 95), (2, 13), (3, 48)] {

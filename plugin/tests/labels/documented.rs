@@ -91,14 +91,9 @@ fn plain_node_has_exactly_the_documented_labels() {
     let sys = sim.installed.layout.sys.clone();
     let machine_type_file = sys.join("product_name");
     std::fs::write(&machine_type_file, "PowerEdge XE9680\n").unwrap();
-    let host = Host::read(&HostOptions {
-        machine_type_file,
-        sys_root: sys,
-    });
-    let expected: BTreeMap<String, String> = NVIDIA
-        .iter()
-        .filter_map(|(name, value)| Some(((*name).to_owned(), (*value)?.to_owned())))
-        .collect();
+    let host = Host::read(&HostOptions { machine_type_file, sys_root: sys });
+    let expected: BTreeMap<String, String> =
+        NVIDIA.iter().filter_map(|(name, value)| Some(((*name).to_owned(), (*value)?.to_owned()))).collect();
     let machine = cut(sim.installed.facts.machine().clone(), |_| None);
     assert_eq!(nvidias(&machine, &Config::default(), &host), expected);
 }
@@ -106,20 +101,12 @@ fn plain_node_has_exactly_the_documented_labels() {
 #[test]
 fn documented_labels_are_all_made_and_no_others() {
     let host = Host {
-        vgpu: Some(Vgpu {
-            driver: Some(HostDriver {
-                version: "460.16".into(),
-                branch: "r460_00".into(),
-            }),
-        }),
+        vgpu: Some(Vgpu { driver: Some(HostDriver { version: "460.16".into(), branch: "r460_00".into() }) }),
         ..Host::default()
     };
     let mut machine = machine("dgx-a100").into_parts();
     for gpu in &mut machine.gpus {
-        gpu.fabric = Some(Fabric {
-            cluster_uuid: "7b968a6d-c8aa-45e1-9e07-e1e51be99c31".into(),
-            clique: 1,
-        });
+        gpu.fabric = Some(Fabric { cluster_uuid: "7b968a6d-c8aa-45e1-9e07-e1e51be99c31".into(), clique: 1 });
     }
     let machine = cut(Machine::new(machine).unwrap(), |_| Some(&["1g.5gb"; 7]));
     let made: BTreeSet<String> = [MigStrategy::None, MigStrategy::Single, MigStrategy::Mixed]

@@ -8,11 +8,7 @@ use super::{cut, get, in_clique, machine, models, of, plain, strategy};
 
 /// Labels of a machine with GPUs excluded by the lists of a configuration.
 fn listed(machine: &Machine, allow: &[Selector], deny: &[Selector]) -> Labels {
-    let config = Config {
-        allow: allow.to_vec(),
-        deny: deny.to_vec(),
-        ..strategy(MigStrategy::Mixed)
-    };
+    let config = Config { allow: allow.to_vec(), deny: deny.to_vec(), ..strategy(MigStrategy::Mixed) };
     plain(machine, &config)
 }
 
@@ -38,11 +34,7 @@ fn excluded_gpus_are_in_no_label() {
         plain(&of([]), &Config::default()),
         "as on a node without GPUs"
     );
-    assert_eq!(
-        listed(&mixed, &[], &[model("*")]),
-        Labels::new(),
-        "not even its machine's type"
-    );
+    assert_eq!(listed(&mixed, &[], &[model("*")]), Labels::new(), "not even its machine's type");
 }
 
 #[test]
@@ -56,10 +48,7 @@ fn link_and_clique_labels_cover_allowed_gpus_only() {
     assert_eq!(get(&one, "gantry.dev/gpu.numa-nodes"), Some("1"));
     let cliques = of([in_clique(1), in_clique(1), in_clique(2)]);
     let rest = listed(&cliques, &[Selector::Index(2)], &[]);
-    assert_eq!(
-        get(&rest, "nvidia.com/gpu.clique"),
-        Some("7b968a6d-c8aa-45e1-9e07-e1e51be99c31.2")
-    );
+    assert_eq!(get(&rest, "nvidia.com/gpu.clique"), Some("7b968a6d-c8aa-45e1-9e07-e1e51be99c31.2"));
     assert_eq!(get(&rest, "gantry.dev/fabric.clique"), Some("2"));
 }
 

@@ -67,10 +67,7 @@ fn of(gpus: impl IntoIterator<Item = Gpu>) -> Machine {
 /// A GPU of a clique of a fabric.
 fn in_clique(clique: u32) -> Gpu {
     Gpu {
-        fabric: Some(Fabric {
-            cluster_uuid: "7b968a6d-c8aa-45e1-9e07-e1e51be99c31".into(),
-            clique,
-        }),
+        fabric: Some(Fabric { cluster_uuid: "7b968a6d-c8aa-45e1-9e07-e1e51be99c31".into(), clique }),
         ..Gpu::default()
     }
 }
@@ -105,10 +102,7 @@ fn cut(machine: Machine, profiles: impl Fn(u8) -> Option<&'static [&'static str]
                 }
             })
             .collect();
-        gpu.mig = Some(Mig {
-            enabled: profiles.is_some(),
-            instances,
-        });
+        gpu.mig = Some(Mig { enabled: profiles.is_some(), instances });
     }
     Machine::new(parts).unwrap()
 }
@@ -121,10 +115,7 @@ fn offered(machine: &Machine, resource: &str, replicas: u16) -> Inventory {
         gpu: gpu.index,
         nvml_index: Some(gpu.index),
         uuid: uuid.to_owned(),
-        health: DeviceHealth {
-            healthy: true,
-            reason: None,
-        },
+        health: DeviceHealth { healthy: true, reason: None },
         minor: None,
         numa: None,
         slice: slice.map(Arc::new),
@@ -158,10 +149,7 @@ fn offered(machine: &Machine, resource: &str, replicas: u16) -> Inventory {
 }
 
 fn strategy(mig_strategy: MigStrategy) -> Config {
-    Config {
-        mig_strategy,
-        ..Config::default()
-    }
+    Config { mig_strategy, ..Config::default() }
 }
 
 /// `nvidia.com/gpu` with this number of replicas.
@@ -182,13 +170,7 @@ fn shared(replicas: u16) -> Config {
 }
 
 fn labels_of(inventory: &Inventory, config: &Config) -> Labels {
-    labels(&Facts {
-        inventory,
-        config,
-        host: &Host::default(),
-        watched: false,
-        timestamp: None,
-    })
+    labels(&Facts { inventory, config, host: &Host::default(), watched: false, timestamp: None })
 }
 
 /// The labels of a machine offered by this configuration.

@@ -11,9 +11,7 @@ use super::{cut, labels_of, models, of, offered, plain, shared};
 fn accepted(text: &str) -> bool {
     let ends = text.chars().next().zip(text.chars().last());
     text.len() <= 63
-        && text
-            .chars()
-            .all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c))
+        && text.chars().all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c))
         && ends.is_none_or(|(first, last)| first.is_ascii_alphanumeric() && last.is_ascii_alphanumeric())
 }
 

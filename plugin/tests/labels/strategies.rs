@@ -11,22 +11,12 @@ fn equal_mig_devices_count_as_gpus_with_single() {
     let machine = cut(machine("dgx-a100"), |_| Some(&["1g.5gb"; 7]));
     let config = strategy(MigStrategy::Single);
     let whole = plain(&machine, &config);
-    let mixed = Config {
-        mig_strategy: MigStrategy::Single,
-        ..shared(2)
-    };
+    let mixed = Config { mig_strategy: MigStrategy::Single, ..shared(2) };
     let shared = labels_of(&offered(&machine, "nvidia.com/gpu", 2), &mixed);
     insta::assert_snapshot!(format!(
         "{}\n# two replicas of each\n{}",
         text(&whole, &["nvidia.com/gpu", "nvidia.com/mig"]),
-        text(
-            &shared,
-            &[
-                "nvidia.com/gpu.product",
-                "nvidia.com/gpu.replicas",
-                "nvidia.com/gpu.sharing"
-            ]
-        ),
+        text(&shared, &["nvidia.com/gpu.product", "nvidia.com/gpu.replicas", "nvidia.com/gpu.sharing"]),
     ));
 }
 
@@ -51,11 +41,8 @@ fn single(profiles: CutOf) -> [String; 4] {
     let labels = plain(&machine, &strategy(MigStrategy::Single));
     assert_eq!(get(&labels, "nvidia.com/mig.strategy"), Some("single"));
     assert_eq!(get(&labels, "nvidia.com/gpu.family"), Some("ampere"));
-    ["product", "count", "replicas", "memory"].map(|key| {
-        get(&labels, &format!("nvidia.com/gpu.{key}"))
-            .unwrap_or("")
-            .to_owned()
-    })
+    ["product", "count", "replicas", "memory"]
+        .map(|key| get(&labels, &format!("nvidia.com/gpu.{key}")).unwrap_or("").to_owned())
 }
 
 #[test]
@@ -70,11 +57,7 @@ fn single_labels_the_offered_devices() {
             },
             [slices, "14", "1"],
         ),
-        (
-            "so is one with MIG off",
-            |gpu| (gpu != 0).then_some(&["1g.5gb"]),
-            [slices, "7", "1"],
-        ),
+        ("so is one with MIG off", |gpu| (gpu != 0).then_some(&["1g.5gb"]), [slices, "7", "1"]),
         (
             "and one of two profiles",
             |gpu| match gpu {
@@ -103,11 +86,7 @@ fn single_strategy_without_offer_is_labelled_invalid() {
         ("each GPU of two profiles", |_| Some(&["1g.5gb", "2g.10gb"])),
     ];
     for (what, profiles) in cases {
-        assert_eq!(
-            single(profiles),
-            ["NVIDIA-A100-SXM4-40GB-MIG-INVALID", "0", "0", "0"],
-            "{what}"
-        );
+        assert_eq!(single(profiles), ["NVIDIA-A100-SXM4-40GB-MIG-INVALID", "0", "0", "0"], "{what}");
     }
 }
 
@@ -118,10 +97,8 @@ fn mixed_counts_offered_devices_only() {
         2 => Some(&["3g.20gb"]),
         _ => None,
     });
-    let config = Config {
-        deny: vec![Selector::Index(0), Selector::Index(2)],
-        ..strategy(MigStrategy::Mixed)
-    };
+    let config =
+        Config { deny: vec![Selector::Index(0), Selector::Index(2)], ..strategy(MigStrategy::Mixed) };
     let labels = plain(&machine, &config);
     assert_eq!(get(&labels, "nvidia.com/mig-1g.5gb.count"), Some("2"));
     assert_eq!(get(&labels, "nvidia.com/mig-3g.20gb.count"), None);
@@ -132,10 +109,7 @@ fn mixed_counts_offered_devices_only() {
 fn gpu_with_mig_on_counts_unshared_without_strategy() {
     let machine = cut(machine("dgx-a100"), |_| Some(&["1g.5gb"]));
     let labels = plain(&machine, &shared(4));
-    assert_eq!(
-        get(&labels, "nvidia.com/gpu.product"),
-        Some("NVIDIA-A100-SXM4-40GB")
-    );
+    assert_eq!(get(&labels, "nvidia.com/gpu.product"), Some("NVIDIA-A100-SXM4-40GB"));
     assert_eq!(get(&labels, "nvidia.com/gpu.count"), Some("8"));
     assert_eq!(get(&labels, "nvidia.com/gpu.replicas"), Some("0"));
     assert_eq!(get(&labels, "nvidia.com/mig.capable"), Some("true"));
@@ -144,10 +118,9 @@ fn gpu_with_mig_on_counts_unshared_without_strategy() {
 
 #[test]
 fn gpu_without_model_does_not_lead() {
-    for (what, profiles) in [
-        ("beside GPUs that are cut", Some(&["1g.5gb"; 7][..])),
-        ("beside one GPU that is whole", None),
-    ] {
+    for (what, profiles) in
+        [("beside GPUs that are cut", Some(&["1g.5gb"; 7][..])), ("beside one GPU that is whole", None)]
+    {
         let mut parts = cut(machine("dgx-a100"), |_| profiles).into_parts();
         let left = if profiles.is_some() { 8 } else { 2 };
         parts.gpus.truncate(left);
@@ -157,10 +130,6 @@ fn gpu_without_model_does_not_lead() {
         parts.gpus[0] = Gpu::default();
         let machine = Machine::new(parts).unwrap();
         let labels = plain(&machine, &strategy(MigStrategy::Mixed));
-        assert_eq!(
-            get(&labels, "nvidia.com/gpu.product"),
-            Some("NVIDIA-A100-SXM4-40GB"),
-            "{what}"
-        );
+        assert_eq!(get(&labels, "nvidia.com/gpu.product"), Some("NVIDIA-A100-SXM4-40GB"), "{what}");
     }
 }

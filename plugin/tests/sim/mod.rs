@@ -22,10 +22,7 @@ impl Sim {
     pub(crate) fn of_file(file: &Path) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let installed = install(file, folder.path()).unwrap_or_else(|error| panic!("{error}"));
-        Self {
-            installed,
-            _folder: folder,
-        }
+        Self { installed, _folder: folder }
     }
 
     pub(crate) fn of_machine(machine: &Machine, name: &str) -> Self {
@@ -34,10 +31,7 @@ impl Sim {
         let text = serde_json::to_string(machine).unwrap();
         let installed =
             install_text(&text, Path::new(name), folder.path()).unwrap_or_else(|error| panic!("{error}"));
-        Self {
-            installed,
-            _folder: folder,
-        }
+        Self { installed, _folder: folder }
     }
 
     /// Input of discovery.

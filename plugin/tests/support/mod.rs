@@ -120,9 +120,7 @@ impl Registrar {
 }
 
 async fn dial(socket: &Path) -> Result<DevicePluginClient<Channel>, tonic::transport::Error> {
-    let channel = Endpoint::try_from(format!("unix://{}", socket.display()))?
-        .connect()
-        .await?;
+    let channel = Endpoint::try_from(format!("unix://{}", socket.display()))?.connect().await?;
     Ok(DevicePluginClient::new(channel))
 }
 
@@ -154,13 +152,7 @@ impl FakeKubelet {
                 served = server => served.unwrap(),
             }
         });
-        Self {
-            directory: directory.to_owned(),
-            registrations,
-            refusal,
-            watching,
-            stop,
-        }
+        Self { directory: directory.to_owned(), registrations, refusal, watching, stop }
     }
 
     /// Ends like a killed kubelet: connections break, the socket file stays.
@@ -293,9 +285,7 @@ pub struct Plugin {
 
 impl Plugin {
     pub async fn dial(socket: &Path) -> Self {
-        Self {
-            client: dial(socket).await.unwrap(),
-        }
+        Self { client: dial(socket).await.unwrap() }
     }
 
     pub async fn watch(&mut self) -> Streaming<ListAndWatchResponse> {
@@ -325,16 +315,9 @@ impl Plugin {
 
     pub async fn allocate(&mut self, ids: &[&str]) -> Result<ContainerAllocateResponse, Status> {
         let request = AllocateRequest {
-            container_requests: vec![ContainerAllocateRequest {
-                device_ids: strings(ids),
-            }],
+            container_requests: vec![ContainerAllocateRequest { device_ids: strings(ids) }],
         };
-        let mut containers = self
-            .client
-            .allocate(request)
-            .await?
-            .into_inner()
-            .container_responses;
+        let mut containers = self.client.allocate(request).await?.into_inner().container_responses;
         assert_eq!(containers.len(), 1);
         Ok(containers.remove(0))
     }
@@ -357,10 +340,7 @@ pub fn pairs(gpus: u8) -> Arc<Machine> {
             })
             .collect(),
         nvlinks: (0..gpus / 2)
-            .map(|pair| NvLinkBundle {
-                gpus: [2 * pair, 2 * pair + 1],
-                links: 4,
-            })
+            .map(|pair| NvLinkBundle { gpus: [2 * pair, 2 * pair + 1], links: 4 })
             .collect(),
         paths: PathMatrix::from_fn(gpus.into(), |_, _| PathClass::Sys),
         ..MachineParts::default()
@@ -382,10 +362,7 @@ pub fn uuid(index: u8) -> String {
 }
 
 pub fn inventory(gpus: u8) -> Inventory {
-    inventory_of(gpus, |_| DeviceHealth {
-        healthy: true,
-        reason: None,
-    })
+    inventory_of(gpus, |_| DeviceHealth { healthy: true, reason: None })
 }
 
 pub fn inventory_of(gpus: u8, health: impl Fn(u8) -> DeviceHealth) -> Inventory {
@@ -465,11 +442,8 @@ impl Node {
     /// Starts the daemon.
     pub fn boot(&mut self) {
         self.shutdown = CancellationToken::new();
-        let serve = gantry_plugin::serve(
-            self.args.clone(),
-            self.inventory.subscribe(),
-            self.shutdown.clone(),
-        );
+        let serve =
+            gantry_plugin::serve(self.args.clone(), self.inventory.subscribe(), self.shutdown.clone());
         self.daemon = Some(tokio::spawn(serve));
     }
 

@@ -42,19 +42,11 @@ fn recorder(codes: &'static [u16]) -> (EventRecorder, Requests) {
             send.send_response(Response::builder().status(codes[at]).body(body).unwrap());
         }
     });
-    (
-        EventRecorder::new(Client::new(service, "default"), "gantry-test", "node-1"),
-        requests,
-    )
+    (EventRecorder::new(Client::new(service, "default"), "gantry-test", "node-1"), requests)
 }
 
 fn message(note: &str) -> Message {
-    Message {
-        reason: Reason::GpuUnhealthy,
-        action: "CheckHealth",
-        warning: true,
-        note: note.to_owned(),
-    }
+    Message { reason: Reason::GpuUnhealthy, action: "CheckHealth", warning: true, note: note.to_owned() }
 }
 
 fn node() -> ObjectReference {
@@ -74,10 +66,7 @@ async fn event_names_its_object_and_its_reporter() {
     assert!(recorder.record(about, message("Xid 79")).await);
     let requests = requests.lock().unwrap();
     let (method, path, event) = &requests[0];
-    assert_eq!(
-        (method, path.as_str()),
-        (&Method::POST, "/apis/events.k8s.io/v1/namespaces/ml/events")
-    );
+    assert_eq!((method, path.as_str()), (&Method::POST, "/apis/events.k8s.io/v1/namespaces/ml/events"));
     assert_eq!(event["regarding"]["uid"], "uid");
     assert_eq!(event["reason"], "GpuUnhealthy");
     assert_eq!(event["type"], "Warning");
@@ -113,9 +102,7 @@ async fn write_all(count: usize, codes: &'static [u16]) -> (Vec<String>, (u64, u
     let mut writer = EventWriter::new(recorder, 1024, 20);
     for number in 0..count {
         let name = format!("p-{number}");
-        writer
-            .write(object(("v1", "Pod"), "ml", &name, &name), message("evicted"))
-            .await;
+        writer.write(object(("v1", "Pod"), "ml", &name, &name), message("evicted")).await;
     }
     while let Some(due) = writer.due() {
         tokio::time::sleep_until(due).await;
@@ -174,20 +161,13 @@ async fn identical_events_are_counted_in_a_series() {
 #[tokio::test(start_paused = true)]
 async fn series_that_cannot_be_counted_is_a_new_event() {
     for code in [403, 404] {
-        let codes: &'static [u16] = if code == 403 {
-            &[201, 403, 201]
-        } else {
-            &[201, 404, 201]
-        };
+        let codes: &'static [u16] = if code == 403 { &[201, 403, 201] } else { &[201, 404, 201] };
         let (mut recorder, requests) = recorder(codes);
         assert!(recorder.record(node(), message("a")).await);
         assert!(recorder.record(node(), message("a")).await);
         let requests = requests.lock().unwrap();
         assert_eq!(requests.len(), 3);
-        assert_ne!(
-            requests[0].2["metadata"]["name"],
-            requests[2].2["metadata"]["name"]
-        );
+        assert_ne!(requests[0].2["metadata"]["name"], requests[2].2["metadata"]["name"]);
     }
 }
 

@@ -57,10 +57,9 @@ async fn task_that_ends_is_not_a_failure() {
 
 #[tokio::test]
 async fn early_end_of_a_needed_task_ends_serving() {
-    for (panics, text) in [
-        (true, "a task of the daemon panicked"),
-        (false, "a task of the daemon ended by itself"),
-    ] {
+    for (panics, text) in
+        [(true, "a task of the daemon panicked"), (false, "a task of the daemon ended by itself")]
+    {
         let (shutdown, release) = (CancellationToken::new(), CancellationToken::new());
         let mut tasks = JoinSet::new();
         tasks.spawn(async move { assert!(!panics, "a bug") });
@@ -69,9 +68,7 @@ async fn early_end_of_a_needed_task_ends_serving() {
             shutdown.cancelled().await;
             Ok(())
         };
-        let error: TaskFailure = serve_with_tasks(serving, tasks, &shutdown, &release)
-            .await
-            .unwrap_err();
+        let error: TaskFailure = serve_with_tasks(serving, tasks, &shutdown, &release).await.unwrap_err();
         assert_eq!(error.to_string(), text);
     }
     let (shutdown, release) = (CancellationToken::new(), CancellationToken::new());

@@ -86,12 +86,8 @@ where
             }
             watcher::Event::InitDone => {
                 let listed = std::mem::take(&mut self.listed);
-                let lost: Vec<String> = self
-                    .objects
-                    .keys()
-                    .filter(|uid| !listed.contains(uid))
-                    .cloned()
-                    .collect();
+                let lost: Vec<String> =
+                    self.objects.keys().filter(|uid| !listed.contains(uid)).cloned().collect();
                 self.pending.push(Delta::Synced);
                 for uid in lost {
                     self.pending.extend(self.objects.remove(&uid).map(Delta::Gone));
@@ -104,9 +100,8 @@ where
         let Some(uid) = object.uid() else { return };
         let now = Arc::new(object);
         let before = self.objects.insert(uid, Arc::clone(&now));
-        let unchanged = before
-            .as_ref()
-            .is_some_and(|before| before.resource_version() == now.resource_version());
+        let unchanged =
+            before.as_ref().is_some_and(|before| before.resource_version() == now.resource_version());
         if !unchanged {
             self.pending.push(Delta::Set { before, now });
         }

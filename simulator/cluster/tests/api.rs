@@ -38,8 +38,7 @@ fn binding(name: &str, uid: Option<&str>, node: &str) -> Binding {
 async fn bind(pods: &Api<Pod>, binding: &Binding) -> Result<serde_json::Value, kube::Error> {
     let name = binding.name_any();
 
-    pods.create_subresource("binding", &name, &PostParams::default(), binding)
-        .await
+    pods.create_subresource("binding", &name, &PostParams::default(), binding).await
 }
 
 fn code(error: &kube::Error) -> u16 {
@@ -56,16 +55,8 @@ async fn created_pod_has_defaults() {
     let created = pods.create(&PostParams::default(), &pod("a")).await.unwrap();
     assert!(created.uid().is_some() && created.creation_timestamp().is_some());
     assert_eq!(created.status.as_ref().unwrap().phase.as_deref(), Some("Pending"));
-    let requests = created.spec.unwrap().containers[0]
-        .resources
-        .clone()
-        .unwrap()
-        .requests
-        .unwrap();
-    assert_eq!(
-        requests["nvidia.com/gpu"].0, "2",
-        "limits are requests where none is given"
-    );
+    let requests = created.spec.unwrap().containers[0].resources.clone().unwrap().requests.unwrap();
+    assert_eq!(requests["nvidia.com/gpu"].0, "2", "limits are requests where none is given");
     let again = pods.create(&PostParams::default(), &pod("a")).await.unwrap_err();
     assert_eq!(code(&again), 409);
 }
@@ -74,22 +65,10 @@ async fn created_pod_has_defaults() {
 async fn an_overcommitted_extended_resource_is_refused() {
     let cluster = Cluster::start().await;
     let mut wrong = pod("a");
-    let resources = wrong.spec.as_mut().unwrap().containers[0]
-        .resources
-        .as_mut()
-        .unwrap();
-    resources.requests = Some(
-        [(
-            "nvidia.com/gpu".to_owned(),
-            serde_json::from_value(json!("1")).unwrap(),
-        )]
-        .into(),
-    );
-    let refused = cluster
-        .pods()
-        .create(&PostParams::default(), &wrong)
-        .await
-        .unwrap_err();
+    let resources = wrong.spec.as_mut().unwrap().containers[0].resources.as_mut().unwrap();
+    resources.requests =
+        Some([("nvidia.com/gpu".to_owned(), serde_json::from_value(json!("1")).unwrap())].into());
+    let refused = cluster.pods().create(&PostParams::default(), &wrong).await.unwrap_err();
     assert_eq!(code(&refused), 422);
 }
 
@@ -107,9 +86,7 @@ async fn binding_merges_annotations_in_one_write() {
     let pods = cluster.pods();
     let created = pods.create(&PostParams::default(), &pod("a")).await.unwrap();
     let before = cluster.api.revision();
-    bind(&pods, &binding("a", created.metadata.uid.as_deref(), "n1"))
-        .await
-        .unwrap();
+    bind(&pods, &binding("a", created.metadata.uid.as_deref(), "n1")).await.unwrap();
     assert_eq!(cluster.api.revision(), before + 1);
     let bound = pods.get("a").await.unwrap();
     assert_eq!(bound.spec.as_ref().unwrap().node_name.as_deref(), Some("n1"));
@@ -123,28 +100,15 @@ async fn binding_merges_annotations_in_one_write() {
 async fn one_of_sixteen_racing_bindings_wins() {
     let cluster = Cluster::start().await;
     let pods = cluster.pods();
-    let uid = pods
-        .create(&PostParams::default(), &pod("a"))
-        .await
-        .unwrap()
-        .uid();
+    let uid = pods.create(&PostParams::default(), &pod("a")).await.unwrap().uid();
     let attempts = (0..16).map(|n| {
         let (pods, binding) = (pods.clone(), binding("a", uid.as_deref(), &format!("n{n}")));
         async move { (n, bind(&pods, &binding).await) }
     });
     let results = futures::future::join_all(attempts).await;
-    let won: Vec<i32> = results
-        .iter()
-        .filter(|(_, result)| result.is_ok())
-        .map(|(n, _)| *n)
-        .collect();
+    let won: Vec<i32> = results.iter().filter(|(_, result)| result.is_ok()).map(|(n, _)| *n).collect();
     assert_eq!(won.len(), 1);
-    assert!(
-        results
-            .iter()
-            .filter_map(|(_, result)| result.as_ref().err())
-            .all(|error| code(error) == 409)
-    );
+    assert!(results.iter().filter_map(|(_, result)| result.as_ref().err()).all(|error| code(error) == 409));
     let node = pods.get("a").await.unwrap().spec.unwrap().node_name.unwrap();
     assert_eq!(node, format!("n{}", won[0]));
 }
@@ -155,9 +119,7 @@ async fn binding_of_another_uid_or_missing_pod_is_refused() {
     let pods = cluster.pods();
     pods.create(&PostParams::default(), &pod("a")).await.unwrap();
     let before = cluster.api.revision();
-    let other = bind(&pods, &binding("a", Some("another"), "n1"))
-        .await
-        .unwrap_err();
+    let other = bind(&pods, &binding("a", Some("another"), "n1")).await.unwrap_err();
     assert_eq!(code(&other), 409);
     let missing = bind(&pods, &binding("b", None, "n1")).await.unwrap_err();
     assert_eq!(code(&missing), 404);
@@ -167,10 +129,7 @@ async fn binding_of_another_uid_or_missing_pod_is_refused() {
 #[tokio::test]
 async fn a_dry_run_changes_nothing() {
     let cluster = Cluster::start().await;
-    let dry = PostParams {
-        dry_run: true,
-        ..PostParams::default()
-    };
+    let dry = PostParams { dry_run: true, ..PostParams::default() };
     let before = cluster.api.revision();
     cluster.pods().create(&dry, &pod("a")).await.unwrap();
     assert_eq!(cluster.api.revision(), before);
@@ -195,16 +154,11 @@ async fn metadata_watch_shows_pod_with_grant_until_its_end() {
         other => panic!("{other:?}"),
     }
     let ended = json!({"status": {"phase": "Succeeded"}});
-    pods.patch_status("a", &PatchParams::default(), &Patch::Merge(ended))
-        .await
-        .unwrap();
+    pods.patch_status("a", &PatchParams::default(), &Patch::Merge(ended)).await.unwrap();
     match seen.try_next().await.unwrap() {
         Some(Seen::Delete(last)) => {
             assert_eq!(last.metadata.annotations.unwrap()["gantry.dev/grant"], "g");
-            assert_eq!(
-                last.metadata.deletion_timestamp, None,
-                "it finished, nobody deleted it"
-            );
+            assert_eq!(last.metadata.deletion_timestamp, None, "it finished, nobody deleted it");
         }
         other => panic!("{other:?}"),
     }
@@ -212,16 +166,11 @@ async fn metadata_watch_shows_pod_with_grant_until_its_end() {
 
 #[tokio::test]
 async fn watch_from_a_forgotten_revision_gets_410() {
-    let options = ApiOptions {
-        history: 4,
-        ..ApiOptions::default()
-    };
+    let options = ApiOptions { history: 4, ..ApiOptions::default() };
     let cluster = Cluster::with(&options).await;
     let pods = cluster.pods();
     for n in 0..6 {
-        pods.create(&PostParams::default(), &pod(&format!("p{n}")))
-            .await
-            .unwrap();
+        pods.create(&PostParams::default(), &pod(&format!("p{n}"))).await.unwrap();
     }
     let mut seen = pods.watch(&WatchParams::default(), "2").await.unwrap().boxed();
     match seen.try_next().await.unwrap() {
@@ -235,19 +184,10 @@ async fn watch_from_a_forgotten_revision_gets_410() {
 
 #[tokio::test]
 async fn a_quiet_watch_gets_bookmarks() {
-    let options = ApiOptions {
-        bookmark_every: Duration::from_millis(5),
-        ..ApiOptions::default()
-    };
+    let options = ApiOptions { bookmark_every: Duration::from_millis(5), ..ApiOptions::default() };
     let cluster = Cluster::with(&options).await;
     let pods = cluster.pods();
-    let from = pods
-        .list(&ListParams::default())
-        .await
-        .unwrap()
-        .metadata
-        .resource_version
-        .unwrap();
+    let from = pods.list(&ListParams::default()).await.unwrap().metadata.resource_version.unwrap();
     let mut seen = pods.watch(&WatchParams::default(), &from).await.unwrap().boxed();
     match seen.try_next().await.unwrap() {
         Some(WatchEvent::Bookmark(bookmark)) => assert_eq!(bookmark.metadata.resource_version, from),
@@ -282,14 +222,9 @@ async fn bound_pod_gets_grace_period_unless_forced() {
     assert_eq!(code(&late), 409);
     let other = DeleteParams::default()
         .grace_period(0)
-        .preconditions(Preconditions {
-            uid: Some("another".into()),
-            resource_version: None,
-        });
+        .preconditions(Preconditions { uid: Some("another".into()), resource_version: None });
     assert_eq!(code(&pods.delete("a", &other).await.unwrap_err()), 409);
-    pods.delete("a", &DeleteParams::default().grace_period(0))
-        .await
-        .unwrap();
+    pods.delete("a", &DeleteParams::default().grace_period(0)).await.unwrap();
     assert!(pods.get_opt("a").await.unwrap().is_none());
 }
 
@@ -299,13 +234,8 @@ async fn a_replacement_of_an_older_revision_is_a_conflict() {
     let pods = cluster.pods();
     let first = pods.create(&PostParams::default(), &pod("a")).await.unwrap();
     let label = json!({"metadata": {"labels": {"x": "y"}}});
-    pods.patch("a", &PatchParams::default(), &Patch::Merge(label))
-        .await
-        .unwrap();
-    let stale = pods
-        .replace("a", &PostParams::default(), &first)
-        .await
-        .unwrap_err();
+    pods.patch("a", &PatchParams::default(), &Patch::Merge(label)).await.unwrap();
+    let stale = pods.replace("a", &PostParams::default(), &first).await.unwrap_err();
     assert_eq!(code(&stale), 409);
 }
 
@@ -313,30 +243,16 @@ async fn a_replacement_of_an_older_revision_is_a_conflict() {
 async fn status_is_written_through_its_subresource_only() {
     let cluster = Cluster::start().await;
     let nodes: Api<Node> = Api::all(cluster.client.clone());
-    let node = Node {
-        metadata: ObjectMeta {
-            name: Some("n1".into()),
-            ..ObjectMeta::default()
-        },
-        ..Node::default()
-    };
+    let node =
+        Node { metadata: ObjectMeta { name: Some("n1".into()), ..ObjectMeta::default() }, ..Node::default() };
     nodes.create(&PostParams::default(), &node).await.unwrap();
     let both =
         json!({"metadata": {"labels": {"a": "b"}}, "status": {"allocatable": {"nvidia.com/gpu": "8"}}});
-    let main = nodes
-        .patch("n1", &PatchParams::default(), &Patch::Merge(&both))
-        .await
-        .unwrap();
+    let main = nodes.patch("n1", &PatchParams::default(), &Patch::Merge(&both)).await.unwrap();
     assert_eq!(main.status.and_then(|status| status.allocatable), None);
     assert_eq!(main.metadata.labels.unwrap()["a"], "b");
-    let status = nodes
-        .patch_status("n1", &PatchParams::default(), &Patch::Merge(&both))
-        .await
-        .unwrap();
-    assert_eq!(
-        status.status.unwrap().allocatable.unwrap()["nvidia.com/gpu"].0,
-        "8"
-    );
+    let status = nodes.patch_status("n1", &PatchParams::default(), &Patch::Merge(&both)).await.unwrap();
+    assert_eq!(status.status.unwrap().allocatable.unwrap()["nvidia.com/gpu"].0, "8");
 }
 
 #[tokio::test]
@@ -347,10 +263,7 @@ async fn apply_makes_an_object_and_then_replaces_its_spec() {
     let wanted = |gpus: u8| {
         let rows: Vec<String> = (0..gpus)
             .map(|row| {
-                (0..gpus)
-                    .map(|column| if row == column { "X" } else { "SYS" })
-                    .collect::<Vec<_>>()
-                    .join(" ")
+                (0..gpus).map(|column| if row == column { "X" } else { "SYS" }).collect::<Vec<_>>().join(" ")
             })
             .collect();
         let gpus: Vec<_> = (0..gpus).map(|index| json!({"index": index})).collect();
@@ -360,17 +273,11 @@ async fn apply_makes_an_object_and_then_replaces_its_spec() {
     let first = api.patch("n1", &apply, &Patch::Apply(wanted(2))).await.unwrap();
     let status = json!({"apiVersion": "gantry.dev/v1alpha1", "kind": "GpuNode", "metadata": {"name": "n1"},
                         "status": {"pluginVersion": "1"}});
-    api.patch_status("n1", &apply, &Patch::Apply(status))
-        .await
-        .unwrap();
+    api.patch_status("n1", &apply, &Patch::Apply(status)).await.unwrap();
     let second = api.patch("n1", &apply, &Patch::Apply(wanted(1))).await.unwrap();
     assert_eq!(first.uid(), second.uid());
     assert_eq!(second.spec.machine.gpus().len(), 1);
-    assert_eq!(
-        second.status.unwrap().plugin_version,
-        "1",
-        "the status outlives an apply of the spec"
-    );
+    assert_eq!(second.status.unwrap().plugin_version, "1", "the status outlives an apply of the spec");
     assert_eq!(second.metadata.generation, Some(2));
 }
 
@@ -385,15 +292,9 @@ async fn an_event_written_in_the_new_group_reads_in_the_old_one() {
     .unwrap();
     new.create(&PostParams::default(), &event).await.unwrap();
     let old: Api<Event> = Api::namespaced(cluster.client.clone(), "default");
-    let about_a = old
-        .list(&ListParams::default().fields("involvedObject.name=a"))
-        .await
-        .unwrap();
+    let about_a = old.list(&ListParams::default().fields("involvedObject.name=a")).await.unwrap();
     assert_eq!(about_a.items[0].message.as_deref(), Some("3 of 8 GPUs free"));
-    assert_eq!(
-        new.get("e").await.unwrap().note.as_deref(),
-        Some("3 of 8 GPUs free")
-    );
+    assert_eq!(new.get("e").await.unwrap().note.as_deref(), Some("3 of 8 GPUs free"));
 }
 
 #[tokio::test]
@@ -407,41 +308,17 @@ async fn bad_input_is_refused_and_changes_nothing() {
             .header("content-type", content_type)
             .body(body)
             .unwrap();
-        code(
-            &cluster
-                .client
-                .request::<serde_json::Value>(request)
-                .await
-                .unwrap_err(),
-        )
+        code(&cluster.client.request::<serde_json::Value>(request).await.unwrap_err())
     };
     let pods = "/api/v1/namespaces/default/pods";
     assert_eq!(refuse("POST", pods, "application/json", b"{".to_vec()).await, 400);
-    assert_eq!(
-        refuse("POST", pods, "application/json", b"[]".to_vec()).await,
-        400
-    );
-    assert_eq!(
-        refuse("POST", pods, "application/json", br#"{"kind":"Node"}"#.to_vec()).await,
-        400
-    );
-    assert_eq!(
-        refuse("POST", pods, "application/json", vec![b' '; 4 << 20]).await,
-        413
-    );
-    assert_eq!(
-        refuse("PATCH", &format!("{pods}/a"), "application/json", b"{}".to_vec()).await,
-        415
-    );
-    assert_eq!(
-        refuse("PATCH", pods, "application/json", b"{}".to_vec()).await,
-        405
-    );
+    assert_eq!(refuse("POST", pods, "application/json", b"[]".to_vec()).await, 400);
+    assert_eq!(refuse("POST", pods, "application/json", br#"{"kind":"Node"}"#.to_vec()).await, 400);
+    assert_eq!(refuse("POST", pods, "application/json", vec![b' '; 4 << 20]).await, 413);
+    assert_eq!(refuse("PATCH", &format!("{pods}/a"), "application/json", b"{}".to_vec()).await, 415);
+    assert_eq!(refuse("PATCH", pods, "application/json", b"{}".to_vec()).await, 405);
     assert_eq!(refuse("GET", "/api/v1/secrets", "", Vec::new()).await, 404);
-    assert_eq!(
-        refuse("GET", "/api/v1/pods?fieldSelector=spec.x=1", "", Vec::new()).await,
-        400
-    );
+    assert_eq!(refuse("GET", "/api/v1/pods?fieldSelector=spec.x=1", "", Vec::new()).await, 400);
     assert_eq!(cluster.api.revision(), before);
 }
 
@@ -453,16 +330,11 @@ async fn watch_shows_deletion_timestamp_before_removal() {
     bind(&pods, &binding("a", None, "n1")).await.unwrap();
     let from = pods.get("a").await.unwrap().resource_version().unwrap();
     let mut seen = pods.watch(&WatchParams::default(), &from).await.unwrap().boxed();
-    pods.delete("a", &DeleteParams::default().grace_period(0))
-        .await
-        .unwrap();
+    pods.delete("a", &DeleteParams::default().grace_period(0)).await.unwrap();
     match (seen.try_next().await.unwrap(), seen.try_next().await.unwrap()) {
         (Some(WatchEvent::Modified(marked)), Some(WatchEvent::Deleted(last))) => {
             assert!(marked.metadata.deletion_timestamp.is_some());
-            assert_eq!(
-                last.metadata.deletion_timestamp,
-                marked.metadata.deletion_timestamp
-            );
+            assert_eq!(last.metadata.deletion_timestamp, marked.metadata.deletion_timestamp);
         }
         other => panic!("{other:?}"),
     }
@@ -478,9 +350,7 @@ async fn object_is_deleted_with_its_last_finalizer() {
     pods.delete("a", &DeleteParams::default()).await.unwrap();
     assert!(pods.get("a").await.unwrap().metadata.deletion_timestamp.is_some());
     let off = json!({"metadata": {"finalizers": null}});
-    pods.patch("a", &PatchParams::default(), &Patch::Merge(off))
-        .await
-        .unwrap();
+    pods.patch("a", &PatchParams::default(), &Patch::Merge(off)).await.unwrap();
     assert!(pods.get_opt("a").await.unwrap().is_none());
 }
 
@@ -496,16 +366,9 @@ async fn discovery_lists_resources_and_server_validation() {
     let groups = cluster.client.list_api_groups().await.unwrap();
     assert!(groups.groups.iter().any(|group| group.name == "gantry.dev"));
     let core = cluster.client.list_core_api_resources("v1").await.unwrap();
-    assert!(
-        core.resources
-            .iter()
-            .any(|resource| resource.name == "pods/binding")
-    );
+    assert!(core.resources.iter().any(|resource| resource.name == "pods/binding"));
     let index = get("/openapi/v3").await.unwrap();
-    let gantry = index["paths"]["apis/gantry.dev/v1alpha1"]["serverRelativeURL"]
-        .as_str()
-        .unwrap()
-        .to_owned();
+    let gantry = index["paths"]["apis/gantry.dev/v1alpha1"]["serverRelativeURL"].as_str().unwrap().to_owned();
     let document = get(&gantry).await.unwrap();
     let patch = &document["paths"]["/apis/gantry.dev/v1alpha1/gpunodes/{name}"]["patch"];
     assert_eq!(patch["parameters"][0]["name"], "fieldValidation");

@@ -51,19 +51,14 @@ impl DevicePlugin for Plugin {
 
     async fn list_and_watch(&self, _: Request<Empty>) -> Result<Response<Self::ListAndWatchStream>, Status> {
         let lists = WatchStream::new(self.devices.subscribe());
-        Ok(Response::new(Box::pin(
-            lists.map(|devices| Ok(ListAndWatchResponse { devices })),
-        )))
+        Ok(Response::new(Box::pin(lists.map(|devices| Ok(ListAndWatchResponse { devices })))))
     }
 
     async fn get_preferred_allocation(
         &self,
         request: Request<PreferredAllocationRequest>,
     ) -> Result<Response<PreferredAllocationResponse>, Status> {
-        self.asked
-            .lock()
-            .unwrap()
-            .extend(request.into_inner().container_requests);
+        self.asked.lock().unwrap().extend(request.into_inner().container_requests);
         let device_ids = self.prefer.lock().unwrap().clone();
         Ok(Response::new(PreferredAllocationResponse {
             container_responses: vec![ContainerPreferredAllocationResponse { device_ids }],
@@ -86,9 +81,7 @@ impl DevicePlugin for Plugin {
                 ..ContainerAllocateResponse::default()
             }
         };
-        Ok(Response::new(AllocateResponse {
-            container_responses: asked.iter().map(answer).collect(),
-        }))
+        Ok(Response::new(AllocateResponse { container_responses: asked.iter().map(answer).collect() }))
     }
 
     async fn pre_start_container(
@@ -100,10 +93,7 @@ impl DevicePlugin for Plugin {
 }
 
 fn options() -> DevicePluginOptions {
-    DevicePluginOptions {
-        get_preferred_allocation_available: true,
-        ..DevicePluginOptions::default()
-    }
+    DevicePluginOptions { get_preferred_allocation_available: true, ..DevicePluginOptions::default() }
 }
 
 fn list(healthy: &[(&str, bool)]) -> Vec<Device> {
@@ -134,13 +124,8 @@ impl Node1 {
         let cluster = Cluster::start().await;
         let folder = tempfile::tempdir().unwrap();
         let labels = BTreeMap::new();
-        let kubelet = Kubelet::start(
-            cluster.client.clone(),
-            "n1",
-            &labels,
-            folder.path(),
-            cluster.stop.clone(),
-        );
+        let kubelet =
+            Kubelet::start(cluster.client.clone(), "n1", &labels, folder.path(), cluster.stop.clone());
         let kubelet = kubelet.await.unwrap();
         let plugin = Plugin {
             devices: watch::Sender::new(list(&[("a", true), ("b", true), ("c", true), ("d", true)])),
@@ -148,12 +133,7 @@ impl Node1 {
             asked: Arc::default(),
             fail_allocate,
         };
-        let node = Self {
-            cluster,
-            kubelet,
-            plugin,
-            _folder: folder,
-        };
+        let node = Self { cluster, kubelet, plugin, _folder: folder };
         node.serve_and_register().await;
         node.allocatable("4").await;
         node
@@ -185,9 +165,7 @@ impl Node1 {
         let has = move |node: Option<&Node>| {
             let status = node.and_then(|node| node.status.as_ref());
             let amounts = status.and_then(|status| status.allocatable.as_ref());
-            amounts
-                .and_then(|amounts| amounts.get(GPU))
-                .is_some_and(|amount| amount.0 == wanted)
+            amounts.and_then(|amounts| amounts.get(GPU)).is_some_and(|amount| amount.0 == wanted)
         };
         await_condition(nodes, "n1", has).await.unwrap();
     }
@@ -206,11 +184,7 @@ impl Node1 {
         let socket = self.kubelet.folders().pod_resources_socket.clone();
         let dial = Endpoint::try_from(format!("unix://{}", socket.display())).unwrap();
         let mut client = PodResourcesListerClient::new(dial.connect().await.unwrap());
-        let answer = client
-            .list(ListPodResourcesRequest {})
-            .await
-            .unwrap()
-            .into_inner();
+        let answer = client.list(ListPodResourcesRequest {}).await.unwrap().into_inner();
         let ids = |containers: Vec<gantry_proto::podresources::ContainerResources>| {
             let devices = containers.into_iter().flat_map(|container| container.devices);
             devices.flat_map(|device| device.device_ids).collect()
@@ -232,17 +206,11 @@ async fn bound_pod_gets_the_preferred_devices_everywhere() {
     let pod = node.bound(gpu_pod("p", 2)).await;
     let running = node.cluster.wait("p", phase("Running")).await;
     assert_eq!(node.env(&pod), "b,d");
-    assert_eq!(
-        node.listed().await,
-        [("p".to_owned(), vec!["b".to_owned(), "d".to_owned()])]
-    );
+    assert_eq!(node.listed().await, [("p".to_owned(), vec!["b".to_owned(), "d".to_owned()])]);
     let status = serde_json::to_value(running.status.unwrap()).unwrap();
     let resources = &status["containerStatuses"][0]["allocatedResourcesStatus"][0];
     assert_eq!(resources["name"], GPU);
-    assert_eq!(
-        resources["resources"][1],
-        json!({"resourceID": "d", "health": "Healthy"})
-    );
+    assert_eq!(resources["resources"][1], json!({"resourceID": "d", "health": "Healthy"}));
     let asked = node.plugin.asked.lock().unwrap()[0].clone();
     assert_eq!((asked.available_device_ids.len(), asked.allocation_size), (4, 2));
     assert!(node.cgroup_of(&pod).join("main/cgroup.procs").exists());
@@ -294,11 +262,7 @@ async fn deleted_pod_is_removed_after_its_processes() {
     node.cluster.wait("p", phase("Running")).await;
     let pods = node.cluster.pods();
     let version = pods.get("p").await.unwrap().resource_version().unwrap();
-    let mut events = pods
-        .watch(&WatchParams::default(), &version)
-        .await
-        .unwrap()
-        .boxed();
+    let mut events = pods.watch(&WatchParams::default(), &version).await.unwrap().boxed();
     pods.delete("p", &DeleteParams::default()).await.unwrap();
     let last = loop {
         if let Some(WatchEvent::Deleted(pod)) = events.next().await.transpose().unwrap() {
@@ -306,11 +270,7 @@ async fn deleted_pod_is_removed_after_its_processes() {
         }
     };
     let phase = last.status.and_then(|status| status.phase);
-    assert_eq!(
-        phase.as_deref(),
-        Some("Succeeded"),
-        "it was seen to end before it went"
-    );
+    assert_eq!(phase.as_deref(), Some("Succeeded"), "it was seen to end before it went");
     assert!(!node.cgroup_of(&pod).exists());
     assert_eq!(node.listed().await, []);
 }
@@ -322,17 +282,10 @@ async fn force_deleted_pod_loses_devices_before_its_processes() {
     pod["metadata"]["annotations"] = json!({"sim.gantry.dev/outlive": "3600s"});
     let pod = node.bound(pod).await;
     node.cluster.wait("p", phase("Running")).await;
-    node.cluster
-        .pods()
-        .delete("p", &DeleteParams::default().grace_period(0))
-        .await
-        .unwrap();
+    node.cluster.pods().delete("p", &DeleteParams::default().grace_period(0)).await.unwrap();
     node.bound(gpu_pod("q", 4)).await;
     node.cluster.wait("q", phase("Running")).await;
-    assert!(
-        node.cgroup_of(&pod).join("main/cgroup.procs").exists(),
-        "its processes are still there"
-    );
+    assert!(node.cgroup_of(&pod).join("main/cgroup.procs").exists(), "its processes are still there");
     node.kubelet.kill(&pod.uid().unwrap());
     while node.cgroup_of(&pod).exists() {
         tokio::task::yield_now().await;
@@ -354,19 +307,13 @@ async fn app_reuses_devices_of_its_init_container() {
     node.cluster.wait("p", phase("Running")).await;
     let processes = node.kubelet.processes(&pod.uid().unwrap());
     assert_eq!(processes[0].devices, processes[1].devices);
-    assert_eq!(
-        node.plugin.asked.lock().unwrap().len(),
-        1,
-        "the plugin is not asked again"
-    );
+    assert_eq!(node.plugin.asked.lock().unwrap().len(), 1, "the plugin is not asked again");
 }
 
 #[tokio::test]
 async fn health_changes_reach_the_node() {
     let node = Node1::start().await;
-    node.plugin
-        .devices
-        .send_replace(list(&[("a", true), ("b", false), ("c", true), ("d", true)]));
+    node.plugin.devices.send_replace(list(&[("a", true), ("b", false), ("c", true), ("d", true)]));
     node.allocatable("3").await;
 }
 
@@ -379,39 +326,18 @@ async fn registration_with_wrong_version_or_socket_is_refused() {
         resource_name: GPU.into(),
         options: None,
     };
-    assert!(
-        node.register(wrong.clone())
-            .await
-            .unwrap_err()
-            .message()
-            .contains("v1beta1")
-    );
-    let nobody_listens = RegisterRequest {
-        version: "v1beta1".into(),
-        endpoint: "absent.sock".into(),
-        ..wrong
-    };
-    assert!(
-        node.register(nobody_listens)
-            .await
-            .unwrap_err()
-            .message()
-            .contains("failed to dial")
-    );
+    assert!(node.register(wrong.clone()).await.unwrap_err().message().contains("v1beta1"));
+    let nobody_listens =
+        RegisterRequest { version: "v1beta1".into(), endpoint: "absent.sock".into(), ..wrong };
+    assert!(node.register(nobody_listens).await.unwrap_err().message().contains("failed to dial"));
 }
 
 #[tokio::test]
 async fn too_long_socket_path_is_refused_at_the_start() {
     let cluster = Cluster::start().await;
     let root = std::path::Path::new("/tmp").join("x".repeat(100));
-    let started = Kubelet::start(
-        cluster.client.clone(),
-        "n1",
-        &BTreeMap::new(),
-        &root,
-        cluster.stop.clone(),
-    )
-    .await;
+    let started =
+        Kubelet::start(cluster.client.clone(), "n1", &BTreeMap::new(), &root, cluster.stop.clone()).await;
     assert!(started.unwrap_err().to_string().contains("at most 107"));
     assert!(!Folders::under(&root).device_plugins.exists());
 }

@@ -31,19 +31,11 @@ struct Script {
 
 impl Script {
     fn new(answer: impl FnMut(&str, &Value) -> Value + Send + 'static) -> Self {
-        Self {
-            answer: Arc::new(Mutex::new(Box::new(answer))),
-            asked: Arc::default(),
-        }
+        Self { answer: Arc::new(Mutex::new(Box::new(answer))), asked: Arc::default() }
     }
 
     fn verbs(&self) -> Vec<String> {
-        self.asked
-            .lock()
-            .unwrap()
-            .iter()
-            .map(|(verb, _)| verb.clone())
-            .collect()
+        self.asked.lock().unwrap().iter().map(|(verb, _)| verb.clone()).collect()
     }
 
     async fn serve(self) -> String {
@@ -85,10 +77,7 @@ async fn cluster_asking(gpus: &[(&str, u32)], url_prefix: String) -> Cluster {
         let amounts = json!({"cpu": "8", "memory": "8Gi", "pods": "10", "nvidia.com/gpu": count.to_string()});
         let node = json!({"metadata": {"name": name}, "status": {"allocatable": amounts}});
         let nodes: Api<Node> = Api::all(cluster.client.clone());
-        nodes
-            .create(&PostParams::default(), &serde_json::from_value(node).unwrap())
-            .await
-            .unwrap();
+        nodes.create(&PostParams::default(), &serde_json::from_value(node).unwrap()).await.unwrap();
     }
     let config = ExtenderConfig {
         url_prefix,
@@ -97,21 +86,14 @@ async fn cluster_asking(gpus: &[(&str, u32)], url_prefix: String) -> Cluster {
         bind_verb: "bind".into(),
         weight: 100,
         http_timeout: "5s".into(),
-        managed_resources: vec![ManagedResource {
-            name: "nvidia.com/gpu".into(),
-        }],
+        managed_resources: vec![ManagedResource { name: "nvidia.com/gpu".into() }],
     };
-    tokio::spawn(scheduler::run(
-        cluster.client.clone(),
-        config,
-        cluster.stop.clone(),
-    ));
+    tokio::spawn(scheduler::run(cluster.client.clone(), config, cluster.stop.clone()));
     cluster
 }
 
 fn on_a_node(pod: Option<&k8s_openapi::api::core::v1::Pod>) -> bool {
-    pod.and_then(|pod| pod.spec.as_ref())
-        .is_some_and(|spec| spec.node_name.is_some())
+    pod.and_then(|pod| pod.spec.as_ref()).is_some_and(|spec| spec.node_name.is_some())
 }
 
 #[tokio::test]
@@ -140,10 +122,8 @@ async fn the_extender_filters_scores_and_binds_in_its_wire_form() {
 async fn condition_and_event_contain_both_refusals() {
     let script = Script::new(|_, asked| {
         let names = asked["NodeNames"].as_array().unwrap();
-        let failed: BTreeMap<&str, &str> = names
-            .iter()
-            .map(|name| (name.as_str().unwrap(), "3 of 8 GPUs free, 4 asked"))
-            .collect();
+        let failed: BTreeMap<&str, &str> =
+            names.iter().map(|name| (name.as_str().unwrap(), "3 of 8 GPUs free, 4 asked")).collect();
         json!({"NodeNames": [], "FailedNodes": failed})
     });
     let cluster = cluster(&[("n1", 2), ("n2", 8), ("n3", 8)], &script).await;
@@ -169,12 +149,7 @@ async fn extender_is_not_called_without_feasible_nodes() {
     let script = Script::new(|_, _| json!({}));
     let cluster = cluster(&[("n1", 2), ("n2", 2)], &script).await;
     cluster.create(gpu_pod("p", 4)).await;
-    cluster
-        .wait(
-            "p",
-            refused_with("0/2 nodes are available: 2 Insufficient nvidia.com/gpu."),
-        )
-        .await;
+    cluster.wait("p", refused_with("0/2 nodes are available: 2 Insufficient nvidia.com/gpu.")).await;
     assert_eq!(script.verbs(), [""; 0]);
 }
 
@@ -200,10 +175,7 @@ async fn unschedulable_pod_is_retried_after_new_devices() {
     cluster.wait("p", refused_with("Insufficient")).await;
     let nodes: Api<Node> = Api::all(cluster.client.clone());
     let more = json!({"status": {"allocatable": {"nvidia.com/gpu": "8"}}});
-    nodes
-        .patch_status("n1", &PatchParams::default(), &Patch::Merge(more))
-        .await
-        .unwrap();
+    nodes.patch_status("n1", &PatchParams::default(), &Patch::Merge(more)).await.unwrap();
     cluster.wait("p", refused_with("reached")).await;
 }
 
@@ -235,26 +207,15 @@ async fn constant_refusal_is_not_retried() {
     cluster.wait("q", refused_with("1 no.")).await;
     let about = |name: &str| {
         let asked = script.asked.lock().unwrap();
-        asked
-            .iter()
-            .filter(|(_, body)| body["Pod"]["metadata"]["name"] == name)
-            .count()
+        asked.iter().filter(|(_, body)| body["Pod"]["metadata"]["name"] == name).count()
     };
-    assert!(
-        about("p") <= 2,
-        "the pod's own condition wakes it once: {}",
-        about("p")
-    );
+    assert!(about("p") <= 2, "the pod's own condition wakes it once: {}", about("p"));
 }
 
 #[tokio::test]
 async fn unreachable_extender_blocks_only_managed_pods() {
     // A port that was free a moment ago.
-    let free = TcpListener::bind("127.0.0.1:0")
-        .await
-        .unwrap()
-        .local_addr()
-        .unwrap();
+    let free = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
     let cluster = cluster_asking(&[("n1", 8)], format!("http://{free}")).await;
     cluster.create(gpu_pod("p", 1)).await;
     cluster.wait("p", refused_with("Connection refused")).await;
@@ -262,12 +223,5 @@ async fn unreachable_extender_blocks_only_managed_pods() {
     cluster.create(plain).await;
     await_condition(cluster.pods(), "q", on_a_node).await.unwrap();
     let events: Api<Event> = Api::namespaced(cluster.client.clone(), "default");
-    assert!(
-        !events
-            .list(&ListParams::default())
-            .await
-            .unwrap()
-            .items
-            .is_empty()
-    );
+    assert!(!events.list(&ListParams::default()).await.unwrap().items.is_empty());
 }

@@ -195,12 +195,7 @@ fn apply(controller: &Controller, change: Change) -> anyhow::Result<()> {
             controller.recut(gpu, &pieces)?;
         }
         Change::Uncut { gpu } => controller.uncut(gpu)?,
-        Change::Ecc {
-            gpu,
-            uncorrected,
-            pending,
-            failed,
-        } => controller.update_gpu(gpu, |gpu| {
+        Change::Ecc { gpu, uncorrected, pending, failed } => controller.update_gpu(gpu, |gpu| {
             gpu.ecc.volatile_uncorrected = uncorrected;
             gpu.remapped.pending = pending;
             gpu.remapped.failed = failed;

@@ -126,10 +126,7 @@ pub fn install_text(text: &str, origin: &Path, folder: &Path) -> Result<Installe
 /// # Errors
 /// As [`install`].
 pub fn place(text: &str, origin: &Path, folder: &Path) -> Result<Placed, InstallError> {
-    let wrong = |problem: String| InstallError::Machine {
-        path: origin.to_owned(),
-        problem,
-    };
+    let wrong = |problem: String| InstallError::Machine { path: origin.to_owned(), problem };
     let machine: Machine = serde_saphyr::from_str(text).map_err(|error| wrong(error.to_string()))?;
     let facts = Facts::of(&machine).map_err(|error| wrong(error.to_string()))?;
 
@@ -147,12 +144,7 @@ pub fn place(text: &str, origin: &Path, folder: &Path) -> Result<Placed, Install
     std::fs::rename(&fresh, &library).map_err(file_error("write", &library))?;
     let machine_file = folder.join(MACHINE_FILE);
     std::fs::write(&machine_file, text).map_err(file_error("write", &machine_file))?;
-    Ok(Placed {
-        library,
-        machine_file,
-        facts,
-        controller: Controller::attach(folder)?,
-    })
+    Ok(Placed { library, machine_file, facts, controller: Controller::attach(folder)? })
 }
 
 /// The built library: where `GANTRY_NVML_SIM` says, else near the current executable.
@@ -182,7 +174,5 @@ fn newest(paths: &[PathBuf]) -> Option<PathBuf> {
         let changed = std::fs::metadata(path).ok()?.modified().ok()?;
         Some((changed, path))
     });
-    dated
-        .max_by_key(|(changed, _)| *changed)
-        .map(|(_, path)| path.clone())
+    dated.max_by_key(|(changed, _)| *changed).map(|(_, path)| path.clone())
 }

@@ -74,10 +74,7 @@ impl Library {
         Self {
             machine,
             block,
-            control: Mutex::new(Control {
-                changes: None,
-                state: Arc::default(),
-            }),
+            control: Mutex::new(Control { changes: None, state: Arc::default() }),
             session: Mutex::new(None),
         }
     }
@@ -211,10 +208,7 @@ fn own_path() -> Option<PathBuf> {
 }
 
 /// Prints what a return code cannot express: NVML has no other way to report it.
-#[expect(
-    clippy::print_stderr,
-    reason = "a C library has no logger, and NVML's codes carry no text"
-)]
+#[expect(clippy::print_stderr, reason = "a C library has no logger, and NVML's codes carry no text")]
 fn complain(problem: &str) {
     eprintln!("simulated libnvidia-ml: {problem}");
 }

@@ -56,10 +56,7 @@ fn an_xid_of_a_whole_gpu_names_no_instance() {
     let set = raw.listening();
     simulated.installed.controller.raise_xid(1, 31).unwrap();
     let heard = raw.wait(set, LONG_MS).unwrap();
-    assert_eq!(
-        (heard.gpuInstanceId, heard.computeInstanceId),
-        (u32::MAX, u32::MAX)
-    );
+    assert_eq!((heard.gpuInstanceId, heard.computeInstanceId), (u32::MAX, u32::MAX));
 }
 
 #[test]
@@ -74,20 +71,10 @@ fn event_set_receives_registered_events_once_in_order() {
         controller.raise_xid(gpu, xid).unwrap();
         controller.raise(gpu, EventKind::DoubleBitEcc, 0, None).unwrap();
     }
-    let heard: Vec<u64> = (0..3)
-        .map(|_| raw.wait(set, LONG_MS).unwrap().eventData)
-        .collect();
-    assert_eq!(
-        heard,
-        [13, 31, 43],
-        "nothing from before it listened, no other kinds"
-    );
+    let heard: Vec<u64> = (0..3).map(|_| raw.wait(set, LONG_MS).unwrap().eventData).collect();
+    assert_eq!(heard, [13, 31, 43], "nothing from before it listened, no other kinds");
     assert_eq!(raw.wait(set, 0).map(|_| ()), Err(TIMEOUT));
-    assert_eq!(
-        raw.wait(early, 0).map(|_| ()),
-        Err(TIMEOUT),
-        "a set without devices hears nothing"
-    );
+    assert_eq!(raw.wait(early, 0).map(|_| ()), Err(TIMEOUT), "a set without devices hears nothing");
 }
 
 #[test]
@@ -138,10 +125,8 @@ fn freeing_a_set_or_shutting_down_ends_its_waits() {
     let waits = |set: usize, end: &dyn Fn()| {
         std::thread::scope(|scope| {
             let before = controller.calls();
-            let waiting = scope.spawn(|| {
-                raw.wait(std::ptr::without_provenance_mut(set), LONG_MS)
-                    .map(|_| ())
-            });
+            let waiting =
+                scope.spawn(|| raw.wait(std::ptr::without_provenance_mut(set), LONG_MS).map(|_| ()));
             while controller.calls().since(&before).of("nvmlEventSetWait_v2") == 0 {
                 std::thread::yield_now();
             }
@@ -151,10 +136,7 @@ fn freeing_a_set_or_shutting_down_ends_its_waits() {
     };
     let set = raw.listening().addr();
     let free = || {
-        assert_eq!(
-            call!(raw, nvmlEventSetFree(std::ptr::without_provenance_mut(set))),
-            OK
-        );
+        assert_eq!(call!(raw, nvmlEventSetFree(std::ptr::without_provenance_mut(set))), OK);
     };
     assert_eq!(waits(set, &free), Err(INVALID_ARGUMENT));
     let set = raw.listening().addr();
@@ -175,11 +157,7 @@ fn a_lost_gpu_fails_every_call_on_it_and_no_other() {
     assert_eq!(raw.device(2), Err(GPU_IS_LOST));
     assert!(raw.uuid(well).is_ok());
     assert_eq!(raw.count(), Ok(8), "it is still counted");
-    assert_eq!(
-        raw.wait(set, LONG_MS).unwrap().eventData,
-        79,
-        "what happened before is still told"
-    );
+    assert_eq!(raw.wait(set, LONG_MS).unwrap().eventData, 79, "what happened before is still told");
     assert_eq!(raw.wait(set, LONG_MS).map(|_| ()), Err(GPU_IS_LOST));
     controller.restore_gpu(2).unwrap();
     assert!(raw.uuid(lost).is_ok());
@@ -196,11 +174,7 @@ fn driver_unload_ends_old_sessions_and_serves_new_ones() {
     assert_eq!(raw.wait(set, LONG_MS).map(|_| ()), Err(DRIVER_NOT_LOADED));
     assert_eq!(raw.init(), DRIVER_NOT_LOADED);
     controller.load_driver().unwrap();
-    assert_eq!(
-        raw.count(),
-        Err(DRIVER_NOT_LOADED),
-        "the old session does not come back to life"
-    );
+    assert_eq!(raw.count(), Err(DRIVER_NOT_LOADED), "the old session does not come back to life");
     assert_eq!(raw.shutdown(), OK);
     assert_eq!(raw.init(), OK);
     assert_eq!(raw.count(), Ok(2));
@@ -213,15 +187,11 @@ fn a_call_fails_as_often_as_told() {
     let device = raw.device(0).unwrap();
     let controller = &simulated.installed.controller;
     assert!(raw.uuid(device).is_ok());
-    controller
-        .fail_call("nvmlDeviceGetUUID", UNKNOWN, Some(2))
-        .unwrap();
+    controller.fail_call("nvmlDeviceGetUUID", UNKNOWN, Some(2)).unwrap();
     assert_eq!(raw.uuid(device), Err(UNKNOWN));
     assert_eq!(raw.uuid(device), Err(UNKNOWN));
     assert!(raw.uuid(device).is_ok());
-    controller
-        .fail_call("nvmlInit_v2", DRIVER_NOT_LOADED, None)
-        .unwrap();
+    controller.fail_call("nvmlInit_v2", DRIVER_NOT_LOADED, None).unwrap();
     assert_eq!((raw.init(), raw.init()), (DRIVER_NOT_LOADED, DRIVER_NOT_LOADED));
     controller.clear_rule("nvmlInit_v2").unwrap();
     assert_eq!(raw.init(), OK);
@@ -247,9 +217,7 @@ fn a_slow_call_takes_its_time_and_holds_up_no_other() {
     let simulated = Simulated::new("workstation-2x");
     let raw = &simulated.start();
     let controller = &simulated.installed.controller;
-    controller
-        .slow_call("nvmlDeviceGetCount_v2", Duration::from_millis(150))
-        .unwrap();
+    controller.slow_call("nvmlDeviceGetCount_v2", Duration::from_millis(150)).unwrap();
     let before = controller.calls();
     std::thread::scope(|scope| {
         let began = Instant::now();
@@ -270,21 +238,12 @@ fn a_link_that_goes_down_is_down_at_both_ends() {
     let raw = simulated.start();
     let state = |gpu: u32, link: u32| {
         let mut active = 9;
-        assert_eq!(
-            call!(
-                raw,
-                nvmlDeviceGetNvLinkState(raw.device(gpu).unwrap(), link, &raw mut active)
-            ),
-            OK
-        );
+        assert_eq!(call!(raw, nvmlDeviceGetNvLinkState(raw.device(gpu).unwrap(), link, &raw mut active)), OK);
         active == 1
     };
     let controller = &simulated.installed.controller;
     controller.set_nvlink(0, 2, false).unwrap();
-    assert_eq!(
-        [state(0, 2), state(1, 2), state(0, 1), state(1, 1)],
-        [false, false, true, true]
-    );
+    assert_eq!([state(0, 2), state(1, 2), state(0, 1), state(1, 1)], [false, false, true, true]);
     controller.set_nvlink(0, 2, true).unwrap();
     assert_eq!([state(0, 2), state(1, 2)], [true, true]);
     controller.lose_gpu(1).unwrap();
@@ -300,31 +259,17 @@ fn health_counters_show_what_was_set() {
         .installed
         .controller
         .update_gpu(1, |gpu| {
-            gpu.ecc = Ecc {
-                volatile_uncorrected: 3,
-                aggregate_corrected: 9,
-                ..Ecc::default()
-            };
-            gpu.remapped = Remapped {
-                uncorrected: 1,
-                pending: true,
-                ..Remapped::default()
-            };
+            gpu.ecc = Ecc { volatile_uncorrected: 3, aggregate_corrected: 9, ..Ecc::default() };
+            gpu.remapped = Remapped { uncorrected: 1, pending: true, ..Remapped::default() };
             gpu.temperature = Some(88);
         })
         .unwrap();
     let ecc = |error, counter| {
         let mut count = 99;
-        let code = call!(
-            raw,
-            nvmlDeviceGetTotalEccErrors(device, error, counter, &raw mut count)
-        );
+        let code = call!(raw, nvmlDeviceGetTotalEccErrors(device, error, counter, &raw mut count));
         (code, count)
     };
-    assert_eq!(
-        [ecc(0, 0), ecc(1, 0), ecc(0, 1), ecc(1, 1)],
-        [(OK, 0), (OK, 3), (OK, 9), (OK, 0)]
-    );
+    assert_eq!([ecc(0, 0), ecc(1, 0), ecc(0, 1), ecc(1, 1)], [(OK, 0), (OK, 3), (OK, 9), (OK, 0)]);
     let (mut corrected, mut uncorrected, mut pending, mut failed) = (9, 9, 9, 9);
     let code = call!(
         raw,
@@ -338,10 +283,7 @@ fn health_counters_show_what_was_set() {
     );
     assert_eq!((code, corrected, uncorrected, pending, failed), (OK, 0, 1, 1, 0));
     let mut celsius = 0;
-    assert_eq!(
-        call!(raw, nvmlDeviceGetTemperature(device, 0, &raw mut celsius)),
-        OK
-    );
+    assert_eq!(call!(raw, nvmlDeviceGetTemperature(device, 0, &raw mut celsius)), OK);
     assert_eq!(celsius, 88);
 }
 
@@ -368,18 +310,10 @@ fn broken_state_file_changes_nothing() {
     let controller = &simulated.installed.controller;
     controller.lose_gpu(0).unwrap();
     assert_eq!(raw.device(0), Err(GPU_IS_LOST));
-    std::fs::write(
-        simulated.folder().join("control.yaml"),
-        "gpus: {0: {lost: maybe}}\n",
-    )
-    .unwrap();
+    std::fs::write(simulated.folder().join("control.yaml"), "gpus: {0: {lost: maybe}}\n").unwrap();
     controller.announce();
     assert_eq!(raw.device(0), Err(GPU_IS_LOST));
-    std::fs::write(
-        simulated.folder().join("control.yaml"),
-        "gpus: {1: {lost: true}}\n",
-    )
-    .unwrap();
+    std::fs::write(simulated.folder().join("control.yaml"), "gpus: {1: {lost: true}}\n").unwrap();
     controller.announce();
     assert_eq!(raw.device(0).map(|_| ()), Ok(()));
     assert_eq!(raw.device(1), Err(GPU_IS_LOST));
@@ -418,19 +352,14 @@ fn what_to_do_about_a_gpu_is_told_as_a_field() {
         // SAFETY: plain numbers, for which zero is valid.
         let mut field: sys::nvmlFieldValue_t = unsafe { std::mem::zeroed() };
         field.fieldId = sys::field_id::NVML_FI_DEV_GET_GPU_RECOVERY_ACTION;
-        assert_eq!(
-            call!(raw, nvmlDeviceGetFieldValues(device, 1, &raw mut field)),
-            OK
-        );
+        assert_eq!(call!(raw, nvmlDeviceGetFieldValues(device, 1, &raw mut field)), OK);
         assert_eq!(field.nvmlReturn, OK);
         // SAFETY: the simulator fills the widest member.
         unsafe { field.value.ullVal }
     };
     assert_eq!(action(), 0);
     let controller = &simulated.installed.controller;
-    controller
-        .update_gpu(4, |gpu| gpu.recovery = Recovery::DrainAndReset)
-        .unwrap();
+    controller.update_gpu(4, |gpu| gpu.recovery = Recovery::DrainAndReset).unwrap();
     assert_eq!(action(), 4);
 }
 
@@ -439,11 +368,7 @@ fn an_xid_can_name_a_gpu_instance_alone() {
     let simulated = Simulated::new("hgx-h100-mig");
     let raw = simulated.start();
     let set = raw.listening();
-    simulated
-        .installed
-        .controller
-        .raise_xid_in(3, 94, 9, u32::MAX)
-        .unwrap();
+    simulated.installed.controller.raise_xid_in(3, 94, 9, u32::MAX).unwrap();
     let heard = raw.wait(set, LONG_MS).unwrap();
     assert_eq!(heard.device, raw.device(3).unwrap());
     assert_eq!((heard.gpuInstanceId, heard.computeInstanceId), (9, u32::MAX));

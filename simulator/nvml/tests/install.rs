@@ -35,12 +35,7 @@ fn nvml_proc_and_sysfs_tell_the_same_of_a_machine() {
         assert!(installed.layout.dev.join(format!("nvidia{}", gpu.minor)).exists());
     }
     for nic in &installed.facts.nics {
-        let device = installed
-            .layout
-            .sys
-            .join("class/infiniband")
-            .join(&nic.device)
-            .join("device");
+        let device = installed.layout.sys.join("class/infiniband").join(&nic.device).join("device");
         let uevent = fs::read_to_string(device.join("uevent")).unwrap();
         assert!(uevent.contains(&format!("PCI_SLOT_NAME={}\n", nic.address)));
     }
@@ -63,22 +58,15 @@ fn reinstalled_machine_applies_to_new_sessions() {
 fn a_wrong_machine_file_is_refused_with_its_place() {
     let folder = tempfile::tempdir().unwrap();
     let refused = |text: &str| {
-        let error = install_text(text, Path::new("mine.yaml"), folder.path())
-            .err()
-            .unwrap();
+        let error = install_text(text, Path::new("mine.yaml"), folder.path()).err().unwrap();
         assert!(matches!(error, InstallError::Machine { .. }));
         error.to_string()
     };
     let error = refused("gpus: [{index: 1}]\npaths: [X]\n");
-    assert!(
-        error.starts_with("mine.yaml: ") && error.contains("gpus[0].index"),
-        "{error}"
-    );
+    assert!(error.starts_with("mine.yaml: ") && error.contains("gpus[0].index"), "{error}");
     let error = refused("gpus: [{index: 0, colour: green}]\npaths: [X]\n");
     assert!(error.contains("colour"), "{error}");
-    let missing = install(Path::new("/nowhere/mine.yaml"), folder.path())
-        .err()
-        .unwrap();
+    let missing = install(Path::new("/nowhere/mine.yaml"), folder.path()).err().unwrap();
     assert_eq!(missing.to_string(), "cannot read /nowhere/mine.yaml");
 }
 
@@ -91,24 +79,13 @@ fn capabilities_follow_mig_layout() {
         let path = proc.join("driver/nvidia/capabilities").join(path).join("access");
         std::fs::read_to_string(path).ok()
     };
-    let node = |number: u32| {
-        installed
-            .layout
-            .dev
-            .join(format!("nvidia-caps/nvidia-cap{number}"))
-            .exists()
-    };
+    let node = |number: u32| installed.layout.dev.join(format!("nvidia-caps/nvidia-cap{number}")).exists();
     let minors = std::fs::read_to_string(proc.join("driver/nvidia-caps/mig-minors")).unwrap();
     let minor = |name: &str| -> u32 {
-        let line = minors
-            .lines()
-            .find_map(|line| line.strip_prefix(&format!("{name} ")));
+        let line = minors.lines().find_map(|line| line.strip_prefix(&format!("{name} ")));
         line.unwrap().parse().unwrap()
     };
-    assert_eq!(
-        (minor("config"), minor("monitor"), minor("gpu0/gi7/access")),
-        (1, 2, 66)
-    );
+    assert_eq!((minor("config"), minor("monitor"), minor("gpu0/gi7/access")), (1, 2, 66));
     assert!(node(1) && node(2));
     let (left, right) = (minor("gpu5/gi1/access"), minor("gpu5/gi2/access"));
     let text = |number: u32| format!("DeviceFileMinor: {number}\nDeviceFileMode: 292\nDeviceFileModify: 1\n");
@@ -117,39 +94,23 @@ fn capabilities_follow_mig_layout() {
     assert!(node(left) && node(left + 1) && node(right));
     assert_eq!(access("gpu0/mig/gi0"), None, "MIG is off there");
 
-    installed
-        .controller
-        .recut(5, &["3g.20gb@4", "2g.10gb@0"])
-        .unwrap();
+    installed.controller.recut(5, &["3g.20gb@4", "2g.10gb@0"]).unwrap();
     assert_eq!(access("gpu5/mig/gi1"), None);
     assert_eq!(access("gpu5/mig/gi2"), Some(text(right)));
     assert_eq!(access("gpu5/mig/gi3"), Some(text(minor("gpu5/gi3/access"))));
     assert!(!node(left) && node(right) && node(minor("gpu5/gi3/ci0/access")));
 
     let again = install(&machines_folder().join("dgx-a100-mig.yaml"), folder.path()).unwrap();
-    assert_eq!(
-        access("gpu5/mig/gi1"),
-        None,
-        "installed again, it is cut as before"
-    );
+    assert_eq!(access("gpu5/mig/gi1"), None, "installed again, it is cut as before");
     again.controller.uncut(5).unwrap();
     assert!(!proc.join("driver/nvidia/capabilities/gpu5").exists());
-    assert!(
-        proc.join("driver/nvidia/capabilities/gpu4/mig/gi7/ci0/access")
-            .exists()
-    );
+    assert!(proc.join("driver/nvidia/capabilities/gpu4/mig/gi7/ci0/access").exists());
     installed.controller.reset().unwrap();
     assert_eq!(access("gpu5/mig/gi1"), Some(text(left)));
 
     let devices = std::fs::read_to_string(proc.join("devices")).unwrap();
     assert!(devices.contains(" nvidia-caps\n") && devices.contains(" nvidia-caps-imex-channels\n"));
-    assert!(
-        installed
-            .layout
-            .dev
-            .join("nvidia-caps-imex-channels/channel0")
-            .exists()
-    );
+    assert!(installed.layout.dev.join("nvidia-caps-imex-channels/channel0").exists());
     installed.layout.remove().unwrap();
     assert_eq!(std::fs::read_dir(&installed.layout.root).unwrap().count(), 0);
 }
@@ -163,25 +124,13 @@ fn capabilities_follow_a_client_that_makes_an_instance() {
     assert_eq!(raw.init(), OK);
     let device = raw.device(0).unwrap();
     let mut activation = 0;
-    assert_eq!(
-        call!(raw, nvmlDeviceSetMigMode(device, 1, &raw mut activation)),
-        OK
-    );
+    assert_eq!(call!(raw, nvmlDeviceSetMigMode(device, 1, &raw mut activation)), OK);
     let (mut instance, mut compute) = (std::ptr::null_mut(), std::ptr::null_mut());
     let profile = sys::NVML_COMPUTE_INSTANCE_PROFILE_1_SLICE;
-    assert_eq!(
-        call!(raw, nvmlDeviceCreateGpuInstance(device, 19, &raw mut instance)),
-        OK
-    );
-    let gi = installed
-        .layout
-        .proc
-        .join("driver/nvidia/capabilities/gpu0/mig/gi7");
+    assert_eq!(call!(raw, nvmlDeviceCreateGpuInstance(device, 19, &raw mut instance)), OK);
+    let gi = installed.layout.proc.join("driver/nvidia/capabilities/gpu0/mig/gi7");
     assert!(gi.join("access").exists() && !gi.join("ci0").exists());
-    let code = call!(
-        raw,
-        nvmlGpuInstanceCreateComputeInstance(instance, profile, &raw mut compute)
-    );
+    let code = call!(raw, nvmlGpuInstanceCreateComputeInstance(instance, profile, &raw mut compute));
     assert_eq!(code, OK);
     assert!(gi.join("ci0/access").exists());
     assert_eq!(call!(raw, nvmlComputeInstanceDestroy(compute)), OK);

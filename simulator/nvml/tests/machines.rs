@@ -37,16 +37,10 @@ fn every_machine_file_describes_its_devices_completely() {
     for name in MACHINES {
         let machine = read(name);
         assert_eq!(machine.name(), name);
-        assert!(
-            machine.host().driver.is_some() && machine.host().cpu.is_some(),
-            "{name}"
-        );
+        assert!(machine.host().driver.is_some() && machine.host().cpu.is_some(), "{name}");
         for gpu in machine.gpus() {
             let told = gpu.uuid.is_some() && gpu.bus_id.is_some() && gpu.memory_mib.is_some();
-            assert!(
-                told && gpu.numa.is_some() && gpu.cpus.is_some() && gpu.pcie.is_some(),
-                "{name}"
-            );
+            assert!(told && gpu.numa.is_some() && gpu.cpus.is_some() && gpu.pcie.is_some(), "{name}");
             let product = Product::find(gpu.model.as_deref(), None);
             assert_eq!(Some(product.name), gpu.model.as_deref(), "{name}");
             assert_eq!(Some(product.memory_mib), gpu.memory_mib, "{name}");
@@ -79,22 +73,11 @@ fn the_machines_are_what_they_are_named_after() {
     let row = |name: &str, gpu: usize| -> Vec<String> {
         let machine = read(name);
         let gpus = machine.gpus().len();
-        (0..gpus)
-            .map(|other| machine.link(gpu, other).to_string())
-            .collect()
+        (0..gpus).map(|other| machine.link(gpu, other).to_string()).collect()
     };
-    assert_eq!(
-        row("dgx1-v100", 0),
-        ["X", "NV1", "NV1", "NV2", "NV2", "SYS", "SYS", "SYS"]
-    );
-    assert_eq!(
-        row("dgx1-v100", 6),
-        ["SYS", "SYS", "NV1", "SYS", "NV1", "NV2", "X", "NV2"]
-    );
-    assert_eq!(
-        row("a40-8x-bridged", 3),
-        ["NODE", "NODE", "NV4", "X", "SYS", "SYS", "SYS", "SYS"]
-    );
+    assert_eq!(row("dgx1-v100", 0), ["X", "NV1", "NV1", "NV2", "NV2", "SYS", "SYS", "SYS"]);
+    assert_eq!(row("dgx1-v100", 6), ["SYS", "SYS", "NV1", "SYS", "NV1", "NV2", "X", "NV2"]);
+    assert_eq!(row("a40-8x-bridged", 3), ["NODE", "NODE", "NV4", "X", "SYS", "SYS", "SYS", "SYS"]);
     assert_eq!(row("l4-4x-pcie", 2), ["SYS", "SYS", "X", "NODE"]);
     for (name, links) in [("dgx-a100", 12), ("hgx-h100", 18), ("dgx2-16x-v100", 6)] {
         let machine = read(name);

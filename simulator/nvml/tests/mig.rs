@@ -25,39 +25,27 @@ impl Raw {
     fn mig_mode(&self, gpu: u32) -> Result<(u32, u32), u32> {
         let (mut current, mut pending) = (9, 9);
         let device = self.device(gpu)?;
-        let code = call!(
-            self,
-            nvmlDeviceGetMigMode(device, &raw mut current, &raw mut pending)
-        );
+        let code = call!(self, nvmlDeviceGetMigMode(device, &raw mut current, &raw mut pending));
         result(code, (current, pending))
     }
 
     fn set_mig_mode(&self, gpu: u32, mode: u32) -> Result<(), u32> {
         let mut activation = 0;
         let device = self.device(gpu)?;
-        result(
-            call!(self, nvmlDeviceSetMigMode(device, mode, &raw mut activation)),
-            (),
-        )
+        result(call!(self, nvmlDeviceSetMigMode(device, mode, &raw mut activation)), ())
     }
 
     fn max_migs(&self, gpu: u32) -> u32 {
         let mut count = 99;
         let device = self.device(gpu).unwrap();
-        assert_eq!(
-            call!(self, nvmlDeviceGetMaxMigDeviceCount(device, &raw mut count)),
-            OK
-        );
+        assert_eq!(call!(self, nvmlDeviceGetMaxMigDeviceCount(device, &raw mut count)), OK);
         count
     }
 
     fn mig(&self, gpu: u32, index: u32) -> Result<sys::nvmlDevice_t, u32> {
         let mut mig = null_mut();
         let device = self.device(gpu)?;
-        let code = call!(
-            self,
-            nvmlDeviceGetMigDeviceHandleByIndex(device, index, &raw mut mig)
-        );
+        let code = call!(self, nvmlDeviceGetMigDeviceHandleByIndex(device, index, &raw mut mig));
         result(code, mig)
     }
 
@@ -75,35 +63,24 @@ impl Raw {
     }
 
     fn uuids(&self, gpu: u32) -> Vec<String> {
-        self.migs(gpu)
-            .into_iter()
-            .map(|mig| self.uuid(mig).unwrap())
-            .collect()
+        self.migs(gpu).into_iter().map(|mig| self.uuid(mig).unwrap()).collect()
     }
 
     fn name(&self, device: sys::nvmlDevice_t) -> String {
         let mut buffer: [c_char; 96] = [0; 96];
-        assert_eq!(
-            call!(self, nvmlDeviceGetName(device, buffer.as_mut_ptr(), 96)),
-            OK
-        );
+        assert_eq!(call!(self, nvmlDeviceGetName(device, buffer.as_mut_ptr(), 96)), OK);
         text(&buffer)
     }
 
     fn names(&self, gpu: u32) -> Vec<String> {
         let names = self.migs(gpu).into_iter().map(|mig| self.name(mig));
-        names
-            .map(|name| name.split(" MIG ").nth(1).unwrap().to_owned())
-            .collect()
+        names.map(|name| name.split(" MIG ").nth(1).unwrap().to_owned()).collect()
     }
 
     fn attributes(&self, mig: sys::nvmlDevice_t) -> sys::nvmlDeviceAttributes_t {
         // SAFETY: plain numbers, for which zero is valid.
         let mut attributes = unsafe { std::mem::zeroed() };
-        assert_eq!(
-            call!(self, nvmlDeviceGetAttributes_v2(mig, &raw mut attributes)),
-            OK
-        );
+        assert_eq!(call!(self, nvmlDeviceGetAttributes_v2(mig, &raw mut attributes)), OK);
         attributes
     }
 
@@ -125,13 +102,7 @@ impl Raw {
     fn create(&self, gpu: u32, profile: u32) -> Result<sys::nvmlGpuInstance_t, u32> {
         let mut instance = null_mut();
         let device = self.device(gpu)?;
-        result(
-            call!(
-                self,
-                nvmlDeviceCreateGpuInstance(device, profile, &raw mut instance)
-            ),
-            instance,
-        )
+        result(call!(self, nvmlDeviceCreateGpuInstance(device, profile, &raw mut instance)), instance)
     }
 
     fn create_at(
@@ -162,10 +133,7 @@ impl Raw {
         profile: u32,
     ) -> Result<sys::nvmlComputeInstance_t, u32> {
         let mut compute = null_mut();
-        let code = call!(
-            self,
-            nvmlGpuInstanceCreateComputeInstance(instance, profile, &raw mut compute)
-        );
+        let code = call!(self, nvmlGpuInstanceCreateComputeInstance(instance, profile, &raw mut compute));
         result(code, compute)
     }
 
@@ -173,29 +141,20 @@ impl Raw {
         // SAFETY: numbers and a pointer, for which zero is valid.
         let mut info: sys::nvmlGpuInstanceInfo_t = unsafe { std::mem::zeroed() };
         let code = call!(self, nvmlGpuInstanceGetInfo(instance, &raw mut info));
-        result(
-            code,
-            (info.id, info.profileId, info.placement.start, info.placement.size),
-        )
+        result(code, (info.id, info.profileId, info.placement.start, info.placement.size))
     }
 
     fn compute_info(&self, compute: sys::nvmlComputeInstance_t) -> Result<(u32, u32, u32, u32), u32> {
         // SAFETY: numbers and pointers, for which zero is valid.
         let mut info: sys::nvmlComputeInstanceInfo_t = unsafe { std::mem::zeroed() };
         let code = call!(self, nvmlComputeInstanceGetInfo_v2(compute, &raw mut info));
-        result(
-            code,
-            (info.id, info.profileId, info.placement.start, info.placement.size),
-        )
+        result(code, (info.id, info.profileId, info.placement.start, info.placement.size))
     }
 
     fn remaining(&self, gpu: u32, profile: u32) -> Result<u32, u32> {
         let mut count = 99;
         let device = self.device(gpu)?;
-        let code = call!(
-            self,
-            nvmlDeviceGetGpuInstanceRemainingCapacity(device, profile, &raw mut count)
-        );
+        let code = call!(self, nvmlDeviceGetGpuInstanceRemainingCapacity(device, profile, &raw mut count));
         result(code, count)
     }
 }
@@ -242,28 +201,16 @@ fn a_mig_device_tells_what_it_is_and_whose() {
     let parent = raw.device(1).unwrap();
     let mig = raw.mig(1, 0).unwrap();
     let mut found = null_mut();
-    assert_eq!(
-        call!(
-            raw,
-            nvmlDeviceGetDeviceHandleFromMigDeviceHandle(mig, &raw mut found)
-        ),
-        OK
-    );
+    assert_eq!(call!(raw, nvmlDeviceGetDeviceHandleFromMigDeviceHandle(mig, &raw mut found)), OK);
     assert_eq!(found, parent);
     let is_mig = |device| {
         let mut is_mig = 9;
-        assert_eq!(
-            call!(raw, nvmlDeviceIsMigDeviceHandle(device, &raw mut is_mig)),
-            OK
-        );
+        assert_eq!(call!(raw, nvmlDeviceIsMigDeviceHandle(device, &raw mut is_mig)), OK);
         is_mig
     };
     assert_eq!((is_mig(parent), is_mig(mig)), (0, 1));
     assert_eq!(raw.name(mig), "NVIDIA H200 MIG 1c.3g.71gb");
-    assert_eq!(
-        raw.names(1),
-        ["1c.3g.71gb", "2c.3g.71gb", "1g.18gb", "1g.18gb", "1g.18gb"]
-    );
+    assert_eq!(raw.names(1), ["1c.3g.71gb", "2c.3g.71gb", "1g.18gb", "1g.18gb", "1g.18gb"]);
     let has = raw.attributes(mig);
     assert_eq!((has.gpuInstanceSliceCount, has.computeInstanceSliceCount), (3, 1));
     assert_eq!((has.multiprocessorCount, has.memorySizeMB), (16, 71_424));
@@ -297,17 +244,11 @@ fn functions_of_gpus_and_mig_devices_are_separate() {
     let raw = simulated.start();
     let (gpu, mig) = (raw.device(0).unwrap(), raw.mig(0, 3).unwrap());
     let mut celsius = 0;
-    assert_eq!(
-        call!(raw, nvmlDeviceGetTemperature(mig, 0, &raw mut celsius)),
-        NOT_SUPPORTED
-    );
+    assert_eq!(call!(raw, nvmlDeviceGetTemperature(mig, 0, &raw mut celsius)), NOT_SUPPORTED);
     assert_eq!(raw.ids(gpu), Err(INVALID_ARGUMENT));
     // SAFETY: plain numbers, for which zero is valid.
     let mut attributes: sys::nvmlDeviceAttributes_t = unsafe { std::mem::zeroed() };
-    assert_eq!(
-        call!(raw, nvmlDeviceGetAttributes_v2(gpu, &raw mut attributes)),
-        NOT_SUPPORTED
-    );
+    assert_eq!(call!(raw, nvmlDeviceGetAttributes_v2(gpu, &raw mut attributes)), NOT_SUPPORTED);
 }
 
 #[test]
@@ -317,16 +258,10 @@ fn a_mig_device_is_found_by_its_uuid() {
     let mig = raw.mig(1, 2).unwrap();
     let uuid = std::ffi::CString::new(raw.uuid(mig).unwrap()).unwrap();
     let mut found = null_mut();
-    assert_eq!(
-        call!(raw, nvmlDeviceGetHandleByUUID(uuid.as_ptr(), &raw mut found)),
-        OK
-    );
+    assert_eq!(call!(raw, nvmlDeviceGetHandleByUUID(uuid.as_ptr(), &raw mut found)), OK);
     assert_eq!(found, mig);
     let unknown = c"MIG-00000000-0000-0000-0000-000000000000";
-    assert_eq!(
-        call!(raw, nvmlDeviceGetHandleByUUID(unknown.as_ptr(), &raw mut found)),
-        NOT_FOUND
-    );
+    assert_eq!(call!(raw, nvmlDeviceGetHandleByUUID(unknown.as_ptr(), &raw mut found)), NOT_FOUND);
 }
 
 #[test]
@@ -344,10 +279,7 @@ fn mig_mode_is_turned_on_and_off_but_not_under_instances() {
     assert_eq!(raw.set_mig_mode(0, 0), Err(IN_USE));
     assert_eq!(call!(raw, nvmlGpuInstanceDestroy(instance)), OK);
     assert_eq!(raw.set_mig_mode(0, 0), Ok(()));
-    assert_eq!(
-        Simulated::new("l4-4x-pcie").start().set_mig_mode(0, 1),
-        Err(NOT_SUPPORTED)
-    );
+    assert_eq!(Simulated::new("l4-4x-pcie").start().set_mig_mode(0, 1), Err(NOT_SUPPORTED));
 }
 
 #[test]
@@ -371,24 +303,15 @@ fn gpu_is_split_only_into_what_fits() {
         let mut found = [null_mut(); 8];
         let mut count = 0;
         let device = raw.device(3).unwrap();
-        let code = call!(
-            raw,
-            nvmlDeviceGetGpuInstances(device, profile, found.as_mut_ptr(), &raw mut count)
-        );
+        let code = call!(raw, nvmlDeviceGetGpuInstances(device, profile, found.as_mut_ptr(), &raw mut count));
         assert_eq!(code, OK);
         found[..count as usize].to_vec()
     };
-    assert_eq!(
-        (listed(three), listed(four), listed(one)),
-        (vec![right], vec![left], vec![])
-    );
+    assert_eq!((listed(three), listed(four), listed(one)), (vec![right], vec![left], vec![]));
     let by_id = |id| {
         let mut found = null_mut();
         let device = raw.device(3).unwrap();
-        result(
-            call!(raw, nvmlDeviceGetGpuInstanceById(device, id, &raw mut found)),
-            found,
-        )
+        result(call!(raw, nvmlDeviceGetGpuInstanceById(device, id, &raw mut found)), found)
     };
     assert_eq!((by_id(2), by_id(7)), (Ok(right), Err(NOT_FOUND)));
     assert_eq!(raw.migs(3), [], "a GPU instance alone is no device");
@@ -405,11 +328,7 @@ fn compute_instances_part_a_gpu_instance() {
     let one = raw.create_compute(instance, 0).unwrap();
     assert_eq!(raw.compute_info(one), Ok((1, 0, 2, 1)));
     assert_eq!(raw.create_compute(instance, 0), Err(NO_ROOM));
-    assert_eq!(
-        raw.create_compute(instance, 3),
-        Err(NOT_SUPPORTED),
-        "4 slices of 3"
-    );
+    assert_eq!(raw.create_compute(instance, 3), Err(NOT_SUPPORTED), "4 slices of 3");
     assert_eq!(raw.create_compute(instance, 8), Err(INVALID_ARGUMENT));
     assert_eq!(raw.names(0), ["2c.3g.20gb", "1c.3g.20gb"]);
     assert_eq!(call!(raw, nvmlGpuInstanceDestroy(instance)), IN_USE);
@@ -431,10 +350,7 @@ fn profiles_are_told_in_every_version_of_the_struct() {
     // SAFETY: plain numbers, for which zero is valid.
     let mut first: sys::nvmlGpuInstanceProfileInfo_t = unsafe { std::mem::zeroed() };
     let by_number = |number, info: &mut sys::nvmlGpuInstanceProfileInfo_t| {
-        call!(
-            raw,
-            nvmlDeviceGetGpuInstanceProfileInfo(device, number, std::ptr::from_mut(info))
-        )
+        call!(raw, nvmlDeviceGetGpuInstanceProfileInfo(device, number, std::ptr::from_mut(info)))
     };
     let mut offered = Vec::new();
     for number in 0..sys::NVML_GPU_INSTANCE_PROFILE_COUNT {
@@ -455,49 +371,24 @@ fn profiles_are_told_in_every_version_of_the_struct() {
             (9, 15, 1, 4)
         ]
     );
-    assert_eq!(
-        by_number(sys::NVML_GPU_INSTANCE_PROFILE_COUNT, &mut first),
-        INVALID_ARGUMENT
-    );
+    assert_eq!(by_number(sys::NVML_GPU_INSTANCE_PROFILE_COUNT, &mut first), INVALID_ARGUMENT);
     // SAFETY: as above.
     let mut second: sys::nvmlGpuInstanceProfileInfo_v2_t = unsafe { std::mem::zeroed() };
     second.version = version::<sys::nvmlGpuInstanceProfileInfo_v2_t>(2);
+    assert_eq!(call!(raw, nvmlDeviceGetGpuInstanceProfileInfoV(device, 2, &raw mut second)), OK);
     assert_eq!(
-        call!(
-            raw,
-            nvmlDeviceGetGpuInstanceProfileInfoV(device, 2, &raw mut second)
-        ),
-        OK
-    );
-    assert_eq!(
-        (
-            text(&second.name).as_str(),
-            second.multiprocessorCount,
-            second.memorySizeMB
-        ),
+        (text(&second.name).as_str(), second.multiprocessorCount, second.memorySizeMB),
         ("MIG 3g.40gb", 60, 40_448)
     );
     // SAFETY: as above.
     let mut third: sys::nvmlGpuInstanceProfileInfo_v3_t = unsafe { std::mem::zeroed() };
     third.version = version::<sys::nvmlGpuInstanceProfileInfo_v3_t>(3);
     let place = |info: &mut sys::nvmlGpuInstanceProfileInfo_v3_t| std::ptr::from_mut(info).cast();
-    assert_eq!(
-        call!(
-            raw,
-            nvmlDeviceGetGpuInstanceProfileInfoV(device, 7, place(&mut third))
-        ),
-        OK
-    );
-    assert_eq!(
-        (text(&third.name).as_str(), third.ofaCount),
-        ("MIG 1g.10gb+me", 1)
-    );
+    assert_eq!(call!(raw, nvmlDeviceGetGpuInstanceProfileInfoV(device, 7, place(&mut third))), OK);
+    assert_eq!((text(&third.name).as_str(), third.ofaCount), ("MIG 1g.10gb+me", 1));
     third.version = 7;
     assert_eq!(
-        call!(
-            raw,
-            nvmlDeviceGetGpuInstanceProfileInfoV(device, 7, place(&mut third))
-        ),
+        call!(raw, nvmlDeviceGetGpuInstanceProfileInfoV(device, 7, place(&mut third))),
         VERSION_MISMATCH
     );
 }
@@ -509,20 +400,14 @@ fn placements_are_counted_and_listed() {
     let device = raw.device(0).unwrap();
     let mut count = 0;
     let nowhere = null_mut();
-    let code = call!(
-        raw,
-        nvmlDeviceGetGpuInstancePossiblePlacements_v2(device, 14, nowhere, &raw mut count)
-    );
+    let code = call!(raw, nvmlDeviceGetGpuInstancePossiblePlacements_v2(device, 14, nowhere, &raw mut count));
     assert_eq!((code, count), (OK, 4));
     let mut placements = [sys::nvmlGpuInstancePlacement_t { start: 0, size: 0 }; 4];
     let code = call!(
         raw,
         nvmlDeviceGetGpuInstancePossiblePlacements_v2(device, 14, placements.as_mut_ptr(), &raw mut count)
     );
-    let found: Vec<_> = placements
-        .iter()
-        .map(|placement| (placement.start, placement.size))
-        .collect();
+    let found: Vec<_> = placements.iter().map(|placement| (placement.start, placement.size)).collect();
     assert_eq!((code, found), (OK, vec![(0, 3), (3, 3), (6, 3), (9, 3)]));
     let mut short = 2;
     let code = call!(
@@ -541,15 +426,9 @@ fn layout_change_invalidates_handles_of_removed_instances() {
     let (left, right) = (raw.mig(gpu, 0).unwrap(), raw.mig(gpu, 1).unwrap());
     let right_uuid = raw.uuid(right).unwrap();
     let controller = &simulated.installed.controller;
-    controller
-        .recut(5, &["3g.20gb@4", "2g.10gb", "1g.5gb", "1g.5gb"])
-        .unwrap();
+    controller.recut(5, &["3g.20gb@4", "2g.10gb", "1g.5gb", "1g.5gb"]).unwrap();
     assert_eq!(raw.uuid(left), Err(INVALID_ARGUMENT));
-    assert_eq!(
-        raw.uuid(right).as_ref(),
-        Ok(&right_uuid),
-        "it stayed where it was"
-    );
+    assert_eq!(raw.uuid(right).as_ref(), Ok(&right_uuid), "it stayed where it was");
     let (mut names, mut seen) = (raw.names(gpu), other.names(gpu));
     names.sort();
     seen.sort();
@@ -559,9 +438,7 @@ fn layout_change_invalidates_handles_of_removed_instances() {
     let before = raw.uuids(gpu);
     controller.recut(5, &["7g.40gb"]).unwrap();
     assert_eq!(raw.names(gpu), ["7g.40gb"]);
-    controller
-        .recut(5, &["3g.20gb@4", "2g.10gb", "1g.5gb", "1g.5gb"])
-        .unwrap();
+    controller.recut(5, &["3g.20gb@4", "2g.10gb", "1g.5gb", "1g.5gb"]).unwrap();
     let again = raw.uuids(gpu);
     let same = before.iter().filter(|uuid| again.contains(uuid)).count();
     assert_eq!(same, 3, "all but the one whose UUID came from the machine file");
@@ -633,53 +510,31 @@ fn processes_in_an_instance_are_seen_there_and_keep_it() {
     let (first, second) = (raw.mig(0, 0).unwrap(), raw.mig(0, 1).unwrap());
     let (place, other) = (raw.ids(first).unwrap(), raw.ids(second).unwrap());
     let controller = &simulated.installed.controller;
-    controller
-        .set_processes(0, vec![process(41, Some(place)), process(42, Some(other))])
-        .unwrap();
+    controller.set_processes(0, vec![process(41, Some(place)), process(42, Some(other))]).unwrap();
     let seen = |device| -> Vec<(u32, u32, u32)> {
         // SAFETY: plain numbers, for which zero is valid.
         let mut found: [sys::nvmlProcessInfo_t; 8] = unsafe { std::mem::zeroed() };
         let mut count = 8;
-        let code = call!(
-            raw,
-            nvmlDeviceGetComputeRunningProcesses_v3(device, &raw mut count, found.as_mut_ptr())
-        );
+        let code =
+            call!(raw, nvmlDeviceGetComputeRunningProcesses_v3(device, &raw mut count, found.as_mut_ptr()));
         assert_eq!(code, OK);
         let found = found[..count as usize].iter();
-        found
-            .map(|process| (process.pid, process.gpuInstanceId, process.computeInstanceId))
-            .collect()
+        found.map(|process| (process.pid, process.gpuInstanceId, process.computeInstanceId)).collect()
     };
     assert_eq!(seen(first), [(41, place.0, place.1)]);
-    assert_eq!(
-        seen(raw.device(0).unwrap()),
-        [(41, place.0, place.1), (42, other.0, other.1)]
-    );
+    assert_eq!(seen(raw.device(0).unwrap()), [(41, place.0, place.1), (42, other.0, other.1)]);
     let compute_of = |place: (u32, u32)| {
         let (mut instance, mut compute) = (null_mut(), null_mut());
         let device = raw.device(0).unwrap();
-        assert_eq!(
-            call!(
-                raw,
-                nvmlDeviceGetGpuInstanceById(device, place.0, &raw mut instance)
-            ),
-            OK
-        );
-        let code = call!(
-            raw,
-            nvmlGpuInstanceGetComputeInstanceById(instance, place.1, &raw mut compute)
-        );
+        assert_eq!(call!(raw, nvmlDeviceGetGpuInstanceById(device, place.0, &raw mut instance)), OK);
+        let code = call!(raw, nvmlGpuInstanceGetComputeInstanceById(instance, place.1, &raw mut compute));
         assert_eq!(code, OK);
         compute
     };
     assert_eq!(call!(raw, nvmlComputeInstanceDestroy(compute_of(place))), IN_USE);
     controller.recut(0, &["2c.4g.24gb"]).unwrap_err();
     controller.recut(0, &["1g.6gb@1", "2g.12gb@2"]).unwrap();
-    assert_eq!(
-        seen(raw.device(0).unwrap()),
-        [(42, other.0, other.1)],
-        "processes go with their instance"
-    );
+    assert_eq!(seen(raw.device(0).unwrap()), [(42, other.0, other.1)], "processes go with their instance");
     controller.set_processes(0, Vec::new()).unwrap();
     assert_eq!(call!(raw, nvmlComputeInstanceDestroy(compute_of(other))), OK);
 }
@@ -688,24 +543,12 @@ fn processes_in_an_instance_are_seen_there_and_keep_it() {
 /// instances by their ids and takes the share of memory in eighths, rounded up.
 fn worked_out(raw: &Raw, mig: sys::nvmlDevice_t) -> String {
     let mut parent = null_mut();
-    let code = call!(
-        raw,
-        nvmlDeviceGetDeviceHandleFromMigDeviceHandle(mig, &raw mut parent)
-    );
+    let code = call!(raw, nvmlDeviceGetDeviceHandleFromMigDeviceHandle(mig, &raw mut parent));
     assert_eq!(code, OK);
     let (gpu_id, compute_id) = raw.ids(mig).unwrap();
     let (mut instance, mut compute) = (null_mut(), null_mut());
-    assert_eq!(
-        call!(
-            raw,
-            nvmlDeviceGetGpuInstanceById(parent, gpu_id, &raw mut instance)
-        ),
-        OK
-    );
-    let code = call!(
-        raw,
-        nvmlGpuInstanceGetComputeInstanceById(instance, compute_id, &raw mut compute)
-    );
+    assert_eq!(call!(raw, nvmlDeviceGetGpuInstanceById(parent, gpu_id, &raw mut instance)), OK);
+    let code = call!(raw, nvmlGpuInstanceGetComputeInstanceById(instance, compute_id, &raw mut compute));
     assert_eq!(code, OK);
     let (_, profile, ..) = raw.instance_info(instance).unwrap();
     let (_, compute_profile, ..) = raw.compute_info(compute).unwrap();
@@ -713,10 +556,7 @@ fn worked_out(raw: &Raw, mig: sys::nvmlDevice_t) -> String {
     let number = (0..sys::NVML_GPU_INSTANCE_PROFILE_COUNT).find(|number| {
         // SAFETY: plain numbers, for which zero is valid.
         let mut info: sys::nvmlGpuInstanceProfileInfo_t = unsafe { std::mem::zeroed() };
-        match call!(
-            raw,
-            nvmlDeviceGetGpuInstanceProfileInfo(parent, *number, &raw mut info)
-        ) {
+        match call!(raw, nvmlDeviceGetGpuInstanceProfileInfo(parent, *number, &raw mut info)) {
             OK => info.id == profile,
             code => {
                 assert_eq!(code, NOT_SUPPORTED);
@@ -741,10 +581,8 @@ fn worked_out(raw: &Raw, mig: sys::nvmlDevice_t) -> String {
     let own = (0..sys::NVML_COMPUTE_INSTANCE_PROFILE_COUNT).find_map(|number| {
         // SAFETY: as above.
         let mut info: sys::nvmlComputeInstanceProfileInfo_t = unsafe { std::mem::zeroed() };
-        let code = call!(
-            raw,
-            nvmlGpuInstanceGetComputeInstanceProfileInfo(instance, number, 0, &raw mut info)
-        );
+        let code =
+            call!(raw, nvmlGpuInstanceGetComputeInstanceProfileInfo(instance, number, 0, &raw mut info));
         (code == OK && info.id == compute_profile).then_some(info.sliceCount)
     });
     let total = raw.memory(parent);
@@ -765,10 +603,8 @@ fn mig_names_equal_those_of_nvidias_plugin() {
         let raw = simulated.start();
         let machine = simulated.installed.facts.machine();
         let instances = machine.gpus().iter().flat_map(|gpu| &gpu.mig);
-        let devices: Vec<_> = instances
-            .flat_map(|mig| &mig.instances)
-            .flat_map(|instance| &instance.compute)
-            .collect();
+        let devices: Vec<_> =
+            instances.flat_map(|mig| &mig.instances).flat_map(|instance| &instance.compute).collect();
         for gpu in 0..raw.count().unwrap() {
             for mig in raw.migs(gpu) {
                 let uuid = raw.uuid(mig).unwrap();

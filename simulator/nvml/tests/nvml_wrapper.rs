@@ -17,10 +17,7 @@ mod common;
 use common::{MACHINES, Simulated};
 
 fn open(simulated: &Simulated) -> Nvml {
-    Nvml::builder()
-        .lib_path(simulated.installed.library.as_os_str())
-        .init()
-        .unwrap()
+    Nvml::builder().lib_path(simulated.installed.library.as_os_str()).init().unwrap()
 }
 
 #[test]
@@ -55,10 +52,7 @@ fn assert_identity(device: &Device<'_>, gpu: &GpuFacts) {
     let capability = device.cuda_compute_capability().unwrap();
     assert_eq!(
         (capability.major, capability.minor),
-        (
-            i32::from(gpu.compute_capability.0),
-            i32::from(gpu.compute_capability.1)
-        )
+        (i32::from(gpu.compute_capability.0), i32::from(gpu.compute_capability.1))
     );
     let pci = device.pci_info().unwrap();
     assert_eq!(pci.bus_id, gpu.address.nvml());
@@ -66,14 +60,8 @@ fn assert_identity(device: &Device<'_>, gpu: &GpuFacts) {
     let memory = device.memory_info().unwrap();
     assert_eq!(memory.total, gpu.memory_mib << 20);
     assert_eq!(memory.total, memory.free + memory.used + memory.reserved);
-    assert_eq!(
-        device.max_pcie_link_gen().unwrap(),
-        u32::from(gpu.pcie.generation)
-    );
-    assert_eq!(
-        device.current_pcie_link_width().unwrap(),
-        u32::from(gpu.pcie.width)
-    );
+    assert_eq!(device.max_pcie_link_gen().unwrap(), u32::from(gpu.pcie.generation));
+    assert_eq!(device.current_pcie_link_width().unwrap(), u32::from(gpu.pcie.width));
     assert_eq!(device.temperature(TemperatureSensor::Gpu).unwrap(), 35);
     assert!(device.running_compute_processes().unwrap().is_empty());
 }
@@ -86,10 +74,8 @@ fn it_reads_cpu_and_memory_affinity() {
         for gpu in &simulated.installed.facts.gpus {
             let device = nvml.device_by_index(gpu.index as u32).unwrap();
             let words = device.cpu_affinity(8).unwrap();
-            let cpus: Vec<u32> = (0..512)
-                .filter(|cpu| words[cpu / 64] >> (cpu % 64) & 1 == 1)
-                .map(|cpu| cpu as u32)
-                .collect();
+            let cpus: Vec<u32> =
+                (0..512).filter(|cpu| words[cpu / 64] >> (cpu % 64) & 1 == 1).map(|cpu| cpu as u32).collect();
             let expected: BTreeSet<u32> = gpu.cpus.iter().copied().collect();
             assert_eq!(cpus, Vec::from_iter(expected));
         }
@@ -123,11 +109,7 @@ fn it_reads_every_nvlink_of_every_machine() {
                 let link = device.link_wrapper_for(number);
                 let remote = gpu.links.get(number as usize);
                 if number >= u32::from(gpu.nvlink_count) {
-                    assert!(
-                        link.is_active().is_err(),
-                        "{name}: GPU {} link {number}",
-                        gpu.index
-                    );
+                    assert!(link.is_active().is_err(), "{name}: GPU {} link {number}", gpu.index);
                     continue;
                 }
                 assert_eq!(link.is_active().unwrap(), remote.is_some());
@@ -164,9 +146,7 @@ fn xid_ends_a_blocked_wait() {
     let mut set = nvml.create_event_set().unwrap();
     for index in 0..4 {
         let device = nvml.device_by_index(index).unwrap();
-        set = device
-            .register_events(EventTypes::CRITICAL_XID_ERROR, set)
-            .unwrap();
+        set = device.register_events(EventTypes::CRITICAL_XID_ERROR, set).unwrap();
     }
     // Its event set may not be shared between threads: the controller goes to the other one.
     std::thread::scope(|scope| {

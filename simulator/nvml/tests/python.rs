@@ -36,23 +36,14 @@ const MACHINES: [&str; 14] = [
 
 fn main() {
     let arguments = Arguments::from_args();
-    let python = if arguments.list {
-        Err("not looked for".to_owned())
-    } else {
-        python_with_package()
-    };
+    let python = if arguments.list { Err("not looked for".to_owned()) } else { python_with_package() };
     let required = ["CI", "GANTRY_REQUIRE_PYTHON"]
         .iter()
         .any(|name| std::env::var_os(name).is_some_and(|value| !value.is_empty()));
     let skip = python.is_err() && !required;
-    let by_self = MACHINES
-        .iter()
-        .map(|machine| (format!("python_reads_{machine}"), *machine, Named::BySelf));
-    let by_environment = (
-        "python_reads_a_machine_that_the_environment_names".to_owned(),
-        "dgx-a100",
-        Named::ByEnvironment,
-    );
+    let by_self = MACHINES.iter().map(|machine| (format!("python_reads_{machine}"), *machine, Named::BySelf));
+    let by_environment =
+        ("python_reads_a_machine_that_the_environment_names".to_owned(), "dgx-a100", Named::ByEnvironment);
     let trials = by_self.chain([by_environment]).map(|(name, machine, named)| {
         let python = python.clone();
         Trial::test(name, move || read_machine(&python?, machine, named)).with_ignored_flag(skip)
@@ -81,9 +72,7 @@ fn python_with_package() -> Result<PathBuf, String> {
     if found.is_ok() {
         return Ok(python);
     }
-    run(Command::new("python3")
-        .args(["-m", "venv", "--clear"])
-        .arg(&environment))?;
+    run(Command::new("python3").args(["-m", "venv", "--clear"]).arg(&environment))?;
     run(Command::new(&python).args([
         "-m",
         "pip",
@@ -102,10 +91,7 @@ fn run(command: &mut Command) -> Result<Output, String> {
     if output.status.success() {
         Ok(output)
     } else {
-        Err(format!(
-            "{shown}: {}",
-            String::from_utf8_lossy(&output.stderr).trim()
-        ))
+        Err(format!("{shown}: {}", String::from_utf8_lossy(&output.stderr).trim()))
     }
 }
 
@@ -122,14 +108,9 @@ fn read_machine(python: &Path, machine: &str, named: Named) -> Result<(), Failed
     let placed = place(&std::fs::read_to_string(&file)?, &file, folder.path())?;
     let busy = busy(&placed);
     placed.controller.set_temperature(busy, 71)?;
-    placed.controller.set_processes(
-        busy,
-        vec![Process {
-            pid: 4711,
-            memory_mib: 10,
-            ..Process::default()
-        }],
-    )?;
+    placed
+        .controller
+        .set_processes(busy, vec![Process { pid: 4711, memory_mib: 10, ..Process::default() }])?;
 
     // The bindings ask the loader for this name.
     assert_eq!(placed.library.file_name(), Some(LIBRARY_NAME.as_ref()));
@@ -141,27 +122,20 @@ fn read_machine(python: &Path, machine: &str, named: Named) -> Result<(), Failed
         Named::BySelf => command.env("LD_LIBRARY_PATH", folder.path()),
         Named::ByEnvironment => {
             std::fs::copy(&placed.library, elsewhere.path().join(LIBRARY_NAME))?;
-            command
-                .env("LD_LIBRARY_PATH", elsewhere.path())
-                .env("GANTRY_SIM_MACHINE", &placed.machine_file)
+            command.env("LD_LIBRARY_PATH", elsewhere.path()).env("GANTRY_SIM_MACHINE", &placed.machine_file)
         }
     };
     let mut client = command.spawn()?;
     let output = client.stdout.take().ok_or("no output")?;
     let mut lines = BufReader::new(output).lines();
     let mut next = || -> Result<Value, Failed> {
-        let line = lines
-            .next()
-            .ok_or("Python ended early; its own words stand above")??;
+        let line = lines.next().ok_or("Python ended early; its own words stand above")??;
         Ok(serde_json::from_str(&line)?)
     };
     let told = next()?;
     assert_eq!(told["driver"], placed.facts.driver.as_str());
     assert_eq!(told["cuda"], placed.facts.cuda);
-    assert_eq!(
-        told["gpus"].as_array().map(Vec::len),
-        Some(placed.facts.gpus.len())
-    );
+    assert_eq!(told["gpus"].as_array().map(Vec::len), Some(placed.facts.gpus.len()));
     for gpu in &placed.facts.gpus {
         compare(&told["gpus"][gpu.index], gpu, &placed);
     }
@@ -179,14 +153,10 @@ fn read_machine(python: &Path, machine: &str, named: Named) -> Result<(), Failed
 fn compare(told: &Value, gpu: &GpuFacts, placed: &Placed) {
     let mut cpus = gpu.cpus.clone();
     cpus.sort_unstable();
-    let levels: Vec<u32> = (0..placed.facts.gpus.len())
-        .map(|other| level(gpu.index, other, placed))
-        .collect();
-    let (temperature, processes) = if gpu.index == usize::from(busy(placed)) {
-        (71, json!([4711]))
-    } else {
-        (35, json!([]))
-    };
+    let levels: Vec<u32> =
+        (0..placed.facts.gpus.len()).map(|other| level(gpu.index, other, placed)).collect();
+    let (temperature, processes) =
+        if gpu.index == usize::from(busy(placed)) { (71, json!([4711])) } else { (35, json!([])) };
     let expected = json!({
         "uuid": gpu.uuid,
         "name": gpu.model,

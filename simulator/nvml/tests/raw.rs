@@ -47,10 +47,7 @@ fn calls_fail_before_init_and_after_the_last_shutdown() {
 fn a_function_that_is_not_simulated_says_so() {
     let raw = Simulated::new("workstation-2x").start();
     let device = raw.device(0).unwrap();
-    assert_eq!(
-        call!(raw, nvmlDeviceSetPowerManagementLimit(device, 100)),
-        NOT_SUPPORTED
-    );
+    assert_eq!(call!(raw, nvmlDeviceSetPowerManagementLimit(device, 100)), NOT_SUPPORTED);
 }
 
 #[test]
@@ -68,23 +65,11 @@ fn forged_handles_and_null_pointers_are_errors() {
         assert_eq!(raw.wait(handle.cast(), 0).map(|_| ()), Err(INVALID_ARGUMENT));
     }
     assert_eq!(raw.wait(device.cast(), 0).map(|_| ()), Err(INVALID_ARGUMENT));
-    assert_eq!(
-        call!(raw, nvmlDeviceGetCount_v2(std::ptr::null_mut())),
-        INVALID_ARGUMENT
-    );
-    assert_eq!(
-        call!(raw, nvmlDeviceGetUUID(device, std::ptr::null_mut(), 96)),
-        INVALID_ARGUMENT
-    );
-    assert_eq!(
-        call!(raw, nvmlEventSetWait_v2(raw.event_set(), std::ptr::null_mut(), 0)),
-        INVALID_ARGUMENT
-    );
+    assert_eq!(call!(raw, nvmlDeviceGetCount_v2(std::ptr::null_mut())), INVALID_ARGUMENT);
+    assert_eq!(call!(raw, nvmlDeviceGetUUID(device, std::ptr::null_mut(), 96)), INVALID_ARGUMENT);
+    assert_eq!(call!(raw, nvmlEventSetWait_v2(raw.event_set(), std::ptr::null_mut(), 0)), INVALID_ARGUMENT);
     let mut nothing = std::ptr::null_mut();
-    assert_eq!(
-        call!(raw, nvmlDeviceGetHandleByUUID(std::ptr::null(), &raw mut nothing)),
-        INVALID_ARGUMENT
-    );
+    assert_eq!(call!(raw, nvmlDeviceGetHandleByUUID(std::ptr::null(), &raw mut nothing)), INVALID_ARGUMENT);
 }
 
 #[test]
@@ -92,10 +77,7 @@ fn a_buffer_that_is_too_small_is_not_overrun() {
     let raw = Simulated::new("workstation-2x").start();
     let device = raw.device(0).unwrap();
     let mut buffer = [7; 96];
-    assert_eq!(
-        call!(raw, nvmlDeviceGetUUID(device, buffer.as_mut_ptr(), 40)),
-        INSUFFICIENT_SIZE
-    );
+    assert_eq!(call!(raw, nvmlDeviceGetUUID(device, buffer.as_mut_ptr(), 40)), INSUFFICIENT_SIZE);
     assert!(buffer.iter().all(|byte| *byte == 7));
     assert_eq!(call!(raw, nvmlDeviceGetUUID(device, buffer.as_mut_ptr(), 41)), OK);
     assert_eq!(buffer[40], 0);
@@ -115,10 +97,7 @@ fn lookups_tell_malformed_from_unknown() {
     assert_eq!(by_uuid("1"), INVALID_ARGUMENT);
     let by_bus = |bus: &str| {
         let (bus, mut device) = (CString::new(bus).unwrap(), std::ptr::null_mut());
-        call!(
-            raw,
-            nvmlDeviceGetHandleByPciBusId_v2(bus.as_ptr(), &raw mut device)
-        )
+        call!(raw, nvmlDeviceGetHandleByPciBusId_v2(bus.as_ptr(), &raw mut device))
     };
     assert_eq!(by_bus("00000000:0C:00.0"), OK);
     assert_eq!(by_bus("0000:0c:00.0"), OK);
@@ -132,36 +111,21 @@ fn a_gpu_is_found_by_its_uuid_in_text_and_in_bytes() {
     let raw = simulated.start();
     let uuid = &simulated.installed.facts.gpus[5].uuid;
     let find = |kind: u32, value: sys::nvmlUUIDValue_t| {
-        let question = sys::nvmlUUID_v1_t {
-            version: version::<sys::nvmlUUID_v1_t>(1),
-            type_: kind,
-            value,
-        };
+        let question = sys::nvmlUUID_v1_t { version: version::<sys::nvmlUUID_v1_t>(1), type_: kind, value };
         let mut device = std::ptr::null_mut();
-        let code = call!(
-            raw,
-            nvmlDeviceGetHandleByUUIDV(&raw const question, &raw mut device)
-        );
+        let code = call!(raw, nvmlDeviceGetHandleByUUIDV(&raw const question, &raw mut device));
         result(code, device)
     };
     let mut letters = [0; 41];
     for (place, byte) in letters.iter_mut().zip(uuid.bytes()) {
         *place = byte as std::ffi::c_char;
     }
-    let text = find(
-        sys::nvmlUUIDType_t_NVML_UUID_TYPE_ASCII,
-        sys::nvmlUUIDValue_t { str_: letters },
-    );
+    let text = find(sys::nvmlUUIDType_t_NVML_UUID_TYPE_ASCII, sys::nvmlUUIDValue_t { str_: letters });
     assert_eq!(text, Ok(raw.device(5).unwrap()));
     let digits: String = uuid["GPU-".len()..].chars().filter(|c| *c != '-').collect();
     let number = u128::from_str_radix(&digits, 16).unwrap();
-    let bytes = sys::nvmlUUIDValue_t {
-        bytes: number.to_be_bytes(),
-    };
-    assert_eq!(
-        find(sys::nvmlUUIDType_t_NVML_UUID_TYPE_BINARY, bytes),
-        Ok(raw.device(5).unwrap())
-    );
+    let bytes = sys::nvmlUUIDValue_t { bytes: number.to_be_bytes() };
+    assert_eq!(find(sys::nvmlUUIDType_t_NVML_UUID_TYPE_BINARY, bytes), Ok(raw.device(5).unwrap()));
 }
 
 #[test]
@@ -172,34 +136,19 @@ fn a_wrong_version_word_is_a_version_mismatch() {
     let (mut memory, mut fabric): (sys::nvmlMemory_v2_t, sys::nvmlGpuFabricInfo_v3_t) =
         unsafe { std::mem::zeroed() };
     let memory_size = size_of::<sys::nvmlMemory_v2_t>() as u32;
-    for wrong in [
-        0,
-        2,
-        memory_size | 1 << 24,
-        memory_size | 3 << 24,
-        (memory_size + 8) | 2 << 24,
-    ] {
+    for wrong in [0, 2, memory_size | 1 << 24, memory_size | 3 << 24, (memory_size + 8) | 2 << 24] {
         memory.version = wrong;
         let code = call!(raw, nvmlDeviceGetMemoryInfo_v2(device, &raw mut memory));
         assert_eq!(code, VERSION_MISMATCH, "{wrong:#x}");
     }
     let fabric_size = size_of::<sys::nvmlGpuFabricInfo_v3_t>() as u32;
-    for wrong in [
-        0,
-        3,
-        fabric_size | 1 << 24,
-        fabric_size | 2 << 24,
-        fabric_size | 4 << 24,
-    ] {
+    for wrong in [0, 3, fabric_size | 1 << 24, fabric_size | 2 << 24, fabric_size | 4 << 24] {
         fabric.version = wrong;
         let code = call!(raw, nvmlDeviceGetGpuFabricInfoV(device, &raw mut fabric));
         assert_eq!(code, VERSION_MISMATCH, "{wrong:#x}");
     }
     memory.version = version::<sys::nvmlMemory_v2_t>(2);
-    assert_eq!(
-        call!(raw, nvmlDeviceGetMemoryInfo_v2(device, &raw mut memory)),
-        OK
-    );
+    assert_eq!(call!(raw, nvmlDeviceGetMemoryInfo_v2(device, &raw mut memory)), OK);
 }
 
 #[test]
@@ -239,18 +188,8 @@ fn the_old_pci_info_does_not_write_beyond_its_struct() {
 fn lists_tell_how_much_room_they_need() {
     use gantry_nvml_sim::control::Process;
     let simulated = Simulated::new("workstation-2x");
-    let processes = [41, 42]
-        .map(|pid| Process {
-            pid,
-            memory_mib: 100,
-            ..Process::default()
-        })
-        .to_vec();
-    simulated
-        .installed
-        .controller
-        .set_processes(1, processes)
-        .unwrap();
+    let processes = [41, 42].map(|pid| Process { pid, memory_mib: 100, ..Process::default() }).to_vec();
+    simulated.installed.controller.set_processes(1, processes).unwrap();
     let raw = simulated.start();
     let device = raw.device(1).unwrap();
     let mut count: c_uint = 0;
@@ -284,51 +223,30 @@ fn event_types_beyond_what_the_gpu_reports_are_refused() {
     let raw = Simulated::new("workstation-2x").start();
     let device = raw.device(0).unwrap();
     let mut types: c_ulonglong = 0;
-    assert_eq!(
-        call!(raw, nvmlDeviceGetSupportedEventTypes(device, &raw mut types)),
-        OK
-    );
+    assert_eq!(call!(raw, nvmlDeviceGetSupportedEventTypes(device, &raw mut types)), OK);
     assert_ne!(types & u64::from(sys::nvmlEventTypeXidCriticalError), 0);
     let ecc = u64::from(sys::nvmlEventTypeDoubleBitEccError);
     assert_eq!(types & ecc, 0, "a GeForce counts no ECC errors");
     let set = raw.event_set();
-    assert_eq!(
-        call!(raw, nvmlDeviceRegisterEvents(device, types | ecc, set)),
-        NOT_SUPPORTED
-    );
+    assert_eq!(call!(raw, nvmlDeviceRegisterEvents(device, types | ecc, set)), NOT_SUPPORTED);
     assert_eq!(call!(raw, nvmlDeviceRegisterEvents(device, types, set)), OK);
     assert_eq!(call!(raw, nvmlEventSetFree(set)), OK);
     assert_eq!(call!(raw, nvmlEventSetFree(set)), INVALID_ARGUMENT);
-    assert_eq!(
-        call!(raw, nvmlDeviceRegisterEvents(device, types, set)),
-        INVALID_ARGUMENT
-    );
+    assert_eq!(call!(raw, nvmlDeviceRegisterEvents(device, types, set)), INVALID_ARGUMENT);
 }
 
 #[test]
 fn a_machine_file_that_cannot_be_used_fails_the_initialisation() {
     let simulated = Simulated::new("workstation-2x");
     let raw = simulated.load();
-    std::fs::write(
-        &simulated.installed.machine_file,
-        "gpus: [{index: 4}]\npaths: [X]\n",
-    )
-    .unwrap();
+    std::fs::write(&simulated.installed.machine_file, "gpus: [{index: 4}]\npaths: [X]\n").unwrap();
     assert_eq!(raw.init(), UNKNOWN);
     assert_eq!(raw.count(), Err(UNINITIALIZED));
     std::fs::remove_file(&simulated.installed.machine_file).unwrap();
     assert_eq!(raw.init(), UNKNOWN);
-    std::fs::write(
-        &simulated.installed.machine_file,
-        "gpus: [{index: 0}]\npaths: [X]\n",
-    )
-    .unwrap();
+    std::fs::write(&simulated.installed.machine_file, "gpus: [{index: 0}]\npaths: [X]\n").unwrap();
     assert_eq!(raw.init(), OK);
-    assert_eq!(
-        raw.count(),
-        Ok(1),
-        "the file is read at each first initialisation"
-    );
+    assert_eq!(raw.count(), Ok(1), "the file is read at each first initialisation");
 }
 
 #[test]
@@ -337,10 +255,7 @@ fn every_code_has_a_text() {
     let text = |code| {
         let pointer = call!(raw, nvmlErrorString(code));
         // SAFETY: the library answers with static texts.
-        unsafe { std::ffi::CStr::from_ptr(pointer) }
-            .to_str()
-            .unwrap()
-            .to_owned()
+        unsafe { std::ffi::CStr::from_ptr(pointer) }.to_str().unwrap().to_owned()
     };
     assert_eq!(text(OK), "Success");
     assert_eq!(text(GPU_IS_LOST), "GPU is lost");

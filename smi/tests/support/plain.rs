@@ -23,12 +23,7 @@ pub(crate) fn read(text: &str) -> Plain {
     let mut links = Vec::new();
     let mut values = Vec::new();
     for name in &names {
-        let row: Vec<String> = lines
-            .next()
-            .unwrap()
-            .split_whitespace()
-            .map(str::to_owned)
-            .collect();
+        let row: Vec<String> = lines.next().unwrap().split_whitespace().map(str::to_owned).collect();
         assert_eq!(&row[0], name);
         links.push(row[1..=names.len()].to_vec());
         if values.len() < gpus {
@@ -41,11 +36,5 @@ pub(crate) fn read(text: &str) -> Plain {
         .filter_map(|line| line.split_once(": "))
         .map(|(_, device)| device.to_owned())
         .collect();
-    Plain {
-        gpus,
-        nics: names[gpus..].to_vec(),
-        devices,
-        links,
-        values,
-    }
+    Plain { gpus, nics: names[gpus..].to_vec(), devices, links, values }
 }

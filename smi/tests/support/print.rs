@@ -8,52 +8,31 @@ use gantry_topology::{IdList, Link, PathClass};
 /// The legend, in nvidia-smi's words and order.
 const LEGEND: [(&str, &str); 7] = [
     ("X", "Self"),
-    (
-        "SYS",
-        "Connection traversing PCIe as well as the SMP interconnect between NUMA nodes (e.g., QPI/UPI)",
-    ),
+    ("SYS", "Connection traversing PCIe as well as the SMP interconnect between NUMA nodes (e.g., QPI/UPI)"),
     (
         "NODE",
         "Connection traversing PCIe as well as the interconnect between PCIe Host Bridges within a NUMA node",
     ),
-    (
-        "PHB",
-        "Connection traversing PCIe as well as a PCIe Host Bridge (typically the CPU)",
-    ),
-    (
-        "PXB",
-        "Connection traversing multiple PCIe bridges (without traversing the PCIe Host Bridge)",
-    ),
+    ("PHB", "Connection traversing PCIe as well as a PCIe Host Bridge (typically the CPU)"),
+    ("PXB", "Connection traversing multiple PCIe bridges (without traversing the PCIe Host Bridge)"),
     ("PIX", "Connection traversing at most a single PCIe bridge"),
     ("NV#", "Connection traversing a bonded set of # NVLinks"),
 ];
 
 /// The entry of old drivers for SYS.
-const OLD_LEGEND: (&str, &str) = (
-    "SOC",
-    "Connection traversing PCIe as well as the SMP link between CPU sockets (e.g. QPI)",
-);
+const OLD_LEGEND: (&str, &str) =
+    ("SOC", "Connection traversing PCIe as well as the SMP link between CPU sockets (e.g. QPI)");
 
 /// The output of `nvidia-smi topo -m` with the content of `text`.
 pub(crate) fn printed(text: &TopoText) -> String {
     let mut out = String::new();
     if let Some(found) = text.nics_found() {
         let shown = text.nics().len();
-        writeln!(
-            out,
-            "{found} NICs found in the topology, only displaying {shown} in the matrix."
-        )
-        .unwrap();
+        writeln!(out, "{found} NICs found in the topology, only displaying {shown} in the matrix.").unwrap();
     }
     let gpus = (0..text.gpus().len()).map(|gpu| format!("GPU{gpu}"));
-    let names: Vec<String> = gpus
-        .chain(text.nics().iter().map(|nic| nic.name.clone()))
-        .collect();
-    for title in names
-        .iter()
-        .map(String::as_str)
-        .chain(["CPU Affinity", "NUMA Affinity", "GPU NUMA ID"])
-    {
+    let names: Vec<String> = gpus.chain(text.nics().iter().map(|nic| nic.name.clone())).collect();
+    for title in names.iter().map(String::as_str).chain(["CPU Affinity", "NUMA Affinity", "GPU NUMA ID"]) {
         write!(out, "\t{title}").unwrap();
     }
     out.push('\n');
@@ -76,11 +55,7 @@ pub(crate) fn printed(text: &TopoText) -> String {
         }
     }
     out.push_str("\nLegend:\n\n");
-    let is_old = text
-        .links()
-        .iter()
-        .flatten()
-        .any(|link| *link == Link::Pcie(PathClass::Soc));
+    let is_old = text.links().iter().flatten().any(|link| *link == Link::Pcie(PathClass::Soc));
     for (name, meaning) in LEGEND {
         writeln!(out, "  {name:<4} = {meaning}").unwrap();
         if name == "X" && is_old {
@@ -90,13 +65,7 @@ pub(crate) fn printed(text: &TopoText) -> String {
     if text.nics().iter().any(|nic| nic.device.is_some()) {
         out.push_str("\nNIC Legend:\n\n");
         for nic in text.nics() {
-            writeln!(
-                out,
-                "  {}: {}",
-                nic.name,
-                nic.device.as_deref().unwrap_or(&nic.name)
-            )
-            .unwrap();
+            writeln!(out, "  {}: {}", nic.name, nic.device.as_deref().unwrap_or(&nic.name)).unwrap();
         }
     }
     out

@@ -65,9 +65,7 @@ impl Call {
     }
 
     pub(crate) fn allocate(ids: &[String]) -> Result<Self> {
-        let container = ContainerAllocateRequest {
-            device_ids: ids.to_vec(),
-        };
+        let container = ContainerAllocateRequest { device_ids: ids.to_vec() };
         let container_requests = vec![container];
         Self::new("Allocate", &AllocateRequest { container_requests })
     }
@@ -79,10 +77,7 @@ impl Call {
             allocation_size: i32::try_from(size)?,
         };
         let container_requests = vec![container];
-        Self::new(
-            "GetPreferredAllocation",
-            &PreferredAllocationRequest { container_requests },
-        )
+        Self::new("GetPreferredAllocation", &PreferredAllocationRequest { container_requests })
     }
 
     fn new(method: &str, message: &impl Message) -> Result<Self> {
@@ -95,9 +90,6 @@ impl Call {
             .header("content-type", "application/grpc")
             .header("te", "trailers")
             .body(())?;
-        Ok(Self {
-            head,
-            body: body.freeze(),
-        })
+        Ok(Self { head, body: body.freeze() })
     }
 }

@@ -34,13 +34,9 @@ fn main() -> Result<()> {
     }
     plugins.extend(Plugin::nvidia().map(|nvidia| ("NVIDIA's", nvidia)));
     let rounds = std::env::var("GANTRY_BENCH_ROUNDS");
-    let rounds: usize = rounds
-        .map_or(Ok(10), |text| text.parse())
-        .context("GANTRY_BENCH_ROUNDS")?;
+    let rounds: usize = rounds.map_or(Ok(10), |text| text.parse()).context("GANTRY_BENCH_ROUNDS")?;
     let only_calls = std::env::var("GANTRY_BENCH_ONLY").is_ok_and(|what| what == "calls");
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let mut samples = Samples::new();
     let measured = runtime.block_on(measure_all(&plugins, rounds, !only_calls, &mut samples));
     // What was measured before something failed is still worth reading.
@@ -61,9 +57,7 @@ async fn measure_all(
             let number = (round + turn) % plugins.len();
             let (name, plugin) = &plugins[number];
             let mut take = |row, more: Vec<Sample>| samples.entry((row, number)).or_default().extend(more);
-            measure::round(plugin, &mut take)
-                .await
-                .with_context(|| format!("round {round}, {name}"))?;
+            measure::round(plugin, &mut take).await.with_context(|| format!("round {round}, {name}"))?;
         }
     }
     if !memory {
@@ -71,9 +65,7 @@ async fn measure_all(
     }
     for (number, (name, plugin)) in plugins.iter().enumerate() {
         let mut take = |row, more: Vec<Sample>| samples.entry((row, number)).or_default().extend(more);
-        memory::all(plugin, &mut take)
-            .await
-            .with_context(|| (*name).to_owned())?;
+        memory::all(plugin, &mut take).await.with_context(|| (*name).to_owned())?;
     }
     Ok(())
 }

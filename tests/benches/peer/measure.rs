@@ -44,17 +44,11 @@ impl Mode {
         };
         let setting = match self {
             Self::Whole => Setting::default(),
-            Self::Slices => Setting {
-                mig: Some(Mig::Single),
-                env: &[("BARE_DEVICES", "56")],
-                ..Setting::default()
-            },
+            Self::Slices => {
+                Setting { mig: Some(Mig::Single), env: &[("BARE_DEVICES", "56")], ..Setting::default() }
+            }
             Self::Replicas => Setting {
-                sharing: Some(Sharing {
-                    replicas: 10,
-                    rename: false,
-                    one_only: false,
-                }),
+                sharing: Some(Sharing { replicas: 10, rename: false, one_only: false }),
                 env: &[("BARE_DEVICES", "80")],
                 ..Setting::default()
             },
@@ -84,19 +78,8 @@ async fn run(node: Node, plugin: &Plugin, setting: &Setting) -> Result<Running> 
     let process = node.start(plugin, setting)?;
     let served = kubelet.served().await.with_context(|| process.log())?;
     let mut lists = served.watch().await?;
-    let ids = Served::list_until(&mut lists, |_| true)
-        .await?
-        .into_keys()
-        .collect();
-    Ok(Running {
-        caller: Caller::dial(&served.socket).await?,
-        served,
-        lists,
-        ids,
-        kubelet,
-        process,
-        node,
-    })
+    let ids = Served::list_until(&mut lists, |_| true).await?.into_keys().collect();
+    Ok(Running { caller: Caller::dial(&served.socket).await?, served, lists, ids, kubelet, process, node })
 }
 
 /// Everything but memory, once.
@@ -114,10 +97,7 @@ pub(crate) async fn round(plugin: &Plugin, take: &mut impl FnMut(Row, Vec<Sample
         take(Row::RegisterAgain, again);
         take(Row::Xid(Mode::Whole), xids(&mut run, Mode::Whole).await?);
     }
-    let nodes = Setting {
-        pass_device_specs: true,
-        ..Setting::default()
-    };
+    let nodes = Setting { pass_device_specs: true, ..Setting::default() };
     let run = self::run(Node::of(MACHINE)?, plugin, &nodes).await?;
     take(Row::AllocateNodes, allocate(&run, 8).await?);
     let mut run = running(plugin, Mode::Replicas).await?;

@@ -25,10 +25,7 @@ pub(crate) async fn all(plugin: &Plugin, take: &mut impl FnMut(Row, Vec<Sample>)
         let row = |moment| Row::Memory(*mode, moment);
         take(row(Moment::AtRest), vec![Sample::Bytes(run.process.resident()?)]);
         calls(run).await?;
-        take(
-            row(Moment::AfterCalls),
-            vec![Sample::Bytes(run.process.resident()?)],
-        );
+        take(row(Moment::AfterCalls), vec![Sample::Bytes(run.process.resident()?)]);
     }
     Ok(())
 }

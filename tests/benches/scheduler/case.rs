@@ -63,12 +63,7 @@ impl Case {
         until(format!("{self} ready"), load::LIMIT, async || {
             daemon.check().map_err(|error| error.to_string())?;
             let probe = ["busybox", "wget", "-q", "-O", "-", "http://127.0.0.1:8010/readyz"];
-            cluster
-                .control()
-                .exec(&probe)
-                .await
-                .map(drop)
-                .map_err(|error| error.to_string())
+            cluster.control().exec(&probe).await.map(drop).map_err(|error| error.to_string())
         })
         .await?;
         Ok(Some(daemon))

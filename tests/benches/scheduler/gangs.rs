@@ -133,8 +133,7 @@ async fn watch(cluster: &Cluster, args: &Args, start: Instant) -> Result<Seen> {
         while let Some(pod) = events.try_next().await? {
             let name = pod.metadata.name.unwrap_or_default();
             let number = name.rsplit('-').next().and_then(|number| number.parse().ok());
-            seen.entry(number.context("a pod of the benchmark")?)
-                .or_insert_with(Instant::now);
+            seen.entry(number.context("a pod of the benchmark")?).or_insert_with(Instant::now);
             if seen.len() >= (args.gangs * args.members) as usize {
                 return Ok(());
             }
@@ -143,11 +142,7 @@ async fn watch(cluster: &Cluster, args: &Args, start: Instant) -> Result<Seen> {
     };
     let outcome = tokio::time::timeout(load::LIMIT * 3, counting).await;
     let Ok(outcome) = outcome else {
-        anyhow::bail!(
-            "{} of {} pods were bound in time",
-            seen.len(),
-            args.gangs * args.members
-        );
+        anyhow::bail!("{} of {} pods were bound in time", seen.len(), args.gangs * args.members);
     };
     outcome?;
     let first = seen.values().min().copied().unwrap_or(start);

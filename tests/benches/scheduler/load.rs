@@ -31,10 +31,7 @@ pub(crate) fn root() -> PathBuf {
 /// Waits for what every pod of the default namespace needs.
 pub(crate) async fn default_account(cluster: &Cluster) -> Result<()> {
     let accounts: Api<ServiceAccount> = Api::namespaced(cluster.client(), "default");
-    until("default service account", LIMIT, async || {
-        accounts.get("default").await
-    })
-    .await?;
+    until("default service account", LIMIT, async || accounts.get("default").await).await?;
     Ok(())
 }
 
@@ -50,20 +47,14 @@ pub(crate) async fn create_nodes(cluster: &Cluster, count: u32) -> Result<()> {
             let (nodes, gpu_nodes, machine) = (nodes.clone(), gpu_nodes.clone(), machine.clone());
             async move {
                 let name = format!("fake-{number}");
-                nodes
-                    .create(&PostParams::default(), &node(&name)?)
-                    .await
-                    .context("node")?;
+                nodes.create(&PostParams::default(), &node(&name)?).await.context("node")?;
                 let status = json!({ "status": resources() });
                 nodes
                     .patch_status(&name, &PatchParams::default(), &Patch::Merge(&status))
                     .await
                     .context("node status")?;
                 let gpu_node = GpuNode::new(&name, GpuNodeSpec { machine });
-                gpu_nodes
-                    .create(&PostParams::default(), &gpu_node)
-                    .await
-                    .context("GpuNode")?;
+                gpu_nodes.create(&PostParams::default(), &gpu_node).await.context("GpuNode")?;
                 let status = json!({ "status": gpu_status(number) });
                 gpu_nodes
                     .patch_status(&name, &PatchParams::default(), &Patch::Merge(&status))
@@ -83,9 +74,7 @@ pub(crate) async fn create_pods(cluster: &Cluster, count: u32, members: Option<u
         .try_for_each_concurrent(PARALLEL, |number| {
             let pods = pods.clone();
             async move {
-                pods.create(&PostParams::default(), &pod(number, members)?)
-                    .await
-                    .context("pod")?;
+                pods.create(&PostParams::default(), &pod(number, members)?).await.context("pod")?;
                 Ok(())
             }
         })
@@ -109,31 +98,24 @@ pub(crate) async fn all_bound(cluster: &Cluster, count: u32) -> Result<Duration>
         }
         anyhow::bail!("the watch ended")
     };
-    tokio::time::timeout(LIMIT, counting)
-        .await
-        .context("not all pods were bound in time")?
+    tokio::time::timeout(LIMIT, counting).await.context("not all pods were bound in time")?
 }
 
 /// Removes all pods at once.
 pub(crate) async fn delete_pods(cluster: &Cluster) -> Result<()> {
     let pods: Api<Pod> = Api::namespaced(cluster.client(), "default");
-    pods.delete_collection(&DeleteParams::default().grace_period(0), &ListParams::default())
-        .await?;
-    until("pods gone", LIMIT, async || {
-        match pods.list(&ListParams::default().limit(1)).await {
-            Ok(left) if left.items.is_empty() => Ok(()),
-            Ok(_) => Err("some are left".to_owned()),
-            Err(error) => Err(error.to_string()),
-        }
+    pods.delete_collection(&DeleteParams::default().grace_period(0), &ListParams::default()).await?;
+    until("pods gone", LIMIT, async || match pods.list(&ListParams::default().limit(1)).await {
+        Ok(left) if left.items.is_empty() => Ok(()),
+        Ok(_) => Err("some are left".to_owned()),
+        Err(error) => Err(error.to_string()),
     })
     .await?;
     Ok(())
 }
 
 fn node(name: &str) -> Result<Node> {
-    Ok(serde_json::from_value(
-        json!({ "metadata": { "name": name }, "status": resources() }),
-    )?)
+    Ok(serde_json::from_value(json!({ "metadata": { "name": name }, "status": resources() }))?)
 }
 
 fn resources() -> serde_json::Value {
@@ -150,15 +132,9 @@ fn gpu_status(node: u32) -> GpuNodeStatus {
         gpu,
         slice: None,
         replica: None,
-        health: DeviceHealth {
-            healthy: true,
-            reason: None,
-        },
+        health: DeviceHealth { healthy: true, reason: None },
     };
-    GpuNodeStatus {
-        devices: (0..GPUS).map(device).collect(),
-        ..GpuNodeStatus::default()
-    }
+    GpuNodeStatus { devices: (0..GPUS).map(device).collect(), ..GpuNodeStatus::default() }
 }
 
 fn pod(number: u32, members: Option<u32>) -> Result<Pod> {

@@ -115,10 +115,7 @@ async fn once(args: &Args, cluster: &Cluster, config: &Path, case: Case, gantry:
 }
 
 fn report(args: &Args, rates: &mut [Vec<f64>]) {
-    println!(
-        "\n{} pods of 1 GPU on {} nodes of 8 GPUs, {} rounds",
-        args.pods, args.nodes, args.rounds
-    );
+    println!("\n{} pods of 1 GPU on {} nodes of 8 GPUs, {} rounds", args.pods, args.nodes, args.rounds);
     let medians: Vec<f64> = rates
         .iter_mut()
         .map(|rates| {
@@ -144,15 +141,8 @@ fn report(args: &Args, rates: &mut [Vec<f64>]) {
 fn program(name: &str) -> Result<PathBuf> {
     let own = std::env::current_exe()?;
     // target/release/deps/scheduler-... -> target/release/
-    let folder = own
-        .ancestors()
-        .nth(2)
-        .context("the benchmark lies in no folder")?;
+    let folder = own.ancestors().nth(2).context("the benchmark lies in no folder")?;
     let path = folder.join(name);
-    anyhow::ensure!(
-        path.exists(),
-        "{} is not built; run `cargo xtask bench scheduler`",
-        path.display()
-    );
+    anyhow::ensure!(path.exists(), "{} is not built; run `cargo xtask bench scheduler`", path.display());
     Ok(path)
 }

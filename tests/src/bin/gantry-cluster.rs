@@ -13,12 +13,7 @@ use gantry_e2e::{Cluster, ClusterOptions, NodeOptions, gantry};
 #[command(version)]
 struct Arguments {
     /// The folder that holds everything of the cluster.
-    #[arg(
-        long,
-        global = true,
-        env = "GANTRY_CLUSTER_DIR",
-        default_value = "/tmp/gantry-cluster"
-    )]
+    #[arg(long, global = true, env = "GANTRY_CLUSTER_DIR", default_value = "/tmp/gantry-cluster")]
     folder: PathBuf,
     #[command(subcommand)]
     command: Command,
@@ -95,16 +90,9 @@ fn main() -> Result<()> {
 async fn run(arguments: Arguments) -> Result<()> {
     let folder = arguments.folder;
     match arguments.command {
-        Command::Up {
-            nodes,
-            port,
-            machine,
-            plain,
-        } => {
+        Command::Up { nodes, port, machine, plain } => {
             let mut options = ClusterOptions::new(std::env::current_exe()?);
-            options.nodes = (1..=nodes)
-                .map(|number| NodeOptions::new(&format!("node-{number}")))
-                .collect();
+            options.nodes = (1..=nodes).map(|number| NodeOptions::new(&format!("node-{number}"))).collect();
             options.folder = folder;
             options.port = port;
             options.scheduler_config =
@@ -112,11 +100,7 @@ async fn run(arguments: Arguments) -> Result<()> {
             let cluster = Cluster::up(options).await?;
             if !plain {
                 cluster.install(&gantry::manifests()).await?;
-                let machines = if machine.is_empty() {
-                    gantry::unlike_machines()
-                } else {
-                    machine
-                };
+                let machines = if machine.is_empty() { gantry::unlike_machines() } else { machine };
                 let binary = gantry::binary().context("no gantry program here: cargo build -p gantry")?;
                 cluster.start_gantry(&binary, &machines).await?;
             }
@@ -130,11 +114,7 @@ async fn run(arguments: Arguments) -> Result<()> {
         }
         Command::Exec { node, command } => {
             let cluster = Cluster::attach(&folder).await?;
-            let sandbox = if node == "control" {
-                cluster.control()
-            } else {
-                cluster.node(&node)?.sandbox()
-            };
+            let sandbox = if node == "control" { cluster.control() } else { cluster.node(&node)?.sandbox() };
             let command: Vec<&str> = command.iter().map(String::as_str).collect();
             say(&sandbox.exec(&command).await?);
         }
@@ -145,24 +125,13 @@ async fn run(arguments: Arguments) -> Result<()> {
 
 async fn status(cluster: &Cluster) -> Result<String> {
     let mut text = format!("kubeconfig: {}\n", cluster.kubeconfig().display());
-    text += &format!(
-        "try:        KUBECONFIG={} kubectl get nodes\n",
-        cluster.kubeconfig().display()
-    );
+    text += &format!("try:        KUBECONFIG={} kubectl get nodes\n", cluster.kubeconfig().display());
     text += "or:         cargo xtask cluster kubectl get nodes\n\n";
     let nodes = cluster.nodes().iter().map(gantry_e2e::cluster::Node::sandbox);
     for sandbox in std::iter::once(cluster.control()).chain(nodes) {
-        text += &format!(
-            "{} (logs in {})\n",
-            sandbox.name(),
-            sandbox.folder().join("log").display()
-        );
+        text += &format!("{} (logs in {})\n", sandbox.name(), sandbox.folder().join("log").display());
         for name in sandbox.programs() {
-            let state = if sandbox.daemon(&name)?.is_running() {
-                "running"
-            } else {
-                "ended"
-            };
+            let state = if sandbox.daemon(&name)?.is_running() { "running" } else { "ended" };
             text += &format!("  {name}: {state}\n");
         }
     }

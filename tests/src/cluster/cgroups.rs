@@ -32,11 +32,9 @@ pub(super) async fn remove(cluster: &str) -> Result<()> {
             continue;
         }
         // A killed process stays in its group until the kernel has let go of its memory.
-        until(
-            format!("removal of {}", group.display()),
-            Duration::from_secs(20),
-            async || remove_tree(&group),
-        )
+        until(format!("removal of {}", group.display()), Duration::from_secs(20), async || {
+            remove_tree(&group)
+        })
         .await?;
     }
     Ok(())

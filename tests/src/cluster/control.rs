@@ -29,30 +29,17 @@ pub(super) async fn start(
     let server = format!("https://127.0.0.1:{}", options.port);
     authority.server(
         "kube-apiserver",
-        &[
-            "127.0.0.1",
-            CONTROL_ADDRESS,
-            SERVICE_ADDRESS,
-            "localhost",
-            "kubernetes.default.svc",
-        ],
+        &["127.0.0.1", CONTROL_ADDRESS, SERVICE_ADDRESS, "localhost", "kubernetes.default.svc"],
     )?;
     authority.client("kubelet-client", "kube-apiserver", Some("system:masters"))?;
-    authority.kubeconfig(
-        &folder.join("kubeconfig"),
-        &server,
-        "admin",
-        Some("system:masters"),
-    )?;
+    authority.kubeconfig(&folder.join("kubeconfig"), &server, "admin", Some("system:masters"))?;
     let manager = "system:kube-controller-manager";
     authority.kubeconfig(&folder.join("controller-manager.conf"), &server, manager, None)?;
     let scheduler = control.file(SCHEDULER_KUBECONFIG);
     authority.kubeconfig(&scheduler, &server, "system:kube-scheduler", None)?;
 
     control.run(etcd(components, control)).await?;
-    let api = control
-        .run(api_server(components, &folder.join("pki"), options.port))
-        .await?;
+    let api = control.run(api_server(components, &folder.join("pki"), options.port)).await?;
     let forwarder = forwarder(options, control)?;
     wait_for_api(control, &api, folder).await?;
     let manager = controller_manager(components, folder);
@@ -67,11 +54,7 @@ pub(super) async fn wait_for_api(control: &Sandbox, api: &Daemon, folder: &Path)
     until("kube-apiserver ready", API_LIMIT, async || {
         api.check().map_err(|error| error.to_string())?;
         let probe = ["kubectl", "--kubeconfig", &kubeconfig, "get", "--raw", "/readyz"];
-        control
-            .exec(&probe)
-            .await
-            .map(drop)
-            .map_err(|error| error.to_string())
+        control.exec(&probe).await.map(drop).map_err(|error| error.to_string())
     })
     .await
 }

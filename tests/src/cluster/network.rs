@@ -26,9 +26,7 @@ pub(super) async fn join(control: &Sandbox, node: &Sandbox, place: Place) -> Res
     let cable = node.name();
     // Both process ids are this machine's, so this one command must not enter a process namespace.
     let into = ["nsenter", "--target", &network, "--net", "--"];
-    let add = [
-        "ip", "link", "add", cable, "type", "veth", "peer", "name", "eth0", "netns", &peer,
-    ];
+    let add = ["ip", "link", "add", cable, "type", "veth", "peer", "name", "eth0", "netns", &peer];
     host_command(&[&into[..], &add].concat()).await?;
 
     let address = format!("{}/24", place.address());

@@ -43,46 +43,28 @@ impl Node {
         let server = format!("https://{CONTROL_ADDRESS}:{}", shared.port);
         let pki = shared.folder.join("pki");
         let address = place.address();
-        shared
-            .authority
-            .server(&format!("{name}-serving"), &[name, &address])?;
+        shared.authority.server(&format!("{name}-serving"), &[name, &address])?;
         let user = format!("system:node:{name}");
         let kubeconfig = sandbox.folder().join("kubelet.conf");
-        shared
-            .authority
-            .kubeconfig(&kubeconfig, &server, &user, Some("system:nodes"))?;
+        shared.authority.kubeconfig(&kubeconfig, &server, &user, Some("system:nodes"))?;
 
-        write(
-            &sandbox.file("/etc/cni/net.d/10-gantry.conflist"),
-            &settings::cni(place).to_string(),
-        )?;
+        write(&sandbox.file("/etc/cni/net.d/10-gantry.conflist"), &settings::cni(place).to_string())?;
         let containerd_config = sandbox.folder().join("containerd.toml");
         write(&containerd_config, &settings::containerd())?;
         let kubelet_config = sandbox.folder().join("kubelet.json");
-        write(
-            &kubelet_config,
-            &settings::kubelet(name, &pki, &cgroup).to_string(),
-        )?;
+        write(&kubelet_config, &settings::kubelet(name, &pki, &cgroup).to_string())?;
 
         let containerd = Program::new(
             "containerd",
             shared.components.path("containerd"),
-            [
-                "--config",
-                &containerd_config.display().to_string(),
-                "--log-level",
-                "info",
-            ],
+            ["--config", &containerd_config.display().to_string(), "--log-level", "info"],
         );
         let node = Self { sandbox };
         let daemon = node.sandbox.run(containerd).await?;
         node.import(&daemon, shared.images).await?;
 
-        let labels: Vec<String> = options
-            .labels
-            .iter()
-            .map(|(key, value)| format!("{key}={value}"))
-            .collect();
+        let labels: Vec<String> =
+            options.labels.iter().map(|(key, value)| format!("{key}={value}")).collect();
         let kubelet = Program::new(
             "kubelet",
             shared.components.path("kubelet"),
@@ -101,9 +83,7 @@ impl Node {
 
     /// Finds a node that another process started.
     pub(super) fn attach(folder: &Path, name: &str) -> Result<Self> {
-        Ok(Self {
-            sandbox: Sandbox::attach(&folder.join(name))?,
-        })
+        Ok(Self { sandbox: Sandbox::attach(&folder.join(name))? })
     }
 
     /// The node's name.
@@ -153,29 +133,14 @@ impl Node {
 
     async fn import(&self, containerd: &Daemon, images: &Path) -> Result<()> {
         let images = images.display().to_string();
-        until(
-            format!("containerd of {}", self.name()),
-            CONTAINERD_LIMIT,
-            async || {
-                containerd.check().map_err(|error| error.to_string())?;
-                let version = ["ctr", "--address", CONTAINERD_SOCKET, "version"];
-                self.exec(&version)
-                    .await
-                    .map(drop)
-                    .map_err(|error| error.to_string())
-            },
-        )
+        until(format!("containerd of {}", self.name()), CONTAINERD_LIMIT, async || {
+            containerd.check().map_err(|error| error.to_string())?;
+            let version = ["ctr", "--address", CONTAINERD_SOCKET, "version"];
+            self.exec(&version).await.map(drop).map_err(|error| error.to_string())
+        })
         .await?;
-        let import = [
-            "ctr",
-            "--address",
-            CONTAINERD_SOCKET,
-            "--namespace",
-            "k8s.io",
-            "images",
-            "import",
-            &images,
-        ];
+        let import =
+            ["ctr", "--address", CONTAINERD_SOCKET, "--namespace", "k8s.io", "images", "import", &images];
         self.exec(&import).await.map(drop)
     }
 }

@@ -53,16 +53,10 @@ fn resource(facts: &mut Facts, name: &str, devices: &[Device], setting: &Setting
     }
     for device in devices {
         let numa: Vec<u32> = device.numa.into_iter().collect();
-        tell(
-            format!("device {}", device.id),
-            format!("healthy true, numa {numa:?}"),
-        );
+        tell(format!("device {}", device.id), format!("healthy true, numa {numa:?}"));
     }
     for size in 1..=devices.len().min(2) {
-        tell(
-            format!("prefer {size}"),
-            format!("{size} devices, the one that must be among them: true"),
-        );
+        tell(format!("prefer {size}"), format!("{size} devices, the one that must be among them: true"));
     }
     let two = &devices[..devices.len().min(2)];
     for (label, some) in [("one", &devices[..1]), ("two", two), ("all", devices)] {
@@ -105,11 +99,7 @@ fn resources(node: &Node, setting: &Setting) -> Result<BTreeMap<String, Vec<Devi
                 anyhow::Ok(format!("nvidia-caps/nvidia-cap{minor}"))
             };
             let device = Device {
-                name: if setting.index_ids {
-                    format!("{}:{number}", gpu.index)
-                } else {
-                    uuid.clone()
-                },
+                name: if setting.index_ids { format!("{}:{number}", gpu.index) } else { uuid.clone() },
                 id: uuid,
                 numa: gpu.numa,
                 nodes: vec![
@@ -151,18 +141,12 @@ fn minors(node: &Node) -> Result<BTreeMap<String, u32>> {
     let path = node.proc().join("driver/nvidia-caps/mig-minors");
     let text = std::fs::read_to_string(&path).with_context(|| path.display().to_string())?;
     let entries = text.lines().filter_map(|line| line.split_once(' '));
-    entries
-        .map(|(way, minor)| Ok((way.to_owned(), minor.trim().parse()?)))
-        .collect()
+    entries.map(|(way, minor)| Ok((way.to_owned(), minor.trim().parse()?))).collect()
 }
 
 /// What a GPU is called towards the runtime.
 fn name(gpu: &GpuFacts, setting: &Setting) -> String {
-    if setting.index_ids {
-        gpu.index.to_string()
-    } else {
-        gpu.uuid.clone()
-    }
+    if setting.index_ids { gpu.index.to_string() } else { gpu.uuid.clone() }
 }
 
 fn allocated(devices: &[Device], setting: &Setting, resource: &str) -> Vec<(&'static str, String)> {
@@ -201,9 +185,7 @@ fn allocated(devices: &[Device], setting: &Setting, resource: &str) -> Vec<(&'st
         // Two devices of one GPU repeat its node.
         let own = devices.iter().flat_map(|device| device.nodes.iter().cloned());
         let nodes = control.into_iter().map(str::to_owned).chain(own);
-        let mut nodes: Vec<String> = nodes
-            .map(|node| format!("/dev/{node} as /dev/{node} rw"))
-            .collect();
+        let mut nodes: Vec<String> = nodes.map(|node| format!("/dev/{node} as /dev/{node} rw")).collect();
         let all = nodes.len();
         nodes.sort_unstable();
         nodes.dedup();
@@ -221,17 +203,9 @@ fn specification(facts: &mut Facts, node: &Node, setting: &Setting) {
     tell("kind", CDI_KIND.to_owned());
     tell("file", format!("{}.json", CDI_KIND.replace('/', "-")));
     tell("env NVIDIA_VISIBLE_DEVICES", "void".to_owned());
-    let control = [
-        "/dev/nvidia-modeset",
-        "/dev/nvidia-uvm",
-        "/dev/nvidia-uvm-tools",
-        "/dev/nvidiactl",
-    ];
+    let control = ["/dev/nvidia-modeset", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidiactl"];
     tell("common device nodes", control.join(","));
     for gpu in &node.hardware().gpus {
-        tell(
-            &format!("device {}", name(gpu, setting)),
-            format!("/dev/nvidia{}", gpu.minor),
-        );
+        tell(&format!("device {}", name(gpu, setting)), format!("/dev/nvidia{}", gpu.minor));
     }
 }

@@ -49,11 +49,7 @@ pub fn differences(ours: &Facts, theirs: &Facts) -> Vec<Difference> {
     let items: BTreeSet<&String> = items.collect();
     let difference = |item: &String| {
         let (our, their) = (ours.get(item), theirs.get(item));
-        (our != their).then(|| Difference {
-            item: item.clone(),
-            ours: our.cloned(),
-            theirs: their.cloned(),
-        })
+        (our != their).then(|| Difference { item: item.clone(), ours: our.cloned(), theirs: their.cloned() })
     };
     items.into_iter().filter_map(difference).collect()
 }
@@ -132,9 +128,7 @@ pub async fn observe(node: &Node, plugin: &Plugin, setting: &Setting, resources:
         facts.insert(format!("{name} socket"), request.endpoint.clone());
         facts.insert(format!("{name} options"), options(request.options.as_ref()));
         let served = kubelet.dial(request).await.with_context(|| process.log())?;
-        resource(&mut facts, &served)
-            .await
-            .with_context(|| process.log())?;
+        resource(&mut facts, &served).await.with_context(|| process.log())?;
         registered += 1;
     }
     specifications(&mut facts, &node.cdi())?;
@@ -145,36 +139,22 @@ fn options(options: Option<&DevicePluginOptions>) -> String {
     let Some(options) = options else {
         return "none".to_owned();
     };
-    let (start, preferred) = (
-        options.pre_start_required,
-        options.get_preferred_allocation_available,
-    );
+    let (start, preferred) = (options.pre_start_required, options.get_preferred_allocation_available);
     format!("pre-start {start}, preferred {preferred}")
 }
 
 /// What one resource shows: options, list, and the answers for one device, two, all and an unknown one.
 async fn resource(facts: &mut Facts, served: &Served) -> Result<()> {
     let name = &served.resource;
-    facts.insert(
-        format!("{name} options, asked"),
-        options(Some(&served.options().await?)),
-    );
+    facts.insert(format!("{name} options, asked"), options(Some(&served.options().await?)));
     let list = served.list().await?;
     for (id, (healthy, numa)) in &list {
-        facts.insert(
-            format!("{name} device {id}"),
-            format!("healthy {healthy}, numa {numa:?}"),
-        );
+        facts.insert(format!("{name} device {id}"), format!("healthy {healthy}, numa {numa:?}"));
     }
     let ids: Vec<String> = list.into_keys().collect();
     let unknown = ["GPU-unknown".to_owned()];
     let two = &ids[..ids.len().min(2)];
-    for (label, some) in [
-        ("one", &ids[..1]),
-        ("two", two),
-        ("all", &ids),
-        ("unknown", &unknown),
-    ] {
+    for (label, some) in [("one", &ids[..1]), ("two", two), ("all", &ids), ("unknown", &unknown)] {
         let item = format!("{name} allocate {label}");
         match served.allocate(some).await {
             Ok(answer) => allocated(facts, &item, answer),
@@ -186,10 +166,7 @@ async fn resource(facts: &mut Facts, served: &Served) -> Result<()> {
         let kept = preferred.contains(&ids[0]);
         facts.insert(
             format!("{name} prefer {size}"),
-            format!(
-                "{} devices, the one that must be among them: {kept}",
-                preferred.len()
-            ),
+            format!("{} devices, the one that must be among them: {kept}", preferred.len()),
         );
     }
     Ok(())
@@ -209,22 +186,13 @@ fn allocated(facts: &mut Facts, item: &str, answer: ContainerAllocateResponse) {
     let names = answer.cdi_devices.iter().map(|device| device.name.as_str());
     let names = unqualified(facts, names);
     let mounts = answer.mounts.iter().map(|mount| {
-        format!(
-            "{} on {}, read-only {}",
-            mount.host_path, mount.container_path, mount.read_only
-        )
+        format!("{} on {}, read-only {}", mount.host_path, mount.container_path, mount.read_only)
     });
-    let nodes = answer.devices.iter().map(|node| {
-        format!(
-            "{} as {} {}",
-            node.host_path, node.container_path, node.permissions
-        )
-    });
-    for (what, list) in [
-        ("CDI names", names),
-        ("mounts", sorted(mounts)),
-        ("device nodes", sorted(nodes)),
-    ] {
+    let nodes = answer
+        .devices
+        .iter()
+        .map(|node| format!("{} as {} {}", node.host_path, node.container_path, node.permissions));
+    for (what, list) in [("CDI names", names), ("mounts", sorted(mounts)), ("device nodes", sorted(nodes))] {
         if !list.is_empty() {
             facts.insert(format!("{item}: {what}"), list);
         }
@@ -249,16 +217,10 @@ fn specifications(facts: &mut Facts, directory: &Path) -> Result<()> {
             sorted(nodes.filter_map(|node| node["path"].as_str()))
         };
         let env = spec["containerEdits"]["env"].as_array().into_iter().flatten();
-        for variable in env
-            .filter_map(Value::as_str)
-            .filter_map(|text| text.split_once('='))
-        {
+        for variable in env.filter_map(Value::as_str).filter_map(|text| text.split_once('=')) {
             facts.insert(format!("CDI env {}", variable.0), variable.1.to_owned());
         }
-        facts.insert(
-            "CDI common device nodes".to_owned(),
-            nodes(&spec["containerEdits"]),
-        );
+        facts.insert("CDI common device nodes".to_owned(), nodes(&spec["containerEdits"]));
         for device in spec["devices"].as_array().into_iter().flatten() {
             let name = device["name"].as_str().unwrap_or("?");
             facts.insert(format!("CDI device {name}"), nodes(&device["containerEdits"]));
@@ -302,34 +264,17 @@ mod tests {
         let found = differences(&ours, &theirs);
         let items: Vec<&str> = found.iter().map(|one| one.item.as_str()).collect();
         assert_eq!(items, ["b", "c", "d"]);
-        assert_eq!(
-            (found[1].theirs.as_deref(), found[2].ours.as_deref()),
-            (None, None)
-        );
+        assert_eq!((found[1].theirs.as_deref(), found[2].ours.as_deref()), (None, None));
     }
 
     #[test]
     fn row_explains_only_its_items_and_value() {
         let rows = [
-            Deliberate {
-                case: "*",
-                item: "* socket",
-                ours: Some("ours-*.sock"),
-                reason: "",
-            },
-            Deliberate {
-                case: "a*",
-                item: "* mounts",
-                ours: None,
-                reason: "",
-            },
+            Deliberate { case: "*", item: "* socket", ours: Some("ours-*.sock"), reason: "" },
+            Deliberate { case: "a*", item: "* mounts", ours: None, reason: "" },
         ];
         let ours = facts(&[("gpu socket", "ours-gpu.sock"), ("mig socket", "other.sock")]);
-        let theirs = facts(&[
-            ("gpu socket", "gpu.sock"),
-            ("mig socket", "mig.sock"),
-            ("x mounts", "1"),
-        ]);
+        let theirs = facts(&[("gpu socket", "gpu.sock"), ("mig socket", "mig.sock"), ("x mounts", "1")]);
         let (left, used) = unexplained("ab", differences(&ours, &theirs), &rows);
         assert_eq!(left.len(), 1);
         assert_eq!(left[0].item, "mig socket");

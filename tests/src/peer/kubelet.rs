@@ -107,9 +107,7 @@ async fn dial(socket: &Path) -> Result<DevicePluginClient<Channel>, tonic::trans
 
 /// Awaits what must come, with a limit.
 async fn soon<T>(what: &str, future: impl Future<Output = T>) -> Result<T> {
-    tokio::time::timeout(LIMIT, future)
-        .await
-        .with_context(|| format!("waited {LIMIT:?} for {what}"))
+    tokio::time::timeout(LIMIT, future).await.with_context(|| format!("waited {LIMIT:?} for {what}"))
 }
 
 impl Kubelet {
@@ -147,9 +145,8 @@ impl Kubelet {
             let accepted = listener.accept().await.map(|(stream, _)| stream);
             Some((accepted, listener))
         });
-        let server = Server::builder()
-            .add_service(RegistrationServer::new(registrar))
-            .serve_with_incoming(incoming);
+        let server =
+            Server::builder().add_service(RegistrationServer::new(registrar)).serve_with_incoming(incoming);
         Ok(Self {
             registrations,
             // Its end is the test's end; a broken server shows as a registration that does not come.
@@ -164,9 +161,7 @@ impl Kubelet {
     /// # Errors
     /// None comes.
     pub async fn registration(&mut self) -> Result<Registered> {
-        soon("a registration", self.registrations.recv())
-            .await?
-            .context("the registration server ended")
+        soon("a registration", self.registrations.recv()).await?.context("the registration server ended")
     }
 
     /// The next registration's resource, ready to be asked.
@@ -184,14 +179,8 @@ impl Kubelet {
     /// Its socket accepts no connection.
     pub async fn dial(&self, request: &RegisterRequest) -> Result<Served> {
         let socket = self.directory.join(&request.endpoint);
-        let client = dial(&socket)
-            .await
-            .with_context(|| format!("dialling {}", socket.display()))?;
-        Ok(Served {
-            resource: request.resource_name.clone(),
-            socket,
-            client,
-        })
+        let client = dial(&socket).await.with_context(|| format!("dialling {}", socket.display()))?;
+        Ok(Served { resource: request.resource_name.clone(), socket, client })
     }
 
     /// Ends the streams of device lists that it reads, as after an error of the connection; both sockets stay as they
@@ -284,9 +273,7 @@ impl Served {
     /// The plugin's status, as it is.
     pub async fn allocate(&self, ids: &[String]) -> Result<ContainerAllocateResponse, Status> {
         let request = AllocateRequest {
-            container_requests: vec![ContainerAllocateRequest {
-                device_ids: ids.to_vec(),
-            }],
+            container_requests: vec![ContainerAllocateRequest { device_ids: ids.to_vec() }],
         };
         let answer = self.client.clone().allocate(request).await?.into_inner();
         let mut containers = answer.container_responses;
@@ -322,12 +309,8 @@ impl Served {
 /// A list as a value that can be compared.
 fn list(message: ListAndWatchResponse) -> List {
     let entry = |device: gantry_proto::deviceplugin::Device| {
-        let mut numa: Vec<i64> = device
-            .topology
-            .into_iter()
-            .flat_map(|topology| topology.nodes)
-            .map(|node| node.id)
-            .collect();
+        let mut numa: Vec<i64> =
+            device.topology.into_iter().flat_map(|topology| topology.nodes).map(|node| node.id).collect();
         numa.sort_unstable();
         (device.id, (device.health == HEALTHY, numa))
     };

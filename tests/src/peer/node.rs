@@ -52,10 +52,7 @@ pub struct Process {
 /// # Errors
 /// Names what is missing.
 pub fn supported() -> Result<()> {
-    ensure!(
-        rustix::process::geteuid().is_root(),
-        "not root, which mounts need"
-    );
+    ensure!(rustix::process::geteuid().is_root(), "not root, which mounts need");
     let trial = Command::new("unshare")
         .args(["--mount", "sh", "-c", "mount -t tmpfs none /mnt"])
         .output()
@@ -128,10 +125,7 @@ impl Node {
         let machine = gantry_topology::read(&std::fs::read_to_string(&file)?)?;
         let facts = Facts::of(&machine)?;
         let mut parts = machine.into_parts();
-        let pieces: Vec<Piece> = pieces
-            .iter()
-            .map(|piece| piece.parse())
-            .collect::<Result<_, _>>()?;
+        let pieces: Vec<Piece> = pieces.iter().map(|piece| piece.parse()).collect::<Result<_, _>>()?;
         for (gpu, facts) in parts.gpus.iter_mut().zip(&facts.gpus) {
             gpu.mig = Some(apply(facts, None, &MigChange::Recut(pieces.clone()))?.mig);
         }
@@ -218,10 +212,7 @@ impl Node {
         // watching it.
         let folder = self.folder.path().join("run");
         std::fs::write(folder.join("config.new"), text)?;
-        Ok(std::fs::rename(
-            folder.join("config.new"),
-            folder.join("config.yaml"),
-        )?)
+        Ok(std::fs::rename(folder.join("config.new"), folder.join("config.yaml"))?)
     }
 
     /// Starts a plugin.

@@ -85,11 +85,7 @@ impl Strategy {
 impl Setting {
     /// The strategies in force.
     pub fn strategies(&self) -> &[Strategy] {
-        if self.strategies.is_empty() {
-            &[Strategy::Envvar]
-        } else {
-            &self.strategies
-        }
+        if self.strategies.is_empty() { &[Strategy::Envvar] } else { &self.strategies }
     }
 
     fn words(&self) -> Vec<&'static str> {

@@ -57,12 +57,7 @@ impl Bed {
         options.scheduler_config = Some(hurried_scheduler()?);
         let cluster = Cluster::up(options).await?;
         cluster.install(&manifests()).await?;
-        Ok(Self {
-            cluster,
-            gpus: OnceCell::new(),
-            named: AtomicUsize::new(0),
-            _lock: lock,
-        })
+        Ok(Self { cluster, gpus: OnceCell::new(), named: AtomicUsize::new(0), _lock: lock })
     }
 
     /// Ends the cluster.
@@ -99,20 +94,13 @@ impl Bed {
     /// Makes a namespace for a scenario and waits until pods can be made in it.
     pub(crate) async fn namespace(&self, name: &str) -> Result<Api<Pod>> {
         let namespace = Namespace {
-            metadata: kube::api::ObjectMeta {
-                name: Some(name.to_owned()),
-                ..Default::default()
-            },
+            metadata: kube::api::ObjectMeta { name: Some(name.to_owned()), ..Default::default() },
             ..Default::default()
         };
-        Api::<Namespace>::all(self.client())
-            .create(&PostParams::default(), &namespace)
-            .await?;
+        Api::<Namespace>::all(self.client()).create(&PostParams::default(), &namespace).await?;
         let accounts: Api<ServiceAccount> = Api::namespaced(self.client(), name);
-        until(format!("service account of {name}"), CLEAN_LIMIT, async || {
-            accounts.get("default").await
-        })
-        .await?;
+        until(format!("service account of {name}"), CLEAN_LIMIT, async || accounts.get("default").await)
+            .await?;
         Ok(Api::namespaced(self.client(), name))
     }
 
@@ -163,20 +151,12 @@ impl Bed {
             // periods.
             namespaces.delete(&name, &DeleteParams::default()).await?;
             let pods: Api<Pod> = Api::namespaced(self.client(), &name);
-            pods.delete_collection(&DeleteParams::default().grace_period(1), &ListParams::default())
-                .await?;
+            pods.delete_collection(&DeleteParams::default().grace_period(1), &ListParams::default()).await?;
         }
         let pods: Api<Pod> = Api::all(self.client());
         until("pods of scenarios gone", CLEAN_LIMIT, async || {
-            let left = pods
-                .list(&ListParams::default())
-                .await
-                .map_err(|error| error.to_string())?;
-            match left
-                .iter()
-                .map(|pod| &pod.metadata)
-                .find(|pod| ours(pod.namespace.as_deref()))
-            {
+            let left = pods.list(&ListParams::default()).await.map_err(|error| error.to_string())?;
+            match left.iter().map(|pod| &pod.metadata).find(|pod| ours(pod.namespace.as_deref())) {
                 Some(pod) => Err(format!("{:?} in {:?}", pod.name, pod.namespace)),
                 None => Ok(()),
             }

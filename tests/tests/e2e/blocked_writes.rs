@@ -19,10 +19,8 @@ const BUSYBOX: &str = "/bin/busybox";
 /// Has the API server refuse Bindings of these pods, and waits until it does.
 pub(crate) async fn block_bindings(scene: &Scene<'_>, names: &[String]) -> Result<()> {
     let names = json!([names, &[BLOCK.to_owned()]].concat());
-    let ours = format!(
-        "request.namespace == '{}' && object.metadata.?name.orValue('') in {names}",
-        scene.namespace
-    );
+    let ours =
+        format!("request.namespace == '{}' && object.metadata.?name.orValue('') in {names}", scene.namespace);
     let policy = json!({
         "apiVersion": "admissionregistration.k8s.io/v1",
         "kind": "ValidatingAdmissionPolicy",
@@ -106,20 +104,13 @@ pub(crate) async fn delay_decisions(scene: &Scene<'_>) -> Result<()> {
     });
     let args = ["apply", "-f", "-"];
     let cluster = scene.bed.cluster();
-    cluster
-        .kubectl_with_input(&args, &configuration.to_string())
-        .await?;
+    cluster.kubectl_with_input(&args, &configuration.to_string()).await?;
     is_blocked(scene, "failed calling webhook", true).await
 }
 
 /// Undoes [`delay_decisions`].
 pub(crate) async fn allow_decisions(scene: &Scene<'_>) -> Result<()> {
-    let args = [
-        "delete",
-        "validatingwebhookconfiguration",
-        BLOCK,
-        "--ignore-not-found",
-    ];
+    let args = ["delete", "validatingwebhookconfiguration", BLOCK, "--ignore-not-found"];
     scene.bed.cluster().kubectl(&args).await?;
     let control = scene.bed.cluster().control();
     control.daemon(SILENT)?.kill().await?;
@@ -138,9 +129,7 @@ async fn is_blocked(scene: &Scene<'_>, words: &str, wanted: bool) -> Result<()> 
     until(format!("policy in effect: {wanted}"), GANG_LIMIT, async || {
         let cluster = scene.bed.cluster();
         let answer = cluster.kubectl_with_input(&args, &probe.to_string()).await;
-        let refused = answer
-            .as_ref()
-            .is_err_and(|error| error.to_string().contains(words));
+        let refused = answer.as_ref().is_err_and(|error| error.to_string().contains(words));
         match refused == wanted {
             true => Ok(()),
             false => Err(format!("{answer:?}")),

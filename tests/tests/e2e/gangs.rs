@@ -168,15 +168,11 @@ impl<'a> Scene<'a> {
 
     /// Deletes a pod and waits until it is gone.
     pub(crate) async fn delete(&self, pod: &str) -> Result<()> {
-        self.pods
-            .delete(pod, &DeleteParams::default().grace_period(1))
-            .await?;
-        until(format!("{pod} gone"), pods::RUN_LIMIT, async || {
-            match self.pods.get_opt(pod).await {
-                Ok(None) => Ok(()),
-                Ok(Some(pod)) => Err(pods::said(&pod)),
-                Err(error) => Err(error.to_string()),
-            }
+        self.pods.delete(pod, &DeleteParams::default().grace_period(1)).await?;
+        until(format!("{pod} gone"), pods::RUN_LIMIT, async || match self.pods.get_opt(pod).await {
+            Ok(None) => Ok(()),
+            Ok(Some(pod)) => Err(pods::said(&pod)),
+            Err(error) => Err(error.to_string()),
         })
         .await?;
         Ok(())
@@ -185,22 +181,14 @@ impl<'a> Scene<'a> {
     /// Deletes all members of a gang and waits until they are gone.
     pub(crate) async fn disband(&self, crew: &Crew) -> Result<()> {
         for name in crew.pod_names() {
-            let deleted = self
-                .pods
-                .delete(&name, &DeleteParams::default().grace_period(1))
-                .await;
-            ensure!(
-                deleted.is_ok() || self.pods.get_opt(&name).await?.is_none(),
-                "{name} cannot be deleted"
-            );
+            let deleted = self.pods.delete(&name, &DeleteParams::default().grace_period(1)).await;
+            ensure!(deleted.is_ok() || self.pods.get_opt(&name).await?.is_none(), "{name} cannot be deleted");
         }
         for name in crew.pod_names() {
-            until(format!("{name} gone"), pods::RUN_LIMIT, async || {
-                match self.pods.get_opt(&name).await {
-                    Ok(None) => Ok(()),
-                    Ok(Some(pod)) => Err(pods::said(&pod)),
-                    Err(error) => Err(error.to_string()),
-                }
+            until(format!("{name} gone"), pods::RUN_LIMIT, async || match self.pods.get_opt(&name).await {
+                Ok(None) => Ok(()),
+                Ok(Some(pod)) => Err(pods::said(&pod)),
+                Err(error) => Err(error.to_string()),
             })
             .await?;
         }
@@ -211,9 +199,7 @@ impl<'a> Scene<'a> {
     pub(crate) async fn status(&self, gang: &str) -> Result<GangStatus> {
         let object = self.gangs.get_opt(gang).await?;
         let object = object.with_context(|| format!("no Gang {gang}"))?;
-        object
-            .status
-            .with_context(|| format!("Gang {gang} has no status"))
+        object.status.with_context(|| format!("Gang {gang} has no status"))
     }
 
     /// Waits until the gang's status is as it should be.
@@ -236,8 +222,7 @@ impl<'a> Scene<'a> {
 
     /// Waits until the gang is in a phase.
     pub(crate) async fn phase(&self, gang: &str, phase: GangPhase) -> Result<GangStatus> {
-        self.status_where(gang, &format!("{phase:?}"), |status| status.phase == phase)
-            .await
+        self.status_where(gang, &format!("{phase:?}"), |status| status.phase == phase).await
     }
 
     /// Waits until all members of a gang run, and checks that each container got what was granted, as the Gang had it
@@ -245,9 +230,8 @@ impl<'a> Scene<'a> {
     pub(crate) async fn runs(&self, crew: &Crew) -> Result<Vec<Stay>> {
         let status = self.phase(&crew.name, GangPhase::Bound).await?;
         let stays = self.run_on_grants(&crew.pod_names()).await?;
-        let decision = status
-            .decision
-            .with_context(|| format!("gang {} is bound without a decision", crew.name))?;
+        let decision =
+            status.decision.with_context(|| format!("gang {} is bound without a decision", crew.name))?;
         for name in crew.pod_names() {
             let pod = self.pods.get(&name).await?;
             let uid = pod.metadata.uid.clone().unwrap_or_default();
@@ -288,9 +272,7 @@ impl<'a> Scene<'a> {
         for stay in &stays {
             let traded = || {
                 let others = stays.iter().filter(|other| other.node == stay.node);
-                others
-                    .filter_map(|other| granted.get(&other.pod))
-                    .any(|theirs| *theirs == stay.devices)
+                others.filter_map(|other| granted.get(&other.pod)).any(|theirs| *theirs == stay.devices)
             };
             let own = granted.get(&stay.pod);
             ensure!(
@@ -369,13 +351,7 @@ impl<'a> Scene<'a> {
         };
         let named = all.iter().filter(|pod| name_of(pod).starts_with(prefix));
         let lines = named.map(|pod| {
-            format!(
-                "{} {} on {:?}: {}",
-                name_of(pod),
-                pods::phase(pod),
-                pods::node(pod),
-                pods::said(pod)
-            )
+            format!("{} {} on {:?}: {}", name_of(pod), pods::phase(pod), pods::node(pod), pods::said(pod))
         });
         lines.collect::<Vec<_>>().join(" | ")
     }

@@ -46,26 +46,14 @@ impl Gpus {
         let hardware = cluster.start_gantry(&binary, &gantry::unlike_machines()).await?;
         let names = cluster.nodes().iter().map(|node| node.name().to_owned());
         let hardware = Mutex::new(names.zip(hardware).collect());
-        let mut gpus = Self {
-            binary,
-            hardware,
-            machines: BTreeMap::new(),
-            altered: Mutex::default(),
-        };
+        let mut gpus = Self { binary, hardware, machines: BTreeMap::new(), altered: Mutex::default() };
         gpus.wait_until_ready(cluster).await?;
         let published: Api<GpuNode> = Api::all(cluster.client());
         for node in cluster.nodes() {
             let machine = published.get(node.name()).await?.spec.machine;
             let links = Collective::new(&machine, &Rates::of(&machine));
             let table = Table::build(&machine);
-            gpus.machines.insert(
-                node.name().to_owned(),
-                Known {
-                    machine,
-                    links,
-                    table,
-                },
-            );
+            gpus.machines.insert(node.name().to_owned(), Known { machine, links, table });
         }
         Ok(gpus)
     }
@@ -74,11 +62,7 @@ impl Gpus {
     pub(crate) async fn restart_plugin(&self, cluster: &Cluster, node: &str, extra: &[&str]) -> Result<()> {
         let node = cluster.node(node)?;
         node.program(gantry::PLUGIN)?.stop().await?;
-        let mut args = self
-            .hardware()
-            .get(node.name())
-            .map(Hardware::plugin_args)
-            .unwrap_or_default();
+        let mut args = self.hardware().get(node.name()).map(Hardware::plugin_args).unwrap_or_default();
         args.extend(extra.iter().map(|arg| (*arg).to_owned()));
         cluster.start_plugin(node, &self.binary, &args).await?;
         self.note_altered(node.name(), !extra.is_empty());
@@ -99,11 +83,7 @@ impl Gpus {
         node.program(gantry::PLUGIN)?.stop().await?;
         let mut args = match hardware {
             Some(hardware) => hardware.plugin_args(),
-            None => self
-                .hardware()
-                .get(node.name())
-                .map(Hardware::plugin_args)
-                .unwrap_or_default(),
+            None => self.hardware().get(node.name()).map(Hardware::plugin_args).unwrap_or_default(),
         };
         args.extend_from_slice(extra);
         cluster.start_plugin(node, &self.binary, &args).await?;
@@ -120,44 +100,29 @@ impl Gpus {
     ) -> Result<()> {
         let nodes: Api<NodeObject> = Api::all(cluster.client());
         let node = cluster.node(node)?;
-        until(
-            format!("{} offers {offered:?}", node.name()),
-            READY_LIMIT,
-            async || {
-                ready(node.sandbox(), PLUGIN_READY)
-                    .await
-                    .map_err(|error| format!("plugin: {error}"))?;
-                let object = nodes.get(node.name()).await.map_err(|error| error.to_string())?;
-                let allocatable = object
-                    .status
-                    .and_then(|status| status.allocatable)
-                    .unwrap_or_default();
-                for (resource, count) in offered {
-                    let kubelets = podresources::allocatable(node, resource).await;
-                    let kubelets = kubelets.map_err(|error| error.to_string())?.len();
-                    let api = allocatable
-                        .get(*resource)
-                        .map_or("0", |quantity| quantity.0.as_str());
-                    if kubelets != *count || api != count.to_string() {
-                        return Err(format!(
-                            "{resource}: {kubelets} with kubelet, {api} in the API, {count} wanted"
-                        ));
-                    }
+        until(format!("{} offers {offered:?}", node.name()), READY_LIMIT, async || {
+            ready(node.sandbox(), PLUGIN_READY).await.map_err(|error| format!("plugin: {error}"))?;
+            let object = nodes.get(node.name()).await.map_err(|error| error.to_string())?;
+            let allocatable = object.status.and_then(|status| status.allocatable).unwrap_or_default();
+            for (resource, count) in offered {
+                let kubelets = podresources::allocatable(node, resource).await;
+                let kubelets = kubelets.map_err(|error| error.to_string())?.len();
+                let api = allocatable.get(*resource).map_or("0", |quantity| quantity.0.as_str());
+                if kubelets != *count || api != count.to_string() {
+                    return Err(format!(
+                        "{resource}: {kubelets} with kubelet, {api} in the API, {count} wanted"
+                    ));
                 }
-                Ok(())
-            },
-        )
+            }
+            Ok(())
+        })
         .await?;
         Ok(())
     }
 
     /// Gives the plugins that a scenario altered their usual arguments again, and waits until all is ready.
     pub(crate) async fn restore(&self, cluster: &Cluster) -> Result<()> {
-        let altered = self
-            .altered
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone();
+        let altered = self.altered.lock().unwrap_or_else(PoisonError::into_inner).clone();
         for node in altered {
             self.restart_plugin(cluster, &node, &[]).await?;
         }
@@ -171,59 +136,37 @@ impl Gpus {
         let published: Api<GpuNode> = Api::all(cluster.client());
         for node in cluster.nodes() {
             until(format!("GPUs of {}", node.name()), READY_LIMIT, async || {
-                ready(node.sandbox(), PLUGIN_READY)
-                    .await
-                    .map_err(|error| format!("plugin: {error}"))?;
-                let gpu_node = published
-                    .get(node.name())
-                    .await
-                    .map_err(|error| error.to_string())?;
+                ready(node.sandbox(), PLUGIN_READY).await.map_err(|error| format!("plugin: {error}"))?;
+                let gpu_node = published.get(node.name()).await.map_err(|error| error.to_string())?;
                 let gpus = gpu_node.spec.machine.gpus().len();
                 let kubelets = podresources::allocatable(node, GPU_RESOURCE).await;
                 let kubelets = kubelets.map_err(|error| error.to_string())?.len();
                 let object = nodes.get(node.name()).await.map_err(|error| error.to_string())?;
-                let allocatable = object
-                    .status
-                    .and_then(|status| status.allocatable)
-                    .unwrap_or_default();
-                let offered = allocatable
-                    .get(GPU_RESOURCE)
-                    .map_or("none", |quantity| quantity.0.as_str());
+                let allocatable = object.status.and_then(|status| status.allocatable).unwrap_or_default();
+                let offered = allocatable.get(GPU_RESOURCE).map_or("none", |quantity| quantity.0.as_str());
                 if kubelets == gpus && offered == gpus.to_string() {
                     Ok(())
                 } else {
-                    Err(format!(
-                        "of {gpus}: {kubelets} with kubelet, {offered} in the API"
-                    ))
+                    Err(format!("of {gpus}: {kubelets} with kubelet, {offered} in the API"))
                 }
             })
             .await?;
         }
-        until("extender ready", READY_LIMIT, async || {
-            ready(cluster.control(), EXTENDER_READY).await
-        })
-        .await?;
+        until("extender ready", READY_LIMIT, async || ready(cluster.control(), EXTENDER_READY).await).await?;
         Ok(())
     }
 
     /// All devices of all nodes.
     pub(crate) fn all(&self) -> Free {
         let ids = |known: &Known| (0..known.machine.gpus().len()).map(|gpu| known.id(gpu)).collect();
-        self.machines
-            .iter()
-            .map(|(node, known)| (node.clone(), ids(known)))
-            .collect()
+        self.machines.iter().map(|(node, known)| (node.clone(), ids(known))).collect()
     }
 
     /// The highest bandwidth that `size` of the free GPUs of one node reach, anywhere: by trying every set.
     pub(crate) fn best_bandwidth(&self, free: &Free, size: usize) -> u32 {
         let on_node = |(node, free): (&String, &BTreeSet<String>)| {
             let known = self.machines.get(node)?;
-            known
-                .set(free)
-                .subsets(size)
-                .map(|set| known.links.ring(set))
-                .max()
+            known.set(free).subsets(size).map(|set| known.links.ring(set)).max()
         };
         free.iter().filter_map(on_node).max().unwrap_or_default()
     }
@@ -238,10 +181,7 @@ impl Gpus {
     pub(crate) fn chosen(&self, free: &Free, node: &str, size: usize) -> Result<BTreeSet<String>> {
         let known = self.machines.get(node).context("no such node")?;
         let offered = known.set(free.get(node).context("nothing free there")?);
-        let choice = known
-            .table
-            .best(offered, size, Purpose::Local)
-            .context("too few free")?;
+        let choice = known.table.best(offered, size, Purpose::Local).context("too few free")?;
         Ok(choice.gpus.iter().map(|gpu| known.id(gpu)).collect())
     }
 
@@ -268,8 +208,6 @@ impl Known {
 
     fn set(&self, devices: &BTreeSet<String>) -> GpuSet {
         let held = |gpu: &usize| devices.contains(&self.id(*gpu));
-        (0..self.machine.gpus().len())
-            .filter(held)
-            .fold(GpuSet::EMPTY, GpuSet::with)
+        (0..self.machine.gpus().len()).filter(held).fold(GpuSet::EMPTY, GpuSet::with)
     }
 }

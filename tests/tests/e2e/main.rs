@@ -29,11 +29,7 @@ fn main() -> Result<ExitCode> {
     let mut arguments = Arguments::from_args();
     // The scenarios share the cluster and break parts of it.
     arguments.test_threads = Some(1);
-    let unsupported = if arguments.list {
-        None
-    } else {
-        gantry_e2e::supported().err()
-    };
+    let unsupported = if arguments.list { None } else { gantry_e2e::supported().err() };
     if let Some(why) = &unsupported {
         eprintln!("end-to-end tests are skipped: {why}");
     }
@@ -43,11 +39,7 @@ fn main() -> Result<ExitCode> {
         .map(|scenario| {
             let stage = Arc::clone(&stage);
             let name = scenario.name;
-            let play = move || {
-                stage
-                    .play(&scenario)
-                    .map_err(|error| Failed::from(format!("{error:#}")))
-            };
+            let play = move || stage.play(&scenario).map_err(|error| Failed::from(format!("{error:#}")));
             Trial::test(name, play).with_ignored_flag(unsupported.is_some())
         })
         .collect();
@@ -65,10 +57,7 @@ struct Stage {
 impl Stage {
     fn new() -> Result<Self> {
         let runtime = tokio::runtime::Runtime::new().context("tokio runtime")?;
-        Ok(Self {
-            runtime,
-            bed: Mutex::new(None),
-        })
+        Ok(Self { runtime, bed: Mutex::new(None) })
     }
 
     fn play(&self, scenario: &Scenario) -> Result<()> {
@@ -87,32 +76,20 @@ impl Stage {
                 anyhow::anyhow!("{error:#}\nGantry's daemons said meanwhile:{said}")
             });
             let told = start.elapsed().as_secs_f64();
-            let restored = bed
-                .restore()
-                .await
-                .context("restoring the cluster after the scenario");
+            let restored = bed.restore().await.context("restoring the cluster after the scenario");
             let all = start.elapsed().as_secs_f64();
             let (story, restoring) = (told - ready, all - told);
             // On the line of the test, before what became of it.
             eprint!("{ready:.1} + {story:.1} + {restoring:.1} s, ");
-            outcome
-                .and(restored)
-                .with_context(|| format!("logs: {}/*/log", bed.folder().display()))
+            outcome.and(restored).with_context(|| format!("logs: {}/*/log", bed.folder().display()))
         })
     }
 
     fn clear(&self) -> Result<()> {
-        let bed = self
-            .bed
-            .lock()
-            .unwrap_or_else(std::sync::PoisonError::into_inner)
-            .take();
+        let bed = self.bed.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take();
         match bed {
             Some(bed) if std::env::var_os("GANTRY_E2E_KEEP").is_some() => {
-                eprintln!(
-                    "cluster left up: KUBECONFIG={}/kubeconfig",
-                    bed.folder().display()
-                );
+                eprintln!("cluster left up: KUBECONFIG={}/kubeconfig", bed.folder().display());
                 Ok(())
             }
             Some(bed) => self.runtime.block_on(bed.down()),

@@ -22,11 +22,7 @@ pub(crate) fn sleeper(name: &str, gpus: usize) -> Result<Pod> {
 
 /// The same, asking for so many of a resource.
 pub(crate) fn sleeper_of(name: &str, resource: &str, count: usize) -> Result<Pod> {
-    let resources = if count == 0 {
-        json!({})
-    } else {
-        json!({ "limits": { resource: count } })
-    };
+    let resources = if count == 0 { json!({}) } else { json!({ "limits": { resource: count } }) };
     Ok(serde_json::from_value(json!({
         "apiVersion": "v1",
         "kind": "Pod",
@@ -76,18 +72,12 @@ pub(crate) async fn running(api: &Api<Pod>, name: &str) -> Result<Pod> {
 
 /// The node a pod was put on.
 pub(crate) fn node(pod: &Pod) -> &str {
-    pod.spec
-        .as_ref()
-        .and_then(|spec| spec.node_name.as_deref())
-        .unwrap_or_default()
+    pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref()).unwrap_or_default()
 }
 
 /// A pod's phase.
 pub(crate) fn phase(pod: &Pod) -> &str {
-    pod.status
-        .as_ref()
-        .and_then(|status| status.phase.as_deref())
-        .unwrap_or_default()
+    pod.status.as_ref().and_then(|status| status.phase.as_deref()).unwrap_or_default()
 }
 
 /// The message of the pod's status, or the messages of its conditions.
@@ -95,11 +85,7 @@ pub(crate) fn said(pod: &Pod) -> String {
     let Some(status) = &pod.status else {
         return String::new();
     };
-    let conditions = status
-        .conditions
-        .iter()
-        .flatten()
-        .filter_map(|condition| condition.message.clone());
+    let conditions = status.conditions.iter().flatten().filter_map(|condition| condition.message.clone());
     let own = status.reason.iter().chain(&status.message).cloned();
     own.chain(conditions).collect::<Vec<_>>().join("; ")
 }
@@ -107,9 +93,7 @@ pub(crate) fn said(pod: &Pod) -> String {
 /// The grant that the extender wrote for a pod.
 pub(crate) fn grant(pod: &Pod) -> Result<Grant> {
     let annotations = pod.metadata.annotations.as_ref();
-    let text = annotations
-        .and_then(|all| all.get(GRANT_ANNOTATION))
-        .context("the pod carries no grant")?;
+    let text = annotations.and_then(|all| all.get(GRANT_ANNOTATION)).context("the pod carries no grant")?;
     let uid = pod.metadata.uid.as_deref().unwrap_or_default();
     Ok(Grant::parse(text, &uid.into(), &node(pod).into())?)
 }
@@ -121,36 +105,17 @@ pub(crate) fn granted(pod: &Pod) -> Result<BTreeSet<String>> {
 
 /// The devices of a resource that a pod's grant gives it in all.
 pub(crate) fn granted_of(pod: &Pod, resource: &str) -> Result<BTreeSet<String>> {
-    Ok(grant(pod)?
-        .held(resource)
-        .iter()
-        .map(ToString::to_string)
-        .collect())
+    Ok(grant(pod)?.held(resource).iter().map(ToString::to_string).collect())
 }
 
 /// The devices that a running container sees in its environment.
 pub(crate) async fn seen(cluster: &Cluster, pod: &Pod, container: &str) -> Result<BTreeSet<String>> {
     let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
     let name = pod.metadata.name.as_deref().unwrap_or_default();
-    let argv = [
-        "-n",
-        namespace,
-        "exec",
-        name,
-        "-c",
-        container,
-        "--",
-        "sh",
-        "-c",
-        "echo $NVIDIA_VISIBLE_DEVICES",
-    ];
+    let argv =
+        ["-n", namespace, "exec", name, "-c", container, "--", "sh", "-c", "echo $NVIDIA_VISIBLE_DEVICES"];
     let text = cluster.kubectl(&argv).await?;
-    Ok(text
-        .trim()
-        .split(',')
-        .filter(|device| !device.is_empty())
-        .map(str::to_owned)
-        .collect())
+    Ok(text.trim().split(',').filter(|device| !device.is_empty()).map(str::to_owned).collect())
 }
 
 /// What a folder of a pod's container holds; nothing where there is no such folder.
@@ -158,9 +123,7 @@ pub(crate) async fn listed(cluster: &Cluster, pod: &Pod, folder: &str) -> Result
     let part = |text: &Option<String>| text.clone().unwrap_or_default();
     let (namespace, name) = (part(&pod.metadata.namespace), part(&pod.metadata.name));
     let look = format!("ls {folder} 2>/dev/null || true");
-    let text = cluster
-        .kubectl(&["-n", &namespace, "exec", &name, "--", "sh", "-c", &look])
-        .await?;
+    let text = cluster.kubectl(&["-n", &namespace, "exec", &name, "--", "sh", "-c", &look]).await?;
     Ok(text.split_whitespace().map(str::to_owned).collect())
 }
 
@@ -177,11 +140,7 @@ pub(crate) async fn held_of(
     resource: &str,
 ) -> Result<BTreeSet<String>> {
     let part = |text: &Option<String>| text.clone().unwrap_or_default();
-    let name = (
-        part(&pod.metadata.namespace),
-        part(&pod.metadata.name),
-        container.to_owned(),
-    );
+    let name = (part(&pod.metadata.namespace), part(&pod.metadata.name), container.to_owned());
     let all = podresources::held(cluster.node(node(pod))?, resource).await?;
     Ok(all.get(&name).cloned().unwrap_or_default())
 }

@@ -56,16 +56,11 @@ fn with_script(mut pod: Pod, script: &str, seconds: f64) -> Result<Pod> {
     let spec = pod.spec.as_mut().context("a pod has a spec")?;
     spec.restart_policy = Some("Never".into());
     let volume = json!({ "name": "records", "hostPath": { "path": ON_NODE, "type": "DirectoryOrCreate" } });
-    spec.volumes
-        .get_or_insert_default()
-        .push(serde_json::from_value(volume)?);
+    spec.volumes.get_or_insert_default().push(serde_json::from_value(volume)?);
     for container in &mut spec.containers {
         container.command = Some(["sh", "-c", script].map(str::to_owned).to_vec());
         let mount = json!({ "name": "records", "mountPath": "/records" });
-        container
-            .volume_mounts
-            .get_or_insert_default()
-            .push(serde_json::from_value(mount)?);
+        container.volume_mounts.get_or_insert_default().push(serde_json::from_value(mount)?);
         let name = json!({ "name": "POD", "valueFrom": { "fieldRef": { "fieldPath": "metadata.name" } } });
         let time = json!({ "name": "SECONDS_TO_RUN", "value": seconds.to_string() });
         let env = container.env.get_or_insert_default();
@@ -154,19 +149,7 @@ fn parse(pod: &str, node: &str, text: &str) -> Option<Stay> {
     let mut first = lines.next()?.strip_prefix("start ")?.split(' ');
     let from = first.next()?.parse().ok()?;
     let devices = first.next().unwrap_or_default();
-    let devices = devices
-        .split(',')
-        .filter(|device| !device.is_empty())
-        .map(str::to_owned)
-        .collect();
-    let to = lines
-        .next()
-        .and_then(|line| line.strip_prefix("end ")?.parse().ok());
-    Some(Stay {
-        pod: pod.to_owned(),
-        node: node.to_owned(),
-        devices,
-        from,
-        to,
-    })
+    let devices = devices.split(',').filter(|device| !device.is_empty()).map(str::to_owned).collect();
+    let to = lines.next().and_then(|line| line.strip_prefix("end ")?.parse().ok());
+    Some(Stay { pod: pod.to_owned(), node: node.to_owned(), devices, from, to })
 }

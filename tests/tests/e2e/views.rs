@@ -37,10 +37,7 @@ impl Table {
         let starts = self.starts();
         let place = starts.iter().position(|(_, heading)| *heading == column);
         let place = place.with_context(|| format!("no column {column} in\n{}", self.0))?;
-        let line = self
-            .0
-            .lines()
-            .find(|line| line.split_whitespace().next() == Some(name));
+        let line = self.0.lines().find(|line| line.split_whitespace().next() == Some(name));
         let line = line.with_context(|| format!("no line of {name} in\n{}", self.0))?;
         let from = starts.get(place).map_or(0, |(from, _)| *from);
         let to = starts.get(place + 1).map_or(line.len(), |(to, _)| *to);
@@ -74,29 +71,19 @@ pub(crate) async fn event(
     words: &[&str],
 ) -> Result<String> {
     let api: Api<Event> = Api::namespaced(bed.client(), namespace);
-    let about = ListParams::default().fields(&format!(
-        "involvedObject.kind={kind},involvedObject.name={name},reason={reason}"
-    ));
-    let found = until(
-        format!("Event {reason} of {kind} {name} with {words:?}"),
-        GANG_LIMIT,
-        async || {
-            let all = api.list(&about).await.map_err(|error| error.to_string())?.items;
-            let said = |event: &Event| event.message.clone().unwrap_or_default();
-            let event = all
-                .iter()
-                .find(|event| words.iter().all(|word| said(event).contains(word)));
-            match event {
-                Some(event) => Ok((said(event), event.involved_object.uid.clone())),
-                None => Err(format!("{:?}", all.iter().map(said).collect::<Vec<_>>())),
-            }
-        },
-    );
+    let about = ListParams::default()
+        .fields(&format!("involvedObject.kind={kind},involvedObject.name={name},reason={reason}"));
+    let found = until(format!("Event {reason} of {kind} {name} with {words:?}"), GANG_LIMIT, async || {
+        let all = api.list(&about).await.map_err(|error| error.to_string())?.items;
+        let said = |event: &Event| event.message.clone().unwrap_or_default();
+        let event = all.iter().find(|event| words.iter().all(|word| said(event).contains(word)));
+        match event {
+            Some(event) => Ok((said(event), event.involved_object.uid.clone())),
+            None => Err(format!("{:?}", all.iter().map(said).collect::<Vec<_>>())),
+        }
+    });
     let (said, of) = found.await?;
-    ensure!(
-        uid.is_none() || of.as_deref() == uid,
-        "{reason} is about {of:?}, {kind} {name} is {uid:?}"
-    );
+    ensure!(uid.is_none() || of.as_deref() == uid, "{reason} is about {of:?}, {kind} {name} is {uid:?}");
     Ok(said)
 }
 
@@ -130,8 +117,7 @@ impl Metrics {
     pub(crate) fn of(&self, series: &str) -> f64 {
         let wanted = format!("gantry_extender_{series} ");
         let line = self.0.lines().find_map(|line| line.strip_prefix(&wanted));
-        line.and_then(|value| value.trim().parse().ok())
-            .unwrap_or_default()
+        line.and_then(|value| value.trim().parse().ok()).unwrap_or_default()
     }
 
     /// Waits until series are what they should be.
@@ -146,15 +132,10 @@ impl Metrics {
 
     async fn settled_at(bed: &Bed, url: &str, expected: &[(&str, f64)]) -> Result<Self> {
         let found = until(format!("metrics {expected:?}"), GANG_LIMIT, async || {
-            let now = Self::read_at(bed, url)
-                .await
-                .map_err(|error| format!("{error:#}"))?;
-            let others = expected
-                .iter()
-                .filter(|(series, value)| (now.of(series) - value).abs() > 0.1);
-            let others: Vec<String> = others
-                .map(|(series, _)| format!("{series} is {}", now.of(series)))
-                .collect();
+            let now = Self::read_at(bed, url).await.map_err(|error| format!("{error:#}"))?;
+            let others = expected.iter().filter(|(series, value)| (now.of(series) - value).abs() > 0.1);
+            let others: Vec<String> =
+                others.map(|(series, _)| format!("{series} is {}", now.of(series))).collect();
             match others.is_empty() {
                 true => Ok(now),
                 false => Err(others.join(", ")),

@@ -22,15 +22,9 @@ const MACHINES: [&str; 3] = ["dgx-a100", "a40-8x-bridged", "l4-4x-pcie"];
 
 fn cases() -> Vec<Case> {
     use Strategy::{CdiAnnotations, CdiCri, Envvar, VolumeMounts};
-    let case = |machine, setting| Case {
-        machine,
-        cuts: Vec::new(),
-        setting,
-    };
-    let mut cases: Vec<Case> = MACHINES
-        .into_iter()
-        .map(|machine| case(machine, Setting::default()))
-        .collect();
+    let case = |machine, setting| Case { machine, cuts: Vec::new(), setting };
+    let mut cases: Vec<Case> =
+        MACHINES.into_iter().map(|machine| case(machine, Setting::default())).collect();
     let ways: [&[Strategy]; 8] = [
         &[Envvar],
         &[VolumeMounts],
@@ -63,16 +57,8 @@ fn cases() -> Vec<Case> {
         (3, true, true, true),
         (4, false, false, true),
     ] {
-        let sharing = Sharing {
-            replicas,
-            rename,
-            one_only,
-        };
-        let setting = Setting {
-            sharing: Some(sharing),
-            pass_device_specs,
-            ..Setting::default()
-        };
+        let sharing = Sharing { replicas, rename, one_only };
+        let setting = Setting { sharing: Some(sharing), pass_device_specs, ..Setting::default() };
         cases.push(case("l4-4x-pcie", setting));
     }
     cases.extend(cut());
@@ -101,20 +87,11 @@ fn cut() -> Vec<Case> {
     };
     vec![
         case(&unlike, told(None, Strategy::Envvar, false, false)),
-        case(
-            &Vec::new(),
-            told(Some(Mig::Single), Strategy::Envvar, false, false),
-        ),
+        case(&Vec::new(), told(Some(Mig::Single), Strategy::Envvar, false, false)),
         case(&alike, told(Some(Mig::Single), Strategy::Envvar, true, false)),
-        case(
-            &alike,
-            told(Some(Mig::Single), Strategy::VolumeMounts, false, true),
-        ),
+        case(&alike, told(Some(Mig::Single), Strategy::VolumeMounts, false, true)),
         case(&unlike, told(Some(Mig::Mixed), Strategy::Envvar, true, false)),
-        case(
-            &unlike,
-            told(Some(Mig::Mixed), Strategy::VolumeMounts, true, true),
-        ),
+        case(&unlike, told(Some(Mig::Mixed), Strategy::VolumeMounts, true, true)),
     ]
 }
 
@@ -202,12 +179,7 @@ async fn observed(node: &Node, plugin: &Plugin, setting: &Setting) -> Result<Fac
 fn text(differences: &[Difference]) -> String {
     let line = |one: &Difference| {
         let side = |value: &Option<String>| value.clone().unwrap_or_else(|| "(none)".to_owned());
-        format!(
-            "  {}\n    ours    {}\n    NVIDIA's {}\n",
-            one.item,
-            side(&one.ours),
-            side(&one.theirs)
-        )
+        format!("  {}\n    ours    {}\n    NVIDIA's {}\n", one.item, side(&one.ours), side(&one.theirs))
     };
     differences.iter().map(line).collect()
 }

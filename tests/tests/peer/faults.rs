@@ -58,12 +58,7 @@ pub(crate) async fn running_on(node: Node, setting: &Setting) -> Result<Running>
     let mut kubelet = Kubelet::start(&node.plugins())?;
     let process = node.start(&Plugin::gantry()?, setting)?;
     let served = kubelet.served().await.with_context(|| process.log())?;
-    Ok(Running {
-        served,
-        kubelet,
-        process,
-        node,
-    })
+    Ok(Running { served, kubelet, process, node })
 }
 
 impl Running {
@@ -130,10 +125,7 @@ async fn a_lost_gpu_leaves_the_others_to_be_preferred() -> Result<()> {
     let offered = run.ids(&[0, 1, 2, 3, 4, 6, 7]);
     for size in 1..=offered.len() {
         let chosen = run.served.prefer(&offered, &[], size).await?;
-        ensure!(
-            chosen.len() == size && chosen.iter().all(|id| offered.contains(id)),
-            "{size}: {chosen:?}"
-        );
+        ensure!(chosen.len() == size && chosen.iter().all(|id| offered.contains(id)), "{size}: {chosen:?}");
     }
     Ok(())
 }
@@ -152,10 +144,7 @@ async fn a_driver_that_goes_is_told_once() -> Result<()> {
     while lists.last().is_some_and(|list| healthy(list) < 4) {
         lists.push(Served::list_until(&mut stream, |_| true).await?);
     }
-    ensure!(
-        lists.windows(2).all(|pair| pair[0] != pair[1]),
-        "told the same twice: {lists:?}"
-    );
+    ensure!(lists.windows(2).all(|pair| pair[0] != pair[1]), "told the same twice: {lists:?}");
     Ok(())
 }
 
@@ -263,10 +252,7 @@ async fn a_driver_that_comes_late_is_waited_for() -> Result<()> {
     let node = Node::of("l4-4x-pcie")?;
     node.controller().unload_driver()?;
     let mut kubelet = Kubelet::start(&node.plugins())?;
-    let setting = Setting {
-        env: &[("FAIL_ON_INIT_ERROR", "false")],
-        ..Setting::default()
-    };
+    let setting = Setting { env: &[("FAIL_ON_INIT_ERROR", "false")], ..Setting::default() };
     let process = node.start(&Plugin::gantry()?, &setting)?;
     let before = node.controller().calls().of("nvmlInit_v2");
     let asked = async {
@@ -274,9 +260,7 @@ async fn a_driver_that_comes_late_is_waited_for() -> Result<()> {
             tokio::time::sleep(std::time::Duration::from_millis(5)).await;
         }
     };
-    tokio::time::timeout(std::time::Duration::from_secs(30), asked)
-        .await
-        .with_context(|| process.log())?;
+    tokio::time::timeout(std::time::Duration::from_secs(30), asked).await.with_context(|| process.log())?;
     node.controller().load_driver()?;
     let served = kubelet.served().await.with_context(|| process.log())?;
     ensure!(healthy(&served.list().await?) == 4);
@@ -285,10 +269,7 @@ async fn a_driver_that_comes_late_is_waited_for() -> Result<()> {
 
 /// NVIDIA's leaves its specifications behind.
 async fn a_cdi_specification_goes_with_the_plugin() -> Result<()> {
-    let setting = Setting {
-        strategies: vec![Strategy::CdiCri],
-        ..Setting::default()
-    };
+    let setting = Setting { strategies: vec![Strategy::CdiCri], ..Setting::default() };
     let mut run = running("l4-4x-pcie", &setting).await?;
     let files = || anyhow::Ok(std::fs::read_dir(run.node.cdi())?.count());
     ensure!(files()? == 1, "{} files", files()?);

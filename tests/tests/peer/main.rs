@@ -31,11 +31,9 @@ fn main() -> ExitCode {
             let nvidia = nvidia.clone();
             async move || cases::same_as_program(&nvidia.context("no program")?).await
         }),
-        trial(
-            "the_documented_surface_is_the_programs",
-            skipped || nvidia.is_none(),
-            async move || cases::documented_is_true(&nvidia.context("no program")?).await,
-        ),
+        trial("the_documented_surface_is_the_programs", skipped || nvidia.is_none(), async move || {
+            cases::documented_is_true(&nvidia.context("no program")?).await
+        }),
     ];
     trials.extend(
         faults::all()
@@ -52,9 +50,7 @@ fn trial(name: &str, skipped: bool, test: impl AsyncFnOnce() -> Result<()> + Sen
             .enable_all()
             .build()
             .map_err(|error| Failed::from(error.to_string()))?;
-        runtime
-            .block_on(test())
-            .map_err(|error| Failed::from(format!("{error:#}")))
+        runtime.block_on(test()).map_err(|error| Failed::from(format!("{error:#}")))
     };
     Trial::test(name, run).with_ignored_flag(skipped)
 }

@@ -27,21 +27,11 @@ pub(crate) fn all() -> Vec<(&'static str, Story)> {
 }
 
 fn shared() -> Setting {
-    Setting {
-        sharing: Some(Sharing {
-            replicas: 4,
-            rename: false,
-            one_only: false,
-        }),
-        ..Setting::default()
-    }
+    Setting { sharing: Some(Sharing { replicas: 4, rename: false, one_only: false }), ..Setting::default() }
 }
 
 fn told(mig: Mig) -> Setting {
-    Setting {
-        mig: Some(mig),
-        ..Setting::default()
-    }
+    Setting { mig: Some(mig), ..Setting::default() }
 }
 
 /// Eight A100, these of them cut in seven.
@@ -69,11 +59,7 @@ async fn every_replica_of_a_gpu_with_an_xid_is_unhealthy() -> Result<()> {
     run.node.controller().raise_xid(1, OFF_THE_BUS)?;
     let list = Served::list_until(&mut stream, |list| healthy(list) == 12).await?;
     let uuid = run.uuid(1);
-    ensure!(
-        list.iter()
-            .all(|(id, (healthy, _))| *healthy != id.starts_with(uuid)),
-        "{list:?}"
-    );
+    ensure!(list.iter().all(|(id, (healthy, _))| *healthy != id.starts_with(uuid)), "{list:?}");
     Ok(())
 }
 
@@ -108,9 +94,7 @@ async fn an_xid_of_one_mig_device_is_its_own() -> Result<()> {
     let cut = state.cut(&run.node.hardware().gpus[3]).context("not cut")?;
     for (number, instance) in (1..).zip(&cut.instances) {
         let compute = instance.compute.first().context("no compute instance")?;
-        run.node
-            .controller()
-            .raise_xid_in(3, MEMORY, instance.id, compute.id)?;
+        run.node.controller().raise_xid_in(3, MEMORY, instance.id, compute.id)?;
         let uuid = compute.uuid.to_string();
         let list = Served::list_until(&mut stream, |list| !list[&uuid].0).await?;
         ensure!(healthy(&list) == 56 - number, "{list:?}");
@@ -133,10 +117,7 @@ async fn mig_devices_are_taken_where_others_are_in_use() -> Result<()> {
 async fn a_gpu_that_fits_no_single_strategy_costs_itself_alone() -> Result<()> {
     let run = running_on(cut(0..7)?, &told(Mig::Single)).await?;
     let list = run.served.list().await?;
-    ensure!(
-        healthy(&list) == 49 && !list.contains_key(run.uuid(7)),
-        "{list:?}"
-    );
+    ensure!(healthy(&list) == 49 && !list.contains_key(run.uuid(7)), "{list:?}");
     Ok(())
 }
 
@@ -150,13 +131,7 @@ async fn a_new_cut_is_served_without_a_restart() -> Result<()> {
     while names.len() < 2 {
         names.insert(kubelet.served().await.with_context(|| process.log())?.resource);
     }
-    ensure!(
-        names
-            == ["nvidia.com/gpu", "nvidia.com/mig-3g.20gb"]
-                .map(str::to_owned)
-                .into(),
-        "{names:?}"
-    );
+    ensure!(names == ["nvidia.com/gpu", "nvidia.com/mig-3g.20gb"].map(str::to_owned).into(), "{names:?}");
     node.controller().recut(0, &["1g.5gb"; 7])?;
     let fresh = kubelet.served().await.with_context(|| process.log())?;
     ensure!(fresh.resource == "nvidia.com/mig-1g.5gb", "{}", fresh.resource);
@@ -180,10 +155,7 @@ async fn said(process: &Process, what: &str) -> Result<()> {
 /// NVIDIA's plugin silently ignores an unknown key.
 async fn a_mistyped_key_is_named() -> Result<()> {
     let node = Node::of("l4-4x-pcie")?;
-    let setting = Setting {
-        extra: "flags:\n  migStratgy: mixed\n",
-        ..Setting::default()
-    };
+    let setting = Setting { extra: "flags:\n  migStratgy: mixed\n", ..Setting::default() };
     let mut process = node.start(&Plugin::gantry()?, &setting)?;
     said(&process, "migStratgy").await?;
     said(&process, "did you mean").await?;
@@ -194,8 +166,7 @@ async fn a_mistyped_key_is_named() -> Result<()> {
 /// NVIDIA's stops everything first, finds the mistake then, and exits: the node loses its GPUs.
 async fn a_bad_config_leaves_the_last_good_one() -> Result<()> {
     let mut run = running_on(Node::of("l4-4x-pcie")?, &shared()).await?;
-    run.node
-        .write_config("version: v1\nsharing: {timeSlicing: {}}\n")?;
+    run.node.write_config("version: v1\nsharing: {timeSlicing: {}}\n")?;
     said(&run.process, "resources is missing").await?;
     let list = run.served.list().await?;
     let ids: Vec<String> = list.keys().cloned().collect();

@@ -43,25 +43,18 @@ impl Processor {
 
 /// The socket link of a machine with unknown CPU, by the newest PCIe generation of its GPUs.
 pub(super) fn unknown_socket_link(pcie_generation: u8) -> LinkRate {
-    if pcie_generation <= 3 {
-        Processor::Skylake.socket_link()
-    } else {
-        Processor::Amd.socket_link()
-    }
+    if pcie_generation <= 3 { Processor::Skylake.socket_link() } else { Processor::Amd.socket_link() }
 }
 
 /// The machine's CPU, from the host's CPU model or else from the machine's name.
 pub(super) fn of(machine: &Machine) -> Option<Processor> {
     let cpu = machine.host().cpu.as_deref();
-    cpu.and_then(|cpu| by_name(cpu).or_else(|| by_maker(cpu)))
-        .or_else(|| by_name(machine.name()))
+    cpu.and_then(|cpu| by_name(cpu).or_else(|| by_maker(cpu))).or_else(|| by_name(machine.name()))
 }
 
 /// Ampere makes Arm CPUs; in the name of a machine it is an architecture of GPUs.
 fn by_maker(cpu: &str) -> Option<Processor> {
-    cpu.to_ascii_uppercase()
-        .contains("AMPERE")
-        .then_some(Processor::Arm)
+    cpu.to_ascii_uppercase().contains("AMPERE").then_some(Processor::Arm)
 }
 
 fn by_name(text: &str) -> Option<Processor> {
@@ -97,10 +90,7 @@ fn by_name(text: &str) -> Option<Processor> {
 
 /// Xeon generations by their numbers: `E5-2698 v4`, `Platinum 8470` (second digit is the generation), `6787P`.
 fn xeon(words: &[&str]) -> Processor {
-    if words
-        .iter()
-        .any(|word| ["V2", "V3", "V4", "E5", "E7"].contains(word))
-    {
+    if words.iter().any(|word| ["V2", "V3", "V4", "E5", "E7"].contains(word)) {
         return Processor::Broadwell;
     }
     for word in words {

@@ -38,10 +38,7 @@ impl LinkRate {
     /// `times` such links side by side.
     #[must_use]
     pub fn times(self, times: u32) -> Self {
-        Self::new(
-            self.effective.saturating_mul(times),
-            self.raw.saturating_mul(times),
-        )
+        Self::new(self.effective.saturating_mul(times), self.raw.saturating_mul(times))
     }
 
     /// `numerator / denominator` of the rate, for links narrower or of another generation than the table's.
@@ -74,11 +71,8 @@ impl Rates {
     /// - Socket link: CPU model, else the CPU named in the machine's name, else 10 GB/s beside PCIe 3 and 16 GB/s
     ///   beside newer GPUs, the least of the servers of those years.
     pub fn of(machine: &Machine) -> Self {
-        let products: Vec<product::Product> = machine
-            .gpus()
-            .iter()
-            .map(|gpu| product::of(machine, gpu))
-            .collect();
+        let products: Vec<product::Product> =
+            machine.gpus().iter().map(|gpu| product::of(machine, gpu)).collect();
         let processor = host::of(machine);
         let pcie: Vec<LinkRate> = machine
             .gpus()
@@ -110,11 +104,7 @@ impl Rates {
     /// narrower.
     pub fn pcie_path(&self, a: usize, b: usize, class: PathClass) -> LinkRate {
         let slots = self.pcie_of(a).min(self.pcie_of(b));
-        if class.crosses_sockets() {
-            slots.min(self.socket)
-        } else {
-            slots
-        }
+        if class.crosses_sockets() { slots.min(self.socket) } else { slots }
     }
 
     /// One NVLink of GPU `a`; zero if there is no such GPU.
@@ -154,9 +144,7 @@ fn pcie_rate(gpu: &Gpu, product: product::Product, processor: Option<host::Proce
         // rate.
         return host::Processor::Power9.socket_link();
     }
-    let (generation, width) = gpu
-        .pcie
-        .map_or((product.pcie, 16), |link| (link.generation, link.width));
+    let (generation, width) = gpu.pcie.map_or((product.pcie, 16), |link| (link.generation, link.width));
     let lanes = PCIE3_X16.scaled(u32::from(width), 16);
     match generation {
         0..=3 => lanes.scaled(1, 1 << (3 - generation)),

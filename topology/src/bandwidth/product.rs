@@ -111,20 +111,14 @@ pub(super) fn of(machine: &Machine, gpu: &Gpu) -> Product {
 /// The GPUs of unknown product. Their rates are guessed from the number of their links.
 pub fn guessed(machine: &Machine) -> Vec<u8> {
     let gpus = machine.gpus().iter();
-    gpus.filter(|gpu| known(machine, gpu).is_none())
-        .map(|gpu| gpu.index)
-        .collect()
+    gpus.filter(|gpu| known(machine, gpu).is_none()).map(|gpu| gpu.index).collect()
 }
 
 fn known(machine: &Machine, gpu: &Gpu) -> Option<Product> {
     let named = |text: Option<&str>| text.and_then(by_name);
     named(gpu.model.as_deref())
         .or_else(|| gpu.compute_capability.as_deref().and_then(by_compute_capability))
-        .or_else(|| {
-            gpu.nvlink
-                .and_then(|ports| ports.version)
-                .and_then(by_nvlink_version)
-        })
+        .or_else(|| gpu.nvlink.and_then(|ports| ports.version).and_then(by_nvlink_version))
         .or_else(|| named(Some(machine.name())))
 }
 
@@ -138,12 +132,8 @@ pub fn known_model(model: &str) -> Result<(), Option<String>> {
     }
     let model = model.to_ascii_uppercase();
     let names = PRODUCTS.iter().map(|(words, _)| words.join(" "));
-    let nearest = names
-        .map(|name| (strsim::damerau_levenshtein(&model, &name), name))
-        .min();
-    Err(nearest
-        .filter(|(distance, name)| *distance <= 2.min(name.len() / 2))
-        .map(|(_, name)| name))
+    let nearest = names.map(|name| (strsim::damerau_levenshtein(&model, &name), name)).min();
+    Err(nearest.filter(|(distance, name)| *distance <= 2.min(name.len() / 2)).map(|(_, name)| name))
 }
 
 fn by_name(text: &str) -> Option<Product> {
@@ -167,11 +157,7 @@ fn by_name(text: &str) -> Option<Product> {
 /// NCCL's own rule (`ncclTopoNVLinkBw`), and the PCIe generation of the first products of that capability.
 fn by_compute_capability(text: &str) -> Option<Product> {
     let (major, minor) = text.split_once('.')?;
-    let version = major
-        .parse::<u32>()
-        .ok()?
-        .checked_mul(10)?
-        .checked_add(minor.parse().ok()?)?;
+    let version = major.parse::<u32>().ok()?.checked_mul(10)?.checked_add(minor.parse().ok()?)?;
     Some(match version {
         100.. => product(NVLINK5, 5),
         90..=99 => product(NVLINK4, 5),
@@ -236,17 +222,10 @@ const MOST_LINKS_OF_AN_A100: u32 = 12;
 /// A GPU without NVLinks: as old as its linked neighbours, if there are any; otherwise as old as the driver's link
 /// names.
 fn without_links(machine: &Machine) -> Product {
-    let linked = machine
-        .gpus()
-        .iter()
-        .map(|gpu| usize::from(gpu.index))
-        .find(|index| {
-            machine.switch_links(*index) > 0
-                || machine
-                    .nvlinks()
-                    .iter()
-                    .any(|bundle| bundle.gpus.map(usize::from).contains(index))
-        });
+    let linked = machine.gpus().iter().map(|gpu| usize::from(gpu.index)).find(|index| {
+        machine.switch_links(*index) > 0
+            || machine.nvlinks().iter().any(|bundle| bundle.gpus.map(usize::from).contains(index))
+    });
     if let Some(neighbour) = linked {
         return by_shape(machine, neighbour);
     }

@@ -4,12 +4,7 @@ use crate::machine::{Host, MachineParts, NvLinkBundle, NvLinkPorts, PathMatrix, 
 /// A machine of `count` unknown GPUs, all pairs of one class.
 fn unknown(count: u8, class: PathClass) -> MachineParts {
     MachineParts {
-        gpus: (0..count)
-            .map(|index| Gpu {
-                index,
-                ..Gpu::default()
-            })
-            .collect(),
+        gpus: (0..count).map(|index| Gpu { index, ..Gpu::default() }).collect(),
         paths: PathMatrix::from_fn(usize::from(count), |_, _| class),
         ..MachineParts::default()
     }
@@ -50,14 +45,8 @@ fn named_model_has_its_generation() {
 #[test]
 fn pcie_rate_is_that_of_the_slower_slot() {
     let mut parts = unknown(2, PathClass::Node);
-    parts.gpus[0].pcie = Some(PcieLink {
-        generation: 5,
-        width: 16,
-    });
-    parts.gpus[1].pcie = Some(PcieLink {
-        generation: 4,
-        width: 8,
-    });
+    parts.gpus[0].pcie = Some(PcieLink { generation: 5, width: 16 });
+    parts.gpus[1].pcie = Some(PcieLink { generation: 4, width: 8 });
     assert_eq!(pair(parts), (12.0, 15.75));
 }
 
@@ -75,15 +64,8 @@ fn socket_traffic_has_the_rate_of_the_cpu_link() {
         ("Neoverse-V2", 6.0),
     ] {
         let mut parts = unknown(2, PathClass::Sys);
-        parts.host = Host {
-            cpu: Some(cpu.to_owned()),
-            ..Host::default()
-        };
-        assert_eq!(
-            pair(parts).0,
-            rate,
-            "{cpu}: the lesser of the socket link and PCIe 4 x16, 24 GB/s"
-        );
+        parts.host = Host { cpu: Some(cpu.to_owned()), ..Host::default() };
+        assert_eq!(pair(parts).0, rate, "{cpu}: the lesser of the socket link and PCIe 4 x16, 24 GB/s");
     }
 }
 
@@ -105,11 +87,7 @@ fn unknown_models_are_rated_by_their_links() {
         link(&mut parts, 0, 1, links);
         let machine = Machine::new(parts).unwrap();
         assert_eq!(pair_gbs(&machine, 0, 1), rate);
-        assert_eq!(
-            pair_gbs(&machine, 0, 3),
-            10.0,
-            "PCIe 3 machines are of Skylake's years"
-        );
+        assert_eq!(pair_gbs(&machine, 0, 3), 10.0, "PCIe 3 machines are of Skylake's years");
     }
 
     // 18 links to one peer, as a virtual machine of two shows them, or to each of three: Hopper, for an A100 has 12.
@@ -131,11 +109,7 @@ fn unknown_models_are_rated_by_their_links() {
     for links in [16, 18] {
         let mut parts = unknown(2, PathClass::Sys);
         for gpu in &mut parts.gpus {
-            gpu.nvlink = Some(NvLinkPorts {
-                version: None,
-                switch_links: links,
-                ..NvLinkPorts::default()
-            });
+            gpu.nvlink = Some(NvLinkPorts { version: None, switch_links: links, ..NvLinkPorts::default() });
         }
         assert_eq!(pair(parts).0, 20.6 * f64::from(links));
     }
@@ -143,11 +117,7 @@ fn unknown_models_are_rated_by_their_links() {
     // 18 links into a switch: Hopper.
     let mut parts = unknown(2, PathClass::Sys);
     for gpu in &mut parts.gpus {
-        gpu.nvlink = Some(NvLinkPorts {
-            version: None,
-            switch_links: 18,
-            ..NvLinkPorts::default()
-        });
+        gpu.nvlink = Some(NvLinkPorts { version: None, switch_links: 18, ..NvLinkPorts::default() });
     }
     assert_eq!(pair(parts).0, 370.8);
 }
@@ -157,10 +127,7 @@ fn unknown_gpus_are_reported_as_guessed() {
     let mut parts = unknown(5, PathClass::Sys);
     parts.gpus[1].model = Some("NVIDIA H100 80GB HBM3".to_owned());
     parts.gpus[2].compute_capability = Some("9.0".to_owned());
-    parts.gpus[3].nvlink = Some(NvLinkPorts {
-        version: Some(4),
-        ..NvLinkPorts::default()
-    });
+    parts.gpus[3].nvlink = Some(NvLinkPorts { version: Some(4), ..NvLinkPorts::default() });
     parts.gpus[4].model = Some("NVIDIA Unheard-of".to_owned());
     assert_eq!(guessed(&Machine::new(parts.clone()).unwrap()), [0, 4]);
     parts.name = Some("AWS p4d instance, 8xA100".to_owned());
@@ -210,11 +177,7 @@ fn ampere_in_machine_name_is_no_cpu() {
         (None, "2x A100, Ampere eMAG", Some(Arm)),
         (Some("Ampere(R) Processor"), "8x A40", Some(Arm)),
         (Some("Ampere(R) Processor"), xeon, Some(Arm)),
-        (
-            Some("Intel(R) Xeon(R) Gold 6330"),
-            "8x A40 (Ampere)",
-            Some(Skylake),
-        ),
+        (Some("Intel(R) Xeon(R) Gold 6330"), "8x A40 (Ampere)", Some(Skylake)),
     ] {
         assert_eq!(socket(cpu, name), expected, "{cpu:?}, {name:?}");
     }

@@ -51,11 +51,7 @@ fn joined(choice: &Choice, table: &Table) -> String {
     let how = links(choice.gpus, table);
     let best = gbs(table.best_bandwidth(size));
     // A search may miss better sets.
-    let most_free = if table.is_exhaustive() {
-        "the most that is free"
-    } else {
-        "the most found free"
-    };
+    let most_free = if table.is_exhaustive() { "the most that is free" } else { "the most found free" };
     let rank = if choice.bandwidth_gbs >= best && table.is_exhaustive() {
         format!("the most that {size} GPUs of this machine reach")
     } else if choice.bandwidth_gbs >= best {
@@ -110,9 +106,7 @@ fn broken(choice: &Choice, table: &Table) -> Vec<Group> {
         .copied()
         .collect();
     let inner = |outer: &Group| {
-        broken
-            .iter()
-            .any(|group| group.gpus != outer.gpus && group.gpus.is_subset(outer.gpus))
+        broken.iter().any(|group| group.gpus != outer.gpus && group.gpus.is_subset(outer.gpus))
     };
     broken.iter().filter(|group| !inner(group)).copied().collect()
 }

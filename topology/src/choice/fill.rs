@@ -32,9 +32,8 @@ pub(super) fn best_subsets<const PURPOSES: usize>(
     shared: &Shared,
     terms: &[Terms; PURPOSES],
 ) -> [Vec<u16>; PURPOSES] {
-    let by_size: Vec<Vec<u32>> = (0..=gpus)
-        .map(|size| GpuSet::first(gpus).subsets(size).map(GpuSet::bits).collect())
-        .collect();
+    let by_size: Vec<Vec<u32>> =
+        (0..=gpus).map(|size| GpuSet::first(gpus).subsets(size).map(GpuSet::bits).collect()).collect();
     let remainder = dense_ranks(&shared.remainder, &by_size);
     let ranked = terms.each_ref().map(|terms| Ranked::new(terms, &by_size));
     let widest = |of: fn(&Ranked) -> &[u32]| ranked.iter().map(|ranked| width(of(ranked))).max().unwrap_or(0);
@@ -43,13 +42,7 @@ pub(super) fn best_subsets<const PURPOSES: usize>(
     let remainder_at = middle_at + widest(|ranked| &ranked.middle);
     let islands_at = remainder_at + width(&remainder);
     let head_at = islands_at + width(&shared.islands);
-    let layout = Layout {
-        together_at,
-        middle_at,
-        remainder_at,
-        islands_at,
-        head_at,
-    };
+    let layout = Layout { together_at, middle_at, remainder_at, islands_at, head_at };
     if head_at + widest(|ranked| &ranked.head) < u64::BITS {
         fill::<u64, PURPOSES>(&layout, shared, &remainder, &ranked)
     } else {
@@ -158,14 +151,10 @@ fn fill<K: Key, const PURPOSES: usize>(
             })
         })
         .collect();
-    let left: Vec<K> = (0..sets)
-        .map(|set| held(set) + at(remainder[set], layout.remainder_at))
-        .collect();
+    let left: Vec<K> = (0..sets).map(|set| held(set) + at(remainder[set], layout.remainder_at)).collect();
 
     // Counting bits takes a dozen instructions on the oldest x86-64; a read takes one.
-    let size_of: Vec<u8> = (0..sets)
-        .map(|set| u8::try_from(set.count_ones()).unwrap_or(0))
-        .collect();
+    let size_of: Vec<u8> = (0..sets).map(|set| u8::try_from(set.count_ones()).unwrap_or(0)).collect();
     let tail_mask = (1u64 << layout.together_at) - 1;
     let mut answers = [const { Vec::new() }; PURPOSES];
     for answers in &mut answers {

@@ -332,27 +332,18 @@ impl Table {
     }
 
     fn ring(&self, set: GpuSet) -> u32 {
-        let known = self
-            .sets
-            .as_ref()
-            .and_then(|sets| sets.ring.get(set.bits() as usize));
+        let known = self.sets.as_ref().and_then(|sets| sets.ring.get(set.bits() as usize));
         known.copied().unwrap_or_else(|| self.links.ring(set))
     }
 
     fn cut(&self, set: GpuSet) -> u32 {
-        let known = self
-            .sets
-            .as_ref()
-            .and_then(|sets| sets.cut.get(set.bits() as usize));
+        let known = self.sets.as_ref().and_then(|sets| sets.cut.get(set.bits() as usize));
         known.copied().unwrap_or_else(|| self.links.cut(set))
     }
 
     /// R after churn; not known, and so equal, beyond [`TABLE_GPUS`] GPUs.
     fn churned(&self, set: GpuSet) -> u32 {
-        let known = self
-            .sets
-            .as_ref()
-            .and_then(|sets| sets.churned.get(set.bits() as usize));
+        let known = self.sets.as_ref().and_then(|sets| sets.churned.get(set.bits() as usize));
         known.copied().unwrap_or(0)
     }
 

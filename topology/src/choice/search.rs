@@ -17,16 +17,10 @@ pub(super) fn best(table: &Table, free: GpuSet, must: GpuSet, size: usize, purpo
     if size <= must.len() {
         return must;
     }
-    let seeds: Vec<GpuSet> = if must.is_empty() {
-        free.iter().map(GpuSet::single).collect()
-    } else {
-        vec![must]
-    };
+    let seeds: Vec<GpuSet> =
+        if must.is_empty() { free.iter().map(GpuSet::single).collect() } else { vec![must] };
     let key = |set: GpuSet| table.key(set, free, purpose);
-    let mut grown: Vec<GpuSet> = seeds
-        .into_iter()
-        .map(|seed| grow(table, free, seed, size))
-        .collect();
+    let mut grown: Vec<GpuSet> = seeds.into_iter().map(|seed| grow(table, free, seed, size)).collect();
     grown.sort_unstable();
     grown.dedup();
     let Some(start) = grown.into_iter().max_by_key(|set| key(*set)) else {
@@ -63,10 +57,7 @@ fn grow_through(table: &Table, free: GpuSet, seed: GpuSet, size: usize, mut visi
     while set.len() < size {
         let rest = free - set;
         for gpu in rest {
-            joined[gpu] += newest
-                .iter()
-                .map(|member| u64::from(table.links.pair(gpu, member)))
-                .sum::<u64>();
+            joined[gpu] += newest.iter().map(|member| u64::from(table.links.pair(gpu, member))).sum::<u64>();
         }
         let together = |gpu: &usize| {
             let grown = set.with(*gpu);
@@ -75,8 +66,7 @@ fn grow_through(table: &Table, free: GpuSet, seed: GpuSet, size: usize, mut visi
         let most = rest.iter().map(|gpu| joined[gpu]).max();
         let tied: GpuSet = rest.iter().filter(|gpu| Some(joined[*gpu]) == most).collect();
         let next = if tied.len() > 1 {
-            tied.iter()
-                .max_by_key(|gpu| (together(gpu), std::cmp::Reverse(*gpu)))
+            tied.iter().max_by_key(|gpu| (together(gpu), std::cmp::Reverse(*gpu)))
         } else {
             tied.lowest()
         };

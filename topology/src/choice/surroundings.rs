@@ -40,10 +40,7 @@ impl Surroundings {
         let to_nic = |gpu: usize, nic: usize| machine.paths().get(gpu, machine.gpus().len() + nic);
         let mut nearest = [NO_NIC; MAX_GPUS];
         for (gpu, nearest) in nearest.iter_mut().enumerate().take(gpus) {
-            *nearest = (0..nics)
-                .map(|nic| class_rank(to_nic(gpu, nic)))
-                .min()
-                .unwrap_or(NO_NIC);
+            *nearest = (0..nics).map(|nic| class_rank(to_nic(gpu, nic))).min().unwrap_or(NO_NIC);
         }
         let mut rails = [0; MAX_GPUS];
         for (gpu, rails) in rails.iter_mut().enumerate().take(gpus) {
@@ -51,13 +48,7 @@ impl Surroundings {
             *rails = near.fold(0, |rails, nic| rails | 1 << nic);
         }
         let numa = numa_nodes(machine);
-        Self {
-            rails,
-            nearest,
-            nics,
-            groups: groups(machine, &numa),
-            numa,
-        }
+        Self { rails, nearest, nics, groups: groups(machine, &numa), numa }
     }
 
     /// Whether any NIC is known. Without one, gang members and local jobs have the same preferences.
@@ -94,9 +85,7 @@ impl Surroundings {
     /// NICs behind the PCIe switches of a set's GPUs, ascending.
     pub(super) fn near_nics(&self, set: GpuSet) -> Vec<usize> {
         let near = self.near(set);
-        (0..self.nics.min(MAX_NICS))
-            .filter(|nic| near & (1 << nic) != 0)
-            .collect()
+        (0..self.nics.min(MAX_NICS)).filter(|nic| near & (1 << nic) != 0).collect()
     }
 
     fn near(&self, set: GpuSet) -> u128 {
@@ -120,19 +109,14 @@ impl Surroundings {
     /// The number of NVLink islands that are whole in a set: bridged pairs, or the parts that a dead link leaves. None
     /// on a machine that is a single island.
     pub(super) fn islands(&self, set: GpuSet) -> u32 {
-        let whole = self
-            .groups
-            .iter()
-            .filter(|group| group.island && group.gpus.is_subset(set));
+        let whole = self.groups.iter().filter(|group| group.island && group.gpus.is_subset(set));
         u32::try_from(whole.count()).unwrap_or(u32::MAX)
     }
 
     /// The largest matching of the set's GPUs to NICs behind their own PCIe switches.
     fn own_rails(&self, set: GpuSet) -> usize {
         let mut holder = [None; MAX_NICS];
-        set.iter()
-            .filter(|gpu| self.give_rail(*gpu, &mut holder, &mut 0))
-            .count()
+        set.iter().filter(|gpu| self.give_rail(*gpu, &mut holder, &mut 0)).count()
     }
 
     /// Gives `gpu` a NIC, moving the present holders on where they have another.
@@ -194,18 +178,13 @@ fn groups(machine: &Machine, numa: &[GpuSet]) -> Vec<Group> {
         ("NUMA node", numa.to_vec()),
     ];
     let mut groups: Vec<Group> = Vec::new();
-    for (what, gpus) in levels
-        .into_iter()
-        .flat_map(|(what, level)| level.into_iter().map(move |gpus| (what, gpus)))
+    for (what, gpus) in
+        levels.into_iter().flat_map(|(what, level)| level.into_iter().map(move |gpus| (what, gpus)))
     {
         if gpus.len() > 1 && gpus != all && !groups.iter().any(|group| group.gpus == gpus) {
             let island = what == NVLINK;
             groups.push(Group {
-                what: if island && gpus.len() == 2 {
-                    "NVLink pair"
-                } else {
-                    what
-                },
+                what: if island && gpus.len() == 2 { "NVLink pair" } else { what },
                 gpus,
                 island,
             });

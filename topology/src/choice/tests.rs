@@ -21,24 +21,9 @@ fn bridged_pairs(nics: usize) -> Machine {
         }
     };
     Machine::new(MachineParts {
-        gpus: (0..8)
-            .map(|index| Gpu {
-                index,
-                ..Gpu::default()
-            })
-            .collect(),
-        nics: (0..nics)
-            .map(|nic| Nic {
-                name: format!("mlx5_{nic}"),
-                ..Nic::default()
-            })
-            .collect(),
-        nvlinks: (0..4)
-            .map(|pair| NvLinkBundle {
-                gpus: [2 * pair, 2 * pair + 1],
-                links: 4,
-            })
-            .collect(),
+        gpus: (0..8).map(|index| Gpu { index, ..Gpu::default() }).collect(),
+        nics: (0..nics).map(|nic| Nic { name: format!("mlx5_{nic}"), ..Nic::default() }).collect(),
+        nvlinks: (0..4).map(|pair| NvLinkBundle { gpus: [2 * pair, 2 * pair + 1], links: 4 }).collect(),
         paths: PathMatrix::from_fn(8 + nics, near),
         ..MachineParts::default()
     })
@@ -57,20 +42,11 @@ fn lopsided() -> Machine {
         gpus: (0..8)
             .map(|index| Gpu {
                 index,
-                nvlink: Some(NvLinkPorts {
-                    version: Some(3),
-                    switch_links: 12,
-                    ..NvLinkPorts::default()
-                }),
+                nvlink: Some(NvLinkPorts { version: Some(3), switch_links: 12, ..NvLinkPorts::default() }),
                 ..Gpu::default()
             })
             .collect(),
-        nics: (0..4)
-            .map(|nic| Nic {
-                name: format!("mlx5_{nic}"),
-                ..Nic::default()
-            })
-            .collect(),
+        nics: (0..4).map(|nic| Nic { name: format!("mlx5_{nic}"), ..Nic::default() }).collect(),
         paths: PathMatrix::from_fn(12, near),
         ..MachineParts::default()
     })
@@ -78,11 +54,7 @@ fn lopsided() -> Machine {
 }
 
 fn best(table: &Table, free: &str, size: usize) -> String {
-    table
-        .best(set(free), size, Purpose::Local)
-        .unwrap()
-        .gpus
-        .to_string()
+    table.best(set(free), size, Purpose::Local).unwrap().gpus.to_string()
 }
 
 #[test]
@@ -110,10 +82,7 @@ fn local_jobs_avoid_nics_and_gang_members_use_them() {
     let table = Table::build(&lopsided());
     let all = table.all();
     assert_eq!(table.best(all, 4, Purpose::Local).unwrap().gpus, set("4,5,6,7"));
-    assert_eq!(
-        table.best(all, 4, Purpose::GangMember).unwrap().gpus,
-        set("0,1,2,3")
-    );
+    assert_eq!(table.best(all, 4, Purpose::GangMember).unwrap().gpus, set("0,1,2,3"));
     assert_eq!(table.best(all, 1, Purpose::Local).unwrap().gpus, set("4"));
     assert_eq!(table.best(all, 1, Purpose::GangMember).unwrap().gpus, set("0"));
     assert_eq!(table.near_nics(set("0,2,5")), [0, 2]);
@@ -137,10 +106,7 @@ fn numa_node_precedes_whole_socket() {
 fn choice_has_quality_and_stranded() {
     let table = Table::build(&bridged_pairs(0));
     let whole = table.best(table.all(), 2, Purpose::Local).unwrap();
-    assert_eq!(
-        (whole.gpus, whole.bandwidth_gbs, whole.quality(&table)),
-        (set("0,1"), 48.0, 1.0)
-    );
+    assert_eq!((whole.gpus, whole.bandwidth_gbs, whole.quality(&table)), (set("0,1"), 48.0, 1.0));
     let poor = table.best(set("1,4"), 2, Purpose::Local).unwrap();
     assert_eq!(poor.bandwidth_gbs, 16.0);
     assert!((poor.quality(&table) - 16.0 / 48.0).abs() < 1e-12);
@@ -154,22 +120,10 @@ fn impossible_requests_return_none() {
     let table = Table::build(&bridged_pairs(0));
     assert!(table.best(set("0,1"), 3, Purpose::Local).is_none());
     assert!(table.best(set("0,30,31"), 2, Purpose::Local).is_none());
-    assert_eq!(
-        table.best(GpuSet::EMPTY, 0, Purpose::Local).unwrap().gpus,
-        GpuSet::EMPTY
-    );
+    assert_eq!(table.best(GpuSet::EMPTY, 0, Purpose::Local).unwrap().gpus, GpuSet::EMPTY);
     // Required but not offered, more required than asked, more asked than offered.
-    for (free, must, size) in [
-        ("0,1", "2", 1),
-        ("0,1,2", "0,1", 1),
-        ("0,1", "0", 3),
-        ("0,1", "0", 0),
-    ] {
-        assert!(
-            table
-                .best_with(set(free), set(must), size, Purpose::Local)
-                .is_none()
-        );
+    for (free, must, size) in [("0,1", "2", 1), ("0,1,2", "0,1", 1), ("0,1", "0", 3), ("0,1", "0", 0)] {
+        assert!(table.best_with(set(free), set(must), size, Purpose::Local).is_none());
     }
     let empty = Table::build(&Machine::new(MachineParts::default()).unwrap());
     assert!(empty.best(GpuSet::first(3), 1, Purpose::Local).is_none());
@@ -211,12 +165,7 @@ fn large_machine_choice_is_never_called_best_possible() {
             }
         }
         let machine = Machine::new(MachineParts {
-            gpus: (0..24)
-                .map(|index| Gpu {
-                    index,
-                    ..Gpu::default()
-                })
-                .collect(),
+            gpus: (0..24).map(|index| Gpu { index, ..Gpu::default() }).collect(),
             nvlinks,
             paths: PathMatrix::from_fn(24, |_, _| PathClass::Node),
             ..MachineParts::default()
@@ -251,12 +200,7 @@ fn machines_of_one_kind_share_a_table() {
 #[test]
 fn table_of_16_gpus_is_below_3_mb() {
     let mut parts = lopsided().into_parts();
-    parts.gpus = (0..16)
-        .map(|index| Gpu {
-            index,
-            ..parts.gpus[0].clone()
-        })
-        .collect();
+    parts.gpus = (0..16).map(|index| Gpu { index, ..parts.gpus[0].clone() }).collect();
     parts.paths = PathMatrix::from_fn(20, |_, _| PathClass::Sys);
     let table = Table::build(&Machine::new(parts).unwrap());
     assert!(table.bytes() <= 3_000_000, "{}", table.bytes());
@@ -275,9 +219,7 @@ fn churned_naively(table: &Table, links: &Collective, set: GpuSet) -> f64 {
         (1..=all.len()).map(worth).sum::<f64>() / all.len() as f64
     };
     let held = all - set;
-    let followers = (0..=all.bits())
-        .map(GpuSet::from_bits)
-        .filter(|freed| freed.is_subset(held));
+    let followers = (0..=all.bits()).map(GpuSet::from_bits).filter(|freed| freed.is_subset(held));
     followers
         .map(|freed| {
             let stay = i32::try_from(held.len() - freed.len()).unwrap();
@@ -303,11 +245,7 @@ fn brute_force(
         let nics = around.nics(set, purpose);
         let numa = std::cmp::Reverse(around.numa_nodes(set));
         let gang = purpose == Purpose::GangMember && size > 1 && around.has_nics();
-        let nvlink_cut = if links.ring(set) > links.pcie_ring(set) {
-            links.cut(set)
-        } else {
-            0
-        };
+        let nvlink_cut = if links.ring(set) > links.pcie_ring(set) { links.cut(set) } else { 0 };
         (
             links.ring(set),
             gang.then_some((nics, numa)),
@@ -342,9 +280,7 @@ fn any_machine(gpus: std::ops::RangeInclusive<usize>) -> impl Strategy<Value = (
                 let mut left: Vec<u8> = switch.iter().map(|links| MAX_LINKS_PER_GPU - links).collect();
                 let mut fits = |pair: [u8; 2], links: u8| {
                     let fits = pair.iter().all(|gpu| left[usize::from(*gpu)] >= links);
-                    pair.iter()
-                        .filter(|_| fits)
-                        .for_each(|gpu| left[usize::from(*gpu)] -= links);
+                    pair.iter().filter(|_| fits).for_each(|gpu| left[usize::from(*gpu)] -= links);
                     fits
                 };
                 let machine = Machine::new(MachineParts {
@@ -362,10 +298,7 @@ fn any_machine(gpus: std::ops::RangeInclusive<usize>) -> impl Strategy<Value = (
                         })
                         .collect(),
                     nics: (0..nics)
-                        .map(|nic| Nic {
-                            name: format!("mlx5_{nic}"),
-                            ..Nic::default()
-                        })
+                        .map(|nic| Nic { name: format!("mlx5_{nic}"), ..Nic::default() })
                         .collect(),
                     nvlinks: pairs
                         .zip(links)

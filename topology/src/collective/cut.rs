@@ -150,10 +150,7 @@ fn without_enumeration(links: &Collective, set: GpuSet) -> Option<Narrowest> {
     if !has_direct {
         // Through switches alone the narrowest cut separates the GPU with the fewest links.
         let larger = set.len().saturating_sub(1).max(1) as u64;
-        return Some(Narrowest {
-            scaled: u64::from(switch) * SCALE / larger,
-            cycles: 0,
-        });
+        return Some(Narrowest { scaled: u64::from(switch) * SCALE / larger, cycles: 0 });
     }
     let unswitched = set.iter().all(|gpu| links.switch[gpu] == 0);
     (unswitched && !is_connected(links, set)).then_some(NOTHING)

@@ -93,8 +93,7 @@ impl Collective {
         if set.len() < 2 {
             return 0;
         }
-        self.nvlink_cut(set, cut::narrowest(self, set))
-            .max(self.pcie_cut(set))
+        self.nvlink_cut(set, cut::narrowest(self, set)).max(self.pcie_cut(set))
     }
 
     /// B of every set of the machine's first 16 GPUs, both models, indexed by bit mask.
@@ -143,11 +142,7 @@ impl Collective {
     /// One ring over PCIe: the slowest slot, or the socket link if it is crossed.
     pub(crate) fn pcie_ring(&self, set: GpuSet) -> u32 {
         let slots = self.slot_rate(set);
-        if self.crosses_sockets(set) {
-            slots.min(self.socket_rate)
-        } else {
-            slots
-        }
+        if self.crosses_sockets(set) { slots.min(self.socket_rate) } else { slots }
     }
 
     /// Whether two GPUs of the set reach each other only across sockets.
@@ -183,10 +178,7 @@ impl Collective {
         let links = sockets
             .filter(|near| *near > 0 && *near < size)
             .map(|near| (size - 1) * u64::from(self.socket_rate) / near.max(size - near));
-        let narrowest = links
-            .min()
-            .unwrap_or(u64::MAX)
-            .min(u64::from(self.slot_rate(set)));
+        let narrowest = links.min().unwrap_or(u64::MAX).min(u64::from(self.slot_rate(set)));
         u32::try_from(narrowest).unwrap_or(u32::MAX)
     }
 }

@@ -40,11 +40,8 @@ fn steps(links: &Collective, size: usize) -> u32 {
 
 /// Whether each GPU of the set has as many links to each other one.
 fn even_mesh(links: &Collective, set: GpuSet) -> bool {
-    let mut counts = set.iter().flat_map(|a| {
-        set.iter()
-            .filter(move |b| *b > a)
-            .map(move |b| links.direct[a][b])
-    });
+    let mut counts =
+        set.iter().flat_map(|a| set.iter().filter(move |b| *b > a).map(move |b| links.direct[a][b]));
     let first = counts.next();
     counts.all(|count| Some(count) == first)
 }
@@ -72,14 +69,7 @@ impl Search {
                 *linked |= u32::from(*cell > 0) << position;
             }
         }
-        Self {
-            size: set.len(),
-            left,
-            linked,
-            steps: steps(links, set.len()),
-            closed: 0,
-            found: 0,
-        }
+        Self { size: set.len(), left, linked, steps: steps(links, set.len()), closed: 0, found: 0 }
     }
 
     /// Whether `most` cycles were found, those closed so far counted.
@@ -117,9 +107,7 @@ impl Search {
     /// The position among `others` to which `at` has most links left; of several the lowest.
     fn widest(&self, at: usize, others: GpuSet) -> Option<usize> {
         let links = |position: &usize| self.left[at][*position];
-        others
-            .iter()
-            .max_by_key(|position| (links(position), std::cmp::Reverse(*position)))
+        others.iter().max_by_key(|position| (links(position), std::cmp::Reverse(*position)))
     }
 
     /// Runs `then` with one link between two positions taken, and puts it back if nothing was found.

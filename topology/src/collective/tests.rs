@@ -6,11 +6,7 @@ use crate::machine::{Gpu, MachineParts, NvLinkBundle, NvLinkPorts, PathClass, Pa
 
 fn rates(gpus: usize, nvlink: u32, pcie: u32, socket: u32) -> Rates {
     let rate = |mbs: u32| LinkRate::new(mbs, mbs);
-    Rates {
-        nvlink: vec![rate(nvlink); gpus],
-        pcie: vec![rate(pcie); gpus],
-        socket: rate(socket),
-    }
+    Rates { nvlink: vec![rate(nvlink); gpus], pcie: vec![rate(pcie); gpus], socket: rate(socket) }
 }
 
 /// A machine of direct links `(a, b, links)`, with its GPUs on the sockets given.
@@ -28,16 +24,9 @@ fn machine(sockets: &[u8], links: &[(u8, u8, u8)], switch: &[u8]) -> Machine {
                 ..Gpu::default()
             })
             .collect(),
-        nvlinks: links
-            .iter()
-            .map(|&(a, b, links)| NvLinkBundle { gpus: [a, b], links })
-            .collect(),
+        nvlinks: links.iter().map(|&(a, b, links)| NvLinkBundle { gpus: [a, b], links }).collect(),
         paths: PathMatrix::from_fn(gpus, |a, b| {
-            if sockets[a] == sockets[b] {
-                PathClass::Node
-            } else {
-                PathClass::Sys
-            }
+            if sockets[a] == sockets[b] { PathClass::Node } else { PathClass::Sys }
         }),
         ..MachineParts::default()
     })
@@ -164,9 +153,8 @@ fn cycles_naively(links: &[Vec<u8>]) -> u32 {
 fn cut_naively(machine: &Machine, rates: &Rates, set: GpuSet) -> f64 {
     let others = set.len() as f64 - 1.0;
     let parts = (1..set.bits()).map(GpuSet::from_bits);
-    let parts: Vec<GpuSet> = parts
-        .filter(|part| part.is_subset(set) && *part != set && !part.is_empty())
-        .collect();
+    let parts: Vec<GpuSet> =
+        parts.filter(|part| part.is_subset(set) && *part != set && !part.is_empty()).collect();
     let nvlink = |part: GpuSet| {
         let rest = set - part;
         let direct: u32 = part
@@ -183,15 +171,10 @@ fn cut_naively(machine: &Machine, rates: &Rates, set: GpuSet) -> f64 {
     };
     let mut sockets: Vec<GpuSet> = Vec::new();
     for gpu in 0..machine.gpus().len() {
-        let is_near = |socket: &GpuSet| {
-            socket
-                .iter()
-                .any(|other| !machine.paths().get(gpu, other).crosses_sockets())
-        };
+        let is_near =
+            |socket: &GpuSet| socket.iter().any(|other| !machine.paths().get(gpu, other).crosses_sockets());
         let (near, far): (Vec<GpuSet>, Vec<GpuSet>) = sockets.into_iter().partition(is_near);
-        let joined = near
-            .into_iter()
-            .fold(GpuSet::single(gpu), |joined, socket| joined | socket);
+        let joined = near.into_iter().fold(GpuSet::single(gpu), |joined, socket| joined | socket);
         sockets = [far, vec![joined]].concat();
     }
     // The least capacity over all ways to put the sockets, and the middle that joins them, on either side.
@@ -201,10 +184,7 @@ fn cut_naively(machine: &Machine, rates: &Rates, set: GpuSet) -> f64 {
             let middle = sides >> sockets.len() & 1 == 1;
             let of_socket = |(at, socket): (usize, &GpuSet)| -> f64 {
                 let side = sides >> at & 1 == 1;
-                let slots = (*socket & set)
-                    .iter()
-                    .filter(|gpu| part.contains(*gpu) != side)
-                    .count();
+                let slots = (*socket & set).iter().filter(|gpu| part.contains(*gpu) != side).count();
                 let link = if side == middle { 0 } else { rates.socket.effective };
                 slots as f64 * f64::from(rates.pcie[0].effective) + f64::from(link)
             };

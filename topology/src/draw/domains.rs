@@ -43,19 +43,15 @@ pub(super) fn domains(machine: &Machine, graph: &MachineGraph) -> Vec<Domain> {
         domains.push((unknown_node(machine, &devices), devices));
     }
     domains.sort_by(|(_, a), (_, b)| a.cmp(b));
-    let domains = domains.into_iter().map(|(label, devices)| Domain {
-        label,
-        groups: graph.pcie_groups(&devices, PathClass::Pxb),
-    });
+    let domains = domains
+        .into_iter()
+        .map(|(label, devices)| Domain { label, groups: graph.pcie_groups(&devices, PathClass::Pxb) });
     domains.collect()
 }
 
 /// The label of a node of unknown number: its CPUs if they are known.
 fn unknown_node(machine: &Machine, devices: &[usize]) -> String {
-    let mut cpus = devices
-        .iter()
-        .filter_map(|device| machine.gpus().get(*device))
-        .map(|gpu| &gpu.cpus);
+    let mut cpus = devices.iter().filter_map(|device| machine.gpus().get(*device)).map(|gpu| &gpu.cpus);
     match cpus.next() {
         Some(Some(first)) if cpus.all(|other| other.as_ref() == Some(first)) => format!("CPUs {first}"),
         _ => "NUMA node unknown".to_owned(),
@@ -67,22 +63,14 @@ fn label(machine: &Machine, device: usize) -> Option<String> {
     let gpus = machine.gpus();
     if let Some(gpu) = gpus.get(device) {
         let numa = gpu.numa.as_ref()?;
-        let cpus = gpu
-            .cpus
-            .as_ref()
-            .map_or(String::new(), |cpus| format!(" · CPUs {cpus}"));
+        let cpus = gpu.cpus.as_ref().map_or(String::new(), |cpus| format!(" · CPUs {cpus}"));
         // CPU lists of one node may differ in a container. Then they are not those of the node.
-        let same = gpus
-            .iter()
-            .filter(|other| other.numa == gpu.numa)
-            .all(|other| other.cpus == gpu.cpus);
+        let same = gpus.iter().filter(|other| other.numa == gpu.numa).all(|other| other.cpus == gpu.cpus);
         return Some(format!("NUMA {numa}{}", if same { cpus } else { String::new() }));
     }
     let nic = machine.nics().get(device - gpus.len())?;
     let numa = nic.numa?.to_string();
-    let gpu = gpus
-        .iter()
-        .position(|gpu| gpu.numa.as_ref().is_some_and(|list| list.as_str() == numa));
+    let gpu = gpus.iter().position(|gpu| gpu.numa.as_ref().is_some_and(|list| list.as_str() == numa));
     gpu.map_or_else(|| Some(format!("NUMA {numa}")), |gpu| label(machine, gpu))
 }
 
@@ -103,9 +91,7 @@ pub(super) fn title(machine: &Machine) -> String {
 
 /// `NV12 240 GB/s`.
 pub(super) fn link_label(connection: &Connection) -> String {
-    let rate = connection
-        .rate
-        .map(|rate| format!(" {} GB/s", gbs(rate.effective)));
+    let rate = connection.rate.map(|rate| format!(" {} GB/s", gbs(rate.effective)));
     format!("{}{}", connection.link, rate.unwrap_or_default())
 }
 

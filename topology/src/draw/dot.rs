@@ -41,10 +41,7 @@ pub fn dot(machine: &Machine) -> String {
         let devices: Vec<String> = domain.groups.iter().flatten().map(usize::to_string).collect();
         let (label, devices) = (escaped(&domain.label), devices.join("; "));
         // Writing to a string cannot fail.
-        let _ = writeln!(
-            text,
-            "    subgraph cluster_{index} {{ label=\"{label}\"; {devices} }}"
-        );
+        let _ = writeln!(text, "    subgraph cluster_{index} {{ label=\"{label}\"; {devices} }}");
     }
     let _ = writeln!(text, "{content:?}}}");
     text

@@ -80,17 +80,10 @@ impl Block {
 
 /// Rows in a frame with a title in its upper edge.
 pub(super) fn framed(title: &str, rows: Vec<Row>, style: Style) -> Block {
-    let title = if title.is_empty() {
-        String::new()
-    } else {
-        format!(" {title} ")
-    };
+    let title = if title.is_empty() { String::new() } else { format!(" {title} ") };
     let title_width = title.chars().count();
     let inner = rows.iter().map(Row::width).max().unwrap_or(0).max(title_width);
-    let mut framed = vec![row_of(
-        style,
-        format!("╭─{title}{}╮", "─".repeat(inner + 1 - title_width)),
-    )];
+    let mut framed = vec![row_of(style, format!("╭─{title}{}╮", "─".repeat(inner + 1 - title_width)))];
     for mut row in rows {
         row.pad(inner);
         let mut line = row_of(style, "│ ".to_owned());

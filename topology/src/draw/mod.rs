@@ -68,10 +68,8 @@ impl<'a> Picture<'a> {
 
 impl fmt::Display for Picture<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let boxes: Vec<Block> = domains(self.machine, &self.graph)
-            .iter()
-            .map(|domain| self.domain(domain))
-            .collect();
+        let boxes: Vec<Block> =
+            domains(self.machine, &self.graph).iter().map(|domain| self.domain(domain)).collect();
         let mut rows = vec![row_of(Style::Strong, title(self.machine))];
         rows.extend(beside(boxes, self.columns));
         rows.extend(self.nvlinks());
@@ -103,10 +101,7 @@ impl Picture<'_> {
     /// The box of a PCIe switch, or of several in a cascade: a line for each.
     fn switch(&self, group: &[usize]) -> Block {
         let machine = self.machine;
-        let class = widest(
-            machine,
-            group.iter().flat_map(|a| group.iter().map(move |b| (*a, *b))),
-        );
+        let class = widest(machine, group.iter().flat_map(|a| group.iter().map(move |b| (*a, *b))));
         let near = self.graph.pcie_groups(group, PathClass::Pix);
         let rows = if near.len() == group.len() {
             self.devices(group)
@@ -150,12 +145,7 @@ impl Picture<'_> {
         }
         for device in devices.iter().copied().filter(|device| *device >= gpus) {
             if let Some(nic) = self.machine.nics().get(device - gpus) {
-                add(
-                    &mut rows,
-                    &mut line,
-                    row_of(Style::Nic, nic_name(nic)),
-                    self.columns - 12,
-                );
+                add(&mut rows, &mut line, row_of(Style::Nic, nic_name(nic)), self.columns - 12);
             }
         }
         if !line.is_empty() {
@@ -177,11 +167,7 @@ impl Picture<'_> {
         let machine = self.machine;
         let rates = Rates::of(machine);
         let line = |links: u8, ends: String, (a, b): (usize, usize)| {
-            let speed = gbs(rates
-                .nvlink_of(a)
-                .min(rates.nvlink_of(b))
-                .times(u32::from(links))
-                .effective);
+            let speed = gbs(rates.nvlink_of(a).min(rates.nvlink_of(b)).times(u32::from(links)).effective);
             let mut row = row_of(Style::NvLink, format!("NV{links:<3}"));
             row.push(Style::Plain, ends);
             row.push(Style::Faint, format!("  {speed} GB/s each way"));
@@ -190,11 +176,7 @@ impl Picture<'_> {
         let mut rows = Vec::new();
         for island in self.graph.switch_islands() {
             if let [a, b, ..] = *island.as_slice() {
-                let most = island
-                    .iter()
-                    .map(|gpu| machine.switch_links(*gpu))
-                    .max()
-                    .unwrap_or(0);
+                let most = island.iter().map(|gpu| machine.switch_links(*gpu)).max().unwrap_or(0);
                 let ends = format!("NVSwitch ══ {}", index_ranges(&island));
                 rows.push(line(most, ends, (a, b)));
             }
@@ -269,10 +251,7 @@ fn bridged(machine: &Machine, gpu: usize) -> Option<usize> {
 
 /// The farthest class among pairs of different devices.
 fn widest(machine: &Machine, pairs: impl Iterator<Item = (usize, usize)>) -> Option<PathClass> {
-    pairs
-        .filter(|(a, b)| a != b)
-        .map(|(a, b)| machine.paths().get(a, b))
-        .max()
+    pairs.filter(|(a, b)| a != b).map(|(a, b)| machine.paths().get(a, b)).max()
 }
 
 /// The classes between the groups of a NUMA node, nearest first; `None` if there is one group.
@@ -286,9 +265,6 @@ fn between(machine: &Machine, domain: &Domain) -> Option<String> {
     }
     classes.sort_unstable();
     classes.dedup();
-    let names: Vec<String> = classes
-        .iter()
-        .map(|class| Link::Pcie(*class).to_string())
-        .collect();
+    let names: Vec<String> = classes.iter().map(|class| Link::Pcie(*class).to_string()).collect();
     (!names.is_empty()).then(|| names.join("/"))
 }

@@ -19,13 +19,8 @@ const STEP: usize = 28;
 const ISLANDS: [&str; 6] = ["#d9ead3", "#cfe2f3", "#fff2cc", "#ead1dc", "#d0e0e3", "#fce5cd"];
 const NO_ISLAND: &str = "#f3f3f3";
 /// Levels of the brackets, nearest first. `SOC` is the old name of `SYS`.
-const LEVELS: [PathClass; 5] = [
-    PathClass::Pix,
-    PathClass::Pxb,
-    PathClass::Phb,
-    PathClass::Node,
-    PathClass::Soc,
-];
+const LEVELS: [PathClass; 5] =
+    [PathClass::Pix, PathClass::Pxb, PathClass::Phb, PathClass::Node, PathClass::Soc];
 
 /// The machine as an SVG document.
 pub fn svg(machine: &Machine) -> String {
@@ -94,22 +89,14 @@ impl<'a> Layout<'a> {
                 let inside = |part: &&Vec<usize>| part.iter().all(|device| group.contains(device));
                 parts.iter().filter(inside).cloned().collect()
             };
-            let merged: Vec<Bracket> = merged
-                .map(|group| Bracket {
-                    parts: parts_of(group),
-                })
-                .collect();
+            let merged: Vec<Bracket> = merged.map(|group| Bracket { parts: parts_of(group) }).collect();
             if !merged.is_empty() {
                 brackets.push((class, merged));
             }
             parts = groups;
         }
         let gpus = machine.gpus().len();
-        let farthest = machine
-            .nvlinks()
-            .iter()
-            .map(|bundle| bundle.gpus[0].abs_diff(bundle.gpus[1]))
-            .max();
+        let farthest = machine.nvlinks().iter().map(|bundle| bundle.gpus[0].abs_diff(bundle.gpus[1])).max();
         let arcs = usize::from(farthest.unwrap_or(0)).min(gpus);
         Self {
             machine,
@@ -149,13 +136,7 @@ impl<'a> Layout<'a> {
             };
             let (left, width) = (from - COLUMN / 2, to - from + COLUMN);
             let (top, bottom) = (self.top - 10, self.level(self.inner_levels()) + 24);
-            canvas.rect(
-                (left, top),
-                (width, bottom - top),
-                "#ffffff",
-                "#3d85c6",
-                &domain.label,
-            );
+            canvas.rect((left, top), (width, bottom - top), "#ffffff", "#3d85c6", &domain.label);
             for (line, text) in domain.label.split(" · ").enumerate() {
                 let shown = shortened(text, width / 7);
                 canvas.text((left + 8, bottom - 20 + 14 * line), "domain", &shown);
@@ -172,10 +153,7 @@ impl<'a> Layout<'a> {
             let outside = if class.crosses_sockets() { STEP + 12 } else { 0 };
             let y = self.level(level) + outside;
             for bracket in brackets {
-                let firsts = bracket
-                    .parts
-                    .iter()
-                    .filter_map(|part| anchors.get(*part.first()?).copied());
+                let firsts = bracket.parts.iter().filter_map(|part| anchors.get(*part.first()?).copied());
                 let firsts: Vec<(usize, usize)> = firsts.collect();
                 let xs = || firsts.iter().map(|(x, _)| *x);
                 let (Some(from), Some(to)) = (xs().min(), xs().max()) else {
@@ -214,10 +192,7 @@ impl<'a> Layout<'a> {
         };
         let rate = |connection: &Connection| connection.rate.map_or(LinkRate::new(u32::MAX, 0), |rate| rate);
         let slowest = between.filter(is_path).min_by_key(rate);
-        slowest.unwrap_or(Connection {
-            link: Link::Pcie(class),
-            rate: None,
-        })
+        slowest.unwrap_or(Connection { link: Link::Pcie(class), rate: None })
     }
 
     /// Arcs of direct NVLinks; bars of NVSwitches with a line to each GPU.
@@ -238,10 +213,7 @@ impl<'a> Layout<'a> {
                     canvas.arc(from, to, self.top, height, &label);
                 }
                 (Some(Device::Gpu(gpu)), Some(Device::NvSwitch(_)), _) => {
-                    let rank = islands
-                        .iter()
-                        .position(|island| island.contains(gpu))
-                        .unwrap_or(0);
+                    let rank = islands.iter().position(|island| island.contains(gpu)).unwrap_or(0);
                     let (x, bar) = (self.center(*gpu), self.bar(rank));
                     canvas.line((x, bar), (x, self.top), "nvlink");
                     canvas.text((x, bar + 26), "nvlink-label", &label);
@@ -281,26 +253,14 @@ impl<'a> Layout<'a> {
         for (index, gpu) in self.machine.gpus().iter().enumerate() {
             let model = gpu.model.as_deref().unwrap_or("unknown model");
             let fill = fills.get(index).copied().unwrap_or(NO_ISLAND);
-            canvas.rect(
-                place(index),
-                (DEVICE_WIDTH, DEVICE_HEIGHT),
-                fill,
-                "#38761d",
-                model,
-            );
+            canvas.rect(place(index), (DEVICE_WIDTH, DEVICE_HEIGHT), fill, "#38761d", model);
             let center = (self.center(index), self.top + DEVICE_HEIGHT / 2 + 4);
             canvas.text(center, "device", &format!("GPU{index}"));
         }
         for (index, nic) in self.machine.nics().iter().enumerate() {
             let device = self.machine.gpus().len() + index;
             let name = nic.device.as_deref().unwrap_or(&nic.name);
-            canvas.rect(
-                place(device),
-                (DEVICE_WIDTH, DEVICE_HEIGHT),
-                "#ffffff",
-                "#0b5394",
-                name,
-            );
+            canvas.rect(place(device), (DEVICE_WIDTH, DEVICE_HEIGHT), "#ffffff", "#0b5394", name);
             let center = (self.center(device), self.top + DEVICE_HEIGHT / 2 + 4);
             canvas.text(center, "nic", &shortened(&nic.name, 12));
         }

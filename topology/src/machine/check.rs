@@ -17,10 +17,7 @@ pub struct MachineError {
 
 impl MachineError {
     pub(super) fn new(field: impl Into<String>, problem: impl Into<String>) -> Self {
-        Self {
-            field: field.into(),
-            problem: problem.into(),
-        }
+        Self { field: field.into(), problem: problem.into() }
     }
 }
 
@@ -70,50 +67,32 @@ fn check_gpus(gpus: &mut [Gpu]) -> Result<(), MachineError> {
     for (position, gpu) in gpus.iter().enumerate() {
         let field = |name: &str| format!("gpus[{position}].{name}");
         if usize::from(gpu.index) != position {
-            return Err(MachineError::new(
-                field("index"),
-                format!("is {}, must be {position}", gpu.index),
-            ));
+            return Err(MachineError::new(field("index"), format!("is {}, must be {position}", gpu.index)));
         }
         if let Some(pcie) = gpu.pcie
             && !((1..=7).contains(&pcie.generation) && (1..=32).contains(&pcie.width))
         {
-            return Err(MachineError::new(
-                field("pcie"),
-                "generation must be 1 to 7 and width 1 to 32",
-            ));
+            return Err(MachineError::new(field("pcie"), "generation must be 1 to 7 and width 1 to 32"));
         }
         if let Some(ports) = gpu.nvlink
             && ports.switch_links > MAX_LINKS_PER_GPU
         {
             return Err(MachineError::new(
                 field("nvlink.switchLinks"),
-                format!(
-                    "is {}, at most {MAX_LINKS_PER_GPU} are allowed",
-                    ports.switch_links
-                ),
+                format!("is {}, at most {MAX_LINKS_PER_GPU} are allowed", ports.switch_links),
             ));
         }
         if let Some(version) = gpu.nvlink.and_then(|ports| ports.version)
             && !(1..=5).contains(&version)
         {
-            return Err(MachineError::new(
-                field("nvlink.version"),
-                format!("is {version}, must be 1 to 5"),
-            ));
+            return Err(MachineError::new(field("nvlink.version"), format!("is {version}, must be 1 to 5")));
         }
         for (other, earlier) in gpus[..position].iter().enumerate() {
             if gpu.uuid.is_some() && gpu.uuid == earlier.uuid {
-                return Err(MachineError::new(
-                    field("uuid"),
-                    format!("the same as gpus[{other}].uuid"),
-                ));
+                return Err(MachineError::new(field("uuid"), format!("the same as gpus[{other}].uuid")));
             }
             if gpu.bus_id.is_some() && gpu.bus_id == earlier.bus_id {
-                return Err(MachineError::new(
-                    field("busId"),
-                    format!("the same as gpus[{other}].busId"),
-                ));
+                return Err(MachineError::new(field("busId"), format!("the same as gpus[{other}].busId")));
             }
         }
     }
@@ -142,14 +121,8 @@ fn check_nics(nics: &[Nic]) -> Result<(), MachineError> {
         if nic.name.is_empty() {
             return Err(MachineError::new(field, "must not be empty"));
         }
-        if let Some(other) = nics[..position]
-            .iter()
-            .position(|earlier| earlier.name == nic.name)
-        {
-            return Err(MachineError::new(
-                field,
-                format!("{:?} is the name of nics[{other}] too", nic.name),
-            ));
+        if let Some(other) = nics[..position].iter().position(|earlier| earlier.name == nic.name) {
+            return Err(MachineError::new(field, format!("{:?} is the name of nics[{other}] too", nic.name)));
         }
     }
     Ok(())
@@ -169,10 +142,7 @@ fn normalise_bundles(parts: &mut MachineParts) -> Result<(), MachineError> {
             ));
         }
         if a == b {
-            return Err(MachineError::new(
-                format!("{field}.gpus"),
-                format!("GPU {a} is linked to itself"),
-            ));
+            return Err(MachineError::new(format!("{field}.gpus"), format!("GPU {a} is linked to itself")));
         }
         if bundle.links == 0 || bundle.links > MAX_LINKS_PER_GPU {
             return Err(MachineError::new(
@@ -185,10 +155,7 @@ fn normalise_bundles(parts: &mut MachineParts) -> Result<(), MachineError> {
     }
     parts.nvlinks.sort_unstable_by_key(|bundle| bundle.gpus);
     if let Some(pair) = parts.nvlinks.windows(2).find(|pair| pair[0].gpus == pair[1].gpus) {
-        return Err(MachineError::new(
-            "nvlinks",
-            format!("GPUs {:?} are named twice", pair[0].gpus),
-        ));
+        return Err(MachineError::new("nvlinks", format!("GPUs {:?} are named twice", pair[0].gpus)));
     }
     for (index, gpu) in parts.gpus.iter().enumerate() {
         let links = total[index] + u32::from(gpu.nvlink.map_or(0, |ports| ports.switch_links));

@@ -93,10 +93,7 @@ impl IdList {
 
     /// The numbers, in the order written.
     pub fn iter(&self) -> impl Iterator<Item = u32> + '_ {
-        self.0
-            .split(',')
-            .filter_map(parse_range)
-            .flat_map(|(from, to)| from..=to)
+        self.0.split(',').filter_map(parse_range).flat_map(|(from, to)| from..=to)
     }
 
     /// The numbers as ranges, both ends included: ascending, each number in one of them, no two of them joined.
@@ -134,9 +131,7 @@ fn check_mig_uuid(text: &str) -> Result<String, IdError> {
     let tail = tail.strip_prefix("GPU-").unwrap_or(tail);
     let valid = !tail.is_empty()
         && tail.len() <= 96
-        && tail
-            .bytes()
-            .all(|b| b.is_ascii_hexdigit() || b == b'-' || b == b'/');
+        && tail.bytes().all(|b| b.is_ascii_hexdigit() || b == b'-' || b == b'/');
     if valid {
         Ok(text.to_owned())
     } else {
@@ -154,12 +149,8 @@ fn normalise_pcie_address(text: &str) -> Result<String, IdError> {
         let domain = u32::from_str_radix(colons.next()?, 16).ok()?;
         let bus = u8::from_str_radix(colons.next()?, 16).ok()?;
         let (device, function) = colons.next()?.split_once('.')?;
-        let device = u8::from_str_radix(device, 16)
-            .ok()
-            .filter(|device| *device < 32)?;
-        let function = u8::from_str_radix(function, 16)
-            .ok()
-            .filter(|function| *function < 8)?;
+        let device = u8::from_str_radix(device, 16).ok().filter(|device| *device < 32)?;
+        let function = u8::from_str_radix(function, 16).ok().filter(|function| *function < 8)?;
         Some(format!("{domain:04x}:{bus:02x}:{device:02x}.{function:x}"))
     };
     parse().ok_or_else(|| IdError {

@@ -118,10 +118,7 @@ fn name_devices(instance: &mut GpuInstance) {
 /// Sorts instances, completes the names of their devices, and refuses a layout that no GPU can have. `field` names the GPU.
 pub(super) fn check(mig: &mut Mig, field: &str) -> Result<(), MachineError> {
     let refuse = |place: String, problem: String| {
-        Err(MachineError::new(
-            format!("{field}.mig.instances[{place}"),
-            problem,
-        ))
+        Err(MachineError::new(format!("{field}.mig.instances[{place}"), problem))
     };
     if !mig.enabled && !mig.instances.is_empty() {
         return Err(MachineError::new(
@@ -129,8 +126,7 @@ pub(super) fn check(mig: &mut Mig, field: &str) -> Result<(), MachineError> {
             "must be empty while enabled is false",
         ));
     }
-    mig.instances
-        .sort_by_key(|instance| (instance.start, instance.id));
+    mig.instances.sort_by_key(|instance| (instance.start, instance.id));
     let mut taken = 0;
     for (position, instance) in mig.instances.iter_mut().enumerate() {
         let end = instance.start.checked_add(instance.size);
@@ -143,10 +139,7 @@ pub(super) fn check(mig: &mut Mig, field: &str) -> Result<(), MachineError> {
             );
         }
         if taken & instance.units() != 0 {
-            return refuse(
-                format!("{position}].start"),
-                "overlaps another instance".to_owned(),
-            );
+            return refuse(format!("{position}].start"), "overlaps another instance".to_owned());
         }
         taken |= instance.units();
         name_devices(instance);
@@ -158,10 +151,7 @@ pub(super) fn check(mig: &mut Mig, field: &str) -> Result<(), MachineError> {
     for (position, instance) in mig.instances.iter().enumerate() {
         let ids = mig.instances[..position].iter().map(|earlier| earlier.id);
         if ids.into_iter().any(|id| id == instance.id) {
-            return refuse(
-                format!("{position}].id"),
-                format!("{} is another instance's too", instance.id),
-            );
+            return refuse(format!("{position}].id"), format!("{} is another instance's too", instance.id));
         }
     }
     Ok(())
@@ -199,17 +189,11 @@ mod tests {
         for name in ["1g.10gb", "1g.10gb+me"] {
             assert_eq!(read("1g.10gb+me", &[name]), ["1g.10gb+me"]);
         }
-        assert_eq!(
-            read("2g.48gb-me", &["1c.2g.48gb", "1c.2g.48gb-me"]),
-            ["1c.2g.48gb-me"; 2]
-        );
+        assert_eq!(read("2g.48gb-me", &["1c.2g.48gb", "1c.2g.48gb-me"]), ["1c.2g.48gb-me"; 2]);
         assert_eq!(read("1g.24gb+me.all", &["1g.24gb"]), ["1g.24gb+me.all"]);
         // Another name than the instance's gets no suffix. Whether it is allowed depends on the product.
         assert_eq!(read("1g.10gb", &["1g.10gb"]), ["1g.10gb"]);
-        assert_eq!(
-            read("1g.10gb+me", &["1g.5gb", "1c.1g.5gb"]),
-            ["1g.5gb", "1c.1g.5gb"]
-        );
+        assert_eq!(read("1g.10gb+me", &["1g.5gb", "1c.1g.5gb"]), ["1g.5gb", "1c.1g.5gb"]);
         assert_eq!(read("odd", &["odd"]), ["odd"]);
     }
 }

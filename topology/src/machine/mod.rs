@@ -250,20 +250,12 @@ impl Machine {
 
     /// Links GPU `a` has into the NVSwitch fabric; 0 if none or if the index is out of range.
     pub fn switch_links(&self, a: usize) -> u8 {
-        self.0
-            .gpus
-            .get(a)
-            .and_then(|gpu| gpu.nvlink)
-            .map_or(0, |ports| ports.switch_links)
+        self.0.gpus.get(a).and_then(|gpu| gpu.nvlink).map_or(0, |ports| ports.switch_links)
     }
 
     /// The group of joined NVSwitches that GPU `a` has its links into; 0 also if it has none.
     pub fn switch_island(&self, a: usize) -> u8 {
-        self.0
-            .gpus
-            .get(a)
-            .and_then(|gpu| gpu.nvlink)
-            .map_or(0, |ports| ports.island)
+        self.0.gpus.get(a).and_then(|gpu| gpu.nvlink).map_or(0, |ports| ports.island)
     }
 
     /// Links by which `a` reaches `b` through NVSwitches; 0 if they have none, or into switches that are not joined.
@@ -279,8 +271,7 @@ impl Machine {
         if a == b {
             return 0;
         }
-        self.direct_nvlinks(a, b)
-            .saturating_add(self.switch_links_between(a, b))
+        self.direct_nvlinks(a, b).saturating_add(self.switch_links_between(a, b))
     }
 
     /// The link of a pair as `nvidia-smi topo -m` prints it. Devices count GPUs first, then NICs.

@@ -108,10 +108,7 @@ impl PathMatrix {
         if low == high {
             return PathClass::Pix;
         }
-        self.below
-            .get(high * (high - 1) / 2 + low)
-            .copied()
-            .unwrap_or(PathClass::Sys)
+        self.below.get(high * (high - 1) / 2 + low).copied().unwrap_or(PathClass::Sys)
     }
 }
 
@@ -209,22 +206,14 @@ impl TryFrom<Vec<String>> for PathMatrix {
         for (row, line) in rows.iter().enumerate() {
             let words: Vec<&str> = line.split_whitespace().collect();
             if words.len() != size {
-                return Err(PathMatrixError::Width {
-                    row,
-                    found: words.len(),
-                    expected: size,
-                });
+                return Err(PathMatrixError::Width { row, found: words.len(), expected: size });
             }
             let mut classes = Vec::with_capacity(size);
             for (column, word) in words.into_iter().enumerate() {
                 if (word == "X") != (row == column) {
                     return Err(PathMatrixError::Diagonal { row, column });
                 }
-                let class = if row == column {
-                    Ok(PathClass::Pix)
-                } else {
-                    word.parse()
-                };
+                let class = if row == column { Ok(PathClass::Pix) } else { word.parse() };
                 classes.push(class.map_err(|source| PathMatrixError::Cell { row, column, source })?);
             }
             full.push(classes);
@@ -233,12 +222,7 @@ impl TryFrom<Vec<String>> for PathMatrix {
             for (column, class) in classes[..row].iter().enumerate() {
                 let (class, mirrored) = (*class, full[column][row]);
                 if class != mirrored {
-                    return Err(PathMatrixError::Asymmetric {
-                        row,
-                        column,
-                        class,
-                        mirrored,
-                    });
+                    return Err(PathMatrixError::Asymmetric { row, column, class, mirrored });
                 }
             }
         }
@@ -251,13 +235,7 @@ impl From<PathMatrix> for Vec<String> {
         (0..matrix.size)
             .map(|row| {
                 let words: Vec<&str> = (0..matrix.size)
-                    .map(|column| {
-                        if row == column {
-                            "X"
-                        } else {
-                            matrix.get(row, column).as_str()
-                        }
-                    })
+                    .map(|column| if row == column { "X" } else { matrix.get(row, column).as_str() })
                     .collect();
                 words.join(" ")
             })

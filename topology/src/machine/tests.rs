@@ -2,16 +2,7 @@ use super::*;
 
 fn pair(paths: &[&str]) -> MachineParts {
     MachineParts {
-        gpus: vec![
-            Gpu {
-                index: 0,
-                ..Gpu::default()
-            },
-            Gpu {
-                index: 1,
-                ..Gpu::default()
-            },
-        ],
+        gpus: vec![Gpu { index: 0, ..Gpu::default() }, Gpu { index: 1, ..Gpu::default() }],
         paths: PathMatrix::try_from(paths.iter().map(|row| (*row).to_owned()).collect::<Vec<_>>()).unwrap(),
         ..MachineParts::default()
     }
@@ -20,10 +11,7 @@ fn pair(paths: &[&str]) -> MachineParts {
 #[test]
 fn bridged_pair_written_and_read_is_the_same() {
     let mut parts = pair(&["X PHB", "PHB X"]);
-    parts.nvlinks.push(NvLinkBundle {
-        gpus: [1, 0],
-        links: 4,
-    });
+    parts.nvlinks.push(NvLinkBundle { gpus: [1, 0], links: 4 });
     let machine = Machine::new(parts).unwrap();
     assert_eq!(machine.link(0, 1), Link::NvLink(4));
     assert_eq!(machine.paths().get(0, 1), PathClass::Phb);
@@ -34,41 +22,24 @@ fn bridged_pair_written_and_read_is_the_same() {
 #[test]
 fn switched_pair_has_the_lesser_link_count() {
     let mut parts = pair(&["X SYS", "SYS X"]);
-    parts.gpus[0].nvlink = Some(NvLinkPorts {
-        version: Some(4),
-        switch_links: 18,
-        ..NvLinkPorts::default()
-    });
-    parts.gpus[1].nvlink = Some(NvLinkPorts {
-        version: Some(4),
-        switch_links: 12,
-        ..NvLinkPorts::default()
-    });
+    parts.gpus[0].nvlink = Some(NvLinkPorts { version: Some(4), switch_links: 18, ..NvLinkPorts::default() });
+    parts.gpus[1].nvlink = Some(NvLinkPorts { version: Some(4), switch_links: 12, ..NvLinkPorts::default() });
     assert_eq!(Machine::new(parts.clone()).unwrap().link(1, 0), Link::NvLink(12));
     if let Some(ports) = &mut parts.gpus[1].nvlink {
         ports.island = 1;
     }
     let apart = Machine::new(parts).unwrap();
-    assert!(
-        matches!(apart.link(1, 0), Link::Pcie(_)),
-        "the switches are not joined"
-    );
+    assert!(matches!(apart.link(1, 0), Link::Pcie(_)), "the switches are not joined");
 }
 
 #[test]
 fn contradiction_names_its_field() {
     let mut parts = pair(&["X SYS", "SYS X"]);
     parts.gpus[1].index = 3;
-    assert_eq!(
-        Machine::new(parts).unwrap_err().to_string(),
-        "gpus[1].index: is 3, must be 1"
-    );
+    assert_eq!(Machine::new(parts).unwrap_err().to_string(), "gpus[1].index: is 3, must be 1");
 
     let mut parts = pair(&["X SYS", "SYS X"]);
-    parts.nvlinks.push(NvLinkBundle {
-        gpus: [0, 7],
-        links: 4,
-    });
+    parts.nvlinks.push(NvLinkBundle { gpus: [0, 7], links: 4 });
     assert_eq!(
         Machine::new(parts).unwrap_err().to_string(),
         "nvlinks[0].gpus: GPU 7 does not exist, there are 2"
@@ -86,14 +57,8 @@ fn asymmetric_matrix_is_refused_at_the_cell() {
 
 #[test]
 fn nvml_bus_ids_become_sysfs_addresses() {
-    assert_eq!(
-        "00000000:0F:00.0".parse::<PcieAddress>().unwrap().as_str(),
-        "0000:0f:00.0"
-    );
-    assert_eq!(
-        "00010000:0F:00.0".parse::<PcieAddress>().unwrap().as_str(),
-        "10000:0f:00.0"
-    );
+    assert_eq!("00000000:0F:00.0".parse::<PcieAddress>().unwrap().as_str(), "0000:0f:00.0");
+    assert_eq!("00010000:0F:00.0".parse::<PcieAddress>().unwrap().as_str(), "10000:0f:00.0");
     assert!("0000:0f".parse::<PcieAddress>().is_err());
     assert!("0000:0f:20.0".parse::<PcieAddress>().is_err());
 }
@@ -125,10 +90,7 @@ fn instance(id: u32, start: u8, size: u8) -> GpuInstance {
 
 fn cut(instances: Vec<GpuInstance>) -> Result<Machine, MachineError> {
     let mut parts = pair(&["X PHB", "PHB X"]);
-    parts.gpus[1].mig = Some(Mig {
-        enabled: true,
-        instances,
-    });
+    parts.gpus[1].mig = Some(Mig { enabled: true, instances });
     Machine::new(parts)
 }
 
@@ -158,14 +120,6 @@ fn impossible_instances_are_refused() {
     twice[1].compute[0].uuid = twice[0].compute[0].uuid.clone();
     assert!(refusal(twice).contains("another MIG device"));
     let mut parts = pair(&["X PHB", "PHB X"]);
-    parts.gpus[0].mig = Some(Mig {
-        enabled: false,
-        instances: vec![instance(1, 0, 1)],
-    });
-    assert!(
-        Machine::new(parts)
-            .unwrap_err()
-            .to_string()
-            .contains("while enabled is false")
-    );
+    parts.gpus[0].mig = Some(Mig { enabled: false, instances: vec![instance(1, 0, 1)] });
+    assert!(Machine::new(parts).unwrap_err().to_string().contains("while enabled is false"));
 }

@@ -111,28 +111,21 @@ impl<'p> MigLayout<'p> {
     /// Units at which an instance of `profile` may be added, lowest first.
     pub fn possible(&self, profile: &Profile) -> Vec<u8> {
         let starts = profile.starts.iter().copied();
-        starts
-            .filter(|start| self.check(profile, *start).is_ok())
-            .collect()
+        starts.filter(|start| self.check(profile, *start).is_ok()).collect()
     }
 
     /// The number of instances of `profile` alone that can be added.
     pub fn remaining(&self, profile: &Profile) -> u8 {
         // Instances of one profile are equally long, so taking the lowest place first loses none.
         let mut layout = self.clone();
-        let added = profile
-            .starts
-            .iter()
-            .filter(|start| layout.add(profile, **start).is_ok());
+        let added = profile.starts.iter().filter(|start| layout.add(profile, **start).is_ok());
         u8::try_from(added.count()).unwrap_or(u8::MAX)
     }
 
     /// The number of instances of each profile alone that can be added, in the product's order.
     pub fn remaining_each(&self) -> Vec<(&'p Profile, u8)> {
         let profiles = self.product.profiles.iter();
-        profiles
-            .map(|profile| (profile, self.remaining(profile)))
-            .collect()
+        profiles.map(|profile| (profile, self.remaining(profile))).collect()
     }
 
     /// Adds an instance of `profile` that starts at `start`.
@@ -178,12 +171,7 @@ impl<'p> MigLayout<'p> {
         if self.counts.get(position).is_some_and(|count| *count >= max) {
             return Err(MigLayoutError::TooMany { profile: name(), max });
         }
-        let exhausted = |what| {
-            Err(MigLayoutError::Exhausted {
-                profile: name(),
-                what,
-            })
-        };
+        let exhausted = |what| Err(MigLayoutError::Exhausted { profile: name(), what });
         if self.compute + profile.compute > self.product.compute_slices() {
             return exhausted("compute slices");
         }
@@ -195,10 +183,7 @@ impl<'p> MigLayout<'p> {
     }
 
     fn add_checked(&mut self, instance: &GpuInstance, field: &str) -> Result<(), MachineError> {
-        let wrong = |name: &str, problem: String| MachineError {
-            field: format!("{field}.{name}"),
-            problem,
-        };
+        let wrong = |name: &str, problem: String| MachineError { field: format!("{field}.{name}"), problem };
         let profile = self
             .product
             .profile(&instance.profile)
@@ -209,8 +194,7 @@ impl<'p> MigLayout<'p> {
                 format!("is {}, {} covers {}", instance.size, profile.name, profile.size),
             ));
         }
-        self.add(profile, instance.start)
-            .map_err(|refusal| wrong("start", refusal.to_string()))?;
+        self.add(profile, instance.start).map_err(|refusal| wrong("start", refusal.to_string()))?;
         let mut left = profile.compute;
         for (position, compute) in instance.compute.iter().enumerate() {
             let name = format!("compute[{position}].profile");
@@ -222,10 +206,7 @@ impl<'p> MigLayout<'p> {
                     wrong(&name, format!("{:?}, allowed is {allowed}", compute.profile))
                 })?;
             left = left.checked_sub(slices).ok_or_else(|| {
-                wrong(
-                    &name,
-                    format!("the compute instances have more than {} slices", profile.compute),
-                )
+                wrong(&name, format!("the compute instances have more than {} slices", profile.compute))
             })?;
         }
         Ok(())
@@ -292,8 +273,7 @@ fn no_such(product: &Product, name: &str) -> MigLayoutError {
 }
 
 fn nearest(near: Option<&str>) -> String {
-    near.map(|near| format!("; the nearest is {near}"))
-        .unwrap_or_default()
+    near.map(|near| format!("; the nearest is {near}")).unwrap_or_default()
 }
 
 fn list(starts: &[u8]) -> String {

@@ -102,9 +102,7 @@ impl Catalogue {
 
     /// The product with this PCI device id (the vendor's left out).
     pub fn by_device_id(&self, device_id: u16) -> Option<&Product> {
-        self.products
-            .iter()
-            .find(|product| product.device_ids.contains(&device_id))
+        self.products.iter().find(|product| product.device_ids.contains(&device_id))
     }
 
     /// The product of an NVML name, e.g. `NVIDIA A100-SXM4-40GB`. The most specific match wins: `H100 NVL` before
@@ -112,10 +110,8 @@ impl Catalogue {
     /// them has is a product that is not known. If the size is unknown too, the first product of the table.
     pub fn by_model(&self, model: &str, memory_mib: Option<u64>) -> Option<&Product> {
         let upper = model.to_ascii_uppercase();
-        let words: Vec<&str> = upper
-            .split(|c: char| !c.is_ascii_alphanumeric())
-            .filter(|word| !word.is_empty())
-            .collect();
+        let words: Vec<&str> =
+            upper.split(|c: char| !c.is_ascii_alphanumeric()).filter(|word| !word.is_empty()).collect();
         let matched = |product: &Product| {
             let alternatives = product.models.iter();
             alternatives
@@ -158,9 +154,7 @@ impl Product {
 
     /// The profile that is the whole GPU.
     pub fn whole(&self) -> Option<&Profile> {
-        self.profiles
-            .iter()
-            .max_by_key(|profile| (profile.size, Reverse(profile.id)))
+        self.profiles.iter().max_by_key(|profile| (profile.size, Reverse(profile.id)))
     }
 
     /// Memory units of the GPU: 4 on an A30, 12 on an RTX PRO 6000, else 8.
@@ -222,10 +216,7 @@ pub fn legal_compute(gpu_slices: u8) -> impl Iterator<Item = u8> {
 /// `nvidia-smi mig -lcipp` prints them: every `slices`-th, three taking the room of four.
 pub fn compute_starts(gpu_slices: u8, slices: u8) -> Vec<u8> {
     let step = if slices == 3 { 4 } else { slices.max(1) };
-    (0..gpu_slices)
-        .step_by(usize::from(step))
-        .filter(|start| start + slices <= gpu_slices)
-        .collect()
+    (0..gpu_slices).step_by(usize::from(step)).filter(|start| start + slices <= gpu_slices).collect()
 }
 
 /// Compute slices of a MIG device named `device` in a GPU instance of profile `instance` with `gpu_slices`: all of them
@@ -260,14 +251,7 @@ mod tests {
     fn device_name_has_its_compute_slices() {
         assert_eq!(compute_slices_of("3g.20gb", "3g.20gb", 3), Some(3));
         assert_eq!(compute_slices_of("1c.3g.20gb", "3g.20gb", 3), Some(1));
-        for wrong in [
-            "3c.3g.20gb",
-            "4c.3g.20gb",
-            "1c.2g.10gb",
-            "2g.10gb",
-            "xc.3g.20gb",
-            "",
-        ] {
+        for wrong in ["3c.3g.20gb", "4c.3g.20gb", "1c.2g.10gb", "2g.10gb", "xc.3g.20gb", ""] {
             assert_eq!(compute_slices_of(wrong, "3g.20gb", 3), None, "{wrong}");
         }
     }

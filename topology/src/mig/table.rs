@@ -38,10 +38,7 @@ const COLUMNS: [&str; 18] = [
 ];
 
 pub(super) fn parse(text: &str) -> Result<Vec<Product>, TableError> {
-    let mut rows = text
-        .lines()
-        .enumerate()
-        .filter(|(_, line)| !line.is_empty() && !line.starts_with('#'));
+    let mut rows = text.lines().enumerate().filter(|(_, line)| !line.is_empty() && !line.starts_with('#'));
     let header = COLUMNS.join(",");
     match rows.next() {
         Some((_, line)) if line == header => {}
@@ -83,19 +80,12 @@ impl<'a> Row<'a> {
     }
 
     fn wrong<T>(&self, column: &'static str, problem: impl Into<String>) -> Result<T, TableError> {
-        Err(TableError {
-            line: self.line,
-            column,
-            problem: problem.into(),
-        })
+        Err(TableError { line: self.line, column, problem: problem.into() })
     }
 
     fn text(&self, column: &'static str) -> &'a str {
         let position = COLUMNS.iter().position(|name| *name == column);
-        position
-            .and_then(|position| self.cells.get(position))
-            .copied()
-            .unwrap_or_default()
+        position.and_then(|position| self.cells.get(position)).copied().unwrap_or_default()
     }
 
     fn number<T: std::str::FromStr>(&self, column: &'static str) -> Result<T, TableError> {
@@ -115,10 +105,7 @@ impl<'a> Row<'a> {
         }
         let beyond = |start: &u8| start.saturating_add(size) > MAX_MEMORY_UNITS;
         if size == 0 || starts.iter().any(beyond) {
-            return self.wrong(
-                "starts",
-                format!("an instance must end at unit {MAX_MEMORY_UNITS}"),
-            );
+            return self.wrong("starts", format!("an instance must end at unit {MAX_MEMORY_UNITS}"));
         }
         Ok(starts)
     }
@@ -153,9 +140,7 @@ fn read_row(row: &Row<'_>, products: &mut Vec<Product>) -> Result<(), TableError
     if !profile.name.starts_with(&format!("{}g.", profile.compute)) {
         return row.wrong("profile", format!("must begin with {}g.", profile.compute));
     }
-    let known = products
-        .iter_mut()
-        .find(|product| product.name == row.text("product"));
+    let known = products.iter_mut().find(|product| product.name == row.text("product"));
     let Some(product) = known else {
         products.push(Product {
             name: row.text("product").to_owned(),
@@ -166,11 +151,7 @@ fn read_row(row: &Row<'_>, products: &mut Vec<Product>) -> Result<(), TableError
         });
         return Ok(());
     };
-    if product
-        .profiles
-        .iter()
-        .any(|other| other.name == profile.name || other.id == profile.id)
-    {
+    if product.profiles.iter().any(|other| other.name == profile.name || other.id == profile.id) {
         return row.wrong("profile", format!("{} or its id is there twice", profile.name));
     }
     product.profiles.push(profile);
@@ -193,17 +174,11 @@ fn words(text: &str) -> Vec<String> {
 /// Gives each profile NVML's number (`NVML_GPU_INSTANCE_PROFILE_*`): by compute slices and suffix; a 1g profile that
 /// covers more memory than the plain one is revision 2.
 fn number_profiles(product: &mut Product) {
-    let smallest = product
-        .profiles
-        .iter()
-        .filter(|profile| profile.compute == 1)
-        .map(|profile| profile.size)
-        .min();
+    let smallest =
+        product.profiles.iter().filter(|profile| profile.compute == 1).map(|profile| profile.size).min();
     for profile in &mut product.profiles {
         let (_, suffix) = split_profile(&profile.name);
-        let numbered = NUMBERS
-            .iter()
-            .find(|(_, compute, of)| (*compute, *of) == (profile.compute, suffix));
+        let numbered = NUMBERS.iter().find(|(_, compute, of)| (*compute, *of) == (profile.compute, suffix));
         profile.nvml = match numbered {
             Some((0, ..)) if Some(profile.size) > smallest => ONE_SLICE_WITH_MORE_MEMORY,
             Some((number, ..)) => *number,
@@ -260,11 +235,7 @@ mod tests {
             numbers.dedup();
             assert_eq!(numbers.len(), product.profiles.len(), "{}", product.name);
             for profile in &product.profiles {
-                assert!(
-                    profile.name.ends_with(suffix_of(profile.nvml)),
-                    "{}",
-                    profile.name
-                );
+                assert!(profile.name.ends_with(suffix_of(profile.nvml)), "{}", profile.name);
             }
         }
     }

@@ -23,9 +23,5 @@ pub(crate) fn machine(name: &str) -> Machine {
 pub(crate) fn rates(machine: &Machine, nvlink: u32, pcie: u32, socket: u32) -> Rates {
     let gpus = machine.gpus().len();
     let rate = |gbs: u32| LinkRate::new(gbs * 1000, gbs * 1000);
-    Rates {
-        nvlink: vec![rate(nvlink); gpus],
-        pcie: vec![rate(pcie); gpus],
-        socket: rate(socket),
-    }
+    Rates { nvlink: vec![rate(nvlink); gpus], pcie: vec![rate(pcie); gpus], socket: rate(socket) }
 }

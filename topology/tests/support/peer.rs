@@ -36,11 +36,7 @@ impl BestEffort {
                 .map(|(a, b)| pair(a, b))
                 .sum()
         };
-        Self {
-            score_of_set: (0..1 << gpus)
-                .map(|bits| score(GpuSet::from_bits(bits)))
-                .collect(),
-        }
+        Self { score_of_set: (0..1 << gpus).map(|bits| score(GpuSet::from_bits(bits))).collect() }
     }
 
     pub(crate) fn score(&self, set: GpuSet) -> u32 {
@@ -56,11 +52,7 @@ impl BestEffort {
         let full = best.1.iter().filter(|group| group.len() == size);
         // The first of the best groups.
         full.fold(GpuSet::EMPTY, |found, group| {
-            if found.is_empty() || self.score(*group) > self.score(found) {
-                *group
-            } else {
-                found
-            }
+            if found.is_empty() || self.score(*group) > self.score(found) { *group } else { found }
         })
     }
 
@@ -82,17 +74,15 @@ impl BestEffort {
         };
         let others = left - GpuSet::single(first);
         let full = others.subsets(size - 1).map(|more| (more, padding));
-        let padded = others
-            .subsets(size - 1 - padding)
-            .map(|more| (more, 0))
-            .take(if padding > 0 { usize::MAX } else { 0 });
+        let padded = others.subsets(size - 1 - padding).map(|more| (more, 0)).take(if padding > 0 {
+            usize::MAX
+        } else {
+            0
+        });
         // In the order of indices, the padding behind every GPU.
         let mut next: Vec<(GpuSet, usize)> = full.chain(padded).collect();
         let order = |(more, _): &(GpuSet, usize)| -> Vec<usize> {
-            more.iter()
-                .chain(std::iter::repeat(usize::MAX))
-                .take(size - 1)
-                .collect()
+            more.iter().chain(std::iter::repeat(usize::MAX)).take(size - 1).collect()
         };
         next.sort_by_key(order);
         for (more, padding) in next {

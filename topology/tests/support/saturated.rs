@@ -17,18 +17,14 @@ impl Policy {
         Self(
             free.map(|free| {
                 let sizes = 1..=free.len();
-                std::iter::once(GpuSet::EMPTY)
-                    .chain(sizes.map(|size| choose(free, size)))
-                    .collect()
+                std::iter::once(GpuSet::EMPTY).chain(sizes.map(|size| choose(free, size))).collect()
             })
             .collect(),
         )
     }
 
     pub(crate) fn ours(table: &Table, purpose: Purpose) -> Self {
-        Self::new(table.all().len(), |free, size| {
-            table.best(free, size, purpose).unwrap().gpus
-        })
+        Self::new(table.all().len(), |free, size| table.best(free, size, purpose).unwrap().gpus)
     }
 
     pub(crate) fn nvidia(machine: &Machine) -> Self {
@@ -37,9 +33,7 @@ impl Policy {
     }
 
     pub(crate) fn lowest_index(machine: &Machine) -> Self {
-        Self::new(machine.gpus().len(), |free, size| {
-            free.iter().take(size).collect()
-        })
+        Self::new(machine.gpus().len(), |free, size| free.iter().take(size).collect())
     }
 }
 
@@ -70,19 +64,9 @@ pub(crate) fn replay(
     let all = GpuSet::all(machine);
     let value: Vec<f64> = (0..=all.bits())
         .map(GpuSet::from_bits)
-        .map(|set| {
-            f64::from(if model == Model::Ring {
-                links.ring(set)
-            } else {
-                links.cut(set)
-            })
-        })
+        .map(|set| f64::from(if model == Model::Ring { links.ring(set) } else { links.cut(set) }))
         .collect();
-    let best = |size: usize| {
-        all.subsets(size)
-            .map(|set| value[set.bits() as usize])
-            .fold(0.0, f64::max)
-    };
+    let best = |size: usize| all.subsets(size).map(|set| value[set.bits() as usize]).fold(0.0, f64::max);
     let best: Vec<f64> = (0..=all.len()).map(best).collect();
 
     let mut random = SplitMix(seed);
@@ -95,9 +79,7 @@ pub(crate) fn replay(
         let life = -(1.0 - random.unit()).ln();
         while free.len() < size {
             let ends = |job: &usize| running[*job].0;
-            let first = (0..running.len())
-                .min_by(|a, b| ends(a).total_cmp(&ends(b)))
-                .unwrap();
+            let first = (0..running.len()).min_by(|a, b| ends(a).total_cmp(&ends(b))).unwrap();
             let (end, gpus) = running.swap_remove(first);
             now = now.max(end);
             free = free | gpus;
@@ -126,14 +108,10 @@ pub(crate) fn replay_often(
     largest: u64,
 ) -> Efficiency {
     const TIMES: u64 = 8;
-    let runs: Vec<Efficiency> = (0..TIMES)
-        .map(|run| replay(machine, rates, policy, model, largest, run * 7919 + 1))
-        .collect();
+    let runs: Vec<Efficiency> =
+        (0..TIMES).map(|run| replay(machine, rates, policy, model, largest, run * 7919 + 1)).collect();
     let mean = |of: fn(&Efficiency) -> f64| runs.iter().map(of).sum::<f64>() / TIMES as f64;
-    Efficiency {
-        mean: mean(|run| run.mean),
-        lower_quartile: mean(|run| run.lower_quartile),
-    }
+    Efficiency { mean: mean(|run| run.mean), lower_quartile: mean(|run| run.lower_quartile) }
 }
 
 /// Steele, Lea and Flood's SplitMix64: small, seeded, the same everywhere.

@@ -49,9 +49,7 @@ async fn commit(cluster: &Cluster) {
     loop {
         for work in cluster.store.update(|index| index.take_work()) {
             if let Work::Commit { gang, decision } = work {
-                cluster
-                    .store
-                    .update(|index| index.committed(&gang, &decision.id, Ok(())));
+                cluster.store.update(|index| index.committed(&gang, &decision.id, Ok(())));
                 return;
             }
         }
@@ -61,14 +59,8 @@ async fn commit(cluster: &Cluster) {
 
 async fn until(cluster: &Cluster, arrived: usize) {
     let count = || {
-        let view = cluster
-            .store
-            .read(|index| index.gang_view("default", "a"))
-            .unwrap();
-        view.members
-            .iter()
-            .filter(|member| member.stage == "Arrived")
-            .count()
+        let view = cluster.store.read(|index| index.gang_view("default", "a")).unwrap();
+        view.members.iter().filter(|member| member.stage == "Arrived").count()
     };
     while count() != arrived {
         tokio::time::sleep(Duration::from_millis(2)).await;
@@ -92,12 +84,9 @@ async fn take(mut api: Api, bindings: usize) -> Vec<BTreeSet<String>> {
         assert_eq!(request.method(), "POST");
         let body = request.into_body().collect_bytes().await.unwrap();
         let body: Value = serde_json::from_slice(&body).unwrap();
-        let grant: Grant = serde_json::from_str(
-            body["metadata"]["annotations"]["gantry.dev/grant"]
-                .as_str()
-                .unwrap(),
-        )
-        .unwrap();
+        let grant: Grant =
+            serde_json::from_str(body["metadata"]["annotations"]["gantry.dev/grant"].as_str().unwrap())
+                .unwrap();
         assert_eq!(grant.pod.as_str(), body["metadata"]["uid"]);
         let held = grant.held("nvidia.com/gpu");
         granted.push(held.iter().map(ToString::to_string).collect());
@@ -352,12 +341,7 @@ async fn hundreds_of_members_wait_at_once_and_all_are_bound() {
     cluster.wait(2);
     let (service, api) = mock::pair();
     let client = kube::Client::new(service, "default");
-    let binder = Binder::new(
-        client,
-        Arc::clone(&cluster.store),
-        watched(),
-        Duration::from_secs(120),
-    );
+    let binder = Binder::new(client, Arc::clone(&cluster.store), watched(), Duration::from_secs(120));
     let server = tokio::spawn(take(api, MEMBERS as usize));
     let mut binds = Vec::new();
     for number in 0..MEMBERS {

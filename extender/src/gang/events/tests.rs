@@ -21,10 +21,7 @@ fn status(phase: GangPhase, reason: &str, bound: u32) -> GangStatus {
 }
 
 fn restarting() -> GangStatus {
-    GangStatus {
-        restarting: true,
-        ..status(GangPhase::Degraded, "is being restarted", 0)
-    }
+    GangStatus { restarting: true, ..status(GangPhase::Degraded, "is being restarted", 0) }
 }
 
 #[test]
@@ -85,10 +82,7 @@ fn gang_bound_at_once_has_one_reservation_event() {
     events.gang_moved(&train(), Some(&lost), &story[1]);
     assert_eq!(mailbox.taken(), told[..1]);
     // One whose members ask for no devices has none.
-    let nowhere = GangStatus {
-        domain: String::new(),
-        ..status(GangPhase::Binding, "is being bound", 0)
-    };
+    let nowhere = GangStatus { domain: String::new(), ..status(GangPhase::Binding, "is being bound", 0) };
     events.gang_moved(&train(), None, &nowhere);
     assert_eq!(mailbox.taken(), []);
 }
@@ -97,11 +91,7 @@ fn gang_bound_at_once_has_one_reservation_event() {
 fn bound_event_tells_apart_members_without_devices() {
     let (events, mut mailbox) = Events::new();
     let binding = status(GangPhase::Binding, "is being bound", 1);
-    let three = GangStatus {
-        members: 3,
-        bound: 3,
-        ..bound()
-    };
+    let three = GangStatus { members: 3, bound: 3, ..bound() };
     events.gang_moved(&train(), Some(&binding), &three);
     let note = "3 of 3 members are bound, those with devices in rack r7";
     assert_eq!(mailbox.taken(), [("GangBound", note.to_owned())]);
@@ -109,10 +99,7 @@ fn bound_event_tells_apart_members_without_devices() {
 
 #[test]
 fn events_without_object_keep_order_and_last_of_each_reason() {
-    let name = Name {
-        namespace: "ml".into(),
-        name: "train".into(),
-    };
+    let name = Name { namespace: "ml".into(), name: "train".into() };
     let message = |reason, note: &str| event::message(reason, false, note.into());
     let mut awaiting = AwaitingObject::default();
     let until = Instant::now() + OBJECT_TIMEOUT;
@@ -120,11 +107,7 @@ fn events_without_object_keep_order_and_last_of_each_reason() {
     awaiting.add(name.clone(), message(Reason::GangReserved, "then"), until);
     awaiting.add(name.clone(), message(Reason::GangWaiting, "again"), until);
     awaiting.add(name.clone(), message(Reason::GangBound, "at last"), until);
-    let told: Vec<_> = awaiting
-        .take(&name)
-        .into_iter()
-        .map(|message| message.note)
-        .collect();
+    let told: Vec<_> = awaiting.take(&name).into_iter().map(|message| message.note).collect();
     assert_eq!(told, ["then", "again", "at last"]);
     assert_eq!(awaiting.take(&name), []);
 }
@@ -194,12 +177,7 @@ fn told(story: &[GangStatus], reason: &str) -> Vec<(String, String)> {
 fn ambiguous_membership_is_reported_once_when_bound() {
     let message = "its pods go by Annotation; Volcano names them too and is passed over";
     let mut contested = bound();
-    contested.conditions = vec![condition(
-        AMBIGUOUS_MEMBERSHIP,
-        true,
-        "SeveralIntegrations",
-        message,
-    )];
+    contested.conditions = vec![condition(AMBIGUOUS_MEMBERSHIP, true, "SeveralIntegrations", message)];
     let before = status(GangPhase::Binding, "is being bound", 1);
     let told = told(&[before, contested.clone(), contested], "AmbiguousMembership");
     let note = format!("gang train: {message}");
@@ -215,11 +193,7 @@ fn changed_terms_of_a_bound_gang_are_reported_once() {
     };
     let message = "the minimum is 5 now and was 2 when it was decided";
     let changed = with(false, "MinimumChanged", message);
-    let good = with(
-        true,
-        "Valid",
-        "as annotation gantry.dev/gang-min of its pods says",
-    );
+    let good = with(true, "Valid", "as annotation gantry.dev/gang-min of its pods says");
     let story = [good.clone(), changed.clone(), changed.clone(), good];
     let note = format!("gang train goes on as it is: {message}");
     let all = ["gang train", "pod a", "pod b"].map(|of| (of.to_owned(), note.clone()));
@@ -235,11 +209,7 @@ fn joined_text_repeats_nothing() {
     for (note, message, wanted) in [
         ("is bound", "", "is bound"),
         ("is bound", "8 bound", "is bound: 8 bound"),
-        (
-            "waits for room: no rack",
-            "no rack: 3 of 8 fit",
-            "waits for room: no rack: 3 of 8 fit",
-        ),
+        ("waits for room: no rack", "no rack: 3 of 8 fit", "waits for room: no rack: 3 of 8 fit"),
         ("is not valid: level: no", "level: no", "is not valid: level: no"),
     ] {
         assert_eq!(joined(note.into(), message), wanted);
@@ -248,11 +218,7 @@ fn joined_text_repeats_nothing() {
 
 #[test]
 fn gang_of_one_is_in_the_singular() {
-    let one = |phase, reason, bound| GangStatus {
-        min: 1,
-        members: 1,
-        ..status(phase, reason, bound)
-    };
+    let one = |phase, reason, bound| GangStatus { min: 1, members: 1, ..status(phase, reason, bound) };
     let binding = one(GangPhase::Binding, "is being bound", 0);
     let told = message(Some(&binding), &one(GangPhase::Bound, "is bound", 1));
     assert_eq!(told.unwrap().note, "1 of 1 member is bound in rack r7");
@@ -269,11 +235,7 @@ async fn outcomes(codes: &'static [u16]) -> (u64, u64) {
             last = codes.next().unwrap_or(last);
             let body = request.into_body().collect_bytes().await.unwrap().to_vec();
             let status = json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": last});
-            let body = if last == 201 {
-                body
-            } else {
-                status.to_string().into_bytes()
-            };
+            let body = if last == 201 { body } else { status.to_string().into_bytes() };
             send.send_response(Response::builder().status(last).body(Body::from(body)).unwrap());
         }
     });
@@ -281,13 +243,7 @@ async fn outcomes(codes: &'static [u16]) -> (u64, u64) {
     let metrics = Arc::new(Metrics::new());
     let stop = CancellationToken::new();
     let client = Client::new(service, "default");
-    let task = tokio::spawn(run(
-        client,
-        Arc::default(),
-        mailbox,
-        Arc::clone(&metrics),
-        stop.clone(),
-    ));
+    let task = tokio::spawn(run(client, Arc::default(), mailbox, Arc::clone(&metrics), stop.clone()));
     let message = event::message(Reason::Preempted, true, "evicted".to_owned());
     events.pod(&"ml".into(), &"p".into(), &"p".into(), message);
     // Nothing comes after that.

@@ -57,9 +57,7 @@ pub(super) fn read(name: &str, spec: &Value) -> Result<GangSpec, Fault> {
 fn is_in_range(spec: &GangSpec) -> bool {
     let counts = [spec.min_member, spec.max_member, spec.slice_size];
     counts.iter().flatten().all(|count| *count >= 1)
-        && spec
-            .arrival_seconds
-            .is_none_or(|seconds| (1..=3600).contains(&seconds))
+        && spec.arrival_seconds.is_none_or(|seconds| (1..=3600).contains(&seconds))
         && spec.level.as_ref().is_none_or(|level| !level.name.is_empty())
 }
 
@@ -68,10 +66,7 @@ fn fault(name: &str, field: &str, words: String) -> Fault {
         "" => format!("spec of Gang {name}"),
         field => format!("spec.{field} of Gang {name}"),
     };
-    Fault {
-        place: place.into(),
-        words: words.into(),
-    }
+    Fault { place: place.into(), words: words.into() }
 }
 
 fn nearest(word: &str, names: &[&str]) -> String {
@@ -105,20 +100,14 @@ mod tests {
         let wanted = GangSpec {
             min_member: Some(4),
             max_member: Some(8),
-            level: Some(GangLevel {
-                name: "rack".into(),
-                required: true,
-            }),
+            level: Some(GangLevel { name: "rack".into(), required: true }),
             slice_size: Some(2),
             repair: Some(GangRepair::Restart),
             arrival_seconds: Some(30),
         };
         assert_eq!(read("train", &spec), Ok(wanted));
         assert_eq!(read("train", &Value::Null), Ok(GangSpec::default()));
-        assert_eq!(
-            read("train", &json!({"minMember": null})),
-            Ok(GangSpec::default())
-        );
+        assert_eq!(read("train", &json!({"minMember": null})), Ok(GangSpec::default()));
     }
 
     #[test]

@@ -50,10 +50,7 @@ enum Odd {
 
 impl Api {
     fn answer(&self, method: &Method, path: &str, body: &[u8]) -> (u16, Value) {
-        self.seen
-            .lock()
-            .unwrap()
-            .push(format!("{method} {}", path.trim_start_matches(PATH)));
+        self.seen.lock().unwrap().push(format!("{method} {}", path.trim_start_matches(PATH)));
         let mut gangs = self.gangs.lock().unwrap();
         let body: Value = serde_json::from_slice(body).unwrap_or_default();
         if method == Method::POST {
@@ -158,10 +155,7 @@ fn failed(code: u16, words: &str) -> (u16, Value) {
 }
 
 fn name() -> Name {
-    Name {
-        namespace: "ml".into(),
-        name: "train".into(),
-    }
+    Name { namespace: "ml".into(), name: "train".into() }
 }
 
 fn decided(id: &str) -> GangStatus {
@@ -196,18 +190,13 @@ async fn status_write_applies_only_to_the_version_it_was_made_for() {
         api.gang("train").unwrap()["metadata"]["labels"]["app.kubernetes.io/managed-by"],
         "gantry-extender"
     );
-    let written = requests::write_status(&client, &name(), &made, &decided("a"))
-        .await
-        .unwrap();
+    let written = requests::write_status(&client, &name(), &made, &decided("a")).await.unwrap();
     assert_eq!(written.status.decision.as_ref().unwrap().id, "a");
     let late = requests::write_status(&client, &name(), &made, &decided("b")).await;
     assert_eq!(late, Err(Failure::Conflict));
     // Made again: what is there is taken as it is.
     assert_eq!(requests::create(&client, &name()).await.unwrap(), written);
-    assert_eq!(
-        requests::delete(&client, &name(), "another").await,
-        Err(Failure::Conflict)
-    );
+    assert_eq!(requests::delete(&client, &name(), "another").await, Err(Failure::Conflict));
     requests::delete(&client, &name(), &written.uid).await.unwrap();
     assert_eq!(requests::read(&client, &name()).await, Err(Failure::Missing));
 }
@@ -266,10 +255,7 @@ fn what_comes_late_does_not_undo_what_is_known() {
         resource_version: version.into(),
         ours: true,
         spec: Ok(GangSpec::default()),
-        status: GangStatus {
-            phase,
-            ..GangStatus::default()
-        },
+        status: GangStatus { phase, ..GangStatus::default() },
     };
     objects.saw(&name(), version("10", "a", GangPhase::Bound));
     let newest = objects.saw(&name(), version("9", "a", GangPhase::Reserved));
@@ -328,14 +314,7 @@ impl Stage {
             orders,
             shutdown.clone(),
         ));
-        Self {
-            api,
-            cluster,
-            metrics,
-            told,
-            shutdown,
-            task,
-        }
+        Self { api, cluster, metrics, told, shutdown, task }
     }
 
     async fn until(&self, seen: impl Fn(&Value) -> bool) -> Value {
@@ -347,9 +326,7 @@ impl Stage {
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
         };
-        tokio::time::timeout(Duration::from_secs(30), look)
-            .await
-            .expect("the Gang never gets there")
+        tokio::time::timeout(Duration::from_secs(30), look).await.expect("the Gang never gets there")
     }
 }
 
@@ -393,10 +370,7 @@ async fn gang_step_during_a_slow_write_is_recorded_once() {
     stage.api.holds.store(false, Ordering::Relaxed);
     let gang = stage.until(|gang| gang["status"]["members"] == 3).await;
     assert_eq!(gang["status"]["phase"], "Invalid");
-    let invalid = stage
-        .metrics
-        .gang_steps
-        .get_or_create(&Outcome { outcome: "invalid" });
+    let invalid = stage.metrics.gang_steps.get_or_create(&Outcome { outcome: "invalid" });
     assert_eq!(invalid.get(), 1);
     let told = stage.told.taken();
     let reasons: Vec<&str> = told.iter().map(|(reason, _)| *reason).collect();
@@ -408,12 +382,7 @@ async fn gang_step_during_a_slow_write_is_recorded_once() {
 #[tokio::test]
 async fn a_status_that_meets_another_version_is_written_after_a_look() {
     let stage = Stage::start();
-    stage
-        .api
-        .ends
-        .lock()
-        .unwrap()
-        .extend([Odd::Overtaken, Odd::Broken, Odd::DoneAndBroken]);
+    stage.api.ends.lock().unwrap().extend([Odd::Overtaken, Odd::Broken, Odd::DoneAndBroken]);
     stage.cluster.pod(&member("a", 3));
     stage.until(|gang| gang["status"]["members"] == 1).await;
     stage.shutdown.cancel();
@@ -429,24 +398,16 @@ async fn refused_decision_releases_reservations_and_reports_reason() {
     stage.cluster.wait(2);
     stage.until(|gang| gang["status"]["phase"] == "Reserved").await;
     stage.api.ends.lock().unwrap().push(Odd::Refused(422));
-    let target = crate::index::Target {
-        namespace: "ml".into(),
-        ..crate::fixtures::target("a", "n")
-    };
+    let target = crate::index::Target { namespace: "ml".into(), ..crate::fixtures::target("a", "n") };
     stage.cluster.store.bind(&target, None).unwrap();
     let gang = stage.until(|gang| gang["status"]["failedAttempts"] == 1).await;
     assert_eq!(gang["status"]["phase"], "Backoff");
-    assert_eq!(
-        gang["status"]["reason"],
-        "is tried again soon: its decision cannot be written: no"
-    );
+    assert_eq!(gang["status"]["reason"], "is tried again soon: its decision cannot be written: no");
     assert_eq!(gang["status"]["decision"], Value::Null);
     // What was wrong is mended: it goes through.
     stage.cluster.wait(3);
     stage.cluster.store.bind(&target, None).unwrap();
-    stage
-        .until(|gang| gang["status"]["decision"]["id"].is_string())
-        .await;
+    stage.until(|gang| gang["status"]["decision"]["id"].is_string()).await;
     stage.shutdown.cancel();
     stage.task.await.unwrap();
 }
@@ -459,10 +420,7 @@ async fn bound_status_is_written_after_repeated_refusals() {
     stage.cluster.pod(&member("a", 1));
     stage.cluster.wait(2);
     stage.until(|gang| gang["status"]["phase"] == "Reserved").await;
-    let target = crate::index::Target {
-        namespace: "ml".into(),
-        ..crate::fixtures::target("a", "n")
-    };
+    let target = crate::index::Target { namespace: "ml".into(), ..crate::fixtures::target("a", "n") };
     let store = &stage.cluster.store;
     store.bind(&target, None).unwrap();
     stage.until(|gang| gang["status"]["phase"] == "Binding").await;
@@ -487,8 +445,5 @@ async fn where_gangs_cannot_be_made_a_decision_is_refused() {
         }
     });
     let made = requests::create(&Client::new(service, "default"), &name()).await;
-    assert!(
-        matches!(&made, Err(Failure::Refused(why)) if why.contains("manifests/crds.yaml")),
-        "{made:?}"
-    );
+    assert!(matches!(&made, Err(Failure::Refused(why)) if why.contains("manifests/crds.yaml")), "{made:?}");
 }

@@ -127,9 +127,7 @@ impl Writer {
     }
 
     fn take(&mut self) {
-        let (work, statuses) = self
-            .store
-            .update(|index| (index.take_work(), index.take_statuses()));
+        let (work, statuses) = self.store.update(|index| (index.take_work(), index.take_statuses()));
         for work in work {
             match work {
                 Work::Commit { gang, decision } => {
@@ -189,8 +187,7 @@ impl Writer {
         }
         for (name, job, status, known) in started {
             let client = self.client.clone();
-            self.running
-                .push(Box::pin(perform(client, name, job, status, known)));
+            self.running.push(Box::pin(perform(client, name, job, status, known)));
         }
         self.pending.retain(|_, writes| !writes.is_idle(now));
         // Nobody writes it, so no watch shows it: a place that was changed and changed back is written down all the
@@ -425,10 +422,7 @@ fn step(status: &GangStatus) -> GangStatus {
 }
 
 fn name(gang: &GangKey) -> Name {
-    Name {
-        namespace: Arc::clone(&gang.namespace),
-        name: gang.object_name().into(),
-    }
+    Name { namespace: Arc::clone(&gang.namespace), name: gang.object_name().into() }
 }
 
 async fn sleep_until(due: Option<Instant>) {

@@ -86,11 +86,7 @@ async fn served(client: &Client, kind: OwnerKind) -> Result<Option<ApiResource>,
             Err(error) if refused(&error) => continue,
             Err(error) => return Err(error),
         };
-        if list
-            .resources
-            .iter()
-            .any(|resource| resource.name == wanted.plural)
-        {
+        if list.resources.iter().any(|resource| resource.name == wanted.plural) {
             return Ok(Some(ApiResource {
                 group: (*group).to_owned(),
                 version: (*version).to_owned(),
@@ -233,10 +229,7 @@ impl<'de> Deserialize<'de> for Slim {
             }
         }
         object.insert("status".to_owned(), Value::Object(status));
-        Ok(Self {
-            metadata,
-            object: Value::Object(object),
-        })
+        Ok(Self { metadata, object: Value::Object(object) })
     }
 }
 

@@ -88,10 +88,7 @@ impl OwnerTable {
         for (place, (parts, unread)) in parts {
             let kind = self.kinds.entry(place.0).or_insert_with(|| {
                 changes.begin.push(place.0);
-                Kind {
-                    state: State::Listing,
-                    idle: None,
-                }
+                Kind { state: State::Listing, idle: None }
             });
             kind.idle = None;
             let absent = kind.state == State::Absent;
@@ -124,10 +121,7 @@ impl OwnerTable {
     pub(super) fn ask(&mut self, now: Instant) -> Vec<Place> {
         let mut places = Vec::new();
         for (place, owner) in &mut self.owners {
-            let live = self
-                .kinds
-                .get(&place.0)
-                .is_some_and(|kind| kind.state == State::Live);
+            let live = self.kinds.get(&place.0).is_some_and(|kind| kind.state == State::Live);
             let due = match owner.known {
                 Known::Nothing => true,
                 Known::Failed(until) => now >= until,
@@ -149,11 +143,7 @@ impl OwnerTable {
         object: Result<Option<Value>, ()>,
     ) -> Told {
         let mut told = Told::new();
-        if let Some(owner) = self
-            .owners
-            .get_mut(place)
-            .filter(|owner| owner.known == Known::Asked)
-        {
+        if let Some(owner) = self.owners.get_mut(place).filter(|owner| owner.known == Known::Asked) {
             match object {
                 Ok(object) => owner.tell(place, object.as_ref(), &mut told),
                 Err(()) => owner.known = Known::Failed(now + AGAIN),

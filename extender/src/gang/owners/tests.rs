@@ -62,10 +62,7 @@ impl Played {
                 json!({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure", "code": 500}),
             ));
         }
-        if let Some(plurals) = path
-            .strip_prefix("/apis/")
-            .and_then(|version| self.served.get(version))
-        {
+        if let Some(plurals) = path.strip_prefix("/apis/").and_then(|version| self.served.get(version)) {
             let resources: Vec<Value> = plurals
                 .iter()
                 .map(|name| json!({"name": name, "singularName": "", "namespaced": true, "kind": "X", "verbs": ["get", "list", "watch"]}))
@@ -113,12 +110,7 @@ fn job_set(name: &str, pods: u32) -> Value {
 }
 
 fn wanted(kind: OwnerKind, name: &str, part: &str) -> OwnerRef {
-    OwnerRef {
-        kind,
-        namespace: "ml".into(),
-        name: name.into(),
-        part: part.into(),
-    }
+    OwnerRef { kind, namespace: "ml".into(), name: name.into(), part: part.into() }
 }
 
 /// A run against a played API server.
@@ -143,10 +135,7 @@ impl World {
             let mut unanswered = Vec::new();
             while let Some((request, send)) = handle.next_request().await {
                 let uri = request.uri();
-                let answer = api
-                    .lock()
-                    .unwrap()
-                    .answer(uri.path(), uri.query().unwrap_or_default());
+                let answer = api.lock().unwrap().answer(uri.path(), uri.query().unwrap_or_default());
                 match answer {
                     Some((status, Value::Array(lines))) => {
                         let lines: Vec<String> = lines.iter().map(|line| format!("{line}\n")).collect();
@@ -169,10 +158,7 @@ impl World {
             move || {
                 let wanted = wanted.lock().unwrap().clone().into_iter();
                 let known = known.lock().unwrap();
-                let unread = |owner| WatchedOwner {
-                    unread: !known.contains_key(&owner),
-                    owner,
-                };
+                let unread = |owner| WatchedOwner { unread: !known.contains_key(&owner), owner };
                 wanted.map(unread).collect()
             },
             move |owner, facts| {
@@ -185,39 +171,23 @@ impl World {
 
     /// Waits until this is the last minimum that was told of an owner.
     async fn until(&self, owner: &OwnerRef, min: Option<u32>) {
-        self.until_told(owner, |told| told.and_then(|facts| facts.min) == min)
-            .await;
+        self.until_told(owner, |told| told.and_then(|facts| facts.min) == min).await;
     }
 
     /// Waits until that can be said of the last that was told of an owner.
     async fn until_told(&self, owner: &OwnerRef, holds: impl Fn(Option<&OwnerFacts>) -> bool) {
         let there = async {
-            while !self
-                .told
-                .lock()
-                .unwrap()
-                .get(owner)
-                .is_some_and(|told| holds(told.as_deref()))
-            {
+            while !self.told.lock().unwrap().get(owner).is_some_and(|told| holds(told.as_deref())) {
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
         };
-        if tokio::time::timeout(Duration::from_secs(30), there)
-            .await
-            .is_err()
-        {
+        if tokio::time::timeout(Duration::from_secs(30), there).await.is_err() {
             panic!("{owner} is {:?}", self.told.lock().unwrap().get(owner));
         }
     }
 
     fn asked(&self, path: &str) -> usize {
-        self.api
-            .lock()
-            .unwrap()
-            .asked
-            .iter()
-            .filter(|asked| *asked == path)
-            .count()
+        self.api.lock().unwrap().asked.iter().filter(|asked| *asked == path).count()
     }
 }
 
@@ -235,10 +205,7 @@ async fn an_owner_is_read_at_the_version_that_is_served_and_followed() {
         JOBSETS,
         vec![job_set("train", 4), job_set("other", 9)],
     );
-    played.events.insert(
-        JOBSETS,
-        vec![json!({"type": "MODIFIED", "object": job_set("train", 6)})],
-    );
+    played.events.insert(JOBSETS, vec![json!({"type": "MODIFIED", "object": job_set("train", 6)})]);
     let train = wanted(OwnerKind::JobSet, "train", "");
     let world = World::start(played, std::slice::from_ref(&train));
     world.until(&train, Some(6)).await;
@@ -249,20 +216,11 @@ async fn an_owner_is_read_at_the_version_that_is_served_and_followed() {
 async fn an_owner_that_is_over_is_told_so() {
     let mut ended = job_set("train", 4);
     ended["status"] = json!({"restarts": 1, "conditions": [{"type": "Completed", "status": "True"}]});
-    let mut played = Played::with(
-        "jobset.x-k8s.io/v1alpha2",
-        "jobsets",
-        JOBSETS,
-        vec![job_set("train", 4)],
-    );
-    played
-        .events
-        .insert(JOBSETS, vec![json!({"type": "MODIFIED", "object": ended})]);
+    let mut played = Played::with("jobset.x-k8s.io/v1alpha2", "jobsets", JOBSETS, vec![job_set("train", 4)]);
+    played.events.insert(JOBSETS, vec![json!({"type": "MODIFIED", "object": ended})]);
     let train = wanted(OwnerKind::JobSet, "train", "");
     let world = World::start(played, std::slice::from_ref(&train));
-    world
-        .until_told(&train, |told| told.is_some_and(|facts| facts.over))
-        .await;
+    world.until_told(&train, |told| told.is_some_and(|facts| facts.over)).await;
 }
 
 #[tokio::test]
@@ -274,19 +232,13 @@ async fn all_of_a_status_is_there_that_tells_whether_an_owner_is_over() {
     let train = wanted(OwnerKind::MpiJob, "train", "");
     let world = World::start(played, std::slice::from_ref(&train));
     world.until(&train, Some(2)).await;
-    world
-        .until_told(&train, |told| told.is_some_and(|facts| facts.over))
-        .await;
+    world.until_told(&train, |told| told.is_some_and(|facts| facts.over)).await;
 }
 
 #[tokio::test]
 async fn an_owner_that_is_wanted_later_is_asked_for() {
-    let played = Played::with(
-        "jobset.x-k8s.io/v1alpha2",
-        "jobsets",
-        JOBSETS,
-        vec![job_set("a", 4), job_set("b", 5)],
-    );
+    let played =
+        Played::with("jobset.x-k8s.io/v1alpha2", "jobsets", JOBSETS, vec![job_set("a", 4), job_set("b", 5)]);
     let (a, b, none) = (
         wanted(OwnerKind::JobSet, "a", ""),
         wanted(OwnerKind::JobSet, "b", ""),
@@ -299,24 +251,13 @@ async fn an_owner_that_is_wanted_later_is_asked_for() {
     world.until(&b, Some(5)).await;
     world.until(&none, None).await;
     world.until(&followers, Some(3)).await;
-    assert_eq!(
-        world.asked("/apis/jobset.x-k8s.io/v1alpha2/namespaces/ml/jobsets/b"),
-        1
-    );
+    assert_eq!(world.asked("/apis/jobset.x-k8s.io/v1alpha2/namespaces/ml/jobsets/b"), 1);
 }
 
 #[tokio::test]
 async fn an_owner_that_ends_is_told() {
-    let mut played = Played::with(
-        "jobset.x-k8s.io/v1alpha2",
-        "jobsets",
-        JOBSETS,
-        vec![job_set("a", 4)],
-    );
-    played.events.insert(
-        JOBSETS,
-        vec![json!({"type": "DELETED", "object": job_set("a", 4)})],
-    );
+    let mut played = Played::with("jobset.x-k8s.io/v1alpha2", "jobsets", JOBSETS, vec![job_set("a", 4)]);
+    played.events.insert(JOBSETS, vec![json!({"type": "DELETED", "object": job_set("a", 4)})]);
     let a = wanted(OwnerKind::JobSet, "a", "");
     let world = World::start(played, std::slice::from_ref(&a));
     world.until(&a, None).await;
@@ -331,10 +272,7 @@ async fn a_kind_that_is_not_served_or_may_not_be_read_is_missing() {
         vec![object("g", json!({"minMember": 3}))],
     );
     played.forbidden.push(PODGROUPS);
-    let (group, set) = (
-        wanted(OwnerKind::CoschedulingPodGroup, "g", ""),
-        wanted(OwnerKind::JobSet, "a", ""),
-    );
+    let (group, set) = (wanted(OwnerKind::CoschedulingPodGroup, "g", ""), wanted(OwnerKind::JobSet, "a", ""));
     let world = World::start(played, &[group.clone(), set.clone()]);
     world.until(&group, None).await;
     world.until(&set, None).await;
@@ -346,33 +284,22 @@ async fn a_kind_that_is_installed_later_is_found() {
     let set = wanted(OwnerKind::JobSet, "a", "");
     let world = World::start(Played::default(), std::slice::from_ref(&set));
     world.until(&set, None).await;
-    *world.api.lock().unwrap() = Played::with(
-        "jobset.x-k8s.io/v1alpha2",
-        "jobsets",
-        JOBSETS,
-        vec![job_set("a", 4)],
-    );
+    *world.api.lock().unwrap() =
+        Played::with("jobset.x-k8s.io/v1alpha2", "jobsets", JOBSETS, vec![job_set("a", 4)]);
     world.until(&set, Some(4)).await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn owner_read_after_api_errors_is_retried() {
     // While the API server fails, no owner facts are published.
-    let mut played = Played::with(
-        "jobset.x-k8s.io/v1alpha2",
-        "jobsets",
-        JOBSETS,
-        vec![job_set("a", 4), job_set("b", 5)],
-    );
+    let mut played =
+        Played::with("jobset.x-k8s.io/v1alpha2", "jobsets", JOBSETS, vec![job_set("a", 4), job_set("b", 5)]);
     played.broken = HashMap::from([
         ("/apis/jobset.x-k8s.io/v1alpha2", 2),
         (JOBSETS, 2),
         ("/apis/jobset.x-k8s.io/v1alpha2/namespaces/ml/jobsets/b", 2),
     ]);
-    let (a, b) = (
-        wanted(OwnerKind::JobSet, "a", ""),
-        wanted(OwnerKind::JobSet, "b", ""),
-    );
+    let (a, b) = (wanted(OwnerKind::JobSet, "a", ""), wanted(OwnerKind::JobSet, "b", ""));
     let world = World::start(played, std::slice::from_ref(&a));
     world.until(&a, Some(4)).await;
     world.wanted.lock().unwrap().push(b.clone());
@@ -387,13 +314,8 @@ async fn owner_with_invalid_name_is_absent_without_a_request() {
         PODGROUPS,
         vec![object("g", json!({"minMember": 3}))],
     );
-    let forged = [
-        "?watch=true&x=1",
-        "../../../../../../api/v1/namespaces/kube-system/secrets/x",
-        "a b",
-        "A",
-        "",
-    ];
+    let forged =
+        ["?watch=true&x=1", "../../../../../../api/v1/namespaces/kube-system/secrets/x", "a b", "A", ""];
     let forged = forged.map(|name| wanted(OwnerKind::CoschedulingPodGroup, name, ""));
     let good = wanted(OwnerKind::CoschedulingPodGroup, "g", "");
     let mut all = forged.to_vec();
@@ -404,24 +326,14 @@ async fn owner_with_invalid_name_is_absent_without_a_request() {
         world.until(owner, None).await;
     }
     let asked = world.api.lock().unwrap().asked.clone();
-    assert!(
-        asked
-            .iter()
-            .all(|path| path == PODGROUPS || !path.contains("namespaces")),
-        "{asked:?}"
-    );
+    assert!(asked.iter().all(|path| path == PODGROUPS || !path.contains("namespaces")), "{asked:?}");
 }
 
 #[tokio::test(start_paused = true)]
 async fn questions_that_are_not_answered_hold_up_no_other() {
     let played = Played {
         silent: Some('s'),
-        ..Played::with(
-            "jobset.x-k8s.io/v1alpha2",
-            "jobsets",
-            JOBSETS,
-            vec![job_set("a", 4)],
-        )
+        ..Played::with("jobset.x-k8s.io/v1alpha2", "jobsets", JOBSETS, vec![job_set("a", 4)])
     };
     let set = |name: &str| wanted(OwnerKind::JobSet, name, "");
     let (a, none) = (set("a"), set("none"));
@@ -438,10 +350,7 @@ async fn questions_that_are_not_answered_hold_up_no_other() {
 
 /// A JobSet of which nothing is known.
 fn unread(name: &str) -> WatchedOwner {
-    WatchedOwner {
-        owner: wanted(OwnerKind::JobSet, name, ""),
-        unread: true,
-    }
+    WatchedOwner { owner: wanted(OwnerKind::JobSet, name, ""), unread: true }
 }
 
 #[test]
@@ -468,21 +377,14 @@ fn owner_forgotten_after_its_gang_ended_is_read_again() {
     table.want(now, vec![unread("a")]);
     table.list_ends(OwnerKind::JobSet);
     assert_eq!(table.seen(&place, &job_set("a", 4)).len(), 1);
-    let read = WatchedOwner {
-        unread: false,
-        ..unread("a")
-    };
+    let read = WatchedOwner { unread: false, ..unread("a") };
     table.want(now, vec![read]);
     assert!(table.ask(now).is_empty());
     table.want(now, vec![unread("a")]);
     assert_eq!(table.ask(now), std::slice::from_ref(&place));
     assert_eq!(table.answered(now, &place, Ok(Some(job_set("a", 8)))).len(), 1);
     table.absent(OwnerKind::JobSet);
-    assert_eq!(
-        table.want(now, vec![unread("a")]).1.len(),
-        1,
-        "there is none, and that is said again"
-    );
+    assert_eq!(table.want(now, vec![unread("a")]).1.len(), 1, "there is none, and that is said again");
 }
 
 #[test]
@@ -499,10 +401,7 @@ fn owner_already_read_survives_a_short_loss_of_access() {
     assert_eq!(told, [(unread("b").owner, None)]);
     table.list_begins(OwnerKind::JobSet);
     table.list_ends(OwnerKind::JobSet);
-    assert!(
-        table.ask(now).contains(&place),
-        "what the next list does not bring is asked for"
-    );
+    assert!(table.ask(now).contains(&place), "what the next list does not bring is asked for");
     assert_eq!(table.answered(now, &place, Ok(None)), [(unread("a").owner, None)]);
 }
 
@@ -513,20 +412,8 @@ fn a_kind_is_watched_on_for_a_while_when_no_gang_needs_it() {
     let one = vec![unread("a")];
     table.want(now, one.clone());
     assert!(table.want(now, Vec::new()).0.end.is_empty());
-    assert!(
-        table.want(now + Duration::from_secs(200), one).0.begin.is_empty(),
-        "it is still watched"
-    );
+    assert!(table.want(now + Duration::from_secs(200), one).0.begin.is_empty(), "it is still watched");
     table.want(now + Duration::from_secs(210), Vec::new());
-    assert!(
-        table
-            .want(now + Duration::from_secs(500), Vec::new())
-            .0
-            .end
-            .is_empty()
-    );
-    assert_eq!(
-        table.want(now + Duration::from_secs(510), Vec::new()).0.end,
-        [OwnerKind::JobSet]
-    );
+    assert!(table.want(now + Duration::from_secs(500), Vec::new()).0.end.is_empty());
+    assert_eq!(table.want(now + Duration::from_secs(510), Vec::new()).0.end, [OwnerKind::JobSet]);
 }

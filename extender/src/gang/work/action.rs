@@ -136,14 +136,7 @@ async fn mark_disrupted(client: &Client, pod: &Pod, path: &str, why: &str) -> Re
         }]},
     });
     let path = format!("{path}/status");
-    send(
-        client,
-        Method::PATCH,
-        &path,
-        "application/strategic-merge-patch+json",
-        &patch,
-    )
-    .await
+    send(client, Method::PATCH, &path, "application/strategic-merge-patch+json", &patch).await
 }
 
 /// Most often ours is the only gate. Where it is not, the pod is read.
@@ -185,11 +178,7 @@ async fn send(
     form: &str,
     body: &Value,
 ) -> Result<Value, (u16, String)> {
-    let body = if body.is_null() {
-        Vec::new()
-    } else {
-        body.to_string().into_bytes()
-    };
+    let body = if body.is_null() { Vec::new() } else { body.to_string().into_bytes() };
     let request = Request::builder()
         .method(method)
         .uri(path)
@@ -238,14 +227,12 @@ pub(super) fn hindrance(pod: &Pod, action: &Action, why: &str) -> Message {
 pub(super) fn told(action: &Action) -> Option<Message> {
     let (reason, note) = match action {
         Action::Ungate => return None,
-        Action::Evict(by) => (
-            Reason::Preempted,
-            format!("evicted: gang {by}, of higher priority, needs what it has"),
-        ),
-        Action::EvictRest { of, to: None } => (
-            Reason::Preempted,
-            format!("evicted: the rest of its gang {of} had to go for another"),
-        ),
+        Action::Evict(by) => {
+            (Reason::Preempted, format!("evicted: gang {by}, of higher priority, needs what it has"))
+        }
+        Action::EvictRest { of, to: None } => {
+            (Reason::Preempted, format!("evicted: the rest of its gang {of} had to go for another"))
+        }
         Action::EvictRest { of, to: Some(to) } => (
             Reason::DeadlockResolved,
             format!(

@@ -31,10 +31,7 @@ impl Stage {
         let cluster = Cluster::new(Options::default());
         cluster.pod(&pod("a", 1)).pod(&pod("b", 1));
         let (service, mut requests) = mock::pair::<http::Request<Body>, Response<Body>>();
-        let api = Arc::new(Api {
-            answers: Mutex::new(answers),
-            ..Api::default()
-        });
+        let api = Arc::new(Api { answers: Mutex::new(answers), ..Api::default() });
         let played = Arc::clone(&api);
         tokio::spawn(async move {
             while let Some((request, send)) = requests.next_request().await {
@@ -45,11 +42,7 @@ impl Stage {
                 played.asked.lock().unwrap().push((line, body));
                 let (code, answer) = {
                     let mut answers = played.answers.lock().unwrap();
-                    if answers.is_empty() {
-                        (200, json!({}))
-                    } else {
-                        answers.remove(0)
-                    }
+                    if answers.is_empty() { (200, json!({})) } else { answers.remove(0) }
                 };
                 let body = Body::from(answer.to_string().into_bytes());
                 send.send_response(Response::builder().status(code).body(body).unwrap());
@@ -66,13 +59,7 @@ impl Stage {
             Orders { taken, gates: true },
             CancellationToken::new(),
         ));
-        Self {
-            api,
-            orders,
-            metrics,
-            cluster,
-            mailbox,
-        }
+        Self { api, orders, metrics, cluster, mailbox }
     }
 
     async fn until(&self, verb: &'static str, outcome: &'static str) {
@@ -82,9 +69,7 @@ impl Stage {
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
         };
-        tokio::time::timeout(Duration::from_secs(600), look)
-            .await
-            .expect("it never happens");
+        tokio::time::timeout(Duration::from_secs(600), look).await.expect("it never happens");
     }
 
     /// A gang on whose way pods `a` and `b` are.
@@ -121,10 +106,7 @@ fn refused(code: u16) -> (u16, Value) {
 async fn an_eviction_that_a_budget_forbids_is_tried_again() {
     let mut stage = Stage::start(vec![refused(429), refused(500)]);
     let by = stage.preempting();
-    let evict = Work::Evict {
-        pods: vec!["a".into()],
-        by,
-    };
+    let evict = Work::Evict { pods: vec!["a".into()], by };
     stage.orders.send(evict).unwrap();
     stage.until("evict", "done").await;
     let asked = stage.asked();
@@ -162,27 +144,18 @@ async fn gang_status_names_the_blocking_budget_while_it_blocks() {
     };
     let why = "pod a: it cannot be evicted yet: Cannot evict pod as it would violate the pod's disruption budget. \
                The disruption budget web needs 2 healthy pods and has 2 currently";
-    let evict = Work::Evict {
-        pods: vec!["a".into()],
-        by,
-    };
+    let evict = Work::Evict { pods: vec!["a".into()], by };
     stage.orders.send(evict).unwrap();
     stage.until("evict", "budget").await;
     assert_eq!(
         status(&stage),
-        (
-            format!("their devices are kept for it; {why}"),
-            Some("DisruptionBudget".to_owned())
-        )
+        (format!("their devices are kept for it; {why}"), Some("DisruptionBudget".to_owned()))
     );
     stage.until("evict", "done").await;
     assert_eq!(status(&stage), ("their devices are kept for it".to_owned(), None));
     let told = stage.mailbox.taken();
-    let hindered: Vec<&str> = told
-        .iter()
-        .filter(|(reason, _)| *reason == "Blocked")
-        .map(|(_, note)| note.as_str())
-        .collect();
+    let hindered: Vec<&str> =
+        told.iter().filter(|(reason, _)| *reason == "Blocked").map(|(_, note)| note.as_str()).collect();
     assert_eq!(hindered, [why], "one Event, however often it is tried");
 }
 
@@ -194,10 +167,7 @@ async fn budget_block_ends_with_the_eviction_whatever_failed_last() {
         let store = &stage.cluster.store;
         store.read(|index| index.is_hindered(&by, Blocker::Budget))
     };
-    let evict = Work::Evict {
-        pods: vec!["a".into()],
-        by: Arc::clone(&by),
-    };
+    let evict = Work::Evict { pods: vec!["a".into()], by: Arc::clone(&by) };
     stage.orders.send(evict).unwrap();
     stage.until("evict", "failed").await;
     assert!(hindered());
@@ -211,10 +181,7 @@ async fn eviction_stops_when_its_gang_is_gone() {
     // for it later.
     let stage = Stage::start(vec![refused(429)]);
     let by = stage.preempting();
-    let evict = Work::Evict {
-        pods: vec!["a".into()],
-        by,
-    };
+    let evict = Work::Evict { pods: vec!["a".into()], by };
     stage.orders.send(evict).unwrap();
     stage.until("evict", "budget").await;
     stage.cluster.gone(&member("high-0", 8, "high", 1));
@@ -227,28 +194,15 @@ async fn removal_of_missing_pod_ends_and_forbidden_one_names_right() {
     // A pod that no longer exists needs no further attempt. If a removal is forbidden, the event names the
     // manifest that grants the right.
     let mut stage = Stage::start(vec![refused(404), refused(403)]);
-    let delete = |pod: &str| Work::Delete {
-        pods: vec![pod.into()],
-        why: "gang ml/train is restarted".into(),
-    };
+    let delete =
+        |pod: &str| Work::Delete { pods: vec![pod.into()], why: "gang ml/train is restarted".into() };
     stage.orders.send(delete("a")).unwrap();
     stage.until("delete", "obsolete").await;
     let by = stage.preempting();
-    stage
-        .orders
-        .send(Work::Evict {
-            pods: vec!["b".into()],
-            by,
-        })
-        .unwrap();
+    stage.orders.send(Work::Evict { pods: vec!["b".into()], by }).unwrap();
     stage.until("evict", "done").await;
     let told = stage.mailbox.taken();
-    assert!(
-        told[0]
-            .1
-            .ends_with("manifests/extender-preempt.yaml gives that right"),
-        "{told:?}"
-    );
+    assert!(told[0].1.ends_with("manifests/extender-preempt.yaml gives that right"), "{told:?}");
     // A pod that nobody knows is not asked about at all.
     let before = stage.asked().len();
     stage.orders.send(delete("nobody")).unwrap();
@@ -287,12 +241,7 @@ async fn forbidden_restart_is_reported_once_and_resumes_when_allowed() {
     stage.until("delete", "done").await;
     assert_eq!(hindered(&stage), None);
     tokio::time::sleep(Duration::from_secs(60)).await;
-    let told: Vec<&str> = stage
-        .mailbox
-        .taken()
-        .into_iter()
-        .map(|(reason, _)| reason)
-        .collect();
+    let told: Vec<&str> = stage.mailbox.taken().into_iter().map(|(reason, _)| reason).collect();
     assert_eq!(told, ["Blocked", "GangRestarting", "GangRestarting"]);
 }
 
@@ -318,9 +267,7 @@ async fn a_gang_made_again_is_hindered_again() {
     tokio::time::sleep(Duration::from_secs(600)).await;
     store.update(|index| index.hindered(&gang, Blocker::Gates, None));
     ungate();
-    tokio::time::timeout(Duration::from_secs(600), again)
-        .await
-        .expect("it is not said again");
+    tokio::time::timeout(Duration::from_secs(600), again).await.expect("it is not said again");
     assert_eq!(stage.mailbox.taken().len(), 1, "one Event");
 }
 
@@ -329,10 +276,7 @@ async fn pod_deleted_for_restart_is_marked_as_disruption_target() {
     // The mark is written before the deletion. It shows the pod's controller that the pod did not fail by
     // itself.
     let stage = Stage::start(Vec::new());
-    let delete = Work::Delete {
-        pods: vec!["a".into()],
-        why: "gang ml/train is restarted".into(),
-    };
+    let delete = Work::Delete { pods: vec!["a".into()], why: "gang ml/train is restarted".into() };
     stage.orders.send(delete).unwrap();
     stage.until("delete", "done").await;
     let asked = stage.asked();
@@ -351,10 +295,7 @@ async fn pod_deleted_for_restart_is_marked_as_disruption_target() {
 /// What is asked until a pod is deleted, if that is answered first.
 async fn deleted(answers: &[u16]) -> Vec<String> {
     let stage = Stage::start(answers.iter().copied().map(refused).collect());
-    let delete = Work::Delete {
-        pods: vec!["a".into()],
-        why: "gang ml/train is restarted".into(),
-    };
+    let delete = Work::Delete { pods: vec!["a".into()], why: "gang ml/train is restarted".into() };
     stage.orders.send(delete).unwrap();
     stage.until("delete", "done").await;
     let verb = |(line, _): (String, Value)| line.split(' ').next().unwrap().to_owned();
@@ -391,10 +332,7 @@ async fn restart_deletes_pods_when_the_mark_keeps_failing() {
 async fn a_gate_is_removed_wherever_it_stands_and_only_from_that_pod() {
     let read = |uid: &str| {
         let gates = json!([{"name": "quota"}, {"name": names::GANG_GATE}]);
-        (
-            200,
-            json!({"metadata": {"uid": uid}, "spec": {"schedulingGates": gates}}),
-        )
+        (200, json!({"metadata": {"uid": uid}, "spec": {"schedulingGates": gates}}))
     };
     let stage = Stage::start(vec![refused(422), read("a")]);
     stage.orders.send(Work::Ungate(vec!["a".into()])).unwrap();
@@ -402,11 +340,7 @@ async fn a_gate_is_removed_wherever_it_stands_and_only_from_that_pod() {
     let asked = stage.asked();
     let lines: Vec<&str> = asked.iter().map(|(line, _)| line.as_str()).collect();
     let path = "/api/v1/namespaces/default/pods/a";
-    let wanted = [
-        format!("PATCH {path}"),
-        format!("GET {path}"),
-        format!("PATCH {path}"),
-    ];
+    let wanted = [format!("PATCH {path}"), format!("GET {path}"), format!("PATCH {path}")];
     assert_eq!(lines, wanted);
     assert_eq!(
         asked[2].1,

@@ -86,12 +86,8 @@ impl Index {
         let known = self.gangs.backfill.head.as_ref();
         if known.map(|head| &head.gang) != next.as_ref().map(|(gang, _)| gang) {
             self.release_backfill();
-            self.gangs.backfill.head = next.map(|(gang, since)| Head {
-                gang,
-                since,
-                wanted: None,
-                began: None,
-            });
+            self.gangs.backfill.head =
+                next.map(|(gang, since)| Head { gang, since, wanted: None, began: None });
             // Its request is recorded when it is planned again.
             self.gangs.gained();
             return;

@@ -66,11 +66,8 @@ impl Index {
         if stuck.len() < 2 {
             return;
         }
-        let helped: Vec<PlanRequest> = stuck
-            .iter()
-            .filter(|stuck| !stuck.hopeless)
-            .map(|stuck| stuck.wanted.clone())
-            .collect();
+        let helped: Vec<PlanRequest> =
+            stuck.iter().filter(|stuck| !stuck.hopeless).map(|stuck| stuck.wanted.clone()).collect();
         let yielding = self.yielding_gangs(&stuck);
         let growth = self.gangs.reclaim.growth();
         for wanted in helped {
@@ -96,11 +93,7 @@ impl Index {
         let yielding = last_first.map(|view| {
             let mut what = self.whole(&view);
             what.budgets = covers.need(&what);
-            Yielding {
-                gang: Arc::clone(view.key()),
-                priority: view.priority(),
-                what,
-            }
+            Yielding { gang: Arc::clone(view.key()), priority: view.priority(), what }
         });
         let allowed = |budget: &Budget| budget.pods <= budget.allowed;
         yielding
@@ -124,9 +117,7 @@ impl Index {
             (!go.is_empty()).then_some((go, placement))
         };
         let mut alone = others.iter();
-        alone
-            .find_map(|other| among(&[*other]))
-            .or_else(|| among(&within_budgets(others)))
+        alone.find_map(|other| among(&[*other])).or_else(|| among(&within_budgets(others)))
     }
 
     fn yield_to(&mut self, wanted: &PlanRequest, go: Vec<Arc<GangKey>>, placement: &Placement) {
@@ -135,22 +126,13 @@ impl Index {
                 %gang, to = %wanted.gang,
                 "yields: both are below their minimum and each holds what the other lacks"
             );
-            self.gangs.handle(
-                self.now,
-                GangEvent::YieldTo {
-                    gang,
-                    to: &wanted.gang,
-                },
-            );
+            self.gangs.handle(self.now, GangEvent::YieldTo { gang, to: &wanted.gang });
         }
         let nodes = placement.places.iter();
         let nodes = nodes.filter_map(|place| self.nodes.find(place.node.as_str()));
         let kept = BackfillReservation::new(Arc::clone(&wanted.gang), wanted.priority, nodes);
-        self.gangs.deadlock.resolution = Some(Resolution {
-            kept: Arc::new(kept),
-            by: go,
-            until: self.now.at + self.gangs.settings.hold,
-        });
+        self.gangs.deadlock.resolution =
+            Some(Resolution { kept: Arc::new(kept), by: go, until: self.now.at + self.gangs.settings.hold });
         self.changed = true;
     }
 
@@ -163,13 +145,10 @@ impl Index {
         let leaving = |gang: &Arc<GangKey>| core.view(gang).is_some_and(|view| view.is_leaving());
         if !resolution.by.iter().any(leaving) {
             resolution.by.clear();
-            resolution.until = resolution
-                .until
-                .min(self.now.at + Duration::from_secs(OVERDUE.unsigned_abs()));
+            resolution.until =
+                resolution.until.min(self.now.at + Duration::from_secs(OVERDUE.unsigned_abs()));
         }
-        let short = core
-            .view(&resolution.kept.gang)
-            .is_some_and(|view| view.is_short());
+        let short = core.view(&resolution.kept.gang).is_some_and(|view| view.is_short());
         if !short || self.now.at >= resolution.until {
             self.end_deadlock();
         }

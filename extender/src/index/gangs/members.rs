@@ -48,10 +48,7 @@ impl Index {
         }
         // Or it would be of another shape than its equals that the watch has shown.
         self.complete_needs(&mut pod);
-        let reported = ReportedPod {
-            until: self.now.at + REPORTED_FOR,
-            pod: Arc::new(pod),
-        };
+        let reported = ReportedPod { until: self.now.at + REPORTED_FOR, pod: Arc::new(pod) };
         self.tell_pod(&Arc::clone(&reported.pod));
         self.gangs.reported.insert(reported.pod.uid.clone(), reported);
     }
@@ -96,11 +93,7 @@ impl Index {
         if self.gangs.leading {
             self.gangs.handle(
                 self.now,
-                GangEvent::ObjectSeen {
-                    namespace,
-                    name,
-                    object: Box::new(object.clone()),
-                },
+                GangEvent::ObjectSeen { namespace, name, object: Box::new(object.clone()) },
             );
         }
         let at: (Arc<str>, Arc<str>) = (namespace.into(), name.into());
@@ -119,8 +112,7 @@ impl Index {
         self.gangs.objects.remove(&key);
         // Said also of one that was not known: who waits to hear of it must.
         if self.gangs.leading {
-            self.gangs
-                .handle(self.now, GangEvent::ObjectGone { namespace, name });
+            self.gangs.handle(self.now, GangEvent::ObjectGone { namespace, name });
         }
     }
 
@@ -173,11 +165,7 @@ impl Index {
             return;
         };
         let managed = request.of(&self.nodes.resources().managed());
-        let asks: Asks = managed
-            .asks
-            .iter()
-            .map(|ask| (ask.resource.clone(), ask.devices))
-            .collect();
+        let asks: Asks = managed.asks.iter().map(|ask| (ask.resource.clone(), ask.devices)).collect();
         let shape = (!managed.is_empty()).then(|| self.shape(request, pod));
         self.tell(Member {
             uid: pod.uid.clone(),
@@ -196,13 +184,7 @@ impl Index {
             elsewhere: self.schedulers.other_scheduler_of(pod),
         });
         if let Some(said) = pod.said.as_ref().filter(|_| self.gangs.leading) {
-            self.gangs.handle(
-                self.now,
-                GangEvent::SchedulerMessage {
-                    pod: &pod.uid,
-                    message: said,
-                },
-            );
+            self.gangs.handle(self.now, GangEvent::SchedulerMessage { pod: &pod.uid, message: said });
         }
     }
 
@@ -236,8 +218,7 @@ impl Index {
     /// A pod is on its way out. Said of any: a gang may be waiting for it to go.
     fn tell_ends(&mut self, uid: &PodUid, ends: Option<i64>) {
         if let Some(ends) = ends.filter(|_| self.gangs.leading) {
-            self.gangs
-                .handle(self.now, GangEvent::VictimTerminating { pod: uid, by: ends });
+            self.gangs.handle(self.now, GangEvent::VictimTerminating { pod: uid, by: ends });
         }
     }
 
@@ -277,23 +258,13 @@ impl Index {
     /// Tells everything anew.
     pub(super) fn tell_all(&mut self) {
         let now = self.now;
-        let GangIndex {
-            core,
-            effects,
-            owners,
-            objects,
-            ..
-        } = &mut self.gangs;
+        let GangIndex { core, effects, owners, objects, .. } = &mut self.gangs;
         for (owner, facts) in &*owners {
             let facts = facts.clone();
             effects.extend(core.handle(now, GangEvent::OwnerSeen { owner, facts }));
         }
         for ((namespace, name), object) in &*objects {
-            let event = GangEvent::ObjectSeen {
-                namespace,
-                name,
-                object: Box::new(object.clone()),
-            };
+            let event = GangEvent::ObjectSeen { namespace, name, object: Box::new(object.clone()) };
             effects.extend(core.handle(now, event));
         }
         self.tell_pods();
@@ -327,13 +298,7 @@ impl Index {
     /// them.
     fn tell_unsure(&mut self) {
         for uid in self.reservations.pods_with_binds() {
-            self.gangs.handle(
-                self.now,
-                GangEvent::BindEnded {
-                    pod: &uid,
-                    outcome: BindEnd::Unsure,
-                },
-            );
+            self.gangs.handle(self.now, GangEvent::BindEnded { pod: &uid, outcome: BindEnd::Unsure });
         }
     }
 
@@ -353,17 +318,14 @@ impl Index {
         let departed = &mut self.gangs.departed;
         departed.retain(|_, since| now.at.saturating_duration_since(*since) < DEPARTED);
         let over = self.gangs.reported.iter();
-        let over: BTreeSet<PodUid> = over
-            .filter(|(_, reported)| reported.until <= now.at)
-            .map(|(uid, _)| uid.clone())
-            .collect();
+        let over: BTreeSet<PodUid> =
+            over.filter(|(_, reported)| reported.until <= now.at).map(|(uid, _)| uid.clone()).collect();
         for uid in over {
             self.tell_gone(&uid);
         }
         let wanted = self.gangs.core.watched_owners().into_iter();
-        let read: HashSet<OwnerRef> = wanted
-            .filter_map(|wanted| (!wanted.unread).then_some(wanted.owner))
-            .collect();
+        let read: HashSet<OwnerRef> =
+            wanted.filter_map(|wanted| (!wanted.unread).then_some(wanted.owner)).collect();
         self.gangs.owners.retain(|owner, _| read.contains(owner));
         self.sweep_shapes();
         if self.gangs.leading {
@@ -391,13 +353,8 @@ impl Index {
             .filter_map(|place| place.shape)
             .collect();
         let heard = self.gangs.reported.values().map(|reported| &reported.pod);
-        let pods: Vec<Arc<PodFacts>> = self
-            .pods
-            .iter()
-            .chain(heard)
-            .filter(|pod| pod.membership.is_some())
-            .cloned()
-            .collect();
+        let pods: Vec<Arc<PodFacts>> =
+            self.pods.iter().chain(heard).filter(|pod| pod.membership.is_some()).cloned().collect();
         for pod in pods {
             if let Ok(request) = &pod.request {
                 used.insert(self.gangs.shapes.of(request, &pod.needs));

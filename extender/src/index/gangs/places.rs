@@ -29,12 +29,7 @@ impl Index {
     }
 
     fn change_slot(&mut self, change: SlotChange) {
-        let SlotChange {
-            gang,
-            slot,
-            place,
-            bound,
-        } = change;
+        let SlotChange { gang, slot, place, bound } = change;
         self.gangs.moved.insert(Arc::clone(&gang));
         self.drop_place(&gang, slot, bound);
         let Some(place) = place else {
@@ -107,10 +102,9 @@ impl Index {
             let gone = entry.lost();
             let lost = match gone {
                 Some(_) => BTreeMap::new(),
-                None => entry.lost_places(
-                    |place| self.asked_of(place),
-                    |place, uid| self.may_hold(place, uid),
-                ),
+                None => {
+                    entry.lost_places(|place| self.asked_of(place), |place, uid| self.may_hold(place, uid))
+                }
             };
             let (name, serves) = (entry.name().clone(), entry.not_ready().is_none());
             if serves {
@@ -125,13 +119,7 @@ impl Index {
             // A place of a gang that is being decided stays, whatever becomes of it: others on the node must not be planned anew for it
             // again and again.
             for (gang, slots) in lost {
-                self.gangs.handle(
-                    self.now,
-                    GangEvent::SlotsLost {
-                        gang: &gang,
-                        slots: &slots,
-                    },
-                );
+                self.gangs.handle(self.now, GangEvent::SlotsLost { gang: &gang, slots: &slots });
             }
         }
         self.give_up_troubled(now.at);
@@ -149,21 +137,12 @@ impl Index {
             };
             for place in entry.occupancy().gang_reservations() {
                 if told || self.is_crowded(node, place) {
-                    doubtful
-                        .entry(Arc::clone(&place.gang))
-                        .or_default()
-                        .insert(place.slot);
+                    doubtful.entry(Arc::clone(&place.gang)).or_default().insert(place.slot);
                 }
             }
         }
         for (gang, slots) in doubtful {
-            self.gangs.handle(
-                self.now,
-                GangEvent::CapacityShrunk {
-                    gang: &gang,
-                    slots: &slots,
-                },
-            );
+            self.gangs.handle(self.now, GangEvent::CapacityShrunk { gang: &gang, slots: &slots });
         }
     }
 
@@ -257,9 +236,7 @@ impl Node {
             let misfit = asked(place).and_then(|asked| place.misfit(asked));
             if let Some(why) = misfit.or_else(|| self.lost_place(place, &excused)) {
                 tracing::info!(node = %self.name(), gang = %place.gang, %why, "a place of the gang cannot be had any more");
-                lost.entry(Arc::clone(&place.gang))
-                    .or_default()
-                    .insert(place.slot);
+                lost.entry(Arc::clone(&place.gang)).or_default().insert(place.slot);
             }
         }
         lost

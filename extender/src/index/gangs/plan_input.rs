@@ -76,9 +76,7 @@ impl Index {
             }
             barred
         };
-        let nominated = gang
-            .map(|gang| self.beside_nominated(gang.priority))
-            .unwrap_or_default();
+        let nominated = gang.map(|gang| self.beside_nominated(gang.priority)).unwrap_or_default();
         let classes = nominated.iter().map(|(node, exact)| (*node, &exact.class));
         let beside = (!nominated.is_empty()).then(|| self.published.with(classes));
         let exact = |node: NodeIx| nominated.get(&node).cloned().or_else(|| self.exact(node));
@@ -100,11 +98,7 @@ impl Index {
         let inventory = entry.inventory()?;
         Some(Exact {
             class: entry.exact(&self.reservations.holds().on(node))?,
-            ids: inventory
-                .pools
-                .iter()
-                .map(gantry_planner::inventory::Pool::ids)
-                .collect(),
+            ids: inventory.pools.iter().map(gantry_planner::inventory::Pool::ids).collect(),
         })
     }
 

@@ -12,11 +12,7 @@ use crate::index::Index;
 fn until_gone(refused: &Refusal) -> Refusal {
     Refusal {
         reason: format!("{} until pods that are being deleted are gone", refused.reason).into(),
-        message: format!(
-            "fits once pods are gone that are being deleted; now: {}",
-            refused.message
-        )
-        .into(),
+        message: format!("fits once pods are gone that are being deleted; now: {}", refused.message).into(),
         hopeless: false,
     }
 }
@@ -76,13 +72,7 @@ impl Index {
         let is_stable = !waits && !fits_backfill;
         self.gangs.reclaim.planned(&wanted, result.is_ok(), is_stable);
         let still_degraded = wanted.completes && result.is_err();
-        self.gangs.handle(
-            self.now,
-            GangEvent::Planned {
-                gang: &wanted.gang,
-                result,
-            },
-        );
+        self.gangs.handle(self.now, GangEvent::Planned { gang: &wanted.gang, result });
         if is_released {
             self.note_released(&wanted);
         }
@@ -96,10 +86,7 @@ impl Index {
     fn plan_beside_backfill(&self, wanted: &PlanRequest) -> (Result<Placement, Refusal>, bool) {
         if wanted.completes {
             // A degraded gang may use a backfill reservation, but avoids it where it can.
-            let beside = PlanRequest {
-                completes: false,
-                ..wanted.clone()
-            };
+            let beside = PlanRequest { completes: false, ..wanted.clone() };
             let spares = self.kept_from(&beside).is_some();
             let found = spares.then(|| self.on_terrain(Some(&beside), |input| plan::plan(input, &beside)));
             if let Some(Ok(placement)) = found {
@@ -113,16 +100,9 @@ impl Index {
         if let Err(refused) = self.on_terrain(None, |input| plan::plan(input, wanted)) {
             return (Err(refused), false);
         }
-        let reason: Arc<str> = format!(
-            "does not fit beside the nodes kept for gang {}, which waits",
-            kept.gang
-        )
-        .into();
-        let refused = Refusal {
-            message: Arc::clone(&reason),
-            reason,
-            hopeless: false,
-        };
+        let reason: Arc<str> =
+            format!("does not fit beside the nodes kept for gang {}, which waits", kept.gang).into();
+        let refused = Refusal { message: Arc::clone(&reason), reason, hopeless: false };
         (Err(refused), true)
     }
 }

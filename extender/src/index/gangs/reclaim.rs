@@ -184,8 +184,7 @@ impl Index {
             let resumed = wanted.resumes.then(|| self.resume(wanted)).flatten();
             return resumed.map_or(Reclaimed::Terminating, Reclaimed::Preempted);
         }
-        self.preempt(wanted)
-            .map_or(Reclaimed::Nothing, Reclaimed::Preempted)
+        self.preempt(wanted).map_or(Reclaimed::Nothing, Reclaimed::Preempted)
     }
 
     /// The last refusal of a gang that still asks for the same and for more devices than are free: on a full cluster most of a long queue
@@ -238,9 +237,7 @@ impl Index {
         let orphaned: Vec<&VictimCandidate> = orphaned.iter().map(|unit| &unit.what).collect();
         let fits = self.ending(wanted.priority).filter(|(ending, _)| {
             self.on_terrain(Some(wanted), |input| {
-                preempt::with_released(input, &orphaned, |input| {
-                    preempt::fits_without(input, wanted, ending)
-                })
+                preempt::with_released(input, &orphaned, |input| preempt::fits_without(input, wanted, ending))
             })
         });
         let reclaim = &mut self.gangs.reclaim;
@@ -276,9 +273,7 @@ impl Index {
         let orphaned: Vec<&VictimCandidate> = units.iter().map(|unit| &unit.what).collect();
         let placement = self.among_candidates(wanted, |candidates| {
             self.on_terrain(Some(wanted), |input| {
-                preempt::with_released(input, &orphaned, |input| {
-                    preempt::preempt(input, wanted, &candidates)
-                })
+                preempt::with_released(input, &orphaned, |input| preempt::preempt(input, wanted, &candidates))
             })
         })?;
         self.release_used(&wanted.gang, &placement, &units);

@@ -43,9 +43,8 @@ impl Index {
         let ahead = ahead.collect();
         let wanted = self.gangs.core.plan_request(key);
         let wanted = wanted.filter(|wanted| !wanted.members.is_empty());
-        let tried = wanted
-            .as_ref()
-            .map(|wanted| self.on_terrain(Some(wanted), |input| plan::explain(input, wanted)));
+        let tried =
+            wanted.as_ref().map(|wanted| self.on_terrain(Some(wanted), |input| plan::explain(input, wanted)));
         let would_have_to_end = match (&wanted, &tried) {
             (Some(wanted), Some(tried)) if !tried.hopeless => self.in_the_way(wanted),
             _ => Vec::new(),
@@ -62,20 +61,14 @@ impl Index {
 
     /// Whether an object that states the size of a gang is still unread.
     pub fn owners_unread(&self) -> bool {
-        self.gangs
-            .core
-            .watched_owners()
-            .iter()
-            .any(|wanted| wanted.unread)
+        self.gangs.core.watched_owners().iter().any(|wanted| wanted.unread)
     }
 
     /// The names of the gangs of a namespace.
     pub fn gang_names(&self, namespace: &str) -> Vec<String> {
         let keys = self.gangs.core.views().map(|view| view.key());
-        let mut names: Vec<String> = keys
-            .filter(|key| *key.namespace == *namespace)
-            .map(|key| key.name.to_string())
-            .collect();
+        let mut names: Vec<String> =
+            keys.filter(|key| *key.namespace == *namespace).map(|key| key.name.to_string()).collect();
         names.sort_unstable();
         names.dedup();
         names
@@ -94,9 +87,7 @@ impl Index {
                 candidate.budgets.clear();
                 candidate.priority = candidate.priority.min(i32::MAX - 1);
             }
-            self.on_terrain(Some(&wanted), |input| {
-                preempt::preempt(input, &wanted, &candidates)
-            })
+            self.on_terrain(Some(&wanted), |input| preempt::preempt(input, &wanted, &candidates))
         });
         let victims = placement.into_iter().flat_map(|placement| placement.victims);
         let mut names: Vec<String> = victims.filter_map(|uid| self.name_of(&uid)).collect();

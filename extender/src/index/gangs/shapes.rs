@@ -31,17 +31,11 @@ pub(super) struct Shapes {
 impl Shapes {
     /// The number of a shape, a new one if it is new.
     pub(super) fn of(&mut self, request: &Arc<Request>, needs: &Arc<Needs>) -> ShapeId {
-        let shape = Shape {
-            request: Arc::clone(request),
-            needs: Arc::clone(needs),
-        };
+        let shape = Shape { request: Arc::clone(request), needs: Arc::clone(needs) };
         if let Some(known) = self.numbers.get(&shape) {
             return *known;
         }
-        let managed = Shape {
-            request: request.of(&self.by),
-            needs: Arc::clone(needs),
-        };
+        let managed = Shape { request: request.of(&self.by), needs: Arc::clone(needs) };
         let number = match self.unused.pop() {
             Some(number) => {
                 self.asked[number.0 as usize] = shape.clone();
@@ -89,11 +83,8 @@ impl Shapes {
     /// Removes the shapes that are not in use.
     pub(super) fn sweep(&mut self, used: &HashSet<ShapeId>) {
         self.numbers.retain(|_, number| used.contains(number));
-        self.unused = (0u32..)
-            .map(ShapeId)
-            .take(self.asked.len())
-            .filter(|number| !used.contains(number))
-            .collect();
+        self.unused =
+            (0u32..).map(ShapeId).take(self.asked.len()).filter(|number| !used.contains(number)).collect();
         self.swept = used.len();
     }
 }
@@ -115,12 +106,7 @@ mod tests {
         shapes.sweep(&HashSet::from([two]));
         assert_eq!(shapes.of(&request(2), &needs), two);
         assert_eq!(shapes.of(&request(4), &needs), one);
-        assert_eq!(
-            shapes
-                .get(one)
-                .map(|shape| shape.request.devices("nvidia.com/gpu")),
-            Some(4)
-        );
+        assert_eq!(shapes.get(one).map(|shape| shape.request.devices("nvidia.com/gpu")), Some(4));
     }
 
     #[test]
@@ -130,9 +116,6 @@ mod tests {
         let shape = shapes.of(&request(2), &needs);
         assert!(shapes.list()[shape.0 as usize].request.is_empty());
         assert!(shapes.manage(Arc::new(BTreeSet::from(["nvidia.com/gpu".into()]))));
-        assert_eq!(
-            shapes.list()[shape.0 as usize].request.devices("nvidia.com/gpu"),
-            2
-        );
+        assert_eq!(shapes.list()[shape.0 as usize].request.devices("nvidia.com/gpu"), 2);
     }
 }

@@ -97,10 +97,7 @@ impl Index {
         };
         let others = self.gangs.core.views().filter(waits);
         let queued = queue.iter().filter_map(|key| self.gangs.core.view(key));
-        queued
-            .chain(others)
-            .map(|view| self.standing(view, queue))
-            .collect()
+        queued.chain(others).map(|view| self.standing(view, queue)).collect()
     }
 
     /// The state that the extender has written.
@@ -124,10 +121,7 @@ impl Index {
             Some(status) => format!("gang {key}: {:?}: {}", status.phase, status.reason),
             None => {
                 let view = self.gangs.core.view(key)?;
-                format!(
-                    "the extender says nothing of it yet; if planned now: {}",
-                    view.message()
-                )
+                format!("the extender says nothing of it yet; if planned now: {}", view.message())
             }
         };
         Some(words.into())
@@ -173,19 +167,9 @@ impl Index {
             object,
             integration,
             said: status.map(said),
-            if_planned_now: (!settled).then_some(Trial {
-                phase,
-                reason,
-                refused,
-                domain,
-                has_nodes_kept,
-            }),
+            if_planned_now: (!settled).then_some(Trial { phase, reason, refused, domain, has_nodes_kept }),
             decided_by: decided_by.or_else(|| by_object.map(Arc::from)),
-            min: if min > 0 {
-                min
-            } else {
-                status.map_or(0, |status| status.min)
-            },
+            min: if min > 0 { min } else { status.map_or(0, |status| status.min) },
             exist,
             priority,
             waiting_since: status.map_or(waits, |status| unix(status.waiting_since.as_ref())),
@@ -199,10 +183,7 @@ impl Index {
 
 /// Whether a gang has an undecided reservation.
 fn has_place(phase: GangPhase) -> bool {
-    matches!(
-        phase,
-        GangPhase::Preempting | GangPhase::Reserved | GangPhase::Committing
-    )
+    matches!(phase, GangPhase::Preempting | GangPhase::Reserved | GangPhase::Committing)
 }
 
 fn said(status: &GangStatus) -> Said {

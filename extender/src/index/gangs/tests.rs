@@ -31,9 +31,7 @@ fn two_nodes() -> Cluster {
 
 /// Members `a-0`, `a-1`, ... of gang `a`, all of which are needed.
 fn members(gang: &str, count: u32, gpus: u32) -> Vec<Value> {
-    (0..count)
-        .map(|number| member(&format!("{gang}-{number}"), gpus, gang, count))
-        .collect()
+    (0..count).map(|number| member(&format!("{gang}-{number}"), gpus, gang, count)).collect()
 }
 
 fn create(cluster: &Cluster, pods: &[Value]) {
@@ -45,9 +43,7 @@ fn create(cluster: &Cluster, pods: &[Value]) {
 }
 
 fn answer(cluster: &Cluster, pod: &str) -> Answer {
-    cluster
-        .store
-        .update(|index| index.answer(&PodUid::from(pod), &|_| true))
+    cluster.store.update(|index| index.answer(&PodUid::from(pod), &|_| true))
 }
 
 #[test]
@@ -90,16 +86,9 @@ fn an_owner_may_ask_for_one_node_too() {
             }
             cluster.pod(&pod);
         }
-        let owner = OwnerRef {
-            kind,
-            namespace: "default".into(),
-            name: "a".into(),
-            part: "".into(),
-        };
+        let owner = OwnerRef { kind, namespace: "default".into(), name: "a".into(), part: "".into() };
         let facts = integrations::read(kind, "", &object);
-        cluster
-            .store
-            .update(|index| index.owner_seen(&owner, Some(facts.into())));
+        cluster.store.update(|index| index.owner_seen(&owner, Some(facts.into())));
         cluster.wait(2);
         let Answer::Wait(why) = answer(&cluster, "a-0") else {
             panic!("two nodes have room, and one has not");
@@ -108,9 +97,7 @@ fn an_owner_may_ask_for_one_node_too() {
         // A node with more room comes.
         cluster.add("o", &plain(16));
         cluster.wait(2);
-        let nodes: Vec<String> = (0..3)
-            .map(|number| node(&cluster, &format!("a-{number}")))
-            .collect();
+        let nodes: Vec<String> = (0..3).map(|number| node(&cluster, &format!("a-{number}"))).collect();
         assert_eq!(nodes, ["o"; 3]);
     }
 }
@@ -141,9 +128,7 @@ fn commit(cluster: &Cluster) {
     });
     let (gang, decision) = commits.next().unwrap();
     assert!(commits.next().is_none());
-    cluster
-        .store
-        .update(|index| index.committed(&gang, &decision.id, Ok(())));
+    cluster.store.update(|index| index.committed(&gang, &decision.id, Ok(())));
 }
 
 /// Writes the statuses there are, as the API server would take them and the watch show them.
@@ -157,9 +142,7 @@ fn write_down(cluster: &Cluster) {
             spec: Ok(gantry_api::GangSpec::default()),
             status,
         };
-        cluster
-            .store
-            .update(|index| index.gang_object_seen("default", &gang.object_name(), object));
+        cluster.store.update(|index| index.gang_object_seen("default", &gang.object_name(), object));
     }
 }
 
@@ -191,14 +174,9 @@ fn a_gang_has_its_place_as_a_whole_once_enough_members_exist() {
     assert!(matches!(answer(&cluster, "a-0"), Answer::Wait(_)));
     assert_eq!((cluster.free("m").len(), cluster.free("n").len()), (15, 15));
     create(&cluster, &pods[3..]);
-    assert_eq!(
-        (cluster.free("m"), cluster.free("n")),
-        (String::new(), String::new())
-    );
+    assert_eq!((cluster.free("m"), cluster.free("n")), (String::new(), String::new()));
     assert_eq!(phase(&cluster, "a"), GangPhase::Reserved);
-    let mut nodes: Vec<String> = (0..4)
-        .map(|number| node(&cluster, &format!("a-{number}")))
-        .collect();
+    let mut nodes: Vec<String> = (0..4).map(|number| node(&cluster, &format!("a-{number}"))).collect();
     nodes.sort();
     assert_eq!(nodes, ["m", "m", "n", "n"]);
 }
@@ -231,9 +209,7 @@ fn members_wait_at_the_barrier_and_get_reserved_devices() {
     let cluster = two_nodes();
     let pods = members("a", 4, 4);
     create(&cluster, &pods);
-    let nodes: Vec<String> = (0..4)
-        .map(|number| node(&cluster, &format!("a-{number}")))
-        .collect();
+    let nodes: Vec<String> = (0..4).map(|number| node(&cluster, &format!("a-{number}"))).collect();
     for number in 0..4 {
         let admitted = admit(&cluster, &format!("a-{number}"), &nodes[number]);
         assert!(matches!(admitted, Ok(BindStep::Wait(_))), "{admitted:?}");
@@ -257,10 +233,7 @@ fn members_wait_at_the_barrier_and_get_reserved_devices() {
     all.dedup();
     assert_eq!(all.len(), 16);
     assert_eq!(phase(&cluster, "a"), GangPhase::Bound);
-    assert_eq!(
-        (cluster.free("m"), cluster.free("n")),
-        (String::new(), String::new())
-    );
+    assert_eq!((cluster.free("m"), cluster.free("n")), (String::new(), String::new()));
     let totals = cluster.store.read(|index| index.gang_totals());
     assert_eq!(totals.places, 0);
 }
@@ -277,10 +250,7 @@ fn a_member_that_leaves_the_barrier_is_not_there_any_more() {
     // It comes again.
     assert!(matches!(admit(&cluster, "a-0", &nodes[0]), Ok(BindStep::Wait(_))));
     commit(&cluster);
-    assert!(matches!(
-        admit(&cluster, "a-0", &nodes[0]),
-        Ok(BindStep::Member(_))
-    ));
+    assert!(matches!(admit(&cluster, "a-0", &nodes[0]), Ok(BindStep::Member(_))));
 }
 
 #[test]
@@ -310,17 +280,10 @@ fn reservation_lost_while_committing_moves_no_other_gang() {
     assert_eq!(node(&cluster, "b-0"), place);
     // The decision is being written.
     assert!(matches!(admit(&cluster, "a-0", &place), Ok(BindStep::Wait(_))));
-    let view = cluster
-        .store
-        .read(|index| index.gang_view("default", "a"))
-        .unwrap();
+    let view = cluster.store.read(|index| index.gang_view("default", "a")).unwrap();
     let mut sick = gpu_node(&place, &bridged());
     for device in sick["status"]["devices"].as_array_mut().unwrap() {
-        if view.places[0]
-            .devices
-            .iter()
-            .any(|id| device["id"] == id.as_str())
-        {
+        if view.places[0].devices.iter().any(|id| device["id"] == id.as_str()) {
             device["healthy"] = false.into();
             device["reason"] = "Xid 79".into();
         }
@@ -439,10 +402,7 @@ fn former_leader_does_not_bind_a_waiting_member() {
 
 /// Binds all of a gang whose members have their places; where each is.
 fn bind_all(cluster: &Cluster, pods: &[Value]) -> Vec<String> {
-    let uids: Vec<&str> = pods
-        .iter()
-        .map(|pod| pod["metadata"]["uid"].as_str().unwrap())
-        .collect();
+    let uids: Vec<&str> = pods.iter().map(|pod| pod["metadata"]["uid"].as_str().unwrap()).collect();
     let nodes: Vec<String> = uids.iter().map(|uid| node(cluster, uid)).collect();
     for (uid, node) in uids.iter().zip(&nodes) {
         admit(cluster, uid, node).unwrap();
@@ -472,10 +432,7 @@ fn replacement_gets_the_reservation_of_the_lost_member() {
     create(&cluster, &[replacement]);
     assert_eq!(node(&cluster, "a-1b"), nodes[1]);
     // The processes of the pod that was deleted may live on for a while.
-    assert!(matches!(
-        admit(&cluster, "a-1b", &nodes[1]),
-        Ok(BindStep::Wait(_))
-    ));
+    assert!(matches!(admit(&cluster, "a-1b", &nodes[1]), Ok(BindStep::Wait(_))));
     cluster.wait(6);
     let Ok(BindStep::Wait(awaited)) = admit(&cluster, "a-1b", &nodes[1]) else {
         panic!("its place is not written down as its own");
@@ -499,9 +456,7 @@ fn reservations_keep_their_nodes_after_renumbering() {
     cluster.add("n", &bridged());
     create(&cluster, &members("a", 1, 8));
     for number in 0..600 {
-        cluster
-            .store
-            .update(|index| index.node_deleted(&format!("gone-{number}")));
+        cluster.store.update(|index| index.node_deleted(&format!("gone-{number}")));
     }
     assert!(cluster.store.snapshot().names.len() < 600);
     assert_eq!(cluster.free("n"), "");

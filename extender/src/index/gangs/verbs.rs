@@ -60,10 +60,7 @@ impl Index {
 
     /// What filter answers for a pod. `offered`: whether a node is among those asked about.
     pub fn answer(&mut self, uid: &PodUid, offered: &dyn Fn(&NodeName) -> bool) -> Answer {
-        let event = GangEvent::Filter {
-            pod: uid,
-            offered: Offered(offered),
-        };
+        let event = GangEvent::Filter { pod: uid, offered: Offered(offered) };
         match self.gangs.handle(self.now, event) {
             Reply::Answer(answer) => answer,
             _ => Answer::Single,
@@ -105,14 +102,9 @@ impl Index {
         }
         if !self.gangs.leading {
             // Of gangs nothing is known then: a member that waits here must not be taken for a single pod.
-            return Err(BindError::Gang(
-                "this extender is no longer the leader; try again".into(),
-            ));
+            return Err(BindError::Gang("this extender is no longer the leader; try again".into()));
         }
-        let event = GangEvent::Arrive {
-            pod: &target.uid,
-            node: &target.node,
-        };
+        let event = GangEvent::Arrive { pod: &target.uid, node: &target.node };
         let arrival = match self.gangs.handle(self.now, event) {
             Reply::Arrival(arrival) => arrival,
             _ => Arrival::Single,
@@ -141,13 +133,7 @@ impl Index {
     /// No Binding of a member is on its way: if its place is lost, it may have another.
     pub(in crate::index) fn may_move(&mut self, uid: &PodUid) {
         if self.gangs.leading && !self.reservations.has_bind(uid) {
-            self.gangs.handle(
-                self.now,
-                GangEvent::BindEnded {
-                    pod: uid,
-                    outcome: BindEnd::Failed,
-                },
-            );
+            self.gangs.handle(self.now, GangEvent::BindEnded { pod: uid, outcome: BindEnd::Failed });
         }
     }
 
@@ -161,8 +147,7 @@ impl Index {
 
     /// A member has waited for its siblings as long as it may, and kube-scheduler is told so.
     pub fn gave_up(&mut self, uid: &PodUid) {
-        self.gangs
-            .handle(self.now, GangEvent::BarrierTimeout { pod: uid });
+        self.gangs.handle(self.now, GangEvent::BarrierTimeout { pod: uid });
     }
 
     /// Whoever waited for a bind hung up.
@@ -172,13 +157,7 @@ impl Index {
 
     /// How the bind of a member ended.
     pub fn bind_ended(&mut self, uid: &PodUid, end: BindEnd) {
-        self.gangs.handle(
-            self.now,
-            GangEvent::BindEnded {
-                pod: uid,
-                outcome: end,
-            },
-        );
+        self.gangs.handle(self.now, GangEvent::BindEnded { pod: uid, outcome: end });
     }
 
     /// Sets the devices of a place aside for the bind of the member that has it: exactly those.
@@ -196,8 +175,7 @@ impl Index {
         let layouts = self.lay_place(node, &request, placed, target.uid.as_str());
         let layouts = layouts
             .ok_or_else(|| BindError::not_free(target, "the devices of its place are not given back yet"))?;
-        self.reservations
-            .grant(&mut self.nodes, node, target, &request, &layouts)
+        self.reservations.grant(&mut self.nodes, node, target, &request, &layouts)
     }
 
     /// Where a member's containers lie within its place.

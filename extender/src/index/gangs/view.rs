@@ -162,11 +162,7 @@ impl Index {
         for view in self.gangs.core.views() {
             *totals.phases.entry(view.phase()).or_default() += 1;
         }
-        for place in self
-            .nodes
-            .iter()
-            .flat_map(|(_, node)| node.occupancy().gang_reservations())
-        {
+        for place in self.nodes.iter().flat_map(|(_, node)| node.occupancy().gang_reservations()) {
             totals.places += 1;
             let devices = place.devices.iter();
             totals.devices += devices.map(|(_, ids)| ids.len()).sum::<usize>();
@@ -225,10 +221,7 @@ impl Index {
             priority: view.priority(),
             waiting_since: view.waiting_since(),
             bound_at: view.bound_at(),
-            position: queue
-                .iter()
-                .position(|waiting| waiting == key)
-                .map(|position| position + 1),
+            position: queue.iter().position(|waiting| waiting == key).map(|position| position + 1),
             has_nodes_kept: self.kept().is_some_and(|kept| kept.gang == *key),
             domain: Arc::clone(view.domain()),
             members,

@@ -53,13 +53,8 @@ impl Index {
             let view = self.gangs.core.view(gang);
             view.is_some_and(|view| view.is_decided())
         };
-        let others = places
-            .into_iter()
-            .filter(|(gang, _)| Some(*gang) != but && decided(gang));
-        let named = others.map(|(gang, places)| PlacesKept {
-            gang: gang.to_string(),
-            places,
-        });
+        let others = places.into_iter().filter(|(gang, _)| Some(*gang) != but && decided(gang));
+        let named = others.map(|(gang, places)| PlacesKept { gang: gang.to_string(), places });
         named.collect()
     }
 }

@@ -67,34 +67,17 @@ impl Index {
 
     /// What has to be done to pods for a gang may not be done, and what would help; `None`: it was done after all.
     pub fn hindered(&mut self, gang: &GangKey, what: Blocker, why: Option<Arc<str>>) {
-        self.gangs.handle(
-            self.now,
-            GangEvent::Blocked {
-                gang,
-                blocker: what,
-                why,
-            },
-        );
+        self.gangs.handle(self.now, GangEvent::Blocked { gang, blocker: what, why });
     }
 
     /// Whether it is known that something may not be done to pods for a gang; true of one that is over.
     pub fn is_hindered(&self, gang: &GangKey, what: Blocker) -> bool {
-        self.gangs
-            .core
-            .view(gang)
-            .is_none_or(|view| view.is_blocked(what))
+        self.gangs.core.view(gang).is_none_or(|view| view.is_blocked(what))
     }
 
     /// A decision was written, or not.
     pub fn committed(&mut self, gang: &GangKey, decision: &str, result: Result<(), CommitFailure>) {
-        self.gangs.handle(
-            self.now,
-            GangEvent::Committed {
-                gang,
-                decision,
-                result,
-            },
-        );
+        self.gangs.handle(self.now, GangEvent::Committed { gang, decision, result });
     }
 
     /// Takes members that are to be woken, at most `limit`, those of one gang after the other.
@@ -112,12 +95,7 @@ impl Index {
             let gang = self.gangs.core.gang_of(&uid)?;
             let node = self.place_of(gang, &uid)?;
             let called = self.called(&uid)?;
-            Some(Target {
-                namespace: called.namespace.to_string(),
-                name: called.name.to_string(),
-                uid,
-                node,
-            })
+            Some(Target { namespace: called.namespace.to_string(), name: called.name.to_string(), uid, node })
         };
         deferred.into_iter().filter_map(target).collect()
     }
@@ -145,11 +123,7 @@ impl Index {
             return None;
         }
         let nominate = self.options.nominate.then(|| self.place_of(gang, uid)).flatten();
-        Some(Called {
-            namespace: Arc::clone(&pod.namespace),
-            name: Arc::clone(&pod.name),
-            nominate,
-        })
+        Some(Called { namespace: Arc::clone(&pod.namespace), name: Arc::clone(&pod.name), nominate })
     }
 
     /// Namespace and name of a pod that is known.
@@ -161,10 +135,7 @@ impl Index {
             Some(pod) => Some((Arc::clone(&pod.profile.namespace), Arc::clone(&pod.name))),
             None => {
                 let preemptible = self.resources.preemptible(uid)?;
-                Some((
-                    Arc::clone(&preemptible.profile.namespace),
-                    Arc::clone(&preemptible.pod.name),
-                ))
+                Some((Arc::clone(&preemptible.profile.namespace), Arc::clone(&preemptible.pod.name)))
             }
         }
     }

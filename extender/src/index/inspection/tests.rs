@@ -11,23 +11,15 @@ fn report(cluster: &Cluster, name: &str) -> PodReport {
 
 /// Node, what it lacks, who would have to end.
 fn lines(report: &PodReport) -> Vec<(String, Option<String>, Vec<String>)> {
-    let line = |node: &NodeReport| {
-        (
-            node.node.to_string(),
-            node.lacks.clone(),
-            node.would_have_to_end.clone(),
-        )
-    };
+    let line =
+        |node: &NodeReport| (node.node.to_string(), node.lacks.clone(), node.would_have_to_end.clone());
     report.nodes.iter().map(line).collect()
 }
 
 #[test]
 fn waiting_pod_report_has_all_nodes_and_fewest_victims() {
     let cluster = Cluster::new(Options::default());
-    cluster
-        .add("full", &plain(8))
-        .add("small", &plain(2))
-        .add("busy", &plain(8));
+    cluster.add("full", &plain(8)).add("small", &plain(2)).add("busy", &plain(8));
     cluster.pod(&bound(pod("a", 1), "full", 1, Some("0")));
     cluster.pod(&bound(pod("b", 6), "full", 2, Some("1-6")));
     cluster.pod(&bound(pod("c", 1), "full", 3, Some("7")));
@@ -42,16 +34,8 @@ fn waiting_pod_report_has_all_nodes_and_fewest_victims() {
     assert_eq!(
         lines(&report),
         [
-            (
-                "busy".to_owned(),
-                words("2 of 8"),
-                vec!["default/d".to_owned(), "default/e".to_owned()]
-            ),
-            (
-                "full".to_owned(),
-                words("0 of 8"),
-                vec!["default/b".to_owned(), "default/a".to_owned()]
-            ),
+            ("busy".to_owned(), words("2 of 8"), vec!["default/d".to_owned(), "default/e".to_owned()]),
+            ("full".to_owned(), words("0 of 8"), vec!["default/b".to_owned(), "default/a".to_owned()]),
             ("small".to_owned(), words("2 of 2"), vec![]),
         ]
     );
@@ -107,10 +91,9 @@ fn node_report_names_the_insufficient_resource() {
     let mut picky = pod("picky", 4);
     picky["spec"]["nodeSelector"] = serde_json::json!({"disk": "nvme"});
     cluster.pod(&picky);
-    for (name, words) in [
-        ("hungry", "CPU is short"),
-        ("picky", "the pod's node selector or affinity does not match"),
-    ] {
+    for (name, words) in
+        [("hungry", "CPU is short"), ("picky", "the pod's node selector or affinity does not match")]
+    {
         let lack = |node: &str| (node.to_owned(), Some(words.to_owned()), vec![]);
         assert_eq!(lines(&report(&cluster, name)), [lack("n1"), lack("n2")]);
     }

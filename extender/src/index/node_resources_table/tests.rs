@@ -145,11 +145,7 @@ impl Node {
         if let Some(zone) = self.zone {
             labels["zone"] = zone.into();
         }
-        let taints = if self.tainted {
-            json!([{"key": "t", "effect": "NoSchedule"}])
-        } else {
-            json!([])
-        };
+        let taints = if self.tainted { json!([{"key": "t", "effect": "NoSchedule"}]) } else { json!([]) };
         let node: SlimNode = serde_json::from_value(json!({
             "metadata": {"name": name, "labels": labels},
             "spec": {"taints": taints},
@@ -160,11 +156,7 @@ impl Node {
     }
 
     fn domain(&self, name: usize, key: &str) -> Option<&'static str> {
-        if key == "zone" {
-            self.zone
-        } else {
-            Some(NODES[name])
-        }
+        if key == "zone" { self.zone } else { Some(NODES[name]) }
     }
 }
 
@@ -269,10 +261,7 @@ impl World {
 
     /// Live pods on nodes.
     fn there(&self) -> impl Iterator<Item = (usize, &Pod)> {
-        let left = self
-            .pods
-            .iter()
-            .filter(|(number, _)| !self.thinned || *number % 2 == 1);
+        let left = self.pods.iter().filter(|(number, _)| !self.thinned || *number % 2 == 1);
         let live = left.map(|(_, pod)| pod).filter(|pod| !pod.ended);
         live.filter_map(|pod| Some((pod.node?, pod)))
     }
@@ -294,8 +283,7 @@ impl World {
     fn is_barred(&self, new: &Pod, number: usize) -> bool {
         self.there().any(|(node, pod)| {
             let unwanted = |of: &Pod, other: &Pod| {
-                of.apart
-                    .is_some_and(|term| term.finds(of.space, other) && self.share(node, number, term.key))
+                of.apart.is_some_and(|term| term.finds(of.space, other) && self.share(node, number, term.key))
             };
             unwanted(pod, new)
                 || unwanted(new, pod)
@@ -333,11 +321,7 @@ impl World {
         }
         let built = Fabric::build(
             Levels::parse("zone=zone").unwrap(),
-            self.index
-                .resources
-                .nodes()
-                .iter()
-                .map(|room| room.facts.as_deref()),
+            self.index.resources.nodes().iter().map(|room| room.facts.as_deref()),
         );
         prop_assert_eq!(self.index.fabric(), &built);
         for thinned in [false, true] {
@@ -352,36 +336,18 @@ impl World {
         let gone = self.pods.keys().filter(|number| self.thinned && *number % 2 == 0);
         let gone: Vec<PodUid> = gone.map(|number| uid(*number).as_str().into()).collect();
         let gone: Vec<&PodUid> = gone.iter().collect();
-        for (number, new) in self
-            .pods
-            .iter()
-            .filter(|(_, pod)| pod.gpus && pod.node.is_none() && !pod.ended)
+        for (number, new) in self.pods.iter().filter(|(_, pod)| pod.gpus && pod.node.is_none() && !pod.ended)
         {
             let needs = Arc::clone(&self.index.pod(&uid(*number)).unwrap().needs);
             let barred = self.index.resources.barred(&needs, &gone);
-            for (number, node) in numbers
-                .iter()
-                .filter(|(number, _)| self.nodes.contains_key(number))
-            {
+            for (number, node) in numbers.iter().filter(|(number, _)| self.nodes.contains_key(number)) {
                 let closed = barred.nodes.contains(node);
-                prop_assert_eq!(
-                    closed,
-                    self.is_barred(new, *number),
-                    "{:?} on {}",
-                    new,
-                    NODES[*number]
-                );
+                prop_assert_eq!(closed, self.is_barred(new, *number), "{:?} on {}", new, NODES[*number]);
                 let counted = barred.counted.first();
                 let counted = counted.map(|counted| counted.get(node).copied().unwrap_or(0));
                 prop_assert_eq!(counted, self.counted(new, *number));
                 let near = barred.near.first().map(|near| near.contains(node));
-                prop_assert_eq!(
-                    near,
-                    self.is_near(new, *number),
-                    "{:?} near {}",
-                    new,
-                    NODES[*number]
-                );
+                prop_assert_eq!(near, self.is_near(new, *number), "{:?} near {}", new, NODES[*number]);
             }
         }
         Ok(())
@@ -404,11 +370,7 @@ proptest! {
 fn world_of(pods: &[Pod]) -> World {
     let mut world = World::new();
     for number in 0..2 {
-        let node = Node {
-            zone: Some("x"),
-            cpu: 8,
-            tainted: false,
-        };
+        let node = Node { zone: Some("x"), cpu: 8, tainted: false };
         world.play(Step::Node(number, Some(node)));
     }
     for (number, pod) in pods.iter().enumerate() {
@@ -433,16 +395,7 @@ const PLAIN: Pod = Pod {
 
 /// A pod on the first node that wants none of another app in its zone.
 fn shy() -> Pod {
-    Pod {
-        apart: Some(Term {
-            app: 1,
-            key: "zone",
-            everywhere: true,
-        }),
-        gpus: false,
-        node: Some(0),
-        ..PLAIN
-    }
+    Pod { apart: Some(Term { app: 1, key: "zone", everywhere: true }), gpus: false, node: Some(0), ..PLAIN }
 }
 
 #[test]
@@ -498,12 +451,7 @@ fn labels_that_no_term_is_about_any_more_are_forgotten() {
     show(&mut world, "x", "index", true);
     for number in 0..500 {
         for gone in [false, true] {
-            show(
-                &mut world,
-                &format!("run-{number}"),
-                &format!("run-{number}"),
-                gone,
-            );
+            show(&mut world, &format!("run-{number}"), &format!("run-{number}"), gone);
             assert!(world.index.resources.term_labels.len() <= crate::index::term_labels::MIN_LABELS + 1);
         }
     }
@@ -515,11 +463,7 @@ fn labels_that_no_term_is_about_any_more_are_forgotten() {
 
 #[test]
 fn more_fits_when_a_pod_ends_on_a_node_with_devices() {
-    let mut world = world_of(&[Pod {
-        gpus: false,
-        node: Some(0),
-        ..PLAIN
-    }]);
+    let mut world = world_of(&[Pod { gpus: false, node: Some(0), ..PLAIN }]);
     let machine = crate::fixtures::gpu_node("n0", &crate::fixtures::bridged());
     let inventory = crate::index::inventory(
         &watched(),
@@ -528,34 +472,12 @@ fn more_fits_when_a_pod_ends_on_a_node_with_devices() {
     );
     world.index.inventory_applied(&"n0".into(), inventory.unwrap());
     world.index.take_resources_gained();
-    world.play(Step::Pod(
-        0,
-        Some(Pod {
-            gpus: false,
-            node: Some(0),
-            ..PLAIN
-        }),
-    ));
+    world.play(Step::Pod(0, Some(Pod { gpus: false, node: Some(0), ..PLAIN })));
     assert!(!world.index.take_resources_gained(), "nothing has changed");
-    world.play(Step::Pod(
-        0,
-        Some(Pod {
-            gpus: false,
-            node: Some(0),
-            ended: true,
-            ..PLAIN
-        }),
-    ));
+    world.play(Step::Pod(0, Some(Pod { gpus: false, node: Some(0), ended: true, ..PLAIN })));
     assert!(world.index.take_resources_gained());
     assert!(!world.index.take_resources_gained(), "it is told once");
-    world.play(Step::Pod(
-        1,
-        Some(Pod {
-            gpus: false,
-            node: Some(1),
-            ..PLAIN
-        }),
-    ));
+    world.play(Step::Pod(1, Some(Pod { gpus: false, node: Some(1), ..PLAIN })));
     world.play(Step::Pod(1, None));
     assert!(!world.index.take_resources_gained(), "that node has no devices");
 }
@@ -563,12 +485,7 @@ fn more_fits_when_a_pod_ends_on_a_node_with_devices() {
 #[test]
 fn overflowing_requests_leave_node_resources_intact() {
     let mut world = world_of(&[]);
-    let mut greedy = Pod {
-        gpus: false,
-        node: Some(0),
-        ..PLAIN
-    }
-    .json("greedy");
+    let mut greedy = Pod { gpus: false, node: Some(0), ..PLAIN }.json("greedy");
     greedy["spec"]["containers"] = json!(vec![greedy["spec"]["containers"][0].clone(); 3]);
     for container in greedy["spec"]["containers"].as_array_mut().unwrap() {
         container["resources"]["requests"] =
@@ -600,19 +517,10 @@ fn overflowing_requests_leave_node_resources_intact() {
 #[test]
 fn pods_of_one_controller_are_of_one_kind() {
     let mut world = World::new();
-    let node = Node {
-        zone: None,
-        cpu: 8,
-        tainted: false,
-    };
+    let node = Node { zone: None, cpu: 8, tainted: false };
     world.play(Step::Node(0, Some(node)));
     for number in 0..1000 {
-        let mut pod = Pod {
-            gpus: false,
-            node: Some(0),
-            ..PLAIN
-        }
-        .json(&uid(number));
+        let mut pod = Pod { gpus: false, node: Some(0), ..PLAIN }.json(&uid(number));
         pod["metadata"]["labels"] = json!({"app": "web"});
         match world.reader.read(serde_json::from_value(pod).unwrap()) {
             Some(Seen::OtherPod(pod)) => world.index.other_pod_applied(*pod),
@@ -627,12 +535,7 @@ fn pods_of_one_controller_are_of_one_kind() {
 #[test]
 fn member_without_devices_stays_until_it_is_deleted() {
     let mut world = world_of(&[]);
-    let mut launcher = Pod {
-        gpus: false,
-        ended: true,
-        ..PLAIN
-    }
-    .json("l");
+    let mut launcher = Pod { gpus: false, ended: true, ..PLAIN }.json("l");
     launcher["metadata"]["annotations"] = json!({"gantry.dev/gang": "train", "gantry.dev/gang-min": "4"});
     match world.reader.read(serde_json::from_value(launcher).unwrap()) {
         Some(Seen::OtherPod(pod)) => world.index.other_pod_applied(*pod),
@@ -651,19 +554,11 @@ fn numbers_that_are_given_up_take_nothing_along() {
     let stays = Pod {
         gpus: false,
         node: Some(1),
-        apart: Some(Term {
-            app: 0,
-            key: "kubernetes.io/hostname",
-            everywhere: true,
-        }),
+        apart: Some(Term { app: 0, key: "kubernetes.io/hostname", everywhere: true }),
         ..PLAIN
     };
     let mut world = World::new();
-    let plain = Node {
-        zone: Some("x"),
-        cpu: 8,
-        tainted: false,
-    };
+    let plain = Node { zone: Some("x"), cpu: 8, tainted: false };
     let passing: Vec<String> = (0..300).map(|number| format!("passing{number}")).collect();
     for name in &passing {
         world.index.node_applied(&name.as_str().into(), Vec::new());
@@ -684,10 +579,7 @@ fn numbers_that_are_given_up_take_nothing_along() {
     world.play(Step::Node(1, Some(plain)));
     world.check().unwrap();
     let needs = Arc::clone(&world.index.pod("p1").unwrap().needs);
-    assert_eq!(
-        world.index.resources.barred(&needs, &[]).nodes,
-        [world.index.nodes.find("n1").unwrap()]
-    );
+    assert_eq!(world.index.resources.barred(&needs, &[]).nodes, [world.index.nodes.find("n1").unwrap()]);
 }
 
 #[test]
@@ -695,18 +587,11 @@ fn the_fabric_is_built_when_the_list_of_nodes_is_complete() {
     let mut world = World::new();
     let now = Instant::now();
     world.index.list_begins(now, Source::Nodes);
-    let node = Node {
-        zone: Some("x"),
-        cpu: 8,
-        tainted: false,
-    };
+    let node = Node { zone: Some("x"), cpu: 8, tainted: false };
     world.play(Step::Node(0, Some(node)));
     world.index.publish();
     assert_eq!(world.index.fabric().domains.len(), 1);
-    assert_eq!(
-        world.index.fabric().of_node.len(),
-        world.index.resources.nodes().len()
-    );
+    assert_eq!(world.index.fabric().of_node.len(), world.index.resources.nodes().len());
     world.index.list_ends(now, Source::Nodes);
     world.index.publish();
     assert_eq!(world.index.fabric().domains.len(), 2);

@@ -65,11 +65,7 @@ fn failed_repetition_keeps_devices_of_an_unsure_bind() {
                 reserve(&cluster, "a").unwrap();
             }
             finish(&cluster, "a", Outcome::Failed);
-            assert_eq!(
-                cluster.free("n"),
-                "2,3,4,5,6,7",
-                "{first:?}, both at once: {both}"
-            );
+            assert_eq!(cluster.free("n"), "2,3,4,5,6,7", "{first:?}, both at once: {both}");
         }
     }
 }
@@ -86,10 +82,7 @@ fn grant_is_not_repeated_after_kubelet_gave_it_away() {
     truth["status"]["holders"] = json!([holder("n", "b", Some("b"), "0,1")]);
     cluster.inventory(&truth);
     let error = reserve(&cluster, "a").unwrap_err();
-    assert_eq!(
-        error.to_string(),
-        "node n: kubelet has given what the pod was granted to another"
-    );
+    assert_eq!(error.to_string(), "node n: kubelet has given what the pod was granted to another");
     // Once the first Binding cannot be carried out any more, it gets others.
     cluster.wait(70);
     assert_eq!(granted(&reserve(&cluster, "a").unwrap()), "2,3");
@@ -144,9 +137,7 @@ fn a_bind_that_makes_no_sense_is_refused_with_its_reason() {
     cluster.pod(&pod("a", 2)).pod(&pod("big", 9)).node("foreign", 8);
     cluster.inventory(&gpu_node("unlisted", &bridged()));
     let on = |pod: &str, node: &str| {
-        let result = cluster
-            .store
-            .update(|index| index.reserve(&target(pod, node), None));
+        let result = cluster.store.update(|index| index.reserve(&target(pod, node), None));
         result.map_err(|error| error.to_string())
     };
     assert_eq!(on("nobody", "n").unwrap_err(), "pod nobody is not known");
@@ -156,14 +147,8 @@ fn a_bind_that_makes_no_sense_is_refused_with_its_reason() {
     assert_eq!(on("a", "foreign"), Ok(Reserved::Plain));
     let mut renamed = target("a", "n");
     renamed.name = "b".to_owned();
-    let error = cluster
-        .store
-        .update(|index| index.reserve(&renamed, None))
-        .unwrap_err();
-    assert_eq!(
-        error.to_string(),
-        "pod UID a is that of default/a, not of default/b"
-    );
+    let error = cluster.store.update(|index| index.reserve(&renamed, None)).unwrap_err();
+    assert_eq!(error.to_string(), "pod UID a is that of default/a, not of default/b");
     assert_eq!(cluster.free("n"), "0,1,2,3,4,5,6,7");
 }
 
@@ -173,9 +158,7 @@ fn bind_takes_what_was_held_for_the_pod() {
     let now = cluster.now();
     cluster.pod(&pod("a", 2)).pod(&pod("b", 2));
     for pod in ["a", "b"] {
-        cluster
-            .store
-            .update(|index| index.hold(now, &pod.into(), &request(2), "n"));
+        cluster.store.update(|index| index.hold(now, &pod.into(), &request(2), "n"));
     }
     assert_eq!(cluster.open("n"), "4,5,6,7");
     // Binds arrive in any order: each gets its own.
@@ -190,9 +173,7 @@ fn what_was_held_among_other_resources_is_not_granted_unseen() {
     let cut = cut_node("n", &bridged(), MIG, 1, &[(7, 0), (7, 1)]);
     cluster.inventory(&cut).pod(&pod_of("a", MIG, 1));
     let now = cluster.now();
-    cluster
-        .store
-        .update(|index| index.hold(now, &"a".into(), &request_of(MIG, 1), "n"));
+    cluster.store.update(|index| index.hold(now, &"a".into(), &request_of(MIG, 1), "n"));
     // Another resource comes before it, and kubelet has given the device that was held to somebody else.
     let terms = json!({"name": "nvidia.com/gpu.shared", "kind": "Shared", "replicas": 2});
     let replicas =
@@ -224,11 +205,7 @@ fn a_grant_for_several_containers_is_whole() {
         panic!("{reserved:?}");
     };
     let grant = gantry_api::Grant::parse(annotation, &"a".into(), &"n".into()).unwrap();
-    let names: Vec<&str> = grant
-        .containers
-        .iter()
-        .map(|container| container.name.as_str())
-        .collect();
+    let names: Vec<&str> = grant.containers.iter().map(|container| container.name.as_str()).collect();
     assert_eq!(names, ["fetch", "log", "main"]);
     assert_eq!(set(&granted(&reserved)).len(), 3);
     cluster.pod(&bound(several, "n", 1, None));

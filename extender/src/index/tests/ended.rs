@@ -10,17 +10,10 @@ fn what_a_vanished_pod_held_stays_taken_though_it_is_shared_now() {
     assert_eq!(cluster.free("n"), "1,2,3,4,5,6,7");
     for resource in ["nvidia.com/gpu", "nvidia.com/gpu.shared"] {
         cluster.inventory(&shared_node("n", &bridged(), resource, 2));
-        assert_eq!(
-            cluster.free_of("n", resource),
-            "2,3,4,5,6,7,8,9,10,11,12,13,14,15",
-            "{resource}"
-        );
+        assert_eq!(cluster.free_of("n", resource), "2,3,4,5,6,7,8,9,10,11,12,13,14,15", "{resource}");
     }
     cluster.wait(6);
-    assert_eq!(
-        cluster.free_of("n", "nvidia.com/gpu.shared"),
-        "0,1,2,3,4,5,6,7,8,9,10,11,12,13,14,15"
-    );
+    assert_eq!(cluster.free_of("n", "nvidia.com/gpu.shared"), "0,1,2,3,4,5,6,7,8,9,10,11,12,13,14,15");
 }
 
 #[test]
@@ -105,9 +98,7 @@ fn stopped_pod_needs_no_quarantine() {
 #[test]
 fn bound_pod_missing_from_list_is_quarantined() {
     let cluster = one_node();
-    cluster
-        .pod(&bound(pod("a", 2), "n", 1, Some("0,1")))
-        .pod(&pod("b", 2));
+    cluster.pod(&bound(pod("a", 2), "n", 1, Some("0,1"))).pod(&pod("b", 2));
     reserve(&cluster, "b").unwrap();
     finish(&cluster, "b", Outcome::Bound);
     cluster.wait(1).list(Source::Pods, |_| {});

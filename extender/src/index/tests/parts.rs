@@ -23,12 +23,7 @@ type Ids = BTreeSet<String>;
 #[derive(Debug, Clone, Copy)]
 enum Step {
     /// A pod is created and bound, or the bind fails.
-    Bind {
-        node: usize,
-        resource: usize,
-        devices: u32,
-        fails: bool,
-    },
+    Bind { node: usize, resource: usize, devices: u32, fails: bool },
     /// The watch delivers the newest state of a pod.
     Deliver(usize),
     /// A pod ends by itself.
@@ -80,9 +75,7 @@ fn bare(node: usize) -> Value {
     if node == 1 {
         return crate::fixtures::shared_node(name, &bridged(), SHARED, 3);
     }
-    let small: Vec<(u8, u8)> = (3..5)
-        .flat_map(|gpu| (0..4).map(move |start| (gpu, start)))
-        .collect();
+    let small: Vec<(u8, u8)> = (3..5).flat_map(|gpu| (0..4).map(move |start| (gpu, start))).collect();
     let mut object = cut_node(name, &bridged(), MIG, 1, &small);
     let whole = object["status"]["devices"].as_array_mut().unwrap();
     whole.retain(|device| device["resource"] != GPU || device["gpu"].as_u64().unwrap() < 3);
@@ -109,11 +102,7 @@ fn all(node: usize, resource: &str) -> Ids {
 
 impl World {
     fn new() -> Self {
-        let world = Self {
-            cluster: Cluster::new(Options::default()),
-            pods: Vec::new(),
-            made: 0,
-        };
+        let world = Self { cluster: Cluster::new(Options::default()), pods: Vec::new(), made: 0 };
         for (number, name) in NODES.into_iter().enumerate() {
             world.cluster.node(name, 0);
             world.cluster.inventory(&bare(number));
@@ -122,10 +111,7 @@ impl World {
     }
 
     fn used(&self, node: usize, resource: &str) -> Ids {
-        let alive = self
-            .pods
-            .iter()
-            .filter(|pod| !pod.ended && pod.node == node && pod.resource == resource);
+        let alive = self.pods.iter().filter(|pod| !pod.ended && pod.node == node && pod.resource == resource);
         alive.flat_map(|pod| pod.devices.iter().cloned()).collect()
     }
 
@@ -161,16 +147,11 @@ impl World {
             .filter(|pod| pod.node == node && pod.resource == resource && !pod.reported)
             .flat_map(|pod| pod.devices.iter().cloned())
             .collect();
-        let clash: Vec<_> = given
-            .intersection(&used)
-            .filter(|id| !unseen.contains(*id))
-            .collect();
+        let clash: Vec<_> = given.intersection(&used).filter(|id| !unseen.contains(*id)).collect();
         prop_assert!(clash.is_empty(), "{name} is granted {clash:?}, which others have");
         let outcome = if fails { Outcome::Failed } else { Outcome::Bound };
         let now = self.cluster.now();
-        self.cluster
-            .store
-            .update(|index| index.finish(now, &target, outcome));
+        self.cluster.store.update(|index| index.finish(now, &target, outcome));
         if !fails {
             let at = u32::try_from(self.made).unwrap();
             let mut object = bound(pending, NODES[node], at, None);
@@ -178,11 +159,7 @@ impl World {
             // What kubelet really gives: the grant, or others that are free where somebody else got them.
             let free: Vec<String> = all(node, resource).difference(&used).cloned().collect();
             let mut really: Ids = given.difference(&used).cloned().collect();
-            really.extend(
-                free.into_iter()
-                    .filter(|id| !given.contains(id))
-                    .take(given.len() - really.len()),
-            );
+            really.extend(free.into_iter().filter(|id| !given.contains(id)).take(given.len() - really.len()));
             // Kubelet would fail a pod that it has too few devices for.
             prop_assert_eq!(really.len(), given.len());
             let reported = really == given;
@@ -202,10 +179,7 @@ impl World {
 
     fn deviate(&mut self, pod: usize) {
         let (node, resource) = (self.pods[pod].node, self.pods[pod].resource);
-        let free: Vec<String> = all(node, resource)
-            .difference(&self.used(node, resource))
-            .cloned()
-            .collect();
+        let free: Vec<String> = all(node, resource).difference(&self.used(node, resource)).cloned().collect();
         let pod = &mut self.pods[pod];
         if !pod.ended && !pod.published && free.len() >= pod.devices.len() {
             pod.devices = free.into_iter().take(pod.devices.len()).collect();
@@ -240,12 +214,9 @@ impl World {
     fn play(&mut self, step: Step) -> Result<(), TestCaseError> {
         let pods = self.pods.len();
         match step {
-            Step::Bind {
-                node,
-                resource,
-                devices,
-                fails,
-            } => self.bind(node, RESOURCES[resource], devices, fails)?,
+            Step::Bind { node, resource, devices, fails } => {
+                self.bind(node, RESOURCES[resource], devices, fails)?
+            }
             Step::Publish(node) => self.publish(node),
             Step::Relist => self.relist(),
             _ if pods == 0 => {}

@@ -11,10 +11,7 @@ fn woken(cluster: &Cluster) -> Vec<String> {
 #[test]
 fn new_foreign_node_activates_unschedulable_pod() {
     for (foreign, woken) in [(ForeignNodes::Allow, 1), (ForeignNodes::Refuse, 0)] {
-        let cluster = Cluster::new(Options {
-            foreign,
-            ..Options::default()
-        });
+        let cluster = Cluster::new(Options { foreign, ..Options::default() });
         cluster.add("n", &bridged());
         cluster.pod(&bound(pod("holder", 8), "n", 1, Some("0-7")));
         cluster.park("a", request(2));
@@ -80,9 +77,7 @@ fn refusal_on_outdated_snapshot_is_activated_by_any_gain() {
             request: request(devices),
             generation,
         };
-        cluster
-            .store
-            .update(|index| index.add_unschedulable(name.into(), parked));
+        cluster.store.update(|index| index.add_unschedulable(name.into(), parked));
     }
     assert_eq!(woken(&cluster), ["alike", "small"]);
     assert_eq!(woken(&cluster), [""; 0]);
@@ -107,10 +102,7 @@ fn node_becoming_ready_activates_unschedulable_pods() {
     cluster.inventory(&with_ready("False", "Stopped"));
     assert_eq!(cluster.free("n"), "");
     cluster.pod(&pod("a", 2));
-    assert_eq!(
-        reserve(&cluster, "a").unwrap_err().to_string(),
-        "node n: GPU plugin is not ready: Stopped"
-    );
+    assert_eq!(reserve(&cluster, "a").unwrap_err().to_string(), "node n: GPU plugin is not ready: Stopped");
     cluster.park("a", request(2));
     cluster.inventory(&with_ready("True", "Degraded"));
     assert_eq!(cluster.free("n"), "0,1,2,3,4,5,6,7");
@@ -126,9 +118,7 @@ fn pods_keep_their_devices_while_the_plugin_is_down() {
     assert_eq!(cluster.free("n"), "");
     assert_eq!(cluster.store.read(|index| index.totals().1.held), 2);
     // A repeated bind is refused, too.
-    cluster
-        .inventory(&with_ready("True", "Serving"))
-        .pod(&pod("b", 2));
+    cluster.inventory(&with_ready("True", "Serving")).pod(&pod("b", 2));
     reserve(&cluster, "b").unwrap();
     finish(&cluster, "b", Outcome::Unsure);
     cluster.inventory(&with_ready("False", "NotRegistered"));
@@ -149,9 +139,7 @@ fn failed_activation_waits_for_a_gain_or_its_retry() {
     cluster.pod(&ended);
     let woken = cluster.store.update(|index| index.take_activatable(10));
     assert_eq!(woken.len(), 3);
-    cluster
-        .gone(&pod("gone", 2))
-        .pod(&bound(pod("placed", 2), "n", 2, Some("0,1")));
+    cluster.gone(&pod("gone", 2)).pod(&bound(pod("placed", 2), "n", 2, Some("0,1")));
     let again: Vec<_> = woken
         .into_iter()
         .filter_map(|(uid, parked)| {
@@ -164,25 +152,10 @@ fn failed_activation_waits_for_a_gain_or_its_retry() {
     assert_eq!(uid.as_str(), "a");
     // It is no reason to look at every pod again at once.
     assert!(!cluster.store.read(|index| index.has_gains()));
-    assert!(
-        cluster
-            .store
-            .update(|index| index.take_activatable(10))
-            .is_empty()
-    );
+    assert!(cluster.store.update(|index| index.take_activatable(10)).is_empty());
     // kube-scheduler asks for it by itself meanwhile, and it is refused anew: that is as good as a wake.
-    assert!(
-        cluster
-            .store
-            .update(|index| index.take_requeued(uid, generation - 1))
-            .is_none()
-    );
-    assert!(
-        cluster
-            .store
-            .update(|index| index.take_requeued(uid, *generation))
-            .is_some()
-    );
+    assert!(cluster.store.update(|index| index.take_requeued(uid, generation - 1)).is_none());
+    assert!(cluster.store.update(|index| index.take_requeued(uid, *generation)).is_some());
     assert!(!cluster.store.read(|index| index.is_unschedulable("a")));
 }
 
@@ -222,8 +195,6 @@ fn a_pod_parked_on_an_outdated_snapshot_is_woken() {
         request: request(4),
         generation: before,
     };
-    cluster
-        .store
-        .update(|index| index.add_unschedulable("late".into(), parked));
+    cluster.store.update(|index| index.add_unschedulable("late".into(), parked));
     assert_eq!(cluster.store.update(|index| index.take_activatable(10)).len(), 1);
 }

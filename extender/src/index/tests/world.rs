@@ -175,10 +175,8 @@ impl World {
 
     /// GPUs of a node that a process uses or may use from now on.
     fn used(&self, node: usize) -> GpuSet {
-        let alive = self
-            .pods
-            .iter()
-            .filter(|pod| pod.node == node && pod.dies.is_none_or(|dies| dies > self.now));
+        let alive =
+            self.pods.iter().filter(|pod| pod.node == node && pod.dies.is_none_or(|dies| dies > self.now));
         alive.fold(GpuSet::EMPTY, |used, pod| used | pod.gpus)
     }
 
@@ -207,9 +205,7 @@ impl World {
             Ends::UnsureBound | Ends::UnsureFailed => Outcome::Unsure,
         };
         let now = self.cluster.now();
-        self.cluster
-            .store
-            .update(|index| index.finish(now, &target, outcome));
+        self.cluster.store.update(|index| index.finish(now, &target, outcome));
         if matches!(ends, Ends::Bound | Ends::UnsureBound) {
             let at = u32::try_from(self.now / 2).unwrap();
             let mut object = bound(pending, NODES[node], at, None);

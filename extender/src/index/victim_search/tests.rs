@@ -27,9 +27,7 @@ fn offer(node: &str, victims: &[&str]) -> Offer {
 fn answer(cluster: &Cluster, gpus: u32, priority: i32, offers: Vec<Offer>) -> Vec<Offer> {
     let asks = request(gpus);
     let uid = uid("asks").into();
-    cluster
-        .store
-        .update(|index| index.preemptable(&uid, &asks, priority, offers))
+    cluster.store.update(|index| index.preemptable(&uid, &asks, priority, offers))
 }
 
 #[test]
@@ -48,18 +46,9 @@ fn fewest_and_least_important_victims_are_chosen() {
     cluster.pod(&ranked("high", 1, 50, "0"));
     cluster.pod(&ranked("low", 1, 0, "1"));
     cluster.pod(&ranked("middle", 2, 5, "2-3"));
-    assert_eq!(
-        answer(&cluster, 1, 10, vec![offer("n", &[])]),
-        [offer("n", &["low"])]
-    );
-    assert_eq!(
-        answer(&cluster, 2, 10, vec![offer("n", &[])]),
-        [offer("n", &["middle"])]
-    );
-    assert_eq!(
-        answer(&cluster, 3, 10, vec![offer("n", &[])]),
-        [offer("n", &["middle", "low"])]
-    );
+    assert_eq!(answer(&cluster, 1, 10, vec![offer("n", &[])]), [offer("n", &["low"])]);
+    assert_eq!(answer(&cluster, 2, 10, vec![offer("n", &[])]), [offer("n", &["middle"])]);
+    assert_eq!(answer(&cluster, 3, 10, vec![offer("n", &[])]), [offer("n", &["middle", "low"])]);
     // Nobody of the same or a higher priority is stopped.
     assert_eq!(answer(&cluster, 4, 10, vec![offer("n", &[])]), []);
 }
@@ -71,10 +60,7 @@ fn highest_priority_victim_comes_first() {
     cluster.add("n", &plain(4));
     cluster.pod(&ranked("low", 2, 0, "0-1"));
     cluster.pod(&ranked("middle", 2, 5, "2-3"));
-    assert_eq!(
-        answer(&cluster, 4, 10, vec![offer("n", &["low"])]),
-        [offer("n", &["middle", "low"])]
-    );
+    assert_eq!(answer(&cluster, 4, 10, vec![offer("n", &["low"])]), [offer("n", &["middle", "low"])]);
 }
 
 fn budget(app: &str, allowed: i32) -> crate::index::Disruptions {
@@ -89,12 +75,8 @@ fn budget(app: &str, allowed: i32) -> crate::index::Disruptions {
 /// A node of four GPUs and pods that have one each: `prot` of app `prot` and two that no budget covers.
 fn protected(cluster: &Cluster, node: &str) {
     cluster.add(node, &plain(4));
-    for (name, priority, gpu) in [
-        ("prot", 0, "0"),
-        ("prot-too", 0, "1"),
-        ("free", 5, "2"),
-        ("last", 6, "3"),
-    ] {
+    for (name, priority, gpu) in [("prot", 0, "0"), ("prot-too", 0, "1"), ("free", 5, "2"), ("last", 6, "3")]
+    {
         let mut pod = bound(pod(&format!("{name}-{node}"), 1), node, 1, Some(gpu));
         pod["spec"]["priority"] = json!(priority);
         if name.starts_with("prot") {
@@ -105,10 +87,7 @@ fn protected(cluster: &Cluster, node: &str) {
 }
 
 fn breaking(node: &str, victims: &[&str], budgets_broken: i64) -> Offer {
-    Offer {
-        budgets_broken,
-        ..offer(node, victims)
-    }
+    Offer { budgets_broken, ..offer(node, victims) }
 }
 
 #[test]
@@ -129,10 +108,7 @@ fn whom_no_budget_protects_goes_first_whatever_its_priority() {
     assert_eq!(asked(4)[0].budgets_broken, 1);
     // Whom kube-scheduler names counts against it before, and is counted by kube-scheduler.
     let named = vec![offer("n", &["prot-too-n"])];
-    assert_eq!(
-        answer(&cluster, 2, 1000, named),
-        [breaking("n", &["free-n", "prot-too-n"], 0)]
-    );
+    assert_eq!(answer(&cluster, 2, 1000, named), [breaking("n", &["free-n", "prot-too-n"], 0)]);
     // While no budgets are known every pod may be protected.
     tell(None);
     assert_eq!(asked(2), [breaking("n", &["prot-n", "prot-too-n"], 2)]);
@@ -143,14 +119,9 @@ fn nodes_where_fewer_budgets_are_broken_are_offered_back_alone() {
     let cluster = Cluster::new(Options::default());
     protected(&cluster, "n");
     protected(&cluster, "other");
-    cluster
-        .store
-        .update(|index| index.budgets_seen(Some(vec![budget("prot", 0)])));
+    cluster.store.update(|index| index.budgets_seen(Some(vec![budget("prot", 0)])));
     let offers = vec![breaking("n", &["prot-n"], 1), offer("other", &[])];
-    assert_eq!(
-        answer(&cluster, 2, 1000, offers),
-        [breaking("other", &["last-other", "free-other"], 0)]
-    );
+    assert_eq!(answer(&cluster, 2, 1000, offers), [breaking("other", &["last-other", "free-other"], 0)]);
 }
 
 #[test]
@@ -200,10 +171,8 @@ fn no_more_victims_while_devices_are_being_released() {
 
 #[test]
 fn node_kept_for_a_gang_has_no_victims_for_a_pod() {
-    let cluster = Cluster::new(Options {
-        patience: std::time::Duration::from_secs(60),
-        ..Options::default()
-    });
+    let cluster =
+        Cluster::new(Options { patience: std::time::Duration::from_secs(60), ..Options::default() });
     cluster.add("n", &plain(4));
     cluster.add("other", &plain(4));
     let low = whole(&cluster, "low", "n");
@@ -236,10 +205,7 @@ fn victim_does_not_free_devices_reserved_for_a_gang() {
     let mut member = member("g-0", 2, "g", 1);
     member["spec"]["priority"] = json!(10);
     cluster.pod(&member).wait(2);
-    let view = cluster
-        .store
-        .read(|index| index.gang_view("default", "g"))
-        .unwrap();
+    let view = cluster.store.read(|index| index.gang_view("default", "g")).unwrap();
     assert_eq!(view.phase, gantry_api::GangPhase::Preempting);
     let both = vec![offer("n", &["half", "rest"])];
     assert_eq!(answer(&cluster, 4, 100, both.clone()), []);

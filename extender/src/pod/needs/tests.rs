@@ -23,9 +23,7 @@ fn needs(written: Value) -> Needs {
 }
 
 fn labelled(labels: &[(&str, &str)], written: Value) -> Needs {
-    let labels = labels
-        .iter()
-        .map(|(key, value)| ((*key).to_owned(), (*value).to_owned()));
+    let labels = labels.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned()));
     let metadata = ObjectMeta {
         namespace: Some("ml".to_owned()),
         labels: Some(labels.collect()),
@@ -54,37 +52,16 @@ fn pod_request_sums_containers_as_kube_scheduler_does() {
     for (written, milli) in [
         (json!({"containers": [container("1"), container("500m")]}), 1500),
         // The init container is alone.
-        (
-            json!({"initContainers": [container("4")], "containers": [container("1")]}),
-            4000,
-        ),
+        (json!({"initContainers": [container("4")], "containers": [container("1")]}), 4000),
         // A sidecar lives on beside the app, and beside init containers that come after it.
-        (
-            json!({"initContainers": [sidecar("1"), container("4")], "containers": [container("1")]}),
-            5000,
-        ),
-        (
-            json!({"initContainers": [container("4"), sidecar("1")], "containers": [container("1")]}),
-            4000,
-        ),
-        (
-            json!({"initContainers": [sidecar("1"), sidecar("1")], "containers": [container("1")]}),
-            3000,
-        ),
+        (json!({"initContainers": [sidecar("1"), container("4")], "containers": [container("1")]}), 5000),
+        (json!({"initContainers": [container("4"), sidecar("1")], "containers": [container("1")]}), 4000),
+        (json!({"initContainers": [sidecar("1"), sidecar("1")], "containers": [container("1")]}), 3000),
         // The word of the pod as a whole, and overhead, which comes on top.
-        (
-            json!({"containers": [container("1")], "resources": {"requests": {"cpu": "3"}}}),
-            3000,
-        ),
-        (
-            json!({"containers": [container("1")], "overhead": {"cpu": "250m"}}),
-            1250,
-        ),
+        (json!({"containers": [container("1")], "resources": {"requests": {"cpu": "3"}}}), 3000),
+        (json!({"containers": [container("1")], "overhead": {"cpu": "250m"}}), 1250),
         // A limit without a request is a request.
-        (
-            json!({"containers": [{"name": "c", "resources": {"limits": {"cpu": "2"}}}]}),
-            2000,
-        ),
+        (json!({"containers": [{"name": "c", "resources": {"limits": {"cpu": "2"}}}]}), 2000),
         (
             json!({"containers": [{"name": "c", "resources": {"limits": {"cpu": "2"}, "requests": {"cpu": "1"}}}]}),
             1000,
@@ -157,32 +134,19 @@ fn selectors_tolerations_and_affinity_are_read_as_written() {
     }));
     let node = |labels: &[(&str, &str)]| NodeFacts {
         name: "n2".into(),
-        labels: labels
-            .iter()
-            .map(|(key, value)| ((*key).into(), (*value).into()))
-            .collect(),
+        labels: labels.iter().map(|(key, value)| ((*key).into(), (*value).into())).collect(),
         ..NodeFacts::default()
     };
     assert_eq!(needs.admits(&node(&[("zone", "a"), ("gen", "4")])), Ok(()));
-    assert_eq!(
-        needs.admits(&node(&[("zone", "a"), ("gen", "3")])),
-        Err(Misfit::Affinity)
-    );
+    assert_eq!(needs.admits(&node(&[("zone", "a"), ("gen", "3")])), Err(Misfit::Affinity));
     assert_eq!(needs.admits(&node(&[("gen", "4")])), Err(Misfit::Affinity));
     assert_eq!(needs.prefers(&node(&[("rack", "1")])), 7);
     // Those that say nothing that can be understood bear nothing.
-    let tolerated: Vec<&TolerationValue> = needs
-        .tolerations
-        .iter()
-        .map(|toleration| &toleration.value)
-        .collect();
+    let tolerated: Vec<&TolerationValue> =
+        needs.tolerations.iter().map(|toleration| &toleration.value).collect();
     assert_eq!(
         tolerated,
-        [
-            &TolerationValue::Any,
-            &TolerationValue::Equal("v".into()),
-            &TolerationValue::Below(5)
-        ]
+        [&TolerationValue::Any, &TolerationValue::Equal("v".into()), &TolerationValue::Below(5)]
     );
 }
 
@@ -213,28 +177,12 @@ fn terms_about_other_pods_find_by_namespace_and_labels() {
     let selector =
         json!({"matchLabels": {"app": "a"}, "matchExpressions": [{"key": "app", "operator": "Exists"}]});
     for (written, here, elsewhere) in [
-        (
-            json!({"topologyKey": "k", "labelSelector": selector}),
-            true,
-            false,
-        ),
-        (
-            json!({"topologyKey": "k", "labelSelector": selector, "namespaces": ["web"]}),
-            false,
-            true,
-        ),
-        (
-            json!({"topologyKey": "k", "labelSelector": selector, "namespaceSelector": {}}),
-            true,
-            true,
-        ),
+        (json!({"topologyKey": "k", "labelSelector": selector}), true, false),
+        (json!({"topologyKey": "k", "labelSelector": selector, "namespaces": ["web"]}), false, true),
+        (json!({"topologyKey": "k", "labelSelector": selector, "namespaceSelector": {}}), true, true),
         (json!({"topologyKey": "k", "labelSelector": {}}), true, false),
         (json!({"topologyKey": "k"}), false, false),
-        (
-            json!({"topologyKey": "k", "labelSelector": {"matchLabels": {"app": "b"}}}),
-            false,
-            false,
-        ),
+        (json!({"topologyKey": "k", "labelSelector": {"matchLabels": {"app": "b"}}}), false, false),
     ] {
         let term = term(written.clone()).unwrap();
         assert_eq!(term.finds("ml", "ml", &labels), here, "{written}");
@@ -256,10 +204,7 @@ fn namespace_selector_by_name_label_is_resolved() {
     let name = "kubernetes.io/metadata.name";
     let named = term(json!({"matchLabels": {name: "web"}})).unwrap();
     assert!(named.finds("ml", "web", &BTreeMap::new()));
-    assert!(
-        !named.finds("ml", "ml", &BTreeMap::new()),
-        "nor its own, if that is not named"
-    );
+    assert!(!named.finds("ml", "ml", &BTreeMap::new()), "nor its own, if that is not named");
     let either = json!({"matchExpressions": [{"key": name, "operator": "In", "values": ["web", "ml"]}]});
     assert!(term(either).unwrap().finds("ml", "ml", &BTreeMap::new()));
     let others = json!({"matchExpressions": [{"key": name, "operator": "NotIn", "values": ["web"]}]});
@@ -276,11 +221,7 @@ fn namespaces_beside_unknown_selector_count_for_anti_affinity() {
         "namespaceSelector": {"matchLabels": {"team": "a"}}});
     let both = json!({"requiredDuringSchedulingIgnoredDuringExecution": [term]});
     let needs = needs(json!({"affinity": {"podAffinity": both, "podAntiAffinity": both}}));
-    assert_eq!(
-        needs.together_with,
-        [],
-        "those it must be with may be in namespaces of team a"
-    );
+    assert_eq!(needs.together_with, [], "those it must be with may be in namespaces of team a");
     assert!(needs.apart_from[0].finds("ml", "web", &BTreeMap::new()));
     let named = json!({"topologyKey": "k", "labelSelector": {}, "namespaces": ["web"],
         "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "ml"}}});
@@ -299,13 +240,7 @@ fn host_ports_of_containers_and_sidecars_are_taken() {
         ],
         "containers": [{"name": "c", "ports": [{"containerPort": 80}, {"hostPort": 3}, {"hostPort": 3}]}],
     }));
-    assert_eq!(
-        needs.host_ports,
-        [
-            ("TCP".into(), "0.0.0.0".into(), 3),
-            ("UDP".into(), "10.0.0.1".into(), 2)
-        ]
-    );
+    assert_eq!(needs.host_ports, [("TCP".into(), "0.0.0.0".into(), 3), ("UDP".into(), "10.0.0.1".into(), 2)]);
 }
 
 #[test]
@@ -348,10 +283,7 @@ fn priority_policy_deletion_and_gang_are_read() {
     written["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:30Z".into();
     written["metadata"]["annotations"] = json!({"gantry.dev/gang": "train", "gantry.dev/gang-min": "4"});
     let marked = facts(&written);
-    assert_eq!(
-        (marked.priority, marked.preempts, marked.leaving),
-        (1000, false, true)
-    );
+    assert_eq!((marked.priority, marked.preempts, marked.leaving), (1000, false, true));
     assert_eq!((plain.ends, marked.ends), (None, Some(1_767_225_630)));
     assert_eq!(&*marked.membership.unwrap().key.name, "train");
 }
@@ -423,20 +355,14 @@ fn spread_constraints_are_read_unless_schedule_anyway() {
     let soft = json!({
         "maxSkew": 1, "topologyKey": "host", "whenUnsatisfiable": "ScheduleAnyway",
     });
-    let needs = labelled(
-        &[("app", "x"), ("hash", "7")],
-        json!({"topologySpreadConstraints": [zone, soft, host]}),
-    );
+    let needs =
+        labelled(&[("app", "x"), ("hash", "7")], json!({"topologySpreadConstraints": [zone, soft, host]}));
     let is = |key: &str, value: &str| Requirement {
         key: key.into(),
         operator: Operator::In,
         values: vec![value.into()],
     };
-    let none = Requirement {
-        key: "".into(),
-        operator: Operator::In,
-        values: Vec::new(),
-    };
+    let none = Requirement { key: "".into(), operator: Operator::In, values: Vec::new() };
     assert_eq!(
         needs.spread,
         [

@@ -91,10 +91,7 @@ impl Read {
             (Some(text), Some(facts)) => Some((Arc::clone(text), Arc::clone(facts))),
             _ => self.before.clone(),
         };
-        Self {
-            before,
-            ..Self::default()
-        }
+        Self { before, ..Self::default() }
     }
 }
 
@@ -180,11 +177,7 @@ impl Pod {
             write!(out, r#","nodeName":"{node}""#)?;
         }
         for (number, gate) in self.gates.iter().enumerate() {
-            out.push_str(if number > 0 {
-                ","
-            } else {
-                r#","schedulingGates":["#
-            });
+            out.push_str(if number > 0 { "," } else { r#","schedulingGates":["# });
             let name = match gate {
                 Gate::Ours => names::GANG_GATE,
                 Gate::Quota => "example.com/quota",
@@ -201,10 +194,7 @@ impl Pod {
         out.push_str(r#""conditions":["#);
         if self.node.is_some() {
             let bound = time(self.bound);
-            write!(
-                out,
-                r#"{{"type":"PodScheduled","status":"True","lastTransitionTime":"{bound}"}}"#
-            )?;
+            write!(out, r#"{{"type":"PodScheduled","status":"True","lastTransitionTime":"{bound}"}}"#)?;
         } else if !self.message.is_empty() {
             let message = Value::from(self.message.as_str());
             write!(
@@ -249,15 +239,9 @@ impl Pod {
         let claim = self.gang.as_ref();
         let texts = [
             ("gang", claim.map(|claim| claim.gang.clone())),
-            (
-                "gang-min",
-                claim.map(|claim| claim.min.map_or("all".to_owned(), |min| min.to_string())),
-            ),
+            ("gang-min", claim.map(|claim| claim.min.map_or("all".to_owned(), |min| min.to_string()))),
             ("gang-max", claim.and_then(|claim| Some(claim.max?.to_string()))),
-            (
-                "gang-repair",
-                claim.and_then(|claim| Some(claim.repair?.to_owned())),
-            ),
+            ("gang-repair", claim.and_then(|claim| Some(claim.repair?.to_owned()))),
             ("grant", self.grant.as_deref().map(str::to_owned)),
         ];
         let mut before = r#","annotations":{"#;

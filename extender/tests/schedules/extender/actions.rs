@@ -48,11 +48,7 @@ impl World {
     }
 
     pub(crate) fn try_deed(&mut self, run: u32, uid: &str, action: &Action) {
-        let event = Event::Action {
-            run,
-            uid: uid.to_owned(),
-            action: action.clone(),
-        };
+        let event = Event::Action { run, uid: uid.to_owned(), action: action.clone() };
         if self.is_paused(run, &event) {
             return;
         }
@@ -90,11 +86,7 @@ impl World {
             self.note(format_args!("{by}'s {action:?} {uid} is refused"));
             // Of a patch that met others too often the API server says that it conflicts.
             let conflicts = *action == Action::Ungate && self.dice.mille(300);
-            return if conflicts {
-                Status::Conflict
-            } else {
-                Status::Refused
-            };
+            return if conflicts { Status::Conflict } else { Status::Refused };
         }
         match action {
             Action::Ungate => {
@@ -107,9 +99,7 @@ impl World {
             }
             Action::Evict(_) | Action::EvictRest(_) if self.is_spared(&pod) => {
                 self.played(Played::DeedRefused);
-                self.note(format_args!(
-                    "{by}'s {action:?} {uid} is more than a budget allows"
-                ));
+                self.note(format_args!("{by}'s {action:?} {uid} is more than a budget allows"));
                 Status::Refused
             }
             Action::Evict(_) | Action::EvictRest(_) => {
@@ -133,10 +123,8 @@ impl World {
         let Some(open) = process.actions.get_mut(&key) else {
             return;
         };
-        let failed = !matches!(
-            answer,
-            Some(Answer::Status(Status::Done | Status::Missing | Status::Conflict))
-        );
+        let failed =
+            !matches!(answer, Some(Answer::Status(Status::Done | Status::Missing | Status::Conflict)));
         open.failed += 1;
         if !failed || open.failed >= TRIES {
             process.actions.remove(&key);

@@ -30,14 +30,8 @@ impl World {
         });
         let scores = scores.unwrap_or_default();
         let score = |node: &String| {
-            let found = scores
-                .as_array()
-                .into_iter()
-                .flatten()
-                .find(|score| score["Host"] == **node);
-            found
-                .and_then(|score| score["Score"].as_i64())
-                .unwrap_or_default()
+            let found = scores.as_array().into_iter().flatten().find(|score| score["Host"] == **node);
+            found.and_then(|score| score["Score"].as_i64()).unwrap_or_default()
         };
         let best = nodes.iter().map(&score).max().unwrap_or_default();
         let best: Vec<&String> = nodes.iter().filter(|node| score(node) == best).collect();
@@ -77,11 +71,8 @@ impl World {
         let Some(task) = self.task(run, number) else {
             return;
         };
-        let (target, waited, deadline) = (
-            task.target.clone(),
-            matches!(task.stage, Stage::Waiting),
-            task.deadline,
-        );
+        let (target, waited, deadline) =
+            (task.target.clone(), matches!(task.stage, Stage::Waiting), task.deadline);
         let Some(process) = self.extenders.running.get(&run) else {
             return;
         };
@@ -130,9 +121,7 @@ impl World {
         let Some(process) = self.extenders.running.get(&run) else {
             return;
         };
-        let due = process
-            .store
-            .read(|index| index.has_work() || index.has_called() || index.has_deferred());
+        let due = process.store.read(|index| index.has_work() || index.has_called() || index.has_deferred());
         if due {
             self.follow_up(run);
         }
@@ -188,11 +177,7 @@ impl World {
             Reserved::Grant { annotation, .. } => Some(Arc::clone(annotation)),
         };
         if let Some(task) = self.task(run, number) {
-            task.stage = Stage::Writing(Writing {
-                grant,
-                member,
-                pause: 200,
-            });
+            task.stage = Stage::Writing(Writing { grant, member, pause: 200 });
         }
         self.post(run, number);
     }
@@ -302,10 +287,7 @@ impl World {
     pub(super) fn check_done(&mut self, target: &Target) {
         let there = self.api.pod(&target.name, target.uid.as_str());
         if there.is_some_and(|pod| pod.node.as_deref() != Some(target.node.as_str())) {
-            self.wrong(format!(
-                "bind of pod {} is answered as done, and it is not bound",
-                target.uid
-            ));
+            self.wrong(format!("bind of pod {} is answered as done, and it is not bound", target.uid));
         }
     }
 

@@ -43,10 +43,7 @@ impl Writer {
             // The newest status goes along.
             let status = self.status.take().unwrap_or_else(|| Arc::clone(&known.status));
             let id = decision.id.clone();
-            let mut status = GangStatus {
-                decision: Some(decision),
-                ..GangStatus::clone(&status)
-            };
+            let mut status = GangStatus { decision: Some(decision), ..GangStatus::clone(&status) };
             if let Some(key) = &self.key {
                 status.name = key.name.to_string();
                 status.integration = key.integration.as_str().to_owned();
@@ -54,22 +51,10 @@ impl Writer {
             }
             let status = Arc::new(status);
             let decision = Some(id);
-            return Some(What::Put {
-                name,
-                uid,
-                over,
-                status,
-                decision,
-            });
+            return Some(What::Put { name, uid, over, status, decision });
         }
         let status = self.status.take()?;
-        Some(What::Put {
-            name,
-            uid,
-            over,
-            status,
-            decision: None,
-        })
+        Some(What::Put { name, uid, over, status, decision: None })
     }
 
     /// Whether the status to be written is what the object says already.
@@ -90,10 +75,7 @@ impl World {
     pub(super) fn writer_of(&mut self, run: u32, name: &str) -> &mut Writer {
         let process = self.extenders.running.get_mut(&run).unwrap();
         let known = process.objects.get(name).cloned();
-        process.writers.entry(name.to_owned()).or_insert_with(|| Writer {
-            known,
-            ..Writer::default()
-        })
+        process.writers.entry(name.to_owned()).or_insert_with(|| Writer { known, ..Writer::default() })
     }
 
     fn free_writer(&mut self, run: u32, name: &str) -> Option<&mut Writer> {
@@ -104,10 +86,7 @@ impl World {
 
     /// The next write of a Gang object.
     pub(crate) fn write_gang(&mut self, run: u32, name: &str) {
-        let event = Event::WriteGang {
-            run,
-            name: name.to_owned(),
-        };
+        let event = Event::WriteGang { run, name: name.to_owned() };
         if self.is_paused(run, &event) {
             return;
         }
@@ -177,10 +156,7 @@ impl World {
             return;
         };
         writer.reads = false;
-        let before = writer
-            .known
-            .as_ref()
-            .and_then(|known| known.status.decision.as_ref());
+        let before = writer.known.as_ref().and_then(|known| known.status.decision.as_ref());
         let doubt = writer.doubt.take();
         // A decision that was not known: what was to be written is of before it.
         let decision = shown.as_ref().and_then(|gang| gang.status.decision.as_ref());

@@ -24,24 +24,10 @@ impl World {
                 _ => REQUEST,
             };
         let limit = match &what {
-            What::Bind { .. } => self
-                .extenders
-                .running
-                .get(&run)
-                .map_or(0, |process| process.leads_until),
+            What::Bind { .. } => self.extenders.running.get(&run).map_or(0, |process| process.leads_until),
             _ => u64::MAX,
         };
-        self.requests.insert(
-            request,
-            Request {
-                run,
-                what,
-                limit,
-                by: run,
-                sent: self.now,
-                outcome: None,
-            },
-        );
+        self.requests.insert(request, Request { run, what, limit, by: run, sent: self.now, outcome: None });
         let mut arrives = self.now + self.dice.range(1, 6);
         if self.is_restless() {
             match self.dice.below(100) {
@@ -89,9 +75,7 @@ impl World {
         let Some(known) = self.requests.get(&request) else {
             return;
         };
-        let Request {
-            run, by, sent, limit, ..
-        } = *known;
+        let Request { run, by, sent, limit, .. } = *known;
         let what = known.what.clone();
         if self.now > limit {
             self.played(Played::BindingTooLate);
@@ -104,12 +88,7 @@ impl World {
             What::ReadPod { name, .. } | What::Look { name, .. } => {
                 Answer::Pod(self.api.pods.get(name).cloned())
             }
-            What::Bind {
-                target,
-                grant,
-                member,
-                ..
-            } => {
+            What::Bind { target, grant, member, .. } => {
                 if !alive && !self.is_written_down(target) {
                     // Its connection is gone, and so is what it had not delivered.
                     return;
@@ -142,13 +121,7 @@ impl World {
                 Answer::Gang(status, self.api.gangs.get(name).cloned())
             }
             What::Get { name } => Answer::Gang(Status::Done, self.api.gangs.get(name).cloned()),
-            What::Put {
-                name,
-                uid,
-                over,
-                status,
-                decision,
-            } => {
+            What::Put { name, uid, over, status, decision } => {
                 let done = self.api.write_status(name, uid, *over, status);
                 if decision.is_some() {
                     self.played(match done {
@@ -157,9 +130,7 @@ impl World {
                     });
                 }
                 let (what, places) = (decision.as_deref().unwrap_or("status"), Places(status));
-                self.note(format_args!(
-                    "{run} writes {name} over v{over}, {what},{places}: {done:?}"
-                ));
+                self.note(format_args!("{run} writes {name} over v{over}, {what},{places}: {done:?}"));
                 self.check_decisions();
                 Answer::Gang(done, self.api.gangs.get(name).cloned())
             }
@@ -168,12 +139,7 @@ impl World {
                 Answer::Gang(status, self.api.gangs.get(name).cloned())
             }
             What::Poke { pod, .. } => {
-                let found = self
-                    .api
-                    .pods
-                    .values()
-                    .find(|known| known.uid == pod.as_str())
-                    .cloned();
+                let found = self.api.pods.values().find(|known| known.uid == pod.as_str()).cloned();
                 Answer::Status(match found {
                     Some(found) => self.api.change_pod(&found.name, &found.uid, |pod| pod.pokes += 1),
                     None => Status::Missing,
@@ -210,11 +176,7 @@ impl World {
             };
             (known.what, known.outcome.filter(|_| !lost))
         };
-        let term_began = self
-            .extenders
-            .running
-            .get(&run)
-            .map_or(0, |process| process.term_began);
+        let term_began = self.extenders.running.get(&run).map_or(0, |process| process.term_began);
         let ended = request <= term_began && !what.is_for_a_bind();
         if lives && !ended {
             self.heard(run, what, answer);
@@ -230,28 +192,14 @@ impl World {
                 answer => {
                     let after_conflict = answer.is_some();
                     if self.task(run, task).is_some() {
-                        self.send(
-                            run,
-                            What::Look {
-                                task,
-                                name: target.name,
-                                after_conflict,
-                            },
-                        );
+                        self.send(run, What::Look { task, name: target.name, after_conflict });
                     }
                 }
             },
-            What::Look {
-                task, after_conflict, ..
-            } => self.looked(run, task, after_conflict, answer),
+            What::Look { task, after_conflict, .. } => self.looked(run, task, after_conflict, answer),
             What::Create { name } => self.create_ended(run, name, answer),
             What::Get { name } => self.get_ended(run, name, answer),
-            What::Put {
-                name,
-                status,
-                decision,
-                ..
-            } => self.put_ended(run, name, status, decision, answer),
+            What::Put { name, status, decision, .. } => self.put_ended(run, name, status, decision, answer),
             What::Remove { name, .. } => self.remove_ended(run, name, answer),
             What::Poke { pod, cause } => {
                 let failed = !matches!(answer, Some(Answer::Status(_)));
@@ -337,10 +285,7 @@ impl World {
         let again = result == Err("no answer") && writing.member && self.now + writing.pause < deadline;
         if again {
             if let Some(task) = self.task(run, task) {
-                task.stage = Stage::Writing(Writing {
-                    pause: writing.pause * 2,
-                    ..writing
-                });
+                task.stage = Stage::Writing(Writing { pause: writing.pause * 2, ..writing });
             }
             self.after(writing.pause, Event::Retry { run, task });
         } else {

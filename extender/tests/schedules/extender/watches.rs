@@ -94,10 +94,7 @@ impl World {
             let run = runs[self.dice.index(runs.len())];
             let source = Source::ALL[self.dice.index(Source::ALL.len())];
             self.played(Played::WatchBroken);
-            self.note(format_args!(
-                "the watch of {} breaks at extender {run}",
-                source.as_str()
-            ));
+            self.note(format_args!("the watch of {} breaks at extender {run}", source.as_str()));
             if let Some(process) = self.extenders.running.get_mut(&run) {
                 let inbox = process.inbox(source);
                 inbox.open = false;

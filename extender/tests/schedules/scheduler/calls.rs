@@ -11,24 +11,15 @@ impl World {
         self.scheduler.next_call += 1;
         let call = self.scheduler.next_call;
         if let Some(known) = self.scheduler.pods.get_mut(&pod.uid) {
-            known.state = State::Assumed {
-                node: node.to_owned(),
-                call: Some(call),
-            };
+            known.state = State::Assumed { node: node.to_owned(), call: Some(call) };
         }
         let Some(run) = self.leader() else {
             self.call_failed(&pod.uid);
             return;
         };
-        self.scheduler.calls.insert(
-            call,
-            Call {
-                life: self.scheduler.life,
-                uid: pod.uid.clone(),
-                run,
-                task: None,
-            },
-        );
+        self.scheduler
+            .calls
+            .insert(call, Call { life: self.scheduler.life, uid: pod.uid.clone(), run, task: None });
         self.after(HTTP_TIMEOUT, Event::CallTimesOut { call });
         self.note(format_args!("bind {} to {node} at {run}", pod.uid));
         let task = self.bind_called(run, call, pod, node);
@@ -38,12 +29,7 @@ impl World {
     }
 
     pub(crate) fn call_times_out(&mut self, call: u64) {
-        if let Some(Call {
-            run,
-            task: Some(task),
-            ..
-        }) = self.scheduler.calls.get(&call)
-        {
+        if let Some(Call { run, task: Some(task), .. }) = self.scheduler.calls.get(&call) {
             let (run, task) = (*run, *task);
             self.played(Played::CallTimedOut);
             self.note(format_args!("bind call {call} times out"));

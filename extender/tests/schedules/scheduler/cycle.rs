@@ -15,11 +15,7 @@ impl World {
             .values()
             .filter(|known| known.state == State::Active)
             .min_by_key(|known| {
-                (
-                    std::cmp::Reverse(known.pod.priority),
-                    known.pod.created,
-                    known.pod.uid.clone(),
-                )
+                (std::cmp::Reverse(known.pod.priority), known.pod.created, known.pod.uid.clone())
             })
             .map(|known| Arc::clone(&known.pod));
         let Some(pod) = next else {
@@ -106,16 +102,10 @@ impl World {
             return None;
         }
         let passed = answer["NodeNames"].as_array().cloned().unwrap_or_default();
-        let passed: Vec<String> = passed
-            .iter()
-            .filter_map(|name| Some(name.as_str()?.to_owned()))
-            .collect();
+        let passed: Vec<String> = passed.iter().filter_map(|name| Some(name.as_str()?.to_owned())).collect();
         self.note(format_args!("filter {} at {run}: {passed:?}", pod.uid));
         if passed.iter().any(|name| !nodes.contains(name)) {
-            self.wrong(format!(
-                "filter of pod {} names a node that was not offered: {passed:?}",
-                pod.uid
-            ));
+            self.wrong(format!("filter of pod {} names a node that was not offered: {passed:?}", pod.uid));
             return None;
         }
         if passed.is_empty() {
@@ -124,10 +114,8 @@ impl World {
             for (_, text) in refused.into_iter().flatten() {
                 *words.entry(text.as_str().unwrap_or_default()).or_default() += 1;
             }
-            let words: Vec<String> = words
-                .into_iter()
-                .map(|(text, count)| format!("{count} {text}"))
-                .collect();
+            let words: Vec<String> =
+                words.into_iter().map(|(text, count)| format!("{count} {text}")).collect();
             return Some(Err(words.join(", ")));
         }
         Some(Ok(passed))

@@ -16,9 +16,8 @@ impl World {
         }
         let scheduler = &self.scheduler;
         let nodes = scheduler.nodes.keys().filter(|node| !refused.contains(node));
-        let offers: BTreeMap<String, Vec<String>> = nodes
-            .filter_map(|node| Some((node.clone(), scheduler.victims_on(pod, node)?)))
-            .collect();
+        let offers: BTreeMap<String, Vec<String>> =
+            nodes.filter_map(|node| Some((node.clone(), scheduler.victims_on(pod, node)?))).collect();
         if offers.is_empty() {
             self.nominate(&pod.uid, None);
             return;
@@ -28,10 +27,7 @@ impl World {
             return;
         };
         self.played(Played::PodPreempts);
-        self.note(format_args!(
-            "{victims:?} are stopped on {node} for pod {}",
-            pod.uid
-        ));
+        self.note(format_args!("{victims:?} are stopped on {node} for pod {}", pod.uid));
         self.nominate(&pod.uid, Some(&node));
         self.denominate_lower(pod, &node);
         let life = self.scheduler.life;
@@ -71,10 +67,8 @@ impl World {
             (node.clone(), json!({"Pods": pods, "NumPDBViolations": 0}))
         });
         let nodes = Value::from(nodes.collect::<serde_json::Map<_, _>>());
-        let body = format!(
-            r#"{{"Pod":{},"NodeNameToVictims":null,"NodeNameToMetaVictims":{nodes}}}"#,
-            pod.text()
-        );
+        let body =
+            format!(r#"{{"Pod":{},"NodeNameToVictims":null,"NodeNameToMetaVictims":{nodes}}}"#, pod.text());
         let Some(answer) = self.ask_preempt(body.as_bytes()) else {
             return BTreeMap::new();
         };
@@ -82,9 +76,8 @@ impl World {
         let mut taken = BTreeMap::new();
         for (node, victims) in answer["NodeNameToMetaVictims"].as_object().into_iter().flatten() {
             let victims = victims["Pods"].as_array().into_iter().flatten();
-            let victims: Vec<String> = victims
-                .filter_map(|victim| Some(victim["UID"].as_str()?.to_owned()))
-                .collect();
+            let victims: Vec<String> =
+                victims.filter_map(|victim| Some(victim["UID"].as_str()?.to_owned())).collect();
             self.check_offer(pod, node, &victims, offers);
             let here = |uid: &String| {
                 let known = self.scheduler.pods.get(uid);
@@ -189,13 +182,7 @@ impl Scheduler {
     fn victims_on(&self, pod: &Pod, node: &str) -> Option<Vec<String>> {
         let there = self.pods.values().filter(|known| known.node() == Some(node));
         let mut lower: Vec<&Known> = there.filter(|known| known.pod.priority < pod.priority).collect();
-        lower.sort_by_key(|known| {
-            (
-                Reverse(known.pod.priority),
-                known.pod.bound,
-                known.pod.uid.clone(),
-            )
-        });
+        lower.sort_by_key(|known| (Reverse(known.pod.priority), known.pod.bound, known.pod.uid.clone()));
         let fits = |gone: &BTreeSet<&str>| {
             self.left_for(pod, node, |other| !gone.contains(other.uid.as_str())) >= i64::from(pod.gpus)
         };

@@ -11,12 +11,7 @@ use crate::membership::SubGroups;
 
 /// Kubernetes' PodGroup. A basic one is no gang: each pod goes by itself.
 pub(super) fn pod_group(sheet: &mut Sheet<'_>) {
-    policy(
-        sheet,
-        "schedulingPolicy",
-        "spec.schedulingPolicy",
-        sheet.spec("schedulingPolicy"),
-    );
+    policy(sheet, "schedulingPolicy", "spec.schedulingPolicy", sheet.spec("schedulingPolicy"));
     if let Some(key) = sheet
         .spec("schedulingConstraints.topology")
         .and_then(|topology| topology.pointer("/0/key"))
@@ -48,16 +43,11 @@ pub(super) fn workload(sheet: &mut Sheet<'_>, part: &str) {
 }
 
 fn policy(sheet: &mut Sheet<'_>, field: &str, place: &str, policy: Option<&Value>) {
-    let has = |name: &str| {
-        policy
-            .and_then(|policy| policy.get(name))
-            .filter(|value| !value.is_null())
-    };
+    let has = |name: &str| policy.and_then(|policy| policy.get(name)).filter(|value| !value.is_null());
     match (has("gang"), has("basic")) {
-        (Some(_), Some(_)) => sheet.wrong(
-            place,
-            format!("{field} is both gang and basic: it is one of them"),
-        ),
+        (Some(_), Some(_)) => {
+            sheet.wrong(place, format!("{field} is both gang and basic: it is one of them"))
+        }
         (Some(gang), None) => {
             let place = format!("{place}.gang.minCount");
             let min = sheet.number(&place, gang.get("minCount"), 1);
@@ -79,16 +69,9 @@ pub(super) fn coscheduling(sheet: &mut Sheet<'_>) {
     let total = sheet
         .object
         .pointer("/metadata/annotations")
-        .and_then(|annotations| {
-            annotations
-                .get("gang.scheduling.koordinator.sh/total-number")?
-                .as_str()
-        });
+        .and_then(|annotations| annotations.get("gang.scheduling.koordinator.sh/total-number")?.as_str());
     if let Some(total) = total {
-        let place = format!(
-            "annotation gang.scheduling.koordinator.sh/total-number of {}",
-            sheet.name
-        );
+        let place = format!("annotation gang.scheduling.koordinator.sh/total-number of {}", sheet.name);
         match number(place, total, 1..=MOST_MEMBERS) {
             Ok(total) => sheet.facts.total = Some(total),
             Err(wrong) => sheet.facts.faults.push(wrong),
@@ -128,10 +111,7 @@ pub(super) fn volcano(sheet: &mut Sheet<'_>) {
     let parts = sheet.spec("subGroupPolicy").and_then(Value::as_array);
     if let (None, Some([part])) = (&sheet.facts.options.level, parts.map(Vec::as_slice)) {
         let policy = "spec.subGroupPolicy[0]";
-        let size = part
-            .get("subGroupSize")
-            .and_then(Value::as_u64)
-            .and_then(|size| u32::try_from(size).ok());
+        let size = part.get("subGroupSize").and_then(Value::as_u64).and_then(|size| u32::try_from(size).ok());
         if let Some((name, hard)) = part.get("networkTopology").and_then(tier) {
             sheet.level(&format!("{policy}.networkTopology.highestTierName"), name, hard);
             sheet.facts.options.slice = size.filter(|size| *size > 1);
@@ -185,10 +165,8 @@ pub(super) fn kai(sheet: &mut Sheet<'_>) {
         names.push(name);
     }
     names.sort_unstable();
-    sheet.facts.sub_groups = Some(SubGroups {
-        said: format!("spec.subGroups of {}", sheet.name).into(),
-        names,
-    });
+    sheet.facts.sub_groups =
+        Some(SubGroups { said: format!("spec.subGroups of {}", sheet.name).into(), names });
     let of_groups = sum(&sheet.facts.by_role);
     let by_groups = sheet.spec("minSubGroup").is_some();
     let min = sheet.count("minMember", 0);
@@ -200,21 +178,14 @@ pub(super) fn kai(sheet: &mut Sheet<'_>) {
     }
     if let Some(min) = min.filter(|_| !by_groups) {
         // KAI reads only those of the sub-groups. The larger of the two numbers holds.
-        let said = if of_groups > min {
-            "spec.subGroups"
-        } else {
-            "spec.minMember"
-        };
+        let said = if of_groups > min { "spec.subGroups" } else { "spec.minMember" };
         sheet.min(Some(min.max(of_groups).max(1)), said);
     } else if by_groups {
         // So many of them, whichever: no more than the smallest is sure to be needed of each, and none by name.
         let wanted = sheet.count("minSubGroup", 1).unwrap_or(u32::MAX);
         let mut counts: Vec<u32> = sheet.facts.by_role.iter().map(|(_, count)| *count).collect();
         counts.sort_unstable();
-        let fewest = counts
-            .iter()
-            .zip(0..wanted)
-            .fold(0_u32, |sum, (count, _)| sum.saturating_add(*count));
+        let fewest = counts.iter().zip(0..wanted).fold(0_u32, |sum, (count, _)| sum.saturating_add(*count));
         if (counts.len() as u64) > u64::from(wanted) {
             sheet.facts.by_role.clear();
         }

@@ -46,19 +46,10 @@ pub(super) fn job_set(sheet: &mut Sheet<'_>, part: &str) {
     for job in jobs.into_iter().flatten() {
         let name = job.get("name").and_then(Value::as_str).unwrap_or_default();
         let place = format!("spec.replicatedJobs[{name}]");
-        let replicas = sheet
-            .number(&format!("{place}.replicas"), job.get("replicas"), 0)
-            .unwrap_or(1);
-        let each = at_once(
-            sheet,
-            &format!("{place}.template.spec"),
-            job.pointer("/template/spec"),
-        );
+        let replicas = sheet.number(&format!("{place}.replicas"), job.get("replicas"), 0).unwrap_or(1);
+        let each = at_once(sheet, &format!("{place}.template.spec"), job.pointer("/template/spec"));
         let role: Arc<str> = name.into();
-        sheet
-            .facts
-            .by_role
-            .push((role.clone(), replicas.saturating_mul(each)));
+        sheet.facts.by_role.push((role.clone(), replicas.saturating_mul(each)));
         followers.push((role, replicas.saturating_mul(each.saturating_sub(1))));
         let waits = job.get("dependsOn").and_then(Value::as_array);
         apart |= waits.is_some_and(|waits| !waits.is_empty());
@@ -67,17 +58,10 @@ pub(super) fn job_set(sheet: &mut Sheet<'_>, part: &str) {
     let all = "spec.replicatedJobs";
     if let Some(role) = part.strip_suffix(FOLLOWERS) {
         sheet.facts.by_role.clear();
-        let found = followers
-            .iter()
-            .find(|(name, _)| **name == *role)
-            .map(|(_, count)| *count);
+        let found = followers.iter().find(|(name, _)| **name == *role).map(|(_, count)| *count);
         if found.is_none() {
             let names: Vec<&str> = followers.iter().map(|(name, _)| &**name).collect();
-            let words = unknown(
-                &format!("replicated job {role}, which its pods name"),
-                role,
-                &names,
-            );
+            let words = unknown(&format!("replicated job {role}, which its pods name"), role, &names);
             sheet.wrong(all, words);
         }
         sheet.facts.total = found;
@@ -102,14 +86,9 @@ pub(super) fn ray_cluster(sheet: &mut Sheet<'_>) {
             let place = format!("spec.workerGroupSpecs[{name}].{field}");
             sheet.number(&place, group.get(field), 0)
         };
-        let (fewest, most) = (
-            field("minReplicas").unwrap_or(0),
-            field("maxReplicas").unwrap_or(u32::MAX),
-        );
-        let (replicas, hosts) = (
-            field("replicas").unwrap_or(fewest),
-            field("numOfHosts").unwrap_or(1).max(1),
-        );
+        let (fewest, most) = (field("minReplicas").unwrap_or(0), field("maxReplicas").unwrap_or(u32::MAX));
+        let (replicas, hosts) =
+            (field("replicas").unwrap_or(fewest), field("numOfHosts").unwrap_or(1).max(1));
         if fewest > most {
             let place = format!("spec.workerGroupSpecs[{name}].minReplicas");
             sheet.wrong(&place, format!("{fewest} is above maxReplicas, which is {most}"));
@@ -118,11 +97,7 @@ pub(super) fn ray_cluster(sheet: &mut Sheet<'_>) {
         if group.get("suspend").and_then(Value::as_bool) == Some(true) {
             continue;
         }
-        let needed = if scales {
-            fewest
-        } else {
-            replicas.clamp(fewest, most)
-        };
+        let needed = if scales { fewest } else { replicas.clamp(fewest, most) };
         by_role.push((Arc::from(name), needed.saturating_mul(hosts)));
     }
     let needed = sum(&by_role);

@@ -49,38 +49,22 @@ pub fn api(kind: OwnerKind) -> Api {
         }
         OwnerKind::VolcanoPodGroup => (&[("scheduling.volcano.sh", "v1beta1")], "PodGroup", "podgroups"),
         OwnerKind::KaiPodGroup => (&[("scheduling.run.ai", "v2alpha2")], "PodGroup", "podgroups"),
-        OwnerKind::LeaderWorkerSet => (
-            &[("leaderworkerset.x-k8s.io", "v1")],
-            "LeaderWorkerSet",
-            "leaderworkersets",
-        ),
-        OwnerKind::JobSet => (
-            &[("jobset.x-k8s.io", "v1"), ("jobset.x-k8s.io", "v1alpha2")],
-            "JobSet",
-            "jobsets",
-        ),
+        OwnerKind::LeaderWorkerSet => {
+            (&[("leaderworkerset.x-k8s.io", "v1")], "LeaderWorkerSet", "leaderworkersets")
+        }
+        OwnerKind::JobSet => {
+            (&[("jobset.x-k8s.io", "v1"), ("jobset.x-k8s.io", "v1alpha2")], "JobSet", "jobsets")
+        }
         OwnerKind::PyTorchJob => (KUBEFLOW, "PyTorchJob", "pytorchjobs"),
         OwnerKind::TfJob => (KUBEFLOW, "TFJob", "tfjobs"),
-        OwnerKind::MpiJob => (
-            &[("kubeflow.org", "v2beta1"), ("kubeflow.org", "v1")],
-            "MPIJob",
-            "mpijobs",
-        ),
+        OwnerKind::MpiJob => (&[("kubeflow.org", "v2beta1"), ("kubeflow.org", "v1")], "MPIJob", "mpijobs"),
         OwnerKind::XgBoostJob => (KUBEFLOW, "XGBoostJob", "xgboostjobs"),
         OwnerKind::PaddleJob => (KUBEFLOW, "PaddleJob", "paddlejobs"),
         OwnerKind::JaxJob => (KUBEFLOW, "JAXJob", "jaxjobs"),
-        OwnerKind::RayCluster => (
-            &[("ray.io", "v1"), ("ray.io", "v1alpha1")],
-            "RayCluster",
-            "rayclusters",
-        ),
+        OwnerKind::RayCluster => (&[("ray.io", "v1"), ("ray.io", "v1alpha1")], "RayCluster", "rayclusters"),
         OwnerKind::Job => (&[("batch", "v1")], "Job", "jobs"),
     };
-    Api {
-        versions,
-        kind,
-        plural,
-    }
+    Api { versions, kind, plural }
 }
 
 /// What an object says, or a part of it ([`crate::OwnerRef::part`]). Anything may stand in the object: what cannot be read is a fault.
@@ -148,10 +132,7 @@ impl<'a> Sheet<'a> {
     /// A level to be held to, or rather held to, that stands at `path`.
     fn level(&mut self, path: &str, name: &str, required: bool) {
         self.facts.level_said = format!("{path} of {}", self.name).into();
-        self.facts.options.level = Some(TopologyRequest {
-            level: name.into(),
-            required,
-        });
+        self.facts.options.level = Some(TopologyRequest { level: name.into(), required });
     }
 
     /// A value of `spec` by its path with dots.
@@ -206,10 +187,7 @@ impl<'a> Sheet<'a> {
             && min > total
         {
             let said = self.facts.said.to_string();
-            self.wrong(
-                &said,
-                format!("{min} are needed, but there are {total} pods only"),
-            );
+            self.wrong(&said, format!("{min} are needed, but there are {total} pods only"));
         }
         self.facts.by_role.retain(|(_, count)| *count > 0);
         self.facts.by_role.sort_unstable();
@@ -222,9 +200,7 @@ impl<'a> Sheet<'a> {
 
 /// The sum of all roles.
 fn sum(by_role: &[(Arc<str>, u32)]) -> u32 {
-    by_role
-        .iter()
-        .fold(0, |sum, (_, count)| sum.saturating_add(*count))
+    by_role.iter().fold(0, |sum, (_, count)| sum.saturating_add(*count))
 }
 
 #[cfg(test)]

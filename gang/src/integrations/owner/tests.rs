@@ -71,11 +71,7 @@ fn sizes(facts: &OwnerFacts) -> (Option<u32>, Option<u32>) {
 }
 
 fn roles(facts: &OwnerFacts) -> Vec<(&str, u32)> {
-    facts
-        .by_role
-        .iter()
-        .map(|(role, count)| (&**role, *count))
-        .collect()
+    facts.by_role.iter().map(|(role, count)| (&**role, *count)).collect()
 }
 
 fn faults(facts: &OwnerFacts) -> Vec<String> {
@@ -83,10 +79,7 @@ fn faults(facts: &OwnerFacts) -> Vec<String> {
 }
 
 fn level(name: &str, required: bool) -> Option<TopologyRequest> {
-    Some(TopologyRequest {
-        level: name.into(),
-        required,
-    })
+    Some(TopologyRequest { level: name.into(), required })
 }
 
 #[test]
@@ -97,14 +90,8 @@ fn leader_worker_set_leader_ready_makes_two_gangs_per_group() {
     let at_once = of(OwnerKind::LeaderWorkerSet, spec("LeaderCreated"));
     assert_eq!((sizes(&at_once), at_once.apart), ((Some(4), Some(4)), false));
     let apart = of(OwnerKind::LeaderWorkerSet, spec("LeaderReady"));
-    assert_eq!(
-        (roles(&apart), apart.apart),
-        (vec![("leader", 1), ("worker", 3)], true)
-    );
-    assert_eq!(
-        sizes(&of(OwnerKind::LeaderWorkerSet, json!({}))),
-        (Some(1), Some(1))
-    );
+    assert_eq!((roles(&apart), apart.apart), (vec![("leader", 1), ("worker", 3)], true));
+    assert_eq!(sizes(&of(OwnerKind::LeaderWorkerSet, json!({}))), (Some(1), Some(1)));
 }
 
 fn job_set(more: Value, second: Value) -> Value {
@@ -126,10 +113,7 @@ fn add(object: &mut Value, more: Value) {
 fn a_job_set_is_as_large_as_all_its_jobs() {
     let facts = of(
         OwnerKind::JobSet,
-        job_set(
-            json!({"startupPolicy": {"startupPolicyOrder": "AnyOrder"}}),
-            json!({}),
-        ),
+        job_set(json!({"startupPolicy": {"startupPolicyOrder": "AnyOrder"}}), json!({})),
     );
     assert_eq!((sizes(&facts), facts.apart), ((Some(9), Some(9)), false));
     assert_eq!(roles(&facts), [("driver", 1), ("workers", 8)]);
@@ -139,45 +123,24 @@ fn a_job_set_is_as_large_as_all_its_jobs() {
             {"name": "w", "template": {"spec": {"parallelism": 8, "completions": 3}}},
         ]}),
     );
-    assert_eq!(
-        sizes(&fewer),
-        (Some(3), Some(3)),
-        "no more run at once than have to run"
-    );
+    assert_eq!(sizes(&fewer), (Some(3), Some(3)), "no more run at once than have to run");
 }
 
 #[test]
 fn job_set_started_in_order_has_one_gang_per_replicated_job() {
-    let in_order = job_set(
-        json!({"startupPolicy": {"startupPolicyOrder": "InOrder"}}),
-        json!({}),
-    );
-    let depends = job_set(
-        json!({}),
-        json!({"dependsOn": [{"name": "driver", "status": "Ready"}]}),
-    );
+    let in_order = job_set(json!({"startupPolicy": {"startupPolicyOrder": "InOrder"}}), json!({}));
+    let depends = job_set(json!({}), json!({"dependsOn": [{"name": "driver", "status": "Ready"}]}));
     for spec in [in_order, depends] {
         let facts = of(OwnerKind::JobSet, spec);
-        assert_eq!(
-            (facts.apart, roles(&facts)),
-            (true, vec![("driver", 1), ("workers", 8)])
-        );
+        assert_eq!((facts.apart, roles(&facts)), (true, vec![("driver", 1), ("workers", 8)]));
     }
 }
 
 #[test]
 fn the_followers_of_a_replicated_job_are_all_but_the_leaders() {
-    let facts = part_of(
-        OwnerKind::JobSet,
-        "workers/followers",
-        job_set(json!({}), json!({})),
-    );
+    let facts = part_of(OwnerKind::JobSet, "workers/followers", job_set(json!({}), json!({})));
     assert_eq!((sizes(&facts), facts.apart), ((Some(6), Some(6)), false));
-    let unknown = part_of(
-        OwnerKind::JobSet,
-        "worker/followers",
-        job_set(json!({}), json!({})),
-    );
+    let unknown = part_of(OwnerKind::JobSet, "worker/followers", job_set(json!({}), json!({})));
     assert_eq!(
         faults(&unknown),
         [
@@ -193,14 +156,8 @@ fn kais_placement_on_any_owner_is_a_wish() {
             json!({"metadata": {"name": "train", "annotations": {name: "rack"}}, "spec": {"parallelism": 2}});
         read(OwnerKind::Job, "", &object).options.level
     };
-    assert_eq!(
-        annotated("kai.scheduler/topology-required-placement"),
-        level("rack", true)
-    );
-    assert_eq!(
-        annotated("kai.scheduler/topology-preferred-placement"),
-        level("rack", false)
-    );
+    assert_eq!(annotated("kai.scheduler/topology-required-placement"), level("rack", true));
+    assert_eq!(annotated("kai.scheduler/topology-preferred-placement"), level("rack", false));
 }
 
 #[test]
@@ -218,10 +175,7 @@ fn ray_cluster_minimum_is_head_plus_fewest_workers_per_group() {
         ((Some(10), Some(10)), vec![("cpu", 1), ("h100", 8), ("head", 1)])
     );
     let scales = of(OwnerKind::RayCluster, spec(true));
-    assert_eq!(
-        (sizes(&scales), roles(&scales)),
-        ((Some(5), None), vec![("h100", 4), ("head", 1)])
-    );
+    assert_eq!((sizes(&scales), roles(&scales)), ((Some(5), None), vec![("h100", 4), ("head", 1)]));
     let wrong = json!({"workerGroupSpecs": [{"groupName": "a", "minReplicas": 3, "maxReplicas": 1}]});
     assert_eq!(
         faults(&of(OwnerKind::RayCluster, wrong)),
@@ -231,10 +185,7 @@ fn ray_cluster_minimum_is_head_plus_fewest_workers_per_group() {
 
 #[test]
 fn job_parallelism_gives_the_total_and_no_minimum() {
-    let facts = of(
-        OwnerKind::Job,
-        json!({"parallelism": 8, "completions": 20, "completionMode": "Indexed"}),
-    );
+    let facts = of(OwnerKind::Job, json!({"parallelism": 8, "completions": 20, "completionMode": "Indexed"}));
     assert_eq!(sizes(&facts), (None, Some(8)));
     assert_eq!(sizes(&of(OwnerKind::Job, json!({}))).1, Some(1));
 }
@@ -255,15 +206,8 @@ fn anything() -> impl Strategy<Value = Value> {
         any::<bool>().prop_map(Value::from),
         any::<i64>().prop_map(Value::from),
         (0..5_u32).prop_map(Value::from),
-        prop::sample::select(vec![
-            "",
-            "w",
-            "InOrder",
-            "LeaderReady",
-            "rack",
-            "WaitForWorkersReady"
-        ])
-        .prop_map(Value::from),
+        prop::sample::select(vec!["", "w", "InOrder", "LeaderReady", "rack", "WaitForWorkersReady"])
+            .prop_map(Value::from),
     ];
     let fields = vec![
         "spec",
@@ -309,11 +253,7 @@ fn anything() -> impl Strategy<Value = Value> {
         prop_oneof![
             prop::collection::vec(inner.clone(), 0..4).prop_map(Value::from),
             prop::collection::btree_map(prop::sample::select(fields.clone()), inner, 0..8).prop_map(|map| {
-                Value::Object(
-                    map.into_iter()
-                        .map(|(name, value)| (name.to_owned(), value))
-                        .collect(),
-                )
+                Value::Object(map.into_iter().map(|(name, value)| (name.to_owned(), value)).collect())
             }),
         ]
     })

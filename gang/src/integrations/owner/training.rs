@@ -76,10 +76,7 @@ pub(super) fn mpi_job(sheet: &mut Sheet<'_>) {
         for (role, spec) in roles.into_iter().flatten() {
             let place = format!("spec.mpiReplicaSpecs[{role}].replicas");
             let replicas = sheet.number(&place, spec.get("replicas"), 0).unwrap_or(1);
-            sheet
-                .facts
-                .by_role
-                .push((role.to_ascii_lowercase().into(), replicas));
+            sheet.facts.by_role.push((role.to_ascii_lowercase().into(), replicas));
         }
     }
     sheet.facts.apart = waits;

@@ -47,20 +47,11 @@ fn controller_rank_holds_under_every_integration() {
         }
         claimed(&pod).unwrap()
     };
-    for how in [
-        "a PodGroup of Kubernetes",
-        "coscheduling",
-        "our annotation",
-        "KAI",
-    ] {
+    for how in ["a PodGroup of Kubernetes", "coscheduling", "our annotation", "KAI"] {
         let job_set = named(job_set_pod(), how);
         assert_eq!((&*job_set.key.name, job_set.rank), ("pg", Some(200_003)), "{how}");
         let torch = |role: &str, index: &str| named(training_pod("PyTorchJob", role, index), how).rank;
-        assert_eq!(
-            (torch("master", "0"), torch("worker", "2")),
-            (Some(0), Some(3)),
-            "{how}"
-        );
+        assert_eq!((torch("master", "0"), torch("worker", "2")), (Some(0), Some(3)), "{how}");
         // There the groups of a set may be one gang. The leader's name ends in the number of its group.
         let of_set = |name: &str, worker: &str| named(group_pod(name, worker, "llama"), how).rank;
         let ranks = (of_set("llama-1", "0"), of_set("llama-1-3", "3"));
@@ -68,11 +59,7 @@ fn controller_rank_holds_under_every_integration() {
     }
     let mut said = job_set_pod();
     said["metadata"]["annotations"]["gantry.dev/gang-rank"] = "5".into();
-    assert_eq!(
-        named(said, "our annotation").rank,
-        Some(5),
-        "a person's word goes first"
-    );
+    assert_eq!(named(said, "our annotation").rank, Some(5), "a person's word goes first");
 }
 
 #[test]
@@ -94,10 +81,7 @@ fn job_set_exclusive_placement_starts_leaders_before_followers() {
     assert_eq!((leader.size, leader.owner.is_none()), (stated(4, Some(4)), true));
     let follower = exclusive("3", false);
     assert_eq!(&*follower.key.name, "train/workers/followers");
-    assert_eq!(
-        follower.owner,
-        owner(OwnerKind::JobSet, "train", "workers/followers")
-    );
+    assert_eq!(follower.owner, owner(OwnerKind::JobSet, "train", "workers/followers"));
     let at_once = exclusive("3", true);
     assert_eq!(&*at_once.key.name, "train");
     assert_eq!(&*at_once.options.hint.unwrap().label, "rack");
@@ -150,14 +134,8 @@ fn leader_worker_set_exclusive_placement_makes_two_gangs() {
         }})
     };
     let (leader, worker) = (claimed(&pod("0")).unwrap(), claimed(&pod("2")).unwrap());
-    assert_eq!(
-        (&*leader.key.name, leader.size),
-        ("llama-0/leader", stated(1, Some(1)))
-    );
-    assert_eq!(
-        (&*worker.key.name, worker.size),
-        ("llama-0/worker", stated(3, Some(3)))
-    );
+    assert_eq!((&*leader.key.name, leader.size), ("llama-0/leader", stated(1, Some(1))));
+    assert_eq!((&*worker.key.name, worker.size), ("llama-0/worker", stated(3, Some(3))));
 }
 
 #[test]
@@ -197,16 +175,8 @@ fn a_training_job_of_kubeflow_is_a_gang_whose_master_is_first() {
     assert_eq!(worker.owner, owner(OwnerKind::PyTorchJob, "bert", ""));
     assert_eq!((master.rank, worker.rank), (Some(0), Some(3)));
     let server = claimed(&training_pod("TFJob", "ps", "1")).unwrap();
-    assert_eq!(
-        (server.rank, &*server.role),
-        (None, "ps"),
-        "parameter servers have no place in the ring"
-    );
-    assert_eq!(
-        claimed(&training_pod("MXJob", "worker", "0")),
-        None,
-        "a kind that is not known"
-    );
+    assert_eq!((server.rank, &*server.role), (None, "ps"), "parameter servers have no place in the ring");
+    assert_eq!(claimed(&training_pod("MXJob", "worker", "0")), None, "a kind that is not known");
 }
 
 #[test]
@@ -261,22 +231,13 @@ fn a_ray_cluster_is_a_gang_of_its_head_and_workers() {
         }})
     };
     let head = claimed(&pod("headgroup", "head")).unwrap();
-    assert_eq!(
-        (gang(&head), &*head.role),
-        ((Integration::Ray, "ray", "r"), "head")
-    );
+    assert_eq!((gang(&head), &*head.role), ((Integration::Ray, "ray", "r"), "head"));
     let worker = claimed(&pod("h100", "worker")).unwrap();
-    assert_eq!(
-        (&worker.key, &*worker.role, worker.rank),
-        (&head.key, "h100", None)
-    );
+    assert_eq!((&worker.key, &*worker.role, worker.rank), (&head.key, "h100", None));
     let mut of_hosts = pod("h100", "worker");
     of_hosts["metadata"]["labels"]["ray.io/worker-group-replica-index"] = "1".into();
     let of_one_host = claimed(&of_hosts).unwrap().rank;
-    assert_eq!(
-        of_one_host, None,
-        "it would come between the hosts of another group's replica"
-    );
+    assert_eq!(of_one_host, None, "it would come between the hosts of another group's replica");
     of_hosts["metadata"]["labels"]["ray.io/worker-group-replica-name"] = "h100-xh3hf".into();
     of_hosts["metadata"]["labels"]["ray.io/replica-host-index"] = "3".into();
     assert_eq!(claimed(&of_hosts).unwrap().rank, Some(100_003));
@@ -291,11 +252,7 @@ fn what_did_not_ask_to_be_a_gang_is_none() {
             "ownerReferences": [{"apiVersion": version, "kind": kind, "name": "x", "uid": "u", "controller": true}],
         }})
     };
-    for (kind, version) in [
-        ("Job", "batch/v1"),
-        ("StatefulSet", "apps/v1"),
-        ("ReplicaSet", "apps/v1"),
-    ] {
+    for (kind, version) in [("Job", "batch/v1"), ("StatefulSet", "apps/v1"), ("ReplicaSet", "apps/v1")] {
         assert_eq!(claimed(&made_by(kind, version)), None, "{kind}");
     }
     assert_eq!(claimed(&json!({"metadata": {"name": "x"}})), None);

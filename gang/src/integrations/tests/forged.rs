@@ -20,53 +20,20 @@ fn pods(name: &str) -> Vec<(&'static str, Value)> {
     let mut set = labelled("leaderworkerset.sigs.k8s.io/name");
     set["metadata"]["labels"]["leaderworkerset.sigs.k8s.io/group-index"] = json!("0");
     vec![
-        (
-            "spec.schedulingGroup.podGroupName",
-            json!({"spec": {"schedulingGroup": {"podGroupName": name}}}),
-        ),
-        (
-            "spec.workloadRef.name",
-            json!({"spec": {"workloadRef": {"name": name, "podGroup": "g"}}}),
-        ),
+        ("spec.schedulingGroup.podGroupName", json!({"spec": {"schedulingGroup": {"podGroupName": name}}})),
+        ("spec.workloadRef.name", json!({"spec": {"workloadRef": {"name": name, "podGroup": "g"}}})),
         ("annotation gantry.dev/gang", annotated("gantry.dev/gang")),
-        (
-            "label scheduling.x-k8s.io/pod-group",
-            labelled("scheduling.x-k8s.io/pod-group"),
-        ),
-        (
-            "label pod-group.scheduling.sigs.k8s.io",
-            labelled("pod-group.scheduling.sigs.k8s.io"),
-        ),
-        (
-            "label pod-group.scheduling.sigs.k8s.io/name",
-            labelled("pod-group.scheduling.sigs.k8s.io/name"),
-        ),
-        (
-            "annotation scheduling.volcano.sh/group-name",
-            annotated("scheduling.volcano.sh/group-name"),
-        ),
-        (
-            "annotation scheduling.k8s.io/group-name",
-            annotated("scheduling.k8s.io/group-name"),
-        ),
-        (
-            "annotation gang.scheduling.koordinator.sh/name",
-            annotated("gang.scheduling.koordinator.sh/name"),
-        ),
-        (
-            "label kueue.x-k8s.io/pod-group-name",
-            labelled("kueue.x-k8s.io/pod-group-name"),
-        ),
+        ("label scheduling.x-k8s.io/pod-group", labelled("scheduling.x-k8s.io/pod-group")),
+        ("label pod-group.scheduling.sigs.k8s.io", labelled("pod-group.scheduling.sigs.k8s.io")),
+        ("label pod-group.scheduling.sigs.k8s.io/name", labelled("pod-group.scheduling.sigs.k8s.io/name")),
+        ("annotation scheduling.volcano.sh/group-name", annotated("scheduling.volcano.sh/group-name")),
+        ("annotation scheduling.k8s.io/group-name", annotated("scheduling.k8s.io/group-name")),
+        ("annotation gang.scheduling.koordinator.sh/name", annotated("gang.scheduling.koordinator.sh/name")),
+        ("label kueue.x-k8s.io/pod-group-name", labelled("kueue.x-k8s.io/pod-group-name")),
         ("annotation pod-group-name", annotated("pod-group-name")),
         ("label leaderworkerset.sigs.k8s.io/name", set),
-        (
-            "label jobset.sigs.k8s.io/jobset-name",
-            labelled("jobset.sigs.k8s.io/jobset-name"),
-        ),
-        (
-            "annotation jobset.sigs.k8s.io/jobset-name",
-            annotated("jobset.sigs.k8s.io/jobset-name"),
-        ),
+        ("label jobset.sigs.k8s.io/jobset-name", labelled("jobset.sigs.k8s.io/jobset-name")),
+        ("annotation jobset.sigs.k8s.io/jobset-name", annotated("jobset.sigs.k8s.io/jobset-name")),
         ("label training.kubeflow.org/job-name", training),
         ("label ray.io/cluster", ray),
         ("metadata.ownerReferences", job),
@@ -132,19 +99,15 @@ fn words_beside_the_name_are_held_to_a_form_too() {
     }}}))
     .unwrap();
     let key = &set.key;
-    assert!(
-        key.name.len() + key.incarnation.len() + set.role.len() < 200,
-        "{key}"
-    );
+    assert!(key.name.len() + key.incarnation.len() + set.role.len() < 200, "{key}");
     assert_eq!((set.faults.len(), set.options.hint), (3, None));
-    let maker = claimed(
-        &json!({"metadata": {"annotations": {"gantry.dev/gang": "train"}, "ownerReferences": [
+    let maker =
+        claimed(&json!({"metadata": {"annotations": {"gantry.dev/gang": "train"}, "ownerReferences": [
             {"apiVersion": "batch/v1", "kind": "Job", "name": long, "uid": long, "controller": true},
-        ]}}),
-    )
-    .unwrap()
-    .maker
-    .unwrap();
+        ]}}))
+        .unwrap()
+        .maker
+        .unwrap();
     assert!(maker.name.len() + maker.uid.len() < 600);
 }
 

@@ -14,10 +14,7 @@ fn a_pod_group_of_kubernetes_is_named_in_the_spec() {
     }))
     .unwrap();
     assert_eq!(gang(&membership), (Integration::PodGroup, "train-workers-x2", ""));
-    assert_eq!(
-        membership.owner,
-        owner(OwnerKind::PodGroup, "train-workers-x2", "")
-    );
+    assert_eq!(membership.owner, owner(OwnerKind::PodGroup, "train-workers-x2", ""));
     assert_eq!(membership.also, [Integration::Coscheduling]);
 }
 
@@ -29,31 +26,17 @@ fn each_replica_of_a_group_of_a_workload_is_a_gang() {
         }}}))
         .unwrap()
     };
-    assert_eq!(
-        gang(&pod(Some("3"))),
-        (Integration::Workload, "train/workers/3", "")
-    );
+    assert_eq!(gang(&pod(Some("3"))), (Integration::Workload, "train/workers/3", ""));
     assert_eq!(gang(&pod(None)), (Integration::Workload, "train/workers", ""));
-    assert_eq!(
-        pod(Some("3")).owner,
-        owner(OwnerKind::Workload, "train", "workers")
-    );
+    assert_eq!(pod(Some("3")).owner, owner(OwnerKind::Workload, "train", "workers"));
 }
 
 #[test]
 fn coscheduling_has_had_three_labels() {
     // The objects that they name are of two groups, and both may be installed.
     for (label, kind, group) in [
-        (
-            "scheduling.x-k8s.io/pod-group",
-            OwnerKind::CoschedulingPodGroup,
-            "scheduling.x-k8s.io",
-        ),
-        (
-            "pod-group.scheduling.sigs.k8s.io",
-            OwnerKind::KoordinatorPodGroup,
-            "scheduling.sigs.k8s.io",
-        ),
+        ("scheduling.x-k8s.io/pod-group", OwnerKind::CoschedulingPodGroup, "scheduling.x-k8s.io"),
+        ("pod-group.scheduling.sigs.k8s.io", OwnerKind::KoordinatorPodGroup, "scheduling.sigs.k8s.io"),
     ] {
         let membership = claimed(&json!({"metadata": {"labels": {label: "nginx"}}})).unwrap();
         assert_eq!(gang(&membership), (Integration::Coscheduling, "nginx", ""));
@@ -66,10 +49,7 @@ fn coscheduling_has_had_three_labels() {
     }}}))
     .unwrap();
     assert_eq!((first.size, first.owner), (stated(3, None), None));
-    assert_eq!(
-        first.size_said,
-        "label pod-group.scheduling.sigs.k8s.io/min-available"
-    );
+    assert_eq!(first.size_said, "label pod-group.scheduling.sigs.k8s.io/min-available");
     // RoleBasedGroup says the size in a PodGroup of that name, and not on its pods.
     let only_named = json!({"pod-group.scheduling.sigs.k8s.io/name": "nginx"});
     let named = claimed(&json!({"metadata": {"labels": only_named}})).unwrap();
@@ -89,14 +69,8 @@ fn a_job_of_volcano_names_its_pod_group_and_numbers_its_tasks() {
     }}))
     .unwrap();
     assert_eq!(gang(&membership), (Integration::Volcano, "tf-4a3c6d1e", ""));
-    assert_eq!(
-        (&*membership.role, membership.rank, membership.size),
-        ("ps", Some(1), Size::Unsaid)
-    );
-    assert_eq!(
-        membership.owner,
-        owner(OwnerKind::VolcanoPodGroup, "tf-4a3c6d1e", "")
-    );
+    assert_eq!((&*membership.role, membership.rank, membership.size), ("ps", Some(1), Size::Unsaid));
+    assert_eq!(membership.owner, owner(OwnerKind::VolcanoPodGroup, "tf-4a3c6d1e", ""));
 }
 
 #[test]
@@ -141,10 +115,7 @@ fn a_group_of_plain_pods_of_kueue_is_a_gang_of_all_of_them() {
     let membership = pod("other").unwrap();
     assert_eq!(gang(&membership), (Integration::Kueue, "sample", ""));
     assert_eq!((membership.size, membership.rank), (stated(2, Some(2)), Some(1)));
-    for one_by_one in [
-        "kueue.x-k8s.io/pod-group-serving",
-        "kueue.x-k8s.io/pod-group-fast-admission",
-    ] {
+    for one_by_one in ["kueue.x-k8s.io/pod-group-serving", "kueue.x-k8s.io/pod-group-fast-admission"] {
         assert_eq!(pod(one_by_one), None, "a stateful set makes its pods one by one");
     }
 }
@@ -166,10 +137,7 @@ fn kueue_group_annotation_goes_before_the_label() {
     for group in ["kp", &long] {
         let membership = pod(None, group, "other").unwrap();
         assert_eq!(gang(&membership), (Integration::Kueue, group, ""));
-        assert_eq!(
-            (membership.size, faults(&membership)),
-            (stated(2, Some(2)), Vec::new())
-        );
+        assert_eq!((membership.size, faults(&membership)), (stated(2, Some(2)), Vec::new()));
     }
     assert_eq!(&*pod(Some("by-label"), "kp", "other").unwrap().key.name, "kp");
     assert_eq!(&*pod(Some("by-label"), "", "other").unwrap().key.name, "by-label");
@@ -191,10 +159,7 @@ fn where_kueue_has_put_a_pod_is_a_hint_whatever_made_it_a_gang() {
     .unwrap();
     let hint = membership.options.hint.unwrap();
     assert_eq!((&*hint.label, hint.slice), ("cloud.com/rack", Some(4)));
-    assert_eq!(
-        membership.options.level, None,
-        "Kueue itself holds the pods to it"
-    );
+    assert_eq!(membership.options.level, None, "Kueue itself holds the pods to it");
 }
 
 #[test]
@@ -206,8 +171,5 @@ fn kai_names_a_pod_group_and_a_part_of_it() {
     .unwrap();
     assert_eq!(gang(&membership), (Integration::Kai, "pg-train-0c1", ""));
     assert_eq!(&*membership.role, "workers");
-    assert_eq!(
-        membership.owner,
-        owner(OwnerKind::KaiPodGroup, "pg-train-0c1", "")
-    );
+    assert_eq!(membership.owner, owner(OwnerKind::KaiPodGroup, "pg-train-0c1", ""));
 }

@@ -31,21 +31,9 @@ fn plain_pods_name_their_gang_and_all_they_wish_of_it() {
     assert_eq!((membership.size, membership.rank), (stated(8, None), Some(3)));
     assert_eq!(membership.size_said, "annotation gantry.dev/gang-min");
     let options = &membership.options;
-    assert_eq!(
-        (options.max, options.slice, options.repair),
-        (Some(12), Some(4), Some(Repair::Restart))
-    );
-    assert_eq!(
-        (options.arrival, options.checkpointed),
-        (Some(Duration::from_secs(90)), Some(true))
-    );
-    assert_eq!(
-        options.level,
-        Some(TopologyRequest {
-            level: "rack".into(),
-            required: true
-        })
-    );
+    assert_eq!((options.max, options.slice, options.repair), (Some(12), Some(4), Some(Repair::Restart)));
+    assert_eq!((options.arrival, options.checkpointed), (Some(Duration::from_secs(90)), Some(true)));
+    assert_eq!(options.level, Some(TopologyRequest { level: "rack".into(), required: true }));
     assert!(faults(&membership).is_empty());
 }
 
@@ -112,11 +100,7 @@ fn gang_name_parts_start_and_end_with_letter_or_digit() {
         assert!(faults(&membership)[0].contains("is no name of a gang"), "{name}");
     }
     for name in ["a", "a.b", "a-b.c--d", "0"] {
-        assert_eq!(
-            faults(&plain(json!({"gantry.dev/gang": name})).unwrap()),
-            [""; 0],
-            "{name}"
-        );
+        assert_eq!(faults(&plain(json!({"gantry.dev/gang": name})).unwrap()), [""; 0], "{name}");
     }
 }
 
@@ -189,10 +173,7 @@ fn a_persons_number_goes_before_that_of_any_convention() {
     };
     let total = "kueue.x-k8s.io/pod-group-total-count";
     let fewer = kueue(json!({total: "8", "gantry.dev/gang-min": "6"}));
-    assert_eq!(
-        (gang(&fewer).0, fewer.size),
-        (Integration::Kueue, stated(6, Some(8)))
-    );
+    assert_eq!((gang(&fewer).0, fewer.size), (Integration::Kueue, stated(6, Some(8))));
     assert_eq!(fewer.size_said, "annotation gantry.dev/gang-min");
     let all = kueue(json!({total: "8", "gantry.dev/gang-min": "all"}));
     assert_eq!(all.size, stated(8, Some(8)));
@@ -233,10 +214,7 @@ fn pod_group_gives_the_minimum_and_job_the_total() {
         "spec": {"schedulingGroup": {"podGroupName": "j-x2"}},
     });
     let basic = claimed(&basic).unwrap();
-    assert_eq!(
-        (basic.size, basic.owner),
-        (Size::All, owner(OwnerKind::Job, "j", ""))
-    );
+    assert_eq!((basic.size, basic.owner), (Size::All, owner(OwnerKind::Job, "j", "")));
 }
 
 #[test]
@@ -254,10 +232,7 @@ fn all_needs_somebody_who_says_how_many_there_are() {
     }}))
     .unwrap();
     assert_eq!(gang(&of_job_set).1, "train");
-    assert_eq!(
-        (of_job_set.size, of_job_set.owner),
-        (Size::All, owner(OwnerKind::JobSet, "js", ""))
-    );
+    assert_eq!((of_job_set.size, of_job_set.owner), (Size::All, owner(OwnerKind::JobSet, "js", "")));
 }
 
 #[test]
@@ -267,17 +242,9 @@ fn every_annotation_and_convention_is_documented() {
         assert!(page.contains(&format!("| `{name}` |")), "{name}");
     }
     let page = include_str!("../../../../docs/gangs-recognition.md");
-    for kind in [
-        "Job",
-        "PyTorchJob",
-        "TFJob",
-        "MPIJob",
-        "XGBoostJob",
-        "PaddleJob",
-        "JAXJob",
-        "RayCluster",
-        "JobSet",
-    ] {
+    for kind in
+        ["Job", "PyTorchJob", "TFJob", "MPIJob", "XGBoostJob", "PaddleJob", "JAXJob", "RayCluster", "JobSet"]
+    {
         assert!(page.contains(kind), "{kind}");
     }
 }
@@ -294,10 +261,7 @@ fn a_gang_by_a_mere_name_remembers_which_job_made_the_pod() {
         assert_eq!(gang(&membership), (Integration::Annotation, "train", ""));
         membership.maker.map(|maker| format!("{maker} {}", maker.uid))
     };
-    assert_eq!(
-        made(json!({}), "Job", "batch/v1").as_deref(),
-        Some("Job train-a u1")
-    );
+    assert_eq!(made(json!({}), "Job", "batch/v1").as_deref(), Some("Job train-a u1"));
     // Of a JobSet the jobs are parts, and so are its roles and its restarts.
     let of_set = json!({
         "jobset.sigs.k8s.io/jobset-name": "js", "jobset.sigs.k8s.io/jobset-uid": "u9",
@@ -356,17 +320,11 @@ fn controller_uid_distinguishes_otherwise_equal_incarnations() {
     );
     // A Job that is the gang is told from the next one by that.
     let asks = json!({"gantry.dev/gang-min": "2"});
-    assert_eq!(
-        made_by(json!({"annotations": asks, "ownerReferences": by("Job", "batch/v1")})),
-        None
-    );
+    assert_eq!(made_by(json!({"annotations": asks, "ownerReferences": by("Job", "batch/v1")})), None);
     // The launcher of an MPIJob does not know the whole.
     let launcher =
         json!({"training.kubeflow.org/job-name": "mpi", "training.kubeflow.org/job-role": "launcher"});
-    assert_eq!(
-        made_by(json!({"labels": launcher, "ownerReferences": by("Job", "batch/v1")})),
-        None
-    );
+    assert_eq!(made_by(json!({"labels": launcher, "ownerReferences": by("Job", "batch/v1")})), None);
 }
 
 fn labelled(labels: &Value, annotations: &Value) -> Option<Membership> {
@@ -389,15 +347,7 @@ fn guard_policy_names_every_annotation_of_gangs() {
 
 #[test]
 fn what_else_is_in_our_domain_makes_no_gang() {
-    for name in [
-        "grant",
-        "mig",
-        "gpu",
-        "role",
-        "run-for",
-        "checkpointed",
-        "managed-by",
-    ] {
+    for name in ["grant", "mig", "gpu", "role", "run-for", "checkpointed", "managed-by"] {
         let words = json!({format!("gantry.dev/{name}"): "true"});
         assert_eq!(labelled(&words, &json!({})), None, "{name}");
         assert_eq!(plain(words), None, "{name}");

@@ -76,11 +76,7 @@ fn text() -> impl Strategy<Value = String> {
 }
 
 fn words() -> impl Strategy<Value = BTreeMap<String, String>> {
-    prop::collection::btree_map(
-        prop::sample::select(NAMES.to_vec()).prop_map(str::to_owned),
-        text(),
-        0..12,
-    )
+    prop::collection::btree_map(prop::sample::select(NAMES.to_vec()).prop_map(str::to_owned), text(), 0..12)
 }
 
 proptest! {

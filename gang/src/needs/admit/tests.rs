@@ -5,44 +5,27 @@ use proptest::prelude::*;
 use super::*;
 
 fn required(key: &str, operator: Operator, values: &[&str]) -> Requirement {
-    Requirement {
-        key: key.into(),
-        operator,
-        values: values.iter().map(|value| (*value).into()).collect(),
-    }
+    Requirement { key: key.into(), operator, values: values.iter().map(|value| (*value).into()).collect() }
 }
 
 fn labels(term: Vec<Requirement>) -> NodeTerm {
-    NodeTerm {
-        labels: term,
-        names: Vec::new(),
-    }
+    NodeTerm { labels: term, names: Vec::new() }
 }
 
 fn names(term: Vec<Requirement>) -> NodeTerm {
-    NodeTerm {
-        labels: Vec::new(),
-        names: term,
-    }
+    NodeTerm { labels: Vec::new(), names: term }
 }
 
 fn node(with: &[(&str, &str)]) -> NodeFacts {
     NodeFacts {
         name: "n1".into(),
-        labels: with
-            .iter()
-            .map(|(key, value)| ((*key).into(), (*value).into()))
-            .collect(),
+        labels: with.iter().map(|(key, value)| ((*key).into(), (*value).into())).collect(),
         ..NodeFacts::default()
     }
 }
 
 fn taint(key: &str, value: &str, effect: TaintEffect) -> Taint {
-    Taint {
-        key: key.into(),
-        value: value.into(),
-        effect,
-    }
+    Taint { key: key.into(), value: value.into(), effect }
 }
 
 fn tolerate(key: &str, value: Option<&str>, effect: Option<TaintEffect>) -> Toleration {
@@ -58,10 +41,7 @@ fn a_cordoned_node_takes_only_who_bears_the_taint_it_stands_for() {
     let mut cordoned = node(&[]);
     cordoned.unschedulable = true;
     let mut needs = Needs::default();
-    assert_eq!(
-        needs.admits(&cordoned).unwrap_err().to_string(),
-        "node(s) were unschedulable"
-    );
+    assert_eq!(needs.admits(&cordoned).unwrap_err().to_string(), "node(s) were unschedulable");
     needs.tolerations = vec![tolerate(UNSCHEDULABLE, None, Some(TaintEffect::NoExecute))];
     assert_eq!(needs.admits(&cordoned), Err(Misfit::Unschedulable));
     needs.tolerations = vec![tolerate("", None, None)];
@@ -79,21 +59,12 @@ fn taints_are_borne_by_key_value_and_effect() {
         (tolerate("nvidia.com/gpu", None, None), true),
         (tolerate("nvidia.com/gpu", Some("present"), None), true),
         (tolerate("nvidia.com/gpu", Some(""), None), false),
-        (
-            tolerate("nvidia.com/gpu", None, Some(TaintEffect::NoSchedule)),
-            true,
-        ),
-        (
-            tolerate("nvidia.com/gpu", None, Some(TaintEffect::NoExecute)),
-            false,
-        ),
+        (tolerate("nvidia.com/gpu", None, Some(TaintEffect::NoSchedule)), true),
+        (tolerate("nvidia.com/gpu", None, Some(TaintEffect::NoExecute)), false),
         (tolerate("", None, None), true),
         (tolerate("other", None, None), false),
     ] {
-        let needs = Needs {
-            tolerations: vec![toleration.clone()],
-            ..Needs::default()
-        };
+        let needs = Needs { tolerations: vec![toleration.clone()], ..Needs::default() };
         assert_eq!(needs.admits(&tainted).is_ok(), tolerated, "{toleration:?}");
     }
     assert_eq!(
@@ -105,26 +76,15 @@ fn taints_are_borne_by_key_value_and_effect() {
 #[test]
 fn a_taint_that_is_a_number_is_borne_above_or_below_a_limit() {
     let mut rated = node(&[]);
-    for (value, above, below) in [
-        ("950", true, false),
-        ("900", false, false),
-        ("7", false, true),
-        ("", false, false),
-    ] {
+    for (value, above, below) in
+        [("950", true, false), ("900", false, false), ("7", false, true), ("", false, false)]
+    {
         rated.taints = vec![taint("service-level", value, TaintEffect::NoSchedule)];
-        for (tolerated, admitted) in [
-            (TolerationValue::Above(900), above),
-            (TolerationValue::Below(900), below),
-        ] {
-            let toleration = Toleration {
-                key: "service-level".into(),
-                value: tolerated,
-                effect: None,
-            };
-            let needs = Needs {
-                tolerations: vec![toleration],
-                ..Needs::default()
-            };
+        for (tolerated, admitted) in
+            [(TolerationValue::Above(900), above), (TolerationValue::Below(900), below)]
+        {
+            let toleration = Toleration { key: "service-level".into(), value: tolerated, effect: None };
+            let needs = Needs { tolerations: vec![toleration], ..Needs::default() };
             assert_eq!(needs.admits(&rated).is_ok(), admitted, "{value}");
         }
     }
@@ -134,82 +94,30 @@ fn a_taint_that_is_a_number_is_borne_above_or_below_a_limit() {
 fn of_the_affinity_terms_one_must_hold_and_the_selector_besides() {
     let there = node(&[("zone", "a"), ("gpus", "8")]);
     let needs = |selector: &[(&str, &str)], affinity: Vec<NodeTerm>| Needs {
-        selector: selector
-            .iter()
-            .map(|(key, value)| ((*key).into(), (*value).into()))
-            .collect(),
+        selector: selector.iter().map(|(key, value)| ((*key).into(), (*value).into())).collect(),
         affinity,
         ..Needs::default()
     };
     for (needs, admitted) in [
         (needs(&[("zone", "a")], vec![]), true),
         (needs(&[("zone", "b")], vec![]), false),
-        (
-            needs(
-                &[("zone", "a")],
-                vec![labels(vec![required("gpus", Operator::Gt, &["8"])])],
-            ),
-            false,
-        ),
-        (
-            needs(&[], vec![labels(vec![required("gpus", Operator::Gt, &["7"])])]),
-            true,
-        ),
-        (
-            needs(
-                &[],
-                vec![labels(vec![required("gpus", Operator::Lt, &["9", "10"])])],
-            ),
-            false,
-        ),
-        (
-            needs(&[], vec![labels(vec![required("zone", Operator::Lt, &["9"])])]),
-            false,
-        ),
+        (needs(&[("zone", "a")], vec![labels(vec![required("gpus", Operator::Gt, &["8"])])]), false),
+        (needs(&[], vec![labels(vec![required("gpus", Operator::Gt, &["7"])])]), true),
+        (needs(&[], vec![labels(vec![required("gpus", Operator::Lt, &["9", "10"])])]), false),
+        (needs(&[], vec![labels(vec![required("zone", Operator::Lt, &["9"])])]), false),
         // A term without requirements holds nowhere, and two terms are alternatives.
         (needs(&[], vec![NodeTerm::default()]), false),
         (
             needs(
                 &[],
-                vec![
-                    NodeTerm::default(),
-                    names(vec![required("metadata.name", Operator::In, &["n1"])]),
-                ],
+                vec![NodeTerm::default(), names(vec![required("metadata.name", Operator::In, &["n1"])])],
             ),
             true,
         ),
-        (
-            needs(
-                &[],
-                vec![names(vec![required("metadata.name", Operator::NotIn, &["n1"])])],
-            ),
-            false,
-        ),
-        (
-            needs(
-                &[],
-                vec![names(vec![required("metadata.name", Operator::NotIn, &["n2"])])],
-            ),
-            true,
-        ),
-        (
-            needs(
-                &[],
-                vec![names(vec![required(
-                    "metadata.name",
-                    Operator::In,
-                    &["n1", "n2"],
-                )])],
-            ),
-            false,
-        ),
-        (
-            needs(
-                &[],
-                vec![names(vec![required("metadata.uid", Operator::NotIn, &["n2"])])],
-            ),
-            false,
-        ),
+        (needs(&[], vec![names(vec![required("metadata.name", Operator::NotIn, &["n1"])])]), false),
+        (needs(&[], vec![names(vec![required("metadata.name", Operator::NotIn, &["n2"])])]), true),
+        (needs(&[], vec![names(vec![required("metadata.name", Operator::In, &["n1", "n2"])])]), false),
+        (needs(&[], vec![names(vec![required("metadata.uid", Operator::NotIn, &["n2"])])]), false),
     ] {
         assert_eq!(needs.admits(&there).is_ok(), admitted, "{needs:?}");
     }
@@ -275,15 +183,9 @@ fn naive(needs: &Needs, node: &NodeFacts) -> bool {
             return false;
         }
         for wanted in &term.labels {
-            let found: Vec<&Arc<str>> = node
-                .labels
-                .iter()
-                .filter(|(key, _)| **key == wanted.key)
-                .map(|(_, value)| value)
-                .collect();
-            let one_of = found
-                .iter()
-                .any(|value| wanted.values.iter().any(|other| *value == other));
+            let found: Vec<&Arc<str>> =
+                node.labels.iter().filter(|(key, _)| **key == wanted.key).map(|(_, value)| value).collect();
+            let one_of = found.iter().any(|value| wanted.values.iter().any(|other| *value == other));
             let numbers = |compare: &dyn Fn(i64, i64) -> bool| {
                 found.len() == 1
                     && wanted.values.len() == 1
@@ -321,11 +223,7 @@ const KEYS: &[&str] = &["a", "b", "c"];
 const VALUES: &[&str] = &["", "1", "2", "x"];
 
 fn effect() -> impl Strategy<Value = TaintEffect> {
-    prop::sample::select(vec![
-        TaintEffect::NoSchedule,
-        TaintEffect::PreferNoSchedule,
-        TaintEffect::NoExecute,
-    ])
+    prop::sample::select(vec![TaintEffect::NoSchedule, TaintEffect::PreferNoSchedule, TaintEffect::NoExecute])
 }
 
 fn requirement(
@@ -340,13 +238,8 @@ fn requirement(
         Operator::Gt,
         Operator::Lt,
     ]);
-    (text(keys), operator, prop::collection::vec(text(values), 0..3)).prop_map(|(key, operator, values)| {
-        Requirement {
-            key,
-            operator,
-            values,
-        }
-    })
+    (text(keys), operator, prop::collection::vec(text(values), 0..3))
+        .prop_map(|(key, operator, values)| Requirement { key, operator, values })
 }
 
 prop_compose! {

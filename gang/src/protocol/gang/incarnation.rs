@@ -26,9 +26,7 @@ impl Gang {
 
     pub(super) fn end_incarnation(&mut self, env: &Env<'_>) {
         self.begin_incarnation(false);
-        self.state = State::Over {
-            until: after(env.now.at, env.settings.linger),
-        };
+        self.state = State::Over { until: after(env.now.at, env.settings.linger) };
     }
 
     /// Releases everything that belongs to this incarnation. If the next one `continues` it, the work that is done is carried over.
@@ -56,9 +54,7 @@ impl Gang {
         self.begin_incarnation(continues);
         let incarnation = self.members().incarnation();
         for uid in with {
-            self.roster
-                .members_mut()
-                .change(uid, |member| member.set_incarnation(incarnation));
+            self.roster.members_mut().change(uid, |member| member.set_incarnation(incarnation));
             self.follow(uid, now);
         }
     }
@@ -202,9 +198,7 @@ impl Gang {
         // Members that have ended well have no slot in it any more, and belong to it all the same.
         let has_worked = self.members().iter().any(|member| {
             member.class(incarnation) == Class::Completed
-                && known
-                    .bound_at()
-                    .is_some_and(|bound| member.pod().created <= bound)
+                && known.bound_at().is_some_and(|bound| member.pod().created <= bound)
         });
         if !stands && !has_worked {
             // None of the members that it was about is left: the present ones are of another incarnation.
@@ -226,10 +220,7 @@ impl Gang {
         self.release_all();
         // A forged count must not be counted up for hours.
         let most = u32::try_from(env.settings.max_members).unwrap_or(u32::MAX);
-        self.completed_before = known
-            .completed()
-            .min(most)
-            .saturating_sub(self.count().of(Class::Completed));
+        self.completed_before = known.completed().min(most).saturating_sub(self.count().of(Class::Completed));
         for _ in 0..self.completed_before {
             self.roster.members_mut().complete(&"".into());
         }
@@ -299,19 +290,13 @@ impl Gang {
     fn resume_restart(&mut self, env: &Env<'_>, known: &Known, decision: &Decision) {
         let named: BTreeSet<&PodUid> = named_in(Some(decision));
         let is_new = |member: &TrackedMember| {
-            let before = known
-                .bound_at()
-                .is_some_and(|bound| member.pod().created <= bound);
+            let before = known.bound_at().is_some_and(|bound| member.pod().created <= bound);
             !named.contains(&member.pod().uid) && !before
         };
         let new = self.members().uids(is_new);
         self.begin_incarnation_with(&new, true, env.now.at);
         self.remember_past(decision.id.clone());
-        self.state = State::Restarting {
-            again: env.now.at,
-            of: Some(Arc::new(decision.clone())),
-            to: None,
-        };
+        self.state = State::Restarting { again: env.now.at, of: Some(Arc::new(decision.clone())), to: None };
     }
 
     /// Leaves behind members that had ended well before the incarnation began that the object is about: the process before did not count
@@ -375,7 +360,5 @@ impl Gang {
 /// The pods that a decision names.
 fn named_in(decision: Option<&Decision>) -> BTreeSet<&PodUid> {
     let reservations = decision.into_iter().flat_map(|decision| &decision.reservations);
-    reservations
-        .filter_map(|reservation| reservation.pod.as_ref())
-        .collect()
+    reservations.filter_map(|reservation| reservation.pod.as_ref()).collect()
 }

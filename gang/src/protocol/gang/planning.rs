@@ -67,10 +67,7 @@ pub(super) fn plan_request(gang: &Gang) -> Option<PlanRequest> {
 
 /// The same so that the gang is whole then: no fewer than are missing of its minimum.
 pub(super) fn to_be_whole(gang: &Gang, request: PlanRequest) -> PlanRequest {
-    PlanRequest {
-        must: gang.missing(Count::placed),
-        ..request
-    }
+    PlanRequest { must: gang.missing(Count::placed), ..request }
 }
 
 /// What would make a gang whole that is in a deadlock: it has been short of its minimum for long, has the members for it and was refused.
@@ -112,9 +109,7 @@ fn truncate_to_max(gang: &Gang, members: &mut Vec<MemberRequest>) {
     }
     let mut missing: BTreeMap<Arc<str>, u32> = BTreeMap::new();
     for member in members.iter() {
-        missing
-            .entry(member.role.clone())
-            .or_insert_with(|| gang.missing_of(&member.role, Count::placed));
+        missing.entry(member.role.clone()).or_insert_with(|| gang.missing_of(&member.role, Count::placed));
     }
     let needed: usize = missing.values().map(|count| *count as usize).sum();
     let mut surplus = most.saturating_sub(needed);

@@ -53,18 +53,12 @@ impl Summary {
 
     /// A reason that stands for itself: `2 of 4 members exist`.
     fn because(reason: impl Into<String>, message: impl Into<String>) -> Self {
-        Self {
-            joint: ": ",
-            ..Self::is(reason, message)
-        }
+        Self { joint: ": ", ..Self::is(reason, message) }
     }
 
     /// With more to the reason.
     fn and(self, more: &str) -> Self {
-        Self {
-            reason: short(self.reason + more, MAX_REASON),
-            ..self
-        }
+        Self { reason: short(self.reason + more, MAX_REASON), ..self }
     }
 }
 
@@ -110,10 +104,8 @@ pub(super) fn phase(gang: &Gang, now: Instant) -> GangPhase {
 /// The kind of the reason that holds for pods that wait.
 pub(super) fn reason_kind(gang: &Gang, now: Instant) -> ReasonKind {
     let phase = phase(gang, now);
-    let names_refusal = matches!(
-        phase,
-        GangPhase::Queued | GangPhase::Binding | GangPhase::Bound | GangPhase::Degraded
-    );
+    let names_refusal =
+        matches!(phase, GangPhase::Queued | GangPhase::Binding | GangPhase::Bound | GangPhase::Degraded);
     match (phase, gang.agreement.resolution()) {
         (GangPhase::Pending, Resolution::Unknown(why)) => ReasonKind::Unknown(why.clone()),
         (phase, _) if names_refusal && gang.attempts.refusal().is_some() => ReasonKind::Refused(phase),
@@ -167,11 +159,7 @@ pub(super) fn too_large(min: u32, placed: usize, bytes: usize) -> Refusal {
     let message = format!(
         "{reason}: every reservation is written into the Gang with its devices before the first member is bound, and etcd takes no object above 1.5 MiB; make it several gangs of {most} members or fewer, or give each pod more devices"
     );
-    Refusal {
-        reason: reason.into(),
-        message: message.into(),
-        hopeless: true,
-    }
+    Refusal { reason: reason.into(), message: message.into(), hopeless: true }
 }
 
 /// What keeps pods from being removed that have to go, if anything does.
@@ -294,8 +282,7 @@ fn pending(gang: &Gang, now: Instant) -> Summary {
 /// How many members other schedulers place, if any.
 fn scheduled_elsewhere(gang: &Gang) -> String {
     let by = gang.members().elsewhere();
-    by.map(|(by, count)| format!("; scheduled by {by}: {count}"))
-        .collect()
+    by.map(|(by, count)| format!("; scheduled by {by}: {count}")).collect()
 }
 
 fn invalid(gang: &Gang) -> Summary {
@@ -354,9 +341,7 @@ fn bound(gang: &Gang) -> Summary {
 fn with_why(gang: &Gang, now: Instant, mut reason: String, mut message: String) -> Summary {
     let pause = gang.attempts.pause().filter(|(until, _)| now < *until);
     if let Some(to) = gang.decided().and_then(|decided| decided.gave_to()) {
-        reason.push_str(&format!(
-            "; the place of a lost member went to {to}, of higher priority"
-        ));
+        reason.push_str(&format!("; the place of a lost member went to {to}, of higher priority"));
     }
     if gang.members().unplaced().is_empty() {
         // The missing members do not wait for a slot.
@@ -399,11 +384,7 @@ fn degraded(gang: &Gang, now: Instant) -> Summary {
 }
 
 fn refused(refusal: &Refusal) -> String {
-    let how = if refusal.hopeless {
-        "cannot fit"
-    } else {
-        "waits for room"
-    };
+    let how = if refusal.hopeless { "cannot fit" } else { "waits for room" };
     format!("{how}: {}", refusal.reason)
 }
 
@@ -418,9 +399,7 @@ fn kept_back(count: &Count) -> String {
     let mut more = String::new();
     let foreign = count.of(Class::Foreign);
     if foreign > 0 {
-        more.push_str(&format!(
-            "; kept back by scheduling gates that Gantry does not remove: {foreign}"
-        ));
+        more.push_str(&format!("; kept back by scheduling gates that Gantry does not remove: {foreign}"));
     }
     let faulty = count.of(Class::Faulty);
     if faulty > 0 {
@@ -454,9 +433,7 @@ pub(super) fn status(gang: &mut Gang, now: Now) -> GangStatus {
         integration: gang.key.integration.as_str().to_owned(),
         incarnation: gang.key.incarnation.to_string(),
         name: gang.key.name.to_string(),
-        decided_by: terms
-            .map(|terms| terms.decided_by.to_string())
-            .unwrap_or_default(),
+        decided_by: terms.map(|terms| terms.decided_by.to_string()).unwrap_or_default(),
         min: gang.min(),
         members: count.alive() + count.of(Class::Completed),
         bound: count.bound(),
@@ -527,10 +504,7 @@ fn other_integrations(gang: &Gang) -> Option<String> {
     let (last, others) = others.split_last()?;
     Some(match others {
         [] => format!("{last} names them too and is passed over"),
-        others => format!(
-            "{} and {last} name them too and are passed over",
-            others.join(", ")
-        ),
+        others => format!("{} and {last} name them too and are passed over", others.join(", ")),
     })
 }
 

@@ -199,11 +199,7 @@ impl<'a> View<'a> {
     /// Members beyond the minimum that is bound: so many could go without breaking it.
     pub fn surplus_members(&self) -> u32 {
         let count = self.gang.members().count();
-        if self.gang.enough(Count::settled) {
-            count.settled().saturating_sub(self.gang.min())
-        } else {
-            0
-        }
+        if self.gang.enough(Count::settled) { count.settled().saturating_sub(self.gang.min()) } else { 0 }
     }
 
     /// Members that have ended well.

@@ -37,11 +37,7 @@ fn a_member_that_has_come_and_left_is_bound_with_the_others() {
     // Never were all of them there together.
     world.come("a2");
     let decision = world.write();
-    let pods: Vec<&str> = decision
-        .reservations
-        .iter()
-        .map(|slot| slot.pod_name.as_str())
-        .collect();
+    let pods: Vec<&str> = decision.reservations.iter().map(|slot| slot.pod_name.as_str()).collect();
     assert_eq!(pods, ["a0", "a1", "a2"]);
     assert_eq!(to_bind(&mut world), ["a0", "a1"], "a2 is there");
     for pod in ["a0", "a1", "a2"] {
@@ -109,15 +105,8 @@ fn timed_out_member_arrives_again_after_capacity_shrinks() {
     world.take_work();
     let view = world.gangs.view(&super::world::key("a")).unwrap();
     let slots: BTreeSet<u32> = view.slots().map(|slot| slot.slot).collect();
-    world.handle(GangEvent::CapacityShrunk {
-        gang: &super::world::key("a"),
-        slots: &slots,
-    });
-    assert_eq!(
-        world.woken(),
-        ["a0"],
-        "a1 is there and holds what it needs; a2 was never there"
-    );
+    world.handle(GangEvent::CapacityShrunk { gang: &super::world::key("a"), slots: &slots });
+    assert_eq!(world.woken(), ["a0"], "a1 is there and holds what it needs; a2 was never there");
     world.come("a2");
     assert_eq!(world.phase("a"), GangPhase::Reserved);
     world.come("a0");
@@ -126,10 +115,8 @@ fn timed_out_member_arrives_again_after_capacity_shrinks() {
 
 #[test]
 fn a_place_is_kept_while_members_are_coming() {
-    let mut world = World::with(Settings {
-        arrival: std::time::Duration::from_secs(30),
-        ..Settings::default()
-    });
+    let mut world =
+        World::with(Settings { arrival: std::time::Duration::from_secs(30), ..Settings::default() });
     world.handle(GangEvent::Synced);
     world.members("a", 4, 4);
     world.plan();
@@ -143,10 +130,7 @@ fn a_place_is_kept_while_members_are_coming() {
     assert_eq!(world.phase("a"), GangPhase::Reserved);
     world.pass(1);
     assert_eq!(world.phase("a"), GangPhase::Backoff);
-    assert_eq!(
-        world.waits("a0"),
-        "gang default/a is tried again soon: 3 of 4 members came in time"
-    );
+    assert_eq!(world.waits("a0"), "gang default/a is tried again soon: 3 of 4 members came in time");
 }
 
 #[test]
@@ -190,11 +174,7 @@ fn one_that_left_while_the_decision_was_written_is_bound_too() {
     world.come_all("a", 2);
     let (gang, decision) = world.commit();
     give_up(&mut world, "a0");
-    world.handle(GangEvent::Committed {
-        gang: &gang,
-        decision: &decision.id,
-        result: Ok(()),
-    });
+    world.handle(GangEvent::Committed { gang: &gang, decision: &decision.id, result: Ok(()) });
     assert_eq!(to_bind(&mut world), ["a0"]);
 }
 
@@ -211,10 +191,7 @@ fn deferred_bind_failure_activates_the_pod() {
     world.write();
     assert_eq!(to_bind(&mut world), ["a0"]);
     assert!(matches!(world.arrive("a0", "n0"), Arrival::Go(_)));
-    world.handle(GangEvent::BindEnded {
-        pod: &uid("a0"),
-        outcome: BindEnd::Failed,
-    });
+    world.handle(GangEvent::BindEnded { pod: &uid("a0"), outcome: BindEnd::Failed });
     assert_eq!(world.woken(), ["a0"], "kube-scheduler had it parked");
     assert_eq!(world.bind("a0"), "n0");
 }

@@ -14,9 +14,7 @@ fn places(wanted: &PlanRequest, gpus: usize) -> Vec<Reservation> {
         shape: ShapeId(0),
         devices: vec![(
             "nvidia.com/gpu".into(),
-            (0..gpus)
-                .map(|gpu| format!("GPU-{at:08x}-0000-4000-8000-{gpu:012x}").as_str().into())
-                .collect(),
+            (0..gpus).map(|gpu| format!("GPU-{at:08x}-0000-4000-8000-{gpu:012x}").as_str().into()).collect(),
         )],
         ..place(&format!("gpu-node-{at:05}"), "")
     });
@@ -37,14 +35,8 @@ fn of_eight(count: u32, min: u32) -> World {
 
 fn plan(world: &mut World) {
     let wanted = world.next().expect("a gang wants a plan");
-    let placement = Placement {
-        places: places(&wanted, 8),
-        ..Placement::default()
-    };
-    world.handle(GangEvent::Planned {
-        gang: &wanted.gang,
-        result: Ok(placement),
-    });
+    let placement = Placement { places: places(&wanted, 8), ..Placement::default() };
+    world.handle(GangEvent::Planned { gang: &wanted.gang, result: Ok(placement) });
 }
 
 #[test]
@@ -58,10 +50,7 @@ fn gang_too_large_to_write_reserves_nothing_and_names_the_limit() {
     assert_eq!(world.take_work(), []);
     insta::assert_snapshot!(world.text("a"), @"gang default/a cannot fit: its decision cannot be written: 3000 members take about 500 bytes each, and 1400000 bytes, 2800 such members, are the most there may be");
     let message = world.status("a").message;
-    assert!(
-        message.contains("etcd takes no object above 1.5 MiB"),
-        "{message}"
-    );
+    assert!(message.contains("etcd takes no object above 1.5 MiB"), "{message}");
     world.room += 1;
     assert!(world.next().is_some(), "like any other that has no room");
 }
@@ -75,13 +64,7 @@ fn surplus_members_are_placed_up_to_the_object_size_limit() {
     assert!((2_500..3_000).contains(&placed), "{placed}");
     for number in 0..3_000 {
         let uid = format!("01234567-89ab-4cde-8f01-{number:012x}");
-        if world
-            .gangs
-            .view(&super::world::key("a"))
-            .unwrap()
-            .node_of(&uid.as_str().into())
-            .is_some()
-        {
+        if world.gangs.view(&super::world::key("a")).unwrap().node_of(&uid.as_str().into()).is_some() {
             world.come(&uid);
         }
     }
@@ -91,11 +74,7 @@ fn surplus_members_are_placed_up_to_the_object_size_limit() {
         _ => None,
     });
     let written = serde_json::to_string(&decision.unwrap().reservations).unwrap();
-    assert!(
-        (MOST - 1_000..MOST + 10).contains(&written.len()),
-        "{}",
-        written.len()
-    );
+    assert!((MOST - 1_000..MOST + 10).contains(&written.len()), "{}", written.len());
 }
 
 #[test]
@@ -103,9 +82,8 @@ fn the_limits_that_are_documented_are_those_that_hold() {
     let page = include_str!("../../../../docs/gangs.md");
     assert!(page.contains("2,500 members with eight each (20,000 GPUs), 5,500 with one"));
     for (gpus, members) in [(8, 2_500), (1, 5_500)] {
-        let ids: Vec<String> = (0..gpus)
-            .map(|gpu| format!("GPU-00000000-0000-4000-8000-{gpu:012x}"))
-            .collect();
+        let ids: Vec<String> =
+            (0..gpus).map(|gpu| format!("GPU-00000000-0000-4000-8000-{gpu:012x}")).collect();
         let slot: DecidedReservation = serde_json::from_value(json!({
             "node": "gke-a3-pool-1a2b3c4d-x9z8", "devices": [{"resource": "nvidia.com/gpu", "ids": ids}], "rank": 1234,
             "pod": "01234567-89ab-4cde-8f01-23456789abcd", "podName": "llama-pretrain-worker-1234-x7k2p",

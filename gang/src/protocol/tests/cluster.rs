@@ -115,10 +115,7 @@ pub(super) struct Cluster {
 impl Cluster {
     pub(super) fn new(repairs: [Repair; 3], mins: [u32; 3], ranked: [bool; 3], max_gangs: usize) -> Self {
         let mut cluster = Self {
-            gangs: Gangs::new(Settings {
-                max_gangs,
-                ..Settings::default()
-            }),
+            gangs: Gangs::new(Settings { max_gangs, ..Settings::default() }),
             effects: Effects::default(),
             max_gangs,
             start: Instant::now(),
@@ -142,10 +139,7 @@ impl Cluster {
     }
 
     fn now(&self) -> Now {
-        Now {
-            at: self.start + self.passed,
-            unix: 1_000 + i64::try_from(self.passed.as_secs()).unwrap(),
-        }
+        Now { at: self.start + self.passed, unix: 1_000 + i64::try_from(self.passed.as_secs()).unwrap() }
     }
 
     fn handle(&mut self, event: GangEvent<'_>) -> Reply {
@@ -169,16 +163,12 @@ impl Cluster {
             Op::Bind(pod) => self.with_pod(*pod, Self::bind),
             Op::Withdraw(pod) => self.with_pod(*pod, |cluster, at| {
                 if std::mem::take(&mut cluster.pods[at].waits) {
-                    cluster.handle(GangEvent::Disconnected {
-                        pod: &cluster.uid(at),
-                    });
+                    cluster.handle(GangEvent::Disconnected { pod: &cluster.uid(at) });
                 }
             }),
             Op::GiveUp(pod) => self.with_pod(*pod, |cluster, at| {
                 if std::mem::take(&mut cluster.pods[at].waits) {
-                    cluster.handle(GangEvent::BarrierTimeout {
-                        pod: &cluster.uid(at),
-                    });
+                    cluster.handle(GangEvent::BarrierTimeout { pod: &cluster.uid(at) });
                 }
             }),
             Op::Commit(write) => self.commit(*write),
@@ -197,30 +187,19 @@ impl Cluster {
             }
             Op::Unfit(node) => {
                 let node = format!("n{}", node % NODES);
-                self.handle(GangEvent::NodeLost {
-                    node: &node.as_str().into(),
-                });
+                self.handle(GangEvent::NodeLost { node: &node.as_str().into() });
                 self.lost_nodes.insert(node);
             }
             Op::ReleaseExtras(gang) => {
                 let key = key(GANGS[gang % 3]);
                 let view = self.gangs.view(&key);
-                let spares: BTreeSet<u32> = view
-                    .iter()
-                    .flat_map(|view| view.surplus())
-                    .map(|(_, spare)| spare.slot)
-                    .collect();
-                let count = released(self.handle(GangEvent::ReleaseSurplus {
-                    gang: &key,
-                    slots: &spares,
-                }));
+                let spares: BTreeSet<u32> =
+                    view.iter().flat_map(|view| view.surplus()).map(|(_, spare)| spare.slot).collect();
+                let count = released(self.handle(GangEvent::ReleaseSurplus { gang: &key, slots: &spares }));
                 assert_eq!(count as usize, spares.len());
                 let view = self.gangs.view(&key);
-                let idle: BTreeSet<u32> = view
-                    .iter()
-                    .flat_map(|view| view.orphaned())
-                    .map(|idle| idle.slot)
-                    .collect();
+                let idle: BTreeSet<u32> =
+                    view.iter().flat_map(|view| view.orphaned()).map(|idle| idle.slot).collect();
                 let given = released(self.handle(GangEvent::ReleaseOrphaned {
                     gang: &key,
                     slots: &idle,
@@ -231,10 +210,7 @@ impl Cluster {
             Op::DropObject(gang) => {
                 let name = GANGS[gang % 3];
                 self.stored.insert(name, Stored::default());
-                self.handle(GangEvent::ObjectGone {
-                    namespace: "default",
-                    name,
-                });
+                self.handle(GangEvent::ObjectGone { namespace: "default", name });
             }
             Op::Restart { landed } => self.restart(*landed),
         }

@@ -39,10 +39,7 @@ fn members_kept_back_by_gates_of_others_do_not_count() {
 
 #[test]
 fn our_own_gates_keep_members_back_where_nobody_removes_them() {
-    let mut world = World::with(Settings {
-        gates: false,
-        ..Settings::default()
-    });
+    let mut world = World::with(Settings { gates: false, ..Settings::default() });
     world.handle(GangEvent::Synced);
     for name in ["a0", "a1"] {
         world.see(gated(member(name, membership("a", 2)), true));
@@ -50,10 +47,7 @@ fn our_own_gates_keep_members_back_where_nobody_removes_them() {
     assert_eq!(world.phase("a"), GangPhase::Pending);
     assert_eq!(world.take_work(), []);
     let message = world.status("a").message;
-    assert!(
-        message.contains("gates that Gantry does not remove: 2"),
-        "{message}"
-    );
+    assert!(message.contains("gates that Gantry does not remove: 2"), "{message}");
 }
 
 #[test]
@@ -66,11 +60,7 @@ fn our_gates_go_when_the_quorum_exists_and_not_before() {
     world.see(member("a0", membership("a", 2)));
     assert_eq!(world.take_work(), []);
     world.pass(10);
-    assert_eq!(
-        world.take_work(),
-        [Work::Ungate(vec![uid("a1")])],
-        "once more, as it had no effect"
-    );
+    assert_eq!(world.take_work(), [Work::Ungate(vec![uid("a1")])], "once more, as it had no effect");
 }
 
 #[test]
@@ -85,37 +75,22 @@ fn gang_with_unremovable_gates_reserves_nothing_until_allowed() {
     assert_eq!(world.reserved(), ["a-g0", "a-g1"]);
 
     let why = "pod a0: its scheduling gate cannot be removed: no; manifests/gates.yaml gives that right";
-    world.handle(GangEvent::Blocked {
-        gang: &key("a"),
-        blocker: Blocker::Gates,
-        why: Some(why.into()),
-    });
+    world.handle(GangEvent::Blocked { gang: &key("a"), blocker: Blocker::Gates, why: Some(why.into()) });
     assert_eq!(world.reserved(), Vec::<String>::new(), "nobody can come to them");
-    assert_eq!(
-        world.text("a"),
-        "gang default/a waits until its scheduling gates can be removed"
-    );
+    assert_eq!(world.text("a"), "gang default/a waits until its scheduling gates can be removed");
     let status = world.status("a");
     assert_eq!((status.phase, status.failed_attempts), (GangPhase::Queued, 0));
     assert_eq!(status.message, why);
     world.room += 1;
     assert_eq!(world.next(), None);
-    assert_eq!(
-        world.gangs.head(world.now()),
-        None,
-        "no nodes are kept for it either"
-    );
+    assert_eq!(world.gangs.head(world.now()), None, "no nodes are kept for it either");
 
     // It is asked for again and again meanwhile, so that it goes on once it may.
     world.take_work();
     world.pass(10);
     assert_eq!(world.take_work(), [ungate]);
     assert_eq!(world.next(), None);
-    world.handle(GangEvent::Blocked {
-        gang: &key("a"),
-        blocker: Blocker::Gates,
-        why: None,
-    });
+    world.handle(GangEvent::Blocked { gang: &key("a"), blocker: Blocker::Gates, why: None });
     for name in ["a0", "a1"] {
         world.see(member(name, membership("a", 2)));
     }
@@ -197,10 +172,7 @@ fn member_count_includes_completed_but_not_failed_or_leaving() {
 fn announced_total_is_waited_for_a_short_time() {
     let mut world = World::new();
     let mut said = membership("a", 2);
-    said.size = Size::Stated {
-        min: 2,
-        total: Some(3),
-    };
+    said.size = Size::Stated { min: 2, total: Some(3) };
     world.see(member("a0", said.clone()));
     world.see(member("a1", said.clone()));
     assert_eq!(world.next(), None);
@@ -227,11 +199,7 @@ fn every_role_needs_its_minimum() {
     for pod in ["a0", "a1", "a2"] {
         assert_eq!(world.come(pod), Arrival::Wait);
     }
-    assert_eq!(
-        world.phase("a"),
-        GangPhase::Reserved,
-        "three, but none of them is the ps"
-    );
+    assert_eq!(world.phase("a"), GangPhase::Reserved, "three, but none of them is the ps");
     world.come("a3");
     assert_eq!(world.phase("a"), GangPhase::Committing);
 }
@@ -245,14 +213,8 @@ fn a_size_that_the_owner_knows_is_asked_of_the_pod_group() {
         [WatchedOwner { owner, unread }]
     };
     assert_eq!(world.gangs.watched_owners(), wanted(true));
-    assert_eq!(
-        world.text("a"),
-        "gang default/a: PodGroup a (scheduling.x-k8s.io) was not read yet"
-    );
-    world.handle(GangEvent::OwnerSeen {
-        owner: &pod_group(),
-        facts: None,
-    });
+    assert_eq!(world.text("a"), "gang default/a: PodGroup a (scheduling.x-k8s.io) was not read yet");
+    world.handle(GangEvent::OwnerSeen { owner: &pod_group(), facts: None });
     assert_eq!(world.gangs.watched_owners(), wanted(false));
     assert_eq!(
         world.text("a"),
@@ -260,10 +222,7 @@ fn a_size_that_the_owner_knows_is_asked_of_the_pod_group() {
     );
     world.group_says(wants(1));
     assert_eq!(world.phase("a"), GangPhase::Queued);
-    assert_eq!(
-        world.status("a").decided_by,
-        "minMember of PodGroup a (scheduling.x-k8s.io)"
-    );
+    assert_eq!(world.status("a").decided_by, "minMember of PodGroup a (scheduling.x-k8s.io)");
     world.gone("a0");
     world.pass(60);
     assert_eq!(world.gangs.watched_owners(), []);
@@ -275,17 +234,11 @@ fn gang_status_reports_that_a_staged_owner_is_unreadable() {
     // status says so.
     let of = |kind: OwnerKind| {
         let owner = OwnerRef { kind, ..pod_group() };
-        let membership = Membership {
-            owner: Some(owner.clone()),
-            ..membership("a", 4)
-        };
+        let membership = Membership { owner: Some(owner.clone()), ..membership("a", 4) };
         let mut world = World::new();
         world.see(member("a0", membership));
         assert!(world.text("a").ends_with(" was not read yet"));
-        world.handle(GangEvent::OwnerSeen {
-            owner: &owner,
-            facts: None,
-        });
+        world.handle(GangEvent::OwnerSeen { owner: &owner, facts: None });
         let status = world.status("a");
         assert_eq!(world.text("a"), format!("gang default/a: {}", status.reason));
         status.reason
@@ -298,11 +251,7 @@ fn gang_status_reports_that_a_staged_owner_is_unreadable() {
     ] {
         assert_eq!(of(kind), format!("1 of 4 members exist; {name} a, {missing}"));
     }
-    assert_eq!(
-        of(OwnerKind::CoschedulingPodGroup),
-        "1 of 4 members exist",
-        "the pods say enough"
-    );
+    assert_eq!(of(OwnerKind::CoschedulingPodGroup), "1 of 4 members exist", "the pods say enough");
 }
 
 /// Between two gangs that go by it nobody tells what becomes of an owner.
@@ -315,10 +264,7 @@ fn a_gang_made_again_does_not_go_by_what_its_owner_said_before() {
     world.gone("a0");
     world.pass(60);
     world.see(member("a1", in_pod_group()));
-    assert_eq!(
-        world.text("a"),
-        "gang default/a: PodGroup a (scheduling.x-k8s.io) was not read yet"
-    );
+    assert_eq!(world.text("a"), "gang default/a: PodGroup a (scheduling.x-k8s.io) was not read yet");
     world.group_says(wants(2));
     assert_eq!(world.text("a"), "gang default/a: 1 of 2 members exist");
 }
@@ -326,16 +272,10 @@ fn a_gang_made_again_does_not_go_by_what_its_owner_said_before() {
 #[test]
 fn what_is_told_of_an_owner_that_no_gang_goes_by_is_not_kept() {
     let mut world = World::new();
-    world.handle(GangEvent::OwnerSeen {
-        owner: &pod_group(),
-        facts: None,
-    });
+    world.handle(GangEvent::OwnerSeen { owner: &pod_group(), facts: None });
     world.pass(1);
     world.see(member("a0", in_pod_group()));
-    assert_eq!(
-        world.text("a"),
-        "gang default/a: PodGroup a (scheduling.x-k8s.io) was not read yet"
-    );
+    assert_eq!(world.text("a"), "gang default/a: PodGroup a (scheduling.x-k8s.io) was not read yet");
 }
 
 #[test]
@@ -346,31 +286,17 @@ fn contradicting_members_make_the_gang_invalid() {
     world.see(member("a1", membership("a", 2)));
     assert_eq!(world.phase("a"), GangPhase::Invalid);
     assert_eq!(world.reserved(), Vec::<String>::new());
-    assert!(
-        world.waits("a0").starts_with("gang default/a is not valid: "),
-        "{}",
-        world.text("a")
-    );
+    assert!(world.waits("a0").starts_with("gang default/a is not valid: "), "{}", world.text("a"));
     let status = world.status("a");
-    assert_eq!(
-        (&*status.conditions[0].type_, &*status.conditions[0].status),
-        ("Valid", "False")
-    );
+    assert_eq!((&*status.conditions[0].type_, &*status.conditions[0].status), ("Valid", "False"));
     world.gone("a1");
     assert_eq!(world.phase("a"), GangPhase::Queued, "mended");
 }
 
 /// A pod of a Job whose template names a gang.
 fn of_job(job: &str, uid: &str, min: u32) -> Member {
-    let maker = JobRef {
-        kind: "Job".into(),
-        name: job.into(),
-        uid: format!("uid of {job}").into(),
-    };
-    let membership = Membership {
-        maker: Some(maker),
-        ..membership("a", min)
-    };
+    let maker = JobRef { kind: "Job".into(), name: job.into(), uid: format!("uid of {job}").into() };
+    let membership = Membership { maker: Some(maker), ..membership("a", min) };
     member(uid, membership)
 }
 
@@ -398,10 +324,7 @@ fn looked_at(pods: u32) -> u64 {
 #[test]
 fn contradicting_pod_costs_the_same_in_large_gangs() {
     let (few, many) = (looked_at(100), looked_at(2_000));
-    assert!(
-        many <= few + 1 && many > 0,
-        "{few} and {many} things for each pod"
-    );
+    assert!(many <= few + 1 && many > 0, "{few} and {many} things for each pod");
 }
 
 #[test]
@@ -412,20 +335,12 @@ fn two_jobs_with_one_gang_name_make_it_invalid() {
         world.see(of_job("left", pod, 3));
     }
     world.see(of_job("right", "a2", 3));
-    assert_eq!(
-        world.text("a"),
-        "gang default/a: 3 members of several jobs exist",
-        "more may come"
-    );
+    assert_eq!(world.text("a"), "gang default/a: 3 members of several jobs exist", "more may come");
     world.pass(1);
     assert_eq!(world.phase("a"), GangPhase::Queued, "a gang may be of two jobs");
     world.plan();
     world.see(of_job("right", "a3", 3));
-    assert_eq!(
-        world.phase("a"),
-        GangPhase::Invalid,
-        "they are more than it takes"
-    );
+    assert_eq!(world.phase("a"), GangPhase::Invalid, "they are more than it takes");
     assert_eq!(world.reserved(), Vec::<String>::new());
     insta::assert_snapshot!(world.waits("a0"), @"gang default/a is not valid: pods: Job left, Job right give their gangs one name, and have more than the 3 members that it takes: give each a name of its own; or, if they belong together, say how many members there may be (gantry.dev/gang-max), or minMember in the Gang");
     world.gone("a1");
@@ -477,15 +392,11 @@ fn jobs_that_belong_together_say_how_many_members_there_may_be() {
 fn a_pod_with_a_fault_is_told_its_own() {
     let mut world = World::new();
     let mut faulty = membership("a", 1);
-    faulty.faults.push(Fault {
-        place: "annotation gantry.dev/gang-rank".into(),
-        words: "`x` is not a number".into(),
-    });
+    faulty
+        .faults
+        .push(Fault { place: "annotation gantry.dev/gang-rank".into(), words: "`x` is not a number".into() });
     world.see(member("a0", faulty));
-    assert_eq!(
-        world.waits("a0"),
-        "gang default/a: annotation gantry.dev/gang-rank: `x` is not a number"
-    );
+    assert_eq!(world.waits("a0"), "gang default/a: annotation gantry.dev/gang-rank: `x` is not a number");
     assert_eq!(world.phase("a"), GangPhase::Invalid);
     assert_eq!(world.next(), None);
 }
@@ -493,26 +404,12 @@ fn a_pod_with_a_fault_is_told_its_own() {
 #[test]
 fn a_person_s_word_in_the_object_goes_first() {
     let mut world = World::new();
-    let spec = GangSpec {
-        min_member: Some(1),
-        ..GangSpec::default()
-    };
-    let object = Object {
-        ours: false,
-        spec: Ok(spec),
-        ..world.object(gantry_api::GangStatus::default())
-    };
-    world.handle(GangEvent::ObjectSeen {
-        namespace: "default",
-        name: "a",
-        object: Box::new(object),
-    });
+    let spec = GangSpec { min_member: Some(1), ..GangSpec::default() };
+    let object = Object { ours: false, spec: Ok(spec), ..world.object(gantry_api::GangStatus::default()) };
+    world.handle(GangEvent::ObjectSeen { namespace: "default", name: "a", object: Box::new(object) });
     world.see(member("a0", membership("a", 2)));
     assert_eq!(world.phase("a"), GangPhase::Queued);
-    world.handle(GangEvent::ObjectGone {
-        namespace: "default",
-        name: "a",
-    });
+    world.handle(GangEvent::ObjectGone { namespace: "default", name: "a" });
     assert_eq!(world.phase("a"), GangPhase::Pending);
     let object = Object {
         spec: Err(Fault {
@@ -521,11 +418,7 @@ fn a_person_s_word_in_the_object_goes_first() {
         }),
         ..world.object(gantry_api::GangStatus::default())
     };
-    world.handle(GangEvent::ObjectSeen {
-        namespace: "default",
-        name: "a",
-        object: Box::new(object),
-    });
+    world.handle(GangEvent::ObjectSeen { namespace: "default", name: "a", object: Box::new(object) });
     assert_eq!(
         world.text("a"),
         "gang default/a is not valid: spec: unknown field `minMembers`, perhaps `minMember`?"
@@ -543,9 +436,7 @@ fn of_two_gangs_of_one_object_name_the_second_is_told_so() {
     world.see(member("a0", membership(&name, 1)));
     assert_eq!(world.phase(&name), GangPhase::Invalid);
     assert!(
-        world
-            .waits("a0")
-            .contains("its name is that of gang default/x (Kueue)"),
+        world.waits("a0").contains("its name is that of gang default/x (Kueue)"),
         "{}",
         world.text(&name)
     );
@@ -559,15 +450,9 @@ fn pod_that_names_another_gang_moves_unless_reserved() {
     let mut world = World::new();
     world.see(member("p", membership("a", 2)));
     world.see(member("p", membership("b", 1)));
-    assert_eq!(
-        world.gangs.gang_of(&uid("p")).map(|gang| gang.name.to_string()),
-        Some("b".to_owned())
-    );
+    assert_eq!(world.gangs.gang_of(&uid("p")).map(|gang| gang.name.to_string()), Some("b".to_owned()));
     assert!(world.gangs.view(&key("a")).is_none(), "nobody was ever of it");
     world.plan();
     world.see(member("p", membership("a", 2)));
-    assert_eq!(
-        world.gangs.gang_of(&uid("p")).map(|gang| gang.name.to_string()),
-        Some("b".to_owned())
-    );
+    assert_eq!(world.gangs.gang_of(&uid("p")).map(|gang| gang.name.to_string()), Some("b".to_owned()));
 }

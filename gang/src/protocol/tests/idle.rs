@@ -41,11 +41,7 @@ fn orphaned_reservation_can_be_released_until_it_is_claimed() {
     // What somebody has come for stays, whatever is asked for.
     let to = "gang ns/b".into();
     assert_eq!(
-        released(world.handle(GangEvent::ReleaseOrphaned {
-            gang: &key("a"),
-            slots: &both,
-            to: &to
-        })),
+        released(world.handle(GangEvent::ReleaseOrphaned { gang: &key("a"), slots: &both, to: &to })),
         1
     );
     assert!(idle(&world, "a").is_empty());
@@ -62,11 +58,7 @@ fn a_gang_says_who_has_the_place_until_it_lacks_none() {
     let slots = idle(&world, "a");
     let to = "gang ns/b".into();
     assert_eq!(
-        released(world.handle(GangEvent::ReleaseOrphaned {
-            gang: &key("a"),
-            slots: &slots,
-            to: &to
-        })),
+        released(world.handle(GangEvent::ReleaseOrphaned { gang: &key("a"), slots: &slots, to: &to })),
         1
     );
     let said = "lacks 1 of 2 members; the place of a lost member went to gang ns/b, of higher priority";
@@ -75,11 +67,7 @@ fn a_gang_says_who_has_the_place_until_it_lacks_none() {
     assert_eq!(message, "1 bound; no place is kept for them any more");
     // Asked once more, there is nothing to give.
     assert_eq!(
-        released(world.handle(GangEvent::ReleaseOrphaned {
-            gang: &key("a"),
-            slots: &slots,
-            to: &to
-        })),
+        released(world.handle(GangEvent::ReleaseOrphaned { gang: &key("a"), slots: &slots, to: &to })),
         0
     );
     world.see(member("a1b", membership("a", 2)));
@@ -97,11 +85,7 @@ fn places_of_a_gang_that_is_not_decided_are_not_given_up_so() {
     let all: BTreeSet<u32> = (0..10).collect();
     let to = "gang ns/b".into();
     assert_eq!(
-        released(world.handle(GangEvent::ReleaseOrphaned {
-            gang: &key("a"),
-            slots: &all,
-            to: &to
-        })),
+        released(world.handle(GangEvent::ReleaseOrphaned { gang: &key("a"), slots: &all, to: &to })),
         0
     );
     assert_eq!(world.phase("a"), GangPhase::Reserved);

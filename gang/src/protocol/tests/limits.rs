@@ -6,11 +6,7 @@ use super::world::{World, bound, key, member, membership, uid};
 use crate::protocol::{Arrival, GangEvent, Settings, WaitReason};
 
 fn world(max_gangs: usize, max_members: usize) -> World {
-    let mut world = World::with(Settings {
-        max_gangs,
-        max_members,
-        ..Settings::default()
-    });
+    let mut world = World::with(Settings { max_gangs, max_members, ..Settings::default() });
     world.handle(GangEvent::Synced);
     world
 }
@@ -33,10 +29,7 @@ fn gang_over_the_limit_is_invalid_until_another_ends() {
     world.pass(60);
     assert_eq!(world.phase("b"), GangPhase::Queued);
     assert_eq!(world.phase("c"), GangPhase::Invalid, "its turn comes later");
-    assert!(
-        world.woken().contains(&"b0".to_owned()),
-        "the reason that it shows no longer holds"
-    );
+    assert!(world.woken().contains(&"b0".to_owned()), "the reason that it shows no longer holds");
 }
 
 #[test]
@@ -57,10 +50,7 @@ fn bound_gang_with_too_many_members_runs_on_and_does_not_grow() {
     world.see(member("a2", membership("a", 2)));
     assert_eq!(world.phase("a"), GangPhase::Bound);
     assert_eq!(world.next(), None);
-    assert!(matches!(
-        world.gangs.wait_reason(&uid("a2")),
-        Some(WaitReason::Invalid(_))
-    ));
+    assert!(matches!(world.gangs.wait_reason(&uid("a2")), Some(WaitReason::Invalid(_))));
 }
 
 #[test]
@@ -85,11 +75,7 @@ fn decided_gang_is_adopted_over_the_limit() {
     before.come_all("b", 2);
     before.write();
     let status = before.status("b");
-    let mut world = World::with(Settings {
-        max_gangs: 1,
-        identity: "second".into(),
-        ..Settings::default()
-    });
+    let mut world = World::with(Settings { max_gangs: 1, identity: "second".into(), ..Settings::default() });
     world.members("a", 1, 1);
     world.members("b", 2, 2);
     assert_eq!(world.gangs.view(&key("b")).unwrap().phase(), GangPhase::Invalid);

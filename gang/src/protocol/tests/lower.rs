@@ -11,12 +11,7 @@ use crate::protocol::{Member, Object, Settings, Work};
 use crate::terms::Repair;
 
 fn cluster() -> OwnerRef {
-    OwnerRef {
-        kind: OwnerKind::RayCluster,
-        namespace: "default".into(),
-        name: "a".into(),
-        part: "".into(),
-    }
+    OwnerRef { kind: OwnerKind::RayCluster, namespace: "default".into(), name: "a".into(), part: "".into() }
 }
 
 fn owned(role: &str, repair: Repair) -> Membership {
@@ -39,10 +34,7 @@ fn says(world: &mut World, workers: u32) {
         said: "the sum of all replicas".into(),
         ..OwnerFacts::default()
     };
-    world.handle(GangEvent::OwnerSeen {
-        owner: &cluster(),
-        facts: Some(Arc::new(facts)),
-    });
+    world.handle(GangEvent::OwnerSeen { owner: &cluster(), facts: Some(Arc::new(facts)) });
 }
 
 fn role(number: u32) -> &'static str {
@@ -119,12 +111,7 @@ fn immediate_replacement_does_not_prevent_a_restart() {
     for number in [3, 4] {
         world.see(member(&format!("new{number}"), owned("worker", Repair::Restart)));
     }
-    assert!(
-        !world
-            .take_work()
-            .iter()
-            .any(|work| matches!(work, Work::Delete { .. }))
-    );
+    assert!(!world.take_work().iter().any(|work| matches!(work, Work::Delete { .. })));
     world.pass(1);
     let work = world.take_work();
     let deleted = work.iter().find_map(|work| match work {
@@ -158,20 +145,9 @@ fn what_the_object_says_lowers_too_and_what_pods_say_does_not() {
     }
     let status = world.status("a");
     assert_eq!((status.min, &*status.conditions[0].reason), (3, "MinimumChanged"));
-    let spec = GangSpec {
-        min_member: Some(2),
-        ..GangSpec::default()
-    };
-    let object = Object {
-        ours: false,
-        spec: Ok(spec),
-        ..world.object(status)
-    };
-    world.handle(GangEvent::ObjectSeen {
-        namespace: "default",
-        name: "a",
-        object: Box::new(object),
-    });
+    let spec = GangSpec { min_member: Some(2), ..GangSpec::default() };
+    let object = Object { ours: false, spec: Ok(spec), ..world.object(status) };
+    world.handle(GangEvent::ObjectSeen { namespace: "default", name: "a", object: Box::new(object) });
     assert_eq!(world.status("a").min, 2);
     world.gone("a2");
     assert_eq!(world.phase("a"), GangPhase::Bound);
@@ -258,20 +234,9 @@ fn a_forged_pod_does_not_have_a_bound_gang_started_anew() {
     assert_eq!(world.phase("a"), GangPhase::Degraded);
     assert_eq!(world.take_work(), []);
     // A person may say so in the object at any time.
-    let spec = GangSpec {
-        repair: Some(GangRepair::Restart),
-        ..GangSpec::default()
-    };
-    let object = Object {
-        ours: false,
-        spec: Ok(spec),
-        ..world.object(status)
-    };
-    world.handle(GangEvent::ObjectSeen {
-        namespace: "default",
-        name: "a",
-        object: Box::new(object),
-    });
+    let spec = GangSpec { repair: Some(GangRepair::Restart), ..GangSpec::default() };
+    let object = Object { ours: false, spec: Ok(spec), ..world.object(status) };
+    world.handle(GangEvent::ObjectSeen { namespace: "default", name: "a", object: Box::new(object) });
     world.pass(5);
     assert!(matches!(&world.take_work()[..], [Work::Delete { pods, .. }] if pods.len() == 2));
 }

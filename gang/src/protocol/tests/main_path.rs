@@ -41,17 +41,10 @@ fn a_gang_collects_is_planned_arrives_is_decided_and_bound() {
             panic!("{pod} may go");
         };
         assert_eq!(placed.node.as_str(), node);
-        world.handle(GangEvent::BindEnded {
-            pod: &uid(pod),
-            outcome: BindEnd::Bound,
-        });
+        world.handle(GangEvent::BindEnded { pod: &uid(pod), outcome: BindEnd::Bound });
     }
     assert_eq!(world.phase("a"), GangPhase::Bound);
-    assert_eq!(
-        world.reserved(),
-        ["a-g0", "a-g1"],
-        "until the pods are seen to be bound"
-    );
+    assert_eq!(world.reserved(), ["a-g0", "a-g1"], "until the pods are seen to be bound");
     world.see(bound(member("a0", membership("a", 2)), "n0"));
     world.see(bound(member("a1", membership("a", 2)), "n1"));
     assert_eq!(world.reserved(), Vec::<String>::new());

@@ -10,10 +10,7 @@ fn pod_refused_for_unread_owner_is_activated_once_it_is_read() {
     let mut world = World::new();
     world.see(member("a0", in_pod_group()));
     world.see(member("a1", in_pod_group()));
-    assert_eq!(
-        world.waits("a0"),
-        "gang default/a: PodGroup a (scheduling.x-k8s.io) was not read yet"
-    );
+    assert_eq!(world.waits("a0"), "gang default/a: PodGroup a (scheduling.x-k8s.io) was not read yet");
     world.group_says(wants(3));
     assert!(world.woken().is_empty(), "the next change may follow at once");
     world.pass(1);
@@ -84,10 +81,7 @@ fn members_waiting_for_others_are_activated_for_lack_of_room() {
 
 /// A PodGroup that makes no gang.
 fn basic() -> OwnerFacts {
-    OwnerFacts {
-        singles: true,
-        ..wants(1)
-    }
+    OwnerFacts { singles: true, ..wants(1) }
 }
 
 #[test]

@@ -20,9 +20,7 @@ fn before(bind: u32, repair: Repair) -> (GangStatus, Vec<Member>) {
     world.plan();
     world.come_all("a", 3);
     world.write();
-    let mut pods: Vec<Member> = ["a0", "a1", "a2"]
-        .map(|pod| member(pod, membership.clone()))
-        .into();
+    let mut pods: Vec<Member> = ["a0", "a1", "a2"].map(|pod| member(pod, membership.clone())).into();
     for (number, pod) in pods.iter_mut().enumerate().take(bind as usize) {
         let node = world.bind(&format!("a{number}"));
         *pod = bound(pod.clone(), &node);
@@ -32,10 +30,7 @@ fn before(bind: u32, repair: Repair) -> (GangStatus, Vec<Member>) {
 }
 
 fn after(status: &GangStatus, pods: &[Member]) -> World {
-    let mut world = World::with(Settings {
-        identity: "second".into(),
-        ..Settings::default()
-    });
+    let mut world = World::with(Settings { identity: "second".into(), ..Settings::default() });
     for pod in pods {
         world.see(pod.clone());
     }
@@ -155,11 +150,7 @@ fn a_member_lost_meanwhile_is_repaired() {
     assert_eq!(world.phase("a"), GangPhase::Degraded);
     assert_eq!(world.reserved().len(), 1, "one of two is needed");
     world.see(member("a3", with_repair(membership("a", 2), Repair::Hold)));
-    assert_eq!(
-        world.come("a3"),
-        Arrival::Wait,
-        "its place is not written down yet"
-    );
+    assert_eq!(world.come("a3"), Arrival::Wait, "its place is not written down yet");
     world.write_down();
     assert!(matches!(world.come("a3"), Arrival::Go(_)));
 
@@ -207,10 +198,7 @@ fn a_replacement_fits_a_place_by_what_it_asks_for() {
     larger.asks = [("nvidia.com/gpu".into(), 8)].into();
     world.see(larger);
     world.handle(GangEvent::Synced);
-    assert!(
-        matches!(world.answer("a3"), Answer::Wait(_)),
-        "a place of one GPU is not for eight"
-    );
+    assert!(matches!(world.answer("a3"), Answer::Wait(_)), "a place of one GPU is not for eight");
     assert_eq!(asks().len(), 1);
 }
 
@@ -220,18 +208,10 @@ fn a_decision_of_which_no_member_is_left_is_over() {
     let others = ["b0", "b1"].map(|pod| member(pod, membership("a", 2)));
     let mut world = after(&status, &others);
     world.handle(GangEvent::Synced);
-    assert_eq!(
-        world.phase("a"),
-        GangPhase::Queued,
-        "they wait for one another like any others"
-    );
+    assert_eq!(world.phase("a"), GangPhase::Queued, "they wait for one another like any others");
     assert_eq!(world.status("a").decision, None, "and the object says so");
     world.show("a", status);
-    assert_eq!(
-        world.phase("a"),
-        GangPhase::Queued,
-        "the old word, seen once more, does not count"
-    );
+    assert_eq!(world.phase("a"), GangPhase::Queued, "the old word, seen once more, does not count");
 }
 
 #[test]
@@ -334,26 +314,16 @@ fn late_decision_over_reservations_of_others_is_discarded() {
     // Who leads now has given one of the devices to another gang.
     world.see(member("b0", membership("b", 1)));
     let wanted = world.next().unwrap();
-    let placement = Placement {
-        places: vec![place("n1", "a-g1")],
-        domain: "node n1".into(),
-        ..Placement::default()
-    };
-    world.handle(GangEvent::Planned {
-        gang: &wanted.gang,
-        result: Ok(placement),
-    });
+    let placement =
+        Placement { places: vec![place("n1", "a-g1")], domain: "node n1".into(), ..Placement::default() };
+    world.handle(GangEvent::Planned { gang: &wanted.gang, result: Ok(placement) });
     for pod in pods {
         world.see(pod);
     }
     world.show("a", status);
     assert_eq!(world.gangs.view(&key("a")).unwrap().decision_id(), None);
     assert_eq!(world.status("a").decision, None, "and the object says so");
-    assert_eq!(
-        world.plan_from(4).must,
-        2,
-        "all of it is planned anew, not what is left of it"
-    );
+    assert_eq!(world.plan_from(4).must, 2, "all of it is planned anew, not what is left of it");
 }
 
 /// What the older one has given up, and could not say so any more.
@@ -367,14 +337,9 @@ fn a_place_that_two_decisions_name_is_that_of_the_younger_one() {
         world.see(member(pod, membership("z", 2)));
     }
     let wanted = world.next().unwrap();
-    let placement = Placement {
-        places: vec![place("n5", "z-g5"), place("n1", "a-g1")],
-        ..Placement::default()
-    };
-    world.handle(GangEvent::Planned {
-        gang: &wanted.gang,
-        result: Ok(placement),
-    });
+    let placement =
+        Placement { places: vec![place("n5", "z-g5"), place("n1", "a-g1")], ..Placement::default() };
+    world.handle(GangEvent::Planned { gang: &wanted.gang, result: Ok(placement) });
     world.come_all("z", 2);
     world.write();
     world.bind("z0");
@@ -410,11 +375,7 @@ fn waiting_since_survives_an_extender_restart() {
         world.status("a").waiting_since.unwrap().0.as_second()
     };
     assert_eq!(waited(900), 1_000);
-    assert_eq!(
-        waited(1_400),
-        1_500,
-        "those that are there now came later: it is another life"
-    );
+    assert_eq!(waited(1_400), 1_500, "those that are there now came later: it is another life");
 }
 
 #[test]

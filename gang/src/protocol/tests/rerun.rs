@@ -9,20 +9,13 @@ use crate::protocol::{Answer, Arrival, Member, Object, Settings, Stage};
 
 /// What a pod of a Job says that names a PodGroup.
 fn in_group(job: &str) -> Membership {
-    Membership {
-        made_by: Some(job.into()),
-        ..in_pod_group()
-    }
+    Membership { made_by: Some(job.into()), ..in_pod_group() }
 }
 
 /// What a pod of a Job says whose template names the gang.
 fn named(job: &str, min: u32) -> Membership {
     Membership {
-        maker: Some(JobRef {
-            kind: "Job".into(),
-            name: job.into(),
-            uid: job.into(),
-        }),
+        maker: Some(JobRef { kind: "Job".into(), name: job.into(), uid: job.into() }),
         made_by: Some(job.into()),
         ..membership("a", min)
     }
@@ -111,20 +104,9 @@ fn the_next_job_may_want_another_number() {
 #[test]
 fn next_job_is_another_incarnation_if_object_has_the_minimum() {
     let mut world = World::new();
-    let spec = GangSpec {
-        min_member: Some(4),
-        ..GangSpec::default()
-    };
-    let object = Object {
-        ours: false,
-        spec: Ok(spec),
-        ..world.object(GangStatus::default())
-    };
-    world.handle(GangEvent::ObjectSeen {
-        namespace: "default",
-        name: "a",
-        object: Box::new(object),
-    });
+    let spec = GangSpec { min_member: Some(4), ..GangSpec::default() };
+    let object = Object { ours: false, spec: Ok(spec), ..world.object(GangStatus::default()) };
+    world.handle(GangEvent::ObjectSeen { namespace: "default", name: "a", object: Box::new(object) });
     done(&mut world, &named("first", 1));
     all_or_none(&mut world, &named("second", 1));
 }
@@ -136,11 +118,7 @@ fn what_the_same_job_makes_next_is_no_other_run() {
     let membership = in_group("first");
     done(&mut world, &membership);
     world.see(member("b0", membership));
-    assert_eq!(
-        world.plan().must,
-        0,
-        "the job has more to do than it does at a time"
-    );
+    assert_eq!(world.plan().must, 0, "the job has more to do than it does at a time");
     world.bind("b0");
     let status = world.status("a");
     assert_eq!((status.bound, status.completed), (1, 4));
@@ -227,10 +205,7 @@ fn a_run_that_is_not_done_goes_on_with_whoever_takes_its_place() {
 
 /// What another process finds.
 fn after(world: &World, status: GangStatus, pods: &[Member]) -> World {
-    let mut next = World::with(Settings {
-        identity: "second".into(),
-        ..Settings::default()
-    });
+    let mut next = World::with(Settings { identity: "second".into(), ..Settings::default() });
     next.passed = world.passed;
     with_group(&mut next, 4);
     next.show("a", status);

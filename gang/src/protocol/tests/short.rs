@@ -23,24 +23,15 @@ fn bound_all(world: &mut World, pods: &[&str], membership: &Membership) {
 
 /// Kube-scheduler stops a bound member for another pod: its place is not kept.
 pub(super) fn preempt(world: &mut World, pod: &str, membership: &Membership) {
-    world.see(Member {
-        preempted: true,
-        ..leaving(bound(member(pod, membership.clone()), "n0"))
-    });
+    world.see(Member { preempted: true, ..leaving(bound(member(pod, membership.clone()), "n0")) });
     world.gone(pod);
 }
 
 /// The next gang gets one place.
 fn place_one(world: &mut World, gpu: &str) -> PlanRequest {
     let wanted = world.next().expect("a gang wants a plan");
-    let placement = Placement {
-        places: vec![place("n9", gpu)],
-        ..Placement::default()
-    };
-    world.handle(GangEvent::Planned {
-        gang: &wanted.gang,
-        result: Ok(placement),
-    });
+    let placement = Placement { places: vec![place("n9", gpu)], ..Placement::default() };
+    world.handle(GangEvent::Planned { gang: &wanted.gang, result: Ok(placement) });
     wanted
 }
 
@@ -93,15 +84,8 @@ fn short_gangs_are_ordered_by_priority_then_by_missing_members() {
     let mut membership = membership("a", 4);
     membership.key.namespace = "team-a".into();
     world.gone("a5");
-    assert_eq!(
-        &*world.refuse("no room").gang.name,
-        "b",
-        "whose replacements are all there"
-    );
-    world.see(Member {
-        priority: 5,
-        ..member("a6", membership)
-    });
+    assert_eq!(&*world.refuse("no room").gang.name, "b", "whose replacements are all there");
+    world.see(Member { priority: 5, ..member("a6", membership) });
     world.room += 1;
     assert_eq!(&*world.refuse("no room").gang.name, "a");
 }
@@ -126,10 +110,7 @@ fn surplus_member_of_a_role_leaves_room_for_a_missing_role() {
     world.see(member("a4", in_role("ps")));
     world.refuse("no room");
     preempt(&mut world, "a3", &in_role("worker"));
-    world.see(Member {
-        created: 1,
-        ..member("a5", in_role("worker"))
-    });
+    world.see(Member { created: 1, ..member("a5", in_role("worker")) });
     let wanted = world.next().expect("it lacks a worker");
     assert!(wanted.completes);
     let members: Vec<&str> = wanted.members.iter().map(|member| member.uid.as_str()).collect();
@@ -156,14 +137,8 @@ fn surplus_member_without_room_gets_a_reason_once_gang_is_bound() {
         world.see(member(pod, membership("a", 2)));
     }
     let wanted = world.next().expect("a gang wants a plan");
-    let placement = Placement {
-        places: vec![place("n0", "g0"), place("n1", "g1")],
-        ..Placement::default()
-    };
-    world.handle(GangEvent::Planned {
-        gang: &wanted.gang,
-        result: Ok(placement),
-    });
+    let placement = Placement { places: vec![place("n0", "g0"), place("n1", "g1")], ..Placement::default() };
+    world.handle(GangEvent::Planned { gang: &wanted.gang, result: Ok(placement) });
     for pod in ["a0", "a1"] {
         world.come(pod);
     }

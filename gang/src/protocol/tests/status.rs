@@ -17,12 +17,7 @@ fn read(world: &mut World, what: &str, out: &mut String) {
         return;
     };
     writeln!(out, "{what}\n  pods: {text}").unwrap();
-    writeln!(
-        out,
-        "  {:?}: {} | {}",
-        status.phase, status.reason, status.message
-    )
-    .unwrap();
+    writeln!(out, "  {:?}: {} | {}", status.phase, status.reason, status.message).unwrap();
     let waits = status.waiting_since.map(|time| time.0.as_second());
     writeln!(
         out,
@@ -38,10 +33,7 @@ fn read(world: &mut World, what: &str, out: &mut String) {
     .unwrap();
     let conditions = status.conditions.iter().map(|condition| {
         let since = condition.last_transition_time.0.as_second();
-        format!(
-            "{}={} ({}, {since})",
-            condition.type_, condition.status, condition.reason
-        )
+        format!("{}={} ({}, {since})", condition.type_, condition.status, condition.reason)
     });
     writeln!(out, "  {}", conditions.collect::<Vec<_>>().join(" ")).unwrap();
 }
@@ -137,9 +129,7 @@ fn ignored_integrations_are_named_on_the_gang_and_to_its_pods() {
     );
     let contested = |world: &mut World| {
         let conditions = world.status("a").conditions;
-        let found = conditions
-            .into_iter()
-            .find(|condition| condition.type_ == "AmbiguousMembership");
+        let found = conditions.into_iter().find(|condition| condition.type_ == "AmbiguousMembership");
         found.map(|condition| (condition.status, condition.message))
     };
     let (status, message) = contested(&mut world).unwrap();
@@ -237,41 +227,23 @@ fn a_view_shows_members_and_places() {
     world.come("a0");
     let view = world.gangs.view(&key("a")).unwrap();
     assert_eq!(view.phase(), GangPhase::Reserved);
-    assert_eq!(
-        (view.min(), view.exist(), view.ready(), view.unplaced()),
-        (2, 2, 1, 0)
-    );
+    assert_eq!((view.min(), view.exist(), view.ready(), view.unplaced()), (2, 2, 1, 0));
     let members: Vec<_> = view
         .members()
-        .map(|member| {
-            (
-                member.name.to_owned(),
-                member.arrived,
-                member.node.map(ToString::to_string),
-            )
-        })
+        .map(|member| (member.name.to_owned(), member.arrived, member.node.map(ToString::to_string)))
         .collect();
     let expected = [("a0", true, "n0"), ("a1", false, "n1")];
     assert_eq!(
         members,
         expected.map(|(name, arrived, node)| (name.to_owned(), arrived, Some(node.to_owned())))
     );
-    let slots: Vec<_> = view
-        .slots()
-        .map(|slot| (slot.slot, slot.pod, slot.bound))
-        .collect();
-    assert_eq!(
-        slots,
-        [(0, Some(&uid("a0")), false), (1, Some(&uid("a1")), false)]
-    );
+    let slots: Vec<_> = view.slots().map(|slot| (slot.slot, slot.pod, slot.bound)).collect();
+    assert_eq!(slots, [(0, Some(&uid("a0")), false), (1, Some(&uid("a1")), false)]);
     assert_eq!(view.surplus_members(), 0);
     world.come("a1");
     world.write();
     world.come("a0");
-    world.handle(GangEvent::BindEnded {
-        pod: &uid("a0"),
-        outcome: BindEnd::Failed,
-    });
+    world.handle(GangEvent::BindEnded { pod: &uid("a0"), outcome: BindEnd::Failed });
     assert!(world.gangs.view(&key("a")).unwrap().is_decided());
     assert_eq!(world.gangs.views().count(), 1);
 }
@@ -282,10 +254,7 @@ fn a_reason_without_end_is_cut() {
     world.members("a", 2, 2);
     world.refuse(&"no room ".repeat(10_000));
     let text = world.text("a");
-    assert!(
-        text.starts_with("gang default/a waits for room: no room no room"),
-        "{text:.99}"
-    );
+    assert!(text.starts_with("gang default/a waits for room: no room no room"), "{text:.99}");
     assert!(text.len() <= 1024, "{}", text.len());
     let (_, status) = world.gangs.take_statuses().remove(0);
     assert!(status.reason.len() + status.message.len() < 6_000);
@@ -293,11 +262,7 @@ fn a_reason_without_end_is_cut() {
 
 /// A pending pod that asks for no devices.
 fn light(uid: &str, min: u32) -> Member {
-    Member {
-        shape: None,
-        asks: [].into(),
-        ..member(uid, membership("a", min))
-    }
+    Member { shape: None, asks: [].into(), ..member(uid, membership("a", min)) }
 }
 
 #[test]
@@ -315,33 +280,18 @@ fn members_without_devices_are_bound_once_they_have_nodes() {
     };
     assert_eq!(
         read(&mut world),
-        (
-            GangPhase::Binding,
-            0,
-            None,
-            "is being bound: 0 of 2 bound (False)".into()
-        )
+        (GangPhase::Binding, 0, None, "is being bound: 0 of 2 bound (False)".into())
     );
     world.see(bound(light("a0", 2), "n0"));
     assert_eq!(
         read(&mut world),
-        (
-            GangPhase::Binding,
-            1,
-            None,
-            "is being bound: 1 of 2 bound (False)".into()
-        )
+        (GangPhase::Binding, 1, None, "is being bound: 1 of 2 bound (False)".into())
     );
     world.pass(5);
     world.see(bound(light("a1", 2), "n1"));
     assert_eq!(
         read(&mut world),
-        (
-            GangPhase::Bound,
-            2,
-            Some(1_005),
-            "is bound: 2 bound, 2 needed (True)".into()
-        )
+        (GangPhase::Bound, 2, Some(1_005), "is bound: 2 bound, 2 needed (True)".into())
     );
 }
 
@@ -359,10 +309,7 @@ fn a_gang_lies_where_its_replacements_do_too() {
         domain: "2 racks of zone z1".into(),
         ..Placement::default()
     };
-    world.handle(GangEvent::Planned {
-        gang: &wanted.gang,
-        result: Ok(placement),
-    });
+    world.handle(GangEvent::Planned { gang: &wanted.gang, result: Ok(placement) });
     assert_eq!(world.status("a").domain, "2 racks of zone z1");
 }
 
@@ -376,10 +323,7 @@ fn one_member_is_counted_in_the_singular() {
     world.plan();
     assert_eq!(world.status("a").message, "0 of 1 member is ready to be bound");
     world.pass(60);
-    assert_eq!(
-        world.status("a").reason,
-        "is tried again soon: 0 of 1 member came in time"
-    );
+    assert_eq!(world.status("a").reason, "is tried again soon: 0 of 1 member came in time");
 }
 
 #[test]

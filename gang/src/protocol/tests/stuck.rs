@@ -11,29 +11,21 @@ use crate::protocol::{Placement, Refusal, Settings, Work};
 use crate::terms::Repair;
 
 fn key(gang: &str) -> GangKey {
-    GangKey {
-        namespace: format!("team-{gang}").as_str().into(),
-        ..super::world::key(gang)
-    }
+    GangKey { namespace: format!("team-{gang}").as_str().into(), ..super::world::key(gang) }
 }
 
 /// All that want a plan are refused, as long as any do.
 fn refuse_all(world: &mut World) {
     while world.next().is_some_and(|wanted| {
         let refused = super::world::refused("no room");
-        world.handle(GangEvent::Planned {
-            gang: &wanted.gang,
-            result: Err(refused),
-        });
+        world.handle(GangEvent::Planned { gang: &wanted.gang, result: Err(refused) });
         true
     }) {}
 }
 
 fn stuck(world: &World) -> Vec<(String, u32)> {
     let stuck = world.gangs.deadlocked().into_iter();
-    stuck
-        .map(|stuck| (stuck.gang.key().name.to_string(), stuck.wanted.must))
-        .collect()
+    stuck.map(|stuck| (stuck.gang.key().name.to_string(), stuck.wanted.must)).collect()
 }
 
 fn hold() -> u64 {
@@ -48,10 +40,7 @@ fn gangs_short_for_the_hold_time_are_deadlocked_and_replanned() {
     assert_eq!(stuck(&world), []);
     assert_eq!(world.next(), None, "it was refused in this room");
     world.pass(1);
-    assert_eq!(
-        world.next().map(|wanted| wanted.gang.name.to_string()),
-        Some("a".into())
-    );
+    assert_eq!(world.next().map(|wanted| wanted.gang.name.to_string()), Some("a".into()));
     assert_eq!(stuck(&world), [("a".to_owned(), 2), ("b".to_owned(), 2)]);
     refuse_all(&mut world);
     world.pass(hold() * 3);
@@ -66,14 +55,8 @@ fn who_gets_a_place_is_as_stuck_until_it_has_all() {
     for (gpu, left) in [("one", 1), ("two", 0)] {
         world.room += 1;
         let wanted = world.next().unwrap();
-        let placement = Placement {
-            places: vec![place("n9", gpu)],
-            ..Placement::default()
-        };
-        world.handle(GangEvent::Planned {
-            gang: &wanted.gang,
-            result: Ok(placement),
-        });
+        let placement = Placement { places: vec![place("n9", gpu)], ..Placement::default() };
+        world.handle(GangEvent::Planned { gang: &wanted.gang, result: Ok(placement) });
         refuse_all(&mut world);
         let short = (left > 0).then_some(("a".to_owned(), left));
         let expected: Vec<(String, u32)> = short.into_iter().chain([("b".to_owned(), 2)]).collect();
@@ -110,10 +93,7 @@ fn yielding_gang_is_evicted_whole_names_preemptor_and_restarts() {
     world.pass(hold());
     refuse_all(&mut world);
     world.take_work();
-    world.handle(GangEvent::YieldTo {
-        gang: &key("b"),
-        to: &key("a"),
-    });
+    world.handle(GangEvent::YieldTo { gang: &key("b"), to: &key("a") });
     let mut pods: Vec<String> = Vec::new();
     for work in world.take_work() {
         if let Work::EvictRest { pods: gone, of, to } = work {
@@ -122,11 +102,7 @@ fn yielding_gang_is_evicted_whole_names_preemptor_and_restarts() {
         }
     }
     pods.sort();
-    assert_eq!(
-        pods,
-        ["b0", "b1", "b4", "b5"],
-        "those that wait too: they do not mix with the next"
-    );
+    assert_eq!(pods, ["b0", "b1", "b4", "b5"], "those that wait too: they do not mix with the next");
     let statuses = world.gangs.take_statuses();
     let (_, status) = statuses.into_iter().find(|(of, _)| **of == key("b")).unwrap();
     assert_eq!(
@@ -150,10 +126,7 @@ fn yielding_gang_is_evicted_whole_names_preemptor_and_restarts() {
     world.room += 1;
     assert_eq!(&*world.refuse("no room").gang.name, "a", "short gangs go first");
     let wanted = world.refuse("no room");
-    assert_eq!(
-        (&*wanted.gang.name, wanted.must, wanted.completes),
-        ("b", 4, false)
-    );
+    assert_eq!((&*wanted.gang.name, wanted.must, wanted.completes), ("b", 4, false));
 }
 
 #[test]
@@ -161,10 +134,7 @@ fn nobody_gives_way_who_is_not_stuck() {
     let mut world = two_short_gangs();
     refuse_all(&mut world);
     world.take_work();
-    world.handle(GangEvent::YieldTo {
-        gang: &key("b"),
-        to: &key("a"),
-    });
+    world.handle(GangEvent::YieldTo { gang: &key("b"), to: &key("a") });
     assert_eq!(world.take_work(), []);
     world.pass(hold());
     refuse_all(&mut world);
@@ -172,10 +142,7 @@ fn nobody_gives_way_who_is_not_stuck() {
     membership.key = key("b");
     world.see(leaving(member("b5", membership)));
     world.take_work();
-    world.handle(GangEvent::YieldTo {
-        gang: &key("b"),
-        to: &key("a"),
-    });
+    world.handle(GangEvent::YieldTo { gang: &key("b"), to: &key("a") });
     assert_eq!(world.take_work(), [], "its replacement is going");
 }
 
@@ -185,20 +152,9 @@ fn a_gang_that_would_not_be_whole_on_an_empty_cluster_says_so() {
     refuse_all(&mut world);
     world.pass(hold());
     while let Some(wanted) = world.next() {
-        let refused = Refusal {
-            hopeless: *wanted.gang.name == *"a",
-            ..super::world::refused("no room")
-        };
-        world.handle(GangEvent::Planned {
-            gang: &wanted.gang,
-            result: Err(refused),
-        });
+        let refused = Refusal { hopeless: *wanted.gang.name == *"a", ..super::world::refused("no room") };
+        world.handle(GangEvent::Planned { gang: &wanted.gang, result: Err(refused) });
     }
-    let hopeless: Vec<bool> = world
-        .gangs
-        .deadlocked()
-        .iter()
-        .map(|stuck| stuck.hopeless)
-        .collect();
+    let hopeless: Vec<bool> = world.gangs.deadlocked().iter().map(|stuck| stuck.hopeless).collect();
     assert_eq!(hopeless, [true, false]);
 }

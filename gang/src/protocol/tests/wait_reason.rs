@@ -17,15 +17,9 @@ fn they_are_told_what_filter_would_answer() {
     };
     assert_eq!(&*text, "gang default/a: 1 of 2 members exist");
     assert_eq!(why(&world, "a0"), Some(WaitReason::Waits(text)));
-    world.see(Member {
-        stage: Stage::Gated { by_us_alone: true },
-        ..member("a1", membership("a", 3))
-    });
+    world.see(Member { stage: Stage::Gated { by_us_alone: true }, ..member("a1", membership("a", 3)) });
     let told = why(&world, "a1").unwrap();
-    assert!(
-        matches!(&told, WaitReason::Invalid(text) if text.contains("is not valid")),
-        "{told:?}"
-    );
+    assert!(matches!(&told, WaitReason::Invalid(text) if text.contains("is not valid")), "{told:?}");
     assert_eq!(Some(told), why(&world, "a0"));
 }
 
@@ -39,10 +33,7 @@ fn nobody_waits_for_its_gang_who_has_a_place_or_is_of_none() {
     assert_eq!(why(&world, "a0"), None);
     world.see(bound(member("b0", membership("b", 2)), "n0"));
     assert_eq!(why(&world, "b0"), None);
-    world.see(Member {
-        elsewhere: Some("another-scheduler".into()),
-        ..member("b1", membership("b", 2))
-    });
+    world.see(Member { elsewhere: Some("another-scheduler".into()), ..member("b1", membership("b", 2)) });
     assert_eq!(why(&world, "b1"), None);
 }
 
@@ -51,15 +42,9 @@ fn a_member_waits_for_those_who_have_to_leave_its_place() {
     let mut world = World::new();
     world.members("a", 1, 1);
     let wanted = world.next().expect("a gang wants a plan");
-    let placement = Placement {
-        places: vec![place("n0", "g0")],
-        victims: vec!["victim".into()],
-        ..Placement::default()
-    };
-    world.handle(GangEvent::Planned {
-        gang: &wanted.gang,
-        result: Ok(placement),
-    });
+    let placement =
+        Placement { places: vec![place("n0", "g0")], victims: vec!["victim".into()], ..Placement::default() };
+    world.handle(GangEvent::Planned { gang: &wanted.gang, result: Ok(placement) });
     let Answer::Wait(text) = world.answer("a0") else {
         panic!("its place is not free yet");
     };

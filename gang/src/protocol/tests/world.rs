@@ -60,21 +60,12 @@ pub(crate) fn pod_group() -> OwnerRef {
 
 /// What a pod says that names [`pod_group`].
 pub(crate) fn in_pod_group() -> Membership {
-    Membership {
-        size: Size::Unsaid,
-        size_said: "",
-        owner: Some(pod_group()),
-        ..membership("a", 1)
-    }
+    Membership { size: Size::Unsaid, size_said: "", owner: Some(pod_group()), ..membership("a", 1) }
 }
 
 /// What a PodGroup says that wants so many members.
 pub(crate) fn wants(min: u32) -> OwnerFacts {
-    OwnerFacts {
-        min: Some(min),
-        said: "minMember".into(),
-        ..OwnerFacts::default()
-    }
+    OwnerFacts { min: Some(min), said: "minMember".into(), ..OwnerFacts::default() }
 }
 
 /// The same, of roles.
@@ -87,10 +78,7 @@ pub(crate) fn wants_roles(roles: &[(&str, u32)]) -> OwnerFacts {
 
 /// What a pod of a role says that names [`pod_group`].
 pub(crate) fn in_role(role: &str) -> Membership {
-    Membership {
-        role: role.into(),
-        ..in_pod_group()
-    }
+    Membership { role: role.into(), ..in_pod_group() }
 }
 
 pub(crate) fn asks() -> Asks {
@@ -130,10 +118,7 @@ pub(crate) fn leaving(mut member: Member) -> Member {
 /// A place of one GPU, which no other place has if its name differs.
 /// The object of a gang by annotation goes.
 pub(crate) fn forget(name: &str) -> Work {
-    Work::DeleteObject {
-        namespace: "default".into(),
-        name: name.into(),
-    }
+    Work::DeleteObject { namespace: "default".into(), name: name.into() }
 }
 
 pub(crate) fn place(node: &str, gpu: &str) -> Reservation {
@@ -149,11 +134,7 @@ pub(crate) fn place(node: &str, gpu: &str) -> Reservation {
 }
 
 pub(crate) fn refused(reason: &str) -> Refusal {
-    Refusal {
-        reason: reason.into(),
-        message: format!("{reason}, at length").into(),
-        hopeless: false,
-    }
+    Refusal { reason: reason.into(), message: format!("{reason}, at length").into(), hopeless: false }
 }
 
 impl World {
@@ -176,10 +157,7 @@ impl World {
     }
 
     pub(crate) fn now(&self) -> Now {
-        Now {
-            at: self.start + self.passed,
-            unix: 1_000 + i64::try_from(self.passed.as_secs()).unwrap(),
-        }
+        Now { at: self.start + self.passed, unix: 1_000 + i64::try_from(self.passed.as_secs()).unwrap() }
     }
 
     pub(crate) fn handle(&mut self, event: GangEvent<'_>) -> Reply {
@@ -189,10 +167,7 @@ impl World {
 
     /// [`pod_group`] is read.
     pub(crate) fn group_says(&mut self, facts: OwnerFacts) {
-        self.handle(GangEvent::OwnerSeen {
-            owner: &pod_group(),
-            facts: Some(Arc::new(facts)),
-        });
+        self.handle(GangEvent::OwnerSeen { owner: &pod_group(), facts: Some(Arc::new(facts)) });
     }
 
     /// Time passes in steps, each looked at.
@@ -245,40 +220,25 @@ impl World {
                 ..place(&format!("n{at}"), &format!("{}-g{at}", wanted.gang.name))
             }
         });
-        let placement = Placement {
-            places: places.collect(),
-            domain: "rack r7".into(),
-            ..Placement::default()
-        };
-        self.handle(GangEvent::Planned {
-            gang: &wanted.gang,
-            result: Ok(placement),
-        });
+        let placement =
+            Placement { places: places.collect(), domain: "rack r7".into(), ..Placement::default() };
+        self.handle(GangEvent::Planned { gang: &wanted.gang, result: Ok(placement) });
         wanted
     }
 
     pub(crate) fn refuse(&mut self, reason: &str) -> PlanRequest {
         let wanted = self.next().expect("a gang wants a plan");
-        self.handle(GangEvent::Planned {
-            gang: &wanted.gang,
-            result: Err(refused(reason)),
-        });
+        self.handle(GangEvent::Planned { gang: &wanted.gang, result: Err(refused(reason)) });
         wanted
     }
 
     pub(crate) fn answer(&mut self, uid: &str) -> Answer {
-        answer(self.handle(GangEvent::Filter {
-            pod: &uid.into(),
-            offered: Offered(&|_| true),
-        }))
+        answer(self.handle(GangEvent::Filter { pod: &uid.into(), offered: Offered(&|_| true) }))
     }
 
     pub(crate) fn answer_within(&mut self, uid: &str, nodes: &[&str]) -> Answer {
         let offered = |node: &NodeName| nodes.contains(&node.as_str());
-        answer(self.handle(GangEvent::Filter {
-            pod: &uid.into(),
-            offered: Offered(&offered),
-        }))
+        answer(self.handle(GangEvent::Filter { pod: &uid.into(), offered: Offered(&offered) }))
     }
 
     pub(crate) fn waits(&mut self, uid: &str) -> String {
@@ -303,10 +263,7 @@ impl World {
     }
 
     pub(crate) fn arrive(&mut self, uid: &str, node: &str) -> Arrival {
-        arrival(self.handle(GangEvent::Arrive {
-            pod: &uid.into(),
-            node: &node.into(),
-        }))
+        arrival(self.handle(GangEvent::Arrive { pod: &uid.into(), node: &node.into() }))
     }
 
     pub(crate) fn come_all(&mut self, gang: &str, count: u32) {
@@ -332,11 +289,7 @@ impl World {
     /// Writes the decision that is to be written.
     pub(crate) fn write(&mut self) -> Decision {
         let (gang, decision) = self.commit();
-        self.handle(GangEvent::Committed {
-            gang: &gang,
-            decision: &decision.id,
-            result: Ok(()),
-        });
+        self.handle(GangEvent::Committed { gang: &gang, decision: &decision.id, result: Ok(()) });
         decision
     }
 
@@ -357,10 +310,7 @@ impl World {
         let Arrival::Go(placed) = come else {
             panic!("{uid} may not go");
         };
-        self.handle(GangEvent::BindEnded {
-            pod: &uid.into(),
-            outcome: crate::protocol::BindEnd::Bound,
-        });
+        self.handle(GangEvent::BindEnded { pod: &uid.into(), outcome: crate::protocol::BindEnd::Bound });
         let membership = self.gangs.membership_of(&uid.into());
         let mut seen = bound(member(uid, membership), placed.node.as_str());
         seen.holds = placed.devices;
@@ -451,11 +401,7 @@ impl World {
     pub(crate) fn show(&mut self, gang: &str, status: GangStatus) {
         let object = self.object(status);
         let name = key(gang).object_name();
-        self.handle(GangEvent::ObjectSeen {
-            namespace: "default",
-            name: &name,
-            object: Box::new(object),
-        });
+        self.handle(GangEvent::ObjectSeen { namespace: "default", name: &name, object: Box::new(object) });
     }
 }
 

@@ -13,14 +13,8 @@ use crate::key::{GangKey, Integration};
 use crate::membership::{Membership, OwnerKind, OwnerRef, Size};
 
 fn levels() -> Levels {
-    let level = |name: &str, label: &str| Level {
-        name: name.into(),
-        label: label.into(),
-    };
-    Levels(vec![
-        level("zone", "topology.kubernetes.io/zone"),
-        level("rack", "example.com/rack"),
-    ])
+    let level = |name: &str, label: &str| Level { name: name.into(), label: label.into() };
+    Levels(vec![level("zone", "topology.kubernetes.io/zone"), level("rack", "example.com/rack")])
 }
 
 fn resolved(memberships: &[Membership], owner: OwnerState<'_>, object: Option<&GangSpec>) -> Resolved {
@@ -30,11 +24,7 @@ fn resolved(memberships: &[Membership], owner: OwnerState<'_>, object: Option<&G
 /// What is said comes to this where the rest is by default.
 fn by_default(said: &Declared, owner: OwnerState<'_>, object: Option<&GangSpec>) -> Resolved {
     let levels = levels();
-    let defaults = Defaults {
-        arrival: Duration::from_secs(60),
-        repair: Repair::Hold,
-        levels: &levels,
-    };
+    let defaults = Defaults { arrival: Duration::from_secs(60), repair: Repair::Hold, levels: &levels };
     resolve(said, owner, object, &defaults)
 }
 
@@ -68,11 +58,7 @@ fn membership(size: Size) -> Membership {
             incarnation: "".into(),
         },
         size,
-        size_said: if size == Size::Unsaid {
-            ""
-        } else {
-            "annotation gantry.dev/gang-min"
-        },
+        size_said: if size == Size::Unsaid { "" } else { "annotation gantry.dev/gang-min" },
         owner: None,
         rank: None,
         role: "".into(),
@@ -90,35 +76,19 @@ fn stated(min: u32) -> Membership {
 
 fn of_owner(kind: OwnerKind, size: Size) -> Membership {
     Membership {
-        owner: Some(OwnerRef {
-            kind,
-            namespace: "ml".into(),
-            name: "train".into(),
-            part: "".into(),
-        }),
+        owner: Some(OwnerRef { kind, namespace: "ml".into(), name: "train".into(), part: "".into() }),
         ..membership(size)
     }
 }
 
 fn wishing(min: u32, options: GangOptions) -> Membership {
-    Membership {
-        options,
-        ..stated(min)
-    }
+    Membership { options, ..stated(min) }
 }
 
 fn facts(min: u32, total: Option<u32>) -> OwnerFacts {
-    OwnerFacts {
-        min: Some(min),
-        total,
-        said: "spec.minMember".into(),
-        ..OwnerFacts::default()
-    }
+    OwnerFacts { min: Some(min), total, said: "spec.minMember".into(), ..OwnerFacts::default() }
 }
 
 fn level(name: &str, required: bool) -> Option<TopologyRequest> {
-    Some(TopologyRequest {
-        level: name.into(),
-        required,
-    })
+    Some(TopologyRequest { level: name.into(), required })
 }

@@ -51,11 +51,7 @@ pub(super) fn evenly(
     let rounds = || {
         let runs = open.iter().zip(&laid).flat_map(|(node, laid)| {
             let counts = laid.iter().enumerate().filter(|(_, count)| **count > 0);
-            counts.map(|(slot, count)| Run {
-                node: *node,
-                slot,
-                count: *count,
-            })
+            counts.map(|(slot, count)| Run { node: *node, slot, count: *count })
         });
         runs.collect()
     };
@@ -79,28 +75,14 @@ fn along_tree(
     rounds: &[Run],
     end: &State,
 ) -> Option<Vec<Run>> {
-    let Packing {
-        survey,
-        tier,
-        loose,
-        anchors,
-        ..
-    } = packing;
+    let Packing { survey, tier, loose, anchors, .. } = packing;
     let mut state = packing.state.clone();
     let mut begun = Anchors::default();
     let mut runs = Vec::new();
     for &slot in order.iter().filter(|slot| counts[**slot] > 0) {
-        let own = || {
-            survey
-                .skews
-                .iter()
-                .zip(&end.levels)
-                .filter(|(skew, _)| skew.slot == slot)
-        };
-        let coarsest = own()
-            .map(|(skew, _)| skew)
-            .filter(|skew| !skew.is_by_node())
-            .min_by_key(|skew| skew.width());
+        let own = || survey.skews.iter().zip(&end.levels).filter(|(skew, _)| skew.slot == slot);
+        let coarsest =
+            own().map(|(skew, _)| skew).filter(|skew| !skew.is_by_node()).min_by_key(|skew| skew.width());
         let group = |node: NodeIx| coarsest.and_then(|skew| skew.domain(node));
         let mut groups: Vec<(Option<u32>, u32)> = Vec::new();
         for run in rounds.iter().filter(|run| run.slot == slot) {
@@ -116,9 +98,7 @@ fn along_tree(
                     return 0;
                 }
                 let by_node = own().filter(|(skew, _)| skew.is_by_node());
-                let most = by_node
-                    .map(|(skew, level)| level.most_in_the_end(skew, node))
-                    .min();
+                let most = by_node.map(|(skew, level)| level.most_in_the_end(skew, node)).min();
                 room(survey, &state, node, slot, tier).min(most.unwrap_or(u32::MAX))
             });
             filler.begun = std::mem::take(&mut begun);

@@ -90,10 +90,7 @@ impl Search<'_, '_> {
     /// Every number of the shape at `position` of the order, the most first.
     fn on_node(&mut self, index: usize, position: usize) -> bool {
         let (Some(&slot), Some(&node)) = (self.order.get(position), self.nodes.get(index)) else {
-            let held = self
-                .nodes
-                .get(index)
-                .is_none_or(|node| self.state.is_near_on(self.survey, *node));
+            let held = self.nodes.get(index).is_none_or(|node| self.state.is_near_on(self.survey, *node));
             return held && self.at(index + 1);
         };
         if self.is_tired() {

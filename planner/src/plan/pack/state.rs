@@ -73,13 +73,8 @@ impl State {
         count: u32,
         back: bool,
     ) {
-        let change = |number: &mut u32| {
-            *number = if back {
-                number.saturating_sub(count)
-            } else {
-                *number + count
-            }
-        };
+        let change =
+            |number: &mut u32| *number = if back { number.saturating_sub(count) } else { *number + count };
         let slots = survey.shapes.len();
         change(&mut self.on.entry(node).or_insert_with(|| vec![0; slots])[slot]);
         for (rule, (a, b, key)) in survey.rules.spread.iter().enumerate() {
@@ -112,10 +107,7 @@ pub(super) fn more(survey: &Survey<'_>, state: &State, node: NodeIx, slot: usize
         return 0;
     }
     let skews = survey.skews.iter().zip(&state.levels);
-    let even = skews
-        .filter(|(skew, _)| skew.slot == slot)
-        .map(|(skew, level)| level.more(skew, node))
-        .min();
+    let even = skews.filter(|(skew, _)| skew.slot == slot).map(|(skew, level)| level.more(skew, node)).min();
     match even {
         Some(0) => 0,
         Some(even) => even.min(room(survey, state, node, slot, tier)),
@@ -131,11 +123,7 @@ pub(super) fn room(survey: &Survey<'_>, state: &State, node: NodeIx, slot: usize
         let Some(value) = survey.label(node, key).filter(|_| *a == slot || *b == slot) else {
             continue;
         };
-        let [of_a, of_b] = state
-            .values
-            .get(&(rule, Arc::clone(value)))
-            .copied()
-            .unwrap_or_default();
+        let [of_a, of_b] = state.values.get(&(rule, Arc::clone(value))).copied().unwrap_or_default();
         most = match (*a == slot, *b == slot) {
             (true, true) => most.min(1u32.saturating_sub(of_a)),
             (true, false) if of_b > 0 => 0,
@@ -162,13 +150,9 @@ pub(super) fn room(survey: &Survey<'_>, state: &State, node: NodeIx, slot: usize
             return 0;
         };
         let free = u32::try_from(available(pool, survey.counting)).unwrap_or(u32::MAX);
-        let used = survey
-            .shapes
-            .iter()
-            .enumerate()
-            .fold(0u32, |used, (other, shape)| {
-                used.saturating_add(shape.request.devices(resource).saturating_mul(present(other)))
-            });
+        let used = survey.shapes.iter().enumerate().fold(0u32, |used, (other, shape)| {
+            used.saturating_add(shape.request.devices(resource).saturating_mul(present(other)))
+        });
         most = most.min(free.saturating_sub(used) / ask.devices.max(1));
     }
     let mut left = left.clone();

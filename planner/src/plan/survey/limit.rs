@@ -15,9 +15,8 @@ impl Survey<'_> {
     /// By node and shape: members by everything but devices.
     pub(super) fn limit(&mut self, wanted: &PlanRequest) {
         let without = wanted.without.iter();
-        let without: BTreeSet<NodeIx> = without
-            .filter_map(|node| self.input.snapshot.find(node.as_str()))
-            .collect();
+        let without: BTreeSet<NodeIx> =
+            without.filter_map(|node| self.input.snapshot.find(node.as_str())).collect();
         let slots = self.shapes.len();
         let mut limits = std::mem::take(&mut self.limits);
         let mut counted = Vec::with_capacity(slots);
@@ -25,10 +24,9 @@ impl Survey<'_> {
         for (slot, shape) in self.shapes.iter().enumerate() {
             let mut barred = match self.counting {
                 Counting::Empty if shape.needs.together_with.is_empty() => PlacementRules::default(),
-                Counting::Empty => PlacementRules {
-                    near: self.input.barred(shape).near,
-                    ..PlacementRules::default()
-                },
+                Counting::Empty => {
+                    PlacementRules { near: self.input.barred(shape).near, ..PlacementRules::default() }
+                }
                 Counting::Open | Counting::Free => self.input.barred(shape),
             };
             counted.push(std::mem::take(&mut barred.counted));
@@ -40,17 +38,10 @@ impl Survey<'_> {
                     continue;
                 };
                 let Some(left) = self.left(node) else { continue };
-                let facts = self
-                    .input
-                    .rooms
-                    .get(number as usize)
-                    .and_then(|room| room.facts.as_ref());
+                let facts = self.input.rooms.get(number as usize).and_then(|room| room.facts.as_ref());
                 let kept_off = without.contains(&node)
                     || barred.nodes.binary_search(&node).is_ok()
-                    || barred
-                        .only
-                        .as_ref()
-                        .is_some_and(|only| only.binary_search(&node).is_err())
+                    || barred.only.as_ref().is_some_and(|only| only.binary_search(&node).is_err())
                     || facts.is_none_or(|facts| shape.needs.admits(facts).is_err());
                 if kept_off {
                     continue;

@@ -24,19 +24,16 @@ impl Survey<'_> {
                 let shape = sibling.shape.and_then(|shape| self.input.shape(shape));
                 shape.is_some_and(draws)
             });
-            let siblings: Vec<NodeIx> = siblings
-                .filter_map(|sibling| self.input.snapshot.find(sibling.node.as_str()))
-                .collect();
+            let siblings: Vec<NodeIx> =
+                siblings.filter_map(|sibling| self.input.snapshot.find(sibling.node.as_str())).collect();
             let mut rules: Vec<Near> = Vec::new();
             for (number, term) in needs.together_with.iter().enumerate() {
                 let key = &term.topology_key;
                 self.keep(slot, |survey, node| survey.label(node, key).is_some());
                 let mut there: BTreeSet<NodeIx> =
                     outside.get(number).into_iter().flatten().copied().collect();
-                let values: BTreeSet<&Arc<str>> = siblings
-                    .iter()
-                    .filter_map(|node| self.label(*node, key))
-                    .collect();
+                let values: BTreeSet<&Arc<str>> =
+                    siblings.iter().filter_map(|node| self.label(*node, key)).collect();
                 if !values.is_empty() {
                     let near =
                         |node: &NodeIx| self.label(*node, key).is_some_and(|value| values.contains(value));
@@ -78,10 +75,7 @@ impl Survey<'_> {
         let mut values: BTreeMap<&Arc<str>, Vec<NodeIx>> = BTreeMap::new();
         for node in self.nodes() {
             let limits = &self.limits[node.0 as usize * slots..][..slots];
-            let takes = limits
-                .iter()
-                .zip(&linked)
-                .any(|(limit, linked)| *linked && *limit > 0);
+            let takes = limits.iter().zip(&linked).any(|(limit, linked)| *linked && *limit > 0);
             if let Some(value) = self.label(node, &near.key).filter(|_| takes) {
                 values.entry(value).or_default().push(node);
             }
@@ -91,9 +85,7 @@ impl Survey<'_> {
             let of = |slot: usize| match linked[slot] {
                 true => nodes
                     .iter()
-                    .fold(0u32, |sum, node| {
-                        sum.saturating_add(self.takes(*node, slot, tier))
-                    })
+                    .fold(0u32, |sum, node| sum.saturating_add(self.takes(*node, slot, tier)))
                     .min(all[slot]),
                 false => all[slot],
             };
@@ -108,10 +100,7 @@ impl Survey<'_> {
             }
             _ => true,
         };
-        values
-            .into_values()
-            .filter(|nodes| differs(nodes) && enough(nodes))
-            .collect()
+        values.into_values().filter(|nodes| differs(nodes) && enough(nodes)).collect()
     }
 
     /// The survey with all members that would share a rule's label value confined to some nodes.

@@ -32,11 +32,8 @@ impl Survey<'_> {
                 continue;
             }
             if let Some(Standing::Ours(of)) = self.input.snapshot.classes.get(class).map(|class| &**class) {
-                self.classes[class] = self
-                    .shapes
-                    .iter()
-                    .map(|shape| of_class(of, shape, self.counting))
-                    .collect();
+                self.classes[class] =
+                    self.shapes.iter().map(|shape| of_class(of, shape, self.counting)).collect();
             }
         }
         self.tiers = (0..slots)
@@ -80,11 +77,7 @@ impl Survey<'_> {
         if limit == 0 {
             return 0;
         }
-        let class = self
-            .input
-            .snapshot
-            .class(node)
-            .and_then(|class| self.classes.get(class.0 as usize));
+        let class = self.input.snapshot.class(node).and_then(|class| self.classes.get(class.0 as usize));
         let Some(of) = class.and_then(|class| class.get(slot)) else {
             return 0;
         };
@@ -116,11 +109,7 @@ fn of_class(class: &Class, shape: &Shape, counting: Counting) -> OfClass {
         members = members.min(free / ask.devices);
     }
     of.members = if shape.request.asks.is_empty() { 0 } else { members };
-    let exchanges = shape
-        .request
-        .asks
-        .iter()
-        .any(|ask| ask.most().is_some_and(|(_, devices)| devices > 1));
+    let exchanges = shape.request.asks.iter().any(|ask| ask.most().is_some_and(|(_, devices)| devices > 1));
     if exchanges && counting != Counting::Empty {
         of.reach = reach(class, shape, counting, of.members);
     }
@@ -132,13 +121,7 @@ fn reach(class: &Class, shape: &Shape, counting: Counting, members: u32) -> Vec<
     let mut free: Vec<DeviceSet> = class
         .pools
         .iter()
-        .map(|pool| {
-            if counting == Counting::Open {
-                pool.open.clone()
-            } else {
-                pool.free.clone()
-            }
-        })
+        .map(|pool| if counting == Counting::Open { pool.open.clone() } else { pool.free.clone() })
         .collect();
     let mut reach = Vec::new();
     let mut last = u64::MAX;

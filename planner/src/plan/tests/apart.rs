@@ -24,10 +24,7 @@ fn apart(role: &str, from: Option<(&str, &str)>) -> Needs {
         topology_key: key.into(),
     };
     Needs {
-        resources: Resources {
-            pods: 1,
-            ..Resources::default()
-        },
+        resources: Resources { pods: 1, ..Resources::default() },
         namespace: "ml".into(),
         labels: Arc::new([("role".into(), role.into())].into()),
         apart_from: from.map(term).into_iter().collect(),
@@ -45,10 +42,7 @@ fn two_racks() -> World {
 /// A replacement, where siblings of some shapes have places.
 fn replacement(shape: ShapeId, placed: &[(&str, Option<ShapeId>)]) -> PlanRequest {
     let mut wanted = gang(&[(1, shape)]);
-    let sibling = |(node, shape): &(&str, Option<ShapeId>)| Sibling {
-        shape: *shape,
-        ..sibling(node, 7)
-    };
+    let sibling = |(node, shape): &(&str, Option<ShapeId>)| Sibling { shape: *shape, ..sibling(node, 7) };
     wanted.placed = placed.iter().map(sibling).collect();
     terms(&mut wanted, |terms| terms.max = 8);
     wanted
@@ -68,11 +62,7 @@ fn replacement_shares_a_node_where_no_rule_forbids_it() {
         let worker = world.shape_of(4, apart("worker", Some(("worker", key))));
         let beside = |placed: &[(&str, Option<ShapeId>)]| node(&world, &replacement(worker, placed));
         let (launcher, worker) = (Some(launcher), Some(worker));
-        assert_eq!(
-            beside(&[("a", launcher), ("b", worker)]).as_deref(),
-            Some("a"),
-            "{key}"
-        );
+        assert_eq!(beside(&[("a", launcher), ("b", worker)]).as_deref(), Some("a"), "{key}");
         assert_eq!(beside(&[("a", worker), ("b", worker)]), None, "{key}");
     }
 }
@@ -85,11 +75,7 @@ fn replacement_avoids_unbound_members_with_anti_affinity() {
         let worker = world.shape_of(4, apart("worker", None));
         let beside = |placed: &[(&str, Option<ShapeId>)]| node(&world, &replacement(worker, placed));
         let (launcher, worker) = (Some(launcher), Some(worker));
-        assert_eq!(
-            beside(&[("a", launcher)]).as_deref(),
-            Some("b"),
-            "though the gang is on a: {key}"
-        );
+        assert_eq!(beside(&[("a", launcher)]).as_deref(), Some("b"), "though the gang is on a: {key}");
         assert_eq!(beside(&[("a", launcher), ("b", launcher)]), None, "{key}");
         assert_eq!(beside(&[("a", worker)]).as_deref(), Some("a"), "{key}");
     }
@@ -99,8 +85,5 @@ fn replacement_avoids_unbound_members_with_anti_affinity() {
 fn a_sibling_of_which_nothing_is_known_is_taken_to_be_alike() {
     let mut world = two_racks();
     let worker = world.shape_of(4, apart("worker", Some(("worker", HOST))));
-    assert_eq!(
-        node(&world, &replacement(worker, &[("a", None)])).as_deref(),
-        Some("b")
-    );
+    assert_eq!(node(&world, &replacement(worker, &[("a", None)])).as_deref(), Some("b"));
 }

@@ -10,9 +10,7 @@ use crate::plan::backfill_nodes;
 /// The nodes that are kept, one after the other.
 pub(super) fn marked(world: &World, wanted: &PlanRequest) -> String {
     let nodes = world.with(|input| backfill_nodes(input, wanted));
-    let names = nodes
-        .iter()
-        .map(|node| world.snapshot.names.name(*node).unwrap().as_str());
+    let names = nodes.iter().map(|node| world.snapshot.names.name(*node).unwrap().as_str());
     names.collect()
 }
 
@@ -20,33 +18,19 @@ pub(super) fn marked(world: &World, wanted: &PlanRequest) -> String {
 fn nodes_are_reserved_where_least_is_missing() {
     let mut world = World::new();
     world.node("z/r1", "a", "0,1").node("z/r1", "b", "0,1,2,3,4,5");
-    world
-        .node("z/r2", "c", ALL)
-        .node("z/r2", "d", "7")
-        .node("z/r2", "e", "0,1,2,3,4");
+    world.node("z/r2", "c", ALL).node("z/r2", "d", "7").node("z/r2", "e", "0,1,2,3,4");
     world.node("z/r3", "f", ALL);
     let eight = world.shape(8);
     let mut two = gang(&[(2, eight)]);
     level(&mut two, "rack", true);
-    assert_eq!(
-        marked(&world, &two),
-        "ce",
-        "three GPUs are missing there, in the other rack eight"
-    );
+    assert_eq!(marked(&world, &two), "ce", "three GPUs are missing there, in the other rack eight");
     level(&mut two, "rack", false);
     assert_eq!(marked(&world, &two), "cf", "anywhere nothing is missing");
     assert_eq!(marked(&world, &gang(&[(7, eight)])), "", "it will never fit");
 }
 
 fn cpu(milli_cpu: i64) -> Needs {
-    Needs {
-        resources: Resources {
-            milli_cpu,
-            pods: 1,
-            ..Resources::default()
-        },
-        ..Needs::default()
-    }
+    Needs { resources: Resources { milli_cpu, pods: 1, ..Resources::default() }, ..Needs::default() }
 }
 
 #[test]
@@ -58,11 +42,7 @@ fn nodes_are_kept_for_shapes_that_have_to_share_them() {
     let mut wanted = gang(&[(1, leader), (3, worker)]);
     level(&mut wanted, "rack", true);
     assert!(!world.plan(&wanted).unwrap_err().hopeless);
-    assert_eq!(
-        marked(&world, &wanted),
-        "ab",
-        "all of the only rack that holds it"
-    );
+    assert_eq!(marked(&world, &wanted), "ab", "all of the only rack that holds it");
     // Each shape by itself would fit, and both never do.
     let mut five = gang(&[(1, leader), (4, worker)]);
     level(&mut five, "rack", true);

@@ -16,44 +16,14 @@ struct Amount {
 }
 
 fn amounts() -> Vec<Amount> {
-    let one = || Resources {
-        pods: 1,
-        ..Resources::default()
-    };
+    let one = || Resources { pods: 1, ..Resources::default() };
     vec![
+        Amount { asked: Resources { milli_cpu: 40_000, ..one() }, lack: "Insufficient cpu" },
+        Amount { asked: Resources { memory: 300 * GIB, ..one() }, lack: "Insufficient memory" },
+        Amount { asked: Resources { ephemeral: 60 * GIB, ..one() }, lack: "Insufficient ephemeral-storage" },
+        Amount { asked: Resources { pods: 60, ..Resources::default() }, lack: "Too many pods" },
         Amount {
-            asked: Resources {
-                milli_cpu: 40_000,
-                ..one()
-            },
-            lack: "Insufficient cpu",
-        },
-        Amount {
-            asked: Resources {
-                memory: 300 * GIB,
-                ..one()
-            },
-            lack: "Insufficient memory",
-        },
-        Amount {
-            asked: Resources {
-                ephemeral: 60 * GIB,
-                ..one()
-            },
-            lack: "Insufficient ephemeral-storage",
-        },
-        Amount {
-            asked: Resources {
-                pods: 60,
-                ..Resources::default()
-            },
-            lack: "Too many pods",
-        },
-        Amount {
-            asked: Resources {
-                others: [(Arc::from("example.com/rdma"), 3)].into(),
-                ..one()
-            },
+            asked: Resources { others: [(Arc::from("example.com/rdma"), 3)].into(), ..one() },
             lack: "Insufficient example.com/rdma",
         },
     ]
@@ -74,10 +44,7 @@ fn with_adapters() -> World {
 }
 
 fn needing(world: &mut World, gpus: u32, asked: &Resources) -> ShapeId {
-    let needs = Needs {
-        resources: asked.clone(),
-        ..Needs::default()
-    };
+    let needs = Needs { resources: asked.clone(), ..Needs::default() };
     world.shape_of(gpus, needs)
 }
 
@@ -129,28 +96,18 @@ fn a_gang_that_one_amount_keeps_out_waits_and_is_told_of_it() {
         let refused = world.plan(&wanted).unwrap_err();
         assert!(!refused.hopeless, "{lack}: on an empty cluster it fits");
         let levels = world.explain(&wanted).levels;
-        let reasons: Vec<&str> = levels
-            .iter()
-            .flat_map(|level| &level.reasons)
-            .map(|(reason, _)| reason.as_str())
-            .collect();
+        let reasons: Vec<&str> =
+            levels.iter().flat_map(|level| &level.reasons).map(|(reason, _)| reason.as_str()).collect();
         assert!(reasons.contains(&lack), "{lack}: {reasons:?}");
     }
 }
 
 fn requires(key: &str, operator: Operator, values: &[&str]) -> Requirement {
-    Requirement {
-        key: key.into(),
-        operator,
-        values: values.iter().map(|value| Arc::from(*value)).collect(),
-    }
+    Requirement { key: key.into(), operator, values: values.iter().map(|value| Arc::from(*value)).collect() }
 }
 
 fn term(labels: Vec<Requirement>) -> NodeTerm {
-    NodeTerm {
-        labels,
-        names: Vec::new(),
-    }
+    NodeTerm { labels, names: Vec::new() }
 }
 
 #[test]
@@ -158,35 +115,17 @@ fn node_selectors_and_required_affinity_decide() {
     let label = |facts: &mut NodeFacts, key: &str, value: &str| {
         facts.labels.insert(key.into(), value.into());
     };
-    let affinity = |affinity: Vec<NodeTerm>| Needs {
-        affinity,
-        ..Needs::default()
-    };
-    let selector = Needs {
-        selector: [("disk".into(), "nvme".into())].into(),
-        ..Needs::default()
-    };
-    let named = NodeTerm {
-        labels: Vec::new(),
-        names: vec![requires("metadata.name", Operator::In, &["h"])],
-    };
+    let affinity = |affinity: Vec<NodeTerm>| Needs { affinity, ..Needs::default() };
+    let selector = Needs { selector: [("disk".into(), "nvme".into())].into(), ..Needs::default() };
+    let named = NodeTerm { labels: Vec::new(), names: vec![requires("metadata.name", Operator::In, &["h"])] };
     let generation = |operator, value: &str| term(vec![requires("generation", operator, &[value])]);
     let cases = [
         ("selector", selector),
-        (
-            "In",
-            affinity(vec![term(vec![requires("disk", Operator::In, &["hdd", "nvme"])])]),
-        ),
-        (
-            "Exists",
-            affinity(vec![term(vec![requires("disk", Operator::Exists, &[])])]),
-        ),
+        ("In", affinity(vec![term(vec![requires("disk", Operator::In, &["hdd", "nvme"])])])),
+        ("Exists", affinity(vec![term(vec![requires("disk", Operator::Exists, &[])])])),
         ("Gt", affinity(vec![generation(Operator::Gt, "8")])),
         // Each node that one of them holds for, and no other.
-        (
-            "either",
-            affinity(vec![named, term(vec![requires("only", Operator::Exists, &[])])]),
-        ),
+        ("either", affinity(vec![named, term(vec![requires("only", Operator::Exists, &[])])])),
         (
             "both",
             affinity(vec![term(vec![
@@ -226,22 +165,14 @@ fn node_selectors_and_required_affinity_decide() {
 fn reason(world: &mut World, members: u32, needs: Needs) -> String {
     let one = world.shape_of(1, needs);
     let refused = world.plan(&gang(&[(members, one)])).unwrap_err();
-    assert!(
-        refused.message.starts_with(&*refused.reason),
-        "{}",
-        refused.message
-    );
+    assert!(refused.message.starts_with(&*refused.reason), "{}", refused.message);
     refused.reason.to_string()
 }
 
 #[test]
 fn what_decides_besides_devices_is_named_first() {
     let cpus = |milli_cpu: i64| Needs {
-        resources: Resources {
-            milli_cpu,
-            pods: 1,
-            ..Resources::default()
-        },
+        resources: Resources { milli_cpu, pods: 1, ..Resources::default() },
         ..Needs::default()
     };
     let empty = "do not fit together in the cluster even if it were empty";
@@ -250,10 +181,7 @@ fn what_decides_besides_devices_is_named_first() {
         reason(&mut twelve(), 13, cpus(40_000)),
         format!("13 members of 1 GPU {empty}: CPU is short on all 12 nodes that have the GPUs")
     );
-    let selects = Needs {
-        selector: [("disk".into(), "nvme".into())].into(),
-        ..Needs::default()
-    };
+    let selects = Needs { selector: [("disk".into(), "nvme".into())].into(), ..Needs::default() };
     assert_eq!(
         reason(&mut twelve(), 2, selects.clone()),
         format!(
@@ -266,10 +194,7 @@ fn what_decides_besides_devices_is_named_first() {
             facts.labels.insert("disk".into(), "nvme".into());
         });
     }
-    let both = Needs {
-        resources: cpus(64_000).resources,
-        ..selects
-    };
+    let both = Needs { resources: cpus(64_000).resources, ..selects };
     assert_eq!(
         reason(&mut some, 4, both),
         format!(
@@ -290,11 +215,7 @@ fn what_decides_besides_devices_is_named_first() {
 #[test]
 fn where_devices_decide_nothing_else_is_named() {
     let needs = Needs {
-        resources: Resources {
-            milli_cpu: 40_000,
-            pods: 1,
-            ..Resources::default()
-        },
+        resources: Resources { milli_cpu: 40_000, pods: 1, ..Resources::default() },
         ..Needs::default()
     };
     assert_eq!(

@@ -9,14 +9,8 @@ fn gang_of_very_many_shapes_is_refused_at_once() {
     let mut world = twelve();
     let members: Vec<(u32, ShapeId)> = (0..=96)
         .map(|milli_cpu| {
-            let resources = Resources {
-                milli_cpu,
-                ..Resources::default()
-            };
-            let needs = Needs {
-                resources,
-                ..Needs::default()
-            };
+            let resources = Resources { milli_cpu, ..Resources::default() };
+            let needs = Needs { resources, ..Needs::default() };
             (1, world.shape_of(1, needs))
         })
         .collect();
@@ -49,19 +43,12 @@ fn a_refusal_says_what_was_tried_and_what_is_missing() {
     world.node("z1/r2", "c", "").node_with(
         "z1/r2",
         "d",
-        &"0,1"
-            .split(',')
-            .map(|gpu| gpu.parse::<usize>().unwrap())
-            .collect(),
+        &"0,1".split(',').map(|gpu| gpu.parse::<usize>().unwrap()).collect(),
         5,
     );
     world.room("b", |_, left| left.milli_cpu = 1000);
     let needs = Needs {
-        resources: Resources {
-            milli_cpu: 8000,
-            pods: 1,
-            ..Resources::default()
-        },
+        resources: Resources { milli_cpu: 8000, pods: 1, ..Resources::default() },
         ..Needs::default()
     };
     let four = world.shape_of(4, needs);
@@ -75,9 +62,7 @@ fn a_refusal_says_what_was_tried_and_what_is_missing() {
 #[test]
 fn a_gang_that_is_too_large_for_the_empty_cluster_is_hopeless() {
     let mut world = World::new();
-    world
-        .node("z1/r1", "a", "0")
-        .node_with("z1/r1", "b", &DeviceSet::EMPTY, 5);
+    world.node("z1/r1", "a", "0").node_with("z1/r1", "b", &DeviceSet::EMPTY, 5);
     let four = world.shape(4);
     let refused = world.plan(&gang(&[(2, four)])).unwrap_err();
     assert!(!refused.hopeless, "when the pods on a have ended it fits there");
@@ -95,11 +80,7 @@ fn what_fits_is_explained_too() {
     let explanation = world.explain(&gang(&[(1, one), (4, eight)]));
     assert_eq!(explanation.members, "1 member of 1 GPU and 4 of 8 GPUs");
     assert_eq!(
-        explanation
-            .levels
-            .iter()
-            .map(|level| (&*level.level, level.domains, level.fits))
-            .collect::<Vec<_>>(),
+        explanation.levels.iter().map(|level| (&*level.level, level.domains, level.fits)).collect::<Vec<_>>(),
         [("node", 12, 2), ("rack", 4, 4), ("zone", 2, 5), ("cluster", 1, 5)]
     );
     assert!(!explanation.hopeless);
@@ -128,10 +109,7 @@ fn what_is_missing_is_counted_for_those_that_must_be_placed() {
     let mut wanted = gang(&[(5, eight)]);
     wanted.must = 2;
     let refused = world.plan(&wanted).unwrap_err();
-    assert_eq!(
-        &*refused.reason,
-        "2 of 5 members of 8 GPUs do not fit together in the cluster"
-    );
+    assert_eq!(&*refused.reason, "2 of 5 members of 8 GPUs do not fit together in the cluster");
     let tried = "cluster: 1 of 5 fit, 2 needed, 2 if nothing else were there, 16 GPUs asked for those needed, 8 free, \
                  16 healthy of 16, 8 more would have to come free";
     assert!(refused.message.contains(tried), "{}", refused.message);
@@ -155,9 +133,5 @@ fn of_one_member_and_one_device_is_said_so() {
     wanted.must = 1;
     let refused = world.plan(&wanted).unwrap_err();
     assert_eq!(&*refused.reason, "none of 9 members of 1 GPU fits in the cluster");
-    assert!(
-        refused.message.contains("(nodes: 1 no GPU free)"),
-        "{}",
-        refused.message
-    );
+    assert!(refused.message.contains("(nodes: 1 no GPU free)"), "{}", refused.message);
 }

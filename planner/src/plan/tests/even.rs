@@ -20,11 +20,7 @@ const HOST: &str = "kubernetes.io/hostname";
 /// A constraint on all pods with the label `app`.
 fn spread(key: &str, max_skew: u32) -> Spread {
     Spread {
-        selector: vec![Requirement {
-            key: "app".into(),
-            operator: Operator::Exists,
-            values: Vec::new(),
-        }],
+        selector: vec![Requirement { key: "app".into(), operator: Operator::Exists, values: Vec::new() }],
         topology_key: key.into(),
         max_skew,
         min_domains: 1,
@@ -35,10 +31,7 @@ fn spread(key: &str, max_skew: u32) -> Spread {
 
 fn needs(spread: Vec<Spread>) -> Needs {
     Needs {
-        resources: Resources {
-            pods: 1,
-            ..Resources::default()
-        },
+        resources: Resources { pods: 1, ..Resources::default() },
         namespace: "ml".into(),
         labels: Arc::new([("app".into(), "x".into())].into()),
         spread,
@@ -48,10 +41,8 @@ fn needs(spread: Vec<Spread>) -> Needs {
 
 /// Where members go if so many pods that count are on these nodes: how many on each; or why nowhere.
 fn nodes(world: &World, wanted: &PlanRequest, there: &[(&str, u32)]) -> String {
-    let counted: BTreeMap<NodeIx, u32> = there
-        .iter()
-        .map(|(node, pods)| (world.snapshot.find(node).unwrap(), *pods))
-        .collect();
+    let counted: BTreeMap<NodeIx, u32> =
+        there.iter().map(|(node, pods)| (world.snapshot.find(node).unwrap(), *pods)).collect();
     let barred = |shape: &Shape| PlacementRules {
         counted: vec![counted.clone(); shape.needs.spread.len()],
         ..PlacementRules::default()
@@ -225,11 +216,7 @@ impl Case {
     }
 
     fn domain(&self, node: usize, by_node: bool) -> usize {
-        if by_node {
-            node
-        } else {
-            usize::from(self.nodes[node].0)
-        }
+        if by_node { node } else { usize::from(self.nodes[node].0) }
     }
 
     /// How many are in each domain, and in the one with the fewest as kube-scheduler counts.

@@ -35,10 +35,7 @@ fn near(roles: &[&str], key: &str) -> PodTerm {
 
 fn needs(role: &str, together_with: Vec<PodTerm>) -> Needs {
     Needs {
-        resources: Resources {
-            pods: 1,
-            ..Resources::default()
-        },
+        resources: Resources { pods: 1, ..Resources::default() },
         namespace: "ml".into(),
         labels: Arc::new([("role".into(), role.into())].into()),
         together_with,
@@ -55,11 +52,7 @@ fn nodes(world: &World, wanted: &PlanRequest, there: &[(&str, &str)]) -> String 
             for place in &placement.places {
                 by_shape.entry(place.shape).or_default().push(place.node.as_str());
             }
-            by_shape
-                .into_values()
-                .map(|nodes| nodes.concat())
-                .collect::<Vec<_>>()
-                .join("/")
+            by_shape.into_values().map(|nodes| nodes.concat()).collect::<Vec<_>>().join("/")
         }
         Err(refused) => refused.reason.to_string(),
     })
@@ -74,27 +67,15 @@ fn barred(world: &World, needs: &Needs, there: &[(&str, &str)]) -> PlacementRule
     let drawn = there
         .iter()
         .filter(|(_, role)| needs.is_drawn_to("ml", &[(Arc::from("role"), Arc::from(*role))].into()));
-    let drawn: Vec<NodeIx> = drawn
-        .map(|(node, _)| world.snapshot.find(node).unwrap())
-        .collect();
+    let drawn: Vec<NodeIx> = drawn.map(|(node, _)| world.snapshot.find(node).unwrap()).collect();
     let of_term = |term: &PodTerm| {
         let shares = |node: &NodeIx| {
             let value = label(*node, &term.topology_key);
-            value.is_some()
-                && drawn
-                    .iter()
-                    .any(|other| label(*other, &term.topology_key) == value)
+            value.is_some() && drawn.iter().any(|other| label(*other, &term.topology_key) == value)
         };
-        (0u32..)
-            .take(world.rooms.len())
-            .map(NodeIx)
-            .filter(shares)
-            .collect()
+        (0u32..).take(world.rooms.len()).map(NodeIx).filter(shares).collect()
     };
-    PlacementRules {
-        near: needs.together_with.iter().map(of_term).collect(),
-        ..PlacementRules::default()
-    }
+    PlacementRules { near: needs.together_with.iter().map(of_term).collect(), ..PlacementRules::default() }
 }
 
 #[test]
@@ -110,10 +91,7 @@ fn workers_lie_where_their_leader_does() {
     );
     assert_eq!(nodes(&world, &gang(&[(1, leader), (2, by_rack)]), &[]), "a/bc");
     // Several leaders have workers each.
-    assert_eq!(
-        nodes(&world, &gang(&[(3, leader), (4, by_host)]), &[]),
-        "abc/aabb"
-    );
+    assert_eq!(nodes(&world, &gang(&[(3, leader), (4, by_host)]), &[]), "abc/aabb");
     // The workers of one rack have a leader elsewhere too.
     assert_eq!(nodes(&world, &gang(&[(2, leader), (4, by_rack)]), &[]), "ad/bcef");
 }
@@ -133,15 +111,8 @@ fn who_is_let_in_after_siblings_is_marked() {
         places.iter().map(|place| place.follows).collect()
     };
     assert_eq!(follow(&[(1, leader), (1, worker)], &[]), [false, true]);
-    assert_eq!(
-        follow(&[(1, leader), (1, worker)], &[("a", "leader")]),
-        [false, false]
-    );
-    assert_eq!(
-        follow(&[(2, alike)], &[]),
-        [false, false],
-        "the first begins, and holds the others' place"
-    );
+    assert_eq!(follow(&[(1, leader), (1, worker)], &[("a", "leader")]), [false, false]);
+    assert_eq!(follow(&[(2, alike)], &[]), [false, false], "the first begins, and holds the others' place");
     assert_eq!(follow(&[(2, either)], &[]), [false, false]);
     assert_eq!(follow(&[(1, leader), (1, either)], &[]), [false, true]);
 }
@@ -163,10 +134,7 @@ fn workers_without_a_leader_are_not_placed() {
     let egg = world.shape_of(1, needs("egg", vec![near(&["hen"], RACK)]));
     let hen = world.shape_of(1, needs("hen", vec![near(&["egg"], RACK)]));
     assert!(nodes(&world, &gang(&[(1, egg), (1, hen)]), &[]).contains("do not fit"));
-    assert_eq!(
-        nodes(&world, &gang(&[(1, egg), (1, hen)]), &[("d", "hen")]),
-        "d/d"
-    );
+    assert_eq!(nodes(&world, &gang(&[(1, egg), (1, hen)]), &[("d", "hen")]), "d/d");
 }
 
 #[test]
@@ -190,16 +158,10 @@ fn members_join_existing_pods_and_reserved_members() {
     let mut world = twelve();
     let eight = world.shape_of(8, needs("t", vec![near(&["t"], RACK)]));
     assert_eq!(nodes(&world, &gang(&[(2, eight)]), &[("l", "t")]), "jk");
-    assert_eq!(
-        nodes(&world, &gang(&[(5, eight)]), &[("l", "t"), ("a", "t")]),
-        "abcjk"
-    );
+    assert_eq!(nodes(&world, &gang(&[(5, eight)]), &[("l", "t"), ("a", "t")]), "abcjk");
     assert!(nodes(&world, &gang(&[(4, eight)]), &[("l", "t")]).contains("do not fit"));
     let mut wanted = gang(&[(1, eight)]);
-    wanted.placed = vec![Sibling {
-        shape: Some(eight),
-        ..sibling("h", 7)
-    }];
+    wanted.placed = vec![Sibling { shape: Some(eight), ..sibling("h", 7) }];
     wanted.without = vec!["h".into()];
     assert_eq!(nodes(&world, &wanted, &[]), "g");
 }
@@ -233,16 +195,8 @@ fn backfill_reservation_holds_members_with_affinity() {
     let leader = world.shape_of(8, needs("leader", Vec::new()));
     let worker = world.shape_of(8, needs("worker", vec![near(&["leader"], RACK)]));
     let free = world.shape_of(8, needs("worker", Vec::new()));
-    assert_eq!(
-        marked(&world, &gang(&[(1, leader), (1, free)])),
-        "ac",
-        "those with most free"
-    );
-    assert_eq!(
-        marked(&world, &gang(&[(1, leader), (1, worker)])),
-        "ab",
-        "of one rack"
-    );
+    assert_eq!(marked(&world, &gang(&[(1, leader), (1, free)])), "ac", "those with most free");
+    assert_eq!(marked(&world, &gang(&[(1, leader), (1, worker)])), "ab", "of one rack");
     assert_eq!(marked(&world, &gang(&[(1, leader), (2, worker)])), "");
 }
 
@@ -304,11 +258,7 @@ impl Case {
     }
 
     fn share(&self, one: usize, other: usize, by_node: bool) -> bool {
-        if by_node {
-            one == other
-        } else {
-            self.nodes[one].0 == self.nodes[other].0
-        }
+        if by_node { one == other } else { self.nodes[one].0 == self.nodes[other].0 }
     }
 
     /// Whether kube-scheduler lets one more member of a shape go to a node.
@@ -326,11 +276,7 @@ impl Case {
     }
 
     fn has_room(&self, on: &On, node: usize, shape: usize) -> bool {
-        let used: u32 = on[node]
-            .iter()
-            .zip(&self.shapes)
-            .map(|(on, shape)| on * shape.0)
-            .sum();
+        let used: u32 = on[node].iter().zip(&self.shapes).map(|(on, shape)| on * shape.0).sum();
         used + self.shapes[shape].0 <= self.nodes[node].1
     }
 

@@ -44,20 +44,12 @@ const LEVELS: [&str; 3] = ["zone", "rack", "node"];
 
 fn needs(cpu: i64, apart: bool) -> Needs {
     let term = PodTerm {
-        selector: vec![Requirement {
-            key: "app".into(),
-            operator: Operator::Exists,
-            values: Vec::new(),
-        }],
+        selector: vec![Requirement { key: "app".into(), operator: Operator::Exists, values: Vec::new() }],
         namespaces: Some(Vec::new()),
         topology_key: "kubernetes.io/hostname".into(),
     };
     Needs {
-        resources: Resources {
-            milli_cpu: cpu,
-            pods: 1,
-            ..Resources::default()
-        },
+        resources: Resources { milli_cpu: cpu, pods: 1, ..Resources::default() },
         namespace: "ml".into(),
         labels: std::sync::Arc::new([("app".into(), "x".into())].into()),
         apart_from: if apart { vec![term] } else { Vec::new() },
@@ -72,24 +64,13 @@ impl Case {
             let (zone, rack, bits, cpu) = self.nodes[*index];
             let free: DeviceSet = (0..8).filter(|gpu| bits >> gpu & 1 == 1).collect();
             let name = format!("n{index}");
-            let zone = if zone < ZONES {
-                format!("z{zone}")
-            } else {
-                String::new()
-            };
-            let rack = if rack < RACKS {
-                format!("r{rack}")
-            } else {
-                String::new()
-            };
+            let zone = if zone < ZONES { format!("z{zone}") } else { String::new() };
+            let rack = if rack < RACKS { format!("r{rack}") } else { String::new() };
             world.node_with(&format!("{zone}/{rack}"), &name, &free, 0);
             world.room(&name, |_, left| left.milli_cpu = cpu);
         }
-        let shapes: Vec<ShapeId> = self
-            .shapes
-            .iter()
-            .map(|(gpus, cpu, apart)| world.shape_of(*gpus, needs(*cpu, *apart)))
-            .collect();
+        let shapes: Vec<ShapeId> =
+            self.shapes.iter().map(|(gpus, cpu, apart)| world.shape_of(*gpus, needs(*cpu, *apart))).collect();
         let members: Vec<(u32, ShapeId)> = self.members.iter().copied().zip(shapes).collect();
         let mut wanted = gang(&members);
         wanted.must = self.must;
@@ -148,11 +129,7 @@ impl Case {
     ) {
         let (_, _, bits, cpu) = self.nodes[node];
         let gpus: u32 = on.iter().zip(&self.shapes).map(|(on, shape)| on * shape.0).sum();
-        let used: i64 = on
-            .iter()
-            .zip(&self.shapes)
-            .map(|(on, shape)| i64::from(*on) * shape.1)
-            .sum();
+        let used: i64 = on.iter().zip(&self.shapes).map(|(on, shape)| i64::from(*on) * shape.1).sum();
         let lonely =
             on.iter().zip(&self.shapes).any(|(on, shape)| *on > 0 && shape.2) && on.iter().sum::<u32>() > 1;
         if gpus > bits.count_ones() || used > cpu || lonely {
@@ -180,16 +157,11 @@ impl Case {
     }
 
     fn width(&self, placement: &Placement) -> usize {
-        let nodes: Vec<usize> = placement
-            .places
-            .iter()
-            .map(|place| place.node.as_str()[1..].parse().unwrap())
-            .collect();
+        let nodes: Vec<usize> =
+            placement.places.iter().map(|place| place.node.as_str()[1..].parse().unwrap()).collect();
         (0..4)
             .find(|width| {
-                nodes
-                    .iter()
-                    .all(|node| self.domain(*node, *width) == self.domain(nodes[0], *width))
+                nodes.iter().all(|node| self.domain(*node, *width) == self.domain(nodes[0], *width))
             })
             .unwrap()
     }

@@ -9,11 +9,7 @@ fn slices_lie_in_one_rack_each() {
     let mut wanted = gang(&[(6, eight)]);
     level(&mut wanted, "rack", true);
     terms(&mut wanted, |terms| terms.slice = Some(2));
-    assert_eq!(
-        world.nodes(&wanted),
-        "abdegh",
-        "two of each rack, though three would fit"
-    );
+    assert_eq!(world.nodes(&wanted), "abdegh", "two of each rack, though three would fit");
     // The last slice may be smaller, and has the last ranks.
     let mut wanted = gang(&[(5, eight)]);
     level(&mut wanted, "rack", true);
@@ -46,15 +42,8 @@ fn a_replacement_goes_to_the_rack_of_its_slice() {
 fn sliced(world: &World, wanted: &PlanRequest) -> Vec<String> {
     let mut places = world.plan(wanted).unwrap().places;
     places.sort_by_key(|place| place.ordinal);
-    let first = |node: &str| {
-        "jgda"
-            .chars()
-            .find(|first| node.chars().all(|node| *first <= node))
-    };
-    let racks: Vec<char> = places
-        .iter()
-        .filter_map(|place| first(place.node.as_str()))
-        .collect();
+    let first = |node: &str| "jgda".chars().find(|first| node.chars().all(|node| *first <= node));
+    let racks: Vec<char> = places.iter().filter_map(|place| first(place.node.as_str())).collect();
     racks.chunks(2).map(|slice| slice.iter().collect()).collect()
 }
 

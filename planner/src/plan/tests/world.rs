@@ -35,15 +35,9 @@ impl World {
 
     /// The same of another machine.
     pub(crate) fn of(machine: &gantry_topology::Machine) -> Self {
-        let level = |name: &str| Level {
-            name: name.into(),
-            label: format!("example.com/{name}").into(),
-        };
+        let level = |name: &str| Level { name: name.into(), label: format!("example.com/{name}").into() };
         Self {
-            snapshot: Snapshot {
-                synced: true,
-                ..Snapshot::default()
-            },
+            snapshot: Snapshot { synced: true, ..Snapshot::default() },
             rooms: Vec::new(),
             shapes: Vec::new(),
             levels: Levels(vec![level("zone"), level("rack")]),
@@ -54,11 +48,8 @@ impl World {
 
     /// A node at `zone/rack` with some of its GPUs free.
     pub(crate) fn node(&mut self, at: &str, name: &str, free: &str) -> &mut Self {
-        let free: DeviceSet = free
-            .split(',')
-            .filter(|gpu| !gpu.is_empty())
-            .map(|gpu| gpu.parse::<usize>().unwrap())
-            .collect();
+        let free: DeviceSet =
+            free.split(',').filter(|gpu| !gpu.is_empty()).map(|gpu| gpu.parse::<usize>().unwrap()).collect();
         self.node_with(at, name, &free, 0)
     }
 
@@ -120,11 +111,7 @@ impl World {
             })),
             left: allocatable,
         });
-        self.ids.push(
-            (0..gpus)
-                .map(|gpu| Some(format!("GPU-{name}-{gpu}").as_str().into()))
-                .collect(),
-        );
+        self.ids.push((0..gpus).map(|gpu| Some(format!("GPU-{name}-{gpu}").as_str().into())).collect());
         self
     }
 
@@ -143,10 +130,7 @@ impl World {
     /// Members that ask for so many GPUs and nothing else than a pod's place.
     pub(crate) fn shape(&mut self, gpus: u32) -> ShapeId {
         let needs = Needs {
-            resources: Resources {
-                pods: 1,
-                ..Resources::default()
-            },
+            resources: Resources { pods: 1, ..Resources::default() },
             namespace: "ml".into(),
             ..Needs::default()
         };
@@ -154,18 +138,12 @@ impl World {
     }
 
     pub(crate) fn shape_of(&mut self, gpus: u32, needs: Needs) -> ShapeId {
-        self.shapes.push(Shape {
-            request: request(gpus),
-            needs: Arc::new(needs),
-        });
+        self.shapes.push(Shape { request: request(gpus), needs: Arc::new(needs) });
         ShapeId(u32::try_from(self.shapes.len() - 1).unwrap())
     }
 
     pub(crate) fn fabric(&self) -> Fabric {
-        Fabric::build(
-            self.levels.clone(),
-            self.rooms.iter().map(|room| room.facts.as_deref()),
-        )
+        Fabric::build(self.levels.clone(), self.rooms.iter().map(|room| room.facts.as_deref()))
     }
 
     pub(crate) fn with<T>(&self, then: impl FnOnce(&PlanInput<'_>) -> T) -> T {
@@ -179,10 +157,9 @@ impl World {
     ) -> T {
         let fabric = self.fabric();
         let exact = |node: NodeIx| match self.snapshot.standing(node) {
-            Standing::Ours(class) => Some(Exact {
-                class: class.clone(),
-                ids: vec![self.ids[node.0 as usize].as_slice()],
-            }),
+            Standing::Ours(class) => {
+                Some(Exact { class: class.clone(), ids: vec![self.ids[node.0 as usize].as_slice()] })
+            }
             _ => None,
         };
         then(&PlanInput {
@@ -226,11 +203,8 @@ pub(crate) fn line(placement: &Placement) -> String {
     let mut text = format!("{}:", placement.domain);
     let mut last = None;
     for place in &placement.places {
-        let gpus: Vec<&str> = place.devices[0]
-            .1
-            .iter()
-            .map(|id| id.as_str().rsplit('-').next().unwrap())
-            .collect();
+        let gpus: Vec<&str> =
+            place.devices[0].1.iter().map(|id| id.as_str().rsplit('-').next().unwrap()).collect();
         if last == Some(&place.node) {
             text.pop();
             text.push(' ');
@@ -246,9 +220,7 @@ pub(crate) fn line(placement: &Placement) -> String {
 
 /// A gang of so many members of each shape, one after the other, with ranks. All must be placed.
 pub(crate) fn gang(members: &[(u32, ShapeId)]) -> PlanRequest {
-    let shapes = members
-        .iter()
-        .flat_map(|(count, shape)| (0..*count).map(move |_| *shape));
+    let shapes = members.iter().flat_map(|(count, shape)| (0..*count).map(move |_| *shape));
     let members: Vec<MemberRequest> = (0u32..)
         .zip(shapes)
         .map(|(rank, shape)| MemberRequest {
@@ -294,12 +266,7 @@ pub(crate) fn gang(members: &[(u32, ShapeId)]) -> PlanRequest {
 
 /// A member that has a place already.
 pub(crate) fn sibling(node: &str, rank: u32) -> Sibling {
-    Sibling {
-        node: node.into(),
-        shape: None,
-        rank: Some(rank),
-        ordinal: None,
-    }
+    Sibling { node: node.into(), shape: None, rank: Some(rank), ordinal: None }
 }
 
 pub(crate) fn terms(wanted: &mut PlanRequest, change: impl FnOnce(&mut Terms)) {
@@ -309,9 +276,6 @@ pub(crate) fn terms(wanted: &mut PlanRequest, change: impl FnOnce(&mut Terms)) {
 /// With a level of the fabric.
 pub(crate) fn level(wanted: &mut PlanRequest, level: &str, required: bool) {
     terms(wanted, |terms| {
-        terms.level = Some(TopologyRequest {
-            level: level.into(),
-            required,
-        });
+        terms.level = Some(TopologyRequest { level: level.into(), required });
     });
 }

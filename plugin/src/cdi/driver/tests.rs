@@ -6,9 +6,8 @@ use super::*;
 pub(in crate::cdi) fn root(entries: &[&str]) -> tempfile::TempDir {
     let root = tempfile::tempdir().unwrap();
     for entry in entries {
-        let (name, target) = entry
-            .split_once(" -> ")
-            .map_or((*entry, None), |(name, target)| (name, Some(target)));
+        let (name, target) =
+            entry.split_once(" -> ").map_or((*entry, None), |(name, target)| (name, Some(target)));
         let path = root.path().join(name);
         fs::create_dir_all(path.parent().unwrap()).unwrap();
         match target {
@@ -59,10 +58,7 @@ fn linked_folders_give_each_file_once() {
     assert_eq!(driver.libraries[0].links, ["libcuda.so", "libcuda.so.1"]);
     assert_eq!(reals(&driver.binaries), ["usr/bin/nvidia-smi"]);
     assert_eq!(reals(&driver.sockets), ["run/nvidia-persistenced/socket"]);
-    assert_eq!(
-        reals(&driver.firmware),
-        ["usr/lib/firmware/nvidia/570.86.15/gsp_ga10x.bin"]
-    );
+    assert_eq!(reals(&driver.firmware), ["usr/lib/firmware/nvidia/570.86.15/gsp_ga10x.bin"]);
 }
 
 #[test]
@@ -76,23 +72,13 @@ fn unversioned_libraries_are_included_on_request() {
 fn version_is_taken_from_the_only_library() {
     let one = root(&DEBIAN);
     assert_eq!(
-        Driver::find(one.path(), None, false, &Kernel::default())
-            .version
-            .as_deref(),
+        Driver::find(one.path(), None, false, &Kernel::default()).version.as_deref(),
         Some("570.86.15")
     );
     let two = root(&["usr/lib64/libcuda.so.570.86.15", "usr/lib64/libcuda.so.550.54.14"]);
+    assert_eq!(Driver::find(two.path(), None, false, &Kernel::default()), Driver::default());
     assert_eq!(
-        Driver::find(two.path(), None, false, &Kernel::default()),
-        Driver::default()
-    );
-    assert_eq!(
-        paths(&Driver::find(
-            two.path(),
-            Some("550.54.14"),
-            false,
-            &Kernel::default()
-        )),
+        paths(&Driver::find(two.path(), Some("550.54.14"), false, &Kernel::default())),
         ["usr/lib64/libcuda.so.550.54.14"]
     );
 }
@@ -130,19 +116,8 @@ fn links_do_not_leave_the_root_or_loop() {
 
 #[test]
 fn missing_root_has_no_driver() {
-    let nowhere = Driver {
-        version: Some("1.2".into()),
-        ..Driver::default()
-    };
-    assert_eq!(
-        Driver::find(
-            Path::new("/nowhere/at/all"),
-            Some("1.2"),
-            false,
-            &Kernel::default()
-        ),
-        nowhere
-    );
+    let nowhere = Driver { version: Some("1.2".into()), ..Driver::default() };
+    assert_eq!(Driver::find(Path::new("/nowhere/at/all"), Some("1.2"), false, &Kernel::default()), nowhere);
 }
 
 /// The mounts, as `path in the container <- path on the host`.
@@ -164,10 +139,7 @@ fn vulkan_files_are_found_and_mounted_in_etc() {
             let there = format!("{folder}vulkan/{name}");
             let root = root(&["usr/lib64/libcuda.so.1.2", &there]);
             let driver = Driver::find(root.path(), Some("1.2"), false, &Kernel::default());
-            assert_eq!(
-                mounted(&driver.graphics),
-                [format!("etc/vulkan/{name} <- {there}")]
-            );
+            assert_eq!(mounted(&driver.graphics), [format!("etc/vulkan/{name} <- {there}")]);
         }
     }
 }
@@ -212,18 +184,12 @@ fn libraries_with_own_versions_alone_are_no_driver() {
     // A distribution has this one in a package of its own.
     let root = root(&["usr/lib64/libnvidia-egl-wayland.so.1.1.17"]);
     let driver = Driver::find(root.path(), Some("570.86.15"), false, &Kernel::default());
-    assert!(
-        driver.libraries.is_empty(),
-        "it would hide that the driver is missing"
-    );
+    assert!(driver.libraries.is_empty(), "it would hide that the driver is missing");
 }
 
 #[test]
 fn firmware_is_found_where_the_kernel_looks() {
-    let kernel = Kernel {
-        release: Some("6.8.0-1".to_owned()),
-        firmware: Some("/opt/firmware".into()),
-    };
+    let kernel = Kernel { release: Some("6.8.0-1".to_owned()), firmware: Some("/opt/firmware".into()) };
     for folder in [
         "opt/firmware",
         "lib/firmware/updates/6.8.0-1",
@@ -232,10 +198,8 @@ fn firmware_is_found_where_the_kernel_looks() {
         "lib/firmware",
         "usr/lib/firmware/updates",
     ] {
-        let there = [
-            format!("{folder}/nvidia/1.2/gsp_ga10x.bin"),
-            format!("{folder}/nvidia/1.2/ucodes_gb20x.bin"),
-        ];
+        let there =
+            [format!("{folder}/nvidia/1.2/gsp_ga10x.bin"), format!("{folder}/nvidia/1.2/ucodes_gb20x.bin")];
         let other = format!("{folder}/nvidia/1.1/gsp_ga10x.bin");
         let mut files = vec!["usr/lib64/libcuda.so.1.2", &there[0], &there[1], &other];
         if folder.starts_with("usr") {

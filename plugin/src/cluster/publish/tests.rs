@@ -33,10 +33,7 @@ async fn lost(node: (u16, Value), gpu_node: (u16, Value)) -> Result<bool, kube::
 
 fn node(uid: &str) -> (u16, Value) {
     let metadata = json!({"name": "node-1", "uid": uid});
-    (
-        200,
-        json!({"apiVersion": "meta.k8s.io/v1", "kind": "PartialObjectMetadata", "metadata": metadata}),
-    )
+    (200, json!({"apiVersion": "meta.k8s.io/v1", "kind": "PartialObjectMetadata", "metadata": metadata}))
 }
 
 fn owned_by(uid: Option<&str>) -> (u16, Value) {
@@ -146,11 +143,7 @@ async fn lost_gpunode_is_written_without_driver_keeping_machine() {
 
 #[tokio::test]
 async fn unreadable_node_blocks_writes_unless_forbidden() {
-    for (code, reason) in [
-        (429, "TooManyRequests"),
-        (503, "ServiceUnavailable"),
-        (401, "Unauthorized"),
-    ] {
+    for (code, reason) in [(429, "TooManyRequests"), (503, "ServiceUnavailable"), (401, "Unauthorized")] {
         let (code, answer) = refused(code, reason);
         let (published, sent) = publish_lost(code, answer).await;
         published.unwrap_err();
@@ -188,9 +181,8 @@ async fn unavailable_api_server_is_retried_and_logged_rarely() {
 
 #[test]
 fn check_interval_differs_between_nodes() {
-    let mut pauses: Vec<Duration> = (0..100)
-        .map(|number| between(&format!("node-{number}").as_str().into()))
-        .collect();
+    let mut pauses: Vec<Duration> =
+        (0..100).map(|number| between(&format!("node-{number}").as_str().into())).collect();
     pauses.sort_unstable();
     assert!(
         pauses[0] >= CHECK_INTERVAL - CHECK_SPREAD / 2 && pauses[99] <= CHECK_INTERVAL + CHECK_SPREAD / 2

@@ -6,11 +6,7 @@ use crate::observe::{Configuration, Registration};
 /// A machine of `GPU-0` and `GPU-1`.
 fn two_gpus() -> Arc<Machine> {
     let gpus: Vec<Gpu> = (0..2)
-        .map(|index| Gpu {
-            index,
-            uuid: Some(format!("GPU-{index}").parse().unwrap()),
-            ..Gpu::default()
-        })
+        .map(|index| Gpu { index, uuid: Some(format!("GPU-{index}").parse().unwrap()), ..Gpu::default() })
         .collect();
     let machine = Machine::new(MachineParts {
         paths: PathMatrix::from_fn(2, |_, _| PathClass::Sys),
@@ -34,43 +30,25 @@ fn readiness(devices: Option<&str>) -> Readiness {
 #[test]
 fn condition_message_is_truncated() {
     let inventory = Inventory {
-        problems: (0..10_000)
-            .map(|at| format!("devices.deny[{at}] means nothing"))
-            .collect(),
+        problems: (0..10_000).map(|at| format!("devices.deny[{at}] means nothing")).collect(),
         ..Inventory::ready(crate::inventory::Hardware::starting().machine, Vec::new())
     };
     let condition = ready(&inventory, &readiness(None), true, None, Timestamp::UNIX_EPOCH);
-    assert!(
-        condition.message.len() < 5000,
-        "{} bytes",
-        condition.message.len()
-    );
+    assert!(condition.message.len() < 5000, "{} bytes", condition.message.len());
     assert!(condition.message.ends_with(" ..."));
 }
 
 #[test]
 fn unchanged_condition_keeps_its_time() {
-    let (early, late) = (
-        Timestamp::from_second(1).unwrap(),
-        Timestamp::from_second(2).unwrap(),
-    );
+    let (early, late) = (Timestamp::from_second(1).unwrap(), Timestamp::from_second(2).unwrap());
     let first = GpuNodeStatus {
         conditions: vec![ready(&Inventory::starting(), &readiness(None), true, None, early)],
         ..GpuNodeStatus::default()
     };
     let second = ready(&Inventory::starting(), &readiness(None), true, Some(&first), late);
     assert_eq!(second.last_transition_time.0, early);
-    let third = ready(
-        &Inventory::starting(),
-        &readiness(Some("no library")),
-        true,
-        Some(&first),
-        late,
-    );
-    assert_eq!(
-        (third.last_transition_time.0, third.reason.as_str()),
-        (late, "NoDevices")
-    );
+    let third = ready(&Inventory::starting(), &readiness(Some("no library")), true, Some(&first), late);
+    assert_eq!((third.last_transition_time.0, third.reason.as_str()), (late, "NoDevices"));
     assert_eq!(third.message, "no library");
 }
 
@@ -94,10 +72,7 @@ fn holder_from_before_config_change_counts_by_gpu() {
         }),
         ..Config::default()
     };
-    let denied = Config {
-        deny: vec![Selector::Index(1)],
-        ..Config::default()
-    };
+    let denied = Config { deny: vec![Selector::Index(1)], ..Config::default() };
     // The counts for an allocated `id` while it is offered by `config`: devices, GPUs.
     let counted = |id: &str, config: &Config| {
         let inventory = offer(&hardware, config);
@@ -138,10 +113,7 @@ fn device_is_unhealthy_with_diagnosis() {
         gpu,
         nvml_index: Some(gpu),
         uuid: format!("GPU-{gpu}"),
-        health: DeviceHealth {
-            healthy: true,
-            reason: None,
-        },
+        health: DeviceHealth { healthy: true, reason: None },
         minor: None,
         numa: None,
         slice: None,
@@ -159,11 +131,7 @@ fn device_is_unhealthy_with_diagnosis() {
         ..Diagnosis::default()
     };
     let judged = with_troubles(&inventory, &diagnosis);
-    let healthy: Vec<bool> = judged
-        .devices
-        .iter()
-        .map(|device| device.health.healthy)
-        .collect();
+    let healthy: Vec<bool> = judged.devices.iter().map(|device| device.health.healthy).collect();
     assert_eq!(healthy, [true, true, false, false]);
     assert_eq!(judged.devices[3].health.reason.as_deref(), Some("GPU lost"));
 }

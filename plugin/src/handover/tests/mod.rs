@@ -31,17 +31,9 @@ fn node() -> Handover {
 
 fn inventory(gpus: u8) -> Inventory {
     let machine = Machine::new(MachineParts {
-        gpus: (0..gpus)
-            .map(|index| Gpu {
-                index,
-                ..Gpu::default()
-            })
-            .collect(),
+        gpus: (0..gpus).map(|index| Gpu { index, ..Gpu::default() }).collect(),
         nvlinks: (0..gpus / 2)
-            .map(|pair| NvLinkBundle {
-                gpus: [2 * pair, 2 * pair + 1],
-                links: 4,
-            })
+            .map(|pair| NvLinkBundle { gpus: [2 * pair, 2 * pair + 1], links: 4 })
             .collect(),
         paths: PathMatrix::from_fn(gpus.into(), |_, _| PathClass::Sys),
         ..MachineParts::default()
@@ -52,10 +44,7 @@ fn inventory(gpus: u8) -> Inventory {
         gpu,
         nvml_index: Some(gpu),
         uuid: id(gpu).to_string(),
-        health: DeviceHealth {
-            healthy: true,
-            reason: None,
-        },
+        health: DeviceHealth { healthy: true, reason: None },
         minor: Some(gpu.into()),
         numa: None,
         slice: None,
@@ -90,19 +79,11 @@ fn granted(name: &str, gpus: impl IntoIterator<Item = u8>) -> Container {
 }
 
 fn of_held(name: &str, count: u32) -> Container {
-    Container {
-        name: name.into(),
-        count: count as usize,
-        share: Some(ContainerShare::AnyOfHeld(count)),
-    }
+    Container { name: name.into(), count: count as usize, share: Some(ContainerShare::AnyOfHeld(count)) }
 }
 
 fn asking(name: &str, count: usize) -> Container {
-    Container {
-        name: name.into(),
-        count,
-        share: None,
-    }
+    Container { name: name.into(), count, share: None }
 }
 
 /// A newly bound pod with name and UID `name`.
@@ -160,12 +141,7 @@ fn stray(name: &str, count: usize) -> ObservedPod {
 }
 
 fn request(offered: &Devices, must: &Devices, size: usize) -> Request {
-    Request {
-        resource: GPU.into(),
-        offered: offered.clone(),
-        must: must.clone(),
-        size,
-    }
+    Request { resource: GPU.into(), offered: offered.clone(), must: must.clone(), size }
 }
 
 impl Handover {

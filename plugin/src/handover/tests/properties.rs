@@ -151,12 +151,7 @@ impl World {
                 free.remove(device);
             }
         }
-        for device in self
-            .pods
-            .values()
-            .filter_map(|pod| pod.granted.as_ref())
-            .flatten()
-        {
+        for device in self.pods.values().filter_map(|pod| pod.granted.as_ref()).flatten() {
             free.remove(device);
         }
         let size = init.max(app);
@@ -180,9 +175,7 @@ impl World {
                 let exactly = |name: &str, count| Container {
                     name: name.into(),
                     count,
-                    share: Some(ContainerShare::Devices(
-                        devices.iter().take(count).cloned().collect(),
-                    )),
+                    share: Some(ContainerShare::Devices(devices.iter().take(count).cloned().collect())),
                 };
                 let last = match u32::try_from(app) {
                     Ok(count) if init > app => of_held("app", count),
@@ -198,14 +191,7 @@ impl World {
         seen.revision = self.count;
         self.queue.push(seen.uid.clone());
         self.events.push_back(Event::Seen(seen.clone()));
-        let live = Live {
-            init,
-            app,
-            granted,
-            admitted: false,
-            held: BTreeMap::new(),
-            seen,
-        };
+        let live = Live { init, app, granted, admitted: false, held: BTreeMap::new(), seen };
         self.pods.insert(live.seen.uid.clone(), live);
     }
 
@@ -307,10 +293,7 @@ impl World {
 
     fn reject(&mut self, uid: &PodUid) {
         self.pods.remove(uid);
-        self.events.push_back(Event::Gone {
-            uid: uid.clone(),
-            finished: true,
-        });
+        self.events.push_back(Event::Gone { uid: uid.clone(), finished: true });
         if self.orderly {
             self.deliver();
         }
@@ -403,42 +386,22 @@ impl World {
         self.list();
         let status_snapshot = status_snapshot(&self.plugin);
         for pod in self.pods.values().filter(|pod| pod.admitted) {
-            let known = status_snapshot
-                .get(&(pod.seen.uid.clone(), false))
-                .cloned()
-                .unwrap_or_default();
+            let known = status_snapshot.get(&(pod.seen.uid.clone(), false)).cloned().unwrap_or_default();
             let app = &pod.held["app"];
-            prop_assert!(
-                app.is_subset(&known),
-                "{} holds {:?}, known is {:?}",
-                pod.seen.name,
-                app,
-                known
-            );
+            prop_assert!(app.is_subset(&known), "{} holds {:?}, known is {:?}", pod.seen.name, app, known);
         }
         // A pod that was force-deleted before any list showed it leaves no trace if the watch is late.
         for (uid, devices) in self.zombies.iter().filter(|_| self.orderly) {
-            let known = status_snapshot
-                .get(&(uid.clone(), true))
-                .cloned()
-                .unwrap_or_default();
-            prop_assert!(
-                devices.is_subset(&known),
-                "{} still uses {:?}, known is {:?}",
-                uid,
-                devices,
-                known
-            );
+            let known = status_snapshot.get(&(uid.clone(), true)).cloned().unwrap_or_default();
+            prop_assert!(devices.is_subset(&known), "{} still uses {:?}, known is {:?}", uid, devices, known);
         }
         Ok(())
     }
 }
 
 fn report(plugin: &mut Handover, truth: &[(String, Devices)]) {
-    let holdings: Vec<(&str, &str, Devices)> = truth
-        .iter()
-        .map(|(pod, devices)| (pod.as_str(), "app", devices.clone()))
-        .collect();
+    let holdings: Vec<(&str, &str, Devices)> =
+        truth.iter().map(|(pod, devices)| (pod.as_str(), "app", devices.clone())).collect();
     plugin.list(&holdings);
 }
 
@@ -460,9 +423,7 @@ fn choose(from: &Devices, count: usize, mut pick: u64) -> Devices {
     let mut from: Vec<DeviceId> = from.iter().cloned().collect();
     let mut chosen = Devices::new();
     while chosen.len() < count && !from.is_empty() {
-        pick = pick
-            .wrapping_mul(6_364_136_223_846_793_005)
-            .wrapping_add(1_442_695_040_888_963_407);
+        pick = pick.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         let position = usize::try_from(pick >> 33).unwrap() % from.len();
         chosen.insert(from.swap_remove(position));
     }

@@ -15,10 +15,7 @@ fn restarted(pods: Vec<ObservedPod>, holdings: &[(&str, &str, Devices)], publish
 
 #[test]
 fn unlisted_init_devices_come_from_grant() {
-    let pods = vec![started(pod(
-        "a",
-        &[granted("init", [1, 2, 3]), of_held("app", 2)],
-    ))];
+    let pods = vec![started(pod("a", &[granted("init", [1, 2, 3]), of_held("app", 2)]))];
     let node = restarted(pods, &[("a", "app", set([1, 3]))], &[]);
     assert_eq!(node.held_by("a"), set([1, 2, 3]));
 }

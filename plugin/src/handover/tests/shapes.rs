@@ -42,12 +42,7 @@ fn in_fours(resource: &'static str) -> Inventory {
 }
 
 fn asking_for(resource: &str, devices: &Devices, size: usize) -> Request {
-    Request {
-        resource: resource.into(),
-        offered: devices.clone(),
-        must: Devices::new(),
-        size,
-    }
+    Request { resource: resource.into(), offered: devices.clone(), must: Devices::new(), size }
 }
 
 fn all(inventory: &Inventory, resource: &str) -> Devices {
@@ -61,10 +56,7 @@ fn names(devices: &[&str]) -> Devices {
 }
 
 fn answer(node: &mut Handover, request: Request) -> Devices {
-    node.prefer(&[request], WaitFor::default())
-        .unwrap()
-        .remove(0)
-        .devices
+    node.prefer(&[request], WaitFor::default()).unwrap().remove(0).devices
 }
 
 #[test]
@@ -74,11 +66,7 @@ fn replicas_are_separate_devices_in_grants() {
     node.inventory(&fours);
     let granted = |name: &str, device: &str| {
         let devices = ContainerShare::Devices(vec![device.into()]);
-        let container = Container {
-            name: "app".into(),
-            count: 1,
-            share: Some(devices),
-        };
+        let container = Container { name: "app".into(), count: 1, share: Some(devices) };
         pod(name, &[container])
     };
     node.seen(granted("a", "GPU-3::0"));
@@ -106,12 +94,7 @@ fn gpus_allocated_before_sharing_are_shared_last() {
     node.inventory(&fours);
     let offered = all(&fours, "nvidia.com/gpu.shared");
     let chosen = answer(&mut node, asking_for("nvidia.com/gpu.shared", &offered, 7));
-    assert!(
-        chosen
-            .iter()
-            .all(|device| !device.as_str().starts_with("GPU-0::")),
-        "{chosen:?}"
-    );
+    assert!(chosen.iter().all(|device| !device.as_str().starts_with("GPU-0::")), "{chosen:?}");
 }
 
 #[test]
@@ -125,10 +108,7 @@ fn gpu_held_whole_is_shared_last() {
     // One pod after the other, in any order, because no grant decides.
     for pod in 0..28 {
         let chosen = answer(&mut node, asking_for("nvidia.com/gpu.shared", &offered, 1));
-        assert!(
-            chosen.iter().all(|device| device.unit() != "GPU-0"),
-            "{pod}: {chosen:?}"
-        );
+        assert!(chosen.iter().all(|device| device.unit() != "GPU-0"), "{pod}: {chosen:?}");
         offered.retain(|device| !chosen.contains(device));
     }
     let last = answer(&mut node, asking_for("nvidia.com/gpu.shared", &offered, 1));

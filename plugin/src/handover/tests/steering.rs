@@ -19,18 +19,12 @@ fn oldest_grant_of_size_is_preferred() {
 #[test]
 fn pending_pod_is_awaited() {
     let mut node = node();
-    let patient = WaitFor {
-        pods: true,
-        table: true,
-    };
+    let patient = WaitFor { pods: true, table: true };
     let ask = [request(&set(0..8), &set([]), 2)];
     assert_eq!(node.prefer(&ask, patient), None);
     node.seen(simple("a", [4, 5]));
     let answers = node.prefer(&ask, patient).unwrap();
-    assert_eq!(
-        (answers[0].devices.clone(), answers[0].basis),
-        (set([4, 5]), Basis::Granted)
-    );
+    assert_eq!((answers[0].devices.clone(), answers[0].basis), (set([4, 5]), Basis::Granted));
 }
 
 #[test]
@@ -39,14 +33,8 @@ fn unplanned_pod_does_not_wait_and_avoids_grants() {
     node.seen(simple("planned", [0, 1]));
     node.seen(simple("younger", [2, 3]));
     node.seen(stray("stray", 1));
-    let patient = WaitFor {
-        pods: true,
-        table: true,
-    };
-    let answer = node
-        .prefer(&[request(&set(0..8), &set([]), 1)], patient)
-        .unwrap()
-        .remove(0);
+    let patient = WaitFor { pods: true, table: true };
+    let answer = node.prefer(&[request(&set(0..8), &set([]), 1)], patient).unwrap().remove(0);
     assert_eq!(answer.basis, Basis::Unplanned);
     assert!(answer.devices.is_disjoint(&set(0..4)), "{answer:?}");
 }
@@ -59,9 +47,7 @@ fn unplanned_pod_of_equal_size_is_identified_by_order() {
     let strays = node.admit(0..8, 2);
     assert!(strays.is_disjoint(&set([0, 1])), "{strays:?}");
     let rest = &set(0..8) - &strays;
-    let ask = node
-        .prefer(&[request(&rest, &set([]), 2)], WaitFor::default())
-        .unwrap();
+    let ask = node.prefer(&[request(&rest, &set([]), 2)], WaitFor::default()).unwrap();
     assert_eq!(ask[0].devices, set([0, 1]));
 }
 
@@ -76,10 +62,7 @@ fn unknown_pod_avoids_grants_and_quarantine() {
     // Kubelet offers the devices of the removed pod.
     let answer = node.ask(2..8, 2);
     assert_eq!(answer.basis, Basis::Unknown);
-    assert!(
-        answer.devices == set([4, 5]) || answer.devices == set([6, 7]),
-        "{answer:?}"
-    );
+    assert!(answer.devices == set([4, 5]) || answer.devices == set([6, 7]), "{answer:?}");
 }
 
 #[test]
@@ -136,17 +119,8 @@ fn any_init_devices_match_grant_rest_stays_held() {
     assert_eq!(node.serve([1, 3]), Served::Granted);
     node.list(&[("a", "app", set([1, 3]))]);
     let holders = node.holders();
-    let known: Vec<_> = holders
-        .iter()
-        .map(|holder| (holder.devices.clone(), holder.provenance))
-        .collect();
-    assert_eq!(
-        known,
-        [
-            (vec![id(1), id(3)], Provenance::PodResources),
-            (vec![id(2)], Provenance::Allocated)
-        ]
-    );
+    let known: Vec<_> = holders.iter().map(|holder| (holder.devices.clone(), holder.provenance)).collect();
+    assert_eq!(known, [(vec![id(1), id(3)], Provenance::PodResources), (vec![id(2)], Provenance::Allocated)]);
 }
 
 #[test]

@@ -15,11 +15,7 @@ fn exchanged_sets_of_two_pods_are_corrected() {
     node.list(&[("a", "app", set([2, 3])), ("b", "app", set([0, 1]))]);
     assert_eq!(node.held_by("a"), set([2, 3]));
     assert_eq!(node.held_by("b"), set([0, 1]));
-    let swaps = node
-        .notes()
-        .into_iter()
-        .filter(|note| matches!(note, Note::Swapped { .. }))
-        .count();
+    let swaps = node.notes().into_iter().filter(|note| matches!(note, Note::Swapped { .. })).count();
     assert_eq!(swaps, 2);
     assert_eq!(node.deviations_total(), 0);
     node.list(&[("a", "app", set([2, 3])), ("b", "app", set([0, 1]))]);
@@ -65,10 +61,7 @@ fn late_grant_of_deviating_pod_stays_reserved() {
     assert_eq!(node.held_by("late"), taken);
     assert_eq!(node.deviations_total(), 1);
     let left = &set(0..8) - &taken;
-    let answer = node
-        .prefer(&[request(&left, &set([]), 2)], WaitFor::default())
-        .unwrap()
-        .remove(0);
+    let answer = node.prefer(&[request(&left, &set([]), 2)], WaitFor::default()).unwrap().remove(0);
     assert_eq!(answer.basis, Basis::Unknown);
 }
 
@@ -99,9 +92,8 @@ fn pod_resources_reveal_holders() {
 fn successor(name: &str, gpus: impl IntoIterator<Item = u8>) -> ObservedPod {
     let mut pod = simple(name, gpus);
     let uid = format!("{name}-2");
-    pod.grant = pod
-        .grant
-        .map(|grant| grant.replace(&format!(r#""pod":"{name}""#), &format!(r#""pod":"{uid}""#)));
+    pod.grant =
+        pod.grant.map(|grant| grant.replace(&format!(r#""pod":"{name}""#), &format!(r#""pod":"{uid}""#)));
     pod.uid = uid.as_str().into();
     pod
 }
@@ -138,11 +130,7 @@ fn repeatedly_listed_devices_are_held() {
     for _ in 0..2 {
         node.list(&[("a", "app", set([0, 1]))]);
     }
-    assert_eq!(
-        node.held_by("a"),
-        set([0, 1]),
-        "it took the successor's devices from its choice"
-    );
+    assert_eq!(node.held_by("a"), set([0, 1]), "it took the successor's devices from its choice");
 }
 
 #[test]
@@ -238,20 +226,13 @@ fn devices_of_other_plugins_are_ignored() {
         container: "c".into(),
         resource: "vendor.com/nic".into(),
     };
-    node.listed(
-        ticket,
-        Listing([(holding, [DeviceId::from("n")].into())].into()),
-        NOW,
-    );
+    node.listed(ticket, Listing([(holding, [DeviceId::from("n")].into())].into()), NOW);
     assert!(node.holders().is_empty());
 }
 
 #[test]
 fn empty_set_has_no_holder() {
     let mut node = node();
-    assert_eq!(
-        node.allocate(&GPU.into(), &Devices::new(), NOW),
-        Served::Unplanned
-    );
+    assert_eq!(node.allocate(&GPU.into(), &Devices::new(), NOW), Served::Unplanned);
     assert_eq!(node.holders(), []);
 }

@@ -10,10 +10,7 @@ use super::WriteError;
 
 /// The text of the file.
 pub fn text(labels: &Labels) -> String {
-    labels
-        .iter()
-        .map(|(name, value)| format!("{name}={value}\n"))
-        .collect()
+    labels.iter().map(|(name, value)| format!("{name}={value}\n")).collect()
 }
 
 /// Replaces the file in one step, or writes to standard output without a path. Missing folders are created. The temporary file is in
@@ -24,18 +21,14 @@ pub fn text(labels: &Labels) -> String {
 pub fn write(labels: &Labels, path: Option<&Path>) -> Result<(), WriteError> {
     let text = text(labels);
     let Some(path) = path else {
-        return io::stdout()
-            .lock()
-            .write_all(text.as_bytes())
-            .map_err(WriteError::Output);
+        return io::stdout().lock().write_all(text.as_bytes()).map_err(WriteError::Output);
     };
     let failed = |path: &Path| {
         let path = path.to_owned();
         move |problem| WriteError::File { path, problem }
     };
-    let name = path
-        .file_name()
-        .ok_or_else(|| failed(path)(io::Error::from(io::ErrorKind::InvalidFilename)))?;
+    let name =
+        path.file_name().ok_or_else(|| failed(path)(io::Error::from(io::ErrorKind::InvalidFilename)))?;
     let beside = path.with_file_name(".gantry-tmp");
     fs::create_dir_all(&beside).map_err(failed(&beside))?;
     let new = beside.join(name);
@@ -59,10 +52,9 @@ pub fn remove(path: &Path, new: Option<&Path>) -> Result<(), WriteError> {
         return Ok(());
     }
     match fs::remove_file(path) {
-        Err(problem) if problem.kind() != io::ErrorKind::NotFound => Err(WriteError::Remove {
-            path: path.to_owned(),
-            problem,
-        }),
+        Err(problem) if problem.kind() != io::ErrorKind::NotFound => {
+            Err(WriteError::Remove { path: path.to_owned(), problem })
+        }
         _ => Ok(()),
     }
 }
@@ -83,11 +75,7 @@ mod tests {
     fn labels_file_is_replaced_and_leaves_nothing_beside() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("features.d/gfd");
-        write(
-            &labels(&[("gpu.count", "8"), ("cuda.driver.rev", "")]),
-            Some(&path),
-        )
-        .unwrap();
+        write(&labels(&[("gpu.count", "8"), ("cuda.driver.rev", "")]), Some(&path)).unwrap();
         assert_eq!(
             fs::read_to_string(&path).unwrap(),
             "nvidia.com/cuda.driver.rev=\nnvidia.com/gpu.count=8\n"
@@ -103,11 +91,7 @@ mod tests {
     fn former_file_is_removed_unless_it_is_the_new_one() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("gfd");
-        let twin = folder
-            .path()
-            .join("../")
-            .join(folder.path().file_name().unwrap())
-            .join("gfd");
+        let twin = folder.path().join("../").join(folder.path().file_name().unwrap()).join("gfd");
         write(&labels(&[("gpu.count", "8")]), Some(&path)).unwrap();
         remove(&path, Some(&twin)).unwrap();
         assert!(path.exists());

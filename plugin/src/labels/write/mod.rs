@@ -83,9 +83,9 @@ pub enum WriteError {
 impl From<kube::Error> for WriteError {
     fn from(error: kube::Error) -> Self {
         match error {
-            kube::Error::Api(answer) if answer.code == 403 => Self::Forbidden {
-                answer: answer.message.clone(),
-            },
+            kube::Error::Api(answer) if answer.code == 403 => {
+                Self::Forbidden { answer: answer.message.clone() }
+            }
             error => Self::Api(Box::new(error)),
         }
     }
@@ -128,21 +128,15 @@ pub async fn to_node(client: &Client, identity: &Identity, labels: &Labels) -> R
     // Takes over labels of other field managers: the plugin has the true values.
     let parameters = PatchParams::apply(names::LABELLER).force();
     Api::<Node>::all(client.clone())
-        .patch_metadata(
-            identity.node.as_str(),
-            &parameters,
-            &Patch::Apply(&applied(identity, labels)),
-        )
+        .patch_metadata(identity.node.as_str(), &parameters, &Patch::Apply(&applied(identity, labels)))
         .await?;
     Ok(())
 }
 
 /// The applied object: labels and nothing else.
 fn applied(identity: &Identity, labels: &Labels) -> Value {
-    let labels: serde_json::Map<String, Value> = labels
-        .iter()
-        .map(|(name, value)| (name.to_string(), value.as_str().into()))
-        .collect();
+    let labels: serde_json::Map<String, Value> =
+        labels.iter().map(|(name, value)| (name.to_string(), value.as_str().into())).collect();
     json!({
         "apiVersion": Node::api_version(&()),
         "kind": Node::kind(&()),

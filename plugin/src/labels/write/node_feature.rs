@@ -98,10 +98,7 @@ pub(super) async fn delete(client: &Client, identity: &Identity) -> Result<(), W
     match api.delete(&name, &DeleteParams::default()).await {
         Ok(_) => Ok(()),
         Err(kube::Error::Api(answer)) if answer.code == 404 => Ok(()),
-        Err(error) => Err(WriteError::Delete {
-            name,
-            problem: Box::new(error.into()),
-        }),
+        Err(error) => Err(WriteError::Delete { name, problem: Box::new(error.into()) }),
     }
 }
 
@@ -115,11 +112,7 @@ fn objects(client: &Client, namespace: &str) -> Api<DynamicObject> {
 }
 
 fn resource() -> ApiResource {
-    ApiResource::from_gvk(&GroupVersionKind::gvk(
-        "nfd.k8s-sigs.io",
-        "v1alpha1",
-        "NodeFeature",
-    ))
+    ApiResource::from_gvk(&GroupVersionKind::gvk("nfd.k8s-sigs.io", "v1alpha1", "NodeFeature"))
 }
 
 fn name(identity: &Identity) -> String {
@@ -128,10 +121,8 @@ fn name(identity: &Identity) -> String {
 
 /// The CRD requires the three empty maps.
 fn spec(labels: &Labels) -> Value {
-    let labels: BTreeMap<&str, &str> = labels
-        .iter()
-        .map(|(name, value)| (name.as_str(), value.as_str()))
-        .collect();
+    let labels: BTreeMap<&str, &str> =
+        labels.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
     json!({
         "features": {"attributes": {}, "flags": {}, "instances": {}},
         "labels": labels,
@@ -161,10 +152,7 @@ async fn owners(
     let pod = match pods.get_metadata_opt(name).await {
         Ok(Some(pod)) => pod.metadata,
         Ok(None) => {
-            return Ok(Err(NoOwner::NoPod {
-                namespace: namespace.to_owned(),
-                pod: name.clone(),
-            }));
+            return Ok(Err(NoOwner::NoPod { namespace: namespace.to_owned(), pod: name.clone() }));
         }
         Err(kube::Error::Api(answer)) if matches!(answer.code, 403 | 404) => {
             return Ok(Err(NoOwner::Unreadable {
@@ -175,19 +163,11 @@ async fn owners(
         }
         Err(error) => return Err(error.into()),
     };
-    let set = pod
-        .owner_references
-        .into_iter()
-        .flatten()
-        .find(|owner| owner.kind == "DaemonSet");
+    let set = pod.owner_references.into_iter().flatten().find(|owner| owner.kind == "DaemonSet");
     let (Some(set), Some(uid)) = (set, pod.uid) else {
         return Ok(Ok(Owners::new()));
     };
-    let set = OwnerReference {
-        controller: Some(true),
-        block_owner_deletion: None,
-        ..set
-    };
+    let set = OwnerReference { controller: Some(true), block_owner_deletion: None, ..set };
     let pod = OwnerReference {
         api_version: "v1".to_owned(),
         kind: "Pod".to_owned(),

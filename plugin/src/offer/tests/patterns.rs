@@ -6,25 +6,12 @@ use gantry_config::{MigStrategy, ResourcePattern, SharedOf};
 
 #[test]
 fn patterns_name_gpus_by_model_and_slices_by_profile() {
-    let pattern = |pattern: &str, name: &str| ResourcePattern {
-        pattern: pattern.to_owned(),
-        name: name.into(),
-    };
-    let boards = [
-        whole(),
-        model("NVIDIA T4"),
-        model("NVIDIA L4"),
-        cut(&["1g.5gb", "1g.5gb+me", "2g.10gb"]),
-    ];
+    let pattern =
+        |pattern: &str, name: &str| ResourcePattern { pattern: pattern.to_owned(), name: name.into() };
+    let boards = [whole(), model("NVIDIA T4"), model("NVIDIA L4"), cut(&["1g.5gb", "1g.5gb+me", "2g.10gb"])];
     let config = Config {
-        gpu_patterns: vec![
-            pattern("*A100*", "nvidia.com/a100"),
-            pattern("NVIDIA T4", "nvidia.com/small"),
-        ],
-        mig_patterns: vec![
-            pattern("1g.5gb", "nvidia.com/mig-small"),
-            pattern("1g*", "nvidia.com/mig-media"),
-        ],
+        gpu_patterns: vec![pattern("*A100*", "nvidia.com/a100"), pattern("NVIDIA T4", "nvidia.com/small")],
+        mig_patterns: vec![pattern("1g.5gb", "nvidia.com/mig-small"), pattern("1g*", "nvidia.com/mig-media")],
         ..with(MigStrategy::Mixed)
     };
     assert_eq!(
@@ -40,10 +27,7 @@ fn patterns_name_gpus_by_model_and_slices_by_profile() {
     );
     assert_eq!(left_out(&boards, &config), [], "what matches none keeps its name");
 
-    let single = Config {
-        mig_strategy: MigStrategy::Single,
-        ..config
-    };
+    let single = Config { mig_strategy: MigStrategy::Single, ..config };
     assert_eq!(
         offered(&[cut(&["2g.10gb"])], &single),
         expect(&[("nvidia.com/a100", &["MIG-00"])]),
@@ -53,13 +37,7 @@ fn patterns_name_gpus_by_model_and_slices_by_profile() {
 
 #[test]
 fn mig_pattern_matches_every_spelling_of_a_profile() {
-    let profiles = [
-        "1g.5gb",
-        "1g.5gb+me",
-        "1g.24gb+gfx",
-        "1g.24gb+me.all",
-        "2g.48gb-me",
-    ];
+    let profiles = ["1g.5gb", "1g.5gb+me", "1g.24gb+gfx", "1g.24gb+me.all", "2g.48gb-me"];
     // The devices that a pattern names, by their places.
     let named = |pattern: &str| -> Vec<usize> {
         let config = Config {
@@ -77,20 +55,8 @@ fn mig_pattern_matches_every_spelling_of_a_profile() {
         places.map(|place| place.parse().unwrap()).collect()
     };
     for (place, spellings) in [
-        &[
-            "1g.5gb",
-            "MIG 1g.5gb",
-            "mig-1g.5gb",
-            "MIG-1g.5gb",
-            "nvidia.com/mig-1g.5gb",
-        ][..],
-        &[
-            "1g.5gb+me",
-            "1g.5gb.me",
-            "MIG 1g.5gb+me",
-            "mig-1g.5gb.me",
-            "*5gb.me",
-        ],
+        &["1g.5gb", "MIG 1g.5gb", "mig-1g.5gb", "MIG-1g.5gb", "nvidia.com/mig-1g.5gb"][..],
+        &["1g.5gb+me", "1g.5gb.me", "MIG 1g.5gb+me", "mig-1g.5gb.me", "*5gb.me"],
         &["1g.24gb+gfx", "1g.24gb.gfx", "*.gfx"],
         &["1g.24gb+me.all", "1g.24gb.me.all", "MIG *me.all"],
         &["2g.48gb-me", "MIG 2g.48gb-me", "mig-2g*"],
@@ -102,11 +68,7 @@ fn mig_pattern_matches_every_spelling_of_a_profile() {
             assert_eq!(named(spelling), [place], "{spelling}");
         }
     }
-    assert_eq!(
-        named("1g.5gb-me"),
-        [0; 0],
-        "without media engines, which is another profile"
-    );
+    assert_eq!(named("1g.5gb-me"), [0; 0], "without media engines, which is another profile");
     assert_eq!(named("MIG *"), [0, 1, 2, 3, 4]);
 }
 
@@ -114,10 +76,7 @@ fn mig_pattern_matches_every_spelling_of_a_profile() {
 fn name_shared_by_different_devices_is_reported() {
     let boards = [whole(), cut(&["1g.5gb", "1g.5gb", "2g.10gb"])];
     let named = |pattern: &str, name: &str| Config {
-        mig_patterns: vec![ResourcePattern {
-            pattern: pattern.to_owned(),
-            name: name.into(),
-        }],
+        mig_patterns: vec![ResourcePattern { pattern: pattern.to_owned(), name: name.into() }],
         ..with(MigStrategy::Mixed)
     };
     let apart = "name them apart in resources.mig, or in a rename of sharing.timeSlicing";

@@ -56,30 +56,21 @@ fn any_config() -> impl Strategy<Value = Config> {
         0..3,
     );
     let entries = prop::collection::vec(entry(), 0..4);
-    (
-        strategy,
-        patterns.clone(),
-        patterns,
-        entries,
-        any::<bool>(),
-        selectors(),
-        selectors(),
+    (strategy, patterns.clone(), patterns, entries, any::<bool>(), selectors(), selectors()).prop_map(
+        |(mig_strategy, gpu_patterns, mig_patterns, resources, rename_by_default, allow, deny)| Config {
+            mig_strategy,
+            gpu_patterns,
+            mig_patterns,
+            time_slicing: Some(TimeSlicing {
+                rename_by_default,
+                fail_requests_greater_than_one: false,
+                resources,
+            }),
+            allow,
+            deny,
+            ..Config::default()
+        },
     )
-        .prop_map(
-            |(mig_strategy, gpu_patterns, mig_patterns, resources, rename_by_default, allow, deny)| Config {
-                mig_strategy,
-                gpu_patterns,
-                mig_patterns,
-                time_slicing: Some(TimeSlicing {
-                    rename_by_default,
-                    fail_requests_greater_than_one: false,
-                    resources,
-                }),
-                allow,
-                deny,
-                ..Config::default()
-            },
-        )
 }
 
 proptest! {

@@ -9,10 +9,7 @@ fn replicas_have_numbered_ids_and_the_uuid_of_their_device() {
     let config = sharing(vec![share("nvidia.com/gpu", SharedOf::All, 2, None)]);
     assert_eq!(
         offered(&[whole(), whole()], &config),
-        expect(&[(
-            "nvidia.com/gpu",
-            &["GPU-0::0", "GPU-0::1", "GPU-1::0", "GPU-1::1"]
-        )])
+        expect(&[("nvidia.com/gpu", &["GPU-0::0", "GPU-0::1", "GPU-1::0", "GPU-1::1"])])
     );
     let inventory = offer(&hardware(&[whole()]), &config);
     assert_eq!(inventory.devices[1].uuid, "GPU-0");
@@ -26,24 +23,14 @@ fn shared_and_whole_gpus_coexist() {
     let boards = [whole(), whole(), whole(), cut(&["1g.5gb", "1g.5gb"])];
     let listed = |list: &[DeviceRef]| SharedOf::Listed(list.to_vec());
     let config = sharing(vec![
-        share(
-            "nvidia.com/gpu",
-            listed(&[DeviceRef::Gpu(1)]),
-            2,
-            Some("nvidia.com/gpu-shared"),
-        ),
+        share("nvidia.com/gpu", listed(&[DeviceRef::Gpu(1)]), 2, Some("nvidia.com/gpu-shared")),
         share(
             "nvidia.com/gpu",
             listed(&[DeviceRef::Uuid("gpu-2".to_owned())]),
             3,
             Some("nvidia.com/gpu-third"),
         ),
-        share(
-            "nvidia.com/mig-1g.5gb",
-            listed(&[DeviceRef::Mig(3, 1)]),
-            2,
-            Some("nvidia.com/mig-shared"),
-        ),
+        share("nvidia.com/mig-1g.5gb", listed(&[DeviceRef::Mig(3, 1)]), 2, Some("nvidia.com/mig-shared")),
     ]);
     assert_eq!(
         offered(&boards, &config),
@@ -56,18 +43,10 @@ fn shared_and_whole_gpus_coexist() {
         ])
     );
     assert_eq!(problems(&boards, &config), Vec::<String>::new());
-    let first = sharing(vec![share(
-        "nvidia.com/gpu",
-        SharedOf::Count(1),
-        2,
-        Some("nvidia.com/half"),
-    )]);
+    let first = sharing(vec![share("nvidia.com/gpu", SharedOf::Count(1), 2, Some("nvidia.com/half"))]);
     assert_eq!(
         offered(&boards[..2], &first),
-        expect(&[
-            ("nvidia.com/gpu", &["GPU-1"]),
-            ("nvidia.com/half", &["GPU-0::0", "GPU-0::1"])
-        ])
+        expect(&[("nvidia.com/gpu", &["GPU-1"]), ("nvidia.com/half", &["GPU-0::0", "GPU-0::1"])])
     );
 }
 
@@ -79,10 +58,7 @@ fn rename_applies_to_all_shared_resources() {
         slicing.fail_requests_greater_than_one = true;
     }
     config.shared_devices = Some(SharedDevices::Packed);
-    assert_eq!(
-        offered(&[whole()], &config),
-        expect(&[("nvidia.com/gpu.shared", &["GPU-0::0", "GPU-0::1"])])
-    );
+    assert_eq!(offered(&[whole()], &config), expect(&[("nvidia.com/gpu.shared", &["GPU-0::0", "GPU-0::1"])]));
     let terms = offer(&hardware(&[whole()]), &config).resources[&ResourceName::from("nvidia.com/gpu.shared")];
     assert_eq!(
         terms,
@@ -121,20 +97,12 @@ fn sharing_entry_without_its_devices_is_reported_once() {
 fn sharing_entry_that_matches_nothing_is_reported() {
     let config = sharing(vec![
         share("nvidia.com/mig-1g.5gb", SharedOf::All, 2, None),
-        share(
-            "nvidia.com/gpu",
-            SharedOf::Listed(vec![DeviceRef::Gpu(0), DeviceRef::Gpu(7)]),
-            2,
-            None,
-        ),
+        share("nvidia.com/gpu", SharedOf::Listed(vec![DeviceRef::Gpu(0), DeviceRef::Gpu(7)]), 2, None),
         share("nvidia.com/gpu", SharedOf::Count(5), 2, None),
         share("nvidia.com/gpu", SharedOf::All, 2, None),
     ]);
     let mut patterns = Config {
-        gpu_patterns: vec![ResourcePattern {
-            pattern: "*H100*".to_owned(),
-            name: "nvidia.com/h100".into(),
-        }],
+        gpu_patterns: vec![ResourcePattern { pattern: "*H100*".to_owned(), name: "nvidia.com/h100".into() }],
         ..with(MigStrategy::Mixed)
     };
     patterns.mig_patterns.clone_from(&patterns.gpu_patterns);
@@ -157,18 +125,11 @@ fn offer_stays_below_kubelets_message_limit() {
     let inventory = offer(&hardware(&boards), &config(u16::MAX));
     let longest = |device: &crate::inventory::Device| Device {
         // The longest name of a MIG device so far, and the longest number of a replica.
-        id: format!(
-            "MIG-GPU-01234567-89ab-cdef-0123-456789abcdef/13/7::{:0>5}",
-            device.replica.unwrap()
-        ),
+        id: format!("MIG-GPU-01234567-89ab-cdef-0123-456789abcdef/13/7::{:0>5}", device.replica.unwrap()),
         health: "Unhealthy".to_owned(),
-        topology: Some(TopologyInfo {
-            nodes: vec![NumaNode { id: 255 }],
-        }),
+        topology: Some(TopologyInfo { nodes: vec![NumaNode { id: 255 }] }),
     };
-    let list = ListAndWatchResponse {
-        devices: inventory.devices.iter().map(longest).collect(),
-    };
+    let list = ListAndWatchResponse { devices: inventory.devices.iter().map(longest).collect() };
     assert!(list.encoded_len() < 4 << 20, "{} bytes", list.encoded_len());
     assert_eq!(inventory.devices.len(), 49152);
     assert_eq!(

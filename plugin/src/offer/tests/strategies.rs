@@ -6,54 +6,30 @@ use gantry_config::MigStrategy;
 
 #[test]
 fn default_config_offers_every_gpu_whole() {
-    let boards = [
-        whole(),
-        model("NVIDIA T4"),
-        model("NVIDIA DGX Display"),
-        model("DGX Display"),
-    ];
-    assert_eq!(
-        offered(&boards, &Config::default()),
-        expect(&[("nvidia.com/gpu", &["GPU-0", "GPU-1"])])
-    );
+    let boards = [whole(), model("NVIDIA T4"), model("NVIDIA DGX Display"), model("DGX Display")];
+    assert_eq!(offered(&boards, &Config::default()), expect(&[("nvidia.com/gpu", &["GPU-0", "GPU-1"])]));
     assert_eq!(left_out(&boards, &Config::default()), []);
     let inventory = offer(&hardware(&boards), &Config::default());
-    assert_eq!(
-        inventory.resources[&ResourceName::from("nvidia.com/gpu")],
-        Terms::default()
-    );
+    assert_eq!(inventory.resources[&ResourceName::from("nvidia.com/gpu")], Terms::default());
 }
 
 #[test]
 fn unknown_or_absent_hardware_is_offered_as_such() {
-    assert_eq!(
-        offer(&Hardware::starting(), &Config::default()),
-        Inventory::starting()
-    );
-    assert_eq!(
-        offer(&Hardware::absent("none"), &Config::default()),
-        Inventory::absent("none")
-    );
+    assert_eq!(offer(&Hardware::starting(), &Config::default()), Inventory::starting());
+    assert_eq!(offer(&Hardware::absent("none"), &Config::default()), Inventory::absent("none"));
 }
 
 #[test]
 fn strategy_none_leaves_out_gpus_with_mig_on() {
     let boards = [whole(), cut(&["1g.5gb"]), cut(&[])];
-    assert_eq!(
-        offered(&boards, &Config::default()),
-        expect(&[("nvidia.com/gpu", &["GPU-0"])])
-    );
+    assert_eq!(offered(&boards, &Config::default()), expect(&[("nvidia.com/gpu", &["GPU-0"])]));
     insta::assert_debug_snapshot!(left_out(&boards, &Config::default()));
 }
 
 #[test]
 fn mixed_offers_profiles_and_whole_gpus() {
-    let boards = [
-        whole(),
-        cut(&["3g.20gb", "1g.5gb+me", "1g.5gb"]),
-        cut(&["1c.3g.20gb", "2c.3g.20gb"]),
-        cut(&[]),
-    ];
+    let boards =
+        [whole(), cut(&["3g.20gb", "1g.5gb+me", "1g.5gb"]), cut(&["1c.3g.20gb", "2c.3g.20gb"]), cut(&[])];
     assert_eq!(
         offered(&boards, &with(MigStrategy::Mixed)),
         expect(&[
@@ -74,10 +50,7 @@ fn mixed_offers_profiles_and_whole_gpus() {
 #[test]
 fn mig_devices_follow_policy_and_default_to_packed() {
     let sharing = |strategy, policy| {
-        let config = Config {
-            shared_devices: policy,
-            ..with(strategy)
-        };
+        let config = Config { shared_devices: policy, ..with(strategy) };
         let inventory = offer(&hardware(&[cut(&["1g.5gb"]), cut(&["1g.5gb"])]), &config);
         let terms: Vec<Terms> = inventory.resources.values().copied().collect();
         terms[0].sharing

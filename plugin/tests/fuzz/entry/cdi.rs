@@ -14,11 +14,7 @@ use super::kubelet::{device, machine, slice};
 pub fn names(kind: &str, uuid: &str) {
     assert!(is_name(&device_name(uuid)), "{uuid:?}");
     let Ok(kind) = check_kind(kind) else { return };
-    let devices = vec![
-        device(0, uuid),
-        slice(1, 0, &format!("{uuid}/1/0")),
-        device(2, "GPU-2"),
-    ];
+    let devices = vec![device(0, uuid), slice(1, 0, &format!("{uuid}/1/0")), device(2, "GPU-2")];
     let inventory = Inventory::ready(machine(), devices);
     for strategy in [DeviceIdStrategy::Uuid, DeviceIdStrategy::Index] {
         let config = Arc::new(Config {
@@ -48,28 +44,19 @@ pub fn names(kind: &str, uuid: &str) {
         let given: Vec<String> = answer.cdi_devices.into_iter().map(|device| device.name).collect();
         assert!(!given.is_empty());
         assert!(given.iter().all(|name| known.contains(name)), "{given:?}");
-        let annotated: Vec<&str> = answer
-            .annotations
-            .values()
-            .flat_map(|names| names.split(','))
-            .collect();
+        let annotated: Vec<&str> = answer.annotations.values().flat_map(|names| names.split(',')).collect();
         assert_eq!(annotated, given, "each can be told from the next");
     }
 }
 
 /// An accepted kind is valid, and so are the kinds and file names of every class.
 fn check_kind(text: &str) -> Result<Kind, ()> {
-    let kind: Kind = text
-        .parse()
-        .map_err(|error| assert!(!format!("{error}").is_empty()))?;
+    let kind: Kind = text.parse().map_err(|error| assert!(!format!("{error}").is_empty()))?;
     assert_eq!(kind.to_string(), text);
     let (mut kinds, mut files) = (BTreeSet::new(), BTreeSet::new());
     for class in Class::ALL {
         assert!(is_kind(&kind.of(class)), "{:?}", kind.of(class));
-        assert!(
-            kinds.insert(kind.of(class)) && files.insert(kind.file(class)),
-            "{text:?}"
-        );
+        assert!(kinds.insert(kind.of(class)) && files.insert(kind.file(class)), "{text:?}");
         assert!(!kind.file(class).contains('/') && !kind.file(class).starts_with('.'));
     }
     Ok(kind)
@@ -77,8 +64,7 @@ fn check_kind(text: &str) -> Result<Kind, ()> {
 
 /// CDI's grammar from its specification, independent of our code.
 fn is_qualified(text: &str) -> bool {
-    text.split_once('=')
-        .is_some_and(|(kind, name)| is_kind(kind) && is_name(name))
+    text.split_once('=').is_some_and(|(kind, name)| is_kind(kind) && is_name(name))
 }
 
 fn is_kind(text: &str) -> bool {
@@ -97,7 +83,5 @@ fn is_word(text: &str, inside: &[u8], digit_first: bool) -> bool {
     };
     (first.is_ascii_alphabetic() || digit_first && first.is_ascii_digit())
         && last.is_ascii_alphanumeric()
-        && bytes
-            .iter()
-            .all(|byte| byte.is_ascii_alphanumeric() || inside.contains(byte))
+        && bytes.iter().all(|byte| byte.is_ascii_alphanumeric() || inside.contains(byte))
 }

@@ -50,11 +50,7 @@ impl Call {
 }
 
 /// The resources of the node: whole GPUs, replicas limited to one per container, MIG devices.
-pub const RESOURCES: [&str; 3] = [
-    "nvidia.com/gpu",
-    "nvidia.com/gpu.shared",
-    "nvidia.com/mig-1g.10gb",
-];
+pub const RESOURCES: [&str; 3] = ["nvidia.com/gpu", "nvidia.com/gpu.shared", "nvidia.com/mig-1g.10gb"];
 
 /// One call of any bytes: the first byte selects call and resource, and whether the rest is a message or a wire frame.
 pub fn bytes(input: &[u8]) {
@@ -91,35 +87,24 @@ pub fn message(resource: &str, call: Call, message: &[u8]) {
         Call::PreStart => assert_eq!(answer.is_ok(), PreStartContainerRequest::decode(message).is_ok()),
         Call::Options => {
             let options = answer.map(|answer| DevicePluginOptions::decode(answer).unwrap());
-            let told = DevicePluginOptions {
-                pre_start_required: false,
-                get_preferred_allocation_available: true,
-            };
+            let told =
+                DevicePluginOptions { pre_start_required: false, get_preferred_allocation_available: true };
             assert_eq!(options.ok(), Empty::decode(message).ok().map(|Empty {}| told));
         }
     }
     let (holders, _, deviations) = node.handover.status_snapshot();
     assert_eq!(deviations, 0, "nobody was promised anything");
     for holder in holders {
-        assert!(
-            holder.uid.is_none() && !holder.devices.is_empty(),
-            "no pod is known: {holder:?}"
-        );
-        let held = holder
-            .devices
-            .iter()
-            .all(|device| served.contains(device.as_str()));
+        assert!(holder.uid.is_none() && !holder.devices.is_empty(), "no pod is known: {holder:?}");
+        let held = holder.devices.iter().all(|device| served.contains(device.as_str()));
         assert!(held, "{holder:?} of {served:?}");
     }
 }
 
 /// Either exactly the requested devices are allocated, or none. Returns them.
 fn allocated(node: &Node, request: &AllocateRequest, answer: Result<Bytes, Code>) -> BTreeSet<String> {
-    let containers: Option<Vec<Vec<&Device>>> = request
-        .container_requests
-        .iter()
-        .map(|container| node.asked(&container.device_ids))
-        .collect();
+    let containers: Option<Vec<Vec<&Device>>> =
+        request.container_requests.iter().map(|container| node.asked(&container.device_ids)).collect();
     match (containers, answer) {
         (Some(containers), Ok(answer)) => {
             let answers = AllocateResponse::decode(answer).unwrap().container_responses;
@@ -146,30 +131,17 @@ fn given(devices: &[&Device], answer: &ContainerAllocateResponse) {
         }
     }
     assert_eq!(answer.envs["NVIDIA_VISIBLE_DEVICES"], uuids.join(","));
-    let names: Vec<&str> = answer
-        .cdi_devices
-        .iter()
-        .map(|device| device.name.as_str())
-        .collect();
-    let qualified: Vec<String> = uuids
-        .iter()
-        .map(|uuid| format!("k8s.device-plugin.nvidia.com/gpu={uuid}"))
-        .collect();
+    let names: Vec<&str> = answer.cdi_devices.iter().map(|device| device.name.as_str()).collect();
+    let qualified: Vec<String> =
+        uuids.iter().map(|uuid| format!("k8s.device-plugin.nvidia.com/gpu={uuid}")).collect();
     assert_eq!(names, qualified);
     let mut nodes = BTreeSet::from(["/dev/nvidiactl".to_owned()]);
     for device in devices {
         nodes.extend(device.minor.map(|minor| format!("/dev/nvidia{minor}")));
-        let caps = device
-            .slice
-            .iter()
-            .flat_map(|slice| slice.caps.into_iter().flatten());
+        let caps = device.slice.iter().flat_map(|slice| slice.caps.into_iter().flatten());
         nodes.extend(caps.map(|cap| format!("/dev/nvidia-caps/nvidia-cap{cap}")));
     }
-    let passed: Vec<String> = answer
-        .devices
-        .iter()
-        .map(|node| node.container_path.clone())
-        .collect();
+    let passed: Vec<String> = answer.devices.iter().map(|node| node.container_path.clone()).collect();
     assert_eq!(passed.len(), nodes.len(), "each once: {passed:?}");
     assert_eq!(passed.into_iter().collect::<BTreeSet<_>>(), nodes);
     assert!(answer.mounts.is_empty() && answer.annotations.is_empty());
@@ -177,9 +149,7 @@ fn given(devices: &[&Device], answer: &ContainerAllocateResponse) {
 
 /// The preferred set has the requested size if possible: required devices first, the others from the offer.
 fn preferred(node: &Node, request: &PreferredAllocationRequest, answer: &Bytes) {
-    let answers = PreferredAllocationResponse::decode(answer.clone())
-        .unwrap()
-        .container_responses;
+    let answers = PreferredAllocationResponse::decode(answer.clone()).unwrap().container_responses;
     assert_eq!(answers.len(), request.container_requests.len());
     for (request, answer) in request.container_requests.iter().zip(&answers) {
         let ContainerPreferredAllocationRequest {
@@ -189,19 +159,13 @@ fn preferred(node: &Node, request: &PreferredAllocationRequest, answer: &Bytes) 
         } = request;
         let size = usize::try_from(*allocation_size).unwrap_or(0);
         let must: BTreeSet<&str> = must_include_device_ids.iter().map(String::as_str).collect();
-        let known = available_device_ids
-            .iter()
-            .map(String::as_str)
-            .filter(|id| node.has(id));
+        let known = available_device_ids.iter().map(String::as_str).filter(|id| node.has(id));
         let can: BTreeSet<&str> = known.chain(must.iter().copied()).collect();
         let chosen: BTreeSet<&str> = answer.device_ids.iter().map(String::as_str).collect();
         assert_eq!(chosen.len(), answer.device_ids.len(), "each once");
         assert_eq!(chosen.len(), size.min(can.len()), "{request:?}: {chosen:?}");
         assert!(chosen.is_subset(&can), "{request:?}: {chosen:?}");
-        assert!(
-            must.len() > size || must.is_subset(&chosen),
-            "{request:?}: {chosen:?}"
-        );
+        assert!(must.len() > size || must.is_subset(&chosen), "{request:?}: {chosen:?}");
     }
 }
 
@@ -216,11 +180,8 @@ impl Node {
     fn new(resource: &str) -> Self {
         let fixed = &*FIXED;
         let observed = Arc::<Observed>::default();
-        let handover = Arc::new(SharedHandover::new(
-            Handover::new("node-1".into()),
-            Arc::clone(&observed),
-            None,
-        ));
+        let handover =
+            Arc::new(SharedHandover::new(Handover::new("node-1".into()), Arc::clone(&observed), None));
         handover.inventory(&fixed.inventory);
         handover.table(Some(Arc::clone(&fixed.table)));
         let kubelet = Kubelet {
@@ -233,11 +194,7 @@ impl Node {
         };
         let lists = watch::channel(Arc::from([])).1;
         let service = kubelet.service(resource.into(), lists, CancellationToken::new());
-        Self {
-            handover,
-            server: DevicePluginServer::new(service),
-            resource: resource.to_owned(),
-        }
+        Self { handover, server: DevicePluginServer::new(service), resource: resource.to_owned() }
     }
 
     /// The message of the response, or its status.
@@ -246,10 +203,7 @@ impl Node {
             .header("content-type", "application/grpc")
             .body(Full::new(Bytes::copy_from_slice(wire)))
             .unwrap();
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_time()
-            .build()
-            .unwrap();
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
         let (mut headers, body) = runtime.block_on(async {
             let response = self.server.call(request).await.unwrap();
             let (parts, body) = response.into_parts();
@@ -280,11 +234,7 @@ impl Node {
             if replica.is_some_and(|replica| replica.parse::<u16>().is_err()) {
                 return None;
             }
-            let device = FIXED
-                .inventory
-                .devices
-                .iter()
-                .find(|device| device.uuid == unit)?;
+            let device = FIXED.inventory.devices.iter().find(|device| device.uuid == unit)?;
             distinct.insert(id);
             replicas |= replica.is_some();
             devices.push(device);
@@ -324,11 +274,7 @@ static FIXED: LazyLock<Fixed> = LazyLock::new(|| {
     names.learn(&inventory, strategy);
     let kind = Kind::default();
     let written = specs(&kind, &config, &inventory, &Host::default(), &names);
-    let control = Facts {
-        numbers: None,
-        mode: 0o666,
-        gid: 0,
-    };
+    let control = Facts { numbers: None, mode: 0o666, gid: 0 };
     let access = Access {
         config,
         nodes: Arc::new([("nvidiactl".to_owned(), control)].into_iter().collect::<Nodes>()),
@@ -349,10 +295,7 @@ pub fn device(gpu: u8, uuid: &str) -> Device {
         gpu,
         nvml_index: Some(gpu),
         uuid: uuid.to_owned(),
-        health: DeviceHealth {
-            healthy: true,
-            reason: None,
-        },
+        health: DeviceHealth { healthy: true, reason: None },
         minor: Some(gpu.into()),
         numa: None,
         slice: None,
@@ -381,13 +324,7 @@ pub fn slice(gpu: u8, index: u8, uuid: &str) -> Device {
 /// Five GPUs.
 pub fn machine() -> Arc<Machine> {
     let parts = MachineParts {
-        gpus: (0..5)
-            .map(|index| Gpu {
-                index,
-                minor: Some(index.into()),
-                ..Gpu::default()
-            })
-            .collect(),
+        gpus: (0..5).map(|index| Gpu { index, minor: Some(index.into()), ..Gpu::default() }).collect(),
         paths: PathMatrix::from_fn(5, |_, _| PathClass::Sys),
         ..MachineParts::default()
     };

@@ -24,9 +24,7 @@ pub(super) fn document(ask: &Discovery) -> Result<Value, ApiError> {
         }
         Discovery::Health => Ok(json!("ok")),
         Discovery::OpenApi { of: None } => Ok(open_api_index()),
-        Discovery::OpenApi {
-            of: Some((group, version)),
-        } => open_api(group, version),
+        Discovery::OpenApi { of: Some((group, version)) } => open_api(group, version),
         Discovery::CoreVersions => Ok(json!({"kind": "APIVersions", "versions": ["v1"]})),
         Discovery::Groups => Ok(groups()),
         Discovery::Resources { group, version } => resources(group, version),
@@ -34,11 +32,8 @@ pub(super) fn document(ask: &Discovery) -> Result<Value, ApiError> {
 }
 
 fn groups() -> Value {
-    let versions: BTreeMap<&str, &str> = KINDS
-        .iter()
-        .filter(|kind| !kind.group.is_empty())
-        .map(|kind| (kind.group, kind.version))
-        .collect();
+    let versions: BTreeMap<&str, &str> =
+        KINDS.iter().filter(|kind| !kind.group.is_empty()).map(|kind| (kind.group, kind.version)).collect();
     let groups: Vec<Value> = versions
         .into_iter()
         .map(|(group, version)| {
@@ -50,19 +45,14 @@ fn groups() -> Value {
 }
 
 fn resources(group: &str, version: &str) -> Result<Value, ApiError> {
-    let served: Vec<&Kind> = KINDS
-        .iter()
-        .filter(|kind| kind.group == group && kind.version == version)
-        .collect();
+    let served: Vec<&Kind> =
+        KINDS.iter().filter(|kind| kind.group == group && kind.version == version).collect();
     let Some(first) = served.first() else {
         return Err(ApiError::NotFound(format!("API group {group}/{version}")));
     };
     let mut list = Vec::new();
     for kind in &served {
-        let short: Vec<&str> = Some(kind.short)
-            .filter(|short| !short.is_empty())
-            .into_iter()
-            .collect();
+        let short: Vec<&str> = Some(kind.short).filter(|short| !short.is_empty()).into_iter().collect();
         list.push(json!({
             "name": kind.plural, "singularName": kind.kind.to_lowercase(), "namespaced": kind.namespaced, "kind": kind.kind,
             "shortNames": short, "verbs": ["create", "delete", "get", "list", "patch", "update", "watch"],
@@ -95,12 +85,7 @@ fn path(kind: &Kind) -> String {
 fn open_api_index() -> Value {
     let paths: BTreeMap<String, Value> = KINDS
         .iter()
-        .map(|kind| {
-            (
-                path(kind),
-                json!({"serverRelativeURL": format!("/openapi/v3/{}", path(kind))}),
-            )
-        })
+        .map(|kind| (path(kind), json!({"serverRelativeURL": format!("/openapi/v3/{}", path(kind))})))
         .collect();
     json!({"paths": paths})
 }

@@ -20,11 +20,7 @@ const RENAMED: [(&str, &str); 6] = [
 
 /// The stored form of an object of `kind`; other kinds are stored as they are.
 pub(super) fn to_stored(kind: &Kind, object: Value) -> Value {
-    if kind.group == "events.k8s.io" {
-        rename(object, |new, old| (new, old), STORED_VERSION)
-    } else {
-        object
-    }
+    if kind.group == "events.k8s.io" { rename(object, |new, old| (new, old), STORED_VERSION) } else { object }
 }
 
 /// A stored object as `kind` shows it.

@@ -153,18 +153,12 @@ impl Kind {
 
     /// The kind served at `group`, `version` and `plural`.
     pub(super) fn find(group: &str, version: &str, plural: &str) -> Option<&'static Self> {
-        KINDS
-            .iter()
-            .find(|kind| kind.group == group && kind.version == version && kind.plural == plural)
+        KINDS.iter().find(|kind| kind.group == group && kind.version == version && kind.plural == plural)
     }
 
     /// `pods`, or `gpunodes.gantry.dev`: how messages name the resource.
     pub(super) fn qualified(&self) -> String {
-        if self.group.is_empty() {
-            self.plural.to_owned()
-        } else {
-            format!("{}.{}", self.plural, self.group)
-        }
+        if self.group.is_empty() { self.plural.to_owned() } else { format!("{}.{}", self.plural, self.group) }
     }
 
     /// Whether a field selector may name `field`.

@@ -96,14 +96,7 @@ pub(super) fn new_uid() -> String {
     let hex = format!("{bits:032x}");
     let part = |from: usize, to: usize| hex.get(from..to).unwrap_or_default();
     // Version 4, variant 8: what every reader of UUIDs accepts.
-    format!(
-        "{}-{}-4{}-8{}-{}",
-        part(0, 8),
-        part(8, 12),
-        part(13, 16),
-        part(17, 20),
-        part(20, 32)
-    )
+    format!("{}-{}-4{}-8{}-{}", part(0, 8), part(8, 12), part(13, 16), part(17, 20), part(20, 32))
 }
 
 #[cfg(test)]
@@ -115,11 +108,7 @@ mod tests {
     #[test]
     fn a_merge_patch_sets_removes_and_replaces() {
         let mut object = json!({"a": {"keep": 1, "drop": 2}, "list": [1, 2]});
-        merge(
-            &mut object,
-            &json!({"a": {"drop": null, "new": 3}, "list": [9], "b": "x"}),
-            false,
-        );
+        merge(&mut object, &json!({"a": {"drop": null, "new": 3}, "list": [9], "b": "x"}), false);
         assert_eq!(object, json!({"a": {"keep": 1, "new": 3}, "list": [9], "b": "x"}));
     }
 

@@ -55,10 +55,7 @@ pub struct ApiOptions {
 
 impl Default for ApiOptions {
     fn default() -> Self {
-        Self {
-            history: 4096,
-            bookmark_every: Duration::from_secs(15),
-        }
+        Self { history: 4096, bookmark_every: Duration::from_secs(15) }
     }
 }
 
@@ -70,9 +67,7 @@ impl ApiServer {
     pub async fn start(options: &ApiOptions, stop: CancellationToken) -> io::Result<Self> {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
         let address = listener.local_addr()?;
-        let objects = Arc::new(Objects {
-            store: Store::new(options.history),
-        });
+        let objects = Arc::new(Objects { store: Store::new(options.history) });
         seed(&objects);
         let service = Arc::new(Service {
             objects: Arc::clone(&objects),

@@ -43,10 +43,7 @@ impl Preconditions {
     /// Those that `metadata` of a written object states.
     pub(super) fn of(object: &Value) -> Self {
         let stated = |field| Some(meta::text(object, field).to_owned()).filter(|text| !text.is_empty());
-        Self {
-            uid: stated("uid"),
-            resource_version: stated("resourceVersion"),
-        }
+        Self { uid: stated("uid"), resource_version: stated("resourceVersion") }
     }
 
     /// Checks them against an object.
@@ -54,10 +51,7 @@ impl Preconditions {
     /// # Errors
     /// [`ApiError::Conflict`] that names both sides.
     pub(super) fn check(&self, what: &str, object: &Value) -> Result<(), ApiError> {
-        let conflict = |problem| ApiError::Conflict {
-            what: what.to_owned(),
-            problem,
-        };
+        let conflict = |problem| ApiError::Conflict { what: what.to_owned(), problem };
         let actual = meta::text(object, "uid");
         if let Some(uid) = self.uid.as_deref().filter(|uid| *uid != actual) {
             return Err(conflict(format!(
@@ -65,11 +59,7 @@ impl Preconditions {
             )));
         }
         let actual = meta::text(object, "resourceVersion");
-        if self
-            .resource_version
-            .as_deref()
-            .is_some_and(|version| version != actual)
-        {
+        if self.resource_version.as_deref().is_some_and(|version| version != actual) {
             return Err(conflict(
                 "the object has been modified; please apply your changes to the latest version and try again"
                     .into(),
@@ -215,10 +205,7 @@ impl Objects {
         if gone_or_waits || dry_run {
             return Ok(marked);
         }
-        let same = Preconditions {
-            uid: Some(meta::text(&marked, "uid").to_owned()),
-            resource_version: None,
-        };
+        let same = Preconditions { uid: Some(meta::text(&marked, "uid").to_owned()), resource_version: None };
         self.store.write(key, dry_run, |before| {
             let before = before.ok_or_else(|| ApiError::NotFound(what.clone()))?;
             same.check(&what, before)?;
@@ -251,19 +238,12 @@ impl Objects {
                 problem: format!("metadata.name: {name:?} must be 1 to 253 characters without '/'"),
             });
         }
-        let in_namespaces = Key {
-            storage: "namespaces",
-            namespace: String::new(),
-            name: namespace.to_owned(),
-        };
+        let in_namespaces =
+            Key { storage: "namespaces", namespace: String::new(), name: namespace.to_owned() };
         if kind.namespaced && self.store.get(&in_namespaces).is_none() {
             return Err(ApiError::NotFound(format!("namespaces {namespace:?}")));
         }
-        Ok(Key {
-            storage: kind.storage,
-            namespace: namespace.to_owned(),
-            name: name.to_owned(),
-        })
+        Ok(Key { storage: kind.storage, namespace: namespace.to_owned(), name: name.to_owned() })
     }
 }
 
@@ -386,9 +366,7 @@ fn apply(object: &mut Value, patch: &Value) {
 }
 
 fn has_finalizers(object: &Value) -> bool {
-    object["metadata"]["finalizers"]
-        .as_array()
-        .is_some_and(|list| !list.is_empty())
+    object["metadata"]["finalizers"].as_array().is_some_and(|list| !list.is_empty())
 }
 
 fn bump_generation(object: &mut Value) {
@@ -397,11 +375,8 @@ fn bump_generation(object: &mut Value) {
 }
 
 fn stamp_type(kind: &Kind, object: &mut Value) {
-    let version = if kind.storage == "events" {
-        events::STORED_VERSION.to_owned()
-    } else {
-        kind.api_version()
-    };
+    let version =
+        if kind.storage == "events" { events::STORED_VERSION.to_owned() } else { kind.api_version() };
     if let Some(map) = object.as_object_mut() {
         map.insert("apiVersion".into(), version.into());
         map.insert("kind".into(), kind.kind.into());

@@ -13,10 +13,7 @@ const DEFAULT_GRACE_SECONDS: u64 = 30;
 /// [`ApiError::Invalid`] for a pod without containers or with requests of an extended resource that differ from the
 /// limits.
 pub(super) fn default_and_check(what: &str, pod: &mut Value) -> Result<(), ApiError> {
-    let invalid = |problem: String| ApiError::Invalid {
-        what: what.to_owned(),
-        problem,
-    };
+    let invalid = |problem: String| ApiError::Invalid { what: what.to_owned(), problem };
     let spec = meta::entry(pod, "spec");
     for (field, value) in [
         ("schedulerName", json!("default-scheduler")),
@@ -25,26 +22,15 @@ pub(super) fn default_and_check(what: &str, pod: &mut Value) -> Result<(), ApiEr
     ] {
         spec.entry(field).or_insert(value);
     }
-    if spec
-        .get("containers")
-        .and_then(Value::as_array)
-        .is_none_or(Vec::is_empty)
-    {
+    if spec.get("containers").and_then(Value::as_array).is_none_or(Vec::is_empty) {
         return Err(invalid("spec.containers: Required value".into()));
     }
     for list in ["initContainers", "containers"] {
-        for container in spec
-            .get_mut(list)
-            .and_then(Value::as_array_mut)
-            .into_iter()
-            .flatten()
-        {
+        for container in spec.get_mut(list).and_then(Value::as_array_mut).into_iter().flatten() {
             default_requests(container).map_err(invalid)?;
         }
     }
-    meta::entry(pod, "status")
-        .entry("phase")
-        .or_insert(json!("Pending"));
+    meta::entry(pod, "status").entry("phase").or_insert(json!("Pending"));
     Ok(())
 }
 
@@ -53,14 +39,8 @@ fn default_requests(container: &mut Value) -> Result<(), String> {
     for amounts in ["/resources/limits", "/resources/requests"] {
         container.pointer_mut(amounts).into_iter().for_each(canonical);
     }
-    let limits = container["resources"]["limits"]
-        .as_object()
-        .cloned()
-        .unwrap_or_default();
-    let mut requests = container["resources"]["requests"]
-        .as_object()
-        .cloned()
-        .unwrap_or_default();
+    let limits = container["resources"]["limits"].as_object().cloned().unwrap_or_default();
+    let mut requests = container["resources"]["requests"].as_object().cloned().unwrap_or_default();
     for (name, limit) in &limits {
         requests.entry(name.clone()).or_insert_with(|| limit.clone());
     }
@@ -79,11 +59,7 @@ fn default_requests(container: &mut Value) -> Result<(), String> {
 
 /// Quantities that a client wrote as numbers, as text: so they are kept and given back.
 fn canonical(amounts: &mut Value) {
-    for amount in amounts
-        .as_object_mut()
-        .into_iter()
-        .flat_map(|all| all.values_mut())
-    {
+    for amount in amounts.as_object_mut().into_iter().flat_map(|all| all.values_mut()) {
         if let Value::Number(number) = amount {
             *amount = number.to_string().into();
         }
@@ -110,10 +86,7 @@ pub(super) fn check_update(what: &str, before: &Value, after: &Value) -> Result<
 /// [`ApiError::Conflict`] for a pod that is assigned, being deleted or gated; [`ApiError::Invalid`] without a target.
 pub(super) fn bound(what: &str, pod: &Value, binding: &Value) -> Result<Value, ApiError> {
     let name = meta::text(pod, "name");
-    let conflict = |problem: String| ApiError::Conflict {
-        what: what.to_owned(),
-        problem,
-    };
+    let conflict = |problem: String| ApiError::Conflict { what: what.to_owned(), problem };
     let node = binding["target"]["name"].as_str().filter(|name| !name.is_empty());
     let Some(node) = node else {
         return Err(ApiError::Invalid {
@@ -122,25 +95,13 @@ pub(super) fn bound(what: &str, pod: &Value, binding: &Value) -> Result<Value, A
         });
     };
     if !meta::text(pod, "deletionTimestamp").is_empty() {
-        return Err(conflict(format!(
-            "pod {name} is being deleted, cannot be assigned to a host"
-        )));
+        return Err(conflict(format!("pod {name} is being deleted, cannot be assigned to a host")));
     }
-    if let Some(current) = pod["spec"]["nodeName"]
-        .as_str()
-        .filter(|current| !current.is_empty())
-    {
-        return Err(conflict(format!(
-            "pod {name} is already assigned to node {current:?}"
-        )));
+    if let Some(current) = pod["spec"]["nodeName"].as_str().filter(|current| !current.is_empty()) {
+        return Err(conflict(format!("pod {name} is already assigned to node {current:?}")));
     }
-    if pod["spec"]["schedulingGates"]
-        .as_array()
-        .is_some_and(|gates| !gates.is_empty())
-    {
-        return Err(conflict(format!(
-            "pod {name} has non-empty .spec.schedulingGates"
-        )));
+    if pod["spec"]["schedulingGates"].as_array().is_some_and(|gates| !gates.is_empty()) {
+        return Err(conflict(format!("pod {name} has non-empty .spec.schedulingGates")));
     }
     let mut pod = pod.clone();
     for field in ["annotations", "labels"] {

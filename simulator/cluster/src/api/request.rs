@@ -135,16 +135,11 @@ impl Target {
     }
 
     fn open_api(group: &str, version: &str) -> Self {
-        Self::Discovery(Discovery::OpenApi {
-            of: Some((group.to_owned(), version.to_owned())),
-        })
+        Self::Discovery(Discovery::OpenApi { of: Some((group.to_owned(), version.to_owned())) })
     }
 
     fn resources(group: &str, version: &str) -> Self {
-        Self::Discovery(Discovery::Resources {
-            group: group.to_owned(),
-            version: version.to_owned(),
-        })
+        Self::Discovery(Discovery::Resources { group: group.to_owned(), version: version.to_owned() })
     }
 
     fn resource(group: &str, version: &str, rest: &[&str]) -> Option<Self> {
@@ -170,12 +165,7 @@ impl Target {
         if kind.namespaced && namespace.is_none() {
             return None;
         }
-        Some(Self::Object {
-            kind,
-            namespace: namespace.unwrap_or_default(),
-            name: name.to_owned(),
-            part,
-        })
+        Some(Self::Object { kind, namespace: namespace.unwrap_or_default(), name: name.to_owned(), part })
     }
 }
 
@@ -218,12 +208,7 @@ mod tests {
 
     fn object(path: &str) -> (String, String, String, Part) {
         match Target::parse(path).unwrap() {
-            Target::Object {
-                kind,
-                namespace,
-                name,
-                part,
-            } => (kind.qualified(), namespace, name, part),
+            Target::Object { kind, namespace, name, part } => (kind.qualified(), namespace, name, part),
             other => panic!("{other:?}"),
         }
     }
@@ -231,40 +216,20 @@ mod tests {
     #[test]
     fn paths_name_objects_and_their_parts() {
         let found = object("/api/v1/namespaces/default/pods/a/binding");
-        assert_eq!(
-            found,
-            ("pods".into(), "default".into(), "a".into(), Part::Binding)
-        );
+        assert_eq!(found, ("pods".into(), "default".into(), "a".into(), Part::Binding));
         let found = object("/apis/gantry.dev/v1alpha1/gpunodes/n1/status");
-        assert_eq!(
-            found,
-            (
-                "gpunodes.gantry.dev".into(),
-                String::new(),
-                "n1".into(),
-                Part::Status
-            )
-        );
+        assert_eq!(found, ("gpunodes.gantry.dev".into(), String::new(), "n1".into(), Part::Status));
         let found = object("/api/v1/namespaces/default/status");
-        assert_eq!(
-            found,
-            ("namespaces".into(), String::new(), "default".into(), Part::Status)
-        );
+        assert_eq!(found, ("namespaces".into(), String::new(), "default".into(), Part::Status));
     }
 
     #[test]
     fn paths_name_collections() {
         let pods = Kind::find("", "v1", "pods").unwrap();
-        let all = Target::Collection {
-            kind: pods,
-            namespace: None,
-        };
+        let all = Target::Collection { kind: pods, namespace: None };
         assert_eq!(Target::parse("/api/v1/pods").unwrap(), all);
         let namespaces = Kind::find("", "v1", "namespaces").unwrap();
-        let all = Target::Collection {
-            kind: namespaces,
-            namespace: None,
-        };
+        let all = Target::Collection { kind: namespaces, namespace: None };
         assert_eq!(Target::parse("/api/v1/namespaces").unwrap(), all);
     }
 
@@ -279,10 +244,7 @@ mod tests {
             "/apis/apps/v1/deployments",
             "/",
         ] {
-            assert!(
-                matches!(Target::parse(path), Err(ApiError::NotFound(_))),
-                "{path}"
-            );
+            assert!(matches!(Target::parse(path), Err(ApiError::NotFound(_))), "{path}");
         }
     }
 }

@@ -14,16 +14,8 @@ pub(super) struct Selector {
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Term {
-    Field {
-        path: String,
-        value: String,
-        equal: bool,
-    },
-    Label {
-        key: String,
-        values: Option<Vec<String>>,
-        within: bool,
-    },
+    Field { path: String, value: String, equal: bool },
+    Label { key: String, values: Option<Vec<String>>, within: bool },
 }
 
 impl Selector {
@@ -66,30 +58,19 @@ impl Term {
 
 fn field_term(kind: &Kind, text: &str) -> Result<Term, ApiError> {
     let (path, value, equal) = comparison(text).ok_or_else(|| {
-        ApiError::BadRequest(format!(
-            "invalid field selector {text:?}: write field=value or field!=value"
-        ))
+        ApiError::BadRequest(format!("invalid field selector {text:?}: write field=value or field!=value"))
     })?;
     if !kind.selectable(path) {
         return Err(ApiError::BadRequest(format!("field label not supported: {path}")));
     }
-    Ok(Term::Field {
-        path: path.to_owned(),
-        value: value.to_owned(),
-        equal,
-    })
+    Ok(Term::Field { path: path.to_owned(), value: value.to_owned(), equal })
 }
 
 fn label_term(text: &str) -> Result<Term, ApiError> {
     let text = text.trim();
     let set = |key: &str, list: &str, within: bool| Term::Label {
         key: key.trim().to_owned(),
-        values: Some(
-            list.trim_end_matches(')')
-                .split(',')
-                .map(|value| value.trim().to_owned())
-                .collect(),
-        ),
+        values: Some(list.trim_end_matches(')').split(',').map(|value| value.trim().to_owned()).collect()),
         within,
     };
     if let Some((key, list)) = text.split_once(" notin (") {
@@ -103,15 +84,9 @@ fn label_term(text: &str) -> Result<Term, ApiError> {
     }
     let (key, within) = text.strip_prefix('!').map_or((text, true), |key| (key, false));
     if key.is_empty() || key.contains(char::is_whitespace) {
-        return Err(ApiError::BadRequest(format!(
-            "unable to parse label selector {text:?}"
-        )));
+        return Err(ApiError::BadRequest(format!("unable to parse label selector {text:?}")));
     }
-    Ok(Term::Label {
-        key: key.to_owned(),
-        values: None,
-        within,
-    })
+    Ok(Term::Label { key: key.to_owned(), values: None, within })
 }
 
 /// `key`, `value` and whether they shall be equal, of `key=value`, `key==value` or `key!=value`.
@@ -154,17 +129,11 @@ mod tests {
 
     #[test]
     fn field_selectors_compare_and_join() {
-        assert!(selects(
-            "spec.nodeName=n1,status.phase!=Succeeded,status.phase!=Failed",
-            ""
-        ));
+        assert!(selects("spec.nodeName=n1,status.phase!=Succeeded,status.phase!=Failed", ""));
         assert!(!selects("spec.nodeName=n2", ""));
         assert!(!selects("status.phase!=Running", ""));
         assert!(selects("metadata.name==a", ""));
-        assert!(
-            selects("status.nominatedNodeName=", ""),
-            "an absent field is the empty text"
-        );
+        assert!(selects("status.nominatedNodeName=", ""), "an absent field is the empty text");
     }
 
     #[test]
@@ -172,10 +141,7 @@ mod tests {
         assert!(selects("", "app=train,tier in (gold, silver)"));
         assert!(!selects("", "tier notin (gold,silver)"));
         assert!(selects("", "app,!queue"));
-        assert!(
-            selects("", "queue!=x"),
-            "an absent label differs from every value"
-        );
+        assert!(selects("", "queue!=x"), "an absent label differs from every value");
         assert!(!selects("", "queue"));
     }
 
@@ -183,9 +149,6 @@ mod tests {
     fn unknown_field_selector_is_refused() {
         let kind = Kind::find("", "v1", "pods").unwrap();
         let refused = Selector::parse(kind, "spec.gpus=1", "").unwrap_err();
-        assert_eq!(
-            refused,
-            ApiError::BadRequest("field label not supported: spec.gpus".into())
-        );
+        assert_eq!(refused, ApiError::BadRequest("field label not supported: spec.gpus".into()));
     }
 }

@@ -69,28 +69,13 @@ impl Service {
                     let object = read_json(body).await?;
                     let namespace = namespace.unwrap_or_default();
                     let created = self.objects.create(kind, &namespace, object, query.dry_run())?;
-                    Ok(json_response(
-                        StatusCode::CREATED,
-                        &Form::Whole.object(kind, &created),
-                    ))
+                    Ok(json_response(StatusCode::CREATED, &Form::Whole.object(kind, &created)))
                 }
                 Method::DELETE => self.delete_all(kind, namespace.as_deref(), &query),
                 _ => Err(not_allowed(&parts.method, path)),
             },
-            Target::Object {
-                kind,
-                namespace,
-                name,
-                part,
-            } => {
-                let ask = Ask {
-                    kind,
-                    namespace,
-                    name,
-                    part,
-                    form,
-                    query,
-                };
+            Target::Object { kind, namespace, name, part } => {
+                let ask = Ask { kind, namespace, name, part, form, query };
                 self.one(&parts, body, ask).await
             }
         }
@@ -102,22 +87,13 @@ impl Service {
         body: Incoming,
         ask: Ask,
     ) -> Result<Response<Body>, ApiError> {
-        let Ask {
-            kind,
-            namespace,
-            name,
-            part,
-            form,
-            query,
-        } = ask;
+        let Ask { kind, namespace, name, part, form, query } = ask;
         let key = self.objects.place(kind, &namespace, &name)?;
         let shown = |object: &Value| json_response(StatusCode::OK, &form.object(kind, object));
         match (&parts.method, part) {
             (&Method::GET, Part::Main | Part::Status) => {
                 let object = self.objects.store.get(&key);
-                object
-                    .map(|object| shown(&object))
-                    .ok_or_else(|| ApiError::NotFound(describe(kind, &name)))
+                object.map(|object| shown(&object)).ok_or_else(|| ApiError::NotFound(describe(kind, &name)))
             }
             (&Method::PUT, Part::Main | Part::Status) => {
                 let object = read_json(body).await?;
@@ -127,9 +103,7 @@ impl Service {
             (&Method::PATCH, Part::Main | Part::Status) => {
                 let patch_kind = PatchKind::parse(header_text(&parts.headers, &header::CONTENT_TYPE))?;
                 let patch = read_json(body).await?;
-                let stored = self
-                    .objects
-                    .patch(kind, &key, part, (patch_kind, &patch), query.dry_run())?;
+                let stored = self.objects.patch(kind, &key, part, (patch_kind, &patch), query.dry_run())?;
                 Ok(shown(&stored))
             }
             (&Method::DELETE, Part::Main) => {
@@ -156,14 +130,8 @@ impl Service {
     ) -> Result<Response<Body>, ApiError> {
         let selector = Selector::parse(kind, query.get("fieldSelector"), query.get("labelSelector"))?;
         let (objects, revision) = self.objects.store.list(kind.storage, namespace);
-        let selected = objects
-            .iter()
-            .map(|(_, object)| &**object)
-            .filter(|object| selector.matches(object));
-        Ok(json_response(
-            StatusCode::OK,
-            &form.list(kind, selected, revision),
-        ))
+        let selected = objects.iter().map(|(_, object)| &**object).filter(|object| selector.matches(object));
+        Ok(json_response(StatusCode::OK, &form.list(kind, selected, revision)))
     }
 
     fn watch(
@@ -173,18 +141,14 @@ impl Service {
         form: Form,
         query: &Query,
     ) -> Result<Response<Body>, ApiError> {
-        let timeout = query
-            .number("timeoutSeconds")?
-            .map_or(MAX_WATCH, Duration::from_secs);
+        let timeout = query.number("timeoutSeconds")?.map_or(MAX_WATCH, Duration::from_secs);
         let streaming_list = query.flag("sendInitialEvents");
         let ask = Watch {
             kind,
             namespace,
             selector: Selector::parse(kind, query.get("fieldSelector"), query.get("labelSelector"))?,
             form,
-            from: query
-                .number("resourceVersion")?
-                .filter(|revision| *revision != 0 && !streaming_list),
+            from: query.number("resourceVersion")?.filter(|revision| *revision != 0 && !streaming_list),
             mark_initial: streaming_list,
             bookmarks: query.flag("allowWatchBookmarks").then_some(self.bookmark_every),
             timeout: timeout.min(MAX_WATCH),
@@ -214,10 +178,7 @@ impl Service {
                 }
             }
         }
-        Ok(json_response(
-            StatusCode::OK,
-            &Form::Whole.list(kind, deleted.into_iter(), revision),
-        ))
+        Ok(json_response(StatusCode::OK, &Form::Whole.list(kind, deleted.into_iter(), revision)))
     }
 }
 
@@ -231,10 +192,7 @@ struct Ask {
 }
 
 fn header_text<'a>(headers: &'a HeaderMap, name: &header::HeaderName) -> &'a str {
-    headers
-        .get(name)
-        .and_then(|value| value.to_str().ok())
-        .unwrap_or_default()
+    headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default()
 }
 
 fn delete_options(query: &Query, body: &[u8]) -> Result<DeleteOptions, ApiError> {

@@ -66,17 +66,8 @@ impl Store {
     /// An empty store that remembers the last `history` writes.
     pub(super) fn new(history: usize) -> Self {
         // Revision 0 means "any" in requests, so the first state has revision 1.
-        let inner = Inner {
-            revision: 1,
-            objects: BTreeMap::new(),
-            changes: VecDeque::new(),
-            oldest: 1,
-        };
-        Self {
-            inner: Mutex::new(inner),
-            revision: watch::Sender::new(1),
-            history,
-        }
+        let inner = Inner { revision: 1, objects: BTreeMap::new(), changes: VecDeque::new(), oldest: 1 };
+        Self { inner: Mutex::new(inner), revision: watch::Sender::new(1), history }
     }
 
     /// One object.
@@ -91,11 +82,7 @@ impl Store {
         namespace: Option<&str>,
     ) -> (Vec<(Key, Arc<Value>)>, u64) {
         let inner = self.lock();
-        let from = Key {
-            storage,
-            namespace: namespace.unwrap_or_default().to_owned(),
-            name: String::new(),
-        };
+        let from = Key { storage, namespace: namespace.unwrap_or_default().to_owned(), name: String::new() };
         let objects = inner
             .objects
             .range(from..)
@@ -163,18 +150,11 @@ impl Store {
     pub(super) fn since(&self, storage: &'static str, after: u64) -> Result<(Vec<Change>, u64), ApiError> {
         let inner = self.lock();
         if after < inner.oldest {
-            return Err(ApiError::Gone {
-                asked: after,
-                oldest: inner.oldest,
-            });
+            return Err(ApiError::Gone { asked: after, oldest: inner.oldest });
         }
         let start = inner.changes.partition_point(|change| change.revision <= after);
-        let changes = inner
-            .changes
-            .range(start..)
-            .filter(|change| change.key.storage == storage)
-            .cloned()
-            .collect();
+        let changes =
+            inner.changes.range(start..).filter(|change| change.key.storage == storage).cloned().collect();
         Ok((changes, inner.revision))
     }
 
@@ -196,11 +176,7 @@ mod tests {
     use super::*;
 
     fn key(name: &str) -> Key {
-        Key {
-            storage: "pods",
-            namespace: "default".into(),
-            name: name.into(),
-        }
+        Key { storage: "pods", namespace: "default".into(), name: name.into() }
     }
 
     fn put(store: &Store, name: &str, value: u32) -> Arc<Value> {
@@ -237,20 +213,13 @@ mod tests {
             put(&store, "a", value);
         }
         assert_eq!(store.since("pods", 3).unwrap().0.len(), 2);
-        assert_eq!(
-            store.since("pods", 2).unwrap_err(),
-            ApiError::Gone { asked: 2, oldest: 3 }
-        );
+        assert_eq!(store.since("pods", 2).unwrap_err(), ApiError::Gone { asked: 2, oldest: 3 });
     }
 
     #[test]
     fn dry_run_stores_nothing() {
         let store = Store::new(2);
-        store
-            .write(&key("a"), true, |_| {
-                Ok(Write::Put(json!({"metadata": {"name": "a"}})))
-            })
-            .unwrap();
+        store.write(&key("a"), true, |_| Ok(Write::Put(json!({"metadata": {"name": "a"}})))).unwrap();
         assert_eq!(store.get(&key("a")), None);
         assert_eq!(store.list("pods", None).1, 1);
     }

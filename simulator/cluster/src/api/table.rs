@@ -62,12 +62,8 @@ pub(super) fn table<'a>(kind: &Kind, objects: impl IntoIterator<Item = &'a Value
 }
 
 fn columns(kind: &Kind) -> Vec<Column> {
-    let column = |name: &str, priority, cell| Column {
-        name: name.to_owned(),
-        kind: "string",
-        priority,
-        cell,
-    };
+    let column =
+        |name: &str, priority, cell| Column { name: name.to_owned(), kind: "string", priority, cell };
     let path = |name: &str, path: &str| column(name, 0, Cell::Path(path.to_owned()));
     let name = path("Name", "metadata.name");
     let age = column("Age", 0, Cell::Age);
@@ -101,11 +97,8 @@ fn columns(kind: &Kind) -> Vec<Column> {
 /// The columns that a custom resource declares, with their JSON paths.
 fn declared(resource: CustomResourceDefinition) -> impl Iterator<Item = Column> {
     let versions = resource.spec.versions;
-    versions
-        .into_iter()
-        .filter_map(|version| version.additional_printer_columns)
-        .flatten()
-        .map(|declared| Column {
+    versions.into_iter().filter_map(|version| version.additional_printer_columns).flatten().map(|declared| {
+        Column {
             kind: match declared.type_.as_str() {
                 "integer" => "integer",
                 "date" => "date",
@@ -120,7 +113,8 @@ fn declared(resource: CustomResourceDefinition) -> impl Iterator<Item = Column> 
                 }
             },
             name: declared.name,
-        })
+        }
+    })
 }
 
 impl Cell {
@@ -147,11 +141,7 @@ impl Cell {
             }
             Self::Ready => {
                 let statuses = object["status"]["containerStatuses"].as_array();
-                let ready = statuses
-                    .into_iter()
-                    .flatten()
-                    .filter(|status| status["ready"] == true)
-                    .count();
+                let ready = statuses.into_iter().flatten().filter(|status| status["ready"] == true).count();
                 let all = object["spec"]["containers"].as_array().map_or(0, Vec::len);
                 format!("{ready}/{all}").into()
             }
@@ -212,10 +202,7 @@ mod tests {
             "status": {"phase": "Running", "containerStatuses": [{"ready": true}]},
         });
         let table = table(kind, [&pod], "7");
-        assert_eq!(
-            table["rows"][0]["cells"],
-            json!(["a", "1/1", "Running", "<unknown>", "n1"])
-        );
+        assert_eq!(table["rows"][0]["cells"], json!(["a", "1/1", "Running", "<unknown>", "n1"]));
     }
 
     #[test]
@@ -226,10 +213,7 @@ mod tests {
         let bound = json!({"metadata": {"name": "b"}, "status": {"phase": "Bound"}});
         let table = table(kind, [&waits, &bound], "7");
         let titles = table["columnDefinitions"].as_array().unwrap();
-        let waiting = titles
-            .iter()
-            .position(|title| title["name"] == "Waiting")
-            .unwrap();
+        let waiting = titles.iter().position(|title| title["name"] == "Waiting").unwrap();
         assert_eq!(table["rows"][0]["cells"][waiting], "5h");
         assert_eq!(table["rows"][1]["cells"][waiting], "");
     }

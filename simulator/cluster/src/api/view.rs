@@ -58,10 +58,7 @@ impl Form {
         }
         let items: Vec<Value> = objects.map(|object| self.object(kind, object)).collect();
         let (list_kind, version) = match self {
-            Self::Metadata => (
-                "PartialObjectMetadataList".to_owned(),
-                "meta.k8s.io/v1".to_owned(),
-            ),
+            Self::Metadata => ("PartialObjectMetadataList".to_owned(), "meta.k8s.io/v1".to_owned()),
             Self::Whole | Self::Table => (format!("{}List", kind.kind), kind.api_version()),
         };
         json!({

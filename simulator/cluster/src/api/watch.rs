@@ -82,10 +82,8 @@ impl Running {
         match self.ask.from {
             Some(from) => self.last = from,
             None => {
-                let (objects, revision) = self
-                    .objects
-                    .store
-                    .list(self.ask.kind.storage, self.ask.namespace.as_deref());
+                let (objects, revision) =
+                    self.objects.store.list(self.ask.kind.storage, self.ask.namespace.as_deref());
                 for (_, object) in &objects {
                     if self.ask.selector.matches(object) {
                         self.push("ADDED", object);
@@ -93,8 +91,7 @@ impl Running {
                 }
                 if self.ask.mark_initial {
                     let bookmark = self.ask.form.bookmark(self.ask.kind, revision, true);
-                    self.queue
-                        .push_back(json!({"type": "BOOKMARK", "object": bookmark}));
+                    self.queue.push_back(json!({"type": "BOOKMARK", "object": bookmark}));
                 }
                 self.last = revision;
             }
@@ -143,8 +140,7 @@ impl Running {
             && now >= due
         {
             let bookmark = self.ask.form.bookmark(self.ask.kind, self.last, false);
-            self.queue
-                .push_back(json!({"type": "BOOKMARK", "object": bookmark}));
+            self.queue.push_back(json!({"type": "BOOKMARK", "object": bookmark}));
             self.next_bookmark = Some(now + every);
         }
         self.ended = now >= self.deadline;
@@ -152,18 +148,10 @@ impl Running {
 
     /// An object that begins or ceases to be selected is ADDED or DELETED to this watch, whatever happened to it.
     fn show(&mut self, change: &Change) {
-        if self
-            .ask
-            .namespace
-            .as_ref()
-            .is_some_and(|wanted| change.key.namespace != *wanted)
-        {
+        if self.ask.namespace.as_ref().is_some_and(|wanted| change.key.namespace != *wanted) {
             return;
         }
-        let was = change
-            .before
-            .as_ref()
-            .filter(|before| self.ask.selector.matches(before));
+        let was = change.before.as_ref().filter(|before| self.ask.selector.matches(before));
         let is = !change.removed && self.ask.selector.matches(&change.object);
         match (was, is) {
             (None, false) => {}
@@ -184,8 +172,7 @@ impl Running {
     }
 
     fn fail(&mut self, error: &ApiError) {
-        self.queue
-            .push_back(json!({"type": "ERROR", "object": error.status()}));
+        self.queue.push_back(json!({"type": "ERROR", "object": error.status()}));
         self.ended = true;
     }
 }

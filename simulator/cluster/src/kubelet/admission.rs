@@ -35,13 +35,7 @@ pub(super) async fn admit(plugins: &Plugins, pod: &Pod) -> Result<Vec<Process>, 
     for (container, role) in containers(pod) {
         let mut process = Process::new(&container.name, role);
         for (resource, count) in extended_requests(container) {
-            let want = Want {
-                uid: &uid,
-                container: &container.name,
-                role,
-                resource: &resource,
-                count,
-            };
+            let want = Want { uid: &uid, container: &container.name, role, resource: &resource, count };
             let (ids, answer) = allocate(plugins, want).await?;
             process.receive(&resource, ids, answer);
         }
@@ -62,10 +56,7 @@ fn containers(pod: &Pod) -> impl Iterator<Item = (&Container, Role)> {
 }
 
 fn extended_requests(container: &Container) -> Vec<(String, usize)> {
-    let limits = container
-        .resources
-        .as_ref()
-        .and_then(|resources| resources.limits.as_ref());
+    let limits = container.resources.as_ref().and_then(|resources| resources.limits.as_ref());
     limits
         .into_iter()
         .flatten()
@@ -96,29 +87,21 @@ async fn allocate(
         .with_devices(|devices| devices.offer(want))
         .map_err(|shortage| unexpected(shortage.to_string()))?;
     let Some(mut plugin) = plugins.get(want.resource) else {
-        return Err(unexpected(format!(
-            "no healthy devices present; plugin of {} is gone",
-            want.resource
-        )));
+        return Err(unexpected(format!("no healthy devices present; plugin of {} is gone", want.resource)));
     };
     let ids = match offer {
         Offer::Reuse(ids) => ids,
         Offer::Choose { available, must } => {
-            let preferred = preferred(&mut plugin, &available, &must, want.count)
-                .await
-                .map_err(|status| {
-                    unexpected(format!(
-                        "device plugin GetPreferredAllocation rpc failed with err: {status}"
-                    ))
+            let preferred =
+                preferred(&mut plugin, &available, &must, want.count).await.map_err(|status| {
+                    unexpected(format!("device plugin GetPreferredAllocation rpc failed with err: {status}"))
                 })?;
             Devices::settle(&available, &must, &preferred, want.count)
         }
     };
     let mut device_ids: Vec<String> = ids.iter().cloned().collect();
     device_ids.shuffle(&mut rand::rng());
-    let request = AllocateRequest {
-        container_requests: vec![ContainerAllocateRequest { device_ids }],
-    };
+    let request = AllocateRequest { container_requests: vec![ContainerAllocateRequest { device_ids }] };
     let answer = plugin
         .client
         .allocate(request)
@@ -149,13 +132,7 @@ async fn preferred(
             allocation_size: i32::try_from(count).unwrap_or(i32::MAX),
         }],
     };
-    let answer = plugin
-        .client
-        .get_preferred_allocation(request)
-        .await?
-        .into_inner();
+    let answer = plugin.client.get_preferred_allocation(request).await?.into_inner();
     let container = answer.container_responses.into_iter().next();
-    Ok(container
-        .map(|container| container.device_ids)
-        .unwrap_or_default())
+    Ok(container.map(|container| container.device_ids).unwrap_or_default())
 }

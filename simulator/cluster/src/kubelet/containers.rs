@@ -51,11 +51,7 @@ impl Default for RoleOf {
 
 impl Process {
     pub(super) fn new(container: &str, role: Role) -> Self {
-        Self {
-            container: container.to_owned(),
-            role: RoleOf(role),
-            ..Self::default()
-        }
+        Self { container: container.to_owned(), role: RoleOf(role), ..Self::default() }
     }
 
     pub(super) fn role(&self) -> Role {
@@ -71,10 +67,8 @@ impl Process {
         self.devices.insert(resource.to_owned(), ids);
         self.env.extend(answer.envs);
         self.annotations.extend(answer.annotations);
-        self.device_nodes
-            .extend(answer.devices.into_iter().map(|device| device.host_path));
-        self.cdi_devices
-            .extend(answer.cdi_devices.into_iter().map(|device| device.name));
+        self.device_nodes.extend(answer.devices.into_iter().map(|device| device.host_path));
+        self.cdi_devices.extend(answer.cdi_devices.into_iter().map(|device| device.name));
     }
 }
 
@@ -124,11 +118,7 @@ pub(super) fn status(processes: &[Process], stage: Stage, healthy: impl Fn(&str,
     };
     let is_app = |process: &&Process| process.role() == Role::App;
     let apps: Vec<Value> = processes.iter().filter(is_app).map(one).collect();
-    let init: Vec<Value> = processes
-        .iter()
-        .filter(|process| !is_app(process))
-        .map(one)
-        .collect();
+    let init: Vec<Value> = processes.iter().filter(|process| !is_app(process)).map(one).collect();
     let phase = match stage {
         Stage::Starting => "Pending",
         Stage::Running => "Running",
@@ -152,12 +142,7 @@ pub(super) fn duration(pod: &Pod, annotation: &str) -> Option<Duration> {
         None => text.strip_suffix('s').and_then(read).map(Duration::from_secs),
     };
     if duration.is_none() {
-        tracing::warn!(
-            pod = pod.name_any(),
-            annotation,
-            text,
-            "no time; write 5s or 300ms"
-        );
+        tracing::warn!(pod = pod.name_any(), annotation, text, "no time; write 5s or 300ms");
     }
     duration
 }
@@ -208,11 +193,8 @@ mod tests {
 
     #[test]
     fn app_containers_show_devices_from_admission_on() {
-        let processes = [
-            process("init", Role::Init),
-            process("side", Role::Sidecar),
-            process("app", Role::App),
-        ];
+        let processes =
+            [process("init", Role::Init), process("side", Role::Sidecar), process("app", Role::App)];
         let status = status(&processes, Stage::Starting, |_, _| true);
         assert_eq!(status["phase"], "Pending");
         assert_eq!(
@@ -220,10 +202,7 @@ mod tests {
             json!([{"name": "nvidia.com/gpu", "resources": [{"resourceID": "GPU-a", "health": "Healthy"}]}])
         );
         for other in [0, 1] {
-            assert_eq!(
-                status["initContainerStatuses"][other].get("allocatedResourcesStatus"),
-                None
-            );
+            assert_eq!(status["initContainerStatuses"][other].get("allocatedResourcesStatus"), None);
         }
     }
 
@@ -232,10 +211,7 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         let group = Cgroup::create(root.path(), "u1", &[process("app", Role::App)]).unwrap();
         let events = root.path().join("kubepods/besteffort/podu1/app/cgroup.events");
-        assert_eq!(
-            std::fs::read_to_string(&events).unwrap(),
-            "populated 1\nfrozen 0\n"
-        );
+        assert_eq!(std::fs::read_to_string(&events).unwrap(), "populated 1\nfrozen 0\n");
         group.remove();
         assert!(!root.path().join("kubepods/besteffort/podu1").exists());
     }

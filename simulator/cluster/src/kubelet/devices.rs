@@ -75,11 +75,7 @@ pub(super) enum Shortage {
     #[error(
         "requested number of devices unavailable for {resource}. Requested: {asked}, Available: {available}"
     )]
-    TooFew {
-        resource: String,
-        asked: usize,
-        available: usize,
-    },
+    TooFew { resource: String, asked: usize, available: usize },
 }
 
 impl Devices {
@@ -90,12 +86,7 @@ impl Devices {
 
     /// The plugin is gone: its devices stay registered and count as unhealthy.
     pub(super) fn plugin_lost(&mut self, resource: &str) {
-        for healthy in self
-            .resources
-            .entry(resource.to_owned())
-            .or_default()
-            .values_mut()
-        {
+        for healthy in self.resources.entry(resource.to_owned()).or_default().values_mut() {
             *healthy = false;
         }
     }
@@ -108,24 +99,14 @@ impl Devices {
     /// Devices and healthy devices of each resource.
     pub(super) fn counts(&self) -> BTreeMap<String, (usize, usize)> {
         let count = |devices: &BTreeMap<String, bool>| {
-            (
-                devices.len(),
-                devices.values().filter(|healthy| **healthy).count(),
-            )
+            (devices.len(), devices.values().filter(|healthy| **healthy).count())
         };
-        self.resources
-            .iter()
-            .map(|(name, devices)| (name.clone(), count(devices)))
-            .collect()
+        self.resources.iter().map(|(name, devices)| (name.clone(), count(devices))).collect()
     }
 
     /// Whether a device is healthy.
     pub(super) fn is_healthy(&self, resource: &str, id: &str) -> bool {
-        self.resources
-            .get(resource)
-            .and_then(|devices| devices.get(id))
-            .copied()
-            .unwrap_or(false)
+        self.resources.get(resource).and_then(|devices| devices.get(id)).copied().unwrap_or(false)
     }
 
     /// Every device of every resource.
@@ -158,11 +139,8 @@ impl Devices {
     /// [`Shortage`] fails the pod.
     pub(super) fn offer(&self, want: Want<'_>) -> Result<Offer, Shortage> {
         let none = BTreeSet::new();
-        let reusable = self
-            .pods
-            .get(want.uid)
-            .and_then(|pod| pod.reusable.get(want.resource))
-            .unwrap_or(&none);
+        let reusable =
+            self.pods.get(want.uid).and_then(|pod| pod.reusable.get(want.resource)).unwrap_or(&none);
         let mut must: Vec<String> = reusable.iter().cloned().collect();
         must.shuffle(&mut rand::rng());
         if must.len() >= want.count {
@@ -170,20 +148,13 @@ impl Devices {
             return Ok(Offer::Reuse(must.into_iter().collect()));
         }
         let devices = self.resources.get(want.resource);
-        let healthy: Vec<&String> = devices
-            .into_iter()
-            .flatten()
-            .filter(|(_, healthy)| **healthy)
-            .map(|(id, _)| id)
-            .collect();
+        let healthy: Vec<&String> =
+            devices.into_iter().flatten().filter(|(_, healthy)| **healthy).map(|(id, _)| id).collect();
         if healthy.is_empty() {
             return Err(Shortage::NoneHealthy(want.resource.to_owned()));
         }
         let held = self.held(want.resource);
-        let free = healthy
-            .into_iter()
-            .filter(|id| !held.contains(id.as_str()))
-            .cloned();
+        let free = healthy.into_iter().filter(|id| !held.contains(id.as_str())).cloned();
         let mut available: Vec<String> = free.collect();
         if available.len() + must.len() < want.count {
             return Err(Shortage::TooFew {
@@ -263,13 +234,7 @@ mod tests {
     }
 
     fn want(uid: &'static str, container: &'static str, role: Role, count: usize) -> Want<'static> {
-        Want {
-            uid,
-            container,
-            role,
-            resource: GPU,
-            count,
-        }
+        Want { uid, container, role, resource: GPU, count }
     }
 
     fn choice(offer: Offer) -> (BTreeSet<String>, BTreeSet<String>) {
@@ -287,9 +252,7 @@ mod tests {
         devices.take(want("p", "c", Role::App, 1), &ids(&["a"]));
         devices.advertise(
             GPU,
-            [("a", true), ("b", false), ("c", true), ("d", true)]
-                .map(|(id, ok)| (id.to_owned(), ok))
-                .into(),
+            [("a", true), ("b", false), ("c", true), ("d", true)].map(|(id, ok)| (id.to_owned(), ok)).into(),
         );
         let offer = devices.offer(want("q", "c", Role::App, 2)).unwrap();
         assert_eq!(choice(offer), (ids(&["c", "d"]), ids(&[])));
@@ -321,14 +284,8 @@ mod tests {
         };
         assert_eq!(answer(&["c", "a"], 2), ids(&["a", "c"]));
         assert_eq!(answer(&[], 3), ids(&["a", "b", "c"]));
-        assert!(
-            answer(&["x", "b"], 2).contains("b"),
-            "an unknown device is ignored"
-        );
-        assert!(
-            answer(&["a", "b"], 1).is_subset(&ids(&["a", "b"])),
-            "too long an answer is cut"
-        );
+        assert!(answer(&["x", "b"], 2).contains("b"), "an unknown device is ignored");
+        assert!(answer(&["a", "b"], 1).is_subset(&ids(&["a", "b"])), "too long an answer is cut");
     }
 
     #[test]

@@ -124,29 +124,20 @@ impl Kubelet {
         let plugins = Arc::new(Plugins::new(&folders.device_plugins, stop.clone()));
         let registration = listen(&folders.device_plugins.join(KUBELET_SOCKET))?;
         let pod_resources = listen(&folders.pod_resources_socket)?;
-        Cgroup::lay_out(&folders.cgroups).map_err(|source| KubeletError::Folder {
-            path: folders.cgroups.clone(),
-            source,
-        })?;
+        Cgroup::lay_out(&folders.cgroups)
+            .map_err(|source| KubeletError::Folder { path: folders.cgroups.clone(), source })?;
         node::create(&client, name, labels)
             .await
-            .map_err(|source| KubeletError::Node {
-                node: name.to_owned(),
-                source,
-            })?;
+            .map_err(|source| KubeletError::Node { node: name.to_owned(), source })?;
 
         let services =
             Server::builder().add_service(RegistrationServer::new(RegistrationService(Arc::clone(&plugins))));
         serve(services, registration, stop.clone());
-        let services = Server::builder().add_service(PodResourcesListerServer::new(PodResourcesService(
-            Arc::clone(&plugins),
-        )));
+        let services = Server::builder()
+            .add_service(PodResourcesListerServer::new(PodResourcesService(Arc::clone(&plugins))));
         serve(services, pod_resources, stop.clone());
 
-        let kubelet = Self {
-            folders,
-            processes: Arc::default(),
-        };
+        let kubelet = Self { folders, processes: Arc::default() };
         let own_pods = watcher::Config::default().fields(&format!("spec.nodeName={name}"));
         let worker = Worker {
             pods: Mirror::new(Api::all(client.clone()), own_pods),
@@ -248,10 +239,7 @@ impl Worker {
         let cgroup = Cgroup::create(&self.cgroups, uid, &processes)
             .inspect_err(|error| tracing::warn!(%error, pod = pod.name_any(), "no control group"))
             .ok();
-        let admitted = Admitted {
-            processes: processes.clone(),
-            killed: CancellationToken::new(),
-        };
+        let admitted = Admitted { processes: processes.clone(), killed: CancellationToken::new() };
         let killed = admitted.killed.clone();
         let mut all = self.processes.lock().unwrap_or_else(PoisonError::into_inner);
         all.insert(uid.to_owned(), admitted);
@@ -273,27 +261,18 @@ impl Worker {
 }
 
 fn make_folder(path: &Path) -> Result<(), KubeletError> {
-    std::fs::create_dir_all(path).map_err(|source| KubeletError::Folder {
-        path: path.to_owned(),
-        source,
-    })
+    std::fs::create_dir_all(path).map_err(|source| KubeletError::Folder { path: path.to_owned(), source })
 }
 
 fn listen(socket: &Path) -> Result<UnixListener, KubeletError> {
     let length = socket.as_os_str().as_bytes().len();
     if length > MAX_SOCKET_PATH {
-        return Err(KubeletError::PathTooLong {
-            path: socket.to_owned(),
-            length,
-        });
+        return Err(KubeletError::PathTooLong { path: socket.to_owned(), length });
     }
     if let Some(folder) = socket.parent() {
         make_folder(folder)?;
     }
-    UnixListener::bind(socket).map_err(|source| KubeletError::Folder {
-        path: socket.to_owned(),
-        source,
-    })
+    UnixListener::bind(socket).map_err(|source| KubeletError::Folder { path: socket.to_owned(), source })
 }
 
 fn serve(services: tonic::transport::server::Router, listener: UnixListener, stop: CancellationToken) {

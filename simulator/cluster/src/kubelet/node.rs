@@ -52,16 +52,12 @@ pub(super) async fn publish(client: Client, name: String, plugins: Arc<Plugins>)
     while changes.changed().await.is_ok() {
         let counts = plugins.with_devices(|devices| devices.counts());
         let amounts = |pick: fn(&(usize, usize)) -> usize| -> Map<String, Value> {
-            let amounts = counts
-                .iter()
-                .map(|(resource, count)| (resource.clone(), pick(count).to_string().into()));
+            let amounts =
+                counts.iter().map(|(resource, count)| (resource.clone(), pick(count).to_string().into()));
             amounts.collect()
         };
         let patch = json!({"status": {"capacity": amounts(|count| count.0), "allocatable": amounts(|count| count.1)}});
-        if let Err(error) = nodes
-            .patch_status(&name, &PatchParams::default(), &Patch::Merge(patch))
-            .await
-        {
+        if let Err(error) = nodes.patch_status(&name, &PatchParams::default(), &Patch::Merge(patch)).await {
             tracing::warn!(%error, node = name, "node status not written");
         }
     }

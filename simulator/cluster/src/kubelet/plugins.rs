@@ -51,11 +51,7 @@ impl Plugins {
 
     /// The plugin of a resource.
     pub(super) fn get(&self, resource: &str) -> Option<Plugin> {
-        self.endpoints
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .get(resource)
-            .cloned()
+        self.endpoints.lock().unwrap_or_else(PoisonError::into_inner).get(resource).cloned()
     }
 
     /// Changes whenever a device list does.
@@ -77,15 +73,10 @@ impl Plugins {
             )));
         }
         if !resource.contains('/') || resource.starts_with("kubernetes.io/") {
-            return Err(Status::unknown(format!(
-                "the ResourceName {resource:?} is invalid"
-            )));
+            return Err(Status::unknown(format!("the ResourceName {resource:?} is invalid")));
         }
         if request.endpoint.contains('/') {
-            return Err(Status::unknown(format!(
-                "the endpoint {:?} is no file name",
-                request.endpoint
-            )));
+            return Err(Status::unknown(format!("the endpoint {:?} is no file name", request.endpoint)));
         }
         let socket = self.folder.join(&request.endpoint);
         let dial = Endpoint::try_from(format!("unix://{}", socket.display()))
@@ -123,10 +114,7 @@ impl Plugins {
         let result = async {
             let mut stream = plugin.client.list_and_watch(Empty {}).await?.into_inner();
             while let Some(list) = stream.message().await? {
-                let devices = list
-                    .devices
-                    .into_iter()
-                    .map(|device| (device.id, device.health == HEALTHY));
+                let devices = list.devices.into_iter().map(|device| (device.id, device.health == HEALTHY));
                 let devices = devices.collect();
                 self.with_devices(|all| all.advertise(resource, devices));
                 self.changed.send_modify(|count| *count += 1);
@@ -135,10 +123,7 @@ impl Plugins {
         }
         .await;
         tracing::debug!(resource, ?result, "device list ended");
-        self.endpoints
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .remove(resource);
+        self.endpoints.lock().unwrap_or_else(PoisonError::into_inner).remove(resource);
         self.with_devices(|all| all.plugin_lost(resource));
         self.changed.send_modify(|count| *count += 1);
     }

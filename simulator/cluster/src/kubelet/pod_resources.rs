@@ -25,9 +25,7 @@ impl PodResourcesLister for PodResourcesService {
         &self,
         _: Request<ListPodResourcesRequest>,
     ) -> Result<Response<ListPodResourcesResponse>, Status> {
-        let pod_resources = self
-            .0
-            .with_devices(|devices| devices.pods().values().map(listed).collect());
+        let pod_resources = self.0.with_devices(|devices| devices.pods().values().map(listed).collect());
         Ok(Response::new(ListPodResourcesResponse { pod_resources }))
     }
 
@@ -35,9 +33,8 @@ impl PodResourcesLister for PodResourcesService {
         &self,
         _: Request<AllocatableResourcesRequest>,
     ) -> Result<Response<AllocatableResourcesResponse>, Status> {
-        let devices = self
-            .0
-            .with_devices(|devices| devices.all().map(|(resource, id)| one(resource, id)).collect());
+        let devices =
+            self.0.with_devices(|devices| devices.all().map(|(resource, id)| one(resource, id)).collect());
         Ok(Response::new(AllocatableResourcesResponse { devices }))
     }
 
@@ -48,13 +45,10 @@ impl PodResourcesLister for PodResourcesService {
         let wanted = request.into_inner();
         let found = self.0.with_devices(|devices| {
             let mut pods = devices.pods().values();
-            pods.find(|pod| pod.name == wanted.pod_name && pod.namespace == wanted.pod_namespace)
-                .map(listed)
+            pods.find(|pod| pod.name == wanted.pod_name && pod.namespace == wanted.pod_namespace).map(listed)
         });
         match found {
-            Some(pod) => Ok(Response::new(GetPodResourcesResponse {
-                pod_resources: Some(pod),
-            })),
+            Some(pod) => Ok(Response::new(GetPodResourcesResponse { pod_resources: Some(pod) })),
             None => Err(Status::unknown(format!(
                 "pod {} in namespace {} not found",
                 wanted.pod_name, wanted.pod_namespace
@@ -74,19 +68,12 @@ fn listed(pod: &PodDevices) -> PodResources {
         namespace: pod.namespace.clone(),
         containers: containers
             .into_iter()
-            .map(|(name, devices)| ContainerResources {
-                name: name.to_owned(),
-                devices,
-            })
+            .map(|(name, devices)| ContainerResources { name: name.to_owned(), devices })
             .collect(),
     }
 }
 
 /// One entry per device, as kubelet writes it.
 fn one(resource: &str, id: &str) -> ContainerDevices {
-    ContainerDevices {
-        resource_name: resource.to_owned(),
-        device_ids: vec![id.to_owned()],
-        topology: None,
-    }
+    ContainerDevices { resource_name: resource.to_owned(), device_ids: vec![id.to_owned()], topology: None }
 }

@@ -73,11 +73,7 @@ impl PodWorker {
     /// Until the processes exit or the pod is deleted; `false` if kubelet has stopped, which ends no process.
     async fn live(&mut self) -> bool {
         self.report(Stage::Starting).await;
-        for _ in self
-            .processes
-            .iter()
-            .filter(|process| process.role() == Role::Init)
-        {
+        for _ in self.processes.iter().filter(|process| process.role() == Role::Init) {
             sleep(MOMENT).await;
         }
         self.report(Stage::Running).await;
@@ -104,10 +100,8 @@ impl PodWorker {
     }
 
     async fn report(&self, stage: Stage) {
-        let healthy = |resource: &str, id: &str| {
-            self.plugins
-                .with_devices(|devices| devices.is_healthy(resource, id))
-        };
+        let healthy =
+            |resource: &str, id: &str| self.plugins.with_devices(|devices| devices.is_healthy(resource, id));
         let status = status(&self.processes, stage, healthy);
         write_status(&self.client, &self.pod, status).await;
     }
@@ -122,10 +116,7 @@ impl PodWorker {
         let pods: Api<Pod> = Api::namespaced(self.client.clone(), &self.pod.namespace().unwrap_or_default());
         let only_this = DeleteParams::default()
             .grace_period(0)
-            .preconditions(Preconditions {
-                uid: Some(uid.to_owned()),
-                resource_version: None,
-            });
+            .preconditions(Preconditions { uid: Some(uid.to_owned()), resource_version: None });
         if let Err(error) = pods.delete(&self.pod.name_any(), &only_this).await {
             tracing::debug!(%error, pod = self.pod.name_any(), "pod already gone");
         }
@@ -142,9 +133,7 @@ async fn write_status(client: &Client, pod: &Pod, status: serde_json::Value) {
     let pods: Api<Pod> = Api::namespaced(client.clone(), &pod.namespace().unwrap_or_default());
     // The UID guards against a new pod of the same name.
     let patch = json!({"metadata": {"uid": pod.uid()}, "status": status});
-    let written = pods
-        .patch_status(&pod.name_any(), &PatchParams::default(), &Patch::Strategic(patch))
-        .await;
+    let written = pods.patch_status(&pod.name_any(), &PatchParams::default(), &Patch::Strategic(patch)).await;
     if let Err(error) = written {
         tracing::debug!(%error, pod = pod.name_any(), "status not written");
     }

@@ -132,10 +132,7 @@ impl Extender {
     pub(super) fn new(config: ExtenderConfig) -> Self {
         let mut connector = HttpConnector::new();
         connector.set_nodelay(true);
-        Self {
-            config,
-            client: Client::builder(TokioExecutor::new()).build(connector),
-        }
+        Self { config, client: Client::builder(TokioExecutor::new()).build(connector) }
     }
 
     /// Whether a pod is its business.
@@ -145,21 +142,12 @@ impl Extender {
             .filter_map(|container| container.resources.as_ref())
             .flat_map(|resources| resources.requests.iter().chain(resources.limits.iter()))
             .flat_map(|amounts| amounts.keys());
-        names.any(|name| {
-            self.config
-                .managed_resources
-                .iter()
-                .any(|managed| managed.name == *name)
-        })
+        names.any(|name| self.config.managed_resources.iter().any(|managed| managed.name == *name))
     }
 
     /// The nodes that fit, or why not.
     pub(super) async fn filter(&self, pod: &Pod, node_names: &[String]) -> Result<Filtered, ExtenderError> {
-        let args = Args {
-            pod,
-            nodes: None,
-            node_names,
-        };
+        let args = Args { pod, nodes: None, node_names };
         self.call(&self.config.filter_verb, &args).await
     }
 
@@ -169,26 +157,17 @@ impl Extender {
         pod: &Pod,
         node_names: &[String],
     ) -> Result<BTreeMap<String, i64>, ExtenderError> {
-        let args = Args {
-            pod,
-            nodes: None,
-            node_names,
-        };
+        let args = Args { pod, nodes: None, node_names };
         let scores: Vec<HostPriority> = self.call(&self.config.prioritize_verb, &args).await?;
         // Extenders score 0 to 10, plugins 0 to 100.
         let weigh = |score: i64| score.saturating_mul(self.config.weight).saturating_mul(10);
-        Ok(scores
-            .into_iter()
-            .map(|entry| (entry.host, weigh(entry.score)))
-            .collect())
+        Ok(scores.into_iter().map(|entry| (entry.host, weigh(entry.score))).collect())
     }
 
     /// Binds; `Err` carries the text for the pod.
     pub(super) async fn bind(&self, args: &BindingArgs) -> Result<(), String> {
-        let result: BindingResult = self
-            .call(&self.config.bind_verb, args)
-            .await
-            .map_err(|error| error.to_string())?;
+        let result: BindingResult =
+            self.call(&self.config.bind_verb, args).await.map_err(|error| error.to_string())?;
         match result.error {
             Some(error) if !error.is_empty() => Err(error),
             _ => Ok(()),
@@ -197,28 +176,17 @@ impl Extender {
 
     async fn call<A: DeserializeOwned>(&self, verb: &str, args: &impl Serialize) -> Result<A, ExtenderError> {
         let url = format!("{}/{verb}", self.config.url_prefix.trim_end_matches('/'));
-        let transport = |problem: String| ExtenderError::Transport {
-            url: url.clone(),
-            problem,
-        };
+        let transport = |problem: String| ExtenderError::Transport { url: url.clone(), problem };
         let body = serde_json::to_vec(args).map_err(|error| transport(error.to_string()))?;
         let request = Request::post(&url)
             .header(header::CONTENT_TYPE, "application/json")
             .body(Full::new(Bytes::from(body)))
             .map_err(|error| transport(error.to_string()))?;
         let exchange = async {
-            let response = self
-                .client
-                .request(request)
-                .await
-                .map_err(|error| transport(chain(&error)))?;
+            let response = self.client.request(request).await.map_err(|error| transport(chain(&error)))?;
             let code = response.status();
             if code != StatusCode::OK {
-                return Err(ExtenderError::Status {
-                    verb: verb.to_owned(),
-                    url: url.clone(),
-                    code,
-                });
+                return Err(ExtenderError::Status { verb: verb.to_owned(), url: url.clone(), code });
             }
             let body = response.into_body().collect().await;
             Ok(body.map_err(|error| transport(chain(&error)))?.to_bytes())
@@ -226,10 +194,8 @@ impl Extender {
         let body = tokio::time::timeout(self.timeout(), exchange)
             .await
             .map_err(|_| ExtenderError::Timeout { url: url.clone() })??;
-        serde_json::from_slice(&body).map_err(|error| ExtenderError::Answer {
-            url: url.clone(),
-            problem: error.to_string(),
-        })
+        serde_json::from_slice(&body)
+            .map_err(|error| ExtenderError::Answer { url: url.clone(), problem: error.to_string() })
     }
 
     fn timeout(&self) -> Duration {

@@ -53,17 +53,11 @@ pub(super) fn refusals(pod: &PodSpec, asked: &Amounts, node: &Node, used: &Amoun
         let hard = matches!(taint.effect.as_str(), "NoSchedule" | "NoExecute");
         if hard && !tolerations.iter().any(|toleration| tolerates(toleration, taint)) {
             let value = taint.value.as_deref().unwrap_or_default();
-            return vec![format!(
-                "node(s) had untolerated taint {{{}: {value}}}",
-                taint.key
-            )];
+            return vec![format!("node(s) had untolerated taint {{{}: {value}}}", taint.key)];
         }
     }
     let wanted = pod.node_selector.iter().flatten();
-    if wanted
-        .into_iter()
-        .any(|(key, value)| node.labels().get(key) != Some(value))
-    {
+    if wanted.into_iter().any(|(key, value)| node.labels().get(key) != Some(value)) {
         return vec!["node(s) didn't match Pod's node affinity/selector".into()];
     }
     let allocatable = allocatable(node);
@@ -94,12 +88,7 @@ pub(super) fn emptiness(asked: &Amounts, node: &Node, used: &Amounts) -> u128 {
 
 fn allocatable(node: &Node) -> Amounts {
     let status = node.status.clone().unwrap_or_default();
-    status
-        .allocatable
-        .into_iter()
-        .flatten()
-        .map(|(name, quantity)| (name, thousandths(&quantity)))
-        .collect()
+    status.allocatable.into_iter().flatten().map(|(name, quantity)| (name, thousandths(&quantity))).collect()
 }
 
 /// Thousandths of a quantity; 0 for a text that is not one.
@@ -109,15 +98,8 @@ fn thousandths(quantity: &Quantity) -> u128 {
 }
 
 fn of_container(container: &Container) -> Amounts {
-    let requests = container
-        .resources
-        .as_ref()
-        .and_then(|resources| resources.requests.as_ref());
-    requests
-        .into_iter()
-        .flatten()
-        .map(|(name, quantity)| (name.clone(), thousandths(quantity)))
-        .collect()
+    let requests = container.resources.as_ref().and_then(|resources| resources.requests.as_ref());
+    requests.into_iter().flatten().map(|(name, quantity)| (name.clone(), thousandths(quantity))).collect()
 }
 
 fn raise(peak: &mut Amounts, other: &Amounts) {
@@ -181,14 +163,8 @@ mod tests {
         );
         let used = Amounts::from([("nvidia.com/gpu".to_owned(), 5000)]);
         let asked = requests(&pod);
-        assert_eq!(
-            refusals(&pod, &asked, &node, &used),
-            ["Insufficient cpu", "Insufficient nvidia.com/gpu"]
-        );
-        assert_eq!(
-            refusals(&pod, &asked, &node, &Amounts::new()),
-            ["Insufficient cpu"]
-        );
+        assert_eq!(refusals(&pod, &asked, &node, &used), ["Insufficient cpu", "Insufficient nvidia.com/gpu"]);
+        assert_eq!(refusals(&pod, &asked, &node, &Amounts::new()), ["Insufficient cpu"]);
     }
 
     #[test]
@@ -204,9 +180,8 @@ mod tests {
             refusals(&pod, &asked, &node, &Amounts::new()),
             ["node(s) had untolerated taint {gpu: yes}"]
         );
-        pod.tolerations = Some(vec![
-            serde_json::from_value(json!({"key": "gpu", "operator": "Exists"})).unwrap(),
-        ]);
+        pod.tolerations =
+            Some(vec![serde_json::from_value(json!({"key": "gpu", "operator": "Exists"})).unwrap()]);
         assert_eq!(refusals(&pod, &asked, &node, &Amounts::new()), [""; 0]);
     }
 }

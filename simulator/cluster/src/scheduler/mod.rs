@@ -155,20 +155,14 @@ impl Scheduler {
     async fn bind_ended(&mut self, Bound { pod, result }: Bound) {
         let uid = pod.uid().unwrap_or_default();
         let Err(problem) = result else { return };
-        let bound_meanwhile = self
-            .pods
-            .objects()
-            .get(&uid)
-            .is_some_and(|pod| node_of(pod).is_some());
+        let bound_meanwhile = self.pods.objects().get(&uid).is_some_and(|pod| node_of(pod).is_some());
         if self.assumed.remove(&uid).is_none() || bound_meanwhile {
             return;
         }
         self.queue.add(&uid);
         self.queue.back_off(&uid, Instant::now());
         self.queue.wake_all();
-        self.reporter
-            .failed(&pod, "SchedulerError", &format!("running Bind plugin: {problem}"))
-            .await;
+        self.reporter.failed(&pod, "SchedulerError", &format!("running Bind plugin: {problem}")).await;
     }
 
     async fn try_one(&mut self) {
@@ -222,10 +216,7 @@ impl Scheduler {
         // Ties are broken at random, as kube-scheduler does.
         match winners.choose(&mut rand::rng()) {
             Some((name, _)) => Ok(name.clone()),
-            None => Err(Miss::Unschedulable(report::message(
-                self.nodes.objects().len(),
-                reasons,
-            ))),
+            None => Err(Miss::Unschedulable(report::message(self.nodes.objects().len(), reasons))),
         }
     }
 
@@ -251,9 +242,7 @@ impl Scheduler {
         fitting.retain(|name, _| kept.contains(name));
         let failed = answer.failed_nodes.into_iter().flatten();
         reasons.extend(
-            failed
-                .chain(answer.failed_and_unresolvable_nodes.into_iter().flatten())
-                .map(|(_, text)| text),
+            failed.chain(answer.failed_and_unresolvable_nodes.into_iter().flatten()).map(|(_, text)| text),
         );
         if fitting.len() < 2 {
             return Ok(());
@@ -262,10 +251,7 @@ impl Scheduler {
         match self.extender.prioritize(pod, &names).await {
             Ok(points) => {
                 for (name, score) in fitting.iter_mut() {
-                    *score += points
-                        .get(name)
-                        .and_then(|points| u128::try_from(*points).ok())
-                        .unwrap_or(0);
+                    *score += points.get(name).and_then(|points| u128::try_from(*points).ok()).unwrap_or(0);
                 }
             }
             // Errors of prioritize are swallowed.
@@ -316,11 +302,7 @@ impl Scheduler {
 async fn default_bind(client: &Client, pod: &Pod, node: &str) -> Result<(), String> {
     let pods: Api<Pod> = Api::namespaced(client.clone(), &pod.namespace().unwrap_or_default());
     let binding = Binding {
-        metadata: ObjectMeta {
-            name: Some(pod.name_any()),
-            uid: pod.uid(),
-            ..ObjectMeta::default()
-        },
+        metadata: ObjectMeta { name: Some(pod.name_any()), uid: pod.uid(), ..ObjectMeta::default() },
         target: ObjectReference {
             kind: Some("Node".into()),
             name: Some(node.to_owned()),
@@ -345,10 +327,7 @@ fn node_of(pod: &Pod) -> Option<&str> {
 
 fn is_ours(pod: &Pod) -> bool {
     let Some(spec) = &pod.spec else { return false };
-    let gated = spec
-        .scheduling_gates
-        .as_ref()
-        .is_some_and(|gates| !gates.is_empty());
+    let gated = spec.scheduling_gates.as_ref().is_some_and(|gates| !gates.is_empty());
     spec.scheduler_name.as_deref().unwrap_or(NAME) == NAME
         && !gated
         && node_of(pod).is_none()

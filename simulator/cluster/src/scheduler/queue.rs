@@ -40,11 +40,7 @@ impl Queue {
     pub(super) fn add(&mut self, uid: &str) {
         if !self.entries.contains_key(uid) {
             self.next += 1;
-            let entry = Entry {
-                order: self.next,
-                errors: 0,
-                state: State::Ready,
-            };
+            let entry = Entry { order: self.next, errors: 0, state: State::Ready };
             self.entries.insert(uid.to_owned(), entry);
         }
     }

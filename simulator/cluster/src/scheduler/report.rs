@@ -16,10 +16,8 @@ pub(super) fn message(nodes: usize, reasons: impl IntoIterator<Item = String>) -
     for reason in reasons {
         *counts.entry(reason).or_default() += 1;
     }
-    let mut parts: Vec<String> = counts
-        .into_iter()
-        .map(|(reason, count)| format!("{count} {reason}"))
-        .collect();
+    let mut parts: Vec<String> =
+        counts.into_iter().map(|(reason, count)| format!("{count} {reason}")).collect();
     parts.sort_unstable();
     let list = parts.join(", ");
     match nodes {
@@ -52,10 +50,7 @@ impl Reporter {
             "lastTransitionTime": now(),
         }]}});
         let patch = Patch::Strategic(condition);
-        if let Err(error) = pods
-            .patch_status(&pod.name_any(), &PatchParams::default(), &patch)
-            .await
-        {
+        if let Err(error) = pods.patch_status(&pod.name_any(), &PatchParams::default(), &patch).await {
             // The pod is gone or another client bound it: the watch will report it.
             tracing::debug!(%error, pod = pod.name_any(), "condition not written");
         }
@@ -90,15 +85,12 @@ impl Reporter {
 }
 
 fn told(pod: &Pod, reason: &str, message: &str) -> bool {
-    let conditions = pod
-        .status
-        .iter()
-        .flat_map(|status| status.conditions.iter().flatten());
-    conditions
-        .filter(|condition| condition.type_ == "PodScheduled" && condition.status == "False")
-        .any(|condition| {
+    let conditions = pod.status.iter().flat_map(|status| status.conditions.iter().flatten());
+    conditions.filter(|condition| condition.type_ == "PodScheduled" && condition.status == "False").any(
+        |condition| {
             condition.reason.as_deref() == Some(reason) && condition.message.as_deref() == Some(message)
-        })
+        },
+    )
 }
 
 #[cfg(test)]

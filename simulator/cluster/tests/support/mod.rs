@@ -35,12 +35,7 @@ impl Cluster {
     pub async fn with(options: &ApiOptions) -> Self {
         let stop = CancellationToken::new();
         let api = ApiServer::start(options, stop.clone()).await.unwrap();
-        Self {
-            client: api.client().unwrap(),
-            api,
-            stop: stop.clone(),
-            _guard: stop.drop_guard(),
-        }
+        Self { client: api.client().unwrap(), api, stop: stop.clone(), _guard: stop.drop_guard() }
     }
 
     pub fn pods(&self) -> Api<Pod> {
@@ -88,8 +83,6 @@ pub fn refused_with(text: &'static str) -> impl Condition<Pod> {
 
 pub fn scheduling_message(pod: Option<&Pod>) -> Option<&str> {
     let conditions = pod?.status.as_ref()?.conditions.as_ref()?;
-    let scheduled = conditions
-        .iter()
-        .find(|condition| condition.type_ == "PodScheduled")?;
+    let scheduled = conditions.iter().find(|condition| condition.type_ == "PodScheduled")?;
     scheduled.message.as_deref()
 }

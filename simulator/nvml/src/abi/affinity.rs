@@ -57,9 +57,7 @@ fn joined(call: &Call, first: usize, second: usize) -> bool {
     use crate::facts::Remote;
     let up = |gpu: usize, wanted: &dyn Fn(&Remote) -> bool| {
         call.facts().gpus.get(gpu).is_some_and(|facts| {
-            (0_u8..)
-                .zip(&facts.links)
-                .any(|(link, remote)| wanted(remote) && call.link_up(gpu, link))
+            (0_u8..).zip(&facts.links).any(|(link, remote)| wanted(remote) && call.link_up(gpu, link))
         })
     };
     let direct = |remote: &Remote| matches!(remote, Remote::Gpu { index, .. } if *index == second);

@@ -20,11 +20,7 @@ impl<T> Copy for Out<T> {}
 impl<T> Out<T> {
     /// Refuses a null pointer.
     pub(crate) fn check(self) -> Result<(), Status> {
-        if self.0.is_null() {
-            Err(Status::INVALID_ARGUMENT)
-        } else {
-            Ok(())
-        }
+        if self.0.is_null() { Err(Status::INVALID_ARGUMENT) } else { Ok(()) }
     }
 
     /// Writes the answer.
@@ -47,11 +43,7 @@ impl<T> Out<T> {
 
     /// Checks the version that stands at the head of a versioned struct: its size and the number `version`.
     pub(crate) fn check_version(self, version: c_uint) -> Result<(), Status> {
-        if self.version()? == struct_version::<T>(version) {
-            Ok(())
-        } else {
-            Err(Status::VERSION_MISMATCH)
-        }
+        if self.version()? == struct_version::<T>(version) { Ok(()) } else { Err(Status::VERSION_MISMATCH) }
     }
 
     /// The version word at the head of a versioned struct.
@@ -138,9 +130,7 @@ impl In<c_char> {
         }
         // SAFETY: not null, so by NVML's contract a text that ends with zero.
         let text = unsafe { CStr::from_ptr(self.0) };
-        text.to_str()
-            .map(str::to_owned)
-            .map_err(|_| Status::INVALID_ARGUMENT)
+        text.to_str().map(str::to_owned).map_err(|_| Status::INVALID_ARGUMENT)
     }
 }
 

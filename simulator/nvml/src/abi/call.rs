@@ -53,11 +53,7 @@ pub(crate) fn run(slot: usize, body: impl FnOnce(&Call) -> Result<(), Status>) -
         if session.cut_off(&state) {
             return Err(Status::DRIVER_NOT_LOADED);
         }
-        body(&Call {
-            library,
-            session,
-            state,
-        })
+        body(&Call { library, session, state })
     }))
 }
 
@@ -137,10 +133,7 @@ impl Call {
     pub(crate) fn change_mig(&self, gpu: Target<'_>, change: &MigChange) -> Result<Applied, Status> {
         let changed = self.library.update(|state| {
             let changed = state.change_mig(gpu.facts, change);
-            changed.map_err(|source| ControlError::Mig {
-                gpu: gpu.key(),
-                source,
-            })
+            changed.map_err(|source| ControlError::Mig { gpu: gpu.key(), source })
         });
         changed.map_err(|error| match error {
             ControlError::Mig { source, .. } => Status::of_refusal(&source),
@@ -153,20 +146,14 @@ impl Call {
     /// The GPU of an index of the machine file: `None` if there is none, an error if it is lost.
     pub(crate) fn gpu_at(&self, index: usize) -> Option<Result<Target<'_>, Status>> {
         let facts = self.facts().gpus.get(index)?;
-        let state = u8::try_from(index)
-            .ok()
-            .and_then(|index| self.state.gpus.get(&index));
+        let state = u8::try_from(index).ok().and_then(|index| self.state.gpus.get(&index));
         if !self.session.present.contains(&index) {
             return None;
         }
         if state.is_some_and(GpuState::unreachable) {
             return Some(Err(Status::GPU_IS_LOST));
         }
-        Some(Ok(Target {
-            facts,
-            state,
-            mig: self.state.cut(facts),
-        }))
+        Some(Ok(Target { facts, state, mig: self.state.cut(facts) }))
     }
 
     /// Whether an NVLink is up: joined, not taken down at either end, the peer on the bus.
@@ -177,11 +164,7 @@ impl Call {
                 .and_then(|gpu| self.state.gpus.get(&gpu))
                 .is_some_and(|state| state.links_down.contains(&link) || state.unreachable())
         };
-        let remote = self
-            .facts()
-            .gpus
-            .get(gpu)
-            .and_then(|gpu| gpu.links.get(usize::from(link)));
+        let remote = self.facts().gpus.get(gpu).and_then(|gpu| gpu.links.get(usize::from(link)));
         match remote {
             None => false,
             Some(Remote::Switch { .. }) => !down(gpu, link),
@@ -208,12 +191,8 @@ impl<'a> Target<'a> {
 
     /// The GPU instances, by id.
     pub(crate) fn gpu_instances(self) -> Vec<&'a GpuInstance> {
-        let mut instances: Vec<&GpuInstance> = self
-            .mig
-            .filter(|mig| mig.enabled)
-            .map_or(&[][..], |mig| &mig.instances)
-            .iter()
-            .collect();
+        let mut instances: Vec<&GpuInstance> =
+            self.mig.filter(|mig| mig.enabled).map_or(&[][..], |mig| &mig.instances).iter().collect();
         instances.sort_by_key(|instance| instance.id);
         instances
     }
@@ -222,11 +201,7 @@ impl<'a> Target<'a> {
     pub(crate) fn mig_devices(self) -> impl Iterator<Item = MigTarget<'a>> {
         let instances = self.gpu_instances().into_iter();
         instances.flat_map(move |instance| {
-            instance.compute.iter().map(move |compute| MigTarget {
-                gpu: self,
-                instance,
-                compute,
-            })
+            instance.compute.iter().map(move |compute| MigTarget { gpu: self, instance, compute })
         })
     }
 

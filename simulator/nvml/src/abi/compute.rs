@@ -86,11 +86,7 @@ fn info(
 }
 
 fn handle(found: Found<'_>, compute: &Compute) -> ComputeInstance {
-    let device = MigTarget {
-        gpu: found.gpu,
-        instance: found.instance,
-        compute,
-    };
+    let device = MigTarget { gpu: found.gpu, instance: found.instance, compute };
     ComputeInstance::at(device.place())
 }
 
@@ -104,11 +100,7 @@ fn create(
     let found = call.gpu_instance(instance)?;
     let slices = slices(found, profile)?;
     out.check()?;
-    let change = MigChange::CreateCompute {
-        gpu_instance: found.instance.id,
-        slices,
-        start,
-    };
+    let change = MigChange::CreateCompute { gpu_instance: found.instance.id, slices, start };
     let applied = call.change_mig(found.gpu, &change)?;
     let (gpu_instance, id) = applied.made.ok_or(Status::UNKNOWN)?;
     let instances = applied.mig.instances.iter();
@@ -124,9 +116,7 @@ fn create(
 fn device_of(call: &Call, instance: ComputeInstance) -> Result<MigTarget<'_>, Status> {
     let place = instance.place().ok_or(Status::INVALID_ARGUMENT)?;
     let gpu = call.gpu_at(place.gpu).ok_or(Status::INVALID_ARGUMENT)??;
-    gpu.mig_devices()
-        .find(|device| device.place() == place)
-        .ok_or(Status::INVALID_ARGUMENT)
+    gpu.mig_devices().find(|device| device.place() == place).ok_or(Status::INVALID_ARGUMENT)
 }
 
 /// The instance as C sees it; the same layout as `nvmlComputeInstanceInfo_t`, its handles numbers.
@@ -147,10 +137,8 @@ fn put_instance(call: &Call, instance: ComputeInstance, out: Out<InstanceInfo>) 
     let parent = GpuInstance::at(place_of(device.gpu, device.instance));
     let found = call.gpu_instance(parent)?;
     let laid_out = laid_out(found.profile, found.instance);
-    let (_, start, slices) = laid_out
-        .into_iter()
-        .find(|(id, ..)| *id == device.compute.id)
-        .ok_or(Status::UNKNOWN)?;
+    let (_, start, slices) =
+        laid_out.into_iter().find(|(id, ..)| *id == device.compute.id).ok_or(Status::UNKNOWN)?;
     let profile = PROFILES.iter().find(|(_, of)| *of == slices);
     out.put(InstanceInfo {
         device: Device::whole(device.gpu.facts.index),

@@ -40,31 +40,20 @@ impl Membership {
         if gpu.facts.compute_capability < (9, 0) {
             return Err(Status::NOT_SUPPORTED);
         }
-        let switched = gpu
-            .facts
-            .links
-            .iter()
-            .any(|remote| matches!(remote, crate::facts::Remote::Switch { .. }));
+        let switched =
+            gpu.facts.links.iter().any(|remote| matches!(remote, crate::facts::Remote::Switch { .. }));
         Ok(match &gpu.facts.fabric {
-            Some(fabric) => Self {
-                cluster: cluster_bytes(&fabric.cluster_uuid),
-                clique: fabric.clique,
-                state: COMPLETED,
-            },
-            None => Self {
-                cluster: [0; 16],
-                clique: 0,
-                state: if switched { COMPLETED } else { NOT_SUPPORTED },
-            },
+            Some(fabric) => {
+                Self { cluster: cluster_bytes(&fabric.cluster_uuid), clique: fabric.clique, state: COMPLETED }
+            }
+            None => {
+                Self { cluster: [0; 16], clique: 0, state: if switched { COMPLETED } else { NOT_SUPPORTED } }
+            }
         })
     }
 
     fn health(&self) -> (c_uint, c_uchar) {
-        if self.state == COMPLETED {
-            (HEALTHY_MASK, HEALTHY)
-        } else {
-            (0, NO_SUMMARY)
-        }
+        if self.state == COMPLETED { (HEALTHY_MASK, HEALTHY) } else { (0, NO_SUMMARY) }
     }
 }
 

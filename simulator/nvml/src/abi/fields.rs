@@ -26,10 +26,8 @@ struct PerLink {
 }
 
 impl PerLink {
-    const SPEED: Self = Self {
-        low: field::NVML_FI_DEV_NVLINK_SPEED_MBPS_L0,
-        high: field::NVML_FI_DEV_NVLINK_SPEED_MBPS_L6,
-    };
+    const SPEED: Self =
+        Self { low: field::NVML_FI_DEV_NVLINK_SPEED_MBPS_L0, high: field::NVML_FI_DEV_NVLINK_SPEED_MBPS_L6 };
     const FLIT_ERRORS: Self = Self {
         low: field::NVML_FI_DEV_NVLINK_CRC_FLIT_ERROR_COUNT_L0,
         high: field::NVML_FI_DEV_NVLINK_CRC_FLIT_ERROR_COUNT_L6,
@@ -59,12 +57,7 @@ fn value(call: &Call, gpu: Target<'_>, id: c_uint, scope: c_uint) -> Result<Valu
     if let Some(link) = PerLink::SPEED.link(id) {
         return speed(call, gpu, link);
     }
-    let errors = [
-        PerLink::FLIT_ERRORS,
-        PerLink::DATA_ERRORS,
-        PerLink::REPLAYS,
-        PerLink::RECOVERIES,
-    ];
+    let errors = [PerLink::FLIT_ERRORS, PerLink::DATA_ERRORS, PerLink::REPLAYS, PerLink::RECOVERIES];
     if let Some(link) = errors.iter().find_map(|fields| fields.link(id)) {
         return Ok(Value::Large(link_of(gpu, link)?.errors()));
     }
@@ -77,11 +70,7 @@ fn value(call: &Call, gpu: Target<'_>, id: c_uint, scope: c_uint) -> Result<Valu
 fn nvlink_value(call: &Call, gpu: Target<'_>, id: c_uint, scope: c_uint) -> Option<Result<Value, Status>> {
     let has_links = gpu.facts.nvlink_count > 0;
     let if_any = |value: Value| {
-        if has_links {
-            Ok(value)
-        } else {
-            Err(Status::NOT_SUPPORTED)
-        }
+        if has_links { Ok(value) } else { Err(Status::NOT_SUPPORTED) }
     };
     Some(match id {
         field::NVML_FI_DEV_NVLINK_LINK_COUNT => if_any(Value::Small(c_uint::from(gpu.facts.nvlink_count))),
@@ -116,20 +105,20 @@ fn memory_value(gpu: Target<'_>, id: c_uint) -> Option<Result<Value, Status>> {
         field::NVML_FI_DEV_ECC_DBE_VOL_TOTAL => gpu.ecc().map(|ecc| Value::Large(ecc.volatile_uncorrected)),
         field::NVML_FI_DEV_ECC_SBE_AGG_TOTAL => gpu.ecc().map(|ecc| Value::Large(ecc.aggregate_corrected)),
         field::NVML_FI_DEV_ECC_DBE_AGG_TOTAL => gpu.ecc().map(|ecc| Value::Large(ecc.aggregate_uncorrected)),
-        field::NVML_FI_DEV_RETIRED_SBE => gpu
-            .retired()
-            .map(|pages| Value::Large(pages.single_bit.len() as u64)),
-        field::NVML_FI_DEV_RETIRED_DBE => gpu
-            .retired()
-            .map(|pages| Value::Large(pages.double_bit.len() as u64)),
-        field::NVML_FI_DEV_RETIRED_PENDING => gpu
-            .retired()
-            .map(|pages| Value::Small(c_uint::from(pages.pending))),
+        field::NVML_FI_DEV_RETIRED_SBE => {
+            gpu.retired().map(|pages| Value::Large(pages.single_bit.len() as u64))
+        }
+        field::NVML_FI_DEV_RETIRED_DBE => {
+            gpu.retired().map(|pages| Value::Large(pages.double_bit.len() as u64))
+        }
+        field::NVML_FI_DEV_RETIRED_PENDING => {
+            gpu.retired().map(|pages| Value::Small(c_uint::from(pages.pending)))
+        }
         field::NVML_FI_DEV_REMAPPED_COR => gpu.remapped().map(|rows| Value::Small(rows.corrected)),
         field::NVML_FI_DEV_REMAPPED_UNC => gpu.remapped().map(|rows| Value::Small(rows.uncorrected)),
-        field::NVML_FI_DEV_REMAPPED_PENDING => gpu
-            .remapped()
-            .map(|rows| Value::Small(c_uint::from(rows.pending))),
+        field::NVML_FI_DEV_REMAPPED_PENDING => {
+            gpu.remapped().map(|rows| Value::Small(c_uint::from(rows.pending)))
+        }
         field::NVML_FI_DEV_GET_GPU_RECOVERY_ACTION => Ok(Value::Small(gpu.recovery())),
         field::NVML_FI_DEV_REMAPPED_FAILURE => {
             gpu.remapped().map(|rows| Value::Small(c_uint::from(rows.failed)))

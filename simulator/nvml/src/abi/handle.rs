@@ -132,11 +132,7 @@ impl EventSet {
 
     /// The number of the set; 0, which no set has, for anything that is no handle of a set.
     pub(crate) fn number(self) -> u64 {
-        if self.0 & MARK_MASK == SET_MARK {
-            self.0 & !MARK_MASK
-        } else {
-            0
-        }
+        if self.0 & MARK_MASK == SET_MARK { self.0 & !MARK_MASK } else { 0 }
     }
 }
 
@@ -159,12 +155,7 @@ mod tests {
 
     #[test]
     fn handle_finds_its_instance_and_no_other_kind() {
-        let place = Place {
-            gpu: 31,
-            gpu_instance: 14,
-            compute_instance: 6,
-            digest: (1 << DIGEST_BITS) - 1,
-        };
+        let place = Place { gpu: 31, gpu_instance: 14, compute_instance: 6, digest: (1 << DIGEST_BITS) - 1 };
         assert_eq!(Device::mig(place).named(), Some(Named::Mig(place)));
         assert_eq!(GpuInstance::at(place).place(), Some(place));
         assert_eq!(ComputeInstance::at(place).place(), Some(place));

@@ -27,11 +27,7 @@ impl Sizes {
         let reserved = total / 100 / MIB * MIB;
         let processes = gpu.unusual().map_or(&[][..], |state| &state.processes);
         let used: u64 = processes.iter().map(|process| process.memory_mib * MIB).sum();
-        Self {
-            total,
-            reserved,
-            used: used.min(total - reserved),
-        }
+        Self { total, reserved, used: used.min(total - reserved) }
     }
 }
 
@@ -49,11 +45,7 @@ impl Sizes {
         let all = Subject::Gpu(mig.gpu).processes();
         let here = all.filter(|process| process.gpu_instance == Some(mig.instance.id));
         let used: u64 = here.map(|process| process.memory_mib * MIB).sum();
-        Self {
-            total,
-            reserved: 0,
-            used: used.min(total),
-        }
+        Self { total, reserved: 0, used: used.min(total) }
     }
 }
 
@@ -95,10 +87,7 @@ impl Target<'_> {
         if self.facts.compute_capability >= (8, 0) {
             return Err(Status::NOT_SUPPORTED);
         }
-        Ok(self
-            .unusual()
-            .map(|state| state.retired.clone())
-            .unwrap_or_default())
+        Ok(self.unusual().map(|state| state.retired.clone()).unwrap_or_default())
     }
 }
 

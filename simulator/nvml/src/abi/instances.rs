@@ -73,9 +73,7 @@ fn by_number(gpu: Target<'_>, number: c_uint) -> Result<&Profile, Status> {
     if number >= sys::NVML_GPU_INSTANCE_PROFILE_COUNT {
         return Err(Status::INVALID_ARGUMENT);
     }
-    profiles(gpu)?
-        .profile_by_nvml(number)
-        .ok_or(Status::NOT_SUPPORTED)
+    profiles(gpu)?.profile_by_nvml(number).ok_or(Status::NOT_SUPPORTED)
 }
 
 fn multiprocessors(gpu: Target<'_>, profile: &Profile) -> Result<c_uint, Status> {

@@ -19,12 +19,7 @@ impl MigTarget<'_> {
         let facts = self.gpu.facts;
         let of_product = || {
             let profiles = facts.profiles.as_ref()?;
-            facts::attributes(
-                profiles,
-                &facts.product,
-                &self.instance.profile,
-                &self.compute.profile,
-            )
+            facts::attributes(profiles, &facts.product, &self.instance.profile, &self.compute.profile)
         };
         self.compute.attributes.or_else(of_product).unwrap_or_default()
     }
@@ -32,11 +27,7 @@ impl MigTarget<'_> {
 
 /// The mode as NVML counts it.
 fn mode(enabled: bool) -> c_uint {
-    if enabled {
-        sys::NVML_DEVICE_MIG_ENABLE
-    } else {
-        sys::NVML_DEVICE_MIG_DISABLE
-    }
+    if enabled { sys::NVML_DEVICE_MIG_ENABLE } else { sys::NVML_DEVICE_MIG_DISABLE }
 }
 
 fn attributes(call: &Call, device: Device, out: Out<sys::nvmlDeviceAttributes_t>) -> Result<(), Status> {

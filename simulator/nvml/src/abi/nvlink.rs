@@ -30,11 +30,7 @@ pub(super) fn link_of(gpu: Target<'_>, number: c_uint) -> Result<Link<'_>, Statu
         return Err(Status::NOT_SUPPORTED);
     }
     let number = u8::try_from(number).map_err(|_| Status::INVALID_ARGUMENT)?;
-    if number < gpu.facts.nvlink_count {
-        Ok(Link { gpu, number })
-    } else {
-        Err(Status::INVALID_ARGUMENT)
-    }
+    if number < gpu.facts.nvlink_count { Ok(Link { gpu, number }) } else { Err(Status::INVALID_ARGUMENT) }
 }
 
 impl Link<'_> {
@@ -45,18 +41,12 @@ impl Link<'_> {
     /// The far end of a link that is up.
     fn remote(self, call: &Call) -> Result<Remote, Status> {
         let joined = self.gpu.facts.links.get(usize::from(self.number));
-        joined
-            .copied()
-            .filter(|_| self.is_up(call))
-            .ok_or(Status::NOT_SUPPORTED)
+        joined.copied().filter(|_| self.is_up(call)).ok_or(Status::NOT_SUPPORTED)
     }
 
     pub(super) fn errors(self) -> u64 {
         let counts = self.gpu.unusual().map(|state| &state.link_errors);
-        counts
-            .and_then(|counts| counts.get(&self.number))
-            .copied()
-            .unwrap_or(0)
+        counts.and_then(|counts| counts.get(&self.number)).copied().unwrap_or(0)
     }
 }
 
@@ -88,10 +78,7 @@ fn version_number(generation: u8, product_capability: (u8, u8)) -> sys::nvmlNvli
 }
 
 pub(super) fn version_of(gpu: Target<'_>) -> c_uint {
-    version_number(
-        gpu.facts.nvlink_version.unwrap_or(0),
-        gpu.facts.compute_capability,
-    )
+    version_number(gpu.facts.nvlink_version.unwrap_or(0), gpu.facts.compute_capability)
 }
 
 nvml! {

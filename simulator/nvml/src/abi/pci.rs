@@ -25,10 +25,7 @@ pub struct PciInfoOld {
 
 fn ids(device: u16) -> (c_uint, c_uint) {
     let vendor = c_uint::from(NVIDIA);
-    (
-        c_uint::from(device) << 16 | vendor,
-        c_uint::from(device ^ 0x0b00) << 16 | vendor,
-    )
+    (c_uint::from(device) << 16 | vendor, c_uint::from(device ^ 0x0b00) << 16 | vendor)
 }
 
 /// NVML's description of the PCI device `device_id` at `address`.

@@ -44,13 +44,7 @@ pub unsafe extern "C" fn nvmlInitWithFlags(_flags: c_uint) -> nvmlReturn_t {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvmlShutdown() -> nvmlReturn_t {
     const SLOT: usize = slot("nvmlShutdown");
-    run_outside(SLOT, |library, _| {
-        if library.stop() {
-            Ok(())
-        } else {
-            Err(Status::UNINITIALIZED)
-        }
-    })
+    run_outside(SLOT, |library, _| if library.stop() { Ok(()) } else { Err(Status::UNINITIALIZED) })
 }
 
 #[unsafe(no_mangle)]

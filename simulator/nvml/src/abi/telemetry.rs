@@ -18,9 +18,7 @@ const NO_INSTANCE: c_uint = c_uint::MAX;
 
 impl Target<'_> {
     pub(super) fn celsius(self) -> u32 {
-        self.unusual()
-            .and_then(|state| state.temperature)
-            .unwrap_or(IDLE_CELSIUS)
+        self.unusual().and_then(|state| state.temperature).unwrap_or(IDLE_CELSIUS)
     }
 
     fn utilization(self) -> u32 {
@@ -63,10 +61,9 @@ fn process_entries(subject: Subject<'_>) -> Vec<sys::nvmlProcessInfo_v2_t> {
 }
 
 fn without_instances(entries: &[sys::nvmlProcessInfo_v2_t]) -> Vec<sys::nvmlProcessInfo_v1_t> {
-    let entries = entries.iter().map(|entry| sys::nvmlProcessInfo_v1_t {
-        pid: entry.pid,
-        usedGpuMemory: entry.usedGpuMemory,
-    });
+    let entries = entries
+        .iter()
+        .map(|entry| sys::nvmlProcessInfo_v1_t { pid: entry.pid, usedGpuMemory: entry.usedGpuMemory });
     entries.collect()
 }
 

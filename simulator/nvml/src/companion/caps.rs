@@ -47,10 +47,7 @@ pub(super) fn write(files: &mut Files) -> Result<(), CompanionError> {
     }
     files.file("proc/driver/nvidia-caps/mig-minors", &minors)?;
     for (name, number) in [("config", CONFIG), ("monitor", MONITOR)] {
-        files.file(
-            format!("proc/driver/nvidia/capabilities/mig/{name}"),
-            &access(number),
-        )?;
+        files.file(format!("proc/driver/nvidia/capabilities/mig/{name}"), &access(number))?;
         files.device(format!("dev/nvidia-caps/nvidia-cap{number}"), CAPS, number)?;
     }
     files.file("proc/driver/nvidia/capabilities/fabric-imex-mgmt", &access(0))?;

@@ -47,13 +47,7 @@ impl Files {
     }
 
     fn on(root: &Path, list: &'static str) -> Self {
-        Self {
-            root: root.to_owned(),
-            list,
-            made: Vec::new(),
-            folders: BTreeSet::new(),
-            device_nodes: true,
-        }
+        Self { root: root.to_owned(), list, made: Vec::new(), folders: BTreeSet::new(), device_nodes: true }
     }
 
     /// Takes away what an earlier laying down of the changing entries made and this one did not, and writes the list.
@@ -62,10 +56,7 @@ impl Files {
         let earlier = read_list(&list_path)?.unwrap_or_default();
         let mut kept: BTreeSet<PathBuf> = self.made.iter().cloned().collect();
         kept.extend(self.folders.iter().cloned());
-        take_away(
-            &self.root,
-            earlier.iter().filter(|path| !kept.contains(*path)).rev(),
-        )?;
+        take_away(&self.root, earlier.iter().filter(|path| !kept.contains(*path)).rev())?;
         // A folder that was there already is ours only if an earlier list says so.
         let ours = earlier.into_iter().filter(|path| self.folders.contains(path));
         let made = std::mem::take(&mut self.made);
@@ -184,11 +175,7 @@ fn read_list(path: &Path) -> Result<Option<Vec<PathBuf>>, CompanionError> {
         Err(source) => return Err(failed("read", path, source)),
     };
     let lines = list.split(|byte| *byte == b'\n').filter(|line| !line.is_empty());
-    Ok(Some(
-        lines
-            .map(|line| PathBuf::from(std::ffi::OsStr::from_bytes(line)))
-            .collect(),
-    ))
+    Ok(Some(lines.map(|line| PathBuf::from(std::ffi::OsStr::from_bytes(line))).collect()))
 }
 
 /// Removes paths below `root`, in the order given.
@@ -204,10 +191,7 @@ fn take_away<'a>(root: &Path, paths: impl Iterator<Item = &'a PathBuf>) -> Resul
             Ok(()) => {}
             // Already removed, or another program keeps something in this folder.
             Err(error)
-                if matches!(
-                    error.kind(),
-                    io::ErrorKind::NotFound | io::ErrorKind::DirectoryNotEmpty
-                ) => {}
+                if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::DirectoryNotEmpty) => {}
             Err(source) => return Err(failed("remove", &full, source)),
         }
     }
@@ -223,17 +207,9 @@ fn make_node(path: &Path, major: u32, minor: u32) -> io::Result<()> {
     let text = CString::new(path.as_os_str().as_bytes())?;
     // SAFETY: `text` is a C string that lives through the call.
     let result = unsafe { libc::mknod(text.as_ptr(), libc::S_IFCHR | 0o666, libc::makedev(major, minor)) };
-    if result == 0 {
-        Ok(())
-    } else {
-        Err(io::Error::last_os_error())
-    }
+    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
 fn failed(action: &'static str, path: &Path, source: io::Error) -> CompanionError {
-    CompanionError {
-        action,
-        path: path.to_owned(),
-        source,
-    }
+    CompanionError { action, path: path.to_owned(), source }
 }

@@ -57,10 +57,7 @@ pub(super) fn write(files: &mut Files, facts: &Facts) -> Result<(), CompanionErr
             minor = gpu.minor,
             driver = facts.driver,
         );
-        files.file(
-            format!("proc/driver/nvidia/gpus/{}/information", gpu.address),
-            &content,
-        )?;
+        files.file(format!("proc/driver/nvidia/gpus/{}/information", gpu.address), &content)?;
     }
     let mut devices =
         format!("Character devices:\n  1 mem\n{NVIDIA} nvidia\n{NVIDIA} nvidiactl\n{UVM} nvidia-uvm\n");

@@ -23,11 +23,7 @@ const CLASS_INFINIBAND: u32 = 0x02_07_00;
 
 pub(super) fn write(files: &mut Files, facts: &Facts, tree: &Tree) -> Result<(), CompanionError> {
     let cpus = cpus_by_node(facts);
-    let mut sysfs = Sysfs {
-        files,
-        cpus: &cpus,
-        bridges: BTreeSet::new(),
-    };
+    let mut sysfs = Sysfs { files, cpus: &cpus, bridges: BTreeSet::new() };
     let (gpus, others) = tree.endpoints.split_at(facts.gpus.len());
     let (nics, switches) = others.split_at(facts.nics.len());
     for (gpu, endpoint) in facts.gpus.iter().zip(gpus) {
@@ -61,13 +57,7 @@ impl Sysfs<'_> {
 
     fn nic(&mut self, position: usize, nic: &NicFacts, endpoint: &Endpoint) -> Result<(), CompanionError> {
         let folder = self.device(endpoint, MELLANOX, CLASS_INFINIBAND, "mlx5_core")?;
-        self.link_speed(
-            &folder,
-            PcieLink {
-                generation: 4,
-                width: 16,
-            },
-        )?;
+        self.link_speed(&folder, PcieLink { generation: 4, width: 16 })?;
         let rdma = folder.join("infiniband").join(&nic.device);
         self.files.line(
             rdma.join("node_guid"),
@@ -147,10 +137,7 @@ impl Sysfs<'_> {
         numa: Option<u32>,
         driver: &str,
     ) -> Result<(), CompanionError> {
-        let cpus = numa
-            .and_then(|node| self.cpus.get(&node))
-            .map(ranges)
-            .unwrap_or_default();
+        let cpus = numa.and_then(|node| self.cpus.get(&node)).map(ranges).unwrap_or_default();
         let files = &mut *self.files;
         files.line(folder.join("subsystem_vendor"), format_args!("0x{vendor:04x}"))?;
         files.line(folder.join("subsystem_device"), format_args!("0x{device:04x}"))?;
@@ -205,8 +192,7 @@ impl Sysfs<'_> {
             let cpus = self.cpus.get(node).map(ranges).unwrap_or_default();
             self.files.line(folder.join("cpulist"), cpus)?;
             let distances = nodes.iter().map(|other| if other == node { "10" } else { "21" });
-            self.files
-                .line(folder.join("distance"), distances.collect::<Vec<_>>().join(" "))?;
+            self.files.line(folder.join("distance"), distances.collect::<Vec<_>>().join(" "))?;
         }
         let cpus: BTreeSet<u32> = self.cpus.values().flatten().copied().collect();
         self.files.line(system.join("cpu/online"), ranges(&cpus))?;
@@ -234,13 +220,9 @@ fn ranges(numbers: &BTreeSet<u32>) -> String {
             _ => runs.push((number, number)),
         }
     }
-    let written = runs.into_iter().map(|(first, last)| {
-        if first == last {
-            first.to_string()
-        } else {
-            format!("{first}-{last}")
-        }
-    });
+    let written = runs
+        .into_iter()
+        .map(|(first, last)| if first == last { first.to_string() } else { format!("{first}-{last}") });
     written.collect::<Vec<_>>().join(",")
 }
 

@@ -32,25 +32,17 @@ fn facts(gpus: u8, numa: &[Option<u32>], class: impl FnMut(usize, usize) -> Path
 
 /// Two GPUs on a switch, a third behind another switch of the same port, a NIC on the other socket.
 fn small() -> Facts {
-    facts(3, &[Some(0), Some(0), Some(0), Some(1)], |row, column| {
-        match (row, column) {
-            (1, 0) => PathClass::Pix,
-            (2, _) => PathClass::Pxb,
-            _ => PathClass::Sys,
-        }
+    facts(3, &[Some(0), Some(0), Some(0), Some(1)], |row, column| match (row, column) {
+        (1, 0) => PathClass::Pix,
+        (2, _) => PathClass::Pxb,
+        _ => PathClass::Sys,
     })
 }
 
 /// A place in the hierarchy: NUMA node, host bridge, root port, switch. Pairs of places give classes that are ultrametric.
 fn class_of_places(a: [u8; 4], b: [u8; 4]) -> PathClass {
     let shared = a.iter().zip(b).take_while(|(a, b)| **a == *b).count();
-    [
-        PathClass::Sys,
-        PathClass::Node,
-        PathClass::Phb,
-        PathClass::Pxb,
-        PathClass::Pix,
-    ][shared]
+    [PathClass::Sys, PathClass::Node, PathClass::Phb, PathClass::Pxb, PathClass::Pix][shared]
 }
 
 proptest! {
@@ -100,23 +92,20 @@ fn bridges_take_addresses_that_no_device_has() {
     names.sort_unstable();
     let before = names.len();
     names.dedup();
-    assert_eq!(
-        names.len(),
-        before,
-        "one address stands at two places of the tree"
-    );
+    assert_eq!(names.len(), before, "one address stands at two places of the tree");
 }
 
 #[test]
 fn contradicting_class_is_named_and_the_rest_fits() {
     // 0 and 1 on one switch, 1 and 2 on one switch, yet 0 and 2 far apart.
-    let facts = facts(3, &[Some(0); 3], |row, column| {
-        if (row, column) == (2, 0) {
-            PathClass::Node
-        } else {
-            PathClass::Pix
-        }
-    });
+    let facts =
+        facts(
+            3,
+            &[Some(0); 3],
+            |row, column| {
+                if (row, column) == (2, 0) { PathClass::Node } else { PathClass::Pix }
+            },
+        );
     let misfits = Tree::of(&facts).misfits;
     assert_eq!(misfits.len(), 1);
     assert_eq!(
@@ -135,21 +124,11 @@ fn a_client_finds_each_device_through_the_bus_and_back() {
         assert_eq!(fs::read_to_string(device.join("vendor")).unwrap(), "0x10de\n");
         assert_eq!(fs::read_to_string(device.join("numa_node")).unwrap(), "0\n");
         assert_eq!(fs::read_to_string(device.join("local_cpulist")).unwrap(), "0-7\n");
-        assert_eq!(
-            fs::read_to_string(device.join("current_link_speed")).unwrap(),
-            "16.0 GT/s PCIe\n"
-        );
+        assert_eq!(fs::read_to_string(device.join("current_link_speed")).unwrap(), "16.0 GT/s PCIe\n");
         let real = fs::canonicalize(&device).unwrap();
         assert!(real.starts_with(fs::canonicalize(layout.sys.join("devices")).unwrap()));
-        assert!(
-            fs::canonicalize(device.join("driver"))
-                .unwrap()
-                .ends_with("bus/pci/drivers/nvidia")
-        );
-        let information = layout
-            .proc
-            .join("driver/nvidia/gpus")
-            .join(gpu.address.to_string());
+        assert!(fs::canonicalize(device.join("driver")).unwrap().ends_with("bus/pci/drivers/nvidia"));
+        let information = layout.proc.join("driver/nvidia/gpus").join(gpu.address.to_string());
         let information = fs::read_to_string(information.join("information")).unwrap();
         assert!(information.contains(&gpu.uuid) && information.contains("Device Minor: \t "));
     }
@@ -160,14 +139,8 @@ fn a_client_finds_each_device_through_the_bus_and_back() {
         fs::canonicalize(layout.sys.join("bus/pci/devices").join(nic.address.to_string())).unwrap()
     );
     assert_eq!(fs::read_to_string(rdma.join("device/numa_node")).unwrap(), "1\n");
-    assert_eq!(
-        fs::read_to_string(layout.sys.join("devices/system/node/online")).unwrap(),
-        "0-1\n"
-    );
-    assert_eq!(
-        fs::read_to_string(layout.sys.join("devices/system/node/node0/cpulist")).unwrap(),
-        "0-7\n"
-    );
+    assert_eq!(fs::read_to_string(layout.sys.join("devices/system/node/online")).unwrap(), "0-1\n");
+    assert_eq!(fs::read_to_string(layout.sys.join("devices/system/node/node0/cpulist")).unwrap(), "0-7\n");
 }
 
 #[test]
@@ -210,11 +183,7 @@ fn a_list_that_leads_out_of_the_root_removes_nothing_there() {
     fs::write(&victim, "kept").unwrap();
     let root = outer.path().join("root");
     fs::create_dir(&root).unwrap();
-    fs::write(
-        root.join(".gantry-companion"),
-        format!("../victim\n{}\n", victim.display()),
-    )
-    .unwrap();
+    fs::write(root.join(".gantry-companion"), format!("../victim\n{}\n", victim.display())).unwrap();
     remove(&root).unwrap();
     assert_eq!(fs::read_to_string(victim).unwrap(), "kept");
 }

@@ -91,12 +91,7 @@ fn misfits(facts: &Facts, endpoints: &[Endpoint]) -> Vec<Misfit> {
                 _ => continue,
             };
             if given != shown {
-                misfits.push(Misfit {
-                    first,
-                    second,
-                    given,
-                    shown,
-                });
+                misfits.push(Misfit { first, second, given, shown });
             }
         }
     }
@@ -105,11 +100,7 @@ fn misfits(facts: &Facts, endpoints: &[Endpoint]) -> Vec<Misfit> {
 
 /// A class under its present name.
 fn modern(class: PathClass) -> PathClass {
-    if class.crosses_sockets() {
-        PathClass::Sys
-    } else {
-        class
-    }
+    if class.crosses_sockets() { PathClass::Sys } else { class }
 }
 
 struct Builder<'a> {
@@ -122,24 +113,14 @@ impl<'a> Builder<'a> {
     fn new(facts: &'a Facts) -> Self {
         let gpus = facts.gpus.iter().map(|gpu| (gpu.address, gpu.numa));
         let nics = facts.nics.iter().map(|nic| (nic.address, nic.numa));
-        let endpoints: Vec<Endpoint> = gpus
-            .chain(nics)
-            .map(|(address, numa)| Endpoint {
-                address,
-                numa,
-                path: Vec::new(),
-            })
-            .collect();
+        let endpoints: Vec<Endpoint> =
+            gpus.chain(nics).map(|(address, numa)| Endpoint { address, numa, path: Vec::new() }).collect();
         let buses = endpoints.iter().map(|endpoint| endpoint.address);
         let taken = buses
             .chain(facts.switches.iter().copied())
             .map(|address| (address.domain, address.bus))
             .collect();
-        Self {
-            facts,
-            endpoints,
-            taken,
-        }
+        Self { facts, endpoints, taken }
     }
 
     /// The members of each group of `members` that are joined by pairs no further apart than `class`.
@@ -147,9 +128,7 @@ impl<'a> Builder<'a> {
         let mut groups: Vec<Vec<usize>> = Vec::new();
         for &member in members {
             let near = |group: &Vec<usize>| {
-                group
-                    .iter()
-                    .any(|other| modern(self.facts.machine().paths().get(member, *other)) <= class)
+                group.iter().any(|other| modern(self.facts.machine().paths().get(member, *other)) <= class)
             };
             let (joined, mut apart): (Vec<_>, Vec<_>) = groups.into_iter().partition(near);
             let mut group: Vec<usize> = joined.into_iter().flatten().chain([member]).collect();
@@ -174,11 +153,7 @@ impl<'a> Builder<'a> {
 
     /// Gives each NUMA group a node number where no device of it has one: unheard-of ones, so that groups differ.
     fn settle_numa(&mut self, groups: &[Vec<usize>]) {
-        let mut known: BTreeSet<u32> = self
-            .endpoints
-            .iter()
-            .filter_map(|endpoint| endpoint.numa)
-            .collect();
+        let mut known: BTreeSet<u32> = self.endpoints.iter().filter_map(|endpoint| endpoint.numa).collect();
         for group in groups {
             let of_group = group
                 .iter()

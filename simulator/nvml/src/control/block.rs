@@ -41,12 +41,7 @@ impl Block {
     /// Maps the file at `path`. The file is created if it is missing or was left by another build of the library.
     pub(crate) fn open(path: &Path) -> io::Result<Self> {
         loop {
-            let file = OpenOptions::new()
-                .read(true)
-                .write(true)
-                .create(true)
-                .truncate(false)
-                .open(path)?;
+            let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path)?;
             let lock = Lock::take(&file)?;
             let size = size_of::<Shared>() as u64;
             if file.metadata()?.len() == 0 {
@@ -55,16 +50,10 @@ impl Block {
             let ours = file.metadata()?.len() == size && same_file(&file, path)?;
             if ours {
                 drop(lock);
-                let block = Self {
-                    shared: map(Some(&file))?,
-                    file: Some(file),
-                };
+                let block = Self { shared: map(Some(&file))?, file: Some(file) };
                 let names = names_of_this_build();
                 let found =
-                    block
-                        .shared()
-                        .names
-                        .compare_exchange(0, names, Ordering::AcqRel, Ordering::Acquire);
+                    block.shared().names.compare_exchange(0, names, Ordering::AcqRel, Ordering::Acquire);
                 if found.is_ok() || found == Err(names) {
                     return Ok(block);
                 }
@@ -78,10 +67,7 @@ impl Block {
 
     /// Private memory, for a library in a folder that cannot be written.
     pub(crate) fn private() -> io::Result<Self> {
-        Ok(Self {
-            shared: map(None)?,
-            file: None,
-        })
+        Ok(Self { shared: map(None)?, file: None })
     }
 
     /// How often the control state has changed.
@@ -94,12 +80,7 @@ impl Block {
         self.shared().changes.fetch_add(1, Ordering::AcqRel);
         // SAFETY: the word lives as long as `self`; FUTEX_WAKE reads no other argument.
         unsafe {
-            libc::syscall(
-                libc::SYS_futex,
-                self.shared().changes.as_ptr(),
-                libc::FUTEX_WAKE,
-                i32::MAX,
-            );
+            libc::syscall(libc::SYS_futex, self.shared().changes.as_ptr(), libc::FUTEX_WAKE, i32::MAX);
         }
     }
 
@@ -123,10 +104,7 @@ impl Block {
 
     /// Counts a call; returns how many came before it.
     pub(crate) fn count_call(&self, slot: usize) -> u64 {
-        self.shared()
-            .calls
-            .get(slot)
-            .map_or(0, |calls| calls.fetch_add(1, Ordering::Relaxed))
+        self.shared().calls.get(slot).map_or(0, |calls| calls.fetch_add(1, Ordering::Relaxed))
     }
 
     /// How often each function has been called, by slot.

@@ -27,10 +27,7 @@ impl Controller {
     pub fn attach(folder: &Path) -> Result<Self, ControlError> {
         let path = folder.join(BLOCK_FILE);
         let block = Block::open(&path).map_err(|source| ControlError::Open { path, source })?;
-        Ok(Self {
-            folder: folder.to_owned(),
-            block,
-        })
+        Ok(Self { folder: folder.to_owned(), block })
     }
 
     /// The state as it stands.
@@ -58,15 +55,10 @@ impl Controller {
     /// When there is no such GPU, it cannot be cut so, and as [`Controller::update`].
     pub fn change_mig(&self, gpu: u8, change: &MigChange) -> Result<(), ControlError> {
         let machine = self.machine();
-        let facts = Facts::read(&machine).map_err(|error| ControlError::Parse {
-            path: machine.clone(),
-            problem: error.to_string(),
-        })?;
+        let facts = Facts::read(&machine)
+            .map_err(|error| ControlError::Parse { path: machine.clone(), problem: error.to_string() })?;
         let gpus = facts.gpus.len();
-        let known = facts
-            .gpus
-            .get(usize::from(gpu))
-            .ok_or(ControlError::NoSuchGpu { gpu, gpus })?;
+        let known = facts.gpus.get(usize::from(gpu)).ok_or(ControlError::NoSuchGpu { gpu, gpus })?;
         update(&machine, &self.block, |state| {
             let changed = state.change_mig(known, change);
             changed.map_err(|source| ControlError::Mig { gpu, source })?;
@@ -303,9 +295,7 @@ impl Controller {
     fn made(&self, name: &str) -> Result<u64, ControlError> {
         slot(name)
             .and_then(|slot| self.block.calls().get(slot).copied())
-            .ok_or_else(|| ControlError::NoSuchFunction {
-                name: name.to_owned(),
-            })
+            .ok_or_else(|| ControlError::NoSuchFunction { name: name.to_owned() })
     }
 }
 

@@ -82,9 +82,5 @@ fn nearest(name: &str) -> String {
         .filter(|known| known.eq_ignore_ascii_case(name) || (stem.len() > 8 && known.starts_with(stem)))
         .take(3)
         .collect();
-    if alike.is_empty() {
-        String::new()
-    } else {
-        format!("; near it are {}", alike.join(", "))
-    }
+    if alike.is_empty() { String::new() } else { format!("; near it are {}", alike.join(", ")) }
 }

@@ -89,10 +89,7 @@ pub struct Applied {
 /// # Errors
 /// Why the change cannot be made.
 pub fn apply(gpu: &GpuFacts, now: Option<&Mig>, change: &MigChange) -> Result<Applied, MigRefusal> {
-    let profiles = gpu
-        .profiles
-        .as_ref()
-        .ok_or_else(|| MigRefusal::NotSupported(gpu.model.clone()))?;
+    let profiles = gpu.profiles.as_ref().ok_or_else(|| MigRefusal::NotSupported(gpu.model.clone()))?;
     let mut mig = now.cloned().unwrap_or_default();
     let alone = |mig| Ok(Applied { mig, made: None });
     match change {
@@ -113,10 +110,7 @@ pub fn apply(gpu: &GpuFacts, now: Option<&Mig>, change: &MigChange) -> Result<Ap
     match change {
         MigChange::CreateGpu { profile, start } => {
             let id = create_gpu(profiles, &mut mig, *profile, *start)?;
-            Ok(Applied {
-                mig,
-                made: Some((id, None)),
-            })
+            Ok(Applied { mig, made: Some((id, None)) })
         }
         MigChange::DestroyGpu { id } => {
             if !instance(&mut mig, *id)?.compute.is_empty() {
@@ -125,17 +119,10 @@ pub fn apply(gpu: &GpuFacts, now: Option<&Mig>, change: &MigChange) -> Result<Ap
             mig.instances.retain(|instance| instance.id != *id);
             alone(mig)
         }
-        MigChange::CreateCompute {
-            gpu_instance,
-            slices,
-            start,
-        } => {
+        MigChange::CreateCompute { gpu_instance, slices, start } => {
             let instance = instance(&mut mig, *gpu_instance)?;
             let id = create_compute(gpu, profiles, instance, *slices, *start)?;
-            Ok(Applied {
-                mig,
-                made: Some((*gpu_instance, Some(id))),
-            })
+            Ok(Applied { mig, made: Some((*gpu_instance, Some(id))) })
         }
         MigChange::DestroyCompute { gpu_instance, id } => {
             let instance = instance(&mut mig, *gpu_instance)?;
@@ -156,15 +143,11 @@ pub fn apply(gpu: &GpuFacts, now: Option<&Mig>, change: &MigChange) -> Result<Ap
 /// the lowest start that leaves room for the rest.
 pub(crate) fn laid_out(profile: &Profile, instance: &GpuInstance) -> Vec<(u32, u8, u8)> {
     let compute = instance.compute.iter();
-    let slices: Vec<u8> = compute
-        .map(|compute| slices_of(profile, &compute.profile))
-        .collect();
+    let slices: Vec<u8> = compute.map(|compute| slices_of(profile, &compute.profile)).collect();
     let starts = side_by_side(profile.compute, 0, &slices).unwrap_or_default();
     let ids = instance.compute.iter().map(|compute| compute.id);
     let places = starts.into_iter().zip(slices);
-    ids.zip(places)
-        .map(|(id, (start, slices))| (id, start, slices))
-        .collect()
+    ids.zip(places).map(|(id, (start, slices))| (id, start, slices)).collect()
 }
 
 /// Compute slices of a compute instance by the name of its device.
@@ -175,9 +158,7 @@ pub(crate) fn slices_of(profile: &Profile, device: &str) -> u8 {
 /// How many more compute instances of `slices` an instance has room for.
 pub(crate) fn compute_room(profile: &Profile, instance: &GpuInstance, slices: u8) -> usize {
     let compute = instance.compute.iter();
-    let mut all: Vec<u8> = compute
-        .map(|compute| slices_of(profile, &compute.profile))
-        .collect();
+    let mut all: Vec<u8> = compute.map(|compute| slices_of(profile, &compute.profile)).collect();
     let fits = std::iter::from_fn(|| {
         all.push(slices);
         side_by_side(profile.compute, 0, &all)
@@ -231,8 +212,7 @@ fn create_gpu(profiles: &Profiles, mig: &mut Mig, id: u32, start: Option<u8>) ->
         size: profile.size,
         compute: Vec::new(),
     });
-    mig.instances
-        .sort_by_key(|instance| (instance.start, instance.id));
+    mig.instances.sort_by_key(|instance| (instance.start, instance.id));
     Ok(id)
 }
 
@@ -259,23 +239,14 @@ fn create_compute(
             profile.name
         )));
     }
-    let no_room = || {
-        MigRefusal::NoRoom(format!(
-            "{} has no {slices} compute slices left there",
-            profile.name
-        ))
-    };
+    let no_room =
+        || MigRefusal::NoRoom(format!("{} has no {slices} compute slices left there", profile.name));
     if compute_room(profile, instance, slices) == 0 {
         return Err(no_room());
     }
-    let id = (0..)
-        .find(|id| instance.compute.iter().all(|compute| compute.id != *id))
-        .unwrap_or(0);
-    let device = if slices == profile.compute {
-        profile.name.clone()
-    } else {
-        format!("{slices}c.{}", profile.name)
-    };
+    let id = (0..).find(|id| instance.compute.iter().all(|compute| compute.id != *id)).unwrap_or(0);
+    let device =
+        if slices == profile.compute { profile.name.clone() } else { format!("{slices}c.{}", profile.name) };
     let uuid =
         facts::mig_uuid(&gpu.uuid, instance, id).map_err(|error| MigRefusal::Invalid(error.to_string()))?;
     instance.compute.push(ComputeInstance {

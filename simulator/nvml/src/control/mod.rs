@@ -48,9 +48,7 @@ pub(crate) fn read_state(folder: &Path) -> Result<State, ControlError> {
 
 /// Reads a state as it is written here, which every client does at every change, or else as a person wrote it.
 fn parse(text: &str) -> Result<State, String> {
-    serde_json::from_str(text)
-        .or_else(|_| serde_saphyr::from_str(text))
-        .map_err(|error| error.to_string())
+    serde_json::from_str(text).or_else(|_| serde_saphyr::from_str(text)).map_err(|error| error.to_string())
 }
 
 /// Changes the state of `machine` as a whole; other processes wait meanwhile. The entries of `/proc` and `/dev` follow
@@ -64,19 +62,12 @@ pub(crate) fn update<T>(
     change: impl FnOnce(&mut State) -> Result<T, ControlError>,
 ) -> Result<T, ControlError> {
     let folder = machine.parent().unwrap_or(Path::new("."));
-    let lock = block.lock().map_err(|source| ControlError::Open {
-        path: folder.join(BLOCK_FILE),
-        source,
-    })?;
+    let lock = block.lock().map_err(|source| ControlError::Open { path: folder.join(BLOCK_FILE), source })?;
     let before = read_state(folder)?;
     let mut state = before.clone();
     let answer = change(&mut state)?;
     write_state(folder, &state)?;
-    let followed = if before.cuts() == state.cuts() {
-        Ok(())
-    } else {
-        follow(machine, &state)
-    };
+    let followed = if before.cuts() == state.cuts() { Ok(()) } else { follow(machine, &state) };
     drop(lock);
     block.announce_change();
     followed.map(|()| answer)
@@ -88,10 +79,8 @@ fn follow(machine: &Path, state: &State) -> Result<(), ControlError> {
     if !companion::is_laid_down(&root) {
         return Ok(());
     }
-    let facts = Facts::read(machine).map_err(|error| ControlError::Parse {
-        path: machine.to_owned(),
-        problem: error.to_string(),
-    })?;
+    let facts = Facts::read(machine)
+        .map_err(|error| ControlError::Parse { path: machine.to_owned(), problem: error.to_string() })?;
     let cuts: Vec<Option<&Mig>> = facts.gpus.iter().map(|gpu| state.cut(gpu)).collect();
     Ok(companion::follow_cuts(&facts, &cuts, &root)?)
 }
@@ -99,10 +88,8 @@ fn follow(machine: &Path, state: &State) -> Result<(), ControlError> {
 fn write_state(folder: &Path, state: &State) -> Result<(), ControlError> {
     let path = folder.join(STATE_FILE);
     // JSON is YAML too, and read many times faster.
-    let text = serde_json::to_string_pretty(state).map_err(|error| ControlError::Parse {
-        path: path.clone(),
-        problem: error.to_string(),
-    })?;
+    let text = serde_json::to_string_pretty(state)
+        .map_err(|error| ControlError::Parse { path: path.clone(), problem: error.to_string() })?;
     let fresh: PathBuf = folder.join(format!("{STATE_FILE}.new"));
     std::fs::write(&fresh, text)
         .and_then(|()| std::fs::rename(&fresh, &path))

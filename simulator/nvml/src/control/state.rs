@@ -39,8 +39,7 @@ impl State {
     /// The cuts that differ from the machine file's, by GPU.
     pub(crate) fn cuts(&self) -> Vec<(u8, &Mig)> {
         let gpus = self.gpus.iter();
-        gpus.filter_map(|(index, gpu)| Some((*index, gpu.mig.as_ref()?)))
-            .collect()
+        gpus.filter_map(|(index, gpu)| Some((*index, gpu.mig.as_ref()?))).collect()
     }
 
     /// Adds an event to those raised.
@@ -69,9 +68,7 @@ impl State {
         let applied = apply(gpu, self.cut(gpu), change)?;
         let changed = self.gpus.entry(index).or_default();
         changed.mig = Some(applied.mig.clone());
-        changed
-            .processes
-            .retain(|process| has_place(process, &applied.mig));
+        changed.processes.retain(|process| has_place(process, &applied.mig));
         self.raise(index, EventKind::MigConfig, 0, None);
         Ok(applied)
     }

@@ -76,10 +76,7 @@ fn a_rule_counts_from_the_calls_made_so_far() {
     }
     controller.fail_call("nvmlDeviceGetUUID", 999, Some(2)).unwrap();
     let rule = controller.state().unwrap().calls["nvmlDeviceGetUUID"].clone();
-    assert_eq!(
-        [4, 5, 6, 7].map(|call| rule.holds_for(call)),
-        [false, true, true, false]
-    );
+    assert_eq!([4, 5, 6, 7].map(|call| rule.holds_for(call)), [false, true, true, false]);
     assert_eq!(controller.calls().of("nvmlDeviceGetUUID"), 5);
     assert_eq!(controller.calls().by_name().len(), 1);
 }
@@ -98,16 +95,9 @@ fn a_mistyped_function_is_refused_with_what_is_near() {
 #[test]
 fn an_edited_state_file_that_is_wrong_says_where() {
     let (folder, controller) = controller();
-    std::fs::write(
-        folder.path().join(STATE_FILE),
-        "driver: {gone: true}\nengine: off\n",
-    )
-    .unwrap();
+    std::fs::write(folder.path().join(STATE_FILE), "driver: {gone: true}\nengine: off\n").unwrap();
     let error = controller.state().unwrap_err().to_string();
-    assert!(
-        error.contains("control.yaml") && error.contains("engine"),
-        "{error}"
-    );
+    assert!(error.contains("control.yaml") && error.contains("engine"), "{error}");
 }
 
 #[test]

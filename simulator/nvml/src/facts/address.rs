@@ -20,19 +20,12 @@ pub struct Address {
 impl Address {
     /// Device 0, function 0 of a bus: where a GPU sits.
     pub fn on_bus(domain: u32, bus: u8) -> Self {
-        Self {
-            domain,
-            bus,
-            device: 0,
-            function: 0,
-        }
+        Self { domain, bus, device: 0, function: 0 }
     }
 
     /// Reads any form that [`PcieAddress`] takes; `None` if it takes none.
     pub fn parse(text: &str) -> Option<Self> {
-        text.parse::<PcieAddress>()
-            .ok()
-            .and_then(|address| Self::of(&address))
+        text.parse::<PcieAddress>().ok().and_then(|address| Self::of(&address))
     }
 
     /// The numbers of a checked address.
@@ -67,11 +60,7 @@ impl Address {
 
 impl fmt::Display for Address {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "{:04x}:{:02x}:{:02x}.{:x}",
-            self.domain, self.bus, self.device, self.function
-        )
+        write!(f, "{:04x}:{:02x}:{:02x}.{:x}", self.domain, self.bus, self.device, self.function)
     }
 }
 

@@ -34,24 +34,15 @@ pub(super) fn ports(machine: &Machine) -> Vec<Vec<Remote>> {
     let switches = switches(machine);
     for (gpu, links) in ports.iter_mut().enumerate() {
         let count = usize::from(machine.switch_links(gpu));
-        links.extend((0..count).map(|link| Remote::Switch {
-            index: link * switches / count,
-        }));
+        links.extend((0..count).map(|link| Remote::Switch { index: link * switches / count }));
     }
     ports
 }
 
 /// How many NVSwitches the machine's GPUs are joined to: 6 on the V100 and A100 boards, 4 on Hopper's, 2 on Blackwell's.
 pub(super) fn switches(machine: &Machine) -> usize {
-    let widest = (0..machine.gpus().len())
-        .map(|gpu| machine.switch_links(gpu))
-        .max()
-        .unwrap_or(0);
-    let version = machine
-        .gpus()
-        .iter()
-        .filter_map(|gpu| gpu.nvlink.and_then(|ports| ports.version))
-        .max();
+    let widest = (0..machine.gpus().len()).map(|gpu| machine.switch_links(gpu)).max().unwrap_or(0);
+    let version = machine.gpus().iter().filter_map(|gpu| gpu.nvlink.and_then(|ports| ports.version)).max();
     match (widest, version) {
         (0, _) => 0,
         (_, Some(5..)) => 2,
@@ -63,10 +54,7 @@ pub(super) fn switches(machine: &Machine) -> usize {
 
 fn next_link(ports: &[Vec<Remote>], gpu: usize) -> u8 {
     // A machine allows far fewer links per GPU than a byte counts.
-    ports
-        .get(gpu)
-        .and_then(|links| u8::try_from(links.len()).ok())
-        .unwrap_or(u8::MAX)
+    ports.get(gpu).and_then(|links| u8::try_from(links.len()).ok()).unwrap_or(u8::MAX)
 }
 
 fn push(ports: &mut [Vec<Remote>], gpu: usize, remote: Remote) {

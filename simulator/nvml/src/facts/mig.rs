@@ -60,11 +60,8 @@ pub fn attributes(
     let mut attributes = profiles.attributes(profile, compute);
     let (board, _) = product.cores;
     if attributes.multiprocessors == 0 {
-        attributes.multiprocessors = if compute == profiles.compute_slices() {
-            board
-        } else {
-            board * u32::from(compute) / 8 / 2 * 2
-        };
+        attributes.multiprocessors =
+            if compute == profiles.compute_slices() { board } else { board * u32::from(compute) / 8 / 2 * 2 };
     }
     attributes.multiprocessors = attributes.multiprocessors.min(board);
     Some(attributes)

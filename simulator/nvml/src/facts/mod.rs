@@ -129,14 +129,9 @@ impl Facts {
     /// # Errors
     /// When the file cannot be read or is wrong.
     pub fn read(path: &Path) -> Result<Self, FactsError> {
-        let text = std::fs::read_to_string(path).map_err(|source| FactsError::Read {
-            path: path.to_owned(),
-            source,
-        })?;
-        let wrong = |problem: String| FactsError::Machine {
-            path: path.to_owned(),
-            problem,
-        };
+        let text = std::fs::read_to_string(path)
+            .map_err(|source| FactsError::Read { path: path.to_owned(), source })?;
+        let wrong = |problem: String| FactsError::Machine { path: path.to_owned(), problem };
         let machine: Machine = serde_saphyr::from_str(&text).map_err(|error| wrong(error.to_string()))?;
         Self::of(&machine).map_err(|error| wrong(error.to_string()))
     }
@@ -168,10 +163,7 @@ impl Facts {
             .map(|(position, nic)| NicFacts {
                 device: nic.device.clone().unwrap_or_else(|| nic.name.clone()),
                 address: given(nic.bus_id.as_ref()).unwrap_or_else(|| free.take()),
-                numa: nic
-                    .numa
-                    .map(u32::from)
-                    .or_else(|| numa_of_near_gpu(machine, &gpus, position)),
+                numa: nic.numa.map(u32::from).or_else(|| numa_of_near_gpu(machine, &gpus, position)),
             })
             .collect();
         let switches = (0..links::switches(machine)).map(|_| free.take()).collect();
@@ -207,13 +199,10 @@ fn complete_gpu(
     let (default_version, default_count) = product.nvlink;
     // A file may join links that the product's sheet does not know of: the file wins.
     let joined = u8::try_from(links.len()).unwrap_or(u8::MAX);
-    let version = given_version
-        .or((default_version > 0).then_some(default_version))
-        .or((joined > 0).then_some(3));
-    let uuid = gpu
-        .uuid
-        .as_ref()
-        .map_or_else(|| uuid_of(machine.name(), index), |uuid| uuid.as_str().to_owned());
+    let version =
+        given_version.or((default_version > 0).then_some(default_version)).or((joined > 0).then_some(3));
+    let uuid =
+        gpu.uuid.as_ref().map_or_else(|| uuid_of(machine.name(), index), |uuid| uuid.as_str().to_owned());
     // By the name that the file gives; a board that is known by its product only is cut like that.
     let named = gpu.model.as_deref();
     let profiles = named
@@ -237,16 +226,9 @@ fn complete_gpu(
         numa_nodes: numbers(gpu.numa.as_ref()),
         memory_numa: gpu.memory_numa,
         cpus: numbers(gpu.cpus.as_ref()),
-        pcie: gpu.pcie.unwrap_or(PcieLink {
-            generation: product.pcie.0,
-            width: product.pcie.1,
-        }),
+        pcie: gpu.pcie.unwrap_or(PcieLink { generation: product.pcie.0, width: product.pcie.1 }),
         nvlink_version: version,
-        nvlink_count: if version.is_some() {
-            joined.max(default_count)
-        } else {
-            0
-        },
+        nvlink_count: if version.is_some() { joined.max(default_count) } else { 0 },
         links,
         fabric: gpu.fabric.clone(),
         product,
@@ -259,21 +241,12 @@ fn complete_gpu(
 fn completed(machine: &Machine, gpus: &[GpuFacts], nics: &[NicFacts]) -> Result<Machine, MachineError> {
     let mut parts = machine.clone().into_parts();
     let refused = |field: String| {
-        move |problem: gantry_topology::machine::IdError| MachineError {
-            field,
-            problem: problem.to_string(),
-        }
+        move |problem: gantry_topology::machine::IdError| MachineError { field, problem: problem.to_string() }
     };
     for (gpu, facts) in parts.gpus.iter_mut().zip(gpus) {
         let field = |name: &str| format!("gpus[{}].{name}", facts.index);
         gpu.uuid = Some(facts.uuid.parse().map_err(refused(field("uuid")))?);
-        gpu.bus_id = Some(
-            facts
-                .address
-                .to_string()
-                .parse()
-                .map_err(refused(field("busId")))?,
-        );
+        gpu.bus_id = Some(facts.address.to_string().parse().map_err(refused(field("busId")))?);
         gpu.model = Some(facts.model.clone());
         gpu.memory_mib = Some(facts.memory_mib);
         gpu.minor = Some(facts.minor);
@@ -307,11 +280,7 @@ impl FreeBuses {
         let gpus = machine.gpus().iter().map(|gpu| gpu.bus_id.as_ref());
         let nics = machine.nics().iter().map(|nic| nic.bus_id.as_ref());
         Self {
-            taken: gpus
-                .chain(nics)
-                .filter_map(given)
-                .map(|address| (address.domain, address.bus))
-                .collect(),
+            taken: gpus.chain(nics).filter_map(given).map(|address| (address.domain, address.bus)).collect(),
             domain: 0,
             bus: Self::FIRST,
         }
@@ -378,12 +347,9 @@ fn uuid_text(text: &str, salt: u64, version: u8) -> String {
 
 /// FNV-1a over the name and the salt, stirred so that neighbouring salts differ in every digit.
 pub(crate) fn fnv(text: &str, salt: u64) -> u64 {
-    let hash = text
-        .bytes()
-        .chain(salt.to_le_bytes())
-        .fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
-            (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
-        });
+    let hash = text.bytes().chain(salt.to_le_bytes()).fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
+    });
     let hash = (hash ^ (hash >> 32)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     hash ^ (hash >> 29)
 }

@@ -78,22 +78,9 @@ mod tests {
     #[test]
     fn no_two_products_share_a_name() {
         for (position, product) in PRODUCTS.iter().enumerate() {
-            assert!(
-                PRODUCTS[..position]
-                    .iter()
-                    .all(|other| other.name != product.name)
-            );
-            assert!(
-                product.memory_mib > 0 && product.device_id > 0,
-                "{}",
-                product.name
-            );
-            assert_eq!(
-                product.nvlink.0 == 0,
-                product.nvlink_mbps == 0,
-                "{}",
-                product.name
-            );
+            assert!(PRODUCTS[..position].iter().all(|other| other.name != product.name));
+            assert!(product.memory_mib > 0 && product.device_id > 0, "{}", product.name);
+            assert_eq!(product.nvlink.0 == 0, product.nvlink_mbps == 0, "{}", product.name);
         }
     }
 }

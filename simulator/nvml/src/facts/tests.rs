@@ -4,18 +4,8 @@ use gantry_topology::{Gpu, MachineParts, Nic, NvLinkBundle, NvLinkPorts, PathMat
 fn parts(gpus: u8, nics: u8) -> MachineParts {
     let devices = usize::from(gpus) + usize::from(nics);
     MachineParts {
-        gpus: (0..gpus)
-            .map(|index| Gpu {
-                index,
-                ..Gpu::default()
-            })
-            .collect(),
-        nics: (0..nics)
-            .map(|index| Nic {
-                name: format!("mlx5_{index}"),
-                ..Nic::default()
-            })
-            .collect(),
+        gpus: (0..gpus).map(|index| Gpu { index, ..Gpu::default() }).collect(),
+        nics: (0..nics).map(|index| Nic { name: format!("mlx5_{index}"), ..Nic::default() }).collect(),
         paths: PathMatrix::from_fn(devices, |_, _| PathClass::Node),
         ..MachineParts::default()
     }
@@ -62,15 +52,10 @@ fn each_direct_link_is_seen_from_both_ends() {
     assert_eq!(facts.gpus[1].links.len(), 3);
     for gpu in &facts.gpus {
         for (link, remote) in gpu.links.iter().enumerate() {
-            let Remote::Gpu { index, link: back } = *remote else {
-                panic!("no switch was given")
-            };
+            let Remote::Gpu { index, link: back } = *remote else { panic!("no switch was given") };
             assert_eq!(
                 facts.gpus[index].links[usize::from(back)],
-                Remote::Gpu {
-                    index: gpu.index,
-                    link: link as u8
-                }
+                Remote::Gpu { index: gpu.index, link: link as u8 }
             );
         }
     }
@@ -80,20 +65,13 @@ fn each_direct_link_is_seen_from_both_ends() {
 fn switch_links_are_dealt_over_all_switches() {
     let mut given = parts(8, 0);
     for gpu in &mut given.gpus {
-        gpu.nvlink = Some(NvLinkPorts {
-            version: Some(3),
-            switch_links: 12,
-            ..NvLinkPorts::default()
-        });
+        gpu.nvlink = Some(NvLinkPorts { version: Some(3), switch_links: 12, ..NvLinkPorts::default() });
     }
     let facts = facts(given);
     assert_eq!(facts.switches.len(), 6);
     for switch in 0..6 {
-        let joined = facts.gpus[0]
-            .links
-            .iter()
-            .filter(|remote| **remote == Remote::Switch { index: switch })
-            .count();
+        let joined =
+            facts.gpus[0].links.iter().filter(|remote| **remote == Remote::Switch { index: switch }).count();
         assert_eq!(joined, 2);
     }
 }

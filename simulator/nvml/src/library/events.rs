@@ -59,13 +59,7 @@ impl Events {
         let mut sets = held(&self.0);
         sets.made += 1;
         let number = sets.made;
-        sets.sets.insert(
-            number,
-            Set {
-                filters: Vec::new(),
-                next: state.next_event,
-            },
-        );
+        sets.sets.insert(number, Set { filters: Vec::new(), next: state.next_event });
         number
     }
 
@@ -140,9 +134,8 @@ impl Library {
             if let Some(outcome) = session.events.next(set, &state) {
                 return outcome;
             }
-            let left = deadline.map_or(timeout, |deadline| {
-                deadline.saturating_duration_since(Instant::now())
-            });
+            let left =
+                deadline.map_or(timeout, |deadline| deadline.saturating_duration_since(Instant::now()));
             if left.is_zero() {
                 return Waited::TimedOut;
             }

@@ -157,10 +157,7 @@ impl Raw {
             gpuInstanceId: 0,
             computeInstanceId: 0,
         };
-        result(
-            call!(self, nvmlEventSetWait_v2(set, &raw mut data, milliseconds)),
-            data,
-        )
+        result(call!(self, nvmlEventSetWait_v2(set, &raw mut data, milliseconds)), data)
     }
 }
 

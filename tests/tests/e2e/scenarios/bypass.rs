@@ -33,23 +33,15 @@ pub(super) async fn pod_with_node_name_avoids_reserved_devices(bed: &Bed) -> Res
     }
     let pinned = ["pinned-0", "pinned-1"];
     for name in pinned {
-        api.create(&PostParams::default(), &pods::pinned(name, 1, node)?)
-            .await?;
+        api.create(&PostParams::default(), &pods::pinned(name, 1, node)?).await?;
     }
     let mut taken = std::collections::BTreeSet::new();
     for name in pinned.into_iter().chain(scheduled) {
         let pod = pods::running(&api, name).await?;
         let seen = pods::seen(bed.cluster(), &pod, "main").await?;
-        ensure!(
-            seen.is_disjoint(&taken),
-            "{name} sees {seen:?}, of which others hold some"
-        );
+        ensure!(seen.is_disjoint(&taken), "{name} sees {seen:?}, of which others hold some");
         if name.starts_with("scheduled") {
-            ensure!(
-                seen == pods::granted(&pod)?,
-                "{name} sees {seen:?}, granted {:?}",
-                pods::granted(&pod)?
-            );
+            ensure!(seen == pods::granted(&pod)?, "{name} sees {seen:?}, granted {:?}", pods::granted(&pod)?);
         }
         taken.extend(seen);
     }

@@ -42,18 +42,11 @@ pub(super) async fn three_hundred_pods_start_and_end(bed: &Bed) -> Result<()> {
         }
         for name in gone.iter().filter(|_| random.random_ratio(1, 3)) {
             let deleted = api.delete(name, &DeleteParams::default()).await;
-            ensure!(
-                deleted.is_ok() || api.get_opt(name).await?.is_none(),
-                "{name} cannot be deleted"
-            );
+            ensure!(deleted.is_ok() || api.get_opt(name).await?.is_none(), "{name} cannot be deleted");
         }
         until("fewer pods at once", ALL_LIMIT, async || {
             let alive = alive(&api).await.map_err(|error| error.to_string())?;
-            if alive < AT_ONCE {
-                Ok(())
-            } else {
-                Err(format!("{alive} are there"))
-            }
+            if alive < AT_ONCE { Ok(()) } else { Err(format!("{alive} are there")) }
         })
         .await?;
     }
@@ -67,20 +60,11 @@ pub(super) async fn three_hundred_pods_start_and_end(bed: &Bed) -> Result<()> {
 
     for pod in api.list(&ListParams::default()).await? {
         let name = pod.metadata.name.as_deref().unwrap_or_default();
-        ensure!(
-            pods::phase(&pod) == "Succeeded",
-            "{name}: {} ({})",
-            pods::phase(&pod),
-            pods::said(&pod)
-        );
+        ensure!(pods::phase(&pod) == "Succeeded", "{name}: {} ({})", pods::phase(&pod), pods::said(&pod));
         ensure!(pods::granted(&pod).is_ok(), "{name} ran without a grant");
     }
     let stays = records::read(bed.cluster())?;
-    ensure!(
-        stays.len() > PODS - gone.len(),
-        "only {} containers wrote what they got",
-        stays.len()
-    );
+    ensure!(stays.len() > PODS - gone.len(), "only {} containers wrote what they got", stays.len());
     records::ensure_no_device_twice(&stays)?;
     deviations_are_accounted_for(bed, &api).await?;
     nothing_is_left(bed).await
@@ -107,21 +91,14 @@ pub(super) async fn deviations_are_accounted_for(bed: &Bed, api: &Api<Pod>) -> R
             continue;
         }
         until(format!("the deviation of {name}"), pods::RUN_LIMIT, async || {
-            let node = published
-                .get(&stay.node)
-                .await
-                .map_err(|error| error.to_string())?;
+            let node = published.get(&stay.node).await.map_err(|error| error.to_string())?;
             let known = node.status.unwrap_or_default().deviations;
             let same = |deviation: &Deviation| {
                 let allocated = deviation.allocated.iter().map(ToString::to_string);
                 allocated.collect::<BTreeSet<_>>() == stay.devices
             };
             let seen = format!("got {:?}, granted {granted:?}, published {known:?}", stay.devices);
-            if known.iter().any(same) {
-                Ok(())
-            } else {
-                Err(format!("{seen}; all that differ: {other:?}"))
-            }
+            if known.iter().any(same) { Ok(()) } else { Err(format!("{seen}; all that differ: {other:?}")) }
         })
         .await?;
     }
@@ -134,24 +111,13 @@ pub(super) async fn nothing_is_left(bed: &Bed) -> Result<()> {
     let gpus = bed.gpus().await?;
     let published: Api<GpuNode> = Api::all(bed.client());
     for node in bed.cluster().nodes() {
-        until(
-            format!("nothing held on {}", node.name()),
-            Duration::from_secs(60),
-            async || {
-                let held = gantry_e2e::podresources::held(node, "nvidia.com/gpu").await;
-                let held = held.map_err(|error| error.to_string())?;
-                let object = published
-                    .get(node.name())
-                    .await
-                    .map_err(|error| error.to_string())?;
-                let holders = object.status.map(|status| status.holders).unwrap_or_default();
-                if held.is_empty() && holders.is_empty() {
-                    Ok(())
-                } else {
-                    Err(format!("{held:?}, {holders:?}"))
-                }
-            },
-        )
+        until(format!("nothing held on {}", node.name()), Duration::from_secs(60), async || {
+            let held = gantry_e2e::podresources::held(node, "nvidia.com/gpu").await;
+            let held = held.map_err(|error| error.to_string())?;
+            let object = published.get(node.name()).await.map_err(|error| error.to_string())?;
+            let holders = object.status.map(|status| status.holders).unwrap_or_default();
+            if held.is_empty() && holders.is_empty() { Ok(()) } else { Err(format!("{held:?}, {holders:?}")) }
+        })
         .await?;
     }
     let api = bed.another_namespace("e2e-left").await?;
@@ -171,8 +137,5 @@ pub(super) async fn nothing_is_left(bed: &Bed) -> Result<()> {
 
 async fn alive(api: &Api<Pod>) -> Result<usize, kube::Error> {
     let all = api.list(&ListParams::default()).await?;
-    Ok(all
-        .iter()
-        .filter(|pod| !matches!(pods::phase(pod), "Succeeded" | "Failed"))
-        .count())
+    Ok(all.iter().filter(|pod| !matches!(pods::phase(pod), "Succeeded" | "Failed")).count())
 }

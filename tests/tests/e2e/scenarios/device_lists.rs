@@ -30,17 +30,10 @@ pub(super) async fn devices_reach_container_by_every_strategy(bed: &Bed) -> Resu
     let api = bed.namespace("e2e-device-lists").await?;
     let node = &cluster.nodes()[2];
     let hardware = Hardware::install_in(node, &gantry::machine_file("l4-4x-pcie"), "device-lists")?;
-    for strategy in [
-        "envvar",
-        "volume-mounts",
-        "cdi-annotations",
-        "cdi-cri",
-        "envvar,cdi-annotations",
-    ] {
+    for strategy in ["envvar", "volume-mounts", "cdi-annotations", "cdi-cri", "envvar,cdi-annotations"] {
         let args = [format!("--device-list-strategy={strategy}")];
         let offers = [("nvidia.com/gpu", 4)];
-        gpus.serve(cluster, node.name(), Some(&hardware), &args, &offers)
-            .await?;
+        gpus.serve(cluster, node.name(), Some(&hardware), &args, &offers).await?;
         let name = strategy.replace(',', "-");
         let pod = run_on(&api, &name, "nvidia.com/gpu", 2, node.name()).await?;
         let held = pods::held(cluster, &pod, "main").await?;
@@ -53,10 +46,7 @@ pub(super) async fn devices_reach_container_by_every_strategy(bed: &Bed) -> Resu
             "volume-mounts" => BTreeSet::from([MOUNTS.to_owned()]),
             _ => held.clone(),
         };
-        ensure!(
-            variable == expected,
-            "{strategy}: the variable says {variable:?}, not {expected:?}"
-        );
+        ensure!(variable == expected, "{strategy}: the variable says {variable:?}, not {expected:?}");
         let mounted = pods::listed(cluster, &pod, MOUNTS).await?;
         let by_mounts = strategy == "volume-mounts";
         ensure!(
@@ -70,8 +60,7 @@ pub(super) async fn devices_reach_container_by_every_strategy(bed: &Bed) -> Resu
             "{strategy}: /dev has {nodes:?}, and what is held is {theirs:?}"
         );
         // Two of these fit at once: this one ends while the plugin restarts.
-        api.delete(&name, &DeleteParams::default().grace_period(1))
-            .await?;
+        api.delete(&name, &DeleteParams::default().grace_period(1)).await?;
     }
     Ok(())
 }
@@ -84,11 +73,7 @@ struct Besides {
 }
 
 const BESIDES: [Besides; 3] = [
-    Besides {
-        flags: &["--device-list-strategy=cdi-cri"],
-        nodes: &[],
-        variables: &[],
-    },
+    Besides { flags: &["--device-list-strategy=cdi-cri"], nodes: &[], variables: &[] },
     Besides {
         flags: &[
             "--device-list-strategy=envvar,cdi-cri",
@@ -97,27 +82,11 @@ const BESIDES: [Besides; 3] = [
             "--gds-enabled=true",
             "--mofed-enabled=true",
         ],
-        nodes: &[
-            "gdrdrv",
-            "infiniband/rdma_cm",
-            "infiniband/uverbs0",
-            CHANNEL,
-            "nvidia-fs0",
-            "nvidia-fs1",
-        ],
-        variables: &[
-            "GDRCOPY=enabled",
-            "GDS=enabled",
-            "IMEX_CHANNELS=0",
-            "MOFED=enabled",
-        ],
+        nodes: &["gdrdrv", "infiniband/rdma_cm", "infiniband/uverbs0", CHANNEL, "nvidia-fs0", "nvidia-fs1"],
+        variables: &["GDRCOPY=enabled", "GDS=enabled", "IMEX_CHANNELS=0", "MOFED=enabled"],
     },
     Besides {
-        flags: &[
-            "--pass-device-specs=true",
-            "--imex-channel-ids=0",
-            "--gds-enabled=true",
-        ],
+        flags: &["--pass-device-specs=true", "--imex-channel-ids=0", "--gds-enabled=true"],
         nodes: &[CHANNEL],
         variables: &["GDS=enabled", "IMEX_CHANNELS=0"],
     },
@@ -136,14 +105,7 @@ pub(super) async fn companion_devices_are_added_on_request(bed: &Bed) -> Result<
     }
     for (number, besides) in BESIDES.iter().enumerate() {
         let args: Vec<String> = besides.flags.iter().map(|flag| (*flag).to_owned()).collect();
-        gpus.serve(
-            cluster,
-            node.name(),
-            Some(&hardware),
-            &args,
-            &[("nvidia.com/gpu", 4)],
-        )
-        .await?;
+        gpus.serve(cluster, node.name(), Some(&hardware), &args, &[("nvidia.com/gpu", 4)]).await?;
         let name = format!("pod-{number}");
         let pod = run_on(&api, &name, "nvidia.com/gpu", 1, node.name()).await?;
         let mut nodes = pods::listed(cluster, &pod, "/dev").await?;
@@ -152,25 +114,15 @@ pub(super) async fn companion_devices_are_added_on_request(bed: &Bed) -> Result<
             let inside = pods::listed(cluster, &pod, &format!("/dev/{folder}")).await?;
             nodes.extend(inside.iter().map(|node| format!("{folder}/{node}")));
         }
-        ensure!(
-            nodes.iter().eq(besides.nodes),
-            "{:?}: /dev has {nodes:?}",
-            besides.flags
-        );
-        let said = cluster
-            .kubectl(&["-n", "e2e-besides", "exec", &name, "--", "env"])
-            .await?;
+        ensure!(nodes.iter().eq(besides.nodes), "{:?}: /dev has {nodes:?}", besides.flags);
+        let said = cluster.kubectl(&["-n", "e2e-besides", "exec", &name, "--", "env"]).await?;
         let mut variables: Vec<&str> = said
             .lines()
             .filter_map(|line| line.strip_prefix("NVIDIA_"))
             .filter(|line| !line.starts_with("VISIBLE_DEVICES="))
             .collect();
         variables.sort_unstable();
-        ensure!(
-            variables == besides.variables,
-            "{:?}: {variables:?}",
-            besides.flags
-        );
+        ensure!(variables == besides.variables, "{:?}: {variables:?}", besides.flags);
     }
     Ok(())
 }
@@ -182,14 +134,7 @@ pub(super) async fn kubelet_uses_uuids_and_containers_indices(bed: &Bed) -> Resu
     let node = &cluster.nodes()[2];
     let hardware = Hardware::install_in(node, &gantry::machine_file("l4-4x-pcie"), "index")?;
     let args = ["--device-id-strategy=index".to_owned()];
-    gpus.serve(
-        cluster,
-        node.name(),
-        Some(&hardware),
-        &args,
-        &[("nvidia.com/gpu", 4)],
-    )
-    .await?;
+    gpus.serve(cluster, node.name(), Some(&hardware), &args, &[("nvidia.com/gpu", 4)]).await?;
     let pod = run_on(&api, "pair", "nvidia.com/gpu", 2, node.name()).await?;
     let held = pods::held(cluster, &pod, "main").await?;
     let indices: BTreeSet<String> = hardware
@@ -200,10 +145,7 @@ pub(super) async fn kubelet_uses_uuids_and_containers_indices(bed: &Bed) -> Resu
         .map(|gpu| gpu.index.to_string())
         .collect();
     let seen = pods::seen(cluster, &pod, "main").await?;
-    ensure!(
-        indices.len() == 2 && seen == indices,
-        "sees {seen:?}, holds {held:?}, which are {indices:?}"
-    );
+    ensure!(indices.len() == 2 && seen == indices, "sees {seen:?}, holds {held:?}, which are {indices:?}");
     Ok(())
 }
 
@@ -239,37 +181,27 @@ pub(super) async fn mig_slices_can_be_shared(bed: &Bed) -> Result<()> {
     let hardware = Hardware::install_in(node, &gantry::machine_file("dgx-a100-mig"), "shared-slices")?;
     let counts = offered(&hardware);
     // Of those that there are several of the fewest: one pod more than there are slices.
-    let several = counts
-        .iter()
-        .filter(|(name, count)| name.contains("mig-") && *count > 1);
+    let several = counts.iter().filter(|(name, count)| name.contains("mig-") && *count > 1);
     let fewest = several.min_by_key(|(_, count)| *count).cloned();
     let (resource, count) = fewest.context("the machine has several slices of a profile")?;
     let config = format!(
         "version: v1\nsharing: {{timeSlicing: {{resources: [{{name: {resource}, replicas: 2}}]}}}}\n"
     );
     let config = write_config(cluster, node.name(), &config)?;
-    let args = [
-        "--mig-strategy=mixed".to_owned(),
-        format!("--config-file={}", config.display()),
-    ];
+    let args = ["--mig-strategy=mixed".to_owned(), format!("--config-file={}", config.display())];
     let offers = [(resource.as_str(), 2 * count)];
-    gpus.serve(cluster, node.name(), Some(&hardware), &args, &offers)
-        .await?;
+    gpus.serve(cluster, node.name(), Some(&hardware), &args, &offers).await?;
     let mut slices = BTreeSet::new();
     for turn in 0..=count {
         let pod = run_on(&api, &format!("part-{turn}"), &resource, 1, node.name()).await?;
         let held = pods::held_of(cluster, &pod, "main", &resource).await?;
         ensure!(
-            held.len() == 1
-                && held
-                    .iter()
-                    .all(|device| device.starts_with("MIG-") && device.contains("::")),
+            held.len() == 1 && held.iter().all(|device| device.starts_with("MIG-") && device.contains("::")),
             "kubelet counts replicas of slices, not {held:?}"
         );
         let seen = pods::seen(cluster, &pod, "main").await?;
         ensure!(
-            seen.iter()
-                .all(|device| device.starts_with("MIG-") && !device.contains("::")),
+            seen.iter().all(|device| device.starts_with("MIG-") && !device.contains("::")),
             "sees {seen:?}"
         );
         slices.extend(seen);
@@ -293,11 +225,7 @@ fn gpu_nodes(mut entries: BTreeSet<String>) -> BTreeSet<String> {
 /// The names in `/dev` of GPUs by their UUIDs.
 fn nodes_of(hardware: &Hardware, uuids: &BTreeSet<String>) -> BTreeSet<String> {
     let gpus = hardware.machine().gpus().iter();
-    gpus.filter(|gpu| {
-        gpu.uuid
-            .as_ref()
-            .is_some_and(|uuid| uuids.contains(uuid.as_str()))
-    })
-    .filter_map(|gpu| Some(format!("nvidia{}", gpu.minor?)))
-    .collect()
+    gpus.filter(|gpu| gpu.uuid.as_ref().is_some_and(|uuid| uuids.contains(uuid.as_str())))
+        .filter_map(|gpu| Some(format!("nvidia{}", gpu.minor?)))
+        .collect()
 }

@@ -34,14 +34,10 @@ pub(super) async fn force_deleted_pod_keeps_devices_until_exit(bed: &Bed) -> Res
     pods::run(&api, &stubborn).await?;
     until("its record", pods::RUN_LIMIT, async || {
         let stays = records::read(bed.cluster()).map_err(|error| error.to_string())?;
-        stays
-            .get("stubborn")
-            .map(|_| ())
-            .ok_or_else(|| "none yet".to_owned())
+        stays.get("stubborn").map(|_| ()).ok_or_else(|| "none yet".to_owned())
     })
     .await?;
-    api.delete("stubborn", &DeleteParams::default().grace_period(0))
-        .await?;
+    api.delete("stubborn", &DeleteParams::default().grace_period(0)).await?;
     let mut next = records::recording(pods::sleeper("next", size)?, 0.5)?;
     if let Some(spec) = next.spec.as_mut() {
         spec.node_selector = Some([("kubernetes.io/hostname".to_owned(), node)].into());
@@ -50,10 +46,7 @@ pub(super) async fn force_deleted_pod_keeps_devices_until_exit(bed: &Bed) -> Res
     let ended = pods::ended(&api, "next").await?;
     ensure!(ended == "Succeeded", "next: {ended}");
     let stays = records::read(bed.cluster())?;
-    ensure!(
-        stays.contains_key("stubborn") && stays.contains_key("next"),
-        "not both wrote what they got"
-    );
+    ensure!(stays.contains_key("stubborn") && stays.contains_key("next"), "not both wrote what they got");
     records::ensure_no_device_twice(&stays)?;
     nothing_is_left(bed).await
 }
@@ -85,19 +78,9 @@ pub(super) async fn kubelet_restarted_under_running_pods(bed: &Bed) -> Result<()
     node.restart("kubelet").await?;
     all_succeed(&api, &burst(&api, "after", 6, 2).await?).await?;
     let still = pods::running(&api, "before").await?;
-    ensure!(
-        pods::held(bed.cluster(), &still, "main").await? == seen,
-        "kubelet forgot its devices"
-    );
-    for stay in records::read(bed.cluster())?
-        .values()
-        .filter(|stay| stay.node == node.name())
-    {
-        ensure!(
-            stay.devices.is_disjoint(&seen),
-            "{} got devices of a running pod",
-            stay.pod
-        );
+    ensure!(pods::held(bed.cluster(), &still, "main").await? == seen, "kubelet forgot its devices");
+    for stay in records::read(bed.cluster())?.values().filter(|stay| stay.node == node.name()) {
+        ensure!(stay.devices.is_disjoint(&seen), "{} got devices of a running pod", stay.pod);
     }
     api.delete("before", &DeleteParams::default()).await?;
     nothing_is_left(bed).await
@@ -127,9 +110,7 @@ pub(super) async fn api_server_unavailable_for_a_while(bed: &Bed) -> Result<()> 
     tokio::time::sleep(AWAY).await;
     let plugins = bed.cluster().nodes().iter().map(|node| node.program(PLUGIN));
     for daemon in plugins.chain([bed.cluster().program(EXTENDER)]) {
-        daemon?
-            .check()
-            .context("a daemon of ours must outlive the API server")?;
+        daemon?.check().context("a daemon of ours must outlive the API server")?;
     }
     bed.cluster().start_again("kube-apiserver").await?;
     bed.revive().await?;
@@ -157,11 +138,7 @@ async fn burst(api: &Api<Pod>, prefix: &str, count: usize, size: usize) -> Resul
 async fn all_succeed(api: &Api<Pod>, names: &[String]) -> Result<()> {
     for name in names {
         let ended = pods::ended(api, name).await?;
-        ensure!(
-            ended == "Succeeded",
-            "{name}: {}",
-            pods::said(&api.get(name).await?)
-        );
+        ensure!(ended == "Succeeded", "{name}: {}", pods::said(&api.get(name).await?));
     }
     Ok(())
 }
@@ -171,15 +148,9 @@ async fn granted_is_got(bed: &Bed, api: &Api<Pod>) -> Result<()> {
     let stays = records::read(bed.cluster())?;
     for pod in api.list(&ListParams::default()).await? {
         let name = pod.metadata.name.clone().unwrap_or_default();
-        let stay = stays
-            .get(&name)
-            .with_context(|| format!("{name} left no record"))?;
+        let stay = stays.get(&name).with_context(|| format!("{name} left no record"))?;
         let granted = pods::granted(&pod)?;
-        ensure!(
-            stay.devices == granted,
-            "{name} got {:?}, was granted {granted:?}",
-            stay.devices
-        );
+        ensure!(stay.devices == granted, "{name} got {:?}, was granted {granted:?}", stay.devices);
     }
     records::ensure_no_device_twice(&stays)
 }

@@ -30,10 +30,7 @@ pub(super) async fn second_large_gang_waits_for_the_first(bed: &Bed) -> Result<(
     }
     let first = until("one of them bound", GANG_LIMIT, async || {
         for (place, crew) in crews.iter().enumerate() {
-            let status = scene
-                .status(&crew.name)
-                .await
-                .map_err(|error| error.to_string())?;
+            let status = scene.status(&crew.name).await.map_err(|error| error.to_string())?;
             if status.phase == GangPhase::Bound {
                 return Ok(place);
             }
@@ -74,11 +71,7 @@ pub(super) async fn gang_larger_than_cluster_reports_numbers(bed: &Bed) -> Resul
             status.reason == refused && status.message.contains(tried)
         })
         .await?;
-    ensure!(
-        status.phase == GangPhase::Queued && status.bound == 0,
-        "{}",
-        brief(&status)
-    );
+    ensure!(status.phase == GangPhase::Queued && status.bound == 0, "{}", brief(&status));
     // The last member to arrive: earlier ones may have another reason, and pods that can never run are not woken.
     scene.pod_says(&crew.pod_name(5), &["whale", refused]).await?;
     scene.holds_nothing(&crew).await?;
@@ -115,11 +108,9 @@ async fn streamed(scene: &Scene<'_>) -> Result<()> {
             made += 1;
         }
         if !is_there {
-            until("the cluster full of singles", GANG_LIMIT, async || {
-                match scene.bound("single-").await {
-                    Ok(bound) if bound >= ALL_GPUS / 2 => Ok(()),
-                    other => Err(format!("{other:?}")),
-                }
+            until("the cluster full of singles", GANG_LIMIT, async || match scene.bound("single-").await {
+                Ok(bound) if bound >= ALL_GPUS / 2 => Ok(()),
+                other => Err(format!("{other:?}")),
             })
             .await?;
             scene.create(&crew).await?;
@@ -128,11 +119,7 @@ async fn streamed(scene: &Scene<'_>) -> Result<()> {
         if scene.bound("patient-").await? == 4 {
             break;
         }
-        ensure!(
-            start.elapsed() < GANG_LIMIT,
-            "it starves: {}",
-            brief(&scene.status("patient").await?)
-        );
+        ensure!(start.elapsed() < GANG_LIMIT, "it starves: {}", brief(&scene.status("patient").await?));
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
     scene.runs(&crew).await?;
@@ -142,18 +129,12 @@ async fn streamed(scene: &Scene<'_>) -> Result<()> {
 pub(super) async fn gang_waits_for_missing_members(bed: &Bed) -> Result<()> {
     let scene = Scene::set(bed, "e2e-gangs-collect").await?;
     let crew = Crew::new("late", 4, 2);
-    scene
-        .create_all((0..3).map(|n| crew.pod(n)).collect::<Result<Vec<_>>>()?)
-        .await?;
-    let status = scene
-        .status_where("late", "counts three", |status| status.members == 3)
-        .await?;
+    scene.create_all((0..3).map(|n| crew.pod(n)).collect::<Result<Vec<_>>>()?).await?;
+    let status = scene.status_where("late", "counts three", |status| status.members == 3).await?;
     ensure!(status.phase == GangPhase::Pending, "{}", brief(&status));
     // How many there were when kube-scheduler asked for it: counts alone wake no pod.
     for number in 0..3 {
-        scene
-            .pod_says(&crew.pod_name(number), &["of 4 members exist"])
-            .await?;
+        scene.pod_says(&crew.pod_name(number), &["of 4 members exist"]).await?;
     }
     // One goes again, and comes back with the last.
     scene.delete(&crew.pod_name(1)).await?;
@@ -191,9 +172,7 @@ pub(super) async fn with_options(
     let control = bed.cluster().control();
     let options: Vec<String> = options.iter().map(|option| (*option).to_owned()).collect();
     control.daemon(EXTENDER)?.stop().await?;
-    bed.cluster()
-        .start_replica(&binary, EXTENDER, None, &options)
-        .await?;
+    bed.cluster().start_replica(&binary, EXTENDER, None, &options).await?;
     let outcome = story().await;
     control.daemon(EXTENDER)?.stop().await?;
     bed.cluster().start_extender(&binary).await?;
@@ -211,16 +190,11 @@ async fn gated(scene: &Scene<'_>) -> Result<()> {
     }
     let last = members.pop();
     scene.create_all(members).await?;
-    scene
-        .status_where("gated", "counts two", |status| status.members == 2)
-        .await?;
+    scene.status_where("gated", "counts two", |status| status.members == 2).await?;
     for number in 0..2 {
         let pod = scene.pods.get(&gated.pod_name(number)).await?;
         let gates = pod.spec.and_then(|spec| spec.scheduling_gates);
-        ensure!(
-            gates.is_some_and(|gates| gates.len() == 1),
-            "ungated below the minimum"
-        );
+        ensure!(gates.is_some_and(|gates| gates.len() == 1), "ungated below the minimum");
     }
     scene.create_all(last).await?;
     scene.runs(&gated).await?;
@@ -236,32 +210,19 @@ pub(super) async fn missing_member_does_not_hold_reservations(bed: &Bed) -> Resu
         spec.node_selector = Some([("no-node".to_owned(), "has-this".to_owned())].into());
     }
     scene.create_all(members).await?;
-    let status = scene
-        .status_where("choosy", "refused", |status| !status.message.is_empty())
-        .await?;
+    let status = scene.status_where("choosy", "refused", |status| !status.message.is_empty()).await?;
     ensure!(
-        !matches!(
-            status.phase,
-            GangPhase::Reserved | GangPhase::Binding | GangPhase::Bound
-        ),
+        !matches!(status.phase, GangPhase::Reserved | GangPhase::Binding | GangPhase::Bound),
         "{}",
         brief(&status)
     );
 
     // A constraint that only kube-scheduler evaluates keeps this member out: it has a reservation and does not arrive.
     let absent = Crew::new("absent", 4, 4).with(GANG_ARRIVAL_ANNOTATION, "3");
-    scene
-        .create_all((0..3).map(|n| absent.pod(n)).collect::<Result<Vec<_>>>()?)
-        .await?;
+    scene.create_all((0..3).map(|n| absent.pod(n)).collect::<Result<Vec<_>>>()?).await?;
     scene.create_all([absent.pod_kept_out(3)?]).await?;
-    let status = scene
-        .status_where("absent", "given up once", |status| status.failed_attempts >= 1)
-        .await?;
-    ensure!(
-        status.bound == 0 && status.decision.is_none(),
-        "{}",
-        brief(&status)
-    );
+    let status = scene.status_where("absent", "given up once", |status| status.failed_attempts >= 1).await?;
+    ensure!(status.bound == 0 && status.decision.is_none(), "{}", brief(&status));
     scene.holds_nothing(&absent).await?;
     scene.holds_nothing(&choosy).await?;
     // What was kept for it is there for others while it pauses.

@@ -19,9 +19,7 @@ pub(super) async fn members_with_affinity_follow_siblings(bed: &Bed) -> Result<(
     let labels = leader.metadata.labels.get_or_insert_default();
     labels.insert(ROLE.to_owned(), "leader".to_owned());
     // The workers come first, and are asked for again and again while their leader is not there.
-    scene
-        .create_all([near_leader(crew.pod(1)?)?, near_leader(crew.pod(2)?)?, leader])
-        .await?;
+    scene.create_all([near_leader(crew.pod(1)?)?, near_leader(crew.pod(2)?)?, leader]).await?;
     scene.runs(&crew).await?;
     let leader = scene.pods.get("pair-0").await?;
     for name in ["pair-1", "pair-2"] {

@@ -74,11 +74,7 @@ async fn is_being_decided(scene: &Scene<'_>, crew: &Crew) -> Result<()> {
     // The gang may have reached this phase before its status was written.
     let gang = scene.gangs.get_opt(&crew.name).await?;
     if let Some(status) = gang.and_then(|gang| gang.status) {
-        ensure!(
-            status.decision.is_none() && status.bound == 0,
-            "{}",
-            brief(&status)
-        );
+        ensure!(status.decision.is_none() && status.bound == 0, "{}", brief(&status));
     }
     scene.holds_nothing(crew).await
 }
@@ -90,10 +86,7 @@ async fn runs_without(scene: &Scene<'_>, crew: &Crew, lost: &str) -> Result<()> 
     }
     let decision = scene.status(&crew.name).await?.decision;
     let decision = decision.context("it is decided")?;
-    let there = decision
-        .reservations
-        .iter()
-        .find(|slot| slot.node.to_string() == lost);
+    let there = decision.reservations.iter().find(|slot| slot.node.to_string() == lost);
     ensure!(there.is_none(), "{there:?} is kept on the node that is gone");
     records::ensure_no_device_twice(&records::read(scene.bed.cluster())?)
 }

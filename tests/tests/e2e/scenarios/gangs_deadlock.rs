@@ -37,10 +37,7 @@ pub(super) async fn deadlocked_gang_yields_to_the_other(bed: &Bed) -> Result<()>
         }
         let (whole, other) = until("one of them whole", GANG_LIMIT, async || {
             for (crew, other) in [(&first, &second), (&second, &first)] {
-                let status = scene
-                    .status(&crew.name)
-                    .await
-                    .map_err(|error| error.to_string())?;
+                let status = scene.status(&crew.name).await.map_err(|error| error.to_string())?;
                 if status.phase == GangPhase::Bound {
                     return Ok((crew, other));
                 }
@@ -72,22 +69,14 @@ pub(super) async fn deadlocked_gang_yields_to_the_other(bed: &Bed) -> Result<()>
 async fn told(bed: &Bed, scene: &Scene<'_>, whole: &str, other: &str) -> Result<()> {
     let events: Api<Event> = Api::namespaced(bed.client(), &scene.namespace);
     let note = until("an Event of who gave way", GANG_LIMIT, async || {
-        let all = events
-            .list(&ListParams::default())
-            .await
-            .map_err(|error| error.to_string())?;
+        let all = events.list(&ListParams::default()).await.map_err(|error| error.to_string())?;
         let given = all.items.into_iter().find(|event| {
             let is_pod = event.involved_object.name.as_deref() == Some(format!("{other}-0").as_str());
             is_pod && event.reason.as_deref() == Some("DeadlockResolved")
         });
-        given
-            .and_then(|event| event.message)
-            .ok_or_else(|| "none".to_owned())
+        given.and_then(|event| event.message).ok_or_else(|| "none".to_owned())
     })
     .await?;
-    ensure!(
-        note.contains(&format!("gives way to gang {}/{whole}", scene.namespace)),
-        "{note}"
-    );
+    ensure!(note.contains(&format!("gives way to gang {}/{whole}", scene.namespace)), "{note}");
     Ok(())
 }

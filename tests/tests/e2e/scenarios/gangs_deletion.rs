@@ -83,9 +83,7 @@ async fn leave_repairing(scene: &Scene<'_>, urgent: &Crew) -> Result<()> {
     }
     scene.create_all([urgent.pod(3)?]).await?;
     scene
-        .status_where("urgent", "one back", |status| {
-            status.phase == GangPhase::Degraded && status.bound == 3
-        })
+        .status_where("urgent", "one back", |status| status.phase == GangPhase::Degraded && status.bound == 3)
         .await?;
     scene.create_all([urgent.pod(1)?]).await?;
     scene.runs(urgent).await?;
@@ -104,9 +102,7 @@ pub(super) async fn member_deleted_in_backoff_or_invalid(bed: &Bed) -> Result<()
     let scene = Scene::set(bed, "e2e-gangs-leave-idle").await?;
     // One never comes to its place, and the others have a second to wait for it.
     let late = Crew::new("late", 3, 4).with(GANG_ARRIVAL_ANNOTATION, "1");
-    scene
-        .create_all([late.pod(0)?, late.pod(1)?, late.pod_kept_out(2)?])
-        .await?;
+    scene.create_all([late.pod(0)?, late.pod(1)?, late.pod_kept_out(2)?]).await?;
     // Not the first time, after which it is tried again so soon that a member could go too late.
     let status = scene
         .status_where("late", "backing off again", |status| {
@@ -189,9 +185,7 @@ async fn leave_binding(scene: &Scene<'_>, crew: &Crew) -> Result<()> {
     // A member that is not bound is deleted, then one that is. Their reservations wait for replacements.
     let places = |decision: &Decision| -> BTreeSet<String> {
         let slots = decision.reservations.iter();
-        slots
-            .map(|slot| format!("{} {:?}", slot.node, slot.devices))
-            .collect()
+        slots.map(|slot| format!("{} {:?}", slot.node, slot.devices)).collect()
     };
     for (number, bound) in [(3, 2), (0, 1)] {
         scene.delete(&crew.pod_name(number)).await?;
@@ -202,16 +196,10 @@ async fn leave_binding(scene: &Scene<'_>, crew: &Crew) -> Result<()> {
             .await?;
     }
     scene.create_all([crew.pod(0)?, crew.pod(3)?]).await?;
-    scene
-        .status_where("half", "two of them bound again", |status| status.bound == 2)
-        .await?;
+    scene.status_where("half", "two of them bound again", |status| status.bound == 2).await?;
     let status = scene.status("half").await?;
     let now = status.decision.as_ref().map(places).unwrap_or_default();
-    ensure!(
-        now == places(&decided),
-        "{now:?} instead of {:?}",
-        places(&decided)
-    );
+    ensure!(now == places(&decided), "{now:?} instead of {:?}", places(&decided));
     Ok(())
 }
 
@@ -222,9 +210,7 @@ pub(super) async fn binding(scene: &Scene<'_>, gang: &str, bound: u32) -> Result
             status.phase == GangPhase::Binding && status.bound == bound
         })
         .await?;
-    status
-        .decision
-        .ok_or_else(|| anyhow::anyhow!("a gang that is being bound has a decision"))
+    status.decision.ok_or_else(|| anyhow::anyhow!("a gang that is being bound has a decision"))
 }
 
 pub(super) async fn member_deleted_while_committing(bed: &Bed) -> Result<()> {
@@ -261,10 +247,6 @@ async fn leave_committing(scene: &Scene<'_>, crew: &Crew) -> Result<()> {
     scene.delete(&crew.pod_name(1)).await?;
     Metrics::settled(scene.bed, &committing).await?;
     let status = scene.status(&crew.name).await?;
-    ensure!(
-        status.decision.is_none() && status.bound == 0,
-        "{}",
-        brief(&status)
-    );
+    ensure!(status.decision.is_none() && status.bound == 0, "{}", brief(&status));
     scene.holds_nothing(crew).await
 }

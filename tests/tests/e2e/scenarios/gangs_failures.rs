@@ -43,9 +43,7 @@ impl Gangs {
         scene.create(&gangs.bound).await?;
         scene.runs(&gangs.bound).await?;
         let gathered = &gangs.gathered;
-        scene
-            .create_all([gathered.pod(0)?, gathered.pod(1)?, gathered.pod_kept_out(2)?])
-            .await?;
+        scene.create_all([gathered.pod(0)?, gathered.pod(1)?, gathered.pod_kept_out(2)?]).await?;
         scene.phase("gathered", GangPhase::Reserved).await?;
         scene.create(&gangs.queued).await?;
         scene.phase("queued", GangPhase::Queued).await?;
@@ -123,9 +121,7 @@ pub(super) async fn kill_kubelets(scene: &Scene<'_>) -> Result<()> {
     scene.bed.gpus().await?.wait_until_ready(cluster).await?;
     let names: Vec<&str> = cluster.nodes().iter().map(|node| node.name()).collect();
     let comes = |node: &&str| pods::pinned(&format!("comes-{node}"), 0, node);
-    scene
-        .create_all(names.iter().map(comes).collect::<Result<Vec<_>>>()?)
-        .await?;
+    scene.create_all(names.iter().map(comes).collect::<Result<Vec<_>>>()?).await?;
     for node in names {
         pods::running(&scene.pods, &format!("comes-{node}")).await?;
     }
@@ -156,9 +152,7 @@ pub(super) async fn node_lost_between_plan_and_decision(bed: &Bed) -> Result<()>
     let scene = Scene::set(bed, "e2e-gangs-node").await?;
     // Eight GPUs in all, and two machines have them: laid on one, they can go to the other.
     let crew = Crew::new("movable", 4, 2).with(GANG_ARRIVAL_ANNOTATION, "300");
-    scene
-        .create_all((0..3).map(|n| crew.pod(n)).collect::<Result<Vec<_>>>()?)
-        .await?;
+    scene.create_all((0..3).map(|n| crew.pod(n)).collect::<Result<Vec<_>>>()?).await?;
     scene.create_all([crew.pod_kept_out(3)?]).await?;
     let status = scene.phase("movable", GangPhase::Reserved).await?;
     let planned = status.domain.strip_prefix("node ");
@@ -190,12 +184,7 @@ async fn places_moved(scene: &Scene<'_>, crew: &Crew, lost: &str) -> Result<()> 
         ensure!(stay.node == *other, "{stay:?} is not on {other}");
     }
     let status = scene.status(&crew.name).await?;
-    ensure!(
-        status.domain == to && status.failed_attempts == 0,
-        "{} in {}",
-        brief(&status),
-        status.domain
-    );
+    ensure!(status.domain == to && status.failed_attempts == 0, "{} in {}", brief(&status), status.domain);
     Ok(())
 }
 
@@ -205,9 +194,7 @@ pub(super) async fn node_lost(bed: &Bed, lost: &str) -> Result<()> {
     for program in ["kubelet", PLUGIN] {
         node.program(program)?.kill().await?;
     }
-    Api::<Node>::all(bed.client())
-        .delete(lost, &DeleteParams::default())
-        .await?;
+    Api::<Node>::all(bed.client()).delete(lost, &DeleteParams::default()).await?;
     Ok(())
 }
 
@@ -218,10 +205,7 @@ pub(super) async fn node_returns(bed: &Bed, lost: &str) -> Result<()> {
         node.sandbox().run_again("kubelet").await?;
     }
     let nodes: Api<Node> = Api::all(bed.client());
-    until(format!("{lost} registered"), GANG_LIMIT, async || {
-        nodes.get(lost).await.map(drop)
-    })
-    .await?;
+    until(format!("{lost} registered"), GANG_LIMIT, async || nodes.get(lost).await.map(drop)).await?;
     let gpus = bed.gpus().await?;
     gpus.restart_plugin(bed.cluster(), lost, &[]).await?;
     Ok(bed.cluster().wait_until_ready().await?)
@@ -246,9 +230,7 @@ pub(super) async fn kubelet_down_while_gang_binds_to_its_node(bed: &Bed) -> Resu
     .await?;
     node.program("kubelet")?.kill().await?;
     scene.create(&crew).await?;
-    scene
-        .status_where("whole", "bound", |status| status.bound == 5)
-        .await?;
+    scene.status_where("whole", "bound", |status| status.bound == 5).await?;
     // Kubelet admits what waits for it a second after it has begun to listen for plugins; a pod that finds no devices
     // then has failed for good.
     node.sandbox().run_again("kubelet").await?;
@@ -298,19 +280,15 @@ async fn node_deleted(scene: &Scene<'_>, crew: &Crew, stays: &[Stay], lost: &str
     }
     for stay in left {
         ensure!(
-            again
-                .iter()
-                .any(|still| still.pod == stay.pod && still.from == stay.from),
+            again.iter().any(|still| still.pod == stay.pod && still.from == stay.from),
             "{stay:?} was disturbed: {again:?}"
         );
     }
     Ok(())
 }
 
-const REPLICAS: [(&str, &str); 2] = [
-    ("gantry-extender-a", "127.0.0.1:8021"),
-    ("gantry-extender-b", "127.0.0.1:8022"),
-];
+const REPLICAS: [(&str, &str); 2] =
+    [("gantry-extender-a", "127.0.0.1:8021"), ("gantry-extender-b", "127.0.0.1:8022")];
 
 pub(super) async fn two_extenders_fail_over(bed: &Bed) -> Result<()> {
     let scene = Scene::set(bed, "e2e-gangs-pair").await?;
@@ -323,9 +301,7 @@ pub(super) async fn with_two_extenders(bed: &Bed, story: impl AsyncFnOnce() -> R
     let binary = gantry::binary().context("no gantry beside this test")?;
     control.daemon(EXTENDER)?.stop().await?;
     for (name, listen) in REPLICAS {
-        bed.cluster()
-            .start_replica(&binary, name, Some(listen), &[])
-            .await?;
+        bed.cluster().start_replica(&binary, name, Some(listen), &[]).await?;
     }
     let tool = env!("CARGO_BIN_EXE_gantry-cluster");
     let backends = REPLICAS.map(|(_, listen)| listen);

@@ -47,10 +47,7 @@ pub(super) async fn invalid_settings_are_reported_on_gang_and_pods(bed: &Bed) ->
     // Of two conventions the first in order is followed, and the other is not forgotten.
     let status = scene.phase("both", GangPhase::Bound).await?;
     ensure!(status.integration == "Annotation", "{}", brief(&status));
-    let contested = status
-        .conditions
-        .iter()
-        .find(|condition| condition.type_ == "AmbiguousMembership");
+    let contested = status.conditions.iter().find(|condition| condition.type_ == "AmbiguousMembership");
     ensure!(
         contested.is_some_and(|condition| condition.message.contains("Coscheduling")),
         "{:?}",
@@ -61,10 +58,7 @@ pub(super) async fn invalid_settings_are_reported_on_gang_and_pods(bed: &Bed) ->
     // A mended gang goes on.
     for pod in words.pod_names() {
         let patch = json!({ "metadata": { "annotations": { GANG_MIN_ANNOTATION: "2" } } });
-        scene
-            .pods
-            .patch(&pod, &PatchParams::default(), &Patch::Merge(&patch))
-            .await?;
+        scene.pods.patch(&pod, &PatchParams::default(), &Patch::Merge(&patch)).await?;
     }
     scene.runs(&words).await?;
     for crew in [&torn, &moon, &words, &both] {
@@ -76,35 +70,24 @@ pub(super) async fn invalid_settings_are_reported_on_gang_and_pods(bed: &Bed) ->
 pub(super) async fn gang_spec_takes_precedence_until_bound(bed: &Bed) -> Result<()> {
     let scene = Scene::set(bed, "e2e-gangs-forged").await?;
     // The user creates the Gang object before the pods: its spec takes precedence over their annotations.
-    let spec = GangSpec {
-        min_member: Some(3),
-        ..GangSpec::default()
-    };
+    let spec = GangSpec { min_member: Some(3), ..GangSpec::default() };
     let ahead = Gang::new("ahead", spec);
     scene.gangs.create(&PostParams::default(), &ahead).await?;
     let crew = Crew::new("ahead", 3, 2).with(GANG_MIN_ANNOTATION, "2");
     scene.create_all([crew.pod(0)?, crew.pod(1)?]).await?;
-    scene
-        .pod_says(&crew.pod_name(1), &["2 of 3 members exist"])
-        .await?;
+    scene.pod_says(&crew.pod_name(1), &["2 of 3 members exist"]).await?;
     scene.holds_nothing(&crew).await?;
     scene.create_all([crew.pod(2)?]).await?;
     scene.runs(&crew).await?;
 
     // The minimum is raised while the gang runs: it continues and reports the difference.
     let patch = json!({ "spec": { "minMember": 5 } });
-    scene
-        .gangs
-        .patch("ahead", &PatchParams::default(), &Patch::Merge(&patch))
-        .await?;
+    scene.gangs.patch("ahead", &PatchParams::default(), &Patch::Merge(&patch)).await?;
     scene
         .status_where("ahead", "says that the minimum was changed", |status| {
             status.bound == 3
                 && (status.message.contains('5')
-                    || status
-                        .conditions
-                        .iter()
-                        .any(|condition| condition.message.contains('5')))
+                    || status.conditions.iter().any(|condition| condition.message.contains('5')))
         })
         .await?;
     for name in crew.pod_names() {
@@ -114,10 +97,7 @@ pub(super) async fn gang_spec_takes_precedence_until_bound(bed: &Bed) -> Result<
 
     // A forged decision.
     let status = json!({ "status": { "phase": "Bound", "bound": 99 } });
-    let refused = scene
-        .gangs
-        .patch_status("ahead", &PatchParams::default(), &Patch::Merge(&status))
-        .await;
+    let refused = scene.gangs.patch_status("ahead", &PatchParams::default(), &Patch::Merge(&status)).await;
     ensure!(
         refused.is_err_and(|error| error.to_string().contains("gantry-extender")),
         "somebody else wrote what became of a gang"

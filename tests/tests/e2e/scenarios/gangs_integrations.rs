@@ -30,11 +30,7 @@ pub(super) async fn unmodified_controllers_make_gangs(bed: &Bed) -> Result<()> {
         pods::run(&scene.pods, &pod).await?;
     }
     let template = gangs::template(1, &json!({}))?;
-    for object in [
-        job_set(&template),
-        leader_worker_set(&template),
-        pytorch_job(&template),
-    ] {
+    for object in [job_set(&template), leader_worker_set(&template), pytorch_job(&template)] {
         apply(bed, &scene, &object).await?;
     }
     let expected: [Expected; 4] = [
@@ -55,13 +51,8 @@ pub(super) async fn unmodified_controllers_make_gangs(bed: &Bed) -> Result<()> {
         scene.delete(&format!("holder-{number}")).await?;
     }
     stand(&scene, &expected, |gang| phase(gang) == GangPhase::Bound).await?;
-    let members: Vec<String> = scene
-        .pods
-        .list(&ListParams::default())
-        .await?
-        .iter()
-        .map(|pod| name_of(pod).to_owned())
-        .collect();
+    let members: Vec<String> =
+        scene.pods.list(&ListParams::default()).await?.iter().map(|pod| name_of(pod).to_owned()).collect();
     ensure!(members.len() == 12, "{members:?}");
     scene.run_on_grants(&members).await?;
     records::ensure_no_device_twice(&records::read(bed.cluster())?)?;
@@ -84,19 +75,14 @@ pub(super) async fn marks_of_other_schedulers_make_gangs(bed: &Bed) -> Result<()
     let scene = Scene::set(bed, "e2e-gangs-marks").await?;
     bed.cluster().install_controllers().await?;
     let volcano = any_fields("scheduling.volcano.sh", "v1beta1", "PodGroup");
-    bed.cluster()
-        .kubectl_with_input(&["apply", "-f", "-"], &volcano.to_string())
-        .await?;
+    bed.cluster().kubectl_with_input(&["apply", "-f", "-"], &volcano.to_string()).await?;
     until("PodGroups of Volcano", GANG_LIMIT, async || {
-        bed.cluster()
-            .kubectl(&["get", "podgroups.scheduling.volcano.sh", "-A"])
-            .await
+        bed.cluster().kubectl(&["get", "podgroups.scheduling.volcano.sh", "-A"]).await
     })
     .await?;
-    for (version, name) in [
-        ("scheduling.x-k8s.io/v1alpha1", "cosched"),
-        ("scheduling.volcano.sh/v1beta1", "volcano"),
-    ] {
+    for (version, name) in
+        [("scheduling.x-k8s.io/v1alpha1", "cosched"), ("scheduling.volcano.sh/v1beta1", "volcano")]
+    {
         let group = json!({
             "apiVersion": version,
             "kind": "PodGroup",
@@ -106,11 +92,7 @@ pub(super) async fn marks_of_other_schedulers_make_gangs(bed: &Bed) -> Result<()
         apply(bed, &scene, &group).await?;
     }
     let marks = [
-        (
-            "cosched",
-            json!({ "scheduling.x-k8s.io/pod-group": "cosched" }),
-            json!({}),
-        ),
+        ("cosched", json!({ "scheduling.x-k8s.io/pod-group": "cosched" }), json!({})),
         (
             "volcano",
             json!({ "volcano.sh/job-name": "volcano" }),
@@ -158,10 +140,8 @@ pub(super) async fn marks_of_other_schedulers_make_gangs(bed: &Bed) -> Result<()
         scene.create_all([member(1, mark)?]).await?;
     }
     stand(&scene, &expected, |gang| phase(gang) == GangPhase::Bound).await?;
-    let names: Vec<String> = marks
-        .iter()
-        .flat_map(|(name, ..)| [format!("{name}-0"), format!("{name}-1")])
-        .collect();
+    let names: Vec<String> =
+        marks.iter().flat_map(|(name, ..)| [format!("{name}-0"), format!("{name}-1")]).collect();
     scene.run_on_grants(&names).await?;
     records::ensure_no_device_twice(&records::read(bed.cluster())?)
 }
@@ -173,12 +153,7 @@ pub(super) async fn stand(
     is_so: impl Fn(&Gang) -> bool,
 ) -> Result<()> {
     let found = until("the gangs expected", GANG_LIMIT, async || {
-        let all = scene
-            .gangs
-            .list(&ListParams::default())
-            .await
-            .map_err(|error| error.to_string())?
-            .items;
+        let all = scene.gangs.list(&ListParams::default()).await.map_err(|error| error.to_string())?.items;
         let seen = || {
             let lines = all.iter().map(|gang| {
                 let status = gang.status.as_ref().map(brief).unwrap_or_default();
@@ -203,16 +178,11 @@ pub(super) async fn stand(
         }
         Ok(())
     });
-    found
-        .await
-        .with_context(|| format!("in namespace {}", scene.namespace))
+    found.await.with_context(|| format!("in namespace {}", scene.namespace))
 }
 
 pub(super) fn phase(gang: &Gang) -> GangPhase {
-    gang.status
-        .as_ref()
-        .map(|status| status.phase)
-        .unwrap_or_default()
+    gang.status.as_ref().map(|status| status.phase).unwrap_or_default()
 }
 
 pub(super) async fn parallel_stateful_set_is_a_gang(bed: &Bed) -> Result<()> {
@@ -239,11 +209,7 @@ pub(super) async fn parallel_stateful_set_is_a_gang(bed: &Bed) -> Result<()> {
     let uid = scene.pods.get(&lost.pod).await?.metadata.uid;
     scene.pods.delete(&lost.pod, &DeleteParams::default()).await?;
     until(format!("another {}", lost.pod), GANG_LIMIT, async || {
-        let pod = scene
-            .pods
-            .get_opt(&lost.pod)
-            .await
-            .map_err(|error| error.to_string())?;
+        let pod = scene.pods.get_opt(&lost.pod).await.map_err(|error| error.to_string())?;
         match pod.and_then(|pod| pod.metadata.uid) {
             other if other.is_some() && other != uid => Ok(()),
             other => Err(format!("{other:?}")),
@@ -253,9 +219,7 @@ pub(super) async fn parallel_stateful_set_is_a_gang(bed: &Bed) -> Result<()> {
     scene.status_where("together", "bound again", is_bound).await?;
     let again = scene.run_on_grants(std::slice::from_ref(&lost.pod)).await?;
     ensure!(
-        again
-            .iter()
-            .all(|stay| stay.node == lost.node && stay.devices == lost.devices),
+        again.iter().all(|stay| stay.node == lost.node && stay.devices == lost.devices),
         "{again:?} instead of {lost:?}"
     );
     // The next is made when the one before is ready, which it is never alone.

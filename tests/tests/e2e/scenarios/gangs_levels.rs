@@ -40,11 +40,7 @@ pub(super) async fn gang_follows_level_slices_and_ranks(bed: &Bed) -> Result<()>
     let [alone, large, small] = bed.cluster().nodes() else {
         anyhow::bail!("not three nodes");
     };
-    let racks = Racks {
-        alone: alone.name(),
-        large: large.name(),
-        small: small.name(),
-    };
+    let racks = Racks { alone: alone.name(), large: large.name(), small: small.name() };
     for node in [racks.alone, racks.large, racks.small] {
         label(bed, node, RACK, Some("r1")).await?;
     }
@@ -75,10 +71,7 @@ async fn within_one_rack(scene: &Scene<'_>, racks: &Racks<'_>) -> Result<()> {
     let stays = scene.runs(&within).await?;
     let mut nodes: Vec<&str> = stays.iter().map(|stay| &*stay.node).collect();
     nodes.sort_unstable();
-    ensure!(
-        nodes == [racks.large, racks.large, racks.small],
-        "in two racks: {nodes:?}"
-    );
+    ensure!(nodes == [racks.large, racks.large, racks.small], "in two racks: {nodes:?}");
     let status = scene.status("within").await?;
     ensure!(status.domain == "rack r1", "{:?}", status.domain);
     scene.disband(&within).await?;
@@ -92,11 +85,7 @@ async fn within_one_rack(scene: &Scene<'_>, racks: &Racks<'_>) -> Result<()> {
             status.reason == format!("cannot fit: {refused}") && status.message.contains(tried)
         })
         .await?;
-    ensure!(
-        status.phase == GangPhase::Queued && status.bound == 0,
-        "{}",
-        brief(&status)
-    );
+    ensure!(status.phase == GangPhase::Queued && status.bound == 0, "{}", brief(&status));
     let pod = wide.pod_name(3);
     let describe = ["-n", &*scene.namespace, "describe", "pod", &*pod];
     until("kubectl describe pod tells why", GANG_LIMIT, async || {
@@ -114,9 +103,8 @@ async fn within_one_rack(scene: &Scene<'_>, racks: &Racks<'_>) -> Result<()> {
 
 /// Nine of ten possible members: three in one rack and six in the other, with neighbouring ranks side by side.
 async fn in_slices_by_rank(scene: &Scene<'_>, racks: &Racks<'_>) -> Result<()> {
-    let sliced = Crew::new("sliced", 9, 2)
-        .with(GANG_REQUIRED_LEVEL_ANNOTATION, RACK)
-        .with(GANG_SLICE_ANNOTATION, "3");
+    let sliced =
+        Crew::new("sliced", 9, 2).with(GANG_REQUIRED_LEVEL_ANNOTATION, RACK).with(GANG_SLICE_ANNOTATION, "3");
     // Neither the order of their names nor that in which they are made.
     let rank = |number: usize| number * 2 % 9;
     for number in 0..9 {
@@ -126,17 +114,12 @@ async fn in_slices_by_rank(scene: &Scene<'_>, racks: &Racks<'_>) -> Result<()> {
         scene.create_all([pod]).await?;
     }
     let stays = scene.runs(&sliced).await?;
-    let by_rank: BTreeMap<usize, &str> = stays
-        .iter()
-        .enumerate()
-        .map(|(number, stay)| (rank(number), &*stay.node))
-        .collect();
+    let by_rank: BTreeMap<usize, &str> =
+        stays.iter().enumerate().map(|(number, stay)| (rank(number), &*stay.node)).collect();
     let nodes: Vec<&str> = by_rank.values().copied().collect();
     let is_alone: Vec<bool> = nodes.iter().map(|node| *node == racks.alone).collect();
     ensure!(
-        is_alone
-            .chunks(3)
-            .all(|slice| slice.iter().all(|is| *is == slice[0])),
+        is_alone.chunks(3).all(|slice| slice.iter().all(|is| *is == slice[0])),
         "a slice lies in two racks: {nodes:?}"
     );
     ensure!(
@@ -187,22 +170,13 @@ async fn grows(scene: &Scene<'_>, racks: &Racks<'_>) -> Result<()> {
     ensure!(status.bound == 2, "{}", brief(&status));
 
     scene.delete("four").await?;
-    scene
-        .status_where("elastic", "grown", |status| status.bound == 3)
-        .await?;
+    scene.status_where("elastic", "grown", |status| status.bound == 3).await?;
     let stays = scene.runs(&elastic).await?;
     let mut nodes: Vec<&str> = stays.iter().map(|stay| &*stay.node).collect();
     nodes.sort_unstable();
-    ensure!(
-        nodes == [racks.large, racks.large, racks.small],
-        "it grew into another rack: {nodes:?}"
-    );
+    ensure!(nodes == [racks.large, racks.large, racks.small], "it grew into another rack: {nodes:?}");
     let status = scene.status("elastic").await?;
-    ensure!(
-        status.phase == GangPhase::Bound && status.reason == "is bound",
-        "{}",
-        brief(&status)
-    );
+    ensure!(status.phase == GangPhase::Bound && status.reason == "is bound", "{}", brief(&status));
     scene.delete("probe").await?;
     scene.disband(&elastic).await
 }
@@ -210,9 +184,7 @@ async fn grows(scene: &Scene<'_>, racks: &Racks<'_>) -> Result<()> {
 /// Gives a node a label, or takes it away.
 async fn label(bed: &Bed, node: &str, key: &str, value: Option<&str>) -> Result<()> {
     let patch = json!({ "metadata": { "labels": { key: value } } });
-    Api::<Node>::all(bed.client())
-        .patch(node, &PatchParams::default(), &Patch::Merge(&patch))
-        .await?;
+    Api::<Node>::all(bed.client()).patch(node, &PatchParams::default(), &Patch::Merge(&patch)).await?;
     Ok(())
 }
 

@@ -16,10 +16,7 @@ const SCHEDULER: &str = "kube-scheduler";
 
 pub(super) async fn kubernetes_pod_groups_are_gangs(bed: &Bed) -> Result<()> {
     let condition = two_groups(bed, "e2e-gangs-native").await?;
-    ensure!(
-        condition.is_empty(),
-        "kube-scheduler as it comes knows of groups: {condition}"
-    );
+    ensure!(condition.is_empty(), "kube-scheduler as it comes knows of groups: {condition}");
     Ok(())
 }
 
@@ -27,19 +24,14 @@ pub(super) async fn pod_groups_are_gangs_with_feature_gate(bed: &Bed) -> Result<
     let control = bed.cluster().control();
     let as_it_comes = control.program(SCHEDULER)?;
     let mut with_groups: Program = as_it_comes.clone();
-    with_groups
-        .args
-        .push("--feature-gates=GenericWorkload=true".to_owned());
+    with_groups.args.push("--feature-gates=GenericWorkload=true".to_owned());
     control.daemon(SCHEDULER)?.kill().await?;
     control.run(with_groups).await?;
     let outcome = two_groups(bed, "e2e-gangs-cycle").await;
     control.daemon(SCHEDULER)?.kill().await?;
     control.run(as_it_comes).await?;
     let condition = outcome?;
-    ensure!(
-        condition == "True",
-        "kube-scheduler did not try the group as a whole: {condition}"
-    );
+    ensure!(condition == "True", "kube-scheduler did not try the group as a whole: {condition}");
     Ok(())
 }
 
@@ -60,9 +52,7 @@ async fn two_groups(bed: &Bed, namespace: &str) -> Result<String> {
     .await?;
     apply(bed, &scene, &member("small", 1, 1)?).await?;
     stand(&scene, &[small], |gang| phase(gang) == GangPhase::Bound).await?;
-    scene
-        .run_on_grants(&["small-0".to_owned(), "small-1".to_owned()])
-        .await?;
+    scene.run_on_grants(&["small-0".to_owned(), "small-1".to_owned()]).await?;
     // Nodes of eight, eight and four GPUs: while this one is there, two of three have room at most.
     pods::run(&scene.pods, &pods::sleeper("holder", 8)?).await?;
     for number in 0..3 {
@@ -77,10 +67,7 @@ async fn two_groups(bed: &Bed, namespace: &str) -> Result<String> {
     .await?;
     for number in 0..3 {
         let pod = scene.pods.get(&format!("large-{number}")).await?;
-        ensure!(
-            pods::node(&pod).is_empty(),
-            "large-{number} runs without the rest"
-        );
+        ensure!(pods::node(&pod).is_empty(), "large-{number} runs without the rest");
     }
     scene.delete("holder").await?;
     stand(&scene, &both, |gang| phase(gang) == GangPhase::Bound).await?;
@@ -88,15 +75,7 @@ async fn two_groups(bed: &Bed, namespace: &str) -> Result<String> {
     scene.run_on_grants(&names).await?;
     records::ensure_no_device_twice(&records::read(bed.cluster())?)?;
     let condition = "jsonpath={.status.conditions[?(@.type=='PodGroupInitiallyScheduled')].status}";
-    let args = [
-        "-n",
-        namespace,
-        "get",
-        "podgroups.scheduling.k8s.io",
-        "large",
-        "-o",
-        condition,
-    ];
+    let args = ["-n", namespace, "get", "podgroups.scheduling.k8s.io", "large", "-o", condition];
     Ok(bed.cluster().kubectl(&args).await?.trim().to_owned())
 }
 

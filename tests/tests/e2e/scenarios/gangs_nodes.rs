@@ -47,17 +47,10 @@ async fn lost_while_bound(scene: &Scene<'_>, crew: &Crew, refused: &str) -> Resu
     scene.create(crew).await?;
     let decided = binding(scene, &crew.name, 2).await?;
     let lost = place_of(&decided, refused)?;
-    let bound: Vec<String> = crew
-        .pod_names()
-        .into_iter()
-        .filter(|name| name != refused)
-        .collect();
+    let bound: Vec<String> = crew.pod_names().into_iter().filter(|name| name != refused).collect();
     let stays = scene.run_on_grants(&bound).await?;
     let (gone, left): (Vec<Stay>, Vec<Stay>) = stays.into_iter().partition(|stay| stay.node == lost);
-    ensure!(
-        gone.len() == 1,
-        "one of {gone:?} should be with {refused} on {lost}"
-    );
+    ensure!(gone.len() == 1, "one of {gone:?} should be with {refused} on {lost}");
     node_lost(scene.bed, &lost).await?;
     for stay in &gone {
         let by_force = DeleteParams::default().grace_period(0);
@@ -66,15 +59,10 @@ async fn lost_while_bound(scene: &Scene<'_>, crew: &Crew, refused: &str) -> Resu
     }
     // It is decided all the same: one goes on running, and the other has a place where it can be bound.
     let moved = |status: &GangStatus| {
-        let place = status
-            .decision
-            .as_ref()
-            .and_then(|decision| place_of(decision, refused).ok());
+        let place = status.decision.as_ref().and_then(|decision| place_of(decision, refused).ok());
         status.bound == 1 && place.is_some_and(|node| node != lost)
     };
-    let status = scene
-        .status_where(&crew.name, &format!("with another place than {lost}"), moved)
-        .await?;
+    let status = scene.status_where(&crew.name, &format!("with another place than {lost}"), moved).await?;
     ensure!(status.phase == GangPhase::Binding, "{}", brief(&status));
     for (number, name) in crew.pod_names().iter().enumerate() {
         if gone.iter().any(|stay| stay.pod == *name) {
@@ -133,34 +121,21 @@ async fn lost_while_others_go(scene: &Scene<'_>, torn: &Crew, rest: &Crew, urgen
     scene.create(torn).await?;
     let stays = scene.runs(torn).await?;
     let lost = stays.first().context("the gang has members")?.node.clone();
-    ensure!(
-        stays.iter().all(|stay| stay.node == lost),
-        "{stays:?} are not on one node"
-    );
+    ensure!(stays.iter().all(|stay| stay.node == lost), "{stays:?} are not on one node");
     scene.create(rest).await?;
     scene.runs(rest).await?;
-    scene
-        .create_all([slow_to_end(records::recording(
-            pods::sleeper("slow", 2)?,
-            100_000.0,
-        )?)?])
-        .await?;
+    scene.create_all([slow_to_end(records::recording(pods::sleeper("slow", 2)?, 100_000.0)?)?]).await?;
     let slow = scene.run_on_grants(&["slow".to_owned()]).await?;
-    ensure!(
-        slow.iter().all(|stay| stay.node == lost),
-        "{slow:?} is not on {lost}"
-    );
+    ensure!(slow.iter().all(|stay| stay.node == lost), "{slow:?} is not on {lost}");
 
     // The reservation of one is held, and the cheapest victims for the other are on the same node.
     scene.delete(&torn.pod_name(1)).await?;
     scene.phase(&torn.name, GangPhase::Degraded).await?;
     scene.create(urgent).await?;
     scene.phase(&urgent.name, GangPhase::Preempting).await?;
-    until("slow is asked to end", GANG_LIMIT, async || {
-        match is_going(scene, "slow").await {
-            Ok(true) => Ok(()),
-            other => Err(format!("{other:?}")),
-        }
+    until("slow is asked to end", GANG_LIMIT, async || match is_going(scene, "slow").await {
+        Ok(true) => Ok(()),
+        other => Err(format!("{other:?}")),
     })
     .await?;
     for name in rest.pod_names() {

@@ -35,9 +35,7 @@ pub(super) async fn pods_of_other_controllers_are_gangs(bed: &Bed) -> Result<()>
         ("scheduling.volcano.sh", "v1beta1", "PodGroup"),
     ] {
         let definition = any_fields(group, version, kind).to_string();
-        bed.cluster()
-            .kubectl_with_input(&["apply", "-f", "-"], &definition)
-            .await?;
+        bed.cluster().kubectl_with_input(&["apply", "-f", "-"], &definition).await?;
     }
     for object in [kai_group(), ray_cluster(), mpi_job(), job_set(), volcano_job()] {
         apply(bed, &scene, &object).await?;
@@ -115,19 +113,8 @@ fn job(name: &str, words: &Value, owner: &Value) -> Result<Value> {
 async fn owner(bed: &Bed, scene: &Scene<'_>, version: &str, kind: &str, name: &str) -> Result<Value> {
     let (group, _) = version.split_once('/').context("a group and a version")?;
     let resource = format!("{}s.{group}", kind.to_ascii_lowercase());
-    let args = [
-        "-n",
-        &scene.namespace,
-        "get",
-        &resource,
-        name,
-        "-o",
-        "jsonpath={.metadata.uid}",
-    ];
-    let uid = until("the owner's UID", GANG_LIMIT, async || {
-        bed.cluster().kubectl(&args).await
-    })
-    .await?;
+    let args = ["-n", &scene.namespace, "get", &resource, name, "-o", "jsonpath={.metadata.uid}"];
+    let uid = until("the owner's UID", GANG_LIMIT, async || bed.cluster().kubectl(&args).await).await?;
     Ok(json!({ "apiVersion": version, "kind": kind, "name": name, "uid": uid.trim(), "controller": true }))
 }
 
@@ -141,12 +128,7 @@ fn kai_group() -> Value {
 }
 
 fn kai_pod(number: u32) -> Result<Value> {
-    pod(
-        &format!("kai-{number}"),
-        &json!({}),
-        &json!({ "pod-group-name": "kai" }),
-        None,
-    )
+    pod(&format!("kai-{number}"), &json!({}), &json!({ "pod-group-name": "kai" }), None)
 }
 
 fn ray_cluster() -> Value {

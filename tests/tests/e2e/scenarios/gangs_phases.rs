@@ -87,9 +87,7 @@ impl Gangs {
         annotations.insert(GANG_MIN_ANNOTATION.to_owned(), "3".to_owned());
         scene.create_all([self.invalid.pod(0)?, other]).await?;
         scene.phase("invalid", GangPhase::Invalid).await?;
-        scene
-            .create_all([self.late.pod(0)?, self.late.pod_kept_out(1)?])
-            .await?;
+        scene.create_all([self.late.pod(0)?, self.late.pod_kept_out(1)?]).await?;
         Ok(Before { kept, decided })
     }
 
@@ -106,11 +104,7 @@ impl Gangs {
             ensure!(is_going(scene, &name).await?, "{name} is not asked to end");
         }
         let decided = binding(scene, "half", 1).await?;
-        ensure!(
-            decided == before.decided,
-            "{decided:?} instead of {:?}",
-            before.decided
-        );
+        ensure!(decided == before.decided, "{decided:?} instead of {:?}", before.decided);
         for name in self.half.pod_names() {
             ensure!(!is_going(scene, &name).await?, "more has to go than it takes");
         }
@@ -182,11 +176,7 @@ impl Gangs {
         scene.runs(&self.late).await?;
         scene.runs(&self.half).await?;
         let bound = scene.status("half").await?.decision;
-        ensure!(
-            bound.as_ref() == Some(&before.decided),
-            "{bound:?} instead of {:?}",
-            before.decided
-        );
+        ensure!(bound.as_ref() == Some(&before.decided), "{bound:?} instead of {:?}", before.decided);
         scene.create_all([self.torn.pod(1)?]).await?;
         scene.runs(&self.torn).await?;
         let back = place(&scene.pods.get(&self.torn.pod_name(1)).await?)?;
@@ -202,10 +192,7 @@ impl Gangs {
         records::ensure_no_device_twice(&records::read(scene.bed.cluster())?)?;
         // All at once, for one after the other takes longer than all before.
         let soon = DeleteParams::default().grace_period(1);
-        scene
-            .pods
-            .delete_collection(&soon, &ListParams::default())
-            .await?;
+        scene.pods.delete_collection(&soon, &ListParams::default()).await?;
         Ok(())
     }
 
@@ -254,18 +241,14 @@ pub(super) fn slow_to_end(pod: Pod) -> Result<Pod> {
 /// yet.
 pub(super) async fn let_end(scene: &Scene<'_>, name: &str) -> Result<()> {
     let argv = ["-n", &scene.namespace, "exec", name, "--", "touch", MAY_END];
-    until(
-        format!("{name} is told that it may end"),
-        GANG_LIMIT,
-        async || {
-            let told = scene.bed.cluster().kubectl(&argv).await;
-            match scene.pods.get_opt(name).await {
-                Ok(None) => Ok(()),
-                Ok(Some(_)) => told.map(drop).map_err(|error| error.to_string()),
-                Err(error) => Err(error.to_string()),
-            }
-        },
-    )
+    until(format!("{name} is told that it may end"), GANG_LIMIT, async || {
+        let told = scene.bed.cluster().kubectl(&argv).await;
+        match scene.pods.get_opt(name).await {
+            Ok(None) => Ok(()),
+            Ok(Some(_)) => told.map(drop).map_err(|error| error.to_string()),
+            Err(error) => Err(error.to_string()),
+        }
+    })
     .await
     .map_err(Into::into)
 }
@@ -298,11 +281,7 @@ pub(super) async fn short_phases_survive_extender_update(bed: &Bed) -> Result<()
     let scene = Scene::set(bed, "e2e-gangs-update").await?;
     make_class(bed).await?;
     let gangs = Gangs::new();
-    let story = async || {
-        gangs
-            .play(&scene, async || gangs.outlive_an_update(&scene).await)
-            .await
-    };
+    let story = async || gangs.play(&scene, async || gangs.outlive_an_update(&scene).await).await;
     with_two_extenders(bed, story).await?;
     nothing_is_left(bed).await
 }

@@ -45,10 +45,7 @@ pub(super) async fn gang_preempts_whole_gang_within_budgets(bed: &Bed) -> Result
         devices(&stays).is_subset(&devices(&before)),
         "{stays:?} is not the place that was freed: {before:?}"
     );
-    ensure!(
-        uids_of(&scene, &guarded).await? == uids,
-        "a budget did not protect its pods"
-    );
+    ensure!(uids_of(&scene, &guarded).await? == uids, "a budget did not protect its pods");
     let vulture = scene.pods.get("vulture").await?;
     ensure!(pods::node(&vulture).is_empty(), "{vulture:?} got the place");
 
@@ -56,10 +53,7 @@ pub(super) async fn gang_preempts_whole_gang_within_budgets(bed: &Bed) -> Result
     let next = Crew::new("next", 3, 4).of_class(IMPORTANT);
     scene.create(&next).await?;
     scene.phase("next", GangPhase::Queued).await?;
-    ensure!(
-        uids_of(&scene, &guarded).await? == uids,
-        "a budget did not protect its pods"
-    );
+    ensure!(uids_of(&scene, &guarded).await? == uids, "a budget did not protect its pods");
     scene.holds_nothing(&next).await?;
     let budgets: Api<PodDisruptionBudget> = Api::namespaced(bed.client(), &scene.namespace);
     budgets.delete(&guarded.name, &DeleteParams::default()).await?;
@@ -93,10 +87,7 @@ pub(super) async fn single_pod_preempts_without_breaking_gangs(bed: &Bed) -> Res
     let urgent = records::recording(pods::sleeper("urgent", 4)?, 100_000.0)?;
     scene.create_all([of_class(urgent, IMPORTANT)?]).await?;
     let urgent = scene.run_on_grants(&["urgent".to_owned()]).await?;
-    ensure!(
-        devices(&urgent) == devices(&single),
-        "{urgent:?} is not where {single:?} was"
-    );
+    ensure!(devices(&urgent) == devices(&single), "{urgent:?} is not where {single:?} was");
     is_gone(&scene, "single").await?;
     scene.runs(&crew).await?;
     let vulture = scene.pods.get("vulture").await?;
@@ -115,9 +106,7 @@ pub(super) async fn make_class(bed: &Bed) -> Result<()> {
         "metadata": { "name": IMPORTANT },
         "value": 1000,
     });
-    bed.cluster()
-        .kubectl_with_input(&["apply", "-f", "-"], &class.to_string())
-        .await?;
+    bed.cluster().kubectl_with_input(&["apply", "-f", "-"], &class.to_string()).await?;
     Ok(())
 }
 
@@ -150,12 +139,10 @@ async fn are_gone(scene: &Scene<'_>, crew: &Crew) -> Result<()> {
 }
 
 pub(super) async fn is_gone(scene: &Scene<'_>, name: &str) -> Result<()> {
-    let gone = until(format!("{name} gone"), GANG_LIMIT, async || {
-        match scene.pods.get_opt(name).await {
-            Ok(None) => Ok(()),
-            Ok(Some(pod)) => Err(format!("{}: {}", pods::phase(&pod), pods::said(&pod))),
-            Err(error) => Err(error.to_string()),
-        }
+    let gone = until(format!("{name} gone"), GANG_LIMIT, async || match scene.pods.get_opt(name).await {
+        Ok(None) => Ok(()),
+        Ok(Some(pod)) => Err(format!("{}: {}", pods::phase(&pod), pods::said(&pod))),
+        Err(error) => Err(error.to_string()),
     });
     Ok(gone.await?)
 }
@@ -176,8 +163,5 @@ async fn uids_of(scene: &Scene<'_>, crew: &Crew) -> Result<BTreeSet<String>> {
 }
 
 fn devices(stays: &[Stay]) -> BTreeSet<(&str, &str)> {
-    stays
-        .iter()
-        .flat_map(|stay| stay.devices.iter().map(|device| (&*stay.node, &**device)))
-        .collect()
+    stays.iter().flat_map(|stay| stay.devices.iter().map(|device| (&*stay.node, &**device))).collect()
 }

@@ -37,9 +37,7 @@ pub(super) async fn member_lost_in_queue_or_at_barrier(bed: &Bed) -> Result<()> 
 
     // At the barrier: three have come, the fourth is kept out. One that has come goes, and another comes in its stead.
     let gathered = Crew::new("gathered", 4, 4);
-    scene
-        .create_all((0..3).map(|n| gathered.pod(n)).collect::<Result<Vec<_>>>()?)
-        .await?;
+    scene.create_all((0..3).map(|n| gathered.pod(n)).collect::<Result<Vec<_>>>()?).await?;
     scene.create_all([gathered.pod_kept_out(3)?]).await?;
     scene.phase("gathered", GangPhase::Reserved).await?;
     scene.delete(&gathered.pod_name(1)).await?;
@@ -64,9 +62,7 @@ pub(super) async fn gang_deleted_with_its_namespace(bed: &Bed) -> Result<()> {
     scene.create(&bound).await?;
     scene.runs(&bound).await?;
     let planned = Crew::new("planned", 2, 4).with(GANG_ARRIVAL_ANNOTATION, "300");
-    scene
-        .create_all([planned.pod(0)?, planned.pod_kept_out(1)?])
-        .await?;
+    scene.create_all([planned.pod(0)?, planned.pod_kept_out(1)?]).await?;
     scene.phase("planned", GangPhase::Reserved).await?;
     scene.create(&Crew::new("queued", 2, 4)).await?;
     scene.phase("queued", GangPhase::Queued).await?;
@@ -75,9 +71,7 @@ pub(super) async fn gang_deleted_with_its_namespace(bed: &Bed) -> Result<()> {
     heirs.phase("heir", GangPhase::Queued).await?;
 
     let namespaces: Api<Namespace> = Api::all(bed.client());
-    namespaces
-        .delete(&scene.namespace, &DeleteParams::default())
-        .await?;
+    namespaces.delete(&scene.namespace, &DeleteParams::default()).await?;
     heirs.runs(&heir).await?;
     records::ensure_no_device_twice(&records::read(bed.cluster())?)?;
     let mut nothing_else = vec![("gang_reservations", 0.0), ("gang_reserved_devices", 0.0)];
@@ -88,12 +82,10 @@ pub(super) async fn gang_deleted_with_its_namespace(bed: &Bed) -> Result<()> {
     ]);
     Metrics::settled(bed, &nothing_else).await?;
     // No controller recreates anything in the namespace, and no reservation is left.
-    until("the namespace is gone", GANG_LIMIT, async || {
-        match namespaces.get_opt(&scene.namespace).await {
-            Ok(None) => Ok(()),
-            Ok(Some(namespace)) => Err(format!("{:?}", namespace.status)),
-            Err(error) => Err(error.to_string()),
-        }
+    until("the namespace is gone", GANG_LIMIT, async || match namespaces.get_opt(&scene.namespace).await {
+        Ok(None) => Ok(()),
+        Ok(Some(namespace)) => Err(format!("{:?}", namespace.status)),
+        Err(error) => Err(error.to_string()),
     })
     .await?;
     heirs.disband(&heir).await?;
@@ -119,10 +111,7 @@ pub(super) async fn bound_gang_holds_or_releases_reservation(bed: &Bed) -> Resul
     ensure!(status.bound == 3, "{}", brief(&status));
     // It is refused once more after the reservation ended: whatever its message, it has no node.
     scene.pod_says("vulture", &["free"]).await?;
-    ensure!(
-        pods::node(&scene.pods.get("vulture").await?).is_empty(),
-        "it got the place"
-    );
+    ensure!(pods::node(&scene.pods.get("vulture").await?).is_empty(), "it got the place");
     scene.create_all([kept.pod(2)?]).await?;
     scene.phase("kept", GangPhase::Bound).await?;
     let back = pods::running(&scene.pods, &kept.pod_name(2)).await?;
@@ -149,10 +138,8 @@ pub(super) async fn bound_gang_restarts_as_a_whole(bed: &Bed) -> Result<()> {
     // index the controller waits longer after each lost pod, 80 s after the fourth. Deleted or evicted pods must not
     // count as failed, because this Job allows no failure; and they must not exit with 0, because the index would then
     // be complete.
-    let mut template = gangs::template(
-        2,
-        &json!({ GANG_MIN_ANNOTATION: "all", GANG_REPAIR_ANNOTATION: "restart" }),
-    )?;
+    let mut template =
+        gangs::template(2, &json!({ GANG_MIN_ANNOTATION: "all", GANG_REPAIR_ANNOTATION: "restart" }))?;
     template["spec"]["restartPolicy"] = json!("Never");
     if let Some(env) = template["spec"]["containers"][0]["env"].as_array_mut() {
         env.push(json!({ "name": "TOLD_TO_END", "value": "143" }));
@@ -176,34 +163,17 @@ pub(super) async fn bound_gang_restarts_as_a_whole(bed: &Bed) -> Result<()> {
     let jobs: Api<Job> = Api::namespaced(bed.client(), &scene.namespace);
     jobs.create(&PostParams::default(), &job).await?;
     let first = four_running(&scene, &[]).await?;
-    scene
-        .run_on_grants(
-            &first
-                .iter()
-                .map(|pod| name_of(pod).to_owned())
-                .collect::<Vec<_>>(),
-        )
-        .await?;
+    scene.run_on_grants(&first.iter().map(|pod| name_of(pod).to_owned()).collect::<Vec<_>>()).await?;
     let gone = first.iter().map(uid).collect::<Vec<_>>();
     let one = first.first().map(name_of).context("four pods run")?;
     scene.pods.evict(one, &EvictParams::default()).await?;
     let second = four_running(&scene, &gone).await?;
-    scene
-        .run_on_grants(
-            &second
-                .iter()
-                .map(|pod| name_of(pod).to_owned())
-                .collect::<Vec<_>>(),
-        )
-        .await?;
-    jobs.delete("epochs", &kube::api::DeleteParams::background())
-        .await?;
-    until("the job's pods gone", GANG_LIMIT, async || {
-        match scene.pods.list(&ListParams::default()).await {
-            Ok(all) if all.items.is_empty() => Ok(()),
-            Ok(all) => Err(format!("{} are left", all.items.len())),
-            Err(error) => Err(error.to_string()),
-        }
+    scene.run_on_grants(&second.iter().map(|pod| name_of(pod).to_owned()).collect::<Vec<_>>()).await?;
+    jobs.delete("epochs", &kube::api::DeleteParams::background()).await?;
+    until("the job's pods gone", GANG_LIMIT, async || match scene.pods.list(&ListParams::default()).await {
+        Ok(all) if all.items.is_empty() => Ok(()),
+        Ok(all) => Err(format!("{} are left", all.items.len())),
+        Err(error) => Err(error.to_string()),
     })
     .await?;
     nothing_is_left(bed).await
@@ -212,11 +182,7 @@ pub(super) async fn bound_gang_restarts_as_a_whole(bed: &Bed) -> Result<()> {
 /// Waits until four pods run, none of them one of those named.
 async fn four_running(scene: &Scene<'_>, not: &[String]) -> Result<Vec<Pod>> {
     let found = until("four pods running", GANG_LIMIT, async || {
-        let all = scene
-            .pods
-            .list(&ListParams::default())
-            .await
-            .map_err(|error| error.to_string())?;
+        let all = scene.pods.list(&ListParams::default()).await.map_err(|error| error.to_string())?;
         let running: Vec<Pod> = all
             .into_iter()
             .filter(|pod| pod.metadata.deletion_timestamp.is_none())

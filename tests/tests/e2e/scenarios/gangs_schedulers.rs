@@ -96,9 +96,7 @@ pub(super) async fn basic_group_pods_are_scheduled_singly(bed: &Bed) -> Result<(
     }
     let two = gantry_e2e::until("two of three have a node", GANG_LIMIT, async || {
         let bound = scene.bound("loose-").await.map_err(|error| error.to_string())?;
-        (bound == 2)
-            .then_some(())
-            .ok_or_else(|| format!("{bound} have one"))
+        (bound == 2).then_some(()).ok_or_else(|| format!("{bound} have one"))
     });
     two.await?;
     let all = scene.pods.list(&kube::api::ListParams::default()).await?;
@@ -110,10 +108,7 @@ pub(super) async fn basic_group_pods_are_scheduled_singly(bed: &Bed) -> Result<(
     pods::running(&scene.pods, &runs).await?;
     scene.delete(&runs).await?;
     scene.run_on_grants(&[waiting]).await?;
-    ensure!(
-        scene.bound("loose-").await? == 2,
-        "the two that are left have a node"
-    );
+    ensure!(scene.bound("loose-").await? == 2, "the two that are left have a node");
     records::ensure_no_device_twice(&records::read(bed.cluster())?)?;
     Ok(())
 }

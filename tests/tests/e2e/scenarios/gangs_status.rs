@@ -13,18 +13,8 @@ use crate::gangs::{Crew, Scene};
 use crate::views::{self, Metrics, Table};
 
 /// The columns of `kubectl get gangs -o wide`.
-const COLUMNS: [&str; 10] = [
-    "NAME",
-    "PHASE",
-    "MIN",
-    "MEMBERS",
-    "BOUND",
-    "DOMAIN",
-    "WAITING",
-    "REASON",
-    "DECIDED BY",
-    "AGE",
-];
+const COLUMNS: [&str; 10] =
+    ["NAME", "PHASE", "MIN", "MEMBERS", "BOUND", "DOMAIN", "WAITING", "REASON", "DECIDED BY", "AGE"];
 
 /// Sixteen of twenty GPUs each, and a small one that has to wait.
 struct Gangs {
@@ -75,44 +65,21 @@ impl Gangs {
         row(
             &table,
             "waits",
-            &[
-                ("PHASE", "Queued"),
-                ("MIN", "2"),
-                ("MEMBERS", "2"),
-                ("BOUND", "0"),
-                ("DOMAIN", ""),
-            ],
+            &[("PHASE", "Queued"), ("MIN", "2"), ("MEMBERS", "2"), ("BOUND", "0"), ("DOMAIN", "")],
         )?;
         row(
             &table,
             "slow",
-            &[
-                ("PHASE", "Bound"),
-                ("MIN", "2"),
-                ("MEMBERS", "2"),
-                ("BOUND", "2"),
-                ("WAITING", ""),
-            ],
+            &[("PHASE", "Bound"), ("MIN", "2"), ("MEMBERS", "2"), ("BOUND", "2"), ("WAITING", "")],
         )?;
         let reason = table.cell("waits", "REASON")?;
         ensure!(reason.starts_with("waits for room"), "{table:?}");
         ensure!(!table.cell("waits", "WAITING")?.is_empty(), "{table:?}");
         let by = table.cell("waits", "DECIDED BY")?;
         ensure!(by.contains("gantry.dev/gang-min"), "{table:?}");
-        told(
-            scene,
-            "waits",
-            "GangWaiting",
-            &["waits for room", "1 of 2 fit, 8 GPUs asked, 4 free"],
-        )
-        .await?;
+        told(scene, "waits", "GangWaiting", &["waits for room", "1 of 2 fit, 8 GPUs asked, 4 free"]).await?;
         let of_gang = explain(scene, "gang", "waits").await?;
-        for words in [
-            "Queued",
-            "2 of 2 members exist",
-            "1 of 2 fit",
-            "tried for 2 members of 4 GPUs",
-        ] {
+        for words in ["Queued", "2 of 2 members exist", "1 of 2 fit", "tried for 2 members of 4 GPUs"] {
             ensure!(of_gang.contains(words), "no {words:?} in\n{of_gang}");
         }
         let of_pod = explain(scene, "pod", "waits-0").await?;
@@ -140,11 +107,7 @@ impl Gangs {
         scene.create(&self.urgent).await?;
         scene.phase("urgent", GangPhase::Preempting).await?;
         let table = Table::get(scene.bed, &scene.namespace, "gangs").await?;
-        row(
-            &table,
-            "urgent",
-            &[("PHASE", "Preempting"), ("MEMBERS", "2"), ("BOUND", "0")],
-        )?;
+        row(&table, "urgent", &[("PHASE", "Preempting"), ("MEMBERS", "2"), ("BOUND", "0")])?;
         told(scene, "urgent", "Preempting", &[]).await?;
         for name in self.slow.pod_names() {
             let pod = scene.pods.get(&name).await?;
@@ -164,12 +127,7 @@ impl Gangs {
         )
         .await?;
         grew(&before, &now, r#"gang_steps_total{outcome="preempting"}"#, 1.0)?;
-        grew(
-            &before,
-            &now,
-            r#"gang_pod_writes_total{verb="evict",outcome="done"}"#,
-            2.0,
-        )
+        grew(&before, &now, r#"gang_pod_writes_total{verb="evict",outcome="done"}"#, 2.0)
     }
 
     /// What was freed goes to it.
@@ -184,40 +142,16 @@ impl Gangs {
         row(
             &table,
             "urgent",
-            &[
-                ("PHASE", "Bound"),
-                ("MIN", "2"),
-                ("MEMBERS", "2"),
-                ("BOUND", "2"),
-                ("WAITING", ""),
-            ],
+            &[("PHASE", "Bound"), ("MIN", "2"), ("MEMBERS", "2"), ("BOUND", "2"), ("WAITING", "")],
         )?;
         let status = scene.status("urgent").await?;
-        ensure!(
-            !status.domain.is_empty() && table.cell("urgent", "DOMAIN")? == status.domain,
-            "{table:?}"
-        );
-        told(
-            scene,
-            "urgent",
-            "GangReserved",
-            &["its places are in", &status.domain],
-        )
-        .await?;
-        told(
-            scene,
-            "urgent",
-            "GangBound",
-            &["2 of 2 members are bound in", &status.domain],
-        )
-        .await?;
+        ensure!(!status.domain.is_empty() && table.cell("urgent", "DOMAIN")? == status.domain, "{table:?}");
+        told(scene, "urgent", "GangReserved", &["its places are in", &status.domain]).await?;
+        told(scene, "urgent", "GangBound", &["2 of 2 members are bound in", &status.domain]).await?;
         let of_pod = explain(scene, "pod", "urgent-0").await?;
         let pod = scene.pods.get("urgent-0").await?;
         let node = crate::pods::node(&pod);
-        ensure!(
-            of_pod.contains(&format!("bound to {node}: GPU 0,1,2,3,4,5,6,7")),
-            "{of_pod}"
-        );
+        ensure!(of_pod.contains(&format!("bound to {node}: GPU 0,1,2,3,4,5,6,7")), "{of_pod}");
         for device in crate::pods::granted(&pod)? {
             ensure!(of_pod.contains(&device), "no {device} in\n{of_pod}");
         }
@@ -258,21 +192,14 @@ impl Gangs {
         scene.delete("urgent-1").await?;
         scene.phase("urgent", GangPhase::Degraded).await?;
         let table = Table::get(scene.bed, &scene.namespace, "gangs").await?;
-        row(
-            &table,
-            "urgent",
-            &[("PHASE", "Degraded"), ("MIN", "2"), ("BOUND", "1")],
-        )?;
+        row(&table, "urgent", &[("PHASE", "Degraded"), ("MIN", "2"), ("BOUND", "1")])?;
         told(scene, "urgent", "MemberLost", &[]).await?;
         let of_gang = explain(scene, "gang", "urgent").await?;
         ensure!(of_gang.contains("Degraded"), "{of_gang}");
         let of_pod = explain(scene, "pod", "waits-0").await?;
         let kept = format!("1 place is kept for gang {}/urgent there", scene.namespace);
         let line = of_pod.lines().find(|line| line.contains(&kept));
-        ensure!(
-            line.is_some_and(|line| line.contains(&node)),
-            "no {kept:?} of {node} in\n{of_pod}"
-        );
+        ensure!(line.is_some_and(|line| line.contains(&node)), "no {kept:?} of {node} in\n{of_pod}");
         let now = Metrics::settled(
             scene.bed,
             &[
@@ -287,18 +214,9 @@ impl Gangs {
         grew(&before, &now, r#"gang_steps_total{outcome="degraded"}"#, 1.0)?;
         scene.create_all([self.urgent.pod(1)?]).await?;
         scene.runs(&self.urgent).await?;
-        told(
-            scene,
-            "urgent",
-            "GangBound",
-            &["whole again: 2 of 2 members are bound in"],
-        )
-        .await?;
-        Metrics::settled(
-            scene.bed,
-            &[(r#"gangs{phase="degraded"}"#, 0.0), ("gang_reservations", 0.0)],
-        )
-        .await?;
+        told(scene, "urgent", "GangBound", &["whole again: 2 of 2 members are bound in"]).await?;
+        Metrics::settled(scene.bed, &[(r#"gangs{phase="degraded"}"#, 0.0), ("gang_reservations", 0.0)])
+            .await?;
         Ok(())
     }
 }
@@ -307,10 +225,7 @@ impl Gangs {
 fn row(table: &Table, gang: &str, expected: &[(&str, &str)]) -> Result<()> {
     for (column, cell) in expected {
         let seen = table.cell(gang, column)?;
-        ensure!(
-            seen == *cell,
-            "{column} of {gang} is {seen:?}, not {cell:?}: {table:?}"
-        );
+        ensure!(seen == *cell, "{column} of {gang} is {seen:?}, not {cell:?}: {table:?}");
     }
     Ok(())
 }

@@ -57,10 +57,7 @@ async fn forge(pods: &Api<Pod>, node: &str) -> Result<()> {
     refused("a Binding", bind(pods, to, &forged).await)?;
     let namespace = pods.namespace().unwrap_or_default();
     let legacy: Api<Binding> = Api::namespaced(pods.clone().into_client(), namespace);
-    refused(
-        "a Binding by the older way",
-        legacy.create(&PostParams::default(), &forged).await,
-    )?;
+    refused("a Binding by the older way", legacy.create(&PostParams::default(), &forged).await)?;
 
     // A binding without a grant and a status write without one are allowed.
     bind(pods, to, &binding(json!({ "example.com/by": "somebody" }))?).await?;
@@ -71,9 +68,8 @@ async fn forge(pods: &Api<Pod>, node: &str) -> Result<()> {
 }
 
 async fn bind(pods: &Api<Pod>, to: &str, binding: &Binding) -> Result<()> {
-    let answer: kube::Result<Value> = pods
-        .create_subresource("binding", to, &PostParams::default(), binding)
-        .await;
+    let answer: kube::Result<Value> =
+        pods.create_subresource("binding", to, &PostParams::default(), binding).await;
     answer?;
     Ok(())
 }
@@ -95,22 +91,13 @@ fn refused<T>(what: &str, answer: Result<T, impl ToString>) -> Result<()> {
 }
 
 pub(super) async fn plugin_may_change_only_its_own_fields(bed: &Bed) -> Result<()> {
-    let plugin = Plugin {
-        cluster: bed.cluster(),
-        node: bed.cluster().nodes()[0].name(),
-    };
+    let plugin = Plugin { cluster: bed.cluster(), node: bed.cluster().nodes()[0].name() };
     let why = "may not write its Node's metadata";
-    plugin
-        .is_held_to(why, async |change| plugin.patch_status(change).await)
-        .await?;
+    plugin.is_held_to(why, async |change| plugin.patch_status(change).await).await?;
     let own = json!({ "status": { "conditions": [condition("GPUHealthy")] } });
     plugin.patch_status(&own).await.context("its own condition")?;
     let nodes: Api<Node> = Api::all(bed.client());
-    let features = nodes
-        .get(plugin.node)
-        .await?
-        .status
-        .and_then(|status| status.features);
+    let features = nodes.get(plugin.node).await?.status.and_then(|status| status.features);
     let group_policy = features.and_then(|features| features.supplemental_groups_policy);
     for (change, why) in status_changes(group_policy.unwrap_or_default()) {
         let change = json!({ "status": change });
@@ -132,23 +119,15 @@ pub(super) async fn plugin_may_change_only_its_own_fields(bed: &Bed) -> Result<(
 
 async fn labels_only(plugin: &Plugin<'_>) -> Result<()> {
     let why = "labels of nvidia.com/ and gantry.dev/ only";
-    plugin
-        .is_held_to(why, async |change| plugin.patch(change).await)
-        .await?;
+    plugin.is_held_to(why, async |change| plugin.patch(change).await).await?;
     let label = |value: Value| json!({ "metadata": { "labels": { "nvidia.com/guard": value } } });
     for value in [json!("x"), Value::Null] {
         plugin.patch(&label(value)).await.context("a label of its own")?;
     }
-    let others = metadata_changes()
-        .into_iter()
-        .filter(|change| change["labels"].is_null());
+    let others = metadata_changes().into_iter().filter(|change| change["labels"].is_null());
     let others = others.map(|change| json!({ "metadata": change }));
     for change in others.chain([json!({ "spec": { "unschedulable": true } })]) {
-        refused_for(
-            "labels of a Node, and nothing else",
-            &change,
-            plugin.patch(&change).await,
-        )?;
+        refused_for("labels of a Node, and nothing else", &change, plugin.patch(&change).await)?;
     }
     Ok(())
 }
@@ -193,10 +172,7 @@ impl Plugin<'_> {
         let account = format!("system:serviceaccount:{NAMESPACE}:{PLUGIN}");
         let headers = request.headers_mut();
         headers.insert("impersonate-user", account.parse()?);
-        headers.insert(
-            "impersonate-extra-authentication.kubernetes.io%2fnode-name",
-            self.node.parse()?,
-        );
+        headers.insert("impersonate-extra-authentication.kubernetes.io%2fnode-name", self.node.parse()?);
         self.cluster.client().request::<Value>(request).await?;
         Ok(())
     }
@@ -208,27 +184,12 @@ fn status_changes(group_policy: bool) -> Vec<(Value, &'static str)> {
     let nothing_else = "conditions of its Node's status, and nothing else";
     vec![
         (json!({ "capacity": { "example.com/guard": "1" } }), "kubelet's"),
-        (
-            json!({ "allocatable": { "example.com/guard": "1" } }),
-            "kubelet's",
-        ),
-        (
-            json!({ "conditions": [condition("ExampleGuard")] }),
-            "condition GPUHealthy only",
-        ),
-        (
-            json!({ "addresses": [{ "type": "ExternalIP", "address": "192.0.2.1" }] }),
-            nothing_else,
-        ),
-        (
-            json!({ "daemonEndpoints": { "kubeletEndpoint": { "Port": 1 } } }),
-            nothing_else,
-        ),
+        (json!({ "allocatable": { "example.com/guard": "1" } }), "kubelet's"),
+        (json!({ "conditions": [condition("ExampleGuard")] }), "condition GPUHealthy only"),
+        (json!({ "addresses": [{ "type": "ExternalIP", "address": "192.0.2.1" }] }), nothing_else),
+        (json!({ "daemonEndpoints": { "kubeletEndpoint": { "Port": 1 } } }), nothing_else),
         (json!({ "nodeInfo": { "kernelVersion": "guard" } }), nothing_else),
-        (
-            json!({ "images": [{ "names": ["example.com/guard"], "sizeBytes": 1 }] }),
-            nothing_else,
-        ),
+        (json!({ "images": [{ "names": ["example.com/guard"], "sizeBytes": 1 }] }), nothing_else),
         (json!({ "volumesInUse": ["example.com/guard"] }), nothing_else),
         (
             json!({ "volumesAttached": [{ "name": "example.com/guard", "devicePath": "/guard" }] }),
@@ -236,10 +197,7 @@ fn status_changes(group_policy: bool) -> Vec<(Value, &'static str)> {
         ),
         (json!({ "phase": "Pending" }), nothing_else),
         (json!({ "runtimeHandlers": [{ "name": "guard" }] }), nothing_else),
-        (
-            json!({ "features": { "supplementalGroupsPolicy": !group_policy } }),
-            nothing_else,
-        ),
+        (json!({ "features": { "supplementalGroupsPolicy": !group_policy } }), nothing_else),
         (json!({ "declaredFeatures": ["Guard"] }), nothing_else),
     ]
 }

@@ -32,44 +32,27 @@ pub(super) async fn replicas_of_one_gpu_serve_several_pods(bed: &Bed) -> Result<
     let node = cluster.nodes()[2].name();
     let config = write_config(cluster, node, TWICE)?;
     let args = [format!("--config-file={}", config.display())];
-    gpus.serve(cluster, node, None, &args, &[("nvidia.com/gpu", 8)])
-        .await?;
+    gpus.serve(cluster, node, None, &args, &[("nvidia.com/gpu", 8)]).await?;
     // A pod that asks for two replicas wants two GPUs.
     let pair = run_on(&api, "pair", "nvidia.com/gpu", 2, node).await?;
     let seen = pods::seen(cluster, &pair, "main").await?;
     ensure!(seen.len() == 2, "two replicas on {} GPUs: {seen:?}", seen.len());
-    ensure!(
-        seen.iter().all(|device| !device.contains("::")),
-        "the container sees replicas: {seen:?}"
-    );
+    ensure!(seen.iter().all(|device| !device.contains("::")), "the container sees replicas: {seen:?}");
     let held = pods::held(cluster, &pair, "main").await?;
-    ensure!(
-        held.iter().all(|device| device.contains("::")),
-        "kubelet counts replicas, not {held:?}"
-    );
+    ensure!(held.iter().all(|device| device.contains("::")), "kubelet counts replicas, not {held:?}");
     let mut all = held;
     let mut gpus_seen = seen;
     for turn in 0..6 {
         let pod = run_on(&api, &format!("one-{turn}"), "nvidia.com/gpu", 1, node).await?;
         let held = pods::held(cluster, &pod, "main").await?;
         ensure!(held.is_disjoint(&all), "{held:?} was given out before");
-        ensure!(
-            pods::granted(&pod)? == held,
-            "granted {:?}, held {held:?}",
-            pods::granted(&pod)?
-        );
+        ensure!(pods::granted(&pod)? == held, "granted {:?}, held {held:?}", pods::granted(&pod)?);
         all.extend(held);
         gpus_seen.extend(pods::seen(cluster, &pod, "main").await?);
     }
     ensure!(all.len() == 8, "8 replicas, {} given out", all.len());
     ensure!(gpus_seen.len() == 4, "replicas of {gpus_seen:?} only");
-    let text = refusal(
-        bed,
-        &api,
-        "e2e-replicas",
-        chosen("late", "nvidia.com/gpu", 1, node)?,
-    )
-    .await?;
+    let text = refusal(bed, &api, "e2e-replicas", chosen("late", "nvidia.com/gpu", 1, node)?).await?;
     ensure!(text.contains("0 of 8"), "{text}");
     Ok(())
 }
@@ -81,14 +64,10 @@ pub(super) async fn mig_mixed_profiles_are_separate_resources(bed: &Bed) -> Resu
     let node = &cluster.nodes()[1];
     let hardware = Hardware::install_in(node, &gantry::machine_file("dgx-a100-mig"), "mixed")?;
     let offered = offered(&hardware);
-    let slices: Vec<(&str, usize)> = offered
-        .iter()
-        .map(|(name, count)| (name.as_str(), *count))
-        .collect();
+    let slices: Vec<(&str, usize)> = offered.iter().map(|(name, count)| (name.as_str(), *count)).collect();
     ensure!(slices.len() > 2, "the machine has several profiles: {slices:?}");
     let args = ["--mig-strategy=mixed", "--pass-device-specs=true"].map(str::to_owned);
-    gpus.serve(cluster, node.name(), Some(&hardware), &args, &slices)
-        .await?;
+    gpus.serve(cluster, node.name(), Some(&hardware), &args, &slices).await?;
     for (resource, count) in slices {
         let name = resource.replace(['/', '.'], "-").to_lowercase();
         let pod = run_on(&api, &name, resource, 1, node.name()).await?;
@@ -101,9 +80,7 @@ pub(super) async fn mig_mixed_profiles_are_separate_resources(bed: &Bed) -> Resu
             seen.len() == 1 && seen.iter().all(|device| device.starts_with(prefix)),
             "{resource} ({count}): {seen:?}"
         );
-        let devices = cluster
-            .kubectl(&["-n", "e2e-mixed", "exec", &name, "--", "ls", "-R", "/dev"])
-            .await?;
+        let devices = cluster.kubectl(&["-n", "e2e-mixed", "exec", &name, "--", "ls", "-R", "/dev"]).await?;
         let capabilities = devices
             .split_whitespace()
             .filter(|entry| entry.starts_with("nvidia-cap") && !entry.contains("caps"))
@@ -123,32 +100,17 @@ pub(super) async fn mig_single_slices_are_gpus(bed: &Bed) -> Result<()> {
     let node = &cluster.nodes()[1];
     let hardware = Hardware::install_in(node, &gantry::machine_file("hgx-h100-mig"), "single")?;
     let args = ["--mig-strategy=single", "--device-list-strategy=cdi-cri"].map(str::to_owned);
-    gpus.serve(
-        cluster,
-        node.name(),
-        Some(&hardware),
-        &args,
-        &[("nvidia.com/gpu", 56)],
-    )
-    .await?;
+    gpus.serve(cluster, node.name(), Some(&hardware), &args, &[("nvidia.com/gpu", 56)]).await?;
     let pod = run_on(&api, "three", "nvidia.com/gpu", 3, node.name()).await?;
     let held = pods::held(cluster, &pod, "main").await?;
     ensure!(held == pods::granted(&pod)?, "held {held:?}");
-    ensure!(
-        held.len() == 3 && held.iter().all(|device| device.starts_with("MIG-")),
-        "{held:?}"
-    );
-    let devices = cluster
-        .kubectl(&["-n", "e2e-single", "exec", "three", "--", "ls", "-R", "/dev"])
-        .await?;
+    ensure!(held.len() == 3 && held.iter().all(|device| device.starts_with("MIG-")), "{held:?}");
+    let devices = cluster.kubectl(&["-n", "e2e-single", "exec", "three", "--", "ls", "-R", "/dev"]).await?;
     let capabilities: BTreeSet<&str> = devices
         .split_whitespace()
         .filter(|entry| entry.starts_with("nvidia-cap") && !entry.contains("caps"))
         .collect();
-    ensure!(
-        capabilities.len() == 6,
-        "three slices have six capabilities: {capabilities:?}"
-    );
+    ensure!(capabilities.len() == 6, "three slices have six capabilities: {capabilities:?}");
     Ok(())
 }
 
@@ -163,8 +125,7 @@ pub(super) async fn compute_slices_are_separate_resources(bed: &Bed) -> Result<(
         ["1c.3g.71gb", "2c.3g.71gb", "3g.71gb"].map(|part| format!("nvidia.com/mig-{part}"));
     let offers = [(one.as_str(), 4), (two.as_str(), 1), (whole.as_str(), 2)];
     let mixed = ["--mig-strategy=mixed", "--pass-device-specs=true"].map(str::to_owned);
-    gpus.serve(cluster, node.name(), Some(&hardware), &mixed, &offers)
-        .await?;
+    gpus.serve(cluster, node.name(), Some(&hardware), &mixed, &offers).await?;
     are_published(bed, node.name(), &[&one, &two]).await?;
     let mut capabilities = Vec::new();
     for (resource, count) in &offers[..2] {
@@ -183,10 +144,7 @@ pub(super) async fn compute_slices_are_separate_resources(bed: &Bed) -> Result<(
         anyhow::bail!("two pods have {capabilities:?}");
     };
     let shared = ones.intersection(twos).count();
-    ensure!(
-        ones.len() == 4 + 2 && twos.len() == 1 + 1 && shared == 1,
-        "{ones:?} and {twos:?}"
-    );
+    ensure!(ones.len() == 4 + 2 && twos.len() == 1 + 1 && shared == 1, "{ones:?} and {twos:?}");
 
     // An error of a slice is one of all its parts, and of no other.
     let gpu = hardware.machine().gpus().get(1).and_then(|gpu| gpu.mig.clone());
@@ -203,8 +161,7 @@ pub(super) async fn changed_config_applies_and_bad_config_does_not(bed: &Bed) ->
     let node = cluster.nodes()[2].name();
     let config = write_config(cluster, node, "version: v1\n")?;
     let args = [format!("--config-file={}", config.display())];
-    gpus.serve(cluster, node, None, &args, &[("nvidia.com/gpu", 4)])
-        .await?;
+    gpus.serve(cluster, node, None, &args, &[("nvidia.com/gpu", 4)]).await?;
     write_config(cluster, node, TWICE)?;
     gpus.counts(cluster, node, &[("nvidia.com/gpu", 8)]).await?;
     // A misspelled key changes nothing and is reported.
@@ -232,11 +189,8 @@ async fn are_published(bed: &Bed, node: &str, resources: &[&str]) -> Result<()> 
     until(format!("{resources:?} published"), pods::RUN_LIMIT, async || {
         let object = published.get(node).await.map_err(|error| error.to_string())?;
         let status = object.status.unwrap_or_default();
-        let named: BTreeSet<String> = status
-            .resources
-            .iter()
-            .map(|resource| resource.name.to_string())
-            .collect();
+        let named: BTreeSet<String> =
+            status.resources.iter().map(|resource| resource.name.to_string()).collect();
         match resources.iter().all(|resource| named.contains(*resource)) {
             true => Ok(()),
             false => Err(format!("{named:?}")),

@@ -33,8 +33,7 @@ pub(super) async fn changed_mig_layout_changes_resources(bed: &Bed) -> Result<()
     let mut hardware = Hardware::install_in(cluster.node(node)?, &machine, "recut")?;
     let mixed = ["--mig-strategy=mixed".to_owned()];
     let small = "nvidia.com/mig-1g.5gb";
-    gpus.serve(cluster, node, Some(&hardware), &mixed, &[(small, 7)])
-        .await?;
+    gpus.serve(cluster, node, Some(&hardware), &mixed, &[(small, 7)]).await?;
     let pod = run_on(&api, "before", small, 1, node).await?;
     let before = pods::seen(cluster, &pod, "main").await?;
     api.delete("before", &DeleteParams::default()).await?;
@@ -46,15 +45,9 @@ pub(super) async fn changed_mig_layout_changes_resources(bed: &Bed) -> Result<()
     hardware.controller().raise_xid_in(0, DOUBLE_BIT, sick.id, ALL)?;
     gpus.counts(cluster, node, &[(small, 6)]).await?;
     // It is gone with the instance.
-    hardware
-        .controller()
-        .recut(0, &["3g.20gb", "2g.10gb", "1g.5gb"])?;
-    let cut = [
-        ("nvidia.com/mig-3g.20gb", 1),
-        ("nvidia.com/mig-2g.10gb", 1),
-        (small, 1),
-        ("nvidia.com/gpu", 0),
-    ];
+    hardware.controller().recut(0, &["3g.20gb", "2g.10gb", "1g.5gb"])?;
+    let cut =
+        [("nvidia.com/mig-3g.20gb", 1), ("nvidia.com/mig-2g.10gb", 1), (small, 1), ("nvidia.com/gpu", 0)];
     gpus.counts(cluster, node, &cut).await?;
     let mut all = BTreeSet::new();
     for (resource, _) in &cut[..3] {
@@ -69,10 +62,7 @@ pub(super) async fn changed_mig_layout_changes_resources(bed: &Bed) -> Result<()
         all.extend(seen);
         api.delete(&name, &DeleteParams::default()).await?;
     }
-    ensure!(
-        all.len() == 3,
-        "three slices are {all:?}; before there was {before:?}"
-    );
+    ensure!(all.len() == 3, "three slices are {all:?}; before there was {before:?}");
 
     // And whole again.
     hardware.controller().uncut(0)?;
@@ -80,10 +70,7 @@ pub(super) async fn changed_mig_layout_changes_resources(bed: &Bed) -> Result<()
     gpus.counts(cluster, node, &whole).await?;
     let pod = run_on(&api, "whole", "nvidia.com/gpu", 1, node).await?;
     let seen = pods::seen(cluster, &pod, "main").await?;
-    ensure!(
-        seen.len() == 1 && seen.iter().all(|device| device.starts_with("GPU-")),
-        "{seen:?}"
-    );
+    ensure!(seen.len() == 1 && seen.iter().all(|device| device.starts_with("GPU-")), "{seen:?}");
     Ok(())
 }
 
@@ -101,8 +88,7 @@ pub(super) async fn xid_is_reported_everywhere_until_lifted(bed: &Bed) -> Result
         gpu.and_then(|gpu| gpu.uuid.as_ref()).map(ToString::to_string)
     };
     let sick = uuid(3).context("it has eight GPUs")?;
-    gpus.serve(cluster, node, Some(&hardware), &[], &[("nvidia.com/gpu", 8)])
-        .await?;
+    gpus.serve(cluster, node, Some(&hardware), &[], &[("nvidia.com/gpu", 8)]).await?;
     condition(bed, node, "True", "every GPU is healthy").await?;
     // An application's Xid changes nothing; the one after it does, so that the first has been seen by then.
     hardware.controller().raise_xid(2, 31)?;
@@ -118,10 +104,7 @@ pub(super) async fn xid_is_reported_everywhere_until_lifted(bed: &Bed) -> Result
     ensure!(text.contains("7 of 8"), "{text}");
     let seven = run_on(&api, "seven", "nvidia.com/gpu", 7, node).await?;
     let seen = pods::seen(cluster, &seven, "main").await?;
-    ensure!(
-        seen.len() == 7 && !seen.contains(&sick),
-        "{sick} is sick: {seen:?}"
-    );
+    ensure!(seen.len() == 7 && !seen.contains(&sick), "{sick} is sick: {seen:?}");
     api.delete("seven", &DeleteParams::default()).await?;
 
     let lift = format!("gantry.dev/lift-quarantine={sick}");
@@ -143,23 +126,11 @@ pub(super) async fn quarantine_survives_plugin_without_api_server(bed: &Bed) -> 
     let node = &cluster.nodes()[2];
     let machine = gantry::machine_file("a40-8x-bridged");
     let mut hardware = Hardware::install_in(node, &machine, "sick-away")?;
-    let uuids: Vec<String> = hardware
-        .machine()
-        .gpus()
-        .iter()
-        .filter_map(|gpu| Some(gpu.uuid.as_ref()?.to_string()))
-        .collect();
-    gpus.serve(
-        cluster,
-        node.name(),
-        Some(&hardware),
-        &[],
-        &[("nvidia.com/gpu", 8)],
-    )
-    .await?;
+    let uuids: Vec<String> =
+        hardware.machine().gpus().iter().filter_map(|gpu| Some(gpu.uuid.as_ref()?.to_string())).collect();
+    gpus.serve(cluster, node.name(), Some(&hardware), &[], &[("nvidia.com/gpu", 8)]).await?;
     hardware.controller().raise_xid(3, OFF_THE_BUS)?;
-    gpus.counts(cluster, node.name(), &[("nvidia.com/gpu", 7)])
-        .await?;
+    gpus.counts(cluster, node.name(), &[("nvidia.com/gpu", 7)]).await?;
     stored(bed, node.name(), &uuids[3..=3]).await?;
 
     cluster.program("kube-apiserver")?.kill().await?;
@@ -175,8 +146,7 @@ pub(super) async fn quarantine_survives_plugin_without_api_server(bed: &Bed) -> 
     // kubelet asks before the plugin has published anything.
     let eight = chosen("eight", "nvidia.com/gpu", 8, node.name())?;
     api.create(&PostParams::default(), &eight).await?;
-    gpus.counts(cluster, node.name(), &[("nvidia.com/gpu", 6)])
-        .await?;
+    gpus.counts(cluster, node.name(), &[("nvidia.com/gpu", 6)]).await?;
     stored(bed, node.name(), &[uuids[3].clone(), uuids[5].clone()]).await?;
     for gpu in [3, 5] {
         condition(bed, node.name(), "False", &format!("{}: Xid 79", uuids[gpu])).await?;
@@ -186,17 +156,9 @@ pub(super) async fn quarantine_survives_plugin_without_api_server(bed: &Bed) -> 
     let is_sick = |gpu: &String| *gpu == uuids[3] || *gpu == uuids[5];
     ensure!(seen.len() == 6 && !seen.iter().any(is_sick), "{seen:?}");
     api.delete("six", &DeleteParams::default()).await?;
-    ensure!(
-        pods::node(&api.get("eight").await?).is_empty(),
-        "it got GPUs that are sick"
-    );
+    ensure!(pods::node(&api.get("eight").await?).is_empty(), "it got GPUs that are sick");
 
-    let args = [
-        "annotate",
-        "gpunode",
-        node.name(),
-        "gantry.dev/lift-quarantine=all",
-    ];
+    let args = ["annotate", "gpunode", node.name(), "gantry.dev/lift-quarantine=all"];
     cluster.kubectl(&args).await?;
     pods::running(&api, "eight").await?;
     stored(bed, node.name(), &[]).await
@@ -240,19 +202,15 @@ async fn condition(bed: &Bed, node: &str, status: &str, words: &str) -> Result<(
         let message = condition.message.as_deref().unwrap_or_default();
         condition.status == status && message.contains(words)
     };
-    until(
-        format!("GPUHealthy {status} of {node} with {words:?}"),
-        pods::RUN_LIMIT,
-        async || {
-            let object = nodes.get(node).await.map_err(|error| error.to_string())?;
-            let all = object.status.and_then(|status| status.conditions);
-            let found = all.into_iter().flatten().find(|one| one.type_ == "GPUHealthy");
-            match found {
-                Some(condition) if is_so(&condition) => Ok(()),
-                other => Err(format!("{other:?}")),
-            }
-        },
-    )
+    until(format!("GPUHealthy {status} of {node} with {words:?}"), pods::RUN_LIMIT, async || {
+        let object = nodes.get(node).await.map_err(|error| error.to_string())?;
+        let all = object.status.and_then(|status| status.conditions);
+        let found = all.into_iter().flatten().find(|one| one.type_ == "GPUHealthy");
+        match found {
+            Some(condition) if is_so(&condition) => Ok(()),
+            other => Err(format!("{other:?}")),
+        }
+    })
     .await?;
     Ok(())
 }

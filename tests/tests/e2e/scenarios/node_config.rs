@@ -42,14 +42,7 @@ pub(super) async fn node_label_selects_config_from_config_map(bed: &Bed) -> Resu
     // Restores the state for other scenarios, after success or failure.
     let node = bed.cluster().nodes()[2].name();
     label(bed, node, None).await?;
-    let args = [
-        "-n",
-        NAMESPACE,
-        "delete",
-        "configmap",
-        CONFIGS,
-        "--ignore-not-found",
-    ];
+    let args = ["-n", NAMESPACE, "delete", "configmap", CONFIGS, "--ignore-not-found"];
     bed.cluster().kubectl(&args).await?;
     outcome
 }
@@ -59,18 +52,11 @@ async fn chosen_by_label(bed: &Bed) -> Result<()> {
     let cluster = bed.cluster();
     let api = bed.namespace("e2e-config-map").await?;
     let node = cluster.nodes()[2].name();
-    let mut configs = BTreeMap::from([
-        ("plain", PLAIN.to_owned()),
-        ("twice", shared(2)),
-        ("renamed", RENAMED.to_owned()),
-    ]);
+    let mut configs =
+        BTreeMap::from([("plain", PLAIN.to_owned()), ("twice", shared(2)), ("renamed", RENAMED.to_owned())]);
     write(bed, &configs).await?;
-    let args = [
-        format!("--config-map={NAMESPACE}/{CONFIGS}"),
-        "--default-config=plain".to_owned(),
-    ];
-    gpus.serve(cluster, node, None, &args, &[("nvidia.com/gpu", 4)])
-        .await?;
+    let args = [format!("--config-map={NAMESPACE}/{CONFIGS}"), "--default-config=plain".to_owned()];
+    gpus.serve(cluster, node, None, &args, &[("nvidia.com/gpu", 4)]).await?;
     label(bed, node, Some("twice")).await?;
     gpus.counts(cluster, node, &[("nvidia.com/gpu", 8)]).await?;
     configs.insert("twice", shared(3));
@@ -84,20 +70,10 @@ async fn chosen_by_label(bed: &Bed) -> Result<()> {
     gpus.counts(cluster, node, &[("nvidia.com/gpu", 12)]).await?;
 
     label(bed, node, Some("renamed")).await?;
-    gpus.counts(
-        cluster,
-        node,
-        &[("nvidia.com/gpu", 0), ("nvidia.com/inference", 3)],
-    )
-    .await?;
+    gpus.counts(cluster, node, &[("nvidia.com/gpu", 0), ("nvidia.com/inference", 3)]).await?;
     gets_all_but_the_denied(bed, gpus, &api, node).await?;
     label(bed, node, None).await?;
-    gpus.counts(
-        cluster,
-        node,
-        &[("nvidia.com/gpu", 4), ("nvidia.com/inference", 0)],
-    )
-    .await?;
+    gpus.counts(cluster, node, &[("nvidia.com/gpu", 4), ("nvidia.com/inference", 0)]).await?;
     only_that_one(bed).await
 }
 
@@ -173,8 +149,7 @@ async fn labels_written(bed: &Bed) -> Result<()> {
     let right = manifests().join("labels-node.yaml").display().to_string();
     cluster.kubectl(&["apply", "-f", &right]).await?;
     let four = [("nvidia.com/gpu", 4)];
-    gpus.serve(cluster, node, None, &["--labels=node".to_owned()], &four)
-        .await?;
+    gpus.serve(cluster, node, None, &["--labels=node".to_owned()], &four).await?;
     let written = until("labels of the Node", GANG_LIMIT, async || {
         let all = labels(bed, node).await.map_err(|error| format!("{error:#}"))?;
         tell_of_four_l4(&all).map(|()| all)
@@ -186,11 +161,8 @@ async fn labels_written(bed: &Bed) -> Result<()> {
 
     // Where node-feature-discovery is installed, its object has them instead.
     let definition = node_feature().to_string();
-    cluster
-        .kubectl_with_input(&["apply", "-f", "-"], &definition)
-        .await?;
-    gpus.serve(cluster, node, None, &["--labels=node-feature".to_owned()], &four)
-        .await?;
+    cluster.kubectl_with_input(&["apply", "-f", "-"], &definition).await?;
+    gpus.serve(cluster, node, None, &["--labels=node-feature".to_owned()], &four).await?;
     let name = format!("nvidia-features-for-{node}");
     let args = ["-n", NAMESPACE, "get", "nodefeature", &name, "-o", "json"];
     until("labels of the NodeFeature", GANG_LIMIT, async || {
@@ -252,9 +224,7 @@ async fn write(bed: &Bed, configs: &BTreeMap<&str, String>) -> Result<()> {
         "data": configs,
     });
     let args = ["apply", "-f", "-"];
-    bed.cluster()
-        .kubectl_with_input(&args, &object.to_string())
-        .await?;
+    bed.cluster().kubectl_with_input(&args, &object.to_string()).await?;
     Ok(())
 }
 

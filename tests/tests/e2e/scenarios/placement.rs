@@ -16,22 +16,12 @@ pub(super) async fn requests_get_best_node_and_set(bed: &Bed) -> Result<()> {
         let seen = pods::seen(bed.cluster(), &pod, "main").await?;
         let held = pods::held(bed.cluster(), &pod, "main").await?;
         ensure!(seen.len() == size, "asked {size}, the container sees {seen:?}");
-        ensure!(
-            seen == pods::granted(&pod)?,
-            "sees {seen:?}, was granted {:?}",
-            pods::granted(&pod)?
-        );
+        ensure!(seen == pods::granted(&pod)?, "sees {seen:?}, was granted {:?}", pods::granted(&pod)?);
         ensure!(seen == held, "sees {seen:?}, kubelet says {held:?}");
         let reached = gpus.bandwidth(node, &seen)?;
-        ensure!(
-            reached == best,
-            "{size} GPUs on {node} reach {reached} MB/s where {best} could be had"
-        );
+        ensure!(reached == best, "{size} GPUs on {node} reach {reached} MB/s where {best} could be had");
         let chosen = gpus.chosen(&free, node, size)?;
-        ensure!(
-            seen == chosen,
-            "{size} GPUs of {node}: {seen:?} instead of {chosen:?}"
-        );
+        ensure!(seen == chosen, "{size} GPUs of {node}: {seen:?} instead of {chosen:?}");
         if let Some(left) = free.get_mut(node) {
             left.retain(|device| !seen.contains(device));
         }
@@ -46,21 +36,13 @@ pub(super) async fn unschedulable_request_reports_gpu_reason(bed: &Bed) -> Resul
     for node in gpus.all().keys() {
         pods::run(&api, &pods::pinned(&format!("takes-{node}"), 1, node)?).await?;
     }
-    api.create(&kube::api::PostParams::default(), &pods::sleeper("asks-8", 8)?)
-        .await?;
+    api.create(&kube::api::PostParams::default(), &pods::sleeper("asks-8", 8)?).await?;
     let said = gantry_e2e::until("a reason for waiting", pods::RUN_LIMIT, async || {
         let pod = api.get("asks-8").await.map_err(|error| error.to_string())?;
-        let events = bed
-            .cluster()
-            .kubectl(&["-n", "e2e-nowhere", "describe", "pod", "asks-8"])
-            .await;
+        let events = bed.cluster().kubectl(&["-n", "e2e-nowhere", "describe", "pod", "asks-8"]).await;
         let text = events.map_err(|error| error.to_string())?;
         let scheduled = !pods::node(&pod).is_empty();
-        if text.contains("GPUs free") || scheduled {
-            Ok((text, scheduled))
-        } else {
-            Err(text)
-        }
+        if text.contains("GPUs free") || scheduled { Ok((text, scheduled)) } else { Err(text) }
     });
     let (text, scheduled) = said.await?;
     ensure!(!scheduled, "8 GPUs were found where no machine has 8 free");
@@ -72,17 +54,14 @@ pub(super) async fn device_nodes_reach_container_by_spec_and_cdi(bed: &Bed) -> R
     let gpus = bed.gpus().await?;
     let api = bed.namespace("e2e-devices").await?;
     let node = bed.cluster().nodes()[1].name();
-    for (strategy, flag) in [
-        ("device-nodes", "--pass-device-specs"),
-        ("cdi-cri", "--device-list-strategy=cdi-cri"),
-    ] {
+    for (strategy, flag) in
+        [("device-nodes", "--pass-device-specs"), ("cdi-cri", "--device-list-strategy=cdi-cri")]
+    {
         gpus.restart_plugin(bed.cluster(), node, &[flag]).await?;
         let name = format!("by-{strategy}");
         pods::run(&api, &pods::pinned(&name, 2, node)?).await?;
-        let listing = bed
-            .cluster()
-            .kubectl(&["-n", "e2e-devices", "exec", &name, "--", "ls", "/dev"])
-            .await?;
+        let listing =
+            bed.cluster().kubectl(&["-n", "e2e-devices", "exec", &name, "--", "ls", "/dev"]).await?;
         let numbered = |entry: &&str| {
             entry
                 .strip_prefix("nvidia")

@@ -13,42 +13,12 @@ pub(super) async fn containers_share_the_grant_of_their_pod(bed: &Bed) -> Result
     bed.gpus().await?;
     let api = bed.namespace("e2e-shapes").await?;
     let cases = [
-        (
-            "two-apps",
-            vec![],
-            vec![container("a", 2), container("b", 1)],
-            vec![("a", 2), ("b", 1)],
-        ),
-        (
-            "init-like-app",
-            vec![ends("i", 2)],
-            vec![container("a", 2)],
-            vec![("a", 2)],
-        ),
-        (
-            "init-less-than-app",
-            vec![ends("i", 1)],
-            vec![container("a", 2)],
-            vec![("a", 2)],
-        ),
-        (
-            "init-more-than-app",
-            vec![ends("i", 3)],
-            vec![container("a", 2)],
-            vec![("a", 2)],
-        ),
-        (
-            "sidecar",
-            vec![sidecar("s", 1)],
-            vec![container("a", 2)],
-            vec![("s", 1), ("a", 2)],
-        ),
-        (
-            "app-without",
-            vec![],
-            vec![container("a", 2), container("b", 0)],
-            vec![("a", 2), ("b", 0)],
-        ),
+        ("two-apps", vec![], vec![container("a", 2), container("b", 1)], vec![("a", 2), ("b", 1)]),
+        ("init-like-app", vec![ends("i", 2)], vec![container("a", 2)], vec![("a", 2)]),
+        ("init-less-than-app", vec![ends("i", 1)], vec![container("a", 2)], vec![("a", 2)]),
+        ("init-more-than-app", vec![ends("i", 3)], vec![container("a", 2)], vec![("a", 2)]),
+        ("sidecar", vec![sidecar("s", 1)], vec![container("a", 2)], vec![("s", 1), ("a", 2)]),
+        ("app-without", vec![], vec![container("a", 2), container("b", 0)], vec![("a", 2), ("b", 0)]),
     ];
     for (name, init, containers, expected) in cases {
         let pod = pods::run(&api, &pod(name, &init, &containers)?).await?;
@@ -56,18 +26,9 @@ pub(super) async fn containers_share_the_grant_of_their_pod(bed: &Bed) -> Result
         let mut together = std::collections::BTreeSet::new();
         for (container, count) in expected {
             let seen = pods::seen(bed.cluster(), &pod, container).await?;
-            ensure!(
-                seen.len() == count,
-                "{name}/{container}: asked {count}, sees {seen:?}"
-            );
-            ensure!(
-                seen.is_subset(&granted),
-                "{name}/{container} sees {seen:?} of the grant {granted:?}"
-            );
-            ensure!(
-                seen.is_disjoint(&together),
-                "{name}/{container} shares devices with its neighbour"
-            );
+            ensure!(seen.len() == count, "{name}/{container}: asked {count}, sees {seen:?}");
+            ensure!(seen.is_subset(&granted), "{name}/{container} sees {seen:?} of the grant {granted:?}");
+            ensure!(seen.is_disjoint(&together), "{name}/{container} shares devices with its neighbour");
             ensure!(
                 pods::held(bed.cluster(), &pod, container).await? == seen,
                 "{name}/{container}: kubelet differs"
@@ -94,11 +55,7 @@ fn pod(name: &str, init: &[Value], containers: &[Value]) -> Result<Pod> {
 }
 
 fn container(name: &str, gpus: usize) -> Value {
-    let resources = if gpus == 0 {
-        json!({})
-    } else {
-        json!({ "limits": { "nvidia.com/gpu": gpus } })
-    };
+    let resources = if gpus == 0 { json!({}) } else { json!({ "limits": { "nvidia.com/gpu": gpus } }) };
     json!({
         "name": name,
         "image": BUSYBOX_IMAGE,

@@ -14,17 +14,11 @@ pub(super) async fn plain_pod_runs_on_each_node(bed: &Bed) -> Result<()> {
         let name = format!("on-{}", node.name());
         let pod = pods::run(&api, &pods::pinned(&name, 0, node.name())?).await?;
         ensure!(pods::node(&pod) == node.name());
-        let said = bed
-            .cluster()
-            .kubectl(&["-n", "e2e-plain", "exec", &name, "--", "echo", "here"])
-            .await?;
+        let said = bed.cluster().kubectl(&["-n", "e2e-plain", "exec", &name, "--", "echo", "here"]).await?;
         ensure!(said.trim() == "here", "exec said {said:?}");
     }
     let nodes = bed.cluster().kubectl(&["get", "nodes", "--no-headers"]).await?;
-    ensure!(
-        nodes.lines().filter(|line| line.contains(" Ready ")).count() == 3,
-        "{nodes}"
-    );
+    ensure!(nodes.lines().filter(|line| line.contains(" Ready ")).count() == 3, "{nodes}");
     Ok(())
 }
 
@@ -36,14 +30,8 @@ pub(super) async fn kubelet_restart_keeps_pods(bed: &Bed) -> Result<()> {
     pods::run(&api, &pods::pinned("after", 0, node.name())?).await?;
     let still = api.get("before").await?;
     ensure!(pods::phase(&still) == "Running" && still.metadata.uid == before.metadata.uid);
-    let restarts = still
-        .status
-        .and_then(|status| status.container_statuses)
-        .unwrap_or_default();
-    ensure!(
-        restarts.iter().all(|container| container.restart_count == 0),
-        "its container was restarted"
-    );
+    let restarts = still.status.and_then(|status| status.container_statuses).unwrap_or_default();
+    ensure!(restarts.iter().all(|container| container.restart_count == 0), "its container was restarted");
     Ok(())
 }
 
@@ -71,11 +59,7 @@ pub(super) async fn container_logs_and_kubelet_api_are_readable(bed: &Bed) -> Re
     let stays = until("both records", pods::RUN_LIMIT, async || {
         let stays = records::read(bed.cluster()).map_err(|error| error.to_string())?;
         let ended = stays.values().filter(|stay| stay.to.is_some()).count();
-        if ended == 2 {
-            Ok(stays)
-        } else {
-            Err(format!("{stays:?}"))
-        }
+        if ended == 2 { Ok(stays) } else { Err(format!("{stays:?}")) }
     })
     .await?;
     for stay in stays.values() {
@@ -92,13 +76,8 @@ pub(super) async fn simulated_gpus_are_on_their_nodes(bed: &Bed) -> Result<()> {
     for (node, machine) in bed.cluster().nodes().iter().zip(gantry::unlike_machines()) {
         let hardware = Hardware::install(node, &machine)?;
         let args = hardware.plugin_args();
-        let dev = args
-            .iter()
-            .find_map(|arg| arg.strip_prefix("--container-dev-root="))
-            .unwrap_or_default();
-        let first = node
-            .exec(&["stat", "-c", "%F", &format!("{dev}/nvidia0")])
-            .await?;
+        let dev = args.iter().find_map(|arg| arg.strip_prefix("--container-dev-root=")).unwrap_or_default();
+        let first = node.exec(&["stat", "-c", "%F", &format!("{dev}/nvidia0")]).await?;
         ensure!(first.trim() == "character special file", "{first}");
     }
     Ok(())

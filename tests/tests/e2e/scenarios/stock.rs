@@ -12,11 +12,7 @@ pub(super) async fn pod_without_gpus_runs_while_extender_is_down(bed: &Bed) -> R
         extender.stop().await?;
     }
     let pod = pods::run(&api, &pods::sleeper("stock", 0)?).await?;
-    ensure!(
-        pod.metadata.annotations.is_none(),
-        "annotated: {:?}",
-        pod.metadata.annotations
-    );
+    ensure!(pod.metadata.annotations.is_none(), "annotated: {:?}", pod.metadata.annotations);
     Ok(())
 }
 
@@ -24,11 +20,7 @@ pub(super) async fn pod_without_gpus_is_never_changed(bed: &Bed) -> Result<()> {
     bed.gpus().await?;
     let api = bed.namespace("e2e-stock").await?;
     let pod = pods::run(&api, &pods::sleeper("stock", 0)?).await?;
-    ensure!(
-        pod.metadata.annotations.is_none(),
-        "annotated: {:?}",
-        pod.metadata.annotations
-    );
+    ensure!(pod.metadata.annotations.is_none(), "annotated: {:?}", pod.metadata.annotations);
     let seen = pods::seen(bed.cluster(), &pod, "main").await?;
     ensure!(seen.is_empty(), "sees GPUs: {seen:?}");
     Ok(())

@@ -64,18 +64,12 @@ pub fn choose(
     size: usize,
     sharing: Sharing,
 ) -> Vec<u16> {
-    let exists = |device: &&u16| {
-        spots
-            .get(usize::from(**device))
-            .is_some_and(|spot| at(*spot).is_some())
-    };
+    let exists = |device: &&u16| spots.get(usize::from(**device)).is_some_and(|spot| at(*spot).is_some());
     let mut chosen: Vec<u16> = Vec::with_capacity(size.min(spots.len()));
     chosen.extend(must.iter().filter(exists).take(size));
     if chosen.len() < size {
         let sliced = |devices: &[u16]| {
-            let mut spots = devices
-                .iter()
-                .filter_map(|device| spots.get(usize::from(*device)));
+            let mut spots = devices.iter().filter_map(|device| spots.get(usize::from(*device)));
             spots.any(|spot| spot.slice.is_some())
         };
         if sliced(free) || sliced(must) {

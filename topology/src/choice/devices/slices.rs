@@ -42,10 +42,7 @@ pub(super) fn add(
     size: usize,
     sharing: Sharing,
 ) {
-    let mut gpus = [OnGpu {
-        in_threes: true,
-        ..OnGpu::default()
-    }; MAX_GPUS];
+    let mut gpus = [OnGpu { in_threes: true, ..OnGpu::default() }; MAX_GPUS];
     let mut replicated = false;
     for (_, gpu, spot, used) in each(spots, free, chosen) {
         let slice = units(spot);
@@ -66,9 +63,8 @@ pub(super) fn add(
     };
     while chosen.len() < size {
         let rest = size - chosen.len();
-        let best = each(spots, free, chosen)
-            .filter(|(_, _, _, used)| *used == Use::Free)
-            .min_by_key(|(device, gpu, spot, _)| {
+        let best = each(spots, free, chosen).filter(|(_, _, _, used)| *used == Use::Free).min_by_key(
+            |(device, gpu, spot, _)| {
                 let slice = units(*spot);
                 let on = &gpus[*gpu];
                 let lost = on.loss(slice, placements(*gpu, on.in_threes));
@@ -82,7 +78,8 @@ pub(super) fn add(
                     (spread, !on.broken, usize::from(on.left) < rest, lost),
                     (Reverse(pack), *gpu, slice, *device),
                 )
-            });
+            },
+        );
         let Some((device, gpu, spot, _)) = best else {
             break;
         };
@@ -102,19 +99,14 @@ impl OnGpu {
     /// The number of `placements` that `slice` makes impossible.
     fn loss(&self, slice: Units, placements: &[u16]) -> usize {
         let slice = mask(slice.start, slice.size);
-        let lost = placements
-            .iter()
-            .filter(|place| **place & slice != 0 && **place & self.units == 0);
+        let lost = placements.iter().filter(|place| **place & slice != 0 && **place & self.units == 0);
         lost.count()
     }
 }
 
 /// The units of a device; all for a whole GPU.
 fn units(spot: Spot) -> Units {
-    spot.slice.unwrap_or(Units {
-        start: 0,
-        size: MAX_MEMORY_UNITS,
-    })
+    spot.slice.unwrap_or(Units { start: 0, size: MAX_MEMORY_UNITS })
 }
 
 /// The place at which the load of a slice is counted.

@@ -11,25 +11,15 @@ use crate::set::GpuSet;
 
 /// Six GPUs on two sockets: 0 and 1 bridged, 2 alone, 3 alone, 4 and 5 bridged.
 static TABLE: LazyLock<Table> = LazyLock::new(|| {
-    let machine = Machine::new(MachineParts {
-        gpus: (0..6)
-            .map(|index| Gpu {
-                index,
-                ..Gpu::default()
-            })
-            .collect(),
-        nvlinks: [[0, 1], [4, 5]]
-            .map(|gpus| NvLinkBundle { gpus, links: 4 })
-            .to_vec(),
-        paths: PathMatrix::from_fn(6, |row, column| {
-            if row / 3 == column / 3 {
-                PathClass::Node
-            } else {
-                PathClass::Sys
-            }
-        }),
-        ..MachineParts::default()
-    });
+    let machine =
+        Machine::new(MachineParts {
+            gpus: (0..6).map(|index| Gpu { index, ..Gpu::default() }).collect(),
+            nvlinks: [[0, 1], [4, 5]].map(|gpus| NvLinkBundle { gpus, links: 4 }).to_vec(),
+            paths: PathMatrix::from_fn(6, |row, column| {
+                if row / 3 == column / 3 { PathClass::Node } else { PathClass::Sys }
+            }),
+            ..MachineParts::default()
+        });
     Table::build(&machine.unwrap())
 });
 
@@ -58,30 +48,20 @@ fn whole(gpu: u8) -> Spot {
 }
 
 fn slice(gpu: u8, start: u8, size: u8) -> Spot {
-    Spot {
-        gpu,
-        slice: Some(Units { start, size }),
-    }
+    Spot { gpu, slice: Some(Units { start, size }) }
 }
 
 /// `replicas` of each of `gpus`.
 fn replicas(gpus: &[u8], replicas: usize) -> Vec<Spot> {
-    gpus.iter()
-        .flat_map(|gpu| std::iter::repeat_n(whole(*gpu), replicas))
-        .collect()
+    gpus.iter().flat_map(|gpu| std::iter::repeat_n(whole(*gpu), replicas)).collect()
 }
 
 fn all_but(spots: &[Spot], used: &[u16]) -> Vec<u16> {
-    (0..spots.len() as u16)
-        .filter(|device| !used.contains(device))
-        .collect()
+    (0..spots.len() as u16).filter(|device| !used.contains(device)).collect()
 }
 
 fn gpus(spots: &[Spot], chosen: &[u16]) -> Vec<u8> {
-    chosen
-        .iter()
-        .map(|device| spots[usize::from(*device)].gpu)
-        .collect()
+    chosen.iter().map(|device| spots[usize::from(*device)].gpu).collect()
 }
 
 #[test]
@@ -125,31 +105,19 @@ fn more_replicas_than_gpus_are_spread_evenly() {
 #[test]
 fn required_devices_count_as_chosen() {
     let spots = replicas(&[0, 1, 4, 5], 2);
-    let chosen = choose(
-        Some(&TABLE),
-        &spots,
-        &all_but(&spots, &[]),
-        &[5],
-        2,
-        Sharing::Distributed,
-    );
+    let chosen = choose(Some(&TABLE), &spots, &all_but(&spots, &[]), &[5], 2, Sharing::Distributed);
     assert_eq!(chosen, [5, 6], "the GPU bridged to that of device 5");
 }
 
 #[test]
 fn whole_gpu_is_kept_if_another_slice_fits() {
     // Two GPUs cut alike; of the second, one slice is in use.
-    let spots: Vec<Spot> = (0..2)
-        .flat_map(|gpu| [slice(gpu, 0, 2), slice(gpu, 2, 2), slice(gpu, 4, 2)])
-        .collect();
+    let spots: Vec<Spot> =
+        (0..2).flat_map(|gpu| [slice(gpu, 0, 2), slice(gpu, 2, 2), slice(gpu, 4, 2)]).collect();
     let chosen = choose(None, &spots, &all_but(&spots, &[3]), &[], 2, Sharing::Packed);
     assert_eq!(chosen, [4, 5]);
     let chosen = choose(None, &spots, &all_but(&spots, &[3]), &[], 3, Sharing::Packed);
-    assert_eq!(
-        chosen,
-        [2, 4, 5],
-        "only then the other, where 3g and 4g at 0 stay possible"
-    );
+    assert_eq!(chosen, [2, 4, 5], "only then the other, where 3g and 4g at 0 stay possible");
 }
 
 #[test]
@@ -175,16 +143,7 @@ fn seven_slices_keep_large_placements_longest() {
 #[test]
 fn slice_choice_leaves_the_largest_blocks() {
     let sevenths: Vec<Spot> = (0..7).map(|start| slice(0, start, 1)).collect();
-    let one = |used: &[u16]| {
-        choose(
-            None,
-            &sevenths,
-            &all_but(&sevenths, used),
-            &[],
-            1,
-            Sharing::Packed,
-        )[0]
-    };
+    let one = |used: &[u16]| choose(None, &sevenths, &all_but(&sevenths, used), &[], 1, Sharing::Packed)[0];
     // 0 in use: 1 lies in the pair and the half that are lost already.
     assert_eq!(one(&[0]), 1);
     // 0 and 1: the rest of that half before the other.
@@ -215,17 +174,11 @@ fn slices_are_spread_if_distributed() {
 #[test]
 fn slice_replicas_follow_sharing_policy() {
     // Two slices with three replicas each; the second has one in use.
-    let spots: Vec<Spot> = [slice(0, 0, 4), slice(0, 4, 4)]
-        .into_iter()
-        .flat_map(|spot| [spot; 3])
-        .collect();
+    let spots: Vec<Spot> = [slice(0, 0, 4), slice(0, 4, 4)].into_iter().flat_map(|spot| [spot; 3]).collect();
     let free = all_but(&spots, &[3]);
     assert_eq!(choose(None, &spots, &free, &[], 1, Sharing::Distributed), [0]);
     assert_eq!(choose(None, &spots, &free, &[], 1, Sharing::Packed), [4]);
-    assert_eq!(
-        choose(None, &spots, &free, &[], 3, Sharing::Distributed),
-        [0, 1, 4]
-    );
+    assert_eq!(choose(None, &spots, &free, &[], 3, Sharing::Distributed), [0, 1, 4]);
 }
 
 #[test]
@@ -239,17 +192,11 @@ fn use_by_other_resources_counts_if_given() {
 #[test]
 fn invalid_requests_get_available_devices() {
     let spots = [whole(200), slice(3, 250, 250), slice(0, 15, 1)];
-    assert_eq!(
-        choose(None, &spots, &[0, 1, 2, 9], &[7, 9], 9, Sharing::Packed),
-        [1, 2]
-    );
+    assert_eq!(choose(None, &spots, &[0, 1, 2, 9], &[7, 9], 9, Sharing::Packed), [1, 2]);
     assert!(choose(Some(&TABLE), &[], &[0], &[], 1, Sharing::Packed).is_empty());
     assert!(choose(Some(&TABLE), &spots, &[], &[], 3, Sharing::Distributed).is_empty());
     let far = replicas(&[30, 31], 2);
-    assert_eq!(
-        choose(Some(&TABLE), &far, &[0, 1, 2], &[], 2, Sharing::Distributed),
-        [0, 2]
-    );
+    assert_eq!(choose(Some(&TABLE), &far, &[0, 1, 2], &[], 2, Sharing::Distributed), [0, 2]);
 }
 
 /// Devices, which of them are free, which of those must be included, how many are wanted.
@@ -278,8 +225,7 @@ impl Case {
     fn used(&self, gpu: u8) -> usize {
         let on = |device: &u16| self.spots[usize::from(*device)].gpu == gpu;
         let all = 0..self.spots.len() as u16;
-        all.filter(|device| on(device) && !self.free.contains(device))
-            .count()
+        all.filter(|device| on(device) && !self.free.contains(device)).count()
     }
 }
 
@@ -319,10 +265,7 @@ fn possible(case: &Case) -> Vec<Vec<u16>> {
         .filter(|bits| bits.count_ones() as usize == size)
         .map(|bits| {
             let chosen = case.free.iter().enumerate();
-            chosen
-                .filter(|(at, _)| bits & 1 << at != 0)
-                .map(|(_, device)| *device)
-                .collect::<Vec<u16>>()
+            chosen.filter(|(at, _)| bits & 1 << at != 0).map(|(_, device)| *device).collect::<Vec<u16>>()
         })
         .filter(|set| case.must.iter().all(|device| set.contains(device)))
         .collect()
@@ -459,10 +402,8 @@ fn slice_cost(case: &Case, device: u16) -> impl Ord {
         .filter(|other| other.gpu == spot.gpu)
         .collect();
     let used: BTreeSet<u8> = others.iter().flat_map(|other| units(*other)).collect();
-    let at_its_place = others
-        .iter()
-        .filter(|other| other.slice.unwrap().start == spot.slice.unwrap().start)
-        .count();
+    let at_its_place =
+        others.iter().filter(|other| other.slice.unwrap().start == spot.slice.unwrap().start).count();
     let own = units(spot);
     // Of an unknown product: as of one of eight units.
     let catalogue = Catalogue::built_in();
@@ -488,13 +429,5 @@ fn slice_cost(case: &Case, device: u16) -> impl Ord {
         Sharing::Distributed => (others.len(), 0),
         Sharing::Packed => (0, at_its_place),
     };
-    (
-        spread,
-        others.is_empty(),
-        lost,
-        std::cmp::Reverse(pack),
-        spot.gpu,
-        spot.slice,
-        device,
-    )
+    (spread, others.is_empty(), lost, std::cmp::Reverse(pack), spot.gpu, spot.slice, device)
 }

@@ -6,27 +6,15 @@ use gantry_gang::Integration;
 use super::*;
 
 fn decision() -> Decision {
-    Decision {
-        id: "1".to_owned(),
-        revision: 0,
-        min: 2,
-        domain: String::new(),
-        reservations: Vec::new(),
-    }
+    Decision { id: "1".to_owned(), revision: 0, min: 2, domain: String::new(), reservations: Vec::new() }
 }
 
 #[test]
 fn status_after_watch_event_survives_end_of_decision_write() {
     // A status that was queued after the watch showed the decision is newer than that write. The end of the
     // write does not drop it.
-    let said = |decision| GangStatus {
-        decision,
-        ..GangStatus::default()
-    };
-    let mut writes = PendingWrites {
-        status: Some(said(None)),
-        ..PendingWrites::default()
-    };
+    let said = |decision| GangStatus { decision, ..GangStatus::default() };
+    let mut writes = PendingWrites { status: Some(said(None)), ..PendingWrites::default() };
     writes.decided(&decision());
     assert_eq!(writes.status, None);
     // A place was lost meanwhile: its member waits until it is written down where it is to go.
@@ -45,10 +33,8 @@ fn decision_without_earlier_status_names_its_gang() {
         integration: Integration::Annotation,
         incarnation: "1".into(),
     };
-    let mut writes = PendingWrites {
-        commit: Some((Arc::new(gang.clone()), decision())),
-        ..PendingWrites::default()
-    };
+    let mut writes =
+        PendingWrites { commit: Some((Arc::new(gang.clone()), decision())), ..PendingWrites::default() };
     // The object was made, and the write after that has failed.
     let made = Object {
         uid: "1".into(),
@@ -68,10 +54,7 @@ fn what_a_status_is_compared_with_has_its_conditions() {
     let valid = json!([{
         "type": "Valid", "status": "True", "reason": "Valid", "message": "as its pods say", "lastTransitionTime": "2026-01-01T00:00:00Z",
     }]);
-    let status = GangStatus {
-        conditions: serde_json::from_value(valid).unwrap(),
-        ..GangStatus::default()
-    };
+    let status = GangStatus { conditions: serde_json::from_value(valid).unwrap(), ..GangStatus::default() };
     assert_eq!(step(&status).conditions, status.conditions);
     assert_eq!(status.conditions.len(), 1);
 }

@@ -110,9 +110,8 @@ mod tests {
         for growth in 1..=18 {
             // The supply may grow again before all of them were planned.
             let planned = if growth % 2 == 0 { gangs.len() } else { 2 };
-            let now: Vec<usize> = (0..planned)
-                .filter(|number| budget.take(growth, &gangs[*number]))
-                .collect();
+            let now: Vec<usize> =
+                (0..planned).filter(|number| budget.take(growth, &gangs[*number])).collect();
             if planned == gangs.len() {
                 budget.all_planned(growth);
                 budget.all_planned(growth);

@@ -77,9 +77,8 @@ impl Index {
         };
         units.extend(self.orphaned_reservations(wanted.priority));
         let candidates: Vec<&VictimCandidate> = units.iter().map(|unit| &unit.what).collect();
-        let (go, placement) = self.on_terrain(Some(wanted), |input| {
-            plan_without_fewest(input, wanted, &candidates)
-        })?;
+        let (go, placement) =
+            self.on_terrain(Some(wanted), |input| plan_without_fewest(input, wanted, &candidates))?;
         for unit in go.into_iter().filter_map(|at| units.get(at)) {
             self.release(unit, &wanted.gang);
         }
@@ -99,15 +98,12 @@ impl Index {
     fn release(&mut self, unit: &Releasable, to: &GangKey) {
         let (gang, slots) = (&*unit.gang, &unit.slots);
         match unit.source {
-            Source::Surplus => self
-                .gangs
-                .handle(self.now, GangEvent::ReleaseSurplus { gang, slots }),
+            Source::Surplus => self.gangs.handle(self.now, GangEvent::ReleaseSurplus { gang, slots }),
             Source::Orphaned => {
                 tracing::info!(gang = %unit.gang, %to, "the reservation of a lost member goes to a gang of higher priority");
                 let to: Arc<str> = format!("gang {to}").into();
                 let to = &to;
-                self.gangs
-                    .handle(self.now, GangEvent::ReleaseOrphaned { gang, slots, to })
+                self.gangs.handle(self.now, GangEvent::ReleaseOrphaned { gang, slots, to })
             }
         };
     }
@@ -217,11 +213,7 @@ impl Index {
         let Some(name) = self.nodes.name(place.node) else {
             return false;
         };
-        let here: Vec<_> = placement
-            .places
-            .iter()
-            .filter(|planned| planned.node == *name)
-            .collect();
+        let here: Vec<_> = placement.places.iter().filter(|planned| planned.node == *name).collect();
         let has = |devices: &Devices| {
             let mut all = devices.iter().flat_map(|(resource, ids)| {
                 let own = place.devices.iter().filter(move |(own, _)| own == resource);
@@ -236,10 +228,7 @@ impl Index {
             return false;
         };
         let mut needed = gantry_gang::Resources::default();
-        for shape in here
-            .iter()
-            .filter_map(|planned| self.gangs.shapes.get(planned.shape))
-        {
+        for shape in here.iter().filter_map(|planned| self.gangs.shapes.get(planned.shape)) {
             needed.add(&shape.needs.resources);
         }
         !here.is_empty() && room.left.fits(&needed).is_err()
@@ -253,11 +242,7 @@ impl Index {
         mut soon: impl FnMut(i64) -> bool,
     ) -> Vec<CandidatePod> {
         let mut pods = Vec::new();
-        for slot in self
-            .stocked(|other| other < priority)
-            .iter()
-            .flat_map(View::orphaned)
-        {
+        for slot in self.stocked(|other| other < priority).iter().flat_map(View::orphaned) {
             let Some(node) = self.nodes.find(slot.node.as_str()) else {
                 continue;
             };
@@ -298,11 +283,7 @@ impl Index {
         let Some(entry) = self.nodes.get(node) else {
             return;
         };
-        let kept = entry
-            .occupancy()
-            .gang_reservations()
-            .iter()
-            .filter(|place| place.pod.is_none());
+        let kept = entry.occupancy().gang_reservations().iter().filter(|place| place.pod.is_none());
         let priorities = kept.filter_map(|place| Some(self.gangs.core.view(&place.gang)?.priority()));
         let Some(lowest) = priorities.min() else {
             return;
@@ -328,9 +309,7 @@ impl Index {
     /// Counts releasable devices, if something changed since the last count.
     pub(super) fn count_releasable(&mut self) {
         let stocked = self.gangs.core.may_give_back();
-        let gangs: Vec<_> = stocked
-            .map(|view| (Arc::clone(view.key()), view.slots_version()))
-            .collect();
+        let gangs: Vec<_> = stocked.map(|view| (Arc::clone(view.key()), view.slots_version())).collect();
         let reclaim = &self.gangs.reclaim;
         let Some(mut counts) = ReleasableDevices::recount(reclaim.growth, gangs, &reclaim.releasable) else {
             return;

@@ -67,10 +67,7 @@ impl HeldDevices {
         for pod in pods.iter().filter(|pod| pod.is_live()) {
             let devices = self.devices.entry(pod.priority).or_default();
             let Ok(request) = &pod.request else {
-                self.unread = Some(
-                    self.unread
-                        .map_or(pod.priority, |lowest| lowest.min(pod.priority)),
-                );
+                self.unread = Some(self.unread.map_or(pod.priority, |lowest| lowest.min(pod.priority)));
                 continue;
             };
             for ask in &request.asks {
@@ -84,10 +81,7 @@ impl HeldDevices {
 
     /// Whether any pod has a lower priority.
     pub(super) fn has_below(&self, priority: i32) -> bool {
-        self.devices
-            .keys()
-            .next()
-            .is_some_and(|lowest| *lowest < priority)
+        self.devices.keys().next().is_some_and(|lowest| *lowest < priority)
     }
 
     /// Devices of pods of lower priority.
@@ -118,11 +112,7 @@ impl ReleasableDevices {
     /// Starts counting; `None` if nothing has changed.
     pub(super) fn recount(growth: u64, gangs: Vec<(Arc<GangKey>, u64)>, last: &Self) -> Option<Self> {
         let changed = last.growth != growth || last.gangs != gangs;
-        changed.then(|| Self {
-            growth,
-            gangs,
-            ..Self::default()
-        })
+        changed.then(|| Self { growth, gangs, ..Self::default() })
     }
 
     /// Counts a reservation.
@@ -173,10 +163,7 @@ pub(super) fn least(wanted: &PlanRequest, shapes: &[Shape]) -> Option<BTreeMap<R
         // The members that ask for least, after those that ask for none.
         let without = wanted.members.len().saturating_sub(devices.len());
         devices.sort_unstable();
-        (
-            resource.clone(),
-            devices.iter().take(must.saturating_sub(without)).sum(),
-        )
+        (resource.clone(), devices.iter().take(must.saturating_sub(without)).sum())
     });
     Some(least.collect())
 }

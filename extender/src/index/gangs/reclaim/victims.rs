@@ -98,10 +98,8 @@ impl Index {
     fn other_pods(&self, wanted: &PlanRequest, reach: Reach) -> Vec<VictimCandidate> {
         let shapes: BTreeSet<_> = wanted.members.iter().map(|member| member.shape).collect();
         let known = self.gangs.shapes.list();
-        let shapes: Vec<&Shape> = shapes
-            .into_iter()
-            .filter_map(|shape| known.get(shape.0 as usize))
-            .collect();
+        let shapes: Vec<&Shape> =
+            shapes.into_iter().filter_map(|shape| known.get(shape.0 as usize)).collect();
         let mut lacking: HashMap<NodeIx, bool> = HashMap::new();
         let mut concerned: HashMap<*const PodProfile, bool> = HashMap::new();
         let mut helps = |pod: &PreemptiblePod<'_>| {
@@ -148,9 +146,8 @@ impl Index {
         };
         shapes.iter().any(|shape| {
             let asks = shape.request.asks.iter().filter(|ask| ask.devices > 0);
-            let by_devices = asks
-                .map(|ask| devices(ask.resource.as_str()).unwrap_or(0) / ask.devices as usize)
-                .min();
+            let by_devices =
+                asks.map(|ask| devices(ask.resource.as_str()).unwrap_or(0) / ask.devices as usize).min();
             (room.left.times(&shape.needs.resources) as usize) < by_devices.unwrap_or(0)
         })
     }
@@ -241,9 +238,7 @@ impl Index {
                 goes(now.unix.saturating_sub_unsigned(passed))
             });
             let devices = entry.pools().zip(returning).filter(|(_, ids)| !ids.is_empty());
-            let devices: Devices = devices
-                .map(|((pool, _), ids)| (pool.resource.clone(), ids))
-                .collect();
+            let devices: Devices = devices.map(|((pool, _), ids)| (pool.resource.clone(), ids)).collect();
             if !devices.is_empty() {
                 pods.push(CandidatePod {
                     // The pod does not matter any more.
@@ -255,22 +250,14 @@ impl Index {
             }
         }
         pods.extend(self.orphaned_ending(priority, goes));
-        let ending = VictimCandidate {
-            pods,
-            priority: i32::MIN,
-            since: 0,
-            checkpointed: false,
-            budgets: Vec::new(),
-        };
+        let ending =
+            VictimCandidate { pods, priority: i32::MIN, since: 0, checkpointed: false, budgets: Vec::new() };
         overdue.map(|overdue| (ending, overdue))
     }
 
     /// The same pods, one by one, without returned devices.
     pub(super) fn each_ending(&self) -> impl Iterator<Item = VictimCandidate> + use<> {
-        let ending = self
-            .ending(i32::MIN)
-            .into_iter()
-            .flat_map(|(ending, _)| ending.pods);
+        let ending = self.ending(i32::MIN).into_iter().flat_map(|(ending, _)| ending.pods);
         let pods = ending.filter(|pod| !pod.uid.as_str().is_empty());
         pods.map(|pod| VictimCandidate {
             pods: vec![pod],
@@ -294,13 +281,7 @@ impl Index {
         let entry = self.nodes.get(node)?;
         let held = entry.held_by(&pod.uid).filter(|_| entry.inventory().is_some())?;
         let own = self.gangs.core.goes_with(&pod.uid);
-        let others = || {
-            entry
-                .occupancy()
-                .gang_reservations()
-                .iter()
-                .filter(|place| own != Some(&place.gang))
-        };
+        let others = || entry.occupancy().gang_reservations().iter().filter(|place| own != Some(&place.gang));
         let devices = entry.pools().zip(held).map(|((pool, _), held)| {
             let mut devices = held.clone();
             for (resource, ids) in others().flat_map(|place| &place.devices) {

@@ -13,10 +13,7 @@ fn unlike() -> Cluster {
             facts.labels.insert("disk".into(), disk.into());
             facts.labels.insert("kubernetes.io/hostname".into(), name.into());
             if adapters > 0 {
-                facts
-                    .allocatable
-                    .others
-                    .insert("example.com/rdma".into(), adapters);
+                facts.allocatable.others.insert("example.com/rdma".into(), adapters);
             }
             index.node_described(facts.into());
         });
@@ -43,10 +40,9 @@ fn requests(pod: &mut Value, resource: &str, amount: &str) {
 /// A node has 1 TiB of each.
 #[test]
 fn memory_and_ephemeral_storage_are_counted_and_named() {
-    for (resource, lack) in [
-        ("memory", "Insufficient memory"),
-        ("ephemeral-storage", "Insufficient ephemeral-storage"),
-    ] {
+    for (resource, lack) in
+        [("memory", "Insufficient memory"), ("ephemeral-storage", "Insufficient ephemeral-storage")]
+    {
         let cluster = two_nodes();
         two(&cluster, "a", |pod| requests(pod, resource, "600Gi"));
         assert_ne!(node(&cluster, "a-0"), node(&cluster, "a-1"), "{resource}");
@@ -88,26 +84,18 @@ fn node_selector_and_required_node_affinity_count() {
     };
     let cases = [
         ("nodeSelector", json!({"disk": "nvme"})),
-        (
-            "affinity",
-            affinity(json!({"key": "disk", "operator": "In", "values": ["nvme"]})),
-        ),
-        (
-            "affinity",
-            affinity(json!({"key": "disk", "operator": "NotIn", "values": ["hdd"]})),
-        ),
+        ("affinity", affinity(json!({"key": "disk", "operator": "In", "values": ["nvme"]}))),
+        ("affinity", affinity(json!({"key": "disk", "operator": "NotIn", "values": ["hdd"]}))),
     ];
     for (field, written) in cases {
         let cluster = unlike();
         let mut pods = members("a", 2, 4);
-        pods.iter_mut()
-            .for_each(|pod| pod["spec"][field] = written.clone());
+        pods.iter_mut().for_each(|pod| pod["spec"][field] = written.clone());
         create(&cluster, &pods);
         assert_eq!([node(&cluster, "a-0"), node(&cluster, "a-1")], ["n", "n"]);
         // A second one would have to go to the other node.
         let mut pods = members("b", 2, 4);
-        pods.iter_mut()
-            .for_each(|pod| pod["spec"][field] = written.clone());
+        pods.iter_mut().for_each(|pod| pod["spec"][field] = written.clone());
         create(&cluster, &pods);
         assert_eq!(phase(&cluster, "b"), GangPhase::Queued, "{field}");
         create(&cluster, &members("c", 2, 4));

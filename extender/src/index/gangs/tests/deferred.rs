@@ -19,10 +19,7 @@ fn with_cpu(mut pod: Value, cpu: &str) -> Value {
 /// A gang of two on two nodes of 64 CPUs, each of which takes 40; the first has come and left.
 fn first_has_left() -> (Cluster, [String; 2]) {
     let cluster = two_nodes();
-    let pods: Vec<Value> = members("a", 2, 4)
-        .into_iter()
-        .map(|pod| with_cpu(pod, "40"))
-        .collect();
+    let pods: Vec<Value> = members("a", 2, 4).into_iter().map(|pod| with_cpu(pod, "40")).collect();
     create(&cluster, &pods);
     let nodes = [node(&cluster, "a-0"), node(&cluster, "a-1")];
     assert_ne!(nodes[0], nodes[1]);
@@ -35,17 +32,11 @@ fn first_has_left() -> (Cluster, [String; 2]) {
 fn they_are_given_out_to_be_bound_where_they_were() {
     let (cluster, nodes) = first_has_left();
     admit(&cluster, "a-1", &nodes[1]).unwrap();
-    assert!(
-        !cluster.store.read(Index::has_deferred),
-        "not before it is decided"
-    );
+    assert!(!cluster.store.read(Index::has_deferred), "not before it is decided");
     commit(&cluster);
     let deferred = cluster.store.update(Index::take_deferred);
     assert_eq!(deferred, [target("a-0", &nodes[0])]);
-    assert!(matches!(
-        admit(&cluster, "a-0", &nodes[0]),
-        Ok(BindStep::Member(Reserved::Grant { .. }))
-    ));
+    assert!(matches!(admit(&cluster, "a-0", &nodes[0]), Ok(BindStep::Member(Reserved::Grant { .. }))));
     assert_eq!(cluster.store.update(Index::take_deferred), []);
 }
 

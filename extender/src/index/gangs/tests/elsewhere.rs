@@ -64,9 +64,7 @@ fn scheduler_is_recorded_by_its_first_call() {
     let cluster = two_nodes();
     create(&cluster, &of("gpu-profile", 0, members("a", 2, 8)));
     assert_eq!(phase(&cluster, "a"), GangPhase::Pending);
-    cluster
-        .store
-        .update(|index| index.record_scheduler("gpu-profile"));
+    cluster.store.update(|index| index.record_scheduler("gpu-profile"));
     cluster.wait(1);
     assert_eq!(phase(&cluster, "a"), GangPhase::Reserved);
     create(&cluster, &of("koord-scheduler", 0, members("b", 1, 1)));
@@ -76,9 +74,7 @@ fn scheduler_is_recorded_by_its_first_call() {
 #[test]
 fn schedulers_that_are_named_bring_their_pods_and_others_do_not() {
     let cluster = two_nodes();
-    cluster
-        .store
-        .update(|index| index.set_schedulers(["gpu-profile".into()]));
+    cluster.store.update(|index| index.set_schedulers(["gpu-profile".into()]));
     create(&cluster, &of("gpu-profile", 0, members("a", 1, 8)));
     create(&cluster, &members("b", 1, 8));
     assert_eq!(phase(&cluster, "a"), GangPhase::Reserved);

@@ -134,10 +134,7 @@ fn slices_beyond_a_minimum_make_room_as_a_whole() {
         pod
     });
     cluster.store.update(|index| {
-        let level = gantry_gang::Level {
-            name: "rack".into(),
-            label: "rack".into(),
-        };
+        let level = gantry_gang::Level { name: "rack".into(), label: "rack".into() };
         let levels = gantry_gang::Levels(vec![level]);
         index.set_fabric(levels.clone());
         index.set_gangs(gantry_gang::protocol::Settings {

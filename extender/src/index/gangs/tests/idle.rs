@@ -60,11 +60,7 @@ fn higher_gang_takes_the_reservation_without_eviction() {
     assert!(matches!(answer(&cluster, "lo-1b"), Answer::Wait(_)));
     cluster.add("o", &bridged());
     assert_eq!(node(&cluster, "lo-1b"), "o");
-    assert!(
-        !reason(&cluster, "lo").contains("vip"),
-        "{}",
-        reason(&cluster, "lo")
-    );
+    assert!(!reason(&cluster, "lo").contains("vip"), "{}", reason(&cluster, "lo"));
 }
 
 #[test]
@@ -74,10 +70,7 @@ fn where_others_have_to_go_besides_the_place_goes_first() {
     create(&cluster, &ranked("hi", 2, 10));
     assert_eq!(phase(&cluster, "hi"), GangPhase::Preempting);
     assert_eq!(evicted(&cluster), ["lo-0".into()]);
-    assert_eq!(
-        (cluster.free(&left), cluster.free(&idle)),
-        (String::new(), String::new())
-    );
+    assert_eq!((cluster.free(&left), cluster.free(&idle)), (String::new(), String::new()));
 }
 
 #[test]
@@ -170,12 +163,7 @@ fn single_pod_waits_until_the_hold_ends() {
     let refused = admit(&cluster, "single", &idle).unwrap_err();
     assert!(matches!(refused, BindError::NotFree { .. }), "{refused:?}");
     cluster.wait(580);
-    assert!(
-        cluster
-            .store
-            .update(|index| index.take_activatable(10))
-            .is_empty()
-    );
+    assert!(cluster.store.update(|index| index.take_activatable(10)).is_empty());
     cluster.wait(30);
     assert_eq!(cluster.store.update(|index| index.take_activatable(10)).len(), 1);
     admit(&cluster, "single", &idle).unwrap();

@@ -64,9 +64,7 @@ fn reservation_with_too_few_devices_is_planned_again() {
     commit(&before);
     let statuses = before.store.update(|index| index.take_statuses());
     let (key, mut status) = statuses.into_iter().next_back().unwrap();
-    status.decision.as_mut().unwrap().reservations[1].devices[0]
-        .ids
-        .truncate(3);
+    status.decision.as_mut().unwrap().reservations[1].devices[0].ids.truncate(3);
 
     let after = two_nodes();
     after.store.update(|index| index.stand_down());
@@ -77,9 +75,7 @@ fn reservation_with_too_few_devices_is_planned_again() {
         spec: Ok(GangSpec::default()),
         status,
     };
-    after
-        .store
-        .update(|index| index.gang_object_seen("default", &key.object_name(), object));
+    after.store.update(|index| index.gang_object_seen("default", &key.object_name(), object));
     create(&after, &pods);
     after.store.update(|index| index.lead());
     after.wait(2);

@@ -244,10 +244,7 @@ fn a_gang_that_has_waited_long_has_nodes_kept_for_it_a_while() {
     let Answer::Wait(text) = answer(&cluster, "b-0") else {
         panic!("it has a place");
     };
-    assert!(
-        text.contains("beside the nodes kept for gang default/a, which waits"),
-        "{text}"
-    );
+    assert!(text.contains("beside the nodes kept for gang default/a, which waits"), "{text}");
     // Bounded: open for as long again.
     cluster.wait(301);
     assert!(cluster.store.snapshot().kept.is_none());
@@ -267,10 +264,7 @@ fn refusal_text_is_stable_on_a_full_cluster() {
     }
     create(&cluster, &members("g", 2, 2));
     let words = |cluster: &Cluster| {
-        let view = cluster
-            .store
-            .read(|index| index.gang_view("default", "g"))
-            .unwrap();
+        let view = cluster.store.read(|index| index.gang_view("default", "g")).unwrap();
         (view.phase, view.reason)
     };
     let before = words(&cluster);
@@ -315,11 +309,7 @@ fn refusal_is_renewed_after_the_backfill_reservation_ends() {
         view.unwrap().reason
     };
     create(&cluster, &members("late", 1, 4));
-    assert!(
-        why(&cluster).contains("the nodes kept for gang"),
-        "{}",
-        why(&cluster)
-    );
+    assert!(why(&cluster).contains("the nodes kept for gang"), "{}", why(&cluster));
     let mut ended = bound(pod("x", 1), "m", 3, Some("0"));
     ended["status"]["phase"] = "Succeeded".into();
     cluster.pod(&ended);

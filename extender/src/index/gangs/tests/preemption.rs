@@ -124,11 +124,7 @@ fn what_keeps_a_gang_off_a_node_goes_with_those_who_are_stopped() {
     let spread = json!([{
         "topologyKey": "zone", "maxSkew": 1, "whenUnsatisfiable": "DoNotSchedule", "labelSelector": app,
     }]);
-    for (field, written) in [
-        ("ports", ports),
-        ("affinity", apart),
-        ("topologySpreadConstraints", spread),
-    ] {
+    for (field, written) in [("ports", ports), ("affinity", apart), ("topologySpreadConstraints", spread)] {
         let like_all = |mut pod: Value| {
             pod["metadata"]["labels"] = json!({"app": "train"});
             match field {
@@ -183,10 +179,7 @@ fn pods_without_devices_are_evicted_for_their_resources() {
     with_cores(&cluster, "high", 20);
     assert_eq!(evicted(&cluster), ["batch".into()]);
     let address = |index: &crate::index::Index| index.pod_address(&"batch".into());
-    assert_eq!(
-        cluster.store.read(address),
-        Some(("default".into(), "batch".into()))
-    );
+    assert_eq!(cluster.store.read(address), Some(("default".into(), "batch".into())));
     // It has ended by itself before it was evicted.
     other_pod(&cluster, "batch", 20, |pod| {
         pod["status"]["phase"] = "Succeeded".into();
@@ -302,10 +295,7 @@ fn pod_under_two_budgets_is_never_a_victim() {
     let cluster = Cluster::new(Options::default());
     full_of(&cluster, "n1", "twice", 0);
     full_of(&cluster, "n2", "once", 1);
-    budgets(
-        &cluster,
-        &[("a", "twice", 1), ("b", "twice", 1), ("c", "once", 1)],
-    );
+    budgets(&cluster, &[("a", "twice", 1), ("b", "twice", 1), ("c", "once", 1)]);
     gang(&cluster, "g", 1, 10);
     assert_eq!(evicted(&cluster), ["n2-0".into()]);
 }
@@ -346,10 +336,7 @@ fn gang_waits_for_terminating_pods_before_preempting() {
     gang(&cluster, "g", 1, 10);
     assert_eq!(evicted(&cluster), []);
     let told = reason(&cluster, "g");
-    assert!(
-        told.contains("until pods that are being deleted are gone"),
-        "{told}"
-    );
+    assert!(told.contains("until pods that are being deleted are gone"), "{told}");
     // It is gone, its processes perhaps are not.
     cluster.wait(30).gone(&ending);
     assert_eq!(evicted(&cluster), []);
@@ -464,9 +451,7 @@ fn pod_orphaned_by_its_daemon_set_counts_once() {
         pod["metadata"]["ownerReferences"] = owner;
     });
     other_pod(&cluster, "agent", 1, nothing);
-    cluster
-        .store
-        .update(|index| index.other_pod_gone(&"agent".into()));
+    cluster.store.update(|index| index.other_pod_gone(&"agent".into()));
     with_cores(&cluster, "high", 60);
     assert_eq!(evicted(&cluster), ["batch".into()]);
 }

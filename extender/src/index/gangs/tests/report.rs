@@ -4,9 +4,7 @@ use super::*;
 
 /// Whose end would let a gang fit.
 fn would_have_to_end(cluster: &Cluster, gang: &str) -> Vec<String> {
-    let report = cluster
-        .store
-        .read(|index| index.inspect_gang(&[], "default", gang));
+    let report = cluster.store.read(|index| index.inspect_gang(&[], "default", gang));
     report.unwrap().would_have_to_end
 }
 

@@ -9,10 +9,7 @@ fn who_stands_down_keeps_no_places_and_plans_anew_when_it_leads() {
     cluster.store.update(|index| index.stand_down());
     assert_eq!((cluster.free("m").len(), cluster.free("n").len()), (15, 15));
     cluster.store.update(|index| index.lead());
-    assert_eq!(
-        (cluster.free("m"), cluster.free("n")),
-        (String::new(), String::new())
-    );
+    assert_eq!((cluster.free("m"), cluster.free("n")), (String::new(), String::new()));
 }
 
 #[test]
@@ -38,17 +35,13 @@ fn what_was_decided_before_a_restart_is_kept_and_finished() {
             spec: Ok(GangSpec::default()),
             status: status.clone(),
         };
-        cluster
-            .store
-            .update(|index| index.gang_object_seen("default", &key.object_name(), object));
+        cluster.store.update(|index| index.gang_object_seen("default", &key.object_name(), object));
     });
     after.list(Source::Nodes, |cluster| {
         cluster.node("m", 8).node("n", 8);
     });
     after.list(Source::GpuNodes, |cluster| {
-        cluster
-            .inventory(&gpu_node("m", &bridged()))
-            .inventory(&gpu_node("n", &bridged()));
+        cluster.inventory(&gpu_node("m", &bridged())).inventory(&gpu_node("n", &bridged()));
     });
     after.list(Source::Pods, |cluster| {
         for pod in &pods {

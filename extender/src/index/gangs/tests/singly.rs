@@ -20,9 +20,7 @@ fn read(cluster: &Cluster) {
     };
     let object = json!({"spec": {"schedulingPolicy": {"basic": {}}}});
     let facts = integrations::read(OwnerKind::PodGroup, "", &object);
-    cluster
-        .store
-        .update(|index| index.owner_seen(&owner, Some(facts.into())));
+    cluster.store.update(|index| index.owner_seen(&owner, Some(facts.into())));
 }
 
 #[test]
@@ -44,10 +42,7 @@ fn pod_of_a_basic_group_is_scheduled_by_itself() {
         cluster.pod(&bound(basic(pod, 8, 0), node, 1, Some("0-7")));
     }
     let view = cluster.store.read(|index| index.gang_view("default", "g"));
-    assert_eq!(
-        &*view.unwrap().reason,
-        "gang default/g is no gang: each of its pods goes by itself"
-    );
+    assert_eq!(&*view.unwrap().reason, "gang default/g is no gang: each of its pods goes by itself");
 }
 
 #[test]
@@ -77,20 +72,13 @@ fn pod_of_a_basic_group_keeps_preempted_devices() {
     cluster.pod(&bound(pod("low", 8), "n", 1, Some("0-7")));
     let mut next = basic("next", 8, 10);
     cluster.pod(&next);
-    let offer = crate::wire::Offer {
-        node: "n".to_owned(),
-        victims: vec!["low".to_owned()],
-        budgets_broken: 0,
-    };
+    let offer =
+        crate::wire::Offer { node: "n".to_owned(), victims: vec!["low".to_owned()], budgets_broken: 0 };
     let asks = crate::fixtures::request(8);
-    let offered = cluster
-        .store
-        .update(|index| index.preemptable(&"next".into(), &asks, 10, vec![offer.clone()]));
+    let offered =
+        cluster.store.update(|index| index.preemptable(&"next".into(), &asks, 10, vec![offer.clone()]));
     assert_eq!(offered, [offer]);
-    assert_eq!(
-        cluster.store.read(|index| index.belongs("next")),
-        crate::index::Belongs::Single
-    );
+    assert_eq!(cluster.store.read(|index| index.belongs("next")), crate::index::Belongs::Single);
     next["status"]["nominatedNodeName"] = "n".into();
     cluster.pod(&next);
     assert!(cluster.store.snapshot().promised.is_some());

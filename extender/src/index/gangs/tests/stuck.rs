@@ -47,17 +47,10 @@ fn gang_is_planned_on_the_nodes_that_are_offered() {
     create(&cluster, &members("a", 2, 8));
     // Its volumes, say, are where `y` and `z` are.
     for _ in 0..3 {
-        assert!(matches!(
-            answer_within(&cluster, "a-0", &["y", "z"]),
-            Answer::Wait(_)
-        ));
+        assert!(matches!(answer_within(&cluster, "a-0", &["y", "z"]), Answer::Wait(_)));
     }
     let nodes = [node(&cluster, "a-0"), node(&cluster, "a-1")];
-    assert_eq!(
-        nodes,
-        ["y", "z"],
-        "and not, one after the other, on all the others"
-    );
+    assert_eq!(nodes, ["y", "z"], "and not, one after the other, on all the others");
 }
 
 #[test]
@@ -183,12 +176,8 @@ fn a_decision_whose_object_is_gone_is_written_again() {
     };
     let (gang, decision) = commits(&cluster).remove(0);
     // It could not be made, or somebody has deleted it; the read finds nothing that was not known to be gone.
-    cluster
-        .store
-        .update(|index| index.committed(&gang, &decision.id, Err(CommitFailure::Unknown)));
-    cluster
-        .store
-        .update(|index| index.gang_object_gone("default", &gang.object_name()));
+    cluster.store.update(|index| index.committed(&gang, &decision.id, Err(CommitFailure::Unknown)));
+    cluster.store.update(|index| index.gang_object_gone("default", &gang.object_name()));
     assert_eq!(commits(&cluster), [(gang, decision)]);
 }
 
@@ -196,9 +185,7 @@ fn a_decision_whose_object_is_gone_is_written_again() {
 fn those_who_wait_are_not_asked_again_for_each_that_comes() {
     let cluster = two_nodes();
     create(&cluster, &members("a", 4, 4));
-    let nodes: Vec<String> = (0..4)
-        .map(|number| node(&cluster, &format!("a-{number}")))
-        .collect();
+    let nodes: Vec<String> = (0..4).map(|number| node(&cluster, &format!("a-{number}"))).collect();
     let Ok(BindStep::Wait(awaited)) = admit(&cluster, "a-0", &nodes[0]) else {
         panic!("it does not wait");
     };
@@ -228,9 +215,7 @@ fn a_place_that_a_sibling_really_has_is_planned_anew() {
         true => "4,5,6,7",
         false => "0,1,2,3",
     };
-    cluster
-        .store
-        .update(|index| index.bind_ended(&"a-0".into(), BindEnd::Bound));
+    cluster.store.update(|index| index.bind_ended(&"a-0".into(), BindEnd::Bound));
     show(&cluster, &pods[0], "m", &first);
     let mut truth = gpu_node("m", &bridged());
     truth["status"]["holders"] = json!([crate::fixtures::holder("m", "a-0", Some("a-0"), others)]);
@@ -279,10 +264,7 @@ fn overlapping_reservations_of_lost_members_do_not_block() {
         bound_as(&cluster, &pods[number], &admitted);
     }
     // Kubelet gives the first the devices of the second, which then gets what was granted to the first.
-    let view = cluster
-        .store
-        .read(|index| index.gang_view("default", "a"))
-        .unwrap();
+    let view = cluster.store.read(|index| index.gang_view("default", "a")).unwrap();
     let second = view.places.iter().find(|place| place.pod == Some("a-1".into()));
     let others = second.unwrap().words.trim_start_matches("GPU ").to_owned();
     let first = placed(&cluster, "a-0");
@@ -303,8 +285,5 @@ fn overlapping_reservations_of_lost_members_do_not_block() {
     create(&cluster, &[member("a-0b", 2, "a", 4), member("a-1b", 2, "a", 4)]);
     let (third, fourth) = (placed(&cluster, "a-0b"), placed(&cluster, "a-1b"));
     let (third, fourth) = (granted(&third), granted(&fourth));
-    assert!(
-        third.iter().all(|id| !fourth.contains(id)),
-        "{third:?} {fourth:?}"
-    );
+    assert!(third.iter().all(|id| !fourth.contains(id)), "{third:?} {fourth:?}");
 }

@@ -29,9 +29,7 @@ fn publish(cluster: &Cluster) {
 }
 
 fn advertise(cluster: &Cluster, slices: u32) {
-    cluster
-        .store
-        .update(|index| index.node_applied(&"n".into(), vec![(MIG.into(), slices)]));
+    cluster.store.update(|index| index.node_applied(&"n".into(), vec![(MIG.into(), slices)]));
 }
 
 fn manages(cluster: &Cluster) -> bool {
@@ -49,10 +47,7 @@ fn members_stay_a_gang_when_their_resource_vanishes() {
         cluster.store.update(|index| index.inventory_deleted("n"));
         for pod in ["a-0", "a-1", "a-2"] {
             let admitted = admit(&cluster, pod, "n");
-            assert!(
-                !matches!(admitted, Ok(BindStep::Single(_))),
-                "{pod}: {admitted:?}"
-            );
+            assert!(!matches!(admitted, Ok(BindStep::Single(_))), "{pod}: {admitted:?}");
             assert!(matches!(answer(&cluster, pod), Answer::Wait(_)), "{pod}");
         }
         // It comes back, and with it the place of all.

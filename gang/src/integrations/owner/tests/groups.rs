@@ -19,10 +19,7 @@ fn kubernetes_pod_group_is_a_gang_with_a_minimum_or_none_at_all() {
     assert_eq!(sizes(&basic), (Some(1), None));
     assert!(basic.singles && !gang.singles);
     assert_eq!(sizes(&of(OwnerKind::PodGroup, json!({}))), (None, None));
-    let both = of(
-        OwnerKind::PodGroup,
-        json!({"schedulingPolicy": {"basic": {}, "gang": {"minCount": 0}}}),
-    );
+    let both = of(OwnerKind::PodGroup, json!({"schedulingPolicy": {"basic": {}, "gang": {"minCount": 0}}}));
     assert_eq!(
         faults(&both),
         [
@@ -61,11 +58,7 @@ fn a_pod_group_of_coscheduling_says_how_long_members_may_take() {
         (sizes(&facts), facts.options.arrival),
         ((Some(4), Some(6)), Some(std::time::Duration::from_secs(30)))
     );
-    assert_eq!(
-        sizes(&of(OwnerKind::CoschedulingPodGroup, json!({}))).0,
-        Some(1),
-        "each for itself"
-    );
+    assert_eq!(sizes(&of(OwnerKind::CoschedulingPodGroup, json!({}))).0, Some(1), "each for itself");
 }
 
 #[test]
@@ -74,30 +67,15 @@ fn a_number_that_is_none_is_told_as_it_stands() {
         (json!(-3), "-3 is no whole number from 0 on"),
         (json!(2.5), "2.5 is no whole number from 0 on"),
         (json!([4]), "[4] is no whole number from 0 on"),
-        (
-            json!("4"),
-            "\"4\" is a text: a whole number from 0 on is asked for",
-        ),
-        (
-            json!(5_000_000_000_u64),
-            "5000000000 is too large: at most 4294967295 is read",
-        ),
-        (
-            json!(u64::MAX),
-            "18446744073709551615 is too large: at most 4294967295 is read",
-        ),
+        (json!("4"), "\"4\" is a text: a whole number from 0 on is asked for"),
+        (json!(5_000_000_000_u64), "5000000000 is too large: at most 4294967295 is read"),
+        (json!(u64::MAX), "18446744073709551615 is too large: at most 4294967295 is read"),
     ] {
         let facts = of(OwnerKind::CoschedulingPodGroup, json!({"minMember": value}));
         assert_eq!(facts.min, None);
-        assert_eq!(
-            faults(&facts),
-            [format!("spec.minMember of PodGroup train: {told}")]
-        );
+        assert_eq!(faults(&facts), [format!("spec.minMember of PodGroup train: {told}")]);
     }
-    let long = of(
-        OwnerKind::CoschedulingPodGroup,
-        json!({"minMember": "x\n".repeat(900)}),
-    );
+    let long = of(OwnerKind::CoschedulingPodGroup, json!({"minMember": "x\n".repeat(900)}));
     let words = faults(&long).join("");
     assert!(words.len() < 300 && !words.contains('\n'), "{words}");
 }
@@ -106,23 +84,13 @@ fn a_number_that_is_none_is_told_as_it_stands() {
 fn a_pod_group_of_volcano_may_want_so_many_of_each_task() {
     let spec = |min: u32| json!({"minMember": min, "minTaskMember": {"ps": 1, "worker": 4}});
     let facts = of(OwnerKind::VolcanoPodGroup, spec(5));
-    assert_eq!(
-        (sizes(&facts).0, roles(&facts)),
-        (Some(5), vec![("ps", 1), ("worker", 4)])
-    );
-    assert_eq!(
-        roles(&of(OwnerKind::VolcanoPodGroup, spec(3))),
-        [],
-        "as Volcano itself"
-    );
+    assert_eq!((sizes(&facts).0, roles(&facts)), (Some(5), vec![("ps", 1), ("worker", 4)]));
+    assert_eq!(roles(&of(OwnerKind::VolcanoPodGroup, spec(3))), [], "as Volcano itself");
     let tiers = |mode: &str| {
         let spec = json!({"minMember": 4, "networkTopology": {"mode": mode, "highestTierName": "rack"}});
         of(OwnerKind::VolcanoPodGroup, spec).options.level
     };
-    assert_eq!(
-        (tiers("hard"), tiers("soft")),
-        (level("rack", true), level("rack", false))
-    );
+    assert_eq!((tiers("hard"), tiers("soft")), (level("rack", true), level("rack", false)));
     let parts = json!({"minMember": 8, "subGroupPolicy": [
         {"name": "tp", "subGroupSize": 4, "networkTopology": {"mode": "hard", "highestTierName": "rack"}},
     ]});
@@ -138,10 +106,7 @@ fn a_pod_group_of_volcano_may_want_so_many_of_each_task() {
     };
     assert_eq!(counted(json!({})), (Some(10), "spec.subGroupPolicy".to_owned()));
     assert_eq!(counted(json!({"minMember": 4})).0, Some(10));
-    assert_eq!(
-        counted(json!({"minMember": 12})),
-        (Some(12), "spec.minMember".to_owned())
-    );
+    assert_eq!(counted(json!({"minMember": 12})), (Some(12), "spec.minMember".to_owned()));
 }
 
 #[test]
@@ -153,25 +118,17 @@ fn the_leaves_of_kais_sub_groups_have_the_pods() {
             {"name": "workers", "parent": "prefill", "minMember": 3},
             {"name": "decode", "minMember": 2},
         ]});
-        spec.as_object_mut()
-            .unwrap()
-            .extend(more.as_object().unwrap().clone());
+        spec.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
         of(OwnerKind::KaiPodGroup, spec)
     };
     let all = tree(
         json!({"topologyConstraint": {"topology": "t", "requiredTopologyLevel": "rack", "preferredTopologyLevel": "host"}}),
     );
-    assert_eq!(
-        (sizes(&all).0, roles(&all)),
-        (Some(6), vec![("decode", 2), ("leader", 1), ("workers", 3)])
-    );
+    assert_eq!((sizes(&all).0, roles(&all)), (Some(6), vec![("decode", 2), ("leader", 1), ("workers", 3)]));
     assert_eq!(all.options.level, level("rack", true));
     let any_two = tree(json!({"minSubGroup": 2}));
     assert_eq!((sizes(&any_two).0, roles(&any_two)), (Some(3), vec![]));
-    assert_eq!(
-        sizes(&of(OwnerKind::KaiPodGroup, json!({"minMember": 8}))).0,
-        Some(8)
-    );
+    assert_eq!(sizes(&of(OwnerKind::KaiPodGroup, json!({"minMember": 8}))).0, Some(8));
 }
 
 #[test]
@@ -179,10 +136,7 @@ fn kai_minimum_is_the_greater_of_group_and_sub_groups() {
     // The field that gives the greater number is named as its source.
     let of_both = |min: u32| {
         let groups = json!([{"name": "a", "minMember": 2}, {"name": "b", "minMember": 4}]);
-        let facts = of(
-            OwnerKind::KaiPodGroup,
-            json!({"minMember": min, "subGroups": groups}),
-        );
+        let facts = of(OwnerKind::KaiPodGroup, json!({"minMember": min, "subGroups": groups}));
         (sizes(&facts).0, facts.said.to_string())
     };
     assert_eq!(of_both(1), (Some(6), "spec.subGroups".to_owned()));

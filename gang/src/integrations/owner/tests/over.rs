@@ -11,10 +11,7 @@ fn is_over(kind: OwnerKind, status: &Value) -> bool {
 /// Whether one says so by a condition.
 fn says(kind: OwnerKind, condition: &str, holds: &str) -> bool {
     let before = json!({"type": "Created", "status": "True"});
-    is_over(
-        kind,
-        &json!({"conditions": [before, {"type": condition, "status": holds}]}),
-    )
+    is_over(kind, &json!({"conditions": [before, {"type": condition, "status": holds}]}))
 }
 
 #[test]
@@ -49,10 +46,7 @@ fn owner_is_over_when_ended_and_not_while_restarting() {
     assert!(!is_over(OwnerKind::MpiJob, &json!({"conditions": failed})));
     let at = json!({"conditions": failed, "completionTime": "2026-01-02T03:04:05Z"});
     assert!(is_over(OwnerKind::MpiJob, &at));
-    assert!(is_over(
-        OwnerKind::VolcanoPodGroup,
-        &json!({"phase": "Completed"})
-    ));
+    assert!(is_over(OwnerKind::VolcanoPodGroup, &json!({"phase": "Completed"})));
     assert!(!is_over(OwnerKind::VolcanoPodGroup, &json!({"phase": "Running"})));
     assert!(!is_over(OwnerKind::Job, &json!({"phase": "Completed"})));
     assert!(!is_over(OwnerKind::Job, &json!("Complete")));

@@ -6,32 +6,21 @@ use super::*;
 fn training_job_minimum_is_all_replicas_unless_stated() {
     let spec = |more: Value| {
         let mut spec = json!({"pytorchReplicaSpecs": {"Master": {}, "Worker": {"replicas": 7}}});
-        spec.as_object_mut()
-            .unwrap()
-            .extend(more.as_object().unwrap().clone());
+        spec.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
         of(OwnerKind::PyTorchJob, spec)
     };
     let all = spec(json!({}));
-    assert_eq!(
-        (sizes(&all), roles(&all)),
-        ((Some(8), Some(8)), vec![("master", 1), ("worker", 7)])
-    );
+    assert_eq!((sizes(&all), roles(&all)), ((Some(8), Some(8)), vec![("master", 1), ("worker", 7)]));
     let fewer =
         spec(json!({"runPolicy": {"schedulingPolicy": {"minAvailable": 5, "scheduleTimeoutSeconds": 20}}}));
     assert_eq!((sizes(&fewer), roles(&fewer)), ((Some(5), Some(8)), vec![]));
     assert_eq!(&*fewer.said, "spec.runPolicy.schedulingPolicy.minAvailable");
     assert_eq!(fewer.options.arrival, Some(std::time::Duration::from_secs(20)));
     let elastic = spec(json!({"elasticPolicy": {"minReplicas": 2, "maxReplicas": 10}}));
-    assert_eq!(
-        (sizes(&elastic), roles(&elastic)),
-        ((Some(2), Some(8)), vec![("master", 1), ("worker", 1)])
-    );
+    assert_eq!((sizes(&elastic), roles(&elastic)), ((Some(2), Some(8)), vec![("master", 1), ("worker", 1)]));
     assert_eq!(elastic.options.max, Some(11));
     let whole = spec(json!({"elasticPolicy": {"minReplicas": 8, "maxReplicas": 8}}));
-    assert_eq!(
-        (sizes(&whole), roles(&whole)),
-        ((Some(8), Some(8)), vec![("master", 1), ("worker", 7)])
-    );
+    assert_eq!((sizes(&whole), roles(&whole)), ((Some(8), Some(8)), vec![("master", 1), ("worker", 7)]));
     let lofty = spec(json!({"elasticPolicy": {"minReplicas": 9}}));
     assert_eq!(sizes(&lofty), (Some(8), Some(8)));
     let wrong = spec(
@@ -78,11 +67,5 @@ fn an_mpi_job_may_make_its_launcher_last() {
     };
     assert_eq!(roles_of("AtStartup", json!({})), (false, 2));
     assert_eq!(roles_of("WaitForWorkersReady", json!({})), (true, 2));
-    assert_eq!(
-        roles_of(
-            "WaitForWorkersReady",
-            json!({"schedulingPolicy": {"minAvailable": 2}})
-        ),
-        (true, 2)
-    );
+    assert_eq!(roles_of("WaitForWorkersReady", json!({"schedulingPolicy": {"minAvailable": 2}})), (true, 2));
 }

@@ -32,16 +32,10 @@ impl Cluster {
                 }
             }
             let decided = view.is_decided();
-            let bound_by_us = self
-                .pods
-                .iter()
-                .any(|pod| pod.going.is_some() && pod.membership.key == **view.key());
+            let bound_by_us =
+                self.pods.iter().any(|pod| pod.going.is_some() && pod.membership.key == **view.key());
             let restarting = view.phase() == GangPhase::Degraded || view.phase() == GangPhase::Finished;
-            assert!(
-                decided || !bound_by_us || restarting,
-                "{} goes, undecided",
-                view.key()
-            );
+            assert!(decided || !bound_by_us || restarting, "{} goes, undecided", view.key());
         }
         for (gang, _) in self.reserved.keys() {
             assert!(self.gangs.view(gang).is_some(), "{gang} is gone and has slots");
@@ -58,19 +52,13 @@ impl Cluster {
         for _ in 0..60 {
             for _ in 0..4 {
                 self.room += 1;
-                self.step(&Op::Plan {
-                    room: true,
-                    preempt: false,
-                });
+                self.step(&Op::Plan { room: true, preempt: false });
             }
             for at in 0..self.pods.len() {
                 if at >= self.pods.len() {
                     break;
                 }
-                self.step(&Op::Filter {
-                    pod: at,
-                    offered: 0xff,
-                });
+                self.step(&Op::Filter { pod: at, offered: 0xff });
                 self.step(&Op::Bind(at));
             }
             while !self.commits.is_empty() {
@@ -84,10 +72,7 @@ impl Cluster {
             }
             for at in 0..self.pods.len() {
                 self.step(&Op::Bind(at));
-                self.step(&Op::EndBind {
-                    pod: at,
-                    end: End::Bound,
-                });
+                self.step(&Op::EndBind { pod: at, end: End::Bound });
             }
             self.step(&Op::Statuses);
             while let Some(at) = (0..self.pods.len()).find(|at| self.pods[*at].leaving) {

@@ -34,11 +34,7 @@ impl Cluster {
             uid: format!("{name}{}", self.made),
             membership,
             gpus,
-            stage: if gated {
-                Stage::Gated { by_us_alone: true }
-            } else {
-                Stage::Pending
-            },
+            stage: if gated { Stage::Gated { by_us_alone: true } } else { Stage::Pending },
             leaving: false,
             holds: Vec::new(),
             sent: None,
@@ -79,10 +75,7 @@ impl Cluster {
         let pod = self.pods.remove(at);
         let uid: PodUid = pod.uid.as_str().into();
         if pod.going.is_some() {
-            self.handle(GangEvent::BindEnded {
-                pod: &uid,
-                outcome: BindEnd::Gone,
-            });
+            self.handle(GangEvent::BindEnded { pod: &uid, outcome: BindEnd::Gone });
         }
         self.handle(GangEvent::MemberGone { pod: &uid });
         self.handle(GangEvent::VictimGone { pod: &uid });

@@ -26,10 +26,7 @@ impl Cluster {
                     && pod.gpus
             });
             if let Some(gang) = other.map(|pod| pod.membership.key.clone()) {
-                let all = self
-                    .pods
-                    .iter()
-                    .filter(|pod| pod.membership.key == gang && pod.gpus);
+                let all = self.pods.iter().filter(|pod| pod.membership.key == gang && pod.gpus);
                 victims.extend(
                     all.filter(|pod| matches!(pod.stage, Stage::Bound(_)) && !pod.leaving)
                         .map(|pod| PodUid::from(pod.uid.as_str())),
@@ -41,9 +38,8 @@ impl Cluster {
             let excluded =
                 self.lost_nodes.contains(&node) || wanted.without.iter().any(|n| *n.as_str() == *node);
             for gpu in (0..GPUS).map(|gpu| format!("{node}-g{gpu}")) {
-                let by_victim = held
-                    .get(&gpu)
-                    .is_some_and(|uid| victims.iter().any(|victim| victim.as_str() == uid));
+                let by_victim =
+                    held.get(&gpu).is_some_and(|uid| victims.iter().any(|victim| victim.as_str() == uid));
                 let going = self.pods.iter().any(|pod| {
                     let placed = pod.going.as_ref();
                     placed.is_some_and(|placed| placed.devices[0].1[0].as_str() == gpu)
@@ -57,19 +53,15 @@ impl Cluster {
         let count = wanted.members.len().min(free.len());
         let enough = count >= wanted.must.max(1) as usize;
         let result = if room && enough {
-            let places = wanted
-                .members
-                .iter()
-                .zip(&free)
-                .map(|(member, (node, gpu))| Reservation {
-                    shape: member.shape,
-                    node: node.as_str().into(),
-                    devices: vec![("nvidia.com/gpu".into(), vec![gpu.as_str().into()])],
-                    rank: member.rank,
-                    role: member.role.clone(),
-                    ordinal: None,
-                    follows: false,
-                });
+            let places = wanted.members.iter().zip(&free).map(|(member, (node, gpu))| Reservation {
+                shape: member.shape,
+                node: node.as_str().into(),
+                devices: vec![("nvidia.com/gpu".into(), vec![gpu.as_str().into()])],
+                rank: member.rank,
+                role: member.role.clone(),
+                ordinal: None,
+                follows: false,
+            });
             Ok(Placement {
                 places: places.collect(),
                 domain: "cluster".into(),
@@ -77,16 +69,9 @@ impl Cluster {
                 ..Placement::default()
             })
         } else {
-            Err(Refusal {
-                reason: "no room".into(),
-                message: "no room".into(),
-                hopeless: false,
-            })
+            Err(Refusal { reason: "no room".into(), message: "no room".into(), hopeless: false })
         };
-        self.handle(GangEvent::Planned {
-            gang: &wanted.gang,
-            result,
-        });
+        self.handle(GangEvent::Planned { gang: &wanted.gang, result });
     }
 
     pub(super) fn filter(&mut self, at: usize, offered: u8) {
@@ -97,10 +82,7 @@ impl Cluster {
             let number: u32 = node.as_str()[1..].parse().unwrap();
             offered & (1 << number) != 0
         };
-        let answer = answer(self.handle(GangEvent::Filter {
-            pod: &self.uid(at),
-            offered: Offered(&offers),
-        }));
+        let answer = answer(self.handle(GangEvent::Filter { pod: &self.uid(at), offered: Offered(&offers) }));
         self.log.push(format!("{answer:?}"));
         if let Answer::Node(node) = answer {
             assert!(offers(&node), "{node} was not offered");
@@ -114,20 +96,13 @@ impl Cluster {
             return;
         }
         let Some(node) = pod.sent.clone() else { return };
-        let arrival = arrival(self.handle(GangEvent::Arrive {
-            pod: &self.uid(at),
-            node: &node,
-        }));
+        let arrival = arrival(self.handle(GangEvent::Arrive { pod: &self.uid(at), node: &node }));
         self.log.push(format!("{arrival:?}"));
         self.pods[at].waits = arrival == Arrival::Wait;
         match arrival {
             Arrival::Go(placed) => {
                 let name = GANGS.iter().find(|name| **name == &*placed.gang.name).unwrap();
-                let written = self.stored[name]
-                    .status
-                    .decision
-                    .as_ref()
-                    .map(|decision| &*decision.id);
+                let written = self.stored[name].status.decision.as_ref().map(|decision| &*decision.id);
                 let view = self.gangs.view(&placed.gang).unwrap();
                 let object = &self.stored[name];
                 // An object that somebody has deleted is written again from what is known.
@@ -142,9 +117,7 @@ impl Cluster {
                 let told = decision.and_then(|decision| {
                     let uid = &*self.pods[at].uid;
                     let slots = decision.reservations.iter();
-                    slots
-                        .clone()
-                        .find(|slot| slot.pod.as_ref().is_some_and(|pod| pod.as_str() == uid))
+                    slots.clone().find(|slot| slot.pod.as_ref().is_some_and(|pod| pod.as_str() == uid))
                 });
                 // Whoever takes over must know of the place, or nobody has it by the object.
                 assert!(

@@ -16,10 +16,7 @@ impl Cluster {
                     let view = self.gangs.view(&gang).unwrap();
                     let resent = self.in_flight.iter().any(|(_, other, _)| other.id == decision.id);
                     let enough = view.ready() >= decision.min;
-                    assert!(
-                        enough || resent || self.was_sent(&decision.id),
-                        "{gang} is decided too early"
-                    );
+                    assert!(enough || resent || self.was_sent(&decision.id), "{gang} is decided too early");
                     self.log.push(format!("sent {}", decision.id));
                     let version = self.stored[&*gang.name].version;
                     self.commits.push((gang, decision, version));
@@ -47,10 +44,7 @@ impl Cluster {
                         stored.version += 1;
                         stored.status = GangStatus::default();
                     }
-                    self.handle(GangEvent::ObjectGone {
-                        namespace: &namespace,
-                        name: &name,
-                    });
+                    self.handle(GangEvent::ObjectGone { namespace: &namespace, name: &name });
                 }
                 Work::Activate(_) => {}
                 Work::Bind(pods) => {

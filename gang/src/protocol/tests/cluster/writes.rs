@@ -38,11 +38,7 @@ impl Cluster {
                 Err(CommitFailure::Unknown)
             }
         };
-        self.handle(GangEvent::Committed {
-            gang: &gang,
-            decision: &decision.id,
-            result,
-        });
+        self.handle(GangEvent::Committed { gang: &gang, decision: &decision.id, result });
     }
 
     /// Writes a decision if the object is still of that version.
@@ -66,16 +62,9 @@ impl Cluster {
         let stored = self.stored[name].clone();
         if stored.exists {
             let object = object(&stored);
-            self.handle(GangEvent::ObjectSeen {
-                namespace: "default",
-                name,
-                object: Box::new(object),
-            });
+            self.handle(GangEvent::ObjectSeen { namespace: "default", name, object: Box::new(object) });
         } else {
-            self.handle(GangEvent::ObjectGone {
-                namespace: "default",
-                name,
-            });
+            self.handle(GangEvent::ObjectGone { namespace: "default", name });
         }
     }
 
@@ -121,11 +110,7 @@ impl Cluster {
         for at in 0..self.pods.len() {
             self.see(at);
         }
-        assert_eq!(
-            self.gangs.next(self.now(), self.room),
-            None,
-            "nothing is decided before all is known"
-        );
+        assert_eq!(self.gangs.next(self.now(), self.room), None, "nothing is decided before all is known");
         self.handle(GangEvent::Synced);
     }
 }

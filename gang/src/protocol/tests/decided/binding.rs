@@ -12,31 +12,14 @@ fn members_that_follow_bound_siblings_are_not_waited_for() {
     let mut world = World::new();
     world.members("a", 3, 3);
     let wanted = world.next().unwrap();
-    let places = ["n0", "n1", "n2"].map(|node| Reservation {
-        follows: node != "n0",
-        ..place(node, node)
-    });
-    let placement = Placement {
-        places: places.to_vec(),
-        ..Placement::default()
-    };
-    world.handle(GangEvent::Planned {
-        gang: &wanted.gang,
-        result: Ok(placement),
-    });
+    let places = ["n0", "n1", "n2"].map(|node| Reservation { follows: node != "n0", ..place(node, node) });
+    let placement = Placement { places: places.to_vec(), ..Placement::default() };
+    world.handle(GangEvent::Planned { gang: &wanted.gang, result: Ok(placement) });
     assert_eq!(world.phase("a"), GangPhase::Reserved, "not before one has come");
     assert_eq!(world.come("a0"), Arrival::Wait);
     let (_, decision) = world.commit();
-    assert_eq!(
-        decision.reservations.len(),
-        3,
-        "their places are decided with the others'"
-    );
-    world.handle(GangEvent::Committed {
-        gang: &key("a"),
-        decision: &decision.id,
-        result: Ok(()),
-    });
+    assert_eq!(decision.reservations.len(), 3, "their places are decided with the others'");
+    world.handle(GangEvent::Committed { gang: &key("a"), decision: &decision.id, result: Ok(()) });
     assert_eq!(world.bind("a0"), "n0");
     assert_eq!(world.phase("a"), GangPhase::Binding);
     assert_eq!(world.bind("a1"), "n1");
@@ -62,22 +45,12 @@ fn late_members_pass_at_once_after_the_decision() {
 #[test]
 fn a_binding_that_fails_is_tried_again_at_the_same_place() {
     let (mut world, decision) = committing();
-    world.handle(GangEvent::Committed {
-        gang: &key("a"),
-        decision: &decision.id,
-        result: Ok(()),
-    });
+    world.handle(GangEvent::Committed { gang: &key("a"), decision: &decision.id, result: Ok(()) });
     world.come("a0");
-    world.handle(GangEvent::BindEnded {
-        pod: &uid("a0"),
-        outcome: BindEnd::Failed,
-    });
+    world.handle(GangEvent::BindEnded { pod: &uid("a0"), outcome: BindEnd::Failed });
     assert_eq!(world.node("a0"), "n0");
     assert!(matches!(world.come("a0"), Arrival::Go(_)));
-    world.handle(GangEvent::BindEnded {
-        pod: &uid("a0"),
-        outcome: BindEnd::Unsure,
-    });
+    world.handle(GangEvent::BindEnded { pod: &uid("a0"), outcome: BindEnd::Unsure });
     assert_eq!(
         world.answer_within("a1", &["n0"]),
         Answer::Wait("gang default/a: node n1, where it is to go, is not offered".into()),
@@ -90,11 +63,7 @@ fn a_binding_that_fails_is_tried_again_at_the_same_place() {
 #[test]
 fn a_member_bound_elsewhere_past_us_gives_its_place_back() {
     let (mut world, decision) = committing();
-    world.handle(GangEvent::Committed {
-        gang: &key("a"),
-        decision: &decision.id,
-        result: Ok(()),
-    });
+    world.handle(GangEvent::Committed { gang: &key("a"), decision: &decision.id, result: Ok(()) });
     world.see(bound(member("a0", membership("a", 2)), "n9"));
     assert_eq!(world.reserved(), ["a-g1"]);
     world.bind("a1");
@@ -111,20 +80,13 @@ fn minimum_changed_after_decision_only_sets_a_condition() {
     assert_eq!(world.phase("a"), GangPhase::Bound);
     let status = world.status("a");
     assert_eq!(status.min, 2);
-    assert_eq!(
-        (&*status.conditions[0].status, &*status.conditions[0].reason),
-        ("False", "MinimumChanged")
-    );
+    assert_eq!((&*status.conditions[0].status, &*status.conditions[0].reason), ("False", "MinimumChanged"));
 }
 
 #[test]
 fn a_member_bound_by_an_old_binding_has_what_that_gave_it() {
     let (mut world, decision) = committing();
-    world.handle(GangEvent::Committed {
-        gang: &key("a"),
-        decision: &decision.id,
-        result: Ok(()),
-    });
+    world.handle(GangEvent::Committed { gang: &key("a"), decision: &decision.id, result: Ok(()) });
     let node = world.node("a0");
     let mut seen = bound(member("a0", membership("a", 2)), &node);
     seen.holds = vec![("nvidia.com/gpu".into(), vec!["before".into()])];

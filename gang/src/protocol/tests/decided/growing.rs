@@ -15,14 +15,8 @@ fn bound_gang_grows_after_gangs_that_have_nothing() {
     assert_eq!(&*world.refuse("no room").gang.name, "b");
     let wanted = world.next().unwrap();
     assert_eq!((&*wanted.gang.name, wanted.must), ("a", 0));
-    world.handle(GangEvent::Planned {
-        gang: &wanted.gang,
-        result: Err(refused("no room")),
-    });
-    assert_eq!(
-        world.waits("a2"),
-        "gang default/a is bound; waits for room for more members: no room"
-    );
+    world.handle(GangEvent::Planned { gang: &wanted.gang, result: Err(refused("no room")) });
+    assert_eq!(world.waits("a2"), "gang default/a is bound; waits for room for more members: no room");
     world.room += 1;
     world.refuse("no room");
     world.plan_from(2);
@@ -47,15 +41,9 @@ fn nobody_is_stopped_for_members_beyond_the_minimum() {
     world.bound_gang("a", 1, 1);
     world.see(member("a1", membership("a", 1)));
     let wanted = world.next().unwrap();
-    let placement = Placement {
-        places: vec![place("n1", "g1")],
-        victims: vec![uid("other")],
-        ..Placement::default()
-    };
-    world.handle(GangEvent::Planned {
-        gang: &wanted.gang,
-        result: Ok(placement),
-    });
+    let placement =
+        Placement { places: vec![place("n1", "g1")], victims: vec![uid("other")], ..Placement::default() };
+    world.handle(GangEvent::Planned { gang: &wanted.gang, result: Ok(placement) });
     assert_eq!(world.take_work(), []);
     assert_eq!(world.reserved(), Vec::<String>::new());
 }

@@ -18,10 +18,7 @@ fn hold_keeps_the_place_of_a_lost_member_for_its_replacement() {
     assert_eq!(world.phase("a"), GangPhase::Degraded);
     assert_eq!(world.reserved(), ["a-g0"], "from the moment it begins to go");
     world.see(member("a2", membership("a", 2)));
-    assert!(
-        matches!(world.answer("a2"), Answer::Wait(_)),
-        "the pod before still holds the devices"
-    );
+    assert!(matches!(world.answer("a2"), Answer::Wait(_)), "the pod before still holds the devices");
     world.gone("a0");
     assert_eq!(world.woken(), ["a2"]);
     assert_eq!(world.bind("a2"), "n0", "without a barrier");
@@ -69,10 +66,7 @@ fn deleted_member_that_succeeds_has_not_completed() {
     let going = leaving(bound(member("a0", membership("a", 2)), "n0"));
     world.see(going.clone());
     for _ in 0..2 {
-        world.see(Member {
-            stage: Stage::Succeeded,
-            ..going.clone()
-        });
+        world.see(Member { stage: Stage::Succeeded, ..going.clone() });
         assert_eq!(world.phase("a"), GangPhase::Degraded);
         assert_eq!(world.reserved(), ["a-g0"]);
     }
@@ -90,10 +84,7 @@ fn deleted_member_that_succeeds_has_not_completed() {
 fn preempted_member_releases_its_reservation() {
     let mut world = World::new();
     world.bound_gang("a", 2, 2);
-    world.see(Member {
-        preempted: true,
-        ..leaving(bound(member("a0", membership("a", 2)), "n0"))
-    });
+    world.see(Member { preempted: true, ..leaving(bound(member("a0", membership("a", 2)), "n0")) });
     assert_eq!(world.phase("a"), GangPhase::Degraded);
     assert!(world.reserved().is_empty());
     world.gone("a0");
@@ -107,30 +98,20 @@ fn gangs_of_which_nothing_is_left_are_planned_as_a_whole_again() {
     for gang in ["a", "b"] {
         world.bound_gang(gang, 2, 2);
         for (pod, node) in [(format!("{gang}0"), "n0"), (format!("{gang}1"), "n1")] {
-            world.see(Member {
-                preempted: true,
-                ..leaving(bound(member(&pod, membership(gang, 2)), node))
-            });
+            world.see(Member { preempted: true, ..leaving(bound(member(&pod, membership(gang, 2)), node)) });
             world.gone(&pod);
         }
     }
     world.take_work();
     world.see(member("a2", membership("a", 2)));
     assert_eq!(world.phase("a"), GangPhase::Pending);
-    assert_eq!(
-        world.status("a").decision,
-        None,
-        "what it said is nobody's any more"
-    );
+    assert_eq!(world.status("a").decision, None, "what it said is nobody's any more");
     world.see(member("a3", membership("a", 2)));
     world.see(member("b2", membership("b", 2)));
     world.see(member("b3", membership("b", 2)));
     world.pass(10);
     let wanted = world.plan();
-    assert_eq!(
-        (&*wanted.gang.name, wanted.must, wanted.members.len()),
-        ("a", 2, 2)
-    );
+    assert_eq!((&*wanted.gang.name, wanted.must, wanted.members.len()), ("a", 2, 2));
     // There is room for one of the two.
     assert_eq!(world.refuse("no room").must, 2);
     assert!(matches!(world.answer("b2"), Answer::Wait(_)));
@@ -171,11 +152,7 @@ fn hold_does_not_wait_for_ever() {
     assert_eq!(world.text("a"), "gang default/a lacks 1 of 2 members");
     world.see(member("a2", membership("a", 2)));
     world.plan_from(5);
-    assert_eq!(
-        world.bind("a2"),
-        "n5",
-        "a replacement that comes late is planned by itself"
-    );
+    assert_eq!(world.bind("a2"), "n5", "a replacement that comes late is planned by itself");
     assert_eq!(world.phase("a"), GangPhase::Bound);
 }
 
@@ -189,11 +166,7 @@ fn a_failed_member_is_a_lost_one_and_a_completed_one_is_not() {
     assert_eq!(world.phase("a"), GangPhase::Bound);
     assert_eq!(world.reserved(), Vec::<String>::new());
     world.gone("a0");
-    assert_eq!(
-        world.phase("a"),
-        GangPhase::Bound,
-        "it has done its part, though its pod is gone"
-    );
+    assert_eq!(world.phase("a"), GangPhase::Bound, "it has done its part, though its pod is gone");
     let mut failed = bound(member("a1", membership("a", 2)), "n1");
     failed.stage = Stage::Failed;
     world.see(failed);
@@ -224,17 +197,10 @@ fn ignore_gives_the_place_up() {
 #[test]
 fn a_member_lost_between_decision_and_binding_is_repaired_too() {
     let (mut world, decision) = committing();
-    world.handle(GangEvent::Committed {
-        gang: &key("a"),
-        decision: &decision.id,
-        result: Ok(()),
-    });
+    world.handle(GangEvent::Committed { gang: &key("a"), decision: &decision.id, result: Ok(()) });
     world.bind("a0");
     world.come("a1");
-    world.handle(GangEvent::BindEnded {
-        pod: &uid("a1"),
-        outcome: BindEnd::Gone,
-    });
+    world.handle(GangEvent::BindEnded { pod: &uid("a1"), outcome: BindEnd::Gone });
     world.gone("a1");
     assert_eq!(world.phase("a"), GangPhase::Degraded);
     assert_eq!(world.reserved(), ["a-g1"]);
@@ -250,14 +216,8 @@ fn given_to(second: &str, gang: &str, min: u32) -> World {
     world.see(member(second, membership(gang, min)));
     world.room += 1;
     let wanted = world.next().unwrap();
-    let placement = Placement {
-        places: vec![place("n0", "a-g0")],
-        ..Placement::default()
-    };
-    world.handle(GangEvent::Planned {
-        gang: &wanted.gang,
-        result: Ok(placement),
-    });
+    let placement = Placement { places: vec![place("n0", "a-g0")], ..Placement::default() };
+    world.handle(GangEvent::Planned { gang: &wanted.gang, result: Ok(placement) });
     assert_eq!(world.reserved(), ["a-g0"]);
     world
 }

@@ -12,34 +12,18 @@ use crate::protocol::Stage;
 use crate::terms::Repair;
 
 fn mpi_job() -> OwnerRef {
-    OwnerRef {
-        kind: OwnerKind::MpiJob,
-        namespace: "default".into(),
-        name: "a".into(),
-        part: "".into(),
-    }
+    OwnerRef { kind: OwnerKind::MpiJob, namespace: "default".into(), name: "a".into(), part: "".into() }
 }
 
 /// What a member of gang `a` says, which belongs to an MPIJob of three pods.
 fn of_mpi_job() -> Membership {
-    Membership {
-        owner: Some(mpi_job()),
-        ..membership("a", 3)
-    }
+    Membership { owner: Some(mpi_job()), ..membership("a", 3) }
 }
 
 /// The MPIJob says that it is over, or not.
 fn mpi_job_says(world: &mut World, over: bool) {
-    let facts = OwnerFacts {
-        min: Some(3),
-        total: Some(3),
-        over,
-        ..OwnerFacts::default()
-    };
-    world.handle(GangEvent::OwnerSeen {
-        owner: &mpi_job(),
-        facts: Some(Arc::new(facts)),
-    });
+    let facts = OwnerFacts { min: Some(3), total: Some(3), over, ..OwnerFacts::default() };
+    world.handle(GangEvent::OwnerSeen { owner: &mpi_job(), facts: Some(Arc::new(facts)) });
 }
 
 /// Gang `a` of three members that an MPIJob has made, all bound, of which the first has ended well; its pod is still there.
@@ -91,24 +75,15 @@ fn a_job_that_is_gone_makes_no_replacements() {
     let mut world = one_has_ended(&of_mpi_job());
     world.gone("a1");
     assert_eq!(world.reserved(), ["a-g1"]);
-    world.handle(GangEvent::OwnerSeen {
-        owner: &mpi_job(),
-        facts: None,
-    });
+    world.handle(GangEvent::OwnerSeen { owner: &mpi_job(), facts: None });
     assert_eq!(world.reserved(), Vec::<String>::new());
-    assert_eq!(
-        world.status("a").message,
-        "lost members are not replaced (MPIJob a has ended or is gone)"
-    );
+    assert_eq!(world.status("a").message, "lost members are not replaced (MPIJob a has ended or is gone)");
 }
 
 #[test]
 fn a_job_that_goes_on_after_all_has_places_kept_again() {
     let mut world = one_has_ended(&of_mpi_job());
-    world.handle(GangEvent::OwnerSeen {
-        owner: &mpi_job(),
-        facts: None,
-    });
+    world.handle(GangEvent::OwnerSeen { owner: &mpi_job(), facts: None });
     mpi_job_says(&mut world, false);
     world.gone("a1");
     assert_eq!(world.reserved(), ["a-g1"]);
@@ -120,23 +95,12 @@ fn suspended_job_keeps_no_reservation_and_resumes_as_a_whole() {
     for repair in [Repair::Hold, Repair::Restart] {
         let membership = with_repair(of_mpi_job(), repair);
         let mut world = one_has_ended(&membership);
-        let suspended = OwnerFacts {
-            min: Some(3),
-            total: Some(3),
-            suspended: true,
-            ..OwnerFacts::default()
-        };
-        world.handle(GangEvent::OwnerSeen {
-            owner: &mpi_job(),
-            facts: Some(Arc::new(suspended)),
-        });
+        let suspended = OwnerFacts { min: Some(3), total: Some(3), suspended: true, ..OwnerFacts::default() };
+        world.handle(GangEvent::OwnerSeen { owner: &mpi_job(), facts: Some(Arc::new(suspended)) });
         world.gone("a1");
         assert_eq!(world.reserved(), Vec::<String>::new(), "{repair:?}");
         assert_eq!(deleted(&mut world), Vec::<String>::new(), "{repair:?}");
-        assert_eq!(
-            world.status("a").message,
-            "lost members are not replaced (MPIJob a is suspended)"
-        );
+        assert_eq!(world.status("a").message, "lost members are not replaced (MPIJob a is suspended)");
         world.gone("a2");
         assert_eq!(world.reserved(), Vec::<String>::new(), "{repair:?}");
         mpi_job_says(&mut world, false);
@@ -154,10 +118,7 @@ fn an_owner_that_could_never_be_read_is_not_taken_for_over() {
     let mut world = World::new();
     let membership = of_mpi_job();
     world.see(member("a0", membership.clone()));
-    world.handle(GangEvent::OwnerSeen {
-        owner: &mpi_job(),
-        facts: None,
-    });
+    world.handle(GangEvent::OwnerSeen { owner: &mpi_job(), facts: None });
     world.bound_gang_of("a", 3, &membership);
     world.gone("a1");
     assert_eq!(world.reserved(), ["a-g1"]);
@@ -183,15 +144,8 @@ fn finished_gang_is_forgotten_and_later_pods_start_a_new_one() {
 #[test]
 fn an_object_that_a_person_wrote_is_not_forgotten() {
     let mut world = World::new();
-    let object = crate::protocol::Object {
-        ours: false,
-        ..world.object(GangStatus::default())
-    };
-    world.handle(GangEvent::ObjectSeen {
-        namespace: "default",
-        name: "a",
-        object: Box::new(object),
-    });
+    let object = crate::protocol::Object { ours: false, ..world.object(GangStatus::default()) };
+    world.handle(GangEvent::ObjectSeen { namespace: "default", name: "a", object: Box::new(object) });
     world.bound_gang("a", 1, 1);
     world.status("a");
     world.gone("a0");

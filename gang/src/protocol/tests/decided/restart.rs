@@ -17,16 +17,9 @@ fn a_restart_that_may_not_be_done_says_so_until_it_is() {
     assert_eq!(world.phase("a"), GangPhase::Degraded);
     world.gangs.take_statuses();
     let why = "pods may not be deleted; manifests/extender-restart.yaml gives that right";
-    world.handle(GangEvent::Blocked {
-        gang: &key("a"),
-        blocker: Blocker::Removal,
-        why: Some(why.into()),
-    });
+    world.handle(GangEvent::Blocked { gang: &key("a"), blocker: Blocker::Removal, why: Some(why.into()) });
     let (_, status) = world.gangs.take_statuses().pop().unwrap();
-    assert_eq!(
-        status.message,
-        format!("earlier members that are not gone yet: 1; {why}")
-    );
+    assert_eq!(status.message, format!("earlier members that are not gone yet: 1; {why}"));
     let hindered = |status: &gantry_api::GangStatus| {
         let mut all = status.conditions.iter();
         all.find(|condition| condition.type_ == "Blocked")
@@ -81,11 +74,7 @@ fn what_has_ended_well_counts_after_a_restart_too() {
     for uid in ["a3", "a4"] {
         world.see(member(uid, membership.clone()));
     }
-    assert_eq!(
-        world.plan().must,
-        2,
-        "the third has done its part, and nobody makes it anew"
-    );
+    assert_eq!(world.plan().must, 2, "the third has done its part, and nobody makes it anew");
     for uid in ["a3", "a4"] {
         world.come(uid);
     }

@@ -17,11 +17,7 @@ fn shows(decision: &Decision) -> GangStatus {
 }
 
 fn shows_none() -> GangStatus {
-    GangStatus {
-        name: "a".to_owned(),
-        integration: "Annotation".to_owned(),
-        ..GangStatus::default()
-    }
+    GangStatus { name: "a".to_owned(), integration: "Annotation".to_owned(), ..GangStatus::default() }
 }
 
 #[test]
@@ -48,11 +44,7 @@ fn a_decision_that_certainly_was_not_written_is_written_again() {
     });
     world.show("a", shows_none());
     assert_eq!(world.commit().1, decision);
-    world.handle(GangEvent::Committed {
-        gang: &key("a"),
-        decision: &decision.id,
-        result: Ok(()),
-    });
+    world.handle(GangEvent::Committed { gang: &key("a"), decision: &decision.id, result: Ok(()) });
     assert_eq!(world.phase("a"), GangPhase::Binding);
 }
 
@@ -78,11 +70,7 @@ fn refused_decision_releases_reservations_and_backs_off() {
     let (mut world, decision) = committing();
     world.reserved();
     let why = CommitFailure::Refused("Gang \"a..b\" is invalid".into());
-    world.handle(GangEvent::Committed {
-        gang: &key("a"),
-        decision: &decision.id,
-        result: Err(why),
-    });
+    world.handle(GangEvent::Committed { gang: &key("a"), decision: &decision.id, result: Err(why) });
     assert_eq!(world.reserved(), [""; 0], "others may have its devices");
     assert_eq!(world.phase("a"), GangPhase::Backoff);
     let said = "gang default/a is tried again soon: its decision cannot be written: Gang \"a..b\" is invalid";
@@ -112,17 +100,9 @@ fn status_before_late_write_result_is_published_again() {
     let last = |world: &mut World| world.gangs.take_statuses().pop();
     let (_, said) = last(&mut world).unwrap();
     assert_eq!((said.phase, said.decision.as_ref()), (GangPhase::Finished, None));
-    world.handle(GangEvent::Committed {
-        gang: &key("a"),
-        decision: &decision.id,
-        result: Ok(()),
-    });
+    world.handle(GangEvent::Committed { gang: &key("a"), decision: &decision.id, result: Ok(()) });
     let again = last(&mut world).map(|(_, status)| status);
-    assert_eq!(
-        again,
-        Some(said),
-        "whoever writes drops what is older than the answer"
-    );
+    assert_eq!(again, Some(said), "whoever writes drops what is older than the answer");
 }
 
 #[test]
@@ -136,23 +116,12 @@ fn a_decision_that_may_stand_is_not_given_up_for_a_refusal() {
     world.show("a", shows_none());
     assert_eq!(world.commit().1, decision);
     let why = CommitFailure::Refused("gangs is forbidden".into());
-    world.handle(GangEvent::Committed {
-        gang: &key("a"),
-        decision: &decision.id,
-        result: Err(why),
-    });
+    world.handle(GangEvent::Committed { gang: &key("a"), decision: &decision.id, result: Err(why) });
     assert_eq!(world.phase("a"), GangPhase::Committing);
-    assert_eq!(
-        world.text("a"),
-        "gang default/a cannot be decided: gangs is forbidden"
-    );
+    assert_eq!(world.text("a"), "gang default/a cannot be decided: gangs is forbidden");
     assert_eq!(world.commit().1, decision, "nobody would show it otherwise");
     world.show("a", shows(&decision));
-    assert_eq!(
-        world.phase("a"),
-        GangPhase::Binding,
-        "the first write has come through"
-    );
+    assert_eq!(world.phase("a"), GangPhase::Binding, "the first write has come through");
 }
 
 #[test]
@@ -168,11 +137,7 @@ fn decision_with_unknown_write_result_is_written_again() {
     world.show("a", shows_none());
     assert_eq!(world.commit().1, decision, "the first write may still come");
     world.pass(1000);
-    assert_eq!(
-        world.phase("a"),
-        GangPhase::Committing,
-        "its places are not given up"
-    );
+    assert_eq!(world.phase("a"), GangPhase::Committing, "its places are not given up");
     world.show("a", shows(&decision));
     assert_eq!(world.phase("a"), GangPhase::Binding, "it has come");
 }
@@ -186,10 +151,7 @@ fn a_decision_of_another_process_is_taken_up_instead() {
             .reservations
             .iter()
             .zip(["m0", "m1"])
-            .map(|(slot, node)| DecidedReservation {
-                node: node.into(),
-                ..slot.clone()
-            })
+            .map(|(slot, node)| DecidedReservation { node: node.into(), ..slot.clone() })
             .collect(),
         ..ours.clone()
     };
@@ -209,30 +171,19 @@ fn a_decision_of_another_process_is_taken_up_instead() {
 fn no_status_overtakes_the_decision() {
     let (mut world, decision) = committing();
     assert_eq!(world.gangs.take_statuses(), []);
-    world.handle(GangEvent::Committed {
-        gang: &key("a"),
-        decision: &decision.id,
-        result: Ok(()),
-    });
+    world.handle(GangEvent::Committed { gang: &key("a"), decision: &decision.id, result: Ok(()) });
     assert_eq!(world.status("a").decision, Some(decision));
 }
 
 #[test]
 fn a_decision_that_is_overwritten_or_deleted_is_written_again() {
     let (mut world, decision) = committing();
-    world.handle(GangEvent::Committed {
-        gang: &key("a"),
-        decision: &decision.id,
-        result: Ok(()),
-    });
+    world.handle(GangEvent::Committed { gang: &key("a"), decision: &decision.id, result: Ok(()) });
     world.status("a");
     assert_eq!(world.gangs.take_statuses(), []);
     world.show("a", shows_none());
     assert_eq!(world.status("a").decision, Some(decision.clone()));
-    world.handle(GangEvent::ObjectGone {
-        namespace: "default",
-        name: "a",
-    });
+    world.handle(GangEvent::ObjectGone { namespace: "default", name: "a" });
     assert_eq!(world.status("a").decision, Some(decision));
 }
 

@@ -18,10 +18,7 @@ fn gang_arrival_timeout_releases_all_and_backs_off_longer() {
         world.pass(1);
         assert_eq!(world.phase("a"), GangPhase::Backoff);
         assert_eq!(world.reserved(), Vec::<String>::new());
-        assert_eq!(
-            world.waits("a0"),
-            "gang default/a is tried again soon: 1 of 2 members came in time"
-        );
+        assert_eq!(world.waits("a0"), "gang default/a is tried again soon: 1 of 2 members came in time");
         assert!(matches!(world.arrive("a0", "n0"), Arrival::Refuse(_)));
         assert_eq!(world.status("a").failed_attempts, failed_attempts);
         world.pass(seconds - 1);
@@ -33,11 +30,7 @@ fn gang_arrival_timeout_releases_all_and_backs_off_longer() {
         world.pass(60);
         world.pass(120);
     }
-    assert_eq!(
-        world.phase("a"),
-        GangPhase::Queued,
-        "never longer than the longest"
-    );
+    assert_eq!(world.phase("a"), GangPhase::Queued, "never longer than the longest");
 }
 
 #[test]
@@ -98,11 +91,7 @@ fn withdrawn_member_does_not_count_and_keeps_its_reservation() {
     assert_eq!(world.come("a1"), Arrival::Wait);
     assert_eq!(world.phase("a"), GangPhase::Reserved);
     world.pass(14);
-    assert_eq!(
-        world.phase("a"),
-        GangPhase::Reserved,
-        "a while longer, for its next try"
-    );
+    assert_eq!(world.phase("a"), GangPhase::Reserved, "a while longer, for its next try");
     assert_eq!(world.come("a0"), Arrival::Wait);
     assert_eq!(world.phase("a"), GangPhase::Committing);
 }

@@ -29,15 +29,9 @@ fn after_some_misses_the_whole_is_planned_without_the_node() {
         let text = "gang default/a: node n0, where it is to go, is not offered";
         assert_eq!(world.answer_within("a0", &["n7"]), Answer::Wait(text.into()));
         world.pass(1);
-        assert!(
-            world.woken().contains(&"a0".to_owned()),
-            "the next offer may be another"
-        );
+        assert!(world.woken().contains(&"a0".to_owned()), "the next offer may be another");
     }
-    assert_eq!(
-        world.answer_within("a0", &["n7"]),
-        Answer::Wait("gang default/a waits its turn".into())
-    );
+    assert_eq!(world.answer_within("a0", &["n7"]), Answer::Wait("gang default/a waits its turn".into()));
     assert_eq!(world.reserved(), Vec::<String>::new());
     let wanted = world.next().unwrap();
     assert_eq!(wanted.without, ["n0".into()]);
@@ -63,10 +57,7 @@ fn a_gang_that_is_tried_again_says_what_kube_scheduler_says() {
     let mut world = World::new();
     world.members("a", 1, 1);
     let said = "node(s) didn't match pod topology spread constraints";
-    world.handle(GangEvent::SchedulerMessage {
-        pod: &uid("a0"),
-        message: &said.into(),
-    });
+    world.handle(GangEvent::SchedulerMessage { pod: &uid("a0"), message: &said.into() });
     for _ in 0..4 {
         world.plan();
         for _ in 0..3 {

@@ -13,14 +13,8 @@ fn a_plan_for_a_gang_that_has_changed_meanwhile_is_dropped() {
     world.members("a", 2, 2);
     let wanted = world.next().unwrap();
     world.gone("a1");
-    let placement = Placement {
-        places: vec![place("n0", "g0"), place("n1", "g1")],
-        ..Placement::default()
-    };
-    world.handle(GangEvent::Planned {
-        gang: &wanted.gang,
-        result: Ok(placement),
-    });
+    let placement = Placement { places: vec![place("n0", "g0"), place("n1", "g1")], ..Placement::default() };
+    world.handle(GangEvent::Planned { gang: &wanted.gang, result: Ok(placement) });
     assert_eq!(world.phase("a"), GangPhase::Pending);
     assert_eq!(world.reserved(), Vec::<String>::new());
 }
@@ -33,20 +27,11 @@ fn a_device_that_is_kept_for_another_gang_is_not_given_twice() {
     for gang in ["a", "b"] {
         let wanted = world.next().unwrap();
         assert_eq!(&*wanted.gang.name, gang);
-        let placement = Placement {
-            places: vec![place("n0", "g0")],
-            ..Placement::default()
-        };
-        world.handle(GangEvent::Planned {
-            gang: &wanted.gang,
-            result: Ok(placement),
-        });
+        let placement = Placement { places: vec![place("n0", "g0")], ..Placement::default() };
+        world.handle(GangEvent::Planned { gang: &wanted.gang, result: Ok(placement) });
     }
     assert_eq!(world.phase("a"), GangPhase::Reserved);
-    assert_eq!(
-        world.text("b"),
-        "gang default/b waits for room: the plan was overtaken"
-    );
+    assert_eq!(world.text("b"), "gang default/b waits for room: the plan was overtaken");
     assert_eq!(world.reserved(), ["g0"]);
 }
 
@@ -55,14 +40,8 @@ fn too_few_places_are_none() {
     let mut world = World::new();
     world.members("a", 2, 2);
     let wanted = world.next().unwrap();
-    let placement = Placement {
-        places: vec![place("n0", "g0")],
-        ..Placement::default()
-    };
-    world.handle(GangEvent::Planned {
-        gang: &wanted.gang,
-        result: Ok(placement),
-    });
+    let placement = Placement { places: vec![place("n0", "g0")], ..Placement::default() };
+    world.handle(GangEvent::Planned { gang: &wanted.gang, result: Ok(placement) });
     assert_eq!(world.phase("a"), GangPhase::Queued);
     assert_eq!(world.reserved(), Vec::<String>::new());
 }
@@ -106,10 +85,7 @@ fn node_lost_before_decision_replans_the_whole_gang() {
     world.handle(GangEvent::NodeLost { node: &"n1".into() });
     assert_eq!(world.phase("a"), GangPhase::Queued);
     assert_eq!(world.reserved(), Vec::<String>::new());
-    assert!(
-        matches!(world.arrive("a0", "n0"), Arrival::Refuse(_)),
-        "it stood at the barrier"
-    );
+    assert!(matches!(world.arrive("a0", "n0"), Arrival::Refuse(_)), "it stood at the barrier");
     world.plan_from(2);
     assert_eq!(world.node("a0"), "n2");
 }
@@ -145,14 +121,8 @@ fn a_pod_made_anew_takes_the_place_of_the_one_before() {
     world.members("a", 2, 2);
     world.see(member("a2", membership("a", 2)));
     let wanted = world.next().unwrap();
-    let placement = Placement {
-        places: vec![place("n0", "g0"), place("n1", "g1")],
-        ..Placement::default()
-    };
-    world.handle(GangEvent::Planned {
-        gang: &wanted.gang,
-        result: Ok(placement),
-    });
+    let placement = Placement { places: vec![place("n0", "g0"), place("n1", "g1")], ..Placement::default() };
+    world.handle(GangEvent::Planned { gang: &wanted.gang, result: Ok(placement) });
     assert!(matches!(world.answer("a2"), Answer::Wait(_)));
     world.take_work();
     world.gone("a0");

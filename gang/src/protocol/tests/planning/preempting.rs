@@ -16,10 +16,7 @@ fn preempts_both(world: &mut World) -> PlanRequest {
         victims: vec![uid("v0"), uid("v1")],
         ..Placement::default()
     };
-    world.handle(GangEvent::Planned {
-        gang: &wanted.gang,
-        result: Ok(placement),
-    });
+    world.handle(GangEvent::Planned { gang: &wanted.gang, result: Ok(placement) });
     wanted
 }
 
@@ -33,26 +30,15 @@ fn victims_are_evicted_and_their_devices_reserved_for_the_gang() {
     let pods = vec![uid("v0"), uid("v1")];
     assert_eq!(world.take_work(), [Work::Evict { pods, by }]);
     assert_eq!(world.reserved(), ["v-g0"]);
-    assert_eq!(
-        world.waits("a0"),
-        "gang default/a waits for pods that have to go for it"
-    );
+    assert_eq!(world.waits("a0"), "gang default/a waits for pods that have to go for it");
     for pod in ["v0", "v1"] {
         world.see(leaving(bound(member(pod, membership("v", 2)), "n0")));
         world.gone(pod);
-        assert_eq!(
-            world.phase("a"),
-            GangPhase::Preempting,
-            "its devices may not be free yet"
-        );
+        assert_eq!(world.phase("a"), GangPhase::Preempting, "its devices may not be free yet");
         world.handle(GangEvent::VictimGone { pod: &uid(pod) });
     }
     assert_eq!(world.phase("a"), GangPhase::Reserved);
-    assert_eq!(
-        world.reserved(),
-        ["v-g0"],
-        "the gang that had to go keeps nothing"
-    );
+    assert_eq!(world.reserved(), ["v-g0"], "the gang that had to go keeps nothing");
     assert_eq!(world.woken(), ["a0"]);
     assert_eq!(world.come("a0"), Arrival::Wait);
 }
@@ -63,9 +49,7 @@ fn preempting_gang_ignores_the_end_of_other_pods() {
     world.bound_gang("v", 2, 2);
     preempts_both(&mut world);
     world.gangs.take_statuses();
-    world.handle(GangEvent::VictimGone {
-        pod: &uid("somebody"),
-    });
+    world.handle(GangEvent::VictimGone { pod: &uid("somebody") });
     assert!(!world.gangs.has_changed());
     world.handle(GangEvent::VictimGone { pod: &uid("v0") });
     assert!(world.gangs.has_changed());
@@ -90,11 +74,7 @@ fn a_gang_that_went_for_another_begins_anew_as_a_whole() {
 fn rest_of_preempted_gang_is_deleted_only_for_repair_restart() {
     // With `Hold` and `Ignore` the remaining members are evicted, which respects disruption budgets. With
     // `Restart` they are deleted.
-    for (repair, evicted) in [
-        (Repair::Hold, true),
-        (Repair::Ignore, true),
-        (Repair::Restart, false),
-    ] {
+    for (repair, evicted) in [(Repair::Hold, true), (Repair::Ignore, true), (Repair::Restart, false)] {
         let mut world = World::new();
         world.bound_gang_of("v", 2, &with_repair(membership("v", 2), repair));
         preempts_both(&mut world);
@@ -117,22 +97,13 @@ fn pods_that_do_not_go_in_time_are_let_be() {
     let mut world = World::new();
     world.members("a", 1, 1);
     let wanted = world.next().unwrap();
-    let placement = Placement {
-        places: vec![place("n0", "g0")],
-        victims: vec![uid("other")],
-        ..Placement::default()
-    };
-    world.handle(GangEvent::Planned {
-        gang: &wanted.gang,
-        result: Ok(placement),
-    });
+    let placement =
+        Placement { places: vec![place("n0", "g0")], victims: vec![uid("other")], ..Placement::default() };
+    world.handle(GangEvent::Planned { gang: &wanted.gang, result: Ok(placement) });
     world.pass(120);
     assert_eq!(world.phase("a"), GangPhase::Backoff);
     assert_eq!(world.reserved(), Vec::<String>::new());
-    assert_eq!(
-        world.text("a"),
-        "gang default/a is tried again soon: victims were not gone in time"
-    );
+    assert_eq!(world.text("a"), "gang default/a is tried again soon: victims were not gone in time");
 }
 
 #[test]
@@ -148,15 +119,8 @@ fn blocking_budget_is_reported_by_preemptor_and_partial_victim() {
     };
     let told = |world: &mut World, gang: &str| {
         let statuses = world.gangs.take_statuses();
-        let (_, status) = statuses
-            .into_iter()
-            .rev()
-            .find(|(of, _)| **of == key(gang))
-            .unwrap();
-        let hindered = status
-            .conditions
-            .iter()
-            .find(|condition| condition.type_ == "Blocked");
+        let (_, status) = statuses.into_iter().rev().find(|(of, _)| **of == key(gang)).unwrap();
+        let hindered = status.conditions.iter().find(|condition| condition.type_ == "Blocked");
         (status.message, hindered.map(|condition| condition.reason.clone()))
     };
     let in_the_way = Some("DisruptionBudget".to_owned());
@@ -164,10 +128,7 @@ fn blocking_budget_is_reported_by_preemptor_and_partial_victim() {
     let mut world = preempting();
     budget(&mut world, "a");
     let waits = "their devices are kept for it";
-    assert_eq!(
-        told(&mut world, "a"),
-        (format!("{waits}; {why}"), in_the_way.clone())
-    );
+    assert_eq!(told(&mut world, "a"), (format!("{waits}; {why}"), in_the_way.clone()));
     world.pass(120);
     assert_eq!(
         world.text("a"),
@@ -203,10 +164,7 @@ fn preempting() -> World {
         victims: vec![uid("slow"), uid("quick")],
         ..Placement::default()
     };
-    world.handle(GangEvent::Planned {
-        gang: &wanted.gang,
-        result: Ok(placement),
-    });
+    world.handle(GangEvent::Planned { gang: &wanted.gang, result: Ok(placement) });
     world.take_work();
     world
 }
@@ -221,10 +179,7 @@ fn ends(world: &mut World, pod: &str, left: i64) {
 fn terminating_victims_are_awaited_without_further_evictions() {
     let mut world = preempting();
     ends(&mut world, "slow", 600);
-    assert_eq!(
-        world.text("a"),
-        "gang default/a waits for pods that have to go for it"
-    );
+    assert_eq!(world.text("a"), "gang default/a waits for pods that have to go for it");
     ends(&mut world, "quick", 30);
     insta::assert_snapshot!(world.text("a"), @"gang default/a waits for pods that are ending");
     world.pass(30);
@@ -248,10 +203,7 @@ fn devices_of_terminating_pods_are_reserved_without_eviction() {
         leaving: [(uid("slow"), world.now().unix + 600)].into(),
         ..Placement::default()
     };
-    world.handle(GangEvent::Planned {
-        gang: &wanted.gang,
-        result: Ok(placement),
-    });
+    world.handle(GangEvent::Planned { gang: &wanted.gang, result: Ok(placement) });
     assert_eq!(world.take_work(), []);
     insta::assert_snapshot!(world.text("a"), @"gang default/a waits for pods that are ending");
     world.pass(719);
@@ -278,10 +230,7 @@ fn pods_that_are_late_by_their_own_word_are_let_be() {
 fn nobody_is_waited_for_longer_than_an_hour_whatever_he_says() {
     let mut world = preempting();
     for pod in ["slow", "quick"] {
-        world.handle(GangEvent::VictimTerminating {
-            pod: &uid(pod),
-            by: i64::MAX,
-        });
+        world.handle(GangEvent::VictimTerminating { pod: &uid(pod), by: i64::MAX });
     }
     world.pass(3719);
     assert_eq!(world.phase("a"), GangPhase::Preempting);

@@ -11,10 +11,7 @@ fn refused_gang_is_planned_again_when_room_or_gang_changes() {
     let mut world = World::new();
     world.members("a", 2, 2);
     world.refuse("8 members of 4 GPUs do not fit together");
-    assert_eq!(
-        world.waits("a0"),
-        "gang default/a waits for room: 8 members of 4 GPUs do not fit together"
-    );
+    assert_eq!(world.waits("a0"), "gang default/a waits for room: 8 members of 4 GPUs do not fit together");
     assert_eq!(world.next(), None);
     world.pass(1000);
     assert_eq!(world.next(), None, "time alone makes no room");
@@ -44,18 +41,9 @@ fn a_gang_that_can_never_fit_is_told_so_and_is_not_the_head() {
     world.members("a", 1, 1);
     world.members("b", 1, 1);
     let wanted = world.next().unwrap();
-    let hopeless = Refusal {
-        hopeless: true,
-        ..refused("no node has 64 GPUs")
-    };
-    world.handle(GangEvent::Planned {
-        gang: &wanted.gang,
-        result: Err(hopeless),
-    });
-    assert_eq!(
-        world.waits("a0"),
-        "gang default/a cannot fit: no node has 64 GPUs"
-    );
+    let hopeless = Refusal { hopeless: true, ..refused("no node has 64 GPUs") };
+    world.handle(GangEvent::Planned { gang: &wanted.gang, result: Err(hopeless) });
+    assert_eq!(world.waits("a0"), "gang default/a cannot fit: no node has 64 GPUs");
     assert_eq!(world.gangs.head(world.now()).unwrap().0.name.to_string(), "b");
 }
 
@@ -71,12 +59,7 @@ fn the_namespace_that_holds_least_goes_first() {
     let mut other = membership("c", 1);
     other.key.namespace = "team".into();
     world.see(member("c0", other));
-    let order: Vec<String> = world
-        .gangs
-        .queue(world.now())
-        .iter()
-        .map(ToString::to_string)
-        .collect();
+    let order: Vec<String> = world.gangs.queue(world.now()).iter().map(ToString::to_string).collect();
     assert_eq!(order, ["team/c", "default/b"]);
 }
 

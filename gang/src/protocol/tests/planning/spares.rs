@@ -26,23 +26,11 @@ fn extras_come_and_go_without_the_gang() {
     world.come("a0");
     let extras = spares(&world, "a");
     assert_eq!(extras.len(), 2);
-    assert_eq!(
-        released(world.handle(GangEvent::ReleaseSurplus {
-            gang: &key("a"),
-            slots: &extras
-        })),
-        2
-    );
+    assert_eq!(released(world.handle(GangEvent::ReleaseSurplus { gang: &key("a"), slots: &extras })), 2);
     assert_eq!(world.phase("a"), GangPhase::Reserved);
     assert_eq!(world.reserved().len(), 2);
     assert_eq!(spares(&world, "a"), BTreeSet::new());
-    assert_eq!(
-        released(world.handle(GangEvent::ReleaseSurplus {
-            gang: &key("a"),
-            slots: &extras
-        })),
-        0
-    );
+    assert_eq!(released(world.handle(GangEvent::ReleaseSurplus { gang: &key("a"), slots: &extras })), 0);
 }
 
 #[test]
@@ -56,10 +44,7 @@ fn surplus_reservations_release_the_last_ranks_first() {
     }
     world.plan();
     let view = world.gangs.view(&key("a")).unwrap();
-    let pods: Vec<&str> = view
-        .surplus()
-        .map(|(_, spare)| spare.pod.unwrap().as_str())
-        .collect();
+    let pods: Vec<&str> = view.surplus().map(|(_, spare)| spare.pod.unwrap().as_str()).collect();
     assert_eq!(pods, ["a0", "a1"]);
     assert_eq!(world.gangs.may_give_back().count(), 1);
 }
@@ -82,14 +67,8 @@ fn places_that_stand_in_the_decision_are_not_given_back() {
 
 /// A cluster of racks.
 fn with_racks() -> World {
-    let rack = Level {
-        name: "rack".into(),
-        label: "rack".into(),
-    };
-    let mut world = World::with(Settings {
-        levels: Levels(vec![rack]),
-        ..Settings::default()
-    });
+    let rack = Level { name: "rack".into(), label: "rack".into() };
+    let mut world = World::with(Settings { levels: Levels(vec![rack]), ..Settings::default() });
     world.handle(GangEvent::Synced);
     world
 }
@@ -97,10 +76,7 @@ fn with_racks() -> World {
 /// It wants slices of two members, each in one rack.
 fn in_slices(mut membership: Membership) -> Membership {
     membership.options.slice = Some(2);
-    membership.options.level = Some(TopologyRequest {
-        level: "rack".into(),
-        required: true,
-    });
+    membership.options.level = Some(TopologyRequest { level: "rack".into(), required: true });
     membership
 }
 
@@ -114,11 +90,7 @@ fn a_slice_is_given_back_as_a_whole_or_not_at_all() {
     world.plan();
     assert_eq!(spares(&world, "a").len(), 2);
     world.come("a3");
-    assert_eq!(
-        spares(&world, "a"),
-        BTreeSet::new(),
-        "of the second slice one is there"
-    );
+    assert_eq!(spares(&world, "a"), BTreeSet::new(), "of the second slice one is there");
 }
 
 #[test]
@@ -132,24 +104,9 @@ fn members_without_devices_are_in_no_slice() {
         world.see(member(&format!("a{rank}"), with_rank(membership.clone(), rank)));
     }
     let wanted = world.next().unwrap();
-    assert_eq!(
-        (wanted.must, wanted.members.len(), wanted.terms.slice),
-        (4, 4, Some(2))
-    );
+    assert_eq!((wanted.must, wanted.members.len(), wanted.terms.slice), (4, 4, Some(2)));
     world.gone("launcher");
-    assert!(
-        world
-            .text("a")
-            .contains("slices of 2 members do not make up the 5"),
-        "{}",
-        world.text("a")
-    );
+    assert!(world.text("a").contains("slices of 2 members do not make up the 5"), "{}", world.text("a"));
     world.see(member("launcher", membership));
-    assert!(
-        world
-            .text("a")
-            .contains("slices of 2 members do not make up the 5"),
-        "{}",
-        world.text("a")
-    );
+    assert!(world.text("a").contains("slices of 2 members do not make up the 5"), "{}", world.text("a"));
 }

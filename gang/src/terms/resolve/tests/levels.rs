@@ -9,20 +9,9 @@ use crate::membership::{Membership, OwnerKind, Size};
 
 #[test]
 fn a_level_goes_by_its_name_or_its_label() {
-    let with = |name: &str| {
-        wishing(
-            4,
-            GangOptions {
-                level: level(name, true),
-                ..GangOptions::default()
-            },
-        )
-    };
+    let with = |name: &str| wishing(4, GangOptions { level: level(name, true), ..GangOptions::default() });
     for name in ["rack", "example.com/rack"] {
-        assert_eq!(
-            terms(&[with(name)], OwnerState::NotNeeded, None).level,
-            level("rack", true)
-        );
+        assert_eq!(terms(&[with(name)], OwnerState::NotNeeded, None).level, level("rack", true));
     }
     assert_eq!(
         faults(&[with("rakc")], OwnerState::NotNeeded, None),
@@ -37,25 +26,15 @@ fn a_level_that_is_not_known_is_told_with_where_it_stands() {
     let places = |memberships: &[Membership], owner: OwnerState<'_>, object: Option<&GangSpec>| {
         let told = faults(memberships, owner, object);
         assert_eq!(told.len(), 1, "{told:?}");
-        told[0]
-            .split_once(": \"rakc\" is not among")
-            .unwrap()
-            .0
-            .to_owned()
+        told[0].split_once(": \"rakc\" is not among").unwrap().0.to_owned()
     };
-    let preferred = GangOptions {
-        level: level("rakc", false),
-        ..GangOptions::default()
-    };
+    let preferred = GangOptions { level: level("rakc", false), ..GangOptions::default() };
     assert_eq!(
         places(&[wishing(4, preferred)], OwnerState::NotNeeded, None),
         "annotation gantry.dev/gang-preferred-level"
     );
     let object: GangSpec = serde_json::from_value(json!({"level": {"name": "rakc"}})).unwrap();
-    assert_eq!(
-        places(&[stated(4)], OwnerState::NotNeeded, Some(&object)),
-        "spec.level of Gang train"
-    );
+    assert_eq!(places(&[stated(4)], OwnerState::NotNeeded, Some(&object)), "spec.level of Gang train");
     let hard = json!({"mode": "hard", "highestTierName": "rakc"});
     let objects = [
         (
@@ -97,10 +76,7 @@ fn a_level_that_is_not_known_is_told_with_where_it_stands() {
 #[test]
 fn the_node_is_a_level_of_every_fabric_whoever_names_it() {
     for name in ["node", "kubernetes.io/hostname"] {
-        let options = GangOptions {
-            level: level(name, true),
-            ..GangOptions::default()
-        };
+        let options = GangOptions { level: level(name, true), ..GangOptions::default() };
         let terms = terms(&[wishing(4, options)], OwnerState::NotNeeded, None);
         assert_eq!(terms.level, level("node", true));
     }
@@ -117,19 +93,12 @@ fn the_node_is_a_level_of_every_fabric_whoever_names_it() {
         assert_eq!((terms.min, terms.level), (4, level("node", true)), "{kind:?}");
     }
     let none = Levels::default();
-    assert_eq!(
-        check::known("kubernetes.io/hostname", &none).as_deref(),
-        Some("node")
-    );
+    assert_eq!(check::known("kubernetes.io/hostname", &none).as_deref(), Some("node"));
     assert_eq!(
         check::unknown("rack", &none),
         "\"rack\" is not among the levels given with --fabric; there is node alone"
     );
-    let sliced = GangOptions {
-        level: level("node", true),
-        slice: Some(2),
-        ..GangOptions::default()
-    };
+    let sliced = GangOptions { level: level("node", true), slice: Some(2), ..GangOptions::default() };
     assert_eq!(
         faults(&[wishing(4, sliced)], OwnerState::NotNeeded, None),
         [
@@ -141,36 +110,18 @@ fn the_node_is_a_level_of_every_fabric_whoever_names_it() {
 #[test]
 fn topology_hint_of_another_system_is_followed_if_possible() {
     let hinting = |label: &str, slice: Option<u32>| {
-        let hint = Some(TopologyHint {
-            label: label.into(),
-            slice,
-        });
-        wishing(
-            8,
-            GangOptions {
-                hint,
-                ..GangOptions::default()
-            },
-        )
+        let hint = Some(TopologyHint { label: label.into(), slice });
+        wishing(8, GangOptions { hint, ..GangOptions::default() })
     };
     let of = |memberships: &[Membership]| {
         let terms = terms(memberships, OwnerState::NotNeeded, None);
         (terms.level, terms.slice)
     };
-    assert_eq!(
-        of(&[hinting("example.com/rack", Some(4))]),
-        (level("rack", false), Some(4))
-    );
-    assert_eq!(
-        of(&[hinting("example.com/rack", Some(3))]),
-        (level("rack", false), None)
-    );
+    assert_eq!(of(&[hinting("example.com/rack", Some(4))]), (level("rack", false), Some(4)));
+    assert_eq!(of(&[hinting("example.com/rack", Some(3))]), (level("rack", false), None));
     assert_eq!(of(&[hinting("kubernetes.io/hostname", Some(4))]), (None, None));
     assert_eq!(
-        of(&[
-            hinting("example.com/rack", None),
-            hinting("topology.kubernetes.io/zone", None)
-        ]),
+        of(&[hinting("example.com/rack", None), hinting("topology.kubernetes.io/zone", None)]),
         (None, None)
     );
 }

@@ -10,10 +10,7 @@ use crate::membership::{OwnerKind, Size};
 #[test]
 fn what_is_missing_is_waited_for_in_words_that_stay() {
     let unsaid = of_owner(OwnerKind::JobSet, Size::Unsaid);
-    assert_eq!(
-        not_yet(std::slice::from_ref(&unsaid), OwnerState::Unread),
-        "JobSet train was not read yet"
-    );
+    assert_eq!(not_yet(std::slice::from_ref(&unsaid), OwnerState::Unread), "JobSet train was not read yet");
     assert_eq!(
         not_yet(std::slice::from_ref(&unsaid), OwnerState::Missing),
         "JobSet train, which says how many members are needed, does not exist or may not be read"
@@ -27,38 +24,21 @@ fn what_is_missing_is_waited_for_in_words_that_stay() {
         not_yet(&[membership(Size::Unsaid)], OwnerState::NotNeeded),
         "nobody says how many members are needed: set annotation gantry.dev/gang-min on its pods, or minMember of Gang train"
     );
-    let said = of_owner(
-        OwnerKind::LeaderWorkerSet,
-        Size::Stated {
-            min: 4,
-            total: Some(4),
-        },
-    );
+    let said = of_owner(OwnerKind::LeaderWorkerSet, Size::Stated { min: 4, total: Some(4) });
     assert_eq!(
         not_yet(std::slice::from_ref(&said), OwnerState::Unread),
         "LeaderWorkerSet train was not read yet"
     );
-    assert_eq!(
-        terms(&[said], OwnerState::Missing, None).min,
-        4,
-        "the pods say enough"
-    );
+    assert_eq!(terms(&[said], OwnerState::Missing, None).min, 4, "the pods say enough");
 }
 
 #[test]
 fn all_is_as_many_as_there_will_be() {
-    let owner = OwnerFacts {
-        total: Some(8),
-        said: "spec.parallelism".into(),
-        ..OwnerFacts::default()
-    };
+    let owner = OwnerFacts { total: Some(8), said: "spec.parallelism".into(), ..OwnerFacts::default() };
     let all = of_owner(OwnerKind::Job, Size::All);
     let terms = terms(std::slice::from_ref(&all), OwnerState::Read(&owner), None);
     assert_eq!((terms.min, terms.total), (8, Some(8)));
-    assert_eq!(
-        &*terms.decided_by,
-        "annotation gantry.dev/gang-min of its pods: all of Job train"
-    );
+    assert_eq!(&*terms.decided_by, "annotation gantry.dev/gang-min of its pods: all of Job train");
     let other = of_owner(OwnerKind::Job, Size::Stated { min: 4, total: None });
     assert_eq!(
         faults(&[all, other], OwnerState::Read(&owner), None),
@@ -76,20 +56,13 @@ fn minimum_all_without_a_total_of_the_owner_is_a_fault() {
             "annotation gantry.dev/gang-min: `all` needs an owner that says how many there are, and PodGroup train (scheduling.x-k8s.io) does not; write a number"
         ]
     );
-    let object = GangSpec {
-        min_member: Some(2),
-        ..GangSpec::default()
-    };
+    let object = GangSpec { min_member: Some(2), ..GangSpec::default() };
     assert_eq!(terms(&[all], OwnerState::Read(&owner), Some(&object)).min, 2);
 }
 
 #[test]
 fn numbers_that_cannot_be_together_are_told() {
-    let options = GangOptions {
-        max: Some(6),
-        slice: Some(3),
-        ..GangOptions::default()
-    };
+    let options = GangOptions { max: Some(6), slice: Some(3), ..GangOptions::default() };
     let owner = facts(8, Some(7));
     let mut membership = wishing(8, options);
     membership.owner = of_owner(OwnerKind::JobSet, Size::Unsaid).owner;
@@ -103,16 +76,9 @@ fn numbers_that_cannot_be_together_are_told() {
             "size: slices of 3 members do not make up the 8 that are needed (annotation gantry.dev/gang-min of its pods)",
         ]
     );
-    let object = GangSpec {
-        min_member: Some(0),
-        arrival_seconds: Some(9999),
-        ..GangSpec::default()
-    };
+    let object = GangSpec { min_member: Some(0), arrival_seconds: Some(9999), ..GangSpec::default() };
     let told = faults(&[stated(4)], OwnerState::NotNeeded, Some(&object));
-    assert!(
-        told.contains(&"spec.minMember of the Gang: 0 is not from 1 to 20000".to_owned()),
-        "{told:?}"
-    );
+    assert!(told.contains(&"spec.minMember of the Gang: 0 is not from 1 to 20000".to_owned()), "{told:?}");
     assert!(
         told.contains(&"spec.arrivalSeconds of the Gang: 9999 is not from 1 to 3600".to_owned()),
         "{told:?}"
@@ -121,11 +87,7 @@ fn numbers_that_cannot_be_together_are_told() {
 
 #[test]
 fn more_members_than_are_kept_of_a_gang_cannot_be_needed() {
-    assert_eq!(
-        crate::protocol::Settings::default().max_members,
-        20_000,
-        "what is told below"
-    );
+    assert_eq!(crate::protocol::Settings::default().max_members, 20_000, "what is told below");
     assert_eq!(terms(&[stated(20_000)], OwnerState::NotNeeded, None).min, 20_000);
     assert_eq!(
         faults(&[stated(20_001)], OwnerState::NotNeeded, None),
@@ -147,18 +109,12 @@ fn more_members_than_are_kept_of_a_gang_cannot_be_needed() {
 
 #[test]
 fn pods_are_singles_if_owner_sets_it_and_no_minimum_is_stated() {
-    let basic = OwnerFacts {
-        singles: true,
-        ..facts(1, None)
-    };
+    let basic = OwnerFacts { singles: true, ..facts(1, None) };
     let owner = || OwnerState::Read(&basic);
     let unsaid = of_owner(OwnerKind::PodGroup, Size::Unsaid);
     assert!(terms(std::slice::from_ref(&unsaid), owner(), None).singles);
     let stated = of_owner(OwnerKind::PodGroup, Size::Stated { min: 2, total: None });
     assert!(!terms(&[stated], owner(), None).singles);
-    let object = GangSpec {
-        min_member: Some(2),
-        ..GangSpec::default()
-    };
+    let object = GangSpec { min_member: Some(2), ..GangSpec::default() };
     assert!(!terms(&[unsaid], owner(), Some(&object)).singles);
 }

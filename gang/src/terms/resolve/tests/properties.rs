@@ -7,25 +7,13 @@ use super::{membership, of_owner, resolved};
 use crate::membership::{JobRef, Membership, OwnerKind, Size};
 
 fn any_wish() -> impl Strategy<Value = GangOptions> {
-    let level = prop::option::of(prop::sample::select(vec![
-        "rack",
-        "zone",
-        "example.com/rack",
-        "x",
-        "",
-    ]));
+    let level = prop::option::of(prop::sample::select(vec!["rack", "zone", "example.com/rack", "x", ""]));
     let hint = prop::option::of(prop::sample::select(vec!["example.com/rack", "x"]));
     let number = || prop::option::of(0..5_u32);
     (level, hint, number(), number(), prop::option::of(any::<bool>())).prop_map(
         |(level, hint, slice, max, flag)| GangOptions {
-            level: level.map(|name| TopologyRequest {
-                level: name.into(),
-                required: flag == Some(true),
-            }),
-            hint: hint.map(|label| TopologyHint {
-                label: label.into(),
-                slice,
-            }),
+            level: level.map(|name| TopologyRequest { level: name.into(), required: flag == Some(true) }),
+            hint: hint.map(|label| TopologyHint { label: label.into(), slice }),
             slice,
             max,
             repair: flag.map(|flag| if flag { Repair::Restart } else { Repair::Ignore }),
@@ -49,11 +37,7 @@ fn any_claim() -> impl Strategy<Value = Membership> {
         role: role.into(),
         rank: Some(rank),
         options,
-        maker: maker.map(|name| JobRef {
-            kind: "Job".into(),
-            name: name.into(),
-            uid: name.into(),
-        }),
+        maker: maker.map(|name| JobRef { kind: "Job".into(), name: name.into(), uid: name.into() }),
         ..kind.map_or_else(|| membership(size), |kind| of_owner(kind, size))
     })
 }
@@ -65,10 +49,7 @@ fn any_facts() -> impl Strategy<Value = OwnerFacts> {
         |(min, total, by_role, apart, options)| OwnerFacts {
             min,
             total,
-            by_role: by_role
-                .into_iter()
-                .map(|(role, count)| (role.into(), count))
-                .collect(),
+            by_role: by_role.into_iter().map(|(role, count)| (role.into(), count)).collect(),
             apart,
             options,
             ..OwnerFacts::default()

@@ -11,17 +11,10 @@ use crate::membership::{Membership, OwnerKind, Size};
 fn a_sub_group_of_kai_that_its_pod_group_does_not_have_is_told() {
     let told = |groups: serde_json::Value, names: &[&str]| {
         let spec = json!({"minMember": 2, "subGroups": groups});
-        let facts = read(
-            OwnerKind::KaiPodGroup,
-            "",
-            &json!({"metadata": {"name": "train"}, "spec": spec}),
-        );
+        let facts = read(OwnerKind::KaiPodGroup, "", &json!({"metadata": {"name": "train"}, "spec": spec}));
         let memberships: Vec<Membership> = names
             .iter()
-            .map(|name| Membership {
-                role: (*name).into(),
-                ..of_owner(OwnerKind::KaiPodGroup, Size::Unsaid)
-            })
+            .map(|name| Membership { role: (*name).into(), ..of_owner(OwnerKind::KaiPodGroup, Size::Unsaid) })
             .collect();
         match resolved(&memberships, OwnerState::Read(&facts), None) {
             Resolved::Invalid(faults) => faults.iter().map(ToString::to_string).collect(),
@@ -40,10 +33,7 @@ fn a_sub_group_of_kai_that_its_pod_group_does_not_have_is_told() {
     let there = "which its pods name; there are leader, spare, workers";
     assert_eq!(
         told(groups, &["leader", "wrokers", "prefill"]),
-        [
-            format!("{place} prefill, {there}"),
-            format!("{place} wrokers, {there}; did you mean `workers`?")
-        ]
+        [format!("{place} prefill, {there}"), format!("{place} wrokers, {there}; did you mean `workers`?")]
     );
     assert_eq!(
         told(json!(null), &["workers"]),
@@ -66,19 +56,12 @@ fn where_roles_start_apart_each_is_a_gang_of_its_own() {
         ..facts(9, Some(9))
     };
     let read = OwnerState::Read(&owner);
-    let of = |role: &str, size| Membership {
-        role: role.into(),
-        ..of_owner(OwnerKind::JobSet, size)
-    };
+    let of = |role: &str, size| Membership { role: role.into(), ..of_owner(OwnerKind::JobSet, size) };
     let (driver, worker) = (of("driver", Size::Unsaid), of("workers", Size::Unsaid));
     let settled = settle(&worker, &owner).unwrap();
     assert_eq!(&*settled.key.name, "train/workers");
     assert_eq!(settle(&settled, &owner), None, "once");
-    assert_eq!(
-        settle(&worker, &facts(9, None)),
-        None,
-        "only where they are apart"
-    );
+    assert_eq!(settle(&worker, &facts(9, None)), None, "only where they are apart");
     let alone = terms(&[settled], read, None);
     assert_eq!((alone.min, alone.total), (8, Some(8)));
     assert_eq!(
@@ -89,16 +72,6 @@ fn where_roles_start_apart_each_is_a_gang_of_its_own() {
     assert_eq!(terms(&[driver, worker], read, None).min, 9);
     let elastic = of("workers", Size::Stated { min: 6, total: None });
     assert_eq!(terms(&[elastic], read, None).min, 6);
-    let for_all = of(
-        "workers",
-        Size::Stated {
-            min: 9,
-            total: Some(9),
-        },
-    );
-    assert_eq!(
-        terms(&[for_all], read, None).min,
-        8,
-        "no more than there are of the role"
-    );
+    let for_all = of("workers", Size::Stated { min: 9, total: Some(9) });
+    assert_eq!(terms(&[for_all], read, None).min, 8, "no more than there are of the role");
 }

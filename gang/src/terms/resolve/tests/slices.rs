@@ -8,11 +8,7 @@ use crate::membership::{Membership, OwnerKind, Size};
 fn in_twos(role: &str, size: Size) -> Membership {
     Membership {
         role: role.into(),
-        options: GangOptions {
-            slice: Some(2),
-            level: level("rack", true),
-            ..GangOptions::default()
-        },
+        options: GangOptions { slice: Some(2), level: level("rack", true), ..GangOptions::default() },
         ..of_owner(OwnerKind::MpiJob, size)
     }
 }
@@ -71,20 +67,8 @@ fn slices_are_of_the_members_that_ask_for_devices() {
 fn a_leader_without_devices_is_in_no_slice_of_its_group() {
     let slice = |leader_is_light: bool| {
         let of = |role: &str| {
-            let hint = Some(TopologyHint {
-                label: "example.com/rack".into(),
-                slice: Some(2),
-            });
-            Membership {
-                role: role.into(),
-                ..wishing(
-                    5,
-                    GangOptions {
-                        hint,
-                        ..GangOptions::default()
-                    },
-                )
-            }
+            let hint = Some(TopologyHint { label: "example.com/rack".into(), slice: Some(2) });
+            Membership { role: role.into(), ..wishing(5, GangOptions { hint, ..GangOptions::default() }) }
         };
         let (leader, worker) = (of("leader"), of("worker"));
         let mut said = Declared::by([&leader, &worker, &worker, &worker, &worker]);

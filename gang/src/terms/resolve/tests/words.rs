@@ -11,26 +11,14 @@ fn minimum_precedence_is_object_then_pods_then_owner() {
     let unsaid = of_owner(OwnerKind::CoschedulingPodGroup, Size::Unsaid);
     let by_owner = terms(std::slice::from_ref(&unsaid), read, None);
     assert_eq!((by_owner.min, by_owner.total), (8, Some(8)));
-    assert_eq!(
-        &*by_owner.decided_by,
-        "spec.minMember of PodGroup train (scheduling.x-k8s.io)"
-    );
-    let said = of_owner(
-        OwnerKind::CoschedulingPodGroup,
-        Size::Stated { min: 6, total: None },
-    );
+    assert_eq!(&*by_owner.decided_by, "spec.minMember of PodGroup train (scheduling.x-k8s.io)");
+    let said = of_owner(OwnerKind::CoschedulingPodGroup, Size::Stated { min: 6, total: None });
     let by_pods = terms(&[said.clone(), said.clone()], read, None);
     assert_eq!((by_pods.min, by_pods.total), (6, Some(8)));
     assert_eq!(&*by_pods.decided_by, "annotation gantry.dev/gang-min of its pods");
-    let object = GangSpec {
-        min_member: Some(4),
-        ..GangSpec::default()
-    };
+    let object = GangSpec { min_member: Some(4), ..GangSpec::default() };
     let by_object = terms(&[unsaid, said], read, Some(&object));
-    assert_eq!(
-        (by_object.min, &*by_object.decided_by),
-        (4, "minMember of Gang train")
-    );
+    assert_eq!((by_object.min, &*by_object.decided_by), (4, "minMember of Gang train"));
 }
 
 #[test]
@@ -40,11 +28,7 @@ fn minimum_on_some_pods_does_not_override_the_owner() {
     let says = |min| of_owner(OwnerKind::CoschedulingPodGroup, Size::Stated { min, total: None });
     for min in [1, 9] {
         assert_eq!(
-            faults(
-                &[unsaid.clone(), unsaid.clone(), says(min)],
-                OwnerState::Read(&owner),
-                None
-            ),
+            faults(&[unsaid.clone(), unsaid.clone(), says(min)], OwnerState::Read(&owner), None),
             [format!(
                 "pods: they disagree about how many members are needed: {min}, 8 by spec.minMember of PodGroup train (scheduling.x-k8s.io); all must say the same"
             )]
@@ -52,19 +36,8 @@ fn minimum_on_some_pods_does_not_override_the_owner() {
     }
     let same = terms(&[unsaid.clone(), says(8)], OwnerState::Read(&owner), None);
     assert_eq!(same.min, 8);
-    let object = GangSpec {
-        min_member: Some(4),
-        ..GangSpec::default()
-    };
-    assert_eq!(
-        terms(
-            &[unsaid.clone(), says(1)],
-            OwnerState::Read(&owner),
-            Some(&object)
-        )
-        .min,
-        4
-    );
+    let object = GangSpec { min_member: Some(4), ..GangSpec::default() };
+    assert_eq!(terms(&[unsaid.clone(), says(1)], OwnerState::Read(&owner), Some(&object)).min, 4);
     // Where nobody else says a number, one pod's word is enough.
     let silent = OwnerFacts::default();
     let by_pod = terms(&[unsaid, says(3)], OwnerState::Read(&silent), None);
@@ -75,10 +48,7 @@ fn minimum_on_some_pods_does_not_override_the_owner() {
 fn what_nobody_says_is_by_default() {
     let terms = terms(&[stated(4)], OwnerState::NotNeeded, None);
     assert_eq!((terms.min, terms.max, terms.total), (4, u32::MAX, None));
-    assert_eq!(
-        (terms.repair, terms.arrival, terms.level),
-        (Repair::Hold, Duration::from_secs(60), None)
-    );
+    assert_eq!((terms.repair, terms.arrival, terms.level), (Repair::Hold, Duration::from_secs(60), None));
 }
 
 #[test]
@@ -101,10 +71,7 @@ fn members_that_contradict_each_other_are_told_so() {
             "pods: they disagree about what size slices have: 2, 4; all must say the same",
         ]
     );
-    let object = GangSpec {
-        min_member: Some(6),
-        ..GangSpec::default()
-    };
+    let object = GangSpec { min_member: Some(6), ..GangSpec::default() };
     assert_eq!(
         terms(&[stated(4), stated(8)], OwnerState::NotNeeded, Some(&object)).min,
         6,
@@ -114,15 +81,7 @@ fn members_that_contradict_each_other_are_told_so() {
 
 #[test]
 fn gang_is_checkpointed_only_if_every_member_is() {
-    let with = |checkpointed| {
-        wishing(
-            2,
-            GangOptions {
-                checkpointed,
-                ..GangOptions::default()
-            },
-        )
-    };
+    let with = |checkpointed| wishing(2, GangOptions { checkpointed, ..GangOptions::default() });
     let of = |memberships: &[Membership]| terms(memberships, OwnerState::NotNeeded, None).checkpointed;
     assert!(of(&[with(Some(true)), with(None)]));
     assert!(!of(&[with(Some(true)), with(Some(false))]));

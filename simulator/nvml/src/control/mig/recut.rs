@@ -15,20 +15,13 @@ pub(super) fn recut(
     before: &Mig,
     pieces: &[Piece],
 ) -> Result<Mig, MigRefusal> {
-    let mut fresh = Mig {
-        enabled: true,
-        instances: Vec::new(),
-    };
+    let mut fresh = Mig { enabled: true, instances: Vec::new() };
     let starts = arrange(profiles, pieces)?;
     for (piece, start) in pieces.iter().zip(starts) {
         let profile = named(profiles, &piece.profile)?;
         let id = create_gpu(profiles, &mut fresh, profile.id, Some(start))?;
         let whole = [profile.compute];
-        let compute = if piece.compute.is_empty() {
-            &whole[..]
-        } else {
-            &piece.compute
-        };
+        let compute = if piece.compute.is_empty() { &whole[..] } else { &piece.compute };
         let made = instance(&mut fresh, id)?;
         for slices in compute {
             create_compute(gpu, profiles, made, *slices, None)?;
@@ -73,11 +66,7 @@ fn arrange(profiles: &Profiles, pieces: &[Piece]) -> Result<Vec<u8>, MigRefusal>
         return Ok(starts);
     }
     let names: Vec<&str> = pieces.iter().map(|piece| piece.profile.as_str()).collect();
-    Err(MigRefusal::NoRoom(format!(
-        "{} cannot be cut into {}",
-        profiles.name,
-        names.join(", ")
-    )))
+    Err(MigRefusal::NoRoom(format!("{} cannot be cut into {}", profiles.name, names.join(", "))))
 }
 
 fn place(cut: &MigLayout<'_>, open: &[(usize, &Profile)], starts: &mut [u8]) -> bool {
@@ -96,16 +85,8 @@ fn place(cut: &MigLayout<'_>, open: &[(usize, &Profile)], starts: &mut [u8]) -> 
 
 fn named<'p>(profiles: &'p Profiles, name: &str) -> Result<&'p Profile, MigRefusal> {
     profiles.profile(name).ok_or_else(|| {
-        let known: Vec<&str> = profiles
-            .profiles
-            .iter()
-            .map(|profile| profile.name.as_str())
-            .collect();
-        MigRefusal::Invalid(format!(
-            "{} has no profile {name:?}; it has {}",
-            profiles.name,
-            known.join(", ")
-        ))
+        let known: Vec<&str> = profiles.profiles.iter().map(|profile| profile.name.as_str()).collect();
+        MigRefusal::Invalid(format!("{} has no profile {name:?}; it has {}", profiles.name, known.join(", ")))
     })
 }
 
@@ -147,10 +128,6 @@ impl FromStr for Piece {
         if profile.is_empty() {
             return Err(wrong());
         }
-        Ok(Self {
-            profile: profile.to_owned(),
-            start,
-            compute,
-        })
+        Ok(Self { profile: profile.to_owned(), start, compute })
     }
 }

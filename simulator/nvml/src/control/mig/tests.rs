@@ -8,10 +8,7 @@ use crate::facts::{Facts, PRODUCTS};
 
 fn gpu(model: &str) -> GpuFacts {
     let machine = Machine::new(MachineParts {
-        gpus: vec![Gpu {
-            model: Some(model.to_owned()),
-            ..Gpu::default()
-        }],
+        gpus: vec![Gpu { model: Some(model.to_owned()), ..Gpu::default() }],
         paths: PathMatrix::from_fn(1, |_, _| PathClass::Sys),
         ..MachineParts::default()
     });
@@ -79,13 +76,9 @@ fn pieces_without_a_start_are_put_where_all_of_them_fit() {
         let applied = apply(&gpu, None, &MigChange::Recut(pieces(texts)));
         let starts = |mig: Mig| -> Vec<(String, u8)> {
             let instances = mig.instances.into_iter();
-            instances
-                .map(|instance| (instance.profile, instance.start))
-                .collect()
+            instances.map(|instance| (instance.profile, instance.start)).collect()
         };
-        applied
-            .map(|applied| starts(applied.mig))
-            .map_err(|refusal| refusal.to_string())
+        applied.map(|applied| starts(applied.mig)).map_err(|refusal| refusal.to_string())
     };
     let at = |profile: &str, start: u8| (profile.to_owned(), start);
     assert_eq!(
@@ -95,10 +88,7 @@ fn pieces_without_a_start_are_put_where_all_of_them_fit() {
             all
         })
     );
-    assert_eq!(
-        recut(&["3g.20gb", "1g.5gb@1"]),
-        Ok(vec![at("1g.5gb", 1), at("3g.20gb", 4)])
-    );
+    assert_eq!(recut(&["3g.20gb", "1g.5gb@1"]), Ok(vec![at("1g.5gb", 1), at("3g.20gb", 4)]));
     assert!(recut(&["4g.20gb", "4g.20gb"]).is_err());
 }
 
@@ -132,11 +122,6 @@ fn a_piece_is_read_from_text() {
 #[test]
 fn every_product_that_is_said_to_have_mig_has_profiles() {
     for product in PRODUCTS {
-        assert_eq!(
-            gpu(product.name).profiles.is_some(),
-            product.mig,
-            "{}",
-            product.name
-        );
+        assert_eq!(gpu(product.name).profiles.is_some(), product.mig, "{}", product.name);
     }
 }

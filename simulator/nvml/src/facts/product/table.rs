@@ -45,14 +45,8 @@ const V100: Product = Product {
     ..BASE
 };
 
-const A100: Product = Product {
-    bar1_mib: 131_072,
-    nvlink: (3, 12),
-    nvlink_mbps: 25_000,
-    power_watts: 400,
-    mig: true,
-    ..BASE
-};
+const A100: Product =
+    Product { bar1_mib: 131_072, nvlink: (3, 12), nvlink_mbps: 25_000, power_watts: 400, mig: true, ..BASE };
 
 const H100: Product = Product {
     architecture: sys::NVML_DEVICE_ARCH_HOPPER,
@@ -78,11 +72,7 @@ const GA102: Product = Product {
     ..BASE
 };
 
-const ADA: Product = Product {
-    architecture: sys::NVML_DEVICE_ARCH_ADA,
-    compute_capability: (8, 9),
-    ..BASE
-};
+const ADA: Product = Product { architecture: sys::NVML_DEVICE_ARCH_ADA, compute_capability: (8, 9), ..BASE };
 
 /// The products known, the more special name first where one contains the other.
 pub const PRODUCTS: &[Product] = &[
@@ -98,18 +88,8 @@ pub const PRODUCTS: &[Product] = &[
         clocks: (1480, 715),
         ..V100
     },
-    Product {
-        name: "Tesla V100-SXM2-16GB",
-        memory_mib: 16_384,
-        device_id: 0x1db1,
-        ..V100
-    },
-    Product {
-        name: "Tesla V100-SXM2-32GB",
-        memory_mib: 32_768,
-        device_id: 0x1db5,
-        ..V100
-    },
+    Product { name: "Tesla V100-SXM2-16GB", memory_mib: 16_384, device_id: 0x1db1, ..V100 },
+    Product { name: "Tesla V100-SXM2-32GB", memory_mib: 32_768, device_id: 0x1db5, ..V100 },
     Product {
         name: "Tesla V100-SXM3-32GB",
         memory_mib: 32_768,
@@ -149,19 +129,8 @@ pub const PRODUCTS: &[Product] = &[
         clocks: (1410, 1215),
         ..A100
     },
-    Product {
-        name: "NVIDIA A100-SXM4-80GB",
-        memory_mib: 81_920,
-        device_id: 0x20b2,
-        ..A100
-    },
-    Product {
-        name: "NVIDIA A800-SXM4-80GB",
-        memory_mib: 81_920,
-        device_id: 0x20f3,
-        nvlink: (3, 8),
-        ..A100
-    },
+    Product { name: "NVIDIA A100-SXM4-80GB", memory_mib: 81_920, device_id: 0x20b2, ..A100 },
+    Product { name: "NVIDIA A800-SXM4-80GB", memory_mib: 81_920, device_id: 0x20f3, nvlink: (3, 8), ..A100 },
     Product {
         name: "NVIDIA A100-PCIE-40GB",
         memory_mib: 40_960,
@@ -187,12 +156,7 @@ pub const PRODUCTS: &[Product] = &[
         memory_bus: 3072,
         ..A100
     },
-    Product {
-        name: "NVIDIA A40",
-        memory_mib: 46_068,
-        device_id: 0x2235,
-        ..GA102
-    },
+    Product { name: "NVIDIA A40", memory_mib: 46_068, device_id: 0x2235, ..GA102 },
     Product {
         name: "NVIDIA A10",
         memory_mib: 23_028,
@@ -263,12 +227,7 @@ pub const PRODUCTS: &[Product] = &[
         memory_bus: 384,
         ..ADA
     },
-    Product {
-        name: "NVIDIA H100 80GB HBM3",
-        memory_mib: 81_559,
-        device_id: 0x2330,
-        ..H100
-    },
+    Product { name: "NVIDIA H100 80GB HBM3", memory_mib: 81_559, device_id: 0x2330, ..H100 },
     Product {
         name: "NVIDIA H100 PCIe",
         memory_mib: 81_559,
@@ -279,13 +238,7 @@ pub const PRODUCTS: &[Product] = &[
         clocks: (1755, 1593),
         ..H100
     },
-    Product {
-        name: "NVIDIA H800",
-        memory_mib: 81_559,
-        device_id: 0x2324,
-        nvlink: (4, 8),
-        ..H100
-    },
+    Product { name: "NVIDIA H800", memory_mib: 81_559, device_id: 0x2324, nvlink: (4, 8), ..H100 },
     Product {
         name: "NVIDIA H200",
         memory_mib: 143_771,
@@ -401,9 +354,5 @@ pub const PRODUCTS: &[Product] = &[
 ];
 
 /// The board a machine file that names no model is taken to have.
-pub(super) const UNNAMED: Product = Product {
-    name: "NVIDIA Simulated GPU",
-    memory_mib: 40_960,
-    device_id: 0x20b0,
-    ..A100
-};
+pub(super) const UNNAMED: Product =
+    Product { name: "NVIDIA Simulated GPU", memory_mib: 40_960, device_id: 0x20b0, ..A100 };
