@@ -1,4 +1,5 @@
-//! What both daemons share: access to the API server, back-off, Events, HTTP endpoints, listen addresses and supervision of tasks.
+//! What both daemons share: access to the API server, back-off, Events, HTTP endpoints, listen addresses,
+//! supervision of tasks, and watches in bounded memory.
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::panic))]
 
@@ -8,6 +9,7 @@ pub mod events;
 pub mod http;
 pub mod listen;
 pub mod supervise;
+pub mod watch;
 
 pub use backoff::Backoff;
 pub use chain::chain;
