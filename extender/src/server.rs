@@ -21,6 +21,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 
+use crate::index::Undecided;
 use crate::lease::Leadership;
 use crate::metrics::{Call, Reading, Verb};
 use crate::service::{Refusal, Service};
@@ -252,7 +253,7 @@ impl Server {
         match result {
             Ok(body) => ([(header::CONTENT_TYPE, "application/json")], body).into_response(),
             Err(refusal @ Refusal::Malformed { .. }) => text(StatusCode::BAD_REQUEST, &refusal.to_string()),
-            Err(refusal @ Refusal::Cold) => unavailable(&refusal.to_string()),
+            Err(refusal @ Refusal::Undecided(_)) => unavailable(&refusal.to_string()),
         }
     }
 
@@ -292,7 +293,7 @@ impl Server {
     /// Whether this process could decide by what it knows, be it the leader or not.
     fn fresh(&self) -> Result<String, String> {
         if !self.service.store.snapshot().synced {
-            return Err(Refusal::Cold.to_string());
+            return Err(Undecided::Cold.to_string());
         }
         match self.health.last() {
             Some(last) if last.elapsed() <= self.stale_after => Ok("ok".to_owned()),

@@ -7,7 +7,7 @@ use gantry_api::{ResourceName, names};
 use serde::Deserialize;
 
 use crate::bind::Binder;
-use crate::index::{SchedulingCall, Store, Target};
+use crate::index::{SchedulingCall, Store, Target, Undecided};
 use crate::metrics::{Decision, Metrics};
 use crate::pod::{PodFacts, SlimPod};
 use crate::watched::Watched;
@@ -42,9 +42,9 @@ pub enum Refusal {
         /// What is wrong, with line and column.
         error: String,
     },
-    /// The caches are not filled yet: 503, kube-scheduler tries again.
-    #[error("the cluster's pods, nodes and GpuNodes are not all listed yet; try again")]
-    Cold,
+    /// No decisions are made now: 503, kube-scheduler tries again.
+    #[error(transparent)]
+    Undecided(#[from] Undecided),
 }
 
 impl Service {
@@ -66,7 +66,7 @@ impl Service {
             Ok(request) => {
                 let read_pod = || self.read_pod(body);
                 let call = call(&args.pod, request, &snapshot, &read_pod);
-                let answer = self.store.filter(&call, &candidates);
+                let answer = self.store.filter(&call, &candidates)?;
                 let outcome = if answer.passed.is_empty() { "none" } else { "some" };
                 (answer, outcome)
             }
@@ -88,7 +88,7 @@ impl Service {
         if !request.is_empty() {
             let read_pod = || self.read_pod(body);
             let call = call(&args.pod, request, &snapshot, &read_pod);
-            winner = self.store.prioritize(&call, &candidates);
+            winner = self.store.prioritize(&call, &candidates)?;
         }
         self.count("prioritize", if winner.is_some() { "winner" } else { "none" });
         Ok(wire::priorities_answer(&candidates, winner))
@@ -108,7 +108,7 @@ impl Service {
             Ok(request) => {
                 let read_pod = || self.read_pod(body);
                 let call = call(&args.pod, request, &snapshot, &read_pod);
-                offers = self.store.preempt(&call, offers);
+                offers = self.store.preempt(&call, offers)?;
                 outcome = if offers.is_empty() { "none" } else { "some" };
             }
             // Filter refuses it on every node; no end of other pods changes what it asks for.
@@ -150,7 +150,7 @@ impl Service {
             }
         }
         if !self.store.snapshot().synced {
-            return Err(Refusal::Cold);
+            return Err(Undecided::Cold.into());
         }
         let target = Target {
             uid: args.pod_uid.as_str().into(),
@@ -177,7 +177,7 @@ impl Service {
             return Ok(Ok(Request::default()));
         }
         if !snapshot.synced {
-            return Err(Refusal::Cold);
+            return Err(Undecided::Cold.into());
         }
         asked.retain(|resource| snapshot.managed.contains(resource));
         Ok(Request::read(&asked, |resource| spec.containers_asking(resource)))

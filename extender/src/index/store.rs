@@ -16,7 +16,7 @@ use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
 use super::verbs::FollowUp;
-use super::{BindError, BindStep, Index, ReadPod, SchedulingCall, Target};
+use super::{BindError, BindStep, Index, ReadPod, SchedulingCall, Target, Undecided};
 use crate::wire::{CandidateNodes, Offer};
 use gantry_planner::decide::{self, Filtered};
 use gantry_planner::snapshot::Snapshot;
@@ -95,19 +95,36 @@ impl Store {
     }
 
     /// Answers filter for a pod.
-    pub fn filter(&self, call: &SchedulingCall<'_>, candidates: &CandidateNodes<'_>) -> Filtered {
+    ///
+    /// # Errors
+    /// See [`Undecided`].
+    pub fn filter(
+        &self,
+        call: &SchedulingCall<'_>,
+        candidates: &CandidateNodes<'_>,
+    ) -> Result<Filtered, Undecided> {
         let nodes = decide::locate(call.snapshot, candidates);
         self.step(|index| index.filter(call, candidates, &nodes))
     }
 
     /// Answers prioritize for a pod: the position of the best candidate, if there is one.
-    pub fn prioritize(&self, call: &SchedulingCall<'_>, candidates: &CandidateNodes<'_>) -> Option<u32> {
+    ///
+    /// # Errors
+    /// See [`Undecided`].
+    pub fn prioritize(
+        &self,
+        call: &SchedulingCall<'_>,
+        candidates: &CandidateNodes<'_>,
+    ) -> Result<Option<u32>, Undecided> {
         let nodes = decide::locate(call.snapshot, candidates);
         self.step(|index| index.prioritize(call, candidates, &nodes))
     }
 
     /// Answers preempt for a pod: the nodes that help it, each with its victims.
-    pub fn preempt(&self, call: &SchedulingCall<'_>, offers: Vec<Offer>) -> Vec<Offer> {
+    ///
+    /// # Errors
+    /// See [`Undecided`].
+    pub fn preempt(&self, call: &SchedulingCall<'_>, offers: Vec<Offer>) -> Result<Vec<Offer>, Undecided> {
         self.step(|index| index.preempt_single(call, offers))
     }
 
@@ -120,9 +137,10 @@ impl Store {
         self.update(|index| index.bind(target, read))
     }
 
-    /// One step of a verb, under one lock.
-    fn step<R>(&self, step: impl FnOnce(&mut Index) -> (R, FollowUp)) -> R {
+    /// One step of a verb, under one lock. Leadership and the lists may have changed since the caller checked them.
+    fn step<R>(&self, step: impl FnOnce(&mut Index) -> (R, FollowUp)) -> Result<R, Undecided> {
         let mut index = self.lock();
+        index.decides()?;
         index.at((self.clock)());
         let (result, follow_up) = step(&mut index);
         match follow_up {
@@ -133,7 +151,7 @@ impl Store {
             }
             FollowUp::Plan => self.follow_up(&mut index),
         }
-        result
+        Ok(result)
     }
 
     /// Whether a change panicked midway. The index is neither read nor changed any more then.

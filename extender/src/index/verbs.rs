@@ -49,6 +49,17 @@ pub(super) enum FollowUp {
     Plan,
 }
 
+/// Why the index answers no verb now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum Undecided {
+    /// Another replica leads.
+    #[error("this extender no longer leads; try again")]
+    Follower,
+    /// The lists are not complete.
+    #[error("the cluster's pods, nodes and GpuNodes are not all listed yet; try again")]
+    Cold,
+}
+
 /// The next step of a bind.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum BindStep {
@@ -70,6 +81,19 @@ pub struct ReadPod {
 }
 
 impl Index {
+    /// Whether verbs are answered.
+    ///
+    /// # Errors
+    /// See [`Undecided`]. Gangs are not known then, and a member must not be taken for a single pod: kube-scheduler would
+    /// place it alone, or delete members of other gangs for it.
+    pub(super) fn decides(&self) -> Result<(), Undecided> {
+        match (self.is_leading(), self.is_synced()) {
+            (false, _) => Err(Undecided::Follower),
+            (true, false) => Err(Undecided::Cold),
+            (true, true) => Ok(()),
+        }
+    }
+
     /// Filters the candidates for a pod. `nodes` are their numbers in the snapshot of the call.
     pub(super) fn filter(
         &mut self,

@@ -5,6 +5,7 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::fixtures::{Cluster, bound, bridged, member, pod, switched, watched};
+use crate::index::Index;
 use gantry_planner::decide::Options;
 
 /// A service over a cluster whose API server nobody plays.
@@ -51,10 +52,32 @@ async fn a_cold_cache_decides_nothing() {
     let cluster = Cluster::cold(Options::default());
     let service = service(&cluster);
     let body = body(&pod("p", 2), &["a"]);
-    assert!(matches!(service.filter(&body), Err(Refusal::Cold)));
-    assert!(matches!(service.prioritize(&body), Err(Refusal::Cold)));
+    assert!(matches!(service.filter(&body), Err(Refusal::Undecided(Undecided::Cold))));
+    assert!(matches!(service.prioritize(&body), Err(Refusal::Undecided(Undecided::Cold))));
     let bind = br#"{"PodName":"p","PodNamespace":"default","PodUID":"p","Node":"a"}"#;
-    assert!(matches!(service.bind(bind).await, Err(Refusal::Cold)));
+    assert!(matches!(service.bind(bind).await, Err(Refusal::Undecided(Undecided::Cold))));
+}
+
+/// Leadership may end between the check of a call and its decision. What is known of gangs is forgotten then: a member
+/// would pass filter alone, and preempt would offer up members of other gangs for it.
+#[tokio::test]
+async fn former_leader_decides_nothing() {
+    let cluster = cluster();
+    let service = service(&cluster);
+    cluster.pod(&bound(member("low-0", 8, "low", 1), "a", 1, Some("0-7")));
+    let mut high = member("high-0", 8, "high", 2);
+    high["spec"]["priority"] = 10.into();
+    cluster.pod(&high);
+    cluster.store.update(Index::stand_down);
+    let preempt = serde_json::to_vec(&json!({
+        "Pod": high,
+        "NodeNameToMetaVictims": {"a": {"Pods": [{"UID": "low-0"}], "NumPDBViolations": 0}},
+    }))
+    .unwrap();
+    let names = body(&high, &["a", "b", "c"]);
+    for answer in [service.filter(&names), service.prioritize(&names), service.preempt(&preempt)] {
+        assert!(matches!(answer, Err(Refusal::Undecided(Undecided::Follower))), "{answer:?}");
+    }
 }
 
 #[tokio::test]
