@@ -226,6 +226,13 @@ impl Index {
     /// Sets a pod as it is now. It need not exist any more: only what the API server sends counts as seen while pods
     /// are listed.
     fn set_pod(&mut self, mut pod: PodFacts) {
+        let known = self.pods.get(&pod.uid);
+        if known.is_some_and(|known| known.node.is_some() && known.node != pod.node) {
+            // Only a restored etcd takes a Binding back. From here on this is a new pod, and what it held is in
+            // quarantine.
+            let uid = pod.uid.clone();
+            self.pod_deleted(self.now.at, &uid, None);
+        }
         self.keep_membership(&pod.uid, &mut pod.membership);
         self.complete_needs(&mut pod);
         let uid = pod.uid.clone();

@@ -200,16 +200,23 @@ impl Watches {
             let inventory = index::inventory(&wanted, node, &mut kinds)?;
             Some(WatchEvent::GpuNode(name.into(), Box::new(inventory)))
         }));
-        let objects = Arc::clone(objects);
+        let (objects, listed) = (Arc::clone(objects), Arc::clone(objects));
         let gangs = Api::<PartialGang>::all(health.observing(client, Source::Gangs));
-        all.push(read(gangs, Source::Gangs, health, move |gang, gone| {
+        let gangs = read(gangs, Source::Gangs, health, move |gang, gone| {
             let (name, object) = gang.read()?;
             if gone {
                 return objects.gone(&name, &object.uid).then_some(WatchEvent::GangGone(name));
             }
             let newest = objects.saw(&name, object);
             Some(WatchEvent::Gang(name, Box::new(newest)))
-        }));
+        });
+        // A list replaces what is known: after a restore of etcd it shows older versions.
+        let gangs = gangs.inspect(move |event| {
+            if matches!(event, WatchEvent::Begins(_)) {
+                listed.clear();
+            }
+        });
+        all.push(gangs.boxed());
         all
     }
 }

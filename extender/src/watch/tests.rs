@@ -349,6 +349,34 @@ async fn malformed_gang_does_not_block_the_others() {
 }
 
 #[tokio::test]
+async fn gang_list_after_etcd_restore_replaces_newer_versions() {
+    // After a restore of etcd the watch ends, and the list shows the same object in an older version.
+    let gang = |version: &str, min: u32| json!({"metadata": {"name": "a", "namespace": "ml", "uid": "a", "resourceVersion": version}, "spec": {"minMember": min}});
+    let ended = json!({"type": "ERROR", "object": {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure", "message": "too old resource version", "reason": "Expired", "code": 410}});
+    let played = Played {
+        objects: HashMap::from([(GANGS, vec![gang("20", 3)])]),
+        events: HashMap::from([(GANGS, vec![ended])]),
+        later: HashMap::from([(GANGS, vec![gang("5", 2)])]),
+        ..Played::default()
+    };
+    let store = Arc::new(Store::new(Index::new(Options::default(), &watched(), "run".into())));
+    let shutdown = CancellationToken::new();
+    let watches = watches(&store, &ApiHealth::new());
+    let objects = Arc::clone(&watches.objects);
+    let task = tokio::spawn(run(played.start(), watches, shutdown.clone()));
+    let name = Name { namespace: "ml".into(), name: "a".into() };
+    let min = || objects.get(&name).and_then(|object| object.spec.ok()?.min_member);
+    let restored = async {
+        while min() != Some(2) {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(30), restored).await.unwrap();
+    shutdown.cancel();
+    task.await.unwrap();
+}
+
+#[tokio::test]
 async fn a_cluster_without_the_definition_of_gangs_has_none() {
     let played = Played {
         objects: HashMap::from([(NODES, vec![node("n")]), (GPU_NODES, vec![gpu_node("n", &bridged())])]),

@@ -139,3 +139,15 @@ fn bind_of_vanished_pod_releases_its_devices() {
     cluster.wait(6);
     assert_eq!(cluster.free("n"), "0,1,2,3,4,5,6,7");
 }
+
+#[test]
+fn unbound_pod_after_etcd_restore_holds_no_devices() {
+    // A restored etcd shows a pod without the Binding that it had. Its containers may run for a while.
+    let cluster = one_node();
+    cluster.pod(&bound(pod("a", 2), "n", 1, Some("0,1")));
+    cluster.pod(&pod("a", 2));
+    assert_eq!(cluster.free("n"), "2,3,4,5,6,7");
+    cluster.wait(6);
+    assert_eq!(cluster.free("n"), "0,1,2,3,4,5,6,7");
+    assert!(reserve(&cluster, "a").is_ok(), "it is scheduled again");
+}
