@@ -61,6 +61,15 @@ impl Change {
     }
 }
 
+/// What etcd keeps.
+#[derive(Debug)]
+pub(crate) struct Etcd {
+    pods: BTreeMap<String, Arc<Pod>>,
+    nodes: BTreeMap<String, u32>,
+    gpu_nodes: BTreeMap<String, Arc<GpuNode>>,
+    gangs: BTreeMap<String, Arc<Gang>>,
+}
+
 /// How a request ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Status {
@@ -84,6 +93,21 @@ pub(crate) struct Api {
 }
 
 impl Api {
+    pub(crate) fn backup(&self) -> Etcd {
+        Etcd {
+            pods: self.pods.clone(),
+            nodes: self.nodes.clone(),
+            gpu_nodes: self.gpu_nodes.clone(),
+            gangs: self.gangs.clone(),
+        }
+    }
+
+    /// The objects are as they were; no watch shows it, and versions are not given twice.
+    pub(crate) fn restore(&mut self, etcd: Etcd) {
+        let Etcd { pods, nodes, gpu_nodes, gangs } = etcd;
+        (self.pods, self.nodes, self.gpu_nodes, self.gangs) = (pods, nodes, gpu_nodes, gangs);
+    }
+
     pub(crate) fn version(&mut self) -> u64 {
         self.rv += 1;
         self.rv

@@ -1,9 +1,9 @@
 //! What must always hold, and what must hold in the end.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use gantry_api::{DeviceId, Grant};
+use gantry_api::{DeviceId, GangStatus, Grant, PodUid};
 use gantry_extender::index::Target;
 
 use crate::api::Pod;
@@ -70,6 +70,26 @@ impl World {
         }) {
             let other = other.pod.clone();
             self.wrong(format!("pod {} is bound to a place that is written down for {other:?}", pod.uid));
+        }
+    }
+
+    /// A decision is written: the members that it names, and those that run or have ended well, are as many as the gang needs.
+    pub(crate) fn check_minimum(&mut self, status: &GangStatus) {
+        let Some(job) = self.jobs.all.iter().find(|job| job.name == status.name) else {
+            return;
+        };
+        let slots = status.decision.iter().flat_map(|decision| &decision.reservations);
+        let named: BTreeSet<&str> = slots.filter_map(|slot| slot.pod.as_ref()).map(PodUid::as_str).collect();
+        // Those that it names may have been deleted since: an earlier write of the same decision may still succeed.
+        let others = job.members.iter().filter(|member| {
+            let pod = member.pod.as_ref().filter(|(_, uid)| !named.contains(uid.as_str()));
+            let pod = pod.and_then(|(name, uid)| self.api.pod(name, uid));
+            member.done || pod.is_some_and(|pod| pod.node.is_some())
+        });
+        let (count, min) = (named.len() + others.count(), job.min as usize);
+        if count < min {
+            let wrong = format!("gang {} needs {min} members and is decided for {count}", job.name);
+            self.wrong(wrong);
         }
     }
 

@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use gantry_api::{Decision, GangStatus, PodUid, ResourceName};
+use gantry_api::{Decision, GangPhase, GangStatus, PodUid, ResourceName};
 use gantry_extender::bind::Binder;
 use gantry_extender::index::{
     self, BindError, BindStep, Index, Outcome, ReadPod, Reserved, Source, Store, Target, UnschedulablePod,
@@ -67,6 +67,8 @@ pub(crate) struct Process {
     actions: BTreeMap<(String, Action), actions::Open>,
     /// Gang objects, the newest version seen of each.
     objects: BTreeMap<String, Arc<Gang>>,
+    /// The phase of each gang by its last status.
+    phases: BTreeMap<String, GangPhase>,
     /// What the owners of gangs were last told to say.
     owners: HashMap<OwnerRef, Option<Value>>,
     /// Binds that wait are about to ask again: they were notified.
@@ -81,6 +83,8 @@ struct Inbox {
     changes: VecDeque<(u64, Change)>,
     last: u64,
     open: bool,
+    /// Until when its watch cache is behind, and by how many milliseconds.
+    behind: (u64, u64),
 }
 
 /// A bind that was called and has not ended.
@@ -140,6 +144,8 @@ pub(crate) struct Request {
     what: What,
     /// After that the API server drops it.
     limit: u64,
+    /// It never arrives.
+    lost: bool,
     outcome: Option<Answer>,
 }
 
@@ -186,6 +192,13 @@ pub(crate) struct Extenders {
 impl Extenders {
     pub(crate) fn knew(&self, run: u32, pod: &str) -> bool {
         self.knew.contains(&(run, pod.to_owned()))
+    }
+
+    /// The watch cache of an extender is behind.
+    pub(crate) fn fall_behind(&mut self, run: u32, source: Source, by: u64, until: u64) {
+        if let Some(process) = self.running.get_mut(&run) {
+            process.inbox(source).behind = (until, by);
+        }
     }
 }
 
@@ -251,9 +264,23 @@ impl World {
         }
         for (key, status) in statuses {
             let name = key.object_name();
+            self.note_phase(run, &name, status.phase);
             let writer = self.writer(run, &name, &key);
             writer.status = Some(Arc::new(status));
             self.soon(0, 2, Event::WriteGang { run, name });
+        }
+    }
+
+    fn note_phase(&mut self, run: u32, gang: &str, phase: GangPhase) {
+        let Some(process) = self.extenders.running.get_mut(&run) else {
+            return;
+        };
+        let before = match phase {
+            GangPhase::Finished => process.phases.remove(gang),
+            _ => process.phases.insert(gang.to_owned(), phase),
+        };
+        if let Some(before) = before.filter(|before| *before != phase) {
+            self.coverage.add_transition(before, phase);
         }
     }
 
@@ -348,6 +375,7 @@ impl World {
             writers: BTreeMap::new(),
             actions: BTreeMap::new(),
             objects: BTreeMap::new(),
+            phases: BTreeMap::new(),
             owners: HashMap::new(),
             asks: false,
             polls: false,
@@ -448,6 +476,7 @@ impl World {
         if let Some(process) = self.extenders.running.get_mut(&run) {
             process.term_began = self.next_request;
             process.objects.clear();
+            process.phases.clear();
             process.writers.clear();
             process.actions.clear();
         }

@@ -41,6 +41,10 @@ pub(crate) struct Job {
     /// Since when it says that it is over.
     over: Option<u64>,
     gating: Option<Gating>,
+    /// Its pods are created with a node, so that no scheduler looks at them.
+    brought: bool,
+    /// Every other member has priority 0.
+    mixed: bool,
 }
 
 /// Its pods are made with the extender's scheduling gate.
@@ -67,6 +71,16 @@ pub(crate) struct Jobs {
     pub(crate) all: Vec<Job>,
     /// No more pods are made.
     pub(crate) closed: bool,
+}
+
+impl Jobs {
+    /// The member of a job that is not over for which a pod was made.
+    pub(crate) fn member_of(&mut self, pod: &Pod) -> Option<&mut Member> {
+        let job = self.all.get_mut(pod.job).filter(|job| !job.deleted)?;
+        let rest = pod.name.strip_prefix(&job.name)?.strip_prefix('-')?;
+        let number: usize = rest.split('-').next()?.parse().ok()?;
+        job.members.get_mut(number)
+    }
 }
 
 impl Job {
@@ -125,6 +139,8 @@ impl World {
                 ends_with_first: is_gang && !elastic && self.dice.mille(200),
                 over: None,
                 gating,
+                brought: false,
+                mixed: false,
             };
             job.length += crowd * restless;
             if self.plan.preemption {
@@ -134,6 +150,15 @@ impl World {
                 job.preempts = job.priority > 0 && self.dice.mille(900);
                 job.begins = (job.begins + class as u64 * restless / 3) / 2;
                 job.length += restless * u64::from(class < 3) / 2;
+            }
+            if self.plan.hostile.brought && !is_gang {
+                job.brought = self.dice.mille(500);
+            }
+            if self.plan.hostile.mixed && is_gang && size > 1 {
+                job.mixed = self.dice.mille(500);
+            }
+            if job.mixed {
+                self.played(Played::MixedGang);
             }
             self.note(format_args!(
                 "job {}: {} of {} x {} GPUs, gang {}, priority {}, repair {:?}, fits {}, ends with the first {}, {:?}",
@@ -276,7 +301,16 @@ impl World {
         let closed = self.jobs.closed;
         let wait = self.dice.range(0, 1_500);
         let now = self.now;
+        let node = match self.jobs.all[job].brought {
+            true => match self.some_node() {
+                Some(node) => Some(node),
+                None => return,
+            },
+            false => None,
+        };
         let all = &mut self.jobs.all[job];
+        // A pod that its node rejects is tried again later.
+        let wait = if all.brought { 3 * wait } else { wait };
         let member = &mut all.members[number];
         if closed {
             return;
@@ -298,7 +332,8 @@ impl World {
             max: all.max,
             repair: all.repair,
         });
-        let (gpus, priority, preempts) = (all.gpus, all.priority, all.preempts);
+        let priority = if all.mixed && number % 2 == 1 { 0 } else { all.priority };
+        let (gpus, preempts) = (all.gpus, all.preempts);
         let gates = match &all.gating {
             None => Vec::new(),
             Some(Gating { quota: None }) => vec![Gate::Ours],
@@ -310,6 +345,9 @@ impl World {
         if !gates.is_empty() {
             self.played(Played::PodGated);
         }
+        if node.is_some() {
+            self.played(Played::Brought);
+        }
         self.note(format_args!("pod {uid} is made"));
         self.api.create_pod(Pod {
             uid,
@@ -320,9 +358,9 @@ impl World {
             priority,
             preempts,
             created: now,
-            node: None,
-            bound: 0,
-            sent: 0,
+            node,
+            bound: now,
+            sent: now,
             grant: None,
             phase: Phase::Pending,
             message: String::new(),
@@ -337,6 +375,12 @@ impl World {
             job,
             read: Read::default(),
         });
+    }
+
+    /// A node that is there, by chance.
+    fn some_node(&mut self) -> Option<String> {
+        let at = self.dice.index(self.api.nodes.len());
+        self.api.nodes.keys().nth(at).cloned()
     }
 
     /// Somebody deletes a pod, in whatever state it is.

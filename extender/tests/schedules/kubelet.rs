@@ -10,8 +10,6 @@ use crate::api::{Change, Phase, Pod};
 use crate::coverage::Played;
 use crate::world::{Event, World};
 
-/// So many milliseconds after the plugin has told what kubelet has given, whoever is not asleep knows: watches are late by less.
-const UNTOLD: u64 = 3_000;
 /// The longest pause of a plugin whose writes fail.
 const PLUGIN_PAUSES: u64 = 5_000;
 
@@ -29,6 +27,8 @@ pub(crate) struct Kubelet {
     judged: BTreeSet<String>,
     processes: BTreeMap<String, Process>,
     sick: BTreeSet<usize>,
+    /// Devices that its GpuNode does not list.
+    hidden: BTreeSet<usize>,
     publishes: bool,
 }
 
@@ -37,7 +37,7 @@ pub(crate) struct Kubelet {
 struct Process {
     pod: Arc<Pod>,
     devices: Vec<usize>,
-    /// When the plugin told of it.
+    /// From when on an extender that is not asleep knows of it, because the plugin has told.
     told: Option<u64>,
     /// Kubelet counts its devices as given.
     counted: bool,
@@ -53,7 +53,7 @@ impl Process {
     }
 
     fn was_told(&self, then: u64) -> bool {
-        self.told.is_some_and(|told| then >= told + UNTOLD)
+        self.told.is_some_and(|told| then >= told)
     }
 
     fn has_its_grant(&self, kubelet: &Kubelet) -> bool {
@@ -68,7 +68,21 @@ pub(crate) struct Kubelets {
     pub(crate) all: Vec<Kubelet>,
 }
 
+impl Kubelets {
+    /// A kubelet lists its pods anew. Returns the pods that it has processes of.
+    pub(crate) fn resync(&mut self, node: usize) -> Vec<String> {
+        let kubelet = &mut self.all[node];
+        kubelet.inbox.clear();
+        kubelet.judged.retain(|uid| kubelet.processes.contains_key(uid));
+        kubelet.processes.keys().cloned().collect()
+    }
+}
+
 impl Kubelet {
+    pub(crate) fn is_up(&self) -> bool {
+        self.up
+    }
+
     pub(crate) fn gpus(&self) -> u32 {
         self.gpus
     }
@@ -87,8 +101,8 @@ impl Kubelet {
         let mut text = format!(
             r#"{{"metadata":{{"name":"{name}"}},"spec":{{"machine":{machine}}},"status":{{"devices":["#
         );
-        for gpu in 0..self.gpus as usize {
-            let comma = if gpu > 0 { "," } else { "" };
+        for (number, gpu) in (0..self.gpus as usize).filter(|gpu| !self.hidden.contains(gpu)).enumerate() {
+            let comma = if number > 0 { "," } else { "" };
             let id = self.device(gpu);
             let health = match self.sick.contains(&gpu) {
                 true => r#""healthy":false,"reason":"Xid 79""#,
@@ -136,6 +150,7 @@ impl World {
                 judged: BTreeSet::new(),
                 processes: BTreeMap::new(),
                 sick: BTreeSet::new(),
+                hidden: BTreeSet::new(),
                 publishes: false,
             };
             self.api.write_node(&kubelet.name, gpus);
@@ -267,7 +282,7 @@ impl World {
     }
 
     /// A pod is being deleted, or was by force: its processes end in a while.
-    fn stop(&mut self, node: usize, uid: &str, gone: bool) {
+    pub(crate) fn stop(&mut self, node: usize, uid: &str, gone: bool) {
         let slow = self.plan.preemption && self.dice.mille(150);
         let lives = self.dice.range(0, if slow { 20_000 } else { 2_500 });
         let now = self.now;
@@ -331,12 +346,20 @@ impl World {
             } else if process.done {
                 self.api.change_pod(&name, &uid, |pod| pod.phase = Phase::Succeeded);
                 self.note_done(&uid);
+            } else if let Some(pod) = self.api.pod(&name, &uid).cloned()
+                && pod.is_live()
+            {
+                // Its Binding is gone, because etcd was restored. It may be bound here again.
+                self.kubelets.all[node].judged.remove(&uid);
+                if pod.node.as_ref() == Some(&self.kubelets.all[node].name) {
+                    self.let_in(node, &pod);
+                }
             }
             self.will_publish(node);
         }
     }
 
-    fn will_publish(&mut self, node: usize) {
+    pub(crate) fn will_publish(&mut self, node: usize) {
         if !std::mem::replace(&mut self.kubelets.all[node].publishes, true) {
             self.soon(10, 1_000, Event::Publish { node });
         }
@@ -357,8 +380,9 @@ impl World {
         }
         let healthy = kubelet.gpus - u32::try_from(kubelet.sick.len()).unwrap();
         let (name, object) = (kubelet.name.clone(), kubelet.object());
+        let known = now + self.plan.hostile.news_take();
         for process in kubelet.processes.values_mut() {
-            process.told.get_or_insert(now);
+            process.told.get_or_insert(known);
         }
         self.api.write_gpu_node(&name, object);
         self.api.write_node(&name, healthy);
@@ -421,10 +445,39 @@ impl World {
         self.will_publish(node);
     }
 
+    /// The GpuNode of a node lacks a device for a while, which kubelet has all the same.
+    pub(crate) fn hide_device(&mut self) {
+        let node = self.dice.index(self.kubelets.all.len());
+        let kubelet = &mut self.kubelets.all[node];
+        let gpu = self.dice.index(kubelet.gpus as usize);
+        kubelet.hidden.insert(gpu);
+        let name = kubelet.name.clone();
+        self.played(Played::DeviceHidden);
+        self.note(format_args!("GpuNode {name} does not list GPU {gpu}"));
+        self.will_publish(node);
+        self.soon(1_000, 40_000, Event::Unhide { node, gpu });
+    }
+
+    pub(crate) fn unhide(&mut self, node: usize, gpu: usize) {
+        self.kubelets.all[node].hidden.remove(&gpu);
+        self.will_publish(node);
+    }
+
+    /// Somebody deletes a GpuNode; the plugin writes it again.
+    pub(crate) fn lose_inventory(&mut self) {
+        let node = self.dice.index(self.kubelets.all.len());
+        let name = self.kubelets.all[node].name.clone();
+        self.played(Played::InventoryGone);
+        self.note(format_args!("GpuNode {name} is deleted"));
+        self.api.remove_gpu_node(&name);
+        self.will_publish(node);
+    }
+
     pub(crate) fn calm_nodes(&mut self) {
         for node in 0..self.kubelets.all.len() {
             self.node_is_back(node);
             self.kubelets.all[node].sick.clear();
+            self.kubelets.all[node].hidden.clear();
             self.will_publish(node);
         }
     }

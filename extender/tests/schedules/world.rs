@@ -13,6 +13,7 @@ use crate::coverage::{Coverage, Played};
 use crate::dice::Dice;
 use crate::evictions::Evictions;
 use crate::extender::{Action, BIND, Extenders, Request};
+use crate::hostile::{Hostile, Snapshot};
 use crate::jobs::Jobs;
 use crate::kubelet::Kubelets;
 use crate::scheduler::Scheduler;
@@ -144,6 +145,16 @@ pub(crate) enum Event {
         node: usize,
         gpu: usize,
     },
+    /// A device that a GpuNode did not list is listed again.
+    Unhide {
+        node: usize,
+        gpu: usize,
+    },
+    /// etcd is kept as it is, and is put back to that later.
+    Snapshot,
+    Restore,
+    /// Garbage collection removes pods that no controller knows.
+    CollectOrphans,
 }
 
 /// What was seen to be wrong.
@@ -184,6 +195,8 @@ pub(crate) struct Plan {
     pub(crate) preemption: bool,
     /// Milliseconds for which a lost member's place is kept, and a gang may be short until it gives way.
     pub(crate) hold: u64,
+    /// What else goes on in the cluster.
+    pub(crate) hostile: Hostile,
 }
 
 impl Plan {
@@ -220,6 +233,8 @@ pub(crate) struct World {
     pub(crate) kubelets: Kubelets,
     pub(crate) jobs: Jobs,
     pub(crate) evictions: Evictions,
+    /// What etcd is put back to.
+    pub(crate) snapshot: Option<Snapshot>,
     pub(crate) plan: Plan,
     pub(crate) wrong: Option<Wrong>,
 }
@@ -245,6 +260,7 @@ impl World {
             kubelets: Kubelets::default(),
             jobs: Jobs::default(),
             evictions: Evictions::default(),
+            snapshot: None,
             plan,
             wrong: None,
         };
@@ -264,6 +280,7 @@ impl World {
         world.at(world.dice.clone().range(0, 3_000), Event::SchedulerStarts);
         world.at(0, Event::Control);
         world.at(500, Event::Trouble);
+        world.plan_restore();
         world.tell_watchers();
         world
     }
@@ -366,6 +383,10 @@ impl World {
             Event::Control => self.control(),
             Event::Trouble => self.trouble(),
             Event::Heal { node, gpu } => self.heal(node, gpu),
+            Event::Unhide { node, gpu } => self.unhide(node, gpu),
+            Event::Snapshot => self.take_snapshot(),
+            Event::Restore => self.restore(),
+            Event::CollectOrphans => self.collect_orphans(),
         }
     }
 
@@ -392,6 +413,7 @@ impl World {
         }
         let pause = self.dice.range(200, 6_000);
         self.after(pause, Event::Trouble);
+        self.hostile_acts();
         match self.dice.below(12) {
             0 | 1 => self.kill_extender(),
             2 => self.pause_extender(),
@@ -432,6 +454,7 @@ impl World {
     /// watches have brought meanwhile comes when it wakes.
     fn calm(&mut self) {
         self.note(format_args!("calm"));
+        self.rival_gives_up();
         self.calm_nodes();
     }
 

@@ -135,6 +135,8 @@ impl Gangs {
     /// Something has happened.
     pub fn handle(&mut self, now: Now, event: GangEvent<'_>) -> Effects {
         self.clock = Some(now);
+        #[cfg(feature = "observer")]
+        super::observer::handled(&event);
         let reply = self.dispatch(now, event);
         Effects {
             reply,

@@ -35,6 +35,8 @@ mod gang;
 mod gangs;
 mod members;
 mod objects;
+#[cfg(feature = "observer")]
+mod observer;
 mod owners;
 mod plan_queue;
 mod report;
@@ -49,6 +51,8 @@ use std::time::{Duration, Instant};
 pub use event::{Effects, GangEvent, Offered, Reply};
 pub use gang::{BLOCKED, MemberView, SlotView, View};
 pub use gangs::{DeadlockedGang, Gangs};
+#[cfg(feature = "observer")]
+pub use observer::observe;
 pub use types::{
     Answer, Arrival, Asks, Assignment, BindEnd, Blocker, CommitFailure, Devices, Member, MemberRequest, Now,
     Object, Placement, PlanRequest, Refusal, Reservation, Settings, ShapeId, Sibling, SlotChange,

@@ -27,7 +27,10 @@ impl World {
             What::Bind { .. } => self.extenders.running.get(&run).map_or(0, |process| process.leads_until),
             _ => u64::MAX,
         };
-        self.requests.insert(request, Request { run, what, limit, by: run, sent: self.now, outcome: None });
+        self.requests.insert(
+            request,
+            Request { run, what, limit, lost: false, by: run, sent: self.now, outcome: None },
+        );
         let mut arrives = self.now + self.dice.range(1, 6);
         if self.is_restless() {
             match self.dice.below(100) {
@@ -70,6 +73,20 @@ impl World {
         }
     }
 
+    /// The API servers end: what has not been carried out never is.
+    pub(crate) fn lose_requests(&mut self) {
+        let open = self.requests.iter_mut().filter(|(_, request)| request.outcome.is_none());
+        let lost: Vec<u64> = open
+            .map(|(number, request)| {
+                request.lost = true;
+                *number
+            })
+            .collect();
+        for request in lost {
+            self.soon(1, 50, Event::Reply { request, lost: true });
+        }
+    }
+
     /// A request is carried out.
     pub(crate) fn execute(&mut self, request: u64) {
         let Some(known) = self.requests.get(&request) else {
@@ -77,6 +94,9 @@ impl World {
         };
         let Request { run, by, sent, limit, .. } = *known;
         let what = known.what.clone();
+        if known.lost {
+            return;
+        }
         if self.now > limit {
             self.played(Played::BindingTooLate);
             self.note(format_args!("{run}'s Binding comes after its term of leadership"));
@@ -128,6 +148,9 @@ impl World {
                         Status::Done => Played::DecisionWritten,
                         _ => Played::DecisionRefused,
                     });
+                }
+                if done == Status::Done && decision.is_some() {
+                    self.check_minimum(status);
                 }
                 let (what, places) = (decision.as_deref().unwrap_or("status"), Places(status));
                 self.note(format_args!("{run} writes {name} over v{over}, {what},{places}: {done:?}"));

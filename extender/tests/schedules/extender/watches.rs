@@ -20,7 +20,9 @@ impl World {
             if !inbox.open {
                 continue;
             }
-            inbox.last = inbox.last.max(now + lag);
+            let (until, by) = inbox.behind;
+            let behind = if now < until { by } else { 0 };
+            inbox.last = inbox.last.max(now + lag + behind);
             let at = inbox.last;
             let first = inbox.changes.back().is_none_or(|(last, _)| *last < at);
             inbox.changes.push_back((at, change.clone()));
@@ -76,6 +78,17 @@ impl World {
         }
     }
 
+    /// All watches of all extenders begin again.
+    pub(crate) fn relist_all(&mut self) {
+        let runs: Vec<u32> = self.extenders.running.keys().copied().collect();
+        for run in runs {
+            for source in Source::ALL {
+                self.extenders.close(run, source);
+                self.after(1, Event::Relist { run, source });
+            }
+        }
+    }
+
     fn tell_list(&mut self, run: u32, source: Source, objects: &[Change]) {
         let instant = self.instant();
         self.note_told(run, objects);
@@ -95,11 +108,7 @@ impl World {
             let source = Source::ALL[self.dice.index(Source::ALL.len())];
             self.played(Played::WatchBroken);
             self.note(format_args!("the watch of {} breaks at extender {run}", source.as_str()));
-            if let Some(process) = self.extenders.running.get_mut(&run) {
-                let inbox = process.inbox(source);
-                inbox.open = false;
-                inbox.changes.clear();
-            }
+            self.extenders.close(run, source);
             self.soon(10, 3_000, Event::Relist { run, source });
         }
     }
@@ -148,6 +157,17 @@ impl World {
         self.update(run, |index| {
             index.gang_object_seen("default", &gang.name, object(gang));
         });
+    }
+}
+
+impl Extenders {
+    /// A watch ends. What it has not brought is lost.
+    fn close(&mut self, run: u32, source: Source) {
+        if let Some(process) = self.running.get_mut(&run) {
+            let inbox = process.inbox(source);
+            inbox.open = false;
+            inbox.changes.clear();
+        }
     }
 }
 
