@@ -4,22 +4,24 @@
 //! Metadata alone is not enough: the requests of a pod distinguish pods that bypass the scheduler from pods without devices, and its status
 //! shows whether kubelet has admitted it.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use futures::StreamExt;
-use gantry_api::slim::{self, ReadsAnnotation, SlimContainer};
+use gantry_api::slim::{self, ReadsAnnotation};
 use gantry_api::{Holder, NodeName, PodUid, ResourceName, names, quantity};
 use gantry_runtime::chain;
+use gantry_runtime::watch::{Selection, watch};
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use kube::runtime::watcher::{self, Event, watcher};
-use kube::{Api, Client, Resource};
-use serde::{Deserialize, Serialize};
+use kube::runtime::watcher::Event;
+use kube::{Client, Resource};
+use serde::Deserialize;
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
 use super::{Cluster, RETRY, previous_status};
-use crate::handover::{Ask, ObservedPod};
+use crate::handover::{Ask, Handover, ObservedPod, PodName};
 
 /// Seconds after which a watch is renewed, well before [`super::READ_TIMEOUT`].
 const RENEW: u32 = 30;
@@ -27,7 +29,7 @@ const RENEW: u32 = 30;
 const QUIET: Duration = Duration::from_secs(2);
 
 /// The part of a pod that is read.
-#[derive(Debug, Clone, Serialize, Deserialize, Resource)]
+#[derive(Deserialize, Resource)]
 #[resource(inherit = Pod)]
 struct NodePod {
     #[serde(deserialize_with = "slim::metadata::<Grants, _>")]
@@ -38,19 +40,29 @@ struct NodePod {
     status: Status,
 }
 
-#[derive(Debug, Clone, Default, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
 struct Spec {
-    #[serde(default)]
-    init_containers: Vec<SlimContainer>,
-    #[serde(default)]
-    containers: Vec<SlimContainer>,
+    init_containers: Vec<Container>,
+    containers: Vec<Container>,
 }
 
-#[derive(Debug, Clone, Default, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct Container {
+    name: String,
+    resources: Resources,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct Resources {
+    limits: BTreeMap<String, String>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
 struct Status {
-    #[serde(default)]
     start_time: Option<String>,
 }
 
@@ -73,11 +85,10 @@ pub(super) async fn follow(client: Client, cluster: Cluster, shutdown: Cancellat
 
 async fn run(client: Client, cluster: Cluster) {
     let mut earlier = Some(published_holders(&client, &cluster).await);
-    let selector = format!("spec.nodeName={},status.phase!=Succeeded,status.phase!=Failed", cluster.node);
-    let config = watcher::Config::default().fields(&selector).timeout(RENEW);
-    let mut stream = std::pin::pin!(watcher(Api::<NodePod>::all(client.clone()), config));
+    let fields = format!("spec.nodeName={},status.phase!=Succeeded,status.phase!=Failed", cluster.node);
+    let mut stream = std::pin::pin!(watch::<NodePod>(client.clone(), Selection { fields, renew: RENEW }));
     let mut backoff = RETRY;
-    let mut listing: Vec<ObservedPod> = Vec::new();
+    let mut listing = PodList::default();
     let mut reachable = None;
     let mut begun = false;
     loop {
@@ -135,22 +146,48 @@ async fn run(client: Client, cluster: Cluster) {
     }
 }
 
-fn take(
-    event: Event<NodePod>,
-    cluster: &Cluster,
-    listing: &mut Vec<ObservedPod>,
-    earlier: &mut Option<Vec<Holder>>,
-) {
+/// The pods of a list that has begun.
+#[derive(Default)]
+struct PodList {
+    pods: Vec<ObservedPod>,
+    bytes: usize,
+}
+
+impl PodList {
+    fn push(&mut self, pod: ObservedPod, cluster: &Cluster) {
+        if let Some(pod) = within_limit(pod, Handover::MAX_BYTES - self.bytes, cluster) {
+            self.bytes += pod.bytes();
+            self.pods.push(pod);
+        }
+    }
+}
+
+/// The pod, unless its requests and its grant are too large to be kept.
+fn within_limit(pod: ObservedPod, left: usize, cluster: &Cluster) -> Option<ObservedPod> {
+    let Err(refusal) = pod.check_size(left) else {
+        return Some(pod);
+    };
+    let name = PodName { namespace: pod.namespace, name: pod.name, uid: pod.uid };
+    cluster.handover.refused(name, refusal);
+    None
+}
+
+fn take(event: Event<NodePod>, cluster: &Cluster, list: &mut PodList, earlier: &mut Option<Vec<Holder>>) {
+    let observed = |pod| observed_pod(pod, &cluster.node);
     match event {
-        Event::Init => listing.clear(),
-        Event::InitApply(pod) => listing.extend(observed_pod(&pod, &cluster.node)),
+        Event::Init => *list = PodList::default(),
+        Event::InitApply(pod) => {
+            if let Some(pod) = observed(pod) {
+                list.push(pod, cluster);
+            }
+        }
         Event::InitDone => {
-            let pods = std::mem::take(listing);
+            let pods = std::mem::take(list).pods;
             info!(pods = pods.len(), "pods of this node that ask for devices listed");
             cluster.handover.sync(pods, &earlier.take().unwrap_or_default());
         }
         Event::Apply(pod) => {
-            if let Some(pod) = observed_pod(&pod, &cluster.node) {
+            if let Some(pod) = observed(pod).and_then(|pod| within_limit(pod, Handover::MAX_BYTES, cluster)) {
                 cluster.handover.seen(pod);
             }
         }
@@ -181,13 +218,12 @@ async fn published_holders(client: &Client, cluster: &Cluster) -> Vec<Holder> {
 }
 
 /// A pod in the hand-over's words; `None` if it asks for no extended resource and carries no grant.
-fn observed_pod(pod: &NodePod, node: &NodeName) -> Option<ObservedPod> {
-    let metadata = &pod.metadata;
-    let asks: Vec<Ask> = pod
-        .spec
+fn observed_pod(pod: NodePod, node: &NodeName) -> Option<ObservedPod> {
+    let NodePod { metadata, spec, status } = pod;
+    let asks: Vec<Ask> = spec
         .init_containers
         .iter()
-        .chain(&pod.spec.containers)
+        .chain(&spec.containers)
         .flat_map(|container| {
             container.resources.limits.iter().filter_map(|(resource, limit)| {
                 let count = quantity::count(limit).ok().filter(|count| *count > 0)?;
@@ -199,27 +235,23 @@ fn observed_pod(pod: &NodePod, node: &NodeName) -> Option<ObservedPod> {
             })
         })
         .collect();
-    let grant = metadata
-        .annotations
-        .as_ref()
-        .and_then(|annotations| annotations.get(names::GRANT_ANNOTATION))
-        .cloned();
+    let grant = metadata.annotations.and_then(|mut read| read.remove(names::GRANT_ANNOTATION));
     if asks.is_empty() && grant.is_none() {
         return None;
     }
-    let Some(uid) = &metadata.uid else {
+    let Some(uid) = metadata.uid else {
         debug!(%node, name = metadata.name, "a pod without a UID is ignored");
         return None;
     };
     Some(ObservedPod {
-        uid: PodUid::from(uid.as_str()),
-        namespace: metadata.namespace.clone().unwrap_or_default(),
-        name: metadata.name.clone().unwrap_or_default(),
+        uid: PodUid::from(uid),
+        namespace: metadata.namespace.unwrap_or_default(),
+        name: metadata.name.unwrap_or_default(),
         created: metadata.creation_timestamp.as_ref().map_or(0, |time| time.0.as_second()),
         revision: metadata.resource_version.as_ref().and_then(|version| version.parse().ok()).unwrap_or(0),
         grant,
         asks,
-        started: pod.status.start_time.is_some(),
+        started: status.start_time.is_some(),
     })
 }
 
@@ -336,7 +368,7 @@ mod tests {
     }
 
     fn read(pod: &str) -> Option<ObservedPod> {
-        observed_pod(&serde_json::from_str(pod).unwrap(), &"node-1".into())
+        observed_pod(serde_json::from_str(pod).unwrap(), &"node-1".into())
     }
 
     #[test]
@@ -387,9 +419,9 @@ mod tests {
             "spec": {"containers": [{"name": "a", "resources": {"limits": {"nvidia.com/gpu": "1"}}}]},
         }))
         .unwrap();
-        let seen = observed_pod(&pod, &"node-1".into()).unwrap();
-        assert_eq!((seen.revision, seen.created), (77, 0));
         assert!(pod.metadata.deletion_timestamp.is_some());
+        let seen = observed_pod(pod, &"node-1".into()).unwrap();
+        assert_eq!((seen.revision, seen.created), (77, 0));
     }
 
     #[test]

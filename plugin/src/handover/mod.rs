@@ -57,6 +57,8 @@ pub struct Handover {
     inventory_known: bool,
     table: Option<Arc<Table>>,
     pods: BTreeMap<PodUid, Pod>,
+    /// The memory that the pods take.
+    bytes: usize,
     /// Number of pods seen: the next pod's rank in kubelet's order.
     arrivals: u64,
     /// Number of kubelets seen: sets allocated before a restart may be allocated again.
@@ -140,6 +142,10 @@ impl std::fmt::Display for PodName {
 }
 
 impl Handover {
+    /// Most bytes of requests and grants that are kept of all pods: some ten thousand ordinary pods, or sixty of the
+    /// largest ones. A pod that exceeds them is treated as one that the watch did not show.
+    pub const MAX_BYTES: usize = 8 * 1024 * 1024;
+
     /// Without any state.
     pub fn new(node: NodeName) -> Self {
         Self {
@@ -149,6 +155,7 @@ impl Handover {
             inventory_known: false,
             table: None,
             pods: BTreeMap::new(),
+            bytes: 0,
             arrivals: 0,
             epoch: 0,
             fresh_kubelet: false,
@@ -205,6 +212,11 @@ impl Handover {
             self.reapply_truth();
             self.settle();
         }
+    }
+
+    /// Records a pod that is not kept.
+    pub fn refused(&mut self, pod: PodName, refusal: GrantRefusal) {
+        self.notes.push(Note::Refused { pod, refusal });
     }
 
     /// Records that a pod left the watch: `finished` if its containers ended according to its phase; attribute_other it was
@@ -298,6 +310,11 @@ impl Handover {
         self.arrivals += 1;
         // Ranks are reassigned when kubelet restarts, but never exceed the number of arrivals.
         let pod = Pod::new(seen, &self.node, self.arrivals, self.epoch);
+        if let Err(refusal) = pod::over_node_limit(pod.bytes(), Self::MAX_BYTES.saturating_sub(self.bytes)) {
+            self.refused(pod.name, refusal);
+            return false;
+        }
+        self.bytes += pod.bytes();
         self.truth.forget_earlier(&pod.name);
         self.pods.insert(pod.name.uid.clone(), pod);
         true
@@ -308,6 +325,7 @@ impl Handover {
         let Some(pod) = self.pods.remove(uid) else {
             return false;
         };
+        self.bytes -= pod.bytes();
         self.truth.forget(&pod.name, &pod.steps);
         if !pod.started {
             // Kubelet was not seen to admit it: a set attributed to it may belong to another pod.

@@ -5,7 +5,10 @@ use std::collections::BTreeMap;
 
 use gantry_api::{ContainerShare, DeviceId, Grant, GrantError, NodeName, PodUid, ResourceName};
 
-use super::{Devices, PodName};
+use super::{Devices, Handover, PodName};
+
+/// Memory of a device ID in a set, in addition to its text.
+const DEVICE_BYTES: usize = 64;
 
 /// A pod as the watch shows it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -26,6 +29,36 @@ pub struct ObservedPod {
     pub asks: Vec<Ask>,
     /// Whether kubelet has admitted it (its status has a start time).
     pub started: bool,
+}
+
+impl ObservedPod {
+    /// Most bytes kept of one pod: the largest grant, and as much for the requests.
+    pub const MAX_BYTES: usize = 2 * Grant::MAX_BYTES;
+
+    /// The memory that it takes.
+    pub(crate) fn bytes(&self) -> usize {
+        let asks =
+            self.asks.iter().map(|ask| size_of::<Ask>() + ask.container.len() + ask.resource.as_str().len());
+        let names = self.uid.as_str().len() + self.namespace.len() + self.name.len();
+        size_of::<Self>() + names + self.grant.as_ref().map_or(0, String::len) + asks.sum::<usize>()
+    }
+
+    /// # Errors
+    /// It takes more than `left`, what is left for the pods of the node, or more than a pod may.
+    pub(crate) fn check_size(&self, left: usize) -> Result<(), GrantRefusal> {
+        let bytes = self.bytes();
+        if bytes > Self::MAX_BYTES {
+            return Err(GrantRefusal::OverLimit { bytes, max: Self::MAX_BYTES, of: "a pod" });
+        }
+        over_node_limit(bytes, left)
+    }
+}
+
+/// # Errors
+/// A pod of this size takes more than is left for the pods of the node.
+pub(super) fn over_node_limit(bytes: usize, left: usize) -> Result<(), GrantRefusal> {
+    let refusal = GrantRefusal::OverLimit { bytes, max: Handover::MAX_BYTES, of: "all pods of a node" };
+    if bytes > left { Err(refusal) } else { Ok(()) }
 }
 
 /// One container's request for one resource.
@@ -68,6 +101,16 @@ pub enum GrantRefusal {
         device: DeviceId,
         /// The pod with the first grant.
         other: PodUid,
+    },
+    /// Pod or node exceed the memory that the plugin keeps for them.
+    #[error("requests and grant take {bytes} bytes; at most {max} are kept of {of}")]
+    OverLimit {
+        /// Size of the pod.
+        bytes: usize,
+        /// The limit.
+        max: usize,
+        /// What the limit is for.
+        of: &'static str,
     },
 }
 
@@ -208,6 +251,22 @@ impl Pod {
             Some(step) => mismatch(&step.container, format!("nothing of {} granted", step.resource)),
             None => Ok(()),
         }
+    }
+
+    /// The memory that it takes, without the devices of this node that it holds.
+    pub(super) fn bytes(&self) -> usize {
+        let steps = self.steps.iter().map(|step| {
+            let granted = match &step.share {
+                Some(Share::Exactly(devices)) => {
+                    devices.iter().map(|id| DEVICE_BYTES + id.as_str().len()).sum()
+                }
+                _ => 0,
+            };
+            size_of::<Step>() + step.container.len() + step.resource.as_str().len() + granted
+        });
+        let name = &self.name;
+        let names = name.uid.as_str().len() + name.namespace.len() + name.name.len();
+        size_of::<Self>() + names + steps.sum::<usize>()
     }
 
     /// Whether its grant is valid.

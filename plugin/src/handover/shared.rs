@@ -11,7 +11,10 @@ use tokio::sync::{Notify, mpsc, watch};
 use tokio::time::Instant;
 use tracing::{debug, info, warn};
 
-use super::{Basis, Devices, Handover, Listing, Note, ObservedPod, Request, Served, Ticket, WaitFor};
+use super::{
+    Basis, Devices, GrantRefusal, Handover, Listing, Note, ObservedPod, PodName, Request, Served, Ticket,
+    WaitFor,
+};
 use crate::inventory::Inventory;
 use crate::observe::{AllocationOutcome, Observed, PreferenceOutcome};
 
@@ -159,6 +162,11 @@ impl SharedHandover {
     /// Records a pod that was added or changed.
     pub fn seen(&self, pod: ObservedPod) {
         self.change(|handover| handover.seen(pod));
+    }
+
+    /// Records a pod that is not kept.
+    pub fn refused(&self, pod: PodName, refusal: GrantRefusal) {
+        self.change(|handover| handover.refused(pod, refusal));
     }
 
     /// Records that a pod left the watch.
