@@ -133,6 +133,9 @@ pub struct PluginFlags {
     /// CDI hooks to leave out; this plugin's own key, NVIDIA's has the flag only.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cdi_disable_hooks: Option<Vec<super::CdiHook>>,
+    /// Whether /metrics names the pods that hold devices; this plugin's own key.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pod_metrics: Option<bool>,
 }
 
 /// Settings of the node labels alone.
@@ -230,6 +233,7 @@ impl Config {
                     shared_devices_allocation_policy: self.shared_devices,
                     cdi_feature_flags: Some(self.cdi_feature_flags.clone()),
                     cdi_disable_hooks: Some(self.cdi_disabled_hooks.clone()),
+                    pod_metrics: Some(self.pod_metrics),
                 },
                 gfd: gfd(&self.gfd),
             },

@@ -61,6 +61,8 @@ pub struct Config {
     pub cdi_feature_flags: Vec<CdiFeature>,
     /// CDI hooks to leave out; sorted.
     pub cdi_disabled_hooks: Vec<CdiHook>,
+    /// Whether /metrics names the pods that hold devices.
+    pub pod_metrics: bool,
     /// Whether containers get GPUDirect RDMA copy.
     pub gdrcopy: bool,
     /// Whether containers get GPUDirect Storage.
@@ -219,6 +221,7 @@ impl Default for Config {
             cdi_hook_path: "/usr/bin/nvidia-ctk".into(),
             cdi_feature_flags: Vec::new(),
             cdi_disabled_hooks: Vec::new(),
+            pod_metrics: false,
             gdrcopy: false,
             gds: false,
             mofed: false,

@@ -214,6 +214,14 @@ pub const SETTINGS: &[Setting] = &[
         ..text("flags.plugin.cdiDisableHooks")
     },
     Setting {
+        flags: &["pod-metrics"],
+        env: &["POD_METRICS"],
+        kind: Kind::Bool,
+        default: "false",
+        help: "Whether /metrics names the pods that hold devices; otherwise their devices are counted by resource and GPU",
+        ..text("flags.plugin.podMetrics")
+    },
+    Setting {
         flags: &["oneshot"],
         env: &["GFD_ONESHOT"],
         kind: Kind::Bool,

@@ -67,6 +67,7 @@ flags:
     sharedDevicesAllocationPolicy: packed
     cdiFeatureFlags: [disable-nvsandboxutils]
     cdiDisableHooks: [all]
+    podMetrics: true
   gfd:
     oneshot: true
     noTimestamp: true
