@@ -114,7 +114,7 @@ pub(crate) async fn run(args: LabelsArgs) -> anyhow::Result<()> {
     let labels = made(&args, &config)?;
     match args.to.and_then(|to| to.place(&config.gfd)) {
         None => print(&labels),
-        Some(Place::File) => Ok(write::file::write(&labels, config.gfd.output_file.as_deref())?),
+        Some(Place::File) => Ok(write::to_file(&labels, config.gfd.output_file.as_deref())?),
         Some(Place::NodeFeature) => {
             let identity = identity(&args)?;
             let client = write::connect(args.kubeconfig.as_deref()).await?;
@@ -235,7 +235,7 @@ fn identity(args: &LabelsArgs) -> anyhow::Result<Identity> {
 }
 
 fn print(labels: &Labels) -> anyhow::Result<()> {
-    match io::stdout().lock().write_all(write::file::text(labels).as_bytes()) {
+    match io::stdout().lock().write_all(write::features(labels).as_bytes()) {
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
         written => written.context("cannot write to standard output"),
     }

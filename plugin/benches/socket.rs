@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use gantry_api::{ContainerGrant, ContainerShare, Grant};
-use gantry_plugin::handover::{Ask, Devices, Handover, ObservedPod, Request, WaitFor};
+use gantry_plugin::handover::{ContainerRequest, Devices, Handover, ObservedPod, Request, WaitFor};
 use gantry_plugin::inventory::{Device, Inventory, Slice};
 use gantry_proto::deviceplugin::{
     AllocateRequest, ContainerAllocateRequest, ContainerPreferredAllocationRequest, Empty,
@@ -93,7 +93,11 @@ fn granted(pod: u8, gpus: &[u8]) -> ObservedPod {
         created: 0,
         revision: pod.into(),
         grant: Some(grant.to_annotation().unwrap()),
-        asks: vec![Ask { container: "app".into(), resource: "nvidia.com/gpu".into(), count: gpus.len() }],
+        requests: vec![ContainerRequest {
+            container: "app".into(),
+            resource: "nvidia.com/gpu".into(),
+            count: gpus.len(),
+        }],
         started: false,
     }
 }

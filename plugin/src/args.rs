@@ -1,5 +1,5 @@
-//! What a person may set, as clap reads it. Defaults are what a DaemonSet on a stock node needs; every path can be moved, so
-//! that tests and unusual distributions need no mount tricks.
+//! The options of the plugin, as clap reads them. The defaults suit a DaemonSet on a stock node. Every path can be set, for
+//! tests and unusual distributions.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -26,8 +26,8 @@ use gantry_config::{ApiRate, Loaded, Overrides, Problems};
 #[command(
     args_override_self = true,
     after_help = "\
-Exit codes of --check-config: 0 if the file would be served; 1 if not, as where NVIDIA's plugin
-ends on a wrong file; 2 if a flag or a variable is wrong."
+Exit codes of --check-config: 0: the configuration is valid; 1: the file is invalid (NVIDIA's
+plugin exits on such a file); 2: a flag or a variable is invalid."
 )]
 pub struct Args {
     /// Name of this node in the cluster
@@ -43,15 +43,15 @@ pub struct Args {
     #[arg(long, env = "KUBECONFIG", value_name = "FILE")]
     pub kubeconfig: Option<PathBuf>,
 
-    /// Serve by topology alone: grants are not read, holders are not published, and a quarantine (docs/health.md) ends with this process
+    /// Serve by topology only: no grants are read, no holders are published, and a quarantine (docs/health.md) ends with this process
     #[arg(long)]
     pub no_cluster: bool,
 
-    /// What NVIDIA's programs are told of requests to it.
+    /// Request rates that NVIDIA's programs accept.
     #[command(flatten)]
     pub api_rate: ApiRate,
 
-    /// Kubelet's device plugin directory, where its kubelet.sock is and this plugin's socket will be
+    /// Kubelet's device plugin directory, with kubelet.sock and this plugin's sockets
     #[arg(long, value_name = "DIR", default_value = "/var/lib/kubelet/device-plugins")]
     pub device_plugin_dir: PathBuf,
 
@@ -59,32 +59,32 @@ pub struct Args {
     #[arg(long, value_name = "SOCKET", default_value = "/var/lib/kubelet/pod-resources/kubelet.sock")]
     pub pod_resources_socket: PathBuf,
 
-    /// Path or name of NVIDIA's management library; a name is looked for below the container driver root first
+    /// Path or name of NVIDIA's management library; a name is searched below the container driver root first
     #[arg(long, value_name = "FILE", default_value = "libnvidia-ml.so.1")]
     pub nvml_library: PathBuf,
 
-    /// Where this process reads /proc
+    /// Path of /proc in this process
     #[arg(long, value_name = "DIR", default_value = "/proc")]
     pub proc_root: PathBuf,
 
-    /// Where this process reads /sys
+    /// Path of /sys in this process
     #[arg(long, value_name = "DIR", default_value = "/sys")]
     pub sys_root: PathBuf,
 
-    /// Where this process reads /dev
+    /// Path of /dev in this process
     #[arg(long = "container-dev-root", value_name = "DIR", default_value = "/dev")]
     pub dev_root: PathBuf,
 
-    /// Where this process reads the control groups, to see when a force-deleted pod's processes are gone
+    /// Path of the control groups in this process, which show whether a force-deleted pod still has processes
     #[arg(long, value_name = "DIR", default_value = "/sys/fs/cgroup")]
     pub cgroup_root: PathBuf,
 
-    /// Directory that CDI specifications are written to
+    /// Directory for CDI specifications
     #[arg(long, value_name = "DIR", default_value = "/var/run/cdi")]
     pub cdi_root: PathBuf,
 
-    /// Vendor and class of the CDI devices. Not nvidia.com/gpu where NVIDIA's toolkit writes a specification of that kind: the
-    /// two would contradict each other, and the runtime would then use neither
+    /// Vendor and class of the CDI devices. Do not use nvidia.com/gpu if NVIDIA's toolkit writes a specification of that kind: the
+    /// two would conflict, and the runtime would use neither
     #[arg(long, value_name = "VENDOR/CLASS", default_value = "k8s.device-plugin.nvidia.com/gpu")]
     pub cdi_kind: Kind,
 
@@ -92,7 +92,7 @@ pub struct Args {
     #[arg(long, env = "KUBELET_SOCKET", value_name = "SOCKET")]
     pub kubelet_socket: Option<String>,
 
-    /// Address of /metrics, /healthz, /readyz and /settledz; :9410 is that port of all addresses, of IPv6 too where there is any
+    /// Listen address of /metrics, /healthz, /readyz and /settledz; :9410 listens on all addresses, IPv4 and IPv6
     #[arg(
         long,
         value_name = "ADDRESS:PORT",
@@ -101,28 +101,28 @@ pub struct Args {
     )]
     pub listen: SocketAddr,
 
-    /// The extended resource of whole GPUs that no pattern of the config file matches [default: nvidia.com/gpu]
+    /// Extended resource of whole GPUs that match no pattern of the config file [default: nvidia.com/gpu]
     #[arg(long, value_name = "NAME", value_parser = resource)]
     pub resource_name: Option<ResourceName>,
 
-    /// Xids that make no GPU unhealthy: numbers with commas, or "all" to watch none
+    /// Xids that do not make a GPU unhealthy: numbers separated by commas, or "all" to disable the checks
     #[arg(long, env = "DP_DISABLE_HEALTHCHECKS", value_name = "XIDS", default_value = "")]
     pub disable_health_checks: XidList,
 
-    /// Xids that make a GPU unhealthy whatever else is said of them: numbers with commas, or "all". With all disabled, just these are
-    /// watched
+    /// Xids that make a GPU unhealthy in any case: numbers separated by commas, or "all". If all checks are disabled, only these are
+    /// enabled
     #[arg(long, env = "DP_ENABLE_HEALTHCHECKS", value_name = "XIDS", default_value = "")]
     pub enable_health_checks: XidList,
 
-    /// Where the config file is.
+    /// Location of the configuration.
     #[command(flatten)]
     pub config: ConfigArgs,
 
-    /// What flags and environment say beside the file.
+    /// Settings by flag and environment variable.
     #[command(flatten)]
     pub overrides: Overrides,
 
-    /// Where the node's labels go.
+    /// Destination of the node's labels.
     #[command(flatten)]
     pub labels: LabelsArgs,
 }
@@ -137,11 +137,11 @@ impl Args {
         }
     }
 
-    /// Everything that makes the configuration. `connect` gives a way to the API server and is called only where a label of the
-    /// node decides.
+    /// The source of the configuration. `connect` connects to the API server; it is called only if a label of the node
+    /// selects the configuration.
     ///
     /// # Errors
-    /// There is no way to the API server, or no node name where one is needed.
+    /// No client of the API server can be made, or the node name is missing.
     pub async fn source<E>(&self, connect: impl AsyncFnOnce() -> Result<Client, E>) -> anyhow::Result<Source>
     where
         E: std::error::Error + Send + Sync + 'static,
@@ -154,7 +154,7 @@ impl Args {
                 let node = self
                     .node_name
                     .as_deref()
-                    .context("no node name, whose label would name the configuration; set NODE_NAME by the downward API (fieldPath: spec.nodeName), or give --node-name")?;
+                    .context("no node name: a label of the node selects the configuration; set NODE_NAME by the downward API (fieldPath: spec.nodeName), or give --node-name")?;
                 Place::PerNode(Box::new(PerNode {
                     configs,
                     node: node.into(),
@@ -162,7 +162,7 @@ impl Args {
                     choice: self.config.choice(),
                     client: connect()
                         .await
-                        .context("no way to the API server, which tells this node's configuration")?,
+                        .context("cannot connect to the API server, which has this node's configuration")?,
                 }))
             }
             None => self.config.file().map_or(Place::Flags, Place::File),
@@ -170,16 +170,16 @@ impl Args {
         Ok(self.source_at(place))
     }
 
-    /// The configuration as it stands: of flags, environment and the config file, without looking at any label.
+    /// The present configuration of flags, environment and config file, without the node's label.
     ///
     /// # Errors
-    /// The file cannot be read, or everything that is wrong with it.
+    /// The file cannot be read, or its problems.
     pub fn config_now(&self) -> Result<Loaded, SourceError> {
         let (source, text) = self.config_text()?;
         Ok(self.config_of(&source, &text)?)
     }
 
-    /// What stands in the config file as it is, after what to call it in problems; nothing where there is none.
+    /// Name and text of the config file; an empty text without a file.
     ///
     /// # Errors
     /// The file cannot be read.
@@ -187,10 +187,10 @@ impl Args {
         self.source_at(self.config.file().map_or(Place::Flags, Place::File)).text_now()
     }
 
-    /// The configuration that `text`, called `source` in problems, makes with flags and environment.
+    /// The configuration of `text` with flags and environment. Problems name `source`.
     ///
     /// # Errors
-    /// Everything that is wrong with it.
+    /// The problems of the text.
     pub fn config_of(&self, source: &str, text: &str) -> Result<Loaded, Problems> {
         self.source_at(Place::Flags).read(source, text)
     }
@@ -204,7 +204,7 @@ impl Args {
         }
     }
 
-    /// Which Xids count.
+    /// The selection of Xids.
     pub fn health_checks(&self) -> HealthChecks {
         HealthChecks {
             disabled: self.disable_health_checks.clone(),

@@ -145,6 +145,7 @@ async fn serve_observed(
     shutdown: CancellationToken,
 ) -> anyhow::Result<()> {
     let node = node_name(&args)?;
+    observed.configured_by(config.clone());
     let labels = args.labels.labels.place(&config.borrow().gfd);
     if args.no_cluster && labels.is_some_and(labels::Place::needs_cluster) {
         anyhow::bail!(

@@ -42,9 +42,9 @@ mod tests {
     #[test]
     fn heap_settings_keep_allocated_memory() {
         use_one_heap();
-        let kept = vec![7u8; 1 << 20];
+        let allocated = vec![7u8; 1 << 20];
         drop(vec![1u8; 1 << 20]);
         trim_heap();
-        assert!(kept.iter().all(|byte| *byte == 7));
+        assert!(allocated.iter().all(|byte| *byte == 7));
     }
 }

@@ -6,6 +6,8 @@
 //! handover -> responses to kubelet, holders and deviations in GpuNode.status
 //! ```
 
+#![allow(missing_docs, reason = "one program: a comment stands only where it adds to the name")]
+
 pub mod allocate;
 pub mod args;
 pub mod cdi;
@@ -22,7 +24,6 @@ pub mod offer;
 
 mod daemon;
 mod footprint;
-mod log_throttle;
 mod processes;
 mod root;
 mod watchdog;

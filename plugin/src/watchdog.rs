@@ -47,7 +47,6 @@ pub(crate) struct Watchdog {
     pub(crate) publish: watch::Sender<Arc<Hardware>>,
     /// Probes and readiness.
     pub(crate) observed: Arc<Observed>,
-    /// Time limits.
     pub(crate) timing: WatchdogTiming,
 }
 

@@ -75,10 +75,7 @@ async fn missing_config_serves_only_probes_invalid_one_is_reported() {
     let (_, metrics) = get(listen, "/metrics").await;
     assert!(metrics.contains("gantry_plugin_config_refused 1"), "{metrics}");
     let note = warning(&client).await;
-    assert!(
-        note.contains("mixt") && note.ends_with("; the last valid configuration stays in effect"),
-        "{note}"
-    );
+    assert!(note.contains("mixt"), "{note}");
     let patch = json!({"data": {"default": ""}});
     maps.patch("configs", &PatchParams::default(), &Patch::Merge(patch)).await.unwrap();
     soon("an end of it", async {

@@ -285,9 +285,9 @@ fn unknown_numa_node_gives_none_and_a_warning() {
     let found = discover::read(&nvml, &sim.options()).unwrap();
     assert_eq!(found.machine.gpus()[5].numa, gpus[5].numa);
     assert_eq!(found.machine.gpus()[6].numa, None);
-    let told: Vec<_> = found.warnings.iter().filter(|warning| warning.contains("NUMA node")).collect();
-    assert_eq!(told.len(), 1, "{told:?}");
-    assert!(told[0].contains(gpus[6].bus_id.as_ref().unwrap().as_str()), "{told:?}");
+    let reported: Vec<_> = found.warnings.iter().filter(|warning| warning.contains("NUMA node")).collect();
+    assert_eq!(reported.len(), 1, "{reported:?}");
+    assert!(reported[0].contains(gpus[6].bus_id.as_ref().unwrap().as_str()), "{reported:?}");
 }
 
 #[test]

@@ -73,7 +73,7 @@ impl Node {
         let seen = self.snapshots.clone();
         let waited = tokio::time::timeout(PATIENCE, self.snapshots.wait_for(holds)).await;
         let Ok(snapshot) = waited else {
-            panic!("never came: {what}; last seen: {:#?}", sick(&seen.borrow()));
+            panic!("never came: {what}; last seen: {:#?}", unhealthy(&seen.borrow()));
         };
         Arc::clone(&snapshot.unwrap())
     }
@@ -83,11 +83,11 @@ impl Node {
     }
 
     async fn until_sick(&mut self, gpu: u8) -> Arc<Hardware> {
-        self.until("a sick GPU", |now| sick(now).contains_key(&gpu)).await
+        self.until("a unhealthy GPU", |now| unhealthy(now).contains_key(&gpu)).await
     }
 
     async fn all_healthy(&mut self) -> Arc<Hardware> {
-        self.until("all healthy", |now| now.state == State::Ready && sick(now).is_empty()).await
+        self.until("all healthy", |now| now.state == State::Ready && unhealthy(now).is_empty()).await
     }
 }
 
@@ -101,7 +101,7 @@ async fn a_moment() {
 }
 
 /// The GPUs that are unhealthy, with their reasons.
-fn sick(hardware: &Hardware) -> BTreeMap<u8, String> {
+fn unhealthy(hardware: &Hardware) -> BTreeMap<u8, String> {
     let units = hardware.units.iter().filter(|unit| !unit.health.healthy);
     units.map(|unit| (unit.gpu, unit.health.reason.clone().unwrap_or_default())).collect()
 }
@@ -151,7 +151,7 @@ async fn xid_marks_exactly_its_gpu_with_reason() {
     let before = node.ready().await;
     sim.installed.controller.raise_xid(5, 79).unwrap();
     let after = node.until_sick(5).await;
-    assert_eq!(sick(&after), only(5, "Xid 79: GPU has fallen off the bus"));
+    assert_eq!(unhealthy(&after), only(5, "Xid 79: GPU has fallen off the bus"));
     assert!(Arc::ptr_eq(&before.machine, &after.machine), "the hardware is the same");
 }
 
@@ -166,7 +166,7 @@ async fn application_xid_is_only_counted() {
     // Events arrive in order: with this one, the others have arrived.
     sim.installed.controller.raise_xid(2, 48).unwrap();
     let after = node.until_sick(2).await;
-    assert_eq!(sick(&after), only(2, "Xid 48: Double Bit ECC Error"));
+    assert_eq!(unhealthy(&after), only(2, "Xid 48: Double Bit ECC Error"));
     let counts: Vec<(u64, u64)> = node
         .nvml_thread
         .xids()
@@ -187,7 +187,7 @@ async fn worst_xid_gives_reason() {
     sim.installed.controller.raise_xid(0, 79).unwrap();
     sim.installed.controller.raise_xid(0, 95).unwrap();
     let worst = only(0, "Xid 79: GPU has fallen off the bus");
-    node.until("the worst reason", |now| sick(now) == worst).await;
+    node.until("the worst reason", |now| unhealthy(now) == worst).await;
 }
 
 #[tokio::test]
@@ -200,7 +200,7 @@ async fn disabled_xids_are_ignored() {
     sim.installed.controller.raise_xid(1, 46).unwrap();
     sim.installed.controller.raise_xid(2, 95).unwrap();
     let after = node.until_sick(2).await;
-    assert_eq!(sick(&after), only(2, "Xid 95: Uncontained memory error"));
+    assert_eq!(unhealthy(&after), only(2, "Xid 95: Uncontained memory error"));
 }
 
 #[tokio::test]
@@ -211,7 +211,7 @@ async fn no_health_checks_registers_nothing_lost_gpu_counts() {
     sim.installed.controller.raise_xid(0, 79).unwrap();
     sim.installed.controller.lose_gpu(1).unwrap();
     let after = node.until_sick(1).await;
-    assert_eq!(sick(&after).len(), 1);
+    assert_eq!(unhealthy(&after).len(), 1);
     let calls = sim.installed.controller.calls();
     assert_eq!(calls.of("nvmlEventSetCreate") + calls.of("nvmlEventSetWait_v2"), 0);
 }
@@ -227,8 +227,8 @@ async fn fault_lasts_while_gpu_responds() {
     sim.installed.controller.lose_gpu(1).unwrap();
     node.until_sick(1).await;
     sim.installed.controller.restore_gpu(1).unwrap();
-    let after = node.until("GPU 1 back", |now| !sick(now).contains_key(&1)).await;
-    assert_eq!(sick(&after), only(0, "Xid 119: GSP RPC Timeout"));
+    let after = node.until("GPU 1 back", |now| !unhealthy(now).contains_key(&1)).await;
+    assert_eq!(unhealthy(&after), only(0, "Xid 119: GSP RPC Timeout"));
 }
 
 #[tokio::test]
@@ -239,17 +239,17 @@ async fn lost_gpu_is_unhealthy_until_it_responds() {
     sim.installed.controller.lose_gpu(2).unwrap();
     let after = node.until_sick(2).await;
     assert_eq!(after.units.len(), 8);
-    assert_eq!(sick(&after).keys().collect::<Vec<_>>(), [&2]);
+    assert_eq!(unhealthy(&after).keys().collect::<Vec<_>>(), [&2]);
     // Other GPUs are registered nevertheless.
     sim.installed.controller.raise_xid(4, 95).unwrap();
     let after = node.until_sick(4).await;
     assert_eq!(after.machine.gpus(), before.machine.gpus(), "who it was stays known");
-    assert_eq!(sick(&after)[&4], "Xid 95: Uncontained memory error");
+    assert_eq!(unhealthy(&after)[&4], "Xid 95: Uncontained memory error");
 
     sim.installed.controller.restore_gpu(2).unwrap();
-    let after = node.until("GPU 2 back", |now| !sick(now).contains_key(&2)).await;
+    let after = node.until("GPU 2 back", |now| !unhealthy(now).contains_key(&2)).await;
     assert_eq!(after.machine.nvlinks(), before.machine.nvlinks());
-    assert_eq!(sick(&after).keys().collect::<Vec<_>>(), [&4]);
+    assert_eq!(unhealthy(&after).keys().collect::<Vec<_>>(), [&4]);
 }
 
 #[tokio::test]
@@ -258,7 +258,7 @@ async fn lost_gpu_gives_reason() {
     let mut node = Node::start(&sim, QUICK);
     node.ready().await;
     sim.installed.controller.lose_gpu(3).unwrap();
-    let reason = sick(node.until_sick(3).await.as_ref())[&3].clone();
+    let reason = unhealthy(node.until_sick(3).await.as_ref())[&3].clone();
     assert!(
         reason.starts_with("GPU lost: ") && reason.contains("fallen off the bus; look for an Xid in dmesg"),
         "{reason}"
@@ -275,9 +275,9 @@ async fn missing_driver_marks_all_gpus_until_it_returns() {
     node.until_sick(0).await;
 
     sim.installed.controller.unload_driver().unwrap();
-    let gone = node.until("all sick", |now| sick(now).len() == 8).await;
+    let gone = node.until("all unhealthy", |now| unhealthy(now).len() == 8).await;
     assert_eq!(gone.state, State::Ready, "devices do not vanish with the driver");
-    for reason in sick(&gone).values() {
+    for reason in unhealthy(&gone).values() {
         assert!(reason.starts_with("driver gone: "), "{reason}");
     }
     assert!(Arc::ptr_eq(&gone.machine, &before.machine));
@@ -286,7 +286,7 @@ async fn missing_driver_marks_all_gpus_until_it_returns() {
     let back = node.all_healthy().await;
     assert!(Arc::ptr_eq(&back.machine, &before.machine));
     sim.installed.controller.raise_xid(7, 79).unwrap();
-    assert_eq!(sick(node.until_sick(7).await.as_ref()).len(), 1, "and events are heard again");
+    assert_eq!(unhealthy(node.until_sick(7).await.as_ref()).len(), 1, "and events are heard again");
 }
 
 #[tokio::test]
@@ -301,7 +301,7 @@ async fn driver_reload_between_checks_is_detected() {
     let loads = sim.installed.controller.calls().of("nvmlInit_v2");
     loop {
         sim.installed.controller.raise_xid(2, 79).unwrap();
-        let seen = node.snapshots.wait_for(|now| sick(now).contains_key(&2));
+        let seen = node.snapshots.wait_for(|now| unhealthy(now).contains_key(&2));
         if tokio::time::timeout(Duration::from_millis(50), seen).await.is_ok() {
             break;
         }
@@ -347,7 +347,7 @@ async fn inactive_nvlink_is_removed_at_next_reading() {
         sim.installed.controller.set_nvlink(0, link, false).unwrap();
     }
     let after = node.until("no link", |now| now.machine.direct_nvlinks(0, 1) == 0).await;
-    assert!(sick(&after).is_empty(), "the GPUs go on without");
+    assert!(unhealthy(&after).is_empty(), "the GPUs go on without");
     for link in 0..4 {
         sim.installed.controller.set_nvlink(0, link, true).unwrap();
     }
@@ -363,7 +363,7 @@ async fn link_xid_triggers_reading() {
     sim.installed.controller.raise_xid(0, 74).unwrap();
     let after = node.until("a link less", |now| now.machine.direct_nvlinks(0, 1) == 3).await;
     // The GPU with the Xid lost a link; the other one continues with its remaining links.
-    assert_eq!(sick(&after).len(), 1);
+    assert_eq!(unhealthy(&after).len(), 1);
 }
 
 #[tokio::test]
@@ -379,10 +379,10 @@ async fn occasional_call_failures_keep_gpus_healthy() {
         while sim.installed.controller.calls().since(&before).of(call) < 2 {
             a_moment().await;
         }
-        assert!(sick(&snapshots.borrow()).is_empty(), "{call}");
+        assert!(unhealthy(&snapshots.borrow()).is_empty(), "{call}");
     }
     sim.installed.controller.raise_xid(1, 79).unwrap();
-    assert_eq!(sick(node.until_sick(1).await.as_ref()).len(), 1, "and events are heard all the same");
+    assert_eq!(unhealthy(node.until_sick(1).await.as_ref()).len(), 1, "and events are heard all the same");
 }
 
 #[tokio::test]
@@ -393,15 +393,15 @@ async fn failing_nvml_marks_all_gpus_until_it_works() {
     sim.installed.controller.raise_xid(0, 95).unwrap();
     node.until_sick(0).await;
     sim.installed.controller.fail_call("nvmlDeviceGetCount_v2", 999, None).unwrap();
-    let failing = node.until("all sick", |now| sick(now).len() == 4).await;
-    let reason = &sick(&failing)[&1];
+    let failing = node.until("all unhealthy", |now| unhealthy(now).len() == 4).await;
+    let reason = &unhealthy(&failing)[&1];
     assert_eq!(reason, "NVML fails: nvmlDeviceGetCount_v2 failed: NVML error 999");
     // The GPUs are registered nevertheless, which shows once NVML works again. Nothing was reset.
     sim.installed.controller.raise_xid(2, 46).unwrap();
     sim.installed.controller.clear_rule("nvmlDeviceGetCount_v2").unwrap();
     let mut expected = only(0, "Xid 95: Uncontained memory error");
     expected.extend(only(2, "Xid 46: GPU stopped processing"));
-    node.until("two sick", |now| sick(now) == expected).await;
+    node.until("two unhealthy", |now| unhealthy(now) == expected).await;
 }
 
 #[tokio::test]

@@ -79,14 +79,14 @@ async fn refused_registration_is_retried_and_logged_rarely() {
         kubelet.registration().await;
     }
     // The response to the last but one was read.
-    let told = log.of("too many resources");
-    assert!((1..REFUSALS - 1).contains(&told), "{told} of {REFUSALS}");
+    let reported = log.of("too many resources");
+    assert!((1..REFUSALS - 1).contains(&reported), "{reported} of {REFUSALS}");
     kubelet.refuses(Some("another reason"));
     // Recorded before an equal reason would be logged again.
     while log.of("another reason") == 0 {
         kubelet.registration().await;
     }
-    assert_eq!(log.of("too many resources"), told);
+    assert_eq!(log.of("too many resources"), reported);
     kubelet.refuses(None);
     kubelet.registration().await;
 }

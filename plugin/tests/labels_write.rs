@@ -48,12 +48,12 @@ impl Server {
         Self { client: Client::new(service, "gantry-system"), seen }
     }
 
-    fn seen(&self) -> Vec<Seen> {
+    fn observe(&self) -> Vec<Seen> {
         self.seen.lock().unwrap().clone()
     }
 
     fn writes(&self) -> Vec<Seen> {
-        self.seen().into_iter().filter(|(method, ..)| method != "GET").collect()
+        self.observe().into_iter().filter(|(method, ..)| method != "GET").collect()
     }
 }
 
@@ -205,7 +205,7 @@ async fn oneshot_in_the_daemon_is_logged_once() {
         config.gfd.sleep_interval = Some(Duration::from_secs(60 * gpus as u64));
         config
     };
-    for (oneshot, told) in [(false, 0), (true, 1)] {
+    for (oneshot, reported) in [(false, 0), (true, 1)] {
         let log = Log::default();
         let _here = log.listen();
         let access = Access::Kubeconfig(None);
@@ -218,7 +218,7 @@ async fn oneshot_in_the_daemon_is_logged_once() {
                 .await;
         }
         scene.end().await;
-        assert_eq!(log.of("oneshot has no effect"), told, "{oneshot}");
+        assert_eq!(log.of("oneshot has no effect"), reported, "{oneshot}");
     }
 }
 
@@ -260,7 +260,7 @@ async fn node_labels_are_applied_by_own_field_manager() {
     let server =
         Server::new(|_| (200, json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "node-1"}})));
     write::to_node(&server.client, &identity(None), &labels(&[("gpu.count", "8")])).await.unwrap();
-    let (method, path, body) = server.seen().remove(0);
+    let (method, path, body) = server.observe().remove(0);
     assert_eq!(method, "PATCH");
     assert!(path.starts_with("/api/v1/nodes/node-1?"), "{path}");
     assert!(path.contains("fieldManager=gantry-labels") && path.contains("force=true"), "{path}");
@@ -427,7 +427,7 @@ async fn labels_move_between_file_and_object_with_config() {
     let scene = Scene::start(Target::Gfd, Access::Client(server.client.clone()), by(false));
     scene.inventory.send_replace(inventory(2, true));
     eventually("the file", || path.exists()).await;
-    assert_eq!(server.seen(), []);
+    assert_eq!(server.observe(), []);
     for _ in 0..2 {
         scene.config.send_replace(Arc::new(by(true)));
         eventually("the object alone", || stands() && !path.exists()).await;
@@ -517,7 +517,7 @@ async fn nothing_is_written_before_gpus_are_known_or_if_off() {
     scene.end().await;
     let off = Scene::start(Target::Off, Access::Client(server.client.clone()), config(None));
     tokio::time::timeout(SOON, off.task).await.unwrap().unwrap();
-    assert_eq!(server.seen(), []);
+    assert_eq!(server.observe(), []);
 }
 
 /// The labels of an earlier run, which stay until the GPUs are known.

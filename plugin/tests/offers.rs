@@ -146,8 +146,8 @@ async fn strategy_none_serves_whole_gpus_only() {
     let mut scene = Scene::of("dgx-a100-mig", Config::default());
     let ids = scene.ids(&["nvidia.com/gpu"]).await;
     assert_eq!(ids["nvidia.com/gpu"], by_profile(&written("dgx-a100-mig"))["nvidia.com/gpu"]);
-    let left_out = scene.node.inventory.borrow().left_out.clone();
-    assert_eq!(left_out.iter().map(|left_out| left_out.gpu).collect::<Vec<_>>(), [4, 5, 6, 7]);
+    let excluded = scene.node.inventory.borrow().excluded.clone();
+    assert_eq!(excluded.iter().map(|excluded| excluded.gpu).collect::<Vec<_>>(), [4, 5, 6, 7]);
 }
 
 #[tokio::test]

@@ -8,11 +8,13 @@ mod chain;
 pub mod events;
 pub mod http;
 pub mod listen;
+mod log_throttle;
 pub mod supervise;
 pub mod watch;
 
 pub use backoff::Backoff;
 pub use chain::chain;
+pub use log_throttle::LogThrottle;
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;

@@ -1,22 +1,22 @@
 //! The response to Allocate: environment, mounts, device nodes and CDI names for the devices that kubelet has chosen. A pure function
 //! of the devices and of a snapshot; no call reads a file, and the set of devices is never changed.
 
-mod answer;
 mod nodes;
 
+use std::collections::{BTreeMap, BTreeSet};
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::Path;
 use std::sync::Arc;
 
-use gantry_proto::deviceplugin::ContainerAllocateResponse;
+use gantry_config::{Config, Strategy};
+use gantry_proto::deviceplugin::{CdiDevice, ContainerAllocateResponse, DeviceSpec, Mount};
 use thiserror::Error;
 use tokio::sync::watch;
 use tracing::warn;
 
-use crate::cdi::{self, Entries};
+use crate::cdi::{self, Class, Entries, runtime_id};
 use crate::inventory::Device;
-use gantry_config::Config;
 
-pub use answer::{VISIBLE_DEVICES, answer};
 pub use nodes::{Facts, Nodes};
 pub(crate) use nodes::{IMEX_CHANNEL, capability_node, gpu_node};
 
@@ -24,7 +24,6 @@ pub(crate) use nodes::{IMEX_CHANNEL, capability_node, gpu_node};
 /// needs them takes effect once they are.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Access {
-    /// The configuration.
     pub config: Arc<Config>,
     /// The device nodes that exist.
     pub nodes: Arc<Nodes>,
@@ -94,6 +93,137 @@ impl Responder {
         }
         answer(&access, devices)
     }
+}
+
+/// Read by the NVIDIA container runtime: the GPUs a container sees.
+pub const VISIBLE_DEVICES: &str = "NVIDIA_VISIBLE_DEVICES";
+/// Read by the NVIDIA container runtime: the import/export memory channels a container sees.
+const IMEX_CHANNELS: &str = "NVIDIA_IMEX_CHANNELS";
+/// Where the NVIDIA container runtime looks for mounts that stand for devices.
+const MOUNTS: &str = "/var/run/nvidia-container-devices";
+/// The only channel in use.
+const CHANNEL: &str = "0";
+
+/// The response for one container that uses exactly `devices`. Replicas of one device count once.
+pub fn answer(access: &Access, devices: &[&Device]) -> ContainerAllocateResponse {
+    let config = &*access.config;
+    let mut ids: Vec<String> =
+        devices.iter().map(|device| runtime_id(device, config.device_id_strategy)).collect();
+    let mut seen = BTreeSet::new();
+    ids.retain(|id| seen.insert(id.clone()));
+    let channel = config.imex.channel && access.nodes.has_imex_channel();
+    let is_on = |strategy| config.device_list_strategy.contains(&strategy);
+
+    let mut response =
+        ContainerAllocateResponse { envs: extras(config), ..ContainerAllocateResponse::default() };
+    if is_on(Strategy::Envvar) {
+        response.envs.insert(VISIBLE_DEVICES.to_owned(), ids.join(","));
+        if channel {
+            response.envs.insert(IMEX_CHANNELS.to_owned(), CHANNEL.to_owned());
+        }
+    }
+    if is_on(Strategy::VolumeMounts) {
+        // Replaces the list: a runtime configured for mounts trusts nothing else.
+        response.envs.insert(VISIBLE_DEVICES.to_owned(), MOUNTS.to_owned());
+        response.mounts = mounts(&ids, channel);
+    }
+    if is_on(Strategy::CdiAnnotations) || is_on(Strategy::CdiCri) {
+        let names = qualified(access, devices, channel);
+        if is_on(Strategy::CdiAnnotations) && !names.is_empty() {
+            let names = names.join(",");
+            response.annotations.insert(annotation_key(&config.cdi_annotation_prefix, &names), names);
+        }
+        if is_on(Strategy::CdiCri) {
+            response.cdi_devices = names.into_iter().map(|name| CdiDevice { name }).collect();
+        }
+    }
+    // With CDI alone the nodes are in the specification.
+    if config.pass_device_specs && config.device_list_strategy.iter().any(|strategy| !strategy.is_cdi()) {
+        response.devices = specs(access, devices, channel);
+    }
+    response
+}
+
+/// What the NVIDIA runtime adds to GPUs, whether or not the host has it.
+fn extras(config: &Config) -> BTreeMap<String, String> {
+    [(config.gdrcopy, "NVIDIA_GDRCOPY"), (config.gds, "NVIDIA_GDS"), (config.mofed, "NVIDIA_MOFED")]
+        .into_iter()
+        .filter(|(on, _)| *on)
+        .map(|(_, name)| (name.to_owned(), "enabled".to_owned()))
+        .collect()
+}
+
+fn mounts(ids: &[String], channel: bool) -> Vec<Mount> {
+    let mount =
+        |container_path| Mount { container_path, host_path: "/dev/null".to_owned(), read_only: false };
+    let devices = ids.iter().map(|id| mount(format!("{MOUNTS}/{id}")));
+    let channel = channel.then(|| mount(format!("{MOUNTS}/imex/{CHANNEL}")));
+    devices.chain(channel).collect()
+}
+
+/// The CDI names that a specification has: a runtime fails the container on any other.
+fn qualified(access: &Access, devices: &[&Device], channel: bool) -> Vec<String> {
+    let config = &*access.config;
+    let mut names: Vec<String> = Vec::new();
+    for device in devices {
+        if let Some(name) = access.entries.gpu(device)
+            && !names.contains(&name)
+        {
+            names.push(name);
+        }
+    }
+    let others = [
+        (channel, Class::ImexChannel, CHANNEL),
+        (config.gdrcopy, Class::Gdrcopy, crate::cdi::ALL),
+        (config.gds, Class::Gds, crate::cdi::ALL),
+        (config.mofed, Class::Mofed, crate::cdi::ALL),
+    ];
+    names.extend(
+        others
+            .into_iter()
+            .filter(|(on, ..)| *on)
+            .filter_map(|(_, class, name)| access.entries.qualified(class, name)),
+    );
+    names
+}
+
+/// A key that differs for other names: kubelet unites the annotations of all resources of a container, and one of two equal keys
+/// would be lost.
+fn annotation_key(prefix: &str, names: &str) -> String {
+    let half = |salt: u8| {
+        let mut hasher = DefaultHasher::new();
+        (salt, names).hash(&mut hasher);
+        hasher.finish()
+    };
+    let (first, second) = (half(0), half(1));
+    format!(
+        "{prefix}nvidia-device-plugin_{:08x}-{:04x}-{:04x}-{:04x}-{:012x}",
+        first >> 32,
+        first >> 16 & 0xffff,
+        first & 0xffff,
+        second >> 48,
+        second & 0xffff_ffff_ffff
+    )
+}
+
+/// The nodes that kubelet passes itself: control nodes, GPUs, MIG capabilities, the channel; each once and in this order.
+fn specs(access: &Access, devices: &[&Device], channel: bool) -> Vec<DeviceSpec> {
+    let gpus: BTreeSet<u32> = devices.iter().filter_map(|device| device.minor).collect();
+    let capabilities: BTreeSet<u32> =
+        devices.iter().filter_map(|device| device.slice.as_ref()?.caps).flatten().collect();
+    access
+        .nodes
+        .control()
+        .map(str::to_owned)
+        .chain(gpus.into_iter().map(gpu_node))
+        .chain(capabilities.into_iter().map(capability_node))
+        .chain(channel.then(|| IMEX_CHANNEL.to_owned()))
+        .map(|name| DeviceSpec {
+            host_path: access.config.dev_root.join("dev").join(&name).display().to_string(),
+            container_path: format!("/dev/{name}"),
+            permissions: "rw".to_owned(),
+        })
+        .collect()
 }
 
 #[cfg(test)]

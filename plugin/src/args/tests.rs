@@ -54,8 +54,8 @@ fn socket_paths_have_defaults_and_flags() {
     let folder = PathBuf::from("/var/lib/kubelet/device-plugins");
     assert_eq!(places(&[]), (folder.clone(), Some(folder.join("kubelet.sock"))));
     let moved = PathBuf::from("/opt/kubelet/plugins");
-    let told = places(&["--device-plugin-dir=/opt/kubelet/plugins"]);
-    assert_eq!(told, (moved.clone(), Some(moved.join("kubelet.sock"))));
+    let reported = places(&["--device-plugin-dir=/opt/kubelet/plugins"]);
+    assert_eq!(reported, (moved.clone(), Some(moved.join("kubelet.sock"))));
 }
 
 #[test]

@@ -2,10 +2,11 @@
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::io::Read;
 use std::path::{Path, PathBuf};
 
-use super::folders;
-use crate::root::resolve;
+use super::ldcache;
+use crate::root::{COMMON_FOLDERS, SPECIAL_FOLDERS, resolve};
 
 /// Where distributions keep programs.
 const PROGRAMS: [&str; 6] = ["usr/local/sbin", "usr/local/bin", "usr/sbin", "usr/bin", "sbin", "bin"];
@@ -75,9 +76,7 @@ const VULKAN: [&str; 4] = [
 pub struct Driver {
     /// Its version; `None` if unknown.
     pub version: Option<String>,
-    /// Shared libraries.
     pub libraries: Vec<Library>,
-    /// Programs.
     pub binaries: Vec<File>,
     /// Unix sockets, or folders of them.
     pub sockets: Vec<File>,
@@ -98,10 +97,8 @@ pub struct File {
     pub real: PathBuf,
 }
 
-/// A shared library.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Library {
-    /// The file.
     pub file: File,
     /// The links in its folder that lead to it (`libcuda.so`, `libcuda.so.1`).
     pub links: Vec<String>,
@@ -141,7 +138,7 @@ impl Driver {
     /// Every path and folder below the root that is searched: what must be mounted for this process. The configured folder of firmware is
     /// not among them.
     pub fn looked_for() -> impl Iterator<Item = &'static str> {
-        let folders = folders::looked_for().chain(PROGRAMS).chain(FIRMWARE);
+        let folders = searched_folders().chain(PROGRAMS).chain(FIRMWARE);
         folders.chain(SOCKETS).chain(STORAGE).chain(SETTINGS)
     }
 
@@ -153,7 +150,7 @@ impl Driver {
     /// Finds the driver of this version under `root`; without a version, the one of the `libcuda.so` there. `explicit` includes libraries
     /// without a version.
     pub fn find(root: &Path, version: Option<&str>, explicit: bool, kernel: &Kernel) -> Self {
-        let (folders, version) = folders::find(root, version);
+        let (folders, version) = find_folders(root, version);
         let storage = once_each(root, STORAGE.map(PathBuf::from));
         let Some(version) = version else {
             return Self { storage, ..Self::default() };
@@ -270,7 +267,7 @@ fn once_each(root: &Path, paths: impl IntoIterator<Item = PathBuf>) -> Vec<File>
 }
 
 /// The names in a folder, in order.
-pub(super) fn names(root: &Path, folder: &Path) -> Vec<String> {
+fn names(root: &Path, folder: &Path) -> Vec<String> {
     let Some(real) = resolve(root, folder) else {
         return Vec::new();
     };
@@ -280,5 +277,76 @@ pub(super) fn names(root: &Path, folder: &Path) -> Vec<String> {
     names
 }
 
+/// Read last: it has folders that the operator configured.
+const CACHE: &str = "etc/ld.so.cache";
+/// Longest cache that is read. That of a workstation has a few hundred KiB.
+const MAX_BYTES: u64 = 8 << 20;
+/// The prefix of the CUDA driver library.
+const CUDA: &str = "libcuda.so.";
+
+/// Every path that may be searched, below the root.
+fn searched_folders() -> impl Iterator<Item = &'static str> {
+    COMMON_FOLDERS.into_iter().chain(SPECIAL_FOLDERS).chain([CACHE])
+}
+
+/// The folders with libraries, each once under its real path, and the version of the driver: the requested one, otherwise that of the
+/// first folder with a driver.
+fn find_folders(root: &Path, version: Option<&str>) -> (Vec<PathBuf>, Option<String>) {
+    let mut folders: Vec<PathBuf> = Vec::new();
+    for folder in COMMON_FOLDERS.iter().filter_map(|folder| resolve(root, Path::new(folder))) {
+        if !folders.contains(&folder) {
+            folders.push(folder);
+        }
+    }
+    let of_driver = |folder: &PathBuf| match version {
+        Some(version) => resolve(root, &folder.join(format!("{CUDA}{version}"))).map(|_| version.to_owned()),
+        None => version_of(root, folder),
+    };
+    if let Some(version) = folders.iter().find_map(of_driver) {
+        return (folders, Some(version));
+    }
+    let rare = SPECIAL_FOLDERS.iter().filter_map(|folder| resolve(root, Path::new(folder)));
+    // Both are searched only as far as necessary.
+    let others = rare.chain(std::iter::once_with(|| cached(root)).flatten());
+    for folder in others {
+        if let Some(version) = of_driver(&folder) {
+            folders.push(folder);
+            return (folders, Some(version));
+        }
+    }
+    (folders, version.map(str::to_owned))
+}
+
+/// The folders of the CUDA driver library by the loader's cache.
+fn cached(root: &Path) -> Vec<PathBuf> {
+    let bytes = resolve(root, Path::new(CACHE)).and_then(|path| read(&root.join(path)));
+    let paths = bytes.as_deref().and_then(|bytes| ldcache::paths(bytes, CUDA));
+    let folders = paths.into_iter().flatten().filter_map(Path::parent);
+    folders.filter_map(|folder| resolve(root, folder)).collect()
+}
+
+/// The content of a regular file that is not longer than a cache.
+fn read(path: &Path) -> Option<Vec<u8>> {
+    let metadata = fs::metadata(path).ok()?;
+    if !metadata.is_file() || metadata.len() > MAX_BYTES {
+        return None;
+    }
+    let mut bytes = Vec::new();
+    let file = fs::File::open(path).ok()?;
+    file.take(MAX_BYTES).read_to_end(&mut bytes).ok()?;
+    Some(bytes)
+}
+
+/// The version in the name of the CUDA driver library.
+fn version_of(root: &Path, folder: &Path) -> Option<String> {
+    let names = names(root, folder);
+    let mut versions = names.iter().filter_map(|name| name.strip_prefix(CUDA)).filter(|version| {
+        version.contains('.') && version.bytes().all(|byte| byte == b'.' || byte.is_ascii_digit())
+    });
+    let version = versions.next()?;
+    // Two versions are a driver half replaced: the running one is unknown.
+    versions.next().is_none().then(|| version.to_owned())
+}
+
 #[cfg(test)]
-pub(super) mod tests;
+mod tests;

@@ -14,7 +14,6 @@ use gantry_config::{CdiFeature, Config};
 /// The host at one moment.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Host {
-    /// Device nodes.
     pub nodes: Nodes,
     /// Names under `/dev` of the display nodes of each GPU, by its index; those that exist.
     pub displays: BTreeMap<u8, Vec<String>>,
@@ -26,12 +25,12 @@ pub struct Host {
 
 impl Host {
     /// Reads the host. `dev` and `sys` are where this process sees `/dev` and `/sys`.
-    pub fn look(config: &Config, machine: &Machine, dev: &Path, sys: &Path) -> Self {
-        Self::look_with_driver(driver(config, machine, sys), config, machine, dev, sys)
+    pub fn read(config: &Config, machine: &Machine, dev: &Path, sys: &Path) -> Self {
+        Self::read_with_driver(driver(config, machine, sys), config, machine, dev, sys)
     }
 
-    /// [`Host::look`] with a known driver, which has thousands of files that change only with it.
-    pub(super) fn look_with_driver(
+    /// [`Host::read`] with a known driver, which has thousands of files that change only with it.
+    pub(super) fn read_with_driver(
         driver: Driver,
         config: &Config,
         machine: &Machine,

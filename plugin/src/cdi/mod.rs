@@ -3,7 +3,6 @@
 
 mod content;
 mod driver;
-mod folders;
 mod host;
 mod kind;
 mod ldcache;

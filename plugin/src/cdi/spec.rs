@@ -32,10 +32,8 @@ pub struct Edits {
     /// `NAME=value`.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub env: Vec<String>,
-    /// Device nodes.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub device_nodes: Vec<Node>,
-    /// Bind mounts.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub mounts: Vec<Mount>,
     /// Programs run on the host while the container is made.
@@ -58,10 +56,8 @@ pub struct Node {
     /// `c`, with the numbers.
     #[serde(rename = "type", skip_serializing_if = "Option::is_none")]
     pub kind: Option<&'static str>,
-    /// Major number.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub major: Option<u32>,
-    /// Minor number.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub minor: Option<u32>,
     /// Permission bits.
@@ -74,13 +70,10 @@ pub struct Node {
     pub gid: Option<u32>,
 }
 
-/// A bind mount.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Mount {
-    /// On the host.
     pub host_path: PathBuf,
-    /// In the container.
     pub container_path: PathBuf,
     /// As mount(8) has them.
     pub options: &'static [&'static str],
@@ -130,17 +123,18 @@ impl Spec {
         container_edits: Edits,
         devices: impl IntoIterator<Item = Device>,
     ) -> Option<Self> {
-        let mut kept: Vec<Device> = Vec::new();
+        let mut with_edits: Vec<Device> = Vec::new();
         for device in devices {
-            if !device.container_edits.is_empty() && kept.iter().all(|known| known.name != device.name) {
-                kept.push(device);
+            if !device.container_edits.is_empty() && with_edits.iter().all(|known| known.name != device.name)
+            {
+                with_edits.push(device);
             }
         }
-        if kept.is_empty() {
+        if with_edits.is_empty() {
             return None;
         }
-        let cdi_version = oldest_version(&container_edits, &kept);
-        Some(Self { cdi_version, kind, container_edits, devices: kept })
+        let cdi_version = oldest_version(&container_edits, &with_edits);
+        Some(Self { cdi_version, kind, container_edits, devices: with_edits })
     }
 
     /// Its devices' names.

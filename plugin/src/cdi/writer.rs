@@ -47,7 +47,6 @@ pub struct Writer {
 pub struct Channels {
     /// The devices of the node.
     pub inventory: watch::Receiver<Arc<Inventory>>,
-    /// The configuration.
     pub config: watch::Receiver<Arc<Config>>,
     /// The devices that containers can be given.
     pub passed: watch::Sender<Arc<Inventory>>,
@@ -98,7 +97,7 @@ impl Writer {
                 channels.pass(&inventory);
                 tokio::task::yield_now().await;
             }
-            self.look(&mut progress, &config, &inventory).await;
+            self.refresh(&mut progress, &config, &inventory).await;
             progress.warn(&config, &inventory, &observed);
             let in_force = self.keep(&mut progress, &config, &inventory, &channels.access);
             observed.cdi(progress.problem.clone());
@@ -127,7 +126,7 @@ impl Writer {
     }
 
     /// Reads the host again if it is due or something changed.
-    async fn look(&self, progress: &mut Progress, config: &Arc<Config>, inventory: &Inventory) {
+    async fn refresh(&self, progress: &mut Progress, config: &Arc<Config>, inventory: &Inventory) {
         let is_same = progress
             .looked
             .as_ref()
@@ -157,7 +156,7 @@ impl Writer {
                 footprint::trim_heap();
                 driver
             });
-            Host::look_with_driver(driver, &config, &machine, &dev, &sys)
+            Host::read_with_driver(driver, &config, &machine, &dev, &sys)
         });
         // It fails only when the runtime ends.
         if let Ok(host) = looking.await {

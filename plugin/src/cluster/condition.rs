@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use gantry_api::reason::bounded;
 use gantry_api::{Reason, names};
 use gantry_runtime::chain;
 use gantry_runtime::events::Message;
@@ -28,8 +29,6 @@ const MIN_INTERVAL: Duration = Duration::from_secs(1);
 const EVENT_INTERVAL_PER_GPU: Duration = Duration::from_secs(30);
 /// Interval at which the condition is written again, so that its heartbeat shows that this daemon works.
 const REFRESH_INTERVAL: Duration = Duration::from_secs(300);
-/// Longest message of the condition.
-const MAX_MESSAGE: usize = 1024;
 
 /// The part of a GPU with a problem.
 type GpuPart = (GpuName, Extent);
@@ -119,11 +118,11 @@ fn reasons(diagnosis: &Diagnosis) -> BTreeMap<GpuPart, String> {
 fn condition(diagnosis: &Diagnosis, before: Option<&NodeCondition>, now: Timestamp) -> NodeCondition {
     let reasons = reasons(diagnosis);
     let (status, reason, message) = match reasons.is_empty() {
-        true => ("True", "GpusHealthy", "every GPU is healthy".to_owned()),
+        true => ("True", Reason::GpusHealthy, Reason::GpusHealthy.text().to_owned()),
         false => {
             let texts: Vec<String> =
                 reasons.iter().map(|((gpu, _), reason)| format!("{gpu}: {reason}")).collect();
-            ("False", "GpuUnhealthy", shorten(&texts.join("; ")))
+            ("False", Reason::GpuUnhealthy, bounded(texts.join("; ")))
         }
     };
     let since = before
@@ -132,7 +131,7 @@ fn condition(diagnosis: &Diagnosis, before: Option<&NodeCondition>, now: Timesta
     NodeCondition {
         type_: names::GPU_HEALTHY_CONDITION.to_owned(),
         status: status.to_owned(),
-        reason: Some(reason.to_owned()),
+        reason: Some(reason.to_string()),
         message: Some(message),
         last_heartbeat_time: Some(Time(now)),
         last_transition_time: Some(since.unwrap_or(Time(now))),
@@ -142,13 +141,6 @@ fn condition(diagnosis: &Diagnosis, before: Option<&NodeCondition>, now: Timesta
 /// Whether two conditions differ in more than their times.
 fn differs(a: &NodeCondition, b: &NodeCondition) -> bool {
     (&a.status, &a.reason, &a.message) != (&b.status, &b.reason, &b.message)
-}
-
-fn shorten(text: &str) -> String {
-    match text.char_indices().nth(MAX_MESSAGE) {
-        Some((at, _)) => format!("{} ...", &text[..at]),
-        None => text.to_owned(),
-    }
 }
 
 /// The problems last reported in Events.
@@ -218,104 +210,4 @@ impl LastReported {
 }
 
 #[cfg(test)]
-mod tests {
-    use gantry_topology::GpuUuid;
-
-    use super::*;
-    use crate::health::{Cause, Class, Ended, Proof, Trouble};
-
-    fn uuid(name: &str) -> GpuUuid {
-        format!("GPU-{name}").parse().unwrap()
-    }
-
-    fn gpu(name: &str) -> GpuName {
-        uuid(name).into()
-    }
-
-    fn diagnosis(troubles: &[(&str, Cause, &str)]) -> Diagnosis {
-        Diagnosis {
-            known: true,
-            adopted: true,
-            troubles: troubles
-                .iter()
-                .map(|(name, cause, reason)| Trouble {
-                    gpu: gpu(name),
-                    extent: Extent::Gpu,
-                    cause: *cause,
-                    reason: (*reason).to_owned(),
-                })
-                .collect(),
-            ..Diagnosis::default()
-        }
-    }
-
-    const XID: Cause = Cause::Xid(Class::Fatal);
-
-    fn texts(events: &[Message]) -> Vec<String> {
-        let text = |event: &Message| format!("{} {}", event.reason, event.note);
-        events.iter().map(text).collect()
-    }
-
-    #[test]
-    fn busy_api_server_is_retried() {
-        let answer = |code| {
-            let status = kube::core::Status::failure("no", "reason").with_code(code);
-            is_lasting(&kube::Error::Api(Box::new(status)))
-        };
-        assert!([403, 404, 422].into_iter().all(answer));
-        assert!(![401, 409, 429, 500, 503].into_iter().any(answer));
-    }
-
-    #[test]
-    fn condition_names_unhealthy_gpus_with_worst_reason() {
-        let (early, late) = (Timestamp::from_second(1).unwrap(), Timestamp::from_second(2).unwrap());
-        let healthy = condition(&diagnosis(&[]), None, early);
-        assert_eq!((healthy.type_.as_str(), healthy.status.as_str()), ("GPUHealthy", "True"));
-        let unhealthy_gpus = diagnosis(&[
-            ("a", Cause::Lost, "GPU lost"),
-            ("a", XID, "Xid 79"),
-            ("b", Cause::Uncorrected, "memory"),
-        ]);
-        let unhealthy = condition(&unhealthy_gpus, Some(&healthy), late);
-        assert_eq!(unhealthy.status, "False");
-        assert_eq!(unhealthy.message.as_deref(), Some("GPU-a: Xid 79; GPU-b: memory"));
-        assert_eq!(unhealthy.last_transition_time, Some(Time(late)));
-        let same = condition(&unhealthy_gpus, Some(&unhealthy), Timestamp::from_second(9).unwrap());
-        assert_eq!(same.last_transition_time, Some(Time(late)), "its status stayed");
-        assert!(!differs(&unhealthy, &same) && differs(&healthy, &same));
-    }
-
-    #[test]
-    fn change_is_reported_once_with_reason_and_proof() {
-        let mut reported = LastReported::default();
-        let start = Instant::now();
-        let unhealthy_gpus = diagnosis(&[("a", XID, "Xid 79")]);
-        assert_eq!(texts(&reported.events(&unhealthy_gpus, start)), ["GpuUnhealthy GPU-a: Xid 79"]);
-        assert_eq!(texts(&reported.events(&unhealthy_gpus, start)), [""; 0]);
-        let mut well = diagnosis(&[]);
-        well.ended = vec![(1, Ended { gpu: uuid("a"), reason: "Xid 79".to_owned(), proof: Proof::Responds })];
-        assert_eq!(
-            texts(&reported.events(&well, start + EVENT_INTERVAL_PER_GPU)),
-            ["GpuRecovered GPU-a: no longer \"Xid 79\"; it was off the bus and responds again"]
-        );
-    }
-
-    #[test]
-    fn flapping_gpu_is_reported_rarely() {
-        let mut reported = LastReported::default();
-        let start = Instant::now();
-        let (unhealthy_gpus, well) = (diagnosis(&[("a", Cause::Lost, "GPU lost")]), diagnosis(&[]));
-        let mut events = 0;
-        for second in 0..120 {
-            let now = if second % 2 == 0 { &unhealthy_gpus } else { &well };
-            events += reported.events(now, start + Duration::from_secs(second)).len();
-        }
-        assert!((4..=5).contains(&events), "{events}");
-        // Another GPU is reported at once, and the delayed Event later.
-        let end = start + Duration::from_secs(120);
-        let both = diagnosis(&[("a", XID, "Xid 79"), ("b", XID, "Xid 79")]);
-        reported.at.insert(gpu("a"), end);
-        assert_eq!(texts(&reported.events(&both, end)), ["GpuUnhealthy GPU-b: Xid 79"]);
-        assert_eq!(reported.later(&both, end), Some(EVENT_INTERVAL_PER_GPU));
-    }
-}
+mod tests;

@@ -1,22 +1,31 @@
-//! Events of the plugin: on the Node, and on pods whose grant or allocation the user should look into.
+//! Events of the plugin: on the Node, among them a wrong configuration, and on pods whose grant or allocation the user
+//! should look into.
 
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use gantry_api::reason::bounded;
 use gantry_api::{DeviceId, NodeName, Reason, names};
+use gantry_config::source::Report;
+use gantry_runtime::chain;
 use gantry_runtime::events::{self, EventRecorder, EventWriter, Message};
 use k8s_openapi::api::core::v1::ObjectReference;
 use kube::Client;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
+use tracing::debug;
 
-use super::Cluster;
+use super::{Cluster, RETRY, connect};
 use crate::handover::{Note, PodName};
 
 /// Events of pods written at once: a user who forges grants must not flood the API server.
 const BURST: u32 = 20;
 /// Events of pods written per second after those.
 const PER_SECOND: u32 = 5;
-/// Most devices named in an Event.
-const MOST_NAMED: usize = 16;
+/// Most devices of a set that an Event names; `GpuNode.status.deviations` has all.
+const MOST_NAMED: usize = 2;
 
 /// Records Events on the Node.
 pub(super) struct NodeEventRecorder {
@@ -35,6 +44,7 @@ impl NodeEventRecorder {
 
     /// Writes an Event; returns whether it is there.
     pub(super) async fn record(&mut self, message: Message) -> bool {
+        let message = Message { note: bounded(message.note), ..message };
         self.recorder.record(self.node.clone(), message).await
     }
 }
@@ -101,7 +111,7 @@ fn message(note: &Note) -> Option<(Message, PodName)> {
         | Note::Quarantined { .. }
         | Note::Released { .. } => return None,
     };
-    let message = Message { reason, action, warning: true, note: text };
+    let message = Message { reason, action, warning: true, note: bounded(text) };
     Some((message, pod.clone()))
 }
 
@@ -113,10 +123,76 @@ fn list(devices: &[DeviceId]) -> String {
     names.join(", ")
 }
 
+/// Shortest interval of two Events, for a file with a changing problem.
+const MIN_INTERVAL: Duration = Duration::from_secs(5);
+
+/// Reports until `shutdown`, or until the sender of reports is gone.
+pub(crate) async fn report_problems(
+    node: NodeName,
+    kubeconfig: Option<PathBuf>,
+    mut reports: watch::Receiver<Report>,
+    shutdown: CancellationToken,
+) {
+    let report = async {
+        let mut reported: Option<Arc<str>> = None;
+        let mut recorder: Option<NodeEventRecorder> = None;
+        let mut backoff = RETRY;
+        loop {
+            let report = reports.borrow_and_update().clone();
+            if let Some(problem) = report.problem.as_ref().filter(|now| reported.as_ref() != Some(now)) {
+                if recorder.is_none() {
+                    recorder = connected(&node, kubeconfig.as_deref()).await;
+                }
+                let message = config_message(problem, report.loads > 0);
+                if let Some(recorder) = &mut recorder
+                    && recorder.record(message).await
+                {
+                    reported = report.problem;
+                    backoff.reset();
+                    tokio::time::sleep(MIN_INTERVAL).await;
+                } else {
+                    // While the API server was away the problem may have changed or been solved.
+                    tokio::time::sleep(backoff.fail()).await;
+                }
+                continue;
+            }
+            reported = report.problem;
+            if reports.changed().await.is_err() {
+                return;
+            }
+        }
+    };
+    tokio::select! {
+        () = shutdown.cancelled() => {}
+        () = report => {}
+    }
+}
+
+async fn connected(node: &NodeName, kubeconfig: Option<&Path>) -> Option<NodeEventRecorder> {
+    match connect(kubeconfig).await {
+        Ok(client) => Some(NodeEventRecorder::new(client, node)),
+        Err(error) => {
+            debug!(error = %chain(&error), "cannot connect to the API server to report the configuration");
+            None
+        }
+    }
+}
+
+fn config_message(problem: &str, serves: bool) -> Message {
+    let consequence = match serves {
+        true => "the last valid configuration stays in effect",
+        false => "no GPU is served until it is corrected",
+    };
+    let note = bounded(format!("{consequence}: {problem}"));
+    Message { reason: Reason::ConfigInvalid, action: "ReadConfig", warning: true, note }
+}
+
 #[cfg(test)]
 mod tests {
-    use super::*;
     use crate::handover::GrantRefusal;
+    use gantry_api::reason::MAX_MESSAGE;
+
+    use super::*;
 
     #[test]
     fn refused_grant_names_its_fault() {
@@ -128,9 +204,14 @@ mod tests {
             },
         };
         let (message, _) = message(&note).unwrap();
-        assert_eq!(
-            message.note,
-            "the annotation gantry.dev/grant is ignored: device GPU-9 of nvidia.com/gpu is not on this node"
-        );
+        assert_eq!(message.reason, Reason::GrantRefused);
+        assert!(message.note.contains("GPU-9"), "{}", message.note);
+    }
+
+    #[test]
+    fn config_event_is_bounded() {
+        let message = config_message(&"\u{e4}".repeat(4096), false);
+        assert_eq!(message.reason, Reason::ConfigInvalid);
+        assert!(message.note.len() <= MAX_MESSAGE, "{} bytes", message.note.len());
     }
 }

@@ -2,7 +2,6 @@
 //! Events. Kubelet is served without it; the daemon waits for an API server that is away.
 
 mod condition;
-mod config;
 mod events;
 mod pods;
 mod previous_status;
@@ -24,10 +23,10 @@ use tracing::warn;
 
 use crate::handover::{Note, SharedHandover};
 use crate::inventory::{Diagnoses, Inventory};
-use crate::log_throttle::LogThrottle;
 use crate::observe::Observed;
+use gantry_runtime::LogThrottle;
 
-pub(crate) use config::report_problems;
+pub(crate) use events::report_problems;
 
 /// Longest time without data from the API server. Watches are renewed earlier, so silence means a dead connection.
 const READ_TIMEOUT: Duration = Duration::from_secs(40);
@@ -38,15 +37,12 @@ const RETRY: Backoff = Backoff::new(Duration::from_millis(100), Duration::from_s
 /// The cluster side of the daemon.
 #[derive(Debug, Clone)]
 pub struct Cluster {
-    /// This node.
     pub node: NodeName,
     /// Kubeconfig; `None` for the pod's service account.
     pub kubeconfig: Option<PathBuf>,
-    /// The devices.
     pub inventory: watch::Receiver<Arc<Inventory>>,
     /// Selects the devices of each pod.
     pub handover: Arc<SharedHandover>,
-    /// Readiness.
     pub observed: Arc<Observed>,
     /// Problems of the GPUs.
     pub diagnoses: Diagnoses,

@@ -21,7 +21,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
 use super::{Cluster, RETRY, previous_status};
-use crate::handover::{Ask, Handover, ObservedPod, PodName};
+use crate::handover::{ContainerRequest, Handover, ObservedPod, PodName};
 
 /// Seconds after which a watch is renewed, well before [`super::READ_TIMEOUT`].
 const RENEW: u32 = 30;
@@ -188,14 +188,14 @@ fn take(event: Event<NodePod>, cluster: &Cluster, list: &mut PodList, earlier: &
         }
         Event::Apply(pod) => {
             if let Some(pod) = observed(pod).and_then(|pod| within_limit(pod, Handover::MAX_BYTES, cluster)) {
-                cluster.handover.seen(pod);
+                cluster.handover.observe(pod);
             }
         }
         Event::Delete(pod) => {
             if let Some(uid) = &pod.metadata.uid {
                 // Without a deletion timestamp the pod left the selector because its containers have ended.
                 let finished = pod.metadata.deletion_timestamp.is_none();
-                cluster.handover.gone(&PodUid::from(uid.as_str()), finished);
+                cluster.handover.remove_pod(&PodUid::from(uid.as_str()), finished);
             }
         }
     }
@@ -217,17 +217,17 @@ async fn published_holders(client: &Client, cluster: &Cluster) -> Vec<Holder> {
     previous.map(|previous| previous.holders).unwrap_or_default()
 }
 
-/// A pod in the hand-over's words; `None` if it asks for no extended resource and carries no grant.
+/// A pod as input of the hand-over; `None` if it requests no extended resource and has no grant.
 fn observed_pod(pod: NodePod, node: &NodeName) -> Option<ObservedPod> {
     let NodePod { metadata, spec, status } = pod;
-    let asks: Vec<Ask> = spec
+    let requests: Vec<ContainerRequest> = spec
         .init_containers
         .iter()
         .chain(&spec.containers)
         .flat_map(|container| {
             container.resources.limits.iter().filter_map(|(resource, limit)| {
                 let count = quantity::count(limit).ok().filter(|count| *count > 0)?;
-                is_extended(resource).then(|| Ask {
+                is_extended(resource).then(|| ContainerRequest {
                     container: container.name.clone(),
                     resource: ResourceName::from(resource.as_str()),
                     count: count as usize,
@@ -236,7 +236,7 @@ fn observed_pod(pod: NodePod, node: &NodeName) -> Option<ObservedPod> {
         })
         .collect();
     let grant = metadata.annotations.and_then(|mut read| read.remove(names::GRANT_ANNOTATION));
-    if asks.is_empty() && grant.is_none() {
+    if requests.is_empty() && grant.is_none() {
         return None;
     }
     let Some(uid) = metadata.uid else {
@@ -250,7 +250,7 @@ fn observed_pod(pod: NodePod, node: &NodeName) -> Option<ObservedPod> {
         created: metadata.creation_timestamp.as_ref().map_or(0, |time| time.0.as_second()),
         revision: metadata.resource_version.as_ref().and_then(|version| version.parse().ok()).unwrap_or(0),
         grant,
-        asks,
+        requests,
         started: status.start_time.is_some(),
     })
 }
@@ -261,181 +261,4 @@ fn is_extended(resource: &str) -> bool {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::sync::Arc;
-
-    use http::{Request, Response};
-    use kube::client::Body;
-    use serde_json::{Value, json};
-    use tokio::sync::mpsc;
-    use tokio::time::Instant;
-    use tower_test::mock;
-
-    use super::*;
-    use crate::handover::{Handover, SharedHandover};
-    use crate::inventory::{Diagnoses, Inventory};
-    use crate::observe::Observed;
-
-    fn cluster() -> Cluster {
-        let observed = Arc::new(Observed::default());
-        let (notes, _) = mpsc::channel(1);
-        let handover = Handover::new("node-1".into());
-        Cluster {
-            node: "node-1".into(),
-            kubeconfig: None,
-            inventory: Inventory::channel().1,
-            handover: Arc::new(SharedHandover::new(handover, Arc::clone(&observed), Some(notes))),
-            observed,
-            diagnoses: Diagnoses::none(),
-        }
-    }
-
-    fn answer(code: u16, body: &Value) -> Response<Body> {
-        let body = Body::from(body.to_string().into_bytes());
-        Response::builder().status(code).body(body).unwrap()
-    }
-
-    fn version() -> Value {
-        json!({
-            "major": "1", "minor": "1", "gitVersion": "", "gitCommit": "", "gitTreeState": "", "buildDate": "",
-            "goVersion": "", "compiler": "", "platform": "",
-        })
-    }
-
-    #[tokio::test]
-    async fn failing_lists_are_retried_rarely_and_show_no_api_server() {
-        let (service, mut api) = mock::pair::<Request<Body>, Response<Body>>();
-        let cluster = cluster();
-        let observed = Arc::clone(&cluster.observed);
-        let task = tokio::spawn(run(Client::new(service, "default"), cluster));
-        let failure =
-            json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "message": "no", "code": 500});
-        let mut lists = Vec::new();
-        while lists.len() < 5 {
-            let (request, send) = api.next_request().await.unwrap();
-            send.send_response(match request.uri().path() {
-                "/api/v1/pods" => {
-                    let reachable = observed.readiness().cluster;
-                    assert_eq!(reachable, (!lists.is_empty()).then_some(false));
-                    lists.push(Instant::now());
-                    answer(500, &failure)
-                }
-                "/version" => answer(200, &version()),
-                _ => answer(
-                    404,
-                    &json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "NotFound", "code": 404}),
-                ),
-            });
-        }
-        for (lists, pause) in lists.windows(2).zip([100, 200, 400, 800]) {
-            assert!(lists[1] - lists[0] >= Duration::from_millis(pause));
-        }
-        // A list shows that the API server is reachable.
-        let mut readiness = observed.changes();
-        let answers = async {
-            loop {
-                let (request, send) = api.next_request().await.unwrap();
-                let list = json!({"kind": "PodList", "apiVersion": "v1", "metadata": {"resourceVersion": "1"}, "items": []});
-                let lists = request.uri().path() == "/api/v1/pods";
-                send.send_response(answer(200, &if lists { list } else { version() }));
-            }
-        };
-        tokio::select! {
-            () = answers => {}
-            told = readiness.wait_for(|now| now.cluster == Some(true)) => drop(told.unwrap()),
-        }
-        task.abort();
-    }
-
-    #[tokio::test]
-    async fn api_server_that_forbids_its_version_is_reachable() {
-        let (service, mut api) = mock::pair::<Request<Body>, Response<Body>>();
-        let task = tokio::spawn(run(Client::new(service, "default"), cluster()));
-        let status = |code: u16, reason: &str| json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": reason, "code": code});
-        let mut lists = 0;
-        while lists < 2 {
-            let (request, send) = api.next_request().await.unwrap();
-            send.send_response(match request.uri().path() {
-                "/api/v1/pods" => {
-                    lists += 1;
-                    answer(500, &status(500, "InternalError"))
-                }
-                "/version" => answer(403, &status(403, "Forbidden")),
-                _ => answer(404, &status(404, "NotFound")),
-            });
-        }
-        task.abort();
-    }
-
-    fn read(pod: &str) -> Option<ObservedPod> {
-        observed_pod(serde_json::from_str(pod).unwrap(), &"node-1".into())
-    }
-
-    #[test]
-    fn requests_are_in_kubelets_order() {
-        let pod = read(
-            r#"{"apiVersion": "v1", "kind": "Pod",
-                "metadata": {"uid": "u", "name": "n", "namespace": "d", "resourceVersion": "77",
-                             "creationTimestamp": "2026-01-01T00:00:10Z", "annotations": {"gantry.dev/grant": "g"}},
-                "spec": {"containers": [{"name": "app", "resources": {"limits": {"nvidia.com/gpu": "2", "cpu": "1"}}}],
-                         "initContainers": [{"name": "init", "resources": {"limits": {"nvidia.com/gpu": "1"}}},
-                                            {"name": "plain"}]},
-                "status": {"phase": "Pending"}}"#,
-        )
-        .unwrap();
-        let asks: Vec<(&str, usize)> =
-            pod.asks.iter().map(|ask| (ask.container.as_str(), ask.count)).collect();
-        assert_eq!(asks, [("init", 1), ("app", 2)]);
-        assert_eq!((pod.revision, pod.created, pod.started), (77, 1_767_225_610, false));
-        assert_eq!(pod.grant.as_deref(), Some("g"));
-    }
-
-    /// The API server normalises what users write, and still sends a large count with a suffix.
-    #[test]
-    fn limit_with_suffix_is_read_as_a_count() {
-        for (limit, count) in [("2k", 2000), ("1Ki", 1024), ("2000m", 2), ("3", 3)] {
-            let pod = json!({
-                "metadata": {"uid": "u"},
-                "spec": {"containers": [{"name": "a", "resources": {"limits": {"nvidia.com/gpu": limit}}}]},
-            });
-            let counts: Vec<usize> =
-                read(&pod.to_string()).unwrap().asks.iter().map(|ask| ask.count).collect();
-            assert_eq!(counts, [count], "{limit}");
-        }
-    }
-
-    #[test]
-    fn time_after_the_year_9999_is_accepted() {
-        let late = "9999-12-31T23:59:59Z";
-        assert!(late.parse::<jiff::Timestamp>().is_err());
-        let pod: NodePod = serde_json::from_value(serde_json::json!({
-            "metadata": {
-                "uid": "u",
-                "resourceVersion": "77",
-                "creationTimestamp": late,
-                "deletionTimestamp": late,
-                "managedFields": [{"manager": "somebody", "operation": "Update", "time": late}],
-            },
-            "spec": {"containers": [{"name": "a", "resources": {"limits": {"nvidia.com/gpu": "1"}}}]},
-        }))
-        .unwrap();
-        assert!(pod.metadata.deletion_timestamp.is_some());
-        let seen = observed_pod(pod, &"node-1".into()).unwrap();
-        assert_eq!((seen.revision, seen.created), (77, 0));
-    }
-
-    #[test]
-    fn pod_without_requests_is_not_kept() {
-        assert!(read(r#"{"metadata": {"uid": "u"}, "spec": {"containers": [{"name": "a"}]}}"#).is_none());
-    }
-
-    #[test]
-    fn start_time_means_admitted() {
-        let pod = read(
-            r#"{"metadata": {"uid": "u"},
-                "spec": {"containers": [{"name": "a", "resources": {"limits": {"nvidia.com/gpu": "1"}}}]},
-                "status": {"startTime": "2026-01-01T00:00:10Z"}}"#,
-        );
-        assert!(pod.unwrap().started);
-    }
-}
+mod tests;

@@ -1,6 +1,7 @@
 //! Writes the node's `GpuNode`: machine and status when they change, at most a few times per second. The only writer of
 //! that object.
 
+use std::borrow::Cow;
 use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,18 +11,17 @@ use gantry_runtime::chain;
 use gantry_topology::Machine;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Node;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 use kube::api::{DynamicObject, GetParams, Patch, PatchParams};
 use kube::{Api, Client, Resource};
-use serde::Deserialize;
-use serde_json::json;
+use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
 use super::{Cluster, RETRY, previous_status, status};
 use crate::inventory::{Inventory, State};
-use crate::log_throttle::LogThrottle;
+use gantry_runtime::LogThrottle;
 
 /// Shortest interval of two writes of the status. The first change after a pause is written at once.
 const MIN_INTERVAL: Duration = Duration::from_millis(200);
@@ -209,7 +209,6 @@ impl Publisher {
         adopted && handover.is_synced() && (inventory.state != State::Ready || is_reconciled())
     }
 
-    /// The current status.
     fn current(&self, inventory: &Inventory) -> GpuNodeStatus {
         status::status(
             inventory,
@@ -233,15 +232,11 @@ impl Publisher {
 
     async fn write_machine(&mut self, machine: &Arc<Machine>) -> Result<(), kube::Error> {
         self.find_owner().await?;
-        let mut node = GpuNode::new(self.cluster.node.as_str(), GpuNodeSpec { machine: (**machine).clone() });
-        node.metadata.owner_references = self.owner.clone().map(|owner| vec![owner]);
-        let apply = json!({
-            "apiVersion": GpuNode::api_version(&()),
-            "kind": GpuNode::kind(&()),
-            "metadata": node.metadata,
-            "spec": node.spec,
-        });
-        self.objects.patch(self.cluster.node.as_str(), &parameters(), &Patch::Apply(&apply)).await?;
+        let owners = self.owner.clone().map(|owner| vec![owner]);
+        let spec = GpuNodeSpec { machine: (**machine).clone() };
+        let node = self.cluster.node.as_str();
+        let applied = Applied { spec: Some(&spec), ..Applied::new(node, owners) };
+        self.api.patch_metadata(node, &parameters(), &Patch::Apply(&applied)).await?;
         info!(gpus = machine.gpus().len(), "machine published");
         self.machine = Some(Arc::clone(machine));
         self.rewrite = false;
@@ -249,13 +244,9 @@ impl Publisher {
     }
 
     async fn write_status(&self, status: &GpuNodeStatus) -> Result<(), kube::Error> {
-        let apply = json!({
-            "apiVersion": GpuNode::api_version(&()),
-            "kind": GpuNode::kind(&()),
-            "metadata": {"name": self.cluster.node},
-            "status": status,
-        });
-        self.objects.patch_status(self.cluster.node.as_str(), &parameters(), &Patch::Apply(&apply)).await?;
+        let node = self.cluster.node.as_str();
+        let applied = Applied { status: Some(status), ..Applied::new(node, None) };
+        self.api.patch_metadata(&format!("{node}/status"), &parameters(), &Patch::Apply(&applied)).await?;
         Ok(())
     }
 
@@ -295,6 +286,28 @@ impl Publisher {
             Ok(Err(error)) => debug!(error = %chain(&error), "cannot publish the stopped condition"),
             Err(_) => debug!("publishing the stopped condition timed out"),
         }
+    }
+}
+
+/// The applied part of the object. It is written without a tree of JSON values, and only metadata is requested back: the
+/// status of a node with very many devices takes several MiB.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Applied<'a> {
+    api_version: Cow<'static, str>,
+    kind: Cow<'static, str>,
+    metadata: ObjectMeta,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    spec: Option<&'a GpuNodeSpec>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    status: Option<&'a GpuNodeStatus>,
+}
+
+impl Applied<'_> {
+    fn new(node: &str, owner_references: Option<Vec<OwnerReference>>) -> Self {
+        let metadata = ObjectMeta { name: Some(node.to_owned()), owner_references, ..ObjectMeta::default() };
+        let (api_version, kind) = (GpuNode::api_version(&()), GpuNode::kind(&()));
+        Self { api_version, kind, metadata, spec: None, status: None }
     }
 }
 

@@ -5,9 +5,10 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::fmt::Write as _;
 use std::sync::Arc;
 
+use gantry_api::reason::bounded;
 use gantry_api::{
-    DeviceHealth, DeviceId, DeviceStatus, GpuNodeStatus, Holder, HolderState, Provenance, ResourceKind,
-    ResourceStatus, SharingPolicy, Slice,
+    DeviceHealth, DeviceId, DeviceStatus, GpuNodeStatus, Holder, HolderState, Provenance, Reason,
+    ResourceKind, ResourceStatus, SharingPolicy, Slice,
 };
 use gantry_topology::{Link, Machine};
 use jiff::Timestamp;
@@ -20,8 +21,6 @@ use gantry_config::SharedDevices;
 
 /// The condition's type.
 const READY: &str = "Ready";
-/// Longest message of the condition: one configuration for many nodes may name thousands of GPUs of other nodes.
-const MAX_MESSAGE: usize = 4096;
 
 /// The status to publish. `before` is the last one: an unchanged condition keeps its time.
 pub(super) fn status(
@@ -89,11 +88,7 @@ fn with_troubles<'a>(inventory: &'a Inventory, diagnosis: &Diagnosis) -> Cow<'a,
 
 /// The status of a plugin that stops in order.
 pub(super) fn stopped(mut status: GpuNodeStatus, now: Timestamp) -> GpuNodeStatus {
-    let condition = condition(
-        false,
-        "Stopped",
-        "the plugin was stopped; kubelet allocates no device until it is back".to_owned(),
-    );
+    let condition = condition(false, Reason::Stopped, Reason::Stopped.text().to_owned());
     status.conditions = vec![dated(condition, None, now)];
     status
 }
@@ -107,36 +102,33 @@ fn ready(
 ) -> Condition {
     let missing = readiness.missing();
     let degraded = readiness.degraded();
-    let mut condition = if let Some(reason) = &readiness.devices {
-        condition(false, "NoDevices", reason.clone())
+    let text = |reason: Reason| reason.text().to_owned();
+    let (ready, reason, mut message) = if let Some(problem) = &readiness.devices {
+        (false, Reason::NoDevices, problem.clone())
     } else if !missing.is_empty() {
-        condition(false, "NotRegistered", missing.join("; "))
+        (false, Reason::NotRegistered, missing.join("; "))
     } else if !synced {
-        condition(false, "PodsUnknown", "the pods of the node are not listed yet".to_owned())
+        (false, Reason::PodsUnknown, text(Reason::PodsUnknown))
     } else if !degraded.is_empty() {
-        condition(true, "Degraded", degraded.join("; "))
+        (true, Reason::Degraded, degraded.join("; "))
     } else {
-        condition(true, "Serving", "devices are served and their holders are known".to_owned())
+        (true, Reason::Serving, text(Reason::Serving))
     };
-    for left_out in &inventory.left_out {
-        let _ = write!(condition.message, "; GPU {} is not served: {}", left_out.gpu, left_out.reason);
+    for excluded in &inventory.excluded {
+        let _ = write!(message, "; GPU {} is not served: {}", excluded.gpu, excluded.reason);
     }
     for problem in &inventory.problems {
-        let _ = write!(condition.message, "; configuration: {problem}");
+        let _ = write!(message, "; configuration: {problem}");
     }
-    if let Some((end, _)) = condition.message.char_indices().nth(MAX_MESSAGE) {
-        condition.message.truncate(end);
-        condition.message.push_str(" ...");
-    }
-    dated(condition, before, now)
+    dated(condition(ready, reason, message), before, now)
 }
 
-fn condition(ready: bool, reason: &str, message: String) -> Condition {
+fn condition(ready: bool, reason: Reason, message: String) -> Condition {
     Condition {
         type_: READY.to_owned(),
         status: if ready { "True" } else { "False" }.to_owned(),
-        reason: reason.to_owned(),
-        message,
+        reason: reason.to_string(),
+        message: bounded(message),
         observed_generation: None,
         last_transition_time: Time(Timestamp::UNIX_EPOCH),
     }

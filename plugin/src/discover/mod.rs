@@ -7,35 +7,30 @@
 //! /proc: the CPU, capability nodes of MIG devices -------------+
 //! ```
 
-mod caps;
 mod gpu;
-mod host;
 mod mig;
 mod nvlink;
-mod pcie;
 mod sysfs;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::PathBuf;
+use std::fs;
+use std::path::{Path, PathBuf};
 
 use gantry_topology::machine::{MAX_GPUS, MAX_NICS};
-use gantry_topology::{Machine, MachineError, MachineParts, MigUuid, Nic, PathClass, PathMatrix};
+use gantry_topology::{Host, Machine, MachineError, MachineParts, MigUuid, Nic, PathClass, PathMatrix};
 
 use crate::health::{HealthChecks, Vitals};
 use crate::nvml::{Code, Device, MigIds, MigMode, Nvml, NvmlError};
-use caps::Caps;
+use mig::Caps;
 use nvlink::ActiveLinks;
-use pcie::PciePosition;
-use sysfs::Sysfs;
+use sysfs::{PciePosition, Sysfs};
 
 /// Input of discovery. The roots are the paths at which this process sees the trees.
 #[derive(Debug, Clone)]
 pub struct NvmlOptions {
     /// Path or soname of NVML.
     pub library: PathBuf,
-    /// Path of `/proc`.
     pub proc_root: PathBuf,
-    /// Path of `/sys`.
     pub sys_root: PathBuf,
 }
 
@@ -79,9 +74,7 @@ impl Found {
 /// A fact about a GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Fact {
-    /// Product name.
     Model,
-    /// Memory size.
     Memory,
     /// Minor number of the device node.
     Minor,
@@ -95,7 +88,6 @@ pub enum Fact {
     MemoryNuma,
     /// Near CPUs.
     Cpus,
-    /// PCIe link.
     Pcie,
     /// Position in an NVLink domain.
     Fabric,
@@ -110,9 +102,7 @@ pub enum Fact {
 pub struct InstanceAt {
     /// Minor number of its GPU.
     pub gpu_minor: u32,
-    /// GPU instance.
     pub gpu_instance: u32,
-    /// Compute instance.
     pub compute_instance: u32,
 }
 
@@ -127,10 +117,7 @@ pub enum DiscoverError {
     NoGpu,
     /// More GPUs than supported.
     #[error("NVML counts {count} GPUs; at most {MAX_GPUS} are supported")]
-    TooMany {
-        /// Number of GPUs.
-        count: u32,
-    },
+    TooMany { count: u32 },
     /// The readings contradict each other.
     #[error("NVML returned contradictory data: {0}")]
     Contradiction(#[from] MachineError),
@@ -165,7 +152,6 @@ impl DiscoverError {
 /// Result of a one-time scan.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Scan {
-    /// The machine.
     pub machine: Machine,
     /// Problems that GPUs report, by index. NVML does not report past Xids.
     pub complaints: Vec<(u8, String)>,
@@ -245,7 +231,7 @@ pub fn read(nvml: &Nvml, options: &NvmlOptions) -> Result<Found, DiscoverError> 
     let paths = paths(&devices, &gpus, &nics, &sysfs, &mut warnings);
     let machine = Machine::new(MachineParts {
         name: None,
-        host: host::read(nvml, &options.proc_root, &mut warnings),
+        host: read_host(nvml, &options.proc_root, &mut warnings),
         nvlinks: ActiveLinks::bundles(&joints),
         gpus,
         nics,
@@ -385,7 +371,7 @@ fn paths(
     }
     let single_node = sysfs.numa_nodes() <= 1;
     let by_sysfs = |a: usize, b: usize| match (&places[a], &places[b]) {
-        (Some(a), Some(b)) => Some(pcie::class(a, b, single_node)),
+        (Some(a), Some(b)) => Some(sysfs::class(a, b, single_node)),
         _ => None,
     };
     PathMatrix::from_fn(places.len(), |row, column| {
@@ -434,5 +420,56 @@ impl Warnings {
                 None
             }
         }
+    }
+}
+
+/// Driver and CUDA versions, and the CPU model, which determines the bandwidth between sockets.
+fn read_host(nvml: &Nvml, proc_root: &Path, warnings: &mut Warnings) -> Host {
+    let cpuinfo = fs::read_to_string(proc_root.join("cpuinfo"));
+    Host {
+        driver: warnings.known(nvml.driver_version()),
+        cuda: warnings.known(nvml.cuda_version()).map(|(major, minor)| format!("{major}.{minor}")),
+        cpu: cpuinfo.ok().and_then(|text| cpu_model(&text)),
+    }
+}
+
+/// The model of the first CPU. x86 has `model name`, POWER `cpu`, 64-bit Arm only numbers: `CPU implementer`
+/// and `CPU part`.
+fn cpu_model(cpuinfo: &str) -> Option<String> {
+    let value = |key: &str| {
+        cpuinfo
+            .lines()
+            .filter_map(|line| line.split_once(':'))
+            .find(|(name, _)| name.trim() == key)
+            .map(|(_, value)| value.trim().to_owned())
+            .filter(|value| !value.is_empty())
+    };
+    let arm = || {
+        let implementer = value("CPU implementer")?;
+        let part = value("CPU part")?;
+        Some(match (implementer.as_str(), part.as_str()) {
+            ("0x41", "0xd4f") => "Arm Neoverse-V2".to_owned(),
+            ("0x41", "0xd40") => "Arm Neoverse-V1".to_owned(),
+            ("0x41", "0xd0c") => "Arm Neoverse-N1".to_owned(),
+            ("0x41", "0xd49") => "Arm Neoverse-N2".to_owned(),
+            _ => format!("Arm CPU implementer {implementer} part {part}"),
+        })
+    };
+    value("model name").or_else(|| value("cpu")).or_else(arm)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::cpu_model;
+
+    #[test]
+    fn cpu_model_is_read_on_each_architecture() {
+        let x86 = "processor\t: 0\nmodel\t\t: 49\nmodel name\t: AMD EPYC 7742 64-Core Processor\n\nprocessor\t: 1\n";
+        assert_eq!(cpu_model(x86).as_deref(), Some("AMD EPYC 7742 64-Core Processor"));
+        let power = "processor\t: 0\ncpu\t\t: POWER9, altivec supported\n";
+        assert_eq!(cpu_model(power).as_deref(), Some("POWER9, altivec supported"));
+        let grace = "processor\t: 0\nCPU implementer\t: 0x41\nCPU part\t: 0xd4f\n";
+        assert_eq!(cpu_model(grace).as_deref(), Some("Arm Neoverse-V2"));
+        assert_eq!(cpu_model("processor : 0\n"), None);
     }
 }

@@ -13,11 +13,8 @@ const DEVICE_BYTES: usize = 64;
 /// A pod as the watch shows it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ObservedPod {
-    /// UID.
     pub uid: PodUid,
-    /// Namespace.
     pub namespace: String,
-    /// Name.
     pub name: String,
     /// Creation time in seconds: a new kubelet admits pods in this order.
     pub created: i64,
@@ -26,7 +23,7 @@ pub struct ObservedPod {
     /// The grant annotation, unparsed.
     pub grant: Option<String>,
     /// Extended resources of its containers, in kubelet's order of allocation: init containers first.
-    pub asks: Vec<Ask>,
+    pub requests: Vec<ContainerRequest>,
     /// Whether kubelet has admitted it (its status has a start time).
     pub started: bool,
 }
@@ -37,10 +34,12 @@ impl ObservedPod {
 
     /// The memory that it takes.
     pub(crate) fn bytes(&self) -> usize {
-        let asks =
-            self.asks.iter().map(|ask| size_of::<Ask>() + ask.container.len() + ask.resource.as_str().len());
+        let requests = self
+            .requests
+            .iter()
+            .map(|ask| size_of::<ContainerRequest>() + ask.container.len() + ask.resource.as_str().len());
         let names = self.uid.as_str().len() + self.namespace.len() + self.name.len();
-        size_of::<Self>() + names + self.grant.as_ref().map_or(0, String::len) + asks.sum::<usize>()
+        size_of::<Self>() + names + self.grant.as_ref().map_or(0, String::len) + requests.sum::<usize>()
     }
 
     /// # Errors
@@ -63,12 +62,9 @@ pub(super) fn over_node_limit(bytes: usize, left: usize) -> Result<(), GrantRefu
 
 /// One container's request for one resource.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Ask {
-    /// The container.
+pub struct ContainerRequest {
     pub container: String,
-    /// The resource.
     pub resource: ResourceName,
-    /// How many devices.
     pub count: usize,
 }
 
@@ -80,24 +76,13 @@ pub enum GrantRefusal {
     Unreadable(#[from] GrantError),
     /// A container that requests devices is missing, or one that requests none is present.
     #[error("the grant does not match container {container:?}: {problem}")]
-    Mismatch {
-        /// The container.
-        container: String,
-        /// The difference.
-        problem: String,
-    },
+    Mismatch { container: String, problem: String },
     /// A device that this node does not have.
     #[error("device {device} of {resource} is not on this node")]
-    UnknownDevice {
-        /// The device.
-        device: DeviceId,
-        /// The resource.
-        resource: ResourceName,
-    },
+    UnknownDevice { device: DeviceId, resource: ResourceName },
     /// A device in an older grant, or held by another pod by its grant.
     #[error("device {device} belongs to the grant of pod {other}")]
     Overlap {
-        /// The device.
         device: DeviceId,
         /// The pod with the first grant.
         other: PodUid,
@@ -107,7 +92,6 @@ pub enum GrantRefusal {
     OverLimit {
         /// Size of the pod.
         bytes: usize,
-        /// The limit.
         max: usize,
         /// What the limit is for.
         of: &'static str,
@@ -157,7 +141,6 @@ pub(super) struct Step {
 /// A container's share of a grant.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Share {
-    /// Exactly these devices.
     Exactly(Devices),
     /// Some of the devices that the pod's init containers held.
     OfHeld,
@@ -171,7 +154,7 @@ impl Pod {
             created: seen.created,
             started: seen.started,
             steps: seen
-                .asks
+                .requests
                 .into_iter()
                 .filter(|ask| ask.count > 0)
                 .map(|ask| Step {

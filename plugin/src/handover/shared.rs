@@ -141,7 +141,6 @@ impl SharedHandover {
         self.freed.subscribe()
     }
 
-    /// The devices changed.
     pub fn inventory(&self, inventory: &Inventory) {
         self.change(|handover| handover.inventory(inventory));
     }
@@ -160,8 +159,8 @@ impl SharedHandover {
     }
 
     /// Records a pod that was added or changed.
-    pub fn seen(&self, pod: ObservedPod) {
-        self.change(|handover| handover.seen(pod));
+    pub fn observe(&self, pod: ObservedPod) {
+        self.change(|handover| handover.observe(pod));
     }
 
     /// Records a pod that is not kept.
@@ -170,8 +169,8 @@ impl SharedHandover {
     }
 
     /// Records that a pod left the watch.
-    pub fn gone(&self, uid: &PodUid, finished: bool) {
-        self.change(|handover| handover.gone(uid, finished));
+    pub fn remove_pod(&self, uid: &PodUid, finished: bool) {
+        self.change(|handover| handover.remove_pod(uid, finished));
     }
 
     /// Records a new kubelet.
@@ -215,7 +214,6 @@ impl SharedHandover {
         self.lock().has_listing()
     }
 
-    /// Counts changes.
     pub fn changes(&self) -> watch::Receiver<u64> {
         self.changes.subscribe()
     }

@@ -9,9 +9,7 @@ use super::Class;
 /// A list of Xids.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum XidList {
-    /// Every Xid.
     All,
-    /// Some Xids.
     Some(BTreeSet<u64>),
 }
 
@@ -19,7 +17,6 @@ pub enum XidList {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{word:?} is not a health check; write all, xids, or Xid numbers separated by commas, such as 48,79")]
 pub struct XidListError {
-    /// The word.
     pub word: String,
 }
 
@@ -80,7 +77,6 @@ impl XidList {
 }
 
 impl Default for XidList {
-    /// None.
     fn default() -> Self {
         Self::Some(BTreeSet::new())
     }

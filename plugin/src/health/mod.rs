@@ -18,16 +18,14 @@
 //!
 //! A quarantine survives restarts of the daemon: it is stored in `GpuNode.status` and adopted in the same boot.
 
-mod cause;
 mod checks;
 mod fault;
 mod tracker;
 mod vitals;
 mod xid;
 
-pub use cause::{Cause, Ended, GpuName, Loss, Outage, OutageKind, Proof, Trouble};
 pub use checks::{HealthChecks, XidList, XidListError};
-pub use fault::{Extent, Fault, Part};
+pub use fault::{Cause, Ended, Extent, Fault, GpuName, Loss, Outage, OutageKind, Part, Proof, Trouble};
 pub use tracker::HealthTracker;
 pub use vitals::{Failed, Vitals};
 pub use xid::{Class, Table, Xid, XidCounts};

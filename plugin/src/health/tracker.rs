@@ -7,8 +7,8 @@ use std::collections::BTreeMap;
 use gantry_api::{DeviceHealth, FaultEvidence, GpuFault};
 use gantry_topology::{GpuUuid, Mig};
 
-use super::cause::{Cause, Ended, Loss, Outage, OutageKind, Proof, Trouble};
 use super::fault::Part;
+use super::fault::{Cause, Ended, Loss, Outage, OutageKind, Proof, Trouble};
 use super::{Class, Extent, Fault, HealthChecks, Table, Vitals};
 
 /// The faults and problems of all GPUs and of NVML.
@@ -232,9 +232,9 @@ impl HealthTracker {
     /// Records that a reading succeeded. If `events_work`, waiting for events does too, and only then does NVML
     /// count as working. If the driver was gone, every GPU has been reset; unreachable GPUs are recorded
     /// afterwards. True if the driver was gone.
-    pub fn record_recovery(&mut self, hears: bool) -> bool {
+    pub fn record_recovery(&mut self, registered: bool) -> bool {
         let reloaded = std::mem::take(&mut self.was_gone);
-        if reloaded || hears {
+        if reloaded || registered {
             self.outage = None;
         }
         if reloaded {
@@ -371,5 +371,4 @@ fn worst<'a>(troubles: impl Iterator<Item = (Extent, Cause, Cow<'a, str>)>) -> O
 }
 
 #[cfg(test)]
-#[path = "tracker_tests.rs"]
 mod tests;

@@ -68,11 +68,9 @@ impl fmt::Display for Class {
 /// One Xid of the table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Xid {
-    /// The number.
     pub code: u64,
     /// NVIDIA's description, or its name in the driver's header.
     pub meaning: &'static str,
-    /// Its class.
     pub class: Class,
     /// Whether it is confined to the MIG instance that the event names.
     pub contained: bool,

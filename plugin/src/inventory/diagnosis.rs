@@ -1,7 +1,7 @@
 //! Problems of the node's GPUs, which the NVML thread publishes beside the hardware, and the commands that it
 //! accepts. Values and channels only; the health module judges.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
@@ -10,7 +10,7 @@ use gantry_api::GpuFault;
 use gantry_topology::{Gpu, GpuUuid};
 use tokio::sync::watch;
 
-use crate::health::{Cause, Ended, Extent, GpuName, Outage, Trouble};
+use crate::health::{Cause, Ended, Extent, GpuName, Loss, Outage, Trouble};
 
 /// All problems at one moment.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -56,9 +56,7 @@ pub(super) enum Command {
 /// The GPUs of a lifted quarantine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Lift {
-    /// Every GPU.
     All,
-    /// Some GPUs.
     Gpus(BTreeSet<GpuUuid>),
 }
 
@@ -66,7 +64,6 @@ pub enum Lift {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{word:?} is not a GPU UUID; write all, or UUIDs such as GPU-5ab8..., separated by commas")]
 pub struct LiftError {
-    /// The word.
     pub word: String,
 }
 
@@ -218,6 +215,57 @@ impl Diagnoses {
     }
 }
 
+/// Consecutive failures, one per check, after which a GPU counts as lost.
+const MAX_FAILURES: u32 = 3;
+
+/// A check that every usable GPU passes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Probe {
+    /// A query that every GPU supports.
+    Query,
+    /// Registration for Xid events.
+    EventRegistration,
+}
+
+/// Consecutive failures by GPU and probe, with the reason of the first one.
+#[derive(Debug, Default)]
+pub(super) struct ProbeFailures(BTreeMap<GpuUuid, BTreeMap<Probe, (u32, String)>>);
+
+impl ProbeFailures {
+    /// Records the result of a probe; `failure` is the reason if it failed.
+    pub(super) fn record(&mut self, gpu: &GpuUuid, probe: Probe, failure: Option<String>) {
+        match failure {
+            Some(reason) => {
+                let probes = self.0.entry(gpu.clone()).or_default();
+                let (times, _) = probes.entry(probe).or_insert((0, reason));
+                *times = times.saturating_add(1);
+            }
+            None => {
+                if let Some(probes) = self.0.get_mut(gpu) {
+                    probes.remove(&probe);
+                }
+            }
+        }
+    }
+
+    /// Forgets a GPU that is gone or was replaced.
+    pub(super) fn clear(&mut self, gpu: &GpuUuid) {
+        self.0.remove(gpu);
+    }
+
+    /// Forgets all GPUs, after a driver reload.
+    pub(super) fn clear_all(&mut self) {
+        self.0.clear();
+    }
+
+    /// Why the GPU counts as lost, if it does.
+    pub(super) fn loss(&self, gpu: &GpuUuid) -> Option<Loss> {
+        let mut probes = self.0.get(gpu)?.values();
+        let (_, reason) = probes.find(|(times, _)| *times >= MAX_FAILURES)?;
+        Some(Loss { reason: reason.clone(), off_bus: false })
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -234,5 +282,26 @@ mod tests {
             "\"3\" is not a GPU UUID; write all, or UUIDs such as GPU-5ab8..., separated by commas"
         );
         assert!("".parse::<Lift>().is_err());
+    }
+
+    #[test]
+    fn consecutive_probe_failures_mark_gpu_lost() {
+        let gpu: GpuUuid = "GPU-a".parse().unwrap();
+        let mut probe_failures = ProbeFailures::default();
+        let mut check = |probe, failure: Option<&str>| {
+            probe_failures.record(&gpu, probe, failure.map(str::to_owned));
+            probe_failures.loss(&gpu).map(|loss| loss.reason)
+        };
+        for _ in 0..2 {
+            assert_eq!(check(Probe::Query, Some("silent")), None);
+            assert_eq!(check(Probe::EventRegistration, Some("unregistered")), None);
+        }
+        assert_eq!(check(Probe::Query, None), None);
+        assert_eq!(
+            check(Probe::EventRegistration, Some("still unregistered")),
+            Some("unregistered".to_owned()),
+            "the first reason stands"
+        );
+        assert_eq!(check(Probe::EventRegistration, None), None);
     }
 }

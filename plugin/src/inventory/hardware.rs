@@ -55,7 +55,6 @@ impl Hardware {
         Self::without_units(State::Absent(reason.into()))
     }
 
-    /// With GPUs.
     pub fn ready(machine: Arc<Machine>, units: Vec<Unit>) -> Self {
         Self { state: State::Ready, machine, units, mig_unknown: BTreeSet::new() }
     }

@@ -340,8 +340,8 @@ mod tests {
         let merged = merge(Some(&known), found(now.clone(), &[]), true).unwrap();
         assert_eq!((merged.machine, merged.missing.len()), (now, 0));
         // A GPU that it lists but cannot reach stays.
-        let sick = machine(&["a", "", "c"], 0, PathClass::Sys);
-        let merged = merge(Some(&known), found(sick, &[1]), true).unwrap();
+        let unhealthy = machine(&["a", "", "c"], 0, PathClass::Sys);
+        let merged = merge(Some(&known), found(unhealthy, &[1]), true).unwrap();
         assert!(merged.missing.contains_key(&uuid("b")));
     }
 
@@ -356,8 +356,8 @@ mod tests {
         let mut unread = found(silent, &[]);
         unread.mig_unread.insert(1);
         assert_eq!(merge(Some(&cut(true)), unread, false).unwrap().machine, cut(true));
-        let told = merge(Some(&cut(true)), found(cut(false), &[]), false).unwrap();
-        assert_eq!(told.machine, cut(false));
+        let reported = merge(Some(&cut(true)), found(cut(false), &[]), false).unwrap();
+        assert_eq!(reported.machine, cut(false));
     }
 
     #[test]
@@ -368,8 +368,8 @@ mod tests {
         let mig_mode =
             |machine: &Machine, gpu: usize| machine.gpus()[gpu].mig.as_ref().map(|mig| mig.enabled);
         assert_eq!((mig_mode(&merged, 0), mig_mode(&merged, 1)), (None, Some(true)));
-        let told = machine(&["a", "b"], 0, PathClass::Sys);
-        let merged = merge(Some(&told), unread, false).unwrap().machine;
+        let reported = machine(&["a", "b"], 0, PathClass::Sys);
+        let merged = merge(Some(&reported), unread, false).unwrap().machine;
         assert_eq!(mig_mode(&merged, 1), None, "it does not support MIG");
     }
 

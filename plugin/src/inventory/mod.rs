@@ -4,11 +4,9 @@
 
 mod diagnosis;
 mod hardware;
-mod heartbeat;
 mod merge;
 mod nvml_state;
 mod nvml_thread;
-mod probe_failures;
 mod session;
 
 use std::collections::BTreeMap;
@@ -27,8 +25,8 @@ pub use diagnosis::{Diagnoses, Diagnosis, Lift, LiftError, Marker, StoredFault};
 #[cfg(test)]
 pub(crate) use hardware::units;
 pub use hardware::{Hardware, Unit};
-pub use heartbeat::Heartbeat;
 pub use nvml_state::Timing;
+pub use nvml_thread::Heartbeat;
 pub use nvml_thread::NvmlThread;
 
 /// Input of discovery. The roots are the paths at which this process reads the trees; in a container or test
@@ -40,11 +38,8 @@ pub struct Settings {
     /// The configuration. Its container driver root (as seen by this process) is searched first if
     /// `nvml_library` is only a name; the current root applies to every load.
     pub config: watch::Receiver<Arc<Config>>,
-    /// Path of `/proc`.
     pub proc_root: PathBuf,
-    /// Path of `/sys`.
     pub sys_root: PathBuf,
-    /// Path of `/dev`.
     pub dev_root: PathBuf,
 }
 
@@ -61,7 +56,7 @@ pub struct Inventory {
     /// The terms of each resource.
     pub resources: BTreeMap<ResourceName, Terms>,
     /// GPUs that are not offered as configured, in index order.
-    pub left_out: Vec<LeftOut>,
+    pub excluded: Vec<ExcludedGpu>,
     /// Configured items that this node does not have, for the operator.
     pub problems: Vec<String>,
 }
@@ -81,7 +76,7 @@ pub struct Terms {
 
 /// A GPU that is not offered, or only in part.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub struct LeftOut {
+pub struct ExcludedGpu {
     /// Its machine index.
     pub gpu: u8,
     /// Why, and what the operator can do.
@@ -202,7 +197,7 @@ impl Inventory {
         for terms in resources.values_mut().filter(|terms| terms.slices && !terms.replicated) {
             terms.sharing = SharedDevices::Packed;
         }
-        Self { state: State::Ready, machine, devices, resources, left_out: Vec::new(), problems: Vec::new() }
+        Self { state: State::Ready, machine, devices, resources, excluded: Vec::new(), problems: Vec::new() }
     }
 
     /// Machine index of the GPU of every known GPU and MIG device, by UUID, whether or not and however it is
@@ -244,7 +239,7 @@ impl Inventory {
             machine: no_machine(),
             devices: Vec::new(),
             resources: BTreeMap::new(),
-            left_out: Vec::new(),
+            excluded: Vec::new(),
             problems: Vec::new(),
         }
     }

@@ -16,13 +16,13 @@ use crate::health::{
     Vitals, XidCounts,
 };
 use crate::inventory::diagnosis::{Command, DiagnosesEnd};
-use crate::inventory::heartbeat::Heartbeat;
+use crate::inventory::diagnosis::{Probe, ProbeFailures};
 use crate::inventory::merge::merge;
-use crate::inventory::probe_failures::{Probe, ProbeFailures};
+use crate::inventory::nvml_thread::Heartbeat;
 use crate::inventory::{Diagnosis, Hardware, Settings, State, StoredFault, hardware};
-use crate::log_throttle::LogThrottle;
 use crate::nvml::NvmlError;
 use gantry_config::Config;
+use gantry_runtime::LogThrottle;
 
 /// Intervals and time limits of the NVML thread.
 #[derive(Debug, Clone, Copy)]

@@ -8,8 +8,8 @@ use gantry_api::FaultEvidence;
 use gantry_topology::GpuUuid;
 use jiff::Timestamp;
 
+use super::diagnosis::Probe;
 use super::nvml_state::NvmlState;
-use super::probe_failures::Probe;
 use crate::discover::{self, DiscoverError, Found, MigLayout};
 use crate::health::{Class, Extent, Fault, Vitals};
 use crate::nvml::{Code, Event, EventKind, EventSet, Nvml, NvmlError};
@@ -169,7 +169,6 @@ impl<'nvml> Session<'nvml> {
         Ok(last)
     }
 
-    /// Registers every GPU.
     fn register_all(&self, state: &mut NvmlState) -> Result<Registrations<'nvml>, NvmlError> {
         let mut registrations = Registrations::default();
         if !state.checks.is_off() {

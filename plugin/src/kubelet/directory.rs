@@ -16,7 +16,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
 use crate::handover::SharedHandover;
-use crate::log_throttle::LogThrottle;
+use gantry_runtime::LogThrottle;
 
 /// Interval of checks without events: an event may be lost (queue overflow, a parent that did not exist).
 const RECHECK: Duration = Duration::from_secs(2);
@@ -32,7 +32,6 @@ pub struct View {
     pub changes: u64,
 }
 
-/// The watcher.
 #[derive(Debug)]
 pub struct Directory {
     path: PathBuf,

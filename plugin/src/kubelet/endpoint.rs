@@ -6,19 +6,20 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use gantry_api::ResourceName;
-use gantry_runtime::Backoff;
+use gantry_proto::DEVICE_PLUGIN_VERSION;
+use gantry_proto::deviceplugin::registration_client::RegistrationClient;
+use gantry_proto::deviceplugin::{DevicePluginOptions, RegisterRequest};
+use gantry_runtime::{Backoff, chain};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
 use super::Kubelet;
 use super::directory::View;
-use super::register::{self, RegisterError};
 use super::service::DeviceList;
 use super::serving::{Serving, inode};
-use super::socket_contention::SocketContention;
 use super::stream_monitor::StreamMonitor;
-use crate::log_throttle::LogThrottle;
+use gantry_runtime::LogThrottle;
 
 /// Pauses between attempts to register: short at first, because kubelet admits its first pods a second after
 /// its socket appears.
@@ -66,7 +67,7 @@ impl Endpoint {
         let name = self.socket_name();
         let mut backoff = RETRY;
         loop {
-            match register::register(kubelet, &name, &self.resource).await {
+            match register(kubelet, &name, &self.resource).await {
                 Ok(took) => {
                     info!(resource = %self.resource, socket = %path.display(), kubelet = view.kubelet, took_ms = took.as_secs_f64() * 1e3, "registered with kubelet");
                     self.kubelet.observed.registered(&self.resource);
@@ -93,7 +94,6 @@ impl Endpoint {
     }
 }
 
-/// A running endpoint.
 struct RunningEndpoint<'e> {
     endpoint: &'e Endpoint,
     path: PathBuf,
@@ -297,6 +297,121 @@ async fn superseded(path: &Path, own: Option<u64>, view: View, mut views: watch:
     }
 }
 
+/// Time limit: kubelet connects back for up to 10 s before it returns.
+const DEADLINE: Duration = Duration::from_secs(12);
+
+/// The plugin options, in the registration and in GetDevicePluginOptions.
+pub(super) const OPTIONS: DevicePluginOptions =
+    DevicePluginOptions { pre_start_required: false, get_preferred_allocation_available: true };
+
+/// Why a resource could not be registered.
+#[derive(Debug, thiserror::Error)]
+enum RegisterError {
+    /// The path cannot be used as an address.
+    #[error("{} is not a usable socket path", path.display())]
+    Address {
+        path: PathBuf,
+        #[source]
+        source: tonic::transport::Error,
+    },
+    /// Kubelet does not listen.
+    #[error("cannot connect to kubelet on {}", path.display())]
+    Connect {
+        path: PathBuf,
+        #[source]
+        source: tonic::transport::Error,
+    },
+    /// Kubelet returned an error.
+    #[error("kubelet refused {resource}: {}", status.message())]
+    Refused {
+        resource: ResourceName,
+        #[source]
+        status: tonic::Status,
+    },
+}
+
+impl RegisterError {
+    /// The whole cause chain in one line.
+    fn reason(&self) -> String {
+        match self {
+            // The message already contains the status.
+            Self::Refused { .. } => self.to_string(),
+            Self::Address { .. } | Self::Connect { .. } => chain(self),
+        }
+    }
+}
+
+/// Registers the resource served on the socket `endpoint` at the kubelet on socket `kubelet`. Returns the
+/// duration.
+async fn register(
+    kubelet: &Path,
+    endpoint: &str,
+    resource: &ResourceName,
+) -> Result<Duration, RegisterError> {
+    let began = Instant::now();
+    let channel = tonic::transport::Endpoint::try_from(format!("unix://{}", kubelet.display()))
+        .map_err(|source| RegisterError::Address { path: kubelet.to_owned(), source })?
+        .timeout(DEADLINE)
+        .connect()
+        .await
+        .map_err(|source| RegisterError::Connect { path: kubelet.to_owned(), source })?;
+    RegistrationClient::new(channel)
+        .register(RegisterRequest {
+            version: DEVICE_PLUGIN_VERSION.to_owned(),
+            endpoint: endpoint.to_owned(),
+            resource_name: resource.to_string(),
+            options: Some(OPTIONS),
+        })
+        .await
+        .map_err(|status| RegisterError::Refused { resource: resource.clone(), status })?;
+    Ok(began.elapsed())
+}
+
+/// Pauses from the second time on.
+const PAUSES: Backoff = Backoff::new(Duration::from_secs(1), Duration::from_secs(60));
+/// A socket that stayed in place for this long: the next loss counts as the first again.
+const STABLE: Duration = Duration::from_secs(120);
+
+/// Contention for one resource's socket.
+#[derive(Debug, Default)]
+struct SocketContention {
+    /// Number of times the socket was taken back without [`STABLE`] in between.
+    times: u32,
+    /// When our socket was last bound.
+    bound: Option<Instant>,
+    /// Since when another program's socket is known to be there.
+    lost: Option<Instant>,
+}
+
+impl SocketContention {
+    /// Records that our socket was bound; `from_other` if it replaced another program's.
+    fn bound(&mut self, from_other: bool, now: Instant) {
+        let stable = self
+            .bound
+            .zip(self.lost.or(Some(now)))
+            .is_none_or(|(bound, lost)| lost.saturating_duration_since(bound) >= STABLE);
+        if stable {
+            self.times = 0;
+        }
+        if from_other {
+            self.times = self.times.saturating_add(1);
+        }
+        self.bound = Some(now);
+        self.lost = None;
+    }
+
+    /// Records another program's socket. Returns when to take the socket back: `now`, or later.
+    fn lost(&mut self, now: Instant) -> Instant {
+        let lost = *self.lost.get_or_insert(now);
+        let stable = self.bound.is_none_or(|bound| lost.saturating_duration_since(bound) >= STABLE);
+        match self.times {
+            0 => lost,
+            _ if stable => lost,
+            times => lost + PAUSES.after(times),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -314,5 +429,49 @@ mod tests {
                 "gantry-example.org-gpu.sock"
             ]
         );
+    }
+
+    /// The pauses in seconds before our socket is taken back from a program that replaces it after `stands`
+    /// seconds.
+    fn pauses(times: usize, stands: u64) -> Vec<u64> {
+        let mut now = Instant::now();
+        let mut contention = SocketContention::default();
+        contention.bound(false, now);
+        let mut pauses = Vec::new();
+        for _ in 0..times {
+            now += Duration::from_secs(stands);
+            let due = contention.lost(now);
+            assert_eq!(
+                contention.lost(now + Duration::from_millis(500)),
+                due,
+                "looking again puts nothing off"
+            );
+            pauses.push((due - now).as_secs());
+            now = due;
+            contention.bound(true, now);
+        }
+        pauses
+    }
+
+    #[test]
+    fn repeated_contention_grows_pauses() {
+        assert_eq!(pauses(9, 0), [0, 1, 2, 4, 8, 16, 32, 60, 60]);
+        assert_eq!(pauses(100, 5)[99], 60, "no pause overflows");
+    }
+
+    #[test]
+    fn stable_socket_is_taken_back_at_once() {
+        assert_eq!(pauses(3, 3600), [0, 0, 0]);
+    }
+
+    #[test]
+    fn removed_socket_is_no_contention() {
+        let mut now = Instant::now();
+        let mut contention = SocketContention::default();
+        for _ in 0..9 {
+            now += Duration::from_secs(1);
+            contention.bound(false, now);
+        }
+        assert_eq!(contention.lost(now), now);
     }
 }

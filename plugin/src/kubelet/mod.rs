@@ -4,10 +4,8 @@
 mod directory;
 mod endpoint;
 mod podresources;
-mod register;
 mod service;
 mod serving;
-mod socket_contention;
 mod stream_monitor;
 
 use std::collections::BTreeMap;
@@ -36,7 +34,6 @@ pub struct Kubelet {
     pub directory: PathBuf,
     /// Kubelet's registration socket; `None` to serve without registration.
     pub socket: Option<PathBuf>,
-    /// The devices.
     pub inventory: watch::Receiver<Arc<Inventory>>,
     /// Selects the devices of each pod.
     pub handover: Arc<SharedHandover>,

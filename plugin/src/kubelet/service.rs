@@ -22,21 +22,39 @@ use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status};
 use tracing::{debug, warn};
 
-use super::register::OPTIONS;
+use super::endpoint::OPTIONS;
 use crate::allocate::Responder;
-use crate::handover::{Request as Ask, SharedHandover};
+use crate::handover::{Request as PreferenceRequest, SharedHandover};
 use crate::inventory::{self, Inventory};
 
 /// The shortest interval of two lists to one kubelet: each list makes kubelet write its node status.
 const MIN_INTERVAL: Duration = Duration::from_millis(100);
 
-/// The devices of one resource in kubelet's form. Shared, so that a stream holds no copy.
-pub type DeviceList = Arc<[Device]>;
+/// The devices of one resource. Shared, so that a stream holds no copy; kubelet's form of them, seven times as large, is
+/// made for each message.
+pub type DeviceList = Arc<[ListedDevice]>;
+
+/// A device as kubelet lists it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ListedDevice {
+    id: DeviceId,
+    is_healthy: bool,
+    numa: Option<u32>,
+}
+
+impl From<&ListedDevice> for Device {
+    fn from(device: &ListedDevice) -> Self {
+        Self {
+            id: device.id.to_string(),
+            health: if device.is_healthy { HEALTHY } else { UNHEALTHY }.to_owned(),
+            topology: device.numa.map(|node| TopologyInfo { nodes: vec![NumaNode { id: node.into() }] }),
+        }
+    }
+}
 
 /// Serves one resource. Made by [`super::Kubelet::service`].
 #[derive(Debug)]
 pub struct DevicePluginService {
-    /// The resource.
     pub(super) resource: ResourceName,
     /// The lists that ListAndWatch sends.
     pub(super) lists: watch::Receiver<DeviceList>,
@@ -83,7 +101,7 @@ impl DevicePlugin for DevicePluginService {
         let open = Open::new(&self.streams);
         let lists = paced(self.lists.clone()).map(move |list| {
             let _lives_with_the_stream = &open;
-            Ok(ListAndWatchResponse { devices: list.to_vec() })
+            Ok(ListAndWatchResponse { devices: list.iter().map(Device::from).collect() })
         });
         Ok(Response::new(Box::pin(lists.take_until(self.stop.clone().cancelled_owned()))))
     }
@@ -92,18 +110,18 @@ impl DevicePlugin for DevicePluginService {
         &self,
         request: Request<PreferredAllocationRequest>,
     ) -> Result<Response<PreferredAllocationResponse>, Status> {
-        let asks: Vec<Ask> = request
+        let requests: Vec<PreferenceRequest> = request
             .into_inner()
             .container_requests
             .into_iter()
-            .map(|container| Ask {
+            .map(|container| PreferenceRequest {
                 resource: self.resource.clone(),
                 offered: ids(container.available_device_ids),
                 must: ids(container.must_include_device_ids),
                 size: usize::try_from(container.allocation_size).unwrap_or(0),
             })
             .collect();
-        let answers = self.handover.prefer(asks).await;
+        let answers = self.handover.prefer(requests).await;
         let container_responses = answers
             .into_iter()
             .map(|devices| ContainerPreferredAllocationResponse {
@@ -249,13 +267,13 @@ pub(super) fn lists<'k>(
     inventory: &Inventory,
     known: impl Iterator<Item = &'k ResourceName>,
 ) -> BTreeMap<ResourceName, DeviceList> {
-    let mut devices: BTreeMap<ResourceName, Vec<Device>> =
+    let mut devices: BTreeMap<ResourceName, Vec<ListedDevice>> =
         known.map(|resource| (resource.clone(), Vec::new())).collect();
     for device in &inventory.devices {
-        devices.entry(device.resource.clone()).or_default().push(Device {
-            id: device.id.to_string(),
-            health: if device.health.healthy { HEALTHY } else { UNHEALTHY }.to_owned(),
-            topology: device.numa.map(|node| TopologyInfo { nodes: vec![NumaNode { id: node.into() }] }),
+        devices.entry(device.resource.clone()).or_default().push(ListedDevice {
+            id: device.id.clone(),
+            is_healthy: device.health.healthy,
+            numa: device.numa,
         });
     }
     devices.into_iter().map(|(resource, list)| (resource, list.into())).collect()
@@ -266,7 +284,7 @@ mod tests {
     use super::*;
 
     fn list(ids: &[&str]) -> DeviceList {
-        ids.iter().map(|id| Device { id: (*id).to_owned(), ..Device::default() }).collect()
+        ids.iter().map(|id| ListedDevice { id: (*id).into(), is_healthy: true, numa: None }).collect()
     }
 
     #[tokio::test]

@@ -7,6 +7,9 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use clap::{Args, ValueEnum};
+use gantry_api::NodeName;
+use gantry_config::{Config, Gfd};
 use gantry_runtime::{Backoff, chain};
 use jiff::Timestamp;
 use kube::Client;
@@ -16,11 +19,10 @@ use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
 use super::write::{self, WriteError};
-use super::{Facts, Host, HostOptions, Identity, Labels, Place, Settings, Target, labels};
+use super::{Facts, Host, HostOptions, Labels, labels};
 use crate::inventory::{self, Absence, Inventory};
-use crate::log_throttle::LogThrottle;
 use crate::observe::Observed;
-use gantry_config::Config;
+use gantry_runtime::LogThrottle;
 
 /// Shortest time between two writes. The first change after a pause is written at once.
 const SHORTEST: Duration = Duration::from_secs(1);
@@ -76,7 +78,6 @@ impl std::fmt::Debug for Access {
 enum LabelPlace {
     /// The NodeFeature object.
     Object,
-    /// A file.
     File(PathBuf),
 }
 
@@ -227,11 +228,10 @@ impl Labeller {
         }
     }
 
-    /// Writes the labels.
     async fn write(&mut self, state: &mut State, settings: &Settings, labels: &Labels) -> anyhow::Result<()> {
         let standing = &mut state.standing;
         match settings.place {
-            Place::File => write::file::write(labels, settings.output_file.as_deref())?,
+            Place::File => write::to_file(labels, settings.output_file.as_deref())?,
             Place::NodeFeature => {
                 let client = self.client().await?;
                 // Recorded before the request: a request without a response may have arrived. A refused one has not.
@@ -267,7 +267,7 @@ impl Labeller {
                 LabelPlace::Object => write::withdraw(&self.client().await?, &self.identity).await?,
                 LabelPlace::File(path) => {
                     let new = settings.output_file.as_deref();
-                    write::file::remove(path, new.filter(|_| settings.place == Place::File))?;
+                    write::remove_file(path, new.filter(|_| settings.place == Place::File))?;
                 }
             }
             info!(?former, place = ?settings.place, "labels moved to another place; those of the former one are removed");
@@ -345,4 +345,127 @@ async fn until(moment: Option<Instant>) {
 /// Waits until `interval` has passed since `moment`, or forever without one.
 async fn passed(moment: Instant, interval: Option<Duration>) {
     until(interval.map(|interval| moment + interval.max(SHORTEST))).await;
+}
+
+/// Where labels go.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
+pub enum Target {
+    /// Nowhere: no labels are made
+    #[default]
+    Off,
+    /// Where NVIDIA's gpu-feature-discovery, so configured, writes them: node-feature, or file where useNodeFeatureAPI is false
+    Gfd,
+    /// A NodeFeature object, which node-feature-discovery makes labels of
+    NodeFeature,
+    /// A file in node-feature-discovery's features.d, or standard output
+    File,
+    /// The Node itself, without node-feature-discovery
+    Node,
+}
+
+impl Target {
+    /// The place with this configuration; `None` for [`Target::Off`].
+    pub const fn place(self, gfd: &Gfd) -> Option<Place> {
+        match self {
+            Self::Off => None,
+            Self::Gfd if gfd.use_node_feature_api => Some(Place::NodeFeature),
+            Self::Gfd | Self::File => Some(Place::File),
+            Self::NodeFeature => Some(Place::NodeFeature),
+            Self::Node => Some(Place::Node),
+        }
+    }
+}
+
+/// A place that labels are written to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Place {
+    /// A NodeFeature object.
+    NodeFeature,
+    /// A file, or standard output.
+    File,
+    /// The Node itself.
+    Node,
+}
+
+impl Place {
+    /// Whether an API server is needed.
+    pub const fn needs_cluster(self) -> bool {
+        matches!(self, Self::NodeFeature | Self::Node)
+    }
+}
+
+/// The options of the daemon about labels that gpu-feature-discovery does not have.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Args)]
+pub struct LabelsArgs {
+    /// Where the labels of the node go
+    #[arg(long, value_enum, value_name = "WHERE", default_value_t)]
+    pub labels: Target,
+
+    /// Namespace of the pod this runs in, and of the NodeFeature object [default: that of the service account or kubeconfig]
+    #[arg(long, env = "NAMESPACE", value_name = "NAME")]
+    pub namespace: Option<String>,
+
+    /// Name of the pod this runs in: its DaemonSet owns the NodeFeature object
+    #[arg(long, env = "POD_NAME", value_name = "NAME")]
+    pub pod_name: Option<String>,
+}
+
+/// How labels are computed and where they go.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Settings {
+    /// Where they go.
+    pub place: Place,
+    /// The file of [`Place::File`]; `None`: standard output.
+    pub output_file: Option<PathBuf>,
+    /// Whether a label has the time at which this configuration took effect.
+    pub timestamp: bool,
+    /// Interval at which unchanged labels are written again; `None`: never.
+    pub interval: Option<Duration>,
+    /// File that names the machine's type; an empty path: none.
+    pub machine_type_file: PathBuf,
+}
+
+impl Settings {
+    /// From the option `--labels` and `flags.gfd` of the configuration, which may change while the daemon runs. `None` if no
+    /// labels are written.
+    pub fn of(target: Target, gfd: &Gfd) -> Option<Self> {
+        Some(Self {
+            place: target.place(gfd)?,
+            output_file: gfd.output_file.clone(),
+            timestamp: !gfd.no_timestamp,
+            interval: gfd.sleep_interval,
+            machine_type_file: gfd.machine_type_file.clone(),
+        })
+    }
+}
+
+/// The node of the labels, and the pod that writes them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Identity {
+    pub node: NodeName,
+    /// Namespace of the pod this runs in, and of the NodeFeature object (`NAMESPACE`); `None`: that of the service account or
+    /// kubeconfig.
+    pub namespace: Option<String>,
+    /// The pod this runs in (`POD_NAME`); `None` if unknown: the object then has no owner.
+    pub pod: Option<String>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn label_place_follows_gfd_unless_named() {
+        let place = |target: Target, use_node_feature_api| {
+            target.place(&Gfd { use_node_feature_api, ..Gfd::default() })
+        };
+        assert_eq!(place(Target::Gfd, true), Some(Place::NodeFeature));
+        assert_eq!(place(Target::Gfd, false), Some(Place::File));
+        for use_node_feature_api in [true, false] {
+            assert_eq!(place(Target::Off, use_node_feature_api), None);
+            assert_eq!(place(Target::NodeFeature, use_node_feature_api), Some(Place::NodeFeature));
+            assert_eq!(place(Target::File, use_node_feature_api), Some(Place::File));
+            assert_eq!(place(Target::Node, use_node_feature_api), Some(Place::Node));
+        }
+    }
 }

@@ -3,10 +3,54 @@
 use std::ffi::{c_uint, c_ulong};
 
 use gantry_topology::{GpuUuid, PathClass, PcieAddress};
+use nvml_wrapper::enum_wrappers::device::{EccCounter, MemoryError};
+use nvml_wrapper::enums::device::SampleValue;
+use nvml_wrapper::error::NvmlError as WrapperError;
+use nvml_wrapper::structs::device::FieldId;
 use nvml_wrapper_sys::bindings as sys;
+use nvml_wrapper_sys::bindings::field_id::NVML_FI_DEV_GET_GPU_RECOVERY_ACTION;
 
-use super::call::{check, symbol};
-use super::{Nvml, NvmlError};
+use super::{Code, Nvml, NvmlError};
+
+/// Name and function pointer of a raw call, or the error that the library lacks it.
+macro_rules! symbol {
+    ($nvml:expr, $function:ident) => {
+        match &$nvml.library.lib().$function {
+            Ok(function) => Ok((stringify!($function), *function)),
+            Err(_) => Err($crate::nvml::NvmlError::Missing { call: stringify!($function) }),
+        }
+    };
+}
+pub(super) use symbol;
+
+/// A call on one GPU that fills one value.
+pub(super) type Getter<T> = unsafe extern "C" fn(sys::nvmlDevice_t, *mut T) -> sys::nvmlReturn_t;
+/// A call on one NVLink of one GPU that fills one value.
+pub(super) type LinkGetter<T> = unsafe extern "C" fn(sys::nvmlDevice_t, c_uint, *mut T) -> sys::nvmlReturn_t;
+
+/// The return code of a call as a result.
+pub(super) fn check(call: &'static str, gpu: Option<u32>, code: sys::nvmlReturn_t) -> Result<(), NvmlError> {
+    if code == sys::nvmlReturn_enum_NVML_SUCCESS {
+        Ok(())
+    } else {
+        Err(NvmlError::Call { call, gpu, code: Code::of(code) })
+    }
+}
+
+/// The result of a call through nvml-wrapper, with the call and its GPU added to the error.
+pub(super) fn wrapped<T>(
+    call: &'static str,
+    gpu: Option<u32>,
+    result: Result<T, WrapperError>,
+) -> Result<T, NvmlError> {
+    result.map_err(|error| match error {
+        WrapperError::FailedToLoadSymbol(_) => NvmlError::Missing { call },
+        WrapperError::Utf8Error(error) => {
+            NvmlError::Unexpected { call, gpu, returned: error.to_string(), expected: "UTF-8 text" }
+        }
+        error => NvmlError::Call { call, gpu, code: Code::of(error.into()) },
+    })
+}
 
 /// One GPU of an [`Nvml`].
 #[derive(Clone, Copy)]
@@ -36,8 +80,81 @@ pub struct Process {
     pub compute_instance: Option<u32>,
 }
 
+/// The far end of an NVLink.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Remote {
+    Gpu,
+    /// An NVSwitch.
+    Switch,
+    /// The CPU, on POWER9.
+    Processor,
+    /// Unknown to NVML, or newer than this build.
+    Unknown,
+}
+
+/// Memory rows that are, or will be, replaced by spare ones (Ampere and later).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RemappedRows {
+    /// Some rows wait for a reset.
+    pub pending: bool,
+    /// A row could not be replaced.
+    pub failed: bool,
+}
+
+/// The action that the driver requests to recover a GPU (drivers 560 and later).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RecoveryAction {
+    None,
+    /// A reset of the GPU.
+    Reset,
+    /// A reboot of the node.
+    Reboot,
+    /// End all peer-to-peer traffic.
+    DrainPeers,
+    /// End all work, then reset the GPU.
+    DrainAndReset,
+    /// An action newer than this build.
+    Other(u32),
+}
+
 /// Words of a CPU or NUMA mask: 16384 bits, more than Linux supports.
 const MASK_WORDS: usize = 16_384 / c_ulong::BITS as usize;
+
+impl<'nvml> Device<'nvml> {
+    /// Calls `function` of nvml-wrapper, which makes the NVML call `call`.
+    pub(super) fn call<T>(
+        &self,
+        call: &'static str,
+        function: impl FnOnce(&nvml_wrapper::Device<'nvml>) -> Result<T, WrapperError>,
+    ) -> Result<T, NvmlError> {
+        // SAFETY: the handle came from the NVML that `self` borrows.
+        let device = unsafe { nvml_wrapper::Device::new(self.handle, &self.nvml.library) };
+        wrapped(call, Some(self.index), function(&device))
+    }
+
+    /// Calls `function`, which fills `value`. Versioned structs must come in with their version set.
+    pub(super) fn get<T>(
+        &self,
+        (call, function): (&'static str, Getter<T>),
+        mut value: T,
+    ) -> Result<T, NvmlError> {
+        // SAFETY: the handle came from the NVML that `self` borrows; the out-pointer is a local of the type the call declares.
+        check(call, Some(self.index), unsafe { function(self.handle, &raw mut value) })?;
+        Ok(value)
+    }
+
+    /// Calls `function` on NVLink `link`, which fills `value`.
+    pub(super) fn get_link<T>(
+        &self,
+        (call, function): (&'static str, LinkGetter<T>),
+        link: u8,
+        mut value: T,
+    ) -> Result<T, NvmlError> {
+        // SAFETY: the handle came from the NVML that `self` borrows; the out-pointer is a local of the type the call declares.
+        check(call, Some(self.index), unsafe { function(self.handle, c_uint::from(link), &raw mut value) })?;
+        Ok(value)
+    }
+}
 
 impl Device<'_> {
     /// NVML's index.
@@ -66,35 +183,23 @@ impl Device<'_> {
     }
 
     /// Product name.
-    ///
-    /// # Errors
-    /// The code that NVML returned.
     pub fn name(&self) -> Result<String, NvmlError> {
         let name = self.call("nvmlDeviceGetName", |device| device.name())?;
         Ok(name.trim().to_owned())
     }
 
     /// Board serial number. Boards without one return `NotSupported`.
-    ///
-    /// # Errors
-    /// The code that NVML returned.
     pub fn serial(&self) -> Result<String, NvmlError> {
         let serial = self.call("nvmlDeviceGetSerial", |device| device.serial())?;
         Ok(serial.trim().to_owned())
     }
 
     /// Minor number of `/dev/nvidiaN`.
-    ///
-    /// # Errors
-    /// The code that NVML returned.
     pub fn minor(&self) -> Result<u32, NvmlError> {
         self.call("nvmlDeviceGetMinorNumber", |device| device.minor_number())
     }
 
     /// Total memory in bytes. The driver queries the GPU, so this fails for a lost GPU.
-    ///
-    /// # Errors
-    /// The code that NVML returned.
     pub fn memory(&self) -> Result<u64, NvmlError> {
         // Raw: nvml-wrapper calls nvmlDeviceGetMemoryInfo_v2, which drivers before 510 lack.
         let blank = sys::nvmlMemory_t { total: 0, free: 0, used: 0 };
@@ -102,9 +207,6 @@ impl Device<'_> {
     }
 
     /// CUDA compute capability: major and minor.
-    ///
-    /// # Errors
-    /// The code that NVML returned.
     pub fn compute_capability(&self) -> Result<(i32, i32), NvmlError> {
         let capability =
             self.call("nvmlDeviceGetCudaComputeCapability", |device| device.cuda_compute_capability())?;
@@ -112,34 +214,22 @@ impl Device<'_> {
     }
 
     /// Newest PCIe generation that GPU and slot support together.
-    ///
-    /// # Errors
-    /// The code that NVML returned.
     pub fn max_pcie_generation(&self) -> Result<u32, NvmlError> {
         self.call("nvmlDeviceGetMaxPcieLinkGeneration", |device| device.max_pcie_link_gen())
     }
 
     /// Most PCIe lanes that GPU and slot support together.
-    ///
-    /// # Errors
-    /// The code that NVML returned.
     pub fn max_pcie_width(&self) -> Result<u32, NvmlError> {
         self.call("nvmlDeviceGetMaxPcieLinkWidth", |device| device.max_pcie_link_width())
     }
 
     /// CPUs near the GPU, ascending.
-    ///
-    /// # Errors
-    /// The code that NVML returned.
     pub fn cpu_affinity(&self) -> Result<Vec<u32>, NvmlError> {
         let mask = self.call("nvmlDeviceGetCpuAffinity", |device| device.cpu_affinity(MASK_WORDS))?;
         Ok(bits(&mask))
     }
 
     /// NUMA nodes near the GPU, ascending: what `nvidia-smi topo -m` prints as NUMA affinity.
-    ///
-    /// # Errors
-    /// The code that NVML returned.
     pub fn memory_affinity(&self) -> Result<Vec<u32>, NvmlError> {
         let mask = self.call("nvmlDeviceGetMemoryAffinity", |device| {
             device.memory_affinity(MASK_WORDS, sys::NVML_AFFINITY_SCOPE_NODE)
@@ -148,18 +238,12 @@ impl Device<'_> {
     }
 
     /// NUMA node of the GPU's own memory, on coherent platforms; `None` where it has none.
-    ///
-    /// # Errors
-    /// The code that NVML returned.
     pub fn memory_numa(&self) -> Result<Option<u16>, NvmlError> {
         let node = self.call("nvmlDeviceGetNumaNodeId", |device| device.numa_node_id())?;
         Ok(u16::try_from(node).ok())
     }
 
     /// PCIe distance of this GPU and `other`; `None` for a level unknown to this build.
-    ///
-    /// # Errors
-    /// The code that NVML returned.
     pub fn common_ancestor(&self, other: Device<'_>) -> Result<Option<PathClass>, NvmlError> {
         // Raw: nvml-wrapper returns an error for an unknown level.
         let (name, function) = symbol!(self.nvml, nvmlDeviceGetTopologyCommonAncestor)?;
@@ -180,9 +264,6 @@ impl Device<'_> {
     }
 
     /// Position in a multi-node NVLink domain; `None` while the fabric manager is busy, or without a fabric.
-    ///
-    /// # Errors
-    /// The code that NVML returned.
     pub fn fabric(&self) -> Result<Option<FabricInfo>, NvmlError> {
         // Raw, both versions: nvml-wrapper has neither.
         match self.fabric_versioned() {
@@ -220,9 +301,6 @@ impl Device<'_> {
     }
 
     /// Processes with a compute context on this GPU.
-    ///
-    /// # Errors
-    /// The code that NVML returned.
     pub fn compute_processes(&self) -> Result<Vec<Process>, NvmlError> {
         // Raw: nvml-wrapper fails if more than five processes start between count and list.
         let (name, function) = symbol!(self.nvml, nvmlDeviceGetComputeRunningProcesses_v3)?;
@@ -245,8 +323,120 @@ impl Device<'_> {
         }
     }
 
-    pub(super) fn unexpected(&self, call: &'static str, answer: String, expected: &'static str) -> NvmlError {
-        NvmlError::Answer { call, gpu: Some(self.index), answer, expected }
+    pub(super) fn unexpected(
+        &self,
+        call: &'static str,
+        returned: String,
+        expected: &'static str,
+    ) -> NvmlError {
+        NvmlError::Unexpected { call, gpu: Some(self.index), returned, expected }
+    }
+
+    /// Whether link `link` is up. NVML returns `InvalidArgument` for a link that the GPU does not have.
+    pub fn nvlink_active(&self, link: u8) -> Result<bool, NvmlError> {
+        self.call("nvmlDeviceGetNvLinkState", |device| device.link_wrapper_for(link.into()).is_active())
+    }
+
+    /// NVLink generation of `link`, 1 to 5; `None` for one unknown to this build.
+    pub fn nvlink_version(&self, link: u8) -> Result<Option<u8>, NvmlError> {
+        let version =
+            self.call("nvmlDeviceGetNvLinkVersion", |device| device.link_wrapper_for(link.into()).version())?;
+        // NVML has its own list of versions, in which 2.2 and 3.1 are separate entries.
+        Ok(match version {
+            sys::nvmlNvlinkVersion_enum_NVML_NVLINK_VERSION_1_0 => Some(1),
+            sys::nvmlNvlinkVersion_enum_NVML_NVLINK_VERSION_2_0
+            | sys::nvmlNvlinkVersion_enum_NVML_NVLINK_VERSION_2_2 => Some(2),
+            sys::nvmlNvlinkVersion_enum_NVML_NVLINK_VERSION_3_0
+            | sys::nvmlNvlinkVersion_enum_NVML_NVLINK_VERSION_3_1 => Some(3),
+            sys::nvmlNvlinkVersion_enum_NVML_NVLINK_VERSION_4_0 => Some(4),
+            sys::nvmlNvlinkVersion_enum_NVML_NVLINK_VERSION_5_0 => Some(5),
+            _ => None,
+        })
+    }
+
+    /// The type of the far end of `link`.
+    pub fn nvlink_remote(&self, link: u8) -> Result<Remote, NvmlError> {
+        // Raw: nvml-wrapper writes the type into a temporary and always returns Unknown.
+        let symbol = symbol!(self.nvml, nvmlDeviceGetNvLinkRemoteDeviceType)?;
+        let unknown = sys::nvmlIntNvLinkDeviceType_enum_NVML_NVLINK_DEVICE_TYPE_UNKNOWN;
+        Ok(match self.get_link(symbol, link, unknown)? {
+            sys::nvmlIntNvLinkDeviceType_enum_NVML_NVLINK_DEVICE_TYPE_GPU => Remote::Gpu,
+            sys::nvmlIntNvLinkDeviceType_enum_NVML_NVLINK_DEVICE_TYPE_SWITCH => Remote::Switch,
+            sys::nvmlIntNvLinkDeviceType_enum_NVML_NVLINK_DEVICE_TYPE_IBMNPU => Remote::Processor,
+            _ => Remote::Unknown,
+        })
+    }
+
+    /// PCIe address of the far end of `link`; `None` if NVML has none (such as a switch that is invisible to a
+    /// VM).
+    pub fn nvlink_remote_bus_id(&self, link: u8) -> Result<Option<PcieAddress>, NvmlError> {
+        let remote = self.call("nvmlDeviceGetNvLinkRemotePciInfo_v2", |device| {
+            device.link_wrapper_for(link.into()).remote_pci_info()
+        })?;
+        Ok(remote.bus_id.parse().ok())
+    }
+
+    /// Uncorrected memory errors since the driver was loaded or the GPU was reset.
+    ///
+    /// # Errors
+    /// The code that NVML returned; `NotSupported` without ECC.
+    pub fn uncorrected_errors(&self) -> Result<u64, NvmlError> {
+        self.call("nvmlDeviceGetTotalEccErrors", |device| {
+            device.total_ecc_errors(MemoryError::Uncorrected, EccCounter::Volatile)
+        })
+    }
+
+    /// Remapped rows.
+    ///
+    /// # Errors
+    /// The code that NVML returned; `NotSupported` before Ampere.
+    pub fn remapped_rows(&self) -> Result<RemappedRows, NvmlError> {
+        // Raw: nvml-wrapper has no such call.
+        let (name, function) = symbol!(self.nvml, nvmlDeviceGetRemappedRows)?;
+        let (mut corrected, mut uncorrected, mut pending, mut failed) = (0, 0, 0, 0);
+        // SAFETY: the handle came from the NVML that `self` borrows; all out-pointers are locals of the declared type.
+        check(name, Some(self.index), unsafe {
+            function(self.handle, &raw mut corrected, &raw mut uncorrected, &raw mut pending, &raw mut failed)
+        })?;
+        Ok(RemappedRows { pending: pending != 0, failed: failed != 0 })
+    }
+
+    /// Whether memory pages wait for a driver reload to be retired.
+    ///
+    /// # Errors
+    /// The code that NVML returned; `NotSupported` from Ampere on.
+    pub fn retirement_pending(&self) -> Result<bool, NvmlError> {
+        self.call("nvmlDeviceGetRetiredPagesPendingStatus", |device| device.are_pages_pending_retired())
+    }
+
+    /// The action that the driver requests to recover the GPU.
+    ///
+    /// # Errors
+    /// The code that NVML returned; `NotSupported` or `InvalidArgument` from drivers without this field.
+    pub fn recovery_action(&self) -> Result<RecoveryAction, NvmlError> {
+        let call = "nvmlDeviceGetFieldValues";
+        let field = FieldId(NVML_FI_DEV_GET_GPU_RECOVERY_ACTION);
+        let action = self.call(call, |device| {
+            // One value is returned per field.
+            let value = device.field_values_for(&[field])?.pop();
+            value.ok_or(WrapperError::NoData)??.value
+        })?;
+        let action = match action {
+            SampleValue::U32(action) => action,
+            other => return Err(self.unexpected(call, format!("{other:?}"), "an unsigned integer")),
+        };
+        Ok(match action {
+            sys::nvmlDeviceGpuRecoveryAction_s_NVML_GPU_RECOVERY_ACTION_NONE => RecoveryAction::None,
+            sys::nvmlDeviceGpuRecoveryAction_s_NVML_GPU_RECOVERY_ACTION_GPU_RESET => RecoveryAction::Reset,
+            sys::nvmlDeviceGpuRecoveryAction_s_NVML_GPU_RECOVERY_ACTION_NODE_REBOOT => RecoveryAction::Reboot,
+            sys::nvmlDeviceGpuRecoveryAction_s_NVML_GPU_RECOVERY_ACTION_DRAIN_P2P => {
+                RecoveryAction::DrainPeers
+            }
+            sys::nvmlDeviceGpuRecoveryAction_s_NVML_GPU_RECOVERY_ACTION_DRAIN_AND_RESET => {
+                RecoveryAction::DrainAndReset
+            }
+            other => RecoveryAction::Other(other),
+        })
     }
 }
 

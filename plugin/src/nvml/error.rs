@@ -22,14 +22,10 @@ pub enum NvmlError {
     },
     /// The library is older than the call.
     #[error("{call} is missing from the NVML library; the driver is older than the call")]
-    Missing {
-        /// The function.
-        call: &'static str,
-    },
+    Missing { call: &'static str },
     /// A call failed.
     #[error("{call}{} failed: {code}{}", OnGpu(*.gpu), Advice(call, *.code))]
     Call {
-        /// The function.
         call: &'static str,
         /// Index of the GPU it was about, if it was about one.
         gpu: Option<u32>,
@@ -37,15 +33,12 @@ pub enum NvmlError {
         code: Code,
     },
     /// A call succeeded with an unexpected value.
-    #[error("{call}{} returned {answer:?}, expected {expected}", OnGpu(*.gpu))]
-    Answer {
-        /// The function.
+    #[error("{call}{} returned {returned:?}, expected {expected}", OnGpu(*.gpu))]
+    Unexpected {
         call: &'static str,
         /// Index of the GPU.
         gpu: Option<u32>,
-        /// The returned value.
-        answer: String,
-        /// What was expected.
+        returned: String,
         expected: &'static str,
     },
 }
@@ -92,7 +85,6 @@ pub enum Code {
     NotSupported,
     /// The caller lacks a permission.
     NoPermission,
-    /// Not found.
     NotFound,
     /// A buffer is too small.
     InsufficientSize,

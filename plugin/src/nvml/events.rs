@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use nvml_wrapper_sys::bindings as sys;
 
-use super::call::{check, symbol};
 use super::device::instance;
+use super::device::{check, symbol};
 use super::{Code, Device, Nvml, NvmlError};
 
 /// GPUs registered for events; freed when dropped.
@@ -25,7 +25,6 @@ pub struct EventSet<'nvml> {
 pub struct Event {
     /// Index of the GPU at registration; `None` if the driver names no registered GPU.
     pub gpu: Option<u32>,
-    /// What happened.
     pub kind: EventKind,
     /// GPU instance to which it is confined, on a GPU in MIG mode.
     pub gpu_instance: Option<u32>,
@@ -68,7 +67,7 @@ impl<'nvml> EventSet<'nvml> {
         };
         match supported & (XID | MIG) {
             kinds if kinds & XID == 0 => {
-                check(name, Some(device.index), sys::nvmlReturn_enum_NVML_ERROR_NOT_SUPPORTED)?
+                check(name, Some(device.index), sys::nvmlReturn_enum_NVML_ERROR_NOT_SUPPORTED)?;
             }
             // Some drivers list MIG events as supported but reject the registration; Xids still work there.
             kinds => register(kinds).or_else(|error| match error.is_driver_gone() || kinds == XID {

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use gantry_topology::{MigAttributes, MigUuid};
 use nvml_wrapper_sys::bindings as sys;
 
-use super::call::{check, symbol};
+use super::device::{check, symbol};
 use super::{Device, NvmlError};
 
 /// MIG mode of a GPU.
@@ -21,7 +21,6 @@ pub struct MigMode {
 /// Ids of a MIG device on its GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct MigIds {
-    /// GPU instance.
     pub gpu_instance: u32,
     /// Compute instance in it.
     pub compute_instance: u32,
@@ -32,11 +31,9 @@ pub struct MigIds {
 pub struct Placement {
     /// First memory unit.
     pub start: u32,
-    /// Memory units.
     pub size: u32,
 }
 
-/// A GPU instance.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct InstanceInfo {
     /// Id of its profile, as in `nvidia-smi mig -lgip`. The number is specific to the product.
@@ -51,9 +48,6 @@ pub struct MigDevice<'nvml>(Device<'nvml>);
 
 impl<'nvml> Device<'nvml> {
     /// MIG mode. GPUs without MIG return `NotSupported`.
-    ///
-    /// # Errors
-    /// The code that NVML returned.
     pub fn mig_mode(&self) -> Result<MigMode, NvmlError> {
         let mode = self.call("nvmlDeviceGetMigMode", |device| device.mig_mode())?;
         Ok(MigMode {
@@ -63,9 +57,6 @@ impl<'nvml> Device<'nvml> {
     }
 
     /// The MIG devices, in NVML's order. Empty indices are skipped.
-    ///
-    /// # Errors
-    /// The code that NVML returned.
     pub fn mig_devices(&self) -> Result<Vec<MigDevice<'nvml>>, NvmlError> {
         // The most that there can be, in spite of the name.
         let count = self.call("nvmlDeviceGetMaxMigDeviceCount", |device| device.mig_device_count())?;
@@ -88,9 +79,6 @@ impl<'nvml> Device<'nvml> {
     }
 
     /// Profile and location of GPU instance `id`. Some drivers require privileges (`NoPermission`).
-    ///
-    /// # Errors
-    /// The code that NVML returned.
     pub fn gpu_instance(&self, id: u32) -> Result<InstanceInfo, NvmlError> {
         // Raw: nvml-wrapper has no GPU instances.
         let (name, function) = symbol!(self.nvml, nvmlDeviceGetGpuInstanceById)?;
@@ -143,17 +131,11 @@ impl MigDevice<'_> {
 
     /// The name. It ends with the profile of the compute instance: `NVIDIA A100-SXM4-40GB MIG 3g.20gb`. The
     /// suffix of the GPU instance (`+me`) is not in it.
-    ///
-    /// # Errors
-    /// The code that NVML returned.
     pub fn name(&self) -> Result<String, NvmlError> {
         self.0.name()
     }
 
     /// Its GPU instance and compute instance.
-    ///
-    /// # Errors
-    /// The code that NVML returned.
     pub fn ids(&self) -> Result<MigIds, NvmlError> {
         // Raw: nvml-wrapper has neither.
         let nvml = self.0.nvml;
@@ -164,9 +146,6 @@ impl MigDevice<'_> {
     }
 
     /// Engines and memory.
-    ///
-    /// # Errors
-    /// The code that NVML returned.
     pub fn attributes(&self) -> Result<MigAttributes, NvmlError> {
         let attributes = self.0.call("nvmlDeviceGetAttributes_v2", |device| device.attributes())?;
         Ok(MigAttributes {

@@ -2,17 +2,13 @@
 //! decisions. An [`Nvml`] belongs to the thread that loaded it, and everything obtained from it borrows it.
 //!
 //! Calls go through nvml-wrapper. Where it is wrong or has no such call, the raw function of nvml-wrapper-sys is called, and
-//! a comment gives the reason.
+//! a comment gives the reason. The error of a call is the code that NVML returned.
 #![allow(unsafe_code)]
 
-mod call;
 mod device;
 mod error;
 mod events;
-mod find;
-mod links;
 mod mig;
-mod state;
 
 use std::marker::PhantomData;
 use std::path::{Path, PathBuf};
@@ -20,15 +16,14 @@ use std::path::{Path, PathBuf};
 use gantry_runtime::chain;
 use nvml_wrapper::error::NvmlError as WrapperError;
 
+pub use device::Remote;
 pub use device::{Device, FabricInfo, Process};
+pub use device::{RecoveryAction, RemappedRows};
 pub use error::{Code, NvmlError};
 pub use events::{Event, EventKind, EventSet};
-pub use find::find;
-pub use links::Remote;
 pub use mig::{InstanceInfo, MigDevice, MigIds, MigMode, Placement};
-pub use state::{RecoveryAction, RemappedRows};
 
-use call::wrapped;
+use device::wrapped;
 
 /// A loaded and initialised NVML. Dropping it shuts NVML down and unloads the library, so that the next load
 /// gets the library of a driver that was replaced meanwhile.
@@ -54,9 +49,6 @@ impl Nvml {
     }
 
     /// Number of GPUs that the driver counts, including unreachable ones.
-    ///
-    /// # Errors
-    /// The code that NVML returned.
     pub fn device_count(&self) -> Result<u32, NvmlError> {
         wrapped("nvmlDeviceGetCount_v2", None, self.library.device_count())
     }
@@ -77,18 +69,12 @@ impl Nvml {
     }
 
     /// Version of the kernel driver, e.g. `570.124.06`.
-    ///
-    /// # Errors
-    /// The code that NVML returned.
     pub fn driver_version(&self) -> Result<String, NvmlError> {
         let version = self.library.sys_driver_version();
         Ok(wrapped("nvmlSystemGetDriverVersion", None, version)?.trim().to_owned())
     }
 
     /// Newest CUDA version that the driver supports: major and minor.
-    ///
-    /// # Errors
-    /// The code that NVML returned.
     pub fn cuda_version(&self) -> Result<(u32, u32), NvmlError> {
         let version = self.library.sys_cuda_driver_version();
         let version = wrapped("nvmlSystemGetCudaDriverVersion_v2", None, version)?.unsigned_abs();
@@ -96,9 +82,6 @@ impl Nvml {
     }
 
     /// A new event set, with no GPU registered.
-    ///
-    /// # Errors
-    /// The code that NVML returned.
     pub fn event_set(&self) -> Result<EventSet<'_>, NvmlError> {
         EventSet::create(self)
     }

@@ -1,10 +1,13 @@
 //! The counters behind /metrics. Labels have few values: resources, outcomes, this node's GPUs, and the pods that hold
 //! some.
 
-use std::sync::OnceLock;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use gantry_api::ResourceName;
+use gantry_config::Config;
+use gantry_config::source::Report;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -13,11 +16,9 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 use tokio::sync::watch;
 
-use super::holders::Holders;
-use crate::handover::Listing;
+use crate::handover::{Holding, Listing};
 use crate::health::XidCounts;
 use crate::inventory::{Diagnoses, Inventory};
-use gantry_config::source::Report;
 
 /// How an Allocate related to grants.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -119,6 +120,7 @@ pub struct Metrics {
     diagnoses: OnceLock<Diagnoses>,
     /// Reported by the configuration source.
     configurations: OnceLock<watch::Receiver<Report>>,
+    config: OnceLock<watch::Receiver<Arc<Config>>>,
 }
 
 impl Default for Metrics {
@@ -142,6 +144,7 @@ impl Default for Metrics {
             xids: OnceLock::new(),
             diagnoses: OnceLock::new(),
             configurations: OnceLock::new(),
+            config: OnceLock::new(),
         }
     }
 }
@@ -166,6 +169,7 @@ impl Metrics {
             xids,
             diagnoses,
             configurations,
+            config,
         } = self;
         registry.register(
             "allocations",
@@ -202,11 +206,11 @@ impl Metrics {
             list_streams.clone(),
         );
         registry.register("reachable", "1 if the peer responded to the last request", reachable.clone());
-        registry.register(
-            "allocated_devices",
-            "Devices, replicas and MIG devices held by a container, by physical GPU",
-            holders.family(),
-        );
+        let help = "Devices, replicas and MIG devices held by containers, by physical GPU";
+        match config.get().is_some_and(|config| config.borrow().pod_metrics) {
+            true => registry.register("allocated_devices", help, holders.by_container()),
+            false => registry.register("allocated_devices", help, holders.by_gpu()),
+        }
         let counted: Family<ByXid, Counter> = Family::default();
         for (gpu, xid, count) in xids.get().map(XidCounts::all).unwrap_or_default() {
             let labels = ByXid { gpu: gpu.to_string(), xid };
@@ -232,7 +236,6 @@ impl Metrics {
         Ok(text)
     }
 
-    /// Counts a deviation.
     pub fn deviation(&self) {
         self.deviations.inc();
     }
@@ -301,6 +304,12 @@ impl Metrics {
         }
     }
 
+    pub(super) fn config(&self, config: watch::Receiver<Arc<Config>>) {
+        if self.config.set(config).is_err() {
+            tracing::debug!("the source of the configuration was already set");
+        }
+    }
+
     pub(super) fn holders(&self, listing: Listing) {
         self.holders.listed(listing);
     }
@@ -346,4 +355,192 @@ fn register_configurations(registry: &mut Registry, report: &Report) {
 
 fn labels(resource: &ResourceName, outcome: &'static str) -> Outcome {
     Outcome { resource: resource.to_string(), outcome }
+}
+
+/// The devices that containers hold, from PodResources: at most as many series as devices; series of a pod end with it.
+#[derive(Debug, Default)]
+struct Holders(Mutex<Known>);
+
+#[derive(Debug, Clone, Default)]
+struct Known {
+    listing: Arc<Listing>,
+    /// UUID of the physical GPU of each GPU and MIG device, by its own UUID.
+    gpus: Arc<BTreeMap<String, String>>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ByGpu {
+    resource: String,
+    gpu: String,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ByContainer {
+    resource: String,
+    gpu: String,
+    namespace: String,
+    pod: String,
+    container: String,
+}
+
+impl Known {
+    /// Calls `found` with the number of devices of each holding on each GPU.
+    fn count(&self, mut found: impl FnMut(&Holding, &str, i64)) {
+        for (holding, devices) in &self.listing.0 {
+            let mut counts: BTreeMap<&str, i64> = BTreeMap::new();
+            // By unit: pods from before a configuration change hold IDs that are not offered any more.
+            for gpu in devices.iter().filter_map(|device| self.gpus.get(device.unit())) {
+                *counts.entry(gpu).or_default() += 1;
+            }
+            counts.into_iter().for_each(|(gpu, count)| found(holding, gpu, count));
+        }
+    }
+}
+
+impl Holders {
+    /// Sets the list of PodResources; empty if it cannot be read.
+    fn listed(&self, listing: Listing) {
+        self.lock().listing = Arc::new(listing);
+    }
+
+    /// Sets the node's devices.
+    fn inventory(&self, inventory: &Inventory) {
+        let gpu = |index| {
+            let gpu = inventory.machine.gpus().iter().find(|gpu| gpu.index == index)?;
+            Some(gpu.uuid.as_ref()?.to_string())
+        };
+        let places = inventory.whereabouts().into_iter();
+        let gpus = places.filter_map(|(uuid, place)| Some((uuid.to_owned(), gpu(place)?))).collect();
+        self.lock().gpus = Arc::new(gpus);
+    }
+
+    /// Devices, replicas and MIG devices that containers hold, by GPU. Devices of other plugins are left out.
+    fn by_gpu(&self) -> Family<ByGpu, Gauge> {
+        let family: Family<ByGpu, Gauge> = Family::default();
+        self.known().count(|holding, gpu, count| {
+            let labels = ByGpu { resource: holding.resource.to_string(), gpu: gpu.to_owned() };
+            family.get_or_create(&labels).inc_by(count);
+        });
+        family
+    }
+
+    /// The same by GPU and container.
+    fn by_container(&self) -> Family<ByContainer, Gauge> {
+        let family: Family<ByContainer, Gauge> = Family::default();
+        self.known().count(|holding, gpu, count| {
+            let labels = ByContainer {
+                resource: holding.resource.to_string(),
+                gpu: gpu.to_owned(),
+                namespace: holding.namespace.clone(),
+                pod: holding.pod.clone(),
+                container: holding.container.clone(),
+            };
+            family.get_or_create(&labels).set(count);
+        });
+        family
+    }
+
+    /// Locked only to be copied: a scrape must not delay the responses to kubelet.
+    fn known(&self) -> Known {
+        self.lock().clone()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Known> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use gantry_config::{Config, Replicated, Selector, SharedOf, TimeSlicing};
+    use gantry_topology::{Gpu, Machine, MachineParts, PathClass, PathMatrix};
+    use tokio::sync::watch;
+
+    use crate::handover::{Holding, Listing};
+    use crate::inventory::{Hardware, Inventory};
+    use crate::observe::Observed;
+    use crate::offer::offer;
+
+    #[test]
+    fn replicas_are_counted_by_gpu_and_end_with_container() {
+        let gpu = |index| Gpu {
+            index,
+            uuid: format!("GPU-{index}").parse().ok(),
+            minor: Some(u32::from(index)),
+            ..Gpu::default()
+        };
+        let parts = MachineParts {
+            gpus: vec![gpu(0), gpu(1)],
+            paths: PathMatrix::from_fn(2, |_, _| PathClass::Sys),
+            ..MachineParts::default()
+        };
+        let hardware = Hardware::of(Arc::new(Machine::new(parts).unwrap()));
+        let observed = Observed::default();
+        observed.inventory(&shared(&hardware));
+        let holding = |resource: &str| Holding {
+            namespace: "ml".into(),
+            pod: "notebook-0".into(),
+            container: "main".into(),
+            resource: resource.into(),
+        };
+        let ids = |ids: &[&str]| ids.iter().map(|id| (*id).into()).collect();
+        observed.holders(Listing(
+            [
+                (holding("nvidia.com/gpu.shared"), ids(&["GPU-0::0", "GPU-0::1", "GPU-1::3"])),
+                (holding("example.com/nic"), ids(&["eth1"])),
+            ]
+            .into(),
+        ));
+        let lines = |observed: &Observed| {
+            let text = observed.metrics().text().unwrap();
+            let lines = text.lines();
+            let mut lines: Vec<String> = lines
+                .filter_map(|line| line.strip_prefix("gantry_plugin_allocated_devices{"))
+                .map(str::to_owned)
+                .collect();
+            lines.sort();
+            lines
+        };
+        let labels = |gpu| format!(r#"resource="nvidia.com/gpu.shared",gpu="{gpu}""#);
+        assert_eq!(
+            lines(&observed),
+            [format!("{}}} 2", labels("GPU-0")), format!("{}}} 1", labels("GPU-1"))],
+            "no pod is named by default"
+        );
+        let (configure, config) = watch::channel(Arc::new(Config::default()));
+        observed.configured_by(config);
+        configure.send_replace(Arc::new(Config { pod_metrics: true, ..Config::default() }));
+        let labels = |gpu| format!(r#"{},namespace="ml",pod="notebook-0",container="main""#, labels(gpu));
+        assert_eq!(
+            lines(&observed),
+            [format!("{}}} 2", labels("GPU-0")), format!("{}}} 1", labels("GPU-1"))]
+        );
+        observed.inventory(&offer(&hardware, &Config::default()));
+        assert_eq!(lines(&observed).len(), 2, "a container runs on when sharing ends");
+        let denied = Config { deny: vec![Selector::Index(0)], ..Config::default() };
+        observed.inventory(&offer(&hardware, &denied));
+        assert_eq!(lines(&observed).len(), 2, "and when its GPU is offered no more");
+        observed.holders(Listing::default());
+        assert!(lines(&observed).is_empty(), "the pod is gone");
+    }
+
+    fn shared(hardware: &Hardware) -> Inventory {
+        let replicated = Replicated {
+            name: "nvidia.com/gpu".into(),
+            rename: Some("nvidia.com/gpu.shared".into()),
+            devices: SharedOf::All,
+            replicas: 4,
+        };
+        let config = Config {
+            time_slicing: Some(TimeSlicing {
+                rename_by_default: false,
+                fail_requests_greater_than_one: false,
+                resources: vec![replicated],
+            }),
+            ..Config::default()
+        };
+        offer(hardware, &config)
+    }
 }

@@ -1,25 +1,28 @@
 //! Metrics, liveness and readiness for operators. Counts and texts only; nothing here changes what the daemon does.
 
-mod holders;
-mod http;
 mod metrics;
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use axum::Router;
 use gantry_api::ResourceName;
+use gantry_config::Config;
+use gantry_config::source::Report;
+use gantry_runtime::http::{self, Endpoints};
+use tokio::net::TcpListener;
 use tokio::sync::watch;
-use tracing::info;
-
-pub use http::serve;
-pub use metrics::{AllocationOutcome, Metrics, PreferenceOutcome};
+use tokio_util::sync::CancellationToken;
+use tracing::{info, warn};
 
 use crate::handover::Listing;
 use crate::health::XidCounts;
 use crate::inventory::{Diagnoses, Inventory, State};
-use gantry_config::source::Report;
+
+pub use metrics::{AllocationOutcome, Metrics, PreferenceOutcome};
 
 /// All counters and readiness, shared by the tasks.
 #[derive(Debug, Default)]
@@ -186,6 +189,11 @@ impl Observed {
         self.metrics.configurations(reports);
     }
 
+    /// Sets the configuration; called once before anything is served.
+    pub fn configured_by(&self, config: watch::Receiver<Arc<Config>>) {
+        self.metrics.config(config);
+    }
+
     /// Records the state of the configuration.
     pub fn config(&self, report: &Report) {
         self.change(|readiness| readiness.config = report.into());
@@ -196,7 +204,6 @@ impl Observed {
         self.readiness.subscribe()
     }
 
-    /// The counters.
     pub fn metrics(&self) -> &Metrics {
         &self.metrics
     }
@@ -344,13 +351,72 @@ impl Observed {
 
 /// Why an inventory without devices has none. The reason of each GPU is reported elsewhere.
 fn nothing_served(inventory: &Inventory) -> String {
-    let Some(first) = inventory.left_out.first() else {
+    let Some(first) = inventory.excluded.first() else {
         return "this node has no GPU".to_owned();
     };
     match inventory.machine.gpus().len() {
         1 => format!("the GPU of this node is not served: {}", first.reason),
         gpus => format!("none of the {gpus} GPUs is served: {}", first.reason),
     }
+}
+
+/// Pause between attempts to listen, for instance while an older process still has the port.
+const RETRY: Duration = Duration::from_secs(1);
+
+/// Serves on `address` until `shutdown`. An address that is in use is tried again: serving GPUs matters more than metrics.
+pub async fn serve(address: SocketAddr, observed: Arc<Observed>, shutdown: CancellationToken) {
+    let mut warned = false;
+    let listener = loop {
+        match TcpListener::bind(address).await {
+            Ok(listener) => break listener,
+            Err(error) if !warned => {
+                warn!(%address, %error, "cannot serve metrics and probes, trying again");
+                warned = true;
+            }
+            Err(_) => {}
+        }
+        tokio::select! {
+            () = shutdown.cancelled() => return,
+            () = tokio::time::sleep(RETRY) => {}
+        }
+    };
+    info!(address = %listener.local_addr().unwrap_or(address), "serving /metrics, /healthz, /readyz and /settledz");
+    http::serve(listener, router(&observed), &shutdown).await;
+}
+
+fn router(observed: &Arc<Observed>) -> Router {
+    let probe = |report: fn(&Readiness) -> Result<String, String>| {
+        let observed = Arc::clone(observed);
+        move || report(&observed.readiness())
+    };
+    let metrics = Arc::clone(observed);
+    Endpoints::default()
+        .probe("/healthz", probe(liveness))
+        .probe("/readyz", probe(|readiness| report(readiness, readiness.missing().is_empty())))
+        .probe("/settledz", probe(|readiness| report(readiness, readiness.is_settled())))
+        .metrics(move || metrics.metrics().text())
+        .into_router()
+}
+
+/// The runtime has one thread, so a response proves that it is alive. The thread that owns NVML is what remains to check.
+fn liveness(readiness: &Readiness) -> Result<String, String> {
+    if !readiness.dead {
+        return Ok("ok".to_owned());
+    }
+    let reason = readiness.nvml.as_deref().unwrap_or("NVML does not respond");
+    Err(format!("a restart may help: {reason}"))
+}
+
+/// What is missing and what is degraded, one line each.
+fn report(readiness: &Readiness, succeeds: bool) -> Result<String, String> {
+    let missing = readiness.missing();
+    let mut lines: Vec<String> = missing.iter().map(|line| format!("not ready: {line}")).collect();
+    if missing.is_empty() {
+        lines.push("ready".to_owned());
+    }
+    lines.extend(readiness.degraded().iter().map(|line| format!("degraded: {line}")));
+    let text = lines.join("\n");
+    if succeeds { Ok(text) } else { Err(text) }
 }
 
 #[cfg(test)]

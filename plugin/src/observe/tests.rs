@@ -122,3 +122,30 @@ fn unreachable_api_server_degrades_readiness() {
     assert!(readiness.missing().is_empty());
     assert_eq!(readiness.degraded().len(), 1);
 }
+
+#[test]
+fn report_lists_what_is_missing_and_degraded() {
+    let mut readiness = Readiness {
+        devices: Some("libnvidia-ml.so.1 is missing".into()),
+        pod_resources: Some(false),
+        ..Readiness::default()
+    };
+    assert_eq!(
+        report(&readiness, false).unwrap_err().lines().collect::<Vec<_>>(),
+        [
+            "not ready: no devices: libnvidia-ml.so.1 is missing",
+            "degraded: kubelet's pod resources cannot be read: holders are derived from grants and allocations only",
+        ]
+    );
+    readiness.pod_resources = None;
+    readiness.devices = None;
+    assert_eq!(report(&readiness, true).unwrap(), "not ready: no resource is served yet");
+}
+
+#[test]
+fn liveness_fails_only_when_a_restart_may_help() {
+    let mut readiness = Readiness { nvml: Some("driver stopped".into()), ..Readiness::default() };
+    assert_eq!(liveness(&readiness).unwrap(), "ok");
+    readiness.dead = true;
+    assert_eq!(liveness(&readiness).unwrap_err(), "a restart may help: driver stopped");
+}

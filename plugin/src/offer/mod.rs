@@ -2,7 +2,6 @@
 //! GPUs that the configuration does not fit are left out with a reason; the others are served.
 
 mod naming;
-mod pattern;
 mod selection;
 mod sharing;
 
@@ -14,7 +13,7 @@ use gantry_topology::Gpu;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use crate::inventory::{Device, Hardware, Inventory, LeftOut, State, Terms, Unit};
+use crate::inventory::{Device, ExcludedGpu, Hardware, Inventory, State, Terms, Unit};
 use gantry_config::{Config, SharedDevices};
 
 pub(crate) use selection::leaves;
@@ -37,17 +36,17 @@ pub fn offer(hardware: &Hardware, config: &Config) -> Inventory {
         State::Ready => {}
     }
     let mut problems = Vec::new();
-    let mut left_out = BTreeSet::new();
+    let mut excluded = BTreeSet::new();
     let mut candidates = Vec::new();
     let selection = Selection::new(config, &hardware.machine, &hardware.units, &mut problems);
     for gpu in hardware.machine.gpus().iter().filter(|gpu| !drives_a_screen(gpu)) {
-        let mut leave_out = |reason| left_out.insert(LeftOut { gpu: gpu.index, reason });
+        let mut exclude = |reason| excluded.insert(ExcludedGpu { gpu: gpu.index, reason });
         if gpu.uuid.is_none() {
-            leave_out("NVML reports no UUID for it, so that no container could be given it".to_owned());
+            exclude("NVML reports no UUID for it, so that no container could be given it".to_owned());
             continue;
         }
         if let Err(reason) = selection.gpu(gpu) {
-            leave_out(reason);
+            exclude(reason);
             continue;
         }
         let mut units = Vec::new();
@@ -55,7 +54,7 @@ pub fn offer(hardware: &Hardware, config: &Config) -> Inventory {
             match selection.unit(gpu, unit) {
                 Ok(()) => units.push(unit),
                 Err(reason) => {
-                    leave_out(reason);
+                    exclude(reason);
                 }
             }
         }
@@ -65,7 +64,7 @@ pub fn offer(hardware: &Hardware, config: &Config) -> Inventory {
     let mut named = Vec::new();
     for (gpu, units) in candidates {
         if let Err(reason) = naming.serves(gpu, &units) {
-            left_out.insert(LeftOut { gpu: gpu.index, reason });
+            excluded.insert(ExcludedGpu { gpu: gpu.index, reason });
             continue;
         }
         named.extend(units.into_iter().map(|unit| Named { gpu, unit, resource: naming.resource(gpu, unit) }));
@@ -73,7 +72,7 @@ pub fn offer(hardware: &Hardware, config: &Config) -> Inventory {
     let devices = sharing::devices(&named, config.time_slicing.as_ref(), &mut problems);
     Inventory {
         resources: terms(&devices, config),
-        left_out: left_out.into_iter().collect(),
+        excluded: excluded.into_iter().collect(),
         problems,
         ..Inventory::ready(Arc::clone(&hardware.machine), devices)
     }
@@ -134,9 +133,9 @@ pub async fn follow(
 
 /// Logs what is new in an offer: GPUs left out, problems, counts of devices.
 fn log(before: &Inventory, now: &Inventory) {
-    for left_out in &now.left_out {
-        if !before.left_out.contains(left_out) {
-            tracing::warn!(gpu = left_out.gpu, "not served: {}", left_out.reason);
+    for excluded in &now.excluded {
+        if !before.excluded.contains(excluded) {
+            tracing::warn!(gpu = excluded.gpu, "not served: {}", excluded.reason);
         }
     }
     for problem in &now.problems {

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use gantry_api::{ResourceName, names};
 use gantry_topology::Gpu;
 
-use super::pattern;
+use super::selection;
 use crate::inventory::Unit;
 use gantry_config::{Config, MigStrategy, ResourcePattern, spelled};
 
@@ -24,7 +24,6 @@ pub(super) struct Naming<'c> {
 enum Kind {
     /// MIG devices of this profile.
     Slices(String),
-    /// A whole GPU.
     Whole,
 }
 
@@ -43,7 +42,7 @@ impl<'c> Naming<'c> {
         for (position, entry) in config.gpu_patterns.iter().enumerate() {
             let mut models = candidates.iter().map(|(gpu, _)| model(gpu));
             // A final * may match nothing.
-            if entry.pattern != "*" && !models.any(|model| pattern::matches(&entry.pattern, model)) {
+            if entry.pattern != "*" && !models.any(|model| selection::matches(&entry.pattern, model)) {
                 problems.push(format!(
                     "resources.gpus[{position}]: no GPU that may be served here is of model {:?}, so that {} is not offered by it",
                     entry.pattern, entry.name
@@ -54,7 +53,7 @@ impl<'c> Naming<'c> {
             let units = candidates.iter().flat_map(|(_, units)| units);
             let slices = units.filter_map(|unit| unit.slice.as_ref());
             let mut matching =
-                slices.filter(|slice| pattern::matches_profile(&entry.pattern, &slice.profile));
+                slices.filter(|slice| selection::matches_profile(&entry.pattern, &slice.profile));
             if spelled(&entry.pattern) != "*" && matching.next().is_none() {
                 problems.push(format!(
                     "resources.mig[{position}]: no MIG device here has profile {:?}, so that {} is not offered by it",
@@ -101,7 +100,7 @@ impl<'c> Naming<'c> {
             return self.whole(gpu);
         };
         let profile = slice.profile.as_str();
-        if let Some(name) = named(&self.config.mig_patterns, profile, pattern::matches_profile) {
+        if let Some(name) = named(&self.config.mig_patterns, profile, selection::matches_profile) {
             return name;
         }
         match self.config.mig_strategy {
@@ -112,7 +111,7 @@ impl<'c> Naming<'c> {
 
     /// The resource of a whole GPU, also of a MIG device under its name.
     fn whole(&self, gpu: &Gpu) -> ResourceName {
-        named(&self.config.gpu_patterns, model(gpu), pattern::matches)
+        named(&self.config.gpu_patterns, model(gpu), selection::matches)
             .unwrap_or_else(|| names::GPU_RESOURCE.into())
     }
 }

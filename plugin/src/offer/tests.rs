@@ -122,9 +122,9 @@ fn expect(resources: &[(&str, &[&str])]) -> BTreeMap<String, Vec<String>> {
     resources.iter().map(|(name, ids)| ((*name).to_owned(), owned(ids))).collect()
 }
 
-fn left_out(boards: &[Board], config: &Config) -> Vec<(u8, String)> {
+fn excluded(boards: &[Board], config: &Config) -> Vec<(u8, String)> {
     let inventory = offer(&hardware(boards), config);
-    inventory.left_out.into_iter().map(|left_out| (left_out.gpu, left_out.reason)).collect()
+    inventory.excluded.into_iter().map(|excluded| (excluded.gpu, excluded.reason)).collect()
 }
 
 fn problems(boards: &[Board], config: &Config) -> Vec<String> {

@@ -143,14 +143,14 @@ fn health_goes_before_the_look(config: Config) {
         gate.passes(is_ready).await;
         let (end, ended) = std::sync::mpsc::channel::<()>();
         let busy = tokio::task::spawn_blocking(move || ended.recv());
-        let mut sick = gpu(1);
-        sick.health = DeviceHealth { healthy: false, reason: Some("Xid 79".to_owned()) };
+        let mut unhealthy = gpu(1);
+        unhealthy.health = DeviceHealth { healthy: false, reason: Some("Xid 79".to_owned()) };
         let inventory = |devices| Arc::new(Inventory::ready(machine(4), devices));
-        gate.inventory.send_replace(inventory(vec![gpu(0), sick.clone()]));
+        gate.inventory.send_replace(inventory(vec![gpu(0), unhealthy.clone()]));
         let passed =
             gate.passes(|inventory| inventory.devices.iter().any(|device| !device.health.healthy)).await;
-        assert_eq!(passed.devices[1].health, sick.health);
-        gate.inventory.send_replace(inventory(vec![gpu(0), sick, gpu(2)]));
+        assert_eq!(passed.devices[1].health, unhealthy.health);
+        gate.inventory.send_replace(inventory(vec![gpu(0), unhealthy, gpu(2)]));
         for _ in 0..100 {
             tokio::task::yield_now().await;
         }
@@ -219,8 +219,9 @@ async fn overwritten_spec_is_written_again() {
     let text = fs::read_to_string(&path).unwrap();
     fs::write(&path, "{}").unwrap();
     // It reads the host every few seconds, and after every change.
-    let sick = Device { health: DeviceHealth { healthy: false, reason: Some("Xid 79".into()) }, ..gpu(0) };
-    gate.inventory.send_replace(Arc::new(Inventory::ready(machine(4), vec![sick])));
+    let unhealthy =
+        Device { health: DeviceHealth { healthy: false, reason: Some("Xid 79".into()) }, ..gpu(0) };
+    gate.inventory.send_replace(Arc::new(Inventory::ready(machine(4), vec![unhealthy])));
     soon(async {
         while fs::read_to_string(&path).unwrap() != text {
             tokio::time::sleep(Duration::from_millis(5)).await;

@@ -46,7 +46,7 @@ fn specs_of(config: &Config, inventory: &Inventory, host: &Host) -> BTreeMap<Cla
 }
 
 fn text(config: &Config, dev: &Path, sys: &Path, inventory: &Inventory) -> String {
-    let host = Host::look(config, &inventory.machine, dev, sys);
+    let host = Host::read(config, &inventory.machine, dev, sys);
     let specs = specs_of(config, inventory, &host);
     assert_eq!(specs.keys().collect::<Vec<_>>(), [&Class::Gpu]);
     specs[&Class::Gpu].text()
@@ -208,7 +208,7 @@ proptest! {
             ..cdi()
         };
         let inventory = Inventory::ready(machine(4), devices);
-        let host = Host::look(&config, &inventory.machine, dev.path(), Path::new("/nowhere"));
+        let host = Host::read(&config, &inventory.machine, dev.path(), Path::new("/nowhere"));
         let written: BTreeMap<Class, _> = specs_of(&config, &inventory, &host);
         for spec in written.values() {
             check(&spec.text());

@@ -6,7 +6,7 @@ use std::time::Duration;
 use gantry_plugin::discover::scan;
 use gantry_plugin::inventory::{Hardware, Timing};
 
-use super::{Eye, LOOKS_ALONE, QUICK, sick};
+use super::{Eye, LOOKS_ALONE, QUICK, unhealthy};
 use crate::sim::Sim;
 
 /// The kernel binds a GPU to NVIDIA's driver, or removes it.
@@ -36,7 +36,7 @@ async fn added_gpu_appears_removed_gpu_is_lost() {
     kernel_has(&sim, 1, true);
     let after = eye.until("four units", |now| now.units.len() == 4).await;
     // NVML was loaded again, which resets nothing.
-    assert_eq!(sick(&after)[sim.uuid(3)], "Xid 95: Uncontained memory error");
+    assert_eq!(unhealthy(&after)[sim.uuid(3)], "Xid 95: Uncontained memory error");
 
     let loads = || controller.calls().of("nvmlInit_v2");
     let before = loads();
@@ -46,12 +46,12 @@ async fn added_gpu_appears_removed_gpu_is_lost() {
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
     eye.a_while(&sim).await;
-    let sick = eye.until_sick(2).await;
-    assert!(sick[sim.uuid(0)].starts_with("GPU lost: "), "{sick:?}");
+    let unhealthy = eye.until_sick(2).await;
+    assert!(unhealthy[sim.uuid(0)].starts_with("GPU lost: "), "{unhealthy:?}");
     // NVML now numbers the others from 0; an Xid still marks the right GPU.
     controller.raise_xid(2, 46).unwrap();
-    let sick = eye.until_sick(3).await;
-    assert_eq!(sick[sim.uuid(2)], "Xid 46: GPU stopped processing");
+    let unhealthy = eye.until_sick(3).await;
+    assert_eq!(unhealthy[sim.uuid(2)], "Xid 46: GPU stopped processing");
 }
 
 #[tokio::test]
@@ -70,7 +70,7 @@ async fn removed_gpu_renumbers_others_like_nvml() {
 
     // Lost: the loaded NVML still counts it. An NVML loaded now, such as a container runtime's, may or may not.
     sim.installed.controller.remove_gpu(1).unwrap();
-    let lost = eye.until("a GPU lost", |now| sick(now).len() == 1).await;
+    let lost = eye.until("a GPU lost", |now| unhealthy(now).len() == 1).await;
     assert_eq!(seen(&lost), [(0, Some(0)), (1, None), (2, None), (3, None)]);
 
     kernel_has(&sim, 1, false);
@@ -85,7 +85,7 @@ async fn removed_gpu_renumbers_others_like_nvml() {
 
     sim.installed.controller.add_gpu(1).unwrap();
     kernel_has(&sim, 1, true);
-    eye.until("all as before", |now| sick(now).is_empty() && seen(now) == before).await;
+    eye.until("all as before", |now| unhealthy(now).is_empty() && seen(now) == before).await;
 }
 
 #[tokio::test]
@@ -98,8 +98,8 @@ async fn gpu_removed_without_driver_is_gone_lost_one_stays() {
     sim.installed.controller.unload_driver().unwrap();
     eye.until_sick(4).await;
     sim.installed.controller.load_driver().unwrap();
-    let sick = eye.until_sick(1).await;
-    assert!(sick[sim.uuid(2)].starts_with("GPU lost: "), "{sick:?}");
+    let unhealthy = eye.until_sick(1).await;
+    assert!(unhealthy[sim.uuid(2)].starts_with("GPU lost: "), "{unhealthy:?}");
     assert_eq!(eye.snapshots.borrow().units.len(), 4);
 }
 
@@ -129,5 +129,8 @@ async fn xid_before_nvml_reload_is_handled() {
     controller.add_gpu(1).unwrap();
     kernel_has(&sim, 1, true);
     let after = eye.until("four units", |now| now.units.len() == 4).await;
-    assert_eq!(sick(&after).get(sim.uuid(3)).map(String::as_str), Some("Xid 95: Uncontained memory error"));
+    assert_eq!(
+        unhealthy(&after).get(sim.uuid(3)).map(String::as_str),
+        Some("Xid 95: Uncontained memory error")
+    );
 }

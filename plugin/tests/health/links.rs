@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use gantry_plugin::health::Proof;
 
-use super::{EVENTS_ALONE, Eye, QUICK, sick};
+use super::{EVENTS_ALONE, Eye, QUICK, unhealthy};
 use crate::sim::Sim;
 
 /// NVML_ERROR_NOT_SUPPORTED, as drivers before 560 return for the recovery action.
@@ -27,17 +27,17 @@ async fn link_xid_counts_without_recovery_action() {
     for (gpu, xid) in [(0, 74), (1, 145), (2, 149)] {
         controller.raise_xid(gpu, xid).unwrap();
     }
-    let sick = eye.until_sick(3).await;
-    assert_eq!(sick[sim.uuid(0)], "Xid 74: NVLINK Error");
+    let unhealthy = eye.until_sick(3).await;
+    assert_eq!(unhealthy[sim.uuid(0)], "Xid 74: NVLINK Error");
     let now = eye.diagnosis("troubles", |now| now.troubles.len() == 3).await;
     assert!(now.troubles.iter().all(|one| one.cause.to_string() == "xid-link"));
     // Links that never went down prove nothing.
     eye.a_while(&sim).await;
-    assert_eq!(self::sick(&eye.snapshots.borrow()).len(), 3);
+    assert_eq!(self::unhealthy(&eye.snapshots.borrow()).len(), 3);
 
     controller.set_nvlink(0, 4, false).unwrap();
     eye.until("a link down", |now| {
-        self::sick(now).get(sim.uuid(0)).map(String::as_str)
+        self::unhealthy(now).get(sim.uuid(0)).map(String::as_str)
             == Some("Xid 74: NVLINK Error; 1 of 18 NVLinks down")
     })
     .await;
@@ -58,11 +58,11 @@ async fn link_xid_counts_if_links_went_down() {
         controller.set_nvlink(0, link, false).unwrap();
     }
     eye.a_while(&sim).await;
-    assert_eq!(sick(&eye.snapshots.borrow()), BTreeMap::new(), "no Xid yet");
+    assert_eq!(unhealthy(&eye.snapshots.borrow()), BTreeMap::new(), "no Xid yet");
     controller.raise_xid(0, 149).unwrap();
-    let sick = eye.until_sick(1).await;
+    let unhealthy = eye.until_sick(1).await;
     let reason = "Xid 149: NVLINK: NETIR Error; 2 of 18 NVLinks down";
-    assert_eq!(sick[sim.uuid(0)], reason);
+    assert_eq!(unhealthy[sim.uuid(0)], reason);
     let stored = eye.stored().await;
     eye.nvml_thread.stop();
 
@@ -89,8 +89,8 @@ async fn many_link_xids_cost_one_reading_and_delay_no_other() {
         controller.raise_xid(0, 149).unwrap();
     }
     controller.raise_xid(3, 79).unwrap();
-    let sick = eye.until_sick(1).await;
-    assert_eq!(sick.keys().collect::<Vec<_>>(), [sim.uuid(3)]);
+    let unhealthy = eye.until_sick(1).await;
+    assert_eq!(unhealthy.keys().collect::<Vec<_>>(), [sim.uuid(3)]);
     let asked = controller.calls().since(&before).of("nvmlDeviceGetSerial");
     let readings = asked / sim.installed.facts.gpus.len() as u64;
     assert!(readings < 20, "{readings}");
@@ -102,8 +102,8 @@ async fn links_of_lost_peer_recover_with_it() {
     let controller = &sim.installed.controller;
     controller.lose_gpu(1).unwrap();
     controller.raise_xid(0, 74).unwrap();
-    let sick = eye.until_sick(2).await;
-    assert!(sick[sim.uuid(0)].starts_with("Xid 74"), "{sick:?}");
+    let unhealthy = eye.until_sick(2).await;
+    assert!(unhealthy[sim.uuid(0)].starts_with("Xid 74"), "{unhealthy:?}");
     eye.a_while(&sim).await;
     controller.restore_gpu(1).unwrap();
     eye.healthy().await;
@@ -131,7 +131,7 @@ async fn failed_link_call_is_not_a_link_change() {
         for call in calls {
             controller.fail_call(call, 999, Some(1)).unwrap();
             eye.a_while(&sim).await;
-            let reasons = sick(&eye.snapshots.borrow());
+            let reasons = unhealthy(&eye.snapshots.borrow());
             assert_eq!(reasons.len(), 8, "{machine}, {call}: {reasons:?}");
             assert!(
                 reasons.values().all(|reason| !reason.contains("NVLinks down")),

@@ -77,7 +77,7 @@ impl Eye {
         let seen = self.snapshots.clone();
         let waited = tokio::time::timeout(PATIENCE, self.snapshots.wait_for(|now| holds(now))).await;
         let Ok(snapshot) = waited else {
-            panic!("never came: {what}; last seen: {:#?}", sick(&seen.borrow()));
+            panic!("never came: {what}; last seen: {:#?}", unhealthy(&seen.borrow()));
         };
         Arc::clone(&snapshot.unwrap())
     }
@@ -87,12 +87,12 @@ impl Eye {
     }
 
     async fn until_sick(&mut self, count: usize) -> BTreeMap<String, String> {
-        let what = format!("{count} sick units");
-        sick(&*self.until(&what, |now| sick(now).len() == count).await)
+        let what = format!("{count} unhealthy units");
+        unhealthy(&*self.until(&what, |now| unhealthy(now).len() == count).await)
     }
 
     async fn healthy(&mut self) -> Arc<Hardware> {
-        self.until("all healthy", |now| now.state == State::Ready && sick(now).is_empty()).await
+        self.until("all healthy", |now| now.state == State::Ready && unhealthy(now).is_empty()).await
     }
 
     async fn diagnosis(&self, what: &str, holds: impl FnMut(&Arc<Diagnosis>) -> bool) -> Arc<Diagnosis> {
@@ -128,13 +128,13 @@ impl Eye {
 }
 
 /// The units that are unhealthy, with their reasons.
-fn sick(hardware: &Hardware) -> BTreeMap<String, String> {
+fn unhealthy(hardware: &Hardware) -> BTreeMap<String, String> {
     let units = hardware.units.iter().filter(|unit| !unit.health.healthy);
     units.map(|unit| (unit.id.to_string(), unit.health.reason.clone().unwrap_or_default())).collect()
 }
 
 /// The list for kubelet: device IDs with their health.
-fn told(hardware: &Hardware, config: &Config) -> Vec<(String, bool)> {
+fn reported(hardware: &Hardware, config: &Config) -> Vec<(String, bool)> {
     let inventory = offer::offer(hardware, config);
     let devices = inventory.devices.iter();
     devices.map(|device| (device.id.to_string(), device.health.healthy)).collect()

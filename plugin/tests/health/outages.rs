@@ -20,8 +20,8 @@ async fn endless_wait_failure_neither_spins_nor_floods() {
     eye.ready().await;
     let controller = &sim.installed.controller;
     controller.fail_call("nvmlEventSetWait_v2", 999, None).unwrap();
-    let sick = eye.until_sick(4).await;
-    assert!(sick.values().all(|reason| reason.starts_with("NVML fails: ")), "{sick:?}");
+    let unhealthy = eye.until_sick(4).await;
+    assert!(unhealthy.values().all(|reason| reason.starts_with("NVML fails: ")), "{unhealthy:?}");
     // One snapshot reported it; further attempts publish nothing.
     eye.snapshots.borrow_and_update();
     let calls = || controller.calls();
@@ -68,8 +68,8 @@ async fn lasting_failure_is_published_once() {
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
     // Every second of them ended an NVML session.
-    let told = log.of("997");
-    assert!((1..10).contains(&told), "{told} of {waits}");
+    let reported = log.of("997");
+    assert!((1..10).contains(&reported), "{reported} of {waits}");
     controller.clear_rule("nvmlEventSetWait_v2").unwrap();
     eye.healthy().await;
 }
@@ -90,8 +90,8 @@ async fn temporary_library_mismatch_proves_no_reset() {
     for call in ["nvmlDeviceGetCount_v2", "nvmlInit_v2"] {
         controller.clear_rule(call).unwrap();
     }
-    let sick = eye.until_sick(1).await;
-    assert_eq!(sick[sim.uuid(1)], "Xid 95: Uncontained memory error");
+    let unhealthy = eye.until_sick(1).await;
+    assert_eq!(unhealthy[sim.uuid(1)], "Xid 95: Uncontained memory error");
 }
 
 #[tokio::test]
@@ -122,8 +122,8 @@ async fn missing_library_appearing_proves_no_reset() {
     };
     eye.diagnosis("no library", is_missing).await;
     fs::rename(&away, &library).unwrap();
-    let sick = eye.until_sick(1).await;
-    assert_eq!(sick[sim.uuid(1)], "Xid 95: Uncontained memory error");
+    let unhealthy = eye.until_sick(1).await;
+    assert_eq!(unhealthy[sim.uuid(1)], "Xid 95: Uncontained memory error");
 }
 
 #[tokio::test]
@@ -137,10 +137,10 @@ async fn xid_of_gpu_without_uuid_counts_once_known() {
     controller.raise_xid(1, 119).unwrap();
     eye.a_while_of(&sim, "nvmlDeviceGetUUID").await;
     controller.clear_rule("nvmlDeviceGetUUID").unwrap();
-    let sick = eye.until_sick(1).await;
-    assert_eq!(sick[sim.uuid(1)], "Xid 119: GSP RPC Timeout");
+    let unhealthy = eye.until_sick(1).await;
+    assert_eq!(unhealthy[sim.uuid(1)], "Xid 119: GSP RPC Timeout");
     eye.a_while(&sim).await;
-    assert_eq!(super::sick(&eye.snapshots.borrow()).len(), 1);
+    assert_eq!(super::unhealthy(&eye.snapshots.borrow()).len(), 1);
 }
 
 #[tokio::test]
@@ -204,8 +204,8 @@ async fn gpu_without_event_registration_is_unhealthy() {
     for call in ["nvmlDeviceGetSupportedEventTypes", "nvmlDeviceRegisterEvents"] {
         controller.fail_call(call, 999, None).unwrap();
         let mut eye = Eye::open(&sim, LOOKS_ALONE);
-        let sick = eye.until_sick(4).await;
-        let reason = &sick[sim.uuid(1)];
+        let unhealthy = eye.until_sick(4).await;
+        let reason = &unhealthy[sim.uuid(1)];
         assert!(
             reason.starts_with(&format!("cannot register for its Xid events: {call} on GPU 1 failed")),
             "{reason}"

@@ -6,7 +6,7 @@ use std::os::unix::fs::symlink;
 use gantry_plugin::health::{HealthChecks, Proof};
 use gantry_plugin::inventory::{Lift, State};
 
-use super::{EVENTS_ALONE, Eye, QUICK, sick};
+use super::{EVENTS_ALONE, Eye, QUICK, unhealthy};
 use crate::sim::Sim;
 
 fn boot(sim: &Sim, id: &str) {
@@ -41,7 +41,7 @@ async fn reset_needs_evidence() {
     }
     eye.until_sick(2).await;
     eye.a_while(&sim).await;
-    assert_eq!(sick(&eye.snapshots.borrow()).len(), 2, "both go on answering, which proves nothing");
+    assert_eq!(unhealthy(&eye.snapshots.borrow()).len(), 2, "both go on answering, which proves nothing");
     // nvidia-smi --gpu-reset
     controller
         .update_gpu(1, |gpu| {
@@ -49,8 +49,8 @@ async fn reset_needs_evidence() {
             gpu.remapped.pending = false;
         })
         .unwrap();
-    let sick = eye.until_sick(1).await;
-    assert_eq!(sick[sim.uuid(0)], "Xid 95: Uncontained memory error");
+    let unhealthy = eye.until_sick(1).await;
+    assert_eq!(unhealthy[sim.uuid(0)], "Xid 95: Uncontained memory error");
     assert_eq!(eye.proofs().await, [Proof::Repaired]);
 }
 
@@ -71,8 +71,11 @@ async fn earlier_reset_does_not_clear_later_fault() {
     for gpu in 1..4 {
         controller.raise_xid(gpu, 95).unwrap();
     }
-    let sick = eye.until_sick(3).await;
-    assert!((1..4).all(|gpu| sick[sim.uuid(gpu)] == "Xid 95: Uncontained memory error"), "{sick:?}");
+    let unhealthy = eye.until_sick(3).await;
+    assert!(
+        (1..4).all(|gpu| unhealthy[sim.uuid(gpu)] == "Xid 95: Uncontained memory error"),
+        "{unhealthy:?}"
+    );
 }
 
 #[tokio::test]
@@ -93,7 +96,7 @@ async fn quarantine_survives_restart() {
     assert_eq!(eye.until_sick(2).await, before);
     assert_eq!(eye.stored().await, stored, "and is stored again as it was");
     eye.a_while(&sim).await;
-    assert_eq!(sick(&eye.snapshots.borrow()), before);
+    assert_eq!(unhealthy(&eye.snapshots.borrow()), before);
     eye.nvml_thread.stop();
 
     // The driver was reloaded for one of them while no plugin ran.
@@ -101,8 +104,8 @@ async fn quarantine_survives_restart() {
     let mut eye = Eye::open(&sim, QUICK);
     eye.ready().await;
     eye.nvml_thread.diagnoses().adopt(stored.clone());
-    let sick = eye.until_sick(1).await;
-    assert!(sick.contains_key(sim.uuid(1)), "{sick:?}");
+    let unhealthy = eye.until_sick(1).await;
+    assert!(unhealthy.contains_key(sim.uuid(1)), "{unhealthy:?}");
     assert_eq!(eye.proofs().await, [Proof::Rebound]);
     eye.nvml_thread.stop();
 
@@ -148,8 +151,8 @@ async fn operator_lifts_quarantine() {
     }
     eye.until_sick(3).await;
     eye.nvml_thread.diagnoses().lift(sim.uuid(1).parse::<Lift>().unwrap());
-    let sick = eye.until_sick(2).await;
-    assert!(!sick.contains_key(sim.uuid(1)), "{sick:?}");
+    let unhealthy = eye.until_sick(2).await;
+    assert!(!unhealthy.contains_key(sim.uuid(1)), "{unhealthy:?}");
     eye.nvml_thread.diagnoses().lift(Lift::All);
     eye.healthy().await;
 }
@@ -173,12 +176,12 @@ async fn unopenable_gpu_keeps_quarantine_after_restart() {
     eye.nvml_thread.diagnoses().adopt(stored);
     eye.a_while_of(&sim, open).await;
     controller.fail_call(open, 999, Some(0)).unwrap();
-    let sick = eye.until("the GPUs again", |now| now.units.len() == 8).await;
+    let unhealthy = eye.until("the GPUs again", |now| now.units.len() == 8).await;
     eye.a_while(&sim).await;
     assert_eq!(
-        super::sick(&sick).keys().collect::<Vec<_>>(),
+        super::unhealthy(&unhealthy).keys().collect::<Vec<_>>(),
         [sim.uuid(0)],
         "that it answers proves nothing"
     );
-    assert_eq!(super::sick(&eye.snapshots.borrow()).len(), 1);
+    assert_eq!(super::unhealthy(&eye.snapshots.borrow()).len(), 1);
 }

@@ -5,7 +5,7 @@ use gantry_plugin::health::Proof;
 use gantry_plugin::inventory::Hardware;
 use gantry_plugin::offer;
 
-use super::{EVENTS_ALONE, Eye, LOOKS_ALONE, QUICK, sick};
+use super::{EVENTS_ALONE, Eye, LOOKS_ALONE, QUICK, unhealthy};
 use crate::sim::Sim;
 
 /// Each unit with its profile, and its location if it is a slice.
@@ -74,15 +74,15 @@ async fn unreadable_mig_layout_leaves_gpu_out_without_advice() {
     let mut eye = Eye::open(&sim, QUICK);
     let reason = |hardware: &Hardware| {
         let config = Config { mig_strategy: MigStrategy::Mixed, ..Config::default() };
-        let left_out = offer::offer(hardware, &config).left_out;
-        assert_eq!(left_out.len(), 1);
-        left_out[0].reason.clone()
+        let excluded = offer::offer(hardware, &config).excluded;
+        assert_eq!(excluded.len(), 1);
+        excluded[0].reason.clone()
     };
-    let told = reason(&*eye.ready().await);
-    assert!(told.contains("label the node gantry.dev/mig=true"), "{told}");
-    assert!(!told.contains("-cgi") && !told.contains("turn MIG off"), "{told}");
+    let reported = reason(&*eye.ready().await);
+    assert!(reported.contains("label the node gantry.dev/mig=true"), "{reported}");
+    assert!(!reported.contains("-cgi") && !reported.contains("turn MIG off"), "{reported}");
     eye.a_while(&sim).await;
-    assert_eq!(reason(&eye.snapshots.borrow()), told);
+    assert_eq!(reason(&eye.snapshots.borrow()), reported);
 }
 
 #[tokio::test]
@@ -108,7 +108,7 @@ async fn replaced_instance_is_healthy_neighbour_stays_unhealthy() {
     }
     eye.until_sick(2).await;
     eye.a_while(&sim).await;
-    assert_eq!(sick(&eye.snapshots.borrow()).len(), 2, "it does not end by itself");
+    assert_eq!(unhealthy(&eye.snapshots.borrow()).len(), 2, "it does not end by itself");
     controller.recut(0, &["3g.20gb@4"]).unwrap();
     eye.until_sick(1).await;
     controller.recut(0, &["3g.20gb@0", "3g.20gb@4"]).unwrap();

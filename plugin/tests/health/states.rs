@@ -6,7 +6,7 @@ use gantry_config::Config;
 use gantry_nvml_sim::control::Recovery;
 use gantry_plugin::health::Proof;
 
-use super::{EVENTS_ALONE, Eye, LOOKS_ALONE, QUICK, sick, told};
+use super::{EVENTS_ALONE, Eye, LOOKS_ALONE, QUICK, reported, unhealthy};
 use crate::sim::Sim;
 
 #[tokio::test]
@@ -19,9 +19,9 @@ async fn pending_or_failed_memory_repair_is_unhealthy() {
     controller.update_gpu(2, |gpu| gpu.remapped.failed = true).unwrap();
     // Contained, with nothing left to repair: the GPU stays healthy.
     controller.update_gpu(3, |gpu| gpu.ecc.volatile_uncorrected = 1).unwrap();
-    let sick = eye.until_sick(2).await;
-    assert!(sick[sim.uuid(1)].starts_with("memory: rows wait to be remapped; drain"), "{sick:?}");
-    assert!(sick[sim.uuid(2)].starts_with("memory: remapping a row failed"), "{sick:?}");
+    let unhealthy = eye.until_sick(2).await;
+    assert!(unhealthy[sim.uuid(1)].starts_with("memory: rows wait to be remapped; drain"), "{unhealthy:?}");
+    assert!(unhealthy[sim.uuid(2)].starts_with("memory: remapping a row failed"), "{unhealthy:?}");
     controller.update_gpu(1, |gpu| gpu.remapped.pending = false).unwrap();
     eye.until_sick(1).await;
 }
@@ -40,7 +40,7 @@ async fn first_list_contains_states_of_nvml() {
     controller.lose_gpu(6).unwrap();
     let mut eye = Eye::open(&sim, EVENTS_ALONE);
     let first = eye.ready().await;
-    let reasons = sick(&first);
+    let reasons = unhealthy(&first);
     let begins = [
         (1, "memory: rows wait to be remapped"),
         (2, "memory: remapping a row failed"),
@@ -49,11 +49,11 @@ async fn first_list_contains_states_of_nvml() {
         (5, "the driver requests a reset of the GPU once its work has ended"),
     ];
     for (gpu, reason) in begins {
-        let told = reasons.get(sim.uuid(gpu)).map(String::as_str).unwrap_or_default();
-        assert!(told.starts_with(reason), "{gpu}: {reasons:?}");
+        let reported = reasons.get(sim.uuid(gpu)).map(String::as_str).unwrap_or_default();
+        assert!(reported.starts_with(reason), "{gpu}: {reasons:?}");
     }
     // A GPU that is off the bus has no known name: none is offered for it.
-    let well = told(&first, &Config::default());
+    let well = reported(&first, &Config::default());
     let well: Vec<&str> = well.iter().filter(|(_, well)| *well).map(|(id, _)| id.as_str()).collect();
     assert_eq!(well, [sim.uuid(0), sim.uuid(7)]);
 }
@@ -65,7 +65,7 @@ async fn first_list_contains_pending_page_retirement() {
     controller.update_gpu(2, |gpu| gpu.retired.pending = true).unwrap();
     controller.update_gpu(6, |gpu| gpu.ecc.volatile_uncorrected = 2).unwrap();
     let mut eye = Eye::open(&sim, EVENTS_ALONE);
-    let reasons = sick(&*eye.ready().await);
+    let reasons = unhealthy(&*eye.ready().await);
     assert_eq!(reasons.len(), 2, "{reasons:?}");
     assert!(reasons[sim.uuid(2)].starts_with("memory: pages wait to be retired"), "{reasons:?}");
     assert!(reasons[sim.uuid(6)].starts_with("memory: 2 uncorrected ECC errors"), "{reasons:?}");
@@ -78,8 +78,8 @@ async fn uncorrected_errors_count_without_row_remapping() {
     eye.ready().await;
     let controller = &sim.installed.controller;
     controller.update_gpu(6, |gpu| gpu.ecc.volatile_uncorrected = 2).unwrap();
-    let sick = eye.until_sick(1).await;
-    assert!(sick[sim.uuid(6)].starts_with("memory: 2 uncorrected ECC errors"), "{sick:?}");
+    let unhealthy = eye.until_sick(1).await;
+    assert!(unhealthy[sim.uuid(6)].starts_with("memory: 2 uncorrected ECC errors"), "{unhealthy:?}");
     controller.update_gpu(6, |gpu| gpu.ecc.volatile_uncorrected = 0).unwrap();
     eye.healthy().await;
 }
@@ -93,11 +93,11 @@ async fn recovery_action_is_unhealthy_and_its_end_proves_reset() {
     controller.update_gpu(4, |gpu| gpu.recovery = Recovery::GpuReset).unwrap();
     // Xid 154 reports that the recovery action changed; it is not a fault.
     controller.raise_xid(4, 154).unwrap();
-    let sick = eye.until_sick(1).await;
-    assert!(sick[sim.uuid(4)].starts_with("the driver requests a reset of the GPU"), "{sick:?}");
+    let unhealthy = eye.until_sick(1).await;
+    assert!(unhealthy[sim.uuid(4)].starts_with("the driver requests a reset of the GPU"), "{unhealthy:?}");
     controller.raise_xid(4, 119).unwrap();
     eye.until("the Xid", |now| {
-        self::sick(now).get(sim.uuid(4)).map(String::as_str) == Some("Xid 119: GSP RPC Timeout")
+        self::unhealthy(now).get(sim.uuid(4)).map(String::as_str) == Some("Xid 119: GSP RPC Timeout")
     })
     .await;
     // Once the next Xid is counted, the vitals read after this one were recorded.
@@ -126,7 +126,7 @@ async fn vitals_stand_while_call_fails() {
         controller.fail_call(question, 999, None).unwrap();
     }
     eye.a_while_of(&sim, questions[0]).await;
-    assert_eq!(sick(&eye.snapshots.borrow()), before);
+    assert_eq!(unhealthy(&eye.snapshots.borrow()), before);
     // Now the new value counts.
     controller.update_gpu(1, |gpu| gpu.remapped.pending = false).unwrap();
     controller.update_gpu(2, |gpu| gpu.recovery = Recovery::None).unwrap();
@@ -149,17 +149,20 @@ async fn unresponsive_gpu_is_lost_after_several_checks() {
     controller.fail_call(question, 4, None).unwrap();
     eye.a_while_of(&sim, question).await;
     eye.a_while_of(&sim, question).await;
-    assert!(sick(&eye.snapshots.borrow()).is_empty());
+    assert!(unhealthy(&eye.snapshots.borrow()).is_empty());
 
     controller.fail_call(question, 999, None).unwrap();
-    let sick = eye.until_sick(4).await;
-    assert!(sick[sim.uuid(1)].starts_with("GPU lost: nvmlDeviceGetMemoryInfo on GPU 1 failed"), "{sick:?}");
+    let unhealthy = eye.until_sick(4).await;
+    assert!(
+        unhealthy[sim.uuid(1)].starts_with("GPU lost: nvmlDeviceGetMemoryInfo on GPU 1 failed"),
+        "{unhealthy:?}"
+    );
     // Another reading gives nothing new.
     eye.snapshots.borrow_and_update();
     eye.a_while(&sim).await;
     assert!(!eye.snapshots.has_changed().unwrap());
     controller.raise_xid(2, 95).unwrap();
     controller.clear_rule(question).unwrap();
-    let sick = eye.until_sick(1).await;
-    assert_eq!(sick[sim.uuid(2)], "Xid 95: Uncontained memory error");
+    let unhealthy = eye.until_sick(1).await;
+    assert_eq!(unhealthy[sim.uuid(2)], "Xid 95: Uncontained memory error");
 }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use gantry_config::{Config, MigStrategy, Replicated, SharedOf, TimeSlicing};
 use gantry_plugin::health::HealthChecks;
 
-use super::{EVENTS_ALONE, Eye, told};
+use super::{EVENTS_ALONE, Eye, reported};
 use crate::sim::Sim;
 
 #[tokio::test]
@@ -25,7 +25,7 @@ async fn replicas_follow_their_gpu() {
         ..Config::default()
     };
     let mut eye = Eye::open(&sim, EVENTS_ALONE);
-    assert_eq!(told(&*eye.ready().await, &config).len(), 8);
+    assert_eq!(reported(&*eye.ready().await, &config).len(), 8);
     sim.installed.controller.raise_xid(1, 79).unwrap();
     eye.until_sick(1).await;
     let replica = |gpu: usize, number: usize| (format!("{}::{number}", sim.uuid(gpu)), gpu == 0);
@@ -34,7 +34,7 @@ async fn replicas_follow_their_gpu() {
         .flat_map(|gpu| (0..4).map(move |number| (gpu, number)))
         .map(|(gpu, number)| replica(gpu, number))
         .collect();
-    let mut now = told(&eye.snapshots.borrow(), &config);
+    let mut now = reported(&eye.snapshots.borrow(), &config);
     expected.sort();
     now.sort();
     assert_eq!(now, expected);
@@ -49,7 +49,7 @@ async fn only_affected_mig_devices_of_a_resource_are_unhealthy() {
     sim.installed.controller.raise_xid_in(0, 48, 9, 0).unwrap();
     eye.until_sick(1).await;
     let unhealthy = |eye: &Eye| {
-        let devices = told(&eye.snapshots.borrow(), &config);
+        let devices = reported(&eye.snapshots.borrow(), &config);
         (devices.len(), devices.iter().filter(|(_, healthy)| !healthy).count())
     };
     assert_eq!(unhealthy(&eye), (7, 1));
@@ -64,8 +64,11 @@ async fn gpu_xid_marks_all_mig_devices() {
     let mut eye = Eye::open(&sim, EVENTS_ALONE);
     assert_eq!(eye.ready().await.units.len(), 7);
     sim.installed.controller.raise_xid(0, 79).unwrap();
-    let sick = eye.until_sick(7).await;
-    assert!(sick.values().all(|reason| reason == "Xid 79: GPU has fallen off the bus"), "{sick:#?}");
+    let unhealthy = eye.until_sick(7).await;
+    assert!(
+        unhealthy.values().all(|reason| reason == "Xid 79: GPU has fallen off the bus"),
+        "{unhealthy:#?}"
+    );
 }
 
 #[tokio::test]
@@ -103,11 +106,11 @@ async fn memory_xid_marks_all_compute_instances_engine_xid_one() {
     assert_eq!(one.gpu_instance, other.gpu_instance);
     let controller = &sim.installed.controller;
     controller.raise_xid_in(0, 46, one.gpu_instance, one.compute_instance).unwrap();
-    let sick = eye.until_sick(1).await;
-    assert!(sick.contains_key(units[0].id.as_str()), "{sick:?}");
+    let unhealthy = eye.until_sick(1).await;
+    assert!(unhealthy.contains_key(units[0].id.as_str()), "{unhealthy:?}");
     controller.raise_xid_in(0, 48, one.gpu_instance, one.compute_instance).unwrap();
-    let sick = eye.until_sick(2).await;
-    assert!(!sick.contains_key(units[2].id.as_str()), "{sick:?}");
+    let unhealthy = eye.until_sick(2).await;
+    assert!(!unhealthy.contains_key(units[2].id.as_str()), "{unhealthy:?}");
 }
 
 #[tokio::test]
@@ -132,8 +135,8 @@ async fn all_disabled_watches_only_enabled_xids() {
     for (gpu, xid) in [(0, 79), (1, 95), (2, 13), (3, 48)] {
         sim.installed.controller.raise_xid(gpu, xid).unwrap();
     }
-    let sick = eye.until_sick(2).await;
-    assert_eq!(sick.keys().collect::<Vec<_>>(), {
+    let unhealthy = eye.until_sick(2).await;
+    assert_eq!(unhealthy.keys().collect::<Vec<_>>(), {
         let mut both = vec![sim.uuid(2), sim.uuid(3)];
         both.sort_unstable();
         both

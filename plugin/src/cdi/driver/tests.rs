@@ -1,9 +1,10 @@
 use std::os::unix::fs::symlink;
 
+use super::super::ldcache::tests::cache;
 use super::*;
 
 /// A root with these files, and links written as `name -> target`.
-pub(in crate::cdi) fn root(entries: &[&str]) -> tempfile::TempDir {
+fn root(entries: &[&str]) -> tempfile::TempDir {
     let root = tempfile::tempdir().unwrap();
     for entry in entries {
         let (name, target) =
@@ -18,7 +19,7 @@ pub(in crate::cdi) fn root(entries: &[&str]) -> tempfile::TempDir {
     root
 }
 
-pub(in crate::cdi) fn paths(driver: &Driver) -> Vec<&str> {
+fn paths(driver: &Driver) -> Vec<&str> {
     let paths = driver.libraries.iter().map(|library| &library.file.path);
     paths.map(|path| path.to_str().unwrap()).collect()
 }
@@ -122,8 +123,8 @@ fn missing_root_has_no_driver() {
 
 /// The mounts, as `path in the container <- path on the host`.
 fn mounted(files: &[File]) -> Vec<String> {
-    let told = |file: &File| format!("{} <- {}", file.path.display(), file.real.display());
-    files.iter().map(told).collect()
+    let reported = |file: &File| format!("{} <- {}", file.path.display(), file.real.display());
+    files.iter().map(reported).collect()
 }
 
 #[test]
@@ -222,4 +223,101 @@ fn configured_firmware_folder_is_read_from_the_kernel() {
     let kernel = Kernel::read(sys.path());
     assert_eq!(kernel.firmware, Some("/var/lib/firmware".into()));
     assert!(kernel.release.is_some_and(|release| !release.is_empty()));
+}
+
+/// The driver below a root with these files and links, and with this cache.
+fn find_cached(files: &[&str], cached: &[&str], version: Option<&str>) -> Driver {
+    let root = root(files);
+    if !cached.is_empty() {
+        let entries = cached.iter().map(|path| (0x0303, *path));
+        fs::create_dir_all(root.path().join("etc")).unwrap();
+        fs::write(root.path().join("etc/ld.so.cache"), cache(&entries.collect::<Vec<_>>())).unwrap();
+    }
+    Driver::find(root.path(), version, false, &Kernel::default())
+}
+
+#[test]
+fn libraries_are_found_where_nvidias_toolkit_looks() {
+    for folder in [
+        "",
+        "lib/x86_64-linux-gnu/nvidia/current/",
+        "lib/aarch64-linux-gnu/nvidia/current/",
+        "usr/lib/",
+        "glibc/lib/",
+        "usr/local/glibc/usr/lib/",
+        "x86_64-bottlerocket-linux-gnu/sys-root/usr/lib/",
+        "aarch64-bottlerocket-linux-gnu/sys-root/usr/lib/",
+        "home/kubernetes/bin/nvidia/lib64/",
+    ] {
+        let cuda = format!("{folder}libcuda.so.570.86.15");
+        let vdpau = format!("{folder}vdpau/libvdpau_nvidia.so.570.86.15");
+        let link = format!("{folder}libcuda.so.1 -> libcuda.so.570.86.15");
+        for version in [None, Some("570.86.15")] {
+            let driver = find_cached(&[&cuda, &vdpau, &link], &[], version);
+            assert_eq!(driver.version.as_deref(), Some("570.86.15"), "{folder}");
+            assert_eq!(paths(&driver), [cuda.as_str(), vdpau.as_str()], "{folder}");
+            assert_eq!(driver.libraries[0].links, ["libcuda.so.1"], "{folder}");
+        }
+    }
+}
+
+#[test]
+fn rare_folder_counts_only_without_usual_driver() {
+    // Where /usr/lib64 is, /usr/lib has libraries of 32 bits.
+    let files = ["usr/lib64/libcuda.so.1.2", "usr/lib/libcuda.so.1.2", "libcuda.so.1.2"];
+    for version in [None, Some("1.2")] {
+        assert_eq!(paths(&find_cached(&files, &[], version)), ["usr/lib64/libcuda.so.1.2"]);
+    }
+    let files = [
+        "usr/lib64/libcuda.so.1.1",
+        "glibc/lib/libcuda.so.1.2",
+        "home/kubernetes/bin/nvidia/lib64/libcuda.so.1.2",
+    ];
+    assert_eq!(
+        paths(&find_cached(&files, &[], Some("1.2"))),
+        ["glibc/lib/libcuda.so.1.2"],
+        "the first of them"
+    );
+}
+
+#[test]
+fn folder_known_only_to_the_loader_cache_is_searched() {
+    let files = [
+        "opt/nvidia/lib/libcuda.so.1.2",
+        "opt/nvidia/lib/libcuda.so.1 -> libcuda.so.1.2",
+        "opt/nvidia/lib/libnvidia-ml.so.1.2",
+        "opt/other/libnvidia-ml.so.1.2",
+        "link -> /opt/nvidia",
+    ];
+    let cached = ["/link/lib/libcuda.so.1", "/opt/other/libnvidia-ml.so.1", "/nowhere/libcuda.so.1"];
+    for version in [None, Some("1.2")] {
+        assert_eq!(
+            paths(&find_cached(&files, &cached, version)),
+            ["opt/nvidia/lib/libcuda.so.1.2", "opt/nvidia/lib/libnvidia-ml.so.1.2"]
+        );
+    }
+    let usual = [&files[..], &["usr/lib64/libcuda.so.1.2"]].concat();
+    assert_eq!(
+        paths(&find_cached(&usual, &cached, Some("1.2"))),
+        ["usr/lib64/libcuda.so.1.2"],
+        "read only if the driver is nowhere else"
+    );
+    let other = [&files[..], &["usr/lib64/libcuda.so.1.1"]].concat();
+    assert_eq!(
+        find_cached(&other, &cached, Some("1.2")).libraries.len(),
+        2,
+        "another driver's is left over there"
+    );
+}
+
+#[test]
+fn cache_does_not_lead_out_of_the_root() {
+    let root = root(&["usr/lib64/libc.so.6"]);
+    let outside = tempfile::tempdir().unwrap();
+    fs::write(outside.path().join("libcuda.so.1.2"), "").unwrap();
+    let path = format!("/../../../../../../../..{}/libcuda.so.1", outside.path().display());
+    fs::create_dir_all(root.path().join("etc")).unwrap();
+    fs::write(root.path().join("etc/ld.so.cache"), cache(&[(0x0303, &path)])).unwrap();
+    assert!(Driver::find(root.path(), Some("1.2"), false, &Kernel::default()).libraries.is_empty());
+    assert!(Driver::find(Path::new("/nowhere"), Some("1.2"), false, &Kernel::default()).libraries.is_empty());
 }

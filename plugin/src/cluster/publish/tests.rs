@@ -1,13 +1,17 @@
 use gantry_topology::{Gpu, MachineParts, PathClass, PathMatrix};
 use http::{Request, Response};
 use kube::client::Body;
-use serde_json::Value;
+use serde_json::{Value, json};
 use tower_test::mock;
+
+#[path = "../../../tests/support/log.rs"]
+mod log;
+
+use log::Log;
 
 use super::*;
 use crate::handover::{Handover, SharedHandover};
 use crate::inventory::Diagnoses;
-use crate::log_throttle::log::Log;
 use crate::observe::Observed;
 
 /// Whether the GpuNode counts as lost if the Node, then it, are read as these.

@@ -112,9 +112,9 @@ fn pod(name: &str, containers: &[Container]) -> ObservedPod {
         created: 0,
         revision: 0,
         grant: (!grant.containers.is_empty()).then(|| serde_json::to_string(&grant).unwrap()),
-        asks: containers
+        requests: containers
             .iter()
-            .map(|container| Ask {
+            .map(|container| ContainerRequest {
                 container: container.name.clone(),
                 resource: GPU.into(),
                 count: container.count,

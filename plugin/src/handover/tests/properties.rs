@@ -14,11 +14,20 @@ const GPUS: u8 = 8;
 #[derive(Debug, Clone)]
 enum Action {
     /// The scheduler binds a pod with a grant: devices of the init container, devices of the app.
-    Bind { init: usize, app: usize, pick: u64 },
+    Bind {
+        init: usize,
+        app: usize,
+        pick: u64,
+    },
     /// A user sets a pod's node by hand.
-    Stray { count: usize },
+    Stray {
+        count: usize,
+    },
     /// Kubelet admits the next pod; `late`: before the watch has shown it.
-    Admit { late: bool, pick: u64 },
+    Admit {
+        late: bool,
+        pick: u64,
+    },
     /// A pod's containers end.
     Finish(usize),
     /// A pod is deleted and ends in time.
@@ -31,9 +40,7 @@ enum Action {
     Deliver,
     /// PodResources is read.
     List,
-    /// The plugin restarts.
     RestartPlugin,
-    /// Kubelet restarts.
     RestartKubelet,
 }
 
@@ -337,8 +344,8 @@ impl World {
     fn deliver(&mut self) {
         while let Some(event) = self.events.pop_front() {
             match event {
-                Event::Seen(seen) => self.plugin.seen(seen),
-                Event::Gone { uid, finished } => self.plugin.gone(&uid, finished),
+                Event::Seen(seen) => self.plugin.observe(seen),
+                Event::Gone { uid, finished } => self.plugin.remove_pod(&uid, finished),
             }
         }
         self.look();

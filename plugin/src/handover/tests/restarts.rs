@@ -38,23 +38,23 @@ fn new_kubelet_admits_by_creation_time() {
     let mut young = simple("bound-first", [0, 1]);
     (young.created, young.revision) = (2, 10);
     let mut node = node();
-    node.seen(young);
-    node.seen(old);
+    node.observe(young);
+    node.observe(old);
     node.kubelet_restarted();
     assert_eq!(node.admit(0..8, 2), set([6, 7]));
     assert_eq!(node.admit(0..6, 2), set([0, 1]));
     // Pods bound later are in watch order again.
-    node.seen(simple("later", [2, 3]));
-    node.seen(simple("last", [4, 5]));
+    node.observe(simple("later", [2, 3]));
+    node.observe(simple("last", [4, 5]));
     assert_eq!(node.admit(2..6, 2), set([2, 3]));
 }
 
 #[test]
 fn kubelet_without_checkpoint_gets_same_set_again() {
     let mut node = node();
-    node.seen(simple("a", [0, 1]));
+    node.observe(simple("a", [0, 1]));
     node.admit(0..8, 2);
-    node.seen(started(simple("a", [0, 1])));
+    node.observe(started(simple("a", [0, 1])));
     node.list(&[("a", "app", set([0, 1]))]);
     node.kubelet_restarted();
     node.list(&[]);
@@ -70,13 +70,13 @@ fn forgotten_running_pod_keeps_its_gpus() {
         (stray("b", 2), (None, Basis::Unplanned)),
     ] {
         let mut node = node();
-        node.seen(simple("a", [0, 1]));
+        node.observe(simple("a", [0, 1]));
         node.admit(0..8, 2);
-        node.seen(started(simple("a", [0, 1])));
+        node.observe(started(simple("a", [0, 1])));
         node.list(&[("a", "app", set([0, 1]))]);
         node.kubelet_restarted();
         node.list(&[]);
-        node.seen(new);
+        node.observe(new);
         let answer = node.ask(0..8, 2);
         assert_eq!(answer.basis, expected.1);
         assert!(answer.devices.is_disjoint(&set([0, 1])), "{answer:?}");
@@ -87,22 +87,22 @@ fn forgotten_running_pod_keeps_its_gpus() {
 #[test]
 fn restarted_kubelet_skips_running_pods() {
     let mut node = node();
-    node.seen(simple("a", [0, 1]));
+    node.observe(simple("a", [0, 1]));
     node.admit(0..8, 2);
     node.kubelet_restarted();
     node.list(&[("a", "app", set([0, 1]))]);
-    node.seen(simple("b", [2, 3]));
+    node.observe(simple("b", [2, 3]));
     assert_eq!(node.ask(0..8, 2).devices, set([2, 3]));
 }
 
 #[test]
 fn quarantine_survives_plugin_restart() {
     let mut before = node();
-    before.seen(simple("removed", [0, 1]));
-    before.seen(simple("stays", [2, 3]));
+    before.observe(simple("removed", [0, 1]));
+    before.observe(simple("stays", [2, 3]));
     before.admit(0..8, 2);
     before.admit(2..8, 2);
-    before.gone(&"removed".into(), false);
+    before.remove_pod(&"removed".into(), false);
     let stays = started(simple("stays", [2, 3]));
     let after = restarted(vec![stays], &[("stays", "app", set([2, 3]))], &before.holders());
     assert_eq!(after.quarantined(), [PodUid::from("removed")]);
@@ -112,7 +112,7 @@ fn quarantine_survives_plugin_restart() {
 #[test]
 fn pod_deleted_unseen_goes_to_quarantine() {
     let mut before = node();
-    before.seen(simple("a", [0, 1]));
+    before.observe(simple("a", [0, 1]));
     before.admit(0..8, 2);
     let after = restarted(vec![], &[], &before.holders());
     assert_eq!(after.quarantined(), [PodUid::from("a")]);
@@ -122,10 +122,10 @@ fn pod_deleted_unseen_goes_to_quarantine() {
 fn started_init_containers_cause_no_deviation() {
     let mut node = node();
     let running = pod("running", &[granted("init", [0]), granted("app", [0, 1])]);
-    node.seen(running.clone());
+    node.observe(running.clone());
     node.serve([0]);
     node.serve([0, 1]);
-    node.seen(started(running));
+    node.observe(started(running));
     node.kubelet_restarted();
     // PodResources does not list ordinary init containers.
     node.list(&[("running", "app", set([0, 1]))]);
@@ -143,8 +143,8 @@ fn list_after_watch_gap_keeps_order_and_finds_deleted() {
     a.revision = 5;
     let mut b = simple("b", [2, 3]);
     b.revision = 6;
-    node.seen(a);
-    node.seen(b.clone());
+    node.observe(a);
+    node.observe(b.clone());
     node.admit(0..8, 2);
     // a was deleted in the gap; c was bound, and b's status was written later.
     b.revision = 9;

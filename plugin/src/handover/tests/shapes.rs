@@ -69,8 +69,8 @@ fn replicas_are_separate_devices_in_grants() {
         let container = Container { name: "app".into(), count: 1, share: Some(devices) };
         pod(name, &[container])
     };
-    node.seen(granted("a", "GPU-3::0"));
-    node.seen(granted("b", "GPU-3::1"));
+    node.observe(granted("a", "GPU-3::0"));
+    node.observe(granted("b", "GPU-3::1"));
     assert!(node.notes().is_empty(), "neither is refused");
     let offered = all(&fours, GPU);
     let first = answer(&mut node, asking_for(GPU, &offered, 1));
@@ -88,7 +88,7 @@ fn replicas_are_separate_devices_in_grants() {
 #[test]
 fn gpus_allocated_before_sharing_are_shared_last() {
     let mut node = node();
-    node.seen(simple("a", [0]));
+    node.observe(simple("a", [0]));
     assert_eq!(node.admit(0..8, 1), set([0]));
     let fours = in_fours("nvidia.com/gpu.shared");
     node.inventory(&fours);
@@ -100,7 +100,7 @@ fn gpus_allocated_before_sharing_are_shared_last() {
 #[test]
 fn gpu_held_whole_is_shared_last() {
     let mut node = node();
-    node.seen(simple("a", [0]));
+    node.observe(simple("a", [0]));
     assert_eq!(node.admit(0..8, 1), set([0]));
     let fours = in_fours("nvidia.com/gpu.shared");
     node.inventory(&fours);
@@ -148,9 +148,9 @@ fn listed_former_name_is_in_use() {
 #[test]
 fn running_pod_with_former_names_is_not_refused() {
     let mut node = node();
-    node.seen(simple("a", [0]));
+    node.observe(simple("a", [0]));
     node.admit(0..8, 1);
-    node.seen(started(simple("a", [0])));
+    node.observe(started(simple("a", [0])));
     node.inventory(&in_fours("nvidia.com/gpu.shared"));
     assert_eq!(node.notes(), []);
     assert_eq!(node.held_by("a"), set([0]));
@@ -174,4 +174,38 @@ fn slices_are_packed_beside_used_profiles() {
     assert_eq!(answer(&mut node, ask()), names(&["MIG-00"]));
     node.allocate(&"nvidia.com/mig-large".into(), &names(&["MIG-14"]), NOW);
     assert_eq!(answer(&mut node, ask()), names(&["MIG-10"]), "GPU 0 stays whole");
+}
+
+/// A user may set the node of pods with very many requests: what the plugin keeps of them is bounded, and freed.
+#[test]
+fn pods_over_the_limit_are_refused_until_others_end() {
+    let mut node = node();
+    let large = |name: &str| {
+        let containers: Vec<_> = (0..900).map(|index| asking(&format!("{name}-{index:060}"), 1)).collect();
+        pod(name, &containers)
+    };
+    let size = large("a").bytes();
+    assert!(size < ObservedPod::MAX_BYTES && large("a").check_size(Handover::MAX_BYTES).is_ok());
+    let fitting = Handover::MAX_BYTES / size;
+    let mut names: Vec<String> = (0..fitting + 10).map(|index| format!("pod-{index}")).collect();
+    for name in &names {
+        node.observe(large(name));
+    }
+    let refused = |node: &mut Handover| {
+        let notes = node.notes();
+        let over =
+            |note: &&Note| matches!(note, Note::Refused { refusal: GrantRefusal::OverLimit { .. }, .. });
+        notes.iter().filter(over).count()
+    };
+    assert!(node.pods.len() < names.len() && node.bytes <= Handover::MAX_BYTES);
+    assert_eq!(refused(&mut node), names.len() - node.pods.len());
+    node.observe(simple("small", [0]));
+    assert_eq!(refused(&mut node), 0, "a small pod fits");
+    names.push("small".to_owned());
+    for name in &names {
+        node.remove_pod(&name.as_str().into(), true);
+    }
+    assert_eq!(node.bytes, 0);
+    node.observe(large("later"));
+    assert_eq!((node.pods.len(), refused(&mut node)), (1, 0));
 }

@@ -7,9 +7,9 @@ use super::*;
 #[test]
 fn oldest_grant_of_size_is_preferred() {
     let mut node = node();
-    node.seen(simple("a", [0, 1]));
-    node.seen(simple("b", [2, 3, 4, 5]));
-    node.seen(simple("c", [6, 7]));
+    node.observe(simple("a", [0, 1]));
+    node.observe(simple("b", [2, 3, 4, 5]));
+    node.observe(simple("c", [6, 7]));
     assert_eq!(node.admit(0..8, 4), set(2..6));
     assert_eq!(node.admit([0, 1, 6, 7], 2), set([0, 1]));
     assert_eq!(node.admit([6, 7], 2), set([6, 7]));
@@ -22,7 +22,7 @@ fn pending_pod_is_awaited() {
     let patient = WaitFor { pods: true, table: true };
     let ask = [request(&set(0..8), &set([]), 2)];
     assert_eq!(node.prefer(&ask, patient), None);
-    node.seen(simple("a", [4, 5]));
+    node.observe(simple("a", [4, 5]));
     let answers = node.prefer(&ask, patient).unwrap();
     assert_eq!((answers[0].devices.clone(), answers[0].basis), (set([4, 5]), Basis::Granted));
 }
@@ -30,9 +30,9 @@ fn pending_pod_is_awaited() {
 #[test]
 fn unplanned_pod_does_not_wait_and_avoids_grants() {
     let mut node = node();
-    node.seen(simple("planned", [0, 1]));
-    node.seen(simple("younger", [2, 3]));
-    node.seen(stray("stray", 1));
+    node.observe(simple("planned", [0, 1]));
+    node.observe(simple("younger", [2, 3]));
+    node.observe(stray("stray", 1));
     let patient = WaitFor { pods: true, table: true };
     let answer = node.prefer(&[request(&set(0..8), &set([]), 1)], patient).unwrap().remove(0);
     assert_eq!(answer.basis, Basis::Unplanned);
@@ -42,8 +42,8 @@ fn unplanned_pod_does_not_wait_and_avoids_grants() {
 #[test]
 fn unplanned_pod_of_equal_size_is_identified_by_order() {
     let mut node = node();
-    node.seen(stray("stray", 2));
-    node.seen(simple("planned", [0, 1]));
+    node.observe(stray("stray", 2));
+    node.observe(simple("planned", [0, 1]));
     let strays = node.admit(0..8, 2);
     assert!(strays.is_disjoint(&set([0, 1])), "{strays:?}");
     let rest = &set(0..8) - &strays;
@@ -54,11 +54,11 @@ fn unplanned_pod_of_equal_size_is_identified_by_order() {
 #[test]
 fn unknown_pod_avoids_grants_and_quarantine() {
     let mut node = node();
-    node.seen(simple("planned", [0, 1]));
-    node.seen(simple("removed", [2, 3]));
+    node.observe(simple("planned", [0, 1]));
+    node.observe(simple("removed", [2, 3]));
     node.admit(0..8, 2);
     node.admit(2..8, 2);
-    node.gone(&"removed".into(), false);
+    node.remove_pod(&"removed".into(), false);
     // Kubelet offers the devices of the removed pod.
     let answer = node.ask(2..8, 2);
     assert_eq!(answer.basis, Basis::Unknown);
@@ -68,11 +68,11 @@ fn unknown_pod_avoids_grants_and_quarantine() {
 #[test]
 fn quarantine_is_used_before_youngest_grant() {
     let mut node = node();
-    node.seen(simple("removed", [0, 1]));
+    node.observe(simple("removed", [0, 1]));
     node.admit(0..8, 2);
-    node.gone(&"removed".into(), false);
-    node.seen(simple("older", [2, 3]));
-    node.seen(simple("younger", [4, 5]));
+    node.remove_pod(&"removed".into(), false);
+    node.observe(simple("older", [2, 3]));
+    node.observe(simple("younger", [4, 5]));
     let answer = node.ask([0, 1, 2, 3, 4, 5], 1);
     assert_eq!(answer.basis, Basis::Forced);
     assert!(answer.devices.is_subset(&set([0, 1])), "{answer:?}");
@@ -83,8 +83,8 @@ fn quarantine_is_used_before_youngest_grant() {
 #[test]
 fn containers_are_served_in_order_before_next_pod() {
     let mut node = node();
-    node.seen(pod("a", &[granted("one", [0]), granted("two", [3])]));
-    node.seen(pod("b", &[granted("one", [5])]));
+    node.observe(pod("a", &[granted("one", [0]), granted("two", [3])]));
+    node.observe(pod("b", &[granted("one", [5])]));
     assert_eq!(node.admit(0..8, 1), set([0]));
     assert_eq!(node.admit(1..8, 1), set([3]));
     assert_eq!(node.admit([1, 2, 4, 5, 6, 7], 1), set([5]));
@@ -93,7 +93,7 @@ fn containers_are_served_in_order_before_next_pod() {
 #[test]
 fn app_gets_init_devices_and_more() {
     let mut node = node();
-    node.seen(pod("a", &[granted("init", [2]), granted("app", [2, 3])]));
+    node.observe(pod("a", &[granted("init", [2]), granted("app", [2, 3])]));
     assert_eq!(node.admit(0..8, 1), set([2]));
     let answer = node.ask_with(0..8, [2], 2);
     assert_eq!((answer.devices, answer.basis), (set([2, 3]), Basis::Granted));
@@ -104,8 +104,8 @@ fn app_gets_init_devices_and_more() {
 #[test]
 fn allocated_set_identifies_pod_without_preference() {
     let mut node = node();
-    node.seen(pod("other", &[granted("app", [0, 1])]));
-    node.seen(pod("a", &[granted("init", [4, 5]), granted("app", [4, 5])]));
+    node.observe(pod("other", &[granted("app", [0, 1])]));
+    node.observe(pod("a", &[granted("init", [4, 5]), granted("app", [4, 5])]));
     assert_eq!(node.serve([4, 5]), Served::Granted);
     assert_eq!(node.serve([4, 5]), Served::Granted);
     assert_eq!(node.admit(0..4, 2), set([0, 1]));
@@ -114,7 +114,7 @@ fn allocated_set_identifies_pod_without_preference() {
 #[test]
 fn any_init_devices_match_grant_rest_stays_held() {
     let mut node = node();
-    node.seen(pod("a", &[granted("init", [1, 2, 3]), of_held("app", 2)]));
+    node.observe(pod("a", &[granted("init", [1, 2, 3]), of_held("app", 2)]));
     node.admit(0..8, 3);
     assert_eq!(node.serve([1, 3]), Served::Granted);
     node.list(&[("a", "app", set([1, 3]))]);
@@ -126,7 +126,7 @@ fn any_init_devices_match_grant_rest_stays_held() {
 #[test]
 fn other_set_is_deviation_with_both_sets() {
     let mut node = node();
-    node.seen(simple("a", [0, 1]));
+    node.observe(simple("a", [0, 1]));
     node.ask(0..8, 2);
     assert_eq!(node.serve([4, 6]), Served::Deviation);
     let deviations = node.deviations();
@@ -143,7 +143,7 @@ fn other_set_is_deviation_with_both_sets() {
 #[test]
 fn repeated_set_is_no_deviation() {
     let mut node = node();
-    node.seen(simple("a", [0, 1]));
+    node.observe(simple("a", [0, 1]));
     node.admit(0..8, 2);
     assert_eq!(node.serve([0, 1]), Served::Granted);
     assert_eq!(node.deviations_total(), 0);
@@ -152,8 +152,8 @@ fn repeated_set_is_no_deviation() {
 #[test]
 fn unavailable_granted_device_keeps_the_others() {
     let mut node = node();
-    node.seen(simple("other", [4, 5]));
-    node.seen(simple("a", [0, 1, 2]));
+    node.observe(simple("other", [4, 5]));
+    node.observe(simple("a", [0, 1, 2]));
     // Device 1 became unhealthy between binding and admission.
     let answer = node.ask([0, 2, 3, 4, 5, 6, 7], 3);
     assert!(answer.devices.is_disjoint(&set([4, 5])), "{answer:?}");
@@ -163,18 +163,18 @@ fn unavailable_granted_device_keeps_the_others() {
 #[test]
 fn forged_grants_are_refused_and_avoid_real_ones() {
     let mut node = node();
-    node.seen(simple("real", [0, 1]));
-    node.seen(simple("overlapping", [1, 2]));
-    node.seen(simple("imagined", [9, 10]));
+    node.observe(simple("real", [0, 1]));
+    node.observe(simple("overlapping", [1, 2]));
+    node.observe(simple("imagined", [9, 10]));
     let mut foreign = simple("foreign", [3, 4]);
     foreign.grant = simple("someone", [3, 4]).grant;
-    node.seen(foreign);
+    node.observe(foreign);
     let mut wide = simple("wide", [3, 4]);
-    wide.asks[0].count = 1;
-    node.seen(wide);
+    wide.requests[0].count = 1;
+    node.observe(wide);
     let mut garbage = simple("garbage", [5, 6]);
     garbage.grant = Some("{".into());
-    node.seen(garbage);
+    node.observe(garbage);
     let refused: Vec<String> = node
         .notes()
         .into_iter()
@@ -200,19 +200,19 @@ fn forged_grants_are_refused_and_avoid_real_ones() {
 #[test]
 fn conflicting_grant_is_valid_after_first_pod_ends() {
     let mut node = node();
-    node.seen(simple("first", [0, 1]));
-    node.seen(simple("second", [1, 2]));
-    node.gone(&"first".into(), true);
+    node.observe(simple("first", [0, 1]));
+    node.observe(simple("second", [1, 2]));
+    node.remove_pod(&"first".into(), true);
     assert_eq!(node.ask(0..8, 2).devices, set([1, 2]));
 }
 
 #[test]
 fn force_deleted_devices_are_quarantined_until_processes_end() {
     let mut node = node();
-    node.seen(simple("a", [0, 1]));
+    node.observe(simple("a", [0, 1]));
     node.admit(0..8, 2);
-    node.seen(started(simple("a", [0, 1])));
-    node.gone(&"a".into(), false);
+    node.observe(started(simple("a", [0, 1])));
+    node.remove_pod(&"a".into(), false);
     let holders = node.holders();
     assert_eq!(holders[0].state, HolderState::Quarantined);
     assert_eq!(node.quarantined(), [PodUid::from("a")]);
@@ -223,27 +223,27 @@ fn force_deleted_devices_are_quarantined_until_processes_end() {
 #[test]
 fn finished_pod_frees_devices_at_once() {
     let mut node = node();
-    node.seen(simple("a", [0, 1]));
+    node.observe(simple("a", [0, 1]));
     node.admit(0..8, 2);
-    node.seen(started(simple("a", [0, 1])));
-    node.gone(&"a".into(), true);
+    node.observe(started(simple("a", [0, 1])));
+    node.remove_pod(&"a".into(), true);
     assert!(node.holders().is_empty());
 }
 
 #[test]
 fn pod_deleted_before_admission_leaves_nothing() {
     let mut node = node();
-    node.seen(simple("a", [0, 1]));
-    node.gone(&"a".into(), false);
+    node.observe(simple("a", [0, 1]));
+    node.remove_pod(&"a".into(), false);
     assert!(node.holders().is_empty() && node.quarantined().is_empty());
 }
 
 #[test]
 fn pod_deleted_during_request_is_served_and_dropped() {
     let mut node = node();
-    node.seen(simple("a", [0, 1]));
+    node.observe(simple("a", [0, 1]));
     node.ask(0..8, 2);
-    node.gone(&"a".into(), false);
+    node.remove_pod(&"a".into(), false);
     assert_eq!(node.serve([0, 1]), Served::Unplanned);
     assert_eq!(node.holders().len(), 1);
     node.list(&[]);

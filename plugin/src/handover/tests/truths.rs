@@ -7,8 +7,8 @@ use super::*;
 #[test]
 fn exchanged_sets_of_two_pods_are_corrected() {
     let mut node = node();
-    node.seen(simple("a", [0, 1]));
-    node.seen(simple("b", [2, 3]));
+    node.observe(simple("a", [0, 1]));
+    node.observe(simple("b", [2, 3]));
     // Kubelet admitted b first: each pod got the other's set.
     node.admit(0..8, 2);
     node.admit(2..8, 2);
@@ -25,13 +25,13 @@ fn exchanged_sets_of_two_pods_are_corrected() {
 #[test]
 fn pod_with_taken_set_gets_the_other_set() {
     let mut node = node();
-    node.seen(simple("rejected", [0, 1]));
-    node.seen(simple("b", [2, 3]));
-    node.seen(simple("c", [4, 5]));
+    node.observe(simple("rejected", [0, 1]));
+    node.observe(simple("b", [2, 3]));
+    node.observe(simple("c", [4, 5]));
     // Kubelet rejected the first pod, which the watch has not reported yet: b gets its set.
     assert_eq!(node.admit(0..8, 2), set([0, 1]));
     node.list(&[("b", "app", set([0, 1]))]);
-    node.gone(&"rejected".into(), true);
+    node.remove_pod(&"rejected".into(), true);
     // b's own set is free now; c gets its own.
     assert_eq!(node.admit(2..8, 2), set([4, 5]));
     assert_eq!(node.held_by("b"), set([0, 1]));
@@ -41,8 +41,8 @@ fn pod_with_taken_set_gets_the_other_set() {
 #[test]
 fn displaced_pod_gets_equal_free_set() {
     let mut node = node();
-    node.seen(simple("a", [0, 1]));
-    node.seen(simple("b", [2, 3]));
+    node.observe(simple("a", [0, 1]));
+    node.observe(simple("b", [2, 3]));
     // b came first and got a's set.
     node.admit(0..8, 2);
     node.list(&[("b", "app", set([0, 1]))]);
@@ -56,7 +56,7 @@ fn late_grant_of_deviating_pod_stays_reserved() {
     let mut node = node();
     // The watch was too late: the pod was served by topology.
     let taken = node.admit(0..8, 2);
-    node.seen(simple("late", [6, 7]));
+    node.observe(simple("late", [6, 7]));
     node.list(&[("late", "app", taken.clone())]);
     assert_eq!(node.held_by("late"), taken);
     assert_eq!(node.deviations_total(), 1);
@@ -79,7 +79,7 @@ fn unwatched_pod_holds_listed_devices() {
 #[test]
 fn pod_resources_reveal_holders() {
     let mut node = node();
-    node.seen(simple("a", [0, 1]));
+    node.observe(simple("a", [0, 1]));
     assert_eq!(node.holders()[0].provenance, Provenance::Granted);
     node.admit(0..8, 2);
     assert_eq!(node.holders()[0].provenance, Provenance::Allocated);
@@ -102,14 +102,14 @@ fn successor(name: &str, gpus: impl IntoIterator<Item = u8>) -> ObservedPod {
 fn list_before_kubelet_saw_deletion_skips_successor() {
     for listed_first in [true, false] {
         let mut node = node();
-        node.seen(simple("a", [0, 1]));
+        node.observe(simple("a", [0, 1]));
         node.admit(0..8, 2);
-        node.gone(&"a".into(), true);
+        node.remove_pod(&"a".into(), true);
         if listed_first {
             node.list(&[("a", "app", set([0, 1]))]);
             assert_eq!(node.held_by("a"), set([0, 1]), "what it lists is not free");
         }
-        node.seen(successor("a", [2, 3]));
+        node.observe(successor("a", [2, 3]));
         if !listed_first {
             node.list(&[("a", "app", set([0, 1]))]);
         }
@@ -123,10 +123,10 @@ fn list_before_kubelet_saw_deletion_skips_successor() {
 #[test]
 fn repeatedly_listed_devices_are_held() {
     let mut node = node();
-    node.seen(simple("a", [0, 1]));
+    node.observe(simple("a", [0, 1]));
     node.admit(0..8, 2);
-    node.gone(&"a".into(), true);
-    node.seen(successor("a", [2, 3]));
+    node.remove_pod(&"a".into(), true);
+    node.observe(successor("a", [2, 3]));
     for _ in 0..2 {
         node.list(&[("a", "app", set([0, 1]))]);
     }
@@ -136,11 +136,11 @@ fn repeatedly_listed_devices_are_held() {
 #[test]
 fn list_begun_before_deletion_skips_successor() {
     let mut node = node();
-    node.seen(simple("a", [0, 1]));
+    node.observe(simple("a", [0, 1]));
     node.admit(0..8, 2);
     let ticket = node.listing_begins();
-    node.gone(&"a".into(), true);
-    node.seen(successor("a", [2, 3]));
+    node.remove_pod(&"a".into(), true);
+    node.observe(successor("a", [2, 3]));
     let holding = Holding {
         namespace: "default".into(),
         pod: "a".into(),
@@ -155,7 +155,7 @@ fn list_begun_before_deletion_skips_successor() {
 #[test]
 fn unlisted_living_pod_keeps_devices() {
     let mut node = node();
-    node.seen(simple("a", [0, 1]));
+    node.observe(simple("a", [0, 1]));
     node.admit(0..8, 2);
     node.list(&[("a", "app", set([0, 1]))]);
     node.list(&[]);
@@ -207,13 +207,13 @@ fn unattributed_sets_are_bounded_without_list() {
     for round in 0..1000 {
         node.listing_begins();
         let name = format!("pod-{round}");
-        node.seen(simple(&name, [0, 1]));
+        node.observe(simple(&name, [0, 1]));
         node.admit(0..8, 2);
-        node.gone(&name.as_str().into(), true);
+        node.remove_pod(&name.as_str().into(), true);
         node.admit(0..8, 2);
     }
     assert!(node.unattributed.len() <= 8, "{}", node.unattributed.len());
-    assert!(node.truth.deleted.len() <= 3);
+    assert!(node.truth.remembered_deletions() <= 3);
 }
 
 #[test]

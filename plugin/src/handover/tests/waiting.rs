@@ -28,7 +28,7 @@ fn show_later(handover: &Arc<SharedHandover>, pod: ObservedPod, delay: Duration)
     let handover = Arc::clone(handover);
     tokio::spawn(async move {
         sleep(delay).await;
-        handover.seen(pod);
+        handover.observe(pod);
     });
 }
 
@@ -43,7 +43,7 @@ async fn late_pod_gets_its_grant() {
 #[tokio::test(start_paused = true)]
 async fn unrelated_changes_do_not_end_the_wait() {
     let (handover, _) = shared();
-    handover.seen(simple("other", [0, 1]));
+    handover.observe(simple("other", [0, 1]));
     show_later(&handover, simple("another", [2, 3]), Duration::from_millis(50));
     let late = Duration::from_millis(300);
     show_later(&handover, simple("late", [5]), late);
@@ -53,7 +53,7 @@ async fn unrelated_changes_do_not_end_the_wait() {
 #[tokio::test(start_paused = true)]
 async fn unseen_pod_avoids_grants_after_one_second() {
     let (handover, _) = shared();
-    handover.seen(simple("other", [0, 1, 2, 3, 4, 5, 6]));
+    handover.observe(simple("other", [0, 1, 2, 3, 4, 5, 6]));
     assert_eq!(ask(&handover, 1).await, (set([7]), Duration::from_secs(1)));
 }
 
@@ -80,7 +80,7 @@ async fn watch_breaking_during_wait_shortens_it() {
 #[tokio::test(start_paused = true)]
 async fn pod_without_grant_waits_only_for_table() {
     let (handover, _) = shared();
-    handover.seen(stray("stray", 2));
+    handover.observe(stray("stray", 2));
     assert_eq!(ask(&handover, 2).await, (set([0, 1]), Duration::ZERO));
     handover.table(None);
     let (_, waited) = ask(&handover, 2).await;
@@ -97,8 +97,8 @@ async fn no_cluster_never_waits() {
 async fn many_deleted_pods_cost_one_long_wait() {
     let (handover, _) = shared();
     for pod in ["a", "b", "c"] {
-        handover.seen(simple(pod, [0]));
-        handover.gone(&pod.into(), false);
+        handover.observe(simple(pod, [0]));
+        handover.remove_pod(&pod.into(), false);
     }
     let began = Instant::now();
     for _ in 0..11 {

@@ -27,7 +27,6 @@ pub enum NoOwner {
     NoPod {
         /// Namespace of the pod.
         namespace: String,
-        /// Its name.
         pod: String,
     },
     /// The pod cannot be read.
@@ -35,7 +34,6 @@ pub enum NoOwner {
     Unreadable {
         /// Namespace of the pod.
         namespace: String,
-        /// Its name.
         pod: String,
         /// The message of the API server.
         answer: String,

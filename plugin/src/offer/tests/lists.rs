@@ -1,7 +1,7 @@
 //! The allow and deny lists.
 
 use super::super::*;
-use super::{cut, expect, left_out, model, offered, problems, whole, with};
+use super::{cut, excluded, expect, model, offered, problems, whole, with};
 use gantry_config::{MigStrategy, Selector};
 
 #[test]
@@ -29,5 +29,5 @@ fn allow_and_deny_lists_select_gpus() {
         offered(&boards, &config),
         expect(&[("nvidia.com/gpu", &["GPU-0", "GPU-2"]), ("nvidia.com/mig-1g.5gb", &["MIG-30"])])
     );
-    insta::assert_debug_snapshot!((left_out(&boards, &config), problems(&boards, &config)));
+    insta::assert_debug_snapshot!((excluded(&boards, &config), problems(&boards, &config)));
 }

@@ -1,7 +1,7 @@
 //! Names by pattern: of GPUs by their model, of slices by their profile.
 
 use super::super::*;
-use super::{cut, expect, left_out, model, offered, problems, share, sharing, whole, with};
+use super::{cut, excluded, expect, model, offered, problems, share, sharing, whole, with};
 use gantry_config::{MigStrategy, ResourcePattern, SharedOf};
 
 #[test]
@@ -25,7 +25,7 @@ fn patterns_name_gpus_by_model_and_slices_by_profile() {
             ("nvidia.com/small", &["GPU-1"]),
         ])
     );
-    assert_eq!(left_out(&boards, &config), [], "what matches none keeps its name");
+    assert_eq!(excluded(&boards, &config), [], "what matches none keeps its name");
 
     let single = Config { mig_strategy: MigStrategy::Single, ..config };
     assert_eq!(
@@ -47,10 +47,10 @@ fn mig_pattern_matches_every_spelling_of_a_profile() {
             }],
             ..with(MigStrategy::Mixed)
         };
-        let told = problems(&[cut(&profiles)], &config);
+        let reported = problems(&[cut(&profiles)], &config);
         let resources = offered(&[cut(&profiles)], &config);
         let ids = resources.get("nvidia.com/small").cloned().unwrap_or_default();
-        assert_eq!(told.is_empty(), ids.len() == 1, "{pattern}: {told:?}");
+        assert_eq!(reported.is_empty(), ids.len() == 1, "{pattern}: {reported:?}");
         let places = ids.iter().map(|id| id.strip_prefix("MIG-0").unwrap());
         places.map(|place| place.parse().unwrap()).collect()
     };

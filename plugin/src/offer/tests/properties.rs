@@ -84,7 +84,7 @@ proptest! {
         let ids: BTreeSet<_> = inventory.devices.iter().map(|device| &device.id).collect();
         prop_assert_eq!(ids.len(), inventory.devices.len(), "no ID twice");
 
-        let left_out: BTreeSet<u8> = inventory.left_out.iter().map(|left_out| left_out.gpu).collect();
+        let excluded: BTreeSet<u8> = inventory.excluded.iter().map(|excluded| excluded.gpu).collect();
         for unit in &hardware.units {
             let devices: Vec<_> = inventory.devices.iter().filter(|device| device.uuid == unit.id.as_str()).collect();
             let resources: BTreeSet<_> = devices.iter().map(|device| &device.resource).collect();
@@ -94,16 +94,16 @@ proptest! {
             let shared = numbers.len() > 1 && numbers == (0..numbers.len() as u16).map(Some).collect::<Vec<_>>();
             let board = boards[usize::from(unit.gpu)].model;
             prop_assert!(
-                whole || shared || (numbers.is_empty() && (left_out.contains(&unit.gpu) || board == "NVIDIA DGX Display")),
+                whole || shared || (numbers.is_empty() && (excluded.contains(&unit.gpu) || board == "NVIDIA DGX Display")),
                 "{numbers:?}"
             );
         }
         for gpu in hardware.machine.gpus() {
             let offered = inventory.devices.iter().any(|device| device.gpu == gpu.index);
             let display = gpu.model.as_deref() == Some("NVIDIA DGX Display");
-            prop_assert!(display != (offered || left_out.contains(&gpu.index)), "every GPU is accounted for");
+            prop_assert!(display != (offered || excluded.contains(&gpu.index)), "every GPU is accounted for");
         }
-        prop_assert!(inventory.left_out.iter().all(|left_out| !left_out.reason.is_empty()));
+        prop_assert!(inventory.excluded.iter().all(|excluded| !excluded.reason.is_empty()));
         let named: BTreeSet<_> = inventory.devices.iter().map(|device| &device.resource).collect();
         prop_assert_eq!(named, inventory.resources.keys().collect::<BTreeSet<_>>());
     }

@@ -76,18 +76,18 @@ fn sharing_entry_without_its_devices_is_reported_once() {
     let listed = |gpus: &[u8]| SharedOf::Listed(gpus.iter().copied().map(DeviceRef::Gpu).collect());
     let boards = [whole(), whole(), whole(), whole()];
     let absent = share("nvidia.com/gpu", listed(&[7]), 4, None);
-    let told = |entry: usize| {
+    let reported = |entry: usize| {
         format!("sharing.timeSlicing.resources[{entry}] (nvidia.com/gpu): none of its devices here is 7")
     };
-    assert_eq!(problems(&boards, &sharing(vec![absent.clone()])), [told(0)]);
+    assert_eq!(problems(&boards, &sharing(vec![absent.clone()])), [reported(0)]);
     let all = share("nvidia.com/gpu", SharedOf::All, 2, None);
-    assert_eq!(problems(&boards, &sharing(vec![all.clone(), absent])), [told(1)]);
+    assert_eq!(problems(&boards, &sharing(vec![all.clone(), absent])), [reported(1)]);
     // One device is taken, and one does not exist: both are reported.
     let both = share("nvidia.com/gpu", listed(&[0, 7]), 4, None);
     assert_eq!(
         problems(&boards, &sharing(vec![all, both])),
         [
-            told(1),
+            reported(1),
             "sharing.timeSlicing.resources[1] (nvidia.com/gpu): all devices it names are shared by an earlier entry".to_owned()
         ]
     );

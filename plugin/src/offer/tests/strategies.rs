@@ -1,14 +1,14 @@
 //! The offer of each MIG strategy, and what it leaves out.
 
 use super::super::*;
-use super::{cut, expect, hardware, left_out, model, offered, whole, with};
+use super::{cut, excluded, expect, hardware, model, offered, whole, with};
 use gantry_config::MigStrategy;
 
 #[test]
 fn default_config_offers_every_gpu_whole() {
     let boards = [whole(), model("NVIDIA T4"), model("NVIDIA DGX Display"), model("DGX Display")];
     assert_eq!(offered(&boards, &Config::default()), expect(&[("nvidia.com/gpu", &["GPU-0", "GPU-1"])]));
-    assert_eq!(left_out(&boards, &Config::default()), []);
+    assert_eq!(excluded(&boards, &Config::default()), []);
     let inventory = offer(&hardware(&boards), &Config::default());
     assert_eq!(inventory.resources[&ResourceName::from("nvidia.com/gpu")], Terms::default());
 }
@@ -23,7 +23,7 @@ fn unknown_or_absent_hardware_is_offered_as_such() {
 fn strategy_none_leaves_out_gpus_with_mig_on() {
     let boards = [whole(), cut(&["1g.5gb"]), cut(&[])];
     assert_eq!(offered(&boards, &Config::default()), expect(&[("nvidia.com/gpu", &["GPU-0"])]));
-    insta::assert_debug_snapshot!(left_out(&boards, &Config::default()));
+    insta::assert_debug_snapshot!(excluded(&boards, &Config::default()));
 }
 
 #[test]
@@ -41,7 +41,7 @@ fn mixed_offers_profiles_and_whole_gpus() {
             ("nvidia.com/mig-3g.20gb", &["MIG-10"]),
         ])
     );
-    insta::assert_debug_snapshot!(left_out(&boards, &with(MigStrategy::Mixed)));
+    insta::assert_debug_snapshot!(excluded(&boards, &with(MigStrategy::Mixed)));
     let inventory = offer(&hardware(&boards), &with(MigStrategy::Mixed));
     let terms = inventory.resources[&ResourceName::from("nvidia.com/mig-1g.5gb")];
     assert!(terms.slices && !terms.replicated && terms.sharing == SharedDevices::Packed);
@@ -91,7 +91,7 @@ fn single_leaves_out_gpus_of_another_kind() {
         offered(&boards, &with(MigStrategy::Single)),
         expect(&[("nvidia.com/gpu", &["MIG-00", "MIG-01", "MIG-40"])])
     );
-    insta::assert_debug_snapshot!(left_out(&boards, &with(MigStrategy::Single)));
+    insta::assert_debug_snapshot!(excluded(&boards, &with(MigStrategy::Single)));
 }
 
 #[test]

@@ -45,7 +45,7 @@ pub fn names(kind: &str, uuid: &str) {
         assert!(!given.is_empty());
         assert!(given.iter().all(|name| known.contains(name)), "{given:?}");
         let annotated: Vec<&str> = answer.annotations.values().flat_map(|names| names.split(',')).collect();
-        assert_eq!(annotated, given, "each can be told from the next");
+        assert_eq!(annotated, given, "each can be reported from the next");
     }
 }
 

@@ -87,9 +87,9 @@ pub fn message(resource: &str, call: Call, message: &[u8]) {
         Call::PreStart => assert_eq!(answer.is_ok(), PreStartContainerRequest::decode(message).is_ok()),
         Call::Options => {
             let options = answer.map(|answer| DevicePluginOptions::decode(answer).unwrap());
-            let told =
+            let reported =
                 DevicePluginOptions { pre_start_required: false, get_preferred_allocation_available: true };
-            assert_eq!(options.ok(), Empty::decode(message).ok().map(|Empty {}| told));
+            assert_eq!(options.ok(), Empty::decode(message).ok().map(|Empty {}| reported));
         }
     }
     let (holders, _, deviations) = node.handover.status_snapshot();

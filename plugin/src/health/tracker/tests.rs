@@ -325,11 +325,11 @@ fn cleared_stored_fault_keeps_new_fault() {
             after.record_response(&gpu("a"));
             after.record_vitals(&gpu("a"), seen(2), &checks);
             assert!(reason(&after, "a").is_some(), "{stored_xid}, answers: {answers}");
-            let told = match answers {
+            let reported = match answers {
                 true => vec![Proof::Rebound],
                 false => vec![],
             };
-            assert_eq!(proofs(&mut after), told, "{stored_xid}");
+            assert_eq!(proofs(&mut after), reported, "{stored_xid}");
             after.record_vitals(&gpu("a"), seen(3), &checks);
             assert_eq!(reason(&after, "a"), None);
         }
@@ -347,16 +347,16 @@ fn stored_fault_is_judged_by_current_checks() {
         before.record_fault(&gpu(name), Fault { xid, ..fault(class, name) });
     }
     let stored = before.faults("boot");
-    let sick = |enabled: &str| {
+    let unhealthy = |enabled: &str| {
         let checks = HealthChecks { enabled: enabled.parse().unwrap(), ..HealthChecks::default() };
         let mut after = HealthTracker::default();
         after.adopt(stored.clone(), "boot", &table, &checks);
-        let sick: Vec<&str> =
+        let unhealthy: Vec<&str> =
             ["a", "b", "c"].into_iter().filter(|name| reason(&after, name).is_some()).collect();
-        (sick, proofs(&mut after))
+        (unhealthy, proofs(&mut after))
     };
-    assert_eq!(sick("31"), (vec!["a", "b", "c"], vec![]));
-    assert_eq!(sick(""), (vec!["b", "c"], vec![Proof::Lifted]));
+    assert_eq!(unhealthy("31"), (vec!["a", "b", "c"], vec![]));
+    assert_eq!(unhealthy(""), (vec!["b", "c"], vec![Proof::Lifted]));
 }
 
 #[test]

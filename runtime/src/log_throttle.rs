@@ -10,7 +10,7 @@ const MAX_PAUSE: Duration = Duration::from_secs(3600);
 
 /// The failure that was logged last.
 #[derive(Debug, Default)]
-pub(crate) struct LogThrottle(Option<LastLogged>);
+pub struct LogThrottle(Option<LastLogged>);
 
 #[derive(Debug)]
 struct LastLogged {
@@ -21,7 +21,7 @@ struct LastLogged {
 
 impl LogThrottle {
     /// Whether to log a failure with this `reason` at `now`. If true, the caller must log it.
-    pub(crate) fn should_log(&mut self, reason: &str, now: Instant) -> bool {
+    pub fn should_log(&mut self, reason: &str, now: Instant) -> bool {
         let pause = match &self.0 {
             Some(last) if last.reason == reason => {
                 if now < last.due {
@@ -36,14 +36,10 @@ impl LogThrottle {
     }
 
     /// Resets after a success: the next failure is logged at once.
-    pub(crate) fn reset(&mut self) {
+    pub fn reset(&mut self) {
         self.0 = None;
     }
 }
-
-#[cfg(test)]
-#[path = "../tests/support/log.rs"]
-pub(crate) mod log;
 
 #[cfg(test)]
 mod tests {

@@ -1,0 +1,99 @@
+use gantry_topology::GpuUuid;
+
+use super::*;
+use crate::health::{Cause, Class, Ended, Proof, Trouble};
+
+fn uuid(name: &str) -> GpuUuid {
+    format!("GPU-{name}").parse().unwrap()
+}
+
+fn gpu(name: &str) -> GpuName {
+    uuid(name).into()
+}
+
+fn diagnosis(troubles: &[(&str, Cause, &str)]) -> Diagnosis {
+    Diagnosis {
+        known: true,
+        adopted: true,
+        troubles: troubles
+            .iter()
+            .map(|(name, cause, reason)| Trouble {
+                gpu: gpu(name),
+                extent: Extent::Gpu,
+                cause: *cause,
+                reason: (*reason).to_owned(),
+            })
+            .collect(),
+        ..Diagnosis::default()
+    }
+}
+
+const XID: Cause = Cause::Xid(Class::Fatal);
+
+fn texts(events: &[Message]) -> Vec<String> {
+    let text = |event: &Message| format!("{} {}", event.reason, event.note);
+    events.iter().map(text).collect()
+}
+
+#[test]
+fn busy_api_server_is_retried() {
+    let answer = |code| {
+        let status = kube::core::Status::failure("no", "reason").with_code(code);
+        is_lasting(&kube::Error::Api(Box::new(status)))
+    };
+    assert!([403, 404, 422].into_iter().all(answer));
+    assert!(![401, 409, 429, 500, 503].into_iter().any(answer));
+}
+
+#[test]
+fn condition_follows_the_worst_reason_of_each_gpu() {
+    let (early, late) = (Timestamp::from_second(1).unwrap(), Timestamp::from_second(2).unwrap());
+    let healthy = condition(&diagnosis(&[]), None, early);
+    assert_eq!((healthy.type_.as_str(), healthy.status.as_str()), ("GPUHealthy", "True"));
+    let unhealthy_gpus = diagnosis(&[
+        ("a", Cause::Lost, "GPU lost"),
+        ("a", XID, "Xid 79"),
+        ("b", Cause::Uncorrected, "memory"),
+    ]);
+    let unhealthy = condition(&unhealthy_gpus, Some(&healthy), late);
+    assert_eq!((unhealthy.status.as_str(), unhealthy.reason.as_deref()), ("False", Some("GpuUnhealthy")));
+    assert_eq!(reasons(&unhealthy_gpus).into_values().collect::<Vec<_>>(), ["Xid 79", "memory"]);
+    assert_eq!(unhealthy.last_transition_time, Some(Time(late)));
+    let same = condition(&unhealthy_gpus, Some(&unhealthy), Timestamp::from_second(9).unwrap());
+    assert_eq!(same.last_transition_time, Some(Time(late)), "its status stayed");
+    assert!(!differs(&unhealthy, &same) && differs(&healthy, &same));
+}
+
+#[test]
+fn change_is_reported_once_with_reason_and_proof() {
+    let mut reported = LastReported::default();
+    let start = Instant::now();
+    let unhealthy_gpus = diagnosis(&[("a", XID, "Xid 79")]);
+    assert_eq!(texts(&reported.events(&unhealthy_gpus, start)), ["GpuUnhealthy GPU-a: Xid 79"]);
+    assert_eq!(texts(&reported.events(&unhealthy_gpus, start)), [""; 0]);
+    let mut well = diagnosis(&[]);
+    well.ended = vec![(1, Ended { gpu: uuid("a"), reason: "Xid 79".to_owned(), proof: Proof::Responds })];
+    assert_eq!(
+        texts(&reported.events(&well, start + EVENT_INTERVAL_PER_GPU)),
+        ["GpuRecovered GPU-a: no longer \"Xid 79\"; it was off the bus and responds again"]
+    );
+}
+
+#[test]
+fn flapping_gpu_is_reported_rarely() {
+    let mut reported = LastReported::default();
+    let start = Instant::now();
+    let (unhealthy_gpus, well) = (diagnosis(&[("a", Cause::Lost, "GPU lost")]), diagnosis(&[]));
+    let mut events = 0;
+    for second in 0..120 {
+        let now = if second % 2 == 0 { &unhealthy_gpus } else { &well };
+        events += reported.events(now, start + Duration::from_secs(second)).len();
+    }
+    assert!((4..=5).contains(&events), "{events}");
+    // Another GPU is reported at once, and the delayed Event later.
+    let end = start + Duration::from_secs(120);
+    let both = diagnosis(&[("a", XID, "Xid 79"), ("b", XID, "Xid 79")]);
+    reported.at.insert(gpu("a"), end);
+    assert_eq!(texts(&reported.events(&both, end)), ["GpuUnhealthy GPU-b: Xid 79"]);
+    assert_eq!(reported.later(&both, end), Some(EVENT_INTERVAL_PER_GPU));
+}
