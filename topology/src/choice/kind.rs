@@ -6,7 +6,8 @@ use std::sync::Arc;
 use super::Table;
 use crate::bandwidth::Rates;
 use crate::machine::{Machine, PathClass};
-use crate::mig::placements;
+use crate::mig::placements_of;
+use crate::set::GpuSet;
 
 /// The facts of a machine that choices depend on: no UUID, address, name or driver. Machines of equal kinds get equal
 /// choices. GPUs are in NVML's order; machines that differ in that order only are of different kinds.
@@ -22,8 +23,7 @@ pub struct MachineKind {
     placements: Vec<Option<Vec<u16>>>,
     /// Path classes among GPUs and from NICs to GPUs, row by row.
     paths: Vec<PathClass>,
-    /// By GPU: the first GPU with the same NUMA nodes. The numbers of the nodes do not matter.
-    numa: Vec<Option<usize>>,
+    numa: Vec<GpuSet>,
 }
 
 impl MachineKind {
@@ -38,16 +38,11 @@ impl MachineKind {
                 .map(|gpu| (machine.switch_links(gpu), machine.switch_island(gpu)))
                 .collect(),
             rates: Rates::of(machine),
-            placements: placements::of_gpus(gpus),
+            placements: placements_of(gpus),
             paths: rows
                 .flat_map(|row| (0..row.min(gpus.len())).map(move |column| machine.paths().get(row, column)))
                 .collect(),
-            numa: gpus
-                .iter()
-                .map(|gpu| {
-                    gpu.numa.as_ref().and_then(|_| gpus.iter().position(|other| other.numa == gpu.numa))
-                })
-                .collect(),
+            numa: machine.numa_nodes(),
         }
     }
 }

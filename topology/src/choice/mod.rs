@@ -36,7 +36,7 @@ mod surroundings;
 use crate::bandwidth::{Rates, gbs};
 use crate::collective::Collective;
 use crate::machine::Machine;
-use crate::mig::placements;
+use crate::mig::placements_of;
 use crate::set::GpuSet;
 use surroundings::Surroundings;
 
@@ -137,7 +137,7 @@ impl Table {
             surroundings: Surroundings::new(machine),
             sets: None,
             best: Vec::new(),
-            placements: placements::of_gpus(machine.gpus()),
+            placements: placements_of(machine.gpus()),
         };
         if table.gpus <= TABLE_GPUS {
             table.tabulate();

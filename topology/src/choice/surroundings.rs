@@ -47,7 +47,7 @@ impl Surroundings {
             let near = (0..nics.min(MAX_NICS)).filter(|nic| class_rank(to_nic(gpu, *nic)) <= 1);
             *rails = near.fold(0, |rails, nic| rails | 1 << nic);
         }
-        let numa = numa_nodes(machine);
+        let numa = machine.numa_nodes();
         Self { rails, nearest, nics, groups: groups(machine, &numa), numa }
     }
 
@@ -145,20 +145,6 @@ fn class_rank(class: PathClass) -> u8 {
         PathClass::Node => 3,
         PathClass::Sys | PathClass::Soc => 4,
     }
-}
-
-fn numa_nodes(machine: &Machine) -> Vec<GpuSet> {
-    let mut nodes: Vec<(&str, GpuSet)> = Vec::new();
-    for (index, gpu) in machine.gpus().iter().enumerate() {
-        let Some(numa) = gpu.numa.as_ref().map(|list| list.as_str()) else {
-            continue;
-        };
-        match nodes.iter_mut().find(|(name, _)| *name == numa) {
-            Some((_, gpus)) => *gpus = gpus.with(index),
-            None => nodes.push((numa, GpuSet::single(index))),
-        }
-    }
-    nodes.into_iter().map(|(_, gpus)| gpus).collect()
 }
 
 const NVLINK: &str = "NVLink island";

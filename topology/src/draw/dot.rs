@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use petgraph::dot::{Config, Dot};
 use petgraph::graph::EdgeReference;
 
-use super::domains::{domains, link_label};
+use super::{domains, link_label};
 use crate::graph::{Connection, Device};
 use crate::machine::{Link, Machine};
 

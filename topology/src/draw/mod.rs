@@ -1,270 +1,108 @@
 //! Pictures of a machine: [`Picture`] for the terminal, [`svg`] for a browser, [`dot`] for Graphviz. All show the graph
-//! of the machine ([`Machine::graph`]).
-//!
-//! The terminal's picture has NUMA nodes around PCIe switches around GPUs and NICs, and NVLinks beneath, without escape
-//! codes unless asked for.
+//! of the machine ([`Machine::graph`]) by NUMA domain. Devices count GPUs first, then NICs.
 
-mod domains;
 mod dot;
-mod layout;
 mod svg;
+mod terminal;
 
 pub use dot::dot;
 pub use svg::svg;
+pub use terminal::Picture;
 
-use std::fmt;
+use crate::bandwidth::gbs;
+use crate::graph::{Connection, MachineGraph};
+use crate::machine::{Machine, PathClass};
 
-use crate::bandwidth::{Rates, gbs};
-use crate::graph::MachineGraph;
-use crate::machine::{Link, Machine, Nic, PathClass};
-use domains::{Domain, domains, title};
-use layout::{Block, Row, Style, beside, framed, row_of};
-
-/// A picture of a machine. `to_string` draws it.
+/// The devices of one NUMA node.
 #[derive(Debug, Clone)]
-pub struct Picture<'a> {
-    machine: &'a Machine,
-    graph: MachineGraph,
-    notes: Vec<String>,
-    columns: usize,
-    color: bool,
+struct Domain {
+    label: String,
+    /// Devices joined by PCIe switches. A device by itself is a group of one.
+    groups: Vec<Vec<usize>>,
 }
 
-impl<'a> Picture<'a> {
-    /// A picture without colors, for a terminal of 100 columns.
-    pub fn of(machine: &'a Machine) -> Self {
-        Self {
-            machine,
-            graph: machine.graph(),
-            notes: vec![String::new(); machine.gpus().len()],
-            columns: 100,
-            color: false,
-        }
-    }
-
-    /// With terminal colors or without.
-    #[must_use]
-    pub fn color(mut self, color: bool) -> Self {
-        self.color = color;
-        self
-    }
-
-    /// For a terminal of so many columns. Boxes are beside each other as far as they fit.
-    #[must_use]
-    pub fn columns(mut self, columns: usize) -> Self {
-        self.columns = columns.max(40);
-        self
-    }
-
-    /// A note beside a GPU, such as the pod that uses it. Each GPU then has a line of its own.
-    #[must_use]
-    pub fn note(mut self, gpu: usize, note: &str) -> Self {
-        if let Some(slot) = self.notes.get_mut(gpu) {
-            *slot = note.replace(char::is_control, " ");
-        }
-        self
-    }
-}
-
-impl fmt::Display for Picture<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let boxes: Vec<Block> =
-            domains(self.machine, &self.graph).iter().map(|domain| self.domain(domain)).collect();
-        let mut rows = vec![row_of(Style::Strong, title(self.machine))];
-        rows.extend(beside(boxes, self.columns));
-        rows.extend(self.nvlinks());
-        for row in rows {
-            layout::write_row(f, &row, self.color)?;
-        }
-        Ok(())
-    }
-}
-
-impl Picture<'_> {
-    /// The box of a NUMA node.
-    fn domain(&self, domain: &Domain) -> Block {
-        let (switches, loose): (Vec<_>, Vec<_>) = domain.groups.iter().partition(|group| group.len() > 1);
-        let loose: Vec<usize> = loose.into_iter().flatten().copied().collect();
-        let mut blocks = Vec::new();
-        if !loose.is_empty() {
-            blocks.push(Block::new(self.devices(&loose)));
-        }
-        blocks.extend(switches.into_iter().map(|group| self.switch(group)));
-        let inner = beside(blocks, self.columns - 4);
-        let mut title = domain.label.clone();
-        if let Some(between) = between(self.machine, domain) {
-            title.push_str(&format!(" · {between} between"));
-        }
-        framed(&title, inner, Style::Numa)
-    }
-
-    /// The box of a PCIe switch, or of several in a cascade: a line for each.
-    fn switch(&self, group: &[usize]) -> Block {
-        let machine = self.machine;
-        let class = widest(machine, group.iter().flat_map(|a| group.iter().map(move |b| (*a, *b))));
-        let near = self.graph.pcie_groups(group, PathClass::Pix);
-        let rows = if near.len() == group.len() {
-            self.devices(group)
-        } else {
-            near.iter().flat_map(|island| self.devices(island)).collect()
-        };
-        framed(class.map_or("", PathClass::as_str), rows, Style::Switch)
-    }
-
-    /// Devices in lines: GPUs first, those that a bridge joins together; with notes a line for each.
-    fn devices(&self, devices: &[usize]) -> Vec<Row> {
-        let gpus = self.machine.gpus().len();
-        let noted = self.notes.iter().any(|note| !note.is_empty());
-        let mut rows: Vec<Row> = Vec::new();
-        let mut line = Row::default();
-        let mut done = Vec::new();
-        for device in devices.iter().copied().filter(|device| *device < gpus) {
-            if done.contains(&device) {
-                continue;
-            }
-            let mut cell = self.gpu(device);
-            if let Some(mate) = bridged(self.machine, device).filter(|mate| devices.contains(mate)) {
-                let links = self.machine.nvlinks_between(device, mate);
-                if noted {
-                    rows.push(std::mem::take(&mut cell));
-                    rows.push(row_of(Style::NvLink, format!("  ║ NV{links}")));
-                } else {
-                    cell.push(Style::NvLink, format!(" ═NV{links}═ "));
-                }
-                cell.append(self.gpu(mate));
-                done.push(mate);
-            }
-            if noted {
-                rows.push(cell);
-            } else {
-                add(&mut rows, &mut line, cell, self.columns - 12);
-            }
-        }
-        if !line.is_empty() {
-            rows.push(std::mem::take(&mut line));
-        }
-        for device in devices.iter().copied().filter(|device| *device >= gpus) {
-            if let Some(nic) = self.machine.nics().get(device - gpus) {
-                add(&mut rows, &mut line, row_of(Style::Nic, nic_name(nic)), self.columns - 12);
-            }
-        }
-        if !line.is_empty() {
-            rows.push(line);
-        }
-        rows
-    }
-
-    fn gpu(&self, gpu: usize) -> Row {
-        let mut row = row_of(Style::Gpu, format!("GPU{gpu}"));
-        if let Some(note) = self.notes.get(gpu).filter(|note| !note.is_empty()) {
-            row.push(Style::Plain, format!(" {note}"));
-        }
-        row
-    }
-
-    /// A line for each kind of NVLink: through a switch, or of so many links.
-    fn nvlinks(&self) -> Vec<Row> {
-        let machine = self.machine;
-        let rates = Rates::of(machine);
-        let line = |links: u8, ends: String, (a, b): (usize, usize)| {
-            let speed = gbs(rates.nvlink_of(a).min(rates.nvlink_of(b)).times(u32::from(links)).effective);
-            let mut row = row_of(Style::NvLink, format!("NV{links:<3}"));
-            row.push(Style::Plain, ends);
-            row.push(Style::Faint, format!("  {speed} GB/s each way"));
-            row
-        };
-        let mut rows = Vec::new();
-        for island in self.graph.switch_islands() {
-            if let [a, b, ..] = *island.as_slice() {
-                let most = island.iter().map(|gpu| machine.switch_links(*gpu)).max().unwrap_or(0);
-                let ends = format!("NVSwitch ══ {}", index_ranges(&island));
-                rows.push(line(most, ends, (a, b)));
-            }
-        }
-        let mut counts: Vec<u8> = machine.nvlinks().iter().map(|bundle| bundle.links).collect();
-        counts.sort_unstable_by(|a, b| b.cmp(a));
-        counts.dedup();
-        for (rank, links) in counts.iter().copied().enumerate() {
-            let bundles = machine.nvlinks().iter().filter(|bundle| bundle.links == links);
-            let pairs: Vec<[usize; 2]> = bundles.map(|bundle| bundle.gpus.map(usize::from)).collect();
-            let sign = if rank == 0 { '═' } else { '─' };
-            let mut members: Vec<usize> = pairs.iter().flatten().copied().collect();
-            members.sort_unstable();
-            members.dedup();
-            let ends = if members.len() > 2 && pairs.len() == members.len() * (members.len() - 1) / 2 {
-                format!("each to each ══ {}", index_ranges(&members))
-            } else {
-                let ends: Vec<String> = pairs.iter().map(|[a, b]| format!("{a}{sign}{b}")).collect();
-                ends.join("  ")
-            };
-            if let Some([a, b]) = pairs.first() {
-                rows.push(line(links, ends, (*a, *b)));
-            }
-        }
-        rows
-    }
-}
-
-/// Adds a cell to a line, or begins a new line where it would be too long.
-fn add(rows: &mut Vec<Row>, line: &mut Row, cell: Row, columns: usize) {
-    if !line.is_empty() && line.width() + 2 + cell.width() > columns {
-        rows.push(std::mem::take(line));
-    }
-    if !line.is_empty() {
-        line.push(Style::Plain, "  ".to_owned());
-    }
-    line.append(cell);
-}
-
-/// `GPU0-3,6` for 0, 1, 2, 3, 6, which are in order.
-fn index_ranges(indices: &[usize]) -> String {
-    let mut ranges: Vec<(usize, usize)> = Vec::new();
-    for index in indices.iter().copied() {
-        match ranges.last_mut() {
-            Some((_, last)) if *last + 1 == index => *last = index,
-            _ => ranges.push((index, index)),
-        }
-    }
-    let parts = ranges.into_iter().map(|(first, last)| match first == last {
-        true => first.to_string(),
-        false => format!("{first}-{last}"),
-    });
-    format!("GPU{}", parts.collect::<Vec<_>>().join(","))
-}
-
-/// A NIC by its column and its device.
-fn nic_name(nic: &Nic) -> String {
-    match &nic.device {
-        Some(device) if *device != nic.name => format!("{} {device}", nic.name),
-        _ => nic.name.clone(),
-    }
-}
-
-/// The only GPU that `gpu` has NVLinks to, if it is the only one of that GPU too.
-fn bridged(machine: &Machine, gpu: usize) -> Option<usize> {
-    let only_peer = |gpu: usize| {
-        let mut peers = (0..machine.gpus().len()).filter(|peer| machine.nvlinks_between(gpu, *peer) > 0);
-        peers.next().filter(|_| peers.next().is_none())
+/// The NUMA nodes of a machine in the order of their first device. A NIC of unknown node belongs to the node of the
+/// nearest device, unless the path to it crosses sockets.
+fn domains(machine: &Machine, graph: &MachineGraph) -> Vec<Domain> {
+    let size = machine.gpus().len() + machine.nics().len();
+    let known: Vec<Option<String>> = (0..size).map(|device| label(machine, device)).collect();
+    let has_label = |device: usize| known.get(device).is_some_and(Option::is_some);
+    let of_nearest = |device: usize| {
+        let labelled = (0..size).filter(|other| *other != device && has_label(*other));
+        let nearest = labelled.min_by_key(|other| machine.paths().get(device, *other))?;
+        let is_near = !machine.paths().get(device, nearest).crosses_sockets();
+        known.get(nearest).cloned().flatten().filter(|_| is_near)
     };
-    only_peer(gpu).filter(|peer| only_peer(*peer) == Some(gpu))
-}
-
-/// The farthest class among pairs of different devices.
-fn widest(machine: &Machine, pairs: impl Iterator<Item = (usize, usize)>) -> Option<PathClass> {
-    pairs.filter(|(a, b)| a != b).map(|(a, b)| machine.paths().get(a, b)).max()
-}
-
-/// The classes between the groups of a NUMA node, nearest first; `None` if there is one group.
-fn between(machine: &Machine, domain: &Domain) -> Option<String> {
-    let mut classes: Vec<PathClass> = Vec::new();
-    for (index, group) in domain.groups.iter().enumerate() {
-        for other in domain.groups.iter().take(index) {
-            let pairs = group.iter().flat_map(|a| other.iter().map(move |b| (*a, *b)));
-            classes.extend(pairs.map(|(a, b)| machine.paths().get(a, b)));
+    let labels = known.iter().enumerate();
+    let labels = labels.map(|(device, label)| label.clone().or_else(|| of_nearest(device)));
+    let mut domains: Vec<(String, Vec<usize>)> = Vec::new();
+    let mut unlabelled = Vec::new();
+    for (device, label) in labels.enumerate() {
+        let Some(label) = label else {
+            unlabelled.push(device);
+            continue;
+        };
+        match domains.iter_mut().find(|(known, _)| *known == label) {
+            Some((_, devices)) => devices.push(device),
+            None => domains.push((label, vec![device])),
         }
     }
-    classes.sort_unstable();
-    classes.dedup();
-    let names: Vec<String> = classes.iter().map(|class| Link::Pcie(*class).to_string()).collect();
-    (!names.is_empty()).then(|| names.join("/"))
+    for devices in graph.pcie_groups(&unlabelled, PathClass::Node) {
+        domains.push((unknown_node(machine, &devices), devices));
+    }
+    domains.sort_by(|(_, a), (_, b)| a.cmp(b));
+    let domains = domains
+        .into_iter()
+        .map(|(label, devices)| Domain { label, groups: graph.pcie_groups(&devices, PathClass::Pxb) });
+    domains.collect()
+}
+
+/// The label of a node of unknown number: its CPUs if they are known.
+fn unknown_node(machine: &Machine, devices: &[usize]) -> String {
+    let mut cpus = devices.iter().filter_map(|device| machine.gpus().get(*device)).map(|gpu| &gpu.cpus);
+    match cpus.next() {
+        Some(Some(first)) if cpus.all(|other| other.as_ref() == Some(first)) => format!("CPUs {first}"),
+        _ => "NUMA node unknown".to_owned(),
+    }
+}
+
+/// The NUMA node in the facts of a device.
+fn label(machine: &Machine, device: usize) -> Option<String> {
+    let gpus = machine.gpus();
+    if let Some(gpu) = gpus.get(device) {
+        let numa = gpu.numa.as_ref()?;
+        let cpus = gpu.cpus.as_ref().map_or(String::new(), |cpus| format!(" · CPUs {cpus}"));
+        // CPU lists of one node may differ in a container. Then they are not those of the node.
+        let same = gpus.iter().filter(|other| other.numa == gpu.numa).all(|other| other.cpus == gpu.cpus);
+        return Some(format!("NUMA {numa}{}", if same { cpus } else { String::new() }));
+    }
+    let nic = machine.nics().get(device - gpus.len())?;
+    let numa = nic.numa?.to_string();
+    let gpu = gpus.iter().position(|gpu| gpu.numa.as_ref().is_some_and(|list| list.as_str() == numa));
+    gpu.map_or_else(|| Some(format!("NUMA {numa}")), |gpu| label(machine, gpu))
+}
+
+/// `8 x NVIDIA A100-SXM4-40GB, 10 NICs`.
+fn title(machine: &Machine) -> String {
+    let gpus = machine.gpus();
+    let mut models: Vec<&str> = gpus.iter().filter_map(|gpu| gpu.model.as_deref()).collect();
+    models.dedup();
+    let gpus = match models.as_slice() {
+        [model] => format!("{} x {model}", gpus.len()),
+        _ => count(gpus.len(), "GPU"),
+    };
+    match machine.nics().len() {
+        0 => gpus,
+        nics => format!("{gpus}, {}", count(nics, "NIC")),
+    }
+}
+
+/// `NV12 240 GB/s`.
+fn link_label(connection: &Connection) -> String {
+    let rate = connection.rate.map(|rate| format!(" {} GB/s", gbs(rate.effective)));
+    format!("{}{}", connection.link, rate.unwrap_or_default())
+}
+
+fn count(number: usize, what: &str) -> String {
+    format!("{number} {what}{}", if number == 1 { "" } else { "s" })
 }

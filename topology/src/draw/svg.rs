@@ -3,7 +3,7 @@
 
 use std::fmt::Write as _;
 
-use super::domains::{Domain, domains, link_label, title};
+use super::{Domain, domains, link_label, title};
 use crate::bandwidth::LinkRate;
 use crate::graph::{Connection, Device, MachineGraph};
 use crate::machine::{Link, Machine, PathClass};

@@ -84,7 +84,7 @@ pub struct MigAttributes {
 impl GpuInstance {
     /// The memory units it covers, as a mask.
     pub fn units(&self) -> u16 {
-        mask(self.start, self.size)
+        unit_mask(self.start, self.size)
     }
 }
 
@@ -97,11 +97,10 @@ pub fn split_profile(profile: &str) -> (&str, &str) {
     }
 }
 
-/// Units `start .. start + size` as a mask.
-fn mask(start: u8, size: u8) -> u16 {
-    (0..MAX_MEMORY_UNITS)
-        .filter(|unit| (start..start.saturating_add(size)).contains(unit))
-        .fold(0, |mask, unit| mask | 1 << unit)
+/// Memory units `start .. start + size` as a mask, without those over [`MAX_MEMORY_UNITS`].
+pub(crate) fn unit_mask(start: u8, size: u8) -> u16 {
+    let end = start.saturating_add(size).min(MAX_MEMORY_UNITS);
+    (start..end).fold(0, |mask, unit| mask | 1 << unit)
 }
 
 /// Adds the suffix of an instance's profile to the names of its MIG devices that lack it. Other names are kept.

@@ -1,9 +1,8 @@
 //! A MIG layout under construction: the instances of one GPU, the possible additions, and the check of a machine file's
 //! layouts.
 
-use super::{Catalogue, Engines, Product, Profile};
-use super::{compute_slices_of, legal_compute};
-use crate::machine::{GpuInstance, Machine, MachineError, Mig};
+use super::{Catalogue, Engines, Product, Profile, compute_slices_of, legal_compute};
+use crate::machine::{GpuInstance, Machine, MachineError, Mig, unit_mask};
 
 /// The MIG instances of one GPU of a product, all legal together.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -134,7 +133,7 @@ impl<'p> MigLayout<'p> {
     /// The instance is not possible there. The layout is unchanged.
     pub fn add(&mut self, profile: &Profile, start: u8) -> Result<(), MigLayoutError> {
         let position = self.check(profile, start)?;
-        self.units |= units(start, profile.size);
+        self.units |= unit_mask(start, profile.size);
         self.compute += profile.compute;
         self.engines = self.engines.plus(profile.engines);
         if let Some(count) = self.counts.get_mut(position) {
@@ -159,8 +158,8 @@ impl<'p> MigLayout<'p> {
                 allowed: profile.starts.clone(),
             });
         }
-        if self.units & units(start, profile.size) != 0 {
-            let free = |start: &u8| self.units & units(*start, profile.size) == 0;
+        if self.units & unit_mask(start, profile.size) != 0 {
+            let free = |start: &u8| self.units & unit_mask(*start, profile.size) == 0;
             return Err(MigLayoutError::Overlaps {
                 profile: name(),
                 start,
@@ -252,12 +251,6 @@ impl Engines {
         .into_iter()
         .find_map(|(is_over, what)| is_over.then_some(what))
     }
-}
-
-/// Units `start .. start + size` as a mask, without those over the limit.
-fn units(start: u8, size: u8) -> u16 {
-    let below = |end: u8| 1_u32.checked_shl(u32::from(end.min(16))).unwrap_or(0) - 1;
-    u16::try_from(below(start.saturating_add(size)) & !below(start)).unwrap_or(0)
 }
 
 fn no_such(product: &Product, name: &str) -> MigLayoutError {

@@ -2,12 +2,12 @@
 //! layout of a GPU is in [`crate::machine::Mig`].
 
 mod layout;
-pub(crate) mod placements;
 mod table;
 
 use std::cmp::Reverse;
+use std::sync::LazyLock;
 
-use crate::machine::{Gpu, MigAttributes};
+use crate::machine::{Gpu, MigAttributes, unit_mask};
 
 pub use layout::{MigLayout, MigLayoutError, check_machine};
 pub use table::{TableError, suffix_of};
@@ -17,6 +17,18 @@ pub use table::{TableError, suffix_of};
 const MEMORY_TOLERANCE: u64 = 12;
 
 const BUILT_IN: &str = include_str!("../../data/mig_profiles.csv");
+
+/// The built-in table, read once for all machines of a cluster.
+static KNOWN: LazyLock<Catalogue> = LazyLock::new(Catalogue::built_in);
+
+/// The placements ([`Product::placements`]) of every product of eight memory units so far, used for an unknown GPU.
+pub(crate) const OF_EIGHT_UNITS: &[u16] = &[
+    0x01, 0x02, 0x03, 0x03, 0x04, 0x08, 0x0c, 0x0c, 0x0f, 0x0f, 0x10, 0x20, 0x30, 0x30, 0x40, 0xc0, 0xf0,
+    0xff,
+];
+
+/// The same for products of twelve units.
+pub(crate) const OF_TWELVE_UNITS: &[u16] = &[0x007, 0x038, 0x03f, 0x1c0, 0xe00, 0xfc0, 0xfff];
 
 /// Every product with known MIG profiles.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -167,6 +179,20 @@ impl Product {
         self.whole().map_or(0, |whole| whole.compute)
     }
 
+    /// The places of instances as masks of memory units, ascending: one for each place and number of compute slices, so
+    /// that `3g` and `4g` at unit 0 are two, and variants of one profile (`1g.5gb+me`) are one. [`MigLayout`] counts
+    /// compute slices and engines, which also limit a layout.
+    pub(crate) fn placements(&self) -> Vec<u16> {
+        let places = self.profiles.iter().flat_map(|profile| {
+            let starts = profile.starts.iter();
+            starts.map(|start| (unit_mask(*start, profile.size), profile.compute))
+        });
+        let mut places: Vec<(u16, u8)> = places.collect();
+        places.sort_unstable();
+        places.dedup();
+        places.into_iter().map(|(units, _)| units).collect()
+    }
+
     /// The hardware of a compute instance of `compute` slices in a GPU instance of `profile`. Copy engines and the
     /// like are shared by all compute instances of one GPU instance. Multiprocessors are 0 if the table has none.
     pub fn attributes(&self, profile: &Profile, compute: u8) -> MigAttributes {
@@ -199,6 +225,22 @@ impl Product {
         let size = profile.size.max(1);
         u32::from(self.memory_units() / size).saturating_sub(1) + u32::from(start / size)
     }
+}
+
+/// The placements of each GPU that supports MIG and is of a known product.
+pub(crate) fn placements_of(gpus: &[Gpu]) -> Vec<Option<Vec<u16>>> {
+    let mut all: Vec<Option<Vec<u16>>> = Vec::with_capacity(gpus.len());
+    for (index, gpu) in gpus.iter().enumerate() {
+        let alike = gpus[..index].iter().position(|other| {
+            (&other.model, other.memory_mib) == (&gpu.model, gpu.memory_mib)
+                && other.mig.is_some() == gpu.mig.is_some()
+        });
+        all.push(match alike {
+            Some(alike) => all[alike].clone(),
+            None => gpu.mig.as_ref().and_then(|_| KNOWN.of(gpu)).map(Product::placements),
+        });
+    }
+    all
 }
 
 /// The last of NVML's profiles that are plain runs of compute slices.
@@ -254,5 +296,29 @@ mod tests {
         for wrong in ["3c.3g.20gb", "4c.3g.20gb", "1c.2g.10gb", "2g.10gb", "xc.3g.20gb", ""] {
             assert_eq!(compute_slices_of(wrong, "3g.20gb", 3), None, "{wrong}");
         }
+    }
+
+    #[test]
+    fn products_of_equal_units_have_equal_placements() {
+        let mut seen = [0; 3];
+        for product in KNOWN.products() {
+            let places = product.placements();
+            match product.memory_units() {
+                4 => {
+                    assert_eq!(places, [0x1, 0x2, 0x3, 0x4, 0x8, 0xc, 0xf], "{}", product.name);
+                    seen[0] += 1;
+                }
+                8 => {
+                    assert_eq!(places, OF_EIGHT_UNITS, "{}", product.name);
+                    seen[1] += 1;
+                }
+                12 => {
+                    assert_eq!(places, OF_TWELVE_UNITS, "{}", product.name);
+                    seen[2] += 1;
+                }
+                units => panic!("{}: a rule for {units} units is missing", product.name),
+            }
+        }
+        assert!(seen.iter().all(|seen| *seen > 0), "{seen:?}");
     }
 }

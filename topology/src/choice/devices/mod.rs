@@ -14,11 +14,11 @@
 //! B does not apply to slices, because MIG devices do not communicate with each other. Slices are chosen so that the
 //! most MIG placements stay possible, see [`slices`].
 
-mod replicas;
 mod slices;
 
-use super::Table;
+use super::{Purpose, Table};
 use crate::machine::MAX_GPUS;
+use crate::set::GpuSet;
 
 /// The place of a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -64,6 +64,7 @@ pub fn choose(
     size: usize,
     sharing: Sharing,
 ) -> Vec<u16> {
+    let request = Request { table, spots, free, size, sharing };
     let exists = |device: &&u16| spots.get(usize::from(**device)).is_some_and(|spot| at(*spot).is_some());
     let mut chosen: Vec<u16> = Vec::with_capacity(size.min(spots.len()));
     chosen.extend(must.iter().filter(exists).take(size));
@@ -73,9 +74,9 @@ pub fn choose(
             spots.any(|spot| spot.slice.is_some())
         };
         if sliced(free) || sliced(must) {
-            slices::add(&mut chosen, table, spots, free, size, sharing);
+            slices::add(&request, &mut chosen);
         } else {
-            replicas::add(&mut chosen, table, spots, free, size, sharing);
+            request.add_replicas(&mut chosen);
         }
     }
     chosen.sort_unstable();
@@ -97,24 +98,110 @@ enum Use {
     Others,
 }
 
-/// Every device with its GPU, its spot and its use, by ascending index.
-fn each<'a>(
+/// What is to be chosen, see [`choose`].
+struct Request<'a> {
+    table: Option<&'a Table>,
     spots: &'a [Spot],
     free: &'a [u16],
-    chosen: &'a [u16],
-) -> impl Iterator<Item = (u16, usize, Spot, Use)> + 'a {
-    let mut free = free.iter().peekable();
-    (0..=u16::MAX).zip(spots).filter_map(move |(device, spot)| {
-        while free.next_if(|next| **next < device).is_some() {}
-        let used = if chosen.contains(&device) {
-            Use::Chosen
-        } else if free.peek() == Some(&&device) {
-            Use::Free
-        } else {
-            Use::Others
-        };
-        Some((device, at(*spot)?, *spot, used))
-    })
+    size: usize,
+    sharing: Sharing,
+}
+
+/// The devices of one GPU.
+#[derive(Debug, Clone, Copy, Default)]
+struct OnGpu {
+    /// Devices in use by others.
+    used: u16,
+    /// Devices chosen.
+    taken: u16,
+    /// Free devices that are not chosen.
+    left: u16,
+    /// How many of those are to be chosen.
+    more: u16,
+}
+
+impl Request<'_> {
+    /// Every device with its GPU, its spot and its use, by ascending index.
+    fn each<'a>(&'a self, chosen: &'a [u16]) -> impl Iterator<Item = (u16, usize, Spot, Use)> + 'a {
+        let mut free = self.free.iter().peekable();
+        (0..=u16::MAX).zip(self.spots).filter_map(move |(device, spot)| {
+            while free.next_if(|next| **next < device).is_some() {}
+            let used = if chosen.contains(&device) {
+                Use::Chosen
+            } else if free.peek() == Some(&&device) {
+                Use::Free
+            } else {
+                Use::Others
+            };
+            Some((device, at(*spot)?, *spot, used))
+        })
+    }
+
+    /// Adds whole GPUs or replicas of them to `chosen` until there are enough.
+    fn add_replicas(&self, chosen: &mut Vec<u16>) {
+        let mut gpus = [OnGpu::default(); MAX_GPUS];
+        for (_, gpu, _, used) in self.each(chosen) {
+            match used {
+                Use::Free => gpus[gpu].left += 1,
+                Use::Chosen => gpus[gpu].taken += 1,
+                Use::Others => gpus[gpu].used += 1,
+            }
+        }
+        let mut wanted = self.size - chosen.len();
+        while wanted > 0 {
+            let open = || (0..MAX_GPUS).filter(|gpu| gpus[*gpu].left > 0);
+            let Some(level) = open().map(|gpu| gpus[gpu].taken).min() else {
+                break;
+            };
+            let round: GpuSet = open().filter(|gpu| gpus[*gpu].taken == level).collect();
+            let round = if round.len() <= wanted { round } else { self.pick(&gpus, round, level, wanted) };
+            for gpu in round.iter() {
+                gpus[gpu].taken += 1;
+                gpus[gpu].left -= 1;
+                gpus[gpu].more += 1;
+            }
+            wanted -= round.len();
+        }
+        let mut more = Vec::new();
+        for (device, gpu, _, used) in self.each(chosen) {
+            if used == Use::Free && gpus[gpu].more > 0 {
+                gpus[gpu].more -= 1;
+                more.push(device);
+            }
+        }
+        chosen.append(&mut more);
+    }
+
+    /// `wanted` GPUs of `round`, which has more: whole loads while they fit, then the table's choice among the next
+    /// load. Each GPU of the round has `level` devices chosen.
+    fn pick(&self, gpus: &[OnGpu; MAX_GPUS], round: GpuSet, level: u16, wanted: usize) -> GpuSet {
+        let among: GpuSet = (0..MAX_GPUS).filter(|gpu| gpus[*gpu].taken > 0).collect();
+        // The table applies to the first device of each GPU only.
+        let table = self.table.filter(|_| level == 0);
+        let mut picked = GpuSet::EMPTY;
+        loop {
+            let rest = round - picked;
+            let loads = rest.iter().map(|gpu| gpus[gpu].used);
+            let load = match self.sharing {
+                Sharing::Distributed => loads.min(),
+                Sharing::Packed => loads.max(),
+            };
+            let alike: GpuSet = rest.iter().filter(|gpu| Some(gpus[*gpu].used) == load).collect();
+            let more = wanted - picked.len();
+            if alike.len() < more {
+                picked = picked | alike;
+                continue;
+            }
+            let must = among | picked;
+            let best = table
+                .and_then(|table| table.best_with(must | alike, must, must.len() + more, Purpose::Local));
+            let last = match best {
+                Some(choice) => choice.gpus - must,
+                None => alike.iter().take(more).collect(),
+            };
+            return picked | last;
+        }
+    }
 }
 
 #[cfg(test)]

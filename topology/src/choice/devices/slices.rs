@@ -12,9 +12,9 @@
 
 use std::cmp::Reverse;
 
-use super::{Sharing, Spot, Table, Units, Use, each};
-use crate::machine::{MAX_GPUS, MAX_MEMORY_UNITS};
-use crate::mig::placements::{OF_EIGHT_UNITS, OF_TWELVE_UNITS, mask};
+use super::{Request, Sharing, Spot, Units, Use};
+use crate::machine::{MAX_GPUS, MAX_MEMORY_UNITS, unit_mask};
+use crate::mig::{OF_EIGHT_UNITS, OF_TWELVE_UNITS};
 
 /// The use of a GPU.
 #[derive(Debug, Clone, Copy, Default)]
@@ -33,18 +33,11 @@ struct OnGpu {
     in_threes: bool,
 }
 
-/// Adds devices of `free` to `chosen` until there are `size`.
-pub(super) fn add(
-    chosen: &mut Vec<u16>,
-    table: Option<&Table>,
-    spots: &[Spot],
-    free: &[u16],
-    size: usize,
-    sharing: Sharing,
-) {
+/// Adds devices to `chosen` until there are enough.
+pub(super) fn add(request: &Request<'_>, chosen: &mut Vec<u16>) {
     let mut gpus = [OnGpu { in_threes: true, ..OnGpu::default() }; MAX_GPUS];
     let mut replicated = false;
-    for (_, gpu, spot, used) in each(spots, free, chosen) {
+    for (_, gpu, spot, used) in request.each(chosen) {
         let slice = units(spot);
         let here = 1 << place(slice);
         replicated |= gpus[gpu].places & here != 0;
@@ -56,20 +49,21 @@ pub(super) fn add(
             gpus[gpu].take(slice);
         }
     }
-    let placements = |gpu: usize, in_threes: bool| match table.and_then(|table| table.placements(gpu)) {
+    let placements = |gpu: usize, in_threes: bool| match request.table.and_then(|table| table.placements(gpu))
+    {
         Some(known) => known,
         None if in_threes => OF_TWELVE_UNITS,
         None => OF_EIGHT_UNITS,
     };
-    while chosen.len() < size {
-        let rest = size - chosen.len();
-        let best = each(spots, free, chosen).filter(|(_, _, _, used)| *used == Use::Free).min_by_key(
+    while chosen.len() < request.size {
+        let rest = request.size - chosen.len();
+        let best = request.each(chosen).filter(|(_, _, _, used)| *used == Use::Free).min_by_key(
             |(device, gpu, spot, _)| {
                 let slice = units(*spot);
                 let on = &gpus[*gpu];
                 let lost = on.loss(slice, placements(*gpu, on.in_threes));
                 let load = on.load[place(slice)];
-                let (spread, pack) = match sharing {
+                let (spread, pack) = match request.sharing {
                     Sharing::Distributed if replicated => (load, 0),
                     Sharing::Distributed => (on.load.iter().sum(), 0),
                     Sharing::Packed => (0, load),
@@ -91,14 +85,14 @@ pub(super) fn add(
 
 impl OnGpu {
     fn take(&mut self, slice: Units) {
-        self.units |= mask(slice.start, slice.size);
+        self.units |= unit_mask(slice.start, slice.size);
         self.broken = true;
         self.load[place(slice)] += 1;
     }
 
     /// The number of `placements` that `slice` makes impossible.
     fn loss(&self, slice: Units, placements: &[u16]) -> usize {
-        let slice = mask(slice.start, slice.size);
+        let slice = unit_mask(slice.start, slice.size);
         let lost = placements.iter().filter(|place| **place & slice != 0 && **place & self.units == 0);
         lost.count()
     }
