@@ -8,9 +8,9 @@ use crate::TopoText;
 
 /// The path class of every pair: as printed, or inferred.
 pub(crate) fn infer(text: &TopoText) -> PathMatrix {
-    let size = text.links.len();
+    let size = text.links().len();
     let mut known: Vec<Vec<Option<PathClass>>> = text
-        .links
+        .links()
         .iter()
         .map(|row| {
             row.iter()
@@ -41,7 +41,7 @@ fn get(known: &[Vec<Option<PathClass>>], a: usize, b: usize) -> Option<PathClass
 
 /// The name of a path across sockets in this text.
 fn farthest_name(text: &TopoText) -> PathClass {
-    let old = text.links.iter().flatten().any(|link| *link == Link::Pcie(PathClass::Soc));
+    let old = text.links().iter().flatten().any(|link| *link == Link::Pcie(PathClass::Soc));
     if old { PathClass::Soc } else { PathClass::Sys }
 }
 
@@ -117,7 +117,7 @@ struct Nodes {
 /// The nodes by GPU. Lists are compared once, by their ranges: a text may hold many long ones.
 fn nodes(text: &TopoText) -> Vec<Nodes> {
     let lists: Vec<Vec<(u32, u32)>> =
-        text.gpus.iter().map(|gpu| gpu.numa.as_ref().map(IdList::ranges).unwrap_or_default()).collect();
+        text.gpus().iter().map(|gpu| gpu.numa.as_ref().map(IdList::ranges).unwrap_or_default()).collect();
     let of_list = |own: &Vec<(u32, u32)>| Nodes {
         one: matches!(own.as_slice(), [(from, to)] if from == to),
         distinct: lists.iter().any(|other| !other.is_empty() && are_apart(own, other)),
@@ -144,7 +144,7 @@ fn are_apart(a: &[(u32, u32)], b: &[(u32, u32)]) -> bool {
 /// memory of GPUs counts as nodes too, each GPU of a socket has several (`0,2-17`): they are one if the CPUs are the
 /// same and other GPUs have other nodes.
 fn same_numa_node(text: &TopoText, nodes: &[Nodes], a: usize, b: usize) -> bool {
-    let (Some(gpu_a), Some(gpu_b), Some(nodes)) = (text.gpus.get(a), text.gpus.get(b), nodes.get(a)) else {
+    let (Some(gpu_a), Some(gpu_b), Some(nodes)) = (text.gpus().get(a), text.gpus().get(b), nodes.get(a)) else {
         return false;
     };
     let same_cpus = gpu_a.cpus.is_some() && gpu_a.cpus == gpu_b.cpus;

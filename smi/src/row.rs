@@ -1,13 +1,58 @@
 //! One row of the matrix: a label, a link to every device, and for GPUs the values behind. Checked is what a row shows
-//! by itself; the parser compares the rows.
+//! by itself; the parser compares the rows. Cells may be glued: no link is the beginning of another, so glued links have
+//! a single reading.
 
-use gantry_topology::Link;
+use gantry_topology::machine::MAX_LINKS_PER_GPU;
+use gantry_topology::{Link, PathClass};
 
 use crate::error::{TopoError, TopoProblem};
 use crate::header::Header;
 use crate::scan::{Glyph, Line, skip_blanks, word_at};
 use crate::values::{self, Layout, Values};
-use crate::words::{is_links, link_at};
+
+/// A single switch on the GPUs' own board, in the output of old drivers; the same distance as `PIX`.
+const SAME_BOARD: &str = "PSB";
+
+/// The link cell that begins at `start`, and its end.
+fn link_at(glyphs: &[Glyph], start: usize) -> Option<(Link, usize)> {
+    let begins =
+        |word: &str| word.chars().eq(glyphs.iter().skip(start).map(|glyph| glyph.ch).take(word.len()));
+    if begins("X") {
+        return Some((Link::Itself, start + 1));
+    }
+    if begins("NV") {
+        let digits: String = glyphs
+            .iter()
+            .skip(start + 2)
+            .map(|glyph| glyph.ch)
+            .take_while(char::is_ascii_digit)
+            .take(4)
+            .collect();
+        let links = digits.parse::<u8>().ok()?;
+        let allowed = (1..=MAX_LINKS_PER_GPU).contains(&links) && !digits.starts_with('0');
+        return allowed.then_some((Link::NvLink(links), start + 2 + digits.len()));
+    }
+    if begins(SAME_BOARD) {
+        return Some((Link::Pcie(PathClass::Pix), start + SAME_BOARD.len()));
+    }
+    PathClass::ALL
+        .into_iter()
+        .find(|class| begins(class.as_str()))
+        .map(|class| (Link::Pcie(class), start + class.as_str().len()))
+}
+
+/// Whether the word at `start` consists of link cells only.
+pub(crate) fn is_links(glyphs: &[Glyph], start: usize) -> bool {
+    let end = start + word_at(glyphs, start).chars().count();
+    let mut at = start;
+    while at < end {
+        match link_at(glyphs, at) {
+            Some((_, after)) => at = after,
+            None => return false,
+        }
+    }
+    end > start
+}
 
 /// A parsed row.
 #[derive(Debug, Clone)]

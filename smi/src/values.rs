@@ -4,8 +4,8 @@
 use gantry_topology::IdList;
 
 use crate::error::{TopoError, TopoProblem};
+use crate::header::Title;
 use crate::scan::{Glyph, next_tab_stop, skip_blanks, word_at};
-use crate::words::Title;
 
 /// The layout of a row on the screen, as its links show it. nvidia-smi ends every cell with a tab.
 #[derive(Debug, Clone)]

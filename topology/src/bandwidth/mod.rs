@@ -4,7 +4,7 @@
 mod host;
 mod product;
 
-pub use product::{guessed, known_model};
+pub use product::{Product, guessed, known_model};
 
 use crate::machine::{Gpu, Machine, PathClass};
 
@@ -71,18 +71,18 @@ impl Rates {
     /// - Socket link: CPU model, else the CPU named in the machine's name, else 10 GB/s beside PCIe 3 and 16 GB/s
     ///   beside newer GPUs, the least of the servers of those years.
     pub fn of(machine: &Machine) -> Self {
-        let products: Vec<product::Product> =
-            machine.gpus().iter().map(|gpu| product::of(machine, gpu)).collect();
+        let generations: Vec<product::Generation> =
+            machine.gpus().iter().map(|gpu| product::generation_of(machine, gpu)).collect();
         let processor = host::of(machine);
         let pcie: Vec<LinkRate> = machine
             .gpus()
             .iter()
-            .zip(&products)
-            .map(|(gpu, product)| pcie_rate(gpu, *product, processor))
+            .zip(&generations)
+            .map(|(gpu, generation)| pcie_rate(gpu, *generation, processor))
             .collect();
-        let newest = products.iter().map(|product| product.pcie).max().unwrap_or(4);
+        let newest = generations.iter().map(|generation| generation.pcie).max().unwrap_or(4);
         Self {
-            nvlink: products.iter().map(|product| product.nvlink).collect(),
+            nvlink: generations.iter().map(|generation| generation.nvlink).collect(),
             pcie,
             socket: processor.map_or_else(|| host::unknown_socket_link(newest), host::Processor::socket_link),
         }
@@ -138,13 +138,13 @@ pub(crate) fn gbs(mbs: u32) -> f64 {
 /// PCIe 3 x16. Effective: NCCL's `PCI_BW`; raw: PCI-SIG's 8 GT/s with 128b/130b. Each generation doubles both.
 const PCIE3_X16: LinkRate = LinkRate::new(12_000, 15_750);
 
-fn pcie_rate(gpu: &Gpu, product: product::Product, processor: Option<host::Processor>) -> LinkRate {
-    if processor == Some(host::Processor::Power9) && product == product::VOLTA {
+fn pcie_rate(gpu: &Gpu, own: product::Generation, processor: Option<host::Processor>) -> LinkRate {
+    if processor == Some(host::Processor::Power9) && own == product::VOLTA {
         // An AC922's V100 reaches its CPU over three NVLinks; what NCCL's model allows between them is the X bus's
         // rate.
         return host::Processor::Power9.socket_link();
     }
-    let (generation, width) = gpu.pcie.map_or((product.pcie, 16), |link| (link.generation, link.width));
+    let (generation, width) = gpu.pcie.map_or((own.pcie, 16), |link| (link.generation, link.width));
     let lanes = PCIE3_X16.scaled(u32::from(width), 16);
     match generation {
         0..=3 => lanes.scaled(1, 1 << (3 - generation)),

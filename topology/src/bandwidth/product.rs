@@ -1,110 +1,186 @@
-//! The NVLink rate and PCIe generation of GPU products: a table of names, and assumptions for an unknown product. Every
+//! GPU products with their NVLinks and PCIe generation: a table of names, and assumptions for an unknown product. Every
 //! rate has its source.
 
 use super::LinkRate;
 use crate::machine::{Gpu, Machine, PathClass};
 
-/// The facts about a product that the choice of GPUs needs.
+/// What the products of one generation have in common.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Product {
+pub(super) struct Generation {
+    /// NVLink version.
+    version: u8,
     /// One NVLink; irrelevant where the GPU has none.
     pub(super) nvlink: LinkRate,
-    /// PCIe generation the product is made for, at 16 lanes.
+    /// PCIe generation that the products are made for, at 16 lanes.
     pub(super) pcie: u8,
+}
+
+/// A GPU product: its name, its links and its generation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Product {
+    /// The words that a name of the product contains, in capitals.
+    words: &'static [&'static str],
+    /// Its short name; empty for a family of products.
+    name: &'static str,
+    /// The most NVLinks of one GPU.
+    links: u8,
+    generation: Generation,
 }
 
 // Effective: NCCL's `SMxx_NVLINK_BW` (src/graph/topo.h), in MB/s per link. Raw: the architecture's white paper.
 /// Pascal.
-pub(super) const NVLINK1: LinkRate = LinkRate::new(18_000, 20_000);
+const NVLINK1: LinkRate = LinkRate::new(18_000, 20_000);
 /// Volta, and Turing, which NCCL rates the same.
-pub(super) const NVLINK2: LinkRate = LinkRate::new(20_000, 25_000);
+const NVLINK2: LinkRate = LinkRate::new(20_000, 25_000);
 /// GA100: A100, A800, A30.
-pub(super) const NVLINK3: LinkRate = LinkRate::new(20_000, 25_000);
+const NVLINK3: LinkRate = LinkRate::new(20_000, 25_000);
 /// GA102: A40, RTX A6000, RTX 3090; raw as `nvidia-smi nvlink -s` prints it.
-pub(super) const NVLINK3_GA102: LinkRate = LinkRate::new(12_000, 14_062);
+const NVLINK3_GA102: LinkRate = LinkRate::new(12_000, 14_062);
 /// Hopper, NVL boards with bridges too. Raw by the data sheets of H100, H200 and H200 NVL (900 GB/s over 18 links, both
 /// ways together); nvidia-smi prints 26.562 GB/s for a link of each.
-pub(super) const NVLINK4: LinkRate = LinkRate::new(20_600, 25_000);
+const NVLINK4: LinkRate = LinkRate::new(20_600, 25_000);
 /// Blackwell.
-pub(super) const NVLINK5: LinkRate = LinkRate::new(40_100, 50_000);
+const NVLINK5: LinkRate = LinkRate::new(40_100, 50_000);
 
-const fn product(nvlink: LinkRate, pcie: u8) -> Product {
-    Product { nvlink, pcie }
+const fn generation(version: u8, nvlink: LinkRate, pcie: u8) -> Generation {
+    Generation { version, nvlink, pcie }
 }
 
+/// Also what is older: irrelevant, because it has no NVLink.
+const PASCAL: Generation = generation(1, NVLINK1, 3);
 /// V100 and what else NCCL rates like it.
-pub(super) const VOLTA: Product = product(NVLINK2, 3);
+pub(super) const VOLTA: Generation = generation(2, NVLINK2, 3);
+/// GA100, and the products without NVLink up to Ada.
+const AMPERE: Generation = generation(3, NVLINK3, 4);
+const GA102: Generation = generation(3, NVLINK3_GA102, 4);
+const HOPPER: Generation = generation(4, NVLINK4, 5);
+const BLACKWELL: Generation = generation(5, NVLINK5, 5);
+const BLACKWELL_PCIE6: Generation = generation(5, NVLINK5, 6);
 
-/// Products by the words that the name must contain, the more specific first.
-const PRODUCTS: &[(&[&str], Product)] = &[
-    (&["GB300"], product(NVLINK5, 6)),
-    (&["GB200"], product(NVLINK5, 5)),
-    (&["B300"], product(NVLINK5, 6)),
-    (&["B200"], product(NVLINK5, 5)),
-    (&["B100"], product(NVLINK5, 5)),
-    (&["GH200"], product(NVLINK4, 5)),
-    (&["H200"], product(NVLINK4, 5)),
-    (&["H100"], product(NVLINK4, 5)),
-    (&["H800"], product(NVLINK4, 5)),
-    (&["H20"], product(NVLINK4, 5)),
-    (&["A100"], product(NVLINK3, 4)),
-    (&["A800"], product(NVLINK3, 4)),
-    (&["A30"], product(NVLINK3, 4)),
-    (&["GB10"], product(NVLINK5, 5)),
-    (&["A40"], product(NVLINK3_GA102, 4)),
-    (&["A10"], product(NVLINK3_GA102, 4)),
-    (&["A10G"], product(NVLINK3_GA102, 4)),
-    (&["A16"], product(NVLINK3_GA102, 4)),
-    (&["A2"], product(NVLINK3_GA102, 4)),
-    (&["A2000"], product(NVLINK3_GA102, 4)),
-    (&["A6000"], product(NVLINK3_GA102, 4)),
-    (&["A5500"], product(NVLINK3_GA102, 4)),
-    (&["A5000"], product(NVLINK3_GA102, 4)),
-    (&["A4500"], product(NVLINK3_GA102, 4)),
-    (&["A4000"], product(NVLINK3_GA102, 4)),
-    (&["3090"], product(NVLINK3_GA102, 4)),
-    (&["3080"], product(NVLINK3_GA102, 4)),
-    (&["3070"], product(NVLINK3_GA102, 4)),
-    (&["3060"], product(NVLINK3_GA102, 4)),
-    (&["L40S"], product(NVLINK3, 4)),
-    (&["L40"], product(NVLINK3, 4)),
-    (&["L4"], product(NVLINK3, 4)),
-    (&["L20"], product(NVLINK3, 4)),
-    (&["L2"], product(NVLINK3, 4)),
-    (&["4090"], product(NVLINK3, 4)),
-    (&["4080"], product(NVLINK3, 4)),
-    (&["4070"], product(NVLINK3, 4)),
-    (&["4060"], product(NVLINK3, 4)),
-    (&["RTX", "ADA"], product(NVLINK3, 4)),
-    (&["6000", "ADA"], product(NVLINK3, 4)),
-    (&["RTX", "PRO"], product(NVLINK5, 5)),
-    (&["5090"], product(NVLINK5, 5)),
-    (&["5080"], product(NVLINK5, 5)),
-    (&["5070"], product(NVLINK5, 5)),
-    (&["5060"], product(NVLINK5, 5)),
-    (&["P100"], product(NVLINK1, 3)),
-    (&["P40"], product(NVLINK1, 3)),
-    (&["P4"], product(NVLINK1, 3)),
-    (&["V100"], VOLTA),
-    (&["V100S"], VOLTA),
-    (&["GV100"], VOLTA),
-    (&["TITAN", "V"], VOLTA),
-    (&["TITAN", "RTX"], VOLTA),
-    (&["QUADRO", "RTX"], VOLTA),
-    (&["T4"], VOLTA),
-    (&["2080"], VOLTA),
-    (&["2070"], VOLTA),
-    (&["2060"], VOLTA),
-    (&["1080"], product(NVLINK1, 3)),
-    (&["1070"], product(NVLINK1, 3)),
-    (&["P6000"], product(NVLINK1, 3)),
-    (&["M60"], product(NVLINK1, 3)),
-    (&["M40"], product(NVLINK1, 3)),
-    (&["K80"], product(NVLINK1, 3)),
+const fn product(
+    words: &'static [&'static str],
+    name: &'static str,
+    links: u8,
+    generation: Generation,
+) -> Product {
+    Product { words, name, links, generation }
+}
+
+/// The more specific names first: an RTX PRO 6000 is no RTX 6000.
+const PRODUCTS: &[Product] = &[
+    product(&["GB300"], "GB300", 18, BLACKWELL_PCIE6),
+    product(&["GB200"], "GB200", 18, BLACKWELL),
+    product(&["B300"], "B300", 18, BLACKWELL_PCIE6),
+    product(&["B200"], "B200", 18, BLACKWELL),
+    product(&["B100"], "B100", 18, BLACKWELL),
+    product(&["GH200"], "GH200", 18, HOPPER),
+    product(&["H200", "NVL"], "H200 NVL", 18, HOPPER),
+    product(&["H200"], "H200", 18, HOPPER),
+    product(&["H100"], "H100", 18, HOPPER),
+    product(&["H800"], "H800", 8, HOPPER),
+    product(&["H20"], "H20", 18, HOPPER),
+    product(&["A100"], "A100", 12, AMPERE),
+    product(&["A800"], "A800", 8, AMPERE),
+    product(&["A30"], "A30", 4, AMPERE),
+    product(&["GB10"], "GB10", 0, BLACKWELL),
+    product(&["A40"], "A40", 4, GA102),
+    product(&["A10"], "A10", 0, GA102),
+    product(&["A10G"], "A10G", 0, GA102),
+    product(&["A16"], "A16", 0, GA102),
+    product(&["A2"], "A2", 0, GA102),
+    product(&["A2000"], "RTX A2000", 0, GA102),
+    product(&["A6000"], "RTX A6000", 4, GA102),
+    product(&["A5500"], "RTX A5500", 4, GA102),
+    product(&["A5000"], "RTX A5000", 4, GA102),
+    product(&["A4500"], "RTX A4500", 4, GA102),
+    product(&["A4000"], "RTX A4000", 0, GA102),
+    product(&["3090"], "RTX 3090", 4, GA102),
+    product(&["3080"], "RTX 3080", 0, GA102),
+    product(&["3070"], "RTX 3070", 0, GA102),
+    product(&["3060"], "RTX 3060", 0, GA102),
+    product(&["L40S"], "L40S", 0, AMPERE),
+    product(&["L40"], "L40", 0, AMPERE),
+    product(&["L4"], "L4", 0, AMPERE),
+    product(&["L20"], "L20", 0, AMPERE),
+    product(&["L2"], "L2", 0, AMPERE),
+    product(&["4090"], "RTX 4090", 0, AMPERE),
+    product(&["4080"], "RTX 4080", 0, AMPERE),
+    product(&["4070"], "RTX 4070", 0, AMPERE),
+    product(&["4060"], "RTX 4060", 0, AMPERE),
+    product(&["6000", "ADA"], "RTX 6000 Ada", 0, AMPERE),
+    product(&["RTX", "ADA"], "", 0, AMPERE),
+    product(&["RTX", "PRO", "6000"], "RTX PRO 6000", 0, BLACKWELL),
+    product(&["RTX", "PRO"], "", 0, BLACKWELL),
+    product(&["5090"], "RTX 5090", 0, BLACKWELL),
+    product(&["5080"], "RTX 5080", 0, BLACKWELL),
+    product(&["5070"], "RTX 5070", 0, BLACKWELL),
+    product(&["5060"], "RTX 5060", 0, BLACKWELL),
+    product(&["P100"], "P100", 4, PASCAL),
+    product(&["P40"], "P40", 0, PASCAL),
+    product(&["P4"], "P4", 0, PASCAL),
+    product(&["V100"], "V100", 6, VOLTA),
+    product(&["V100S"], "V100S", 0, VOLTA),
+    product(&["GV100"], "GV100", 4, VOLTA),
+    product(&["TITAN", "V"], "TITAN V", 0, VOLTA),
+    product(&["TITAN", "RTX"], "TITAN RTX", 2, VOLTA),
+    product(&["QUADRO", "RTX"], "", 0, VOLTA),
+    product(&["T4"], "T4", 0, VOLTA),
+    product(&["2080"], "RTX 2080", 2, VOLTA),
+    product(&["2070"], "RTX 2070", 0, VOLTA),
+    product(&["2060"], "RTX 2060", 0, VOLTA),
+    product(&["1080"], "GTX 1080", 0, PASCAL),
+    product(&["1070"], "GTX 1070", 0, PASCAL),
+    product(&["P6000"], "Quadro P6000", 0, PASCAL),
+    product(&["M60"], "M60", 0, PASCAL),
+    product(&["M40"], "M40", 0, PASCAL),
+    product(&["K80"], "K80", 0, PASCAL),
 ];
 
-/// The product of one GPU of `machine`, from the most certain fact that is known.
-pub(super) fn of(machine: &Machine, gpu: &Gpu) -> Product {
+impl Product {
+    /// The product that a model name such as `NVIDIA A100-SXM4-80GB` belongs to.
+    pub fn by_name(name: &str) -> Option<Self> {
+        let words = words(name);
+        PRODUCTS.iter().copied().find(|product| product.is_named_in(&words))
+    }
+
+    /// The product in the description of a machine with `gpus` GPUs; `None` if it names none, several, or another
+    /// number of GPUs (`2x 4090 and others`).
+    pub fn described(description: &str, gpus: usize) -> Option<Self> {
+        let words = words(description);
+        let mut named = PRODUCTS
+            .iter()
+            .copied()
+            .filter(|product| !product.name.is_empty() && product.is_named_in(&words));
+        let product = named.next()?;
+        let others = named.any(|other| {
+            other.name != product.name && !other.words.iter().all(|word| product.words.contains(word))
+        });
+        // "8x Tesla V100": the count may stand one word further ahead.
+        let counts = words.iter().enumerate().filter(|(_, word)| product.words.contains(&word.as_str()));
+        let miscounted = counts
+            .flat_map(|(index, _)| words.get(index.saturating_sub(2)..index).unwrap_or_default())
+            .filter_map(|word| word.strip_suffix('X')?.parse::<usize>().ok())
+            .any(|count| count != gpus);
+        (!others && !miscounted).then_some(product)
+    }
+
+    /// Its short name, such as `A100`.
+    pub fn name(self) -> &'static str {
+        self.name
+    }
+
+    /// NVLink version and the most links of one GPU; `None` for a GPU without NVLinks.
+    pub fn nvlink(self) -> Option<(u8, u8)> {
+        (self.links > 0).then_some((self.generation.version, self.links))
+    }
+
+    fn is_named_in(self, words: &[String]) -> bool {
+        self.words.iter().all(|word| words.iter().any(|found| found == word))
+    }
+}
+
+/// The generation of one GPU of `machine`, from the most certain fact that is known.
+pub(super) fn generation_of(machine: &Machine, gpu: &Gpu) -> Generation {
     known(machine, gpu).unwrap_or_else(|| by_shape(machine, usize::from(gpu.index)))
 }
 
@@ -114,8 +190,8 @@ pub fn guessed(machine: &Machine) -> Vec<u8> {
     gpus.filter(|gpu| known(machine, gpu).is_none()).map(|gpu| gpu.index).collect()
 }
 
-fn known(machine: &Machine, gpu: &Gpu) -> Option<Product> {
-    let named = |text: Option<&str>| text.and_then(by_name);
+fn known(machine: &Machine, gpu: &Gpu) -> Option<Generation> {
+    let named = |text: Option<&str>| text.and_then(Product::by_name).map(|product| product.generation);
     named(gpu.model.as_deref())
         .or_else(|| gpu.compute_capability.as_deref().and_then(by_compute_capability))
         .or_else(|| gpu.nvlink.and_then(|ports| ports.version).and_then(by_nvlink_version))
@@ -127,54 +203,54 @@ fn known(machine: &Machine, gpu: &Gpu) -> Option<Product> {
 /// # Errors
 /// They are unknown: the known name with the nearest spelling, if any is close.
 pub fn known_model(model: &str) -> Result<(), Option<String>> {
-    if by_name(model).is_some() {
+    if Product::by_name(model).is_some() {
         return Ok(());
     }
     let model = model.to_ascii_uppercase();
-    let names = PRODUCTS.iter().map(|(words, _)| words.join(" "));
+    let names = PRODUCTS.iter().map(|product| product.words.join(" "));
     let nearest = names.map(|name| (strsim::damerau_levenshtein(&model, &name), name)).min();
     Err(nearest.filter(|(distance, name)| *distance <= 2.min(name.len() / 2)).map(|(_, name)| name))
 }
 
-fn by_name(text: &str) -> Option<Product> {
+/// Words in capitals; `8xA100` counts as `8X` and `A100`.
+fn words(text: &str) -> Vec<String> {
     let upper = text.to_ascii_uppercase();
-    // "8xA100" and "8x A100" name the same GPU.
-    let words: Vec<&str> = upper
-        .split(|c: char| !c.is_ascii_alphanumeric())
-        .map(|word| {
-            word.trim_start_matches(|c: char| c.is_ascii_digit())
-                .strip_prefix('X')
-                .filter(|rest| !rest.is_empty())
-                .unwrap_or(word)
-        })
-        .collect();
-    PRODUCTS
-        .iter()
-        .find(|(needed, _)| needed.iter().all(|word| words.contains(word)))
-        .map(|(_, product)| *product)
+    let mut words = Vec::new();
+    for word in upper.split(|ch: char| !ch.is_ascii_alphanumeric()).filter(|word| !word.is_empty()) {
+        match word.split_once('X') {
+            Some((count, rest))
+                if !rest.is_empty() && !count.is_empty() && count.chars().all(|ch| ch.is_ascii_digit()) =>
+            {
+                words.push(format!("{count}X"));
+                words.push(rest.to_owned());
+            }
+            _ => words.push(word.to_owned()),
+        }
+    }
+    words
 }
 
 /// NCCL's own rule (`ncclTopoNVLinkBw`), and the PCIe generation of the first products of that capability.
-fn by_compute_capability(text: &str) -> Option<Product> {
+fn by_compute_capability(text: &str) -> Option<Generation> {
     let (major, minor) = text.split_once('.')?;
     let version = major.parse::<u32>().ok()?.checked_mul(10)?.checked_add(minor.parse().ok()?)?;
     Some(match version {
-        100.. => product(NVLINK5, 5),
-        90..=99 => product(NVLINK4, 5),
-        86 => product(NVLINK3_GA102, 4),
-        80..=89 => product(NVLINK3, 4),
+        100.. => BLACKWELL,
+        90..=99 => HOPPER,
+        86 => GA102,
+        80..=89 => AMPERE,
         70..=79 => VOLTA,
-        _ => product(NVLINK1, 3),
+        _ => PASCAL,
     })
 }
 
-fn by_nvlink_version(version: u8) -> Option<Product> {
+fn by_nvlink_version(version: u8) -> Option<Generation> {
     match version {
-        1 => Some(product(NVLINK1, 3)),
+        1 => Some(PASCAL),
         2 => Some(VOLTA),
-        3 => Some(product(NVLINK3, 4)),
-        4 => Some(product(NVLINK4, 5)),
-        5 => Some(product(NVLINK5, 5)),
+        3 => Some(AMPERE),
+        4 => Some(HOPPER),
+        5 => Some(BLACKWELL),
         _ => None,
     }
 }
@@ -193,7 +269,7 @@ fn by_nvlink_version(version: u8) -> Option<Product> {
 /// | everything else with links | A100 |
 /// | none, and a driver old enough to print `SOC` | PCIe 3 |
 /// | none | PCIe 4 |
-fn by_shape(machine: &Machine, index: usize) -> Product {
+fn by_shape(machine: &Machine, index: usize) -> Generation {
     let everywhere = machine.nvlinks().iter().map(|bundle| bundle.links).max();
     let own: Vec<u8> = (0..machine.gpus().len())
         .map(|peer| machine.direct_nvlinks(index, peer))
@@ -203,15 +279,15 @@ fn by_shape(machine: &Machine, index: usize) -> Product {
     let switched = machine.switch_links(index);
     let all = own.iter().map(|links| u32::from(*links)).sum::<u32>() + u32::from(switched);
     if all > MOST_LINKS_OF_AN_A100 {
-        return product(NVLINK4, 5);
+        return HOPPER;
     }
     match (switched, own.len(), widest) {
         (6, _, _) => VOLTA,
-        (1.., _, _) => product(NVLINK3, 4),
-        (0, 1, 4) => product(NVLINK3_GA102, 4),
-        (0, 2.., 1) if everywhere == Some(1) => product(NVLINK1, 3),
+        (1.., _, _) => AMPERE,
+        (0, 1, 4) => GA102,
+        (0, 2.., 1) if everywhere == Some(1) => PASCAL,
         (0, 1.., 1..=3) => VOLTA,
-        (0, 1.., _) => product(NVLINK3, 4),
+        (0, 1.., _) => AMPERE,
         (0, 0, _) => without_links(machine),
     }
 }
@@ -221,7 +297,7 @@ const MOST_LINKS_OF_AN_A100: u32 = 12;
 
 /// A GPU without NVLinks: as old as its linked neighbours, if there are any; otherwise as old as the driver's link
 /// names.
-fn without_links(machine: &Machine) -> Product {
+fn without_links(machine: &Machine) -> Generation {
     let linked = machine.gpus().iter().map(|gpu| usize::from(gpu.index)).find(|index| {
         machine.switch_links(*index) > 0
             || machine.nvlinks().iter().any(|bundle| bundle.gpus.map(usize::from).contains(index))
@@ -231,5 +307,31 @@ fn without_links(machine: &Machine) -> Product {
     }
     let devices = machine.paths().len();
     let old = (0..devices).any(|a| (0..a).any(|b| machine.paths().get(a, b) == PathClass::Soc));
-    product(NVLINK3, if old { 3 } else { 4 })
+    Generation { pcie: if old { 3 } else { 4 }, ..AMPERE }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn name(description: &str, gpus: usize) -> Option<&'static str> {
+        Product::described(description, gpus).map(Product::name)
+    }
+
+    #[test]
+    fn description_with_one_model_names_it() {
+        assert_eq!(name("NVIDIA DGX-1 with 8x Tesla P100, 4 HCAs", 8), Some("P100"));
+        assert_eq!(name("AWS p4d instance, 8xA100 (NV12)", 8), Some("A100"));
+        assert_eq!(name("GB200 compute tray: 4x GB200, 2 Grace CPUs", 4), Some("GB200"));
+        assert_eq!(name("8x A40-class PCIe, four NV4 pairs", 8), Some("A40"));
+        assert_eq!(name("2x RTX PRO 6000 Workstation on WRX90E", 2), Some("RTX PRO 6000"));
+        assert_eq!(name("4x H200 NVL with a bridge", 4), Some("H200 NVL"));
+    }
+
+    #[test]
+    fn description_of_several_models_names_none() {
+        assert_eq!(name("5-GPU workstation (2x 4090 and others)", 5), None);
+        assert_eq!(name("one A100, one V100", 2), None);
+        assert_eq!(name("8x NV18 node with 76 NICs", 8), None);
+    }
 }

@@ -1,16 +1,130 @@
-//! Converts a topology text to a machine and back. Missing facts stay unknown, except two that every choice of GPUs
+//! The content of a topology text, and its conversion to a machine and back. Missing facts stay unknown, except two that every choice of GPUs
 //! needs and that are inferred: the PCIe path behind an NVLink, and whether NVLinks go through a switch.
 
-use gantry_topology::{Gpu, Link, Machine, MachineError, MachineParts, Nic, NvLinkBundle, NvLinkPorts};
+use gantry_topology::bandwidth::Product;
+use gantry_topology::{
+    Gpu, IdList, Link, Machine, MachineError, MachineParts, Nic, NvLinkBundle, NvLinkPorts,
+};
 
+use crate::header::{Title, is_nic_name};
 use crate::parse::nvlinks;
-use crate::words::is_nic_name;
-use crate::{GpuLine, Hints, NicLine, TopoText, paths, products, switches};
+use crate::{Hints, TopoError, parse, paths, switches};
 
 /// The most NVLinks of one GPU of any model so far.
 const MOST_LINKS: u8 = 18;
 
+/// The content of a topology text: the matrix and the values behind each GPU's row. Nothing is inferred.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TopoText {
+    pub(crate) description: Option<String>,
+    pub(crate) nics_found: Option<usize>,
+    pub(crate) gpus: Vec<GpuLine>,
+    pub(crate) nics: Vec<NicLine>,
+    pub(crate) links: Vec<Vec<Link>>,
+}
+
+/// The values behind the links of a GPU; `None` for a blank cell or `N/A`.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct GpuLine {
+    /// CPUs near the GPU (`CPU Affinity`).
+    pub cpus: Option<IdList>,
+    /// NUMA nodes near the GPU (`NUMA Affinity`).
+    pub numa: Option<IdList>,
+    /// NUMA node of the GPU's own memory (`GPU NUMA ID`).
+    pub memory_numa: Option<IdList>,
+}
+
+impl GpuLine {
+    fn value(&self, title: Title) -> Option<&IdList> {
+        match title {
+            Title::Cpus => self.cpus.as_ref(),
+            Title::Numa => self.numa.as_ref(),
+            Title::MemoryNuma => self.memory_numa.as_ref(),
+        }
+    }
+}
+
+/// A NIC of the matrix.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NicLine {
+    /// The name at the head of its column: `mlx5_0`, or `NIC0`.
+    pub name: String,
+    /// The device behind a `NIC#`, if the text has a NIC legend.
+    pub device: Option<String>,
+}
+
 impl TopoText {
+    /// Reads a topology text. Blank lines and lines that begin with `#` are skipped; the first `# machine: ...` comment
+    /// is the description.
+    ///
+    /// # Errors
+    /// The text is truncated, contradicts itself, or is something else: the place, the words found there, the allowed
+    /// ones.
+    pub fn parse(text: &str) -> Result<Self, TopoError> {
+        parse::parse(text)
+    }
+
+    /// The description in a leading `# machine: ...` comment.
+    pub fn description(&self) -> Option<&str> {
+        self.description.as_deref()
+    }
+
+    /// The number of NICs in the machine, from the notice above a matrix that does not show them all.
+    pub fn nics_found(&self) -> Option<usize> {
+        self.nics_found
+    }
+
+    /// The GPUs' values, by index.
+    pub fn gpus(&self) -> &[GpuLine] {
+        &self.gpus
+    }
+
+    /// The NICs, in the order of their columns.
+    pub fn nics(&self) -> &[NicLine] {
+        &self.nics
+    }
+
+    /// The matrix: a row per device, GPUs first, then NICs. Symmetric, `X` on the diagonal.
+    pub fn links(&self) -> &[Vec<Link>] {
+        &self.links
+    }
+
+    /// The matrix for a terminal: aligned columns, no legend, no column without a value.
+    pub fn aligned(&self) -> String {
+        let has_values = |title: &Title| self.gpus.iter().any(|gpu| gpu.value(*title).is_some());
+        let titles: Vec<Title> = Title::ALL.into_iter().filter(has_values).collect();
+        let gpu_names = (0..self.gpus.len()).map(|gpu| format!("GPU{gpu}"));
+        let names: Vec<String> = gpu_names.chain(self.nics.iter().map(|nic| nic.name.clone())).collect();
+        let mut header = vec![String::new()];
+        header.extend(names.iter().cloned());
+        header.extend(titles.iter().map(|title| title.as_str().to_owned()));
+        let mut table = vec![header];
+        for (device, (name, links)) in names.iter().zip(&self.links).enumerate() {
+            let mut cells = vec![name.clone()];
+            cells.extend(links.iter().map(Link::to_string));
+            if let Some(gpu) = self.gpus.get(device) {
+                let values = titles.iter().map(|title| gpu.value(*title));
+                cells.extend(values.map(|value| value.map_or("N/A", IdList::as_str).to_owned()));
+            }
+            table.push(cells);
+        }
+        let mut widths: Vec<usize> = Vec::new();
+        for row in &table {
+            widths.resize(widths.len().max(row.len()), 0);
+            for (width, cell) in widths.iter_mut().zip(row) {
+                *width = cell.len().max(*width);
+            }
+        }
+        let mut text = String::new();
+        for row in &table {
+            let cells = row.iter().zip(&widths);
+            let cells: Vec<String> = cells.map(|(cell, width)| format!("{cell:<width$}")).collect();
+            text.push_str(cells.join("  ").trim_end());
+            text.push('\n');
+        }
+        text
+    }
+
     /// The machine of this text. PCIe classes behind `NV#` cells are inferred. NVLinks are assumed to go through an
     /// NVSwitch if a row has more of them than one GPU can have. `hints`, or a `# machine:` comment, may name the GPU
     /// model.
@@ -19,17 +133,18 @@ impl TopoText {
     /// The NVLinks of the matrix have no explanation by NVSwitches and direct links.
     pub fn into_machine(self, hints: &Hints) -> Result<Machine, MachineError> {
         let described =
-            self.description.as_deref().and_then(|text| products::described(text, self.gpus.len()));
+            self.description.as_deref().and_then(|text| Product::described(text, self.gpus.len()));
         let product = match &hints.model {
-            Some(model) => products::by_name(model),
+            Some(model) => Product::by_name(model),
             None => described,
         };
-        let model = hints.model.clone().or_else(|| described.map(|product| product.name.to_owned()));
-        let limit = product.and_then(|product| product.nvlink).map_or(MOST_LINKS, |(_, links)| links);
+        let model = hints.model.clone().or_else(|| described.map(|product| product.name().to_owned()));
+        let nvlink = product.and_then(Product::nvlink);
+        let limit = nvlink.map_or(MOST_LINKS, |(_, links)| links);
         let counts = self.nvlink_counts();
         let switched = switches::switch_links(&counts, limit);
         let paths = paths::infer(&self);
-        let version = product.and_then(|product| product.nvlink).map(|(version, _)| version);
+        let version = nvlink.map(|(version, _)| version);
         let mut gpus = Vec::with_capacity(self.gpus.len());
         let mut nvlinks = Vec::new();
         for (index, line) in self.gpus.into_iter().enumerate() {
