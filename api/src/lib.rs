@@ -4,7 +4,6 @@
 //! clients, no decisions.
 #![forbid(unsafe_code)]
 
-pub mod fault;
 pub mod gang;
 pub mod gpunode;
 pub mod grant;
@@ -12,20 +11,17 @@ pub mod ids;
 pub mod names;
 pub mod quantity;
 pub mod reason;
-pub mod resource;
 mod schema;
 pub mod slim;
 
-pub use fault::{FaultEvidence, GpuFault};
 pub use gang::{
     DecidedReservation, Decision, Gang, GangLevel, GangPhase, GangRepair, GangSpec, GangStatus,
     ReservedDevices,
 };
 pub use gpunode::{
-    Deviation, DeviceHealth, DeviceStatus, GpuNode, GpuNodeSpec, GpuNodeStatus, Holder, HolderState,
-    Provenance, Slice,
+    Deviation, DeviceHealth, DeviceStatus, FaultEvidence, GpuFault, GpuNode, GpuNodeSpec, GpuNodeStatus,
+    Holder, HolderState, Provenance, ResourceKind, ResourceStatus, SharingPolicy, Slice,
 };
 pub use grant::{ContainerGrant, ContainerShare, Grant, GrantError};
 pub use ids::{DeviceId, NodeName, PodUid, ResourceName};
 pub use reason::{MAX_MESSAGE, Reason};
-pub use resource::{ResourceKind, ResourceStatus, SharingPolicy};

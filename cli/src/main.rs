@@ -6,7 +6,6 @@ mod choose;
 mod command_line;
 mod explain;
 mod labels;
-mod log;
 mod runtime;
 mod topo;
 
@@ -22,7 +21,7 @@ use runtime::Threads;
 #[command(name = "gantry", version, arg_required_else_help = true, after_help = AFTER_HELP)]
 struct Cli {
     #[command(flatten)]
-    log: log::Args,
+    log: runtime::LogArgs,
 
     /// Shut down when standard input closes, that is when the parent process ends
     #[arg(long, global = true, hide = true)]

@@ -3,7 +3,6 @@
 
 mod json;
 mod report;
-mod seen;
 pub(crate) mod source;
 pub(crate) mod visible;
 
@@ -15,8 +14,7 @@ use clap::Args;
 use gantry_topology::read::to_yaml;
 use gantry_topology::{Machine, draw};
 
-use seen::Seen;
-use source::SourceArgs;
+use source::{Seen, SourceArgs};
 use visible::visible;
 
 use crate::runtime::BadInput;

@@ -8,7 +8,7 @@ use clap::parser::ValueSource;
 use clap::{ArgMatches, Args, FromArgMatches};
 
 use super::Strictness;
-use super::overrides::boolean;
+use super::settings::boolean;
 use super::source::{Choice, Configs, Fallback};
 
 /// The label that NVIDIA's config-manager reads.

@@ -3,36 +3,39 @@
 //!
 //! ```text
 //! text -> tree (lines) -> file (types) -> resolve (rules over several values) -> Config
-//! flags, variables -> overrides (layers over the tree)
+//! flags, variables -> settings (layers over the tree)
 //! ```
 
 mod args;
 pub mod file;
-mod overrides;
 mod problem;
 mod read;
 pub mod reference;
 mod resolve;
 mod schema;
 pub mod settings;
-mod sharing;
 pub mod source;
 mod tree;
 pub mod value;
 
+use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use gantry_api::ResourceName;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 pub use args::{ApiRate, ConfigArgs, Leniency};
-pub use overrides::{GfdOverrides, Overrides};
 pub use problem::{Fault, Problem, Problems};
 pub use read::{Layer, Loaded, MIG_MANAGERS, Strictness, line_of, load};
 pub use schema::json_schema;
-pub use sharing::{DeviceRef, Replicated, ResourcePattern, SharedDevices, SharedOf, TimeSlicing};
-pub use sharing::{MOST_DEVICES, spelled};
+pub use settings::{GfdOverrides, Overrides};
+pub use value::spelled;
+
+/// Most devices of a node. Kubelet accepts messages of at most 4 MiB, the default limit of gRPC, and drops a plugin that sends a longer
+/// one. A device needs 80 bytes with the longest name of NVIDIA's so far.
+pub const MOST_DEVICES: usize = 48 << 10;
 
 /// The settings of NVIDIA's plugin, and ours.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -204,6 +207,99 @@ pub enum Selector {
     BusId(gantry_topology::PcieAddress),
     /// Product name in any case; `*` matches anything.
     Model(String),
+}
+
+/// A resource name for GPUs of a model or MIG devices of a profile.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct ResourcePattern {
+    /// Model, or profile as NVML, resources or labels spell it; * matches anything.
+    pub pattern: String,
+    /// Resource name; a missing nvidia.com/ is added.
+    #[serde(deserialize_with = "value::resource")]
+    #[schemars(with = "value::Resource")]
+    pub name: ResourceName,
+}
+
+/// Time slicing: several containers take turns on one device.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct TimeSlicing {
+    /// Whether shared resources without a rename get the suffix .shared.
+    #[serde(default)]
+    pub rename_by_default: bool,
+    /// Whether a container may request one replica only.
+    #[serde(default)]
+    pub fail_requests_greater_than_one: bool,
+    /// The shared resources; at least one entry.
+    #[schemars(length(min = 1))]
+    pub resources: Vec<Replicated>,
+}
+
+/// Devices of one resource that are shared.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Replicated {
+    /// The resource before sharing; a missing nvidia.com/ is added.
+    #[serde(deserialize_with = "value::resource")]
+    #[schemars(with = "value::Resource")]
+    pub name: ResourceName,
+    /// Its name after sharing.
+    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "value::some_resource")]
+    #[schemars(with = "Option<value::Resource>")]
+    pub rename: Option<ResourceName>,
+    /// Which of its devices: all (the default), a number of the first ones, or a list of indices, MIG indices and UUIDs.
+    #[serde(default)]
+    pub devices: SharedOf,
+    /// Number of containers that may use a device at once: 2 or more.
+    #[serde(deserialize_with = "value::replicas")]
+    #[schemars(with = "value::Replicas")]
+    pub replicas: u16,
+}
+
+/// Which devices of a resource are shared.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "serde_json::Value", into = "serde_json::Value")]
+pub enum SharedOf {
+    /// All of them.
+    #[default]
+    All,
+    /// The first devices in inventory order, up to this number.
+    Count(u16),
+    /// Devices by index (`3`, or `3:1` for the second MIG device of GPU 3) or UUID.
+    Listed(Vec<DeviceRef>),
+}
+
+/// A device in a config file.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub enum DeviceRef {
+    /// NVML's index of a GPU.
+    Gpu(u8),
+    /// Index of a GPU and of one of its MIG devices.
+    Mig(u8, u8),
+    /// UUID of a GPU or a MIG device.
+    Uuid(String),
+}
+
+impl fmt::Display for DeviceRef {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Gpu(gpu) => write!(f, "{gpu}"),
+            Self::Mig(gpu, mig) => write!(f, "{gpu}:{mig}"),
+            Self::Uuid(uuid) => f.write_str(uuid),
+        }
+    }
+}
+
+/// How replicas and MIG devices are chosen (`sharedDevicesAllocationPolicy`).
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum SharedDevices {
+    /// The device with the fewest replicas in use first.
+    #[default]
+    Distributed,
+    /// The fullest device first, so that others stay free.
+    Packed,
 }
 
 impl Default for Config {

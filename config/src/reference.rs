@@ -26,7 +26,7 @@ pub fn reference(flags: &[Flag]) -> String {
     let mut text = String::from(HEAD);
     text.push_str("\n## Settings with a flag\n\n");
     text.push_str("| key | flag | environment | default | allowed | meaning |\n|---|---|---|---|---|---|\n");
-    for setting in SETTINGS {
+    for setting in SETTINGS.iter() {
         row(
             &mut text,
             &[

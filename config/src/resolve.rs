@@ -8,9 +8,8 @@ use gantry_api::{ResourceName, names};
 use super::file::{Discovery, File, Flags};
 use super::problem::nearest;
 use super::read::MAX_PROBLEMS;
-use super::sharing::{mig_resource, spelled};
 use super::tree::{Node, Step};
-use super::value::{Resource, Strategies};
+use super::value::{Resource, Strategies, mig_resource, spelled};
 use super::{
     Config, DeviceRef, Fault, Gfd, Imex, MigStrategy, Problem, Replicated, ResourcePattern, SharedOf,
     TimeSlicing,

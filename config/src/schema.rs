@@ -23,7 +23,7 @@ pub fn json_schema() -> Value {
     schema.insert("title".to_owned(), "gantry plugin configuration".into());
     let mut schema = schema.to_value();
     // The command line and the reference have the same descriptions.
-    for setting in SETTINGS {
+    for setting in SETTINGS.iter() {
         if let Some(Value::Object(property)) = schema.pointer_mut(&pointer(setting.key)) {
             property.insert("description".to_owned(), format!("{}.", setting.help).into());
         }
@@ -247,7 +247,7 @@ mod tests {
     #[test]
     fn schema_describes_settings_as_help_does() {
         let schema = json_schema();
-        for setting in SETTINGS {
+        for setting in SETTINGS.iter() {
             let property = schema.pointer(&pointer(setting.key)).unwrap();
             assert_eq!(property["description"], format!("{}.", setting.help), "{}", setting.key);
         }

@@ -1,17 +1,26 @@
-//! The table of settings with a flag: key in the file, flags, variables, default and meaning. The command line, the environment and the
-//! reference are generated from it.
+//! The settings with a flag: their table (key in the file, flags, variables, default and meaning), from which the command line, the
+//! environment and the reference are generated, and their values as layers over the file, by the rules of NVIDIA's plugin
+//! (urfave/cli). A flag overrides a variable, and a variable overrides the file. The first set variable of a setting counts.
+
+use std::sync::LazyLock;
+
+use clap::error::ErrorKind;
+use clap::{Arg, ArgAction, ArgMatches, Command};
+use serde_json::Value;
+
+use super::{Fault, Layer, Problem, Problems, Strictness, load};
 
 /// A setting with a flag, a variable and a key in the file, in this order of precedence.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub struct Setting {
     /// Dotted path of its key in the file.
     pub key: &'static str,
     /// Its flags without dashes, the first one first in the help.
-    pub flags: &'static [&'static str],
+    pub flags: Vec<&'static str>,
     /// Its short flag.
     pub short: Option<char>,
     /// Its variables; the first set one counts.
-    pub env: &'static [&'static str],
+    pub env: Vec<&'static str>,
     /// How its text is read.
     pub kind: Kind,
     /// Its default, as a user would write it.
@@ -49,7 +58,7 @@ impl Program {
 
     /// The variables of a setting; the first set one counts. Those of gpu-feature-discovery come first for that program.
     pub fn variables(self, setting: &Setting) -> Vec<&'static str> {
-        let mut names = setting.env.to_vec();
+        let mut names = setting.env.clone();
         if self == Self::Gfd {
             names.sort_by_key(|name| !name.starts_with("GFD_"));
         }
@@ -72,215 +81,262 @@ pub enum Kind {
     Numbers,
 }
 
-/// All settings in the order of the file.
-pub const SETTINGS: &[Setting] = &[
-    Setting {
-        flags: &["mig-strategy"],
-        env: &["MIG_STRATEGY", "GFD_MIG_STRATEGY"],
-        default: "none",
-        help: "How MIG devices are advertised: not at all, under the name of whole GPUs (all must be alike), or each profile under its own name",
-        ..text("flags.migStrategy")
-    },
-    Setting {
-        flags: &["fail-on-init-error"],
-        env: &["FAIL_ON_INIT_ERROR", "GFD_FAIL_ON_INIT_ERROR"],
-        kind: Kind::Bool,
-        default: "true",
-        help: "Whether gantry labels fails on a node without NVML or GPUs; if false, it writes the labels of a node without GPUs. The daemon always waits for them and is not ready until then",
-        ..text("flags.failOnInitError")
-    },
-    Setting {
-        flags: &["nvidia-driver-root", "driver-root"],
-        env: &["NVIDIA_DRIVER_ROOT"],
-        default: "/",
-        help: "Host directory of the driver, under which a container's runtime finds its libraries",
-        ..text("flags.nvidiaDriverRoot")
-    },
-    Setting {
-        flags: &["nvidia-dev-root", "dev-root"],
-        env: &["NVIDIA_DEV_ROOT"],
-        default: "the driver root",
-        help: "Host directory that contains dev/ with the device nodes for containers",
-        ..text("flags.nvidiaDevRoot")
-    },
-    Setting {
-        flags: &["gdrcopy-enabled"],
-        env: &["GDRCOPY_ENABLED"],
-        kind: Kind::Bool,
-        default: "false",
-        help: "Whether containers get GPUDirect RDMA copy",
-        ..text("flags.gdrcopyEnabled")
-    },
-    Setting {
-        flags: &["gds-enabled"],
-        env: &["GDS_ENABLED"],
-        kind: Kind::Bool,
-        default: "false",
-        help: "Whether containers get GPUDirect Storage",
-        ..text("flags.gdsEnabled")
-    },
-    Setting {
-        flags: &["mofed-enabled"],
-        env: &["MOFED_ENABLED"],
-        kind: Kind::Bool,
-        default: "false",
-        help: "Whether containers get Mellanox OFED",
-        ..text("flags.mofedEnabled")
-    },
-    Setting {
-        flags: &["mps-root"],
-        env: &["MPS_ROOT"],
-        help: "Directory of the MPS daemon; accepted and not used, because MPS is not served",
-        ..text("flags.mpsRoot")
-    },
-    Setting {
-        flags: &["device-discovery-strategy"],
-        env: &["DEVICE_DISCOVERY_STRATEGY"],
-        default: "auto",
-        help: "How devices are found; auto and nvml are the same, tegra and vfio are refused",
-        ..text("flags.deviceDiscoveryStrategy")
-    },
-    Setting {
-        flags: &["use-node-feature-api"],
-        env: &["GFD_USE_NODE_FEATURE_API", "USE_NODE_FEATURE_API"],
-        kind: Kind::Bool,
-        default: "true",
-        help: "Whether labels go into a NodeFeature object instead of the file, with --labels=gfd",
-        ..label("flags.useNodeFeatureAPI")
-    },
-    Setting {
-        flags: &["pass-device-specs"],
-        env: &["PASS_DEVICE_SPECS"],
-        kind: Kind::Bool,
-        default: "false",
-        help: "Whether kubelet passes the device nodes itself as well",
-        ..text("flags.plugin.passDeviceSpecs")
-    },
-    Setting {
-        flags: &["device-list-strategy"],
-        env: &["DEVICE_LIST_STRATEGY"],
-        kind: Kind::List,
-        default: "envvar",
-        help: "How containers get their devices: one way, or several",
-        ..text("flags.plugin.deviceListStrategy")
-    },
-    Setting {
-        flags: &["device-id-strategy"],
-        env: &["DEVICE_ID_STRATEGY"],
-        default: "uuid",
-        help: "IDs of devices for the runtime: by UUID or by index",
-        ..text("flags.plugin.deviceIDStrategy")
-    },
-    Setting {
-        flags: &["cdi-annotation-prefix"],
-        env: &["CDI_ANNOTATION_PREFIX"],
-        default: "cdi.k8s.io/",
-        help: "Prefix of the annotation keys that carry CDI names",
-        ..text("flags.plugin.cdiAnnotationPrefix")
-    },
-    Setting {
-        flags: &["nvidia-cdi-hook-path", "nvidia-ctk-path"],
-        env: &["NVIDIA_CDI_HOOK_PATH", "NVIDIA_CTK_PATH"],
-        default: "/usr/bin/nvidia-ctk",
-        help: "Program that CDI hooks run, on the host",
-        ..text("flags.plugin.nvidiaCTKPath")
-    },
-    Setting {
-        flags: &["driver-root-ctr-path", "container-driver-root"],
-        env: &["DRIVER_ROOT_CTR_PATH", "CONTAINER_DRIVER_ROOT"],
-        default: "/driver-root",
-        help: "Where this process sees the driver root",
-        ..text("flags.plugin.containerDriverRoot")
-    },
-    Setting {
-        flags: &["shared-devices-allocation-policy"],
-        env: &["SHARED_DEVICES_ALLOCATION_POLICY"],
-        default: "distributed, for MIG devices packed",
-        help: "How replicas and MIG devices are chosen: from the GPU with the fewest in use, or from the fullest",
-        ..text("flags.plugin.sharedDevicesAllocationPolicy")
-    },
-    Setting {
-        flags: &["cdi-feature-flags"],
-        env: &["CDI_FEATURE_FLAGS"],
-        kind: Kind::List,
-        help: "Switches of the CDI writer",
-        ..text("flags.plugin.cdiFeatureFlags")
-    },
-    Setting {
-        flags: &["cdi-disable-hooks"],
-        env: &["CDI_DISABLE_HOOKS"],
-        kind: Kind::List,
-        help: "CDI hooks to leave out; all means every hook",
-        ..text("flags.plugin.cdiDisableHooks")
-    },
-    Setting {
-        flags: &["pod-metrics"],
-        env: &["POD_METRICS"],
-        kind: Kind::Bool,
-        default: "false",
-        help: "Whether /metrics names the pods that hold devices; otherwise their devices are counted by resource and GPU",
-        ..text("flags.plugin.podMetrics")
-    },
-    Setting {
-        flags: &["oneshot"],
-        env: &["GFD_ONESHOT"],
-        kind: Kind::Bool,
-        default: "false",
-        help: "No effect: the daemon goes on labelling and logs this; gantry labels always computes labels once",
-        ..label("flags.gfd.oneshot")
-    },
-    Setting {
-        flags: &["no-timestamp"],
-        env: &["GFD_NO_TIMESTAMP"],
-        kind: Kind::Bool,
-        default: "false",
-        help: "Whether the label with the time is left out",
-        ..label("flags.gfd.noTimestamp")
-    },
-    Setting {
-        flags: &["sleep-interval"],
-        env: &["GFD_SLEEP_INTERVAL"],
-        default: "1m",
-        help: "Interval between computations of the labels: 1s or longer, or infinite; a bare number is nanoseconds",
-        ..label("flags.gfd.sleepInterval")
-    },
-    Setting {
-        flags: &["output-file", "output"],
-        short: Some('o'),
-        env: &["GFD_OUTPUT_FILE"],
-        kind: Kind::TextOrEmpty,
-        default: "/etc/kubernetes/node-feature-discovery/features.d/gfd",
-        help: "File that the labels are written to; empty for standard output",
-        ..label("flags.gfd.outputFile")
-    },
-    Setting {
-        flags: &["machine-type-file"],
-        env: &["GFD_MACHINE_TYPE_FILE"],
-        default: "/sys/class/dmi/id/product_name",
-        help: "File that names the machine",
-        ..label("flags.gfd.machineTypeFile")
-    },
-    Setting {
-        flags: &["imex-channel-ids"],
-        env: &["IMEX_CHANNEL_IDS"],
-        kind: Kind::Numbers,
-        help: "IMEX channels that containers get: none, or 0",
-        ..text("imex.channelIDs")
-    },
-    Setting {
-        flags: &["imex-required"],
-        env: &["IMEX_REQUIRED"],
-        kind: Kind::Bool,
-        default: "false",
-        help: "Whether a missing IMEX channel is an error, at the start and for a later configuration; otherwise it is left out",
-        ..text("imex.required")
-    },
-];
+/// All settings in the order of the file, from `data/settings.txt`.
+pub static SETTINGS: LazyLock<Vec<Setting>> = LazyLock::new(|| rows().filter_map(Setting::read).collect());
 
-const fn text(key: &'static str) -> Setting {
-    Setting { key, flags: &[], short: None, env: &[], kind: Kind::Text, default: "", help: "", labels: false }
+/// The rows of the table, without comments.
+fn rows() -> impl Iterator<Item = &'static str> {
+    include_str!("../data/settings.txt").lines().filter(|line| !line.starts_with('#'))
 }
 
-const fn label(key: &'static str) -> Setting {
-    Setting { labels: true, ..text(key) }
+impl Setting {
+    /// Reads a row of the table.
+    fn read(row: &'static str) -> Option<Self> {
+        let cells: Vec<&str> = row.split(" | ").map(|cell| if cell == "-" { "" } else { cell }).collect();
+        let &[key, flags, env, kind, labels, default, help] = cells.as_slice() else {
+            return None;
+        };
+        let (short, flags): (Vec<&str>, Vec<&str>) = flags.split(' ').partition(|flag| flag.len() == 1);
+        Some(Self {
+            key,
+            flags,
+            short: short.first().and_then(|short| short.chars().next()),
+            env: env.split(' ').collect(),
+            kind: match kind {
+                "bool" => Kind::Bool,
+                "text" => Kind::Text,
+                "text-or-empty" => Kind::TextOrEmpty,
+                "list" => Kind::List,
+                "numbers" => Kind::Numbers,
+                _ => return None,
+            },
+            default,
+            help,
+            labels: labels == "labels",
+        })
+    }
+}
+
+/// Words that `--device-list-strategy` accepts in addition to NVIDIA's: kubelet passes the device nodes.
+const DEVICE_NODES: [&str; 2] = ["device-nodes", "pass-device-specs"];
+
+/// The values of flags and environment, checked.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Overrides(Vec<Layer>);
+
+impl Overrides {
+    /// Reads the variables of `program` through `env`, and the values of each flag in their order through `flags`.
+    ///
+    /// # Errors
+    /// Every value that is not allowed.
+    pub fn read(
+        program: Program,
+        env: impl Fn(&str) -> Option<String>,
+        flags: impl Fn(&Setting) -> Vec<String>,
+    ) -> Result<Self, Problems> {
+        let mut layers = Vec::new();
+        let mut problems = Vec::new();
+        for setting in program.settings() {
+            let is_unset = |text: &str| {
+                text.is_empty() && matches!(setting.kind, Kind::Text | Kind::List | Kind::Numbers)
+            };
+            let value = |name: &&'static str| {
+                let text = env(name).filter(|text| !is_unset(text))?;
+                Some((*name, text))
+            };
+            if let Some((name, text)) = program.variables(setting).iter().find_map(value) {
+                let text =
+                    if text.is_empty() && setting.kind == Kind::Bool { "false".to_owned() } else { text };
+                add_layer(setting, name.to_owned(), &[text], &mut layers, &mut problems);
+            }
+        }
+        for setting in program.settings() {
+            let texts = flags(setting);
+            if !texts.is_empty() {
+                let name = setting.flags.first().copied().unwrap_or_default();
+                add_layer(setting, format!("--{name}"), &texts, &mut layers, &mut problems);
+            }
+        }
+        if let Err(wrong) = load("", "", &layers, Strictness::Strict) {
+            problems.extend(wrong.list);
+        }
+        if problems.is_empty() {
+            return Ok(Self(layers));
+        }
+        problems.sort();
+        problems.dedup();
+        Err(Problems { source: source(&problems).to_owned(), list: problems })
+    }
+
+    /// The layers, the lowest first.
+    pub fn layers(&self) -> &[Layer] {
+        &self.0
+    }
+}
+
+/// The source of the problems: flags begin with dashes, variables do not.
+fn source(problems: &[Problem]) -> &'static str {
+    let (flags, variables): (Vec<_>, Vec<_>) =
+        problems.iter().partition(|problem| problem.at.starts_with("--"));
+    match (flags.is_empty(), variables.is_empty()) {
+        (false, false) => "command line and environment",
+        (true, false) => "environment",
+        (_, true) => "command line",
+    }
+}
+
+/// Adds the value of `setting` that the flag or variable `origin` gives as `texts`.
+fn add_layer(
+    setting: &Setting,
+    origin: String,
+    texts: &[String],
+    layers: &mut Vec<Layer>,
+    problems: &mut Vec<Problem>,
+) {
+    let last = texts.last().map_or("", String::as_str);
+    let words =
+        || texts.iter().flat_map(|text| text.split(',')).map(str::trim).filter(|word| !word.is_empty());
+    let value = match setting.kind {
+        Kind::Bool => match boolean(last) {
+            Some(value) => Value::Bool(value),
+            None => {
+                problems.push(Problem {
+                    line: None,
+                    at: origin,
+                    fault: Fault::Invalid(format!("{last:?} is not allowed; write true or false")),
+                });
+                return;
+            }
+        },
+        Kind::Text | Kind::TextOrEmpty => Value::from(last),
+        Kind::Numbers => {
+            words().map(|word| word.parse::<u64>().map_or(Value::from(word), Value::from)).collect()
+        }
+        Kind::List if setting.key == "flags.plugin.deviceListStrategy" => {
+            let (nodes, ways): (Vec<&str>, Vec<&str>) = words().partition(|word| DEVICE_NODES.contains(word));
+            if !nodes.is_empty() {
+                layers.push(Layer {
+                    key: "flags.plugin.passDeviceSpecs",
+                    origin: origin.clone(),
+                    value: Value::Bool(true),
+                });
+                if ways.is_empty() {
+                    return;
+                }
+            }
+            Value::from(ways)
+        }
+        Kind::List => words().map(Value::from).collect(),
+    };
+    layers.push(Layer { key: setting.key, origin, value });
+}
+
+/// A boolean as Go's `strconv.ParseBool` reads it.
+pub(super) fn boolean(text: &str) -> Option<bool> {
+    match text {
+        "1" | "t" | "T" | "true" | "TRUE" | "True" => Some(true),
+        "0" | "f" | "F" | "false" | "FALSE" | "False" => Some(false),
+        _ => None,
+    }
+}
+
+/// [`Overrides`] for the replacement of NVIDIA's gpu-feature-discovery: its settings, with its own variables before the plugin's.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct GfdOverrides(Overrides);
+
+impl GfdOverrides {
+    /// The layers, the lowest first.
+    pub fn layers(&self) -> &[Layer] {
+        self.0.layers()
+    }
+}
+
+impl Overrides {
+    fn of_matches(program: Program, matches: &ArgMatches) -> Result<Self, clap::Error> {
+        let env = |name: &str| std::env::var_os(name).map(|text| text.to_string_lossy().into_owned());
+        let flags = |setting: &Setting| {
+            let values = matches.get_many::<String>(setting.key);
+            values.map_or(Vec::new(), |values| values.cloned().collect())
+        };
+        Self::read(program, env, flags)
+            .map_err(|problems| clap::Error::raw(ErrorKind::ValueValidation, format!("{problems}\n")))
+    }
+}
+
+/// Implements clap's traits for the flags of a program.
+macro_rules! arguments {
+    ($type:ty, $program:expr, $make:expr) => {
+        impl clap::FromArgMatches for $type {
+            fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
+                Overrides::of_matches($program, matches).map($make)
+            }
+
+            fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
+                *self = Self::from_arg_matches(matches)?;
+                Ok(())
+            }
+        }
+
+        impl clap::Args for $type {
+            fn augment_args(command: Command) -> Command {
+                $program.settings().map(|setting| argument($program, setting)).fold(command, Command::arg)
+            }
+
+            fn augment_args_for_update(command: Command) -> Command {
+                Self::augment_args(command)
+            }
+        }
+    };
+}
+
+arguments!(Overrides, Program::Plugin, |overrides| overrides);
+arguments!(GfdOverrides, Program::Gfd, GfdOverrides);
+
+fn argument(program: Program, setting: &Setting) -> Arg {
+    let mut flags = setting.flags.iter().copied();
+    let main = flags.next().unwrap_or_default();
+    let mut help = format!("{} [env: {}]", setting.help, program.variables(setting).join(", "));
+    if !setting.default.is_empty() {
+        help = format!("{help} [default: {}]", setting.default);
+    }
+    let mut argument = Arg::new(setting.key)
+        .long(main)
+        .visible_aliases(flags.collect::<Vec<_>>())
+        // The last of several values counts, as with NVIDIA's plugin; lists grow.
+        .action(ArgAction::Append)
+        .help(help)
+        .help_heading(match (program, setting.labels) {
+            (Program::Gfd, _) => "NVIDIA's GPU feature discovery",
+            (Program::Plugin, true) => "Node labels (NVIDIA's GPU feature discovery)",
+            (Program::Plugin, false) => "NVIDIA's device plugin",
+        });
+    if let Some(short) = setting.short {
+        argument = argument.short(short);
+    }
+    match setting.kind {
+        Kind::Bool => argument
+            .value_name("true|false")
+            .num_args(0..=1)
+            .require_equals(true)
+            .default_missing_value("true"),
+        Kind::Text => argument.value_name("VALUE"),
+        Kind::TextOrEmpty => argument.value_name("FILE"),
+        Kind::List => argument.value_name("WORDS"),
+        Kind::Numbers => argument.value_name("NUMBERS"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_row_is_a_setting() {
+        assert_eq!(SETTINGS.len(), rows().count());
+        for (position, setting) in SETTINGS.iter().enumerate() {
+            assert!(!setting.help.is_empty() && !setting.flags.is_empty(), "{}", setting.key);
+            let earlier = &SETTINGS[..position];
+            assert!(earlier.iter().all(|other| other.key != setting.key && other.flags != setting.flags));
+        }
+    }
 }

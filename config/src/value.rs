@@ -7,7 +7,6 @@ use gantry_api::{ResourceName, names};
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::Value;
 
-use super::sharing::mig_resource;
 use super::{DeviceRef, Gfd, Selector, SharedOf, Strategy, problem};
 
 /// Longest resource name, with its domain.
@@ -46,6 +45,35 @@ impl TryFrom<String> for Resource {
         }
         Ok(Self(full.into()))
     }
+}
+
+/// A MIG profile, or a pattern of profiles, as resource names spell it: `1g.5gb.me` for NVML's `1g.5gb+me`, for `MIG 1g.5gb+me` as
+/// nvidia-smi prints it and for `nvidia.com/mig-1g.5gb.me`.
+pub fn spelled(profile: &str) -> String {
+    let name = profile
+        .strip_prefix(names::RESOURCE_DOMAIN)
+        .and_then(|name| name.strip_prefix('/'))
+        .unwrap_or(profile);
+    let is_marked = name.get(..3).is_some_and(|mark| mark.eq_ignore_ascii_case("mig"));
+    let bare = name.get(3..).filter(|_| is_marked);
+    let bare = bare.and_then(|bare| bare.strip_prefix(['-', ' '])).unwrap_or(name);
+    bare.replace('+', ".")
+}
+
+/// The default resource of a MIG profile, if `name` is a profile in any spelling: `nvidia.com/mig-1g.5gb.me` for `1g.5gb+me`, `MIG 1g.5gb+me` and `mig-1g.5gb+me`.
+pub(super) fn mig_resource(name: &str) -> Option<String> {
+    let profile = spelled(name);
+    let mut parts = profile.split('.').peekable();
+    let counted = |part: &str, unit: &str| {
+        let digits = part.strip_suffix(unit).unwrap_or_default();
+        !digits.is_empty() && digits.chars().all(|ch| ch.is_ascii_digit())
+    };
+    parts.next_if(|part| counted(part, "c"));
+    let slices = parts.next()?;
+    let memory = parts.next()?;
+    let memory = memory.split_once('-').map_or(memory, |(memory, _)| memory);
+    let known = counted(slices, "g") && counted(memory, "gb");
+    known.then(|| format!("{}/mig-{profile}", names::RESOURCE_DOMAIN))
 }
 
 /// Deserializes a [`Resource`].

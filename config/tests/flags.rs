@@ -112,7 +112,7 @@ fn precedence_is_flag_variable_file_default() {
 fn settings_table_has_the_true_defaults() {
     let driver_root = effective(&Config::default(), "flags.nvidiaDevRoot");
     assert_eq!(driver_root, "/");
-    for setting in SETTINGS {
+    for setting in SETTINGS.iter() {
         let said = effective(&Config::default(), setting.key);
         let text = match &said {
             Value::Array(list) => list.iter().filter_map(Value::as_str).collect::<Vec<_>>().join(","),

@@ -3,11 +3,9 @@
 
 mod cluster;
 mod daemon;
-mod gangs;
 mod scene;
 mod scenes;
 mod screen;
-mod strip;
 mod view;
 mod watch;
 
@@ -20,7 +18,7 @@ use tokio_util::sync::CancellationToken;
 use cluster::Cluster;
 use scene::{Checks, RunningPod, Scene};
 use screen::{Screen, Style};
-use strip::Letters;
+use watch::Letters;
 
 /// Options of `gantry demo`.
 #[derive(Debug, Clone, clap::Args)]

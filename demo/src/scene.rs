@@ -13,8 +13,8 @@ use serde_json::json;
 
 use crate::cluster::{Cluster, PATIENCE};
 use crate::screen::{Screen, Style};
-use crate::strip::{Letters, strips};
 use crate::view::{ClusterView, Hold, NodeView, grant};
+use crate::watch::{Letters, strips};
 
 /// A pod for a scene.
 #[derive(Debug, Clone, Default)]

@@ -8,7 +8,7 @@ use gantry_topology::machine::ComputeInstance;
 use gantry_topology::{IdList, Link, Machine, Rates};
 use serde::Serialize;
 
-use super::seen::{Complaint, Seen, warnings};
+use super::source::{Complaint, Seen, warnings};
 
 /// The whole document.
 #[derive(Debug, Serialize)]

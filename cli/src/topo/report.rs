@@ -11,7 +11,7 @@ use gantry_topology::machine::GpuInstance;
 use gantry_topology::{IdList, Machine, Nic, PathClass, Rates};
 
 use super::Screen;
-use super::seen::{Complaint, Seen, warnings};
+use super::source::{Complaint, Seen, warnings};
 
 /// The whole report.
 pub(super) fn report(seen: &Seen, screen: Screen) -> String {

@@ -1,7 +1,6 @@
 //! Follows the configuration: a good one is published, a bad one is reported while the last good one stays in effect. Nothing here ends the
 //! program once it serves.
 
-mod choice;
 mod cluster;
 mod files;
 
@@ -16,7 +15,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tracing::{error, info, warn};
 
-pub use choice::{Choice, ChoiceError, Fallback};
+pub use cluster::{Choice, ChoiceError, Fallback};
 use files::Pipes;
 
 use super::read::load_naming;

@@ -1,7 +1,6 @@
 //! The rate of a link: GB/s in one direction for every pair of GPUs of a machine, from a table with sources. Only rates
 //! of single links and paths; the bandwidth of a collective over several GPUs is in [`crate::collective`].
 
-mod host;
 mod product;
 
 pub use product::{Product, guessed, known_model};
@@ -73,7 +72,7 @@ impl Rates {
     pub fn of(machine: &Machine) -> Self {
         let generations: Vec<product::Generation> =
             machine.gpus().iter().map(|gpu| product::generation_of(machine, gpu)).collect();
-        let processor = host::of(machine);
+        let processor = processor_of(machine);
         let pcie: Vec<LinkRate> = machine
             .gpus()
             .iter()
@@ -84,7 +83,7 @@ impl Rates {
         Self {
             nvlink: generations.iter().map(|generation| generation.nvlink).collect(),
             pcie,
-            socket: processor.map_or_else(|| host::unknown_socket_link(newest), host::Processor::socket_link),
+            socket: processor.map_or_else(|| unknown_socket_link(newest), Processor::socket_link),
         }
     }
 
@@ -138,11 +137,11 @@ pub(crate) fn gbs(mbs: u32) -> f64 {
 /// PCIe 3 x16. Effective: NCCL's `PCI_BW`; raw: PCI-SIG's 8 GT/s with 128b/130b. Each generation doubles both.
 const PCIE3_X16: LinkRate = LinkRate::new(12_000, 15_750);
 
-fn pcie_rate(gpu: &Gpu, own: product::Generation, processor: Option<host::Processor>) -> LinkRate {
-    if processor == Some(host::Processor::Power9) && own == product::VOLTA {
+fn pcie_rate(gpu: &Gpu, own: product::Generation, processor: Option<Processor>) -> LinkRate {
+    if processor == Some(Processor::Power9) && own == product::VOLTA {
         // An AC922's V100 reaches its CPU over three NVLinks; what NCCL's model allows between them is the X bus's
         // rate.
-        return host::Processor::Power9.socket_link();
+        return Processor::Power9.socket_link();
     }
     let (generation, width) = gpu.pcie.map_or((own.pcie, 16), |link| (link.generation, link.width));
     let lanes = PCIE3_X16.scaled(u32::from(width), 16);
@@ -150,6 +149,109 @@ fn pcie_rate(gpu: &Gpu, own: product::Generation, processor: Option<host::Proces
         0..=3 => lanes.scaled(1, 1 << (3 - generation)),
         newer => lanes.scaled(1 << (newer.min(7) - 3), 1),
     }
+}
+
+/// CPUs as far as their socket links differ. The rates of the links are NCCL's (`src/graph/topo.h`): `BDW_QPI_BW` 6,
+/// `SKL_QPI_BW` 10, `SRP_QPI_BW` 22, `ERP_QPI_BW` 40, `AMD_BW` 16, `P9_BW` 32, `ARM_BW` 6, `ZPI_BW` 6 GB/s.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Processor {
+    /// Intel Xeon E5/E7 v3 and v4.
+    Broadwell,
+    /// Intel Xeon Scalable, first to third generation.
+    Skylake,
+    /// Intel Xeon Scalable, fourth generation.
+    SapphireRapids,
+    /// Intel Xeon Scalable, fifth generation, and Xeon 6.
+    EmeraldRapids,
+    /// AMD EPYC, Ryzen and Threadripper.
+    Amd,
+    /// IBM POWER9.
+    Power9,
+    /// Any 64-bit Arm, Grace included.
+    Arm,
+    /// Zhaoxin.
+    Zhaoxin,
+}
+
+impl Processor {
+    /// The link between two sockets. No data sheet's rate is kept: raw is the effective one.
+    fn socket_link(self) -> LinkRate {
+        let rate = match self {
+            Self::Broadwell | Self::Arm | Self::Zhaoxin => 6_000,
+            Self::Skylake => 10_000,
+            Self::SapphireRapids => 22_000,
+            Self::EmeraldRapids => 40_000,
+            Self::Amd => 16_000,
+            Self::Power9 => 32_000,
+        };
+        LinkRate::new(rate, rate)
+    }
+}
+
+/// The socket link of a machine with unknown CPU, by the newest PCIe generation of its GPUs.
+fn unknown_socket_link(pcie_generation: u8) -> LinkRate {
+    if pcie_generation <= 3 { Processor::Skylake.socket_link() } else { Processor::Amd.socket_link() }
+}
+
+/// The machine's CPU, from the host's CPU model or else from the machine's name.
+fn processor_of(machine: &Machine) -> Option<Processor> {
+    let cpu = machine.host().cpu.as_deref();
+    cpu.and_then(|cpu| by_name(cpu).or_else(|| by_maker(cpu))).or_else(|| by_name(machine.name()))
+}
+
+/// Ampere makes Arm CPUs; in the name of a machine it is an architecture of GPUs.
+fn by_maker(cpu: &str) -> Option<Processor> {
+    cpu.to_ascii_uppercase().contains("AMPERE").then_some(Processor::Arm)
+}
+
+fn by_name(text: &str) -> Option<Processor> {
+    let upper = text.to_ascii_uppercase();
+    let words: Vec<&str> = upper.split(|c: char| !c.is_ascii_alphanumeric()).collect();
+    let has = |names: &[&str]| names.iter().any(|name| words.contains(name));
+    if has(&["AMD", "EPYC", "RYZEN", "THREADRIPPER", "WRX90", "WRX90E"]) {
+        Some(Processor::Amd)
+    } else if has(&["POWER9", "AC922"]) {
+        Some(Processor::Power9)
+    } else if has(&[
+        "ARM",
+        "NEOVERSE",
+        "GRACE",
+        "KUNPENG",
+        "ALTRA",
+        "AMPEREONE",
+        "EMAG",
+        "GRAVITON",
+        "GH200",
+        "GB200",
+        "GB300",
+    ]) {
+        Some(Processor::Arm)
+    } else if has(&["ZHAOXIN", "KAISHENG"]) {
+        Some(Processor::Zhaoxin)
+    } else if has(&["XEON"]) {
+        Some(xeon(&words))
+    } else {
+        None
+    }
+}
+
+/// Xeon generations by their numbers: `E5-2698 v4`, `Platinum 8470` (second digit is the generation), `6787P`.
+fn xeon(words: &[&str]) -> Processor {
+    if words.iter().any(|word| ["V2", "V3", "V4", "E5", "E7"].contains(word)) {
+        return Processor::Broadwell;
+    }
+    for word in words {
+        let digits: Vec<u8> = word.bytes().take_while(u8::is_ascii_digit).collect();
+        let &[_, generation, _, _] = digits.as_slice() else {
+            continue;
+        };
+        return match generation {
+            b'5'..=b'9' => Processor::EmeraldRapids,
+            b'4' => Processor::SapphireRapids,
+            _ => Processor::Skylake,
+        };
+    }
+    Processor::Skylake
 }
 
 #[cfg(test)]

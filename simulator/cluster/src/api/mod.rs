@@ -1,38 +1,41 @@
 //! An in-memory API server: the part of Kubernetes' HTTP API that the daemons' clients use, exactly as they expect it.
-//! No authentication, no admission beyond a few defaults, no persistence; loopback only.
+//! Bodies are bounded, and whatever is wrong is answered as a `Status`. No authentication, no admission beyond a few defaults, no persistence; loopback only.
 
-mod discovery;
-mod error;
-mod events;
 mod kinds;
 pub(crate) mod meta;
 mod objects;
 mod pods;
 mod request;
 mod selector;
-mod server;
 mod store;
-mod table;
 mod view;
 mod watch;
 
+use std::convert::Infallible;
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
+use http::{HeaderMap, Method, Request, Response, StatusCode, header};
+use http_body_util::combinators::UnsyncBoxBody;
+use http_body_util::{BodyExt, Full, LengthLimitError, Limited, StreamBody};
+use hyper::body::{Bytes, Incoming};
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
-use serde_json::json;
+use serde_json::{Value, json};
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use kinds::Kind;
-use objects::Objects;
-use server::Service;
+use objects::{DeleteOptions, Objects, describe};
+use request::{ApiError, Part, PatchKind, Query, Target, not_allowed};
+use selector::Selector;
 use store::Store;
+use view::Form;
+use watch::Watch;
 
 /// The version of Kubernetes that this cluster behaves like.
 pub const KUBERNETES_VERSION: &str = "v1.36.2";
@@ -161,7 +164,7 @@ async fn serve(listener: TcpListener, service: Arc<Service>, stop: CancellationT
         connections.spawn(async move {
             let answer = service_fn(move |request| {
                 let service = Arc::clone(&service);
-                async move { Ok::<_, std::convert::Infallible>(service.answer(request).await) }
+                async move { Ok::<_, Infallible>(service.answer(request).await) }
             });
             let connection = http1::Builder::new().serve_connection(TokioIo::new(stream), answer);
             tokio::select! {
@@ -174,4 +177,217 @@ async fn serve(listener: TcpListener, service: Arc<Service>, stop: CancellationT
     }
     connections.close();
     connections.wait().await;
+}
+
+/// The body of every answer.
+type Body = UnsyncBoxBody<Bytes, Infallible>;
+
+/// Largest request body, as Kubernetes has it.
+const MAX_BODY: usize = 3 * 1024 * 1024;
+/// Longest watch; the real server ends one at random between half an hour and an hour.
+const MAX_WATCH: Duration = Duration::from_secs(1800);
+
+/// What the handlers share.
+#[derive(Debug)]
+struct Service {
+    /// The objects.
+    objects: Arc<Objects>,
+    /// How often a watch that allows it gets a bookmark.
+    bookmark_every: Duration,
+    /// Ends all watches.
+    stop: CancellationToken,
+}
+
+impl Service {
+    /// Answers one request.
+    async fn answer(&self, request: Request<Incoming>) -> Response<Body> {
+        let (method, uri) = (request.method().clone(), request.uri().clone());
+        let response = match self.handle(request).await {
+            Ok(response) => response,
+            Err(error) => json_response(error.code(), &error.status()),
+        };
+        tracing::trace!(%method, %uri, status = response.status().as_u16(), "request");
+        response
+    }
+
+    async fn handle(&self, request: Request<Incoming>) -> Result<Response<Body>, ApiError> {
+        let (parts, body) = request.into_parts();
+        let path = parts.uri.path();
+        let query = Query::parse(parts.uri.query().unwrap_or_default());
+        let form = Form::accepted(header_text(&parts.headers, &header::ACCEPT));
+        match Target::parse(path)? {
+            Target::Discovery(ask) if parts.method == Method::GET => {
+                kinds::discover(&ask).map(|document| json_response(StatusCode::OK, &document))
+            }
+            Target::Discovery(_) => Err(not_allowed(&parts.method, path)),
+            Target::Collection { kind, namespace } => match parts.method {
+                Method::GET if query.flag("watch") => self.watch(kind, namespace, form, &query),
+                Method::GET => self.list(kind, namespace.as_deref(), form, &query),
+                Method::POST => {
+                    let object = read_json(body).await?;
+                    let namespace = namespace.unwrap_or_default();
+                    let created = self.objects.create(kind, &namespace, object, query.dry_run())?;
+                    Ok(json_response(StatusCode::CREATED, &Form::Whole.object(kind, &created)))
+                }
+                Method::DELETE => self.delete_all(kind, namespace.as_deref(), &query),
+                _ => Err(not_allowed(&parts.method, path)),
+            },
+            Target::Object { kind, namespace, name, part } => {
+                let ask = Ask { kind, namespace, name, part, form, query };
+                self.one(&parts, body, ask).await
+            }
+        }
+    }
+
+    async fn one(
+        &self,
+        parts: &http::request::Parts,
+        body: Incoming,
+        ask: Ask,
+    ) -> Result<Response<Body>, ApiError> {
+        let Ask { kind, namespace, name, part, form, query } = ask;
+        let key = self.objects.place(kind, &namespace, &name)?;
+        let shown = |object: &Value| json_response(StatusCode::OK, &form.object(kind, object));
+        match (&parts.method, part) {
+            (&Method::GET, Part::Main | Part::Status) => {
+                let object = self.objects.store.get(&key);
+                object.map(|object| shown(&object)).ok_or_else(|| ApiError::NotFound(describe(kind, &name)))
+            }
+            (&Method::PUT, Part::Main | Part::Status) => {
+                let object = read_json(body).await?;
+                let stored = self.objects.replace(kind, &key, part, object, query.dry_run())?;
+                Ok(shown(&stored))
+            }
+            (&Method::PATCH, Part::Main | Part::Status) => {
+                let patch_kind = PatchKind::parse(header_text(&parts.headers, &header::CONTENT_TYPE))?;
+                let patch = read_json(body).await?;
+                let stored = self.objects.patch(kind, &key, part, (patch_kind, &patch), query.dry_run())?;
+                Ok(shown(&stored))
+            }
+            (&Method::DELETE, Part::Main) => {
+                let options = delete_options(&query, &read_body(body).await?)?;
+                let last = self.objects.delete(kind, &key, &options, query.dry_run())?;
+                Ok(shown(&last))
+            }
+            (&Method::POST, Part::Binding) => {
+                let binding = read_json(body).await?;
+                self.objects.bind(&key, &binding, query.dry_run())?;
+                let done = json!({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "code": 201});
+                Ok(json_response(StatusCode::CREATED, &done))
+            }
+            _ => Err(not_allowed(&parts.method, parts.uri.path())),
+        }
+    }
+
+    fn list(
+        &self,
+        kind: &'static Kind,
+        namespace: Option<&str>,
+        form: Form,
+        query: &Query,
+    ) -> Result<Response<Body>, ApiError> {
+        let selector = Selector::parse(kind, query.get("fieldSelector"), query.get("labelSelector"))?;
+        let (objects, revision) = self.objects.store.list(kind.storage, namespace);
+        let selected = objects.iter().map(|(_, object)| &**object).filter(|object| selector.matches(object));
+        Ok(json_response(StatusCode::OK, &form.list(kind, selected, revision)))
+    }
+
+    fn watch(
+        &self,
+        kind: &'static Kind,
+        namespace: Option<String>,
+        form: Form,
+        query: &Query,
+    ) -> Result<Response<Body>, ApiError> {
+        let timeout = query.number("timeoutSeconds")?.map_or(MAX_WATCH, Duration::from_secs);
+        let streaming_list = query.flag("sendInitialEvents");
+        let ask = Watch {
+            kind,
+            namespace,
+            selector: Selector::parse(kind, query.get("fieldSelector"), query.get("labelSelector"))?,
+            form,
+            from: query.number("resourceVersion")?.filter(|revision| *revision != 0 && !streaming_list),
+            mark_initial: streaming_list,
+            bookmarks: query.flag("allowWatchBookmarks").then_some(self.bookmark_every),
+            timeout: timeout.min(MAX_WATCH),
+        };
+        let events = watch::stream(ask, Arc::clone(&self.objects), self.stop.clone());
+        let body = StreamBody::new(events).boxed_unsync();
+        Ok(response(StatusCode::OK, body))
+    }
+
+    fn delete_all(
+        &self,
+        kind: &'static Kind,
+        namespace: Option<&str>,
+        query: &Query,
+    ) -> Result<Response<Body>, ApiError> {
+        let selector = Selector::parse(kind, query.get("fieldSelector"), query.get("labelSelector"))?;
+        let options = delete_options(query, &[])?;
+        let (objects, revision) = self.objects.store.list(kind.storage, namespace);
+        let mut deleted = Vec::new();
+        for (key, object) in objects.iter().filter(|(_, object)| selector.matches(object)) {
+            match self.objects.delete(kind, key, &options, query.dry_run()) {
+                // Another client was faster.
+                Err(ApiError::NotFound(_)) => {}
+                result => {
+                    result?;
+                    deleted.push(&**object);
+                }
+            }
+        }
+        Ok(json_response(StatusCode::OK, &Form::Whole.list(kind, deleted.into_iter(), revision)))
+    }
+}
+
+struct Ask {
+    kind: &'static Kind,
+    namespace: String,
+    name: String,
+    part: Part,
+    form: Form,
+    query: Query,
+}
+
+fn header_text<'a>(headers: &'a HeaderMap, name: &header::HeaderName) -> &'a str {
+    headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default()
+}
+
+fn delete_options(query: &Query, body: &[u8]) -> Result<DeleteOptions, ApiError> {
+    let mut options = if body.is_empty() {
+        DeleteOptions::default()
+    } else {
+        serde_json::from_slice(body)
+            .map_err(|error| ApiError::BadRequest(format!("DeleteOptions: {error}")))?
+    };
+    if let Some(seconds) = query.number("gracePeriodSeconds")? {
+        options.grace_period_seconds = Some(seconds);
+    }
+    Ok(options)
+}
+
+async fn read_body(body: Incoming) -> Result<Bytes, ApiError> {
+    match Limited::new(body, MAX_BODY).collect().await {
+        Ok(collected) => Ok(collected.to_bytes()),
+        Err(error) if error.is::<LengthLimitError>() => Err(ApiError::TooLarge(MAX_BODY)),
+        Err(error) => Err(ApiError::BadRequest(format!("the body broke off: {error}"))),
+    }
+}
+
+async fn read_json(body: Incoming) -> Result<Value, ApiError> {
+    let bytes = read_body(body).await?;
+    serde_json::from_slice(&bytes)
+        .map_err(|error| ApiError::BadRequest(format!("the body is no JSON: {error}")))
+}
+
+fn json_response(status: StatusCode, value: &Value) -> Response<Body> {
+    response(status, Full::new(Bytes::from(value.to_string())).boxed_unsync())
+}
+
+fn response(status: StatusCode, body: Body) -> Response<Body> {
+    let mut response = Response::new(body);
+    *response.status_mut() = status;
+    let json = header::HeaderValue::from_static("application/json");
+    response.headers_mut().insert(header::CONTENT_TYPE, json);
+    response
 }

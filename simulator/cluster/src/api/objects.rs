@@ -6,11 +6,11 @@ use std::sync::Arc;
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::error::ApiError;
 use super::kinds::Kind;
-use super::request::{Part, PatchKind};
+use super::request::{ApiError, Part, PatchKind};
 use super::store::{Key, Store, Write};
-use super::{events, meta, pods};
+use super::view::{STORED_VERSION, to_stored};
+use super::{meta, pods};
 
 /// The verbs, over a store.
 #[derive(Debug)]
@@ -98,7 +98,7 @@ impl Objects {
             }
             meta::set_text(&mut object, "namespace", namespace.to_owned());
         }
-        object = events::to_stored(kind, object);
+        object = to_stored(kind, object);
         if kind.storage == "pods" {
             pods::default_and_check(&what, &mut object)?;
         }
@@ -122,7 +122,7 @@ impl Objects {
         dry_run: bool,
     ) -> Result<Arc<Value>, ApiError> {
         check_type(kind, &object)?;
-        let object = events::to_stored(kind, object);
+        let object = to_stored(kind, object);
         let what = describe(kind, &key.name);
         self.store.write(key, dry_run, |before| {
             let before = before.ok_or_else(|| ApiError::NotFound(what.clone()))?;
@@ -375,8 +375,7 @@ fn bump_generation(object: &mut Value) {
 }
 
 fn stamp_type(kind: &Kind, object: &mut Value) {
-    let version =
-        if kind.storage == "events" { events::STORED_VERSION.to_owned() } else { kind.api_version() };
+    let version = if kind.storage == "events" { STORED_VERSION.to_owned() } else { kind.api_version() };
     if let Some(map) = object.as_object_mut() {
         map.insert("apiVersion".into(), version.into());
         map.insert("kind".into(), kind.kind.into());

@@ -2,8 +2,8 @@
 
 use serde_json::{Value, json};
 
-use super::error::ApiError;
 use super::meta;
+use super::request::ApiError;
 
 const DEFAULT_GRACE_SECONDS: u64 = 30;
 

@@ -2,9 +2,9 @@
 
 use serde_json::Value;
 
-use super::error::ApiError;
 use super::kinds::Kind;
 use super::meta;
+use super::request::ApiError;
 
 /// A condition on objects; all its terms must hold. Empty selects everything.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

@@ -7,8 +7,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use serde_json::Value;
 use tokio::sync::watch;
 
-use super::error::ApiError;
 use super::meta;
+use super::request::ApiError;
 
 /// Objects by place, and what happened to them lately.
 #[derive(Debug)]

@@ -18,7 +18,7 @@ use super::objects::Objects;
 use super::selector::Selector;
 use super::store::Change;
 use super::view::Form;
-use super::{error::ApiError, meta};
+use super::{meta, request::ApiError};
 
 /// What a watch asks for.
 #[derive(Debug)]

@@ -1,13 +1,10 @@
 //! A kubelet stand-in for one node: registration of device plugins, admission in bind order, pod resources, pod status.
 //! Its containers are no processes. Everything it has lies in one folder, so that many fit on one machine.
 
-mod admission;
 mod containers;
 mod devices;
-mod node;
 mod plugins;
-mod pod_resources;
-mod worker;
+mod pod;
 
 use std::collections::BTreeMap;
 use std::io;
@@ -18,9 +15,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 use gantry_proto::KUBELET_SOCKET;
 use gantry_proto::deviceplugin::registration_server::RegistrationServer;
 use gantry_proto::podresources::pod_resources_lister_server::PodResourcesListerServer;
-use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::{Node, Pod};
+use kube::api::{Patch, PatchParams, PostParams};
 use kube::runtime::watcher;
 use kube::{Api, Client, ResourceExt};
+use serde_json::{Map, Value, json};
 use tokio::net::UnixListener;
 use tokio::sync::watch;
 use tokio_stream::wrappers::UnixListenerStream;
@@ -29,11 +28,11 @@ use tonic::transport::Server;
 
 pub use containers::{OUTLIVE, Process, RUN_FOR};
 
+use crate::api::KUBERNETES_VERSION;
 use crate::mirror::{Delta, Mirror};
 use containers::Cgroup;
-use plugins::{Plugins, RegistrationService};
-use pod_resources::PodResourcesService;
-use worker::{Desired, PodWorker};
+use plugins::{Plugins, PodResourcesService, RegistrationService};
+use pod::{Desired, PodWorker};
 
 /// The longest path of a unix socket on Linux.
 const MAX_SOCKET_PATH: usize = 107;
@@ -126,7 +125,7 @@ impl Kubelet {
         let pod_resources = listen(&folders.pod_resources_socket)?;
         Cgroup::lay_out(&folders.cgroups)
             .map_err(|source| KubeletError::Folder { path: folders.cgroups.clone(), source })?;
-        node::create(&client, name, labels)
+        create_node(&client, name, labels)
             .await
             .map_err(|source| KubeletError::Node { node: name.to_owned(), source })?;
 
@@ -147,7 +146,7 @@ impl Kubelet {
             workers: BTreeMap::new(),
             processes: Arc::clone(&kubelet.processes),
         };
-        let publish = node::publish(client, name.to_owned(), plugins);
+        let publish = publish_devices(client, name.to_owned(), plugins);
         tokio::spawn(async move {
             tokio::select! {
                 () = worker.run() => {}
@@ -227,12 +226,12 @@ impl Worker {
     }
 
     async fn admit(&mut self, uid: &str, pod: Arc<Pod>) {
-        let processes = match admission::admit(&self.plugins, &pod).await {
+        let processes = match pod::admit(&self.plugins, &pod).await {
             Ok(processes) => processes,
             Err(refusal) => {
                 tracing::debug!(pod = pod.name_any(), ?refusal, "pod refused");
                 self.plugins.with_devices(|devices| devices.release(uid));
-                worker::refuse(&self.client, &pod, &refusal).await;
+                pod::refuse(&self.client, &pod, &refusal).await;
                 return;
             }
         };
@@ -257,6 +256,54 @@ impl Worker {
             killed,
         };
         tokio::spawn(worker.run());
+    }
+}
+
+/// A node's resources other than devices.
+const CPUS: u32 = 64;
+const MEMORY: &str = "512Gi";
+const PODS: u32 = 110;
+
+/// Creates the node.
+///
+/// # Errors
+/// The API server refuses, or is not there.
+async fn create_node(client: &Client, name: &str, labels: &BTreeMap<String, String>) -> kube::Result<()> {
+    let amounts = json!({"cpu": CPUS.to_string(), "memory": MEMORY, "pods": PODS.to_string()});
+    let mut all_labels = labels.clone();
+    all_labels.insert("kubernetes.io/hostname".into(), name.to_owned());
+    let node: Node = serde_json::from_value(json!({
+        "metadata": {"name": name, "labels": all_labels},
+        "status": {
+            "capacity": amounts, "allocatable": amounts,
+            "conditions": [{"type": "Ready", "status": "True", "reason": "KubeletReady"}],
+            "nodeInfo": {
+                "kubeletVersion": KUBERNETES_VERSION, "operatingSystem": "linux", "architecture": std::env::consts::ARCH,
+                "bootID": "", "containerRuntimeVersion": "sim://1", "kernelVersion": "", "kubeProxyVersion": "",
+                "machineID": "", "osImage": "", "systemUUID": "",
+            },
+        },
+    }))
+    .map_err(kube::Error::SerdeError)?;
+    let nodes: Api<Node> = Api::all(client.clone());
+    nodes.create(&PostParams::default(), &node).await.map(drop)
+}
+
+/// Writes device counts to the node whenever they change.
+async fn publish_devices(client: Client, name: String, plugins: Arc<Plugins>) {
+    let nodes: Api<Node> = Api::all(client);
+    let mut changes = plugins.changes();
+    while changes.changed().await.is_ok() {
+        let counts = plugins.with_devices(|devices| devices.counts());
+        let amounts = |pick: fn(&(usize, usize)) -> usize| -> Map<String, Value> {
+            let amounts =
+                counts.iter().map(|(resource, count)| (resource.clone(), pick(count).to_string().into()));
+            amounts.collect()
+        };
+        let patch = json!({"status": {"capacity": amounts(|count| count.0), "allocatable": amounts(|count| count.1)}});
+        if let Err(error) = nodes.patch_status(&name, &PatchParams::default(), &Patch::Merge(patch)).await {
+            tracing::warn!(%error, node = name, "node status not written");
+        }
     }
 }
 

@@ -8,8 +8,8 @@ use nvml_wrapper_sys::bindings::{nvmlReturn_enum_NVML_SUCCESS as SUCCESS, nvmlRe
 
 use gantry_topology::{ComputeInstance, GpuInstance, Mig};
 
+use super::args::Status;
 use super::handle::{Device, Named, Place};
-use super::status::Status;
 use crate::control::{Applied, ControlError, GpuState, MigChange, Process, State};
 use crate::facts::{Facts, GpuFacts, Remote};
 use crate::library::{Library, Session};

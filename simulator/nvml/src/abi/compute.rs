@@ -7,11 +7,10 @@ use gantry_topology::machine::split_profile;
 use gantry_topology::mig::{compute_starts, legal_compute};
 use nvml_wrapper_sys::bindings as sys;
 
-use super::args::{In, Out, struct_version};
+use super::args::{In, Out, Status, struct_version};
 use super::call::{Call, MigTarget};
 use super::handle::{ComputeInstance, Device, GpuInstance};
 use super::instances::{Found, place_of, printed, put_trusting};
-use super::status::Status;
 use crate::control::{MigChange, compute_room, laid_out, slices_of};
 use crate::facts;
 
@@ -294,11 +293,7 @@ nvml! {
         out.put(handle(found, compute.ok_or(Status::NOT_FOUND)?))
     }
 
-    fn nvmlComputeInstanceGetInfo(instance: ComputeInstance, out: Out<InstanceInfo>) |call| {
-        put_instance(call, instance, out)
-    }
-
-    fn nvmlComputeInstanceGetInfo_v2(instance: ComputeInstance, out: Out<InstanceInfo>) |call| {
+    fn nvmlComputeInstanceGetInfo | nvmlComputeInstanceGetInfo_v2(instance: ComputeInstance, out: Out<InstanceInfo>) |call| {
         put_instance(call, instance, out)
     }
 }

@@ -1,15 +1,17 @@
-//! Which GPUs there are, and which each one is: handles, identity, product.
+//! Which GPUs and MIG devices there are, and which each one is: handles, identity, product, MIG mode. The MIG layout of a
+//! GPU is in the machine file and the control state; [`super::instances`] and [`super::compute`] change it.
 
 use std::ffi::{c_char, c_int, c_uint};
 
+use gantry_topology::MigAttributes;
 use gantry_topology::machine::split_profile;
 use nvml_wrapper_sys::bindings as sys;
 
-use super::args::{In, Out};
+use super::args::{In, Out, Status};
 use super::call::{Call, MigTarget, Subject, Target};
 use super::handle::Device;
-use super::status::Status;
-use crate::facts::{Address, GpuFacts};
+use crate::control::MigChange;
+use crate::facts::{self, Address, GpuFacts};
 
 /// The handle of the first GPU that `wanted` holds for.
 fn find(call: &Call, device: Out<Device>, wanted: impl Fn(&GpuFacts) -> bool) -> Result<(), Status> {
@@ -70,16 +72,20 @@ fn uuid_bytes(uuid: &str) -> Option<[u8; 16]> {
     bytes.collect::<Option<Vec<u8>>>()?.try_into().ok()
 }
 
+nvml_get! {
+    nvmlDeviceGetBrand: sys::nvmlBrandType_t = |gpu| gpu.facts.product.brand;
+    nvmlDeviceGetArchitecture: sys::nvmlDeviceArchitecture_t = |gpu| gpu.facts.product.architecture;
+    nvmlDeviceGetMultiGpuBoard: c_uint = |_| 0;
+    nvmlDeviceGetNumGpuCores: c_uint = |gpu| gpu.facts.product.cores.1;
+    nvmlDeviceGetMemoryBusWidth: c_uint = |gpu| gpu.facts.product.memory_bus;
+    nvmlDeviceGetDisplayMode: sys::nvmlEnableState_t = |_| sys::nvmlEnableState_enum_NVML_FEATURE_DISABLED;
+    nvmlDeviceGetDisplayActive: sys::nvmlEnableState_t = |_| sys::nvmlEnableState_enum_NVML_FEATURE_DISABLED;
+}
+
 nvml! {
-    fn nvmlDeviceGetCount(out: Out<c_uint>) |call| { count(call, out) }
+    fn nvmlDeviceGetCount | nvmlDeviceGetCount_v2(out: Out<c_uint>) |call| { count(call, out) }
 
-    fn nvmlDeviceGetCount_v2(out: Out<c_uint>) |call| { count(call, out) }
-
-    fn nvmlDeviceGetHandleByIndex(index: c_uint, device: Out<Device>) |call| {
-        by_index(call, index as usize, device)
-    }
-
-    fn nvmlDeviceGetHandleByIndex_v2(index: c_uint, device: Out<Device>) |call| {
+    fn nvmlDeviceGetHandleByIndex | nvmlDeviceGetHandleByIndex_v2(index: c_uint, device: Out<Device>) |call| {
         by_index(call, index as usize, device)
     }
 
@@ -115,11 +121,8 @@ nvml! {
         find(call, device, |gpu| gpu.serial == serial)
     }
 
-    fn nvmlDeviceGetHandleByPciBusId(address: In<c_char>, device: Out<Device>) |call| {
-        by_address(call, address, device)
-    }
-
-    fn nvmlDeviceGetHandleByPciBusId_v2(address: In<c_char>, device: Out<Device>) |call| {
+    fn nvmlDeviceGetHandleByPciBusId
+    | nvmlDeviceGetHandleByPciBusId_v2(address: In<c_char>, device: Out<Device>) |call| {
         by_address(call, address, device)
     }
 
@@ -165,14 +168,6 @@ nvml! {
         serial.put_text(length, &call.gpu(device)?.facts.serial)
     }
 
-    fn nvmlDeviceGetBrand(device: Device, brand: Out<sys::nvmlBrandType_t>) |call| {
-        brand.put(call.gpu(device)?.facts.product.brand)
-    }
-
-    fn nvmlDeviceGetArchitecture(device: Device, architecture: Out<sys::nvmlDeviceArchitecture_t>) |call| {
-        architecture.put(call.gpu(device)?.facts.product.architecture)
-    }
-
     fn nvmlDeviceGetCudaComputeCapability(device: Device, major: Out<c_int>, minor: Out<c_int>) |call| {
         let (known_major, known_minor) = call.gpu(device)?.facts.compute_capability;
         minor.check()?;
@@ -192,11 +187,6 @@ nvml! {
         board.put(address.domain << 16 | c_uint::from(address.bus) << 8)
     }
 
-    fn nvmlDeviceGetMultiGpuBoard(device: Device, multi: Out<c_uint>) |call| {
-        call.gpu(device)?;
-        multi.put(0)
-    }
-
     fn nvmlDeviceOnSameBoard(first: Device, second: Device, same: Out<c_int>) |call| {
         let (first, second) = (call.gpu(first)?, call.gpu(second)?);
         same.put(c_int::from(first.key() == second.key()))
@@ -209,23 +199,105 @@ nvml! {
     fn nvmlDeviceGetVbiosVersion(device: Device, version: Out<c_char>, length: c_uint) |call| {
         version.put_text(length, &format!("90.02.{:02X}.00.00", call.gpu(device)?.facts.product.architecture))
     }
+}
 
-    fn nvmlDeviceGetNumGpuCores(device: Device, cores: Out<c_uint>) |call| {
-        cores.put(call.gpu(device)?.facts.product.cores.1)
+impl MigTarget<'_> {
+    /// What the device has. The machine file's word counts; what it leaves out is the product's.
+    pub(super) fn attributes(self) -> MigAttributes {
+        let facts = self.gpu.facts;
+        let of_product = || {
+            let profiles = facts.profiles.as_ref()?;
+            facts::attributes(profiles, &facts.product, &self.instance.profile, &self.compute.profile)
+        };
+        self.compute.attributes.or_else(of_product).unwrap_or_default()
+    }
+}
+
+/// The mode as NVML counts it.
+fn mode(enabled: bool) -> c_uint {
+    if enabled { sys::NVML_DEVICE_MIG_ENABLE } else { sys::NVML_DEVICE_MIG_DISABLE }
+}
+
+fn attributes(call: &Call, device: Device, out: Out<sys::nvmlDeviceAttributes_t>) -> Result<(), Status> {
+    // The header: "currently only supports MIG device handles".
+    let Subject::Mig(mig) = call.subject(device)? else {
+        return Err(Status::NOT_SUPPORTED);
+    };
+    let has = mig.attributes();
+    out.put(sys::nvmlDeviceAttributes_t {
+        multiprocessorCount: has.multiprocessors,
+        sharedCopyEngineCount: has.copy_engines,
+        sharedDecoderCount: has.decoders,
+        sharedEncoderCount: has.encoders,
+        sharedJpegCount: has.jpeg,
+        sharedOfaCount: has.ofa,
+        gpuInstanceSliceCount: has.gpu_slices,
+        computeInstanceSliceCount: has.compute_slices,
+        memorySizeMB: has.memory_mib,
+    })
+}
+
+nvml! {
+    fn nvmlDeviceGetMigMode(device: Device, current: Out<c_uint>, pending: Out<c_uint>) |call| {
+        let gpu = call.gpu(device)?;
+        if gpu.facts.profiles.is_none() {
+            return Err(Status::NOT_SUPPORTED);
+        }
+        pending.check()?;
+        current.put(mode(gpu.mig_enabled()))?;
+        pending.put(mode(gpu.mig_enabled()))
     }
 
-    fn nvmlDeviceGetMemoryBusWidth(device: Device, width: Out<c_uint>) |call| {
-        width.put(call.gpu(device)?.facts.product.memory_bus)
+    fn nvmlDeviceSetMigMode(device: Device, wanted: c_uint, activation: Out<sys::nvmlReturn_t>) |call| {
+        let gpu = call.gpu(device)?;
+        if gpu.facts.profiles.is_none() {
+            return Err(Status::NOT_SUPPORTED);
+        }
+        activation.check()?;
+        let enable = match wanted {
+            sys::NVML_DEVICE_MIG_ENABLE => true,
+            sys::NVML_DEVICE_MIG_DISABLE => false,
+            _ => return Err(Status::INVALID_ARGUMENT),
+        };
+        call.change_mig(gpu, &MigChange::Mode(enable))?;
+        activation.put(sys::nvmlReturn_enum_NVML_SUCCESS)
     }
 
-    fn nvmlDeviceGetDisplayMode(device: Device, mode: Out<sys::nvmlEnableState_t>) |call| {
-        call.gpu(device)?;
-        mode.put(sys::nvmlEnableState_enum_NVML_FEATURE_DISABLED)
+    fn nvmlDeviceIsMigDeviceHandle(device: Device, is_mig: Out<c_uint>) |call| {
+        is_mig.put(match call.subject(device)? {
+            Subject::Gpu(_) => 0,
+            Subject::Mig(_) => 1,
+        })
     }
 
-    fn nvmlDeviceGetDisplayActive(device: Device, active: Out<sys::nvmlEnableState_t>) |call| {
-        call.gpu(device)?;
-        active.put(sys::nvmlEnableState_enum_NVML_FEATURE_DISABLED)
+    fn nvmlDeviceGetMaxMigDeviceCount(device: Device, count: Out<c_uint>) |call| {
+        // Zero where MIG is not enabled, the header says.
+        let gpu = call.gpu(device)?;
+        let most = gpu.facts.profiles.as_ref().map_or(0, |profiles| profiles.compute_slices());
+        count.put(if gpu.mig_enabled() { c_uint::from(most) } else { 0 })
+    }
+
+    fn nvmlDeviceGetMigDeviceHandleByIndex(device: Device, index: c_uint, mig: Out<Device>) |call| {
+        let gpu = call.gpu(device)?;
+        mig.check()?;
+        let found = gpu.mig_devices().nth(index as usize).ok_or(Status::NOT_FOUND)?;
+        mig.put(Device::mig(found.place()))
+    }
+
+    fn nvmlDeviceGetDeviceHandleFromMigDeviceHandle(mig: Device, parent: Out<Device>) |call| {
+        parent.put(Device::whole(call.mig(mig)?.gpu.facts.index))
+    }
+
+    fn nvmlDeviceGetGpuInstanceId(device: Device, id: Out<c_uint>) |call| {
+        id.put(call.mig(device)?.instance.id)
+    }
+
+    fn nvmlDeviceGetComputeInstanceId(device: Device, id: Out<c_uint>) |call| {
+        id.put(call.mig(device)?.compute.id)
+    }
+
+    fn nvmlDeviceGetAttributes | nvmlDeviceGetAttributes_v2(device: Device, out: Out<sys::nvmlDeviceAttributes_t>) |call| {
+        attributes(call, device, out)
     }
 }
 

@@ -5,10 +5,9 @@ use std::time::Duration;
 
 use nvml_wrapper_sys::bindings as sys;
 
-use super::args::Out;
+use super::args::{Out, Status};
 use super::call::{Call, Target};
 use super::handle::{Device, EventSet};
-use super::status::Status;
 use crate::control::EventKind;
 use crate::library::{Filter, Waited};
 
@@ -59,6 +58,10 @@ fn wait(call: &Call, set: EventSet, data: Out<EventData>, timeout: c_uint) -> Re
     }
 }
 
+nvml_get! {
+    nvmlDeviceGetSupportedEventTypes: c_ulonglong = |gpu| supported(gpu);
+}
+
 nvml! {
     fn nvmlEventSetCreate(set: Out<EventSet>) |call| {
         set.check()?;
@@ -72,10 +75,6 @@ nvml! {
         // A wait that is blocked on this set looks up and finds it gone.
         call.library.block.announce_change();
         Ok(())
-    }
-
-    fn nvmlDeviceGetSupportedEventTypes(device: Device, types: Out<c_ulonglong>) |call| {
-        types.put(supported(call.gpu(device)?))
     }
 
     fn nvmlDeviceRegisterEvents(device: Device, types: c_ulonglong, set: EventSet) |call| {
@@ -95,11 +94,7 @@ nvml! {
         }
     }
 
-    fn nvmlEventSetWait(set: EventSet, data: Out<EventData>, timeout: c_uint) |call| {
-        wait(call, set, data, timeout)
-    }
-
-    fn nvmlEventSetWait_v2(set: EventSet, data: Out<EventData>, timeout: c_uint) |call| {
+    fn nvmlEventSetWait | nvmlEventSetWait_v2(set: EventSet, data: Out<EventData>, timeout: c_uint) |call| {
         wait(call, set, data, timeout)
     }
 }

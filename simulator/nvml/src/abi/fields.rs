@@ -6,11 +6,10 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use nvml_wrapper_sys::bindings as sys;
 use sys::field_id as field;
 
-use super::args::Out;
+use super::args::{Out, Status};
 use super::call::{Call, Target};
 use super::handle::Device;
-use super::nvlink::{link_of, version_of};
-use super::status::Status;
+use super::links::{link_of, version_of};
 use crate::facts::Remote;
 
 /// The value of a field, by the type NVML gives it in.

@@ -4,10 +4,9 @@ use std::ffi::{c_uint, c_ulonglong};
 
 use nvml_wrapper_sys::bindings as sys;
 
-use super::args::{Out, struct_version};
+use super::args::{Out, Status, struct_version};
 use super::call::{MigTarget, Subject, Target};
 use super::handle::Device;
-use super::status::Status;
 use crate::control::{Ecc, Recovery, Remapped, Retired};
 
 const MIB: u64 = 1 << 20;

@@ -6,10 +6,9 @@ use gantry_topology::mig::{MigLayout, Product as Profiles, Profile};
 use gantry_topology::{GpuInstance as Instance, Mig};
 use nvml_wrapper_sys::bindings as sys;
 
-use super::args::{In, Out, fixed, struct_version};
+use super::args::{In, Out, Status, fixed, struct_version};
 use super::call::{Call, Target, digest};
 use super::handle::{Device, GpuInstance, Place};
-use super::status::Status;
 use crate::control::MigChange;
 
 /// A GPU instance that a call is about: it exists, and its GPU is not lost.

@@ -12,33 +12,55 @@
               what makes a function public is the C ABI"
 )]
 
-/// Defines C functions: `fn name(arguments) |call| { body }`. Each is counted, obeys the control state, needs a session, and
-/// answers with the code that the body's result stands for.
+/// Defines C functions: `fn name | other_name(arguments) |call| { body }`. Each is counted, applies the control state,
+/// needs a session, and returns the code of the body's result.
 macro_rules! nvml {
-    ($( fn $name:ident($($argument:ident: $type:ty),* $(,)?) |$call:pat_param| $body:block )*) => {$(
+    (@define $name:ident ($($argument:ident: $type:ty),* $(,)?) |$call:pat_param| $body:block) => {
         #[unsafe(no_mangle)]
         pub unsafe extern "C" fn $name($($argument: $type),*) -> nvml_wrapper_sys::bindings::nvmlReturn_t {
             const SLOT: usize = $crate::names::slot_of(stringify!($name));
             $crate::abi::call::run(SLOT, |$call: &$crate::abi::call::Call| $body)
         }
-    )*};
+    };
+    (@each [$($name:ident)+] $arguments:tt |$call:pat_param| $body:block) => {
+        $( nvml!(@define $name $arguments |$call| $body); )+
+    };
+    (
+        fn $($name:ident)|+ ($($argument:ident: $type:ty),* $(,)?) |$call:pat_param| $body:block
+        $($rest:tt)*
+    ) => {
+        nvml!(@each [$($name)+] ($($argument: $type),*) |$call| $body);
+        nvml!($($rest)*);
+    };
+    () => {};
 }
 
-mod affinity;
+/// Defines C functions that write one value of a whole GPU: `name | other_name: type = |gpu| value;`.
+macro_rules! nvml_get {
+    ($( $($name:ident)|+: $type:ty = |$gpu:pat_param| $value:expr; )*) => {
+        $( $( nvml!(@define $name (device: Device, out: Out<$type>) |call| {
+            let $gpu = call.gpu(device)?;
+            out.put($value)
+        }); )+ )*
+    };
+}
+
 mod args;
 pub(crate) mod call;
 mod compute;
 mod device;
 mod events;
-mod fabric;
 mod fields;
 mod handle;
 mod health;
 mod instances;
-mod mig;
-mod nvlink;
-mod pci;
-mod status;
-mod stubs;
+mod links;
 mod system;
 mod telemetry;
+mod topology;
+
+/// One function for each name that the other modules do not define, so that the library is whole: some loaders refuse one
+/// that is not.
+mod stubs {
+    include!(concat!(env!("OUT_DIR"), "/stubs.rs"));
+}

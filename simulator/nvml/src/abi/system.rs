@@ -4,10 +4,9 @@ use std::ffi::{c_char, c_int, c_uint};
 
 use nvml_wrapper_sys::bindings::{self as sys, nvmlReturn_t};
 
-use super::args::{Out, fixed};
+use super::args::{Out, Status, fixed, text};
 use super::call::run_outside;
 use super::handle::Device;
-use super::status::{Status, text};
 use crate::library::StartError;
 
 const fn slot(name: &str) -> usize {
@@ -63,11 +62,8 @@ nvml! {
         version.put_text(length, &nvml)
     }
 
-    fn nvmlSystemGetCudaDriverVersion(version: Out<c_int>) |call| {
-        version.put(call.facts().cuda)
-    }
-
-    fn nvmlSystemGetCudaDriverVersion_v2(version: Out<c_int>) |call| {
+    fn nvmlSystemGetCudaDriverVersion
+    | nvmlSystemGetCudaDriverVersion_v2(version: Out<c_int>) |call| {
         version.put(call.facts().cuda)
     }
 

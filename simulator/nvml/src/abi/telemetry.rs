@@ -4,10 +4,9 @@ use std::ffi::{c_int, c_uint, c_ulonglong};
 
 use nvml_wrapper_sys::bindings as sys;
 
-use super::args::Out;
+use super::args::{Out, Status};
 use super::call::{Subject, Target};
 use super::handle::Device;
-use super::status::Status;
 
 /// Temperature of a GPU on which nothing was set, in degrees Celsius.
 const IDLE_CELSIUS: u32 = 35;
@@ -67,6 +66,19 @@ fn without_instances(entries: &[sys::nvmlProcessInfo_v2_t]) -> Vec<sys::nvmlProc
     entries.collect()
 }
 
+nvml_get! {
+    nvmlDeviceGetPowerUsage: c_uint = |gpu| gpu.milliwatts();
+    nvmlDeviceGetPowerManagementMode | nvmlDeviceGetPersistenceMode: sys::nvmlEnableState_t = |_|
+        sys::nvmlEnableState_enum_NVML_FEATURE_ENABLED;
+    nvmlDeviceGetPowerManagementLimit
+        | nvmlDeviceGetPowerManagementDefaultLimit
+        | nvmlDeviceGetEnforcedPowerLimit: c_uint = |gpu| gpu.power_limit();
+    nvmlDeviceGetPerformanceState | nvmlDeviceGetPowerState: sys::nvmlPstates_t = |_|
+        sys::nvmlPStates_enum_NVML_PSTATE_0;
+    nvmlDeviceGetCurrentClocksEventReasons | nvmlDeviceGetCurrentClocksThrottleReasons: c_ulonglong = |_| 0;
+    nvmlDeviceGetComputeMode: sys::nvmlComputeMode_t = |_| sys::nvmlComputeMode_enum_NVML_COMPUTEMODE_DEFAULT;
+}
+
 nvml! {
     fn nvmlDeviceGetTemperature(device: Device, sensor: c_uint, out: Out<c_uint>) |call| {
         let gpu = call.gpu(device)?;
@@ -101,27 +113,6 @@ nvml! {
         }
     }
 
-    fn nvmlDeviceGetPowerUsage(device: Device, out: Out<c_uint>) |call| {
-        out.put(call.gpu(device)?.milliwatts())
-    }
-
-    fn nvmlDeviceGetPowerManagementMode(device: Device, out: Out<sys::nvmlEnableState_t>) |call| {
-        call.gpu(device)?;
-        out.put(sys::nvmlEnableState_enum_NVML_FEATURE_ENABLED)
-    }
-
-    fn nvmlDeviceGetPowerManagementLimit(device: Device, out: Out<c_uint>) |call| {
-        out.put(call.gpu(device)?.power_limit())
-    }
-
-    fn nvmlDeviceGetPowerManagementDefaultLimit(device: Device, out: Out<c_uint>) |call| {
-        out.put(call.gpu(device)?.power_limit())
-    }
-
-    fn nvmlDeviceGetEnforcedPowerLimit(device: Device, out: Out<c_uint>) |call| {
-        out.put(call.gpu(device)?.power_limit())
-    }
-
     fn nvmlDeviceGetPowerManagementLimitConstraints(device: Device, low: Out<c_uint>, high: Out<c_uint>) |call| {
         let limit = call.gpu(device)?.power_limit();
         high.check()?;
@@ -134,42 +125,8 @@ nvml! {
         out.put(sys::nvmlUtilization_t { gpu, memory: gpu / 2 })
     }
 
-    fn nvmlDeviceGetClockInfo(device: Device, kind: sys::nvmlClockType_t, out: Out<c_uint>) |call| {
+    fn nvmlDeviceGetClockInfo | nvmlDeviceGetMaxClockInfo(device: Device, kind: sys::nvmlClockType_t, out: Out<c_uint>) |call| {
         out.put(call.gpu(device)?.clock(kind)?)
-    }
-
-    fn nvmlDeviceGetMaxClockInfo(device: Device, kind: sys::nvmlClockType_t, out: Out<c_uint>) |call| {
-        out.put(call.gpu(device)?.clock(kind)?)
-    }
-
-    fn nvmlDeviceGetPerformanceState(device: Device, out: Out<sys::nvmlPstates_t>) |call| {
-        call.gpu(device)?;
-        out.put(sys::nvmlPStates_enum_NVML_PSTATE_0)
-    }
-
-    fn nvmlDeviceGetPowerState(device: Device, out: Out<sys::nvmlPstates_t>) |call| {
-        call.gpu(device)?;
-        out.put(sys::nvmlPStates_enum_NVML_PSTATE_0)
-    }
-
-    fn nvmlDeviceGetCurrentClocksEventReasons(device: Device, out: Out<c_ulonglong>) |call| {
-        call.gpu(device)?;
-        out.put(0)
-    }
-
-    fn nvmlDeviceGetCurrentClocksThrottleReasons(device: Device, out: Out<c_ulonglong>) |call| {
-        call.gpu(device)?;
-        out.put(0)
-    }
-
-    fn nvmlDeviceGetPersistenceMode(device: Device, out: Out<sys::nvmlEnableState_t>) |call| {
-        call.gpu(device)?;
-        out.put(sys::nvmlEnableState_enum_NVML_FEATURE_ENABLED)
-    }
-
-    fn nvmlDeviceGetComputeMode(device: Device, out: Out<sys::nvmlComputeMode_t>) |call| {
-        call.gpu(device)?;
-        out.put(sys::nvmlComputeMode_enum_NVML_COMPUTEMODE_DEFAULT)
     }
 
     fn nvmlDeviceGetComputeRunningProcesses(
@@ -180,15 +137,8 @@ nvml! {
         out.put_list(count, &without_instances(&process_entries(call.subject(device)?)))
     }
 
-    fn nvmlDeviceGetComputeRunningProcesses_v2(
-        device: Device,
-        count: Out<c_uint>,
-        out: Out<sys::nvmlProcessInfo_v2_t>,
-    ) |call| {
-        out.put_list(count, &process_entries(call.subject(device)?))
-    }
-
-    fn nvmlDeviceGetComputeRunningProcesses_v3(
+    fn nvmlDeviceGetComputeRunningProcesses_v2
+    | nvmlDeviceGetComputeRunningProcesses_v3(
         device: Device,
         count: Out<c_uint>,
         out: Out<sys::nvmlProcessInfo_v2_t>,

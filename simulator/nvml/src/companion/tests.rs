@@ -187,3 +187,13 @@ fn a_list_that_leads_out_of_the_root_removes_nothing_there() {
     remove(&root).unwrap();
     assert_eq!(fs::read_to_string(victim).unwrap(), "kept");
 }
+
+#[test]
+fn capabilities_are_numbered_as_on_a_real_machine() {
+    // From the mig-minors of a DGX A100.
+    assert_eq!(minor(0, 0, None), 3);
+    assert_eq!(minor(0, 0, Some(0)), 4);
+    assert_eq!(minor(0, 7, None), 66);
+    assert_eq!(minor(0, 7, Some(0)), 67);
+    assert_eq!(minor(1, 0, None), 138);
+}

@@ -1,8 +1,8 @@
-//! PCIe addresses as numbers, and the two ways NVML and sysfs write them.
+//! PCIe addresses as numbers, the two ways NVML and sysfs write them, and the buses that are free.
 
 use std::fmt;
 
-use gantry_topology::PcieAddress;
+use gantry_topology::{Machine, PcieAddress};
 
 /// A PCIe address, taken apart. Prints as sysfs writes it: `0000:07:00.0`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -62,6 +62,47 @@ impl fmt::Display for Address {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:04x}:{:02x}:{:02x}.{:x}", self.domain, self.bus, self.device, self.function)
     }
+}
+
+/// Bus numbers that no device of the machine file has taken.
+pub(super) struct FreeBuses {
+    taken: Vec<(u32, u8)>,
+    domain: u32,
+    bus: u8,
+}
+
+impl FreeBuses {
+    /// The lowest bus given out; those below belong to the board's own devices.
+    const FIRST: u8 = 0x10;
+    /// Buses between two given out, as boards with switches space them.
+    const STEP: u8 = 3;
+
+    pub(super) fn beside(machine: &Machine) -> Self {
+        let gpus = machine.gpus().iter().map(|gpu| gpu.bus_id.as_ref());
+        let nics = machine.nics().iter().map(|nic| nic.bus_id.as_ref());
+        Self {
+            taken: gpus.chain(nics).filter_map(given).map(|address| (address.domain, address.bus)).collect(),
+            domain: 0,
+            bus: Self::FIRST,
+        }
+    }
+
+    pub(super) fn take(&mut self) -> Address {
+        loop {
+            let (domain, bus) = (self.domain, self.bus);
+            match bus.checked_add(Self::STEP) {
+                Some(next) => self.bus = next,
+                None => (self.domain, self.bus) = (domain + 1, Self::FIRST),
+            }
+            if !self.taken.contains(&(domain, bus)) {
+                return Address::on_bus(domain, bus);
+            }
+        }
+    }
+}
+
+pub(super) fn given(address: Option<&PcieAddress>) -> Option<Address> {
+    address.and_then(Address::of)
 }
 
 #[cfg(test)]

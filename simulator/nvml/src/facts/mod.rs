@@ -2,19 +2,18 @@
 //! for the same file. Values only: [`crate::control`] has what changes at run time.
 
 mod address;
-mod links;
 mod mig;
 mod product;
 
 use std::path::{Path, PathBuf};
 
 use gantry_topology::mig::{self as profiles, Catalogue};
-use gantry_topology::{Fabric, IdList, Machine, MachineError, Mig, PathClass, PcieAddress, PcieLink};
+use gantry_topology::{Fabric, IdList, Machine, MachineError, Mig, PathClass, PcieLink};
 
 pub use address::Address;
-pub use links::Remote;
+use address::{FreeBuses, given};
 pub use mig::{attributes, mig_uuid};
-pub use product::{PRODUCTS, Product};
+pub use product::Product;
 
 /// PCI ids of NVIDIA's devices that are no GPUs.
 pub(crate) mod pci_ids {
@@ -112,6 +111,23 @@ pub struct GpuFacts {
     pub mig: Option<Mig>,
 }
 
+/// The far end of one NVLink.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Remote {
+    /// Another GPU, and the number of this link there.
+    Gpu {
+        /// Index of the peer.
+        index: usize,
+        /// Link number at the peer.
+        link: u8,
+    },
+    /// An NVSwitch.
+    Switch {
+        /// Which NVSwitch of the machine.
+        index: usize,
+    },
+}
+
 /// One NIC with nothing left out.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NicFacts {
@@ -147,7 +163,7 @@ impl Facts {
             .iter()
             .map(|gpu| given(gpu.bus_id.as_ref()).unwrap_or_else(|| free.take()))
             .collect();
-        let ports = links::ports(machine);
+        let ports = ports(machine);
         let catalogue = Catalogue::built_in();
         let gpus = machine
             .gpus()
@@ -166,7 +182,7 @@ impl Facts {
                 numa: nic.numa.map(u32::from).or_else(|| numa_of_near_gpu(machine, &gpus, position)),
             })
             .collect();
-        let switches = (0..links::switches(machine)).map(|_| free.take()).collect();
+        let switches = (0..switches(machine)).map(|_| free.take()).collect();
         let host = machine.host();
         let facts = Self {
             machine: completed(machine, &gpus, &nics)?,
@@ -263,47 +279,6 @@ fn completed(machine: &Machine, gpus: &[GpuFacts], nics: &[NicFacts]) -> Result<
     Machine::new(parts)
 }
 
-/// Bus numbers that no device of the machine file has taken.
-struct FreeBuses {
-    taken: Vec<(u32, u8)>,
-    domain: u32,
-    bus: u8,
-}
-
-impl FreeBuses {
-    /// The lowest bus given out; those below belong to the board's own devices.
-    const FIRST: u8 = 0x10;
-    /// Buses between two given out, as boards with switches space them.
-    const STEP: u8 = 3;
-
-    fn beside(machine: &Machine) -> Self {
-        let gpus = machine.gpus().iter().map(|gpu| gpu.bus_id.as_ref());
-        let nics = machine.nics().iter().map(|nic| nic.bus_id.as_ref());
-        Self {
-            taken: gpus.chain(nics).filter_map(given).map(|address| (address.domain, address.bus)).collect(),
-            domain: 0,
-            bus: Self::FIRST,
-        }
-    }
-
-    fn take(&mut self) -> Address {
-        loop {
-            let (domain, bus) = (self.domain, self.bus);
-            match bus.checked_add(Self::STEP) {
-                Some(next) => self.bus = next,
-                None => (self.domain, self.bus) = (domain + 1, Self::FIRST),
-            }
-            if !self.taken.contains(&(domain, bus)) {
-                return Address::on_bus(domain, bus);
-            }
-        }
-    }
-}
-
-fn given(address: Option<&PcieAddress>) -> Option<Address> {
-    address.and_then(Address::of)
-}
-
 fn numbers(list: Option<&IdList>) -> Vec<u32> {
     list.map(|list| list.iter().collect()).unwrap_or_default()
 }
@@ -313,6 +288,50 @@ fn numa_of_near_gpu(machine: &Machine, gpus: &[GpuFacts], position: usize) -> Op
     gpus.iter()
         .find(|gpu| machine.paths().get(gpu.index, gpus.len() + position) <= PathClass::Node)
         .and_then(|gpu| gpu.numa)
+}
+
+/// For each GPU its links, by link number; every one is active until the control file says otherwise. Direct bundles take
+/// the lowest numbers, in the order of the peers; links into NVSwitches follow, spread as evenly as on the real boards.
+fn ports(machine: &Machine) -> Vec<Vec<Remote>> {
+    let mut ports: Vec<Vec<Remote>> = vec![Vec::new(); machine.gpus().len()];
+    for bundle in machine.nvlinks() {
+        let [a, b] = bundle.gpus.map(usize::from);
+        for _ in 0..bundle.links {
+            let (at_a, at_b) = (next_link(&ports, a), next_link(&ports, b));
+            push(&mut ports, a, Remote::Gpu { index: b, link: at_b });
+            push(&mut ports, b, Remote::Gpu { index: a, link: at_a });
+        }
+    }
+    let switches = switches(machine);
+    for (gpu, links) in ports.iter_mut().enumerate() {
+        let count = usize::from(machine.switch_links(gpu));
+        links.extend((0..count).map(|link| Remote::Switch { index: link * switches / count }));
+    }
+    ports
+}
+
+/// How many NVSwitches the machine's GPUs are joined to: 6 on the V100 and A100 boards, 4 on Hopper's, 2 on Blackwell's.
+fn switches(machine: &Machine) -> usize {
+    let widest = (0..machine.gpus().len()).map(|gpu| machine.switch_links(gpu)).max().unwrap_or(0);
+    let version = machine.gpus().iter().filter_map(|gpu| gpu.nvlink.and_then(|ports| ports.version)).max();
+    match (widest, version) {
+        (0, _) => 0,
+        (_, Some(5..)) => 2,
+        (_, Some(4)) => 4,
+        (13.., _) => 4,
+        _ => 6,
+    }
+}
+
+fn next_link(ports: &[Vec<Remote>], gpu: usize) -> u8 {
+    // A machine allows far fewer links per GPU than a byte counts.
+    ports.get(gpu).and_then(|links| u8::try_from(links.len()).ok()).unwrap_or(u8::MAX)
+}
+
+fn push(ports: &mut [Vec<Remote>], gpu: usize, remote: Remote) {
+    if let Some(links) = ports.get_mut(gpu) {
+        links.push(remote);
+    }
 }
 
 fn parse_capability(text: &str) -> Option<(u8, u8)> {

@@ -4,7 +4,7 @@ use gantry_topology::{Gpu, Machine, MachineParts, PathClass, PathMatrix};
 use proptest::prelude::*;
 
 use super::*;
-use crate::facts::{Facts, PRODUCTS};
+use crate::facts::{Facts, Product};
 
 fn gpu(model: &str) -> GpuFacts {
     let machine = Machine::new(MachineParts {
@@ -21,7 +21,7 @@ fn pieces(texts: &[&str]) -> Vec<Piece> {
 
 /// Models that can be cut.
 fn models() -> Vec<&'static str> {
-    let all = PRODUCTS.iter().map(|product| product.name);
+    let all = Product::all().iter().map(|product| product.name);
     all.filter(|model| gpu(model).profiles.is_some()).collect()
 }
 
@@ -121,7 +121,7 @@ fn a_piece_is_read_from_text() {
 
 #[test]
 fn every_product_that_is_said_to_have_mig_has_profiles() {
-    for product in PRODUCTS {
+    for product in Product::all() {
         assert_eq!(gpu(product.name).profiles.is_some(), product.mig, "{}", product.name);
     }
 }
