@@ -8,6 +8,8 @@ use gantry_config::{MIG_MANAGERS, Problems, line_of};
 use gantry_plugin::Args;
 use serde_json::{Map, Value};
 
+use crate::runtime::print;
+
 /// Prints the configuration that the options make as a config file in YAML; warnings go to standard error.
 ///
 /// # Errors
@@ -16,10 +18,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let (file, text) = args.config_text()?;
     let maps = config_maps(&text).map_err(|problem| anyhow::anyhow!("{file}: {problem}"))?;
     let printed = if maps.is_empty() { served(args, &file, &text)? } else { all_served(args, &file, &maps)? };
-    match io::stdout().lock().write_all(printed.as_bytes()) {
-        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
-        written => written.context("cannot write to standard output"),
-    }
+    print(&printed)
 }
 
 /// The configurations of all ConfigMaps as [`served`] returns them, as one text, or all their problems.

@@ -1,14 +1,12 @@
 //! `gantry choose`: which GPUs of a machine a job of some size would get, and why. The same tables decide as in the
 //! daemons; it reads a machine and changes nothing.
 
-use std::io::{self, Write as _};
-
-use anyhow::{Context as _, anyhow};
+use anyhow::anyhow;
 use clap::Args;
 use gantry_topology::{Choice, GpuSet, Machine, Purpose, Table};
 use serde::Serialize;
 
-use crate::runtime::BadInput;
+use crate::runtime::{BadInput, print};
 use crate::topo::source::SourceArgs;
 use crate::topo::visible::visible;
 
@@ -62,10 +60,7 @@ fn size(text: &str) -> Result<usize, String> {
 pub(crate) fn run(args: &ChooseArgs) -> anyhow::Result<()> {
     let machine = args.source.machine()?;
     let output = output(args, &machine)?;
-    match io::stdout().lock().write_all(output.as_bytes()) {
-        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
-        written => written.context("cannot write to standard output"),
-    }
+    print(&output)
 }
 
 /// Everything that goes to standard output.

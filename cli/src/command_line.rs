@@ -50,7 +50,6 @@ fn is_named(option: &str) -> bool {
 /// Variables with a meaning when empty: no socket to register with.
 const MEANT: [&str; 1] = ["KUBELET_SOCKET"];
 
-/// The command without the empty variables.
 pub(crate) fn without_empty_variables(command: Command) -> Command {
     let empty: Vec<OsString> = std::env::vars_os()
         .filter(|(name, value)| value.is_empty() && !MEANT.iter().any(|meant| name == meant))

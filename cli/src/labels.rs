@@ -1,12 +1,11 @@
 //! `gantry labels`: computes the labels of a node once, by the daemon's function, and prints them or writes them to the
 //! daemon's destination.
 
-use std::io::{self, Write as _};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use anyhow::{Context as _, anyhow};
+use anyhow::anyhow;
 use clap::{Args, ValueEnum};
 use gantry_config::source::{self, Source};
 use gantry_config::{ApiRate, Config, Gfd, GfdOverrides, Leniency};
@@ -19,7 +18,7 @@ use gantry_plugin::offer::offer;
 use gantry_topology::mig::Catalogue;
 use gantry_topology::{Gpu, Machine, Mig};
 
-use crate::runtime::BadInput;
+use crate::runtime::{BadInput, print};
 use crate::topo::source::SourceArgs;
 
 /// Options of `gantry labels`.
@@ -113,7 +112,7 @@ pub(crate) async fn run(args: LabelsArgs) -> anyhow::Result<()> {
     let config = config(&args).map_err(BadInput)?;
     let labels = made(&args, &config)?;
     match args.to.and_then(|to| to.place(&config.gfd)) {
-        None => print(&labels),
+        None => print(&write::features(&labels)),
         Some(Place::File) => Ok(write::to_file(&labels, config.gfd.output_file.as_deref())?),
         Some(Place::NodeFeature) => {
             let identity = identity(&args)?;
@@ -232,13 +231,6 @@ fn identity(args: &LabelsArgs) -> anyhow::Result<Identity> {
         ))
     })?;
     Ok(Identity { node: node.into(), namespace: args.namespace.clone(), pod: args.pod_name.clone() })
-}
-
-fn print(labels: &Labels) -> anyhow::Result<()> {
-    match io::stdout().lock().write_all(write::features(labels).as_bytes()) {
-        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
-        written => written.context("cannot write to standard output"),
-    }
 }
 
 #[cfg(test)]

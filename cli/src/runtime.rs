@@ -88,6 +88,17 @@ async fn watch_stdin(shutdown: CancellationToken) {
     shutdown.cancel();
 }
 
+/// Prints the output of a command. A reader that closes the pipe early (`gantry topo | head`) is no failure.
+///
+/// # Errors
+/// Standard output cannot be written.
+pub(crate) fn print(text: &str) -> anyhow::Result<()> {
+    match std::io::stdout().lock().write_all(text.as_bytes()) {
+        Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
+        written => written.context("cannot write to standard output"),
+    }
+}
+
 /// Prints the error of a command and returns its exit code.
 pub(crate) fn exit_code(result: anyhow::Result<()>) -> ExitCode {
     let Err(error) = result else {

@@ -6,7 +6,7 @@ mod report;
 pub(crate) mod source;
 pub(crate) mod visible;
 
-use std::io::{self, IsTerminal as _, Write as _};
+use std::io::{self, IsTerminal as _};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, anyhow};
@@ -17,7 +17,7 @@ use gantry_topology::{Machine, draw};
 use source::{Seen, SourceArgs};
 use visible::visible;
 
-use crate::runtime::BadInput;
+use crate::runtime::{BadInput, print};
 
 /// Options of `gantry topo`.
 #[derive(Debug, Clone, Args)]
@@ -65,11 +65,7 @@ pub(crate) struct TopoArgs {
 pub(crate) fn run(args: &TopoArgs) -> anyhow::Result<()> {
     let seen = args.source.seen()?;
     let output = output(args, &seen, Screen::of_stdout())?;
-    match io::stdout().lock().write_all(output.as_bytes()) {
-        // `gantry topo | head` is no failure.
-        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
-        written => written.context("cannot write to standard output"),
-    }
+    print(&output)
 }
 
 /// The terminal, or another output.

@@ -101,11 +101,11 @@ data:
     let wrong = manifest("{name: gpu, replicas: 1}").replace("migStrategy", "migStratgy");
     let run = check(&wrong, &[]);
     assert_eq!((run.code, run.stdout.as_str()), (1, ""));
-    for told in [
+    for reported in [
         "/config.yaml, device-plugin-config/mixed: not served:\n  line 1: flags.migStratgy: ",
         "/config.yaml, device-plugin-config/shared.yaml: not served:\n  line 3: sharing.timeSlicing.resources[0].replicas: ",
     ] {
-        assert!(run.stderr.contains(told), "{}", run.stderr);
+        assert!(run.stderr.contains(reported), "{}", run.stderr);
     }
     let run = check("kind: ConfigMap\nmetadata: {name: x}\n", &[]);
     assert_eq!(run.code, 1);
@@ -128,8 +128,8 @@ fn config_maps_with_equal_keys_are_each_checked() {
     for both in [format!("{wrong}---\n{good}"), format!("{good}---\n{wrong}")] {
         let run = check(&both, &[]);
         assert_eq!((run.code, run.stdout.as_str()), (1, ""), "{both}");
-        let told = "/config.yaml, nvidia-a100/config.yaml: not served:\n";
-        assert!(run.stderr.contains(told), "{}", run.stderr);
+        let reported = "/config.yaml, nvidia-a100/config.yaml: not served:\n";
+        assert!(run.stderr.contains(reported), "{}", run.stderr);
         assert!(!run.stderr.contains("nvidia-t4"), "{}", run.stderr);
     }
     let list = format!(
@@ -160,8 +160,8 @@ fn other_config_map_is_named() {
     );
     let run = check(&other, &[]);
     assert_eq!(run.code, 1);
-    let told = "mig-parted/config.yaml: not served:\n  line 2: mig-configs: this is a configuration of NVIDIA's MIG manager";
-    assert!(run.stderr.contains(told), "{}", run.stderr);
+    let reported = "mig-parted/config.yaml: not served:\n  line 2: mig-configs: this is a configuration of NVIDIA's MIG manager";
+    assert!(run.stderr.contains(reported), "{}", run.stderr);
     // What cannot be one, such as a script or a number, is no configuration that failed, where another ConfigMap has
     // one.
     let other = config_map("exporter", "interval", "30000");
@@ -187,7 +187,7 @@ fn other_manifest_kinds_are_named_with_the_config_key() {
         "{}---\napiVersion: apps/v1\nkind: DaemonSet\nmetadata: {{labels: {{a: b, a: c}}}}\n",
         config_map("plugin", "any", GOOD)
     );
-    for (text, told) in [
+    for (text, reported) in [
         (
             release,
             "this is a HelmRelease, no configuration and no ConfigMap; give the text under spec.values.config.map.default",
@@ -234,7 +234,7 @@ fn other_manifest_kinds_are_named_with_the_config_key() {
     ] {
         let run = check(text, &[]);
         assert_eq!((run.code, run.stdout.as_str()), (1, ""), "{text}");
-        assert!(run.stderr.contains(told), "{}", run.stderr);
+        assert!(run.stderr.contains(reported), "{}", run.stderr);
         assert!(!run.stderr.contains("did you mean"), "{}", run.stderr);
     }
 }

@@ -117,10 +117,10 @@ fn invalid_value_names_its_variable() {
         ("GANTRY_CONFIG_MAP", "configs", "--config-map"),
         ("KUBE_API_QPS", "few", "--kube-api-qps"),
     ] {
-        let told = format!("for 'environment variable {name} ({flag} <");
+        let reported = format!("for 'environment variable {name} ({flag} <");
         let run = with(&["plugin", "--no-cluster"], &[(name, value)]);
         assert_eq!(run.code, 2, "{name}: {}", run.stderr);
-        assert!(run.stderr.contains(&told), "{name}: {}", run.stderr);
+        assert!(run.stderr.contains(&reported), "{name}: {}", run.stderr);
         // A flag goes over the variable, and the value is then the flag's.
         let given = format!("{flag}={value}");
         let run = with(&["plugin", "--no-cluster", &given], &[(name, value)]);

@@ -195,8 +195,8 @@ fn mig_capability_defaults_to_the_product() {
         let run = piped(&["labels", "--from", "-", "--no-timestamp"], &text);
         assert_eq!(run.code, 0, "{gpu}: {}", run.stderr);
         let mut lines = run.stdout.lines();
-        let told = lines.find_map(|line| line.strip_prefix("nvidia.com/mig.capable="));
-        told.map(str::to_owned)
+        let reported = lines.find_map(|line| line.strip_prefix("nvidia.com/mig.capable="));
+        reported.map(str::to_owned)
     };
     for (gpu, expected) in [
         ("model: NVIDIA H100 80GB HBM3", Some("true")),

@@ -91,11 +91,11 @@ fn compare(prefix: &str, source: &str, page: &str) {
         })
         .collect();
     let there = registered(source, prefix);
-    let untold: Vec<_> = there.difference(&said).collect();
+    let undocumented: Vec<_> = there.difference(&said).collect();
     let gone: Vec<_> = said.difference(&there).collect();
     assert!(
-        untold.is_empty() && gone.is_empty(),
-        "docs/metrics.md does not have {untold:?}; nobody serves {gone:?}"
+        undocumented.is_empty() && gone.is_empty(),
+        "docs/metrics.md does not have {undocumented:?}; nobody serves {gone:?}"
     );
     for (name, metric) in served(page) {
         assert_eq!(documented[&name], metric, "{name}");

@@ -154,7 +154,6 @@ impl Leniency {
 }
 
 impl Default for ConfigArgs {
-    /// The defaults.
     fn default() -> Self {
         Self {
             config_file: None,

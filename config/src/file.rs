@@ -1,5 +1,5 @@
-//! The config file, version v1, key by key. The JSON schema and the reference are generated from these types; rules over several values
-//! are in `resolve`.
+//! The config file, version v1, key by key. The JSON schema and the reference are generated from these types, with the texts of the
+//! table of settings; rules over several values are in `resolve`.
 
 use std::path::Path;
 
@@ -52,34 +52,24 @@ pub enum Version {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default, deny_unknown_fields)]
 pub struct Flags {
-    /// How MIG devices are advertised.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mig_strategy: Option<MigStrategy>,
-    /// Whether a program that labels once fails on a node without NVML or GPUs; the daemon always waits for them.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub fail_on_init_error: Option<bool>,
-    /// Host directory of the driver.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub nvidia_driver_root: Option<String>,
-    /// Host directory that contains `dev/` with the device nodes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub nvidia_dev_root: Option<String>,
-    /// Whether containers get GPUDirect RDMA copy.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub gdrcopy_enabled: Option<bool>,
-    /// Whether containers get GPUDirect Storage.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub gds_enabled: Option<bool>,
-    /// Whether containers get Mellanox OFED.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mofed_enabled: Option<bool>,
-    /// Directory of the MPS daemon; accepted and not used, because MPS is not served.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mps_root: Option<String>,
-    /// How devices are found.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub device_discovery_strategy: Option<Discovery>,
-    /// Whether labels go into a `NodeFeature` object instead of the file, with `--labels=gfd`.
     #[serde(rename = "useNodeFeatureAPI", skip_serializing_if = "Option::is_none")]
     pub use_node_feature_api: Option<bool>,
     /// Settings of the device plugin alone.
@@ -106,34 +96,24 @@ pub enum Discovery {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default, deny_unknown_fields)]
 pub struct PluginFlags {
-    /// Whether kubelet passes the device nodes itself as well.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pass_device_specs: Option<bool>,
-    /// How containers get their devices: one way, or a list.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub device_list_strategy: Option<Strategies>,
-    /// IDs of devices for the runtime: by UUID or by index.
     #[serde(rename = "deviceIDStrategy", skip_serializing_if = "Option::is_none")]
     pub device_id_strategy: Option<DeviceIdStrategy>,
-    /// Prefix of the annotation keys that carry CDI names.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cdi_annotation_prefix: Option<String>,
-    /// Program that CDI hooks run, on the host.
     #[serde(rename = "nvidiaCTKPath", skip_serializing_if = "Option::is_none")]
     pub nvidia_ctk_path: Option<String>,
-    /// Where this process sees the driver root.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub container_driver_root: Option<String>,
-    /// How replicas and MIG devices are chosen; by default replicas are distributed and MIG devices packed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub shared_devices_allocation_policy: Option<SharedDevices>,
-    /// Switches of the CDI writer; this plugin's own key, NVIDIA's has the flag only.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cdi_feature_flags: Option<Vec<super::CdiFeature>>,
-    /// CDI hooks to leave out; this plugin's own key, NVIDIA's has the flag only.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cdi_disable_hooks: Option<Vec<super::CdiHook>>,
-    /// Whether /metrics names the pods that hold devices; this plugin's own key.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pod_metrics: Option<bool>,
 }
@@ -142,19 +122,14 @@ pub struct PluginFlags {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default, deny_unknown_fields)]
 pub struct GfdFlags {
-    /// Whether labels are computed only once.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub oneshot: Option<bool>,
-    /// Whether the label with the time is left out.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub no_timestamp: Option<bool>,
-    /// Interval between computations of the labels.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sleep_interval: Option<SleepInterval>,
-    /// File the labels are written to; empty: standard output.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub output_file: Option<String>,
-    /// File that names the machine.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub machine_type_file: Option<String>,
 }
@@ -187,10 +162,8 @@ pub struct Sharing {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default, deny_unknown_fields)]
 pub struct ImexFile {
-    /// Channels that containers get: none or channel 0.
     #[serde(rename = "channelIDs", skip_serializing_if = "Option::is_none")]
     pub channel_ids: Option<ChannelIds>,
-    /// Whether a missing channel is an error, at the start and for a later configuration.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub required: Option<bool>,
 }

@@ -5,6 +5,7 @@
 //! text -> tree (lines) -> file (types) -> resolve (rules over several values) -> Config
 //! flags, variables -> settings (layers over the tree)
 //! ```
+#![allow(missing_docs, reason = "a comment says what a name does not")]
 
 mod args;
 pub mod file;
@@ -203,7 +204,6 @@ pub enum Selector {
     Index(u8),
     /// A GPU's or a MIG device's UUID.
     Uuid(String),
-    /// PCIe address.
     BusId(gantry_topology::PcieAddress),
     /// Product name in any case; `*` matches anything.
     Model(String),

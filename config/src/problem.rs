@@ -2,7 +2,6 @@
 
 use std::fmt;
 
-/// A problem.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Problem {
     /// Line of the file, from 1, if known.
@@ -21,24 +20,10 @@ pub enum Fault {
     Syntax(String),
     /// A key that does not exist.
     #[error("there is no such key; {}{}", suggestion(nearest.as_deref(), allowed), elsewhere(belongs))]
-    UnknownKey {
-        /// The places with a key of this name.
-        belongs: Vec<String>,
-        /// The most similar key, if one is similar enough.
-        nearest: Option<String>,
-        /// The keys in this place.
-        allowed: Vec<String>,
-    },
+    UnknownKey { belongs: Vec<String>, nearest: Option<String>, allowed: Vec<String> },
     /// A word that is not in the list of allowed ones.
     #[error("{found:?} is not allowed; {}", suggestion(nearest.as_deref(), allowed))]
-    UnknownWord {
-        /// The word.
-        found: String,
-        /// The most similar word, if one is similar enough.
-        nearest: Option<String>,
-        /// The allowed words.
-        allowed: Vec<String>,
-    },
+    UnknownWord { found: String, nearest: Option<String>, allowed: Vec<String> },
     /// A required key is missing.
     #[error("{0} is missing")]
     Missing(String),

@@ -33,7 +33,6 @@ pub struct Layer {
     pub key: &'static str,
     /// The flag or variable of the value.
     pub origin: String,
-    /// The value.
     pub value: Value,
 }
 

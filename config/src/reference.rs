@@ -14,7 +14,6 @@ pub struct Flag {
     pub name: String,
     /// Its variable.
     pub env: Option<String>,
-    /// Its default.
     pub default: Option<String>,
     /// Its meaning.
     pub help: String,

@@ -49,7 +49,6 @@ pub enum Program {
 }
 
 impl Program {
-    /// Its settings.
     pub fn settings(self) -> impl Iterator<Item = &'static Setting> {
         SETTINGS
             .iter()

@@ -176,9 +176,9 @@ fn misplaced_key_names_its_right_place() {
         ),
         ("flags: {pattern: x}", "flags.pattern", "resources.gpus[].pattern or resources.mig[].pattern"),
     ] {
-        let told = wrong(text).to_string();
-        assert!(told.contains(&format!("{at}: there is no such key; ")), "{told}");
-        assert!(told.ends_with(&format!("; it belongs at {belongs}")), "{told}");
+        let reported = wrong(text).to_string();
+        assert!(reported.contains(&format!("{at}: there is no such key; ")), "{reported}");
+        assert!(reported.ends_with(&format!("; it belongs at {belongs}")), "{reported}");
         if let Ok(lenient) = load("x", text, &[], Strictness::Lenient) {
             let warned = lenient.warnings[0].to_string();
             assert!(warned.ends_with(&format!("it belongs at {belongs}")), "{warned}");
@@ -224,14 +224,14 @@ fn mig_profile_as_resource_name_suggests_the_resource() {
         ("MIG-1c.2g.20gb", "mig-1c.2g.20gb"),
         ("1g.24gb+me.all", "mig-1g.24gb.me.all"),
     ] {
-        let told = wrong(&text(name)).to_string();
+        let reported = wrong(&text(name)).to_string();
         let meant = format!("; did you mean \"nvidia.com/{meant}\"?");
-        assert!(told.ends_with(&meant), "{told}");
+        assert!(reported.ends_with(&meant), "{reported}");
     }
     for (name, meant) in [("1g.10gb", "mig-1g.10gb"), ("1g.24gb-me", "mig-1g.24gb-me")] {
         let warnings = read_with(&text(name), Strictness::Strict).warnings;
-        let told = warnings[0].to_string();
-        assert!(told.ends_with(&format!("; did you mean \"nvidia.com/{meant}\"?")), "{told}");
+        let reported = warnings[0].to_string();
+        assert!(reported.ends_with(&format!("; did you mean \"nvidia.com/{meant}\"?")), "{reported}");
     }
     assert!(!wrong(&text("GPU 1")).to_string().contains("did you mean"));
 }
@@ -276,9 +276,9 @@ fn time_slicing_keys_are_case_sensitive_when_lenient() {
     let slicing = loaded.config.time_slicing.unwrap();
     assert!(!slicing.rename_by_default && !slicing.fail_requests_greater_than_one);
     assert_eq!(slicing.resources[0].rename, None);
-    let told: Vec<String> = loaded.warnings.iter().map(ToString::to_string).collect();
-    assert_eq!(told.len(), 3, "{told:?}");
-    assert!(told[1].contains("renamebydefault: "), "{told:?}");
+    let reported: Vec<String> = loaded.warnings.iter().map(ToString::to_string).collect();
+    assert_eq!(reported.len(), 3, "{reported:?}");
+    assert!(reported[1].contains("renamebydefault: "), "{reported:?}");
     let nameless = "sharing: {timeSlicing: {resources: [{Name: gpu, replicas: 2}]}}";
     assert!(load("x", nameless, &[], Strictness::Lenient).is_err());
 }
@@ -293,13 +293,13 @@ fn second_document_with_content_is_reported() {
         assert_eq!((loaded.config, loaded.warnings), (mixed.clone(), vec![]), "{end:?}");
     }
     let two = format!("{first}---\n\nflags: {{migStrategy: single}}\n");
-    let told = "line 5: another YAML document begins here (after --- or ...), and only the first one counts; a config file is one document";
-    assert_eq!(wrong(&two).to_string(), format!("config.yaml: {told}"));
+    let reported = "line 5: another YAML document begins here (after --- or ...), and only the first one counts; a config file is one document";
+    assert_eq!(wrong(&two).to_string(), format!("config.yaml: {reported}"));
     let loaded = read_with(&two, Strictness::Lenient);
     assert_eq!(loaded.config, mixed);
-    assert_eq!(loaded.warnings.iter().map(ToString::to_string).collect::<Vec<_>>(), [told]);
+    assert_eq!(loaded.warnings.iter().map(ToString::to_string).collect::<Vec<_>>(), [reported]);
     let both = wrong(&two.replace("mixed", "mixd")).to_string();
-    assert!(both.contains("mixd") && both.contains(told), "{both}");
+    assert!(both.contains("mixd") && both.contains(reported), "{both}");
 }
 
 #[test]
@@ -314,8 +314,8 @@ fn sharing_of_unserved_mig_devices_warns() {
 sharing: {timeSlicing: {resources: [{name: small, replicas: 2}]}}";
     let warnings = |strategy: &str| {
         let text = format!("{named}\nflags: {{migStrategy: {strategy}}}");
-        let told = read_with(&text, Strictness::Strict).warnings;
-        told.iter().filter(|told| told.to_string().contains("has no effect")).count()
+        let reported = read_with(&text, Strictness::Strict).warnings;
+        reported.iter().filter(|reported| reported.to_string().contains("has no effect")).count()
     };
     assert_eq!(["none", "single", "mixed"].map(warnings), [1, 0, 0]);
     let single = format!("{text}\nflags: {{migStrategy: single}}");
@@ -330,9 +330,9 @@ fn sharing_of_unknown_name_warns() {
 resources: {{gpus: [{{pattern: \"*A100*\", name: a100}}], mig: [{{pattern: 1g.5gb, name: small}}]}}
 sharing: {{timeSlicing: {{resources: [{{name: {name}, replicas: 2}}]}}}}"
         );
-        let told = read_with(&text, Strictness::Strict).warnings;
-        let told = told.iter().map(ToString::to_string);
-        told.filter(|told| told.contains("no effect")).collect::<Vec<_>>()
+        let reported = read_with(&text, Strictness::Strict).warnings;
+        let reported = reported.iter().map(ToString::to_string);
+        reported.filter(|reported| reported.contains("no effect")).collect::<Vec<_>>()
     };
     for (name, nearest) in [
         ("gpus", "; did you mean \"nvidia.com/gpu\"?"),
@@ -361,9 +361,9 @@ fn sharing_by_name_that_a_star_pattern_replaced_warns() {
 resources: {{gpus: [{{pattern: \"{pattern}\", name: {name}}}]}}
 sharing: {{timeSlicing: {{resources: [{{name: gpu, replicas: 2}}]}}}}"
         );
-        let told = read_with(&text, Strictness::Strict).warnings;
-        let told = told.iter().map(ToString::to_string);
-        told.filter(|told| told.contains("no effect")).collect::<Vec<_>>()
+        let reported = read_with(&text, Strictness::Strict).warnings;
+        let reported = reported.iter().map(ToString::to_string);
+        reported.filter(|reported| reported.contains("no effect")).collect::<Vec<_>>()
     };
     assert_eq!(
         warnings("none", "*", "a100"),
@@ -418,8 +418,8 @@ sharing:
 fn mig_profile_spellings_are_one_pattern() {
     let twice =
         "resources: {mig: [{pattern: 1g.5gb+me, name: small}, {pattern: MIG 1g.5gb.me, name: other}]}";
-    let told = wrong(twice).to_string();
-    assert!(told.contains("resources.mig[1].pattern: \"MIG 1g.5gb.me\" never counts"), "{told}");
+    let reported = wrong(twice).to_string();
+    assert!(reported.contains("resources.mig[1].pattern: \"MIG 1g.5gb.me\" never counts"), "{reported}");
     let empty = wrong("resources: {mig: [{pattern: \"MIG \", name: small}]}").to_string();
     assert!(empty.contains("an empty pattern matches nothing"), "{empty}");
 }
@@ -541,8 +541,8 @@ fn all_problems_are_reported_in_file_order() {
     let problems = wrong(
         "flags:\n  migStrategy: mixd\n  nvidiaDriverRoot: x\nsharing:\n  mps: {resources: [{name: gpu, replicas: 1}]}\n  timeSlicing:\n    resources:\n    - {name: gpu, replicas: 1}\n    - {name: gpu, replicas: 2}\n    - {name: gpu, replicas: 4}\nresources:\n  gpus:\n  - {pattern: A, name: B}\n  - {pattern: \"*\", name: gpu}\n  - {pattern: C, name: c}\n",
     );
-    let told: Vec<String> = problems.list.iter().map(ToString::to_string).collect();
-    insta::assert_snapshot!(told.join("\n"));
+    let reported: Vec<String> = problems.list.iter().map(ToString::to_string).collect();
+    insta::assert_snapshot!(reported.join("\n"));
 }
 
 #[test]
@@ -608,8 +608,8 @@ fn uuid_must_be_complete() {
                 "sharing: {{timeSlicing: {{resources: [{{name: gpu, replicas: 2, devices: [{bad}]}}]}}}}"
             ),
         ] {
-            let told = wrong(&text).to_string();
-            assert!(told.contains("nvidia-smi -L"), "{bad}: {told}");
+            let reported = wrong(&text).to_string();
+            assert!(reported.contains("nvidia-smi -L"), "{bad}: {reported}");
         }
     }
 }
@@ -620,9 +620,9 @@ fn empty_device_list_means_all_devices() {
     let loaded = read_with(text, Strictness::Strict);
     let sharing = loaded.config.time_slicing.as_ref().unwrap();
     assert_eq!(sharing.resources[0].devices, SharedOf::All);
-    let told: Vec<String> = loaded.warnings.iter().map(ToString::to_string).collect();
+    let reported: Vec<String> = loaded.warnings.iter().map(ToString::to_string).collect();
     assert_eq!(
-        told,
+        reported,
         [
             "line 1: sharing.timeSlicing.resources[0].devices: the list is empty, which means all devices, as with NVIDIA's plugin; leave the key out instead"
         ]

@@ -332,6 +332,6 @@ fn nvidia_settings_have_key_flags_variables_default() {
         [("cdi-feature-flags", "CDI_FEATURE_FLAGS"), ("cdi-disable-hooks", "CDI_DISABLE_HOOKS")]
     {
         let setting = SETTINGS.iter().find(|setting| setting.flags == [flag]).unwrap();
-        assert_eq!((setting.env, setting.default), (&[variable][..], ""));
+        assert_eq!((&setting.env[..], setting.default), (&[variable][..], ""));
     }
 }

@@ -99,7 +99,7 @@ fn introduce(cluster: &Cluster, screen: Screen) {
         screen.line(picture.trim_end());
     }
     screen.line("");
-    for line in strip::LEGEND {
+    for line in watch::LEGEND {
         screen.line(screen.styled(Style::FAINT, line));
     }
 }

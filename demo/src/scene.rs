@@ -87,7 +87,6 @@ impl Scene<'_> {
         freest.map(|node| node.name.clone()).context("no node")
     }
 
-    /// Submits a pod.
     pub(crate) async fn submit(&self, pod: &DemoPod) -> anyhow::Result<Pod> {
         let object = serde_json::from_value(manifest(pod)).context("the demo's own pod")?;
         let created = self.cluster.pods().create(&PostParams::default(), &object).await;

@@ -8,7 +8,6 @@ use std::io::{IsTerminal, Write};
 pub(crate) struct Screen {
     /// Whether colours and redrawing are welcome.
     pub(crate) terminal: bool,
-    /// Columns.
     pub(crate) columns: usize,
 }
 
@@ -44,13 +43,11 @@ impl Screen {
         }
     }
 
-    /// One line.
     pub(crate) fn line(self, text: impl Display) {
         // A closed pipe is no error of the demo.
         let _ = writeln!(std::io::stdout(), "{text}");
     }
 
-    /// A heading.
     pub(crate) fn heading(self, text: &str) {
         self.line("");
         self.line(self.styled(Style::STRONG, text));

@@ -14,7 +14,6 @@ pub(crate) struct ClusterView {
     pub(crate) nodes: Vec<NodeView>,
 }
 
-/// One node.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct NodeView {
     pub(crate) name: String,
@@ -23,7 +22,6 @@ pub(crate) struct NodeView {
     pub(crate) gpus: Vec<GpuView>,
 }
 
-/// One GPU.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct GpuView {
     /// The pod that holds it.

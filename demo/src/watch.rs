@@ -103,7 +103,7 @@ fn describe(pod: &Pod) -> String {
 }
 
 /// Explains the marks.
-const LEGEND: [&str; 2] = [
+pub(crate) const LEGEND: [&str; 2] = [
     "[0 a] GPU 0 held by pod a   [1 ·] free   [2 x] unhealthy   [3!a] withheld: pod a is deleted, its processes still run",
     "═ several NVLinks to the neighbour   ─ one   │ another NUMA node",
 ];

@@ -4,6 +4,7 @@
 //! `SYS`, missing columns, lists and `N/A`. A text that is truncated or contradicts itself is refused with line and
 //! column; nothing is guessed to complete one. Pure: no files are opened here.
 #![forbid(unsafe_code)]
+#![allow(missing_docs, reason = "a comment says what a name does not")]
 
 mod error;
 mod header;
@@ -34,17 +35,10 @@ pub struct Hints {
 }
 
 /// Reads a topology text as a machine; see [`TopoText::into_machine`] for what is inferred.
-///
-/// # Errors
-/// As [`TopoText::parse`].
 pub fn read_machine(text: &str) -> Result<Machine, TopoError> {
     read_machine_with(text, &Hints::default())
 }
 
-/// [`read_machine`] with hints.
-///
-/// # Errors
-/// As [`TopoText::parse`].
 pub fn read_machine_with(text: &str, hints: &Hints) -> Result<Machine, TopoError> {
     let machine = TopoText::parse(text)?.into_machine(hints);
     machine.map_err(|problem| TopoError { line: 1, column: 1, problem: TopoProblem::Machine(problem) })
@@ -63,12 +57,7 @@ pub enum ReadError {
         "line {line}, column 1: {found:?} begins neither a machine file (YAML or JSON, such as \"gpus:\") nor the output of \
          `nvidia-smi topo -m` (such as \"GPU0 GPU1 CPU Affinity\")"
     )]
-    Unrecognised {
-        /// Line of the first words.
-        line: usize,
-        /// The first words.
-        found: String,
-    },
+    Unrecognised { line: usize, found: String },
     /// A topology text that is truncated or contradicts itself.
     #[error(transparent)]
     Topology(#[from] TopoError),
@@ -77,10 +66,7 @@ pub enum ReadError {
     File(file::ReadError),
     /// A hint of the GPUs' model with a machine file, which contains the models.
     #[error("model {model:?} is given, but only the output of `nvidia-smi topo -m` needs one; omit it")]
-    NeedlessModel {
-        /// The hint.
-        model: String,
-    },
+    NeedlessModel { model: String },
 }
 
 impl From<file::ReadError> for ReadError {

@@ -144,7 +144,8 @@ fn are_apart(a: &[(u32, u32)], b: &[(u32, u32)]) -> bool {
 /// memory of GPUs counts as nodes too, each GPU of a socket has several (`0,2-17`): they are one if the CPUs are the
 /// same and other GPUs have other nodes.
 fn same_numa_node(text: &TopoText, nodes: &[Nodes], a: usize, b: usize) -> bool {
-    let (Some(gpu_a), Some(gpu_b), Some(nodes)) = (text.gpus().get(a), text.gpus().get(b), nodes.get(a)) else {
+    let (Some(gpu_a), Some(gpu_b), Some(nodes)) = (text.gpus().get(a), text.gpus().get(b), nodes.get(a))
+    else {
         return false;
     };
     let same_cpus = gpu_a.cpus.is_some() && gpu_a.cpus == gpu_b.cpus;

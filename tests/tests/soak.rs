@@ -399,7 +399,7 @@ impl World {
             Offer::Shared => (0..replicas).map(|replica| format!("{}::{replica}", hardware.uuid)).collect(),
             Offer::Slices => {
                 let state = self.node.controller().state()?;
-                let cut = state.cut(hardware).context("not cut")?;
+                let cut = state.layout(hardware).context("not cut")?;
                 let compute = cut.instances.iter().flat_map(|instance| &instance.compute);
                 compute.map(|compute| compute.uuid.to_string()).collect()
             }

@@ -14,7 +14,7 @@ pub mod mig;
 pub mod read;
 pub mod set;
 
-pub use bandwidth::{Rates, pair_gbs, pair_raw_gbs};
+pub use bandwidth::Rates;
 pub use choice::{Choice, MachineKind, Purpose, Table, Tables};
 pub use collective::Collective;
 pub use graph::MachineGraph;

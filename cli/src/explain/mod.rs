@@ -4,7 +4,6 @@
 mod gangs;
 mod text;
 
-use std::io::{self, Write as _};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -18,7 +17,7 @@ use gantry_extender::offline::{self, Seen, Terms};
 use gantry_gang::Levels;
 use gantry_planner::decide::{ForeignNodes, Options, Policy};
 
-use crate::runtime::BadInput;
+use crate::runtime::{BadInput, print};
 
 /// Options of `gantry explain`.
 #[derive(Debug, Clone, Args)]
@@ -146,10 +145,7 @@ pub(crate) async fn run(args: ExplainArgs) -> anyhow::Result<()> {
         What::Gang { name } => gang(&seen, &args, name)?,
         What::Queue => queue(&seen, &args)?,
     };
-    match io::stdout().lock().write_all(output.as_bytes()) {
-        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
-        written => written.context("writing to standard output"),
-    }
+    print(&output)
 }
 
 /// kubectl's default kubeconfig.

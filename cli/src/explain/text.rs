@@ -11,7 +11,6 @@ const NAMED: usize = 20;
 /// Pods listed per node.
 const ENDS: usize = 4;
 
-/// A pod.
 pub(crate) fn pod(report: &PodReport) -> String {
     let mut out = format!("pod {}/{} requests {}\n", report.namespace, report.name, report.asks);
     if let Some(gang) = &report.gang {

@@ -172,7 +172,11 @@ fn of(seen: &Seen) -> Document<'_> {
             })
             .collect(),
         nvswitch: switch(machine, &rates),
-        numa: nodes(machine),
+        numa: machine
+            .numa_nodes()
+            .into_iter()
+            .filter_map(|(nodes, gpus)| Some(Node { nodes: nodes?.as_str(), gpus: gpus.iter().collect() }))
+            .collect(),
     }
 }
 
@@ -222,21 +226,6 @@ fn switch(machine: &Machine, rates: &Rates) -> Option<Switch> {
         bandwidth_gbs: gbs(most.effective),
         raw_gbs: gbs(most.raw),
     })
-}
-
-/// GPUs by the NUMA nodes they name, in the order of their first GPU.
-fn nodes(machine: &Machine) -> Vec<Node<'_>> {
-    let mut nodes: Vec<Node<'_>> = Vec::new();
-    for (index, gpu) in machine.gpus().iter().enumerate() {
-        let Some(numa) = gpu.numa.as_ref().map(IdList::as_str) else {
-            continue;
-        };
-        match nodes.iter_mut().find(|node| node.nodes == numa) {
-            Some(node) => node.gpus.push(index),
-            None => nodes.push(Node { nodes: numa, gpus: vec![index] }),
-        }
-    }
-    nodes
 }
 
 /// MB/s as GB/s.

@@ -8,7 +8,7 @@ use gantry_smi::TopoText;
 use gantry_topology::bandwidth::LinkRate;
 use gantry_topology::draw::Picture;
 use gantry_topology::machine::GpuInstance;
-use gantry_topology::{IdList, Machine, Nic, PathClass, Rates};
+use gantry_topology::{GpuSet, IdList, Machine, Nic, PathClass, Rates};
 
 use super::Screen;
 use super::source::{Complaint, Seen, warnings};
@@ -113,18 +113,13 @@ fn instance(instance: &GpuInstance) -> String {
 }
 
 fn numa(machine: &Machine) -> String {
-    let mut nodes: Vec<(&str, Vec<usize>)> = Vec::new();
-    for (index, gpu) in machine.gpus().iter().enumerate() {
-        let node = gpu.numa.as_ref().map_or("unknown", IdList::as_str);
-        match nodes.iter_mut().find(|(known, _)| *known == node) {
-            Some((_, gpus)) => gpus.push(index),
-            None => nodes.push((node, vec![index])),
-        }
-    }
+    let nodes = machine.numa_nodes().into_iter();
+    let nodes: Vec<(&str, GpuSet)> =
+        nodes.map(|(node, gpus)| (node.map_or("unknown", IdList::as_str), gpus)).collect();
     let width = nodes.iter().map(|(node, _)| node.len()).max().unwrap_or(0);
     let mut text = String::new();
     for (node, gpus) in nodes {
-        let _ = writeln!(text, "  node {node:<width$}  {}", gpu_list(&gpus));
+        let _ = writeln!(text, "  node {node:<width$}  {}", gpu_list(&gpus.iter().collect::<Vec<_>>()));
     }
     text
 }

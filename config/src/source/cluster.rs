@@ -32,7 +32,6 @@ pub struct Choice {
     pub fallbacks: Vec<Fallback>,
 }
 
-/// A fallback.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fallback {
     /// The configuration called `default`.
@@ -61,22 +60,10 @@ impl FromStr for Fallback {
 pub enum ChoiceError {
     /// The named configuration does not exist.
     #[error("{by} names the configuration {name:?}, which is not there; {}", there_is(nearest.as_deref(), there))]
-    Absent {
-        /// The origin of the name.
-        by: &'static str,
-        /// The name.
-        name: String,
-        /// The most similar name, if one is similar enough.
-        nearest: Option<String>,
-        /// The existing ones.
-        there: Vec<String>,
-    },
+    Absent { by: &'static str, name: String, nearest: Option<String>, there: Vec<String> },
     /// No name is given and no fallback applies.
     #[error("nothing names a configuration and no fallback finds one; {}", there_is(None, there))]
-    None {
-        /// The existing ones.
-        there: Vec<String>,
-    },
+    None { there: Vec<String> },
 }
 
 fn there_is(nearest: Option<&str>, there: &[String]) -> String {

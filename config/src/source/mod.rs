@@ -50,7 +50,6 @@ pub enum Place {
 pub struct PerNode {
     /// The configurations.
     pub configs: Configs,
-    /// This node.
     pub node: NodeName,
     /// Label of the node that names its configuration.
     pub label: String,
@@ -66,12 +65,7 @@ pub enum Configs {
     /// Files of a folder, such as a mounted ConfigMap.
     Folder(PathBuf),
     /// Keys of a ConfigMap, read from the API server.
-    ConfigMap {
-        /// Its namespace.
-        namespace: String,
-        /// Its name.
-        name: String,
-    },
+    ConfigMap { namespace: String, name: String },
 }
 
 /// The state of the configuration, for readiness, metrics and Events.
@@ -95,12 +89,7 @@ pub enum SourceError {
     Wrong(#[from] Problems),
     /// The file does not exist or cannot be read.
     #[error("{}: cannot be read: {reason}", path.display())]
-    Unreadable {
-        /// The file.
-        path: PathBuf,
-        /// The operating system's error.
-        reason: String,
-    },
+    Unreadable { path: PathBuf, reason: String },
 }
 
 /// The current content of the config file, or why there is none.

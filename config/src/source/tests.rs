@@ -89,15 +89,15 @@ async fn effective_config_is_logged_at_start_and_change() {
     write(&path, "single");
     let mut followed = Followed::of(Place::File(path.clone())).await.unwrap();
     followed.config(MigStrategy::Single).await;
-    let told = |strategy: MigStrategy| {
+    let reported = |strategy: MigStrategy| {
         let config = Config { mig_strategy: strategy, ..Config::default() };
         log.of(&format!("config={} ", config.to_json()))
     };
-    assert_eq!((told(MigStrategy::Single), told(MigStrategy::Mixed)), (1, 0));
+    assert_eq!((reported(MigStrategy::Single), reported(MigStrategy::Mixed)), (1, 0));
     write(&path, "mixed");
     followed.config(MigStrategy::Mixed).await;
     followed.report(|report| report.loads == 2).await;
-    assert_eq!((told(MigStrategy::Single), told(MigStrategy::Mixed)), (1, 1));
+    assert_eq!((reported(MigStrategy::Single), reported(MigStrategy::Mixed)), (1, 1));
 }
 
 #[tokio::test]
@@ -248,10 +248,9 @@ async fn config_unfit_for_host_is_refused_until_it_fits() {
     std::fs::write(&channel, "").unwrap();
     followed.config(MigStrategy::Mixed).await;
     let report = followed.report(|report| report.problem.is_none()).await;
-    assert_eq!((report.loads, report.failures), (2, 1), "told once");
+    assert_eq!((report.loads, report.failures), (2, 1), "reported once");
 }
 
-/// A sighting with this text.
 fn seen(text: &str) -> Sighting {
     Sighting { source: "config.yaml".to_owned(), text: Ok(text.to_owned()) }
 }
@@ -266,7 +265,7 @@ fn emptied_file_is_accepted_once_it_stays_empty() {
     assert_eq!(wait(&empty, 0), Some(Duration::from_secs(1)));
     assert_eq!(wait(&empty, 400), Some(Duration::from_millis(600)), "an event on the way");
     assert_eq!(wait(&full, 500), None);
-    assert_eq!(wait(&empty, 900), Some(Duration::from_secs(1)), "emptied anew");
+    assert_eq!(wait(&empty, 900), Some(Duration::from_secs(1)), "emptied again");
     assert_eq!(wait(&empty, 1900), None);
 }
 
@@ -327,9 +326,9 @@ fn gpu_name_of_a_flag_is_known_to_warnings() {
     };
     let warnings = read(&shared("nvidia.com/gpu")).warnings;
     assert!(
-        warnings.iter().any(|told| {
-            let told = told.to_string();
-            told.contains("has no effect") && told.contains("did you mean \"nvidia.com/foo\"?")
+        warnings.iter().any(|reported| {
+            let reported = reported.to_string();
+            reported.contains("has no effect") && reported.contains("did you mean \"nvidia.com/foo\"?")
         }),
         "{warnings:?}"
     );

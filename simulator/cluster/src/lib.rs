@@ -4,6 +4,7 @@
 //! It replaces Kubernetes for the two real daemons, without a difference that they could observe. It makes none of
 //! their decisions: like kubelet it chooses devices at random only. Everything listens on loopback or in one folder.
 #![forbid(unsafe_code)]
+#![allow(missing_docs, reason = "a comment says what a name does not")]
 
 pub mod api;
 pub mod kubelet;

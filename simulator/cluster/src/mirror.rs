@@ -28,7 +28,6 @@ pub(crate) enum Delta<K> {
     Set {
         /// As it was, if it was there.
         before: Option<Arc<K>>,
-        /// As it is.
         now: Arc<K>,
     },
     /// An object went; this is its last state.

@@ -29,29 +29,18 @@ pub enum InstallError {
          or name it in {LIBRARY_VARIABLE}",
         .looked_for.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(", ")
     )]
-    LibraryNotFound {
-        /// The places looked at.
-        looked_for: Vec<PathBuf>,
-    },
+    LibraryNotFound { looked_for: Vec<PathBuf> },
     /// A file cannot be read or written.
     #[error("cannot {action} {path}")]
     File {
-        /// What was tried.
         action: &'static str,
-        /// The file.
         path: PathBuf,
-        /// Why.
         #[source]
         source: io::Error,
     },
     /// The machine file is wrong.
     #[error("{path}: {problem}")]
-    Machine {
-        /// The file.
-        path: PathBuf,
-        /// What is wrong, and where.
-        problem: String,
-    },
+    Machine { path: PathBuf, problem: String },
     /// The entries beside the library cannot be laid down.
     #[error(transparent)]
     Companion(#[from] CompanionError),
@@ -66,11 +55,11 @@ pub struct Installed {
     pub library: PathBuf,
     /// The machine file it reads.
     pub machine_file: PathBuf,
-    /// What the library will say of the machine.
+    /// What the library reports of the machine.
     pub facts: Facts,
     /// The entries of `/proc`, `/sys` and `/dev`.
     pub layout: Layout,
-    /// The hand on the controls.
+    /// Changes the machine.
     pub controller: Controller,
 }
 
@@ -80,9 +69,9 @@ pub struct Placed {
     pub library: PathBuf,
     /// The machine file it reads.
     pub machine_file: PathBuf,
-    /// What the library will say of the machine.
+    /// What the library reports of the machine.
     pub facts: Facts,
-    /// The hand on the controls.
+    /// Changes the machine.
     pub controller: Controller,
 }
 
@@ -101,17 +90,14 @@ pub fn install(machine_file: &Path, folder: &Path) -> Result<Installed, InstallE
 }
 
 /// As [`install`], from the text of a machine file; `origin` names it in errors.
-///
-/// # Errors
-/// As [`install`].
 pub fn install_text(text: &str, origin: &Path, folder: &Path) -> Result<Installed, InstallError> {
     let placed = place(text, origin, folder)?;
     let root = folder.join(ROOT_FOLDER);
     let layout = companion::lay_down(&placed.facts, &root)?;
     // What was changed in this folder before still holds.
     let state = placed.controller.state()?;
-    let cuts: Vec<Option<&Mig>> = placed.facts.gpus.iter().map(|gpu| state.cut(gpu)).collect();
-    companion::follow_cuts(&placed.facts, &cuts, &root)?;
+    let layouts: Vec<Option<&Mig>> = placed.facts.gpus.iter().map(|gpu| state.layout(gpu)).collect();
+    companion::apply_layouts(&placed.facts, &layouts, &root)?;
     Ok(Installed {
         library: placed.library,
         machine_file: placed.machine_file,
@@ -122,9 +108,6 @@ pub fn install_text(text: &str, origin: &Path, folder: &Path) -> Result<Installe
 }
 
 /// As [`install_text`], but the library and the machine file alone: all that a client of NVML needs.
-///
-/// # Errors
-/// As [`install`].
 pub fn place(text: &str, origin: &Path, folder: &Path) -> Result<Placed, InstallError> {
     let wrong = |problem: String| InstallError::Machine { path: origin.to_owned(), problem };
     let machine: Machine = serde_saphyr::from_str(text).map_err(|error| wrong(error.to_string()))?;

@@ -15,6 +15,7 @@
     unsafe_code,
     reason = "the C ABI of NVML, and memory shared between processes; each block says why it is sound"
 )]
+#![allow(missing_docs, reason = "a comment says what a name does not")]
 
 mod abi;
 pub mod companion;

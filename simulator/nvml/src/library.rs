@@ -45,7 +45,6 @@ pub(crate) struct Session {
 /// Why a session cannot begin.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum StartError {
-    /// The driver is gone.
     #[error("the driver is not loaded")]
     DriverGone,
     /// The machine file cannot be read, or is wrong.
@@ -190,7 +189,6 @@ impl Session {
     }
 }
 
-/// The event sets of a session.
 #[derive(Default)]
 pub(crate) struct Events(Mutex<Sets>);
 
@@ -229,7 +227,6 @@ pub(crate) enum Waited {
     NoSuchSet,
     /// A GPU that the set listens to has fallen off the bus.
     GpuLost,
-    /// The driver has gone.
     DriverGone,
     /// The library was shut down.
     ShutDown,
@@ -266,9 +263,9 @@ impl Events {
         let Some(set) = sets.sets.get_mut(&set) else {
             return Some(Waited::NoSuchSet);
         };
-        let heard = |event: &&Event| set.filters.iter().any(|filter| filter.hears(event));
+        let selected = |event: &&Event| set.filters.iter().any(|filter| filter.selects(event));
         let fresh = state.events.iter().filter(|event| event.number >= set.next);
-        if let Some(event) = fresh.clone().find(heard) {
+        if let Some(event) = fresh.clone().find(selected) {
             set.next = event.number + 1;
             return Some(Waited::Event(*event));
         }
@@ -279,7 +276,7 @@ impl Events {
 }
 
 impl Filter {
-    fn hears(&self, event: &Event) -> bool {
+    fn selects(&self, event: &Event) -> bool {
         self.gpu == event.gpu && event.number >= self.since && self.types & event.kind.nvml_type() != 0
     }
 }

@@ -77,7 +77,7 @@ fn resources(node: &Node, setting: &Setting) -> Result<BTreeMap<String, Vec<Devi
     let mut resources: BTreeMap<String, Vec<Device>> = BTreeMap::new();
     let state = node.controller().state()?;
     for gpu in &node.hardware().gpus {
-        let cut = state.cut(gpu).filter(|mig| mig.enabled);
+        let cut = state.layout(gpu).filter(|mig| mig.enabled);
         let (Some(mig), Some(cut)) = (setting.mig, cut) else {
             whole(&mut resources, gpu, setting);
             continue;

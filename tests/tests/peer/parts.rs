@@ -46,7 +46,7 @@ fn cut(gpus: std::ops::Range<u8>) -> Result<Node> {
 /// The MIG devices of a GPU.
 fn slices(node: &Node, gpu: usize) -> Result<Vec<String>> {
     let state = node.controller().state()?;
-    let cut = state.cut(&node.hardware().gpus[gpu]).context("not cut")?;
+    let cut = state.layout(&node.hardware().gpus[gpu]).context("not cut")?;
     let compute = cut.instances.iter().flat_map(|instance| &instance.compute);
     Ok(compute.map(|compute| compute.uuid.to_string()).collect())
 }
@@ -91,7 +91,7 @@ async fn an_xid_of_one_mig_device_is_its_own() -> Result<()> {
     let run = running_on(cut(0..8)?, &told(Mig::Single)).await?;
     let mut stream = run.served.watch().await?;
     let state = run.node.controller().state()?;
-    let cut = state.cut(&run.node.hardware().gpus[3]).context("not cut")?;
+    let cut = state.layout(&run.node.hardware().gpus[3]).context("not cut")?;
     for (number, instance) in (1..).zip(&cut.instances) {
         let compute = instance.compute.first().context("no compute instance")?;
         run.node.controller().raise_xid_in(3, MEMORY, instance.id, compute.id)?;

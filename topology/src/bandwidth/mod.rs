@@ -117,18 +117,6 @@ impl Rates {
     }
 }
 
-/// Effective GB/s (10^9 bytes per second) in one direction between GPUs `a` and `b`, by their best single path. Zero
-/// for a GPU with itself and for an index out of range. For a whole matrix, compute [`Rates`] once and use
-/// [`Rates::pair`].
-pub fn pair_gbs(machine: &Machine, a: usize, b: usize) -> f64 {
-    gbs(Rates::of(machine).pair(machine, a, b).effective)
-}
-
-/// The same by the data sheet: what the links signal, not what a collective reaches.
-pub fn pair_raw_gbs(machine: &Machine, a: usize, b: usize) -> f64 {
-    gbs(Rates::of(machine).pair(machine, a, b).raw)
-}
-
 /// MB/s as GB/s.
 pub(crate) fn gbs(mbs: u32) -> f64 {
     f64::from(mbs) / 1000.0

@@ -14,9 +14,13 @@ fn link(parts: &mut MachineParts, a: u8, b: u8, links: u8) {
     parts.nvlinks.push(NvLinkBundle { gpus: [a, b], links });
 }
 
+fn pair_gbs(machine: &Machine, a: usize, b: usize) -> f64 {
+    gbs(Rates::of(machine).pair(machine, a, b).effective)
+}
+
 fn pair(parts: MachineParts) -> (f64, f64) {
     let machine = Machine::new(parts).unwrap();
-    (pair_gbs(&machine, 0, 1), pair_raw_gbs(&machine, 0, 1))
+    (pair_gbs(&machine, 0, 1), gbs(Rates::of(&machine).pair(&machine, 0, 1).raw))
 }
 
 #[test]
@@ -164,9 +168,9 @@ fn ampere_in_machine_name_is_no_cpu() {
         let mut parts = unknown(2, PathClass::Sys);
         parts.name = Some(name.to_owned());
         parts.host.cpu = cpu.map(str::to_owned);
-        host::of(&Machine::new(parts).unwrap())
+        processor_of(&Machine::new(parts).unwrap())
     };
-    use host::Processor::{Amd, Arm, Skylake};
+    use Processor::{Amd, Arm, Skylake};
     let xeon = "8x A40 (Ampere), Intel Xeon Gold 6330";
     for (cpu, name, expected) in [
         (None, xeon, Some(Skylake)),

@@ -39,7 +39,7 @@ use crate::collective::Collective;
 use crate::machine::{Machine, PathClass};
 use crate::mig::placements_of;
 use crate::set::GpuSet;
-use surroundings::Surroundings;
+use surroundings::{Surroundings, known_numa_nodes};
 
 /// The most GPUs that every set of is tabulated; machines with more are searched.
 pub const TABLE_GPUS: usize = 16;
@@ -417,7 +417,7 @@ impl MachineKind {
             paths: rows
                 .flat_map(|row| (0..row.min(gpus.len())).map(move |column| machine.paths().get(row, column)))
                 .collect(),
-            numa: machine.numa_nodes(),
+            numa: known_numa_nodes(machine),
         }
     }
 }

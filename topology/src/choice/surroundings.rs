@@ -47,7 +47,7 @@ impl Surroundings {
             let near = (0..nics.min(MAX_NICS)).filter(|nic| class_rank(to_nic(gpu, *nic)) <= 1);
             *rails = near.fold(0, |rails, nic| rails | 1 << nic);
         }
-        let numa = machine.numa_nodes();
+        let numa = known_numa_nodes(machine);
         Self { rails, nearest, nics, groups: groups(machine, &numa), numa }
     }
 
@@ -145,6 +145,12 @@ fn class_rank(class: PathClass) -> u8 {
         PathClass::Node => 3,
         PathClass::Sys | PathClass::Soc => 4,
     }
+}
+
+/// The GPUs of each known NUMA node.
+pub(super) fn known_numa_nodes(machine: &Machine) -> Vec<GpuSet> {
+    let nodes = machine.numa_nodes().into_iter();
+    nodes.filter_map(|(node, gpus)| node.map(|_| gpus)).collect()
 }
 
 const NVLINK: &str = "NVLink island";

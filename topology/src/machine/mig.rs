@@ -10,9 +10,8 @@ use super::ids::MigUuid;
 pub const MAX_MEMORY_UNITS: u8 = 16;
 
 /// MIG of one GPU. A GPU without MIG support has none.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Mig {
     /// Whether MIG mode is on. A GPU with MIG on is used through its instances only.
     pub enabled: bool,
@@ -22,9 +21,8 @@ pub struct Mig {
 }
 
 /// A GPU instance: memory and engines of its own.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct GpuInstance {
     /// NVML's GPU instance ID, unique on its GPU.
     pub id: u32,
@@ -40,9 +38,8 @@ pub struct GpuInstance {
 }
 
 /// A compute instance: what NVML and CUDA call a MIG device.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct ComputeInstance {
     /// NVML's compute instance ID, unique in its GPU instance.
     pub id: u32,
@@ -57,9 +54,8 @@ pub struct ComputeInstance {
 }
 
 /// The hardware of a MIG device (NVML's `nvmlDeviceAttributes_t`).
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct MigAttributes {
     /// Streaming multiprocessors.
     pub multiprocessors: u32,

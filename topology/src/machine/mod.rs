@@ -26,16 +26,14 @@ pub const MAX_LINKS_PER_GPU: u8 = 36;
 
 /// One node's devices and links, checked: indices are positions, the path matrix is square and symmetric, bundles name
 /// existing GPUs once, identifiers are unique.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(try_from = "MachineParts", into = "MachineParts")]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[cfg_attr(feature = "schema", schemars(with = "MachineParts"))]
+#[schemars(with = "MachineParts")]
 pub struct Machine(MachineParts);
 
 /// The fields of a machine file, in the order they are written. Unchecked: [`Machine::new`] checks them.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct MachineParts {
     /// The common name of this kind of machine, e.g. `dgx-a100`. Free text for messages, and a fallback for the model.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -56,9 +54,8 @@ pub struct MachineParts {
 }
 
 /// The host of the GPUs: driver, CUDA version, and the CPU. The link between its sockets carries SYS traffic.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Host {
     /// Driver version as NVML prints it, e.g. `570.124.06`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -78,9 +75,8 @@ impl Host {
 }
 
 /// One physical GPU. Facts that `nvidia-smi topo -m` does not print are `None` in a machine read from its output.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Gpu {
     /// Position in the machine, NVML's index.
     pub index: u8,
@@ -129,9 +125,8 @@ pub struct Gpu {
 }
 
 /// Generation and width of a PCIe link.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct PcieLink {
     /// PCIe generation, 1 to 7.
     pub generation: u8,
@@ -140,9 +135,8 @@ pub struct PcieLink {
 }
 
 /// The NVLink side of one GPU.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct NvLinkPorts {
     /// NVLink version as NVML reports it (1 to 5), if known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -161,9 +155,8 @@ fn is_zero(value: &u8) -> bool {
 }
 
 /// The multi-node NVLink domain of a GPU (NVML's GPU fabric info).
-#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Fabric {
     /// UUID of the NVLink domain.
     pub cluster_uuid: String,
@@ -172,9 +165,8 @@ pub struct Fabric {
 }
 
 /// One network adapter.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Nic {
     /// RDMA device name (`mlx5_0`) or what the matrix header calls it (`NIC0`).
     pub name: String,
@@ -190,9 +182,8 @@ pub struct Nic {
 }
 
 /// NVLinks that join two GPUs without a switch between.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct NvLinkBundle {
     /// Indices of the two GPUs, the lower first.
     pub gpus: [u8; 2],
@@ -290,19 +281,17 @@ impl Machine {
         }
     }
 
-    /// The GPUs of each NUMA node, by the list that they name. GPUs of unknown nodes are in none.
-    pub fn numa_nodes(&self) -> Vec<GpuSet> {
-        let mut nodes: Vec<(&IdList, GpuSet)> = Vec::new();
+    /// The GPUs by the NUMA nodes that they name, in the order of their first GPU; `None` for GPUs of unknown nodes.
+    pub fn numa_nodes(&self) -> Vec<(Option<&IdList>, GpuSet)> {
+        let mut nodes: Vec<(Option<&IdList>, GpuSet)> = Vec::new();
         for (index, gpu) in self.gpus().iter().enumerate() {
-            let Some(list) = &gpu.numa else {
-                continue;
-            };
-            match nodes.iter_mut().find(|(known, _)| *known == list) {
+            let named = gpu.numa.as_ref();
+            match nodes.iter_mut().find(|(known, _)| *known == named) {
                 Some((_, gpus)) => *gpus = gpus.with(index),
-                None => nodes.push((list, GpuSet::single(index))),
+                None => nodes.push((named, GpuSet::single(index))),
             }
         }
-        nodes.into_iter().map(|(_, gpus)| gpus).collect()
+        nodes
     }
 
     /// The unchecked parts, to change and check again.

@@ -70,10 +70,9 @@ impl FromStr for PathClass {
 
 /// The path class of every pair of devices: GPUs first, then NICs. Symmetric by construction; written as one line of words
 /// per device, `X` on the diagonal.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(try_from = "Vec<Row>", into = "Vec<String>")]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[cfg_attr(feature = "schema", schemars(with = "Vec<String>"))]
+#[schemars(with = "Vec<String>")]
 pub struct PathMatrix {
     size: usize,
     /// The strict lower triangle, row by row.

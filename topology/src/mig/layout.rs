@@ -121,12 +121,6 @@ impl<'p> MigLayout<'p> {
         u8::try_from(added.count()).unwrap_or(u8::MAX)
     }
 
-    /// The number of instances of each profile alone that can be added, in the product's order.
-    pub fn remaining_each(&self) -> Vec<(&'p Profile, u8)> {
-        let profiles = self.product.profiles.iter();
-        profiles.map(|profile| (profile, self.remaining(profile))).collect()
-    }
-
     /// Adds an instance of `profile` that starts at `start`.
     ///
     /// # Errors

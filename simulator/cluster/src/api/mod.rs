@@ -190,7 +190,6 @@ const MAX_WATCH: Duration = Duration::from_secs(1800);
 /// What the handlers share.
 #[derive(Debug)]
 struct Service {
-    /// The objects.
     objects: Arc<Objects>,
     /// How often a watch that allows it gets a bookmark.
     bookmark_every: Duration,
@@ -199,7 +198,6 @@ struct Service {
 }
 
 impl Service {
-    /// Answers one request.
     async fn answer(&self, request: Request<Incoming>) -> Response<Body> {
         let (method, uri) = (request.method().clone(), request.uri().clone());
         let response = match self.handle(request).await {

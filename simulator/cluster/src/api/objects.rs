@@ -33,7 +33,6 @@ pub(super) struct DeleteOptions {
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub(super) struct Preconditions {
-    /// Its UID.
     pub uid: Option<String>,
     /// Its revision.
     pub resource_version: Option<String>,

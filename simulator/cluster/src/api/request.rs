@@ -13,20 +13,16 @@ use super::kinds::Kind;
 pub(super) enum Target {
     /// Everything of a kind, in one namespace or all.
     Collection {
-        /// The kind.
         kind: &'static Kind,
         /// `None` means all namespaces, or a kind without any.
         namespace: Option<String>,
     },
     /// One object or a subresource of it.
     Object {
-        /// The kind.
         kind: &'static Kind,
         /// Empty for kinds without namespaces.
         namespace: String,
-        /// Its name.
         name: String,
-        /// What of it.
         part: Part,
     },
     /// What the server offers.
@@ -38,7 +34,6 @@ pub(super) enum Target {
 pub(super) enum Part {
     /// The object.
     Main,
-    /// Its status.
     Status,
     /// A pod's binding.
     Binding,
@@ -64,7 +59,6 @@ pub(super) enum Discovery {
     Resources {
         /// The group, empty for core.
         group: String,
-        /// The version.
         version: String,
     },
 }
@@ -214,31 +208,16 @@ pub(super) enum ApiError {
     AlreadyExists(String),
     /// A precondition (UID, resourceVersion) or the state of the object forbids it.
     #[error("Operation cannot be fulfilled on {what}: {problem}")]
-    Conflict {
-        /// The object.
-        what: String,
-        /// What stands against it.
-        problem: String,
-    },
+    Conflict { what: String, problem: String },
     /// The object is not valid.
     #[error("{what} is invalid: {problem}")]
-    Invalid {
-        /// The object.
-        what: String,
-        /// Field and rule.
-        problem: String,
-    },
+    Invalid { what: String, problem: String },
     /// The request cannot be understood.
     #[error("{0}")]
     BadRequest(String),
     /// The revision asked for is no longer in the history.
     #[error("too old resource version: {asked} ({oldest})")]
-    Gone {
-        /// The client's revision.
-        asked: u64,
-        /// Oldest revision that a watch may start from.
-        oldest: u64,
-    },
+    Gone { asked: u64, oldest: u64 },
     /// A body of a type that is not served.
     #[error("the body of the request was in an unknown format - accepted media types include: {0}")]
     UnsupportedMediaType(&'static str),

@@ -25,7 +25,6 @@ pub(super) struct Key {
     pub storage: &'static str,
     /// Empty for objects without a namespace.
     pub namespace: String,
-    /// Its name.
     pub name: String,
 }
 

@@ -40,7 +40,6 @@ impl Form {
             .unwrap_or(Self::Whole)
     }
 
-    /// One object.
     pub(super) fn object(self, kind: &'static Kind, object: &Value) -> Value {
         match self {
             Self::Whole => to_shown(kind, object.clone()),

@@ -23,7 +23,6 @@ use super::{meta, request::ApiError};
 /// What a watch asks for.
 #[derive(Debug)]
 pub(super) struct Watch {
-    /// The kind.
     pub kind: &'static Kind,
     /// One namespace, or all.
     pub namespace: Option<String>,

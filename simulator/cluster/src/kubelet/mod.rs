@@ -59,7 +59,6 @@ struct Admitted {
 pub struct Folders {
     /// Holds kubelet.sock and the plugins' sockets.
     pub device_plugins: PathBuf,
-    /// The pod resources socket.
     pub pod_resources_socket: PathBuf,
     /// Stands for `/sys/fs/cgroup`.
     pub cgroups: PathBuf,
@@ -72,28 +71,13 @@ pub enum KubeletError {
     #[error(
         "socket path {path} has {length} bytes, at most {MAX_SOCKET_PATH} are possible; use a shorter folder"
     )]
-    PathTooLong {
-        /// The path.
-        path: PathBuf,
-        /// Its length.
-        length: usize,
-    },
+    PathTooLong { path: PathBuf, length: usize },
     /// A folder or socket could not be made.
     #[error("{path}")]
-    Folder {
-        /// Which.
-        path: PathBuf,
-        /// Why.
-        source: io::Error,
-    },
+    Folder { path: PathBuf, source: io::Error },
     /// The Node could not be created.
     #[error("node {node} not created")]
-    Node {
-        /// Its name.
-        node: String,
-        /// Why.
-        source: kube::Error,
-    },
+    Node { node: String, source: kube::Error },
 }
 
 impl Folders {

@@ -54,7 +54,6 @@ impl Plugins {
         }
     }
 
-    /// The plugin of a resource.
     pub(super) fn get(&self, resource: &str) -> Option<Plugin> {
         self.endpoints.lock().unwrap_or_else(PoisonError::into_inner).get(resource).cloned()
     }

@@ -37,7 +37,6 @@ pub struct ExtenderConfig {
 /// A resource that makes a pod the extender's business.
 #[derive(Debug, Clone, Deserialize)]
 pub struct ManagedResource {
-    /// Its name.
     pub name: String,
 }
 
@@ -46,36 +45,16 @@ pub struct ManagedResource {
 pub enum ExtenderError {
     /// Not reached, or the connection broke.
     #[error("Post {url:?}: {problem}")]
-    Transport {
-        /// Where.
-        url: String,
-        /// What went wrong.
-        problem: String,
-    },
+    Transport { url: String, problem: String },
     /// Beyond the time limit.
     #[error("Post {url:?}: context deadline exceeded")]
-    Timeout {
-        /// Where.
-        url: String,
-    },
+    Timeout { url: String },
     /// Any status but 200; the body is not read.
     #[error("failed {verb} with extender at URL {url}, code {}", code.as_u16())]
-    Status {
-        /// Verb.
-        verb: String,
-        /// Where.
-        url: String,
-        /// The status.
-        code: StatusCode,
-    },
+    Status { verb: String, url: String, code: StatusCode },
     /// The answer is not of the form.
     #[error("extender's answer at {url}: {problem}")]
-    Answer {
-        /// Where.
-        url: String,
-        /// What is wrong.
-        problem: String,
-    },
+    Answer { url: String, problem: String },
 }
 
 #[derive(Serialize)]

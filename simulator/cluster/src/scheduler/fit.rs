@@ -35,7 +35,6 @@ pub(super) fn requests(spec: &PodSpec) -> Amounts {
     total
 }
 
-/// Adds `more` to `sum`.
 pub(super) fn add(sum: &mut Amounts, more: &Amounts) {
     for (name, amount) in more {
         *sum.entry(name.clone()).or_default() += amount;

@@ -86,7 +86,7 @@ impl Scheduler {
                 delta = self.nodes.next() => self.node_changed(&delta),
                 Some(bound) = bind_results.recv() => self.bind_ended(bound).await,
                 // With nothing new, there is time for a try.
-                () = std::future::ready(()), if self.ready() => self.try_one().await,
+                () = std::future::ready(()), if self.ready() => self.schedule_one().await,
                 () = until(self.queue.next_due()) => {}
             }
         }
@@ -104,7 +104,7 @@ impl Scheduler {
                 self.queue.remove(&uid);
                 let held_a_node = self.assumed.remove(&uid).is_some() || node_of(&pod).is_some();
                 if held_a_node {
-                    self.queue.wake_all();
+                    self.queue.activate_all();
                 }
             }
             Delta::Set { before, now } => {
@@ -119,11 +119,11 @@ impl Scheduler {
                             || fit::is_live(&before) != fit::is_live(&now)
                     });
                     if touched {
-                        self.queue.wake_all();
+                        self.queue.activate_all();
                     }
                 } else if is_ours(&now) && !self.assumed.contains_key(&uid) {
                     self.queue.add(&uid);
-                    self.queue.wake(&uid);
+                    self.queue.activate(&uid);
                 } else if !is_ours(&now) {
                     self.queue.remove(&uid);
                 }
@@ -146,7 +146,7 @@ impl Scheduler {
                         || allocatable(before) != allocatable(now)
                 });
                 if touched {
-                    self.queue.wake_all();
+                    self.queue.activate_all();
                 }
             }
         }
@@ -161,11 +161,11 @@ impl Scheduler {
         }
         self.queue.add(&uid);
         self.queue.back_off(&uid, Instant::now());
-        self.queue.wake_all();
+        self.queue.activate_all();
         self.reporter.failed(&pod, "SchedulerError", &format!("running Bind plugin: {problem}")).await;
     }
 
-    async fn try_one(&mut self) {
+    async fn schedule_one(&mut self) {
         let Some(uid) = self.queue.pop(Instant::now()) else {
             return;
         };
@@ -180,7 +180,7 @@ impl Scheduler {
                 self.start_bind(pod, node);
             }
             Err(Miss::Unschedulable(message)) => {
-                self.queue.park(&uid);
+                self.queue.mark_unschedulable(&uid);
                 self.reporter.failed(&pod, "Unschedulable", &message).await;
             }
             Err(Miss::Error(message)) => {

@@ -27,11 +27,11 @@ struct Entry {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
     Ready,
-    /// Taken out for a try; a wake meanwhile is remembered.
-    Trying {
-        woken: bool,
+    /// Taken out for an attempt; an activation meanwhile is kept.
+    InAttempt {
+        activated: bool,
     },
-    Parked,
+    Unschedulable,
     BackingOff(Instant),
 }
 
@@ -50,16 +50,16 @@ impl Queue {
         self.entries.remove(uid);
     }
 
-    /// Something changed that may make this parked pod fit.
-    pub(super) fn wake(&mut self, uid: &str) {
+    /// Something changed that may make this pod fit.
+    pub(super) fn activate(&mut self, uid: &str) {
         if let Some(entry) = self.entries.get_mut(uid) {
-            entry.wake();
+            entry.activate();
         }
     }
 
-    /// Something changed that may make any parked pod fit.
-    pub(super) fn wake_all(&mut self) {
-        self.entries.values_mut().for_each(Entry::wake);
+    /// Something changed that may make any pod fit.
+    pub(super) fn activate_all(&mut self) {
+        self.entries.values_mut().for_each(Entry::activate);
     }
 
     /// Whether there is a pod to try.
@@ -71,15 +71,15 @@ impl Queue {
     pub(super) fn pop(&mut self, now: Instant) -> Option<String> {
         let due = self.entries.iter_mut().filter(|(_, entry)| entry.due(now));
         let (uid, entry) = due.min_by_key(|(_, entry)| entry.order)?;
-        entry.state = State::Trying { woken: false };
+        entry.state = State::InAttempt { activated: false };
         Some(uid.clone())
     }
 
     /// The try found no node.
-    pub(super) fn park(&mut self, uid: &str) {
+    pub(super) fn mark_unschedulable(&mut self, uid: &str) {
         if let Some(entry) = self.entries.get_mut(uid) {
-            let woken = entry.state == State::Trying { woken: true };
-            entry.state = if woken { State::Ready } else { State::Parked };
+            let activated = entry.state == State::InAttempt { activated: true };
+            entry.state = if activated { State::Ready } else { State::Unschedulable };
         }
     }
 
@@ -107,14 +107,14 @@ impl Entry {
         match self.state {
             State::Ready => true,
             State::BackingOff(until) => until <= now,
-            State::Parked | State::Trying { .. } => false,
+            State::Unschedulable | State::InAttempt { .. } => false,
         }
     }
 
-    fn wake(&mut self) {
+    fn activate(&mut self) {
         match &mut self.state {
-            State::Parked => self.state = State::Ready,
-            State::Trying { woken } => *woken = true,
+            State::Unschedulable => self.state = State::Ready,
+            State::InAttempt { activated } => *activated = true,
             // No event shortens a back-off.
             State::Ready | State::BackingOff(_) => {}
         }
@@ -133,10 +133,10 @@ mod tests {
         queue.add("b");
         assert_eq!(queue.pop(now).as_deref(), Some("a"));
         assert_eq!(queue.pop(now).as_deref(), Some("b"));
-        queue.park("a");
+        queue.mark_unschedulable("a");
         queue.back_off("b", now);
         assert_eq!(queue.pop(now), None);
-        queue.wake_all();
+        queue.activate_all();
         assert_eq!(queue.pop(now).as_deref(), Some("a"));
         assert_eq!(queue.pop(now), None, "no event shortens a back-off");
         assert_eq!(queue.pop(now + FIRST_BACKOFF).as_deref(), Some("b"));
@@ -150,8 +150,8 @@ mod tests {
         let now = Instant::now();
         queue.add("a");
         queue.pop(now);
-        queue.wake("a");
-        queue.park("a");
+        queue.activate("a");
+        queue.mark_unschedulable("a");
         assert_eq!(queue.pop(now).as_deref(), Some("a"));
     }
 }

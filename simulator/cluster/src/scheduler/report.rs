@@ -40,7 +40,7 @@ impl Reporter {
 
     /// The pod could not be scheduled: `reason` is `Unschedulable` or `SchedulerError`.
     pub(super) async fn failed(&self, pod: &Pod, reason: &str, message: &str) {
-        if told(pod, reason, message) {
+        if is_reported(pod, reason, message) {
             return;
         }
         let namespace = pod.namespace().unwrap_or_default();
@@ -84,7 +84,7 @@ impl Reporter {
     }
 }
 
-fn told(pod: &Pod, reason: &str, message: &str) -> bool {
+fn is_reported(pod: &Pod, reason: &str, message: &str) -> bool {
     let conditions = pod.status.iter().flat_map(|status| status.conditions.iter().flatten());
     conditions.filter(|condition| condition.type_ == "PodScheduled" && condition.status == "False").any(
         |condition| {

@@ -46,7 +46,6 @@ pub(crate) struct MigTarget<'a> {
     pub(crate) compute: &'a ComputeInstance,
 }
 
-/// Runs `body` as the call of slot `slot`.
 pub(crate) fn run(slot: usize, body: impl FnOnce(&Call) -> Result<(), Status>) -> nvmlReturn_t {
     code(admit(slot).and_then(|(library, state)| {
         let session = library.session().ok_or(Status::UNINITIALIZED)?;
@@ -129,7 +128,7 @@ impl Call {
         }
     }
 
-    /// Changes how a GPU is cut; every process sees it from its next call on.
+    /// Changes the MIG layout of a GPU; every process sees it from its next call on.
     pub(crate) fn change_mig(&self, gpu: Target<'_>, change: &MigChange) -> Result<Applied, Status> {
         let changed = self.library.update(|state| {
             let changed = state.change_mig(gpu.facts, change);
@@ -153,7 +152,7 @@ impl Call {
         if state.is_some_and(GpuState::unreachable) {
             return Some(Err(Status::GPU_IS_LOST));
         }
-        Some(Ok(Target { facts, state, mig: self.state.cut(facts) }))
+        Some(Ok(Target { facts, state, mig: self.state.layout(facts) }))
     }
 
     /// Whether an NVLink is up: joined, not taken down at either end, the peer on the bus.
@@ -179,8 +178,8 @@ impl<'a> Target<'a> {
         self.state
     }
 
-    /// How the GPU is cut now; `None` if it never was.
-    pub(crate) fn cut(self) -> Option<&'a Mig> {
+    /// The MIG layout of the GPU; `None` if it never had one.
+    pub(crate) fn layout(self) -> Option<&'a Mig> {
         self.mig
     }
 

@@ -11,7 +11,7 @@ use super::args::{In, Out, Status, struct_version};
 use super::call::{Call, MigTarget};
 use super::handle::{ComputeInstance, Device, GpuInstance};
 use super::instances::{Found, place_of, printed, put_trusting};
-use crate::control::{MigChange, compute_room, laid_out, slices_of};
+use crate::control::{MigChange, compute_room, placements_of, slices_of};
 use crate::facts;
 
 /// The engines of a GPU instance are shared by all of its compute instances: NVML knows no other way.
@@ -135,9 +135,9 @@ fn put_instance(call: &Call, instance: ComputeInstance, out: Out<InstanceInfo>) 
     let device = device_of(call, instance)?;
     let parent = GpuInstance::at(place_of(device.gpu, device.instance));
     let found = call.gpu_instance(parent)?;
-    let laid_out = laid_out(found.profile, found.instance);
+    let placements_of = placements_of(found.profile, found.instance);
     let (_, start, slices) =
-        laid_out.into_iter().find(|(id, ..)| *id == device.compute.id).ok_or(Status::UNKNOWN)?;
+        placements_of.into_iter().find(|(id, ..)| *id == device.compute.id).ok_or(Status::UNKNOWN)?;
     let profile = PROFILES.iter().find(|(_, of)| *of == slices);
     out.put(InstanceInfo {
         device: Device::whole(device.gpu.facts.index),

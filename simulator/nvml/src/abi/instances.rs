@@ -257,9 +257,9 @@ nvml! {
     fn nvmlDeviceGetGpuInstanceRemainingCapacity(device: Device, id: c_uint, count: Out<c_uint>) |call| {
         let gpu = call.gpu(device)?;
         let profile = by_id(gpu, id)?;
-        let mig = gpu.cut().cloned().unwrap_or_default();
-        let cut = MigLayout::of(profiles(gpu)?, &mig, "mig").map_err(|_| Status::UNKNOWN)?;
-        count.put(c_uint::from(cut.remaining(profile)))
+        let mig = gpu.layout().cloned().unwrap_or_default();
+        let layout = MigLayout::of(profiles(gpu)?, &mig, "mig").map_err(|_| Status::UNKNOWN)?;
+        count.put(c_uint::from(layout.remaining(profile)))
     }
 
     fn nvmlDeviceCreateGpuInstance(device: Device, id: c_uint, out: Out<GpuInstance>) |call| {

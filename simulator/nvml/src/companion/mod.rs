@@ -22,7 +22,6 @@ pub use tree::{Endpoint, Misfit, Tree, class_between};
 /// What was laid down.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Layout {
-    /// The root.
     pub root: PathBuf,
     /// Stands for `/proc`.
     pub proc: PathBuf,
@@ -40,11 +39,8 @@ pub struct Layout {
 #[derive(Debug, thiserror::Error)]
 #[error("cannot {action} {path}")]
 pub struct CompanionError {
-    /// What was tried.
     pub action: &'static str,
-    /// The file or folder.
     pub path: PathBuf,
-    /// Why.
     #[source]
     pub source: io::Error,
 }
@@ -62,8 +58,8 @@ pub fn lay_down(facts: &Facts, root: &Path) -> Result<Layout, CompanionError> {
     write_capabilities(&mut files)?;
     let device_nodes = files.device_nodes;
     files.finish()?;
-    let cuts: Vec<Option<&Mig>> = facts.gpus.iter().map(|gpu| gpu.mig.as_ref()).collect();
-    follow_cuts(facts, &cuts, root)?;
+    let layouts: Vec<Option<&Mig>> = facts.gpus.iter().map(|gpu| gpu.mig.as_ref()).collect();
+    apply_layouts(facts, &layouts, root)?;
     Ok(Layout {
         root: root.to_owned(),
         proc: root.join("proc"),
@@ -74,10 +70,14 @@ pub fn lay_down(facts: &Facts, root: &Path) -> Result<Layout, CompanionError> {
     })
 }
 
-/// Brings the entries of MIG instances under `root` in line with `cuts`, the cut of each GPU by its index.
-pub(crate) fn follow_cuts(facts: &Facts, cuts: &[Option<&Mig>], root: &Path) -> Result<(), CompanionError> {
+/// Brings the entries of MIG instances under `root` in line with `layouts`, by the GPU's index.
+pub(crate) fn apply_layouts(
+    facts: &Facts,
+    layouts: &[Option<&Mig>],
+    root: &Path,
+) -> Result<(), CompanionError> {
     let mut files = Files::again(root);
-    write_instances(&mut files, facts, cuts)?;
+    write_instances(&mut files, facts, layouts)?;
     files.replace()
 }
 
@@ -189,7 +189,7 @@ impl Layout {
 const CAPS: u32 = 509;
 /// Major number of `/dev/nvidia-caps-imex-channels/*`; real ones vary too.
 const IMEX: u32 = 508;
-/// Minor numbers of the capability to change how GPUs are cut, and of the one to watch all instances.
+/// Minor numbers of the capability to change MIG layouts, and of the one to watch all instances.
 const CONFIG: u32 = 1;
 const MONITOR: u32 = 2;
 /// GPU instances, and compute instances in each, that the driver has numbers for.
@@ -231,9 +231,9 @@ fn write_capabilities(files: &mut Files) -> Result<(), CompanionError> {
 }
 
 /// The instances of every GPU.
-fn write_instances(files: &mut Files, facts: &Facts, cuts: &[Option<&Mig>]) -> Result<(), CompanionError> {
-    for (gpu, cut) in facts.gpus.iter().zip(cuts) {
-        let Some(mig) = cut.filter(|mig| mig.enabled) else {
+fn write_instances(files: &mut Files, facts: &Facts, layouts: &[Option<&Mig>]) -> Result<(), CompanionError> {
+    for (gpu, layout) in facts.gpus.iter().zip(layouts) {
+        let Some(mig) = layout.filter(|mig| mig.enabled) else {
             continue;
         };
         let folder = format!("proc/driver/nvidia/capabilities/gpu{}/mig", gpu.minor);

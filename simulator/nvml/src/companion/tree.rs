@@ -20,7 +20,6 @@ use crate::facts::{Address, Facts};
 /// One GPU, NIC or NVSwitch in the tree.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Endpoint {
-    /// Its address.
     pub address: Address,
     /// NUMA node of its host bridge; `None` if unknown.
     pub numa: Option<u32>,
@@ -44,13 +43,9 @@ pub struct Tree {
     "devices {first} and {second}: the file says {given}, but no PCI tree with its other paths shows more than {shown}"
 )]
 pub struct Misfit {
-    /// Position of a device, GPUs first.
     pub first: usize,
-    /// Position of the other.
     pub second: usize,
-    /// The class in the file.
     pub given: PathClass,
-    /// The class the tree shows.
     pub shown: PathClass,
 }
 

@@ -1,12 +1,11 @@
-//! The hand on the controls: what tests, tools and people use to change a simulated machine. Knows nothing of the library's
-//! inside; it writes the state file, announces the change and reads the counters.
+//! Changes a simulated machine for tests and tools: writes the state file, announces the change and reads the counters.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use super::{
-    BLOCK_FILE, Block, ControlError, EventKind, GpuState, MigChange, MigRefusal, Piece, Process, Rule, State,
+    BLOCK_FILE, Block, ControlError, EventKind, GpuState, MigChange, MigRefusal, Piece, Process, State,
     read_state, update,
 };
 use crate::facts::Facts;
@@ -49,10 +48,10 @@ impl Controller {
         })
     }
 
-    /// Changes how a GPU is cut, as far as the product allows.
+    /// Changes the MIG layout of a GPU, as far as the product allows.
     ///
     /// # Errors
-    /// When there is no such GPU, it cannot be cut so, and as [`Controller::update`].
+    /// When there is no such GPU, it cannot have this layout, and as [`Controller::update`].
     pub fn change_mig(&self, gpu: u8, change: &MigChange) -> Result<(), ControlError> {
         let machine = self.machine();
         let facts = Facts::read(&machine)
@@ -66,8 +65,8 @@ impl Controller {
         })
     }
 
-    /// Turns MIG on and cuts a GPU into `pieces` (`1g.5gb`, `3g.20gb@4`, `3g.20gb@4=1c,2c`), whatever it was before. Instances
-    /// that stay keep their UUIDs; a GPU cut as before has the UUIDs it had then.
+    /// Turns MIG on and divides a GPU into `pieces` (`1g.5gb`, `3g.20gb@4`, `3g.20gb@4=1c,2c`), whatever it was before. Instances
+    /// that stay keep their UUIDs; a GPU with an earlier layout has the UUIDs it had then.
     ///
     /// # Errors
     /// When a piece cannot be read or does not fit, and as [`Controller::change_mig`].
@@ -81,9 +80,6 @@ impl Controller {
     }
 
     /// Ends every instance of a GPU and turns MIG off.
-    ///
-    /// # Errors
-    /// As [`Controller::change_mig`].
     pub fn uncut(&self, gpu: u8) -> Result<(), ControlError> {
         self.change_mig(gpu, &MigChange::Off)
     }
@@ -92,15 +88,12 @@ impl Controller {
         self.folder.join(MACHINE_FILE)
     }
 
-    /// Makes libraries read the state file again, after a person has edited it.
+    /// Makes libraries read the state file again, after it was edited by hand.
     pub fn announce(&self) {
         self.block.announce_change();
     }
 
     /// Undoes everything that was changed, but forgets neither event numbers nor departures of the driver.
-    ///
-    /// # Errors
-    /// As [`Controller::update`].
     pub fn reset(&self) -> Result<(), ControlError> {
         self.update(|state| {
             state.driver.gone = false;
@@ -110,17 +103,11 @@ impl Controller {
     }
 
     /// Raises an Xid that touches a whole GPU.
-    ///
-    /// # Errors
-    /// As [`Controller::update`].
     pub fn raise_xid(&self, gpu: u8, xid: u64) -> Result<(), ControlError> {
         self.raise(gpu, EventKind::Xid, xid, None)
     }
 
     /// Raises an Xid confined to a GPU instance and a compute instance; `u32::MAX` for either means all of them.
-    ///
-    /// # Errors
-    /// As [`Controller::update`].
     pub fn raise_xid_in(
         &self,
         gpu: u8,
@@ -133,9 +120,6 @@ impl Controller {
     }
 
     /// Raises any event. `instance` holds the ids of the GPU instance and compute instance it is confined to.
-    ///
-    /// # Errors
-    /// As [`Controller::update`].
     pub fn raise(
         &self,
         gpu: u8,
@@ -149,50 +133,32 @@ impl Controller {
     }
 
     /// Drops a GPU off the bus. The Xid 79 that goes with it on real machines is the caller's to raise, before or after.
-    ///
-    /// # Errors
-    /// As [`Controller::update`].
     pub fn lose_gpu(&self, gpu: u8) -> Result<(), ControlError> {
         self.update_gpu(gpu, |gpu| gpu.lost = true)
     }
 
     /// Brings a lost GPU back.
-    ///
-    /// # Errors
-    /// As [`Controller::update`].
     pub fn restore_gpu(&self, gpu: u8) -> Result<(), ControlError> {
         self.update_gpu(gpu, |gpu| gpu.lost = false)
     }
 
     /// Removes a GPU from the machine. Sessions that exist see it as lost; later sessions see one GPU less, and lower
     /// indices for those after it.
-    ///
-    /// # Errors
-    /// As [`Controller::update`].
     pub fn remove_gpu(&self, gpu: u8) -> Result<(), ControlError> {
         self.update_gpu(gpu, |gpu| gpu.removed = true)
     }
 
     /// Puts a removed GPU back. Later sessions see it.
-    ///
-    /// # Errors
-    /// As [`Controller::update`].
     pub fn add_gpu(&self, gpu: u8) -> Result<(), ControlError> {
         self.update_gpu(gpu, |gpu| gpu.removed = false)
     }
 
     /// Changes what is out of the ordinary on one GPU.
-    ///
-    /// # Errors
-    /// As [`Controller::update`].
     pub fn update_gpu(&self, gpu: u8, change: impl FnOnce(&mut GpuState)) -> Result<(), ControlError> {
         self.update(|state| change(state.gpus.entry(gpu).or_default()))
     }
 
     /// Unloads the kernel driver: no call succeeds, none can initialise.
-    ///
-    /// # Errors
-    /// As [`Controller::update`].
     pub fn unload_driver(&self) -> Result<(), ControlError> {
         self.update(|state| {
             if !state.driver.gone {
@@ -203,9 +169,6 @@ impl Controller {
     }
 
     /// Loads the kernel driver again. Clients must shut down and initialise to see it.
-    ///
-    /// # Errors
-    /// As [`Controller::update`].
     pub fn load_driver(&self) -> Result<(), ControlError> {
         self.update(|state| state.driver.gone = false)
     }
@@ -236,21 +199,7 @@ impl Controller {
         })
     }
 
-    /// Sets any rule for a function.
-    ///
-    /// # Errors
-    /// When NVML has no such function, and as [`Controller::update`].
-    pub fn set_rule(&self, name: &str, rule: Rule) -> Result<(), ControlError> {
-        self.made(name)?;
-        self.update(|state| {
-            state.calls.insert(name.to_owned(), rule);
-        })
-    }
-
     /// Lets every call of a function succeed again, at its usual speed.
-    ///
-    /// # Errors
-    /// As [`Controller::update`].
     pub fn clear_rule(&self, name: &str) -> Result<(), ControlError> {
         self.update(|state| {
             state.calls.remove(name);
@@ -258,9 +207,6 @@ impl Controller {
     }
 
     /// Takes an NVLink of a GPU down or up; for a direct link this holds for the peer's end too.
-    ///
-    /// # Errors
-    /// As [`Controller::update`].
     pub fn set_nvlink(&self, gpu: u8, link: u8, up: bool) -> Result<(), ControlError> {
         self.update_gpu(gpu, |gpu| {
             if up {
@@ -272,17 +218,11 @@ impl Controller {
     }
 
     /// Sets a GPU's temperature in degrees Celsius.
-    ///
-    /// # Errors
-    /// As [`Controller::update`].
     pub fn set_temperature(&self, gpu: u8, celsius: u32) -> Result<(), ControlError> {
         self.update_gpu(gpu, |gpu| gpu.temperature = Some(celsius))
     }
 
     /// Sets the compute processes that run on a GPU.
-    ///
-    /// # Errors
-    /// As [`Controller::update`].
     pub fn set_processes(&self, gpu: u8, processes: Vec<Process>) -> Result<(), ControlError> {
         self.update_gpu(gpu, |gpu| gpu.processes = processes)
     }

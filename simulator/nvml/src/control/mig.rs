@@ -1,5 +1,4 @@
-//! What a change of MIG does to one GPU: a pure function from the cut there is to the cut there will be. Who asks, and what
-//! becomes of the answer, is not known here.
+//! What a change of MIG does to one GPU: a pure function from one layout to the next.
 
 use std::str::FromStr;
 
@@ -10,7 +9,7 @@ use gantry_topology::{ComputeInstance, GpuInstance, Mig};
 
 use crate::facts::{self, GpuFacts};
 
-/// A change of how one GPU is cut.
+/// A change of the MIG layout of one GPU.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum MigChange {
     /// MIG mode on or off. Off is refused while there are instances.
@@ -23,10 +22,7 @@ pub enum MigChange {
         start: Option<u8>,
     },
     /// Ends a GPU instance; refused while it has compute instances.
-    DestroyGpu {
-        /// Its id.
-        id: u32,
-    },
+    DestroyGpu { id: u32 },
     /// Makes a compute instance.
     CreateCompute {
         /// Id of the GPU instance.
@@ -40,16 +36,15 @@ pub enum MigChange {
     DestroyCompute {
         /// Id of the GPU instance.
         gpu_instance: u32,
-        /// Its id.
         id: u32,
     },
-    /// Turns MIG on and cuts the whole GPU anew. Instances that stay where and what they were keep their UUIDs.
+    /// Turns MIG on and divides the whole GPU again. Instances that stay where and what they were keep their UUIDs.
     Recut(Vec<Piece>),
     /// Ends every instance, and turns MIG off.
     Off,
 }
 
-/// One GPU instance of a new cut. As text: `3g.20gb`, `3g.20gb@4` with the unit it starts at, `3g.20gb@4=1c,2c` with compute
+/// One GPU instance of a new layout. As text: `3g.20gb`, `3g.20gb@4` with the unit it starts at, `3g.20gb@4=1c,2c` with compute
 /// instances of one and two slices.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Piece {
@@ -61,7 +56,7 @@ pub struct Piece {
     pub compute: Vec<u8>,
 }
 
-/// A text that is no piece of a cut.
+/// A text that is no piece of a layout.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{0:?}: write a profile, with @ and the unit it starts at, with = and its compute instances, as in 3g.20gb@4=1c,2c"
@@ -94,7 +89,7 @@ impl FromStr for Piece {
 /// Why a change is refused.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum MigRefusal {
-    /// The GPU cannot be cut.
+    /// The GPU does not support MIG.
     #[error("{0} cannot be cut")]
     NotSupported(String),
     /// MIG mode is off.
@@ -114,16 +109,16 @@ pub enum MigRefusal {
     NoRoom(String),
 }
 
-/// The cut after a change.
+/// The layout after a change.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Applied {
-    /// The cut.
+    /// The layout.
     pub mig: Mig,
     /// Ids of the GPU instance that was made or changed, and of the compute instance made in it.
     pub made: Option<(u32, Option<u32>)>,
 }
 
-/// The cut of `gpu` after `change`, where `now` is the one before it.
+/// The layout of `gpu` after `change`, where `now` is the one before it.
 ///
 /// # Errors
 /// Why the change cannot be made.
@@ -210,14 +205,14 @@ fn recut(gpu: &GpuFacts, profiles: &Profiles, before: &Mig, pieces: &[Piece]) ->
 
 /// Where each piece starts: where it says, else anywhere that leaves room for the others.
 fn arrange(profiles: &Profiles, pieces: &[Piece]) -> Result<Vec<u8>, MigRefusal> {
-    let mut cut = MigLayout::empty(profiles);
+    let mut layout = MigLayout::empty(profiles);
     let mut open: Vec<(usize, &Profile)> = Vec::new();
     let mut starts = vec![0; pieces.len()];
     for (position, piece) in pieces.iter().enumerate() {
         let profile = named(profiles, &piece.profile)?;
         match piece.start {
             Some(start) => {
-                cut.add(profile, start)?;
+                layout.add(profile, start)?;
                 if let Some(place) = starts.get_mut(position) {
                     *place = start;
                 }
@@ -227,19 +222,19 @@ fn arrange(profiles: &Profiles, pieces: &[Piece]) -> Result<Vec<u8>, MigRefusal>
     }
     // The largest have the fewest places to go.
     open.sort_by_key(|(_, profile)| std::cmp::Reverse(profile.size));
-    if place(&cut, &open, &mut starts) {
+    if place(&layout, &open, &mut starts) {
         return Ok(starts);
     }
     let names: Vec<&str> = pieces.iter().map(|piece| piece.profile.as_str()).collect();
     Err(MigRefusal::NoRoom(format!("{} cannot be cut into {}", profiles.name, names.join(", "))))
 }
 
-fn place(cut: &MigLayout<'_>, open: &[(usize, &Profile)], starts: &mut [u8]) -> bool {
+fn place(layout: &MigLayout<'_>, open: &[(usize, &Profile)], starts: &mut [u8]) -> bool {
     let Some(((position, profile), rest)) = open.split_first() else {
         return true;
     };
-    cut.possible(profile).into_iter().any(|start| {
-        let mut next = cut.clone();
+    layout.possible(profile).into_iter().any(|start| {
+        let mut next = layout.clone();
         let fits = next.add(profile, start).is_ok() && place(&next, rest, starts);
         if fits && let Some(place) = starts.get_mut(*position) {
             *place = start;
@@ -257,7 +252,7 @@ fn named<'p>(profiles: &'p Profiles, name: &str) -> Result<&'p Profile, MigRefus
 
 /// The compute instances of `instance`, each with its id, first slice and number of slices: in the order of their ids, each at
 /// the lowest start that leaves room for the rest.
-pub(crate) fn laid_out(profile: &Profile, instance: &GpuInstance) -> Vec<(u32, u8, u8)> {
+pub(crate) fn placements_of(profile: &Profile, instance: &GpuInstance) -> Vec<(u32, u8, u8)> {
     let compute = instance.compute.iter();
     let slices: Vec<u8> = compute.map(|compute| slices_of(profile, &compute.profile)).collect();
     let starts = side_by_side(profile.compute, 0, &slices).unwrap_or_default();
@@ -311,15 +306,15 @@ fn create_gpu(profiles: &Profiles, mig: &mut Mig, id: u32, start: Option<u8>) ->
     let profile = profiles
         .profile_by_id(id)
         .ok_or_else(|| MigRefusal::Invalid(format!("{} has no profile {id}", profiles.name)))?;
-    let mut cut = cut_of(profiles, mig)?;
+    let mut layout = layout_of(profiles, mig)?;
     let start = match start {
         Some(start) => start,
-        None => *cut
+        None => *layout
             .possible(profile)
             .first()
             .ok_or_else(|| MigRefusal::NoRoom(format!("no room is left for {}", profile.name)))?,
     };
-    cut.add(profile, start)?;
+    layout.add(profile, start)?;
     let id = free_id(profiles, mig, profile, start);
     mig.instances.push(GpuInstance {
         id,
@@ -373,7 +368,7 @@ fn create_compute(
     });
     instance.compute.sort_by_key(|compute| compute.id);
     // Where it lies follows from the others.
-    let mut places = laid_out(profile, instance).into_iter();
+    let mut places = placements_of(profile, instance).into_iter();
     let given = places.find(|(of, ..)| *of == id).map(|(_, start, _)| start);
     if start.is_some() && start != given {
         return Err(no_room());
@@ -381,7 +376,7 @@ fn create_compute(
     Ok(id)
 }
 
-fn cut_of<'p>(profiles: &'p Profiles, mig: &Mig) -> Result<MigLayout<'p>, MigRefusal> {
+fn layout_of<'p>(profiles: &'p Profiles, mig: &Mig) -> Result<MigLayout<'p>, MigRefusal> {
     MigLayout::of(profiles, mig, "mig").map_err(|error| MigRefusal::Invalid(error.to_string()))
 }
 

@@ -21,7 +21,7 @@ use crate::names::NAMES;
 pub(crate) use block::Block;
 pub use controller::{Calls, Controller};
 pub use mig::{Applied, MigChange, MigRefusal, Piece, PieceError, apply};
-pub(crate) use mig::{compute_room, laid_out, slices_of};
+pub(crate) use mig::{compute_room, placements_of, slices_of};
 pub use state::{
     Driver, Ecc, Event, EventKind, GpuState, MAX_EVENTS, Process, Recovery, Remapped, Retired, Rule, State,
 };
@@ -37,52 +37,34 @@ pub enum ControlError {
     /// The folder beside the machine file cannot be used.
     #[error("cannot open {path}")]
     Open {
-        /// The file.
         path: PathBuf,
-        /// Why.
         #[source]
         source: io::Error,
     },
     /// The state file cannot be read.
     #[error("cannot read {path}")]
     Read {
-        /// The file.
         path: PathBuf,
-        /// Why.
         #[source]
         source: io::Error,
     },
     /// The state file cannot be written.
     #[error("cannot write {path}")]
     Write {
-        /// The file.
         path: PathBuf,
-        /// Why.
         #[source]
         source: io::Error,
     },
     /// The state file is no control state.
     #[error("{path}: {problem}")]
-    Parse {
-        /// The file.
-        path: PathBuf,
-        /// What is wrong, and where.
-        problem: String,
-    },
+    Parse { path: PathBuf, problem: String },
     /// The machine has no such GPU.
     #[error("the machine has {gpus} GPUs, counted from 0; there is no GPU {gpu}")]
-    NoSuchGpu {
-        /// The index.
-        gpu: u8,
-        /// How many there are.
-        gpus: usize,
-    },
+    NoSuchGpu { gpu: u8, gpus: usize },
     /// The GPU cannot be cut so.
     #[error("GPU {gpu} cannot be cut so")]
     Mig {
-        /// The index.
         gpu: u8,
-        /// Why.
         #[source]
         source: MigRefusal,
     },
@@ -91,10 +73,7 @@ pub enum ControlError {
     Companion(#[from] CompanionError),
     /// No NVML function has this name.
     #[error("NVML has no function {name:?}{}", nearest(.name))]
-    NoSuchFunction {
-        /// The name.
-        name: String,
-    },
+    NoSuchFunction { name: String },
 }
 
 /// A hint for a mistyped name: the versions NVML has of what stands there.
@@ -123,7 +102,7 @@ pub(crate) fn read_state(folder: &Path) -> Result<State, ControlError> {
     parse(&text).map_err(|problem| ControlError::Parse { path, problem })
 }
 
-/// Reads a state as it is written here, which every client does at every change, or else as a person wrote it.
+/// Reads a state as it is written here, which every client does at every change, or else as it was written by hand.
 fn parse(text: &str) -> Result<State, String> {
     serde_json::from_str(text).or_else(|_| serde_saphyr::from_str(text)).map_err(|error| error.to_string())
 }
@@ -144,13 +123,13 @@ pub(crate) fn update<T>(
     let mut state = before.clone();
     let answer = change(&mut state)?;
     write_state(folder, &state)?;
-    let followed = if before.cuts() == state.cuts() { Ok(()) } else { follow(machine, &state) };
+    let followed = if before.layouts() == state.layouts() { Ok(()) } else { follow(machine, &state) };
     drop(lock);
     block.announce_change();
     followed.map(|()| answer)
 }
 
-/// Brings the entries beside the library in line with how the GPUs are cut, where such entries were laid down.
+/// Brings the entries beside the library in line with the MIG layouts, where such entries were laid down.
 fn follow(machine: &Path, state: &State) -> Result<(), ControlError> {
     let root = machine.parent().unwrap_or(Path::new(".")).join(ROOT_FOLDER);
     if !companion::is_laid_down(&root) {
@@ -158,8 +137,8 @@ fn follow(machine: &Path, state: &State) -> Result<(), ControlError> {
     }
     let facts = Facts::read(machine)
         .map_err(|error| ControlError::Parse { path: machine.to_owned(), problem: error.to_string() })?;
-    let cuts: Vec<Option<&Mig>> = facts.gpus.iter().map(|gpu| state.cut(gpu)).collect();
-    Ok(companion::follow_cuts(&facts, &cuts, &root)?)
+    let layouts: Vec<Option<&Mig>> = facts.gpus.iter().map(|gpu| state.layout(gpu)).collect();
+    Ok(companion::apply_layouts(&facts, &layouts, &root)?)
 }
 
 fn write_state(folder: &Path, state: &State) -> Result<(), ControlError> {

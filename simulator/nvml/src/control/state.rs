@@ -12,7 +12,7 @@ use crate::facts::GpuFacts;
 /// The most events kept; a listener that lags further behind loses the oldest, as with the real driver's ring.
 pub const MAX_EVENTS: usize = 4096;
 
-/// Everything a test or a person may change at run time. The default is a machine on which nothing has happened.
+/// Everything that may change at run time. The default is a machine on which nothing has happened.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default, deny_unknown_fields)]
 pub struct State {
@@ -29,15 +29,15 @@ pub struct State {
 }
 
 impl State {
-    /// How `gpu` is cut now; `None` if it never was.
-    pub fn cut<'a>(&'a self, gpu: &'a GpuFacts) -> Option<&'a Mig> {
+    /// The MIG layout of `gpu`; `None` if it never had one.
+    pub fn layout<'a>(&'a self, gpu: &'a GpuFacts) -> Option<&'a Mig> {
         let index = u8::try_from(gpu.index).ok()?;
         let changed = self.gpus.get(&index).and_then(|state| state.mig.as_ref());
         changed.or(gpu.mig.as_ref())
     }
 
-    /// The cuts that differ from the machine file's, by GPU.
-    pub(crate) fn cuts(&self) -> Vec<(u8, &Mig)> {
+    /// The layouts that differ from the machine file's, by GPU.
+    pub(crate) fn layouts(&self) -> Vec<(u8, &Mig)> {
         let gpus = self.gpus.iter();
         gpus.filter_map(|(index, gpu)| Some((*index, gpu.mig.as_ref()?))).collect()
     }
@@ -65,7 +65,7 @@ impl State {
         let index = u8::try_from(gpu.index).unwrap_or(u8::MAX);
         let processes = self.gpus.get(&index).map_or(&[][..], |state| &state.processes);
         in_the_way(processes, change)?;
-        let applied = apply(gpu, self.cut(gpu), change)?;
+        let applied = apply(gpu, self.layout(gpu), change)?;
         let changed = self.gpus.entry(index).or_default();
         changed.mig = Some(applied.mig.clone());
         changed.processes.retain(|process| has_place(process, &applied.mig));
@@ -124,7 +124,7 @@ pub struct GpuState {
     /// What NVML recommends to do about the GPU.
     #[serde(skip_serializing_if = "is_default")]
     pub recovery: Recovery,
-    /// How the GPU is cut now; as the machine file says if absent. Only ever written whole, by [`super::Controller::recut`] and
+    /// The MIG layout; the machine file's if absent. Only ever written whole, by [`super::Controller::recut`] and
     /// by clients that make or destroy instances.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mig: Option<Mig>,
@@ -168,9 +168,7 @@ pub enum Recovery {
     /// Nothing.
     #[default]
     None,
-    /// A reset of the GPU.
     GpuReset,
-    /// A reboot of the node.
     NodeReboot,
     /// No more traffic between GPUs, then a reset.
     DrainP2p,
@@ -226,7 +224,6 @@ pub struct Remapped {
     pub uncorrected: u32,
     /// A remapping waits for a reset.
     pub pending: bool,
-    /// A remapping has failed.
     pub failed: bool,
 }
 
@@ -275,7 +272,6 @@ pub struct Event {
     pub number: u64,
     /// Index of the GPU it happens on.
     pub gpu: u8,
-    /// Kind of event.
     pub kind: EventKind,
     /// What comes with it: the Xid of an Xid event, else usually 0.
     #[serde(default)]
@@ -298,7 +294,6 @@ pub enum EventKind {
     DoubleBitEcc,
     /// A change of performance state.
     PState,
-    /// An Xid.
     Xid,
     /// A change of clocks.
     Clock,

@@ -13,7 +13,6 @@ pub struct Address {
     pub bus: u8,
     /// Device number, 0 to 31.
     pub device: u8,
-    /// Function, 0 to 7.
     pub function: u8,
 }
 

@@ -1,11 +1,11 @@
-//! How a machine file has its GPUs cut, made complete: compute instances, UUIDs and attributes that it leaves out.
+//! The MIG layouts of a machine file, made complete: compute instances, UUIDs and attributes that it leaves out.
 
 use gantry_topology::mig::{MigLayout, Product as Profiles, compute_slices_of};
 use gantry_topology::{ComputeInstance, Gpu, GpuInstance, MachineError, Mig, MigAttributes, MigUuid};
 
 use super::{Product, uuid_text};
 
-/// The cut of `gpu` with nothing left out. A GPU instance without compute instances gets one as large as itself.
+/// The MIG layout of `gpu` with nothing left out. A GPU instance without compute instances gets one as large as itself.
 pub(super) fn complete(
     gpu: &Gpu,
     uuid: &str,
@@ -13,7 +13,7 @@ pub(super) fn complete(
     product: &Product,
 ) -> Result<Option<Mig>, MachineError> {
     let Some(mig) = &gpu.mig else {
-        // A file that says nothing of a GPU that could be cut means one that is not.
+        // A GPU that supports MIG and has no layout in the file has MIG off.
         return Ok(profiles.map(|_| Mig::default()));
     };
     let field = format!("gpus[{}].mig", gpu.index);
@@ -67,8 +67,8 @@ pub fn attributes(
     Some(attributes)
 }
 
-/// The UUID of the MIG device of compute instance `compute` in `instance`: as with the real driver, the same GPU cut the same
-/// way has the same ones again.
+/// The UUID of the MIG device of compute instance `compute` in `instance`: as with the real driver, the same GPU with
+/// the same layout has the same ones again.
 ///
 /// # Errors
 /// Never, in practice: the text made here is a MIG UUID.

@@ -34,20 +34,13 @@ pub enum FactsError {
     /// The file cannot be read.
     #[error("cannot read the machine file {path}: {source}")]
     Read {
-        /// The file.
         path: PathBuf,
-        /// Why.
         #[source]
         source: std::io::Error,
     },
     /// The file is wrong.
     #[error("{path}: {problem}")]
-    Machine {
-        /// The file.
-        path: PathBuf,
-        /// What is wrong, and where.
-        problem: String,
-    },
+    Machine { path: PathBuf, problem: String },
 }
 
 /// A machine with nothing left out.
@@ -105,9 +98,9 @@ pub struct GpuFacts {
     pub fabric: Option<Fabric>,
     /// What the product's data sheet says.
     pub product: Product,
-    /// How the GPU can be cut; `None` if it cannot.
+    /// The MIG profiles; `None` without MIG support.
     pub profiles: Option<profiles::Product>,
-    /// How the machine file has it cut, nothing left out.
+    /// The MIG layout of the machine file, nothing left out.
     pub mig: Option<Mig>,
 }
 
@@ -219,7 +212,7 @@ fn complete_gpu(
         given_version.or((default_version > 0).then_some(default_version)).or((joined > 0).then_some(3));
     let uuid =
         gpu.uuid.as_ref().map_or_else(|| uuid_of(machine.name(), index), |uuid| uuid.as_str().to_owned());
-    // By the name that the file gives; a board that is known by its product only is cut like that.
+    // By the name that the file gives; a board that is known by its product only has that product's profiles.
     let named = gpu.model.as_deref();
     let profiles = named
         .and_then(|model| catalogue.by_model(model, gpu.memory_mib))

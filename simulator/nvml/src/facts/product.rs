@@ -41,7 +41,7 @@ pub struct Product {
     pub memory_bus: u32,
     /// Whether the board counts ECC errors.
     pub ecc: bool,
-    /// Whether the GPU can be cut into MIG instances.
+    /// Whether the GPU supports MIG.
     pub mig: bool,
     /// Whether the board drives displays (PCI class VGA, not 3D).
     pub display: bool,

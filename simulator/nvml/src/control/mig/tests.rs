@@ -63,7 +63,7 @@ proptest! {
             prop_assert_eq!(uuids.len(), compute.count());
             for instance in &now.instances {
                 let profile = profiles.profile(&instance.profile).unwrap();
-                prop_assert_eq!(laid_out(profile, instance).len(), instance.compute.len());
+                prop_assert_eq!(placements_of(profile, instance).len(), instance.compute.len());
             }
         }
     }
@@ -100,7 +100,7 @@ fn compute_instances_are_laid_side_by_side_whatever_their_order() {
         let applied = apply(&gpu, None, &MigChange::Recut(pieces(&[piece]))).unwrap();
         let instance = &applied.mig.instances[0];
         let profile = profiles.profile(&instance.profile).unwrap();
-        let all = laid_out(profile, instance).into_iter();
+        let all = placements_of(profile, instance).into_iter();
         all.map(|(_, start, slices)| (start, slices)).collect()
     };
     assert_eq!(places("3g.20gb=2c,1c"), [(0, 2), (2, 1)]);
