@@ -11,6 +11,7 @@ use schemars::transform::RecursiveTransform;
 use serde::{Deserialize, Serialize};
 
 use crate::ids::{DeviceId, NodeName, PodUid, ResourceName};
+use crate::reason::{Reason, known};
 use crate::schema::known_formats;
 
 /// What the operator may set. It takes precedence over the annotations of the pods and over their owner.
@@ -33,6 +34,7 @@ use crate::schema::known_formats;
     printcolumn = r#"{"name":"Domain","type":"string","jsonPath":".status.domain"}"#,
     printcolumn = r#"{"name":"Waiting","type":"date","jsonPath":".status.waitingSince"}"#,
     printcolumn = r#"{"name":"Reason","type":"string","jsonPath":".status.reason"}"#,
+    printcolumn = r#"{"name":"Message","type":"string","jsonPath":".status.message","priority":1}"#,
     printcolumn = r#"{"name":"Decided by","type":"string","jsonPath":".status.decidedBy","priority":1}"#,
     printcolumn = r#"{"name":"Age","type":"date","jsonPath":".metadata.creationTimestamp"}"#
 )]
@@ -133,10 +135,11 @@ pub struct GangStatus {
     /// The state of the gang.
     #[serde(default)]
     pub phase: GangPhase,
-    /// Why the gang is in this phase.
-    #[serde(default)]
-    pub reason: String,
-    /// Details: what was tried, and what is missing.
+    /// Why the gang is in this phase, such as `InsufficientResources`.
+    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "known")]
+    #[schemars(with = "Option<String>")]
+    pub reason: Option<Reason>,
+    /// The reason with its facts, in at most two sentences. `gantry explain gang` has the details.
     #[serde(default)]
     pub message: String,
     /// The integration that recognised the gang, such as `JobSet` or `Annotation`.

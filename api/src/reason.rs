@@ -1,9 +1,11 @@
-//! Why an object is as it is, or what happened to it: the `reason` of Events, and the table for conditions and `Gang`s.
+//! Why an object is as it is, or what happened to it: the `reason` of Events, conditions and `Gang`s.
 //!
-//! Every Event takes its reason from here. Conditions and the status of a `Gang` do not yet: they write theirs as text.
-//! A reason is stable and for programs; the message beside it is for people.
+//! A reason is stable and for programs; the message beside it is for people. No program reads a message.
 
 use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 /// Longest text of the table, and bound of [`bounded`], in bytes.
 pub const MAX_MESSAGE: usize = 250;
@@ -39,13 +41,15 @@ macro_rules! reasons {
 
 reasons! {
     // A gang that has no reservation.
-    UnknownSize => "the size of the gang is not known yet",
+    UnknownSize => "the size of the gang, or what a member requests, is not known yet",
     WaitingForMembers => "fewer members exist than the gang needs",
     WaitingForMoreMembers => "enough members exist, and more are expected",
     WaitingForRole => "fewer members of a role exist than the role needs",
     WaitingForTurn => "other gangs are planned first",
     InsufficientResources => "the free resources do not hold the gang",
     CannotFit => "no node, or no part of the cluster, can ever hold the gang",
+    WaitingForTerminatingPods => "the gang fits once pods that are being deleted are gone",
+    NodesReserved => "the nodes that would hold the gang are reserved for a gang before it",
     Backoff => "the last attempt failed; the gang is planned again later",
     Invalid => "what the gang's pods, owner or Gang object ask for cannot be followed",
     NotAGang => "the pods of the group are scheduled one by one",
@@ -85,7 +89,9 @@ reasons! {
     Scheduled => "the pod was bound with its gang",
     Preempted => "the pod was evicted for a gang of higher priority",
     DeadlockResolved => "the pod was evicted because its gang and another each held what the other lacked",
-    // Events and conditions of single pods.
+    // Members and single pods.
+    PodTerminating => "the pod is being deleted",
+    NodeNotOffered => "kube-scheduler does not offer the node where the pod has its reservation",
     GpusUnavailable => "no node can give the pod the devices that it requests",
     GpusFreed => "devices came free after the pod was refused",
     ReservationChanged => "the reservation of the pod's gang has changed",
@@ -105,6 +111,33 @@ reasons! {
     NotRegistered => "the plugin is not registered with kubelet",
     PodsUnknown => "the pods of the node are not known yet",
     Stopped => "the plugin has stopped",
+}
+
+impl Serialize for Reason {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(self.as_str())
+    }
+}
+
+/// A text that is no reason of the table.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0:?} is no reason")]
+pub struct UnknownReason(String);
+
+impl FromStr for Reason {
+    type Err = UnknownReason;
+
+    fn from_str(text: &str) -> Result<Self, UnknownReason> {
+        let found = Self::ALL.iter().find(|reason| reason.as_str() == text);
+        found.copied().ok_or_else(|| UnknownReason(text.to_owned()))
+    }
+}
+
+/// Reads the reason of an object. A reason that another version wrote and this one does not know is none: the object
+/// stays readable.
+pub(crate) fn known<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Reason>, D::Error> {
+    let text = Option::<String>::deserialize(deserializer)?;
+    Ok(text.and_then(|text| text.parse().ok()))
 }
 
 impl fmt::Display for Reason {
@@ -136,6 +169,14 @@ mod tests {
             let text = reason.text();
             assert!(text.len() <= MAX_MESSAGE && !text.ends_with('.'), "{name}: {text}");
         }
+    }
+
+    #[test]
+    fn reason_is_read_as_it_is_written() {
+        for reason in Reason::ALL {
+            assert_eq!(reason.as_str().parse(), Ok(*reason));
+        }
+        assert!("waits for room".parse::<Reason>().is_err());
     }
 
     #[test]

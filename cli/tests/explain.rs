@@ -177,12 +177,12 @@ async fn gang_report_lists_trials_and_pods_that_must_end() {
     assert_eq!(code, Some(0), "{text}");
     assert!(text.starts_with("gang default/train: no status from the extender yet\n"), "{text}");
     assert!(text.contains("size: 2 of 2 members exist"), "{text}");
-    assert!(text.contains("if planned now: Queued: waits for room: "), "{text}");
+    assert!(text.contains("if planned now: Queued: InsufficientResources: "), "{text}");
     assert!(text.contains("  tried for 2 members of 4 GPUs, of which 2 must fit:"), "{text}");
     assert!(text.contains("1 of 2 fit, 2 if it were empty; 5 of 8 GPUs free, 8 asked"), "{text}");
     assert!(text.contains("fits when default/three ended"), "{text}");
     let (_, text) = stage.see(&["gang", "small"]).await;
-    assert!(text.contains("Pending") && text.contains("1 of 2 members exist"), "{text}");
+    assert!(text.contains("Pending") && text.contains("WaitingForMembers"), "{text}");
     let (_, text) = stage.see(&["queue"]).await;
     assert!(text.contains("1  default/train  priority 0"), "{text}");
     let (code, text) = stage.see(&["gang", "tarin"]).await;
@@ -231,8 +231,8 @@ async fn surplus_members_do_not_change_the_minimum() {
 /// What became of a gang whose members do not come to their places.
 fn backs_off() -> Value {
     json!({
-        "reason": "is tried again soon: 0 of 2 members came in time (kube-scheduler says: 2 node(s) had untolerated taint(s))",
-        "message": "the wait doubles with every attempt that fails",
+        "reason": "Backoff",
+        "message": "0 of 2 members arrived in time; kube-scheduler reports: 2 node(s) had untolerated taint(s); the gang is planned again after a pause",
         "failedAttempts": 3,
     })
 }
@@ -248,8 +248,7 @@ async fn gang_in_backoff_reports_the_extenders_status() {
     let (_, text) = stage.see(&["gang", "train"]).await;
     insta::assert_snapshot!(text, @r"
     gang default/train: Backoff
-    the extender reports: is tried again soon: 0 of 2 members came in time (kube-scheduler says: 2 node(s) had untolerated taint(s))
-      the wait doubles with every attempt that fails
+    the extender reports: Backoff: 0 of 2 members arrived in time; kube-scheduler reports: 2 node(s) had untolerated taint(s); the gang is planned again after a pause
       3 failed attempts
     size: 2 of 2 members exist; source: annotation gantry.dev/gang-min of its pods
     integration: Annotation; Gang object: train
@@ -263,12 +262,12 @@ async fn gang_in_backoff_reports_the_extenders_status() {
     let (_, text) = stage.see(&["queue"]).await;
     assert_eq!(
         text,
-        "  1  default/train  priority 0  waits 3 h  Backoff: is tried again soon: 0 of 2 members came in time (kube-scheduler says: 2 node(s) had untolerated taint(s))\n"
+        "  1  default/train  priority 0  waits 3 h  Backoff: 0 of 2 members arrived in time; kube-scheduler reports: 2 node(s) had untolerated taint(s); the gang is planned again after a pause\n"
     );
     let (_, text) = stage.see(&["pod", "train-0"]).await;
     insta::assert_snapshot!(text, @r"
     pod default/train-0 requests 4 nvidia.com/gpu
-    member of gang default/train: Backoff: is tried again soon: 0 of 2 members came in time (kube-scheduler says: 2 node(s) had untolerated taint(s))
+    member of gang default/train: Backoff: 0 of 2 members arrived in time; kube-scheduler reports: 2 node(s) had untolerated taint(s); the gang is planned again after a pause
     enough devices on 2 of 2 nodes:
       a: 22 GB/s among them
       b: 22 GB/s among them
@@ -295,20 +294,19 @@ async fn reserved_gang_is_not_in_the_queue() {
             create(&stage.pods, member(&format!("{gang}-{rank}"), gpus, None, gang, 2)).await;
         }
     }
-    let waits = "waits for pods that have to go for it";
-    let words = json!({"reason": waits, "message": "their devices are kept for it", "domain": "cluster"});
+    let message = "pods of lower priority are evicted for the gang; their devices are reserved for the gang";
+    let words = json!({"reason": "WaitingForVictims", "message": message, "domain": "cluster"});
     stage.says("train", "Preempting", words).await;
-    stage.says("small", "Reserved", json!({"reason": "has its places", "domain": "node a"})).await;
+    stage.says("small", "Reserved", json!({"reason": "WaitingForArrival", "domain": "node a"})).await;
 
     let (_, text) = stage.see(&["gang", "train"]).await;
     insta::assert_snapshot!(text, @r"
     gang default/train: Preempting, cluster
-    the extender reports: waits for pods that have to go for it
-      their devices are kept for it
+    the extender reports: WaitingForVictims: pods of lower priority are evicted for the gang; their devices are reserved for the gang
     size: 2 of 2 members exist; source: annotation gantry.dev/gang-min of its pods
     integration: Annotation; Gang object: train
     waits: 3 h, priority 0
-    if planned now: Queued: waits for room: 2 members of 4 GPUs do not fit together in the cluster
+    if planned now: Queued: InsufficientResources: needs 8 GPUs as 2x4; 0 are free and no member fits; 8 more GPUs must come free
       tried for 2 members of 4 GPUs, of which 2 must fit:
         node, best a of 2: 0 of 2 fit, 1 if it were empty; 0 of 4 GPUs free, 8 asked
           1 node(s): fewer than 4 GPUs free
@@ -402,21 +400,21 @@ async fn gang_status_without_extender_options() {
         create(&stage.pods, gated(member(&name("gated"), 1, None, "gated", 2))).await;
         create(&stage.pods, leveled(member(&name("leveled"), 1, None, "leveled", 2))).await;
     }
-    let room = json!({"reason": "waits for room: no rack has 2 GPUs free"});
+    let room = json!({"reason": "InsufficientResources", "message": "needs 2 GPUs as 2x1 within one rack"});
     stage.says("leveled", "Queued", room).await;
 
     let (_, text) = stage.see(&["gang", "gated"]).await;
-    assert!(text.contains("if planned now: Pending: 0 of 2 members exist\n"), "{text}");
+    assert!(text.contains("if planned now: Pending: WaitingForMembers: "), "{text}");
     let (_, text) = stage.see(&["gang", "gated", "--gates"]).await;
     assert!(text.contains("if planned now: Reserved"), "{text}");
     let (_, text) = stage.see(&["gang", "leveled"]).await;
     insta::assert_snapshot!(text, @r#"
     gang default/leveled: Queued
-    the extender reports: waits for room: no rack has 2 GPUs free
+    the extender reports: InsufficientResources: needs 2 GPUs as 2x1 within one rack
     size: 2 of 2 members exist; source: annotation gantry.dev/gang-min of its pods
     integration: Annotation; Gang object: leveled
     waits: 3 h, priority 0
-    if planned now: Invalid: is not valid: annotation gantry.dev/gang-required-level: "rack" is not among the levels given with --fabric; there is node alone
+    if planned now: Invalid: Invalid: annotation gantry.dev/gang-required-level: "rack" is not among the levels given with --fabric; there is node alone
     members:
       rank 0  leveled-0  Pending
       rank 1  leveled-1  Pending
@@ -424,7 +422,7 @@ async fn gang_status_without_extender_options() {
     let (_, text) = stage.see(&["queue"]).await;
     assert_eq!(
         text,
-        "  -  default/leveled  priority 0  waits 3 h  Queued: waits for room: no rack has 2 GPUs free\n"
+        "  -  default/leveled  priority 0  waits 3 h  Queued: needs 2 GPUs as 2x1 within one rack\n"
     );
 }
 

@@ -225,8 +225,10 @@ impl Scene<'_> {
     /// Checks that a pod waits, and that its condition and Events give the reason in terms of GPUs.
     pub(crate) async fn waits(&mut self, name: &str) -> anyhow::Result<()> {
         let reason = self.cluster.wait(async || {
-            let words = self.words(name).await?;
-            Ok(words.contains("GPU").then_some(words))
+            let pod = self.cluster.pods().get(name).await.with_context(|| format!("reading pod {name}"))?;
+            let mut conditions = pod.status.iter().flat_map(|status| status.conditions.iter().flatten());
+            let refused = conditions.any(|condition| condition.reason.as_deref() == Some("Unschedulable"));
+            Ok(if refused { Some(self.words(name).await?) } else { None })
         });
         let reason = reason.await?;
         let pod = self.cluster.pods().get(name).await.with_context(|| format!("reading pod {name}"))?;

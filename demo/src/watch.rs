@@ -85,7 +85,7 @@ fn describe_gang(gang: &Gang) -> String {
         status.phase,
         status.bound,
         status.min,
-        status.reason
+        status.message
     )
 }
 

@@ -35,7 +35,7 @@ fn next_of_waiting_gangs(bencher: Bencher<'_, '_>, waiting: u32) {
             gangs.handle(now, GangEvent::MemberSeen(waiting_member(number, member)));
         }
     }
-    let refused = Refusal { reason: "no room".into(), message: "no room".into(), hopeless: false };
+    let refused = Refusal::DoesNotFit(Box::default());
     let mut room = 0;
     bencher.counter(ItemsCount::new(waiting)).bench_local(|| {
         room += 1;

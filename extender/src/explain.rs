@@ -7,10 +7,10 @@ use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use gantry_api::{NodeName, PodUid, Reason, ResourceName};
+use gantry_api::{MAX_MESSAGE, NodeName, PodUid, Reason, ResourceName};
 use gantry_gang::protocol::WaitReason;
 use gantry_planner::plan::unit;
-use gantry_runtime::events::{Attempt, EventRecorder, MAX_NOTE, Message};
+use gantry_runtime::events::{Attempt, EventRecorder, Message};
 use kube::Client;
 use tokio_util::sync::CancellationToken;
 
@@ -138,7 +138,7 @@ impl Reported {
     /// The note for a pod, and the part of it that is published again when it changes.
     fn note(&mut self, snapshot: &Snapshot, cause: &Cause) -> Option<(String, String)> {
         match cause {
-            Cause::Gang(why) => Some((why.text().to_string(), gist(why))),
+            Cause::Gang(why) => Some((why.message.to_string(), gist(why))),
             Cause::Devices(request) => {
                 let note = self.notes.entry(Arc::clone(request)).or_insert_with(|| note(snapshot, request));
                 note.clone().map(|note| (note.clone(), note))
@@ -150,12 +150,9 @@ impl Reported {
     }
 }
 
-/// The part of a gang's reason that is published again when it changes: counts are not, while it waits.
+/// What of a gang's reason is published again when it changes: its facts only while the gang is invalid.
 fn gist(why: &WaitReason) -> String {
-    match why {
-        WaitReason::Invalid(text) => text.to_string(),
-        WaitReason::Waits(text) => text.chars().filter(|c| !c.is_ascii_digit()).collect(),
-    }
+    if why.is_invalid() { why.message.to_string() } else { why.reason.to_string() }
 }
 
 /// Pods for which no extender is called, each with its cause: for members without a reservation the reason of their
@@ -226,8 +223,8 @@ fn due(store: &Store, reported: &mut Reported, now: Instant) -> Vec<Notice> {
 
 fn notice(pod: Address, cause: &Cause, note: String) -> Notice {
     let (reason, warning) = match cause {
-        Cause::Gang(WaitReason::Invalid(_)) => (Reason::GangInvalid, true),
-        Cause::Gang(WaitReason::Waits(_)) => (Reason::GangWaiting, false),
+        Cause::Gang(why) if why.is_invalid() => (Reason::GangInvalid, true),
+        Cause::Gang(_) => (Reason::GangWaiting, false),
         Cause::Devices(_) | Cause::Place(..) => (Reason::GpusUnavailable, true),
     };
     let message = event::message(reason, warning, note);
@@ -248,7 +245,7 @@ pub(crate) fn note(snapshot: &Snapshot, request: &Request) -> Option<String> {
     }
     let mut note = String::new();
     for (position, part) in parts.into_iter().enumerate() {
-        if note.len() + part.len() + 10 > MAX_NOTE {
+        if note.len() + part.len() + 10 > MAX_MESSAGE {
             note.push_str("; ...");
             break;
         }
@@ -354,7 +351,7 @@ fn reservation_note(snapshot: &Snapshot, node: &NodeName, request: &Request) -> 
         // Devices that are not advertised may be free ones. Its own are not among the free.
         let hidden = healthy.saturating_sub(advertised);
         (hidden > pool.free.len()).then(|| {
-            format!("its place is kept on {node}, where kubelet advertises {advertised} of {healthy} healthy {unit}")
+            format!("its reservation is on {node}, where kubelet advertises {advertised} of {healthy} healthy {unit}")
         })
     })
 }

@@ -89,6 +89,19 @@ impl fmt::Display for InsufficientResource {
     }
 }
 
+impl InsufficientResource {
+    /// `CPU is short`.
+    pub fn short(&self) -> String {
+        match self {
+            Self::Pods => "the number of pods is exhausted".to_owned(),
+            Self::Cpu => "CPU is short".to_owned(),
+            Self::Memory => "memory is short".to_owned(),
+            Self::EphemeralStorage => "ephemeral storage is short".to_owned(),
+            Self::Other(name) => format!("{name} is short"),
+        }
+    }
+}
+
 impl Resources {
     /// Adds what `written` says of a resource, such as `cpu: 500m`. A quantity that cannot be read adds nothing: the API server lets none
     /// through.

@@ -36,7 +36,6 @@ use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use gantry_gang::DomainIx;
-use gantry_gang::counted::members;
 use gantry_gang::protocol::{Devices, Placement, PlanRequest, Refusal, Reservation};
 
 use self::choose::{Chooser, Chosen};
@@ -50,7 +49,7 @@ use self::survey::{Counting, Survey};
 use super::input::PlanInput;
 use crate::snapshot::NodeIx;
 
-pub use diagnosis::{DeviceCounts, Diagnosis, LevelDiagnosis, short, unit};
+pub use diagnosis::{DeviceCounts, Diagnosis, LevelDiagnosis, unit};
 
 /// Nodes found without the devices that their class has, before planning gives up.
 const MOST_SURPRISES: usize = 4;
@@ -61,13 +60,12 @@ const MOST_EMPTIED: usize = 8;
 /// Plans a gang.
 ///
 /// # Errors
-/// Why it does not fit. The text is the same as long as the cause is.
+/// Why it does not fit.
 pub fn plan(input: &PlanInput<'_>, wanted: &PlanRequest) -> Result<Placement, Refusal> {
     let demand = Demand::of(wanted);
     if demand.most < demand.must || demand.most == 0 {
-        let words: Arc<str> =
-            format!("{} must be placed, {} are there", members(demand.must), wanted.members.len()).into();
-        return Err(Refusal { reason: Arc::clone(&words), message: words, hopeless: false });
+        let exist = u32::try_from(wanted.members.len()).unwrap_or(u32::MAX);
+        return Err(Refusal::TooFewMembers { must: demand.must, exist });
     }
     let found = [Counting::Open, Counting::Free]
         .into_iter()
@@ -75,10 +73,7 @@ pub fn plan(input: &PlanInput<'_>, wanted: &PlanRequest) -> Result<Placement, Re
     match found {
         Some(placement) => Ok(placement),
         None => Err(with_views(input, wanted, &demand, |views| diagnosis::refused(views, wanted))
-            .unwrap_or_else(|| {
-                let words: Arc<str> = "what a member asks for is not known yet".into();
-                Refusal { reason: Arc::clone(&words), message: words, hopeless: false }
-            })),
+            .unwrap_or(Refusal::UnknownRequest)),
     }
 }
 

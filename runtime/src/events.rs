@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
 use gantry_api::Reason;
+use gantry_api::reason::bounded;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::ObjectReference;
 use k8s_openapi::api::events::v1::{Event, EventSeries};
@@ -16,8 +17,6 @@ use tokio::time::Instant;
 
 use crate::{Backoff, chain};
 
-/// Longest note, in bytes: the API server accepts 1,024.
-pub const MAX_NOTE: usize = 1000;
 /// Longest name that the API server accepts.
 const MAX_NAME: usize = 253;
 /// Time limit of one request.
@@ -40,7 +39,7 @@ pub struct Message {
     pub action: &'static str,
     /// Something is wrong.
     pub warning: bool,
-    /// Two sentences at most. Text over [`MAX_NOTE`] is truncated.
+    /// Two sentences at most, bounded as [`bounded`] does it.
     pub note: String,
 }
 
@@ -104,7 +103,7 @@ impl EventRecorder {
             action: Some(message.action.to_owned()),
             reason: Some(message.reason.to_string()),
             type_: Some(if message.warning { "Warning" } else { "Normal" }.to_owned()),
-            note: Some(truncate(message.note)),
+            note: Some(bounded(message.note)),
             regarding: Some(about),
             reporting_controller: Some(self.controller.to_owned()),
             reporting_instance: Some(self.instance.clone()),
@@ -317,14 +316,6 @@ impl Rate {
 async fn limited<T>(request: impl Future<Output = Result<T, kube::Error>>) -> Result<T, kube::Error> {
     let timed_out = |_| Err(kube::Error::Service("no response in time".into()));
     tokio::time::timeout(TIMEOUT, request).await.unwrap_or_else(timed_out)
-}
-
-fn truncate(mut note: String) -> String {
-    if note.len() > MAX_NOTE {
-        note.truncate(note.floor_char_boundary(MAX_NOTE));
-        note.push_str(" ...");
-    }
-    note
 }
 
 /// A name for an Event about an object of this name, which may itself be as long as names may be.

@@ -68,10 +68,8 @@ fn said_of(out: &mut String, said: &Said) {
         let _ = write!(head, ", {}", said.domain);
     }
     line(out, &head);
-    line(out, &format!("the extender reports: {}", said.reason));
-    if !said.message.is_empty() && !said.reason.ends_with(&said.message) {
-        line(out, &format!("  {}", said.message));
-    }
+    let reason = said.reason.map_or_else(String::new, |reason| format!("{reason}: "));
+    line(out, &format!("the extender reports: {reason}{}", said.message));
     if let Some(why) = said.hindered.as_ref().filter(|why| **why != said.message) {
         line(out, &format!("  blocked: {why}"));
     }
@@ -91,8 +89,8 @@ fn if_planned_now(out: &mut String, report: &GangReport) {
     }
     let said = gang.said.as_ref();
     let words = match trial {
-        Some(trial) if said.is_some_and(|said| is_the_same(gang, said, trial)) => "the same".to_owned(),
-        Some(trial) => trial_words(gang, trial),
+        Some(trial) if said.is_some_and(|said| is_the_same(said, trial)) => "the same".to_owned(),
+        Some(trial) => trial_words(trial),
         None => "members without a reservation would still have none".to_owned(),
     };
     line(out, &format!("if planned now: {words}"));
@@ -118,21 +116,20 @@ fn if_planned_now(out: &mut String, report: &GangReport) {
     }
 }
 
-fn is_the_same(gang: &GangStanding, said: &Said, trial: &Trial) -> bool {
-    said.phase == trial.phase && said.reason == reason(gang, trial)
+fn is_the_same(said: &Said, trial: &Trial) -> bool {
+    said.phase == trial.phase && said.message == trial.message
 }
 
-fn trial_words(gang: &GangStanding, trial: &Trial) -> String {
+fn trial_words(trial: &Trial) -> String {
     let mut words = format!("{:?}", trial.phase);
     if !trial.domain.is_empty() {
         let _ = write!(words, ", {}", trial.domain);
     }
-    // These reservations exist in this plan only, so no member is on its way to them.
-    let reason = match trial.phase {
-        GangPhase::Reserved => "it would get its reservations",
-        _ => reason(gang, trial),
+    // These reservations exist in this plan only: no member has arrived at one.
+    let _ = match trial.phase {
+        GangPhase::Reserved => write!(words, ": it would get its reservations"),
+        _ => write!(words, ": {}: {}", trial.reason, trial.message),
     };
-    let _ = write!(words, ": {reason}");
     words
 }
 
@@ -145,8 +142,8 @@ pub(crate) fn queue(waiting: &[GangStanding], now: i64) -> String {
     for gang in waiting {
         let position = gang.position.map_or_else(|| "-".to_owned(), |at| at.to_string());
         let words = match (&gang.said, &gang.if_planned_now) {
-            (Some(said), _) => format!("{:?}: {}", said.phase, said.reason),
-            (None, Some(trial)) => format!("if planned now: {}", trial_words(gang, trial)),
+            (Some(said), _) => format!("{:?}: {}", said.phase, said.message),
+            (None, Some(trial)) => format!("if planned now: {}", trial_words(trial)),
             (None, None) => String::new(),
         };
         let waits = gang.waiting_since.map_or(0, |since| now - since);
@@ -160,13 +157,6 @@ pub(crate) fn queue(waiting: &[GangStanding], now: i64) -> String {
         line(&mut out, &text);
     }
     out
-}
-
-/// The trial's reason without the gang's name, which the line has already.
-fn reason<'a>(gang: &GangStanding, trial: &'a Trial) -> &'a str {
-    let name = format!("gang {}/{}", gang.namespace, gang.name);
-    let rest = trial.reason.strip_prefix(&name);
-    rest.map_or(&*trial.reason, |rest| rest.trim_start_matches(':').trim_start())
 }
 
 fn tried_level(out: &mut String, level: &LevelDiagnosis) {

@@ -108,7 +108,7 @@ fn a_large_clusters_note_stays_within_the_limit() {
         cluster.pod(&bound(pod(&format!("p{number}"), gpus), &name, 1, Some(&taken)));
     }
     let note = note(&cluster.store.snapshot(), &request(8)).unwrap();
-    assert!(note.len() <= 1024, "{} bytes", note.len());
+    assert!(note.len() <= MAX_MESSAGE, "{} bytes", note.len());
     assert!(note.contains("and 35 more: 7 of 8 GPUs free, 8 asked"), "{note}");
 }
 
@@ -187,10 +187,8 @@ fn gated_member(name: &str, gang: &str, min: &str) -> Value {
 /// What pods are told at each of some seconds: whom, the reason and the note.
 fn notices(cluster: &Cluster, told: &mut Reported, began: Instant, seconds: u64) -> Vec<String> {
     let due = due(&cluster.store, told, began + Duration::from_secs(seconds));
-    let mut notices: Vec<String> = due
-        .into_iter()
-        .map(|notice| format!("{} {}: {}", notice.pod.name, notice.message.reason, notice.message.note))
-        .collect();
+    let mut notices: Vec<String> =
+        due.into_iter().map(|notice| format!("{} {}", notice.pod.name, notice.message.reason)).collect();
     notices.sort();
     notices
 }
@@ -203,23 +201,17 @@ fn insufficient_member_gets_the_reason_of_its_gang() {
     let mut at = |cluster: &Cluster, seconds| notices(cluster, &mut told, began, seconds);
     // Most often the others come in a moment.
     assert_eq!(at(&cluster, 0), [""; 0]);
-    assert_eq!(at(&cluster, 5), ["a-0 GangWaiting: gang default/a: 1 of 2 members exist"]);
+    assert_eq!(at(&cluster, 5), ["a-0 GangWaiting"]);
     assert_eq!(at(&cluster, 100), [""; 0]);
     // A contradiction is the true reason, whatever is free.
     cluster.pod(&short_member("a-1", "a", 3));
     assert_eq!(at(&cluster, 160), [""; 0]);
-    let told_now = at(&cluster, 165);
-    assert_eq!(told_now.len(), 2, "{told_now:?}");
-    for (note, name) in told_now.iter().zip(["a-0", "a-1"]) {
-        assert!(note.starts_with(&format!("{name} GangInvalid: gang default/a is not valid: ")), "{note}");
-    }
+    assert_eq!(at(&cluster, 165), ["a-0 GangInvalid", "a-1 GangInvalid"]);
     assert_eq!(at(&cluster, 300), [""; 0]);
     // It is mended, and waits for room.
     cluster.pod(&short_member("a-1", "a", 2)).wait(2);
     at(&cluster, 400);
-    let told_now = at(&cluster, 405);
-    assert_eq!(told_now.len(), 2, "{told_now:?}");
-    assert!(told_now[0].starts_with("a-0 GangWaiting: gang default/a waits for room: "), "{told_now:?}");
+    assert_eq!(at(&cluster, 405), ["a-0 GangWaiting", "a-1 GangWaiting"]);
 }
 
 #[test]
@@ -243,18 +235,7 @@ fn a_member_that_our_gate_keeps_back_is_told_why_it_stays() {
     let (mut told, began) = (Reported::default(), Instant::now());
     notices(&cluster, &mut told, began, 0);
     let told_now = notices(&cluster, &mut told, began, 5);
-    assert_eq!(told_now.len(), 3, "{told_now:?}");
-    assert!(
-        told_now[0].starts_with("a-0 GangInvalid: gang default/a") && told_now[0].contains("two"),
-        "{told_now:?}"
-    );
-    assert_eq!(
-        told_now[1..],
-        [
-            "b-0 GangWaiting: gang default/b: 1 of 2 members exist",
-            "c-0 GangWaiting: gang default/c: 1 of 3 members exist",
-        ]
-    );
+    assert_eq!(told_now, ["a-0 GangInvalid", "b-0 GangWaiting", "c-0 GangWaiting"]);
     // Nothing is left of one that has its place.
     cluster.pod(&gated_member("b-1", "b", "2")).wait(2);
     assert_eq!(notices(&cluster, &mut told, began, 100), [""; 0]);
@@ -300,10 +281,7 @@ fn member_is_told_that_its_node_advertises_too_few_devices() {
     assert_eq!(notices(&cluster, &mut told, began, 5), [""; 0]);
     cluster.node("node-1", 2);
     assert_eq!(notices(&cluster, &mut told, began, 6), [""; 0]);
-    assert_eq!(
-        notices(&cluster, &mut told, began, 11),
-        ["a-0 GpusUnavailable: its place is kept on node-1, where kubelet advertises 2 of 8 healthy GPUs"]
-    );
+    assert_eq!(notices(&cluster, &mut told, began, 11), ["a-0 GpusUnavailable"]);
 }
 
 #[tokio::test]

@@ -103,19 +103,16 @@ impl Mailbox {
 /// The Event of a change of status: only steps have one, counts do not.
 fn message(before: Option<&GangStatus>, now: &GangStatus) -> Option<Message> {
     let phase = before.map(|before| before.phase);
-    let same_words = before.is_some_and(|before| before.reason == now.reason);
     let again = phase == Some(now.phase);
-    let say = |reason, warning, note: String| {
-        let note = joined(note, &now.message);
-        Some(event::message(reason, warning, note))
-    };
+    let same_reason = again && before.is_some_and(|before| before.reason == now.reason);
+    let same_message = again && before.is_some_and(|before| before.message == now.message);
+    let event = |reason, warning, note: String| Some(event::message(reason, warning, note));
+    let status = |reason, warning| event(reason, warning, now.message.clone());
     match now.phase {
-        GangPhase::Reserved if !again => {
-            say(Reason::GangReserved, false, format!("its places are in {}", place(now)))
-        }
+        GangPhase::Reserved if !again => status(Reason::GangReserved, false),
         // It was decided before its reservation was visible.
         GangPhase::Binding if !phase.is_some_and(has_places) && !now.domain.is_empty() => {
-            say(Reason::GangReserved, false, format!("its places are in {}", place(now)))
+            event(Reason::GangReserved, false, format!("devices are reserved in {}", place(now)))
         }
         GangPhase::Bound
             if phase.is_some_and(|phase| phase < GangPhase::Bound || phase == GangPhase::Degraded) =>
@@ -128,22 +125,20 @@ fn message(before: Option<&GangStatus>, now: &GangStatus) -> Option<Message> {
             };
             let (all, verb) = (of_members(now.members), are(now.members));
             let note = format!("{again}{} of {all} {verb} bound{subset} in {}", now.bound, place(now));
-            Some(event::message(Reason::GangBound, false, note))
+            event(Reason::GangBound, false, note)
         }
-        GangPhase::Queued | GangPhase::Backoff if !(again && same_words) => {
-            say(Reason::GangWaiting, false, now.reason.clone())
-        }
-        GangPhase::Invalid if !(again && same_words) => say(Reason::GangInvalid, true, now.reason.clone()),
-        GangPhase::Preempting if !again => say(Reason::Preempting, false, now.reason.clone()),
-        GangPhase::Degraded if !again => say(Reason::MemberLost, true, now.reason.clone()),
+        GangPhase::Queued | GangPhase::Backoff if !same_reason => status(Reason::GangWaiting, false),
+        GangPhase::Invalid if !same_message => status(Reason::GangInvalid, true),
+        GangPhase::Preempting if !again => status(Reason::Preempting, false),
+        GangPhase::Degraded if !again => status(Reason::MemberLost, true),
         GangPhase::Degraded if now.restarting && !before.is_some_and(|before| before.restarting) => {
-            say(Reason::GangRestarting, true, now.reason.clone())
+            status(Reason::GangRestarting, true)
         }
         _ => None,
     }
 }
 
-/// Once, when a gang is bound: another integration names its members too. Waiting members have this in the reason why they wait.
+/// Once, when a gang is bound: another integration names its members too. The message of waiting members has this.
 fn ambiguous(before: Option<&GangStatus>, now: &GangStatus) -> Option<Message> {
     let reported = before.is_none_or(is_bound) || !is_bound(now);
     let condition = condition_of(now, AMBIGUOUS_MEMBERSHIP).filter(|_| !reported)?;
@@ -154,13 +149,13 @@ fn ambiguous(before: Option<&GangStatus>, now: &GangStatus) -> Option<Message> {
     ))
 }
 
-/// The terms of a bound gang have changed, which has no effect. Waiting gangs have this in the reason why they wait.
+/// The terms of a bound gang have changed, which has no effect. The reason of waiting gangs has this.
 fn ineffective(before: Option<&GangStatus>, now: &GangStatus) -> Option<Message> {
     let valid = condition_of(now, VALID).filter(|valid| valid.status == "False" && is_bound(now))?;
     let known = before.and_then(|before| condition_of(before, VALID));
     // A fault that was not known at the bind is not reported.
     let reported = known.is_none_or(|known| known.status == "False" && known.message == valid.message);
-    (!reported && valid.reason != "Unknown").then(|| {
+    (!reported && valid.reason != Reason::UnknownSize.as_str()).then(|| {
         event::message(
             Reason::GangInvalid,
             true,
@@ -182,19 +177,6 @@ fn condition_of<'s>(status: &'s GangStatus, kind: &str) -> Option<&'s Condition>
 fn members(status: &GangStatus) -> impl Iterator<Item = (Arc<str>, PodUid)> {
     let slots = status.decision.iter().flat_map(|decision| &decision.reservations);
     slots.filter_map(|slot| Some((slot.pod_name.as_str().into(), slot.pod.clone()?)))
-}
-
-/// A short and a long text in one. The long one often begins with the end of the short one, which then appears once.
-fn joined(note: String, message: &str) -> String {
-    if message.is_empty() {
-        return note;
-    }
-    let repeated = note.match_indices(": ").map(|(at, colon)| at + colon.len());
-    let repeated = repeated.into_iter().find(|at| message.starts_with(&note[*at..]));
-    match repeated {
-        Some(at) => format!("{}{message}", &note[..at]),
-        None => format!("{note}: {message}"),
-    }
 }
 
 /// Whether a gang in this phase has had the Event of its reservation.

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use gantry_api::{DeviceId, NodeName, PodUid};
-use gantry_gang::{GangKey, Misfit};
+use gantry_gang::{GangKey, InsufficientResource, Misfit};
 use serde::Serialize;
 
 use super::node::Node;
@@ -13,7 +13,6 @@ use super::{Index, PlacesKept};
 use crate::pod::PodFacts;
 use gantry_planner::decide::{self, ForeignNodes};
 use gantry_planner::devices::DeviceSet;
-use gantry_planner::plan::short;
 use gantry_planner::request::Request;
 use gantry_planner::snapshot::Class;
 
@@ -216,7 +215,7 @@ impl Inspection<'_> {
         let misfit = needs.admits(node.facts.as_ref()?).err();
         misfit.map(misfit_reason).or_else(|| {
             let lack = node.left.fits(&needs.resources).err();
-            lack.as_ref().map(short)
+            lack.as_ref().map(InsufficientResource::short)
         })
     }
 

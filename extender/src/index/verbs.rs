@@ -110,7 +110,7 @@ impl Index {
                 Answer::Single => {}
                 Answer::Node(node) => return (only(candidates, &node), follow_up),
                 Answer::Wait(why) => {
-                    return (Filtered::all_refused(candidates.len(), why.to_string()), follow_up);
+                    return (Filtered::all_refused(candidates.len(), why.message.to_string()), follow_up);
                 }
             }
         }

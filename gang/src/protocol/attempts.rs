@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 use gantry_api::NodeName;
 
 use super::after;
-use super::types::{Refusal, Settings};
+use super::reasons::{Failure, Refusal};
+use super::types::Settings;
 
 /// Attempts since the gang was bound last, or began.
 #[derive(Debug, Clone, Default)]
@@ -18,7 +19,7 @@ pub(super) struct Attempts {
     requested: bool,
     refusal: Option<Refusal>,
     /// No attempt is made before this moment, and why.
-    pause: Option<(Instant, Arc<str>)>,
+    pause: Option<(Instant, Failure)>,
     failed: u32,
     replans: u32,
     /// Nodes without which it is planned.
@@ -65,7 +66,7 @@ impl Attempts {
         self.pause.as_ref().is_some_and(|(until, _)| now < *until)
     }
 
-    pub(super) fn pause(&self) -> Option<&(Instant, Arc<str>)> {
+    pub(super) fn pause(&self) -> Option<&(Instant, Failure)> {
         self.pause.as_ref()
     }
 
@@ -110,7 +111,7 @@ impl Attempts {
     }
 
     /// Waits before the next attempt, which is made with all nodes again.
-    pub(super) fn fail(&mut self, now: Instant, settings: &Settings, why: Arc<str>) {
+    pub(super) fn fail(&mut self, now: Instant, settings: &Settings, why: Failure) {
         self.replans = 0;
         self.excluded.clear();
         self.misses.clear();
@@ -119,7 +120,7 @@ impl Attempts {
     }
 
     /// Waits before the next attempt.
-    pub(super) fn back_off(&mut self, now: Instant, settings: &Settings, why: Arc<str>) {
+    pub(super) fn back_off(&mut self, now: Instant, settings: &Settings, why: Failure) {
         self.failed = self.failed.saturating_add(1);
         self.pause = Some((after(now, back_off(settings, self.failed)), why));
     }
@@ -159,12 +160,9 @@ impl Attempts {
         }
     }
 
-    /// Why members do not arrive, with what kube-scheduler reports.
-    pub(super) fn explain(&self, why: &str) -> Arc<str> {
-        match &self.scheduler_message {
-            Some(message) => format!("{why} (kube-scheduler says: {message})").into(),
-            None => why.into(),
-        }
+    /// What kube-scheduler last reported about nodes that it does not offer.
+    pub(super) fn scheduler_message(&self) -> Option<Arc<str>> {
+        self.scheduler_message.clone()
     }
 
     /// Continues the attempts of a process before that had not decided the gang.

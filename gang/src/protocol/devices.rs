@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use gantry_api::{DeviceId, NodeName};
 
+use super::reasons::Refusal;
 use super::types::{Placement, SlotReservation};
 use crate::key::GangKey;
 
@@ -51,23 +52,16 @@ impl ReservedDevices {
         self.by_slot.insert(slot, (reserved.node.clone(), ids));
     }
 
-    /// A device that two reservations would have, in words.
-    pub(super) fn overlap(&self, placement: &Placement) -> Option<Arc<str>> {
+    /// Refuses a placement with a device that two reservations would have.
+    pub(super) fn overlap(&self, placement: &Placement) -> Option<Refusal> {
         let mut seen = BTreeSet::new();
-        for place in &placement.places {
-            for id in place.devices.iter().flat_map(|(_, ids)| ids) {
-                if let Some(other) = self.holder(&place.node, id) {
-                    let words = format!("device {id} of node {} is reserved for gang {other}", place.node);
-                    return Some(words.into());
-                }
-                if !seen.insert((&place.node, id)) {
-                    let words =
-                        format!("device {id} of node {} is in two reservations of the plan", place.node);
-                    return Some(words.into());
-                }
-            }
-        }
-        None
+        placement.places.iter().find_map(|place| {
+            place.devices.iter().flat_map(|(_, ids)| ids).find_map(|id| {
+                let by = self.holder(&place.node, id).cloned();
+                let overlaps = !seen.insert((&place.node, id)) || by.is_some();
+                overlaps.then(|| Refusal::Overtaken { device: id.clone(), node: place.node.clone(), by })
+            })
+        })
     }
 
     #[cfg(test)]

@@ -6,8 +6,9 @@ use std::sync::Arc;
 
 use gantry_api::{NodeName, PodUid};
 
+use super::reasons::Refusal;
 use super::types::{
-    Answer, Arrival, BindEnd, Blocker, CommitFailure, Member, Object, Placement, Refusal, SlotChange, Work,
+    Answer, Arrival, BindEnd, Blocker, CommitFailure, Member, Object, Placement, SlotChange, Work,
 };
 use crate::key::GangKey;
 use crate::membership::{OwnerFacts, OwnerRef};

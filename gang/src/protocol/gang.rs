@@ -22,12 +22,13 @@ use super::barrier::Barrier;
 use super::decision::{BoundChange, Commit, CommitEnd, Decided};
 use super::members::{Class, Count, Members, TrackedMember};
 use super::plan_queue::{Shortfall, Turn, Urgency};
+use super::reasons::{Cause, Failure, Refusal, WaitReason, restart_note};
 use super::report::{LastReported, ShownReasons};
 use super::roster::{Loss, Roster, pair};
 use super::slots::{Holder, Slot, Slots};
 use super::types::{
     Answer, Arrival, Assignment, BindEnd, Blocker, CommitFailure, Member, Now, Placement, PlanRequest,
-    Refusal, Settings, SlotReservation, Stage, WaitReason, Work,
+    Settings, SlotReservation, Stage, Work,
 };
 use super::{Env, after};
 use crate::key::GangKey;
@@ -40,8 +41,6 @@ const MAX_PAST: usize = 8;
 /// Bytes that the slots of a decision may have. etcd takes 1,572,864 in one request (`--max-request-bytes`); the rest is for what else the
 /// object holds, and for replacements with longer names.
 pub(super) const MAX_DECISION_BYTES: usize = 1_400_000;
-/// Why a gang is tried again: kube-scheduler does not offer the nodes of its plan.
-const NOT_OFFERED: &str = "kube-scheduler does not offer the planned nodes";
 
 /// A gang.
 #[derive(Debug, Clone)]
@@ -55,8 +54,8 @@ pub(super) struct Gang {
     reported: LastReported,
     reasons: ShownReasons,
     transitions: status::Transitions,
-    /// The message for its pods that wait.
-    message: Arc<str>,
+    /// Why its pods wait.
+    waits: WaitReason,
     /// Until then a gang that has its minimum waits for the rest.
     settle_until: Instant,
     /// Since when it waits, in seconds since 1970.
@@ -121,7 +120,7 @@ pub(super) struct Standing {
 impl Gang {
     pub(super) fn new(key: Arc<GangKey>, now: Now) -> Self {
         Self {
-            message: format!("gang {key} is new").into(),
+            waits: Cause::New.of_pods(&key, None),
             key,
             roster: Roster::default(),
             agreement: Agreement::new(),
@@ -143,8 +142,9 @@ impl Gang {
         }
     }
 
-    pub(super) fn message(&self) -> &Arc<str> {
-        &self.message
+    /// Why its pods wait.
+    pub(super) fn waits(&self) -> &WaitReason {
+        &self.waits
     }
 
     pub(super) fn members(&self) -> &Members {
@@ -386,7 +386,7 @@ impl Gang {
     }
 
     pub(super) fn is_hopeless(&self) -> bool {
-        self.attempts.refusal().is_some_and(|refusal| refusal.hopeless)
+        self.attempts.refusal().is_some_and(Refusal::is_hopeless)
     }
 
     pub(super) fn waiting_since(&self) -> i64 {
@@ -561,7 +561,7 @@ impl Gang {
             return Answer::Wait(why);
         }
         let Some((_, slot)) = self.slot_of(uid) else {
-            return Answer::Wait(self.message.clone());
+            return Answer::Wait(self.waits.clone());
         };
         let planned = slot.node().clone();
         let movable = !member.is_at_barrier() && !member.is_pinned();
@@ -569,7 +569,7 @@ impl Gang {
         if offered(&planned) {
             if aside {
                 // It has arrived before. If it came again and again, kube-scheduler would try all others again each time that it leaves.
-                return Answer::Wait(self.message.clone());
+                return Answer::Wait(self.waits.clone());
             }
             self.set_answered(uid);
             return Answer::Node(planned);
@@ -586,9 +586,9 @@ impl Gang {
         }
         self.miss(env, uid, &planned);
         if self.slot_of(uid).is_some() {
-            Answer::Wait(status::node_not_offered(&self.key, &planned))
+            Answer::Wait(WaitReason::node_not_offered(&self.key, &planned))
         } else {
-            Answer::Wait(self.message.clone())
+            Answer::Wait(self.waits.clone())
         }
     }
 
@@ -599,24 +599,24 @@ impl Gang {
         }
     }
 
-    /// Filter has refused a member with this message.
-    pub(super) fn refused_with(&mut self, uid: &PodUid, message: &Arc<str>, now: Instant) {
-        let current = Arc::ptr_eq(message, &self.message);
+    /// Filter has refused a member for this reason.
+    pub(super) fn refused_with(&mut self, uid: &PodUid, why: &WaitReason, now: Instant) {
+        let current = Arc::ptr_eq(&why.message, &self.waits.message);
         self.reasons.refused(self.roster.members_mut(), uid, now, current);
     }
 
     /// Why a member itself cannot go anywhere, whatever its gang does.
-    fn why_not(&self, member: &TrackedMember) -> Option<Arc<str>> {
+    fn why_not(&self, member: &TrackedMember) -> Option<WaitReason> {
         if member.pod().leaving || member.is_gone() {
-            return Some("pod is being deleted".into());
+            return Some(WaitReason::terminating(&self.key));
         }
         if self.members().class(member) == Class::Old {
-            return Some(self.message.clone());
+            return Some(self.waits.clone());
         }
         if let Some(fault) = member.pod().membership.faults.first() {
-            return Some(format!("gang {}: {fault}", self.key).into());
+            return Some(WaitReason::invalid_member(&self.key, fault));
         }
-        self.preempts().then(|| self.message.clone())
+        self.preempts().then(|| self.waits.clone())
     }
 
     /// Why a member waits, in the words that filter would return; `None` where it does not.
@@ -627,12 +627,7 @@ impl Gang {
         if !waits || !ours || member.slot().is_some() && !self.preempts() {
             return None;
         }
-        let message = self.why_not(member).unwrap_or_else(|| self.message.clone());
-        let invalid = self.agreement.is_invalid() || !member.pod().membership.faults.is_empty();
-        Some(match invalid {
-            true => WaitReason::Invalid(message),
-            false => WaitReason::Waits(message),
-        })
+        Some(self.why_not(member).unwrap_or_else(|| self.waits.clone()))
     }
 
     /// A planned node was not offered, and no other slot would do. After a few times the gang is planned without it.
@@ -648,7 +643,7 @@ impl Gang {
             State::Reserved(_) => {
                 self.attempts.exclude(node);
                 if self.attempts.count_replan(env.settings) {
-                    self.give_up(env, self.attempts.explain(NOT_OFFERED));
+                    self.give_up(env, self.not_offered());
                 } else {
                     self.unplan();
                 }
@@ -681,20 +676,20 @@ impl Gang {
             return match self.slot_of(uid) {
                 Some((_, slot)) if slot.node() == node => self.go(uid),
                 _ if at == node => Arrival::Single,
-                _ => Arrival::Refuse(format!("pod is bound to node {at}").into()),
+                _ => Arrival::Refuse(WaitReason::bound_elsewhere(&self.key, at)),
             };
         }
         if let Some(why) = self.why_not(member) {
             return Arrival::Refuse(why);
         }
         let Some((_, slot)) = self.slot_of(uid) else {
-            return Arrival::Refuse(self.message.clone());
+            return Arrival::Refuse(self.waits.clone());
         };
         if slot.node() != node {
             let planned = slot.node().clone();
             let movable = !member.is_at_barrier() && !member.is_pinned();
             if !movable || !self.roster.move_to(uid, &|other| other == node, env.now.at) {
-                return Arrival::Refuse(status::reserved_elsewhere(&self.key, &planned));
+                return Arrival::Refuse(WaitReason::reserved_elsewhere(&self.key, &planned));
             }
         }
         let pinned = self.members().get(uid).is_some_and(TrackedMember::is_pinned);
@@ -715,7 +710,7 @@ impl Gang {
                 Arrival::Wait
             }
             State::Open | State::Restarting { .. } | State::Over { .. } => {
-                Arrival::Refuse(self.message.clone())
+                Arrival::Refuse(self.waits.clone())
             }
         }
     }
@@ -727,7 +722,7 @@ impl Gang {
                 node: slot.node().clone(),
                 devices: slot.devices().clone(),
             }),
-            None => Arrival::Refuse(self.message.clone()),
+            None => Arrival::Refuse(self.waits.clone()),
         }
     }
 
@@ -881,12 +876,8 @@ impl Gang {
         let pairs = pair(members.unwrap_or_default(), &placement.places);
         let preempts = decided && placement.waits();
         if pairs.len() < must as usize || preempts {
-            let reason = if preempts {
-                "no pod is evicted for members of a gang that is decided"
-            } else {
-                "the plan has too few reservations"
-            };
-            self.attempts.refuse(Refusal::of(reason));
+            let refusal = if preempts { Refusal::PlanEvicts } else { Refusal::PlanTooSmall };
+            self.attempts.refuse(refusal);
             return;
         }
         let mut placed = Vec::with_capacity(pairs.len());
@@ -906,7 +897,7 @@ impl Gang {
         let refusal = match too_large.filter(|_| placed.is_empty() || incomplete) {
             Some(refusal) => Some(refusal),
             // Enough of them, but not of every role.
-            None => incomplete.then(|| Refusal::of("the plan has too few reservations of a role")),
+            None => incomplete.then_some(Refusal::PlanTooSmall),
         };
         if let Some(refusal) = refusal {
             if !decided {
@@ -941,11 +932,15 @@ impl Gang {
         if self.attempts.excluded().is_empty() {
             self.attempts.refuse(refusal);
         } else if self.decided().is_some() {
-            let why = self.attempts.explain(NOT_OFFERED);
+            let why = self.not_offered();
             self.attempts.fail(env.now.at, env.settings, why);
         } else {
-            self.give_up(env, self.attempts.explain(NOT_OFFERED));
+            self.give_up(env, self.not_offered());
         }
+    }
+
+    fn not_offered(&self) -> Failure {
+        Failure::NodesNotOffered(self.attempts.scheduler_message())
     }
 
     /// The write of a decision has ended.
@@ -964,7 +959,7 @@ impl Gang {
             CommitEnd::Written => self.decide(),
             // The decision does not stand and is not on its way: its devices are of use to others until the next attempt.
             CommitEnd::Refused(why) => {
-                self.give_up(env, format!("its decision cannot be written: {why}").into());
+                self.give_up(env, Failure::DecisionRejected(why));
             }
             CommitEnd::Again => self.commit_again(env),
             CommitEnd::Read => {}
@@ -1027,9 +1022,9 @@ impl Gang {
             self.activate_independent(env);
         }
         self.activate_outdated(env);
-        let message = status::pod_message(self, env.now.at);
-        if *self.message != *message {
-            self.message = message.into();
+        let waits = status::wait_reason(self, env.now.at);
+        if self.waits != waits {
+            self.waits = waits;
         }
     }
 
@@ -1128,11 +1123,12 @@ impl Gang {
         barrier.progress(env.now.at, ready, arrival, env.settings);
         if barrier.is_over(env.now, env.settings) {
             let why = match barrier.has_victims() {
-                true => format!("victims were not gone in time{}", status::why_pods_stay(self)).into(),
-                false => {
-                    let came = status::arrived_in_time(ready, self.min());
-                    self.attempts.explain(&came)
-                }
+                true => Failure::VictimsStayed(status::removal_blockers(self)),
+                false => Failure::NotArrived {
+                    arrived: ready,
+                    min: self.min(),
+                    scheduler: self.attempts.scheduler_message(),
+                },
             };
             self.give_up(env, why);
             return true;
@@ -1252,7 +1248,7 @@ impl Gang {
     }
 
     /// Releases the reservation, and waits before the next attempt.
-    fn give_up(&mut self, env: &Env<'_>, why: Arc<str>) {
+    fn give_up(&mut self, env: &Env<'_>, why: Failure) {
         self.unplan();
         self.attempts.fail(env.now.at, env.settings, why);
     }
@@ -1581,8 +1577,7 @@ impl Gang {
         for id in late {
             self.roster.release(id);
         }
-        let why = "members beyond its minimum did not arrive in time";
-        self.attempts.back_off(env.now.at, env.settings, why.into());
+        self.attempts.back_off(env.now.at, env.settings, Failure::LateSurplus);
     }
 
     fn surplus_ends(&self) -> Option<Instant> {
@@ -1664,7 +1659,7 @@ impl Gang {
             _ => None,
         };
         env.work.push(match self.repair() {
-            Repair::Restart => Work::Delete { why: status::restart_note(&self.key, to.as_deref()), pods },
+            Repair::Restart => Work::Delete { why: restart_note(&self.key, to.as_deref()), pods },
             Repair::Hold | Repair::Ignore => Work::EvictRest { pods, of: Arc::clone(&self.key), to },
         });
     }

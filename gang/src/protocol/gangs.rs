@@ -13,9 +13,10 @@ use super::members::TrackedMember;
 use super::objects::{Known, ObjectName, Objects, object_name};
 use super::owners::Owners;
 use super::plan_queue::{PlanQueue, Turn};
+use super::reasons::{Refusal, WaitReason};
 use super::types::{
-    Answer, Arrival, Member, Now, Object, Placement, PlanRequest, Refusal, Settings, SlotChange, Stage,
-    WaitReason, WatchedOwner, Work,
+    Answer, Arrival, Member, Now, Object, Placement, PlanRequest, Settings, SlotChange, Stage, WatchedOwner,
+    Work,
 };
 use super::{Env, after};
 use crate::key::GangKey;
@@ -153,7 +154,7 @@ impl Gangs {
             GangEvent::MemberGone { pod } => self.member_gone(now, pod),
             GangEvent::OwnerSeen { owner, facts } => self.owner_seen(now, owner, facts),
             GangEvent::ObjectSeen { namespace, name, object } => {
-                self.object_seen(now, &(namespace.into(), name.into()), *object)
+                self.object_seen(now, &(namespace.into(), name.into()), *object);
             }
             GangEvent::ObjectGone { namespace, name } => {
                 self.object_gone(now, &(namespace.into(), name.into()));
@@ -176,7 +177,7 @@ impl Gangs {
                 self.of_member(now, pod, |gang, env| gang.disconnect(env, pod));
             }
             GangEvent::Committed { gang, decision, result } => {
-                self.of_gang(now, gang, |gang, env| gang.committed(env, decision, result))
+                self.of_gang(now, gang, |gang, env| gang.committed(env, decision, result));
             }
             GangEvent::BindEnded { pod, outcome } => {
                 self.of_member(now, pod, |gang, env| gang.end_bind(env, pod, outcome));
@@ -308,12 +309,12 @@ impl Gangs {
             let gang = self.gangs.get(&key);
             let placeless =
                 gang.filter(|gang| matches!(answer, Answer::Wait(_)) && gang.slot_of(uid).is_none());
-            answer = placeless.map_or(answer, |gang| Answer::Wait(gang.message().clone()));
+            answer = placeless.map_or(answer, |gang| Answer::Wait(gang.waits().clone()));
         }
-        if let Answer::Wait(message) = &answer
+        if let Answer::Wait(why) = &answer
             && let Some(gang) = self.gangs.get_mut(&key)
         {
-            gang.refused_with(uid, message, now.at);
+            gang.refused_with(uid, why, now.at);
         }
         answer
     }
@@ -637,9 +638,7 @@ impl Gangs {
         };
         let key = key.clone();
         let result = result.and_then(|placement| match self.devices.overlap(&placement) {
-            Some(words) => {
-                Err(Refusal { reason: "the plan was overtaken".into(), message: words, hopeless: false })
-            }
+            Some(refusal) => Err(refusal),
             None => Ok(placement),
         });
         if let Some(gang) = self.gangs.get_mut(&key) {

@@ -39,6 +39,7 @@ mod objects;
 mod observer;
 mod owners;
 mod plan_queue;
+mod reasons;
 mod report;
 mod roster;
 mod slots;
@@ -53,10 +54,13 @@ pub use gang::{BLOCKED, MemberView, SlotView, View};
 pub use gangs::{DeadlockedGang, Gangs};
 #[cfg(feature = "observer")]
 pub use observer::observe;
+pub use reasons::{
+    DeviceShortage, MemberGroup, Obstacle, Obstacles, Refusal, Shortage, SkewLimit, WaitReason, Within,
+};
 pub use types::{
     Answer, Arrival, Asks, Assignment, BindEnd, Blocker, CommitFailure, Devices, Member, MemberRequest, Now,
-    Object, Placement, PlanRequest, Refusal, Reservation, Settings, ShapeId, Sibling, SlotChange,
-    SlotReservation, Stage, WaitReason, WatchedOwner, Work,
+    Object, Placement, PlanRequest, Reservation, Settings, ShapeId, Sibling, SlotChange, SlotReservation,
+    Stage, WatchedOwner, Work,
 };
 
 /// The environment of a gang: what it reads, and where it puts what is to be done.

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use gantry_api::{Decision, DeviceId, GangSpec, GangStatus, NodeName, PodUid, ResourceName};
 
+use super::reasons::WaitReason;
 use crate::fabric::Levels;
 use crate::integrations::value::MOST_MEMBERS;
 use crate::key::GangKey;
@@ -164,43 +165,6 @@ impl Placement {
     }
 }
 
-/// Why a gang gets no place.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Refusal {
-    /// In a few stable words, for the pods' conditions: no counters that move by themselves.
-    pub reason: Arc<str>,
-    /// At length, for the Gang: what was tried at each level and what is missing.
-    pub message: Arc<str>,
-    /// It would not fit on the cluster if nothing else were there.
-    pub hopeless: bool,
-}
-
-impl Refusal {
-    /// A refusal with a short text only.
-    pub(super) fn of(reason: &str) -> Self {
-        Self { reason: reason.into(), message: reason.into(), hopeless: false }
-    }
-}
-
-/// Why a member waits for its gang, in the words that filter returns: also for members for which kube-scheduler never calls filter,
-/// because a gate of ours keeps them from it, or a plugin has refused them first.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum WaitReason {
-    /// What the gang or the pod declares contradicts itself, or cannot be followed.
-    Invalid(Arc<str>),
-    /// It has to wait.
-    Waits(Arc<str>),
-}
-
-impl WaitReason {
-    /// The message.
-    pub fn text(&self) -> &Arc<str> {
-        match self {
-            Self::Invalid(text) | Self::Waits(text) => text,
-        }
-    }
-}
-
 /// What filter answers for a pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Answer {
@@ -208,8 +172,8 @@ pub enum Answer {
     Single,
     /// This node and no other.
     Node(NodeName),
-    /// No node now, and why. The text stays the same while the reason does.
-    Wait(Arc<str>),
+    /// No node now, and why.
+    Wait(WaitReason),
 }
 
 /// What becomes of a member that comes to be bound.
@@ -222,7 +186,7 @@ pub enum Arrival {
     /// It waits with the others: ask again when the gang's standing changes, until the caller's own time limit.
     Wait,
     /// Not there, or not now.
-    Refuse(Arc<str>),
+    Refuse(WaitReason),
 }
 
 /// A place that a member has.

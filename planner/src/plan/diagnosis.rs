@@ -1,14 +1,12 @@
-//! Why a gang fits or does not, level by level: as values that `gantry explain` prints, and as text for the Gang and
-//! its pods' conditions.
+//! Why a gang fits or does not: level by level, as values that `gantry explain` prints, and as the facts of a refusal.
 
 use std::collections::BTreeMap;
-use std::fmt;
-use std::fmt::Write;
 use std::sync::Arc;
 
 use gantry_api::names;
-use gantry_gang::protocol::{PlanRequest, Refusal};
-use gantry_gang::{InsufficientResource, Misfit};
+use gantry_gang::protocol::{
+    DeviceShortage, MemberGroup, Obstacle, Obstacles, PlanRequest, Refusal, Shortage, SkewLimit, Within,
+};
 use serde::Serialize;
 
 use super::choose;
@@ -22,8 +20,8 @@ use crate::decide::{plugin_not_ready, too_many};
 use crate::input::Shape;
 use crate::snapshot::{NodeIx, Standing};
 
-/// Causes named in one text.
-const NAMED: usize = 2;
+/// The name of the widest scope.
+const CLUSTER: &str = "cluster";
 /// Shapes looked at, so that a gang of very many shapes is refused quickly.
 const SHAPES: usize = 8;
 
@@ -176,7 +174,7 @@ pub(super) fn level_name(survey: &Survey<'_>, scope: Scope) -> Arc<str> {
         Scope::Level(level) => {
             survey.fabric.levels.0.get(level).map_or_else(|| "".into(), |level| Arc::clone(&level.name))
         }
-        Scope::Cluster => "cluster".into(),
+        Scope::Cluster => CLUSTER.into(),
     }
 }
 
@@ -247,61 +245,59 @@ fn stock(survey: &Survey<'_>, place: Place, counts: &Counts) -> Vec<DeviceCounts
 
 /// The refusal.
 pub(super) fn refused(views: &Views<'_, '_>, wanted: &PlanRequest) -> Refusal {
-    let demand = views.demand;
     let survey = views.now;
     if views.bounds == Bounds::Unknown {
-        let level = wanted.terms.level.as_ref().map_or("", |wish| &wish.level);
-        let levels: Vec<&str> = survey.fabric.levels.0.iter().map(|level| &*level.name).collect();
-        let known = if levels.is_empty() { "none is configured".to_owned() } else { levels.join(", ") };
-        let reason: Arc<str> = format!("{level} is no level of the fabric (levels: {known})").into();
-        return Refusal { message: Arc::clone(&reason), reason, hopeless: true };
+        let level = wanted.terms.level.as_ref().map_or_else(|| "".into(), |level| Arc::clone(&level.level));
+        let known = survey.fabric.levels.0.iter().map(|level| Arc::clone(&level.name)).collect();
+        return Refusal::UnknownLevel { level, known };
     }
-    let explanation = Diagnosis::of(views);
-    let all = members(survey, &demand.first(demand.most));
-    // Surplus members come one by one: with no minimum left, not a single one fits.
-    let (who, verb, together) = match demand.must {
-        _ if demand.most == 1 => (all, "does not fit", ""),
-        0 | 1 => (format!("none of {all}"), "fits", ""),
-        must if must < demand.most => (format!("{must} of {all}"), "do not fit", "together "),
-        _ => (all, "do not fit", "together "),
-    };
+    let diagnosis = Diagnosis::of(views);
+    let counts = views.demand.first(views.demand.most);
+    let groups = survey.shapes.iter().zip(&counts).filter(|(_, count)| **count > 0);
     let within = match views.bounds {
         Bounds::Within(Scope::Cluster, _)
         | Bounds::Free
         | Bounds::Within(_, false)
-        | Bounds::Sliced(_, false) => "in the cluster".to_owned(),
-        Bounds::Within(scope, true) => format!("within one {}", level_name(survey, scope)),
-        Bounds::Sliced(slices, true) => format!(
-            "in slices of {} that each lie within one {}",
-            slices.size,
-            level_name(survey, Scope::Level(slices.level))
-        ),
-        Bounds::Unknown => String::new(),
+        | Bounds::Sliced(_, false)
+        | Bounds::Unknown => Within::Cluster,
+        Bounds::Within(scope, true) => Within::OneOf(level_name(survey, scope)),
+        Bounds::Sliced(slices, true) => {
+            Within::SlicesOf { size: slices.size, level: level_name(survey, Scope::Level(slices.level)) }
+        }
     };
-    if let Some(skew) = uneven(views) {
-        let (hopeless, even) = match explanation.hopeless {
-            false => (false, ""),
-            true => (true, " even if it were empty"),
-        };
-        let reason = format!(
-            "{who} {verb} {together}{within}{even} as their topologySpreadConstraints ask: no {} may have more than {} above the one with the fewest",
-            skew.key, skew.max
-        );
-        return Refusal {
-            message: format!("{reason}: {explanation}").into(),
-            reason: reason.into(),
-            hopeless,
-        };
-    }
-    let even = if explanation.hopeless { " even if it were empty" } else { "" };
-    let cause = cause(views, explanation.hopeless);
-    let cause = cause.map_or_else(String::new, |cause| format!(": {cause}"));
-    let reason = format!("{who} {verb} {together}{within}{even}{cause}");
-    Refusal {
-        message: format!("{reason}: {explanation}").into(),
-        reason: reason.into(),
-        hopeless: explanation.hopeless,
-    }
+    let skew = uneven(views).map(|skew| SkewLimit { key: skew.key.as_ref().into(), max: skew.max });
+    let widest = diagnosis.levels.last();
+    let short = |of: &&DeviceCounts| usize::try_from(of.asked).is_ok_and(|asked| of.free < asked);
+    let devices = widest.and_then(|level| level.devices.iter().find(short).or(level.devices.first()));
+    let best = widest.filter(|level| &*level.level != CLUSTER).map(|level| Arc::clone(&level.best));
+    Refusal::DoesNotFit(Box::new(Shortage {
+        members: groups
+            .map(|(shape, count)| MemberGroup {
+                count: *count,
+                requests: shape
+                    .request
+                    .asks
+                    .iter()
+                    .map(|ask| (unit(ask.resource.as_str()).into(), ask.devices))
+                    .collect(),
+            })
+            .collect(),
+        must: diagnosis.must,
+        within,
+        best: best.unwrap_or_default(),
+        fits: widest.map_or(0, |level| level.fits),
+        empty: widest.map_or(0, |level| level.empty),
+        devices: devices.map(|of| DeviceShortage {
+            unit: of.resource.as_str().into(),
+            free: of.free,
+            healthy: of.healthy,
+            total: of.total,
+            requested: of.asked,
+        }),
+        obstacles: if skew.is_none() { obstacles(views, diagnosis.hopeless) } else { None },
+        skew,
+        hopeless: diagnosis.hopeless,
+    }))
 }
 
 /// The spread constraint without which the gang would fit.
@@ -383,17 +379,17 @@ fn reason(views: &Views<'_, '_>, node: NodeIx, slot: usize) -> Option<String> {
     Some("kept off by other pods' or its own affinity, anti-affinity or host ports".to_owned())
 }
 
-/// The cause, other than devices, why nodes take too few members. On the empty cluster the text counts nodes. On the
-/// cluster of now it does not, because the counts change all the time and the text must be stable.
-fn cause(views: &Views<'_, '_>, empty: bool) -> Option<String> {
+/// What, other than devices, keeps too many members off nodes. On the cluster of now nodes are not counted: their
+/// numbers change all the time.
+fn obstacles(views: &Views<'_, '_>, empty: bool) -> Option<Obstacles> {
     let survey = if empty { views.empty } else { views.now };
     let needed = views.demand.first(views.demand.must.max(1));
     let wide = places(views.now, views.anchors, widest(views.bounds));
     let slots = (0..needed.len()).filter(|slot| needed.get(*slot).is_some_and(|needed| *needed > 0));
     slots.take(SHAPES).find_map(|slot| {
-        let found: Vec<PlaceCauses> = wide
+        let found: Vec<PlaceObstacles> = wide
             .iter()
-            .map(|place| PlaceCauses::of(survey, *place, slot))
+            .map(|place| PlaceObstacles::of(survey, *place, slot))
             .filter(|found| found.room >= u64::from(needed[slot]))
             .collect();
         // They would fit: other members of the gang are in the way.
@@ -405,23 +401,33 @@ fn cause(views: &Views<'_, '_>, empty: bool) -> Option<String> {
             [ask] => unit(ask.resource.as_str()),
             _ => "devices",
         };
-        cause_text(&found, unit, empty)
+        let mut obstacles: BTreeMap<Obstacle, usize> = BTreeMap::new();
+        let each = found.iter().flat_map(|found| &found.obstacles);
+        each.for_each(|(obstacle, nodes)| *obstacles.entry(obstacle.clone()).or_default() += nodes);
+        let mut obstacles: Vec<(Obstacle, usize)> = obstacles.into_iter().collect();
+        if empty {
+            obstacles.sort_by(|a, b| b.1.cmp(&a.1).then_with(|| a.0.cmp(&b.0)));
+        } else {
+            obstacles.iter_mut().for_each(|(_, nodes)| *nodes = 0);
+        }
+        let nodes = empty.then(|| found.iter().map(|found| found.nodes).sum());
+        (!obstacles.is_empty()).then(|| Obstacles { unit: unit.into(), nodes, found: obstacles })
     })
 }
 
 /// The nodes of a place that have enough devices for a member.
 #[derive(Debug, Default)]
-struct PlaceCauses {
+struct PlaceObstacles {
     nodes: usize,
     /// Members that the devices suffice for.
     room: u64,
     /// Members that the nodes take.
     takes: u64,
-    /// Why some nodes take fewer.
-    causes: BTreeMap<String, usize>,
+    /// What keeps members off some nodes.
+    obstacles: BTreeMap<Obstacle, usize>,
 }
 
-impl PlaceCauses {
+impl PlaceObstacles {
     fn of(survey: &Survey<'_>, place: Place, slot: usize) -> Self {
         let mut found = Self::default();
         for node in nodes_of(survey, place) {
@@ -434,9 +440,9 @@ impl PlaceCauses {
             found.room += u64::from(room);
             found.takes += u64::from(takes.min(room));
             if takes < room
-                && let Some(cause) = cause_on(survey, node, slot, takes)
+                && let Some(obstacle) = obstacle_on(survey, node, slot, takes)
             {
-                *found.causes.entry(cause).or_default() += 1;
+                *found.obstacles.entry(obstacle).or_default() += 1;
             }
         }
         found
@@ -459,117 +465,18 @@ fn room(survey: &Survey<'_>, node: NodeIx, slot: usize) -> u32 {
 }
 
 /// Why a node takes no more than so many members.
-fn cause_on(survey: &Survey<'_>, node: NodeIx, slot: usize, takes: u32) -> Option<String> {
+fn obstacle_on(survey: &Survey<'_>, node: NodeIx, slot: usize, takes: u32) -> Option<Obstacle> {
     let needs = &survey.shapes.get(slot)?.needs;
     let facts = survey.input.rooms.get(node.0 as usize)?.facts.as_ref()?;
     if let Err(misfit) = needs.admits(facts) {
-        return Some(match misfit {
-            Misfit::Unschedulable => "cordons rule out".to_owned(),
-            Misfit::Taint { key, .. } => format!("taint {key} rules out"),
-            Misfit::Affinity => "the node selector or affinity rules out".to_owned(),
-            Misfit::Volume => "the affinity of a volume rules out".to_owned(),
-        });
+        return Some(misfit.into());
     }
     let left = survey.left(node)?;
     if left.times(&needs.resources) > takes {
-        return Some("pod affinity, anti-affinity or host ports rule out".to_owned());
+        return Some(Obstacle::OtherPods);
     }
     // The resource that one more member lacks is the one that the first member too many lacks.
     let mut rest = left.clone();
     (0..takes).for_each(|_| rest.sub(&needs.resources));
-    let lack = rest.fits(&needs.resources).err()?;
-    Some(format!("{} on", short(&lack)))
-}
-
-/// The text for a resource that a node lacks.
-pub fn short(lack: &InsufficientResource) -> String {
-    match lack {
-        InsufficientResource::Pods => "the number of pods is exhausted".to_owned(),
-        InsufficientResource::Cpu => "CPU is short".to_owned(),
-        InsufficientResource::Memory => "memory is short".to_owned(),
-        InsufficientResource::EphemeralStorage => "ephemeral storage is short".to_owned(),
-        InsufficientResource::Other(name) => format!("{name} is short"),
-    }
-}
-
-/// `CPU is short on all 12 nodes that have the GPUs`.
-fn cause_text(found: &[PlaceCauses], unit: &str, counted: bool) -> Option<String> {
-    let mut causes: BTreeMap<&str, usize> = BTreeMap::new();
-    for (cause, nodes) in found.iter().flat_map(|found| &found.causes) {
-        *causes.entry(cause).or_default() += nodes;
-    }
-    if !counted {
-        let causes: Vec<&str> = causes.into_keys().take(NAMED).collect();
-        return (!causes.is_empty())
-            .then(|| format!("{} nodes that have the {unit} free", causes.join(" and ")));
-    }
-    let all: usize = found.iter().map(|found| found.nodes).sum();
-    let mut causes: Vec<(&str, usize)> = causes.into_iter().collect();
-    causes.sort_by(|a, b| b.1.cmp(&a.1).then_with(|| a.0.cmp(b.0)));
-    match (causes.as_slice(), all) {
-        ([], _) => None,
-        ([(cause, 1)], 1) => Some(format!("{cause} the only node that has the {unit}")),
-        ([(cause, nodes)], _) if *nodes == all => {
-            Some(format!("{cause} all {all} nodes that have the {unit}"))
-        }
-        (some, _) => {
-            let named: Vec<String> =
-                some.iter().take(NAMED).map(|(cause, nodes)| format!("{cause} {nodes}")).collect();
-            Some(format!("of {all} nodes that have the {unit} {}", named.join(", ")))
-        }
-    }
-}
-
-impl fmt::Display for Diagnosis {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (number, level) in self.levels.iter().rev().enumerate() {
-            if number > 0 {
-                f.write_str("; ")?;
-            }
-            level.fmt(f)?;
-        }
-        Ok(())
-    }
-}
-
-impl fmt::Display for LevelDiagnosis {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if &*self.level == "cluster" {
-            f.write_str("cluster: ")?;
-        } else {
-            write!(f, "best {} of {}: {}: ", self.level, self.domains, self.best)?;
-        }
-        write!(f, "{} of {} fit", self.fits, self.wanted)?;
-        if 0 < self.must && self.must < self.wanted {
-            write!(f, ", {} needed", self.must)?;
-        }
-        if self.empty < self.wanted {
-            write!(f, ", {} if nothing else were there", self.empty)?;
-        }
-        let mut stock = String::new();
-        for of in &self.devices {
-            // Writing into a String cannot fail.
-            let _ = write!(
-                stock,
-                ", {} {} asked{}, {} free, {} healthy of {}",
-                of.asked,
-                of.resource,
-                self.asked_for(),
-                of.free,
-                of.healthy,
-                of.total
-            );
-            let asked = usize::try_from(of.asked).unwrap_or(usize::MAX);
-            if self.fits < self.must.max(1) && of.free < asked && asked <= of.healthy {
-                let _ = write!(stock, ", {} more would have to come free", asked - of.free);
-            }
-        }
-        f.write_str(&stock)?;
-        if !self.reasons.is_empty() {
-            let reasons: Vec<String> =
-                self.reasons.iter().take(4).map(|(reason, nodes)| format!("{nodes} {reason}")).collect();
-            write!(f, " (nodes: {})", reasons.join(", "))?;
-        }
-        Ok(())
-    }
+    rest.fits(&needs.resources).err().map(Obstacle::Resource)
 }

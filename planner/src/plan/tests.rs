@@ -10,7 +10,7 @@ mod slices;
 pub(crate) mod world;
 
 use gantry_gang::needs::{Operator, PodTerm, Requirement};
-use gantry_gang::protocol::{ShapeId, Sibling};
+use gantry_gang::protocol::{Obstacle, ShapeId, Sibling, Within};
 use gantry_gang::{Needs, Resources, Taint, TaintEffect};
 
 use self::world::{World, gang, level, sibling, terms};
@@ -119,10 +119,8 @@ fn required_level_binds_and_preferred_level_does_not() {
     let eight = world.shape(8);
     let mut four = gang(&[(4, eight)]);
     level(&mut four, "rack", true);
-    assert_eq!(
-        world.line(&four),
-        "4 members of 8 GPUs do not fit together within one rack even if it were empty"
-    );
+    assert_eq!(world.shortage(&four).within, Within::OneOf("rack".into()));
+    assert_eq!(world.line(&four), "CannotFit");
     level(&mut four, "rack", false);
     assert!(world.line(&four).starts_with("2 racks of zone z1: "));
     level(&mut four, "example.com/zone", true);
@@ -158,7 +156,8 @@ fn a_level_that_is_none_is_refused_by_name() {
     let eight = world.shape(8);
     let mut four = gang(&[(4, eight)]);
     level(&mut four, "block", true);
-    assert_eq!(world.line(&four), "block is no level of the fabric (levels: zone, rack)");
+    let known = vec!["zone".into(), "rack".into()];
+    assert_eq!(world.plan(&four), Err(Refusal::UnknownLevel { level: "block".into(), known }));
     level(&mut four, "block", false);
     assert!(world.plan(&four).is_ok());
 }

@@ -202,12 +202,6 @@ async fn events_over_the_rate_are_written_later() {
 }
 
 #[test]
-fn note_is_truncated_to_what_the_api_server_accepts() {
-    assert!(truncate("\u{e4}".repeat(900)).len() <= 1024);
-    assert_eq!(truncate("as it is".to_owned()), "as it is");
-}
-
-#[test]
 fn event_name_is_valid_for_any_object_name() {
     let now = Timestamp::from_second(1_767_225_600).unwrap();
     assert_eq!(name("a", now), "a.18867251edfa0000");

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use gantry_api::names::{GANG_ANNOTATION, GANG_MIN_ANNOTATION, GPU_RESOURCE};
-use gantry_api::{Gang, GangPhase, GangStatus};
+use gantry_api::{Gang, GangPhase, GangStatus, Reason};
 use gantry_e2e::until;
 use k8s_openapi::api::core::v1::Pod;
 use kube::Api;
@@ -320,17 +320,31 @@ impl<'a> Scene<'a> {
         Ok(())
     }
 
-    /// Waits until the condition of a pod contains these words.
-    pub(crate) async fn pod_says(&self, pod: &str, words: &[&str]) -> Result<String> {
-        let said = until(format!("{pod} says {words:?}"), GANG_LIMIT, async || {
+    /// Waits until a pod's condition has this reason of its gang.
+    pub(crate) async fn pod_waits(&self, pod: &str, reason: Reason) -> Result<()> {
+        let waits = until(format!("{pod} waits: {reason}"), GANG_LIMIT, async || {
             let pod = self.pods.get(pod).await.map_err(|error| error.to_string())?;
             let said = pods::said(&pod);
-            match words.iter().all(|word| said.contains(word)) {
-                true => Ok(said),
+            // kube-scheduler writes `3 gang NAMESPACE/NAME: REASON: MESSAGE`.
+            match said.split(": ").any(|part| part == reason.as_str()) {
+                true => Ok(()),
                 false => Err(format!("{said:?} on {:?}", pods::node(&pod))),
             }
         });
-        Ok(said.await?)
+        Ok(waits.await?)
+    }
+
+    /// Waits until kube-scheduler has refused a pod.
+    pub(crate) async fn pod_is_refused(&self, pod: &str) -> Result<()> {
+        let refused = until(format!("{pod} is refused"), GANG_LIMIT, async || {
+            let pod = self.pods.get(pod).await.map_err(|error| error.to_string())?;
+            let mut conditions = pod.status.iter().flat_map(|status| status.conditions.iter().flatten());
+            match conditions.any(|condition| condition.reason.as_deref() == Some("Unschedulable")) {
+                true => Ok(()),
+                false => Err(format!("{:?} on {:?}", pods::said(&pod), pods::node(&pod))),
+            }
+        });
+        Ok(refused.await?)
     }
 
     /// Lets pods in that were kept out, until [`Scene::close`].
@@ -365,7 +379,7 @@ pub(crate) fn name_of(pod: &Pod) -> &str {
 /// A gang's status in one line, for errors.
 pub(crate) fn brief(status: &GangStatus) -> String {
     format!(
-        "{:?}, {} of {} members, {} bound, {} failed_attempts, by {} ({}): {} / {}",
+        "{:?}, {} of {} members, {} bound, {} failed_attempts, by {} ({}): {:?}: {}",
         status.phase,
         status.members,
         status.min,

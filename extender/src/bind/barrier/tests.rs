@@ -369,7 +369,7 @@ async fn unwritten_decision_is_not_reported_as_timeout() {
         let said = call.await.unwrap().unwrap_err();
         assert_eq!(
             said,
-            "gang default/a is being decided; the reservation is kept and this pod is bound after that"
+            "gang default/a: WritingDecision: the decision is being written; the reservation is kept and this pod is bound after that"
         );
     }
     drop(cluster);

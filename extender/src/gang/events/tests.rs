@@ -8,10 +8,11 @@ use tower_test::mock;
 
 use super::*;
 
-fn status(phase: GangPhase, reason: &str, bound: u32) -> GangStatus {
+fn status(phase: GangPhase, reason: Reason, bound: u32) -> GangStatus {
     GangStatus {
         phase,
-        reason: reason.into(),
+        reason: Some(reason),
+        message: reason.text().into(),
         min: 8,
         members: 8,
         bound,
@@ -21,41 +22,41 @@ fn status(phase: GangPhase, reason: &str, bound: u32) -> GangStatus {
 }
 
 fn restarting() -> GangStatus {
-    GangStatus { restarting: true, ..status(GangPhase::Degraded, "is being restarted", 0) }
+    GangStatus { restarting: true, ..status(GangPhase::Degraded, Reason::Restarting, 0) }
 }
 
 #[test]
 fn each_step_has_one_event_and_counts_have_none() {
     let story = [
-        status(GangPhase::Pending, "5 of 8 members exist", 0),
-        status(GangPhase::Queued, "waits for room: no rack has 64 GPUs free", 0),
-        status(GangPhase::Queued, "waits for room: no rack has 64 GPUs free", 0),
-        status(GangPhase::Reserved, "has its places", 0),
-        status(GangPhase::Reserved, "is on its way", 0),
-        status(GangPhase::Committing, "is being decided", 0),
-        status(GangPhase::Binding, "is being bound", 3),
-        status(GangPhase::Bound, "is bound", 8),
-        status(GangPhase::Degraded, "keeps a place for a lost member", 7),
-        status(GangPhase::Degraded, "lacks 1 of 8 members", 7),
-        status(GangPhase::Bound, "is bound", 8),
-        status(GangPhase::Degraded, "lacks 1 of 8 members", 7),
+        status(GangPhase::Pending, Reason::WaitingForMembers, 0),
+        status(GangPhase::Queued, Reason::InsufficientResources, 0),
+        status(GangPhase::Queued, Reason::InsufficientResources, 0),
+        status(GangPhase::Reserved, Reason::WaitingForArrival, 0),
+        status(GangPhase::Reserved, Reason::WaitingForArrival, 0),
+        status(GangPhase::Committing, Reason::WritingDecision, 0),
+        status(GangPhase::Binding, Reason::Binding, 3),
+        status(GangPhase::Bound, Reason::Bound, 8),
+        status(GangPhase::Degraded, Reason::MembersLost, 7),
+        status(GangPhase::Degraded, Reason::MembersLost, 7),
+        status(GangPhase::Bound, Reason::Bound, 8),
+        status(GangPhase::Degraded, Reason::MembersLost, 7),
         restarting(),
         restarting(),
     ];
     let mut before = None;
     let mut told = Vec::new();
     for now in &story {
-        told.extend(message(before, now).map(|message| format!("{} {}", message.reason, message.note)));
+        told.extend(message(before, now).map(|message| message.reason));
         before = Some(now);
     }
     let wanted = [
-        "GangWaiting waits for room: no rack has 64 GPUs free",
-        "GangReserved its places are in rack r7",
-        "GangBound 8 of 8 members are bound in rack r7",
-        "MemberLost keeps a place for a lost member",
-        "GangBound whole again: 8 of 8 members are bound in rack r7",
-        "MemberLost lacks 1 of 8 members",
-        "GangRestarting is being restarted",
+        Reason::GangWaiting,
+        Reason::GangReserved,
+        Reason::GangBound,
+        Reason::MemberLost,
+        Reason::GangBound,
+        Reason::MemberLost,
+        Reason::GangRestarting,
     ];
     assert_eq!(told, wanted);
 }
@@ -64,25 +65,25 @@ fn each_step_has_one_event_and_counts_have_none() {
 fn gang_bound_at_once_has_one_reservation_event() {
     let (events, mut mailbox) = Events::new();
     let story = [
-        status(GangPhase::Queued, "waits its turn", 0),
-        status(GangPhase::Binding, "is being bound", 0),
-        status(GangPhase::Binding, "is being bound", 3),
-        status(GangPhase::Bound, "is bound", 8),
+        status(GangPhase::Queued, Reason::WaitingForTurn, 0),
+        status(GangPhase::Binding, Reason::Binding, 0),
+        status(GangPhase::Binding, Reason::Binding, 3),
+        status(GangPhase::Bound, Reason::Bound, 8),
     ];
     for steps in story.windows(2) {
         events.gang_moved(&train(), Some(&steps[0]), &steps[1]);
     }
     let told = [
-        ("GangReserved", "its places are in rack r7".to_owned()),
+        ("GangReserved", "devices are reserved in rack r7".to_owned()),
         ("GangBound", "8 of 8 members are bound in rack r7".to_owned()),
     ];
     assert_eq!(mailbox.taken(), told);
     // So is one that begins anew.
-    let lost = status(GangPhase::Degraded, "lacks 8 of 8 members", 0);
+    let lost = status(GangPhase::Degraded, Reason::MembersLost, 0);
     events.gang_moved(&train(), Some(&lost), &story[1]);
     assert_eq!(mailbox.taken(), told[..1]);
     // One whose members ask for no devices has none.
-    let nowhere = GangStatus { domain: String::new(), ..status(GangPhase::Binding, "is being bound", 0) };
+    let nowhere = GangStatus { domain: String::new(), ..status(GangPhase::Binding, Reason::Binding, 0) };
     events.gang_moved(&train(), None, &nowhere);
     assert_eq!(mailbox.taken(), []);
 }
@@ -90,7 +91,7 @@ fn gang_bound_at_once_has_one_reservation_event() {
 #[test]
 fn bound_event_tells_apart_members_without_devices() {
     let (events, mut mailbox) = Events::new();
-    let binding = status(GangPhase::Binding, "is being bound", 1);
+    let binding = status(GangPhase::Binding, Reason::Binding, 1);
     let three = GangStatus { members: 3, bound: 3, ..bound() };
     events.gang_moved(&train(), Some(&binding), &three);
     let note = "3 of 3 members are bound, those with devices in rack r7";
@@ -152,7 +153,7 @@ fn bound() -> GangStatus {
             domain: String::new(),
             reservations: vec![slot(Some("a")), slot(Some("b")), slot(None)],
         }),
-        ..status(GangPhase::Bound, "is bound", 2)
+        ..status(GangPhase::Bound, Reason::Bound, 2)
     }
 }
 
@@ -178,7 +179,7 @@ fn ambiguous_membership_is_reported_once_when_bound() {
     let message = "its pods go by Annotation; Volcano names them too and is passed over";
     let mut contested = bound();
     contested.conditions = vec![condition(AMBIGUOUS_MEMBERSHIP, true, "SeveralIntegrations", message)];
-    let before = status(GangPhase::Binding, "is being bound", 1);
+    let before = status(GangPhase::Binding, Reason::Binding, 1);
     let told = told(&[before, contested.clone(), contested], "AmbiguousMembership");
     let note = format!("gang train: {message}");
     assert_eq!(told, [("pod a".into(), note.clone()), ("pod b".into(), note)]);
@@ -200,27 +201,15 @@ fn changed_terms_of_a_bound_gang_are_reported_once() {
     assert_eq!(told(&story, "GangInvalid"), all);
     // A process that begins with it has not seen it change.
     assert_eq!(told(std::slice::from_ref(&changed), "GangInvalid"), []);
-    let unknown = with(false, "Unknown", "PodGroup train was not read yet");
+    let unknown = with(false, "UnknownSize", "PodGroup train was not read yet");
     assert_eq!(told(&[changed, unknown], "GangInvalid"), []);
-}
-
-#[test]
-fn joined_text_repeats_nothing() {
-    for (note, message, wanted) in [
-        ("is bound", "", "is bound"),
-        ("is bound", "8 bound", "is bound: 8 bound"),
-        ("waits for room: no rack", "no rack: 3 of 8 fit", "waits for room: no rack: 3 of 8 fit"),
-        ("is not valid: level: no", "level: no", "is not valid: level: no"),
-    ] {
-        assert_eq!(joined(note.into(), message), wanted);
-    }
 }
 
 #[test]
 fn gang_of_one_is_in_the_singular() {
     let one = |phase, reason, bound| GangStatus { min: 1, members: 1, ..status(phase, reason, bound) };
-    let binding = one(GangPhase::Binding, "is being bound", 0);
-    let told = message(Some(&binding), &one(GangPhase::Bound, "is bound", 1));
+    let binding = one(GangPhase::Binding, Reason::Binding, 0);
+    let told = message(Some(&binding), &one(GangPhase::Bound, Reason::Bound, 1));
     assert_eq!(told.unwrap().note, "1 of 1 member is bound in rack r7");
 }
 

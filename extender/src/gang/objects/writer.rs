@@ -413,7 +413,8 @@ async fn write(
 fn step(status: &GangStatus) -> GangStatus {
     GangStatus {
         phase: status.phase,
-        reason: status.reason.clone(),
+        reason: status.reason,
+        message: status.message.clone(),
         restarting: status.restarting,
         waiting_since: status.waiting_since.clone(),
         conditions: status.conditions.clone(),

@@ -8,15 +8,6 @@ use gantry_planner::plan;
 use super::reclaim::Reclaimed;
 use crate::index::Index;
 
-/// The refusal of a gang that fits once terminating pods are gone.
-fn until_gone(refused: &Refusal) -> Refusal {
-    Refusal {
-        reason: format!("{} until pods that are being deleted are gone", refused.reason).into(),
-        message: format!("fits once pods are gone that are being deleted; now: {}", refused.message).into(),
-        hopeless: false,
-    }
-}
-
 impl Index {
     /// Sets whether gangs are planned. A command that only looks may list the waiting gangs first.
     pub fn set_planning(&mut self, planning: bool) {
@@ -52,23 +43,23 @@ impl Index {
             None => self.plan_beside_backfill(&wanted),
         };
         let reclaimed = match &planned {
-            Err(refused) if !refused.hopeless => self.reclaim(&wanted),
+            Err(refused) if !refused.is_hopeless() => self.reclaim(&wanted),
             _ => Reclaimed::Nothing,
         };
         let is_released = matches!(reclaimed, Reclaimed::Released(_));
         let waits = matches!(reclaimed, Reclaimed::Terminating);
         let result = match (planned, reclaimed) {
             (Err(_), Reclaimed::Released(placement) | Reclaimed::Preempted(placement)) => Ok(placement),
-            (Err(refused), Reclaimed::Terminating) => Err(until_gone(&refused)),
+            (Err(_), Reclaimed::Terminating) => Err(Refusal::PodsTerminating),
             (planned, _) => planned,
         };
         if let Err(refused) = &result
-            && !refused.hopeless
+            && !refused.is_hopeless()
         {
             self.gangs.reclaim.refused(&wanted);
             self.refused(&wanted);
         }
-        // A text that mentions terminating pods or a backfill reservation does not stay true for long.
+        // A refusal because of terminating pods or a backfill reservation does not stay true for long.
         let is_stable = !waits && !fits_backfill;
         self.gangs.reclaim.planned(&wanted, result.is_ok(), is_stable);
         let still_degraded = wanted.completes && result.is_err();
@@ -100,9 +91,6 @@ impl Index {
         if let Err(refused) = self.on_terrain(None, |input| plan::plan(input, wanted)) {
             return (Err(refused), false);
         }
-        let reason: Arc<str> =
-            format!("does not fit beside the nodes kept for gang {}, which waits", kept.gang).into();
-        let refused = Refusal { message: Arc::clone(&reason), reason, hopeless: false };
-        (Err(refused), true)
+        (Err(Refusal::NodesReserved { gang: Arc::clone(&kept.gang) }), true)
     }
 }

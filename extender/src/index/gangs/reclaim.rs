@@ -194,7 +194,7 @@ impl Index {
             return None;
         }
         let refused = self.gangs.core.view(&wanted.gang)?.refusal()?.clone();
-        if refused.hopeless {
+        if refused.is_hopeless() {
             // Hopelessness depends on more than devices.
             return None;
         }

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use gantry_api::{GangPhase, GangStatus};
+use gantry_api::{GangPhase, GangStatus, Reason};
 use gantry_gang::GangKey;
 use gantry_gang::protocol::{BLOCKED, View};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
@@ -53,9 +53,9 @@ pub struct GangStanding {
 pub struct Said {
     /// Its phase.
     pub phase: GangPhase,
-    /// The reason for the phase, in a few words.
-    pub reason: String,
-    /// The same at length.
+    /// The reason for the phase; absent if another version of Gantry wrote it.
+    pub reason: Option<Reason>,
+    /// The reason with its facts.
     pub message: String,
     /// The part of the fabric that holds it; empty without a reservation.
     pub domain: String,
@@ -70,10 +70,12 @@ pub struct Said {
 pub struct Trial {
     /// Its phase after that.
     pub phase: GangPhase,
-    /// The reason for the phase: `gang ml/train waits for room: ...`.
-    pub reason: Arc<str>,
-    /// The full refusal, if it would have no reservation.
-    pub refused: Option<Arc<str>>,
+    /// The reason for the phase.
+    pub reason: Reason,
+    /// The reason with its facts.
+    pub message: String,
+    /// The refusal, if it would have no reservation.
+    pub refused: Option<String>,
     /// The part of the fabric that would hold it; empty without a reservation.
     pub domain: Arc<str>,
     /// It would have a backfill reservation.
@@ -118,10 +120,10 @@ impl Index {
     /// The state of a gang in a few words.
     pub(in crate::index) fn in_few_words(&self, key: &GangKey) -> Option<Arc<str>> {
         let words = match self.status_of(key) {
-            Some(status) => format!("gang {key}: {:?}: {}", status.phase, status.reason),
+            Some(status) => format!("gang {key}: {:?}: {}", status.phase, status.message),
             None => {
                 let view = self.gangs.core.view(key)?;
-                format!("the extender says nothing of it yet; if planned now: {}", view.message())
+                format!("the extender says nothing of it yet; if planned now: {}", view.waits().message)
             }
         };
         Some(words.into())
@@ -138,6 +140,7 @@ impl Index {
             decided_by,
             phase,
             reason,
+            message,
             refused,
             min,
             exist,
@@ -167,7 +170,14 @@ impl Index {
             object,
             integration,
             said: status.map(said),
-            if_planned_now: (!settled).then_some(Trial { phase, reason, refused, domain, has_nodes_kept }),
+            if_planned_now: (!settled).then_some(Trial {
+                phase,
+                reason,
+                message,
+                refused,
+                domain,
+                has_nodes_kept,
+            }),
             decided_by: decided_by.or_else(|| by_object.map(Arc::from)),
             min: if min > 0 { min } else { status.map_or(0, |status| status.min) },
             exist,
@@ -191,7 +201,7 @@ fn said(status: &GangStatus) -> Said {
     let hindered = conditions.find(|condition| condition.type_ == BLOCKED && condition.status == "True");
     Said {
         phase: status.phase,
-        reason: status.reason.clone(),
+        reason: status.reason,
         message: status.message.clone(),
         domain: status.domain.clone(),
         failed_attempts: status.failed_attempts,

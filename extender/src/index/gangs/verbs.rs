@@ -111,7 +111,7 @@ impl Index {
         };
         match arrival {
             Arrival::Single => self.reserve(target, request).map(BindStep::Single),
-            Arrival::Refuse(why) => Err(BindError::Gang(why)),
+            Arrival::Refuse(why) => Err(BindError::Gang(why.message)),
             Arrival::Wait => self.wait_for(&target.uid),
             Arrival::Go(placed) => match self.reserve_place(target, &placed) {
                 Ok(reserved) => Ok(BindStep::Member(reserved)),

@@ -3,9 +3,9 @@
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 
-use gantry_api::{DeviceId, GangPhase, NodeName, PodUid};
+use gantry_api::{DeviceId, GangPhase, NodeName, PodUid, Reason};
 use gantry_gang::GangKey;
-use gantry_gang::protocol::{Stage, View, WaitReason};
+use gantry_gang::protocol::{Refusal, Stage, View, WaitReason};
 use serde::Serialize;
 
 use crate::index::Index;
@@ -25,10 +25,12 @@ pub struct GangView {
     pub decided_by: Option<Arc<str>>,
     /// How far it is.
     pub phase: GangPhase,
-    /// What its parked pods are told.
-    pub reason: Arc<str>,
-    /// Why it had no place when it was planned last, at length.
-    pub refused: Option<Arc<str>>,
+    /// Why it is in this phase.
+    pub reason: Reason,
+    /// The reason with its facts.
+    pub message: String,
+    /// Why it had no reservation when it was last planned.
+    pub refused: Option<String>,
     /// Members that are useful only together; 0 while that is not known.
     pub min: u32,
     /// Members that exist, or have ended well.
@@ -137,7 +139,7 @@ impl Index {
     /// What the members of a gang are told whose decision is being written.
     pub fn deciding(&self, gang: &GangKey) -> Option<Arc<str>> {
         let view = self.gangs.core.view(gang)?;
-        (view.phase() == GangPhase::Committing).then(|| Arc::clone(view.message()))
+        (view.phase() == GangPhase::Committing).then(|| Arc::clone(&view.waits().message))
     }
 
     /// Why a pod waits for its gang, if it does, in the words that filter answers. Nobody is told while this process does not decide.
@@ -173,6 +175,7 @@ impl Index {
 
     pub(super) fn show(&self, view: View<'_>, queue: &[Arc<GangKey>]) -> GangView {
         let key = view.key();
+        let (reason, message) = view.reason();
         let mut members: Vec<MemberView> = view
             .members()
             .map(|member| MemberView {
@@ -214,8 +217,9 @@ impl Index {
             integration: key.integration.as_str(),
             decided_by: view.terms().map(|terms| Arc::clone(&terms.decided_by)),
             phase: view.phase(),
-            reason: Arc::clone(view.message()),
-            refused: view.refusal().map(|refused| Arc::clone(&refused.message)),
+            reason,
+            message,
+            refused: view.refusal().map(Refusal::message),
             min: view.min(),
             exist: view.exist(),
             priority: view.priority(),

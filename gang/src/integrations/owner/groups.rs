@@ -46,7 +46,7 @@ fn policy(sheet: &mut Sheet<'_>, field: &str, place: &str, policy: Option<&Value
     let has = |name: &str| policy.and_then(|policy| policy.get(name)).filter(|value| !value.is_null());
     match (has("gang"), has("basic")) {
         (Some(_), Some(_)) => {
-            sheet.wrong(place, format!("{field} is both gang and basic: it is one of them"))
+            sheet.wrong(place, format!("{field} is both gang and basic: it is one of them"));
         }
         (Some(gang), None) => {
             let place = format!("{place}.gang.minCount");

@@ -4,7 +4,7 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use super::super::members::{Class, Count, TrackedMember};
+use super::super::members::{Count, TrackedMember};
 use super::super::plan_queue::Urgency;
 use super::super::types::{MemberRequest, PlanRequest, ShapeId, Sibling};
 use super::{Gang, State};
@@ -79,7 +79,7 @@ pub(super) fn deadlock(gang: &Gang) -> Option<(PlanRequest, bool)> {
         return None;
     }
     let request = to_be_whole(gang, plan_request(gang)?);
-    (request.members.len() >= request.must as usize).then_some((request, refusal.hopeless))
+    (request.members.len() >= request.must as usize).then_some((request, refusal.is_hopeless()))
 }
 
 /// Members that are bound without a slot of ours.
@@ -226,9 +226,4 @@ pub(super) fn slice_of(gang: &Gang, slot: u32) -> Option<u32> {
     let size = gang.agreement.working_terms()?.slice?;
     let slot = gang.slots().get(slot)?;
     slot.ordinal().or(slot.rank())?.checked_div(size)
-}
-
-/// Members that have ended well.
-pub(super) fn completed(gang: &Gang) -> u32 {
-    gang.count().of(Class::Completed)
 }

@@ -1,66 +1,30 @@
-//! What people read of a gang: its phase, the status of its object, and the message for its pods that wait. A message changes only when what
-//! it states does: kube-scheduler tries a pod again whenever its message changes. Changes nothing.
+//! The phase of a gang, the cause of it, and the status of its object: computed from its state and members. Changes nothing.
 
 use std::sync::Arc;
 use std::time::Instant;
 
-use gantry_api::{GangPhase, GangStatus, NodeName};
+use gantry_api::reason::bounded;
+use gantry_api::{GangPhase, GangStatus, Reason};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use k8s_openapi::jiff::Timestamp;
 
 use super::super::agreement::Resolution;
+use super::super::decision::Decided;
 use super::super::members::{Class, Count};
+use super::super::reasons::{Cause, NoRepair, Refusal, Rest, Uncounted, Validity, WaitReason};
 use super::super::report::ReasonKind;
-use super::super::types::{Blocker, Now, Refusal};
-use super::{Gang, MAX_DECISION_BYTES, State, planning};
-use crate::counted::{are, exist as verb, members};
-use crate::integrations::value::truncate;
-use crate::key::{GangKey, Integration};
-use crate::terms::Repair;
+use super::super::types::{Blocker, Now};
+use super::{Gang, MAX_DECISION_BYTES, State};
+use crate::key::Integration;
+use crate::terms::{Fault, Repair};
 
 /// The condition of a gang with pods that several integrations claim.
 const AMBIGUOUS_MEMBERSHIP: &str = "AmbiguousMembership";
 /// The condition of a gang for which something is not permitted.
 pub const BLOCKED: &str = "Blocked";
 
-/// Longest reason and message of a status, and longest message for pods, in bytes: kube-scheduler gets the last for every node.
-const MAX_REASON: usize = 700;
-const MAX_MESSAGE: usize = 4096;
-const MAX_POD_MESSAGE: usize = 1024;
-
 /// Since when each condition is as it is.
 pub(super) type Transitions = [Option<(bool, i64)>; 5];
-
-/// The state of a gang in words.
-struct Summary {
-    /// Between the gang's name and the reason.
-    joint: &'static str,
-    /// In a few words.
-    reason: String,
-    /// At length.
-    message: String,
-}
-
-impl Summary {
-    /// A reason that continues a sentence about the gang: `waits its turn`.
-    fn is(reason: impl Into<String>, message: impl Into<String>) -> Self {
-        Self {
-            joint: " ",
-            reason: short(reason.into(), MAX_REASON),
-            message: short(message.into(), MAX_MESSAGE),
-        }
-    }
-
-    /// A reason that stands for itself: `2 of 4 members exist`.
-    fn because(reason: impl Into<String>, message: impl Into<String>) -> Self {
-        Self { joint: ": ", ..Self::is(reason, message) }
-    }
-
-    /// With more to the reason.
-    fn and(self, more: &str) -> Self {
-        Self { reason: short(self.reason + more, MAX_REASON), ..self }
-    }
-}
 
 /// What people see of the state and the members.
 pub(super) fn phase(gang: &Gang, now: Instant) -> GangPhase {
@@ -113,314 +77,158 @@ pub(super) fn reason_kind(gang: &Gang, now: Instant) -> ReasonKind {
     }
 }
 
-/// The message for pods that wait.
-pub(super) fn pod_message(gang: &Gang, now: Instant) -> String {
-    let summary = summary(gang, now);
-    let mut message = format!("gang {}{}{}", gang.key, summary.joint, summary.reason);
-    if let Some(others) = other_integrations(gang) {
-        message.push_str(&format!(" (it goes by {}; {others})", gang.key.integration));
-    }
-    short(message, MAX_POD_MESSAGE)
-}
-
-/// The message for a member if its node is not offered.
-pub(super) fn node_not_offered(gang: &GangKey, node: &NodeName) -> Arc<str> {
-    format!("gang {gang}: node {node}, where it is to go, is not offered").into()
-}
-
-/// The message for a member that comes to another node than its slot's.
-pub(super) fn reserved_elsewhere(gang: &GangKey, node: &NodeName) -> Arc<str> {
-    format!("gang {gang}: the pod's place is on node {node} now").into()
-}
-
-/// Why pods of a gang are deleted; `to`: the gang that it yields to.
-pub(super) fn restart_note(gang: &GangKey, to: Option<&GangKey>) -> Arc<str> {
-    match to {
-        Some(to) => format!("gang {gang} gives way to gang {to} and is restarted"),
-        None => format!("gang {gang} has lost a member and is restarted"),
-    }
-    .into()
-}
-
-/// How many members arrived within the time limit.
-pub(super) fn arrived_in_time(ready: u32, min: u32) -> String {
-    format!("{ready} of {} came in time", members(min))
+/// Why pods wait.
+pub(super) fn wait_reason(gang: &Gang, now: Instant) -> WaitReason {
+    cause(gang, now).of_pods(&gang.key, other_integrations(gang).as_deref())
 }
 
 /// Why a gang that needs `min` members is refused: `placed` of them take `bytes` in its decision.
 pub(super) fn too_large(min: u32, placed: usize, bytes: usize) -> Refusal {
     // Rounded, so that it stays the same wherever it is planned.
     let each = bytes.checked_div(placed).unwrap_or(bytes).div_ceil(10).max(1) * 10;
-    let most = MAX_DECISION_BYTES / each;
-    let reason = format!(
-        "its decision cannot be written: {} members take about {each} bytes each, and {MAX_DECISION_BYTES} bytes, {most} such members, are the most there may be",
-        min.max(1)
-    );
-    let message = format!(
-        "{reason}: every reservation is written into the Gang with its devices before the first member is bound, and etcd takes no object above 1.5 MiB; make it several gangs of {most} members or fewer, or give each pod more devices"
-    );
-    Refusal { reason: reason.into(), message: message.into(), hopeless: true }
+    Refusal::DecisionTooLarge { members: min.max(1), each, most: MAX_DECISION_BYTES / each }
 }
 
-/// What keeps pods from being removed that have to go, if anything does.
-pub(super) fn why_pods_stay(gang: &Gang) -> String {
+/// What keeps pods from being removed that have to go.
+pub(super) fn removal_blockers(gang: &Gang) -> Vec<Arc<str>> {
     let blockers = [Blocker::Removal, Blocker::Budget];
-    let why = blockers.iter().filter_map(|blocker| gang.blockers.get(blocker));
-    why.map(|why| format!("; {why}")).collect()
+    blockers.iter().filter_map(|blocker| gang.blockers.get(blocker).cloned()).collect()
 }
 
-fn summary(gang: &Gang, now: Instant) -> Summary {
+pub(super) fn cause(gang: &Gang, now: Instant) -> Cause {
     let count = gang.count();
     let min = gang.min();
     let terms = gang.agreement.working_terms();
     if let Some(terms) = terms.filter(|_| gang.are_independent()) {
-        return Summary::is(
-            "is no gang: each of its pods goes by itself",
-            format!("as {} says", terms.decided_by),
-        );
+        return Cause::NotAGang { source: terms.decided_by.clone() };
     }
+    let completed = count.of(Class::Completed);
     match phase(gang, now) {
-        GangPhase::Pending => pending(gang, now).and(&scheduled_elsewhere(gang)),
-        GangPhase::Invalid => invalid(gang),
-        GangPhase::Queued if gang.is_kept_gated() => Summary::is(
-            "waits until its scheduling gates can be removed",
-            gang.blockers.get(&Blocker::Gates).map_or("", |why| why),
-        ),
+        GangPhase::Pending => pending(gang, now),
+        GangPhase::Invalid => Cause::Invalid(faults(gang)),
+        GangPhase::Queued if gang.is_kept_gated() => {
+            Cause::GatesStay(gang.blockers.get(&Blocker::Gates).cloned().unwrap_or_else(|| "".into()))
+        }
         GangPhase::Queued => match gang.attempts.refusal() {
-            None => Summary::is("waits its turn", "it is planned as soon as those before it are"),
-            Some(refusal) => Summary::is(refused(refusal), &*refusal.message),
+            None => Cause::WaitingForTurn,
+            Some(refusal) => Cause::Refused(refusal.clone()),
         },
         GangPhase::Backoff => {
-            let why = gang.attempts.pause().map_or("", |(_, why)| why);
-            Summary::is(
-                format!("is tried again soon: {why}"),
-                "the wait doubles with every attempt that fails",
-            )
+            gang.attempts.pause().map_or(Cause::WaitingForTurn, |(_, why)| Cause::Backoff(why.clone()))
         }
         GangPhase::Preempting => match gang.barrier() {
-            Some(barrier) if barrier.are_victims_terminating() => Summary::is(
-                "waits for pods that are ending",
-                "all its victims are terminating, as slowly as their grace periods allow; their devices are kept for it",
-            ),
-            _ => Summary::is(
-                "waits for pods that have to go for it",
-                format!("their devices are kept for it{}", why_pods_stay(gang)),
-            ),
+            Some(barrier) if barrier.are_victims_terminating() => Cause::VictimsTerminating,
+            _ => Cause::WaitingForVictims { blocked: removal_blockers(gang) },
         },
         GangPhase::Reserved => {
-            let ready = count.ready().min(min);
-            let message = format!("{ready} of {} {} ready to be bound", members(min), are(min));
-            let reason = match count.of(Class::Waiting) {
-                0 => "is on its way",
-                _ => "has its places",
-            };
-            Summary::is(reason, message)
+            Cause::WaitingForArrival { arrived: count.ready().min(min), min, domain: gang.domain.clone() }
         }
-        GangPhase::Committing => committing(gang),
-        GangPhase::Binding => with_why(
-            gang,
-            now,
-            "is being bound".to_owned(),
-            format!("{} of {min} bound{}", count.bound().min(min), ended_well(count)),
-        ),
+        GangPhase::Committing => {
+            let rejected = match &gang.state {
+                State::Committing(commit) => commit.refused(),
+                _ => None,
+            };
+            rejected.map_or(Cause::WritingDecision, |why| Cause::DecisionRejected(why.clone()))
+        }
+        GangPhase::Binding => Cause::Binding { bound: count.bound().min(min), min, rest: rest(gang, now) },
         GangPhase::Bound => bound(gang),
         GangPhase::Degraded => degraded(gang, now),
-        GangPhase::Finished => {
-            let message = match planning::completed(gang) {
-                0 => "it has no members any more".to_owned(),
-                ended => format!("{ended} of its members ended well"),
-            };
-            Summary::is("has ended", message)
-        }
+        GangPhase::Finished => Cause::Finished { completed },
     }
 }
 
-fn pending(gang: &Gang, now: Instant) -> Summary {
+fn pending(gang: &Gang, now: Instant) -> Cause {
     let count = gang.count();
     let exist = count.exist();
-    let back = kept_back(count);
+    let uncounted = Uncounted {
+        gated: count.of(Class::Foreign),
+        invalid: count.of(Class::Faulty),
+        elsewhere: gang.members().elsewhere().map(|(by, count)| (by.into(), count)).collect(),
+    };
     let terms = match gang.agreement.resolution() {
         Resolution::Terms(terms) => terms,
-        Resolution::Unknown(why) => {
-            let message = format!("{} {}{back}", members(exist), verb(exist));
-            return Summary::because(why.to_string(), message);
-        }
-        Resolution::Invalid(_) => return invalid(gang),
+        Resolution::Unknown(why) => return Cause::UnknownSize { why: why.clone(), exist, uncounted },
+        Resolution::Invalid(_) => return Cause::Invalid(faults(gang)),
     };
+    let min = terms.min;
     if gang.enough(Count::exist) && gang.waits_for_rest(now) {
-        let Some(total) = terms.total else {
-            return Summary::because(
-                format!("{exist} members of several jobs exist"),
-                "they are enough; more may come any moment, and then the jobs have one name for two gangs",
-            );
-        };
-        return Summary::because(
-            format!("{exist} of {} {}", members(total), verb(total)),
-            format!("{} are enough; the rest may come any moment", terms.min),
-        );
+        return Cause::WaitingForMoreMembers { exist, total: terms.total, min, uncounted };
     }
-    let decided_by = format!("as {} says{back}", terms.decided_by);
-    if exist >= terms.min {
-        let short = terms.by_role.iter().find_map(|(role, min)| {
-            let there = gang.members().count_of(role).exist();
-            let words = || format!("{there} of {} of role {role} {}", members(*min), verb(*min));
-            (there < *min).then(words)
+    let source = terms.decided_by.clone();
+    if exist >= min {
+        let mut roles = terms.by_role.iter();
+        let short = roles.find_map(|(role, min)| {
+            let exist = gang.members().count_of(role).exist();
+            (exist < *min).then(|| (role.clone(), exist, *min))
         });
-        if let Some(reason) = short {
-            return Summary::because(reason, decided_by);
+        if let Some((role, exist, min)) = short {
+            return Cause::WaitingForRole { role, exist, min, source, uncounted };
         }
     }
-    let mut reason = format!("{exist} of {} {}", members(terms.min), verb(terms.min));
-    if let Some(owner) = &terms.unread {
-        reason.push_str(&format!(
-            "; {owner}, which may start some of its pods before the others, does not exist or may not be read"
-        ));
-    }
-    Summary::because(reason, decided_by)
+    Cause::WaitingForMembers { exist, min, source, unread: terms.unread.clone(), uncounted }
 }
 
-/// How many members other schedulers place, if any.
-fn scheduled_elsewhere(gang: &Gang) -> String {
-    let by = gang.members().elsewhere();
-    by.map(|(by, count)| format!("; scheduled by {by}: {count}")).collect()
+fn faults(gang: &Gang) -> Vec<Fault> {
+    gang.agreement.faults().cloned().collect()
 }
 
-fn invalid(gang: &Gang) -> Summary {
-    let faults: Vec<String> = gang.agreement.faults().map(ToString::to_string).collect();
-    let first = faults.first().cloned().unwrap_or_default();
-    Summary::is(format!("is not valid: {first}"), faults.join("; "))
-}
-
-fn committing(gang: &Gang) -> Summary {
-    let refused = match &gang.state {
-        State::Committing(commit) => commit.refused(),
-        _ => None,
-    };
-    match refused {
-        None => Summary::is("is being decided", "the decision is being written"),
-        Some(why) => Summary::is(
-            format!("cannot be decided: {why}"),
-            "the decision is written again: an earlier write of it may have come through",
-        ),
-    }
-}
-
-fn bound(gang: &Gang) -> Summary {
+fn bound(gang: &Gang) -> Cause {
     let count = gang.count();
-    let min = gang.min();
-    let settled = count.settled();
+    let (min, settled, bound) = (gang.min(), count.settled(), count.bound());
     if settled < min {
         let why = match gang.agreement.owner() {
-            Some(owner) if gang.agreement.is_owner_finished() => format!("{owner} has ended or is gone"),
-            Some(owner) if gang.agreement.is_owner_suspended() => format!("{owner} is suspended"),
-            _ => "repair: ignore".to_owned(),
+            Some(owner) if gang.agreement.is_owner_finished() => NoRepair::OwnerFinished(owner.clone()),
+            Some(owner) if gang.agreement.is_owner_suspended() => NoRepair::OwnerSuspended(owner.clone()),
+            _ => NoRepair::Policy,
         };
-        return Summary::is(
-            format!("runs with {settled} of {}", members(min)),
-            format!("lost members are not replaced ({why})"),
-        );
+        return Cause::BelowMinimum { settled, min, why };
     }
-    let bound = format!("{} bound{}, {min} needed", count.bound(), ended_well(count));
     let waiting = gang.members().unplaced().len();
     if waiting == 0 {
-        return Summary::is("is bound", bound);
+        return Cause::Bound { bound, min, completed: count.of(Class::Completed) };
     }
-    let reason = match gang.attempts.refusal() {
-        _ if gang.agreement.is_invalid() => {
-            let invalid = invalid(gang);
-            let reason = format!("is bound; for more members it {}", invalid.reason);
-            return Summary::is(reason, invalid.message);
-        }
-        Some(refusal) => format!("is bound; waits for room for more members: {}", refusal.reason),
-        None => "is bound; more members wait their turn".to_owned(),
+    let rest = match gang.attempts.refusal() {
+        _ if gang.agreement.is_invalid() => Rest::Invalid(faults(gang)),
+        Some(refusal) => Rest::Refused(refusal.clone()),
+        None => Rest::Turn,
     };
-    Summary::is(reason, format!("{bound}, {waiting} waiting"))
+    Cause::WaitingForSurplus { bound, waiting, rest }
 }
 
-/// The words for a decided gang that misses members, with why those that wait have no slot.
-fn with_why(gang: &Gang, now: Instant, mut reason: String, mut message: String) -> Summary {
+/// Why missing members of a decided gang have no reservation.
+fn rest(gang: &Gang, now: Instant) -> Rest {
     let pause = gang.attempts.pause().filter(|(until, _)| now < *until);
-    if let Some(to) = gang.decided().and_then(|decided| decided.gave_to()) {
-        reason.push_str(&format!("; the place of a lost member went to {to}, of higher priority"));
+    match (pause, gang.attempts.refusal()) {
+        _ if gang.members().unplaced().is_empty() => Rest::None,
+        (Some((_, why)), _) => Rest::Backoff(why.clone()),
+        (None, Some(refusal)) => Rest::Refused(refusal.clone()),
+        (None, None) => Rest::None,
     }
-    if gang.members().unplaced().is_empty() {
-        // The missing members do not wait for a slot.
-    } else if let Some((_, why)) = pause {
-        reason.push_str(&format!("; is tried again soon: {why}"));
-    } else if let Some(refusal) = gang.attempts.refusal() {
-        reason.push_str(&format!("; {}", refused(refusal)));
-        message.push_str(&format!("; {}", refusal.message));
-    }
-    Summary::is(reason, message)
 }
 
-fn degraded(gang: &Gang, now: Instant) -> Summary {
+fn degraded(gang: &Gang, now: Instant) -> Cause {
     if let State::Restarting { to, .. } = &gang.state {
         let old = gang.members().old_present();
-        let mut message = format!("earlier members that are not gone yet: {old}");
-        if let Some(to) = to {
-            message.push_str(&format!(
-                "; it gives way to gang {to}: both had lost members, and each held what the other lacked"
-            ));
-        }
-        message.push_str(&why_pods_stay(gang));
-        return Summary::is("is being restarted", message);
+        return Cause::Restarting { old, to: to.clone(), blocked: removal_blockers(gang) };
     }
     let count = gang.count();
-    let missing = gang.missing(Count::settled);
-    let kept = gang.slots().lost().count();
-    let slots = match (kept, gang.repair()) {
-        (0, _) => "no place is kept for them any more".to_owned(),
-        (_, Repair::Restart) => "it is restarted".to_owned(),
-        (1, _) => "1 place is kept for a replacement".to_owned(),
-        (kept, _) => format!("{kept} places are kept for replacements"),
-    };
-    with_why(
-        gang,
-        now,
-        format!("lacks {missing} of {}", members(gang.min())),
-        format!("{} bound{}; {slots}", count.bound(), ended_well(count)),
-    )
-}
-
-fn refused(refusal: &Refusal) -> String {
-    let how = if refusal.hopeless { "cannot fit" } else { "waits for room" };
-    format!("{how}: {}", refusal.reason)
-}
-
-fn ended_well(count: &Count) -> String {
-    match count.of(Class::Completed) {
-        0 => String::new(),
-        ended => format!(", {ended} ended well"),
+    Cause::MembersLost {
+        missing: gang.missing(Count::settled),
+        min: gang.min(),
+        bound: count.bound(),
+        completed: count.of(Class::Completed),
+        kept: gang.slots().lost().count(),
+        restarts: gang.repair() == Repair::Restart,
+        gave_to: gang.decided().and_then(Decided::gave_to).cloned(),
+        rest: rest(gang, now),
     }
-}
-
-fn kept_back(count: &Count) -> String {
-    let mut more = String::new();
-    let foreign = count.of(Class::Foreign);
-    if foreign > 0 {
-        more.push_str(&format!("; kept back by scheduling gates that Gantry does not remove: {foreign}"));
-    }
-    let faulty = count.of(Class::Faulty);
-    if faulty > 0 {
-        more.push_str(&format!("; not valid: {faulty}"));
-    }
-    more
-}
-
-/// At most so many bytes of a text.
-fn short(text: String, most: usize) -> String {
-    if text.len() <= most {
-        return text;
-    }
-    truncate(text.into(), most).to_string()
 }
 
 /// The status of the object, without the decision.
 pub(super) fn status(gang: &mut Gang, now: Now) -> GangStatus {
-    let summary = summary(gang, now.at);
     let phase = phase(gang, now.at);
-    let conditions = conditions(gang, &summary, phase, now.unix);
+    let (reason, message) = cause(gang, now.at).of_gang();
+    let conditions = conditions(gang, (reason, &message), now.unix);
     let count = gang.count();
     // The terms that hold: a pod that contradicts a gang which is decided changes nothing of it.
     let terms = match &gang.state {
@@ -445,35 +253,36 @@ pub(super) fn status(gang: &mut Gang, now: Now) -> GangStatus {
         failed_attempts: gang.attempts.failed(),
         decision: None,
         conditions,
-        reason: summary.reason,
-        message: summary.message,
+        reason: Some(reason),
+        message,
     }
 }
 
-fn conditions(gang: &mut Gang, summary: &Summary, phase: GangPhase, unix: i64) -> Vec<Condition> {
-    let (valid, valid_reason, valid_message) = validity(gang);
+fn conditions(gang: &mut Gang, now: (Reason, &str), unix: i64) -> Vec<Condition> {
+    let validity = validity(gang);
+    let valid = matches!(validity, Validity::Valid { .. });
+    let (valid_reason, valid_message) = validity.state();
     let reserved = gang.has_slots() || gang.enough(Count::settled);
     let bound = match gang.state {
         State::Open => gang.enough(Count::began),
         _ => gang.enough(Count::settled),
     };
-    let phase = format!("{phase:?}");
+    let (reason, message) = (now.0, || now.1.to_owned());
     let ambiguous = other_integrations(gang).map(|others| {
-        let message = format!("its pods go by {}; {others}", gang.key.integration);
-        let reason = "SeveralIntegrations".to_owned();
-        (AMBIGUOUS_MEMBERSHIP, true, reason, message)
+        let message = format!("integration {}; {others}", gang.key.integration);
+        (AMBIGUOUS_MEMBERSHIP, true, Reason::SeveralIntegrations, message)
     });
     let blocked = gang.blockers.iter().next().map(|(blocker, why)| {
         let reason = match blocker {
-            Blocker::Gates | Blocker::Removal => "MissingPermission",
-            Blocker::Budget => "DisruptionBudget",
+            Blocker::Gates | Blocker::Removal => Reason::MissingPermission,
+            Blocker::Budget => Reason::DisruptionBudget,
         };
-        (BLOCKED, true, reason.to_owned(), why.to_string())
+        (BLOCKED, true, reason, why.to_string())
     });
     let all = [
-        Some(("Valid", valid, valid_reason.to_owned(), valid_message)),
-        Some(("Reserved", reserved, phase.clone(), summary.reason.clone())),
-        Some(("Bound", bound, phase, summary.reason.clone())),
+        Some(("Valid", valid, valid_reason, valid_message)),
+        Some(("Reserved", reserved, reason, message())),
+        Some(("Bound", bound, reason, message())),
         ambiguous,
         blocked,
     ];
@@ -487,9 +296,9 @@ fn conditions(gang: &mut Gang, summary: &Summary, phase: GangPhase, unix: i64) -
         let (_, changed) = *since.insert(unchanged.unwrap_or((holds, unix)));
         conditions.push(Condition {
             last_transition_time: time(changed),
-            message,
+            message: bounded(message),
             observed_generation: None,
-            reason,
+            reason: reason.to_string(),
             status: if holds { "True" } else { "False" }.to_owned(),
             type_: kind.to_owned(),
         });
@@ -503,39 +312,27 @@ fn other_integrations(gang: &Gang) -> Option<String> {
     let others: Vec<&str> = others.map(Integration::as_str).collect();
     let (last, others) = others.split_last()?;
     Some(match others {
-        [] => format!("{last} names them too and is passed over"),
-        others => format!("{} and {last} name them too and are passed over", others.join(", ")),
+        [] => format!("{last} names its pods too and is ignored"),
+        others => format!("{} and {last} name its pods too and are ignored", others.join(", ")),
     })
 }
 
-fn validity(gang: &Gang) -> (bool, &'static str, String) {
+fn validity(gang: &Gang) -> Validity {
     if gang.agreement.is_invalid() {
-        return (false, "Invalid", invalid(gang).message);
+        return Validity::Invalid(faults(gang));
     }
-    let min = gang.min();
+    let (min, repair) = (gang.min(), gang.repair());
     match gang.agreement.resolution() {
-        Resolution::Unknown(why) => (false, "Unknown", why.to_string()),
-        Resolution::Terms(terms) if terms.min != min => {
-            let message = format!(
-                "the minimum is {} now and was {min} when it was decided; the new one holds when it is restarted",
-                terms.min
-            );
-            (false, "MinimumChanged", message)
-        }
-        Resolution::Terms(terms) if terms.repair != gang.repair() => {
-            let message = format!(
-                "repair is {} now and was {} when it was decided; the new one holds when it is restarted",
-                terms.repair.as_str(),
-                gang.repair().as_str()
-            );
-            (false, "RepairChanged", message)
+        Resolution::Unknown(why) => Validity::Unknown(why.clone()),
+        Resolution::Terms(terms) if terms.min != min => Validity::MinimumChanged { from: min, to: terms.min },
+        Resolution::Terms(terms) if terms.repair != repair => {
+            Validity::RepairChanged { from: repair.as_str(), to: terms.repair.as_str() }
         }
         Resolution::Terms(_) if gang.count().of(Class::Faulty) > 0 => {
-            let fault = gang.members().first_fault();
-            (false, "InvalidMember", fault.unwrap_or_default())
+            Validity::InvalidMember(gang.members().first_fault().unwrap_or_default())
         }
-        Resolution::Terms(terms) => (true, "Valid", format!("as {} says", terms.decided_by)),
-        Resolution::Invalid(_) => (false, "Invalid", invalid(gang).message),
+        Resolution::Terms(terms) => Validity::Valid { source: terms.decided_by.clone() },
+        Resolution::Invalid(_) => Validity::Invalid(faults(gang)),
     }
 }
 

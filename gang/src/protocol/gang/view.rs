@@ -3,13 +3,14 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use gantry_api::{GangPhase, NodeName, PodUid};
+use gantry_api::{GangPhase, NodeName, PodUid, Reason};
 
 use super::super::barrier::Barrier;
 use super::super::members::{Class, Count};
 use super::super::plan_queue::Turn;
+use super::super::reasons::{Refusal, WaitReason};
 use super::super::slots::Slot;
-use super::super::types::{Blocker, Devices, PlanRequest, Refusal, ShapeId, Stage};
+use super::super::types::{Blocker, Devices, PlanRequest, ShapeId, Stage};
 use super::{Gang, State, planning, status};
 use crate::key::GangKey;
 use crate::terms::Terms;
@@ -84,9 +85,14 @@ impl<'a> View<'a> {
         status::phase(self.gang, self.now)
     }
 
-    /// The message for its pods that wait.
-    pub fn message(&self) -> &'a Arc<str> {
-        &self.gang.message
+    /// Why its pods wait.
+    pub fn waits(&self) -> &'a WaitReason {
+        &self.gang.waits
+    }
+
+    /// Why it is in its phase, as its status states it.
+    pub fn reason(&self) -> (Reason, String) {
+        status::cause(self.gang, self.now).of_gang()
     }
 
     /// Its terms, if they are known and valid.

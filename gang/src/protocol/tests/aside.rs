@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use gantry_api::GangPhase;
+use gantry_api::{GangPhase, Reason};
 
 use super::world::{World, member, membership, uid};
 use crate::protocol::GangEvent;
@@ -72,7 +72,7 @@ fn who_has_come_is_not_brought_again_while_its_place_is_good() {
     world.plan();
     world.come("a0");
     give_up(&mut world, "a0");
-    assert_eq!(world.waits("a0"), "gang default/a is on its way");
+    assert_eq!(world.waits("a0"), Reason::WaitingForArrival);
     assert_eq!(world.node("a1"), "n1", "nor is its place another's");
     assert_eq!(world.node("a1"), "n1");
     // kube-scheduler finds now that it could not go there: that it could is no longer shown.
@@ -130,7 +130,7 @@ fn a_place_is_kept_while_members_are_coming() {
     assert_eq!(world.phase("a"), GangPhase::Reserved);
     world.pass(1);
     assert_eq!(world.phase("a"), GangPhase::Backoff);
-    assert_eq!(world.waits("a0"), "gang default/a is tried again soon: 3 of 4 members came in time");
+    assert_eq!(world.waits("a0"), Reason::Backoff);
 }
 
 #[test]

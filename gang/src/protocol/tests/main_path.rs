@@ -1,6 +1,6 @@
 //! From the first member to the last binding, when nothing goes wrong.
 
-use gantry_api::GangPhase;
+use gantry_api::{GangPhase, Reason};
 
 use super::world::{World, bound, member, membership, uid};
 use crate::protocol::GangEvent;
@@ -12,12 +12,12 @@ fn a_gang_collects_is_planned_arrives_is_decided_and_bound() {
 
     world.see(member("a0", membership("a", 2)));
     assert_eq!(world.phase("a"), GangPhase::Pending);
-    assert_eq!(world.waits("a0"), "gang default/a: 1 of 2 members exist");
+    assert_eq!(world.waits("a0"), Reason::WaitingForMembers);
     assert_eq!(world.next(), None);
 
     world.see(member("a1", membership("a", 2)));
     assert_eq!(world.phase("a"), GangPhase::Queued);
-    assert_eq!(world.waits("a0"), "gang default/a waits its turn");
+    assert_eq!(world.waits("a0"), Reason::WaitingForTurn);
 
     let wanted = world.plan();
     assert_eq!((wanted.must, wanted.members.len()), (2, 2));

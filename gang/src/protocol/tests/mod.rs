@@ -13,6 +13,7 @@ mod main_path;
 mod parked;
 mod planning;
 mod random;
+mod reasons;
 mod recovery;
 mod rerun;
 mod short;

@@ -1,6 +1,8 @@
 //! When parked pods are asked to come again because they were told another reason than the one that holds now: kube-scheduler would show
 //! the old one for minutes.
 
+use gantry_api::Reason;
+
 use super::world::{World, in_pod_group, leaving, member, membership, wants};
 use crate::membership::OwnerFacts;
 use crate::protocol::Answer;
@@ -10,12 +12,12 @@ fn pod_refused_for_unread_owner_is_activated_once_it_is_read() {
     let mut world = World::new();
     world.see(member("a0", in_pod_group()));
     world.see(member("a1", in_pod_group()));
-    assert_eq!(world.waits("a0"), "gang default/a: PodGroup a (scheduling.x-k8s.io) was not read yet");
+    assert_eq!(world.waits("a0"), Reason::UnknownSize);
     world.group_says(wants(3));
     assert!(world.woken().is_empty(), "the next change may follow at once");
     world.pass(1);
     assert_eq!(world.woken(), ["a0"], "a1 was told nothing");
-    assert_eq!(world.waits("a0"), "gang default/a: 2 of 3 members exist");
+    assert_eq!(world.waits("a0"), Reason::WaitingForMembers);
     world.pass(100);
     assert!(world.woken().is_empty());
 }
@@ -39,11 +41,11 @@ fn reason_that_returns_soon_rarely_activates_pods() {
     // limited rate.
     let mut world = World::new();
     world.members("a", 2, 2);
-    world.refuse("no room");
+    world.refuse();
     world.waits("a0");
     world.gone("a1");
     world.members("a", 2, 2);
-    world.refuse("no room");
+    world.refuse();
     world.pass(60);
     assert!(world.woken().is_empty());
     let mut woken = 0;
@@ -53,7 +55,7 @@ fn reason_that_returns_soon_rarely_activates_pods() {
         woken += world.woken().len();
         world.waits("a0");
         world.members("a", 2, 2);
-        world.refuse("no room");
+        world.refuse();
         world.pass(1);
         woken += world.woken().len();
         world.waits("a0");
@@ -69,12 +71,12 @@ fn members_waiting_for_others_are_activated_for_lack_of_room() {
     world.members("a", 1, 2);
     world.waits("a0");
     world.members("a", 2, 2);
-    world.refuse("12 GPUs are missing");
+    world.refuse();
     world.pass(1);
     assert_eq!(world.woken(), ["a0"]);
     world.waits("a0");
     world.room += 1;
-    world.refuse("11 GPUs are missing");
+    world.refuse();
     world.pass(60);
     assert!(world.woken().is_empty(), "only the count is another");
 }
@@ -129,7 +131,7 @@ fn who_is_leaving_is_not_woken() {
     for uid in ["a3", "a4"] {
         world.see(member(uid, membership("a", 4)));
     }
-    world.refuse("no room");
+    world.refuse();
     world.pass(10);
     let woken = world.woken();
     assert_eq!(woken, ["a1"]);
@@ -143,7 +145,7 @@ fn a_thousand_members_are_not_woken_all_at_once() {
         world.waits(&format!("a{number}"));
     }
     world.see(member("last", membership("a", 1000)));
-    world.refuse("no room");
+    world.refuse();
     world.pass(1);
     let first = world.woken().len();
     assert!((1..=100).contains(&first), "{first}");

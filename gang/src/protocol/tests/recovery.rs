@@ -1,6 +1,6 @@
 //! A process takes over from another: nothing but pods and objects tell what was decided.
 
-use gantry_api::{GangPhase, GangStatus};
+use gantry_api::{GangPhase, GangStatus, Reason};
 
 use super::world::{
     World, asks, bound, forget, in_role, key, leaving, member, membership, place, uid, wants_roles,
@@ -276,7 +276,7 @@ fn a_restart_under_way_is_finished() {
     assert!(matches!(&world.take_work()[..], [Work::Delete { pods, .. }] if *pods == [uid("a1")]));
     world.gone("a1");
     assert_eq!(world.phase("a"), GangPhase::Pending);
-    assert_eq!(world.text("a"), "gang default/a: 1 of 2 members exist");
+    assert_eq!(world.reason("a"), Reason::WaitingForMembers);
 }
 
 #[test]
@@ -361,7 +361,7 @@ fn waiting_since_survives_an_extender_restart() {
     let waited = |created: i64| {
         let mut before = World::new();
         before.members("a", 2, 2);
-        before.refuse("no room");
+        before.refuse();
         let status = before.status("a");
         let mut world = World::with(Settings::default());
         world.pass(500);

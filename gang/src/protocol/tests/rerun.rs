@@ -1,6 +1,6 @@
 //! The next run comes under the name of one that is done and whose pods are still there.
 
-use gantry_api::{GangPhase, GangSpec, GangStatus};
+use gantry_api::{GangPhase, GangSpec, GangStatus, Reason};
 
 use super::world::{World, bound, in_pod_group, key, member, membership, wants};
 use crate::membership::{JobRef, Membership};
@@ -147,7 +147,7 @@ fn pod_without_controller_replaces_lost_member_of_ended_gang() {
     world.bind("b2");
     end(&mut world, &["b2"], &elastic);
     world.see(member("c0", elastic));
-    assert_eq!(world.text("a"), "gang default/a: 1 of 2 members exist");
+    assert_eq!(world.reason("a"), Reason::WaitingForMembers);
 }
 
 #[test]
@@ -161,9 +161,9 @@ fn job_created_before_the_previous_ends_is_a_new_incarnation() {
     for pod in ["b0", "b1"] {
         world.see(member(pod, in_group("second")));
     }
-    world.refuse("no room");
+    world.refuse();
     end(&mut world, &["a3"], &first);
-    assert_eq!(world.text("a"), "gang default/a: 2 of 4 members exist");
+    assert_eq!(world.reason("a"), Reason::WaitingForMembers);
 }
 
 #[test]
@@ -184,7 +184,7 @@ fn later_job_of_an_elastic_gang_joins_its_incarnation() {
     world.bind("a0");
     world.bind("a1");
     world.see(member("a2", of("three")));
-    world.refuse("no room");
+    world.refuse();
     end(&mut world, &["a0"], &of("one"));
     end(&mut world, &["a1"], &of("two"));
     world.room += 1;
@@ -252,7 +252,7 @@ fn new_leader_distinguishes_next_incarnation_from_finished() {
         for pod in ["b0", "b1", "b2", "b3"] {
             world.see(member(pod, second.clone()));
         }
-        world.refuse("no room");
+        world.refuse();
         let status = world.status("a");
         let mut next = after(&world, status, &both(&first, &second, 0));
         assert_eq!(next.plan().must, 4, "{first:?}");

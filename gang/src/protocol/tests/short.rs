@@ -1,5 +1,7 @@
 //! Decided gangs that lack members whose places are gone: which of them gets what comes free, and which member of it.
 
+use gantry_api::Reason;
+
 use super::world::{World, bound, in_role, leaving, member, membership, place, wants_roles};
 use crate::membership::Membership;
 use crate::protocol::GangEvent;
@@ -65,14 +67,14 @@ pub(super) fn two_short_gangs() -> World {
 #[test]
 fn short_gang_is_completed_before_another_gets_devices() {
     let mut world = two_short_gangs();
-    assert_eq!(&*world.refuse("no room").gang.name, "a");
-    assert_eq!(&*world.refuse("no room").gang.name, "b");
+    assert_eq!(&*world.refuse().gang.name, "a");
+    assert_eq!(&*world.refuse().gang.name, "b");
     world.room += 1;
     assert_eq!(&*place_one(&mut world, "first").gang.name, "a");
     // The rest of it goes before the other in the same room too.
-    let rest = world.refuse("no room");
+    let rest = world.refuse();
     assert_eq!((&*rest.gang.name, rest.members.len()), ("a", 1));
-    assert_eq!(&*world.refuse("no room").gang.name, "b");
+    assert_eq!(&*world.refuse().gang.name, "b");
     world.room += 1;
     assert_eq!(&*place_one(&mut world, "second").gang.name, "a");
     assert_eq!(&*world.next().expect("b has its turn").gang.name, "b");
@@ -84,10 +86,10 @@ fn short_gangs_are_ordered_by_priority_then_by_missing_members() {
     let mut membership = membership("a", 4);
     membership.key.namespace = "team-a".into();
     world.gone("a5");
-    assert_eq!(&*world.refuse("no room").gang.name, "b", "whose replacements are all there");
+    assert_eq!(&*world.refuse().gang.name, "b", "whose replacements are all there");
     world.see(Member { priority: 5, ..member("a6", membership) });
     world.room += 1;
-    assert_eq!(&*world.refuse("no room").gang.name, "a");
+    assert_eq!(&*world.refuse().gang.name, "a");
 }
 
 #[test]
@@ -108,7 +110,7 @@ fn surplus_member_of_a_role_leaves_room_for_a_missing_role() {
         world.bind(&format!("a{number}"));
     }
     world.see(member("a4", in_role("ps")));
-    world.refuse("no room");
+    world.refuse();
     preempt(&mut world, "a3", &in_role("worker"));
     world.see(Member { created: 1, ..member("a5", in_role("worker")) });
     let wanted = world.next().expect("it lacks a worker");
@@ -146,8 +148,8 @@ fn surplus_member_without_room_gets_a_reason_once_gang_is_bound() {
     for pod in ["a0", "a1"] {
         world.bind(pod);
     }
-    let wanted = world.refuse("no room for more");
+    let wanted = world.refuse();
     assert_eq!((wanted.must, wanted.members.len()), (0, 1));
-    assert!(world.status("a").reason.contains("no room for more"));
+    assert_eq!(world.reason("a"), Reason::WaitingForSurplus);
     assert_eq!(world.next(), None, "it is asked once");
 }

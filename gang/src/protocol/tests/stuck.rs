@@ -1,13 +1,13 @@
 //! Decided gangs that are short of their minimum for long, each of which may hold what another lacks: who counts as stuck, and what becomes
 //! of the one that gives way.
 
-use gantry_api::GangPhase;
+use gantry_api::{GangPhase, Reason};
 
 use super::short::two_short_gangs;
-use super::world::{World, leaving, member, membership, place, with_repair};
+use super::world::{World, hopeless, leaving, member, membership, place, refused, with_repair};
 use crate::key::GangKey;
 use crate::protocol::GangEvent;
-use crate::protocol::{Placement, Refusal, Settings, Work};
+use crate::protocol::{Placement, Settings, Work};
 use crate::terms::Repair;
 
 fn key(gang: &str) -> GangKey {
@@ -17,7 +17,7 @@ fn key(gang: &str) -> GangKey {
 /// All that want a plan are refused, as long as any do.
 fn refuse_all(world: &mut World) {
     while world.next().is_some_and(|wanted| {
-        let refused = super::world::refused("no room");
+        let refused = super::world::refused();
         world.handle(GangEvent::Planned { gang: &wanted.gang, result: Err(refused) });
         true
     }) {}
@@ -106,12 +106,8 @@ fn yielding_gang_is_evicted_whole_names_preemptor_and_restarts() {
     let statuses = world.gangs.take_statuses();
     let (_, status) = statuses.into_iter().find(|(of, _)| **of == key("b")).unwrap();
     assert_eq!(
-        (status.phase, status.reason.as_str(), status.message.as_str()),
-        (
-            GangPhase::Degraded,
-            "is being restarted",
-            "earlier members that are not gone yet: 4; it gives way to gang team-a/a: both had lost members, and each held what the other lacked"
-        )
+        (status.phase, status.reason, status.restarting),
+        (GangPhase::Degraded, Some(Reason::Restarting), true),
     );
     assert_eq!(stuck(&world), [("a".to_owned(), 2)]);
     for pod in ["b0", "b1", "b4", "b5"] {
@@ -124,8 +120,8 @@ fn yielding_gang_is_evicted_whole_names_preemptor_and_restarts() {
     }
     world.pass(5);
     world.room += 1;
-    assert_eq!(&*world.refuse("no room").gang.name, "a", "short gangs go first");
-    let wanted = world.refuse("no room");
+    assert_eq!(&*world.refuse().gang.name, "a", "short gangs go first");
+    let wanted = world.refuse();
     assert_eq!((&*wanted.gang.name, wanted.must, wanted.completes), ("b", 4, false));
 }
 
@@ -152,7 +148,7 @@ fn a_gang_that_would_not_be_whole_on_an_empty_cluster_says_so() {
     refuse_all(&mut world);
     world.pass(hold());
     while let Some(wanted) = world.next() {
-        let refused = Refusal { hopeless: *wanted.gang.name == *"a", ..super::world::refused("no room") };
+        let refused = if *wanted.gang.name == *"a" { hopeless() } else { refused() };
         world.handle(GangEvent::Planned { gang: &wanted.gang, result: Err(refused) });
     }
     let hopeless: Vec<bool> = world.gangs.deadlocked().iter().map(|stuck| stuck.hopeless).collect();

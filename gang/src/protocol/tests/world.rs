@@ -3,13 +3,13 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use gantry_api::{Decision, GangPhase, GangStatus, NodeName, PodUid};
+use gantry_api::{Decision, GangPhase, GangStatus, NodeName, PodUid, Reason};
 
 use crate::key::{GangKey, Integration};
 use crate::membership::{GangOptions, Membership, OwnerFacts, OwnerKind, OwnerRef, Size};
 use crate::protocol::{
-    Answer, Arrival, Asks, Effects, GangEvent, Gangs, Member, Now, Object, Offered, Placement, PlanRequest,
-    Refusal, Reply, Reservation, Settings, ShapeId, SlotChange, Stage, Work,
+    Answer, Arrival, Asks, Effects, GangEvent, Gangs, Member, MemberGroup, Now, Object, Offered, Placement,
+    PlanRequest, Refusal, Reply, Reservation, Settings, ShapeId, Shortage, SlotChange, Stage, Work,
 };
 use crate::terms::Repair;
 
@@ -133,8 +133,18 @@ pub(crate) fn place(node: &str, gpu: &str) -> Reservation {
     }
 }
 
-pub(crate) fn refused(reason: &str) -> Refusal {
-    Refusal { reason: reason.into(), message: format!("{reason}, at length").into(), hopeless: false }
+pub(crate) fn refused() -> Refusal {
+    Refusal::DoesNotFit(Box::new(shortage()))
+}
+
+/// Three members of one GPU.
+fn shortage() -> Shortage {
+    let members = vec![MemberGroup { count: 3, requests: vec![("GPUs".into(), 1)] }];
+    Shortage { members, must: 3, ..Shortage::default() }
+}
+
+pub(crate) fn hopeless() -> Refusal {
+    Refusal::DoesNotFit(Box::new(Shortage { hopeless: true, ..shortage() }))
 }
 
 impl World {
@@ -226,9 +236,9 @@ impl World {
         wanted
     }
 
-    pub(crate) fn refuse(&mut self, reason: &str) -> PlanRequest {
+    pub(crate) fn refuse(&mut self) -> PlanRequest {
         let wanted = self.next().expect("a gang wants a plan");
-        self.handle(GangEvent::Planned { gang: &wanted.gang, result: Err(refused(reason)) });
+        self.handle(GangEvent::Planned { gang: &wanted.gang, result: Err(refused()) });
         wanted
     }
 
@@ -241,9 +251,10 @@ impl World {
         answer(self.handle(GangEvent::Filter { pod: &uid.into(), offered: Offered(&offered) }))
     }
 
-    pub(crate) fn waits(&mut self, uid: &str) -> String {
+    /// Why a member waits.
+    pub(crate) fn waits(&mut self, uid: &str) -> Reason {
         match self.answer(uid) {
-            Answer::Wait(text) => text.to_string(),
+            Answer::Wait(why) => why.reason,
             other => panic!("{uid} does not wait: {other:?}"),
         }
     }
@@ -342,8 +353,14 @@ impl World {
         self.gangs.view(&key(gang)).expect("a gang").phase()
     }
 
+    /// The message of its pods that wait.
     pub(crate) fn text(&self, gang: &str) -> String {
-        self.gangs.view(&key(gang)).expect("a gang").message().to_string()
+        self.gangs.view(&key(gang)).expect("a gang").waits().message.to_string()
+    }
+
+    /// Why its pods wait.
+    pub(crate) fn reason(&self, gang: &str) -> Reason {
+        self.gangs.view(&key(gang)).expect("a gang").waits().reason
     }
 
     pub(crate) fn status(&mut self, gang: &str) -> GangStatus {

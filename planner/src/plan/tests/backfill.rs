@@ -41,7 +41,7 @@ fn nodes_are_kept_for_shapes_that_have_to_share_them() {
     let (leader, worker) = (world.shape_of(4, cpu(1000)), world.shape_of(4, cpu(2000)));
     let mut wanted = gang(&[(1, leader), (3, worker)]);
     level(&mut wanted, "rack", true);
-    assert!(!world.plan(&wanted).unwrap_err().hopeless);
+    assert!(!world.plan(&wanted).unwrap_err().is_hopeless());
     assert_eq!(marked(&world, &wanted), "ab", "all of the only rack that holds it");
     // Each shape by itself would fit, and both never do.
     let mut five = gang(&[(1, leader), (4, worker)]);

@@ -94,7 +94,7 @@ fn a_gang_that_one_amount_keeps_out_waits_and_is_told_of_it() {
         }
         let wanted = gang(&[(2, four)]);
         let refused = world.plan(&wanted).unwrap_err();
-        assert!(!refused.hopeless, "{lack}: on an empty cluster it fits");
+        assert!(!refused.is_hopeless(), "{lack}: on an empty cluster it fits");
         let levels = world.explain(&wanted).levels;
         let reasons: Vec<&str> =
             levels.iter().flat_map(|level| &level.reasons).map(|(reason, _)| reason.as_str()).collect();
@@ -157,37 +157,32 @@ fn node_selectors_and_required_affinity_decide() {
         let line = world.line(&gang(&[(2, eight)]));
         assert_eq!(line, format!("rack r3: h[{ALL}] i[{ALL}]"), "{name}");
         let refused = world.plan(&gang(&[(3, eight)])).unwrap_err();
-        assert!(refused.hopeless, "{name}: there is no third such node");
+        assert!(refused.is_hopeless(), "{name}: there is no third such node");
     }
 }
 
-/// The reason of the refusal of so many members that need this besides one GPU each.
-fn reason(world: &mut World, members: u32, needs: Needs) -> String {
+/// What keeps so many members off that need this besides one GPU each: whether also on an empty cluster, the nodes that
+/// have the GPUs, and the obstacles.
+fn obstacles(world: &mut World, members: u32, needs: Needs) -> (bool, Option<usize>, Vec<(Obstacle, usize)>) {
     let one = world.shape_of(1, needs);
-    let refused = world.plan(&gang(&[(members, one)])).unwrap_err();
-    assert!(refused.message.starts_with(&*refused.reason), "{}", refused.message);
-    refused.reason.to_string()
+    let shortage = world.shortage(&gang(&[(members, one)]));
+    let (nodes, found) = shortage.obstacles.map(|all| (all.nodes, all.found)).unwrap_or_default();
+    (shortage.hopeless, nodes, found)
 }
 
 #[test]
-fn what_decides_besides_devices_is_named_first() {
+fn obstacles_other_than_devices_are_named() {
     let cpus = |milli_cpu: i64| Needs {
         resources: Resources { milli_cpu, pods: 1, ..Resources::default() },
         ..Needs::default()
     };
-    let empty = "do not fit together in the cluster even if it were empty";
+    let cpu = || Obstacle::Resource(gantry_gang::InsufficientResource::Cpu);
     // One member each, where eight GPUs are.
-    assert_eq!(
-        reason(&mut twelve(), 13, cpus(40_000)),
-        format!("13 members of 1 GPU {empty}: CPU is short on all 12 nodes that have the GPUs")
-    );
+    let found = obstacles(&mut twelve(), 13, cpus(40_000));
+    assert_eq!(found, (true, Some(12), vec![(cpu(), 12)]));
     let selects = Needs { selector: [("disk".into(), "nvme".into())].into(), ..Needs::default() };
-    assert_eq!(
-        reason(&mut twelve(), 2, selects.clone()),
-        format!(
-            "2 members of 1 GPU {empty}: the node selector or affinity rules out all 12 nodes that have the GPUs"
-        )
-    );
+    let found = obstacles(&mut twelve(), 2, selects.clone());
+    assert_eq!(found, (true, Some(12), vec![(Obstacle::NodeAffinity, 12)]));
     let mut some = twelve();
     for node in ["a", "b", "c"] {
         some.room(node, |facts, _| {
@@ -195,21 +190,14 @@ fn what_decides_besides_devices_is_named_first() {
         });
     }
     let both = Needs { resources: cpus(64_000).resources, ..selects };
-    assert_eq!(
-        reason(&mut some, 4, both),
-        format!(
-            "4 members of 1 GPU {empty}: of 12 nodes that have the GPUs the node selector or affinity rules out 9, CPU is short on 3"
-        )
-    );
+    let found = obstacles(&mut some, 4, both);
+    assert_eq!(found, (true, Some(12), vec![(Obstacle::NodeAffinity, 9), (cpu(), 3)]));
     // It would if others were not there: what they take is counted nowhere, for it changes all the time.
     let mut full = twelve();
     for node in 'a'..='l' {
         full.room(&node.to_string(), |_, left| left.milli_cpu = 1_000);
     }
-    assert_eq!(
-        reason(&mut full, 2, cpus(8_000)),
-        "2 members of 1 GPU do not fit together in the cluster: CPU is short on nodes that have the GPUs free"
-    );
+    assert_eq!(obstacles(&mut full, 2, cpus(8_000)), (false, None, vec![(cpu(), 0)]));
 }
 
 #[test]
@@ -218,8 +206,5 @@ fn where_devices_decide_nothing_else_is_named() {
         resources: Resources { milli_cpu: 40_000, pods: 1, ..Resources::default() },
         ..Needs::default()
     };
-    assert_eq!(
-        reason(&mut twelve(), 97, needs),
-        "97 members of 1 GPU do not fit together in the cluster even if it were empty"
-    );
+    assert_eq!(obstacles(&mut twelve(), 97, needs), (true, None, Vec::new()));
 }

@@ -1,5 +1,7 @@
 //! What a plan that fails, or fits, says of itself.
 
+use gantry_gang::protocol::DeviceShortage;
+
 use super::*;
 
 /// Given a gang of which all must be placed, of as many shapes as members, and one GPU too few: what else it could do with is not
@@ -23,16 +25,15 @@ fn refusal_of_surplus_members_counts_them_correctly() {
     let mut world = World::new();
     world.node("z/r1", "a", "0,1").node("z/r2", "b", ALL);
     let four = world.shape(4);
-    for (members, words) in [
-        (1, "1 member of 4 GPUs does not fit within one rack"),
-        (3, "none of 3 members of 4 GPUs fits within one rack"),
-    ] {
+    for members in [1, 3] {
         let mut more = gang(&[(members, four)]);
         more.must = 0;
         more.placed = vec![sibling("a", 0)];
         level(&mut more, "rack", true);
         terms(&mut more, |terms| terms.max = 8);
-        assert_eq!(world.line(&more), words);
+        let shortage = world.shortage(&more);
+        assert_eq!((shortage.must, shortage.fits, shortage.hopeless), (0, 0, false));
+        assert_eq!((shortage.members[0].count, shortage.within), (members, Within::OneOf("rack".into())));
     }
 }
 
@@ -55,8 +56,8 @@ fn a_refusal_says_what_was_tried_and_what_is_missing() {
     let mut wanted = gang(&[(4, four)]);
     level(&mut wanted, "rack", true);
     let refused = world.plan(&wanted).unwrap_err();
-    assert!(!refused.hopeless);
-    insta::assert_snapshot!(format!("{}\n{}", refused.reason, refused.message));
+    assert!(!refused.is_hopeless());
+    insta::assert_snapshot!(format!("{}\n{:#?}", refused.message(), world.explain(&wanted).levels));
 }
 
 #[test]
@@ -65,12 +66,12 @@ fn a_gang_that_is_too_large_for_the_empty_cluster_is_hopeless() {
     world.node("z1/r1", "a", "0").node_with("z1/r1", "b", &DeviceSet::EMPTY, 5);
     let four = world.shape(4);
     let refused = world.plan(&gang(&[(2, four)])).unwrap_err();
-    assert!(!refused.hopeless, "when the pods on a have ended it fits there");
+    assert!(!refused.is_hopeless(), "when the pods on a have ended it fits there");
     let mut wanted = gang(&[(5, four)]);
     wanted.must = 3;
     let refused = world.plan(&wanted).unwrap_err();
-    assert!(refused.hopeless);
-    insta::assert_snapshot!(format!("{}\n{}", refused.reason, refused.message));
+    assert!(refused.is_hopeless());
+    insta::assert_snapshot!(refused.message());
 }
 
 #[test]
@@ -108,30 +109,22 @@ fn what_is_missing_is_counted_for_those_that_must_be_placed() {
     let eight = world.shape(8);
     let mut wanted = gang(&[(5, eight)]);
     wanted.must = 2;
-    let refused = world.plan(&wanted).unwrap_err();
-    assert_eq!(&*refused.reason, "2 of 5 members of 8 GPUs do not fit together in the cluster");
-    let tried = "cluster: 1 of 5 fit, 2 needed, 2 if nothing else were there, 16 GPUs asked for those needed, 8 free, \
-                 16 healthy of 16, 8 more would have to come free";
-    assert!(refused.message.contains(tried), "{}", refused.message);
+    let shortage = world.shortage(&wanted);
+    assert_eq!((shortage.must, shortage.fits, shortage.empty), (2, 1, 2));
+    let of = |free, healthy, total, requested| DeviceShortage {
+        unit: "GPUs".into(),
+        free,
+        healthy,
+        total,
+        requested,
+    };
+    assert_eq!(shortage.devices, Some(of(8, 16, 16, 16)));
     // Of members beyond the minimum one would do.
     let mut world = World::new();
     world.node("z1/r1", "b", "0,1");
     let mut wanted = gang(&[(3, world.shape(8))]);
     wanted.must = 0;
-    let refused = world.plan(&wanted).unwrap_err();
-    let tried = "cluster: 0 of 3 fit, 1 if nothing else were there, 8 GPUs asked for one, 2 free, 8 healthy of 8, \
-                 6 more would have to come free";
-    assert!(refused.message.contains(tried), "{}", refused.message);
-}
-
-#[test]
-fn of_one_member_and_one_device_is_said_so() {
-    let mut world = World::new();
-    world.node("z1/r1", "a", "");
-    let one = world.shape(1);
-    let mut wanted = gang(&[(9, one)]);
-    wanted.must = 1;
-    let refused = world.plan(&wanted).unwrap_err();
-    assert_eq!(&*refused.reason, "none of 9 members of 1 GPU fits in the cluster");
-    assert!(refused.message.contains("(nodes: 1 no GPU free)"), "{}", refused.message);
+    let shortage = world.shortage(&wanted);
+    assert_eq!((shortage.must, shortage.fits, shortage.empty), (0, 0, 1));
+    assert_eq!(shortage.devices, Some(of(2, 8, 8, 8)));
 }

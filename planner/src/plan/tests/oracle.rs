@@ -177,7 +177,6 @@ proptest! {
         match world.plan(&wanted) {
             Err(refused) => {
                 prop_assert!(most < case.must, "{refused:?}");
-                prop_assert!(refused.message.starts_with(&*refused.reason));
             }
             Ok(placement) => {
                 let placed = u32::try_from(placement.places.len()).unwrap();

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use gantry_api::{DeviceId, NodeName};
-use gantry_gang::protocol::{MemberRequest, Placement, PlanRequest, Refusal, ShapeId, Sibling};
+use gantry_gang::protocol::{MemberRequest, Placement, PlanRequest, Refusal, ShapeId, Shortage, Sibling};
 use gantry_gang::terms::Authority;
 use gantry_gang::{
     Fabric, GangKey, Integration, Level, Levels, Needs, NodeFacts, Repair, Resources, Terms, TopologyRequest,
@@ -182,11 +182,19 @@ impl World {
         self.with(|input| explain(input, wanted))
     }
 
+    /// What is missing for a gang that does not fit.
+    pub(crate) fn shortage(&self, wanted: &PlanRequest) -> Shortage {
+        match self.plan(wanted) {
+            Err(Refusal::DoesNotFit(shortage)) => *shortage,
+            other => panic!("{other:?}"),
+        }
+    }
+
     /// The plan as a line: domain, then nodes with the members' GPUs in the order of ranks; or the reason of the refusal.
     pub(crate) fn line(&self, wanted: &PlanRequest) -> String {
         match self.plan(wanted) {
             Ok(placement) => line(&placement),
-            Err(refused) => refused.reason.to_string(),
+            Err(refused) => refused.reason().to_string(),
         }
     }
 

@@ -4,8 +4,8 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use gantry_api::GangPhase;
 use gantry_api::names::{GANG_ARRIVAL_ANNOTATION, GANG_GATE};
+use gantry_api::{GangPhase, Reason};
 use gantry_e2e::gantry::{EXTENDER, manifests};
 use gantry_e2e::{gantry, until};
 use k8s_openapi::api::core::v1::PodSchedulingGate;
@@ -42,7 +42,9 @@ pub(super) async fn second_large_gang_waits_for_the_first(bed: &Bed) -> Result<(
     scene.runs(first).await?;
     let waiting = scene.phase(&second.name, GangPhase::Queued).await?;
     ensure!(
-        !waiting.reason.is_empty() && waiting.waiting_since.is_some() && waiting.bound == 0,
+        waiting.reason == Some(Reason::InsufficientResources)
+            && waiting.waiting_since.is_some()
+            && waiting.bound == 0,
         "{}",
         brief(&waiting)
     );
@@ -64,16 +66,12 @@ pub(super) async fn gang_larger_than_cluster_reports_numbers(bed: &Bed) -> Resul
     let crew = Crew::new("whale", 6, 4);
     scene.create(&crew).await?;
     // Five sets of four GPUs are on the three machines: 2, 2 and 1.
-    let refused = "cannot fit: 6 members of 4 GPUs do not fit together in the cluster even if it were empty";
-    let tried = "cluster: 5 of 6 fit, 5 if nothing else were there, 24 GPUs asked, 20 free, 20 healthy of 20";
     let status = scene
-        .status_where("whale", "refused with its arithmetic", |status| {
-            status.reason == refused && status.message.contains(tried)
-        })
+        .status_where("whale", "refused for good", |status| status.reason == Some(Reason::CannotFit))
         .await?;
     ensure!(status.phase == GangPhase::Queued && status.bound == 0, "{}", brief(&status));
     // The last member to arrive: earlier ones may have another reason, and pods that can never run are not woken.
-    scene.pod_says(&crew.pod_name(5), &["whale", refused]).await?;
+    scene.pod_waits(&crew.pod_name(5), Reason::CannotFit).await?;
     scene.holds_nothing(&crew).await?;
     // A gang that can never run delays no other.
     let small = Crew::new("shrimp", 5, 4);
@@ -134,15 +132,14 @@ pub(super) async fn gang_waits_for_missing_members(bed: &Bed) -> Result<()> {
     ensure!(status.phase == GangPhase::Pending, "{}", brief(&status));
     // How many there were when kube-scheduler asked for it: counts alone wake no pod.
     for number in 0..3 {
-        scene.pod_says(&crew.pod_name(number), &["of 4 members exist"]).await?;
+        scene.pod_waits(&crew.pod_name(number), Reason::WaitingForMembers).await?;
     }
     // One goes again, and comes back with the last.
     scene.delete(&crew.pod_name(1)).await?;
     // An unschedulable pod keeps its last message; the Gang is up to date.
     scene
         .status_where("late", "counts two", |status| {
-            status.members == 2
-                && format!("{} {}", status.reason, status.message).contains("2 of 4 members exist")
+            status.members == 2 && status.min == 4 && status.reason == Some(Reason::WaitingForMembers)
         })
         .await?;
     scene.holds_nothing(&crew).await?;

@@ -77,6 +77,6 @@ async fn told(bed: &Bed, scene: &Scene<'_>, whole: &str, other: &str) -> Result<
         given.and_then(|event| event.message).ok_or_else(|| "none".to_owned())
     })
     .await?;
-    ensure!(note.contains(&format!("gives way to gang {}/{whole}", scene.namespace)), "{note}");
+    ensure!(note.contains(&format!("gang {}/{whole}", scene.namespace)), "{note}");
     Ok(())
 }

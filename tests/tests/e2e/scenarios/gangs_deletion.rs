@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 
 use anyhow::{Result, ensure};
 use gantry_api::names::{GANG_ARRIVAL_ANNOTATION, GANG_MIN_ANNOTATION};
-use gantry_api::{Decision, GangPhase};
+use gantry_api::{Decision, GangPhase, Reason};
 use gantry_e2e::gantry::EXTENDER;
 
 use super::churn::nothing_is_left;
@@ -54,7 +54,7 @@ async fn leave_preempting(scene: &Scene<'_>, slow: &Crew, urgent: &Crew) -> Resu
     // The gang fits once the other victim has ended, so that no further pod is evicted.
     scene
         .status_where("urgent", "waiting for who is on the way out", |status| {
-            status.phase == GangPhase::Queued && status.reason.contains("that are being deleted")
+            status.reason == Some(Reason::WaitingForTerminatingPods)
         })
         .await?;
     scene.holds_nothing(urgent).await?;

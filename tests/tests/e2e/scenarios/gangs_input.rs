@@ -3,7 +3,7 @@
 
 use anyhow::{Result, ensure};
 use gantry_api::names::{GANG_MIN_ANNOTATION, GANG_REQUIRED_LEVEL_ANNOTATION};
-use gantry_api::{Gang, GangPhase, GangSpec, GangStatus};
+use gantry_api::{Gang, GangPhase, GangSpec, GangStatus, Reason};
 use kube::api::{Patch, PatchParams, PostParams};
 use serde_json::json;
 
@@ -32,16 +32,17 @@ pub(super) async fn invalid_settings_are_reported_on_gang_and_pods(bed: &Bed) ->
     }
     scene.create_all(members).await?;
 
-    for (crew, said) in [(&torn, "2, 3"), (&moon, "moon"), (&words, "two")] {
+    for crew in [&torn, &moon, &words] {
         let status = scene.phase(&crew.name, GangPhase::Invalid).await?;
         ensure!(
-            status.message.contains(said) && condition(&status, "Valid") == Some("False"),
+            status.reason == Some(Reason::Invalid) && condition(&status, "Valid") == Some("False"),
             "{} {:?}",
             brief(&status),
             status.conditions
         );
         // The last member to arrive: earlier ones may have another reason, and pods that can never run are not woken.
-        scene.pod_says(&crew.pod_name(1), &[said]).await?;
+        let reason = if crew.name == words.name { Reason::InvalidMember } else { Reason::Invalid };
+        scene.pod_waits(&crew.pod_name(1), reason).await?;
         scene.holds_nothing(crew).await?;
     }
     // Of two conventions the first in order is followed, and the other is not forgotten.
@@ -49,7 +50,7 @@ pub(super) async fn invalid_settings_are_reported_on_gang_and_pods(bed: &Bed) ->
     ensure!(status.integration == "Annotation", "{}", brief(&status));
     let contested = status.conditions.iter().find(|condition| condition.type_ == "AmbiguousMembership");
     ensure!(
-        contested.is_some_and(|condition| condition.message.contains("Coscheduling")),
+        contested.is_some_and(|condition| condition.reason == Reason::SeveralIntegrations.as_str()),
         "{:?}",
         status.conditions
     );
@@ -75,7 +76,7 @@ pub(super) async fn gang_spec_takes_precedence_until_bound(bed: &Bed) -> Result<
     scene.gangs.create(&PostParams::default(), &ahead).await?;
     let crew = Crew::new("ahead", 3, 2).with(GANG_MIN_ANNOTATION, "2");
     scene.create_all([crew.pod(0)?, crew.pod(1)?]).await?;
-    scene.pod_says(&crew.pod_name(1), &["2 of 3 members exist"]).await?;
+    scene.pod_waits(&crew.pod_name(1), Reason::WaitingForMembers).await?;
     scene.holds_nothing(&crew).await?;
     scene.create_all([crew.pod(2)?]).await?;
     scene.runs(&crew).await?;
@@ -85,9 +86,9 @@ pub(super) async fn gang_spec_takes_precedence_until_bound(bed: &Bed) -> Result<
     scene.gangs.patch("ahead", &PatchParams::default(), &Patch::Merge(&patch)).await?;
     scene
         .status_where("ahead", "says that the minimum was changed", |status| {
+            let mut conditions = status.conditions.iter();
             status.bound == 3
-                && (status.message.contains('5')
-                    || status.conditions.iter().any(|condition| condition.message.contains('5')))
+                && conditions.any(|condition| condition.reason == Reason::MinimumChanged.as_str())
         })
         .await?;
     for name in crew.pod_names() {

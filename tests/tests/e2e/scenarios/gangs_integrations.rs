@@ -6,7 +6,7 @@
 
 use anyhow::{Context, Result, ensure};
 use gantry_api::names::{GANG_ANNOTATION, GANG_MIN_ANNOTATION};
-use gantry_api::{Gang, GangPhase, GangStatus};
+use gantry_api::{Gang, GangPhase, GangStatus, Reason};
 use gantry_e2e::until;
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::{DeleteParams, ListParams};
@@ -128,8 +128,9 @@ pub(super) async fn marks_of_other_schedulers_make_gangs(bed: &Bed) -> Result<()
         ("Kueue", "kueue", 2, "annotation"),
     ];
     stand(&scene, &expected, |gang| {
-        let words = gang.status.as_ref().map(brief).unwrap_or_default();
-        phase(gang) == GangPhase::Pending && words.contains("1 of 2 members exist")
+        gang.status.as_ref().is_some_and(|status| {
+            status.reason == Some(Reason::WaitingForMembers) && (status.members, status.min) == (1, 2)
+        })
     })
     .await?;
     for (name, ..) in &marks {
@@ -225,7 +226,7 @@ pub(super) async fn parallel_stateful_set_is_a_gang(bed: &Bed) -> Result<()> {
     // The next is made when the one before is ready, which it is never alone.
     scene
         .status_where("in-turn", "one short", |status| {
-            status.phase == GangPhase::Pending && brief(status).contains("1 of 3 members exist")
+            status.reason == Some(Reason::WaitingForMembers) && (status.members, status.min) == (1, 3)
         })
         .await?;
     ensure!(scene.bound("in-turn").await? == 0, "it runs alone");

@@ -4,11 +4,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use anyhow::{Context, Result, ensure};
-use gantry_api::GangPhase;
 use gantry_api::names::{
     GANG_MAX_ANNOTATION, GANG_MIN_ANNOTATION, GANG_RANK_ANNOTATION, GANG_REQUIRED_LEVEL_ANNOTATION,
     GANG_SLICE_ANNOTATION,
 };
+use gantry_api::{GangPhase, Reason};
 use gantry_e2e::until;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::Api;
@@ -78,12 +78,8 @@ async fn within_one_rack(scene: &Scene<'_>, racks: &Racks<'_>) -> Result<()> {
 
     let wide = Crew::new("wide", 4, 4).with(GANG_REQUIRED_LEVEL_ANNOTATION, "rack");
     scene.create(&wide).await?;
-    let refused = "4 members of 4 GPUs do not fit together within one rack even if it were empty";
-    let tried = "best rack of 2: r1: 3 of 4 fit, 3 if nothing else were there, 16 GPUs asked, 12 free, 12 healthy of 12";
     let status = scene
-        .status_where("wide", "refused with its arithmetic", |status| {
-            status.reason == format!("cannot fit: {refused}") && status.message.contains(tried)
-        })
+        .status_where("wide", "refused for good", |status| status.reason == Some(Reason::CannotFit))
         .await?;
     ensure!(status.phase == GangPhase::Queued && status.bound == 0, "{}", brief(&status));
     let pod = wide.pod_name(3);
@@ -91,7 +87,7 @@ async fn within_one_rack(scene: &Scene<'_>, racks: &Racks<'_>) -> Result<()> {
     until("kubectl describe pod tells why", GANG_LIMIT, async || {
         let told = scene.bed.cluster().kubectl(&describe).await;
         let told = told.map_err(|error| error.to_string())?;
-        match told.contains(refused) {
+        match told.contains(Reason::CannotFit.as_str()) {
             true => Ok(()),
             false => Err(told),
         }
@@ -155,10 +151,9 @@ async fn grows(scene: &Scene<'_>, racks: &Racks<'_>) -> Result<()> {
         .with(GANG_MAX_ANNOTATION, "3")
         .with(GANG_REQUIRED_LEVEL_ANNOTATION, "rack");
     scene.create(&elastic).await?;
-    let told = "waits for room for more members: 1 member of 4 GPUs does not fit within one rack";
     let status = scene
         .status_where("elastic", "bound with two, one waiting", |status| {
-            status.phase == GangPhase::Bound && status.bound == 2 && status.reason.contains(told)
+            status.reason == Some(Reason::WaitingForSurplus) && status.bound == 2
         })
         .await?;
     ensure!(status.members == 3 && status.min == 2, "{}", brief(&status));
@@ -176,7 +171,7 @@ async fn grows(scene: &Scene<'_>, racks: &Racks<'_>) -> Result<()> {
     nodes.sort_unstable();
     ensure!(nodes == [racks.large, racks.large, racks.small], "it grew into another rack: {nodes:?}");
     let status = scene.status("elastic").await?;
-    ensure!(status.phase == GangPhase::Bound && status.reason == "is bound", "{}", brief(&status));
+    ensure!(status.reason == Some(Reason::Bound), "{}", brief(&status));
     scene.delete("probe").await?;
     scene.disband(&elastic).await
 }

@@ -3,13 +3,13 @@
 //! (`GenericWorkload`, off by default in 1.37).
 
 use anyhow::{Result, ensure};
-use gantry_api::GangPhase;
+use gantry_api::{GangPhase, Reason};
 use gantry_e2e::Program;
 use serde_json::{Value, json};
 
 use super::gangs_integrations::{Expected, apply, phase, stand};
 use crate::bed::Bed;
-use crate::gangs::{Scene, brief};
+use crate::gangs::Scene;
 use crate::{pods, records};
 
 const SCHEDULER: &str = "kube-scheduler";
@@ -46,8 +46,9 @@ async fn two_groups(bed: &Bed, namespace: &str) -> Result<String> {
     apply(bed, &scene, &member("small", 0, 1)?).await?;
     let small: Expected = ("PodGroup", "small", 2, "PodGroup");
     stand(&scene, &[small], |gang| {
-        let words = gang.status.as_ref().map(brief).unwrap_or_default();
-        phase(gang) == GangPhase::Pending && words.contains("1 of 2 members exist")
+        gang.status.as_ref().is_some_and(|status| {
+            status.reason == Some(Reason::WaitingForMembers) && (status.members, status.min) == (1, 2)
+        })
     })
     .await?;
     apply(bed, &scene, &member("small", 1, 1)?).await?;

@@ -4,14 +4,14 @@
 //! a JobSet are made by real Jobs, as there.
 
 use anyhow::{Context, Result, ensure};
-use gantry_api::GangPhase;
+use gantry_api::{GangPhase, Reason};
 use gantry_e2e::until;
 use kube::api::ListParams;
 use serde_json::{Value, json};
 
 use super::gangs_integrations::{Expected, any_fields, apply, phase, stand};
 use crate::bed::Bed;
-use crate::gangs::{self, GANG_LIMIT, Scene, brief, name_of};
+use crate::gangs::{self, GANG_LIMIT, Scene, name_of};
 use crate::{pods, records};
 
 /// Each comes in two halves.
@@ -68,8 +68,9 @@ pub(super) async fn pods_of_other_controllers_are_gangs(bed: &Bed) -> Result<()>
         apply(bed, &scene, object).await?;
     }
     stand(&scene, &EXPECTED, |gang| {
-        let words = gang.status.as_ref().map(brief).unwrap_or_default();
-        phase(gang) == GangPhase::Pending && words.contains("1 of 2 members exist")
+        gang.status.as_ref().is_some_and(|status| {
+            status.reason == Some(Reason::WaitingForMembers) && (status.members, status.min) == (1, 2)
+        })
     })
     .await?;
     for pod in scene.pods.list(&ListParams::default()).await? {

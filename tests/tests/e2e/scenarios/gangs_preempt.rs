@@ -82,7 +82,7 @@ pub(super) async fn single_pod_preempts_without_breaking_gangs(bed: &Bed) -> Res
     scene.create(&crew).await?;
     scene.runs(&crew).await?;
     scene.create_all([pods::sleeper("vulture", 4)?]).await?;
-    scene.pod_says("vulture", &["Insufficient"]).await?;
+    scene.pod_is_refused("vulture").await?;
 
     let urgent = records::recording(pods::sleeper("urgent", 4)?, 100_000.0)?;
     scene.create_all([of_class(urgent, IMPORTANT)?]).await?;

@@ -110,7 +110,7 @@ pub(super) async fn bound_gang_holds_or_releases_reservation(bed: &Bed) -> Resul
     let status = scene.phase("kept", GangPhase::Degraded).await?;
     ensure!(status.bound == 3, "{}", brief(&status));
     // It is refused once more after the reservation ended: whatever its message, it has no node.
-    scene.pod_says("vulture", &["free"]).await?;
+    scene.pod_is_refused("vulture").await?;
     ensure!(pods::node(&scene.pods.get("vulture").await?).is_empty(), "it got the place");
     scene.create_all([kept.pod(2)?]).await?;
     scene.phase("kept", GangPhase::Bound).await?;

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, ensure};
-use gantry_api::GangPhase;
+use gantry_api::{GangStatus, Reason};
 use gantry_e2e::Program;
 use serde_json::{Value, json};
 
@@ -26,9 +26,8 @@ pub(super) async fn foreign_gang_reserves_on_first_request(bed: &Bed) -> Result<
     let theirs = Crew::new("theirs", 3, 4).placed_by(PROFILE);
     let ours = Crew::new("ours", 3, 4);
     scene.create(&theirs).await?;
-    let waits = format!("0 of 3 members exist; scheduled by {PROFILE}: 3");
-    let says = |status: &gantry_api::GangStatus| status.reason.contains(&waits);
-    scene.status_where("theirs", &waits, says).await?;
+    let waits = |status: &GangStatus| status.reason == Some(Reason::WaitingForMembers) && status.min == 3;
+    scene.status_where("theirs", "waits for members that another scheduler places", waits).await?;
     scene.create(&ours).await?;
     scene.runs(&ours).await?;
     scene.holds_nothing(&theirs).await?;
@@ -58,7 +57,7 @@ async fn the_profile_asks(scene: &Scene<'_>, theirs: &Crew) -> Result<()> {
     scene.create_all([later.pod(0)?]).await?;
     scene
         .status_where("later", "of one member", |status| {
-            status.phase == GangPhase::Pending && status.reason.contains("1 of 2 members exist")
+            status.reason == Some(Reason::WaitingForMembers) && (status.members, status.min) == (1, 2)
         })
         .await?;
     control.daemon(EXTENDER)?.kill().await?;
@@ -102,7 +101,7 @@ pub(super) async fn basic_group_pods_are_scheduled_singly(bed: &Bed) -> Result<(
     let all = scene.pods.list(&kube::api::ListParams::default()).await?;
     let waiting = all.iter().find(|pod| pods::node(pod).is_empty());
     let waiting = name_of(waiting.context("one waits")?).to_owned();
-    scene.pod_says(&waiting, &["Insufficient nvidia.com/gpu"]).await?;
+    scene.pod_is_refused(&waiting).await?;
     let runs = all.iter().find(|pod| !pods::node(pod).is_empty());
     let runs = name_of(runs.context("two run")?).to_owned();
     pods::running(&scene.pods, &runs).await?;

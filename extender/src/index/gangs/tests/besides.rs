@@ -1,5 +1,8 @@
 //! Gangs for which something else than devices decides where they go, from their pods' own words.
 
+use gantry_gang::InsufficientResource;
+use gantry_gang::protocol::{Obstacle, Refusal};
+
 use super::*;
 
 /// Two nodes of eight GPUs; `n` has an adapter, fast disks and a label that says so, `m` neither.
@@ -28,9 +31,17 @@ fn two(cluster: &Cluster, gang: &str, change: impl Fn(&mut Value)) {
     create(cluster, &pods);
 }
 
-fn why(cluster: &Cluster, gang: &str) -> String {
-    let view = cluster.store.read(|index| index.gang_view("default", gang));
-    view.unwrap().refused.unwrap().to_string()
+/// What keeps members of a gang off nodes that have the devices.
+fn obstacles(cluster: &Cluster, gang: &str) -> Vec<Obstacle> {
+    let refusal = cluster.store.read(|index| {
+        let view = index.gangs_named("default", gang).into_iter().next();
+        view.and_then(|view| view.refusal().cloned())
+    });
+    let Some(Refusal::DoesNotFit(shortage)) = refusal else {
+        panic!("{refusal:?}");
+    };
+    let found = shortage.obstacles.map(|obstacles| obstacles.found).unwrap_or_default();
+    found.into_iter().map(|(obstacle, _)| obstacle).collect()
 }
 
 fn requests(pod: &mut Value, resource: &str, amount: &str) {
@@ -40,15 +51,16 @@ fn requests(pod: &mut Value, resource: &str, amount: &str) {
 /// A node has 1 TiB of each.
 #[test]
 fn memory_and_ephemeral_storage_are_counted_and_named() {
-    for (resource, lack) in
-        [("memory", "Insufficient memory"), ("ephemeral-storage", "Insufficient ephemeral-storage")]
-    {
+    for (resource, lack) in [
+        ("memory", InsufficientResource::Memory),
+        ("ephemeral-storage", InsufficientResource::EphemeralStorage),
+    ] {
         let cluster = two_nodes();
         two(&cluster, "a", |pod| requests(pod, resource, "600Gi"));
         assert_ne!(node(&cluster, "a-0"), node(&cluster, "a-1"), "{resource}");
         two(&cluster, "b", |pod| requests(pod, resource, "600Gi"));
         assert_eq!(phase(&cluster, "b"), GangPhase::Queued);
-        assert!(why(&cluster, "b").contains(lack), "{}", why(&cluster, "b"));
+        assert_eq!(obstacles(&cluster, "b"), [Obstacle::Resource(lack)]);
         // What is left is enough for smaller ones.
         two(&cluster, "c", |pod| requests(pod, resource, "200Gi"));
         assert_eq!(phase(&cluster, "c"), GangPhase::Reserved);
@@ -66,8 +78,8 @@ fn extended_resource_is_counted_and_reserved() {
     assert_eq!([node(&cluster, "a-0"), node(&cluster, "a-1")], ["n", "n"]);
     two(&cluster, "b", adapter);
     assert_eq!(phase(&cluster, "b"), GangPhase::Queued);
-    let why = why(&cluster, "b");
-    assert!(why.contains("Insufficient example.com/rdma"), "{why}");
+    let rdma = InsufficientResource::Other("example.com/rdma".into());
+    assert_eq!(obstacles(&cluster, "b"), [Obstacle::Resource(rdma)]);
     for number in 0..2 {
         cluster.gone(&member(&format!("a-{number}"), 1, "a", 2));
     }

@@ -241,10 +241,10 @@ fn a_gang_that_has_waited_long_has_nodes_kept_for_it_a_while() {
     assert_eq!(kept.nodes().count(), 2);
     // Later gangs are not placed there either.
     create(&cluster, &members("b", 1, 1));
-    let Answer::Wait(text) = answer(&cluster, "b-0") else {
-        panic!("it has a place");
+    let Answer::Wait(why) = answer(&cluster, "b-0") else {
+        panic!("it has a reservation");
     };
-    assert!(text.contains("beside the nodes kept for gang default/a, which waits"), "{text}");
+    assert_eq!(why.reason, Reason::NodesReserved);
     // Bounded: open for as long again.
     cluster.wait(301);
     assert!(cluster.store.snapshot().kept.is_none());
@@ -263,10 +263,7 @@ fn refusal_text_is_stable_on_a_full_cluster() {
         }
     }
     create(&cluster, &members("g", 2, 2));
-    let words = |cluster: &Cluster| {
-        let view = cluster.store.read(|index| index.gang_view("default", "g")).unwrap();
-        (view.phase, view.reason)
-    };
+    let words = |cluster: &Cluster| (phase(cluster, "g"), answer(cluster, "g-0"));
     let before = words(&cluster);
     assert_eq!(before.0, GangPhase::Queued);
     let mut left = 4;
@@ -309,14 +306,14 @@ fn refusal_is_renewed_after_the_backfill_reservation_ends() {
         view.unwrap().reason
     };
     create(&cluster, &members("late", 1, 4));
-    assert!(why(&cluster).contains("the nodes kept for gang"), "{}", why(&cluster));
+    assert_eq!(why(&cluster), Reason::NodesReserved);
     let mut ended = bound(pod("x", 1), "m", 3, Some("0"));
     ended["status"]["phase"] = "Succeeded".into();
     cluster.pod(&ended);
     cluster.wait(6);
     assert_eq!(node(&cluster, "head-0"), "m");
     cluster.wait(2);
-    assert!(!why(&cluster).contains("kept for gang"), "{}", why(&cluster));
+    assert_ne!(why(&cluster), Reason::NodesReserved);
 }
 
 /// How often there was more room so far.

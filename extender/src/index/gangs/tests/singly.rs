@@ -42,7 +42,7 @@ fn pod_of_a_basic_group_is_scheduled_by_itself() {
         cluster.pod(&bound(basic(pod, 8, 0), node, 1, Some("0-7")));
     }
     let view = cluster.store.read(|index| index.gang_view("default", "g"));
-    assert_eq!(&*view.unwrap().reason, "gang default/g is no gang: each of its pods goes by itself");
+    assert_eq!(view.unwrap().reason, Reason::NotAGang);
 }
 
 #[test]

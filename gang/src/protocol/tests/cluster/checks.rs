@@ -103,7 +103,7 @@ impl Cluster {
                 "{} is stuck: {:?}, {} ({} of {}), {free} GPUs are free",
                 view.key(),
                 view.phase(),
-                view.message(),
+                view.waits().message,
                 view.settled(),
                 view.min(),
             );

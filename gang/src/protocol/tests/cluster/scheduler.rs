@@ -6,7 +6,7 @@ use gantry_api::{NodeName, PodUid};
 
 use super::{Cluster, End, GANGS, GPUS, NODES};
 use crate::protocol::tests::world::{answer, arrival};
-use crate::protocol::{Answer, Arrival, BindEnd, Placement, Refusal, Reservation, Stage};
+use crate::protocol::{Answer, Arrival, BindEnd, Placement, Reservation, Stage};
 use crate::protocol::{GangEvent, Offered};
 
 impl Cluster {
@@ -69,7 +69,7 @@ impl Cluster {
                 ..Placement::default()
             })
         } else {
-            Err(Refusal { reason: "no room".into(), message: "no room".into(), hopeless: false })
+            Err(super::super::world::refused())
         };
         self.handle(GangEvent::Planned { gang: &wanted.gang, result });
     }

@@ -1,6 +1,6 @@
 //! Members that join a bound gang: they get a place where there is room, and nobody is stopped or waits for them.
 
-use gantry_api::GangPhase;
+use gantry_api::{GangPhase, Reason};
 
 use super::super::world::{World, member, membership, place, refused, uid};
 use crate::protocol::GangEvent;
@@ -12,13 +12,13 @@ fn bound_gang_grows_after_gangs_that_have_nothing() {
     world.bound_gang("a", 2, 2);
     world.see(member("a2", membership("a", 2)));
     world.members("b", 1, 1);
-    assert_eq!(&*world.refuse("no room").gang.name, "b");
+    assert_eq!(&*world.refuse().gang.name, "b");
     let wanted = world.next().unwrap();
     assert_eq!((&*wanted.gang.name, wanted.must), ("a", 0));
-    world.handle(GangEvent::Planned { gang: &wanted.gang, result: Err(refused("no room")) });
-    assert_eq!(world.waits("a2"), "gang default/a is bound; waits for room for more members: no room");
+    world.handle(GangEvent::Planned { gang: &wanted.gang, result: Err(refused()) });
+    assert_eq!(world.waits("a2"), Reason::WaitingForSurplus);
     world.room += 1;
-    world.refuse("no room");
+    world.refuse();
     world.plan_from(2);
     assert_eq!(world.bind("a2"), "n2");
     assert_eq!(world.phase("a"), GangPhase::Bound);

@@ -1,6 +1,6 @@
 //! Members that are lost: for whom their places are kept and how long, who is no loss, and when the gang begins as a whole again.
 
-use gantry_api::GangPhase;
+use gantry_api::{GangPhase, Reason};
 
 use super::super::world::{
     World, bound, key, leaving, member, membership, place, uid, with_rank, with_repair,
@@ -113,7 +113,7 @@ fn gangs_of_which_nothing_is_left_are_planned_as_a_whole_again() {
     let wanted = world.plan();
     assert_eq!((&*wanted.gang.name, wanted.must, wanted.members.len()), ("a", 2, 2));
     // There is room for one of the two.
-    assert_eq!(world.refuse("no room").must, 2);
+    assert_eq!(world.refuse().must, 2);
     assert!(matches!(world.answer("b2"), Answer::Wait(_)));
     assert_eq!(world.come("a2"), Arrival::Wait);
     assert_eq!(world.come("a3"), Arrival::Wait);
@@ -149,7 +149,7 @@ fn hold_does_not_wait_for_ever() {
     world.pass(1);
     assert_eq!(world.reserved(), Vec::<String>::new());
     assert_eq!(world.phase("a"), GangPhase::Degraded);
-    assert_eq!(world.text("a"), "gang default/a lacks 1 of 2 members");
+    assert_eq!(world.reason("a"), Reason::MembersLost);
     world.see(member("a2", membership("a", 2)));
     world.plan_from(5);
     assert_eq!(world.bind("a2"), "n5", "a replacement that comes late is planned by itself");
@@ -191,7 +191,7 @@ fn ignore_gives_the_place_up() {
     world.gone("a0");
     assert_eq!(world.reserved(), Vec::<String>::new());
     assert_eq!(world.phase("a"), GangPhase::Bound);
-    assert_eq!(world.text("a"), "gang default/a runs with 1 of 2 members");
+    assert_eq!(world.reason("a"), Reason::BelowMinimum);
 }
 
 #[test]

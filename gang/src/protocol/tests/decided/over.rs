@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use gantry_api::{GangPhase, GangStatus};
+use gantry_api::{GangPhase, GangStatus, Reason};
 
 use super::super::world::{World, bound, forget, leaving, member, membership, with_repair};
 use super::deleted;
@@ -51,7 +51,7 @@ fn no_place_is_kept_for_members_whose_job_is_over() {
         assert_eq!(world.reserved(), Vec::<String>::new(), "{repair:?}");
         assert_eq!(deleted(&mut world), Vec::<String>::new(), "{repair:?}");
         assert_eq!(world.phase("a"), GangPhase::Bound, "{repair:?}");
-        assert_eq!(world.text("a"), "gang default/a runs with 2 of 3 members");
+        assert_eq!(world.reason("a"), Reason::BelowMinimum);
         world.see(leaving(bound(member("a2", membership.clone()), "n2")));
         world.gone("a2");
         assert_eq!(world.reserved(), Vec::<String>::new(), "{repair:?}");
@@ -77,7 +77,7 @@ fn a_job_that_is_gone_makes_no_replacements() {
     assert_eq!(world.reserved(), ["a-g1"]);
     world.handle(GangEvent::OwnerSeen { owner: &mpi_job(), facts: None });
     assert_eq!(world.reserved(), Vec::<String>::new());
-    assert_eq!(world.status("a").message, "lost members are not replaced (MPIJob a has ended or is gone)");
+    assert_eq!(world.reason("a"), Reason::BelowMinimum);
 }
 
 #[test]
@@ -100,7 +100,7 @@ fn suspended_job_keeps_no_reservation_and_resumes_as_a_whole() {
         world.gone("a1");
         assert_eq!(world.reserved(), Vec::<String>::new(), "{repair:?}");
         assert_eq!(deleted(&mut world), Vec::<String>::new(), "{repair:?}");
-        assert_eq!(world.status("a").message, "lost members are not replaced (MPIJob a is suspended)");
+        assert_eq!(world.reason("a"), Reason::BelowMinimum);
         world.gone("a2");
         assert_eq!(world.reserved(), Vec::<String>::new(), "{repair:?}");
         mpi_job_says(&mut world, false);

@@ -1,6 +1,6 @@
 //! Gangs that are started anew as a whole when they lose a member: who is deleted, and who counts among the new ones.
 
-use gantry_api::GangPhase;
+use gantry_api::{GangPhase, Reason};
 
 use super::super::world::{World, bound, key, leaving, member, membership, with_repair};
 use super::deleted;
@@ -19,7 +19,7 @@ fn a_restart_that_may_not_be_done_says_so_until_it_is() {
     let why = "pods may not be deleted; manifests/extender-restart.yaml gives that right";
     world.handle(GangEvent::Blocked { gang: &key("a"), blocker: Blocker::Removal, why: Some(why.into()) });
     let (_, status) = world.gangs.take_statuses().pop().unwrap();
-    assert_eq!(status.message, format!("earlier members that are not gone yet: 1; {why}"));
+    assert_eq!(status.reason, Some(Reason::Restarting));
     let hindered = |status: &gantry_api::GangStatus| {
         let mut all = status.conditions.iter();
         all.find(|condition| condition.type_ == "Blocked")
@@ -44,7 +44,7 @@ fn restart_deletes_all_and_the_new_ones_do_not_mix_with_the_old() {
     assert_eq!(deleted(&mut world), ["a1"]);
     assert_eq!(world.phase("a"), GangPhase::Degraded);
     world.see(member("a2", membership.clone()));
-    assert_eq!(world.text("a"), "gang default/a is being restarted");
+    assert_eq!(world.reason("a"), Reason::Restarting);
     world.see(leaving(bound(member("a1", membership.clone()), "n1")));
     world.pass(5);
     assert_eq!(world.next(), None);
@@ -110,7 +110,7 @@ fn what_ends_well_because_it_was_asked_to_go_is_started_anew() {
     done.stage = Stage::Succeeded;
     world.see(done);
     world.see(member("a2", membership));
-    assert_eq!(world.text("a"), "gang default/a: 1 of 2 members exist");
+    assert_eq!(world.reason("a"), Reason::WaitingForMembers);
 }
 
 #[test]
@@ -125,7 +125,7 @@ fn what_ended_well_and_is_removed_after_a_restart_is_made_anew() {
     world.see(member("a2", membership.clone()));
     world.gone("a0");
     assert_eq!(world.phase("a"), GangPhase::Pending);
-    assert_eq!(world.text("a"), "gang default/a: 1 of 2 members exist");
+    assert_eq!(world.reason("a"), Reason::WaitingForMembers);
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! How the decision is written: when it is written again, dropped or given up, and that nothing overtakes it.
 
-use gantry_api::{DecidedReservation, Decision, GangPhase, GangStatus};
+use gantry_api::{DecidedReservation, Decision, GangPhase, GangStatus, Reason};
 
 use super::super::world::{World, key, member, membership, uid};
 use super::committing;
@@ -73,9 +73,8 @@ fn refused_decision_releases_reservations_and_backs_off() {
     world.handle(GangEvent::Committed { gang: &key("a"), decision: &decision.id, result: Err(why) });
     assert_eq!(world.reserved(), [""; 0], "others may have its devices");
     assert_eq!(world.phase("a"), GangPhase::Backoff);
-    let said = "gang default/a is tried again soon: its decision cannot be written: Gang \"a..b\" is invalid";
-    assert_eq!(world.text("a"), said);
-    assert_eq!(world.arrive("a0", "n0"), Arrival::Refuse(said.into()));
+    assert_eq!(world.reason("a"), Reason::Backoff);
+    assert!(matches!(world.arrive("a0", "n0"), Arrival::Refuse(why) if why.reason == Reason::Backoff));
     assert_eq!(world.status("a").failed_attempts, 1);
     world.pass(3);
     world.plan();
@@ -118,7 +117,7 @@ fn a_decision_that_may_stand_is_not_given_up_for_a_refusal() {
     let why = CommitFailure::Refused("gangs is forbidden".into());
     world.handle(GangEvent::Committed { gang: &key("a"), decision: &decision.id, result: Err(why) });
     assert_eq!(world.phase("a"), GangPhase::Committing);
-    assert_eq!(world.text("a"), "gang default/a cannot be decided: gangs is forbidden");
+    assert_eq!(world.reason("a"), Reason::DecisionRejected);
     assert_eq!(world.commit().1, decision, "nobody would show it otherwise");
     world.show("a", shows(&decision));
     assert_eq!(world.phase("a"), GangPhase::Binding, "the first write has come through");

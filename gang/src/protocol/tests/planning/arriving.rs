@@ -1,6 +1,6 @@
 //! Members come to the places that were planned: time limits, back-off, those that are woken and those that withdraw.
 
-use gantry_api::GangPhase;
+use gantry_api::{GangPhase, Reason};
 
 use super::super::world::{World, member, membership, uid};
 use crate::protocol::Arrival;
@@ -18,7 +18,7 @@ fn gang_arrival_timeout_releases_all_and_backs_off_longer() {
         world.pass(1);
         assert_eq!(world.phase("a"), GangPhase::Backoff);
         assert_eq!(world.reserved(), Vec::<String>::new());
-        assert_eq!(world.waits("a0"), "gang default/a is tried again soon: 1 of 2 members came in time");
+        assert_eq!(world.waits("a0"), Reason::Backoff);
         assert!(matches!(world.arrive("a0", "n0"), Arrival::Refuse(_)));
         assert_eq!(world.status("a").failed_attempts, failed_attempts);
         world.pass(seconds - 1);

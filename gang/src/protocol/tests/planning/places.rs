@@ -1,7 +1,7 @@
 //! What a plan gives: places by rank, no more than the maximum, no device twice. One that comes too late or falls short gives none, and
 //! what a loss undoes is given back.
 
-use gantry_api::GangPhase;
+use gantry_api::{GangPhase, Reason};
 
 use super::super::world::{World, member, membership, place, with_rank};
 use crate::protocol::GangEvent;
@@ -31,7 +31,7 @@ fn a_device_that_is_kept_for_another_gang_is_not_given_twice() {
         world.handle(GangEvent::Planned { gang: &wanted.gang, result: Ok(placement) });
     }
     assert_eq!(world.phase("a"), GangPhase::Reserved);
-    assert_eq!(world.text("b"), "gang default/b waits for room: the plan was overtaken");
+    assert_eq!(world.reason("b"), Reason::WaitingForTurn);
     assert_eq!(world.reserved(), ["g0"]);
 }
 
@@ -99,7 +99,7 @@ fn below_the_minimum_before_the_decision_all_is_given_back() {
     world.gone("a1");
     assert_eq!(world.phase("a"), GangPhase::Pending);
     assert_eq!(world.reserved(), Vec::<String>::new());
-    assert_eq!(world.waits("a0"), "gang default/a: 1 of 2 members exist");
+    assert_eq!(world.waits("a0"), Reason::WaitingForMembers);
 }
 
 #[test]

@@ -1,22 +1,24 @@
 //! The queue: which gang is planned next, and which is not looked at.
 
+use gantry_api::Reason;
+
 use proptest::prelude::*;
 
-use super::super::world::{World, key, member, membership, place, refused};
+use super::super::world::{World, hopeless, key, member, membership, place, refused};
 use crate::protocol::GangEvent;
-use crate::protocol::{Placement, Refusal};
+use crate::protocol::Placement;
 
 #[test]
 fn refused_gang_is_planned_again_when_room_or_gang_changes() {
     let mut world = World::new();
     world.members("a", 2, 2);
-    world.refuse("8 members of 4 GPUs do not fit together");
-    assert_eq!(world.waits("a0"), "gang default/a waits for room: 8 members of 4 GPUs do not fit together");
+    world.refuse();
+    assert_eq!(world.waits("a0"), Reason::InsufficientResources);
     assert_eq!(world.next(), None);
     world.pass(1000);
     assert_eq!(world.next(), None, "time alone makes no room");
     world.room += 1;
-    world.refuse("8 members of 4 GPUs do not fit together");
+    world.refuse();
     assert_eq!(world.next(), None);
     world.see(member("a2", membership("a", 2)));
     assert_eq!(world.next().unwrap().members.len(), 3);
@@ -29,7 +31,7 @@ fn higher_priority_is_planned_first_and_others_backfill() {
     let mut high = member("b0", membership("b", 1));
     high.priority = 10;
     world.see(high);
-    assert_eq!(&*world.refuse("no room").gang.name, "b");
+    assert_eq!(&*world.refuse().gang.name, "b");
     assert_eq!(world.gangs.head(world.now()).unwrap().0.name.to_string(), "b");
     assert_eq!(&*world.plan().gang.name, "a", "behind the head");
     assert_eq!(world.next(), None);
@@ -41,9 +43,8 @@ fn a_gang_that_can_never_fit_is_told_so_and_is_not_the_head() {
     world.members("a", 1, 1);
     world.members("b", 1, 1);
     let wanted = world.next().unwrap();
-    let hopeless = Refusal { hopeless: true, ..refused("no node has 64 GPUs") };
-    world.handle(GangEvent::Planned { gang: &wanted.gang, result: Err(hopeless) });
-    assert_eq!(world.waits("a0"), "gang default/a cannot fit: no node has 64 GPUs");
+    world.handle(GangEvent::Planned { gang: &wanted.gang, result: Err(hopeless()) });
+    assert_eq!(world.waits("a0"), Reason::CannotFit);
     assert_eq!(world.gangs.head(world.now()).unwrap().0.name.to_string(), "b");
 }
 
@@ -117,7 +118,7 @@ proptest! {
                     ..Placement::default()
                 })
             } else {
-                Err(refused("no room"))
+                Err(refused())
             };
             world.handle(GangEvent::Planned { gang: &wanted.gang, result });
         }
