@@ -56,7 +56,6 @@ reasons! {
     // A gang that has a reservation.
     WaitingForVictims => "pods of lower priority are evicted for the gang",
     VictimsTerminating => "the evicted pods are terminating",
-    Reserved => "devices are reserved for every member",
     WaitingForArrival => "reserved members have not all arrived at the barrier",
     WritingDecision => "the decision is being written",
     DecisionRejected => "the API server rejected the decision; it is written again",

@@ -205,7 +205,7 @@ fn waiting_member(gang: u32, number: u32) -> Member {
         membership: Arc::new(Membership {
             key,
             size: Size::Stated { min: 2, total: None },
-            size_said: "the benchmark",
+            size_source: "the benchmark",
             owner: None,
             rank: Some(number),
             role: "".into(),

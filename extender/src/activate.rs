@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::StreamExt;
-use gantry_api::{NodeName, PodUid, names};
+use gantry_api::{NodeName, PodUid, Reason, names};
 use gantry_runtime::{Backoff, chain};
 use kube::api::{Patch, PatchParams};
 use kube::{Api, Client};
@@ -172,10 +172,12 @@ async fn write_condition(
 
 fn patch(uid: &PodUid, cause: &Cause, now: &str) -> Value {
     let (reason, message) = match cause {
-        Cause::Freed(_) => ("GpusFreed", "GPUs came free after the pod was refused; it is tried again."),
+        Cause::Freed(_) => {
+            (Reason::GpusFreed, "GPUs came free after the pod was refused; it is tried again.")
+        }
         Cause::Called(_) => (
-            "ReservationChanged",
-            "The pod's gang has a place for it, or waits for another reason now; it is tried again.",
+            Reason::ReservationChanged,
+            "The pod's gang has a reservation for it, or waits for another reason now; it is tried again.",
         ),
     };
     let mut patch = json!({

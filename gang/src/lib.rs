@@ -8,15 +8,14 @@
 //! waiting gangs ──queue──> the next gang
 //! ```
 #![forbid(unsafe_code)]
+#![allow(missing_docs, reason = "a doc comment says what the name does not")]
 
-pub mod counted;
 pub mod fabric;
 pub mod integrations;
 pub mod key;
 pub mod membership;
 pub mod needs;
 pub mod protocol;
-pub mod queue;
 pub mod resources;
 pub mod terms;
 
@@ -28,3 +27,24 @@ pub use membership::{
 pub use needs::{Misfit, Needs};
 pub use resources::{InsufficientResource, NodeFacts, Resources, Taint, TaintEffect};
 pub use terms::{Fault, Repair, Terms, TopologyRequest};
+
+/// Numbers with their nouns and verbs, as people read them.
+pub mod counted {
+    /// `1 member`, `2 members`.
+    pub fn members(count: u32) -> String {
+        match count {
+            1 => "1 member".to_owned(),
+            _ => format!("{count} members"),
+        }
+    }
+
+    /// `is` of one, `are` of several.
+    pub fn are(count: u32) -> &'static str {
+        if count == 1 { "is" } else { "are" }
+    }
+
+    /// `exists` of one, `exist` of several.
+    pub(crate) fn exist(count: u32) -> &'static str {
+        if count == 1 { "exists" } else { "exist" }
+    }
+}

@@ -10,12 +10,11 @@ use crate::terms::{Fault, Repair, TopologyRequest};
 /// What a pod says of the gang it belongs to.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Membership {
-    /// Which gang.
     pub key: GangKey,
     /// What the pod itself says of the minimum.
     pub size: Size,
     /// What of the pod says that, for people: `annotation gantry.dev/gang-min`; empty if the pod says nothing.
-    pub size_said: &'static str,
+    pub size_source: &'static str,
     /// The object that says the rest: the minimum where the pod does not, members in all, wishes. `None` if there is none to read.
     pub owner: Option<OwnerRef>,
     /// The pod's place in the order of ranks, from 0, if it has one.
@@ -41,9 +40,7 @@ pub struct Membership {
 pub struct JobRef {
     /// What it is, such as `Job`.
     pub kind: Arc<str>,
-    /// Its name.
     pub name: Arc<str>,
-    /// Its UID.
     pub uid: Arc<str>,
 }
 
@@ -66,17 +63,14 @@ pub enum Size {
     /// As many as the owner says there will be.
     All,
     /// Nothing: the owner, or the Gang object, says it.
-    Unsaid,
+    Undeclared,
 }
 
 /// An object that says how large a gang is.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct OwnerRef {
-    /// What it is.
     pub kind: OwnerKind,
-    /// Its namespace.
     pub namespace: Arc<str>,
-    /// Its name.
     pub name: Arc<str>,
     /// A part of it, such as the group of a Workload or of a Ray cluster; empty if it is the whole.
     pub part: Arc<str>,
@@ -173,11 +167,11 @@ pub struct OwnerFacts {
     /// Its pods are no gang: each goes by itself.
     pub singles: bool,
     /// Where the minimum stands, for people: `spec.minMember`.
-    pub said: Arc<str>,
+    pub source: Arc<str>,
     /// What it requests in addition.
     pub options: GangOptions,
     /// Where the level that it wishes stands, for people: `spec.networkTopology.highestTierName of PodGroup train`.
-    pub level_said: Arc<str>,
+    pub level_source: Arc<str>,
     /// It has ended, well or not: members that are lost now are not recreated.
     pub over: bool,
     /// It is suspended: lost members are not recreated before it resumes.
@@ -190,7 +184,7 @@ pub struct OwnerFacts {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 pub struct SubGroups {
     /// Where they stand, for people: `spec.subGroups of PodGroup train`.
-    pub said: Arc<str>,
+    pub source: Arc<str>,
     /// Their names, sorted.
     pub names: Vec<Arc<str>>,
 }

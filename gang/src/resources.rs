@@ -19,7 +19,6 @@ pub struct Resources {
     pub memory: i64,
     /// Ephemeral storage in bytes.
     pub ephemeral: i64,
-    /// Pods.
     pub pods: i64,
     /// Everything else, in its own base unit.
     pub others: BTreeMap<Arc<str>, i64>,
@@ -28,11 +27,8 @@ pub struct Resources {
 /// What a node says of itself.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct NodeFacts {
-    /// Its name.
     pub name: Arc<str>,
-    /// Its labels.
     pub labels: BTreeMap<Arc<str>, Arc<str>>,
-    /// Its taints.
     pub taints: Vec<Taint>,
     /// `spec.unschedulable`.
     pub unschedulable: bool,
@@ -40,10 +36,8 @@ pub struct NodeFacts {
     pub allocatable: Resources,
 }
 
-/// A taint.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Taint {
-    /// Its key.
     pub key: Arc<str>,
     /// Its value, perhaps empty.
     pub value: Arc<str>,
@@ -67,11 +61,8 @@ pub enum TaintEffect {
 pub enum InsufficientResource {
     /// No room for another pod, whatever it asks for.
     Pods,
-    /// CPU.
     Cpu,
-    /// Memory.
     Memory,
-    /// Ephemeral storage.
     EphemeralStorage,
     /// Another resource.
     Other(Arc<str>),
@@ -142,7 +133,6 @@ impl Resources {
         self
     }
 
-    /// Adds.
     pub fn add(&mut self, more: &Self) {
         self.combine(more, i64::saturating_add);
     }
@@ -192,7 +182,7 @@ impl Resources {
     pub fn fits(&self, need: &Self) -> Result<(), InsufficientResource> {
         let lacking = self.each(need).find(|(left, need, _)| need > left);
         match lacking {
-            Some((_, _, lack)) => Err(lack.said()),
+            Some((_, _, lack)) => Err(lack.resource()),
             None => Ok(()),
         }
     }
@@ -231,7 +221,7 @@ enum Named<'a> {
 }
 
 impl Named<'_> {
-    fn said(self) -> InsufficientResource {
+    fn resource(self) -> InsufficientResource {
         match self {
             Self::Pods => InsufficientResource::Pods,
             Self::Cpu => InsufficientResource::Cpu,

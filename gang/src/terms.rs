@@ -1,6 +1,5 @@
 //! The terms of a gang once all that was said of it is put together, and what can be wrong with that.
 
-mod check;
 mod declared;
 mod resolve;
 
@@ -34,7 +33,6 @@ pub struct Terms {
     pub slice: Option<u32>,
     /// What to do when a member is lost.
     pub repair: Repair,
-    /// The authority for that.
     pub repair_by: Authority,
     /// How long its members may take to arrive once it has a place.
     pub arrival: Duration,

@@ -3,13 +3,9 @@
 
 mod filter;
 mod prioritize;
-mod refusal;
-mod score;
 
-pub use filter::{Filtered, filter, judge, too_many};
-pub use prioritize::{Winner, prioritize};
-pub use refusal::{NodeRefusal, node_line, plugin_not_ready};
-pub use score::{Score, megabytes, score};
+pub use filter::{Filtered, NodeRefusal, filter, judge, node_line, plugin_not_ready, too_many};
+pub use prioritize::{Score, Winner, megabytes, prioritize, score};
 
 use std::time::Duration;
 

@@ -18,7 +18,6 @@ pub struct PlanInput<'a> {
     pub snapshot: &'a Snapshot,
     /// Resources of the nodes other than devices.
     pub rooms: &'a [Room],
-    /// The fabric.
     pub fabric: &'a Fabric,
     /// Shapes of members, by [`ShapeId`].
     pub shapes: &'a [Shape],

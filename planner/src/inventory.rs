@@ -29,7 +29,6 @@ pub struct Inventory {
 /// The devices of one resource. No device is in two pools.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Pool {
-    /// The resource.
     pub resource: ResourceName,
     /// Where its devices lie.
     pub shape: Shape,
@@ -56,7 +55,6 @@ pub struct Device {
     pub spot: Spot,
     /// Whether it is a replica, and which.
     pub replica: Option<u16>,
-    /// Its fault.
     pub fault: Option<Arc<str>>,
 }
 
@@ -71,13 +69,11 @@ pub struct Held {
     pub uid: Option<PodUid>,
     /// Index into [`Inventory::pools`].
     pub pool: usize,
-    /// The devices.
     pub devices: DeviceSet,
     /// The pod is gone; its processes may still run.
     pub quarantined: bool,
 }
 
-/// A GPU with a fault.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct GpuFault {
     /// Its index.
@@ -164,17 +160,14 @@ impl Pool {
         }
     }
 
-    /// The ID of a device.
     pub fn id(&self, device: usize) -> Option<&DeviceId> {
         self.devices.get(device)?.as_ref()
     }
 
-    /// IDs by device.
     pub fn ids(&self) -> &[Option<DeviceId>] {
         &self.devices
     }
 
-    /// The IDs of a set.
     pub fn ids_of(&self, devices: &DeviceSet) -> Vec<DeviceId> {
         devices.iter().filter_map(|device| self.id(device).cloned()).collect()
     }
@@ -258,7 +251,6 @@ impl Inventory {
         self.serves_otherwise(other) || pools.any(|(a, b)| a.healthy.len() != b.healthy.len())
     }
 
-    /// The pool of a resource.
     pub fn pool(&self, resource: &str) -> Option<(usize, &Pool)> {
         self.pools.iter().enumerate().find(|(_, pool)| pool.resource.as_str() == resource)
     }

@@ -11,6 +11,7 @@
 //! Pure: no I/O, no async, no clock; the dependencies show it. The only locks guard two tables of remembered results, [`kind`] and
 //! [`snapshot::ScoreCache`]. Equal input gives equal decisions.
 #![forbid(unsafe_code)]
+#![allow(missing_docs, reason = "a doc comment says what the name does not")]
 
 pub mod decide;
 pub mod devices;

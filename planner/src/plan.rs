@@ -22,7 +22,6 @@ mod choose;
 mod demand;
 mod diagnosis;
 mod fill;
-mod order;
 mod pack;
 mod rules;
 mod scope;

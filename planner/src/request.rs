@@ -19,7 +19,6 @@ pub struct Request {
 /// What a pod asks of one resource.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Ask {
-    /// The resource.
     pub resource: ResourceName,
     /// How many devices the pod holds for its life: kubelet's count, which equals kube-scheduler's
     /// max(init containers, sidecars + app containers).
@@ -33,7 +32,6 @@ pub struct Ask {
 /// What one container gets.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct ContainerAsk {
-    /// Its name.
     pub name: Arc<str>,
     /// Exactly the devices of these blocks (indices into [`Ask::blocks`]).
     pub blocks: Vec<usize>,
@@ -45,7 +43,6 @@ pub struct ContainerAsk {
 /// A container as the API has it, before its quantities are read.
 #[derive(Debug, Clone, Copy)]
 pub struct Container<'a> {
-    /// Its name.
     pub name: &'a str,
     /// When it runs.
     pub kind: ContainerKind,
@@ -70,7 +67,6 @@ pub enum ContainerKind {
 pub struct RequestError {
     /// Name of the container.
     pub container: String,
-    /// The resource.
     pub resource: ResourceName,
     /// What it asks, as written.
     pub value: String,

@@ -2,25 +2,24 @@
 //! decision form one class, and decisions are made per class.
 
 mod names;
-mod nominated;
-mod score_cache;
 
 use std::collections::{BTreeSet, HashMap};
-use std::sync::Arc;
+use std::hash::{Hash, Hasher};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use gantry_api::{NodeName, PodUid, ResourceName};
 use gantry_gang::GangKey;
 use gantry_topology::Purpose;
 
-pub use names::Names;
-pub use nominated::{NOMINATED, NominatedRequest, NominatedRequests};
-pub use score_cache::{ScoreCache, ScoreKey};
-
+use crate::decide::{Policy, Score};
 use crate::devices::DeviceSet;
 use crate::inventory::GpuFault;
 use crate::kind::{Kind, Spot};
+use crate::request::Request;
 use crate::shape::Shape;
 use crate::site::Site;
+
+pub use names::Names;
 
 /// Number of a node: its place in the snapshot's arrays. Kept as long as the node is known.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -45,7 +44,6 @@ pub struct Snapshot {
     pub names: Arc<Names>,
     /// The class of each node.
     pub nodes: Vec<ClassIx>,
-    /// The classes.
     pub classes: Arc<Vec<Arc<Standing>>>,
     /// Devices set aside for pods between prioritize and bind. They are out of [`Pool::open`].
     pub holds: Arc<HashMap<PodUid, Hold>>,
@@ -60,7 +58,6 @@ pub struct Snapshot {
 /// Backfill reservation: nodes kept free for the first gang of the queue.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BackfillReservation {
-    /// The gang.
     pub gang: Arc<GangKey>,
     /// Its priority. Pods of a higher one are not kept off.
     pub priority: i32,
@@ -109,7 +106,6 @@ impl BackfillReservation {
 /// Devices that a pod will most likely get.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Hold {
-    /// The node.
     pub node: NodeIx,
     /// By pool of the node.
     pub devices: Vec<DeviceSet>,
@@ -145,7 +141,6 @@ pub struct Class {
 /// One resource of a class. Of alike devices only the number counts ([`Shape::canonical`]).
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Pool {
-    /// The resource.
     pub resource: ResourceName,
     /// Where its devices are.
     pub shape: Shape,
@@ -159,7 +154,6 @@ pub struct Pool {
     pub open: DeviceSet,
     /// Number of unhealthy devices.
     pub unhealthy: usize,
-    /// Their faults, by GPU.
     pub faults: Vec<GpuFault>,
     /// Devices of pods that are gone, whose processes may still run.
     pub leaving: usize,
@@ -184,7 +178,6 @@ impl Snapshot {
         snapshot
     }
 
-    /// The node of a name.
     pub fn find(&self, name: &str) -> Option<NodeIx> {
         self.names.get(name).filter(|found| self.is_there(*found))
     }
@@ -205,7 +198,6 @@ impl Snapshot {
         !matches!(self.standing(node), Standing::Gone)
     }
 
-    /// The class of a node.
     pub fn class(&self, node: NodeIx) -> Option<ClassIx> {
         self.nodes.get(node.0 as usize).copied()
     }
@@ -278,8 +270,139 @@ impl Class {
         class
     }
 
-    /// The pool of a resource.
     pub fn pool(&self, resource: &str) -> Option<(usize, &Pool)> {
         self.pools.iter().enumerate().find(|(_, pool)| pool.resource.as_str() == resource)
+    }
+}
+
+// Devices that kube-scheduler frees for nominated pods. kube-scheduler keeps pods of lower priority off them until
+// filter refuses the nominated pod; and filter does so until the last device is returned. Devices return one by one
+// and must not go to other pods meanwhile.
+
+/// The text for a pod that is refused because of it. It does not name the nominated pod, because that changes.
+pub const NOMINATED: &str = "node(s) where room is made for a pod of higher priority";
+
+/// The request of one nominated pod.
+#[derive(Debug, Clone)]
+pub struct NominatedRequest {
+    /// Where.
+    pub node: NodeIx,
+    /// The pod's priority. Pods of the same or a higher one are not kept off.
+    pub priority: i32,
+    /// What the pod asks for.
+    pub request: Arc<Request>,
+}
+
+/// Requests of nominated pods by node: a call looks at each of its nodes.
+#[derive(Debug, Clone)]
+pub struct NominatedRequests(HashMap<NodeIx, Vec<NominatedRequest>>);
+
+impl NominatedRequests {
+    /// `None` without any.
+    pub fn new(promises: Vec<NominatedRequest>) -> Option<Arc<Self>> {
+        let mut by_node: HashMap<NodeIx, Vec<NominatedRequest>> = HashMap::new();
+        for promise in promises {
+            by_node.entry(promise.node).or_default().push(promise);
+        }
+        (!by_node.is_empty()).then(|| Arc::new(Self(by_node)))
+    }
+
+    /// Whether a node of this class holds a pod of a priority in addition to the nominated pods of higher priority.
+    pub fn leaves(&self, node: NodeIx, class: &Class, priority: i32, request: &Request) -> bool {
+        let Some(here) = self.0.get(&node) else {
+            return true;
+        };
+        request.asks.iter().all(|ask| {
+            let promised = to_higher(here, priority, &ask.resource);
+            let pool = class.pool(ask.resource.as_str());
+            promised == 0 || pool.is_none_or(|(_, pool)| pool.free.len() >= promised + ask.devices as usize)
+        })
+    }
+}
+
+fn to_higher(here: &[NominatedRequest], priority: i32, resource: &ResourceName) -> usize {
+    let higher = here.iter().filter(|promise| promise.priority > priority);
+    let asks = higher.flat_map(|promise| &promise.request.asks);
+    asks.filter(|ask| ask.resource == *resource).map(|ask| ask.devices as usize).sum()
+}
+
+// A cache of the scores of one class. A class does not change, so its scores do not either.
+
+/// Scores kept per class. Pods ask for few different numbers of devices.
+const KEPT: usize = 8;
+
+/// What a score depends on other than the class, for a pod with one container and one resource.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ScoreKey {
+    /// Number of the pool.
+    pub pool: usize,
+    /// Devices asked for.
+    pub devices: u32,
+    /// Which of equally fast nodes to take.
+    pub policy: Policy,
+}
+
+/// Scores of one class. Not part of the equality of classes.
+#[derive(Debug, Default)]
+pub struct ScoreCache(Mutex<Vec<(ScoreKey, Option<Score>)>>);
+
+impl ScoreCache {
+    /// The cached score of a question, worked out the first time.
+    pub fn get_or(&self, question: ScoreKey, work_out: impl FnOnce() -> Option<Score>) -> Option<Score> {
+        let known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, score)) = known.iter().find(|(asked, _)| *asked == question) {
+            return *score;
+        }
+        drop(known);
+        let score = work_out();
+        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if known.len() < KEPT {
+            known.push((question, score));
+        }
+        score
+    }
+}
+
+impl Clone for ScoreCache {
+    /// A clone may become another class, so it starts empty.
+    fn clone(&self) -> Self {
+        Self::default()
+    }
+}
+
+impl PartialEq for ScoreCache {
+    fn eq(&self, _: &Self) -> bool {
+        true
+    }
+}
+
+impl Eq for ScoreCache {}
+
+impl Hash for ScoreCache {
+    fn hash<H: Hasher>(&self, _: &mut H) {}
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_question_is_worked_out_once_and_no_other_is_taken_for_it() {
+        let remembered = ScoreCache::default();
+        let question = ScoreKey { pool: 0, devices: 2, policy: Policy::Pack };
+        assert_eq!(remembered.get_or(question, || None), None);
+        assert_eq!(remembered.get_or(question, || unreachable!("it was asked before")), None);
+        for other in [
+            ScoreKey { pool: 1, ..question },
+            ScoreKey { devices: 3, ..question },
+            ScoreKey { policy: Policy::Spread, ..question },
+        ] {
+            let mut asked = false;
+            remembered.get_or(other, || {
+                asked = true;
+                None
+            });
+            assert!(asked);
+        }
     }
 }

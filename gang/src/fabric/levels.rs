@@ -6,7 +6,6 @@ use std::sync::Arc;
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Levels(pub Vec<Level>);
 
-/// One level.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Level {
     /// What people call it, such as `rack`.
@@ -20,7 +19,6 @@ pub struct Level {
 pub enum Scope {
     /// One domain of a level: an index into [`Levels`].
     Level(usize),
-    /// One node.
     Node,
 }
 
@@ -42,7 +40,6 @@ pub enum LevelsError {
     Name {
         /// What was written.
         item: String,
-        /// The name in it.
         name: String,
     },
     /// A label that is none.
@@ -50,7 +47,6 @@ pub enum LevelsError {
     Label {
         /// What was written.
         item: String,
-        /// The label in it.
         label: String,
     },
     /// Twice the same name.
@@ -58,7 +54,6 @@ pub enum LevelsError {
         "two levels are called {name}: {first} and {second}; name one of them otherwise, with name=label"
     )]
     SameName {
-        /// The name.
         name: Arc<str>,
         /// Label of the first.
         first: Arc<str>,
@@ -68,7 +63,6 @@ pub enum LevelsError {
     /// Twice the same label.
     #[error("the label {label} makes two levels, {first} and {second}; leave one of them out")]
     SameLabel {
-        /// The label.
         label: Arc<str>,
         /// Name of the first.
         first: Arc<str>,

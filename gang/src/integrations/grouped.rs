@@ -141,7 +141,7 @@ impl Found<'_> {
     fn states(&mut self, place: &'static str, text: Option<&str>) {
         if let Some(min) = self.read(place, text) {
             self.size = Size::Stated { min, total: None };
-            self.size_said = place;
+            self.size_source = place;
         }
     }
 

@@ -1,16 +1,11 @@
 //! Reads what pods and their owners say of gangs: one file per convention, asked in the order of [`Integration`]. Never infers a gang that
 //! nobody asked for. Pure.
 
+mod controllers;
 mod grouped;
-mod job;
-mod jobset;
-mod kubeflow;
-mod lws;
-mod native;
 mod own;
 mod owner;
 mod rank;
-mod ray;
 pub(crate) mod value;
 mod view;
 
@@ -55,19 +50,19 @@ pub fn settle(membership: &Membership, owner: &OwnerFacts) -> Option<Membership>
 
 /// The readers, in the order in which they are asked.
 const READERS: [Reader; 13] = [
-    native::pod_group,
-    native::workload,
+    controllers::pod_group,
+    controllers::workload,
     own::gang,
     grouped::coscheduling,
     grouped::volcano,
     grouped::koordinator,
     grouped::kueue,
     grouped::kai,
-    lws::gang,
-    jobset::gang,
-    kubeflow::gang,
-    ray::gang,
-    job::gang,
+    controllers::leader_worker_set,
+    controllers::job_set,
+    controllers::training_job,
+    controllers::ray_cluster,
+    controllers::job,
 ];
 
 type Reader = for<'a> fn(&PodView<'a>, &own::Own<'a>) -> Option<Found<'a>>;
@@ -80,7 +75,7 @@ struct Found<'a> {
     name: Arc<str>,
     incarnation: Arc<str>,
     size: Size,
-    size_said: &'static str,
+    size_source: &'static str,
     owner: Option<OwnerRef>,
     rank: Option<u32>,
     role: &'a str,
@@ -135,8 +130,8 @@ impl<'a> Found<'a> {
             integration,
             name: name.into(),
             incarnation: "".into(),
-            size: Size::Unsaid,
-            size_said: "",
+            size: Size::Undeclared,
+            size_source: "",
             owner: None,
             rank: None,
             role: "",

@@ -235,9 +235,9 @@ impl<'a> Own<'a> {
                 incarnation: first.incarnation,
             },
             size,
-            size_said: match self.min {
+            size_source: match self.min {
                 Some(_) => "annotation gantry.dev/gang-min",
-                None => first.size_said,
+                None => first.size_source,
             },
             owner,
             rank: self
@@ -265,7 +265,7 @@ impl Found<'_> {
     /// the pods has.
     fn rank_among_all(&self, pod: &PodView<'_>) -> Option<u32> {
         match self.integration {
-            Integration::LeaderWorkerSet => super::lws::rank_in_set(pod),
+            Integration::LeaderWorkerSet => super::controllers::rank_in_set(pod),
             _ => self.rank,
         }
     }

@@ -29,12 +29,10 @@ pub struct PodView<'a> {
 }
 
 impl<'a> PodView<'a> {
-    /// A label.
     pub fn label(&self, name: &str) -> Option<&'a str> {
         self.labels?.get(name).map(String::as_str)
     }
 
-    /// An annotation.
     pub fn annotation(&self, name: &str) -> Option<&'a str> {
         self.annotations?.get(name).map(String::as_str)
     }
@@ -59,11 +57,8 @@ pub(super) const OWNER: &str = "metadata.ownerReferences";
 pub struct Controller<'a> {
     /// Group and version, such as `batch/v1`.
     pub api_version: &'a str,
-    /// Its kind.
     pub kind: &'a str,
-    /// Its name.
     pub name: &'a str,
-    /// Its UID.
     pub uid: &'a str,
 }
 
@@ -72,7 +67,6 @@ pub struct Controller<'a> {
 pub struct WorkloadRef<'a> {
     /// The Workload.
     pub name: &'a str,
-    /// The group in it.
     pub pod_group: &'a str,
     /// Which replica of the group, if there are several.
     pub replica_key: Option<&'a str>,

@@ -69,7 +69,6 @@ impl Barrier {
         !self.victims.is_empty()
     }
 
-    /// All victims are terminating.
     pub(super) fn are_victims_terminating(&self) -> bool {
         self.all_gone_by().is_some()
     }

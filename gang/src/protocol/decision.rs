@@ -93,7 +93,7 @@ impl Commit {
 
 /// A shortage of a decided gang: a member of its minimum has no slot.
 #[derive(Debug, Clone, Copy)]
-struct Shortage {
+struct MissingSince {
     since: Instant,
     /// For longer than a slot is held.
     long: bool,
@@ -114,7 +114,7 @@ pub(super) struct Decided {
     short: bool,
     /// Since when fewer members are left than it needs, where that restarts the gang.
     lost_since: Option<Instant>,
-    shortage: Option<Shortage>,
+    shortage: Option<MissingSince>,
     /// Which gang got the slot of a lost member that is still missing.
     gave_to: Option<Arc<str>>,
     written: Written,
@@ -253,7 +253,7 @@ impl Decided {
             self.gave_to = None;
             return false;
         }
-        let shortage = self.shortage.get_or_insert(Shortage { since: now, long: false });
+        let shortage = self.shortage.get_or_insert(MissingSince { since: now, long: false });
         let becomes_long = !shortage.long && now >= after(shortage.since, settings.hold);
         shortage.long |= becomes_long;
         becomes_long
@@ -299,7 +299,6 @@ type Reservations = BTreeMap<PodUid, DecidedReservation>;
 pub(super) struct Written {
     /// What was last reported, to be written.
     reported: Reservations,
-    /// The revision of that.
     revision: u64,
     /// Since which revision members have the reservations that they have; the others since before this process.
     since: BTreeMap<PodUid, u64>,

@@ -23,55 +23,32 @@ pub enum GangEvent<'a> {
     /// A pod that declares to belong to a gang, as it is now.
     MemberSeen(Member),
     /// A pod is gone.
-    MemberGone {
-        /// The pod.
-        pod: &'a PodUid,
-    },
+    MemberGone { pod: &'a PodUid },
     /// An owner, as it is now; without `facts`: it does not exist, or may not be read.
     OwnerSeen {
-        /// The owner.
         owner: &'a OwnerRef,
         /// What it declares.
         facts: Option<Arc<OwnerFacts>>,
     },
     /// A `Gang` object, as it is now.
-    ObjectSeen {
-        /// Its namespace.
-        namespace: &'a str,
-        /// Its name.
-        name: &'a str,
-        /// The object.
-        object: Box<Object>,
-    },
+    ObjectSeen { namespace: &'a str, name: &'a str, object: Box<Object> },
     /// A `Gang` object is gone.
-    ObjectGone {
-        /// Its namespace.
-        namespace: &'a str,
-        /// Its name.
-        name: &'a str,
-    },
+    ObjectGone { namespace: &'a str, name: &'a str },
     /// The planner has answered the request for a gang ([`super::Gangs::next`]). The answer for a gang that has changed since is dropped.
     Planned {
-        /// The gang.
         gang: &'a GangKey,
         /// Where it goes, or why nowhere.
         result: Result<Placement, Refusal>,
     },
     /// Filter is called for a pod. Replies with an [`Answer`].
     Filter {
-        /// The pod.
         pod: &'a PodUid,
         /// The nodes that kube-scheduler offers.
         offered: Offered<'a>,
     },
     /// Bind is called for a pod. Replies with an [`Arrival`]. While that is [`Arrival::Wait`] the event is repeated whenever the gang has
     /// changed.
-    Arrive {
-        /// The pod.
-        pod: &'a PodUid,
-        /// The node.
-        node: &'a NodeName,
-    },
+    Arrive { pod: &'a PodUid, node: &'a NodeName },
     /// A member has waited at the barrier as long as a bind call may take, and the call has failed. It counts as arrived all the same.
     BarrierTimeout {
         /// The member.
@@ -84,7 +61,6 @@ pub enum GangEvent<'a> {
     },
     /// The write of a decision has ended.
     Committed {
-        /// The gang.
         gang: &'a GangKey,
         /// The ID of the decision.
         decision: &'a str,
@@ -99,49 +75,25 @@ pub enum GangEvent<'a> {
         outcome: BindEnd,
     },
     /// A node is lost: slots there that are not bound are of no use.
-    NodeLost {
-        /// The node.
-        node: &'a NodeName,
-    },
+    NodeLost { node: &'a NodeName },
     /// The devices of some slots are lost, and other slots on their nodes are not.
-    SlotsLost {
-        /// The gang.
-        gang: &'a GangKey,
-        /// Its slots.
-        slots: &'a BTreeSet<u32>,
-    },
+    SlotsLost { gang: &'a GangKey, slots: &'a BTreeSet<u32> },
     /// The nodes of some slots have less capacity than before, apart from devices: members that do not stand at the barrier have to arrive
     /// again.
-    CapacityShrunk {
-        /// The gang.
-        gang: &'a GangKey,
-        /// Its slots.
-        slots: &'a BTreeSet<u32>,
-    },
+    CapacityShrunk { gang: &'a GangKey, slots: &'a BTreeSet<u32> },
     /// A victim ([`Work::Evict`]) is gone, and its devices are free. May be reported of any pod.
-    VictimGone {
-        /// The pod.
-        pod: &'a PodUid,
-    },
+    VictimGone { pod: &'a PodUid },
     /// A victim is terminating. May be reported of any pod.
     VictimTerminating {
-        /// The pod.
         pod: &'a PodUid,
         /// By when it is to be gone, in seconds since 1970.
         by: i64,
     },
     /// Other gangs need surplus slots more ([`super::View::surplus`]). Replies how many were released.
-    ReleaseSurplus {
-        /// The gang.
-        gang: &'a GangKey,
-        /// Its slots.
-        slots: &'a BTreeSet<u32>,
-    },
+    ReleaseSurplus { gang: &'a GangKey, slots: &'a BTreeSet<u32> },
     /// A gang of higher priority needs orphaned slots ([`super::View::orphaned`]). Replies how many were released.
     ReleaseOrphaned {
-        /// The gang.
         gang: &'a GangKey,
-        /// Its slots.
         slots: &'a BTreeSet<u32>,
         /// The gang or pod that gets the devices, for messages.
         to: &'a Arc<str>,
@@ -155,7 +107,6 @@ pub enum GangEvent<'a> {
     },
     /// Something keeps an action from the pods of a gang; without `why`: it was done after all.
     Blocked {
-        /// The gang.
         gang: &'a GangKey,
         /// What is kept from them.
         blocker: Blocker,
@@ -195,7 +146,6 @@ pub struct Effects {
 /// The reply to an event.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum Reply {
-    /// There is none.
     #[default]
     None,
     /// To [`GangEvent::Filter`].

@@ -15,7 +15,6 @@ use gantry_api::{DecidedReservation, Decision, DeviceId, GangStatus, NodeName, P
 
 pub use self::status::BLOCKED;
 pub use self::view::{MemberView, SlotView, View};
-use super::activation::{Activation, activate};
 use super::agreement::{Agreement, Declaration, Resolution};
 use super::attempts::Attempts;
 use super::barrier::Barrier;
@@ -23,7 +22,7 @@ use super::decision::{BoundChange, Commit, CommitEnd, Decided};
 use super::members::{Class, Count, Members, TrackedMember};
 use super::plan_queue::{Shortfall, Turn, Urgency};
 use super::reasons::{Cause, Failure, Refusal, WaitReason, restart_note};
-use super::report::{LastReported, ShownReasons};
+use super::report::{Activation, LastReported, ShownReasons, activate};
 use super::roster::{Loss, Roster, pair};
 use super::slots::{Holder, Slot, Slots};
 use super::types::{
@@ -42,7 +41,6 @@ const MAX_PAST: usize = 8;
 /// object holds, and for replacements with longer names.
 pub(super) const MAX_DECISION_BYTES: usize = 1_400_000;
 
-/// A gang.
 #[derive(Debug, Clone)]
 pub(super) struct Gang {
     key: Arc<GangKey>,
@@ -104,7 +102,7 @@ enum State {
 }
 
 /// What the extender has to know of a gang after every change.
-pub(super) struct Standing {
+pub(super) struct GangSnapshot {
     pub(super) changes: Vec<(u32, Option<SlotReservation>, bool)>,
     pub(super) wants_plan: bool,
     pub(super) turn: Option<Turn>,
@@ -479,7 +477,7 @@ impl Gang {
     }
 
     /// The terms, if an object declares the minimum in them. What pods declare is not followed after the decision: a user with write
-    /// access to one pod must not undo what was promised to the others.
+    /// access to one pod must not undo what the others rely on.
     fn terms_of_object(&self) -> Option<&Arc<Terms>> {
         let terms = self.agreement.terms();
         terms.filter(|terms| terms.authority == Authority::Object)
@@ -1029,7 +1027,7 @@ impl Gang {
     }
 
     /// What others have to know after [`Self::settle`].
-    pub(super) fn standing(&mut self, settings: &Settings, now: Instant) -> Standing {
+    pub(super) fn snapshot(&mut self, settings: &Settings, now: Instant) -> GangSnapshot {
         let changes = self.roster.slots_mut().take_changes().into_iter();
         // A slot that keeps nothing and still exists is its pod's.
         let changes = changes.map(|(slot, reserved)| {
@@ -1040,7 +1038,7 @@ impl Gang {
         let wants_plan = self.may_ever_want_plan();
         // A gang that only waits for time to pass is updated again when it has.
         let ready = wants_plan && self.wants_plan(now);
-        Standing {
+        GangSnapshot {
             changes,
             wants_plan,
             turn: ready.then(|| self.turn()),

@@ -6,7 +6,6 @@ use std::time::Instant;
 
 use gantry_api::{GangStatus, PodUid};
 
-use super::devices::ReservedDevices;
 use super::event::{Effects, GangEvent, Offered, Reply};
 use super::gang::{Gang, View};
 use super::members::TrackedMember;
@@ -14,6 +13,7 @@ use super::objects::{Known, ObjectName, Objects, object_name};
 use super::owners::Owners;
 use super::plan_queue::{PlanQueue, Turn};
 use super::reasons::{Refusal, WaitReason};
+use super::slots::ReservedDevices;
 use super::types::{
     Answer, Arrival, Member, Now, Object, Placement, PlanRequest, Settings, SlotChange, Stage, WatchedOwner,
     Work,
@@ -52,7 +52,6 @@ pub struct Gangs {
 /// another lacks. One that goes as a whole lets another be whole.
 #[derive(Clone)]
 pub struct DeadlockedGang<'a> {
-    /// The gang.
     pub gang: View<'a>,
     /// What would make it whole: all that it lacks, or the deadlock stays.
     pub wanted: PlanRequest,
@@ -528,7 +527,7 @@ impl Gangs {
             return;
         };
         gang.settle(&mut env);
-        let standing = gang.standing(env.settings, now.at);
+        let standing = gang.snapshot(env.settings, now.at);
         for (slot, reserved, bound) in standing.changes {
             self.devices.set(key, slot, reserved.as_ref());
             self.slot_changes.push(SlotChange { gang: key.clone(), slot, place: reserved, bound });

@@ -24,12 +24,10 @@
 //! 6. Equal events give equal effects and statuses. Messages change only when what they state does.
 //! 7. Filter for a pod that waits costs a look into maps; an event about one gang costs no walk over other gangs.
 
-mod activation;
 mod agreement;
 mod attempts;
 mod barrier;
 mod decision;
-mod devices;
 mod event;
 mod gang;
 mod gangs;
@@ -68,7 +66,7 @@ struct Env<'a> {
     now: Now,
     settings: &'a Settings,
     synced: bool,
-    devices: &'a devices::ReservedDevices,
+    devices: &'a slots::ReservedDevices,
     /// Decisions made so far by this process.
     decisions: &'a mut u64,
     work: &'a mut Vec<Work>,

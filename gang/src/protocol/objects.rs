@@ -168,7 +168,6 @@ impl Objects {
         others
     }
 
-    /// The gangs with an object of that name.
     pub(super) fn gangs_of(&self, name: &ObjectName) -> Vec<Arc<GangKey>> {
         self.named.get(name).cloned().unwrap_or_default()
     }

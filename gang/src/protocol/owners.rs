@@ -37,7 +37,6 @@ impl Owner {
     }
 }
 
-/// All owners.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Owners {
     all: BTreeMap<OwnerRef, Owner>,

@@ -106,7 +106,6 @@ pub enum Refusal {
     TooFewMembers {
         /// So many have to be placed.
         must: u32,
-        /// So many exist.
         exist: u32,
     },
     /// What a member requests is not known yet.
@@ -129,9 +128,7 @@ pub enum Refusal {
     PodsTerminating,
     /// A device of the plan is reserved already.
     Overtaken {
-        /// The device.
         device: DeviceId,
-        /// Its node.
         node: NodeName,
         /// The gang that has it; `None` if the plan has it twice.
         by: Option<Arc<GangKey>>,
@@ -269,7 +266,6 @@ pub enum Within {
     SlicesOf {
         /// Members of a slice.
         size: u32,
-        /// The level.
         level: Arc<str>,
     },
 }
@@ -283,7 +279,6 @@ pub struct DeviceShortage {
     pub free: usize,
     /// Not unhealthy.
     pub healthy: usize,
-    /// All.
     pub total: usize,
     /// Requested by the minimum together.
     pub requested: u64,

@@ -26,9 +26,7 @@ pub struct ShapeId(pub u32);
 /// A pod that says it belongs to a gang, as the watch shows it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Member {
-    /// Its UID.
     pub uid: PodUid,
-    /// Its name.
     pub name: Arc<str>,
     /// What it says.
     pub membership: Arc<Membership>,
@@ -70,7 +68,6 @@ pub enum Stage {
     Bound(NodeName),
     /// It has ended well.
     Succeeded,
-    /// It has failed.
     Failed,
 }
 
@@ -79,9 +76,7 @@ pub enum Stage {
 pub struct Reservation {
     /// For members of this shape.
     pub shape: ShapeId,
-    /// The node.
     pub node: NodeName,
-    /// Its devices there.
     pub devices: Devices,
     /// The rank it was laid for, if members have ranks.
     pub rank: Option<u32>,
@@ -97,9 +92,7 @@ pub struct Reservation {
 /// What the planner is asked for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PlanRequest {
-    /// The gang.
     pub gang: Arc<GangKey>,
-    /// Its terms.
     pub terms: Arc<Terms>,
     /// Members without a place, by rank, then creation, then UID.
     pub members: Vec<MemberRequest>,
@@ -111,7 +104,7 @@ pub struct PlanRequest {
     pub placed: Vec<Sibling>,
     /// Nodes that kube-scheduler did not offer when they were planned.
     pub without: Vec<NodeName>,
-    /// The highest priority of its members, by which it may preempt.
+    /// The highest priority of its members that take devices, by which it may preempt.
     pub priority: i32,
     /// The process before had others stopped for it: what those leave is for it ([`Placement::leaving`]).
     pub resumes: bool,
@@ -124,7 +117,6 @@ pub struct Sibling {
     pub node: NodeName,
     /// Its shape, as far as that is known.
     pub shape: Option<ShapeId>,
-    /// Its rank.
     pub rank: Option<u32>,
     /// The ordinal of its place, as far as that is known ([`Reservation::ordinal`]).
     pub ordinal: Option<u32>,
@@ -133,13 +125,9 @@ pub struct Sibling {
 /// A member that wants a place.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MemberRequest {
-    /// Its UID.
     pub uid: PodUid,
-    /// Its shape.
     pub shape: ShapeId,
-    /// Its rank.
     pub rank: Option<u32>,
-    /// Its role.
     pub role: Arc<str>,
 }
 
@@ -192,11 +180,8 @@ pub enum Arrival {
 /// A place that a member has.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Assignment {
-    /// The gang.
     pub gang: Arc<GangKey>,
-    /// The node.
     pub node: NodeName,
-    /// Its devices.
     pub devices: Devices,
 }
 
@@ -225,7 +210,6 @@ pub struct WatchedOwner {
 pub enum Work {
     /// Write the decision into the gang's object, then say how that ended. Nothing is bound before.
     Commit {
-        /// The gang.
         gang: Arc<GangKey>,
         /// What to write.
         decision: Decision,
@@ -239,23 +223,19 @@ pub enum Work {
     Ungate(Vec<PodUid>),
     /// Evict these pods, as budgets allow, for the sake of a gang.
     Evict {
-        /// The pods.
         pods: Vec<PodUid>,
         /// The gang that preempts.
         by: Arc<GangKey>,
     },
     /// Evict these pods: their gang goes as a whole for another, and without the rest of it they are no use.
     EvictRest {
-        /// The pods.
         pods: Vec<PodUid>,
-        /// Their gang.
         of: Arc<GangKey>,
         /// The gang that it gives way to, where both were stuck; else another that needed some of them.
         to: Option<Arc<GangKey>>,
     },
     /// Delete these pods: their gang is restarted as a whole.
     Delete {
-        /// The pods.
         pods: Vec<PodUid>,
         /// Why, for their Event.
         why: Arc<str>,
@@ -347,9 +327,7 @@ impl Default for Settings {
 /// A `Gang` object, as the watch shows it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Object {
-    /// Its UID.
     pub uid: Arc<str>,
-    /// Its version.
     pub resource_version: Arc<str>,
     /// The extender has created it, and its spec is empty: it may be deleted with its gang.
     pub ours: bool,
@@ -386,11 +364,9 @@ pub enum BindEnd {
 /// What a slot keeps from others.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SlotReservation {
-    /// The node.
     pub node: NodeName,
     /// The shape of the member it is for; `None` while that is not known, after a restart.
     pub shape: Option<ShapeId>,
-    /// Its devices.
     pub devices: Devices,
     /// The member it is for, if one has it.
     pub pod: Option<PodUid>,
@@ -399,7 +375,6 @@ pub struct SlotReservation {
 /// A slot that is reserved from now on, or no longer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SlotChange {
-    /// The gang.
     pub gang: Arc<GangKey>,
     /// The slot; never used again for another place.
     pub slot: u32,

@@ -10,7 +10,7 @@ use crate::key::Integration;
 use crate::membership::{JobRef, Membership, OwnerRef, Size, TopologyHint};
 
 /// Most things of a kind that are told at once.
-pub(super) const TOLD: usize = 8;
+pub(super) const MAX_LISTED: usize = 8;
 
 /// Things that are said, in their order, and how many say each.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -69,7 +69,7 @@ impl<T: Ord + Clone> Tally<T> {
 
     /// The first of them, as many as are told.
     pub(super) fn few(&self) -> impl Iterator<Item = &T> {
-        self.0.keys().take(TOLD).inspect(|_| work::note())
+        self.0.keys().take(MAX_LISTED).inspect(|_| work::note())
     }
 }
 
@@ -77,7 +77,7 @@ impl Tally<Arc<str>> {
     /// The first of them that are none of these, which are sorted, as many as are told: no more is walked through than these and those.
     pub(super) fn beyond(&self, known: &[Arc<str>]) -> impl Iterator<Item = &Arc<str>> {
         let strange = self.0.keys().filter(|thing| known.binary_search(thing).is_err());
-        strange.take(TOLD)
+        strange.take(MAX_LISTED)
     }
 
     pub(super) fn has(&self, thing: &str) -> bool {
@@ -175,7 +175,7 @@ impl Declared {
     }
 
     fn turn(&mut self, membership: &Membership, more: bool) -> bool {
-        let mut turned = self.places.turn(&membership.size_said, more);
+        let mut turned = self.places.turn(&membership.size_source, more);
         match membership.size {
             Size::Stated { min, total } => {
                 turned |= self.stated.turn(&min, more);
@@ -187,7 +187,7 @@ impl Declared {
                 count(&mut self.all, more);
                 turned |= before == 0 || self.all == 0;
             }
-            Size::Unsaid => {}
+            Size::Undeclared => {}
         }
         turned |= turn(&mut self.owners, membership.owner.as_ref(), more);
         turned |= self.roles.turn(&membership.role, more);

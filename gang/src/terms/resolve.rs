@@ -8,10 +8,11 @@ use std::time::Duration;
 
 use gantry_api::{GangSpec, names};
 
-use super::declared::{Declared, TOLD, Tally};
-use super::{Authority, Fault, Repair, Terms, TopologyRequest, check};
-use crate::fabric::{Levels, NODE};
-use crate::integrations::value::fault;
+use super::declared::{Declared, MAX_LISTED, Tally};
+use super::{Authority, Fault, Repair, Terms, TopologyRequest};
+use crate::counted::{are, members};
+use crate::fabric::{Levels, NODE, Scope};
+use crate::integrations::value::{MOST_MEMBERS, fault, level, nearest, shown, unknown as unknown_name};
 use crate::membership::{GangOptions, OwnerFacts, OwnerRef, TopologyHint};
 
 /// What is known of the object that says how large a gang is.
@@ -34,14 +35,12 @@ pub struct Defaults<'a> {
     pub arrival: Duration,
     /// What to do when a member is lost.
     pub repair: Repair,
-    /// The levels there are.
     pub levels: &'a Levels,
 }
 
 /// What came of it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Resolved {
-    /// Terms.
     Terms(Terms),
     /// Something is missing that may yet come. In words that stay the same while it is.
     NotYet(Arc<str>),
@@ -51,49 +50,49 @@ pub enum Resolved {
 
 /// The terms of the gang with these declarations. Neither their order nor how many say the same makes a difference, nor do their ranks.
 pub fn resolve(
-    said: &Declared,
+    declared: &Declared,
     owner: OwnerState<'_>,
     object: Option<&GangSpec>,
     defaults: &Defaults<'_>,
 ) -> Resolved {
     let mut faults = BTreeSet::new();
-    said.contradictions(&mut faults);
+    declared.contradictions(&mut faults);
     let none = OwnerFacts::default();
     let facts = match owner {
         OwnerState::Read(facts) => facts,
         _ => &none,
     };
     faults.extend(facts.faults.iter().cloned());
-    check::sub_groups(said, facts, &mut faults);
+    sub_groups(declared, facts, &mut faults);
     let object = object.cloned().unwrap_or_default();
-    check::object(&object, &mut faults);
+    object_sizes(&object, &mut faults);
     if matches!(owner, OwnerState::Unread) && faults.is_empty() {
-        return Resolved::NotYet(said.missing(owner, facts));
+        return Resolved::NotYet(declared.missing(owner, facts));
     }
-    let of_owner = Share::of(said, facts);
-    let minimum = said.minimum(&object, owner, &of_owner, &mut faults);
-    let options = said.options(&object, facts, defaults, &mut faults);
+    let of_owner = Share::of(declared, facts);
+    let minimum = declared.minimum(&object, owner, &of_owner, &mut faults);
+    let options = declared.options(&object, facts, defaults, &mut faults);
     let total = match of_owner.at_most {
         Some(most) => Some(most),
-        None => said.totals.first().copied().or(of_owner.total),
+        None => declared.totals.first().copied().or(of_owner.total),
     };
     let Some(minimum) = minimum else {
         return match faults.is_empty() {
-            true => Resolved::NotYet(said.missing(owner, facts)),
-            false => Resolved::Invalid(told(faults)),
+            true => Resolved::NotYet(declared.missing(owner, facts)),
+            false => Resolved::Invalid(first_faults(faults)),
         };
     };
     let Minimum { min, singles, authority, decided_by } = minimum;
     let roles: u64 = of_owner.by_role.iter().map(|(_, count)| u64::from(*count)).sum();
-    let unseen = of_owner.by_role.iter().any(|(role, _)| !said.roles.has(role));
-    let light = check::Light {
-        count: said.light(&of_owner.by_role),
+    let unseen = of_owner.by_role.iter().any(|(role, _)| !declared.roles.has(role));
+    let light = Light {
+        count: declared.light(&of_owner.by_role),
         of_min: unseen && roles <= u64::from(min),
         of_total: unseen,
     };
-    check::sizes(min, total, &light, &options, &decided_by, &mut faults);
+    sizes(min, total, &light, &options, &decided_by, &mut faults);
     if !faults.is_empty() {
-        return Resolved::Invalid(told(faults));
+        return Resolved::Invalid(first_faults(faults));
     }
     let level = options.level.or_else(|| {
         options.hint.as_ref().map(|hint| TopologyRequest { level: Arc::clone(&hint.label), required: false })
@@ -116,12 +115,12 @@ pub fn resolve(
         repair_by: match object.repair {
             Some(_) => Authority::Object,
             // What the pods leave out is the owner's to say.
-            None if said.repairs.first().is_none() && facts.options.repair.is_some() => Authority::Object,
+            None if declared.repairs.first().is_none() && facts.options.repair.is_some() => Authority::Object,
             None => Authority::Pods,
         },
         arrival: options.arrival.unwrap_or(defaults.arrival),
         checkpointed: options.checkpointed.unwrap_or(false),
-        unread: said.unread(owner),
+        unread: declared.unread(owner),
         authority,
         decided_by,
     })
@@ -147,7 +146,7 @@ struct Share {
 }
 
 impl Share {
-    fn of(said: &Declared, facts: &OwnerFacts) -> Self {
+    fn of(declared: &Declared, facts: &OwnerFacts) -> Self {
         if !facts.apart {
             return Self {
                 min: facts.min,
@@ -158,8 +157,12 @@ impl Share {
             };
         }
         // Before its members are told apart, the gang is as large as the roles that have begun.
-        let begun: Vec<u32> =
-            facts.by_role.iter().filter(|(role, _)| said.roles.has(role)).map(|(_, count)| *count).collect();
+        let begun: Vec<u32> = facts
+            .by_role
+            .iter()
+            .filter(|(role, _)| declared.roles.has(role))
+            .map(|(_, count)| *count)
+            .collect();
         let sum =
             (!begun.is_empty()).then(|| begun.iter().fold(0_u32, |sum, count| sum.saturating_add(*count)));
         Self { min: sum, total: sum, by_role: Vec::new(), at_most: sum, authority: Authority::Pods }
@@ -200,12 +203,12 @@ impl Declared {
         let place = self.places.last().copied().unwrap_or_default();
         if self.all > 0 {
             let Some(all) = share.total.or(self.totals.first().copied()) else {
-                self.all_unsaid(owner, faults);
+                self.all_undeclared(owner, faults);
                 return None;
             };
             if self.stated.first().is_some_and(|stated| *stated != all) {
                 let mut words: Vec<String> = self.stated.few().map(ToString::to_string).collect();
-                words.truncate(TOLD - 1);
+                words.truncate(MAX_LISTED - 1);
                 words.push(format!("all, which is {all}"));
                 faults.insert(disagreement("how many members are needed", &words));
             }
@@ -226,7 +229,7 @@ impl Declared {
                 && !facts.singles
                 && min != *stated
             {
-                let by_owner = format!("{min} by {}{}", facts.said, owner_name());
+                let by_owner = format!("{min} by {}{}", facts.source, owner_name());
                 let words = [stated.to_string(), by_owner];
                 faults.insert(disagreement("how many members are needed", &words));
             }
@@ -244,12 +247,12 @@ impl Declared {
             min: share.min?,
             singles: facts.singles,
             authority: share.authority,
-            decided_by: format!("{}{}", facts.said, owner_name()).into(),
+            decided_by: format!("{}{}", facts.source, owner_name()).into(),
         })
     }
 
     /// An owner that was read and does not declare a total will not do so later.
-    fn all_unsaid(&self, owner: OwnerState<'_>, faults: &mut BTreeSet<Fault>) {
+    fn all_undeclared(&self, owner: OwnerState<'_>, faults: &mut BTreeSet<Fault>) {
         if let (Some(name), OwnerState::Read(facts)) = (self.owner(), owner)
             && facts.total.is_none()
             && facts.faults.is_empty()
@@ -337,11 +340,11 @@ impl Declared {
             checkpointed: self.checkpointed.first().copied().or(owner.checkpointed),
         };
         match &mut options.level {
-            Some(level) => match check::known(&level.level, defaults.levels) {
+            Some(level) => match known(&level.level, defaults.levels) {
                 Some(name) => level.level = name,
                 None => {
-                    let place = self.level_said(object, facts);
-                    faults.insert(fault(place, check::unknown(&level.level, defaults.levels)));
+                    let place = self.level_source(object, facts);
+                    faults.insert(fault(place, unknown(&level.level, defaults.levels)));
                 }
             },
             None => options.hint = self.hint(owner, defaults.levels),
@@ -350,7 +353,7 @@ impl Declared {
     }
 
     /// Where the level stands that counts.
-    fn level_said(&self, object: &GangSpec, facts: &OwnerFacts) -> Arc<str> {
+    fn level_source(&self, object: &GangSpec, facts: &OwnerFacts) -> Arc<str> {
         let of_pods = self.levels.first().map(|level| match level.required {
             true => names::GANG_REQUIRED_LEVEL_ANNOTATION,
             false => names::GANG_PREFERRED_LEVEL_ANNOTATION,
@@ -358,7 +361,7 @@ impl Declared {
         match (&object.level, of_pods) {
             (Some(_), _) => format!("spec.level of Gang {}", self.object_name).into(),
             (None, Some(name)) => format!("annotation {name}").into(),
-            (None, None) => Arc::clone(&facts.level_said),
+            (None, None) => Arc::clone(&facts.level_source),
         }
     }
 
@@ -369,7 +372,7 @@ impl Declared {
             return None;
         }
         // One node is tried first anyway.
-        let label = check::known(&first.label, levels).filter(|level| **level != *NODE)?;
+        let label = known(&first.label, levels).filter(|level| **level != *NODE)?;
         Some(TopologyHint { label, slice: first.slice })
     }
 }
@@ -383,8 +386,162 @@ fn disagreement(about: &str, words: &[String]) -> Fault {
     fault("pods", format!("they disagree about {about}: {}; all must say the same", words.join(", ")))
 }
 
-fn told(faults: BTreeSet<Fault>) -> Vec<Fault> {
-    faults.into_iter().take(TOLD).collect()
+fn first_faults(faults: BTreeSet<Fault>) -> Vec<Fault> {
+    faults.into_iter().take(MAX_LISTED).collect()
+}
+
+// What numbers and names say against each other.
+
+/// Most names that are listed of those that there are.
+const LISTED: usize = 64;
+
+/// What the schema of the Gang object forbids, for a cluster with an older schema or none.
+fn object_sizes(object: &GangSpec, faults: &mut BTreeSet<Fault>) {
+    let counts = [
+        ("minMember", object.min_member),
+        ("maxMember", object.max_member),
+        ("sliceSize", object.slice_size),
+        ("arrivalSeconds", object.arrival_seconds),
+    ];
+    for (field, count) in counts {
+        let most = if field == "arrivalSeconds" { 3600 } else { MOST_MEMBERS };
+        if let Some(count) = count.filter(|count| !(1..=most).contains(count)) {
+            faults.insert(fault(
+                format!("spec.{field} of the Gang"),
+                format!("{count} is not from 1 to {most}"),
+            ));
+        }
+    }
+}
+
+/// Sub-groups that pods name and their owner does not have: such a pod counts for none of the minimums that there are.
+fn sub_groups(declared: &Declared, facts: &OwnerFacts, faults: &mut BTreeSet<Fault>) {
+    let Some(there) = &facts.sub_groups else {
+        return;
+    };
+    let known: Vec<&str> = there.names.iter().take(LISTED).map(|name| &**name).collect();
+    for role in declared.roles.beyond(&there.names) {
+        // What KAI calls the whole where there are none.
+        let whole = role.is_empty() || known.is_empty() && **role == *"default";
+        if whole {
+            continue;
+        }
+        let what = format!("sub-group {role}, which its pods name");
+        let words = match known.is_empty() {
+            true => format!("no {what}; there are none"),
+            false => unknown_name(&what, role, &known),
+        };
+        faults.insert(fault(Arc::clone(&there.source), words));
+    }
+}
+
+/// What is known of the members that ask for no devices. They lie nowhere: slices are of the others.
+#[derive(Debug, Clone, Copy)]
+struct Light {
+    /// So many of them are known.
+    count: u32,
+    /// Members of a role without any pod yet are needed, and may be such.
+    of_min: bool,
+    /// The same of all that there will be.
+    of_total: bool,
+}
+
+impl Light {
+    /// Whether slices of that size may make up those that are needed.
+    fn slices_min(&self, slice: u32, min: u32) -> bool {
+        self.of_min && slice > 0 || divides(slice, min.saturating_sub(self.count))
+    }
+
+    /// Whether they may make up all that there will be.
+    fn slices_total(&self, slice: u32, total: u32) -> bool {
+        self.of_total && slice > 0 || divides(slice, total.saturating_sub(self.count))
+    }
+
+    /// So many members, without those of them that ask for no devices.
+    fn heavy(&self, count: u32) -> String {
+        match self.count {
+            0 => format!("{count}"),
+            light => format!("{} with devices of the {count}", count.saturating_sub(light)),
+        }
+    }
+}
+
+/// What numbers say against each other.
+fn sizes(
+    min: u32,
+    total: Option<u32>,
+    light: &Light,
+    options: &GangOptions,
+    decided_by: &str,
+    faults: &mut BTreeSet<Fault>,
+) {
+    let mut wrong = |words: String| {
+        faults.insert(fault("size", words));
+    };
+    if min == 0 {
+        wrong(format!("{decided_by} is 0: at least 1 member is needed"));
+    }
+    if min > MOST_MEMBERS {
+        wrong(format!("{min} members are needed ({decided_by}), and a gang has {MOST_MEMBERS} at most"));
+    }
+    if let Some(total) = total.filter(|total| min > *total) {
+        wrong(format!("{} {} needed ({decided_by}), but there will be {total} only", members(min), are(min)));
+    }
+    if let Some(max) = options.max.filter(|max| min > *max) {
+        wrong(format!("{} {} needed ({decided_by}), but there may be {max} at most", members(min), are(min)));
+    }
+    let Some(slice) = options.slice else {
+        return;
+    };
+    match &options.level {
+        None => wrong(format!(
+            "slices of {slice} members are asked for, but no level in which each is to be; name one"
+        )),
+        Some(options) if *options.level == *NODE => wrong(format!(
+            "slices of {slice} members are asked for, each on one node: slices are planned for in levels above the node only"
+        )),
+        Some(_) => {}
+    }
+    if !light.slices_min(slice, min) {
+        wrong(format!(
+            "slices of {slice} members do not make up the {} that are needed ({decided_by})",
+            light.heavy(min)
+        ));
+    }
+    if let Some(total) = total.filter(|total| !light.slices_total(slice, *total)) {
+        wrong(format!(
+            "slices of {slice} members do not make up the {} that there will be",
+            light.heavy(total)
+        ));
+    }
+}
+
+fn divides(slice: u32, count: u32) -> bool {
+    count.checked_rem(slice) == Some(0)
+}
+
+/// Our name for a level that is called by its name or its node label.
+fn known(name: &str, levels: &Levels) -> Option<Arc<str>> {
+    // Owners may name anything at any length.
+    let name = level(name).ok()?;
+    match levels.find(&name).ok()? {
+        Scope::Level(level) => levels.0.get(level).map(|level| Arc::clone(&level.name)),
+        Scope::Node => Some(NODE.into()),
+    }
+}
+
+fn unknown(name: &str, levels: &Levels) -> String {
+    if levels.0.is_empty() {
+        return format!("{} is not among the levels given with --fabric; there is {NODE} alone", shown(name));
+    }
+    let names = levels.0.iter().map(|level| &*level.name);
+    let names: Vec<&str> = names.chain([NODE]).collect();
+    let meant = nearest(name, &names).map_or_else(String::new, |level| format!("; did you mean `{level}`?"));
+    format!(
+        "{} is not among the levels given with --fabric; there are {}{meant}",
+        shown(name),
+        names.join(", ")
+    )
 }
 
 #[cfg(test)]

@@ -1,9 +1,16 @@
 //! Which nodes fit a pod, and why the others do not. A node fits if every device that the pod asks for is free. Devices
 //! held between prioritize and bind only count in the score.
 
-use super::{Candidates, ForeignNodes, NodeRefusal, Options, refusal};
+use std::fmt::Write;
+
+use gantry_api::{ResourceName, names};
+
+use super::{Candidates, ForeignNodes, Options};
 use crate::request::{Ask, Request};
-use crate::snapshot::{BackfillReservation, Class, NOMINATED, NodeIx, NominatedRequests, Snapshot, Standing};
+use crate::shape::Shape;
+use crate::snapshot::{
+    BackfillReservation, Class, NOMINATED, NodeIx, NominatedRequests, Pool, Snapshot, Standing,
+};
 
 /// The verdict, by position among the candidates.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -122,10 +129,10 @@ impl Filtered {
 
 fn judge_standing(standing: &Standing, options: Options, request: &Request) -> Result<(), String> {
     match standing {
-        Standing::Gone => Err(refusal::UNKNOWN_NODE.to_owned()),
+        Standing::Gone => Err(UNKNOWN_NODE.to_owned()),
         Standing::Foreign { .. } => match options.foreign {
             ForeignNodes::Allow => Ok(()),
-            ForeignNodes::Refuse => Err(refusal::FOREIGN_NODE.to_owned()),
+            ForeignNodes::Refuse => Err(FOREIGN_NODE.to_owned()),
         },
         Standing::Ours(class) => judge(class, request).map_err(|miss| miss.of_nodes()),
     }
@@ -144,7 +151,7 @@ pub fn judge(class: &Class, request: &Request) -> Result<(), NodeRefusal> {
             return Err(miss);
         }
         if pool.free.len() < ask.devices as usize {
-            return Err(NodeRefusal::Short(refusal::shortage(pool, ask.devices)));
+            return Err(NodeRefusal::Short(shortage(pool, ask.devices)));
         }
     }
     Ok(())
@@ -167,13 +174,119 @@ pub fn too_many(max: Option<u32>, ask: &Ask) -> Option<NodeRefusal> {
 /// name alone is a new node: it is refused until its plugin has published it.
 fn judge_unknown(request: &Request, candidates: &impl Candidates, position: usize) -> Result<(), String> {
     if !candidates.are_objects() {
-        return Err(refusal::UNKNOWN_NODE.to_owned());
+        return Err(UNKNOWN_NODE.to_owned());
     }
     for ask in &request.asks {
         let advertised = candidates.advertised(position, ask.resource.as_str()).unwrap_or(0);
         if advertised < ask.devices {
-            return Err(refusal::too_small(&ask.resource, advertised, ask.devices));
+            return Err(too_small(&ask.resource, advertised, ask.devices));
         }
     }
     Ok(())
+}
+
+// Texts of refusals, in GPUs, for `kubectl describe pod`. kube-scheduler groups and counts equal texts and retries a
+// pod whenever its text changes. So a text has no node names, times or counters, and is the same for alike nodes.
+
+/// A node that the snapshot does not have.
+const UNKNOWN_NODE: &str = "node(s) not known to Gantry yet";
+/// A node without an inventory, where policy forbids those.
+const FOREIGN_NODE: &str = "node(s) without a Gantry plugin";
+
+/// Unhealthy GPUs named in one text.
+const NAMED: usize = 4;
+
+/// Why a node with an inventory does not fit a pod.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum NodeRefusal {
+    /// Its plugin does not serve: the reason of its condition.
+    NotReady(String),
+    /// It does not serve the resource at all.
+    NotServed(ResourceName),
+    /// A container asks for more than kubelet gives to one.
+    TooMany {
+        resource: ResourceName,
+        /// The most a container may have.
+        max: u32,
+        container: String,
+        asked: u32,
+    },
+    /// Too few devices are free: the counts as text.
+    Short(String),
+}
+
+impl NodeRefusal {
+    /// A text that follows kube-scheduler's count: "2 node(s) with 3 of 8 GPUs free, 4 asked".
+    fn of_nodes(&self) -> String {
+        match self {
+            Self::NotReady(reason) => format!("node(s) whose {}", plugin_not_ready(reason)),
+            Self::NotServed(resource) => format!("node(s) without {resource}"),
+            Self::TooMany { .. } => format!("node(s) where {}", self.of_one_node()),
+            Self::Short(words) => format!("node(s) with {words}"),
+        }
+    }
+
+    /// A text that follows the name of one node.
+    pub fn of_one_node(&self) -> String {
+        match self {
+            Self::NotReady(reason) => plugin_not_ready(reason),
+            Self::NotServed(resource) => format!("does not serve {resource}"),
+            Self::TooMany { resource, max, container, asked } => {
+                format!("{resource} gives a container {max} at most, container {container} asks for {asked}")
+            }
+            Self::Short(words) => words.clone(),
+        }
+    }
+}
+
+/// The text for a plugin that does not serve.
+pub fn plugin_not_ready(reason: &str) -> String {
+    format!("GPU plugin is not ready: {reason}")
+}
+
+/// The text for a simulated node that is too small.
+fn too_small(resource: &ResourceName, advertised: u32, asked: u32) -> String {
+    let unit = if resource.as_str() == names::GPU_RESOURCE { "GPUs" } else { resource.as_str() };
+    format!("node(s) with {advertised} {unit}, {asked} asked")
+}
+
+/// Counts of a pool, and what other than pods takes the rest: `3 of 8 GPUs free, 4 asked, 1 unhealthy (GPU 3: Xid 79)`.
+/// Devices that are not whole GPUs have the name of their resource: `2 of 56 nvidia.com/mig-1g.10gb free, 4 asked`.
+fn shortage(pool: &Pool, asked: u32) -> String {
+    let unit = match pool.shape {
+        Shape::Whole if pool.resource.as_str() == names::GPU_RESOURCE => "GPUs",
+        _ => pool.resource.as_str(),
+    };
+    let mut text = format!("{} of {} {unit} free, {asked} asked", pool.free.len(), pool.devices);
+    if pool.unhealthy > 0 {
+        let named: Vec<String> = pool
+            .faults
+            .iter()
+            .take(NAMED)
+            .map(|fault| format!("GPU {}: {}", fault.gpu, fault.reason))
+            .collect();
+        let more = if pool.faults.len() > NAMED { "; ..." } else { "" };
+        let reasons = match named.is_empty() {
+            true => "what the plugin publishes contradicts itself".to_owned(),
+            false => named.join("; "),
+        };
+        // Writing into a String cannot fail.
+        let _ = write!(text, ", {} unhealthy ({reasons}{more})", pool.unhealthy);
+    }
+    if pool.leaving > 0 {
+        let _ = write!(text, ", {} not yet given back by pods that are gone", pool.leaving);
+    }
+    text
+}
+
+/// The text about a node in the Event of a pod that kube-scheduler's own count refuses. If enough devices are free
+/// here, kubelet advertises fewer, or kube-scheduler counts pods that the index has not seen.
+pub fn node_line(pool: &Pool, asked: u32) -> String {
+    let mut text = shortage(pool, asked);
+    if pool.free.len() >= asked as usize
+        && let Some(advertised) = pool.advertised.filter(|advertised| *advertised as usize != pool.devices)
+    {
+        let _ = write!(text, ", kubelet advertises {advertised}");
+    }
+    text
 }

@@ -68,9 +68,7 @@ pub struct DeviceCounts {
     pub resource: String,
     /// Free now.
     pub free: usize,
-    /// Healthy.
     pub healthy: usize,
-    /// All.
     pub total: usize,
     /// Asked for by the minimum together; by one member where each is useful by itself.
     pub asked: u64,
@@ -167,7 +165,6 @@ impl LevelDiagnosis {
     }
 }
 
-/// The name of a scope.
 pub(super) fn level_name(survey: &Survey<'_>, scope: Scope) -> Arc<str> {
     match scope {
         Scope::Node => "node".into(),
@@ -243,7 +240,6 @@ fn stock(survey: &Survey<'_>, place: Place, counts: &Counts) -> Vec<DeviceCounts
     resources.into_iter().map(of).collect()
 }
 
-/// The refusal.
 pub(super) fn refused(views: &Views<'_, '_>, wanted: &PlanRequest) -> Refusal {
     let survey = views.now;
     if views.bounds == Bounds::Unknown {

@@ -1,23 +1,21 @@
 //! Packs members of several shapes, or with rules about each other's nodes, into one domain: first in a few good
 //! orders, then, where none succeeds and the nodes are few, by exhaustive search.
 
-mod evenly;
-mod search;
 mod state;
+
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::sync::Arc;
 
 use gantry_gang::DomainIx;
 
-use self::evenly::evenly;
-use self::search::search;
-pub(super) use self::state::State;
-use self::state::more;
+use self::state::{more, room};
 use super::demand::Counts;
-use super::fill::{Anchors, Filler, Run};
-use super::fill::{is_wider, unevenness};
-use super::order;
+use super::fill::{Anchors, Filler, Run, is_wider, unevenness};
 use super::scope::Place;
 use super::survey::Survey;
 use crate::snapshot::NodeIx;
+
+pub(super) use self::state::State;
 
 /// Orders of shapes tried.
 const MOST_ORDERS: usize = 6;
@@ -46,7 +44,7 @@ impl Packing<'_, '_> {
         for run in runs {
             state.put(self.survey, run.node, run.slot, run.count, false);
         }
-        order::comes_about(self.survey, &state.on)
+        comes_about(self.survey, &state.on)
     }
 }
 
@@ -233,4 +231,324 @@ fn orders(survey: &Survey<'_>, counts: &Counts) -> Vec<Vec<usize>> {
     }
     orders.truncate(MOST_ORDERS);
     orders
+}
+
+// Packs members as evenly over domains as their `topologySpreadConstraints` ask, and close together within each.
+
+/// Round after round, on every node as many as the constraint allows at that moment: finds a packing where there is
+/// one. Then along the tree with the same numbers in each domain, where that is possible.
+fn evenly(
+    packing: Packing<'_, '_>,
+    place: Place,
+    nodes: &[NodeIx],
+    counts: &Counts,
+    order: &[usize],
+) -> Option<Vec<Run>> {
+    let Packing { survey, tier, .. } = packing;
+    let slots = counts.len();
+    let open: Vec<NodeIx> = nodes
+        .iter()
+        .copied()
+        .filter(|node| (0..slots).any(|slot| survey.takes(*node, slot, tier) > 0))
+        .collect();
+    let mut state = packing.state.clone();
+    let mut left = counts.clone();
+    let mut laid = vec![vec![0u32; slots]; open.len()];
+    while left.iter().any(|left| *left > 0) {
+        let before = left.clone();
+        for (node, laid) in open.iter().zip(&mut laid) {
+            for &slot in order.iter().filter(|slot| before[**slot] > 0) {
+                let count = more(survey, &state, *node, slot, tier).min(left[slot]);
+                if count > 0 {
+                    state.put(survey, *node, slot, count, false);
+                    left[slot] -= count;
+                    laid[slot] += count;
+                }
+            }
+        }
+        if left == before {
+            return None;
+        }
+    }
+    if !state.is_even(survey) {
+        // Other members that count came later.
+        return None;
+    }
+    let rounds = || {
+        let runs = open.iter().zip(&laid).flat_map(|(node, laid)| {
+            let counts = laid.iter().enumerate().filter(|(_, count)| **count > 0);
+            counts.map(|(slot, count)| Run { node: *node, slot, count: *count })
+        });
+        runs.collect()
+    };
+    let rounds: Vec<Run> = rounds();
+    match place {
+        Place::Node(_) => Some(rounds),
+        Place::Domain(domain) => {
+            let smooth = along_tree(packing, domain, counts, order, &rounds, &state);
+            Some(smooth.unwrap_or(rounds))
+        }
+    }
+}
+
+/// Members along the tree: of each shape as many in each domain of its coarsest constraint as `rounds` have there.
+/// `end` is the final state of `rounds`.
+fn along_tree(
+    packing: Packing<'_, '_>,
+    place: DomainIx,
+    counts: &Counts,
+    order: &[usize],
+    rounds: &[Run],
+    end: &State,
+) -> Option<Vec<Run>> {
+    let Packing { survey, tier, loose, anchors, .. } = packing;
+    let mut state = packing.state.clone();
+    let mut begun = Anchors::default();
+    let mut runs = Vec::new();
+    for &slot in order.iter().filter(|slot| counts[**slot] > 0) {
+        let own = || survey.skews.iter().zip(&end.levels).filter(|(skew, _)| skew.slot == slot);
+        let coarsest =
+            own().map(|(skew, _)| skew).filter(|skew| !skew.is_by_node()).min_by_key(|skew| skew.width());
+        let group = |node: NodeIx| coarsest.and_then(|skew| skew.domain(node));
+        let mut groups: Vec<(Option<u32>, u32)> = Vec::new();
+        for run in rounds.iter().filter(|run| run.slot == slot) {
+            let of = group(run.node);
+            match groups.iter_mut().find(|(known, _)| *known == of) {
+                Some((_, count)) => *count += run.count,
+                None => groups.push((of, run.count)),
+            }
+        }
+        for (of, count) in groups {
+            let mut filler = Filler::new(survey, slot, loose, anchors, |node| {
+                if group(node) != of {
+                    return 0;
+                }
+                let by_node = own().filter(|(skew, _)| skew.is_by_node());
+                let most = by_node.map(|(skew, level)| level.most_in_the_end(skew, node)).min();
+                room(survey, &state, node, slot, tier).min(most.unwrap_or(u32::MAX))
+            });
+            filler.begun = std::mem::take(&mut begun);
+            filler.fill(place, count)?;
+            begun = filler.begun;
+            for run in &filler.runs {
+                if room(survey, &state, run.node, slot, tier) < run.count {
+                    return None;
+                }
+                state.put(survey, run.node, slot, run.count, false);
+            }
+            runs.extend(filler.runs);
+        }
+    }
+    state.is_even(survey).then_some(runs)
+}
+
+// Exhaustive search for a packing, node by node, within a number of steps.
+
+/// Steps of one exhaustive search.
+const MOST_STEPS: u32 = 1 << 17;
+
+/// A packing of so many members of each shape on some nodes; `None` if there is none or the steps run out.
+fn search(packing: Packing<'_, '_>, nodes: &[NodeIx], counts: &Counts, order: &[usize]) -> Option<Vec<Run>> {
+    let Packing { survey, tier, .. } = packing;
+    let mut search = Search {
+        survey,
+        order,
+        tier,
+        left: counts.clone(),
+        after: suffix_sums(survey, nodes, tier),
+        nodes,
+        state: packing.state.clone(),
+        steps: 0,
+        failed: HashSet::new(),
+        runs: Vec::new(),
+    };
+    search.at(0).then_some(search.runs)
+}
+
+/// The search, node by node.
+struct Search<'s, 'a> {
+    survey: &'s Survey<'a>,
+    order: &'s [usize],
+    tier: usize,
+    nodes: &'s [NodeIx],
+    /// Members still to be packed.
+    left: Counts,
+    /// By node: the most that it and all later nodes take of each shape.
+    after: Vec<Counts>,
+    state: State,
+    steps: u32,
+    /// Nodes and remaining members from which there is no solution. Not kept where earlier nodes matter too.
+    failed: HashSet<(usize, Counts)>,
+    runs: Vec<Run>,
+}
+
+impl Search<'_, '_> {
+    fn at(&mut self, index: usize) -> bool {
+        if self.left.iter().all(|left| *left == 0) {
+            return self.state.is_even(self.survey) && comes_about(self.survey, &self.state.on);
+        }
+        let tired = self.is_tired();
+        let short = self
+            .after
+            .get(index)
+            .is_none_or(|after| after.iter().zip(&self.left).any(|(after, left)| after < left));
+        if short || tired || self.failed.contains(&(index, self.left.clone())) {
+            return false;
+        }
+        if self.on_node(index, 0) {
+            return true;
+        }
+        if !self.survey.relates() {
+            self.failed.insert((index, self.left.clone()));
+        }
+        false
+    }
+
+    /// Whether no step is left; otherwise counts one. A step may look at every shape, so more shapes cost more.
+    fn is_tired(&mut self) -> bool {
+        let effort = &self.survey.input.effort;
+        let left = effort.get();
+        if self.steps >= MOST_STEPS || left == 0 {
+            return true;
+        }
+        self.steps += 1;
+        effort.set(left - 1);
+        false
+    }
+
+    /// Every number of the shape at `position` of the order, the most first.
+    fn on_node(&mut self, index: usize, position: usize) -> bool {
+        let (Some(&slot), Some(&node)) = (self.order.get(position), self.nodes.get(index)) else {
+            let held = self.nodes.get(index).is_none_or(|node| self.state.is_near_on(self.survey, *node));
+            return held && self.at(index + 1);
+        };
+        if self.is_tired() {
+            return false;
+        }
+        // Evenness is checked at the end only.
+        let most = room(self.survey, &self.state, node, slot, self.tier).min(self.left[slot]);
+        for count in (0..=most).rev() {
+            if count > 0 {
+                self.state.put(self.survey, node, slot, count, false);
+                self.left[slot] -= count;
+                self.runs.push(Run { node, slot, count });
+            }
+            if self.on_node(index, position + 1) {
+                return true;
+            }
+            if count > 0 {
+                self.state.put(self.survey, node, slot, count, true);
+                self.left[slot] += count;
+                self.runs.pop();
+            }
+        }
+        false
+    }
+}
+
+fn suffix_sums(survey: &Survey<'_>, nodes: &[NodeIx], tier: usize) -> Vec<Counts> {
+    let slots = survey.shapes.len();
+    let mut after = vec![vec![0u32; slots]; nodes.len() + 1];
+    for (index, node) in nodes.iter().enumerate().rev() {
+        for slot in 0..slots {
+            after[index][slot] = after[index + 1][slot].saturating_add(survey.takes(*node, slot, tier));
+        }
+    }
+    after
+}
+
+// In which order kube-scheduler admits members with required affinity: the members that they must be near have to be
+// bound first.
+
+/// Members tried as the first of those that want to be near each other.
+const MOST_TRIES: u32 = 64;
+
+/// Whether some order admits every member on some nodes, by shape.
+fn comes_about(survey: &Survey<'_>, on: &HashMap<NodeIx, Counts>) -> bool {
+    if survey.rules.near.is_empty() {
+        return true;
+    }
+    let each = on.iter().flat_map(|(node, counts)| {
+        let there = counts.iter().enumerate().filter(|(_, count)| **count > 0);
+        there.map(|(slot, _)| (*node, slot))
+    });
+    let mut waiting: Vec<(NodeIx, usize)> = each.collect();
+    waiting.sort_unstable();
+    let let_in = LetIn { survey, near: vec![HashSet::new(); survey.rules.near.len()] };
+    let_in.rest(&waiting, &mut 0)
+}
+
+/// Members admitted so far.
+#[derive(Clone)]
+struct LetIn<'s, 'a> {
+    survey: &'s Survey<'a>,
+    /// By affinity rule: the label values of admitted members that it selects.
+    near: Vec<HashSet<&'a Arc<str>>>,
+}
+
+impl LetIn<'_, '_> {
+    /// Whether all others can follow.
+    fn rest(&self, waiting: &[(NodeIx, usize)], tries: &mut u32) -> bool {
+        if self.clone().follow(waiting.to_vec()) {
+            return true;
+        }
+        // Or else after a member that selects itself and has nothing to be near: kube-scheduler admits it only before
+        // others like it exist.
+        let mut known = BTreeSet::new();
+        let firsts = waiting
+            .iter()
+            .filter(|(node, slot)| self.may_start(*slot) && known.insert((*slot, self.values(*node, *slot))));
+        let firsts: Vec<_> = firsts.copied().collect();
+        firsts.into_iter().any(|first| {
+            *tries += 1;
+            let mut then = self.clone();
+            then.put(first.0, first.1);
+            let left: Vec<_> = waiting.iter().copied().filter(|other| *other != first).collect();
+            *tries <= MOST_TRIES && then.rest(&left, tries)
+        })
+    }
+
+    /// Admits every member that has its neighbours. Returns whether all are admitted.
+    fn follow(mut self, mut waiting: Vec<(NodeIx, usize)>) -> bool {
+        loop {
+            let before = waiting.len();
+            waiting.retain(|(node, slot)| {
+                let near = self.is_near(*node, *slot);
+                if near {
+                    self.put(*node, *slot);
+                }
+                !near
+            });
+            if waiting.is_empty() || waiting.len() == before {
+                return waiting.is_empty();
+            }
+        }
+    }
+
+    fn is_near(&self, node: NodeIx, slot: usize) -> bool {
+        let rules = self.survey.rules.near.iter().zip(&self.near);
+        let mut own = rules.filter(|(rule, _)| rule.slot == slot);
+        own.all(|(rule, near)| {
+            let value = self.survey.label(node, &rule.key);
+            rule.there.contains(&node) || value.is_some_and(|value| near.contains(value))
+        })
+    }
+
+    fn may_start(&self, slot: usize) -> bool {
+        let rules = self.survey.rules.near.iter().zip(&self.near);
+        let mut own = rules.filter(|(rule, _)| rule.slot == slot);
+        own.all(|(rule, near)| rule.starts && near.is_empty())
+    }
+
+    fn values(&self, node: NodeIx, slot: usize) -> Vec<Option<&Arc<str>>> {
+        let own = self.survey.rules.near.iter().filter(|rule| rule.slot == slot);
+        own.map(|rule| self.survey.label(node, &rule.key)).collect()
+    }
+
+    fn put(&mut self, node: NodeIx, slot: usize) {
+        let survey = self.survey;
+        for (rule, near) in survey.rules.near.iter().zip(&mut self.near) {
+            near.extend(survey.label(node, &rule.key).filter(|_| rule.to[slot]));
+        }
+    }
 }

@@ -62,7 +62,6 @@ impl Rules {
         rules
     }
 
-    /// Whether there are any.
     pub(super) fn any(&self) -> bool {
         !(self.alone.is_empty() && self.spread.is_empty() && self.near.is_empty())
     }

@@ -12,11 +12,9 @@ use crate::snapshot::NodeIx;
 /// What holds a gang, from the narrowest to the widest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Scope {
-    /// One node.
     Node,
     /// One domain of a level: an index into the levels.
     Level(usize),
-    /// The cluster.
     Cluster,
 }
 

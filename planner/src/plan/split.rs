@@ -3,7 +3,6 @@
 
 use std::collections::BTreeMap;
 
-/// One part.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Part {
     /// Members that it takes.

@@ -1,19 +1,19 @@
 //! The members of each shape that every node takes, and the bandwidth they would have there.
 
-mod limit;
-mod near;
-mod rate;
-
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use gantry_gang::fabric::Domain;
 use gantry_gang::protocol::{PlanRequest, ShapeId};
 use gantry_gang::{DomainIx, Fabric, Resources};
 
-use self::rate::OfClass;
-use super::rules::Rules;
+use super::demand::Demand;
+use super::rules::{Apart, Near, Rules};
 use super::skew::Skew;
-use crate::input::{PlanInput, Room, Shape};
+use crate::decide;
+use crate::devices::DeviceSet;
+use crate::input::{PlacementRules, PlanInput, Room, Shape};
+use crate::layout::Layout;
 use crate::snapshot::{Class, NodeIx, Pool, Standing};
 
 /// Which devices count as free.
@@ -71,7 +71,6 @@ impl<'a> Survey<'a> {
         Some(survey)
     }
 
-    /// All nodes.
     fn nodes(&self) -> impl Iterator<Item = NodeIx> + use<> {
         (0..u32::try_from(self.input.snapshot.nodes.len()).unwrap_or(u32::MAX)).map(NodeIx)
     }
@@ -174,7 +173,6 @@ impl<'a> Survey<'a> {
         facts.zip(shape).map_or(0, |(facts, shape)| shape.needs.prefers(facts))
     }
 
-    /// The class of a node.
     pub(super) fn class(&self, node: NodeIx) -> Option<&'a Class> {
         match self.input.snapshot.standing(node) {
             Standing::Ours(class) => Some(class),
@@ -222,7 +220,6 @@ impl<'a> Survey<'a> {
         self.fabric.domains.get(domain.0 as usize)
     }
 
-    /// The name of a node.
     pub(super) fn name(&self, node: NodeIx) -> &'a str {
         self.input.snapshot.names.name(node).map_or("", |name| name.as_str())
     }
@@ -234,5 +231,363 @@ pub(super) fn available(pool: &Pool, counting: Counting) -> usize {
         Counting::Open => pool.open.len(),
         Counting::Free => pool.free.len(),
         Counting::Empty => pool.devices.saturating_sub(pool.unhealthy),
+    }
+}
+
+// How many members each node takes by devices, and at which bandwidth. Works per class of alike nodes.
+
+/// Bandwidths kept apart; the rest counts as the lowest.
+const MOST_TIERS: usize = 8;
+
+/// Members of one shape that a class takes.
+#[derive(Debug, Clone, Default)]
+struct OfClass {
+    /// Members by devices alone.
+    members: u32,
+    /// Bandwidth in MB/s of each next member, falling; empty if members exchange nothing.
+    reach: Vec<u64>,
+}
+
+impl Survey<'_> {
+    /// Works out the classes that matter.
+    fn rate(&mut self) {
+        let slots = self.shapes.len();
+        for (number, class) in self.input.snapshot.nodes.iter().enumerate() {
+            let limits = &self.limits[number * slots..(number + 1) * slots];
+            let class = class.0 as usize;
+            if limits.iter().all(|limit| *limit == 0) || !self.classes[class].is_empty() {
+                continue;
+            }
+            if let Some(Standing::Ours(of)) = self.input.snapshot.classes.get(class).map(|class| &**class) {
+                self.classes[class] =
+                    self.shapes.iter().map(|shape| of_class(of, shape, self.counting)).collect();
+            }
+        }
+        self.tiers = (0..slots)
+            .map(|slot| {
+                let reached = self.classes.iter().filter_map(|class| class.get(slot));
+                let mut tiers: BTreeSet<u64> = reached.flat_map(|of| of.reach.iter().copied()).collect();
+                tiers.insert(0);
+                let mut tiers: Vec<u64> = tiers.into_iter().rev().collect();
+                if tiers.len() > MOST_TIERS {
+                    tiers.drain(MOST_TIERS - 1..tiers.len() - 1);
+                }
+                // Where no member is slower than the second slowest, that one counts for all.
+                if tiers.len() > 1 && self.all_reach(slot, tiers[tiers.len() - 2]) {
+                    tiers.pop();
+                }
+                tiers
+            })
+            .collect();
+    }
+
+    fn all_reach(&self, slot: usize, tier: u64) -> bool {
+        self.classes.iter().filter_map(|class| class.get(slot)).all(|of| {
+            of.members as usize == of.reach.len() && of.reach.last().is_none_or(|last| *last >= tier)
+        })
+    }
+
+    /// How many steps of bandwidth there are.
+    pub(in crate::plan) fn tiers(&self) -> usize {
+        self.tiers.iter().map(Vec::len).max().unwrap_or(1)
+    }
+
+    /// The step at which everything that fits counts.
+    pub(in crate::plan) fn lowest_tier(&self) -> usize {
+        self.tiers().saturating_sub(1)
+    }
+
+    /// Members of a shape that a node takes at the bandwidth of a step or better.
+    pub(in crate::plan) fn takes(&self, node: NodeIx, slot: usize, tier: usize) -> u32 {
+        let limit = self.limits.get(node.0 as usize * self.shapes.len() + slot);
+        let limit = limit.copied().unwrap_or(0);
+        if limit == 0 {
+            return 0;
+        }
+        let class = self.input.snapshot.class(node).and_then(|class| self.classes.get(class.0 as usize));
+        let Some(of) = class.and_then(|class| class.get(slot)) else {
+            return 0;
+        };
+        let tiers = &self.tiers[slot];
+        let members = match tiers.get(tier) {
+            Some(least) if tier + 1 < tiers.len() => {
+                u32::try_from(of.reach.partition_point(|reach| reach >= least)).unwrap_or(u32::MAX)
+            }
+            _ => of.members,
+        };
+        limit.min(members)
+    }
+}
+
+fn of_class(class: &Class, shape: &Shape, counting: Counting) -> OfClass {
+    let mut of = OfClass::default();
+    if counting != Counting::Empty && class.not_ready.is_some() {
+        return of;
+    }
+    let mut members = u32::MAX;
+    for ask in &shape.request.asks {
+        let Some((_, pool)) = class.pool(ask.resource.as_str()) else {
+            return of;
+        };
+        if decide::too_many(pool.max_request, ask).is_some() || ask.devices == 0 {
+            return of;
+        }
+        let free = u32::try_from(available(pool, counting)).unwrap_or(u32::MAX);
+        members = members.min(free / ask.devices);
+    }
+    of.members = if shape.request.asks.is_empty() { 0 } else { members };
+    let exchanges = shape.request.asks.iter().any(|ask| ask.most().is_some_and(|(_, devices)| devices > 1));
+    if exchanges && counting != Counting::Empty {
+        of.reach = reach(class, shape, counting, of.members);
+    }
+    of
+}
+
+/// The bandwidth of each next member, never rising.
+fn reach(class: &Class, shape: &Shape, counting: Counting, members: u32) -> Vec<u64> {
+    let mut free: Vec<DeviceSet> = class
+        .pools
+        .iter()
+        .map(|pool| if counting == Counting::Open { pool.open.clone() } else { pool.free.clone() })
+        .collect();
+    let mut reach = Vec::new();
+    let mut last = u64::MAX;
+    for _ in 0..members {
+        let mut least: Option<f64> = None;
+        for ask in &shape.request.asks {
+            let Some((index, pool)) = class.pool(ask.resource.as_str()) else {
+                return reach;
+            };
+            let cut = class.cut_beside(index);
+            let site = class.site(pool, &cut).for_gangs();
+            let Some(layout) = Layout::best(site, &free[index], ask) else {
+                return reach;
+            };
+            free[index].remove(&layout.devices);
+            least = match (least, layout.gbs) {
+                (Some(least), Some(gbs)) => Some(least.min(gbs)),
+                (least, gbs) => least.or(gbs),
+            };
+        }
+        let Some(gbs) = least else { return Vec::new() };
+        last = last.min(decide::megabytes(gbs));
+        reach.push(last);
+    }
+    reach
+}
+
+// How many members of each shape a node takes by everything but devices: resources left, labels and taints, existing
+// pods, and the gang's own rules.
+
+impl Survey<'_> {
+    /// By node and shape: members by everything but devices.
+    fn limit(&mut self, wanted: &PlanRequest) {
+        let without = wanted.without.iter();
+        let without: BTreeSet<NodeIx> =
+            without.filter_map(|node| self.input.snapshot.find(node.as_str())).collect();
+        let slots = self.shapes.len();
+        let mut limits = std::mem::take(&mut self.limits);
+        let mut counted = Vec::with_capacity(slots);
+        let mut near = Vec::with_capacity(slots);
+        for (slot, shape) in self.shapes.iter().enumerate() {
+            let mut barred = match self.counting {
+                Counting::Empty if shape.needs.together_with.is_empty() => PlacementRules::default(),
+                Counting::Empty => {
+                    PlacementRules { near: self.input.barred(shape).near, ..PlacementRules::default() }
+                }
+                Counting::Open | Counting::Free => self.input.barred(shape),
+            };
+            counted.push(std::mem::take(&mut barred.counted));
+            near.push(std::mem::take(&mut barred.near));
+            for (number, standing) in (0u32..).zip(&self.input.snapshot.nodes) {
+                let node = NodeIx(number);
+                let class = self.input.snapshot.classes.get(standing.0 as usize);
+                let Some(Standing::Ours(_)) = class.map(|class| &**class) else {
+                    continue;
+                };
+                let Some(left) = self.left(node) else { continue };
+                let facts = self.input.rooms.get(number as usize).and_then(|room| room.facts.as_ref());
+                let kept_off = without.contains(&node)
+                    || barred.nodes.binary_search(&node).is_ok()
+                    || barred.only.as_ref().is_some_and(|only| only.binary_search(&node).is_err())
+                    || facts.is_none_or(|facts| shape.needs.admits(facts).is_err());
+                if kept_off {
+                    continue;
+                }
+                let mut limit = left.times(&shape.needs.resources);
+                if self.rules.one_a_node(slot) {
+                    limit = limit.min(1);
+                }
+                limits[number as usize * slots + slot] = limit;
+            }
+        }
+        self.limits = limits;
+        let needs: Vec<_> = self.shapes.iter().map(|shape| &*shape.needs).collect();
+        self.skews = Skew::all(&needs, &counted, self.input.rooms).into();
+        self.part(wanted);
+        self.draw(wanted, near);
+    }
+
+    /// Excludes what members cannot share with members that have a reservation, bound or not.
+    fn part(&mut self, wanted: &PlanRequest) {
+        let mut siblings: BTreeMap<Option<ShapeId>, BTreeSet<NodeIx>> = BTreeMap::new();
+        for sibling in &wanted.placed {
+            let node = self.input.snapshot.find(sibling.node.as_str());
+            siblings.entry(sibling.shape).or_default().extend(node);
+        }
+        for (slot, shape) in self.shapes.clone().into_iter().enumerate() {
+            for (other, nodes) in &siblings {
+                // A member without a known shape is taken to be alike.
+                let known = other.and_then(|other| self.input.shape(other));
+                let apart = Apart::of(&shape.needs, &known.unwrap_or(shape).needs);
+                if apart.nodes {
+                    self.keep(slot, |_, node| !nodes.contains(&node));
+                }
+                for key in apart.keys {
+                    let taken: BTreeSet<_> = nodes.iter().filter_map(|node| self.label(*node, key)).collect();
+                    self.keep(slot, |survey, node| {
+                        survey.label(node, key).is_none_or(|value| !taken.contains(value))
+                    });
+                }
+            }
+        }
+    }
+
+    /// Excludes a shape from nodes that do not pass.
+    fn keep(&mut self, slot: usize, passes: impl Fn(&Self, NodeIx) -> bool) {
+        let mut limits = std::mem::take(&mut self.limits);
+        let slots = self.shapes.len();
+        for number in 0..limits.len() / slots.max(1) {
+            let node = NodeIx(u32::try_from(number).unwrap_or(u32::MAX));
+            if limits[number * slots + slot] > 0 && !passes(self, node) {
+                limits[number * slots + slot] = 0;
+            }
+        }
+        self.limits = limits;
+    }
+}
+
+// Required pod affinity: which nodes are near pods that exist, and which label values a gang can share with itself.
+
+impl Survey<'_> {
+    /// The affinity rules of the shapes. `outside`: by shape and term, the nodes near pods outside the gang.
+    fn draw(&mut self, wanted: &PlanRequest, outside: Vec<Vec<Vec<NodeIx>>>) {
+        let shapes = self.shapes.clone();
+        for ((slot, shape), outside) in shapes.iter().enumerate().zip(outside) {
+            let needs = &shape.needs;
+            let draws = |other: &Shape| needs.is_drawn_to(&other.needs.namespace, &other.needs.labels);
+            let to: Vec<bool> = shapes.iter().map(|other| draws(other)).collect();
+            // Members count from the moment they have a reservation.
+            let siblings = wanted.placed.iter().filter(|sibling| {
+                let shape = sibling.shape.and_then(|shape| self.input.shape(shape));
+                shape.is_some_and(draws)
+            });
+            let siblings: Vec<NodeIx> =
+                siblings.filter_map(|sibling| self.input.snapshot.find(sibling.node.as_str())).collect();
+            let mut rules: Vec<Near> = Vec::new();
+            for (number, term) in needs.together_with.iter().enumerate() {
+                let key = &term.topology_key;
+                self.keep(slot, |survey, node| survey.label(node, key).is_some());
+                let mut there: BTreeSet<NodeIx> =
+                    outside.get(number).into_iter().flatten().copied().collect();
+                let values: BTreeSet<&Arc<str>> =
+                    siblings.iter().filter_map(|node| self.label(*node, key)).collect();
+                if !values.is_empty() {
+                    let near =
+                        |node: &NodeIx| self.label(*node, key).is_some_and(|value| values.contains(value));
+                    there.extend(self.nodes().filter(near));
+                }
+                if rules.iter().all(|rule| rule.key != *key) {
+                    rules.push(Near {
+                        slot,
+                        key: Arc::clone(key),
+                        to: to.clone(),
+                        there,
+                        starts: false,
+                        settled: false,
+                    });
+                }
+            }
+            let starts = to[slot] && rules.iter().all(|rule| rule.there.is_empty());
+            for rule in rules {
+                let others = rule.to.iter().any(|to| *to);
+                match self.counting {
+                    // The pods that it must be near may be anywhere then.
+                    Counting::Empty if !others || !rule.there.is_empty() => {}
+                    // Pods outside the gang match, so no member can be the first.
+                    Counting::Open | Counting::Free if !others || rule.is_among_its_like() && !starts => {
+                        self.keep(slot, |_, node| rule.there.contains(&node));
+                    }
+                    _ => self.rules.near.push(Near { starts, ..rule }),
+                }
+            }
+        }
+    }
+
+    /// The nodes by value of a rule's label, where enough members fit that would share it.
+    pub(in crate::plan) fn values(&self, rule: usize, demand: &Demand<'_>) -> Vec<Vec<NodeIx>> {
+        let (slots, linked, all) = (self.shapes.len(), self.rules.linked(rule), demand.all());
+        let Some(near) = self.rules.near.get(rule) else {
+            return Vec::new();
+        };
+        let mut values: BTreeMap<&Arc<str>, Vec<NodeIx>> = BTreeMap::new();
+        for node in self.nodes() {
+            let limits = &self.limits[node.0 as usize * slots..][..slots];
+            let takes = limits.iter().zip(&linked).any(|(limit, linked)| *linked && *limit > 0);
+            if let Some(value) = self.label(node, &near.key).filter(|_| takes) {
+                values.entry(value).or_default().push(node);
+            }
+        }
+        let tier = self.lowest_tier();
+        let enough = |nodes: &Vec<NodeIx>| {
+            let of = |slot: usize| match linked[slot] {
+                true => nodes
+                    .iter()
+                    .fold(0u32, |sum, node| sum.saturating_add(self.takes(*node, slot, tier)))
+                    .min(all[slot]),
+                false => all[slot],
+            };
+            (0..slots).map(of).sum::<u32>() >= demand.must
+        };
+        // Of alike nodes one is enough, if no member is elsewhere.
+        let mut known = BTreeSet::new();
+        let mut differs = |nodes: &Vec<NodeIx>| match nodes[..] {
+            [node] if linked.iter().all(|linked| *linked) => {
+                let limits = &self.limits[node.0 as usize * slots..][..slots];
+                known.insert((self.input.snapshot.class(node).map(|class| class.0), limits))
+            }
+            _ => true,
+        };
+        values.into_values().filter(|nodes| differs(nodes) && enough(nodes)).collect()
+    }
+
+    /// The survey with all members that would share a rule's label value confined to some nodes.
+    pub(in crate::plan) fn kept_to(&self, rule: usize, nodes: &[NodeIx]) -> Self {
+        let mut kept = self.with_skews(Arc::clone(&self.skews));
+        let (slots, linked) = (self.shapes.len(), self.rules.linked(rule));
+        for slot in (0..slots).filter(|slot| linked[*slot]) {
+            for limit in kept.limits.iter_mut().skip(slot).step_by(slots) {
+                *limit = 0;
+            }
+            for node in nodes {
+                let at = node.0 as usize * slots + slot;
+                kept.limits[at] = self.limits[at];
+            }
+        }
+        kept.rules.settle(rule, &linked);
+        kept
+    }
+
+    /// Whether kube-scheduler admits members of a shape on a node only once members that they must be near are bound.
+    /// Shapes that select themselves need not wait, unless a member without rules matches: once it is bound, no member
+    /// can be the first.
+    pub(in crate::plan) fn follows(&self, node: NodeIx, slot: usize) -> bool {
+        let near = &self.rules.near;
+        let anchors = |rule: &Near| {
+            let mut to = rule.to.iter().enumerate().filter(|(_, to)| **to);
+            to.any(|(other, _)| near.iter().all(|near| near.slot != other))
+        };
+        let mut own = near.iter().filter(|rule| rule.slot == slot);
+        own.any(|rule| !rule.there.contains(&node) && (!rule.starts || anchors(rule)))
     }
 }

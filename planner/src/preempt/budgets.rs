@@ -6,8 +6,7 @@ use std::sync::Arc;
 
 use gantry_gang::protocol::PlanRequest;
 
-use super::whatif::WhatIf;
-use super::{Budget, SpareBudget, VictimCandidate, spare};
+use super::{Budget, SpareBudget, VictimCandidate, WhatIf, spare};
 use crate::plan::{fits, plan};
 
 /// Most turns of one search. Each costs a few plans, which cost more the more nodes there are.

@@ -54,7 +54,6 @@ impl Names {
         if self.text_of(expected.0) == Some(name) { Some(expected) } else { self.get(name) }
     }
 
-    /// The name of a node.
     pub fn name(&self, node: NodeIx) -> Option<&NodeName> {
         self.by_number.get(node.0 as usize)
     }

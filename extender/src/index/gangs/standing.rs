@@ -33,7 +33,7 @@ pub struct GangStanding {
     pub min: u32,
     /// Members that exist, or have ended well.
     pub exist: u32,
-    /// The highest priority of its members.
+    /// The highest priority of its members that take devices.
     pub priority: i32,
     /// Since when it waits, in seconds since 1970; absent if it does not.
     pub waiting_since: Option<i64>,

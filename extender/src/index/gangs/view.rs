@@ -35,7 +35,7 @@ pub struct GangView {
     pub min: u32,
     /// Members that exist, or have ended well.
     pub exist: u32,
-    /// The highest priority of its members.
+    /// The highest priority of its members that take devices.
     pub priority: i32,
     /// Since when it waits, in seconds since 1970.
     pub waiting_since: i64,

@@ -166,7 +166,7 @@ pub(super) fn kai(sheet: &mut Sheet<'_>) {
     }
     names.sort_unstable();
     sheet.facts.sub_groups =
-        Some(SubGroups { said: format!("spec.subGroups of {}", sheet.name).into(), names });
+        Some(SubGroups { source: format!("spec.subGroups of {}", sheet.name).into(), names });
     let of_groups = sum(&sheet.facts.by_role);
     let by_groups = sheet.spec("minSubGroup").is_some();
     let min = sheet.count("minMember", 0);
@@ -178,8 +178,8 @@ pub(super) fn kai(sheet: &mut Sheet<'_>) {
     }
     if let Some(min) = min.filter(|_| !by_groups) {
         // KAI reads only those of the sub-groups. The larger of the two numbers holds.
-        let said = if of_groups > min { "spec.subGroups" } else { "spec.minMember" };
-        sheet.min(Some(min.max(of_groups).max(1)), said);
+        let source = if of_groups > min { "spec.subGroups" } else { "spec.minMember" };
+        sheet.min(Some(min.max(of_groups).max(1)), source);
     } else if by_groups {
         // So many of them, whichever: no more than the smallest is sure to be needed of each, and none by name.
         let wanted = sheet.count("minSubGroup", 1).unwrap_or(u32::MAX);

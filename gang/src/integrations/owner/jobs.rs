@@ -5,9 +5,7 @@ use std::sync::Arc;
 use serde_json::Value;
 
 use super::{Sheet, sum};
-use crate::integrations::jobset::{BY_SELECTOR, EXCLUSIVE, FOLLOWERS};
-use crate::integrations::lws::{LEADER, WORKERS};
-use crate::integrations::ray::HEAD;
+use crate::integrations::controllers::{BY_SELECTOR, FOLLOWERS, HEAD, JOBSET_EXCLUSIVE, LEADER, WORKERS};
 use crate::integrations::value::unknown;
 
 /// A group of a LeaderWorkerSet.
@@ -24,7 +22,7 @@ pub(super) fn leader_worker_set(sheet: &mut Sheet<'_>) {
 pub(super) fn job(sheet: &mut Sheet<'_>) {
     let total = at_once(sheet, "spec", sheet.object.get("spec"));
     sheet.facts.total = Some(total);
-    sheet.facts.said = "spec.parallelism".into();
+    sheet.facts.source = "spec.parallelism".into();
 }
 
 /// Pods of a Job that run at once.
@@ -39,7 +37,7 @@ fn at_once(sheet: &mut Sheet<'_>, place: &str, spec: Option<&Value>) -> u32 {
 pub(super) fn job_set(sheet: &mut Sheet<'_>, part: &str) {
     let jobs = sheet.spec("replicatedJobs").and_then(Value::as_array);
     let exclusive = |annotations: Option<&Value>| {
-        annotations.is_some_and(|all| all.get(EXCLUSIVE).is_some() && all.get(BY_SELECTOR).is_none())
+        annotations.is_some_and(|all| all.get(JOBSET_EXCLUSIVE).is_some() && all.get(BY_SELECTOR).is_none())
     };
     let mut apart = exclusive(sheet.object.pointer("/metadata/annotations"));
     let mut followers = Vec::new();
@@ -103,6 +101,6 @@ pub(super) fn ray_cluster(sheet: &mut Sheet<'_>) {
     let needed = sum(&by_role);
     sheet.facts.by_role = by_role;
     sheet.facts.total = (!scales).then_some(needed);
-    let said = if scales { "minReplicas" } else { "replicas" };
-    sheet.min(Some(needed), &format!("spec.workerGroupSpecs[].{said}"));
+    let field = if scales { "minReplicas" } else { "replicas" };
+    sheet.min(Some(needed), &format!("spec.workerGroupSpecs[].{field}"));
 }

@@ -3,14 +3,11 @@
 
 mod groups;
 mod jobs;
-mod over;
 mod training;
 
 use std::sync::Arc;
 
 use serde_json::Value;
-
-pub use over::STATUS;
 
 use super::value::{MOST_FAULTS, fault, short, shown};
 use crate::membership::{OwnerFacts, OwnerKind};
@@ -21,7 +18,6 @@ use crate::terms::TopologyRequest;
 pub struct Api {
     /// Groups and versions to try, the best first: the first that is served is the one.
     pub versions: &'static [(&'static str, &'static str)],
-    /// The kind.
     pub kind: &'static str,
     /// Its plural, as in paths.
     pub plural: &'static str,
@@ -70,8 +66,8 @@ pub fn api(kind: OwnerKind) -> Api {
 /// What an object says, or a part of it ([`crate::OwnerRef::part`]). Anything may stand in the object: what cannot be read is a fault.
 pub fn read(kind: OwnerKind, part: &str, object: &Value) -> OwnerFacts {
     let mut sheet = Sheet::of(kind, object);
-    sheet.facts.over = over::is_over(kind, object);
-    sheet.facts.suspended = over::is_suspended(kind, object);
+    sheet.facts.over = is_over(kind, object);
+    sheet.facts.suspended = is_suspended(kind, object);
     match kind {
         OwnerKind::PodGroup => groups::pod_group(&mut sheet),
         OwnerKind::Workload => groups::workload(&mut sheet, part),
@@ -131,7 +127,7 @@ impl<'a> Sheet<'a> {
 
     /// A level to be held to, or rather held to, that stands at `path`.
     fn level(&mut self, path: &str, name: &str, required: bool) {
-        self.facts.level_said = format!("{path} of {}", self.name).into();
+        self.facts.level_source = format!("{path} of {}", self.name).into();
         self.facts.options.level = Some(TopologyRequest { level: name.into(), required });
     }
 
@@ -176,9 +172,9 @@ impl<'a> Sheet<'a> {
     }
 
     /// The minimum, and where it stands.
-    fn min(&mut self, min: Option<u32>, said: &str) {
+    fn min(&mut self, min: Option<u32>, source: &str) {
         self.facts.min = min;
-        self.facts.said = said.into();
+        self.facts.source = source.into();
     }
 
     /// What every object is held to.
@@ -186,8 +182,8 @@ impl<'a> Sheet<'a> {
         if let (Some(min), Some(total)) = (self.facts.min, self.facts.total)
             && min > total
         {
-            let said = self.facts.said.to_string();
-            self.wrong(&said, format!("{min} are needed, but there are {total} pods only"));
+            let source = self.facts.source.to_string();
+            self.wrong(&source, format!("{min} are needed, but there are {total} pods only"));
         }
         self.facts.by_role.retain(|(_, count)| *count > 0);
         self.facts.by_role.sort_unstable();
@@ -201,6 +197,82 @@ impl<'a> Sheet<'a> {
 /// The sum of all roles.
 fn sum(by_role: &[(Arc<str>, u32)]) -> u32 {
     by_role.iter().fold(0, |sum, (_, count)| sum.saturating_add(*count))
+}
+
+// Whether an owner has finished, or is suspended: its lost pods are not recreated then, or not before it resumes. Only a final state
+// counts as finished, not a run that its controller restarts.
+
+/// What of an owner's status is read: all the rest need not be kept.
+pub const STATUS: [&str; 3] = ["phase", "conditions", "completionTime"];
+
+/// Conditions that say so while they are `True`.
+fn conditions(kind: OwnerKind) -> &'static [&'static str] {
+    match kind {
+        // The last two come first: from then on its controller only removes pods.
+        OwnerKind::Job => &["Complete", "Failed", "SuccessCriteriaMet", "FailureTarget"],
+        OwnerKind::JobSet => &["Completed", "Failed"],
+        OwnerKind::PyTorchJob
+        | OwnerKind::TfJob
+        | OwnerKind::MpiJob
+        | OwnerKind::XgBoostJob
+        | OwnerKind::PaddleJob
+        | OwnerKind::JaxJob => &["Succeeded", "Failed"],
+        OwnerKind::PodGroup
+        | OwnerKind::Workload
+        | OwnerKind::CoschedulingPodGroup
+        | OwnerKind::KoordinatorPodGroup
+        | OwnerKind::VolcanoPodGroup
+        | OwnerKind::KaiPodGroup
+        | OwnerKind::LeaderWorkerSet
+        | OwnerKind::RayCluster => &[],
+    }
+}
+
+/// The phase that says so.
+fn phase(kind: OwnerKind) -> Option<&'static str> {
+    (kind == OwnerKind::VolcanoPodGroup).then_some("Completed")
+}
+
+/// Whether the object's status says so. What cannot be read says nothing.
+fn is_over(kind: OwnerKind, object: &Value) -> bool {
+    let Some(status) = object.get("status") else {
+        return false;
+    };
+    let now = status.get("phase").and_then(Value::as_str);
+    if now.is_some() && now == phase(kind) {
+        return true;
+    }
+    let all = status.get("conditions").and_then(Value::as_array);
+    all.into_iter().flatten().any(|condition| {
+        let field = |name: &str| condition.get(name).and_then(Value::as_str);
+        let says = field("type").filter(|name| conditions(kind).contains(name));
+        // An MPIJob that lost a worker by eviction reports `Failed` too, and goes on: it has ended once it has a completion time.
+        let goes_on =
+            kind == OwnerKind::MpiJob && says == Some("Failed") && status.get("completionTime").is_none();
+        says.is_some() && !goes_on && field("status") == Some("True")
+    })
+}
+
+/// Whether the object's spec says that it is to be suspended: its controller removes the pods, and recreates them once it is not. So Kueue
+/// takes a job back that has to go for another.
+fn is_suspended(kind: OwnerKind, object: &Value) -> bool {
+    let field = match kind {
+        OwnerKind::Job | OwnerKind::JobSet | OwnerKind::RayCluster => "/spec/suspend",
+        OwnerKind::PyTorchJob
+        | OwnerKind::TfJob
+        | OwnerKind::MpiJob
+        | OwnerKind::XgBoostJob
+        | OwnerKind::PaddleJob
+        | OwnerKind::JaxJob => "/spec/runPolicy/suspend",
+        OwnerKind::PodGroup
+        | OwnerKind::Workload
+        | OwnerKind::CoschedulingPodGroup
+        | OwnerKind::KoordinatorPodGroup
+        | OwnerKind::VolcanoPodGroup
+        | OwnerKind::KaiPodGroup
+        | OwnerKind::LeaderWorkerSet => return false,
+    };
+    object.pointer(field).and_then(Value::as_bool) == Some(true)
 }
 
 #[cfg(test)]

@@ -25,21 +25,21 @@ pub(super) fn job(sheet: &mut Sheet<'_>, field: &str) {
     sheet.facts.options.arrival = seconds.and_then(|seconds| arrival(Duration::from_secs(seconds.into())));
     let (fewest, most) = elastic(sheet);
     let workers = by_role.iter_mut().find(|(role, _)| &**role == WORKER);
-    let mut said = format!("spec.{field}");
+    let mut source = format!("spec.{field}");
     if let Some((_, workers)) = workers {
         let others = total.saturating_sub(*workers);
         sheet.facts.options.max = most.map(|most| others.saturating_add(most));
         if let Some(fewest) = fewest {
             // It counts nodes, the master among them: so the operator tells torchrun (`PET_NNODES`).
             *workers = fewest.saturating_sub(others).min(*workers);
-            said = "spec.elasticPolicy.minReplicas".to_owned();
+            source = "spec.elasticPolicy.minReplicas".to_owned();
         }
     }
     let needed = sum(&by_role);
     let minimum = "runPolicy.schedulingPolicy.minAvailable";
     match sheet.count(minimum, 1) {
         Some(min) => {
-            // Which roles it is made up of is not said, unless it is all of them.
+            // Which roles it is made up of is not declared, unless it is all of them.
             if min >= needed {
                 sheet.facts.by_role = by_role;
             }
@@ -47,7 +47,7 @@ pub(super) fn job(sheet: &mut Sheet<'_>, field: &str) {
         }
         None => {
             sheet.facts.by_role = by_role;
-            sheet.min(Some(needed), &said);
+            sheet.min(Some(needed), &source);
         }
     }
 }

@@ -30,7 +30,7 @@ fn job_set_pod() -> Value {
 fn job_set_is_one_gang_per_restart_attempt() {
     let membership = claimed(&job_set_pod()).unwrap();
     assert_eq!(gang(&membership), (Integration::JobSet, "train", "8d1f/2"));
-    assert_eq!((membership.size, &*membership.role), (Size::Unsaid, "workers"));
+    assert_eq!((membership.size, &*membership.role), (Size::Undeclared, "workers"));
     assert_eq!(membership.owner, owner(OwnerKind::JobSet, "train", ""));
     assert_eq!(membership.rank, Some(200_003), "by job, then in the job");
     assert_eq!(membership.also, []);

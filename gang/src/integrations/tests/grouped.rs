@@ -49,7 +49,7 @@ fn coscheduling_has_had_three_labels() {
     }}}))
     .unwrap();
     assert_eq!((first.size, first.owner), (stated(3, None), None));
-    assert_eq!(first.size_said, "label pod-group.scheduling.sigs.k8s.io/min-available");
+    assert_eq!(first.size_source, "label pod-group.scheduling.sigs.k8s.io/min-available");
     // RoleBasedGroup says the size in a PodGroup of that name, and not on its pods.
     let only_named = json!({"pod-group.scheduling.sigs.k8s.io/name": "nginx"});
     let named = claimed(&json!({"metadata": {"labels": only_named}})).unwrap();
@@ -69,7 +69,7 @@ fn a_job_of_volcano_names_its_pod_group_and_numbers_its_tasks() {
     }}))
     .unwrap();
     assert_eq!(gang(&membership), (Integration::Volcano, "tf-4a3c6d1e", ""));
-    assert_eq!((&*membership.role, membership.rank, membership.size), ("ps", Some(1), Size::Unsaid));
+    assert_eq!((&*membership.role, membership.rank, membership.size), ("ps", Some(1), Size::Undeclared));
     assert_eq!(membership.owner, owner(OwnerKind::VolcanoPodGroup, "tf-4a3c6d1e", ""));
 }
 

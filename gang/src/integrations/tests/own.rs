@@ -29,7 +29,7 @@ fn plain_pods_name_their_gang_and_all_they_wish_of_it() {
     .unwrap();
     assert_eq!(gang(&membership), (Integration::Annotation, "train", ""));
     assert_eq!((membership.size, membership.rank), (stated(8, None), Some(3)));
-    assert_eq!(membership.size_said, "annotation gantry.dev/gang-min");
+    assert_eq!(membership.size_source, "annotation gantry.dev/gang-min");
     let options = &membership.options;
     assert_eq!((options.max, options.slice, options.repair), (Some(12), Some(4), Some(Repair::Restart)));
     assert_eq!((options.arrival, options.checkpointed), (Some(Duration::from_secs(90)), Some(true)));
@@ -174,7 +174,7 @@ fn a_persons_number_goes_before_that_of_any_convention() {
     let total = "kueue.x-k8s.io/pod-group-total-count";
     let fewer = kueue(json!({total: "8", "gantry.dev/gang-min": "6"}));
     assert_eq!((gang(&fewer).0, fewer.size), (Integration::Kueue, stated(6, Some(8))));
-    assert_eq!(fewer.size_said, "annotation gantry.dev/gang-min");
+    assert_eq!(fewer.size_source, "annotation gantry.dev/gang-min");
     let all = kueue(json!({total: "8", "gantry.dev/gang-min": "all"}));
     assert_eq!(all.size, stated(8, Some(8)));
 }

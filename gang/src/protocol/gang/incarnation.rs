@@ -357,7 +357,6 @@ impl Gang {
     }
 }
 
-/// The pods that a decision names.
 fn named_in(decision: Option<&Decision>) -> BTreeSet<&PodUid> {
     let reservations = decision.into_iter().flat_map(|decision| &decision.reservations);
     reservations.filter_map(|reservation| reservation.pod.as_ref()).collect()

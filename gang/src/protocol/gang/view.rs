@@ -25,13 +25,9 @@ pub struct View<'a> {
 /// A member, to look at.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MemberView<'a> {
-    /// Its UID.
     pub uid: &'a PodUid,
-    /// Its name.
     pub name: &'a str,
-    /// Its rank.
     pub rank: Option<u32>,
-    /// Its role.
     pub role: &'a str,
     /// `spec.priority`.
     pub priority: i32,
@@ -50,9 +46,7 @@ pub struct MemberView<'a> {
 pub struct SlotView<'a> {
     /// Its number.
     pub slot: u32,
-    /// The node.
     pub node: &'a NodeName,
-    /// Its devices there.
     pub devices: &'a Devices,
     /// The member that has it; `None` while it is kept for one to come.
     pub pod: Option<&'a PodUid>,
@@ -105,7 +99,7 @@ impl<'a> View<'a> {
         self.gang.min()
     }
 
-    /// The highest priority of its members.
+    /// The highest priority of its members that take devices.
     pub fn priority(&self) -> i32 {
         self.gang.members().priority()
     }

@@ -16,8 +16,8 @@ fn cluster() -> OwnerRef {
 
 fn owned(role: &str, repair: Repair) -> Membership {
     let membership = Membership {
-        size: Size::Unsaid,
-        size_said: "",
+        size: Size::Undeclared,
+        size_source: "",
         owner: Some(cluster()),
         role: role.into(),
         ..membership("a", 1)
@@ -31,7 +31,7 @@ fn says(world: &mut World, workers: u32) {
         min: Some(workers + 1),
         total: Some(workers + 1),
         by_role: vec![("head".into(), 1), ("worker".into(), workers)],
-        said: "the sum of all replicas".into(),
+        source: "the sum of all replicas".into(),
         ..OwnerFacts::default()
     };
     world.handle(GangEvent::OwnerSeen { owner: &cluster(), facts: Some(Arc::new(facts)) });
@@ -158,7 +158,7 @@ fn a_forged_pod_does_not_lower_what_its_owner_says() {
     let mut world = of_five(Repair::Hold);
     let forged = Membership {
         size: Size::Stated { min: 1, total: None },
-        size_said: "annotation gantry.dev/gang-min",
+        size_source: "annotation gantry.dev/gang-min",
         ..owned("worker", Repair::Hold)
     };
     world.see(member("forged", forged));

@@ -36,7 +36,7 @@ pub(crate) fn membership(gang: &str, min: u32) -> Membership {
     Membership {
         key: key(gang),
         size: Size::Stated { min, total: None },
-        size_said: "annotation gantry.dev/gang-min",
+        size_source: "annotation gantry.dev/gang-min",
         owner: None,
         rank: None,
         role: "".into(),
@@ -60,12 +60,12 @@ pub(crate) fn pod_group() -> OwnerRef {
 
 /// What a pod says that names [`pod_group`].
 pub(crate) fn in_pod_group() -> Membership {
-    Membership { size: Size::Unsaid, size_said: "", owner: Some(pod_group()), ..membership("a", 1) }
+    Membership { size: Size::Undeclared, size_source: "", owner: Some(pod_group()), ..membership("a", 1) }
 }
 
 /// What a PodGroup says that wants so many members.
 pub(crate) fn wants(min: u32) -> OwnerFacts {
-    OwnerFacts { min: Some(min), said: "minMember".into(), ..OwnerFacts::default() }
+    OwnerFacts { min: Some(min), source: "minMember".into(), ..OwnerFacts::default() }
 }
 
 /// The same, of roles.

@@ -22,10 +22,10 @@ fn resolved(memberships: &[Membership], owner: OwnerState<'_>, object: Option<&G
 }
 
 /// What is said comes to this where the rest is by default.
-fn by_default(said: &Declared, owner: OwnerState<'_>, object: Option<&GangSpec>) -> Resolved {
+fn by_default(declared: &Declared, owner: OwnerState<'_>, object: Option<&GangSpec>) -> Resolved {
     let levels = levels();
     let defaults = Defaults { arrival: Duration::from_secs(60), repair: Repair::Hold, levels: &levels };
-    resolve(said, owner, object, &defaults)
+    resolve(declared, owner, object, &defaults)
 }
 
 fn terms(memberships: &[Membership], owner: OwnerState<'_>, object: Option<&GangSpec>) -> Terms {
@@ -58,7 +58,7 @@ fn membership(size: Size) -> Membership {
             incarnation: "".into(),
         },
         size,
-        size_said: if size == Size::Unsaid { "" } else { "annotation gantry.dev/gang-min" },
+        size_source: if size == Size::Undeclared { "" } else { "annotation gantry.dev/gang-min" },
         owner: None,
         rank: None,
         role: "".into(),
@@ -86,7 +86,7 @@ fn wishing(min: u32, options: GangOptions) -> Membership {
 }
 
 fn facts(min: u32, total: Option<u32>) -> OwnerFacts {
-    OwnerFacts { min: Some(min), total, said: "spec.minMember".into(), ..OwnerFacts::default() }
+    OwnerFacts { min: Some(min), total, source: "spec.minMember".into(), ..OwnerFacts::default() }
 }
 
 fn level(name: &str, required: bool) -> Option<TopologyRequest> {

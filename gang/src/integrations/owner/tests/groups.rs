@@ -13,7 +13,7 @@ fn kubernetes_pod_group_is_a_gang_with_a_minimum_or_none_at_all() {
         }),
     );
     assert_eq!(sizes(&gang), (Some(4), None));
-    assert_eq!(&*gang.said, "spec.schedulingPolicy.gang.minCount");
+    assert_eq!(&*gang.source, "spec.schedulingPolicy.gang.minCount");
     assert_eq!(gang.options.level, level("topology.kubernetes.io/rack", true));
     let basic = of(OwnerKind::PodGroup, json!({"schedulingPolicy": {"basic": {}}}));
     assert_eq!(sizes(&basic), (Some(1), None));
@@ -36,7 +36,7 @@ fn a_workload_has_groups_of_its_own() {
     ]});
     let workers = part_of(OwnerKind::Workload, "workers", spec.clone());
     assert_eq!(
-        (sizes(&workers).0, &*workers.said),
+        (sizes(&workers).0, &*workers.source),
         (Some(8), "spec.podGroups[workers].policy.gang.minCount")
     );
     assert_eq!(
@@ -102,7 +102,7 @@ fn a_pod_group_of_volcano_may_want_so_many_of_each_task() {
         ]});
         add(&mut spec, more);
         let facts = of(OwnerKind::VolcanoPodGroup, spec);
-        (facts.min, facts.said.to_string())
+        (facts.min, facts.source.to_string())
     };
     assert_eq!(counted(json!({})), (Some(10), "spec.subGroupPolicy".to_owned()));
     assert_eq!(counted(json!({"minMember": 4})).0, Some(10));
@@ -137,7 +137,7 @@ fn kai_minimum_is_the_greater_of_group_and_sub_groups() {
     let of_both = |min: u32| {
         let groups = json!([{"name": "a", "minMember": 2}, {"name": "b", "minMember": 4}]);
         let facts = of(OwnerKind::KaiPodGroup, json!({"minMember": min, "subGroups": groups}));
-        (sizes(&facts).0, facts.said.to_string())
+        (sizes(&facts).0, facts.source.to_string())
     };
     assert_eq!(of_both(1), (Some(6), "spec.subGroups".to_owned()));
     assert_eq!(of_both(6), (Some(6), "spec.minMember".to_owned()));

@@ -8,7 +8,6 @@ fn is_over(kind: OwnerKind, status: &Value) -> bool {
     read(kind, "", &object).over
 }
 
-/// Whether one says so by a condition.
 fn says(kind: OwnerKind, condition: &str, holds: &str) -> bool {
     let before = json!({"type": "Created", "status": "True"});
     is_over(kind, &json!({"conditions": [before, {"type": condition, "status": holds}]}))

@@ -60,13 +60,13 @@ fn a_level_that_is_not_known_is_told_with_where_it_stands() {
     ];
     for (kind, spec, place) in objects {
         let facts = read(kind, "", &json!({"metadata": {"name": "train"}, "spec": spec}));
-        let memberships = [of_owner(kind, Size::Unsaid)];
+        let memberships = [of_owner(kind, Size::Undeclared)];
         assert_eq!(places(&memberships, OwnerState::Read(&facts), None), place);
     }
     let annotation = "kai.scheduler/topology-required-placement";
     let set = json!({"metadata": {"name": "train", "annotations": {annotation: "rakc"}}, "spec": {"leaderWorkerTemplate": {"size": 4}}});
     let facts = read(OwnerKind::LeaderWorkerSet, "", &set);
-    let memberships = [of_owner(OwnerKind::LeaderWorkerSet, Size::Unsaid)];
+    let memberships = [of_owner(OwnerKind::LeaderWorkerSet, Size::Undeclared)];
     assert_eq!(
         places(&memberships, OwnerState::Read(&facts), None),
         format!("annotation {annotation} of LeaderWorkerSet train")
@@ -89,13 +89,13 @@ fn the_node_is_a_level_of_every_fabric_whoever_names_it() {
     }});
     for (kind, object) in [(OwnerKind::PodGroup, native), (OwnerKind::KaiPodGroup, kai)] {
         let facts = read(kind, "", &object);
-        let terms = terms(&[of_owner(kind, Size::Unsaid)], OwnerState::Read(&facts), None);
+        let terms = terms(&[of_owner(kind, Size::Undeclared)], OwnerState::Read(&facts), None);
         assert_eq!((terms.min, terms.level), (4, level("node", true)), "{kind:?}");
     }
     let none = Levels::default();
-    assert_eq!(check::known("kubernetes.io/hostname", &none).as_deref(), Some("node"));
+    assert_eq!(known("kubernetes.io/hostname", &none).as_deref(), Some("node"));
     assert_eq!(
-        check::unknown("rack", &none),
+        unknown("rack", &none),
         "\"rack\" is not among the levels given with --fabric; there is node alone"
     );
     let sliced = GangOptions { level: level("node", true), slice: Some(2), ..GangOptions::default() };

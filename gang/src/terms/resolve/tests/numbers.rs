@@ -9,7 +9,7 @@ use crate::membership::{OwnerKind, Size};
 
 #[test]
 fn what_is_missing_is_waited_for_in_words_that_stay() {
-    let unsaid = of_owner(OwnerKind::JobSet, Size::Unsaid);
+    let unsaid = of_owner(OwnerKind::JobSet, Size::Undeclared);
     assert_eq!(not_yet(std::slice::from_ref(&unsaid), OwnerState::Unread), "JobSet train was not read yet");
     assert_eq!(
         not_yet(std::slice::from_ref(&unsaid), OwnerState::Missing),
@@ -21,20 +21,20 @@ fn what_is_missing_is_waited_for_in_words_that_stay() {
         "JobSet train does not say yet how many members are needed"
     );
     assert_eq!(
-        not_yet(&[membership(Size::Unsaid)], OwnerState::NotNeeded),
+        not_yet(&[membership(Size::Undeclared)], OwnerState::NotNeeded),
         "nobody says how many members are needed: set annotation gantry.dev/gang-min on its pods, or minMember of Gang train"
     );
-    let said = of_owner(OwnerKind::LeaderWorkerSet, Size::Stated { min: 4, total: Some(4) });
+    let declared = of_owner(OwnerKind::LeaderWorkerSet, Size::Stated { min: 4, total: Some(4) });
     assert_eq!(
-        not_yet(std::slice::from_ref(&said), OwnerState::Unread),
+        not_yet(std::slice::from_ref(&declared), OwnerState::Unread),
         "LeaderWorkerSet train was not read yet"
     );
-    assert_eq!(terms(&[said], OwnerState::Missing, None).min, 4, "the pods say enough");
+    assert_eq!(terms(&[declared], OwnerState::Missing, None).min, 4, "the pods say enough");
 }
 
 #[test]
 fn all_is_as_many_as_there_will_be() {
-    let owner = OwnerFacts { total: Some(8), said: "spec.parallelism".into(), ..OwnerFacts::default() };
+    let owner = OwnerFacts { total: Some(8), source: "spec.parallelism".into(), ..OwnerFacts::default() };
     let all = of_owner(OwnerKind::Job, Size::All);
     let terms = terms(std::slice::from_ref(&all), OwnerState::Read(&owner), None);
     assert_eq!((terms.min, terms.total), (8, Some(8)));
@@ -65,7 +65,7 @@ fn numbers_that_cannot_be_together_are_told() {
     let options = GangOptions { max: Some(6), slice: Some(3), ..GangOptions::default() };
     let owner = facts(8, Some(7));
     let mut membership = wishing(8, options);
-    membership.owner = of_owner(OwnerKind::JobSet, Size::Unsaid).owner;
+    membership.owner = of_owner(OwnerKind::JobSet, Size::Undeclared).owner;
     assert_eq!(
         faults(&[membership], OwnerState::Read(&owner), None),
         [
@@ -97,7 +97,7 @@ fn more_members_than_are_kept_of_a_gang_cannot_be_needed() {
     );
     let group = json!({"spec": {"minMember": 60_000}});
     let facts = read(OwnerKind::VolcanoPodGroup, "", &group);
-    let owned = of_owner(OwnerKind::VolcanoPodGroup, Size::Unsaid);
+    let owned = of_owner(OwnerKind::VolcanoPodGroup, Size::Undeclared);
     let told = faults(&[owned], OwnerState::Read(&facts), None);
     assert!(told[0].ends_with("and a gang has 20000 at most"), "{told:?}");
     // That there will be more of which fewer are needed is no fault: those beyond wait.
@@ -111,7 +111,7 @@ fn more_members_than_are_kept_of_a_gang_cannot_be_needed() {
 fn pods_are_singles_if_owner_sets_it_and_no_minimum_is_stated() {
     let basic = OwnerFacts { singles: true, ..facts(1, None) };
     let owner = || OwnerState::Read(&basic);
-    let unsaid = of_owner(OwnerKind::PodGroup, Size::Unsaid);
+    let unsaid = of_owner(OwnerKind::PodGroup, Size::Undeclared);
     assert!(terms(std::slice::from_ref(&unsaid), owner(), None).singles);
     let stated = of_owner(OwnerKind::PodGroup, Size::Stated { min: 2, total: None });
     assert!(!terms(&[stated], owner(), None).singles);

@@ -27,13 +27,13 @@ fn any_claim() -> impl Strategy<Value = Membership> {
     let size = prop_oneof![
         (0..5_u32, prop::option::of(0..5_u32)).prop_map(|(min, total)| Size::Stated { min, total }),
         Just(Size::All),
-        Just(Size::Unsaid),
+        Just(Size::Undeclared),
     ];
     let owner = prop::option::of(prop::sample::select(vec![OwnerKind::Job, OwnerKind::JobSet]));
     let role = prop::sample::select(vec!["", "a", "b"]);
     let maker = prop::option::of(prop::sample::select(vec!["left", "right"]));
-    let said = (size, owner, role, any_wish(), any::<u32>(), maker);
-    said.prop_map(|(size, kind, role, options, rank, maker)| Membership {
+    let declared = (size, owner, role, any_wish(), any::<u32>(), maker);
+    declared.prop_map(|(size, kind, role, options, rank, maker)| Membership {
         role: role.into(),
         rank: Some(rank),
         options,
@@ -100,14 +100,14 @@ proptest! {
         stay in prop::collection::vec(any_claim(), 1..6),
         go in prop::collection::vec(any_claim(), 0..6),
     ) {
-        let mut said = Declared::by(stay.iter().chain(&go));
+        let mut declared = Declared::by(stay.iter().chain(&go));
         for membership in &go {
-            said.remove(membership);
+            declared.remove(membership);
         }
-        prop_assert_eq!(&said, &Declared::by(&stay));
+        prop_assert_eq!(&declared, &Declared::by(&stay));
         for membership in &stay {
-            said.remove(membership);
+            declared.remove(membership);
         }
-        prop_assert!(said.is_empty());
+        prop_assert!(declared.is_empty());
     }
 }

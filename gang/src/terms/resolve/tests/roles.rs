@@ -14,7 +14,10 @@ fn a_sub_group_of_kai_that_its_pod_group_does_not_have_is_told() {
         let facts = read(OwnerKind::KaiPodGroup, "", &json!({"metadata": {"name": "train"}, "spec": spec}));
         let memberships: Vec<Membership> = names
             .iter()
-            .map(|name| Membership { role: (*name).into(), ..of_owner(OwnerKind::KaiPodGroup, Size::Unsaid) })
+            .map(|name| Membership {
+                role: (*name).into(),
+                ..of_owner(OwnerKind::KaiPodGroup, Size::Undeclared)
+            })
             .collect();
         match resolved(&memberships, OwnerState::Read(&facts), None) {
             Resolved::Invalid(faults) => faults.iter().map(ToString::to_string).collect(),
@@ -57,7 +60,7 @@ fn where_roles_start_apart_each_is_a_gang_of_its_own() {
     };
     let read = OwnerState::Read(&owner);
     let of = |role: &str, size| Membership { role: role.into(), ..of_owner(OwnerKind::JobSet, size) };
-    let (driver, worker) = (of("driver", Size::Unsaid), of("workers", Size::Unsaid));
+    let (driver, worker) = (of("driver", Size::Undeclared), of("workers", Size::Undeclared));
     let settled = settle(&worker, &owner).unwrap();
     assert_eq!(&*settled.key.name, "train/workers");
     assert_eq!(settle(&settled, &owner), None, "once");

@@ -16,11 +16,11 @@ fn in_twos(role: &str, size: Size) -> Membership {
 /// What a launcher and workers say.
 fn mpi(launcher_is_light: bool, size: Size) -> Declared {
     let launcher = in_twos("launcher", size);
-    let mut said = Declared::by([&launcher, &in_twos("worker", size), &in_twos("worker", size)]);
+    let mut declared = Declared::by([&launcher, &in_twos("worker", size), &in_twos("worker", size)]);
     if launcher_is_light {
-        said.lighten(&launcher, true);
+        declared.lighten(&launcher, true);
     }
-    said
+    declared
 }
 
 #[test]
@@ -29,13 +29,14 @@ fn slices_are_of_the_members_that_ask_for_devices() {
         by_role: vec![("launcher".into(), 1), ("worker".into(), workers)],
         ..facts(workers + 1, Some(workers + 1))
     };
-    let slice = |said: &Declared, owner: &OwnerFacts| match by_default(said, OwnerState::Read(owner), None) {
-        Resolved::Terms(terms) => Ok(terms.slice),
-        Resolved::Invalid(faults) => Err(faults.iter().map(ToString::to_string).collect::<Vec<_>>()),
-        Resolved::NotYet(why) => Err(vec![why.to_string()]),
-    };
+    let slice =
+        |declared: &Declared, owner: &OwnerFacts| match by_default(declared, OwnerState::Read(owner), None) {
+            Resolved::Terms(terms) => Ok(terms.slice),
+            Resolved::Invalid(faults) => Err(faults.iter().map(ToString::to_string).collect::<Vec<_>>()),
+            Resolved::NotYet(why) => Err(vec![why.to_string()]),
+        };
     let (four, three) = (owner(4), owner(3));
-    let unsaid = Size::Unsaid;
+    let unsaid = Size::Undeclared;
     assert_eq!(slice(&mpi(true, unsaid), &four), Ok(Some(2)));
     assert_eq!(
         slice(&mpi(true, unsaid), &three),
@@ -71,11 +72,11 @@ fn a_leader_without_devices_is_in_no_slice_of_its_group() {
             Membership { role: role.into(), ..wishing(5, GangOptions { hint, ..GangOptions::default() }) }
         };
         let (leader, worker) = (of("leader"), of("worker"));
-        let mut said = Declared::by([&leader, &worker, &worker, &worker, &worker]);
+        let mut declared = Declared::by([&leader, &worker, &worker, &worker, &worker]);
         if leader_is_light {
-            said.lighten(&leader, true);
+            declared.lighten(&leader, true);
         }
-        match by_default(&said, OwnerState::NotNeeded, None) {
+        match by_default(&declared, OwnerState::NotNeeded, None) {
             Resolved::Terms(terms) => (terms.level, terms.slice),
             other => panic!("{other:?}"),
         }

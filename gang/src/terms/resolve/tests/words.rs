@@ -8,23 +8,23 @@ use crate::membership::{Membership, OwnerKind, Size};
 fn minimum_precedence_is_object_then_pods_then_owner() {
     let owner = facts(8, Some(8));
     let read = OwnerState::Read(&owner);
-    let unsaid = of_owner(OwnerKind::CoschedulingPodGroup, Size::Unsaid);
+    let unsaid = of_owner(OwnerKind::CoschedulingPodGroup, Size::Undeclared);
     let by_owner = terms(std::slice::from_ref(&unsaid), read, None);
     assert_eq!((by_owner.min, by_owner.total), (8, Some(8)));
     assert_eq!(&*by_owner.decided_by, "spec.minMember of PodGroup train (scheduling.x-k8s.io)");
-    let said = of_owner(OwnerKind::CoschedulingPodGroup, Size::Stated { min: 6, total: None });
-    let by_pods = terms(&[said.clone(), said.clone()], read, None);
+    let declared = of_owner(OwnerKind::CoschedulingPodGroup, Size::Stated { min: 6, total: None });
+    let by_pods = terms(&[declared.clone(), declared.clone()], read, None);
     assert_eq!((by_pods.min, by_pods.total), (6, Some(8)));
     assert_eq!(&*by_pods.decided_by, "annotation gantry.dev/gang-min of its pods");
     let object = GangSpec { min_member: Some(4), ..GangSpec::default() };
-    let by_object = terms(&[unsaid, said], read, Some(&object));
+    let by_object = terms(&[unsaid, declared], read, Some(&object));
     assert_eq!((by_object.min, &*by_object.decided_by), (4, "minMember of Gang train"));
 }
 
 #[test]
 fn minimum_on_some_pods_does_not_override_the_owner() {
     let owner = facts(8, None);
-    let unsaid = of_owner(OwnerKind::CoschedulingPodGroup, Size::Unsaid);
+    let unsaid = of_owner(OwnerKind::CoschedulingPodGroup, Size::Undeclared);
     let says = |min| of_owner(OwnerKind::CoschedulingPodGroup, Size::Stated { min, total: None });
     for min in [1, 9] {
         assert_eq!(

@@ -302,3 +302,30 @@ proptest! {
         prop_assert_eq!(needs.admits(&node).is_ok(), naive(&needs, &node));
     }
 }
+
+fn port(protocol: &str, address: &str, number: u16) -> HostPort {
+    (protocol.into(), address.into(), number)
+}
+
+#[test]
+fn ports_collide_as_kube_scheduler_counts_them() {
+    let http = |address: &str| [port("TCP", address, 80)];
+    for (a, b, collide) in [
+        ("0.0.0.0", "0.0.0.0", true),
+        ("0.0.0.0", "10.0.0.1", true),
+        ("", "10.0.0.1", true),
+        ("", "0.0.0.0", true),
+        ("0.0.0.0", "::", true),
+        ("10.0.0.1", "10.0.0.1", true),
+        ("10.0.0.1", "10.0.0.2", false),
+        ("::", "::", true),
+        ("::", "10.0.0.1", false),
+        ("::", "::1", false),
+    ] {
+        assert_eq!(ports_collide(&http(a), &http(b)), collide, "{a} {b}");
+        assert_eq!(ports_collide(&http(b), &http(a)), collide, "{b} {a}");
+    }
+    assert!(!ports_collide(&http(""), &[port("UDP", "", 80)]));
+    assert!(!ports_collide(&http(""), &[port("TCP", "", 81)]));
+    assert!(!ports_collide(&http(""), &[]));
+}
