@@ -83,7 +83,6 @@ pub(super) enum Class {
     Arrived,
     /// Bound, and without devices.
     LightBound,
-    /// Bound.
     Bound,
     /// Ended well.
     Completed,
@@ -411,6 +410,8 @@ pub(super) struct Members {
     by_controller: BTreeMap<Option<Arc<str>>, Made>,
     /// The most that were alive or had ended well at a time, in this incarnation.
     most: u32,
+    /// Priorities of members that take devices, and how many have each. Others cannot raise the priority of the gang: a pod without
+    /// devices costs nothing, and its devices would be those of others.
     priorities: BTreeMap<i32, u32>,
     /// Members that another scheduler places, by its name.
     elsewhere: BTreeMap<Arc<str>, u32>,
@@ -462,7 +463,6 @@ impl Members {
         self.incarnation
     }
 
-    /// The class of a member.
     pub(super) fn class(&self, member: &TrackedMember) -> Class {
         member.class(self.incarnation)
     }
@@ -510,6 +510,7 @@ impl Members {
         alive.all(|member| Some(member.pod.created) >= last)
     }
 
+    /// The highest priority of members that take devices; 0 if none does.
     pub(super) fn priority(&self) -> i32 {
         self.priorities.keys().next_back().copied().unwrap_or_default()
     }
@@ -674,7 +675,9 @@ impl Members {
         if let Some(count) = self.by_role.get_mut(&member.pod.membership.role) {
             count.remove(class);
         }
-        remove_one(&mut self.priorities, &member.pod.priority);
+        if member.pod.shape.is_some() {
+            remove_one(&mut self.priorities, &member.pod.priority);
+        }
         if let Some(by) = member.other_scheduler(class) {
             remove_one(&mut self.elsewhere, by);
         }
@@ -703,7 +706,9 @@ impl Members {
         self.raise_most(self.total.alive() + self.total.of(Class::Completed));
         self.count_made(&member.pod.membership.made_by, class, 1);
         self.by_role.entry(member.pod.membership.role.clone()).or_default().add(class);
-        *self.priorities.entry(member.pod.priority).or_default() += 1;
+        if member.pod.shape.is_some() {
+            *self.priorities.entry(member.pod.priority).or_default() += 1;
+        }
         if let Some(by) = member.other_scheduler(class) {
             *self.elsewhere.entry(by.clone()).or_default() += 1;
         }

@@ -124,3 +124,20 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn member_without_devices_does_not_raise_the_priority() {
+    // A user adds a pod of a high priority that takes no device: the gang must not overtake or preempt by it.
+    let mut world = World::new();
+    let mut launcher = member("a0", membership("a", 2));
+    (launcher.shape, launcher.asks, launcher.priority) = (None, [].into(), 1_000);
+    world.see(launcher);
+    let mut worker = member("a1", membership("a", 2));
+    worker.priority = 5;
+    world.see(worker.clone());
+    assert_eq!(world.gangs.view(&key("a")).unwrap().priority(), 5);
+    assert_eq!(world.next().map(|wanted| wanted.priority), Some(5));
+    worker.priority = 7;
+    world.see(worker);
+    assert_eq!(world.gangs.view(&key("a")).unwrap().priority(), 7);
+}
