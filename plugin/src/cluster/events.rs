@@ -1,5 +1,5 @@
-//! Events of the plugin: on the Node, among them a wrong configuration, and on pods whose grant or allocation the user
-//! should look into.
+//! Events of the plugin: on the Node, among them a wrong configuration, and on pods with a refused grant or another
+//! allocation than granted.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -20,7 +20,7 @@ use tracing::debug;
 use super::{Cluster, RETRY, connect};
 use crate::handover::{Note, PodName};
 
-/// Events of pods written at once: a user who forges grants must not flood the API server.
+/// Events of pods written at once: forged grants must not flood the API server.
 const BURST: u32 = 20;
 /// Events of pods written per second after those.
 const PER_SECOND: u32 = 5;
