@@ -37,25 +37,16 @@ pub struct Process {
     pub device_nodes: BTreeSet<String>,
     /// CDI device names.
     pub cdi_devices: BTreeSet<String>,
-    role: RoleOf,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct RoleOf(Role);
-
-impl Default for RoleOf {
-    fn default() -> Self {
-        Self(Role::App)
-    }
+    role: Role,
 }
 
 impl Process {
     pub(super) fn new(container: &str, role: Role) -> Self {
-        Self { container: container.to_owned(), role: RoleOf(role), ..Self::default() }
+        Self { container: container.to_owned(), role, ..Self::default() }
     }
 
     pub(super) fn role(&self) -> Role {
-        self.role.0
+        self.role
     }
 
     pub(super) fn receive(

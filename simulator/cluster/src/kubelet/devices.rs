@@ -33,13 +33,14 @@ pub(super) struct ContainerDevices {
 }
 
 /// What a container is to its pod.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) enum Role {
     /// Runs to its end before the apps start.
     Init,
     /// An init container that stays.
     Sidecar,
     /// An app container.
+    #[default]
     App,
 }
 

@@ -40,23 +40,6 @@ pub struct ManagedResource {
     pub name: String,
 }
 
-/// A call that did not give an answer.
-#[derive(Debug, thiserror::Error)]
-pub enum ExtenderError {
-    /// Not reached, or the connection broke.
-    #[error("Post {url:?}: {problem}")]
-    Transport { url: String, problem: String },
-    /// Beyond the time limit.
-    #[error("Post {url:?}: context deadline exceeded")]
-    Timeout { url: String },
-    /// Any status but 200; the body is not read.
-    #[error("failed {verb} with extender at URL {url}, code {}", code.as_u16())]
-    Status { verb: String, url: String, code: StatusCode },
-    /// The answer is not of the form.
-    #[error("extender's answer at {url}: {problem}")]
-    Answer { url: String, problem: String },
-}
-
 #[derive(Serialize)]
 #[serde(rename_all = "PascalCase")]
 struct Args<'a> {
@@ -125,7 +108,7 @@ impl Extender {
     }
 
     /// The nodes that fit, or why not.
-    pub(super) async fn filter(&self, pod: &Pod, node_names: &[String]) -> Result<Filtered, ExtenderError> {
+    pub(super) async fn filter(&self, pod: &Pod, node_names: &[String]) -> Result<Filtered, String> {
         let args = Args { pod, nodes: None, node_names };
         self.call(&self.config.filter_verb, &args).await
     }
@@ -135,7 +118,7 @@ impl Extender {
         &self,
         pod: &Pod,
         node_names: &[String],
-    ) -> Result<BTreeMap<String, i64>, ExtenderError> {
+    ) -> Result<BTreeMap<String, i64>, String> {
         let args = Args { pod, nodes: None, node_names };
         let scores: Vec<HostPriority> = self.call(&self.config.prioritize_verb, &args).await?;
         // Extenders score 0 to 10, plugins 0 to 100.
@@ -145,17 +128,17 @@ impl Extender {
 
     /// Binds; `Err` carries the text for the pod.
     pub(super) async fn bind(&self, args: &BindingArgs) -> Result<(), String> {
-        let result: BindingResult =
-            self.call(&self.config.bind_verb, args).await.map_err(|error| error.to_string())?;
+        let result: BindingResult = self.call(&self.config.bind_verb, args).await?;
         match result.error {
             Some(error) if !error.is_empty() => Err(error),
             _ => Ok(()),
         }
     }
 
-    async fn call<A: DeserializeOwned>(&self, verb: &str, args: &impl Serialize) -> Result<A, ExtenderError> {
+    /// Calls a verb. Errors have kube-scheduler's texts; the body of any status but 200 is not read.
+    async fn call<A: DeserializeOwned>(&self, verb: &str, args: &impl Serialize) -> Result<A, String> {
         let url = format!("{}/{verb}", self.config.url_prefix.trim_end_matches('/'));
-        let transport = |problem: String| ExtenderError::Transport { url: url.clone(), problem };
+        let transport = |problem: String| format!("Post {url:?}: {problem}");
         let body = serde_json::to_vec(args).map_err(|error| transport(error.to_string()))?;
         let request = Request::post(&url)
             .header(header::CONTENT_TYPE, "application/json")
@@ -165,16 +148,15 @@ impl Extender {
             let response = self.client.request(request).await.map_err(|error| transport(chain(&error)))?;
             let code = response.status();
             if code != StatusCode::OK {
-                return Err(ExtenderError::Status { verb: verb.to_owned(), url: url.clone(), code });
+                return Err(format!("failed {verb} with extender at URL {url}, code {}", code.as_u16()));
             }
             let body = response.into_body().collect().await;
             Ok(body.map_err(|error| transport(chain(&error)))?.to_bytes())
         };
         let body = tokio::time::timeout(self.timeout(), exchange)
             .await
-            .map_err(|_| ExtenderError::Timeout { url: url.clone() })??;
-        serde_json::from_slice(&body)
-            .map_err(|error| ExtenderError::Answer { url: url.clone(), problem: error.to_string() })
+            .map_err(|_| transport("context deadline exceeded".to_owned()))??;
+        serde_json::from_slice(&body).map_err(|error| format!("extender's answer at {url}: {error}"))
     }
 
     fn timeout(&self) -> Duration {

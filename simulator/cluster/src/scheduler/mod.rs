@@ -18,7 +18,7 @@ use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 
-pub use extender::{ExtenderConfig, ExtenderError, ManagedResource};
+pub use extender::{ExtenderConfig, ManagedResource};
 
 use crate::mirror::{Delta, Mirror};
 use extender::{BindingArgs, Extender};
@@ -228,8 +228,7 @@ impl Scheduler {
         reasons: &mut Vec<String>,
     ) -> Result<(), Miss> {
         let names: Vec<String> = fitting.keys().cloned().collect();
-        let error = |error: ExtenderError| Miss::Error(error.to_string());
-        let answer = self.extender.filter(pod, &names).await.map_err(error)?;
+        let answer = self.extender.filter(pod, &names).await.map_err(Miss::Error)?;
         if let Some(problem) = answer.error.filter(|problem| !problem.is_empty()) {
             return Err(Miss::Error(problem));
         }

@@ -159,17 +159,10 @@ nvml! {
         out: Out<sys::nvmlComputeInstanceProfileInfo_t>,
     ) |call| {
         let info = info(call.gpu_instance(instance)?, profile, engines)?;
-        out.put(sys::nvmlComputeInstanceProfileInfo_t {
-            id: info.id,
-            sliceCount: info.sliceCount,
-            instanceCount: info.instanceCount,
-            multiprocessorCount: info.multiprocessorCount,
-            sharedCopyEngineCount: info.sharedCopyEngineCount,
-            sharedDecoderCount: info.sharedDecoderCount,
-            sharedEncoderCount: info.sharedEncoderCount,
-            sharedJpegCount: info.sharedJpegCount,
-            sharedOfaCount: info.sharedOfaCount,
-        })
+        out.put(of_version!(info => sys::nvmlComputeInstanceProfileInfo_t {
+                id, sliceCount, instanceCount, multiprocessorCount, sharedCopyEngineCount,
+                sharedDecoderCount, sharedEncoderCount, sharedJpegCount, sharedOfaCount
+            }))
     }
 
     fn nvmlGpuInstanceGetComputeInstanceProfileInfoV(
@@ -182,19 +175,10 @@ nvml! {
         const V3: c_uint = struct_version::<sys::nvmlComputeInstanceProfileInfo_v3_t>(3);
         let info = info(call.gpu_instance(instance)?, profile, engines)?;
         match out.version()? {
-            V2 => out.put(sys::nvmlComputeInstanceProfileInfo_v2_t {
-                version: V2,
-                id: info.id,
-                sliceCount: info.sliceCount,
-                instanceCount: info.instanceCount,
-                multiprocessorCount: info.multiprocessorCount,
-                sharedCopyEngineCount: info.sharedCopyEngineCount,
-                sharedDecoderCount: info.sharedDecoderCount,
-                sharedEncoderCount: info.sharedEncoderCount,
-                sharedJpegCount: info.sharedJpegCount,
-                sharedOfaCount: info.sharedOfaCount,
-                name: info.name,
-            }),
+            V2 => out.put(of_version!(info => sys::nvmlComputeInstanceProfileInfo_v2_t {
+                id, sliceCount, instanceCount, multiprocessorCount, sharedCopyEngineCount,
+                sharedDecoderCount, sharedEncoderCount, sharedJpegCount, sharedOfaCount, name
+            }, version: V2)),
             V3 => out.cast().put(info),
             _ => Err(Status::VERSION_MISMATCH),
         }

@@ -120,21 +120,10 @@ fn put_info(
     let version = out.version()?;
     let info = info(gpu, profile)?;
     match version {
-        V2 => out.put(sys::nvmlGpuInstanceProfileInfo_v2_t {
-            version: V2,
-            id: info.id,
-            isP2pSupported: 0,
-            sliceCount: info.sliceCount,
-            instanceCount: info.instanceCount,
-            multiprocessorCount: info.multiprocessorCount,
-            copyEngineCount: info.copyEngineCount,
-            decoderCount: info.decoderCount,
-            encoderCount: info.encoderCount,
-            jpegCount: info.jpegCount,
-            ofaCount: info.ofaCount,
-            memorySizeMB: info.memorySizeMB,
-            name: info.name,
-        }),
+        V2 => out.put(of_version!(info => sys::nvmlGpuInstanceProfileInfo_v2_t {
+                id, sliceCount, instanceCount, multiprocessorCount, copyEngineCount, decoderCount,
+                encoderCount, jpegCount, ofaCount, memorySizeMB, name
+            }, version: V2, isP2pSupported: 0)),
         V3 => out.cast().put(info),
         _ => Err(Status::VERSION_MISMATCH),
     }
@@ -197,19 +186,10 @@ nvml! {
     ) |call| {
         let gpu = call.gpu(device)?;
         let info = info(gpu, by_number(gpu, number)?)?;
-        out.put(sys::nvmlGpuInstanceProfileInfo_t {
-            id: info.id,
-            isP2pSupported: 0,
-            sliceCount: info.sliceCount,
-            instanceCount: info.instanceCount,
-            multiprocessorCount: info.multiprocessorCount,
-            copyEngineCount: info.copyEngineCount,
-            decoderCount: info.decoderCount,
-            encoderCount: info.encoderCount,
-            jpegCount: info.jpegCount,
-            ofaCount: info.ofaCount,
-            memorySizeMB: info.memorySizeMB,
-        })
+        out.put(of_version!(info => sys::nvmlGpuInstanceProfileInfo_t {
+                id, sliceCount, instanceCount, multiprocessorCount, copyEngineCount, decoderCount,
+                encoderCount, jpegCount, ofaCount, memorySizeMB
+            }, isP2pSupported: 0))
     }
 
     fn nvmlDeviceGetGpuInstanceProfileInfoV(

@@ -45,6 +45,13 @@ macro_rules! nvml_get {
     };
 }
 
+/// A struct of another version of NVML's, with the fields that both have copied.
+macro_rules! of_version {
+    ($from:expr => $($version:ident)::+ { $($field:ident),* } $(, $other:ident: $value:expr)*) => {
+        $($version)::+ { $($field: $from.$field,)* $($other: $value),* }
+    };
+}
+
 mod args;
 pub(crate) mod call;
 mod compute;
