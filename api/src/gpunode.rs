@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::ids::{DeviceId, NodeName, PodUid, ResourceName};
 use crate::names::RESOURCE_DOMAIN;
-use crate::schema::known_formats;
+use crate::schema::{bounded, known_formats};
 
 /// The GPUs of a node.
 #[derive(CustomResource, Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -37,7 +37,7 @@ use crate::schema::known_formats;
     printcolumn = r#"{"name":"Age","type":"date","jsonPath":".metadata.creationTimestamp"}"#
 )]
 #[serde(rename_all = "camelCase")]
-#[schemars(transform = RecursiveTransform(known_formats))]
+#[schemars(transform = RecursiveTransform(known_formats), transform = RecursiveTransform(bounded))]
 pub struct GpuNodeSpec {
     /// GPUs, NICs and links: the machine file of this node.
     pub machine: Machine,
@@ -46,7 +46,7 @@ pub struct GpuNodeSpec {
 /// Health and holders of a node's devices.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
-#[schemars(transform = RecursiveTransform(known_formats))]
+#[schemars(transform = RecursiveTransform(known_formats), transform = RecursiveTransform(bounded))]
 pub struct GpuNodeStatus {
     /// What `kubectl get gpunodes` shows.
     #[serde(default)]
@@ -54,6 +54,7 @@ pub struct GpuNodeStatus {
     /// The resources that kubelet receives, with the kind and sharing of each, sorted by name. A resource without an
     /// entry is described by its devices.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 128))]
     pub resources: Vec<ResourceStatus>,
     /// Every device that kubelet receives, sorted by resource and GPU.
     #[serde(default)]
@@ -63,18 +64,21 @@ pub struct GpuNodeStatus {
     pub holders: Vec<Holder>,
     /// The last allocations that differ from the grant, newest first, at most [`GpuNodeStatus::MAX_DEVIATIONS`].
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = Self::MAX_DEVIATIONS))]
     pub deviations: Vec<Deviation>,
     /// Deviations since the plugin started.
     #[serde(default)]
     pub deviations_total: u64,
     /// Faults of GPUs without proof of recovery, by GPU.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 1024))]
     pub faults: Vec<GpuFault>,
     /// Version of the plugin that wrote this.
     #[serde(default)]
     pub plugin_version: String,
     /// `Ready`: the plugin serves, and its information is complete. The reason names what is missing otherwise.
     #[serde(default)]
+    #[schemars(length(max = 16))]
     pub conditions: Vec<Condition>,
 }
 

@@ -1,6 +1,7 @@
 //! Rewrites the schemas that schemars generates into the form that Kubernetes requires.
 
 use schemars::Schema;
+use serde_json::Value;
 
 /// Replaces number formats that Kubernetes does not know (`uint8`, ...). The API server warns about each unknown format
 /// whenever the definition is applied. The bounds stay in `minimum` and `maximum`.
@@ -11,6 +12,34 @@ pub(crate) fn known_formats(schema: &mut Schema) {
         _ => return,
     };
     schema.insert("format".to_owned(), known.into());
+}
+
+/// Longest string without a bound of its own, in characters.
+const MAX_STRING: u32 = 4096;
+/// Longest list without a bound of its own: as many devices as 32 GPUs with 7 MIG devices in 36 replicas each.
+const MAX_LIST: u32 = 8192;
+/// Most entries of a map without a bound of its own.
+const MAX_MAP: u32 = 256;
+
+/// Bounds every string, list and map, so that the extender's memory is safe from a plugin.
+pub(crate) fn bounded(schema: &mut Schema) {
+    let is = |kind: &str| match schema.get("type") {
+        Some(Value::String(one)) => one == kind,
+        Some(Value::Array(several)) => several.iter().any(|one| one == kind),
+        _ => false,
+    };
+    let is_free_text = is("string") && schema.get("enum").is_none() && schema.get("format").is_none();
+    let is_map = schema.get("additionalProperties").is_some_and(Value::is_object);
+    let bounds = [
+        (is_free_text, "maxLength", MAX_STRING),
+        (is("array"), "maxItems", MAX_LIST),
+        (is_map, "maxProperties", MAX_MAP),
+    ];
+    for (applies, bound, most) in bounds {
+        if applies && schema.get(bound).is_none() {
+            schema.insert(bound.to_owned(), most.into());
+        }
+    }
 }
 
 #[cfg(test)]
@@ -33,6 +62,42 @@ mod tests {
 
     fn definitions() -> [Value; 2] {
         [crate::GpuNode::crd(), crate::Gang::crd()].map(|crd| serde_json::to_value(crd).unwrap())
+    }
+
+    /// Parts of a schema that have no bound.
+    fn unbounded(path: &str, schema: &Value, found: &mut Vec<String>) {
+        let bound = match schema["type"].as_str() {
+            Some("string") => Some("maxLength"),
+            Some("array") => Some("maxItems"),
+            Some("object") if schema["additionalProperties"].is_object() => Some("maxProperties"),
+            _ => None,
+        };
+        let is_bounded = ["enum", "format"].iter().any(|name| !schema[*name].is_null());
+        found.extend(bound.filter(|bound| !is_bounded && schema[*bound].is_null()).map(|_| path.to_owned()));
+        assert!(schema["x-kubernetes-preserve-unknown-fields"].is_null(), "{path}");
+        for (name, field) in schema["properties"].as_object().into_iter().flatten() {
+            unbounded(&format!("{path}.{name}"), field, found);
+        }
+        for part in ["items", "additionalProperties"] {
+            if let Some(inner) = schema.get(part) {
+                unbounded(&format!("{path}.{part}"), inner, found);
+            }
+        }
+    }
+
+    /// A plugin may be in the wrong hands: etcd bounds the size of an object, and this the parts of it.
+    #[test]
+    fn every_part_of_a_gpu_node_is_bounded() {
+        let definition = &definitions()[0];
+        let schema = &definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"];
+        let mut found = Vec::new();
+        for part in ["spec", "status"] {
+            assert!(schema["properties"][part]["properties"].is_object(), "{part}");
+            unbounded(part, &schema["properties"][part], &mut found);
+        }
+        assert_eq!(found, Vec::<String>::new());
+        let machine = &schema["properties"]["spec"]["properties"]["machine"]["properties"];
+        assert_eq!(machine["gpus"]["maxItems"], gantry_topology::machine::MAX_GPUS);
     }
 
     /// The list has the formats of apiextensions-apiserver that occur in the definitions.

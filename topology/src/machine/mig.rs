@@ -17,6 +17,7 @@ pub struct Mig {
     pub enabled: bool,
     /// The GPU instances, sorted by where they start.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = MAX_MEMORY_UNITS))]
     pub instances: Vec<GpuInstance>,
 }
 
@@ -34,6 +35,7 @@ pub struct GpuInstance {
     pub size: u8,
     /// Its compute instances, by ID. An undivided GPU instance has one, as large as itself.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = MAX_MEMORY_UNITS))]
     pub compute: Vec<ComputeInstance>,
 }
 

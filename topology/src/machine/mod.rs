@@ -42,14 +42,18 @@ pub struct MachineParts {
     #[serde(default, skip_serializing_if = "Host::is_empty")]
     pub host: Host,
     /// The GPUs; `gpus[i].index == i`, the order nvidia-smi and NVML enumerate them in.
+    #[schemars(length(max = MAX_GPUS))]
     pub gpus: Vec<Gpu>,
     /// The network adapters, in the order `nvidia-smi topo -m` prints them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = MAX_NICS))]
     pub nics: Vec<Nic>,
     /// NVLinks that join two GPUs directly. Links into an NVSwitch are counted in [`Gpu::nvlink`].
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = MAX_GPUS * (MAX_GPUS - 1) / 2))]
     pub nvlinks: Vec<NvLinkBundle>,
     /// The PCIe path class of every pair, GPUs first, then NICs, also where an NVLink joins the pair.
+    #[schemars(length(max = MAX_GPUS + MAX_NICS))]
     pub paths: PathMatrix,
 }
 
