@@ -56,6 +56,20 @@ pub const GPU_RESOURCE: &str = "nvidia.com/gpu";
 /// Domain of the resources that the extender manages.
 pub const RESOURCE_DOMAIN: &str = "nvidia.com";
 
+/// The admission policies of `manifests/guard.yaml` that the extender expects: those that narrow its rights, and those
+/// that protect what it trusts.
+pub const EXTENDER_POLICIES: [&str; 6] = [
+    "gantry-grant",
+    "gantry-binding",
+    "gantry-gang-status",
+    "gantry-extender-events",
+    "gantry-extender-binding",
+    "gantry-extender-status",
+];
+
+/// The admission policies of `manifests/guard.yaml` that narrow the plugin's rights.
+pub const PLUGIN_POLICIES: [&str; 3] = ["gantry-gpunode", "gantry-node-status", "gantry-plugin-events"];
+
 /// Component name in Events and in `kubectl describe`.
 pub const EXTENDER: &str = "gantry-extender";
 

@@ -38,12 +38,13 @@ pub(crate) mod writers;
 
 pub use args::Args;
 
+use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
 use anyhow::Context;
-use gantry_api::ResourceName;
-use gantry_runtime::supervise;
+use gantry_api::{ResourceName, names};
+use gantry_runtime::{policies, supervise};
 use kube::Client;
 use tokio::net::TcpListener;
 use tokio::task::{JoinHandle, JoinSet};
@@ -138,6 +139,7 @@ pub async fn run(args: Args, shutdown: CancellationToken) -> anyhow::Result<()> 
         tasks.spawn(async move { tls.follow(shutdown).await });
     }
     look_around(&mut tasks, &client, &store, &shutdown);
+    tasks.spawn(check_policies(client, Arc::clone(&writers.metrics), shutdown.clone()));
     tasks.spawn(writers.work(leadership, release.clone()));
     let serving = together(server.run(listeners, shutdown.clone()), watching, &shutdown);
     supervise::serve_with_tasks(serving, tasks, &shutdown, &release).await
@@ -182,6 +184,12 @@ fn look_around(tasks: &mut JoinSet<()>, client: &Client, store: &Arc<Store>, shu
         move |owner, facts| seen.update(|index| index.owner_seen(owner, facts)),
         shutdown.clone(),
     ));
+}
+
+async fn check_policies(client: Client, metrics: Arc<Metrics>, shutdown: CancellationToken) {
+    let following =
+        policies::follow(client, &names::EXTENDER_POLICIES, move |count| metrics.missing_policies(count));
+    let _: Option<Infallible> = shutdown.run_until_cancelled(following).await;
 }
 
 async fn listen(address: SocketAddr) -> anyhow::Result<TcpListener> {

@@ -138,6 +138,7 @@ pub struct Metrics {
     place_devices: Gauge,
     kept_nodes: Gauge,
     leader: Gauge,
+    missing_policies: Gauge,
     devices: Family<State, Gauge>,
     nodes: Family<State, Gauge>,
     pods: Gauge,
@@ -173,6 +174,7 @@ impl Metrics {
             place_devices: Gauge::default(),
             kept_nodes: Gauge::default(),
             leader: Gauge::default(),
+            missing_policies: Gauge::default(),
             devices: Family::default(),
             nodes: Family::default(),
             pods: Gauge::default(),
@@ -209,6 +211,13 @@ impl Metrics {
             "Time since the API server last answered, -1 if never",
             metrics.contact.clone(),
         );
+        registry.register(
+            "missing_policies",
+            "Admission policies that are missing or do not deny",
+            metrics.missing_policies.clone(),
+        );
+        // Not checked yet.
+        metrics.missing_policies.set(-1);
         Self { registry, ..metrics }
     }
 
@@ -247,6 +256,11 @@ impl Metrics {
             self.kept_nodes.clone(),
         );
         registry.register("leader", "1 if this extender leads, 0 if it stands by", self.leader.clone());
+    }
+
+    /// Records how many admission policies are missing.
+    pub fn missing_policies(&self, count: usize) {
+        self.missing_policies.set(signed(count as u64));
     }
 
     /// Counts a bind.

@@ -43,6 +43,10 @@ pub struct Args {
     #[arg(long, env = "KUBECONFIG", value_name = "FILE")]
     pub kubeconfig: Option<PathBuf>,
 
+    /// Kubeconfig file for this node's pods, such as kubelet's, which can read no others; without it the other one is used
+    #[arg(long, env = "GANTRY_POD_KUBECONFIG", value_name = "FILE")]
+    pub pod_kubeconfig: Option<PathBuf>,
+
     /// Serve by topology only: no grants are read, no holders are published, and a quarantine (docs/health.md) ends with this process
     #[arg(long)]
     pub no_cluster: bool,

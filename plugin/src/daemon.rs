@@ -201,6 +201,7 @@ async fn serve_observed(
         let cluster = Cluster {
             node,
             kubeconfig: args.kubeconfig.clone(),
+            pod_kubeconfig: args.pod_kubeconfig.clone(),
             inventory: inventory.clone(),
             handover: Arc::clone(&handover),
             observed: Arc::clone(&observed),

@@ -9,13 +9,14 @@ mod publish;
 mod quarantine;
 mod status;
 
+use std::convert::Infallible;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use gantry_api::NodeName;
+use gantry_api::{NodeName, names};
 use gantry_runtime::supervise::{TaskFailure, Tasks};
-use gantry_runtime::{Backoff, ConnectError, chain};
+use gantry_runtime::{Backoff, ConnectError, chain, policies};
 use kube::Client;
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
@@ -40,6 +41,8 @@ pub struct Cluster {
     pub node: NodeName,
     /// Kubeconfig; `None` for the pod's service account.
     pub kubeconfig: Option<PathBuf>,
+    /// Kubeconfig for the pods; `None` to read them with the other one.
+    pub pod_kubeconfig: Option<PathBuf>,
     pub inventory: watch::Receiver<Arc<Inventory>>,
     /// Selects the devices of each pod.
     pub handover: Arc<SharedHandover>,
@@ -58,11 +61,27 @@ impl Cluster {
         notes: mpsc::Receiver<Note>,
         shutdown: CancellationToken,
     ) -> Result<(), TaskFailure> {
+        let connected = self.connected(self.kubeconfig.as_deref());
+        let Some(client) = shutdown.run_until_cancelled(connected).await else {
+            return Ok(());
+        };
+        let mut tasks = Tasks::new(shutdown.clone());
+        tasks.spawn(check_policies(client.clone(), Arc::clone(&self.observed), shutdown.clone()));
+        tasks.spawn(pods::follow(client.clone(), self.clone(), shutdown.clone()));
+        tasks.spawn(events::publish(client.clone(), self.clone(), notes, shutdown.clone()));
+        tasks.spawn(quarantine::keep(client.clone(), self.clone(), shutdown.clone()));
+        tasks.spawn(condition::publish(client.clone(), self.clone(), shutdown.clone()));
+        tasks.spawn(publish::Publisher::new(client, self).run(shutdown));
+        tasks.join_all().await
+    }
+
+    /// A client from this kubeconfig, or from the pod's service account, as soon as that can be used.
+    async fn connected(&self, kubeconfig: Option<&Path>) -> Client {
         let mut backoff = RETRY;
         let mut unreached = LogThrottle::default();
-        let client = loop {
-            match connect(self.kubeconfig.as_deref()).await {
-                Ok(client) => break client,
+        loop {
+            match connect(kubeconfig).await {
+                Ok(client) => return client,
                 Err(error) => {
                     self.observed.cluster(false);
                     let pause = backoff.fail();
@@ -73,21 +92,17 @@ impl Cluster {
                             "cannot connect to the API server, trying again"
                         );
                     }
-                    tokio::select! {
-                        () = shutdown.cancelled() => return Ok(()),
-                        () = tokio::time::sleep(pause) => {}
-                    }
+                    tokio::time::sleep(pause).await;
                 }
             }
-        };
-        let mut tasks = Tasks::new(shutdown.clone());
-        tasks.spawn(pods::follow(client.clone(), self.clone(), shutdown.clone()));
-        tasks.spawn(events::publish(client.clone(), self.clone(), notes, shutdown.clone()));
-        tasks.spawn(quarantine::keep(client.clone(), self.clone(), shutdown.clone()));
-        tasks.spawn(condition::publish(client.clone(), self.clone(), shutdown.clone()));
-        tasks.spawn(publish::Publisher::new(client, self).run(shutdown));
-        tasks.join_all().await
+        }
     }
+}
+
+async fn check_policies(client: Client, observed: Arc<Observed>, shutdown: CancellationToken) {
+    let following =
+        policies::follow(client, &names::PLUGIN_POLICIES, |count| observed.missing_policies(count));
+    let _: Option<Infallible> = shutdown.run_until_cancelled(following).await;
 }
 
 /// A client from this kubeconfig, or from the pod's service account.

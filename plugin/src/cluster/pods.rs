@@ -14,7 +14,7 @@ use gantry_runtime::chain;
 use gantry_runtime::watch::{Selection, watch};
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use kube::runtime::watcher::Event;
+use kube::runtime::watcher::{Error, Event};
 use kube::{Client, Resource};
 use serde::Deserialize;
 use tokio_util::sync::CancellationToken;
@@ -85,6 +85,31 @@ pub(super) async fn follow(client: Client, cluster: Cluster, shutdown: Cancellat
 
 async fn run(client: Client, cluster: Cluster) {
     let mut earlier = Some(published_holders(&client, &cluster).await);
+    loop {
+        let client = match &cluster.pod_kubeconfig {
+            Some(path) => cluster.connected(Some(path)).await,
+            None => client.clone(),
+        };
+        match follow_with(&client, &cluster, &mut earlier).await {
+            End::Outdated => info!("the credential for pods is no longer valid; reading it again"),
+            End::Watch => {
+                warn!("the watch of pods ended; grants are no longer followed");
+                cluster.observed.cluster(false);
+                return;
+            }
+        }
+    }
+}
+
+/// Why a watch of pods ended.
+enum End {
+    /// The API server no longer accepts the credential. kubelet replaces its certificate before it expires.
+    Outdated,
+    /// The watch itself, which does not happen.
+    Watch,
+}
+
+async fn follow_with(client: &Client, cluster: &Cluster, earlier: &mut Option<Vec<Holder>>) -> End {
     let fields = format!("spec.nodeName={},status.phase!=Succeeded,status.phase!=Failed", cluster.node);
     let mut stream = std::pin::pin!(watch::<NodePod>(client.clone(), Selection { fields, renew: RENEW }));
     let mut backoff = RETRY;
@@ -104,9 +129,7 @@ async fn run(client: Client, cluster: Cluster) {
             }
         };
         let Some(event) = event else {
-            warn!("the watch of pods ended; grants are no longer followed");
-            cluster.observed.cluster(false);
-            return;
+            return End::Watch;
         };
         // Comes before every list, also before one that fails, so it does not show that the API server responds.
         begun = matches!(event, Ok(Event::Init));
@@ -117,7 +140,7 @@ async fn run(client: Client, cluster: Cluster) {
                     cluster.observed.cluster(true);
                     backoff.reset();
                 }
-                take(event, &cluster, &mut listing, &mut earlier);
+                take(event, cluster, &mut listing, earlier);
             }
             Err(error) => {
                 cluster.observed.cluster(false);
@@ -128,11 +151,15 @@ async fn run(client: Client, cluster: Cluster) {
                     );
                 }
                 reachable = Some(false);
+                if cluster.pod_kubeconfig.is_some() && is_unauthorized(&error) {
+                    tokio::time::sleep(backoff.fail()).await;
+                    return End::Outdated;
+                }
                 loop {
                     tokio::time::sleep(backoff.fail()).await;
                     match tokio::time::timeout(
                         gantry_runtime::CONNECT,
-                        gantry_runtime::check_api_server(&client),
+                        gantry_runtime::check_api_server(client),
                     )
                     .await
                     {
@@ -144,6 +171,16 @@ async fn run(client: Client, cluster: Cluster) {
             }
         }
     }
+}
+
+fn is_unauthorized(error: &Error) -> bool {
+    let (Error::InitialListFailed(kube::Error::Api(status))
+    | Error::WatchStartFailed(kube::Error::Api(status))
+    | Error::WatchError(status)) = error
+    else {
+        return false;
+    };
+    status.code == 401
 }
 
 /// The pods of a list that has begun.

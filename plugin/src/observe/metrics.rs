@@ -113,6 +113,7 @@ pub struct Metrics {
     registrations: Family<Outcome, Counter>,
     list_streams: Family<ByResource, Gauge>,
     reachable: Family<ByPeer, Gauge>,
+    missing_policies: Gauge,
     holders: Holders,
     /// Counted by the NVML thread.
     xids: OnceLock<XidCounts>,
@@ -125,6 +126,9 @@ pub struct Metrics {
 
 impl Default for Metrics {
     fn default() -> Self {
+        let missing_policies = Gauge::default();
+        // Not checked yet.
+        missing_policies.set(-1);
         Self {
             allocations: Family::default(),
             preferences: Family::default(),
@@ -140,6 +144,7 @@ impl Default for Metrics {
             registrations: Family::default(),
             list_streams: Family::default(),
             reachable: Family::default(),
+            missing_policies,
             holders: Holders::default(),
             xids: OnceLock::new(),
             diagnoses: OnceLock::new(),
@@ -165,6 +170,7 @@ impl Metrics {
             registrations,
             list_streams,
             reachable,
+            missing_policies,
             holders,
             xids,
             diagnoses,
@@ -206,6 +212,11 @@ impl Metrics {
             list_streams.clone(),
         );
         registry.register("reachable", "1 if the peer responded to the last request", reachable.clone());
+        registry.register(
+            "missing_policies",
+            "Admission policies that are missing or do not deny",
+            missing_policies.clone(),
+        );
         let help = "Devices, replicas and MIG devices held by containers, by physical GPU";
         match config.get().is_some_and(|config| config.borrow().pod_metrics) {
             true => registry.register("allocated_devices", help, holders.by_container()),
@@ -276,6 +287,10 @@ impl Metrics {
 
     pub(super) fn cluster(&self, reachable: bool) {
         self.peer("apiserver", reachable);
+    }
+
+    pub(super) fn missing_policies(&self, count: usize) {
+        self.missing_policies.set(i64::try_from(count).unwrap_or(i64::MAX));
     }
 
     pub(super) fn pod_resources(&self, reachable: bool) {

@@ -285,6 +285,11 @@ impl Observed {
         self.change(|readiness| readiness.cluster = Some(reachable));
     }
 
+    /// Records how many admission policies are missing.
+    pub fn missing_policies(&self, count: usize) {
+        self.metrics.missing_policies(count);
+    }
+
     /// Records whether PodResources responds.
     pub fn pod_resources(&self, reachable: bool) {
         self.metrics.pod_resources(reachable);

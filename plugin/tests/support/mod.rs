@@ -400,6 +400,7 @@ impl Node {
         let args = Args {
             node_name: Some("node-1".into()),
             kubeconfig: None,
+            pod_kubeconfig: None,
             no_cluster: true,
             api_rate: ApiRate::default(),
             device_plugin_dir: directory.path().join("device-plugins"),

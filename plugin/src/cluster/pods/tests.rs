@@ -3,6 +3,8 @@ use std::sync::Arc;
 use http::{Request, Response};
 use kube::client::Body;
 use serde_json::{Value, json};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 use tower_test::mock;
@@ -19,6 +21,7 @@ fn cluster() -> Cluster {
     Cluster {
         node: "node-1".into(),
         kubeconfig: None,
+        pod_kubeconfig: None,
         inventory: Inventory::channel().1,
         handover: Arc::new(SharedHandover::new(handover, Arc::clone(&observed), Some(notes))),
         observed,
@@ -36,6 +39,53 @@ fn version() -> Value {
         "major": "1", "minor": "1", "gitVersion": "", "gitCommit": "", "gitTreeState": "", "buildDate": "",
         "goVersion": "", "compiler": "", "platform": "",
     })
+}
+
+/// kubelet replaces its certificate. When the API server does not know the old one any more, the file is read again.
+#[tokio::test]
+async fn outdated_credential_is_read_again() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let server = format!("http://{}", listener.local_addr().unwrap());
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("kubelet.conf");
+    let write = |token: &str| {
+        let config = json!({
+            "apiVersion": "v1", "kind": "Config", "current-context": "c",
+            "clusters": [{"name": "c", "cluster": {"server": server}}],
+            "users": [{"name": "c", "user": {"token": token}}],
+            "contexts": [{"name": "c", "context": {"cluster": "c", "user": "c"}}],
+        });
+        std::fs::write(&path, config.to_string()).unwrap();
+    };
+    write("old");
+    let status = |code: u16, reason: &str| json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": reason, "code": code});
+    let (service, mut api) = mock::pair::<Request<Body>, Response<Body>>();
+    tokio::spawn(async move {
+        while let Some((_, send)) = api.next_request().await {
+            send.send_response(answer(404, &status(404, "NotFound")));
+        }
+    });
+    let cluster = Cluster { pod_kubeconfig: Some(path.clone()), ..cluster() };
+    let task = tokio::spawn(run(Client::new(service, "default"), cluster));
+    loop {
+        let (mut stream, _) = listener.accept().await.unwrap();
+        let mut request = Vec::new();
+        while !request.ends_with(b"\r\n\r\n") {
+            assert!(stream.read_buf(&mut request).await.unwrap() > 0);
+        }
+        let request = String::from_utf8(request).unwrap();
+        assert!(request.starts_with("GET /api/v1/pods?"), "{request}");
+        if request.contains("Bearer new") {
+            break;
+        }
+        assert!(request.contains("Bearer old"), "{request}");
+        write("new");
+        let body = status(401, "Unauthorized").to_string();
+        let length = body.len();
+        let head = format!("HTTP/1.1 401 Unauthorized\r\nconnection: close\r\ncontent-length: {length}");
+        stream.write_all(format!("{head}\r\n\r\n{body}").as_bytes()).await.unwrap();
+    }
+    task.abort();
 }
 
 #[tokio::test]

@@ -84,6 +84,7 @@ fn publisher(client: Client) -> Publisher {
     let cluster = Cluster {
         node: "node-1".into(),
         kubeconfig: None,
+        pod_kubeconfig: None,
         inventory: tokio::sync::watch::channel(Arc::new(absent)).1,
         handover: Arc::new(SharedHandover::new(handover, Arc::clone(&observed), None)),
         observed,
