@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests")]
 
 use clap::Parser;
+use gantry_api::names::{EXTENDER_POLICIES, PLUGIN_POLICIES};
 use serde_json::{Value, json};
 
 const COMMON: &str = include_str!("../../manifests/extender.yaml");
@@ -111,5 +112,93 @@ fn lease_is_in_the_namespace_of_the_pods() {
             "valueFrom": {"fieldRef": {"fieldPath": "metadata.namespace"}},
         });
         assert!(variables.contains(&namespace), "{variables:?}");
+    }
+}
+
+const GUARD: &str = include_str!("../../manifests/guard.yaml");
+const PLUGIN: &str = include_str!("../../manifests/plugin.yaml");
+
+/// The daemons look for the policies of the manifests, may read them, and each policy denies.
+#[test]
+fn daemons_look_for_the_policies_of_the_manifests() {
+    let objects: Vec<Value> = serde_saphyr::from_multiple(GUARD).unwrap();
+    let names = |kind: &str| -> Vec<&str> {
+        let of_kind = objects.iter().filter(|object| object["kind"] == kind);
+        of_kind.map(|object| object["metadata"]["name"].as_str().unwrap()).collect()
+    };
+    let policies = names("ValidatingAdmissionPolicy");
+    assert_eq!(names("ValidatingAdmissionPolicyBinding"), policies);
+    for name in &policies {
+        let binding = object(GUARD, "ValidatingAdmissionPolicyBinding", name);
+        assert_eq!(binding["spec"], json!({"policyName": name, "validationActions": ["Deny"]}));
+        assert_eq!(object(GUARD, "ValidatingAdmissionPolicy", name)["spec"]["failurePolicy"], "Fail");
+    }
+    let mut expected = vec!["gantry-gang-annotations"];
+    for (yaml, role, names) in [
+        (COMMON, "gantry-extender", EXTENDER_POLICIES.as_slice()),
+        (PLUGIN, "gantry-plugin", &PLUGIN_POLICIES),
+    ] {
+        let role = object(yaml, "ClusterRole", role);
+        let mut rules = role["rules"].as_array().unwrap().iter();
+        let rule = rules.find(|rule| rule["apiGroups"] == json!(["admissionregistration.k8s.io"])).unwrap();
+        assert_eq!(rule["resourceNames"], json!(names));
+        assert_eq!(rule["verbs"], json!(["get"]));
+        expected.extend(names);
+    }
+    expected.sort_unstable();
+    let mut policies = policies;
+    policies.sort_unstable();
+    assert_eq!(policies, expected);
+}
+
+/// The policies that restrict the extender to pods of Gantry have the same idea of them.
+#[test]
+fn extender_policies_agree_on_gantrys_pods() {
+    let restart = include_str!("../../manifests/extender-restart.yaml");
+    let variables = |yaml: &str, name: &str| {
+        let policy = object(yaml, "ValidatingAdmissionPolicy", name);
+        policy["spec"]["variables"].as_array().unwrap()[..2].to_vec()
+    };
+    assert_eq!(variables(GUARD, "gantry-extender-status"), variables(restart, "gantry-extender-delete"));
+}
+
+/// Rights that RBAC cannot narrow to what is needed are the operator's choice.
+#[test]
+fn kustomization_has_no_optional_rights() {
+    let kustomization = include_str!("../../manifests/kustomization.yaml");
+    for file in [
+        "extender-preempt.yaml",
+        "extender-restart.yaml",
+        "gates.yaml",
+        "plugin-config.yaml",
+        "labels-node.yaml",
+    ] {
+        let lines: Vec<&str> = kustomization.lines().filter(|line| line.contains(file)).collect();
+        assert!(lines.len() == 1 && lines[0].trim_start().starts_with('#'), "{file}: {lines:?}");
+    }
+}
+
+/// The image runs as another user than root; the plugin's manifests name root, for kubelet's sockets.
+#[test]
+fn image_does_not_run_as_root() {
+    let image = include_str!("../../Containerfile");
+    let users: Vec<&str> = image.lines().filter_map(|line| line.strip_prefix("USER ")).collect();
+    assert_eq!(users, ["65532:65532"]);
+    for plugin in [PLUGIN, include_str!("../../manifests/plugin-mig.yaml")] {
+        assert!(plugin.contains("runAsUser: 0"));
+    }
+}
+
+/// A tag of an action can be moved to other code.
+#[test]
+fn actions_are_pinned_by_commit() {
+    let pipeline = include_str!("../../.github/workflows/ci.yml");
+    let used: Vec<&str> = pipeline.lines().filter_map(|line| line.trim().strip_prefix("- uses: ")).collect();
+    assert!(used.len() > 5, "{used:?}");
+    for action in used {
+        let (_, rest) = action.split_once('@').unwrap();
+        let (commit, version) = rest.split_once(" # v").unwrap_or_else(|| panic!("{action}"));
+        assert!(commit.len() == 40 && commit.bytes().all(|byte| byte.is_ascii_hexdigit()), "{action}");
+        assert!(version.starts_with(|first: char| first.is_ascii_digit()), "{action}");
     }
 }

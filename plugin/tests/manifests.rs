@@ -7,7 +7,7 @@ use std::path::Path;
 
 use gantry_config::Config;
 use gantry_plugin::cdi::Driver;
-use k8s_openapi::api::core::v1::NodeStatus;
+use k8s_openapi::api::core::v1::{NodeStatus, PodStatus};
 use serde::de::value::Error;
 use serde::de::{Deserialize, Deserializer, Error as _, Visitor};
 use serde_json::{Value, json};
@@ -254,12 +254,123 @@ fn validations(yaml: &str, name: &str) -> String {
     expressions.collect::<Vec<_>>().join(" && ")
 }
 
+/// The fields of a Kubernetes type, as the client knows them.
+fn fields<T: for<'de> Deserialize<'de>>() -> &'static [&'static str] {
+    let mut known: &[&str] = &[];
+    let _ = T::deserialize(Fields(&mut known));
+    known
+}
+
+const GUARD: &str = include_str!("../../manifests/guard.yaml");
+
+/// A policy that does not list a field would let the extender write it.
+#[test]
+fn policy_allows_only_the_written_pod_status_fields() {
+    let known = fields::<PodStatus>();
+    assert!(known.contains(&"nominatedNodeName"), "{known:?}");
+    let status = validations(GUARD, "gantry-extender-status");
+    // Since Kubernetes 1.34 to 1.37.
+    let newer = [
+        "observedGeneration",
+        "extendedResourceClaimStatus",
+        "allocatedResources",
+        "resources",
+        "nodeAllocatableResourceClaimStatuses",
+        "volumeHealth",
+    ];
+    for field in known.iter().chain(&newer) {
+        let same = format!("object.status.?{field} == oldObject.status.?{field}");
+        let is_same = status.split(" && ").any(|part| part == same);
+        assert_eq!(is_same, !["conditions", "nominatedNodeName"].contains(field), "{field}");
+    }
+}
+
+/// The text of a variable of a policy.
+fn variable(yaml: &str, policy: &str, name: &str) -> String {
+    let objects: Vec<Value> = serde_saphyr::from_multiple(yaml).unwrap();
+    let policy = objects
+        .iter()
+        .find(|object| object["kind"] == "ValidatingAdmissionPolicy" && object["metadata"]["name"] == policy)
+        .unwrap();
+    let mut variables = policy["spec"]["variables"].as_array().unwrap().iter();
+    let variable = variables.find(|variable| variable["name"] == name).unwrap();
+    variable["expression"].as_str().unwrap().to_owned()
+}
+
+/// Reasons of conditions, which no Event has.
+const OF_CONDITIONS: [&str; 7] =
+    ["Degraded", "GpusHealthy", "NoDevices", "NotRegistered", "PodsUnknown", "Serving", "Stopped"];
+
+#[test]
+fn policy_allows_the_reasons_of_the_plugins_events() {
+    fn sources(folder: &Path, all: &mut String) {
+        for entry in std::fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            match path.is_dir() {
+                true => sources(&path, all),
+                false if path.extension().is_some_and(|end| end == "rs") => {
+                    all.push_str(&std::fs::read_to_string(path).unwrap());
+                }
+                false => {}
+            }
+        }
+    }
+    let mut all = String::new();
+    sources(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src"), &mut all);
+    let reason = regex_lite::Regex::new(r"\bReason::([A-Z][A-Za-z]+)").unwrap();
+    let used: BTreeSet<String> = reason.captures_iter(&all).map(|found| found[1].to_owned()).collect();
+    let allowed = variable(GUARD, "gantry-plugin-events", "reasons");
+    let allowed: BTreeSet<String> = allowed
+        .trim_matches(['[', ']'])
+        .split(", ")
+        .map(|reason| reason.trim_matches('\'').to_owned())
+        .collect();
+    let unused: Vec<_> = allowed.difference(&used).collect();
+    let refused: Vec<&str> = used.difference(&allowed).map(String::as_str).collect();
+    assert_eq!((unused, refused), (Vec::new(), OF_CONDITIONS.to_vec()));
+}
+
+/// Labels that Gantry does not write drive other programs.
+#[test]
+fn policies_allow_only_gantrys_labels() {
+    let labels = include_str!("../../manifests/labels.yaml");
+    let known = variable(labels, "gantry-node-features", "known");
+    let node = include_str!("../../manifests/labels-node.yaml");
+    assert_eq!(variable(node, "gantry-node-labels", "known"), known);
+    let known = regex_lite::Regex::new(known.trim_matches('\'')).unwrap();
+    for machines in [
+        include_str!("labels/snapshots/labels__machines__simulated_machines_have_labels.snap"),
+        include_str!(
+            "labels/snapshots/labels__machines__simulated_mig_machines_have_labels_of_each_strategy.snap"
+        ),
+    ] {
+        let keys = machines.lines().filter_map(|line| line.split_once('=')).map(|(key, _)| key.trim());
+        let keys: Vec<&str> = keys.filter(|key| key.contains('/')).collect();
+        assert!(keys.len() > 20, "{keys:?}");
+        for key in keys {
+            assert!(known.is_match(key), "{key}");
+        }
+    }
+    for key in [
+        "gantry.dev/mig",
+        "gantry.dev/gpu",
+        "nvidia.com/gpu.present",
+        "nvidia.com/gpu.deploy.driver",
+        "nvidia.com/mig.config",
+        "nvidia.com/device-plugin.config",
+        "node-role.kubernetes.io/control-plane",
+        "xnvidia.com/gpu.count",
+        "nvidia.com/gpu.count.x",
+    ] {
+        assert!(!known.is_match(key), "{key}");
+    }
+}
+
 #[test]
 fn policies_allow_only_the_written_node_fields() {
-    let mut known: &[&str] = &[];
-    let _ = NodeStatus::deserialize(Fields(&mut known));
+    let known = fields::<NodeStatus>();
     assert!(known.contains(&"conditions"), "{known:?}");
-    let status = validations(include_str!("../../manifests/guard.yaml"), "gantry-node-status");
+    let status = validations(GUARD, "gantry-node-status");
     // Since Kubernetes 1.35.
     for field in known.iter().chain(&["declaredFeatures"]) {
         let same = match *field {

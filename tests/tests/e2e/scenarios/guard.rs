@@ -118,11 +118,16 @@ pub(super) async fn plugin_may_change_only_its_own_fields(bed: &Bed) -> Result<(
 }
 
 async fn labels_only(plugin: &Plugin<'_>) -> Result<()> {
-    let why = "labels of nvidia.com/ and gantry.dev/ only";
+    let why = "only the labels of docs/labels.md";
     plugin.is_held_to(why, async |change| plugin.patch(change).await).await?;
-    let label = |value: Value| json!({ "metadata": { "labels": { "nvidia.com/guard": value } } });
+    let label = |key: &str, value: Value| json!({ "metadata": { "labels": { key: value } } });
     for value in [json!("x"), Value::Null] {
-        plugin.patch(&label(value)).await.context("a label of its own")?;
+        plugin.patch(&label("nvidia.com/gpu.mode", value)).await.context("a label of its own")?;
+    }
+    // The first gives a plugin CAP_SYS_ADMIN there, the GPU operator acts on the second.
+    for key in ["gantry.dev/mig", "nvidia.com/mig.config"] {
+        let change = label(key, json!("true"));
+        refused_for(why, &change, plugin.patch(&change).await)?;
     }
     let others = metadata_changes().into_iter().filter(|change| change["labels"].is_null());
     let others = others.map(|change| json!({ "metadata": change }));

@@ -26,6 +26,7 @@ mod modes;
 mod node_changes;
 mod node_config;
 mod placement;
+mod rights;
 mod shapes;
 mod smoke;
 mod stock;
@@ -74,6 +75,11 @@ pub(crate) fn all() -> Vec<Scenario> {
         stock::pod_without_gpus_runs_while_extender_is_down,
         guard::only_extender_may_write_grants,
         guard::plugin_may_change_only_its_own_fields,
+        rights::plugin_writes_only_its_own_gpu_node,
+        rights::daemons_write_only_their_own_events,
+        rights::plugin_writes_only_its_own_node_feature,
+        rights::extender_writes_only_what_it_needs_of_pods,
+        rights::optional_manifests_are_accepted,
         placement::requests_get_best_node_and_set,
         placement::unschedulable_request_reports_gpu_reason,
         placement::device_nodes_reach_container_by_spec_and_cdi,
@@ -92,6 +98,8 @@ pub(crate) fn all() -> Vec<Scenario> {
         modes::changed_config_applies_and_bad_config_does_not,
         node_config::node_label_selects_config_from_config_map,
         node_config::labels_are_written_to_node_or_node_feature,
+        rights::plugin_reads_pods_with_kubelets_credential,
+        rights::daemons_report_missing_policies,
         node_changes::changed_mig_layout_changes_resources,
         node_changes::xid_is_reported_everywhere_until_lifted,
         node_changes::quarantine_survives_plugin_without_api_server,

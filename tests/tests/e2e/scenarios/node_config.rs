@@ -38,7 +38,10 @@ fn shared(replicas: u32) -> String {
 }
 
 pub(super) async fn node_label_selects_config_from_config_map(bed: &Bed) -> Result<()> {
+    let right = manifests().join("plugin-config.yaml").display().to_string();
+    bed.cluster().kubectl(&["apply", "-f", &right]).await?;
     let outcome = chosen_by_label(bed).await;
+    bed.cluster().kubectl(&["delete", "-f", &right]).await?;
     // Restores the state for other scenarios, after success or failure.
     let node = bed.cluster().nodes()[2].name();
     label(bed, node, None).await?;
@@ -229,7 +232,7 @@ async fn write(bed: &Bed, configs: &BTreeMap<&str, String>) -> Result<()> {
 }
 
 /// The kind of node-feature-discovery, as far as labels go.
-fn node_feature() -> Value {
+pub(super) fn node_feature() -> Value {
     let any = json!({ "type": "object", "x-kubernetes-preserve-unknown-fields": true });
     let texts = json!({ "type": "object", "additionalProperties": { "type": "string" } });
     json!({
