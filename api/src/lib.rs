@@ -13,6 +13,7 @@ pub mod quantity;
 pub mod reason;
 mod schema;
 pub mod slim;
+pub mod text;
 
 pub use gang::{
     DecidedReservation, Decision, Gang, GangLevel, GangPhase, GangRepair, GangSpec, GangStatus,
@@ -24,4 +25,5 @@ pub use gpunode::{
 };
 pub use grant::{ContainerGrant, ContainerShare, Grant, GrantError};
 pub use ids::{DeviceId, NodeName, PodUid, ResourceName};
-pub use reason::{MAX_MESSAGE, Reason};
+pub use reason::Reason;
+pub use text::{MAX_MESSAGE, ObjectMessage, one_line};

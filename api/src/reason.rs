@@ -7,9 +7,6 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-/// Longest text of the table, and bound of [`bounded`], in bytes.
-pub const MAX_MESSAGE: usize = 250;
-
 macro_rules! reasons {
     ($($(#[$doc:meta])* $name:ident => $text:literal,)*) => {
         /// A CamelCase reason, with one sentence about it.
@@ -145,19 +142,10 @@ impl fmt::Display for Reason {
     }
 }
 
-/// `message`, cut at a character so that it has at most [`MAX_MESSAGE`] bytes. A cut message ends in `...`.
-pub fn bounded(mut message: String) -> String {
-    const CUT: &str = "...";
-    if message.len() > MAX_MESSAGE {
-        message.truncate(message.floor_char_boundary(MAX_MESSAGE - CUT.len()));
-        message.push_str(CUT);
-    }
-    message
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::MAX_MESSAGE;
 
     #[test]
     fn every_reason_is_camel_case_with_one_short_sentence() {
@@ -176,13 +164,5 @@ mod tests {
             assert_eq!(reason.as_str().parse(), Ok(*reason));
         }
         assert!("waits for room".parse::<Reason>().is_err());
-    }
-
-    #[test]
-    fn bounded_cuts_long_messages_at_a_character() {
-        assert_eq!(bounded("short".to_owned()), "short");
-        let cut = bounded("ä".repeat(200));
-        assert!(cut.len() <= MAX_MESSAGE, "{}", cut.len());
-        assert!(cut.ends_with("ä..."), "{cut}");
     }
 }

@@ -9,6 +9,7 @@ use gantry_plugin::Args;
 use serde_json::{Map, Value};
 
 use crate::runtime::print;
+use crate::visible::Visible;
 
 /// Prints the configuration that the options make as a config file in YAML; warnings go to standard error.
 ///
@@ -18,7 +19,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let (file, text) = args.config_text()?;
     let maps = config_maps(&text).map_err(|problem| anyhow::anyhow!("{file}: {problem}"))?;
     let printed = if maps.is_empty() { served(args, &file, &text)? } else { all_served(args, &file, &maps)? };
-    print(&printed)
+    print(&Visible::new(&printed))
 }
 
 /// The configurations of all ConfigMaps as [`served`] returns them, as one text, or all their problems.
@@ -66,7 +67,7 @@ fn served(args: &Args, source: &str, text: &str) -> anyhow::Result<String> {
 
 fn warn(source: &str, warning: &dyn std::fmt::Display) {
     // A closed standard error cannot be reported.
-    let _ = writeln!(io::stderr(), "gantry: warning: {source}: {warning}");
+    let _ = writeln!(io::stderr(), "gantry: warning: {}", Visible::new(&format!("{source}: {warning}")));
 }
 
 fn listed(problems: &Problems) -> anyhow::Error {

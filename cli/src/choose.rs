@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use crate::runtime::{BadInput, print};
 use crate::topo::source::SourceArgs;
-use crate::topo::visible::visible;
+use crate::visible::Visible;
 
 /// Options of `gantry choose`.
 #[derive(Debug, Clone, Args)]
@@ -64,7 +64,7 @@ pub(crate) fn run(args: &ChooseArgs) -> anyhow::Result<()> {
 }
 
 /// Everything that goes to standard output.
-fn output(args: &ChooseArgs, machine: &Machine) -> anyhow::Result<String> {
+fn output(args: &ChooseArgs, machine: &Machine) -> anyhow::Result<Visible> {
     let free = checked(args, machine).map_err(BadInput)?;
     let purpose = if args.gang { Purpose::GangMember } else { Purpose::Local };
     let table = Table::build(machine);
@@ -78,7 +78,7 @@ fn output(args: &ChooseArgs, machine: &Machine) -> anyhow::Result<String> {
     })?;
     let answer = Answer::new(machine, &table, &choice);
     let answer = if args.json { serde_json::to_string_pretty(&answer)? + "\n" } else { answer.text() };
-    Ok(visible(&answer, false))
+    Ok(Visible::new(&answer))
 }
 
 /// The GPUs with MIG enabled, which are used through their instances only.
@@ -232,6 +232,7 @@ mod tests {
         let words = std::iter::once("choose").chain(options.split_whitespace());
         let args = Cli::try_parse_from(words).map_err(|error| (error.to_string(), true))?.choose;
         output(&args, machine)
+            .map(|output| output.to_string())
             .map_err(|error| (gantry_runtime::chain(error.as_ref()), error.is::<BadInput>()))
     }
 

@@ -20,6 +20,7 @@ use gantry_topology::{Gpu, Machine, Mig};
 
 use crate::runtime::{BadInput, print};
 use crate::topo::source::SourceArgs;
+use crate::visible::Visible;
 
 /// Options of `gantry labels`.
 #[derive(Debug, Clone, Args)]
@@ -112,7 +113,7 @@ pub(crate) async fn run(args: LabelsArgs) -> anyhow::Result<()> {
     let config = config(&args).map_err(BadInput)?;
     let labels = made(&args, &config)?;
     match args.to.and_then(|to| to.place(&config.gfd)) {
-        None => print(&write::features(&labels)),
+        None => print(&Visible::new(&write::features(&labels))),
         Some(Place::File) => Ok(write::to_file(&labels, config.gfd.output_file.as_deref())?),
         Some(Place::NodeFeature) => {
             let identity = identity(&args)?;

@@ -8,6 +8,7 @@ mod explain;
 mod labels;
 mod runtime;
 mod topo;
+mod visible;
 
 use std::ffi::OsString;
 use std::process::ExitCode;

@@ -12,6 +12,8 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 use tracing_subscriber::EnvFilter;
 
+use crate::visible::{LogWriter, Visible};
+
 /// Worker threads of a command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Threads {
@@ -92,8 +94,8 @@ async fn watch_stdin(shutdown: CancellationToken) {
 ///
 /// # Errors
 /// Standard output cannot be written.
-pub(crate) fn print(text: &str) -> anyhow::Result<()> {
-    match std::io::stdout().lock().write_all(text.as_bytes()) {
+pub(crate) fn print(output: &Visible) -> anyhow::Result<()> {
+    match std::io::stdout().lock().write_all(output.as_bytes()) {
         Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
         written => written.context("cannot write to standard output"),
     }
@@ -105,7 +107,7 @@ pub(crate) fn exit_code(result: anyhow::Result<()>) -> ExitCode {
         return ExitCode::SUCCESS;
     };
     // There is no other place to report a closed standard error.
-    let _ = writeln!(std::io::stderr(), "gantry: {}", chain(error.as_ref()));
+    let _ = writeln!(std::io::stderr(), "gantry: {}", Visible::new(&chain(error.as_ref())));
     if error.is::<BadInput>() { ExitCode::from(2) } else { ExitCode::FAILURE }
 }
 
@@ -156,13 +158,14 @@ impl LogArgs {
             Some(Err(error)) => (EnvFilter::new(level), Some(error)),
             None => (EnvFilter::new(level), None),
         };
+        let colors = std::io::stderr().is_terminal();
         let logs = tracing_subscriber::fmt()
             .with_env_filter(filter)
-            .with_ansi(std::io::stderr().is_terminal())
+            .with_ansi(colors)
             // The internal report of a failed write uses a macro that panics if standard error is closed. A daemon must
             // go on without a reader of its log.
             .log_internal_errors(false)
-            .with_writer(std::io::stderr);
+            .with_writer(LogWriter { colors });
         let given = std::env::var(LOG_FORMAT).ok().filter(|text| !text.is_empty());
         let given = given.filter(|_| self.log_format.is_none());
         let format = given.as_deref().map(|text| LogFormat::from_str(text, false));

@@ -4,7 +4,6 @@
 mod json;
 mod report;
 pub(crate) mod source;
-pub(crate) mod visible;
 
 use std::io::{self, IsTerminal as _};
 use std::path::{Path, PathBuf};
@@ -15,9 +14,9 @@ use gantry_topology::read::to_yaml;
 use gantry_topology::{Machine, draw};
 
 use source::{Seen, SourceArgs};
-use visible::visible;
 
 use crate::runtime::{BadInput, print};
+use crate::visible::Visible;
 
 /// Options of `gantry topo`.
 #[derive(Debug, Clone, Args)]
@@ -89,7 +88,7 @@ impl Screen {
 }
 
 /// Everything that goes to standard output; writes the machine file.
-fn output(args: &TopoArgs, seen: &Seen, screen: Screen) -> anyhow::Result<String> {
+fn output(args: &TopoArgs, seen: &Seen, screen: Screen) -> anyhow::Result<Visible> {
     let machine = &seen.machine;
     match &args.machine_file {
         // A machine file without GPUs cannot be read.
@@ -98,20 +97,21 @@ fn output(args: &TopoArgs, seen: &Seen, screen: Screen) -> anyhow::Result<String
                 BadInput(anyhow!("no GPU is known of this node, so there is no machine to write")).into()
             );
         }
-        Some(path) if path == Path::new("-") => return Ok(visible(&to_yaml(machine)?, false)),
+        Some(path) if path == Path::new("-") => return Ok(Visible::new(&to_yaml(machine)?)),
         Some(path) => write_machine_file(machine, path)?,
         None => {}
     }
     if args.json {
-        return Ok(visible(&json::document(seen)?, false));
+        return Ok(Visible::new(&json::document(seen)?));
     }
     if args.svg {
-        return Ok(visible(&draw::svg(machine), false));
+        return Ok(Visible::new(&draw::svg(machine)));
     }
     if args.dot {
-        return Ok(visible(&draw::dot(machine), false));
+        return Ok(Visible::new(&draw::dot(machine)));
     }
-    Ok(visible(&report::report(seen, screen), screen.color))
+    let report = report::report(seen, screen);
+    Ok(if screen.color { Visible::colored(&report) } else { Visible::new(&report) })
 }
 
 fn write_machine_file(machine: &Machine, path: &Path) -> anyhow::Result<()> {

@@ -1,6 +1,6 @@
 //! Events of the extender: on pods and on Gangs.
 
-use gantry_api::{Reason, names};
+use gantry_api::{ObjectMessage, Reason, names};
 use gantry_runtime::events::{self, EventRecorder, Message};
 use k8s_openapi::api::core::v1::ObjectReference;
 use kube::Client;
@@ -11,8 +11,8 @@ pub(crate) fn recorder(client: Client) -> EventRecorder {
 }
 
 /// What an Event of the extender says.
-pub(crate) fn message(reason: Reason, warning: bool, note: String) -> Message {
-    Message { reason, action: "Scheduling", warning, note }
+pub(crate) fn message(reason: Reason, warning: bool, note: impl AsRef<str>) -> Message {
+    Message { reason, action: "Scheduling", warning, note: ObjectMessage::new(note) }
 }
 
 /// The pod that an Event is about.

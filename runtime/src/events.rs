@@ -4,8 +4,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
-use gantry_api::Reason;
-use gantry_api::reason::bounded;
+use gantry_api::{ObjectMessage, Reason};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::ObjectReference;
 use k8s_openapi::api::events::v1::{Event, EventSeries};
@@ -39,8 +38,8 @@ pub struct Message {
     pub action: &'static str,
     /// Something is wrong.
     pub warning: bool,
-    /// Two sentences at most, bounded as [`bounded`] does it.
-    pub note: String,
+    /// Two sentences at most.
+    pub note: ObjectMessage,
 }
 
 /// The object that an Event is about, in a namespace.
@@ -103,7 +102,7 @@ impl EventRecorder {
             action: Some(message.action.to_owned()),
             reason: Some(message.reason.to_string()),
             type_: Some(if message.warning { "Warning" } else { "Normal" }.to_owned()),
-            note: Some(bounded(message.note)),
+            note: Some(message.note.into()),
             regarding: Some(about),
             reporting_controller: Some(self.controller.to_owned()),
             reporting_instance: Some(self.instance.clone()),

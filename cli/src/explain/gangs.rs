@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use gantry_api::GangPhase;
+use gantry_api::{GangPhase, one_line};
 use gantry_extender::index::{GangReport, GangStanding, MemberView, Said, Trial};
 use gantry_planner::plan::LevelDiagnosis;
 
@@ -223,5 +223,5 @@ fn age(seconds: i64) -> String {
 
 fn line(out: &mut String, text: &str) {
     // Writing into a String cannot fail.
-    let _ = writeln!(out, "{text}");
+    let _ = writeln!(out, "{}", one_line(text));
 }

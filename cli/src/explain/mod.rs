@@ -18,6 +18,7 @@ use gantry_gang::Levels;
 use gantry_planner::decide::{ForeignNodes, Options, Policy};
 
 use crate::runtime::{BadInput, print};
+use crate::visible::Visible;
 
 /// Options of `gantry explain`.
 #[derive(Debug, Clone, Args)]
@@ -145,7 +146,7 @@ pub(crate) async fn run(args: ExplainArgs) -> anyhow::Result<()> {
         What::Gang { name } => gang(&seen, &args, name)?,
         What::Queue => queue(&seen, &args)?,
     };
-    print(&output)
+    print(&Visible::new(&output))
 }
 
 /// kubectl's default kubeconfig.

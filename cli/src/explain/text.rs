@@ -2,6 +2,7 @@
 
 use std::fmt::Write as _;
 
+use gantry_api::one_line;
 use gantry_extender::index::{NodeReport, PodReport};
 
 use super::gangs::some;
@@ -92,7 +93,7 @@ fn more(out: &mut String, count: usize) {
 
 fn line(out: &mut String, text: &str) {
     // Writing into a String cannot fail.
-    let _ = writeln!(out, "{text}");
+    let _ = writeln!(out, "{}", one_line(text));
 }
 
 #[cfg(test)]

@@ -21,7 +21,7 @@ fn fixture(name: &str) -> String {
 
 fn topo(arguments: &[&str]) -> anyhow::Result<String> {
     let args = Alone::try_parse_from(["topo"].iter().chain(arguments))?.topo;
-    output(&args, &args.source.seen()?, PLAIN)
+    Ok(output(&args, &args.source.seen()?, PLAIN)?.to_string())
 }
 
 #[test]

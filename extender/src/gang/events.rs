@@ -95,7 +95,7 @@ impl Mailbox {
     /// Reason and note of what has come so far.
     pub(super) fn taken(&mut self) -> Vec<(&'static str, String)> {
         std::iter::from_fn(|| self.0.try_recv().ok())
-            .map(|(_, message)| (message.reason.as_str(), message.note))
+            .map(|(_, message)| (message.reason.as_str(), message.note.into()))
             .collect()
     }
 }

@@ -247,7 +247,7 @@ impl Worker {
     /// Has the gang's status say what hinders it, unless it does.
     fn say_in_status(&self, gang: &GangKey, what: Blocker, message: &Message) {
         if !self.store.read(|index| index.is_hindered(gang, what)) {
-            let note: Arc<str> = message.note.as_str().into();
+            let note: Arc<str> = (*message.note).into();
             self.store.update(|index| index.hindered(gang, what, Some(note)));
         }
     }

@@ -1,7 +1,9 @@
 //! Answers to kube-scheduler, written straight into one buffer: 5,000 names and reasons are copied, not serialised one by one.
-//! Go reads absent values as well as null ones; what Go would write is written.
+//! Go reads absent values as well as null ones; what Go would write is written. Reasons and errors quote text of pods and nodes:
+//! kube-scheduler copies them into conditions and Events, so control characters are escaped here.
 
 use super::CandidateNodes;
+use gantry_api::one_line;
 use gantry_planner::decide::{Candidates, Filtered};
 
 /// `ExtenderFilterResult`: nodes that pass in the form they came in, refused ones with their reasons.
@@ -40,7 +42,7 @@ pub fn filter_answer(candidates: &CandidateNodes<'_>, filtered: &Filtered) -> Ve
         .iter()
         .map(|reason| {
             let mut written = Vec::with_capacity(reason.len() + 2);
-            string(&mut written, reason);
+            string(&mut written, &one_line(reason));
             written
         })
         .collect();
@@ -59,7 +61,7 @@ pub fn filter_error(error: &str) -> Vec<u8> {
     let mut out =
         br#"{"Nodes":null,"NodeNames":null,"FailedNodes":null,"FailedAndUnresolvableNodes":null,"Error":"#
             .to_vec();
-    string(&mut out, error);
+    string(&mut out, &one_line(error));
     out.push(b'}');
     out
 }
@@ -100,7 +102,7 @@ pub fn priorities_answer(candidates: &CandidateNodes<'_>, winner: Option<u32>) -
 /// `ExtenderBindingResult`: an empty error means that the Binding exists.
 pub fn bind_answer(error: Option<&str>) -> Vec<u8> {
     let mut out = br#"{"Error":"#.to_vec();
-    string(&mut out, error.unwrap_or_default());
+    string(&mut out, &one_line(error.unwrap_or_default()));
     out.push(b'}');
     out
 }

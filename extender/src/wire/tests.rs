@@ -139,7 +139,7 @@ proptest! {
             ..Filtered::default()
         };
         let answer = value(&filter_answer(&candidates, &filtered));
-        prop_assert_eq!(&answer["FailedAndUnresolvableNodes"][&name], &Value::from(reason));
+        prop_assert_eq!(&answer["FailedAndUnresolvableNodes"][&name], &Value::from(&*gantry_api::one_line(&reason)));
         prop_assert_eq!(&answer["NodeNames"], &json!(["other", &name]));
         for winner in 0..3 {
             let scores = value(&priorities_answer(&candidates, Some(winner)));

@@ -5,8 +5,7 @@
 
 use std::sync::Arc;
 
-use gantry_api::reason::bounded;
-use gantry_api::{DeviceId, NodeName, Reason};
+use gantry_api::{DeviceId, NodeName, ObjectMessage, Reason};
 
 use crate::counted::{are, exist as verb, members};
 use crate::key::GangKey;
@@ -30,7 +29,7 @@ pub struct WaitReason {
 
 impl WaitReason {
     pub(super) fn new(gang: &GangKey, reason: Reason, text: &str) -> Self {
-        Self { reason, message: bounded(format!("gang {gang}: {reason}: {text}")).into() }
+        Self { reason, message: ObjectMessage::new(format!("gang {gang}: {reason}: {text}")).into() }
     }
 
     /// Whether what the gang or the pod declares contradicts itself, or cannot be followed.
@@ -92,10 +91,11 @@ impl Texts {
     }
 
     fn message(self) -> String {
-        bounded(match self.detail.is_empty() {
+        let text = match self.detail.is_empty() {
             true => self.stable,
             false => format!("{}; {}", self.stable, self.detail),
-        })
+        };
+        ObjectMessage::new(text).into()
     }
 }
 
@@ -175,7 +175,7 @@ impl Refusal {
 
     /// The text for its pods.
     pub fn stable(&self) -> String {
-        bounded(self.texts().stable)
+        ObjectMessage::new(self.texts().stable).into()
     }
 
     fn texts(&self) -> Texts {

@@ -4,8 +4,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use gantry_api::reason::bounded;
-use gantry_api::{Reason, names};
+use gantry_api::{ObjectMessage, Reason, names};
 use gantry_runtime::chain;
 use gantry_runtime::events::Message;
 use jiff::Timestamp;
@@ -118,11 +117,11 @@ fn reasons(diagnosis: &Diagnosis) -> BTreeMap<GpuPart, String> {
 fn condition(diagnosis: &Diagnosis, before: Option<&NodeCondition>, now: Timestamp) -> NodeCondition {
     let reasons = reasons(diagnosis);
     let (status, reason, message) = match reasons.is_empty() {
-        true => ("True", Reason::GpusHealthy, Reason::GpusHealthy.text().to_owned()),
+        true => ("True", Reason::GpusHealthy, ObjectMessage::new(Reason::GpusHealthy.text())),
         false => {
             let texts: Vec<String> =
                 reasons.iter().map(|((gpu, _), reason)| format!("{gpu}: {reason}")).collect();
-            ("False", Reason::GpuUnhealthy, bounded(texts.join("; ")))
+            ("False", Reason::GpuUnhealthy, ObjectMessage::new(texts.join("; ")))
         }
     };
     let since = before
@@ -132,7 +131,7 @@ fn condition(diagnosis: &Diagnosis, before: Option<&NodeCondition>, now: Timesta
         type_: names::GPU_HEALTHY_CONDITION.to_owned(),
         status: status.to_owned(),
         reason: Some(reason.to_string()),
-        message: Some(message),
+        message: Some(message.into()),
         last_heartbeat_time: Some(Time(now)),
         last_transition_time: Some(since.unwrap_or(Time(now))),
     }
@@ -191,7 +190,7 @@ impl LastReported {
                 }
             };
             self.at.insert(part.0, now);
-            events.push(Message { reason, action: "CheckHealth", warning, note });
+            events.push(Message { reason, action: "CheckHealth", warning, note: ObjectMessage::new(note) });
         }
         events
     }

@@ -5,8 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use gantry_api::reason::bounded;
-use gantry_api::{DeviceId, NodeName, Reason, names};
+use gantry_api::{DeviceId, NodeName, ObjectMessage, Reason, names};
 use gantry_config::source::Report;
 use gantry_runtime::chain;
 use gantry_runtime::events::{self, EventRecorder, EventWriter, Message};
@@ -44,7 +43,6 @@ impl NodeEventRecorder {
 
     /// Writes an Event; returns whether it is there.
     pub(super) async fn record(&mut self, message: Message) -> bool {
-        let message = Message { note: bounded(message.note), ..message };
         self.recorder.record(self.node.clone(), message).await
     }
 }
@@ -111,7 +109,7 @@ fn message(note: &Note) -> Option<(Message, PodName)> {
         | Note::Quarantined { .. }
         | Note::Released { .. } => return None,
     };
-    let message = Message { reason, action, warning: true, note: bounded(text) };
+    let message = Message { reason, action, warning: true, note: ObjectMessage::new(text) };
     Some((message, pod.clone()))
 }
 
@@ -183,14 +181,14 @@ fn config_message(problem: &str, serves: bool) -> Message {
         true => "the last valid configuration stays in effect",
         false => "no GPU is served until it is corrected",
     };
-    let note = bounded(format!("{consequence}: {problem}"));
+    let note = ObjectMessage::new(format!("{consequence}: {problem}"));
     Message { reason: Reason::ConfigInvalid, action: "ReadConfig", warning: true, note }
 }
 
 #[cfg(test)]
 mod tests {
     use crate::handover::GrantRefusal;
-    use gantry_api::reason::MAX_MESSAGE;
+    use gantry_api::MAX_MESSAGE;
 
     use super::*;
 

@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use gantry_api::{GpuFault, GpuNode, Reason, names};
+use gantry_api::{GpuFault, GpuNode, ObjectMessage, Reason, names};
 use gantry_runtime::chain;
 use gantry_runtime::events::Message;
 use kube::api::{Patch, PatchParams};
@@ -89,7 +89,8 @@ impl QuarantineLifter<'_> {
             let (warning, reason, note) = if outdated { self.ignore(&text) } else { self.lift(&text).await };
             info!(annotation = text, %reason, "{note}");
             self.done = Some(text.clone());
-            event = Some(Message { reason, action: "LiftQuarantine", warning, note });
+            event =
+                Some(Message { reason, action: "LiftQuarantine", warning, note: ObjectMessage::new(note) });
         }
         let taken = self.remove_annotation(&text, version).await;
         if taken.is_ok() {

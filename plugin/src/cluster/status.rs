@@ -5,10 +5,9 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::fmt::Write as _;
 use std::sync::Arc;
 
-use gantry_api::reason::bounded;
 use gantry_api::{
-    DeviceHealth, DeviceId, DeviceStatus, GpuNodeStatus, Holder, HolderState, Provenance, Reason,
-    ResourceKind, ResourceStatus, SharingPolicy, Slice,
+    DeviceHealth, DeviceId, DeviceStatus, GpuNodeStatus, Holder, HolderState, ObjectMessage, Provenance,
+    Reason, ResourceKind, ResourceStatus, SharingPolicy, Slice,
 };
 use gantry_topology::{Link, Machine};
 use jiff::Timestamp;
@@ -128,7 +127,7 @@ fn condition(ready: bool, reason: Reason, message: String) -> Condition {
         type_: READY.to_owned(),
         status: if ready { "True" } else { "False" }.to_owned(),
         reason: reason.to_string(),
-        message: bounded(message),
+        message: ObjectMessage::new(message).into(),
         observed_generation: None,
         last_transition_time: Time(Timestamp::UNIX_EPOCH),
     }

@@ -46,7 +46,12 @@ fn recorder(codes: &'static [u16]) -> (EventRecorder, Requests) {
 }
 
 fn message(note: &str) -> Message {
-    Message { reason: Reason::GpuUnhealthy, action: "CheckHealth", warning: true, note: note.to_owned() }
+    Message {
+        reason: Reason::GpuUnhealthy,
+        action: "CheckHealth",
+        warning: true,
+        note: ObjectMessage::new(note),
+    }
 }
 
 fn node() -> ObjectReference {

@@ -101,7 +101,7 @@ fn bound_event_tells_apart_members_without_devices() {
 #[test]
 fn events_without_object_keep_order_and_last_of_each_reason() {
     let name = Name { namespace: "ml".into(), name: "train".into() };
-    let message = |reason, note: &str| event::message(reason, false, note.into());
+    let message = |reason, note: &str| event::message(reason, false, note);
     let mut awaiting = AwaitingObject::default();
     let until = Instant::now() + OBJECT_TIMEOUT;
     awaiting.add(name.clone(), message(Reason::GangWaiting, "first"), until);
@@ -109,6 +109,7 @@ fn events_without_object_keep_order_and_last_of_each_reason() {
     awaiting.add(name.clone(), message(Reason::GangWaiting, "again"), until);
     awaiting.add(name.clone(), message(Reason::GangBound, "at last"), until);
     let told: Vec<_> = awaiting.take(&name).into_iter().map(|message| message.note).collect();
+    let told: Vec<&str> = told.iter().map(|note| &**note).collect();
     assert_eq!(told, ["then", "again", "at last"]);
     assert_eq!(awaiting.take(&name), []);
 }
@@ -168,8 +169,8 @@ fn told(story: &[GangStatus], reason: &str) -> Vec<(String, String)> {
     let all = std::iter::from_fn(|| mailbox.0.try_recv().ok());
     all.filter(|(_, message)| message.reason.as_str() == reason)
         .map(|(about, message)| match about {
-            About::Gang(name) => (format!("gang {}", name.name), message.note),
-            About::Pod { name, .. } => (format!("pod {name}"), message.note),
+            About::Gang(name) => (format!("gang {}", name.name), message.note.into()),
+            About::Pod { name, .. } => (format!("pod {name}"), message.note.into()),
         })
         .collect()
 }
@@ -210,7 +211,7 @@ fn gang_of_one_is_in_the_singular() {
     let one = |phase, reason, bound| GangStatus { min: 1, members: 1, ..status(phase, reason, bound) };
     let binding = one(GangPhase::Binding, Reason::Binding, 0);
     let told = message(Some(&binding), &one(GangPhase::Bound, Reason::Bound, 1));
-    assert_eq!(told.unwrap().note, "1 of 1 member is bound in rack r7");
+    assert_eq!(&*told.unwrap().note, "1 of 1 member is bound in rack r7");
 }
 
 /// Writes an Event of a pod while the API server returns these codes in turn and then the last for ever; how many were published and how

@@ -3,8 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use gantry_api::reason::bounded;
-use gantry_api::{GangPhase, GangStatus, Reason};
+use gantry_api::{GangPhase, GangStatus, ObjectMessage, Reason};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use k8s_openapi::jiff::Timestamp;
 
@@ -296,7 +295,7 @@ fn conditions(gang: &mut Gang, now: (Reason, &str), unix: i64) -> Vec<Condition>
         let (_, changed) = *since.insert(unchanged.unwrap_or((holds, unix)));
         conditions.push(Condition {
             last_transition_time: time(changed),
-            message: bounded(message),
+            message: ObjectMessage::new(message).into(),
             observed_generation: None,
             reason: reason.to_string(),
             status: if holds { "True" } else { "False" }.to_owned(),

@@ -1,4 +1,4 @@
-use gantry_api::reason::MAX_MESSAGE;
+use gantry_api::MAX_MESSAGE;
 use gantry_topology::{Gpu, MachineParts, PathClass, PathMatrix};
 
 use super::*;
