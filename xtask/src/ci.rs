@@ -8,7 +8,7 @@ use anyhow::{Context, Result, bail};
 
 use crate::counts::Counts;
 use crate::run::{cargo, output, root, run, run_reading, target};
-use crate::{generate, words};
+use crate::{generate, mutants, words};
 
 /// Everything, ending on the counts of all tests.
 pub(crate) fn all() -> Result<()> {
@@ -27,9 +27,11 @@ pub(crate) fn fmt() -> Result<()> {
     run(&mut cargo(&["fmt", "--all", "--check"]))
 }
 
-/// The language lint, the dependencies of pure crates and of the shipped program, and clippy with warnings denied.
+/// The language lint, whether mutants apply, the dependencies of pure crates and of the shipped program, and clippy with
+/// warnings denied.
 pub(crate) fn lint() -> Result<()> {
     words::check()?;
+    mutants::check()?;
     pure_crates()?;
     shipped_program()?;
     run(&mut cargo(&["clippy", "--workspace", "--all-targets", "--locked", "--", "-D", "warnings"]))

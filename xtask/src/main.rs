@@ -6,6 +6,7 @@
 mod ci;
 mod counts;
 mod generate;
+mod mutants;
 mod run;
 mod source;
 mod words;
@@ -39,6 +40,12 @@ enum Task {
     },
     /// Unit and integration tests of every crate but the end-to-end ones.
     Test,
+    /// Checks that the random schedules find planted faults (xtask/src/mutants/list.rs). Takes minutes.
+    Mutants {
+        /// Only mutants with this in their name.
+        #[arg(default_value = "")]
+        filter: String,
+    },
     /// End-to-end tests on a real Kubernetes; the first run builds its components (CONTRIBUTING.md)
     E2e {
         /// Run only the scenarios with this in their name.
@@ -78,6 +85,7 @@ fn main() -> Result<()> {
         Task::Lint => ci::lint(),
         Task::Words { filter } => words::report(&filter),
         Task::Test => ci::test().and_then(|counts| counts.conclude()),
+        Task::Mutants { filter } => mutants::find(&filter),
         Task::E2e { filter } => ci::e2e(filter.as_deref()).and_then(|counts| counts.conclude()),
         Task::Generate { check } => generate::run(check),
         Task::Deny => ci::deny(),
