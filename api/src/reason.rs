@@ -91,6 +91,10 @@ reasons! {
     GpusUnavailable => "no node can give the pod the devices that it requests",
     GpusFreed => "devices came free after the pod was refused",
     ReservationChanged => "the reservation of the pod's gang has changed",
+    // Events of objects that the extender does not keep.
+    ObjectTooLarge => "the object takes more memory than the extender allows for one",
+    NamespaceTooLarge => "the objects of the namespace take the memory that the extender allows for one namespace",
+    ObjectMemoryFull => "all objects take the memory that the extender allows for them",
     // Events and conditions of nodes.
     GpusHealthy => "every GPU is healthy",
     GpuUnhealthy => "a GPU is unhealthy",

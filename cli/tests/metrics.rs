@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use gantry_config::source::Report;
 use gantry_extender::index::Index;
-use gantry_extender::metrics::{Call, Decision, Metrics, Outcome, Verb, Write};
+use gantry_extender::metrics::{Call, Decision, Metrics, Outcome, Reading, Verb, Write};
+use gantry_extender::object_memory::ObjectMemory;
 use gantry_extender::watched::Watched;
 use gantry_planner::decide::Options;
 use gantry_plugin::health::XidCounts;
@@ -116,7 +117,8 @@ fn extender_metrics_are_documented() {
         family.get_or_create(&Outcome { outcome }).inc();
     }
     let index = Index::new(Options::default(), &Watched::new([]), "run".to_owned());
-    let page = metrics.page(&index, None, true);
+    let reading = Reading::of(&index, &ObjectMemory::default());
+    let page = metrics.page_of(&reading, None, true);
     assert_eq!(served(&page).len(), registered(EXTENDER, "").len(), "all have a series");
     compare("gantry_extender_", EXTENDER, &page);
 }

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use common::Fleet;
 use gantry_extender::lease::Leadership;
-use gantry_extender::server::{Listeners, Server};
+use gantry_extender::server::{Bodies, Listeners, Server};
 use gantry_extender::watch::ApiHealth;
 use gantry_extender::wire::ExtenderArgs;
 use tokio_util::sync::CancellationToken;
@@ -81,7 +81,7 @@ fn through_http(
         health: ApiHealth::new(),
         leadership,
         tls: None,
-        body_limit: 64 * 1024 * 1024,
+        bodies: Bodies::new(64 * 1024 * 1024),
         stale_after: Duration::from_secs(15),
         drain: Duration::from_secs(1),
     };

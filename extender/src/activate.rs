@@ -9,15 +9,16 @@ use std::time::Duration;
 use futures::StreamExt;
 use gantry_api::{NodeName, PodUid, Reason, names};
 use gantry_runtime::{Backoff, chain};
+use kube::Client;
 use kube::api::{Patch, PatchParams};
-use kube::{Api, Client};
+use kube::core::Request;
 use serde_json::{Value, json};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::index::{Called, Store, UnschedulablePod};
 use crate::metrics::{Metrics, Outcome};
-use crate::pod::SlimPod;
+use crate::watch::stream;
 
 /// Time for kube-scheduler to retry by itself, as it does if it observes the event that freed the GPUs.
 const SETTLE: Duration = Duration::from_millis(100);
@@ -163,11 +164,10 @@ async fn write_condition(
     name: &str,
     cause: &Cause,
 ) -> Result<(), kube::Error> {
-    // Nothing of the answer is parsed that could be malformed: the pod is activated whatever else is in it.
-    let pods: Api<SlimPod> = Api::namespaced(client.clone(), namespace);
     let patch = patch(uid, cause, &jiff::Timestamp::now().to_string());
-    pods.patch_status(name, &PatchParams::default(), &Patch::Strategic(patch)).await?;
-    Ok(())
+    let pods = Request::new(format!("/api/v1/namespaces/{namespace}/pods"));
+    let patch = pods.patch_subresource("status", name, &PatchParams::default(), &Patch::Strategic(patch));
+    stream::send(client, patch.map_err(kube::Error::BuildRequest)?).await
 }
 
 fn patch(uid: &PodUid, cause: &Cause, now: &str) -> Value {

@@ -7,6 +7,7 @@ use std::time::Duration;
 use gantry_api::names;
 use gantry_gang::Levels;
 
+use crate::object_memory;
 use gantry_planner::decide::{ForeignNodes, Policy};
 
 /// The scheduler extender: filters and scores the nodes for pods that request GPUs, chooses the exact GPUs, and binds
@@ -84,6 +85,11 @@ pub struct Args {
     #[arg(long, env = "GANTRY_BODY_LIMIT", value_name = "MIB", default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub body_limit: u32,
 
+    /// MiB that the pods, nodes and other objects may take that are kept. One namespace gets at most 15 % of it. What is
+    /// beyond is refused with an Event on the object. The memory limit of the container should be three times as much.
+    #[arg(long, env = "GANTRY_OBJECT_MEMORY", value_name = "MIB", default_value_t = object_memory::DEFAULT_MIB, value_parser = clap::value_parser!(u32).range(16..=65536))]
+    pub object_memory: u32,
+
     /// Seconds without a response of the API server, or without a working watch of pods, nodes or GpuNodes, after which
     /// the extender is not ready. It still answers kube-scheduler from its cache: a stale cache frees devices too late,
     /// never too early.
@@ -118,6 +124,10 @@ pub struct TlsArgs {
     /// metrics need none.
     #[arg(long, env = "GANTRY_CLIENT_CA", value_name = "FILE", requires = "tls_cert")]
     pub client_ca: Option<PathBuf>,
+
+    /// Common name of kube-scheduler's certificate. Other certificates of --client-ca may not call the verbs.
+    #[arg(long, env = "GANTRY_CLIENT_NAME", value_name = "NAME", default_value = "system:kube-scheduler")]
+    pub client_name: String,
 }
 
 /// Options of gangs.

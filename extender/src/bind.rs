@@ -14,15 +14,17 @@ use gantry_api::{Grant, names};
 use gantry_gang::protocol::BindEnd;
 use gantry_runtime::chain;
 use http::{Method, Request};
+use kube::Client;
 use kube::core::response::Status;
-use kube::{Api, Client};
 use serde::Serialize;
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
 use crate::index::{BindError, BindStep, Outcome, ReadPod, Reserved, Store, Target};
 use crate::lease::Leadership;
+use crate::object_memory::Kind;
 use crate::pod::{PodFacts, SlimPod};
+use crate::watch::stream;
 use crate::watched::Watched;
 
 /// Writes Bindings.
@@ -324,9 +326,11 @@ impl Binder {
     }
 
     async fn get(&self, target: &Target, deadline: Instant) -> Result<Option<SlimPod>, String> {
-        let pods: Api<SlimPod> = Api::namespaced(self.client.clone(), &target.namespace);
-        match tokio::time::timeout_at(deadline, pods.get_opt(&target.name)).await {
-            Ok(Ok(pod)) => Ok(pod),
+        let path = format!("/api/v1/namespaces/{}/pods/{}", target.namespace, target.name);
+        let pod = stream::get::<SlimPod>(&self.client, &path, Kind::Pod, self.store.memory());
+        match tokio::time::timeout_at(deadline, pod).await {
+            // Of one that is too large its node and its grant are known.
+            Ok(Ok(pod)) => Ok(pod.map(|pod| pod.object)),
             Ok(Err(error)) => Err(chain(&error)),
             Err(_) => Err("no answer in time".to_owned()),
         }

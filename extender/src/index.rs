@@ -305,9 +305,18 @@ impl Index {
         self.pods.remove(uid);
     }
 
+    /// A pod of which nothing can be read any more was observed: it stays as it is known.
+    pub fn pod_unread(&mut self, uid: &PodUid) {
+        self.lists.observe(Source::Pods, uid.as_str());
+    }
+
+    /// Drops values that no object has any more.
+    pub fn sweep(&mut self) {
+        self.resources.sweep();
+    }
+
     /// A pod that asks for no watched resource was observed.
     pub fn other_pod_applied(&mut self, mut pod: OtherPod) {
-        self.lists.observe(Source::Pods, pod.uid.as_str());
         self.keep_membership(&pod.uid, &mut pod.membership);
         let node = match &pod.stage {
             Stage::Bound(node) => Some(self.nodes.number(node)),
@@ -319,6 +328,7 @@ impl Index {
         if node.is_none() && pod.membership.is_none() {
             self.resources.remove(&uid);
         } else {
+            self.lists.observe(Source::Pods, uid.as_str());
             self.resources.insert(uid, PodRecord::of_other_pod(pod, node));
         }
     }

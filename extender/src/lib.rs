@@ -15,6 +15,7 @@ pub(crate) mod activate;
 pub(crate) mod announce;
 pub mod args;
 pub mod bind;
+pub(crate) mod bounded;
 pub(crate) mod event;
 pub(crate) mod explain;
 #[cfg(test)]
@@ -25,6 +26,7 @@ pub mod lease;
 pub(crate) mod ledger;
 pub(crate) mod metadata;
 pub mod metrics;
+pub mod object_memory;
 pub mod offline;
 pub(crate) mod partial_object;
 pub mod pod;
@@ -55,7 +57,8 @@ use crate::bind::Binder;
 use crate::index::{Index, Store};
 use crate::lease::Leadership;
 use crate::metrics::Metrics;
-use crate::server::{Listeners, Server};
+use crate::object_memory::ObjectMemory;
+use crate::server::{Bodies, Listeners, Server};
 use crate::service::Service;
 use crate::tls::Tls;
 use crate::watch::{ApiHealth, SILENCE, Watches};
@@ -93,7 +96,8 @@ pub async fn run(args: Args, shutdown: CancellationToken) -> anyhow::Result<()> 
         Some(_) => Leadership::follower(),
         None => Leadership::always(),
     });
-    let store = Arc::new(Store::new(index(&args, options, &watched, run)));
+    let memory = ObjectMemory::of_mib(args.object_memory);
+    let store = Arc::new(Store::new(index(&args, options, &watched, run)).with_memory(memory));
     let binder = Binder::new(client.clone(), Arc::clone(&store), watched.clone(), args.bind_timeout);
     let writers = Writers {
         client: client.clone(),
@@ -123,7 +127,7 @@ pub async fn run(args: Args, shutdown: CancellationToken) -> anyhow::Result<()> 
         health,
         leadership: Arc::clone(&leadership),
         tls: tls.clone(),
-        body_limit: usize::try_from(args.body_limit)? * 1024 * 1024,
+        bodies: Bodies::new(usize::try_from(args.body_limit)? * 1024 * 1024),
         stale_after: args.stale_after,
         drain: args.bind_timeout,
     };
@@ -178,10 +182,12 @@ fn look_around(tasks: &mut JoinSet<()>, client: &Client, store: &Arc<Store>, shu
     tasks.spawn(gang::budgets::run(client.clone(), Arc::clone(store), shutdown.clone()));
     tasks.spawn(gang::volumes::run(client.clone(), Arc::clone(store), shutdown.clone()));
     let (wanted, seen) = (Arc::clone(store), Arc::clone(store));
+    let memory = Arc::clone(store.memory());
     tasks.spawn(gang::owners::run(
         client.clone(),
         move || wanted.read(Index::watched_owners),
         move |owner, facts| seen.update(|index| index.owner_seen(owner, facts)),
+        memory,
         shutdown.clone(),
     ));
 }
@@ -200,7 +206,12 @@ fn tls(args: &TlsArgs) -> anyhow::Result<Option<Arc<Tls>>> {
     let (Some(cert), Some(key)) = (&args.tls_cert, &args.tls_key) else {
         return Ok(None);
     };
-    let files = tls::Files { cert: cert.clone(), key: key.clone(), client_ca: args.client_ca.clone() };
+    let files = tls::Files {
+        cert: cert.clone(),
+        key: key.clone(),
+        client_ca: args.client_ca.clone(),
+        client_name: args.client_name.clone(),
+    };
     Ok(Some(Arc::new(Tls::load(files)?)))
 }
 

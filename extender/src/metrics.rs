@@ -1,6 +1,7 @@
 //! Metrics in the OpenMetrics text format. Counters and histograms are updated by events. Gauges and grant faults are
 //! read from the index at each scrape. docs/metrics.md describes them.
 
+use std::cmp::Reverse;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
@@ -16,6 +17,7 @@ use prometheus_client::registry::Registry;
 use crate::bind::Failure;
 use crate::index::{GangTotals, Index, Totals};
 use crate::ledger::FaultKind;
+use crate::object_memory::{Largest, ObjectMemory};
 
 /// Upper bounds of the latency buckets, in seconds: fine around the goal of one millisecond.
 const BUCKETS: [f64; 16] = [
@@ -28,6 +30,9 @@ const PLANS: [f64; 12] = [0.000_1, 0.000_25, 0.000_5, 0.001, 0.002, 0.005, 0.01,
 /// Upper bounds of the buckets of waiting times, in seconds: from a second to a day.
 const WAITS: [f64; 14] =
     [1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 900.0, 1800.0, 3600.0, 14_400.0, 43_200.0, 86_400.0];
+
+/// Namespaces that have gauges of their own.
+const NAMESPACES: usize = 10;
 
 /// A call of kube-scheduler.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -76,6 +81,12 @@ struct Phase {
     phase: &'static str,
 }
 
+/// Label of a namespace.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Namespace {
+    namespace: String,
+}
+
 /// Label of a state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct State {
@@ -94,16 +105,28 @@ pub struct Reading {
     pods: usize,
     totals: Totals,
     gangs: GangTotals,
+    memory: Largest,
+    memory_limit: usize,
+    refused: u64,
     /// In the order of [`FAULTS`].
     faults: [u64; FAULTS.len()],
 }
 
 impl Reading {
-    /// The values of `index` now.
-    pub fn of(index: &Index) -> Self {
+    /// The values of `index` now, and of the memory of its objects.
+    pub fn of(index: &Index, memory: &ObjectMemory) -> Self {
         let (pods, totals) = index.totals();
         let count = |(kind, _)| index.faults().get(&kind).copied().unwrap_or_default();
-        Self { pods, totals, gangs: index.gang_totals(), faults: FAULTS.map(count) }
+        let (memory_limit, refused) = memory.limit_and_refusals();
+        Self {
+            pods,
+            totals,
+            gangs: index.gang_totals(),
+            memory: memory.largest(NAMESPACES),
+            memory_limit,
+            refused,
+            faults: FAULTS.map(count),
+        }
     }
 }
 
@@ -136,6 +159,7 @@ pub struct Metrics {
     gangs: Family<Phase, Gauge>,
     places: Gauge,
     place_devices: Gauge,
+    idle_devices: Family<Namespace, Gauge>,
     kept_nodes: Gauge,
     leader: Gauge,
     missing_policies: Gauge,
@@ -143,6 +167,10 @@ pub struct Metrics {
     nodes: Family<State, Gauge>,
     pods: Gauge,
     faults: Family<Fault, Counter>,
+    object_bytes: Family<Namespace, Gauge>,
+    refused_objects: Family<Namespace, Gauge>,
+    object_limit: Gauge,
+    refusals: Counter,
     contact: Gauge<f64, AtomicU64>,
     paging: Mutex<()>,
 }
@@ -172,6 +200,7 @@ impl Metrics {
             gangs: Family::default(),
             places: Gauge::default(),
             place_devices: Gauge::default(),
+            idle_devices: Family::default(),
             kept_nodes: Gauge::default(),
             leader: Gauge::default(),
             missing_policies: Gauge::default(),
@@ -179,6 +208,10 @@ impl Metrics {
             nodes: Family::default(),
             pods: Gauge::default(),
             faults: Family::default(),
+            object_bytes: Family::default(),
+            refused_objects: Family::default(),
+            object_limit: Gauge::default(),
+            refusals: Counter::default(),
             contact: Gauge::default(),
             paging: Mutex::default(),
             registry: Registry::default(),
@@ -218,7 +251,27 @@ impl Metrics {
         );
         // Not checked yet.
         metrics.missing_policies.set(-1);
+        metrics.register_memory(&mut registry);
         Self { registry, ..metrics }
+    }
+
+    fn register_memory(&self, registry: &mut Registry) {
+        registry.register(
+            "object_bytes",
+            "Bytes kept of watched objects, by namespace: the largest ones, cluster, other",
+            self.object_bytes.clone(),
+        );
+        registry.register(
+            "refused_objects",
+            "Objects that are not kept because of a limit, by namespace",
+            self.refused_objects.clone(),
+        );
+        registry.register(
+            "object_bytes_limit",
+            "Most bytes kept of watched objects",
+            self.object_limit.clone(),
+        );
+        registry.register("object_refusals", "Objects refused because of a limit", self.refusals.clone());
     }
 
     fn register_gangs(&self, registry: &mut Registry) {
@@ -249,6 +302,11 @@ impl Metrics {
             "gang_reserved_devices",
             "Devices of those reservations",
             self.place_devices.clone(),
+        );
+        registry.register(
+            "idle_reserved_devices",
+            "The same by namespace of the gang: the largest ones, other",
+            self.idle_devices.clone(),
         );
         registry.register(
             "backfill_reserved_nodes",
@@ -294,17 +352,13 @@ impl Metrics {
         }
     }
 
-    /// The page, with gauges read from `index`.
-    pub fn page(&self, index: &Index, contact: Option<Duration>, leads: bool) -> String {
-        self.page_of(&Reading::of(index), contact, leads)
-    }
-
     /// The page, with gauges from `reading`.
     pub fn page_of(&self, reading: &Reading, contact: Option<Duration>, leads: bool) -> String {
         // Serialised: each call sets the gauges and advances the fault counters.
         let _one = self.paging.lock().unwrap_or_else(PoisonError::into_inner);
         self.set_totals(reading.pods, reading.totals);
         self.set_gangs(&reading.gangs);
+        self.set_memory(reading);
         self.leader.set(i64::from(leads));
         for ((_, fault), count) in FAULTS.into_iter().zip(reading.faults) {
             let counter = self.faults.get_or_create(&Fault { fault });
@@ -326,6 +380,29 @@ impl Metrics {
         self.places.set(signed(totals.places as u64));
         self.place_devices.set(signed(totals.devices as u64));
         self.kept_nodes.set(signed(totals.kept_nodes as u64));
+        let mut devices: Vec<(&str, usize)> =
+            totals.devices_of.iter().map(|(namespace, devices)| (&**namespace, *devices)).collect();
+        devices.sort_by_key(|(namespace, devices)| (Reverse(*devices), *namespace));
+        let other = devices.split_off(NAMESPACES.min(devices.len()));
+        devices.push(("other", other.iter().map(|(_, devices)| devices).sum()));
+        self.idle_devices.clear();
+        for (namespace, devices) in devices {
+            let label = Namespace { namespace: namespace.to_owned() };
+            self.idle_devices.get_or_create(&label).set(signed(devices as u64));
+        }
+    }
+
+    fn set_memory(&self, reading: &Reading) {
+        // A namespace that is no longer among the largest must not keep its old value.
+        self.object_bytes.clear();
+        self.refused_objects.clear();
+        for (namespace, usage) in &reading.memory {
+            let label = Namespace { namespace: namespace.clone() };
+            self.object_bytes.get_or_create(&label).set(signed(usage.bytes as u64));
+            self.refused_objects.get_or_create(&label).set(signed(usage.refused as u64));
+        }
+        self.object_limit.set(signed(reading.memory_limit as u64));
+        self.refusals.inc_by(reading.refused.saturating_sub(self.refusals.get()));
     }
 
     fn set_totals(&self, pods: usize, totals: Totals) {

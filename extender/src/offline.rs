@@ -17,6 +17,7 @@ use tokio_util::sync::CancellationToken;
 use crate::gang::owners;
 use crate::index::{Index, Store};
 use crate::lease::Leadership;
+use crate::object_memory::ObjectMemory;
 use crate::watch::{self, ApiHealth, SILENCE, Watches};
 use crate::watched::Watched;
 use gantry_planner::decide::Options;
@@ -30,6 +31,8 @@ const REACH: Duration = Duration::from_secs(10);
 const OWNERS: Duration = Duration::from_secs(3);
 /// Gangs planned at most: more than any queue has.
 const PLANS: usize = 10_000;
+/// `--object-memory` here, in MiB.
+const OBJECT_MIB: u32 = 4096;
 
 /// The options of the extender, which the cluster does not show.
 #[derive(Debug, Clone, Default)]
@@ -80,7 +83,8 @@ pub async fn look(kubeconfig: Option<&Path>, terms: Terms, limit: Duration) -> a
     index.set_schedulers(terms.schedulers);
     index.set_gangs(Settings { levels: terms.fabric, gates: terms.gates, ..Settings::default() });
     index.set_planning(false);
-    let store = Arc::new(Store::new(index));
+    // As much as the operator may have allowed the extender.
+    let store = Arc::new(Store::new(index).with_memory(ObjectMemory::of_mib(OBJECT_MIB)));
     let shutdown = CancellationToken::new();
     let watches = Watches {
         watched,
@@ -95,6 +99,7 @@ pub async fn look(kubeconfig: Option<&Path>, terms: Terms, limit: Duration) -> a
         client,
         move || wanted.read(Index::watched_owners),
         move |owner, facts| seen.update(|index| index.owner_seen(owner, facts)),
+        Arc::clone(store.memory()),
         shutdown.clone(),
     ));
     let listed = async {

@@ -6,7 +6,9 @@ use std::marker::PhantomData;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde::Deserialize;
 
+use crate::bounded::Identity;
 use crate::metadata;
+use crate::watch::stream::Streamed;
 
 /// An object of kind `K`.
 #[derive(Debug, Clone, Deserialize)]
@@ -63,5 +65,15 @@ impl<K: kube::Resource<DynamicType = ()>> kube::Resource for PartialObject<K> {
 
     fn meta_mut(&mut self) -> &mut ObjectMeta {
         &mut self.metadata
+    }
+}
+
+impl<K> Streamed for PartialObject<K>
+where
+    K: kube::Resource<DynamicType = ()> + Send + 'static,
+    Self: Clone + std::fmt::Debug,
+{
+    fn least(identity: Identity, _: &[u8]) -> Self {
+        Self { metadata: identity.into(), ..Self::default() }
     }
 }

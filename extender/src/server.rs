@@ -8,10 +8,9 @@ use axum::Router;
 use axum::extract::{Request, State};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
-use gantry_runtime::http::{self as endpoints, Endpoints, text, unavailable};
+use gantry_runtime::http::{self as endpoints, Connections, Endpoints, OpenConnection, text, unavailable};
 use http::{HeaderMap, StatusCode, header};
-use http_body_util::{BodyExt, LengthLimitError, Limited};
-use hyper::body::Bytes;
+use http_body_util::BodyExt;
 use hyper::server::conn::{http1, http2};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::graceful::{GracefulShutdown, Watcher};
@@ -25,7 +24,7 @@ use crate::index::Undecided;
 use crate::lease::Leadership;
 use crate::metrics::{Call, Reading, Verb};
 use crate::service::{Refusal, Service};
-use crate::tls::Tls;
+use crate::tls::{Stranger, Tls};
 use crate::watch::ApiHealth;
 
 /// kube-scheduler's verbs, each at a path of its name.
@@ -33,21 +32,33 @@ const VERBS: [&str; 4] = ["filter", "prioritize", "bind", "preempt"];
 /// Time a client may take for a request's head.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(30);
 /// Time a client may take for a request's body.
-const BODY_TIMEOUT: Duration = Duration::from_secs(60);
+const BODY_TIMEOUT: Duration = Duration::from_secs(10);
+/// Bodies of the largest size that may be in memory at once. One more is refused; kube-scheduler tries again.
+const BODIES: usize = 2;
+/// Bytes of bodies that are accounted together.
+const BODY_UNIT: usize = 1024;
+/// Time that a body waits for others to be answered.
+const BODY_WAIT: Duration = Duration::from_secs(3);
+/// Most bytes that a connection of HTTP/1.1 buffers.
+const HTTP1_BUFFER: usize = 64 * 1024;
 /// Time a client may take for the TLS handshake.
 const HANDSHAKE: Duration = Duration::from_secs(10);
-/// Handshakes at once; further connections wait to be accepted. A scheduler connects once and stays.
+/// Connections whose client is not known yet. One more closes the oldest.
 const HANDSHAKES: usize = 256;
-/// Clients without a certificate at once at the listener for the verbs: probes and unknown programs. One more is disconnected.
-const MAX_UNAUTHENTICATED: usize = 64;
-/// How long a connection without a certificate may last; a probe takes a moment.
+/// Connections of clients that may not call the verbs: probes and unknown programs.
+const STRANGERS: usize = 64;
+/// How long such a connection may last; a probe takes a moment.
 const STAY: Duration = Duration::from_secs(30);
+/// Connections of kube-schedulers over TLS. Each uses one, or few.
+const SCHEDULERS: usize = 32;
+/// Connections of plain HTTP/1.1: each member of a gang waits in its own.
+const PLAIN: usize = 4096;
 /// Calls on one HTTP/2 connection at once. kube-scheduler uses one for all its binds, and each member of a gang waits in its own.
 const STREAMS: u32 = 4096;
 /// A request body of names fits without waiting for the window to open.
 const STREAM_WINDOW: u32 = 1024 * 1024;
 /// The same for all of a connection.
-const CONNECTION_WINDOW: u32 = 16 * 1024 * 1024;
+const CONNECTION_WINDOW: u32 = 2 * 1024 * 1024;
 /// A client that is silently gone is detected after two of these.
 const PING: Duration = Duration::from_secs(5);
 
@@ -61,12 +72,97 @@ pub struct Server {
     pub leadership: Arc<Leadership>,
     /// TLS; without it, plain HTTP/1.1.
     pub tls: Option<Arc<Tls>>,
-    /// Largest body in bytes.
-    pub body_limit: usize,
+    /// The bodies of requests.
+    pub bodies: Bodies,
     /// Without a response of the API server for so long, the extender is not ready.
     pub stale_after: Duration,
     /// How long calls under way may take after shutdown has begun.
     pub drain: Duration,
+}
+
+/// Reads the bodies of requests: each up to a limit, and all together up to another.
+pub struct Bodies {
+    limit: usize,
+    units: Arc<Semaphore>,
+}
+
+/// Why a body is not read.
+#[derive(Debug, thiserror::Error)]
+enum BodyError {
+    #[error("body of more than {0} bytes; set nodeCacheCapable: true, or raise --body-limit")]
+    TooLarge(usize),
+    #[error("body cannot be read: {0}")]
+    Broken(axum::Error),
+    #[error("body not received in time")]
+    Slow,
+    #[error("other requests take all memory for bodies; try again")]
+    Crowded,
+}
+
+impl IntoResponse for BodyError {
+    fn into_response(self) -> Response {
+        let message = self.to_string();
+        match self {
+            Self::TooLarge(_) => text(StatusCode::PAYLOAD_TOO_LARGE, &message),
+            Self::Broken(_) => text(StatusCode::BAD_REQUEST, &message),
+            Self::Slow => text(StatusCode::REQUEST_TIMEOUT, &message),
+            Self::Crowded => unavailable(&message),
+        }
+    }
+}
+
+impl Bodies {
+    /// Each of at most so many bytes.
+    pub fn new(limit: usize) -> Self {
+        let units = (limit.saturating_mul(BODIES) / BODY_UNIT).clamp(1, Semaphore::MAX_PERMITS);
+        Self { limit, units: Arc::new(Semaphore::new(units)) }
+    }
+
+    /// The body of a request, with the permit for its bytes.
+    async fn read(&self, request: Request) -> Result<(Vec<u8>, Option<OwnedSemaphorePermit>), BodyError> {
+        let announced = request
+            .headers()
+            .get(header::CONTENT_LENGTH)
+            .and_then(|length| length.to_str().ok()?.parse::<usize>().ok());
+        if announced.is_some_and(|length| length > self.limit) {
+            return Err(BodyError::TooLarge(self.limit));
+        }
+        let collected = self.collect(request.into_body(), announced.unwrap_or_default());
+        tokio::time::timeout(BODY_TIMEOUT, collected).await.map_err(|_| BodyError::Slow)?
+    }
+
+    async fn collect(
+        &self,
+        mut body: axum::body::Body,
+        announced: usize,
+    ) -> Result<(Vec<u8>, Option<OwnedSemaphorePermit>), BodyError> {
+        let (mut bytes, mut held): (Vec<u8>, Option<OwnedSemaphorePermit>) = (Vec::new(), None);
+        while let Some(frame) = body.frame().await {
+            let Ok(chunk) = frame.map_err(BodyError::Broken)?.into_data() else {
+                continue;
+            };
+            let length = bytes.len() + chunk.len();
+            if length > self.limit {
+                return Err(BodyError::TooLarge(self.limit));
+            }
+            // Memory is taken as bytes arrive: an announced length costs a client nothing.
+            let missing =
+                length.div_ceil(BODY_UNIT) - held.as_ref().map_or(0, OwnedSemaphorePermit::num_permits);
+            let missing = u32::try_from(missing).map_err(|_| BodyError::Crowded)?;
+            let more = Arc::clone(&self.units).acquire_many_owned(missing);
+            let more = tokio::time::timeout(BODY_WAIT, more).await;
+            let more = more.ok().and_then(Result::ok).ok_or(BodyError::Crowded)?;
+            match &mut held {
+                Some(held) => held.merge(more),
+                None => held = Some(more),
+            }
+            if bytes.capacity() < length {
+                bytes.reserve_exact(announced.min(2 * length).max(length) - bytes.len());
+            }
+            bytes.extend_from_slice(&chunk);
+        }
+        Ok((bytes, held))
+    }
 }
 
 /// What the server listens on.
@@ -80,9 +176,9 @@ pub struct Listeners {
 /// Why a connection was ended early.
 #[derive(Debug, thiserror::Error)]
 enum Ended {
-    #[error("there are {MAX_UNAUTHENTICATED} clients without a certificate already")]
-    Crowded,
-    #[error("a client without a certificate may stay no longer")]
+    #[error("another connection takes its place")]
+    Displaced,
+    #[error("a client that may not call the verbs may stay no longer")]
     Overstayed,
     #[error("no TLS handshake in time")]
     Handshake(#[from] tokio::time::error::Elapsed),
@@ -92,13 +188,13 @@ enum Ended {
     Http(#[from] hyper::Error),
 }
 
-/// What a client of the listener for the verbs may call.
+/// What the clients of the listener for the verbs may call, and their connections.
 #[derive(Clone)]
-struct Routers {
-    /// For kube-scheduler.
+struct Clients {
     scheduler: Router,
-    /// For a client without the certificate that is needed: the verbs are forbidden.
-    unauthenticated: Router,
+    schedulers: Connections,
+    strangers: Connections,
+    handshakes: Connections,
 }
 
 impl Server {
@@ -116,20 +212,17 @@ impl Server {
 
     /// Serves the verbs.
     async fn serve(self: &Arc<Self>, listener: TcpListener, shutdown: &CancellationToken) {
-        let routers = self.routers();
+        let clients = Clients {
+            scheduler: self.router(None),
+            schedulers: Connections::new(if self.tls.is_some() { SCHEDULERS } else { PLAIN }),
+            strangers: Connections::new(STRANGERS),
+            handshakes: Connections::new(HANDSHAKES),
+        };
         let graceful = GracefulShutdown::new();
-        let unauthenticated = Arc::new(Semaphore::new(MAX_UNAUTHENTICATED));
-        let handshakes = Arc::new(Semaphore::new(HANDSHAKES));
-        // The semaphore is never closed.
-        while let Some(Ok(handshake)) =
-            shutdown.run_until_cancelled(Arc::clone(&handshakes).acquire_owned()).await
-            && let Some(stream) = endpoints::accept(&listener, shutdown).await
-        {
-            let (server, routers) = (Arc::clone(self), routers.clone());
-            let (unauthenticated, watcher) = (Arc::clone(&unauthenticated), graceful.watcher());
+        while let Some(stream) = endpoints::accept(&listener, shutdown).await {
+            let (server, clients, watcher) = (Arc::clone(self), clients.clone(), graceful.watcher());
             tokio::spawn(async move {
-                let served = server.connection(stream, routers, handshake, unauthenticated, watcher);
-                if let Err(error) = served.await {
+                if let Err(error) = server.connection(stream, clients, watcher).await {
                     tracing::debug!(%error, "connection ended");
                 }
             });
@@ -145,41 +238,47 @@ impl Server {
         }
     }
 
-    /// Serves a connection at the listener for the verbs. `handshake` is held until the client is known.
+    /// Serves a connection at the listener for the verbs.
     async fn connection(
         self: Arc<Self>,
         stream: TcpStream,
-        routers: Routers,
-        handshake: OwnedSemaphorePermit,
-        unauthenticated: Arc<Semaphore>,
+        clients: Clients,
         watcher: Watcher,
     ) -> Result<(), Ended> {
         let Some(tls) = &self.tls else {
-            drop(handshake);
-            let connection =
-                http1().serve_connection(TokioIo::new(stream), TowerToHyperService::new(routers.scheduler));
-            return Ok(watcher.watch(connection).await?);
+            let open = clients.schedulers.open();
+            let service = TowerToHyperService::new(open.counting(clients.scheduler));
+            let serving = watcher.watch(http1().serve_connection(TokioIo::new(stream), service));
+            return until_displaced(&open, async { Ok(serving.await?) }).await;
         };
+        let handshake = clients.handshakes.open();
         let accepted = TlsAcceptor::from(tls.config()).accept(stream);
-        let stream = tokio::time::timeout(HANDSHAKE, accepted).await??;
+        let accepted = async { Ok(tokio::time::timeout(HANDSHAKE, accepted).await??) };
+        let stream = until_displaced(&handshake, accepted).await?;
         drop(handshake);
         let (_, session) = stream.get_ref();
         let is_http2 = session.alpn_protocol() == Some(b"h2");
-        let is_known = !tls.wants_clients() || session.peer_certificates().is_some();
-        let router = if is_known { routers.scheduler } else { routers.unauthenticated };
-        let (stream, service) = (TokioIo::new(stream), TowerToHyperService::new(router));
+        let certificate = session.peer_certificates().and_then(|chain| chain.first());
+        let stranger = tls.check_client(certificate.map(|certificate| &**certificate)).err();
+        let is_known = stranger.is_none();
+        let open = if is_known { clients.schedulers.open() } else { clients.strangers.open() };
+        let router = match stranger {
+            None => clients.scheduler,
+            Some(stranger) => self.router(Some(stranger)),
+        };
+        let (stream, service) = (TokioIo::new(stream), TowerToHyperService::new(open.counting(router)));
         let serving = async {
             match is_http2 {
-                true => watcher.watch(http2(is_known).serve_connection(stream, service)).await,
-                false => watcher.watch(http1().serve_connection(stream, service)).await,
+                true => watcher.watch(http2(is_known).serve_connection(stream, service)).await?,
+                false => watcher.watch(http1().serve_connection(stream, service)).await?,
             }
+            Ok(())
         };
+        let served = until_displaced(&open, serving);
         if is_known {
-            return Ok(serving.await?);
+            return served.await;
         }
-        let _permit = unauthenticated.try_acquire_owned().map_err(|_| Ended::Crowded)?;
-        let served = tokio::time::timeout(STAY, serving).await;
-        Ok(served.map_err(|_| Ended::Overstayed)??)
+        tokio::time::timeout(STAY, served).await.map_err(|_| Ended::Overstayed)?
     }
 
     /// Probes and metrics.
@@ -196,17 +295,21 @@ impl Server {
             .metrics(move || Ok(server.metrics()))
     }
 
-    fn routers(self: &Arc<Self>) -> Routers {
-        let (mut scheduler, mut unauthenticated) = (Endpoints::default(), Endpoints::default());
+    /// Verbs, probes and metrics; to a `stranger` the verbs are forbidden, and its bodies are not read.
+    fn router(self: &Arc<Self>, stranger: Option<Stranger>) -> Router {
+        let stranger = stranger.map(|stranger| Arc::from(stranger.to_string()));
+        let mut verbs = Endpoints::default();
         for verb in VERBS {
-            let server = Arc::clone(self);
-            let call = move |request: Request| async move { server.verb(verb, request).await };
-            let path = format!("/{verb}");
-            scheduler = scheduler.post(&path, call);
-            unauthenticated = unauthenticated.post(&path, forbidden);
+            let (server, stranger) = (Arc::clone(self), stranger.clone());
+            let call = move |request: Request| async move {
+                match stranger {
+                    Some(why) => forbidden(&why),
+                    None => server.verb(verb, request).await,
+                }
+            };
+            verbs = verbs.post(&format!("/{verb}"), call);
         }
-        let router = |verbs: Endpoints| self.counted(verbs.and(self.endpoints()).into_router(), &VERBS);
-        Routers { scheduler: router(scheduler), unauthenticated: router(unauthenticated) }
+        self.counted(verbs.and(self.endpoints()).into_router(), &VERBS)
     }
 
     /// Counts and times the calls of a router that has these verbs.
@@ -232,9 +335,10 @@ impl Server {
         if !is_json(request.headers()) {
             return text(StatusCode::UNSUPPORTED_MEDIA_TYPE, "Content-Type must be application/json");
         }
-        let body = match self.body(request).await {
-            Ok(body) => body,
-            Err(response) => return response,
+        // Its bytes are accounted until the call ends.
+        let (body, _bytes) = match self.bodies.read(request).await {
+            Ok(read) => read,
+            Err(error) => return error.into_response(),
         };
         let _call = self.leadership.called();
         let Some(term) = self.leadership.term().filter(|_| self.leadership.leads()) else {
@@ -254,32 +358,6 @@ impl Server {
             Ok(body) => ([(header::CONTENT_TYPE, "application/json")], body).into_response(),
             Err(refusal @ Refusal::Malformed { .. }) => text(StatusCode::BAD_REQUEST, &refusal.to_string()),
             Err(refusal @ Refusal::Undecided(_)) => unavailable(&refusal.to_string()),
-        }
-    }
-
-    async fn body(&self, request: Request) -> Result<Bytes, Response> {
-        let too_large = || {
-            let limit = self.body_limit;
-            text(
-                StatusCode::PAYLOAD_TOO_LARGE,
-                &format!(
-                    "body of more than {limit} bytes; set nodeCacheCapable: true, or raise --body-limit"
-                ),
-            )
-        };
-        let announced = request
-            .headers()
-            .get(header::CONTENT_LENGTH)
-            .and_then(|length| length.to_str().ok()?.parse::<usize>().ok());
-        if announced.is_some_and(|length| length > self.body_limit) {
-            return Err(too_large());
-        }
-        let collect = Limited::new(request.into_body(), self.body_limit).collect();
-        match tokio::time::timeout(BODY_TIMEOUT, collect).await {
-            Ok(Ok(body)) => Ok(body.to_bytes()),
-            Ok(Err(error)) if error.is::<LengthLimitError>() => Err(too_large()),
-            Ok(Err(error)) => Err(text(StatusCode::BAD_REQUEST, &format!("body cannot be read: {error}"))),
-            Err(_) => Err(text(StatusCode::REQUEST_TIMEOUT, "body not received in time")),
         }
     }
 
@@ -314,13 +392,24 @@ impl Server {
             metrics.plans.observe(took.as_secs_f64());
         }
         let leads = self.leadership.leads();
-        let reading = store.read(Reading::of);
+        let reading = store.read(|index| Reading::of(index, store.memory()));
         metrics.page_of(&reading, age, leads)
     }
 }
 
-async fn forbidden() -> Response {
-    text(StatusCode::FORBIDDEN, "decisions are for clients with a certificate of --client-ca")
+fn forbidden(why: &str) -> Response {
+    text(StatusCode::FORBIDDEN, why)
+}
+
+/// Serves until another connection takes the place of this one.
+async fn until_displaced<T>(
+    open: &OpenConnection,
+    serving: impl Future<Output = Result<T, Ended>>,
+) -> Result<T, Ended> {
+    tokio::select! {
+        served = serving => served,
+        () = open.closed() => Err(Ended::Displaced),
+    }
 }
 
 fn is_json(headers: &HeaderMap) -> bool {
@@ -331,7 +420,7 @@ fn is_json(headers: &HeaderMap) -> bool {
 
 fn http1() -> http1::Builder {
     let mut http = http1::Builder::new();
-    http.timer(TokioTimer::new()).header_read_timeout(HEAD_TIMEOUT);
+    http.timer(TokioTimer::new()).header_read_timeout(HEAD_TIMEOUT).max_buf_size(HTTP1_BUFFER);
     http
 }
 

@@ -7,9 +7,11 @@ use gantry_api::{ResourceName, names};
 use serde::Deserialize;
 
 use crate::bind::Binder;
+use crate::bounded::{self, ReadError};
 use crate::index::{SchedulingCall, Store, Target, Undecided};
 use crate::metrics::{Decision, Metrics};
-use crate::pod::{PodFacts, SlimPod};
+use crate::object_memory::{self, About, Kind, ObjectMemory};
+use crate::pod::{PodFacts, Reader, SlimPod};
 use crate::watched::Watched;
 use crate::wire::{
     self, CandidateNodes, ExtenderArgs, ExtenderBindingArgs, ExtenderPreemptionArgs, Node, NodeObject, Pod,
@@ -66,7 +68,10 @@ impl Service {
             Ok(request) => {
                 let read_pod = || self.read_pod(body);
                 let call = call(&args.pod, request, &snapshot, &read_pod);
-                let answer = self.store.filter(&call, &candidates)?;
+                let answer = match self.refusal(&args.pod, body) {
+                    Some(refusal) => Filtered::all_refused(candidates.len(), refusal.to_string()),
+                    None => self.store.filter(&call, &candidates)?,
+                };
                 let outcome = if answer.passed.is_empty() { "none" } else { "some" };
                 (answer, outcome)
             }
@@ -126,9 +131,35 @@ impl Service {
         self.metrics.decisions.get_or_create(&decision).inc();
     }
 
+    /// Why a pod is not scheduled that is beyond the limits of what is kept, be it known or not.
+    fn refusal(&self, pod: &Pod<'_>, body: &[u8]) -> Option<object_memory::Refusal> {
+        let uid = text(pod.metadata.uid.as_ref());
+        let memory = self.store.memory();
+        let refusal = memory.refusal_of_pod(uid);
+        if refusal.is_some() || uid.is_empty() || self.store.read(|index| index.pod(uid).is_some()) {
+            return refusal;
+        }
+        let about = About {
+            kind: Kind::Pod,
+            api: None,
+            namespace: text(pod.metadata.namespace.as_ref()).into(),
+            name: text(pod.metadata.name.as_ref()).into(),
+            uid: uid.into(),
+        };
+        match bounded::read::<OnlyPod>(body, Kind::Pod.read_limit()) {
+            Ok((OnlyPod { pod }, _)) => {
+                let seen = Reader::new(self.watched.clone()).read(pod)?;
+                memory.would_refuse(&about, seen.weight())
+            }
+            Err(ReadError::TooLarge(_)) => Some(ObjectMemory::too_large(&about)),
+            // Filter reports it as such.
+            Err(ReadError::Malformed(_)) => None,
+        }
+    }
+
     /// The pod in the body of a call.
     fn read_pod(&self, body: &[u8]) -> Option<PodFacts> {
-        let body = serde_json::from_slice::<OnlyPod>(body).ok()?;
+        let (body, _) = bounded::read::<OnlyPod>(body, Kind::Pod.read_limit()).ok()?;
         PodFacts::read(&self.watched, body.pod)
     }
 

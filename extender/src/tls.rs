@@ -27,6 +27,26 @@ pub struct Files {
     pub key: PathBuf,
     /// Authorities of the clients that may call the verbs; without them every client may.
     pub client_ca: Option<PathBuf>,
+    /// The common name of the certificate of the client that may call the verbs.
+    pub client_name: String,
+}
+
+/// A client that may not call the verbs.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum Stranger {
+    /// It has no certificate.
+    #[error("decisions are for clients with a certificate of --client-ca")]
+    NoCertificate,
+    /// Its certificate has another name.
+    #[error(
+        "decisions are for the client {expected:?} (--client-name); the name of this certificate is {name:?}"
+    )]
+    OtherName {
+        /// The common name.
+        name: String,
+        /// The one that may.
+        expected: String,
+    },
 }
 
 /// Why TLS is not available.
@@ -102,6 +122,23 @@ impl Tls {
     /// The configuration for a new connection.
     pub fn config(&self) -> Arc<ServerConfig> {
         self.now.load_full()
+    }
+
+    /// Whether a client with this certificate may call the verbs.
+    ///
+    /// # Errors
+    /// Why it may not.
+    pub(crate) fn check_client(&self, certificate: Option<&[u8]>) -> Result<(), Stranger> {
+        if !self.wants_clients() {
+            return Ok(());
+        }
+        // rustls has verified it.
+        let name = common_name(certificate.ok_or(Stranger::NoCertificate)?).unwrap_or_default();
+        let expected = &self.files.client_name;
+        match name == *expected {
+            true => Ok(()),
+            false => Err(Stranger::OtherName { name, expected: expected.clone() }),
+        }
     }
 
     /// Whether clients need a certificate to call the verbs.
@@ -199,6 +236,13 @@ fn certificates(
     }
 }
 
+/// The common name of a certificate's subject.
+fn common_name(certificate: &[u8]) -> Option<String> {
+    let (_, certificate) = x509_parser::parse_x509_certificate(certificate).ok()?;
+    let mut names = certificate.subject().iter_common_name();
+    names.next()?.as_str().ok().map(str::to_owned)
+}
+
 fn content(option: &'static str, path: &Path, words: String) -> TlsError {
     TlsError::Content { option, path: path.to_owned(), words }
 }
@@ -224,6 +268,9 @@ pub(crate) mod tests {
 
     use super::*;
 
+    /// The name in every certificate.
+    pub(crate) const CLIENT: &str = "system:kube-scheduler";
+
     /// An authority with a folder of files.
     pub(crate) struct Authority {
         pub(crate) folder: TempDir,
@@ -243,7 +290,14 @@ pub(crate) mod tests {
 
         /// Writes `name.crt` and `name.key`.
         pub(crate) fn issue(&self, name: &str) {
+            self.issue_to(name, CLIENT);
+        }
+
+        /// The same, with another common name.
+        pub(crate) fn issue_to(&self, name: &str, common_name: &str) {
             let mut params = CertificateParams::new(vec!["localhost".to_owned()]).unwrap();
+            params.distinguished_name = rcgen::DistinguishedName::new();
+            params.distinguished_name.push(rcgen::DnType::CommonName, common_name);
             params.extended_key_usages =
                 vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
             let key = KeyPair::generate().unwrap();
@@ -261,6 +315,7 @@ pub(crate) mod tests {
                 cert: self.path(&format!("{name}.crt")),
                 key: self.path(&format!("{name}.key")),
                 client_ca: Some(self.path("ca.crt")),
+                client_name: CLIENT.to_owned(),
             }
         }
     }

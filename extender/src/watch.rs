@@ -3,21 +3,19 @@
 
 mod api_health;
 mod steady;
+pub(crate) mod stream;
 
-use std::fmt::Debug;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use futures::StreamExt;
 use futures::stream::{BoxStream, SelectAll};
-use gantry_api::{NodeName, ResourceName};
+use gantry_api::{NodeName, PodUid, ResourceName};
 use gantry_gang::NodeFacts;
 use gantry_gang::protocol::Object;
 use gantry_runtime::chain;
-use kube::runtime::watcher as watch;
 use kube::runtime::watcher::{self, Event};
 use kube::{Api, Client, ResourceExt};
-use serde::de::DeserializeOwned;
 use tokio_util::sync::CancellationToken;
 
 pub use api_health::ApiHealth;
@@ -25,8 +23,11 @@ pub use api_health::ApiHealth;
 use crate::gang::objects::{Name, Objects, PartialGang};
 use crate::index::{self, Index, PartialGpuNode, SlimNode, Source, Store};
 use crate::lease::Leadership;
+use crate::object_memory::{About, Kind, ObjectMemory};
 use crate::pod::{Reader, Seen, SlimPod, Words};
+use crate::watch::stream::{Received, Streamed};
 use crate::watched::Watched;
+use gantry_gang::Fault;
 use gantry_planner::inventory::Inventory;
 use gantry_planner::kind::Kinds;
 
@@ -38,11 +39,17 @@ pub const SILENCE: Duration = Duration::from_secs(WATCH_SECONDS as u64 + 15);
 const TICK: Duration = Duration::from_secs(1);
 /// Most events applied in one step, so that verbs never wait long for it.
 const BATCH: usize = 256;
+/// Bytes of a refused Gang without a decision.
+const LEAST_GANG: usize = 512;
 
 /// One event of a watch, parsed for the index.
 enum WatchEvent {
     Pod(Seen),
     PodGone(Seen),
+    /// A pod that is refused, and of which nothing is kept.
+    PodRefused(PodUid),
+    /// A pod of which nothing can be read: it stays as it is known.
+    PodAsBefore(PodUid),
     Node(NodeName, Vec<(ResourceName, u32)>, Arc<NodeFacts>),
     NodeGone(String),
     GpuNode(NodeName, Box<Inventory>),
@@ -65,6 +72,8 @@ impl WatchEvent {
                 index.pod_deleted(now, &uid, Some(*pod));
             }
             Self::PodGone(Seen::OtherPod(pod)) => index.other_pod_gone(&pod.uid),
+            Self::PodRefused(uid) => index.pod_deleted(now, &uid, None),
+            Self::PodAsBefore(uid) => index.pod_unread(&uid),
             Self::Node(name, advertised, facts) => {
                 index.node_applied(&name, advertised);
                 index.node_described(facts);
@@ -101,10 +110,10 @@ pub struct Watches {
 
 /// Watches until `shutdown`.
 pub async fn run(client: Client, watches: Watches, shutdown: CancellationToken) {
-    let (store, health) = (Arc::clone(&watches.store), Arc::clone(&watches.health));
-    let mut heartbeat =
-        tokio::spawn(beat(client.clone(), Arc::clone(&store), Arc::clone(&health), shutdown.clone()));
-    let watching = watches.run(&client, &shutdown);
+    let reader = Arc::new(Mutex::new(Reader::new(watches.watched.clone())));
+    let heartbeat = beat(client.clone(), watches.clone(), Arc::clone(&reader), shutdown.clone());
+    let mut heartbeat = tokio::spawn(heartbeat);
+    let watching = watches.run(&client, &reader, &shutdown);
     tokio::select! {
         () = watching => {
             // It ends by the same token.
@@ -116,7 +125,7 @@ pub async fn run(client: Client, watches: Watches, shutdown: CancellationToken) 
 }
 
 impl Watches {
-    async fn run(&self, client: &Client, shutdown: &CancellationToken) {
+    async fn run(&self, client: &Client, reader: &Arc<Mutex<Reader>>, shutdown: &CancellationToken) {
         let kinds = Arc::default();
         let work = async {
             loop {
@@ -140,7 +149,7 @@ impl Watches {
                 }
                 tokio::select! {
                     _ = self.leadership.changed(term) => {}
-                    () = self.follow(client, &kinds) => return,
+                    () = self.follow(client, reader, &kinds) => return,
                 }
             }
         };
@@ -148,8 +157,8 @@ impl Watches {
     }
 
     /// Sends events to the index, beginning with new lists.
-    async fn follow(&self, client: &Client, kinds: &Arc<Mutex<Kinds>>) {
-        let mut news = self.streams(client, kinds).ready_chunks(BATCH);
+    async fn follow(&self, client: &Client, reader: &Arc<Mutex<Reader>>, kinds: &Arc<Mutex<Kinds>>) {
+        let mut news = self.streams(client, reader, kinds).ready_chunks(BATCH);
         while let Some(batch) = news.next().await {
             let listed = batch.iter().any(|event| matches!(event, WatchEvent::Ends(Source::GpuNodes)));
             self.store.update(|index| {
@@ -167,45 +176,71 @@ impl Watches {
     fn streams(
         &self,
         client: &Client,
+        reader: &Arc<Mutex<Reader>>,
         kinds: &Arc<Mutex<Kinds>>,
     ) -> SelectAll<BoxStream<'static, WatchEvent>> {
-        let Self { watched, health, objects, .. } = self;
+        let Self { watched, health, objects, store, .. } = self;
         let mut all = SelectAll::new();
-        let mut reader = Reader::new(watched.clone());
+        let (reader, memory) = (Arc::clone(reader), Arc::clone(store.memory()));
         let pods = Api::<SlimPod>::all(health.observing(client, Source::Pods));
-        all.push(read(pods, Source::Pods, health, move |pod, gone| {
-            let pod = reader.read(pod)?;
-            Some(if gone { WatchEvent::PodGone(pod) } else { WatchEvent::Pod(pod) })
+        all.push(self.read(pods, Source::Pods, move |pod, gone| {
+            let mut reader = reader.lock().unwrap_or_else(PoisonError::into_inner);
+            pod_event(&mut reader, &memory, pod, gone)
         }));
-        let (wanted, mut words) = (watched.clone(), Words::default());
+        let (wanted, mut words, memory) = (watched.clone(), Words::default(), Arc::clone(store.memory()));
         let nodes = Api::<SlimNode>::all(health.observing(client, Source::Nodes));
-        all.push(read(nodes, Source::Nodes, health, move |node, gone| {
-            let name = node.name_any();
-            Some(if gone {
-                WatchEvent::NodeGone(name)
-            } else {
-                let facts = index::described(&wanted, &node, &mut words);
-                WatchEvent::Node(name.into(), index::advertised(&wanted, &node), Arc::new(facts))
-            })
-        }));
-        let (wanted, kinds) = (watched.clone(), Arc::clone(kinds));
-        let gpu_nodes = Api::<PartialGpuNode>::all(health.observing(client, Source::GpuNodes));
-        all.push(read(gpu_nodes, Source::GpuNodes, health, move |node, gone| {
-            let name = node.name_any();
+        all.push(self.read(nodes, Source::Nodes, move |node, gone| {
+            let name = node.object.name_any();
+            let about = About::of(Kind::Node, &node.object);
             if gone {
+                memory.release(Kind::Node, &about.uid);
+                words.sweep();
+                return Some(WatchEvent::NodeGone(name));
+            }
+            if memory.admit(&about, node.bytes).is_err() {
+                return Some(WatchEvent::NodeGone(name));
+            }
+            let facts = index::described(&wanted, &node.object, &mut words);
+            Some(WatchEvent::Node(name.into(), index::advertised(&wanted, &node.object), Arc::new(facts)))
+        }));
+        let (wanted, kinds, memory) = (watched.clone(), Arc::clone(kinds), Arc::clone(store.memory()));
+        let gpu_nodes = Api::<PartialGpuNode>::all(health.observing(client, Source::GpuNodes));
+        all.push(self.read(gpu_nodes, Source::GpuNodes, move |node, gone| {
+            let name = node.object.name_any();
+            let about = About::of(Kind::GpuNode, &node.object);
+            if gone {
+                memory.release(Kind::GpuNode, &about.uid);
                 return Some(WatchEvent::GpuNodeGone(name));
+            }
+            let mut object = node.object;
+            if memory.admit(&about, node.bytes).is_err() {
+                // Its GPUs are not given out, like those of a node that cannot be read.
+                (object.spec, object.status) = (serde_json::Value::Null, None);
             }
             // The choice table of a new kind of machine is built here, outside the lock of the index.
             let mut kinds = kinds.lock().unwrap_or_else(PoisonError::into_inner);
-            let inventory = index::inventory(&wanted, node, &mut kinds)?;
+            let inventory = index::inventory(&wanted, object, &mut kinds)?;
             Some(WatchEvent::GpuNode(name.into(), Box::new(inventory)))
         }));
         let (objects, listed) = (Arc::clone(objects), Arc::clone(objects));
+        let memory = Arc::clone(store.memory());
         let gangs = Api::<PartialGang>::all(health.observing(client, Source::Gangs));
-        let gangs = read(gangs, Source::Gangs, health, move |gang, gone| {
-            let (name, object) = gang.read()?;
+        let gangs = self.read(gangs, Source::Gangs, move |gang, gone| {
+            let about = About::of(Kind::Gang, &gang.object);
+            let (name, mut object) = gang.object.read()?;
             if gone {
+                memory.release(Kind::Gang, &about.uid);
                 return objects.gone(&name, &object.uid).then_some(WatchEvent::GangGone(name));
+            }
+            if let Err(refusal) = memory.admit(&about, gang.bytes) {
+                let place = format!("Gang {}", name.name);
+                object.spec = Err(Fault { place: place.into(), words: refusal.to_string().into() });
+                // A decision is only written by an extender, and completed whatever else the object has.
+                let has_decision = object.status.decision.is_some();
+                let least = gang.bytes.filter(|_| has_decision).unwrap_or(LEAST_GANG);
+                if !memory.keep_least(&about, least) || !has_decision {
+                    object.status = Default::default();
+                }
             }
             let newest = objects.saw(&name, object);
             Some(WatchEvent::Gang(name, Box::new(newest)))
@@ -219,59 +254,101 @@ impl Watches {
         all.push(gangs.boxed());
         all
     }
+
+    /// The events of one watch. Errors are logged and retried. An object that cannot be parsed fails its list or watch,
+    /// and everything is listed again: nothing is decided without it.
+    fn read<K: Streamed>(
+        &self,
+        api: Api<K>,
+        source: Source,
+        mut news: impl FnMut(Received<K>, bool) -> Option<WatchEvent> + Send + 'static,
+    ) -> BoxStream<'static, WatchEvent> {
+        let (health, memory) = (Arc::clone(&self.health), Arc::clone(self.store.memory()));
+        let kind = match source {
+            Source::Pods => Kind::Pod,
+            Source::Nodes => Kind::Node,
+            Source::GpuNodes => Kind::GpuNode,
+            Source::Gangs => Kind::Gang,
+        };
+        // The last error: one that persists is logged once.
+        let mut said: Option<String> = None;
+        steady::steady(move || stream::events(api.clone(), kind, Arc::clone(&memory)))
+            .filter_map(move |event| {
+                match &event {
+                    // No object yet.
+                    Ok(Event::Init) => {}
+                    Ok(_) => {
+                        said = None;
+                        health.watch_works(source, Instant::now());
+                    }
+                    Err(error) if source == Source::Gangs && is_undefined(error) => {
+                        health.watch_works(source, Instant::now());
+                    }
+                    Err(_) => health.watch_failed(source),
+                }
+                let found = match event {
+                    Ok(Event::Init) => Some(WatchEvent::Begins(source)),
+                    Ok(Event::InitDone) => Some(WatchEvent::Ends(source)),
+                    Ok(Event::Apply(object) | Event::InitApply(object)) => news(object, false),
+                    Ok(Event::Delete(object)) => news(object, true),
+                    Err(error) => {
+                        let undefined = source == Source::Gangs && is_undefined(&error);
+                        let error = chain(&error);
+                        if said.as_ref() == Some(&error) {
+                            tracing::debug!(source = source.as_str(), %error, "watch failed again");
+                        } else if undefined {
+                            tracing::warn!("Gangs are not defined here; apply manifests/crds.yaml");
+                        } else {
+                            tracing::warn!(source = source.as_str(), %error, "watch failed, trying again");
+                        }
+                        said = Some(error);
+                        undefined.then_some(WatchEvent::Undefined(source))
+                    }
+                };
+                futures::future::ready(found)
+            })
+            .boxed()
+    }
 }
 
-/// The events of one watch. Errors are logged and retried. An object that cannot be parsed fails its list or watch, and
-/// everything is listed again: nothing is decided without it.
-fn read<K>(
-    api: Api<K>,
-    source: Source,
-    health: &Arc<ApiHealth>,
-    mut news: impl FnMut(K, bool) -> Option<WatchEvent> + Send + 'static,
-) -> BoxStream<'static, WatchEvent>
-where
-    K: kube::Resource + Clone + Debug + DeserializeOwned + Send + 'static,
-{
-    let config = watcher::Config::default().timeout(WATCH_SECONDS);
-    let health = Arc::clone(health);
-    // The last error: one that persists is logged once.
-    let mut said: Option<String> = None;
-    steady::steady(move || watch(api.clone(), config.clone()))
-        .filter_map(move |event| {
-            match &event {
-                // No object yet.
-                Ok(Event::Init) => {}
-                Ok(_) => {
-                    said = None;
-                    health.watch_works(source, Instant::now());
-                }
-                Err(error) if source == Source::Gangs && is_undefined(error) => {
-                    health.watch_works(source, Instant::now());
-                }
-                Err(_) => health.watch_failed(source),
-            }
-            let found = match event {
-                Ok(Event::Init) => Some(WatchEvent::Begins(source)),
-                Ok(Event::InitDone) => Some(WatchEvent::Ends(source)),
-                Ok(Event::Apply(object) | Event::InitApply(object)) => news(object, false),
-                Ok(Event::Delete(object)) => news(object, true),
-                Err(error) => {
-                    let undefined = source == Source::Gangs && is_undefined(&error);
-                    let error = chain(&error);
-                    if said.as_ref() == Some(&error) {
-                        tracing::debug!(source = source.as_str(), %error, "watch failed again");
-                    } else if undefined {
-                        tracing::warn!("Gangs are not defined here; apply manifests/crds.yaml");
-                    } else {
-                        tracing::warn!(source = source.as_str(), %error, "watch failed, trying again");
-                    }
-                    said = Some(error);
-                    undefined.then_some(WatchEvent::Undefined(source))
-                }
-            };
-            futures::future::ready(found)
-        })
-        .boxed()
+/// What a pod means for the index. Of a refused pod that runs, its devices are kept.
+fn pod_event(
+    reader: &mut Reader,
+    memory: &ObjectMemory,
+    pod: Received<SlimPod>,
+    gone: bool,
+) -> Option<WatchEvent> {
+    let about = About::of(Kind::Pod, &pod.object);
+    let uid = PodUid::from(pod.object.metadata.uid.as_deref()?);
+    let is_bound = pod.object.node().is_some();
+    let seen = reader.read(pod.object)?;
+    if gone {
+        memory.release(Kind::Pod, &about.uid);
+        return Some(if pod.bytes.is_some() {
+            WatchEvent::PodGone(seen)
+        } else {
+            WatchEvent::PodRefused(uid)
+        });
+    }
+    let weight = seen.weight();
+    if weight == 0 && pod.bytes.is_some() {
+        memory.release(Kind::Pod, &about.uid);
+        return Some(WatchEvent::Pod(seen));
+    }
+    if memory.admit(&about, pod.bytes.map(|_| weight)).is_ok() {
+        return Some(WatchEvent::Pod(seen));
+    }
+    let least = seen.into_least();
+    let weight = least.weight();
+    if weight > 0 && memory.keep_least(&about, weight) {
+        return Some(WatchEvent::Pod(least));
+    }
+    // What holds nothing need not be known. What cannot be read any more may hold devices as before.
+    Some(if is_bound || pod.bytes.is_none() {
+        WatchEvent::PodAsBefore(uid)
+    } else {
+        WatchEvent::PodRefused(uid)
+    })
 }
 
 /// Whether an object cannot be created because its namespace is being deleted. That is no failure: its subject is
@@ -286,8 +363,9 @@ fn is_undefined(error: &watcher::Error) -> bool {
     matches!(error, watcher::Error::InitialListFailed(kube::Error::Api(status)) if status.code == 404)
 }
 
-/// Checks the health of the API server, and lets time pass in the index.
-async fn beat(client: Client, store: Arc<Store>, health: Arc<ApiHealth>, shutdown: CancellationToken) {
+/// Checks the health of the API server, lets time pass in the index, and returns the memory of objects that are gone.
+async fn beat(client: Client, watches: Watches, reader: Arc<Mutex<Reader>>, shutdown: CancellationToken) {
+    let Watches { store, health, .. } = watches;
     loop {
         let answer = tokio::time::timeout(TICK, gantry_runtime::check_api_server(&client)).await;
         let now = Instant::now();
@@ -296,6 +374,11 @@ async fn beat(client: Client, store: Arc<Store>, health: Arc<ApiHealth>, shutdow
         }
         if let Some(last) = health.last() {
             store.update(|index| index.tick(now, last));
+        }
+        if store.memory().take_worth_a_sweep() {
+            store.update(Index::sweep);
+            reader.lock().unwrap_or_else(PoisonError::into_inner).sweep();
+            gantry_runtime::memory::trim();
         }
         if shutdown.run_until_cancelled(tokio::time::sleep(TICK)).await.is_none() {
             return;

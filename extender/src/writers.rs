@@ -13,7 +13,7 @@ use crate::gang::objects::Objects;
 use crate::index::Store;
 use crate::lease::Leadership;
 use crate::metrics::Metrics;
-use crate::{activate, announce, bind, explain, gang};
+use crate::{activate, announce, bind, explain, gang, object_memory};
 
 /// What the tasks need.
 pub(crate) struct Writers {
@@ -74,6 +74,8 @@ impl Writers {
             Arc::clone(metrics),
             until.clone(),
         ));
+        let memory = Arc::clone(store.memory());
+        writers.spawn(object_memory::report(client.clone(), memory, Arc::clone(metrics), until.clone()));
         writers.spawn(explain::run(client.clone(), Arc::clone(store), Arc::clone(metrics), until.clone()));
         writers.spawn(gang::objects::run(
             client.clone(),

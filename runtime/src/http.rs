@@ -3,13 +3,15 @@
 
 use std::collections::VecDeque;
 use std::fmt;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use axum::Router;
-use axum::extract::Request;
+use axum::extract::{Request, State};
 use axum::handler::Handler;
 use axum::http::{HeaderValue, Method, StatusCode, header};
+use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{MethodRouter, get, post};
 use hyper::server::conn::http1;
@@ -17,7 +19,6 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::GracefulShutdown;
 use hyper_util::service::TowerToHyperService;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::task::AbortHandle;
 use tokio_util::sync::CancellationToken;
 
 const OPEN_METRICS: HeaderValue =
@@ -146,45 +147,110 @@ pub async fn accept(listener: &TcpListener, shutdown: &CancellationToken) -> Opt
 /// Serves endpoints for probes and monitoring over plain HTTP/1.1 until `shutdown`; then responses under way are finished.
 pub async fn serve(listener: TcpListener, router: Router, shutdown: &CancellationToken) {
     let graceful = GracefulShutdown::new();
-    let mut connections = Connections::default();
+    let connections = Connections::new(MAX_CONNECTIONS);
     while let Some(stream) = accept(&listener, shutdown).await {
         let mut http = http1::Builder::new();
         http.timer(TokioTimer::new()).header_read_timeout(HEAD_TIMEOUT);
-        let service = TowerToHyperService::new(router.clone());
+        let open = connections.open();
+        let service = TowerToHyperService::new(open.counting(router.clone()));
         let connection = http.serve_connection(TokioIo::new(stream), service);
         let connection = graceful.watcher().watch(connection);
-        let task = tokio::spawn(async move {
-            if let Err(error) = connection.await {
-                tracing::debug!(%error, "connection ended");
+        tokio::spawn(async move {
+            tokio::select! {
+                ended = connection => {
+                    if let Err(error) = ended {
+                        tracing::debug!(%error, "connection ended");
+                    }
+                }
+                () = open.closed() => {}
             }
         });
-        connections.add(task.abort_handle());
     }
     drop(listener);
     let _ = tokio::time::timeout(DRAIN, graceful.shutdown()).await;
 }
 
-/// Open connections, oldest first.
+/// Open connections of one kind of client. One more than the limit closes the oldest that is idle, or else the oldest.
+#[derive(Debug, Clone)]
+pub struct Connections {
+    limit: usize,
+    /// Oldest first.
+    open: Arc<Mutex<VecDeque<Arc<Connection>>>>,
+}
+
 #[derive(Debug, Default)]
-struct Connections(VecDeque<AbortHandle>);
+struct Connection {
+    closed: CancellationToken,
+    /// Calls under way.
+    calls: AtomicUsize,
+}
 
 impl Connections {
-    /// Adds one. If there are too many, the oldest is closed.
-    fn add(&mut self, connection: AbortHandle) {
-        self.0.retain(|known| !known.is_finished());
-        if self.0.len() >= MAX_CONNECTIONS
-            && let Some(oldest) = self.0.pop_front()
-        {
-            oldest.abort();
+    /// None, of at most `limit`.
+    pub fn new(limit: usize) -> Self {
+        Self { limit, open: Arc::default() }
+    }
+
+    /// One more. If there are too many, another one is closed.
+    pub fn open(&self) -> OpenConnection {
+        let connection = Arc::new(Connection::default());
+        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        if open.len() >= self.limit {
+            let is_idle = |connection: &Arc<Connection>| connection.calls.load(Ordering::Relaxed) == 0;
+            let oldest = open.iter().position(is_idle).unwrap_or_default();
+            if let Some(oldest) = open.remove(oldest) {
+                oldest.closed.cancel();
+            }
         }
-        self.0.push_back(connection);
+        open.push_back(Arc::clone(&connection));
+        OpenConnection { connection, all: self.clone() }
+    }
+}
+
+/// One of the [`Connections`], until it is dropped.
+#[derive(Debug)]
+pub struct OpenConnection {
+    connection: Arc<Connection>,
+    all: Connections,
+}
+
+impl OpenConnection {
+    /// Waits until it has to be closed for another one.
+    pub async fn closed(&self) {
+        self.connection.closed.cancelled().await;
+    }
+
+    /// Counts the calls of a router as those of this connection.
+    pub fn counting(&self, router: Router) -> Router {
+        let count = async |State(connection): State<Arc<Connection>>, request: Request, next: Next| {
+            connection.calls.fetch_add(1, Ordering::Relaxed);
+            let _call = Call(connection);
+            next.run(request).await
+        };
+        router.layer(middleware::from_fn_with_state(Arc::clone(&self.connection), count))
+    }
+}
+
+impl Drop for OpenConnection {
+    fn drop(&mut self) {
+        let mut open = self.all.open.lock().unwrap_or_else(PoisonError::into_inner);
+        open.retain(|known| !Arc::ptr_eq(known, &self.connection));
+    }
+}
+
+/// A call under way; dropped also where the client gives up.
+struct Call(Arc<Connection>);
+
+impl Drop for Call {
+    fn drop(&mut self) {
+        self.0.calls.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
 #[cfg(test)]
 mod tests {
     use std::net::SocketAddr;
-    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::sync::atomic::AtomicBool;
 
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
@@ -273,17 +339,24 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn excess_connections_close_the_oldest() {
-        let mut connections = Connections::default();
-        let mut tasks: VecDeque<_> =
-            (0..MAX_CONNECTIONS + 2).map(|_| tokio::spawn(std::future::pending::<()>())).collect();
-        for task in &tasks {
-            connections.add(task.abort_handle());
+    async fn excess_connections_close_the_oldest_idle_one() {
+        let connections = Connections::new(3);
+        let open: Vec<_> = (0..3).map(|_| connections.open()).collect();
+        open[0].connection.calls.fetch_add(1, Ordering::Relaxed);
+        let is_closed = |number: usize| open[number].connection.closed.is_cancelled();
+        let _fourth = connections.open();
+        assert_eq!([is_closed(0), is_closed(1), is_closed(2)], [false, true, false]);
+        let fifth = connections.open();
+        assert_eq!([is_closed(0), is_closed(2)], [false, true]);
+        drop(fifth);
+        let _sixth = connections.open();
+        assert!(!is_closed(0), "there was room");
+        let busy: Vec<_> = (0..2).map(|_| connections.open()).collect();
+        for open in &busy {
+            open.connection.calls.fetch_add(1, Ordering::Relaxed);
         }
-        for task in tasks.drain(..2) {
-            assert!(task.await.unwrap_err().is_cancelled());
-        }
-        assert!(tasks.iter().all(|task| !task.is_finished()));
+        let _last = connections.open();
+        assert!(is_closed(0), "all have calls under way");
     }
 
     #[tokio::test]

@@ -1,6 +1,6 @@
 //! What both daemons share: access to the API server and a check of its policies, back-off, Events, HTTP endpoints,
 //! listen addresses, supervision of tasks, and watches in bounded memory.
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::panic))]
 
 mod backoff;
@@ -9,6 +9,7 @@ pub mod events;
 pub mod http;
 pub mod listen;
 mod log_throttle;
+pub mod memory;
 pub mod policies;
 pub mod supervise;
 pub mod watch;

@@ -2,19 +2,23 @@
 //! arrives: the text of only one object is held, and only its parsed form is passed on. kube's watcher holds a page of
 //! 500 objects twice before it parses the first one.
 
+use std::borrow::Cow;
 use std::io;
 use std::marker::PhantomData;
 use std::pin::Pin;
+use std::sync::Arc;
 
 use futures::stream::{self, Stream};
 use futures::{AsyncBufRead, AsyncBufReadExt};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ListMeta;
-use kube::api::{ListParams, WatchEvent, WatchParams};
-use kube::core::Request;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ListMeta, ObjectMeta};
+use kube::api::{ListParams, WatchParams};
+use kube::core::{Request, Status};
 use kube::runtime::watcher::{Error, Event};
-use kube::{Client, Resource, ResourceExt};
+use kube::{Client, Resource};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
+use serde_json::value::RawValue;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 /// Most bytes of one object as JSON. etcd stores 1.5 MiB at most; a character takes six bytes where JSON escapes it.
 pub const MAX_OBJECT: usize = 12 * 1024 * 1024;
@@ -38,6 +42,60 @@ pub struct Selection {
     pub renew: u32,
 }
 
+/// How objects are read, and what is done about lists.
+pub trait Reader: Send + 'static {
+    /// What is made of an object.
+    type Object: Send;
+
+    /// Reads the text of an object.
+    ///
+    /// # Errors
+    /// It cannot be parsed: its list or watch fails.
+    fn read(&self, text: &[u8]) -> Result<Self::Object, serde_json::Error>;
+
+    /// Reads what is known of an object whose text is longer than [`MAX_OBJECT`], from its beginning. `None`: its list or
+    /// watch fails.
+    fn read_beginning(&self, text: &[u8]) -> Option<Self::Object>;
+
+    /// The version of an object.
+    fn version(object: &Self::Object) -> Option<&str>;
+
+    /// A permit for a long object; held until it is read.
+    fn permits(&self) -> Option<Arc<Semaphore>> {
+        None
+    }
+
+    /// A list begins.
+    fn list_begins(&self) {}
+
+    /// A list is complete.
+    fn list_ends(&self) {}
+
+    /// Whether the objects are to be listed again when a watch has ended.
+    fn lists_again(&self) -> bool {
+        false
+    }
+}
+
+/// Parses objects of a type.
+struct Parser<K>(PhantomData<fn() -> K>);
+
+impl<K: Resource + DeserializeOwned + Send + 'static> Reader for Parser<K> {
+    type Object = K;
+
+    fn read(&self, text: &[u8]) -> Result<K, serde_json::Error> {
+        serde_json::from_slice(text)
+    }
+
+    fn read_beginning(&self, _: &[u8]) -> Option<K> {
+        None
+    }
+
+    fn version(object: &K) -> Option<&str> {
+        object.meta().resource_version.as_deref()
+    }
+}
+
 /// Lists the objects of all namespaces, watches them, and lists them again where the watch has lost events. Does not
 /// end. After an error, the next poll tries again; the caller pauses before it. An object that cannot be parsed fails
 /// its list or watch, and everything is listed again: no object is passed over.
@@ -48,21 +106,29 @@ pub fn watch<K>(
 where
     K: Resource<DynamicType = ()> + DeserializeOwned + Send + 'static,
 {
-    let requests = Request::new(K::url_path(&(), None));
-    let watcher =
-        Watcher { client, requests, selection, state: State::Start, objects: PhantomData::<fn() -> K> };
+    watch_with(client, K::url_path(&(), None), selection, Parser::<K>(PhantomData))
+}
+
+/// The same for the objects of a path, read by `reader`.
+pub fn watch_with<R: Reader>(
+    client: Client,
+    path: String,
+    selection: Selection,
+    reader: R,
+) -> impl Stream<Item = Result<Event<R::Object>, Error>> + Send + 'static {
+    let watcher = Watcher { client, requests: Request::new(path), selection, state: State::Start, reader };
     stream::unfold(watcher, |mut watcher| async {
         let event = watcher.next().await;
         Some((event, watcher))
     })
 }
 
-struct Watcher<K> {
+struct Watcher<R> {
     client: Client,
     requests: Request,
     selection: Selection,
     state: State,
-    objects: PhantomData<fn() -> K>,
+    reader: R,
 }
 
 enum State {
@@ -84,13 +150,14 @@ struct Frame {
     metadata: ListMeta,
 }
 
-impl<K: Resource<DynamicType = ()> + DeserializeOwned> Watcher<K> {
-    async fn next(&mut self) -> Result<Event<K>, Error> {
+impl<R: Reader> Watcher<R> {
+    async fn next(&mut self) -> Result<Event<R::Object>, Error> {
         loop {
             // An error leaves this state unless it sets another one.
             match std::mem::replace(&mut self.state, State::Start) {
                 State::Start => {
                     self.state = State::Page(None);
+                    self.reader.list_begins();
                     return Ok(Event::Init);
                 }
                 State::Page(token) => {
@@ -98,7 +165,8 @@ impl<K: Resource<DynamicType = ()> + DeserializeOwned> Watcher<K> {
                     self.state = State::Listing(page);
                 }
                 State::Listing(mut page) => {
-                    if let Some(object) = page.next().await.map_err(Error::InitialListFailed)? {
+                    let object = page.next(&mut self.reader, read).await;
+                    if let Some(object) = object.map_err(Error::InitialListFailed)? {
                         self.state = State::Listing(page);
                         return Ok(Event::InitApply(object));
                     }
@@ -110,8 +178,10 @@ impl<K: Resource<DynamicType = ()> + DeserializeOwned> Watcher<K> {
                     }
                     let version = filled(list.metadata.resource_version).ok_or(Error::NoResourceVersion)?;
                     self.state = State::Listed(version);
+                    self.reader.list_ends();
                     return Ok(Event::InitDone);
                 }
+                State::Listed(_) if self.reader.lists_again() => {}
                 State::Listed(version) => match self.start_watch(&version).await {
                     Ok(events) => self.state = State::Watching(version, events),
                     Err(error) => {
@@ -121,19 +191,15 @@ impl<K: Resource<DynamicType = ()> + DeserializeOwned> Watcher<K> {
                         return Err(Error::WatchStartFailed(error));
                     }
                 },
-                State::Watching(version, mut events) => match events.next::<WatchEvent<K>>().await {
-                    Ok(Some(WatchEvent::Bookmark(bookmark))) => {
-                        self.state = State::Watching(bookmark.metadata.resource_version, events);
+                State::Watching(version, mut events) => match events.next(&mut self.reader, read_event).await
+                {
+                    Ok(Some(Change::Bookmark(version))) => self.state = State::Watching(version, events),
+                    Ok(Some(Change::Event(version, event))) => {
+                        let version = version.filter(|version| !version.is_empty());
+                        self.state = State::Watching(version.ok_or(Error::NoResourceVersion)?, events);
+                        return Ok(event);
                     }
-                    Ok(Some(WatchEvent::Added(object) | WatchEvent::Modified(object))) => {
-                        self.state = State::Watching(version_of(&object)?, events);
-                        return Ok(Event::Apply(object));
-                    }
-                    Ok(Some(WatchEvent::Deleted(object))) => {
-                        self.state = State::Watching(version_of(&object)?, events);
-                        return Ok(Event::Delete(object));
-                    }
-                    Ok(Some(WatchEvent::Error(status))) => {
+                    Ok(Some(Change::Failed(status))) => {
                         if status.code != 410 {
                             self.state = State::Listed(version);
                         }
@@ -166,18 +232,74 @@ impl<K: Resource<DynamicType = ()> + DeserializeOwned> Watcher<K> {
     }
 }
 
-fn version_of<K: Resource>(object: &K) -> Result<String, Error> {
-    object.resource_version().filter(|version| !version.is_empty()).ok_or(Error::NoResourceVersion)
+/// A line of a watch.
+enum Change<O> {
+    /// Nothing has changed up to this version.
+    Bookmark(String),
+    /// An event, and the version that it leads to.
+    Event(Option<String>, Event<O>),
+    Failed(Box<Status>),
 }
 
-fn parse<T: DeserializeOwned>(text: &[u8]) -> Result<T, kube::Error> {
+fn parse<'t, T: Deserialize<'t>>(text: &'t [u8]) -> Result<T, kube::Error> {
     serde_json::from_slice(text).map_err(kube::Error::SerdeError)
+}
+
+/// Reads an object. One of which only the beginning is there is what its reader makes of that.
+fn read<R: Reader>(reader: &R, text: &[u8], is_cut: bool) -> Result<R::Object, kube::Error> {
+    if !is_cut {
+        return reader.read(text).map_err(kube::Error::SerdeError);
+    }
+    reader.read_beginning(text).ok_or_else(|| {
+        let beginning = String::from_utf8_lossy(&text[..text.len().min(BEGINNING)]);
+        let problem = format!("more than {MAX_OBJECT} bytes of JSON in one object: {beginning} ...");
+        kube::Error::ReadEvents(io::Error::new(TOO_LARGE, problem))
+    })
+}
+
+fn read_event<R: Reader>(reader: &R, text: &[u8], is_cut: bool) -> Result<Change<R::Object>, kube::Error> {
+    #[derive(Deserialize)]
+    struct Line<'t> {
+        #[serde(rename = "type", borrow)]
+        kind: Cow<'t, str>,
+        #[serde(borrow)]
+        object: &'t RawValue,
+    }
+    #[derive(Deserialize)]
+    struct Bookmark {
+        metadata: ObjectMeta,
+    }
+    const OBJECT: &[u8] = b"\"object\":";
+    let (kind, object) = if is_cut {
+        // The API server writes the type first.
+        let at = text.windows(OBJECT.len()).position(|window| window == OBJECT);
+        let (head, object) = text.split_at(at.map_or(0, |at| at + OBJECT.len()));
+        let head = String::from_utf8_lossy(&head[..head.len().min(64)]);
+        (Cow::from(if head.contains("DELETED") { "DELETED" } else { "MODIFIED" }), object)
+    } else {
+        let Line { kind, object } = parse(text)?;
+        (kind, object.get().as_bytes())
+    };
+    match kind.as_ref() {
+        "ERROR" => return Ok(Change::Failed(parse(object)?)),
+        "BOOKMARK" => {
+            let bookmark: Bookmark = parse(object)?;
+            return Ok(Change::Bookmark(bookmark.metadata.resource_version.unwrap_or_default()));
+        }
+        _ => {}
+    }
+    let object = read(reader, object, is_cut)?;
+    let version = R::version(&object).map(str::to_owned);
+    let event = if kind == "DELETED" { Event::Delete(object) } else { Event::Apply(object) };
+    Ok(Change::Event(version, event))
 }
 
 /// A response as it arrives.
 struct Response {
     body: Pin<Box<dyn AsyncBufRead + Send>>,
     splitter: Splitter,
+    /// Held while a long object arrives.
+    permit: Option<OwnedSemaphorePermit>,
 }
 
 impl Response {
@@ -187,21 +309,34 @@ impl Response {
         splitter: Splitter,
     ) -> Result<Self, kube::Error> {
         let body = client.request_stream(request).await?;
-        Ok(Self { body: Box::pin(body), splitter })
+        Ok(Self { body: Box::pin(body), splitter, permit: None })
     }
 
     /// The next object; `None` at the end.
-    async fn next<T: DeserializeOwned>(&mut self) -> Result<Option<T>, kube::Error> {
+    async fn next<R: Reader, T>(
+        &mut self,
+        reader: &mut R,
+        read: fn(&R, &[u8], bool) -> Result<T, kube::Error>,
+    ) -> Result<Option<T>, kube::Error> {
         loop {
+            if self.splitter.object.len() > REUSED
+                && self.permit.is_none()
+                && let Some(permits) = reader.permits()
+            {
+                // The semaphore is never closed.
+                self.permit = permits.acquire_owned().await.ok();
+            }
             let chunk = self.body.fill_buf().await.map_err(kube::Error::ReadEvents)?;
             if chunk.is_empty() {
                 return Ok(None);
             }
             let (used, object) = self.splitter.split(chunk).map_err(kube::Error::ReadEvents)?;
-            let object = object.map(parse).transpose()?;
+            let object = object.map(|(text, is_cut)| read(reader, text, is_cut)).transpose();
             self.body.consume_unpin(used);
-            if object.is_some() {
-                return Ok(object);
+            if let Some(object) = object? {
+                self.splitter.free_object();
+                self.permit = None;
+                return Ok(Some(object));
             }
         }
     }
@@ -222,6 +357,8 @@ struct Splitter {
     /// The beginning of the current object.
     object: Vec<u8>,
     is_complete: bool,
+    /// The object is longer than [`MAX_OBJECT`]: the rest of it is passed over.
+    is_cut: bool,
     /// The text around the objects.
     frame: Vec<u8>,
 }
@@ -237,6 +374,7 @@ impl Splitter {
             is_escape: false,
             object: Vec::new(),
             is_complete: false,
+            is_cut: false,
             frame: Vec::new(),
         }
     }
@@ -246,12 +384,20 @@ impl Splitter {
         Self { level: 2, in_list: false, ..Self::of_stream() }
     }
 
-    /// Reads `input` to its end, or to the end of an object. Returns the number of bytes read, and the object.
-    fn split(&mut self, input: &[u8]) -> Result<(usize, Option<&[u8]>), io::Error> {
+    /// Frees the text of the last object.
+    fn free_object(&mut self) {
         if std::mem::take(&mut self.is_complete) {
+            self.is_cut = false;
             self.object.clear();
             self.object.shrink_to(REUSED);
         }
+    }
+
+    /// Reads `input` to its end, or to the end of an object. Returns the number of bytes read, and the object: its text,
+    /// and whether that is only the beginning.
+    #[expect(clippy::type_complexity, reason = "an object is its text and whether that is cut")]
+    fn split(&mut self, input: &[u8]) -> Result<(usize, Option<(&[u8], bool)>), io::Error> {
+        self.free_object();
         let mut at = 0;
         while at < input.len() && !self.is_complete {
             let rest = &input[at..];
@@ -269,7 +415,7 @@ impl Splitter {
                 self.read(*byte)?;
             }
         }
-        Ok((at, self.is_complete.then_some(&self.object)))
+        Ok((at, self.is_complete.then_some((self.object.as_slice(), self.is_cut))))
     }
 
     /// Reads a character that may change the state.
@@ -314,17 +460,20 @@ impl Splitter {
     }
 
     fn store(&mut self, bytes: &[u8]) -> Result<(), io::Error> {
-        let (buffer, max) = match self.is_inside() {
-            true => (&mut self.object, MAX_OBJECT),
+        let (buffer, bytes) = match self.is_inside() {
+            true => {
+                let fits = bytes.len().min(MAX_OBJECT - self.object.len());
+                self.is_cut |= fits < bytes.len();
+                (&mut self.object, &bytes[..fits])
+            }
             // Between the objects.
             false if self.in_list && self.depth == self.level => return Ok(()),
-            false => (&mut self.frame, MAX_FRAME),
+            false if self.frame.len() + bytes.len() > MAX_FRAME => {
+                let problem = format!("more than {MAX_FRAME} bytes of JSON around the objects of a list");
+                return Err(io::Error::new(TOO_LARGE, problem));
+            }
+            false => (&mut self.frame, bytes),
         };
-        if buffer.len() + bytes.len() > max {
-            let beginning = String::from_utf8_lossy(&buffer[..buffer.len().min(BEGINNING)]);
-            let problem = format!("more than {max} bytes of JSON in one object: {beginning} ...");
-            return Err(io::Error::new(TOO_LARGE, problem));
-        }
         if buffer.len() + bytes.len() > buffer.capacity() && buffer.len() > GROWTH {
             buffer.reserve_exact(bytes.len().max(GROWTH));
         }
@@ -344,6 +493,7 @@ mod tests {
     use tower_test::mock;
 
     use super::*;
+    use crate::chain;
 
     /// The objects of `text` that arrives in chunks of `size` bytes, and the text around them.
     fn split(mut splitter: Splitter, text: &str, size: usize) -> (Vec<Value>, String) {
@@ -351,7 +501,7 @@ mod tests {
         for mut chunk in text.as_bytes().chunks(size) {
             while !chunk.is_empty() {
                 let (used, object) = splitter.split(chunk).unwrap();
-                objects.extend(object.map(|object| serde_json::from_slice(object).unwrap()));
+                objects.extend(object.map(|(object, _)| serde_json::from_slice(object).unwrap()));
                 chunk = &chunk[used..];
             }
         }
@@ -395,9 +545,20 @@ mod tests {
         let begin = br#"{"items": [{"metadata": {"name": "large", "text": ""#;
         assert_eq!(splitter.split(begin).unwrap(), (begin.len(), None));
         let text = vec![b'x'; 64 * 1024];
-        let error = std::iter::repeat_with(|| splitter.split(&text).err()).flatten().next().unwrap();
-        assert!(error.to_string().contains(r#"{"name": "large""#), "{error}");
+        for _ in 0..2 * MAX_OBJECT / text.len() {
+            assert_eq!(splitter.split(&text).unwrap(), (text.len(), None));
+        }
         assert!(splitter.object.capacity() <= MAX_OBJECT + GROWTH);
+        let (used, object) = splitter.split(br#""}}, {"metadata": {}}]}"#).unwrap();
+        let (object, is_cut) = object.unwrap();
+        assert_eq!((used, object.len(), is_cut), (3, MAX_OBJECT, true));
+        let error = read(&Parser::<ConfigMap>(PhantomData), object, is_cut).unwrap_err();
+        assert!(chain(&error).contains(r#"{"name": "large""#), "{error}");
+        // The next one is read.
+        assert_eq!(
+            splitter.split(br#", {"metadata": {}}]}"#).unwrap().1,
+            Some((&br#"{"metadata": {}}"#[..], false))
+        );
     }
 
     #[test]

@@ -8,6 +8,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::listed::{Change, Words, follow};
 use crate::index::{Disruptions, PartialBudget, Store};
+use crate::object_memory::Kind;
 
 /// Watches until `shutdown`. While the budgets cannot be listed, no pod is preempted.
 pub async fn run(client: Client, store: Arc<Store>, shutdown: CancellationToken) {
@@ -27,7 +28,20 @@ pub async fn run(client: Client, store: Arc<Store>, shutdown: CancellationToken)
         store.update(|index| index.budgets_seen(Some(budgets)));
     };
     let budgets = Api::<PartialBudget>::all(client);
-    follow(budgets, words, Disruptions::read, tell, shutdown).await;
+    let read = |budget: &PartialBudget| Some(Disruptions::read(budget));
+    // What one that is not kept protects is not known: every pod of its namespace.
+    let refused = |namespace: &str| {
+        let namespace: Arc<str> = namespace.into();
+        let all = Disruptions {
+            namespace: Arc::clone(&namespace),
+            name: "".into(),
+            selector: Some(Vec::new()),
+            allowed: 0,
+        };
+        Some(((namespace, "".into()), all))
+    };
+    let memory = Arc::clone(store.memory());
+    follow(budgets, (Kind::Budget, &memory), words, read, refused, tell, shutdown).await;
 }
 
 #[cfg(test)]

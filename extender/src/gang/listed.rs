@@ -1,17 +1,16 @@
 //! Watches an optional kind of object and forwards its events. A missing permission is logged once. Decides nothing.
 
-use std::fmt::Debug;
 use std::sync::Arc;
 
 use futures::StreamExt;
 use gantry_runtime::chain;
+use kube::runtime::WatchStreamExt;
 use kube::runtime::watcher::{self, Event};
-use kube::runtime::{WatchStreamExt, watcher as watch};
 use kube::{Api, ResourceExt};
-use serde::de::DeserializeOwned;
 use tokio_util::sync::CancellationToken;
 
-use crate::watch::WATCH_SECONDS;
+use crate::object_memory::{About, Kind, ObjectMemory};
+use crate::watch::stream::{self, Received, Streamed};
 
 /// Namespace (empty for cluster-scoped objects) and name.
 pub(super) type Key = (Arc<str>, Arc<str>);
@@ -37,18 +36,36 @@ pub(super) struct Words {
 /// Watches until `shutdown`.
 pub(super) async fn follow<K, V>(
     api: Api<K>,
+    (kind, memory): (Kind, &Arc<ObjectMemory>),
     words: Words,
-    read: impl Fn(&K) -> V,
+    read: impl Fn(&K) -> Option<V>,
+    refused: impl Fn(&str) -> Option<(Key, V)>,
     mut tell: impl FnMut(Change<V>),
     shutdown: CancellationToken,
 ) where
-    K: kube::Resource + Clone + Debug + DeserializeOwned + Send + 'static,
+    K: Streamed,
 {
-    let config = watcher::Config::default().timeout(WATCH_SECONDS);
-    let mut events = watch(api, config).default_backoff().boxed();
+    let mut events = stream::events(api, kind, Arc::clone(memory)).default_backoff().boxed();
     let key = |object: &K| -> Key {
         let namespace = object.namespace().unwrap_or_default();
         (namespace.into(), object.name_any().into())
+    };
+    // What is kept of an object; `Err` if nothing is.
+    let found = |received: Received<K>| -> Result<(Key, V), Key> {
+        let key = key(&received.object);
+        let about = About::of(kind, &received.object);
+        let Some(value) = read(&received.object).filter(|_| received.bytes.is_some()) else {
+            if received.bytes.is_some() {
+                memory.release(kind, &about.uid);
+                return Err(key);
+            }
+            let _ = memory.admit(&about, None);
+            return refused(&key.0).ok_or(key);
+        };
+        match memory.admit(&about, received.bytes) {
+            Ok(()) => Ok((key, value)),
+            Err(_) => refused(&key.0).ok_or(key),
+        }
     };
     let mut listing = Vec::new();
     // The last logged error. The same error is logged once.
@@ -61,10 +78,16 @@ pub(super) async fn follow<K, V>(
                 said = None;
                 match event {
                     Event::Init => {}
-                    Event::InitApply(object) => listing.push((key(&object), read(&object))),
+                    Event::InitApply(object) => listing.extend(found(object).ok()),
                     Event::InitDone => tell(Change::All(std::mem::take(&mut listing))),
-                    Event::Apply(object) => tell(Change::Is(key(&object), read(&object))),
-                    Event::Delete(object) => tell(Change::Gone(key(&object))),
+                    Event::Apply(object) => tell(match found(object) {
+                        Ok((key, value)) => Change::Is(key, value),
+                        Err(key) => Change::Gone(key),
+                    }),
+                    Event::Delete(object) => {
+                        memory.release(kind, &About::of(kind, &object.object).uid);
+                        tell(Change::Gone(key(&object.object)));
+                    }
                 }
             }
             Err(error) => {

@@ -19,6 +19,7 @@ use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+use crate::object_memory::ObjectMemory;
 use follow::News;
 use table::{OwnerTable, Place, Told};
 
@@ -26,8 +27,8 @@ use table::{OwnerTable, Place, Told};
 const LOOK: Duration = Duration::from_millis(200);
 /// Questions about single objects at once.
 const QUESTIONS: usize = 8;
-/// News that may wait to be taken.
-const NEWS: usize = 256;
+/// News that may wait to be taken. Each may be an object of a megabyte.
+const NEWS: usize = 4;
 
 /// Watches until `shutdown`. `wanted` says which owners are needed now; `seen` is told what each says, or `None` where
 /// there is none.
@@ -35,11 +36,13 @@ pub async fn run(
     client: Client,
     wanted: impl Fn() -> Vec<WatchedOwner>,
     seen: impl Fn(&OwnerRef, Option<Arc<OwnerFacts>>),
+    memory: Arc<ObjectMemory>,
     shutdown: CancellationToken,
 ) {
     let (tell, mut news) = mpsc::channel(NEWS);
     let mut watcher = OwnerWatcher {
         client,
+        memory,
         table: OwnerTable::default(),
         tell,
         tasks: JoinSet::new(),
@@ -72,6 +75,7 @@ pub async fn run(
 /// The table of owners, and the tasks that ask for it. All of them end with it.
 struct OwnerWatcher {
     client: Client,
+    memory: Arc<ObjectMemory>,
     table: OwnerTable,
     tell: mpsc::Sender<News>,
     tasks: JoinSet<()>,
@@ -91,7 +95,7 @@ impl OwnerWatcher {
             }
         }
         for kind in changes.begin {
-            let task = follow::follow(self.client.clone(), kind, self.tell.clone());
+            let task = follow::follow(self.client.clone(), kind, Arc::clone(&self.memory), self.tell.clone());
             self.following.insert(kind, self.tasks.spawn(task));
         }
         // The handles of those that were ended.
@@ -126,9 +130,9 @@ impl OwnerWatcher {
                 // Its kind is no longer watched, because nobody wants it.
                 continue;
             };
-            let client = self.client.clone();
+            let (client, memory) = (self.client.clone(), Arc::clone(&self.memory));
             self.questions.spawn(async move {
-                let object = follow::ask(&client, &resource, &place).await;
+                let object = follow::ask(&client, &resource, &place, &memory).await;
                 (place, object)
             });
         }

@@ -13,6 +13,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::listed::{Change, Words, follow};
 use crate::index::Store;
+use crate::object_memory::Kind;
 use crate::partial_object::PartialObject;
 use crate::pod;
 
@@ -21,15 +22,20 @@ pub async fn run(client: Client, store: Arc<Store>, shutdown: CancellationToken)
     const WITHOUT: &str = "gangs are planned as if their volumes could be reached from every node; manifests/extender.yaml gives that right";
     let claims = follow(
         Api::<PartialObject<PersistentVolumeClaim>>::all(client.clone()),
+        (Kind::Claim, store.memory()),
         Words { what: "claims of volumes", without: WITHOUT },
         |claim| -> Option<Arc<str>> {
             let volume = claim.spec.get("volumeName")?.as_str()?;
             Some(volume.into())
         },
+        |_| None,
         |change| {
             store.update(|index| match change {
-                Change::All(claims) => index.volume_claims_listed(claims),
-                Change::Is(claim, volume) => index.volume_claim_seen(claim, volume),
+                Change::All(claims) => {
+                    let claims = claims.into_iter();
+                    index.volume_claims_listed(claims.map(|(claim, volume)| (claim, Some(volume))).collect());
+                }
+                Change::Is(claim, volume) => index.volume_claim_seen(claim, Some(volume)),
                 Change::Gone(claim) => index.volume_claim_seen(claim, None),
             });
         },
@@ -38,6 +44,7 @@ pub async fn run(client: Client, store: Arc<Store>, shutdown: CancellationToken)
     let words = Mutex::new(pod::Words::default());
     let volumes = follow(
         Api::<PartialObject<PersistentVolume>>::all(client),
+        (Kind::Volume, store.memory()),
         Words { what: "volumes", without: WITHOUT },
         |volume| {
             let required = volume.spec.get("nodeAffinity")?.get("required")?;
@@ -47,13 +54,14 @@ pub async fn run(client: Client, store: Arc<Store>, shutdown: CancellationToken)
             let terms: Vec<NodeTerm> = terms.map(|term| read(term, &mut words)).collect();
             Some(Arc::new(terms))
         },
+        |_| None,
         |change| {
             store.update(|index| match change {
                 Change::All(volumes) => {
                     let volumes = volumes.into_iter();
-                    index.volumes_listed(volumes.map(|((_, name), reach)| (name, reach)));
+                    index.volumes_listed(volumes.map(|((_, name), reach)| (name, Some(reach))));
                 }
-                Change::Is((_, volume), reach) => index.volume_seen(volume, reach),
+                Change::Is((_, volume), reach) => index.volume_seen(volume, Some(reach)),
                 Change::Gone((_, volume)) => index.volume_seen(volume, None),
             });
         },

@@ -160,8 +160,9 @@ impl Worker {
             };
             open.busy = true;
             let (client, action, marks) = (self.client.clone(), action.clone(), open.marks);
+            let memory = Arc::clone(self.store.memory());
             self.running.push(Box::pin(async move {
-                let end = perform(&client, &pod, &action, marks).await;
+                let end = perform(&client, &memory, &pod, &action, marks).await;
                 (pod, action, end)
             }));
         }

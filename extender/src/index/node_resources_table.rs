@@ -326,6 +326,11 @@ impl NodeResourcesTable {
         self.needs.one(Needs { labels: Arc::new(labels), volumes, ..Needs::clone(needs) })
     }
 
+    /// Drops needs that no pod has any more.
+    pub(super) fn sweep(&mut self) {
+        self.needs.sweep();
+    }
+
     /// A number that grows whenever a pod with watched resources comes or goes.
     pub(super) fn moves(&self) -> u64 {
         self.moves

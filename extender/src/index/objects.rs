@@ -14,9 +14,11 @@ use gantry_topology::{Gpu, Machine, MachineParts};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde::Deserialize;
 
+use crate::bounded::Identity;
 use crate::metadata;
 use crate::partial_object::PartialObject;
 use crate::pod::{self, Words};
+use crate::watch::stream::Streamed;
 use crate::watched::Watched;
 use gantry_planner::inventory::{Device, Held, Inventory, Pool};
 use gantry_planner::kind::{Kind, Kinds, Sharing, Spot, Units};
@@ -211,6 +213,12 @@ impl kube::Resource for SlimNode {
 
     fn meta_mut(&mut self) -> &mut ObjectMeta {
         &mut self.metadata
+    }
+}
+
+impl Streamed for SlimNode {
+    fn least(identity: Identity, _: &[u8]) -> Self {
+        Self { metadata: identity.into(), ..Self::default() }
     }
 }
 

@@ -17,6 +17,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::verbs::FollowUp;
 use super::{BindError, BindStep, Index, ReadPod, SchedulingCall, Target, Undecided};
+use crate::object_memory::ObjectMemory;
 use crate::wire::{CandidateNodes, Offer};
 use gantry_planner::decide::{self, Filtered};
 use gantry_planner::snapshot::Snapshot;
@@ -42,6 +43,7 @@ pub struct Store {
     unplanned: Notify,
     notifiers: Mutex<HashMap<Arc<GangKey>, Arc<Notify>>>,
     plan_times: Mutex<Vec<Duration>>,
+    memory: Arc<ObjectMemory>,
 }
 
 impl fmt::Debug for Store {
@@ -77,7 +79,19 @@ impl Store {
             unplanned: Notify::new(),
             notifiers: Mutex::default(),
             plan_times: Mutex::default(),
+            memory: Arc::default(),
         }
+    }
+
+    /// Keeps objects within the limits of `memory`.
+    #[must_use]
+    pub fn with_memory(self, memory: ObjectMemory) -> Self {
+        Self { memory: Arc::new(memory), ..self }
+    }
+
+    /// The memory that the objects of the index take.
+    pub fn memory(&self) -> &Arc<ObjectMemory> {
+        &self.memory
     }
 
     /// The cluster now.

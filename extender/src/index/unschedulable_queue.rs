@@ -4,7 +4,7 @@
 //! fit is decided elsewhere.
 
 use std::cmp::Reverse;
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -16,7 +16,8 @@ use crate::pod::PodFacts;
 use gantry_planner::request::Request;
 use gantry_planner::snapshot::NodeIx;
 
-/// Unschedulable pods remembered at most; kube-scheduler's own flush retries the others after five minutes.
+/// Unschedulable pods remembered at most; kube-scheduler's own flush retries the others after five minutes. Once there
+/// are as many, the namespace with most of them gives way.
 const MAX_PODS: usize = 10_000;
 
 /// How long a pod waits for devices of a deleted pod before others are stopped for it: much longer than it takes to
@@ -52,6 +53,8 @@ pub struct InsufficientPod {
 #[derive(Debug, Default)]
 pub(super) struct UnschedulableQueue {
     pods: HashMap<PodUid, UnschedulablePod>,
+    /// How many of them each namespace has.
+    by_namespace: BTreeMap<Arc<str>, usize>,
     insufficient: HashMap<PodUid, InsufficientPod>,
     /// Members of gangs that only a scheduling gate of Gantry keeps from kube-scheduler.
     gated: BTreeSet<PodUid>,
@@ -125,7 +128,7 @@ impl UnschedulableQueue {
 
     /// The pod is bound, gone or not for a scheduler that calls this extender.
     pub(super) fn forget(&mut self, uid: &PodUid) {
-        self.pods.remove(uid);
+        self.remove(uid);
         self.insufficient.remove(uid);
         self.gated.remove(uid);
         self.awaiting.remove(uid);
@@ -191,9 +194,25 @@ impl UnschedulableQueue {
     }
 
     fn insert(&mut self, uid: PodUid, pod: UnschedulablePod) {
-        if self.pods.len() < MAX_PODS || self.pods.contains_key(&uid) {
-            self.pods.insert(uid, pod);
+        self.remove(&uid);
+        if self.pods.len() >= MAX_PODS && !self.make_way(&pod.namespace) {
+            return;
         }
+        *self.by_namespace.entry(Arc::clone(&pod.namespace)).or_default() += 1;
+        self.pods.insert(uid, pod);
+    }
+
+    /// Drops the pod that was refused last of the namespace with most pods. False if that is `namespace`.
+    fn make_way(&mut self, namespace: &Arc<str>) -> bool {
+        let Some((most, _)) = self.by_namespace.iter().max_by_key(|(_, pods)| **pods) else {
+            return false;
+        };
+        if most == namespace {
+            return false;
+        }
+        let of_most = self.pods.iter().filter(|(_, pod)| pod.namespace == *most);
+        let last = of_most.max_by_key(|(uid, pod)| (pod.generation, *uid)).map(|(uid, _)| uid.clone());
+        last.is_some_and(|last| self.remove(&last).is_some())
     }
 
     pub(super) fn get(&self, uid: &PodUid) -> Option<&UnschedulablePod> {
@@ -205,7 +224,14 @@ impl UnschedulableQueue {
     }
 
     pub(super) fn remove(&mut self, uid: &PodUid) -> Option<UnschedulablePod> {
-        self.pods.remove(uid)
+        let pod = self.pods.remove(uid)?;
+        if let Some(pods) = self.by_namespace.get_mut(&pod.namespace) {
+            *pods -= 1;
+            if *pods == 0 {
+                self.by_namespace.remove(&pod.namespace);
+            }
+        }
+        Some(pod)
     }
 
     /// Devices came free on a node.
@@ -283,4 +309,36 @@ impl UnschedulableQueue {
 /// Whether only a scheduling gate of Gantry keeps a pod from kube-scheduler.
 pub(super) fn is_gated_by_us(stage: &Stage) -> bool {
     *stage == Stage::Gated { by_us_alone: true }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pod(namespace: &str) -> UnschedulablePod {
+        UnschedulablePod {
+            namespace: namespace.into(),
+            name: "p".into(),
+            request: Arc::default(),
+            generation: 1,
+        }
+    }
+
+    #[test]
+    fn full_queue_has_room_for_other_namespaces() {
+        let mut queue = UnschedulableQueue::default();
+        for number in 0..MAX_PODS + 10 {
+            queue.add(format!("many-{number:05}").into(), pod("many"));
+        }
+        for number in 0..100 {
+            queue.add(format!("few-{number}").into(), pod("few"));
+        }
+        assert_eq!(queue.pods.len(), MAX_PODS);
+        assert!((0..100).all(|number| queue.contains(&format!("few-{number}"))));
+        assert!(queue.contains("many-00000"), "the last that were refused give way");
+        assert_eq!(queue.by_namespace.values().sum::<usize>(), MAX_PODS);
+        queue.forget(&"few-0".into());
+        queue.add("many-x".into(), pod("many"));
+        assert!(queue.contains("many-x"));
+    }
 }

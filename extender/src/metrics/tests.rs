@@ -18,7 +18,9 @@ fn status(phase: GangPhase, since: Option<i64>, bound_at: Option<i64>) -> GangSt
 }
 
 fn page(metrics: &Metrics, cluster: &Cluster) -> String {
-    cluster.store.read(|index| metrics.page(index, None, true))
+    let memory = cluster.store.memory();
+    let reading = cluster.store.read(|index| Reading::of(index, memory));
+    metrics.page_of(&reading, None, true)
 }
 
 /// The value of a series, whatever stands beside it.

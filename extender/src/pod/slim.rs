@@ -3,11 +3,15 @@
 use std::collections::BTreeMap;
 
 use gantry_api::slim::{SlimContainer, SlimResources};
-use gantry_api::{DeviceId, ResourceName};
+use gantry_api::{DeviceId, ResourceName, names};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
+use k8s_openapi::jiff::Timestamp;
 use serde::Deserialize;
 
+use crate::bounded::{self, Identity};
 use crate::metadata;
+use crate::object_memory::Kind;
+use crate::watch::stream::Streamed;
 use crate::watched::Watched;
 use gantry_planner::request::{Container, ContainerKind, Request, RequestError};
 
@@ -33,6 +37,11 @@ impl SlimPod {
     pub fn request(&self, watched: &Watched) -> Result<Request, RequestError> {
         let asked = watched.among(self.spec.resources());
         Request::read_what_can_be(&asked, |resource| self.spec.asking(resource))
+    }
+
+    /// The position of Gantry's scheduling gate.
+    pub(crate) fn gate(&self) -> Option<usize> {
+        self.spec.scheduling_gates.iter().position(|gate| gate.name == names::GANG_GATE)
     }
 
     /// Where it is bound.
@@ -67,6 +76,60 @@ impl kube::Resource for SlimPod {
 
     fn meta_mut(&mut self) -> &mut ObjectMeta {
         &mut self.metadata
+    }
+}
+
+impl Streamed for SlimPod {
+    /// Its node, its containers and its status, which are few: the devices that it has follow from them.
+    fn least(identity: Identity, text: &[u8]) -> Self {
+        #[derive(Default, Deserialize)]
+        #[serde(default)]
+        struct Least {
+            metadata: LeastMetadata,
+            spec: LeastSpec,
+            status: Option<SlimStatus>,
+        }
+        #[derive(Default, Deserialize)]
+        #[serde(rename_all = "camelCase", default)]
+        struct LeastMetadata {
+            annotations: LeastAnnotations,
+            deletion_timestamp: Option<String>,
+        }
+        #[derive(Default, Deserialize)]
+        #[serde(default)]
+        struct LeastAnnotations {
+            #[serde(rename = "gantry.dev/grant")]
+            grant: Option<String>,
+        }
+        #[derive(Default, Deserialize)]
+        #[serde(rename_all = "camelCase", default)]
+        struct LeastSpec {
+            node_name: Option<String>,
+            init_containers: Vec<SlimContainer>,
+            containers: Vec<SlimContainer>,
+            priority: i32,
+            scheduler_name: Option<String>,
+        }
+        let mut metadata = ObjectMeta::from(identity);
+        let Ok((Least { metadata: written, spec, status }, _)) =
+            bounded::read::<Least>(text, Kind::Pod.read_limit())
+        else {
+            return Self { metadata, ..Self::default() };
+        };
+        metadata.deletion_timestamp =
+            written.deletion_timestamp.map(|time| time.parse().map_or(Time(Timestamp::UNIX_EPOCH), Time));
+        metadata.annotations =
+            written.annotations.grant.map(|grant| [(names::GRANT_ANNOTATION.to_owned(), grant)].into());
+        let LeastSpec { node_name, init_containers, containers, priority, scheduler_name } = spec;
+        let spec = SlimSpec {
+            node_name,
+            init_containers,
+            containers,
+            priority,
+            scheduler_name,
+            ..SlimSpec::default()
+        };
+        Self { metadata, spec, status }
     }
 }
 

@@ -1,7 +1,9 @@
 use http::request::Builder;
 use http_body_util::Full;
+use hyper::body::Bytes;
 use hyper_util::rt::TokioIo;
 use serde_json::json;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
 use super::*;
@@ -44,7 +46,7 @@ async fn start_as(cluster: &Cluster, leadership: Leadership, tls: Option<Tls>) -
         health: Arc::clone(&health),
         leadership: Arc::new(leadership),
         tls: tls.map(Arc::new),
-        body_limit: 4096,
+        bodies: Bodies::new(4096),
         stale_after: Duration::from_secs(15),
         drain: Duration::from_secs(5),
     };
@@ -458,35 +460,73 @@ async fn probe(
 }
 
 #[tokio::test]
-async fn clients_without_certificate_are_limited() {
+async fn certificate_of_another_name_may_not_call_verbs() {
     let (server, authority) = start_with_tls().await;
-    let mut crowd = Vec::new();
-    for _ in 0..MAX_UNAUTHENTICATED {
-        crowd.push(probe(&server, &authority, None).await.unwrap());
-    }
-    assert!(probe(&server, &authority, None).await.is_none());
-    assert!(probe(&server, &authority, Some("scheduler")).await.is_some());
-    drop(crowd);
-    let accepted = async {
-        while probe(&server, &authority, None).await.is_none() {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
-    };
-    tokio::time::timeout(PATIENCE, accepted).await.unwrap();
+    authority.issue_to("kubelet", "system:node:n0");
+    let mut sender = probe(&server, &authority, Some("kubelet")).await.unwrap();
+    let request = http::Request::post("https://localhost/filter")
+        .header("content-type", "application/json")
+        .body(Full::new(Bytes::from("{}")))
+        .unwrap();
+    let answer = sender.send_request(request).await.unwrap();
+    assert_eq!(answer.status(), 403);
+    let body = answer.into_body().collect().await.unwrap().to_bytes();
+    let expected = "decisions are for the client \"system:kube-scheduler\" (--client-name); the name of this certificate is \"system:node:n0\"\n";
+    assert_eq!(String::from_utf8_lossy(&body), expected);
 }
 
 #[tokio::test]
-async fn tls_handshakes_under_way_are_limited() {
+async fn strangers_displace_one_another_and_no_scheduler() {
     let (server, authority) = start_with_tls().await;
-    let accepted = probe(&server, &authority, Some("scheduler")).await.unwrap();
+    let mut scheduler = probe(&server, &authority, Some("scheduler")).await.unwrap();
+    let mut crowd = Vec::new();
+    for _ in 0..STRANGERS + 8 {
+        crowd.push(probe(&server, &authority, None).await.expect("a new one is served"));
+    }
+    let displaced = async {
+        while !crowd[..8].iter().all(hyper::client::conn::http2::SendRequest::is_closed) {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, displaced).await.expect("the oldest are closed");
+    assert!(!crowd[STRANGERS].is_closed());
+    let request = http::Request::get("https://localhost/healthz").body(Full::new(Bytes::new())).unwrap();
+    assert_eq!(scheduler.send_request(request).await.unwrap().status(), 200);
+    assert!(probe(&server, &authority, Some("scheduler")).await.is_some());
+}
+
+#[tokio::test]
+async fn silent_handshakes_keep_nobody_from_being_served() {
+    let (server, authority) = start_with_tls().await;
     let mut silent = Vec::new();
-    for _ in 0..HANDSHAKES {
+    for _ in 0..HANDSHAKES + 8 {
         silent.push(TcpStream::connect(server.address).await.unwrap());
     }
-    let mut probing = std::pin::pin!(probe(&server, &authority, Some("scheduler")));
-    let early = tokio::time::timeout(Duration::from_millis(200), &mut probing).await;
-    assert!(early.is_err(), "the handshake must wait");
-    assert!(accepted.is_ready(), "an accepted client is not affected");
-    drop(silent);
-    assert!(tokio::time::timeout(PATIENCE, probing).await.unwrap().is_some());
+    for client in [Some("scheduler"), None] {
+        let served = tokio::time::timeout(PATIENCE, probe(&server, &authority, client));
+        assert!(served.await.unwrap().is_some());
+    }
+}
+
+#[tokio::test]
+async fn slow_bodies_share_a_bounded_memory() {
+    let server = start(&cluster()).await;
+    let mut slow = Vec::new();
+    for _ in 0..4 {
+        let mut stream = TcpStream::connect(server.address).await.unwrap();
+        let head = "POST /filter HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 4096\r\n\r\n";
+        stream.write_all(head.as_bytes()).await.unwrap();
+        stream.write_all(&[b' '; 4000]).await.unwrap();
+        slow.push(stream);
+    }
+    // Two of them have all there is; the others are refused while those are slow.
+    let mut refused = 0;
+    for stream in &mut slow {
+        let mut answer = [0; 12];
+        stream.read_exact(&mut answer).await.unwrap();
+        refused += usize::from(answer.ends_with(b"503"));
+    }
+    assert_eq!(refused, 2);
+    let body = json!({"Pod": pod("p", 2), "NodeNames": ["a", "b"]}).to_string();
+    assert_eq!(server.post("/filter", body).await.0, 200, "the slow ones have ended");
 }

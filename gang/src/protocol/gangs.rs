@@ -38,6 +38,8 @@ pub struct Gangs {
     timers: Timers,
     /// Gangs over the limit, in the order of their names: they are not valid until others are over.
     over_limit: BTreeSet<Arc<GangKey>>,
+    /// Gangs within the limit, by namespace.
+    planned_of: BTreeMap<Arc<str>, usize>,
     /// Gangs that may have surplus or orphaned slots to give back.
     may_give_back: BTreeSet<Arc<GangKey>>,
     /// Gangs with a status that may have changed.
@@ -123,6 +125,7 @@ impl Gangs {
             victims: Victims::default(),
             timers: Timers::default(),
             over_limit: BTreeSet::new(),
+            planned_of: BTreeMap::new(),
             may_give_back: BTreeSet::new(),
             dirty: BTreeSet::new(),
             clock: None,
@@ -370,13 +373,31 @@ impl Gangs {
         }
         let key = Arc::new(wanted.clone());
         let name = self.objects.add_gang(&key);
-        let valid = self.gangs.len() - self.over_limit.len();
+        let has_room = self.has_room_for(&key);
         self.gangs.insert(key.clone(), Gang::new(key.clone(), now));
-        if valid >= self.settings.max_gangs && !self.objects.has_decided(&key) {
+        *self.planned_of.entry(key.namespace.clone()).or_default() += 1;
+        if !has_room && !self.objects.has_decided(&key) {
             self.set_over_limit(&key, true);
         }
         self.follow_object(now, &name);
         Some(key)
+    }
+
+    /// Whether one more gang is planned: neither all nor those of its namespace are at their limit.
+    fn has_room_for(&self, key: &GangKey) -> bool {
+        let of_namespace = self.planned_of.get(&key.namespace).copied().unwrap_or_default();
+        let all = self.gangs.len() - self.over_limit.len();
+        all < self.settings.max_gangs && of_namespace < self.settings.max_gangs_of_namespace
+    }
+
+    /// One gang of a namespace fewer is planned.
+    fn uncount(&mut self, key: &GangKey) {
+        if let Some(count) = self.planned_of.get_mut(&key.namespace) {
+            *count -= 1;
+            if *count == 0 {
+                self.planned_of.remove(&key.namespace);
+            }
+        }
     }
 
     /// A gang is one more than the limit, or no longer. A gang that is decided never is: it is brought to its end.
@@ -385,12 +406,17 @@ impl Gangs {
             true => self.over_limit.insert(key.clone()),
             false => self.over_limit.remove(key),
         };
+        match (changed, over) {
+            (false, _) => {}
+            (true, true) => self.uncount(key),
+            (true, false) => *self.planned_of.entry(key.namespace.clone()).or_default() += 1,
+        }
         if let Some(gang) = self.gangs.get_mut(key).filter(|_| changed) {
             let fault = over.then(|| Fault {
                 place: "gangs".into(),
                 words: format!(
-                    "more than {} gangs exist, the most that are planned; this one is planned once others have ended",
-                    self.settings.max_gangs
+                    "at most {} gangs are planned, and {} of one namespace; this one is planned once others have ended",
+                    self.settings.max_gangs, self.settings.max_gangs_of_namespace
                 )
                 .into(),
             });
@@ -601,9 +627,12 @@ impl Gangs {
             self.objects.note_stray(&name, after(now.at, again));
         }
         // The next gang over the limit takes its turn, if this was not one.
-        if !self.over_limit.remove(key)
-            && let Some(next) = self.over_limit.first().cloned()
-        {
+        if self.over_limit.remove(key) {
+            return;
+        }
+        self.uncount(key);
+        let next = self.over_limit.iter().find(|next| self.has_room_for(next)).cloned();
+        if let Some(next) = next {
             self.set_over_limit(&next, false);
             self.settle(now, &next);
         }
@@ -794,6 +823,6 @@ impl Gangs {
         assert_eq!(self.objects.named(), 0);
         assert!(self.queue.is_empty() && self.devices.is_empty());
         assert_eq!((self.victims.by_gang.len(), self.timers.queue.len()), (0, 0));
-        assert_eq!((self.timers.of_gang.len(), self.over_limit.len()), (0, 0));
+        assert_eq!((self.timers.of_gang.len(), self.over_limit.len(), self.planned_of.len()), (0, 0, 0));
     }
 }

@@ -295,6 +295,8 @@ pub struct Settings {
     pub linger: Duration,
     /// Gangs that are planned at most, in addition to those that are decided already.
     pub max_gangs: usize,
+    /// The same of one namespace: what it leaves is for others.
+    pub max_gangs_of_namespace: usize,
     /// Members of one gang kept at most.
     pub max_members: usize,
 }
@@ -319,6 +321,7 @@ impl Default for Settings {
             replans: 3,
             linger: Duration::from_secs(10),
             max_gangs: 10_000,
+            max_gangs_of_namespace: 2_500,
             max_members: usize::try_from(MOST_MEMBERS).unwrap_or(usize::MAX),
         }
     }

@@ -1,6 +1,7 @@
 //! One watch of one kind of object that the API server may or may not serve, and questions about single objects of it. I/O only.
 
 use std::borrow::Cow;
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures::StreamExt;
@@ -10,15 +11,17 @@ use gantry_runtime::chain;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::api::ApiResource;
 use kube::core::DynamicResourceScope;
+use kube::runtime::WatchStreamExt;
 use kube::runtime::watcher::{self, Event};
-use kube::runtime::{WatchStreamExt, watcher as watch};
 use kube::{Api, Client};
 use serde::Deserialize;
 use serde_json::{Map, Value};
 use tokio::sync::mpsc;
 
 use super::table::Place;
-use crate::watch::WATCH_SECONDS;
+use crate::bounded::Identity;
+use crate::object_memory::{About, Kind, ObjectMemory};
+use crate::watch::stream::{self, Received, Streamed};
 
 /// Before a kind that is not served is looked for again.
 const ABSENT: Duration = Duration::from_secs(10);
@@ -43,12 +46,17 @@ pub(super) enum News {
 }
 
 /// Watches a kind for ever: until the other end of `tell` is dropped.
-pub(super) async fn follow(client: Client, kind: OwnerKind, tell: mpsc::Sender<News>) {
+pub(super) async fn follow(
+    client: Client,
+    kind: OwnerKind,
+    memory: Arc<ObjectMemory>,
+    tell: mpsc::Sender<News>,
+) {
     let mut said = false;
     loop {
         let absent = match served(&client, kind).await {
             Ok(Some(resource)) => {
-                let ended = watch_at(&client, kind, resource, &tell, &mut said).await;
+                let ended = watch_at(&client, (kind, resource), &memory, &tell, &mut said).await;
                 if tell.is_closed() {
                     return;
                 }
@@ -102,14 +110,13 @@ async fn served(client: &Client, kind: OwnerKind) -> Result<Option<ApiResource>,
 /// Watches until the kind is no longer served or may not be read (`true`), or nobody listens. `said`: the log says already that it may not.
 async fn watch_at(
     client: &Client,
-    kind: OwnerKind,
-    resource: ApiResource,
+    (kind, resource): (OwnerKind, ApiResource),
+    memory: &Arc<ObjectMemory>,
     tell: &mpsc::Sender<News>,
     said: &mut bool,
 ) -> bool {
     let objects: Api<Slim> = Api::all_with(client.clone(), &resource);
-    let config = watcher::Config::default().timeout(WATCH_SECONDS);
-    let mut events = watch(objects, config).default_backoff().boxed();
+    let mut events = stream::events(objects, Kind::Owner, Arc::clone(memory)).default_backoff().boxed();
     loop {
         let event = tokio::select! {
             event = events.next() => event,
@@ -122,9 +129,10 @@ async fn watch_at(
                 News::Ends(kind)
             }
             Some(Ok(Event::Apply(object) | Event::InitApply(object))) => {
-                News::Seen(object.place(kind), object.object)
+                let place = object.object.place(kind);
+                News::Seen(place, taken(object, &resource, memory))
             }
-            Some(Ok(Event::Delete(object))) => News::Gone(object.place(kind)),
+            Some(Ok(Event::Delete(object))) => News::Gone(object.object.place(kind)),
             Some(Err(error)) => {
                 let absent = match &error {
                     watcher::Error::InitialListFailed(cause) | watcher::Error::WatchStartFailed(cause) => {
@@ -154,20 +162,37 @@ async fn watch_at(
 
 /// Asks for one object: `Ok(None)` if there is none, or it may not be read; `Err` if nobody knows. What can be no name is written into no
 /// path: it might lead elsewhere.
-pub(super) async fn ask(client: &Client, resource: &ApiResource, place: &Place) -> Result<Option<Value>, ()> {
+pub(super) async fn ask(
+    client: &Client,
+    resource: &ApiResource,
+    place: &Place,
+    memory: &ObjectMemory,
+) -> Result<Option<Value>, ()> {
     let (_, namespace, name) = place;
     if !is_object_name(name) {
         return Ok(None);
     }
     let objects: Api<Slim> = Api::namespaced_with(client.clone(), namespace, resource);
-    let error = match tokio::time::timeout(ANSWER, objects.get_opt(name)).await {
-        Ok(Ok(object)) => return Ok(object.map(|object| object.object)),
+    let path = format!("{}/{name}", objects.resource_url());
+    let answer = stream::get::<Slim>(client, &path, Kind::Owner, memory);
+    let error = match tokio::time::timeout(ANSWER, answer).await {
+        Ok(Ok(object)) => return Ok(object.map(|object| taken(object, resource, memory))),
         Ok(Err(error)) if refused(&error) => return Ok(None),
         Ok(Err(error)) => chain(&error),
         Err(_) => "no answer in time".to_owned(),
     };
     tracing::warn!(kind = %resource.kind, %namespace, %name, error, "cannot read the owner of a gang, trying again");
     Err(())
+}
+
+/// What is read of an object. One that is too large is reported, and counts as one without a spec.
+fn taken(received: Received<Slim>, resource: &ApiResource, memory: &ObjectMemory) -> Value {
+    if received.bytes.is_none() {
+        let about = About::of(Kind::Owner, &received.object);
+        let api = Some((resource.api_version.clone(), resource.kind.clone()));
+        let _ = memory.admit(&About { api, ..about }, None);
+    }
+    received.object.object
 }
 
 /// It is not there, or not for us.
@@ -230,6 +255,13 @@ impl<'de> Deserialize<'de> for Slim {
         }
         object.insert("status".to_owned(), Value::Object(status));
         Ok(Self { metadata, object: Value::Object(object) })
+    }
+}
+
+impl Streamed for Slim {
+    fn least(identity: Identity, _: &[u8]) -> Self {
+        let object = serde_json::json!({"metadata": {"name": identity.name}});
+        Self { metadata: identity.into(), object }
     }
 }
 

@@ -164,6 +164,7 @@ impl World {
             move |owner, facts| {
                 told.lock().unwrap().insert(owner.clone(), facts);
             },
+            Arc::default(),
             world.shutdown.clone(),
         ));
         world

@@ -14,7 +14,12 @@ use kube::Client;
 use kube::core::Status;
 use serde_json::{Value, json};
 
+use tokio::time::error::Elapsed;
+
 use crate::event;
+use crate::object_memory::{Kind, ObjectMemory};
+use crate::pod::SlimPod;
+use crate::watch::stream;
 
 /// Time limit of one write.
 const TIMEOUT: Duration = Duration::from_secs(5);
@@ -89,11 +94,17 @@ pub(super) enum End {
 }
 
 /// Does it to a pod.
-pub(super) async fn perform(client: &Client, pod: &Pod, action: &Action, marks: u32) -> End {
+pub(super) async fn perform(
+    client: &Client,
+    memory: &ObjectMemory,
+    pod: &Pod,
+    action: &Action,
+    marks: u32,
+) -> End {
     let path = format!("/api/v1/namespaces/{}/pods/{}", pod.namespace, pod.name);
     let preconditions = json!({"uid": pod.uid.as_str()});
     match action {
-        Action::Ungate => ungate(client, pod, &path).await,
+        Action::Ungate => ungate(client, memory, pod, &path).await,
         Action::Evict(_) | Action::EvictRest { .. } => {
             let eviction = json!({
                 "apiVersion": "policy/v1", "kind": "Eviction",
@@ -124,7 +135,7 @@ pub(super) async fn perform(client: &Client, pod: &Pod, action: &Action, marks: 
 
 /// Says in the pod's status that it does not go by a fault of its own, as eviction does: by this a Job's `podFailurePolicy` can leave such
 /// ends uncounted, which would else use up its `backoffLimit` and have its controller wait longer with each pod.
-async fn mark_disrupted(client: &Client, pod: &Pod, path: &str, why: &str) -> Result<Value, (u16, String)> {
+async fn mark_disrupted(client: &Client, pod: &Pod, path: &str, why: &str) -> Result<(), (u16, String)> {
     let patch = json!({
         "metadata": {"uid": pod.uid.as_str()},
         "status": {"conditions": [{
@@ -140,19 +151,19 @@ async fn mark_disrupted(client: &Client, pod: &Pod, path: &str, why: &str) -> Re
 }
 
 /// Most often ours is the only gate. Where it is not, the pod is read.
-async fn ungate(client: &Client, pod: &Pod, path: &str) -> End {
+async fn ungate(client: &Client, memory: &ObjectMemory, pod: &Pod, path: &str) -> End {
     match remove_gate(client, pod, path, 0).await {
         Err((422, _)) => {}
         ended => return end(ended),
     }
-    let read = match send(client, Method::GET, path, JSON, &Value::Null).await {
-        Ok(read) => read,
-        failed => return end(failed),
+    let read = stream::get::<SlimPod>(client, path, Kind::Pod, memory);
+    let read = match answered(tokio::time::timeout(TIMEOUT, read).await) {
+        Ok(Some(read)) => read.object,
+        Ok(None) => return End::Moot,
+        Err(failed) => return end(Err(failed)),
     };
-    let gates = read["spec"]["schedulingGates"].as_array();
-    let at = gates.and_then(|gates| gates.iter().position(|gate| gate["name"] == names::GANG_GATE));
-    match at {
-        Some(at) if read["metadata"]["uid"] == pod.uid.as_str() => {
+    match read.gate() {
+        Some(at) if read.metadata.uid.as_deref() == Some(pod.uid.as_str()) => {
             end(remove_gate(client, pod, path, at).await)
         }
         _ => End::Moot,
@@ -160,7 +171,7 @@ async fn ungate(client: &Client, pod: &Pod, path: &str) -> End {
 }
 
 /// Fails as a whole if it is another pod by now, or another gate.
-async fn remove_gate(client: &Client, pod: &Pod, path: &str, at: usize) -> Result<Value, (u16, String)> {
+async fn remove_gate(client: &Client, pod: &Pod, path: &str, at: usize) -> Result<(), (u16, String)> {
     let gate = format!("/spec/schedulingGates/{at}");
     let patch = json!([
         {"op": "test", "path": "/metadata/uid", "value": pod.uid.as_str()},
@@ -170,22 +181,26 @@ async fn remove_gate(client: &Client, pod: &Pod, path: &str, at: usize) -> Resul
     send(client, Method::PATCH, path, "application/json-patch+json", &patch).await
 }
 
-/// The answer, or its status and why; 0 where there was none.
+/// Sends a request; `Err` is the status and why, 0 where there was no response.
 async fn send(
     client: &Client,
     method: Method,
     path: &str,
     form: &str,
     body: &Value,
-) -> Result<Value, (u16, String)> {
-    let body = if body.is_null() { Vec::new() } else { body.to_string().into_bytes() };
+) -> Result<(), (u16, String)> {
+    let body = body.to_string().into_bytes();
     let request = Request::builder()
         .method(method)
         .uri(path)
         .header(http::header::CONTENT_TYPE, form)
         .body(body)
         .map_err(|error| (0, error.to_string()))?;
-    match tokio::time::timeout(TIMEOUT, client.request::<Value>(request)).await {
+    answered(tokio::time::timeout(TIMEOUT, stream::send(client, request)).await)
+}
+
+fn answered<T>(answer: Result<Result<T, kube::Error>, Elapsed>) -> Result<T, (u16, String)> {
+    match answer {
         Ok(Ok(answer)) => Ok(answer),
         Ok(Err(kube::Error::Api(status))) => Err((status.code, in_full(&status))),
         Ok(Err(error)) => Err((0, chain(&error))),
@@ -204,7 +219,7 @@ fn in_full(status: &Status) -> String {
     })
 }
 
-fn end(ended: Result<Value, (u16, String)>) -> End {
+fn end(ended: Result<(), (u16, String)>) -> End {
     match ended {
         Ok(_) => End::Done,
         Err((404 | 409, _)) => End::Moot,

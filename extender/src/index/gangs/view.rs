@@ -96,6 +96,8 @@ pub struct GangTotals {
     pub places: usize,
     /// Devices of those.
     pub devices: usize,
+    /// The same by namespace.
+    pub devices_of: BTreeMap<Arc<str>, usize>,
     /// Nodes kept for the gang that is next.
     pub kept_nodes: usize,
 }
@@ -167,7 +169,9 @@ impl Index {
         for place in self.nodes.iter().flat_map(|(_, node)| node.occupancy().gang_reservations()) {
             totals.places += 1;
             let devices = place.devices.iter();
-            totals.devices += devices.map(|(_, ids)| ids.len()).sum::<usize>();
+            let devices = devices.map(|(_, ids)| ids.len()).sum::<usize>();
+            totals.devices += devices;
+            *totals.devices_of.entry(Arc::clone(&place.gang.namespace)).or_default() += devices;
         }
         totals.kept_nodes = self.kept().map_or(0, |kept| kept.nodes().count());
         totals

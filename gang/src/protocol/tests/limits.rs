@@ -1,5 +1,7 @@
 //! Limits: the most gangs, and the most members of one gang.
 
+use std::sync::Arc;
+
 use gantry_api::GangPhase;
 
 use super::world::{World, bound, key, member, membership, uid};
@@ -30,6 +32,29 @@ fn gang_over_the_limit_is_invalid_until_another_ends() {
     assert_eq!(world.phase("b"), GangPhase::Queued);
     assert_eq!(world.phase("c"), GangPhase::Invalid, "its turn comes later");
     assert!(world.woken().contains(&"b0".to_owned()), "the reason that it shows no longer holds");
+}
+
+#[test]
+fn namespace_at_its_limit_leaves_room_for_others() {
+    let mut world = World::with(Settings { max_gangs: 3, max_gangs_of_namespace: 2, ..Settings::default() });
+    world.handle(GangEvent::Synced);
+    for gang in ["a", "b", "c"] {
+        world.members(gang, 1, 1);
+    }
+    assert_eq!(world.phase("c"), GangPhase::Invalid);
+    let mut other = member("x", membership("x", 1));
+    Arc::make_mut(&mut other.membership).key.namespace = "other".into();
+    let key = other.membership.key.clone();
+    world.see(other);
+    assert_ne!(world.gangs.view(&key).unwrap().phase(), GangPhase::Invalid);
+    world.gone("a0");
+    world.pass(60);
+    assert_ne!(world.phase("c"), GangPhase::Invalid, "its namespace has room again");
+    for pod in ["b0", "c0", "x"] {
+        world.gone(pod);
+    }
+    world.pass(60);
+    world.gangs.assert_empty();
 }
 
 #[test]
