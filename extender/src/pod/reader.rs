@@ -193,9 +193,7 @@ mod weight {
         let containers =
             containers.map(|container| 2 * ENTRY + name(&container.name) + 8 * container.blocks.len());
         let asks = request.asks.iter().map(|ask| TEXT + ENTRY + 4 * ask.blocks.len());
-        asks.sum::<usize>()
-            + containers.sum::<usize>()
-            + request.order.iter().map(|container| name(container)).sum::<usize>()
+        asks.sum::<usize>() + containers.sum::<usize>() + request.order.iter().map(name).sum::<usize>()
     }
 
     fn membership(membership: Option<&Membership>) -> usize {

@@ -1,11 +1,14 @@
 //! No body, pod, GpuNode or grant makes the extender panic or lose count of its devices: the seeds of `fuzz/`, and changed seeds.
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test that cannot go on fails")]
 
 mod entry;
 
 use std::path::Path;
 
 use proptest::prelude::*;
+
+/// Runs an input, and returns whether it is accepted.
+type Target = fn(&[u8]) -> bool;
 
 /// The seeds of a target.
 fn seeds(target: &str) -> Vec<Vec<u8>> {
@@ -42,7 +45,7 @@ fn grants(bytes: &[u8]) -> bool {
 #[test]
 fn seeds_violate_no_invariant() {
     // With the least number of seeds that are accepted: a fuzzer that begins with refused input finds little.
-    let targets: [(&str, fn(&[u8]) -> bool, usize); 4] = [
+    let targets: [(&str, Target, usize); 4] = [
         ("requests", entry::requests, 4),
         ("pods", entry::pods, 5),
         ("gpu_nodes", entry::gpu_nodes, 1),

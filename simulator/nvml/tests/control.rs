@@ -207,7 +207,11 @@ fn a_call_can_fail_later_and_without_support() {
         from_call: controller.calls().of("nvmlDeviceGetCount_v2") + 1,
         ..Rule::default()
     };
-    controller.update(|state| drop(state.calls.insert("nvmlDeviceGetCount_v2".to_owned(), rule))).unwrap();
+    controller
+        .update(|state| {
+            state.calls.insert("nvmlDeviceGetCount_v2".to_owned(), rule);
+        })
+        .unwrap();
     assert_eq!(raw.count(), Ok(2));
     assert_eq!(raw.count(), Err(NOT_SUPPORTED));
 }

@@ -234,7 +234,7 @@ async fn outcomes(codes: &'static [u16]) -> (u64, u64) {
     let stop = CancellationToken::new();
     let client = Client::new(service, "default");
     let task = tokio::spawn(run(client, Arc::default(), mailbox, Arc::clone(&metrics), stop.clone()));
-    let message = event::message(Reason::Preempted, true, "evicted".to_owned());
+    let message = event::message(Reason::Preempted, true, "evicted");
     events.pod(&"ml".into(), &"p".into(), &"p".into(), message);
     // Nothing comes after that.
     tokio::time::sleep(Duration::from_secs(120)).await;

@@ -215,7 +215,7 @@ impl World {
         let pods = self.pods.len();
         match step {
             Step::Bind { node, resource, devices, fails } => {
-                self.bind(node, RESOURCES[resource], devices, fails)?
+                self.bind(node, RESOURCES[resource], devices, fails)?;
             }
             Step::Publish(node) => self.publish(node),
             Step::Relist => self.relist(),
