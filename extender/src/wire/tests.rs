@@ -124,7 +124,7 @@ fn priorities_above_5000_nodes_list_the_winner_only() {
 #[test]
 fn a_bind_answer_is_an_error_or_nothing() {
     assert_eq!(bind_answer(None), br#"{"Error":""}"#);
-    assert_eq!(value(&bind_answer(Some("line\n\"x\""))), json!({"Error": "line\n\"x\""}));
+    assert_eq!(value(&bind_answer(Some("line\n\"x\""))), json!({"Error": "line\\n\"x\""}));
     assert_eq!(value(&filter_error("no"))["Error"], "no");
 }
 

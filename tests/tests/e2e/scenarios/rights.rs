@@ -350,7 +350,9 @@ async fn bindings(
     ] {
         refused(why, pointer, extender.create(&path, &changed(&binding, pointer, value)?).await)?;
     }
-    extender.create(&path, &binding).await.context("a Binding")?;
+    // The API server copies these labels from the node into each Binding.
+    let zone = json!({ "topology.kubernetes.io/zone": "a", "topology.kubernetes.io/region": "b" });
+    extender.create(&path, &changed(&binding, "/metadata/labels", zone)?).await.context("a Binding")?;
     Ok(())
 }
 
