@@ -50,8 +50,10 @@ pub(crate) struct Rules {
     pub(crate) marks_ordered: bool,
     /// A Binding is for one UID.
     pub(crate) uid_checked: bool,
-    /// A write without an answer is fenced by another before its places are given up.
-    pub(crate) unknown_fenced: bool,
+    /// A write without an answer is repeated as it was.
+    pub(crate) unknown_repeated: bool,
+    /// It is repeated until it succeeds, also if a repetition is refused.
+    pub(crate) doubt_kept: bool,
     /// Decisions that are found are taken up.
     pub(crate) decisions_taken_up: bool,
     /// The pod that takes over a place is written into the decision before it is bound.
@@ -69,7 +71,8 @@ impl Default for Rules {
             marks_obeyed: true,
             marks_ordered: true,
             uid_checked: true,
-            unknown_fenced: true,
+            unknown_repeated: true,
+            doubt_kept: true,
             decisions_taken_up: true,
             replacements_written: true,
             honest: true,
@@ -128,8 +131,8 @@ pub(crate) enum Call {
 /// A request under way to the API server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum Request {
-    /// A decision, over the newest version or one that was it.
-    Decide { term: u8, gang: u8, newest: bool, slots: Slots },
+    /// A decision, over the newest version or one that was it. `doubt`: an earlier write of it may still succeed.
+    Decide { term: u8, gang: u8, newest: bool, slots: Slots, doubt: bool },
     /// A Binding.
     Bind { pod: u8, uid: u8, device: u8 },
 }

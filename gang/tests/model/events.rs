@@ -141,7 +141,7 @@ impl Cluster {
             Event::Refuse(request) => {
                 next.left.refused -= 1;
                 next.requests.retain(|known| *known != request);
-                next.refused(request);
+                next.refused(request, rules);
             }
             Event::Finish(gang) => {
                 for member in 0..MEMBERS {
@@ -211,7 +211,7 @@ impl Cluster {
     fn execute(&mut self, request: Request, answered: bool, rules: &Rules) {
         self.requests.retain(|known| *known != request);
         match request {
-            Request::Decide { term, gang, newest, slots } => {
+            Request::Decide { term, gang, newest, slots, .. } => {
                 let done = newest || !rules.version_checked;
                 if done {
                     self.outdate(usize::from(gang));

@@ -27,9 +27,9 @@ pub(crate) enum Mind {
     /// Places are kept, and these pods have called.
     Planned { newest: bool, at: [u8; MEMBERS], called: [Option<u8>; MEMBERS] },
     /// The decision is being written.
-    Writing { slots: Slots },
-    /// Nobody knows whether it was. The places are kept.
-    Unknown { slots: Slots },
+    Writing { slots: Slots, doubt: bool },
+    /// It may not have been written. The places are kept. `doubt`: a write of it may still succeed.
+    Unknown { slots: Slots, doubt: bool },
     /// Decided.
     Decided { newest: bool, slots: Slots },
     /// Over.
@@ -40,7 +40,7 @@ impl Mind {
     fn keeps(&self, device: u8) -> bool {
         match self {
             Self::Planned { at, .. } => at.contains(&device),
-            Self::Writing { slots } | Self::Unknown { slots } | Self::Decided { slots, .. } => {
+            Self::Writing { slots, .. } | Self::Unknown { slots, .. } | Self::Decided { slots, .. } => {
                 slots.iter().any(|slot| slot.device == device)
             }
             Self::Unread | Self::Waiting { .. } | Self::Over => false,
@@ -51,6 +51,11 @@ impl Mind {
 impl Extender {
     pub(crate) fn leads(&self) -> bool {
         matches!(self, Self::Leader { .. })
+    }
+
+    /// Whether it leads and has not read everything.
+    pub(crate) fn has_unread(&self) -> bool {
+        matches!(self, Self::Leader { minds, .. } if minds.contains(&Mind::Unread))
     }
 
     pub(crate) fn keeps_anything(&self) -> bool {
@@ -220,20 +225,20 @@ impl Cluster {
             return;
         }
         let over = self.is_over(usize::from(gang));
-        let fenced = match mind {
-            Mind::Unknown { .. } => rules.unknown_fenced,
-            _ => rules.leader_marks,
-        };
-        if fenced && !over {
+        if mind == Mind::Unread && rules.leader_marks && !over {
             self.outdate(usize::from(gang));
             self.objects[usize::from(gang)].mark = term;
         }
         let decision = self.objects[usize::from(gang)].decision.filter(|_| rules.decisions_taken_up);
         let newest = true;
-        let new = match decision {
+        let new = match (decision, mind) {
             _ if over => Mind::Over,
-            Some(slots) => Mind::Decided { newest, slots },
-            None => Mind::Waiting { newest },
+            (Some(slots), _) => Mind::Decided { newest, slots },
+            (None, Mind::Unknown { slots, doubt }) if rules.unknown_repeated => {
+                self.send(Request::Decide { term, gang, newest, slots, doubt });
+                Mind::Writing { slots, doubt }
+            }
+            (None, _) => Mind::Waiting { newest },
         };
         if matches!(new, Mind::Waiting { .. }) {
             self.hang_up(extender, Some(gang));
@@ -283,6 +288,16 @@ impl Cluster {
                     if rules.honest { Call::Open { extender } } else { Call::Believed };
                 self.send(Request::Bind { pod, uid, device });
             }
+            Mind::Writing { slots, .. } | Mind::Unknown { slots, .. }
+                if slots[member] == (Slot { device, uid }) =>
+            {
+                self.calls[usize::from(pod)] = Call::Open { extender };
+                // A replacement of its sibling is being written: its own place is written already.
+                let written = self.objects[gang].decision;
+                if written.is_some_and(|slots| slots[member] == (Slot { device, uid })) {
+                    self.send(Request::Bind { pod, uid, device });
+                }
+            }
             mind => {
                 // The place of a pod that is gone: this one takes it over.
                 if let Mind::Decided { newest, slots } = *mind
@@ -290,9 +305,9 @@ impl Cluster {
                 {
                     let mut slots = slots;
                     slots[member].uid = uid;
-                    *mind = Mind::Writing { slots };
-                    let request =
-                        Request::Decide { term: *term, gang: u8::try_from(gang).unwrap(), newest, slots };
+                    let (gang, doubt) = (u8::try_from(gang).unwrap(), false);
+                    *mind = Mind::Writing { slots, doubt };
+                    let request = Request::Decide { term: *term, gang, newest, slots, doubt };
                     self.calls[usize::from(pod)] = Call::Open { extender };
                     self.send(request);
                 }
@@ -311,8 +326,8 @@ impl Cluster {
         };
         let slot = |member: usize| Some(Slot { device: at[member], uid: called[member]? });
         let slots = [slot(0)?, slot(1)?];
-        minds[usize::from(gang)] = Mind::Writing { slots };
-        let request = Request::Decide { term: *term, gang, newest, slots };
+        minds[usize::from(gang)] = Mind::Writing { slots, doubt: false };
+        let request = Request::Decide { term: *term, gang, newest, slots, doubt: false };
         self.send(request);
         if !rules.persist_first {
             self.bind_all(gang, slots);
@@ -332,7 +347,7 @@ impl Cluster {
 
     /// The answer to a decision's write: it is done, or another was faster.
     pub(crate) fn decided(&mut self, request: Request, done: bool) {
-        let Request::Decide { gang, slots, .. } = request else {
+        let Request::Decide { gang, slots, doubt, .. } = request else {
             return;
         };
         let Some(mind) = self.writer(request) else {
@@ -342,17 +357,18 @@ impl Cluster {
             *mind = Mind::Decided { newest: true, slots };
             self.bind_all(gang, slots);
         } else {
-            *mind = Mind::Unknown { slots };
+            *mind = Mind::Unknown { slots, doubt };
         }
     }
 
-    /// A decision is refused. The first of a gang gives its places back; a later one, of which some may be bound, is looked after.
-    pub(crate) fn refused(&mut self, request: Request) {
-        let Request::Decide { gang, newest, .. } = request else {
+    /// A decision is refused. The first of a gang gives its places back, unless a write of it may still succeed; a later one, of which some
+    /// may be bound, is looked after.
+    pub(crate) fn refused(&mut self, request: Request, rules: &Rules) {
+        let Request::Decide { gang, newest, doubt, .. } = request else {
             return;
         };
         let first = self.objects[usize::from(gang)].decision.is_none();
-        if !first {
+        if !first || doubt && rules.doubt_kept {
             self.unanswered(request);
             return;
         }
@@ -372,19 +388,19 @@ impl Cluster {
         if let Request::Decide { slots, .. } = request
             && let Some(mind) = self.writer(request)
         {
-            *mind = Mind::Unknown { slots };
+            *mind = Mind::Unknown { slots, doubt: true };
         }
     }
 
     /// What the sender of a decision's write knows of the gang, if it waits for the answer still.
     pub(crate) fn writer(&mut self, request: Request) -> Option<&mut Mind> {
-        let Request::Decide { term, gang, slots, .. } = request else {
+        let Request::Decide { term, gang, slots, doubt, .. } = request else {
             return None;
         };
         self.extenders.iter_mut().find_map(|extender| match extender {
             Extender::Leader { term: known, minds } if *known == term => {
                 let mind = &mut minds[usize::from(gang)];
-                (*mind == Mind::Writing { slots }).then_some(mind)
+                (*mind == Mind::Writing { slots, doubt }).then_some(mind)
             }
             _ => None,
         })

@@ -1,5 +1,7 @@
 //! The protocol by which a gang is bound, checked over every state it can reach: two gangs, devices for one of them, and whatever may
-//! fail. A model of the protocol, not of the code; the code is played at random in the extender's `schedules`.
+//! fail. A model of the protocol, with transitions of its own: so each safeguard can be left out, those of the API server and of the writer
+//! included, which are not the state machine's. `refinement` plays the steps to the real state machine, and compares. The whole code is
+//! played at random in the extender's `schedules`.
 //!
 //! Who there is and what may happen stands in `cluster` and `events`, what an extender does in `extender`; `graph` looks whether the good
 //! end can be reached from everywhere. Each safeguard of the protocol is left out once to see that it is needed (and that the check can
@@ -10,7 +12,7 @@
 //!   another gang on the same devices.
 //! - The mark that a leader writes there must be ordered (the Lease's `leaseTransitions`), and whoever finds a later mark than his own must stop
 //!   leading, rather than read on and try again.
-//! - A write of unknown outcome is fenced by another write, or repeated as it was, before its places are given up.
+//! - A write of unknown outcome is repeated as it was until it succeeds. A refusal of the repetition does not end the doubt.
 //! - Which pod has which place is part of the decision. A replacement is bound only once it is written there.
 //! - A new leader binds by the decision it finds; requests of the former that are under way still then do no harm.
 //!
@@ -22,6 +24,7 @@ mod cluster;
 mod events;
 mod extender;
 mod graph;
+mod refinement;
 
 use stateright::{Checker, Expectation, HasDiscoveries, Model};
 
@@ -95,6 +98,22 @@ fn model_without_further_faults_always_runs_both_gangs() {
 }
 
 #[test]
+fn state_machine_follows_the_model() {
+    let none = Faults::default();
+    for faults in [
+        Faults { crashes: 1, ..none },
+        Faults { leader_changes: 1, ..none },
+        Faults { deletions: 1, ..none },
+        Faults { refused: 1, lost: 1, ..none },
+    ] {
+        match refinement::check(&Protocol { faults, rules: Rules::default() }) {
+            Ok(steps) => println!("{faults:?}: {steps} steps"),
+            Err(wrong) => panic!("{faults:?}: {wrong}"),
+        }
+    }
+}
+
+#[test]
 #[ignore = "some minutes in a release build"]
 fn the_same_of_everything_that_may_fail_at_once() {
     check_safety("everything", ALL);
@@ -162,8 +181,16 @@ fn a_binding_for_a_name_instead_of_a_pod_is_found() {
 
 #[test]
 fn places_given_up_while_their_decision_is_under_way_are_found() {
-    let rules = Rules { unknown_fenced: false, ..Rules::default() };
+    let rules = Rules { unknown_repeated: false, ..Rules::default() };
     let faults = Faults { lost: 1, ..Faults::default() };
+    assert_eq!(first_failure(faults, rules), Some(DECIDED_ONCE));
+}
+
+#[test]
+fn refused_repetition_that_ends_the_doubt_is_found() {
+    // The first write may still succeed: a refusal of the second says nothing about it.
+    let rules = Rules { doubt_kept: false, ..Rules::default() };
+    let faults = Faults { lost: 1, refused: 1, ..Faults::default() };
     assert_eq!(first_failure(faults, rules), Some(DECIDED_ONCE));
 }
 
