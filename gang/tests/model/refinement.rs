@@ -299,8 +299,10 @@ impl Replica {
                     return Err(NotTaken);
                 }
                 let shown = self.processes[usize::from(extender)].as_ref().map(|process| process.shown[at]);
-                if shown == Some(after.pods[at].uid) && !after.pods[at].ended {
-                    self.handle(extender, GangEvent::Disconnected { pod: &uid(pod, after.pods[at].uid) });
+                // That a Job has ended it is shown with its object only.
+                if shown == Some(after.pods[at].uid) || after.pods[at].ended {
+                    let shown = shown.unwrap_or_default();
+                    self.handle(extender, GangEvent::Disconnected { pod: &uid(pod, shown) });
                 } else {
                     self.show(after, extender, pod);
                 }
