@@ -35,6 +35,9 @@ const MAX_QUEUED_NOTES: usize = 256;
 /// read.
 const ADOPTION_TIMEOUT: Duration = Duration::from_millis(250);
 
+/// Time from the start until the plugin is registered, the machine is read and the choice table is built.
+const STARTUP: Duration = Duration::from_secs(10);
+
 /// Runs the node daemon until `shutdown`: finds the GPUs, serves kubelet, follows grants, publishes the node's
 /// status.
 ///
@@ -47,12 +50,20 @@ pub async fn run(args: Args, shutdown: CancellationToken) -> anyhow::Result<()> 
     run_with(args, WatchdogTiming::default(), shutdown).await
 }
 
+/// Returns the memory that the startup freed to the kernel, once the startup is over.
+async fn trim_after_startup(shutdown: CancellationToken) {
+    tokio::select! {
+        () = shutdown.cancelled() => {}
+        () = tokio::time::sleep(STARTUP) => gantry_runtime::memory::trim(),
+    }
+}
+
 /// [`run`] with other time limits for a driver that hangs or fails.
 ///
 /// # Errors
 /// As [`run`].
 pub async fn run_with(args: Args, timing: WatchdogTiming, shutdown: CancellationToken) -> anyhow::Result<()> {
-    crate::footprint::use_one_heap();
+    gantry_runtime::memory::use_one_heap();
     let (found, hardware) = Hardware::channel();
     let (publish, inventory) = Inventory::channel();
     let (report, reports) = watch::channel(Report::default());
@@ -91,7 +102,7 @@ pub async fn run_with(args: Args, timing: WatchdogTiming, shutdown: Cancellation
     let nvml_thread =
         NvmlThread::start(&settings, checks, Timing::default(), found).context("starting the NVML thread")?;
     observed.count_xids(nvml_thread.xids());
-    tasks.spawn(crate::footprint::trim_after_startup(shutdown.clone()));
+    tasks.spawn(trim_after_startup(shutdown.clone()));
     let diagnoses = nvml_thread.diagnoses();
     let watchdog = Watchdog {
         heartbeat: nvml_thread.heartbeat(),

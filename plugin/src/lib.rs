@@ -23,7 +23,6 @@ pub mod observe;
 pub mod offer;
 
 mod daemon;
-mod footprint;
 mod processes;
 mod root;
 mod watchdog;

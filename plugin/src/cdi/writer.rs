@@ -19,7 +19,6 @@ use super::kind::{Class, Kind};
 use super::names::{Entries, Names};
 use super::spec::Spec;
 use crate::allocate::Access;
-use crate::footprint;
 use crate::inventory::{Inventory, State};
 use crate::observe::Observed;
 use gantry_config::{Config, Strategy};
@@ -153,7 +152,7 @@ impl Writer {
             let driver = driver.unwrap_or_else(|| {
                 let driver = host::driver(&config, &machine, &sys);
                 // Listing the driver's folders allocated a name for each file.
-                footprint::trim_heap();
+                gantry_runtime::memory::trim();
                 driver
             });
             Host::read_with_driver(driver, &config, &machine, &dev, &sys)

@@ -1,5 +1,5 @@
-//! Safe calls to NVML, NVIDIA's management library. Only this module and `footprint` contain `unsafe` code in the daemons; it makes no
-//! decisions. An [`Nvml`] belongs to the thread that loaded it, and everything obtained from it borrows it.
+//! Safe calls to NVML, NVIDIA's management library. Only this module and the allocator's of `runtime` contain `unsafe` code in the
+//! daemons; it makes no decisions. An [`Nvml`] belongs to the thread that loaded it, and everything obtained from it borrows it.
 //!
 //! Calls go through nvml-wrapper. Where it is wrong or has no such call, the raw function of nvml-wrapper-sys is called, and
 //! a comment gives the reason. The error of a call is the code that NVML returned.
