@@ -272,7 +272,7 @@ impl Watches {
         };
         // The last error: one that persists is logged once.
         let mut said: Option<String> = None;
-        steady::steady(move || stream::events(api.clone(), kind, Arc::clone(&memory)))
+        steady::steady(stream::events(api, kind, memory))
             .filter_map(move |event| {
                 match &event {
                     // No object yet.
