@@ -53,7 +53,7 @@ pub use objects::{PartialGpuNode, SlimNode, advertised, described, inventory};
 pub use reservations::{BindError, Outcome, Reserved, Target};
 pub use store::{Clock, Store, system_clock};
 pub use unschedulable_queue::{InsufficientPod, UnschedulablePod};
-pub use verbs::{BindStep, ReadPod, SchedulingCall, Undecided};
+pub use verbs::{BindStep, CalledPod, ReadPod, SchedulingCall, Undecided};
 
 use crate::ledger::FaultKind;
 use crate::pod::{OtherPod, PodFacts};

@@ -8,10 +8,10 @@ use serde::Deserialize;
 
 use crate::bind::Binder;
 use crate::bounded::{self, ReadError};
-use crate::index::{SchedulingCall, Store, Target, Undecided};
+use crate::index::{CalledPod, SchedulingCall, Store, Target, Undecided};
 use crate::metrics::{Decision, Metrics};
-use crate::object_memory::{self, About, Kind, ObjectMemory};
-use crate::pod::{PodFacts, Reader, SlimPod};
+use crate::object_memory::{About, Kind, ObjectMemory};
+use crate::pod::{Reader, Seen, SlimPod};
 use crate::watched::Watched;
 use crate::wire::{
     self, CandidateNodes, ExtenderArgs, ExtenderBindingArgs, ExtenderPreemptionArgs, Node, NodeObject, Pod,
@@ -66,9 +66,10 @@ impl Service {
                 (Filtered::all_refused(candidates.len(), reason), "none")
             }
             Ok(request) => {
-                let read_pod = || self.read_pod(body);
+                let read_pod = || self.read_pod(&args.pod, body);
                 let call = call(&args.pod, request, &snapshot, &read_pod);
-                let answer = match self.refusal(&args.pod, body) {
+                // What the watch refused. A pod that it has not shown is read from the call.
+                let answer = match self.store.memory().refusal_of_pod(call.uid) {
                     Some(refusal) => Filtered::all_refused(candidates.len(), refusal.to_string()),
                     None => self.store.filter(&call, &candidates)?,
                 };
@@ -91,7 +92,7 @@ impl Service {
         let request = self.request(&args.pod, &snapshot)?.unwrap_or_default();
         let mut winner = None;
         if !request.is_empty() {
-            let read_pod = || self.read_pod(body);
+            let read_pod = || self.read_pod(&args.pod, body);
             let call = call(&args.pod, request, &snapshot, &read_pod);
             winner = self.store.prioritize(&call, &candidates)?;
         }
@@ -111,7 +112,7 @@ impl Service {
         match self.request(&args.pod, &snapshot)? {
             Ok(request) if request.is_empty() => {}
             Ok(request) => {
-                let read_pod = || self.read_pod(body);
+                let read_pod = || self.read_pod(&args.pod, body);
                 let call = call(&args.pod, request, &snapshot, &read_pod);
                 offers = self.store.preempt(&call, offers)?;
                 outcome = if offers.is_empty() { "none" } else { "some" };
@@ -131,14 +132,12 @@ impl Service {
         self.metrics.decisions.get_or_create(&decision).inc();
     }
 
-    /// Why a pod is not scheduled that is beyond the limits of what is kept, be it known or not.
-    fn refusal(&self, pod: &Pod<'_>, body: &[u8]) -> Option<object_memory::Refusal> {
+    /// The pod of a call that the index does not know, and why it is refused if it is too large.
+    fn read_pod(&self, pod: &Pod<'_>, body: &[u8]) -> CalledPod {
+        let Some(json) = wire::pod_text(body) else {
+            return CalledPod::default();
+        };
         let uid = text(pod.metadata.uid.as_ref());
-        let memory = self.store.memory();
-        let refusal = memory.refusal_of_pod(uid);
-        if refusal.is_some() || uid.is_empty() || self.store.read(|index| index.pod(uid).is_some()) {
-            return refusal;
-        }
         let about = About {
             kind: Kind::Pod,
             api: None,
@@ -146,21 +145,24 @@ impl Service {
             name: text(pod.metadata.name.as_ref()).into(),
             uid: uid.into(),
         };
-        match bounded::read::<OnlyPod>(body, Kind::Pod.read_limit()) {
-            Ok((OnlyPod { pod }, _)) => {
-                let seen = Reader::new(self.watched.clone()).read(pod)?;
-                memory.would_refuse(&about, seen.weight())
+        match bounded::read::<SlimPod>(json.as_bytes(), Kind::Pod.read_limit()) {
+            Ok((pod, _)) => {
+                let Some(seen) = Reader::new(self.watched.clone()).read(pod) else {
+                    return CalledPod::default();
+                };
+                let refusal = self.store.memory().would_refuse(&about, seen.weight());
+                let facts = match seen {
+                    Seen::Facts(facts) => Some(*facts),
+                    Seen::OtherPod(_) => None,
+                };
+                CalledPod { facts, refusal }
             }
-            Err(ReadError::TooLarge(_)) => Some(ObjectMemory::too_large(&about)),
+            Err(ReadError::TooLarge(_)) => {
+                CalledPod { facts: None, refusal: Some(ObjectMemory::too_large(&about)) }
+            }
             // Filter reports it as such.
-            Err(ReadError::Malformed(_)) => None,
+            Err(ReadError::Malformed(_)) => CalledPod::default(),
         }
-    }
-
-    /// The pod in the body of a call.
-    fn read_pod(&self, body: &[u8]) -> Option<PodFacts> {
-        let (body, _) = bounded::read::<OnlyPod>(body, Kind::Pod.read_limit()).ok()?;
-        PodFacts::read(&self.watched, body.pod)
     }
 
     /// `POST /bind`.
@@ -215,18 +217,11 @@ impl Service {
     }
 }
 
-/// Of the body of filter, prioritize and preempt, the pod.
-#[derive(Deserialize)]
-struct OnlyPod {
-    #[serde(rename = "Pod", alias = "pod")]
-    pod: SlimPod,
-}
-
 fn call<'c>(
     pod: &'c Pod<'_>,
     request: Request,
     snapshot: &'c Snapshot,
-    read_pod: &'c dyn Fn() -> Option<PodFacts>,
+    read_pod: &'c dyn Fn() -> CalledPod,
 ) -> SchedulingCall<'c> {
     let spec = pod.spec.as_ref();
     let scheduler = spec.and_then(|spec| spec.scheduler_name.as_ref());

@@ -2,6 +2,7 @@
 //! tags, so names are PascalCase outside and the API's own camelCase inside. Requests borrow from the body. No decisions here.
 
 mod answer;
+mod pod_text;
 mod preempt;
 mod text;
 
@@ -10,6 +11,7 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 
 pub use answer::{bind_answer, filter_answer, filter_error, priorities_answer};
+pub use pod_text::pod_text;
 pub use preempt::{ExtenderPreemptionArgs, Offer, preemption_answer};
 pub use text::{Quantities, Text};
 

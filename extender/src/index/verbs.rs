@@ -12,6 +12,7 @@ use super::reservations::{BindError, Reservations, Reserved, Target};
 use super::unschedulable_queue::{InsufficientPod, UnschedulablePod, is_gated_by_us};
 use super::victim_search::VictimSearch;
 use super::{Awaited, Belongs, Index};
+use crate::object_memory::Refusal;
 use crate::pod::PodFacts;
 use crate::wire::{CandidateNodes, Offer};
 use gantry_planner::decide::{self, Candidates as _, Filtered, ForeignNodes};
@@ -35,7 +36,16 @@ pub struct SchedulingCall<'c> {
     /// The snapshot to decide on.
     pub snapshot: &'c Snapshot,
     /// Reads the pod from the call, for one that the watch has not shown yet.
-    pub read_pod: &'c dyn Fn() -> Option<PodFacts>,
+    pub read_pod: &'c dyn Fn() -> CalledPod,
+}
+
+/// A pod as it is read from a call.
+#[derive(Debug, Default)]
+pub struct CalledPod {
+    /// The pod, if it can be read and requests watched resources.
+    pub facts: Option<PodFacts>,
+    /// Why it takes too much memory, if it does.
+    pub refusal: Option<Refusal>,
 }
 
 /// What has to follow a step of the index.
@@ -101,10 +111,18 @@ impl Index {
         candidates: &CandidateNodes<'_>,
         nodes: &[Option<NodeIx>],
     ) -> (Filtered, FollowUp) {
+        let mut read = None;
+        if !call.uid.is_empty() {
+            let pod = self.read_unknown(call);
+            if let Some(refusal) = pod.refusal {
+                return (Filtered::all_refused(candidates.len(), refusal.to_string()), FollowUp::Nothing);
+            }
+            read = pod.facts;
+        }
         let mut follow_up = self.record_caller(call);
         let is_simulated = decide::is_simulation(candidates, nodes);
         if !is_simulated && !call.uid.is_empty() {
-            let (answer, after) = self.ask_gang(call, candidates, nodes);
+            let (answer, after) = self.ask_gang(call, read, candidates, nodes);
             follow_up = follow_up.max(after);
             match answer {
                 Answer::Single => {}
@@ -172,7 +190,10 @@ impl Index {
     ) -> (Option<u32>, FollowUp) {
         let is_known = nodes.iter().all(Option::is_some) && !call.uid.is_empty();
         let (answer, follow_up) = match is_known {
-            true => self.ask_gang(call, candidates, nodes),
+            true => {
+                let read = self.read_unknown(call).facts;
+                self.ask_gang(call, read, candidates, nodes)
+            }
             false => (Answer::Single, FollowUp::Nothing),
         };
         match answer {
@@ -203,7 +224,8 @@ impl Index {
         self.record_caller(call);
         let uid = PodUid::from(call.uid);
         // kube-scheduler may call as soon as the pod exists, and before filter.
-        let offers = match self.is_member(call).0 {
+        let read = self.read_unknown(call).facts;
+        let offers = match self.is_member(call, read).0 {
             true => Vec::new(),
             false => self.preemptable(&uid, &call.request, call.priority, offers),
         };
@@ -263,10 +285,11 @@ impl Index {
     fn ask_gang(
         &mut self,
         call: &SchedulingCall<'_>,
+        read: Option<PodFacts>,
         candidates: &CandidateNodes<'_>,
         nodes: &[Option<NodeIx>],
     ) -> (Answer, FollowUp) {
-        let (is_member, follow_up) = self.is_member(call);
+        let (is_member, follow_up) = self.is_member(call, read);
         if !is_member {
             return (Answer::Single, follow_up);
         }
@@ -279,12 +302,20 @@ impl Index {
         (answer, FollowUp::Plan)
     }
 
-    /// Whether a pod belongs to a gang. A pod that the watch has not shown yet is read from the call.
-    fn is_member(&mut self, call: &SchedulingCall<'_>) -> (bool, FollowUp) {
+    /// Reads the pod from the call if the watch has not shown it yet.
+    fn read_unknown(&self, call: &SchedulingCall<'_>) -> CalledPod {
+        match self.belongs(call.uid) {
+            Belongs::Unknown => (call.read_pod)(),
+            Belongs::Single | Belongs::Gang => CalledPod::default(),
+        }
+    }
+
+    /// Whether a pod belongs to a gang. `read` is the pod where the watch has not shown it yet.
+    fn is_member(&mut self, call: &SchedulingCall<'_>, read: Option<PodFacts>) -> (bool, FollowUp) {
         match self.belongs(call.uid) {
             Belongs::Single => (false, FollowUp::Nothing),
             Belongs::Gang => (true, FollowUp::Nothing),
-            Belongs::Unknown => match (call.read_pod)().filter(|pod| pod.membership.is_some()) {
+            Belongs::Unknown => match read.filter(|pod| pod.membership.is_some()) {
                 Some(pod) => {
                     self.hear(pod);
                     (true, FollowUp::Plan)

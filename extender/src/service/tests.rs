@@ -58,6 +58,22 @@ async fn a_cold_cache_decides_nothing() {
     assert!(matches!(service.bind(bind).await, Err(Refusal::Undecided(Undecided::Cold))));
 }
 
+/// kube-scheduler may call before the watch has shown the pod: it is read from the call, and judged like one from the
+/// watch.
+#[tokio::test]
+async fn pod_over_the_memory_limit_is_refused_before_it_is_observed() {
+    let cluster = cluster();
+    let service = service(&cluster);
+    let mut fat = pod("fat", 2);
+    let toleration = |number: u32| json!({"key": format!("example.com/{number}"), "operator": "Exists"});
+    fat["spec"]["tolerations"] = (0..30_000).map(toleration).collect();
+    for (pod, passed) in [(fat, 0), (pod("p", 2), 3)] {
+        let answer = read(&service.filter(&body(&pod, &["a", "b", "c"])).unwrap());
+        assert_eq!(answer["NodeNames"].as_array().unwrap().len(), passed);
+        assert_eq!(answer["FailedAndUnresolvableNodes"].as_object().unwrap().len(), 3 - passed);
+    }
+}
+
 /// Leadership may end between the check of a call and its decision. What is known of gangs is forgotten then: a member
 /// would pass filter alone, and preempt would offer up members of other gangs for it.
 #[tokio::test]
