@@ -96,7 +96,7 @@ fn compare(prefix: &str, source: &str, page: &str) {
     let gone: Vec<_> = said.difference(&there).collect();
     assert!(
         undocumented.is_empty() && gone.is_empty(),
-        "docs/metrics.md does not have {undocumented:?}; nobody serves {gone:?}"
+        "docs/metrics.md does not have {undocumented:?}; no program serves {gone:?}"
     );
     for (name, metric) in served(page) {
         assert_eq!(documented[&name], metric, "{name}");

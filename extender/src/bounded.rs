@@ -9,9 +9,9 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde::Deserialize;
 use serde::de::{self, DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
-/// Bytes of a text besides its characters: the header of its allocation, and what rounds it up.
+/// Bytes of a text in addition to its characters: the header of its allocation, and what rounds it up.
 const TEXT: usize = 32;
-/// Bytes of an entry of a map besides its key and value.
+/// Bytes of an entry of a map in addition to its key and value.
 const ENTRY: usize = 16;
 
 /// Why a value was not read.

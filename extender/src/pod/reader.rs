@@ -150,7 +150,7 @@ mod weight {
     const MEMBER: usize = 512;
     /// A text with its allocation and its entry among the interned ones.
     const TEXT: usize = 72;
-    /// An entry of a map or an element of a list, besides texts.
+    /// An entry of a map or an element of a list, without its texts.
     const ENTRY: usize = 32;
 
     pub(super) fn facts(pod: &PodFacts) -> usize {

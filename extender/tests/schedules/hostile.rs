@@ -171,7 +171,7 @@ impl World {
         }
     }
 
-    /// Pods are removed whose controller has others, or none for them any more.
+    /// Pods are deleted that their controller has replaced, or does not need any more.
     pub(crate) fn collect_orphans(&mut self) {
         let pods: Vec<Arc<Pod>> = self.api.pods.values().cloned().collect();
         for pod in pods {

@@ -69,7 +69,7 @@ pub(crate) struct Kubelets {
 }
 
 impl Kubelets {
-    /// A kubelet lists its pods anew. Returns the pods that it has processes of.
+    /// A kubelet lists its pods again. Returns the pods that it has processes of.
     pub(crate) fn resync(&mut self, node: usize) -> Vec<String> {
         let kubelet = &mut self.all[node];
         kubelet.inbox.clear();
@@ -463,7 +463,7 @@ impl World {
         self.will_publish(node);
     }
 
-    /// Somebody deletes a GpuNode; the plugin writes it again.
+    /// Another client deletes a GpuNode; the plugin writes it again.
     pub(crate) fn lose_inventory(&mut self) {
         let node = self.dice.index(self.kubelets.all.len());
         let name = self.kubelets.all[node].name.clone();
