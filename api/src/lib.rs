@@ -9,6 +9,7 @@ pub mod gpunode;
 pub mod grant;
 pub mod ids;
 pub mod names;
+pub mod placement;
 pub mod quantity;
 pub mod reason;
 mod schema;
@@ -25,5 +26,6 @@ pub use gpunode::{
 };
 pub use grant::{ContainerGrant, ContainerShare, Grant, GrantError};
 pub use ids::{DeviceId, NodeName, PodUid, ResourceName};
+pub use placement::Placement;
 pub use reason::Reason;
 pub use text::{MAX_MESSAGE, ObjectMessage, one_line};

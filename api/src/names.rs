@@ -6,6 +6,9 @@ pub const GROUP: &str = "gantry.dev";
 /// The exact devices of each container of a pod. The extender writes it with the Binding; it must not be set by hand.
 pub const GRANT_ANNOTATION: &str = "gantry.dev/grant";
 
+/// Why the pod has its node and devices, as JSON ([`Placement`](crate::Placement)). The extender writes it with the grant.
+pub const PLACEMENT_ANNOTATION: &str = "gantry.dev/placement";
+
 /// Type of the condition that the extender writes into the status of an unschedulable pod when devices came free. The
 /// write makes kube-scheduler try the pod again. Its time is that of the last activation.
 pub const GPUS_FREED_CONDITION: &str = "gantry.dev/GpusFreed";

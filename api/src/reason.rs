@@ -86,6 +86,7 @@ reasons! {
     Preempted => "the pod was evicted for a gang of higher priority",
     DeadlockResolved => "the pod was evicted because its gang and another each held what the other lacked",
     // Members and single pods.
+    GpusAssigned => "the pod is bound, and these devices are granted to it",
     PodTerminating => "the pod is being deleted",
     NodeNotOffered => "kube-scheduler does not offer the node where the pod has its reservation",
     GpusUnavailable => "no node can give the pod the devices that it requests",

@@ -6,11 +6,12 @@
 mod barrier;
 pub(crate) mod deferred;
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use gantry_api::{Grant, names};
+use gantry_api::{Grant, Placement, names};
 use gantry_gang::protocol::BindEnd;
 use gantry_runtime::chain;
 use http::{Method, Request};
@@ -20,6 +21,7 @@ use serde::Serialize;
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
+use crate::assigned::Assignments;
 use crate::index::{BindError, BindStep, Outcome, ReadPod, Reserved, Store, Target};
 use crate::lease::Leadership;
 use crate::object_memory::Kind;
@@ -37,6 +39,16 @@ pub struct Binder {
     /// Bindings of members in flight at once.
     posts: Arc<Semaphore>,
     leadership: Arc<Leadership>,
+    /// Where placements are published.
+    assignments: Option<Assignments>,
+}
+
+/// What a Binding adds to the pod.
+#[derive(Clone, Copy)]
+struct Granted<'a> {
+    plan: &'a str,
+    annotation: &'a str,
+    placement: &'a Arc<Placement>,
 }
 
 /// Why a pod was not bound, for kube-scheduler and the condition of the pod.
@@ -115,7 +127,7 @@ struct BindingMeta<'a> {
     namespace: &'a str,
     uid: &'a str,
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
-    annotations: BTreeMap<&'static str, &'a str>,
+    annotations: BTreeMap<&'static str, Cow<'a, str>>,
 }
 
 #[derive(Debug, Serialize)]
@@ -148,7 +160,14 @@ impl Binder {
             timeout,
             posts: Arc::new(Semaphore::new(barrier::POSTS)),
             leadership: Arc::new(Leadership::always()),
+            assignments: None,
         }
+    }
+
+    /// Publishes the placement of each pod that it binds.
+    #[must_use]
+    pub(crate) fn publishing(self, assignments: Assignments) -> Self {
+        Self { assignments: Some(assignments), ..self }
     }
 
     /// Writes only while this process leads.
@@ -190,20 +209,20 @@ impl Binder {
         reserved: &Reserved,
         deadline: Instant,
     ) -> Result<(), Failure> {
-        let (plan, annotation) = match reserved {
+        let granted = match reserved {
             Reserved::AlreadyBound => return Ok(()),
-            Reserved::Plain => (None, None),
-            Reserved::Grant { plan, annotation } => (Some(plan.as_str()), Some(&**annotation)),
+            Reserved::Plain => None,
+            Reserved::Grant { plan, annotation, placement } => Some(Granted { plan, annotation, placement }),
         };
         // If kube-scheduler closes the connection, this future is dropped at any point: then the outcome is unknown.
         let mut guard = BindGuard {
             store: &self.store,
             target,
-            granted: plan.is_some(),
+            granted: granted.is_some(),
             outcome: Outcome::Unsure,
             member: None,
         };
-        let result = self.write(target, plan, annotation, deadline).await;
+        let result = self.write(target, granted, deadline).await;
         guard.outcome = match &result {
             Ok(()) => Outcome::Bound,
             Err(Failure::Unanswered(_)) => Outcome::Unsure,
@@ -212,14 +231,28 @@ impl Binder {
         result
     }
 
+    /// Writes the Binding and publishes why the pod is there.
     async fn write(
         &self,
         target: &Target,
-        plan: Option<&str>,
-        annotation: Option<&str>,
+        granted: Option<Granted<'_>>,
         deadline: Instant,
     ) -> Result<(), Failure> {
-        let written = match tokio::time::timeout_at(deadline, self.post(target, annotation)).await {
+        let result = self.write_binding(target, granted, deadline).await;
+        if let (Ok(()), Some(granted), Some(assignments)) = (&result, granted, &self.assignments) {
+            assignments.publish(target, granted.placement);
+        }
+        result
+    }
+
+    async fn write_binding(
+        &self,
+        target: &Target,
+        granted: Option<Granted<'_>>,
+        deadline: Instant,
+    ) -> Result<(), Failure> {
+        let plan = granted.map(|granted| granted.plan);
+        let written = match tokio::time::timeout_at(deadline, self.post(target, granted)).await {
             Ok(written) => written,
             Err(_) => return Err(Failure::Unanswered("no answer in time".to_owned())),
         };
@@ -245,7 +278,15 @@ impl Binder {
         }
     }
 
-    async fn post(&self, target: &Target, annotation: Option<&str>) -> Written {
+    async fn post(&self, target: &Target, granted: Option<Granted<'_>>) -> Written {
+        let mut annotations = BTreeMap::new();
+        if let Some(granted) = granted {
+            annotations.insert(names::GRANT_ANNOTATION, Cow::Borrowed(granted.annotation));
+            // The explanation must not keep a pod from being bound.
+            if let Ok(placement) = serde_json::to_string(&**granted.placement) {
+                annotations.insert(names::PLACEMENT_ANNOTATION, Cow::Owned(placement));
+            }
+        }
         let binding = Binding {
             api_version: "v1",
             kind: "Binding",
@@ -253,7 +294,7 @@ impl Binder {
                 name: &target.name,
                 namespace: &target.namespace,
                 uid: target.uid.as_str(),
-                annotations: annotation.map(|grant| (names::GRANT_ANNOTATION, grant)).into_iter().collect(),
+                annotations,
             },
             target: BindingTarget { api_version: "v1", kind: "Node", name: target.node.as_str() },
         };

@@ -8,12 +8,13 @@
 //! ```
 //!
 //! Decisions are made in `gantry-planner`. Pure here: `watched`, `ledger`, `wire`. State without I/O: `index`. I/O:
-//! `watch`, `bind`, `explain`, `activate`, `server`, `tls`, `lease`, `announce`, `gang::objects`, `gang::work`.
+//! `watch`, `bind`, `explain`, `assigned`, `activate`, `server`, `tls`, `lease`, `announce`, `gang::objects`, `gang::work`.
 #![forbid(unsafe_code)]
 
 pub(crate) mod activate;
 pub(crate) mod announce;
 pub mod args;
+pub(crate) mod assigned;
 pub mod bind;
 pub(crate) mod bounded;
 pub(crate) mod event;
@@ -53,6 +54,7 @@ use tokio::task::{JoinHandle, JoinSet};
 use tokio_util::sync::CancellationToken;
 
 use crate::args::{LeaseArgs, TlsArgs};
+use crate::assigned::Assignments;
 use crate::bind::Binder;
 use crate::index::{Index, Store};
 use crate::lease::Leadership;
@@ -98,10 +100,11 @@ pub async fn run(args: Args, shutdown: CancellationToken) -> anyhow::Result<()> 
     });
     let memory = ObjectMemory::of_mib(args.object_memory);
     let store = Arc::new(Store::new(index(&args, options, &watched, run)).with_memory(memory));
+    let (assignments, assigned) = Assignments::new();
     let binder = Binder::new(client.clone(), Arc::clone(&store), watched.clone(), args.bind_timeout);
     let writers = Writers {
         client: client.clone(),
-        binder: binder.led(Arc::clone(&leadership)),
+        binder: binder.led(Arc::clone(&leadership)).publishing(assignments),
         store: Arc::clone(&store),
         objects: Arc::default(),
         metrics: Arc::new(Metrics::new()),
@@ -143,6 +146,9 @@ pub async fn run(args: Args, shutdown: CancellationToken) -> anyhow::Result<()> 
         tasks.spawn(async move { tls.follow(shutdown).await });
     }
     look_around(&mut tasks, &client, &store, &shutdown);
+    // Until the last bind is answered.
+    let metrics = Arc::clone(&writers.metrics);
+    tasks.spawn(assigned::run(client.clone(), assigned, metrics, release.clone()));
     tasks.spawn(check_policies(client, Arc::clone(&writers.metrics), shutdown.clone()));
     tasks.spawn(writers.work(leadership, release.clone()));
     let serving = together(server.run(listeners, shutdown.clone()), watching, &shutdown);

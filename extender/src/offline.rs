@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
-use gantry_api::{Gang, GpuNode, ResourceName};
+use gantry_api::{Gang, GpuNode, Placement, ResourceName, names};
 use gantry_gang::protocol::Settings;
 use gantry_gang::{GangKey, Levels};
 use k8s_openapi::api::core::v1::{Node, Pod};
@@ -126,6 +126,23 @@ pub async fn look(kubeconfig: Option<&Path>, terms: Terms, limit: Duration) -> a
     })?;
     let queue = store.read(Index::gangs_in_line);
     Ok(Seen { store, queue })
+}
+
+/// Why a pod has its node and devices, by its annotation; `None` if it has none that can be read.
+///
+/// # Errors
+/// The kubeconfig or the pod cannot be read.
+pub async fn placement(
+    kubeconfig: Option<&Path>,
+    namespace: &str,
+    pod: &str,
+) -> anyhow::Result<Option<Placement>> {
+    let client = gantry_runtime::connect(kubeconfig, SILENCE).await?;
+    let metadata = Api::<Pod>::namespaced(client, namespace).get_metadata_opt(pod).await;
+    let metadata = metadata.map_err(|error| unreadable("pods", error))?;
+    let annotations = metadata.and_then(|pod| pod.metadata.annotations).unwrap_or_default();
+    let text = annotations.get(names::PLACEMENT_ANNOTATION);
+    Ok(text.and_then(|text| serde_json::from_str(text).ok()))
 }
 
 /// Lists one object of every kind that is needed, so that an error is reported at once and not after many retries.

@@ -84,6 +84,11 @@ impl Kind {
         self.table.remainder(free) - self.table.remainder(free - gpus)
     }
 
+    /// Why `gpus` were chosen out of `free`, as one sentence.
+    pub fn explain(&self, free: GpuSet, gpus: GpuSet, purpose: Purpose) -> String {
+        self.table.rate(gpus, free, purpose).reason(&self.table)
+    }
+
     fn choose(&self, free: GpuSet, size: usize, purpose: Purpose) -> Option<Choice> {
         if self.gpus <= TABLE_GPUS {
             return self.table.best(free, size, purpose);

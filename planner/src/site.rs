@@ -1,6 +1,8 @@
 //! A machine's GPUs as the site of one pool's devices: the best free set of a size, its bandwidth, and what is lost by
 //! taking it. Whole GPUs go through the choice table, parts of GPUs through the choice among devices.
 
+use std::collections::BTreeMap;
+
 use gantry_topology::{GpuSet, Purpose};
 
 use crate::devices::DeviceSet;
@@ -52,6 +54,17 @@ impl Site<'_> {
         }
     }
 
+    /// Why `devices` were chosen out of `free`, as one sentence.
+    pub fn explain(self, free: &DeviceSet, devices: &DeviceSet) -> String {
+        match self.shape {
+            Shape::Whole => self.kind.explain(free.gpus(), devices.gpus(), self.purpose),
+            Shape::Parts(parts) => {
+                let left = free.len().saturating_sub(devices.len());
+                format!("{}; leaves {left} free", named(parts, devices))
+            }
+        }
+    }
+
     /// How much of what `free` is good for is lost when `devices` are taken, from 0 to 1.
     pub fn stranded(self, free: &DeviceSet, devices: &DeviceSet) -> f64 {
         match self.shape {
@@ -59,6 +72,26 @@ impl Site<'_> {
             Shape::Parts(parts) => worth(parts, self.cut, free) - worth(parts, self.cut, &(free - devices)),
         }
     }
+}
+
+/// `3 replicas on GPUs 0 (2),1`, `MIG device on GPU 4`.
+fn named(parts: &Parts, devices: &DeviceSet) -> String {
+    let mut gpus: BTreeMap<u8, usize> = BTreeMap::new();
+    for spot in devices.iter().filter_map(|device| parts.spots().get(device)) {
+        *gpus.entry(spot.gpu).or_default() += 1;
+    }
+    let what = if parts.are_slices() { "MIG device" } else { "replica" };
+    let what = match devices.len() {
+        1 => what.to_owned(),
+        count => format!("{count} {what}s"),
+    };
+    let noun = if gpus.len() == 1 { "GPU" } else { "GPUs" };
+    let gpus = gpus.iter().map(|(gpu, count)| match count {
+        1 => gpu.to_string(),
+        count if gpus.len() > 1 => format!("{gpu} ({count})"),
+        _ => gpu.to_string(),
+    });
+    format!("{what} on {noun} {}", gpus.collect::<Vec<_>>().join(","))
 }
 
 /// The least weight: how full a shared GPU in use is.
@@ -121,6 +154,21 @@ mod tests {
         let kind = kind(&bridged());
         let site = Site { kind: &kind, shape, cut: &[], purpose: Purpose::Local };
         site.stranded(&free.iter().copied().collect(), &taken.iter().copied().collect())
+    }
+
+    #[test]
+    fn parts_are_named_with_their_gpus() {
+        let explained = |shape: &Shape, free: usize, taken: &[usize]| {
+            let kind = kind(&bridged());
+            let site = Site { kind: &kind, shape, cut: &[], purpose: Purpose::Local };
+            site.explain(&(0..free).collect(), &taken.iter().copied().collect())
+        };
+        let shared = replicas(2, 4);
+        assert_eq!(explained(&shared, 8, &[0]), "replica on GPU 0; leaves 7 free");
+        assert_eq!(explained(&shared, 8, &[0, 1]), "2 replicas on GPU 0; leaves 6 free");
+        assert_eq!(explained(&shared, 8, &[0, 1, 4]), "3 replicas on GPUs 0 (2),1; leaves 5 free");
+        let cut = slices(&[(0, 0, 4), (1, 4, 4)]);
+        assert_eq!(explained(&cut, 2, &[1]), "MIG device on GPU 1; leaves 1 free");
     }
 
     #[test]

@@ -228,6 +228,11 @@ impl EventWriter {
         self.waiting.first_key_value().map(|((due, _), _)| *due)
     }
 
+    /// Whether the next Event over the rate is dropped.
+    pub fn is_full(&self) -> bool {
+        self.waiting.len() >= MAX_WAITING
+    }
+
     /// Writes an Event with this message.
     pub async fn write(&mut self, about: ObjectReference, message: Message) {
         let event = self.recorder.event(about, message);
@@ -270,7 +275,7 @@ impl EventWriter {
                 }
             }
         };
-        if self.waiting.len() >= MAX_WAITING {
+        if self.is_full() {
             return self.dropped(&next, &error);
         }
         tracing::debug!(%error, reason = next.event.reason, "Event not written yet");

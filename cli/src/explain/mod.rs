@@ -12,7 +12,7 @@ use clap::builder::{OsStringValueParser, TypedValueParser as _};
 use clap::{Args, Subcommand};
 use gantry_api::names;
 use gantry_extender::args::{levels, scheduler};
-use gantry_extender::index::{Index, Store, system_clock};
+use gantry_extender::index::{Index, PodReport, Store, system_clock};
 use gantry_extender::offline::{self, Seen, Terms};
 use gantry_gang::Levels;
 use gantry_planner::decide::{ForeignNodes, Options, Policy};
@@ -26,7 +26,7 @@ use crate::visible::Visible;
 JSON (--json) has the same facts with stable field names.
 
 Examples:
-  gantry explain pod trainer-0                 its node and GPUs, or what every node lacks
+  gantry explain pod trainer-0                 its node and GPUs and why, or what every node lacks
   gantry explain gang train -n research        what was tried, the gangs ahead, what would have to end
   gantry explain queue                         the waiting gangs, in the order of planning
   gantry explain pod trainer-0 -n research --json
@@ -142,7 +142,13 @@ pub(crate) async fn run(args: ExplainArgs) -> anyhow::Result<()> {
     };
     let seen = offline::look(kubeconfig.as_deref(), terms, LIMIT).await?;
     let output = match &args.what {
-        What::Pod { name } => pod(&seen.store, &args, name)?,
+        What::Pod { name } => {
+            let mut report = pod(&seen.store, &args, name)?;
+            if let Some(bound) = &mut report.bound {
+                bound.placement = offline::placement(kubeconfig.as_deref(), &args.namespace, name).await?;
+            }
+            if args.json { json(&report)? } else { text::pod(&report) }
+        }
         What::Gang { name } => gang(&seen, &args, name)?,
         What::Queue => queue(&seen, &args)?,
     };
@@ -155,8 +161,8 @@ fn home_kubeconfig() -> Option<PathBuf> {
     path.is_file().then_some(path)
 }
 
-fn pod(store: &Store, args: &ExplainArgs, name: &str) -> anyhow::Result<String> {
-    let report = store.read(|index| {
+fn pod(store: &Store, args: &ExplainArgs, name: &str) -> anyhow::Result<PodReport> {
+    store.read(|index| {
         let pod = index.find_pod(&args.namespace, name).ok_or_else(|| {
             let hint = hint(index, args, name, Index::pod_names);
             BadInput(anyhow!(
@@ -166,11 +172,7 @@ fn pod(store: &Store, args: &ExplainArgs, name: &str) -> anyhow::Result<String> 
             ))
         })?;
         index.inspect(pod).map_err(|error| anyhow!("pod {}/{name}: {error}", args.namespace))
-    })?;
-    if args.json {
-        return json(&report);
-    }
-    Ok(text::pod(&report))
+    })
 }
 
 fn gang(seen: &Seen, args: &ExplainArgs, name: &str) -> anyhow::Result<String> {

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use gantry_api::one_line;
+use gantry_api::{Placement, one_line};
 use gantry_extender::index::{NodeReport, PodReport};
 
 use super::gangs::some;
@@ -28,6 +28,9 @@ pub(crate) fn pod(report: &PodReport) -> String {
         line(&mut out, &format!("bound to {}: {words}", bound.node));
         for id in &bound.devices {
             line(&mut out, &format!("  {id}"));
+        }
+        if let Some(placement) = &bound.placement {
+            why(&mut out, placement);
         }
         return out;
     }
@@ -63,6 +66,23 @@ pub(crate) fn pod(report: &PodReport) -> String {
         more(&mut out, waits.len());
     }
     out
+}
+
+/// Why a pod has its node and devices.
+fn why(out: &mut String, placement: &Placement) {
+    for sentence in &placement.devices {
+        line(out, sentence);
+    }
+    let Some(compared) = &placement.compared else {
+        return;
+    };
+    match compared.nodes {
+        0 | 1 => line(out, "no other node fitted"),
+        nodes => line(out, &format!("chosen among {nodes} nodes that fitted; of the others the best:")),
+    }
+    for other in &compared.others {
+        line(out, &format!("  {other}"));
+    }
 }
 
 /// The pods that would have to end on a node.
@@ -192,12 +212,30 @@ mod tests {
             node: "n1".into(),
             devices: vec!["GPU-1".into(), "GPU-2".into()],
             words: "GPU 0-1".to_owned(),
+            placement: None,
         };
-        insta::assert_snapshot!(pod(&report(Some(bound), Vec::new())), @r"
+        insta::assert_snapshot!(pod(&report(Some(bound.clone()), Vec::new())), @r"
         pod default/trainer-0 requests 4 nvidia.com/gpu
         bound to n1: GPU 0-1
           GPU-1
           GPU-2
+        ");
+        let placement = serde_json::from_str(
+            r#"{"devices": ["GPUs 0,1: over NVLink, 48 GB/s, the most that is free (80 GB/s on the empty machine); leaves none free"],
+                "compared": {"nodes": 5, "others": [
+                    {"node": "n2", "alike": 3, "loss": {"reason": "Bandwidth", "gbs": 24.0, "chosenGbs": 48.0}},
+                    {"node": "n5", "alike": 1, "loss": {"reason": "Reserved"}}]}}"#,
+        );
+        let explained = Bound { placement: placement.unwrap(), ..bound };
+        insta::assert_snapshot!(pod(&report(Some(explained), Vec::new())), @r"
+        pod default/trainer-0 requests 4 nvidia.com/gpu
+        bound to n1: GPU 0-1
+          GPU-1
+          GPU-2
+        GPUs 0,1: over NVLink, 48 GB/s, the most that is free (80 GB/s on the empty machine); leaves none free
+        chosen among 5 nodes that fitted; of the others the best:
+          n2 and 2 alike: 24 instead of 48 GB/s
+          n5: its devices are about to go to other pods
         ");
     }
 }

@@ -10,7 +10,7 @@ use gantry_gang::protocol::BindEnd;
 use gantry_runtime::Backoff;
 use tokio::time::Instant;
 
-use super::{BindGuard, Binder, Failure};
+use super::{BindGuard, Binder, Failure, Granted};
 use crate::index::{Awaited, BindStep, Outcome, Reserved, Store, Target};
 
 /// Bindings of members in flight at once: enough to hide the latency of the API server, too few to overload it.
@@ -95,10 +95,11 @@ impl Binder {
     }
 
     async fn write_until_done(&self, target: &Target, reserved: Reserved) -> Result<(), Failure> {
-        let Reserved::Grant { plan, annotation } = reserved else {
+        let Reserved::Grant { plan, annotation, placement } = &reserved else {
             // The pod is on its node already: a member always has a grant otherwise.
             return Ok(());
         };
+        let granted = Granted { plan, annotation, placement };
         let deadline = Instant::now() + self.timeout;
         let mut guard = BindGuard {
             store: &self.store,
@@ -113,7 +114,7 @@ impl Binder {
             loop {
                 // The semaphore is never closed.
                 let permit = self.posts.acquire().await;
-                let result = self.write(target, Some(&plan), Some(&annotation), deadline).await;
+                let result = self.write(target, Some(granted), deadline).await;
                 drop(permit);
                 let pause = backoff.fail();
                 unanswered |= matches!(result, Err(Failure::Unanswered(_)));

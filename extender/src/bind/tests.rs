@@ -72,6 +72,25 @@ async fn the_grant_goes_out_in_the_binding_with_the_uid() {
     assert_eq!(cluster.free("n"), "2,3,4,5,6,7");
 }
 
+#[tokio::test]
+async fn placement_is_published_once_the_binding_exists() {
+    for (code, published) in [(201, true), (422, false)] {
+        let (_cluster, binder, api) = setup();
+        let (assignments, mut mailbox) = Assignments::new();
+        let binder = binder.publishing(assignments);
+        let result = play(&binder, api, move |mut api| async move {
+            let (_, body, send) = asked(&mut api).await;
+            let placement = body["metadata"]["annotations"]["gantry.dev/placement"].as_str().unwrap();
+            let placement: Placement = serde_json::from_str(placement).unwrap();
+            assert!(placement.devices[0].starts_with("GPUs 0,1: "), "{placement:?}");
+            send.send_response(status(code, "no"));
+        });
+        assert_eq!(result.await.is_ok(), published);
+        let line = mailbox.next().map(|(target, placement)| placement.on(&target.node));
+        assert_eq!(line.is_some_and(|line| line.starts_with("n: GPUs 0,1: ")), published);
+    }
+}
+
 /// A bind that gets 409, and then the pod as it is.
 async fn conflict(pod: impl FnOnce(&str) -> Response<Body> + Send + 'static) -> (Result<(), String>, String) {
     let (cluster, binder, api) = setup();

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use gantry_api::PodUid;
+use gantry_api::placement::Compared;
 
 use super::node_table::Renumbering;
 use gantry_planner::devices::DeviceSet;
@@ -33,6 +34,8 @@ struct HeldRequest {
     until: Instant,
     request: Arc<Request>,
     layouts: Vec<Layout>,
+    /// The nodes among which this one was chosen.
+    compared: Option<Compared>,
 }
 
 impl Holds {
@@ -48,10 +51,23 @@ impl Holds {
         (request, layouts): (Arc<Request>, Vec<Layout>),
     ) {
         let until = now + HOLD;
-        let held = HeldRequest { until, request, layouts };
+        let held = HeldRequest { until, request, layouts, compared: None };
         self.by_pod.insert(uid.clone(), held);
         Arc::make_mut(&mut self.shared).insert(uid, hold);
         self.changed = true;
+    }
+
+    /// Records the nodes among which that of a pod's hold was chosen.
+    pub(super) fn record_compared(&mut self, uid: &PodUid, compared: Compared) {
+        if let Some(held) = self.by_pod.get_mut(uid) {
+            held.compared = Some(compared);
+        }
+    }
+
+    /// The nodes among which `node` was chosen for a pod, if that is known.
+    pub(super) fn compared(&self, uid: &PodUid, node: NodeIx) -> Option<&Compared> {
+        self.of(uid, node)?;
+        self.by_pod.get(uid)?.compared.as_ref()
     }
 
     /// Removes the hold of a pod; the node that it was on.

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use gantry_api::{DeviceId, NodeName, PodUid};
+use gantry_api::{DeviceId, NodeName, Placement, PodUid};
 use gantry_gang::{GangKey, InsufficientResource, Misfit};
 use serde::Serialize;
 
@@ -40,7 +40,7 @@ pub struct PodReport {
 }
 
 /// The node of a pod.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Bound {
     /// The node.
     pub node: NodeName,
@@ -48,6 +48,9 @@ pub struct Bound {
     pub devices: Vec<DeviceId>,
     /// The same as text: `GPU 0-3`.
     pub words: String,
+    /// Why there, by the pod's annotation. Not kept in the index.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub placement: Option<Placement>,
 }
 
 /// What a node is to a pod that waits.
@@ -104,7 +107,7 @@ impl Index {
                 words.push(pool.describe(held));
             }
         }
-        Bound { node: node.clone(), devices, words: words.join(", ") }
+        Bound { node: node.clone(), devices, words: words.join(", "), placement: None }
     }
 }
 

@@ -30,8 +30,7 @@ pub(super) struct Occupancy {
 #[derive(Debug)]
 pub(super) struct BindReservation {
     uid: PodUid,
-    plan: String,
-    annotation: Arc<str>,
+    granted: Reserved,
     devices: Devices,
     /// Calls in flight.
     calls: u32,
@@ -73,8 +72,8 @@ pub(super) struct GangReservation {
 
 impl BindReservation {
     /// A bind with its first call in flight.
-    pub(super) fn new(uid: PodUid, plan: String, annotation: Arc<str>, devices: Devices) -> Self {
-        Self { uid, plan, annotation, devices, calls: 1, progress: Progress::Started }
+    pub(super) fn new(uid: PodUid, granted: Reserved, devices: Devices) -> Self {
+        Self { uid, granted, devices, calls: 1, progress: Progress::Started }
     }
 
     pub(super) fn devices(&self) -> &Devices {
@@ -115,7 +114,7 @@ impl Occupancy {
     pub(super) fn repeat_bind(&mut self, uid: &PodUid) -> Option<Reserved> {
         let bind = self.binds.iter_mut().find(|bind| bind.uid == *uid)?;
         bind.calls += 1;
-        Some(Reserved::Grant { plan: bind.plan.clone(), annotation: Arc::clone(&bind.annotation) })
+        Some(bind.granted.clone())
     }
 
     /// A call of a bind ended. True if the devices are released.

@@ -6,7 +6,8 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Instant;
 
-use gantry_api::{Grant, GrantError, NodeName, PodUid};
+use gantry_api::placement::Compared;
+use gantry_api::{Grant, GrantError, NodeName, Placement, PodUid};
 
 use super::holds::Holds;
 use super::node::Node;
@@ -34,7 +35,7 @@ pub struct Target {
 }
 
 /// What a bind may write.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub enum Reserved {
     /// The pod is on that node already: an earlier bind has done it.
     AlreadyBound,
@@ -46,6 +47,8 @@ pub enum Reserved {
         plan: String,
         /// The annotation.
         annotation: Arc<str>,
+        /// Why this node and these devices.
+        placement: Arc<Placement>,
     },
 }
 
@@ -167,6 +170,11 @@ impl Reservations {
         nodes.mark(node);
     }
 
+    /// Records the nodes among which that of a pod's hold was chosen.
+    pub(super) fn record_compared(&mut self, uid: &PodUid, compared: Compared) {
+        self.holds.record_compared(uid, compared);
+    }
+
     /// Drops the hold of a pod.
     pub(super) fn drop_hold(&mut self, nodes: &mut NodeTable, uid: &PodUid) {
         if let Some(node) = self.holds.remove(uid) {
@@ -259,13 +267,15 @@ impl Reservations {
         self.plans += 1;
         let plan = format!("{}-{}", self.run, self.plans);
         let (annotation, devices) = write_grant(nodes.get(node), target, request, layouts, &plan)?;
+        let compared = self.holds.compared(&target.uid, node).cloned();
+        let placement = Arc::new(Placement::new(explain(nodes.get(node), request, layouts), compared));
+        let granted = Reserved::Grant { plan, annotation, placement };
         if let Some(occupancy) = nodes.occupancy_mut(node) {
-            let (uid, annotation) = (target.uid.clone(), Arc::clone(&annotation));
-            occupancy.begin_bind(BindReservation::new(uid, plan.clone(), annotation, devices));
+            occupancy.begin_bind(BindReservation::new(target.uid.clone(), granted.clone(), devices));
             self.binds.entry(target.uid.clone()).or_default().push(node);
         }
         self.drop_hold(nodes, &target.uid);
-        Ok(Reserved::Grant { plan, annotation })
+        Ok(granted)
     }
 
     /// A bind with a grant ended.
@@ -399,6 +409,22 @@ fn by_pool(node: &Node, request: &Request, layouts: &[Layout]) -> Vec<DeviceSet>
         }
     }
     devices
+}
+
+/// Why these layouts, one sentence per resource. `node` still counts their devices as free.
+fn explain(node: Option<&Node>, request: &Request, layouts: &[Layout]) -> Vec<String> {
+    let Some(class) = node.and_then(|node| node.exact(&[])) else {
+        return Vec::new();
+    };
+    let sentences = request.asks.iter().zip(layouts).filter_map(|(ask, layout)| {
+        let (index, pool) = class.pool(ask.resource.as_str())?;
+        let cut = class.cut_beside(index);
+        // A reservation of the pod's gang is not free to others.
+        let mut free = pool.free.clone();
+        free.add(&layout.devices);
+        Some(class.site(pool, &cut).explain(&free, &layout.devices))
+    });
+    sentences.collect()
 }
 
 /// The annotation that grants layouts, and their devices.

@@ -4,6 +4,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use gantry_api::placement::Compared;
 use gantry_api::{NodeName, PodUid};
 use gantry_gang::protocol::Answer;
 
@@ -71,7 +72,7 @@ pub enum Undecided {
 }
 
 /// The next step of a bind.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub enum BindStep {
     /// The pod belongs to no gang, and this is reserved for it.
     Single(Reserved),
@@ -171,7 +172,8 @@ impl Index {
             }
             // kube-scheduler does not call prioritize for a single node.
             [only] => {
-                self.hold_for(&uid, &call.request, candidates.name(only as usize));
+                let compared = Compared { nodes: 1, others: Vec::new() };
+                self.hold_for(&uid, &call.request, candidates.name(only as usize), compared);
                 FollowUp::Publish
             }
             _ => match self.unschedulable.remove(&uid) {
@@ -202,15 +204,16 @@ impl Index {
             Answer::Single => {
                 let (request, options) = (&call.request, self.options);
                 let winner = decide::prioritize(call.snapshot, options, call.uid, request, candidates, nodes);
-                let Some(winner) = winner.map(|winner| winner.position) else {
+                let Some(winner) = winner else {
                     return (None, follow_up);
                 };
                 if !is_known {
-                    return (Some(winner), follow_up);
+                    return (Some(winner.position), follow_up);
                 }
                 let uid = PodUid::from(call.uid);
-                self.hold_for(&uid, request, candidates.name(winner as usize));
-                (Some(winner), follow_up.max(FollowUp::Publish))
+                let node = candidates.name(winner.position as usize);
+                self.hold_for(&uid, request, node, winner.compared);
+                (Some(winner.position), follow_up.max(FollowUp::Publish))
             }
         }
     }
@@ -325,9 +328,10 @@ impl Index {
         }
     }
 
-    fn hold_for(&mut self, uid: &PodUid, request: &Arc<Request>, node: &str) {
+    fn hold_for(&mut self, uid: &PodUid, request: &Arc<Request>, node: &str, compared: Compared) {
         self.unschedulable.remove(uid);
         self.hold(self.now.at, uid, request, node);
+        self.reservations.record_compared(uid, compared);
     }
 
     /// Holds the best devices of `node` for a pod that kube-scheduler has most likely sent there. Replaces an earlier

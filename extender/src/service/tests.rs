@@ -4,8 +4,8 @@ use proptest::prelude::*;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::fixtures::{Cluster, bound, bridged, member, pod, switched, watched};
-use crate::index::Index;
+use crate::fixtures::{Cluster, bound, bridged, member, pod, switched, target, watched};
+use crate::index::{Index, Reserved};
 use gantry_planner::decide::Options;
 
 /// A service over a cluster whose API server nobody plays.
@@ -107,6 +107,25 @@ async fn the_winner_is_held_for_the_pod() {
     );
     assert_eq!(cluster.free("b"), "0,1,2,3,4,5,6,7");
     assert_eq!(crate::fixtures::set(&cluster.open("b")).len(), 6);
+}
+
+/// What prioritize compared is part of what the bind writes.
+#[tokio::test]
+async fn placement_names_devices_and_the_nodes_that_lost() {
+    let cluster = cluster();
+    let service = service(&cluster);
+    cluster.pod(&pod("p", 2));
+    service.prioritize(&body(&pod("p", 2), &["a", "b", "c"])).unwrap();
+    let reserved = cluster.store.update(|index| index.reserve(&target("p", "b"), None)).unwrap();
+    let Reserved::Grant { placement, .. } = reserved else { panic!("no grant: {reserved:?}") };
+    insta::assert_snapshot!(serde_json::to_string_pretty(&*placement).unwrap());
+
+    // kube-scheduler calls no prioritize for a single node.
+    cluster.pod(&pod("q", 1));
+    service.filter(&body(&pod("q", 1), &["a"])).unwrap();
+    let reserved = cluster.store.update(|index| index.reserve(&target("q", "a"), None)).unwrap();
+    let Reserved::Grant { placement, .. } = reserved else { panic!("no grant: {reserved:?}") };
+    insta::assert_snapshot!(placement.on(&"a".into()), @"a: GPU 0: no GPU outside whole groups is free; leaves GPUs 1,2,3,4,5,6,7 free; splits NVLink pair 0,1. The only node that fits");
 }
 
 #[tokio::test]

@@ -1,6 +1,9 @@
 //! Which of the nodes that passed is best. One winner, because kube-scheduler breaks ties at random and its scale of 0
 //! to 10 is too coarse.
 
+use gantry_api::Placement;
+use gantry_api::placement::{Compared, Loss, Other};
+
 use super::{Candidates, Options, Policy};
 use crate::devices::DeviceSet;
 use crate::layout::Layout;
@@ -8,13 +11,26 @@ use crate::request::Request;
 use crate::snapshot::{Class, NodeIx, ScoreKey, Snapshot, Standing};
 
 /// The best node.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Winner {
     /// Its position among the candidates.
     pub position: u32,
     /// Its number in the snapshot.
     pub node: NodeIx,
     pub score: Score,
+    /// The nodes that lost.
+    pub compared: Compared,
+}
+
+/// The candidates of one class.
+#[derive(Debug, Clone, Copy, Default)]
+struct Alike {
+    /// Of each of them; `None` if the pod does not fit.
+    score: Option<Score>,
+    count: u32,
+    /// Positions of two of them.
+    first: u32,
+    last: u32,
 }
 
 /// The best of `candidates`, found at `nodes` of the snapshot, for pod `uid` that asks `request`. `None` if no node with an inventory
@@ -28,8 +44,10 @@ pub fn prioritize(
     nodes: &[Option<NodeIx>],
 ) -> Option<Winner> {
     let hold = snapshot.holds.get(uid);
-    let mut by_class: Vec<Option<Option<Score>>> = vec![None; snapshot.classes.len()];
-    let mut best: Option<Winner> = None;
+    let mut by_class = vec![Alike::default(); snapshot.classes.len()];
+    let mut best: Option<(u32, NodeIx, Score)> = None;
+    let mut best_group = None;
+    let mut fitting = 0;
     for (position, node) in (0u32..).zip(nodes) {
         let Some(node) = *node else {
             continue;
@@ -37,12 +55,20 @@ pub fn prioritize(
         let Some(class_ix) = snapshot.class(node) else {
             continue;
         };
+        let mut group = None;
         let found = match hold {
             // On the held node the pod's own hold must not count against it.
             Some(hold) if hold.node == node => worth(snapshot, node, request, options.policy, &hold.devices),
             _ => match by_class.get_mut(class_ix.0 as usize) {
-                Some(known) => {
-                    *known.get_or_insert_with(|| worth(snapshot, node, request, options.policy, &[]))
+                Some(alike) => {
+                    if alike.count == 0 {
+                        alike.first = position;
+                        alike.score = worth(snapshot, node, request, options.policy, &[]);
+                    }
+                    alike.count += 1;
+                    alike.last = position;
+                    group = Some(class_ix.0 as usize);
+                    alike.score
                 }
                 None => None,
             },
@@ -50,19 +76,46 @@ pub fn prioritize(
         let Some(found) = found else {
             continue;
         };
-        let better = match &best {
-            None => true,
-            Some(best) => {
-                found > best.score
-                    || (found == best.score
-                        && candidates.name(position as usize) < candidates.name(best.position as usize))
-            }
-        };
+        fitting += 1;
+        let better = best.is_none_or(|(at, _, score)| {
+            found > score
+                || (found == score && candidates.name(position as usize) < candidates.name(at as usize))
+        });
         if better {
-            best = Some(Winner { position, node, score: found });
+            best = Some((position, node, found));
+            best_group = group;
         }
     }
-    best
+    let (position, node, score) = best?;
+    // The winner is no other.
+    if let Some(group) = best_group.and_then(|group| by_class.get_mut(group)) {
+        group.count -= 1;
+        if group.first == position {
+            group.first = group.last;
+        }
+    }
+    let others = others(&by_class, score, options.policy, candidates);
+    Some(Winner { position, node, score, compared: Compared { nodes: fitting, others } })
+}
+
+/// The best groups of alike nodes.
+fn others(groups: &[Alike], best: Score, policy: Policy, candidates: &impl Candidates) -> Vec<Other> {
+    let rest = groups.iter().filter(|group| group.count > 0);
+    let rest = rest.filter_map(|group| Some((group.score?, group.first, group.count)));
+    let mut rest: Vec<(Score, u32, u32)> = rest.collect();
+    let order = |a: &(Score, u32, u32), b: &(Score, u32, u32)| b.0.cmp(&a.0).then(a.1.cmp(&b.1));
+    if rest.len() > Placement::MAX_OTHERS {
+        rest.select_nth_unstable_by(Placement::MAX_OTHERS, order);
+        rest.truncate(Placement::MAX_OTHERS);
+    }
+    rest.sort_unstable_by(order);
+    rest.into_iter()
+        .map(|(score, at, alike)| Other {
+            node: candidates.name(at as usize).into(),
+            alike,
+            loss: score.loss_to(best, policy),
+        })
+        .collect()
 }
 
 /// The score of a node, where `held` devices are held for this very pod.
@@ -128,6 +181,28 @@ impl Score {
     pub fn megabytes_per_second(&self) -> u64 {
         self.megabytes_per_second
     }
+
+    /// Why a node of this score was not chosen over one of score `best`: the first part of the key that differs.
+    fn loss_to(&self, best: Self, policy: Policy) -> Loss {
+        let (then, last) = match policy {
+            Policy::Pack => (Loss::Stranded, Loss::Emptier),
+            Policy::Spread => (Loss::Fuller, Loss::Stranded),
+        };
+        if self.clear_of_holds != best.clear_of_holds {
+            Loss::Reserved
+        } else if self.megabytes_per_second != best.megabytes_per_second {
+            Loss::Bandwidth {
+                gbs: gbs(self.megabytes_per_second),
+                chosen_gbs: gbs(best.megabytes_per_second),
+            }
+        } else if self.then != best.then {
+            then
+        } else if self.last != best.last {
+            last
+        } else {
+            Loss::Name
+        }
+    }
 }
 
 /// The score of a class for a pod and the layout of each ask; `None` if the pod does not fit. `own` are devices held
@@ -175,6 +250,12 @@ pub fn score(
 #[expect(clippy::cast_possible_truncation, reason = "losses lie between -1 and 1")]
 fn billionths(value: f64) -> i64 {
     (value * 1e9).round() as i64
+}
+
+/// GB/s, to one decimal.
+#[expect(clippy::cast_precision_loss, reason = "bandwidths are far below 2^52 MB/s")]
+fn gbs(megabytes: u64) -> f64 {
+    (megabytes as f64 / 100.0).round() / 10.0
 }
 
 /// Whole MB/s: the noise of floating point must not decide.

@@ -81,6 +81,7 @@ pub(crate) fn all() -> Vec<Scenario> {
         rights::extender_writes_only_what_it_needs_of_pods,
         rights::optional_manifests_are_accepted,
         placement::requests_get_best_node_and_set,
+        placement::bound_pod_shows_why_it_is_there,
         placement::unschedulable_request_reports_gpu_reason,
         placement::device_nodes_reach_container_by_spec_and_cdi,
         shapes::containers_share_the_grant_of_their_pod,

@@ -1,9 +1,10 @@
 //! Which node and which GPUs a request lands on, and that the container really got them.
 
-use anyhow::{Result, ensure};
+use anyhow::{Context as _, Result, ensure};
+use gantry_api::{Placement, names};
 
 use crate::bed::Bed;
-use crate::pods;
+use crate::{pods, views};
 
 pub(super) async fn requests_get_best_node_and_set(bed: &Bed) -> Result<()> {
     let gpus = bed.gpus().await?;
@@ -26,6 +27,27 @@ pub(super) async fn requests_get_best_node_and_set(bed: &Bed) -> Result<()> {
             left.retain(|device| !seen.contains(device));
         }
     }
+    Ok(())
+}
+
+/// The Event, the annotation and `gantry explain` of one pod agree, and name a node that lost.
+pub(super) async fn bound_pod_shows_why_it_is_there(bed: &Bed) -> Result<()> {
+    let api = bed.namespace("e2e-why").await?;
+    let pod = pods::run(&api, &pods::sleeper("why", 2)?).await?;
+    let node = pods::node(&pod).to_owned();
+    let annotations = pod.metadata.annotations.as_ref();
+    let text = annotations.and_then(|all| all.get(names::PLACEMENT_ANNOTATION)).context("no placement")?;
+    let placement: Placement = serde_json::from_str(text)?;
+    let compared = placement.compared.as_ref().context("no other node was compared")?;
+    ensure!(compared.nodes == 3, "{placement:?}");
+    ensure!(compared.others.iter().all(|other| other.node.as_str() != node), "{placement:?}");
+    ensure!(placement.devices.len() == 1 && placement.devices[0].contains("GB/s"), "{placement:?}");
+    let sentence = format!("{node}: {}", placement.devices[0]);
+    let uid = pod.metadata.uid.as_deref();
+    views::event(bed, "e2e-why", ("Pod", "why", uid), "GpusAssigned", &[&sentence]).await?;
+    let explained = views::explained(bed, &["pod", "why", "-n", "e2e-why"]).await?;
+    ensure!(explained.contains(&placement.devices[0]), "{explained}");
+    ensure!(explained.contains(&compared.others[0].to_string()), "{explained}");
     Ok(())
 }
 

@@ -344,8 +344,16 @@ async fn bindings(
     });
     let path = format!("{}/binding", path("gpu"));
     for (pointer, value, why) in [
-        ("/metadata/annotations", json!({ "a": "b" }), "the annotation gantry.dev/grant only"),
-        ("/metadata/labels", json!({ "a": "b" }), "the annotation gantry.dev/grant only"),
+        (
+            "/metadata/annotations",
+            json!({ "a": "b" }),
+            "the annotations gantry.dev/grant and gantry.dev/placement only",
+        ),
+        (
+            "/metadata/labels",
+            json!({ "a": "b" }),
+            "the annotations gantry.dev/grant and gantry.dev/placement only",
+        ),
         ("/metadata/uid", Value::Null, "must name the UID of the pod"),
     ] {
         refused(why, pointer, extender.create(&path, &changed(&binding, pointer, value)?).await)?;
