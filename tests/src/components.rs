@@ -126,6 +126,47 @@ impl Components {
     }
 }
 
+/// A program of a Go module in `components/`, built once per state of its `sources`, which decide what is built.
+///
+/// # Errors
+/// There is no Go, or it does not build.
+pub(crate) fn program(module: &str, package: &str, sources: &[&str]) -> Result<PathBuf> {
+    let folder = Path::new(MODULES).join(module);
+    let mut hash = Sha256::new();
+    for name in sources {
+        hash.update(read(&folder.join(name))?);
+    }
+    hash.update(format!("{GO_ENV:?}{package}"));
+    hash.update(go_release()?);
+    let cache = cache_root();
+    let program = cache.join(format!("{module}-{}", short(hash)));
+    if program.exists() {
+        return Ok(program);
+    }
+    fs::create_dir_all(&cache).map_err(file("create", &cache))?;
+    let lock_path = cache.join("components.lock");
+    let lock = File::create(&lock_path).map_err(file("create", &lock_path))?;
+    lock.lock().map_err(file("lock", &lock_path))?;
+    if !program.exists() {
+        eprint_line(&format!("building {package} into {} (once)", program.display()));
+        let part = program.with_extension("part");
+        let mut go = Command::new("go");
+        go.current_dir(&folder)
+            .envs(GO_ENV)
+            .args(["build", "-trimpath", "-buildvcs=false", "-ldflags", "-s -w", "-o"])
+            .arg(&part)
+            .arg(package);
+        run(go)?;
+        fs::rename(&part, &program).map_err(file("rename", &part))?;
+    }
+    Ok(program)
+}
+
+/// A hash as a part of a file's name.
+fn short(hash: Sha256) -> String {
+    hash.finalize().iter().take(6).map(|byte| format!("{byte:02x}")).collect()
+}
+
 /// Where built components are kept: `$GANTRY_CACHE`, or `~/.cache/gantry`.
 pub(crate) fn cache_root() -> PathBuf {
     if let Some(cache) = std::env::var_os("GANTRY_CACHE") {
@@ -145,8 +186,7 @@ fn key() -> Result<String> {
     }
     hash.update(format!("{GO_ENV:?}{BUILDS:?}"));
     hash.update(go_release()?);
-    let digest = hash.finalize();
-    Ok(digest.iter().take(6).map(|byte| format!("{byte:02x}")).collect())
+    Ok(short(hash))
 }
 
 /// What `go` calls its own release.

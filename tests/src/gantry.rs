@@ -145,16 +145,8 @@ impl Cluster {
         node.run(program).await
     }
 
-    /// Writes a kubeconfig with a token of the workload's service account.
-    async fn credentials(
-        &self,
-        sandbox: &Sandbox,
-        name: &str,
-        spec: &PodSpec,
-        server: &str,
-        bound: Option<BoundObjectReference>,
-    ) -> Result<PathBuf> {
-        let account = spec.service_account_name.as_deref().unwrap_or("default");
+    /// A token of a service account of [`NAMESPACE`].
+    pub(crate) async fn token(&self, account: &str, bound: Option<BoundObjectReference>) -> Result<String> {
         let request = TokenRequest {
             spec: TokenRequestSpec {
                 audiences: Vec::new(),
@@ -165,7 +157,20 @@ impl Cluster {
         };
         let accounts: Api<ServiceAccount> = Api::namespaced(self.client(), NAMESPACE);
         let answer = accounts.create_token_request(account, &PostParams::default(), &request).await?;
-        let token = answer.status.map(|status| status.token).unwrap_or_default();
+        Ok(answer.status.map(|status| status.token).unwrap_or_default())
+    }
+
+    /// Writes a kubeconfig with a token of the workload's service account.
+    pub(crate) async fn credentials(
+        &self,
+        sandbox: &Sandbox,
+        name: &str,
+        spec: &PodSpec,
+        server: &str,
+        bound: Option<BoundObjectReference>,
+    ) -> Result<PathBuf> {
+        let account = spec.service_account_name.as_deref().unwrap_or("default");
+        let token = self.token(account, bound).await?;
         let authority = self.folder().join("pki/ca.crt");
         let pem = std::fs::read_to_string(&authority).map_err(file("read", &authority))?;
         let path = sandbox.folder().join(format!("{name}.conf"));
@@ -175,7 +180,13 @@ impl Cluster {
 }
 
 /// A workload's first container as a process.
-fn program(name: &str, binary: &Path, spec: &PodSpec, kubeconfig: &Path, node: &str) -> Result<Program> {
+pub(crate) fn program(
+    name: &str,
+    binary: &Path,
+    spec: &PodSpec,
+    kubeconfig: &Path,
+    node: &str,
+) -> Result<Program> {
     let container = spec.containers.first().ok_or_else(|| Error::UnknownProgram {
         name: name.to_owned(),
         sandbox: "the manifests".to_owned(),

@@ -1,15 +1,52 @@
-//! Generated files: the custom resource definitions, the schema and the reference of the plugin's configuration. They
-//! are checked in, so that operators need no Rust; CI checks that they are up to date.
+//! Generated files: the custom resource definitions, the schema and the reference of the plugin's configuration, the
+//! schema of the chart's values, and `manifests/`, which the real helm renders from the chart. They are checked in, so
+//! that operators need no Rust and no helm; CI checks that they are up to date.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 use gantry_api::{Gang, GpuNode};
 use kube::CustomResourceExt;
+use serde_json::Value;
 
-use crate::run::root;
+use crate::run::{output, root};
 
 const NOTE: &str = "# Made by `cargo xtask generate` from api/src. Do not edit.\n";
+const OF_THE_CHART: &str = "# Made by `cargo xtask generate` from charts/gantry. Do not edit.\n";
+
+/// The version of Kubernetes that the manifests are rendered for.
+const KUBERNETES: &str = "1.37.1";
+
+/// Values of the chart, and the templates that are rendered with them as files of `manifests/`.
+const MANIFESTS: [(&str, &[&str]); 6] = [
+    (
+        "scheduler.mode=existing,extender.preempt=true,extender.restart=true",
+        &[
+            "guard.yaml",
+            "plugin.yaml",
+            "plugin-mig.yaml",
+            "plugin-pods.yaml",
+            "labels.yaml",
+            "extender.yaml",
+            "extender-node.yaml",
+            "extender-owners.yaml",
+            "extender-preempt.yaml",
+            "extender-restart.yaml",
+            "network-policies.yaml",
+        ],
+    ),
+    (
+        "scheduler.mode=existing,scheduler.existing.placement=service,\
+         scheduler.existing.service.controlPlaneCIDR=CONTROL-PLANE-CIDR",
+        &["extender-service.yaml", "extender-service-network.yaml"],
+    ),
+    ("scheduler.mode=existing,extender.gates=true", &["gates.yaml"]),
+    ("scheduler.mode=own", &["scheduler.yaml"]),
+    ("plugin.labels=node", &["labels-node.yaml"]),
+    ("plugin.existingConfigMap=gantry-plugin-config", &["plugin-config.yaml"]),
+];
 
 /// Writes every generated file; with `check`, changes nothing and fails if one differs.
 pub(crate) fn run(check: bool) -> Result<()> {
@@ -42,11 +79,61 @@ fn files() -> Result<Vec<(PathBuf, String)>> {
         let text = serde_saphyr::to_string(&serde_json::to_value(definition)?);
         crds.push_str(&text.context("cannot write the CRD")?);
     }
-    let schema = serde_json::to_string_pretty(&gantry_config::json_schema())
+    let config = serde_json::to_value(gantry_config::json_schema())
         .context("cannot write the schema of the plugin's configuration")?;
-    Ok(vec![
-        (root().join("manifests/crds.yaml"), crds),
-        (root().join("docs/plugin-config.schema.json"), format!("{schema}\n")),
+    let mut files = vec![
+        (root().join("manifests/crds.yaml"), crds.clone()),
+        (root().join("charts/gantry/files/crds.yaml"), crds),
+        (root().join("docs/plugin-config.schema.json"), format!("{config:#}\n")),
         (root().join("docs/plugin-config.md"), gantry_plugin::args::reference()),
-    ])
+        values_schema(config)?,
+    ];
+    for (values, templates) in MANIFESTS {
+        let rendered = rendered(values, templates)?;
+        for name in templates {
+            let text = rendered.get(*name).with_context(|| format!("the chart renders no {name}"))?;
+            files.push((root().join("manifests").join(name), format!("{OF_THE_CHART}{text}")));
+        }
+    }
+    Ok(files)
+}
+
+/// The schema of the chart's values, which is written by hand, with that of the plugin's configuration.
+fn values_schema(mut config: Value) -> Result<(PathBuf, String)> {
+    let path = root().join("charts/gantry/values.schema.json");
+    let text = std::fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
+    let mut schema: Value = serde_json::from_str(&text).with_context(|| path.display().to_string())?;
+    if let Some(config) = config.as_object_mut() {
+        config.remove("$schema");
+    }
+    schema["$defs"]["pluginConfig"] = config;
+    Ok((path, format!("{schema:#}\n")))
+}
+
+/// The text of each template with these values, by helm. Comments are kept; objects are in helm's order of
+/// installation.
+fn rendered(values: &str, templates: &[&str]) -> Result<BTreeMap<String, String>> {
+    let chart = root().join("charts/gantry");
+    let mut helm = Command::new("go");
+    helm.args(["tool", "helm.sh/helm/v3/cmd/helm", "template", "gantry"])
+        .arg(&chart)
+        .args(["--namespace", "gantry-system", "--kube-version", KUBERNETES, "--set", values])
+        .current_dir(root().join("tests/components/helm"))
+        // As the end-to-end tests build it, so that it is built once.
+        .envs([("GOEXPERIMENT", "nojsonv2"), ("GOTOOLCHAIN", "local"), ("CGO_ENABLED", "0")]);
+    for name in templates {
+        helm.args(["--show-only", &format!("templates/{name}")]);
+    }
+    let text = output(&mut helm).context("manifests/ is rendered by helm, which needs Go")?;
+    let mut files: BTreeMap<String, String> = BTreeMap::new();
+    for document in text.split("---\n# Source: gantry/templates/").skip(1) {
+        let (name, text) = document.split_once('\n').context("a rendered document has no text")?;
+        let file = files.entry(name.to_owned()).or_default();
+        if !file.is_empty() {
+            file.push_str("---\n");
+        }
+        file.push_str(text.trim_end());
+        file.push('\n');
+    }
+    Ok(files)
 }

@@ -51,8 +51,8 @@ enum Task {
         /// Run only the scenarios with this in their name.
         filter: Option<String>,
     },
-    /// Writes the generated files (manifests/crds.yaml, docs/plugin-config.*); with --check, only checks whether they
-    /// are up to date.
+    /// Writes the generated files (manifests/, charts/gantry/values.schema.json and files/, docs/plugin-config.*); with
+    /// --check, only checks whether they are up to date.
     Generate {
         /// Change nothing; fail if a file differs.
         #[arg(long)]

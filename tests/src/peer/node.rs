@@ -87,7 +87,7 @@ impl Plugin {
     /// # Errors
     /// There is no Go, or it does not build.
     pub fn bare() -> Result<Self> {
-        super::bare::locate_or_build().map(Self::Bare)
+        Ok(Self::Bare(super::bare::locate_or_build()?))
     }
 
     fn words(&self) -> Vec<&str> {

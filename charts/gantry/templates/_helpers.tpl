@@ -1,0 +1,76 @@
+{{- define "gantry.image" -}}
+{{- $image := .Values.image -}}
+{{- if $image.digest -}}
+{{ $image.repository }}@{{ $image.digest }}
+{{- else -}}
+{{ $image.repository }}:{{ $image.tag | default .Chart.AppVersion }}
+{{- end -}}
+{{- end }}
+
+{{- /* The version of kube-scheduler's image: the cluster's, without the suffix of a distribution. */}}
+{{- define "gantry.kubeScheduler.image" -}}
+{{- $image := .Values.scheduler.own.image -}}
+{{ $image.repository }}:{{ $image.tag | default (regexFind "^v?[0-9]+\\.[0-9]+\\.[0-9]+" .Capabilities.KubeVersion.Version) }}
+{{- end }}
+
+{{- /* The API version of MutatingAdmissionPolicy; a cluster without one cannot have the policy. */}}
+{{- define "gantry.mutatingPolicyVersion" -}}
+{{- if semverCompare ">=1.36.0-0" .root.Capabilities.KubeVersion.Version -}}
+admissionregistration.k8s.io/v1
+{{- else if semverCompare ">=1.34.0-0" .root.Capabilities.KubeVersion.Version -}}
+admissionregistration.k8s.io/v1beta1
+{{- else -}}
+{{- fail (printf "%s needs MutatingAdmissionPolicy, which Kubernetes has since 1.34 (beta) and 1.36; this cluster has %s" .value .root.Capabilities.KubeVersion.Version) -}}
+{{- end -}}
+{{- end }}
+
+{{- define "gantry.plugin.configMap" -}}
+{{- if .Values.plugin.existingConfigMap -}}
+{{ .Values.plugin.existingConfigMap }}
+{{- else if .Values.plugin.configs -}}
+gantry-plugin-config
+{{- end -}}
+{{- end }}
+
+{{- define "gantry.plugin.args" -}}
+{{- $args := list "plugin" -}}
+{{- with include "gantry.plugin.configMap" . -}}
+{{- $args = append $args (printf "--config-map=%s/%s" $.Release.Namespace .) -}}
+{{- end -}}
+{{- with .Values.plugin.defaultConfig }}{{ $args = append $args (printf "--default-config=%s" .) }}{{ end -}}
+{{- if ne .Values.plugin.labels "off" }}{{ $args = append $args (printf "--labels=%s" .Values.plugin.labels) }}{{ end -}}
+{{- if .Values.plugin.podMetrics }}{{ $args = append $args "--pod-metrics" }}{{ end -}}
+{{- concat $args .Values.plugin.extraArgs | toJson -}}
+{{- end }}
+
+{{- /* Arguments of the extender, after those of its shape. */}}
+{{- define "gantry.extender.args" -}}
+{{- $root := .root -}}
+{{- $extender := $root.Values.extender -}}
+{{- $args := .args -}}
+{{- with $extender.resources }}{{ $args = append $args (printf "--resource=%s" (join "," .)) }}{{ end -}}
+{{- with $extender.fabric }}{{ $args = append $args (printf "--fabric=%s" .) }}{{ end -}}
+{{- if ne $extender.policy "" }}{{ $args = append $args (printf "--policy=%s" $extender.policy) }}{{ end -}}
+{{- if ne $extender.foreignNodes "" }}{{ $args = append $args (printf "--foreign-nodes=%s" $extender.foreignNodes) }}{{ end -}}
+{{- if $extender.gates }}{{ $args = append $args "--gates" }}{{ end -}}
+{{- concat $args $extender.extraArgs | toJson -}}
+{{- end }}
+
+{{- /* Security context of the extender, which needs no rights on its node. */}}
+{{- define "gantry.extender.securityContext" -}}
+runAsNonRoot: true
+runAsUser: 65532
+allowPrivilegeEscalation: false
+readOnlyRootFilesystem: true
+capabilities: {drop: [ALL]}
+seccompProfile: {type: RuntimeDefault}
+{{- with .Values.extender.seLinuxOptions }}
+seLinuxOptions: {{ toJson . }}
+{{- end }}
+{{- end }}
+
+{{- define "gantry.pullSecrets" -}}
+{{- with .Values.image.pullSecrets }}
+      imagePullSecrets: {{ toJson . }}
+{{- end }}
+{{- end }}

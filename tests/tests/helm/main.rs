@@ -1,0 +1,46 @@
+//! The chart, with the real helm 3 and 4: what it renders, what it refuses, and what it leaves in a real cluster.
+//!
+//! Where there is no Go, or the machine cannot run pods, the tests concerned count as ignored, never as passed.
+#![allow(clippy::print_stderr, reason = "a test program talks on the terminal")]
+
+mod cluster;
+mod render;
+
+use std::process::ExitCode;
+
+use anyhow::Result;
+use gantry_e2e::helm::Helm;
+use libtest_mimic::{Arguments, Failed, Trial};
+
+/// The release, and the namespace that the guards and the manifests name by default.
+const RELEASE: &str = "gantry";
+const NAMESPACE: &str = gantry_e2e::gantry::NAMESPACE;
+
+fn main() -> ExitCode {
+    let mut arguments = Arguments::from_args();
+    // The clusters have the same addresses.
+    arguments.test_threads = Some(1);
+    let unsupported = if arguments.list { None } else { gantry_e2e::supported().err() };
+    if let Some(why) = &unsupported {
+        eprintln!("tests of the chart are skipped: {why}");
+    }
+    let trials = [
+        ("both_helms_accept_the_chart", render::both_helms_accept_the_chart as fn() -> Result<()>),
+        ("wrong_values_are_refused_by_name", render::wrong_values_are_refused_by_name),
+        ("each_shape_has_its_objects", render::each_shape_has_its_objects),
+        ("values_reach_the_pods", render::values_reach_the_pods),
+        ("kustomizations_equal_the_chart", render::kustomizations_equal_the_chart),
+        ("release_comes_and_goes_without_remains", cluster::release_comes_and_goes_without_remains),
+        ("own_scheduler_grants_devices", cluster::own_scheduler_grants_devices),
+    ];
+    let trials = trials.map(|(name, test)| {
+        Trial::test(name, move || test().map_err(|error| Failed::from(format!("{error:#}"))))
+            .with_ignored_flag(unsupported.is_some())
+    });
+    libtest_mimic::run(&arguments, trials.into()).exit_code()
+}
+
+/// Both major versions.
+fn helms() -> Result<[Helm; 2]> {
+    Ok([Helm::locate_or_build(3)?, Helm::locate_or_build(4)?])
+}

@@ -1,0 +1,209 @@
+//! Renders of the chart.
+
+use std::collections::BTreeMap;
+
+use anyhow::{Context, Result, ensure};
+use gantry_e2e::components::Components;
+use gantry_e2e::gantry::manifests;
+use gantry_e2e::helm::{Helm, chart};
+use serde_json::{Value, json};
+
+use crate::{NAMESPACE, RELEASE, helms};
+
+/// Objects by kind and name.
+type Objects = BTreeMap<(String, String), Value>;
+
+const KUBERNETES: &str = "--kube-version=1.37.1";
+
+/// What `helm template` prints with these values.
+fn template(helm: &Helm, values: &[&str]) -> gantry_e2e::Result<String> {
+    let chart = chart().display().to_string();
+    let mut args = vec!["template", RELEASE, &chart, "--namespace", NAMESPACE, KUBERNETES];
+    args.extend(values.iter().flat_map(|value| ["--set", *value]));
+    helm.output(None, &args)
+}
+
+fn objects(yaml: &str) -> Result<Objects> {
+    let documents: Vec<Value> = serde_saphyr::from_multiple(yaml)?;
+    let documents = documents.into_iter().filter(|document| !document.is_null());
+    let keyed = documents.map(|object| {
+        let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+        ((text(&object["kind"]), text(&object["metadata"]["name"])), object)
+    });
+    Ok(keyed.collect())
+}
+
+pub(crate) fn both_helms_accept_the_chart() -> Result<()> {
+    let chart = chart().display().to_string();
+    let [three, four] = helms()?;
+    for mode in ["none", "own", "existing"] {
+        let mode = format!("scheduler.mode={mode}");
+        for helm in [&three, &four] {
+            helm.output(None, &["lint", "--strict", &chart, KUBERNETES, "--set", &mode])?;
+        }
+        let [first, second] = [objects(&template(&three, &[&mode])?)?, objects(&template(&four, &[&mode])?)?];
+        ensure!(first == second, "{mode}: helm 3 and helm 4 render different objects");
+    }
+    Ok(())
+}
+
+/// The schema names the value, and the chart the reason where a schema cannot.
+pub(crate) fn wrong_values_are_refused_by_name() -> Result<()> {
+    let wrong: [(&[&str], &str); 12] = [
+        (&["scheduler.mode=ohne"], "/scheduler/mode"),
+        (&["plugin.label=gfd"], "'label'"),
+        (&["plugin.labels=nodes"], "/plugin/labels"),
+        (&["plugin.configs.a.flags.migStrategy=mixd"], "/plugin/configs/a/flags/migStrategy"),
+        (&["plugin.configs.a.sharing.timeSlicing.resources[0].name=nvidia.com/gpu"], "'replicas'"),
+        (&["plugin.kubeletRoot=var/lib"], "/plugin/kubeletRoot"),
+        (&["plugin.maxUnavailable=0"], "/plugin/maxUnavailable"),
+        (&["scheduler.own.name=default-scheduler"], "/scheduler/own/name"),
+        (&["image.digest=latest"], "/image/digest"),
+        (
+            &["plugin.configs.a.version=v1", "plugin.existingConfigMap=b"],
+            "plugin.configs and plugin.existingConfigMap",
+        ),
+        (
+            &["scheduler.mode=existing", "scheduler.existing.placement=service"],
+            "scheduler.existing.service.controlPlaneCIDR",
+        ),
+        (
+            // The later option counts.
+            &["scheduler.mode=own", "scheduler.own.assign.enabled=true"],
+            "scheduler.own.assign.enabled needs MutatingAdmissionPolicy",
+        ),
+    ];
+    for helm in helms()? {
+        for (values, named) in wrong {
+            let chart = chart().display().to_string();
+            let version = if named.contains("Mutating") { "--kube-version=1.33.2" } else { KUBERNETES };
+            let mut args = vec!["template", RELEASE, &chart, version];
+            args.extend(values.iter().flat_map(|value| ["--set", *value]));
+            let output = helm.run(None, &args)?;
+            let said = String::from_utf8_lossy(&output.stderr);
+            ensure!(!output.status.success() && said.contains(named), "{values:?}: {said}");
+        }
+        let chart = chart().display().to_string();
+        let old = helm.run(None, &["template", RELEASE, &chart, "--kube-version=1.29.9"])?;
+        let said = String::from_utf8_lossy(&old.stderr);
+        ensure!(!old.status.success() && said.contains(">=1.30.0"), "{said}");
+    }
+    Ok(())
+}
+
+/// The default shape has no object of a scheduler.
+pub(crate) fn each_shape_has_its_objects() -> Result<()> {
+    let [helm, _] = helms()?;
+    for (name, values) in [
+        ("plugin_alone", &["scheduler.mode=none"][..]),
+        ("own", &["scheduler.mode=own", "scheduler.own.assign.enabled=true"]),
+        ("existing", &["scheduler.mode=existing"]),
+    ] {
+        let objects = objects(&template(&helm, values)?)?;
+        let lines: Vec<String> = objects.keys().map(|(kind, name)| format!("{kind} {name}")).collect();
+        insta::assert_snapshot!(format!("objects_of_shape_{name}"), lines.join("\n"));
+    }
+    let own = template(&helm, &["scheduler.mode=own", "scheduler.own.assign.enabled=true"])?;
+    let own = objects(&own)?;
+    let mut text = String::new();
+    for (kind, name) in [
+        ("ConfigMap", "gantry-scheduler"),
+        ("Deployment", "gantry-scheduler"),
+        ("MutatingAdmissionPolicy", "gantry-scheduler-name"),
+    ] {
+        let object = own.get(&(kind.to_owned(), name.to_owned())).context(kind)?;
+        text += &format!("---\n{}", serde_saphyr::to_string(object)?);
+    }
+    insta::assert_snapshot!("own_scheduler", text);
+    Ok(())
+}
+
+/// Every value that shapes a pod changes it, in both DaemonSets.
+pub(crate) fn values_reach_the_pods() -> Result<()> {
+    let [helm, _] = helms()?;
+    let rendered = template(
+        &helm,
+        &[
+            "image.repository=registry.example/gantry",
+            "image.tag=1.2.3",
+            "image.pullPolicy=Always",
+            "image.pullSecrets[0].name=pull",
+            "plugin.configs.default.flags.migStrategy=mixed",
+            "plugin.configs.default.sharing.timeSlicing.resources[0].name=nvidia.com/gpu",
+            "plugin.configs.default.sharing.timeSlicing.resources[0].replicas=4",
+            "plugin.defaultConfig=default",
+            "plugin.labels=gfd",
+            "plugin.podMetrics=true",
+            "plugin.kubeletRoot=/data/kubelet/",
+            "plugin.driverRoot=/run/nvidia/driver",
+            "plugin.runtimeClassName=nvidia",
+            "plugin.readPods=kubelet-credential",
+            "plugin.nodeSelector.pool=gpu",
+            "plugin.tolerations[0].key=gpu",
+            "plugin.tolerations[0].operator=Exists",
+            "plugin.maxUnavailable=1",
+            "plugin.podAnnotations.team=ml",
+            "plugin.resources.limits.memory=128Mi",
+            "plugin.seLinuxOptions.type=spc_t",
+            "plugin.extraArgs[0]=--lenient-config",
+            "plugin.extraEnv[0].name=RUST_LOG",
+            "plugin.extraEnv[0].value=debug",
+        ],
+    )?;
+    let objects = objects(&rendered)?;
+    ensure!(!objects.contains_key(&("ClusterRole".to_owned(), "gantry-plugin-pods".to_owned())));
+    let mut text = String::new();
+    for (kind, name) in [
+        ("ConfigMap", "gantry-plugin-config"),
+        ("DaemonSet", "gantry-plugin"),
+        ("DaemonSet", "gantry-plugin-mig"),
+    ] {
+        let object = objects.get(&(kind.to_owned(), name.to_owned())).context(kind)?;
+        text += &format!("---\n{}", serde_saphyr::to_string(object)?);
+    }
+    insta::assert_snapshot!("plugin_with_every_value", text);
+    Ok(())
+}
+
+/// `kubectl apply -k` and the chart install the same objects.
+pub(crate) fn kustomizations_equal_the_chart() -> Result<()> {
+    let kubectl = Components::locate_or_build()?.path("kubectl");
+    let [helm, _] = helms()?;
+    let kustomize = |folder: &std::path::Path| -> Result<Objects> {
+        let output = std::process::Command::new(&kubectl).arg("kustomize").arg(folder).output()?;
+        ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        let mut objects = objects(&String::from_utf8(output.stdout)?)?;
+        // helm makes the namespace by --create-namespace.
+        ensure!(objects.remove(&("Namespace".to_owned(), NAMESPACE.to_owned())).is_some(), "no namespace");
+        Ok(objects)
+    };
+    let rendered = |values: &[&str]| -> Result<Objects> {
+        let mut objects = objects(&template(&helm, values)?)?;
+        for crd in objects.values_mut().filter(|object| object["kind"] == "CustomResourceDefinition") {
+            // Only helm knows a policy for uninstalling.
+            let metadata = crd["metadata"].as_object_mut().context("no metadata")?;
+            ensure!(metadata.remove("annotations") == Some(json!({"helm.sh/resource-policy": "keep"})));
+        }
+        Ok(objects)
+    };
+    same(&kustomize(&manifests())?, &rendered(&["scheduler.mode=existing"])?)?;
+
+    let folder = tempfile::tempdir()?;
+    let here = folder.path().canonicalize()?;
+    // kustomize takes relative paths only.
+    let up = "../".repeat(here.components().count() - 1);
+    let base = format!("{up}{}", manifests().canonicalize()?.display().to_string().trim_start_matches('/'));
+    let overlay = json!({ "resources": [&base], "components": [format!("{base}/kubelet-credential")] });
+    std::fs::write(here.join("kustomization.yaml"), overlay.to_string())?;
+    same(&kustomize(&here)?, &rendered(&["scheduler.mode=existing", "plugin.readPods=kubelet-credential"])?)
+}
+
+fn same(kustomized: &Objects, rendered: &Objects) -> Result<()> {
+    let names = |objects: &Objects| objects.keys().cloned().collect::<Vec<_>>();
+    ensure!(names(kustomized) == names(rendered), "{:?}\nand\n{:?}", names(kustomized), names(rendered));
+    for (name, object) in kustomized {
+        let other = &rendered[name];
+        ensure!(object == other, "{name:?}:\n{object:#}\nand\n{other:#}");
+    }
+    Ok(())
+}
