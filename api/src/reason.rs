@@ -66,6 +66,7 @@ reasons! {
     Finished => "the members have ended",
     // Conditions of a Gang.
     Valid => "what the gang asks for is consistent",
+    RequestLowered => "a limit of the operator lowers what the gang asks for",
     InvalidMember => "a member asks for something that cannot be followed",
     MinimumChanged => "the minimum has changed since the gang was decided",
     RepairChanged => "the repair policy has changed since the gang was decided",

@@ -2,10 +2,13 @@
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
+use anyhow::Context;
 use gantry_api::names;
-use gantry_gang::Levels;
+use gantry_gang::fabric::NODE;
+use gantry_gang::{Ceilings, Levels, Scope};
 
 use crate::object_memory;
 use gantry_planner::decide::{ForeignNodes, Policy};
@@ -153,6 +156,16 @@ pub struct GangArgs {
     #[arg(long, env = "GANTRY_GANG_ARRIVAL", value_name = "SECONDS", default_value = "60", value_parser = seconds)]
     pub gang_arrival: Duration,
 
+    /// Longest time in seconds that a gang may set for its members to arrive, by an annotation, its owner or its Gang. A
+    /// longer time is lowered to this one. Default: 300, or --gang-arrival if that is longer.
+    #[arg(long, env = "GANTRY_GANG_ARRIVAL_MAX", value_name = "SECONDS", value_parser = seconds)]
+    pub gang_arrival_max: Option<Duration>,
+
+    /// Levels of --fabric that a gang may require, and node, with commas; all or none. A gang that requires another
+    /// level prefers it.
+    #[arg(long, env = "GANTRY_GANG_REQUIRED_LEVELS", value_name = "LEVELS", default_value = "all")]
+    pub gang_required_levels: String,
+
     /// Seconds that the reservation of a lost member is kept for its replacement. Also the time after which a deadlock
     /// of two gangs, each of which holds what the other lacks, is resolved.
     #[arg(long, env = "GANTRY_GANG_HOLD", value_name = "SECONDS", default_value = "600", value_parser = seconds)]
@@ -167,6 +180,41 @@ pub struct GangArgs {
     /// manifests/gates.yaml.
     #[arg(long, env = "GANTRY_GATES")]
     pub gates: bool,
+}
+
+impl GangArgs {
+    /// The most that a gang may ask of others.
+    ///
+    /// # Errors
+    /// A ceiling is below the default, or names a level that the fabric lacks.
+    pub fn ceilings(&self) -> anyhow::Result<Ceilings> {
+        let arrival = self.gang_arrival_max.unwrap_or(self.gang_arrival.max(Ceilings::default().arrival));
+        anyhow::ensure!(
+            arrival >= self.gang_arrival,
+            "--gang-arrival-max {} must not be less than --gang-arrival {}",
+            arrival.as_secs(),
+            self.gang_arrival.as_secs()
+        );
+        Ok(Ceilings { arrival, required_levels: required_levels(&self.gang_required_levels, &self.fabric)? })
+    }
+}
+
+/// The levels that a gang may require, as written for --gang-required-levels; `None`: all.
+///
+/// # Errors
+/// The fabric lacks one of them.
+pub fn required_levels(text: &str, fabric: &Levels) -> anyhow::Result<Option<Vec<Arc<str>>>> {
+    let name = |text: &str| -> anyhow::Result<Arc<str>> {
+        Ok(match fabric.find(text).with_context(|| format!("--gang-required-levels {text:?}"))? {
+            Scope::Level(level) => fabric.0.get(level).map_or_else(|| text.into(), |it| Arc::clone(&it.name)),
+            Scope::Node => NODE.into(),
+        })
+    };
+    match text.trim() {
+        "all" | "" => Ok(None),
+        "none" => Ok(Some(Vec::new())),
+        names => names.split(',').map(|text| name(text.trim())).collect::<Result<_, _>>().map(Some),
+    }
 }
 
 /// Options of the leader election.
@@ -280,6 +328,35 @@ mod tests {
             let refused = parse(&[words]).unwrap_err().to_string();
             assert!(refused.contains("write lower-case letters"), "{refused}");
         }
+    }
+
+    fn gangs(words: &[&str]) -> GangArgs {
+        let command = GangArgs::augment_args(clap::Command::new("extender").no_binary_name(true));
+        let matches = command.try_get_matches_from(words).unwrap();
+        clap::FromArgMatches::from_arg_matches(&matches).unwrap()
+    }
+
+    #[test]
+    fn ceilings_follow_defaults_and_refuse_contradictions() {
+        let seconds = |words: &[&str]| gangs(words).ceilings().unwrap().arrival.as_secs();
+        assert_eq!(seconds(&[]), 300);
+        assert_eq!(seconds(&["--gang-arrival=900"]), 900, "as before there was a ceiling");
+        assert_eq!(seconds(&["--gang-arrival-max=120"]), 120);
+        let refused = |words: &[&str]| format!("{:#}", gangs(words).ceilings().unwrap_err());
+        assert_eq!(
+            refused(&["--gang-arrival=120", "--gang-arrival-max=60"]),
+            "--gang-arrival-max 60 must not be less than --gang-arrival 120"
+        );
+        let levels = |value: &str| {
+            let words =
+                [format!("--gang-required-levels={value}"), "--fabric=zone,rack=example.com/rack".to_owned()];
+            gangs(&words.each_ref().map(String::as_str)).ceilings().map(|ceilings| ceilings.required_levels)
+        };
+        assert_eq!(levels("all").unwrap(), None);
+        assert_eq!(levels("none").unwrap(), Some(Vec::new()));
+        assert_eq!(levels("example.com/rack, node").unwrap(), Some(vec!["rack".into(), "node".into()]));
+        let error = format!("{:#}", levels("zone,rakc").unwrap_err());
+        assert!(error.contains("--gang-required-levels \"rakc\"") && error.contains("rack"), "{error}");
     }
 
     #[test]

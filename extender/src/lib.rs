@@ -99,7 +99,8 @@ pub async fn run(args: Args, shutdown: CancellationToken) -> anyhow::Result<()> 
         None => Leadership::always(),
     });
     let memory = ObjectMemory::of_mib(args.object_memory);
-    let store = Arc::new(Store::new(index(&args, options, &watched, run)).with_memory(memory));
+    let index = index(&args, options, &watched, run)?;
+    let store = Arc::new(Store::new(index).with_memory(memory));
     let (assignments, assigned) = Assignments::new();
     let binder = Binder::new(client.clone(), Arc::clone(&store), watched.clone(), args.bind_timeout);
     let writers = Writers {
@@ -166,7 +167,7 @@ fn options(args: &Args) -> Options {
 }
 
 /// What will be known of the cluster: nothing yet. `run` tells this process's decisions from those of others.
-fn index(args: &Args, options: Options, watched: &Watched, run: String) -> Index {
+fn index(args: &Args, options: Options, watched: &Watched, run: String) -> anyhow::Result<Index> {
     let mut index = Index::new(options, watched, run.clone());
     index.set_fabric(args.gangs.fabric.clone());
     index.set_schedulers(args.schedulers.iter().map(|name| name.as_str().into()));
@@ -174,11 +175,12 @@ fn index(args: &Args, options: Options, watched: &Watched, run: String) -> Index
         identity: run.into(),
         gates: args.gangs.gates,
         arrival: args.gangs.gang_arrival,
+        ceilings: args.gangs.ceilings()?,
         hold: args.gangs.gang_hold,
         levels: args.gangs.fabric.clone(),
         ..Default::default()
     });
-    index
+    Ok(index)
 }
 
 /// Starts what plans, and what reads of the cluster only what is wanted of it: budgets, volumes and owners.

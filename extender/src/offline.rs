@@ -8,7 +8,7 @@ use std::time::Duration;
 use anyhow::Context;
 use gantry_api::{Gang, GpuNode, Placement, ResourceName, names};
 use gantry_gang::protocol::Settings;
-use gantry_gang::{GangKey, Levels};
+use gantry_gang::{Ceilings, GangKey, Levels};
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::api::ListParams;
 use kube::{Api, Client};
@@ -43,6 +43,8 @@ pub struct Terms {
     pub options: Options,
     /// The levels of the fabric.
     pub fabric: Levels,
+    /// The most that a gang may ask of others.
+    pub ceilings: Ceilings,
     /// Whether it removes the scheduling gate of Gantry.
     pub gates: bool,
     /// The schedulers that call it.
@@ -81,7 +83,12 @@ pub async fn look(kubeconfig: Option<&Path>, terms: Terms, limit: Duration) -> a
     let mut index = Index::new(terms.options, &watched, "offline".to_owned());
     index.set_fabric(terms.fabric.clone());
     index.set_schedulers(terms.schedulers);
-    index.set_gangs(Settings { levels: terms.fabric, gates: terms.gates, ..Settings::default() });
+    index.set_gangs(Settings {
+        levels: terms.fabric,
+        ceilings: terms.ceilings,
+        gates: terms.gates,
+        ..Settings::default()
+    });
     index.set_planning(false);
     // As much as the operator may have allowed the extender.
     let store = Arc::new(Store::new(index).with_memory(ObjectMemory::of_mib(OBJECT_MIB)));

@@ -6,7 +6,7 @@ mod levels;
 use std::collections::HashMap;
 use std::sync::Arc;
 
-pub(crate) use levels::NODE;
+pub use levels::NODE;
 pub use levels::{Level, Levels, LevelsError, Scope, UnknownLevel};
 
 use crate::resources::NodeFacts;

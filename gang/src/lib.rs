@@ -22,11 +22,12 @@ pub mod terms;
 pub use fabric::{DomainIx, Fabric, KnownBy, Level, Levels, Scope};
 pub use key::{GangKey, Integration};
 pub use membership::{
-    GangOptions, JobRef, Membership, OwnerFacts, OwnerKind, OwnerRef, Size, SubGroups, TopologyHint,
+    ArrivalTime, GangOptions, JobRef, Membership, OwnerFacts, OwnerKind, OwnerRef, Size, SubGroups,
+    TopologyHint,
 };
 pub use needs::{Misfit, Needs};
 pub use resources::{InsufficientResource, NodeFacts, Resources, Taint, TaintEffect};
-pub use terms::{Fault, Repair, Terms, TopologyRequest};
+pub use terms::{Ceilings, Fault, Repair, Terms, TopologyRequest};
 
 /// Numbers with their nouns and verbs, as people read them.
 pub mod counted {

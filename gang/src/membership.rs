@@ -203,9 +203,16 @@ pub struct GangOptions {
     /// What to do when a member is lost.
     pub repair: Option<Repair>,
     /// How long its members may take to arrive once it has a place.
-    pub arrival: Option<Duration>,
+    pub arrival: Option<ArrivalTime>,
     /// It can be stopped at little loss: a hint for the choice of victims.
     pub checkpointed: Option<bool>,
+}
+
+/// How long members may take to arrive, and what states it: an annotation, or a field of the owner.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ArrivalTime {
+    pub time: Duration,
+    pub source: &'static str,
 }
 
 /// What another system keeps together by its own means: where the label makes a known level, and no other is requested, the gang is

@@ -38,6 +38,8 @@ pub struct Terms {
     pub arrival: Duration,
     /// It can be stopped at little loss.
     pub checkpointed: bool,
+    /// What was asked for above a ceiling of the operator, and is lowered to it.
+    pub lowered: Vec<Fault>,
     /// The owner, if it is not there or may not be read, and might say that its pods are not all made at once
     /// ([`crate::OwnerKind::may_start_apart`]).
     pub unread: Option<OwnerRef>,
@@ -45,6 +47,21 @@ pub struct Terms {
     pub authority: Authority,
     /// The source of the minimum, for people: `minMember of PodGroup train (coscheduling)`.
     pub decided_by: Arc<str>,
+}
+
+/// The most that a gang may ask of others, as the operator sets it. A larger value is lowered.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Ceilings {
+    /// How long members may take to arrive.
+    pub arrival: Duration,
+    /// The levels that a gang may require, by name; `None`: all. Another level is preferred.
+    pub required_levels: Option<Vec<Arc<str>>>,
+}
+
+impl Default for Ceilings {
+    fn default() -> Self {
+        Self { arrival: Duration::from_secs(300), required_levels: None }
+    }
 }
 
 /// The authority for a declaration.

@@ -11,10 +11,10 @@ use anyhow::{Context as _, anyhow};
 use clap::builder::{OsStringValueParser, TypedValueParser as _};
 use clap::{Args, Subcommand};
 use gantry_api::names;
-use gantry_extender::args::{levels, scheduler};
+use gantry_extender::args::{levels, required_levels, scheduler};
 use gantry_extender::index::{Index, PodReport, Store, system_clock};
 use gantry_extender::offline::{self, Seen, Terms};
-use gantry_gang::Levels;
+use gantry_gang::{Ceilings, Levels};
 use gantry_planner::decide::{ForeignNodes, Options, Policy};
 
 use crate::runtime::{BadInput, print};
@@ -79,6 +79,16 @@ pub(crate) struct ExplainArgs {
     #[arg(long, env = "GANTRY_FABRIC", value_name = "LEVELS", default_value = "", value_parser = levels, global = true)]
     fabric: Levels,
 
+    /// Levels that a gang may require: the extender's --gang-required-levels
+    #[arg(
+        long,
+        env = "GANTRY_GANG_REQUIRED_LEVELS",
+        value_name = "LEVELS",
+        default_value = "all",
+        global = true
+    )]
+    gang_required_levels: String,
+
     /// The extender removes scheduling gates: its --gates
     #[arg(long, env = "GANTRY_GATES", global = true)]
     gates: bool,
@@ -133,8 +143,10 @@ pub(crate) async fn run(args: ExplainArgs) -> anyhow::Result<()> {
         }
     }
     let kubeconfig = named.or_else(home_kubeconfig);
+    let required_levels = required_levels(&args.gang_required_levels, &args.fabric).map_err(BadInput)?;
     let terms = Terms {
         resources,
+        ceilings: Ceilings { required_levels, ..Ceilings::default() },
         options,
         fabric: args.fabric.clone(),
         gates: args.gates,

@@ -61,6 +61,9 @@ impl Events {
         if let Some(message) = message(before, now) {
             self.gang(gang, message);
         }
+        if let Some(message) = lowered(before, now) {
+            self.gang(gang, message);
+        }
         let ineffective = ineffective(before, now);
         if let Some(message) = &ineffective {
             self.gang(gang, message.clone());
@@ -147,6 +150,15 @@ fn ambiguous(before: Option<&GangStatus>, now: &GangStatus) -> Option<Message> {
         false,
         format!("gang {}: {}", now.name, condition.message),
     ))
+}
+
+/// A limit of the operator lowers what the gang asks for.
+fn lowered(before: Option<&GangStatus>, now: &GangStatus) -> Option<Message> {
+    let lowers = |valid: &&Condition| valid.reason == Reason::RequestLowered.as_str();
+    let valid = condition_of(now, VALID).filter(lowers)?;
+    let known = before.and_then(|before| condition_of(before, VALID)).filter(lowers);
+    let is_new = known.is_none_or(|known| known.message != valid.message);
+    is_new.then(|| event::message(Reason::RequestLowered, true, valid.message.clone()))
 }
 
 /// The terms of a bound gang have changed, which has no effect. The reason of waiting gangs has this.

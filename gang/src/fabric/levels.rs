@@ -139,7 +139,7 @@ const PRESETS: [(&str, &[(&str, &str)]); 8] = [
 /// The label that makes of every node a domain.
 const HOSTNAME: &str = "kubernetes.io/hostname";
 /// Names that stand for what every fabric has.
-pub(crate) const NODE: &str = "node";
+pub const NODE: &str = "node";
 const CLUSTER: &str = "cluster";
 
 impl Levels {

@@ -75,7 +75,10 @@ pub(super) fn koordinator<'a>(pod: &PodView<'a>, _: &Own<'a>) -> Option<Found<'a
     }
     if let Some(text) = pod.annotation(KOORDINATOR_WAIT) {
         match duration(text) {
-            Some(wait) => found.options.arrival = value::arrival(wait),
+            Some(wait) => {
+                found.options.arrival =
+                    value::arrival(wait, "annotation gang.scheduling.koordinator.sh/waiting-time");
+            }
             None => found.faults.push(fault(
                 format!("annotation {KOORDINATOR_WAIT}"),
                 format!("{} is no time such as 90s, 5m or 1h30m", shown(text)),

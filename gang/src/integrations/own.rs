@@ -101,9 +101,13 @@ impl<'a> Own<'a> {
                 self.rank = self.keep(number(place(), text, 0..=LARGEST_RANK));
             }
             names::GANG_ARRIVAL_ANNOTATION => {
-                self.options.arrival = self
-                    .keep(number(place(), text, 1..=3600))
-                    .map(|seconds| Duration::from_secs(seconds.into()));
+                let seconds = self.keep(number(place(), text, 1..=3600));
+                self.options.arrival = seconds.and_then(|seconds| {
+                    value::arrival(
+                        Duration::from_secs(seconds.into()),
+                        "annotation gantry.dev/gang-arrival-seconds",
+                    )
+                });
             }
             names::GANG_REQUIRED_LEVEL_ANNOTATION | names::GANG_PREFERRED_LEVEL_ANNOTATION => {
                 match value::level(text) {

@@ -4,7 +4,7 @@ use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::membership::TopologyHint;
+use crate::membership::{ArrivalTime, TopologyHint};
 use crate::terms::Fault;
 
 /// Members of one gang that are kept at most, unless set otherwise; a minimum above it could never be reached.
@@ -48,8 +48,8 @@ pub(crate) fn number(
 }
 
 /// A time that members may take to arrive: none at all means no limit of one's own.
-pub(crate) fn arrival(time: Duration) -> Option<Duration> {
-    (!time.is_zero()).then(|| time.clamp(Duration::from_secs(1), Duration::from_secs(3600)))
+pub(crate) fn arrival(time: Duration, source: &'static str) -> Option<ArrivalTime> {
+    (!time.is_zero()).then(|| ArrivalTime { time: time.max(Duration::from_secs(1)), source })
 }
 
 /// The name of a gang, which is that of its object too.

@@ -239,8 +239,12 @@ impl Agreement {
             Some(Some(None)) => OwnerState::Missing,
             Some(Some(Some(facts))) => OwnerState::Read(facts),
         };
-        let defaults =
-            Defaults { arrival: settings.arrival, repair: settings.repair, levels: &settings.levels };
+        let defaults = Defaults {
+            arrival: settings.arrival,
+            repair: settings.repair,
+            levels: &settings.levels,
+            ceilings: &settings.ceilings,
+        };
         Some(match resolve(&self.declared, owner, self.spec.as_ref(), &defaults) {
             Resolved::Terms(terms) => match self.shared_name(&terms) {
                 None => Resolution::Terms(Arc::new(terms)),

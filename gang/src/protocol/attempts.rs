@@ -125,6 +125,12 @@ impl Attempts {
         self.pause = Some((after(now, back_off(settings, self.failed)), why));
     }
 
+    /// The next attempt is not made before `until`.
+    pub(super) fn extend_pause(&mut self, until: Instant) {
+        let (end, _) = self.pause.get_or_insert((until, Failure::Unused));
+        *end = until.max(*end);
+    }
+
     pub(super) fn end_pause(&mut self) {
         self.pause = None;
     }

@@ -19,6 +19,7 @@ use super::agreement::{Agreement, Declaration, Resolution};
 use super::attempts::Attempts;
 use super::barrier::Barrier;
 use super::decision::{BoundChange, Commit, CommitEnd, Decided};
+use super::idle_time::IdleTime;
 use super::members::{Class, Count, Members, TrackedMember};
 use super::plan_queue::{Shortfall, Turn, Urgency};
 use super::reasons::{Cause, Failure, Refusal, WaitReason, restart_note};
@@ -35,6 +36,10 @@ use crate::terms::{Authority, Fault, Repair, Terms, work};
 
 /// Conclusions that can follow from one change: more would be a circle.
 const MAX_STEPS: usize = 8;
+/// So many times the default time to arrive a gang may keep devices idle before it waits as long between attempts.
+const UNUSED_ARRIVALS: u32 = 3;
+/// So many times the hold a gang may keep reservations of lost members idle before it keeps them for half of the time.
+const UNUSED_HOLDS: u32 = 2;
 /// Decisions that are over and that the object may still show; older ones are long overwritten.
 const MAX_PAST: usize = 8;
 /// Bytes that the slots of a decision may have. etcd takes 1,572,864 in one request (`--max-request-bytes`); the rest is for what else the
@@ -47,6 +52,10 @@ pub(super) struct Gang {
     roster: Roster,
     agreement: Agreement,
     attempts: Attempts,
+    /// While members on their way to their reservations keep devices idle.
+    unused: IdleTime,
+    /// While reservations are kept for replacements of lost members.
+    held: IdleTime,
     state: State,
     activation: Activation,
     reported: LastReported,
@@ -123,6 +132,8 @@ impl Gang {
             roster: Roster::default(),
             agreement: Agreement::new(),
             attempts: Attempts::default(),
+            unused: IdleTime::default(),
+            held: IdleTime::default(),
             state: State::Open,
             activation: Activation::default(),
             reported: LastReported::default(),
@@ -1019,10 +1030,32 @@ impl Gang {
             self.repeat_activation(env);
             self.activate_independent(env);
         }
+        self.follow_idle_time(env);
         self.activate_outdated(env);
         let waits = status::wait_reason(self, env.now.at);
         if self.waits != waits {
             self.waits = waits;
+        }
+    }
+
+    /// Follows whether devices are idle for the gang. One that has kept them idle for long and in vain waits as long.
+    fn follow_idle_time(&mut self, env: &Env<'_>) {
+        let awaits = match &self.state {
+            State::Reserved(barrier) => !barrier.has_victims(),
+            State::Decided(_) => self.surplus_ends().is_some(),
+            _ => false,
+        };
+        if self.unused.follow(env.now.at, awaits) && matches!(self.state, State::Open) {
+            self.rest(env);
+        }
+        self.held.follow(env.now.at, !self.orphaned().is_empty());
+    }
+
+    /// Waits for as long as devices were idle, if that was long.
+    fn rest(&mut self, env: &Env<'_>) {
+        let unused = self.unused.spent(env.now.at);
+        if unused > env.settings.arrival.saturating_mul(UNUSED_ARRIVALS) {
+            self.attempts.extend_pause(after(env.now.at, unused));
         }
     }
 
@@ -1536,6 +1569,7 @@ impl Gang {
         if lost.is_empty() {
             return;
         }
+        self.held.follow(env.now.at, !self.orphaned().is_empty());
         let mut missing = match self.repair() {
             _ if !self.is_recreated() => 0,
             // The policy, and whether a member of a role is missing, is known with the terms.
@@ -1548,7 +1582,7 @@ impl Gang {
                 continue;
             };
             let expired =
-                *slot.holder() == Holder::Kept && env.now.at >= after(slot.since(), env.settings.hold);
+                *slot.holder() == Holder::Kept && env.now.at >= self.hold_end(slot.since(), env.settings);
             if missing > 0 && !expired && !slot.is_stale() {
                 missing -= 1;
             } else {
@@ -1559,7 +1593,14 @@ impl Gang {
 
     fn hold_ends(&self, settings: &Settings) -> Option<Instant> {
         let kept = self.slots().kept().iter().filter_map(|id| self.slots().get(*id));
-        kept.map(|slot| after(slot.since(), settings.hold)).min()
+        kept.map(|slot| self.hold_end(slot.since(), settings)).min()
+    }
+
+    /// Until when the slot of a member that was lost at `since` is kept.
+    fn hold_end(&self, since: Instant, settings: &Settings) -> Instant {
+        let end = after(since, settings.hold);
+        let all = self.held.reaches(settings.hold.saturating_mul(UNUSED_HOLDS));
+        all.map_or(end, |all| all.min(end))
     }
 
     /// Members beyond the minimum that do not arrive in time lose their slots.
@@ -1576,6 +1617,7 @@ impl Gang {
             self.roster.release(id);
         }
         self.attempts.back_off(env.now.at, env.settings, Failure::LateSurplus);
+        self.rest(env);
     }
 
     fn surplus_ends(&self) -> Option<Instant> {

@@ -31,6 +31,7 @@ mod decision;
 mod event;
 mod gang;
 mod gangs;
+mod idle_time;
 mod members;
 mod objects;
 #[cfg(feature = "observer")]

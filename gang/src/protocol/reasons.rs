@@ -486,6 +486,8 @@ pub(super) enum Failure {
     DecisionRejected(Arc<str>),
     /// Members beyond the minimum did not arrive in time.
     LateSurplus,
+    /// Reservations were released and made again for long, and no member was bound.
+    Unused,
 }
 
 impl Failure {
@@ -506,6 +508,7 @@ impl Failure {
             }
             Self::DecisionRejected(why) => format!("the API server rejected the decision: {why}"),
             Self::LateSurplus => "members beyond the minimum did not arrive in time".to_owned(),
+            Self::Unused => "its reservations stayed unused for long".to_owned(),
         }
     }
 }
@@ -832,11 +835,21 @@ fn invalid(faults: &[Fault]) -> Texts {
 /// What the condition `Valid` states.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Validity {
-    Valid { source: Arc<str> },
+    Valid {
+        source: Arc<str>,
+    },
+    /// Valid, with values that are lowered to the operator's ceilings.
+    Lowered(Vec<Fault>),
     Invalid(Vec<Fault>),
     Unknown(Arc<str>),
-    MinimumChanged { from: u32, to: u32 },
-    RepairChanged { from: &'static str, to: &'static str },
+    MinimumChanged {
+        from: u32,
+        to: u32,
+    },
+    RepairChanged {
+        from: &'static str,
+        to: &'static str,
+    },
     InvalidMember(String),
 }
 
@@ -846,6 +859,11 @@ impl Validity {
         const NOT_YET: &str = "the new value holds after the next restart";
         let texts = match self {
             Self::Valid { source } => Texts::new(Reason::Valid, format!("source: {source}"), ""),
+            Self::Lowered(values) => {
+                let mut words = values.iter().map(ToString::to_string);
+                let first = words.next().unwrap_or_default();
+                Texts::new(Reason::RequestLowered, first, words.collect::<Vec<_>>().join("; "))
+            }
             Self::Invalid(faults) => invalid(faults),
             Self::Unknown(why) => Texts::new(Reason::UnknownSize, &**why, ""),
             Self::MinimumChanged { from, to } => Texts::new(

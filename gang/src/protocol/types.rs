@@ -11,7 +11,7 @@ use crate::fabric::Levels;
 use crate::integrations::value::MOST_MEMBERS;
 use crate::key::GangKey;
 use crate::membership::{Membership, OwnerRef};
-use crate::terms::{Fault, Repair, Terms};
+use crate::terms::{Ceilings, Fault, Repair, Terms};
 
 /// Devices by resource, by their IDs.
 pub type Devices = Vec<(ResourceName, Vec<DeviceId>)>;
@@ -267,6 +267,8 @@ pub struct Settings {
     pub gates: bool,
     /// How long members may take to arrive where the gang's terms do not say.
     pub arrival: Duration,
+    /// The most that a gang may ask of others.
+    pub ceilings: Ceilings,
     /// What to do when a member is lost where the terms do not say.
     pub repair: Repair,
     /// The levels of the fabric that terms may name.
@@ -307,6 +309,7 @@ impl Default for Settings {
             identity: "gantry".into(),
             gates: true,
             arrival: Duration::from_secs(60),
+            ceilings: Ceilings::default(),
             repair: Repair::default(),
             levels: Levels::default(),
             settle: Duration::from_secs(1),

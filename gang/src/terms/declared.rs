@@ -3,11 +3,10 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Duration;
 
 use super::{Fault, Repair, TopologyRequest};
 use crate::key::Integration;
-use crate::membership::{JobRef, Membership, OwnerRef, Size, TopologyHint};
+use crate::membership::{ArrivalTime, JobRef, Membership, OwnerRef, Size, TopologyHint};
 
 /// Most things of a kind that are told at once.
 pub(super) const MAX_LISTED: usize = 8;
@@ -107,7 +106,7 @@ pub struct Declared {
     pub(super) slices: Tally<u32>,
     pub(super) most: Tally<u32>,
     pub(super) repairs: Tally<Repair>,
-    pub(super) arrivals: Tally<Duration>,
+    pub(super) arrivals: Tally<ArrivalTime>,
     pub(super) checkpointed: Tally<bool>,
     pub(super) faults: Tally<Fault>,
     also: Tally<Integration>,

@@ -9,11 +9,11 @@ use std::time::Duration;
 use gantry_api::{GangSpec, names};
 
 use super::declared::{Declared, MAX_LISTED, Tally};
-use super::{Authority, Fault, Repair, Terms, TopologyRequest};
+use super::{Authority, Ceilings, Fault, Repair, Terms, TopologyRequest};
 use crate::counted::{are, members};
 use crate::fabric::{Levels, NODE, Scope};
 use crate::integrations::value::{MOST_MEMBERS, fault, level, nearest, shown, unknown as unknown_name};
-use crate::membership::{GangOptions, OwnerFacts, OwnerRef, TopologyHint};
+use crate::membership::{ArrivalTime, GangOptions, OwnerFacts, OwnerRef, TopologyHint};
 
 /// What is known of the object that says how large a gang is.
 #[derive(Debug, Clone, Copy)]
@@ -36,6 +36,7 @@ pub struct Defaults<'a> {
     /// What to do when a member is lost.
     pub repair: Repair,
     pub levels: &'a Levels,
+    pub ceilings: &'a Ceilings,
 }
 
 /// What came of it.
@@ -71,7 +72,8 @@ pub fn resolve(
     }
     let of_owner = Share::of(declared, facts);
     let minimum = declared.minimum(&object, owner, &of_owner, &mut faults);
-    let options = declared.options(&object, facts, defaults, &mut faults);
+    let mut options = declared.options(&object, facts, defaults, &mut faults);
+    let lowered = declared.lower(&object, owner, facts, &mut options, defaults.ceilings);
     let total = match of_owner.at_most {
         Some(most) => Some(most),
         None => declared.totals.first().copied().or(of_owner.total),
@@ -118,8 +120,9 @@ pub fn resolve(
             None if declared.repairs.first().is_none() && facts.options.repair.is_some() => Authority::Object,
             None => Authority::Pods,
         },
-        arrival: options.arrival.unwrap_or(defaults.arrival),
+        arrival: options.arrival.map_or(defaults.arrival, |arrival| arrival.time),
         checkpointed: options.checkpointed.unwrap_or(false),
+        lowered,
         unread: declared.unread(owner),
         authority,
         decided_by,
@@ -312,8 +315,10 @@ impl Declared {
             let words: Vec<String> = self.repairs.few().map(|it| it.as_str().to_owned()).collect();
             faults.insert(disagreement("what to do when a member is lost", &words));
         }
-        if object.arrival_seconds.is_none() && self.arrivals.len() > 1 {
-            let words: Vec<String> = self.arrivals.few().map(|time| format!("{time:?}")).collect();
+        if object.arrival_seconds.is_none()
+            && self.arrivals.first().map(|it| it.time) != self.arrivals.last().map(|it| it.time)
+        {
+            let words: Vec<String> = self.arrivals.few().map(|it| format!("{:?}", it.time)).collect();
             faults.insert(disagreement("how long members may take", &words));
         }
         let mut options = GangOptions {
@@ -333,7 +338,10 @@ impl Declared {
                 .or(owner.repair),
             arrival: object
                 .arrival_seconds
-                .map(|seconds| Duration::from_secs(seconds.into()))
+                .map(|seconds| ArrivalTime {
+                    time: Duration::from_secs(seconds.into()),
+                    source: "spec.arrivalSeconds",
+                })
                 .or_else(|| self.arrivals.first().copied())
                 .or(owner.arrival),
             // A gang is stopped as a whole: not while one of its members cannot be.
@@ -350,6 +358,45 @@ impl Declared {
             None => options.hint = self.hint(owner, defaults.levels),
         }
         options
+    }
+
+    /// Lowers what is above the operator's ceilings to them, and states each such value.
+    fn lower(
+        &self,
+        object: &GangSpec,
+        owner: OwnerState<'_>,
+        facts: &OwnerFacts,
+        options: &mut GangOptions,
+        ceilings: &Ceilings,
+    ) -> Vec<Fault> {
+        let mut lowered = Vec::new();
+        if let Some(arrival) = options.arrival.as_mut().filter(|it| it.time > ceilings.arrival) {
+            let place = match (object.arrival_seconds, self.arrivals.first(), self.owner(), owner) {
+                (Some(_), ..) => format!("{} of Gang {}", arrival.source, self.object_name),
+                (None, None, Some(name), OwnerState::Read(_)) => format!("{} of {name}", arrival.source),
+                _ => arrival.source.to_owned(),
+            };
+            let (asked, most) = (arrival.time.as_secs(), ceilings.arrival.as_secs());
+            let words = format!(
+                "{asked} s is above the operator's limit of {most} s (--gang-arrival-max); {most} s applies"
+            );
+            lowered.push(fault(place, words));
+            arrival.time = ceilings.arrival;
+        }
+        if let (Some(level), Some(allowed)) = (&mut options.level, &ceilings.required_levels)
+            && level.required
+            && !allowed.contains(&level.level)
+        {
+            let names: Vec<&str> = allowed.iter().map(|name| &**name).collect();
+            let words = format!(
+                "the operator does not let gangs require {} (--gang-required-levels has {}); it is preferred",
+                level.level,
+                if names.is_empty() { "none".to_owned() } else { names.join(", ") }
+            );
+            lowered.push(fault(self.level_source(object, facts), words));
+            level.required = false;
+        }
+        lowered
     }
 
     /// Where the level stands that counts.

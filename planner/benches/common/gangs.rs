@@ -27,6 +27,7 @@ pub(crate) fn gang(members: u32, gpus: u32, level: Option<&str>) -> PlanRequest 
             repair_by: Authority::Pods,
             arrival: std::time::Duration::from_secs(60),
             checkpointed: false,
+            lowered: Vec::new(),
             unread: None,
             authority: Authority::Pods,
             decided_by: "the program".into(),

@@ -70,8 +70,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "lost-reservation-held-forever",
         file: "gang/src/protocol/gang.rs",
-        original: "*slot.holder() == Holder::Kept && env.now.at >= after(slot.since(), env.settings.hold)",
-        replacement: "!MUTANT && *slot.holder() == Holder::Kept && env.now.at >= after(slot.since(), env.settings.hold)",
+        original: "let expired = *slot.holder() == Holder::Kept\n",
+        replacement: "let expired = !MUTANT && *slot.holder() == Holder::Kept\n",
         seeds: 60,
     },
     Mutant {

@@ -252,3 +252,19 @@ async fn event_is_counted_once_by_how_it_ended() {
     assert_eq!(outcomes(&[503]).await, (0, 1));
     assert_eq!(outcomes(&[403]).await, (0, 1));
 }
+
+#[test]
+fn lowered_request_is_reported_once() {
+    let (events, mut mailbox) = Events::new();
+    let plain = status(GangPhase::Queued, Reason::WaitingForTurn, 0);
+    let words = "annotation gantry.dev/gang-arrival-seconds: 900 s is above the operator's limit";
+    let valid = condition("Valid", true, Reason::RequestLowered.as_str(), words);
+    let lowered = GangStatus { conditions: vec![valid], ..plain.clone() };
+    let expected = ("RequestLowered", words.to_owned());
+    events.gang_moved(&train(), None, &lowered);
+    assert!(mailbox.taken().contains(&expected));
+    events.gang_moved(&train(), Some(&lowered), &lowered);
+    assert_eq!(mailbox.taken(), []);
+    events.gang_moved(&train(), Some(&plain), &lowered);
+    assert_eq!(mailbox.taken(), [expected]);
+}

@@ -65,7 +65,9 @@ fn policy(sheet: &mut Sheet<'_>, field: &str, place: &str, policy: Option<&Value
 pub(super) fn coscheduling(sheet: &mut Sheet<'_>) {
     members(sheet);
     let seconds = sheet.count("scheduleTimeoutSeconds", 0);
-    sheet.facts.options.arrival = seconds.and_then(|seconds| arrival(Duration::from_secs(seconds.into())));
+    let source = "spec.scheduleTimeoutSeconds";
+    sheet.facts.options.arrival =
+        seconds.and_then(|seconds| arrival(Duration::from_secs(seconds.into()), source));
     let total = sheet
         .object
         .pointer("/metadata/annotations")

@@ -22,7 +22,9 @@ pub(super) fn job(sheet: &mut Sheet<'_>, field: &str) {
     let total = sum(&by_role);
     sheet.facts.total = Some(total);
     let seconds = sheet.count("runPolicy.schedulingPolicy.scheduleTimeoutSeconds", 0);
-    sheet.facts.options.arrival = seconds.and_then(|seconds| arrival(Duration::from_secs(seconds.into())));
+    let source = "spec.runPolicy.schedulingPolicy.scheduleTimeoutSeconds";
+    sheet.facts.options.arrival =
+        seconds.and_then(|seconds| arrival(Duration::from_secs(seconds.into()), source));
     let (fewest, most) = elastic(sheet);
     let workers = by_role.iter_mut().find(|(role, _)| &**role == WORKER);
     let mut source = format!("spec.{field}");

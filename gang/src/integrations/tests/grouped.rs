@@ -85,7 +85,7 @@ fn koordinator_says_everything_in_annotations() {
     .unwrap();
     assert_eq!(gang(&membership), (Integration::Koordinator, "gang-example1", ""));
     assert_eq!(membership.size, stated(2, Some(3)));
-    assert_eq!(membership.options.arrival, Some(Duration::from_secs(90)));
+    assert_eq!(membership.options.arrival.map(|it| it.time), Some(Duration::from_secs(90)));
     let wrong = claimed(&json!({"metadata": {"annotations": {
         "gang.scheduling.koordinator.sh/name": "g",
         "gang.scheduling.koordinator.sh/min-available": "two",

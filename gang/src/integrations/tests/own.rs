@@ -32,7 +32,8 @@ fn plain_pods_name_their_gang_and_all_they_wish_of_it() {
     assert_eq!(membership.size_source, "annotation gantry.dev/gang-min");
     let options = &membership.options;
     assert_eq!((options.max, options.slice, options.repair), (Some(12), Some(4), Some(Repair::Restart)));
-    assert_eq!((options.arrival, options.checkpointed), (Some(Duration::from_secs(90)), Some(true)));
+    let arrival = options.arrival.map(|arrival| arrival.time);
+    assert_eq!((arrival, options.checkpointed), (Some(Duration::from_secs(90)), Some(true)));
     assert_eq!(options.level, Some(TopologyRequest { level: "rack".into(), required: true }));
     assert!(faults(&membership).is_empty());
 }

@@ -259,7 +259,7 @@ pub(super) fn status(gang: &mut Gang, now: Now) -> GangStatus {
 
 fn conditions(gang: &mut Gang, now: (Reason, &str), unix: i64) -> Vec<Condition> {
     let validity = validity(gang);
-    let valid = matches!(validity, Validity::Valid { .. });
+    let valid = matches!(validity, Validity::Valid { .. } | Validity::Lowered(_));
     let (valid_reason, valid_message) = validity.state();
     let reserved = gang.has_slots() || gang.enough(Count::settled);
     let bound = match gang.state {
@@ -330,6 +330,7 @@ fn validity(gang: &Gang) -> Validity {
         Resolution::Terms(_) if gang.count().of(Class::Faulty) > 0 => {
             Validity::InvalidMember(gang.members().first_fault().unwrap_or_default())
         }
+        Resolution::Terms(terms) if !terms.lowered.is_empty() => Validity::Lowered(terms.lowered.clone()),
         Resolution::Terms(terms) => Validity::Valid { source: terms.decided_by.clone() },
         Resolution::Invalid(_) => Validity::Invalid(faults(gang)),
     }

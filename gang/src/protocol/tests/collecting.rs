@@ -8,6 +8,7 @@ use gantry_api::{GangPhase, GangSpec, Reason};
 use super::world::{
     World, bound, in_pod_group, in_role, key, leaving, member, membership, pod_group, uid, wants, wants_roles,
 };
+use crate::integrations::value::arrival;
 use crate::membership::{JobRef, Membership, OwnerKind, OwnerRef, Size};
 use crate::protocol::GangEvent;
 use crate::protocol::{Answer, Arrival, Blocker, Member, Object, Settings, Stage, WatchedOwner, Work};
@@ -294,7 +295,7 @@ fn looked_at(pods: u32) -> u64 {
         let mut membership = membership("a", number + 1);
         membership.role = format!("role-{number}").into();
         membership.options.max = Some(number + 1);
-        membership.options.arrival = Some(Duration::from_secs(u64::from(number)));
+        membership.options.arrival = arrival(Duration::from_secs(u64::from(number) + 1), "annotation");
         let pod = of_job(&format!("job-{number}"), &format!("a{number}"), number + 1);
         membership.maker = pod.membership.maker.clone();
         world.see(member(&format!("a{number}"), membership));

@@ -226,6 +226,7 @@ fn every_text_about_a_member_is_bounded() {
     }
     for validity in [
         Validity::Valid { source: text("spec.gangPolicy of PodGroup a") },
+        Validity::Lowered(vec![fault("900 s is above the limit"), fault("rack is preferred")]),
         Validity::Invalid(vec![fault("is 0")]),
         Validity::Unknown(text("PodGroup a was not read yet")),
         Validity::MinimumChanged { from: 4, to: 2 },

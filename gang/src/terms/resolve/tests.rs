@@ -24,8 +24,12 @@ fn resolved(memberships: &[Membership], owner: OwnerState<'_>, object: Option<&G
 /// What is said comes to this where the rest is by default.
 fn by_default(declared: &Declared, owner: OwnerState<'_>, object: Option<&GangSpec>) -> Resolved {
     let levels = levels();
-    let defaults = Defaults { arrival: Duration::from_secs(60), repair: Repair::Hold, levels: &levels };
-    resolve(declared, owner, object, &defaults)
+    let ceilings = Ceilings::default();
+    resolve(declared, owner, object, &defaults(&levels, &ceilings))
+}
+
+fn defaults<'a>(levels: &'a Levels, ceilings: &'a Ceilings) -> Defaults<'a> {
+    Defaults { arrival: Duration::from_secs(60), repair: Repair::Hold, levels, ceilings }
 }
 
 fn terms(memberships: &[Membership], owner: OwnerState<'_>, object: Option<&GangSpec>) -> Terms {

@@ -258,6 +258,7 @@ pub(crate) fn gang(members: &[(u32, ShapeId)]) -> PlanRequest {
             repair_by: Authority::Pods,
             arrival: std::time::Duration::from_secs(60),
             checkpointed: false,
+            lowered: Vec::new(),
             unread: None,
             authority: Authority::Pods,
             decided_by: "a test".into(),

@@ -55,7 +55,7 @@ fn a_pod_group_of_coscheduling_says_how_long_members_may_take() {
     });
     let facts = read(OwnerKind::CoschedulingPodGroup, "", &group);
     assert_eq!(
-        (sizes(&facts), facts.options.arrival),
+        (sizes(&facts), facts.options.arrival.map(|arrival| arrival.time)),
         ((Some(4), Some(6)), Some(std::time::Duration::from_secs(30)))
     );
     assert_eq!(sizes(&of(OwnerKind::CoschedulingPodGroup, json!({}))).0, Some(1), "each for itself");

@@ -15,7 +15,7 @@ fn training_job_minimum_is_all_replicas_unless_stated() {
         spec(json!({"runPolicy": {"schedulingPolicy": {"minAvailable": 5, "scheduleTimeoutSeconds": 20}}}));
     assert_eq!((sizes(&fewer), roles(&fewer)), ((Some(5), Some(8)), vec![]));
     assert_eq!(&*fewer.source, "spec.runPolicy.schedulingPolicy.minAvailable");
-    assert_eq!(fewer.options.arrival, Some(std::time::Duration::from_secs(20)));
+    assert_eq!(fewer.options.arrival.map(|it| it.time), Some(std::time::Duration::from_secs(20)));
     let elastic = spec(json!({"elasticPolicy": {"minReplicas": 2, "maxReplicas": 10}}));
     assert_eq!((sizes(&elastic), roles(&elastic)), ((Some(2), Some(8)), vec![("master", 1), ("worker", 1)]));
     assert_eq!(elastic.options.max, Some(11));

@@ -157,6 +157,31 @@ fn hold_does_not_wait_for_ever() {
 }
 
 #[test]
+fn gang_that_loses_members_again_and_again_holds_half_the_time() {
+    // A pod is deleted and its replacement is bound just before the hold ends: its quota is free meanwhile.
+    const HOURS: u64 = 12 * 3600;
+    let mut world = World::new();
+    world.bound_gang("a", 2, 2);
+    let (mut held, mut number, mut lost) = (0, 2, "a0".to_owned());
+    while world.passed.as_secs() < HOURS {
+        world.gone(&lost);
+        for _ in 0..59 {
+            world.pass(10);
+            held += if world.reserved().is_empty() { 0 } else { 10 };
+        }
+        let next = format!("a{number}");
+        world.see(member(&next, membership("a", 2)));
+        if world.reserved().is_empty() {
+            world.plan();
+        }
+        world.bind(&next);
+        (lost, number) = (next, number + 1);
+        world.take_changes();
+    }
+    assert!(held <= HOURS / 2 + 1200, "{held} s");
+}
+
+#[test]
 fn a_failed_member_is_a_lost_one_and_a_completed_one_is_not() {
     let mut world = World::new();
     world.bound_gang("a", 2, 2);

@@ -1,8 +1,11 @@
 //! Members come to the places that were planned: time limits, back-off, those that are woken and those that withdraw.
 
+use std::time::Duration;
+
 use gantry_api::{GangPhase, Reason};
 
-use super::super::world::{World, member, membership, uid};
+use super::super::world::{World, key, member, membership, uid};
+use crate::integrations::value::arrival;
 use crate::protocol::Arrival;
 use crate::protocol::GangEvent;
 
@@ -25,12 +28,53 @@ fn gang_arrival_timeout_releases_all_and_backs_off_longer() {
         assert_eq!(world.next(), None);
         world.pass(1);
     }
-    for _ in 0..20 {
-        world.plan();
-        world.pass(60);
-        world.pass(120);
+}
+
+/// Plans gang a each time that it wants a plan, for `seconds` in steps of five. Returns for how many of them devices were reserved.
+fn reserved_of(world: &mut World, seconds: u64, mut each: impl FnMut(&mut World, u64)) -> u64 {
+    let mut reserved = 0;
+    for second in (0..seconds).step_by(5) {
+        if world.phase("a") == GangPhase::Queued {
+            world.plan();
+        }
+        each(world, second);
+        world.pass(5);
+        reserved += if world.gangs.view(&key("a")).unwrap().slots().next().is_some() { 5 } else { 0 };
     }
-    assert_eq!(world.phase("a"), GangPhase::Queued, "never longer than the longest");
+    reserved
+}
+
+#[test]
+fn gang_that_never_arrives_idles_devices_at_most_half_the_time() {
+    const HOURS: u64 = 12 * 3600;
+    for seconds in [60, 300, 3600] {
+        let mut world = World::new();
+        let mut declared = membership("a", 2);
+        declared.options.arrival = arrival(Duration::from_secs(seconds), "annotation");
+        for name in ["a0", "a1"] {
+            world.see(member(name, declared.clone()));
+        }
+        let reserved = reserved_of(&mut world, HOURS, |_, _| {});
+        assert!(reserved <= HOURS / 2 + 360, "{seconds}: {reserved} s");
+    }
+}
+
+#[test]
+fn gang_that_changes_its_terms_idles_devices_half_the_time() {
+    // Each change releases the reservation, and the gang was planned again at once.
+    const HOURS: u64 = 8 * 3600;
+    let mut world = World::new();
+    world.members("a", 2, 2);
+    let reserved = reserved_of(&mut world, HOURS, |world, second| {
+        if second % 50 == 45 {
+            let mut declared = membership("a", 2);
+            declared.options.max = Some(3 + u32::try_from(second / 50 % 3).unwrap());
+            for name in ["a0", "a1"] {
+                world.see(member(name, declared.clone()));
+            }
+        }
+    });
+    assert!(reserved <= HOURS / 2 + 360, "{reserved} s");
 }
 
 #[test]

@@ -17,7 +17,10 @@ fn any_wish() -> impl Strategy<Value = GangOptions> {
             slice,
             max,
             repair: flag.map(|flag| if flag { Repair::Restart } else { Repair::Ignore }),
-            arrival: max.map(|seconds| Duration::from_secs(seconds.into())),
+            arrival: max.map(|seconds| ArrivalTime {
+                time: Duration::from_secs(seconds.into()),
+                source: "annotation",
+            }),
             checkpointed: flag,
         },
     )

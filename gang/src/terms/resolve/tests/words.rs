@@ -86,3 +86,54 @@ fn gang_is_checkpointed_only_if_every_member_is() {
     assert!(of(&[with(Some(true)), with(None)]));
     assert!(!of(&[with(Some(true)), with(Some(false))]));
 }
+
+#[test]
+fn values_above_the_ceilings_are_lowered_and_named() {
+    use crate::integrations::value::arrival;
+
+    let ceilings = Ceilings { arrival: Duration::from_secs(120), required_levels: Some(vec!["zone".into()]) };
+    let lowered = |memberships: &[Membership], owner: OwnerState<'_>, object: Option<&GangSpec>| {
+        let levels = super::levels();
+        let declared = Declared::by(memberships);
+        match resolve(&declared, owner, object, &super::defaults(&levels, &ceilings)) {
+            Resolved::Terms(terms) => {
+                let words: Vec<String> = terms.lowered.iter().map(ToString::to_string).collect();
+                (terms.arrival.as_secs(), terms.level, words)
+            }
+            other => panic!("{other:?}"),
+        }
+    };
+    let asks = |seconds, name: &str| {
+        let time = arrival(Duration::from_secs(seconds), "annotation gantry.dev/gang-arrival-seconds");
+        wishing(4, GangOptions { arrival: time, level: level(name, true), ..GangOptions::default() })
+    };
+    assert_eq!(
+        lowered(&[asks(120, "zone")], OwnerState::NotNeeded, None),
+        (120, level("zone", true), Vec::new())
+    );
+    let too_much = (
+        120,
+        level("rack", false),
+        vec![
+            "annotation gantry.dev/gang-arrival-seconds: 121 s is above the operator's limit of 120 s (--gang-arrival-max); 120 s applies".to_owned(),
+            "annotation gantry.dev/gang-required-level: the operator does not let gangs require rack (--gang-required-levels has zone); it is preferred".to_owned(),
+        ],
+    );
+    assert_eq!(lowered(&[asks(121, "rack")], OwnerState::NotNeeded, None), too_much);
+    // By its label, too.
+    assert_eq!(lowered(&[asks(121, "example.com/rack")], OwnerState::NotNeeded, None), too_much);
+    let object = GangSpec { arrival_seconds: Some(3600), ..GangSpec::default() };
+    let (seconds, _, words) = lowered(&[stated(4)], OwnerState::NotNeeded, Some(&object));
+    assert_eq!(seconds, 120);
+    assert!(words[0].starts_with("spec.arrivalSeconds of Gang train: 3600 s is above"), "{words:?}");
+    let mut facts = facts(4, None);
+    facts.options.arrival = arrival(Duration::from_secs(7200), "spec.scheduleTimeoutSeconds");
+    let memberships = [of_owner(OwnerKind::CoschedulingPodGroup, Size::Undeclared)];
+    let (_, _, words) = lowered(&memberships, OwnerState::Read(&facts), None);
+    assert!(
+        words[0].starts_with(
+            "spec.scheduleTimeoutSeconds of PodGroup train (scheduling.x-k8s.io): 7200 s is above"
+        ),
+        "{words:?}"
+    );
+}

@@ -1,0 +1,62 @@
+//! How long a gang has kept devices idle lately. The time grows while the gang keeps a reservation that no pod uses, and
+//! shrinks as fast while it keeps none: a limit on it lets a gang keep devices idle for half of the time at most.
+
+use std::time::{Duration, Instant};
+
+use super::after;
+
+#[derive(Debug, Clone, Default)]
+pub(super) struct IdleTime {
+    /// The time at `at`.
+    spent: Duration,
+    at: Option<Instant>,
+    /// Whether it grows since then.
+    grows: bool,
+}
+
+impl IdleTime {
+    /// Devices are idle from now on, or no longer. Whether they were until now.
+    pub(super) fn follow(&mut self, now: Instant, idle: bool) -> bool {
+        if self.grows != idle {
+            (self.spent, self.at) = (self.spent(now), Some(now));
+        }
+        std::mem::replace(&mut self.grows, idle)
+    }
+
+    pub(super) fn spent(&self, now: Instant) -> Duration {
+        let passed = self.at.map_or(Duration::ZERO, |at| now.saturating_duration_since(at));
+        match self.grows {
+            true => self.spent.saturating_add(passed),
+            false => self.spent.saturating_sub(passed),
+        }
+    }
+
+    /// When `limit` is reached, if devices stay idle until then; `None` while none are.
+    pub(super) fn reaches(&self, limit: Duration) -> Option<Instant> {
+        self.at.filter(|_| self.grows).map(|at| after(at, limit.saturating_sub(self.spent)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn idle_time_grows_and_shrinks_as_fast() {
+        let start = Instant::now();
+        let at = |seconds| start + Duration::from_secs(seconds);
+        let mut idle = IdleTime::default();
+        assert!(!idle.follow(at(0), false));
+        assert_eq!((idle.spent(at(9)), idle.reaches(Duration::from_secs(50))), (Duration::ZERO, None));
+        assert!(!idle.follow(at(10), true));
+        assert!(idle.follow(at(20), true), "followed again and again");
+        assert_eq!(idle.spent(at(40)), Duration::from_secs(30));
+        assert_eq!(idle.reaches(Duration::from_secs(50)), Some(at(60)));
+        assert!(idle.follow(at(40), false));
+        assert_eq!(idle.spent(at(50)), Duration::from_secs(20));
+        assert!(!idle.follow(at(50), true));
+        assert_eq!(idle.reaches(Duration::from_secs(50)), Some(at(80)));
+        assert!(idle.follow(at(60), false));
+        assert_eq!(idle.spent(at(100)), Duration::ZERO);
+    }
+}
