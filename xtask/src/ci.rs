@@ -96,7 +96,7 @@ pub(crate) fn deny() -> Result<()> {
 const CARGO_DENY: &str = "0.20.2";
 
 /// Where built tools are kept between runs: `$GANTRY_CACHE` or `~/.cache/gantry`.
-fn cache() -> Result<PathBuf> {
+pub(crate) fn cache() -> Result<PathBuf> {
     if let Some(folder) = std::env::var_os("GANTRY_CACHE") {
         return Ok(folder.into());
     }

@@ -6,6 +6,7 @@
 mod ci;
 mod counts;
 mod generate;
+mod image;
 mod mutants;
 mod run;
 mod source;
@@ -60,6 +61,8 @@ enum Task {
     },
     /// Licence, ban and source check of all dependencies (installs cargo-deny on the first run).
     Deny,
+    /// Builds the image as an OCI archive and verifies it (docs/install.md).
+    Image(image::ImageArgs),
     /// Benchmarks, in the bench profile, and the program that socket and peer measure as it is shipped: all, or one by
     /// name.
     Bench {
@@ -89,6 +92,7 @@ fn main() -> Result<()> {
         Task::E2e { filter } => ci::e2e(filter.as_deref()).and_then(|counts| counts.conclude()),
         Task::Generate { check } => generate::run(check),
         Task::Deny => ci::deny(),
+        Task::Image(args) => image::run_task(&args),
         Task::Bench { name, args } => ci::bench(name.as_deref(), &args),
         Task::Cluster { args } => ci::cluster(&args),
     }

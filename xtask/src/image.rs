@@ -1,0 +1,169 @@
+//! The image: the program as it is shipped, for each architecture, in one archive.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, bail, ensure};
+use clap::Args;
+use gantry_image::check::{self, Found, Rules};
+use gantry_image::{Arch, Archive, Compression, debian, gantry, sbom};
+
+use crate::ci::cache;
+use crate::run::{cargo, output, root, run, target};
+
+/// Bytes that an image may have, unpacked.
+const MAX_BYTES: u64 = 40 << 20;
+
+/// Options of `cargo xtask image`.
+#[derive(Args)]
+pub(crate) struct ImageArgs {
+    /// Architecture, amd64 or arm64; repeat it for an archive with both [default: that of this machine]
+    #[arg(long = "arch", value_name = "ARCH")]
+    arches: Vec<Arch>,
+    /// Program to put into the image, built already [default: build it]
+    #[arg(long, value_name = "FILE")]
+    binary: Option<PathBuf>,
+    /// Archive to write, or the folder for it [default: image/ of the target directory]
+    #[arg(long, value_name = "PATH")]
+    output: Option<PathBuf>,
+    /// Name of the image, with its tag
+    #[arg(long, default_value = concat!("docker.io/library/gantry:", env!("CARGO_PKG_VERSION")))]
+    name: String,
+    /// Address of the sources, for the label
+    #[arg(long, value_name = "URL")]
+    source: Option<String>,
+    /// Only verify this archive
+    #[arg(long, value_name = "ARCHIVE", conflicts_with_all = ["arches", "binary", "output", "source"])]
+    check: Option<PathBuf>,
+}
+
+/// Builds an archive, or verifies one, and prints what is in it.
+pub(crate) fn run_task(args: &ImageArgs) -> Result<()> {
+    let (path, found) = match &args.check {
+        Some(path) => (path.clone(), verify(path)?),
+        None => build(args)?,
+    };
+    for image in &found {
+        println!(
+            "{} for {}: {} bytes, {} stored, {}",
+            image.name, image.arch, image.bytes, image.stored, image.digest
+        );
+    }
+    if args.check.is_some() {
+        found.iter().flat_map(|image| &image.paths).for_each(|path| println!("  {path}"));
+    }
+    let bytes = fs::metadata(&path)?.len();
+    println!("{}: {bytes} bytes", path.display());
+    Ok(())
+}
+
+/// Verifies an archive as a release needs it.
+fn verify(archive: &Path) -> Result<Vec<Found>> {
+    let mut excluded = vec![root().display().to_string()];
+    excluded.extend(std::env::var("HOME").ok().filter(|home| home.len() > 1).map(|home| format!("{home}/")));
+    check::archive(archive, &Rules { max_bytes: Some(MAX_BYTES), excluded })
+}
+
+fn build(args: &ImageArgs) -> Result<(PathBuf, Vec<Found>)> {
+    let arches = match &args.arches[..] {
+        [] => vec![Arch::host()?],
+        some => some.to_vec(),
+    };
+    ensure!(args.binary.is_none() || arches.len() == 1, "--binary is one program: name one --arch");
+    let names: Vec<&str> = arches.iter().map(|arch| arch.name()).collect();
+    let version = env!("CARGO_PKG_VERSION");
+    let path = args.output.clone().map_or_else(|| Ok(target()?.join("image")), anyhow::Ok)?;
+    let path = match path.extension() {
+        Some(_) => path,
+        None => path.join(format!("gantry-{version}-{}.tar", names.join("-"))),
+    };
+    if let Some(folder) = path.parent() {
+        fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))?;
+    }
+
+    let (revision, epoch) = (revision(), epoch()?);
+    let license = fs::read_to_string(root().join("LICENSE")).context("LICENSE")?;
+    let mut images = Vec::new();
+    for arch in arches {
+        let program = match &args.binary {
+            Some(binary) => binary.clone(),
+            None => program(arch)?,
+        };
+        let program = fs::read(&program).with_context(|| format!("cannot read {}", program.display()))?;
+        let packages = debian::packages(arch, &cache()?.join("packages"))?;
+        let (image, components) = gantry::image(gantry::Recipe {
+            arch,
+            program: &program,
+            version,
+            revision: revision.as_deref(),
+            source: args.source.as_deref(),
+            license: &license,
+            crates: sbom::crates(&root(), arch)?,
+            packages: &packages,
+            epoch,
+            compression: Compression::Gzip,
+        })?;
+        let list = path.with_file_name(format!("gantry-{version}-{arch}.cdx.json"));
+        fs::write(&list, components).with_context(|| format!("cannot write {}", list.display()))?;
+        images.push(image);
+    }
+    let mut archive = Archive::new();
+    archive.add(&args.name, &images)?;
+    archive.write(&path)?;
+    let found = verify(&path)?;
+    Ok((path, found))
+}
+
+/// Builds the program as it is shipped: without simulators, and without the paths of this machine.
+pub(crate) fn program(arch: Arch) -> Result<PathBuf> {
+    let compiler = format!("{}-gcc", arch.triplet());
+    let is_foreign = Arch::host()? != arch;
+    if is_foreign {
+        let is_there =
+            Command::new(&compiler).arg("--version").output().is_ok_and(|output| output.status.success());
+        if !is_there {
+            bail!("no {compiler}, which links programs for {arch}: apt-get install gcc-{}", arch.triplet());
+        }
+        run(Command::new("rustup").args(["target", "add", arch.target()]))?;
+    }
+    let folder = target()?.join("image");
+    let home =
+        std::env::var("CARGO_HOME").or_else(|_| std::env::var("HOME").map(|home| format!("{home}/.cargo")));
+    let crates = PathBuf::from(home.context("neither CARGO_HOME nor HOME is set")?).join("registry/src");
+    let root = root();
+    let renamed = [(root.as_path(), "gantry"), (crates.as_path(), "crates")];
+    let map = |flag: &str| {
+        let flags = renamed.iter().map(|(path, name)| format!("{flag}={}={name}", path.display()));
+        flags.collect::<Vec<_>>().join(" ")
+    };
+    let target = arch.target();
+    let mut command =
+        cargo(&["build", "--release", "--locked", "--package", "gantry", "--no-default-features"]);
+    command.args(["--target", target]).arg("--target-dir").arg(&folder);
+    command.env("RUSTFLAGS", map("--remap-path-prefix"));
+    command.env(format!("CFLAGS_{}", target.replace('-', "_")), map("-ffile-prefix-map"));
+    if is_foreign {
+        let variable = format!("CARGO_TARGET_{}_LINKER", target.replace('-', "_").to_uppercase());
+        command.env(variable, compiler);
+    }
+    run(&mut command)?;
+    Ok(folder.join(target).join("release/gantry"))
+}
+
+/// The commit, if this is a repository.
+fn revision() -> Option<String> {
+    let commit = output(Command::new("git").current_dir(root()).args(["rev-parse", "HEAD"])).ok()?;
+    Some(commit.trim().to_owned())
+}
+
+/// The time of all files: `$SOURCE_DATE_EPOCH`, or that of the commit, or 1970.
+fn epoch() -> Result<u64> {
+    if let Ok(epoch) = std::env::var("SOURCE_DATE_EPOCH") {
+        return epoch
+            .parse()
+            .with_context(|| format!("SOURCE_DATE_EPOCH is {epoch:?}, expected seconds since 1970"));
+    }
+    let time = output(Command::new("git").current_dir(root()).args(["log", "-1", "--format=%ct"]));
+    Ok(time.ok().and_then(|time| time.trim().parse().ok()).unwrap_or_default())
+}
