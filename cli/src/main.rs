@@ -3,9 +3,11 @@
 
 mod check;
 mod choose;
+mod cluster;
 mod command_line;
 mod explain;
 mod labels;
+mod map;
 mod runtime;
 mod topo;
 mod visible;
@@ -68,6 +70,8 @@ enum Command {
     Choose(choose::ChooseArgs),
     /// Say why a pod is where it is, or why it waits and what would have to end for it to fit
     Explain(explain::ExplainArgs),
+    /// Draw who holds which GPU of the cluster
+    Map(map::MapArgs),
     /// Print or write the labels of a node: NVIDIA's, and those of links, NUMA nodes and products
     Labels(Box<labels::LabelsArgs>),
     /// Start both daemons against simulated machines and an embedded cluster, and show which pod gets which GPUs and
@@ -118,6 +122,10 @@ fn main() -> ExitCode {
         Command::Explain(args) => {
             log.start_quiet();
             runtime::serve(Threads::Many, false, |_| explain::run(args))
+        }
+        Command::Map(args) => {
+            log.start_quiet();
+            runtime::serve(Threads::One, false, |_| map::run(args))
         }
         #[cfg(feature = "demo")]
         Command::Demo(args) => {

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use gantry_api::{GpuNode, names};
+use gantry_map::ClusterMap;
 use gantry_nvml_sim::control::Controller;
 use gantry_sim_cluster::api::{ApiOptions, ApiServer};
 use gantry_sim_cluster::kubelet::{Folders, Kubelet};
@@ -23,7 +24,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::daemon::{Daemon, own_address};
 use crate::screen::Screen;
-use crate::view::ClusterView;
+use crate::view::view;
 
 /// Node names and the machine each one is.
 const MACHINES: [(&str, &str, &str); 4] = [
@@ -206,15 +207,15 @@ impl Cluster {
     }
 
     /// The present state of the cluster's GPUs.
-    pub(crate) async fn view(&self) -> anyhow::Result<ClusterView> {
+    pub(crate) async fn view(&self) -> anyhow::Result<ClusterMap> {
         let gpu_nodes: Api<GpuNode> = Api::all(self.client.clone());
         let gpu_nodes = gpu_nodes.list(&ListParams::default()).await.context("listing GpuNodes")?;
         let pods = self.pods().list(&ListParams::default()).await.context("listing pods")?;
-        Ok(ClusterView::of(&gpu_nodes.items, &pods.items))
+        Ok(view(&gpu_nodes.items, &pods.items))
     }
 
     /// Whether the extender counts as many GPUs as free as are seen to be.
-    pub(crate) async fn extender_agrees(&self, view: &ClusterView) -> bool {
+    pub(crate) async fn extender_agrees(&self, view: &ClusterMap) -> bool {
         let free = view.nodes.iter().map(|node| node.free().len()).sum();
         free_for_extender(self.extender).await == Some(free)
     }

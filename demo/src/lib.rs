@@ -16,9 +16,9 @@ use gantry_topology::draw::Picture;
 use tokio_util::sync::CancellationToken;
 
 use cluster::Cluster;
+use gantry_map::Letters;
 use scene::{Checks, RunningPod, Scene};
 use screen::{Screen, Style};
-use watch::Letters;
 
 /// Options of `gantry demo`.
 #[derive(Debug, Clone, clap::Args)]
@@ -99,7 +99,7 @@ fn introduce(cluster: &Cluster, screen: Screen) {
         screen.line(picture.trim_end());
     }
     screen.line("");
-    for line in watch::LEGEND {
+    for line in gantry_map::LEGEND {
         screen.line(screen.styled(Style::FAINT, line));
     }
 }

@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 
 use anyhow::Context;
 use gantry_api::names::{EXTENDER, GANG_ANNOTATION, GANG_MIN_ANNOTATION, GPU_RESOURCE};
+use gantry_map::{ClusterMap, Hold, Letters, NodeMap};
 use gantry_topology::{GpuSet, Purpose};
 use k8s_openapi::api::core::v1::{Event, Pod};
 use kube::ResourceExt;
@@ -13,8 +14,8 @@ use serde_json::json;
 
 use crate::cluster::{Cluster, PATIENCE};
 use crate::screen::{Screen, Style};
-use crate::view::{ClusterView, Hold, NodeView, grant};
-use crate::watch::{Letters, strips};
+use crate::view::grant;
+use crate::watch::strips;
 
 /// A pod for a scene.
 #[derive(Debug, Clone, Default)]
@@ -104,7 +105,7 @@ impl Scene<'_> {
     pub(crate) async fn follow(
         &mut self,
         pod: &DemoPod,
-        before: &ClusterView,
+        before: &ClusterMap,
     ) -> anyhow::Result<Option<RunningPod>> {
         let Some(placed) = self.running(&pod.name).await? else {
             return Ok(None);
@@ -181,7 +182,7 @@ impl Scene<'_> {
         values.flat_map(|value| value.split(',').map(str::to_owned)).collect()
     }
 
-    async fn verify(&mut self, pod: &DemoPod, placed: &RunningPod, before: &NodeView) -> anyhow::Result<()> {
+    async fn verify(&mut self, pod: &DemoPod, placed: &RunningPod, before: &NodeMap) -> anyhow::Result<()> {
         let name = pod.name.as_str();
         let visible = self.visible(&placed.pod, &placed.node);
         if pod.bypass.is_none() {
@@ -214,9 +215,7 @@ impl Scene<'_> {
     async fn published(&self, name: &str, placed: &RunningPod) -> anyhow::Result<bool> {
         let seen = self.cluster.wait(async || {
             let view = self.cluster.view().await?;
-            let held = view
-                .node(&placed.node)
-                .map(|node| node.set(|gpu| gpu.hold == Hold::Held && gpu.pod.as_deref() == Some(name)));
+            let held = view.node(&placed.node).map(|node| node.set(|gpu| gpu.has(name, Hold::Held)));
             Ok((held == Some(placed.gpus)).then_some(()))
         });
         Ok(seen.await?.is_some())

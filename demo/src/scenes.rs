@@ -6,6 +6,7 @@ use std::time::Instant;
 use anyhow::Context;
 use gantry_api::names::GPU_RESOURCE;
 use gantry_api::{Gang, GangPhase, GangStatus};
+use gantry_map::{GpuMap, NodeMap};
 use gantry_topology::{GpuSet, Purpose};
 use kube::ResourceExt;
 use kube::api::{Api, DeleteParams};
@@ -15,7 +16,7 @@ use serde_json::Value;
 
 use crate::scene::{DemoPod, RunningPod, Scene};
 use crate::screen::Style;
-use crate::view::{Hold, NodeView, grant};
+use crate::view::grant;
 
 /// Plays all scenes.
 pub(crate) async fn all(scene: &mut Scene<'_>) -> anyhow::Result<()> {
@@ -72,7 +73,7 @@ async fn unhealthy_gpu(scene: &mut Scene<'_>) -> anyhow::Result<()> {
         return Ok(());
     };
     let view = scene.cluster.view().await?;
-    let free = view.node(&name).map(NodeView::free).unwrap_or_default();
+    let free = view.node(&name).map(NodeMap::free).unwrap_or_default();
     let next = node.table.best(free, 2, Purpose::Local).map(|choice| choice.gpus).unwrap_or_default();
     let Some(unhealthy) = next.lowest() else {
         scene.check(false, &format!("{name} has two free GPUs for this scene"));
@@ -116,14 +117,14 @@ async fn force_delete(scene: &mut Scene<'_>) -> anyhow::Result<()> {
         scene.check(false, "quad runs");
         return Ok(());
     };
-    let rest = scene.cluster.view().await?.node(&node).map(NodeView::free).unwrap_or_default();
+    let rest = scene.cluster.view().await?.node(&node).map(NodeMap::free).unwrap_or_default();
     let quad = scene.cluster.pods().get("quad").await.context("reading pod quad")?;
     let at_once = DeleteParams::default().grace_period(0);
     scene.cluster.pods().delete("quad", &at_once).await.context("deleting pod quad")?;
     let cluster = scene.cluster;
     let quarantined = cluster.wait(async || {
         let view = cluster.view().await?;
-        let kept = view.node(&node).map(|seen| seen.set(|gpu| gpu.hold == Hold::Quarantined));
+        let kept = view.node(&node).map(|seen| seen.set(GpuMap::is_leaving));
         Ok((kept == Some(gpus)).then_some(()))
     });
     let quarantined = quarantined.await?.is_some();
@@ -140,7 +141,7 @@ async fn force_delete(scene: &mut Scene<'_>) -> anyhow::Result<()> {
     }
     let freed = cluster.wait(async || {
         let view = cluster.view().await?;
-        let kept = view.node(&node).map(|seen| seen.set(|gpu| gpu.hold == Hold::Quarantined));
+        let kept = view.node(&node).map(|seen| seen.set(GpuMap::is_leaving));
         Ok((kept == Some(GpuSet::EMPTY)).then_some(view))
     });
     let before = freed.await?;
@@ -277,11 +278,8 @@ async fn holds_nothing(scene: &mut Scene<'_>, gang: &DemoGang) -> anyhow::Result
     };
     let view = scene.cluster.view().await?;
     let pods: Vec<String> = gang.pod_names().collect();
-    let holds = view
-        .nodes
-        .iter()
-        .flat_map(|node| &node.gpus)
-        .any(|gpu| gpu.hold != Hold::None && gpu.pod.as_ref().is_some_and(|pod| pods.contains(pod)));
+    let holds =
+        view.nodes.iter().flat_map(|node| &node.gpus).any(|gpu| pods.iter().any(|pod| gpu.is_held_by(pod)));
     let mut bound = false;
     for name in &pods {
         let pod = scene.cluster.pods().get(name).await;
@@ -333,9 +331,9 @@ async fn end(scene: &Scene<'_>, names: impl IntoIterator<Item = String>) -> anyh
         let left = pods.list(&ListParams::default()).await.context("listing pods")?;
         let left = left.items.iter().any(|pod| names.contains(&pod.name_any()));
         let view = cluster.view().await?;
-        let mut held = view.nodes.iter().flat_map(|node| &node.gpus).filter_map(|gpu| gpu.pod.as_ref());
+        let mut held = view.nodes.iter().flat_map(|node| &node.gpus).flat_map(|gpu| &gpu.pods);
         // kubelet's report of a deleted pod has no name.
-        let holds = held.any(|pod| pod.is_empty() || names.contains(pod));
+        let holds = held.any(|pod| pod.name.is_empty() || names.contains(&pod.name));
         Ok((!left && !holds && cluster.extender_agrees(&view).await).then_some(()))
     });
     gone.await?.with_context(|| format!("{} do not end", names.join(", ")))

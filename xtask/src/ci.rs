@@ -41,7 +41,7 @@ pub(crate) fn lint() -> Result<()> {
 const FAKES: [&str; 3] = ["gantry-demo", "gantry-nvml-sim", "gantry-sim-cluster"];
 
 /// Crates that only compute, and packages by which I/O, async or a clock would enter them.
-const PURE: [&str; 4] = ["gantry-topology", "gantry-smi", "gantry-gang", "gantry-planner"];
+const PURE: [&str; 5] = ["gantry-topology", "gantry-smi", "gantry-gang", "gantry-planner", "gantry-map"];
 const IMPURE: [&str; 4] = ["hyper", "kube-client", "mio", "tokio"];
 
 /// Checks that `gantry` compiles without its default features, as in the image, and contains no simulator.

@@ -4,11 +4,9 @@
 mod gangs;
 mod text;
 
-use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context as _, anyhow};
-use clap::builder::{OsStringValueParser, TypedValueParser as _};
 use clap::{Args, Subcommand};
 use gantry_api::names;
 use gantry_extender::args::{levels, required_levels, scheduler};
@@ -17,6 +15,7 @@ use gantry_extender::offline::{self, Seen, Terms};
 use gantry_gang::{Ceilings, Levels};
 use gantry_planner::decide::{ForeignNodes, Options, Policy};
 
+use crate::cluster::ClusterArgs;
 use crate::runtime::{BadInput, print};
 use crate::visible::Visible;
 
@@ -36,9 +35,8 @@ pub(crate) struct ExplainArgs {
     #[command(subcommand)]
     what: What,
 
-    /// Kubeconfig file [default: KUBECONFIG, or ~/.kube/config]
-    #[arg(long, env = "KUBECONFIG", value_name = "FILE", global = true, value_parser = OsStringValueParser::new().map(PathBuf::from))]
-    kubeconfig: Option<PathBuf>,
+    #[command(flatten)]
+    cluster: ClusterArgs,
 
     /// Namespace of the pod or gang
     #[arg(long, short, value_name = "NAMESPACE", default_value = "default", global = true)]
@@ -128,21 +126,7 @@ const LIMIT: Duration = Duration::from_secs(30);
 pub(crate) async fn run(args: ExplainArgs) -> anyhow::Result<()> {
     let resources = args.resources.iter().map(|name| name.as_str().into()).collect();
     let options = Options { foreign: args.foreign_nodes, policy: args.policy, ..Options::default() };
-    // Empty means not set, as for kubectl.
-    let named = args.kubeconfig.clone().filter(|path| !path.as_os_str().is_empty());
-    if let Some(paths) = &named {
-        let there = |path: PathBuf| path.exists() && !path.is_dir();
-        // The variable may list several.
-        if !there(paths.clone()) && !std::env::split_paths(paths).any(there) {
-            let place = paths.display();
-            let wrong = match paths.is_dir() {
-                true => anyhow!("{place} is a folder; name the kubeconfig file in it"),
-                false => anyhow!("there is no kubeconfig {place}"),
-            };
-            return Err(BadInput(wrong).into());
-        }
-    }
-    let kubeconfig = named.or_else(home_kubeconfig);
+    let kubeconfig = args.cluster.kubeconfig()?;
     let required_levels = required_levels(&args.gang_required_levels, &args.fabric).map_err(BadInput)?;
     let terms = Terms {
         resources,
@@ -165,12 +149,6 @@ pub(crate) async fn run(args: ExplainArgs) -> anyhow::Result<()> {
         What::Queue => queue(&seen, &args)?,
     };
     print(&Visible::new(&output))
-}
-
-/// kubectl's default kubeconfig.
-fn home_kubeconfig() -> Option<PathBuf> {
-    let path = PathBuf::from(std::env::var_os("HOME")?).join(".kube/config");
-    path.is_file().then_some(path)
 }
 
 fn pod(store: &Store, args: &ExplainArgs, name: &str) -> anyhow::Result<PodReport> {

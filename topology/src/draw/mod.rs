@@ -4,7 +4,7 @@
 mod svg;
 mod terminal;
 
-pub use svg::svg;
+pub use svg::{escaped as xml_escaped, svg};
 pub use terminal::Picture;
 
 use std::fmt::Write as _;

@@ -351,8 +351,9 @@ fn shortened(text: &str, most: usize) -> String {
     format!("{head}…")
 }
 
-/// Text of an XML document. XML has no form for control characters.
-fn escaped(text: &str) -> String {
+/// `text` as character data or an attribute's value of an XML document. Control characters are replaced: XML has no form
+/// for them.
+pub fn escaped(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for ch in text.chars() {
         match ch {
