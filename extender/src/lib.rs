@@ -119,6 +119,7 @@ pub async fn run(args: Args, shutdown: CancellationToken) -> anyhow::Result<()> 
         health: Arc::clone(&health),
         objects: Arc::clone(&writers.objects),
         leadership: Arc::clone(&leadership),
+        metrics: Arc::clone(&writers.metrics),
     };
     let watching = tokio::spawn(watch::run(client.clone(), watches, shutdown.clone()));
     let server = Server {

@@ -18,6 +18,7 @@ use crate::bind::Failure;
 use crate::index::{GangTotals, Index, Totals};
 use crate::ledger::FaultKind;
 use crate::object_memory::{Largest, ObjectMemory};
+use crate::tls::Expiry;
 
 /// Upper bounds of the latency buckets, in seconds: fine around the goal of one millisecond.
 const BUCKETS: [f64; 16] = [
@@ -85,6 +86,12 @@ struct Phase {
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Namespace {
     namespace: String,
+}
+
+/// Label of a file of certificates.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct CertificateFile {
+    file: &'static str,
 }
 
 /// Label of a state.
@@ -163,6 +170,9 @@ pub struct Metrics {
     kept_nodes: Gauge,
     leader: Gauge,
     missing_policies: Gauge,
+    certificate_expiry: Family<CertificateFile, Gauge>,
+    /// Changes of GpuNodes that were replaced by later ones before they were applied.
+    pub coalesced_changes: Counter,
     devices: Family<State, Gauge>,
     nodes: Family<State, Gauge>,
     pods: Gauge,
@@ -204,6 +214,8 @@ impl Metrics {
             kept_nodes: Gauge::default(),
             leader: Gauge::default(),
             missing_policies: Gauge::default(),
+            certificate_expiry: Family::default(),
+            coalesced_changes: Counter::default(),
             devices: Family::default(),
             nodes: Family::default(),
             pods: Gauge::default(),
@@ -248,6 +260,16 @@ impl Metrics {
             "missing_policies",
             "Admission policies that are missing or do not deny",
             metrics.missing_policies.clone(),
+        );
+        registry.register(
+            "gpunode_changes_coalesced",
+            "Changes of GpuNodes that came too fast and were replaced by later ones",
+            metrics.coalesced_changes.clone(),
+        );
+        registry.register(
+            "certificate_expiry_timestamp_seconds",
+            "When the first certificate of a file expires",
+            metrics.certificate_expiry.clone(),
         );
         // Not checked yet.
         metrics.missing_policies.set(-1);
@@ -319,6 +341,13 @@ impl Metrics {
     /// Records how many admission policies are missing.
     pub fn missing_policies(&self, count: usize) {
         self.missing_policies.set(signed(count as u64));
+    }
+
+    /// Records when certificates expire.
+    pub fn certificates(&self, expiries: &[Expiry]) {
+        for Expiry { option, at } in expiries {
+            self.certificate_expiry.get_or_create(&CertificateFile { file: option }).set(*at);
+        }
     }
 
     /// Counts a bind.

@@ -99,6 +99,7 @@ pub async fn look(kubeconfig: Option<&Path>, terms: Terms, limit: Duration) -> a
         health: ApiHealth::new(),
         objects: Arc::default(),
         leadership: Arc::new(Leadership::always()),
+        metrics: Arc::default(),
     };
     let watching = tokio::spawn(watch::run(client.clone(), watches, shutdown.clone()));
     let (wanted, seen) = (Arc::clone(&store), Arc::clone(&store));

@@ -391,6 +391,9 @@ impl Server {
         for took in store.take_plan_times() {
             metrics.plans.observe(took.as_secs_f64());
         }
+        if let Some(tls) = &self.tls {
+            metrics.certificates(&tls.expiries());
+        }
         let leads = self.leadership.leads();
         let reading = store.read(|index| Reading::of(index, store.memory()));
         metrics.page_of(&reading, age, leads)

@@ -89,8 +89,18 @@ pub enum TlsError {
 pub struct Tls {
     files: Files,
     now: ArcSwap<ServerConfig>,
+    expiries: ArcSwap<Vec<Expiry>>,
     /// Content of the files when they were first read.
     first: Read,
+}
+
+/// When the first certificate of a file expires.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Expiry {
+    /// The option that names the file, without dashes.
+    pub option: &'static str,
+    /// In seconds since 1970.
+    pub at: i64,
 }
 
 /// The files' bytes, by which a change is detected.
@@ -99,6 +109,22 @@ struct Read {
     cert: Vec<u8>,
     key: Vec<u8>,
     client_ca: Option<Vec<u8>>,
+}
+
+impl Read {
+    /// When the certificates expire, of each file the first.
+    fn expiries(&self) -> Vec<Expiry> {
+        let files = [("tls-cert", Some(&self.cert)), ("client-ca", self.client_ca.as_ref())];
+        let expiry = |(option, bytes): (&'static str, Option<&Vec<u8>>)| {
+            let certificates = CertificateDer::pem_slice_iter(bytes?).flatten();
+            let ends = certificates.filter_map(|certificate| {
+                let (_, certificate) = x509_parser::parse_x509_certificate(&certificate).ok()?;
+                Some(certificate.validity().not_after.timestamp())
+            });
+            Some(Expiry { option, at: ends.min()? })
+        };
+        files.into_iter().filter_map(expiry).collect()
+    }
 }
 
 /// The key is not printed.
@@ -116,12 +142,18 @@ impl Tls {
     pub fn load(files: Files) -> Result<Self, TlsError> {
         let first = files.read()?;
         let config = files.config(&first)?;
-        Ok(Self { files, now: ArcSwap::from_pointee(config), first })
+        let expiries = ArcSwap::from_pointee(first.expiries());
+        Ok(Self { files, now: ArcSwap::from_pointee(config), expiries, first })
     }
 
     /// The configuration for a new connection.
     pub fn config(&self) -> Arc<ServerConfig> {
         self.now.load_full()
+    }
+
+    /// When the certificates in effect expire.
+    pub fn expiries(&self) -> Arc<Vec<Expiry>> {
+        self.expiries.load_full()
     }
 
     /// Whether a client with this certificate may call the verbs.
@@ -158,6 +190,7 @@ impl Tls {
                 Ok(read) => match self.files.config(&read) {
                     Ok(config) => {
                         self.now.store(Arc::new(config));
+                        self.expiries.store(Arc::new(read.expiries()));
                         tracing::info!(cert = %self.files.cert.display(), "new TLS files are in effect");
                         known = read;
                         logged.clear();
@@ -323,6 +356,23 @@ pub(crate) mod tests {
     fn refused(files: Files) -> String {
         let folder = files.cert.parent().unwrap().display().to_string();
         Tls::load(files).unwrap_err().to_string().replace(&folder, "F")
+    }
+
+    #[test]
+    fn expiry_is_that_of_the_first_certificate_of_each_file() {
+        let authority = Authority::new();
+        authority.issue("server");
+        // Another authority, which expires before the first.
+        let mut params = CertificateParams::new(Vec::new()).unwrap();
+        params.not_after = rcgen::date_time_ymd(2031, 1, 1);
+        let own = params.self_signed(&KeyPair::generate().unwrap()).unwrap();
+        let both = std::fs::read_to_string(authority.path("ca.crt")).unwrap() + &own.pem();
+        std::fs::write(authority.path("ca.crt"), both).unwrap();
+        let tls = Tls::load(authority.files("server")).unwrap();
+        let server = CertificateParams::new(Vec::new()).unwrap().not_after.unix_timestamp();
+        let expected =
+            [Expiry { option: "tls-cert", at: server }, Expiry { option: "client-ca", at: 1_924_992_000 }];
+        assert_eq!(*tls.expiries(), expected);
     }
 
     #[test]

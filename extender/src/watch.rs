@@ -2,14 +2,15 @@
 //! resume as soon as the API server is back.
 
 mod api_health;
+mod coalesced;
 mod steady;
 pub(crate) mod stream;
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use futures::StreamExt;
 use futures::stream::{BoxStream, SelectAll};
+use futures::{Stream, StreamExt};
 use gantry_api::{NodeName, PodUid, ResourceName};
 use gantry_gang::NodeFacts;
 use gantry_gang::protocol::Object;
@@ -23,6 +24,7 @@ pub use api_health::ApiHealth;
 use crate::gang::objects::{Name, Objects, PartialGang};
 use crate::index::{self, Index, PartialGpuNode, SlimNode, Source, Store};
 use crate::lease::Leadership;
+use crate::metrics::Metrics;
 use crate::object_memory::{About, Kind, ObjectMemory};
 use crate::pod::{Reader, Seen, SlimPod, Words};
 use crate::watch::stream::{Received, Streamed};
@@ -106,6 +108,8 @@ pub struct Watches {
     pub objects: Arc<Objects>,
     /// Whether this process leads.
     pub leadership: Arc<Leadership>,
+    /// Counts coalesced changes.
+    pub metrics: Arc<Metrics>,
 }
 
 /// Watches until `shutdown`.
@@ -183,13 +187,13 @@ impl Watches {
         let mut all = SelectAll::new();
         let (reader, memory) = (Arc::clone(reader), Arc::clone(store.memory()));
         let pods = Api::<SlimPod>::all(health.observing(client, Source::Pods));
-        all.push(self.read(pods, Source::Pods, move |pod, gone| {
+        all.push(self.read(self.events(pods, Kind::Pod), Source::Pods, move |pod, gone| {
             let mut reader = reader.lock().unwrap_or_else(PoisonError::into_inner);
             pod_event(&mut reader, &memory, pod, gone)
         }));
         let (wanted, mut words, memory) = (watched.clone(), Words::default(), Arc::clone(store.memory()));
         let nodes = Api::<SlimNode>::all(health.observing(client, Source::Nodes));
-        all.push(self.read(nodes, Source::Nodes, move |node, gone| {
+        all.push(self.read(self.events(nodes, Kind::Node), Source::Nodes, move |node, gone| {
             let name = node.object.name_any();
             let about = About::of(Kind::Node, &node.object);
             if gone {
@@ -205,6 +209,8 @@ impl Watches {
         }));
         let (wanted, kinds, memory) = (watched.clone(), Arc::clone(kinds), Arc::clone(store.memory()));
         let gpu_nodes = Api::<PartialGpuNode>::all(health.observing(client, Source::GpuNodes));
+        let gpu_nodes =
+            coalesced::coalesced(self.events(gpu_nodes, Kind::GpuNode), Arc::clone(&self.metrics));
         all.push(self.read(gpu_nodes, Source::GpuNodes, move |node, gone| {
             let name = node.object.name_any();
             let about = About::of(Kind::GpuNode, &node.object);
@@ -225,7 +231,7 @@ impl Watches {
         let (objects, listed) = (Arc::clone(objects), Arc::clone(objects));
         let memory = Arc::clone(store.memory());
         let gangs = Api::<PartialGang>::all(health.observing(client, Source::Gangs));
-        let gangs = self.read(gangs, Source::Gangs, move |gang, gone| {
+        let gangs = self.read(self.events(gangs, Kind::Gang), Source::Gangs, move |gang, gone| {
             let about = About::of(Kind::Gang, &gang.object);
             let (name, mut object) = gang.object.read()?;
             if gone {
@@ -255,24 +261,27 @@ impl Watches {
         all
     }
 
-    /// The events of one watch. Errors are logged and retried. An object that cannot be parsed fails its list or watch,
+    /// The events of one watch, which pauses after errors.
+    fn events<K: Streamed>(
+        &self,
+        api: Api<K>,
+        kind: Kind,
+    ) -> impl Stream<Item = Result<Event<Received<K>>, watcher::Error>> + Send + 'static {
+        steady::steady(stream::events(api, kind, Arc::clone(self.store.memory())))
+    }
+
+    /// What the events of one watch mean. Errors are logged and retried. An object that cannot be parsed fails its list or watch,
     /// and everything is listed again: nothing is decided without it.
     fn read<K: Streamed>(
         &self,
-        api: Api<K>,
+        events: impl Stream<Item = Result<Event<Received<K>>, watcher::Error>> + Send + 'static,
         source: Source,
         mut news: impl FnMut(Received<K>, bool) -> Option<WatchEvent> + Send + 'static,
     ) -> BoxStream<'static, WatchEvent> {
-        let (health, memory) = (Arc::clone(&self.health), Arc::clone(self.store.memory()));
-        let kind = match source {
-            Source::Pods => Kind::Pod,
-            Source::Nodes => Kind::Node,
-            Source::GpuNodes => Kind::GpuNode,
-            Source::Gangs => Kind::Gang,
-        };
+        let health = Arc::clone(&self.health);
         // The last error: one that persists is logged once.
         let mut said: Option<String> = None;
-        steady::steady(stream::events(api, kind, memory))
+        events
             .filter_map(move |event| {
                 match &event {
                     // No object yet.

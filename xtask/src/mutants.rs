@@ -5,18 +5,24 @@ mod list;
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 
-use crate::run::{cargo, output, root, run, target};
+use crate::run::{cargo, output, root, target};
 use list::MUTANTS;
 
 /// Names the fault that is switched on.
 const VARIABLE: &str = "GANTRY_MUTANT";
 /// Stands in [`Mutant::replacement`] for the condition that the fault is switched on.
 const SWITCH: &str = "MUTANT";
+
+/// Longest time of the schedules with one mutant, in seconds.
+const LIMIT_SECONDS: u32 = 600;
+/// The exit status of timeout(1) at its limit.
+const TIMED_OUT: i32 = 124;
 
 /// One fault, as a replacement of text that a file contains once.
 struct Mutant {
@@ -68,18 +74,33 @@ pub(crate) fn find(filter: &str) -> Result<()> {
     ensure!(!chosen.is_empty(), "no mutant has {filter:?} in its name");
     let folder = target()?.join("mutants");
     plant(&folder)?;
-    run(schedules(&folder).arg("--no-run"))?;
+    let schedules = Schedules::build(&folder)?;
     let seeds = chosen.iter().map(|mutant| mutant.seeds).max().unwrap_or_default();
-    ensure!(!fails(&folder, "", seeds)?, "the schedules fail without a mutant");
-    let mut missed = Vec::new();
-    for mutant in chosen {
-        let found = fails(&folder, mutant.name, mutant.seeds)?;
-        println!("{}: {}", mutant.name, if found { "found" } else { "not found" });
-        missed.extend((!found).then_some(mutant.name));
+    if let Some(failure) = schedules.fail("", seeds)? {
+        bail!("the schedules fail without a mutant: {failure}");
     }
-    if !missed.is_empty() {
-        bail!("the schedules do not find these mutants: {}", missed.join(", "));
-    }
+    let next = AtomicUsize::new(0);
+    let work = || -> Result<Vec<&'static str>> {
+        let mut missed = Vec::new();
+        while let Some(mutant) = chosen.get(next.fetch_add(1, Ordering::Relaxed)) {
+            match schedules.fail(mutant.name, mutant.seeds)? {
+                Some(failure) => println!("{}: found: {failure}", mutant.name),
+                None => {
+                    println!("{}: not found within {} seeds", mutant.name, mutant.seeds);
+                    missed.push(mutant.name);
+                }
+            }
+        }
+        Ok(missed)
+    };
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    let missed: Result<Vec<_>> = std::thread::scope(|scope| {
+        let workers: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
+        let ends = workers.into_iter().map(|worker| worker.join());
+        ends.map(|end| end.map_err(|_| anyhow!("a worker panicked"))?).collect()
+    });
+    let missed = missed?.concat();
+    ensure!(missed.is_empty(), "the schedules do not find these mutants: {}", missed.join(", "));
     Ok(())
 }
 
@@ -127,29 +148,48 @@ pub(crate) fn is_mutant(name: &str) -> bool {
 }
 ";
 
-/// The command that builds or runs the schedules in the copy.
-fn schedules(folder: &Path) -> Command {
-    let mut command = cargo(&["test", "--locked", "--package", "gantry-extender", "--test", "schedules"]);
-    command.current_dir(folder);
-    command
+/// The schedules of the copy, with all mutants in one program.
+struct Schedules(PathBuf);
+
+impl Schedules {
+    fn build(folder: &Path) -> Result<Self> {
+        let mut command = cargo(&["test", "--locked", "--package", "gantry-extender", "--test", "schedules"]);
+        command.current_dir(folder).args(["--no-run", "--message-format=json-render-diagnostics"]);
+        let built = output(&mut command)?;
+        let programs = built.lines().filter_map(|line| {
+            let message: serde_json::Value = serde_json::from_str(line).ok()?;
+            let is_test = message["target"]["name"] == "schedules";
+            message["executable"].as_str().filter(|_| is_test).map(PathBuf::from)
+        });
+        Ok(Self(programs.last().context("cargo built no program of the schedules")?))
+    }
+
+    /// How the first `seeds` schedules fail with a mutant, if they do: also by a panic, by what never happens, and by
+    /// no end.
+    fn fail(&self, mutant: &str, seeds: u32) -> Result<Option<String>> {
+        let mut command = Command::new("timeout");
+        command.arg(LIMIT_SECONDS.to_string()).arg(&self.0).arg("faults");
+        command.env(VARIABLE, mutant).env("GANTRY_SCHEDULES", seeds.to_string());
+        let done = command.output().context("timeout")?;
+        if done.status.success() {
+            return Ok(None);
+        }
+        if done.status.code() == Some(TIMED_OUT) {
+            return Ok(Some(format!("no end within {LIMIT_SECONDS} s")));
+        }
+        let text = String::from_utf8_lossy(&done.stdout);
+        let failure =
+            failure(&text).with_context(|| format!("mutant {mutant:?} ends with {}", done.status))?;
+        Ok(Some(failure.chars().take(160).collect()))
+    }
 }
 
-/// Whether one of the first `seeds` schedules fails.
-fn fails(folder: &Path, mutant: &str, seeds: u32) -> Result<bool> {
-    let mut command = schedules(folder);
-    command.arg("faults").env(VARIABLE, mutant).env("GANTRY_SCHEDULES", seeds.to_string());
-    let done = command.output().context("cargo test")?;
-    let text = String::from_utf8_lossy(&done.stdout);
-    let failure = text.lines().find(|line| line.starts_with("seed "));
-    if let Some(failure) = failure {
-        println!("  {}", failure.chars().take(160).collect::<String>());
-    }
-    ensure!(
-        done.status.success() || failure.is_some(),
-        "the schedules end without a failed seed:\n{text}{}",
-        String::from_utf8_lossy(&done.stderr)
-    );
-    Ok(failure.is_some())
+/// How a test failed: its failed seed, or else its first panic.
+fn failure(text: &str) -> Option<&str> {
+    let seed = text.lines().find(|line| line.starts_with("seed "));
+    let mut lines =
+        text.lines().skip_while(|line| !line.contains("' panicked at ") && !line.contains(") panicked at "));
+    seed.or_else(|| lines.nth(1))
 }
 
 #[cfg(test)]
@@ -165,6 +205,14 @@ mod tests {
     fn mutant_with_changed_original_names_file_and_list() {
         let error = MUTANTS[0].apply("other text").unwrap_err().to_string();
         assert!(error.contains(MUTANTS[0].file) && error.contains("list.rs"), "{error}");
+    }
+
+    #[test]
+    fn failure_is_a_seed_or_the_first_panic() {
+        let seed = "thread 'a' (7) panicked at x.rs:1:1:\nboom\nthread 'b' panicked at y.rs\nseed 3: twice\n";
+        assert_eq!(failure(seed), Some("seed 3: twice"));
+        assert_eq!(failure("...\nthread 'a' (7) panicked at x.rs:1:1:\nboom\nmore"), Some("boom"));
+        assert_eq!(failure("ok"), None);
     }
 
     #[test]

@@ -43,7 +43,11 @@ impl SchedulerSet {
 
     /// The scheduler of a pod that waits, if that scheduler does not call this extender.
     pub(super) fn other_scheduler_of(&self, pod: &PodFacts) -> Option<Arc<str>> {
-        let waits = pod.node.is_none() && !self.0.contains(&pod.scheduler);
-        waits.then(|| Arc::clone(&pod.scheduler))
+        pod.node.is_none().then(|| self.unknown_scheduler_of(pod))?
+    }
+
+    /// The scheduler of a pod, if it does not call this extender.
+    pub(super) fn unknown_scheduler_of(&self, pod: &PodFacts) -> Option<Arc<str>> {
+        (!self.0.contains(&pod.scheduler)).then(|| Arc::clone(&pod.scheduler))
     }
 }

@@ -103,6 +103,7 @@ fn watches(store: &Arc<Store>, health: &Arc<ApiHealth>) -> Watches {
         health: Arc::clone(health),
         objects: Arc::default(),
         leadership: Arc::new(Leadership::always()),
+        metrics: Arc::default(),
     }
 }
 

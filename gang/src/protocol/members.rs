@@ -71,6 +71,8 @@ pub(super) enum Class {
     Foreign,
     /// Another scheduler places it.
     Elsewhere,
+    /// Bound, and no scheduler that calls the extender has brought it.
+    Stray,
     /// It exists, and has no slot.
     Waiting,
     /// It has a slot, and has not arrived.
@@ -88,7 +90,7 @@ pub(super) enum Class {
     Completed,
 }
 
-const CLASSES: usize = 13;
+const CLASSES: usize = 14;
 
 impl Class {
     fn is_alive(self) -> bool {
@@ -173,7 +175,12 @@ impl TrackedMember {
     /// it is lost like any other that is deleted.
     pub(super) fn update(&mut self, pod: Member) {
         let was_deleted = self.pod.leaving && self.pod.stage != Stage::Succeeded;
+        let was_brought = self.pod.elsewhere.is_none();
         self.pod = pod;
+        if was_brought && !matches!(self.pod.stage, Stage::Pending | Stage::Gated { .. }) {
+            // Its scheduler calls the extender, whichever of several has bound it.
+            self.pod.elsewhere = None;
+        }
         if was_deleted && self.pod.stage == Stage::Succeeded {
             self.pod.stage = Stage::Failed;
         }
@@ -188,10 +195,12 @@ impl TrackedMember {
         let leaving = self.pod.leaving || self.gone;
         match &self.pod.stage {
             _ if self.incarnation != incarnation => Class::Old,
+            Stage::Succeeded if self.pod.elsewhere.is_some() => Class::Lost,
             Stage::Succeeded => Class::Completed,
             Stage::Failed => Class::Lost,
             _ if leaving => Class::Lost,
             Stage::Bound(_) if light => Class::LightBound,
+            Stage::Bound(_) if self.pod.elsewhere.is_some() => Class::Stray,
             Stage::Bound(_) => Class::Bound,
             _ if self.bind == BindState::Done => Class::Bound,
             _ if !self.pod.membership.faults.is_empty() => Class::Faulty,
@@ -238,10 +247,15 @@ impl TrackedMember {
         }
     }
 
-    /// The scheduler that places it, if it counts as one that does not call the extender.
+    /// What places it, if it does not count because that is no scheduler that calls the extender.
     fn other_scheduler(&self, class: Class) -> Option<&Arc<str>> {
         let by = self.pod.elsewhere.as_ref();
-        by.filter(|_| class == Class::Elsewhere)
+        by.filter(|_| matches!(class, Class::Elsewhere | Class::Stray))
+    }
+
+    /// It takes devices, and counts.
+    fn sets_priority(&self, class: Class) -> bool {
+        self.pod.shape.is_some() && !matches!(class, Class::Elsewhere | Class::Stray)
     }
 
     /// Since when its slot waits for it, if it does.
@@ -413,7 +427,7 @@ pub(super) struct Members {
     /// Priorities of members that take devices, and how many have each. Others cannot raise the priority of the gang: a pod without
     /// devices costs nothing, and its devices would be those of others.
     priorities: BTreeMap<i32, u32>,
-    /// Members that another scheduler places, by its name.
+    /// Members that are placed by other means, by what places them.
     elsewhere: BTreeMap<Arc<str>, u32>,
     /// Members that exist, need devices, and have no slot.
     unplaced: BTreeSet<PodUid>,
@@ -675,7 +689,7 @@ impl Members {
         if let Some(count) = self.by_role.get_mut(&member.pod.membership.role) {
             count.remove(class);
         }
-        if member.pod.shape.is_some() {
+        if member.sets_priority(class) {
             remove_one(&mut self.priorities, &member.pod.priority);
         }
         if let Some(by) = member.other_scheduler(class) {
@@ -706,7 +720,7 @@ impl Members {
         self.raise_most(self.total.alive() + self.total.of(Class::Completed));
         self.count_made(&member.pod.membership.made_by, class, 1);
         self.by_role.entry(member.pod.membership.role.clone()).or_default().add(class);
-        if member.pod.shape.is_some() {
+        if member.sets_priority(class) {
             *self.priorities.entry(member.pod.priority).or_default() += 1;
         }
         if let Some(by) = member.other_scheduler(class) {

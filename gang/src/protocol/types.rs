@@ -50,7 +50,8 @@ pub struct Member {
     pub preempted: bool,
     /// kube-scheduler has tried it in vain: it may be parked there.
     pub refused: bool,
-    /// The scheduler that places it, if that does not call the extender.
+    /// What places it, if that is no scheduler that calls the extender: another scheduler's name, or a field of its spec. Such a pod does
+    /// not count as a member.
     pub elsewhere: Option<Arc<str>>,
 }
 

@@ -70,8 +70,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "lost-reservation-held-forever",
         file: "gang/src/protocol/gang.rs",
-        original: "let expired = *slot.holder() == Holder::Kept\n",
-        replacement: "let expired = !MUTANT && *slot.holder() == Holder::Kept\n",
+        original: "*slot.holder() == Holder::Kept && env.now.at >= self.hold_end(",
+        replacement: "!MUTANT && *slot.holder() == Holder::Kept && env.now.at >= self.hold_end(",
         seeds: 60,
     },
     Mutant {

@@ -19,6 +19,9 @@ use gantry_planner::request::{Ask, Request};
 /// How long a pod that only kube-scheduler has spoken of is believed to exist. The watch shows it in milliseconds, or never.
 const REPORTED_FOR: Duration = Duration::from_secs(15);
 
+/// Where a pod has its node from that no scheduler has brought.
+const NODE_NAME: &str = "spec.nodeName";
+
 /// For how long a pod is remembered that the watch has shown to be gone: a call of kube-scheduler about it may be on its way still, for its
 /// own watch may be behind ours.
 const DEPARTED: Duration = Duration::from_secs(60);
@@ -167,13 +170,20 @@ impl Index {
         let managed = request.of(&self.nodes.resources().managed());
         let asks: Asks = managed.asks.iter().map(|ask| (ask.resource.clone(), ask.devices)).collect();
         let shape = (!managed.is_empty()).then(|| self.shape(request, pod));
+        let grant = grant_of(pod);
+        let elsewhere = match &pod.node {
+            Some(_) if grant.is_some() || self.is_decided(pod, membership) => None,
+            // It was created with a node, as far as this process knows.
+            Some(_) => Some(self.schedulers.unknown_scheduler_of(pod).unwrap_or_else(|| NODE_NAME.into())),
+            None => self.schedulers.unknown_scheduler_of(pod),
+        };
         self.tell(Member {
             uid: pod.uid.clone(),
             name: Arc::clone(&pod.name),
             membership: Arc::clone(membership),
             shape,
             asks,
-            holds: granted(pod, &managed),
+            holds: granted(grant.as_ref(), &managed),
             priority: pod.priority,
             preempts: pod.preempts,
             created: pod.created(),
@@ -181,10 +191,30 @@ impl Index {
             leaving: pod.leaving,
             preempted: pod.preempted,
             refused: pod.refused,
-            elsewhere: self.schedulers.other_scheduler_of(pod),
+            elsewhere,
         });
         if let Some(said) = pod.said.as_ref().filter(|_| self.gangs.leading) {
             self.gangs.handle(self.now, GangEvent::SchedulerMessage { pod: &pod.uid, message: said });
+        }
+    }
+
+    /// Whether the decision of a pod's gang names it.
+    fn is_decided(&self, pod: &PodFacts, membership: &Membership) -> bool {
+        let key = &membership.key;
+        let object = self.gangs.objects.get(&(Arc::clone(&key.namespace), key.object_name().into()));
+        let decision = object.and_then(|object| object.status.decision.as_ref());
+        decision.is_some_and(|decision| {
+            decision.reservations.iter().any(|reservation| reservation.pod.as_ref() == Some(&pod.uid))
+        })
+    }
+
+    /// Reports bound pods without a grant again: the decision that names them may have been read after them.
+    fn tell_ungranted(&mut self) {
+        let ungranted =
+            |pod: &&Arc<PodFacts>| pod.membership.is_some() && pod.node.is_some() && grant_of(pod).is_none();
+        let pods: Vec<Arc<PodFacts>> = self.pods.iter().filter(ungranted).cloned().collect();
+        for pod in pods {
+            self.tell_pod(&pod);
         }
     }
 
@@ -283,6 +313,7 @@ impl Index {
             self.tell_pods();
         }
         if self.gangs.leading && self.is_synced() && !std::mem::replace(&mut self.gangs.synced, true) {
+            self.tell_ungranted();
             self.tell_unsure();
             self.gangs.handle(self.now, GangEvent::Synced);
         }
@@ -364,13 +395,15 @@ impl Index {
     }
 }
 
+/// The grant of a bound pod, if it has one for its node.
+fn grant_of(pod: &PodFacts) -> Option<Grant> {
+    Grant::parse(pod.grant.as_deref()?, &pod.uid, pod.node.as_ref()?).ok()
+}
+
 /// What a bound pod was granted of each resource. Nothing, unless that is all it asks for: a grant may name no devices, where it cannot
 /// tell containers apart, or may have been edited, and what it says is no place for a member then.
-fn granted(pod: &PodFacts, request: &Request) -> Devices {
-    let (Some(node), Some(text)) = (&pod.node, pod.grant.as_deref()) else {
-        return Devices::new();
-    };
-    let Ok(grant) = Grant::parse(text, &pod.uid, node) else {
+fn granted(grant: Option<&Grant>, request: &Request) -> Devices {
+    let Some(grant) = grant else {
         return Devices::new();
     };
     let of = |ask: &Ask| {

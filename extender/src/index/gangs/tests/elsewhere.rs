@@ -77,3 +77,69 @@ fn schedulers_that_are_named_bring_their_pods_and_others_do_not() {
     assert_eq!(phase(&cluster, "a"), GangPhase::Reserved);
     assert_eq!(phase(&cluster, "b"), GangPhase::Pending);
 }
+
+#[test]
+fn pod_created_with_a_node_is_no_member() {
+    let cluster = two_nodes();
+    // Of a priority that others lack. They have the gang's name, a node, and no grant: no scheduler has brought them.
+    let mut own = members("a", 3, 4);
+    for brought in &mut own[1..] {
+        brought["spec"]["priority"] = 1000.into();
+        cluster.pod(&bound(brought.clone(), "n", 1, None));
+    }
+    cluster.pod(&own[0]);
+    let view = || cluster.store.read(|index| index.gang_view("default", "a")).unwrap();
+    assert_eq!(
+        (view().phase, view().reason, view().priority),
+        (GangPhase::Pending, Reason::WaitingForMembers, 0)
+    );
+    assert!(view().message.contains("spec.nodeName: 2"), "{}", view().message);
+    // Nothing is held for them once they are gone, nor do they count when they have ended.
+    for brought in &own[1..] {
+        let mut ended = bound(brought.clone(), "n", 1, None);
+        ended["status"]["phase"] = "Succeeded".into();
+        cluster.pod(&ended);
+    }
+    assert_eq!((phase(&cluster, "a"), view().places.len()), (GangPhase::Pending, 0));
+    assert_eq!((cluster.free("m").len(), cluster.free("n").len()), (15, 15));
+}
+
+#[test]
+fn bound_pod_of_another_scheduler_is_no_member() {
+    let cluster = two_nodes();
+    let pods = members("a", 2, 2);
+    cluster.pod(&bound(of("koord-scheduler", 5, pods[..1].to_vec()).remove(0), "n", 1, None));
+    cluster.pod(&pods[1]);
+    let view = cluster.store.read(|index| index.gang_view("default", "a")).unwrap();
+    assert_eq!((view.reason, view.priority), (Reason::WaitingForMembers, 0));
+    assert!(view.message.contains("koord-scheduler: 1"), "{}", view.message);
+}
+
+#[test]
+fn member_bound_past_the_extender_counts_if_a_scheduler_brought_it() {
+    let cluster = two_nodes();
+    let pods = members("a", 2, 2);
+    cluster.pod(&pods[0]);
+    cluster.pod(&bound(pods[0].clone(), "n", 1, None));
+    cluster.pod(&pods[1]);
+    assert_eq!(cluster.store.read(|index| index.gang_view("default", "a")).unwrap().exist, 2);
+}
+
+#[test]
+fn decided_member_without_grant_counts_after_a_restart() {
+    let cluster = two_nodes();
+    let pods = members("a", 2, 2);
+    create(&cluster, &pods);
+    let nodes = bind_all(&cluster, &pods);
+    write_down(&cluster);
+    assert_eq!(phase(&cluster, "a"), GangPhase::Bound);
+    cluster.store.update(|index| {
+        index.stand_down();
+        index.lead();
+    });
+    for (pod, node) in pods.iter().zip(&nodes) {
+        cluster.pod(&bound(pod.clone(), node, 1, None));
+    }
+    cluster.wait(1);
+    assert_eq!(phase(&cluster, "a"), GangPhase::Bound);
+}
