@@ -5,10 +5,13 @@ mod check;
 mod choose;
 mod cluster;
 mod command_line;
+mod doctor;
 mod explain;
 mod labels;
 mod map;
+mod migrate;
 mod runtime;
+mod scheduler_config;
 mod topo;
 mod visible;
 
@@ -72,6 +75,12 @@ enum Command {
     Explain(explain::ExplainArgs),
     /// Draw who holds which GPU of the cluster
     Map(map::MapArgs),
+    /// Print the configuration with which kube-scheduler calls the extender, for the resources of a cluster
+    SchedulerConfig(scheduler_config::SchedulerConfigArgs),
+    /// Turn the values, ClusterPolicy or DaemonSet of NVIDIA's plugin into values of Gantry's chart
+    Migrate(migrate::MigrateArgs),
+    /// Check an installation: a line per check, with the command that mends what fails
+    Doctor(doctor::DoctorArgs),
     /// Print or write the labels of a node: NVIDIA's, and those of links, NUMA nodes and products
     Labels(Box<labels::LabelsArgs>),
     /// Start both daemons against simulated machines and an embedded cluster, and show which pod gets which GPUs and
@@ -118,6 +127,18 @@ fn main() -> ExitCode {
         Command::Labels(args) => {
             log.start_quiet();
             runtime::serve(Threads::One, false, |_| labels::run(*args))
+        }
+        Command::SchedulerConfig(args) => {
+            log.start_quiet();
+            runtime::serve(Threads::One, false, |_| scheduler_config::run(args))
+        }
+        Command::Migrate(args) => {
+            log.start_quiet();
+            migrate::run(&args)
+        }
+        Command::Doctor(args) => {
+            log.start_quiet();
+            runtime::serve(Threads::One, false, |_| doctor::run(args))
         }
         Command::Explain(args) => {
             log.start_quiet();

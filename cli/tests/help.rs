@@ -9,7 +9,21 @@ use support::gantry;
 #[test]
 fn every_command_has_help() {
     let mut pages = Vec::new();
-    for command in ["", "plugin", "extender", "topo", "choose", "labels", "explain", "map", "demo"] {
+    let commands = [
+        "",
+        "plugin",
+        "extender",
+        "topo",
+        "choose",
+        "labels",
+        "explain",
+        "map",
+        "scheduler-config",
+        "doctor",
+        "migrate",
+        "demo",
+    ];
+    for command in commands {
         let words: Vec<&str> = [command, "--help"].into_iter().filter(|word| !word.is_empty()).collect();
         let run = gantry(&words);
         assert_eq!((run.code, run.stderr.as_str()), (0, ""), "{command}");

@@ -1,7 +1,7 @@
 //! What the manifests tell the extender, and others of it: options that it takes, and ports where it is.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests")]
 
-use clap::Parser;
+use clap::{Args as _, Parser};
 use gantry_api::names::{EXTENDER_POLICIES, PLUGIN_POLICIES};
 use serde_json::{Value, json};
 
@@ -93,6 +93,61 @@ fn host_ports_are_declared_and_probes_use_the_metrics_port() {
             assert_eq!(*update, json!({"maxSurge": 0, "maxUnavailable": 1}));
         }
     }
+}
+
+/// kube-scheduler and the extender are in one pod, and agree on address, profile and metrics.
+#[test]
+fn own_scheduler_calls_the_extender_of_its_pod() {
+    let own = include_str!("../../manifests/scheduler.yaml");
+    let deployment = object(own, "Deployment", "gantry-scheduler");
+    let containers = deployment["spec"]["template"]["spec"]["containers"].as_array().unwrap();
+    let extender = containers.iter().find(|container| container["name"] == "extender").unwrap();
+    let words: Vec<String> = serde_json::from_value(extender["args"].clone()).unwrap();
+    let args = Extender::try_parse_from(words).unwrap_or_else(|error| panic!("{error}")).args;
+    assert!(args.lease.leader_elect && args.listen.ip().is_loopback());
+    assert_eq!(extender["ports"][0]["containerPort"], args.metrics_listen.unwrap().port());
+    let map = object(own, "ConfigMap", "gantry-scheduler");
+    let config = map["data"]["config.yaml"].as_str().unwrap();
+    let config: Value = serde_saphyr::from_str(config).unwrap();
+    assert_eq!(config["extenders"][0]["urlPrefix"], format!("http://{}", args.listen));
+    assert_eq!(config["profiles"][0]["schedulerName"], args.schedulers[0]);
+    // The entry of the cluster's kube-scheduler, but for every pod.
+    let existing = include_str!("../../manifests/kube-scheduler-config.yaml");
+    let mut existing: Value = serde_saphyr::from_str(existing).unwrap();
+    assert!(existing["extenders"][0].as_object_mut().unwrap().remove("managedResources").is_some());
+    assert_eq!(config["extenders"], existing["extenders"]);
+    assert_eq!(config["percentageOfNodesToScore"], existing["percentageOfNodesToScore"]);
+    let service = object(COMMON, "Service", "gantry-extender");
+    assert_eq!(service["spec"]["selector"], deployment["spec"]["template"]["metadata"]["labels"]);
+}
+
+/// The chart allows the values that the programs allow.
+#[test]
+fn chart_allows_the_values_of_the_options() {
+    let schema: Value = serde_json::from_str(include_str!("../../charts/gantry/values.schema.json")).unwrap();
+    let allowed = |section: &str, name: &str| -> Vec<String> {
+        let values = schema["properties"][section]["properties"][name]["enum"].clone();
+        let values: Vec<String> = serde_json::from_value(values).unwrap();
+        values.into_iter().filter(|value| !value.is_empty()).collect()
+    };
+    let possible = |command: clap::Command, option: &str| -> Vec<String> {
+        let argument = command.get_arguments().find(|argument| argument.get_long() == Some(option)).unwrap();
+        argument.get_possible_values().iter().map(|value| value.get_name().to_owned()).collect()
+    };
+    let extender = || gantry_extender::Args::augment_args(clap::Command::new("extender"));
+    assert_eq!(allowed("extender", "policy"), possible(extender(), "policy"));
+    assert_eq!(allowed("extender", "foreignNodes"), possible(extender(), "foreign-nodes"));
+    let plugin = gantry_plugin::Args::augment_args(clap::Command::new("plugin"));
+    let mut labels = possible(plugin, "labels");
+    let mut of_the_chart = allowed("plugin", "labels");
+    labels.sort();
+    of_the_chart.sort();
+    assert_eq!(of_the_chart, labels);
+    let chart: Value = serde_saphyr::from_str(include_str!("../../charts/gantry/Chart.yaml")).unwrap();
+    assert_eq!(
+        (&chart["version"], &chart["appVersion"]),
+        (&json!(env!("CARGO_PKG_VERSION")), &json!(env!("CARGO_PKG_VERSION")))
+    );
 }
 
 #[test]

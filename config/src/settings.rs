@@ -231,7 +231,7 @@ fn add_layer(
 }
 
 /// A boolean as Go's `strconv.ParseBool` reads it.
-pub(super) fn boolean(text: &str) -> Option<bool> {
+pub fn boolean(text: &str) -> Option<bool> {
     match text {
         "1" | "t" | "T" | "true" | "TRUE" | "True" => Some(true),
         "0" | "f" | "F" | "false" | "FALSE" | "False" => Some(false),

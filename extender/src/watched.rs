@@ -42,47 +42,7 @@ impl Watched {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeSet;
-
-    use gantry_topology::mig::legal_compute;
-
     use super::*;
-
-    /// Profiles of RTX PRO 4500, by the supported profiles of NVIDIA's MIG user guide. The table of profiles has none
-    /// of them, for where their instances may lie is not told.
-    const WITHOUT_PLACES: [(&str, u8); 6] = [
-        ("1g.16gb", 1),
-        ("1g.16gb+gfx", 1),
-        ("1g.16gb+me.all", 1),
-        ("1g.16gb-me", 1),
-        ("2g.32gb", 2),
-        ("2g.32gb+gfx", 2),
-    ];
-
-    #[test]
-    fn scheduler_configuration_names_every_mig_profile() {
-        let manifest = include_str!("../../manifests/kube-scheduler-config.yaml");
-        let mut known: BTreeSet<String> =
-            ["nvidia.com/gpu", "nvidia.com/gpu.shared"].map(str::to_owned).into();
-        let catalogue = gantry_topology::mig::Catalogue::built_in();
-        let profiles = catalogue.products().iter().flat_map(|product| &product.profiles);
-        let placed = profiles.map(|profile| (profile.name.as_str(), profile.compute));
-        for (name, compute) in placed.chain(WITHOUT_PLACES) {
-            let name = name.replace('+', ".");
-            for slices in legal_compute(compute).filter(|slices| *slices < compute) {
-                known.insert(format!("{RESOURCE_DOMAIN}/mig-{slices}c.{name}"));
-            }
-            known.insert(format!("{RESOURCE_DOMAIN}/mig-{name}"));
-        }
-        let named: BTreeSet<String> = manifest
-            .lines()
-            .filter_map(|line| line.trim().strip_prefix("- {name: "))
-            .map(|line| line.strip_suffix(", ignoredByScheduler: false}").unwrap().to_owned())
-            .collect();
-        let missing: Vec<_> = known.difference(&named).collect();
-        let odd: Vec<_> = named.difference(&known).collect();
-        assert!(missing.is_empty() && odd.is_empty(), "missing {missing:?}, odd {odd:?}");
-    }
 
     #[test]
     fn nvidias_domain_and_what_is_named_are_looked_at() {

@@ -218,7 +218,10 @@ fn read(path: &Path) -> Result<Vec<u8>> {
 
 /// Runs a command to its end and returns what it wrote to standard output.
 pub(crate) fn run(mut command: Command) -> Result<Vec<u8>> {
-    let output = command.output().map_err(|source| Error::Start { program: "go".into(), source })?;
+    let output = command.output().map_err(|source| {
+        let program = command.get_program().to_string_lossy().into_owned();
+        Error::Start { program, source }
+    })?;
     if output.status.success() {
         return Ok(output.stdout);
     }

@@ -56,6 +56,18 @@ pub fn binary() -> Option<PathBuf> {
     })
 }
 
+/// Writes kube-scheduler's configuration, as `gantry scheduler-config` prints it for all MIG profiles and the given
+/// resources, into a file.
+///
+/// # Errors
+/// The program fails, or the file cannot be written.
+pub fn write_scheduler_config(binary: &Path, resources: &str, path: &Path) -> Result<()> {
+    let mut command = std::process::Command::new(binary);
+    command.args(["scheduler-config", "--mig-profiles", "--resource", resources]);
+    let text = crate::components::run(command)?;
+    std::fs::write(path, text).map_err(file("write", path))
+}
+
 /// A day: longer than any cluster of tests stands.
 const TOKEN_SECONDS: i64 = 24 * 3600;
 

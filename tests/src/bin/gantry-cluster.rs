@@ -6,6 +6,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result};
 use clap::{Parser, Subcommand};
+use gantry_api::names::GPU_RESOURCE;
 use gantry_e2e::{Cluster, ClusterOptions, NodeOptions, gantry};
 
 /// A real Kubernetes on this machine: control plane, kubelets and containerd in namespaces of their own.
@@ -95,15 +96,19 @@ async fn run(arguments: Arguments) -> Result<()> {
             options.nodes = (1..=nodes).map(|number| NodeOptions::new(&format!("node-{number}"))).collect();
             options.folder = folder;
             options.port = port;
-            options.scheduler_config =
-                (!plain).then(|| gantry::manifests().join("kube-scheduler-config.yaml"));
-            let cluster = Cluster::up(options).await?;
-            if !plain {
+            let cluster = if plain {
+                Cluster::up(options).await?
+            } else {
+                let binary = gantry::binary().context("no gantry program here: cargo build -p gantry")?;
+                let path = std::env::temp_dir().join("gantry-cluster-scheduler.yaml");
+                gantry::write_scheduler_config(&binary, GPU_RESOURCE, &path)?;
+                options.scheduler_config = Some(path);
+                let cluster = Cluster::up(options).await?;
                 cluster.install(&gantry::manifests()).await?;
                 let machines = if machine.is_empty() { gantry::unlike_machines() } else { machine };
-                let binary = gantry::binary().context("no gantry program here: cargo build -p gantry")?;
                 cluster.start_gantry(&binary, &machines).await?;
-            }
+                cluster
+            };
             say(&status(&cluster).await?);
         }
         Command::Down => Cluster::down_in(&folder).await?,

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use gantry_e2e::gantry::manifests;
+use gantry_e2e::gantry::{self, manifests};
 use gantry_e2e::{Cluster, ClusterOptions, until};
 use k8s_openapi::api::core::v1::{Namespace, Pod, ServiceAccount};
 use kube::api::{DeleteParams, ListParams, PostParams};
@@ -19,7 +19,7 @@ use crate::records;
 
 const CLEAN_LIMIT: Duration = Duration::from_secs(60);
 
-/// Shortens waits of kube-scheduler, in addition to the manifest's configuration: the retry of unschedulable pods and
+/// Shortens waits of kube-scheduler, in addition to the printed configuration: the retry of unschedulable pods and
 /// the takeover of a killed predecessor's lease. These waits would be most of a scenario's time.
 const HURRY: &str = "
 podInitialBackoffSeconds: 1
@@ -27,10 +27,12 @@ podMaxBackoffSeconds: 1
 leaderElection: {leaseDuration: 6s, renewDeadline: 5s, retryPeriod: 500ms}
 ";
 
-/// Writes the manifest's configuration of kube-scheduler with [`HURRY`] and returns its path.
+/// Writes the configuration of kube-scheduler with [`HURRY`] and returns its path.
 fn hurried_scheduler() -> Result<PathBuf> {
-    let config = fs::read_to_string(manifests().join("kube-scheduler-config.yaml"))?;
+    let binary = gantry::binary().context("no gantry beside this test: cargo build -p gantry")?;
     let path = std::env::temp_dir().join("gantry-e2e-scheduler.yaml");
+    gantry::write_scheduler_config(&binary, "nvidia.com/gpu,nvidia.com/gpu.shared", &path)?;
+    let config = fs::read_to_string(&path)?;
     fs::write(&path, config + HURRY)?;
     Ok(path)
 }

@@ -29,9 +29,11 @@ fn main() -> ExitCode {
         ("wrong_values_are_refused_by_name", render::wrong_values_are_refused_by_name),
         ("each_shape_has_its_objects", render::each_shape_has_its_objects),
         ("values_reach_the_pods", render::values_reach_the_pods),
+        ("migrated_values_are_accepted", render::migrated_values_are_accepted),
         ("kustomizations_equal_the_chart", render::kustomizations_equal_the_chart),
         ("release_comes_and_goes_without_remains", cluster::release_comes_and_goes_without_remains),
         ("own_scheduler_grants_devices", cluster::own_scheduler_grants_devices),
+        ("doctor_finds_planted_faults", cluster::doctor_finds_planted_faults),
     ];
     let trials = trials.map(|(name, test)| {
         Trial::test(name, move || test().map_err(|error| Failed::from(format!("{error:#}"))))

@@ -165,6 +165,24 @@ pub(crate) fn values_reach_the_pods() -> Result<()> {
     Ok(())
 }
 
+/// What `gantry migrate` prints for installations of NVIDIA's plugin is accepted by the chart's schema.
+pub(crate) fn migrated_values_are_accepted() -> Result<()> {
+    let gantry = gantry_e2e::gantry::binary().context("no gantry beside this test: cargo build -p gantry")?;
+    let [helm, _] = helms()?;
+    let chart = chart().display().to_string();
+    let folder = tempfile::tempdir()?;
+    for sample in ["plugin-values", "cluster-policy", "daemonset"] {
+        let path = manifests().join(format!("../cli/src/migrate/samples/{sample}.yaml"));
+        let output = std::process::Command::new(&gantry).arg("migrate").arg(path).output()?;
+        ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        let values = folder.path().join(sample);
+        std::fs::write(&values, &output.stdout)?;
+        let values = values.display().to_string();
+        helm.output(None, &["template", RELEASE, &chart, KUBERNETES, "--values", &values])?;
+    }
+    Ok(())
+}
+
 /// `kubectl apply -k` and the chart install the same objects.
 pub(crate) fn kustomizations_equal_the_chart() -> Result<()> {
     let kubectl = Components::locate_or_build()?.path("kubectl");

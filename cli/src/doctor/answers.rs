@@ -1,0 +1,326 @@
+//! What the API server answers to the reads of the doctor: values that checks look at, without a client.
+
+use std::collections::BTreeMap;
+
+use gantry_api::names;
+use http::{Method, Request};
+use k8s_openapi::jiff::Timestamp;
+use k8s_openapi::jiff::fmt::rfc2822;
+use kube::Client;
+use kube::client::Body;
+use serde_json::{Value, json};
+
+/// Objects per request.
+const PAGE: usize = 500;
+/// Requests for one list at most: a cluster of 10,000 pods has a diagnosis, of its first ones.
+const PAGES: usize = 20;
+/// Makes the API server send the metadata of objects only.
+const METADATA: &str = "application/json;as=PartialObjectMetadataList;v=v1;g=meta.k8s.io";
+const JSON: &str = "application/json";
+
+/// The answer to one read.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) enum Answer {
+    /// An object; of a list, its items.
+    Found(Value),
+    /// There is no such object, or the API server does not serve the kind.
+    Absent,
+    /// Why it cannot be read.
+    Unreadable(String),
+}
+
+/// The reads of every run: a name, and the path below which the object or list is. `{}` is the namespace of Gantry.
+const READS: [(&str, &str); 21] = [
+    ("version", "/version"),
+    ("crd-gpunodes", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/gpunodes.gantry.dev"),
+    ("crd-gangs", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/gangs.gantry.dev"),
+    ("policies", "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies"),
+    ("bindings", "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicybindings"),
+    ("daemonsets", "/apis/apps/v1/daemonsets"),
+    ("deployments", "/apis/apps/v1/namespaces/{}/deployments"),
+    ("nodes", "/api/v1/nodes"),
+    ("gpunodes", "/apis/gantry.dev/v1alpha1/gpunodes"),
+    ("own-pods", "/api/v1/namespaces/{}/pods"),
+    ("mount-events", "/api/v1/namespaces/{}/events?fieldSelector=reason%3DFailedMount"),
+    ("leases", "/apis/coordination.k8s.io/v1/namespaces/{}/leases"),
+    ("node-leases", "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases"),
+    ("slices", "/apis/resource.k8s.io/v1/resourceslices"),
+    ("scheduler-map", "/api/v1/namespaces/{}/configmaps/gantry-scheduler"),
+    ("tls", "/api/v1/namespaces/{}/secrets/gantry-extender-tls"),
+    ("runtime-classes", "/apis/node.k8s.io/v1/runtimeclasses"),
+    ("kube-schedulers", "/api/v1/namespaces/kube-system/pods?labelSelector=component%3Dkube-scheduler"),
+    ("pod-monitors", "/apis/monitoring.coreos.com/v1/podmonitors"),
+    ("service-monitors", "/apis/monitoring.coreos.com/v1/servicemonitors"),
+    ("namespaces", "/api/v1/namespaces"),
+];
+/// Of the pods of all namespaces the metadata is enough.
+const PODS: (&str, &str) = ("pods", "/api/v1/pods");
+
+/// A right that a daemon needs: its account, API group, resource and verb, and whether it is one of its namespace.
+type Right = (&'static str, &'static str, &'static str, &'static str, bool);
+
+/// Rights of the plugin.
+const PLUGIN_RIGHTS: [Right; 4] = [
+    (names::PLUGIN, "gantry.dev", "gpunodes", "create", false),
+    (names::PLUGIN, "gantry.dev", "gpunodes/status", "patch", false),
+    (names::PLUGIN, "", "nodes/status", "patch", false),
+    (names::PLUGIN, "events.k8s.io", "events", "create", false),
+];
+/// Rights of the extender.
+const EXTENDER_RIGHTS: [Right; 8] = [
+    (names::EXTENDER, "", "pods", "list", false),
+    (names::EXTENDER, "", "nodes", "watch", false),
+    (names::EXTENDER, "", "pods/binding", "create", false),
+    (names::EXTENDER, "", "pods/status", "patch", false),
+    (names::EXTENDER, "gantry.dev", "gpunodes", "list", false),
+    (names::EXTENDER, "gantry.dev", "gangs", "create", false),
+    (names::EXTENDER, "gantry.dev", "gangs/status", "update", false),
+    (names::EXTENDER, "coordination.k8s.io", "leases", "create", true),
+];
+
+/// All answers of a run.
+#[derive(Debug, Clone)]
+pub(crate) struct Answers {
+    read: BTreeMap<String, Answer>,
+    /// The namespace of Gantry.
+    pub(crate) namespace: String,
+    /// The API server's time.
+    pub(crate) now: Timestamp,
+    /// Seconds by which this machine's clock is ahead of it.
+    pub(crate) ahead: i64,
+}
+
+impl Answers {
+    /// Reads a cluster. An unreadable part is an answer of its own.
+    ///
+    /// # Errors
+    /// The API server does not respond at all.
+    pub(crate) async fn read(client: &Client, namespace: &str) -> anyhow::Result<Self> {
+        let (now, ahead) = clock(client).await?;
+        let mut all = Self { read: BTreeMap::new(), namespace: namespace.to_owned(), now, ahead };
+        for (name, path) in READS {
+            let answer = get(client, &path.replace("{}", namespace), JSON).await;
+            all.read.insert(name.to_owned(), answer);
+        }
+        all.read.insert(PODS.0.to_owned(), get(client, PODS.1, METADATA).await);
+        all.read_daemons(client).await;
+        all.read_rights(client).await;
+        Ok(all)
+    }
+
+    /// Metrics of the extenders, configurations of kube-schedulers, and pods of other plugins, each by the name of its
+    /// pod or DaemonSet.
+    async fn read_daemons(&mut self, client: &Client) {
+        for pod in self.items("own-pods").to_vec() {
+            if label(&pod, "app.kubernetes.io/name") == Some(names::EXTENDER) {
+                let name = name(&pod);
+                let path = format!("/api/v1/namespaces/{}/pods/{name}:8011/proxy/metrics", self.namespace);
+                self.read.insert(format!("metrics/{name}"), text(client, &path).await);
+            }
+        }
+        for pod in self.items("kube-schedulers").to_vec() {
+            let name = name(&pod);
+            let path = format!("/api/v1/namespaces/kube-system/pods/https:{name}:10259/proxy/configz");
+            self.read.insert(format!("configz/{name}"), get(client, &path, JSON).await);
+        }
+        for set in self.rivals().into_iter().cloned().collect::<Vec<_>>() {
+            let labels = set["spec"]["selector"]["matchLabels"].as_object().into_iter().flatten();
+            let selector: Vec<String> = labels
+                .map(|(key, value)| format!("{key}%3D{}", value.as_str().unwrap_or_default()))
+                .collect();
+            let space = set["metadata"]["namespace"].as_str().unwrap_or_default();
+            let path = format!("/api/v1/namespaces/{space}/pods?labelSelector={}", selector.join(","));
+            let answer = get(client, &path, JSON).await;
+            self.read.insert(format!("rival/{space}/{}", name(&set)), answer);
+        }
+    }
+
+    /// Whether the daemons have their rights.
+    async fn read_rights(&mut self, client: &Client) {
+        let mut rights = PLUGIN_RIGHTS.to_vec();
+        if self.shape() != Shape::PluginAlone {
+            rights.extend(EXTENDER_RIGHTS);
+        }
+        if self.shape() == Shape::Own {
+            rights.push((names::EXTENDER, "", "serviceaccounts", "impersonate", true));
+        }
+        let mut lacking = Vec::new();
+        for (account, group, resource, verb, is_local) in rights {
+            let (resource, part) = resource.split_once('/').unwrap_or((resource, ""));
+            let user = format!("system:serviceaccount:{}:{account}", self.namespace);
+            let mut right = json!({"group": group, "resource": resource, "subresource": part, "verb": verb});
+            if is_local {
+                right["namespace"] = json!(self.namespace);
+            }
+            if verb == "impersonate" {
+                right["name"] = json!("gantry-scheduler");
+            }
+            let review = json!({
+                "apiVersion": "authorization.k8s.io/v1",
+                "kind": "SubjectAccessReview",
+                "spec": {"user": user, "resourceAttributes": right},
+            });
+            match post(client, "/apis/authorization.k8s.io/v1/subjectaccessreviews", &review).await {
+                Answer::Found(answer) if answer["status"]["allowed"] == true => {}
+                Answer::Found(_) => {
+                    let part = if part.is_empty() { String::new() } else { format!("/{part}") };
+                    lacking.push(json!({"account": account, "right": format!("{verb} {resource}{part}")}));
+                }
+                other => {
+                    self.read.insert("rights".to_owned(), other);
+                    return;
+                }
+            }
+        }
+        self.read.insert("rights".to_owned(), Answer::Found(Value::Array(lacking)));
+    }
+
+    /// The answer of that name.
+    pub(crate) fn get(&self, name: &str) -> &Answer {
+        self.read.get(name).unwrap_or(&Answer::Absent)
+    }
+
+    /// The items of a list that was read; none if it could not be.
+    pub(crate) fn items(&self, name: &str) -> &[Value] {
+        match self.get(name) {
+            Answer::Found(Value::Array(items)) => items,
+            _ => &[],
+        }
+    }
+
+    /// The answers whose name begins with this, and the rest of their names.
+    pub(crate) fn beginning(&self, prefix: &str) -> impl Iterator<Item = (&str, &Answer)> {
+        self.read.iter().filter_map(move |(name, answer)| Some((name.strip_prefix(prefix)?, answer)))
+    }
+
+    /// How Gantry is installed.
+    pub(crate) fn shape(&self) -> Shape {
+        let has = |list: &str, wanted: &str| {
+            self.items(list)
+                .iter()
+                .any(|set| name(set) == wanted && set["metadata"]["namespace"] == self.namespace.as_str())
+        };
+        if has("deployments", "gantry-scheduler") {
+            Shape::Own
+        } else if has("deployments", names::EXTENDER) || has("daemonsets", names::EXTENDER) {
+            Shape::Existing
+        } else {
+            Shape::PluginAlone
+        }
+    }
+
+    /// DaemonSets of other device plugins for NVIDIA's GPUs, by their images.
+    pub(crate) fn rivals(&self) -> Vec<&Value> {
+        let is_rival = |set: &&Value| {
+            let containers = set["spec"]["template"]["spec"]["containers"].as_array().into_iter().flatten();
+            let mut images = containers.filter_map(|container| container["image"].as_str());
+            images.any(|image| {
+                ["k8s-device-plugin", "nvidia-gpu-device-plugin", "nvidia-device-plugin"]
+                    .iter()
+                    .any(|name| image.contains(name))
+            })
+        };
+        self.items("daemonsets").iter().filter(is_rival).collect()
+    }
+
+    #[cfg(test)]
+    pub(crate) fn recorded(read: BTreeMap<String, Answer>, now: Timestamp) -> Self {
+        Self { read, namespace: "gantry-system".to_owned(), now, ahead: 0 }
+    }
+
+    #[cfg(test)]
+    pub(crate) fn answer(&mut self, name: &str) -> &mut Answer {
+        self.read.entry(name.to_owned()).or_insert(Answer::Absent)
+    }
+}
+
+/// The shapes of an installation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Shape {
+    /// No scheduler calls an extender.
+    PluginAlone,
+    /// With a kube-scheduler of Gantry's own.
+    Own,
+    /// With the cluster's kube-scheduler.
+    Existing,
+}
+
+/// The name of an object.
+pub(crate) fn name(object: &Value) -> &str {
+    object["metadata"]["name"].as_str().unwrap_or_default()
+}
+
+/// A label of an object.
+pub(crate) fn label<'a>(object: &'a Value, key: &str) -> Option<&'a str> {
+    object["metadata"]["labels"][key].as_str()
+}
+
+/// The API server's time, and how far this machine's is ahead.
+async fn clock(client: &Client) -> anyhow::Result<(Timestamp, i64)> {
+    let request = Request::get("/version").body(Body::empty())?;
+    let response = client.send(request).await?;
+    let own = Timestamp::now();
+    let date = response.headers().get("date").and_then(|date| date.to_str().ok());
+    let there = date.and_then(|date| rfc2822::parse(date).ok()).map(|date| date.timestamp());
+    // The header has whole seconds.
+    Ok(there.map_or((own, 0), |there| (there, own.as_second() - there.as_second())))
+}
+
+async fn get(client: &Client, path: &str, accept: &str) -> Answer {
+    let mut all: Option<Vec<Value>> = None;
+    let mut next = String::new();
+    for _ in 0..PAGES {
+        let separator = if path.contains('?') { '&' } else { '?' };
+        let uri = format!("{path}{separator}limit={PAGE}{next}");
+        let request = Request::builder().uri(uri).header("accept", accept).body(Vec::new());
+        let page: Value = match request.map_err(|error| error.to_string()) {
+            Ok(request) => match client.request(request).await {
+                Ok(page) => page,
+                Err(error) => return failed(&error),
+            },
+            Err(error) => return Answer::Unreadable(error),
+        };
+        let Some(items) = page["items"].as_array() else {
+            return Answer::Found(page);
+        };
+        all.get_or_insert_default().extend(items.iter().cloned());
+        match page["metadata"]["continue"].as_str() {
+            Some(token) if !token.is_empty() => next = format!("&continue={token}"),
+            _ => break,
+        }
+    }
+    Answer::Found(Value::Array(all.unwrap_or_default()))
+}
+
+async fn text(client: &Client, path: &str) -> Answer {
+    match Request::get(path).body(Vec::new()) {
+        Ok(request) => match client.request_text(request).await {
+            Ok(text) => Answer::Found(Value::String(text)),
+            Err(error) => failed(&error),
+        },
+        Err(error) => Answer::Unreadable(error.to_string()),
+    }
+}
+
+async fn post(client: &Client, path: &str, body: &Value) -> Answer {
+    let request = Request::builder()
+        .method(Method::POST)
+        .uri(path)
+        .header("content-type", JSON)
+        .body(body.to_string().into_bytes());
+    match request {
+        Ok(request) => match client.request(request).await {
+            Ok(answer) => Answer::Found(answer),
+            Err(error) => failed(&error),
+        },
+        Err(error) => Answer::Unreadable(error.to_string()),
+    }
+}
+
+fn failed(error: &kube::Error) -> Answer {
+    match error {
+        kube::Error::Api(status) if status.code == 404 => Answer::Absent,
+        kube::Error::Api(status) => Answer::Unreadable(status.message.clone()),
+        error => Answer::Unreadable(gantry_runtime::chain(error)),
+    }
+}

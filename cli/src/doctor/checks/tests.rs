@@ -1,0 +1,424 @@
+//! Each check against a fault planted in the answers of a healthy cluster.
+
+use serde_json::json;
+
+use super::*;
+
+const NOW: &str = "2026-11-25T12:00:00Z";
+
+/// The answers of a healthy cluster in the shape `existing`: two nodes, one with MIG.
+fn healthy() -> Answers {
+    let crd = json!({"spec": {"versions": [{"name": "v1alpha1", "served": true}]},
+        "status": {"conditions": [{"type": "Established", "status": "True"}]}});
+    let named = |name: &str| json!({"metadata": {"name": name}});
+    let policies: BTreeSet<&str> = PLUGIN_POLICIES.into_iter().chain(EXTENDER_POLICIES).collect();
+    let bindings: Vec<Value> = policies
+        .iter()
+        .map(|name| json!({"metadata": {"name": name}, "spec": {"policyName": name, "validationActions": ["Deny"]}}))
+        .collect();
+    let set = |name: &str| {
+        json!({"metadata": {"name": name, "namespace": "gantry-system"},
+            "spec": {"template": {"spec": {"containers": [{"image": "gantry:0.1.0"}]}}},
+            "status": {"desiredNumberScheduled": 1, "numberReady": 1}})
+    };
+    let pod = |name: &str, app: &str, node: &str| {
+        json!({"metadata": {"name": name, "labels": {"app.kubernetes.io/name": app}}, "spec": {"nodeName": node},
+            "status": {"conditions": [{"type": "Ready", "status": "True"}]}})
+    };
+    let node = |name: &str, mig: &str| {
+        json!({"metadata": {"name": name, "labels": {"gantry.dev/gpu": "true", "gantry.dev/mig": mig,
+            "nvidia.com/gpu.product": "NVIDIA-A100"}}})
+    };
+    let gpu_node = |name: &str, mig: bool, resource: &str| {
+        json!({"metadata": {"name": name},
+            "spec": {"machine": {"host": {"driver": "550.54"}, "gpus": [{"mig": {"enabled": mig}}]}},
+            "status": {"pluginVersion": env!("CARGO_PKG_VERSION"),
+                "resources": [{"name": resource, "kind": "Gpu"}],
+                "holders": [{"namespace": "default", "pod": name, "resource": resource}],
+                "conditions": [{"type": "Ready", "status": "True", "reason": "Serving", "message": ""}]}})
+    };
+    let lease = |name: &str| json!({"metadata": {"name": name}, "spec": {"holderIdentity": "x", "renewTime": "2026-11-25T11:59:57.000000Z"}});
+    let granted = |name: &str| json!({"metadata": {"name": name, "namespace": "default", "annotations": {"gantry.dev/grant": "{}"}}});
+    let page = "gantry_extender_requests_total{verb=\"filter\",code=\"200\"} 7\n\
+                gantry_extender_requests_total{verb=\"other\",code=\"200\"} 70\n\
+                gantry_extender_object_bytes_limit 1000000\n\
+                gantry_extender_object_bytes{namespace=\"cluster\"} 900000\n\
+                gantry_extender_object_bytes{namespace=\"default\"} 1000\n";
+    let read = [
+        ("version", json!({"gitVersion": "v1.33.1-eks-1", "minor": "33+"})),
+        ("crd-gpunodes", crd.clone()),
+        ("crd-gangs", crd),
+        ("policies", policies.iter().map(|name| named(name)).collect()),
+        ("bindings", Value::Array(bindings)),
+        ("daemonsets", json!([set("gantry-plugin"), set("gantry-plugin-mig"), set("gantry-extender")])),
+        ("deployments", json!([])),
+        ("nodes", json!([node("a", "false"), node("b", "true")])),
+        (
+            "gpunodes",
+            json!([gpu_node("a", false, "nvidia.com/gpu"), gpu_node("b", true, "nvidia.com/mig-1g.5gb")]),
+        ),
+        (
+            "own-pods",
+            json!([
+                pod("gantry-plugin-1", "gantry-plugin", "a"),
+                pod("gantry-plugin-mig-1", "gantry-plugin-mig", "b"),
+                pod("gantry-extender-1", "gantry-extender", "control"),
+            ]),
+        ),
+        ("mount-events", json!([])),
+        ("leases", json!([lease("gantry-extender")])),
+        ("node-leases", json!([lease("a"), lease("b")])),
+        (
+            "namespaces",
+            json!([{"metadata": {"name": "monitoring", "labels": {"gantry.dev/metrics": "true"}}}]),
+        ),
+        ("pods", json!([granted("a"), granted("b")])),
+        ("rights", json!([])),
+        ("metrics/gantry-extender-1", json!(page)),
+        ("runtime-classes", json!([])),
+    ];
+    let read = read.into_iter().map(|(name, value)| (name.to_owned(), Answer::Found(value)));
+    Answers::recorded(read.collect(), NOW.parse().unwrap())
+}
+
+fn config(names: &[&str]) -> Value {
+    let names: Vec<Value> = names.iter().map(|name| json!({"name": name})).collect();
+    json!({"extenders": [{"urlPrefix": "http://127.0.0.1:8010", "bindVerb": "bind", "managedResources": names}]})
+}
+
+fn good_config() -> Value {
+    config(&["nvidia.com/gpu", "nvidia.com/mig-1g.5gb"])
+}
+
+/// The value of a recorded answer.
+fn value<'a>(answers: &'a mut Answers, name: &str) -> &'a mut Value {
+    match answers.answer(name) {
+        Answer::Found(value) => value,
+        other => panic!("{name}: {other:?}"),
+    }
+}
+
+/// A fault changes the outcome of one check only, and the fix names the remedy.
+#[track_caller]
+fn planted(check: &str, outcome: Outcome, fix: &str, fault: impl FnOnce(&mut Answers)) {
+    planted_with(check, outcome, fix, &good_config(), fault);
+}
+
+#[track_caller]
+fn planted_with(check: &str, outcome: Outcome, fix: &str, config: &Value, fault: impl FnOnce(&mut Answers)) {
+    let mut answers = healthy();
+    fault(&mut answers);
+    let reports = all(&answers, Some(config));
+    let wrong: Vec<&Report> = reports.iter().filter(|report| report.outcome != Outcome::Passed).collect();
+    assert_eq!(wrong.len(), 1, "{wrong:#?}");
+    assert_eq!((wrong[0].check, wrong[0].outcome), (check, outcome), "{wrong:#?}");
+    let advice = wrong[0].fix.clone().unwrap_or_default();
+    assert!(advice.contains(fix), "{advice}");
+    assert!(!wrong[0].message.is_empty());
+}
+
+#[test]
+fn healthy_cluster_passes_every_check() {
+    let reports = all(&healthy(), Some(&good_config()));
+    let wrong: Vec<&Report> = reports.iter().filter(|report| report.outcome != Outcome::Passed).collect();
+    assert!(wrong.is_empty(), "{wrong:#?}");
+    assert_eq!(reports.len(), CHECKS.len());
+    insta::assert_snapshot!(super::super::text(&reports));
+}
+
+#[test]
+fn cluster_without_anything_fails_with_remedies() {
+    let answers = Answers::recorded(BTreeMap::new(), NOW.parse().unwrap());
+    insta::assert_snapshot!(super::super::text(&all(&answers, None)));
+}
+
+#[test]
+fn old_kubernetes_is_reported() {
+    planted("kubernetes", Outcome::Failed, "upgrade the cluster", |answers| {
+        *value(answers, "version") = json!({"gitVersion": "v1.29.3", "minor": "29"});
+    });
+}
+
+#[test]
+fn missing_and_unserved_crds_are_reported() {
+    planted("crds", Outcome::Failed, "manifests/crds.yaml", |answers| {
+        *answers.answer("crd-gangs") = Answer::Absent;
+    });
+    planted("crds", Outcome::Failed, "manifests/crds.yaml", |answers| {
+        value(answers, "crd-gpunodes")["spec"]["versions"][0]["served"] = json!(false);
+    });
+    planted("crds", Outcome::Failed, "manifests/crds.yaml", |answers| {
+        value(answers, "crd-gpunodes")["status"]["conditions"][0]["status"] = json!("False");
+    });
+}
+
+#[test]
+fn missing_and_auditing_policies_are_reported() {
+    planted("policies", Outcome::Failed, "manifests/guard.yaml", |answers| {
+        value(answers, "policies").as_array_mut().unwrap().remove(0);
+    });
+    planted("policies", Outcome::Failed, "guard.enabled=true", |answers| {
+        value(answers, "bindings")[2]["spec"]["validationActions"] = json!(["Audit"]);
+    });
+}
+
+#[test]
+fn missing_right_is_reported() {
+    planted("rights", Outcome::Failed, "helm upgrade", |answers| {
+        *value(answers, "rights") = json!([{"account": "gantry-extender", "right": "create pods/binding"}]);
+    });
+    planted("rights", Outcome::Unknown, "subjectaccessreviews", |answers| {
+        *answers.answer("rights") = Answer::Unreadable("forbidden".to_owned());
+    });
+}
+
+#[test]
+fn pods_that_are_not_ready_are_reported() {
+    planted("plugin-pods", Outcome::Failed, "describe pod", |answers| {
+        value(answers, "daemonsets")[0]["status"]["numberReady"] = json!(0);
+        value(answers, "own-pods")[0]["status"]["conditions"][0]["status"] = json!("False");
+    });
+    planted("plugin-pods", Outcome::Failed, "gantry.dev/gpu=true", |answers| {
+        for set in [0, 1] {
+            value(answers, "daemonsets")[set]["status"] =
+                json!({"desiredNumberScheduled": 0, "numberReady": 0});
+        }
+    });
+    planted("plugin-pods", Outcome::Failed, "helm install", |answers| {
+        value(answers, "daemonsets")[0]["metadata"]["namespace"] = json!("elsewhere");
+    });
+}
+
+#[test]
+fn other_kubelet_directory_is_reported() {
+    planted("kubelet-directory", Outcome::Failed, "plugin.kubeletRoot", |answers| {
+        *value(answers, "mount-events") = json!([
+            {"involvedObject": {"name": "gantry-plugin-1"}, "message": "MountVolume.SetUp failed for volume \"device-plugins\" : hostPath type check failed: /var/lib/kubelet/device-plugins is not a directory"},
+        ]);
+    });
+}
+
+#[test]
+fn marked_node_without_plugin_is_reported() {
+    planted("gpu-nodes", Outcome::Failed, "spec.nodeName=c", |answers| {
+        let nodes = value(answers, "nodes").as_array_mut().unwrap();
+        nodes.push(json!({"metadata": {"name": "c", "labels": {"nvidia.com/gpu.present": "true"}}}));
+        nodes.push(json!({"metadata": {"name": "d", "labels": {"nvidia.com/gpu.present": "true", "gantry.dev/gpu": "false"}}}));
+    });
+}
+
+/// Sets the condition Ready of the node `a`.
+fn condition(answers: &mut Answers, reason: &str, message: &str) {
+    value(answers, "gpunodes")[0]["status"]["conditions"][0] =
+        json!({"type": "Ready", "status": "False", "reason": reason, "message": message});
+}
+
+#[test]
+fn missing_driver_and_runtime_class_are_distinguished() {
+    planted("driver", Outcome::Failed, "install the NVIDIA driver", |answers| {
+        condition(answers, "NoDevices", "libnvidia-ml.so.1 cannot be opened");
+    });
+    planted("driver", Outcome::Failed, "plugin.runtimeClassName=nvidia", |answers| {
+        condition(answers, "NoDevices", "libnvidia-ml.so.1 cannot be opened");
+        *value(answers, "runtime-classes") = json!([{"metadata": {"name": "nvidia"}}]);
+    });
+}
+
+#[test]
+fn plugin_that_does_not_serve_is_reported() {
+    for reason in ["NotRegistered", "Stopped", "PodsUnknown"] {
+        planted("registration", Outcome::Failed, "logs", |answers| condition(answers, reason, "x"));
+    }
+    planted("registration", Outcome::Warning, "describe gpunode a", |answers| {
+        condition(answers, "Degraded", "x");
+    });
+}
+
+#[test]
+fn version_skew_is_reported() {
+    planted("versions", Outcome::Warning, "upgrade the CRDs first", |answers| {
+        value(answers, "gpunodes")[1]["status"]["pluginVersion"] = json!("0.0.1");
+    });
+}
+
+/// NVIDIA's plugin on other nodes is no fault.
+#[test]
+fn second_plugin_on_a_node_is_reported() {
+    let with = |answers: &mut Answers, node: &str| {
+        let set = json!({"metadata": {"name": "nvdp", "namespace": "nvidia"}, "spec": {"template": {"spec": {
+            "containers": [{"image": "nvcr.io/nvidia/k8s-device-plugin:v0.17.0"}]}}}});
+        value(answers, "daemonsets").as_array_mut().unwrap().push(set);
+        assert_eq!(answers.rivals().len(), 1);
+        *answers.answer("rival/nvidia/nvdp") = Answer::Found(json!([{"spec": {"nodeName": node}}]));
+    };
+    planted("other-plugin", Outcome::Failed, "kubectl -n nvidia delete daemonset nvdp", |answers| {
+        with(answers, "b");
+    });
+    let mut answers = healthy();
+    with(&mut answers, "elsewhere");
+    assert!(all(&answers, Some(&good_config())).iter().all(|report| report.outcome == Outcome::Passed));
+}
+
+#[test]
+fn dra_on_the_same_node_is_reported() {
+    planted("dra", Outcome::Failed, "gantry.dev/gpu=false", |answers| {
+        *answers.answer("slices") = Answer::Found(json!([
+            {"spec": {"driver": "gpu.nvidia.com", "nodeName": "b"}},
+            {"spec": {"driver": "gpu.nvidia.com", "nodeName": "elsewhere"}},
+            {"spec": {"driver": "compute-domain.nvidia.com", "nodeName": "a"}},
+        ]));
+    });
+}
+
+#[test]
+fn mig_without_label_or_daemon_is_reported() {
+    planted("mig", Outcome::Failed, "kubectl label node b gantry.dev/mig=true", |answers| {
+        value(answers, "nodes")[1]["metadata"]["labels"]["gantry.dev/mig"] = json!("false");
+    });
+    planted("mig", Outcome::Failed, "plugin.mig.enabled=true", |answers| {
+        value(answers, "daemonsets").as_array_mut().unwrap().remove(1);
+    });
+}
+
+#[test]
+fn missing_labels_are_reported() {
+    planted("labels", Outcome::Warning, "plugin.labels=gfd", |answers| {
+        let labels = value(answers, "nodes")[0]["metadata"]["labels"].as_object_mut().unwrap();
+        labels.remove("nvidia.com/gpu.product");
+    });
+}
+
+#[test]
+fn missing_leader_is_reported() {
+    planted("extender", Outcome::Failed, "logs", |answers| {
+        value(answers, "leases")[0]["spec"]["renewTime"] = json!("2026-11-25T11:50:00.000000Z");
+    });
+    planted("extender", Outcome::Failed, "get pods", |answers| *value(answers, "leases") = json!([]));
+}
+
+#[test]
+fn scheduler_that_does_not_call_is_reported() {
+    planted("scheduler-calls", Outcome::Warning, "gantry scheduler-config", |answers| {
+        let page = value(answers, "metrics/gantry-extender-1");
+        *page = json!(page.as_str().unwrap().replace("} 7\n", "} 0\n"));
+    });
+}
+
+#[test]
+fn resources_that_the_scheduler_lacks_are_reported() {
+    planted_with(
+        "scheduler-resources",
+        Outcome::Failed,
+        "gantry scheduler-config",
+        &config(&["nvidia.com/gpu"]),
+        |_| {},
+    );
+    planted_with("scheduler-resources", Outcome::Failed, "gantry scheduler-config", &json!({}), |_| {});
+    // An extender without names gets every pod.
+    let reports = all(&healthy(), Some(&config(&[])));
+    assert!(reports.iter().all(|report| report.outcome == Outcome::Passed));
+}
+
+/// Without the configuration a pod that has devices and no grant is the evidence.
+#[test]
+fn configuration_is_found_or_inferred() {
+    let look = |answers: &Answers| {
+        let reports = all(answers, None);
+        reports.into_iter().find(|report| report.check == "scheduler-resources").unwrap()
+    };
+    let mut answers = healthy();
+    assert_eq!(look(&answers).outcome, Outcome::Unknown);
+    let annotations =
+        value(&mut answers, "pods")[1]["metadata"].as_object_mut().unwrap().remove("annotations");
+    assert!(annotations.is_some());
+    let report = look(&answers);
+    assert_eq!(report.outcome, Outcome::Failed);
+    assert!(report.message.contains("nvidia.com/mig-1g.5gb by default/b"), "{}", report.message);
+    *answers.answer("configz/kube-scheduler-x") =
+        Answer::Found(json!({"kubescheduler.config.k8s.io": good_config()}));
+    assert_eq!(look(&answers).outcome, Outcome::Passed);
+    let text = serde_saphyr::to_string(&config(&[])).unwrap();
+    *answers.answer("scheduler-map") = Answer::Found(json!({"data": {"config.yaml": text}}));
+    assert!(look(&answers).message.contains("every pod of its profile"));
+}
+
+/// A Secret with a certificate that ends on this day of 2026.
+fn tls(month: u8, day: u8) -> Value {
+    let key = rcgen::KeyPair::generate().unwrap();
+    let mut params = rcgen::CertificateParams::default();
+    params.not_before = rcgen::date_time_ymd(2025, 1, 1);
+    params.not_after = rcgen::date_time_ymd(2026, month, day);
+    let pem = ByteString(params.self_signed(&key).unwrap().pem().into_bytes());
+    json!({"data": {"tls.crt": pem, "ca.crt": pem}})
+}
+
+#[test]
+fn ending_certificates_are_reported() {
+    let with = |secret: Value| move |answers: &mut Answers| *answers.answer("tls") = Answer::Found(secret);
+    planted("certificates", Outcome::Failed, "issue the certificate", with(tls(11, 1)));
+    planted("certificates", Outcome::Warning, "issue the certificate", with(tls(12, 1)));
+    planted(
+        "certificates",
+        Outcome::Failed,
+        "issue the certificate",
+        with(json!({"data": {"tls.crt": "eA=="}})),
+    );
+    let mut answers = healthy();
+    with(tls(12, 31))(&mut answers);
+    assert!(all(&answers, Some(&good_config())).iter().all(|report| report.outcome == Outcome::Passed));
+}
+
+#[test]
+fn wrong_clocks_are_reported() {
+    planted("clocks", Outcome::Failed, "time synchronisation on b", |answers| {
+        value(answers, "node-leases")[1]["spec"]["renewTime"] = json!("2026-11-25T12:05:00.000000Z");
+    });
+    planted("clocks", Outcome::Warning, "this machine", |answers| answers.ahead = -60);
+}
+
+#[test]
+fn unread_metrics_are_reported() {
+    planted("metrics", Outcome::Warning, "gantry.dev/metrics=true", |answers| {
+        *value(answers, "namespaces") = json!([]);
+    });
+    planted("metrics", Outcome::Warning, "monitoring.podMonitor.enabled=true", |answers| {
+        *answers.answer("pod-monitors") = Answer::Found(json!([]));
+    });
+}
+
+#[test]
+fn full_memory_is_reported() {
+    let with = |line: &'static str| {
+        move |answers: &mut Answers| {
+            let page = value(answers, "metrics/gantry-extender-1");
+            *page = json!(format!("{}{line}", page.as_str().unwrap()));
+        }
+    };
+    planted(
+        "memory",
+        Outcome::Warning,
+        "--object-memory",
+        with("gantry_extender_object_bytes{namespace=\"big\"} 140000\n"),
+    );
+    planted(
+        "memory",
+        Outcome::Failed,
+        "--object-memory",
+        with("gantry_extender_refused_objects{namespace=\"big\"} 2\n"),
+    );
+}
+
+/// A doctor with fewer rights reports what it cannot read, and still the rest.
+#[test]
+fn unreadable_answers_are_not_failures() {
+    let mut answers = healthy();
+    *answers.answer("nodes") = Answer::Unreadable("nodes is forbidden".to_owned());
+    let reports = all(&answers, Some(&good_config()));
+    let unknown: Vec<&str> = reports
+        .iter()
+        .filter(|report| report.outcome == Outcome::Unknown)
+        .map(|report| report.check)
+        .collect();
+    assert_eq!(unknown, ["gpu-nodes", "mig", "labels"]);
+    assert!(reports.iter().all(|report| report.outcome != Outcome::Failed));
+}
