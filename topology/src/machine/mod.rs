@@ -5,7 +5,7 @@ mod ids;
 mod mig;
 mod path;
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
@@ -420,20 +420,25 @@ fn check_gpus(gpus: &mut [Gpu]) -> Result<(), MachineError> {
             if gpu.bus_id.is_some() && gpu.bus_id == earlier.bus_id {
                 return Err(MachineError::new(field("busId"), format!("the same as gpus[{other}].busId")));
             }
+            if let Some(minor) = gpu.minor.filter(|_| gpu.minor == earlier.minor) {
+                let problem =
+                    format!("is {minor}, the same as gpus[{other}].minor; each GPU has its own /dev/nvidiaN");
+                return Err(MachineError::new(field("minor"), problem));
+            }
         }
     }
     Ok(())
 }
 
 fn check_mig_uuids(gpus: &[Gpu]) -> Result<(), MachineError> {
-    let mut seen = BTreeSet::new();
+    let mut seen = BTreeMap::new();
     for (position, gpu) in gpus.iter().enumerate() {
         let instances = gpu.mig.iter().flat_map(|mig| &mig.instances);
         for compute in instances.flat_map(|instance| &instance.compute) {
-            if !seen.insert(&compute.uuid) {
+            if let Some(other) = seen.insert(&compute.uuid, position) {
                 return Err(MachineError::new(
                     format!("gpus[{position}].mig"),
-                    format!("{} is the UUID of another MIG device too", compute.uuid),
+                    format!("{} is the UUID of another MIG device too, in gpus[{other}].mig", compute.uuid),
                 ));
             }
         }

@@ -123,3 +123,21 @@ fn impossible_instances_are_refused() {
     parts.gpus[0].mig = Some(Mig { enabled: false, instances: vec![instance(1, 0, 1)] });
     assert!(Machine::new(parts).unwrap_err().to_string().contains("while enabled is false"));
 }
+
+/// Two GPUs of one `/dev/nvidiaN` would be one GPU to a container.
+#[test]
+fn repeated_identifiers_are_refused_with_both_places() {
+    let refused = |change: &dyn Fn(&mut Gpu)| {
+        let mut parts = pair(&["X PHB", "PHB X"]);
+        parts.gpus.iter_mut().for_each(change);
+        Machine::new(parts).unwrap_err().to_string()
+    };
+    let minor = refused(&|gpu| gpu.minor = Some(3));
+    assert!(minor.starts_with("gpus[1].minor: is 3, the same as gpus[0].minor"), "{minor}");
+    let uuid = refused(&|gpu| gpu.uuid = "GPU-a".parse().ok());
+    assert_eq!(uuid, "gpus[1].uuid: the same as gpus[0].uuid");
+    let bus_id = refused(&|gpu| gpu.bus_id = "0000:17:00.0".parse().ok());
+    assert_eq!(bus_id, "gpus[1].busId: the same as gpus[0].busId");
+    let index = refused(&|gpu| gpu.index = 0);
+    assert_eq!(index, "gpus[1].index: is 0, must be 1");
+}
