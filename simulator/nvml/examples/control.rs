@@ -9,8 +9,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::Context;
-use clap::{Parser, Subcommand};
-use gantry_nvml_sim::control::Controller;
+use clap::{Parser, Subcommand, ValueEnum};
+use gantry_nvml_sim::control::{ComputeMode, Controller, FabricState, FabricStep, Reported};
 use gantry_nvml_sim::install;
 
 /// Installs and changes simulated machines.
@@ -126,6 +126,67 @@ enum Change {
         code: u32,
         /// How many calls; all, if left out.
         times: Option<u64>,
+        /// Index of the GPU on which they fail; every GPU, if left out. Not with a number of calls.
+        #[arg(long, conflicts_with = "times")]
+        gpu: Option<u8>,
+    },
+    /// Makes calls of a function hang until it is cleared.
+    Hang {
+        /// Name of the function.
+        name: String,
+        /// Index of the GPU on which they hang; every GPU, if left out.
+        #[arg(long)]
+        gpu: Option<u8>,
+    },
+    /// Ends what fail, hang and slow did to a function.
+    Clear {
+        /// Name of the function.
+        name: String,
+    },
+    /// Sets the number of GPUs that NVML reports.
+    Count {
+        /// The number; the true one, if left out.
+        count: Option<u32>,
+    },
+    /// Sets a GPU's registration with the NVLink fabric.
+    Fabric {
+        /// Index of the GPU.
+        gpu: u8,
+        state: Fabric,
+        /// The nvmlReturn_t of a completed registration.
+        #[arg(long, default_value_t = 0)]
+        status: u32,
+        /// NVML's health mask.
+        #[arg(long)]
+        mask: Option<u32>,
+        /// NVML's health summary: 1 healthy, 2 unhealthy, 3 limited capacity.
+        #[arg(long)]
+        summary: Option<u8>,
+    },
+    /// Sets which processes may compute on a GPU.
+    ComputeMode {
+        /// Index of the GPU.
+        gpu: u8,
+        mode: Mode,
+    },
+    /// Sets facts that NVML reports of a GPU instead of the machine file's.
+    Report {
+        /// Index of the GPU.
+        gpu: u8,
+        #[arg(long)]
+        uuid: Option<String>,
+        #[arg(long)]
+        name: Option<String>,
+        #[arg(long)]
+        minor: Option<u32>,
+        /// Total memory.
+        #[arg(long)]
+        memory_mib: Option<u64>,
+    },
+    /// Sets the driver version that NVML reports.
+    DriverVersion {
+        /// The version; the machine file's, if left out.
+        version: Option<String>,
     },
     /// Makes calls of a function slow.
     Slow {
@@ -145,6 +206,23 @@ enum Change {
     Reset,
     /// Makes libraries read control.yaml again after it was edited by hand.
     Announce,
+}
+
+/// A step of the registration with the NVLink fabric.
+#[derive(Clone, Copy, ValueEnum)]
+enum Fabric {
+    NotSupported,
+    NotStarted,
+    InProgress,
+    Completed,
+}
+
+/// Which processes may compute on a GPU.
+#[derive(Clone, Copy, ValueEnum)]
+enum Mode {
+    Default,
+    Prohibited,
+    ExclusiveProcess,
 }
 
 #[expect(clippy::print_stdout, reason = "a command prints its answer")]
@@ -204,7 +282,33 @@ fn apply(controller: &Controller, change: Change) -> anyhow::Result<()> {
         Change::Load => controller.load_driver()?,
         Change::LinkDown { gpu, link } => controller.set_nvlink(gpu, link, false)?,
         Change::LinkUp { gpu, link } => controller.set_nvlink(gpu, link, true)?,
-        Change::Fail { name, code, times } => controller.fail_call(&name, code, times)?,
+        Change::Fail { name, code, times, gpu: None } => controller.fail_call(&name, code, times)?,
+        Change::Fail { name, code, times: _, gpu: Some(gpu) } => controller.fail_call_on(gpu, &name, code)?,
+        Change::Hang { name, gpu: None } => controller.hang_call(&name)?,
+        Change::Hang { name, gpu: Some(gpu) } => controller.hang_call_on(gpu, &name)?,
+        Change::Clear { name } => controller.clear_rule(&name)?,
+        Change::Count { count } => controller.set_count(count)?,
+        Change::Fabric { gpu, state, status, mask, summary } => {
+            let state = match state {
+                Fabric::NotSupported => FabricStep::NotSupported,
+                Fabric::NotStarted => FabricStep::NotStarted,
+                Fabric::InProgress => FabricStep::InProgress,
+                Fabric::Completed => FabricStep::Completed,
+            };
+            controller.set_fabric(gpu, Some(FabricState { state, status, health_mask: mask, summary }))?;
+        }
+        Change::ComputeMode { gpu, mode } => controller.set_compute_mode(
+            gpu,
+            match mode {
+                Mode::Default => ComputeMode::Default,
+                Mode::Prohibited => ComputeMode::Prohibited,
+                Mode::ExclusiveProcess => ComputeMode::ExclusiveProcess,
+            },
+        )?,
+        Change::Report { gpu, uuid, name, minor, memory_mib } => {
+            controller.update_gpu(gpu, |gpu| gpu.reported = Reported { uuid, name, minor, memory_mib })?;
+        }
+        Change::DriverVersion { version } => controller.update(|state| state.driver.version = version)?,
         Change::Slow { name, milliseconds } => {
             controller.slow_call(&name, Duration::from_millis(milliseconds))?;
         }

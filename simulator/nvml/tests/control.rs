@@ -377,3 +377,42 @@ fn an_xid_can_name_a_gpu_instance_alone() {
     assert_eq!(heard.device, raw.device(3).unwrap());
     assert_eq!((heard.gpuInstanceId, heard.computeInstanceId), (9, u32::MAX));
 }
+
+/// One GPU that fails, hangs or lies, as the real driver does for one of eight.
+#[test]
+fn single_gpu_fails_hangs_and_lies() {
+    let simulated = Simulated::new("l4-4x-pcie");
+    let controller = &simulated.installed.controller;
+    let raw = simulated.start();
+    let codes = || (0..4).map(|gpu| raw.device(gpu).err()).collect::<Vec<_>>();
+    controller.fail_call_on(2, "nvmlDeviceGetHandleByIndex_v2", 999).unwrap();
+    assert_eq!(codes(), [None, None, Some(999), None]);
+    controller.clear_rule("nvmlDeviceGetHandleByIndex_v2").unwrap();
+    assert_eq!(codes(), [None; 4]);
+    assert!(controller.fail_call_on(2, "nvmlDeviceGetHandelByIndex_v2", 999).is_err());
+
+    controller.hang_call_on(1, "nvmlDeviceGetHandleByIndex_v2").unwrap();
+    std::thread::scope(|scope| {
+        let hanging = scope.spawn(|| raw.device(1).err());
+        assert_eq!(raw.device(0).err(), None);
+        std::thread::sleep(Duration::from_millis(50));
+        assert!(!hanging.is_finished());
+        controller.clear_rule("nvmlDeviceGetHandleByIndex_v2").unwrap();
+        assert_eq!(hanging.join().unwrap(), None);
+    });
+
+    let minors = || {
+        let minor = |gpu| {
+            let mut minor = 99;
+            let device = raw.device(gpu).unwrap();
+            assert_eq!(call!(raw, nvmlDeviceGetMinorNumber(device, &raw mut minor)), OK);
+            minor
+        };
+        [minor(0), minor(3)]
+    };
+    assert_eq!(minors(), [0, 3]);
+    controller.update_gpu(3, |gpu| gpu.reported.minor = Some(0)).unwrap();
+    assert_eq!(minors(), [0, 0]);
+    controller.reset().unwrap();
+    assert_eq!(minors(), [0, 3]);
+}

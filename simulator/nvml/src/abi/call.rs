@@ -10,12 +10,14 @@ use gantry_topology::{ComputeInstance, GpuInstance, Mig};
 
 use super::args::Status;
 use super::handle::{Device, Named, Place};
-use crate::control::{Applied, ControlError, GpuState, MigChange, Process, State};
+use crate::control::{Applied, ControlError, GpuState, MigChange, Process, Reported, Rule, State};
 use crate::facts::{Facts, GpuFacts, Remote};
 use crate::library::{Library, Session};
 
 /// One call within a session.
 pub(crate) struct Call {
+    /// The slot of its function.
+    slot: usize,
     pub(crate) library: &'static Library,
     pub(crate) session: Arc<Session>,
     pub(crate) state: Arc<State>,
@@ -52,7 +54,7 @@ pub(crate) fn run(slot: usize, body: impl FnOnce(&Call) -> Result<(), Status>) -
         if session.cut_off(&state) {
             return Err(Status::DRIVER_NOT_LOADED);
         }
-        body(&Call { library, session, state })
+        body(&Call { slot, library, session, state })
     }))
 }
 
@@ -74,17 +76,39 @@ fn admit(slot: usize) -> Result<(&'static Library, Arc<State>), Status> {
     let library = Library::this();
     let earlier = library.block.count_call(slot);
     let state = library.state();
-    let name = crate::names::NAMES.get(slot).copied().unwrap_or_default();
-    let rule = state.calls.get(name).filter(|rule| rule.holds_for(earlier));
-    if let Some(rule) = rule {
-        if rule.slow_ms > 0 {
-            std::thread::sleep(Duration::from_millis(rule.slow_ms));
-        }
-        if let Some(code) = rule.fail {
-            return Err(Status(code));
+    let name = name_of(slot);
+    if let Some(rule) = state.calls.get(name).filter(|rule| rule.holds_for(earlier)) {
+        apply(rule)?;
+        if rule.hang {
+            hang(library, |state| state.calls.get(name));
+            return Ok((library, library.state()));
         }
     }
     Ok((library, state))
+}
+
+fn name_of(slot: usize) -> &'static str {
+    crate::names::NAMES.get(slot).copied().unwrap_or_default()
+}
+
+/// Applies a rule, except for a hang.
+fn apply(rule: &Rule) -> Result<(), Status> {
+    if rule.slow_ms > 0 {
+        std::thread::sleep(Duration::from_millis(rule.slow_ms));
+    }
+    rule.fail.map_or(Ok(()), |code| Err(Status(code)))
+}
+
+/// Returns once the rule no longer asks for a hang.
+fn hang<'a>(library: &Library, rule: impl Fn(&State) -> Option<&Rule> + 'a) {
+    loop {
+        // Read before looking, so that a change between the look and the sleep ends the sleep at once.
+        let seen = library.block.changes();
+        if !rule(&library.state()).is_some_and(|rule| rule.hang) {
+            return;
+        }
+        library.block.wait_for_change(seen, Duration::from_secs(1));
+    }
 }
 
 fn code(result: Result<(), Status>) -> nvmlReturn_t {
@@ -115,9 +139,24 @@ impl Call {
         }
     }
 
+    /// Applies the rule for this function on one GPU, if there is one.
+    pub(crate) fn obey(&self, index: usize) -> Result<(), Status> {
+        let (name, key) = (name_of(self.slot), u8::try_from(index).unwrap_or(u8::MAX));
+        let Some(rule) = self.state.gpus.get(&key).and_then(|gpu| gpu.calls.get(name)) else {
+            return Ok(());
+        };
+        if rule.hang {
+            hang(self.library, |state| state.gpus.get(&key)?.calls.get(name));
+        }
+        apply(rule)
+    }
+
     /// The GPU or MIG device behind a handle.
     pub(crate) fn subject(&self, device: Device) -> Result<Subject<'_>, Status> {
-        let here = |index| self.gpu_at(index).ok_or(Status::INVALID_ARGUMENT)?;
+        let here = |index| {
+            self.obey(index)?;
+            self.gpu_at(index).ok_or(Status::INVALID_ARGUMENT)?
+        };
         match device.named().ok_or(Status::INVALID_ARGUMENT)? {
             Named::Whole(index) => here(index).map(Subject::Gpu),
             Named::Mig(place) => here(place.gpu)?
@@ -176,6 +215,11 @@ impl<'a> Target<'a> {
     /// What is out of the ordinary on the GPU, if anything.
     pub(crate) fn unusual(self) -> Option<&'a GpuState> {
         self.state
+    }
+
+    /// A fact that the control state sets in place of the machine file's.
+    pub(crate) fn reported<T>(self, fact: impl FnOnce(&'a Reported) -> Option<T>) -> Option<T> {
+        self.state.and_then(|state| fact(&state.reported))
     }
 
     /// The MIG layout of the GPU; `None` if it never had one.

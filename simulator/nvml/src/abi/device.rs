@@ -29,6 +29,7 @@ fn by_index(call: &Call, index: usize, device: Out<Device>) -> Result<(), Status
 
 /// The handle of a GPU that is not lost.
 fn alive(call: &Call, index: usize, device: Out<Device>) -> Result<(), Status> {
+    call.obey(index)?;
     let _alive: Target<'_> = call.gpu_at(index).ok_or(Status::INVALID_ARGUMENT)??;
     device.put(Device::whole(index))
 }
@@ -54,7 +55,8 @@ fn by_address(call: &Call, text: In<c_char>, device: Out<Device>) -> Result<(), 
 }
 
 fn count(call: &Call, count: Out<c_uint>) -> Result<(), Status> {
-    count.put(c_uint::try_from(call.session.present.len()).unwrap_or(c_uint::MAX))
+    let present = c_uint::try_from(call.session.present.len()).unwrap_or(c_uint::MAX);
+    count.put(call.state.driver.count.unwrap_or(present))
 }
 
 /// The sixteen bytes of a UUID, dashes and prefix left out.
@@ -128,7 +130,10 @@ nvml! {
 
     fn nvmlDeviceGetName(device: Device, name: Out<c_char>, length: c_uint) |call| {
         match call.subject(device)? {
-            Subject::Gpu(gpu) => name.put_text(length, &gpu.facts.model),
+            Subject::Gpu(gpu) => {
+                let reported = gpu.reported(|facts| facts.name.as_deref());
+                name.put_text(length, reported.unwrap_or(&gpu.facts.model))
+            }
             // Named after the compute instance, without the `+me` of its GPU instance.
             Subject::Mig(mig) => {
                 let (profile, _) = split_profile(&mig.compute.profile);
@@ -139,7 +144,10 @@ nvml! {
 
     fn nvmlDeviceGetUUID(device: Device, uuid: Out<c_char>, length: c_uint) |call| {
         match call.subject(device)? {
-            Subject::Gpu(gpu) => uuid.put_text(length, &gpu.facts.uuid),
+            Subject::Gpu(gpu) => {
+                let reported = gpu.reported(|facts| facts.uuid.as_deref());
+                uuid.put_text(length, reported.unwrap_or(&gpu.facts.uuid))
+            }
             Subject::Mig(mig) => uuid.put_text(length, mig.compute.uuid.as_str()),
         }
     }
@@ -161,7 +169,7 @@ nvml! {
     fn nvmlDeviceGetMinorNumber(device: Device, minor: Out<c_uint>) |call| {
         // A MIG device has no node of its own: it is reached through its GPU's.
         let (Subject::Gpu(gpu) | Subject::Mig(MigTarget { gpu, .. })) = call.subject(device)?;
-        minor.put(gpu.facts.minor)
+        minor.put(gpu.reported(|facts| facts.minor).unwrap_or(gpu.facts.minor))
     }
 
     fn nvmlDeviceGetSerial(device: Device, serial: Out<c_char>, length: c_uint) |call| {

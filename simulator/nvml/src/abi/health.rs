@@ -22,7 +22,8 @@ struct Sizes {
 
 impl Sizes {
     fn of(gpu: Target<'_>) -> Self {
-        let total = gpu.facts.memory_mib * MIB;
+        let total =
+            gpu.reported(|facts| facts.memory_mib).unwrap_or(gpu.facts.memory_mib).saturating_mul(MIB);
         let reserved = total / 100 / MIB * MIB;
         let processes = gpu.unusual().map_or(&[][..], |state| &state.processes);
         let used: u64 = processes.iter().map(|process| process.memory_mib * MIB).sum();

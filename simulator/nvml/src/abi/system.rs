@@ -53,7 +53,7 @@ pub unsafe extern "C" fn nvmlErrorString(result: nvmlReturn_t) -> *const c_char 
 
 nvml! {
     fn nvmlSystemGetDriverVersion(version: Out<c_char>, length: c_uint) |call| {
-        version.put_text(length, &call.facts().driver)
+        version.put_text(length, call.state.driver.version.as_ref().unwrap_or(&call.facts().driver))
     }
 
     fn nvmlSystemGetNVMLVersion(version: Out<c_char>, length: c_uint) |call| {

@@ -7,6 +7,7 @@ use nvml_wrapper_sys::bindings as sys;
 use super::args::{Out, Status};
 use super::call::{Subject, Target};
 use super::handle::Device;
+use crate::control::ComputeMode;
 
 /// Temperature of a GPU on which nothing was set, in degrees Celsius.
 const IDLE_CELSIUS: u32 = 35;
@@ -18,6 +19,14 @@ const NO_INSTANCE: c_uint = c_uint::MAX;
 impl Target<'_> {
     pub(super) fn celsius(self) -> u32 {
         self.unusual().and_then(|state| state.temperature).unwrap_or(IDLE_CELSIUS)
+    }
+
+    fn compute_mode(self) -> sys::nvmlComputeMode_t {
+        match self.unusual().map(|state| state.compute_mode).unwrap_or_default() {
+            ComputeMode::Default => sys::nvmlComputeMode_enum_NVML_COMPUTEMODE_DEFAULT,
+            ComputeMode::Prohibited => sys::nvmlComputeMode_enum_NVML_COMPUTEMODE_PROHIBITED,
+            ComputeMode::ExclusiveProcess => sys::nvmlComputeMode_enum_NVML_COMPUTEMODE_EXCLUSIVE_PROCESS,
+        }
     }
 
     fn utilization(self) -> u32 {
@@ -76,7 +85,7 @@ nvml_get! {
     nvmlDeviceGetPerformanceState | nvmlDeviceGetPowerState: sys::nvmlPstates_t = |_|
         sys::nvmlPStates_enum_NVML_PSTATE_0;
     nvmlDeviceGetCurrentClocksEventReasons | nvmlDeviceGetCurrentClocksThrottleReasons: c_ulonglong = |_| 0;
-    nvmlDeviceGetComputeMode: sys::nvmlComputeMode_t = |_| sys::nvmlComputeMode_enum_NVML_COMPUTEMODE_DEFAULT;
+    nvmlDeviceGetComputeMode: sys::nvmlComputeMode_t = |gpu| gpu.compute_mode();
 }
 
 nvml! {

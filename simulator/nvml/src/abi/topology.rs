@@ -10,6 +10,7 @@ use super::args::{Out, Status, struct_version};
 use super::call::{Call, Target};
 use super::handle::Device;
 use super::system::put_set;
+use crate::control::FabricStep;
 use crate::facts::Remote;
 
 /// Bits of one element of a CPU or node set.
@@ -141,6 +142,8 @@ nvml! {
 }
 
 const COMPLETED: c_uchar = sys::NVML_GPU_FABRIC_STATE_COMPLETED as c_uchar;
+const IN_PROGRESS: c_uchar = sys::NVML_GPU_FABRIC_STATE_IN_PROGRESS as c_uchar;
+const NOT_STARTED: c_uchar = sys::NVML_GPU_FABRIC_STATE_NOT_STARTED as c_uchar;
 const NOT_SUPPORTED: c_uchar = sys::NVML_GPU_FABRIC_STATE_NOT_SUPPORTED as c_uchar;
 const HEALTHY: c_uchar = sys::NVML_GPU_FABRIC_HEALTH_SUMMARY_HEALTHY as c_uchar;
 const NO_SUMMARY: c_uchar = sys::NVML_GPU_FABRIC_HEALTH_SUMMARY_NOT_SUPPORTED as c_uchar;
@@ -163,6 +166,8 @@ struct Membership {
     cluster: [c_uchar; 16],
     clique: c_uint,
     state: c_uchar,
+    status: sys::nvmlReturn_t,
+    health: (c_uint, c_uchar),
 }
 
 impl Membership {
@@ -172,18 +177,31 @@ impl Membership {
             return Err(Status::NOT_SUPPORTED);
         }
         let switched = gpu.facts.links.iter().any(|remote| matches!(remote, Remote::Switch { .. }));
-        Ok(match &gpu.facts.fabric {
-            Some(fabric) => {
-                Self { cluster: cluster_bytes(&fabric.cluster_uuid), clique: fabric.clique, state: COMPLETED }
-            }
-            None => {
-                Self { cluster: [0; 16], clique: 0, state: if switched { COMPLETED } else { NOT_SUPPORTED } }
-            }
+        let changed = gpu.unusual().and_then(|state| state.fabric);
+        let state = match changed.map(|fabric| fabric.state) {
+            Some(FabricStep::NotSupported) => NOT_SUPPORTED,
+            Some(FabricStep::NotStarted) => NOT_STARTED,
+            Some(FabricStep::InProgress) => IN_PROGRESS,
+            Some(FabricStep::Completed) => COMPLETED,
+            None if switched || gpu.facts.fabric.is_some() => COMPLETED,
+            None => NOT_SUPPORTED,
+        };
+        // A GPU is told its domain when the registration is completed.
+        let (cluster, clique) = match &gpu.facts.fabric {
+            Some(fabric) if state == COMPLETED => (cluster_bytes(&fabric.cluster_uuid), fabric.clique),
+            _ => ([0; 16], 0),
+        };
+        let (mask, summary) = if state == COMPLETED { (HEALTHY_MASK, HEALTHY) } else { (0, NO_SUMMARY) };
+        Ok(Self {
+            cluster,
+            clique,
+            state,
+            status: changed.map_or(sys::nvmlReturn_enum_NVML_SUCCESS, |fabric| fabric.status),
+            health: (
+                changed.and_then(|fabric| fabric.health_mask).unwrap_or(mask),
+                changed.and_then(|fabric| fabric.summary).unwrap_or(summary),
+            ),
         })
-    }
-
-    fn health(&self) -> (c_uint, c_uchar) {
-        if self.state == COMPLETED { (HEALTHY_MASK, HEALTHY) } else { (0, NO_SUMMARY) }
     }
 }
 
@@ -204,7 +222,7 @@ nvml! {
         let membership = Membership::of(call.gpu(device)?)?;
         info.put(sys::nvmlGpuFabricInfo_t {
             clusterUuid: membership.cluster,
-            status: sys::nvmlReturn_enum_NVML_SUCCESS,
+            status: membership.status,
             cliqueId: membership.clique,
             state: membership.state,
         })
@@ -213,12 +231,12 @@ nvml! {
     fn nvmlDeviceGetGpuFabricInfoV(device: Device, info: Out<sys::nvmlGpuFabricInfo_v3_t>) |call| {
         let version = info.version()?;
         let membership = Membership::of(call.gpu(device)?)?;
-        let (mask, summary) = membership.health();
+        let (mask, summary) = membership.health;
         if version == struct_version::<sys::nvmlGpuFabricInfo_v2_t>(2) {
             info.cast().put(sys::nvmlGpuFabricInfo_v2_t {
                 version,
                 clusterUuid: membership.cluster,
-                status: sys::nvmlReturn_enum_NVML_SUCCESS,
+                status: membership.status,
                 cliqueId: membership.clique,
                 state: membership.state,
                 healthMask: mask,
@@ -227,7 +245,7 @@ nvml! {
             info.put(sys::nvmlGpuFabricInfo_v3_t {
                 version,
                 clusterUuid: membership.cluster,
-                status: sys::nvmlReturn_enum_NVML_SUCCESS,
+                status: membership.status,
                 cliqueId: membership.clique,
                 state: membership.state,
                 healthMask: mask,

@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use super::{
-    BLOCK_FILE, Block, ControlError, EventKind, GpuState, MigChange, MigRefusal, Piece, Process, State,
-    read_state, update,
+    BLOCK_FILE, Block, ComputeMode, ControlError, EventKind, FabricState, GpuState, MigChange, MigRefusal,
+    Piece, Process, Rule, State, read_state, update,
 };
 use crate::facts::Facts;
 use crate::install::MACHINE_FILE;
@@ -97,6 +97,8 @@ impl Controller {
     pub fn reset(&self) -> Result<(), ControlError> {
         self.update(|state| {
             state.driver.gone = false;
+            state.driver.count = None;
+            state.driver.version = None;
             state.gpus.clear();
             state.calls.clear();
         })
@@ -199,11 +201,59 @@ impl Controller {
         })
     }
 
+    /// Makes every call of a function hang until the rule is cleared.
+    ///
+    /// # Errors
+    /// When NVML has no such function, and as [`Controller::update`].
+    pub fn hang_call(&self, name: &str) -> Result<(), ControlError> {
+        self.made(name)?;
+        self.update(|state| state.calls.entry(name.to_owned()).or_default().hang = true)
+    }
+
     /// Lets every call of a function succeed again, at its usual speed.
     pub fn clear_rule(&self, name: &str) -> Result<(), ControlError> {
         self.update(|state| {
             state.calls.remove(name);
+            state.gpus.values_mut().for_each(|gpu| {
+                gpu.calls.remove(name);
+            });
         })
+    }
+
+    /// Makes calls of a function on one GPU answer `code` (an `nvmlReturn_t`).
+    ///
+    /// # Errors
+    /// When NVML has no such function, and as [`Controller::update`].
+    pub fn fail_call_on(&self, gpu: u8, name: &str, code: u32) -> Result<(), ControlError> {
+        self.rule_on(gpu, name, |rule| rule.fail = Some(code))
+    }
+
+    /// Makes calls of a function on one GPU hang until the rule is cleared.
+    ///
+    /// # Errors
+    /// When NVML has no such function, and as [`Controller::update`].
+    pub fn hang_call_on(&self, gpu: u8, name: &str) -> Result<(), ControlError> {
+        self.rule_on(gpu, name, |rule| rule.hang = true)
+    }
+
+    fn rule_on(&self, gpu: u8, name: &str, change: impl FnOnce(&mut Rule)) -> Result<(), ControlError> {
+        self.made(name)?;
+        self.update_gpu(gpu, |gpu| change(gpu.calls.entry(name.to_owned()).or_default()))
+    }
+
+    /// Sets a GPU's registration with the NVLink fabric; `None` for that of the machine file.
+    pub fn set_fabric(&self, gpu: u8, fabric: Option<FabricState>) -> Result<(), ControlError> {
+        self.update_gpu(gpu, |gpu| gpu.fabric = fabric)
+    }
+
+    /// Sets which processes may compute on a GPU.
+    pub fn set_compute_mode(&self, gpu: u8, mode: ComputeMode) -> Result<(), ControlError> {
+        self.update_gpu(gpu, |gpu| gpu.compute_mode = mode)
+    }
+
+    /// Sets the number of GPUs that NVML reports; `None` for the true one.
+    pub fn set_count(&self, count: Option<u32>) -> Result<(), ControlError> {
+        self.update(|state| state.driver.count = count)
     }
 
     /// Takes an NVLink of a GPU down or up; for a direct link this holds for the peer's end too.

@@ -108,6 +108,12 @@ pub struct Driver {
     pub gone: bool,
     /// How often it has gone. A client that initialised before stays cut off until it shuts down and initialises again.
     pub departures: u64,
+    /// The number of GPUs that NVML reports, true or not; that of the machine if absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub count: Option<u32>,
+    /// The driver's version that NVML reports; the machine file's if absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub version: Option<String>,
 }
 
 /// What is out of the ordinary on one GPU.
@@ -152,6 +158,72 @@ pub struct GpuState {
     /// Pages retired (before Ampere).
     #[serde(skip_serializing_if = "is_default")]
     pub retired: Retired,
+    /// Calls on this GPU that fail, hang or are slow, by function name.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub calls: BTreeMap<String, Rule>,
+    /// Registration with the NVLink fabric; what the machine file implies if absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub fabric: Option<FabricState>,
+    /// Which processes may compute on the GPU.
+    #[serde(skip_serializing_if = "is_default")]
+    pub compute_mode: ComputeMode,
+    /// Facts that NVML reports instead of the machine file's.
+    #[serde(skip_serializing_if = "is_default")]
+    pub reported: Reported,
+}
+
+/// Registration of a GPU with the NVLink fabric, as `nvmlGpuFabricInfo` has it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct FabricState {
+    pub state: FabricStep,
+    /// The `nvmlReturn_t` of the registration, once completed.
+    #[serde(default)]
+    pub status: u32,
+    /// NVML's health mask; without a fault if absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub health_mask: Option<u32>,
+    /// NVML's health summary; healthy if absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub summary: Option<u8>,
+}
+
+/// A step of the registration (`NVML_GPU_FABRIC_STATE_*`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum FabricStep {
+    NotSupported,
+    NotStarted,
+    InProgress,
+    Completed,
+}
+
+/// Which processes may compute on a GPU (`nvmlComputeMode_t`).
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum ComputeMode {
+    /// Any number.
+    #[default]
+    Default,
+    /// None.
+    Prohibited,
+    /// One.
+    ExclusiveProcess,
+}
+
+/// Facts that NVML reports of a GPU instead of the machine file's.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default, deny_unknown_fields)]
+pub struct Reported {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub uuid: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub minor: Option<u32>,
+    /// Total memory in MiB.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub memory_mib: Option<u64>,
 }
 
 impl GpuState {
@@ -249,6 +321,9 @@ pub struct Rule {
     /// Time each call takes before it does or answers anything, in milliseconds.
     #[serde(skip_serializing_if = "is_default")]
     pub slow_ms: u64,
+    /// Whether a call does not return until the rule is gone.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub hang: bool,
     /// First call it holds for, counted as [`super::Calls`] counts: from 0.
     #[serde(skip_serializing_if = "is_default")]
     pub from_call: u64,
