@@ -1,8 +1,12 @@
 //! The gRPC APIs of kubelet, client and server side: device plugin v1beta1 and pod resources v1.
 //!
-//! Generated from `proto/*.proto` at build time; nothing here but names and constants. What the calls mean and in which order
+//! Generated from `proto/*.proto` at build time; beside them names, constants and [`AnyAuthority`]. What the calls mean and in which order
 //! kubelet makes them is the plugin's business.
 #![forbid(unsafe_code)]
+
+mod authority;
+
+pub use authority::AnyAuthority;
 
 /// Registration with kubelet and the device plugin service.
 pub mod deviceplugin {

@@ -8,6 +8,7 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use gantry_proto::AnyAuthority;
 use gantry_proto::deviceplugin::device_plugin_server::DevicePluginServer;
 use http::{Request, Response};
 use hyper::body::Incoming;
@@ -153,7 +154,7 @@ where
             }
         };
         let connection = http2::Builder::new(TokioExecutor::new())
-            .serve_connection(TokioIo::new(Whole(stream)), service.clone());
+            .serve_connection(TokioIo::new(AnyAuthority::new(Whole(stream))), service.clone());
         let connection = graceful.watch(connection);
         connections.spawn(async move {
             if let Err(error) = connection.await {

@@ -14,7 +14,7 @@ use gantry_proto::deviceplugin::{
     ContainerPreferredAllocationRequest, DevicePluginOptions, Empty, ListAndWatchResponse,
     PreferredAllocationRequest, RegisterRequest,
 };
-use gantry_proto::{HEALTHY, KUBELET_SOCKET};
+use gantry_proto::{AnyAuthority, HEALTHY, KUBELET_SOCKET};
 use tokio::net::UnixListener;
 use tokio::sync::mpsc;
 use tokio::task::{JoinHandle, JoinSet};
@@ -142,7 +142,8 @@ impl Kubelet {
             readers: Arc::clone(&readers),
         };
         let incoming = futures::stream::unfold(listener, async |listener| {
-            let accepted = listener.accept().await.map(|(stream, _)| stream);
+            // NVIDIA's program sends the path of the socket as authority.
+            let accepted = listener.accept().await.map(|(stream, _)| AnyAuthority::new(stream));
             Some((accepted, listener))
         });
         let server =
