@@ -82,9 +82,9 @@ pub async fn run(args: Args, shutdown: CancellationToken) -> anyhow::Result<()> 
     let election = election(&args.lease, &run)?;
     let client = gantry_runtime::connect(args.kubeconfig.as_deref(), SILENCE).await?;
     let listeners = Listeners {
-        all: listen(args.listen).await?,
+        all: listen(args.listen)?,
         metrics: match args.metrics_listen {
-            Some(address) => Some(listen(address).await?),
+            Some(address) => Some(listen(address)?),
             None => None,
         },
     };
@@ -207,8 +207,8 @@ async fn check_policies(client: Client, metrics: Arc<Metrics>, shutdown: Cancell
     let _: Option<Infallible> = shutdown.run_until_cancelled(following).await;
 }
 
-async fn listen(address: SocketAddr) -> anyhow::Result<TcpListener> {
-    TcpListener::bind(address).await.with_context(|| format!("cannot listen on {address}"))
+fn listen(address: SocketAddr) -> anyhow::Result<TcpListener> {
+    gantry_runtime::listen::bind(address).with_context(|| format!("cannot listen on {address}"))
 }
 
 fn tls(args: &TlsArgs) -> anyhow::Result<Option<Arc<Tls>>> {

@@ -1,7 +1,11 @@
 //! Listen addresses: `ADDRESS:PORT`, `:PORT` as Go programs accept it, or `localhost:PORT`. No other name is resolved: its address may change
 //! and may belong to another host.
 
+use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
+
+use socket2::{Domain, Socket, Type};
+use tokio::net::TcpListener;
 
 /// Reads `ADDRESS:PORT`. Without an address, all addresses of this host.
 ///
@@ -12,13 +16,59 @@ pub fn address(text: &str) -> Result<SocketAddr, String> {
     let address = match text.rsplit_once(':') {
         Some(("", rest)) => port(rest).map(|port| (unspecified(), port).into()),
         Some((host, rest)) if host.eq_ignore_ascii_case("localhost") => {
-            port(rest).map(|port| (Ipv4Addr::LOCALHOST, port).into())
+            port(rest).map(|port| (loopback(), port).into())
         }
         _ => text.parse().ok(),
     };
     address.ok_or_else(|| {
         "write ADDRESS:PORT, such as 0.0.0.0:9410 or [::]:9410, :9410 for all addresses, or localhost:9410".to_owned()
     })
+}
+
+/// Connections that wait to be accepted.
+const BACKLOG: i32 = 1024;
+
+/// Listens on `address`. `[::]` takes IPv4 too, whatever the node's `net.ipv6.bindv6only`; on a kernel without IPv6 it is
+/// `0.0.0.0`.
+///
+/// # Errors
+/// The address is in use or not of this host.
+pub fn bind(address: SocketAddr) -> io::Result<TcpListener> {
+    match bind_one(address) {
+        Err(error) if is_all_ipv6(&address) && is_no_ipv6(&error) => {
+            bind_one((Ipv4Addr::UNSPECIFIED, address.port()).into())
+        }
+        bound => bound,
+    }
+}
+
+fn bind_one(address: SocketAddr) -> io::Result<TcpListener> {
+    let socket = Socket::new(Domain::for_address(address), Type::STREAM.nonblocking().cloexec(), None)?;
+    socket.set_reuse_address(true)?;
+    if is_all_ipv6(&address) {
+        socket.set_only_v6(false)?;
+    }
+    socket.bind(&address.into())?;
+    socket.listen(BACKLOG)?;
+    TcpListener::from_std(socket.into())
+}
+
+fn is_all_ipv6(address: &SocketAddr) -> bool {
+    address.is_ipv6() && address.ip().is_unspecified()
+}
+
+/// Whether the kernel has no IPv6, or has it switched off.
+fn is_no_ipv6(error: &io::Error) -> bool {
+    let codes = [libc::EAFNOSUPPORT, libc::EADDRNOTAVAIL, libc::EPROTONOSUPPORT];
+    error.raw_os_error().is_some_and(|code| codes.contains(&code))
+}
+
+/// This host itself: IPv4's address, or IPv6's where there is no IPv4.
+fn loopback() -> IpAddr {
+    match UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)) {
+        Ok(_) => Ipv4Addr::LOCALHOST.into(),
+        Err(_) => Ipv6Addr::LOCALHOST.into(),
+    }
 }
 
 /// All addresses of this host. Linux takes `[::]` for IPv4 and IPv6; a kernel without IPv6 has `0.0.0.0` only.
@@ -32,6 +82,25 @@ fn unspecified() -> IpAddr {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Kubelet probes the pod's address, of IPv6 in an IPv6-only cluster.
+    #[tokio::test]
+    async fn all_addresses_are_of_both_families() {
+        let listener = bind(address(":0").unwrap()).unwrap();
+        let bound = listener.local_addr().unwrap();
+        let mut hosts: Vec<IpAddr> = vec![Ipv4Addr::LOCALHOST.into()];
+        if UdpSocket::bind((Ipv6Addr::LOCALHOST, 0)).is_ok() {
+            hosts.push(Ipv6Addr::LOCALHOST.into());
+        }
+        for host in hosts {
+            let client = tokio::net::TcpStream::connect((host, bound.port()));
+            let (client, accepted) = tokio::join!(client, listener.accept());
+            client.unwrap();
+            accepted.unwrap();
+        }
+        let twice = bind(bound).unwrap_err();
+        assert_eq!(twice.kind(), io::ErrorKind::AddrInUse);
+    }
 
     #[test]
     fn port_alone_means_all_addresses() {
