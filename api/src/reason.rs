@@ -100,6 +100,7 @@ reasons! {
     // Events and conditions of nodes.
     GpusHealthy => "every GPU is healthy",
     GpuUnhealthy => "a GPU is unhealthy",
+    GpuDegraded => "a GPU works, with something wrong",
     GpuRecovered => "a GPU has recovered",
     GpuQuarantineLifted => "the operator lifted the quarantine of a GPU",
     QuarantineLiftInvalid => "the annotation that lifts a quarantine cannot be read",

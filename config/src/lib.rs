@@ -34,9 +34,9 @@ pub use schema::json_schema;
 pub use settings::{GfdOverrides, Overrides};
 pub use value::spelled;
 
-/// Most devices of a node. Kubelet accepts messages of at most 4 MiB, the default limit of gRPC, and drops a plugin that sends a longer
-/// one. A device needs 80 bytes with the longest name of NVIDIA's so far.
-pub const MOST_DEVICES: usize = 48 << 10;
+/// Most devices of a node. etcd stores 1.5 MiB of an object by default: the GpuNode's status needs up to 550 bytes for each device that is a
+/// MIG device's replica, held and unhealthy. Kubelet's limit of 4 MiB in a message is reached much later.
+pub const MOST_DEVICES: usize = 5 << 9;
 
 /// The settings of NVIDIA's plugin, and ours.
 #[derive(Debug, Clone, PartialEq, Eq)]

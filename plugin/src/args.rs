@@ -12,7 +12,7 @@ use gantry_proto::KUBELET_SOCKET;
 use kube::Client;
 
 use crate::cdi::Kind;
-use crate::health::{HealthChecks, XidList};
+use crate::health::{FabricCheck, HealthChecks, XidList};
 use crate::labels::LabelsArgs;
 use gantry_config::ConfigArgs;
 use gantry_config::reference::Flag;
@@ -96,11 +96,11 @@ pub struct Args {
     #[arg(long, env = "KUBELET_SOCKET", value_name = "SOCKET")]
     pub kubelet_socket: Option<String>,
 
-    /// Listen address of /metrics, /healthz, /readyz and /settledz; :9410 listens on all addresses, IPv4 and IPv6
+    /// Listen address of /metrics, /healthz, /readyz and /settledz; without an address it is all of IPv4 and IPv6
     #[arg(
         long,
         value_name = "ADDRESS:PORT",
-        default_value = "0.0.0.0:9410",
+        default_value = ":9410",
         value_parser = gantry_runtime::listen::address
     )]
     pub listen: SocketAddr,
@@ -117,6 +117,16 @@ pub struct Args {
     /// enabled
     #[arg(long, env = "DP_ENABLE_HEALTHCHECKS", value_name = "XIDS", default_value = "")]
     pub enable_health_checks: XidList,
+
+    /// What a GPU counts as that the NVLink fabric does not serve: its fabric manager has not started, has not finished or failed,
+    /// and CUDA fails with error 802
+    #[arg(long, env = "GANTRY_FABRIC_CHECK", value_enum, default_value = "unhealthy")]
+    pub fabric_check: FabricCheck,
+
+    /// Mode of the fabric manager. In mode 1 a registration in progress is normal [default: FABRIC_MODE in fabricmanager.cfg below the
+    /// driver root]
+    #[arg(long, env = "FABRIC_MODE", value_name = "0|1|2", value_parser = clap::value_parser!(u8).range(0..=2))]
+    pub fabric_mode: Option<u8>,
 
     /// Location of the configuration.
     #[command(flatten)]
@@ -213,6 +223,8 @@ impl Args {
         HealthChecks {
             disabled: self.disable_health_checks.clone(),
             enabled: self.enable_health_checks.clone(),
+            fabric: self.fabric_check,
+            ..HealthChecks::default()
         }
     }
 }

@@ -96,6 +96,7 @@ pub async fn run_with(args: Args, timing: WatchdogTiming, shutdown: Cancellation
         proc_root: args.proc_root.clone(),
         sys_root: args.sys_root.clone(),
         dev_root: args.dev_root.clone(),
+        fabric_mode: args.fabric_mode,
     };
     let checks = args.health_checks();
     let publish_hardware = found.clone();
@@ -164,9 +165,6 @@ async fn serve_observed(
         )
     }
     info!(%node, directory = %args.device_plugin_dir.display(), "starting");
-    debug!(
-        "clients that send the socket path as HTTP/2 authority are refused; kubelet 1.26 and later send localhost"
-    );
     let (note, notes) = mpsc::channel(MAX_QUEUED_NOTES);
     let handover = Arc::new(SharedHandover::new(
         Handover::new(node.clone()),
@@ -208,19 +206,20 @@ async fn serve_observed(
         observed: Arc::clone(&observed),
     };
     tasks.spawn(labeller.run(shutdown.clone()));
+    let (pass, passed) = Inventory::channel();
     if !args.no_cluster {
         let cluster = Cluster {
             node,
             kubeconfig: args.kubeconfig.clone(),
             pod_kubeconfig: args.pod_kubeconfig.clone(),
             inventory: inventory.clone(),
+            offered: passed.clone(),
             handover: Arc::clone(&handover),
             observed: Arc::clone(&observed),
             diagnoses,
         };
         tasks.spawn_group(cluster.run(notes, shutdown.clone()));
     }
-    let (pass, passed) = Inventory::channel();
     let channels = cdi::Channels { inventory, config, passed: pass, access };
     tasks.spawn(writer.gate(channels, Arc::clone(&observed), shutdown.clone()));
     let kubelet = Kubelet {

@@ -81,6 +81,13 @@ pub(crate) fn find_library(library: &Path, root: &Path) -> PathBuf {
     below.unwrap_or_else(|| library.to_owned())
 }
 
+/// The version in the name of the file that `library` leads to: `libnvidia-ml.so.550.144.03`.
+pub(crate) fn version_of(library: &Path) -> Option<String> {
+    let real = fs::canonicalize(library).ok()?;
+    let (_, version) = real.file_name()?.to_str()?.split_once(".so.")?;
+    version.contains('.').then(|| version.to_owned())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use gantry_api::DeviceHealth;
+use gantry_runtime::LogThrottle;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
@@ -65,6 +66,7 @@ impl Watchdog {
     pub(crate) async fn run(self, shutdown: CancellationToken) {
         let mut diagnosis = self.diagnoses.diagnosis();
         let mut failing: Option<Instant> = None;
+        let mut log = LogThrottle::default();
         loop {
             let outage = diagnosis.borrow_and_update().outage.clone();
             failing = failing_since(failing, outage.as_ref(), Instant::now());
@@ -73,6 +75,9 @@ impl Watchdog {
             let lasts = silence.max(failing.map_or(Duration::ZERO, |since| since.elapsed()));
             let restart_after = self.heartbeat.has_panicked() || lasts >= self.timing.restart_after;
             if let Finding::Silent(reason) = &finding {
+                if log.should_log(reason, Instant::now()) {
+                    tracing::error!("{reason}");
+                }
                 self.publish.send_if_modified(|hardware| mark(hardware, reason));
                 let machine = Arc::clone(&self.publish.borrow().machine);
                 self.marker.mark(machine.gpus().iter(), reason);
@@ -85,6 +90,13 @@ impl Watchdog {
                 Finding::Silent(reason) => (Some(reason), false),
             };
             self.observed.nvml(problem, driverless, restart_after);
+            let notices = diagnosis
+                .borrow()
+                .notices
+                .iter()
+                .map(|notice| format!("{}: {}", notice.gpu, notice.reason))
+                .collect();
+            self.observed.notices(notices);
             tokio::select! {
                 () = shutdown.cancelled() => return,
                 () = tokio::time::sleep(self.timing.check) => {}
@@ -99,11 +111,30 @@ impl Watchdog {
             return Finding::Silent("the NVML thread ended with a panic".to_owned());
         }
         if silence >= self.timing.silent_after {
-            let seconds = self.timing.silent_after.as_secs();
-            return Finding::Silent(format!("NVML hangs: a call has not returned for more than {seconds} s"));
+            return Finding::Silent(hang(&self.heartbeat, self.timing.silent_after.as_secs()));
         }
         outage.map_or(Finding::Working, Finding::Reported)
     }
+}
+
+/// What hangs. Without persistence mode the driver initialises every GPU at the first call, which takes seconds for each.
+fn hang(heartbeat: &Heartbeat, seconds: u64) -> String {
+    let call = heartbeat.call();
+    let name = call.map_or("a call".to_owned(), |call| call.to_string());
+    if heartbeat.has_read() {
+        return format!(
+            "NVML hangs: {name} has not returned for more than {seconds} s; see dmesg for NVRM and Xid, and reboot the node if this lasts"
+        );
+    }
+    let begins = if call.is_none_or(|call| call.is_initialisation()) {
+        "the first initialisation"
+    } else {
+        "the first reading"
+    };
+    format!(
+        "{begins} of NVML takes long: {name} has not returned for more than {seconds} s; the driver initialises each GPU now: turn \
+         on persistence mode (nvidia-persistenced or nvidia-smi -pm 1); if this lasts, see dmesg"
+    )
 }
 
 /// Since when NVML fails with the driver present. A missing driver or library can appear at any time for this
@@ -119,7 +150,6 @@ fn mark(hardware: &mut Arc<Hardware>, reason: &str) -> bool {
     if hardware.units.iter().all(|unit| unit.health == health) {
         return false;
     }
-    tracing::error!("all devices are unhealthy: {reason}");
     for unit in &mut Arc::make_mut(hardware).units {
         unit.health = health.clone();
     }
@@ -158,6 +188,7 @@ mod tests {
             publish.send_replace(Arc::new(Hardware::of(Arc::new(Machine::new(parts).unwrap()))));
             let (heartbeat, observed, shutdown) =
                 (Heartbeat::new(), Arc::<Observed>::default(), CancellationToken::new());
+            heartbeat.mark_read();
             let (diagnoses, marker) = diagnoses.with_marker();
             let watchdog = Watchdog {
                 heartbeat: heartbeat.clone(),
@@ -185,8 +216,11 @@ mod tests {
     async fn hanging_driver_marks_all_devices_and_readiness() {
         let mut node = Node::new(timing(Duration::from_millis(20), LONG), Diagnoses::none());
         node.until(|now| now.nvml.is_some()).await;
-        let reason = "NVML hangs: a call has not returned for more than 0 s".to_owned();
-        assert_eq!(node.observed.readiness().missing()[0], reason);
+        let reason = node.observed.readiness().missing()[0].clone();
+        assert!(
+            reason.starts_with("NVML hangs: a call has not returned for more than 0 s; see dmesg"),
+            "{reason}"
+        );
         assert!(!node.observed.readiness().dead, "it may come back");
         assert_eq!(node.reasons(), vec![Some(reason); 2]);
         assert!(node.heartbeat.beat(), "the thread has to publish again");
@@ -205,6 +239,14 @@ mod tests {
         }
         assert!(!node.hardware.has_changed().unwrap());
         node.shutdown.cancel();
+    }
+
+    /// Without persistence mode the first initialisation takes seconds per GPU.
+    #[test]
+    fn slow_start_is_named_with_the_remedy() {
+        let text = hang(&Heartbeat::new(), 60);
+        assert!(text.starts_with("the first initialisation of NVML takes long: "), "{text}");
+        assert!(text.contains("persistence mode"), "{text}");
     }
 
     #[tokio::test]

@@ -51,7 +51,8 @@ async fn hanging_driver_marks_devices_until_it_responds() {
     controller.slow_call("nvmlEventSetWait_v2", SLOW).unwrap();
     comes(&mut lists, ["Unhealthy"; 2]).await;
     let (code, body) =
-        awaited(listen, "/readyz", "NVML hangs: a call has not returned for more than 2 s").await;
+        awaited(listen, "/readyz", "NVML hangs: nvmlEventSetWait_v2 has not returned for more than 2 s")
+            .await;
     assert_eq!(code, 503, "{body}");
     assert_eq!(get(listen, "/healthz").await.0, 200, "it may come back");
     assert_eq!(get(listen, "/settledz").await.0, 503, "another process may be better off");

@@ -55,6 +55,41 @@ async fn plugin_registers_when_kubelet_appears() {
     kubelet.registration().await;
 }
 
+/// Another kubelet root (k0s, microk8s), a wrong directory, or a kubelet that is not started.
+#[tokio::test]
+async fn missing_kubelet_socket_is_named_with_its_remedy() {
+    let mut node = Node::new(2);
+    let listen = node.listen();
+    node.boot();
+    let socket = node.plugins().join("kubelet.sock");
+    let waiting = format!(
+        "not ready: waiting for kubelet's registration socket {}, which does not exist",
+        socket.display()
+    );
+    let (code, body) = awaited(listen, "/readyz", &waiting).await;
+    assert!(code == 503 && body.contains("--device-plugin-dir"), "{body}");
+    let mut kubelet = node.kubelet();
+    kubelet.registration().await;
+    let (_, body) = awaited(listen, "/readyz", "ready").await;
+    assert!(!body.contains("waiting for kubelet's registration"), "{body}");
+}
+
+/// A read-only mount; SELinux and permissions look alike.
+#[tokio::test]
+async fn unwritable_folder_is_named_with_its_remedy() {
+    let mut node = Node::new(2);
+    let listen = node.listen();
+    let mut kubelet = node.kubelet();
+    // Nothing can be bound where a folder with content is.
+    std::fs::create_dir_all(node.socket().join("content")).unwrap();
+    node.boot();
+    let text = format!("not registered with kubelet: cannot create the socket {}", node.socket().display());
+    let (code, body) = awaited(listen, "/readyz", &text).await;
+    assert_eq!(code, 503, "{body}");
+    std::fs::remove_dir_all(node.socket()).unwrap();
+    kubelet.registration().await;
+}
+
 #[tokio::test]
 async fn stale_kubelet_socket_is_retried() {
     let mut node = Node::new(2);

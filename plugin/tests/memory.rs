@@ -258,7 +258,10 @@ async fn large_pods_fit_into_the_memory_limit() {
     node.stop().await;
 }
 
-/// Eight GPUs with so many replicas that there is no room for more devices in a message to kubelet.
+/// Replicas of each of eight GPUs on a node with the most devices.
+const REPLICAS: u16 = (gantry_config::MOST_DEVICES / 8) as u16;
+
+/// Eight GPUs with the most replicas.
 fn largest_inventory() -> Inventory {
     let device = |gpu: u8, replica: u16| Device {
         id: format!("{}::{replica}", uuid(gpu)).into(),
@@ -272,7 +275,7 @@ fn largest_inventory() -> Inventory {
         slice: None,
         replica: Some(replica),
     };
-    let devices = (0..8).flat_map(|gpu| (0..6144).map(move |replica| device(gpu, replica)));
+    let devices = (0..8).flat_map(|gpu| (0..REPLICAS).map(move |replica| device(gpu, replica)));
     Inventory::ready(pairs(8), devices.collect())
 }
 
@@ -288,13 +291,13 @@ async fn largest_inventory_fits_into_the_memory_limit() {
     node.boot();
     let mut plugin = kubelet.plugin().await;
     soon("a status", async {
-        while STATUS.load(Ordering::SeqCst) < 8 * 6144 {
+        while STATUS.load(Ordering::SeqCst) < 8 * usize::from(REPLICAS) {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     })
     .await;
     let list = soon("a list", plugin.watch().await.message()).await.unwrap().unwrap();
-    assert_eq!(list.devices.len(), 8 * 6144);
+    assert_eq!(list.devices.len(), 8 * usize::from(REPLICAS));
     drop(list);
     println!("a status of {} KiB", STATUS.load(Ordering::SeqCst) / 1024);
     assert_within_budget(allocated());

@@ -38,6 +38,7 @@ impl Scene {
             proc_root: sim.installed.layout.proc.clone(),
             sys_root: sim.installed.layout.sys.clone(),
             dev_root: sim.installed.layout.dev.clone(),
+            fabric_mode: None,
         };
         let (found, hardware) = Hardware::channel();
         let nvml_thread =

@@ -282,7 +282,13 @@ impl From<GpuNode> for Seen {
             }
         };
         let unhealthy = status.devices.iter().filter(|device| !device.health.healthy);
-        let complaints = unhealthy.map(complaint).collect();
+        let mut complaints: BTreeSet<Complaint> = unhealthy.map(complaint).collect();
+        // A link fault has the number of links already.
+        let links = gantry_plugin::discover::links_down(&machine).into_iter();
+        let links: Vec<_> =
+            links.filter(|(gpu, _)| complaints.iter().all(|known| known.gpu != *gpu)).collect();
+        let link = |(gpu, reason)| Complaint { gpu, profile: None, reason, since: None };
+        complaints.extend(links.into_iter().map(link));
         Self { machine, complaints: Some(complaints) }
     }
 }

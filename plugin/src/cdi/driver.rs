@@ -188,6 +188,53 @@ impl Driver {
     }
 }
 
+/// The libraries of the driver with its version in their names.
+const VERSIONED: [&str; 2] = ["libcuda.so.", "libnvidia-ml.so."];
+
+/// The driver's libraries below a root, compared with the running driver.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub enum Installed {
+    /// No library of any version is found.
+    #[default]
+    Nothing,
+    /// Libraries of the running version.
+    Same,
+    /// Libraries of other versions only.
+    Other(BTreeSet<String>),
+}
+
+impl Installed {
+    /// Compares the libraries below `root` with `version`.
+    pub fn of(root: &Path, version: &str) -> Self {
+        let mut others = BTreeSet::new();
+        let common = COMMON_FOLDERS.iter().chain(&SPECIAL_FOLDERS).map(PathBuf::from);
+        let folders: BTreeSet<PathBuf> = common.filter_map(|folder| resolve(root, &folder)).collect();
+        let has = |folder: &PathBuf, library: &&str| {
+            resolve(root, &folder.join(format!("{library}{version}"))).is_some()
+        };
+        let cached = std::iter::once_with(|| cached(root)).flatten();
+        for folder in folders.into_iter().chain(cached) {
+            if VERSIONED.iter().any(|library| has(&folder, library)) {
+                return Self::Same;
+            }
+            // A folder of the whole system has thousands of files and is listed only if the running version is in none
+            // before it.
+            let names = names(root, &folder);
+            let versions = names.iter().filter_map(|name| {
+                let found = VERSIONED.iter().find_map(|library| name.strip_prefix(library))?;
+                is_version(found).then(|| found.to_owned())
+            });
+            others.extend(versions);
+        }
+        if others.is_empty() { Self::Nothing } else { Self::Other(others) }
+    }
+}
+
+/// Whether the end of a library's name is a version of the driver and not of an interface, such as `1`.
+fn is_version(text: &str) -> bool {
+    text.contains('.') && text.bytes().all(|byte| byte == b'.' || byte.is_ascii_digit())
+}
+
 /// The suffix of the driver's libraries.
 fn suffix(version: &str) -> String {
     format!(".so.{version}")
@@ -340,9 +387,8 @@ fn read(path: &Path) -> Option<Vec<u8>> {
 /// The version in the name of the CUDA driver library.
 fn version_of(root: &Path, folder: &Path) -> Option<String> {
     let names = names(root, folder);
-    let mut versions = names.iter().filter_map(|name| name.strip_prefix(CUDA)).filter(|version| {
-        version.contains('.') && version.bytes().all(|byte| byte == b'.' || byte.is_ascii_digit())
-    });
+    let mut versions =
+        names.iter().filter_map(|name| name.strip_prefix(CUDA)).filter(|version| is_version(version));
     let version = versions.next()?;
     // Two versions are a driver half replaced: the running one is unknown.
     versions.next().is_none().then(|| version.to_owned())

@@ -5,12 +5,13 @@ mod content;
 mod driver;
 mod host;
 mod kind;
+mod lacks;
 mod ldcache;
 mod names;
 mod spec;
 mod writer;
 
-pub use driver::{Driver, File, Library};
+pub use driver::{Driver, File, Installed, Library};
 pub use host::Host;
 pub(crate) use host::nodes;
 pub use kind::{ALL, Class, Kind, KindError, VENDOR, device_name, runtime_id};
@@ -32,10 +33,14 @@ pub fn specs(
     host: &Host,
     names: &Names,
 ) -> BTreeMap<Class, Spec> {
-    if !config.device_list_strategy.iter().any(|strategy| strategy.is_cdi()) {
+    if !uses_cdi(config) {
         return BTreeMap::new();
     }
     let gpus = content::gpus(kind, config, inventory, host, names);
     let others = content::others(kind, config, host);
     gpus.map(|spec| (Class::Gpu, spec)).into_iter().chain(others).collect()
+}
+
+fn uses_cdi(config: &Config) -> bool {
+    config.device_list_strategy.iter().any(|strategy| strategy.is_cdi())
 }

@@ -1,6 +1,7 @@
 //! Keeps the specifications on disk up to date, and publishes devices and configurations once their specifications exist. Each file is
 //! replaced in one step, and removed at the end.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::{self, Write};
@@ -9,17 +10,22 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use gantry_api::DeviceHealth;
 use tokio::sync::watch;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
+use super::driver::Installed;
 use super::host::{self, Host};
 use super::kind::{Class, Kind};
+use super::lacks;
 use super::names::{Entries, Names};
 use super::spec::Spec;
+use super::uses_cdi;
 use crate::allocate::Access;
-use crate::inventory::{Inventory, State};
+use crate::inventory::{Device, Inventory, State};
+use crate::kubelet::with_remedy;
 use crate::observe::Observed;
 use gantry_config::{Config, Strategy};
 
@@ -55,8 +61,8 @@ pub struct Channels {
 
 impl Channels {
     /// Publishes `inventory` as far as the written specifications serve it.
-    fn pass(&self, inventory: &Arc<Inventory>) {
-        let usable = usable(inventory, &self.access.borrow());
+    fn pass(&self, inventory: &Arc<Inventory>, mismatch: Option<&str>) {
+        let usable = usable(inventory, &self.access.borrow(), mismatch);
         self.passed.send_if_modified(|current| {
             let changed = *current != usable;
             *current = usable;
@@ -74,7 +80,11 @@ struct Progress {
     /// The inode of each file that this run wrote.
     written: BTreeMap<Class, u64>,
     problem: Option<String>,
-    warnings: Vec<&'static str>,
+    /// The driver's libraries, and when they were compared with the running driver.
+    installed: Option<(Instant, Installed)>,
+    /// That the libraries are of another driver than the running one.
+    mismatch: Option<String>,
+    lacks: Vec<String>,
     /// Whether devices were ever published.
     passed: bool,
 }
@@ -93,17 +103,18 @@ impl Writer {
             let config = Arc::clone(&channels.config.borrow_and_update());
             if progress.passed && channels.passed.borrow().has_the_devices_of(&inventory) {
                 // Health is not in specifications and does not wait for the host to be read: kubelet gets it now.
-                channels.pass(&inventory);
+                channels.pass(&inventory, progress.mismatch.as_deref());
                 tokio::task::yield_now().await;
             }
+            self.compare_versions(&mut progress, &config, &inventory).await;
             self.refresh(&mut progress, &config, &inventory).await;
-            progress.warn(&config, &inventory, &observed);
             let in_force = self.keep(&mut progress, &config, &inventory, &channels.access);
             observed.cdi(progress.problem.clone());
             if in_force || progress.passed || inventory.state != State::Ready {
                 progress.passed |= inventory.state == State::Ready;
-                channels.pass(&inventory);
+                channels.pass(&inventory, progress.mismatch.as_deref());
             }
+            progress.report_lacks(&config, &inventory, &observed);
             tokio::select! {
                 () = shutdown.cancelled() => break,
                 changed = channels.inventory.changed() => if changed.is_err() { break },
@@ -122,6 +133,33 @@ impl Writer {
     /// Path of a class's specification.
     pub fn path(&self, class: Class) -> PathBuf {
         self.root.join(self.kind.file(class))
+    }
+
+    /// Compares the driver's libraries with the running driver.
+    async fn compare_versions(&self, progress: &mut Progress, config: &Arc<Config>, inventory: &Inventory) {
+        let Some(kernel) =
+            inventory.machine.host().driver.clone().filter(|_| inventory.state == State::Ready)
+        else {
+            return;
+        };
+        // Without any library every folder is listed, and there is nothing to compare.
+        let is_recent = |(at, known): &(Instant, Installed)| {
+            *known == Installed::Nothing && at.elapsed() < LOOK_AT_DRIVER
+        };
+        if progress.installed.as_ref().is_some_and(is_recent) {
+            return;
+        }
+        let root = config.container_driver_root.clone();
+        let version = kernel.clone();
+        let Ok(installed) = tokio::task::spawn_blocking(move || Installed::of(&root, &version)).await else {
+            return;
+        };
+        if progress.installed.as_ref().is_some_and(|(_, known)| *known != installed) {
+            // The files found before are not there any more.
+            progress.looked = None;
+        }
+        progress.mismatch = lacks::mismatch(&installed, &kernel);
+        progress.installed = Some((Instant::now(), installed));
     }
 
     /// Reads the host again if it is due or something changed.
@@ -190,7 +228,11 @@ impl Writer {
                     let path = self.path(class);
                     failed.insert(
                         class,
-                        format!("the CDI specification {} cannot be written: {error}", path.display()),
+                        format!(
+                            "the CDI specification {} cannot be written: {}",
+                            path.display(),
+                            with_remedy(&error)
+                        ),
                     );
                 }
             }
@@ -260,64 +302,46 @@ impl Writer {
 }
 
 impl Progress {
-    /// Says once what containers will lack.
-    fn warn(&mut self, config: &Config, inventory: &Inventory, observed: &Observed) {
-        let ready = inventory.state == State::Ready;
-        let cdi = ready && uses_cdi(config);
-        let bare = cdi && self.host.driver.libraries.is_empty();
-        observed.driver_files(!bare);
-        let lacks = [
-            (
-                bare,
-                "no driver library was found under the container driver root (--container-driver-root): containers get device nodes by CDI and no library",
-            ),
-            (
-                cdi && !bare && !self.host.hooks,
-                "the CDI hook program (--nvidia-cdi-hook-path) is not seen on the host: libraries are mounted under the names programs are linked to, and no hook is run",
-            ),
-            (
-                cdi && config.gds && self.host.driver.lacks_storage(),
-                "GPUDirect Storage is on (gdsEnabled), and etc/cufile.json and run/udev are not both found under the container driver root (--container-driver-root): by CDI containers get only the one that is",
-            ),
-            (
-                ready && config.imex.channel && !self.host.nodes.has_imex_channel(),
-                "there is no IMEX channel 0 (/dev/nvidia-caps-imex-channels/channel0): containers get none",
-            ),
-        ];
-        self.warnings.retain(|warning| lacks.contains(&(true, *warning)));
-        for (_, warning) in lacks.into_iter().filter(|(lack, _)| *lack) {
-            if !self.warnings.contains(&warning) {
-                warn!("{warning}");
-                self.warnings.push(warning);
-            }
+    /// Reports what containers lack, and logs each line once.
+    fn report_lacks(&mut self, config: &Config, inventory: &Inventory, observed: &Observed) {
+        let lacks = match inventory.state {
+            State::Ready => lacks::of_node(config, inventory, &self.host, self.mismatch.as_deref()),
+            _ => Vec::new(),
+        };
+        for lack in lacks.iter().filter(|lack| !self.lacks.contains(lack)) {
+            warn!("{lack}");
         }
+        observed.lacks(lacks.clone());
+        self.lacks = lacks;
     }
 }
 
-fn uses_cdi(config: &Config) -> bool {
-    config.device_list_strategy.iter().any(|strategy| strategy.is_cdi())
-}
-
-/// The inventory, in which devices without a specification are unhealthy if containers get devices by CDI alone.
-fn usable(inventory: &Arc<Inventory>, access: &Access) -> Arc<Inventory> {
+/// The inventory, in which devices are unhealthy that containers could not use: without a specification if containers get
+/// devices by CDI alone, without device nodes, or with libraries of another driver (`mismatch`).
+fn usable(inventory: &Arc<Inventory>, access: &Access, mismatch: Option<&str>) -> Arc<Inventory> {
     let by_cdi_alone = access.config.device_list_strategy.iter().all(|way: &Strategy| way.is_cdi());
-    let lacks = |device: &crate::inventory::Device| device.health.healthy && !access.entries.have(device);
-    if !by_cdi_alone || !inventory.devices.iter().any(lacks) {
-        return Arc::clone(inventory);
-    }
-    let mut changed = (**inventory).clone();
-    for device in changed.devices.iter_mut().filter(|device| lacks(device)) {
-        device.health.healthy = false;
-        device.health.reason = Some(
-            if device.minor.is_some() {
+    let reason = |device: &Device| {
+        if by_cdi_alone && !access.entries.have(device) {
+            let reason = if device.minor.is_some() {
                 "its CDI specification is not written yet"
             } else {
                 "its device node is unknown, so that no CDI specification can have it"
-            }
-            .to_owned(),
-        );
+            };
+            return Some(reason.to_owned());
+        }
+        lacks::of_device(&access.config, &access.nodes, device, mismatch)
+    };
+    let mut usable = Cow::Borrowed(&**inventory);
+    for at in 0..inventory.devices.len() {
+        let reason = inventory.devices.get(at).filter(|device| device.health.healthy).and_then(reason);
+        if let Some(device) = reason.is_some().then(|| usable.to_mut().devices.get_mut(at)).flatten() {
+            device.health = DeviceHealth { healthy: false, reason };
+        }
     }
-    Arc::new(changed)
+    match usable {
+        Cow::Borrowed(_) => Arc::clone(inventory),
+        Cow::Owned(changed) => Arc::new(changed),
+    }
 }
 
 /// Replaces a file in one step, so that a runtime reads the old text or the new one. Returns the inode of the new file.
@@ -354,9 +378,9 @@ mod tests {
             progress.host.driver = Driver { storage: storage.to_vec(), ..Driver::default() };
             let config = Config { device_list_strategy: vec![way], gds, ..Config::default() };
             let inventory = Inventory { state: State::Ready, ..Inventory::starting() };
-            progress.warn(&config, &inventory, &Observed::default());
-            let mut warnings = progress.warnings.iter();
-            warnings.any(|warning| warning.contains("etc/cufile.json"))
+            progress.report_lacks(&config, &inventory, &Observed::default());
+            let mut lacks = progress.lacks.iter();
+            lacks.any(|lack| lack.contains("etc/cufile.json"))
         };
         assert!(warned(Strategy::CdiCri, true, &[]));
         assert!(warned(Strategy::CdiAnnotations, true, &both[1..]));

@@ -44,12 +44,21 @@ async fn follow(client: Client, cluster: Cluster) {
     let nodes = Api::<Node>::all(client.clone());
     let mut recorder = NodeEventRecorder::new(client, &cluster.node);
     let mut diagnosis = cluster.diagnoses.diagnosis();
+    let mut readiness = cluster.observed.changes();
+    let mut serving = ServingReport::default();
     let mut reported = LastReported::default();
     let mut backoff = RETRY;
     let mut written: Option<(NodeCondition, Instant)> = None;
     loop {
         let now = diagnosis.borrow_and_update().clone();
+        let ready = readiness.borrow_and_update().clone();
         let mut wait = REFRESH_INTERVAL;
+        if let Some(message) = serving.event(ready.summary(), Instant::now()) {
+            recorder.record(message).await;
+        }
+        if let Some(later) = serving.later(Instant::now()) {
+            wait = wait.min(later);
+        }
         // Faults of an earlier run that are not known yet would be reported as recoveries.
         if now.known && now.adopted {
             for message in reported.events(&now, Instant::now()) {
@@ -59,7 +68,7 @@ async fn follow(client: Client, cluster: Cluster) {
                 wait = wait.min(later);
             }
             let before = written.as_ref().map(|(condition, _)| condition);
-            let condition = condition(&now, before, Timestamp::now());
+            let condition = condition(&now, &ready.missing(), before, Timestamp::now());
             let is_old = |at: &Instant| at.elapsed() >= REFRESH_INTERVAL;
             if written.as_ref().is_none_or(|(known, at)| differs(known, &condition) || is_old(at)) {
                 match write(&nodes, cluster.node.as_str(), &condition).await {
@@ -84,7 +93,56 @@ async fn follow(client: Client, cluster: Cluster) {
                 }
                 tokio::time::sleep(MIN_INTERVAL.min(wait)).await;
             }
+            // Its sender lives as long as the daemon.
+            Ok(()) = readiness.changed() => tokio::time::sleep(MIN_INTERVAL.min(wait)).await,
         }
+    }
+}
+
+/// Reports in Events that the plugin does not serve, or only in part, once that has lasted.
+#[derive(Debug, Default)]
+struct ServingReport {
+    /// The present reason and message, and since when.
+    now: Option<(Reason, String, Instant)>,
+    /// What was reported last.
+    reported: Option<(Reason, String)>,
+    /// When.
+    at: Option<Instant>,
+}
+
+/// A start, or a restart of kubelet, is over after this.
+const LASTING: Duration = Duration::from_secs(10);
+
+impl ServingReport {
+    /// The Event that is due for the present reason and message.
+    fn event(&mut self, (reason, text): (Reason, String), now: Instant) -> Option<Message> {
+        if self.now.as_ref().is_none_or(|(known, known_text, _)| (*known, known_text) != (reason, &text)) {
+            self.now = Some((reason, text, now));
+        }
+        if self.due()? > now {
+            return None;
+        }
+        let (reason, text, _) = self.now.clone()?;
+        self.reported = Some((reason, text.clone()));
+        self.at = Some(now);
+        let warning = reason != Reason::Serving;
+        Some(Message { reason, action: "Serve", warning, note: ObjectMessage::new(text) })
+    }
+
+    /// When the present state is to be reported; `None` if it is already, or if there was never a problem.
+    fn due(&self) -> Option<Instant> {
+        let (reason, text, since) = self.now.as_ref()?;
+        let is_reported = match &self.reported {
+            Some((known, known_text)) => (known, known_text) == (reason, text),
+            None => *reason == Reason::Serving,
+        };
+        let spaced = self.at.map(|at| at + EVENT_INTERVAL_PER_GPU);
+        (!is_reported).then(|| spaced.map_or(*since + LASTING, |spaced| spaced.max(*since + LASTING)))
+    }
+
+    /// The time until the next Event is due.
+    fn later(&self, now: Instant) -> Option<Duration> {
+        Some(self.due()?.saturating_duration_since(now))
     }
 }
 
@@ -113,10 +171,29 @@ fn reasons(diagnosis: &Diagnosis) -> BTreeMap<GpuPart, String> {
     worst.into_iter().map(|(part, (_, reason))| (part, reason)).collect()
 }
 
-/// The Node's condition for a diagnosis. Its transition time changes only with its status.
-fn condition(diagnosis: &Diagnosis, before: Option<&NodeCondition>, now: Timestamp) -> NodeCondition {
+/// The Node's condition for a diagnosis. Its transition time changes only with its status. `missing`: why no GPU is
+/// offered to kubelet.
+fn condition(
+    diagnosis: &Diagnosis,
+    missing: &[String],
+    before: Option<&NodeCondition>,
+    now: Timestamp,
+) -> NodeCondition {
     let reasons = reasons(diagnosis);
     let (status, reason, message) = match reasons.is_empty() {
+        true if !missing.is_empty() => {
+            let text = format!(
+                "{}, and the plugin does not serve them: {}",
+                Reason::GpusHealthy.text(),
+                missing.join("; ")
+            );
+            ("True", Reason::GpusHealthy, ObjectMessage::new(text))
+        }
+        true if !diagnosis.notices.is_empty() => {
+            let texts = diagnosis.notices.iter().map(|notice| format!("{}: {}", notice.gpu, notice.reason));
+            let texts: Vec<String> = texts.collect();
+            ("True", Reason::GpuDegraded, ObjectMessage::new(texts.join("; ")))
+        }
         true => ("True", Reason::GpusHealthy, ObjectMessage::new(Reason::GpusHealthy.text())),
         false => {
             let texts: Vec<String> =

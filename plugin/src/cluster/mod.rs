@@ -44,6 +44,8 @@ pub struct Cluster {
     /// Kubeconfig for the pods; `None` to read them with the other one.
     pub pod_kubeconfig: Option<PathBuf>,
     pub inventory: watch::Receiver<Arc<Inventory>>,
+    /// What kubelet is offered of it.
+    pub offered: watch::Receiver<Arc<Inventory>>,
     /// Selects the devices of each pod.
     pub handover: Arc<SharedHandover>,
     pub observed: Arc<Observed>,

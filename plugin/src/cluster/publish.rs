@@ -73,6 +73,7 @@ impl Publisher {
     pub(super) async fn run(mut self, shutdown: CancellationToken) {
         let mut changes = self.cluster.handover.changes();
         let mut inventories = self.cluster.inventory.clone();
+        let mut offered = self.cluster.offered.clone();
         let mut readiness = self.cluster.observed.changes();
         let mut diagnoses = self.cluster.diagnoses.diagnosis();
         let mut backoff = RETRY;
@@ -83,6 +84,7 @@ impl Publisher {
         loop {
             changes.mark_unchanged();
             inventories.mark_unchanged();
+            offered.mark_unchanged();
             readiness.mark_unchanged();
             diagnoses.mark_unchanged();
             let published = tokio::select! {
@@ -125,6 +127,8 @@ impl Publisher {
                 () = shutdown.cancelled() => break,
                 _ = changes.changed() => {}
                 _ = inventories.changed() => {}
+                // Its sender may end before the others.
+                Ok(()) = offered.changed() => {}
                 _ = readiness.changed() => {}
                 _ = diagnoses.changed() => {}
                 () = tokio::time::sleep_until(repeat) => {
@@ -211,7 +215,7 @@ impl Publisher {
 
     fn current(&self, inventory: &Inventory) -> GpuNodeStatus {
         status::status(
-            inventory,
+            (inventory, &self.cluster.offered.borrow().clone()),
             &self.cluster.handover,
             &self.cluster.diagnoses.now(),
             &self.cluster.observed.readiness(),

@@ -23,7 +23,7 @@ const READY: &str = "Ready";
 
 /// The status to publish. `before` is the last one: an unchanged condition keeps its time.
 pub(super) fn status(
-    inventory: &Inventory,
+    (inventory, offered): (&Inventory, &Inventory),
     handover: &SharedHandover,
     diagnosis: &Diagnosis,
     readiness: &Readiness,
@@ -32,6 +32,7 @@ pub(super) fn status(
 ) -> GpuNodeStatus {
     let (holders, deviations, deviations_total) = handover.status_snapshot();
     let inventory = &*with_troubles(inventory, diagnosis);
+    let inventory = &*as_offered(inventory, offered);
     let resources = resources(inventory, &held(inventory, &holders));
     GpuNodeStatus {
         summary: summary(inventory, &holders, &resources),
@@ -49,7 +50,7 @@ pub(super) fn status(
                     size: slice.size,
                 }),
                 replica: device.replica,
-                health: device.health.clone(),
+                health: bounded(&device.health),
             })
             .collect(),
         holders,
@@ -59,6 +60,31 @@ pub(super) fn status(
         plugin_version: env!("CARGO_PKG_VERSION").to_owned(),
         conditions: vec![ready(inventory, readiness, handover.is_synced(), before, now)],
     }
+}
+
+/// The health with its reason as long as a message of an object may be: an object has thousands of devices.
+fn bounded(health: &DeviceHealth) -> DeviceHealth {
+    let reason = health.reason.as_ref().map(|reason| ObjectMessage::new(reason.as_str()).into());
+    DeviceHealth { healthy: health.healthy, reason }
+}
+
+/// The inventory, with every device unhealthy that kubelet is offered as unhealthy: containers could not use it on this
+/// node.
+fn as_offered<'a>(inventory: &'a Inventory, offered: &Inventory) -> Cow<'a, Inventory> {
+    let unusable = offered.devices.iter().filter(|device| !device.health.healthy);
+    let unusable: HashMap<&DeviceId, &DeviceHealth> =
+        unusable.map(|device| (&device.id, &device.health)).collect();
+    let is_hit = |device: &Device| device.health.healthy && unusable.contains_key(&device.id);
+    if !inventory.devices.iter().any(is_hit) || inventory.machine != offered.machine {
+        return Cow::Borrowed(inventory);
+    }
+    let mut changed = inventory.clone();
+    for device in &mut changed.devices {
+        if let Some(health) = unusable.get(&device.id).filter(|_| device.health.healthy) {
+            device.health = (*health).clone();
+        }
+    }
+    Cow::Owned(changed)
 }
 
 /// The inventory, with every device unhealthy that the diagnosis reports: the diagnosis is newer, and such a device
@@ -99,19 +125,10 @@ fn ready(
     before: Option<&GpuNodeStatus>,
     now: Timestamp,
 ) -> Condition {
-    let missing = readiness.missing();
-    let degraded = readiness.degraded();
-    let text = |reason: Reason| reason.text().to_owned();
-    let (ready, reason, mut message) = if let Some(problem) = &readiness.devices {
-        (false, Reason::NoDevices, problem.clone())
-    } else if !missing.is_empty() {
-        (false, Reason::NotRegistered, missing.join("; "))
-    } else if !synced {
-        (false, Reason::PodsUnknown, text(Reason::PodsUnknown))
-    } else if !degraded.is_empty() {
-        (true, Reason::Degraded, degraded.join("; "))
-    } else {
-        (true, Reason::Serving, text(Reason::Serving))
+    let (ready, reason, mut message) = match readiness.summary() {
+        (reason @ (Reason::NoDevices | Reason::NotRegistered), text) => (false, reason, text),
+        _ if !synced => (false, Reason::PodsUnknown, Reason::PodsUnknown.text().to_owned()),
+        (reason, text) => (true, reason, text),
     };
     for excluded in &inventory.excluded {
         let _ = write!(message, "; GPU {} is not served: {}", excluded.gpu, excluded.reason);

@@ -77,7 +77,7 @@ pub(super) fn read(device: Device<'_>, sysfs: &Sysfs, warnings: &mut Warnings) -
             .or_else(|| sysfs.local_cpus(&bus_id)),
         pcie: pcie(device, &mut ask),
         nvlink: None,
-        fabric: ask.known(Fact::Fabric, device.fabric()).flatten().and_then(fabric),
+        fabric: ask.known(Fact::Fabric, device.fabric()).and_then(|status| status.info).and_then(fabric),
         bus_id: Some(bus_id),
         mig: layout.mig,
     };
@@ -160,6 +160,8 @@ pub(super) fn read_vitals(
         None => value_and_failure(device.retirement_pending())?,
     };
     let (action, action_failed) = value_and_failure(device.recovery_action())?;
+    let (fabric, fabric_failed) = value_and_failure(device.fabric())?;
+    let (compute_mode, compute_mode_failed) = value_and_failure(device.compute_mode())?;
     Ok(Vitals {
         uncorrected,
         remaps_rows: rows.is_some(),
@@ -167,7 +169,15 @@ pub(super) fn read_vitals(
         repair_failed: rows.map(|rows| rows.failed),
         action,
         binding: bus_id.and_then(|address| sysfs.binding(address)),
-        failed: Failed { uncorrected: uncorrected_failed, repair: pending_failed, action: action_failed },
+        fabric: fabric.map(|status| (status.step, status.health)),
+        compute_mode,
+        failed: Failed {
+            uncorrected: uncorrected_failed,
+            repair: pending_failed,
+            action: action_failed,
+            fabric: fabric_failed,
+            compute_mode: compute_mode_failed,
+        },
     })
 }
 

@@ -14,10 +14,11 @@ mod sysfs;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
+use std::io::Read;
 use std::path::{Path, PathBuf};
 
-use gantry_topology::machine::{MAX_GPUS, MAX_NICS};
-use gantry_topology::{Host, Machine, MachineError, MachineParts, MigUuid, Nic, PathClass, PathMatrix};
+use gantry_topology::machine::MAX_NICS;
+use gantry_topology::{Gpu, Host, Machine, MachineError, MachineParts, MigUuid, Nic, PathClass, PathMatrix};
 
 use crate::health::{HealthChecks, Vitals};
 use crate::nvml::{Code, Device, MigIds, MigMode, Nvml, NvmlError};
@@ -59,6 +60,8 @@ pub struct Found {
     pub caps: BTreeMap<InstanceAt, [u32; 2]>,
     /// State of each GPU, by index.
     pub vitals: BTreeMap<u8, Vitals>,
+    /// Whether each NVLink of each GPU is up, by index; a GPU with a link that could not be read has none.
+    pub links: BTreeMap<u8, Vec<bool>>,
     /// What could not be read, and what was assumed instead.
     pub warnings: Vec<String>,
 }
@@ -115,9 +118,19 @@ pub enum DiscoverError {
     /// NVML works but finds no GPU.
     #[error("NVML finds no GPU: check lspci -d 10de: on the node, and that this container has /dev/nvidia*")]
     NoGpu,
-    /// More GPUs than supported.
-    #[error("NVML counts {count} GPUs; at most {MAX_GPUS} are supported")]
-    TooMany { count: u32 },
+    /// The driver's files were replaced, and the kernel still runs the old module.
+    #[error(
+        "{error} (library {}, kernel module {})",
+        library.as_deref().unwrap_or("of unknown version"),
+        kernel.as_deref().unwrap_or("of unknown version")
+    )]
+    VersionMismatch {
+        error: NvmlError,
+        /// Version of the NVML library.
+        library: Option<String>,
+        /// Version of the loaded kernel module.
+        kernel: Option<String>,
+    },
     /// The readings contradict each other.
     #[error("NVML returned contradictory data: {0}")]
     Contradiction(#[from] MachineError),
@@ -130,7 +143,7 @@ impl DiscoverError {
         match self {
             Self::Nvml(error) => matches!(error.code(), Some(Code::Uninitialized | Code::DriverNotLoaded)),
             Self::NoGpu => true,
-            Self::TooMany { .. } | Self::Contradiction(_) => false,
+            Self::VersionMismatch { .. } | Self::Contradiction(_) => false,
         }
     }
 
@@ -143,8 +156,8 @@ impl DiscoverError {
     pub fn is_gone(&self) -> bool {
         match self {
             Self::Nvml(error) => error.is_driver_gone() || self.is_library_missing(),
-            Self::NoGpu => true,
-            Self::TooMany { .. } | Self::Contradiction(_) => false,
+            Self::NoGpu | Self::VersionMismatch { .. } => true,
+            Self::Contradiction(_) => false,
         }
     }
 }
@@ -168,12 +181,28 @@ pub fn scan(options: &NvmlOptions) -> Result<Scan, DiscoverError> {
         tracing::warn!("{warning}");
     }
     let lost = found.unreachable.iter();
-    let lost = lost.map(|(gpu, error)| (*gpu, format!("GPU lost: {error}")));
+    let lost = lost.map(|(gpu, error)| (*gpu, error.of_gpu()));
     let infos = found.vitals.iter().flat_map(|(gpu, vitals)| {
-        let complaints = vitals.complaints(&HealthChecks::default());
-        complaints.into_iter().map(|(_, reason)| (*gpu, reason))
+        let checks = HealthChecks::default();
+        let complaints = vitals.complaints(&checks).into_iter().chain(vitals.notices(&checks));
+        complaints.map(|(_, reason)| (*gpu, reason))
     });
-    Ok(Scan { complaints: lost.chain(infos).collect(), machine: found.machine })
+    let links = links_down(&found.machine);
+    Ok(Scan { complaints: lost.chain(infos).chain(links).collect(), machine: found.machine })
+}
+
+/// The GPUs with fewer NVLinks up than an equal GPU of the machine, by index. Behind switches equal GPUs have equally
+/// many; direct links differ by design. In MIG mode links are not used.
+pub fn links_down(machine: &Machine) -> Vec<(u8, String)> {
+    let is_compared = |gpu: &&Gpu| gpu.nvlink.is_some() && gpu.mig.as_ref().is_none_or(|mig| !mig.enabled);
+    let links = |gpu: &Gpu| gpu.nvlink.map_or(0, |ports| ports.switch_links);
+    let gpus = || machine.gpus().iter().filter(is_compared);
+    let down = |gpu: &Gpu| {
+        let most = gpus().filter(|other| other.model == gpu.model).map(links).max()?;
+        let down = most.checked_sub(links(gpu)).filter(|down| *down > 0)?;
+        Some((gpu.index, format!("{down} of {most} NVLinks down")))
+    };
+    gpus().filter_map(down).collect()
 }
 
 /// Reads the machine through a loaded NVML.
@@ -185,7 +214,6 @@ pub fn read(nvml: &Nvml, options: &NvmlOptions) -> Result<Found, DiscoverError> 
     let mut warnings = Warnings::default();
     let count = match nvml.device_count()? {
         0 => return Err(DiscoverError::NoGpu),
-        count if count as usize > MAX_GPUS => return Err(DiscoverError::TooMany { count }),
         count => count,
     };
     let sysfs = Sysfs::at(&options.sys_root);
@@ -213,12 +241,13 @@ pub fn read(nvml: &Nvml, options: &NvmlOptions) -> Result<Found, DiscoverError> 
             Err(error) => {
                 warnings.add(error.to_string());
                 devices.push(None);
-                gpus.push(gantry_topology::Gpu { index, ..Default::default() });
+                gpus.push(Gpu { index, ..Default::default() });
                 unreachable.push((index, error));
             }
         }
     }
 
+    forget_shared_minors(&mut gpus, &mut warnings);
     let are_hidden = unreachable.iter().any(|(_, error)| !error.is_gpu_lost());
     let joints = nvlink::read(&devices, &gpus, are_hidden, &sysfs, &mut warnings);
     for index in joints.unread() {
@@ -227,6 +256,8 @@ pub fn read(nvml: &Nvml, options: &NvmlOptions) -> Result<Found, DiscoverError> 
     for (gpu, ports) in gpus.iter_mut().zip(joints.ports()) {
         gpu.nvlink = ports;
     }
+    let links = (0..).zip(joints.states()).filter(|(_, states)| !states.is_empty());
+    let links = links.map(|(index, states)| (index, states.to_vec())).collect();
     let nics = nics(&sysfs, &mut warnings);
     let paths = paths(&devices, &gpus, &nics, &sysfs, &mut warnings);
     let machine = Machine::new(MachineParts {
@@ -244,8 +275,32 @@ pub fn read(nvml: &Nvml, options: &NvmlOptions) -> Result<Found, DiscoverError> 
         mig_unread,
         unread,
         vitals,
+        links,
         warnings: warnings.0,
     })
+}
+
+/// Forgets minor numbers that NVML reports for several GPUs: a container must not be given another GPU's node.
+fn forget_shared_minors(gpus: &mut [Gpu], warnings: &mut Warnings) {
+    let mut counts: BTreeMap<u32, u32> = BTreeMap::new();
+    for minor in gpus.iter().filter_map(|gpu| gpu.minor) {
+        *counts.entry(minor).or_default() += 1;
+    }
+    for gpu in gpus {
+        if let Some(minor) = gpu.minor.filter(|minor| counts.get(minor).is_some_and(|count| *count > 1)) {
+            warnings.add(format!(
+                "NVML reports minor number {minor} for several GPUs; their device nodes are unknown"
+            ));
+            gpu.minor = None;
+        }
+    }
+}
+
+/// Whether the first `count` NVLinks of the GPU at `index` are up; `None` if one cannot be read.
+pub fn link_states(nvml: &Nvml, index: u32, count: usize) -> Option<Vec<bool>> {
+    let device = nvml.device(index).ok()?;
+    let links = 0..u8::try_from(count).ok()?;
+    links.map(|link| device.nvlink_active(link).ok()).collect()
 }
 
 /// Reads one GPU, except its links and paths.
@@ -275,12 +330,7 @@ pub fn reach(nvml: &Nvml, options: &NvmlOptions, index: u32) -> Result<(), NvmlE
 ///
 /// # Errors
 /// When the GPU or the driver is gone.
-pub fn vitals(
-    nvml: &Nvml,
-    options: &NvmlOptions,
-    index: u32,
-    gpu: &gantry_topology::Gpu,
-) -> Result<Vitals, NvmlError> {
+pub fn vitals(nvml: &Nvml, options: &NvmlOptions, index: u32, gpu: &Gpu) -> Result<Vitals, NvmlError> {
     let device = nvml.device(index)?;
     gpu::read_vitals(device, gpu.bus_id.as_ref(), &Sysfs::at(&options.sys_root))
 }
@@ -316,6 +366,38 @@ pub fn mig_layout(nvml: &Nvml, index: u32) -> Option<MigLayout> {
         }
     };
     Some(MigLayout { mode, devices })
+}
+
+/// Version of the loaded kernel module: `/sys/module/nvidia/version`, else `/proc/driver/nvidia/version`.
+pub fn kernel_driver(options: &NvmlOptions) -> Option<String> {
+    let module = fs::read_to_string(options.sys_root.join("module/nvidia/version"));
+    let module = module.ok().map(|text| text.trim().to_owned()).filter(|text| !text.is_empty());
+    let text = || fs::read_to_string(options.proc_root.join("driver/nvidia/version")).ok();
+    module.or_else(|| module_version(&text()?))
+}
+
+/// The version in `NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.144.03  Mon ...`.
+fn module_version(text: &str) -> Option<String> {
+    let line = text.lines().find(|line| line.starts_with("NVRM"))?;
+    let is_version =
+        |word: &&str| word.contains('.') && word.bytes().all(|byte| byte == b'.' || byte.is_ascii_digit());
+    line.split_whitespace().find(is_version).map(str::to_owned)
+}
+
+/// Longest settings file of the fabric manager that is read.
+const MAX_SETTINGS: u64 = 64 << 10;
+
+/// The mode of the fabric manager by its settings below `root`, the driver's root as this process sees it.
+pub fn fabric_mode(root: &Path) -> Option<u8> {
+    let path = crate::root::resolve(root, Path::new("usr/share/nvidia/nvswitch/fabricmanager.cfg"))?;
+    let file =
+        fs::File::open(root.join(path)).ok().filter(|file| file.metadata().is_ok_and(|of| of.is_file()))?;
+    let mut text = String::new();
+    file.take(MAX_SETTINGS).read_to_string(&mut text).ok()?;
+    text.lines()
+        .filter_map(|line| line.trim().split_once('='))
+        .find(|(key, _)| key.trim() == "FABRIC_MODE")
+        .and_then(|(_, mode)| mode.trim().parse().ok())
 }
 
 /// PCI addresses bound to NVIDIA's driver in the kernel. NVML counts GPUs only when it is initialised, so a GPU
@@ -355,7 +437,7 @@ fn nics(sysfs: &Sysfs, warnings: &mut Warnings) -> Vec<Nic> {
 /// The path class of every pair: GPU pairs from NVML, everything else from sysfs.
 fn paths(
     devices: &[Option<Device<'_>>],
-    gpus: &[gantry_topology::Gpu],
+    gpus: &[Gpu],
     nics: &[Nic],
     sysfs: &Sysfs,
     warnings: &mut Warnings,
@@ -460,7 +542,36 @@ fn cpu_model(cpuinfo: &str) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
-    use super::cpu_model;
+    use super::{cpu_model, fabric_mode, module_version};
+
+    #[test]
+    fn kernel_module_version_is_read_from_proc() {
+        for (text, version) in [
+            (
+                "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.144.03  Mon Dec 30 17:44:08 UTC 2024\nGCC version: gcc 12.3.0\n",
+                Some("550.144.03"),
+            ),
+            (
+                "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.86.15  Release Build\n",
+                Some("570.86.15"),
+            ),
+            ("NVRM version: \n", None),
+            ("", None),
+        ] {
+            assert_eq!(module_version(text).as_deref(), version, "{text}");
+        }
+    }
+
+    #[test]
+    fn fabric_mode_is_read_from_the_fabric_managers_settings() {
+        let root = tempfile::tempdir().unwrap();
+        assert_eq!(fabric_mode(root.path()), None);
+        let folder = root.path().join("usr/share/nvidia/nvswitch");
+        std::fs::create_dir_all(&folder).unwrap();
+        std::fs::write(folder.join("fabricmanager.cfg"), "# FABRIC_MODE=2\nLOG_LEVEL=4\nFABRIC_MODE = 1\n")
+            .unwrap();
+        assert_eq!(fabric_mode(root.path()), Some(1));
+    }
 
     #[test]
     fn cpu_model_is_read_on_each_architecture() {

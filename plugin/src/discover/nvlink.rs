@@ -28,6 +28,8 @@ struct GpuLinks {
     island: u8,
     /// Peers at the far ends, once per link.
     to_gpus: Vec<usize>,
+    /// Whether each link that the GPU has is up.
+    states: Vec<bool>,
     /// Whether a call on a link failed, or a link ends at an unknown GPU: more links may be up than are
     /// counted.
     is_partial: bool,
@@ -70,6 +72,11 @@ impl ActiveLinks {
         let gpus = self.gpus.iter().enumerate();
         // Positions of GPUs, at most MAX_GPUS.
         gpus.filter(move |(_, ends)| unread(ends)).map(|(at, _)| at as u8)
+    }
+
+    /// Whether each link of each GPU is up. GPUs without links, or with one that could not be read, have none.
+    pub(super) fn states(&self) -> impl Iterator<Item = &[bool]> {
+        self.gpus.iter().map(|ends| if ends.is_partial { &[] } else { ends.states.as_slice() })
     }
 
     fn count(&self, from: usize, to: usize) -> u8 {
@@ -132,6 +139,7 @@ fn ends(
         match device.nvlink_active(link) {
             Ok(active) => {
                 ends.has_links = true;
+                ends.states.push(active);
                 if ends.version.is_none() {
                     ends.version = warnings.known(device.nvlink_version(link)).flatten();
                 }
@@ -213,6 +221,7 @@ mod tests {
                 to_switch: 0,
                 island: 0,
                 to_gpus: peers.to_vec(),
+                states: Vec::new(),
                 is_partial: false,
             })
             .collect();

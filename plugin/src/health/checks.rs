@@ -30,6 +30,22 @@ pub struct HealthChecks {
     pub disabled: XidList,
     /// `DP_ENABLE_HEALTHCHECKS`.
     pub enabled: XidList,
+    /// What a GPU counts as that the NVLink fabric does not serve.
+    pub fabric: FabricCheck,
+    /// Whether the fabric manager serves partitions (`FABRIC_MODE=1`), so that a registration in progress is normal.
+    pub shared_fabric: bool,
+}
+
+/// What a GPU counts as that the NVLink fabric does not serve.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, clap::ValueEnum)]
+pub enum FabricCheck {
+    /// Unhealthy: not allocated
+    #[default]
+    Unhealthy,
+    /// Degraded: reported only
+    Degraded,
+    /// Not looked at
+    Ignore,
 }
 
 impl HealthChecks {
@@ -106,7 +122,11 @@ mod tests {
     use super::*;
 
     fn checks(disabled: &str, enabled: &str) -> HealthChecks {
-        HealthChecks { disabled: disabled.parse().unwrap(), enabled: enabled.parse().unwrap() }
+        HealthChecks {
+            disabled: disabled.parse().unwrap(),
+            enabled: enabled.parse().unwrap(),
+            ..HealthChecks::default()
+        }
     }
 
     /// The unhealthy ones of a few Xids of each class.

@@ -172,6 +172,14 @@ pub enum Cause {
     Uncorrected,
     /// A memory repair waits for a reset.
     RepairPending,
+    /// NVLinks are down.
+    LinksDown,
+    /// The NVLink fabric does not serve the GPU, or only in part.
+    Fabric,
+    /// No process may compute on the GPU.
+    ComputeMode,
+    /// The GPU is there, and queries of it fail.
+    QueryFailed,
     /// The GPU cannot be reached.
     Lost,
     /// The driver requests a recovery action.
@@ -277,6 +285,10 @@ impl fmt::Display for Cause {
         match self {
             Self::Uncorrected => f.write_str("ecc-uncorrected"),
             Self::RepairPending => f.write_str("memory-repair-pending"),
+            Self::LinksDown => f.write_str("nvlinks-down"),
+            Self::Fabric => f.write_str("fabric"),
+            Self::ComputeMode => f.write_str("compute-mode"),
+            Self::QueryFailed => f.write_str("query-failed"),
             Self::Lost => f.write_str("lost"),
             Self::RecoveryAction => f.write_str("recovery-action"),
             Self::RepairFailed => f.write_str("memory-repair-failed"),

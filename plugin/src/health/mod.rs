@@ -8,7 +8,9 @@
 //! | the same, or a MIG-instance Xid, from an event that names an instance, if `data/xid.csv` confines it | the MIG devices in it unhealthy | the same, or the instance is gone or replaced |
 //! | link Xid | links are read again; GPU unhealthy if the link needs a reset of the GPU, if links went down, or if the driver does not report a recovery action | the same, or the links that went down are up again |
 //! | memory repair failed or waiting, uncorrected errors, the driver requests a recovery action | GPU unhealthy | NVML no longer reports it |
-//! | GPU lost | GPU unhealthy | the GPU responds again |
+//! | GPU lost, or a query of it fails | GPU unhealthy | the GPU responds again |
+//! | the NVLink fabric does not serve the GPU, compute mode PROHIBITED | GPU unhealthy | NVML no longer reports it |
+//! | NVLinks down without an Xid, a limited fabric | GPU degraded: reported, and allocated | NVML no longer reports it |
 //! | driver gone | all GPUs unhealthy | the driver is back and the machine was read again |
 //!
 //! Evidence of a reset is what NVML and the kernel show, see [`Proof`]: the driver was reloaded; the GPU was
@@ -24,7 +26,7 @@ mod tracker;
 mod vitals;
 mod xid;
 
-pub use checks::{HealthChecks, XidList, XidListError};
+pub use checks::{FabricCheck, HealthChecks, XidList, XidListError};
 pub use fault::{Cause, Ended, Extent, Fault, GpuName, Loss, Outage, OutageKind, Part, Proof, Trouble};
 pub use tracker::HealthTracker;
 pub use vitals::{Failed, Vitals};

@@ -10,6 +10,7 @@ use gantry_topology::{GpuUuid, Mig};
 use super::fault::Part;
 use super::fault::{Cause, Ended, Loss, Outage, OutageKind, Proof, Trouble};
 use super::{Class, Extent, Fault, HealthChecks, Table, Vitals};
+use crate::nvml::ComputeMode;
 
 /// The faults and problems of all GPUs and of NVML.
 #[derive(Debug, Clone, Default)]
@@ -32,6 +33,12 @@ struct Record {
     /// The latest successful reading of each value.
     vitals: Option<Vitals>,
     complaints: Vec<(Cause, String)>,
+    /// What is wrong without making the GPU unhealthy.
+    notices: Vec<(Cause, String)>,
+    /// NVLinks that equal GPUs of the machine have up; `None` if links are not compared, as in MIG mode.
+    peer_links: Option<u8>,
+    /// The number of NVLinks that the operator accepted.
+    accepted_links: Option<u8>,
     /// Most NVLinks seen up since the daemon started, the driver was reloaded, or the operator lifted the
     /// quarantine.
     links: u8,
@@ -150,6 +157,7 @@ impl HealthTracker {
         // Old vitals are invalid, and new ones can prove a reset only by the evidence of the faults.
         record.vitals = None;
         record.complaints.clear();
+        record.notices.clear();
     }
 
     /// Records that a GPU responds. If it was off the bus, it has been reset, and its faults are cleared.
@@ -168,7 +176,19 @@ impl HealthTracker {
         let known = vitals.over(record.vitals.as_ref());
         record.vitals = Some(known);
         record.complaints = known.complaints(checks);
+        record.notices = known.notices(checks);
         self.examine(gpu, vitals, known);
+    }
+
+    /// Records how many NVLinks equal GPUs of the machine have up; `None` if links are not compared.
+    pub fn record_peer_links(&mut self, gpu: &GpuUuid, up: Option<u8>) {
+        self.gpus.entry(gpu.clone()).or_default().peer_links = up;
+    }
+
+    /// Whether only one process at a time may compute on the GPU.
+    pub fn is_exclusive(&self, gpu: &GpuUuid) -> bool {
+        let vitals = self.gpus.get(gpu).and_then(|record| record.vitals);
+        vitals.is_some_and(|vitals| vitals.compute_mode == Some(ComputeMode::Exclusive))
     }
 
     /// Records how many NVLinks of a GPU are up. Fewer than before turn a suspect link Xid into a fault, which
@@ -213,6 +233,7 @@ impl HealthTracker {
             // missing links again.
             if let Some(record) = self.gpus.get_mut(&gpu) {
                 record.links = record.links_now;
+                record.accepted_links = Some(record.links_now);
             }
         }
     }
@@ -247,6 +268,7 @@ impl HealthTracker {
                 record.vitals = None;
                 // The peer of a link may have been removed.
                 record.links = 0;
+                record.accepted_links = None;
             }
         }
         reloaded
@@ -281,6 +303,24 @@ impl HealthTracker {
             }
         })
         .collect()
+    }
+
+    /// What is wrong with these GPUs without making them unhealthy, by GPU.
+    pub fn notices<'a>(&self, gpus: impl Iterator<Item = &'a GpuUuid>) -> Vec<Trouble> {
+        if self.outage.is_some() {
+            return Vec::new();
+        }
+        gpus.filter_map(|gpu| Some((gpu, self.gpus.get(gpu)?)))
+            .flat_map(|(gpu, record)| {
+                let notices = record.notices.iter().cloned().chain(record.links_down());
+                notices.map(|(cause, reason)| Trouble {
+                    gpu: gpu.clone().into(),
+                    extent: Extent::Gpu,
+                    cause,
+                    reason,
+                })
+            })
+            .collect()
     }
 
     /// The faults in stored form, by GPU and extent.
@@ -342,10 +382,28 @@ impl Record {
     fn troubles(&self) -> impl Iterator<Item = (Extent, Cause, Cow<'_, str>)> {
         let faults = self.faults.values();
         let faults = faults.map(|fault| (fault.extent, Cause::Xid(fault.class), self.reason(fault)));
-        let lost = self.lost.iter().map(|loss| (Extent::Gpu, Cause::Lost, Cow::from(&loss.reason)));
+        let lost = self.lost.iter().map(|loss| {
+            let cause = if loss.off_bus { Cause::Lost } else { Cause::QueryFailed };
+            (Extent::Gpu, cause, Cow::from(&loss.reason))
+        });
         let complaints = self.complaints.iter();
         let complaints = complaints.map(|(cause, reason)| (Extent::Gpu, *cause, Cow::from(reason)));
         faults.chain(lost).chain(complaints)
+    }
+
+    /// The NVLinks that are down, unless a fault has them, the GPU is lost, or the operator accepted them.
+    fn links_down(&self) -> Option<(Cause, String)> {
+        let most = self.links.max(self.peer_links?);
+        let now = self.links_now;
+        let is_reported = self.faults.values().any(|fault| fault.class.touches_links());
+        if now >= most || is_reported || self.lost.is_some() || self.accepted_links == Some(now) {
+            return None;
+        }
+        let reason = format!(
+            "{} of {most} NVLinks down; see nvidia-smi nvlink -s, dmesg and the log of nvidia-fabricmanager, then reset the GPUs",
+            most - now
+        );
+        Some((Cause::LinksDown, reason))
     }
 
     /// The reason of a fault, with the number of links that are down for a link fault.

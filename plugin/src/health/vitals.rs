@@ -2,8 +2,8 @@
 
 use gantry_api::FaultEvidence;
 
-use super::{Cause, HealthChecks, Proof};
-use crate::nvml::RecoveryAction;
+use super::{Cause, FabricCheck, HealthChecks, Proof};
+use crate::nvml::{ComputeMode, FabricHealth, FabricStep, RecoveryAction};
 
 /// State of a GPU as the GPU and the kernel report it. `None`: not reported.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -20,6 +20,10 @@ pub struct Vitals {
     pub action: Option<RecoveryAction>,
     /// The kernel's number of the GPU's binding to its driver.
     pub binding: Option<u64>,
+    /// Registration with the NVLink fabric, and the health of the connection.
+    pub fabric: Option<(FabricStep, FabricHealth)>,
+    /// Which processes may compute on the GPU.
+    pub compute_mode: Option<ComputeMode>,
     /// The calls that failed.
     pub failed: Failed,
 }
@@ -33,6 +37,10 @@ pub struct Failed {
     pub repair: bool,
     /// The call for the recovery action.
     pub action: bool,
+    /// The call for the NVLink fabric.
+    pub fabric: bool,
+    /// The call for the compute mode.
+    pub compute_mode: bool,
 }
 
 /// Xids with an equivalent state in NVML: disabling one disables the other.
@@ -66,6 +74,14 @@ impl Vitals {
         if self.failed.action {
             known.action = before.action;
             known.failed.action = before.failed.action;
+        }
+        if self.failed.fabric {
+            known.fabric = before.fabric;
+            known.failed.fabric = before.failed.fabric;
+        }
+        if self.failed.compute_mode {
+            known.compute_mode = before.compute_mode;
+            known.failed.compute_mode = before.failed.compute_mode;
         }
         known
     }
@@ -111,7 +127,77 @@ impl Vitals {
                 ),
             );
         }
+        if self.compute_mode == Some(ComputeMode::Prohibited) {
+            let reason =
+                "compute mode PROHIBITED: no process may use CUDA on the GPU; run nvidia-smi -c DEFAULT";
+            complaints.push((Cause::ComputeMode, reason.to_owned()));
+        }
+        if checks.fabric == FabricCheck::Unhealthy {
+            complaints.extend(self.fabric_fault(checks));
+        }
         complaints
+    }
+
+    /// What is wrong without making the GPU unhealthy, with the reasons.
+    pub fn notices(&self, checks: &HealthChecks) -> Vec<(Cause, String)> {
+        let mut notices = Vec::new();
+        if checks.fabric == FabricCheck::Degraded {
+            notices.extend(self.fabric_fault(checks));
+        }
+        let Some((_, health)) = self.fabric.filter(|_| checks.fabric != FabricCheck::Ignore) else {
+            return notices;
+        };
+        let limits = [
+            (health.degraded_bandwidth, "fewer links carry traffic than there are"),
+            (health.recovering, "routes or accesses are being recovered"),
+            (health.limited, "its capacity is limited"),
+        ];
+        let limits: Vec<&str> =
+            limits.into_iter().filter(|(is_set, _)| *is_set).map(|(_, text)| text).collect();
+        if !limits.is_empty() {
+            let text = limits.join(", ");
+            notices.push((
+                Cause::Fabric,
+                format!("NVLink fabric: {text}; see nvidia-smi -q (Fabric) and the fabric manager's log"),
+            ));
+        }
+        notices
+    }
+
+    /// Why CUDA cannot use the GPU for lack of the NVLink fabric.
+    fn fabric_fault(&self, checks: &HealthChecks) -> Option<(Cause, String)> {
+        let (step, health) = self.fabric?;
+        let text = match step {
+            FabricStep::None => return None,
+            FabricStep::NotStarted => {
+                "the fabric manager has not registered the GPU, and CUDA fails with error 802; start \
+                 nvidia-fabricmanager in the driver's version"
+                    .to_owned()
+            }
+            // The fabric manager registers a GPU only when its partition is activated.
+            FabricStep::InProgress if checks.shared_fabric => return None,
+            FabricStep::InProgress => "the registration of the GPU is in progress, and CUDA fails with error 802 until \
+                 it ends; if this lasts, see the log of nvidia-fabricmanager"
+                .to_owned(),
+            FabricStep::Failed(code) => format!(
+                "the registration of the GPU failed ({code}), and CUDA fails with error 802; see the log of \
+                 nvidia-fabricmanager and restart it"
+            ),
+            FabricStep::Completed if health.route_unhealthy => {
+                "the routes to other GPUs are broken; see the log of nvidia-fabricmanager, then reset the GPUs".to_owned()
+            }
+            FabricStep::Completed => match health.misconfigured {
+                Some(number) => format!(
+                    "wrong configuration ({}); correct it, and restart nvidia-fabricmanager",
+                    misconfiguration(number)
+                ),
+                None if health.unhealthy => {
+                    "NVML calls it unhealthy; see nvidia-smi -q (Fabric) and the log of nvidia-fabricmanager".to_owned()
+                }
+                None => return None,
+            },
+        };
+        Some((Cause::Fabric, format!("NVLink fabric: {text}")))
     }
 
     /// Adds these vitals to the evidence of a fault.
@@ -147,6 +233,17 @@ impl Vitals {
     }
 }
 
+/// NVML's number of a wrong configuration as text.
+fn misconfiguration(number: u32) -> String {
+    match number {
+        2 => "system GUIDs differ".to_owned(),
+        3 => "chassis serial numbers differ".to_owned(),
+        4 => "the GPU is in no partition".to_owned(),
+        5 => "too few NVLinks are up".to_owned(),
+        other => format!("NVML's number {other}"),
+    }
+}
+
 fn asks_for_reset(action: RecoveryAction) -> bool {
     matches!(action, RecoveryAction::Reset | RecoveryAction::Reboot | RecoveryAction::DrainAndReset)
 }
@@ -168,6 +265,7 @@ fn action_text(action: RecoveryAction) -> Option<&'static str> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::nvml::Code;
 
     fn causes(vitals: Vitals, checks: &HealthChecks) -> Vec<Cause> {
         vitals.complaints(checks).into_iter().map(|(cause, _)| cause).collect()
@@ -184,10 +282,63 @@ mod tests {
         repair_failed: Some(false),
         action: None,
         binding: Some(7),
+        fabric: None,
+        compute_mode: None,
         failed: NONE,
     };
 
-    const NONE: Failed = Failed { uncorrected: false, repair: false, action: false };
+    const NONE: Failed =
+        Failed { uncorrected: false, repair: false, action: false, fabric: false, compute_mode: false };
+
+    /// CUDA answers 802 before the fabric manager has registered a GPU (HGX boards).
+    #[test]
+    fn fabric_that_is_not_ready_makes_gpu_unhealthy() {
+        let of = |step, health| Vitals { fabric: Some((step, health)), ..AMPERE };
+        let fine = FabricHealth::default();
+        let all = HealthChecks::default();
+        for (step, words) in [
+            (FabricStep::NotStarted, "start nvidia-fabricmanager"),
+            (FabricStep::InProgress, "in progress"),
+            (FabricStep::Failed(Code::Unknown), "NVML error 999"),
+        ] {
+            let complaints = of(step, fine).complaints(&all);
+            assert_eq!(complaints.len(), 1, "{step:?}");
+            assert!(complaints[0].1.contains(words), "{complaints:?}");
+            let degraded = HealthChecks { fabric: FabricCheck::Degraded, ..HealthChecks::default() };
+            assert_eq!(of(step, fine).complaints(&degraded), []);
+            assert_eq!(of(step, fine).notices(&degraded), complaints);
+            let ignored = HealthChecks { fabric: FabricCheck::Ignore, ..HealthChecks::default() };
+            assert!(
+                of(step, fine).complaints(&ignored).is_empty() && of(step, fine).notices(&ignored).is_empty()
+            );
+        }
+        for step in [FabricStep::None, FabricStep::Completed] {
+            assert_eq!(of(step, fine).complaints(&all), [], "{step:?}");
+        }
+        let broken = FabricHealth { route_unhealthy: true, ..fine };
+        assert_eq!(causes(of(FabricStep::Completed, broken), &all), [Cause::Fabric]);
+        let alone = FabricHealth { misconfigured: Some(4), ..fine };
+        assert!(of(FabricStep::Completed, alone).complaints(&all)[0].1.contains("in no partition"));
+        let slow = of(FabricStep::Completed, FabricHealth { degraded_bandwidth: true, ..fine });
+        assert_eq!((slow.complaints(&all).len(), slow.notices(&all).len()), (0, 1));
+    }
+
+    /// With FABRIC_MODE=1 the fabric manager registers a GPU when its partition is activated.
+    #[test]
+    fn shared_fabric_in_progress_is_normal() {
+        let shared = HealthChecks { shared_fabric: true, ..HealthChecks::default() };
+        let of = |step| Vitals { fabric: Some((step, FabricHealth::default())), ..AMPERE };
+        assert_eq!(of(FabricStep::InProgress).complaints(&shared), []);
+        assert_eq!(causes(of(FabricStep::NotStarted), &shared), [Cause::Fabric]);
+    }
+
+    #[test]
+    fn prohibited_compute_mode_makes_gpu_unhealthy() {
+        let of = |mode| Vitals { compute_mode: Some(mode), ..AMPERE };
+        let all = HealthChecks::default();
+        assert_eq!(causes(of(ComputeMode::Prohibited), &all), [Cause::ComputeMode]);
+        assert_eq!(causes(of(ComputeMode::Exclusive), &all), [], "one process may use it");
+    }
 
     impl Vitals {
         /// The proof without earlier values.

@@ -21,6 +21,8 @@ pub struct Diagnosis {
     pub outage: Option<Outage>,
     /// Problems, by GPU and part of it.
     pub troubles: Vec<Trouble>,
+    /// What is wrong with GPUs without making them unhealthy.
+    pub notices: Vec<Trouble>,
     /// The faults in quarantine, in stored form.
     pub faults: Vec<StoredFault>,
     /// The latest cleared faults, oldest first, numbered from 1: at most [`Diagnosis::MAX_ENDED`].

@@ -38,6 +38,8 @@ pub struct Unit {
     pub slice: Option<Arc<Slice>>,
     /// Whether it may be allocated, and if not, why.
     pub health: DeviceHealth,
+    /// Whether only one process at a time may compute on its GPU.
+    pub exclusive: bool,
     /// Minor number of its GPU's `/dev/nvidiaN`; `None` if unknown.
     pub minor: Option<u32>,
     /// NUMA node of its GPU; `None` if unknown, which is not node 0.
@@ -62,7 +64,7 @@ impl Hardware {
     /// The units of a machine, all healthy: for a one-time scan.
     pub fn of(machine: Arc<Machine>) -> Self {
         let well = |_: &GpuUuid, _| DeviceHealth { healthy: true, reason: None };
-        let units = units(&machine, |gpu| Some(gpu.index), well, |_, _, _| None);
+        let units = units(&machine, |gpu| Some(gpu.index), well, |_| false, |_, _, _| None);
         Self::ready(machine, units)
     }
 
@@ -78,12 +80,13 @@ impl Hardware {
 
 /// The units of a machine: a GPU with MIG off, or each MIG device of a GPU with MIG on. A GPU without a UUID
 /// has none, because it cannot be allocated. `nvml_index` returns a GPU's current NVML index, `health` the
-/// health of a part of a GPU. `caps` returns the minor numbers of capability nodes by GPU minor, GPU instance
+/// health of a part of a GPU, `exclusive` whether only one process may compute on it. `caps` returns the minor numbers of capability nodes by GPU minor, GPU instance
 /// and compute instance.
 pub(crate) fn units(
     machine: &Machine,
     nvml_index: impl Fn(&Gpu) -> Option<u8>,
     health: impl Fn(&GpuUuid, Part) -> DeviceHealth,
+    exclusive: impl Fn(&GpuUuid) -> bool,
     caps: impl Fn(u32, u32, u32) -> Option<[u32; 2]>,
 ) -> Vec<Unit> {
     let mut units = Vec::new();
@@ -95,6 +98,7 @@ pub(crate) fn units(
             nvml_index: nvml_index(gpu),
             slice: slice.map(Arc::new),
             health,
+            exclusive: exclusive(uuid),
             minor: gpu.minor,
             numa: gpu.numa.as_ref().and_then(|nodes| nodes.iter().next()),
         };
@@ -191,7 +195,7 @@ mod tests {
             reason: part.map(|(instance, _)| format!("{uuid}/{instance}")),
         };
         let caps = |minor, gi, ci| Some([minor * 100 + gi, minor * 100 + gi + ci + 1]);
-        let units = units(&machine, |_| None, health, caps);
+        let units = units(&machine, |_| None, health, |_| false, caps);
         let seen: Vec<_> = units
             .iter()
             .map(|unit| {

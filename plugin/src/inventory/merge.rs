@@ -79,9 +79,7 @@ pub(super) fn merge(
             let same = known.gpus().len() == found.machine.gpus().len();
             let error = found.unreachable.iter().find(|(index, _)| same && *index == gpu.index);
             let loss = match error {
-                Some((_, error)) => {
-                    Loss { reason: format!("GPU lost: {error}"), off_bus: error.is_gpu_lost() }
-                }
+                Some((_, error)) => Loss { reason: error.of_gpu(), off_bus: error.is_gpu_lost() },
                 None => Loss { reason: "GPU lost: NVML no longer lists it".to_owned(), off_bus: true },
             };
             Some((gpu.uuid.clone()?, loss))
@@ -275,6 +273,7 @@ mod tests {
             unread: BTreeMap::new(),
             caps: BTreeMap::new(),
             vitals: BTreeMap::new(),
+            links: BTreeMap::new(),
             warnings: Vec::new(),
         }
     }

@@ -41,6 +41,8 @@ pub struct Settings {
     pub proc_root: PathBuf,
     pub sys_root: PathBuf,
     pub dev_root: PathBuf,
+    /// Mode of the fabric manager; `None` to read it from its file.
+    pub fabric_mode: Option<u8>,
 }
 
 /// The node's devices at one moment.

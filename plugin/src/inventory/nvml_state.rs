@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use gantry_topology::{Gpu, GpuUuid, Machine};
 use tokio::sync::watch;
 
-use crate::discover::{DiscoverError, Fact, Found, InstanceAt, NvmlOptions};
+use crate::discover::{self, DiscoverError, Fact, Found, InstanceAt, NvmlOptions};
 use crate::health::{
     Cause, Extent, GpuName, HealthChecks, HealthTracker, Loss, Outage, OutageKind, Part, Table, Trouble,
     Vitals, XidCounts,
@@ -20,7 +20,7 @@ use crate::inventory::diagnosis::{Probe, ProbeFailures};
 use crate::inventory::merge::merge;
 use crate::inventory::nvml_thread::Heartbeat;
 use crate::inventory::{Diagnosis, Hardware, Settings, State, StoredFault, hardware};
-use crate::nvml::NvmlError;
+use crate::nvml::{CallTrace, NvmlError};
 use gantry_config::Config;
 use gantry_runtime::LogThrottle;
 
@@ -83,6 +83,8 @@ pub(super) struct NvmlState {
     pub(super) options: NvmlOptions,
     pub(super) config: watch::Receiver<Arc<Config>>,
     pub(super) checks: HealthChecks,
+    /// The mode of the fabric manager that the operator set.
+    fabric_mode: Option<u8>,
     pub(super) timing: Timing,
     pub(super) table: Table,
     pub(super) xids: XidCounts,
@@ -125,6 +127,9 @@ const ADOPTION_TIMEOUT: Duration = Duration::from_secs(5);
 /// Longest wait while they are expected.
 const SHORT_WAIT: Duration = Duration::from_millis(10);
 
+/// The mode in which the fabric manager activates partitions on demand.
+const SHARED_FABRIC: u8 = 1;
+
 /// Consecutive failures of NVML, other than a missing driver, after which GPUs count as unhealthy: a single one
 /// may be chance.
 const MAX_FAILURES: u32 = 3;
@@ -137,6 +142,7 @@ impl NvmlState {
         xids: XidCounts,
         channels: NvmlChannels,
     ) -> Self {
+        let fabric_mode = settings.fabric_mode;
         Self {
             boot_id: boot_id(&settings.proc_root),
             options: NvmlOptions {
@@ -145,7 +151,8 @@ impl NvmlState {
                 sys_root: settings.sys_root.clone(),
             },
             config: settings.config.clone(),
-            checks,
+            checks: HealthChecks { shared_fabric: fabric_mode == Some(SHARED_FABRIC), ..checks },
+            fabric_mode,
             timing,
             table: Table::built_in(),
             xids,
@@ -193,6 +200,7 @@ impl NvmlState {
         let off_bus = found.unreachable.iter().all(|(_, error)| error.is_gpu_lost());
         // A missing GPU keeps its known links in the machine, but they count as down at both ends.
         let up = links_by_gpu(&found.machine);
+        let peer_links = peer_links(&found.machine, &up);
         let reloaded = self.tracker.record_recovery(self.events_work);
         if reloaded {
             self.probe_failures.clear_all();
@@ -224,6 +232,7 @@ impl NvmlState {
             }
             // A link that could not be read has not gone down.
             if index.is_none_or(|index| !links_unread.contains(index)) {
+                self.tracker.record_peer_links(uuid, peer_links.get(uuid).copied());
                 self.tracker.record_links(uuid, up.get(uuid).copied().unwrap_or(0));
             }
         }
@@ -243,6 +252,7 @@ impl NvmlState {
             );
             self.known = Some(Arc::new(merged.machine));
         }
+        self.heartbeat.mark_read();
         self.indices = indices;
         self.indices.retain(|_, index| first_lost.is_none_or(|lost| *index < lost));
         self.publish();
@@ -283,6 +293,19 @@ impl NvmlState {
             Some(loss) if !was_lost => self.tracker.record_loss(gpu, loss),
             None if was_lost => self.tracker.record_response(gpu),
             _ => {}
+        }
+    }
+
+    /// What records the NVML call under way.
+    pub(super) fn trace(&self) -> CallTrace {
+        self.heartbeat.trace()
+    }
+
+    /// Reads the mode of the fabric manager, unless the operator set it.
+    pub(super) fn read_fabric_mode(&mut self) {
+        if self.fabric_mode.is_none() {
+            let root = self.config.borrow().container_driver_root.clone();
+            self.checks.shared_fabric = discover::fabric_mode(&root) == Some(SHARED_FABRIC);
         }
     }
 
@@ -377,7 +400,8 @@ impl NvmlState {
         };
         let health = |gpu: &GpuUuid, part: Part| self.tracker.health(gpu, part);
         let index = |gpu: &Gpu| self.indices.get(gpu.uuid.as_ref()?).copied();
-        let units = hardware::units(&machine, index, health, caps);
+        let exclusive = |gpu: &GpuUuid| self.tracker.is_exclusive(gpu);
+        let units = hardware::units(&machine, index, health, exclusive, caps);
         // The diagnosis is published first: a subscriber that acts on a unit's health can then read and store
         // the fault.
         self.publish_diagnosis();
@@ -412,6 +436,7 @@ impl NvmlState {
             reason: reason.clone(),
         });
         self.diagnosis.troubles.extend(nameless);
+        self.diagnosis.notices = self.tracker.notices(gpus.iter().filter_map(|gpu| gpu.uuid.as_ref()));
         self.diagnosis.faults = self.tracker.faults(&self.boot_id).into_iter().map(StoredFault).collect();
         self.diagnoses.diagnosis.send_if_modified(|current| {
             let changed = **current != self.diagnosis;
@@ -444,8 +469,8 @@ fn nameless(machine: &Machine, unreachable: &[(u8, NvmlError)]) -> BTreeMap<u8, 
     let gpus = machine.gpus().iter().filter(|gpu| gpu.uuid.is_none());
     gpus.map(|gpu| {
         let error = unreachable.iter().find(|(index, _)| *index == gpu.index);
-        let reason = error.map_or("NVML no longer lists it".to_owned(), |(_, error)| error.to_string());
-        (gpu.index, format!("GPU lost: {reason}"))
+        let unlisted = || "GPU lost: NVML no longer lists it".to_owned();
+        (gpu.index, error.map_or_else(unlisted, |(_, error)| error.of_gpu()))
     })
     .collect()
 }
@@ -454,6 +479,20 @@ fn nameless(machine: &Machine, unreachable: &[(u8, NvmlError)]) -> BTreeMap<u8, 
 fn links_by_gpu(machine: &Machine) -> BTreeMap<GpuUuid, u8> {
     let gpus = machine.gpus().iter().enumerate();
     gpus.filter_map(|(at, gpu)| Some((gpu.uuid.clone()?, links_up(machine, at)))).collect()
+}
+
+/// For each GPU with NVLinks, the most active ones of an equal GPU. Behind switches equal GPUs have equally many; direct
+/// links differ by design, and a GPU is compared with its own past only. In MIG mode links are not used.
+fn peer_links(machine: &Machine, up: &BTreeMap<GpuUuid, u8>) -> BTreeMap<GpuUuid, u8> {
+    let is_compared = |gpu: &&Gpu| gpu.nvlink.is_some() && gpu.mig.as_ref().is_none_or(|mig| !mig.enabled);
+    let gpus: Vec<&Gpu> = machine.gpus().iter().filter(is_compared).collect();
+    let links = |gpu: &Gpu| gpu.uuid.as_ref().and_then(|uuid| up.get(uuid)).copied().unwrap_or(0);
+    let is_switched = |gpu: &Gpu| gpu.nvlink.is_some_and(|ports| ports.switch_links > 0);
+    let most = |of: &Gpu| {
+        let equal = gpus.iter().filter(|gpu| gpu.model == of.model && is_switched(gpu));
+        equal.map(|gpu| links(gpu)).max().unwrap_or(0)
+    };
+    gpus.iter().filter_map(|gpu| Some((gpu.uuid.clone()?, most(gpu)))).collect()
 }
 
 /// Active NVLinks of the GPU at position `at`.

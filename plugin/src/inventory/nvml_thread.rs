@@ -20,8 +20,9 @@ use tokio::sync::watch;
 use super::nvml_state::{NvmlChannels, NvmlState, Timing};
 use super::session::{Session, SessionEnd};
 use super::{Diagnoses, Hardware, Marker, Settings};
+use crate::discover::{self, DiscoverError};
 use crate::health::{HealthChecks, XidCounts};
-use crate::nvml::Nvml;
+use crate::nvml::{CallTrace, Code, Nvml, TracedCall};
 use crate::root;
 
 /// A running NVML thread. Dropping it stops the thread without waiting.
@@ -125,8 +126,15 @@ fn run_session(state: &mut NvmlState, failures: &mut u32) -> SessionEnd {
     // Searched before each load: the driver may have been installed meanwhile, or its root corrected.
     let folder = state.config.borrow().container_driver_root.clone();
     let library = root::find_library(&state.options.library, &folder);
-    match Nvml::load(&library) {
+    match Nvml::load_traced(&library, &state.trace()) {
         Ok(nvml) => Session { nvml: &nvml }.run(state, failures),
+        Err(error) if error.code() == Some(Code::LibRmVersionMismatch) => {
+            SessionEnd::Failed(DiscoverError::VersionMismatch {
+                error,
+                library: root::version_of(&library),
+                kernel: discover::kernel_driver(&state.options),
+            })
+        }
         Err(error) => SessionEnd::Failed(error.into()),
     }
 }
@@ -142,6 +150,10 @@ struct Beats {
     last: AtomicU64,
     reported_silent: AtomicBool,
     panicked: AtomicBool,
+    /// The NVML call under way.
+    trace: CallTrace,
+    /// Whether NVML was read at least once.
+    has_read: AtomicBool,
 }
 
 /// Records a panic of the thread that holds it.
@@ -156,6 +168,8 @@ impl Heartbeat {
             last: AtomicU64::new(0),
             reported_silent: AtomicBool::new(false),
             panicked: AtomicBool::new(false),
+            trace: CallTrace::default(),
+            has_read: AtomicBool::new(false),
         }))
     }
 
@@ -166,10 +180,31 @@ impl Heartbeat {
         self.0.reported_silent.swap(false, Ordering::AcqRel)
     }
 
-    /// Time since the last beat.
+    /// Time since the last beat, or since the call under way began: a thread that makes calls does not hang.
     pub fn silence(&self) -> Duration {
         let last = Duration::from_millis(self.0.last.load(Ordering::Relaxed));
-        self.0.start.elapsed().saturating_sub(last)
+        let silence = self.0.start.elapsed().saturating_sub(last);
+        self.call().map_or(silence, |call| silence.min(call.since.elapsed()))
+    }
+
+    /// The NVML call under way.
+    pub fn call(&self) -> Option<TracedCall> {
+        self.0.trace.now()
+    }
+
+    /// What records the calls.
+    pub fn trace(&self) -> CallTrace {
+        self.0.trace.clone()
+    }
+
+    /// Records that NVML was read.
+    pub fn mark_read(&self) {
+        self.0.has_read.store(true, Ordering::Release);
+    }
+
+    /// Whether NVML was read at least once.
+    pub fn has_read(&self) -> bool {
+        self.0.has_read.load(Ordering::Acquire)
     }
 
     /// Whether the thread ended with a panic.

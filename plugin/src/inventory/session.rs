@@ -69,6 +69,8 @@ struct LastReading {
     driver: Option<String>,
     /// MIG layout of each GPU; `None` if it could not be read.
     mig_layouts: BTreeMap<u32, Option<MigLayout>>,
+    /// Whether each NVLink is up, of GPUs with links.
+    links: BTreeMap<u32, Vec<bool>>,
 }
 
 impl<'nvml> Session<'nvml> {
@@ -163,6 +165,7 @@ impl<'nvml> Session<'nvml> {
     ) -> Result<LastReading, DiscoverError> {
         // Read before the machine: a MIG layout that changes in between is detected at the next check.
         let mig_layouts = mig_layouts(nvml, nvml.device_count()?);
+        state.read_fabric_mode();
         let found = discover::read(nvml, &state.options)?;
         let last = LastReading::of(&found, mig_layouts, before);
         state.record_reading(found)?;
@@ -339,7 +342,7 @@ impl<'nvml> Session<'nvml> {
         reload
     }
 
-    /// Whether GPUs, reachability, MIG layouts or the driver changed since the last reading. Also updates the
+    /// Whether GPUs, reachability, NVLinks, MIG layouts or the driver changed since the last reading. Also updates the
     /// state of each GPU.
     fn has_changed(&self, state: &mut NvmlState, last: &LastReading) -> Result<bool, NvmlError> {
         if self.nvml.device_count()? != last.count {
@@ -363,12 +366,20 @@ impl<'nvml> Session<'nvml> {
                 answer => answer.err().filter(is_unresponsive),
             };
             if let Some(uuid) = last.gpus.get(&index) {
-                let failure = failure.map(|error| format!("GPU lost: {error}"));
+                let failure = failure.map(|error| error.of_gpu());
                 state.record_probe(uuid, Probe::Query, failure);
                 self.update_vitals(state, index, uuid)?;
             }
         }
         state.publish();
+        // Links may go down without an Xid, and sets are chosen by them.
+        let has_changed = |(index, states): (&u32, &Vec<bool>)| {
+            let now = discover::link_states(self.nvml, *index, states.len());
+            now.is_some_and(|now| now != *states)
+        };
+        if last.links.iter().any(has_changed) {
+            return Ok(true);
+        }
         let now = mig_layouts(self.nvml, last.count);
         // Compared only if readable: a failed call is not a change.
         Ok(now.iter().any(|(index, layout)| layout.is_some() && last.mig_layouts.get(index) != Some(layout)))
@@ -559,6 +570,7 @@ impl LastReading {
             count: u32::try_from(found.machine.gpus().len()).unwrap_or(u32::MAX),
             driver: found.machine.host().driver.clone(),
             mig_layouts,
+            links: found.links.iter().map(|(index, states)| (u32::from(*index), states.clone())).collect(),
         }
     }
 }

@@ -15,7 +15,9 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
+use super::access;
 use crate::handover::SharedHandover;
+use crate::observe::Observed;
 use gantry_runtime::LogThrottle;
 
 /// Interval of checks without events: an event may be lost (queue overflow, a parent that did not exist).
@@ -38,8 +40,12 @@ pub struct Directory {
     kubelet: Option<PathBuf>,
     views: watch::Sender<View>,
     handover: Arc<SharedHandover>,
+    observed: Arc<Observed>,
     socket: Option<Identity>,
     directory: Option<Identity>,
+    missing_log: LogThrottle,
+    /// Since when something is missing.
+    missing_since: Option<Instant>,
 }
 
 /// Distinguishes a file from its successor of the same name. Inode numbers are reused at once, so times are
@@ -68,10 +74,21 @@ impl Directory {
     pub fn new(
         path: PathBuf,
         kubelet: Option<PathBuf>,
-        handover: Arc<SharedHandover>,
+        handover: &Arc<SharedHandover>,
+        observed: &Arc<Observed>,
     ) -> (Self, watch::Receiver<View>) {
         let (views, receiver) = watch::channel(View::default());
-        let watcher = Self { path, kubelet, views, handover, socket: None, directory: None };
+        let watcher = Self {
+            path,
+            kubelet,
+            views,
+            handover: Arc::clone(handover),
+            observed: Arc::clone(observed),
+            socket: None,
+            directory: None,
+            missing_log: LogThrottle::default(),
+            missing_since: None,
+        };
         (watcher, receiver)
     }
 
@@ -155,6 +172,7 @@ impl Directory {
             Some(identity) != self.socket || (is_created && identity.created.is_none())
         });
         self.socket = socket;
+        self.report_missing(first);
         self.views.send_modify(|view| {
             view.changes += 1;
             view.present = socket.is_some();
@@ -166,6 +184,25 @@ impl Directory {
             info!("kubelet's registration socket appeared");
             self.handover.kubelet_restarted();
         }
+    }
+
+    /// Reports what is missing before resources can be registered. A restart of kubelet takes a moment and is not logged.
+    fn report_missing(&mut self, first: bool) {
+        let missing = self.kubelet.as_deref().and_then(|kubelet| access::missing(&self.path, kubelet));
+        match &missing {
+            Some(missing) => {
+                let since = *self.missing_since.get_or_insert_with(Instant::now);
+                let lasts = first || since.elapsed() >= RECHECK;
+                if lasts && self.missing_log.should_log(missing, Instant::now()) {
+                    warn!("{missing}");
+                }
+            }
+            None => {
+                self.missing_since = None;
+                self.missing_log.reset();
+            }
+        }
+        self.observed.kubelet(missing);
     }
 
     /// Whether an event is the creation of kubelet's socket.

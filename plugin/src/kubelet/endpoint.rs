@@ -15,6 +15,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
 use super::Kubelet;
+use super::access;
 use super::directory::View;
 use super::service::DeviceList;
 use super::serving::{Serving, inode};
@@ -48,6 +49,7 @@ impl Endpoint {
             bound_for: 0,
             monitor: StreamMonitor::default(),
             contention: SocketContention::default(),
+            is_read: false,
             serve_log: LogThrottle::default(),
             contention_log: LogThrottle::default(),
             unread_log: LogThrottle::default(),
@@ -74,7 +76,7 @@ impl Endpoint {
                     return;
                 }
                 Err(error) => {
-                    self.kubelet.observed.registration_failed(&self.resource);
+                    self.kubelet.observed.registration_failed(&self.resource, error.reason());
                     // Kubelet's socket file survives kubelet: a refused connection is normal between two
                     // kubelets.
                     if backoff.failures() == 0 && matches!(error, RegisterError::Connect { .. }) {
@@ -106,6 +108,8 @@ struct RunningEndpoint<'e> {
     bound_for: u64,
     monitor: StreamMonitor,
     contention: SocketContention,
+    /// Whether kubelet reads the list.
+    is_read: bool,
     serve_log: LogThrottle,
     contention_log: LogThrottle,
     unread_log: LogThrottle,
@@ -151,8 +155,12 @@ impl RunningEndpoint<'_> {
         if let Some(server) = self.servers.last_mut() {
             let streams = server.streams();
             self.monitor.set_streams(streams, Instant::now());
-            let observed = &self.endpoint.kubelet.observed;
-            observed.streams(&self.endpoint.resource, streams);
+            let Endpoint { resource, kubelet, lists, .. } = self.endpoint;
+            kubelet.observed.streams(resource, streams);
+            if streams > 0 && !self.is_read {
+                info!(%resource, devices = lists.borrow().len(), "serving resource: kubelet reads its devices");
+            }
+            self.is_read = streams > 0;
         }
     }
 
@@ -203,9 +211,12 @@ impl RunningEndpoint<'_> {
                 self.serve_log.reset();
             }
             Err(error) => {
-                if self.serve_log.should_log(&error.to_string(), Instant::now()) {
-                    warn!(%resource, socket = %self.path.display(), %error, "cannot serve on the socket, trying again");
+                let problem = access::with_remedy(&error);
+                if self.serve_log.should_log(&problem, Instant::now()) {
+                    warn!(%resource, socket = %self.path.display(), "cannot serve on the socket, trying again: {problem}");
                 }
+                let problem = format!("cannot create the socket {}: {problem}", self.path.display());
+                kubelet.observed.not_registered(resource, problem);
                 tokio::time::sleep(BIND_PAUSE).await;
                 return;
             }
@@ -336,7 +347,9 @@ impl RegisterError {
         match self {
             // The message already contains the status.
             Self::Refused { .. } => self.to_string(),
-            Self::Address { .. } | Self::Connect { .. } => chain(self),
+            Self::Address { .. } | Self::Connect { .. } => {
+                format!("{}{}", chain(self), access::remedy_of(self))
+            }
         }
     }
 }

@@ -1,6 +1,7 @@
 //! The unix sockets to kubelet: registration, the device plugin service, and PodResources. A thin translation
 //! to the hand-over and the inventory; it decides nothing and makes no NVML call.
 
+mod access;
 mod directory;
 mod endpoint;
 mod podresources;
@@ -23,6 +24,7 @@ use crate::handover::SharedHandover;
 use crate::inventory::{Inventory, State};
 use crate::observe::Observed;
 
+pub(crate) use access::with_remedy;
 pub use directory::Directory;
 pub use podresources::poll as poll_pod_resources;
 pub use service::{DeviceList, DevicePluginService};
@@ -71,7 +73,7 @@ impl Kubelet {
     pub async fn run(mut self, shutdown: CancellationToken) -> Result<(), TaskFailure> {
         let mut tasks = Tasks::new(shutdown.clone());
         let (directory, events) =
-            Directory::new(self.directory.clone(), self.socket.clone(), Arc::clone(&self.handover));
+            Directory::new(self.directory.clone(), self.socket.clone(), &self.handover, &self.observed);
         tasks.spawn(directory.watch(shutdown.clone()));
         let mut resources: BTreeMap<ResourceName, watch::Sender<service::DeviceList>> = BTreeMap::new();
         let mut freed = self.handover.freed();
@@ -79,7 +81,7 @@ impl Kubelet {
             let inventory = Arc::clone(&self.inventory.borrow_and_update());
             for (resource, list) in service::lists(&inventory, resources.keys()) {
                 let Some(sender) = resources.get(&resource) else {
-                    info!(%resource, devices = list.len(), "serving resource");
+                    info!(%resource, devices = list.len(), "resource found; it is served once kubelet reads its devices");
                     let (sender, lists) = watch::channel(list);
                     let endpoint = endpoint::Endpoint {
                         resource: resource.clone(),

@@ -9,10 +9,12 @@ use std::time::Duration;
 use gantry_api::{DeviceId, ResourceName};
 use gantry_proto::podresources::pod_resources_lister_client::PodResourcesListerClient;
 use gantry_proto::podresources::{ListPodResourcesRequest, ListPodResourcesResponse};
+use gantry_runtime::chain;
 use tokio_util::sync::CancellationToken;
 use tonic::transport::{Channel, Endpoint};
 use tracing::{debug, info, warn};
 
+use super::access;
 use crate::handover::{Holding, Listing, SharedHandover};
 use crate::observe::Observed;
 
@@ -42,7 +44,7 @@ pub async fn poll(
             listed = tokio::time::timeout(DEADLINE, list(&mut client, &socket)) =>
                 listed.unwrap_or_else(|_| Err(format!("no response within {DEADLINE:?}"))),
         };
-        observed.pod_resources(listed.is_ok());
+        observed.pod_resources(listed.as_ref().err().map(|error| format!("{}: {error}", socket.display())));
         match listed {
             Ok(response) => {
                 if reachable != Some(true) {
@@ -93,8 +95,15 @@ async fn list(
     let mut connected = match client.take() {
         Some(connected) => connected,
         // Checked first, because a failing client would be most of an idle plugin's work.
-        None if !socket.exists() => return Err("the socket does not exist".to_owned()),
-        None => connect(socket).await.map_err(|error| error.to_string())?,
+        None if !socket.exists() => {
+            return Err(
+                "the socket does not exist; start kubelet, or name its socket by --pod-resources-socket"
+                    .to_owned(),
+            );
+        }
+        None => connect(socket)
+            .await
+            .map_err(|error| format!("{}{}", chain(&error), access::remedy_of(&error)))?,
     };
     let listed = connected
         .list(ListPodResourcesRequest {})

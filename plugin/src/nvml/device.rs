@@ -69,6 +69,79 @@ pub struct FabricInfo {
     pub clique: u32,
 }
 
+/// Registration of a GPU with the NVLink fabric.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FabricStatus {
+    pub step: FabricStep,
+    /// The position; only once the registration is completed.
+    pub info: Option<FabricInfo>,
+    pub health: FabricHealth,
+}
+
+/// How far the registration with the NVLink fabric is. CUDA does not start before it is completed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FabricStep {
+    /// The GPU has no fabric.
+    None,
+    /// The fabric manager has not begun.
+    NotStarted,
+    InProgress,
+    Completed,
+    /// It ended with this code.
+    Failed(Code),
+}
+
+/// Health of the GPU's connection to the NVLink fabric, as far as NVML reports it.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct FabricHealth {
+    /// The routes to other GPUs are broken.
+    pub route_unhealthy: bool,
+    /// A wrong configuration, by NVML's number.
+    pub misconfigured: Option<u32>,
+    /// NVML's summary is unhealthy.
+    pub unhealthy: bool,
+    /// Fewer links carry traffic than there are.
+    pub degraded_bandwidth: bool,
+    /// Routes or accesses are being recovered.
+    pub recovering: bool,
+    /// NVML's summary is "limited capacity".
+    pub limited: bool,
+}
+
+impl FabricHealth {
+    fn of(mask: c_uint, summary: u8) -> Self {
+        let field = |shift: u32, width: u32| mask >> shift & width;
+        let is_set = |shift: u32| field(shift, 3) == sys::NVML_GPU_FABRIC_HEALTH_MASK_DEGRADED_BW_TRUE;
+        let configuration = field(
+            sys::NVML_GPU_FABRIC_HEALTH_MASK_SHIFT_INCORRECT_CONFIGURATION,
+            sys::NVML_GPU_FABRIC_HEALTH_MASK_WIDTH_INCORRECT_CONFIGURATION,
+        );
+        let summary = c_uint::from(summary);
+        Self {
+            route_unhealthy: is_set(sys::NVML_GPU_FABRIC_HEALTH_MASK_SHIFT_ROUTE_UNHEALTHY),
+            misconfigured: (configuration > sys::NVML_GPU_FABRIC_HEALTH_MASK_INCORRECT_CONFIGURATION_NONE)
+                .then_some(configuration),
+            unhealthy: summary == sys::NVML_GPU_FABRIC_HEALTH_SUMMARY_UNHEALTHY,
+            degraded_bandwidth: is_set(sys::NVML_GPU_FABRIC_HEALTH_MASK_SHIFT_DEGRADED_BW),
+            recovering: is_set(sys::NVML_GPU_FABRIC_HEALTH_MASK_SHIFT_ROUTE_RECOVERY)
+                || is_set(sys::NVML_GPU_FABRIC_HEALTH_MASK_SHIFT_ACCESS_TIMEOUT_RECOVERY),
+            limited: summary == sys::NVML_GPU_FABRIC_HEALTH_SUMMARY_LIMITED_CAPACITY,
+        }
+    }
+}
+
+/// Which processes may compute on a GPU.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum ComputeMode {
+    /// Any number.
+    #[default]
+    Default,
+    /// One at a time.
+    Exclusive,
+    /// None.
+    Prohibited,
+}
+
 /// A process with a context on a GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Process {
@@ -127,6 +200,7 @@ impl<'nvml> Device<'nvml> {
         call: &'static str,
         function: impl FnOnce(&nvml_wrapper::Device<'nvml>) -> Result<T, WrapperError>,
     ) -> Result<T, NvmlError> {
+        let _call = self.nvml.trace.begin(call, Some(self.index));
         // SAFETY: the handle came from the NVML that `self` borrows.
         let device = unsafe { nvml_wrapper::Device::new(self.handle, &self.nvml.library) };
         wrapped(call, Some(self.index), function(&device))
@@ -138,6 +212,7 @@ impl<'nvml> Device<'nvml> {
         (call, function): (&'static str, Getter<T>),
         mut value: T,
     ) -> Result<T, NvmlError> {
+        let _call = self.nvml.trace.begin(call, Some(self.index));
         // SAFETY: the handle came from the NVML that `self` borrows; the out-pointer is a local of the type the call declares.
         check(call, Some(self.index), unsafe { function(self.handle, &raw mut value) })?;
         Ok(value)
@@ -150,6 +225,7 @@ impl<'nvml> Device<'nvml> {
         link: u8,
         mut value: T,
     ) -> Result<T, NvmlError> {
+        let _call = self.nvml.trace.begin(call, Some(self.index));
         // SAFETY: the handle came from the NVML that `self` borrows; the out-pointer is a local of the type the call declares.
         check(call, Some(self.index), unsafe { function(self.handle, c_uint::from(link), &raw mut value) })?;
         Ok(value)
@@ -203,7 +279,12 @@ impl Device<'_> {
     pub fn memory(&self) -> Result<u64, NvmlError> {
         // Raw: nvml-wrapper calls nvmlDeviceGetMemoryInfo_v2, which drivers before 510 lack.
         let blank = sys::nvmlMemory_t { total: 0, free: 0, used: 0 };
-        Ok(self.get(symbol!(self.nvml, nvmlDeviceGetMemoryInfo)?, blank)?.total)
+        let (call, function) = symbol!(self.nvml, nvmlDeviceGetMemoryInfo)?;
+        let total = self.get((call, function), blank)?.total;
+        if total > MAX_MEMORY {
+            return Err(self.unexpected(call, format!("{total} bytes"), "at most 64 TiB of memory"));
+        }
+        Ok(total)
     }
 
     /// CUDA compute capability: major and minor.
@@ -247,6 +328,7 @@ impl Device<'_> {
     pub fn common_ancestor(&self, other: Device<'_>) -> Result<Option<PathClass>, NvmlError> {
         // Raw: nvml-wrapper returns an error for an unknown level.
         let (name, function) = symbol!(self.nvml, nvmlDeviceGetTopologyCommonAncestor)?;
+        let _call = self.nvml.trace.begin(name, Some(self.index));
         let mut level = 0;
         // SAFETY: both handles came from a live NVML; the out-pointer is a local of the declared type.
         check(name, Some(self.index), unsafe { function(self.handle, other.handle, &raw mut level) })?;
@@ -263,12 +345,12 @@ impl Device<'_> {
         })
     }
 
-    /// Position in a multi-node NVLink domain; `None` while the fabric manager is busy, or without a fabric.
-    pub fn fabric(&self) -> Result<Option<FabricInfo>, NvmlError> {
+    /// Registration with the NVLink fabric, and the position in a multi-node domain once it is completed.
+    pub fn fabric(&self) -> Result<FabricStatus, NvmlError> {
         // Raw, both versions: nvml-wrapper has neither.
         match self.fabric_versioned() {
             // Drivers without the versioned call, or without its third version.
-            Err(error) if error.is_unsupported() || error.code().is_some_and(is_version_mismatch) => {
+            Err(error) if lacks_call(&error) || error.code().is_some_and(is_version_mismatch) => {
                 let info = self.get(
                     symbol!(self.nvml, nvmlDeviceGetGpuFabricInfo)?,
                     sys::nvmlGpuFabricInfo_t {
@@ -278,13 +360,14 @@ impl Device<'_> {
                         state: 0,
                     },
                 )?;
-                Ok(joined(info.state, info.status, info.clusterUuid, info.cliqueId))
+                let health = FabricHealth::default();
+                Ok(joined(info.state, info.status, (info.clusterUuid, info.cliqueId), health))
             }
             answer => answer,
         }
     }
 
-    fn fabric_versioned(&self) -> Result<Option<FabricInfo>, NvmlError> {
+    fn fabric_versioned(&self) -> Result<FabricStatus, NvmlError> {
         let info = self.get(
             symbol!(self.nvml, nvmlDeviceGetGpuFabricInfoV)?,
             sys::nvmlGpuFabricInfo_v3_t {
@@ -297,7 +380,23 @@ impl Device<'_> {
                 healthSummary: 0,
             },
         )?;
-        Ok(joined(info.state, info.status, info.clusterUuid, info.cliqueId))
+        let health = FabricHealth::of(info.healthMask, info.healthSummary);
+        Ok(joined(info.state, info.status, (info.clusterUuid, info.cliqueId), health))
+    }
+
+    /// Which processes may compute on the GPU.
+    ///
+    /// # Errors
+    /// The code that NVML returned.
+    pub fn compute_mode(&self) -> Result<ComputeMode, NvmlError> {
+        // Raw: nvml-wrapper returns an error for an unknown mode.
+        let mode = self.get(symbol!(self.nvml, nvmlDeviceGetComputeMode)?, 0)?;
+        Ok(match mode {
+            sys::nvmlComputeMode_enum_NVML_COMPUTEMODE_PROHIBITED => ComputeMode::Prohibited,
+            sys::nvmlComputeMode_enum_NVML_COMPUTEMODE_EXCLUSIVE_PROCESS
+            | sys::nvmlComputeMode_enum_NVML_COMPUTEMODE_EXCLUSIVE_THREAD => ComputeMode::Exclusive,
+            _ => ComputeMode::Default,
+        })
     }
 
     /// Processes with a compute context on this GPU.
@@ -311,6 +410,7 @@ impl Device<'_> {
         loop {
             let mut infos = vec![blank; room as usize];
             let mut count = room;
+            let _call = self.nvml.trace.begin(name, Some(self.index));
             // SAFETY: the handle came from the NVML that `self` borrows; `infos` holds `count` entries.
             let code = unsafe { function(self.handle, &raw mut count, infos.as_mut_ptr()) };
             if code == sys::nvmlReturn_enum_NVML_ERROR_INSUFFICIENT_SIZE && room < MAX_PROCESSES {
@@ -393,6 +493,7 @@ impl Device<'_> {
     pub fn remapped_rows(&self) -> Result<RemappedRows, NvmlError> {
         // Raw: nvml-wrapper has no such call.
         let (name, function) = symbol!(self.nvml, nvmlDeviceGetRemappedRows)?;
+        let _call = self.nvml.trace.begin(name, Some(self.index));
         let (mut corrected, mut uncorrected, mut pending, mut failed) = (0, 0, 0, 0);
         // SAFETY: the handle came from the NVML that `self` borrows; all out-pointers are locals of the declared type.
         check(name, Some(self.index), unsafe {
@@ -440,6 +541,9 @@ impl Device<'_> {
     }
 }
 
+/// Far above the memory of any GPU.
+pub(super) const MAX_MEMORY: u64 = 64 << 40;
+
 /// Upper bound of processes; far above the number of contexts of a GPU.
 const MAX_PROCESSES: c_uint = 65_536;
 
@@ -453,6 +557,11 @@ fn bits(mask: &[c_ulong]) -> Vec<u32> {
                 .map(move |bit| word * c_ulong::BITS + bit)
         })
         .collect()
+}
+
+/// Whether the library or the driver does not know the call, whatever the GPU.
+fn lacks_call(error: &NvmlError) -> bool {
+    matches!(error, NvmlError::Missing { .. }) || error.code() == Some(Code::FunctionNotFound)
 }
 
 /// `NVML_ERROR_ARGUMENT_VERSION_MISMATCH`: the library has the call, but not this version of its struct.
@@ -469,12 +578,21 @@ fn version<T>(number: c_uint) -> c_uint {
 fn joined(
     state: sys::nvmlGpuFabricState_t,
     status: sys::nvmlReturn_t,
-    cluster: [u8; 16],
-    clique: c_uint,
-) -> Option<FabricInfo> {
-    let complete = c_uint::from(state) == sys::NVML_GPU_FABRIC_STATE_COMPLETED
-        && status == sys::nvmlReturn_enum_NVML_SUCCESS;
-    complete.then_some(FabricInfo { cluster, clique })
+    (cluster, clique): ([u8; 16], c_uint),
+    health: FabricHealth,
+) -> FabricStatus {
+    let step = match c_uint::from(state) {
+        sys::NVML_GPU_FABRIC_STATE_NOT_STARTED => FabricStep::NotStarted,
+        sys::NVML_GPU_FABRIC_STATE_IN_PROGRESS => FabricStep::InProgress,
+        sys::NVML_GPU_FABRIC_STATE_COMPLETED if status == sys::nvmlReturn_enum_NVML_SUCCESS => {
+            FabricStep::Completed
+        }
+        sys::NVML_GPU_FABRIC_STATE_COMPLETED => FabricStep::Failed(Code::of(status)),
+        // Without a fabric, or a state newer than this build.
+        _ => FabricStep::None,
+    };
+    let info = (step == FabricStep::Completed).then_some(FabricInfo { cluster, clique });
+    FabricStatus { step, info, health }
 }
 
 fn process(info: &sys::nvmlProcessInfo_t) -> Process {

@@ -68,6 +68,15 @@ impl NvmlError {
         matches!(self.code(), Some(Code::Uninitialized | Code::DriverNotLoaded | Code::LibRmVersionMismatch))
     }
 
+    /// What this error of a GPU's calls means for the GPU. "Lost" is said of a GPU that fell off the bus only.
+    pub fn of_gpu(&self) -> String {
+        match self.code() {
+            Some(Code::GpuIsLost | Code::GpuNotFound) => format!("GPU lost: {self}"),
+            Some(Code::ResetRequired) => format!("GPU needs a reset: {self}"),
+            _ => format!("GPU cannot be queried: {self}"),
+        }
+    }
+
     /// Whether the GPU cannot be reached.
     pub fn is_gpu_lost(&self) -> bool {
         matches!(self.code(), Some(Code::GpuIsLost | Code::ResetRequired | Code::GpuNotFound))
@@ -88,14 +97,20 @@ pub enum Code {
     NotFound,
     /// A buffer is too small.
     InsufficientSize,
+    /// The board's external power is missing.
+    InsufficientPower,
     /// The kernel driver is not loaded.
     DriverNotLoaded,
     /// The call timed out.
     Timeout,
+    /// The kernel has a problem with the GPU's interrupts.
+    IrqIssue,
     /// A library that the driver needs is missing.
     LibraryNotFound,
     /// The driver does not know the function.
     FunctionNotFound,
+    /// The board's stored configuration is corrupted.
+    CorruptedInforom,
     /// The GPU has fallen off the bus.
     GpuIsLost,
     /// The GPU needs a reset.
@@ -104,9 +119,31 @@ pub enum Code {
     OperatingSystem,
     /// Library and kernel driver are of different versions.
     LibRmVersionMismatch,
+    /// A client of the driver uses the GPU.
+    InUse,
+    /// The driver has no memory left.
+    Memory,
+    NoData,
+    /// ECC prevents the vGPU.
+    VgpuEccNotSupported,
+    /// Something other than memory is used up.
+    InsufficientResources,
+    FreqNotSupported,
+    /// The driver does not know this version of an argument.
+    ArgumentVersionMismatch,
+    /// The function was removed.
+    Deprecated,
+    /// The GPU or its software is not ready.
+    NotReady,
     /// The GPU does not exist.
     GpuNotFound,
-    /// Any other code.
+    /// The GPU's state does not allow the call.
+    InvalidState,
+    ResetTypeNotSupported,
+    AlreadyInitialized,
+    /// The driver itself does not know what failed.
+    Unknown,
+    /// A code that is newer than this build.
     Other(u32),
 }
 
@@ -128,6 +165,22 @@ impl Code {
             sys::nvmlReturn_enum_NVML_ERROR_OPERATING_SYSTEM => Self::OperatingSystem,
             sys::nvmlReturn_enum_NVML_ERROR_LIB_RM_VERSION_MISMATCH => Self::LibRmVersionMismatch,
             sys::nvmlReturn_enum_NVML_ERROR_GPU_NOT_FOUND => Self::GpuNotFound,
+            sys::nvmlReturn_enum_NVML_ERROR_ALREADY_INITIALIZED => Self::AlreadyInitialized,
+            sys::nvmlReturn_enum_NVML_ERROR_INSUFFICIENT_POWER => Self::InsufficientPower,
+            sys::nvmlReturn_enum_NVML_ERROR_IRQ_ISSUE => Self::IrqIssue,
+            sys::nvmlReturn_enum_NVML_ERROR_CORRUPTED_INFOROM => Self::CorruptedInforom,
+            sys::nvmlReturn_enum_NVML_ERROR_IN_USE => Self::InUse,
+            sys::nvmlReturn_enum_NVML_ERROR_MEMORY => Self::Memory,
+            sys::nvmlReturn_enum_NVML_ERROR_NO_DATA => Self::NoData,
+            sys::nvmlReturn_enum_NVML_ERROR_VGPU_ECC_NOT_SUPPORTED => Self::VgpuEccNotSupported,
+            sys::nvmlReturn_enum_NVML_ERROR_INSUFFICIENT_RESOURCES => Self::InsufficientResources,
+            sys::nvmlReturn_enum_NVML_ERROR_FREQ_NOT_SUPPORTED => Self::FreqNotSupported,
+            sys::nvmlReturn_enum_NVML_ERROR_ARGUMENT_VERSION_MISMATCH => Self::ArgumentVersionMismatch,
+            sys::nvmlReturn_enum_NVML_ERROR_DEPRECATED => Self::Deprecated,
+            sys::nvmlReturn_enum_NVML_ERROR_NOT_READY => Self::NotReady,
+            sys::nvmlReturn_enum_NVML_ERROR_INVALID_STATE => Self::InvalidState,
+            sys::nvmlReturn_enum_NVML_ERROR_RESET_TYPE_NOT_SUPPORTED => Self::ResetTypeNotSupported,
+            sys::nvmlReturn_enum_NVML_ERROR_UNKNOWN => Self::Unknown,
             other => Self::Other(other),
         }
     }
@@ -151,7 +204,25 @@ impl fmt::Display for Code {
             Self::OperatingSystem => "the operating system rejected the call",
             Self::LibRmVersionMismatch => "library and kernel driver have different versions",
             Self::GpuNotFound => "the GPU does not exist",
-            Self::Other(code) => return write!(f, "NVML error {code}"),
+            Self::AlreadyInitialized => "already initialised",
+            Self::InsufficientPower => "the board has no external power",
+            Self::IrqIssue => "the kernel has a problem with the GPU's interrupts (NVML error 11)",
+            Self::CorruptedInforom => "the configuration stored on the board is corrupted",
+            Self::InUse => "the GPU is in use",
+            Self::Memory => "the driver is out of memory",
+            Self::NoData => "no data",
+            Self::VgpuEccNotSupported => "vGPU is not possible while ECC is on",
+            Self::InsufficientResources => "the driver is out of a resource other than memory",
+            Self::FreqNotSupported => "this clock rate is not supported",
+            Self::ArgumentVersionMismatch => "the driver does not know this version of the call's argument",
+            Self::Deprecated => "the driver no longer has the function",
+            Self::NotReady => "the GPU is not ready",
+            Self::InvalidState => "the GPU's state does not allow the call",
+            Self::ResetTypeNotSupported => "this kind of reset is not supported",
+            Self::Unknown => "the driver reports an internal error (NVML error 999)",
+            Self::Other(code) => {
+                return write!(f, "NVML error {code}, which is newer than this version of Gantry");
+            }
         })
     }
 }
@@ -194,7 +265,32 @@ impl fmt::Display for Advice {
             Code::OperatingSystem => {
                 "; see dmesg, and check that this container has /dev/nvidia*"
             }
-            _ => "",
+            Code::InsufficientPower => "; check the board's power connectors",
+            Code::IrqIssue => {
+                "; see dmesg for NVRM and interrupts, check MSI and the IOMMU in the BIOS and kernel settings, then reboot the node"
+            }
+            Code::CorruptedInforom => "; drain the GPU and run nvidia-smi --gpu-reset; if it stays, replace the board",
+            Code::InUse => "; end the processes that nvidia-smi lists, or wait for the reset under way",
+            Code::Memory | Code::InsufficientResources => "; see dmesg, free memory on the node, and reboot it if this lasts",
+            Code::NotReady => {
+                "; wait until the driver and its daemons (nvidia-persistenced, nvidia-fabricmanager) have started; see systemctl status and dmesg"
+            }
+            Code::InvalidState => "; see nvidia-smi -q; a reset of the GPU (nvidia-smi --gpu-reset) may be under way or needed",
+            Code::Timeout => "; see dmesg for NVRM and Xid; if this lasts, drain the GPU and run nvidia-smi --gpu-reset",
+            Code::GpuNotFound => "; check lspci -d 10de: and dmesg on the node",
+            Code::InsufficientSize => "; report this with the version of the driver",
+            Code::AlreadyInitialized | Code::InvalidArgument => "; report this with the version of the driver",
+            Code::NotSupported | Code::FunctionNotFound | Code::ArgumentVersionMismatch | Code::Deprecated => {
+                "; the driver, the GPU or the virtual machine does not offer this: check the versions in docs/install.md"
+            }
+            Code::NotFound | Code::NoData => "; the driver has no such item now: see nvidia-smi -q",
+            Code::FreqNotSupported | Code::VgpuEccNotSupported | Code::ResetTypeNotSupported => {
+                "; see nvidia-smi -q for what this GPU supports"
+            }
+            Code::Unknown => {
+                "; see dmesg for NVRM and Xid; drain the GPU and run nvidia-smi --gpu-reset, or reboot the node"
+            }
+            Code::Other(_) => "; see nvmlReturn_t of the installed driver's nvml.h, and dmesg",
         })
     }
 }
@@ -223,6 +319,31 @@ mod tests {
         let mig = denied("nvmlDeviceGetMigDeviceHandleByIndex").to_string();
         assert!(mig.contains("gantry.dev/mig=true") && !mig.contains("root"), "{mig}");
         let unknown = NvmlError::Call { call: "nvmlInit_v2", gpu: None, code: Code::of(4711) };
-        assert_eq!(unknown.to_string(), "nvmlInit_v2 failed: NVML error 4711");
+        assert!(
+            unknown.to_string().starts_with("nvmlInit_v2 failed: NVML error 4711, which is newer"),
+            "{unknown}"
+        );
+    }
+
+    /// Users search for the words; a number alone does not help.
+    #[test]
+    fn every_code_has_words_and_advice() {
+        for number in (1..=30).chain([999]) {
+            let code = Code::of(number);
+            assert!(!matches!(code, Code::Other(_)), "{number}");
+            assert!(!code.to_string().starts_with("NVML error"), "{number}: {code}");
+            let advice = Advice("nvmlDeviceGetMemoryInfo", code).to_string();
+            assert!(advice.starts_with("; ") && advice.len() > 20, "{number}: {advice:?}");
+        }
+    }
+
+    #[test]
+    fn only_a_lost_gpu_is_called_lost() {
+        for number in (1..=30).chain([999, 4711]) {
+            let code = Code::of(number);
+            let error = NvmlError::Call { call: "nvmlDeviceGetHandleByIndex_v2", gpu: Some(1), code };
+            let is_lost = matches!(code, Code::GpuIsLost | Code::GpuNotFound);
+            assert_eq!(error.of_gpu().starts_with("GPU lost: "), is_lost, "{number}");
+        }
     }
 }

@@ -47,6 +47,7 @@ const XID: c_ulonglong = sys::nvmlEventTypeXidCriticalError as c_ulonglong;
 impl<'nvml> EventSet<'nvml> {
     pub(super) fn create(nvml: &'nvml Nvml) -> Result<Self, NvmlError> {
         let (name, function) = symbol!(nvml, nvmlEventSetCreate)?;
+        let _call = nvml.trace.begin(name, None);
         let mut set = std::ptr::null_mut();
         // SAFETY: `nvml` is initialised; the out-pointer is a local of the declared type.
         check(name, None, unsafe { function(&raw mut set) })?;
@@ -62,6 +63,7 @@ impl<'nvml> EventSet<'nvml> {
         let supported = device.get(symbol!(self.nvml, nvmlDeviceGetSupportedEventTypes)?, 0)?;
         let (name, function) = symbol!(self.nvml, nvmlDeviceRegisterEvents)?;
         let register = |kinds: c_ulonglong| {
+            let _call = self.nvml.trace.begin(name, Some(device.index));
             // SAFETY: handle and set came from the NVML that `self` borrows.
             check(name, Some(device.index), unsafe { function(device.handle, kinds, self.set) })
         };
@@ -97,6 +99,7 @@ impl<'nvml> EventSet<'nvml> {
             gpuInstanceId: c_uint::MAX,
             computeInstanceId: c_uint::MAX,
         };
+        let _call = self.nvml.trace.begin(name, None);
         let timeout = c_uint::try_from(timeout.as_millis()).unwrap_or(c_uint::MAX);
         // SAFETY: the set came from the NVML that `self` borrows; the out-pointer is a local of the declared type.
         let answer = check(name, None, unsafe { function(self.set, &raw mut data, timeout) });

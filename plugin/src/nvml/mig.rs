@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use gantry_topology::{MigAttributes, MigUuid};
 use nvml_wrapper_sys::bindings as sys;
 
-use super::device::{check, symbol};
+use super::device::{MAX_MEMORY, check, symbol};
 use super::{Device, NvmlError};
 
 /// MIG mode of a GPU.
@@ -82,6 +82,7 @@ impl<'nvml> Device<'nvml> {
     pub fn gpu_instance(&self, id: u32) -> Result<InstanceInfo, NvmlError> {
         // Raw: nvml-wrapper has no GPU instances.
         let (name, function) = symbol!(self.nvml, nvmlDeviceGetGpuInstanceById)?;
+        let _call = self.nvml.trace.begin(name, Some(self.index));
         let mut instance = std::ptr::null_mut();
         // SAFETY: the handle came from the NVML that `self` borrows; the out-pointer is a local of the declared type.
         check(name, Some(self.index), unsafe { function(self.handle, id, &raw mut instance) })?;
@@ -148,6 +149,14 @@ impl MigDevice<'_> {
     /// Engines and memory.
     pub fn attributes(&self) -> Result<MigAttributes, NvmlError> {
         let attributes = self.0.call("nvmlDeviceGetAttributes_v2", |device| device.attributes())?;
+        if attributes.memory_size_mb > MAX_MEMORY >> 20 {
+            let returned = format!("{} MiB", attributes.memory_size_mb);
+            return Err(self.0.unexpected(
+                "nvmlDeviceGetAttributes_v2",
+                returned,
+                "at most 64 TiB of memory",
+            ));
+        }
         Ok(MigAttributes {
             multiprocessors: attributes.multiprocessor_count,
             gpu_slices: attributes.gpu_instance_slice_count,

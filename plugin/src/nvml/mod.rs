@@ -8,27 +8,35 @@
 mod device;
 mod error;
 mod events;
+mod image;
 mod mig;
+mod trace;
 
+use std::io;
 use std::marker::PhantomData;
 use std::path::{Path, PathBuf};
 
 use gantry_runtime::chain;
+use gantry_topology::machine::MAX_GPUS;
 use nvml_wrapper::error::NvmlError as WrapperError;
 
 pub use device::Remote;
-pub use device::{Device, FabricInfo, Process};
+pub use device::{ComputeMode, Device, FabricHealth, FabricInfo, FabricStatus, FabricStep, Process};
 pub use device::{RecoveryAction, RemappedRows};
 pub use error::{Code, NvmlError};
 pub use events::{Event, EventKind, EventSet};
 pub use mig::{InstanceInfo, MigDevice, MigIds, MigMode, Placement};
+pub use trace::{CallTrace, TracedCall};
 
 use device::wrapped;
+
+const INIT: &str = "nvmlInit_v2";
 
 /// A loaded and initialised NVML. Dropping it shuts NVML down and unloads the library, so that the next load
 /// gets the library of a driver that was replaced meanwhile.
 pub struct Nvml {
     library: nvml_wrapper::Nvml,
+    trace: CallTrace,
     /// NVML is thread-safe, but one thread uses it: readings stay in order with the awaited events.
     _one_thread: PhantomData<*const ()>,
 }
@@ -37,20 +45,47 @@ impl Nvml {
     /// Loads the library at `path` (a path, or a soname for the loader) and initialises it.
     ///
     /// # Errors
-    /// When the library cannot be loaded, or finds no driver.
+    /// When the library is incomplete, cannot be loaded, or finds no driver.
     pub fn load(path: &Path) -> Result<Self, NvmlError> {
-        match nvml_wrapper::Nvml::builder().lib_path(path.as_os_str()).init() {
-            Ok(library) => Ok(Self { library, _one_thread: PhantomData }),
+        Self::load_traced(path, &CallTrace::default())
+    }
+
+    /// As [`Nvml::load`]; `trace` has the call under way.
+    pub fn load_traced(path: &Path, trace: &CallTrace) -> Result<Self, NvmlError> {
+        for file in candidates(path) {
+            // A file that is missing is the loader's to report.
+            match image::check(&file) {
+                Ok(()) => break,
+                Err(image::ImageError::Read(error)) if error.kind() == io::ErrorKind::NotFound => {}
+                Err(error) => {
+                    return Err(NvmlError::Load { path: file, problem: error.to_string() });
+                }
+            }
+        }
+        let begun = trace.begin(INIT, None);
+        let loaded = nvml_wrapper::Nvml::builder().lib_path(path.as_os_str()).init();
+        drop(begun);
+        match loaded {
+            Ok(library) => Ok(Self { library, trace: trace.clone(), _one_thread: PhantomData }),
             Err(WrapperError::LibloadingError(error)) => {
                 Err(NvmlError::Load { path: PathBuf::from(path), problem: chain(&error) })
             }
-            Err(error) => wrapped("nvmlInit_v2", None, Err(error)),
+            Err(error) => wrapped(INIT, None, Err(error)),
         }
     }
 
     /// Number of GPUs that the driver counts, including unreachable ones.
+    ///
+    /// # Errors
+    /// The code that NVML returned, or a number of GPUs that no node has.
     pub fn device_count(&self) -> Result<u32, NvmlError> {
-        wrapped("nvmlDeviceGetCount_v2", None, self.library.device_count())
+        let call = "nvmlDeviceGetCount_v2";
+        let count = self.call(call, None, |nvml| nvml.device_count())?;
+        if count as usize > MAX_GPUS {
+            let returned = count.to_string();
+            return Err(NvmlError::Unexpected { call, gpu: None, returned, expected: EXPECTED_GPUS });
+        }
+        Ok(count)
     }
 
     /// The GPU at `index`, counted from 0 in PCIe order.
@@ -58,8 +93,8 @@ impl Nvml {
     /// # Errors
     /// The code that NVML returned; `GpuIsLost` for a GPU that fell off the bus.
     pub fn device(&self, index: u32) -> Result<Device<'_>, NvmlError> {
-        let device = self.library.device_by_index(index);
-        let device = wrapped("nvmlDeviceGetHandleByIndex_v2", Some(index), device)?;
+        let call = "nvmlDeviceGetHandleByIndex_v2";
+        let device = self.call(call, Some(index), |nvml| nvml.device_by_index(index))?;
         Ok(Device {
             nvml: self,
             // SAFETY: the handle stays with `self`, from which it came.
@@ -70,14 +105,14 @@ impl Nvml {
 
     /// Version of the kernel driver, e.g. `570.124.06`.
     pub fn driver_version(&self) -> Result<String, NvmlError> {
-        let version = self.library.sys_driver_version();
-        Ok(wrapped("nvmlSystemGetDriverVersion", None, version)?.trim().to_owned())
+        let version = self.call("nvmlSystemGetDriverVersion", None, |nvml| nvml.sys_driver_version())?;
+        Ok(version.trim().to_owned())
     }
 
     /// Newest CUDA version that the driver supports: major and minor.
     pub fn cuda_version(&self) -> Result<(u32, u32), NvmlError> {
-        let version = self.library.sys_cuda_driver_version();
-        let version = wrapped("nvmlSystemGetCudaDriverVersion_v2", None, version)?.unsigned_abs();
+        let call = "nvmlSystemGetCudaDriverVersion_v2";
+        let version = self.call(call, None, |nvml| nvml.sys_cuda_driver_version())?.unsigned_abs();
         Ok((version / 1000, version % 1000 / 10))
     }
 
@@ -85,4 +120,31 @@ impl Nvml {
     pub fn event_set(&self) -> Result<EventSet<'_>, NvmlError> {
         EventSet::create(self)
     }
+
+    /// Calls `function` of nvml-wrapper, which makes the NVML call `name`.
+    fn call<'n, T>(
+        &'n self,
+        name: &'static str,
+        gpu: Option<u32>,
+        function: impl FnOnce(&'n nvml_wrapper::Nvml) -> Result<T, WrapperError>,
+    ) -> Result<T, NvmlError> {
+        let _call = self.trace.begin(name, gpu);
+        wrapped(name, gpu, function(&self.library))
+    }
+}
+
+/// What a driver can count; checked where the constant is used.
+const EXPECTED_GPUS: &str = "at most 32 GPUs";
+const _: () = assert!(MAX_GPUS == 32);
+
+/// The files that the loader may take for `library`: the path itself, or for a name the folders of the loader's variable
+/// and the usual ones. The first one that exists counts.
+fn candidates(library: &Path) -> Vec<PathBuf> {
+    if library.components().count() > 1 || library.is_absolute() {
+        return vec![library.to_owned()];
+    }
+    let named = std::env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
+    let named = std::env::split_paths(&named).map(|folder| folder.join(library));
+    let usual = crate::root::find_library(library, Path::new("/"));
+    named.chain(usual.is_absolute().then_some(usual)).collect()
 }

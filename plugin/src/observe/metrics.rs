@@ -239,6 +239,16 @@ impl Metrics {
             "1 for each cause that makes a GPU, or a MIG device of it, unhealthy now",
             unhealthy,
         );
+        let degraded: Family<ByCause, Gauge> = Family::default();
+        for notice in &diagnosis.notices {
+            let labels = ByCause { gpu: notice.gpu.to_string(), cause: notice.cause.to_string() };
+            degraded.get_or_create(&labels).set(1);
+        }
+        registry.register(
+            "gpu_degraded",
+            "1 for each cause that degrades a GPU that is allocated nevertheless",
+            degraded,
+        );
         if let Some(reports) = configurations.get() {
             register_configurations(&mut registry, &reports.borrow());
         }

@@ -9,11 +9,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
-use gantry_api::ResourceName;
+use gantry_api::{Reason, ResourceName};
 use gantry_config::Config;
 use gantry_config::source::Report;
 use gantry_runtime::http::{self, Endpoints};
-use tokio::net::TcpListener;
+use gantry_runtime::listen;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
@@ -44,8 +44,14 @@ pub struct Readiness {
     pub dead: bool,
     /// Why containers could not use the devices; `None` if they can.
     pub cdi: Option<String>,
-    /// Whether CDI finds the driver's libraries; `None` before the first check.
-    pub driver_files: Option<bool>,
+    /// What containers lack on this node.
+    pub lacks: Vec<String>,
+    /// What is wrong with GPUs that are allocated nevertheless.
+    pub notices: Vec<String>,
+    /// What is missing before resources can be registered with kubelet.
+    pub kubelet: Option<String>,
+    /// Why a resource is not registered, where that is known.
+    pub registration_problems: BTreeMap<ResourceName, String>,
     /// Registration of each resource at kubelet.
     pub registered: BTreeMap<ResourceName, Registration>,
     /// Resources with a socket that another program replaced.
@@ -54,6 +60,8 @@ pub struct Readiness {
     pub cluster: Option<bool>,
     /// Whether PodResources can be read; `None` before the first read.
     pub pod_resources: Option<bool>,
+    /// Why they cannot be read.
+    pub pod_resources_problem: Option<String>,
     /// Whether the node labels are written; `None` if they are disabled, and before the first attempt.
     pub labels: Option<bool>,
     /// State of the configuration.
@@ -110,20 +118,38 @@ impl Readiness {
             missing.push(format!("no devices: {reason}"));
         } else if let Some(problem) = &self.cdi {
             missing.push(problem.clone());
-        } else if self.registered.is_empty() {
+        } else if let Some(problem) = &self.kubelet {
+            missing.push(problem.clone());
+        } else if self.registered.is_empty() && self.registration_problems.is_empty() {
             missing.push("no resource is served yet".to_owned());
         }
         for (resource, registration) in &self.registered {
             match registration {
                 Registration::Accepted => {}
                 Registration::Unregistered => {
-                    missing.push(format!("{resource} is not registered with kubelet"));
+                    let why = self.registration_problems.get(resource);
+                    let why = why.map(|why| format!(": {why}")).unwrap_or_default();
+                    missing.push(format!("{resource} is not registered with kubelet{why}"));
                 }
                 Registration::Unread => missing
                     .push(format!("{resource} is registered, but kubelet does not read its device list")),
             }
         }
         missing
+    }
+
+    /// The reason and message of the condition Ready.
+    pub fn summary(&self) -> (Reason, String) {
+        let (missing, degraded) = (self.missing(), self.degraded());
+        if let Some(problem) = &self.devices {
+            (Reason::NoDevices, problem.clone())
+        } else if !missing.is_empty() {
+            (Reason::NotRegistered, missing.join("; "))
+        } else if !degraded.is_empty() {
+            (Reason::Degraded, degraded.join("; "))
+        } else {
+            (Reason::Serving, Reason::Serving.text().to_owned())
+        }
     }
 
     /// Whether this process has nothing left to do: it is ready, or its node has nothing to serve for lack of a driver
@@ -142,11 +168,7 @@ impl Readiness {
                 format!("the configuration is invalid, the last valid one stays in effect: {reason}").into(),
             );
         }
-        if self.driver_files == Some(false) {
-            degraded.push(
-                "no driver library found below the container driver root: CDI gives containers device nodes only".into(),
-            );
-        }
+        degraded.extend(self.lacks.iter().chain(&self.notices).map(|line| Cow::from(line.clone())));
         if !self.contended_sockets.is_empty() {
             let resources: Vec<&str> = self.contended_sockets.iter().map(ResourceName::as_str).collect();
             degraded.push(
@@ -161,8 +183,9 @@ impl Readiness {
             degraded.push("the API server does not respond: devices are chosen by topology only".into());
         }
         if self.pod_resources == Some(false) {
+            let why = self.pod_resources_problem.as_ref().map(|why| format!(" ({why})")).unwrap_or_default();
             degraded.push(
-                "kubelet's pod resources cannot be read: holders are derived from grants and allocations only"
+                format!("kubelet's pod resources cannot be read{why}: holders are derived from grants and allocations only")
                     .into(),
             );
         }
@@ -233,13 +256,32 @@ impl Observed {
             if *registration != Registration::Unread {
                 *registration = Registration::Accepted;
             }
+            readiness.registration_problems.remove(resource);
         });
     }
 
-    /// Records that kubelet did not accept a resource.
-    pub fn registration_failed(&self, resource: &ResourceName) {
+    /// Records that kubelet did not accept a resource, and why.
+    pub fn registration_failed(&self, resource: &ResourceName, problem: String) {
         self.metrics.registration(resource, false);
-        self.set_registration(resource, Registration::Unregistered);
+        self.not_registered(resource, problem);
+    }
+
+    /// Records that a resource cannot be registered, and why.
+    pub fn not_registered(&self, resource: &ResourceName, problem: String) {
+        self.change(|readiness| {
+            readiness.registered.insert(resource.clone(), Registration::Unregistered);
+            readiness.registration_problems.insert(resource.clone(), problem);
+        });
+    }
+
+    /// Records what is missing before resources can be registered with kubelet.
+    pub fn kubelet(&self, missing: Option<String>) {
+        self.change(|readiness| readiness.kubelet = missing);
+    }
+
+    /// Records what is wrong with GPUs that are allocated nevertheless.
+    pub fn notices(&self, notices: Vec<String>) {
+        self.change(|readiness| readiness.notices = notices);
     }
 
     /// Records that kubelet accepted a resource but does not read its device list.
@@ -290,10 +332,13 @@ impl Observed {
         self.metrics.missing_policies(count);
     }
 
-    /// Records whether PodResources responds.
-    pub fn pod_resources(&self, reachable: bool) {
-        self.metrics.pod_resources(reachable);
-        self.change(|readiness| readiness.pod_resources = Some(reachable));
+    /// Records whether PodResources responds, and why not.
+    pub fn pod_resources(&self, problem: Option<String>) {
+        self.metrics.pod_resources(problem.is_none());
+        self.change(|readiness| {
+            readiness.pod_resources = Some(problem.is_none());
+            readiness.pod_resources_problem = problem;
+        });
     }
 
     /// Records the holders by PodResources; empty if it cannot be read.
@@ -307,9 +352,9 @@ impl Observed {
         self.change(|readiness| readiness.labels = Some(written));
     }
 
-    /// Records whether the driver's libraries are where CDI needs them.
-    pub fn driver_files(&self, found: bool) {
-        self.change(|readiness| readiness.driver_files = Some(found));
+    /// Records what containers lack on this node.
+    pub fn lacks(&self, lacks: Vec<String>) {
+        self.change(|readiness| readiness.lacks = lacks);
     }
 
     /// Records whether the CDI specification was written.
@@ -372,7 +417,7 @@ const RETRY: Duration = Duration::from_secs(1);
 pub async fn serve(address: SocketAddr, observed: Arc<Observed>, shutdown: CancellationToken) {
     let mut warned = false;
     let listener = loop {
-        match TcpListener::bind(address).await {
+        match listen::bind(address) {
             Ok(listener) => break listener,
             Err(error) if !warned => {
                 warn!(%address, %error, "cannot serve metrics and probes, trying again");

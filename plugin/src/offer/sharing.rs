@@ -2,11 +2,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use gantry_api::{DeviceId, ResourceName};
+use gantry_api::{DeviceHealth, DeviceId, ResourceName};
 
 use super::Named;
 use crate::inventory::Device;
 use gantry_config::{DeviceRef, MOST_DEVICES, Replicated, SharedOf, TimeSlicing};
+
+/// Why replicas of a GPU are unhealthy that one process at a time may use, as NVIDIA's MPS leaves it.
+const EXCLUSIVE: &str = "compute mode EXCLUSIVE_PROCESS: a second container could not use CUDA on the shared GPU; run nvidia-smi -c DEFAULT";
 
 /// The devices of all units. The first entry that names a unit counts. Devices of an entry that are missing or shared already go to
 /// `problems`.
@@ -61,7 +64,7 @@ pub(super) fn devices(
     for (position, entry) in entries.iter().enumerate() {
         if entry.replicas > most && shared.iter().flatten().any(|used| std::ptr::eq(*used, entry)) {
             problems.push(format!(
-                "sharing.timeSlicing.resources[{position}] ({}): {} replicas of each of {} devices are more than the {MOST_DEVICES} devices that one message to kubelet holds; {most} are offered",
+                "sharing.timeSlicing.resources[{position}] ({}): {} replicas of each of {} devices are more than the {MOST_DEVICES} devices that a GpuNode in etcd holds; {most} are offered",
                 entry.name, entry.replicas, units.len()
             ));
         }
@@ -101,7 +104,12 @@ fn device(named: &Named<'_>, resource: ResourceName, replica: Option<u16>) -> De
         gpu: unit.gpu,
         nvml_index: unit.nvml_index,
         uuid: unit.id.to_string(),
-        health: unit.health.clone(),
+        health: match replica {
+            Some(_) if unit.exclusive && unit.health.healthy => {
+                DeviceHealth { healthy: false, reason: Some(EXCLUSIVE.to_owned()) }
+            }
+            _ => unit.health.clone(),
+        },
         minor: unit.minor,
         numa: unit.numa,
         slice: unit.slice.clone(),

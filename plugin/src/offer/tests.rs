@@ -83,7 +83,7 @@ fn hardware(boards: &[Board]) -> Hardware {
     })
     .unwrap();
     let healthy = DeviceHealth { healthy: true, reason: None };
-    let units = units(&machine, |gpu| Some(gpu.index), |_, _| healthy.clone(), |_, _, _| None);
+    let units = units(&machine, |gpu| Some(gpu.index), |_, _| healthy.clone(), |_| false, |_, _, _| None);
     Hardware::ready(Arc::new(machine), units)
 }
 

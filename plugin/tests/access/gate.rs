@@ -39,6 +39,7 @@ impl Gate {
 
     pub(super) fn start_with(config: Config, inventory: Inventory, before: impl FnOnce(&Path)) -> Self {
         let root = tempfile::tempdir().unwrap();
+        lay_down_nodes(&root.path().join("dev"));
         before(root.path());
         let config = Arc::new(Config { container_driver_root: root.path().join("driver"), ..config });
         let inventory = watch::Sender::new(Arc::new(inventory));
@@ -66,10 +67,32 @@ impl Gate {
         Arc::clone(&passed)
     }
 
+    /// Waits until readiness has a degradation with these words.
+    async fn degrades(&self, words: &str) {
+        let mut changes = self.observed.changes();
+        let has = |line: &std::borrow::Cow<'_, str>| line.contains(words);
+        soon(changes.wait_for(|readiness| readiness.degraded().iter().any(has))).await.unwrap();
+    }
+
     async fn problem(&self) -> String {
         let mut changes = self.observed.changes();
         let readiness = soon(changes.wait_for(|readiness| readiness.cdi.is_some())).await.unwrap();
         readiness.cdi.clone().unwrap()
+    }
+}
+
+/// The device nodes of eight GPUs with eight MIG devices each.
+fn lay_down_nodes(dev: &Path) {
+    for name in ["nvidiactl", "nvidia-uvm"] {
+        touch(dev, name);
+    }
+    for gpu in 0..8 {
+        touch(dev, &format!("nvidia{gpu}"));
+        for slice in 0..8 {
+            let cap = 100 * gpu + 10 * slice;
+            touch(dev, &format!("nvidia-caps/nvidia-cap{cap}"));
+            touch(dev, &format!("nvidia-caps/nvidia-cap{}", cap + 1));
+        }
     }
 }
 
@@ -279,8 +302,59 @@ async fn new_slice_is_written_before_it_is_offered() {
 async fn missing_driver_files_degrade_but_devices_are_offered() {
     let mut gate = Gate::start(cdi(), vec![gpu(0)], |_| {});
     gate.passes(is_ready).await;
-    let degraded = gate.observed.changes().borrow().degraded();
-    assert!(degraded.iter().any(|text| text.contains("no driver library")), "{degraded:?}");
+    gate.degrades("no driver library").await;
+}
+
+/// Nothing loads nvidia_uvm on a host that runs CUDA in containers only.
+#[tokio::test]
+async fn missing_control_node_makes_devices_unhealthy() {
+    let specs = || Config { pass_device_specs: true, ..Config::default() };
+    for config in [cdi(), specs()] {
+        let mut gate = Gate::start(config, vec![gpu(0), gpu(1)], |root| {
+            fs::remove_file(root.join("dev/nvidia-uvm")).unwrap();
+        });
+        let passed = gate.passes(is_ready).await;
+        let reasons: Vec<_> =
+            passed.devices.iter().filter_map(|device| device.health.reason.as_deref()).collect();
+        assert_eq!(reasons.len(), 2);
+        assert!(
+            reasons[0].contains("/dev/nvidia-uvm is missing") && reasons[0].contains("modprobe"),
+            "{reasons:?}"
+        );
+        gate.degrades("modprobe nvidia_uvm").await;
+        touch(&gate.root.path().join("dev"), "nvidia-uvm");
+        gate.passes(|inventory| inventory.devices.iter().all(|device| device.health.healthy)).await;
+    }
+}
+
+#[tokio::test]
+async fn missing_node_of_one_gpu_is_its_own() {
+    let mut gate = Gate::start(cdi(), vec![gpu(0), gpu(1)], |root| {
+        fs::remove_file(root.join("dev/nvidia1")).unwrap();
+    });
+    let passed = gate.passes(is_ready).await;
+    assert!(passed.devices[0].health.healthy);
+    assert!(passed.devices[1].health.reason.as_deref().unwrap().contains("/dev/nvidia1 is missing"));
+}
+
+/// The driver's package was updated, and the kernel still runs the old module.
+#[tokio::test]
+async fn replaced_driver_files_make_devices_unhealthy() {
+    for config in [Config::default(), cdi()] {
+        let library = |version: &str| format!("driver/usr/lib64/libcuda.so.{version}");
+        let mut gate = Gate::start(config, vec![gpu(0)], |root| touch(root, &library("570.86.15")));
+        let healthy =
+            |inventory: &Arc<Inventory>| inventory.devices.iter().all(|device| device.health.healthy);
+        gate.passes(|inventory| is_ready(inventory) && healthy(inventory)).await;
+        touch(gate.root.path(), &library("570.124.06"));
+        fs::remove_file(gate.root.path().join(library("570.86.15"))).unwrap();
+        let passed = gate.passes(|inventory| !healthy(inventory)).await;
+        let reason = passed.devices[0].health.reason.clone().unwrap();
+        assert!(reason.contains("libraries are of 570.124.06, the kernel driver is 570.86.15"), "{reason}");
+        gate.degrades("reload the kernel module").await;
+        touch(gate.root.path(), &library("570.86.15"));
+        gate.passes(|inventory| healthy(inventory)).await;
+    }
 }
 
 pub(super) fn with(current: &Config, config: Config) -> Arc<Config> {

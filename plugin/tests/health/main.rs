@@ -9,6 +9,7 @@ mod log;
 mod sim;
 
 mod coming_and_going;
+mod driver_facts;
 mod facts;
 mod links;
 mod outages;
@@ -18,6 +19,7 @@ mod states;
 mod xids;
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -61,12 +63,31 @@ impl Eye {
     }
 
     fn open_with(sim: &Sim, timing: Timing, checks: HealthChecks) -> Self {
+        Self::open_in_fabric_mode(sim, timing, checks, None)
+    }
+
+    fn open_in_fabric_mode(sim: &Sim, timing: Timing, checks: HealthChecks, fabric_mode: Option<u8>) -> Self {
+        Self::start(sim, timing, checks, (sim.options().library, fabric_mode))
+    }
+
+    /// With another file as NVML's library.
+    fn open_library(sim: &Sim, timing: Timing, library: PathBuf) -> Self {
+        Self::start(sim, timing, HealthChecks::default(), (library, None))
+    }
+
+    fn start(
+        sim: &Sim,
+        timing: Timing,
+        checks: HealthChecks,
+        (nvml_library, fabric_mode): (PathBuf, Option<u8>),
+    ) -> Self {
         let settings = Settings {
-            nvml_library: sim.options().library,
+            nvml_library,
             config: watch::channel(Arc::default()).1,
             proc_root: sim.installed.layout.proc.clone(),
             sys_root: sim.installed.layout.sys.clone(),
             dev_root: sim.installed.layout.dev.clone(),
+            fabric_mode,
         };
         let (publish, snapshots) = Hardware::channel();
         let nvml_thread = NvmlThread::start(&settings, checks, timing, publish).unwrap();

@@ -154,7 +154,7 @@ async fn unresponsive_gpu_is_lost_after_several_checks() {
     controller.fail_call(question, 999, None).unwrap();
     let unhealthy = eye.until_sick(4).await;
     assert!(
-        unhealthy[sim.uuid(1)].starts_with("GPU lost: nvmlDeviceGetMemoryInfo on GPU 1 failed"),
+        unhealthy[sim.uuid(1)].starts_with("GPU cannot be queried: nvmlDeviceGetMemoryInfo on GPU 1 failed"),
         "{unhealthy:?}"
     );
     // Another reading gives nothing new.

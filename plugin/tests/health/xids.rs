@@ -129,7 +129,11 @@ async fn application_xid_in_instance_is_ignored() {
 #[tokio::test]
 async fn all_disabled_watches_only_enabled_xids() {
     let sim = Sim::of("l4-4x-pcie");
-    let checks = HealthChecks { disabled: "all".parse().unwrap(), enabled: "48,13".parse().unwrap() };
+    let checks = HealthChecks {
+        disabled: "all".parse().unwrap(),
+        enabled: "48,13".parse().unwrap(),
+        ..HealthChecks::default()
+    };
     let mut eye = Eye::open_with(&sim, EVENTS_ALONE, checks);
     eye.ready().await;
     for (gpu, xid) in [(0, 79), (1, 95), (2, 13), (3, 48)] {

@@ -18,7 +18,7 @@ use std::time::Duration;
 use gantry_api::{DeviceHealth, DeviceId};
 use gantry_config::{ApiRate, ConfigArgs, Overrides};
 use gantry_plugin::Args;
-use gantry_plugin::health::XidList;
+use gantry_plugin::health::{FabricCheck, XidList};
 use gantry_plugin::inventory::{Device, Inventory};
 use gantry_plugin::labels::LabelsArgs;
 use gantry_proto::deviceplugin::device_plugin_client::DevicePluginClient;
@@ -420,6 +420,8 @@ impl Node {
             labels: LabelsArgs::default(),
             disable_health_checks: XidList::default(),
             enable_health_checks: XidList::default(),
+            fabric_check: FabricCheck::default(),
+            fabric_mode: None,
         };
         Self {
             inventory: watch::Sender::new(Arc::new(inventory(gpus))),

@@ -4,9 +4,9 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use gantry_e2e::peer::{Kubelet, Mig, Node, Plugin, Process, Served, Setting, Sharing};
+use gantry_e2e::peer::{Kubelet, Mig, Node, Process, Served, Setting, Sharing};
 
-use crate::faults::{OFF_THE_BUS, Story, healthy, running_on, stories};
+use crate::faults::{OFF_THE_BUS, Story, healthy, running_on, stories, subject};
 
 /// A double-bit error of memory: of one MIG device's, where the event names it.
 const MEMORY: u64 = 48;
@@ -126,7 +126,7 @@ async fn a_new_cut_is_served_without_a_restart() -> Result<()> {
     let node = Node::of("dgx-a100")?;
     node.controller().recut(0, &["3g.20gb", "3g.20gb"])?;
     let mut kubelet = Kubelet::start(&node.plugins())?;
-    let process = node.start(&Plugin::gantry()?, &told(Mig::Mixed))?;
+    let process = node.start(&subject()?, &told(Mig::Mixed))?;
     let mut names = BTreeSet::new();
     while names.len() < 2 {
         names.insert(kubelet.served().await.with_context(|| process.log())?.resource);
@@ -156,7 +156,7 @@ async fn said(process: &Process, what: &str) -> Result<()> {
 async fn a_mistyped_key_is_named() -> Result<()> {
     let node = Node::of("l4-4x-pcie")?;
     let setting = Setting { extra: "flags:\n  migStratgy: mixed\n", ..Setting::default() };
-    let mut process = node.start(&Plugin::gantry()?, &setting)?;
+    let mut process = node.start(&subject()?, &setting)?;
     said(&process, "migStratgy").await?;
     said(&process, "did you mean").await?;
     ensure!(!process.wait()?.success());

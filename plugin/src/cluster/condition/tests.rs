@@ -48,18 +48,18 @@ fn busy_api_server_is_retried() {
 #[test]
 fn condition_follows_the_worst_reason_of_each_gpu() {
     let (early, late) = (Timestamp::from_second(1).unwrap(), Timestamp::from_second(2).unwrap());
-    let healthy = condition(&diagnosis(&[]), None, early);
+    let healthy = condition(&diagnosis(&[]), &[], None, early);
     assert_eq!((healthy.type_.as_str(), healthy.status.as_str()), ("GPUHealthy", "True"));
     let unhealthy_gpus = diagnosis(&[
         ("a", Cause::Lost, "GPU lost"),
         ("a", XID, "Xid 79"),
         ("b", Cause::Uncorrected, "memory"),
     ]);
-    let unhealthy = condition(&unhealthy_gpus, Some(&healthy), late);
+    let unhealthy = condition(&unhealthy_gpus, &[], Some(&healthy), late);
     assert_eq!((unhealthy.status.as_str(), unhealthy.reason.as_deref()), ("False", Some("GpuUnhealthy")));
     assert_eq!(reasons(&unhealthy_gpus).into_values().collect::<Vec<_>>(), ["Xid 79", "memory"]);
     assert_eq!(unhealthy.last_transition_time, Some(Time(late)));
-    let same = condition(&unhealthy_gpus, Some(&unhealthy), Timestamp::from_second(9).unwrap());
+    let same = condition(&unhealthy_gpus, &[], Some(&unhealthy), Timestamp::from_second(9).unwrap());
     assert_eq!(same.last_transition_time, Some(Time(late)), "its status stayed");
     assert!(!differs(&unhealthy, &same) && differs(&healthy, &same));
 }
@@ -96,4 +96,36 @@ fn flapping_gpu_is_reported_rarely() {
     reported.at.insert(gpu("a"), end);
     assert_eq!(texts(&reported.events(&both, end)), ["GpuUnhealthy GPU-b: Xid 79"]);
     assert_eq!(reported.later(&both, end), Some(EVENT_INTERVAL_PER_GPU));
+}
+
+/// A kubelet with another root: the plugin waits for its socket for ever.
+#[test]
+fn lasting_problem_of_serving_is_an_event() {
+    let start = Instant::now();
+    let after = |seconds| start + Duration::from_secs(seconds);
+    let waits = || (Reason::NotRegistered, "waiting for kubelet's socket".to_owned());
+    let serves = || (Reason::Serving, Reason::Serving.text().to_owned());
+    let mut report = ServingReport::default();
+    assert!(report.event(serves(), start).is_none(), "nothing was wrong");
+    assert!(report.event(waits(), after(1)).is_none(), "a restart of kubelet takes a moment");
+    assert_eq!(report.later(after(2)), Some(Duration::from_secs(9)));
+    let event = report.event(waits(), after(11)).unwrap();
+    assert!(event.warning);
+    assert_eq!(texts(&[event]), ["NotRegistered waiting for kubelet's socket"]);
+    assert!(report.event(waits(), after(1000)).is_none(), "once");
+    assert!(report.event(serves(), after(1001)).is_none());
+    let over = report.event(serves(), after(1011)).unwrap();
+    assert!(!over.warning && over.reason == Reason::Serving);
+    // A plugin that flaps gets two Events a minute.
+    assert!(report.event(waits(), after(1012)).is_none());
+    assert!(report.event(waits(), after(1023)).is_none());
+    assert!(report.event(waits(), after(1041)).is_some());
+}
+
+#[test]
+fn condition_names_what_keeps_healthy_gpus_from_being_served() {
+    let missing = ["waiting for kubelet's socket".to_owned()];
+    let condition = condition(&diagnosis(&[]), &missing, None, Timestamp::UNIX_EPOCH);
+    assert_eq!(condition.status, "True");
+    assert!(condition.message.unwrap().ends_with("does not serve them: waiting for kubelet's socket"));
 }

@@ -86,6 +86,7 @@ fn publisher(client: Client) -> Publisher {
         kubeconfig: None,
         pod_kubeconfig: None,
         inventory: tokio::sync::watch::channel(Arc::new(absent)).1,
+        offered: Inventory::channel().1,
         handover: Arc::new(SharedHandover::new(handover, Arc::clone(&observed), None)),
         observed,
         diagnoses: Diagnoses::none(),

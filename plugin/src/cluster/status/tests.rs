@@ -143,3 +143,33 @@ fn gpu_without_uuid_is_not_healthy() {
     let summary = summary(&Inventory::ready(machine, Vec::new()), &[], &[]);
     assert_eq!((summary.gpus, summary.healthy), (2, 1));
 }
+
+/// The API server refuses a larger object, and the node would publish nothing.
+#[test]
+fn largest_status_fits_into_etcd() {
+    let id = |at: usize| format!("MIG-GPU-01234567-89ab-cdef-0123-456789abcdef/13/7::{at:05}");
+    let devices = (0..gantry_config::MOST_DEVICES).map(|at| DeviceStatus {
+        id: id(at).into(),
+        resource: "nvidia.com/mig-1g.10gb.shared".into(),
+        gpu: 31,
+        slice: Some(Slice { profile: "1g.10gb+me".to_owned(), start: 7, size: 1 }),
+        replica: Some(9999),
+        health: bounded(&DeviceHealth {
+            healthy: false,
+            reason: Some("a reason with its remedy ".repeat(40)),
+        }),
+    });
+    let holders = (0..gantry_config::MOST_DEVICES / 8).map(|pod| Holder {
+        namespace: "machine-learning".to_owned(),
+        pod: format!("training-{pod:05}-abcde"),
+        uid: Some("01234567-89ab-cdef-0123-456789abcdef".into()),
+        resource: "nvidia.com/mig-1g.10gb.shared".into(),
+        devices: (0..8).map(|at| id(8 * pod + at).into()).collect(),
+        provenance: Provenance::PodResources,
+        state: HolderState::Live,
+    });
+    let status =
+        GpuNodeStatus { devices: devices.collect(), holders: holders.collect(), ..GpuNodeStatus::default() };
+    let bytes = serde_json::to_string(&status).unwrap().len();
+    assert!(bytes < 3 << 19, "{bytes} bytes");
+}

@@ -118,8 +118,8 @@ fn offer_stays_below_kubelets_message_limit() {
     use prost::Message;
 
     let config = |replicas| sharing(vec![share("nvidia.com/gpu", SharedOf::All, replicas, None)]);
-    let one = offer(&hardware(&[whole()]), &config(16384));
-    assert_eq!((one.devices.len(), one.problems.len()), (16384, 0));
+    let one = offer(&hardware(&[whole()]), &config(2560));
+    assert_eq!((one.devices.len(), one.problems.len()), (2560, 0));
 
     let boards: Vec<Board> = (0..8).map(|_| whole()).collect();
     let inventory = offer(&hardware(&boards), &config(u16::MAX));
@@ -131,11 +131,11 @@ fn offer_stays_below_kubelets_message_limit() {
     };
     let list = ListAndWatchResponse { devices: inventory.devices.iter().map(longest).collect() };
     assert!(list.encoded_len() < 4 << 20, "{} bytes", list.encoded_len());
-    assert_eq!(inventory.devices.len(), 49152);
+    assert_eq!(inventory.devices.len(), 2560);
     assert_eq!(
         inventory.problems,
         [
-            "sharing.timeSlicing.resources[0] (nvidia.com/gpu): 65535 replicas of each of 8 devices are more than the 49152 devices that one message to kubelet holds; 6144 are offered"
+            "sharing.timeSlicing.resources[0] (nvidia.com/gpu): 65535 replicas of each of 8 devices are more than the 2560 devices that a GpuNode in etcd holds; 320 are offered"
         ]
     );
 }

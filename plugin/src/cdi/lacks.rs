@@ -1,0 +1,251 @@
+//! What containers lack on the node as it is now: device nodes, libraries, hooks. Pure, over a snapshot of the host.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+
+use super::driver::Installed;
+use super::host::Host;
+use super::uses_cdi;
+use crate::allocate::{Nodes, capability_node, gpu_node};
+use crate::inventory::{Device, Inventory};
+use gantry_config::Config;
+
+/// Nodes without which CUDA does not start, and how they are created.
+const REQUIRED: [(&str, &str); 2] = [
+    ("nvidiactl", "run nvidia-smi or nvidia-modprobe -c 0 on the node"),
+    ("nvidia-uvm", "load the module (modprobe nvidia_uvm; nvidia-modprobe -u -c 0)"),
+];
+
+/// Folders that the loader of most images searches.
+const LOADER_FOLDERS: [&str; 7] = [
+    "usr/lib64",
+    "usr/lib/x86_64-linux-gnu",
+    "usr/lib/aarch64-linux-gnu",
+    "lib64",
+    "lib/x86_64-linux-gnu",
+    "lib/aarch64-linux-gnu",
+    "usr/lib",
+];
+
+/// Why a container could not use `device`; `None` if it could. `mismatch` as by [`mismatch`].
+pub(super) fn of_device(
+    config: &Config,
+    nodes: &Nodes,
+    device: &Device,
+    mismatch: Option<&str>,
+) -> Option<String> {
+    if let Some(mismatch) = mismatch {
+        return Some(mismatch.to_owned());
+    }
+    // Otherwise the container runtime creates the nodes.
+    if !hands_out_nodes(config) {
+        return None;
+    }
+    if let Some((name, remedy)) = REQUIRED.iter().find(|(name, _)| !nodes.has(name)) {
+        return Some(format!("/dev/{name} is missing on the node, and containers cannot use CUDA; {remedy}"));
+    }
+    let gpu = device.minor.map(gpu_node).filter(|name| !nodes.has(name));
+    if let Some(name) = gpu {
+        let minor = device.minor.unwrap_or_default();
+        return Some(format!("/dev/{name} is missing on the node; run nvidia-modprobe -c {minor} there"));
+    }
+    let mut caps = device.slice.iter().filter_map(|slice| slice.caps).flatten().map(capability_node);
+    let cap = caps.find(|name| !nodes.has(name))?;
+    Some(format!(
+        "/dev/{cap}, which opens the MIG device, is missing on the node; run nvidia-modprobe -f for its file in \
+         /proc/driver/nvidia/capabilities there"
+    ))
+}
+
+/// Whether the node's device nodes are handed to containers by this plugin, and not by the container runtime.
+fn hands_out_nodes(config: &Config) -> bool {
+    config.pass_device_specs || uses_cdi(config)
+}
+
+/// That the driver's libraries are not of the running kernel module's version: CUDA refuses to start in new containers.
+pub(super) fn mismatch(installed: &Installed, kernel: &str) -> Option<String> {
+    let Installed::Other(versions) = installed else {
+        return None;
+    };
+    let versions: Vec<&str> = versions.iter().map(String::as_str).collect();
+    Some(format!(
+        "the driver's libraries are of {}, the kernel driver is {kernel}: drain the node and reload the kernel module, or \
+         reboot",
+        versions.join(" and ")
+    ))
+}
+
+/// What containers lack, for the operator. Every line is about all devices.
+pub(super) fn of_node(
+    config: &Config,
+    inventory: &Inventory,
+    host: &Host,
+    mismatch: Option<&str>,
+) -> Vec<String> {
+    let cdi = uses_cdi(config);
+    let bare = cdi && host.driver.libraries.is_empty() && mismatch.is_none();
+    let mut lacks: Vec<String> = mismatch.map(str::to_owned).into_iter().collect();
+    // A host without any node shows that the runtime keeps them elsewhere.
+    let is_seen = host.nodes.starting("nvidia").next().is_some();
+    for (name, remedy) in REQUIRED.iter().filter(|(name, _)| !host.nodes.has(name)) {
+        if hands_out_nodes(config) {
+            lacks.push(format!(
+                "/dev/{name} is missing on the node, and containers cannot use CUDA; {remedy}"
+            ));
+        } else if is_seen {
+            lacks.push(format!(
+                "/dev/{name} is missing on the node: containers can use CUDA only if their runtime creates it; {remedy}"
+            ));
+        }
+    }
+    if hands_out_nodes(config) {
+        let of_gpus = inventory.devices.iter().filter_map(|device| device.minor.map(gpu_node));
+        let caps = inventory.devices.iter().filter_map(|device| device.slice.as_ref()?.caps);
+        let wanted: BTreeSet<String> = of_gpus.chain(caps.flatten().map(capability_node)).collect();
+        let gone: Vec<String> =
+            wanted.iter().filter(|name| !host.nodes.has(name)).map(|name| format!("/dev/{name}")).collect();
+        if !gone.is_empty() {
+            lacks.push(format!(
+                "{} missing on the node: the devices behind are unhealthy; see nvidia-modprobe",
+                gone.join(", ")
+            ));
+        }
+    }
+    if bare {
+        lacks.push(
+            "no driver library was found under the container driver root (--container-driver-root): containers get device nodes by CDI and no library".to_owned(),
+        );
+    }
+    if cdi && !bare && !host.hooks {
+        lacks.push(match unsearched_folder(host) {
+            Some(folder) => format!(
+                "the driver's libraries lie in /{folder}, which the loader of most images does not search, and the CDI hook program (--nvidia-cdi-hook-path) is not seen on the host: containers do not find libcuda.so.1; install NVIDIA's container toolkit and name its nvidia-cdi-hook"
+            ),
+            None => "the CDI hook program (--nvidia-cdi-hook-path) is not seen on the host: libraries are mounted under the names programs are linked to, and no hook is run".to_owned(),
+        });
+    }
+    if cdi && config.gds && host.driver.lacks_storage() {
+        lacks.push(
+            "GPUDirect Storage is on (gdsEnabled), and etc/cufile.json and run/udev are not both found under the container driver root (--container-driver-root): by CDI containers get only the one that is".to_owned(),
+        );
+    }
+    if config.imex.channel && !host.nodes.has_imex_channel() {
+        lacks.push(
+            "there is no IMEX channel 0 (/dev/nvidia-caps-imex-channels/channel0): containers get none"
+                .to_owned(),
+        );
+    }
+    lacks
+}
+
+/// The folder of the driver's libraries, if no usual loader searches it.
+fn unsearched_folder(host: &Host) -> Option<String> {
+    let mut folders = host.driver.libraries.iter().filter_map(|library| library.file.path.parent());
+    let is_searched = |folder: &Path| LOADER_FOLDERS.iter().any(|known| Path::new(known) == folder);
+    if folders.clone().any(is_searched) {
+        return None;
+    }
+    Some(folders.next()?.display().to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use gantry_config::Strategy;
+
+    use super::super::driver::{Driver, File, Library};
+    use super::*;
+    use crate::allocate::Facts;
+    use crate::inventory::{Hardware, State};
+
+    fn nodes(names: &[&str]) -> Nodes {
+        let facts = Facts { numbers: None, mode: 0o666, gid: 0 };
+        names.iter().map(|name| ((*name).to_owned(), facts)).collect()
+    }
+
+    fn config(way: Strategy, pass_device_specs: bool) -> Config {
+        Config { device_list_strategy: vec![way], pass_device_specs, ..Config::default() }
+    }
+
+    /// One GPU of minor 3.
+    fn inventory() -> Inventory {
+        use gantry_topology::{Gpu, Machine, MachineParts, PathClass, PathMatrix};
+        let gpu = Gpu { index: 0, uuid: "GPU-0".parse().ok(), minor: Some(3), ..Gpu::default() };
+        let parts = MachineParts {
+            gpus: vec![gpu],
+            paths: PathMatrix::from_fn(1, |_, _| PathClass::Sys),
+            ..MachineParts::default()
+        };
+        let hardware = Hardware::of(std::sync::Arc::new(Machine::new(parts).unwrap()));
+        let inventory = crate::offer::offer(&hardware, &Config::default());
+        assert_eq!(inventory.state, State::Ready);
+        inventory
+    }
+
+    /// Nothing loads nvidia_uvm on a host that runs CUDA in containers only.
+    #[test]
+    fn missing_nodes_make_handed_out_devices_unusable() {
+        let inventory = inventory();
+        let device = &inventory.devices[0];
+        let reason = |config: &Config, names: &[&str]| of_device(config, &nodes(names), device, None);
+        for config in [config(Strategy::CdiCri, false), config(Strategy::Envvar, true)] {
+            assert_eq!(reason(&config, &["nvidiactl", "nvidia-uvm", "nvidia3"]), None);
+            let uvm = reason(&config, &["nvidiactl", "nvidia3"]).unwrap();
+            assert!(uvm.contains("/dev/nvidia-uvm") && uvm.contains("modprobe nvidia_uvm"), "{uvm}");
+            assert!(reason(&config, &["nvidia-uvm", "nvidia3"]).unwrap().contains("/dev/nvidiactl"));
+            assert!(reason(&config, &["nvidiactl", "nvidia-uvm"]).unwrap().contains("/dev/nvidia3"));
+        }
+        let by_runtime = config(Strategy::Envvar, false);
+        assert_eq!(reason(&by_runtime, &[]), None, "the runtime creates them");
+        let host = Host { nodes: nodes(&["nvidiactl", "nvidia3"]), ..Host::default() };
+        let lacks = of_node(&by_runtime, &inventory, &host, None);
+        assert_eq!(lacks.len(), 1, "{lacks:?}");
+        assert!(lacks[0].contains("only if their runtime creates it"), "{lacks:?}");
+        assert!(
+            of_node(&by_runtime, &inventory, &Host::default(), None).is_empty(),
+            "no node is visible here"
+        );
+    }
+
+    /// Talos and Container-Optimized OS keep the driver outside the folders of the loader.
+    #[test]
+    fn libraries_outside_loader_folders_are_reported() {
+        let host = |folder: &str, hooks| {
+            let path = Path::new(folder).join("libcuda.so.570.1");
+            let file = File { real: path.clone(), path };
+            let driver = Driver { libraries: vec![Library { file, links: Vec::new() }], ..Driver::default() };
+            Host { nodes: nodes(&["nvidiactl", "nvidia-uvm", "nvidia3"]), driver, hooks, ..Host::default() }
+        };
+        let lacks = |folder, hooks| {
+            of_node(&config(Strategy::CdiCri, false), &inventory(), &host(folder, hooks), None)
+        };
+        assert!(lacks("usr/local/glibc/usr/lib", false)[0].contains("do not find libcuda.so.1"));
+        assert!(
+            lacks("home/kubernetes/bin/nvidia/lib64", true).is_empty(),
+            "the hook updates the loader's cache"
+        );
+        assert!(lacks("usr/lib64", false)[0].contains("no hook is run"));
+    }
+
+    #[test]
+    fn replaced_libraries_are_named_with_both_versions() {
+        let root = tempfile::tempdir().unwrap();
+        let folder = root.path().join("usr/lib64");
+        std::fs::create_dir_all(&folder).unwrap();
+        let put = |name: &str| std::fs::write(folder.join(name), "").unwrap();
+        let now = || mismatch(&Installed::of(root.path(), "550.144.03"), "550.144.03");
+        assert_eq!(Installed::of(root.path(), "550.144.03"), Installed::Nothing);
+        put("libcuda.so.1");
+        assert_eq!(now(), None, "a name without the driver's version");
+        put("libcuda.so.550.144.03");
+        assert_eq!(now(), None);
+        put("libcuda.so.550.163.01");
+        assert_eq!(now(), None, "both are there");
+        std::fs::remove_file(folder.join("libcuda.so.550.144.03")).unwrap();
+        let text = now().unwrap();
+        assert!(text.contains("libraries are of 550.163.01, the kernel driver is 550.144.03"), "{text}");
+        assert!(text.contains("reload the kernel module, or reboot"), "{text}");
+        let device = &inventory().devices[0];
+        let by_runtime = config(Strategy::Envvar, false);
+        assert_eq!(of_device(&by_runtime, &nodes(&[]), device, Some(&text)), Some(text));
+    }
+}

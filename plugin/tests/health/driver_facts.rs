@@ -1,0 +1,177 @@
+//! What the driver reports of itself: counts, codes, the NVLink fabric, compute modes. Cases of public bug reports.
+
+use gantry_config::{Config, Replicated, SharedOf, TimeSlicing};
+use gantry_nvml_sim::control::{ComputeMode, FabricState, FabricStep};
+use gantry_plugin::health::{Cause, HealthChecks};
+use gantry_plugin::inventory::State;
+use gantry_plugin::offer;
+
+use super::{Eye, LOOKS_ALONE, QUICK, unhealthy};
+use crate::sim::Sim;
+
+fn fabric(step: FabricStep) -> Option<FabricState> {
+    Some(FabricState { state: step, status: 0, health_mask: None, summary: None })
+}
+
+/// HGX after a boot: the fabric manager is not started, works, fails, and CUDA answers 802 meanwhile.
+#[tokio::test]
+async fn gpus_are_unhealthy_until_the_fabric_serves_them() {
+    let sim = Sim::of("hgx-h100");
+    let controller = &sim.installed.controller;
+    for gpu in 0..8 {
+        controller.set_fabric(gpu, fabric(FabricStep::NotStarted)).unwrap();
+    }
+    let mut eye = Eye::open(&sim, QUICK);
+    let waiting = eye.until_sick(8).await;
+    assert!(waiting[sim.uuid(5)].contains("start nvidia-fabricmanager"), "{waiting:?}");
+    for gpu in 0..8 {
+        let step = if gpu == 3 { FabricStep::InProgress } else { FabricStep::Completed };
+        controller.set_fabric(gpu, fabric(step)).unwrap();
+    }
+    let waiting = eye.until_sick(1).await;
+    assert!(waiting[sim.uuid(3)].contains("in progress"), "{waiting:?}");
+    let failed = FabricState { status: 999, ..fabric(FabricStep::Completed).unwrap() };
+    controller.set_fabric(3, Some(failed)).unwrap();
+    eye.until("its failure", |now| {
+        unhealthy(now).get(sim.uuid(3)).is_some_and(|reason| reason.contains("failed (the driver reports"))
+    })
+    .await;
+    controller.set_fabric(3, None).unwrap();
+    eye.healthy().await;
+}
+
+#[tokio::test]
+async fn shared_fabric_in_progress_is_healthy() {
+    let sim = Sim::of("hgx-h100");
+    sim.installed.controller.set_fabric(2, fabric(FabricStep::InProgress)).unwrap();
+    let mut eye = Eye::open_in_fabric_mode(&sim, QUICK, HealthChecks::default(), Some(1));
+    eye.healthy().await;
+    eye.a_while(&sim).await;
+    assert!(unhealthy(&eye.snapshots.borrow()).is_empty());
+}
+
+/// One GPU answers an internal error or an interrupt problem; the others are served.
+#[tokio::test]
+async fn failing_gpu_has_words_and_is_not_called_lost() {
+    for (code, words) in
+        [(999, "see dmesg for NVRM"), (11, "interrupts"), (27, "not ready"), (14, "corrupted")]
+    {
+        let sim = Sim::of("hgx-h100");
+        let controller = &sim.installed.controller;
+        controller.fail_call_on(5, "nvmlDeviceGetHandleByIndex_v2", code).unwrap();
+        let mut eye = Eye::open(&sim, QUICK);
+        let hardware = eye.ready().await;
+        assert_eq!(hardware.units.len(), 7, "{code}");
+        let diagnosis = eye.diagnosis("a trouble", |now| !now.troubles.is_empty()).await;
+        let reason = &diagnosis.troubles[0].reason;
+        assert!(reason.starts_with("GPU cannot be queried: ") && reason.contains(words), "{code}: {reason}");
+        controller.clear_rule("nvmlDeviceGetHandleByIndex_v2").unwrap();
+        eye.until("all eight", |now| now.units.len() == 8).await;
+    }
+}
+
+/// The count is a number of the driver: no loop may trust it.
+#[tokio::test]
+async fn absurd_count_is_refused_before_any_gpu_query() {
+    let sim = Sim::of("l4-4x-pcie");
+    let controller = &sim.installed.controller;
+    for count in [u32::MAX, 33, 1 << 20] {
+        controller.set_count(Some(count)).unwrap();
+        let before = controller.calls();
+        let mut eye = Eye::open(&sim, QUICK);
+        let absent = eye.until("a refusal", |now| matches!(now.state, State::Absent(_))).await;
+        let State::Absent(reason) = &absent.state else { unreachable!() };
+        let reason = reason.to_string();
+        assert!(reason.contains(&count.to_string()) && reason.contains("at most 32 GPUs"), "{reason}");
+        assert_eq!(controller.calls().since(&before).of("nvmlDeviceGetHandleByIndex_v2"), 0, "{count}");
+        controller.set_count(None).unwrap();
+        eye.healthy().await;
+    }
+}
+
+/// A GPU with all its NVLinks down raises no Xid; sets are chosen by links.
+#[tokio::test]
+async fn links_down_without_an_xid_are_seen_at_the_next_look() {
+    let sim = Sim::of("hgx-h100");
+    let controller = &sim.installed.controller;
+    let mut eye = Eye::open(&sim, LOOKS_ALONE);
+    let links = |hardware: &gantry_plugin::inventory::Hardware| {
+        hardware.machine.gpus()[2].nvlink.map_or(0, |ports| ports.switch_links)
+    };
+    assert_eq!(links(&*eye.ready().await), 18);
+    for link in 0..18 {
+        controller.set_nvlink(2, link, false).unwrap();
+    }
+    let hardware = eye.until("the machine without these links", |now| links(now) == 0).await;
+    assert!(unhealthy(&hardware).is_empty(), "the GPU computes");
+    let down = eye.diagnosis("a notice", |now| !now.notices.is_empty()).await;
+    assert_eq!(down.notices[0].cause, Cause::LinksDown);
+    assert!(down.notices[0].reason.starts_with("18 of 18 NVLinks down"), "{:?}", down.notices);
+    // A plugin that starts now has never seen the links up, and compares the GPU with its equals.
+    let later = Eye::open(&sim, LOOKS_ALONE);
+    later.diagnosis("the same notice", |now| now.notices == down.notices).await;
+    let scan = gantry_plugin::discover::scan(&sim.options()).unwrap();
+    assert_eq!(scan.complaints, [(2, "18 of 18 NVLinks down".to_owned())]);
+    for link in 0..18 {
+        controller.set_nvlink(2, link, true).unwrap();
+    }
+    eye.diagnosis("the end", |now| now.notices.is_empty()).await;
+}
+
+/// NVIDIA's MPS leaves GPUs in exclusive mode; shared by time, the second pod fails.
+#[tokio::test]
+async fn replicas_of_an_exclusive_gpu_are_unhealthy() {
+    let sim = Sim::of("l4-4x-pcie");
+    let controller = &sim.installed.controller;
+    controller.set_compute_mode(1, ComputeMode::ExclusiveProcess).unwrap();
+    let shared = Config {
+        time_slicing: Some(TimeSlicing {
+            rename_by_default: false,
+            fail_requests_greater_than_one: false,
+            resources: vec![Replicated {
+                name: "nvidia.com/gpu".into(),
+                rename: None,
+                devices: SharedOf::All,
+                replicas: 4,
+            }],
+        }),
+        ..Config::default()
+    };
+    let mut eye = Eye::open(&sim, QUICK);
+    let hardware = eye.ready().await;
+    let inventory = offer::offer(&hardware, &shared);
+    let reasons = inventory.devices.iter().filter_map(|device| device.health.reason.clone());
+    let reasons: Vec<String> = reasons.collect();
+    assert_eq!(reasons.len(), 4, "{reasons:?}");
+    assert!(reasons[0].contains("EXCLUSIVE_PROCESS") && reasons[0].contains("-c DEFAULT"), "{reasons:?}");
+    let whole = offer::offer(&hardware, &Config::default());
+    assert!(whole.devices.iter().all(|device| device.health.healthy), "one container may have it");
+    controller.set_compute_mode(1, ComputeMode::Default).unwrap();
+    eye.until("the default mode", |now| now.units.iter().all(|unit| !unit.exclusive)).await;
+    controller.set_compute_mode(2, ComputeMode::Prohibited).unwrap();
+    let prohibited = eye.until_sick(1).await;
+    assert!(prohibited[sim.uuid(2)].contains("PROHIBITED"), "{prohibited:?}");
+}
+
+/// The driver is being installed while the plugin starts.
+#[tokio::test]
+async fn half_copied_library_is_waited_for() {
+    let sim = Sim::of("workstation-2x");
+    let whole = std::fs::read(&sim.installed.library).unwrap();
+    let copied = sim.installed.library.with_file_name("copied.so");
+    let mut hollow = whole.clone();
+    let half = hollow.len() / 2;
+    hollow[half..].fill(0);
+    std::fs::write(&copied, &whole[..3000]).unwrap();
+    let mut eye = Eye::open_library(&sim, QUICK, copied.clone());
+    for content in [&whole[..half], &whole[..whole.len() - 1], &hollow[..]] {
+        let absent = eye.until("a refusal", |now| matches!(now.state, State::Absent(_))).await;
+        let State::Absent(reason) = &absent.state else { unreachable!() };
+        let reason = reason.to_string();
+        assert!(reason.contains("incomplete") && reason.contains(copied.to_str().unwrap()), "{reason}");
+        std::fs::write(&copied, content).unwrap();
+    }
+    std::fs::write(copied.with_extension("new"), &whole).unwrap();
+    std::fs::rename(copied.with_extension("new"), &copied).unwrap();
+    assert_eq!(eye.healthy().await.units.len(), 2);
+}
