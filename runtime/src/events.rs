@@ -14,7 +14,7 @@ use kube::{Api, Client};
 use serde_json::json;
 use tokio::time::Instant;
 
-use crate::{Backoff, chain};
+use crate::{Backoff, LogThrottle, chain};
 
 /// Longest name that the API server accepts.
 const MAX_NAME: usize = 253;
@@ -81,12 +81,19 @@ pub struct EventRecorder {
     instance: String,
     /// Oldest first.
     written: VecDeque<(Instant, Event)>,
+    failures: LogThrottle,
 }
 
 impl EventRecorder {
     /// Reports as `controller`; `instance` tells its processes apart.
     pub fn new(client: Client, controller: &'static str, instance: impl Into<String>) -> Self {
-        Self { client, controller, instance: instance.into(), written: VecDeque::new() }
+        Self {
+            client,
+            controller,
+            instance: instance.into(),
+            written: VecDeque::new(),
+            failures: LogThrottle::default(),
+        }
     }
 
     /// The Event with this message, to be attempted as often as is needed: its name stays.
@@ -134,6 +141,7 @@ impl EventRecorder {
         match written {
             Ok(event) => {
                 self.remember(event);
+                self.failures.reset();
                 Attempt::Written
             }
             Err(error) => match &error {
@@ -166,8 +174,19 @@ impl EventRecorder {
                 }
                 Attempt::Later(error) | Attempt::Refused(error) => error,
             };
-            tracing::debug!(%error, reason = event.reason, note = event.note, "Event not written");
+            self.log_failure(&event, &error);
             return false;
+        }
+    }
+
+    /// Logs that an Event is given up. A right that is missing fails for every Event, and is logged now and then.
+    fn log_failure(&mut self, event: &Event, error: &str) {
+        let kind = error.split(" in the namespace ").next().unwrap_or(error);
+        let (namespace, reason) = (event.metadata.namespace.as_deref(), event.reason.as_deref());
+        if self.failures.should_log(kind, Instant::now().into_std()) {
+            tracing::warn!(%error, namespace, reason, "Event not written");
+        } else {
+            tracing::debug!(%error, namespace, reason, "Event not written");
         }
     }
 
@@ -284,8 +303,7 @@ impl EventWriter {
     }
 
     fn dropped(&mut self, event: &Waiting, error: &str) {
-        let Event { metadata, reason, .. } = &event.event;
-        tracing::warn!(%error, namespace = metadata.namespace, reason, "Event not written");
+        self.recorder.log_failure(&event.event, error);
         self.counts.1 += 1;
     }
 }

@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use gantry_api::{ObjectMessage, Reason, names};
-use gantry_runtime::chain;
 use gantry_runtime::events::Message;
+use gantry_runtime::{LogThrottle, chain};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Node, NodeCondition};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
@@ -15,7 +15,7 @@ use kube::{Api, Client};
 use serde_json::json;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
-use tracing::debug;
+use tracing::warn;
 
 use super::events::NodeEventRecorder;
 use super::{Cluster, RETRY};
@@ -49,6 +49,7 @@ async fn follow(client: Client, cluster: Cluster) {
     let mut reported = LastReported::default();
     let mut backoff = RETRY;
     let mut written: Option<(NodeCondition, Instant)> = None;
+    let mut failures = LogThrottle::default();
     loop {
         let now = diagnosis.borrow_and_update().clone();
         let ready = readiness.borrow_and_update().clone();
@@ -62,7 +63,8 @@ async fn follow(client: Client, cluster: Cluster) {
         // Faults of an earlier run that are not known yet would be reported as recoveries.
         if now.known && now.adopted {
             for message in reported.events(&now, Instant::now()) {
-                recorder.record(message).await;
+                let written = recorder.record(message).await;
+                cluster.observed.events(written);
             }
             if let Some(later) = reported.later(&now, Instant::now()) {
                 wait = wait.min(later);
@@ -74,13 +76,19 @@ async fn follow(client: Client, cluster: Cluster) {
                 match write(&nodes, cluster.node.as_str(), &condition).await {
                     Ok(()) => {
                         backoff.reset();
+                        failures.reset();
+                        cluster.observed.node_status(true);
                         written = Some((condition, Instant::now()));
                     }
                     Err(error) => {
                         if !is_lasting(&error) {
                             wait = wait.min(backoff.fail());
                         }
-                        debug!(error = %chain(&error), "cannot write the condition of the Node");
+                        cluster.observed.node_status(false);
+                        let error = chain(&error);
+                        if failures.should_log(&error, Instant::now().into_std()) {
+                            warn!(%error, "cannot write the condition GPUHealthy of the Node; manifests/plugin.yaml has the right");
+                        }
                     }
                 }
             }

@@ -78,6 +78,11 @@ async fn follow(client: Client, cluster: Cluster, mut notes: mpsc::Receiver<Note
             }
             () = sleep_until(due.unwrap_or_else(Instant::now)), if due.is_some() => writer.retry().await,
         }
+        match writer.take_counts() {
+            (_, 1..) => cluster.observed.events(false),
+            (1.., 0) => cluster.observed.events(true),
+            (0, 0) => {}
+        }
     }
 }
 

@@ -303,6 +303,14 @@ impl Metrics {
         self.missing_policies.set(i64::try_from(count).unwrap_or(i64::MAX));
     }
 
+    pub(super) fn node_status(&self, written: bool) {
+        self.peer("node-status", written);
+    }
+
+    pub(super) fn events(&self, written: bool) {
+        self.peer("events", written);
+    }
+
     pub(super) fn pod_resources(&self, reachable: bool) {
         self.peer("pod-resources", reachable);
     }

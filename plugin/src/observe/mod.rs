@@ -332,6 +332,16 @@ impl Observed {
         self.metrics.missing_policies(count);
     }
 
+    /// Records whether the condition of the Node could be written.
+    pub fn node_status(&self, written: bool) {
+        self.metrics.node_status(written);
+    }
+
+    /// Records whether an Event could be written.
+    pub fn events(&self, written: bool) {
+        self.metrics.events(written);
+    }
+
     /// Records whether PodResources responds, and why not.
     pub fn pod_resources(&self, problem: Option<String>) {
         self.metrics.pod_resources(problem.is_none());

@@ -2,6 +2,23 @@
 
 use super::Mutant;
 
+/// Mutants that the schedules do not find within their seeds: what the checks do not see yet. One that is found is to be
+/// removed here.
+pub(super) const SURVIVORS: &[&str] = &[
+    "barrier-opened-early",
+    "bound-before-reservation-is-written",
+    "decision-not-taken-over",
+    "bind-mark-forgotten",
+    "lost-member-counts-as-bound",
+    "incarnations-mixed",
+    "surplus-never-late",
+    "deadlock-not-resolved",
+    "unsure-bind-counts-as-failed",
+    "quarantine-skipped",
+    "uid-ignored",
+    "decides-before-lists-are-complete",
+];
+
 /// All of them, by the part of the protocol that they break.
 pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {

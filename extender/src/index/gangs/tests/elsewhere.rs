@@ -116,7 +116,7 @@ fn bound_pod_of_another_scheduler_is_no_member() {
 }
 
 #[test]
-fn member_bound_past_the_extender_counts_if_a_scheduler_brought_it() {
+fn member_bound_past_the_extender_counts_if_brought() {
     let cluster = two_nodes();
     let pods = members("a", 2, 2);
     cluster.pod(&pods[0]);
