@@ -74,3 +74,8 @@ seLinuxOptions: {{ toJson . }}
       imagePullSecrets: {{ toJson . }}
 {{- end }}
 {{- end }}
+
+{{- /* The expression of a policy that a resource of this name is managed. */}}
+{{- define "gantry.isManaged" -}}
+name.startsWith('nvidia.com/'){{ range .Values.extender.resources }} || name == '{{ . }}'{{ end }}
+{{- end }}

@@ -30,7 +30,7 @@ pub(crate) enum Answer {
 }
 
 /// The reads of every run: a name, and the path below which the object or list is. `{}` is the namespace of Gantry.
-const READS: [(&str, &str); 21] = [
+const READS: [(&str, &str); 20] = [
     ("version", "/version"),
     ("crd-gpunodes", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/gpunodes.gantry.dev"),
     ("crd-gangs", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/gangs.gantry.dev"),
@@ -46,7 +46,6 @@ const READS: [(&str, &str); 21] = [
     ("node-leases", "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases"),
     ("slices", "/apis/resource.k8s.io/v1/resourceslices"),
     ("scheduler-map", "/api/v1/namespaces/{}/configmaps/gantry-scheduler"),
-    ("tls", "/api/v1/namespaces/{}/secrets/gantry-extender-tls"),
     ("runtime-classes", "/apis/node.k8s.io/v1/runtimeclasses"),
     ("kube-schedulers", "/api/v1/namespaces/kube-system/pods?labelSelector=component%3Dkube-scheduler"),
     ("pod-monitors", "/apis/monitoring.coreos.com/v1/podmonitors"),
@@ -108,7 +107,7 @@ impl Answers {
         Ok(all)
     }
 
-    /// Metrics of the extenders, configurations of kube-schedulers, and pods of other plugins, each by the name of its
+    /// Metrics and certificates of the extenders, configurations of kube-schedulers, and pods of other plugins, each by the name of its
     /// pod or DaemonSet.
     async fn read_daemons(&mut self, client: &Client) {
         for pod in self.items("own-pods").to_vec() {
@@ -117,6 +116,11 @@ impl Answers {
                 let path = format!("/api/v1/namespaces/{}/pods/{name}:8011/proxy/metrics", self.namespace);
                 self.read.insert(format!("metrics/{name}"), text(client, &path).await);
             }
+        }
+        let secrets: Vec<String> = self.items("deployments").iter().filter_map(tls_secret).collect();
+        for secret in secrets {
+            let path = format!("/api/v1/namespaces/{}/secrets/{secret}", self.namespace);
+            self.read.insert("tls".to_owned(), get(client, &path, JSON).await);
         }
         for pod in self.items("kube-schedulers").to_vec() {
             let name = name(&pod);
@@ -245,6 +249,13 @@ pub(crate) enum Shape {
     Existing,
 }
 
+/// The Secret with the certificates of the extender, of the Deployment that mounts one.
+fn tls_secret(deployment: &Value) -> Option<String> {
+    let mut volumes = deployment["spec"]["template"]["spec"]["volumes"].as_array()?.iter();
+    let tls = volumes.find(|volume| volume["name"] == "tls")?;
+    tls["secret"]["secretName"].as_str().map(str::to_owned)
+}
+
 /// The name of an object.
 pub(crate) fn name(object: &Value) -> &str {
     object["metadata"]["name"].as_str().unwrap_or_default()
@@ -322,5 +333,20 @@ fn failed(error: &kube::Error) -> Answer {
         kube::Error::Api(status) if status.code == 404 => Answer::Absent,
         kube::Error::Api(status) => Answer::Unreadable(status.message.clone()),
         error => Answer::Unreadable(gantry_runtime::chain(error)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The chart lets the operator name the Secret.
+    #[test]
+    fn secret_is_the_one_that_the_deployment_mounts() {
+        let with = |volumes: Value| json!({"spec": {"template": {"spec": {"volumes": volumes}}}});
+        let mounted = with(json!([{"name": "x"}, {"name": "tls", "secret": {"secretName": "mine"}}]));
+        assert_eq!(tls_secret(&mounted).as_deref(), Some("mine"));
+        assert_eq!(tls_secret(&with(json!([{"name": "x"}]))), None);
+        assert_eq!(tls_secret(&json!({})), None);
     }
 }

@@ -696,7 +696,7 @@ fn certificates(facts: &Facts<'_>) -> Finding {
         Answer::Absent => return Ok("none is used".to_owned()),
         Answer::Unreadable(why) => {
             return unknown(
-                format!("the Secret gantry-extender-tls cannot be read: {why}"),
+                format!("the Secret of the extender's certificates cannot be read: {why}"),
                 "allow get of this Secret",
             );
         }
@@ -709,20 +709,20 @@ fn certificates(facts: &Facts<'_>) -> Finding {
             .and_then(|(_, pem)| Some(pem.parse_x509().ok()?.validity().not_after.timestamp()));
         let Some(end) = end else {
             return fail(
-                format!("{file} of the Secret gantry-extender-tls is no certificate"),
+                format!("{file} of the extender's Secret is no certificate"),
                 "issue the certificate again (docs/install.md)",
             );
         };
         let left = end - facts.answers.now.as_second();
         if left < 0 {
             return fail(
-                format!("{file} of the Secret gantry-extender-tls has expired"),
+                format!("{file} of the extender's Secret has expired"),
                 "issue the certificate again; the extender reads it without a restart",
             );
         }
         if left < CERTIFICATE_WARNING {
             return warn(
-                format!("{file} of the Secret gantry-extender-tls expires in {} days", left / 86_400),
+                format!("{file} of the extender's Secret expires in {} days", left / 86_400),
                 "issue the certificate again; the extender reads it without a restart",
             );
         }

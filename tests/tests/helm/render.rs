@@ -49,7 +49,7 @@ pub(crate) fn both_helms_accept_the_chart() -> Result<()> {
 
 /// The schema names the value, and the chart the reason where a schema cannot.
 pub(crate) fn wrong_values_are_refused_by_name() -> Result<()> {
-    let wrong: [(&[&str], &str); 12] = [
+    let wrong: [(&[&str], &str); 13] = [
         (&["scheduler.mode=ohne"], "/scheduler/mode"),
         (&["plugin.label=gfd"], "'label'"),
         (&["plugin.labels=nodes"], "/plugin/labels"),
@@ -59,6 +59,7 @@ pub(crate) fn wrong_values_are_refused_by_name() -> Result<()> {
         (&["plugin.maxUnavailable=0"], "/plugin/maxUnavailable"),
         (&["scheduler.own.name=default-scheduler"], "/scheduler/own/name"),
         (&["image.digest=latest"], "/image/digest"),
+        (&["extender.resources[0]=a100' || true"], "/extender/resources/0"),
         (
             &["plugin.configs.a.version=v1", "plugin.existingConfigMap=b"],
             "plugin.configs and plugin.existingConfigMap",
@@ -162,6 +163,20 @@ pub(crate) fn values_reach_the_pods() -> Result<()> {
         text += &format!("---\n{}", serde_saphyr::to_string(object)?);
     }
     insta::assert_snapshot!("plugin_with_every_value", text);
+    Ok(())
+}
+
+/// The policies that restrict the extender to pods of Gantry know the resources of other domains.
+pub(crate) fn policies_know_further_resources() -> Result<()> {
+    let [helm, _] = helms()?;
+    let values = ["scheduler.mode=own", "extender.restart=true", "scheduler.own.assign.enabled=true"];
+    let count = |values: &[&str]| -> Result<usize> {
+        Ok(template(&helm, values)?.matches("|| name == 'example.com/a100')").count())
+    };
+    ensure!(count(&values)? == 0);
+    let with = [&values[..], &["extender.resources[0]=example.com/a100"]].concat();
+    let found = count(&with)?;
+    ensure!(found == 5, "two in each of two policies and one in a third, found {found}");
     Ok(())
 }
 
