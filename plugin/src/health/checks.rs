@@ -39,12 +39,12 @@ pub struct HealthChecks {
 /// What a GPU counts as that the NVLink fabric does not serve.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum FabricCheck {
-    /// Unhealthy: not allocated
+    /// It is not allocated
     #[default]
     Unhealthy,
-    /// Degraded: reported only
+    /// It is reported only
     Degraded,
-    /// Not looked at
+    /// It is not looked at
     Ignore,
 }
 

@@ -53,8 +53,7 @@ async fn running(machine: &str, setting: &Setting) -> Result<Running> {
     running_on(Node::of(machine)?, setting).await
 }
 
-/// The plugin that the stories are about: Gantry's, or NVIDIA's program where `GANTRY_PEER_SUBJECT` is `nvidia`. What fails with
-/// NVIDIA's is in `docs/nvidia-faults.md`.
+/// The plugin that the stories are about: Gantry's, or NVIDIA's program where `GANTRY_PEER_SUBJECT` is `nvidia`.
 pub(crate) fn subject() -> Result<Plugin> {
     match std::env::var("GANTRY_PEER_SUBJECT").as_deref() {
         Ok("nvidia") => Plugin::nvidia().context("GANTRY_NVIDIA_BIN names no folder with NVIDIA's program"),
