@@ -7,7 +7,9 @@ use std::path::Path;
 
 use gantry_plugin::discover::{self, DiscoverError, NvmlOptions};
 use gantry_plugin::nvml::{Code, Nvml, NvmlError};
-use gantry_topology::{Machine, MachineParts, NvLinkPorts, PathClass, PathMatrix};
+use gantry_topology::{
+    Machine, MachineParts, NvLinkPorts, PathClass, PathMatrix, PcieLink, PeerRefusal, PeerStatus, Throttle,
+};
 use sim::Sim;
 
 /// A machine in the form that discovery can produce: no name, NICs by device name, current names of path classes,
@@ -66,6 +68,20 @@ fn discovery_equals_machine_file() {
         let found = normalised(&discovered(&sim));
         assert_same(&found, &expected, &file.display().to_string());
     }
+}
+
+#[test]
+fn degraded_links_and_clocks_are_read() {
+    let text = std::fs::read_to_string(sim::machines().join("dgx1-v100.yaml")).unwrap();
+    let mut parts = gantry_topology::read(&text).unwrap().into_parts();
+    parts.gpus[1].pcie_trained = Some(PcieLink { generation: 3, width: 8 });
+    parts.gpus[2].pcie_trained = Some(PcieLink { generation: 1, width: 16 });
+    parts.gpus[3].throttle = Some(Throttle::PowerBrake);
+    parts.no_peer_access = vec![PeerRefusal { gpus: [4, 6], status: PeerStatus::Topology }];
+    let sim = Sim::of_machine(&Machine::new(parts).unwrap(), "degraded");
+    let expected = normalised(sim.installed.facts.machine());
+    assert_eq!(expected.no_peer_access.len(), 1);
+    assert_same(&normalised(&discovered(&sim)), &expected, "degraded");
 }
 
 /// Real machines, as printed by `nvidia-smi topo -m`: the simulated machines show the same.

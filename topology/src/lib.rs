@@ -16,12 +16,12 @@ pub mod set;
 
 pub use bandwidth::Rates;
 pub use choice::{Choice, MachineKind, Purpose, Table, Tables};
-pub use collective::Collective;
+pub use collective::{Collective, LinkClass};
 pub use graph::MachineGraph;
 pub use machine::{
-    ComputeInstance, Fabric, Gpu, GpuInstance, GpuUuid, Host, IdList, Link, Machine, MachineError,
-    MachineParts, Mig, MigAttributes, MigUuid, Nic, NvLinkBundle, NvLinkPorts, PathClass, PathMatrix,
-    PcieAddress, PcieLink,
+    ComputeInstance, Degradation, Fabric, Gpu, GpuInstance, GpuUuid, Host, IdList, Link, Machine,
+    MachineError, MachineParts, Mig, MigAttributes, MigUuid, Nic, NvLinkBundle, NvLinkPorts, PathClass,
+    PathMatrix, PcieAddress, PcieLink, PeerRefusal, PeerStatus, Throttle,
 };
 pub use read::{ReadError, read};
 pub use set::{GpuSet, GpuSetError};

@@ -33,14 +33,7 @@ fn mean_job_reaches_the_recorded_efficiency() {
 
 #[test]
 fn no_machine_loses_a_point_against_nvidias_policy() {
-    let files = std::fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/topologies")).unwrap();
-    let mut names: Vec<String> = files
-        .map(|file| file.unwrap().path().file_stem().unwrap().to_string_lossy().into_owned())
-        .filter(|name| !name.starts_with("truncated") && name != "README")
-        .collect();
-    names.sort();
-    assert!(names.len() > 30, "{names:?}");
-    for name in names {
+    for name in support::names() {
         let machine = support::machine(&name);
         let rates = gantry_topology::Rates::of(&machine);
         let largest = u64::min(5, machine.gpus().len() as u64);

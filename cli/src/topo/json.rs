@@ -25,6 +25,8 @@ struct Document<'a> {
     /// GPU x GPU: path classes, also where an NVLink joins the pair; `X` on the diagonal.
     pcie_matrix: Vec<Vec<String>>,
     nvlinks: Vec<Bundle>,
+    /// Pairs of GPUs without peer-to-peer access.
+    no_peer_access: Vec<[u8; 2]>,
     nvswitch: Option<Switch>,
     numa: Vec<Node<'a>>,
     /// Faults of GPUs.
@@ -46,6 +48,8 @@ struct Gpu<'a> {
     cpus: Option<&'a str>,
     nvlink_version: Option<u8>,
     nvlinks: u32,
+    /// What the GPU lacks at the moment, as text.
+    degraded: Vec<String>,
     /// The MIG layout; null if the GPU does not support MIG.
     mig: Option<Mig<'a>>,
 }
@@ -171,6 +175,7 @@ fn of(seen: &Seen) -> Document<'_> {
                 }
             })
             .collect(),
+        no_peer_access: machine.no_peer_access().iter().map(|refusal| refusal.gpus).collect(),
         nvswitch: switch(machine, &rates),
         numa: machine
             .numa_nodes()
@@ -196,6 +201,7 @@ fn gpu(machine: &Machine, index: usize) -> Option<Gpu<'_>> {
         cpus: gpu.cpus.as_ref().map(IdList::as_str),
         nvlink_version: gpu.nvlink.and_then(|ports| ports.version),
         nvlinks: direct + u32::from(machine.switch_links(index)),
+        degraded: machine.degradations(index).iter().map(ToString::to_string).collect(),
         mig: gpu.mig.as_ref().map(mig),
     })
 }

@@ -26,6 +26,7 @@ pub(super) fn report(seen: &Seen, screen: Screen) -> String {
     };
     section("Health", seen.complaints.as_ref().map(health).unwrap_or_default());
     section("Warnings", lines(warnings(machine)));
+    section("Degraded", lines(degraded(machine)));
     section("Links", TopoText::from(machine).aligned());
     section("NVLink", nvlink(machine));
     section("MIG", mig(machine));
@@ -45,6 +46,17 @@ fn health(complaints: &BTreeSet<Complaint>) -> String {
         let _ = writeln!(text, "  GPU{}{part}  {}{since}", complaint.gpu, complaint.reason);
     }
     text
+}
+
+/// What GPUs and pairs of them lack.
+fn degraded(machine: &Machine) -> Vec<String> {
+    let of_gpu =
+        |gpu: usize| machine.degradations(gpu).into_iter().map(move |lack| format!("GPU{gpu}  {lack}"));
+    let pairs = machine.no_peer_access().iter().map(|refusal| {
+        let [a, b] = refusal.gpus;
+        format!("GPU{a} to GPU{b}  no peer-to-peer access: {}", refusal.status)
+    });
+    (0..machine.gpus().len()).flat_map(of_gpu).chain(pairs).collect()
 }
 
 fn nvlink(machine: &Machine) -> String {

@@ -59,6 +59,7 @@ pub(super) fn read(device: Device<'_>, sysfs: &Sysfs, warnings: &mut Warnings) -
     if layout.is_guessed {
         ask.failed.insert(Fact::Slices);
     }
+    let pcie = pcie(device, &mut ask);
     let gpu = Gpu {
         index: u8::try_from(device.index()).unwrap_or(u8::MAX),
         uuid: Some(uuid),
@@ -75,7 +76,9 @@ pub(super) fn read(device: Device<'_>, sysfs: &Sysfs, warnings: &mut Warnings) -
             .known(Fact::Cpus, device.cpu_affinity())
             .and_then(|cpus| id_list(&cpus))
             .or_else(|| sysfs.local_cpus(&bus_id)),
-        pcie: pcie(device, &mut ask),
+        pcie,
+        pcie_trained: pcie.and_then(|best| pcie_trained(device, best, &mut ask)),
+        throttle: ask.known(Fact::Throttle, device.throttle()).flatten(),
         nvlink: None,
         fabric: ask.known(Fact::Fabric, device.fabric()).and_then(|status| status.info).and_then(fabric),
         bus_id: Some(bus_id),
@@ -111,6 +114,18 @@ fn pcie(device: Device<'_>, ask: &mut Questions<'_>) -> Option<PcieLink> {
     // Virtual GPUs report 0.
     let link = PcieLink { generation: u8::try_from(generation).ok()?, width: u8::try_from(width).ok()? };
     ((1..=7).contains(&link.generation) && (1..=32).contains(&link.width)).then_some(link)
+}
+
+/// The PCIe link, if it is trained below `best`. Saving power lowers the generation, so that of an idle GPU stays as it was
+/// known.
+fn pcie_trained(device: Device<'_>, best: PcieLink, ask: &mut Questions<'_>) -> Option<PcieLink> {
+    let now = ask.known(Fact::PcieTrained, device.current_pcie()).flatten()?;
+    let is_slow = now.generation < best.generation;
+    if is_slow && ask.known(Fact::PcieTrained, device.is_at_full_performance()) != Some(true) {
+        ask.failed.insert(Fact::PcieTrained);
+        return (now.width < best.width).then_some(PcieLink { generation: best.generation, ..now });
+    }
+    (is_slow || now.width < best.width).then_some(now)
 }
 
 /// A domain of all zeros is confined to the machine and needs no name.

@@ -18,7 +18,9 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use gantry_topology::machine::MAX_NICS;
-use gantry_topology::{Gpu, Host, Machine, MachineError, MachineParts, MigUuid, Nic, PathClass, PathMatrix};
+use gantry_topology::{
+    Gpu, Host, Machine, MachineError, MachineParts, MigUuid, Nic, PathClass, PathMatrix, PeerRefusal,
+};
 
 use crate::health::{HealthChecks, Vitals};
 use crate::nvml::{Code, Device, MigIds, MigMode, Nvml, NvmlError};
@@ -92,6 +94,10 @@ pub enum Fact {
     /// Near CPUs.
     Cpus,
     Pcie,
+    /// The PCIe link as it is trained.
+    PcieTrained,
+    /// Why the clocks are held down.
+    Throttle,
     /// Position in an NVLink domain.
     Fabric,
     /// Profiles and placements of MIG devices, unless they follow from other facts.
@@ -264,6 +270,7 @@ pub fn read(nvml: &Nvml, options: &NvmlOptions) -> Result<Found, DiscoverError> 
         name: None,
         host: read_host(nvml, &options.proc_root, &mut warnings),
         nvlinks: ActiveLinks::bundles(&joints),
+        no_peer_access: no_peer_access(&devices, &mut warnings),
         gpus,
         nics,
         paths,
@@ -475,6 +482,22 @@ fn paths(
         ));
         class
     })
+}
+
+/// The pairs of GPUs that NVML reports to have no peer-to-peer access.
+fn no_peer_access(devices: &[Option<Device<'_>>], warnings: &mut Warnings) -> Vec<PeerRefusal> {
+    let reached = (0u8..).zip(devices).filter_map(|(index, device)| Some((index, (*device)?)));
+    let reached: Vec<(u8, Device<'_>)> = reached.collect();
+    let pairs = reached
+        .iter()
+        .enumerate()
+        .flat_map(|(at, first)| reached.iter().skip(at + 1).map(move |second| (first, second)));
+    pairs
+        .filter_map(|((a, first), (b, second))| {
+            let status = warnings.known(first.peer_refusal(*second)).flatten()?;
+            Some(PeerRefusal { gpus: [*a, *b], status })
+        })
+        .collect()
 }
 
 /// Warnings for the operator, without duplicates.

@@ -6,6 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use gantry_topology::{
     Gpu, GpuInstance, GpuUuid, Machine, MachineError, Mig, MigUuid, NvLinkBundle, PathClass, PathMatrix,
+    PeerRefusal,
 };
 
 use crate::discover::{Fact, Found};
@@ -158,6 +159,8 @@ fn recall(gpu: &mut Gpu, before: &Gpu, fact: Fact) {
         Fact::MemoryNuma => gpu.memory_numa = before.memory_numa,
         Fact::Cpus => gpu.cpus.clone_from(&before.cpus),
         Fact::Pcie => gpu.pcie = before.pcie,
+        Fact::PcieTrained => gpu.pcie_trained = gpu.pcie_trained.or(before.pcie_trained),
+        Fact::Throttle => gpu.throttle = before.throttle,
         Fact::Fabric => gpu.fabric.clone_from(&before.fabric),
         Fact::Links => gpu.nvlink = before.nvlink,
         Fact::Slices => recall_slices(gpu, before),
@@ -205,6 +208,18 @@ fn overlay(known: &Machine, found: Machine, places: &[Option<usize>]) -> Result<
                 _ => known.direct_nvlinks(a, b),
             };
             (links > 0).then_some(NvLinkBundle { gpus: [a as u8, b as u8], links })
+        })
+        .collect();
+    let pairs = (0..places.len()).flat_map(|b| (0..b).map(move |a| [a, b]));
+    parts.no_peer_access = pairs
+        .filter_map(|[a, b]| {
+            let (machine, pair) = match (places[a], places[b]) {
+                (Some(a), Some(b)) => (&found, [a.min(b), a.max(b)]),
+                _ => (known, [a, b]),
+            };
+            let mut refusals = machine.no_peer_access().iter();
+            let refusal = refusals.find(|refusal| refusal.gpus.map(usize::from) == pair)?;
+            Some(PeerRefusal { gpus: [a as u8, b as u8], ..*refusal })
         })
         .collect();
     let known_nic = |name: &str| known.nics().iter().position(|nic| nic.name == name);

@@ -5,6 +5,7 @@
 //! a comment gives the reason. The error of a call is the code that NVML returned.
 #![allow(unsafe_code)]
 
+mod condition;
 mod device;
 mod error;
 mod events;

@@ -66,7 +66,8 @@ impl Rates {
     ///
     /// - NVLink: GPU model, else compute capability, else NVLink version, else the model named in the machine's own
     ///   name, else the number of links and peers (the table is in `product.rs`).
-    /// - PCIe: generation and width of the GPU's link, else the generation its model is made for.
+    /// - PCIe: generation and width of the GPU's link as it is trained, else of the best link of GPU and slot, else the
+    ///   generation its model is made for.
     /// - Socket link: CPU model, else the CPU named in the machine's name, else 10 GB/s beside PCIe 3 and 16 GB/s
     ///   beside newer GPUs, the least of the servers of those years.
     pub fn of(machine: &Machine) -> Self {
@@ -131,7 +132,8 @@ fn pcie_rate(gpu: &Gpu, own: product::Generation, processor: Option<Processor>) 
         // rate.
         return Processor::Power9.socket_link();
     }
-    let (generation, width) = gpu.pcie.map_or((own.pcie, 16), |link| (link.generation, link.width));
+    let link = gpu.pcie_trained.or(gpu.pcie);
+    let (generation, width) = link.map_or((own.pcie, 16), |link| (link.generation, link.width));
     let lanes = PCIE3_X16.scaled(u32::from(width), 16);
     match generation {
         0..=3 => lanes.scaled(1, 1 << (3 - generation)),

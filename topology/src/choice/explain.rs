@@ -23,6 +23,12 @@ impl Choice {
             let word = if position == 0 { "; splits" } else { " and" };
             text.push_str(&format!("{word} {} {}", group.what, group.gpus));
         }
+        for (gpu, lacks) in self.gpus.iter().filter_map(|gpu| Some((gpu, table.degradations.get(gpu)?))) {
+            let lacks: Vec<String> = lacks.iter().map(ToString::to_string).collect();
+            if !lacks.is_empty() {
+                text.push_str(&format!("; GPU {gpu}: {}", lacks.join(", ")));
+            }
+        }
         text
     }
 }
@@ -86,12 +92,14 @@ fn links(set: GpuSet, table: &Table) -> String {
         "over NVLink".to_owned()
     } else if nvlink {
         "on NVLink rings".to_owned()
-    } else if links.crosses_sockets(set) {
-        "over PCIe across sockets".to_owned()
-    } else if let Some(group) = smallest {
-        format!("over PCIe within one {}", group.what)
     } else {
-        "over PCIe".to_owned()
+        let within = match smallest {
+            _ if links.crosses_sockets(set) => " across sockets".to_owned(),
+            Some(group) => format!(" within one {}", group.what),
+            None => String::new(),
+        };
+        let without = if links.is_peer_to_peer(set) { "" } else { " without peer-to-peer" };
+        format!("over PCIe{within}{without}")
     }
 }
 

@@ -103,7 +103,7 @@ pub(super) struct Shared {
 /// The terms that differ between purposes, by bit mask. A term only decides among sets of one size.
 pub(super) struct Terms {
     /// Decides before the remainder.
-    pub(super) head: Vec<u64>,
+    pub(super) head: Vec<u128>,
     /// Decides after the remainder, before the groups kept together.
     pub(super) middle: Vec<u64>,
     /// Decides last, before the smaller bit mask.
@@ -195,10 +195,10 @@ impl Ranked {
 }
 
 /// Each value's place among the distinct values of its size.
-fn dense_ranks(values: &[u64], by_size: &[Vec<u32>]) -> Vec<u32> {
+fn dense_ranks<T: Copy + Ord>(values: &[T], by_size: &[Vec<u32>]) -> Vec<u32> {
     let mut ranks = vec![0; values.len()];
     for sets in by_size {
-        let mut distinct: Vec<u64> = sets.iter().map(|set| values[*set as usize]).collect();
+        let mut distinct: Vec<T> = sets.iter().map(|set| values[*set as usize]).collect();
         distinct.sort_unstable();
         distinct.dedup();
         for set in sets {

@@ -6,24 +6,32 @@
 //! For a local job, most important first:
 //!
 //! 1. **B**, the bandwidth of a collective over the set in the ring model ([`Collective::ring`]). Never the sum of
-//!    pairs: a single weak GPU or a thin waist decides. Equal for all single GPUs.
-//! 2. the fewest **NVLink islands** (bridged pairs) split: a single GPU never splits a pair while an unpaired one is
+//!    pairs: a single weak GPU or a thin waist decides. Links count as they are: a PCIe link trained below its width and
+//!    NVLinks that are down lower B. Equal for all single GPUs.
+//! 2. **Peer-to-peer**: sets whose GPUs all have it, as far as NVML reports, before sets with a pair that has not.
+//! 3. the **class** of what carries the set ([`Collective::class`]): NVLinks, then PCIe switches, then a host bridge, then
+//!    the link between sockets. The wire may be as fast, but collective libraries do not use peer-to-peer across a host
+//!    bridge unless told so.
+//! 4. the fewest **throttled** GPUs.
+//! 5. the most **NVLinks** within the set: of two equal numbers of rings, the better wired.
+//! 6. the fewest **NVLink islands** (bridged pairs) split: a single GPU never splits a pair while an unpaired one is
 //!    free.
-//! 3. **R**, the value of the remaining GPUs: the mean, over jobs of every size, of the best B in them relative to the
+//! 7. **R**, the value of the remaining GPUs: the mean, over jobs of every size, of the best B in them relative to the
 //!    best on the empty machine. Every allocated GPU counts as free with probability 1/16.
-//! 4. the **cut bound**, if NVLinks carry the set: of two equal numbers of rings, the better wired.
-//! 5. few **NUMA** nodes: the job's processes and buffers fit near all of its GPUs.
-//! 6. **groups kept together**: the fewest NVLink islands, PCIe switches, sockets and NUMA nodes split.
-//! 7. **NICs** left to jobs that need them.
-//! 8. the smallest bit mask: equal input gives equal output.
+//! 8. the **cut bound**, if NVLinks carry the set.
+//! 9. few **NUMA** nodes: the job's processes and buffers fit near all of its GPUs.
+//! 10. **groups kept together**: the fewest NVLink islands, PCIe switches, sockets and NUMA nodes split.
+//! 11. **NICs** left to jobs that need them.
+//! 12. the smallest bit mask: equal input gives equal output.
 //!
-//! A gang member communicates through NICs: for two and more GPUs, its NICs and NUMA nodes come between 1 and 2. On a
+//! A gang member communicates through NICs: for two and more GPUs, its NICs and NUMA nodes come between 5 and 6. On a
 //! machine without known NICs, it is chosen like a local job.
 //!
 //! R precedes NICs for local jobs, and the cut bound follows R and counts NVLinks only, for reasons measured on a
 //! saturated node (`tests/saturated.rs`). NICs before R cost an 8-GPU V100 node 0.7 to 1.2 points of mean efficiency.
 //! The cut bound of PCIe favours sets in two halves, which splits two sockets instead of one: it cost 8 bridged A40s
-//! 1.9 points. If all sets have equal links, as behind NVSwitches, R is equal too, and NUMA nodes decide first.
+//! 1.9 points. NVLinks before R gain 0.4 points on the V100 node by the ring model and 2.8 by the cut bound. If all sets
+//! have equal links, as behind NVSwitches, R is equal too, and NUMA nodes decide first.
 
 pub mod devices;
 mod explain;
@@ -35,8 +43,8 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use crate::bandwidth::{Rates, gbs};
-use crate::collective::Collective;
-use crate::machine::{Machine, PathClass};
+use crate::collective::{Collective, LinkClass};
+use crate::machine::{Degradation, Machine, PathClass};
 use crate::mig::placements_of;
 use crate::set::GpuSet;
 use surroundings::{Surroundings, known_numa_nodes};
@@ -103,6 +111,8 @@ pub struct Table {
     best: Vec<u32>,
     /// By GPU: the placements of MIG instances, if it supports MIG and its product is known.
     placements: Vec<Option<Vec<u16>>>,
+    /// By GPU: what it lacks.
+    degradations: Vec<Vec<Degradation>>,
 }
 
 /// The ratings of every set, by bit mask.
@@ -130,13 +140,15 @@ impl Table {
 
     /// Tabulates a machine at given rates, such as measured ones.
     pub fn with_rates(machine: &Machine, rates: &Rates) -> Self {
+        let graph = machine.graph();
         let mut table = Self {
             gpus: machine.gpus().len(),
-            links: Collective::new(machine, rates),
-            surroundings: Surroundings::new(machine),
+            links: Collective::of_graph(machine, rates, &graph),
+            surroundings: Surroundings::new(machine, &graph),
             sets: None,
             best: Vec::new(),
             placements: placements_of(machine.gpus()),
+            degradations: (0..machine.gpus().len()).map(|gpu| machine.degradations(gpu)).collect(),
         };
         if table.gpus <= TABLE_GPUS {
             table.tabulate();
@@ -198,9 +210,18 @@ impl Table {
         let nodes = self.surroundings.numa_nodes(set);
         let few_nodes = u64::from(u8::MAX - u8::try_from(nodes).unwrap_or(u8::MAX));
         let around = u64::from(self.surroundings.nics(set, purpose)) << 8 | few_nodes;
-        let ring_first = u64::from(ring) << 24;
+        // 4 bits, 8 bits, 16 bits and 32 bits for what follows each.
+        let of_links = [
+            u32::from(self.links.is_peer_to_peer(set)) * 4 + self.links.class_at(set, ring) as u32,
+            u32::from(u8::MAX) - self.surroundings.throttled(set),
+            self.links.nvlinks(set),
+        ];
+        let [class, unthrottled, nvlinks] = of_links.map(u128::from);
+        let ring_first = u128::from(ring) << 64 | class << 60 | unthrottled << 52 | nvlinks << 36;
         let (head, tail) = match purpose {
-            Purpose::GangMember if set.len() > 1 && self.surroundings.has_nics() => (ring_first | around, 0),
+            Purpose::GangMember if set.len() > 1 && self.surroundings.has_nics() => {
+                (ring_first | u128::from(around), 0)
+            }
             _ => (ring_first, around),
         };
         let by_nvlink = ring > self.links.pcie_ring(set);
@@ -266,6 +287,35 @@ impl Table {
             search::best(self, offered, must, size, purpose)
         };
         Some(self.rate(set, offered, purpose))
+    }
+
+    /// The best `size` GPUs of `free` among the sets that `accepts` takes; `None` if there is none. On machines of more than
+    /// [`TABLE_GPUS`] GPUs `None` if the search finds none.
+    pub fn best_where(
+        &self,
+        free: GpuSet,
+        size: usize,
+        purpose: Purpose,
+        accepts: impl Fn(GpuSet) -> bool,
+    ) -> Option<GpuSet> {
+        let free = free & self.all();
+        let best = self.best_set(free, size, purpose)?;
+        if accepts(best) {
+            return Some(best);
+        }
+        if self.sets.is_some() {
+            let accepted = free.subsets(size).filter(|set| accepts(*set));
+            return accepted.max_by_key(|set| self.key(*set, free, purpose));
+        }
+        let found = search::best_by(self, free, GpuSet::EMPTY, size, |set| {
+            (accepts(set), self.key(set, free, purpose))
+        });
+        Some(found).filter(|set| accepts(*set))
+    }
+
+    /// What carries a collective over a set of GPUs.
+    pub fn class(&self, gpus: GpuSet) -> LinkClass {
+        self.links.class_at(gpus, self.ring(gpus))
     }
 
     /// Rates any set of GPUs taken from `free`.
@@ -367,7 +417,7 @@ impl Table {
 
 /// The terms of a key that belong to the set alone.
 struct KeyOfSet {
-    head: u64,
+    head: u128,
     middle: u64,
     tail: u64,
 }
@@ -375,7 +425,7 @@ struct KeyOfSet {
 /// A whole key; its fields are compared in their order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Key {
-    head: u64,
+    head: u128,
     islands: u32,
     remainder: u32,
     middle: u64,
@@ -399,6 +449,9 @@ pub struct MachineKind {
     /// Path classes among GPUs and from NICs to GPUs, row by row.
     paths: Vec<PathClass>,
     numa: Vec<GpuSet>,
+    no_peer_access: Vec<[u8; 2]>,
+    /// By GPU: what it lacks.
+    degradations: Vec<Vec<Degradation>>,
 }
 
 impl MachineKind {
@@ -418,6 +471,8 @@ impl MachineKind {
                 .flat_map(|row| (0..row.min(gpus.len())).map(move |column| machine.paths().get(row, column)))
                 .collect(),
             numa: known_numa_nodes(machine),
+            no_peer_access: machine.no_peer_access().iter().map(|refusal| refusal.gpus).collect(),
+            degradations: (0..gpus.len()).map(|gpu| machine.degradations(gpu)).collect(),
         }
     }
 }

@@ -11,6 +11,17 @@ const EXCHANGES: usize = 256;
 /// A good set of `size` GPUs of `free` that contains `must`. The caller has checked that there is one; otherwise the
 /// result is the nearest.
 pub(super) fn best(table: &Table, free: GpuSet, must: GpuSet, size: usize, purpose: Purpose) -> GpuSet {
+    best_by(table, free, must, size, |set| table.key(set, free, purpose))
+}
+
+/// The same by any key.
+pub(super) fn best_by<K: Ord>(
+    table: &Table,
+    free: GpuSet,
+    must: GpuSet,
+    size: usize,
+    key: impl Fn(GpuSet) -> K,
+) -> GpuSet {
     if size >= free.len() {
         return free;
     }
@@ -19,7 +30,6 @@ pub(super) fn best(table: &Table, free: GpuSet, must: GpuSet, size: usize, purpo
     }
     let seeds: Vec<GpuSet> =
         if must.is_empty() { free.iter().map(GpuSet::single).collect() } else { vec![must] };
-    let key = |set: GpuSet| table.key(set, free, purpose);
     let mut grown: Vec<GpuSet> = seeds.into_iter().map(|seed| grow(table, free, seed, size)).collect();
     grown.sort_unstable();
     grown.dedup();

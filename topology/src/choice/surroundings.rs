@@ -2,6 +2,7 @@
 //! choice's key other than bandwidth. Every term is larger for the better set.
 
 use super::Purpose;
+use crate::graph::MachineGraph;
 use crate::machine::{MAX_GPUS, MAX_NICS, Machine, PathClass};
 use crate::set::GpuSet;
 
@@ -21,6 +22,8 @@ pub(super) struct Surroundings {
     numa: Vec<GpuSet>,
     /// GPUs that belong together, several levels of them; see [`Surroundings::together`].
     groups: Vec<Group>,
+    /// GPUs whose clocks are held down.
+    throttled: GpuSet,
 }
 
 /// GPUs that belong together.
@@ -34,7 +37,7 @@ pub(super) struct Group {
 }
 
 impl Surroundings {
-    pub(super) fn new(machine: &Machine) -> Self {
+    pub(super) fn new(machine: &Machine, graph: &MachineGraph) -> Self {
         let gpus = machine.gpus().len().min(MAX_GPUS);
         let nics = machine.nics().len();
         let to_nic = |gpu: usize, nic: usize| machine.paths().get(gpu, machine.gpus().len() + nic);
@@ -48,7 +51,9 @@ impl Surroundings {
             *rails = near.fold(0, |rails, nic| rails | 1 << nic);
         }
         let numa = known_numa_nodes(machine);
-        Self { rails, nearest, nics, groups: groups(machine, &numa), numa }
+        let throttled = machine.gpus().iter().enumerate().filter(|(_, gpu)| gpu.throttle.is_some());
+        let throttled = throttled.map(|(index, _)| index).collect();
+        Self { rails, nearest, nics, groups: groups(graph, GpuSet::all(machine), &numa), numa, throttled }
     }
 
     /// Whether any NIC is known. Without one, gang members and local jobs have the same preferences.
@@ -90,6 +95,11 @@ impl Surroundings {
 
     fn near(&self, set: GpuSet) -> u128 {
         set.iter().fold(0, |near, gpu| near | self.rails[gpu])
+    }
+
+    /// The number of the set's GPUs whose clocks are held down.
+    pub(super) fn throttled(&self, set: GpuSet) -> u32 {
+        u32::try_from((self.throttled & set).len()).unwrap_or(u32::MAX)
     }
 
     /// The number of known NUMA nodes of the set's GPUs.
@@ -157,9 +167,7 @@ const NVLINK: &str = "NVLink island";
 
 /// NVLink islands, then what shares a PCIe switch, host bridge or socket, then NUMA nodes; each set of GPUs once,
 /// single GPUs and the whole machine left out.
-fn groups(machine: &Machine, numa: &[GpuSet]) -> Vec<Group> {
-    let all = GpuSet::all(machine);
-    let graph = machine.graph();
+fn groups(graph: &MachineGraph, all: GpuSet, numa: &[GpuSet]) -> Vec<Group> {
     let islands = graph.nvlink_islands();
     let levels = [
         (NVLINK, islands.into_iter().map(GpuSet::from_iter).collect()),

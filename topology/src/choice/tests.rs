@@ -3,7 +3,8 @@ use proptest::prelude::*;
 use super::*;
 use crate::bandwidth::LinkRate;
 use crate::machine::{
-    Gpu, MAX_LINKS_PER_GPU, MachineParts, Nic, NvLinkBundle, NvLinkPorts, PathClass, PathMatrix,
+    Gpu, MAX_LINKS_PER_GPU, MachineParts, Nic, NvLinkBundle, NvLinkPorts, PathClass, PathMatrix, PcieLink,
+    PeerRefusal, PeerStatus, Throttle,
 };
 
 fn set(text: &str) -> GpuSet {
@@ -100,6 +101,97 @@ fn numa_node_precedes_whole_socket() {
     for (free, size, chosen) in [("0-4", 2, "0-1"), ("0,4-7", 3, "4-6"), ("0-5", 2, "4-5")] {
         assert_eq!(best(&table, free, size), set(chosen).to_string(), "{free}");
     }
+}
+
+/// Six GPUs in pairs below a switch each, alike by wire.
+fn switch_pairs(change: impl FnOnce(&mut MachineParts)) -> Machine {
+    let mut parts = MachineParts {
+        gpus: (0..6).map(|index| Gpu { index, ..Gpu::default() }).collect(),
+        paths: PathMatrix::from_fn(6, |a, b| if a / 2 == b / 2 { PathClass::Pix } else { PathClass::Node }),
+        ..MachineParts::default()
+    };
+    change(&mut parts);
+    Machine::new(parts).unwrap()
+}
+
+#[test]
+fn switch_precedes_host_bridge_of_equal_wire() {
+    let table = Table::build(&switch_pairs(|_| ()));
+    assert_eq!(best(&table, "1,2,4,5", 2), "4,5");
+    // A link between sockets as fast as the slots changes nothing.
+    let machine = switch_pairs(|parts| {
+        parts.paths = PathMatrix::from_fn(6, |a, b| match (a / 2 == b / 2, a / 3 == b / 3) {
+            (true, _) => PathClass::Pxb,
+            (_, true) => PathClass::Node,
+            _ => PathClass::Sys,
+        });
+    });
+    let rate = LinkRate::new(24_000, 24_000);
+    let rates = Rates { nvlink: vec![rate; 6], pcie: vec![rate; 6], socket: rate };
+    let table = Table::with_rates(&machine, &rates);
+    assert_eq!(best(&table, "1,2,4,5", 2), "4,5");
+    assert_eq!(best(&table, "0,2,3", 2), "2,3");
+    assert_eq!(best(&table, "0,2,5", 2), "0,2");
+}
+
+#[test]
+fn peer_to_peer_status_precedes_path_class() {
+    let table = Table::build(&switch_pairs(|parts| {
+        parts.no_peer_access = vec![PeerRefusal { gpus: [4, 5], status: PeerStatus::Chipset }];
+    }));
+    assert_eq!(best(&table, "1,2,4,5", 2), "1,2");
+    assert_eq!(best(&table, "2,3,4,5", 2), "2,3");
+    let choice = table.best(set("4,5"), 2, Purpose::Local).unwrap();
+    insta::assert_snapshot!(choice.reason(&table), @"GPUs 4,5: over PCIe within one PCIe switch without peer-to-peer, 24 GB/s, the most that 2 GPUs of this machine reach; leaves none free");
+}
+
+#[test]
+fn refused_peers_have_no_nvlink() {
+    let mut parts = bridged_pairs(0).into_parts();
+    parts.no_peer_access = vec![PeerRefusal { gpus: [0, 1], status: PeerStatus::Disabled }];
+    let table = Table::build(&Machine::new(parts).unwrap());
+    assert_eq!(best(&table, "0,1,2,3", 2), "2,3");
+    assert_eq!(table.best(set("0,1"), 2, Purpose::Local).unwrap().bandwidth_gbs, 24.0);
+    let mut parts = lopsided().into_parts();
+    parts.no_peer_access = vec![PeerRefusal { gpus: [4, 5], status: PeerStatus::Disabled }];
+    let table = Table::build(&Machine::new(parts).unwrap());
+    assert_eq!(best(&table, "4,5,6", 2), "4,6");
+}
+
+/// A slot trained at half its lanes, a switch link that is down, a hot GPU: each is chosen last, and the reason names it.
+#[test]
+fn degraded_gpus_are_chosen_last_and_named() {
+    let full = PcieLink { generation: 4, width: 16 };
+    let table = Table::build(&switch_pairs(|parts| {
+        parts.gpus[0].pcie = Some(full);
+        parts.gpus[0].pcie_trained = Some(PcieLink { width: 8, ..full });
+        parts.gpus[4].throttle = Some(Throttle::Thermal);
+    }));
+    assert_eq!(best(&table, "0,1,2,3", 2), "2,3");
+    assert_eq!(best(&table, "0,1,4,5", 2), "4,5");
+    assert_eq!(best(&table, "2,3,4,5", 2), "2,3");
+    assert_eq!(best(&table, "4,5", 1), "5");
+    let reason = |free: &str| table.best(set(free), 2, Purpose::Local).unwrap().reason(&table);
+    insta::assert_snapshot!(reason("0,1"), @"GPUs 0,1: over PCIe within one PCIe switch, 12 GB/s, all that is free (24 GB/s on the empty machine); leaves none free; GPU 0: link trained at PCIe 4 x8 instead of PCIe 4 x16");
+    insta::assert_snapshot!(reason("4,5"), @"GPUs 4,5: over PCIe within one PCIe switch, 24 GB/s, the most that 2 GPUs of this machine reach; leaves none free; GPU 4: clocks held down by heat");
+    let mut parts = lopsided().into_parts();
+    if let Some(ports) = &mut parts.gpus[5].nvlink {
+        ports.switch_links = 11;
+    }
+    let table = Table::build(&Machine::new(parts).unwrap());
+    assert_eq!(best(&table, "4,5,6", 2), "4,6");
+    let reason = table.best(set("4,5"), 2, Purpose::Local).unwrap().reason(&table);
+    assert!(reason.ends_with("; GPU 5: 11 of 12 NVLinks up"), "{reason}");
+}
+
+/// Two rings of four GPUs with as many cycles; GPUs 5 and 7 have a link across in addition.
+#[test]
+fn more_links_win_before_lowest_index() {
+    let links = [(0, 1), (1, 2), (2, 3), (0, 3), (4, 5), (5, 6), (6, 7), (4, 7), (5, 7)];
+    let mut parts = bridged_pairs(0).into_parts();
+    parts.nvlinks = links.map(|(a, b)| NvLinkBundle { gpus: [a, b], links: 2 }).to_vec();
+    let table = Table::build(&Machine::new(parts).unwrap());
+    assert_eq!(best(&table, "0-7", 4), "4,5,6,7");
 }
 
 #[test]
@@ -229,8 +321,13 @@ fn churned_naively(table: &Table, links: &Collective, set: GpuSet) -> f64 {
         .sum()
 }
 
+fn refused(machine: &Machine, pair: [usize; 2]) -> bool {
+    machine.no_peer_access().iter().any(|refusal| refusal.gpus.map(usize::from) == pair)
+}
+
 /// The best set by trying all and comparing their terms one after the other, as the module's head lists them.
 fn brute_force(
+    machine: &Machine,
     table: &Table,
     links: &Collective,
     free: GpuSet,
@@ -246,8 +343,25 @@ fn brute_force(
         let numa = std::cmp::Reverse(around.numa_nodes(set));
         let gang = purpose == Purpose::GangMember && size > 1 && around.has_nics();
         let nvlink_cut = if links.ring(set) > links.pcie_ring(set) { links.cut(set) } else { 0 };
+        let pairs = || set.iter().flat_map(|a| set.iter().filter(move |b| *b > a).map(move |b| [a, b]));
+        let refused = pairs().any(|pair| refused(machine, pair));
+        let class = |[a, b]: [usize; 2]| match machine.paths().get(a, b) {
+            PathClass::Pix | PathClass::Pxb => 2,
+            PathClass::Phb | PathClass::Node => 1,
+            PathClass::Sys | PathClass::Soc => 0,
+        };
+        let worst = if nvlink_cut > 0 { 3 } else { pairs().map(class).min().unwrap_or(3) };
+        let throttled = set.iter().filter(|gpu| machine.gpus()[*gpu].throttle.is_some()).count();
+        let joined = !refused
+            && set
+                .iter()
+                .all(|gpu| machine.switch_island(gpu) == machine.switch_island(set.lowest().unwrap()));
+        let direct = pairs().filter(|pair| !self::refused(machine, *pair));
+        let direct: u32 = direct.map(|[a, b]| u32::from(machine.direct_nvlinks(a, b))).sum();
+        let least = set.iter().map(|gpu| u32::from(machine.switch_links(gpu))).min().unwrap_or(0);
+        let switched = if joined && size > 1 { least * u32::try_from(size).unwrap() } else { 0 };
         (
-            links.ring(set),
+            (links.ring(set), !refused, worst, std::cmp::Reverse(throttled), direct + switched),
             gang.then_some((nics, numa)),
             around.islands(set) + around.islands(rest),
             churned(rest),
@@ -272,11 +386,18 @@ fn any_machine(gpus: std::ops::RangeInclusive<usize>) -> impl Strategy<Value = (
         let classes = proptest::collection::vec(0..6usize, (gpus + 4) * (gpus + 4));
         let numa = proptest::collection::vec(proptest::option::of(0..3u8), gpus);
         let rates = proptest::collection::vec((1..4u32, 1..4u32), gpus);
-        (nics, links, switch, classes, numa, rates, 0..3u32).prop_map(
-            |(nics, links, switch, classes, numa, rates, socket)| {
+        let throttled = prop_oneof![Just(0u32), any::<u32>()];
+        let refused = prop_oneof![Just(0u64), any::<u64>()];
+        (nics, links, switch, classes, numa, rates, 0..3u32, (throttled, refused)).prop_map(
+            |(nics, links, switch, classes, numa, rates, socket, (throttled, refused))| {
                 let gpus = switch.len();
                 let count = u8::try_from(gpus).unwrap();
                 let pairs = (0..count).flat_map(|a| (a + 1..count).map(move |b| [a, b]));
+                let no_peer_access = pairs.clone().enumerate();
+                let no_peer_access = no_peer_access
+                    .filter(|(pair, _)| refused >> (pair % 64) & 1 == 1)
+                    .map(|(_, gpus)| PeerRefusal { gpus, status: PeerStatus::Chipset })
+                    .collect();
                 let mut left: Vec<u8> = switch.iter().map(|links| MAX_LINKS_PER_GPU - links).collect();
                 let mut fits = |pair: [u8; 2], links: u8| {
                     let fits = pair.iter().all(|gpu| left[usize::from(*gpu)] >= links);
@@ -289,6 +410,7 @@ fn any_machine(gpus: std::ops::RangeInclusive<usize>) -> impl Strategy<Value = (
                         .map(|(index, (links, numa))| Gpu {
                             index,
                             numa: numa.map(|node| node.to_string().parse().unwrap()),
+                            throttle: (throttled >> index & 1 == 1).then_some(Throttle::Thermal),
                             nvlink: Some(NvLinkPorts {
                                 version: None,
                                 switch_links: *links,
@@ -305,6 +427,7 @@ fn any_machine(gpus: std::ops::RangeInclusive<usize>) -> impl Strategy<Value = (
                         .filter(|(pair, links)| *links > 0 && fits(*pair, *links))
                         .map(|(gpus, links)| NvLinkBundle { gpus, links })
                         .collect(),
+                    no_peer_access,
                     paths: PathMatrix::from_fn(gpus + nics, |a, b| {
                         PathClass::ALL[classes[a * (gpus + 4) + b]]
                     }),
@@ -335,7 +458,7 @@ proptest! {
         for free in (0..=table.all().bits()).map(GpuSet::from_bits) {
             for (size, purpose) in (0..=free.len()).flat_map(|size| PURPOSES.map(|purpose| (size, purpose))) {
                 let chosen = table.best(free, size, purpose).unwrap();
-                let best = brute_force(&table, &links, free, GpuSet::EMPTY, size, purpose);
+                let best = brute_force(&machine, &table, &links, free, GpuSet::EMPTY, size, purpose);
                 prop_assert_eq!(chosen.gpus, best, "{} of {:?}, {:?}", size, free, purpose);
                 prop_assert_eq!((chosen.bandwidth_gbs * 1000.0).round(), f64::from(links.ring(best)));
             }
@@ -367,7 +490,7 @@ proptest! {
         for purpose in PURPOSES {
             let chosen = table.best_with(free, must, size, purpose);
             if must.len() <= size && size <= free.len() {
-                let best = brute_force(&table, &links, free, must, size, purpose);
+                let best = brute_force(&machine, &table, &links, free, must, size, purpose);
                 prop_assert_eq!(chosen.unwrap().gpus, best);
             } else {
                 prop_assert!(chosen.is_none());
@@ -392,7 +515,7 @@ proptest! {
                 continue;
             }
             for purpose in PURPOSES {
-                let best = brute_force(&table, &links, free, GpuSet::EMPTY, size, purpose);
+                let best = brute_force(&machine, &table, &links, free, GpuSet::EMPTY, size, purpose);
                 prop_assert_eq!(table.best(free, size, purpose).unwrap().gpus, best);
             }
         }

@@ -4,9 +4,56 @@
 mod cut;
 mod ring;
 
+use std::fmt;
+use std::str::FromStr;
+
 use crate::bandwidth::Rates;
+use crate::graph::MachineGraph;
 use crate::machine::{MAX_GPUS, Machine, PathClass};
 use crate::set::GpuSet;
+
+/// What carries a collective over a set of GPUs, the worst first. Collective libraries use peer-to-peer over PCIe
+/// switches, but not across a host bridge unless told so: the data then goes through the host's memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum LinkClass {
+    /// PCIe, two of the GPUs on different NUMA nodes (`SYS`).
+    Any,
+    /// PCIe within a NUMA node, across a host bridge (`PHB`, `NODE`).
+    Numa,
+    /// PCIe below one host bridge (`PIX`, `PXB`).
+    PcieSwitch,
+    /// NVLinks or NVSwitches.
+    NvLink,
+}
+
+impl LinkClass {
+    /// Every class, the best first.
+    pub const ALL: [Self; 4] = [Self::NvLink, Self::PcieSwitch, Self::Numa, Self::Any];
+
+    /// The name of the class in a request.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::NvLink => "nvlink",
+            Self::PcieSwitch => "pcie-switch",
+            Self::Numa => "numa",
+            Self::Any => "any",
+        }
+    }
+}
+
+impl fmt::Display for LinkClass {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.as_str())
+    }
+}
+
+impl FromStr for LinkClass {
+    type Err = ();
+
+    fn from_str(word: &str) -> Result<Self, ()> {
+        Self::ALL.into_iter().find(|class| class.as_str() == word).ok_or(())
+    }
+}
 
 /// The links of one machine, laid out for rating sets of GPUs. Bandwidths are in MB/s, so that they compare exactly.
 ///
@@ -37,6 +84,10 @@ pub struct Collective {
     socket_rate: u32,
     /// Peers reached only across sockets.
     far: [u32; MAX_GPUS],
+    /// Peers reached only across a host bridge, those across sockets included.
+    bridged: [u32; MAX_GPUS],
+    /// Peers without peer-to-peer access. NVLinks to them carry nothing.
+    refused: [u32; MAX_GPUS],
     /// The GPUs of each socket: reachable from one another without crossing.
     sockets: Vec<GpuSet>,
 }
@@ -44,6 +95,11 @@ pub struct Collective {
 impl Collective {
     /// Lays out the links of `machine` at `rates`.
     pub fn new(machine: &Machine, rates: &Rates) -> Self {
+        Self::of_graph(machine, rates, &machine.graph())
+    }
+
+    /// The same with the machine's graph at hand.
+    pub(crate) fn of_graph(machine: &Machine, rates: &Rates, graph: &MachineGraph) -> Self {
         let gpus = machine.gpus().len().min(MAX_GPUS);
         let mut links = Self {
             gpus,
@@ -55,25 +111,32 @@ impl Collective {
             slot_rate: [0; MAX_GPUS],
             socket_rate: rates.socket.effective,
             far: [0; MAX_GPUS],
-            sockets: Vec::new(),
+            bridged: [0; MAX_GPUS],
+            refused: [0; MAX_GPUS],
+            sockets: graph.gpu_groups(PathClass::Node),
         };
+        for refusal in machine.no_peer_access() {
+            let [a, b] = refusal.gpus.map(usize::from);
+            links.refused[a] |= 1 << b;
+            links.refused[b] |= 1 << a;
+        }
         for a in 0..gpus {
             links.switch[a] = u32::from(machine.switch_links(a));
             links.island[a] = machine.switch_island(a);
             links.link_rate[a] = rates.nvlink_of(a).effective;
             links.slot_rate[a] = rates.pcie_of(a).effective;
             for b in (0..gpus).filter(|b| *b != a) {
-                let direct = machine.direct_nvlinks(a, b);
+                let works = links.refused[a] & 1 << b == 0;
+                let direct = if works { machine.direct_nvlinks(a, b) } else { 0 };
                 links.direct[a][b] = direct;
                 if direct > 0 {
                     links.peers[a] |= 1 << b;
                 }
-                if machine.paths().get(a, b).crosses_sockets() {
-                    links.far[a] |= 1 << b;
-                }
+                let class = machine.paths().get(a, b);
+                links.far[a] |= u32::from(class.crosses_sockets()) << b;
+                links.bridged[a] |= u32::from(class > PathClass::Pxb) << b;
             }
         }
-        links.sockets = machine.graph().gpu_groups(PathClass::Node);
         links
     }
 
@@ -124,6 +187,9 @@ impl Collective {
     }
 
     fn nvlink_cut(&self, set: GpuSet, narrowest: cut::Narrowest) -> u32 {
+        if set.iter().any(|gpu| self.switch[gpu] > 0) && !self.is_peer_to_peer(set) {
+            return 0;
+        }
         let rate = u64::from(self.link_rate(set));
         let others = set.len().saturating_sub(1) as u64;
         let bound = others * narrowest.scaled * rate / cut::SCALE;
@@ -145,17 +211,56 @@ impl Collective {
         if self.crosses_sockets(set) { slots.min(self.socket_rate) } else { slots }
     }
 
+    /// What carries a collective over the set; [`LinkClass::NvLink`] for a single GPU, which exchanges nothing.
+    pub fn class(&self, set: GpuSet) -> LinkClass {
+        self.class_at(set, self.ring(set))
+    }
+
+    /// The same where the ring model is known.
+    pub(crate) fn class_at(&self, set: GpuSet, ring: u32) -> LinkClass {
+        if set.len() < 2 || ring > self.pcie_ring(set) {
+            LinkClass::NvLink
+        } else if self.crosses_sockets(set) {
+            LinkClass::Any
+        } else if Self::has_pair(&self.bridged, set) {
+            LinkClass::Numa
+        } else {
+            LinkClass::PcieSwitch
+        }
+    }
+
     /// Whether two GPUs of the set reach each other only across sockets.
     pub(crate) fn crosses_sockets(&self, set: GpuSet) -> bool {
-        set.iter().any(|gpu| self.far[gpu] & set.bits() != 0)
+        Self::has_pair(&self.far, set)
+    }
+
+    /// Whether every two GPUs of the set have peer-to-peer access, as far as is known.
+    pub(crate) fn is_peer_to_peer(&self, set: GpuSet) -> bool {
+        !Self::has_pair(&self.refused, set)
+    }
+
+    /// Whether two GPUs of the set are peers of each other in `peers`.
+    fn has_pair(peers: &[u32; MAX_GPUS], set: GpuSet) -> bool {
+        set.iter().any(|gpu| peers[gpu] & set.bits() != 0)
+    }
+
+    /// NVLinks within the set: direct ones, and those into switches that join all of it.
+    pub(crate) fn nvlinks(&self, set: GpuSet) -> u32 {
+        let direct = |gpu: usize| -> u32 {
+            let peers = GpuSet::from_bits(self.peers[gpu]) & set;
+            peers.iter().map(|peer| u32::from(self.direct[gpu][peer])).sum()
+        };
+        let size = u32::try_from(set.len()).unwrap_or(u32::MAX);
+        let switched = if size < 2 { 0 } else { size * self.lowest_switch_links(set) };
+        set.iter().map(direct).sum::<u32>() / 2 + switched
     }
 
     /// The fewest links that a GPU of the set has into the NVSwitches that join it; 0 where its switches are not
-    /// joined.
+    /// joined, or two of its GPUs have no peer-to-peer access.
     pub(crate) fn lowest_switch_links(&self, set: GpuSet) -> u32 {
         let mut islands = set.iter().map(|gpu| self.island[gpu]);
         let first = islands.next();
-        if islands.any(|island| Some(island) != first) {
+        if islands.any(|island| Some(island) != first) || !self.is_peer_to_peer(set) {
             return 0;
         }
         set.iter().map(|gpu| self.switch[gpu]).min().unwrap_or(0)

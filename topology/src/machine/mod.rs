@@ -4,6 +4,7 @@
 mod ids;
 mod mig;
 mod path;
+mod state;
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -16,6 +17,7 @@ pub use ids::{GpuUuid, IdError, IdList, MigUuid, PcieAddress};
 pub(crate) use mig::unit_mask;
 pub use mig::{ComputeInstance, GpuInstance, MAX_MEMORY_UNITS, Mig, MigAttributes, split_profile};
 pub use path::{PathClass, PathMatrix};
+pub use state::{Degradation, PeerRefusal, PeerStatus, Throttle};
 
 /// The most GPUs one machine may have. Choice tables go to 16; larger machines are chosen on by search.
 pub const MAX_GPUS: usize = 32;
@@ -52,6 +54,10 @@ pub struct MachineParts {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = MAX_GPUS * (MAX_GPUS - 1) / 2))]
     pub nvlinks: Vec<NvLinkBundle>,
+    /// The pairs of GPUs without peer-to-peer access, as NVML reports it. For every other pair it works or is unknown.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = MAX_GPUS * (MAX_GPUS - 1) / 2))]
+    pub no_peer_access: Vec<PeerRefusal>,
     /// The PCIe path class of every pair, GPUs first, then NICs, also where an NVLink joins the pair.
     #[schemars(length(max = MAX_GPUS + MAX_NICS))]
     pub paths: PathMatrix,
@@ -117,6 +123,12 @@ pub struct Gpu {
     /// Widest PCIe link the GPU can run.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pcie: Option<PcieLink>,
+    /// The PCIe link as it is trained, where it is narrower or slower than `pcie`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pcie_trained: Option<PcieLink>,
+    /// Why the GPU's clocks are held down, if they are.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub throttle: Option<Throttle>,
     /// NVLink ports, if the GPU has any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub nvlink: Option<NvLinkPorts>,
@@ -136,6 +148,13 @@ pub struct PcieLink {
     pub generation: u8,
     /// Lanes, 1 to 32.
     pub width: u8,
+}
+
+impl PcieLink {
+    /// Whether there are such links.
+    fn exists(self) -> bool {
+        (1..=7).contains(&self.generation) && (1..=32).contains(&self.width)
+    }
 }
 
 /// The NVLink side of one GPU.
@@ -205,6 +224,7 @@ impl Machine {
         check_gpus(&mut parts.gpus)?;
         check_nics(&parts.nics)?;
         normalise_bundles(&mut parts)?;
+        state::normalise_refusals(&mut parts)?;
         Ok(Self(parts))
     }
 
@@ -395,10 +415,10 @@ fn check_gpus(gpus: &mut [Gpu]) -> Result<(), MachineError> {
         if usize::from(gpu.index) != position {
             return Err(MachineError::new(field("index"), format!("is {}, must be {position}", gpu.index)));
         }
-        if let Some(pcie) = gpu.pcie
-            && !((1..=7).contains(&pcie.generation) && (1..=32).contains(&pcie.width))
-        {
-            return Err(MachineError::new(field("pcie"), "generation must be 1 to 7 and width 1 to 32"));
+        for (name, link) in [("pcie", gpu.pcie), ("pcieTrained", gpu.pcie_trained)] {
+            if link.is_some_and(|link| !link.exists()) {
+                return Err(MachineError::new(field(name), "generation must be 1 to 7 and width 1 to 32"));
+            }
         }
         if let Some(ports) = gpu.nvlink
             && ports.switch_links > MAX_LINKS_PER_GPU

@@ -14,6 +14,17 @@ pub(crate) fn recorded(name: &str) -> String {
     std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{path}: {error}"))
 }
 
+/// The names of the complete recorded texts, in order.
+pub(crate) fn names() -> Vec<String> {
+    let files = std::fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/topologies")).unwrap();
+    let names = files.map(|file| file.unwrap().path().file_stem().unwrap().to_string_lossy().into_owned());
+    let mut names: Vec<String> =
+        names.filter(|name| !name.starts_with("truncated") && name != "README").collect();
+    names.sort();
+    assert!(names.len() > 30, "{names:?}");
+    names
+}
+
 /// The machine of a recorded text.
 pub(crate) fn machine(name: &str) -> Machine {
     gantry_smi::read_machine(&recorded(name)).unwrap_or_else(|error| panic!("{name}: {error}"))

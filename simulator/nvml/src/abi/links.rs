@@ -62,7 +62,7 @@ fn generation(gpu: &GpuFacts) -> c_uint {
 
 /// Rate of one lane in MB/s as NVML counts it (2500 for generation 1).
 fn lane_speed(gpu: &GpuFacts) -> c_uint {
-    match gpu.pcie.generation {
+    match gpu.pcie_trained.generation {
         0 | 1 => 2_500,
         2 => 5_000,
         generation => 8_000 << (generation - 3).min(8),
@@ -70,11 +70,11 @@ fn lane_speed(gpu: &GpuFacts) -> c_uint {
 }
 
 nvml_get! {
-    nvmlDeviceGetMaxPcieLinkGeneration
-        | nvmlDeviceGetGpuMaxPcieLinkGeneration
-        | nvmlDeviceGetCurrPcieLinkGeneration: c_uint = |gpu| generation(gpu.facts);
-    nvmlDeviceGetMaxPcieLinkWidth | nvmlDeviceGetCurrPcieLinkWidth: c_uint = |gpu|
-        c_uint::from(gpu.facts.pcie.width);
+    nvmlDeviceGetMaxPcieLinkGeneration | nvmlDeviceGetGpuMaxPcieLinkGeneration: c_uint = |gpu|
+        generation(gpu.facts);
+    nvmlDeviceGetCurrPcieLinkGeneration: c_uint = |gpu| c_uint::from(gpu.facts.pcie_trained.generation);
+    nvmlDeviceGetMaxPcieLinkWidth: c_uint = |gpu| c_uint::from(gpu.facts.pcie.width);
+    nvmlDeviceGetCurrPcieLinkWidth: c_uint = |gpu| c_uint::from(gpu.facts.pcie_trained.width);
     nvmlDeviceGetPcieSpeed: c_uint = |gpu| lane_speed(gpu.facts);
     nvmlDeviceGetPcieLinkMaxSpeed: c_uint = |gpu|
         generation(gpu.facts).min(sys::NVML_PCIE_LINK_MAX_SPEED_64000MBPS);

@@ -2,6 +2,7 @@
 
 use std::ffi::{c_int, c_uint, c_ulonglong};
 
+use gantry_topology::Throttle;
 use nvml_wrapper_sys::bindings as sys;
 
 use super::args::{Out, Status};
@@ -27,6 +28,12 @@ impl Target<'_> {
             ComputeMode::Prohibited => sys::nvmlComputeMode_enum_NVML_COMPUTEMODE_PROHIBITED,
             ComputeMode::ExclusiveProcess => sys::nvmlComputeMode_enum_NVML_COMPUTEMODE_EXCLUSIVE_PROCESS,
         }
+    }
+
+    /// The slowdown of the machine file, or that of a temperature set above the limit.
+    fn throttle(self) -> Option<Throttle> {
+        let is_hot = self.celsius() >= LIMITS_CELSIUS.1;
+        self.facts.throttle.or(is_hot.then_some(Throttle::Thermal))
     }
 
     fn utilization(self) -> u32 {
@@ -75,6 +82,16 @@ fn without_instances(entries: &[sys::nvmlProcessInfo_v2_t]) -> Vec<sys::nvmlProc
     entries.collect()
 }
 
+/// NVML's bits for the cause of a slowdown.
+fn slowdown(throttle: Throttle) -> c_ulonglong {
+    let cause = match throttle {
+        Throttle::Thermal => sys::nvmlClocksThrottleReasonHwThermalSlowdown,
+        Throttle::PowerBrake => sys::nvmlClocksThrottleReasonHwPowerBrakeSlowdown,
+        Throttle::Hardware => 0,
+    };
+    c_ulonglong::from(cause | sys::nvmlClocksThrottleReasonHwSlowdown)
+}
+
 nvml_get! {
     nvmlDeviceGetPowerUsage: c_uint = |gpu| gpu.milliwatts();
     nvmlDeviceGetPowerManagementMode | nvmlDeviceGetPersistenceMode: sys::nvmlEnableState_t = |_|
@@ -84,7 +101,8 @@ nvml_get! {
         | nvmlDeviceGetEnforcedPowerLimit: c_uint = |gpu| gpu.power_limit();
     nvmlDeviceGetPerformanceState | nvmlDeviceGetPowerState: sys::nvmlPstates_t = |_|
         sys::nvmlPStates_enum_NVML_PSTATE_0;
-    nvmlDeviceGetCurrentClocksEventReasons | nvmlDeviceGetCurrentClocksThrottleReasons: c_ulonglong = |_| 0;
+    nvmlDeviceGetCurrentClocksEventReasons | nvmlDeviceGetCurrentClocksThrottleReasons: c_ulonglong = |gpu|
+        gpu.throttle().map_or(0, slowdown);
     nvmlDeviceGetComputeMode: sys::nvmlComputeMode_t = |gpu| gpu.compute_mode();
 }
 

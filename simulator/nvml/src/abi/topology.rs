@@ -3,7 +3,7 @@
 
 use std::ffi::{c_uchar, c_uint, c_ulong};
 
-use gantry_topology::PathClass;
+use gantry_topology::{PathClass, PeerStatus};
 use nvml_wrapper_sys::bindings as sys;
 
 use super::args::{Out, Status, struct_version};
@@ -66,6 +66,20 @@ fn joined(call: &Call, first: usize, second: usize) -> bool {
     up(first, &direct) || (up(first, &switched) && up(second, &switched))
 }
 
+/// NVML's status of two GPUs that have no peer-to-peer access.
+fn refusal(call: &Call, first: usize, second: usize) -> Option<sys::nvmlGpuP2PStatus_t> {
+    let pair = [first.min(second), first.max(second)];
+    let mut refusals = call.facts().machine().no_peer_access().iter();
+    let refusal = refusals.find(|refusal| refusal.gpus.map(usize::from) == pair)?;
+    Some(match refusal.status {
+        PeerStatus::Chipset => sys::nvmlGpuP2PStatus_enum_NVML_P2P_STATUS_CHIPSET_NOT_SUPPORTED,
+        PeerStatus::Gpu => sys::nvmlGpuP2PStatus_enum_NVML_P2P_STATUS_GPU_NOT_SUPPORTED,
+        PeerStatus::Topology => sys::nvmlGpuP2PStatus_enum_NVML_P2P_STATUS_IOH_TOPOLOGY_NOT_SUPPORTED,
+        PeerStatus::Disabled => sys::nvmlGpuP2PStatus_enum_NVML_P2P_STATUS_DISABLED_BY_REGKEY,
+        PeerStatus::NotSupported => sys::nvmlGpuP2PStatus_enum_NVML_P2P_STATUS_NOT_SUPPORTED,
+    })
+}
+
 nvml! {
     fn nvmlDeviceGetCpuAffinity(device: Device, size: c_uint, mask: Out<c_ulong>) |call| {
         put_mask(&call.gpu(device)?.facts.cpus, size, mask)
@@ -123,6 +137,9 @@ nvml! {
         let (first, second) = (call.gpu(first)?, call.gpu(second)?);
         if first.facts.index == second.facts.index {
             return Err(Status::INVALID_ARGUMENT);
+        }
+        if let Some(status) = refusal(call, first.facts.index, second.facts.index) {
+            return out.put(status);
         }
         let nvlink = joined(call, first.facts.index, second.facts.index);
         let works = match capability {

@@ -8,7 +8,7 @@ mod product;
 use std::path::{Path, PathBuf};
 
 use gantry_topology::mig::{self as profiles, Catalogue};
-use gantry_topology::{Fabric, IdList, Machine, MachineError, Mig, PathClass, PcieLink};
+use gantry_topology::{Fabric, IdList, Machine, MachineError, Mig, PathClass, PcieLink, Throttle};
 
 pub use address::Address;
 use address::{FreeBuses, given};
@@ -88,6 +88,10 @@ pub struct GpuFacts {
     pub cpus: Vec<u32>,
     /// PCIe link at its widest.
     pub pcie: PcieLink,
+    /// PCIe link as it is trained.
+    pub pcie_trained: PcieLink,
+    /// Why the clocks are held down, if they are.
+    pub throttle: Option<Throttle>,
     /// NVLink version; `None` without NVLink.
     pub nvlink_version: Option<u8>,
     /// Links in the hardware, joined or not.
@@ -219,6 +223,7 @@ fn complete_gpu(
         .or_else(|| catalogue.by_device_id(product.device_id))
         .cloned();
     let mig = mig::complete(gpu, &uuid, profiles.as_ref(), &product)?;
+    let pcie = gpu.pcie.unwrap_or(PcieLink { generation: product.pcie.0, width: product.pcie.1 });
     Ok(GpuFacts {
         index,
         uuid,
@@ -235,7 +240,9 @@ fn complete_gpu(
         numa_nodes: numbers(gpu.numa.as_ref()),
         memory_numa: gpu.memory_numa,
         cpus: numbers(gpu.cpus.as_ref()),
-        pcie: gpu.pcie.unwrap_or(PcieLink { generation: product.pcie.0, width: product.pcie.1 }),
+        pcie,
+        pcie_trained: gpu.pcie_trained.unwrap_or(pcie),
+        throttle: gpu.throttle,
         nvlink_version: version,
         nvlink_count: if version.is_some() { joined.max(default_count) } else { 0 },
         links,
