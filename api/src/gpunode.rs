@@ -41,6 +41,65 @@ use crate::schema::{bounded, known_formats};
 pub struct GpuNodeSpec {
     /// GPUs, NICs and links: the machine file of this node.
     pub machine: Machine,
+    /// How the node's kubelet aligns devices and CPUs, if the plugin could find out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kubelet: Option<KubeletTopology>,
+}
+
+/// The configuration of kubelet's Topology Manager.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct KubeletTopology {
+    /// Which pods kubelet refuses (`topologyManagerPolicy`).
+    #[serde(default)]
+    pub policy: TopologyManagerPolicy,
+    /// What is aligned (`topologyManagerScope`).
+    #[serde(default)]
+    pub scope: TopologyManagerScope,
+    /// Whether the closer of equally many NUMA nodes are taken (`prefer-closest-numa-nodes`).
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub prefer_closest_numa_nodes: bool,
+    /// The most NUMA nodes with which kubelet starts the Topology Manager (`max-allowable-numa-nodes`).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_allowable_numa_nodes: Option<u16>,
+}
+
+/// Kubelet's `topologyManagerPolicy`.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum TopologyManagerPolicy {
+    /// Nothing is aligned.
+    #[default]
+    None,
+    /// Aligned where possible; no pod is refused.
+    BestEffort,
+    /// A pod is refused if its devices lie on more NUMA nodes than they would on an empty node.
+    Restricted,
+    /// A pod is refused if its devices lie on more than one NUMA node.
+    SingleNumaNode,
+}
+
+impl TopologyManagerPolicy {
+    /// The name in kubelet's configuration.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::None => "none",
+            Self::BestEffort => "best-effort",
+            Self::Restricted => "restricted",
+            Self::SingleNumaNode => "single-numa-node",
+        }
+    }
+}
+
+/// Kubelet's `topologyManagerScope`.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum TopologyManagerScope {
+    /// Each container by itself.
+    #[default]
+    Container,
+    /// The pod as a whole.
+    Pod,
 }
 
 /// Health and holders of a node's devices.

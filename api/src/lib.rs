@@ -22,7 +22,8 @@ pub use gang::{
 };
 pub use gpunode::{
     Deviation, DeviceHealth, DeviceStatus, FaultEvidence, GpuFault, GpuNode, GpuNodeSpec, GpuNodeStatus,
-    Holder, HolderState, Provenance, ResourceKind, ResourceStatus, SharingPolicy, Slice,
+    Holder, HolderState, KubeletTopology, Provenance, ResourceKind, ResourceStatus, SharingPolicy, Slice,
+    TopologyManagerPolicy, TopologyManagerScope,
 };
 pub use grant::{ContainerGrant, ContainerShare, Grant, GrantError};
 pub use ids::{DeviceId, NodeName, PodUid, ResourceName};

@@ -46,6 +46,27 @@ pub const GANG_RANK_ANNOTATION: &str = "gantry.dev/gang-rank";
 /// On a pod: `true` if it can be stopped at little loss. Such gangs are preempted first.
 pub const CHECKPOINTED_ANNOTATION: &str = "gantry.dev/checkpointed";
 
+/// On a pod: the least link that must join the GPUs of each container: `nvlink`, `pcie-switch`, `numa` or `any`.
+pub const REQUIRED_LINK_ANNOTATION: &str = "gantry.dev/required-link";
+
+/// On a pod: the least link that should join the GPUs of each container.
+pub const PREFERRED_LINK_ANNOTATION: &str = "gantry.dev/preferred-link";
+
+/// On a pod: the least GB/s that a collective over the GPUs of each container must reach.
+pub const REQUIRED_BANDWIDTH_ANNOTATION: &str = "gantry.dev/required-bandwidth";
+
+/// On a pod: the least GB/s that a collective over the GPUs of each container should reach.
+pub const PREFERRED_BANDWIDTH_ANNOTATION: &str = "gantry.dev/preferred-bandwidth";
+
+/// On a pod: `true` if it is to get the cheapest node that meets its request, not the fastest.
+pub const ECONOMY_ANNOTATION: &str = "gantry.dev/economy";
+
+/// On a pod: the GPU models that it can use, with commas, the best first.
+pub const GPU_MODELS_ANNOTATION: &str = "gantry.dev/gpu-models";
+
+/// On a pod: which of equally good nodes it gets: `pack` or `spread`.
+pub const NODE_POLICY_ANNOTATION: &str = "gantry.dev/node-policy";
+
 /// A scheduling gate that keeps members of a gang out of kube-scheduler's queue until enough of them exist; the
 /// extender removes it.
 pub const GANG_GATE: &str = "gantry.dev/gang";

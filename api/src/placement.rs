@@ -48,6 +48,12 @@ pub struct Other {
 pub enum Loss {
     /// Its devices are about to go to other pods.
     Reserved,
+    /// The pod lists the model of the chosen node's GPUs first.
+    Model,
+    /// It meets less of what the pod prefers.
+    Preference,
+    /// It costs more, and the pod asks for economy.
+    Cost,
     /// The pod's GPUs would have less bandwidth among them.
     Bandwidth {
         /// GB/s there.
@@ -115,6 +121,9 @@ impl fmt::Display for Loss {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Reserved => write!(f, "its devices are about to go to other pods"),
+            Self::Model => write!(f, "the pod lists its model later"),
+            Self::Preference => write!(f, "meets less of what the pod prefers"),
+            Self::Cost => write!(f, "costs more, and the pod asks for economy"),
             Self::Bandwidth { gbs, chosen_gbs } => write!(f, "{gbs} instead of {chosen_gbs} GB/s"),
             Self::Stranded => write!(f, "would break up more of its free GPUs"),
             Self::Emptier => write!(f, "has more free GPUs, and pods are packed"),
@@ -137,6 +146,9 @@ mod tests {
     fn placement_is_read_as_it_is_written() {
         let losses = [
             Loss::Reserved,
+            Loss::Model,
+            Loss::Preference,
+            Loss::Cost,
             Loss::Bandwidth { gbs: 48.0, chosen_gbs: 80.0 },
             Loss::Stranded,
             Loss::Emptier,

@@ -78,6 +78,22 @@ pub struct Args {
     #[arg(long, env = "GANTRY_POLICY", value_enum, default_value_t)]
     pub policy: Policy,
 
+    /// What pods ask for where their annotations do not say: NAME=VALUE for the cluster, or NAMESPACE/NAME=VALUE, where
+    /// gantry.dev/NAME is one of the annotations in docs/requests.md, such as "preferred-link=nvlink". May be repeated;
+    /// in the variable, items are separated by semicolons.
+    #[arg(
+        long = "request-default",
+        env = "GANTRY_REQUEST_DEFAULTS",
+        value_name = "ITEM",
+        value_delimiter = ';'
+    )]
+    pub request_defaults: Vec<String>,
+
+    /// GPU models in the order of their cost, the cheapest first, such as "L4,A100,H100", for pods that ask for economy.
+    /// Nodes with other models count as dearer. Nodes that are equal by it count by their total bandwidth.
+    #[arg(long, env = "GANTRY_MODEL_COST_ORDER", value_name = "MODELS", value_delimiter = ',')]
+    pub model_cost_order: Vec<String>,
+
     /// Time limit of one bind in seconds, with the calls to the API server. A member of a gang waits at most two thirds
     /// of it for the other members. Must be below `httpTimeout` of kube-scheduler's configuration, so that
     /// kube-scheduler receives the result.

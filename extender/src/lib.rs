@@ -67,6 +67,7 @@ use crate::watch::{ApiHealth, SILENCE, Watches};
 use crate::watched::Watched;
 use crate::writers::Writers;
 use gantry_planner::decide::Options;
+use gantry_planner::placement::PlacementDefaults;
 
 /// Runs the extender until `shutdown`. Wants a multi-thread runtime; two workers are enough.
 ///
@@ -75,7 +76,10 @@ use gantry_planner::decide::Options;
 /// on. An API server that cannot be reached is no error: the extender serves, says that it is not ready, and tries
 /// again.
 pub async fn run(args: Args, shutdown: CancellationToken) -> anyhow::Result<()> {
+    let defaults = PlacementDefaults::read(args.request_defaults.iter().map(String::as_str));
+    let defaults = defaults.context("--request-default")?;
     let watched = Watched::new(read_resources(&args.resources)?);
+    let watched = watched.with_placement(defaults, args.model_cost_order.clone());
     let options = options(&args);
     let tls = tls(&args.tls)?;
     let run = run_id();

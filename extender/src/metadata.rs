@@ -3,6 +3,7 @@
 use gantry_api::names;
 use gantry_api::slim::{self, ReadsAnnotation};
 use gantry_gang::integrations;
+use gantry_planner::placement;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde::Deserializer;
 
@@ -16,7 +17,9 @@ struct Read;
 
 impl ReadsAnnotation for Read {
     fn reads(name: &str) -> bool {
-        [names::GRANT_ANNOTATION, MIRROR_ANNOTATION].contains(&name) || integrations::reads(name)
+        [names::GRANT_ANNOTATION, MIRROR_ANNOTATION].contains(&name)
+            || integrations::reads(name)
+            || placement::reads(name)
     }
 }
 

@@ -86,7 +86,11 @@ impl Reader {
         if asked.is_empty() {
             return None;
         }
-        let request = Request::read_what_can_be(&asked, |resource| pod.spec.asking(resource)).map(Arc::new);
+        let request = Request::read_what_can_be(&asked, |resource| pod.spec.asking(resource));
+        let annotations = pod.metadata.annotations.iter().flatten();
+        let annotations = annotations.map(|(name, text)| (name.as_str(), text.as_str()));
+        let defaults = self.watched.placement(pod.metadata.namespace.as_deref().unwrap_or_default());
+        let request = request.and_then(|request| request.placed_by(annotations, defaults)).map(Arc::new);
         let nothing = matches!(&request, Ok(request) if request.is_empty());
         (!nothing).then_some(request)
     }

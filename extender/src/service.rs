@@ -15,7 +15,7 @@ use crate::pod::{Reader, Seen, SlimPod};
 use crate::watched::Watched;
 use crate::wire::{
     self, CandidateNodes, ExtenderArgs, ExtenderBindingArgs, ExtenderPreemptionArgs, Node, NodeObject, Pod,
-    Text,
+    Quantities, Text,
 };
 use gantry_planner::decide::{Candidates as _, Filtered};
 use gantry_planner::request::{Request, RequestError};
@@ -213,7 +213,10 @@ impl Service {
             return Err(Undecided::Cold.into());
         }
         asked.retain(|resource| snapshot.managed.contains(resource));
-        Ok(Request::read(&asked, |resource| spec.containers_asking(resource)))
+        let request = Request::read(&asked, |resource| spec.containers_asking(resource));
+        let annotations = pod.metadata.annotations.iter().flat_map(Quantities::iter);
+        let defaults = self.watched.placement(text(pod.metadata.namespace.as_ref()));
+        Ok(request.and_then(|request| request.placed_by(annotations, defaults)))
     }
 }
 

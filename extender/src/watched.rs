@@ -1,22 +1,50 @@
 //! The watched resources: those that the operator names, and all of NVIDIA's domain. Those of them that a `GpuNode`
-//! publishes, or the operator names, are managed. Names only; no counts, no nodes.
+//! publishes, or the operator names, are managed. Names only; no counts, no nodes. With them goes what the operator
+//! configured of requests for them.
 
 use std::sync::Arc;
 
 use gantry_api::ResourceName;
 use gantry_api::names::RESOURCE_DOMAIN;
+use gantry_planner::kind::Kind;
+use gantry_planner::placement::{PlacementDefaults, PlacementRequest, is_of_model};
 
 /// The watched resources. Pods that ask for any of them are kept, so that a resource is managed completely as soon as a
 /// plugin publishes it, with the pods that have it already.
 #[derive(Debug, Clone)]
 pub struct Watched {
     named: Arc<[ResourceName]>,
+    defaults: Arc<PlacementDefaults>,
+    /// GPU models, the cheapest first.
+    cheapest: Arc<[String]>,
 }
 
 impl Watched {
     /// Watches `named`, which are managed also without a plugin, and NVIDIA's domain.
     pub fn new(named: impl Into<Arc<[ResourceName]>>) -> Self {
-        Self { named: named.into() }
+        Self { named: named.into(), defaults: Arc::default(), cheapest: Arc::default() }
+    }
+
+    /// The same with defaults for pods, and the GPU models in the order of their cost, the cheapest first.
+    #[must_use]
+    pub fn with_placement(self, defaults: PlacementDefaults, cheapest: Vec<String>) -> Self {
+        Self { defaults: Arc::new(defaults), cheapest: cheapest.into(), ..self }
+    }
+
+    /// What the pods of a namespace ask for where they do not say.
+    pub fn placement(&self, namespace: &str) -> &PlacementRequest {
+        self.defaults.of(namespace)
+    }
+
+    /// What a node with GPUs of these models costs: by the place of the dearest in the operator's order, models without
+    /// one last, then by the total bandwidth of the node.
+    pub fn cost<'a>(&self, models: impl Iterator<Item = &'a str>, kind: &Kind) -> u64 {
+        const TOTALS: u64 = 1 << 48;
+        let place = |model: &'a str| {
+            self.cheapest.iter().position(|known| is_of_model(model, known)).unwrap_or(self.cheapest.len())
+        };
+        let dearest = models.map(place).max().unwrap_or(0) as u64;
+        dearest * TOTALS + kind.total_megabytes().min(TOTALS - 1)
     }
 
     /// The resources that the operator named.

@@ -99,6 +99,9 @@ pub struct Metadata<'a> {
     /// UID.
     #[serde(borrow, default)]
     pub uid: Option<Text<'a>>,
+    /// Annotations.
+    #[serde(borrow, default)]
+    pub annotations: Option<Quantities<'a>>,
 }
 
 /// What of a `v1.PodSpec` matters here.

@@ -113,6 +113,8 @@ impl Cluster {
                     advertised: Some(8),
                 }],
                 not_ready: None,
+                models: Arc::default(),
+                cost: 0,
                 scores: ScoreCache::default(),
             });
             let known = classes.iter().position(|known| **known == standing);

@@ -242,8 +242,11 @@ impl Cluster {
                     faults: Vec::new(),
                     leaving: 0,
                     advertised: None,
+                    alignment: None,
                 }],
                 not_ready: None,
+                models: Arc::default(),
+                cost: 0,
                 scores: ScoreCache::default(),
             }
         };
@@ -408,6 +411,7 @@ fn shape(gpus: u32) -> Shape {
         request: Arc::new(Request {
             asks: vec![Ask::single(names::GPU_RESOURCE.into(), gpus)],
             order: Vec::new(),
+            ..Request::default()
         }),
         needs: Arc::new(Needs {
             resources: Resources { pods: 1, ..Resources::default() },

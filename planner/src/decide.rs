@@ -24,7 +24,7 @@ pub enum ForeignNodes {
 }
 
 /// Which of equally fast nodes to take.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "clap", derive(clap::ValueEnum))]
 pub enum Policy {
     /// The node that loses least, then the fullest: large free groups stay whole.

@@ -75,5 +75,9 @@ pub fn request(devices: u32) -> Arc<Request> {
 }
 
 pub fn request_of(resource: &str, devices: u32) -> Arc<Request> {
-    Arc::new(Request { asks: vec![Ask::single(resource.into(), devices)], order: Vec::new() })
+    Arc::new(Request {
+        asks: vec![Ask::single(resource.into(), devices)],
+        order: Vec::new(),
+        ..Request::default()
+    })
 }

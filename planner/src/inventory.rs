@@ -4,11 +4,12 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use gantry_api::{DeviceId, PodUid, ResourceName};
+use gantry_api::{DeviceId, KubeletTopology, PodUid, ResourceName};
 use gantry_topology::Purpose;
 
 use crate::devices::DeviceSet;
 use crate::kind::{Kind, Sharing, Spot};
+use crate::numa::Alignment;
 use crate::shape::{self, Parts, Shape};
 use crate::site::Site;
 
@@ -24,6 +25,10 @@ pub struct Inventory {
     /// The reason of the condition by which the plugin does not serve, or cannot read the truth. Kubelet would refuse a
     /// pod bound there now for good.
     pub not_ready: Option<Arc<str>>,
+    /// The models of its GPUs, by index.
+    pub models: Arc<[Arc<str>]>,
+    /// What such a node costs, for pods that ask for economy; less is cheaper.
+    pub cost: u64,
 }
 
 /// The devices of one resource. No device is in two pools.
@@ -44,6 +49,8 @@ pub struct Pool {
     pub healthy: DeviceSet,
     /// The faults of the others, by GPU.
     pub faults: Vec<GpuFault>,
+    /// How kubelet aligns the devices, if it does.
+    pub alignment: Option<Arc<Alignment>>,
 }
 
 /// A device as it was published.
@@ -129,6 +136,7 @@ impl Pool {
             all: DeviceSet::EMPTY,
             healthy: DeviceSet::EMPTY,
             faults: Vec::new(),
+            alignment: None,
         };
         for (device, place) in known.into_iter().zip(places) {
             pool.all.insert(place);
@@ -147,6 +155,20 @@ impl Pool {
             pool.withhold();
         }
         pool
+    }
+
+    /// Applies the Topology Manager of the node's kubelet. `numa`: the NUMA node of each GPU that kubelet knows.
+    pub fn align(&mut self, kubelet: &KubeletTopology, numa: &[Option<u32>]) {
+        let node = |device: usize| {
+            let gpu = match &self.shape {
+                Shape::Whole => device,
+                Shape::Parts(parts) => usize::from(parts.spots().get(device)?.gpu),
+            };
+            self.id(device)?;
+            numa.get(gpu).copied().flatten()
+        };
+        let by_device: Vec<Option<u32>> = (0..self.devices.len()).map(node).collect();
+        self.alignment = Alignment::new(kubelet, &by_device).map(Arc::new);
     }
 
     /// Marks every device unhealthy.
@@ -229,15 +251,23 @@ impl Pool {
 
     /// The pool on its machine.
     pub fn site<'a>(&'a self, kind: &'a Kind) -> Site<'a> {
-        Site { kind, shape: &self.shape, cut: &[], purpose: Purpose::Local }
+        Site {
+            kind,
+            shape: &self.shape,
+            cut: &[],
+            purpose: Purpose::Local,
+            models: &[],
+            alignment: self.alignment.as_deref(),
+        }
     }
 }
 
 impl Inventory {
     /// Whether it serves other devices than another inventory, or on other terms; health and holders do not count.
     pub fn serves_otherwise(&self, other: &Self) -> bool {
-        let terms = |pool: &Pool| (pool.resource.clone(), pool.max_request);
+        let terms = |pool: &Pool| (pool.resource.clone(), pool.max_request, pool.alignment.clone());
         self.pools.len() != other.pools.len()
+            || self.models != other.models
             || self
                 .pools
                 .iter()

@@ -8,16 +8,17 @@ use std::sync::{Arc, Mutex, PoisonError};
 use gantry_topology::choice::TABLE_GPUS;
 use gantry_topology::choice::devices::choose;
 pub use gantry_topology::choice::devices::{Sharing, Spot, Units};
-use gantry_topology::{Choice, GpuSet, Machine, MachineKind, Purpose, Table};
+use gantry_topology::{Choice, GpuSet, LinkClass, Machine, MachineKind, Purpose, Rates, Table};
 
 use crate::devices::DeviceSet;
+use crate::placement::SetTerms;
 use crate::shape::Parts;
 
 /// One kind of machine with its choice table. Equal only to itself.
 #[derive(Debug)]
 pub struct Kind {
     id: u32,
-    gpus: usize,
+    machine: Machine,
     table: Table,
     /// Choices on machines too large for a table, by free GPUs and size.
     searched: Mutex<HashMap<(GpuSet, usize, Purpose), Option<Choice>>>,
@@ -28,12 +29,49 @@ const SEARCHED: usize = 4096;
 
 impl Kind {
     fn new(id: u32, machine: &Machine) -> Self {
-        Self { id, gpus: machine.gpus().len(), table: Table::build(machine), searched: Mutex::default() }
+        Self { id, machine: machine.clone(), table: Table::build(machine), searched: Mutex::default() }
     }
 
     /// How many GPUs such a machine has.
     pub fn gpus(&self) -> usize {
-        self.gpus
+        self.machine.gpus().len()
+    }
+
+    /// The bandwidth of all pairs of GPUs together, MB/s: what the machine is worth to a job that needs little of it.
+    pub fn total_megabytes(&self) -> u64 {
+        let rates = Rates::of(&self.machine);
+        let pairs = (0..self.gpus()).flat_map(|b| (0..b).map(move |a| (a, b)));
+        pairs.map(|(a, b)| u64::from(rates.pair(&self.machine, a, b).effective)).sum()
+    }
+
+    /// The best set of `size` GPUs of `free` that meets terms of links; `None` if there is none.
+    pub fn best_meeting(
+        &self,
+        free: GpuSet,
+        size: usize,
+        purpose: Purpose,
+        terms: &SetTerms,
+    ) -> Option<GpuSet> {
+        if size < 2 || !terms.are_of_links() {
+            return self.best_for(free, size, purpose);
+        }
+        let is_met = |gpus| terms.are_met(self.class(gpus), self.bandwidth(gpus));
+        self.table.best_where(free, size, purpose, is_met)
+    }
+
+    /// What carries a collective over a set.
+    pub fn class(&self, gpus: GpuSet) -> LinkClass {
+        self.table.class(gpus)
+    }
+
+    /// The farthest link between two GPUs of a set, as `nvidia-smi topo -m` prints it, unless NVLinks carry the set.
+    pub fn link_name(&self, gpus: GpuSet) -> String {
+        if self.class(gpus) == LinkClass::NvLink {
+            return "NVLink".to_owned();
+        }
+        let pairs = gpus.iter().flat_map(|a| gpus.iter().take_while(move |b| *b < a).map(move |b| (a, b)));
+        let farthest = pairs.map(|(a, b)| self.machine.paths().get(a, b)).max();
+        farthest.map_or_else(String::new, |class| class.to_string())
     }
 
     /// The best `size` GPUs of `free`; `None` if there are fewer.
@@ -90,7 +128,7 @@ impl Kind {
     }
 
     fn choose(&self, free: GpuSet, size: usize, purpose: Purpose) -> Option<Choice> {
-        if self.gpus <= TABLE_GPUS {
+        if self.gpus() <= TABLE_GPUS {
             return self.table.best(free, size, purpose);
         }
         let mut searched = self.searched.lock().unwrap_or_else(PoisonError::into_inner);

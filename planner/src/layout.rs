@@ -2,8 +2,10 @@
 //! [`Site`]'s matter.
 
 use gantry_api::{ContainerGrant, ContainerShare, DeviceId};
+use gantry_topology::LinkClass;
 
 use crate::devices::DeviceSet;
+use crate::placement::SetTerms;
 use crate::request::{Ask, ContainerAsk};
 use crate::site::Site;
 
@@ -17,6 +19,8 @@ pub struct Layout {
     /// Bandwidth in GB/s of the worst-off group: the least over containers with two GPUs or more, none part of another.
     /// `None` if no container exchanges anything.
     pub gbs: Option<f64>,
+    /// The least class of what carries the collectives of these groups; `None` as for `gbs`.
+    pub class: Option<LinkClass>,
 }
 
 impl Layout {
@@ -31,12 +35,23 @@ impl Layout {
             return None;
         }
         let groups = groups(ask);
-        let whole = site.best(free, devices)?;
-        let together = Self::lay(site, &whole, ask, &groups)?;
+        let admitted = |layout: &Self| {
+            site.alignment.is_none_or(|alignment| alignment.admits(free, ask, &layout.blocks))
+        };
+        let terms = match groups.iter().filter(|group| !group.nested).collect::<Vec<_>>()[..] {
+            [only] => &only.terms,
+            _ => &SetTerms::default(),
+        };
+        let whole = site.best_meeting(free, devices, terms).or_else(|| site.best(free, devices));
+        let together = whole.and_then(|whole| Self::lay(site, &whole, ask, &groups)).filter(admitted);
         if groups.iter().filter(|group| !group.nested).count() < 2 {
-            return Some(together);
+            return together;
         }
-        let apart = Self::lay(site, free, ask, &groups)?;
+        let apart = Self::lay(site, free, ask, &groups).filter(admitted);
+        let (apart, together) = match (apart, together) {
+            (Some(apart), Some(together)) => (apart, together),
+            (apart, together) => return apart.or(together),
+        };
         let key = |layout: &Self| {
             let pod = site.bandwidth(&layout.devices).unwrap_or(0.0);
             (layout.gbs.unwrap_or(f64::INFINITY), pod)
@@ -50,17 +65,20 @@ impl Layout {
         let mut blocks = vec![DeviceSet::EMPTY; ask.blocks.len()];
         let mut left = from.clone();
         let mut gbs: Option<f64> = None;
+        let mut class: Option<LinkClass> = None;
         for group in groups.iter().filter(|group| !group.nested) {
-            let devices = site.best(&left, group.devices)?;
+            let devices = site.best_meeting(&left, group.devices, &group.terms)?;
             left.remove(&devices);
             if group.devices > 1
                 && let Some(reached) = site.bandwidth(&devices)
             {
                 gbs = Some(gbs.map_or(reached, |least| least.min(reached)));
+                let joined = site.class(&devices);
+                class = Some(class.map_or(joined, |least| least.min(joined)));
             }
             split(site, devices, group, groups, ask, &mut blocks)?;
         }
-        Some(Self { devices: union(&blocks), blocks, gbs })
+        Some(Self { devices: union(&blocks), blocks, gbs, class })
     }
 
     /// The grant of each container, with the IDs of the pool's devices; `None` if the pool has no such device.
@@ -104,6 +122,8 @@ struct Group {
     devices: usize,
     /// Part of another group.
     nested: bool,
+    /// What the devices must be.
+    terms: SetTerms,
 }
 
 /// Every distinct group, the largest first. Kubelet's reuse makes them nested or apart, never crossing.
@@ -118,6 +138,7 @@ fn groups(ask: &Ask) -> Vec<Group> {
                 devices: usize::try_from(devices).unwrap_or(usize::MAX),
                 blocks,
                 nested: false,
+                terms: container.terms.clone(),
             });
         }
     }

@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! devices, kind, shape, site   a set of devices, the machine it lies on, what it is worth
+//! placement, numa              the terms of pods and of kubelet for a set of devices
 //! request, layout              what a pod asks for, and its devices on one machine
 //! inventory, snapshot          what a node has; the cluster as classes of alike nodes
 //! decide                       filter and prioritize for one pod
@@ -21,6 +22,8 @@ pub mod input;
 pub mod inventory;
 pub mod kind;
 pub mod layout;
+pub mod numa;
+pub mod placement;
 pub mod plan;
 pub mod preempt;
 pub mod request;

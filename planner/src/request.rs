@@ -7,6 +7,8 @@ use std::sync::Arc;
 use gantry_api::ResourceName;
 use gantry_api::quantity::{self, QuantityError};
 
+use crate::placement::{PlacementError, PlacementRequest, SetTerms};
+
 /// All resources that a pod asks for.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 pub struct Request {
@@ -14,6 +16,8 @@ pub struct Request {
     pub asks: Vec<Ask>,
     /// The pod's containers in kubelet's order, where several resources are asked for.
     pub order: Vec<Arc<str>>,
+    /// What it asks of the devices other than their number.
+    pub placement: Arc<PlacementRequest>,
 }
 
 /// What a pod asks of one resource.
@@ -38,6 +42,8 @@ pub struct ContainerAsk {
     /// Further devices from those that init containers held. Kubelet takes them without asking the plugin, so which
     /// ones is unknown.
     pub any_of_held: u32,
+    /// What its devices must be.
+    pub terms: SetTerms,
 }
 
 /// A container as the API has it, before its quantities are read.
@@ -61,18 +67,24 @@ pub enum ContainerKind {
     App,
 }
 
-/// A container asks for something that is no count of devices.
+/// A pod asks for something that cannot be read.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("container {container} asks for {value} of {resource}, which {fault}")]
-pub struct RequestError {
-    /// Name of the container.
-    pub container: String,
-    pub resource: ResourceName,
-    /// What it asks, as written.
-    pub value: String,
-    /// What is wrong with it.
-    #[source]
-    pub fault: QuantityError,
+pub enum RequestError {
+    /// A quantity that is no count of devices.
+    #[error("container {container} asks for {value} of {resource}, which {fault}")]
+    Quantity {
+        /// Name of the container.
+        container: String,
+        resource: ResourceName,
+        /// What it asks, as written.
+        value: String,
+        /// What is wrong with it.
+        #[source]
+        fault: QuantityError,
+    },
+    /// An annotation that cannot be used.
+    #[error(transparent)]
+    Placement(#[from] PlacementError),
 }
 
 impl Request {
@@ -96,7 +108,7 @@ impl Request {
                 let Some(written) = container.quantity else {
                     continue;
                 };
-                let count = quantity::count(written).map_err(|fault| RequestError {
+                let count = quantity::count(written).map_err(|fault| RequestError::Quantity {
                     container: container.name.to_owned(),
                     resource: resource.clone(),
                     value: written.to_owned(),
@@ -116,7 +128,7 @@ impl Request {
             }
             _ => Vec::new(),
         };
-        Ok(Self { asks, order })
+        Ok(Self { asks, order, placement: Arc::default() })
     }
 
     /// The same, without resources of which a quantity cannot be read: such a resource counts something else than
@@ -148,6 +160,29 @@ impl Request {
         Ok(whole)
     }
 
+    /// The same with the terms of a pod's annotations, and of `defaults` where they leave them open.
+    ///
+    /// # Errors
+    /// The first annotation that cannot be used.
+    pub fn placed_by<'a>(
+        self,
+        annotations: impl Iterator<Item = (&'a str, &'a str)>,
+        defaults: &PlacementRequest,
+    ) -> Result<Self, RequestError> {
+        let placement = PlacementRequest::read(annotations, defaults)?;
+        Ok(if self.is_empty() || placement.is_empty() { self } else { self.placed(placement) })
+    }
+
+    /// The same with terms of the devices.
+    #[must_use]
+    pub fn placed(mut self, placement: PlacementRequest) -> Self {
+        for container in self.asks.iter_mut().flat_map(|ask| &mut ask.containers) {
+            container.terms.clone_from(&placement.required);
+        }
+        self.placement = Arc::new(placement);
+        self
+    }
+
     /// The part of it that asks for resources of `managed`.
     #[must_use]
     pub fn of(self: &Arc<Self>, managed: &BTreeSet<ResourceName>) -> Arc<Self> {
@@ -155,7 +190,8 @@ impl Request {
             return Arc::clone(self);
         }
         let asks = self.asks.iter().filter(|ask| managed.contains(&ask.resource));
-        Arc::new(Self { asks: asks.cloned().collect(), order: self.order.clone() })
+        let placement = Arc::clone(&self.placement);
+        Arc::new(Self { asks: asks.cloned().collect(), order: self.order.clone(), placement })
     }
 
     /// Whether nothing is asked for.
@@ -171,7 +207,7 @@ impl Request {
 
 impl ContainerAsk {
     /// Devices it is given.
-    fn devices(&self, blocks: &[u32]) -> u32 {
+    pub fn devices(&self, blocks: &[u32]) -> u32 {
         let exact = self.blocks.iter().filter_map(|&block| blocks.get(block));
         exact.fold(self.any_of_held, |all, block| all.saturating_add(*block))
     }
@@ -190,6 +226,13 @@ impl Ask {
         most
     }
 
+    /// Containers without names, for tests.
+    #[cfg(test)]
+    pub(crate) fn of_containers(resource: ResourceName, counts: &[(ContainerKind, u32)]) -> Self {
+        let named: Vec<_> = counts.iter().map(|&(kind, count)| ("c", kind, count)).collect();
+        Self::replay(resource, &named)
+    }
+
     /// One app container that asks for `devices`.
     pub fn single(resource: ResourceName, devices: u32) -> Self {
         Self::replay(resource, &[("main", ContainerKind::App, devices)])
@@ -204,7 +247,12 @@ impl Ask {
         let mut ask = Self { resource, devices: 0, blocks: Vec::new(), containers: Vec::new() };
         let mut pool = Pool::default();
         for &(name, kind, count) in counts {
-            let mut container = ContainerAsk { name: name.into(), blocks: Vec::new(), any_of_held: 0 };
+            let mut container = ContainerAsk {
+                name: name.into(),
+                blocks: Vec::new(),
+                any_of_held: 0,
+                terms: SetTerms::default(),
+            };
             let pooled = pool.len(&ask.blocks);
             if pooled > count {
                 container.any_of_held = count;

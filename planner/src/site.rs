@@ -2,11 +2,14 @@
 //! taking it. Whole GPUs go through the choice table, parts of GPUs through the choice among devices.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
-use gantry_topology::{GpuSet, Purpose};
+use gantry_topology::{GpuSet, LinkClass, Purpose};
 
 use crate::devices::DeviceSet;
 use crate::kind::{Kind, Spot};
+use crate::numa::Alignment;
+use crate::placement::{SetTerms, is_of_model};
 use crate::shape::{Parts, Shape};
 
 /// A kind of machine and where a pool's devices lie on it.
@@ -20,6 +23,10 @@ pub struct Site<'a> {
     pub cut: &'a [Spot],
     /// The purpose of the devices.
     pub purpose: Purpose,
+    /// The models of its GPUs, by index.
+    pub models: &'a [Arc<str>],
+    /// How kubelet aligns the devices, if it does.
+    pub alignment: Option<&'a Alignment>,
 }
 
 impl Site<'_> {
@@ -35,6 +42,73 @@ impl Site<'_> {
             Shape::Whole => self.kind.best_for(free.gpus(), size, self.purpose).map(DeviceSet::from),
             Shape::Parts(parts) => self.kind.best_parts(parts, self.cut, free, size),
         }
+    }
+
+    /// The best `size` devices of `free` that meet terms, and that kubelet admits; `None` if there are none.
+    pub fn best_meeting(self, free: &DeviceSet, size: usize, terms: &SetTerms) -> Option<DeviceSet> {
+        let aligned = match self.alignment {
+            Some(alignment) => &alignment.aligned(free, size)?,
+            None => free,
+        };
+        if terms.models.is_empty() {
+            return self.best_linked(aligned, size, terms);
+        }
+        let of_model = |model: &Arc<str>| -> DeviceSet {
+            aligned.iter().filter(|device| self.is_of_model(*device, model)).collect()
+        };
+        terms.models.iter().find_map(|model| self.best_linked(&of_model(model), size, terms))
+    }
+
+    fn best_linked(self, free: &DeviceSet, size: usize, terms: &SetTerms) -> Option<DeviceSet> {
+        match self.shape {
+            Shape::Whole => {
+                let best = self.kind.best_meeting(free.gpus(), size, self.purpose, terms);
+                best.map(DeviceSet::from)
+            }
+            Shape::Parts(_) => self.best(free, size).filter(|devices| self.meets(devices, terms)),
+        }
+    }
+
+    /// Whether the links of a set meet terms. MIG devices have no links to each other.
+    pub fn meets(self, devices: &DeviceSet, terms: &SetTerms) -> bool {
+        if devices.len() < 2 || !terms.are_of_links() {
+            return true;
+        }
+        self.bandwidth(devices).is_some_and(|gbs| terms.are_met(self.class(devices), gbs))
+    }
+
+    /// What carries a collective over devices; the least where two are on one GPU.
+    pub fn class(self, devices: &DeviceSet) -> LinkClass {
+        self.gpus(devices).map_or(LinkClass::Any, |gpus| self.kind.class(gpus))
+    }
+
+    /// The links of a set and their bandwidth, such as `PIX, 24 GB/s`; `None` for MIG devices.
+    pub fn described(self, devices: &DeviceSet) -> Option<String> {
+        let gbs = self.bandwidth(devices)?;
+        Some(match self.gpus(devices) {
+            Some(gpus) => format!("{}, {gbs} GB/s", self.kind.link_name(gpus)),
+            None => "on one GPU".to_owned(),
+        })
+    }
+
+    /// Whether a device is on a GPU of a model.
+    pub fn is_of_model(self, device: usize, model: &str) -> bool {
+        let name = self.gpu(device).and_then(|gpu| self.models.get(gpu));
+        name.is_some_and(|name| is_of_model(name, model))
+    }
+
+    /// The GPU of a device.
+    fn gpu(self, device: usize) -> Option<usize> {
+        match self.shape {
+            Shape::Whole => Some(device),
+            Shape::Parts(parts) => parts.spots().get(device).map(|spot| usize::from(spot.gpu)),
+        }
+    }
+
+    /// The GPUs of devices; `None` where two are on one GPU.
+    fn gpus(self, devices: &DeviceSet) -> Option<GpuSet> {
+        let gpus: GpuSet = devices.iter().filter_map(|device| self.gpu(device)).collect();
+        (gpus.len() == devices.len()).then_some(gpus)
     }
 
     /// Bandwidth in GB/s of a collective over two devices or more. 0 where two are on one GPU: any set over several
@@ -152,7 +226,8 @@ mod tests {
 
     fn lost(shape: &Shape, free: &[usize], taken: &[usize]) -> f64 {
         let kind = kind(&bridged());
-        let site = Site { kind: &kind, shape, cut: &[], purpose: Purpose::Local };
+        let site =
+            Site { kind: &kind, shape, cut: &[], purpose: Purpose::Local, models: &[], alignment: None };
         site.stranded(&free.iter().copied().collect(), &taken.iter().copied().collect())
     }
 
@@ -160,7 +235,8 @@ mod tests {
     fn parts_are_named_with_their_gpus() {
         let explained = |shape: &Shape, free: usize, taken: &[usize]| {
             let kind = kind(&bridged());
-            let site = Site { kind: &kind, shape, cut: &[], purpose: Purpose::Local };
+            let site =
+                Site { kind: &kind, shape, cut: &[], purpose: Purpose::Local, models: &[], alignment: None };
             site.explain(&(0..free).collect(), &taken.iter().copied().collect())
         };
         let shared = replicas(2, 4);
@@ -200,12 +276,26 @@ mod tests {
     fn replicas_reach_what_their_gpus_do_and_slices_nothing() {
         let kind = kind(&bridged());
         let shared = replicas(8, 2);
-        let site = Site { kind: &kind, shape: &shared, cut: &[], purpose: Purpose::Local };
+        let site = Site {
+            kind: &kind,
+            shape: &shared,
+            cut: &[],
+            purpose: Purpose::Local,
+            models: &[],
+            alignment: None,
+        };
         let reach = |devices: &[usize]| site.bandwidth(&devices.iter().copied().collect());
         assert_eq!(reach(&[0, 2]), Some(kind.bandwidth("0,1".parse().unwrap())));
         assert_eq!(reach(&[0, 1]), Some(0.0));
         let cut = slices(&[(0, 0, 4), (1, 0, 4)]);
-        let site = Site { kind: &kind, shape: &cut, cut: &[], purpose: Purpose::Local };
+        let site = Site {
+            kind: &kind,
+            shape: &cut,
+            cut: &[],
+            purpose: Purpose::Local,
+            models: &[],
+            alignment: None,
+        };
         assert_eq!(site.bandwidth(&[0, 1].into_iter().collect()), None);
     }
 }

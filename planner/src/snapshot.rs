@@ -15,6 +15,7 @@ use crate::decide::{Policy, Score};
 use crate::devices::DeviceSet;
 use crate::inventory::GpuFault;
 use crate::kind::{Kind, Spot};
+use crate::numa::Alignment;
 use crate::request::Request;
 use crate::shape::Shape;
 use crate::site::Site;
@@ -134,6 +135,10 @@ pub struct Class {
     pub pools: Vec<Pool>,
     /// Why the plugin does not serve, if it does not. Then nothing is free.
     pub not_ready: Option<Arc<str>>,
+    /// The models of its GPUs, by index.
+    pub models: Arc<[Arc<str>]>,
+    /// What such a node costs, for pods that ask for economy; less is cheaper.
+    pub cost: u64,
     /// Scores worked out so far.
     pub scores: ScoreCache,
 }
@@ -159,6 +164,8 @@ pub struct Pool {
     pub leaving: usize,
     /// How many kubelet advertises, if the node is known.
     pub advertised: Option<u32>,
+    /// How kubelet aligns the devices, if it does.
+    pub alignment: Option<Arc<Alignment>>,
 }
 
 impl Snapshot {
@@ -237,7 +244,14 @@ impl Pool {
 impl Class {
     /// A pool on its machine. `cut` is [`Class::cut_beside`] of the pool.
     pub fn site<'a>(&'a self, pool: &'a Pool, cut: &'a [Spot]) -> Site<'a> {
-        Site { kind: &self.kind, shape: &pool.shape, cut, purpose: Purpose::Local }
+        Site {
+            kind: &self.kind,
+            shape: &pool.shape,
+            cut,
+            purpose: Purpose::Local,
+            models: &self.models,
+            alignment: pool.alignment.as_deref(),
+        }
     }
 
     /// MIG devices in use of pools other than number `pool`.

@@ -63,6 +63,11 @@ pub struct Args {
     #[arg(long, value_name = "SOCKET", default_value = "/var/lib/kubelet/pod-resources/kubelet.sock")]
     pub pod_resources_socket: PathBuf,
 
+    /// Kubelet's configuration file as seen by this process. Its Topology Manager is published, so that no pod gets devices that
+    /// kubelet would refuse. Without it the Topology Manager is unknown
+    #[arg(long, env = "GANTRY_KUBELET_CONFIG", value_name = "FILE")]
+    pub kubelet_config: Option<PathBuf>,
+
     /// Path or name of NVIDIA's management library; a name is searched below the container driver root first
     #[arg(long, value_name = "FILE", default_value = "libnvidia-ml.so.1")]
     pub nvml_library: PathBuf,

@@ -212,6 +212,7 @@ async fn serve_observed(
             node,
             kubeconfig: args.kubeconfig.clone(),
             pod_kubeconfig: args.pod_kubeconfig.clone(),
+            kubelet_config: args.kubelet_config.as_deref().map(absolute),
             inventory: inventory.clone(),
             offered: passed.clone(),
             handover: Arc::clone(&handover),

@@ -17,6 +17,7 @@ pub mod handover;
 pub mod health;
 pub mod inventory;
 pub mod kubelet;
+pub mod kubelet_config;
 pub mod labels;
 pub mod nvml;
 pub mod observe;

@@ -30,7 +30,7 @@ impl Live {
             let name = NodeName::from(format!("n{number}"));
             index.node_applied(&name, vec![(names::GPU_RESOURCE.into(), 8)]);
             index.node_described(facts(number, 0).into());
-            let mut node = GpuNode::new(name.as_str(), GpuNodeSpec { machine: switched() });
+            let mut node = GpuNode::new(name.as_str(), GpuNodeSpec { machine: switched(), kubelet: None });
             let ids = (0..8).map(|gpu| gpu_id(number, gpu));
             let devices = ids.enumerate().map(
                 |(gpu, id)| json!({"id": id, "resource": names::GPU_RESOURCE, "gpu": gpu, "healthy": true}),

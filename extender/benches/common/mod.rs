@@ -142,7 +142,7 @@ fn gpu_node(
     }]);
     let status: GpuNodeStatus =
         serde_json::from_value(json!({"devices": devices, "holders": holders})).unwrap_or_default();
-    let mut node = GpuNode::new(name, GpuNodeSpec { machine: machine.clone() });
+    let mut node = GpuNode::new(name, GpuNodeSpec { machine: machine.clone(), kubelet: None });
     node.status = Some(status);
     serde_json::to_value(&node).and_then(serde_json::from_value).unwrap_or_default()
 }

@@ -234,12 +234,15 @@ impl Node {
                 faults: pool.faults.clone(),
                 leaving: leaving.len(),
                 advertised: self.advertises(&pool.resource),
+                alignment: pool.alignment.clone(),
             }
         });
         Class {
             kind: Arc::clone(&inventory.kind),
             pools: pools.collect(),
             not_ready: inventory.not_ready.clone(),
+            models: Arc::clone(&inventory.models),
+            cost: inventory.cost,
             scores: ScoreCache::default(),
         }
     }

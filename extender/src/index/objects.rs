@@ -35,7 +35,12 @@ pub fn inventory(watched: &Watched, node: PartialGpuNode, kinds: &mut Kinds) -> 
     match (spec, status) {
         (Ok(spec), Ok(status)) => {
             let kind = kinds.of(&spec.machine);
-            Some(account_for(watched, spec.machine.gpus(), status.as_ref(), kind))
+            let mut inventory = account_for(watched, spec.machine.gpus(), status.as_ref(), kind);
+            if let Some(kubelet) = &spec.kubelet {
+                let numa: Vec<Option<u32>> = spec.machine.gpus().iter().map(numa_node).collect();
+                inventory.pools.iter_mut().for_each(|pool| pool.align(kubelet, &numa));
+            }
+            Some(inventory)
         }
         (Err(error), _) | (_, Err(error)) => {
             tracing::warn!(node = %name, %error, "GpuNode cannot be read; its GPUs are not given out");
@@ -92,7 +97,14 @@ fn account_for(
         .and_then(|status| status.conditions.iter().find(|condition| condition.type_ == "Ready"))
         .filter(|condition| condition.status == "False")
         .map(|condition| bounded(&condition.reason));
-    Inventory { kind, pools, holders, not_ready }
+    let models = machine.iter().map(|gpu| gpu.model.as_deref().unwrap_or_default().into()).collect();
+    let cost = watched.cost(machine.iter().map(|gpu| gpu.model.as_deref().unwrap_or_default()), &kind);
+    Inventory { kind, pools, holders, not_ready, models, cost }
+}
+
+/// The NUMA node of a GPU that the plugin registers with kubelet.
+fn numa_node(gpu: &Gpu) -> Option<u32> {
+    gpu.numa.as_ref().and_then(|nodes| nodes.iter().next())
 }
 
 /// The devices of a holder, by pool.

@@ -350,6 +350,57 @@ async fn an_unreadable_quantity_is_said_on_every_node() {
     );
 }
 
+/// Of bridged pairs and NVSwitches, the terms decide which nodes pass. A wrong one is the reason on every node.
+#[tokio::test]
+async fn terms_of_a_pod_decide_which_nodes_pass() {
+    let cluster = cluster();
+    let service = service(&cluster);
+    let answer = |annotations: Value| {
+        let mut pod = pod("p", 4);
+        pod["metadata"]["annotations"] = annotations;
+        read(&service.filter(&body(&pod, &["a", "b", "c"])).unwrap())
+    };
+    let linked = answer(json!({"gantry.dev/required-link": "nvlink", "example.com/other": "x"}));
+    assert_eq!(linked["NodeNames"], json!(["b"]));
+    assert_eq!(
+        linked["FailedAndUnresolvableNodes"]["a"],
+        "node(s) where no 4 free GPUs share NVLink; the best free 4 is NODE, 24 GB/s"
+    );
+    let wrong = answer(json!({"gantry.dev/required-link": "nvlik"}));
+    assert_eq!(wrong["NodeNames"], json!([]));
+    let reason = wrong["FailedAndUnresolvableNodes"]["a"].as_str();
+    assert!(
+        reason.is_some_and(
+            |reason| reason.contains("none of nvlink, pcie-switch, numa, any; did you mean `nvlink`?")
+        ),
+        "{wrong}"
+    );
+}
+
+/// The Topology Manager of a node's kubelet is published with its machine.
+#[tokio::test]
+async fn node_whose_kubelet_would_refuse_is_refused() {
+    let cluster = Cluster::new(Options::default());
+    let mut parts = switched().into_parts();
+    for gpu in &mut parts.gpus {
+        gpu.numa = Some(if gpu.index < 4 { "0" } else { "1" }.parse().unwrap());
+    }
+    let machine = gantry_topology::Machine::new(parts).unwrap();
+    let mut aligned = crate::fixtures::gpu_node("a", &machine);
+    aligned["spec"]["kubelet"] = json!({"policy": "single-numa-node"});
+    cluster.inventory(&aligned);
+    cluster.add("b", &machine);
+    let service = service(&cluster);
+    let answer = read(&service.filter(&body(&pod("p", 5), &["a", "b"])).unwrap());
+    assert_eq!(answer["NodeNames"], json!(["b"]));
+    assert_eq!(
+        answer["FailedAndUnresolvableNodes"]["a"],
+        "node(s) where the Topology Manager (single-numa-node) would refuse 5 devices: 4 + 4 are free by NUMA node"
+    );
+    let answer = read(&service.filter(&body(&pod("q", 4), &["a", "b"])).unwrap());
+    assert_eq!(answer["NodeNames"], json!(["a", "b"]));
+}
+
 #[tokio::test]
 async fn malformed_bodies_are_refused_with_their_place() {
     let cluster = cluster();

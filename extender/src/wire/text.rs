@@ -57,6 +57,11 @@ impl<'de> Visitor<'de> for TextVisitor {
 pub struct Quantities<'a>(Vec<(Text<'a>, Text<'a>)>);
 
 impl Quantities<'_> {
+    /// Names and quantities, as written.
+    pub fn iter(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.0.iter().map(|(name, quantity)| (name.as_str(), quantity.as_str()))
+    }
+
     /// The resources.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.0.iter().map(|(name, _)| name.as_str())

@@ -16,7 +16,7 @@ use crate::membership::{GangOptions, Membership, OwnerFacts, OwnerKind, OwnerRef
 use crate::terms::Fault;
 
 pub use owner::{Api, STATUS, api, read};
-pub use value::is_object_name;
+pub use value::{is_object_name, not_one_of, shown};
 pub use view::{Controller, PodView, WorkloadRef, reads};
 
 /// What a pod says of the gang it belongs to; `None` if it belongs to none. The first convention that says something wins; our own

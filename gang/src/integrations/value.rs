@@ -132,7 +132,7 @@ pub(crate) fn hint(label: &str, slice: Option<u32>) -> Option<TopologyHint> {
 }
 
 /// A value where only a few words are allowed.
-pub(crate) fn not_one_of(text: &str, words: &[&str]) -> String {
+pub fn not_one_of(text: &str, words: &[&str]) -> String {
     format!("{} is none of {}{}", shown(text), words.join(", "), meant(text, words))
 }
 
@@ -161,7 +161,7 @@ pub(crate) fn nearest<'a>(text: &str, words: &[&'a str]) -> Option<&'a str> {
 
 /// A value as messages repeat it: quoted, without line breaks, not too long. Quotes that are part of it stand as they are, where that can
 /// be.
-pub(crate) fn shown(text: &str) -> String {
+pub fn shown(text: &str) -> String {
     let quoted = format!("{:?}", short(text));
     let inner = &quoted[1..quoted.len() - 1];
     if text.contains('"') && !text.contains('\'') {

@@ -4,10 +4,14 @@
 use std::fmt::Write;
 
 use gantry_api::{ResourceName, names};
+use gantry_topology::LinkClass;
 
 use super::{Candidates, ForeignNodes, Options};
+use crate::layout::Layout;
+use crate::placement::SetTerms;
 use crate::request::{Ask, Request};
 use crate::shape::Shape;
+use crate::site::Site;
 use crate::snapshot::{
     BackfillReservation, Class, NOMINATED, NodeIx, NominatedRequests, Pool, Snapshot, Standing,
 };
@@ -144,7 +148,7 @@ pub fn judge(class: &Class, request: &Request) -> Result<(), NodeRefusal> {
         return Err(NodeRefusal::NotReady(reason.to_string()));
     }
     for ask in &request.asks {
-        let Some((_, pool)) = class.pool(ask.resource.as_str()) else {
+        let Some((index, pool)) = class.pool(ask.resource.as_str()) else {
             return Err(NodeRefusal::NotServed(ask.resource.clone()));
         };
         if let Some(miss) = too_many(pool.max_request, ask) {
@@ -153,8 +157,69 @@ pub fn judge(class: &Class, request: &Request) -> Result<(), NodeRefusal> {
         if pool.free.len() < ask.devices as usize {
             return Err(NodeRefusal::Short(shortage(pool, ask.devices)));
         }
+        let is_plain = ask.containers.iter().all(|container| container.terms.is_empty());
+        if !is_plain || pool.alignment.is_some() {
+            let cut = class.cut_beside(index);
+            let site = class.site(pool, &cut);
+            if Layout::best(site, &pool.free, ask).is_none() {
+                return Err(NodeRefusal::Unmet(unmet(site, pool, ask)));
+            }
+        }
     }
     Ok(())
+}
+
+/// Why enough free devices do not meet what a pod asks of them, or what kubelet's Topology Manager does: the first
+/// container that cannot have its devices by itself, and what is free instead.
+fn unmet(site: Site<'_>, pool: &Pool, ask: &Ask) -> String {
+    for container in &ask.containers {
+        let size = container.devices(&ask.blocks) as usize;
+        if site.best_meeting(&pool.free, size, &container.terms).is_some() {
+            continue;
+        }
+        if let Some(alignment) = site.alignment
+            && alignment.aligned(&pool.free, size).is_none()
+        {
+            return alignment.refusal(&pool.free, size);
+        }
+        return lacking(site, pool, size, &container.terms);
+    }
+    match site.alignment {
+        Some(alignment) => alignment.refusal(&pool.free, ask.devices as usize),
+        None => "the free devices cannot be divided among the containers as they ask".to_owned(),
+    }
+}
+
+/// What of the terms of one container is not free, and what is free instead.
+fn lacking(site: Site<'_>, pool: &Pool, size: usize, terms: &SetTerms) -> String {
+    if !terms.models.is_empty() {
+        let is_asked = |device: &usize| terms.models.iter().any(|model| site.is_of_model(*device, model));
+        let of_models = pool.free.iter().filter(is_asked).count();
+        if of_models < size {
+            let models: Vec<&str> = terms.models.iter().map(|model| &**model).collect();
+            let there = site.models.first().map_or("unknown", |model| &**model);
+            return format!(
+                "{of_models} of {size} GPUs free of {} (the GPUs are {there})",
+                models.join(", ")
+            );
+        }
+    }
+    let devices = if matches!(pool.shape, Shape::Whole) { "GPUs" } else { "devices" };
+    let wanted = match (terms.link, terms.gbs) {
+        (Some(LinkClass::NvLink), None) => "share NVLink".to_owned(),
+        (Some(LinkClass::PcieSwitch), None) => "are below one PCIe host bridge".to_owned(),
+        (Some(_), None) => "are on one NUMA node".to_owned(),
+        (None, Some(gbs)) => format!("reach {gbs} GB/s"),
+        (Some(class), Some(gbs)) => format!("are joined by {class} or better and reach {gbs} GB/s"),
+        (None, None) => "are aligned".to_owned(),
+    };
+    let best = site.best(&pool.free, size).and_then(|best| site.described(&best));
+    let what = if size == 2 { "pair".to_owned() } else { format!("{size}") };
+    let instead = match best {
+        Some(best) => format!("the best free {what} is {best}"),
+        None => "MIG devices have no links to each other".to_owned(),
+    };
+    format!("no {size} free {devices} {wanted}; {instead}")
 }
 
 /// Whether a container asks for more than `max`, the most that kubelet gives to one container. Kubelet would fail the
@@ -213,6 +278,8 @@ pub enum NodeRefusal {
     },
     /// Too few devices are free: the counts as text.
     Short(String),
+    /// Enough devices are free, but not as the pod or kubelet's Topology Manager requires them: the text.
+    Unmet(String),
 }
 
 impl NodeRefusal {
@@ -223,6 +290,7 @@ impl NodeRefusal {
             Self::NotServed(resource) => format!("node(s) without {resource}"),
             Self::TooMany { .. } => format!("node(s) where {}", self.of_one_node()),
             Self::Short(words) => format!("node(s) with {words}"),
+            Self::Unmet(words) => format!("node(s) where {words}"),
         }
     }
 
@@ -234,7 +302,7 @@ impl NodeRefusal {
             Self::TooMany { resource, max, container, asked } => {
                 format!("{resource} gives a container {max} at most, container {container} asks for {asked}")
             }
-            Self::Short(words) => words.clone(),
+            Self::Short(words) | Self::Unmet(words) => words.clone(),
         }
     }
 }

@@ -1,12 +1,16 @@
 //! Which of the nodes that passed is best. One winner, because kube-scheduler breaks ties at random and its scale of 0
 //! to 10 is too coarse.
 
+use std::cmp::Reverse;
+
 use gantry_api::Placement;
 use gantry_api::placement::{Compared, Loss, Other};
+use gantry_topology::LinkClass;
 
 use super::{Candidates, Options, Policy};
 use crate::devices::DeviceSet;
 use crate::layout::Layout;
+use crate::placement::SetTerms;
 use crate::request::Request;
 use crate::snapshot::{Class, NodeIx, ScoreKey, Snapshot, Standing};
 
@@ -94,7 +98,8 @@ pub fn prioritize(
             group.first = group.last;
         }
     }
-    let others = others(&by_class, score, options.policy, candidates);
+    let policy = request.placement.policy.unwrap_or(options.policy);
+    let others = others(&by_class, score, policy, candidates);
     Some(Winner { position, node, score, compared: Compared { nodes: fitting, others } })
 }
 
@@ -145,6 +150,9 @@ fn question(class: &Class, request: &Request, policy: Policy) -> Option<ScoreKey
     let [ask] = &request.asks[..] else {
         return None;
     };
+    if !request.placement.is_empty() {
+        return None;
+    }
     let (pool, _) = class.pool(ask.resource.as_str())?;
     (ask.containers.len() == 1).then_some(ScoreKey { pool, devices: ask.devices, policy })
 }
@@ -155,15 +163,18 @@ fn question(class: &Class, request: &Request, policy: Policy) -> Option<ScoreKey
 //    left.
 // 2. **Clear of holds.** Devices held for a pod whose bind is on its way are free, but taking them sends that pod
 //    elsewhere. They are taken only on a node without others.
-// 3. **Bandwidth** of the worst-off container with two GPUs or more. The job runs at it for its whole life, and no
+// 3. The **model** of the GPUs: the one that stands first in the pod's list.
+// 4. **Preferences** of the pod for a link and a bandwidth, as many as are met.
+// 5. **Economy**: the cheapest class of nodes, if the pod asks for it.
+// 6. **Bandwidth** of the worst-off container with two GPUs or more. The job runs at it for its whole life, and no
 //    packing gives it back. In replays of saturated nodes, stranding before bandwidth is worse on every machine.
 //    Single GPUs exchange nothing.
-// 4. **Stranded**: how much of what the node's free GPUs are good for is lost. A loose GPU goes before half of a pair,
+// 7. **Stranded**: how much of what the node's free GPUs are good for is lost. A loose GPU goes before half of a pair,
 //    a broken machine before a whole one. Each machine is measured against itself, so that large and small ones
 //    compare.
-// 5. **Pack**: fewest free GPUs afterwards. Under **spread**, most free GPUs afterwards, and that before 4: nearly
+// 8. **Pack**: fewest free GPUs afterwards. Under **spread**, most free GPUs afterwards, and that before 7: nearly
 //    every choice strands something, so behind it the policy would have no effect.
-// 6. The **name** of the node (outside this key): equal input gives equal decisions.
+// 9. The **name** of the node (outside this key): equal input gives equal decisions.
 //
 // Bandwidth and loss are compared as whole MB/s and billionths, so that floating-point noise decides nothing.
 
@@ -171,6 +182,10 @@ fn question(class: &Class, request: &Request, policy: Policy) -> Option<ScoreKey
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Score {
     clear_of_holds: bool,
+    /// The place of the GPUs' model in the pod's list; the worst of several.
+    model: Reverse<usize>,
+    preferences: u8,
+    cost: Reverse<u64>,
     megabytes_per_second: u64,
     then: i64,
     last: i64,
@@ -190,6 +205,12 @@ impl Score {
         };
         if self.clear_of_holds != best.clear_of_holds {
             Loss::Reserved
+        } else if self.model != best.model {
+            Loss::Model
+        } else if self.preferences != best.preferences {
+            Loss::Preference
+        } else if self.cost != best.cost {
+            Loss::Cost
         } else if self.megabytes_per_second != best.megabytes_per_second {
             Loss::Bandwidth {
                 gbs: gbs(self.megabytes_per_second),
@@ -213,7 +234,17 @@ pub fn score(
     own: &[DeviceSet],
     policy: Policy,
 ) -> Option<(Score, Vec<Layout>)> {
-    let mut total = Score { clear_of_holds: true, megabytes_per_second: 0, then: 0, last: 0 };
+    let placement = &request.placement;
+    let mut total = Score {
+        clear_of_holds: true,
+        model: Reverse(0),
+        preferences: 0,
+        cost: Reverse(if placement.economy { class.cost } else { 0 }),
+        megabytes_per_second: 0,
+        then: 0,
+        last: 0,
+    };
+    let mut link: Option<LinkClass> = None;
     let (mut lost, mut left) = (0, 0);
     let mut layouts = Vec::with_capacity(request.asks.len());
     let mut least: Option<f64> = None;
@@ -235,11 +266,25 @@ pub fn score(
         if let Some(gbs) = layout.gbs {
             least = Some(least.map_or(gbs, |least| least.min(gbs)));
         }
+        if let Some(class) = layout.class {
+            link = Some(link.map_or(class, |least| least.min(class)));
+        }
+        let place = |device| {
+            let models = placement.required.models.iter();
+            models.take_while(|model| !site.is_of_model(device, model)).count()
+        };
+        total.model = total.model.min(Reverse(layout.devices.iter().map(place).max().unwrap_or(0)));
         lost += billionths(site.stranded(from, &layout.devices));
         left += i64::try_from(from.len().saturating_sub(layout.devices.len())).unwrap_or(i64::MAX);
         layouts.push(layout);
     }
     total.megabytes_per_second = least.map_or(0, megabytes);
+    let (class, gbs) = (link.unwrap_or(LinkClass::NvLink), least.unwrap_or(f64::INFINITY));
+    let preferred = &placement.preferred;
+    let of_link = SetTerms { link: preferred.link, ..SetTerms::default() };
+    let of_bandwidth = SetTerms { gbs: preferred.gbs, ..SetTerms::default() };
+    total.preferences = [of_link, of_bandwidth].iter().map(|terms| u8::from(terms.are_met(class, gbs))).sum();
+    let policy = placement.policy.unwrap_or(policy);
     (total.then, total.last) = match policy {
         Policy::Pack => (-lost, -left),
         Policy::Spread => (left, -lost),

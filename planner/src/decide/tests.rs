@@ -1,3 +1,5 @@
+mod placement;
+
 use std::sync::Arc;
 
 use proptest::prelude::*;
@@ -24,11 +26,19 @@ fn pool_of(shape: Shape, free: DeviceSet) -> Pool {
         faults: Vec::new(),
         leaving: 0,
         advertised: None,
+        alignment: None,
     }
 }
 
 fn class_of(kind: &Arc<Kind>, pool: Pool) -> Class {
-    Class { kind: Arc::clone(kind), pools: vec![pool], not_ready: None, scores: ScoreCache::default() }
+    Class {
+        kind: Arc::clone(kind),
+        pools: vec![pool],
+        not_ready: None,
+        models: Arc::default(),
+        cost: 0,
+        scores: ScoreCache::default(),
+    }
 }
 
 /// The GPUs of which something is in use.

@@ -25,7 +25,11 @@ fn best(machine: &Machine, free: GpuSet, ask: &Ask) -> Option<Layout> {
 
 fn best_of(kind: &Kind, free: GpuSet, ask: &Ask) -> Option<Layout> {
     let shape = Shape::Whole;
-    Layout::best(Site { kind, shape: &shape, cut: &[], purpose: Purpose::Local }, &free.into(), ask)
+    Layout::best(
+        Site { kind, shape: &shape, cut: &[], purpose: Purpose::Local, models: &[], alignment: None },
+        &free.into(),
+        ask,
+    )
 }
 
 fn ids() -> Vec<Option<DeviceId>> {
@@ -176,7 +180,7 @@ proptest! {
         let shape = Shape::Parts(Arc::new(Parts::new(spots.collect(), sharing)));
         let Shape::Parts(parts) = &shape else { unreachable!() };
         let kind = kind(&bridged());
-        let site = Site { kind: &kind, shape: &shape, cut: &[], purpose: Purpose::Local };
+        let site = Site { kind: &kind, shape: &shape, cut: &[], purpose: Purpose::Local, models: &[], alignment: None };
         let free = DeviceSet::from(GpuSet::from_bits(bits));
 
         let ask = ask(&containers);

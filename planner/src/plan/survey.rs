@@ -14,6 +14,7 @@ use crate::decide;
 use crate::devices::DeviceSet;
 use crate::input::{PlacementRules, PlanInput, Room, Shape};
 use crate::layout::Layout;
+use crate::request::Ask;
 use crate::snapshot::{Class, NodeIx, Pool, Standing};
 
 /// Which devices count as free.
@@ -336,11 +337,42 @@ fn of_class(class: &Class, shape: &Shape, counting: Counting) -> OfClass {
         members = members.min(free / ask.devices);
     }
     of.members = if shape.request.asks.is_empty() { 0 } else { members };
+    if shape.request.asks.iter().any(|ask| is_particular(class, ask)) {
+        of.members = fitting(class, shape, counting, of.members);
+    }
     let exchanges = shape.request.asks.iter().any(|ask| ask.most().is_some_and(|(_, devices)| devices > 1));
     if exchanges && counting != Counting::Empty {
         of.reach = reach(class, shape, counting, of.members);
     }
     of
+}
+
+/// Whether not every set of free devices serves an ask.
+fn is_particular(class: &Class, ask: &Ask) -> bool {
+    let is_aligned = class.pool(ask.resource.as_str()).is_some_and(|(_, pool)| pool.alignment.is_some());
+    is_aligned || ask.containers.iter().any(|container| !container.terms.is_empty())
+}
+
+/// How many members, of `most`, get devices as they and kubelet require them, one after the other.
+fn fitting(class: &Class, shape: &Shape, counting: Counting, most: u32) -> u32 {
+    let free = |pool: &Pool| match counting {
+        Counting::Open => pool.open.clone(),
+        Counting::Free => pool.free.clone(),
+        Counting::Empty if matches!(pool.shape, crate::shape::Shape::Whole) => {
+            DeviceSet::range(0, class.kind.gpus())
+        }
+        Counting::Empty => DeviceSet::range(0, pool.devices),
+    };
+    let mut free: Vec<DeviceSet> = class.pools.iter().map(free).collect();
+    let mut take = |ask: &Ask| {
+        let (index, pool) = class.pool(ask.resource.as_str())?;
+        let cut = class.cut_beside(index);
+        let layout = Layout::best(class.site(pool, &cut).for_gangs(), free.get(index)?, ask)?;
+        free.get_mut(index)?.remove(&layout.devices);
+        Some(())
+    };
+    let mut fitting = (0..most).take_while(|_| shape.request.asks.iter().all(|ask| take(ask).is_some()));
+    u32::try_from(fitting.by_ref().count()).unwrap_or(u32::MAX)
 }
 
 /// The bandwidth of each next member, never rising.

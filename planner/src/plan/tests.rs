@@ -7,6 +7,7 @@ mod level;
 mod near;
 mod oracle;
 mod slices;
+mod terms;
 pub(crate) mod world;
 
 use gantry_gang::needs::{Operator, PodTerm, Requirement};

@@ -43,6 +43,8 @@ pub struct Cluster {
     pub kubeconfig: Option<PathBuf>,
     /// Kubeconfig for the pods; `None` to read them with the other one.
     pub pod_kubeconfig: Option<PathBuf>,
+    /// Kubelet's configuration file, if its Topology Manager is to be published.
+    pub kubelet_config: Option<PathBuf>,
     pub inventory: watch::Receiver<Arc<Inventory>>,
     /// What kubelet is offered of it.
     pub offered: watch::Receiver<Arc<Inventory>>,

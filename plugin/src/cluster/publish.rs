@@ -6,7 +6,7 @@ use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 use std::time::Duration;
 
-use gantry_api::{GpuNode, GpuNodeSpec, GpuNodeStatus, NodeName, names};
+use gantry_api::{GpuNode, GpuNodeSpec, GpuNodeStatus, KubeletTopology, NodeName, names};
 use gantry_runtime::chain;
 use gantry_topology::Machine;
 use jiff::Timestamp;
@@ -21,6 +21,7 @@ use tracing::{debug, info, warn};
 
 use super::{Cluster, RETRY, previous_status, status};
 use crate::inventory::{Inventory, State};
+use crate::kubelet_config;
 use gantry_runtime::LogThrottle;
 
 /// Shortest interval of two writes of the status. The first change after a pause is written at once.
@@ -48,6 +49,10 @@ pub(super) struct Publisher {
     nodes: Api<Node>,
     cluster: Cluster,
     machine: Option<Arc<Machine>>,
+    /// Kubelet's Topology Manager as last read.
+    kubelet: Option<KubeletTopology>,
+    /// Throttles failures to read it.
+    kubelet_log: LogThrottle,
     status: Option<GpuNodeStatus>,
     /// Whether the object must be written even without changes.
     rewrite: bool,
@@ -63,6 +68,8 @@ impl Publisher {
             nodes: Api::all(client),
             cluster,
             machine: None,
+            kubelet: None,
+            kubelet_log: LogThrottle::default(),
             status: None,
             rewrite: false,
             owner: None,
@@ -177,6 +184,7 @@ impl Publisher {
         if inventory.state == State::Starting {
             return Ok(());
         }
+        self.read_kubelet_config();
         if inventory.state == State::Ready {
             if self.rewrite || self.machine.as_ref() != Some(&inventory.machine) {
                 self.write_machine(&inventory.machine).await?;
@@ -234,10 +242,34 @@ impl Publisher {
         Ok(machine.map_or_else(|| Arc::clone(&inventory.machine), Arc::new))
     }
 
+    /// Reads kubelet's configuration file again: kubelet may have been restarted with another one. While it cannot be used, the
+    /// last one stays published.
+    fn read_kubelet_config(&mut self) {
+        let Some(path) = &self.cluster.kubelet_config else {
+            return;
+        };
+        match kubelet_config::read(path) {
+            Ok(read) => {
+                self.kubelet_log.reset();
+                self.rewrite |= self.kubelet.as_ref() != Some(&read);
+                self.kubelet = Some(read);
+            }
+            Err(error) => {
+                if self.kubelet_log.should_log(&chain(&error), Instant::now().into_std()) {
+                    warn!(
+                        path = %path.display(),
+                        error = %chain(&error),
+                        "kubelet's configuration cannot be used; pods may get devices that its Topology Manager refuses"
+                    );
+                }
+            }
+        }
+    }
+
     async fn write_machine(&mut self, machine: &Arc<Machine>) -> Result<(), kube::Error> {
         self.find_owner().await?;
         let owners = self.owner.clone().map(|owner| vec![owner]);
-        let spec = GpuNodeSpec { machine: (**machine).clone() };
+        let spec = GpuNodeSpec { machine: (**machine).clone(), kubelet: self.kubelet.clone() };
         let node = self.cluster.node.as_str();
         let applied = Applied { spec: Some(&spec), ..Applied::new(node, owners) };
         self.api.patch_metadata(node, &parameters(), &Patch::Apply(&applied)).await?;

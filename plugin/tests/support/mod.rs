@@ -401,6 +401,7 @@ impl Node {
             node_name: Some("node-1".into()),
             kubeconfig: None,
             pod_kubeconfig: None,
+            kubelet_config: None,
             no_cluster: true,
             api_rate: ApiRate::default(),
             device_plugin_dir: directory.path().join("device-plugins"),

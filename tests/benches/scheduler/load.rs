@@ -53,7 +53,7 @@ pub(crate) async fn create_nodes(cluster: &Cluster, count: u32) -> Result<()> {
                     .patch_status(&name, &PatchParams::default(), &Patch::Merge(&status))
                     .await
                     .context("node status")?;
-                let gpu_node = GpuNode::new(&name, GpuNodeSpec { machine });
+                let gpu_node = GpuNode::new(&name, GpuNodeSpec { machine, kubelet: None });
                 gpu_nodes.create(&PostParams::default(), &gpu_node).await.context("GpuNode")?;
                 let status = json!({ "status": gpu_status(number) });
                 gpu_nodes

@@ -8,10 +8,10 @@
 //! 1. **B**, the bandwidth of a collective over the set in the ring model ([`Collective::ring`]). Never the sum of
 //!    pairs: a single weak GPU or a thin waist decides. Links count as they are: a PCIe link trained below its width and
 //!    NVLinks that are down lower B. Equal for all single GPUs.
-//! 2. **Peer-to-peer**: sets whose GPUs all have it, as far as NVML reports, before sets with a pair that has not.
+//! 2. **Peer-to-peer**: sets in which all GPUs have it, as far as NVML reports, before sets with a pair without it.
 //! 3. the **class** of what carries the set ([`Collective::class`]): NVLinks, then PCIe switches, then a host bridge, then
 //!    the link between sockets. The wire may be as fast, but collective libraries do not use peer-to-peer across a host
-//!    bridge unless told so.
+//!    bridge unless configured to.
 //! 4. the fewest **throttled** GPUs.
 //! 5. the most **NVLinks** within the set: of two equal numbers of rings, the better wired.
 //! 6. the fewest **NVLink islands** (bridged pairs) split: a single GPU never splits a pair while an unpaired one is

@@ -22,7 +22,7 @@ pub(super) struct Surroundings {
     numa: Vec<GpuSet>,
     /// GPUs that belong together, several levels of them; see [`Surroundings::together`].
     groups: Vec<Group>,
-    /// GPUs whose clocks are held down.
+    /// Throttled GPUs.
     throttled: GpuSet,
 }
 
@@ -97,7 +97,7 @@ impl Surroundings {
         set.iter().fold(0, |near, gpu| near | self.rails[gpu])
     }
 
-    /// The number of the set's GPUs whose clocks are held down.
+    /// The number of the set's throttled GPUs.
     pub(super) fn throttled(&self, set: GpuSet) -> u32 {
         u32::try_from((self.throttled & set).len()).unwrap_or(u32::MAX)
     }

@@ -13,7 +13,7 @@ use crate::machine::{MAX_GPUS, Machine, PathClass};
 use crate::set::GpuSet;
 
 /// What carries a collective over a set of GPUs, the worst first. Collective libraries use peer-to-peer over PCIe
-/// switches, but not across a host bridge unless told so: the data then goes through the host's memory.
+/// switches, but not across a host bridge unless configured to: the data then goes through the host's memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum LinkClass {
     /// PCIe, two of the GPUs on different NUMA nodes (`SYS`).

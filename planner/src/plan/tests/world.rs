@@ -75,8 +75,11 @@ impl World {
                 faults: Vec::new(),
                 leaving: 0,
                 advertised: None,
+                alignment: None,
             }],
             not_ready: None,
+            models: Arc::default(),
+            cost: 0,
             scores: ScoreCache::default(),
         });
         let classes = Arc::make_mut(&mut self.snapshot.classes);

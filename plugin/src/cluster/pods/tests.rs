@@ -22,6 +22,7 @@ fn cluster() -> Cluster {
         node: "node-1".into(),
         kubeconfig: None,
         pod_kubeconfig: None,
+        kubelet_config: None,
         inventory: Inventory::channel().1,
         offered: Inventory::channel().1,
         handover: Arc::new(SharedHandover::new(handover, Arc::clone(&observed), Some(notes))),

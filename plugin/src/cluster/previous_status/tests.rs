@@ -31,7 +31,7 @@ fn refusal(code: u16, reason: &str) -> (u16, Value) {
 /// A GpuNode without holders and faults.
 fn stored() -> Value {
     let machine = (*Inventory::starting().machine).clone();
-    let mut found = GpuNode::new("node-1", GpuNodeSpec { machine });
+    let mut found = GpuNode::new("node-1", GpuNodeSpec { machine, kubelet: None });
     found.status = Some(GpuNodeStatus::default());
     serde_json::to_value(found).unwrap()
 }

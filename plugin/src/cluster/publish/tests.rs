@@ -85,6 +85,7 @@ fn publisher(client: Client) -> Publisher {
         node: "node-1".into(),
         kubeconfig: None,
         pod_kubeconfig: None,
+        kubelet_config: None,
         inventory: tokio::sync::watch::channel(Arc::new(absent)).1,
         offered: Inventory::channel().1,
         handover: Arc::new(SharedHandover::new(handover, Arc::clone(&observed), None)),
@@ -135,7 +136,7 @@ fn stored() -> Value {
         ..MachineParts::default()
     })
     .unwrap();
-    serde_json::to_value(GpuNode::new("node-1", GpuNodeSpec { machine })).unwrap()
+    serde_json::to_value(GpuNode::new("node-1", GpuNodeSpec { machine, kubelet: None })).unwrap()
 }
 
 #[tokio::test]

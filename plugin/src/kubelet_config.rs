@@ -1,0 +1,157 @@
+//! Kubelet's configuration file, as far as the choice of devices depends on it: the Topology Manager. What its flags set
+//! over the file is not known here.
+
+use std::path::Path;
+
+use gantry_api::{KubeletTopology, TopologyManagerPolicy, TopologyManagerScope};
+use serde::Deserialize;
+use serde::de::IntoDeserializer;
+use serde::de::value::{Error as ValueError, StrDeserializer};
+
+/// The longest file that is read, in bytes.
+const MAX_BYTES: u64 = 1 << 20;
+
+/// The fields of a `KubeletConfiguration` that are read.
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct Written {
+    topology_manager_policy: Option<String>,
+    topology_manager_scope: Option<String>,
+    topology_manager_policy_options: Options,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "kebab-case", default)]
+struct Options {
+    prefer_closest_numa_nodes: Option<String>,
+    max_allowable_numa_nodes: Option<String>,
+}
+
+/// Why the file cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum KubeletConfigError {
+    /// It cannot be read.
+    #[error("cannot be read")]
+    Read(#[from] std::io::Error),
+    /// It is longer than any configuration.
+    #[error("has {0} bytes, at most {MAX_BYTES} are read")]
+    TooLong(u64),
+    /// It is no YAML or JSON of this form.
+    #[error("{0}")]
+    Malformed(String),
+    /// A value that kubelet does not know.
+    #[error("{field}: {value:?} is not allowed; allowed are {allowed}")]
+    Value {
+        /// The field.
+        field: &'static str,
+        /// Its value.
+        value: String,
+        /// The allowed values.
+        allowed: &'static str,
+    },
+}
+
+/// Reads the file at `path`.
+///
+/// # Errors
+/// See [`KubeletConfigError`].
+pub fn read(path: &Path) -> Result<KubeletTopology, KubeletConfigError> {
+    let length = std::fs::metadata(path)?.len();
+    if length > MAX_BYTES {
+        return Err(KubeletConfigError::TooLong(length));
+    }
+    parse(&std::fs::read_to_string(path)?)
+}
+
+fn parse(text: &str) -> Result<KubeletTopology, KubeletConfigError> {
+    let written: Written = match text.trim().is_empty() {
+        true => Written::default(),
+        false => serde_saphyr::from_str(text)
+            .map_err(|error| KubeletConfigError::Malformed(error.without_snippet().to_string()))?,
+    };
+    let policy = one_of::<TopologyManagerPolicy>(
+        "topologyManagerPolicy",
+        written.topology_manager_policy,
+        "none, best-effort, restricted, single-numa-node",
+    )?;
+    let scope = one_of::<TopologyManagerScope>(
+        "topologyManagerScope",
+        written.topology_manager_scope,
+        "container, pod",
+    )?;
+    let options = written.topology_manager_policy_options;
+    let parsed = |field, value: Option<String>, allowed| match value {
+        None => Ok(None),
+        Some(value) => match value.parse() {
+            Ok(number) => Ok(Some(number)),
+            Err(_) => Err(KubeletConfigError::Value { field, value, allowed }),
+        },
+    };
+    let closest = options.prefer_closest_numa_nodes;
+    Ok(KubeletTopology {
+        policy,
+        scope,
+        prefer_closest_numa_nodes: closest.is_some_and(|written| written == "true"),
+        max_allowable_numa_nodes: parsed(
+            "topologyManagerPolicyOptions.max-allowable-numa-nodes",
+            options.max_allowable_numa_nodes,
+            "whole numbers",
+        )?,
+    })
+}
+
+/// The value of a field with few words, kubelet's default where it is absent or empty.
+fn one_of<T: for<'de> Deserialize<'de> + Default>(
+    field: &'static str,
+    value: Option<String>,
+    allowed: &'static str,
+) -> Result<T, KubeletConfigError> {
+    let Some(value) = value.filter(|value| !value.is_empty()) else {
+        return Ok(T::default());
+    };
+    let word: StrDeserializer<'_, ValueError> = value.as_str().into_deserializer();
+    T::deserialize(word).map_err(|_| KubeletConfigError::Value { field, value: value.clone(), allowed })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn topology_manager_is_read() {
+        let text = "kind: KubeletConfiguration\ntopologyManagerPolicy: single-numa-node\ntopologyManagerScope: pod\n\
+                    topologyManagerPolicyOptions:\n  prefer-closest-numa-nodes: \"true\"\n  max-allowable-numa-nodes: \"16\"\n";
+        let expected = KubeletTopology {
+            policy: TopologyManagerPolicy::SingleNumaNode,
+            scope: TopologyManagerScope::Pod,
+            prefer_closest_numa_nodes: true,
+            max_allowable_numa_nodes: Some(16),
+        };
+        assert_eq!(parse(text).unwrap(), expected);
+        assert_eq!(parse("{\"kind\": \"KubeletConfiguration\"}").unwrap(), KubeletTopology::default());
+        assert_eq!(parse("").unwrap(), KubeletTopology::default());
+    }
+
+    #[test]
+    fn unknown_values_name_field_and_allowed() {
+        let refused = |text: &str| parse(text).unwrap_err().to_string();
+        assert_eq!(
+            refused("topologyManagerPolicy: strict\n"),
+            "topologyManagerPolicy: \"strict\" is not allowed; allowed are none, best-effort, restricted, single-numa-node"
+        );
+        assert_eq!(
+            refused("topologyManagerScope: node\n"),
+            "topologyManagerScope: \"node\" is not allowed; allowed are container, pod"
+        );
+        assert!(
+            refused("topologyManagerPolicyOptions:\n  max-allowable-numa-nodes: many\n").contains("\"many\"")
+        );
+        assert!(!refused("topologyManagerPolicy: [").is_empty());
+    }
+
+    #[test]
+    fn missing_file_is_an_error() {
+        let error = read(Path::new("/nonexistent/config.yaml")).unwrap_err();
+        assert!(matches!(error, KubeletConfigError::Read(_)));
+    }
+}
