@@ -5,13 +5,12 @@ use std::io::Write as _;
 use std::path::Path;
 
 use anyhow::{Context, Result};
-use flate2::GzBuilder;
 use oci_spec::image::{
     Config, Descriptor, Digest, History, HistoryBuilder, ImageConfigurationBuilder, ImageIndexBuilder,
     ImageManifestBuilder, MediaType, Os, PlatformBuilder, RootFsBuilder,
 };
 
-use crate::tree::header;
+use crate::tree::{gzip, header};
 use crate::{Arch, Tree, sha256};
 
 /// The annotation by which containerd names an image.
@@ -46,12 +45,7 @@ impl Layer {
         let diff_id = digest_name(&tar);
         let (media_type, bytes) = match compression {
             Compression::None => (MediaType::ImageLayer, tar),
-            Compression::Gzip => {
-                // A builder of default values writes neither time nor name.
-                let mut gzip = GzBuilder::new().write(Vec::new(), flate2::Compression::best());
-                gzip.write_all(&tar)?;
-                (MediaType::ImageLayerGzip, gzip.finish()?)
-            }
+            Compression::Gzip => (MediaType::ImageLayerGzip, gzip(&tar)?),
         };
         let history =
             HistoryBuilder::default().created(time(epoch)?).created_by(made_by.to_owned()).build()?;

@@ -138,7 +138,7 @@ fn image(blobs: &Blobs, descriptor: &Descriptor, name: &str, rules: &Rules) -> R
             }
             other => bail!("the layers are of type {other}"),
         };
-        ensure!(diff_id.to_string() == format!("sha256:{}", sha256(&tar)), "a layer is not {diff_id}");
+        ensure!(*diff_id == format!("sha256:{}", sha256(&tar)), "a layer is not {diff_id}");
         layers.read(&tar)?;
     }
     let stored = manifest.layers().iter().map(Descriptor::size).sum();

@@ -1,8 +1,10 @@
 //! The files of a layer, in the order of their paths.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, btree_map};
+use std::io::Write as _;
 
 use anyhow::{Context, Result, ensure};
+use flate2::GzBuilder;
 
 /// What is at a path.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -54,8 +56,12 @@ impl Tree {
             let above = self.entries.entry(path[..end].to_owned()).or_insert(Entry::Folder);
             ensure!(*above == Entry::Folder, "{path}: {} is not a folder", &path[..end]);
         }
-        let present = self.entries.entry(path.to_owned()).or_insert_with(|| entry.clone());
-        ensure!(*present == entry, "{path} is in the layer twice, with different content");
+        match self.entries.entry(path.to_owned()) {
+            btree_map::Entry::Vacant(free) => drop(free.insert(entry)),
+            btree_map::Entry::Occupied(present) => {
+                ensure!(*present.get() == entry, "{path} is in the layer twice, with different content");
+            }
+        }
         Ok(())
     }
 
@@ -65,6 +71,14 @@ impl Tree {
 
     pub fn iter(&self) -> impl Iterator<Item = (&str, &Entry)> {
         self.entries.iter().map(|(path, entry)| (path.as_str(), entry))
+    }
+
+    /// As a tar archive compressed by gzip.
+    ///
+    /// # Errors
+    /// A path is too long for a tar archive.
+    pub fn to_gzip(&self, epoch: u64) -> Result<Vec<u8>> {
+        gzip(&self.to_tar(epoch)?)
     }
 
     /// As a tar archive; every file was changed last at `epoch`, in seconds since 1970.
@@ -90,6 +104,13 @@ impl Tree {
         }
         Ok(tar.into_inner()?)
     }
+}
+
+/// Compresses. A builder of default values writes neither time nor name.
+pub(crate) fn gzip(bytes: &[u8]) -> Result<Vec<u8>> {
+    let mut gzip = GzBuilder::new().write(Vec::new(), flate2::Compression::best());
+    gzip.write_all(bytes)?;
+    Ok(gzip.finish()?)
 }
 
 /// A header of nothing but its arguments.

@@ -172,3 +172,18 @@ fn program_without_its_library_is_refused() {
     let refused = outcome.unwrap_err().to_string();
     assert!(refused.contains("the library libc.so.6"), "{refused}");
 }
+
+/// An archive of two architectures is read as a whole: the second image has the libraries of the first.
+#[test]
+fn image_of_another_architecture_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("image.tar");
+    let (own, _) = build(Compression::None).unwrap();
+    let other = Arch::ALL.into_iter().find(|arch| *arch != own.arch).unwrap();
+    let mut archive = Archive::new();
+    archive.add("docker.io/library/gantry:0.1.0", &[own.clone(), Image { arch: other, ..own }]).unwrap();
+    archive.write(&path).unwrap();
+    let refused = format!("{:#}", check::archive(&path, &Rules::default()).unwrap_err());
+    assert!(refused.contains(&format!("the image for {other}: ")), "{refused}");
+    assert!(refused.contains(&format!("and the image for {other}")), "{refused}");
+}

@@ -42,6 +42,8 @@ pub struct ClusterOptions {
     pub nodes: Vec<NodeOptions>,
     /// kube-scheduler's configuration file; none for the stock one.
     pub scheduler_config: Option<PathBuf>,
+    /// The `gantry` program for pods: the nodes have its image, and a container runtime that gives GPUs to containers.
+    pub pods: Option<PathBuf>,
 }
 
 impl ClusterOptions {
@@ -54,6 +56,7 @@ impl ClusterOptions {
             tool: tool.into(),
             nodes: (1..=3).map(|number| NodeOptions::new(&format!("node-{number}"))).collect(),
             scheduler_config: None,
+            pods: None,
         }
     }
 }
@@ -116,12 +119,12 @@ impl Cluster {
         let record = |forwarder| Record { nodes: names.clone(), port: options.port, forwarder };
         write_record(folder, &record(None))?;
         let images = folder.join("images.tar");
-        image::write(&images)?;
+        image::write(&images, options.pods.as_deref(), &components)?;
         let authority = Authority::create(&folder.join("pki"))?;
 
         let path = search_path(&components);
         let control = Sandbox::start(&folder.join("control"), &path).await?;
-        network::bridge(&control).await?;
+        network::bridge(&control, options.port).await?;
         let forwarder = control::start(&control, &components, &authority, &options).await?;
         write_record(folder, &record(Some(forwarder)))?;
         let client = client_from(&folder.join("kubeconfig")).await?;
@@ -139,6 +142,7 @@ impl Cluster {
             authority: &authority,
             control: &control,
             images: &images,
+            runtime: options.pods.as_ref().map(|_| options.tool.as_path()),
             path: &path,
         };
         let starting = options

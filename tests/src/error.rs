@@ -90,6 +90,9 @@ pub enum Error {
         /// The parser's reason.
         source: serde_json::Error,
     },
+    /// The images of the nodes could not be made.
+    #[error("images of the nodes: {0:#}")]
+    Image(anyhow::Error),
     /// A node's simulated GPUs could not be put in place.
     #[error("simulated GPUs of {node}: {source}")]
     Hardware {

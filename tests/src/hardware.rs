@@ -14,6 +14,9 @@ use crate::{Error, Result};
 /// The numbers of `/dev/null`.
 const NULL: (u32, u32) = (1, 3);
 
+/// Name of the folder of a node's GPUs.
+pub(crate) const FOLDER: &str = "hardware";
+
 /// A node's simulated GPUs, and the hand that breaks and mends them.
 pub struct Hardware {
     folder: PathBuf,
@@ -26,7 +29,7 @@ impl Hardware {
     /// # Errors
     /// The simulator's own.
     pub fn install(node: &Node, machine_file: &Path) -> Result<Self> {
-        Self::install_in(node, machine_file, "hardware")
+        Self::install_in(node, machine_file, FOLDER)
     }
 
     /// The same in addition to the node's GPUs, in a folder of that name.

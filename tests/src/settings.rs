@@ -5,13 +5,16 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 
-use crate::host::{CNI_PLUGINS, RUNC};
+use crate::host::CNI_PLUGINS;
 use crate::image::PAUSE_IMAGE;
 
 /// The control plane's address on the bridge that joins the nodes.
 pub(crate) const CONTROL_ADDRESS: &str = "10.87.0.1";
 /// The first address of the service range, which the API server gives itself.
 pub(crate) const SERVICE_ADDRESS: &str = "10.96.0.1";
+/// The address of the cluster's DNS, and the domain of its names.
+pub(crate) const NAMES_ADDRESS: &str = "10.96.0.10";
+pub(crate) const DOMAIN: &str = "cluster.local";
 /// Where containerd listens in each node.
 pub(crate) const CONTAINERD_SOCKET: &str = "/run/containerd/containerd.sock";
 
@@ -31,8 +34,9 @@ impl Place {
     }
 }
 
-/// containerd's configuration.
-pub(crate) fn containerd() -> String {
+/// containerd's configuration, with a container runtime.
+pub(crate) fn containerd(runtime: &Path) -> String {
+    let runtime = runtime.display();
     // CAP_SYS_RESOURCE may be missing (a container, a small VM): a score below one's own cannot be set then.
     format!(
         r#"version = 3
@@ -65,7 +69,7 @@ default_runtime_name = "runc"
 runtime_type = "io.containerd.runc.v2"
 
 [plugins."io.containerd.cri.v1.runtime".containerd.runtimes.runc.options]
-BinaryName = "{RUNC}"
+BinaryName = "{runtime}"
 SystemdCgroup = false
 "#
     )
@@ -114,6 +118,8 @@ pub(crate) fn kubelet(name: &str, pki: &Path, cgroup: &str) -> Value {
         "makeIPTablesUtilChains": false,
         "localStorageCapacityIsolation": false,
         "resolvConf": "",
+        "clusterDNS": [NAMES_ADDRESS],
+        "clusterDomain": DOMAIN,
         "maxPods": 250,
         // The machine's disk and memory are shared with everything else on it: never evict for them.
         "evictionHard": {

@@ -65,6 +65,23 @@ enum Command {
         #[arg(long)]
         owner: i32,
     },
+    /// Act as the cluster's DNS (started by `up`).
+    #[command(hide = true)]
+    Names {
+        /// Where to listen.
+        #[arg(long)]
+        listen: SocketAddr,
+    },
+    /// Act as NVIDIA's container runtime (started by containerd).
+    #[command(hide = true)]
+    Runtime {
+        /// The folder of the node's simulated GPUs.
+        #[arg(long)]
+        hardware: PathBuf,
+        /// Arguments of runc.
+        #[arg(last = true)]
+        args: Vec<String>,
+    },
     /// Play a Service in front of several daemons (started by scenarios).
     #[command(hide = true)]
     Service {
@@ -84,6 +101,12 @@ fn main() -> Result<()> {
     }
     if let Command::Service { listen, backend } = &arguments.command {
         return gantry_e2e::service::serve(*listen, backend).context("playing a Service");
+    }
+    if let Command::Names { listen } = &arguments.command {
+        return gantry_e2e::names::serve(*listen).context("acting as DNS");
+    }
+    if let Command::Runtime { hardware, args } = &arguments.command {
+        return gantry_e2e::gpu_runtime::run(hardware, args).context("acting as a container runtime");
     }
     tokio::runtime::Runtime::new()?.block_on(run(arguments))
 }
@@ -123,7 +146,10 @@ async fn run(arguments: Arguments) -> Result<()> {
             let command: Vec<&str> = command.iter().map(String::as_str).collect();
             say(&sandbox.exec(&command).await?);
         }
-        Command::Forward { .. } | Command::Service { .. } => {}
+        Command::Forward { .. }
+        | Command::Service { .. }
+        | Command::Names { .. }
+        | Command::Runtime { .. } => {}
     }
     Ok(())
 }

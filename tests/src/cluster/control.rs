@@ -12,9 +12,9 @@ use crate::components::Components;
 use crate::error::file;
 use crate::pki::Authority;
 use crate::sandbox::{Process, Program, Sandbox, launch};
-use crate::settings::{self, CONTROL_ADDRESS, SCHEDULER_KUBECONFIG, SERVICE_ADDRESS};
+use crate::settings::{self, CONTROL_ADDRESS, NAMES_ADDRESS, SCHEDULER_KUBECONFIG, SERVICE_ADDRESS};
 use crate::wait::until;
-use crate::{Daemon, Result};
+use crate::{Daemon, Result, names};
 
 const API_LIMIT: Duration = Duration::from_secs(60);
 
@@ -45,6 +45,8 @@ pub(super) async fn start(
     let manager = controller_manager(components, folder);
     control.run(manager).await?;
     control.run(kube_scheduler(components, options)?).await?;
+    let listen = format!("--listen={NAMES_ADDRESS}:53");
+    control.run(Program::new(names::NAMES, &options.tool, ["names", &listen])).await?;
     Ok(forwarder)
 }
 

@@ -8,10 +8,11 @@ use std::time::Duration;
 use super::{NodeOptions, cgroup_name, cgroups, network};
 use crate::components::Components;
 use crate::error::file;
+use crate::host::RUNC;
 use crate::pki::Authority;
 use crate::settings::{self, CONTAINERD_SOCKET, CONTROL_ADDRESS, Place};
 use crate::wait::until;
-use crate::{Daemon, Program, Result, Sandbox};
+use crate::{Daemon, Program, Result, Sandbox, gpu_runtime};
 
 const CONTAINERD_LIMIT: Duration = Duration::from_secs(30);
 
@@ -29,6 +30,8 @@ pub(super) struct Shared<'a> {
     pub(super) authority: &'a Authority,
     pub(super) control: &'a Sandbox,
     pub(super) images: &'a Path,
+    /// The program that acts as NVIDIA's container runtime, if the nodes have one.
+    pub(super) runtime: Option<&'a Path>,
     pub(super) path: &'a str,
 }
 
@@ -50,7 +53,11 @@ impl Node {
 
         write(&sandbox.file("/etc/cni/net.d/10-gantry.conflist"), &settings::cni(place).to_string())?;
         let containerd_config = sandbox.folder().join("containerd.toml");
-        write(&containerd_config, &settings::containerd())?;
+        let runtime = match shared.runtime {
+            Some(tool) => gpu_runtime::install(sandbox.folder(), tool)?,
+            None => RUNC.into(),
+        };
+        write(&containerd_config, &settings::containerd(&runtime))?;
         let kubelet_config = sandbox.folder().join("kubelet.json");
         write(&kubelet_config, &settings::kubelet(name, &pki, &cgroup).to_string())?;
 

@@ -1,0 +1,355 @@
+//! The image in use: a cluster whose plugin, kube-scheduler and extender are pods of the chart, in containerd, on
+//! simulated GPUs. Each test continues where the one before it ended, so that they run in their order.
+#![allow(clippy::print_stderr, reason = "a test program talks on the terminal")]
+
+#[path = "e2e/pods.rs"]
+#[allow(dead_code, reason = "shared with the scenarios, which use all of it")]
+mod pods;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use gantry_api::names::GPU_RESOURCE;
+use gantry_e2e::gantry::{EXTENDER, NAMESPACE, PLUGIN};
+use gantry_e2e::hardware::Hardware;
+use gantry_e2e::helm::{Helm, chart};
+use gantry_e2e::{Cluster, ClusterOptions, NodeOptions, SCHEDULER_IMAGE, gantry, podresources, until};
+use k8s_openapi::api::core::v1::{Node, Pod};
+use kube::Api;
+use kube::api::{DeleteParams, ListParams};
+use libtest_mimic::{Arguments, Failed, Trial};
+use rustix::process::{Pid, Signal, kill_process};
+
+const LIMIT: Duration = Duration::from_secs(90);
+/// The user of `securityContext`, and of the image.
+const USER: &str = "65532";
+
+type Story = fn(&Bed) -> Result<()>;
+
+fn main() -> ExitCode {
+    let mut arguments = Arguments::from_args();
+    arguments.test_threads = Some(1);
+    let unsupported = if arguments.list { None } else { gantry_e2e::supported().err() };
+    if let Some(why) = &unsupported {
+        eprintln!("tests of the image are skipped: {why}");
+    }
+    let bed = Arc::new(Mutex::new(None));
+    let stories: [(&str, Story); 6] = [
+        ("daemons_become_ready_as_pods", |bed| bed.on(become_ready(bed))),
+        ("containers_have_no_more_than_they_need", |bed| bed.on(confined(bed))),
+        ("gpu_pod_gets_its_grant", |bed| bed.on(granted(bed))),
+        ("killed_plugin_comes_back_and_serves", |bed| bed.on(plugin_killed(bed))),
+        ("kubelet_restart_keeps_pods_and_devices", |bed| bed.on(kubelet_restarted(bed))),
+        ("deleted_scheduler_pods_are_replaced", |bed| bed.on(scheduler_deleted(bed))),
+    ];
+    let trials = stories.map(|(name, story)| {
+        let bed = Arc::clone(&bed);
+        let test = move || {
+            let mut place = bed.lock().unwrap_or_else(PoisonError::into_inner);
+            let bed = match place.take() {
+                Some(bed) => place.insert(bed),
+                None => place.insert(Bed::up().map_err(|error| Failed::from(format!("{error:#}")))?),
+            };
+            story(bed).map_err(|error| Failed::from(format!("{error:#}\n{}", bed.on(bed.state()))))
+        };
+        Trial::test(name, test).with_ignored_flag(unsupported.is_some())
+    });
+    let conclusion = libtest_mimic::run(&arguments, trials.into());
+    let bed = bed.lock().unwrap_or_else(PoisonError::into_inner).take();
+    match bed.map_or(Ok(()), Bed::down) {
+        Ok(()) => conclusion.exit_code(),
+        Err(error) => {
+            eprintln!("{error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// A cluster with the chart.
+struct Bed {
+    runtime: tokio::runtime::Runtime,
+    cluster: Cluster,
+    _hardware: Hardware,
+}
+
+impl Bed {
+    fn up() -> Result<Self> {
+        let runtime = tokio::runtime::Runtime::new()?;
+        let binary = gantry::binary().context("no gantry beside this test: cargo build -p gantry")?;
+        let (cluster, hardware) = runtime.block_on(async {
+            let mut options = ClusterOptions::new(env!("CARGO_BIN_EXE_gantry-cluster"));
+            options.folder = std::env::temp_dir().join("gantry-image");
+            options.port = 16448;
+            let labels = vec![("gantry.dev/gpu".to_owned(), "true".to_owned())];
+            options.nodes = vec![NodeOptions { labels, ..NodeOptions::new("node-1") }];
+            options.pods = Some(binary);
+            let cluster = Cluster::up(options).await?;
+            let hardware = Hardware::install(&cluster.nodes()[0], &gantry::machine_file("dgx1-v100"))?;
+            anyhow::Ok((cluster, hardware))
+        })?;
+        let helm = Helm::locate_or_build(3)?;
+        let (repository, tag) = SCHEDULER_IMAGE.rsplit_once(':').context("an image has a tag")?;
+        let chart = chart().display().to_string();
+        let mut args = vec!["upgrade", "--install", "gantry", &chart, "--namespace", NAMESPACE];
+        let repository = format!("scheduler.own.image.repository={repository}");
+        let tag = format!("scheduler.own.image.tag={tag}");
+        args.extend(["--create-namespace", "--set", "scheduler.mode=own"]);
+        args.extend(["--set", &repository, "--set", &tag]);
+        helm.output(Some(&cluster.kubeconfig()), &args)?;
+        Ok(Self { runtime, cluster, _hardware: hardware })
+    }
+
+    fn down(self) -> Result<()> {
+        if std::env::var_os("GANTRY_E2E_KEEP").is_some() {
+            eprintln!("cluster left up: KUBECONFIG={}", self.cluster.kubeconfig().display());
+            return Ok(());
+        }
+        Ok(self.runtime.block_on(self.cluster.down())?)
+    }
+
+    fn on<T>(&self, story: impl Future<Output = T>) -> T {
+        self.runtime.block_on(story)
+    }
+
+    fn pods(&self, namespace: &str) -> Api<Pod> {
+        Api::namespaced(self.cluster.client(), namespace)
+    }
+
+    /// What an operator would look at after a failure.
+    async fn state(&self) -> String {
+        let mut text = String::new();
+        for args in [
+            &["get", "pods", "-A", "-o", "wide"][..],
+            &["describe", "pods", "-n", NAMESPACE],
+            &[
+                "logs",
+                "-n",
+                NAMESPACE,
+                "-l",
+                "app.kubernetes.io/part-of=gantry",
+                "--all-containers",
+                "--tail=20",
+            ],
+        ] {
+            text += &self.cluster.kubectl(args).await.unwrap_or_else(|error| error.to_string());
+        }
+        text
+    }
+
+    /// The daemon's pods that run and are not being deleted.
+    async fn daemons(&self, name: &str) -> Result<Vec<Pod>> {
+        let chosen = ListParams::default().labels(&format!("app.kubernetes.io/name={name}"));
+        let pods = self.pods(NAMESPACE).list(&chosen).await?;
+        Ok(pods.into_iter().filter(|pod| pod.metadata.deletion_timestamp.is_none()).collect())
+    }
+
+    /// Waits until so many pods of a daemon are ready, and returns them.
+    async fn ready(&self, name: &str, count: usize) -> Result<Vec<Pod>> {
+        let ready = until(format!("{count} pods of {name} ready"), LIMIT, async || {
+            let pods = self.daemons(name).await.map_err(|error| error.to_string())?;
+            if pods.len() == count && pods.iter().all(is_ready) {
+                return Ok(pods);
+            }
+            let statuses = pods.iter().filter_map(|pod| pod.status.as_ref());
+            Err(format!("{:?}", statuses.map(|status| &status.container_statuses).collect::<Vec<_>>()))
+        });
+        Ok(ready.await?)
+    }
+
+    /// Waits until kubelet reports every GPU to the API server.
+    async fn offered(&self, count: &str) -> Result<()> {
+        let nodes: Api<Node> = Api::all(self.cluster.client());
+        until(format!("{count} GPUs offered"), LIMIT, async || {
+            let node = nodes.get("node-1").await.map_err(|error| error.to_string())?;
+            let allocatable = node.status.and_then(|status| status.allocatable).unwrap_or_default();
+            let offered = allocatable.get(GPU_RESOURCE).map_or("none", |quantity| quantity.0.as_str());
+            // The API server keeps the number of a kubelet that is gone.
+            let kubelets = podresources::allocatable(&self.cluster.nodes()[0], GPU_RESOURCE).await;
+            let kubelets = kubelets.map_err(|error| error.to_string())?.len().to_string();
+            if offered == count && kubelets == count {
+                return Ok(());
+            }
+            Err(format!("{kubelets} with kubelet, {offered} in the API"))
+        })
+        .await?;
+        Ok(())
+    }
+
+    /// Runs a pod with GPUs, and checks that its container has exactly its grant.
+    async fn run(&self, name: &str, gpus: usize) -> Result<BTreeSet<String>> {
+        let mut pod = pods::sleeper(name, gpus)?;
+        if let Some(spec) = &mut pod.spec {
+            spec.scheduler_name = Some("gantry".to_owned());
+        }
+        pods::run(&self.pods("default"), &pod).await?;
+        let devices = self.devices(name).await?;
+        ensure!(devices.len() == gpus, "{name} asked for {gpus} GPUs and has {devices:?}");
+        Ok(devices)
+    }
+
+    /// The devices of a running pod: by its grant, its container and kubelet, which must agree.
+    async fn devices(&self, name: &str) -> Result<BTreeSet<String>> {
+        let pod = self.pods("default").get(name).await?;
+        let granted = pods::granted(&pod)?;
+        let seen = pods::seen(&self.cluster, &pod, "main").await?;
+        ensure!(seen == granted, "{name} sees {seen:?}, and was granted {granted:?}");
+        let held = pods::held(&self.cluster, &pod, "main").await?;
+        ensure!(held == granted, "kubelet lists {held:?}, and {name} was granted {granted:?}");
+        Ok(granted)
+    }
+
+    async fn delete(&self, name: &str) -> Result<()> {
+        let api = self.pods("default");
+        api.delete(name, &DeleteParams::default()).await?;
+        until(format!("{name} gone"), LIMIT, async || {
+            let found = api.get_opt(name).await.map_err(|error| error.to_string())?;
+            found.map_or(Ok(()), |_| Err("it is still there".to_owned()))
+        })
+        .await?;
+        Ok(())
+    }
+}
+
+fn is_ready(pod: &Pod) -> bool {
+    let conditions = pod.status.iter().flat_map(|status| status.conditions.iter().flatten());
+    conditions.into_iter().any(|condition| condition.type_ == "Ready" && condition.status == "True")
+}
+
+/// Restarts of all containers.
+fn restarts(pods: &[Pod]) -> i32 {
+    let statuses = pods.iter().filter_map(|pod| pod.status.as_ref()?.container_statuses.as_ref());
+    statuses.flatten().map(|container| container.restart_count).sum()
+}
+
+fn names(pods: &[Pod]) -> Vec<&str> {
+    pods.iter().filter_map(|pod| pod.metadata.name.as_deref()).collect()
+}
+
+/// The processes of the image's program with that subcommand, on this machine.
+fn processes(subcommand: &str) -> Vec<PathBuf> {
+    let line = format!("/usr/bin/gantry\0{subcommand}\0");
+    let all = fs::read_dir("/proc").into_iter().flatten().flatten().map(|entry| entry.path());
+    all.filter(|process| {
+        fs::read_to_string(process.join("cmdline")).is_ok_and(|found| found.starts_with(&line))
+    })
+    .collect()
+}
+
+async fn become_ready(bed: &Bed) -> Result<()> {
+    let plugins = bed.ready(PLUGIN, 1).await?;
+    let schedulers = bed.ready(EXTENDER, 2).await?;
+    bed.offered("8").await?;
+    ensure!(restarts(&plugins) == 0, "the plugin was restarted");
+    ensure!(processes("plugin").len() == 1 && processes("extender").len() == 2);
+    let images: Vec<&str> = schedulers
+        .iter()
+        .flat_map(|pod| pod.spec.iter().flat_map(|spec| &spec.containers))
+        .filter_map(|container| container.image.as_deref())
+        .collect();
+    ensure!(images.contains(&SCHEDULER_IMAGE) && images.iter().any(|image| image.starts_with("gantry:")));
+    Ok(())
+}
+
+/// Read from the kernel: what the pods ask for is one thing, what they get is another.
+async fn confined(_: &Bed) -> Result<()> {
+    for (subcommand, user) in [("plugin", "0"), ("extender", USER)] {
+        let found = processes(subcommand);
+        ensure!(!found.is_empty(), "no {subcommand} runs");
+        for process in found {
+            let status = fs::read_to_string(process.join("status"))?;
+            let fields: BTreeMap<&str, &str> =
+                status.lines().filter_map(|line| line.split_once(":\t")).collect();
+            let field = |name: &str| fields.get(name).copied().unwrap_or_default();
+            ensure!(field("Uid").split('\t').all(|id| id == user), "{subcommand}: user {}", field("Uid"));
+            for capabilities in ["CapEff", "CapPrm", "CapBnd"] {
+                let value = field(capabilities);
+                ensure!(
+                    !value.is_empty() && value.bytes().all(|digit| digit == b'0'),
+                    "{subcommand}: {value}"
+                );
+            }
+            ensure!(field("NoNewPrivs") == "1" && field("Seccomp") == "2", "{subcommand}: {status}");
+            let mounts = fs::read_to_string(process.join("mountinfo"))?;
+            let root =
+                mounts.lines().map(|line| line.split(' ').collect::<Vec<_>>()).find(|line| line[4] == "/");
+            let options = root.context("no root is mounted")?[5];
+            ensure!(options.split(',').any(|option| option == "ro"), "{subcommand}: the root is {options}");
+            for absent in ["bin/sh", "usr/bin/sh", "bin/busybox", "usr/bin/dash"] {
+                ensure!(!process.join("root").join(absent).exists(), "{subcommand} has {absent}");
+            }
+        }
+    }
+    Ok(())
+}
+
+async fn granted(bed: &Bed) -> Result<()> {
+    let first = bed.run("first", 2).await?;
+    let second = bed.run("second", 4).await?;
+    let both = first.iter().find(|device| second.contains(*device));
+    ensure!(both.is_none(), "{both:?} is given to two pods");
+    Ok(())
+}
+
+async fn plugin_killed(bed: &Bed) -> Result<()> {
+    let before = restarts(&bed.daemons(PLUGIN).await?);
+    let [process] = &processes("plugin")[..] else { anyhow::bail!("there is not one plugin") };
+    let pid = process.file_name().and_then(|name| name.to_str()?.parse().ok()).and_then(Pid::from_raw);
+    kill_process(pid.context("no process id")?, Signal::KILL)?;
+    until("the plugin restarted", LIMIT, async || {
+        let pods = bed.daemons(PLUGIN).await.map_err(|error| error.to_string())?;
+        let now = restarts(&pods);
+        if now == before + 1 && pods.iter().all(is_ready) { Ok(()) } else { Err(format!("{now} restarts")) }
+    })
+    .await?;
+    bed.offered("8").await?;
+    bed.run("after-kill", 1).await?;
+    // Another pod of the DaemonSet takes over as well.
+    let old = bed.daemons(PLUGIN).await?;
+    bed.pods(NAMESPACE).delete(names(&old)[0], &DeleteParams::default()).await?;
+    until("another pod of the plugin", LIMIT, async || {
+        let now = bed.daemons(PLUGIN).await.map_err(|error| error.to_string())?;
+        let is_new = names(&now) != names(&old) && now.len() == 1 && is_ready(&now[0]);
+        if is_new { Ok(()) } else { Err(format!("{:?}", names(&now))) }
+    })
+    .await?;
+    bed.offered("8").await?;
+    bed.run("after-delete", 1).await?;
+    bed.delete("after-kill").await?;
+    bed.delete("after-delete").await
+}
+
+async fn kubelet_restarted(bed: &Bed) -> Result<()> {
+    let devices = bed.devices("first").await?;
+    let (plugins, extenders) = (bed.daemons(PLUGIN).await?, bed.daemons(EXTENDER).await?);
+    bed.cluster.nodes()[0].restart("kubelet").await?;
+    bed.cluster.wait_until_ready().await?;
+    bed.offered("8").await?;
+    until("the devices of a running pod", LIMIT, async || {
+        let now = bed.devices("first").await.map_err(|error| format!("{error:#}"))?;
+        if now == devices { Ok(()) } else { Err(format!("{now:?}, before {devices:?}")) }
+    })
+    .await?;
+    let now = (bed.ready(PLUGIN, 1).await?, bed.ready(EXTENDER, 2).await?);
+    ensure!(
+        names(&now.0) == names(&plugins) && names(&now.1) == names(&extenders),
+        "a daemon's pod was replaced"
+    );
+    ensure!(restarts(&now.0) == restarts(&plugins), "the plugin was restarted");
+    bed.run("after-kubelet", 2).await?;
+    bed.delete("after-kubelet").await
+}
+
+async fn scheduler_deleted(bed: &Bed) -> Result<()> {
+    let old = bed.daemons(EXTENDER).await?;
+    for name in names(&old) {
+        bed.pods(NAMESPACE).delete(name, &DeleteParams::default()).await?;
+    }
+    bed.ready(EXTENDER, 2).await?;
+    bed.run("after-scheduler", 2).await?;
+    bed.delete("after-scheduler").await
+}
