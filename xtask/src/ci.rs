@@ -8,7 +8,7 @@ use anyhow::{Context, Result, bail};
 
 use crate::counts::Counts;
 use crate::run::{cargo, output, root, run, run_reading, target};
-use crate::{generate, mutants, words};
+use crate::{generate, image, mutants, words};
 
 /// Everything, ending on the counts of all tests.
 pub(crate) fn all() -> Result<()> {
@@ -19,6 +19,28 @@ pub(crate) fn all() -> Result<()> {
     let mut counts = Counts::default();
     counts += step("tests", test)?;
     counts += step("end-to-end tests", || e2e(None))?;
+    counts.conclude()
+}
+
+/// Seconds of each of the soak test's nodes, and the number of random schedules.
+const SOAK_SECONDS: &str = "600";
+const SCHEDULES: &str = "100000";
+
+/// What takes too long for every commit, ending on the counts of its tests.
+pub(crate) fn nightly(first: u64) -> Result<()> {
+    let mut counts = Counts::default();
+    counts += step("soak test", || {
+        run(&mut cargo(&["build", "--locked", "--package", "gantry"]))?;
+        let mut soak = cargo(&["test", "--locked", "--package", "gantry-e2e", "--test", "soak"]);
+        counted(soak.env("GANTRY_SOAK_SECONDS", SOAK_SECONDS).args(["--", "--nocapture"]))
+    })?;
+    counts += step("random schedules", || {
+        let words = ["test", "--locked", "--release", "--package", "gantry-extender", "--test", "schedules"];
+        let mut schedules = cargo(&words);
+        schedules.env("GANTRY_FIRST", first.to_string()).env("GANTRY_SCHEDULES", SCHEDULES);
+        counted(schedules.args(["--", "--nocapture"]))
+    })?;
+    step("two builds of the program", image::reproduce)?;
     counts.conclude()
 }
 

@@ -115,6 +115,26 @@ fn build(args: &ImageArgs) -> Result<(PathBuf, Vec<Found>)> {
     Ok((path, found))
 }
 
+/// Builds and verifies the archive of a release, with all architectures.
+pub(crate) fn release(archive: &Path, source: Option<String>) -> Result<()> {
+    let name = format!("docker.io/library/gantry:{}", env!("CARGO_PKG_VERSION"));
+    let output = Some(archive.to_path_buf());
+    let args = ImageArgs { arches: Arch::ALL.to_vec(), binary: None, output, name, source, check: None };
+    build(&args).map(drop)
+}
+
+/// Builds the program twice, the second time from nothing, and compares: a release must be the same for all who build
+/// it.
+pub(crate) fn reproduce() -> Result<()> {
+    let arch = Arch::host()?;
+    let bytes = |path: PathBuf| fs::read(&path).with_context(|| format!("cannot read {}", path.display()));
+    let first = bytes(program(arch)?)?;
+    let folder = target()?.join("image");
+    fs::remove_dir_all(&folder).with_context(|| format!("cannot remove {}", folder.display()))?;
+    ensure!(first == bytes(program(arch)?)?, "two builds of the program differ");
+    Ok(())
+}
+
 /// Builds the program as it is shipped: without simulators, and without the paths of this machine.
 pub(crate) fn program(arch: Arch) -> Result<PathBuf> {
     let compiler = format!("{}-gcc", arch.triplet());
@@ -158,7 +178,7 @@ fn revision() -> Option<String> {
 }
 
 /// The time of all files: `$SOURCE_DATE_EPOCH`, or that of the commit, or 1970.
-fn epoch() -> Result<u64> {
+pub(crate) fn epoch() -> Result<u64> {
     if let Ok(epoch) = std::env::var("SOURCE_DATE_EPOCH") {
         return epoch
             .parse()

@@ -8,6 +8,7 @@ mod counts;
 mod generate;
 mod image;
 mod mutants;
+mod release;
 mod run;
 mod source;
 mod words;
@@ -63,6 +64,15 @@ enum Task {
     Deny,
     /// Builds the image as an OCI archive and verifies it (docs/install.md).
     Image(image::ImageArgs),
+    /// Builds and verifies everything that a release has, in one folder. Pushes nothing.
+    Release(release::ReleaseArgs),
+    /// What takes too long for every commit, without mutants: the soak test, new random schedules, two builds of the
+    /// program compared. Takes hours.
+    Nightly {
+        /// Seed of the first random schedule.
+        #[arg(long, default_value_t = 0)]
+        first: u64,
+    },
     /// Benchmarks, in the bench profile, and the program that socket and peer measure as it is shipped: all, or one by
     /// name.
     Bench {
@@ -93,6 +103,8 @@ fn main() -> Result<()> {
         Task::Generate { check } => generate::run(check),
         Task::Deny => ci::deny(),
         Task::Image(args) => image::run_task(&args),
+        Task::Release(args) => release::run_task(&args),
+        Task::Nightly { first } => ci::nightly(first),
         Task::Bench { name, args } => ci::bench(name.as_deref(), &args),
         Task::Cluster { args } => ci::cluster(&args),
     }

@@ -1,0 +1,160 @@
+//! Everything that a release has, in one folder: the public pipeline only signs and uploads what is there.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail, ensure};
+use clap::Args;
+use gantry_image::{Arch, Tree, sha256};
+
+use crate::image;
+use crate::run::{root, target};
+
+const VERSION: &str = env!("CARGO_PKG_VERSION");
+
+/// Options of `cargo xtask release`.
+#[derive(Args)]
+pub(crate) struct ReleaseArgs {
+    /// Tag of the release, which must be that of the version; its changes must have a date in CHANGELOG.md
+    #[arg(long)]
+    tag: Option<String>,
+    /// Folder to write [default: release/ of the target directory]
+    #[arg(long, value_name = "DIR")]
+    output: Option<PathBuf>,
+    /// Address of the sources, for the image's label
+    #[arg(long, value_name = "URL")]
+    source: Option<String>,
+}
+
+/// Builds and verifies a release, and pushes nothing.
+pub(crate) fn run_task(args: &ReleaseArgs) -> Result<()> {
+    let changes = fs::read_to_string(root().join("CHANGELOG.md")).context("CHANGELOG.md")?;
+    let notes = notes(&changes, args.tag.as_deref())?;
+    let chart = fs::read_to_string(root().join("charts/gantry/Chart.yaml")).context("Chart.yaml")?;
+    same_version(&chart)?;
+    let folder = args.output.clone().map_or_else(|| Ok(target()?.join("release")), anyhow::Ok)?;
+    fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
+    ensure!(
+        fs::read_dir(&folder)?.next().is_none(),
+        "{} is not empty: a release must contain nothing of another; remove it, or name another folder by --output",
+        folder.display()
+    );
+
+    image::release(&folder.join(format!("gantry-{VERSION}-image.tar")), args.source.clone())?;
+    for arch in Arch::ALL {
+        let program = image::program(arch)?;
+        let path = folder.join(format!("gantry-{VERSION}-linux-{arch}"));
+        fs::copy(&program, &path).with_context(|| format!("cannot write {}", path.display()))?;
+    }
+    let epoch = image::epoch()?;
+    pack(&root().join("charts/gantry"), "gantry", epoch, &folder.join(format!("gantry-{VERSION}.tgz")))?;
+    let manifests = folder.join(format!("gantry-{VERSION}-manifests.tgz"));
+    pack(&root().join("manifests"), "manifests", epoch, &manifests)?;
+    fs::write(folder.join("NOTES.md"), notes)?;
+    sums(&folder)?;
+    println!("{} is complete; nothing was pushed", folder.display());
+    Ok(())
+}
+
+/// The section of the version in CHANGELOG.md.
+fn notes(changes: &str, tag: Option<&str>) -> Result<String> {
+    if let Some(tag) = tag {
+        ensure!(
+            tag == format!("v{VERSION}"),
+            "the tag is {tag:?}, expected v{VERSION}, the version of Cargo.toml"
+        );
+    }
+    let heading = format!("## [{VERSION}]");
+    let from = changes.find(&heading).with_context(|| format!("CHANGELOG.md has no section {heading}"))?;
+    let section = &changes[from..];
+    let (title, text) = section.split_once('\n').unwrap_or((section, ""));
+    if tag.is_some() && !title.chars().any(|c| c.is_ascii_digit() && title.ends_with(c)) {
+        bail!("CHANGELOG.md: {title:?} has no date; write it before the release");
+    }
+    let end = text.find("\n## ").unwrap_or(text.len());
+    Ok(text[..end].trim().to_owned() + "\n")
+}
+
+/// Checks that the chart is of this version.
+fn same_version(chart: &str) -> Result<()> {
+    for key in ["version", "appVersion"] {
+        let line = format!("{key}: {VERSION}");
+        ensure!(chart.lines().any(|found| found == line), "charts/gantry/Chart.yaml has no line {line:?}");
+    }
+    Ok(())
+}
+
+/// Packs a folder under another name, as `helm package` does.
+fn pack(folder: &Path, name: &str, epoch: u64, archive: &Path) -> Result<()> {
+    let mut tree = Tree::new();
+    add(&mut tree, folder, name)?;
+    let bytes = tree.to_gzip(epoch)?;
+    fs::write(archive, bytes).with_context(|| format!("cannot write {}", archive.display()))
+}
+
+fn add(tree: &mut Tree, folder: &Path, name: &str) -> Result<()> {
+    for entry in fs::read_dir(folder).with_context(|| format!("cannot read {}", folder.display()))? {
+        let entry = entry?;
+        let path = format!("{name}/{}", entry.file_name().to_string_lossy());
+        if entry.file_type()?.is_dir() {
+            add(tree, &entry.path(), &path)?;
+        } else {
+            tree.file(&path, fs::read(entry.path())?)?;
+        }
+    }
+    Ok(())
+}
+
+/// Writes SHA256SUMS of all other files.
+fn sums(folder: &Path) -> Result<()> {
+    let mut lines = Vec::new();
+    for entry in fs::read_dir(folder)? {
+        let entry = entry?;
+        let name = entry.file_name().to_string_lossy().into_owned();
+        lines.push(format!("{}  {name}\n", sha256(&fs::read(entry.path())?)));
+    }
+    lines.sort_by(|one, other| one[64..].cmp(&other[64..]));
+    fs::write(folder.join("SHA256SUMS"), lines.concat()).context("SHA256SUMS")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn notes_are_the_section_of_the_version() {
+        let changes = format!(
+            "# Changelog\n\n## [9.9.9] - x\nno\n## [{VERSION}] - 2026-12-01\n\n- yes\n\n## [0.0.1] - y\nold\n"
+        );
+        assert_eq!(notes(&changes, Some(&format!("v{VERSION}"))).unwrap(), "- yes\n");
+        let undated = changes.replace("2026-12-01", "unreleased");
+        assert_eq!(notes(&undated, None).unwrap(), "- yes\n");
+        let refused = notes(&undated, Some(&format!("v{VERSION}"))).unwrap_err().to_string();
+        assert!(refused.contains("has no date"), "{refused}");
+        let refused = notes(&changes, Some("v9.9.9")).unwrap_err().to_string();
+        assert!(refused.contains(&format!("expected v{VERSION}")), "{refused}");
+        assert!(notes("# Changelog\n", None).is_err());
+    }
+
+    #[test]
+    fn chart_has_the_version_of_the_workspace() {
+        let chart = fs::read_to_string(root().join("charts/gantry/Chart.yaml")).unwrap();
+        same_version(&chart).unwrap();
+        assert!(same_version("version: 9.9.9\nappVersion: 9.9.9\n").is_err());
+    }
+
+    #[test]
+    fn packed_chart_does_not_depend_on_the_machine() {
+        let folder = tempfile::tempdir().unwrap();
+        let archives = ["one", "two"].map(|name| {
+            let path = folder.path().join(name);
+            pack(&root().join("charts/gantry"), "gantry", 5, &path).unwrap();
+            fs::read(path).unwrap()
+        });
+        assert_eq!(archives[0], archives[1]);
+        fs::remove_file(folder.path().join("two")).unwrap();
+        sums(folder.path()).unwrap();
+        let sums = fs::read_to_string(folder.path().join("SHA256SUMS")).unwrap();
+        assert_eq!(sums, format!("{}  one\n", sha256(&archives[0])));
+    }
+}
