@@ -162,12 +162,12 @@ impl Schedules {
         let mut command = cargo(&["test", "--locked", "--package", "gantry-extender", "--test", "schedules"]);
         command.current_dir(folder).args(["--no-run", "--message-format=json-render-diagnostics"]);
         let built = output(&mut command)?;
-        let programs = built.lines().filter_map(|line| {
+        let mut programs = built.lines().filter_map(|line| {
             let message: serde_json::Value = serde_json::from_str(line).ok()?;
             let is_test = message["target"]["name"] == "schedules";
             message["executable"].as_str().filter(|_| is_test).map(PathBuf::from)
         });
-        Ok(Self(programs.last().context("cargo built no program of the schedules")?))
+        Ok(Self(programs.next_back().context("cargo built no program of the schedules")?))
     }
 
     /// How the first `seeds` schedules fail with a mutant, if they do: also by a panic, by what never happens, and by
