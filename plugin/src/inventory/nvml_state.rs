@@ -95,8 +95,8 @@ pub(super) struct NvmlState {
     /// Current NVML index of each GPU, if it is certain: a lost GPU keeps its position in `known` and has no
     /// index here.
     indices: BTreeMap<GpuUuid, u8>,
-    /// GPUs that were unreachable from the start, by machine index, each with the reason.
-    nameless: BTreeMap<u8, String>,
+    /// GPUs that were unreachable from the start, by machine index, each with cause and reason.
+    nameless: BTreeMap<u8, (Cause, String)>,
     warned: Vec<String>,
     /// Capability nodes of the MIG devices that were found last.
     caps: BTreeMap<InstanceAt, [u32; 2]>,
@@ -429,10 +429,10 @@ impl NvmlState {
         let unlisted =
             self.tracker.faulty().filter(|uuid| !gpus.iter().any(|gpu| gpu.uuid.as_ref() == Some(*uuid)));
         self.diagnosis.troubles = self.tracker.troubles(uuids.chain(unlisted));
-        let nameless = self.nameless.iter().map(|(index, reason)| Trouble {
+        let nameless = self.nameless.iter().map(|(index, (cause, reason))| Trouble {
             gpu: GpuName::Index(*index),
             extent: Extent::Gpu,
-            cause: Cause::Lost,
+            cause: *cause,
             reason: reason.clone(),
         });
         self.diagnosis.troubles.extend(nameless);
@@ -465,12 +465,16 @@ impl NvmlState {
 }
 
 /// The GPUs of the machine without a UUID, each with the reason.
-fn nameless(machine: &Machine, unreachable: &[(u8, NvmlError)]) -> BTreeMap<u8, String> {
+fn nameless(machine: &Machine, unreachable: &[(u8, NvmlError)]) -> BTreeMap<u8, (Cause, String)> {
     let gpus = machine.gpus().iter().filter(|gpu| gpu.uuid.is_none());
     gpus.map(|gpu| {
         let error = unreachable.iter().find(|(index, _)| *index == gpu.index);
-        let unlisted = || "GPU lost: NVML no longer lists it".to_owned();
-        (gpu.index, error.map_or_else(unlisted, |(_, error)| error.of_gpu()))
+        let unlisted = || (Cause::Lost, "GPU lost: NVML no longer lists it".to_owned());
+        let of = |error: &NvmlError| {
+            let cause = if error.is_gpu_lost() { Cause::Lost } else { Cause::QueryFailed };
+            (cause, error.of_gpu())
+        };
+        (gpu.index, error.map_or_else(unlisted, |(_, error)| of(error)))
     })
     .collect()
 }

@@ -64,6 +64,7 @@ async fn failing_gpu_has_words_and_is_not_called_lost() {
         assert_eq!(hardware.units.len(), 7, "{code}");
         let diagnosis = eye.diagnosis("a trouble", |now| !now.troubles.is_empty()).await;
         let reason = &diagnosis.troubles[0].reason;
+        assert_eq!(diagnosis.troubles[0].cause, Cause::QueryFailed);
         assert!(reason.starts_with("GPU cannot be queried: ") && reason.contains(words), "{code}: {reason}");
         controller.clear_rule("nvmlDeviceGetHandleByIndex_v2").unwrap();
         eye.until("all eight", |now| now.units.len() == 8).await;
