@@ -426,6 +426,12 @@ impl ObjectMemory {
         self.lock().check(about, bytes, Pool::of(about.kind)).err()
     }
 
+    /// Counts what was read of an object and is not kept: until the next sweep it may be among the interned values.
+    pub(crate) fn dropped(&self, bytes: usize) {
+        let mut state = self.lock();
+        state.released = state.released.saturating_add(bytes);
+    }
+
     /// Whether so much was released that the allocator is to return it.
     pub(crate) fn take_worth_a_sweep(&self) -> bool {
         let mut state = self.lock();

@@ -331,15 +331,16 @@ fn pod_event(
     let uid = PodUid::from(pod.object.metadata.uid.as_deref()?);
     let is_bound = pod.object.node().is_some();
     let seen = reader.read(pod.object)?;
+    let weight = seen.weight();
     if gone {
         memory.release(Kind::Pod, &about.uid);
+        memory.dropped(weight);
         return Some(if pod.bytes.is_some() {
             WatchEvent::PodGone(seen)
         } else {
             WatchEvent::PodRefused(uid)
         });
     }
-    let weight = seen.weight();
     if weight == 0 && pod.bytes.is_some() {
         memory.release(Kind::Pod, &about.uid);
         return Some(WatchEvent::Pod(seen));
@@ -347,6 +348,7 @@ fn pod_event(
     if memory.admit(&about, pod.bytes.map(|_| weight)).is_ok() {
         return Some(WatchEvent::Pod(seen));
     }
+    memory.dropped(weight);
     let least = seen.into_least();
     let weight = least.weight();
     if weight > 0 && memory.keep_least(&about, weight) {

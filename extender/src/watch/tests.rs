@@ -443,3 +443,20 @@ fn terminating_namespace_differs_from_missing_permission() {
     assert!(!is_ending(&refused(403, missing)));
     assert!(!is_ending(&refused(409, ending)));
 }
+
+#[test]
+fn pods_that_are_read_and_not_kept_lead_to_a_sweep() {
+    // Their needs are interned until then, and no byte that was kept is released.
+    let memory = ObjectMemory::new(10_000_000);
+    let mut reader = Reader::new(watched());
+    for number in 0..100 {
+        let tolerations: Vec<Value> =
+            (0..1_500).map(|key| json!({"key": format!("k{number}-{key}"), "operator": "Exists"})).collect();
+        let mut fat = pod(&format!("p{number}"), 1);
+        fat["spec"]["tolerations"] = tolerations.into();
+        let received = Received { object: serde_json::from_value(fat).unwrap(), bytes: Some(100_000) };
+        let event = pod_event(&mut reader, &memory, received, false);
+        assert!(matches!(event, Some(WatchEvent::PodRefused(_) | WatchEvent::Pod(_))));
+    }
+    assert!(memory.take_worth_a_sweep());
+}
