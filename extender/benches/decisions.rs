@@ -80,8 +80,11 @@ fn prioritize_parts(bencher: Bencher<'_, '_>, fleet: Fleet, nodes: usize) {
 fn score_one_mig_node(bencher: Bencher<'_, '_>, devices: u32) {
     let service = common::service(Fleet::Mig, 1);
     let snapshot = service.store.snapshot();
-    let request =
-        Request { asks: vec![Ask::single(Fleet::Mig.resource().into(), devices)], order: Vec::new() };
+    let request = Request {
+        asks: vec![Ask::single(Fleet::Mig.resource().into(), devices)],
+        order: Vec::new(),
+        placement: std::sync::Arc::default(),
+    };
     let class = snapshot.classes.iter().find_map(|standing| match &**standing {
         Standing::Ours(class) => Some(class),
         Standing::Foreign { .. } | Standing::Gone => None,

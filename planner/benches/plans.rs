@@ -111,6 +111,7 @@ impl Cluster {
                     faults: Vec::new(),
                     leaving: 0,
                     advertised: Some(8),
+                    alignment: None,
                 }],
                 not_ready: None,
                 models: Arc::default(),

@@ -218,7 +218,7 @@ mod tests {
             if (0..numa.len()).filter(inside).count() >= request {
                 least = least.min(nodes.len());
             }
-            if !reusable.iter().all(|device| inside(device)) {
+            if !reusable.iter().all(&inside) {
                 continue;
             }
             let matching = reusable.len() + available.iter().filter(|device| inside(device)).count();

@@ -86,6 +86,8 @@ fn files() -> Result<Vec<(PathBuf, String)>> {
         (root().join("charts/gantry/files/crds.yaml"), crds),
         (root().join("docs/plugin-config.schema.json"), format!("{config:#}\n")),
         (root().join("docs/plugin-config.md"), gantry_plugin::args::reference()),
+        (root().join("docs/reasons.md"), crate::reference::reasons()),
+        (root().join("docs/xids.md"), crate::reference::xids()),
         values_schema(config)?,
     ];
     for (values, templates) in MANIFESTS {

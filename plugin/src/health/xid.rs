@@ -72,6 +72,8 @@ pub struct Xid {
     /// NVIDIA's description, or its name in the driver's header.
     pub meaning: &'static str,
     pub class: Class,
+    /// What the operator should do, by the immediate action of NVIDIA's catalog.
+    pub response: &'static str,
     /// Whether it is confined to the MIG instance that the event names.
     pub contained: bool,
     /// Whether NVML reports its condition as a state: memory errors, repairs, recovery actions.
@@ -88,6 +90,11 @@ impl Table {
         let mut rows: Vec<Xid> = CSV.lines().filter_map(read_row).collect();
         rows.sort_by_key(|xid| xid.code);
         Self(rows)
+    }
+
+    /// Every Xid, by number.
+    pub fn all(&self) -> &[Xid] {
+        &self.0
     }
 
     /// The Xid with this number, if known.
@@ -131,6 +138,7 @@ fn read_row(line: &'static str) -> Option<Xid> {
     let [code, mnemonic, meaning, scope, action, _, _, verdict] = fields[..] else {
         return None;
     };
+    let class = class(scope, action, verdict);
     Some(Xid {
         code: code.parse().ok()?,
         meaning: match meaning {
@@ -138,11 +146,43 @@ fn read_row(line: &'static str) -> Option<Xid> {
             meaning if meaning.starts_with('(') => mnemonic,
             meaning => meaning,
         },
-        class: class(scope, action, verdict),
+        class,
+        response: response(action, class),
         contained: !scope.starts_with("uncontained")
             && (scope.contains("MIG instance") || verdict.contains("MIG instance only")),
         has_state: scope.contains("memory") || scope.contains("contained") || action == "XID_154",
     })
+}
+
+/// What the operator should do.
+fn response(action: &str, class: Class) -> &'static str {
+    match action {
+        "RESTART_APP" if class == Class::Application => "none for the GPU; restart the job if it failed",
+        "RESTART_APP" => "drain the GPU, reset it, and restart the job",
+        "IGNORE" => "none",
+        "RESET_GPU" => "drain the GPU and reset it",
+        "RESTART_BM" => "drain the node and reboot it; replace the board if it repeats",
+        "RESTART_VM" => "drain the node and restart the virtual machine",
+        "CHECK_MECHANICALS" => "check the power cables of the board, then reboot",
+        "UPDATE_SWFW" => "update driver and firmware",
+        "CHECK_UVM" => "check whether nvidia_uvm is loaded; restart the job, and reset the GPU if it repeats",
+        "WORKFLOW_XID_45" => "look at the Xid before it; alone, check the job",
+        "WORKFLOW_XID_48" => "drain the GPU and reset it; replace the board if it repeats",
+        "WORKFLOW_NVLINK_ERR" | "WORKFLOW_NVLINK5_ERR" => {
+            "look at the links (nvidia-smi nvlink -s) and the fabric manager's log; reset the GPU if links stay down"
+        }
+        "XID_154" => "do what the driver requests (nvidia-smi -q, GPU Recovery Action)",
+        _ => match class {
+            Class::Application => "none",
+            Class::Link { .. } => {
+                "look at the links (nvidia-smi nvlink -s); reset the GPU if links stay down"
+            }
+            Class::MigInstance | Class::Resettable => {
+                "drain the GPU and reset it; contact NVIDIA or the vendor if it repeats"
+            }
+            Class::Fatal => "drain the node and reboot it; contact NVIDIA or the vendor if it repeats",
+        },
+    }
 }
 
 /// The class that follows from the columns.

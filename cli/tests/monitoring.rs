@@ -1,0 +1,157 @@
+//! The alerts, recording rules and dashboards of the chart: every query is PromQL over metrics that the daemons serve
+//! (docs/metrics.md, which another test compares with them), and every alert has its section in docs/runbooks.md.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "tests")]
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+
+use promql_parser::parser;
+use promql_parser::parser::{Expr, VectorSelector};
+use promql_parser::util::{ExprVisitor, walk_expr};
+use serde::Deserialize;
+
+const METRICS: &str = include_str!("../../docs/metrics.md");
+const RUNBOOKS: &str = include_str!("../../docs/runbooks.md");
+const RULES: &str = include_str!("../../charts/gantry/files/alerts.yaml");
+
+#[derive(Deserialize)]
+struct Rules {
+    groups: Vec<Group>,
+}
+
+#[derive(Deserialize)]
+struct Group {
+    rules: Vec<Rule>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Rule {
+    record: Option<String>,
+    alert: Option<String>,
+    expr: String,
+    #[serde(rename = "for")]
+    _lasts: Option<String>,
+    #[serde(default)]
+    labels: BTreeMap<String, String>,
+    #[serde(default)]
+    annotations: BTreeMap<String, String>,
+}
+
+fn rules() -> Vec<Rule> {
+    let rules: Rules = serde_saphyr::from_str(RULES).unwrap();
+    rules.groups.into_iter().flat_map(|group| group.rules).collect()
+}
+
+/// The metrics of docs/metrics.md with their labels, as a query names them.
+fn served() -> BTreeMap<String, BTreeSet<String>> {
+    let mut served = BTreeMap::new();
+    for row in METRICS.lines().filter(|line| line.starts_with("| `gantry_")) {
+        let cells: Vec<&str> = row.trim_matches('|').split('|').map(str::trim).collect();
+        let name = cells[0].trim_matches('`');
+        let labels = cells[2].split(',').map(|label| label.trim().trim_matches('`').to_owned());
+        let mut labels: BTreeSet<String> = labels.filter(|label| !label.is_empty()).collect();
+        if cells[1] == "histogram" {
+            labels.insert("le".to_owned());
+            for part in ["bucket", "sum", "count"] {
+                served.insert(format!("{name}_{part}"), labels.clone());
+            }
+        } else {
+            served.insert(name.to_owned(), labels);
+        }
+    }
+    served
+}
+
+/// Collects the selectors of a query.
+#[derive(Default)]
+struct Selectors(Vec<VectorSelector>);
+
+impl ExprVisitor for Selectors {
+    type Error = ();
+
+    fn pre_visit(&mut self, expr: &Expr) -> Result<bool, ()> {
+        match expr {
+            Expr::VectorSelector(selector) => self.0.push(selector.clone()),
+            Expr::MatrixSelector(matrix) => self.0.push(matrix.vs.clone()),
+            _ => {}
+        }
+        Ok(true)
+    }
+}
+
+/// Checks that a query is PromQL over served metrics and recorded series, and selects by labels that they have.
+fn check(query: &str, whence: &str) {
+    let expr = parser::parse(query).unwrap_or_else(|error| panic!("{whence}: {query}: {error}"));
+    let mut selectors = Selectors::default();
+    walk_expr(&mut selectors, &expr).unwrap();
+    let recorded: BTreeSet<String> = rules().into_iter().filter_map(|rule| rule.record).collect();
+    let served = served();
+    assert!(!selectors.0.is_empty(), "{whence}: {query} selects nothing");
+    for selector in selectors.0 {
+        let name = selector.name.unwrap_or_else(|| panic!("{whence}: {query} selects without a name"));
+        let Some(labels) = served.get(&name) else {
+            assert!(recorded.contains(&name), "{whence}: {name} is neither served nor recorded");
+            continue;
+        };
+        for matcher in &selector.matchers.matchers {
+            assert!(labels.contains(&matcher.name), "{whence}: {name} has no label {}", matcher.name);
+        }
+    }
+}
+
+#[test]
+fn rules_query_metrics_that_are_served() {
+    for rule in rules() {
+        let name = rule.record.clone().or_else(|| rule.alert.clone()).unwrap();
+        check(&rule.expr, &name);
+        if let Some(record) = rule.record {
+            assert!(record.starts_with("gantry:"), "{record}");
+        }
+    }
+}
+
+#[test]
+fn every_alert_has_a_severity_a_summary_and_a_runbook() {
+    let mut alerts = BTreeSet::new();
+    for rule in rules().into_iter().filter(|rule| rule.alert.is_some()) {
+        let alert = rule.alert.unwrap();
+        assert!(["page", "ticket"].contains(&rule.labels["severity"].as_str()), "{alert}");
+        assert!(!rule.annotations["summary"].is_empty(), "{alert}");
+        let anchor = format!("runbooks.md#{}", alert.to_lowercase());
+        assert_eq!(rule.annotations["runbook_url"], anchor);
+        let section = RUNBOOKS.split(&format!("\n## {alert}\n")).nth(1);
+        let section = section.unwrap_or_else(|| panic!("no runbook of {alert}"));
+        let section = section.split("\n## ").next().unwrap();
+        for part in ["**Means:**", "**Look at:**", "**Do:**"] {
+            assert!(section.contains(part), "the runbook of {alert} lacks {part}");
+        }
+        alerts.insert(alert);
+    }
+    let sections: BTreeSet<String> =
+        RUNBOOKS.lines().filter_map(|line| line.strip_prefix("## ")).map(str::to_owned).collect();
+    assert_eq!(sections, alerts, "sections and alerts");
+}
+
+#[test]
+fn dashboards_query_metrics_that_are_served() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../charts/gantry/files/dashboards");
+    let mut queries = 0;
+    for file in std::fs::read_dir(folder).unwrap() {
+        let path = file.unwrap().path();
+        let board: serde_json::Value =
+            serde_json::from_str(&std::fs::read_to_string(&path).unwrap()).unwrap();
+        let name = path.file_stem().unwrap().to_str().unwrap();
+        assert_eq!(board["uid"], name);
+        for panel in board["panels"].as_array().unwrap() {
+            let title = panel["title"].as_str().unwrap();
+            for target in panel["targets"].as_array().unwrap() {
+                // A value in place of an empty result is no selector.
+                let query = target["expr"].as_str().unwrap().replace(" or vector(0)", "");
+                check(&query, &format!("{name}, {title}"));
+                queries += 1;
+            }
+        }
+    }
+    assert!(queries > 30, "{queries}");
+}
