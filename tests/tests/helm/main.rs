@@ -29,6 +29,7 @@ fn main() -> ExitCode {
         ("wrong_values_are_refused_by_name", render::wrong_values_are_refused_by_name),
         ("each_shape_has_its_objects", render::each_shape_has_its_objects),
         ("values_reach_the_pods", render::values_reach_the_pods),
+        ("rules_and_dashboards_are_those_of_the_files", render::rules_and_dashboards_are_those_of_the_files),
         ("policies_know_further_resources", render::policies_know_further_resources),
         ("migrated_values_are_accepted", render::migrated_values_are_accepted),
         ("kustomizations_equal_the_chart", render::kustomizations_equal_the_chart),

@@ -180,6 +180,29 @@ pub(crate) fn policies_know_further_resources() -> Result<()> {
     Ok(())
 }
 
+/// The objects for Prometheus' operator and Grafana's sidecar have the files of the chart, with complete links.
+pub(crate) fn rules_and_dashboards_are_those_of_the_files() -> Result<()> {
+    let [helm, _] = helms()?;
+    let on = [
+        "monitoring.rules.enabled=true",
+        "monitoring.rules.runbooks=https://example.com/",
+        "monitoring.dashboards.enabled=true",
+    ];
+    let objects = objects(&template(&helm, &on)?)?;
+    let rule = objects.get(&("PrometheusRule".to_owned(), "gantry".to_owned())).context("no rule")?;
+    let alerts = std::fs::read_to_string(chart().join("files/alerts.yaml"))?;
+    let alerts = alerts.replace("runbook_url: runbooks.md", "runbook_url: https://example.com/runbooks.md");
+    ensure!(rule["spec"] == serde_saphyr::from_str::<Value>(&alerts)?, "{rule}");
+    for file in std::fs::read_dir(chart().join("files/dashboards"))? {
+        let path = file?.path();
+        let name = path.file_stem().and_then(|name| name.to_str()).context("a name")?;
+        let map = objects.get(&("ConfigMap".to_owned(), name.to_owned())).context("no ConfigMap")?;
+        let board = map["data"][format!("{name}.json")].as_str();
+        ensure!(board == Some(&std::fs::read_to_string(&path)?), "{name}");
+    }
+    Ok(())
+}
+
 /// What `gantry migrate` prints for installations of NVIDIA's plugin is accepted by the chart's schema.
 pub(crate) fn migrated_values_are_accepted() -> Result<()> {
     let gantry = gantry_e2e::gantry::binary().context("no gantry beside this test: cargo build -p gantry")?;
