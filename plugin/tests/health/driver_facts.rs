@@ -1,12 +1,12 @@
 //! What the driver reports of itself: counts, codes, the NVLink fabric, compute modes. Cases of public bug reports.
 
-use gantry_config::{Config, Replicated, SharedOf, TimeSlicing};
+use gantry_config::Config;
 use gantry_nvml_sim::control::{ComputeMode, FabricState, FabricStep};
 use gantry_plugin::health::{Cause, HealthChecks};
 use gantry_plugin::inventory::State;
 use gantry_plugin::offer;
 
-use super::{Eye, LOOKS_ALONE, QUICK, unhealthy};
+use super::{Eye, LOOKS_ALONE, QUICK, shared_by_four, unhealthy};
 use crate::sim::Sim;
 
 fn fabric(step: FabricStep) -> Option<FabricState> {
@@ -125,19 +125,7 @@ async fn replicas_of_an_exclusive_gpu_are_unhealthy() {
     let sim = Sim::of("l4-4x-pcie");
     let controller = &sim.installed.controller;
     controller.set_compute_mode(1, ComputeMode::ExclusiveProcess).unwrap();
-    let shared = Config {
-        time_slicing: Some(TimeSlicing {
-            rename_by_default: false,
-            fail_requests_greater_than_one: false,
-            resources: vec![Replicated {
-                name: "nvidia.com/gpu".into(),
-                rename: None,
-                devices: SharedOf::All,
-                replicas: 4,
-            }],
-        }),
-        ..Config::default()
-    };
+    let shared = shared_by_four();
     let mut eye = Eye::open(&sim, QUICK);
     let hardware = eye.ready().await;
     let inventory = offer::offer(&hardware, &shared);

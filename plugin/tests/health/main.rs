@@ -24,7 +24,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use gantry_api::GpuFault;
-use gantry_config::Config;
+use gantry_config::{Config, Replicated, SharedOf, TimeSlicing};
 use gantry_plugin::health::{HealthChecks, Proof};
 use gantry_plugin::inventory::{Diagnosis, Hardware, NvmlThread, Settings, State, Timing};
 use gantry_plugin::offer;
@@ -152,6 +152,23 @@ impl Eye {
 fn unhealthy(hardware: &Hardware) -> BTreeMap<String, String> {
     let units = hardware.units.iter().filter(|unit| !unit.health.healthy);
     units.map(|unit| (unit.id.to_string(), unit.health.reason.clone().unwrap_or_default())).collect()
+}
+
+/// Four replicas of each GPU.
+fn shared_by_four() -> Config {
+    Config {
+        time_slicing: Some(TimeSlicing {
+            rename_by_default: false,
+            fail_requests_greater_than_one: false,
+            resources: vec![Replicated {
+                name: "nvidia.com/gpu".into(),
+                rename: None,
+                devices: SharedOf::All,
+                replicas: 4,
+            }],
+        }),
+        ..Config::default()
+    }
 }
 
 /// The list for kubelet: device IDs with their health.

@@ -2,28 +2,16 @@
 
 use std::collections::BTreeMap;
 
-use gantry_config::{Config, MigStrategy, Replicated, SharedOf, TimeSlicing};
+use gantry_config::{Config, MigStrategy};
 use gantry_plugin::health::HealthChecks;
 
-use super::{EVENTS_ALONE, Eye, reported};
+use super::{EVENTS_ALONE, Eye, reported, shared_by_four};
 use crate::sim::Sim;
 
 #[tokio::test]
 async fn replicas_follow_their_gpu() {
     let sim = Sim::of("workstation-2x");
-    let config = Config {
-        time_slicing: Some(TimeSlicing {
-            rename_by_default: false,
-            fail_requests_greater_than_one: false,
-            resources: vec![Replicated {
-                name: "nvidia.com/gpu".into(),
-                rename: None,
-                devices: SharedOf::All,
-                replicas: 4,
-            }],
-        }),
-        ..Config::default()
-    };
+    let config = shared_by_four();
     let mut eye = Eye::open(&sim, EVENTS_ALONE);
     assert_eq!(reported(&*eye.ready().await, &config).len(), 8);
     sim.installed.controller.raise_xid(1, 79).unwrap();
