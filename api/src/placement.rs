@@ -14,7 +14,7 @@ use crate::text::ObjectMessage;
 pub struct Placement {
     /// Of each resource the devices, their links and bandwidth, and what they leave free: one sentence each.
     pub devices: Vec<String>,
-    /// The nodes that were compared. Absent where none was: for a member of a gang, whose node was reserved.
+    /// The nodes that were compared. Absent for a member of a gang: its node was reserved with those of the others.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub compared: Option<Compared>,
 }

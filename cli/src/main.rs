@@ -12,6 +12,7 @@ mod map;
 mod migrate;
 mod runtime;
 mod scheduler_config;
+mod screen;
 mod topo;
 mod visible;
 
@@ -73,7 +74,7 @@ enum Command {
     Choose(choose::ChooseArgs),
     /// Say why a pod is where it is, or why it waits and what would have to end for it to fit
     Explain(explain::ExplainArgs),
-    /// Draw who holds which GPU of the cluster
+    /// Draw the GPUs of the cluster, their links and their holders
     Map(map::MapArgs),
     /// Print the configuration with which kube-scheduler calls the extender, for the resources of a cluster
     SchedulerConfig(scheduler_config::SchedulerConfigArgs),

@@ -1,8 +1,7 @@
-//! `gantry map`: who holds which GPU of the cluster, as text, JSON or a picture. Reads GpuNodes and Gangs; writes
-//! nothing.
+//! `gantry map`: the GPUs of the cluster, their links and their holders, as text, JSON or a picture. Reads GpuNodes and
+//! Gangs; writes nothing.
 
 use std::collections::BTreeMap;
-use std::io::{self, IsTerminal as _};
 use std::time::Duration;
 
 use anyhow::{Context as _, anyhow};
@@ -19,6 +18,7 @@ use kube::{Api, Client, ResourceExt as _};
 
 use crate::cluster::ClusterArgs;
 use crate::runtime::{BadInput, print};
+use crate::screen::Screen;
 use crate::visible::Visible;
 
 /// Options of `gantry map`.
@@ -109,14 +109,9 @@ fn output(args: &MapArgs, map: &ClusterMap) -> anyhow::Result<Visible> {
 
 /// Standard output as a page.
 fn page() -> Page {
-    let set = |name: &str| std::env::var_os(name).is_some_and(|value| !value.is_empty());
-    let dumb = std::env::var_os("TERM").is_some_and(|term| term == "dumb");
-    let columns = std::env::var("COLUMNS").ok().and_then(|columns| columns.parse().ok());
-    let columns = columns.or_else(|| terminal_size::terminal_size().map(|(width, _)| width.0.into()));
-    Page {
-        columns: columns.unwrap_or(100).clamp(40, 400),
-        color: io::stdout().is_terminal() && !set("NO_COLOR") && !dumb,
-    }
+    let terminal = terminal_size::terminal_size().map_or(100, |(width, _)| width.0.into());
+    let Screen { columns, color } = Screen::of_stdout(terminal);
+    Page { columns: columns.clamp(40, 400), color }
 }
 
 /// Reads the map of the cluster.

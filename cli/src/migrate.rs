@@ -146,7 +146,7 @@ struct Migration {
     settings: Vec<(&'static Setting, Value)>,
     /// What is left out, with the reason.
     left_out: Vec<(String, String)>,
-    /// What to do besides installing the chart.
+    /// Steps in addition to the installation of the chart.
     steps: BTreeSet<&'static str>,
 }
 

@@ -5,7 +5,6 @@ mod json;
 mod report;
 pub(crate) mod source;
 
-use std::io::{self, IsTerminal as _};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, anyhow};
@@ -16,6 +15,7 @@ use gantry_topology::{Machine, draw};
 use source::{Seen, SourceArgs};
 
 use crate::runtime::{BadInput, print};
+use crate::screen::Screen;
 use crate::visible::Visible;
 
 /// Options of `gantry topo`.
@@ -57,34 +57,17 @@ pub(crate) struct TopoArgs {
     machine_file: Option<PathBuf>,
 }
 
+/// Width of the picture where `COLUMNS` names none.
+const COLUMNS: usize = 100;
+
 /// Runs `gantry topo`.
 ///
 /// # Errors
 /// When the machine cannot be read, or an output cannot be written.
 pub(crate) fn run(args: &TopoArgs) -> anyhow::Result<()> {
     let seen = args.source.seen()?;
-    let output = output(args, &seen, Screen::of_stdout())?;
+    let output = output(args, &seen, Screen::of_stdout(COLUMNS))?;
     print(&output)
-}
-
-/// The terminal, or another output.
-#[derive(Debug, Clone, Copy)]
-struct Screen {
-    columns: usize,
-    color: bool,
-}
-
-impl Screen {
-    /// Colors only on a terminal that has them, unless `NO_COLOR` is set (<https://no-color.org>).
-    fn of_stdout() -> Self {
-        let set = |name: &str| std::env::var_os(name).is_some_and(|value| !value.is_empty());
-        let dumb = std::env::var_os("TERM").is_some_and(|term| term == "dumb");
-        let columns = std::env::var("COLUMNS").ok().and_then(|columns| columns.parse().ok());
-        Self {
-            columns: columns.unwrap_or(100),
-            color: io::stdout().is_terminal() && !set("NO_COLOR") && !dumb,
-        }
-    }
 }
 
 /// Everything that goes to standard output; writes the machine file.

@@ -81,21 +81,21 @@ impl ExprVisitor for Selectors {
 }
 
 /// Checks that a query is PromQL over served metrics and recorded series, and selects by labels that they have.
-fn check(query: &str, whence: &str) {
-    let expr = parser::parse(query).unwrap_or_else(|error| panic!("{whence}: {query}: {error}"));
+fn check(query: &str, place: &str) {
+    let expr = parser::parse(query).unwrap_or_else(|error| panic!("{place}: {query}: {error}"));
     let mut selectors = Selectors::default();
     walk_expr(&mut selectors, &expr).unwrap();
     let recorded: BTreeSet<String> = rules().into_iter().filter_map(|rule| rule.record).collect();
     let served = served();
-    assert!(!selectors.0.is_empty(), "{whence}: {query} selects nothing");
+    assert!(!selectors.0.is_empty(), "{place}: {query} selects nothing");
     for selector in selectors.0 {
-        let name = selector.name.unwrap_or_else(|| panic!("{whence}: {query} selects without a name"));
+        let name = selector.name.unwrap_or_else(|| panic!("{place}: {query} selects without a name"));
         let Some(labels) = served.get(&name) else {
-            assert!(recorded.contains(&name), "{whence}: {name} is neither served nor recorded");
+            assert!(recorded.contains(&name), "{place}: {name} is neither served nor recorded");
             continue;
         };
         for matcher in &selector.matchers.matchers {
-            assert!(labels.contains(&matcher.name), "{whence}: {name} has no label {}", matcher.name);
+            assert!(labels.contains(&matcher.name), "{place}: {name} has no label {}", matcher.name);
         }
     }
 }

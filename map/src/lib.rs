@@ -1,4 +1,4 @@
-//! Who holds which GPU of a cluster, at one moment: a model of the objects that any user can read, and its pictures.
+//! The GPUs of a cluster and their holders at one moment: a model of the objects that any user can read, and its pictures.
 //! Pure.
 //!
 //! The source is the GpuNodes: each names the holders of its devices and the faults. Gangs add the reservations of
