@@ -8,7 +8,8 @@ use std::path::Path;
 use gantry_plugin::discover::{self, DiscoverError, NvmlOptions};
 use gantry_plugin::nvml::{Code, Nvml, NvmlError};
 use gantry_topology::{
-    Machine, MachineParts, NvLinkPorts, PathClass, PathMatrix, PcieLink, PeerRefusal, PeerStatus, Throttle,
+    IdList, Machine, MachineParts, NvLinkPorts, PathClass, PathMatrix, PcieLink, PeerRefusal, PeerStatus,
+    Throttle,
 };
 use sim::Sim;
 
@@ -290,6 +291,19 @@ fn missing_sysfs_finds_gpus_without_nics() {
         sim.installed.facts.machine().gpus()[0].numa,
         "NVML knows the NUMA node too"
     );
+}
+
+/// Virtual machines of one node have -1 for every device.
+#[test]
+fn unknown_numa_node_is_the_only_one() {
+    let sim = Sim::of("h200-1x-vm");
+    let devices = sim.installed.layout.sys.join("bus/pci/devices");
+    let address = sim.installed.facts.machine().gpus()[0].bus_id.clone().unwrap();
+    std::fs::write(devices.join(address.as_str()).join("numa_node"), "-1\n").unwrap();
+    let nvml = Nvml::load(&sim.options().library).unwrap();
+    let found = discover::read(&nvml, &sim.options()).unwrap();
+    assert_eq!(found.machine.gpus()[0].numa.as_ref().map(IdList::as_str), Some("0"));
+    assert!(found.warnings.is_empty(), "{:?}", found.warnings);
 }
 
 #[test]

@@ -88,16 +88,18 @@ pub(super) fn read(device: Device<'_>, sysfs: &Sysfs, warnings: &mut Warnings) -
 }
 
 /// NUMA nodes near the GPU. The kernel's node comes first, because kubelet's Topology Manager counts the
-/// kernel's nodes; NVML adds further near nodes. If the kernel has none (-1) the result is unknown: NVML then
-/// reports all CPUs as near.
+/// kernel's nodes; NVML adds further near nodes. If the kernel has none (-1), as in most virtual machines, it is
+/// the only node of the machine, or unknown: NVML then reports all CPUs as near.
 fn numa(device: Device<'_>, bus_id: &PcieAddress, sysfs: &Sysfs, ask: &mut Questions<'_>) -> Option<IdList> {
     let kernel = sysfs.numa_node(bus_id);
     if kernel.is_none() && sysfs.has_numa(bus_id) {
-        if sysfs.numa_nodes() > 1 {
-            ask.warnings.add(format!(
+        match sysfs.numa_nodes()[..] {
+            [] => {}
+            [only] => return id_list(&[only]),
+            _ => ask.warnings.add(format!(
                 "the kernel has no NUMA node for the GPU at {bus_id}: kubelet gets none, and its Topology Manager does not align \
                  this GPU"
-            ));
+            )),
         }
         return None;
     }

@@ -458,7 +458,7 @@ fn paths(
             warnings.add(format!("GPU {position} is not in sysfs; its paths to NICs count as SYS"));
         }
     }
-    let single_node = sysfs.numa_nodes() <= 1;
+    let single_node = sysfs.numa_nodes().len() <= 1;
     let by_sysfs = |a: usize, b: usize| match (&places[a], &places[b]) {
         (Some(a), Some(b)) => Some(sysfs::class(a, b, single_node)),
         _ => None,

@@ -65,11 +65,11 @@ impl Sysfs {
         Some(self.read(&self.pci(address).join("class"))? == NVSWITCH_CLASS)
     }
 
-    /// Number of NUMA nodes of the machine; 0 if sysfs does not show it.
-    pub(super) fn numa_nodes(&self) -> usize {
-        let number = |name: &String| name.strip_prefix("node")?.parse::<u32>().ok();
+    /// NUMA nodes of the machine; empty if sysfs does not show them.
+    pub(super) fn numa_nodes(&self) -> Vec<u32> {
+        let number = |name: &String| name.strip_prefix("node")?.parse().ok();
         let all = names(&self.root.join("devices/system/node"));
-        all.iter().filter_map(number).count()
+        all.iter().filter_map(number).collect()
     }
 
     /// The RDMA adapters on PCIe, in natural order (`mlx5_2` before `mlx5_10`). Virtual functions are left out:
@@ -272,7 +272,7 @@ mod tests {
         assert_eq!(sysfs.position(&address), None);
         assert_eq!(sysfs.numa_node(&address), None);
         assert!(!sysfs.has_numa(&address));
-        assert_eq!(sysfs.numa_nodes(), 0);
+        assert_eq!(sysfs.numa_nodes(), [0_u32; 0]);
         let mut warnings = Warnings::default();
         assert!(sysfs.rdma_devices(&mut warnings).is_empty());
         assert!(warnings.0.is_empty());

@@ -229,7 +229,7 @@ impl RunningEndpoint<'_> {
             }
             None => {
                 info!(%resource, socket = %self.path.display(), "serving without registration, as configured");
-                kubelet.observed.registered(resource);
+                kubelet.observed.served(resource);
             }
         }
     }

@@ -250,6 +250,11 @@ impl Observed {
     /// Records that kubelet accepted a resource.
     pub fn registered(&self, resource: &ResourceName) {
         self.metrics.registration(resource, true);
+        self.served(resource);
+    }
+
+    /// Records that a resource is served: kubelet accepted it, or no registration is wanted.
+    pub fn served(&self, resource: &ResourceName) {
         self.change(|readiness| {
             let registration = readiness.registered.entry(resource.clone()).or_insert(Registration::Accepted);
             // It was accepted before: only the stream is missing.

@@ -83,6 +83,21 @@ fn invalid_config_degrades_missing_config_is_not_ready() {
 }
 
 #[test]
+fn service_without_registration_counts_none() {
+    let observed = Observed::default();
+    observed.served(&"nvidia.com/gpu".into());
+    assert!(!observed.metrics().text().unwrap().contains("gantry_plugin_registrations_total{"));
+    observed.registered(&"nvidia.com/gpu".into());
+    assert!(
+        observed
+            .metrics()
+            .text()
+            .unwrap()
+            .contains(r#"registrations_total{resource="nvidia.com/gpu",outcome="accepted"} 1"#)
+    );
+}
+
+#[test]
 fn configurations_are_counted() {
     let observed = Observed::default();
     let (_reporter, reports) =
