@@ -71,6 +71,10 @@ pub struct GangSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 3600))]
     pub arrival_seconds: Option<u32>,
+    /// Seconds that the reservations are kept while the owner creates all members again. 0: not at all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0, max = 3600))]
+    pub restart_hold_seconds: Option<u32>,
 }
 
 /// A level of the fabric.
@@ -178,6 +182,10 @@ pub struct GangStatus {
     /// Whether the members are being deleted so that their controller creates them again.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub restarting: bool,
+    /// Set while no member is left and the owner creates all of them again: the reservations of the decision are kept for
+    /// the new members.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub continuation: Option<Continuation>,
     /// Failed attempts since the gang was last bound.
     #[serde(default)]
     pub failed_attempts: u32,
@@ -188,6 +196,26 @@ pub struct GangStatus {
     /// permission is missing, or a disruption budget protects pods that have to be evicted.
     #[serde(default)]
     pub conditions: Vec<Condition>,
+}
+
+/// Why, and until when, reservations are kept for members that the owner creates again.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+#[schemars(transform = RecursiveTransform(known_formats))]
+pub struct Continuation {
+    /// Kind of the owner, such as `JobSet`.
+    pub owner_kind: String,
+    /// Name of the owner.
+    pub owner_name: String,
+    /// UID of the owner, if it is known: an owner that is created again under the same name does not continue the gang.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub owner_uid: String,
+    /// The reservations are released at this time. Absent while pods of the gang are still terminating.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub until: Option<Time>,
+    /// Priority of the members that are gone: gangs of a higher one may take the reservations.
+    #[serde(default)]
+    pub priority: i32,
 }
 
 /// Where every member goes. Once it is written, the gang is completed and never undone.

@@ -17,7 +17,7 @@ pub mod slim;
 pub mod text;
 
 pub use gang::{
-    DecidedReservation, Decision, Gang, GangLevel, GangPhase, GangRepair, GangSpec, GangStatus,
+    Continuation, DecidedReservation, Decision, Gang, GangLevel, GangPhase, GangRepair, GangSpec, GangStatus,
     ReservedDevices,
 };
 pub use gpunode::{

@@ -39,6 +39,8 @@ pub const GANG_REPAIR_ANNOTATION: &str = "gantry.dev/gang-repair";
 
 /// On a pod: seconds that the gang's members may take to arrive once devices are reserved for them.
 pub const GANG_ARRIVAL_ANNOTATION: &str = "gantry.dev/gang-arrival-seconds";
+/// Annotation: seconds that the reservation of the gang is kept while its owner creates all members again.
+pub const GANG_RESTART_HOLD_ANNOTATION: &str = "gantry.dev/gang-restart-hold-seconds";
 
 /// On a pod: its rank, where the controller does not number its pods.
 pub const GANG_RANK_ANNOTATION: &str = "gantry.dev/gang-rank";

@@ -63,6 +63,7 @@ reasons! {
     WaitingForSurplus => "the minimum is bound, and more members wait for resources",
     MembersLost => "bound members were lost and are not replaced yet",
     Restarting => "all members are deleted so that their controller creates them again",
+    OwnerRestarts => "no member is left; its reservations are kept while its owner creates all members again",
     Finished => "the members have ended",
     // Conditions of a Gang.
     Valid => "what the gang asks for is consistent",
@@ -82,6 +83,8 @@ reasons! {
     AmbiguousMembership => "several integrations name the gang's pods",
     Blocked => "an action on a pod of the gang is not allowed",
     MemberLost => "a bound member was lost",
+    ReservationKept => "the gang's reservations are kept while its owner creates all members again",
+    ReservationReleased => "the reservations that were kept for the gang's next members are released",
     Preempting => "pods of lower priority are evicted for the gang",
     Scheduled => "the pod was bound with its gang",
     Preempted => "the pod was evicted for a gang of higher priority",

@@ -210,6 +210,7 @@ fn waiting_member(gang: u32, number: u32) -> Member {
             rank: Some(number),
             role: "".into(),
             options: GangOptions::default(),
+            creator: None,
             also: Vec::new(),
             maker: None,
             made_by: None,

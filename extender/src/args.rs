@@ -187,6 +187,16 @@ pub struct GangArgs {
     #[arg(long, env = "GANTRY_GANG_HOLD", value_name = "SECONDS", default_value = "600", value_parser = seconds)]
     pub gang_hold: Duration,
 
+    /// Seconds that the reservations of a gang are kept while its owner creates all members again. 0: they are not kept.
+    /// The gang's own setting takes precedence.
+    #[arg(long, env = "GANTRY_GANG_RESTART_HOLD", value_name = "SECONDS", default_value = "120", value_parser = seconds_or_none)]
+    pub gang_restart_hold: Duration,
+
+    /// Longest time in seconds that a gang may set for that, by an annotation or its Gang. A longer time is lowered to
+    /// this one. Default: 600, or --gang-restart-hold if that is longer.
+    #[arg(long, env = "GANTRY_GANG_RESTART_HOLD_MAX", value_name = "SECONDS", value_parser = seconds_or_none)]
+    pub gang_restart_hold_max: Option<Duration>,
+
     /// Write the node of each member of a gang into status.nominatedNodeName, so that kube-scheduler tries it first.
     /// For clusters where kube-scheduler samples the nodes.
     #[arg(long, env = "GANTRY_NOMINATE")]
@@ -211,7 +221,16 @@ impl GangArgs {
             arrival.as_secs(),
             self.gang_arrival.as_secs()
         );
-        Ok(Ceilings { arrival, required_levels: required_levels(&self.gang_required_levels, &self.fabric)? })
+        let most = self.gang_restart_hold.max(Ceilings::default().restart_hold);
+        let restart_hold = self.gang_restart_hold_max.unwrap_or(most);
+        anyhow::ensure!(
+            restart_hold >= self.gang_restart_hold,
+            "--gang-restart-hold-max {} must not be less than --gang-restart-hold {}",
+            restart_hold.as_secs(),
+            self.gang_restart_hold.as_secs()
+        );
+        let required_levels = required_levels(&self.gang_required_levels, &self.fabric)?;
+        Ok(Ceilings { arrival, restart_hold, required_levels })
     }
 }
 
@@ -280,6 +299,13 @@ pub struct LeaseArgs {
 /// The text is not a list of levels.
 pub fn levels(text: &str) -> Result<Levels, String> {
     Levels::parse(text).map_err(|error| error.to_string())
+}
+
+fn seconds_or_none(text: &str) -> Result<Duration, String> {
+    match text {
+        "0" => Ok(Duration::ZERO),
+        _ => seconds(text).map_err(|_| "write whole seconds, 0 to 3600".to_owned()),
+    }
 }
 
 fn seconds(text: &str) -> Result<Duration, String> {

@@ -181,6 +181,7 @@ fn index(args: &Args, options: Options, watched: &Watched, run: String) -> anyho
         gates: args.gangs.gates,
         arrival: args.gangs.gang_arrival,
         ceilings: args.gangs.ceilings()?,
+        restart_hold: args.gangs.gang_restart_hold,
         hold: args.gangs.gang_hold,
         levels: args.gangs.fabric.clone(),
         ..Default::default()

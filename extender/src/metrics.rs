@@ -168,6 +168,8 @@ pub struct Metrics {
     place_devices: Gauge,
     idle_devices: Family<Namespace, Gauge>,
     kept_nodes: Gauge,
+    awaiting_restart: Gauge,
+    continuations: Family<Outcome, Counter>,
     leader: Gauge,
     missing_policies: Gauge,
     certificate_expiry: Family<CertificateFile, Gauge>,
@@ -212,6 +214,8 @@ impl Metrics {
             place_devices: Gauge::default(),
             idle_devices: Family::default(),
             kept_nodes: Gauge::default(),
+            awaiting_restart: Gauge::default(),
+            continuations: Family::default(),
             leader: Gauge::default(),
             missing_policies: Gauge::default(),
             certificate_expiry: Family::default(),
@@ -335,6 +339,16 @@ impl Metrics {
             "Nodes in the backfill reservation of the first gang of the queue",
             self.kept_nodes.clone(),
         );
+        registry.register(
+            "gangs_awaiting_restart",
+            "Gangs with reservations that are kept while their owners create all members again",
+            self.awaiting_restart.clone(),
+        );
+        registry.register(
+            "gang_continuations",
+            "Reservations kept over a restart of a gang, by how they ended",
+            self.continuations.clone(),
+        );
         registry.register("leader", "1 if this extender leads, 0 if it stands by", self.leader.clone());
     }
 
@@ -409,6 +423,19 @@ impl Metrics {
         self.places.set(signed(totals.places as u64));
         self.place_devices.set(signed(totals.devices as u64));
         self.kept_nodes.set(signed(totals.kept_nodes as u64));
+        self.awaiting_restart.set(signed(totals.awaiting_restart as u64));
+        let ended = &totals.continuations;
+        for (outcome, count) in [
+            ("kept", ended.kept),
+            ("continued", ended.continued),
+            ("expired", ended.expired),
+            ("ended", ended.ended),
+            ("lost", ended.lost),
+            ("unsuitable", ended.unsuitable),
+        ] {
+            let counter = self.continuations.get_or_create(&Outcome { outcome });
+            counter.inc_by(count.saturating_sub(counter.get()));
+        }
         let mut devices: Vec<(&str, usize)> =
             totals.devices_of.iter().map(|(namespace, devices)| (&**namespace, *devices)).collect();
         devices.sort_by_key(|(namespace, devices)| (Reverse(*devices), *namespace));

@@ -115,6 +115,41 @@ impl GangKey {
         })
     }
 
+    /// Whether one owner creates it again and again as gangs of their own.
+    pub(crate) fn has_successors(&self) -> bool {
+        matches!(self.integration, Integration::JobSet | Integration::LeaderWorkerSet)
+    }
+
+    /// Whether another gang has the same name by the same convention.
+    pub(crate) fn is_named_like(&self, other: &Self) -> bool {
+        (&self.namespace, &self.name, self.integration) == (&other.namespace, &other.name, other.integration)
+    }
+
+    /// Whether both are incarnations of what one owner creates again and again, or the same.
+    pub fn is_incarnation_of(&self, other: &Self) -> bool {
+        self.is_named_like(other) && self.lineage() == other.lineage()
+    }
+
+    /// What all incarnations that one owner creates have in common.
+    fn lineage(&self) -> &str {
+        match self.integration {
+            // UID of the set, and the attempt.
+            Integration::JobSet => self.incarnation.rsplit_once('/').map_or("", |(uid, _)| uid),
+            // The revision of the template.
+            Integration::LeaderWorkerSet => "",
+            _ => &self.incarnation,
+        }
+    }
+
+    /// The index of the group that it is, where its owner has several that are gangs of their own.
+    pub(crate) fn group_index(&self) -> Option<u32> {
+        if self.integration != Integration::LeaderWorkerSet {
+            return None;
+        }
+        let group = self.name.split('/').next()?;
+        group.rsplit_once('-')?.1.parse().ok()
+    }
+
     /// The name of its `Gang` object. A gang by our own annotation goes by its own name, so that a person can write the object first; any
     /// other by its name and five letters that tell conventions and incarnations apart. Always a legal name.
     pub fn object_name(&self) -> String {

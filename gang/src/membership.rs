@@ -19,6 +19,8 @@ pub struct Membership {
     pub owner: Option<OwnerRef>,
     /// The pod's place in the order of ranks, from 0, if it has one.
     pub rank: Option<u32>,
+    /// The recognised object that creates the pod, if that is another than [`Self::owner`].
+    pub creator: Option<OwnerRef>,
     /// Its role, such as `launcher` or `worker`; empty where there is only one.
     pub role: Arc<str>,
     /// What it requests in addition.
@@ -143,6 +145,23 @@ impl OwnerKind {
         )
     }
 
+    /// The kind of that name with a controller that creates pods.
+    pub fn creator_named(name: &str) -> Option<Self> {
+        const ALL: [OwnerKind; 10] = [
+            OwnerKind::LeaderWorkerSet,
+            OwnerKind::JobSet,
+            OwnerKind::PyTorchJob,
+            OwnerKind::TfJob,
+            OwnerKind::MpiJob,
+            OwnerKind::XgBoostJob,
+            OwnerKind::PaddleJob,
+            OwnerKind::JaxJob,
+            OwnerKind::RayCluster,
+            OwnerKind::Job,
+        ];
+        ALL.into_iter().find(|kind| crate::integrations::api(*kind).kind == name)
+    }
+
     /// Whether such an object may say that some of its pods are made only when others are ready or have ended ([`OwnerFacts::apart`]),
     /// though the pods themselves say how many there are.
     pub fn may_start_apart(self) -> bool {
@@ -176,8 +195,65 @@ pub struct OwnerFacts {
     pub over: bool,
     /// It is suspended: lost members are not recreated before it resumes.
     pub suspended: bool,
+    /// `metadata.uid`.
+    pub uid: Arc<str>,
+    /// Members that its controller keeps at present, where that is stated: it creates no more than these.
+    pub wanted: Option<u32>,
+    /// How many groups it has, where each is a gang of its own: those with a larger index are not created again.
+    pub groups: Option<u32>,
+    /// Ranks that have failed for good: their members are not created again.
+    pub failed_ranks: Ranks,
     /// What is wrong with it.
     pub faults: Vec<Fault>,
+}
+
+impl OwnerFacts {
+    /// Members that are left where some ranks have failed for good.
+    pub fn left(&self) -> Option<u32> {
+        self.wanted.filter(|_| !self.failed_ranks.is_empty())
+    }
+}
+
+/// Ranks, as sorted intervals that do not touch.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
+pub struct Ranks(Vec<(u32, u32)>);
+
+impl Ranks {
+    /// Intervals that are kept at most: an owner may state anything.
+    const MOST: usize = 4096;
+
+    /// Reads indexes as a Job states them: `1,3-5,7`. Reading ends at the first part that is no interval.
+    pub fn read(text: &str) -> Self {
+        let mut intervals: Vec<(u32, u32)> = Vec::new();
+        for part in text.split(',').take(Self::MOST) {
+            let (first, last) = part.split_once('-').unwrap_or((part, part));
+            let (Ok(first), Ok(last)) = (first.trim().parse::<u32>(), last.trim().parse::<u32>()) else {
+                break;
+            };
+            let follows = intervals.last().is_none_or(|(_, before)| first > *before);
+            if first > last || !follows {
+                break;
+            }
+            intervals.push((first, last));
+        }
+        Self(intervals)
+    }
+
+    /// Whether a rank is among them.
+    pub fn contains(&self, rank: u32) -> bool {
+        let after = self.0.partition_point(|(first, _)| *first <= rank);
+        after.checked_sub(1).and_then(|at| self.0.get(at)).is_some_and(|(_, last)| rank <= *last)
+    }
+
+    /// How many there are.
+    pub fn count(&self) -> u32 {
+        self.0.iter().fold(0, |sum: u32, (first, last)| sum.saturating_add(last - first).saturating_add(1))
+    }
+
+    /// There are none.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
 }
 
 /// The sub-groups that an owner has.
@@ -204,6 +280,8 @@ pub struct GangOptions {
     pub repair: Option<Repair>,
     /// How long its members may take to arrive once it has a place.
     pub arrival: Option<ArrivalTime>,
+    /// How long its reservations are kept while its owner creates all members again.
+    pub restart_hold: Option<Duration>,
     /// It can be stopped at little loss: a hint for the choice of victims.
     pub checkpointed: Option<bool>,
 }

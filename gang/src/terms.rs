@@ -36,6 +36,8 @@ pub struct Terms {
     pub repair_by: Authority,
     /// How long its members may take to arrive once it has a place.
     pub arrival: Duration,
+    /// How long its reservations are kept while its owner creates all members again.
+    pub restart_hold: Duration,
     /// It can be stopped at little loss.
     pub checkpointed: bool,
     /// What was asked for above a ceiling of the operator, and is lowered to it.
@@ -54,13 +56,19 @@ pub struct Terms {
 pub struct Ceilings {
     /// How long members may take to arrive.
     pub arrival: Duration,
+    /// How long reservations are kept while the owner creates all members again.
+    pub restart_hold: Duration,
     /// The levels that a gang may require, by name; `None`: all. Another level is preferred.
     pub required_levels: Option<Vec<Arc<str>>>,
 }
 
 impl Default for Ceilings {
     fn default() -> Self {
-        Self { arrival: Duration::from_secs(300), required_levels: None }
+        Self {
+            arrival: Duration::from_secs(300),
+            restart_hold: Duration::from_secs(600),
+            required_levels: None,
+        }
     }
 }
 

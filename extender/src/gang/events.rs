@@ -61,6 +61,9 @@ impl Events {
         if let Some(message) = message(before, now) {
             self.gang(gang, message);
         }
+        if let Some(message) = kept_over_restart(before, now) {
+            self.gang(gang, message);
+        }
         if let Some(message) = lowered(before, now) {
             self.gang(gang, message);
         }
@@ -133,7 +136,7 @@ fn message(before: Option<&GangStatus>, now: &GangStatus) -> Option<Message> {
         GangPhase::Queued | GangPhase::Backoff if !same_reason => status(Reason::GangWaiting, false),
         GangPhase::Invalid if !same_message => status(Reason::GangInvalid, true),
         GangPhase::Preempting if !again => status(Reason::Preempting, false),
-        GangPhase::Degraded if !again => status(Reason::MemberLost, true),
+        GangPhase::Degraded if !again && now.continuation.is_none() => status(Reason::MemberLost, true),
         GangPhase::Degraded if now.restarting && !before.is_some_and(|before| before.restarting) => {
             status(Reason::GangRestarting, true)
         }
@@ -150,6 +153,19 @@ fn ambiguous(before: Option<&GangStatus>, now: &GangStatus) -> Option<Message> {
         false,
         format!("gang {}: {}", now.name, condition.message),
     ))
+}
+
+/// Reservations are kept while the owner creates all members again, or no longer.
+fn kept_over_restart(before: Option<&GangStatus>, now: &GangStatus) -> Option<Message> {
+    let was_kept = before.is_some_and(|before| before.continuation.is_some());
+    match (was_kept, &now.continuation) {
+        (false, Some(_)) => Some(event::message(Reason::ReservationKept, false, now.message.clone())),
+        // The members that take them have an Event of their own.
+        (true, None) if !has_places(now.phase) && now.phase != GangPhase::Bound => {
+            Some(event::message(Reason::ReservationReleased, false, now.message.clone()))
+        }
+        _ => None,
+    }
 }
 
 /// A limit of the operator lowers what the gang asks for.

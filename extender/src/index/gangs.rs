@@ -204,7 +204,8 @@ impl Index {
         self.release_backfill();
         let gangs = &mut self.gangs;
         gangs.moved.extend(gangs.core.views().map(|view| Arc::clone(view.key())));
-        gangs.core = Gangs::new(gangs.settings.clone());
+        let (counts, _) = gangs.core.continuations();
+        gangs.core = Gangs::new(gangs.settings.clone()).counting_from(counts);
         gangs.effects = Effects::default();
         gangs.synced = false;
         gangs.told.clear();

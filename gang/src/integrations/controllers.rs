@@ -80,7 +80,7 @@ pub(super) fn leader_worker_set<'a>(pod: &PodView<'a>, _: &Own<'a>) -> Option<Fo
         // The workers are made only when the leader has a node, and are pinned to its domain: the leader is a gang of its own, and so are
         // they.
         found.name = format!("{}/{}", found.name, found.role).into();
-        found.owner = None;
+        found.creator = found.owner.take();
         min = if found.role == LEADER { 1 } else { size.saturating_sub(1).max(1) };
         found.options.hint = value::hint(label, None);
     } else if let Some(label) = pod.annotation(LWS_SUBGROUP_EXCLUSIVE).filter(|label| !label.is_empty()) {
@@ -139,7 +139,7 @@ pub(super) fn job_set<'a>(pod: &PodView<'a>, _: &Own<'a>) -> Option<Found<'a>> {
             // leaders are one gang, and the followers that come then are another.
             if index == Some(0) {
                 found.name = format!("{}/{}/leaders", found.name, found.role).into();
-                found.owner = None;
+                found.creator = found.owner.take();
                 match number(
                     format!("label {JOBSET_REPLICAS}"),
                     word(JOBSET_REPLICAS).unwrap_or("1"),

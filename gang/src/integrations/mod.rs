@@ -77,6 +77,8 @@ struct Found<'a> {
     size: Size,
     size_source: &'static str,
     owner: Option<OwnerRef>,
+    /// The object that creates the pod, where it does not state the size of this gang.
+    creator: Option<OwnerRef>,
     rank: Option<u32>,
     role: &'a str,
     options: GangOptions,
@@ -133,6 +135,7 @@ impl<'a> Found<'a> {
             size: Size::Undeclared,
             size_source: "",
             owner: None,
+            creator: None,
             rank: None,
             role: "",
             options: GangOptions::default(),

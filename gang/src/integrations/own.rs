@@ -10,7 +10,7 @@ use super::value::{self, fault, number};
 use super::view::of_ours;
 use super::{Found, PodView, grouped};
 use crate::key::{GangKey, Integration};
-use crate::membership::{GangOptions, JobRef, Membership, OwnerKind, Size};
+use crate::membership::{GangOptions, JobRef, Membership, OwnerKind, OwnerRef, Size};
 use crate::terms::{Fault, Repair, TopologyRequest};
 
 /// Ranks need not be consecutive.
@@ -108,6 +108,10 @@ impl<'a> Own<'a> {
                         "annotation gantry.dev/gang-arrival-seconds",
                     )
                 });
+            }
+            names::GANG_RESTART_HOLD_ANNOTATION => {
+                let seconds = self.keep(number(place(), text, 0..=3600));
+                self.options.restart_hold = seconds.map(|seconds| Duration::from_secs(seconds.into()));
             }
             names::GANG_REQUIRED_LEVEL_ANNOTATION | names::GANG_PREFERRED_LEVEL_ANNOTATION => {
                 match value::level(text) {
@@ -226,11 +230,13 @@ impl<'a> Own<'a> {
             max: self.options.max.or(first.options.max),
             repair: self.options.repair.or(first.options.repair),
             arrival: self.options.arrival.or(first.options.arrival),
+            restart_hold: self.options.restart_hold,
             checkpointed: self.options.checkpointed.or(first.options.checkpointed),
         };
         faults.sort_unstable();
         faults.dedup();
         faults.truncate(value::MOST_FAULTS);
+        let creator = first.creator.or_else(|| creator(pod, owner.as_ref(), others));
         Membership {
             key: GangKey {
                 namespace: Arc::from(pod.namespace),
@@ -244,6 +250,7 @@ impl<'a> Own<'a> {
                 None => first.size_source,
             },
             owner,
+            creator,
             rank: self
                 .rank
                 .or(first.rank)
@@ -273,6 +280,21 @@ impl Found<'_> {
             _ => self.rank,
         }
     }
+}
+
+/// The recognised object that creates the pod, where another one states the size of its gang, or none does.
+fn creator(pod: &PodView<'_>, owner: Option<&OwnerRef>, others: &[Found<'_>]) -> Option<OwnerRef> {
+    if owner.is_some_and(|owner| owner.kind.makes_pods()) {
+        return None;
+    }
+    let mut owners = others.iter().filter_map(|other| other.owner.as_ref());
+    let recognised = owners.find(|owner| owner.kind.makes_pods()).cloned();
+    recognised.or_else(|| {
+        let job =
+            pod.controller.filter(|made| made.kind == "Job" && made.api_version.starts_with("batch/"))?;
+        // The pods of a Job that another recognised object makes are found by that object.
+        value::is_object_name(job.name).then(|| pod.beside(OwnerKind::Job, job.name))
+    })
 }
 
 /// The UID of what made a pod: of the whole, where it makes jobs or pods in several parts.
@@ -336,7 +358,7 @@ fn maker(pod: &PodView<'_>, others: &[Found<'_>]) -> Option<JobRef> {
 }
 
 /// Every annotation of ours that only makes sense on a pod of a gang.
-pub(super) const KNOWN: [&str; 9] = [
+pub(super) const KNOWN: [&str; 10] = [
     names::GANG_ANNOTATION,
     names::GANG_MIN_ANNOTATION,
     names::GANG_MAX_ANNOTATION,
@@ -345,5 +367,6 @@ pub(super) const KNOWN: [&str; 9] = [
     names::GANG_SLICE_ANNOTATION,
     names::GANG_REPAIR_ANNOTATION,
     names::GANG_ARRIVAL_ANNOTATION,
+    names::GANG_RESTART_HOLD_ANNOTATION,
     names::GANG_RANK_ANNOTATION,
 ];

@@ -8,7 +8,7 @@ use gantry_api::{GangSpec, names};
 use super::owners::Owner;
 use super::types::Settings;
 use crate::key::Integration;
-use crate::membership::{Membership, OwnerRef};
+use crate::membership::{Membership, OwnerFacts, OwnerRef};
 use crate::terms::{Declared, Defaults, Fault, OwnerState, Resolved, Terms, resolve};
 
 /// Jobs that a message about a shared gang name lists.
@@ -50,10 +50,16 @@ pub(super) struct Agreement {
     count_fault: Option<Fault>,
     /// The owner that declares the size.
     owner: Option<OwnerRef>,
-    /// The owner has ended or is gone: lost members are not recreated.
-    owner_finished: bool,
-    /// The owner is suspended: lost members are not recreated before it resumes.
-    owner_suspended: bool,
+    /// The owner that creates the pods, if that is another one.
+    creator: Option<OwnerRef>,
+    /// The owners are followed while no member names them.
+    retains_owners: bool,
+    /// An owner that has ended or is gone: lost members are not recreated.
+    finished: Option<OwnerRef>,
+    /// An owner that is suspended: lost members are not recreated before it resumes.
+    suspended: Option<OwnerRef>,
+    /// What the owner that creates the pods states.
+    creates: Option<Arc<OwnerFacts>>,
     /// Members' declarations have changed since the terms were resolved.
     redeclared: bool,
     /// The owner, the object or a limit has changed since then.
@@ -71,8 +77,11 @@ impl Agreement {
             size_fault: None,
             count_fault: None,
             owner: None,
-            owner_finished: false,
-            owner_suspended: false,
+            creator: None,
+            retains_owners: false,
+            finished: None,
+            suspended: None,
+            creates: None,
             redeclared: false,
             stale: true,
         }
@@ -121,16 +130,39 @@ impl Agreement {
         faults.chain(&self.count_fault)
     }
 
-    pub(super) fn owner(&self) -> Option<&OwnerRef> {
-        self.owner.as_ref()
+    /// The owners that are followed.
+    pub(super) fn owners(&self) -> impl Iterator<Item = &OwnerRef> {
+        self.owner.iter().chain(&self.creator)
     }
 
-    pub(super) fn is_owner_finished(&self) -> bool {
-        self.owner_finished
+    /// The owner that creates the pods, if it is of a recognised kind.
+    pub(super) fn creator(&self) -> Option<&OwnerRef> {
+        let owner = self.owner.as_ref().filter(|owner| owner.kind.makes_pods());
+        owner.or(self.creator.as_ref())
     }
 
-    pub(super) fn is_owner_suspended(&self) -> bool {
-        self.owner_suspended
+    /// What that owner states, if it was read and exists.
+    pub(super) fn creator_facts(&self) -> Option<&Arc<OwnerFacts>> {
+        self.creates.as_ref()
+    }
+
+    /// An owner that has ended or is gone: lost members are not recreated.
+    pub(super) fn finished_owner(&self) -> Option<&OwnerRef> {
+        self.finished.as_ref()
+    }
+
+    /// An owner that is suspended: lost members are not recreated before it resumes.
+    pub(super) fn suspended_owner(&self) -> Option<&OwnerRef> {
+        self.suspended.as_ref()
+    }
+
+    /// The owners are followed from now on while no member names them, or no longer. `creator`: the one that an earlier process followed.
+    pub(super) fn retain_owners(&mut self, retain: bool, creator: Option<OwnerRef>) {
+        self.stale |= self.retains_owners != retain || creator.is_some();
+        self.retains_owners = retain;
+        if creator.is_some() && self.creator() != creator.as_ref() {
+            self.creator = creator;
+        }
     }
 
     /// Other integrations that claim the pods too, in the order of precedence.
@@ -219,17 +251,32 @@ impl Agreement {
         std::mem::take(&mut self.stale) || redeclared
     }
 
-    /// Follows the owner that the declarations name: of several the first by name. Returns the one followed before, if that was another.
-    pub(super) fn follow_owner(&mut self) -> Option<OwnerRef> {
-        let named = self.declared.owner().cloned();
-        let before = std::mem::replace(&mut self.owner, named);
-        before.filter(|before| Some(before) != self.owner.as_ref())
+    /// Follows the owners that the declarations name: of several the first by name. Returns those that are not followed any more.
+    pub(super) fn follow_owners(&mut self) -> Vec<OwnerRef> {
+        if self.retains_owners && self.declared.is_empty() {
+            return Vec::new();
+        }
+        let mut before: Vec<OwnerRef> = self.owners().cloned().collect();
+        self.owner = self.declared.owner().cloned();
+        self.creator =
+            self.declared.creator().filter(|creator| Some(*creator) != self.owner.as_ref()).cloned();
+        before.retain(|before| self.owners().all(|owner| owner != before));
+        before
     }
 
     /// Resolves the terms. `None` while there is no declaration: then what was resolved before stays.
-    pub(super) fn resolve(&mut self, owner: Option<&Owner>, settings: &Settings) -> Option<Resolution> {
-        self.owner_finished = owner.is_some_and(Owner::is_finished);
-        self.owner_suspended = owner.is_some_and(Owner::is_suspended);
+    pub(super) fn resolve<'a>(
+        &mut self,
+        find: impl Fn(&OwnerRef) -> Option<&'a Owner>,
+        settings: &Settings,
+    ) -> Option<Resolution> {
+        let is = |of: fn(&Owner) -> bool| {
+            let mut owners = self.owners();
+            owners.find(|owner| find(owner).is_some_and(of)).cloned()
+        };
+        (self.finished, self.suspended) = (is(Owner::is_finished), is(Owner::is_suspended));
+        self.creates = self.creator().and_then(&find).and_then(Owner::facts).cloned();
+        let owner = self.owner.as_ref().and_then(&find);
         if self.declared.is_empty() {
             return None;
         }
@@ -241,6 +288,7 @@ impl Agreement {
         };
         let defaults = Defaults {
             arrival: settings.arrival,
+            restart_hold: settings.restart_hold,
             repair: settings.repair,
             levels: &settings.levels,
             ceilings: &settings.ceilings,

@@ -5,6 +5,7 @@
 mod incarnation;
 mod planning;
 mod status;
+mod succession;
 mod view;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -14,6 +15,9 @@ use std::time::{Duration, Instant};
 use gantry_api::{DecidedReservation, Decision, DeviceId, GangStatus, NodeName, PodUid};
 
 pub use self::status::BLOCKED;
+pub use self::succession::Continuations;
+pub(super) use self::succession::End;
+use self::succession::Succession;
 pub use self::view::{MemberView, SlotView, View};
 use super::agreement::{Agreement, Declaration, Resolution};
 use super::attempts::Attempts;
@@ -32,6 +36,7 @@ use super::types::{
 };
 use super::{Env, after};
 use crate::key::GangKey;
+use crate::membership::OwnerRef;
 use crate::terms::{Authority, Fault, Repair, Terms, work};
 
 /// Conclusions that can follow from one change: more would be a circle.
@@ -79,6 +84,10 @@ pub(super) struct Gang {
     all_evicted: bool,
     /// One of its members has gone for another gang.
     lost_to_eviction: bool,
+    /// The highest priority of its members when it was decided, or later.
+    bound_priority: i32,
+    /// While it is reserved: the incarnation before, from which it has its slots.
+    continues: Option<Box<Succession>>,
     /// What keeps something from being done to its pods, and what would help.
     blockers: BTreeMap<Blocker, Arc<str>>,
 }
@@ -94,6 +103,8 @@ enum State {
     Committing(Commit),
     /// It is decided: from here on only forward.
     Decided(Box<Decided>),
+    /// No member of its incarnation is left, and its owner creates all of them again: the slots are kept for the next incarnation.
+    Awaiting(Box<Succession>),
     /// Its members of the incarnation before are being deleted.
     Restarting {
         /// When they are deleted again.
@@ -147,6 +158,8 @@ impl Gang {
             completed_before: 0,
             all_evicted: false,
             lost_to_eviction: false,
+            bound_priority: 0,
+            continues: None,
             blockers: BTreeMap::new(),
         }
     }
@@ -181,8 +194,8 @@ impl Gang {
         &mut self.agreement
     }
 
-    pub(super) fn owner(&self) -> Option<&crate::membership::OwnerRef> {
-        self.agreement.owner()
+    pub(super) fn owners(&self) -> impl Iterator<Item = &OwnerRef> {
+        self.agreement.owners()
     }
 
     pub(super) fn has_reported(&self) -> bool {
@@ -315,11 +328,6 @@ impl Gang {
     fn has_lost_too_many(&self) -> bool {
         let existing = |count: &Count| count.exist() + count.kept_back();
         self.missing(existing) > 0
-    }
-
-    /// Whether its owner recreates members that are lost.
-    fn is_recreated(&self) -> bool {
-        !self.agreement.is_owner_finished() && !self.agreement.is_owner_suspended()
     }
 
     /// Whether losses are repaired. Not once its owner has ended, nor while that is suspended, whatever the policy.
@@ -718,7 +726,7 @@ impl Gang {
                 self.roster.members_mut().change(uid, TrackedMember::arrive);
                 Arrival::Wait
             }
-            State::Open | State::Restarting { .. } | State::Over { .. } => {
+            State::Open | State::Awaiting(_) | State::Restarting { .. } | State::Over { .. } => {
                 Arrival::Refuse(self.waits.clone())
             }
         }
@@ -802,6 +810,11 @@ impl Gang {
                     self.give_up_slot(id, &holder);
                 }
             }
+            State::Awaiting(_) => {
+                for (id, _) in there {
+                    self.roster.release(id);
+                }
+            }
             State::Open | State::Restarting { .. } | State::Over { .. } => {}
         }
     }
@@ -833,7 +846,7 @@ impl Gang {
     fn orphaned(&self) -> &BTreeSet<u32> {
         static NONE: BTreeSet<u32> = BTreeSet::new();
         match &self.state {
-            State::Decided(_) => self.slots().kept(),
+            State::Decided(_) | State::Awaiting(_) => self.slots().kept(),
             _ => &NONE,
         }
     }
@@ -1099,6 +1112,7 @@ impl Gang {
                 let again = *again;
                 self.step_restarting(env, again)
             }
+            State::Awaiting(_) => self.step_awaiting(env),
             _ if self.has_ended() => {
                 self.end_incarnation(env);
                 true
@@ -1256,6 +1270,7 @@ impl Gang {
                 self.surplus_ends(),
                 decided.shortage_due(settings),
             ]),
+            State::Awaiting(_) => due.extend([self.succession_ends(settings), Some(self.settle_until)]),
             State::Restarting { again, .. } => due.push(Some(*again)),
             State::Over { until } => due.push(Some(*until)),
         }
@@ -1275,6 +1290,8 @@ impl Gang {
         self.release_all();
         self.domain = "".into();
         self.attempts.restart();
+        self.continues = None;
+        self.agreement.retain_owners(false, None);
         self.state = State::Open;
     }
 
@@ -1425,6 +1442,9 @@ impl Gang {
         };
         let terms = self.agreement.working_terms().map(|terms| &**terms);
         self.state = State::Decided(Box::new(Decided::new(commit.decision(), terms)));
+        self.continues = None;
+        self.agreement.retain_owners(true, None);
+        self.bound_priority = self.members().priority();
         self.attempts.end_pause();
         let stale = self.slots().iter().filter(|(_, slot)| slot.is_stale());
         let stale: Vec<(u32, Holder)> = stale.map(|(id, slot)| (id, slot.holder().clone())).collect();
@@ -1445,18 +1465,23 @@ impl Gang {
 
     /// The decision that stands, or that the members being deleted belong to.
     fn decision(&self) -> Option<Decision> {
-        let decided = match &self.state {
-            State::Decided(decided) => decided,
+        let (id, revision, min) = match &self.state {
+            State::Decided(decided) => (decided.id().to_owned(), decided.written().revision(), decided.min()),
             State::Restarting { of, .. } => return of.as_deref().cloned(),
-            _ => return None,
+            // The next process keeps the slots by it.
+            _ => {
+                let of = self.succession()?.of();
+                (of.id.clone(), of.revision, of.min)
+            }
         };
-        Some(Decision {
-            id: decided.id().to_owned(),
-            revision: decided.written().revision(),
-            min: decided.min(),
-            domain: self.domain.to_string(),
-            reservations: self.decided_reservations(),
-        })
+        let (domain, mut reservations) = (self.domain.to_string(), self.decided_reservations());
+        if self.succession().is_some() {
+            // It is not decided which member gets which.
+            for reservation in &mut reservations {
+                (reservation.pod, reservation.pod_name) = (None, String::new());
+            }
+        }
+        Some(Decision { id, revision, min, domain, reservations })
     }
 
     /// The slots as they are written.
@@ -1517,12 +1542,12 @@ impl Gang {
     }
 
     /// Its status, if it differs from what was last reported.
-    pub(super) fn take_status(&mut self, now: Now) -> Option<GangStatus> {
-        let mut status = status::status(self, now);
+    pub(super) fn take_status(&mut self, now: Now, settings: &Settings) -> Option<GangStatus> {
+        let mut status = status::status(self, now, settings);
         let decision = match &self.state {
             State::Decided(decided) => Some(decided.id().to_owned()),
             State::Restarting { of, .. } => of.as_ref().map(|of| of.id.clone()),
-            _ => None,
+            _ => self.succession().map(|succession| succession.decision_id().to_owned()),
         };
         let version = (decision, self.slots().version());
         let same_decision = self.reported.replace(&status, version)?;
@@ -1577,10 +1602,20 @@ impl Gang {
             Repair::Ignore => 0,
             Repair::Hold | Repair::Restart => self.missing(Count::placed),
         };
+        let facts = self.agreement.creator_facts().cloned();
+        if let Some(wanted) = facts.as_ref().and_then(|facts| facts.wanted) {
+            // Its controller creates no more than it wants.
+            missing = missing.min(wanted.saturating_sub(self.count().alive()));
+        }
+        let has_failed = |rank: u32| facts.as_ref().is_some_and(|facts| facts.failed_ranks.contains(rank));
         for id in lost {
             let Some(slot) = self.slots().get(id) else {
                 continue;
             };
+            if slot.rank().is_some_and(has_failed) {
+                self.roster.release(id);
+                continue;
+            }
             let expired =
                 *slot.holder() == Holder::Kept && env.now.at >= self.hold_end(slot.since(), env.settings);
             if missing > 0 && !expired && !slot.is_stale() {

@@ -7,7 +7,7 @@ use std::time::Instant;
 use gantry_api::{GangStatus, PodUid};
 
 use super::event::{Effects, GangEvent, Offered, Reply};
-use super::gang::{Gang, View};
+use super::gang::{Continuations, End, Gang, View};
 use super::members::TrackedMember;
 use super::objects::{Known, ObjectName, Objects, object_name};
 use super::owners::Owners;
@@ -46,6 +46,9 @@ pub struct Gangs {
     dirty: BTreeSet<Arc<GangKey>>,
     clock: Option<Now>,
     decisions: u64,
+    continuations: Continuations,
+    /// Gangs with slots that are kept for their next incarnation, and gangs that are over and kept some for long.
+    awaiting: BTreeSet<Arc<GangKey>>,
     work: Vec<Work>,
     slot_changes: Vec<SlotChange>,
 }
@@ -130,9 +133,18 @@ impl Gangs {
             dirty: BTreeSet::new(),
             clock: None,
             decisions: 0,
+            continuations: Continuations::default(),
+            awaiting: BTreeSet::new(),
             work: Vec::new(),
             slot_changes: Vec::new(),
         }
+    }
+
+    /// The same, with counts of an earlier state machine of this process.
+    #[must_use]
+    pub fn counting_from(mut self, continuations: Continuations) -> Self {
+        self.continuations = continuations;
+        self
     }
 
     /// Something has happened.
@@ -267,6 +279,7 @@ impl Gangs {
             devices: &self.devices,
             decisions: &mut self.decisions,
             work: &mut self.work,
+            continuations: &mut self.continuations,
         };
         Some((gang, env))
     }
@@ -274,6 +287,9 @@ impl Gangs {
     fn sync(&mut self, now: Now) {
         if std::mem::replace(&mut self.synced, true) {
             return;
+        }
+        for key in self.objects.continued() {
+            self.add_gang(now, &key);
         }
         for name in self.objects.names_by_age() {
             self.follow_object(now, &name);
@@ -372,15 +388,24 @@ impl Gangs {
             return None;
         }
         let key = Arc::new(wanted.clone());
-        let name = self.objects.add_gang(&key);
-        let has_room = self.has_room_for(&key);
-        self.gangs.insert(key.clone(), Gang::new(key.clone(), now));
-        *self.planned_of.entry(key.namespace.clone()).or_default() += 1;
-        if !has_room && !self.objects.has_decided(&key) {
-            self.set_over_limit(&key, true);
-        }
+        let name = self.add_gang(now, &key);
         self.follow_object(now, &name);
         Some(key)
+    }
+
+    /// Adds a gang, unless it is known. Returns the name of its object.
+    fn add_gang(&mut self, now: Now, key: &Arc<GangKey>) -> ObjectName {
+        if self.gangs.contains_key(key) {
+            return object_name(key);
+        }
+        let name = self.objects.add_gang(key);
+        let has_room = self.has_room_for(key);
+        self.gangs.insert(key.clone(), Gang::new(key.clone(), now));
+        *self.planned_of.entry(key.namespace.clone()).or_default() += 1;
+        if !has_room && !self.objects.has_decided(key) {
+            self.set_over_limit(key, true);
+        }
+        name
     }
 
     /// Whether one more gang is planned: neither all nor those of its namespace are at their limit.
@@ -533,15 +558,14 @@ impl Gangs {
         if !gang.agreement().take_stale() {
             return;
         }
-        if let Some(before) = gang.agreement().follow_owner() {
+        for before in gang.agreement().follow_owners() {
             self.owners.unfollow(&before, key);
         }
-        let owner = gang.owner().cloned();
-        if let Some(owner) = &owner {
+        for owner in gang.owners() {
             self.owners.follow(owner, key);
         }
-        let owner = owner.and_then(|owner| self.owners.get(&owner));
-        if let Some(resolution) = gang.agreement().resolve(owner, &self.settings) {
+        let owners = &self.owners;
+        if let Some(resolution) = gang.agreement().resolve(|owner| owners.get(owner), &self.settings) {
             gang.agree(resolution);
         }
     }
@@ -572,7 +596,76 @@ impl Gangs {
         self.dirty.insert(key.clone());
         if standing.is_over {
             self.forget(now, key);
+        } else {
+            self.follow_succession(now, key);
         }
+    }
+
+    /// Lets a gang that is the next incarnation of another take the slots that are kept for it.
+    fn follow_succession(&mut self, now: Now, key: &Arc<GangKey>) {
+        let Some(gang) = self.gangs.get(key) else {
+            return;
+        };
+        let was_idle = gang.was_idle(now.at);
+        if gang.is_awaiting() || was_idle {
+            self.awaiting.insert(key.clone());
+        } else {
+            self.awaiting.remove(key);
+        }
+        if self.awaiting.is_empty() || !key.has_successors() {
+            return;
+        }
+        if !was_idle {
+            self.take_idle_time(now, key);
+        }
+        let incarnations = self.incarnations_of(key);
+        let of = |is: &dyn Fn(&Gang) -> bool| {
+            let mut keys = incarnations.iter().rev();
+            keys.find(|key| self.gangs.get(*key).is_some_and(is)).cloned()
+        };
+        let Some(before) = of(&Gang::may_hand_over) else {
+            return;
+        };
+        if let Some(next) = of(&|gang| gang.may_continue(now.at)) {
+            let left = self.with_env(now, &before).and_then(|(gang, env)| gang.hand_over(&env));
+            // What it kept is free before it is the other's.
+            self.settle(now, &before);
+            if let Some((inheritance, gang)) = left.zip(self.gangs.get_mut(&next)) {
+                gang.continue_from(inheritance);
+                self.settle(now, &next);
+            }
+        } else if of(&|gang| gang.has_slots() && !gang.is_awaiting()).is_some() {
+            // It found other devices.
+            self.with(now, &before, |gang, env| gang.end_succession(env, End::Unsuitable));
+        }
+    }
+
+    /// That an earlier incarnation kept devices idle counts against a gang.
+    fn take_idle_time(&mut self, now: Now, key: &Arc<GangKey>) {
+        let mut earlier = self.incarnations_of(key).into_iter();
+        let idle = |key: &Arc<GangKey>| self.gangs.get(key).is_some_and(|gang| gang.was_idle(now.at));
+        let Some(before) = earlier.find(idle) else {
+            return;
+        };
+        let held = self.gangs.get_mut(&before).map(Gang::take_idle_time);
+        if let Some((held, gang)) = held.zip(self.gangs.get_mut(key)) {
+            gang.set_idle_time(held);
+        }
+        self.awaiting.remove(&before);
+    }
+
+    /// The incarnations of the gang that a key names.
+    fn incarnations_of(&self, key: &GangKey) -> Vec<Arc<GangKey>> {
+        let first = GangKey { incarnation: "".into(), ..key.clone() };
+        let from = self.gangs.range(Arc::new(first)..).map(|(other, _)| other);
+        let named = from.take_while(|other| other.is_named_like(key));
+        named.filter(|other| other.is_incarnation_of(key)).cloned().collect()
+    }
+
+    /// How reservations that were kept for a next incarnation ended.
+    pub fn continuations(&self) -> (Continuations, usize) {
+        let awaiting = self.awaiting.iter().filter_map(|key| self.gangs.get(key));
+        (self.continuations, awaiting.filter(|gang| gang.is_awaiting()).count())
     }
 
     /// Marks members of other gangs as victims of this one: their devices are reserved for it.
@@ -607,12 +700,13 @@ impl Gangs {
         for member in gang.members().iter() {
             self.of_pod.remove(&member.pod().uid);
         }
+        self.awaiting.remove(key);
         self.timers.remove(key);
         self.queue.remove(key);
         self.may_give_back.remove(key);
         self.spare_victims(key);
         self.dirty.remove(key);
-        if let Some(owner) = gang.owner() {
+        for owner in gang.owners() {
             self.owners.unfollow(owner, key);
         }
         let name = object_name(key);
@@ -742,7 +836,7 @@ impl Gangs {
             };
             if !gang.may_report() {
                 later.insert(key);
-            } else if let Some(status) = gang.take_status(now) {
+            } else if let Some(status) = gang.take_status(now, &self.settings) {
                 statuses.push((key, status));
             }
         }
@@ -812,6 +906,13 @@ impl Gangs {
     #[cfg(test)]
     pub(crate) fn has_changed(&self) -> bool {
         !self.dirty.is_empty()
+    }
+
+    /// Nothing is left of any gang, but for objects that were not seen to be gone.
+    #[cfg(test)]
+    pub(crate) fn assert_empty_but_objects(&self) {
+        assert_eq!((self.gangs.len(), self.owners.len(), self.awaiting.len()), (0, 0, 0));
+        assert!(self.queue.is_empty() && self.devices.is_empty() && self.timers.queue.is_empty());
     }
 
     /// Nothing is left of any gang.

@@ -638,7 +638,6 @@ impl Members {
                 member.incarnation = self.incarnation;
                 member.carried = true;
             }
-            member.slot = None;
             member.leave();
             member.declared = None;
             self.enter(&member);

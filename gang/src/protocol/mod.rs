@@ -49,7 +49,7 @@ mod types;
 use std::time::{Duration, Instant};
 
 pub use event::{Effects, GangEvent, Offered, Reply};
-pub use gang::{BLOCKED, MemberView, SlotView, View};
+pub use gang::{BLOCKED, Continuations, MemberView, SlotView, View};
 pub use gangs::{DeadlockedGang, Gangs};
 #[cfg(feature = "observer")]
 pub use observer::observe;
@@ -71,6 +71,7 @@ struct Env<'a> {
     /// Decisions made so far by this process.
     decisions: &'a mut u64,
     work: &'a mut Vec<Work>,
+    continuations: &'a mut Continuations,
 }
 
 /// So long after a moment. More than a year is no time limit.

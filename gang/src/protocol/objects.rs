@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use gantry_api::{Decision, GangPhase, GangSpec, GangStatus};
+use gantry_api::{Continuation, Decision, GangPhase, GangSpec, GangStatus};
 
 use super::after;
 use super::decision::made_at;
@@ -36,6 +36,7 @@ pub(super) struct Known {
     /// Members that were alive or had ended well.
     members: u32,
     failed_attempts: u32,
+    continuation: Option<Continuation>,
     domain: Arc<str>,
     waiting_since: Option<i64>,
     bound_at: Option<i64>,
@@ -55,6 +56,7 @@ impl Known {
             completed: status.completed,
             members: status.members,
             failed_attempts: status.failed_attempts,
+            continuation: status.continuation,
             domain: status.domain.into(),
             waiting_since: status.waiting_since.map(|time| time.0.as_second()),
             bound_at: status.bound_at.map(|time| time.0.as_second()),
@@ -87,6 +89,11 @@ impl Known {
 
     pub(super) fn failed_attempts(&self) -> u32 {
         self.failed_attempts
+    }
+
+    /// The reservations of the decision are kept for the next incarnation.
+    pub(super) fn continuation(&self) -> Option<&Continuation> {
+        self.continuation.as_ref()
     }
 
     pub(super) fn domain(&self) -> &Arc<str> {
@@ -198,6 +205,17 @@ impl Objects {
             None => reported,
             Some(known) => known.is_ours_for(key),
         }
+    }
+
+    /// The gangs with objects that show that their reservations are kept for the next incarnation.
+    pub(super) fn continued(&self) -> Vec<Arc<GangKey>> {
+        let kept = self.all.iter().filter(|(_, known)| known.continuation.is_some());
+        let keys = kept.filter_map(|(name, known)| {
+            let key =
+                known.of.as_ref().filter(|key| known.decision.is_some() && object_name(key) == *name)?;
+            Some(Arc::new(key.clone()))
+        });
+        keys.collect()
     }
 
     /// The names of gangs' objects, the youngest decision first: of a reservation that two decisions name the older gang had released it,

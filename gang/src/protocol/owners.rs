@@ -31,6 +31,11 @@ impl Owner {
         self.gone || matches!(&self.known, Some(Some(facts)) if facts.over)
     }
 
+    /// What it states, if it was read and exists.
+    pub(super) fn facts(&self) -> Option<&Arc<OwnerFacts>> {
+        self.known.as_ref()?.as_ref()
+    }
+
     /// Lost members are not recreated before it resumes.
     pub(super) fn is_suspended(&self) -> bool {
         matches!(&self.known, Some(Some(facts)) if facts.suspended)

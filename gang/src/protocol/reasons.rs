@@ -664,6 +664,11 @@ pub(super) enum Cause {
         gave_to: Option<Arc<str>>,
         rest: Rest,
     },
+    OwnerRestarts {
+        owner: OwnerRef,
+        kept: usize,
+        exist: u32,
+    },
     Restarting {
         old: u32,
         to: Option<Arc<GangKey>>,
@@ -678,6 +683,15 @@ impl Cause {
     /// Reason and text for the Gang.
     pub(super) fn of_gang(&self) -> (Reason, String) {
         let texts = self.texts();
+        (texts.reason, texts.message())
+    }
+
+    /// The same while reservations are kept until then, in seconds since 1970.
+    pub(super) fn of_gang_until(&self, until: i64) -> (Reason, String) {
+        let mut texts = self.texts();
+        if matches!(self, Self::OwnerRestarts { .. }) {
+            texts.detail = format!("reserved until {}; {}", clock(until), texts.detail);
+        }
         (texts.reason, texts.message())
     }
 
@@ -807,6 +821,17 @@ impl Cause {
                 let detail = format!("{}; {kept}", bound_of(*bound, *completed));
                 Texts::new(Reason::MembersLost, rest.after(stable), detail)
             }
+            Self::OwnerRestarts { owner, kept, exist } => {
+                let kept = match kept {
+                    1 => "1 reservation is".to_owned(),
+                    kept => format!("{kept} reservations are"),
+                };
+                Texts::new(
+                    Reason::OwnerRestarts,
+                    format!("{kept} kept while {owner} creates the members again"),
+                    format!("{} {}", members(*exist), verb(*exist)),
+                )
+            }
             Self::Restarting { old, to, blocked } => {
                 let mut stable = "earlier members are being removed".to_owned();
                 if let Some(to) = to {
@@ -820,6 +845,12 @@ impl Cause {
             },
         }
     }
+}
+
+/// A time of day, for people: `14:05 UTC`.
+pub(super) fn clock(unix: i64) -> String {
+    let minutes = unix.rem_euclid(24 * 3600) / 60;
+    format!("{:02}:{:02} UTC", minutes / 60, minutes % 60)
 }
 
 fn invalid(faults: &[Fault]) -> Texts {

@@ -108,8 +108,8 @@ impl Roster {
         self.slots.set_holder(id, &Holder::Bound(uid.clone()), now);
     }
 
+    /// Begins a new incarnation of the members. Pods of the one before that still have slots go on having them.
     pub(super) fn begin_incarnation(&mut self, continues: bool) {
-        self.release_all();
         self.members.begin_incarnation(continues);
     }
 
@@ -144,6 +144,9 @@ impl Roster {
         };
         let pod = member.pod();
         match (&pod.stage, class) {
+            // Its slot is kept for the next incarnation.
+            (_, Class::Old) if !member.runs() => return self.lose(uid, &Holder::Kept, now),
+            (_, Class::Old) => {}
             (_, Class::Completed) => self.release(id),
             (_, Class::Lost) if pod.stage != Stage::Failed && member.is_pinned() && !member.is_gone() => {
                 return self.lose(uid, &Holder::Leaving(uid.clone()), now);
@@ -209,6 +212,15 @@ impl Roster {
 
     /// Gives kept slots to members that wait and that they suit. Returns those members.
     pub(super) fn fill(&mut self, now: Instant) -> Vec<PodUid> {
+        self.fill_where(now, Slot::awaits)
+    }
+
+    /// The same for members that ask for the same devices and may have other needs.
+    pub(super) fn fill_alike(&mut self, now: Instant) -> Vec<PodUid> {
+        self.fill_where(now, Slot::awaits_alike)
+    }
+
+    fn fill_where(&mut self, now: Instant, awaits: impl Fn(&Slot, &Member) -> bool) -> Vec<PodUid> {
         if self.slots.kept().is_empty() || self.members.unplaced().is_empty() {
             return Vec::new();
         }
@@ -217,7 +229,7 @@ impl Roster {
             let Some(member) = self.members.get(&uid) else {
                 continue;
             };
-            let found = self.slots.find_kept(|slot| slot.awaits(member.pod()));
+            let found = self.slots.find_kept(|slot| awaits(slot, member.pod()));
             if let Some(id) = found {
                 self.assign(&uid, id, now);
                 filled.push(uid);

@@ -148,11 +148,20 @@ impl Slot {
 
     /// Whether it is kept for such a member: a slot of a rank is for a member of that rank.
     pub(super) fn awaits(&self, member: &Member) -> bool {
+        self.is_kept_for(member) && self.suits(member)
+    }
+
+    /// The same for a member that asks for the same devices and may have other needs.
+    pub(super) fn awaits_alike(&self, member: &Member) -> bool {
+        self.is_kept_for(member) && member.shape.is_some() && same_amounts(&self.devices, &member.asks)
+    }
+
+    fn is_kept_for(&self, member: &Member) -> bool {
         let rank = match (self.rank, member.membership.rank) {
             (Some(own), Some(asked)) => own == asked,
             _ => true,
         };
-        self.holder == Holder::Kept && rank && self.role == member.membership.role && self.suits(member)
+        self.holder == Holder::Kept && rank && self.role == member.membership.role
     }
 
     fn device_count(&self) -> u64 {
@@ -257,6 +266,11 @@ impl Slots {
     /// Slots of lost members: kept, or not given up by the pod yet.
     pub(super) fn lost(&self) -> impl Iterator<Item = u32> {
         self.kept.iter().chain(&self.leaving).copied()
+    }
+
+    /// A pod that is lost still has one of them.
+    pub(super) fn has_leaving(&self) -> bool {
+        !self.leaving.is_empty()
     }
 
     pub(super) fn devices(&self) -> u64 {

@@ -268,6 +268,8 @@ pub struct Settings {
     pub gates: bool,
     /// How long members may take to arrive where the gang's terms do not say.
     pub arrival: Duration,
+    /// How long the slots of a gang are kept while its owner creates all members again, where its terms do not say. Zero: not at all.
+    pub restart_hold: Duration,
     /// The most that a gang may ask of others.
     pub ceilings: Ceilings,
     /// What to do when a member is lost where the terms do not say.
@@ -310,6 +312,7 @@ impl Default for Settings {
             identity: "gantry".into(),
             gates: true,
             arrival: Duration::from_secs(60),
+            restart_hold: Duration::from_secs(120),
             ceilings: Ceilings::default(),
             repair: Repair::default(),
             levels: Levels::default(),

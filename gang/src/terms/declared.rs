@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::{Fault, Repair, TopologyRequest};
 use crate::key::Integration;
@@ -97,6 +98,7 @@ pub struct Declared {
     pub(super) all: u32,
     pub(super) totals: Tally<u32>,
     pub(super) owners: Tally<OwnerRef>,
+    creators: Tally<OwnerRef>,
     pub(super) roles: Tally<Arc<str>>,
     /// Pods that ask for no devices, by their roles.
     light: Tally<Arc<str>>,
@@ -107,6 +109,7 @@ pub struct Declared {
     pub(super) most: Tally<u32>,
     pub(super) repairs: Tally<Repair>,
     pub(super) arrivals: Tally<ArrivalTime>,
+    pub(super) restart_holds: Tally<Duration>,
     pub(super) checkpointed: Tally<bool>,
     pub(super) faults: Tally<Fault>,
     also: Tally<Integration>,
@@ -189,6 +192,7 @@ impl Declared {
             Size::Undeclared => {}
         }
         turned |= turn(&mut self.owners, membership.owner.as_ref(), more);
+        turned |= turn(&mut self.creators, membership.creator.as_ref(), more);
         turned |= self.roles.turn(&membership.role, more);
         let options = &membership.options;
         turned |= turn(&mut self.levels, options.level.as_ref(), more);
@@ -197,6 +201,7 @@ impl Declared {
         turned |= turn(&mut self.most, options.max.as_ref(), more);
         turned |= turn(&mut self.repairs, options.repair.as_ref(), more);
         turned |= turn(&mut self.arrivals, options.arrival.as_ref(), more);
+        turned |= turn(&mut self.restart_holds, options.restart_hold.as_ref(), more);
         turned |= turn(&mut self.checkpointed, options.checkpointed.as_ref(), more);
         turned |= turn(&mut self.faults, &membership.faults, more);
         turned | turn(&mut self.also, &membership.also, more)
@@ -218,6 +223,12 @@ impl Declared {
     /// The object that declares the size of the gang. Of several the first by name.
     pub fn owner(&self) -> Option<&OwnerRef> {
         self.owners.first()
+    }
+
+    /// The object that creates the pods, where another one states the size of the gang: if it is one object that creates all of them.
+    pub fn creator(&self) -> Option<&OwnerRef> {
+        let all = self.creators.first().filter(|creator| self.creators.count(creator) == self.pods);
+        all.filter(|_| self.creators.len() == 1)
     }
 
     /// The other conventions that name the pods too, in the order in which they would be asked.

@@ -33,6 +33,8 @@ pub enum OwnerState<'a> {
 pub struct Defaults<'a> {
     /// How long members may take to arrive.
     pub arrival: Duration,
+    /// How long reservations are kept while the owner creates all members again.
+    pub restart_hold: Duration,
     /// What to do when a member is lost.
     pub repair: Repair,
     pub levels: &'a Levels,
@@ -121,6 +123,7 @@ pub fn resolve(
             None => Authority::Pods,
         },
         arrival: options.arrival.map_or(defaults.arrival, |arrival| arrival.time),
+        restart_hold: options.restart_hold.unwrap_or(defaults.restart_hold),
         checkpointed: options.checkpointed.unwrap_or(false),
         lowered,
         unread: declared.unread(owner),
@@ -205,10 +208,15 @@ impl Declared {
         }
         let place = self.places.last().copied().unwrap_or_default();
         if self.all > 0 {
-            let Some(all) = share.total.or(self.totals.first().copied()) else {
+            let Some(mut all) = share.total.or(self.totals.first().copied()) else {
                 self.all_undeclared(owner, faults);
                 return None;
             };
+            if let OwnerState::Read(facts) = owner
+                && let Some(left) = facts.left().filter(|left| share.total.is_some() && *left > 0)
+            {
+                all = all.min(left);
+            }
             if self.stated.first().is_some_and(|stated| *stated != all) {
                 let mut words: Vec<String> = self.stated.few().map(ToString::to_string).collect();
                 words.truncate(MAX_LISTED - 1);
@@ -321,6 +329,10 @@ impl Declared {
             let words: Vec<String> = self.arrivals.few().map(|it| format!("{:?}", it.time)).collect();
             faults.insert(disagreement("how long members may take", &words));
         }
+        if object.restart_hold_seconds.is_none() && self.restart_holds.len() > 1 {
+            let words: Vec<String> = self.restart_holds.few().map(|it| format!("{it:?}")).collect();
+            faults.insert(disagreement("how long reservations are kept over a restart", &words));
+        }
         let mut options = GangOptions {
             level: object
                 .level
@@ -344,6 +356,10 @@ impl Declared {
                 })
                 .or_else(|| self.arrivals.first().copied())
                 .or(owner.arrival),
+            restart_hold: object
+                .restart_hold_seconds
+                .map(|seconds| Duration::from_secs(seconds.into()))
+                .or_else(|| self.restart_holds.first().copied()),
             // A gang is stopped as a whole: not while one of its members cannot be.
             checkpointed: self.checkpointed.first().copied().or(owner.checkpointed),
         };
@@ -382,6 +398,18 @@ impl Declared {
             );
             lowered.push(fault(place, words));
             arrival.time = ceilings.arrival;
+        }
+        if let Some(hold) = options.restart_hold.as_mut().filter(|hold| **hold > ceilings.restart_hold) {
+            let place = match object.restart_hold_seconds {
+                Some(_) => format!("spec.restartHoldSeconds of Gang {}", self.object_name),
+                None => format!("annotation {}", names::GANG_RESTART_HOLD_ANNOTATION),
+            };
+            let (asked, most) = (hold.as_secs(), ceilings.restart_hold.as_secs());
+            let words = format!(
+                "{asked} s is above the operator's limit of {most} s (--gang-restart-hold-max); {most} s applies"
+            );
+            lowered.push(fault(place, words));
+            *hold = ceilings.restart_hold;
         }
         if let (Some(level), Some(allowed)) = (&mut options.level, &ceilings.required_levels)
             && level.required
@@ -449,13 +477,18 @@ fn object_sizes(object: &GangSpec, faults: &mut BTreeSet<Fault>) {
         ("maxMember", object.max_member),
         ("sliceSize", object.slice_size),
         ("arrivalSeconds", object.arrival_seconds),
+        ("restartHoldSeconds", object.restart_hold_seconds),
     ];
     for (field, count) in counts {
-        let most = if field == "arrivalSeconds" { 3600 } else { MOST_MEMBERS };
-        if let Some(count) = count.filter(|count| !(1..=most).contains(count)) {
+        let (least, most) = match field {
+            "arrivalSeconds" => (1, 3600),
+            "restartHoldSeconds" => (0, 3600),
+            _ => (1, MOST_MEMBERS),
+        };
+        if let Some(count) = count.filter(|count| !(least..=most).contains(count)) {
             faults.insert(fault(
                 format!("spec.{field} of the Gang"),
-                format!("{count} is not from 1 to {most}"),
+                format!("{count} is not from {least} to {most}"),
             ));
         }
     }

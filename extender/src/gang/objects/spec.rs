@@ -7,13 +7,14 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 /// The fields and their allowed values.
-const FIELDS: [(&str, &str); 6] = [
+const FIELDS: [(&str, &str); 7] = [
     ("minMember", "a whole number, 1 or more"),
     ("maxMember", "a whole number, 1 or more"),
     ("level", "{name: LEVEL, required: true or false}"),
     ("sliceSize", "a whole number, 1 or more"),
     ("repair", "Hold, Restart or Ignore"),
     ("arrivalSeconds", "whole seconds, 1 to 3600"),
+    ("restartHoldSeconds", "whole seconds, 0 to 3600"),
 ];
 /// Largest edit distance of a suggested name.
 const NEAR: usize = 4;
@@ -58,6 +59,7 @@ fn is_in_range(spec: &GangSpec) -> bool {
     let counts = [spec.min_member, spec.max_member, spec.slice_size];
     counts.iter().flatten().all(|count| *count >= 1)
         && spec.arrival_seconds.is_none_or(|seconds| (1..=3600).contains(&seconds))
+        && spec.restart_hold_seconds.is_none_or(|seconds| seconds <= 3600)
         && spec.level.as_ref().is_none_or(|level| !level.name.is_empty())
 }
 
@@ -95,7 +97,7 @@ mod tests {
     fn what_is_right_is_read() {
         let spec = json!({
             "minMember": 4, "maxMember": 8, "level": {"name": "rack", "required": true},
-            "sliceSize": 2, "repair": "Restart", "arrivalSeconds": 30,
+            "sliceSize": 2, "repair": "Restart", "arrivalSeconds": 30, "restartHoldSeconds": 0,
         });
         let wanted = GangSpec {
             min_member: Some(4),
@@ -104,6 +106,7 @@ mod tests {
             slice_size: Some(2),
             repair: Some(GangRepair::Restart),
             arrival_seconds: Some(30),
+            restart_hold_seconds: Some(0),
         };
         assert_eq!(read("train", &spec), Ok(wanted));
         assert_eq!(read("train", &Value::Null), Ok(GangSpec::default()));
@@ -118,7 +121,7 @@ mod tests {
         assert_eq!(
             said(json!({"minMembers": 4})),
             "spec.minMembers of Gang train: there is no such field (nearest name: minMember); there are minMember, maxMember, level, \
-             sliceSize, repair, arrivalSeconds"
+             sliceSize, repair, arrivalSeconds, restartHoldSeconds"
         );
         assert_eq!(
             said(json!({"repair": "restart"})),

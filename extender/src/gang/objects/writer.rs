@@ -335,6 +335,8 @@ impl PendingWrites {
             // the same, or whoever takes over does not know it.
             let status = GangStatus {
                 decision: Some(decision.clone()),
+                // What was kept for it is its own from here on.
+                continuation: None,
                 name: gang.name.to_string(),
                 integration: gang.integration.as_str().to_owned(),
                 incarnation: gang.incarnation.to_string(),
@@ -416,6 +418,7 @@ fn step(status: &GangStatus) -> GangStatus {
         reason: status.reason,
         message: status.message.clone(),
         restarting: status.restarting,
+        continuation: status.continuation.clone(),
         waiting_since: status.waiting_since.clone(),
         conditions: status.conditions.clone(),
         ..GangStatus::default()

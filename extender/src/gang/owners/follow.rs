@@ -239,7 +239,7 @@ impl<'de> Deserialize<'de> for Slim {
             ..ObjectMeta::default()
         };
         let mut kept = Map::new();
-        for field in ["name", "annotations"] {
+        for field in ["name", "uid", "annotations"] {
             if let Some(value) = whole.metadata.remove(field) {
                 kept.insert(field.to_owned(), value);
             }

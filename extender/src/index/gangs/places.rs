@@ -177,7 +177,8 @@ impl Index {
             pod.is_none_or(|pod| pod.leaving || matches!(pod.stage, Stage::Succeeded | Stage::Failed))
         };
         place.pod.as_ref() == Some(uid)
-            || self.gangs.core.gang_of(uid) == Some(&place.gang) && on_its_way_out()
+            || self.gangs.core.gang_of(uid).is_some_and(|gang| gang.is_incarnation_of(&place.gang))
+                && on_its_way_out()
             || preempting(&place.gang)
     }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use gantry_api::{DeviceId, GangPhase, NodeName, PodUid, Reason};
 use gantry_gang::GangKey;
-use gantry_gang::protocol::{Refusal, Stage, View, WaitReason};
+use gantry_gang::protocol::{Continuations, Refusal, Stage, View, WaitReason};
 use serde::Serialize;
 
 use crate::index::Index;
@@ -100,6 +100,10 @@ pub struct GangTotals {
     pub devices_of: BTreeMap<Arc<str>, usize>,
     /// Nodes kept for the gang that is next.
     pub kept_nodes: usize,
+    /// Gangs with reservations that are kept while their owners create all members again.
+    pub awaiting_restart: usize,
+    /// How such reservations ended.
+    pub continuations: Continuations,
 }
 
 impl Index {
@@ -173,6 +177,7 @@ impl Index {
             totals.devices += devices;
             *totals.devices_of.entry(Arc::clone(&place.gang.namespace)).or_default() += devices;
         }
+        (totals.continuations, totals.awaiting_restart) = self.gangs.core.continuations();
         totals.kept_nodes = self.kept().map_or(0, |kept| kept.nodes().count());
         totals
     }

@@ -51,7 +51,7 @@ impl Index {
         }
         let decided = |gang: &GangKey| {
             let view = self.gangs.core.view(gang);
-            view.is_some_and(|view| view.is_decided())
+            view.is_some_and(|view| view.is_decided() || view.is_awaiting())
         };
         let others = places.into_iter().filter(|(gang, _)| Some(*gang) != but && decided(gang));
         let named = others.map(|(gang, places)| PlacesKept { gang: gang.to_string(), places });

@@ -7,6 +7,7 @@ use serde_json::Value;
 use super::{Sheet, sum};
 use crate::integrations::controllers::{BY_SELECTOR, FOLLOWERS, HEAD, JOBSET_EXCLUSIVE, LEADER, WORKERS};
 use crate::integrations::value::unknown;
+use crate::membership::Ranks;
 
 /// A group of a LeaderWorkerSet.
 pub(super) fn leader_worker_set(sheet: &mut Sheet<'_>) {
@@ -16,12 +17,22 @@ pub(super) fn leader_worker_set(sheet: &mut Sheet<'_>) {
     sheet.min(Some(size), "spec.leaderWorkerTemplate.size");
     // The workers are made when the leader is ready, and so cannot wait for each other.
     sheet.facts.apart = sheet.text("startupPolicy") == Some("LeaderReady");
+    // Each group is a gang of its own.
+    sheet.facts.groups = Some(sheet.count("replicas", 0).unwrap_or(1));
 }
 
 /// A batch Job: it says how many pods run at once, but not how many are needed.
 pub(super) fn job(sheet: &mut Sheet<'_>) {
-    let total = at_once(sheet, "spec", sheet.object.get("spec"));
-    sheet.facts.total = Some(total);
+    let running = at_once(sheet, "spec", sheet.object.get("spec"));
+    let failed = sheet.object.pointer("/status/failedIndexes").and_then(Value::as_str);
+    sheet.facts.failed_ranks = failed.map(Ranks::read).unwrap_or_default();
+    // An index that has failed for good (`backoffLimitPerIndex`) has no pod again.
+    let completions = sheet.spec("completions").and_then(Value::as_u64);
+    let left = completions
+        .and_then(|all| u32::try_from(all).ok())
+        .map_or(u32::MAX, |all| all.saturating_sub(sheet.facts.failed_ranks.count()));
+    sheet.facts.total = Some(running);
+    sheet.facts.wanted = Some(running.min(left));
     sheet.facts.source = "spec.parallelism".into();
 }
 
@@ -78,6 +89,7 @@ pub(super) fn ray_cluster(sheet: &mut Sheet<'_>) {
     let scales = sheet.spec("enableInTreeAutoscaling").and_then(Value::as_bool) == Some(true);
     let groups = sheet.spec("workerGroupSpecs").and_then(Value::as_array);
     let mut by_role = vec![(Arc::from(HEAD), 1)];
+    let mut wanted = 1_u32;
     for group in groups.into_iter().flatten() {
         let name = group.get("groupName").and_then(Value::as_str).unwrap_or_default();
         let mut field = |field: &str| {
@@ -95,11 +107,14 @@ pub(super) fn ray_cluster(sheet: &mut Sheet<'_>) {
         if group.get("suspend").and_then(Value::as_bool) == Some(true) {
             continue;
         }
-        let needed = if scales { fewest } else { replicas.clamp(fewest, most) };
+        let asked = replicas.clamp(fewest, most);
+        wanted = wanted.saturating_add(asked.saturating_mul(hosts));
+        let needed = if scales { fewest } else { asked };
         by_role.push((Arc::from(name), needed.saturating_mul(hosts)));
     }
     let needed = sum(&by_role);
     sheet.facts.by_role = by_role;
+    sheet.facts.wanted = Some(wanted);
     sheet.facts.total = (!scales).then_some(needed);
     let field = if scales { "minReplicas" } else { "replicas" };
     sheet.min(Some(needed), &format!("spec.workerGroupSpecs[].{field}"));

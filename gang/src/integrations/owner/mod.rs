@@ -68,6 +68,8 @@ pub fn read(kind: OwnerKind, part: &str, object: &Value) -> OwnerFacts {
     let mut sheet = Sheet::of(kind, object);
     sheet.facts.over = is_over(kind, object);
     sheet.facts.suspended = is_suspended(kind, object);
+    let uid = object.pointer("/metadata/uid").and_then(Value::as_str);
+    sheet.facts.uid = uid.map(short).unwrap_or_default().into();
     match kind {
         OwnerKind::PodGroup => groups::pod_group(&mut sheet),
         OwnerKind::Workload => groups::workload(&mut sheet, part),
@@ -179,6 +181,7 @@ impl<'a> Sheet<'a> {
 
     /// What every object is held to.
     fn done(mut self) -> OwnerFacts {
+        self.facts.wanted = self.facts.wanted.or(self.facts.total);
         if let (Some(min), Some(total)) = (self.facts.min, self.facts.total)
             && min > total
         {
@@ -203,7 +206,7 @@ fn sum(by_role: &[(Arc<str>, u32)]) -> u32 {
 // counts as finished, not a run that its controller restarts.
 
 /// What of an owner's status is read: all the rest need not be kept.
-pub const STATUS: [&str; 3] = ["phase", "conditions", "completionTime"];
+pub const STATUS: [&str; 4] = ["phase", "conditions", "completionTime", "failedIndexes"];
 
 /// Conditions that say so while they are `True`.
 fn conditions(kind: OwnerKind) -> &'static [&'static str] {

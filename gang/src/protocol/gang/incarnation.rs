@@ -24,13 +24,28 @@ impl Gang {
         none && (self.count().of(Class::Completed) == 0 || self.members().is_abandoned())
     }
 
-    pub(super) fn end_incarnation(&mut self, env: &Env<'_>) {
+    pub(super) fn end_incarnation(&mut self, env: &mut Env<'_>) {
+        if let Some(succession) = self.begin_succession() {
+            self.keep_for_next(env, succession);
+            return;
+        }
         self.begin_incarnation(false);
         self.state = State::Over { until: after(env.now.at, env.settings.linger) };
     }
 
     /// Releases everything that belongs to this incarnation. If the next one `continues` it, the work that is done is carried over.
     pub(super) fn begin_incarnation(&mut self, continues: bool) {
+        self.agreement.retain_owners(false, None);
+        self.roster.release_all();
+        self.begin_incarnation_with_slots(continues);
+    }
+
+    /// The same, and the slots are kept for it.
+    pub(super) fn begin_incarnation_keeping_slots(&mut self) {
+        self.begin_incarnation_with_slots(false);
+    }
+
+    fn begin_incarnation_with_slots(&mut self, continues: bool) {
         if let Some(id) = self.decision_id().map(str::to_owned) {
             self.remember_past(id);
         }
@@ -42,6 +57,7 @@ impl Gang {
         self.lost_to_eviction = false;
         self.bound_at = None;
         self.completed_before = 0;
+        self.continues = None;
         self.domain = "".into();
         let completed = |member: &TrackedMember| self.members().class(member) == Class::Completed;
         for uid in self.members().uids(completed) {
@@ -178,7 +194,7 @@ impl Gang {
     }
 
     /// Takes over a decision that this process has not made.
-    fn adopt(&mut self, env: &mut Env<'_>, known: &Known, decision: &Decision) {
+    fn adopt(&mut self, env: &mut Env<'_>, known: &Known, decision: &Arc<Decision>) {
         let devices = env.devices;
         let key = self.key.clone();
         let is_free = |reservation: &DecidedReservation| {
@@ -200,6 +216,13 @@ impl Gang {
             member.class(incarnation) == Class::Completed
                 && known.bound_at().is_some_and(|bound| member.pod().created <= bound)
         });
+        if known.continuation().is_some() {
+            let free = decision.reservations.iter().filter(|reservation| is_free(reservation));
+            let slots = free.map(|reservation| Slot::decided(reservation, env.now.at)).collect();
+            if self.resume_succession(env, known, decision, slots) {
+                return;
+            }
+        }
         if !stands && !has_worked {
             // None of the members that it was about is left: the present ones are of another incarnation.
             self.remember_past(decision.id.clone());
@@ -231,6 +254,8 @@ impl Gang {
         let terms = self.agreement.resolved().map(|terms| &**terms);
         let decided = Decided::adopted(decision, min, terms, known.bound_at().is_some(), short);
         self.state = State::Decided(Box::new(decided));
+        self.agreement.retain_owners(true, None);
+        self.bound_priority = self.members().priority();
         self.attempts.resume_decided(known.failed_attempts());
         self.domain = known.domain().clone();
         self.bound_at = known.bound_at();

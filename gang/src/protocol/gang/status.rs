@@ -12,7 +12,7 @@ use super::super::decision::Decided;
 use super::super::members::{Class, Count};
 use super::super::reasons::{Cause, NoRepair, Refusal, Rest, Uncounted, Validity, WaitReason};
 use super::super::report::ReasonKind;
-use super::super::types::{Blocker, Now};
+use super::super::types::{Blocker, Now, Settings};
 use super::{Gang, MAX_DECISION_BYTES, State};
 use crate::key::Integration;
 use crate::terms::{Fault, Repair};
@@ -22,15 +22,18 @@ const AMBIGUOUS_MEMBERSHIP: &str = "AmbiguousMembership";
 /// The condition of a gang for which something is not permitted.
 pub const BLOCKED: &str = "Blocked";
 
+/// The condition of a gang with reservations that are kept while its owner creates all members again.
+const RESERVATION_KEPT: &str = "ReservationKept";
+
 /// Since when each condition is as it is.
-pub(super) type Transitions = [Option<(bool, i64)>; 5];
+pub(super) type Transitions = [Option<(bool, i64)>; 6];
 
 /// What people see of the state and the members.
 pub(super) fn phase(gang: &Gang, now: Instant) -> GangPhase {
     let count = gang.count();
     match &gang.state {
         State::Over { .. } => GangPhase::Finished,
-        State::Restarting { .. } => GangPhase::Degraded,
+        State::Restarting { .. } | State::Awaiting(_) => GangPhase::Degraded,
         State::Reserved(barrier) if barrier.has_victims() => GangPhase::Preempting,
         State::Reserved(_) => GangPhase::Reserved,
         State::Committing(_) => GangPhase::Committing,
@@ -175,10 +178,10 @@ fn bound(gang: &Gang) -> Cause {
     let count = gang.count();
     let (min, settled, bound) = (gang.min(), count.settled(), count.bound());
     if settled < min {
-        let why = match gang.agreement.owner() {
-            Some(owner) if gang.agreement.is_owner_finished() => NoRepair::OwnerFinished(owner.clone()),
-            Some(owner) if gang.agreement.is_owner_suspended() => NoRepair::OwnerSuspended(owner.clone()),
-            _ => NoRepair::Policy,
+        let why = match (gang.agreement.finished_owner(), gang.agreement.suspended_owner()) {
+            (Some(owner), _) => NoRepair::OwnerFinished(owner.clone()),
+            (None, Some(owner)) => NoRepair::OwnerSuspended(owner.clone()),
+            (None, None) => NoRepair::Policy,
         };
         return Cause::BelowMinimum { settled, min, why };
     }
@@ -206,6 +209,10 @@ fn rest(gang: &Gang, now: Instant) -> Rest {
 }
 
 fn degraded(gang: &Gang, now: Instant) -> Cause {
+    if let Some(succession) = gang.succession() {
+        let (kept, exist) = (gang.slots().len(), gang.count().exist());
+        return Cause::OwnerRestarts { owner: succession.owner().clone(), kept, exist };
+    }
     if let State::Restarting { to, .. } = &gang.state {
         let old = gang.members().old_present();
         return Cause::Restarting { old, to: to.clone(), blocked: removal_blockers(gang) };
@@ -224,9 +231,13 @@ fn degraded(gang: &Gang, now: Instant) -> Cause {
 }
 
 /// The status of the object, without the decision.
-pub(super) fn status(gang: &mut Gang, now: Now) -> GangStatus {
+pub(super) fn status(gang: &mut Gang, now: Now, settings: &Settings) -> GangStatus {
     let phase = phase(gang, now.at);
-    let (reason, message) = cause(gang, now.at).of_gang();
+    let kept_until = gang.succession_ends_at(now, settings);
+    let (reason, message) = match (cause(gang, now.at), kept_until) {
+        (cause, Some(until)) => cause.of_gang_until(until),
+        (cause, None) => cause.of_gang(),
+    };
     let conditions = conditions(gang, (reason, &message), now.unix);
     let count = gang.count();
     // The terms that hold: a pod that contradicts a gang which is decided changes nothing of it.
@@ -249,6 +260,7 @@ pub(super) fn status(gang: &mut Gang, now: Now) -> GangStatus {
         waiting_since: waits.then(|| time(gang.waiting_since)),
         bound_at: gang.bound_at.map(time),
         restarting: matches!(gang.state, State::Restarting { .. }),
+        continuation: gang.continuation(kept_until),
         failed_attempts: gang.attempts.failed(),
         decision: None,
         conditions,
@@ -284,6 +296,7 @@ fn conditions(gang: &mut Gang, now: (Reason, &str), unix: i64) -> Vec<Condition>
         Some(("Bound", bound, reason, message())),
         ambiguous,
         blocked,
+        gang.is_awaiting().then(|| (RESERVATION_KEPT, true, Reason::OwnerRestarts, message())),
     ];
     let mut conditions = Vec::with_capacity(all.len());
     for (since, condition) in gang.transitions.iter_mut().zip(all) {
@@ -336,6 +349,6 @@ fn validity(gang: &Gang) -> Validity {
     }
 }
 
-fn time(unix: i64) -> Time {
+pub(super) fn time(unix: i64) -> Time {
     Time(Timestamp::from_second(unix).unwrap_or(Timestamp::UNIX_EPOCH))
 }

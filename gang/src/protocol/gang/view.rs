@@ -101,7 +101,7 @@ impl<'a> View<'a> {
 
     /// The highest priority of its members that take devices.
     pub fn priority(&self) -> i32 {
-        self.gang.members().priority()
+        self.gang.priority()
     }
 
     /// Whether it may preempt: all its members allow that, with and without devices.
@@ -183,6 +183,11 @@ impl<'a> View<'a> {
     /// It is decided: it is only ever completed.
     pub fn is_decided(&self) -> bool {
         self.gang.decided().is_some()
+    }
+
+    /// No member of it is left, and its reservations are kept for those that its owner creates.
+    pub fn is_awaiting(&self) -> bool {
+        self.gang.is_awaiting()
     }
 
     /// Bindings of some of its members may be on their way, and the watch has not shown them yet.

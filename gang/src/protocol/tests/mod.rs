@@ -4,6 +4,7 @@ mod aside;
 mod bulk;
 mod cluster;
 mod collecting;
+mod continuity;
 mod decided;
 mod elastic;
 mod idle;

@@ -41,6 +41,7 @@ pub(crate) fn membership(gang: &str, min: u32) -> Membership {
         rank: None,
         role: "".into(),
         options: GangOptions::default(),
+        creator: None,
         also: Vec::new(),
         maker: None,
         made_by: None,

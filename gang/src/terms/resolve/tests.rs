@@ -29,7 +29,13 @@ fn by_default(declared: &Declared, owner: OwnerState<'_>, object: Option<&GangSp
 }
 
 fn defaults<'a>(levels: &'a Levels, ceilings: &'a Ceilings) -> Defaults<'a> {
-    Defaults { arrival: Duration::from_secs(60), repair: Repair::Hold, levels, ceilings }
+    Defaults {
+        arrival: Duration::from_secs(60),
+        restart_hold: Duration::from_secs(120),
+        repair: Repair::Hold,
+        levels,
+        ceilings,
+    }
 }
 
 fn terms(memberships: &[Membership], owner: OwnerState<'_>, object: Option<&GangSpec>) -> Terms {
@@ -67,6 +73,7 @@ fn membership(size: Size) -> Membership {
         rank: None,
         role: "".into(),
         options: GangOptions::default(),
+        creator: None,
         also: Vec::new(),
         maker: None,
         made_by: None,

@@ -260,6 +260,7 @@ pub(crate) fn gang(members: &[(u32, ShapeId)]) -> PlanRequest {
             repair: Repair::Hold,
             repair_by: Authority::Pods,
             arrival: std::time::Duration::from_secs(60),
+            restart_hold: std::time::Duration::ZERO,
             checkpointed: false,
             lowered: Vec::new(),
             unread: None,

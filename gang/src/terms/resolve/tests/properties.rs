@@ -21,6 +21,7 @@ fn any_wish() -> impl Strategy<Value = GangOptions> {
                 time: Duration::from_secs(seconds.into()),
                 source: "annotation",
             }),
+            restart_hold: max.map(|seconds| Duration::from_secs(seconds.into())),
             checkpointed: flag,
         },
     )

@@ -91,7 +91,11 @@ fn gang_is_checkpointed_only_if_every_member_is() {
 fn values_above_the_ceilings_are_lowered_and_named() {
     use crate::integrations::value::arrival;
 
-    let ceilings = Ceilings { arrival: Duration::from_secs(120), required_levels: Some(vec!["zone".into()]) };
+    let ceilings = Ceilings {
+        arrival: Duration::from_secs(120),
+        required_levels: Some(vec!["zone".into()]),
+        ..Ceilings::default()
+    };
     let lowered = |memberships: &[Membership], owner: OwnerState<'_>, object: Option<&GangSpec>| {
         let levels = super::levels();
         let declared = Declared::by(memberships);
