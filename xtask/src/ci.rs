@@ -4,10 +4,10 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::time::Instant;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 
 use crate::counts::Counts;
-use crate::run::{cargo, output, root, run, run_reading, target};
+use crate::run::{cargo, output, root, run, run_into, run_reading, target};
 use crate::{generate, image, mutants, words};
 
 /// Everything, ending on the counts of all tests.
@@ -16,9 +16,19 @@ pub(crate) fn all() -> Result<()> {
     step("lints", lint)?;
     step("generated files", || generate::run(true))?;
     step("licences and bans", deny)?;
-    let mut counts = Counts::default();
-    counts += step("tests", test)?;
-    counts += step("end-to-end tests", || e2e(None))?;
+    step("build", build)?;
+    // The end-to-end tests wait most of the time, and the others compute.
+    let log = target()?.join("ci-tests.log");
+    let others = std::thread::spawn({
+        let log = log.clone();
+        move || run_into(&log, &mut tests())
+    });
+    let mut counts = step("end-to-end tests, with the other tests beside them", || e2e(None))?;
+    let succeeded = others.join().map_err(|_| anyhow!("the tests ended with a panic"))??;
+    counts += step("tests", || {
+        let output = std::fs::read(&log).with_context(|| format!("cannot read {}", log.display()))?;
+        Ok(replay(&String::from_utf8_lossy(&output), succeeded))
+    })?;
     counts.conclude()
 }
 
@@ -91,21 +101,56 @@ fn depends_on_none(package: &[&str], excluded: &[&str]) -> Result<()> {
     Ok(())
 }
 
-/// All tests that need no cluster. Counts failures instead of stopping at them.
-pub(crate) fn test() -> Result<Counts> {
-    // The daemons' binary and the simulator's library are parts that tests start.
-    run(&mut cargo(&["build", "--workspace", "--locked"]))?;
-    counted(&mut cargo(&["test", "--workspace", "--exclude", "gantry-e2e", "--no-fail-fast", "--locked"]))
+/// The end-to-end tests, of which the first has the scenarios. `cargo test` runs them only if they are named.
+const END_TO_END: [&str; 5] = ["e2e", "helm", "image", "peer", "soak"];
+
+/// Builds everything that tests are or start, and returns the end-to-end tests' programs. All packages are built
+/// together, here and by [`tests`]: cargo would build the dependencies of a selection of them again, with other
+/// features.
+fn build() -> Result<Vec<PathBuf>> {
+    let mut command =
+        cargo(&["build", "--workspace", "--lib", "--bins", "--tests", "--examples", "--locked"]);
+    command.args(END_TO_END.iter().flat_map(|name| ["--test", name]));
+    let messages = output(command.arg("--message-format=json-render-diagnostics"))?;
+    let messages =
+        messages.lines().map(serde_json::from_str).collect::<Result<Vec<serde_json::Value>, _>>()?;
+    let is_of = |message: &serde_json::Value, name: &str| {
+        let package = message["package_id"].as_str().unwrap_or_default();
+        package.contains("#gantry-e2e@") && message["target"]["name"] == name
+    };
+    let program = |name: &str| {
+        let mut programs = messages.iter().filter(|message| is_of(message, name));
+        let found = programs.find_map(|message| message["executable"].as_str());
+        found.map(PathBuf::from).with_context(|| format!("cargo names no program of the test {name}"))
+    };
+    END_TO_END.iter().map(|name| program(name)).collect()
 }
 
-/// The scenarios on a real Kubernetes.
+/// The tests that need no cluster.
+fn tests() -> Command {
+    cargo(&["test", "--workspace", "--no-fail-fast", "--locked"])
+}
+
+/// All tests that need no cluster. Counts failures instead of stopping at them.
+pub(crate) fn test() -> Result<Counts> {
+    build()?;
+    counted(&mut tests())
+}
+
+/// The scenarios on a real Kubernetes, those with `filter` in their name, and without one the other end-to-end tests.
 pub(crate) fn e2e(filter: Option<&str>) -> Result<Counts> {
-    run(&mut cargo(&["build", "--workspace", "--locked"]))?;
-    let mut command = cargo(&["test", "--package", "gantry-e2e", "--no-fail-fast", "--locked"]);
-    if let Some(filter) = filter {
-        command.args(["--test", "e2e", "--", filter]);
+    let programs = build()?;
+    let mut counts = Counts::default();
+    let run = |program: &PathBuf| {
+        let mut command = Command::new(program);
+        // As cargo starts them.
+        command.current_dir(root().join("tests")).args(filter);
+        counted(&mut command)
+    };
+    for program in programs.iter().take(if filter.is_some() { 1 } else { END_TO_END.len() }) {
+        counts += run(program)?;
     }
-    counted(&mut command)
+    Ok(counts)
 }
 
 /// Licences, bans and sources. The advisory database is the public pipeline's part.
@@ -174,7 +219,7 @@ pub(crate) fn bench(name: Option<&str>, args: &[String]) -> Result<()> {
 
 /// Brings the cluster of the end-to-end tests up or down.
 pub(crate) fn cluster(args: &[String]) -> Result<()> {
-    run(&mut cargo(&["build", "--workspace", "--locked"]))?;
+    build()?;
     let mut command = cargo(&["run", "--quiet", "--package", "gantry-e2e", "--bin", "gantry-cluster", "--"]);
     command.args(args);
     run(&mut command)
@@ -183,11 +228,15 @@ pub(crate) fn cluster(args: &[String]) -> Result<()> {
 fn counted(command: &mut Command) -> Result<Counts> {
     let mut counts = Counts::default();
     let succeeded = run_reading(command, |line| counts.read(line))?;
-    if !succeeded && counts.failed == 0 {
-        // A test binary that did not build or died prints no closing line.
-        counts.failed = 1;
-    }
-    Ok(counts)
+    Ok(counts.of_run(succeeded))
+}
+
+/// Prints the output of tests that have ended, and counts them.
+fn replay(output: &str, succeeded: bool) -> Counts {
+    println!("{output}");
+    let mut counts = Counts::default();
+    output.lines().for_each(|line| counts.read(line));
+    counts.of_run(succeeded)
 }
 
 fn step<T>(name: &str, task: impl FnOnce() -> Result<T>) -> Result<T> {

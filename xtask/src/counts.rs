@@ -31,6 +31,13 @@ impl Counts {
         }
     }
 
+    /// These counts, with a failure if the run failed and none is counted: a test binary that did not build or died
+    /// prints no closing line.
+    pub(crate) fn of_run(self, succeeded: bool) -> Self {
+        let failed = if succeeded { self.failed } else { self.failed.max(1) };
+        Self { failed, ..self }
+    }
+
     /// Prints the closing line, and fails if a test failed or none ran.
     pub(crate) fn conclude(self) -> Result<()> {
         let Self { passed, failed, skipped } = self;

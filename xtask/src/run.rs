@@ -1,7 +1,8 @@
 //! Running commands: shown before they start, failed on a bad exit status, their output passed through as it comes.
 
+use std::fs::File;
 use std::io::{BufRead, BufReader, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail};
@@ -74,6 +75,18 @@ pub(crate) fn run_reading(command: &mut Command, mut line: impl FnMut(&str)) -> 
         line(&String::from_utf8_lossy(&text));
     }
     Ok(child.wait()?.success())
+}
+
+/// Runs `command` with its output in the file `log`. Returns whether it exited with 0.
+///
+/// # Errors
+/// The file cannot be written, or the command cannot be started.
+pub(crate) fn run_into(log: &Path, command: &mut Command) -> Result<bool> {
+    announce(command);
+    let file = File::create(log).with_context(|| format!("cannot write {}", log.display()))?;
+    let errors = file.try_clone().context("cannot share the file")?;
+    let status = command.stdout(file).stderr(errors).status();
+    Ok(status.with_context(|| format!("cannot start {:?}", command.get_program()))?.success())
 }
 
 /// What `command` writes to its standard output.
