@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader, BufWriter};
 use tokio::net::tcp::OwnedWriteHalf;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::broadcast;
+use tokio::sync::watch;
 
 pub(crate) const PODS: &str = "/api/v1/pods";
 pub(crate) const NODES: &str = "/api/v1/nodes";
@@ -53,8 +53,9 @@ impl Object {
         Self::new(object, "", 0)
     }
 
-    async fn write(&self, to: &mut Chunks) -> std::io::Result<()> {
-        to.text(&self.before).await?;
+    async fn write(&self, version: usize, to: &mut Chunks) -> std::io::Result<()> {
+        let metadata = format!("\"metadata\":{{\"resourceVersion\":\"{version}\",");
+        to.text(&self.before.replacen("\"metadata\":{", &metadata, 1)).await?;
         for number in 0..self.count {
             if number > 0 {
                 to.text(",").await?;
@@ -94,10 +95,42 @@ impl Chunks {
 
 type Change = (&'static str, &'static str, Arc<Object>);
 
+/// The changes; the version of one is its position from 1.
+#[derive(Default)]
+struct Log {
+    changes: Vec<Change>,
+    /// Versions up to this one are compacted.
+    compacted: usize,
+}
+
+impl Log {
+    /// Watches that are further behind list again, as those of etcd do after a compaction.
+    const MOST: usize = 16_384;
+
+    fn push(&mut self, change: Change) -> usize {
+        self.changes.push(change);
+        let excess = self.changes.len().saturating_sub(Self::MOST);
+        self.changes.drain(..excess);
+        self.compacted += excess;
+        self.newest()
+    }
+
+    fn newest(&self) -> usize {
+        self.compacted + self.changes.len()
+    }
+
+    /// The change after a version; `Err` if it is compacted, and `Ok(None)` if it is not there yet.
+    fn after(&self, version: usize) -> Result<Option<Change>, ()> {
+        let position = version.checked_sub(self.compacted).ok_or(())?;
+        Ok(self.changes.get(position).cloned())
+    }
+}
+
 pub(crate) struct Api {
     pub(crate) url: String,
     objects: Mutex<BTreeMap<(&'static str, String), Arc<Object>>>,
-    changes: broadcast::Sender<Change>,
+    log: Mutex<Log>,
+    newest: watch::Sender<usize>,
     /// Bodies of Events and Bindings.
     written: Mutex<Vec<Value>>,
 }
@@ -108,7 +141,8 @@ impl Api {
         let api = Arc::new(Self {
             url: format!("http://{}", listener.local_addr().unwrap()),
             objects: Mutex::default(),
-            changes: broadcast::channel(16_384).0,
+            log: Mutex::default(),
+            newest: watch::Sender::default(),
             written: Mutex::default(),
         });
         let server = Arc::clone(&api);
@@ -123,20 +157,22 @@ impl Api {
 
     pub(crate) fn set(&self, path: &'static str, object: Object) {
         let object = Arc::new(object);
-        let before = self.objects.lock().unwrap().insert((path, object.name.clone()), Arc::clone(&object));
-        let change = if before.is_some() { "MODIFIED" } else { "ADDED" };
-        let _ = self.changes.send((path, change, object));
+        let mut objects = self.objects.lock().unwrap();
+        let before = objects.insert((path, object.name.clone()), Arc::clone(&object));
+        self.changed((path, if before.is_some() { "MODIFIED" } else { "ADDED" }, object));
     }
 
     pub(crate) fn delete(&self, path: &'static str, keep: impl Fn(&str) -> bool) {
-        let gone: Vec<_> = {
-            let mut objects = self.objects.lock().unwrap();
-            let gone = objects.extract_if(.., |(of, name), _| *of == path && !keep(name));
-            gone.collect()
-        };
-        for ((path, _), object) in gone {
-            let _ = self.changes.send((path, "DELETED", object));
+        let mut objects = self.objects.lock().unwrap();
+        for (_, object) in objects.extract_if(.., |(of, name), _| *of == path && !keep(name)) {
+            self.changed((path, "DELETED", object));
         }
+    }
+
+    /// Called with the objects locked: a list and its version are of one moment.
+    fn changed(&self, change: Change) {
+        let newest = self.log.lock().unwrap().push(change);
+        self.newest.send_replace(newest);
     }
 
     pub(crate) fn written(&self, kind: &str) -> Vec<Value> {
@@ -166,11 +202,11 @@ impl Api {
             let (path, query) = target.split_once('?').unwrap_or((target, ""));
             let kind = KINDS.into_iter().find(|kind| *kind == path);
             if let (Some(kind), "GET") = (kind, method) {
-                let changes = self.changes.subscribe();
                 write.write_all(b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n").await.ok()?;
                 let mut to = Chunks { to: write, chunk: String::new() };
+                let version = query.split('&').find_map(|part| part.strip_prefix("resourceVersion="));
                 if query.contains("watch=true") {
-                    self.watch(kind, &mut to, changes).await.ok()?;
+                    self.watch(kind, version?.parse().ok()?, &mut to).await.ok()?;
                 } else {
                     self.list(kind, &mut to).await.ok()?;
                 }
@@ -184,7 +220,8 @@ impl Api {
             if let Some(object) = of_path(path).filter(|_| method == "GET") {
                 write.write_all(b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n").await.ok()?;
                 let mut to = Chunks { to: write, chunk: String::new() };
-                object.write(&mut to).await.ok()?;
+                let version = *self.newest.borrow();
+                object.write(version, &mut to).await.ok()?;
                 return to.end().await.ok();
             }
             let (status, answer) = if path == "/version" {
@@ -230,42 +267,47 @@ impl Api {
     }
 
     async fn list(&self, kind: &'static str, to: &mut Chunks) -> std::io::Result<()> {
-        to.text(r#"{"kind":"List","apiVersion":"v1","metadata":{"resourceVersion":"1"},"items":["#).await?;
-        let objects: Vec<Arc<Object>> = {
+        let (version, objects): (usize, Vec<Arc<Object>>) = {
             let objects = self.objects.lock().unwrap();
-            objects.iter().filter(|((of, _), _)| *of == kind).map(|(_, object)| Arc::clone(object)).collect()
+            let of_kind = objects.iter().filter(|((of, _), _)| *of == kind);
+            (*self.newest.borrow(), of_kind.map(|(_, object)| Arc::clone(object)).collect())
         };
+        let head = r#"{"kind":"List","apiVersion":"v1","metadata":{"resourceVersion":""#;
+        to.text(&format!("{head}{version}\"}},\"items\":[")).await?;
         for (number, object) in objects.iter().enumerate() {
             if number > 0 {
                 to.text(",").await?;
             }
-            object.write(to).await?;
+            object.write(version, to).await?;
         }
         to.text("]}").await
     }
 
-    async fn watch(
-        &self,
-        kind: &'static str,
-        to: &mut Chunks,
-        mut changes: broadcast::Receiver<Change>,
-    ) -> std::io::Result<()> {
+    async fn watch(&self, kind: &'static str, mut version: usize, to: &mut Chunks) -> std::io::Result<()> {
         to.flush().await?;
+        let mut newest = self.newest.subscribe();
         loop {
-            match tokio::time::timeout(std::time::Duration::from_secs(20), changes.recv()).await {
-                Ok(Ok((of, change, object))) if of == kind => {
-                    to.text(&format!("{{\"type\":\"{change}\",\"object\":")).await?;
-                    object.write(to).await?;
-                    to.text("}\n").await?;
-                    to.flush().await?;
+            let change = self.log.lock().unwrap().after(version);
+            match change {
+                Ok(Some((of, change, object))) => {
+                    version += 1;
+                    if of == kind {
+                        to.text(&format!("{{\"type\":\"{change}\",\"object\":")).await?;
+                        object.write(version, to).await?;
+                        to.text("}\n").await?;
+                        to.flush().await?;
+                    }
                 }
-                Ok(Ok(_)) => {}
-                // The test is ahead of the watch: the extender lists again.
-                Ok(Err(_)) => {
+                Ok(None) => {
+                    let change = newest.wait_for(|newest| *newest > version);
+                    if tokio::time::timeout(std::time::Duration::from_secs(20), change).await.is_err() {
+                        return Ok(());
+                    }
+                }
+                Err(()) => {
                     let gone = json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": 410, "reason": "Expired"});
                     return to.text(&format!("{{\"type\":\"ERROR\",\"object\":{gone}}}\n")).await;
                 }
-                Err(_) => return Ok(()),
             }
         }
     }

@@ -323,6 +323,7 @@ async fn fat_objects_stay_within_the_memory_limit() {
 
     other_kinds(&api, &extender).await;
     full(&api, &extender).await;
+    freed(&api, &extender, empty).await;
     extender.stop().await;
 }
 
@@ -435,4 +436,17 @@ async fn full(api: &Api, extender: &Extender) {
     assert!(kept > limit / 2, "the test fills it");
     assert!(peak < BUDGET, "{} MiB", peak / MIB);
     extender.serves(300).await;
+}
+
+/// What was kept of pods is freed when they are gone. Sweeps follow the deletions after some seconds.
+async fn freed(api: &Api, extender: &Extender, empty: usize) {
+    api.delete(PODS, |_| false);
+    let began = Instant::now();
+    let left = || heap::used().saturating_sub(empty);
+    while left() > 24 * MIB && began.elapsed() < Duration::from_secs(120) {
+        tokio::time::sleep(Duration::from_millis(500)).await;
+    }
+    extender.settled().await;
+    eprintln!("then deleted: {} MiB more than before, {} MiB resident", left() / MIB, heap::resident() / MIB);
+    assert!(left() < 24 * MIB, "{} MiB are not freed", left() / MIB);
 }
