@@ -7,6 +7,7 @@ mod cluster;
 mod command_line;
 mod doctor;
 mod explain;
+mod gpu_metrics;
 mod labels;
 mod map;
 mod migrate;
@@ -82,6 +83,8 @@ enum Command {
     Migrate(migrate::MigrateArgs),
     /// Check an installation: a line per check, with the command that mends what fails
     Doctor(doctor::DoctorArgs),
+    /// Print what the GPUs of this node are doing, under the names of NVIDIA's dcgm-exporter
+    GpuMetrics(gpu_metrics::GpuMetricsArgs),
     /// Print or write the labels of a node: NVIDIA's, and those of links, NUMA nodes and products
     Labels(Box<labels::LabelsArgs>),
     /// Start both daemons against simulated machines and an embedded cluster, and show which pod gets which GPUs and
@@ -128,6 +131,10 @@ fn main() -> ExitCode {
         Command::Labels(args) => {
             log.start_quiet();
             runtime::serve(Threads::One, false, |_| labels::run(*args))
+        }
+        Command::GpuMetrics(args) => {
+            log.start_quiet();
+            gpu_metrics::run(&args)
         }
         Command::SchedulerConfig(args) => {
             log.start_quiet();

@@ -12,6 +12,7 @@ use gantry_extender::watched::Watched;
 use gantry_planner::decide::Options;
 use gantry_plugin::health::XidCounts;
 use gantry_plugin::observe::{AllocationOutcome, Observed, PreferenceOutcome};
+use gantry_plugin::telemetry::Field;
 
 const PAGE: &str = include_str!("../../docs/metrics.md");
 const EXTENDER: &str = include_str!("../../extender/src/metrics.rs");
@@ -140,6 +141,20 @@ fn plugin_metrics_are_documented() {
     observed.count_configurations(reports);
     // But for what an inventory and a fault bring.
     let page = observed.metrics().text().unwrap();
-    assert_eq!(served(&page).len() + 4, registered(PLUGIN, "").len(), "others have a series");
+    assert_eq!(served(&page).len() + 5, registered(PLUGIN, "").len(), "others have a series");
     compare("gantry_plugin_", PLUGIN, &page);
+}
+
+#[test]
+fn dcgm_metrics_are_documented() {
+    let rows = PAGE.lines().filter_map(|line| line.strip_prefix("| `DCGM_"));
+    let documented: Vec<(String, &str)> = rows
+        .map(|row| {
+            let cells: Vec<&str> = row.split('|').map(str::trim).collect();
+            (format!("DCGM_{}", cells[0].trim_end_matches('`')), cells[1])
+        })
+        .collect();
+    let served: Vec<(String, &str)> =
+        Field::ALL.iter().map(|field| (field.name().to_owned(), field.kind())).collect();
+    assert_eq!(documented, served);
 }

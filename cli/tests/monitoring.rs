@@ -5,6 +5,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
+use gantry_plugin::telemetry::Field;
 use promql_parser::parser;
 use promql_parser::parser::{Expr, VectorSelector};
 use promql_parser::util::{ExprVisitor, walk_expr};
@@ -59,6 +60,22 @@ fn served() -> BTreeMap<String, BTreeSet<String>> {
         } else {
             served.insert(name.to_owned(), labels);
         }
+    }
+    let labels = [
+        "gpu",
+        "UUID",
+        "pci_bus_id",
+        "device",
+        "modelName",
+        "Hostname",
+        "GPU_I_PROFILE",
+        "GPU_I_ID",
+        "container",
+        "namespace",
+        "pod",
+    ];
+    for field in Field::ALL {
+        served.insert(field.name().to_owned(), labels.map(str::to_owned).into());
     }
     served
 }

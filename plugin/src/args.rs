@@ -110,6 +110,14 @@ pub struct Args {
     )]
     pub listen: SocketAddr,
 
+    /// Serve what the GPUs are doing at /metrics/dcgm, under the names of NVIDIA's dcgm-exporter (docs/metrics.md)
+    #[arg(long, env = "GANTRY_DCGM_METRICS")]
+    pub dcgm_metrics: bool,
+
+    /// Seconds between two readings of the GPUs for /metrics/dcgm
+    #[arg(long, value_name = "SECONDS", default_value = "10", value_parser = clap::value_parser!(u32).range(1..=600))]
+    pub dcgm_interval: u32,
+
     /// Extended resource of whole GPUs that match no pattern of the config file [default: nvidia.com/gpu]
     #[arg(long, value_name = "NAME", value_parser = resource)]
     pub resource_name: Option<ResourceName>,

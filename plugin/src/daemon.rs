@@ -23,6 +23,7 @@ use crate::inventory::{Diagnoses, Hardware, Inventory, NvmlThread, Settings, Sta
 use crate::kubelet::{Kubelet, poll_pod_resources};
 use crate::labels::{self, Identity, Labeller};
 use crate::observe::{self, Observed};
+use crate::telemetry::{SamplerSource, SamplerTiming, Samples};
 use crate::watchdog::{Watchdog, WatchdogTiming};
 use crate::{allocate, cdi, offer, processes};
 use gantry_config::Config;
@@ -70,6 +71,12 @@ pub async fn run_with(args: Args, timing: WatchdogTiming, shutdown: Cancellation
     let observed = Arc::new(Observed::default());
     observed.count_configurations(reports.clone());
     let node = node_name(&args)?;
+    let samples = args.dcgm_metrics.then(|| {
+        let interval = Duration::from_secs(args.dcgm_interval.into());
+        let samples = Samples::new(SamplerTiming::every(interval));
+        observed.sampled_by(samples.clone(), &node);
+        samples
+    });
     let following = TaskTracker::new();
     let from = args.source(async || connect(args.kubeconfig.as_deref()).await).await?;
     // A configuration selected by a node label may arrive late. Until then probes are served and problems are
@@ -103,6 +110,15 @@ pub async fn run_with(args: Args, timing: WatchdogTiming, shutdown: Cancellation
     let nvml_thread =
         NvmlThread::start(&settings, checks, Timing::default(), found).context("starting the NVML thread")?;
     observed.count_xids(nvml_thread.xids());
+    if let Some(samples) = samples {
+        let source = SamplerSource { library: args.nvml_library.clone(), config: config.clone() };
+        let shutdown = shutdown.clone();
+        tasks.spawn(async move {
+            if let Err(error) = samples.run(source, shutdown).await {
+                tracing::error!("no thread can be started, so /metrics/dcgm stays empty: {error}");
+            }
+        });
+    }
     tasks.spawn(trim_after_startup(shutdown.clone()));
     let diagnoses = nvml_thread.diagnoses();
     let watchdog = Watchdog {

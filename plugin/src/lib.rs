@@ -22,6 +22,7 @@ pub mod labels;
 pub mod nvml;
 pub mod observe;
 pub mod offer;
+pub mod telemetry;
 
 mod daemon;
 mod processes;

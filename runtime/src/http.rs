@@ -21,6 +21,8 @@ use hyper_util::service::TowerToHyperService;
 use tokio::net::{TcpListener, TcpStream};
 use tokio_util::sync::CancellationToken;
 
+/// The older text format, in which a counter may have any name.
+const PROMETHEUS_TEXT: HeaderValue = HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
 const OPEN_METRICS: HeaderValue =
     HeaderValue::from_static("application/openmetrics-text; version=1.0.0; charset=utf-8");
 /// Seconds after which a client that received 503 may try again.
@@ -73,6 +75,17 @@ impl Endpoints {
             async move { response }
         };
         self.route("GET", "/metrics", get(handler))
+    }
+
+    /// `GET path`, in the Prometheus text format.
+    #[must_use]
+    pub fn prometheus_text(self, path: &str, page: impl Fn() -> String + Send + Sync + 'static) -> Self {
+        let page = Arc::new(page);
+        let handler = move || {
+            let response = ([(header::CONTENT_TYPE, PROMETHEUS_TEXT)], page()).into_response();
+            async move { response }
+        };
+        self.route("GET", path, get(handler))
     }
 
     /// `POST path`.

@@ -224,21 +224,33 @@ fn fields(line: &'static str) -> Vec<&'static str> {
 /// Counts of Xids per GPU since the daemon started, for metrics; Xids without consequences included. The NVML thread writes
 /// them. Clones share the counts.
 #[derive(Debug, Clone, Default)]
-pub struct XidCounts(Arc<Mutex<BTreeMap<(GpuUuid, u64), u64>>>);
+pub struct XidCounts(Arc<Mutex<Counted>>);
+
+#[derive(Debug, Default)]
+struct Counted {
+    counts: BTreeMap<(GpuUuid, u64), u64>,
+    last: BTreeMap<GpuUuid, u64>,
+}
 
 impl XidCounts {
     /// Counts one Xid and returns the new count.
     pub fn count(&self, gpu: &GpuUuid, xid: u64) -> u64 {
-        let mut counts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let count = counts.entry((gpu.clone(), xid)).or_default();
+        let mut counted = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        counted.last.insert(gpu.clone(), xid);
+        let count = counted.counts.entry((gpu.clone(), xid)).or_default();
         *count += 1;
         *count
     }
 
     /// All counts: GPU, Xid, count.
     pub fn all(&self) -> Vec<(GpuUuid, u64, u64)> {
-        let counts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        counts.iter().map(|((gpu, xid), count)| (gpu.clone(), *xid, *count)).collect()
+        let counted = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        counted.counts.iter().map(|((gpu, xid), count)| (gpu.clone(), *xid, *count)).collect()
+    }
+
+    /// The last Xid of each GPU that had one.
+    pub fn last(&self) -> BTreeMap<GpuUuid, u64> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).last.clone()
     }
 }
 

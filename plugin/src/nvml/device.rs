@@ -168,6 +168,10 @@ pub enum Remote {
 /// Memory rows that are, or will be, replaced by spare ones (Ampere and later).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RemappedRows {
+    /// Rows replaced for corrected errors.
+    pub corrected: u32,
+    /// Rows replaced for uncorrected errors.
+    pub uncorrected: u32,
     /// Some rows wait for a reset.
     pub pending: bool,
     /// A row could not be replaced.
@@ -499,7 +503,7 @@ impl Device<'_> {
         check(name, Some(self.index), unsafe {
             function(self.handle, &raw mut corrected, &raw mut uncorrected, &raw mut pending, &raw mut failed)
         })?;
-        Ok(RemappedRows { pending: pending != 0, failed: failed != 0 })
+        Ok(RemappedRows { corrected, uncorrected, pending: pending != 0, failed: failed != 0 })
     }
 
     /// Whether memory pages wait for a driver reload to be retired.

@@ -44,7 +44,7 @@ pub struct InstanceInfo {
 
 /// One MIG device of a GPU: a compute instance.
 #[derive(Clone, Copy)]
-pub struct MigDevice<'nvml>(Device<'nvml>);
+pub struct MigDevice<'nvml>(pub(super) Device<'nvml>);
 
 impl<'nvml> Device<'nvml> {
     /// MIG mode. GPUs without MIG return `NotSupported`.

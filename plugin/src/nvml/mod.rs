@@ -11,6 +11,7 @@ mod error;
 mod events;
 mod image;
 mod mig;
+mod telemetry;
 mod trace;
 
 use std::io;
@@ -27,6 +28,7 @@ pub use device::{RecoveryAction, RemappedRows};
 pub use error::{Code, NvmlError};
 pub use events::{Event, EventKind, EventSet};
 pub use mig::{InstanceInfo, MigDevice, MigIds, MigMode, Placement};
+pub use telemetry::{EccSpan, FieldValue, MemoryUse, ProfileSample, Profiled};
 pub use trace::{CallTrace, TracedCall};
 
 use device::wrapped;

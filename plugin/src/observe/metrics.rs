@@ -2,12 +2,14 @@
 //! some.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
-use gantry_api::ResourceName;
+use gantry_api::{NodeName, ResourceName};
 use gantry_config::Config;
 use gantry_config::source::Report;
+use gantry_topology::Machine;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -17,8 +19,9 @@ use prometheus_client::registry::Registry;
 use tokio::sync::watch;
 
 use crate::handover::{Holding, Listing};
-use crate::health::XidCounts;
+use crate::health::{Table, XidCounts};
 use crate::inventory::{Diagnoses, Inventory};
+use crate::telemetry::{Labels, Samples, exposition};
 
 /// How an Allocate related to grants.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -95,6 +98,11 @@ struct ByCause {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct BySampledGpu {
+    gpu: String,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct ByPeer {
     peer: &'static str,
 }
@@ -122,6 +130,8 @@ pub struct Metrics {
     /// Reported by the configuration source.
     configurations: OnceLock<watch::Receiver<Report>>,
     config: OnceLock<watch::Receiver<Arc<Config>>>,
+    /// The samples of the GPUs, and the node's name.
+    samples: OnceLock<(Samples, String)>,
 }
 
 impl Default for Metrics {
@@ -150,6 +160,7 @@ impl Default for Metrics {
             diagnoses: OnceLock::new(),
             configurations: OnceLock::new(),
             config: OnceLock::new(),
+            samples: OnceLock::new(),
         }
     }
 }
@@ -176,6 +187,7 @@ impl Metrics {
             diagnoses,
             configurations,
             config,
+            samples,
         } = self;
         registry.register(
             "allocations",
@@ -252,9 +264,35 @@ impl Metrics {
         if let Some(reports) = configurations.get() {
             register_configurations(&mut registry, &reports.borrow());
         }
+        let ages: Family<BySampledGpu, Gauge<f64, AtomicU64>> = Family::default();
+        for (gpu, age) in samples.get().map(|(samples, _)| samples.ages()).unwrap_or_default() {
+            ages.get_or_create(&BySampledGpu { gpu: gpu.to_string() }).set(age.as_secs_f64());
+        }
+        registry.register("gpu_sample_age_seconds", "Age of the values of a GPU on /metrics/dcgm", ages);
         let mut text = String::new();
         prometheus_client::encoding::text::encode(&mut text, &registry)?;
         Ok(text)
+    }
+
+    /// Whether `/metrics/dcgm` is served.
+    pub(super) fn is_sampled(&self) -> bool {
+        self.samples.get().is_some()
+    }
+
+    /// The samples of the GPUs in the Prometheus text format; pods are named if the configuration allows it.
+    pub fn dcgm_text(&self) -> String {
+        let Some((samples, host)) = self.samples.get() else {
+            return String::new();
+        };
+        let known = self.holders.known();
+        let names_pods = self.config.get().is_some_and(|config| config.borrow().pod_metrics);
+        let labels = Labels { host, machine: &known.machine, holders: names_pods.then_some(&*known.listing) };
+        let table = Table::built_in();
+        let xids = self.xids.get().map(|counts| {
+            let last = counts.last().into_iter();
+            last.map(|(gpu, xid)| (gpu, (xid, table.describe(xid)))).collect()
+        });
+        exposition(&samples.now(), &labels, xids.as_ref())
     }
 
     pub fn deviation(&self) {
@@ -343,6 +381,12 @@ impl Metrics {
         }
     }
 
+    pub(super) fn sampled_by(&self, samples: Samples, node: &NodeName) {
+        if self.samples.set((samples, node.to_string())).is_err() {
+            tracing::debug!("the source of samples was already set");
+        }
+    }
+
     pub(super) fn holders(&self, listing: Listing) {
         self.holders.listed(listing);
     }
@@ -394,9 +438,10 @@ fn labels(resource: &ResourceName, outcome: &'static str) -> Outcome {
 #[derive(Debug, Default)]
 struct Holders(Mutex<Known>);
 
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone)]
 struct Known {
     listing: Arc<Listing>,
+    machine: Arc<Machine>,
     /// UUID of the physical GPU of each GPU and MIG device, by its own UUID.
     gpus: Arc<BTreeMap<String, String>>,
 }
@@ -414,6 +459,12 @@ struct ByContainer {
     namespace: String,
     pod: String,
     container: String,
+}
+
+impl Default for Known {
+    fn default() -> Self {
+        Self { listing: Arc::default(), machine: Inventory::starting().machine, gpus: Arc::default() }
+    }
 }
 
 impl Known {
@@ -444,7 +495,9 @@ impl Holders {
         };
         let places = inventory.whereabouts().into_iter();
         let gpus = places.filter_map(|(uuid, place)| Some((uuid.to_owned(), gpu(place)?))).collect();
-        self.lock().gpus = Arc::new(gpus);
+        let mut known = self.lock();
+        known.gpus = Arc::new(gpus);
+        known.machine = Arc::clone(&inventory.machine);
     }
 
     /// Devices, replicas and MIG devices that containers hold, by GPU. Devices of other plugins are left out.

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
-use gantry_api::{Reason, ResourceName};
+use gantry_api::{NodeName, Reason, ResourceName};
 use gantry_config::Config;
 use gantry_config::source::Report;
 use gantry_runtime::http::{self, Endpoints};
@@ -21,6 +21,7 @@ use tracing::{info, warn};
 use crate::handover::Listing;
 use crate::health::XidCounts;
 use crate::inventory::{Diagnoses, Inventory, State};
+use crate::telemetry::Samples;
 
 pub use metrics::{AllocationOutcome, Metrics, PreferenceOutcome};
 
@@ -215,6 +216,11 @@ impl Observed {
     /// Sets the configuration; called once before anything is served.
     pub fn configured_by(&self, config: watch::Receiver<Arc<Config>>) {
         self.metrics.config(config);
+    }
+
+    /// Sets the samples of the GPUs and the node's name; called once, before `/metrics/dcgm` is served.
+    pub fn sampled_by(&self, samples: Samples, node: &NodeName) {
+        self.metrics.sampled_by(samples, node);
     }
 
     /// Records the state of the configuration.
@@ -455,12 +461,16 @@ fn router(observed: &Arc<Observed>) -> Router {
         move || report(&observed.readiness())
     };
     let metrics = Arc::clone(observed);
-    Endpoints::default()
+    let endpoints = Endpoints::default()
         .probe("/healthz", probe(liveness))
         .probe("/readyz", probe(|readiness| report(readiness, readiness.missing().is_empty())))
         .probe("/settledz", probe(|readiness| report(readiness, readiness.is_settled())))
-        .metrics(move || metrics.metrics().text())
-        .into_router()
+        .metrics(move || metrics.metrics().text());
+    if !observed.metrics.is_sampled() {
+        return endpoints.into_router();
+    }
+    let metrics = Arc::clone(observed);
+    endpoints.prometheus_text("/metrics/dcgm", move || metrics.metrics().dcgm_text()).into_router()
 }
 
 /// The runtime has one thread, so a response proves that it is alive. The thread that owns NVML is what remains to check.

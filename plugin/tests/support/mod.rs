@@ -414,6 +414,8 @@ impl Node {
             cdi_root: directory.path().join("cdi"),
             cdi_kind: "gantry.dev/gpu".parse().unwrap(),
             listen: ([127, 0, 0, 1], 0).into(),
+            dcgm_metrics: false,
+            dcgm_interval: 1,
             resource_name: None,
             kubelet_socket: None,
             config: ConfigArgs::default(),

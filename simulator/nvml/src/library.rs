@@ -39,6 +39,8 @@ pub(crate) struct Session {
     departures: u64,
     users: Mutex<u32>,
     pub(crate) events: Events,
+    pub(crate) meters: Meters,
+    pub(crate) profiles: Profiles,
     closed: AtomicBool,
 }
 
@@ -127,6 +129,8 @@ impl Library {
                     departures: state.driver.departures,
                     users: Mutex::new(1),
                     events: Events::default(),
+                    meters: Meters::default(),
+                    profiles: Profiles::default(),
                     closed: AtomicBool::new(false),
                 }));
             }
@@ -186,6 +190,64 @@ impl Session {
     /// Whether the last user has shut down.
     pub(crate) fn closed(&self) -> bool {
         self.closed.load(Ordering::Acquire)
+    }
+}
+
+/// A count that only grows, at a rate that changes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Meter {
+    /// In millijoules.
+    Energy,
+    /// In KiB.
+    NvLinkSent,
+    NvLinkReceived,
+}
+
+/// The meters of all GPUs, from 0 at their first reading.
+#[derive(Default)]
+pub(crate) struct Meters(Mutex<BTreeMap<(usize, Meter), (Instant, f64)>>);
+
+impl Meters {
+    /// The count now, with `rate` per second since the last reading.
+    pub(crate) fn read(&self, gpu: usize, meter: Meter, rate: f64) -> u64 {
+        let mut meters = held(&self.0);
+        let (read, count) = meters.entry((gpu, meter)).or_insert_with(|| (Instant::now(), 0.0));
+        *count += rate * read.elapsed().as_secs_f64();
+        *read = Instant::now();
+        *count as u64
+    }
+}
+
+/// The values of a profiling sample, by NVML's number of the metric; empty until it is taken.
+pub(crate) type Profile = BTreeMap<u32, f64>;
+
+/// The profiling samples that clients hold.
+#[derive(Default)]
+pub(crate) struct Profiles(Mutex<(u64, BTreeMap<u64, Profile>)>);
+
+impl Profiles {
+    /// Makes a sample; returns its number, which is never 0 and never used again.
+    pub(crate) fn create(&self) -> u64 {
+        let mut profiles = held(&self.0);
+        profiles.0 += 1;
+        let number = profiles.0;
+        profiles.1.insert(number, Profile::new());
+        number
+    }
+
+    /// Ends a sample; `false` if there is none of this number.
+    pub(crate) fn free(&self, number: u64) -> bool {
+        held(&self.0).1.remove(&number).is_some()
+    }
+
+    /// Takes a sample; `false` if there is none of this number.
+    pub(crate) fn fill(&self, number: u64, profile: Profile) -> bool {
+        held(&self.0).1.get_mut(&number).map(|place| *place = profile).is_some()
+    }
+
+    /// A sample that was taken.
+    pub(crate) fn get(&self, number: u64) -> Option<Profile> {
+        held(&self.0).1.get(&number).filter(|profile| !profile.is_empty()).cloned()
     }
 }
 

@@ -61,6 +61,13 @@ impl<T> Out<T> {
         Out(self.0.cast())
     }
 
+    /// The memory right behind this value, as another type.
+    pub(crate) fn behind<U>(self) -> Result<Out<U>, Status> {
+        self.check()?;
+        // SAFETY: not null; the caller of a struct with a head of `T` vouches for what follows it.
+        Ok(Out(unsafe { self.0.add(1) }.cast()))
+    }
+
     /// Writes `items` from here on.
     pub(crate) fn put_all(self, items: &[T]) -> Result<(), Status>
     where

@@ -11,6 +11,7 @@ use super::call::{Call, Target};
 use super::handle::Device;
 use super::links::{link_of, version_of};
 use crate::facts::Remote;
+use crate::library::Meter;
 
 /// The value of a field, by the type NVML gives it in.
 enum Value {
@@ -92,9 +93,28 @@ fn nvlink_value(call: &Call, gpu: Target<'_>, id: c_uint, scope: c_uint) -> Opti
         | field::NVML_FI_DEV_NVLINK_ERROR_DL_CRC => {
             link_of(gpu, scope).map(|link| Value::Large(link.errors()))
         }
+        field::NVML_FI_DEV_NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL
+        | field::NVML_FI_DEV_NVLINK_CRC_DATA_ERROR_COUNT_TOTAL
+        | field::NVML_FI_DEV_NVLINK_REPLAY_ERROR_COUNT_TOTAL
+        | field::NVML_FI_DEV_NVLINK_RECOVERY_ERROR_COUNT_TOTAL => {
+            let links = (0..c_uint::from(gpu.facts.nvlink_count)).filter_map(|link| link_of(gpu, link).ok());
+            if_any(Value::Large(links.map(|link| link.errors()).sum()))
+        }
+        // All links together only.
+        field::NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX if scope == c_uint::MAX => {
+            if_any(Value::Large(metered(call, gpu, Meter::NvLinkSent, gpu.work(None).nvlink_sent)))
+        }
+        field::NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX if scope == c_uint::MAX => {
+            if_any(Value::Large(metered(call, gpu, Meter::NvLinkReceived, gpu.work(None).nvlink_received)))
+        }
         field::NVML_FI_DEV_C2C_LINK_COUNT => Ok(Value::Small(if gpu.facts.product.c2c { 10 } else { 0 })),
         _ => return None,
     })
+}
+
+/// KiB of a traffic in MiB/s so far.
+fn metered(call: &Call, gpu: Target<'_>, meter: Meter, mib: f64) -> u64 {
+    call.session.meters.read(gpu.facts.index, meter, mib * 1024.0)
 }
 
 fn memory_value(gpu: Target<'_>, id: c_uint) -> Option<Result<Value, Status>> {
@@ -134,7 +154,7 @@ fn power_value(gpu: Target<'_>, id: c_uint) -> Option<Result<Value, Status>> {
         | field::NVML_FI_DEV_POWER_DEFAULT_LIMIT
         | field::NVML_FI_DEV_POWER_CURRENT_LIMIT => gpu.power_limit(),
         field::NVML_FI_DEV_MEMORY_TEMP => gpu.celsius(),
-        field::NVML_FI_DEV_PCIE_REPLAY_COUNTER => 0,
+        field::NVML_FI_DEV_PCIE_REPLAY_COUNTER => gpu.pcie_replays(),
         _ => return None,
     })))
 }

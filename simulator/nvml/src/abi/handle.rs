@@ -23,6 +23,11 @@ pub struct ComputeInstance(u64);
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct EventSet(u64);
 
+/// What `nvmlGpmSample_t` is here.
+#[repr(transparent)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct GpmSample(u64);
+
 /// Where an instance was when its handle was made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Place {
@@ -52,6 +57,7 @@ const DEVICE_MARK: u64 = 0x6e76_6d6c_0000_0000;
 const GPU_INSTANCE_MARK: u64 = 0x6e76_6769_0000_0000;
 const COMPUTE_INSTANCE_MARK: u64 = 0x6e76_6369_0000_0000;
 const SET_MARK: u64 = 0x6e76_6573_0000_0000;
+const SAMPLE_MARK: u64 = 0x6e76_706d_0000_0000;
 const MARK_MASK: u64 = 0xffff_ffff_0000_0000;
 /// Set in the handles of instances, clear in those of whole GPUs.
 const INSTANCE: u64 = 1 << 31;
@@ -133,6 +139,18 @@ impl EventSet {
     /// The number of the set; 0, which no set has, for anything that is no handle of a set.
     pub(crate) fn number(self) -> u64 {
         if self.0 & MARK_MASK == SET_MARK { self.0 & !MARK_MASK } else { 0 }
+    }
+}
+
+impl GpmSample {
+    /// The handle of sample `number`.
+    pub(crate) fn of(number: u64) -> Self {
+        Self(SAMPLE_MARK | (number & !MARK_MASK))
+    }
+
+    /// The number of the sample; 0, which no sample has, for anything that is no handle of one.
+    pub(crate) fn number(self) -> u64 {
+        if self.0 & MARK_MASK == SAMPLE_MARK { self.0 & !MARK_MASK } else { 0 }
     }
 }
 

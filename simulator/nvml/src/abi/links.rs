@@ -79,7 +79,7 @@ nvml_get! {
     nvmlDeviceGetPcieLinkMaxSpeed: c_uint = |gpu|
         generation(gpu.facts).min(sys::NVML_PCIE_LINK_MAX_SPEED_64000MBPS);
     nvmlDeviceGetBusType: sys::nvmlBusType_t = |_| sys::NVML_BUS_TYPE_PCIE;
-    nvmlDeviceGetPcieReplayCounter: c_uint = |_| 0;
+    nvmlDeviceGetPcieReplayCounter: c_uint = |gpu| gpu.pcie_replays();
     nvmlDeviceGetIrqNum: c_uint = |gpu| 64 + c_uint::from(gpu.key());
 }
 
@@ -112,11 +112,14 @@ nvml! {
     }
 
     fn nvmlDeviceGetPcieThroughput(device: Device, counter: c_uint, out: Out<c_uint>) |call| {
-        call.gpu(device)?;
-        if counter > 1 {
-            return Err(Status::INVALID_ARGUMENT);
-        }
-        out.put(0)
+        let gpu = call.gpu(device)?;
+        let mib = match counter {
+            sys::nvmlPcieUtilCounter_enum_NVML_PCIE_UTIL_TX_BYTES => gpu.work(None).pcie_sent,
+            sys::nvmlPcieUtilCounter_enum_NVML_PCIE_UTIL_RX_BYTES => gpu.work(None).pcie_received,
+            _ => return Err(Status::INVALID_ARGUMENT),
+        };
+        // In KB/s.
+        out.put((mib * 1_048.576) as c_uint)
     }
 }
 

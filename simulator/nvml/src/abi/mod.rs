@@ -62,6 +62,7 @@ mod handle;
 mod health;
 mod instances;
 mod links;
+mod profiling;
 mod system;
 mod telemetry;
 mod topology;

@@ -9,11 +9,14 @@ use super::args::{Out, Status};
 use super::call::{Subject, Target};
 use super::handle::Device;
 use crate::control::ComputeMode;
+use crate::library::Meter;
 
 /// Temperature of a GPU on which nothing was set, in degrees Celsius.
 const IDLE_CELSIUS: u32 = 35;
 /// Highest temperature the GPU may reach, where it slows down, and where it shuts down.
 const LIMITS_CELSIUS: (u32, u32, u32) = (87, 89, 92);
+/// How long the driver measures the load of encoder and decoder.
+const SAMPLING_MICROSECONDS: c_uint = 167_000;
 /// "No instance" in a process entry.
 const NO_INSTANCE: c_uint = c_uint::MAX;
 
@@ -36,7 +39,11 @@ impl Target<'_> {
         self.facts.throttle.or(is_hot.then_some(Throttle::Thermal))
     }
 
-    fn utilization(self) -> u32 {
+    pub(super) fn pcie_replays(self) -> c_uint {
+        self.unusual().map_or(0, |state| state.pcie_replays)
+    }
+
+    pub(super) fn utilization(self) -> u32 {
         self.unusual().and_then(|state| state.utilization).unwrap_or(0)
     }
 
@@ -148,11 +155,42 @@ nvml! {
     }
 
     fn nvmlDeviceGetUtilizationRates(device: Device, out: Out<sys::nvmlUtilization_t>) |call| {
-        let gpu = call.gpu(device)?.utilization();
+        let gpu = call.gpu(device)?;
+        if gpu.mig_enabled() {
+            return Err(Status::NOT_SUPPORTED);
+        }
+        let gpu = gpu.utilization();
         out.put(sys::nvmlUtilization_t { gpu, memory: gpu / 2 })
     }
 
-    fn nvmlDeviceGetClockInfo | nvmlDeviceGetMaxClockInfo(device: Device, kind: sys::nvmlClockType_t, out: Out<c_uint>) |call| {
+    fn nvmlDeviceGetEncoderUtilization(device: Device, percent: Out<c_uint>, period: Out<c_uint>) |call| {
+        let gpu = call.gpu(device)?;
+        period.check()?;
+        percent.put(gpu.activity().encoder.unwrap_or(0))?;
+        period.put(SAMPLING_MICROSECONDS)
+    }
+
+    fn nvmlDeviceGetDecoderUtilization(device: Device, percent: Out<c_uint>, period: Out<c_uint>) |call| {
+        let gpu = call.gpu(device)?;
+        period.check()?;
+        percent.put(gpu.activity().decoder.unwrap_or(0))?;
+        period.put(SAMPLING_MICROSECONDS)
+    }
+
+    fn nvmlDeviceGetTotalEnergyConsumption(device: Device, millijoules: Out<c_ulonglong>) |call| {
+        let gpu = call.gpu(device)?;
+        let rate = f64::from(gpu.milliwatts());
+        millijoules.put(call.session.meters.read(gpu.facts.index, Meter::Energy, rate))
+    }
+
+    fn nvmlDeviceGetClockInfo(device: Device, kind: sys::nvmlClockType_t, out: Out<c_uint>) |call| {
+        let gpu = call.gpu(device)?;
+        let full = gpu.clock(kind)?;
+        let is_sm = kind == sys::nvmlClockType_enum_NVML_CLOCK_SM;
+        out.put(gpu.unusual().and_then(|state| state.sm_clock).filter(|_| is_sm).unwrap_or(full))
+    }
+
+    fn nvmlDeviceGetMaxClockInfo(device: Device, kind: sys::nvmlClockType_t, out: Out<c_uint>) |call| {
         out.put(call.gpu(device)?.clock(kind)?)
     }
 

@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use super::{
-    BLOCK_FILE, Block, ComputeMode, ControlError, EventKind, FabricState, GpuState, MigChange, MigRefusal,
-    Piece, Process, Rule, State, read_state, update,
+    Activity, BLOCK_FILE, Block, ComputeMode, ControlError, EventKind, FabricState, GpuState, MigChange,
+    MigRefusal, Piece, Process, Rule, State, read_state, update,
 };
 use crate::facts::Facts;
 use crate::install::MACHINE_FILE;
@@ -270,6 +270,24 @@ impl Controller {
     /// Sets a GPU's temperature in degrees Celsius.
     pub fn set_temperature(&self, gpu: u8, celsius: u32) -> Result<(), ControlError> {
         self.update_gpu(gpu, |gpu| gpu.temperature = Some(celsius))
+    }
+
+    /// Sets the share of time in which a GPU computes, in percent.
+    pub fn set_utilization(&self, gpu: u8, percent: u32) -> Result<(), ControlError> {
+        self.update_gpu(gpu, |gpu| gpu.utilization = Some(percent))
+    }
+
+    /// Sets what a GPU, or one of its GPU instances, does in detail.
+    pub fn set_activity(
+        &self,
+        gpu: u8,
+        instance: Option<u32>,
+        activity: Activity,
+    ) -> Result<(), ControlError> {
+        self.update_gpu(gpu, |gpu| match instance {
+            None => gpu.activity = activity,
+            Some(id) => _ = gpu.instance_activity.insert(id, activity),
+        })
     }
 
     /// Sets the compute processes that run on a GPU.

@@ -23,8 +23,8 @@ pub use controller::{Calls, Controller};
 pub use mig::{Applied, MigChange, MigRefusal, Piece, PieceError, apply};
 pub(crate) use mig::{compute_room, placements_of, slices_of};
 pub use state::{
-    ComputeMode, Driver, Ecc, Event, EventKind, FabricState, FabricStep, GpuState, MAX_EVENTS, Process,
-    Recovery, Remapped, Reported, Retired, Rule, State,
+    Activity, ComputeMode, Driver, Ecc, Event, EventKind, FabricState, FabricStep, GpuState, MAX_EVENTS,
+    Process, Recovery, Remapped, Reported, Retired, Rule, State,
 };
 
 /// Name of the file that holds the state.

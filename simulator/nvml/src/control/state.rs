@@ -140,6 +140,18 @@ pub struct GpuState {
     /// Share of time the GPU computes, in percent; 0 if absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub utilization: Option<u32>,
+    /// Clock of the multiprocessors in MHz; the product's highest if absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub sm_clock: Option<u32>,
+    /// PCIe transfers that were repeated.
+    #[serde(skip_serializing_if = "is_default")]
+    pub pcie_replays: u32,
+    /// What the whole GPU does in detail.
+    #[serde(skip_serializing_if = "is_default")]
+    pub activity: Activity,
+    /// What its GPU instances do, by id.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub instance_activity: BTreeMap<u32, Activity>,
     /// NVLinks that are down, by number. A direct link is down for both of its ends.
     #[serde(skip_serializing_if = "BTreeSet::is_empty")]
     pub links_down: BTreeSet<u8>,
@@ -170,6 +182,34 @@ pub struct GpuState {
     /// Facts that NVML reports instead of the machine file's.
     #[serde(skip_serializing_if = "is_default")]
     pub reported: Reported,
+}
+
+/// What a GPU or GPU instance does: shares in percent, traffic in MiB/s. What is absent follows from the utilization of the GPU,
+/// and moves a little; without one it is 0.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default, deny_unknown_fields)]
+pub struct Activity {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub sm_active: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub sm_occupancy: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tensor_active: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub dram_active: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pcie_sent: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pcie_received: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub nvlink_sent: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub nvlink_received: Option<u32>,
+    /// Load of the video encoder and decoder.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub encoder: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub decoder: Option<u32>,
 }
 
 /// Registration of a GPU with the NVLink fabric, as `nvmlGpuFabricInfo` has it.

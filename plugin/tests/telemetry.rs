@@ -1,0 +1,332 @@
+//! The metrics of the GPUs against the simulated library: values, units and labels; GPUs that fail, hang or are lost.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test that cannot go on fails")]
+
+mod sim;
+mod support;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use gantry_config::Config;
+use gantry_nvml_sim::control::{Activity, Ecc, Process};
+use gantry_plugin::telemetry::{Field, Labels, SamplerSource, SamplerTiming, Samples, exposition, read_once};
+use sim::Sim;
+use support::probes::{a_moment, awaited, get};
+use support::{Node, soon};
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+/// Short intervals, so that tests are short.
+const QUICK: SamplerTiming = SamplerTiming {
+    interval: Duration::from_millis(30),
+    first: Duration::from_millis(10),
+    hung_after: Duration::from_millis(300),
+};
+
+/// A sampler of a machine.
+struct Sampler {
+    samples: Samples,
+    shutdown: CancellationToken,
+}
+
+impl Sampler {
+    fn of(sim: &Sim) -> Self {
+        let samples = Samples::new(QUICK);
+        let shutdown = CancellationToken::new();
+        let (_, config) = watch::channel(Arc::new(Config::default()));
+        let source = SamplerSource { library: sim.installed.library.clone(), config };
+        tokio::spawn(samples.clone().run(source, shutdown.clone()));
+        Self { samples, shutdown }
+    }
+
+    fn text(&self, sim: &Sim) -> String {
+        let labels = Labels { host: "node-1", machine: sim.installed.facts.machine(), holders: None };
+        exposition(&self.samples.now(), &labels, None)
+    }
+
+    /// Waits until the text fulfils a condition.
+    async fn until(&self, sim: &Sim, what: &str, condition: impl Fn(&str) -> bool) -> String {
+        soon(what, async {
+            loop {
+                let text = self.text(sim);
+                if condition(&text) {
+                    return text;
+                }
+                a_moment().await;
+            }
+        })
+        .await
+    }
+}
+
+impl Drop for Sampler {
+    fn drop(&mut self) {
+        self.shutdown.cancel();
+    }
+}
+
+/// The values of a metric by a label.
+fn values(text: &str, metric: &str, label: &str) -> BTreeMap<String, f64> {
+    let lines = text.lines().filter_map(|line| line.strip_prefix(metric)?.strip_prefix('{'));
+    lines
+        .filter_map(|line| {
+            let (labels, value) = line.rsplit_once("} ")?;
+            let start = labels.find(&format!("{label}=\""))? + label.len() + 2;
+            Some((labels[start..].split('"').next()?.to_owned(), value.parse().ok()?))
+        })
+        .collect()
+}
+
+fn near(value: f64, expected: f64) -> bool {
+    (value - expected).abs() < 1e-9
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn hopper_gpu_has_all_metrics_in_dcgm_units() {
+    let sim = Sim::of("hgx-h100");
+    let control = &sim.installed.controller;
+    control.set_temperature(2, 61).unwrap();
+    control.set_utilization(2, 80).unwrap();
+    control.set_processes(2, vec![Process { pid: 7, memory_mib: 4096, ..Process::default() }]).unwrap();
+    let activity = Activity {
+        sm_active: Some(70),
+        sm_occupancy: Some(25),
+        tensor_active: Some(40),
+        dram_active: Some(55),
+        pcie_sent: Some(100),
+        pcie_received: Some(200),
+        nvlink_sent: Some(3000),
+        nvlink_received: Some(4000),
+        encoder: Some(3),
+        decoder: Some(4),
+    };
+    control.set_activity(2, None, activity).unwrap();
+    control
+        .update_gpu(2, |gpu| {
+            gpu.ecc = Ecc { volatile_corrected: 5, aggregate_uncorrected: 1, ..Ecc::default() };
+            gpu.link_errors = [(0, 2), (3, 4)].into();
+            gpu.pcie_replays = 9;
+            gpu.sm_clock = Some(1200);
+            gpu.remapped.corrected = 6;
+        })
+        .unwrap();
+    let sampler = Sampler::of(&sim);
+    let text =
+        sampler.until(&sim, "profiling metrics", |text| text.contains("DCGM_FI_PROF_SM_ACTIVE{")).await;
+    let mib = 1_048_576.0;
+    for (metric, expected) in [
+        ("DCGM_FI_DEV_GPU_TEMP", 61.0),
+        ("DCGM_FI_DEV_MEMORY_TEMP", 61.0),
+        ("DCGM_FI_DEV_GPU_UTIL", 80.0),
+        ("DCGM_FI_DEV_MEM_COPY_UTIL", 40.0),
+        ("DCGM_FI_DEV_ENC_UTIL", 3.0),
+        ("DCGM_FI_DEV_DEC_UTIL", 4.0),
+        ("DCGM_FI_DEV_FB_USED", 4096.0),
+        ("DCGM_FI_DEV_FB_TOTAL", 81_559.0),
+        ("DCGM_FI_DEV_FB_RESERVED", 815.0),
+        ("DCGM_FI_DEV_FB_FREE", 81_559.0 - 4096.0 - 815.0),
+        ("DCGM_FI_DEV_SM_CLOCK", 1200.0),
+        ("DCGM_FI_DEV_ECC_SBE_VOL_TOTAL", 5.0),
+        ("DCGM_FI_DEV_ECC_DBE_VOL_TOTAL", 0.0),
+        ("DCGM_FI_DEV_ECC_DBE_AGG_TOTAL", 1.0),
+        ("DCGM_FI_DEV_CORRECTABLE_REMAPPED_ROWS", 6.0),
+        ("DCGM_FI_DEV_ROW_REMAP_FAILURE", 0.0),
+        ("DCGM_FI_DEV_PCIE_REPLAY_COUNTER", 9.0),
+        ("DCGM_FI_DEV_NVLINK_REPLAY_ERROR_COUNT_TOTAL", 6.0),
+        ("DCGM_FI_PROF_SM_ACTIVE", 0.7),
+        ("DCGM_FI_PROF_SM_OCCUPANCY", 0.25),
+        ("DCGM_FI_PROF_PIPE_TENSOR_ACTIVE", 0.4),
+        ("DCGM_FI_PROF_DRAM_ACTIVE", 0.55),
+        ("DCGM_FI_PROF_PCIE_TX_BYTES", 100.0 * mib),
+        ("DCGM_FI_PROF_PCIE_RX_BYTES", 200.0 * mib),
+        ("DCGM_FI_PROF_NVLINK_TX_BYTES", 3000.0 * mib),
+        ("DCGM_FI_PROF_NVLINK_RX_BYTES", 4000.0 * mib),
+    ] {
+        let found = values(&text, metric, "gpu");
+        assert!(near(found["2"], expected), "{metric}: {} is not {expected}", found["2"]);
+        assert_eq!(found.len(), 8, "{metric}");
+    }
+    // A tenth of the limit at rest, and the rest in proportion to the load.
+    assert!(near(values(&text, "DCGM_FI_DEV_POWER_USAGE", "gpu")["2"], 700.0 * (0.1 + 0.9 * 0.8)));
+    for missing in ["DCGM_FI_DEV_RETIRED_SBE", "DCGM_FI_DEV_XID_ERRORS", "GPU_I_ID", "pod="] {
+        assert!(!text.contains(missing), "{missing}");
+    }
+    let (uuid, driver) = (sim.uuid(2), &sim.installed.facts.driver);
+    let bus = sim.installed.facts.gpus[2].address.nvml();
+    let line = format!(
+        "DCGM_FI_DEV_GPU_TEMP{{gpu=\"2\",UUID=\"{uuid}\",pci_bus_id=\"{bus}\",device=\"nvidia2\",\
+         modelName=\"NVIDIA H100 80GB HBM3\",Hostname=\"node-1\",DCGM_FI_DRIVER_VERSION=\"{driver}\"}} 61"
+    );
+    assert!(text.lines().any(|found| found == line), "{line}\n{text}");
+    assert!(text.contains("# TYPE DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION counter\n"));
+    let energy = values(&text, "DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION", "gpu")["2"];
+    sampler
+        .until(&sim, "more energy", |text| {
+            values(text, "DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION", "gpu")["2"] > energy
+        })
+        .await;
+}
+
+/// Values of a GPU instance are its own; those of the board stand once, without an instance.
+#[tokio::test(flavor = "multi_thread")]
+async fn gpu_instances_have_their_own_memory_and_profile() {
+    let sim = Sim::of("hgx-h100-mig");
+    let gpus = &sim.installed.facts.gpus;
+    let cut = gpus.iter().find(|gpu| gpu.mig.as_ref().is_some_and(|mig| mig.instances.len() > 1)).unwrap();
+    let instances = &cut.mig.as_ref().unwrap().instances;
+    let instance = &instances[0];
+    let index = u8::try_from(cut.index).unwrap();
+    let activity = Activity { sm_active: Some(90), ..Activity::default() };
+    sim.installed.controller.set_activity(index, Some(instance.id), activity).unwrap();
+    let sampler = Sampler::of(&sim);
+    let active = |text: &str| text.contains("DCGM_FI_PROF_SM_ACTIVE{");
+    let text = sampler.until(&sim, "profiling metrics", active).await;
+    let of_gpu: String =
+        text.lines().filter(|line| line.contains(&cut.uuid)).map(|line| format!("{line}\n")).collect();
+    let by_instance = values(&of_gpu, "DCGM_FI_PROF_SM_ACTIVE", "GPU_I_ID");
+    assert_eq!(by_instance.len(), instances.len());
+    assert!(near(by_instance[&instance.id.to_string()], 0.9));
+    assert!(by_instance.values().filter(|value| near(**value, 0.0)).count() == instances.len() - 1);
+    let profiles = values(&of_gpu, "DCGM_FI_DEV_FB_TOTAL", "GPU_I_PROFILE");
+    assert!(profiles.contains_key(&instance.profile), "{profiles:?}");
+    assert!(values(&of_gpu, "DCGM_FI_DEV_GPU_TEMP", "GPU_I_ID").is_empty());
+    assert_eq!(values(&of_gpu, "DCGM_FI_DEV_GPU_TEMP", "gpu").len(), 1);
+    assert!(!of_gpu.contains("DCGM_FI_DEV_GPU_UTIL"), "NVML does not know it in MIG mode");
+}
+
+/// Before Hopper there are no profiling metrics; traffic comes from other counters under the same names.
+#[tokio::test(flavor = "multi_thread")]
+async fn ampere_gpu_has_traffic_and_no_profile() {
+    let sim = Sim::of("dgx-a100");
+    let activity = Activity { pcie_sent: Some(125), nvlink_received: Some(2000), ..Activity::default() };
+    sim.installed.controller.set_activity(0, None, activity).unwrap();
+    let sampler = Sampler::of(&sim);
+    let links = |text: &str| values(text, "DCGM_FI_PROF_NVLINK_RX_BYTES", "gpu").get("0").copied();
+    let text = sampler.until(&sim, "a rate", |text| links(text).is_some_and(|rate| rate > 0.0)).await;
+    assert!(!text.contains("DCGM_FI_PROF_SM_ACTIVE"));
+    assert!(near(values(&text, "DCGM_FI_PROF_PCIE_TX_BYTES", "gpu")["0"], 131_072_000.0));
+    let rate = links(&text).unwrap() / 1_048_576.0;
+    assert!((1000.0..3000.0).contains(&rate), "{rate} MiB/s; the interval of a test is short");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn failed_call_leaves_out_its_value_only() {
+    let sim = Sim::of("hgx-h100");
+    let unknown = 999;
+    sim.installed.controller.fail_call_on(1, "nvmlDeviceGetTemperature", unknown).unwrap();
+    let sampler = Sampler::of(&sim);
+    let text =
+        sampler.until(&sim, "samples", |text| text.contains("DCGM_FI_DEV_POWER_USAGE{gpu=\"7\"")).await;
+    let temperatures = values(&text, "DCGM_FI_DEV_GPU_TEMP", "gpu");
+    assert!(temperatures.len() == 7 && !temperatures.contains_key("1"), "{temperatures:?}");
+    assert_eq!(values(&text, "DCGM_FI_DEV_POWER_USAGE", "gpu").len(), 8);
+}
+
+/// One lost GPU, then the whole driver: values end, and return with what they are read from.
+#[tokio::test(flavor = "multi_thread")]
+async fn lost_gpu_and_missing_driver_have_no_values() {
+    let sim = Sim::of("hgx-h100");
+    let control = &sim.installed.controller;
+    let sampler = Sampler::of(&sim);
+    let count = |text: &str| values(text, "DCGM_FI_DEV_GPU_TEMP", "gpu").len();
+    sampler.until(&sim, "all GPUs", |text| count(text) == 8).await;
+    control.lose_gpu(3).unwrap();
+    let text = sampler.until(&sim, "the loss", |text| count(text) == 7).await;
+    assert!(!text.contains(sim.uuid(3)));
+    control.restore_gpu(3).unwrap();
+    sampler.until(&sim, "the GPU's return", |text| count(text) == 8).await;
+    control.unload_driver().unwrap();
+    sampler.until(&sim, "no values", str::is_empty).await;
+    control.load_driver().unwrap();
+    sampler.until(&sim, "the driver's return", |text| count(text) == 8).await;
+}
+
+/// Each hanging GPU keeps one thread; the others are read by a new one, and all by the last one in the end.
+#[tokio::test(flavor = "multi_thread")]
+async fn hanging_gpus_do_not_stop_the_others() {
+    let sim = Sim::of("hgx-h100");
+    let control = &sim.installed.controller;
+    let sampler = Sampler::of(&sim);
+    let read = |text: &str| values(text, "DCGM_FI_DEV_POWER_USAGE", "gpu");
+    sampler.until(&sim, "all GPUs", |text| read(text).len() == 8).await;
+    for gpu in [0, 5] {
+        control.hang_call_on(gpu, "nvmlDeviceGetPowerUsage").unwrap();
+    }
+    control.set_temperature(7, 77).unwrap();
+    let text = sampler.until(&sim, "the GPUs that respond", |text| read(text).len() == 6).await;
+    assert!(!read(&text).contains_key("0") && !read(&text).contains_key("5"));
+    assert!(near(values(&text, "DCGM_FI_DEV_GPU_TEMP", "gpu")["7"], 77.0));
+    let calls = control.calls();
+    let oldest = sampler.samples.ages().into_iter().map(|(_, age)| age).max().unwrap();
+    assert!(oldest > QUICK.hung_after, "{oldest:?}");
+    soon("more rounds", async {
+        while control.calls().since(&calls).of("nvmlDeviceGetTotalEnergyConsumption") < 60 {
+            a_moment().await;
+        }
+    })
+    .await;
+    // The hanging GPUs are not read again meanwhile, so no further thread hangs.
+    assert_eq!(control.calls().since(&calls).of("nvmlInit_v2"), 0);
+    control.clear_rule("nvmlDeviceGetPowerUsage").unwrap();
+    sampler.until(&sim, "all GPUs again", |text| read(text).len() == 8).await;
+}
+
+/// The whole daemon: a GPU that hangs for its metrics is allocated and healthy, and pods are named on request only.
+#[tokio::test(flavor = "multi_thread")]
+async fn daemon_serves_metrics_and_health_ignores_a_hang() {
+    let sim = Sim::of("workstation-2x");
+    sim.installed.controller.hang_call_on(0, "nvmlDeviceGetTotalEnergyConsumption").unwrap();
+    let mut node = Node::new(0);
+    let listen = node.listen();
+    let layout = sim.installed.layout.clone();
+    let library = sim.installed.library.clone();
+    let node = node.with(|args| {
+        args.nvml_library = library;
+        args.proc_root = layout.proc;
+        args.sys_root = layout.sys;
+        args.dev_root = layout.dev;
+        args.dcgm_metrics = true;
+    });
+    let _kubelet = node.kubelet();
+    let shutdown = CancellationToken::new();
+    let daemon = tokio::spawn(gantry_plugin::run(node.args().clone(), shutdown.clone()));
+    let (_, text) = awaited(listen, "/metrics/dcgm", "DCGM_FI_DEV_GPU_TEMP{gpu=\"1\"").await;
+    assert!(!text.contains("gpu=\"0\""), "{text}");
+    assert!(text.contains("Hostname=\"node-1\"") && text.contains("DCGM_FI_DEV_XID_ERRORS{"), "{text}");
+    sim.installed.controller.raise_xid(1, 31).unwrap();
+    let xid = "err_code=\"31\",err_msg=\"Xid 31: GPU memory page fault\"} 31";
+    awaited(listen, "/metrics/dcgm", xid).await;
+    let (_, metrics) = get(listen, "/metrics").await;
+    assert!(metrics.contains(&format!("gpu_sample_age_seconds{{gpu=\"{}\"}}", sim.uuid(1))), "{metrics}");
+    assert!(!metrics.contains("gantry_plugin_gpu_unhealthy{"), "{metrics}");
+    let (code, ready) = get(listen, "/readyz").await;
+    assert_eq!(code, 200, "{ready}");
+    sim.installed.controller.clear_rule("nvmlDeviceGetTotalEnergyConsumption").unwrap();
+    shutdown.cancel();
+    soon("the daemon's end", daemon).await.unwrap().unwrap();
+}
+
+#[test]
+fn one_reading_has_rates_and_names_what_fails() {
+    let sim = Sim::of("hgx-h100");
+    sim.installed.controller.set_utilization(0, 50).unwrap();
+    let (text, problems) = read_once(&sim.options(), "here", Duration::from_millis(150)).unwrap();
+    assert_eq!(problems, Vec::<String>::new());
+    assert!(values(&text, "DCGM_FI_PROF_SM_ACTIVE", "gpu")["0"] > 0.4, "{text}");
+    sim.installed.controller.lose_gpu(6).unwrap();
+    let (text, problems) = read_once(&sim.options(), "here", Duration::from_millis(10)).unwrap();
+    assert_eq!(values(&text, "DCGM_FI_DEV_GPU_TEMP", "gpu").len(), 7);
+    assert!(problems.len() == 1 && problems[0].starts_with("GPU 6 cannot be read: "), "{problems:?}");
+}
+
+/// As dcgm-exporter names and types them; the help texts are Gantry's own.
+#[test]
+fn names_are_unique_and_of_a_prometheus_type() {
+    let names: std::collections::BTreeSet<&str> = Field::ALL.iter().map(|field| field.name()).collect();
+    assert_eq!(names.len(), Field::ALL.len());
+    for field in Field::ALL {
+        assert!(["gauge", "counter"].contains(&field.kind()));
+        assert!(field.name().starts_with("DCGM_FI_DEV_") || field.name().starts_with("DCGM_FI_PROF_"));
+    }
+}
