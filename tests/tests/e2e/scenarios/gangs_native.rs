@@ -8,6 +8,7 @@ use gantry_e2e::Program;
 use serde_json::{Value, json};
 
 use super::gangs_integrations::{Expected, apply, phase, stand};
+use super::gangs_preempt::{IMPORTANT, make_class};
 use crate::bed::Bed;
 use crate::gangs::Scene;
 use crate::{pods, records};
@@ -21,18 +22,65 @@ pub(super) async fn kubernetes_pod_groups_are_gangs(bed: &Bed) -> Result<()> {
 }
 
 pub(super) async fn pod_groups_are_gangs_with_feature_gate(bed: &Bed) -> Result<()> {
+    let condition = with_feature_gate(bed, two_groups(bed, "e2e-gangs-cycle")).await?;
+    ensure!(condition == "True", "kube-scheduler did not try the group as a whole: {condition}");
+    Ok(())
+}
+
+/// kube-scheduler's preemption for groups counts the victims as gone in its memory only, and gets no node from the
+/// extender. What makes room is Gantry's preemption.
+pub(super) async fn only_gantry_preempts_for_a_pod_group(bed: &Bed) -> Result<()> {
+    with_feature_gate(bed, preempting_group(bed, "e2e-gangs-native-preempt")).await
+}
+
+/// Runs a scenario with a kube-scheduler that knows of groups.
+async fn with_feature_gate<T>(bed: &Bed, scenario: impl Future<Output = Result<T>>) -> Result<T> {
     let control = bed.cluster().control();
     let as_it_comes = control.program(SCHEDULER)?;
     let mut with_groups: Program = as_it_comes.clone();
     with_groups.args.push("--feature-gates=GenericWorkload=true".to_owned());
     control.daemon(SCHEDULER)?.kill().await?;
     control.run(with_groups).await?;
-    let outcome = two_groups(bed, "e2e-gangs-cycle").await;
+    let outcome = scenario.await;
     control.daemon(SCHEDULER)?.kill().await?;
     control.run(as_it_comes).await?;
-    let condition = outcome?;
-    ensure!(condition == "True", "kube-scheduler did not try the group as a whole: {condition}");
-    Ok(())
+    outcome
+}
+
+/// Nodes of eight, eight and four GPUs are full. A group of two members of four GPUs has one pod of eight evicted, and
+/// no other.
+async fn preempting_group(bed: &Bed, namespace: &str) -> Result<()> {
+    let scene = Scene::set(bed, namespace).await?;
+    make_class(bed).await?;
+    let holders = [("holder-0", 8), ("holder-1", 8), ("holder-2", 4)];
+    for (name, gpus) in holders {
+        scene.create_all([pods::sleeper(name, gpus)?]).await?;
+    }
+    let names: Vec<String> = holders.iter().map(|(name, _)| (*name).to_owned()).collect();
+    scene.run_on_grants(&names).await?;
+    let mut group = pod_group("urgent", 2);
+    group["spec"]["priorityClassName"] = IMPORTANT.into();
+    apply(bed, &scene, &group).await?;
+    for number in 0..2 {
+        let mut pod = member("urgent", number, 4)?;
+        pod["spec"]["priorityClassName"] = IMPORTANT.into();
+        apply(bed, &scene, &pod).await?;
+    }
+    let urgent: Expected = ("PodGroup", "urgent", 2, "PodGroup");
+    stand(&scene, &[urgent], |gang| phase(gang) == GangPhase::Bound).await?;
+    scene.run_on_grants(&["urgent-0".to_owned(), "urgent-1".to_owned()]).await?;
+    let mut left = Vec::new();
+    for name in &names {
+        left.extend(scene.pods.get_opt(name).await?);
+    }
+    ensure!(left.len() == 2, "not one pod went: {left:?}");
+    let select = "reason=Preempted,involvedObject.kind=Pod";
+    let message = "jsonpath={range .items[*]}{.message}{'\\n'}{end}";
+    let args = ["-n", namespace, "get", "events", "--field-selector", select, "-o", message];
+    let events = bed.cluster().kubectl(&args).await?;
+    let foreign: Vec<&str> = events.lines().filter(|line| !line.starts_with("evicted: gang ")).collect();
+    ensure!(!events.trim().is_empty() && foreign.is_empty(), "not Gantry alone evicts: {events}");
+    records::ensure_no_device_twice(&records::read(bed.cluster())?)
 }
 
 /// The pods of a group arrive one by one, and the group is bound as a whole. Of another group, for which one GPU set is

@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 
 use anyhow::{Context, Result, ensure};
 use gantry_api::GangPhase;
+use gantry_api::names::GANG_MIN_ANNOTATION;
 use gantry_e2e::until;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
@@ -96,6 +97,34 @@ pub(super) async fn single_pod_preempts_without_breaking_gangs(bed: &Bed) -> Res
     scene.delete("vulture").await?;
     scene.delete("urgent").await?;
     scene.disband(&crew).await?;
+    nothing_is_left(bed).await
+}
+
+pub(super) async fn surplus_member_goes_rather_than_its_gang(bed: &Bed) -> Result<()> {
+    let scene = Scene::set(bed, "e2e-preempt-surplus").await?;
+    make_class(bed).await?;
+    let holders = ["holder-0", "holder-1"];
+    for name in holders {
+        scene.create_all([of_class(pods::sleeper(name, 8)?, IMPORTANT)?]).await?;
+    }
+    scene.run_on_grants(&holders.map(str::to_owned)).await?;
+    // All of the smallest node, of which one member is needed.
+    let elastic = Crew::new("elastic", 4, 1).with(GANG_MIN_ANNOTATION, "1");
+    scene.create(&elastic).await?;
+    scene.runs(&elastic).await?;
+    let before = uids_of(&scene, &elastic).await?;
+    let urgent = Crew::new("urgent", 1, 1).of_class(IMPORTANT);
+    scene.create(&urgent).await?;
+    scene.runs(&urgent).await?;
+    let left = uids_of(&scene, &elastic).await?;
+    ensure!(left.len() == 3 && left.is_subset(&before), "{left:?} are left of {before:?}");
+    scene.phase("elastic", GangPhase::Bound).await?;
+    records::ensure_no_device_twice(&records::read(bed.cluster())?)?;
+    for name in holders {
+        scene.delete(name).await?;
+    }
+    scene.disband(&urgent).await?;
+    scene.disband(&elastic).await?;
     nothing_is_left(bed).await
 }
 
