@@ -14,6 +14,7 @@ mod disruption_budgets;
 mod gangs;
 mod holds;
 mod inspection;
+mod least_set;
 mod list_tracker;
 mod managed_resources;
 mod node;

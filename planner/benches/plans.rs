@@ -180,11 +180,10 @@ impl Cluster {
                             false => Vec::new(),
                         },
                         resources: share.clone(),
+                        role: 0,
                     }],
-                    priority: 0,
                     since: i64::from(node * pods + number),
-                    checkpointed: false,
-                    budgets: Vec::new(),
+                    ..VictimCandidate::default()
                 });
             }
         }

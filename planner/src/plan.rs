@@ -18,6 +18,7 @@
 
 mod assign_devices;
 mod backfill;
+mod capacity;
 mod choose;
 mod demand;
 mod diagnosis;
@@ -48,6 +49,7 @@ use self::survey::{Counting, Survey};
 use super::input::PlanInput;
 use crate::snapshot::NodeIx;
 
+pub(super) use capacity::Capacity;
 pub use diagnosis::{DeviceCounts, Diagnosis, LevelDiagnosis, unit};
 
 /// Nodes found without the devices that their class has, before planning gives up.

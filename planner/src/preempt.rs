@@ -1,27 +1,34 @@
-//! Which units (gangs or single pods) have to end so that a gang fits, with the least loss. Pure; evicts nothing.
+//! Which pods and gangs have to end so that a gang fits, with the least loss. Pure; evicts nothing.
 //!
 //! # Least loss
 //!
-//! 1. Only units of lower priority that may be evicted; the highest priority among the victims as low as possible.
-//! 2. The fewest units, then the fewest that are not checkpointed, then the fewest GPUs, then the youngest.
+//! 1. Only pods of lower priority that disruption budgets allow to go together; the highest priority among the victims as
+//!    low as possible, whatever else it costs.
+//! 2. The fewest **devices**, then the fewest **pods**, then the fewest **gangs** that end as a whole.
+//! 3. The fewest pods that are not beyond the minimum of their gang, then the fewest that are not checkpointed.
+//! 4. Those of the lowest priority, then the youngest.
 //!
-//! Several orders are tried: by loss, the largest first, which is fewer, and, where those would free more than is
-//! needed, the smallest first. In each, the shortest prefix that makes room is found, units outside the plan are
-//! spared, then every unit that can be, the most costly first. The best result wins. Where disruption budgets do not
-//! allow all units together, this is done within sets that they allow.
+//! Members beyond a gang's minimum go one by one; any other member only with all of its gang.
+//!
+//! The [`search`] is exact where the cluster allows it within [`STEPS`]. Where it does not, its best set and a greedy
+//! choice ([`greedy`]) are rid of what can be spared, and the better one counts.
 
-mod budgets;
+mod greedy;
+mod loss;
+mod parts;
+mod relaxation;
+mod search;
 
-use std::cell::Cell;
-use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
-use gantry_api::PodUid;
+use gantry_api::{PodUid, ResourceName};
 use gantry_gang::Resources;
 use gantry_gang::protocol::{Devices, Placement, PlanRequest, Refusal};
 
-use self::budgets::Sets;
+use self::greedy::Greedy;
+use self::parts::{Chosen, Parts};
+use self::search::Search;
 use super::input::{EFFORT, PlanInput};
 use super::plan::{fits, plan};
 use crate::devices::DeviceSet;
@@ -29,14 +36,13 @@ use crate::input::Exact;
 use crate::shape::Shape;
 use crate::snapshot::{NodeIx, Pool};
 
-/// Nodes looked at over all attempts of one search to spare victims. On a large cluster more victims may go than
-/// necessary.
-const SPARED: usize = 1 << 19;
+/// Steps of one search: some tenths of a second.
+const STEPS: u64 = 1 << 24;
 
-/// A unit that is evicted as a whole: a gang or a single pod.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// A unit that is evicted as a whole, or of which members beyond a minimum are: a gang or a single pod.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct VictimCandidate {
-    /// Its pods, all of them.
+    /// Its pods, all of them. Of those that may go alone the first go first.
     pub pods: Vec<CandidatePod>,
     /// The highest priority of its pods.
     pub priority: i32,
@@ -44,8 +50,19 @@ pub struct VictimCandidate {
     pub since: i64,
     /// It is checkpointed: its end loses little.
     pub checkpointed: bool,
+    pub is_gang: bool,
+    pub surplus: Surplus,
     /// The disruption budgets that its pods count against; empty without any.
     pub budgets: Vec<Budget>,
+}
+
+/// How many pods of a unit may go while the others stay.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Surplus {
+    /// Of all its pods.
+    pub pods: u32,
+    /// Of each role ([`CandidatePod::role`]), where roles have minimums.
+    pub by_role: Vec<u32>,
 }
 
 /// One of its pods that is on a node.
@@ -58,6 +75,8 @@ pub struct CandidatePod {
     pub devices: Devices,
     /// Its other resources.
     pub resources: Resources,
+    /// Its role in its gang: an index into [`Surplus::by_role`].
+    pub role: usize,
 }
 
 /// A unit's share of a disruption budget.
@@ -67,21 +86,25 @@ pub struct Budget {
     pub name: Arc<str>,
     /// Pods that it allows to be disrupted now, over all units.
     pub allowed: u32,
-    /// Pods of the unit that count against it.
-    pub pods: u32,
+    /// The pods of the unit that count against it: indices into [`VictimCandidate::pods`].
+    pub pods: Vec<u32>,
+}
+
+impl Budget {
+    /// Whether it allows all of the unit to go.
+    pub fn allows_whole(&self) -> bool {
+        self.pods.len() <= self.allowed as usize
+    }
+}
+
+impl CandidatePod {
+    /// How many devices it has.
+    fn count(&self) -> usize {
+        self.devices.iter().map(|(_, ids)| ids.len()).sum()
+    }
 }
 
 impl VictimCandidate {
-    fn devices(&self) -> usize {
-        let pods = self.pods.iter().flat_map(|pod| &pod.devices);
-        pods.map(|(_, ids)| ids.len()).sum()
-    }
-
-    /// The cost of its end besides priority. The cheapest goes first.
-    fn cost(&self) -> (i32, bool, Reverse<i64>, usize) {
-        (self.priority, !self.checkpointed, Reverse(self.since), self.devices())
-    }
-
     /// A tie-breaker for units of equal cost.
     fn name(&self) -> Option<&PodUid> {
         self.pods.iter().map(|pod| &pod.uid).min()
@@ -90,7 +113,7 @@ impl VictimCandidate {
 
 /// Whether a gang fits once a unit is gone.
 pub fn fits_without(input: &PlanInput<'_>, wanted: &PlanRequest, gone: &VictimCandidate) -> bool {
-    WhatIf::new(input, &[gone]).without(&[gone], |input| fits(input, wanted))
+    WhatIf::new(input, &[gone]).without(&pods_of(&[gone]), |input| fits(input, wanted))
 }
 
 /// The result of a search in which some units count as gone already.
@@ -101,7 +124,7 @@ pub fn with_released<T>(
 ) -> T {
     match gone {
         [] => then(input),
-        gone => WhatIf::new(input, gone).without(gone, then),
+        gone => WhatIf::new(input, gone).without(&pods_of(gone), then),
     }
 }
 
@@ -121,8 +144,9 @@ pub fn plan_without_fewest(
     spares: &[&VictimCandidate],
 ) -> Option<(Vec<usize>, Placement)> {
     let cluster = WhatIf::new(input, spares);
-    let placed = |gone: &[&VictimCandidate]| cluster.without(gone, |input| plan_anew(input, wanted)).ok();
-    let holds = |gone: &[&VictimCandidate]| cluster.without(gone, |input| fits(input, wanted));
+    let placed =
+        |gone: &[&VictimCandidate]| cluster.without(&pods_of(gone), |input| plan_anew(input, wanted)).ok();
+    let holds = |gone: &[&VictimCandidate]| cluster.without(&pods_of(gone), |input| fits(input, wanted));
     let count = shortest(spares.len(), |count| holds(&spares[..count]))?;
     let mut go: Vec<usize> = (0..count).collect();
     let mut placement = placed(&spares[..count])?;
@@ -152,82 +176,56 @@ pub fn preempt(
         return Some(placement);
     }
     let may_go = |candidate: &&VictimCandidate| {
-        let mut budgets = candidate.budgets.iter();
-        let lower = candidate.priority < wanted.priority && !candidate.pods.is_empty();
-        lower && budgets.all(|budget| budget.pods <= budget.allowed)
+        let whole = candidate.budgets.iter().all(Budget::allows_whole);
+        candidate.priority < wanted.priority
+            && !candidate.pods.is_empty()
+            && (whole || candidate.surplus.pods > 0)
     };
-    let mut lower: Vec<&VictimCandidate> = candidates.iter().filter(may_go).collect();
-    lower.sort_by(|a, b| a.cost().cmp(&b.cost()).then_with(|| a.name().cmp(&b.name())));
+    let lower: Vec<&VictimCandidate> = candidates.iter().filter(may_go).collect();
     let cluster = WhatIf::new(input, &lower);
-    let sets = Sets { cluster: &cluster, wanted, tries: SpareBudget::new(SPARED / cluster.nodes().max(1)) };
-    let room = |victims: &[&VictimCandidate]| sets.room(victims);
-
-    // Up to which priority units must be considered.
+    let up_to = |priority: i32| {
+        let some = lower.iter().copied().filter(|candidate| candidate.priority <= priority);
+        some.collect::<Vec<_>>()
+    };
+    let room = |units: &[&VictimCandidate]| cluster.without(&pods_of(units), |input| fits(input, wanted));
+    // Up to which priority units must be considered. Budgets may require more than the first of them.
     let priorities: BTreeSet<i32> = lower.iter().map(|candidate| candidate.priority).collect();
     let priorities: Vec<i32> = priorities.into_iter().collect();
-    let up_to = |priority: i32| {
-        let some = lower.iter().copied();
-        let some: Vec<&VictimCandidate> = some.filter(|candidate| candidate.priority <= priority).collect();
-        sets.within(&some)
-    };
-    let first = shortest(priorities.len(), |count| count > 0 && !up_to(priorities[count - 1]).is_empty())?;
-    let candidates = up_to(priorities[first - 1]);
-
-    let outcome = |order: Vec<_>| {
-        let count = shortest(order.len(), |count| room(&order[..count]))?;
-        let mut victims = order[..count].to_vec();
-        // Units that are on no node of the plan are spared at once.
-        let near = sets.near(&victims)?;
-        if room(&near) {
-            victims = near;
-        }
-        victims.sort_by(|a, b| b.cost().cmp(&a.cost()).then_with(|| b.name().cmp(&a.name())));
-        Some(spare(&victims, &room, &sets.tries))
-    };
-    let orders = candidates.iter().flat_map(|candidates| {
-        let mut largest = candidates.clone();
-        largest.sort_by(|a, b| {
-            let key = |candidate: &VictimCandidate| (Reverse(candidate.devices()), candidate.cost());
-            key(a).cmp(&key(b)).then_with(|| a.name().cmp(&b.name()))
-        });
-        [candidates.clone(), largest]
-    });
-    let mut victims = orders.filter_map(outcome).min_by_key(|victims| loss(victims))?;
-    // If more comes free than is needed, a smaller unit may do; otherwise the attempt is useless.
-    if devices_of(&victims) > devices_wanted(input, wanted) {
-        let smallest = candidates.into_iter().filter_map(|mut candidates| {
-            candidates.sort_by_key(|candidate| candidate.devices());
-            outcome(candidates)
-        });
-        victims = smallest.chain([victims]).min_by_key(|victims| loss(victims))?;
-    }
+    let first = shortest(priorities.len(), |count| count > 0 && room(&up_to(priorities[count - 1])))?;
+    let mut steps = STEPS;
+    let victims = priorities[first - 1..].iter().find_map(|priority| {
+        let units = up_to(*priority);
+        let parts = Parts::of(&units);
+        let chosen = least(&cluster, wanted, &parts, &mut steps)?;
+        Some(chosen.pods(&parts))
+    })?;
     let mut placement = cluster.without(&victims, |input| plan_anew(input, wanted)).ok()?;
-    placement.victims = victims.iter().flat_map(|victim| &victim.pods).map(|pod| pod.uid.clone()).collect();
+    placement.victims = victims.iter().map(|pod| pod.uid.clone()).collect();
     placement.victims.sort();
     Some(placement)
 }
 
-fn devices_of(victims: &[&VictimCandidate]) -> usize {
-    victims.iter().map(|victim| victim.devices()).sum()
+/// What goes of some units, with the least loss that is found.
+fn least(
+    cluster: &WhatIf<'_, '_>,
+    wanted: &PlanRequest,
+    parts: &Parts<'_>,
+    steps: &mut u64,
+) -> Option<Chosen> {
+    // Where one priority takes all steps, the next still has some.
+    let mut own = *steps / 2;
+    *steps -= own;
+    let mut search = Search::new(cluster, wanted, parts, &mut own);
+    let (found, is_least) = search.run();
+    if is_least {
+        *steps += own;
+        return found;
+    }
+    Greedy::new(cluster, wanted, parts).choose(found)
 }
 
-fn devices_wanted(input: &PlanInput<'_>, wanted: &PlanRequest) -> usize {
-    let shapes = wanted.members.iter();
-    let shapes = shapes.filter_map(|member| input.shape(member.shape));
-    let asks = shapes.flat_map(|shape| &shape.request.asks);
-    asks.map(|ask| ask.devices as usize).sum()
-}
-
-/// The cost of all victims.
-fn loss(victims: &[&VictimCandidate]) -> impl Ord + use<> {
-    (
-        victims.iter().map(|victim| victim.priority).max(),
-        victims.len(),
-        victims.iter().filter(|victim| !victim.checkpointed).count(),
-        devices_of(victims),
-        Reverse(victims.iter().map(|victim| victim.since).min()),
-        victims.iter().filter_map(|victim| victim.name().cloned()).collect::<Vec<_>>(),
-    )
+fn pods_of<'c>(units: &[&'c VictimCandidate]) -> Vec<&'c CandidatePod> {
+    units.iter().flat_map(|unit| &unit.pods).collect()
 }
 
 /// The least number up to `most` that suffices, if every larger one does too.
@@ -245,49 +243,6 @@ fn shortest(most: usize, will_do: impl Fn(usize) -> bool) -> Option<usize> {
         }
     }
     Some(high)
-}
-
-/// Attempts to spare a victim in one search. Each costs a plan, and nothing else is decided meanwhile.
-#[derive(Debug)]
-struct SpareBudget(Cell<usize>);
-
-impl SpareBudget {
-    fn new(tries: usize) -> Self {
-        Self(Cell::new(tries))
-    }
-
-    /// Takes one attempt; false if none was left.
-    fn another(&self) -> bool {
-        let left = self.0.get();
-        self.0.set(left.saturating_sub(1));
-        left > 0
-    }
-}
-
-/// The units that must go: in the given order each is spared if the gang fits without its end, while attempts are left.
-fn spare<'o>(
-    victims: &[&'o VictimCandidate],
-    room: &impl Fn(&[&VictimCandidate]) -> bool,
-    tries: &SpareBudget,
-) -> Vec<&'o VictimCandidate> {
-    let mut kept = victims.to_vec();
-    let mut size = kept.len();
-    let mut at = 0;
-    // Whole stretches at once while that succeeds.
-    while at < kept.len() && tries.another() {
-        size = size.clamp(1, kept.len() - at);
-        let mut fewer = kept.clone();
-        fewer.drain(at..at + size);
-        if room(&fewer) {
-            kept = fewer;
-            size *= 2;
-        } else if size == 1 {
-            at += 1;
-        } else {
-            size /= 2;
-        }
-    }
-    kept
 }
 
 // The cluster as it would be without some units: their devices and resources returned, their ports and affinity gone,
@@ -318,11 +273,11 @@ impl<'t, 'a> WhatIf<'t, 'a> {
         self.input.snapshot.nodes.len()
     }
 
-    /// The result of a search without some units.
-    fn without<T>(&self, victims: &[&VictimCandidate], then: impl FnOnce(&PlanInput<'_>) -> T) -> T {
+    /// The result of a search without some pods.
+    fn without<T>(&self, gone: &[&CandidatePod], then: impl FnOnce(&PlanInput<'_>) -> T) -> T {
         let mut rooms = self.input.rooms.to_vec();
         let mut changed: BTreeMap<NodeIx, Exact<'a>> = BTreeMap::new();
-        for pod in victims.iter().flat_map(|victim| &victim.pods) {
+        for pod in gone {
             if let Some(room) = rooms.get_mut(pod.node.0 as usize) {
                 room.left.add(&pod.resources);
             }
@@ -332,8 +287,7 @@ impl<'t, 'a> WhatIf<'t, 'a> {
                 give_back(changed.entry(pod.node).or_insert_with(|| exact.clone()), pod);
             }
         }
-        let pods = victims.iter().flat_map(|victim| &victim.pods);
-        let gone: Vec<&PodUid> = pods.map(|pod| &pod.uid).collect();
+        let gone: Vec<&PodUid> = gone.iter().map(|pod| &pod.uid).collect();
         let classes = changed.iter().map(|(node, exact)| (*node, &exact.class));
         let snapshot = self.input.snapshot.with(classes);
         let exact = |node: NodeIx| changed.get(&node).cloned().or_else(|| (self.input.exact)(node));
@@ -350,21 +304,32 @@ impl<'t, 'a> WhatIf<'t, 'a> {
     }
 }
 
-/// Returns a pod's devices; those of an unhealthy GPU stay unavailable.
+/// Returns a pod's devices.
 fn give_back(exact: &mut Exact<'_>, pod: &CandidatePod) {
-    for (resource, ids) in &pod.devices {
-        let Some(index) = exact.class.pools.iter().position(|pool| pool.resource == *resource) else {
-            continue;
-        };
-        let known = exact.ids.get(index).copied().unwrap_or_default();
-        let pool = &mut exact.class.pools[index];
-        let back: DeviceSet = (0..known.len())
-            .filter(|device| known[*device].as_ref().is_some_and(|id| ids.contains(id)))
-            .filter(|device| !is_sick(pool, *device))
-            .collect();
-        pool.free.add(&back);
-        pool.open.add(&back);
+    let returned: Vec<(ResourceName, DeviceSet)> =
+        returned(exact, pod).map(|(resource, devices)| (resource.clone(), devices)).collect();
+    for (resource, devices) in returned {
+        for pool in exact.class.pools.iter_mut().filter(|pool| pool.resource == resource) {
+            pool.free.add(&devices);
+            pool.open.add(&devices);
+        }
     }
+}
+
+/// The devices that come free with the end of a pod, by resource. Those of an unhealthy GPU stay unavailable.
+fn returned<'e>(
+    exact: &'e Exact<'_>,
+    pod: &'e CandidatePod,
+) -> impl Iterator<Item = (&'e ResourceName, DeviceSet)> {
+    pod.devices.iter().filter_map(|(resource, ids)| {
+        let index = exact.class.pools.iter().position(|pool| pool.resource == *resource)?;
+        let known = exact.ids.get(index).copied().unwrap_or_default();
+        let pool = &exact.class.pools[index];
+        let back = (0..known.len())
+            .filter(|device| known[*device].as_ref().is_some_and(|id| ids.contains(id)))
+            .filter(|device| !is_sick(pool, *device));
+        Some((resource, back.collect()))
+    })
 }
 
 fn is_sick(pool: &Pool, device: usize) -> bool {

@@ -178,24 +178,24 @@ impl Coverage<'_> {
     /// to evict a pod that several budgets cover, whatever they allow.
     pub(super) fn need(&mut self, unit: &VictimCandidate) -> Vec<Budget> {
         let (profiles, budgets) = (self.profiles, self.budgets);
-        let mut needed: BTreeMap<usize, (u32, bool)> = BTreeMap::new();
-        for profile in unit.pods.iter().filter_map(|pod| profiles.profile(&pod.uid)) {
-            let covering = self.of(profile);
-            for number in covering {
-                let (pods, shared) = needed.entry(*number).or_default();
-                *pods += 1;
-                *shared |= covering.len() > 1;
+        let mut needed: BTreeMap<Vec<usize>, Vec<u32>> = BTreeMap::new();
+        for (number, pod) in (0u32..).zip(&unit.pods) {
+            let covering = profiles.profile(&pod.uid).map(|profile| self.of(profile));
+            if let Some(covering) = covering.filter(|covering| !covering.is_empty()) {
+                needed.entry(covering.to_vec()).or_default().push(number);
             }
         }
-        let needed = needed.into_iter().filter_map(|(number, (pods, shared))| {
-            let budget = budgets.get(number)?;
-            Some(Budget {
-                name: format!("{}/{}", budget.namespace, budget.name).into(),
-                allowed: if shared { 0 } else { budget.allowed },
-                pods,
-            })
-        });
-        needed.collect()
+        let budget = |(covering, pods): (Vec<usize>, Vec<u32>)| {
+            let covering = covering.iter().filter_map(|number| budgets.get(*number));
+            let names: Vec<String> =
+                covering.clone().map(|budget| format!("{}/{}", budget.namespace, budget.name)).collect();
+            let allowed = match covering.collect::<Vec<_>>()[..] {
+                [one] => one.allowed,
+                _ => 0,
+            };
+            Budget { name: names.join(" and ").into(), allowed, pods }
+        };
+        needed.into_iter().map(budget).collect()
     }
 }
 
@@ -271,17 +271,12 @@ mod tests {
                 node: NodeIx(0),
                 devices: Vec::new(),
                 resources: Resources::default(),
+                role: 0,
             };
-            let unit = VictimCandidate {
-                pods: vec![pod],
-                priority: 0,
-                since: 0,
-                checkpointed: false,
-                budgets: Vec::new(),
-            };
+            let unit = VictimCandidate { pods: vec![pod], ..VictimCandidate::default() };
             let needed = cluster.store.read(|index| index.budgets.coverage(&index.resources).need(&unit));
             needed.into_iter().map(|budget| budget.allowed).collect::<Vec<_>>()
         };
-        assert_eq!((allowed("once"), allowed("twice")), (vec![2], vec![0, 0]));
+        assert_eq!((allowed("once"), allowed("twice")), (vec![2], vec![0]));
     }
 }

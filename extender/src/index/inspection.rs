@@ -7,6 +7,7 @@ use gantry_api::{DeviceId, NodeName, Placement, PodUid};
 use gantry_gang::{GangKey, InsufficientResource, Misfit};
 use serde::Serialize;
 
+use super::least_set::least_set;
 use super::node::Node;
 use super::victim_search::fits_without;
 use super::{Index, PlacesKept};
@@ -62,7 +63,7 @@ pub struct NodeReport {
     pub lacks: Option<String>,
     /// GB/s that a collective of its worst-off container would reach there, if it has two GPUs or more and fits.
     pub bandwidth_gbs: Option<f64>,
-    /// Pods, as few as possible, that would have to end for it to fit; empty if it fits, or if no end of pods helps.
+    /// Pods that would have to end for it to fit, with the least loss; empty if it fits, or if no end of pods helps.
     pub would_have_to_end: Vec<String>,
     /// Reservations there of gangs that are decided, if the pod does not fit.
     pub places_kept: Vec<PlacesKept>,
@@ -179,35 +180,25 @@ impl Inspection<'_> {
         Some(found)
     }
 
-    /// Pods that would have to end for the pod to fit on a node, as few as possible.
+    /// Pods that would have to end for the pod to fit on a node: the lowest priorities, then the fewest devices, then
+    /// the fewest pods.
     fn would_have_to_end(&self, node: &Node, class: &Class) -> Vec<String> {
         // Other members of its gang are to run with it.
         let is_sibling =
             |uid: &PodUid| self.gang.is_some() && self.index.goes_with(uid).map(|key| &**key) == self.gang;
         let pods = node.holders().iter();
         let mut held: Vec<&(PodUid, Vec<DeviceSet>)> = pods.filter(|(uid, _)| !is_sibling(uid)).collect();
-        // The largest first, so that few have to end; then those that turn out not to be needed are spared.
-        held.sort_by_key(|(uid, sets)| {
-            let devices: usize = sets.iter().map(DeviceSet::len).sum();
-            (std::cmp::Reverse(devices), uid.clone())
-        });
-        let mut ended = 0;
-        while ended < held.len() && !self.would_fit(class, &held[..ended]) {
-            ended += 1;
-        }
-        let mut victims: Vec<_> = held[..ended].to_vec();
-        if !self.would_fit(class, &victims) {
-            return Vec::new();
-        }
-        let mut at = 0;
-        while at < victims.len() {
-            let spared = victims.remove(at);
-            if !self.would_fit(class, &victims) {
-                victims.insert(at, spared);
-                at += 1;
-            }
-        }
-        let pods = victims.iter().filter_map(|(uid, _)| self.index.pods.get(uid));
+        // Of many the largest are taken, so that few have to end.
+        held.sort_by_key(|(uid, sets)| (std::cmp::Reverse(devices_in(sets)), uid.clone()));
+        let priority = |uid: &PodUid| self.index.pods.get(uid).map(|pod| pod.priority);
+        let cost = |set: &[usize]| {
+            let devices: usize = set.iter().map(|at| devices_in(&held[*at].1)).sum();
+            (set.iter().map(|at| priority(&held[*at].0)).max(), devices, set.len())
+        };
+        let some = |set: &[usize]| set.iter().map(|at| held[*at]).collect::<Vec<_>>();
+        let ended = least_set(held.len(), cost, |set| self.would_fit(class, &some(set)));
+        let ended = some(&ended.unwrap_or_default()).into_iter();
+        let pods = ended.filter_map(|(uid, _)| self.index.pods.get(uid));
         pods.map(|pod| format!("{}/{}", pod.namespace, pod.name)).collect()
     }
 
@@ -226,6 +217,10 @@ impl Inspection<'_> {
         let sets: Vec<&[DeviceSet]> = ended.iter().map(|(_, sets)| sets.as_slice()).collect();
         fits_without(class, self.request, &sets, self.index.options.policy)
     }
+}
+
+fn devices_in(sets: &[DeviceSet]) -> usize {
+    sets.iter().map(DeviceSet::len).sum()
 }
 
 /// What of a node does not match the pod.

@@ -3,14 +3,14 @@
 //! do. Nothing is changed here.
 
 use std::cmp::Reverse;
-use std::collections::BTreeSet;
-use std::sync::Arc;
+use std::collections::BTreeMap;
 
 use gantry_api::PodUid;
 use gantry_gang::GangKey;
 
 use super::Index;
 use super::disruption_budgets::Allowance;
+use super::least_set::least_set;
 use super::node::Node;
 use super::unschedulable_queue::AWAITED;
 use crate::pod::PodFacts;
@@ -101,71 +101,72 @@ impl<'i> VictimSearch<'i> {
         Some(pools.map(|pool| set(pool).unwrap_or_default()).collect())
     }
 
-    /// How many gangs victims belong to.
-    fn gangs_of(&self, victims: &[String]) -> usize {
-        let gangs = victims.iter().filter_map(|uid| self.gang_of(uid));
-        gangs.collect::<BTreeSet<_>>().len()
-    }
-
-    fn gang_of(&self, uid: &str) -> Option<&Arc<GangKey>> {
-        self.index.goes_with(&PodUid::from(uid))
+    /// How many gangs the end of some pods breaks. One that loses only members beyond its minimum goes on.
+    fn gangs_broken(&self, victims: &[&str]) -> usize {
+        let mut gangs: BTreeMap<&GangKey, Vec<PodUid>> = BTreeMap::new();
+        for uid in victims.iter().map(|uid| PodUid::from(*uid)) {
+            if let Some(gang) = self.index.goes_with(&uid) {
+                gangs.entry(gang).or_default().push(uid);
+            }
+        }
+        gangs.into_iter().filter(|(gang, uids)| !self.index.goes_on_without(gang, uids)).count()
     }
 
     fn breaks(&self, allowance: &mut Allowance<'_>, uid: &str) -> bool {
         allowance.breaks(self.index.resources.profile(&PodUid::from(uid)))
     }
 
-    /// The victims on one node, and how many gangs they belong to; `None` if no end of pods of lower priority helps.
+    /// The victims on one node, and how many gangs they break; `None` if no end of pods of lower priority helps.
     fn victims_on(&self, offer: Offer) -> Option<(usize, Offer)> {
         let Self { index, request, priority } = *self;
         let number = index.nodes.find(&offer.node)?;
         let node = index.nodes.get(number)?;
         let Some(class) = node.exact(&[]) else {
             // Nothing is known of a foreign node; kube-scheduler has counted.
-            return (!offer.victims.is_empty()).then(|| (self.gangs_of(&offer.victims), offer));
+            return (!offer.victims.is_empty()).then(|| (self.gangs_broken(&offer.uids()), offer));
         };
         if index.is_kept_from(number, priority) {
             return None;
         }
-        let held = |uid: &String| self.released_by(index.pods.get(uid.as_str())?, number);
-        let fits = |victims: &[String]| {
-            let sets: Vec<Vec<DeviceSet>> = victims.iter().filter_map(held).collect();
-            let sets: Vec<&[DeviceSet]> = sets.iter().map(Vec::as_slice).collect();
-            fits_without(&class, request, &sets, index.options.policy)
-        };
-        let mut victims = offer.victims.clone();
-        let named = victims.len();
+        let held = |uid: &str| self.released_by(index.pods.get(uid)?, number);
+        let named: Vec<Vec<DeviceSet>> = offer.uids().into_iter().filter_map(held).collect();
         // kube-scheduler has counted the victims that it names.
         let mut with_named = index.budgets.allowance();
-        for uid in &victims {
+        for uid in &offer.victims {
             self.breaks(&mut with_named, uid);
         }
-        if !fits(&victims) {
-            for other in self.other_victims(node, &victims, with_named.clone()) {
-                victims.push(other.uid.as_str().to_owned());
-                if fits(&victims) {
-                    break;
-                }
-            }
-            if !fits(&victims) {
-                return None;
-            }
-            // Those that are not needed are spared: the protected first, then the most important.
-            for at in (named..victims.len()).rev() {
-                let spared = victims.remove(at);
-                if !fits(&victims) {
-                    victims.insert(at, spared);
-                }
-            }
-        }
-        let added = victims.iter().skip(named);
-        let broken = added.filter(|uid| self.breaks(&mut with_named, uid)).count();
-        let budgets_broken = offer.budgets_broken.saturating_add_unsigned(broken as u64);
+        let others: Vec<(&PodFacts, Vec<DeviceSet>)> = self
+            .other_victims(node, &offer.victims, with_named.clone())
+            .into_iter()
+            .filter_map(|pod| Some((pod, self.released_by(pod, number)?)))
+            .collect();
+        let fits = |set: &[usize]| {
+            let more = set.iter().map(|at| &others[*at].1);
+            let sets: Vec<&[DeviceSet]> = named.iter().chain(more).map(Vec::as_slice).collect();
+            fits_without(&class, request, &sets, index.options.policy)
+        };
+        let broken = |set: &[usize]| {
+            let mut allowance = with_named.clone();
+            set.iter().filter(|at| self.breaks(&mut allowance, others[**at].0.uid.as_str())).count()
+        };
+        // Budgets and gangs come first, as between nodes; then the least loss, as for a gang.
+        let cost = |set: &[usize]| {
+            let more = set.iter().map(|at| others[*at].0.uid.as_str());
+            let all: Vec<&str> = offer.uids().into_iter().chain(more).collect();
+            let priority = set.iter().map(|at| others[*at].0.priority).max();
+            let sets = set.iter().flat_map(|at| &others[*at].1);
+            let devices: usize = sets.map(DeviceSet::len).sum();
+            (broken(set), self.gangs_broken(&all), priority, devices, set.len())
+        };
+        let added = least_set(others.len(), cost, fits)?;
+        let budgets_broken = offer.budgets_broken.saturating_add_unsigned(broken(&added) as u64);
+        let added = added.iter().map(|at| others[*at].0.uid.as_str().to_owned());
+        let mut victims: Vec<String> = offer.victims.iter().cloned().chain(added).collect();
         // kube-scheduler takes the priority of the first victim for the highest on the node, and prefers nodes by it.
         // Unknown victims stay in front, in the order in which they were named.
         victims.sort_by_key(|uid| Reverse(self.priority_of(uid).unwrap_or(i32::MAX)));
         let offer = Offer { victims, budgets_broken, node: offer.node };
-        (!offer.victims.is_empty()).then(|| (self.gangs_of(&offer.victims), offer))
+        (!offer.victims.is_empty()).then(|| (self.gangs_broken(&offer.uids()), offer))
     }
 
     /// Other pods of lower priority on a node: single pods first, then the least important and the youngest; but before

@@ -62,6 +62,13 @@ pub struct Offer {
     pub budgets_broken: i64,
 }
 
+impl Offer {
+    /// UIDs of the victims.
+    pub fn uids(&self) -> Vec<&str> {
+        self.victims.iter().map(String::as_str).collect()
+    }
+}
+
 impl ExtenderPreemptionArgs<'_> {
     /// The proposed victims by node. UIDs take precedence; kube-scheduler sends one of the two forms.
     pub fn offers(&mut self) -> Vec<Offer> {

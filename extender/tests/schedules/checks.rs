@@ -3,10 +3,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use gantry_api::{DeviceId, GangStatus, Grant, PodUid};
+use gantry_api::{Decision, DeviceId, GangStatus, Grant, PodUid};
 use gantry_extender::index::Target;
+use gantry_gang::protocol::Work;
 
-use crate::api::Pod;
+use crate::api::{Gang, Pod};
 use crate::jobs::{Job, Member};
 use crate::world::World;
 
@@ -89,6 +90,77 @@ impl World {
         let (count, min) = (named.len() + others.count(), job.min as usize);
         if count < min {
             let wrong = format!("gang {} needs {min} members and is decided for {count}", job.name);
+            self.wrong(wrong);
+        }
+    }
+
+    /// A gang is decided: as many members as it needs have arrived, run, or have ended well.
+    pub(crate) fn check_arrived(&mut self, run: u32, gang: &str, decision: &Decision) {
+        let Some(job) = self.jobs.all.iter().find(|job| job.name == gang) else {
+            return;
+        };
+        let slots = decision.reservations.iter();
+        let named: BTreeSet<&str> = slots.filter_map(|slot| slot.pod.as_ref()).map(PodUid::as_str).collect();
+        let named_count = named.iter().filter(|uid| self.extenders.has_arrived(run, uid)).count();
+        let others = job.members.iter().filter(|member| {
+            let pod = member.pod.as_ref().filter(|(_, uid)| !named.contains(uid.as_str()));
+            let pod = pod.and_then(|(name, uid)| self.api.pod(name, uid));
+            member.done || pod.is_some_and(|pod| pod.node.is_some())
+        });
+        // Pods that are bound or gone by now without the process knowing count as well.
+        let passed = named.iter().filter(|uid| {
+            let pod = self.api.pods.values().find(|pod| pod.uid == **uid);
+            !self.extenders.has_arrived(run, uid) && pod.is_none_or(|pod| pod.node.is_some())
+        });
+        let (count, min) = (named_count + others.count() + passed.count(), job.min as usize);
+        if count < min {
+            let wrong = format!("gang {gang} is decided when {count} of {min} members have arrived");
+            self.wrong(wrong);
+        }
+    }
+
+    /// Something is done for a gang: by a process that has listed everything since its term began.
+    pub(crate) fn check_listed(&mut self, run: u32, work: &Work) {
+        if !matches!(work, Work::Commit { .. } | Work::Evict { .. } | Work::Delete { .. }) {
+            return;
+        }
+        let process = self.extenders.running.get(&run);
+        if process.is_some_and(|process| !process.has_listed()) {
+            self.wrong(format!("{run} has not listed everything, and does {work:?}"));
+        }
+    }
+
+    /// A decision is written where another stood: not while all pods that the first names are there and some run, for a decision is only
+    /// completed.
+    pub(crate) fn check_kept(&mut self, before: Option<&Gang>, now: &GangStatus) {
+        let id = now.decision.as_ref().map(|decision| &decision.id);
+        let Some(before) = before.and_then(|gang| gang.status.decision.as_ref()) else {
+            return;
+        };
+        let named = before.reservations.iter().filter_map(|slot| slot.pod.as_ref());
+        let named: Vec<&PodUid> = named.collect();
+        let pods = self.api.pods.values().filter(|pod| {
+            let stays = pod.is_live() && !pod.leaving;
+            stays && named.iter().any(|uid| uid.as_str() == pod.uid)
+        });
+        let pods: Vec<&Arc<Pod>> = pods.collect();
+        let is_whole = !named.is_empty() && pods.len() == named.len();
+        if id != Some(&before.id) && is_whole && pods.iter().any(|pod| pod.node.is_some()) {
+            let wrong = format!("gang {} is decided again though all of its decision is there", now.name);
+            self.wrong(wrong);
+        }
+    }
+
+    /// A member's Binding is about to be sent: the place is written down.
+    pub(crate) fn check_written(&mut self, target: &Target) {
+        // What was written may be gone with a restored etcd, or with an object that somebody has deleted.
+        let pod = self.api.pod(&target.name, target.uid.as_str());
+        let gang = pod.and_then(|pod| pod.gang.as_ref()).map(|claim| claim.gang.clone());
+        let mut gangs = self.api.gangs.values();
+        let is_there =
+            gangs.any(|known| Some(&known.status.name) == gang.as_ref() && known.status.decision.is_some());
+        if is_there && !self.plan.hostile.restore && !self.is_written_down(target) {
+            let wrong = format!("pod {} is bound to {}, which is not written down", target.uid, target.node);
             self.wrong(wrong);
         }
     }

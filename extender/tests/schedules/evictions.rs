@@ -1,6 +1,6 @@
 //! Preemption: who may be stopped, for whom, and how often; and that what comes free is for whom it was freed.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use gantry_api::PodUid;
@@ -12,6 +12,15 @@ use crate::world::World;
 /// More evictions in one schedule are a storm.
 const STORM: u32 = 30;
 
+/// What is left of a gang.
+struct Left {
+    priority: i32,
+    bound: usize,
+    /// Bound, or ended well.
+    settled: usize,
+    min: usize,
+}
+
 /// What was stopped for others.
 #[derive(Debug, Default)]
 pub(crate) struct Evictions {
@@ -21,7 +30,8 @@ pub(crate) struct Evictions {
 }
 
 impl World {
-    /// An extender has pods evicted for a gang: of lower priority, and gangs as a whole.
+    /// An extender has pods evicted for a gang: of lower priority, gangs as a whole or members beyond their minimum, and only pods that
+    /// make room where the gang goes.
     pub(crate) fn check_victims(&mut self, run: u32, victims: &[PodUid], by: &str) {
         self.played(Played::GangPreempts);
         self.note(format_args!("{run} has {victims:?} go for gang {by}"));
@@ -37,17 +47,52 @@ impl World {
         if let Some(pod) = pods.iter().find(|pod| pod.priority >= job.priority) {
             wrong.push(format!("pod {} is stopped for gang {by}, of no higher priority", pod.uid));
         }
-        let left = self.api.pods.values().find(|pod| {
-            let of_gang = pods.iter().any(|victim| victim.gang.is_some() && victim.job == pod.job);
-            let runs = pod.is_live() && !pod.leaving && pod.node.is_some();
-            of_gang && runs && self.extenders.knew(run, &pod.uid) && !is_victim(pod)
+        let jobs: BTreeSet<usize> = pods.iter().filter(|pod| pod.gang.is_some()).map(|pod| pod.job).collect();
+        let mut surplus = false;
+        for victim in jobs.iter().map(|job| &self.jobs.all[*job]) {
+            let Some(left) = self.left_of(run, &victim.name, victims) else { continue };
+            if left.priority >= job.priority {
+                wrong.push(format!("gang {} is stopped for gang {by}, of no higher priority", victim.name));
+            }
+            let (bound, settled, min) = (left.bound, left.settled, left.min);
+            if bound > 0 && settled < min {
+                let name = &victim.name;
+                wrong.push(format!("{settled} of {min} members of gang {name} are left by gang {by}"));
+            }
+            surplus |= bound > 0;
+        }
+        // Each single pod and each gang has to be in the way somewhere.
+        let reserved = self.extenders.running.get(&run).and_then(|process| process.view(by));
+        let reserved = reserved.iter().flat_map(|view| &view.places);
+        let nodes: BTreeSet<&str> = reserved.map(|place| place.node.as_str()).collect();
+        let is_used = |pod: &Pod| pod.node.as_deref().is_some_and(|node| nodes.contains(node));
+        let needless = pods.iter().find(|pod| match pod.gang {
+            None => !is_used(pod),
+            Some(_) => !pods.iter().any(|other| other.job == pod.job && is_used(other)),
         });
-        if let Some(pod) = left {
-            wrong.push(format!("a part of a gang is stopped for gang {by}, and pod {} is not", pod.uid));
+        if let Some(pod) = needless.filter(|_| !nodes.is_empty()) {
+            wrong.push(format!("pod {} is stopped for gang {by}, which goes to {nodes:?}", pod.uid));
+        }
+        if surplus {
+            self.played(Played::SurplusEvicted);
         }
         for wrong in wrong {
             self.wrong(wrong);
         }
+    }
+
+    /// What an extender believes to be left of a gang once some pods are gone, and those that it has evicted before.
+    fn left_of(&self, run: u32, gang: &str, victims: &[PodUid]) -> Option<Left> {
+        let process = self.extenders.running.get(&run)?;
+        let view = process.view(gang)?;
+        let goes = |uid: &PodUid| victims.contains(uid) || process.evicts(uid.as_str());
+        let count = |stage: &str| {
+            let members = view.members.iter().filter(|member| member.stage == stage && !goes(&member.uid));
+            members.count()
+        };
+        let bound = count("Bound");
+        let settled = bound + count("Succeeded");
+        Some(Left { priority: view.priority, bound, settled, min: view.min as usize })
     }
 
     /// A gang goes as a whole so that another is whole, which is short of its minimum too.

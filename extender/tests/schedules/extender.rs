@@ -9,7 +9,7 @@ mod requests;
 mod watches;
 
 use std::cell::RefCell;
-use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -54,6 +54,8 @@ pub(crate) struct Process {
     store: Arc<Store>,
     service: Service,
     inbox: BTreeMap<Source, Inbox>,
+    /// What it has listed, or is listing, since its term began.
+    listed: BTreeSet<Source>,
     paused: u64,
     leads_until: u64,
     /// It has read everything since it leads.
@@ -187,11 +189,18 @@ pub(crate) struct Extenders {
     renewed: u64,
     /// Who has seen which pods bound.
     knew: HashSet<(u32, String)>,
+    /// Whose binds were called at which process.
+    arrived: HashSet<(u32, String)>,
 }
 
 impl Extenders {
     pub(crate) fn knew(&self, run: u32, pod: &str) -> bool {
         self.knew.contains(&(run, pod.to_owned()))
+    }
+
+    /// Whether a bind of a pod was called at a process.
+    pub(crate) fn has_arrived(&self, run: u32, pod: &str) -> bool {
+        self.arrived.contains(&(run, pod.to_owned()))
     }
 
     /// The watch cache of an extender is behind.
@@ -296,11 +305,13 @@ impl World {
     }
 
     fn carry_out(&mut self, run: u32, work: Work) {
+        self.check_listed(run, &work);
         match work {
             Work::Commit { gang, decision } => {
                 let name = gang.object_name();
                 self.played(Played::Decided);
                 self.note(format_args!("{run} decides {name}: {}", decision.id));
+                self.check_arrived(run, &name, &decision);
                 let writer = self.writer(run, &name, &gang);
                 writer.commit = Some(decision);
                 self.after(0, Event::WriteGang { run, name });
@@ -366,6 +377,7 @@ impl World {
             store,
             service,
             inbox: BTreeMap::new(),
+            listed: BTreeSet::new(),
             paused: 0,
             leads_until: 0,
             entered: false,
@@ -475,6 +487,7 @@ impl World {
     fn begin_term(&mut self, run: u32, how: impl FnOnce(&mut Index)) {
         if let Some(process) = self.extenders.running.get_mut(&run) {
             process.term_began = self.next_request;
+            process.listed.clear();
             process.objects.clear();
             process.phases.clear();
             process.writers.clear();
@@ -592,6 +605,19 @@ impl World {
 impl Process {
     pub(crate) fn view(&self, gang: &str) -> Option<index::GangView> {
         self.store.read(|index| index.gang_view("default", gang))
+    }
+
+    /// Whether nothing is left to be listed since its term began.
+    pub(crate) fn has_listed(&self) -> bool {
+        Source::ALL.iter().all(|source| self.listed.contains(source))
+    }
+
+    /// Whether a pod is about to be evicted for a gang.
+    pub(crate) fn evicts(&self, pod: &str) -> bool {
+        self.actions.keys().any(|(uid, action)| match action {
+            Action::Evict(by) => uid == pod && self.store.read(|index| index.waits_for(by, &pod.into())),
+            _ => false,
+        })
     }
 
     /// What became of all devices, how many places are kept, and gangs by phase.

@@ -110,8 +110,13 @@ impl World {
             let is_gang = self.dice.mille(750 - 250 * preemption);
             let size = if is_gang { self.dice.range(1, 4) } else { 1 };
             let gpus = u32::try_from([1, 1, 2, 2, 3, 4][self.dice.index(6)]).unwrap();
-            let elastic = is_gang && size > 2 && self.dice.mille(300);
-            let min = u32::try_from(if elastic { size - 1 } else { size }).unwrap();
+            let elastic = is_gang && size > 2 && self.dice.mille(300 + 300 * preemption);
+            let min = match elastic {
+                true if self.plan.preemption => self.dice.range(1, size - 1),
+                true => size - 1,
+                false => size,
+            };
+            let min = u32::try_from(min).unwrap();
             let repair = match self.dice.below(6) {
                 0 if crowd == 0 => Some("restart"),
                 1 if crowd == 0 => Some("ignore"),
@@ -154,7 +159,7 @@ impl World {
             if self.plan.hostile.brought && !is_gang {
                 job.brought = self.dice.mille(500);
             }
-            if self.plan.hostile.mixed && is_gang && size > 1 {
+            if (self.plan.hostile.mixed || self.plan.preemption) && is_gang && size > 1 {
                 job.mixed = self.dice.mille(500);
             }
             if job.mixed {

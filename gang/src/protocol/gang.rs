@@ -434,7 +434,7 @@ impl Gang {
     pub(super) fn remove(&mut self, now: Now, uid: &PodUid, settings: &Settings) {
         let waited = self.members().unplaced().contains(uid);
         let (member, loss) = self.roster.remove(uid, now.at);
-        self.lost_to_eviction |= loss == Loss::Evicted;
+        self.lost_to_eviction |= self.all_evicted && loss == Loss::Evicted;
         let declared = member.as_ref().and_then(TrackedMember::declared);
         self.agreement.replace(declared, None);
         if waited {
@@ -458,7 +458,7 @@ impl Gang {
     fn follow(&mut self, uid: &PodUid, now: Instant) {
         self.count_declaration(uid);
         let loss = self.roster.follow(uid, now);
-        self.lost_to_eviction |= loss == Loss::Evicted;
+        self.lost_to_eviction |= self.all_evicted && loss == Loss::Evicted;
     }
 
     /// Counts the declaration of a member: only of those that exist and belong to this incarnation.

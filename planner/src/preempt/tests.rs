@@ -1,11 +1,11 @@
 use std::collections::BTreeSet;
 
-use gantry_gang::protocol::ShapeId;
 use proptest::prelude::*;
 
 use super::*;
 use crate::devices::DeviceSet;
 use crate::fixtures::GPU;
+use crate::input::PlacementRules;
 use crate::plan::tests::world::{World, gang, level, line};
 
 /// Who is on some GPUs of some nodes.
@@ -18,14 +18,14 @@ fn unit(name: &str, priority: i32, on: &[(u32, &str)], world: &World) -> VictimC
             node: NodeIx(*node),
             devices: vec![(GPU.into(), ids.collect())],
             resources: Resources { pods: 1, ..Resources::default() },
+            role: 0,
         }
     };
     VictimCandidate {
         pods: on.iter().enumerate().map(pod).collect(),
         priority,
-        since: 0,
-        checkpointed: false,
-        budgets: Vec::new(),
+        is_gang: on.len() > 1,
+        ..VictimCandidate::default()
     }
 }
 
@@ -112,7 +112,7 @@ fn a_small_pod_goes_rather_than_a_younger_gang_that_is_large() {
 #[test]
 fn budgets_are_kept() {
     let (world, wanted) = full("abc", 2);
-    let budget = |allowed| vec![Budget { name: "ml/pdb".into(), allowed, pods: 1 }];
+    let budget = |allowed| vec![Budget { name: "ml/pdb".into(), allowed, pods: vec![0] }];
     let mut candidates: Vec<VictimCandidate> =
         ["a", "b", "c"].iter().zip(0..).map(|(name, node)| unit(name, 1, &[(node, ALL)], &world)).collect();
     candidates[0].budgets = budget(1);
@@ -143,7 +143,7 @@ fn a_budget_is_kept_for_whoever_makes_room() {
 
 /// A pod that counts against a budget that allows one to go.
 fn replica() -> Vec<Budget> {
-    vec![Budget { name: "ml/replicas".into(), allowed: 1, pods: 1 }]
+    vec![Budget { name: "ml/replicas".into(), allowed: 1, pods: vec![0] }]
 }
 
 #[test]
@@ -166,23 +166,6 @@ fn node_within_the_budget_is_found_among_many() {
 }
 
 #[test]
-fn so_many_tries_are_made_to_spare_somebody_and_no_more() {
-    let (world, _) = full("ab", 1);
-    let units: Vec<VictimCandidate> =
-        (0..100).map(|number| unit(&format!("u{number}"), 0, &[(0, "0")], &world)).collect();
-    let units: Vec<&VictimCandidate> = units.iter().collect();
-    for (tries, looks) in [(1000, 106), (40, 40)] {
-        let looked = Cell::new(0);
-        let needed = |victims: &[&VictimCandidate]| {
-            looked.set(looked.get() + 1);
-            victims.len() == units.len()
-        };
-        assert_eq!(spare(&units, &needed, &SpareBudget::new(tries)).len(), 100);
-        assert_eq!(looked.get(), looks);
-    }
-}
-
-#[test]
 fn sick_gpus_do_not_come_back() {
     let (mut world, wanted) = full("a", 1);
     let classes = Arc::make_mut(&mut world.snapshot.classes);
@@ -202,128 +185,359 @@ fn nobody_goes_where_there_is_room() {
     assert_eq!(victims(&world, &wanted, &candidates).unwrap(), Vec::<String>::new());
 }
 
+/// An elastic gang on single GPUs of a node, of which some pods may go.
+fn elastic(name: &str, gpus: &[&str], surplus: u32, world: &World) -> VictimCandidate {
+    let on: Vec<(u32, &str)> = gpus.iter().map(|gpu| (0, *gpu)).collect();
+    VictimCandidate {
+        surplus: Surplus { pods: surplus, by_role: Vec::new() },
+        is_gang: true,
+        ..unit(name, 1, &on, world)
+    }
+}
+
+#[test]
+fn members_beyond_the_minimum_go_first() {
+    let (mut world, mut wanted) = full("a", 1);
+    let one = world.shape(1);
+    wanted.members = gang(&[(1, one)]).members;
+    let important = unit("important", 20, &[(0, "4,5,6,7")], &world);
+    let candidates = [elastic("el", &["0", "1", "2", "3"], 3, &world), important.clone()];
+    assert_eq!(victims(&world, &wanted, &candidates).unwrap(), ["el-0"]);
+    // A member that is needed goes only with all of its gang.
+    let two = world.shape(2);
+    wanted.members = gang(&[(1, two)]).members;
+    let candidates = [elastic("el", &["0", "1", "2", "3"], 1, &world), important.clone()];
+    assert_eq!(victims(&world, &wanted, &candidates).unwrap(), ["el-0", "el-1", "el-2", "el-3"]);
+    // A single pod goes rather than a whole gang, and a member beyond the minimum rather than a single pod.
+    let candidates =
+        [elastic("el", &["0", "1", "2"], 0, &world), unit("pod", 1, &[(0, "3")], &world), important];
+    wanted.members = gang(&[(1, one)]).members;
+    assert_eq!(victims(&world, &wanted, &candidates).unwrap(), ["pod-0"]);
+    let candidates = [elastic("el", &["0", "1", "2"], 1, &world), unit("pod", 1, &[(0, "3")], &world)];
+    assert_eq!(victims(&world, &wanted, &candidates).unwrap(), ["el-0"]);
+}
+
+#[test]
+fn member_of_a_role_at_its_minimum_stays() {
+    let (mut world, mut wanted) = full("a", 1);
+    let one = world.shape(1);
+    wanted.members = gang(&[(1, one)]).members;
+    let mut el = elastic("el", &["0", "1", "2", "3,4,5,6,7"], 2, &world);
+    el.surplus.by_role = vec![0, 2];
+    for pod in &mut el.pods[1..] {
+        pod.role = 1;
+    }
+    assert_eq!(victims(&world, &wanted, &[el]).unwrap(), ["el-1"]);
+}
+
+#[test]
+fn higher_priority_is_not_taken_to_spare_devices() {
+    let (mut world, mut wanted) = full("ab", 1);
+    let one = world.shape(1);
+    wanted.members = gang(&[(1, one)]).members;
+    let candidates = [unit("high", 5, &[(0, "0")], &world), unit("low", 1, &[(1, ALL)], &world)];
+    assert_eq!(victims(&world, &wanted, &candidates).unwrap(), ["low-0"]);
+}
+
+#[test]
+fn cluster_of_many_nodes_loses_the_least() {
+    let mut world = World::new();
+    let nodes: Vec<String> = (0..200).map(|node| format!("n{node:03}")).collect();
+    for node in &nodes {
+        world.node("z/r", node, "");
+    }
+    let four = world.shape(4);
+    let mut wanted = gang(&[(8, four)]);
+    wanted.priority = 10;
+    // Two members fit where three pods end; only on the last eight nodes one fits where one does.
+    let candidates: Vec<VictimCandidate> = (0..200)
+        .flat_map(|node| {
+            let gpus: &[&str] = if node < 192 { &["0,1,2", "3,4,5", "6,7"] } else { &["0,1,2,3", "4,5,6,7"] };
+            gpus.iter().enumerate().map(move |(number, gpus)| (node, number, *gpus))
+        })
+        .map(|(node, number, gpus)| unit(&format!("p{node:03}-{number}"), 1, &[(node, gpus)], &world))
+        .collect();
+    let victims = victims(&world, &wanted, &candidates).unwrap();
+    assert_eq!(victims.len(), 8);
+    assert!(victims.iter().all(|victim| victim.as_str() >= "p192"), "{victims:?}");
+}
+
+#[derive(Debug, Clone)]
+struct PodCase {
+    node: usize,
+    first_gpu: usize,
+    gpus: usize,
+    cpus: i64,
+    unit: usize,
+    role: usize,
+    /// It keeps members off its node, as by a host port.
+    bars: bool,
+}
+
 #[derive(Debug, Clone)]
 struct Case {
     racks: Vec<u8>,
-    /// Node, first GPU, how many, priority, unit.
-    pods: Vec<(usize, usize, usize, i32, usize)>,
-    gpus: u32,
-    members: u32,
+    pods: Vec<PodCase>,
+    /// GPUs and CPUs of members of two shapes, and how many there are of each.
+    shapes: [(u32, i64, u32); 2],
+    /// How many members may be missing.
+    optional: u32,
     required: bool,
-    /// What two budgets allow, and by unit whether each covers it.
+    /// What two budgets allow.
     allowed: (u32, u32),
-    covered: Vec<(bool, bool)>,
+    units: Vec<UnitCase>,
+}
+
+#[derive(Debug, Clone)]
+struct UnitCase {
+    priority: i32,
+    surplus: u32,
+    by_role: Option<(u32, u32)>,
+    checkpointed: bool,
+    /// Whether each budget covers it.
+    covered: (bool, bool),
+}
+
+prop_compose! {
+    fn unit_case()(
+        priority in 0i32..4,
+        surplus in prop_oneof![Just(0u32), 0u32..4],
+        by_role in prop::option::weighted(0.3, (0u32..3, 0u32..3)),
+        checkpointed in any::<bool>(),
+        covered in (prop::bool::weighted(0.3), prop::bool::weighted(0.2)),
+    ) -> UnitCase {
+        UnitCase { priority, surplus, by_role, checkpointed, covered }
+    }
+}
+
+prop_compose! {
+    fn pod_case()(
+        node in 0usize..4,
+        first_gpu in 0usize..8,
+        gpus in 0usize..6,
+        cpus in 0i64..5,
+        unit in 0usize..6,
+        role in 0usize..2,
+        bars in prop::bool::weighted(0.1),
+    ) -> PodCase {
+        PodCase { node, first_gpu, gpus, cpus, unit, role, bars }
+    }
 }
 
 prop_compose! {
     fn case()(
-        racks in prop::collection::vec(0u8..2, 1..4),
-        gpus in 1u32..6,
-        members in 1u32..5,
+        racks in prop::collection::vec(0u8..2, 1..5),
+        first in (1u32..6, 0i64..5, 1u32..5),
+        second in (1u32..4, 0i64..3, 0u32..3),
+        optional in prop_oneof![3 => Just(0u32), 1 => 0u32..3],
         required in any::<bool>(),
-        pods in prop::collection::vec((0usize..4, 0usize..8, 1usize..6, 0i32..4, 0usize..6), 0..8),
+        pods in prop::collection::vec(pod_case(), 0..10),
         allowed in (0u32..3, 0u32..3),
-        covered in prop::collection::vec((any::<bool>(), prop::bool::weighted(0.3)), 6),
+        units in prop::collection::vec(unit_case(), 6),
     ) -> Case {
-        Case { racks, pods, gpus, members, required, allowed, covered }
+        Case { racks, pods, shapes: [first, second], optional, required, allowed, units }
+    }
+}
+
+/// CPUs of a node.
+const CPUS: i64 = 12;
+
+/// A cluster with pods that keep members off their nodes.
+struct Setting {
+    world: World,
+    wanted: PlanRequest,
+    candidates: Vec<VictimCandidate>,
+    bars: Vec<(PodUid, NodeIx)>,
+}
+
+impl Setting {
+    fn with<T>(&self, then: impl FnOnce(&PlanInput<'_>) -> T) -> T {
+        let rules = |_: &crate::input::Shape, gone: &[&PodUid]| {
+            let there = self.bars.iter().filter(|(uid, _)| !gone.contains(&uid));
+            let nodes: BTreeSet<NodeIx> = there.map(|(_, node)| *node).collect();
+            PlacementRules { nodes: nodes.into_iter().collect(), ..PlacementRules::default() }
+        };
+        self.world.with_rules(&rules, then)
+    }
+
+    /// Whether the gang fits without some pods.
+    fn fits_without(&self, gone: &BTreeSet<&PodUid>) -> bool {
+        let units: Vec<&VictimCandidate> = self.candidates.iter().collect();
+        let pods = pods_of(&units).into_iter().filter(|pod| gone.contains(&pod.uid));
+        let pods: Vec<&CandidatePod> = pods.collect();
+        self.with(|input| WhatIf::new(input, &units).without(&pods, |input| fits(input, &self.wanted)))
+    }
+
+    /// The least cost over all sets of pods.
+    fn least_cost(&self) -> Option<Cost> {
+        let pods = self.candidates.iter().flat_map(|unit| &unit.pods);
+        let pods: Vec<&PodUid> = pods.map(|pod| &pod.uid).collect();
+        let sets = (0u32..1 << pods.len()).map(|set| {
+            let gone = pods.iter().enumerate().filter(|(at, _)| set >> at & 1 == 1);
+            gone.map(|(_, uid)| *uid).collect::<BTreeSet<&PodUid>>()
+        });
+        let mut sets: Vec<(Cost, BTreeSet<&PodUid>)> =
+            sets.filter_map(|gone| Some((cost(&self.candidates, &self.wanted, &gone)?, gone))).collect();
+        sets.sort();
+        sets.into_iter().find(|(_, gone)| self.fits_without(gone)).map(|(cost, _)| cost)
     }
 }
 
 impl Case {
-    fn build(&self) -> (World, PlanRequest, Vec<VictimCandidate>) {
+    fn build(&self) -> Setting {
         let mut world = World::new();
         let mut taken = vec![DeviceSet::EMPTY; self.racks.len()];
-        let mut units: std::collections::BTreeMap<usize, (i32, Vec<(u32, String)>)> =
-            std::collections::BTreeMap::new();
-        for (node, from, count, priority, unit) in &self.pods {
-            let node = node % self.racks.len();
-            let devices: DeviceSet = (*from..(from + count).min(8)).collect();
+        let mut used = vec![0; self.racks.len()];
+        let mut units: BTreeMap<usize, Vec<CandidatePod>> = BTreeMap::new();
+        let mut bars = Vec::new();
+        for (number, pod) in self.pods.iter().enumerate() {
+            let node = pod.node % self.racks.len();
+            let devices: DeviceSet = (pod.first_gpu..(pod.first_gpu + pod.gpus).min(8)).collect();
             let devices = &devices - &taken[node];
-            if devices.is_empty() {
+            let cpus = pod.cpus.min(CPUS - used[node]);
+            if devices.is_empty() && cpus == 0 {
                 continue;
             }
             taken[node].add(&devices);
-            let unit = units.entry(*unit).or_insert((*priority, Vec::new()));
-            unit.1.push((u32::try_from(node).unwrap(), devices.to_string()));
+            used[node] += cpus;
+            let ids = devices.iter().map(|gpu| format!("GPU-n{node}-{gpu}").as_str().into()).collect();
+            let uid = PodUid::from(format!("u{}-{number}", pod.unit).as_str());
+            let at = NodeIx(u32::try_from(node).unwrap());
+            bars.extend(pod.bars.then(|| (uid.clone(), at)));
+            units.entry(pod.unit).or_default().push(CandidatePod {
+                uid,
+                node: at,
+                devices: if devices.is_empty() { Vec::new() } else { vec![(GPU.into(), ids)] },
+                resources: Resources { pods: 1, milli_cpu: cpus * 1_000, ..Resources::default() },
+                role: pod.role,
+            });
         }
         for (index, rack) in self.racks.iter().enumerate() {
             let free = &DeviceSet::first(8) - &taken[index];
             world.node_with(&format!("z/r{rack}"), &format!("n{index}"), &free, 0);
+            world.room(&format!("n{index}"), |_, left| left.milli_cpu = (CPUS - used[index]) * 1_000);
         }
-        let shape: ShapeId = world.shape(self.gpus);
-        let mut wanted = gang(&[(self.members, shape)]);
+        let [one, other] = self.shapes.map(|(gpus, cpus, count)| {
+            let resources = Resources { pods: 1, milli_cpu: cpus * 1_000, ..Resources::default() };
+            let needs =
+                gantry_gang::Needs { resources, namespace: "ml".into(), ..gantry_gang::Needs::default() };
+            (count, world.shape_of(gpus, needs))
+        });
+        let mut wanted = gang(&[one, other]);
         wanted.priority = 3;
+        wanted.must = (wanted.must - self.optional.min(wanted.must - 1)).max(1);
         if self.required {
             level(&mut wanted, "rack", true);
         }
-        let candidates = units
-            .iter()
-            .map(|(number, (priority, on))| {
-                let on: Vec<(u32, &str)> = on.iter().map(|(node, gpus)| (*node, gpus.as_str())).collect();
-                let (one, other) = self.covered[*number];
-                let budgets = [(one, "ml/one", self.allowed.0), (other, "ml/other", self.allowed.1)];
-                let covering = budgets.into_iter().filter(|(covered, ..)| *covered);
-                VictimCandidate {
-                    budgets: covering
-                        .map(|(_, name, allowed)| Budget {
-                            name: name.into(),
-                            allowed,
-                            pods: u32::try_from(on.len()).unwrap(),
-                        })
-                        .collect(),
-                    ..unit(&format!("u{number}"), *priority, &on, &world)
-                }
-            })
-            .collect();
-        (world, wanted, candidates)
+        let candidates =
+            units.into_iter().map(|(number, pods)| self.candidate(&self.units[number], pods)).collect();
+        Setting { world, wanted, candidates, bars }
+    }
+
+    fn candidate(&self, of: &UnitCase, pods: Vec<CandidatePod>) -> VictimCandidate {
+        let count = u32::try_from(pods.len()).unwrap();
+        let (one, two) = of.covered;
+        let budgets = [(one, "ml/one", self.allowed.0), (two, "ml/two", self.allowed.1)].into_iter();
+        let budgets = budgets.filter(|(covered, ..)| *covered);
+        VictimCandidate {
+            priority: of.priority,
+            checkpointed: of.checkpointed,
+            is_gang: count > 1,
+            surplus: Surplus {
+                pods: of.surplus.min(count - 1),
+                by_role: of.by_role.map_or(Vec::new(), |(one, two)| vec![one, two]),
+            },
+            budgets: budgets
+                .map(|(_, name, allowed)| Budget { name: name.into(), allowed, pods: (0..count).collect() })
+                .collect(),
+            pods,
+            ..VictimCandidate::default()
+        }
     }
 }
 
-/// Whether the gang fits without some of the units.
-fn without(world: &World, wanted: &PlanRequest, victims: &[&VictimCandidate]) -> bool {
-    world.with(|input| WhatIf::new(input, victims).without(victims, |input| fits(input, wanted)))
+/// What a set of pods costs: the highest priority, devices, pods, whole gangs, pods that are not beyond a minimum, pods
+/// without a checkpoint. `None` if they must not go together.
+fn cost(candidates: &[VictimCandidate], wanted: &PlanRequest, gone: &BTreeSet<&PodUid>) -> Option<Cost> {
+    let mut cost = (None, 0, 0, 0, 0, 0);
+    let mut used: BTreeMap<&str, u32> = BTreeMap::new();
+    for candidate in candidates {
+        let going: Vec<(usize, &CandidatePod)> =
+            candidate.pods.iter().enumerate().filter(|(_, pod)| gone.contains(&pod.uid)).collect();
+        if going.is_empty() {
+            continue;
+        }
+        let whole = going.len() == candidate.pods.len();
+        let of_role = |role: usize| going.iter().filter(|(_, pod)| pod.role == role).count();
+        let mut roles = candidate.surplus.by_role.iter().enumerate();
+        let stays = going.len() <= candidate.surplus.pods as usize
+            && roles.all(|(role, most)| of_role(role) <= *most as usize);
+        if candidate.priority >= wanted.priority || !whole && !stays {
+            return None;
+        }
+        for budget in &candidate.budgets {
+            let used = used.entry(&budget.name).or_default();
+            *used += u32::try_from(
+                budget.pods.iter().filter(|pod| going.iter().any(|(at, _)| *at == **pod as usize)).count(),
+            )
+            .unwrap();
+            if *used > budget.allowed {
+                return None;
+            }
+        }
+        cost.0 = cost.0.max(Some(candidate.priority));
+        cost.1 += going.iter().flat_map(|(_, pod)| &pod.devices).map(|(_, ids)| ids.len()).sum::<usize>();
+        cost.2 += going.len();
+        cost.3 += usize::from(whole && candidate.is_gang);
+        cost.4 += if whole { going.len() } else { 0 };
+        cost.5 += if candidate.checkpointed { 0 } else { going.len() };
+    }
+    Some(cost)
 }
 
-/// Whether the budgets allow that all of them are stopped.
-fn is_allowed(victims: &[&VictimCandidate]) -> bool {
-    let budgets = || victims.iter().flat_map(|unit| &unit.budgets);
-    budgets().all(|budget| {
-        let same = budgets().filter(|other| other.name == budget.name);
-        same.map(|other| other.pods).sum::<u32>() <= budget.allowed
-    })
-}
+type Cost = (Option<i32>, usize, usize, usize, usize, usize);
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(512))]
 
-    /// Every set of units is the oracle.
+    /// Every set of pods is the oracle.
     #[test]
-    fn victims_exist_if_and_only_if_they_help_and_none_is_spare(case in case()) {
-        let (world, wanted, candidates) = case.build();
-        let lower: Vec<&VictimCandidate> = candidates.iter().filter(|unit| unit.priority < wanted.priority).collect();
-        let ways: Vec<Vec<&VictimCandidate>> = (0u32..1 << lower.len())
-            .map(|set| (0..lower.len()).filter(|at| set >> at & 1 == 1).map(|at| lower[at]).collect())
-            .filter(|victims: &Vec<&VictimCandidate>| is_allowed(victims) && without(&world, &wanted, victims))
-            .collect();
-        let found = world.with(|input| preempt(input, &wanted, &candidates));
-        prop_assert_eq!(found.is_some(), !ways.is_empty());
-        let Some(placement) = found else { return Ok(()) };
-        let gone: BTreeSet<&str> = placement.victims.iter().map(PodUid::as_str).collect();
-        let victims: Vec<&VictimCandidate> = candidates.iter().filter(|unit| unit.pods.iter().any(|pod| gone.contains(pod.uid.as_str()))).collect();
-        prop_assert_eq!(victims.iter().map(|victim| victim.pods.len()).sum::<usize>(), gone.len(), "whole units");
-        prop_assert!(is_allowed(&victims), "within the budgets");
-        for spared in &victims {
-            let fewer: Vec<&VictimCandidate> = victims.iter().copied().filter(|victim| victim != spared).collect();
-            prop_assert!(!without(&world, &wanted, &fewer), "one could be left out");
+    fn victims_cost_the_least_of_all_sets(case in case()) {
+        let setting = case.build();
+        let Setting { wanted, candidates, .. } = &setting;
+        let least = setting.least_cost();
+        let found = setting.with(|input| preempt(input, wanted, candidates));
+        let gone: Option<BTreeSet<&PodUid>> = found.as_ref().map(|found| found.victims.iter().collect());
+        if let Some(gone) = &gone {
+            prop_assert!(setting.fits_without(gone), "the gang does not fit");
         }
-        let worst = |victims: &[&VictimCandidate]| victims.iter().map(|victim| victim.priority).max();
-        prop_assert_eq!(worst(&victims), ways.iter().map(|way| worst(way)).min().flatten(), "the lowest priority that will do");
-        // The devices are free or the victims', and nobody's twice.
+        let found_cost = gone.as_ref().map(|gone| cost(candidates, wanted, gone).expect("a set that must not go"));
+        prop_assert_eq!(found_cost, least);
+        let Some((placement, gone)) = found.as_ref().zip(gone) else { return Ok(()) };
+        // The devices are free or the victims', and no two members'.
         let mut seen = BTreeSet::new();
-        let others = candidates.iter().filter(|unit| !victims.contains(unit));
-        let held: BTreeSet<_> = others.flat_map(|unit| &unit.pods).flat_map(|pod| &pod.devices[0].1).collect();
+        let others = candidates.iter().flat_map(|unit| &unit.pods).filter(|pod| !gone.contains(&pod.uid));
+        let held: BTreeSet<_> = others.flat_map(|pod| &pod.devices).flat_map(|(_, ids)| ids).collect();
         for id in placement.places.iter().flat_map(|place| &place.devices[0].1) {
             prop_assert!(seen.insert(id) && !held.contains(id));
         }
+    }
+
+    /// Where the exact search has no steps, the choice still makes room within the budgets.
+    #[test]
+    fn greedy_victims_make_room_within_budgets(case in case()) {
+        let setting = case.build();
+        let Setting { wanted, candidates, .. } = &setting;
+        let units: Vec<&VictimCandidate> = candidates.iter().filter(|unit| unit.priority < wanted.priority).collect();
+        let parts = Parts::of(&units);
+        let gone: Option<Vec<PodUid>> = setting.with(|input| {
+            let cluster = WhatIf::new(input, &units);
+            let chosen = Greedy::new(&cluster, wanted, &parts).choose(None)?;
+            Some(chosen.pods(&parts).iter().map(|pod| pod.uid.clone()).collect())
+        });
+        let Some(gone) = gone else { return Ok(()) };
+        let gone: BTreeSet<&PodUid> = gone.iter().collect();
+        prop_assert!(setting.fits_without(&gone));
+        prop_assert!(cost(candidates, wanted, &gone).is_some(), "a set that must not go");
     }
 }

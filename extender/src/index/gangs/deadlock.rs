@@ -95,9 +95,10 @@ impl Index {
             what.budgets = covers.need(&what);
             Yielding { gang: Arc::clone(view.key()), priority: view.priority(), what }
         });
-        let allowed = |budget: &Budget| budget.pods <= budget.allowed;
         yielding
-            .filter(|yielding| !yielding.what.pods.is_empty() && yielding.what.budgets.iter().all(allowed))
+            .filter(|yielding| {
+                !yielding.what.pods.is_empty() && yielding.what.budgets.iter().all(Budget::allows_whole)
+            })
             .collect()
     }
 
@@ -164,16 +165,16 @@ impl Index {
 
 /// As many as disruption budgets allow together.
 fn within_budgets<'y>(others: &[&'y Yielding]) -> Vec<&'y Yielding> {
-    let mut taken: BTreeMap<&str, u32> = BTreeMap::new();
+    let mut taken: BTreeMap<&str, usize> = BTreeMap::new();
     let fits = |other: &&&'y Yielding| {
         let budgets = &other.what.budgets;
         let fits = budgets.iter().all(|budget| {
             let taken = taken.get(&*budget.name).copied().unwrap_or_default();
-            taken.saturating_add(budget.pods) <= budget.allowed
+            taken + budget.pods.len() <= budget.allowed as usize
         });
         if fits {
             for budget in budgets {
-                *taken.entry(&budget.name).or_default() += budget.pods;
+                *taken.entry(&budget.name).or_default() += budget.pods.len();
             }
         }
         fits

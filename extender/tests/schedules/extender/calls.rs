@@ -50,6 +50,7 @@ impl World {
 
     /// A bind that kube-scheduler called for, or one for a member that had come and left.
     pub(super) fn begin_bind(&mut self, run: u32, target: Target, call: Option<u64>) -> u64 {
+        self.extenders.arrived.insert((run, target.uid.to_string()));
         self.extenders.next_task += 1;
         let number = self.extenders.next_task;
         let task = Task {
@@ -177,7 +178,11 @@ impl World {
             Reserved::Grant { annotation, .. } => Some(Arc::clone(annotation)),
         };
         if let Some(task) = self.task(run, number) {
+            let target = task.target.clone();
             task.stage = Stage::Writing(Writing { grant, member, pause: 200 });
+            if member {
+                self.check_written(&target);
+            }
         }
         self.post(run, number);
     }

@@ -142,6 +142,7 @@ impl World {
             }
             What::Get { name } => Answer::Gang(Status::Done, self.api.gangs.get(name).cloned()),
             What::Put { name, uid, over, status, decision } => {
+                let before = self.api.gangs.get(name).cloned();
                 let done = self.api.write_status(name, uid, *over, status);
                 if decision.is_some() {
                     self.played(match done {
@@ -151,6 +152,7 @@ impl World {
                 }
                 if done == Status::Done && decision.is_some() {
                     self.check_minimum(status);
+                    self.check_kept(before.as_deref(), status);
                 }
                 let (what, places) = (decision.as_deref().unwrap_or("status"), Places(status));
                 self.note(format_args!("{run} writes {name} over v{over}, {what},{places}: {done:?}"));

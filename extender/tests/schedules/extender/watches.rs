@@ -64,6 +64,7 @@ impl World {
         let inbox = process.inbox(source);
         inbox.changes.clear();
         inbox.open = true;
+        process.listed.insert(source);
         if source == Source::Gangs {
             process.objects.clear();
         }

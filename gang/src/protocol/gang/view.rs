@@ -37,6 +37,8 @@ pub struct MemberView<'a> {
     pub arrived: bool,
     /// It is being deleted, or is gone.
     pub leaving: bool,
+    /// It is a victim of another gang.
+    pub evicted: bool,
     /// The node it is or will be on.
     pub node: Option<&'a NodeName>,
 }
@@ -207,6 +209,12 @@ impl<'a> View<'a> {
         if self.gang.enough(Count::settled) { count.settled().saturating_sub(self.gang.min()) } else { 0 }
     }
 
+    /// Members of a role beyond its minimum, and beyond none if it has no minimum: so many could go without breaking it.
+    pub fn surplus_of(&self, role: &str) -> u32 {
+        let settled = self.gang.members().count_of(role).settled();
+        settled.saturating_sub(self.gang.role_min(role))
+    }
+
     /// Members that have ended well.
     pub fn completed(&self) -> u32 {
         self.gang.members().count().of(Class::Completed)
@@ -254,6 +262,7 @@ impl<'a> View<'a> {
                 stage: &pod.stage,
                 arrived: member.has_arrived(),
                 leaving: pod.leaving || member.is_gone(),
+                evicted: member.is_evicted(),
                 node,
             }
         })

@@ -4,7 +4,7 @@ use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use gantry_api::{DeviceId, NodeName};
+use gantry_api::{DeviceId, NodeName, PodUid};
 use gantry_gang::protocol::{MemberRequest, Placement, PlanRequest, Refusal, ShapeId, Shortage, Sibling};
 use gantry_gang::terms::Authority;
 use gantry_gang::{
@@ -158,6 +158,15 @@ impl World {
         barred: &dyn Fn(&Shape) -> PlacementRules,
         then: impl FnOnce(&PlanInput<'_>) -> T,
     ) -> T {
+        self.with_rules(&|shape, _| barred(shape), then)
+    }
+
+    /// The same with rules that depend on the pods that count as gone.
+    pub(crate) fn with_rules<T>(
+        &self,
+        rules: &dyn Fn(&Shape, &[&PodUid]) -> PlacementRules,
+        then: impl FnOnce(&PlanInput<'_>) -> T,
+    ) -> T {
         let fabric = self.fabric();
         let exact = |node: NodeIx| match self.snapshot.standing(node) {
             Standing::Ours(class) => {
@@ -170,7 +179,7 @@ impl World {
             rooms: &self.rooms,
             fabric: &fabric,
             shapes: &self.shapes,
-            barred: &|needs, _| barred(needs),
+            barred: rules,
             gone: &[],
             exact: &exact,
             effort: &Cell::new(EFFORT),

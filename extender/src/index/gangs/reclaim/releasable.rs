@@ -43,8 +43,7 @@ impl Releasable {
                 pods: vec![pod],
                 priority: view.priority(),
                 since: view.waiting_since(),
-                checkpointed: false,
-                budgets: Vec::new(),
+                ..VictimCandidate::default()
             },
         }
     }
@@ -174,6 +173,7 @@ impl Index {
             node,
             devices: self.free_without(node, place.devices),
             resources: shape.map_or_else(Default::default, |shape| shape.needs.resources.clone()),
+            role: 0,
         })
     }
 
@@ -253,6 +253,7 @@ impl Index {
                     node,
                     devices,
                     resources: gantry_gang::Resources::default(),
+                    role: 0,
                 });
             }
         }

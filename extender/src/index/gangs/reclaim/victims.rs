@@ -5,10 +5,10 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use gantry_api::PodUid;
-use gantry_gang::protocol::{Devices, PlanRequest, Stage, View};
+use gantry_gang::protocol::{Devices, MemberView, PlanRequest, Stage, View};
 use gantry_gang::{GangKey, Resources};
 use gantry_planner::input::Shape;
-use gantry_planner::preempt::{CandidatePod, VictimCandidate};
+use gantry_planner::preempt::{CandidatePod, Surplus, VictimCandidate};
 
 use crate::index::Index;
 use crate::index::affinity_index;
@@ -73,20 +73,22 @@ impl Index {
                     pods: vec![on_its_node(pod, node, devices)],
                     priority: pod.priority,
                     since: pod.created(),
-                    checkpointed: false,
-                    budgets: Vec::new(),
+                    ..VictimCandidate::default()
                 }),
             }
         }
-        gangs.retain(|gang, _| {
-            let view = self.gangs.core.view(gang);
-            view.is_none_or(|view| !view.is_being_bound())
+        gangs.retain(|gang, unit| {
+            unit.pods.sort_by(|a, b| a.uid.cmp(&b.uid));
+            let Some(view) = self.gangs.core.view(gang) else {
+                return true;
+            };
+            set_surplus(unit, &view);
+            !view.is_being_bound()
         });
         let other_pods = self.other_pods(wanted, reach);
         let mut units: Vec<VictimCandidate> = gangs.into_values().chain(singles).chain(other_pods).collect();
         let mut covers = self.budgets.coverage(&self.resources);
         for unit in &mut units {
-            unit.pods.sort_by(|a, b| a.uid.cmp(&b.uid));
             unit.budgets = covers.need(unit);
         }
         // Sorted: equal input gives equal decisions.
@@ -121,11 +123,11 @@ impl Index {
                     node: pod.node,
                     devices: Devices::new(),
                     resources: pod.load.clone(),
+                    role: 0,
                 }],
                 priority: pod.pod.priority,
                 since: pod.pod.created,
-                checkpointed: false,
-                budgets: Vec::new(),
+                ..VictimCandidate::default()
             })
             .collect()
     }
@@ -154,13 +156,7 @@ impl Index {
 
     /// A gang as a unit, with its members that have no devices or have not arrived. The others are added by the caller.
     fn unit_of(&self, gang: &GangKey) -> VictimCandidate {
-        let mut unit = VictimCandidate {
-            pods: Vec::new(),
-            priority: i32::MIN,
-            since: 0,
-            checkpointed: false,
-            budgets: Vec::new(),
-        };
+        let mut unit = VictimCandidate { priority: i32::MIN, is_gang: true, ..VictimCandidate::default() };
         let Some(view) = self.gangs.core.view(gang) else {
             return unit;
         };
@@ -180,10 +176,25 @@ impl Index {
                     node,
                     devices: Devices::new(),
                     resources: load.map_or_else(Default::default, |load| (**load).clone()),
+                    role: 0,
                 });
             }
         }
         unit
+    }
+
+    /// Whether a gang keeps its minimum, and those of its roles, without some members.
+    pub(in crate::index) fn goes_on_without(&self, gang: &GangKey, pods: &[PodUid]) -> bool {
+        let Some(view) = self.gangs.core.view(gang) else {
+            return true;
+        };
+        let mut by_role: BTreeMap<&str, u32> = BTreeMap::new();
+        let goes = |member: &MemberView<'_>| pods.contains(member.uid) || member.evicted && !member.leaving;
+        for member in view.members().filter(goes) {
+            *by_role.entry(member.role).or_default() += 1;
+        }
+        by_role.values().sum::<u32>() <= view.surplus_members()
+            && by_role.iter().all(|(role, count)| *count <= view.surplus_of(role))
     }
 
     /// All of a gang that is on the nodes, as a unit.
@@ -229,6 +240,7 @@ impl Index {
                     node: pod.node,
                     devices: Devices::new(),
                     resources: pod.load.clone(),
+                    role: 0,
                 });
             }
         }
@@ -246,12 +258,12 @@ impl Index {
                     node,
                     devices,
                     resources: Resources::default(),
+                    role: 0,
                 });
             }
         }
         pods.extend(self.orphaned_ending(priority, goes));
-        let ending =
-            VictimCandidate { pods, priority: i32::MIN, since: 0, checkpointed: false, budgets: Vec::new() };
+        let ending = VictimCandidate { pods, priority: i32::MIN, ..VictimCandidate::default() };
         overdue.map(|overdue| (ending, overdue))
     }
 
@@ -259,13 +271,7 @@ impl Index {
     pub(super) fn each_ending(&self) -> impl Iterator<Item = VictimCandidate> + use<> {
         let ending = self.ending(i32::MIN).into_iter().flat_map(|(ending, _)| ending.pods);
         let pods = ending.filter(|pod| !pod.uid.as_str().is_empty());
-        pods.map(|pod| VictimCandidate {
-            pods: vec![pod],
-            priority: i32::MIN,
-            since: 0,
-            checkpointed: false,
-            budgets: Vec::new(),
-        })
+        pods.map(|pod| VictimCandidate { pods: vec![pod], priority: i32::MIN, ..VictimCandidate::default() })
     }
 
     /// When a terminating pod should be gone, in seconds since 1970.
@@ -302,9 +308,44 @@ fn on_its_node(pod: &PodFacts, node: NodeIx, devices: Option<Devices>) -> Candid
         node,
         devices: devices.unwrap_or_default(),
         resources: pod.needs.resources.clone(),
+        role: 0,
     }
 }
 
+/// Which members of a gang may go while it goes on: bound ones beyond its minimum and those of its roles; none of a gang in slices. The
+/// last ranks go first. Members that another gang has evicted go anyway.
+fn set_surplus(unit: &mut VictimCandidate, view: &View<'_>) {
+    let members: HashMap<&PodUid, MemberView<'_>> =
+        view.members().map(|member| (member.uid, member)).collect();
+    unit.pods.retain(|pod| members.get(&pod.uid).is_none_or(|member| !member.evicted));
+    let mut left = view.surplus_members();
+    if left == 0 || view.terms().is_none_or(|terms| terms.slice.is_some()) {
+        return;
+    }
+    let mut roles: Vec<&str> = members.values().map(|member| member.role).collect();
+    roles.sort_unstable();
+    roles.dedup();
+    let mut by_role: Vec<u32> = roles.iter().map(|role| view.surplus_of(role)).collect();
+    let role_of = |member: &MemberView<'_>| roles.binary_search(&member.role).unwrap_or(0);
+    for member in members.values().filter(|member| member.evicted && !member.leaving) {
+        left = left.saturating_sub(1);
+        let of_role = &mut by_role[role_of(member)];
+        *of_role = of_role.saturating_sub(1);
+    }
+    // A role of its own for those that may not go alone.
+    by_role.push(0);
+    for pod in &mut unit.pods {
+        let member = members.get(&pod.uid);
+        let member = member.filter(|member| matches!(member.stage, Stage::Bound(_)));
+        pod.role = member.map_or(roles.len(), role_of);
+    }
+    unit.surplus = Surplus { pods: left, by_role };
+    unit.pods.sort_by(|a, b| {
+        let rank = |pod: &CandidatePod| members.get(&pod.uid).and_then(|member| member.rank);
+        rank(b).cmp(&rank(a)).then_with(|| b.uid.cmp(&a.uid))
+    });
+}
+
 fn first(unit: &VictimCandidate) -> Option<&PodUid> {
-    unit.pods.first().map(|pod| &pod.uid)
+    unit.pods.iter().map(|pod| &pod.uid).min()
 }

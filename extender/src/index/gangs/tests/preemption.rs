@@ -145,6 +145,111 @@ fn what_keeps_a_gang_off_a_node_goes_with_those_who_are_stopped() {
     }
 }
 
+/// A node of so many GPUs, on which a bound gang has a member of one GPU each; so many of them are needed.
+fn elastic(cluster: &Cluster, node: &str, gpus: u32, min: u32) -> Vec<Value> {
+    cluster.add(node, &plain(gpus as usize));
+    let pods: Vec<Value> = (0..gpus).map(|number| member(&format!("el-{number}"), 1, "el", min)).collect();
+    let facts: Vec<_> = pods.iter().map(crate::fixtures::facts).collect();
+    cluster.store.update(|index| facts.into_iter().for_each(|pod| index.pod_applied(pod)));
+    cluster.wait(2);
+    let (needed, surplus) = pods.split_at(min as usize);
+    bind_all(cluster, needed);
+    for pod in surplus {
+        let uid = pod["metadata"]["uid"].as_str().unwrap();
+        admit(cluster, uid, node).unwrap();
+        write_down(cluster);
+        let admitted = admit(cluster, uid, node).unwrap();
+        let now = cluster.now();
+        cluster.store.update(|index| {
+            index.finish(now, &target(uid, node), Outcome::Bound);
+            index.bind_ended(&PodUid::from(uid), BindEnd::Bound);
+        });
+        show(cluster, pod, node, &admitted);
+    }
+    assert_eq!(cluster.free(node), "");
+    evicted(cluster);
+    pods
+}
+
+/// A gang of one member of so many GPUs, of priority 10.
+fn of_one(cluster: &Cluster, name: &str, gpus: u32) {
+    let mut pods = members(name, 1, gpus);
+    pods[0]["spec"]["priority"] = 10.into();
+    create(cluster, &pods);
+}
+
+#[test]
+fn surplus_member_is_evicted_rather_than_its_gang() {
+    let cluster = Cluster::new(Options::default());
+    elastic(&cluster, "n1", 4, 1);
+    of_one(&cluster, "high", 1);
+    let gone = evicted(&cluster);
+    assert_eq!(gone.len(), 1, "{gone:?}");
+    // Another takes the next, and not the first again, though that is not seen to terminate yet.
+    of_one(&cluster, "more", 2);
+    let more = evicted(&cluster);
+    assert_eq!(more.len(), 2, "{more:?}");
+    assert!(!more.contains(&gone[0]));
+    // Only the member that is needed is left: it goes as the last of its gang.
+    of_one(&cluster, "last", 1);
+    assert_eq!(evicted(&cluster).len(), 1);
+}
+
+#[test]
+fn gang_at_its_minimum_is_evicted_as_a_whole() {
+    let cluster = Cluster::new(Options::default());
+    elastic(&cluster, "n1", 4, 3);
+    of_one(&cluster, "high", 2);
+    assert_eq!(evicted(&cluster).len(), 4);
+}
+
+#[test]
+fn gang_goes_on_after_its_surplus_member_is_evicted() {
+    let cluster = Cluster::new(Options::default());
+    let pods = elastic(&cluster, "n1", 4, 2);
+    of_one(&cluster, "high", 1);
+    let gone = evicted(&cluster);
+    let gone = gone.first().unwrap().as_str();
+    cluster.gone(pods.iter().find(|pod| pod["metadata"]["uid"] == gone).unwrap());
+    assert_eq!(phase(&cluster, "el"), GangPhase::Bound);
+    assert_eq!(phase(&cluster, "high"), GangPhase::Reserved);
+}
+
+/// kube-scheduler tries a PodGroup with its victims removed in memory only, which a filter call does not show.
+#[test]
+fn native_group_is_refused_until_its_victims_are_gone() {
+    let cluster = Cluster::new(Options::default());
+    full(&cluster, "n1", 0);
+    let pods = ["g-0", "g-1"].map(|name| {
+        let mut pod = pod(name, 4);
+        pod["spec"]["schedulingGroup"] = json!({"podGroupName": "g"});
+        pod["spec"]["priority"] = 10.into();
+        pod
+    });
+    let kind = OwnerKind::PodGroup;
+    let owner = OwnerRef { kind, namespace: "default".into(), name: "g".into(), part: "".into() };
+    let group = json!({"spec": {"schedulingPolicy": {"gang": {"minCount": 2}}}});
+    let group = integrations::read(kind, "", &group);
+    for pod in &pods {
+        cluster.pod(pod);
+    }
+    let refused = |pod: &str| matches!(answer(&cluster, pod), Answer::Wait(_));
+    assert!(refused("g-0") && refused("g-1"), "its size is not known");
+    cluster.store.update(|index| index.owner_seen(&owner, Some(group.into())));
+    cluster.wait(2);
+    assert_eq!(evicted(&cluster), ["n1-0".into()]);
+    assert!(refused("g-0") && refused("g-1"), "the devices are in use");
+    // Neither may kube-scheduler stop pods for one member.
+    let offers =
+        vec![crate::wire::Offer { node: "n1".into(), victims: vec!["n1-0".into()], budgets_broken: 0 }];
+    let asks = crate::fixtures::request(4);
+    let offered = cluster.store.update(|index| index.preemptable(&"g-0".into(), &asks, 10, offers));
+    assert_eq!(offered, []);
+    cluster.gone(&bound(self::pod("n1-0", 8), "n1", 1, Some("0-7")));
+    cluster.wait(2);
+    assert_eq!([node(&cluster, "g-0"), node(&cluster, "g-1")], ["n1", "n1"]);
+}
+
 /// A pod without devices on a node.
 fn other_pod(cluster: &Cluster, name: &str, cpu: u32, change: impl FnOnce(&mut Value)) {
     let mut pod = bound(pod(name, 0), "n1", 1, None);
