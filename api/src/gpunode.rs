@@ -26,6 +26,8 @@ use crate::schema::{bounded, known_formats};
     category = "gantry",
     status = "GpuNodeStatus",
     derive = "PartialEq",
+    printcolumn = r#"{"name":"Ready","type":"string","jsonPath":".status.conditions[?(@.type==\"Ready\")].status"}"#,
+    printcolumn = r#"{"name":"Reason","type":"string","jsonPath":".status.conditions[?(@.type==\"Ready\")].reason"}"#,
     printcolumn = r#"{"name":"Model","type":"string","jsonPath":".status.summary.model"}"#,
     printcolumn = r#"{"name":"Links","type":"string","jsonPath":".status.summary.links"}"#,
     printcolumn = r#"{"name":"GPUs","type":"integer","jsonPath":".status.summary.gpus"}"#,

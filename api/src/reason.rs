@@ -36,14 +36,26 @@ macro_rules! reasons {
     };
 }
 
+impl Reason {
+    /// Whether a gang waits because not all of its members exist, or are known.
+    pub const fn is_of_missing_members(self) -> bool {
+        use Reason::{UnknownSize, WaitingForMembers, WaitingForMoreMembers, WaitingForRole};
+        matches!(self, UnknownSize | WaitingForMembers | WaitingForMoreMembers | WaitingForRole)
+    }
+}
+
 reasons! {
     // A gang that has no reservation.
     UnknownSize => "the size of the gang, or what a member requests, is not known yet",
     WaitingForMembers => "fewer members exist than the gang needs",
     WaitingForMoreMembers => "enough members exist, and more are expected",
     WaitingForRole => "fewer members of a role exist than the role needs",
+    MembersGated => "enough members exist, and scheduling gates keep some back",
+    MembersRejected => "enough members exist, and kube-scheduler rejects some before it calls the extender",
     WaitingForTurn => "other gangs are planned first",
     InsufficientResources => "the free resources do not hold the gang",
+    PluginNotReady => "the gang fits once the GPU plugins of some nodes serve",
+    GpusReserved => "the gang would fit on devices that are idle and reserved for others",
     CannotFit => "no node, or no part of the cluster, can ever hold the gang",
     WaitingForTerminatingPods => "the gang fits once pods that are being deleted are gone",
     NodesReserved => "the nodes that would hold the gang are reserved for a gang before it",

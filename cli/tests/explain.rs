@@ -142,7 +142,7 @@ async fn pod_report_describes_nodes_and_grant() {
     let (code, text) = stage.see(&["pod", "four"]).await;
     insta::assert_snapshot!(text, @r"
     pod default/four requests 4 nvidia.com/gpu
-    not enough devices on 2 of 2 nodes:
+    does not fit now on 2 of 2 nodes:
       a: 1 of 4 GPUs free, 4 asked; fits when default/three ends
       b: 3 of 4 GPUs free, 4 asked; fits when default/one ends
     ");
@@ -179,7 +179,7 @@ async fn gang_report_lists_trials_and_pods_that_must_end() {
     assert!(text.contains("size: 2 of 2 members exist"), "{text}");
     assert!(text.contains("if planned now: Queued: InsufficientResources: "), "{text}");
     assert!(text.contains("  tried for 2 members of 4 GPUs, of which 2 must fit:"), "{text}");
-    assert!(text.contains("1 of 2 fit, 2 if it were empty; 5 of 8 GPUs free, 8 asked"), "{text}");
+    assert!(text.contains("1 of 2 that must fit, 2 if it were empty; 5 of 8 GPUs free, 8 asked"), "{text}");
     assert!(text.contains("fits when default/three ended"), "{text}");
     let (_, text) = stage.see(&["gang", "small"]).await;
     assert!(text.contains("Pending") && text.contains("WaitingForMembers"), "{text}");
@@ -268,10 +268,10 @@ async fn gang_in_backoff_reports_the_extenders_status() {
     insta::assert_snapshot!(text, @r"
     pod default/train-0 requests 4 nvidia.com/gpu
     member of gang default/train: Backoff: 0 of 2 members arrived in time; kube-scheduler reports: 2 node(s) had untolerated taint(s); the gang is planned again after a pause
-    enough devices on 2 of 2 nodes:
+    fits now on 2 of 2 nodes:
       a: 22 GB/s among them
       b: 22 GB/s among them
-    it waits for the rest of its gang: see `gantry explain gang`
+    it is placed with its gang as a whole: see `gantry explain gang`
     ");
     let (_, text) = stage.see(&["gang", "train", "--json"]).await;
     let report: Value = serde_json::from_str(&text).unwrap();
@@ -308,9 +308,9 @@ async fn reserved_gang_is_not_in_the_queue() {
     waits: 3 h, priority 0
     if planned now: Queued: InsufficientResources: needs 8 GPUs as 2x4; 0 are free and no member fits; 8 more GPUs must come free
       tried for 2 members of 4 GPUs, of which 2 must fit:
-        node, best a of 2: 0 of 2 fit, 1 if it were empty; 0 of 4 GPUs free, 8 asked
+        node, best a of 2: 0 of 2 that must fit, 1 if it were empty; 0 of 4 GPUs free, 8 asked
           1 node(s): fewer than 4 GPUs free
-        cluster, best cluster of 1: 0 of 2 fit, 2 if it were empty; 0 of 8 GPUs free, 8 asked
+        cluster, best cluster of 1: 0 of 2 that must fit, 2 if it were empty; 0 of 8 GPUs free, 8 asked
           2 node(s): fewer than 4 GPUs free
       fits when default/low-a, default/low-b ended
     members:
@@ -356,7 +356,7 @@ async fn held_reservations_are_named_to_blocked_pods() {
     let (_, text) = stage.see(&["pod", "plain"]).await;
     insta::assert_snapshot!(text, @r"
     pod default/plain requests 4 nvidia.com/gpu
-    not enough devices on 2 of 2 nodes:
+    does not fit now on 2 of 2 nodes:
       b: 2 of 4 GPUs free, 4 asked; fits when default/mpi-0 ends
       a: 2 of 4 GPUs free, 4 asked; 1 place is kept for gang default/mpi there
     ");
@@ -404,7 +404,7 @@ async fn gang_status_without_extender_options() {
     stage.says("leveled", "Queued", room).await;
 
     let (_, text) = stage.see(&["gang", "gated"]).await;
-    assert!(text.contains("if planned now: Pending: WaitingForMembers: "), "{text}");
+    assert!(text.contains("if planned now: Pending: MembersGated: "), "{text}");
     let (_, text) = stage.see(&["gang", "gated", "--gates"]).await;
     assert!(text.contains("if planned now: Reserved"), "{text}");
     let (_, text) = stage.see(&["gang", "leveled"]).await;

@@ -225,6 +225,7 @@ fn waiting_member(gang: u32, number: u32) -> Member {
         leaving: false,
         preempted: false,
         refused: false,
+        rejected: None,
         elsewhere: None,
         preempts: true,
     }

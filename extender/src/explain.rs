@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use gantry_api::{MAX_MESSAGE, NodeName, PodUid, Reason, ResourceName};
+use gantry_gang::Needs;
 use gantry_gang::protocol::WaitReason;
 use gantry_planner::plan::unit;
 use gantry_runtime::events::{Attempt, EventRecorder, Message};
@@ -15,11 +16,11 @@ use kube::Client;
 use tokio_util::sync::CancellationToken;
 
 use crate::event;
-use crate::index::{Index, Store};
+use crate::index::{Index, Lack, Store};
 use crate::metrics::{Metrics, Outcome};
 use gantry_planner::decide;
 use gantry_planner::request::Request;
-use gantry_planner::snapshot::{ClassIx, Snapshot, Standing};
+use gantry_planner::snapshot::{ClassIx, NodeIx, Snapshot, Standing};
 
 /// Period of the checks of waiting pods.
 const LOOK: Duration = Duration::from_secs(1);
@@ -92,7 +93,7 @@ enum Cause {
     /// For its gang.
     Gang(WaitReason),
     /// kube-scheduler's own count finds too few devices for it.
-    Devices(Arc<Request>),
+    Devices(Arc<Request>, Arc<Needs>),
     /// The same, although it has a reservation on a node.
     Place(NodeName, Arc<Request>),
 }
@@ -113,7 +114,7 @@ struct Reported {
     same: HashMap<PodUid, (Instant, String)>,
     /// The snapshot of `notes`.
     generation: u64,
-    notes: HashMap<Arc<Request>, Option<String>>,
+    notes: HashMap<(Arc<Request>, Arc<Needs>), Option<String>>,
 }
 
 impl Reported {
@@ -136,11 +137,14 @@ impl Reported {
     }
 
     /// The note for a pod, and the part of it that is published again when it changes.
-    fn note(&mut self, snapshot: &Snapshot, cause: &Cause) -> Option<(String, String)> {
+    fn note(&mut self, store: &Store, snapshot: &Snapshot, cause: &Cause) -> Option<(String, String)> {
         match cause {
             Cause::Gang(why) => Some((why.message.to_string(), gist(why))),
-            Cause::Devices(request) => {
-                let note = self.notes.entry(Arc::clone(request)).or_insert_with(|| note(snapshot, request));
+            Cause::Devices(request, needs) => {
+                let entry = self.notes.entry((Arc::clone(request), Arc::clone(needs)));
+                let note = entry.or_insert_with(|| {
+                    store.read(|index| note(snapshot, request, &|node| index.misfit(node, needs)))
+                });
                 note.clone().map(|note| (note.clone(), note))
             }
             Cause::Place(node, request) => {
@@ -163,12 +167,13 @@ fn uncalled(index: &Index) -> Vec<(Address, Cause)> {
         Some(Address { uid, namespace, name })
     };
     let short = index.insufficient_pods().into_iter().filter_map(|short| {
-        let request = || index.pod(short.pod.as_str())?.request.clone().ok();
+        let pod = index.pod(short.pod.as_str());
+        let request = || pod?.request.clone().ok();
         let cause = match index.why_waits(&short.pod) {
             Some(why) => Cause::Gang(why),
             None => match index.node_kept_for(&short.pod) {
                 Some(node) => Cause::Place(node.clone(), request()?),
-                None => Cause::Devices(request()?),
+                None => Cause::Devices(request()?, Arc::clone(&pod?.needs)),
             },
         };
         Some((address(short.pod)?, cause))
@@ -204,10 +209,10 @@ fn due(store: &Store, reported: &mut Reported, now: Instant) -> Vec<Notice> {
         {
             continue;
         }
-        let Some((note, gist)) = reported.note(&snapshot, &cause) else {
+        let Some((note, gist)) = reported.note(store, &snapshot, &cause) else {
             continue;
         };
-        if !matches!(cause, Cause::Devices(_)) && !reported.has_settled(&pod.uid, &gist, now) {
+        if !matches!(cause, Cause::Devices(..)) && !reported.has_settled(&pod.uid, &gist, now) {
             continue;
         }
         match reported.pods.get_mut(&pod.uid) {
@@ -225,7 +230,7 @@ fn notice(pod: Address, cause: &Cause, note: String) -> Notice {
     let (reason, warning) = match cause {
         Cause::Gang(why) if why.is_invalid() => (Reason::GangInvalid, true),
         Cause::Gang(_) => (Reason::GangWaiting, false),
-        Cause::Devices(_) | Cause::Place(..) => (Reason::GpusUnavailable, true),
+        Cause::Devices(..) | Cause::Place(..) => (Reason::GpusUnavailable, true),
     };
     let message = event::message(reason, warning, note);
     Notice { pod, message }
@@ -234,9 +239,11 @@ fn notice(pod: Address, cause: &Cause, note: String) -> Notice {
 /// Why no node can take a pod. First what no node offers at all; then by reason: `node-1, node-2: 0 of 8 GPUs free, 4
 /// asked; node-3: 3 of 8 GPUs free, 4 asked`, the nearest miss first. `None` if it asks for nothing that is managed,
 /// and all of it is offered: that is not ours to explain.
-pub(crate) fn note(snapshot: &Snapshot, request: &Request) -> Option<String> {
+///
+/// Nodes that labels, taints or volumes rule out are named as such, whatever devices they have.
+fn note(snapshot: &Snapshot, request: &Request, misfit: &dyn Fn(NodeIx) -> Option<Lack>) -> Option<String> {
     let mut parts = unoffered(snapshot, request);
-    parts.extend(misses(snapshot, request));
+    parts.extend(misses(snapshot, request, misfit));
     let mut asks = request.asks.iter();
     if parts.is_empty() {
         return asks
@@ -280,7 +287,7 @@ fn unoffered(snapshot: &Snapshot, request: &Request) -> Vec<String> {
         .collect()
 }
 
-fn misses(snapshot: &Snapshot, request: &Request) -> Vec<String> {
+fn misses(snapshot: &Snapshot, request: &Request, misfit: &dyn Fn(NodeIx) -> Option<Lack>) -> Vec<String> {
     // Some classes were in use once.
     let used: HashSet<ClassIx> = snapshot.nodes.iter().copied().collect();
     let lines: Vec<Vec<(usize, String)>> = snapshot
@@ -292,17 +299,23 @@ fn misses(snapshot: &Snapshot, request: &Request) -> Vec<String> {
             false => Vec::new(),
         })
         .collect();
-    let mut reasons: HashMap<&str, (usize, Vec<&str>)> = HashMap::new();
+    // Nodes that are ruled out come last.
+    let mut reasons: HashMap<String, (Option<usize>, Vec<&str>)> = HashMap::new();
     for (node, name, _) in snapshot.iter() {
         let lines = snapshot.class(node).and_then(|class| lines.get(class.0 as usize));
-        for (free, line) in lines.into_iter().flatten() {
-            let (_, nodes) = reasons.entry(line).or_insert_with(|| (*free, Vec::new()));
-            nodes.push(name.as_str());
+        let lines = lines.filter(|lines| !lines.is_empty());
+        let mut add = |line: &str, free: Option<usize>| match reasons.get_mut(line) {
+            Some((_, nodes)) => nodes.push(name.as_str()),
+            None => drop(reasons.insert(line.to_owned(), (free, vec![name.as_str()]))),
+        };
+        match lines.and_then(|_| misfit(node)) {
+            Some(lack) => add(&lack.to_string(), None),
+            None => lines.into_iter().flatten().for_each(|(free, line)| add(line, Some(*free))),
         }
     }
-    let mut reasons: Vec<(&str, (usize, Vec<&str>))> = reasons.into_iter().collect();
+    let mut reasons: Vec<(String, (Option<usize>, Vec<&str>))> = reasons.into_iter().collect();
     reasons.sort_by(|(a, (a_free, _)), (b, (b_free, _))| b_free.cmp(a_free).then_with(|| a.cmp(b)));
-    let part = |(reason, (_, mut nodes)): (&str, (usize, Vec<&str>))| {
+    let part = |(reason, (_, mut nodes)): (String, (Option<usize>, Vec<&str>))| {
         nodes.sort_unstable();
         let more = nodes.len().saturating_sub(NAMED);
         let mut part = nodes.iter().take(NAMED).copied().collect::<Vec<_>>().join(", ");
@@ -310,7 +323,7 @@ fn misses(snapshot: &Snapshot, request: &Request) -> Vec<String> {
             part.push_str(&format!(" and {more} more"));
         }
         part.push_str(": ");
-        part.push_str(reason);
+        part.push_str(&reason);
         part
     };
     reasons.into_iter().map(part).collect()

@@ -47,7 +47,7 @@ pub use gangs::{
     PlacesKept, Said, Trial,
 };
 pub use holds::HOLD;
-pub use inspection::{Bound, NodeReport, PodReport};
+pub use inspection::{Bound, Lack, NodeReport, PodReport};
 pub use list_tracker::Source;
 pub use node_table::Totals;
 pub use objects::{PartialGpuNode, SlimNode, advertised, described, inventory};
@@ -233,6 +233,9 @@ impl Index {
             // quarantine.
             let uid = pod.uid.clone();
             self.pod_deleted(self.now.at, &uid, None);
+        }
+        if pod.grant.is_some() {
+            self.observe_granted(&pod.scheduler);
         }
         self.keep_membership(&pod.uid, &mut pod.membership);
         self.complete_needs(&mut pod);
@@ -447,6 +450,17 @@ impl Index {
             scheduler = name,
             "a scheduler calls that --scheduler-name does not name: its gangs wait for its next call after every restart; add its name"
         );
+        self.scheduler_calls(name);
+    }
+
+    /// A pod of a scheduler has a grant, so that the scheduler calls an extender. A command that only looks is never called itself.
+    fn observe_granted(&mut self, scheduler: &str) {
+        if self.gangs.only_looks() && self.schedulers.record(scheduler) {
+            self.scheduler_calls(scheduler);
+        }
+    }
+
+    fn scheduler_calls(&mut self, name: &str) {
         self.changed = true;
         let mut pods = self.pods.sorted();
         pods.retain(|pod| *pod.scheduler == *name && pod.node.is_none());

@@ -90,6 +90,7 @@ pub async fn look(kubeconfig: Option<&Path>, terms: Terms, limit: Duration) -> a
         ..Settings::default()
     });
     index.set_planning(false);
+    index.only_look();
     // As much as the operator may have allowed the extender.
     let store = Arc::new(Store::new(index).with_memory(ObjectMemory::of_mib(OBJECT_MIB)));
     let shutdown = CancellationToken::new();

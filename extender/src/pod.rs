@@ -63,6 +63,8 @@ pub struct PodFacts {
     pub refused: bool,
     /// What kube-scheduler said the last time of nodes that it does not take; kept for members of gangs.
     pub said: Option<Arc<str>>,
+    /// kube-scheduler rejects it before it calls the extender: the reason it gives; kept for members of gangs.
+    pub rejected: Option<Arc<str>>,
     /// What it says of its gang.
     pub membership: Option<Arc<Membership>>,
     /// Its claims of volumes, by name; kept for members of gangs.
@@ -140,6 +142,10 @@ impl Reader {
                 .filter(|_| membership.is_some())
                 .and_then(slim::SlimCondition::own_words)
                 .map(|words| self.words.of(&words)),
+            rejected: scheduled
+                .filter(|_| membership.is_some())
+                .and_then(slim::SlimCondition::rejection)
+                .map(|words| self.words.of(words)),
             membership,
             volume_claims,
             needs: self.needs.one(needs),
@@ -203,7 +209,12 @@ fn stage(pod: &SlimPod) -> Stage {
         (_, Some(node)) => Stage::Bound(node.into()),
         _ if pod.spec.scheduling_gates.is_empty() => Stage::Pending,
         _ => Stage::Gated {
-            by_us_alone: pod.spec.scheduling_gates.iter().all(|gate| gate.name == names::GANG_GATE),
+            by: pod
+                .spec
+                .scheduling_gates
+                .iter()
+                .find(|gate| gate.name != names::GANG_GATE)
+                .map(|gate| gate.name.as_str().into()),
         },
     }
 }

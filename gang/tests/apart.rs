@@ -41,6 +41,7 @@ fn member(job: &str, index: u32) -> Member {
         leaving: false,
         preempted: false,
         refused: false,
+        rejected: None,
         elsewhere: None,
         preempts: true,
         holds: Default::default(),

@@ -110,6 +110,8 @@ impl Cluster {
                     unhealthy: 0,
                     faults: Vec::new(),
                     leaving: 0,
+                    reserved: 0,
+                    unserved: 0,
                     advertised: Some(8),
                     alignment: None,
                 }],

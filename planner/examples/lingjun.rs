@@ -241,6 +241,8 @@ impl Cluster {
                     unhealthy: 0,
                     faults: Vec::new(),
                     leaving: 0,
+                    reserved: 0,
+                    unserved: 0,
                     advertised: None,
                     alignment: None,
                 }],

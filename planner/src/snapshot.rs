@@ -162,6 +162,10 @@ pub struct Pool {
     pub faults: Vec<GpuFault>,
     /// Devices of pods that are gone, whose processes may still run.
     pub leaving: usize,
+    /// Number of healthy devices that no pod has and that are reserved for gangs or for pods that are being bound.
+    pub reserved: usize,
+    /// Number of devices that would be free if the plugin served.
+    pub unserved: usize,
     /// How many kubelet advertises, if the node is known.
     pub advertised: Option<u32>,
     /// How kubelet aligns the devices, if it does.

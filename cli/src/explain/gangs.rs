@@ -164,12 +164,18 @@ fn tried_level(out: &mut String, level: &LevelDiagnosis) {
         true => String::new(),
         false => format!(", best {} of {}", level.best, level.domains),
     };
-    let mut text = format!("    {}{best}: {} of {} fit", level.level, level.fits, level.wanted);
+    let mut text = match level.fits < level.must {
+        true => format!("    {}{best}: {} of {} that must fit", level.level, level.fits, level.must),
+        false => format!("    {}{best}: {} of {} fit", level.level, level.fits, level.wanted),
+    };
     if level.empty != level.fits {
         let _ = write!(text, ", {} if it were empty", level.empty);
     }
     for stock in &level.devices {
         let _ = write!(text, "; {} of {} {} free", stock.free, stock.total, stock.resource);
+        if stock.reserved > 0 {
+            let _ = write!(text, ", {} idle and reserved", stock.reserved);
+        }
         if stock.healthy < stock.total {
             let _ = write!(text, " ({} healthy)", stock.healthy);
         }

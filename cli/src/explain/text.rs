@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use gantry_api::{Placement, one_line};
-use gantry_extender::index::{NodeReport, PodReport};
+use gantry_extender::index::{Lack, NodeReport, PodReport};
 
 use super::gangs::some;
 
@@ -20,7 +20,9 @@ pub(crate) fn pod(report: &PodReport) -> String {
     if let Some(scheduler) = &report.scheduled_by {
         line(
             &mut out,
-            &format!("scheduled by {scheduler}, which does not call Gantry: see --scheduler-name"),
+            &format!(
+                "scheduled by {scheduler}; no pod shows that this scheduler calls Gantry: see --scheduler-name"
+            ),
         );
     }
     if let Some(bound) = &report.bound {
@@ -34,22 +36,27 @@ pub(crate) fn pod(report: &PodReport) -> String {
         }
         return out;
     }
-    let fit: Vec<&NodeReport> = report.nodes.iter().filter(|node| node.lacks.is_none()).collect();
-    let waits: Vec<&NodeReport> = report.nodes.iter().filter(|node| node.lacks.is_some()).collect();
+    let (fit, waits): (Vec<&NodeReport>, Vec<&NodeReport>) =
+        report.nodes.iter().partition(|node| node.lack.is_none());
+    let is_ruled_out = |node: &&NodeReport| node.lack.as_ref().is_some_and(Lack::is_misfit);
+    let (ruled_out, waits): (Vec<&NodeReport>, Vec<&NodeReport>) = waits.into_iter().partition(is_ruled_out);
     if report.nodes.is_empty() {
         line(&mut out, "no node has this resource");
     }
     if !fit.is_empty() {
-        line(&mut out, &format!("enough devices on {} of {} nodes:", fit.len(), report.nodes.len()));
+        line(&mut out, &format!("fits now on {} of {} nodes:", fit.len(), report.nodes.len()));
         for node in fit.iter().take(NAMED) {
             let bandwidth =
                 node.bandwidth_gbs.map_or_else(String::new, |gbs| format!(": {gbs:.0} GB/s among them"));
             line(&mut out, &format!("  {}{bandwidth}", node.node));
         }
         more(&mut out, fit.len());
-        let why = match &report.gang {
-            Some(_) => "it waits for the rest of its gang: see `gantry explain gang`",
-            None => "if it still waits, the reason is not a device: see `kubectl describe pod`",
+        let why = match (&report.gang, report.gang_reason) {
+            (Some(_), Some(reason)) if reason.is_of_missing_members() => {
+                "it waits for the rest of its gang: see `gantry explain gang`"
+            }
+            (Some(_), _) => "it is placed with its gang as a whole: see `gantry explain gang`",
+            (None, _) => "if it still waits, the reason is not a device: see `kubectl describe pod`",
         };
         line(&mut out, why);
     }
@@ -58,12 +65,19 @@ pub(crate) fn pod(report: &PodReport) -> String {
         line(&mut out, &format!("reservations not shown here are held for gang(s) {gangs}"));
     }
     if !waits.is_empty() {
-        line(&mut out, &format!("not enough devices on {} of {} nodes:", waits.len(), report.nodes.len()));
+        line(&mut out, &format!("does not fit now on {} of {} nodes:", waits.len(), report.nodes.len()));
         for node in waits.iter().take(NAMED) {
             let lacks = node.lacks.as_deref().unwrap_or_default();
             line(&mut out, &format!("  {}: {lacks}{}{}", node.node, ends(node), kept(node)));
         }
         more(&mut out, waits.len());
+    }
+    if !ruled_out.is_empty() {
+        line(&mut out, &format!("ruled out on {} of {} nodes:", ruled_out.len(), report.nodes.len()));
+        for node in ruled_out.iter().take(NAMED) {
+            line(&mut out, &format!("  {}: {}", node.node, node.lacks.as_deref().unwrap_or_default()));
+        }
+        more(&mut out, ruled_out.len());
     }
     out
 }
@@ -118,6 +132,7 @@ fn line(out: &mut String, text: &str) {
 
 #[cfg(test)]
 mod tests {
+    use gantry_api::Reason;
     use gantry_extender::index::Bound;
 
     use super::*;
@@ -126,6 +141,7 @@ mod tests {
         NodeReport {
             node: name.into(),
             lacks: lacks.map(str::to_owned),
+            lack: lacks.map(|text| Lack::Unmet { text: text.to_owned() }),
             bandwidth_gbs: gbs,
             would_have_to_end: ends.iter().map(|name| (*name).to_owned()).collect(),
             places_kept: Vec::new(),
@@ -138,6 +154,7 @@ mod tests {
             name: "trainer-0".into(),
             asks: "4 nvidia.com/gpu".to_owned(),
             gang: None,
+            gang_reason: None,
             places_kept_for: Vec::new(),
             scheduled_by: None,
             bound,
@@ -155,7 +172,7 @@ mod tests {
         ];
         insta::assert_snapshot!(pod(&report(None, nodes)), @r"
         pod default/trainer-0 requests 4 nvidia.com/gpu
-        not enough devices on 3 of 3 nodes:
+        does not fit now on 3 of 3 nodes:
           n1: 3 of 8 GPUs free, 4 asked; fits when default/a ends
           n2: 0 of 8 GPUs free, 4 asked; fits when default/a, default/b, default/c, default/d and 1 more end
           n3: 2 of 2 GPUs free, 4 asked
@@ -170,10 +187,10 @@ mod tests {
         ];
         insta::assert_snapshot!(pod(&report(None, nodes)), @r"
         pod default/trainer-0 requests 4 nvidia.com/gpu
-        enough devices on 1 of 2 nodes:
+        fits now on 1 of 2 nodes:
           n1: 300 GB/s among them
         if it still waits, the reason is not a device: see `kubectl describe pod`
-        not enough devices on 1 of 2 nodes:
+        does not fit now on 1 of 2 nodes:
           n2: 0 of 8 GPUs free, 4 asked; fits when default/a and default/b end
         ");
     }
@@ -182,11 +199,12 @@ mod tests {
     fn a_member_of_a_gang_that_waits() {
         let mut member = report(None, vec![node("n1", None, Some(300.0), &[])]);
         member.gang = Some("gang default/train: Pending: 3 of 4 members exist".into());
+        member.gang_reason = Some(Reason::WaitingForMembers);
         member.places_kept_for = vec!["default/other".to_owned()];
         insta::assert_snapshot!(pod(&member), @r"
         pod default/trainer-0 requests 4 nvidia.com/gpu
         member of gang default/train: Pending: 3 of 4 members exist
-        enough devices on 1 of 1 nodes:
+        fits now on 1 of 1 nodes:
           n1: 300 GB/s among them
         it waits for the rest of its gang: see `gantry explain gang`
         reservations not shown here are held for gang(s) default/other
@@ -199,8 +217,8 @@ mod tests {
         theirs.scheduled_by = Some("koord-scheduler".into());
         insta::assert_snapshot!(pod(&theirs), @r"
         pod default/trainer-0 requests 4 nvidia.com/gpu
-        scheduled by koord-scheduler, which does not call Gantry: see --scheduler-name
-        enough devices on 1 of 1 nodes:
+        scheduled by koord-scheduler; no pod shows that this scheduler calls Gantry: see --scheduler-name
+        fits now on 1 of 1 nodes:
           n1
         if it still waits, the reason is not a device: see `kubectl describe pod`
         ");

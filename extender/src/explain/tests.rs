@@ -26,9 +26,33 @@ fn cluster() -> Cluster {
     cluster
 }
 
+/// The note on a pod that may go to every node.
+fn noted(cluster: &Cluster, gpus: u32) -> Option<String> {
+    note(&cluster.store.snapshot(), &request(gpus), &|_| None)
+}
+
+#[test]
+fn note_names_ruled_out_nodes_whatever_is_free_there() {
+    // Pinned to a full node: that another one has free GPUs helps nothing.
+    let cluster = cluster();
+    let mut pinned = short("a", 4);
+    pinned["spec"]["nodeSelector"] = json!({"disk": "nvme"});
+    cluster.pod(&pinned);
+    let mut told = Reported::default();
+    let due = due(&cluster.store, &mut told, Instant::now());
+    let [Notice { message, .. }] = &due[..] else { panic!("{due:?}") };
+    assert_eq!(message.reason, Reason::GpusUnavailable);
+    let nodes = cluster.store.read(|index| {
+        let pod = index.find_pod("default", "a").unwrap();
+        index.inspect(pod).unwrap().nodes
+    });
+    assert!(nodes.iter().all(|node| node.lack == Some(Lack::NodeAffinity)), "{nodes:?}");
+    assert!(!message.note.contains("free"), "{}", message.note);
+}
+
 #[test]
 fn the_nearest_miss_comes_first_and_alike_nodes_together() {
-    let note = note(&cluster().store.snapshot(), &request(4));
+    let note = noted(&cluster(), 4);
     assert_eq!(note.unwrap(), "node-3: 3 of 8 GPUs free, 4 asked; node-1, node-2: 0 of 8 GPUs free, 4 asked");
 }
 
@@ -36,10 +60,7 @@ fn the_nearest_miss_comes_first_and_alike_nodes_together() {
 fn where_we_see_enough_the_note_says_what_kubelet_advertises() {
     let cluster = Cluster::new(Options::default());
     cluster.add("node-1", &bridged()).node("node-1", 0);
-    assert_eq!(
-        note(&cluster.store.snapshot(), &request(4)).unwrap(),
-        "node-1: 8 of 8 GPUs free, 4 asked, kubelet advertises 0"
-    );
+    assert_eq!(noted(&cluster, 4).unwrap(), "node-1: 8 of 8 GPUs free, 4 asked, kubelet advertises 0");
 }
 
 #[test]
@@ -52,17 +73,17 @@ fn where_the_plugin_does_not_serve_the_note_says_so() {
     }]);
     cluster.inventory(&node);
     let words = "node-1: GPU plugin is not ready: Stopped";
-    assert_eq!(note(&cluster.store.snapshot(), &request(4)).unwrap(), words);
+    assert_eq!(noted(&cluster, 4).unwrap(), words);
     // One that has nothing to serve any more is still a node with a plugin.
     node["status"]["devices"] = json!([]);
     cluster.inventory(&node);
-    assert_eq!(note(&cluster.store.snapshot(), &request(4)).unwrap(), words);
+    assert_eq!(noted(&cluster, 4).unwrap(), words);
 }
 
 #[test]
 fn a_resource_that_no_node_offers_is_named_with_those_that_are() {
     let cluster = Cluster::new(Options::default());
-    let wanted = |resource: &str| note(&cluster.store.snapshot(), &request_of(resource, 1));
+    let wanted = |resource: &str| note(&cluster.store.snapshot(), &request_of(resource, 1), &|_| None);
     assert_eq!(
         wanted("nvidia.com/mig-1g.5gb").unwrap(),
         "no node offers nvidia.com/mig-1g.5gb; offered are: none of NVIDIA's"
@@ -92,7 +113,7 @@ fn slices_go_by_the_name_of_their_resource() {
     let cut = cut_node("node-1", &bridged(), resource, 1, &[(6, 0), (6, 1), (7, 0)]);
     cluster.inventory(&cut);
     assert_eq!(
-        note(&cluster.store.snapshot(), &request_of(resource, 4)).unwrap(),
+        note(&cluster.store.snapshot(), &request_of(resource, 4), &|_| None).unwrap(),
         "node-1: 3 of 3 nvidia.com/mig-1g.10gb free, 4 asked"
     );
 }
@@ -107,7 +128,7 @@ fn a_large_clusters_note_stays_within_the_limit() {
         let taken = format!("0-{}", gpus - 1);
         cluster.pod(&bound(pod(&format!("p{number}"), gpus), &name, 1, Some(&taken)));
     }
-    let note = note(&cluster.store.snapshot(), &request(8)).unwrap();
+    let note = noted(&cluster, 8).unwrap();
     assert!(note.len() <= MAX_MESSAGE, "{} bytes", note.len());
     assert!(note.contains("and 35 more: 7 of 8 GPUs free, 8 asked"), "{note}");
 }
@@ -292,7 +313,8 @@ async fn the_event_names_the_pod_by_uid_and_says_the_note() {
     let (service, mut api) = tower_test::mock::pair::<Request<Body>, Response<Body>>();
     let client = Client::new(service, "default");
     let pod = Address { uid: "a".into(), namespace: "default".into(), name: "a".into() };
-    let Notice { pod, message } = notice(pod, &Cause::Devices(request(4)), "3 of 8".to_owned());
+    let Notice { pod, message } =
+        notice(pod, &Cause::Devices(request(4), Arc::default()), "3 of 8".to_owned());
     let mut recorder = event::recorder(client);
     let event = recorder.event(event::pod(&pod.namespace, &pod.name, pod.uid.as_str()), message);
     let written = tokio::spawn(async move { recorder.attempt(&event, false).await });

@@ -52,6 +52,8 @@ pub(super) struct GangIndex {
     leading: bool,
     /// Whether gangs are planned.
     planning: bool,
+    /// The process only looks: since when something waits, or is reserved, only the extender knows.
+    only_looks: bool,
     /// Whether the state machine was told that all lists were complete.
     synced: bool,
     /// Pods that the state machine was told of.
@@ -93,6 +95,7 @@ impl GangIndex {
             settings,
             leading: true,
             planning: true,
+            only_looks: false,
             synced: false,
             told: BTreeSet::new(),
             reported: HashMap::new(),
@@ -161,6 +164,11 @@ impl GangIndex {
         self.deadlock.renumber(renumbering);
         // Recorded again soon.
         self.offers.clear();
+    }
+
+    /// Whether this process is a command that only looks.
+    pub(super) fn only_looks(&self) -> bool {
+        self.only_looks
     }
 
     /// The needs of pods that only a call of kube-scheduler speaks of.

@@ -3,8 +3,10 @@
 
 use std::sync::Arc;
 
-use gantry_api::{DeviceId, NodeName, Placement, PodUid};
-use gantry_gang::{GangKey, InsufficientResource, Misfit};
+use std::fmt;
+
+use gantry_api::{DeviceId, NodeName, Placement, PodUid, Reason, ResourceName};
+use gantry_gang::{GangKey, Misfit, Resources};
 use serde::Serialize;
 
 use super::least_set::least_set;
@@ -12,10 +14,10 @@ use super::node::Node;
 use super::victim_search::fits_without;
 use super::{Index, PlacesKept};
 use crate::pod::PodFacts;
-use gantry_planner::decide::{self, ForeignNodes};
+use gantry_planner::decide::{self, ForeignNodes, NodeRefusal};
 use gantry_planner::devices::DeviceSet;
 use gantry_planner::request::Request;
-use gantry_planner::snapshot::Class;
+use gantry_planner::snapshot::{Class, NOMINATED, NodeIx};
 
 /// The report on a pod.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -29,6 +31,8 @@ pub struct PodReport {
     /// The gang it belongs to, with its phase and reason by its Gang object: `gang ml/train: Queued: waits for room:
     /// ...`.
     pub gang: Option<Arc<str>>,
+    /// Why that gang waits.
+    pub gang_reason: Option<Reason>,
     /// Other gangs that have reservations and are not decided, so that only the extender knows the reservations:
     /// `namespace/name`.
     pub places_kept_for: Vec<String>,
@@ -61,6 +65,8 @@ pub struct NodeReport {
     pub node: NodeName,
     /// Why the pod does not fit there now; absent if it does.
     pub lacks: Option<String>,
+    /// The same for programs.
+    pub lack: Option<Lack>,
     /// GB/s that a collective of its worst-off container would reach there, if it has two GPUs or more and fits.
     pub bandwidth_gbs: Option<f64>,
     /// Pods that would have to end for it to fit, with the least loss; empty if it fits, or if no end of pods helps.
@@ -69,7 +75,107 @@ pub struct NodeReport {
     pub places_kept: Vec<PlacesKept>,
 }
 
+/// Why a pod does not fit on a node: what no end of pods changes first.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(tag = "kind", rename_all_fields = "camelCase")]
+#[expect(missing_docs, reason = "the fields name what they hold")]
+pub enum Lack {
+    /// No Gantry plugin runs there.
+    NoPlugin,
+    /// No Node object exists.
+    NoNode,
+    /// The node is cordoned.
+    Cordoned,
+    /// The pod does not tolerate a taint.
+    Taint { key: Arc<str> },
+    /// The node selector, or required node affinity.
+    NodeAffinity,
+    /// A volume of the pod cannot be reached from there.
+    Volume,
+    /// Affinity or anti-affinity to pods, or host ports.
+    PodAffinity,
+    /// The plugin does not serve.
+    PluginNotReady { reason: String },
+    /// The node does not serve the resource.
+    NotServed { resource: ResourceName },
+    /// A container asks for more than kubelet gives to one.
+    TooMany { text: String },
+    /// Too few devices are free. Those that are idle and reserved are not.
+    Devices { free: usize, reserved: usize, asked: u32, text: String },
+    /// Enough devices are free, but not as the pod or kubelet requires them.
+    Unmet { text: String },
+    /// Too little is left of a resource other than devices.
+    Resource { text: String },
+    /// The node is reserved for the first gang of the queue.
+    BackfillReservation { gang: String },
+    /// Other pods are preempted there for a pod of higher priority.
+    Nominated,
+}
+
+impl From<Misfit> for Lack {
+    fn from(misfit: Misfit) -> Self {
+        match misfit {
+            Misfit::Unschedulable => Self::Cordoned,
+            Misfit::Taint { key, .. } => Self::Taint { key },
+            Misfit::Affinity => Self::NodeAffinity,
+            Misfit::Volume => Self::Volume,
+        }
+    }
+}
+
+impl From<NodeRefusal> for Lack {
+    fn from(refusal: NodeRefusal) -> Self {
+        let text = refusal.of_one_node();
+        match refusal {
+            NodeRefusal::NotReady(reason) => Self::PluginNotReady { reason },
+            NodeRefusal::NotServed(resource) => Self::NotServed { resource },
+            NodeRefusal::TooMany { .. } => Self::TooMany { text },
+            NodeRefusal::Short(counts) => {
+                Self::Devices { free: counts.free, reserved: counts.reserved, asked: counts.asked, text }
+            }
+            NodeRefusal::Unmet(_) => Self::Unmet { text },
+        }
+    }
+}
+
+impl fmt::Display for Lack {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NoPlugin => f.write_str("no Gantry plugin runs there"),
+            Self::NoNode => f.write_str("no Node object"),
+            Self::Cordoned => f.write_str("the node is cordoned"),
+            Self::Taint { key } => write!(f, "the pod does not tolerate taint {key}"),
+            Self::NodeAffinity => f.write_str("the pod's node selector or affinity does not match"),
+            Self::Volume => f.write_str("a volume of the pod cannot be reached from there"),
+            Self::PodAffinity => {
+                f.write_str("affinity or anti-affinity to other pods, or host ports rule it out")
+            }
+            Self::PluginNotReady { reason } => f.write_str(&decide::plugin_not_ready(reason)),
+            Self::NotServed { resource } => write!(f, "does not serve {resource}"),
+            Self::TooMany { text }
+            | Self::Devices { text, .. }
+            | Self::Unmet { text }
+            | Self::Resource { text } => f.write_str(text),
+            Self::BackfillReservation { gang } => write!(f, "reserved for gang {gang}, which waits"),
+            Self::Nominated => f.write_str(NOMINATED),
+        }
+    }
+}
+
+impl Lack {
+    /// Whether the node's labels, taints or volumes rule the pod out, so that the end of pods changes nothing.
+    pub fn is_misfit(&self) -> bool {
+        matches!(self, Self::Cordoned | Self::Taint { .. } | Self::NodeAffinity | Self::Volume | Self::NoNode)
+    }
+}
+
 impl Index {
+    /// Why the labels, the taints or the volumes of a node rule a pod out.
+    pub(crate) fn misfit(&self, node: NodeIx, needs: &gantry_gang::Needs) -> Option<Lack> {
+        let facts = self.resources.get(node).and_then(|room| room.facts.as_ref());
+        facts.map_or(Some(Lack::NoNode), |facts| needs.admits(facts).err().map(Lack::from))
+    }
+
     /// Reports on a pod.
     ///
     /// # Errors
@@ -86,6 +192,7 @@ impl Index {
             name: Arc::clone(&pod.name),
             asks: asks.join(", "),
             gang: gang.and_then(|key| self.in_few_words(key)),
+            gang_reason: gang.and_then(|key| self.reason_of(key)),
             places_kept_for: self.with_places(gang),
             scheduled_by: self.schedulers.other_scheduler_of(pod),
             nodes: match bound {
@@ -123,12 +230,15 @@ struct Inspection<'i> {
 impl Inspection<'_> {
     /// All nodes, best first.
     fn nodes(&self) -> Vec<NodeReport> {
+        let kept_off = self.index.resources.barred(&self.pod.needs, &[]);
+        let is_kept_off = |node: NodeIx| {
+            let only = kept_off.only.as_ref();
+            kept_off.nodes.binary_search(&node).is_ok()
+                || only.is_some_and(|only| only.binary_search(&node).is_err())
+        };
         let nodes = self.index.nodes.iter();
-        let mut nodes: Vec<NodeReport> = nodes.filter_map(|(_, node)| self.look(node)).collect();
-        for node in nodes.iter_mut().filter(|node| node.lacks.is_none()) {
-            node.lacks = self.insufficient_resource(&node.node);
-            node.bandwidth_gbs = node.bandwidth_gbs.filter(|_| node.lacks.is_none());
-        }
+        let mut nodes: Vec<NodeReport> =
+            nodes.filter_map(|(number, node)| self.look(number, node, is_kept_off(number))).collect();
         let worth = |node: &NodeReport| (node.lacks.is_some(), node.would_have_to_end.len());
         nodes.sort_by(|a, b| {
             let bandwidth = |node: &NodeReport| node.bandwidth_gbs.unwrap_or_default();
@@ -142,14 +252,16 @@ impl Inspection<'_> {
         nodes
     }
 
-    fn look(&self, node: &Node) -> Option<NodeReport> {
-        let report = |lacks: Option<String>| NodeReport {
+    fn look(&self, number: NodeIx, node: &Node, is_kept_off: bool) -> Option<NodeReport> {
+        let report = |lack: Option<Lack>| NodeReport {
             node: node.name().clone(),
-            lacks,
+            lacks: lack.as_ref().map(ToString::to_string),
+            lack,
             bandwidth_gbs: None,
             would_have_to_end: Vec::new(),
             places_kept: Vec::new(),
         };
+        let misfit = self.index.misfit(number, &self.pod.needs);
         let Some(class) = node.exact(&[]) else {
             // A node without any GPUs is left out.
             let advertised = node.advertised()?;
@@ -158,31 +270,58 @@ impl Inspection<'_> {
                 count.is_some_and(|(_, count)| *count > 0)
             });
             let refused = self.index.options.foreign == ForeignNodes::Refuse;
-            return any.then(|| report(refused.then(|| "no Gantry plugin runs there".to_owned())));
+            return any.then(|| report(misfit.or(refused.then_some(Lack::NoPlugin))));
         };
-        let policy = self.index.options.policy;
-        let mut found = match decide::judge(&class, self.request) {
-            Ok(()) => match decide::score(&class, self.request, &[], policy) {
-                Some((score, _)) => {
-                    let mut found = report(None);
-                    let megabytes = score.megabytes_per_second();
-                    #[expect(clippy::cast_precision_loss, reason = "bandwidths are far below 2^52 MB/s")]
-                    let gbs = megabytes as f64 / 1e3;
-                    found.bandwidth_gbs = (megabytes > 0).then_some(gbs);
-                    return Some(found);
-                }
-                None => report(Some("the devices that are free do not fit the containers".to_owned())),
-            },
-            Err(miss) => report(Some(miss.of_one_node())),
+        if misfit.is_some() {
+            return Some(report(misfit));
+        }
+        if is_kept_off {
+            return Some(report(Some(Lack::PodAffinity)));
+        }
+        let resources = &self.pod.needs.resources;
+        let left = self.index.resources.get(number).map(|room| &room.left);
+        let score = match decide::judge(&class, self.request) {
+            Ok(()) => decide::score(&class, self.request, &[], self.index.options.policy).ok_or_else(|| {
+                Lack::Unmet { text: "the devices that are free do not fit the containers".to_owned() }
+            }),
+            Err(refusal) => Err(refusal.into()),
         };
+        let short = left.and_then(|left| left.fits(resources).err());
+        let lack = match (score, short) {
+            (Err(lack), _) => lack,
+            (Ok(_), Some(lack)) => Lack::Resource { text: lack.short() },
+            (Ok((score, _)), None) => {
+                let mut found = report(self.reserved_otherwise(number, &class));
+                let megabytes = score.megabytes_per_second();
+                #[expect(clippy::cast_precision_loss, reason = "bandwidths are far below 2^52 MB/s")]
+                let gbs = megabytes as f64 / 1e3;
+                found.bandwidth_gbs = (megabytes > 0 && found.lack.is_none()).then_some(gbs);
+                return Some(found);
+            }
+        };
+        let mut found = report(Some(lack));
         found.places_kept = self.index.places_kept_on(node, self.gang);
-        found.would_have_to_end = self.would_have_to_end(node, &class);
+        found.would_have_to_end = self.would_have_to_end(node, &class, left);
         Some(found)
+    }
+
+    /// What keeps the pod off a node where it fits: a backfill reservation, or pods that kube-scheduler preempts for
+    /// another.
+    fn reserved_otherwise(&self, node: NodeIx, class: &Class) -> Option<Lack> {
+        if self.gang.is_some() {
+            return None;
+        }
+        if self.index.is_kept_from(node, self.pod.priority) {
+            return self.index.kept().map(|kept| Lack::BackfillReservation { gang: kept.gang.to_string() });
+        }
+        let promised = self.index.published.promised.as_ref()?;
+        let leaves = promised.leaves(node, class, self.pod.priority, self.request);
+        (!leaves && self.pod.nominated.is_none()).then_some(Lack::Nominated)
     }
 
     /// Pods that would have to end for the pod to fit on a node: the lowest priorities, then the fewest devices, then
     /// the fewest pods.
-    fn would_have_to_end(&self, node: &Node, class: &Class) -> Vec<String> {
+    fn would_have_to_end(&self, node: &Node, class: &Class, left: Option<&Resources>) -> Vec<String> {
         // Other members of its gang are to run with it.
         let is_sibling =
             |uid: &PodUid| self.gang.is_some() && self.index.goes_with(uid).map(|key| &**key) == self.gang;
@@ -196,41 +335,31 @@ impl Inspection<'_> {
             (set.iter().map(|at| priority(&held[*at].0)).max(), devices, set.len())
         };
         let some = |set: &[usize]| set.iter().map(|at| held[*at]).collect::<Vec<_>>();
-        let ended = least_set(held.len(), cost, |set| self.would_fit(class, &some(set)));
+        let ended = least_set(held.len(), cost, |set| self.would_fit(class, left, &some(set)));
         let ended = some(&ended.unwrap_or_default()).into_iter();
         let pods = ended.filter_map(|(uid, _)| self.index.pods.get(uid));
         pods.map(|pod| format!("{}/{}", pod.namespace, pod.name)).collect()
     }
 
-    /// What a node that has the devices lacks otherwise.
-    fn insufficient_resource(&self, node: &NodeName) -> Option<String> {
-        let node = self.index.resources.get(self.index.nodes.find(node.as_str())?)?;
-        let needs = &self.pod.needs;
-        let misfit = needs.admits(node.facts.as_ref()?).err();
-        misfit.map(misfit_reason).or_else(|| {
-            let lack = node.left.fits(&needs.resources).err();
-            lack.as_ref().map(InsufficientResource::short)
-        })
-    }
-
-    fn would_fit(&self, class: &Class, ended: &[&(PodUid, Vec<DeviceSet>)]) -> bool {
+    fn would_fit(
+        &self,
+        class: &Class,
+        left: Option<&Resources>,
+        ended: &[&(PodUid, Vec<DeviceSet>)],
+    ) -> bool {
         let sets: Vec<&[DeviceSet]> = ended.iter().map(|(_, sets)| sets.as_slice()).collect();
-        fits_without(class, self.request, &sets, self.index.options.policy)
+        let has_resources = left.is_none_or(|left| {
+            let mut left = left.clone();
+            let pods = ended.iter().filter_map(|(uid, _)| self.index.pods.get(uid));
+            pods.for_each(|pod| left.add(&pod.needs.resources));
+            left.fits(&self.pod.needs.resources).is_ok()
+        });
+        has_resources && fits_without(class, self.request, &sets, self.index.options.policy)
     }
 }
 
 fn devices_in(sets: &[DeviceSet]) -> usize {
     sets.iter().map(DeviceSet::len).sum()
-}
-
-/// What of a node does not match the pod.
-fn misfit_reason(misfit: Misfit) -> String {
-    match misfit {
-        Misfit::Unschedulable => "the node is cordoned".to_owned(),
-        Misfit::Taint { key, .. } => format!("the pod does not tolerate taint {key}"),
-        Misfit::Affinity => "the pod's node selector or affinity does not match".to_owned(),
-        Misfit::Volume => "a volume of the pod cannot be reached from there".to_owned(),
-    }
 }
 
 #[cfg(test)]

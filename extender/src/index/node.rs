@@ -223,6 +223,10 @@ impl Node {
             let unhealthy = &pool.all - &pool.healthy;
             let mut leaving = &ledger.leaving - &ledger.held;
             leaving.remove(&unhealthy);
+            let mut idle = &pool.healthy - &ledger.held;
+            idle.remove(&ledger.leaving);
+            let reserved = &idle & &ledger.reserved;
+            idle.remove(&reserved);
             Pool {
                 resource: pool.resource.clone(),
                 shape: pool.shape.clone(),
@@ -233,6 +237,8 @@ impl Node {
                 unhealthy: unhealthy.len(),
                 faults: pool.faults.clone(),
                 leaving: leaving.len(),
+                reserved: reserved.len(),
+                unserved: if inventory.not_ready.is_some() { idle.len() } else { 0 },
                 advertised: self.advertises(&pool.resource),
                 alignment: pool.alignment.clone(),
             }

@@ -173,7 +173,7 @@ impl NodeTable {
         self.changed |= self.resources.published(before.as_ref(), after);
         let change = match (&before, after) {
             (Some(before), Some(after)) => InventoryChange {
-                totals: after.counts_otherwise(before),
+                totals: after.counts_otherwise(before) || after.not_ready != before.not_ready,
                 numbers: after.serves_otherwise(before),
             },
             (_, after) => InventoryChange { totals: true, numbers: after.is_some() },

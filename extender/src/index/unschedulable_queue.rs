@@ -308,7 +308,7 @@ impl UnschedulableQueue {
 
 /// Whether only a scheduling gate of Gantry keeps a pod from kube-scheduler.
 pub(super) fn is_gated_by_us(stage: &Stage) -> bool {
-    *stage == Stage::Gated { by_us_alone: true }
+    *stage == Stage::Gated { by: None }
 }
 
 #[cfg(test)]

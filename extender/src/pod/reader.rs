@@ -114,6 +114,7 @@ impl Seen {
                 }),
                 membership: None,
                 said: None,
+                rejected: None,
                 volume_claims: Vec::new(),
                 insufficient: Vec::new(),
                 ..*pod
@@ -166,6 +167,7 @@ mod weight {
             + profile(&pod.profile)
             + pod.grant.as_deref().map_or(0, str::len)
             + pod.said.as_deref().map_or(0, text)
+            + pod.rejected.as_deref().map_or(0, text)
             + pod.volume_claims.iter().map(|claim| text(claim)).sum::<usize>()
             + pod.insufficient.len() * ENTRY
             + ids.sum::<usize>()

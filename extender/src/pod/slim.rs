@@ -448,6 +448,24 @@ impl SlimCondition {
     }
 }
 
+impl SlimCondition {
+    /// Why kube-scheduler rejects the pod whatever the node, before it calls an extender: `0/5 nodes are available: pod has
+    /// unbound immediate PersistentVolumeClaims. preemption: ...`. Reasons of nodes begin with their number.
+    pub(super) fn rejection(&self) -> Option<&str> {
+        if !self.is_refusal() {
+            return None;
+        }
+        let (_, said) = self.message.as_deref()?.split_once(" nodes are available: ")?;
+        let said = said.split(". ").next()?.trim_end_matches('.');
+        let of_nodes = said.starts_with(|first: char| first.is_ascii_digit());
+        let end = said.char_indices().map(|(at, _)| at).take_while(|at| *at <= MAX_REJECTION).last()?;
+        let said = if said.len() > MAX_REJECTION { &said[..end] } else { said };
+        (!of_nodes && !said.is_empty()).then_some(said)
+    }
+}
+
+/// Bytes of a rejection that are passed on.
+const MAX_REJECTION: usize = 120;
 /// How the reasons of kube-scheduler's own plugins begin.
 const OWN: [&str; 4] = ["node(s) ", "Insufficient ", "Too many pods", "node had "];
 /// Reasons that are passed on.

@@ -103,7 +103,7 @@ pub(crate) fn word(place: &str, text: &str) -> Result<(), Fault> {
     Err(fault(
         place,
         format!(
-            "{} is no name: at most 63 letters, digits, `-`, `_` and `.`, a letter or digit first and last",
+            "{} is no name: at most 63 letters, digits, `-`, `_` and `.`, a letter or digit first and last; or at most 253 small letters, digits, `-` and `.`",
             shown(text)
         ),
     ))

@@ -300,6 +300,11 @@ impl Gang {
         }
     }
 
+    /// It was decided, or has ended.
+    fn has_begun(&self) -> bool {
+        matches!(self.state, State::Decided(_) | State::Over { .. })
+    }
+
     fn barrier(&self) -> Option<&Barrier> {
         match &self.state {
             State::Reserved(barrier) => Some(barrier),
@@ -555,6 +560,14 @@ impl Gang {
             self.blockers.remove(&Blocker::Budget);
             let coming = self.members().on_the_way().iter().cloned().collect();
             self.activate(env, coming);
+        }
+    }
+
+    /// kube-scheduler calls for a member, so that it does not reject it any more.
+    pub(super) fn accept(&mut self, uid: &PodUid) {
+        if self.members().get(uid).is_some_and(|member| member.pod().rejected.is_some()) {
+            self.roster.members_mut().change(uid, TrackedMember::accept);
+            self.attempts.invalidate();
         }
     }
 
@@ -1623,6 +1636,15 @@ impl Gang {
             } else {
                 self.roster.release(id);
             }
+        }
+    }
+
+    /// Until when its reservations last if no more members arrive.
+    pub(super) fn reserved_until(&self, settings: &Settings) -> Option<Instant> {
+        match &self.state {
+            State::Reserved(barrier) => Some(barrier.until()),
+            State::Decided(_) => self.hold_ends(settings),
+            _ => None,
         }
     }
 

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::Instant;
 
-use gantry_api::{GangStatus, PodUid};
+use gantry_api::{GangStatus, PodUid, names};
 
 use super::event::{Effects, GangEvent, Offered, Reply};
 use super::gang::{Continuations, End, Gang, View};
@@ -316,6 +316,8 @@ impl Gangs {
         let Some(key) = self.of_pod.get(uid).cloned() else {
             return Answer::Single;
         };
+        // kube-scheduler calls only for pods that it has not rejected.
+        self.of_member(now, uid, |gang, _| gang.accept(uid));
         let found = self.with_env(now, &key);
         let Some((gang, mut env)) = found.filter(|(gang, _)| !gang.is_independent(uid)) else {
             return Answer::Single;
@@ -341,8 +343,10 @@ impl Gangs {
         if let Some(settled) = self.owners.settle(&member.membership) {
             member.membership = Arc::new(settled);
         }
-        if !self.settings.gates && matches!(member.stage, Stage::Gated { .. }) {
-            member.stage = Stage::Gated { by_us_alone: false };
+        if let Stage::Gated { by: by @ None } = &mut member.stage
+            && !self.settings.gates
+        {
+            *by = Some(names::GANG_GATE.into());
         }
         let mut left = None;
         if let Some(before) = self.of_pod.get(&member.uid).cloned()
@@ -873,6 +877,13 @@ impl Gangs {
     pub fn view(&self, key: &GangKey) -> Option<View<'_>> {
         let now = self.clock?.at;
         Some(View::new(self.gangs.get(key)?, now))
+    }
+
+    /// Until when reservations of a gang last if its members do not arrive, in seconds since 1970.
+    pub fn reserved_until(&self, key: &GangKey, now: Now) -> Option<i64> {
+        let until = self.gangs.get(key)?.reserved_until(&self.settings)?;
+        let left = until.saturating_duration_since(now.at).as_secs();
+        Some(now.unix.saturating_add_unsigned(left))
     }
 
     /// All gangs, by name.

@@ -43,6 +43,8 @@ pub(super) struct TrackedMember {
     evicted: bool,
     /// What of it is counted among the declarations of the gang.
     declared: Option<Declaration>,
+    /// A rejection by kube-scheduler that its pod still shows and that does not hold any more.
+    disproved: Option<Arc<str>>,
 }
 
 /// How far the binding of a member is.
@@ -69,6 +71,8 @@ pub(super) enum Class {
     Faulty,
     /// Kept back by scheduling gates of others.
     Foreign,
+    /// kube-scheduler rejects it before it calls the extender.
+    Rejected,
     /// Another scheduler places it.
     Elsewhere,
     /// Bound, and no scheduler that calls the extender has brought it.
@@ -90,7 +94,7 @@ pub(super) enum Class {
     Completed,
 }
 
-const CLASSES: usize = 14;
+const CLASSES: usize = 15;
 
 impl Class {
     fn is_alive(self) -> bool {
@@ -117,6 +121,7 @@ impl TrackedMember {
             reported: None,
             evicted: false,
             declared: None,
+            disproved: None,
         }
     }
 
@@ -168,7 +173,7 @@ impl TrackedMember {
 
     /// No scheduling gate but ours keeps it back.
     pub(super) fn is_gated_by_us(&self) -> bool {
-        self.pod.stage == (Stage::Gated { by_us_alone: true })
+        self.pod.stage == (Stage::Gated { by: None })
     }
 
     /// Takes over what the watch shows. A pod that was deleted and then ended well, as programs do that handle TERM, has not done its part:
@@ -177,6 +182,10 @@ impl TrackedMember {
         let was_deleted = self.pod.leaving && self.pod.stage != Stage::Succeeded;
         let was_brought = self.pod.elsewhere.is_none();
         self.pod = pod;
+        match self.pod.rejected == self.disproved {
+            true => self.pod.rejected = None,
+            false => self.disproved = None,
+        }
         if was_brought && !matches!(self.pod.stage, Stage::Pending | Stage::Gated { .. }) {
             // Its scheduler calls the extender, whichever of several has bound it.
             self.pod.elsewhere = None;
@@ -205,7 +214,8 @@ impl TrackedMember {
             _ if self.bind == BindState::Done => Class::Bound,
             _ if !self.pod.membership.faults.is_empty() => Class::Faulty,
             _ if self.pod.elsewhere.is_some() => Class::Elsewhere,
-            Stage::Gated { by_us_alone: false } => Class::Foreign,
+            Stage::Gated { by: Some(_) } => Class::Foreign,
+            _ if self.pod.rejected.is_some() && !light && !self.arrived && !self.answered => Class::Rejected,
             _ if light => Class::Light,
             _ if self.slot.is_none() => Class::Waiting,
             _ if self.arrived => Class::Arrived,
@@ -321,6 +331,11 @@ impl TrackedMember {
         }
     }
 
+    /// kube-scheduler does not reject it any more.
+    pub(super) fn accept(&mut self) {
+        self.disproved = self.pod.rejected.take();
+    }
+
     pub(super) fn set_answered(&mut self) {
         self.answered = true;
         self.refused_at = None;
@@ -372,7 +387,12 @@ impl Count {
 
     /// Members that exist and do not count, for a reason that may pass.
     pub(super) fn kept_back(&self) -> u32 {
-        self.of(Class::Faulty) + self.of(Class::Foreign) + self.of(Class::Elsewhere)
+        self.of(Class::Faulty) + self.of(Class::Elsewhere) + self.withheld()
+    }
+
+    /// Members that exist and that a scheduling gate or kube-scheduler keeps from arriving.
+    pub(super) fn withheld(&self) -> u32 {
+        self.of(Class::Foreign) + self.of(Class::Rejected)
     }
 
     /// Members that count towards the quorum because they exist.
@@ -535,6 +555,20 @@ impl Members {
         let member = faulty.next()?;
         let fault = member.pod.membership.faults.first()?;
         Some(format!("pod {}: {fault}", member.pod.name))
+    }
+
+    /// The first scheduling gate that keeps a member back.
+    pub(super) fn first_gate(&self) -> Option<&Arc<str>> {
+        self.all.values().find_map(|member| match &member.pod.stage {
+            Stage::Gated { by: Some(gate) } if self.class(member) == Class::Foreign => Some(gate),
+            _ => None,
+        })
+    }
+
+    /// The first member that kube-scheduler rejects, with the reason it gives.
+    pub(super) fn first_rejected(&self) -> Option<(&Arc<str>, &Arc<str>)> {
+        let mut rejected = self.all.values().filter(|member| self.class(member) == Class::Rejected);
+        rejected.find_map(|member| Some((&member.pod.name, member.pod.rejected.as_ref()?)))
     }
 
     /// The schedulers that place members and do not call the extender, and how many each.

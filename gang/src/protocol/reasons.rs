@@ -3,9 +3,12 @@
 //! Each has two texts. The stable one is for pods: kube-scheduler retries a pod whenever its message changes, so it has no number that
 //! changes by itself. The full one is for the Gang, and adds such numbers. Details of a plan are shown by `gantry explain`.
 
+use std::fmt;
 use std::sync::Arc;
 
 use gantry_api::{DeviceId, NodeName, ObjectMessage, Reason};
+
+use k8s_openapi::jiff::Timestamp;
 
 use crate::counted::{are, exist as verb, members};
 use crate::key::GangKey;
@@ -155,8 +158,8 @@ impl Refusal {
             Self::TooFewMembers { .. } => Reason::WaitingForMembers,
             Self::UnknownRequest => Reason::UnknownSize,
             Self::UnknownLevel { .. } | Self::DecisionTooLarge { .. } => Reason::CannotFit,
-            Self::DoesNotFit(shortage) if shortage.hopeless => Reason::CannotFit,
-            Self::DoesNotFit(_) | Self::PlanTooSmall | Self::PlanEvicts => Reason::InsufficientResources,
+            Self::DoesNotFit(shortage) => shortage.reason(),
+            Self::PlanTooSmall | Self::PlanEvicts => Reason::InsufficientResources,
             Self::NodesReserved { .. } => Reason::NodesReserved,
             Self::PodsTerminating => Reason::WaitingForTerminatingPods,
             Self::Overtaken { .. } => Reason::WaitingForTurn,
@@ -223,6 +226,8 @@ impl Refusal {
 /// Too few members of a gang fit, in numbers.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Shortage {
+    /// Only a part of the gang, which does not fit even by itself: the name of its role, empty if it has none.
+    pub part: Option<Arc<str>>,
     /// The members that wait: how many request the same.
     pub members: Vec<MemberGroup>,
     /// So many of them have to fit together; 0 where each is useful by itself.
@@ -231,9 +236,9 @@ pub struct Shortage {
     pub within: Within,
     /// The part of the fabric where most fit; empty for the cluster.
     pub best: Arc<str>,
-    /// How many fit there now.
+    /// How many of those that have to fit do fit together there now.
     pub fits: u32,
-    /// How many would fit in the best part of an empty cluster.
+    /// How many would fit together in the best part of an empty cluster.
     pub empty: u32,
     /// Devices of the best part, of the first resource that is short there.
     pub devices: Option<DeviceShortage>,
@@ -241,6 +246,12 @@ pub struct Shortage {
     pub obstacles: Option<Obstacles>,
     /// The spread constraint without which they would fit.
     pub skew: Option<SkewLimit>,
+    /// Even the largest node has too few devices for one member.
+    pub largest: Option<LargestNode>,
+    /// They would fit if the GPU plugins of these nodes served.
+    pub not_ready: Option<NotReady>,
+    /// They would fit on devices that are idle and reserved for others.
+    pub reserved: Option<Reserved>,
     /// They would not fit on an empty cluster.
     pub hopeless: bool,
 }
@@ -277,11 +288,59 @@ pub struct DeviceShortage {
     pub unit: Arc<str>,
     /// Free now.
     pub free: usize,
+    /// Idle, and reserved for others.
+    pub reserved: usize,
     /// Not unhealthy.
     pub healthy: usize,
     pub total: usize,
     /// Requested by the minimum together.
     pub requested: u64,
+}
+
+/// The most devices that a node has, too few for one member.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LargestNode {
+    /// `GPUs`, or the resource.
+    pub unit: Arc<str>,
+    /// Requested by one member.
+    pub requested: u32,
+    /// The most on one node.
+    pub devices: usize,
+    /// The most healthy ones on one node.
+    pub healthy: usize,
+}
+
+/// Nodes with a GPU plugin that does not serve.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NotReady {
+    /// The most frequent reason of their plugins.
+    pub reason: Arc<str>,
+    pub nodes: usize,
+}
+
+/// Devices that are idle and reserved.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Reserved {
+    /// By gang, the most devices first. The planner does not know gangs: it leaves this empty.
+    pub holders: Vec<Holder>,
+}
+
+/// A gang with reserved devices.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Holder {
+    /// The gang: `namespace/name`.
+    pub gang: Arc<str>,
+    pub devices: usize,
+    /// When the reservation ends at the latest if its members do not arrive, in seconds since 1970.
+    pub until: Option<i64>,
+}
+
+impl fmt::Display for Holder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} for gang {}", self.devices, self.gang)?;
+        let until = self.until.and_then(|until| Timestamp::from_second(until).ok());
+        until.map_or(Ok(()), |until| write!(f, " until {until}"))
+    }
 }
 
 /// What keeps members off nodes that have the devices.
@@ -365,6 +424,33 @@ pub struct SkewLimit {
     pub key: Arc<str>,
     /// `maxSkew`.
     pub max: u32,
+    /// `minDomains` is what fails.
+    pub min_domains: Option<MinDomains>,
+}
+
+/// Fewer domains exist than a spread constraint wants.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MinDomains {
+    /// `minDomains`.
+    pub wanted: u32,
+    /// Domains that exist.
+    pub exist: usize,
+}
+
+impl SkewLimit {
+    fn text(&self) -> String {
+        let Self { key, max, min_domains } = self;
+        match min_domains {
+            Some(MinDomains { wanted, exist }) => format!(
+                "minDomains {wanted} of a topologySpreadConstraint needs {wanted} domains of {key}; {exist} exist"
+            ),
+            None => {
+                format!(
+                    "topologySpreadConstraints allow no {key} more than {max} above the one with the fewest"
+                )
+            }
+        }
+    }
 }
 
 impl Shortage {
@@ -409,14 +495,50 @@ impl Shortage {
         }
     }
 
+    /// For programs.
+    fn reason(&self) -> Reason {
+        match self {
+            Self { hopeless: true, .. } => Reason::CannotFit,
+            Self { not_ready: Some(_), .. } => Reason::PluginNotReady,
+            Self { reserved: Some(_), .. } => Reason::GpusReserved,
+            _ => Reason::InsufficientResources,
+        }
+    }
+
+    /// `role big needs 1 member of 9 GPUs`.
+    fn part_request(&self, role: &str) -> String {
+        let groups: Vec<String> = self
+            .members
+            .iter()
+            .map(|MemberGroup { count, requests }| {
+                let parts: Vec<String> = requests.iter().map(|(unit, count)| devices(*count, unit)).collect();
+                format!("{} of {}", members(*count), parts.join(" with "))
+            })
+            .collect();
+        let groups = groups.join(" and ");
+        if role.is_empty() { format!("needs {groups}") } else { format!("role {role} needs {groups}") }
+    }
+
     fn stable(&self) -> String {
-        let mut text = self.request();
+        let mut text = self.part.as_ref().map_or_else(|| self.request(), |role| self.part_request(role));
+        if let Some(not_ready) = &self.not_ready {
+            let reason = &not_ready.reason;
+            text = format!("the GPU plugin is not ready on nodes that would hold the gang: {reason}; {text}");
+        }
         match &self.within {
             Within::Cluster => {}
             Within::OneOf(level) => text.push_str(&format!(" within one {level}")),
             Within::SlicesOf { size, level } => {
                 text.push_str(&format!(" in slices of {size} within one {level} each"));
             }
+        }
+        if self.hopeless
+            && let Some(largest) = &self.largest
+        {
+            let LargestNode { unit, requested, devices, .. } = largest;
+            let kind = if *devices < *requested as usize { "" } else { "healthy " };
+            text.push_str(&format!("; no node has {requested} {kind}{unit}"));
+            return text;
         }
         if self.hopeless {
             let holds = match self.empty {
@@ -426,10 +548,18 @@ impl Shortage {
             };
             text.push_str(&format!("; an empty cluster {holds}"));
         }
-        if let Some(SkewLimit { key, max }) = &self.skew {
-            text.push_str(&format!(
-                "; topologySpreadConstraints allow no {key} more than {max} above the one with the fewest"
-            ));
+        if let Some(Reserved { holders }) = &self.reserved {
+            let gangs: Vec<&str> = holders.iter().take(NAMED).map(|holder| &*holder.gang).collect();
+            let others = match (gangs.as_slice(), holders.len().saturating_sub(NAMED)) {
+                ([], _) => "pods that are being bound".to_owned(),
+                ([gang], _) => format!("gang {gang}"),
+                (gangs, 0) => format!("gangs {}", gangs.join(" and ")),
+                (gangs, more) => format!("gangs {} and {more} more", gangs.join(", ")),
+            };
+            text.push_str(&format!("; what it lacks is idle and reserved for {others}"));
+        }
+        if let Some(skew) = &self.skew {
+            text.push_str(&format!("; {}", skew.text()));
         } else if let Some(obstacles) = &self.obstacles {
             text.push_str(&format!("; {}", obstacles.text()));
         }
@@ -447,12 +577,25 @@ impl Shortage {
             1 => "only 1 member fits".to_owned(),
             fits => format!("only {fits} members fit"),
         };
-        let Some(DeviceShortage { unit, free, healthy, total, requested }) = &self.devices else {
+        let Some(DeviceShortage { unit, free, reserved, healthy, total, requested }) = &self.devices else {
             return Some(format!("{fits}{place}"));
         };
         let narrow = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
         let verb = are(narrow(*free));
-        let mut text = format!("{free} {verb} free{place} and {fits}");
+        let idle = if *reserved > 0 { format!(", {reserved} idle and reserved") } else { String::new() };
+        let mut text = format!("{free} {verb} free{place}{idle} and {fits}");
+        if let Some(NotReady { nodes, .. }) = &self.not_ready {
+            let nodes_are = if *nodes == 1 { "1 node serves" } else { &format!("{nodes} nodes serve") };
+            text.push_str(&format!("; {nodes_are} no device"));
+            return Some(text);
+        }
+        if let Some(Reserved { holders }) = &self.reserved {
+            let named: Vec<String> = holders.iter().take(NAMED).map(ToString::to_string).collect();
+            if !named.is_empty() {
+                text.push_str(&format!("; reserved: {}", named.join(", ")));
+            }
+            return Some(text);
+        }
         let requested = usize::try_from(*requested).unwrap_or(usize::MAX);
         if *free < requested && requested <= *healthy {
             let more = requested - free;
@@ -520,8 +663,10 @@ fn also(more: &[Arc<str>]) -> String {
 /// Members that exist and do not count, and members that other schedulers place.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Uncounted {
-    /// Kept back by scheduling gates that Gantry does not remove.
-    pub(super) gated: u32,
+    /// Kept back by scheduling gates that Gantry does not remove: the first one, and how many members.
+    pub(super) gated: Option<(Arc<str>, u32)>,
+    /// kube-scheduler rejects them before it calls the extender: the first, the reason it gives, and how many.
+    pub(super) rejected: Option<(Arc<str>, Arc<str>, u32)>,
     /// Their declaration is not valid.
     pub(super) invalid: u32,
     /// By scheduler.
@@ -530,21 +675,20 @@ pub(super) struct Uncounted {
 
 impl Uncounted {
     fn stable(&self) -> String {
-        self.elsewhere.iter().map(|(by, count)| format!("; scheduled by {by}: {count}")).collect()
+        let mut text = String::new();
+        if let Some((pod, why, count)) = &self.rejected {
+            let more = if *count > 1 { format!(", and {} more", count - 1) } else { String::new() };
+            text.push_str(&format!("; kube-scheduler rejects pod {pod}{more}: {why}"));
+        }
+        if let Some((gate, count)) = &self.gated {
+            text.push_str(&format!("; kept back by scheduling gate {gate}: {count}"));
+        }
+        text.extend(self.elsewhere.iter().map(|(by, count)| format!("; scheduled by {by}: {count}")));
+        text
     }
 
     fn detail(&self) -> String {
-        let mut text = String::new();
-        if self.gated > 0 {
-            text.push_str(&format!(
-                "; kept back by scheduling gates that Gantry does not remove: {}",
-                self.gated
-            ));
-        }
-        if self.invalid > 0 {
-            text.push_str(&format!("; not valid: {}", self.invalid));
-        }
-        text
+        if self.invalid > 0 { format!("; not valid: {}", self.invalid) } else { String::new() }
     }
 }
 
@@ -608,6 +752,11 @@ pub(super) enum Cause {
     WaitingForMoreMembers {
         exist: u32,
         total: Option<u32>,
+        min: u32,
+        uncounted: Uncounted,
+    },
+    MembersWithheld {
+        exist: u32,
         min: u32,
         uncounted: Uncounted,
     },
@@ -746,6 +895,14 @@ impl Cause {
                 };
                 Texts::new(Reason::WaitingForMoreMembers, stable + &uncounted.stable(), detail)
             }
+            Self::MembersWithheld { exist, min, uncounted } => {
+                let reason = match uncounted.rejected {
+                    Some(_) => Reason::MembersRejected,
+                    None => Reason::MembersGated,
+                };
+                let stable = format!("{exist} of {} {}{}", members(*min), verb(*min), uncounted.stable());
+                Texts::new(reason, stable, uncounted.detail().trim_start_matches("; "))
+            }
             Self::WaitingForRole { role, exist, min, source, uncounted } => Texts::new(
                 Reason::WaitingForRole,
                 format!("{exist} of {} of role {role} {}{}", members(*min), verb(*min), uncounted.stable()),
@@ -876,15 +1033,34 @@ pub(super) enum Validity {
     MinimumChanged {
         from: u32,
         to: u32,
+        /// An object declares it, as its owner does that scales a job: nothing is wrong then.
+        by_object: bool,
     },
     RepairChanged {
         from: &'static str,
         to: &'static str,
     },
     InvalidMember(String),
+    /// All its members have ended.
+    Ended,
 }
 
 impl Validity {
+    /// Whether what the gang asks for can be followed, though perhaps later.
+    pub(super) fn holds(&self) -> bool {
+        match self {
+            Self::Valid { .. }
+            | Self::Lowered(_)
+            | Self::MinimumChanged { by_object: true, .. }
+            | Self::Ended => true,
+            Self::MinimumChanged { .. }
+            | Self::RepairChanged { .. }
+            | Self::Invalid(_)
+            | Self::Unknown(_)
+            | Self::InvalidMember(_) => false,
+        }
+    }
+
     /// Reason and message.
     pub(super) fn state(&self) -> (Reason, String) {
         const NOT_YET: &str = "the new value holds after the next restart";
@@ -897,7 +1073,7 @@ impl Validity {
             }
             Self::Invalid(faults) => invalid(faults),
             Self::Unknown(why) => Texts::new(Reason::UnknownSize, &**why, ""),
-            Self::MinimumChanged { from, to } => Texts::new(
+            Self::MinimumChanged { from, to, .. } => Texts::new(
                 Reason::MinimumChanged,
                 format!("the minimum was {from} when the gang was decided and is {to} now"),
                 NOT_YET,
@@ -907,6 +1083,7 @@ impl Validity {
                 format!("repair was {from} when the gang was decided and is {to} now"),
                 NOT_YET,
             ),
+            Self::Ended => Texts::new(Reason::Valid, Reason::Finished.text(), ""),
             Self::InvalidMember(fault) => Texts::new(Reason::InvalidMember, fault.as_str(), ""),
         };
         (texts.reason, texts.message())

@@ -18,13 +18,15 @@ const BETWEEN: Duration = Duration::from_secs(5);
 /// Members that are activated at a time for that.
 const AT_ONCE: usize = 64;
 
-/// The kind of a reason: what it counts is not part of it.
+/// The kind of a reason: what it counts is not part of it, except how many members exist.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum ReasonKind {
     /// The size is not known, for this reason.
     Unknown(Arc<str>),
     /// It was planned and refused, in this phase.
     Refused(GangPhase),
+    /// Members are missing: so many exist, and so many are kept from arriving.
+    Pending { exist: u32, withheld: u32 },
     /// What the phase states.
     Phase(GangPhase),
 }
@@ -92,7 +94,7 @@ impl LastReported {
 
 /// The reasons that refused members show. kube-scheduler shows the last one until something activates the pod, which may take minutes.
 /// Members that show a reason of another kind than holds are activated: late enough for it to be settled, seldom, and a few at a time, for
-/// only people read it. Counts alone activate no member. Members that are independent pods after all are activated at once.
+/// only people read it. Of counts only that of existing members activates others. Members that are independent pods after all are activated at once.
 #[derive(Debug, Clone)]
 pub(super) struct ShownReasons {
     /// The kind that holds.

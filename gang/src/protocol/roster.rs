@@ -152,7 +152,9 @@ impl Roster {
                 return self.lose(uid, &Holder::Leaving(uid.clone()), now);
             }
             (_, Class::Lost) => return self.lose(uid, &Holder::Kept, now),
-            (_, Class::Faulty | Class::Foreign | Class::Elsewhere) if !member.is_pinned() => {
+            (_, Class::Faulty | Class::Foreign | Class::Rejected | Class::Elsewhere)
+                if !member.is_pinned() =>
+            {
                 self.unassign(uid, now);
             }
             (Stage::Bound(node), _) if node == slot.node() => {

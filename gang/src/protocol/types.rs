@@ -50,6 +50,9 @@ pub struct Member {
     pub preempted: bool,
     /// kube-scheduler has tried it in vain: it may be parked there.
     pub refused: bool,
+    /// kube-scheduler rejects it on every node before it calls the extender, for instance because of a claim that does not exist: the
+    /// reason it gives.
+    pub rejected: Option<Arc<str>>,
     /// What places it, if that is no scheduler that calls the extender: another scheduler's name, or a field of its spec. Such a pod does
     /// not count as a member.
     pub elsewhere: Option<Arc<str>>,
@@ -60,8 +63,8 @@ pub struct Member {
 pub enum Stage {
     /// kube-scheduler must not look at it yet.
     Gated {
-        /// No gate but ours.
-        by_us_alone: bool,
+        /// The first gate that Gantry does not remove; `None` if there is none.
+        by: Option<Arc<str>>,
     },
     /// It waits to be scheduled.
     Pending,

@@ -116,6 +116,7 @@ fn member(cluster: &Cluster, pod: u8, as_uid: u8) -> Member {
         leaving: false,
         preempted: false,
         refused: false,
+        rejected: None,
         elsewhere: None,
         preempts: true,
         holds: known.on.map(devices).unwrap_or_default(),

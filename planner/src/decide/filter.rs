@@ -1,7 +1,7 @@
 //! Which nodes fit a pod, and why the others do not. A node fits if every device that the pod asks for is free. Devices
 //! held between prioritize and bind only count in the score.
 
-use std::fmt::Write;
+use std::fmt;
 
 use gantry_api::{ResourceName, names};
 use gantry_topology::LinkClass;
@@ -155,7 +155,7 @@ pub fn judge(class: &Class, request: &Request) -> Result<(), NodeRefusal> {
             return Err(miss);
         }
         if pool.free.len() < ask.devices as usize {
-            return Err(NodeRefusal::Short(shortage(pool, ask.devices)));
+            return Err(NodeRefusal::Short(PoolShortage::of(pool, ask.devices)));
         }
         let is_plain = ask.containers.iter().all(|container| container.terms.is_empty());
         if !is_plain || pool.alignment.is_some() {
@@ -276,8 +276,8 @@ pub enum NodeRefusal {
         container: String,
         asked: u32,
     },
-    /// Too few devices are free: the counts as text.
-    Short(String),
+    /// Too few devices are free.
+    Short(PoolShortage),
     /// Enough devices are free, but not as the pod or kubelet's Topology Manager requires them: the text.
     Unmet(String),
 }
@@ -289,7 +289,7 @@ impl NodeRefusal {
             Self::NotReady(reason) => format!("node(s) whose {}", plugin_not_ready(reason)),
             Self::NotServed(resource) => format!("node(s) without {resource}"),
             Self::TooMany { .. } => format!("node(s) where {}", self.of_one_node()),
-            Self::Short(words) => format!("node(s) with {words}"),
+            Self::Short(counts) => format!("node(s) with {counts}"),
             Self::Unmet(words) => format!("node(s) where {words}"),
         }
     }
@@ -302,7 +302,8 @@ impl NodeRefusal {
             Self::TooMany { resource, max, container, asked } => {
                 format!("{resource} gives a container {max} at most, container {container} asks for {asked}")
             }
-            Self::Short(words) | Self::Unmet(words) => words.clone(),
+            Self::Short(counts) => counts.to_string(),
+            Self::Unmet(words) => words.clone(),
         }
     }
 }
@@ -320,41 +321,74 @@ fn too_small(resource: &ResourceName, advertised: u32, asked: u32) -> String {
 
 /// Counts of a pool, and what other than pods takes the rest: `3 of 8 GPUs free, 4 asked, 1 unhealthy (GPU 3: Xid 79)`.
 /// Devices that are not whole GPUs have the name of their resource: `2 of 56 nvidia.com/mig-1g.10gb free, 4 asked`.
-fn shortage(pool: &Pool, asked: u32) -> String {
-    let unit = match pool.shape {
-        Shape::Whole if pool.resource.as_str() == names::GPU_RESOURCE => "GPUs",
-        _ => pool.resource.as_str(),
-    };
-    let mut text = format!("{} of {} {unit} free, {asked} asked", pool.free.len(), pool.devices);
-    if pool.unhealthy > 0 {
-        let named: Vec<String> = pool
-            .faults
-            .iter()
-            .take(NAMED)
-            .map(|fault| format!("GPU {}: {}", fault.gpu, fault.reason))
-            .collect();
-        let more = if pool.faults.len() > NAMED { "; ..." } else { "" };
-        let reasons = match named.is_empty() {
-            true => "what the plugin publishes contradicts itself".to_owned(),
-            false => named.join("; "),
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PoolShortage {
+    /// `GPUs`, or the resource.
+    unit: String,
+    pub free: usize,
+    pub devices: usize,
+    pub asked: u32,
+    pub unhealthy: usize,
+    /// Unhealthy GPUs with their faults, a few of them.
+    faults: Vec<String>,
+    /// Idle, and reserved for gangs or for pods that are being bound.
+    pub reserved: usize,
+    /// Of pods that are gone, whose processes may still run.
+    pub leaving: usize,
+}
+
+impl PoolShortage {
+    fn of(pool: &Pool, asked: u32) -> Self {
+        let unit = match pool.shape {
+            Shape::Whole if pool.resource.as_str() == names::GPU_RESOURCE => "GPUs",
+            _ => pool.resource.as_str(),
         };
-        // Writing into a String cannot fail.
-        let _ = write!(text, ", {} unhealthy ({reasons}{more})", pool.unhealthy);
+        let faults = pool.faults.iter();
+        let mut faults: Vec<String> =
+            faults.take(NAMED).map(|fault| format!("GPU {}: {}", fault.gpu, fault.reason)).collect();
+        if pool.faults.len() > NAMED {
+            faults.push("...".to_owned());
+        }
+        Self {
+            unit: unit.to_owned(),
+            free: pool.free.len(),
+            devices: pool.devices,
+            asked,
+            unhealthy: pool.unhealthy,
+            faults,
+            reserved: pool.reserved,
+            leaving: pool.leaving,
+        }
     }
-    if pool.leaving > 0 {
-        let _ = write!(text, ", {} not yet given back by pods that are gone", pool.leaving);
+}
+
+impl fmt::Display for PoolShortage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { unit, free, devices, asked, unhealthy, faults, reserved, leaving } = self;
+        write!(f, "{free} of {devices} {unit} free, {asked} asked")?;
+        match faults.is_empty() {
+            _ if *unhealthy == 0 => {}
+            true => write!(f, ", {unhealthy} unhealthy (what the plugin publishes contradicts itself)")?,
+            false => write!(f, ", {unhealthy} unhealthy ({})", faults.join("; "))?,
+        }
+        if *reserved > 0 {
+            write!(f, ", {reserved} idle and reserved")?;
+        }
+        if *leaving > 0 {
+            write!(f, ", {leaving} not yet given back by pods that are gone")?;
+        }
+        Ok(())
     }
-    text
 }
 
 /// The text about a node in the Event of a pod that kube-scheduler's own count refuses. If enough devices are free
 /// here, kubelet advertises fewer, or kube-scheduler counts pods that the index has not seen.
 pub fn node_line(pool: &Pool, asked: u32) -> String {
-    let mut text = shortage(pool, asked);
+    let mut text = PoolShortage::of(pool, asked).to_string();
     if pool.free.len() >= asked as usize
         && let Some(advertised) = pool.advertised.filter(|advertised| *advertised as usize != pool.devices)
     {
-        let _ = write!(text, ", kubelet advertises {advertised}");
+        text.push_str(&format!(", kubelet advertises {advertised}"));
     }
     text
 }

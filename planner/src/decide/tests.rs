@@ -25,6 +25,8 @@ fn pool_of(shape: Shape, free: DeviceSet) -> Pool {
         unhealthy: 0,
         faults: Vec::new(),
         leaving: 0,
+        reserved: 0,
+        unserved: 0,
         advertised: None,
         alignment: None,
     }

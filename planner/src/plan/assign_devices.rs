@@ -56,7 +56,7 @@ fn on_node(survey: &Survey<'_>, node: NodeIx, counts: &[u32]) -> Option<Vec<Vec<
         let open = Layout::best(site, &pool.open, &ask);
         let layout = match survey.counting {
             Counting::Open => open,
-            Counting::Free | Counting::Empty => open.or_else(|| Layout::best(site, &pool.free, &ask)),
+            _ => open.or_else(|| Layout::best(site, &pool.free, &ask)),
         }?;
         for (slot, member, blocks) in owners {
             let mut devices = DeviceSet::EMPTY;

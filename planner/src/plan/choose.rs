@@ -81,7 +81,14 @@ impl<'s, 'a> Chooser<'s, 'a> {
         }
         if demand.shapes.len() == 1 && !self.survey.relates() {
             let most = self.most(&scopes, demand.most, slices);
-            return if most >= demand.must.max(1) { self.one_shape(&scopes, most, slices) } else { None };
+            if most < demand.must.max(1) {
+                return None;
+            }
+            let chosen = self.one_shape(&scopes, most, slices);
+            if chosen.is_none() {
+                self.survey.give_up();
+            }
+            return chosen;
         }
         let grounds = scopes.iter().map(|scope| places(self.survey, self.anchors, *scope));
         let grounds: Vec<Vec<Place>> = grounds.collect();
@@ -103,8 +110,12 @@ impl<'s, 'a> Chooser<'s, 'a> {
         let nodes = self.survey.input.snapshot.nodes.len();
         let tries = (MIXED / nodes.max(1)).max(FEWEST_MIXES);
         let step = least.len().div_ceil(tries).max(1);
+        let is_complete = step == 1 && !demand.has_more_mixes(&least);
         let packed =
             least.into_iter().step_by(step).find_map(|counts| Some((self.shapes(grounds, &counts)?, counts)));
+        if packed.is_none() && !is_complete {
+            self.survey.give_up();
+        }
         let (mut packed, mut counts) = packed?;
         // More members while they fit, shape by shape in the order of ranks.
         let all = demand.all();
@@ -132,6 +143,8 @@ impl<'s, 'a> Chooser<'s, 'a> {
     /// All members that may be placed, or the minimum.
     fn slice_by_slice(&self, demand: &Demand<'_>, slices: Slices, width: usize) -> Option<Chosen> {
         let counts = [demand.most, demand.must].map(|count| demand.first(count));
+        // Other members may fit in other slices.
+        self.survey.give_up();
         counts.iter().find_map(|counts| {
             let members = ordinals(demand.wanted, demand.pick(counts));
             (0..self.survey.tiers()).find_map(|tier| {
@@ -312,11 +325,14 @@ impl<'s, 'a> Chooser<'s, 'a> {
                 found.sort_by(|a, b| a.0.cmp(&b.0).then_with(|| name(a.1).cmp(&name(b.1))));
                 let state = State::of(self.survey);
                 let packing = self.packing(tier, &state);
+                found.retain(|(_, place)| self.may_be_even(*place, counts, tier));
                 let packed = found
                     .iter()
-                    .filter(|(_, place)| self.may_be_even(*place, counts, tier))
                     .take(MOST_PACKED)
                     .find_map(|(_, place)| Some((*place, pack(packing, *place, counts)?)));
+                if packed.is_none() && found.len() > MOST_PACKED {
+                    self.survey.give_up();
+                }
                 if let Some((place, runs)) = packed {
                     let rank = (Reverse(counts.iter().sum()), width, tier);
                     let chosen = Chosen { rank, runs };
@@ -352,7 +368,7 @@ impl<'s, 'a> Chooser<'s, 'a> {
 
 /// The largest number that fits, by bisection, if every smaller number fits too. Otherwise a number that fits while the
 /// next does not, never below the result of counting up.
-fn most_that(most: u32, mut fit: impl FnMut(u32) -> bool) -> u32 {
+pub(super) fn most_that(most: u32, mut fit: impl FnMut(u32) -> bool) -> u32 {
     let (mut low, mut high) = (0, most);
     while low < high {
         let middle = high - (high - low) / 2;

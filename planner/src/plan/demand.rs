@@ -113,6 +113,67 @@ impl<'w> Demand<'w> {
         mixes
     }
 
+    /// Whether [`Demand::least`] may have left mixes out.
+    pub(super) fn has_more_mixes(&self, least: &[Counts]) -> bool {
+        self.shapes.len() > 1 && least.len() >= (MOST_MIXED / self.shapes.len()).clamp(1, MOST_MIXES)
+    }
+
+    /// Mixes of `count` members that all count towards the minimum, the smallest members first; `most` at most.
+    /// `size` orders the shapes.
+    pub(super) fn towards<K: Ord>(&self, count: u32, most: usize, size: impl Fn(usize) -> K) -> Vec<Counts> {
+        let base = self.sum(self.members.iter().take(self.needed));
+        let more = self.must.saturating_sub(base.iter().sum());
+        let mut order: Vec<usize> = (0..self.shapes.len()).collect();
+        order.sort_by_key(|slot| size(*slot));
+        let all = self.all();
+        let there: Counts = order.iter().map(|slot| all[*slot].min(base[*slot] + more)).collect();
+        let of_order = ways(&there, count, most).into_iter().map(|way| {
+            let mut counts = vec![0; way.len()];
+            order.iter().zip(way).for_each(|(slot, count)| counts[*slot] = count);
+            counts
+        });
+        let counts = |mix: &Counts| -> bool {
+            mix.iter().zip(&base).map(|(count, base)| count.saturating_sub(*base)).sum::<u32>() <= more
+        };
+        of_order.filter(counts).collect()
+    }
+
+    /// The same gang with exactly so many members of each shape, all of which must be placed.
+    pub(super) fn part(&self, counts: &Counts) -> Self {
+        let members = self.pick(counts);
+        let all = u32::try_from(members.len()).unwrap_or(u32::MAX);
+        let shapes = self.shapes.clone();
+        Self { wanted: self.wanted, shapes, needed: members.len(), must: all, most: all, members }
+    }
+
+    /// What must be placed in any case, each part by itself: the members that a role needs, or all of a shape where
+    /// every member is needed. With the name of the role. Empty if that is all one part.
+    pub(super) fn parts(&self) -> Vec<(Arc<str>, Counts)> {
+        let mut parts: Vec<(Arc<str>, Counts)> = Vec::new();
+        for asked in self.members.iter().take(self.needed) {
+            let role = &asked.member.role;
+            let known = parts.iter().position(|(of, _)| of == role);
+            let at = known.unwrap_or_else(|| {
+                parts.push((Arc::clone(role), vec![0; self.shapes.len()]));
+                parts.len() - 1
+            });
+            parts[at].1[asked.slot] += 1;
+        }
+        let all = self.all();
+        if parts.is_empty() && self.shapes.len() > 1 && self.must as usize == self.members.len() {
+            parts = (0..all.len())
+                .map(|slot| {
+                    let mut counts = vec![0; all.len()];
+                    counts[slot] = all[slot];
+                    let first = self.members.iter().find(|asked| asked.slot == slot);
+                    (first.map_or_else(Arc::default, |asked| Arc::clone(&asked.member.role)), counts)
+                })
+                .collect();
+        }
+        let is_all = |(_, counts): &(Arc<str>, Counts)| *counts == all;
+        if parts.iter().any(is_all) { Vec::new() } else { parts }
+    }
+
     /// The members that a count of each shape stands for, by rank.
     pub(super) fn pick(&self, counts: &Counts) -> Vec<Asked<'w>> {
         let mut left = counts.clone();

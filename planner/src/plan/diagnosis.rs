@@ -5,17 +5,19 @@ use std::sync::Arc;
 
 use gantry_api::names;
 use gantry_gang::protocol::{
-    DeviceShortage, MemberGroup, Obstacle, Obstacles, PlanRequest, Refusal, Shortage, SkewLimit, Within,
+    DeviceShortage, LargestNode, MemberGroup, MinDomains, NotReady, Obstacle, Obstacles, PlanRequest,
+    Refusal, Reserved, Shortage, SkewLimit, Within,
 };
 use serde::Serialize;
 
 use super::choose;
+use super::choose::most_that;
 use super::demand::{Counts, Demand};
 use super::fill::Anchors;
 use super::pack::nodes_of;
 use super::scope::{Bounds, Place, Scope, places, scopes};
 use super::skew::Skew;
-use super::survey::{Survey, available};
+use super::survey::{Counting, Survey, available};
 use crate::decide::{plugin_not_ready, too_many};
 use crate::input::Shape;
 use crate::snapshot::{NodeIx, Standing};
@@ -24,6 +26,10 @@ use crate::snapshot::{NodeIx, Standing};
 const CLUSTER: &str = "cluster";
 /// Shapes looked at, so that a gang of very many shapes is refused quickly.
 const SHAPES: usize = 8;
+/// Nodes looked at over all mixes of so many members, with bounds on the number of mixes.
+const MIXED: usize = 1 << 14;
+const FEWEST_MIXES: usize = 2;
+const MOST_MIXES: usize = 64;
 
 /// Why a gang fits or does not.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
@@ -47,9 +53,9 @@ pub struct LevelDiagnosis {
     pub domains: usize,
     /// The domain where most members fit.
     pub best: Arc<str>,
-    /// How many fit there now, each shape by itself.
+    /// How many fit there together now: towards the minimum, as long as that does not fit.
     pub fits: u32,
-    /// How many would fit on an empty cluster.
+    /// How many would fit together on an empty cluster, counted in the same way.
     pub empty: u32,
     /// How many are wanted.
     pub wanted: u32,
@@ -68,6 +74,8 @@ pub struct DeviceCounts {
     pub resource: String,
     /// Free now.
     pub free: usize,
+    /// Idle, and reserved for gangs or for pods that are being bound.
+    pub reserved: usize,
     pub healthy: usize,
     pub total: usize,
     /// Asked for by the minimum together; by one member where each is useful by itself.
@@ -95,41 +103,67 @@ impl Diagnosis {
     pub(super) fn of(views: &Views<'_, '_>) -> Self {
         let demand = views.demand;
         let counts = demand.first(demand.most);
-        let mut levels: Vec<LevelDiagnosis> = Vec::new();
-        for scope in scopes(views.now, widest(views.bounds)) {
-            levels.extend(LevelDiagnosis::of(views, scope, &counts));
-        }
-        // Each shape by itself: what does not fit so can never fit. With rules among members a choice on the empty
-        // cluster decides.
-        let hopeless = levels.iter().all(|level| level.empty < demand.must)
-            || views.empty.minds() && choose(views.empty, views.anchors, demand, views.bounds).is_none();
-        Self { members: members(views.now, &counts), must: demand.must, levels, hopeless }
+        let scopes = scopes(views.now, widest(views.bounds)).into_iter();
+        let levels = scopes.filter_map(|scope| LevelDiagnosis::of(views, scope, &counts)).collect();
+        Self { members: members(views.now, &counts), must: demand.must, levels, hopeless: is_hopeless(views) }
     }
+}
+
+/// Whether the minimum cannot fit on an empty cluster.
+fn is_hopeless(views: &Views<'_, '_>) -> bool {
+    let fits = |survey: &Survey<'_>| choose(survey, views.anchors, views.demand, views.bounds);
+    views.demand.must > 0 && views.empty.refutes(fits)
+}
+
+/// The most members that fit together, and their nodes. Of too few those that count towards the minimum.
+fn together(survey: &Survey<'_>, views: &Views<'_, '_>, bounds: Bounds) -> (u32, Vec<NodeIx>) {
+    let demand = views.demand;
+    let fit = |demand: &Demand<'_>| {
+        let chosen = choose(survey, views.anchors, demand, bounds)?;
+        Some((chosen.rank.0.0, chosen.runs.iter().map(|run| run.node).collect()))
+    };
+    if let Some(found) = fit(demand) {
+        return found;
+    }
+    let nodes = survey.input.snapshot.nodes.len().max(1);
+    let mixes = (MIXED / nodes).clamp(FEWEST_MIXES, MOST_MIXES);
+    let mut most = (0, Vec::new());
+    most_that(demand.must.max(1) - 1, |count| {
+        let mut mixes = demand.towards(count, mixes, |slot| survey.size(slot)).into_iter();
+        let found = mixes.find_map(|counts| fit(&demand.part(&counts)));
+        let fits = found.is_some();
+        most = found.unwrap_or(std::mem::take(&mut most));
+        fits
+    });
+    most
 }
 
 impl LevelDiagnosis {
     fn of(views: &Views<'_, '_>, scope: Scope, counts: &Counts) -> Option<Self> {
         let survey = views.now;
-        let slots = counts.len();
-        let (now, empty) = (survey.sums(survey.lowest_tier()), views.empty.sums(views.empty.lowest_tier()));
-        let takes = |survey: &Survey<'_>, sums: &[u32], place: Place| -> u32 {
-            let of = |slot: usize| match place {
-                Place::Node(node) => survey.takes(node, slot, survey.lowest_tier()),
-                Place::Domain(domain) => sums.get(domain.0 as usize * slots + slot).copied().unwrap_or(0),
-            };
-            (0..slots).map(|slot| of(slot).min(counts[slot])).sum()
-        };
         let places = places(survey, views.anchors, scope);
         let name = |place: Place| match place {
             Place::Node(node) => survey.name(node),
             Place::Domain(domain) => survey.domain(domain).map_or("", |domain| &domain.name),
         };
-        let best = places.iter().copied().min_by(|a, b| {
-            let key = |place: Place| {
-                std::cmp::Reverse((takes(survey, &now, place), takes(views.empty, &empty, place)))
+        let (fullest, by_shape) = fullest(views, &places, counts, &name)?;
+        let bounds = match (views.bounds, scope) {
+            (sliced @ Bounds::Sliced(_, true), Scope::Cluster) => sliced,
+            (_, scope) => Bounds::Within(scope, true),
+        };
+        // One shape without rules among members fits as often as each node takes it.
+        let is_simple = counts.len() == 1 && !survey.relates() && !matches!(bounds, Bounds::Sliced(..));
+        let (best, fits, empty) = if is_simple {
+            (fullest, by_shape.0, by_shape.1)
+        } else {
+            let (fits, nodes) = together(survey, views, bounds);
+            let holds = |place: &Place| match place {
+                Place::Node(own) => nodes.iter().all(|node| node == own),
+                Place::Domain(domain) => nodes.iter().all(|node| survey.lies_in(*node, *domain)),
             };
-            key(*a).cmp(&key(*b)).then_with(|| name(*a).cmp(name(*b)))
-        })?;
+            let best = places.iter().copied().find(|place| !nodes.is_empty() && holds(place));
+            (best.unwrap_or(fullest), fits, together(views.empty, views, bounds).0)
+        };
         let domains = match scope {
             Scope::Node => {
                 let ours = places
@@ -139,19 +173,43 @@ impl LevelDiagnosis {
             }
             Scope::Level(_) | Scope::Cluster => places.len(),
         };
-        let all_empty = places.iter().map(|place| takes(views.empty, &empty, *place)).max();
         Some(Self {
             level: level_name(survey, scope),
             domains,
             best: name(best).into(),
-            fits: takes(survey, &now, best),
-            empty: all_empty.unwrap_or(0),
+            fits,
+            empty,
             wanted: counts.iter().sum(),
             must: views.demand.must,
-            devices: stock(survey, best, &views.demand.first(views.demand.must.max(1))),
+            devices: stock(survey, best, views.demand),
             reasons: reasons(views, best),
         })
     }
+}
+
+/// The place where most members fit, each shape by itself: how many, and how many fit in the best place of an empty
+/// cluster.
+fn fullest<'n>(
+    views: &Views<'_, '_>,
+    places: &[Place],
+    counts: &Counts,
+    name: &impl Fn(Place) -> &'n str,
+) -> Option<(Place, (u32, u32))> {
+    let slots = counts.len();
+    let sums = |survey: &Survey<'_>| survey.sums(survey.lowest_tier());
+    let (now, empty) = (sums(views.now), sums(views.empty));
+    let takes = |survey: &Survey<'_>, sums: &[u32], place: Place| -> u32 {
+        let of = |slot: usize| match place {
+            Place::Node(node) => survey.takes(node, slot, survey.lowest_tier()),
+            Place::Domain(domain) => sums.get(domain.0 as usize * slots + slot).copied().unwrap_or(0),
+        };
+        (0..slots).map(|slot| of(slot).min(counts[slot])).sum()
+    };
+    let key = |place: Place| (takes(views.now, &now, place), takes(views.empty, &empty, place));
+    let best =
+        places.iter().copied().max_by(|a, b| key(*a).cmp(&key(*b)).then_with(|| name(*b).cmp(name(*a))))?;
+    let most = places.iter().map(|place| takes(views.empty, &empty, *place)).max();
+    Some((best, (takes(views.now, &now, best), most.unwrap_or(0))))
 }
 
 impl LevelDiagnosis {
@@ -217,21 +275,31 @@ fn unit_of(devices: u32, unit: &str) -> &str {
     }
 }
 
-fn stock(survey: &Survey<'_>, place: Place, counts: &Counts) -> Vec<DeviceCounts> {
+/// Devices of a place on nodes that any member may go to.
+fn stock(survey: &Survey<'_>, place: Place, demand: &Demand<'_>) -> Vec<DeviceCounts> {
+    let (counts, all) = (demand.first(demand.must.max(1)), demand.all());
     let mut resources: BTreeMap<&str, u64> = BTreeMap::new();
-    for (shape, count) in survey.shapes.iter().zip(counts) {
+    for (shape, count) in survey.shapes.iter().zip(&counts) {
         for ask in &shape.request.asks {
             *resources.entry(ask.resource.as_str()).or_default() +=
                 u64::from(ask.devices) * u64::from(*count);
         }
     }
-    let nodes = nodes_of(survey, place);
+    let mut nodes = nodes_of(survey, place);
+    nodes.retain(|node| survey.admits(*node, &all));
     let of = |(resource, asked): (&str, u64)| {
         let pools = nodes.iter().filter_map(|node| survey.class(*node)?.pool(resource));
-        let mut stock =
-            DeviceCounts { resource: unit(resource).to_owned(), free: 0, healthy: 0, total: 0, asked };
+        let mut stock = DeviceCounts {
+            resource: unit(resource).to_owned(),
+            free: 0,
+            reserved: 0,
+            healthy: 0,
+            total: 0,
+            asked,
+        };
         for (_, pool) in pools {
             stock.free += available(pool, survey.counting);
+            stock.reserved += pool.reserved;
             stock.healthy += pool.devices.saturating_sub(pool.unhealthy);
             stock.total += pool.devices;
         }
@@ -247,7 +315,35 @@ pub(super) fn refused(views: &Views<'_, '_>, wanted: &PlanRequest) -> Refusal {
         let known = survey.fabric.levels.0.iter().map(|level| Arc::clone(&level.name)).collect();
         return Refusal::UnknownLevel { level, known };
     }
-    let diagnosis = Diagnosis::of(views);
+    let hopeless = is_hopeless(views);
+    let survey_of = |fits_not: &dyn Fn(&Views<'_, '_>) -> bool| {
+        // With slices a part by itself says nothing.
+        let parts =
+            if matches!(views.bounds, Bounds::Sliced(..)) { Vec::new() } else { views.demand.parts() };
+        parts.into_iter().take(SHAPES).find_map(|(role, counts)| {
+            let part = views.demand.part(&counts);
+            fits_not(&Views { demand: &part, ..*views }).then_some((role, part))
+        })
+    };
+    // The part that does not fit even by itself is what is missing.
+    let part = match hopeless {
+        true => survey_of(&is_hopeless),
+        false => survey_of(&|views: &Views<'_, '_>| {
+            choose(views.now, views.anchors, views.demand, views.bounds).is_none()
+        }),
+    };
+    let shortage = match &part {
+        Some((role, part)) => {
+            let shortage = shortage(&Views { demand: part, ..*views }, wanted, hopeless);
+            Shortage { part: Some(Arc::clone(role)), ..shortage }
+        }
+        None => shortage(views, wanted, hopeless),
+    };
+    Refusal::DoesNotFit(Box::new(shortage))
+}
+
+fn shortage(views: &Views<'_, '_>, wanted: &PlanRequest, hopeless: bool) -> Shortage {
+    let survey = views.now;
     let counts = views.demand.first(views.demand.most);
     let groups = survey.shapes.iter().zip(&counts).filter(|(_, count)| **count > 0);
     let within = match views.bounds {
@@ -261,12 +357,19 @@ pub(super) fn refused(views: &Views<'_, '_>, wanted: &PlanRequest) -> Refusal {
             Within::SlicesOf { size: slices.size, level: level_name(survey, Scope::Level(slices.level)) }
         }
     };
-    let skew = uneven(views).map(|skew| SkewLimit { key: skew.key.as_ref().into(), max: skew.max });
-    let widest = diagnosis.levels.last();
+    let skew = uneven(views);
+    let scope = scopes(survey, widest(views.bounds)).pop();
+    let widest = scope.and_then(|scope| LevelDiagnosis::of(views, scope, &counts));
     let short = |of: &&DeviceCounts| usize::try_from(of.asked).is_ok_and(|asked| of.free < asked);
-    let devices = widest.and_then(|level| level.devices.iter().find(short).or(level.devices.first()));
-    let best = widest.filter(|level| &*level.level != CLUSTER).map(|level| Arc::clone(&level.best));
-    Refusal::DoesNotFit(Box::new(Shortage {
+    let devices =
+        widest.as_ref().and_then(|level| level.devices.iter().find(short).or(level.devices.first()));
+    let best = widest.as_ref().filter(|level| &*level.level != CLUSTER).map(|level| Arc::clone(&level.best));
+    let fits_if = |counting: Counting| {
+        let survey = Survey::new(survey.input, wanted, &views.demand.shapes, counting);
+        survey.is_some_and(|survey| choose(&survey, views.anchors, views.demand, views.bounds).is_some())
+    };
+    Shortage {
+        part: None,
         members: groups
             .map(|(shape, count)| MemberGroup {
                 count: *count,
@@ -278,26 +381,73 @@ pub(super) fn refused(views: &Views<'_, '_>, wanted: &PlanRequest) -> Refusal {
                     .collect(),
             })
             .collect(),
-        must: diagnosis.must,
+        must: views.demand.must,
         within,
         best: best.unwrap_or_default(),
-        fits: widest.map_or(0, |level| level.fits),
-        empty: widest.map_or(0, |level| level.empty),
+        fits: widest.as_ref().map_or(0, |level| level.fits),
+        empty: widest.as_ref().map_or(0, |level| level.empty),
         devices: devices.map(|of| DeviceShortage {
             unit: of.resource.as_str().into(),
             free: of.free,
+            reserved: of.reserved,
             healthy: of.healthy,
             total: of.total,
             requested: of.asked,
         }),
-        obstacles: if skew.is_none() { obstacles(views, diagnosis.hopeless) } else { None },
+        obstacles: if skew.is_none() { obstacles(views, hopeless) } else { None },
+        largest: if hopeless { largest(views, &views.demand.first(views.demand.must)) } else { None },
+        not_ready: if hopeless {
+            None
+        } else {
+            not_ready(views, &counts).filter(|_| fits_if(Counting::Served))
+        },
+        reserved: (!hopeless && survey.has_reserved() && fits_if(Counting::Unreserved))
+            .then(Reserved::default),
         skew,
-        hopeless: diagnosis.hopeless,
-    }))
+        hopeless,
+    }
 }
 
-/// The spread constraint without which the gang would fit.
-fn uneven<'v>(views: &'v Views<'_, '_>) -> Option<&'v Skew> {
+/// The node with most devices, where even that has too few for one member.
+fn largest(views: &Views<'_, '_>, counts: &Counts) -> Option<LargestNode> {
+    let survey = views.empty;
+    let asks = survey.shapes.iter().zip(counts).filter(|(_, count)| **count > 0);
+    asks.flat_map(|(shape, _)| &shape.request.asks).find_map(|ask| {
+        let classes = survey.input.snapshot.nodes.iter().enumerate().filter_map(|(number, _)| {
+            survey.class(NodeIx(u32::try_from(number).ok()?))?.pool(ask.resource.as_str())
+        });
+        let (devices, healthy) = classes.fold((0, 0), |(devices, healthy), (_, pool)| {
+            let here = pool.devices.saturating_sub(pool.unhealthy);
+            (pool.devices.max(devices), here.max(healthy))
+        });
+        let asked = ask.devices as usize;
+        (healthy < asked).then(|| LargestNode {
+            unit: unit(ask.resource.as_str()).into(),
+            requested: ask.devices,
+            devices,
+            healthy,
+        })
+    })
+}
+
+/// The nodes that members may go to and that serve nothing, by the most frequent reason.
+fn not_ready(views: &Views<'_, '_>, counts: &Counts) -> Option<NotReady> {
+    let survey = views.now;
+    let mut reasons: BTreeMap<&Arc<str>, usize> = BTreeMap::new();
+    for (number, _) in (0u32..).zip(&survey.input.snapshot.nodes) {
+        let node = NodeIx(number);
+        let reason = survey.class(node).and_then(|class| class.not_ready.as_ref());
+        if let Some(reason) = reason.filter(|_| survey.admits(node, counts)) {
+            *reasons.entry(reason).or_default() += 1;
+        }
+    }
+    let nodes = reasons.values().sum();
+    let (reason, _) = reasons.into_iter().max_by(|a, b| a.1.cmp(&b.1).then_with(|| b.0.cmp(a.0)))?;
+    Some(NotReady { reason: Arc::clone(reason), nodes })
+}
+
+/// The spread constraint without which the gang would fit, and what of it fails.
+fn uneven(views: &Views<'_, '_>) -> Option<SkewLimit> {
     let skews = &views.now.skews;
     let fits = |without: Arc<[Skew]>| {
         let survey = views.now.with_skews(without);
@@ -307,7 +457,15 @@ fn uneven<'v>(views: &'v Views<'_, '_>) -> Option<&'v Skew> {
         return None;
     }
     let alone = |skew: &&Skew| !fits([Skew::clone(skew)].into());
-    skews.iter().find(alone).or_else(|| skews.first())
+    let skew = skews.iter().find(alone).or_else(|| skews.first())?;
+    let min_domains = skew.too_few_domains().map(|wanted| MinDomains { wanted, exist: skew.width() });
+    // It would hold without the number of domains.
+    let of_domains = min_domains.filter(|_| {
+        let loose =
+            skews.iter().map(|of| if of.key == skew.key { of.with_any_domains() } else { of.clone() });
+        fits(loose.collect())
+    });
+    Some(SkewLimit { key: skew.key.as_ref().into(), max: skew.max, min_domains: of_domains })
 }
 
 /// Why the nodes of a place do not take another member.

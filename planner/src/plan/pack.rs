@@ -76,6 +76,7 @@ pub(super) fn pack(packing: Packing<'_, '_>, place: Place, counts: &Counts) -> O
         .filter(|node| (0..counts.len()).any(|slot| survey.takes(*node, slot, tier) > 0))
         .collect();
     if open.len() > MOST_NODES {
+        survey.give_up();
         return None;
     }
     search(packing, &open, counts, &order)
@@ -409,6 +410,7 @@ impl Search<'_, '_> {
         let effort = &self.survey.input.effort;
         let left = effort.get();
         if self.steps >= MOST_STEPS || left == 0 {
+            self.survey.give_up();
             return true;
         }
         self.steps += 1;

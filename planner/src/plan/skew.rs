@@ -30,7 +30,9 @@ pub(super) struct Skew {
     there: Vec<u32>,
     /// The domains, those with the fewest pods first.
     by_least: Vec<u32>,
-    /// There are fewer domains than the constraint wants: the fewest count as none.
+    /// The fewest domains that the constraint wants.
+    min_domains: u32,
+    /// There are fewer: the fewest count as none.
     few: bool,
 }
 
@@ -88,6 +90,7 @@ impl Skew {
                 .iter()
                 .map(|other| spread.counts(&own.namespace, &other.namespace, &other.labels))
                 .collect(),
+            min_domains: spread.min_domains,
             few: (there.len() as u64) < u64::from(spread.min_domains),
             domains,
             there,
@@ -103,6 +106,16 @@ impl Skew {
     /// Whether each node is a domain.
     pub(super) fn is_by_node(&self) -> bool {
         *self.key == *HOSTNAME
+    }
+
+    /// The fewest domains that the constraint wants, if there are fewer.
+    pub(super) fn too_few_domains(&self) -> Option<u32> {
+        self.few.then_some(self.min_domains)
+    }
+
+    /// The same without a minimum of domains.
+    pub(super) fn with_any_domains(&self) -> Self {
+        Self { few: false, ..self.clone() }
     }
 
     /// How many domains there are.

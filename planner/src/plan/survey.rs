@@ -1,6 +1,8 @@
 //! The members of each shape that every node takes, and the bandwidth they would have there.
 
+use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
+use std::rc::Rc;
 use std::sync::Arc;
 
 use gantry_gang::fabric::Domain;
@@ -24,6 +26,10 @@ pub(super) enum Counting {
     Open,
     /// Devices that no pod has: single pods between prioritize and bind would go elsewhere.
     Free,
+    /// The same, as if devices that are idle and reserved were free.
+    Unreserved,
+    /// The same as [`Counting::Free`], as if every plugin served.
+    Served,
     /// Every healthy device, as if the node were empty.
     Empty,
 }
@@ -43,6 +49,8 @@ pub(super) struct Survey<'a> {
     limits: Vec<u32>,
     /// Bandwidths of members, MB/s, the highest first; the last is 0. By shape.
     tiers: Vec<Vec<u64>>,
+    /// A search ended without a proof that nothing fits. Shared by the surveys made of this one.
+    gave_up: Rc<Cell<bool>>,
 }
 
 impl<'a> Survey<'a> {
@@ -65,6 +73,7 @@ impl<'a> Survey<'a> {
             classes: vec![Vec::new(); input.snapshot.classes.len()],
             limits: vec![0; nodes * shapes.len()],
             tiers: Vec::new(),
+            gave_up: Rc::default(),
             shapes,
         };
         survey.limit(wanted);
@@ -88,7 +97,36 @@ impl<'a> Survey<'a> {
             classes: self.classes.clone(),
             limits: self.limits.clone(),
             tiers: self.tiers.clone(),
+            gave_up: Rc::clone(&self.gave_up),
         }
+    }
+
+    /// A search ends without a proof.
+    pub(super) fn give_up(&self) {
+        self.gave_up.set(true);
+    }
+
+    /// Whether a search finds nothing, and that is a proof.
+    pub(super) fn refutes<T>(&self, search: impl FnOnce(&Self) -> Option<T>) -> bool {
+        self.gave_up.set(false);
+        search(self).is_none() && !self.gave_up.get()
+    }
+
+    /// The size of a shape, smallest first: devices, CPU, memory.
+    pub(super) fn size(&self, slot: usize) -> (u64, i64, i64) {
+        self.shapes.get(slot).map_or((0, 0, 0), |shape| {
+            let devices = shape.request.asks.iter().map(|ask| u64::from(ask.devices)).sum();
+            (devices, shape.needs.resources.milli_cpu, shape.needs.resources.memory)
+        })
+    }
+
+    /// Whether members of any of some shapes may be on a node, as far as its labels and taints are concerned.
+    pub(super) fn admits(&self, node: NodeIx, counts: &[u32]) -> bool {
+        let facts = self.input.rooms.get(node.0 as usize).and_then(|room| room.facts.as_ref());
+        facts.is_some_and(|facts| {
+            let mut wanted = self.shapes.iter().zip(counts).filter(|(_, count)| **count > 0);
+            wanted.any(|(shape, _)| shape.needs.admits(facts).is_ok())
+        })
     }
 
     /// Whether rules among members go beyond the node.
@@ -157,7 +195,7 @@ impl<'a> Survey<'a> {
         let facts = room.facts.as_ref()?;
         Some(match self.counting {
             Counting::Empty => &facts.allocatable,
-            Counting::Open | Counting::Free => &room.left,
+            Counting::Open | Counting::Free | Counting::Unreserved | Counting::Served => &room.left,
         })
     }
 
@@ -186,6 +224,14 @@ impl<'a> Survey<'a> {
         class.pools.iter().filter(|pool| {
             let asked = |shape: &&Shape| shape.request.devices(pool.resource.as_str()) > 0;
             self.shapes.iter().any(asked)
+        })
+    }
+
+    /// Whether any devices that the gang asks for are idle and reserved.
+    pub(super) fn has_reserved(&self) -> bool {
+        self.nodes().any(|node| {
+            let class = self.class(node);
+            class.is_some_and(|class| self.pools(class).any(|pool| pool.reserved > 0))
         })
     }
 
@@ -231,6 +277,8 @@ pub(super) fn available(pool: &Pool, counting: Counting) -> usize {
     match counting {
         Counting::Open => pool.open.len(),
         Counting::Free => pool.free.len(),
+        Counting::Unreserved => pool.free.len() + pool.reserved,
+        Counting::Served => pool.free.len() + pool.unserved,
         Counting::Empty => pool.devices.saturating_sub(pool.unhealthy),
     }
 }
@@ -322,7 +370,7 @@ impl Survey<'_> {
 
 fn of_class(class: &Class, shape: &Shape, counting: Counting) -> OfClass {
     let mut of = OfClass::default();
-    if counting != Counting::Empty && class.not_ready.is_some() {
+    if !matches!(counting, Counting::Empty | Counting::Served) && class.not_ready.is_some() {
         return of;
     }
     let mut members = u32::MAX;
@@ -341,7 +389,7 @@ fn of_class(class: &Class, shape: &Shape, counting: Counting) -> OfClass {
         of.members = fitting(class, shape, counting, of.members);
     }
     let exchanges = shape.request.asks.iter().any(|ask| ask.most().is_some_and(|(_, devices)| devices > 1));
-    if exchanges && counting != Counting::Empty {
+    if exchanges && matches!(counting, Counting::Open | Counting::Free) {
         of.reach = reach(class, shape, counting, of.members);
     }
     of
@@ -358,10 +406,12 @@ fn fitting(class: &Class, shape: &Shape, counting: Counting, most: u32) -> u32 {
     let free = |pool: &Pool| match counting {
         Counting::Open => pool.open.clone(),
         Counting::Free => pool.free.clone(),
-        Counting::Empty if matches!(pool.shape, crate::shape::Shape::Whole) => {
-            DeviceSet::range(0, class.kind.gpus())
+        // Which devices these are is not known of a class.
+        Counting::Unreserved | Counting::Served if pool.free.len() == available(pool, counting) => {
+            pool.free.clone()
         }
-        Counting::Empty => DeviceSet::range(0, pool.devices),
+        _ if matches!(pool.shape, crate::shape::Shape::Whole) => DeviceSet::range(0, class.kind.gpus()),
+        _ => DeviceSet::range(0, pool.devices),
     };
     let mut free: Vec<DeviceSet> = class.pools.iter().map(free).collect();
     let mut take = |ask: &Ask| {
@@ -427,7 +477,7 @@ impl Survey<'_> {
                 Counting::Empty => {
                     PlacementRules { near: self.input.barred(shape).near, ..PlacementRules::default() }
                 }
-                Counting::Open | Counting::Free => self.input.barred(shape),
+                _ => self.input.barred(shape),
             };
             counted.push(std::mem::take(&mut barred.counted));
             near.push(std::mem::take(&mut barred.near));
@@ -547,7 +597,9 @@ impl Survey<'_> {
                     // The pods that it must be near may be anywhere then.
                     Counting::Empty if !others || !rule.there.is_empty() => {}
                     // Pods outside the gang match, so no member can be the first.
-                    Counting::Open | Counting::Free if !others || rule.is_among_its_like() && !starts => {
+                    _ if self.counting != Counting::Empty
+                        && (!others || rule.is_among_its_like() && !starts) =>
+                    {
                         self.keep(slot, |_, node| rule.there.contains(&node));
                     }
                     _ => self.rules.near.push(Near { starts, ..rule }),

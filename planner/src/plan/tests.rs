@@ -8,6 +8,7 @@ mod near;
 mod oracle;
 mod slices;
 mod terms;
+mod truth;
 pub(crate) mod world;
 
 use gantry_gang::needs::{Operator, PodTerm, Requirement};

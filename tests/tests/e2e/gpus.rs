@@ -60,13 +60,19 @@ impl Gpus {
 
     /// Restarts a node's plugin with additional arguments until the scenario is over.
     pub(crate) async fn restart_plugin(&self, cluster: &Cluster, node: &str, extra: &[&str]) -> Result<()> {
+        self.alter_plugin(cluster, node, extra).await?;
+        self.wait_until_ready(cluster).await
+    }
+
+    /// The same, also if the plugin never gets ready that way.
+    pub(crate) async fn alter_plugin(&self, cluster: &Cluster, node: &str, extra: &[&str]) -> Result<()> {
         let node = cluster.node(node)?;
         node.program(gantry::PLUGIN)?.stop().await?;
         let mut args = self.hardware().get(node.name()).map(Hardware::plugin_args).unwrap_or_default();
         args.extend(extra.iter().map(|arg| (*arg).to_owned()));
         cluster.start_plugin(node, &self.binary, &args).await?;
         self.note_altered(node.name(), !extra.is_empty());
-        self.wait_until_ready(cluster).await
+        Ok(())
     }
 
     /// Restarts a node's plugin in another mode until the scenario is over, on other GPUs if `hardware` names some.

@@ -1,6 +1,7 @@
 //! Backfill reservation: nodes kept free for the first gang of the queue once it has waited longer than its patience, so that backfill does
 //! not delay it further. After a stretch the nodes are open again for as long, so that a gang that never fits does not idle them for ever.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -10,7 +11,7 @@ use gantry_planner::plan;
 
 use crate::index::Index;
 use crate::index::node_table::Renumbering;
-use gantry_planner::snapshot::{BackfillReservation, Standing};
+use gantry_planner::snapshot::{BackfillReservation, NodeIx, Standing};
 
 /// The first gang of the queue, and the nodes kept free for it.
 #[derive(Debug, Default)]
@@ -19,7 +20,12 @@ pub(super) struct Backfill {
     kept: Option<Arc<BackfillReservation>>,
     /// Time to check again.
     due: bool,
+    /// The nodes that the log names, by gang: only changes are logged.
+    logged: BTreeMap<Arc<GangKey>, Vec<NodeIx>>,
 }
+
+/// Gangs whose nodes the log remembers.
+const MOST_LOGGED: usize = 64;
 
 /// The first gang of the queue.
 #[derive(Debug)]
@@ -38,6 +44,19 @@ impl Backfill {
         if let Some(kept) = &self.kept {
             self.kept = Some(Arc::new(kept.renumbered(renumbering)));
         }
+    }
+
+    /// Logs the nodes of a reservation if they are others than the last time.
+    fn log(&mut self, kept: &BackfillReservation) {
+        let nodes: Vec<NodeIx> = kept.nodes().collect();
+        if self.logged.get(&kept.gang) == Some(&nodes) {
+            return;
+        }
+        tracing::info!(gang = %kept.gang, nodes = nodes.len(), "nodes kept free for the first gang of the queue");
+        if self.logged.len() >= MOST_LOGGED {
+            self.logged.clear();
+        }
+        self.logged.insert(Arc::clone(&kept.gang), nodes);
     }
 
     /// Time passes.
@@ -132,7 +151,7 @@ impl Index {
             return;
         }
         let kept = BackfillReservation::new(Arc::clone(&head.gang), wanted.priority, nodes);
-        tracing::info!(gang = %kept.gang, nodes = kept.nodes().count(), "nodes kept free for the first gang of the queue");
+        self.gangs.backfill.log(&kept);
         self.gangs.backfill.kept = Some(Arc::new(kept));
         self.changed = true;
     }

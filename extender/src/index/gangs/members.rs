@@ -191,6 +191,7 @@ impl Index {
             leaving: pod.leaving,
             preempted: pod.preempted,
             refused: pod.refused,
+            rejected: pod.rejected.clone(),
             elsewhere,
         });
         if let Some(said) = pod.said.as_ref().filter(|_| self.gangs.leading) {
@@ -240,6 +241,7 @@ impl Index {
             leaving: pod.leaving,
             preempted: false,
             refused: false,
+            rejected: None,
             // Whoever places it, it counts by its existence.
             elsewhere: None,
         });
@@ -365,6 +367,7 @@ impl Index {
         let troubled: Vec<_> = self.gangs.troubled.keys().copied().collect();
         self.gangs.suspects.extend(troubled);
         self.follow_deadlock();
+        self.check_holders();
         self.gangs.backfill.tick();
         self.gangs.reclaim.tick();
     }

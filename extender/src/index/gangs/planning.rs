@@ -14,6 +14,11 @@ impl Index {
         self.gangs.planning = planning;
     }
 
+    /// This process is a command that only looks.
+    pub fn only_look(&mut self) {
+        self.gangs.only_looks = true;
+    }
+
     fn may_plan(&self) -> bool {
         self.gangs.planning && self.gangs.leading && self.is_synced()
     }
@@ -46,6 +51,7 @@ impl Index {
             Err(refused) if !refused.is_hopeless() => self.reclaim(&wanted),
             _ => Reclaimed::Nothing,
         };
+        let planned = planned.map_err(|refused| self.with_holders(refused, &wanted));
         let is_released = matches!(reclaimed, Reclaimed::Released(_));
         let waits = matches!(reclaimed, Reclaimed::Terminating);
         let result = match (planned, reclaimed) {

@@ -129,6 +129,12 @@ impl Index {
         Some(words.into())
     }
 
+    /// Why a gang is in its phase: as the extender reports it, or as it would be if planned now.
+    pub(in crate::index) fn reason_of(&self, key: &GangKey) -> Option<Reason> {
+        let reported = self.status_of(key).and_then(|status| status.reason);
+        reported.or_else(|| Some(self.gangs.core.view(key)?.reason().0))
+    }
+
     pub(super) fn standing(&self, view: View<'_>, queue: &[Arc<GangKey>]) -> GangStanding {
         let settled = view.is_decided() || view.phase() >= GangPhase::Bound;
         let status = self.status_of(view.key());

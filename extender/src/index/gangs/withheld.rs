@@ -1,10 +1,12 @@
 //! Reservations of decided gangs that keep devices from others. Without them a user would see devices taken and no pod
 //! that has them.
 
-use std::collections::BTreeMap;
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use gantry_gang::GangKey;
+use gantry_gang::protocol::{Holder, PlanRequest, Refusal, Reserved};
 use serde::Serialize;
 
 use crate::index::Index;
@@ -30,6 +32,69 @@ impl fmt::Display for PlacesKept {
 }
 
 impl Index {
+    /// Adds to a refusal because of reserved devices the gangs that have them.
+    pub(super) fn with_holders(&self, refused: Refusal, wanted: &PlanRequest) -> Refusal {
+        let Refusal::DoesNotFit(mut shortage) = refused else {
+            return refused;
+        };
+        if shortage.reserved.is_some() {
+            let holders = self.holders(wanted);
+            // Its own reservations are for its own members.
+            let is_others = !holders.is_empty() || self.reservations.are_any();
+            shortage.reserved = is_others.then_some(Reserved { holders });
+        }
+        Refusal::DoesNotFit(shortage)
+    }
+
+    /// Gangs other than the one that is planned with reservations of devices that it asks for, the most first.
+    fn holders(&self, wanted: &PlanRequest) -> Vec<Holder> {
+        let shapes = self.gangs.shapes.list();
+        let members = wanted.members.iter().filter_map(|member| shapes.get(member.shape.0 as usize));
+        let asked: BTreeSet<_> =
+            members.flat_map(|shape| &shape.request.asks).map(|ask| &ask.resource).collect();
+        let mut devices: BTreeMap<&GangKey, usize> = BTreeMap::new();
+        for kept in self.nodes.iter().flat_map(|(_, node)| node.occupancy().gang_reservations()) {
+            let of_asked = kept.devices.iter().filter(|(resource, _)| asked.contains(resource));
+            let count: usize = of_asked.map(|(_, devices)| devices.len()).sum();
+            if count > 0 && kept.gang != wanted.gang {
+                *devices.entry(&kept.gang).or_default() += count;
+            }
+        }
+        let holder = |(gang, devices): (&GangKey, usize)| Holder {
+            gang: gang.to_string().into(),
+            devices,
+            until: self.gangs.core.reserved_until(gang, self.now).filter(|_| !self.gangs.only_looks),
+        };
+        let mut holders: Vec<Holder> = devices.into_iter().map(holder).collect();
+        holders.sort_by(|a, b| (Reverse(a.devices), &a.gang).cmp(&(Reverse(b.devices), &b.gang)));
+        holders
+    }
+
+    /// Refused gangs are planned again where the gangs that their refusal names have no reservation any more.
+    pub(super) fn check_holders(&mut self) {
+        let named = |refusal: &Refusal| match refusal {
+            Refusal::DoesNotFit(shortage) => shortage.reserved.as_ref().map(|of| of.holders.clone()),
+            _ => None,
+        };
+        let refusals = self.gangs.core.views().filter_map(|view| named(view.refusal()?));
+        let refusals: Vec<Vec<Holder>> = refusals.collect();
+        if refusals.is_empty() {
+            return;
+        }
+        let reserved: BTreeSet<String> = self
+            .nodes
+            .iter()
+            .flat_map(|(_, node)| node.occupancy().gang_reservations())
+            .map(|kept| kept.gang.to_string())
+            .collect();
+        let is_outdated = |holders: &Vec<Holder>| {
+            holders.is_empty() || holders.iter().any(|holder| !reserved.contains(&*holder.gang))
+        };
+        if refusals.iter().any(is_outdated) {
+            self.gangs.reshaped();
+        }
+    }
+
     /// Reservations on all nodes for decided gangs other than `but`, by gang.
     pub(super) fn places_kept(&self, but: &GangKey) -> Vec<PlacesKept> {
         self.kept_among(self.nodes.iter().map(|(_, node)| node), Some(but))

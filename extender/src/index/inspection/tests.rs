@@ -1,3 +1,6 @@
+use gantry_gang::{NodeFacts, Resources, Taint, TaintEffect};
+use proptest::prelude::*;
+
 use super::*;
 use crate::fixtures::{Cluster, bound, bridged, plain, pod};
 use gantry_planner::decide::Options;
@@ -96,5 +99,151 @@ fn node_report_names_the_insufficient_resource() {
     {
         let lack = |node: &str| (node.to_owned(), Some(words.to_owned()), vec![]);
         assert_eq!(lines(&report(&cluster, name)), [lack("n1"), lack("n2")]);
+    }
+}
+
+/// A node, and the pods on it: GPUs and CPU of each.
+#[derive(Debug, Clone)]
+struct NodeCase {
+    pods: Vec<(u32, i64)>,
+    pool: u8,
+    tainted: bool,
+    cordoned: bool,
+    serves: bool,
+}
+
+const CPU: i64 = 64;
+
+prop_compose! {
+    fn node_case()(
+        pods in prop::collection::vec((1u32..5, 0i64..40), 0..4),
+        pool in 0u8..2,
+        tainted in prop::bool::weighted(0.15),
+        cordoned in prop::bool::weighted(0.1),
+        serves in prop::bool::weighted(0.85),
+    ) -> NodeCase {
+        let mut left = (8, CPU);
+        let pods = pods.into_iter().filter(|(gpus, cpu)| {
+            let fits = *gpus <= left.0 && *cpu <= left.1;
+            left = if fits { (left.0 - gpus, left.1 - cpu) } else { left };
+            fits
+        });
+        NodeCase { pods: pods.collect(), pool, tainted, cordoned, serves }
+    }
+}
+
+impl NodeCase {
+    /// GPUs and CPU left once some pods have ended.
+    fn left(&self, ended: &[usize]) -> (u32, i64) {
+        let pods = self.pods.iter().enumerate().filter(|(number, _)| !ended.contains(number));
+        pods.fold((8, CPU), |(gpus, cpu), (_, pod)| (gpus - pod.0, cpu - pod.1))
+    }
+
+    fn build(&self, cluster: &Cluster, name: &str) {
+        cluster.add(name, &plain(8));
+        let facts = NodeFacts {
+            name: name.into(),
+            labels: [("pool".into(), self.pool.to_string().into())].into(),
+            allocatable: Resources {
+                milli_cpu: CPU * 1000,
+                memory: 1 << 40,
+                pods: 110,
+                ..Resources::default()
+            },
+            unschedulable: self.cordoned,
+            taints: match self.tainted {
+                true => {
+                    vec![Taint { key: "dedicated".into(), value: "".into(), effect: TaintEffect::NoSchedule }]
+                }
+                false => Vec::new(),
+            },
+            ..NodeFacts::default()
+        };
+        cluster.store.update(|index| index.node_described(facts.into()));
+        if !self.serves {
+            let mut node = crate::fixtures::gpu_node(name, &plain(8));
+            node["status"]["conditions"] = serde_json::json!([{
+                "type": "Ready", "status": "False", "reason": "NotRegistered", "message": "",
+                "lastTransitionTime": "2026-01-01T00:00:00Z",
+            }]);
+            cluster.inventory(&node);
+        }
+        let mut first = 0;
+        for (number, (gpus, cpu)) in self.pods.iter().enumerate() {
+            let mut pod = asking(&format!("{name}-{number}"), *gpus, *cpu);
+            pod["spec"]["nodeName"] = name.into();
+            let devices = format!("{first}-{}", first + gpus - 1);
+            cluster.pod(&bound(pod, name, u32::try_from(number).unwrap() + 1, Some(&devices)));
+            first += gpus;
+        }
+    }
+}
+
+fn asking(name: &str, gpus: u32, cpu: i64) -> serde_json::Value {
+    let mut pod = pod(name, gpus);
+    pod["spec"]["containers"][0]["resources"]["requests"] = serde_json::json!({"cpu": cpu.to_string()});
+    pod
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(128))]
+
+    /// Held against a judge: labels and taints first, then the plugin, devices, CPU; pods that would have to end suffice,
+    /// each of them is needed, and none is named where no end of pods helps.
+    #[test]
+    fn pod_report_states_only_what_is_true(
+        nodes in prop::collection::vec(node_case(), 1..4),
+        gpus in 1u32..9,
+        cpu in 0i64..70,
+        pool in prop::option::weighted(0.4, 0u8..2),
+    ) {
+        let cluster = Cluster::new(Options::default());
+        for (number, node) in nodes.iter().enumerate() {
+            node.build(&cluster, &format!("n{number}"));
+        }
+        let mut waits = asking("waits", gpus, cpu);
+        if let Some(pool) = pool {
+            waits["spec"]["nodeSelector"] = serde_json::json!({"pool": pool.to_string()});
+        }
+        cluster.pod(&waits);
+        let report = report(&cluster, "waits");
+        prop_assert_eq!(report.nodes.len(), nodes.len());
+        for found in &report.nodes {
+            let node = &nodes[found.node.as_str()[1..].parse::<usize>().unwrap()];
+            let is_ruled_out = node.cordoned || node.tainted || pool.is_some_and(|pool| pool != node.pool);
+            let (free, left) = node.left(&[]);
+            prop_assert_eq!(found.lacks.is_some(), found.lack.is_some());
+            match &found.lack {
+                Some(lack) if lack.is_misfit() => prop_assert!(is_ruled_out),
+                _ if is_ruled_out => prop_assert!(false, "{:?}", found),
+                Some(Lack::PluginNotReady { reason }) => {
+                    prop_assert!(!node.serves);
+                    prop_assert_eq!(reason, "NotRegistered");
+                }
+                Some(Lack::Devices { free: stated, reserved, asked, .. }) => {
+                    prop_assert_eq!((*stated, *reserved, *asked), (free as usize, 0, gpus));
+                    prop_assert!(node.serves && free < gpus);
+                }
+                Some(Lack::Resource { .. }) => prop_assert!(node.serves && free >= gpus && left < cpu),
+                None => prop_assert!(node.serves && free >= gpus && left >= cpu),
+                other => prop_assert!(false, "{:?}", other),
+            }
+            let fits = |ended: &[usize]| {
+                let (free, left) = node.left(ended);
+                free >= gpus && left >= cpu
+            };
+            let number = |pod: &String| pod.rsplit('-').next().unwrap().parse::<usize>().unwrap();
+            let ended: Vec<usize> = found.would_have_to_end.iter().map(number).collect();
+            let all: Vec<usize> = (0..node.pods.len()).collect();
+            let helps = found.lack.is_some() && !is_ruled_out && node.serves && fits(&all);
+            prop_assert_eq!(!ended.is_empty(), helps, "{:?}", found);
+            if helps {
+                prop_assert!(fits(&ended));
+                for spared in &ended {
+                    let others: Vec<usize> = ended.iter().copied().filter(|pod| pod != spared).collect();
+                    prop_assert!(!fits(&others), "{} need not end: {:?}", spared, found);
+                }
+            }
+        }
     }
 }

@@ -258,9 +258,9 @@ fn how_far_a_pod_is_shows_in_gates_node_and_phase() {
     let mut written = pod("a", 1);
     assert_eq!(facts(&written).stage, Stage::Pending);
     written["spec"]["schedulingGates"] = json!([{"name": "gantry.dev/gang"}]);
-    assert_eq!(facts(&written).stage, Stage::Gated { by_us_alone: true });
+    assert_eq!(facts(&written).stage, Stage::Gated { by: None });
     written["spec"]["schedulingGates"] = json!([{"name": "gantry.dev/gang"}, {"name": "other"}]);
-    assert_eq!(facts(&written).stage, Stage::Gated { by_us_alone: false });
+    assert_eq!(facts(&written).stage, Stage::Gated { by: Some("other".into()) });
     written["spec"]["schedulingGates"] = json!([]);
     written["spec"]["nodeName"] = "n".into();
     assert_eq!(facts(&written).stage, Stage::Bound("n".into()));

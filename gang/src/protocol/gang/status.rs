@@ -15,7 +15,7 @@ use super::super::report::ReasonKind;
 use super::super::types::{Blocker, Now, Settings};
 use super::{Gang, MAX_DECISION_BYTES, State};
 use crate::key::Integration;
-use crate::terms::{Fault, Repair};
+use crate::terms::{Authority, Fault, Repair};
 
 /// The condition of a gang with pods that several integrations claim.
 const AMBIGUOUS_MEMBERSHIP: &str = "AmbiguousMembership";
@@ -74,6 +74,11 @@ pub(super) fn reason_kind(gang: &Gang, now: Instant) -> ReasonKind {
         matches!(phase, GangPhase::Queued | GangPhase::Binding | GangPhase::Bound | GangPhase::Degraded);
     match (phase, gang.agreement.resolution()) {
         (GangPhase::Pending, Resolution::Unknown(why)) => ReasonKind::Unknown(why.clone()),
+        // Siblings show the same count.
+        (GangPhase::Pending, _) => {
+            let count = gang.count();
+            ReasonKind::Pending { exist: count.exist(), withheld: count.withheld() }
+        }
         (phase, _) if names_refusal && gang.attempts.refusal().is_some() => ReasonKind::Refused(phase),
         (phase, _) => ReasonKind::Phase(phase),
     }
@@ -141,9 +146,14 @@ pub(super) fn cause(gang: &Gang, now: Instant) -> Cause {
 
 fn pending(gang: &Gang, now: Instant) -> Cause {
     let count = gang.count();
-    let exist = count.exist();
+    // A member exists whether or not something keeps it from arriving.
+    let exist = count.exist() + count.withheld();
+    let members = gang.members();
     let uncounted = Uncounted {
-        gated: count.of(Class::Foreign),
+        gated: members.first_gate().map(|gate| (gate.clone(), count.of(Class::Foreign))),
+        rejected: members
+            .first_rejected()
+            .map(|(pod, why)| (pod.clone(), why.clone(), count.of(Class::Rejected))),
         invalid: count.of(Class::Faulty),
         elsewhere: gang.members().elsewhere().map(|(by, count)| (by.into(), count)).collect(),
     };
@@ -160,11 +170,15 @@ fn pending(gang: &Gang, now: Instant) -> Cause {
     if exist >= min {
         let mut roles = terms.by_role.iter();
         let short = roles.find_map(|(role, min)| {
-            let exist = gang.members().count_of(role).exist();
+            let count = gang.members().count_of(role);
+            let exist = count.exist() + count.withheld();
             (exist < *min).then(|| (role.clone(), exist, *min))
         });
         if let Some((role, exist, min)) = short {
             return Cause::WaitingForRole { role, exist, min, source, uncounted };
+        }
+        if count.withheld() > 0 {
+            return Cause::MembersWithheld { exist, min, uncounted };
         }
     }
     Cause::WaitingForMembers { exist, min, source, unread: terms.unread.clone(), uncounted }
@@ -271,7 +285,7 @@ pub(super) fn status(gang: &mut Gang, now: Now, settings: &Settings) -> GangStat
 
 fn conditions(gang: &mut Gang, now: (Reason, &str), unix: i64) -> Vec<Condition> {
     let validity = validity(gang);
-    let valid = matches!(validity, Validity::Valid { .. } | Validity::Lowered(_));
+    let valid = validity.holds();
     let (valid_reason, valid_message) = validity.state();
     let reserved = gang.has_slots() || gang.enough(Count::settled);
     let bound = match gang.state {
@@ -333,10 +347,17 @@ fn validity(gang: &Gang) -> Validity {
     if gang.agreement.is_invalid() {
         return Validity::Invalid(faults(gang));
     }
+    if gang.count().alive() == 0 && gang.has_begun() {
+        // Nothing states its size any more, and nothing has to.
+        return Validity::Ended;
+    }
     let (min, repair) = (gang.min(), gang.repair());
     match gang.agreement.resolution() {
         Resolution::Unknown(why) => Validity::Unknown(why.clone()),
-        Resolution::Terms(terms) if terms.min != min => Validity::MinimumChanged { from: min, to: terms.min },
+        Resolution::Terms(terms) if terms.min != min => {
+            let by_object = terms.authority == Authority::Object;
+            Validity::MinimumChanged { from: min, to: terms.min, by_object }
+        }
         Resolution::Terms(terms) if terms.repair != repair => {
             Validity::RepairChanged { from: repair.as_str(), to: terms.repair.as_str() }
         }

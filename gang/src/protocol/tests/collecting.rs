@@ -15,7 +15,7 @@ use crate::protocol::{Answer, Arrival, Blocker, Member, Object, Settings, Stage,
 use crate::terms::{Fault, work};
 
 fn gated(mut member: Member, by_us_alone: bool) -> Member {
-    member.stage = Stage::Gated { by_us_alone };
+    member.stage = Stage::Gated { by: (!by_us_alone).then(|| "example.com/quota".into()) };
     member
 }
 
@@ -26,11 +26,11 @@ fn light(mut member: Member) -> Member {
 }
 
 #[test]
-fn members_kept_back_by_gates_of_others_do_not_count() {
+fn members_with_gates_of_others_exist_and_do_not_arrive() {
     let mut world = World::new();
     world.see(member("a0", membership("a", 2)));
     world.see(gated(member("a1", membership("a", 2)), false));
-    assert_eq!(world.reason("a"), Reason::WaitingForMembers);
+    assert_eq!(world.reason("a"), Reason::MembersGated);
     assert_eq!(world.take_work(), []);
 }
 
@@ -43,7 +43,7 @@ fn our_own_gates_keep_members_back_where_nobody_removes_them() {
     }
     assert_eq!(world.phase("a"), GangPhase::Pending);
     assert_eq!(world.take_work(), []);
-    assert_eq!((world.reason("a"), world.status("a").members), (Reason::WaitingForMembers, 2));
+    assert_eq!((world.reason("a"), world.status("a").members), (Reason::MembersGated, 2));
 }
 
 #[test]

@@ -23,16 +23,19 @@ fn pod_refused_for_unread_owner_is_activated_once_it_is_read() {
 }
 
 #[test]
-fn counts_alone_wake_nobody() {
+fn member_that_shows_an_old_count_is_activated() {
+    // Siblings show the same current count, but members that come one by one wake the others seldom.
     let mut world = World::new();
     world.members("a", 1, 9);
     world.waits("a0");
+    let mut woken = 0;
     for number in 1..8 {
         world.see(member(&format!("a{number}"), membership("a", 9)));
-        world.waits(&format!("a{number}"));
-        world.pass(10);
+        world.pass(1);
+        woken += world.woken().len();
+        world.waits("a0");
     }
-    assert!(world.woken().is_empty());
+    assert!((1..4).contains(&woken), "{woken}");
 }
 
 #[test]

@@ -8,8 +8,9 @@ use gantry_api::MAX_MESSAGE;
 use super::world::{key, pod_group};
 use crate::needs::Misfit;
 use crate::protocol::reasons::{
-    Cause, DeviceShortage, Failure, MemberGroup, NoRepair, Obstacle, Obstacles, Refusal, Rest, Shortage,
-    SkewLimit, Uncounted, Validity, WaitReason, Within, restart_note,
+    Cause, DeviceShortage, Failure, Holder, LargestNode, MemberGroup, MinDomains, NoRepair, NotReady,
+    Obstacle, Obstacles, Refusal, Reserved, Rest, Shortage, SkewLimit, Uncounted, Validity, WaitReason,
+    Within, restart_note,
 };
 use crate::resources::InsufficientResource;
 use crate::terms::Fault;
@@ -27,7 +28,7 @@ fn group(count: u32, gpus: u32) -> MemberGroup {
 }
 
 fn devices(free: usize, healthy: usize, total: usize, requested: u64) -> Option<DeviceShortage> {
-    Some(DeviceShortage { unit: text("GPUs"), free, healthy, total, requested })
+    Some(DeviceShortage { unit: text("GPUs"), free, reserved: 0, healthy, total, requested })
 }
 
 /// 4 members of 3 GPUs, of which 2 fit.
@@ -44,6 +45,26 @@ fn shortage() -> Shortage {
 
 fn obstacles(nodes: Option<usize>, found: &[(Obstacle, usize)]) -> Option<Obstacles> {
     Some(Obstacles { unit: text("GPUs"), nodes, found: found.to_vec() })
+}
+
+fn skew(min_domains: Option<MinDomains>) -> Option<SkewLimit> {
+    Some(SkewLimit { key: text("zone"), max: 1, min_domains })
+}
+
+fn largest(devices: usize, healthy: usize) -> Shortage {
+    let largest = Some(LargestNode { unit: text("GPUs"), requested: 9, devices, healthy });
+    Shortage { hopeless: true, fits: 0, empty: 0, largest, ..shortage() }
+}
+
+fn reserved(holders: &[(&str, usize, Option<i64>)]) -> Shortage {
+    let holder = |(gang, devices, until): &(&str, usize, Option<i64>)| Holder {
+        gang: text(gang),
+        devices: *devices,
+        until: *until,
+    };
+    let mut shortage = shortage();
+    shortage.devices.as_mut().unwrap().reserved = 6;
+    Shortage { reserved: Some(Reserved { holders: holders.iter().map(holder).collect() }), ..shortage }
 }
 
 fn shortages() -> Vec<Shortage> {
@@ -70,7 +91,15 @@ fn shortages() -> Vec<Shortage> {
             devices: devices(16, 16, 16, 12),
             ..shortage()
         },
-        Shortage { skew: Some(SkewLimit { key: text("zone"), max: 1 }), fits: 4, ..shortage() },
+        Shortage { skew: skew(None), ..shortage() },
+        Shortage { skew: skew(Some(MinDomains { wanted: 4, exist: 3 })), hopeless: true, ..shortage() },
+        Shortage { part: Some(text("big")), members: vec![group(1, 9)], must: 1, ..largest(8, 7) },
+        Shortage { part: Some(text("")), members: vec![group(2, 9)], must: 2, ..largest(16, 8) },
+        Shortage { part: Some(text("big")), members: vec![group(2, 8)], must: 2, fits: 1, ..shortage() },
+        Shortage { not_ready: Some(NotReady { reason: text("NotRegistered"), nodes: 2 }), ..shortage() },
+        reserved(&[]),
+        reserved(&[("ml/first", 6, Some(1_800_000_000))]),
+        reserved(&[("ml/first", 6, None), ("ml/second", 2, None), ("ml/third", 1, None)]),
         Shortage { hopeless: true, empty: 3, within: rack(), ..shortage() },
         Shortage { hopeless: true, empty: 0, obstacles: obstacles(Some(4), &[(cpu(), 4)]), ..shortage() },
         Shortage {
@@ -127,7 +156,12 @@ fn failures() -> Vec<Failure> {
 
 fn causes() -> Vec<Cause> {
     let refused = || Rest::Refused(Refusal::DoesNotFit(Box::new(shortage())));
-    let uncounted = Uncounted { gated: 1, invalid: 2, elsewhere: vec![(text("volcano"), 3)] };
+    let uncounted = Uncounted {
+        gated: Some((text("example.com/quota"), 1)),
+        rejected: Some((text("a-1"), text("persistentvolumeclaim \"data\" not found"), 2)),
+        invalid: 2,
+        elsewhere: vec![(text("volcano"), 3)],
+    };
     let none = Uncounted::default;
     let source = || text("annotation gantry.dev/gang-min of its pods");
     let budget = || vec![text("pod v1: it cannot be evicted yet: budget web")];
@@ -155,9 +189,15 @@ fn causes() -> Vec<Cause> {
         Cause::NotAGang { source: source() },
         Cause::UnknownSize { why: text("PodGroup a was not read yet"), exist: 1, uncounted: none() },
         members(None, none()),
-        members(Some(pod_group()), uncounted),
+        members(Some(pod_group()), uncounted.clone()),
         more(Some(4)),
         more(None),
+        Cause::MembersWithheld { exist: 4, min: 4, uncounted: uncounted.clone() },
+        Cause::MembersWithheld {
+            exist: 4,
+            min: 4,
+            uncounted: Uncounted { rejected: None, ..uncounted.clone() },
+        },
         Cause::WaitingForRole { role: text("ps"), exist: 0, min: 1, source: source(), uncounted: none() },
         Cause::Invalid(vec![fault("`x` is no whole number from 1 to 20000")]),
         Cause::Invalid(vec![fault("`x` is no whole number from 1 to 20000"), fault("a"), fault("b")]),
@@ -229,7 +269,7 @@ fn every_text_about_a_member_is_bounded() {
         Validity::Lowered(vec![fault("900 s is above the limit"), fault("rack is preferred")]),
         Validity::Invalid(vec![fault("is 0")]),
         Validity::Unknown(text("PodGroup a was not read yet")),
-        Validity::MinimumChanged { from: 4, to: 2 },
+        Validity::MinimumChanged { from: 4, to: 2, by_object: true },
         Validity::RepairChanged { from: "hold", to: "restart" },
         Validity::InvalidMember(format!("pod a1: {}", fault("is 0"))),
     ] {

@@ -19,7 +19,7 @@ fn they_are_told_what_filter_would_answer() {
     };
     assert_eq!(answer.reason, Reason::WaitingForMembers);
     assert_eq!(why(&world, "a0"), Some(answer));
-    world.see(Member { stage: Stage::Gated { by_us_alone: true }, ..member("a1", membership("a", 3)) });
+    world.see(Member { stage: Stage::Gated { by: None }, ..member("a1", membership("a", 3)) });
     let told = why(&world, "a1").unwrap();
     assert!(told.is_invalid(), "{told:?}");
     assert_eq!(Some(told), why(&world, "a0"));

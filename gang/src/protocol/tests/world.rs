@@ -101,6 +101,7 @@ pub(crate) fn member(uid: &str, membership: Membership) -> Member {
         leaving: false,
         preempted: false,
         refused: true,
+        rejected: None,
         elsewhere: None,
         preempts: true,
     }

@@ -30,6 +30,8 @@ fn class(machine: &Machine, model: &str, free: &str) -> Class {
             unhealthy: 0,
             faults: Vec::new(),
             leaving: 0,
+            reserved: 0,
+            unserved: 0,
             advertised: None,
             alignment: None,
         }],

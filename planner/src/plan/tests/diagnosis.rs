@@ -82,7 +82,7 @@ fn what_fits_is_explained_too() {
     assert_eq!(explanation.members, "1 member of 1 GPU and 4 of 8 GPUs");
     assert_eq!(
         explanation.levels.iter().map(|level| (&*level.level, level.domains, level.fits)).collect::<Vec<_>>(),
-        [("node", 12, 2), ("rack", 4, 4), ("zone", 2, 5), ("cluster", 1, 5)]
+        [("node", 12, 1), ("rack", 4, 3), ("zone", 2, 5), ("cluster", 1, 5)]
     );
     assert!(!explanation.hopeless);
 }
@@ -114,6 +114,7 @@ fn what_is_missing_is_counted_for_those_that_must_be_placed() {
     let of = |free, healthy, total, requested| DeviceShortage {
         unit: "GPUs".into(),
         free,
+        reserved: 0,
         healthy,
         total,
         requested,

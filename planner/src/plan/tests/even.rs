@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use gantry_gang::needs::{Operator, Requirement, Spread};
-use gantry_gang::protocol::{Placement, PlanRequest, Refusal, ShapeId, SkewLimit};
+use gantry_gang::protocol::{MinDomains, Placement, PlanRequest, Refusal, ShapeId, SkewLimit};
 use gantry_gang::{Needs, Resources};
 use proptest::prelude::*;
 
@@ -100,7 +100,10 @@ fn a_zone_that_takes_none_keeps_the_others_low_and_is_named() {
     let eight = world.shape_of(8, needs(vec![spread(ZONE, 1)]));
     assert_eq!(nodes(&world, &gang(&[(2, eight)]), &[]), "ag");
     assert_eq!(nodes(&world, &gang(&[(3, eight)]), &[]), "InsufficientResources");
-    assert_eq!(skew(&world, &gang(&[(3, eight)])), Some(SkewLimit { key: ZONE.into(), max: 1 }));
+    assert_eq!(
+        skew(&world, &gang(&[(3, eight)])),
+        Some(SkewLimit { key: ZONE.into(), max: 1, min_domains: None })
+    );
     // A node that the pod may not go to anyway makes no domain.
     world.room("m", |facts, _| {
         facts.labels.insert("pool".into(), "cpu".into());
@@ -125,7 +128,10 @@ fn too_few_domains_count_as_an_empty_one() {
     three.min_domains = 3;
     let eight = world.shape_of(8, needs(vec![three]));
     assert_eq!(nodes(&world, &gang(&[(2, eight)]), &[]), "ag");
-    assert_eq!(skew(&world, &gang(&[(3, eight)])), Some(SkewLimit { key: ZONE.into(), max: 1 }));
+    assert_eq!(
+        skew(&world, &gang(&[(3, eight)])),
+        Some(SkewLimit { key: ZONE.into(), max: 1, min_domains: Some(MinDomains { wanted: 3, exist: 2 }) })
+    );
 }
 
 #[test]

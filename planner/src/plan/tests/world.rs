@@ -61,8 +61,17 @@ impl World {
         free: &DeviceSet,
         unhealthy: usize,
     ) -> &mut Self {
+        self.node_of(at, name, |class| {
+            let pool = &mut class.pools[0];
+            (pool.free, pool.open, pool.unhealthy) = (free.clone(), free.clone(), unhealthy);
+        })
+    }
+
+    /// A node with a changed class: at first every GPU is free.
+    pub(crate) fn node_of(&mut self, at: &str, name: &str, change: impl FnOnce(&mut Class)) -> &mut Self {
         let gpus = self.kind.gpus();
-        let class = Standing::Ours(Class {
+        let free = DeviceSet::range(0, gpus);
+        let mut class = Class {
             kind: Arc::clone(&self.kind),
             pools: vec![Pool {
                 resource: GPU.into(),
@@ -70,10 +79,12 @@ impl World {
                 max_request: None,
                 devices: gpus,
                 free: free.clone(),
-                open: free.clone(),
-                unhealthy,
+                open: free,
+                unhealthy: 0,
                 faults: Vec::new(),
                 leaving: 0,
+                reserved: 0,
+                unserved: 0,
                 advertised: None,
                 alignment: None,
             }],
@@ -81,7 +92,9 @@ impl World {
             models: Arc::default(),
             cost: 0,
             scores: ScoreCache::default(),
-        });
+        };
+        change(&mut class);
+        let class = Standing::Ours(class);
         let classes = Arc::make_mut(&mut self.snapshot.classes);
         let known = classes.iter().position(|known| **known == class);
         let number = known.unwrap_or_else(|| {

@@ -4,6 +4,7 @@
 
 use anyhow::{Context, Result, ensure};
 use gantry_api::GangPhase;
+use serde_json::Value;
 
 use super::churn::nothing_is_left;
 use super::gangs_phases::{let_end, slow_to_end};
@@ -89,14 +90,15 @@ impl Gangs {
         let by = table.cell("waits", "DECIDED BY")?;
         ensure!(by.contains("gantry.dev/gang-min"), "{table:?}");
         told(scene, "waits", "GangWaiting", &[]).await?;
-        let of_gang = explain(scene, "gang", "waits").await?;
-        for words in ["Queued", "InsufficientResources", "1 of 2 fit", "tried for 2 members of 4 GPUs"] {
-            ensure!(of_gang.contains(words), "no {words:?} in\n{of_gang}");
-        }
-        let of_pod = explain(scene, "pod", "waits-0").await?;
-        for words in ["/waits: Queued: ", "enough devices on 1 of 3 nodes"] {
-            ensure!(of_pod.contains(words), "no {words:?} in\n{of_pod}");
-        }
+        let of_gang = report(scene, "gang", "waits").await?;
+        let widest = of_gang["tried"]["levels"].as_array().and_then(|levels| levels.last());
+        let widest = widest.with_context(|| format!("no level in {of_gang}"))?;
+        ensure!(of_gang["said"]["reason"] == "InsufficientResources", "{of_gang}");
+        ensure!(widest["fits"] == 1 && widest["must"] == 2, "{of_gang}");
+        let of_pod = report(scene, "pod", "waits-0").await?;
+        ensure!(of_pod["gang_reason"] == "InsufficientResources", "{of_pod}");
+        let nodes = of_pod["nodes"].as_array().context("no nodes")?;
+        ensure!(nodes.iter().filter(|node| node["lack"].is_null()).count() == 1, "{of_pod}");
         let now = Metrics::settled(
             scene.bed,
             &[
@@ -248,6 +250,12 @@ async fn told(scene: &Scene<'_>, gang: &str, reason: &str, words: &[&str]) -> Re
     let about = ("Gang", gang, Some(&*uid));
     views::event(scene.bed, &scene.namespace, about, reason, words).await?;
     Ok(())
+}
+
+/// The JSON report of `gantry explain`.
+async fn report(scene: &Scene<'_>, kind: &str, name: &str) -> Result<Value> {
+    let text = views::explained(scene.bed, &[kind, name, "-n", &scene.namespace, "--json"]).await?;
+    serde_json::from_str(&text).with_context(|| text.clone())
 }
 
 async fn explain(scene: &Scene<'_>, kind: &str, name: &str) -> Result<String> {

@@ -21,6 +21,7 @@ mod gangs_preempt;
 mod gangs_repair;
 mod gangs_schedulers;
 mod gangs_status;
+mod gangs_truth;
 mod guard;
 mod modes;
 mod node_changes;
@@ -117,6 +118,9 @@ pub(crate) fn all() -> Vec<Scenario> {
         gangs::gated_gang_is_released_when_complete,
         gangs::missing_member_does_not_hold_reservations,
         gangs_status::gang_progress_is_reported_everywhere,
+        gangs_truth::role_that_never_fits_is_named,
+        gangs_truth::min_domains_is_named_as_the_constraint,
+        gangs_truth::unregistered_plugins_are_the_first_cause,
         gangs_repair::member_lost_in_queue_or_at_barrier,
         gangs_repair::bound_gang_holds_or_releases_reservation,
         gangs_repair::bound_gang_restarts_as_a_whole,

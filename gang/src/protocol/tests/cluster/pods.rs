@@ -34,7 +34,7 @@ impl Cluster {
             uid: format!("{name}{}", self.made),
             membership,
             gpus,
-            stage: if gated { Stage::Gated { by_us_alone: true } } else { Stage::Pending },
+            stage: if gated { Stage::Gated { by: None } } else { Stage::Pending },
             leaving: false,
             holds: Vec::new(),
             sent: None,

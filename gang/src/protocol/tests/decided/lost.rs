@@ -26,7 +26,7 @@ fn hold_keeps_the_place_of_a_lost_member_for_its_replacement() {
 }
 
 fn gated(mut member: Member) -> Member {
-    member.stage = Stage::Gated { by_us_alone: true };
+    member.stage = Stage::Gated { by: None };
     member.refused = false;
     member
 }
