@@ -9,6 +9,9 @@ pub const GRANT_ANNOTATION: &str = "gantry.dev/grant";
 /// Why the pod has its node and devices, as JSON ([`Placement`](crate::Placement)). The extender writes it with the grant.
 pub const PLACEMENT_ANNOTATION: &str = "gantry.dev/placement";
 
+/// On the extender's Lease: the settings that change its decisions, as JSON. The leader writes it.
+pub const SETTINGS_ANNOTATION: &str = "gantry.dev/settings";
+
 /// Type of the condition that the extender writes into the status of an unschedulable pod when devices came free. The
 /// write makes kube-scheduler try the pod again. Its time is that of the last activation.
 pub const GPUS_FREED_CONDITION: &str = "gantry.dev/GpusFreed";

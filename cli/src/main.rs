@@ -5,22 +5,28 @@ mod check;
 mod choose;
 mod cluster;
 mod command_line;
+mod complete;
 mod doctor;
 mod explain;
 mod gpu_metrics;
 mod labels;
+mod manual;
 mod map;
 mod migrate;
+mod output;
 mod runtime;
 mod scheduler_config;
 mod screen;
 mod topo;
+mod version;
 mod visible;
 
 use std::ffi::OsString;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
+use clap_complete::CompleteEnv;
 
 use runtime::Threads;
 
@@ -69,7 +75,7 @@ enum Command {
     Plugin(Box<gantry_plugin::Args>),
     /// Run the scheduler extender: picks node and GPUs for kube-scheduler
     Extender(Box<gantry_extender::Args>),
-    /// Show a machine: matrix, links, NUMA nodes, NICs
+    /// Show a machine: links, NUMA nodes, NICs
     Topo(topo::TopoArgs),
     /// Say which GPUs of a machine a job of some size would get, and why
     Choose(choose::ChooseArgs),
@@ -87,25 +93,46 @@ enum Command {
     GpuMetrics(gpu_metrics::GpuMetricsArgs),
     /// Print or write the labels of a node: NVIDIA's, and those of links, NUMA nodes and products
     Labels(Box<labels::LabelsArgs>),
+    /// Print the versions of this program, of the extender and of the plugins
+    Version(version::VersionArgs),
+    /// Print the script by which a shell completes command lines
+    Completion(complete::CompletionArgs),
+    /// Write the manual pages
+    #[command(hide = true)]
+    Man(manual::ManArgs),
     /// Start both daemons against simulated machines and an embedded cluster, and show which pod gets which GPUs and
     /// why
     #[cfg(feature = "demo")]
     Demo(gantry_demo::Args),
 }
 
+/// The name of this program as a plugin of kubectl.
+const KUBECTL_PLUGIN: &str = "kubectl-gantry";
+
+/// The command line's definition, under the name by which the program was started.
+fn command() -> clap::Command {
+    let started_as = std::env::args_os().next().map(PathBuf::from);
+    let is_plugin =
+        started_as.as_deref().and_then(Path::file_stem).is_some_and(|name| name == KUBECTL_PLUGIN);
+    let command = Cli::command();
+    if is_plugin { command.name("kubectl gantry").bin_name("kubectl gantry") } else { command }
+}
+
 /// Parses the command line, or prints the error and exits. The parser is built once, because the plugin's start waits
 /// for it.
 fn read(line: impl IntoIterator<Item = OsString>) -> Cli {
-    let mut command = command_line::without_empty_variables(Cli::command());
+    let mut definition = command_line::without_empty_variables(command());
     let line = command_line::with_double_dashes(line);
-    let matches = command.try_get_matches_from_mut(&line);
+    let matches = definition.try_get_matches_from_mut(&line);
     let mut matches =
-        matches.unwrap_or_else(|error| command_line::naming_variable(error, &mut command, &line).exit());
+        matches.unwrap_or_else(|error| command_line::naming_variable(error, &mut definition, &line).exit());
     let read = Cli::from_arg_matches_mut(&mut matches);
-    read.unwrap_or_else(|error| error.format(&mut Cli::command()).exit())
+    read.unwrap_or_else(|error| error.format(&mut command()).exit())
 }
 
 fn main() -> ExitCode {
+    // A shell that completes a command line; it exits then.
+    CompleteEnv::with_factory(command).var(complete::VARIABLE).complete();
     let Cli { log, end_with_stdin, command } = read(std::env::args_os());
     let result = match command {
         Command::Plugin(args) if args.config.check_config.is_some() => {
@@ -130,7 +157,7 @@ fn main() -> ExitCode {
         }
         Command::Labels(args) => {
             log.start_quiet();
-            runtime::serve(Threads::One, false, |_| labels::run(*args))
+            runtime::query(Threads::One, labels::run(*args))
         }
         Command::GpuMetrics(args) => {
             log.start_quiet();
@@ -138,7 +165,7 @@ fn main() -> ExitCode {
         }
         Command::SchedulerConfig(args) => {
             log.start_quiet();
-            runtime::serve(Threads::One, false, |_| scheduler_config::run(args))
+            runtime::query(Threads::One, scheduler_config::run(args))
         }
         Command::Migrate(args) => {
             log.start_quiet();
@@ -146,16 +173,22 @@ fn main() -> ExitCode {
         }
         Command::Doctor(args) => {
             log.start_quiet();
-            runtime::serve(Threads::One, false, |_| doctor::run(args))
+            runtime::query(Threads::One, doctor::run(args))
         }
         Command::Explain(args) => {
             log.start_quiet();
-            runtime::serve(Threads::Many, false, |_| explain::run(args))
+            runtime::query(Threads::Many, explain::run(args))
         }
         Command::Map(args) => {
             log.start_quiet();
-            runtime::serve(Threads::One, false, |_| map::run(args))
+            runtime::query(Threads::One, map::run(args))
         }
+        Command::Version(args) => {
+            log.start_quiet();
+            runtime::query(Threads::One, version::run(args))
+        }
+        Command::Completion(args) => complete::run(&args),
+        Command::Man(args) => manual::run(&args, Cli::command()),
         #[cfg(feature = "demo")]
         Command::Demo(args) => {
             log.start_quiet();

@@ -1,11 +1,16 @@
 //! `gantry map`: the GPUs of the cluster, their links and their holders, as text, JSON or a picture. Reads GpuNodes and
-//! Gangs; writes nothing.
+//! Gangs, of the cluster or of a file; writes nothing.
 
 use std::collections::BTreeMap;
+use std::io::Read as _;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, anyhow};
 use clap::{Args, ValueEnum};
+use clap_complete::ArgValueCompleter;
+use futures::StreamExt as _;
 use gantry_api::{Gang, GpuNode};
 use gantry_extender::args::levels;
 use gantry_gang::Levels;
@@ -14,9 +19,14 @@ use gantry_runtime::chain;
 use k8s_openapi::api::core::v1::Node;
 use kube::api::ListParams;
 use kube::core::PartialObjectMeta;
+use kube::runtime::{WatchStreamExt as _, reflector, watcher};
 use kube::{Api, Client, ResourceExt as _};
+use serde_json::Value;
+use tokio::sync::Notify;
 
-use crate::cluster::ClusterArgs;
+use crate::cluster::{ClusterArgs, SystemArgs};
+use crate::complete;
+use crate::output::{Screenful, json, yaml};
 use crate::runtime::{BadInput, print};
 use crate::screen::Screen;
 use crate::visible::Visible;
@@ -34,15 +44,26 @@ Examples:
                                                by zone and rack
   gantry map --free                            only nodes with free GPUs
   gantry map --gang research/train             only the nodes of a gang
+  gantry map -w                                again whenever something changes
   gantry map -o svg > map.svg                  a picture for a browser
+  kubectl get gpunodes,gangs -A -o yaml > cluster.yaml && gantry map --from cluster.yaml
+                                               of a cluster that is elsewhere
 
 Exit codes: 0 drawn, 1 the cluster cannot be read, 2 no such node or gang.")]
 pub(crate) struct MapArgs {
     #[command(flatten)]
     cluster: ClusterArgs,
 
+    #[command(flatten)]
+    system: SystemArgs,
+
+    /// Read GpuNodes and Gangs from this file, YAML or JSON as kubectl writes them, instead of the cluster (- is
+    /// standard input)
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["watch", "fabric"])]
+    from: Option<PathBuf>,
+
     /// Only this node
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", add = ArgValueCompleter::new(complete::nodes))]
     node: Option<String>,
 
     /// Only nodes with pods or reservations of this gang or pod
@@ -53,9 +74,13 @@ pub(crate) struct MapArgs {
     #[arg(long)]
     free: bool,
 
-    /// The levels of the fabric by which nodes are grouped: the extender's --fabric
-    #[arg(long, env = "GANTRY_FABRIC", value_name = "LEVELS", default_value = "", value_parser = levels)]
-    fabric: Levels,
+    /// The levels of the fabric by which nodes are grouped [default: the extender's --fabric]
+    #[arg(long, env = "GANTRY_FABRIC", value_name = "LEVELS", value_parser = levels)]
+    fabric: Option<Levels>,
+
+    /// Draw again whenever something changes
+    #[arg(long, short)]
+    watch: bool,
 
     /// Output format
     #[arg(long, short, value_enum, value_name = "FORMAT", default_value_t)]
@@ -67,14 +92,24 @@ enum Output {
     /// Lines for a terminal
     #[default]
     Text,
+    /// The same with a line for every node
+    Wide,
     /// JSON
     Json,
+    /// YAML
+    Yaml,
+    /// The names of the GpuNodes, for kubectl
+    Name,
     /// An SVG picture
     Svg,
 }
 
 /// Objects of one request: a GpuNode with many devices is large.
 const LIST: u32 = 50;
+/// Time in which several changes are drawn as one.
+const SETTLE: Duration = Duration::from_secs(1);
+/// Bytes of a file that are read: thousands of nodes.
+const LARGEST: u64 = 256 << 20;
 /// Time limit of one request.
 const TIMEOUT: Duration = Duration::from_secs(20);
 /// The largest edit distance of a suggested name.
@@ -85,22 +120,136 @@ const NEAR: usize = 3;
 /// # Errors
 /// The cluster cannot be read, or has no such node or gang.
 pub(crate) async fn run(args: MapArgs) -> anyhow::Result<()> {
-    let map = read(args.cluster.connect().await?, &args.fabric).await?;
-    print(&output(&args, &filtered(&args, map)?)?)
+    if let Some(path) = &args.from {
+        let (gpu_nodes, gangs) = objects(path).map_err(BadInput)?;
+        let map = ClusterMap::of(&gpu_nodes, &gangs, |_| String::new());
+        return print(&output(&args, &filtered(&args, map)?)?);
+    }
+    let client = args.cluster.connect().await?;
+    let fabric = match &args.fabric {
+        Some(fabric) => fabric.clone(),
+        None => args.system.settings(client.clone()).await.terms()?.fabric,
+    };
+    let map = read(client.clone(), &fabric).await?;
+    let drawn = output(&args, &filtered(&args, map)?)?;
+    if !args.watch {
+        return print(&drawn);
+    }
+    let mut screen = Screenful::default();
+    screen.show(drawn)?;
+    let objects = Objects::watch(client.clone()).await;
+    loop {
+        objects.changed().await;
+        let domains = domains(client.clone(), &fabric).await?;
+        let map = objects.map(&domains);
+        // A node or gang may be gone for now, and come back.
+        if let Ok(map) = filtered(&args, map) {
+            screen.show(output(&args, &map)?)?;
+        }
+    }
+}
+
+/// The GpuNodes and Gangs of a cluster, kept up to date.
+struct Objects {
+    gpu_nodes: reflector::Store<GpuNode>,
+    gangs: reflector::Store<Gang>,
+    changes: Arc<Notify>,
+}
+
+impl Objects {
+    /// Starts to watch.
+    async fn watch(client: Client) -> Self {
+        let changes = Arc::new(Notify::new());
+        let (gpu_nodes, gangs) =
+            (follow(Api::all(client.clone()), &changes), follow(Api::all(client), &changes));
+        Self { gpu_nodes, gangs, changes }
+    }
+
+    /// Waits for a change, and for those that come with it.
+    async fn changed(&self) {
+        self.changes.notified().await;
+        tokio::time::sleep(SETTLE).await;
+        // An error means that the task of the watch has ended, which it does with the program.
+        let _ = self.gpu_nodes.wait_until_ready().await;
+        let _ = self.gangs.wait_until_ready().await;
+    }
+
+    fn map(&self, domains: &BTreeMap<String, String>) -> ClusterMap {
+        let gpu_nodes: Vec<GpuNode> = self.gpu_nodes.state().iter().map(|node| (**node).clone()).collect();
+        let gangs: Vec<Gang> = self.gangs.state().iter().map(|gang| (**gang).clone()).collect();
+        ClusterMap::of(&gpu_nodes, &gangs, |node| domains.get(node).cloned().unwrap_or_default())
+    }
+}
+
+/// Keeps the objects of a kind, and reports each change.
+fn follow<K>(api: Api<K>, changes: &Arc<Notify>) -> reflector::Store<K>
+where
+    K: kube::Resource<DynamicType = ()> + Clone + std::fmt::Debug + serde::de::DeserializeOwned,
+    K: Send + Sync + 'static,
+{
+    let (store, writer) = reflector::store();
+    let events = watcher(api, watcher::Config::default().page_size(LIST)).default_backoff();
+    let mut events = events.reflect(writer).boxed();
+    let changes = Arc::clone(changes);
+    // It ends with the program. A failed watch is tried again.
+    tokio::spawn(async move {
+        while let Some(event) = events.next().await {
+            if event.is_ok() {
+                changes.notify_one();
+            }
+        }
+    });
+    store
+}
+
+/// The GpuNodes and Gangs of a file, as kubectl writes them: a list, or documents.
+fn objects(path: &Path) -> anyhow::Result<(Vec<GpuNode>, Vec<Gang>)> {
+    let mut text = String::new();
+    let place = if path == Path::new("-") { "standard input".to_owned() } else { path.display().to_string() };
+    let read = match path == Path::new("-") {
+        true => std::io::stdin().take(LARGEST).read_to_string(&mut text),
+        false => std::fs::File::open(path).and_then(|file| file.take(LARGEST).read_to_string(&mut text)),
+    };
+    read.with_context(|| format!("cannot read {place}"))?;
+    let documents: Vec<Value> = serde_saphyr::from_multiple(&text)
+        .map_err(|error| anyhow!("{place}: {}", error.without_snippet()))?;
+    let (mut gpu_nodes, mut gangs) = (Vec::new(), Vec::new());
+    for document in documents {
+        let items = match document["items"].as_array() {
+            Some(items) => items.clone(),
+            None => vec![document],
+        };
+        for item in items {
+            let kind = item["kind"].as_str().unwrap_or_default().to_owned();
+            let name = item["metadata"]["name"].as_str().unwrap_or_default().to_owned();
+            let wrong = || format!("{place}: {kind} {name:?}");
+            match &*kind {
+                "GpuNode" => gpu_nodes.push(serde_json::from_value(item).with_context(wrong)?),
+                "Gang" => gangs.push(serde_json::from_value(item).with_context(wrong)?),
+                _ => {
+                    return Err(anyhow!(
+                        "{place}: kind {kind:?}; allowed are GpuNode, Gang, and lists of them"
+                    ));
+                }
+            }
+        }
+    }
+    Ok((gpu_nodes, gangs))
 }
 
 fn output(args: &MapArgs, map: &ClusterMap) -> anyhow::Result<Visible> {
     Ok(match args.output {
-        Output::Json => {
-            let mut text = serde_json::to_string_pretty(map).context("writing JSON")?;
-            text.push('\n');
-            Visible::new(&text)
+        Output::Json => Visible::new(&json(map)?),
+        Output::Yaml => Visible::new(&yaml(map)?),
+        Output::Name => {
+            let names = map.nodes.iter().map(|node| format!("gpunode.gantry.dev/{}\n", node.name));
+            Visible::new(&names.collect::<String>())
         }
         Output::Svg => Visible::new(&gantry_map::svg(map)),
-        Output::Text => {
+        Output::Text | Output::Wide => {
             let mut letters = Letters::default();
             letters.learn(map);
-            let page = page();
+            let page = Page { wide: matches!(args.output, Output::Wide), ..page() };
             let text = gantry_map::text(map, &letters, page);
             if page.color { Visible::colored(&text) } else { Visible::new(&text) }
         }
@@ -111,19 +260,19 @@ fn output(args: &MapArgs, map: &ClusterMap) -> anyhow::Result<Visible> {
 fn page() -> Page {
     let terminal = terminal_size::terminal_size().map_or(100, |(width, _)| width.0.into());
     let Screen { columns, color } = Screen::of_stdout(terminal);
-    Page { columns: columns.clamp(40, 400), color }
+    Page { columns: columns.clamp(40, 400), color, wide: false }
 }
 
 /// Reads the map of the cluster.
 async fn read(client: Client, fabric: &Levels) -> anyhow::Result<ClusterMap> {
     let gpu_nodes = list(Api::<GpuNode>::all(client.clone()), "GpuNodes").await?;
     let gangs = list(Api::<Gang>::all(client.clone()), "Gangs").await?;
-    let domains = if fabric.0.is_empty() { BTreeMap::new() } else { domains(client, fabric).await? };
+    let domains = domains(client, fabric).await?;
     Ok(ClusterMap::of(&gpu_nodes, &gangs, |node| domains.get(node).cloned().unwrap_or_default()))
 }
 
 /// All objects of a kind, a few per request.
-async fn list<K>(api: Api<K>, kind: &str) -> anyhow::Result<Vec<K>>
+pub(crate) async fn list<K>(api: Api<K>, kind: &str) -> anyhow::Result<Vec<K>>
 where
     K: kube::Resource + Clone + std::fmt::Debug + serde::de::DeserializeOwned,
 {
@@ -157,6 +306,9 @@ async fn pages<K: Clone>(
 
 /// The part of the fabric of each node, such as `zone a / rack r1`.
 async fn domains(client: Client, fabric: &Levels) -> anyhow::Result<BTreeMap<String, String>> {
+    if fabric.0.is_empty() {
+        return Ok(BTreeMap::new());
+    }
     let api = Api::<Node>::all(client);
     let nodes: Vec<PartialObjectMeta<Node>> =
         pages(async |params| api.list_metadata(&params).await, "nodes").await?;

@@ -63,6 +63,25 @@ where
     result
 }
 
+/// Runs a command that reads and prints. The first signal ends it, with the exit code of a command that was interrupted.
+///
+/// # Errors
+/// Those of `work`, or no runtime could be made.
+pub(crate) fn query<F>(threads: Threads, work: F) -> anyhow::Result<()>
+where
+    F: Future<Output = anyhow::Result<()>>,
+{
+    serve(threads, false, |shutdown| async move {
+        match shutdown.run_until_cancelled(work).await {
+            Some(result) => result,
+            None => std::process::exit(INTERRUPTED),
+        }
+    })
+}
+
+/// Exit code of an interrupted command.
+const INTERRUPTED: i32 = 130;
+
 /// Handles both signals from now on and cancels on the first.
 fn watch_signals(shutdown: CancellationToken) -> anyhow::Result<()> {
     let mut term = signal(SignalKind::terminate()).context("catching SIGTERM")?;
@@ -78,7 +97,7 @@ fn watch_signals(shutdown: CancellationToken) -> anyhow::Result<()> {
         shutdown.cancel();
         tracing::info!("stopping");
         next().await;
-        std::process::exit(130);
+        std::process::exit(INTERRUPTED);
     });
     Ok(())
 }

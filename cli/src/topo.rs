@@ -1,4 +1,4 @@
-//! `gantry topo`: a machine's matrix, links, NUMA nodes and NICs, as text, JSON or a picture. Reads a file or NVML, and
+//! `gantry topo`: a machine's links, NUMA nodes and NICs, as text, JSON or a picture. Reads a file or NVML, and
 //! writes a machine file on request.
 
 mod json;
@@ -39,6 +39,10 @@ pub(crate) struct TopoArgs {
     #[command(flatten)]
     source: SourceArgs,
 
+    /// Print the matrix of all links too, as nvidia-smi topo -m prints it: wide
+    #[arg(long)]
+    matrix: bool,
+
     /// Print JSON instead of text
     #[arg(long, group = "form")]
     json: bool,
@@ -58,7 +62,7 @@ pub(crate) struct TopoArgs {
 }
 
 /// Width of the picture where `COLUMNS` names none.
-const COLUMNS: usize = 100;
+const COLUMNS: usize = 80;
 
 /// Runs `gantry topo`.
 ///
@@ -93,7 +97,7 @@ fn output(args: &TopoArgs, seen: &Seen, screen: Screen) -> anyhow::Result<Visibl
     if args.dot {
         return Ok(Visible::new(&draw::dot(machine)));
     }
-    let report = report::report(seen, screen);
+    let report = report::report(seen, screen, args.matrix);
     Ok(if screen.color { Visible::colored(&report) } else { Visible::new(&report) })
 }
 

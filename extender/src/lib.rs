@@ -31,6 +31,7 @@ pub mod object_memory;
 pub mod offline;
 pub(crate) mod partial_object;
 pub mod pod;
+pub mod published;
 pub mod server;
 pub mod service;
 pub(crate) mod tls;
@@ -40,6 +41,7 @@ pub mod wire;
 pub(crate) mod writers;
 
 pub use args::Args;
+pub use published::PublishedSettings;
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -83,7 +85,7 @@ pub async fn run(args: Args, shutdown: CancellationToken) -> anyhow::Result<()> 
     let options = options(&args);
     let tls = tls(&args.tls)?;
     let run = run_id();
-    let election = election(&args.lease, &run)?;
+    let election = election(&args, &run)?;
     let client = gantry_runtime::connect(args.kubeconfig.as_deref(), SILENCE).await?;
     let listeners = Listeners {
         all: listen(args.listen)?,
@@ -236,7 +238,9 @@ fn run_id() -> String {
 }
 
 /// For which Lease this process stands, if it does. `run` tells it from the process before it on the same machine.
-fn election(args: &LeaseArgs, run: &str) -> anyhow::Result<Option<lease::Settings>> {
+fn election(args: &Args, run: &str) -> anyhow::Result<Option<lease::Settings>> {
+    let published = PublishedSettings::of(args)?.to_annotation()?;
+    let args = &args.lease;
     if !args.leader_elect {
         return Ok(None);
     }
@@ -254,6 +258,7 @@ fn election(args: &LeaseArgs, run: &str) -> anyhow::Result<Option<lease::Setting
         identity: format!("{}_{run}", host.trim()),
         duration,
         renew_deadline: deadline,
+        published,
     }))
 }
 

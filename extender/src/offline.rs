@@ -1,7 +1,6 @@
 //! The cluster as the extender sees it, for a command that reads it once: the same watches and the same index, without
 //! the tasks that write.
 
-use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -18,9 +17,10 @@ use crate::gang::owners;
 use crate::index::{Index, Store};
 use crate::lease::Leadership;
 use crate::object_memory::ObjectMemory;
-use crate::watch::{self, ApiHealth, SILENCE, Watches};
+use crate::watch::{self, ApiHealth, Watches};
 use crate::watched::Watched;
 use gantry_planner::decide::Options;
+use gantry_planner::placement::PlacementDefaults;
 
 /// Period of the checks whether everything is listed.
 const LOOK: Duration = Duration::from_millis(20);
@@ -34,7 +34,7 @@ const PLANS: usize = 10_000;
 /// `--object-memory` here, in MiB.
 const OBJECT_MIB: u32 = 4096;
 
-/// The options of the extender, which the cluster does not show.
+/// The options of the extender that change its decisions.
 #[derive(Debug, Clone, Default)]
 pub struct Terms {
     /// Resources that are managed in addition to those that nodes publish.
@@ -49,6 +49,10 @@ pub struct Terms {
     pub gates: bool,
     /// The schedulers that call it.
     pub schedulers: Vec<Arc<str>>,
+    /// What pods ask for where their annotations do not say.
+    pub defaults: PlacementDefaults,
+    /// GPU models, the cheapest first.
+    pub model_cost_order: Vec<String>,
 }
 
 /// The cluster as it was read.
@@ -71,15 +75,14 @@ impl Seen {
     }
 }
 
-/// Lists the cluster of a kubeconfig (or of the pod this runs in) into an index. Gangs that wait are not planned before
+/// Lists a cluster into an index. The client must tolerate a silence of [`watch::SILENCE`]. Gangs that wait are not planned before
 /// [`Seen::plan`].
 ///
 /// # Errors
-/// The kubeconfig cannot be read; the cluster cannot be listed within `limit`: then the log says why.
-pub async fn look(kubeconfig: Option<&Path>, terms: Terms, limit: Duration) -> anyhow::Result<Seen> {
-    let client = gantry_runtime::connect(kubeconfig, SILENCE).await?;
+/// The cluster cannot be listed within `limit`: then the log says why.
+pub async fn look(client: Client, terms: Terms, limit: Duration) -> anyhow::Result<Seen> {
     reach(&client).await?;
-    let watched = Watched::new(terms.resources);
+    let watched = Watched::new(terms.resources).with_placement(terms.defaults, terms.model_cost_order);
     let mut index = Index::new(terms.options, &watched, "offline".to_owned());
     index.set_fabric(terms.fabric.clone());
     index.set_schedulers(terms.schedulers);
@@ -140,13 +143,8 @@ pub async fn look(kubeconfig: Option<&Path>, terms: Terms, limit: Duration) -> a
 /// Why a pod has its node and devices, by its annotation; `None` if it has none that can be read.
 ///
 /// # Errors
-/// The kubeconfig or the pod cannot be read.
-pub async fn placement(
-    kubeconfig: Option<&Path>,
-    namespace: &str,
-    pod: &str,
-) -> anyhow::Result<Option<Placement>> {
-    let client = gantry_runtime::connect(kubeconfig, SILENCE).await?;
+/// The pod cannot be read.
+pub async fn placement(client: Client, namespace: &str, pod: &str) -> anyhow::Result<Option<Placement>> {
     let metadata = Api::<Pod>::namespaced(client, namespace).get_metadata_opt(pod).await;
     let metadata = metadata.map_err(|error| unreadable("pods", error))?;
     let annotations = metadata.and_then(|pod| pod.metadata.annotations).unwrap_or_default();

@@ -10,7 +10,7 @@ const A40: &str = include_str!("../../simulator/machines/a40-8x-bridged.yaml");
 fn drawn(map: &ClusterMap, columns: usize) -> String {
     let mut letters = Letters::default();
     letters.learn(map);
-    text(map, &letters, Page { columns, color: false })
+    text(map, &letters, Page { columns, color: false, wide: false })
 }
 
 fn ids(node: &GpuNode, gpus: &[usize]) -> Vec<String> {

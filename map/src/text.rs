@@ -14,6 +14,8 @@ pub struct Page {
     pub columns: usize,
     /// Whether there are colors.
     pub color: bool,
+    /// Whether alike nodes have a line each.
+    pub wide: bool,
 }
 
 /// Faults that are listed.
@@ -24,7 +26,7 @@ const NAME: usize = 32;
 /// The map as lines of at most the page's width, where the GPUs of a node fit into it.
 pub fn text(map: &ClusterMap, letters: &Letters, page: Page) -> String {
     let mut out = String::new();
-    let groups = groups(map, letters);
+    let groups = groups(map, letters, page.wide);
     let width = groups.iter().map(|group| group.name.chars().count()).max().unwrap_or(0);
     let mut domain = "";
     for group in &groups {
@@ -49,12 +51,12 @@ struct Group<'m> {
     nodes: usize,
 }
 
-fn groups<'m>(map: &'m ClusterMap, letters: &Letters) -> Vec<Group<'m>> {
+fn groups<'m>(map: &'m ClusterMap, letters: &Letters, wide: bool) -> Vec<Group<'m>> {
     let mut groups: Vec<(Group<'m>, String)> = Vec::new();
     for node in &map.nodes {
         let look = format!("{}{}{}", strip(node, letters, false), node.model, names(node, letters));
         // A node that wants attention stands by itself.
-        let plain = node.not_ready.is_none() && node.gpus.iter().all(|gpu| gpu.unhealthy.is_none());
+        let plain = !wide && node.not_ready.is_none() && node.gpus.iter().all(|gpu| gpu.unhealthy.is_none());
         let same = |(group, known): &&mut (Group<'m>, String)| {
             plain && *known == look && group.first.domain == node.domain && group.first.not_ready.is_none()
         };

@@ -24,6 +24,9 @@ use std::time::Duration;
 use kube::config::{InClusterError, KubeConfigOptions, Kubeconfig, KubeconfigError};
 use kube::{Client, Config};
 
+/// The commit that this program was built from, if the build knew it.
+pub const COMMIT: Option<&str> = option_env!("GANTRY_COMMIT");
+
 /// Longest time to connect.
 pub const CONNECT: Duration = Duration::from_secs(5);
 
@@ -48,8 +51,24 @@ pub enum ConnectError {
         #[source]
         source: KubeconfigError,
     },
+    /// The kubeconfig has no such context.
+    #[error("kubeconfig {} has no context {context:?}; it has {known}", path.display())]
+    Context {
+        /// Its path, or the list of paths.
+        path: PathBuf,
+        /// The context that was named.
+        context: String,
+        /// Its contexts.
+        known: String,
+    },
+    /// A context was named, and there is no kubeconfig.
+    #[error("context {0:?} needs a kubeconfig, and there is none; give --kubeconfig")]
+    NoKubeconfig(String),
     /// There is no kubeconfig, and the process does not run in a pod.
-    #[error("no service account to reach the API server with; give --kubeconfig outside a pod")]
+    #[error("no kubeconfig, and no service account of a pod; give --kubeconfig")]
+    NoCluster,
+    /// The service account of the pod cannot be used.
+    #[error("the service account of this pod cannot be used")]
     InCluster(#[source] InClusterError),
     /// The address or the certificates are not valid.
     #[error("the API server's address or certificates cannot be used")]
@@ -62,7 +81,28 @@ pub enum ConnectError {
 /// # Errors
 /// The kubeconfig cannot be used, or there is none outside a pod. An API server that does not respond is not an error.
 pub async fn connect(kubeconfig: Option<&Path>, silence: Duration) -> Result<Client, ConnectError> {
-    Client::try_from(configuration(kubeconfig, silence).await?).map_err(ConnectError::Client)
+    connect_to(kubeconfig, None, silence).await
+}
+
+/// As [`connect`], by this context of the kubeconfig in place of its current one. The client's default namespace is
+/// that of the context.
+///
+/// # Errors
+/// As [`connect`], and if the kubeconfig has no such context.
+pub async fn connect_to(
+    kubeconfig: Option<&Path>,
+    context: Option<&str>,
+    silence: Duration,
+) -> Result<Client, ConnectError> {
+    Client::try_from(configuration(kubeconfig, context, silence).await?).map_err(ConnectError::Client)
+}
+
+/// The names of a kubeconfig's contexts.
+///
+/// # Errors
+/// The kubeconfig cannot be read.
+pub fn contexts(kubeconfig: &Path) -> Result<Vec<String>, ConnectError> {
+    Ok(read(kubeconfig)?.contexts.into_iter().map(|context| context.name).collect())
 }
 
 /// Checks that the API server responds, by the path `/version`. Hardened clusters forbid that path: 403 is a response too.
@@ -77,12 +117,36 @@ pub async fn check_api_server(client: &Client) -> Result<(), kube::Error> {
     }
 }
 
-async fn configuration(kubeconfig: Option<&Path>, silence: Duration) -> Result<Config, ConnectError> {
-    let mut config = match kubeconfig {
-        Some(path) => Config::from_custom_kubeconfig(read(path)?, &KubeConfigOptions::default())
-            .await
-            .map_err(|source| unusable(path, source))?,
-        None => Config::incluster().map_err(ConnectError::InCluster)?,
+async fn configuration(
+    kubeconfig: Option<&Path>,
+    context: Option<&str>,
+    silence: Duration,
+) -> Result<Config, ConnectError> {
+    let mut config = match (kubeconfig, context) {
+        (Some(path), context) => {
+            let contents = read(path)?;
+            if let Some(context) = context
+                && !contents.contexts.iter().any(|known| known.name == context)
+            {
+                let known: Vec<&str> = contents.contexts.iter().map(|known| known.name.as_str()).collect();
+                let known = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
+                return Err(ConnectError::Context {
+                    path: path.to_owned(),
+                    context: context.to_owned(),
+                    known,
+                });
+            }
+            let options =
+                KubeConfigOptions { context: context.map(str::to_owned), ..KubeConfigOptions::default() };
+            Config::from_custom_kubeconfig(contents, &options)
+                .await
+                .map_err(|source| unusable(path, source))?
+        }
+        (None, Some(context)) => return Err(ConnectError::NoKubeconfig(context.to_owned())),
+        (None, None) => Config::incluster().map_err(|error| match error {
+            InClusterError::ReadEnvironmentVariable(_) => ConnectError::NoCluster,
+            error => ConnectError::InCluster(error),
+        })?,
     };
     config.read_timeout = Some(silence);
     config.write_timeout = Some(silence);
@@ -199,17 +263,43 @@ mod tests {
         let list = |paths: &[&Path]| PathBuf::from(std::env::join_paths(paths).unwrap());
         let absent = first.with_file_name("absent");
         for paths in [[&*absent, &*first, &*second], [&*first, &*absent, &*second]] {
-            let config = configuration(Some(&list(&paths)), SILENCE).await.unwrap();
+            let config = configuration(Some(&list(&paths)), None, SILENCE).await.unwrap();
             assert_eq!(config.cluster_url.to_string(), "http://127.0.0.1:1/");
         }
-        let error = configuration(Some(&list(&[&absent, &absent])), SILENCE).await.unwrap_err();
+        let error = configuration(Some(&list(&[&absent, &absent])), None, SILENCE).await.unwrap_err();
         assert!(error.to_string().starts_with("kubeconfig "), "{error}");
+    }
+
+    #[tokio::test]
+    async fn context_selects_cluster_and_namespace() {
+        let (_folder, path) = kubeconfig("127.0.0.1:1".parse().unwrap());
+        let mut config: serde_json::Value =
+            serde_json::from_str(&std::fs::read_to_string(&path).unwrap()).unwrap();
+        let more = |list: &str, item: serde_json::Value, config: &mut serde_json::Value| {
+            config[list].as_array_mut().unwrap().push(item);
+        };
+        let cluster = serde_json::json!({"name": "d", "cluster": {"server": "http://127.0.0.1:2"}});
+        more("clusters", cluster, &mut config);
+        let context =
+            serde_json::json!({"name": "d", "context": {"cluster": "d", "user": "c", "namespace": "ml"}});
+        more("contexts", context, &mut config);
+        std::fs::write(&path, config.to_string()).unwrap();
+        for (context, address, namespace) in [(None, "1", "default"), (Some("d"), "2", "ml")] {
+            let config = configuration(Some(&path), context, SILENCE).await.unwrap();
+            assert_eq!(config.cluster_url.to_string(), format!("http://127.0.0.1:{address}/"));
+            assert_eq!(config.default_namespace, namespace);
+        }
+        assert_eq!(contexts(&path).unwrap(), ["c", "d"]);
+        let unknown = configuration(Some(&path), Some("e"), SILENCE).await.unwrap_err().to_string();
+        assert!(unknown.ends_with("has no context \"e\"; it has c, d"), "{unknown}");
+        let without = configuration(None, Some("e"), SILENCE).await.unwrap_err().to_string();
+        assert!(without.contains("needs a kubeconfig"), "{without}");
     }
 
     #[tokio::test]
     async fn silence_counts_from_the_last_request() {
         let (_folder, path) = kubeconfig("127.0.0.1:1".parse().unwrap());
-        let config = configuration(Some(&path), SILENCE).await.unwrap();
+        let config = configuration(Some(&path), None, SILENCE).await.unwrap();
         assert_eq!(config.read_timeout, Some(SILENCE));
         assert!(config.reset_reader_on_write, "a pooled connection is silent until it is used again");
     }

@@ -88,6 +88,7 @@ fn files() -> Result<Vec<(PathBuf, String)>> {
         (root().join("docs/plugin-config.md"), gantry_plugin::args::reference()),
         (root().join("docs/reasons.md"), crate::reference::reasons()),
         (root().join("docs/xids.md"), crate::reference::xids()),
+        (root().join("docs/reference/cli.md"), crate::reference::command_line()?),
         values_schema(config)?,
     ];
     for (values, templates) in MANIFESTS {

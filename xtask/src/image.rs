@@ -163,6 +163,9 @@ pub(crate) fn program(arch: Arch) -> Result<PathBuf> {
     command.args(["--target", target]).arg("--target-dir").arg(&folder);
     command.env("RUSTFLAGS", map("--remap-path-prefix"));
     command.env(format!("CFLAGS_{}", target.replace('-', "_")), map("-ffile-prefix-map"));
+    if let Some(commit) = revision() {
+        command.env("GANTRY_COMMIT", commit);
+    }
     if is_foreign {
         let variable = format!("CARGO_TARGET_{}_LINKER", target.replace('-', "_").to_uppercase());
         command.env(variable, compiler);

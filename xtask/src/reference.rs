@@ -1,9 +1,20 @@
 //! Pages of the reference that follow from tables of the code: Xids, and the reasons of Events and conditions.
 
 use std::fmt::Write as _;
+use std::process::Command;
 
+use anyhow::Result;
 use gantry_api::Reason;
 use gantry_plugin::health::{Class, Table, Xid};
+
+use crate::run::{cargo, output, run, target};
+
+/// docs/reference/cli.md, by the program.
+pub(crate) fn command_line() -> Result<String> {
+    run(&mut cargo(&["build", "--locked", "--package", "gantry"]))?;
+    // Help shows the values of variables.
+    output(Command::new(target()?.join("debug/gantry")).env_clear().args(["man", "--markdown"]))
+}
 
 /// docs/xids.md.
 pub(crate) fn xids() -> String {

@@ -11,8 +11,10 @@ use anyhow::{Context as _, anyhow};
 use clap::{Args, ValueEnum};
 use serde_json::{Value, json};
 
-use crate::cluster::ClusterArgs;
+use crate::cluster::{ClusterArgs, SystemArgs};
+use crate::output;
 use crate::runtime::{BadInput, print};
+use crate::screen::Screen;
 use crate::visible::Visible;
 
 use answers::Answers;
@@ -31,9 +33,8 @@ pub(crate) struct DoctorArgs {
     #[command(flatten)]
     cluster: ClusterArgs,
 
-    /// Namespace that Gantry is installed in
-    #[arg(long, value_name = "NAMESPACE", default_value = "gantry-system")]
-    system_namespace: String,
+    #[command(flatten)]
+    system: SystemArgs,
 
     /// kube-scheduler's configuration, where it cannot be read from the cluster
     #[arg(long, value_name = "FILE")]
@@ -51,6 +52,8 @@ enum Form {
     Text,
     /// JSON.
     Json,
+    /// YAML.
+    Yaml,
 }
 
 /// Runs `gantry doctor`.
@@ -67,12 +70,14 @@ pub(crate) async fn run(args: DoctorArgs) -> anyhow::Result<()> {
     });
     let given = given.transpose()?;
     let client = args.cluster.connect().await?;
-    let answers =
-        Answers::read(&client, &args.system_namespace).await.context("the API server does not respond")?;
+    let answers = Answers::read(&client, &args.system.system_namespace)
+        .await
+        .context("the API server does not respond")?;
     let reports = checks::all(&answers, given.as_ref());
     let text = match args.output {
-        Form::Text => text(&reports),
-        Form::Json => json(&reports)?,
+        Form::Text => output::wrapped(&text(&reports), Screen::line()),
+        Form::Json => output::json(&document(&reports))?,
+        Form::Yaml => output::yaml(&document(&reports))?,
     };
     print(&Visible::new(&text))?;
     let failed = reports.iter().filter(|report| report.outcome == Outcome::Failed).count();
@@ -98,7 +103,7 @@ fn text(reports: &[Report]) -> String {
     text
 }
 
-fn json(reports: &[Report]) -> anyhow::Result<String> {
+fn document(reports: &[Report]) -> Value {
     let checks: Vec<Value> = reports
         .iter()
         .map(|report| {
@@ -111,8 +116,5 @@ fn json(reports: &[Report]) -> anyhow::Result<String> {
         })
         .collect();
     let failed = reports.iter().filter(|report| report.outcome == Outcome::Failed).count();
-    let all = json!({"version": env!("CARGO_PKG_VERSION"), "failed": failed, "checks": checks});
-    let mut text = serde_json::to_string_pretty(&all).context("writing JSON")?;
-    text.push('\n');
-    Ok(text)
+    json!({"version": env!("CARGO_PKG_VERSION"), "failed": failed, "checks": checks})
 }

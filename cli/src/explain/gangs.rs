@@ -13,8 +13,9 @@ const ENDS: usize = 8;
 /// Reasons listed per level.
 const REASONS: usize = 4;
 
-/// A gang, at `now` in seconds since 1970.
-pub(crate) fn gang(report: &GangReport, now: i64) -> String {
+/// A gang, at `now` in seconds since 1970; `wide` shortens no list.
+pub(crate) fn gang(report: &GangReport, now: i64, wide: bool) -> String {
+    let (members, ends) = if wide { (usize::MAX, usize::MAX) } else { (MEMBERS, ENDS) };
     let gang = &report.gang;
     let mut out = format!("gang {}/{}: ", gang.namespace, gang.name);
     match &gang.said {
@@ -42,17 +43,17 @@ pub(crate) fn gang(report: &GangReport, now: i64) -> String {
     if let Some(position) = gang.position {
         let behind = match report.ahead.is_empty() {
             true => String::new(),
-            false => format!(", behind {}", some(&report.ahead, ENDS)),
+            false => format!(", behind {}", some(&report.ahead, ends)),
         };
         line(&mut out, &format!("position in the queue: {position}{behind}"));
     }
-    if_planned_now(&mut out, report);
+    if_planned_now(&mut out, report, ends);
     line(&mut out, "members:");
-    for member in gang.members.iter().take(MEMBERS) {
+    for member in gang.members.iter().take(members) {
         line(&mut out, &format!("  {}", member_line(gang, member)));
     }
-    if gang.members.len() > MEMBERS {
-        line(&mut out, &format!("  and {} more", gang.members.len() - MEMBERS));
+    if gang.members.len() > members {
+        line(&mut out, &format!("  and {} more", gang.members.len() - members));
     }
     let kept = gang.places.iter().filter(|place| place.pod.is_none()).count();
     if kept > 0 {
@@ -81,7 +82,7 @@ fn said_of(out: &mut String, said: &Said) {
 }
 
 /// The result of a plan made now.
-fn if_planned_now(out: &mut String, report: &GangReport) {
+fn if_planned_now(out: &mut String, report: &GangReport, ends: usize) {
     let gang = &report.gang;
     let trial = gang.if_planned_now.as_ref();
     if trial.is_none() && report.tried.is_none() {
@@ -107,12 +108,12 @@ fn if_planned_now(out: &mut String, report: &GangReport) {
         }
     }
     if !report.would_have_to_end.is_empty() {
-        let ends = some(&report.would_have_to_end, ENDS);
-        line(out, &format!("  fits when {ends} ended"));
+        let pods = some(&report.would_have_to_end, ends);
+        line(out, &format!("  fits when {pods} ended"));
     }
     if !report.places_kept.is_empty() {
         let kept: Vec<String> = report.places_kept.iter().map(ToString::to_string).collect();
-        line(out, &format!("  {}", some(&kept, ENDS)));
+        line(out, &format!("  {}", some(&kept, ends)));
     }
 }
 

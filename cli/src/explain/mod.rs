@@ -6,29 +6,36 @@ mod text;
 
 use std::time::Duration;
 
-use anyhow::{Context as _, anyhow};
+use anyhow::anyhow;
 use clap::{Args, Subcommand};
-use gantry_api::names;
-use gantry_extender::args::{levels, required_levels, scheduler};
-use gantry_extender::index::{Index, PodReport, Store, system_clock};
+use clap_complete::ArgValueCompleter;
+use gantry_extender::args::{levels, scheduler};
+use gantry_extender::index::{GangReport, Index, PodReport, Store, system_clock};
 use gantry_extender::offline::{self, Seen, Terms};
-use gantry_gang::{Ceilings, Levels};
-use gantry_planner::decide::{ForeignNodes, Options, Policy};
+use gantry_extender::{PublishedSettings, watch};
+use gantry_planner::decide::{ForeignNodes, Policy};
+use kube::Client;
 
-use crate::cluster::ClusterArgs;
+use crate::cluster::{ClusterArgs, SystemArgs};
+use crate::complete;
+use crate::output::{Format, Screenful, json, wrapped, yaml};
 use crate::runtime::{BadInput, print};
+use crate::screen::Screen;
 use crate::visible::Visible;
 
 /// Options of `gantry explain`.
 #[derive(Debug, Clone, Args)]
 #[command(after_help = "\
-JSON (--json) has the same facts with stable field names.
+JSON and YAML (-o json, -o yaml) have the same facts with stable field names.
+
+The settings of the extender are those that it publishes on its Lease. An option here precedes them.
 
 Examples:
   gantry explain pod trainer-0                 its node and GPUs and why, or what every node lacks
   gantry explain gang train -n research        what was tried, the gangs ahead, what would have to end
   gantry explain queue                         the waiting gangs, in the order of planning
-  gantry explain pod trainer-0 -n research --json
+  gantry explain pod trainer-0 -w              again whenever the answer changes
+  gantry explain pod trainer-0 -o json
 
 Exit codes: 0 explained, 1 the cluster cannot be read, 2 no such pod or gang.")]
 pub(crate) struct ExplainArgs {
@@ -38,62 +45,111 @@ pub(crate) struct ExplainArgs {
     #[command(flatten)]
     cluster: ClusterArgs,
 
-    /// Namespace of the pod or gang
-    #[arg(long, short, value_name = "NAMESPACE", default_value = "default", global = true)]
-    namespace: String,
+    #[command(flatten)]
+    system: SystemArgs,
 
-    /// Resources to read in addition to those of nvidia.com: the extender's --resource
+    /// Namespace of the pod or gang; of the queue, only its gangs are listed [default: that of the context]
+    #[arg(
+        long,
+        short,
+        value_name = "NAMESPACE",
+        global = true,
+        add = ArgValueCompleter::new(complete::namespaces)
+    )]
+    namespace: Option<String>,
+
+    /// Output format
+    #[arg(long, short, value_enum, value_name = "FORMAT", default_value_t, global = true)]
+    output: Format,
+
+    /// The same as -o json
+    #[arg(long, global = true, hide = true)]
+    json: bool,
+
+    /// Read the cluster again every five seconds, and print the answer again when it changes
+    #[arg(long, short, global = true)]
+    watch: bool,
+
+    /// The settings of the extender, where they differ from the published ones.
+    #[command(flatten)]
+    settings: SettingsArgs,
+}
+
+/// Options that replace published settings.
+#[derive(Debug, Clone, Default, Args)]
+#[command(next_help_heading = "Settings of the extender [default: those that it publishes]")]
+struct SettingsArgs {
+    /// Resources to read in addition to those of nvidia.com
     #[arg(
         long = "resource",
         env = "GANTRY_RESOURCES",
         value_name = "NAME",
         value_delimiter = ',',
-        default_value = names::GPU_RESOURCE,
         global = true
     )]
     resources: Vec<String>,
 
-    /// The profiles of kube-scheduler that call the extender: its --scheduler-name
+    /// The profiles of kube-scheduler that call the extender
     #[arg(
         long = "scheduler-name",
         env = "GANTRY_SCHEDULER_NAMES",
         value_name = "NAME",
         value_delimiter = ',',
-        default_value = names::DEFAULT_SCHEDULER,
         value_parser = scheduler,
         global = true
     )]
     schedulers: Vec<String>,
 
     /// What the extender does with nodes without a Gantry plugin
-    #[arg(long, env = "GANTRY_FOREIGN_NODES", value_enum, default_value_t, global = true)]
-    foreign_nodes: ForeignNodes,
+    #[arg(long, env = "GANTRY_FOREIGN_NODES", value_enum, global = true)]
+    foreign_nodes: Option<ForeignNodes>,
 
     /// Which of equally fast nodes the extender takes
-    #[arg(long, env = "GANTRY_POLICY", value_enum, default_value_t, global = true)]
-    policy: Policy,
+    #[arg(long, env = "GANTRY_POLICY", value_enum, global = true)]
+    policy: Option<Policy>,
 
-    /// The levels of the fabric: the extender's --fabric
-    #[arg(long, env = "GANTRY_FABRIC", value_name = "LEVELS", default_value = "", value_parser = levels, global = true)]
-    fabric: Levels,
+    /// The levels of the fabric
+    #[arg(long, env = "GANTRY_FABRIC", value_name = "LEVELS", value_parser = fabric, global = true)]
+    fabric: Option<String>,
 
-    /// Levels that a gang may require: the extender's --gang-required-levels
-    #[arg(
-        long,
-        env = "GANTRY_GANG_REQUIRED_LEVELS",
-        value_name = "LEVELS",
-        default_value = "all",
-        global = true
-    )]
-    gang_required_levels: String,
+    /// Levels that a gang may require
+    #[arg(long, env = "GANTRY_GANG_REQUIRED_LEVELS", value_name = "LEVELS", global = true)]
+    gang_required_levels: Option<String>,
 
-    /// The extender removes scheduling gates: its --gates
+    /// The extender removes scheduling gates
     #[arg(long, env = "GANTRY_GATES", global = true)]
     gates: bool,
+}
 
-    /// Print JSON instead of text
-    #[arg(long, global = true)]
-    json: bool,
+impl SettingsArgs {
+    /// The published settings with these in place of them.
+    fn over(&self, mut published: PublishedSettings) -> PublishedSettings {
+        if !self.resources.is_empty() {
+            published.resources.clone_from(&self.resources);
+        }
+        if !self.schedulers.is_empty() {
+            published.scheduler_names.clone_from(&self.schedulers);
+        }
+        if let Some(foreign) = self.foreign_nodes {
+            published.set_foreign_nodes(foreign);
+        }
+        if let Some(policy) = self.policy {
+            published.set_policy(policy);
+        }
+        if let Some(fabric) = &self.fabric {
+            published.fabric.clone_from(fabric);
+        }
+        if let Some(levels) = &self.gang_required_levels {
+            published.gang_required_levels.clone_from(levels);
+        }
+        published.gates |= self.gates;
+        published
+    }
+}
+
+/// The levels of a fabric, as they are written.
+fn fabric(text: &str) -> Result<String, String> {
+    levels(text).map(|_| text.to_owned())
 }
 
 #[derive(Debug, Clone, Subcommand)]
@@ -101,15 +157,21 @@ enum What {
     /// A pod: its node, or what every node lacks
     Pod {
         /// Its name
+        #[arg(add = ArgValueCompleter::new(complete::pods))]
         name: String,
     },
     /// A gang: what was tried at each level of the fabric, what is missing, the gangs ahead, what would have to end
     Gang {
         /// The gang's name on its pods, or the name of its Gang object
+        #[arg(add = ArgValueCompleter::new(complete::gangs))]
         name: String,
     },
-    /// The waiting gangs of all namespaces, in the order of planning
-    Queue,
+    /// The waiting gangs, in the order of planning
+    Queue {
+        /// Of all namespaces, as without --namespace
+        #[arg(long, short = 'A', conflicts_with = "namespace")]
+        all_namespaces: bool,
+    },
 }
 
 /// The largest edit distance of a suggested name.
@@ -119,77 +181,129 @@ const SHOWN: usize = 8;
 /// Timeout for listing the cluster.
 const LIMIT: Duration = Duration::from_secs(30);
 
+/// Pause between two reads.
+const PAUSE: Duration = Duration::from_secs(5);
+
 /// Runs `gantry explain`.
 ///
 /// # Errors
 /// The cluster cannot be read, or there is no such pod.
 pub(crate) async fn run(args: ExplainArgs) -> anyhow::Result<()> {
-    let resources = args.resources.iter().map(|name| name.as_str().into()).collect();
-    let options = Options { foreign: args.foreign_nodes, policy: args.policy, ..Options::default() };
-    let kubeconfig = args.cluster.kubeconfig()?;
-    let required_levels = required_levels(&args.gang_required_levels, &args.fabric).map_err(BadInput)?;
-    let terms = Terms {
-        resources,
-        ceilings: Ceilings { required_levels, ..Ceilings::default() },
-        options,
-        fabric: args.fabric.clone(),
-        gates: args.gates,
-        schedulers: args.schedulers.iter().map(|name| name.as_str().into()).collect(),
-    };
-    let seen = offline::look(kubeconfig.as_deref(), terms, LIMIT).await?;
-    let output = match &args.what {
-        What::Pod { name } => {
-            let mut report = pod(&seen.store, &args, name)?;
-            if let Some(bound) = &mut report.bound {
-                bound.placement = offline::placement(kubeconfig.as_deref(), &args.namespace, name).await?;
-            }
-            if args.json { json(&report)? } else { text::pod(&report) }
-        }
-        What::Gang { name } => gang(&seen, &args, name)?,
-        What::Queue => queue(&seen, &args)?,
-    };
-    print(&Visible::new(&output))
-}
-
-fn pod(store: &Store, args: &ExplainArgs, name: &str) -> anyhow::Result<PodReport> {
-    store.read(|index| {
-        let pod = index.find_pod(&args.namespace, name).ok_or_else(|| {
-            let hint = hint(index, args, name, Index::pod_names);
-            BadInput(anyhow!(
-                "no pod {name} in namespace {} that requests {} or another managed resource{hint}",
-                args.namespace,
-                args.resources.join(", ")
-            ))
-        })?;
-        index.inspect(pod).map_err(|error| anyhow!("pod {}/{name}: {error}", args.namespace))
-    })
-}
-
-fn gang(seen: &Seen, args: &ExplainArgs, name: &str) -> anyhow::Result<String> {
-    seen.plan();
-    let store = &seen.store;
-    let report = store.read(|index| index.inspect_gang(&seen.queue, &args.namespace, name));
-    let report = report.ok_or_else(|| {
-        let hint = store.read(|index| hint(index, args, name, Index::gang_names));
-        BadInput(anyhow!("no gang {name} in namespace {}{hint}", args.namespace))
-    })?;
-    if args.json {
-        return json(&report);
+    let client = args.cluster.connect_for(watch::SILENCE).await?;
+    let settings = args.settings.over(args.system.settings(client.clone()).await);
+    let terms = settings.terms().map_err(BadInput)?;
+    let namespace = args.namespace.clone().unwrap_or_else(|| client.default_namespace().to_owned());
+    let question = Question { args, client, namespace, resources: settings.resources, terms };
+    if !question.args.watch {
+        return print(&Visible::new(&question.answer().await?));
     }
-    Ok(gangs::gang(&report, now()))
+    let mut screen = Screenful::default();
+    loop {
+        screen.show(Visible::new(&question.answer().await?))?;
+        tokio::time::sleep(PAUSE).await;
+    }
+}
+
+/// What is to be explained, and how.
+struct Question {
+    args: ExplainArgs,
+    client: Client,
+    namespace: String,
+    resources: Vec<String>,
+    terms: Terms,
+}
+
+impl Question {
+    /// Reads the cluster and writes the answer.
+    async fn answer(&self) -> anyhow::Result<String> {
+        let seen = offline::look(self.client.clone(), self.terms.clone(), LIMIT).await?;
+        let wide = self.format() == Format::Wide;
+        match &self.args.what {
+            What::Pod { name } => {
+                let mut report = self.pod(&seen.store, name)?;
+                if let Some(bound) = &mut report.bound {
+                    bound.placement = offline::placement(self.client.clone(), &self.namespace, name).await?;
+                }
+                self.document(&report, &[format!("pod/{}", report.name)], |pod| text::pod(pod, wide))
+            }
+            What::Gang { name } => {
+                let report = self.gang(&seen, name)?;
+                let names = [gang_name(&report.gang.object)];
+                self.document(&report, &names, |gang| gangs::gang(gang, now(), wide))
+            }
+            What::Queue { .. } => {
+                seen.plan();
+                let mut waiting = seen.store.read(|index| index.waiting_gangs(&seen.queue));
+                if let Some(namespace) = &self.args.namespace {
+                    waiting.retain(|gang| *gang.namespace == **namespace);
+                }
+                let names: Vec<String> = waiting.iter().map(|gang| gang_name(&gang.object)).collect();
+                self.document(&waiting, &names, |waiting| gangs::queue(waiting, now()))
+            }
+        }
+    }
+
+    fn format(&self) -> Format {
+        if self.args.json { Format::Json } else { self.args.output }
+    }
+
+    /// A report in the format that was asked for.
+    fn document<T: serde::Serialize>(
+        &self,
+        report: &T,
+        names: &[String],
+        text: impl FnOnce(&T) -> String,
+    ) -> anyhow::Result<String> {
+        Ok(match self.format() {
+            Format::Text => wrapped(&text(report), Screen::line()),
+            Format::Wide => text(report),
+            Format::Json => json(report)?,
+            Format::Yaml => yaml(report)?,
+            Format::Name => names.iter().map(|name| format!("{name}\n")).collect(),
+        })
+    }
+
+    fn pod(&self, store: &Store, name: &str) -> anyhow::Result<PodReport> {
+        let namespace = &self.namespace;
+        store.read(|index| {
+            let pod = index.find_pod(namespace, name).ok_or_else(|| {
+                let hint = hint(index, namespace, name, Index::pod_names);
+                BadInput(anyhow!(
+                    "no pod {name} in namespace {namespace} that requests {} or another managed resource{hint}",
+                    self.resources.join(", ")
+                ))
+            })?;
+            index.inspect(pod).map_err(|error| anyhow!("pod {namespace}/{name}: {error}"))
+        })
+    }
+
+    fn gang(&self, seen: &Seen, name: &str) -> anyhow::Result<GangReport> {
+        seen.plan();
+        let (store, namespace) = (&seen.store, &self.namespace);
+        let report = store.read(|index| index.inspect_gang(&seen.queue, namespace, name));
+        report.ok_or_else(|| {
+            let hint = store.read(|index| hint(index, namespace, name, Index::gang_names));
+            BadInput(anyhow!("no gang {name} in namespace {namespace}{hint}")).into()
+        })
+    }
+}
+
+/// A Gang object as kubectl names it.
+fn gang_name(object: &str) -> String {
+    format!("gang.gantry.dev/{object}")
 }
 
 /// Suggestions for an unknown name: the same name in another namespace, the nearest name, or the existing ones.
-fn hint(index: &Index, args: &ExplainArgs, name: &str, names: fn(&Index, &str) -> Vec<String>) -> String {
+fn hint(index: &Index, namespace: &str, name: &str, names: fn(&Index, &str) -> Vec<String>) -> String {
     let spaces = index.namespaces();
     let elsewhere = spaces.iter().find(|space| names(index, space).iter().any(|known| known == name));
     if let Some(space) = elsewhere {
         return format!("; there is one in namespace {space}: add -n {space}");
     }
-    let known = names(index, &args.namespace);
+    let known = names(index, namespace);
     let distance = |known: &&String| strsim::damerau_levenshtein(known, name);
     match known.iter().min_by_key(distance) {
-        None => format!("; there is none at all in namespace {}", args.namespace),
+        None => format!("; there is none at all in namespace {namespace}"),
         Some(near) if distance(&near) <= NEAR => format!("; did you mean {near}?"),
         Some(_) if known.len() > SHOWN => {
             format!("; there are {} and {} more", known[..SHOWN].join(", "), known.len() - SHOWN)
@@ -198,22 +312,7 @@ fn hint(index: &Index, args: &ExplainArgs, name: &str, names: fn(&Index, &str) -
     }
 }
 
-fn queue(seen: &Seen, args: &ExplainArgs) -> anyhow::Result<String> {
-    seen.plan();
-    let waiting = seen.store.read(|index| index.waiting_gangs(&seen.queue));
-    if args.json {
-        return json(&waiting);
-    }
-    Ok(gangs::queue(&waiting, now()))
-}
-
 /// Seconds since 1970.
 fn now() -> i64 {
     system_clock().unix
-}
-
-fn json(report: &impl serde::Serialize) -> anyhow::Result<String> {
-    let mut text = serde_json::to_string_pretty(report).context("writing JSON")?;
-    text.push('\n');
-    Ok(text)
 }

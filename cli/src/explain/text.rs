@@ -12,7 +12,9 @@ const NAMED: usize = 20;
 /// Pods listed per node.
 const ENDS: usize = 4;
 
-pub(crate) fn pod(report: &PodReport) -> String {
+/// A pod's report; `wide` shortens no list.
+pub(crate) fn pod(report: &PodReport, wide: bool) -> String {
+    let (named, listed) = if wide { (usize::MAX, usize::MAX) } else { (NAMED, ENDS) };
     let mut out = format!("pod {}/{} requests {}\n", report.namespace, report.name, report.asks);
     if let Some(gang) = &report.gang {
         line(&mut out, &format!("member of {gang}"));
@@ -45,12 +47,12 @@ pub(crate) fn pod(report: &PodReport) -> String {
     }
     if !fit.is_empty() {
         line(&mut out, &format!("fits now on {} of {} nodes:", fit.len(), report.nodes.len()));
-        for node in fit.iter().take(NAMED) {
+        for node in fit.iter().take(named) {
             let bandwidth =
                 node.bandwidth_gbs.map_or_else(String::new, |gbs| format!(": {gbs:.0} GB/s among them"));
             line(&mut out, &format!("  {}{bandwidth}", node.node));
         }
-        more(&mut out, fit.len());
+        more(&mut out, fit.len(), named);
         let why = match (&report.gang, report.gang_reason) {
             (Some(_), Some(reason)) if reason.is_of_missing_members() => {
                 "it waits for the rest of its gang: see `gantry explain gang`"
@@ -61,23 +63,23 @@ pub(crate) fn pod(report: &PodReport) -> String {
         line(&mut out, why);
     }
     if !report.places_kept_for.is_empty() {
-        let gangs = some(&report.places_kept_for, ENDS);
+        let gangs = some(&report.places_kept_for, listed);
         line(&mut out, &format!("reservations not shown here are held for gang(s) {gangs}"));
     }
     if !waits.is_empty() {
         line(&mut out, &format!("does not fit now on {} of {} nodes:", waits.len(), report.nodes.len()));
-        for node in waits.iter().take(NAMED) {
+        for node in waits.iter().take(named) {
             let lacks = node.lacks.as_deref().unwrap_or_default();
-            line(&mut out, &format!("  {}: {lacks}{}{}", node.node, ends(node), kept(node)));
+            line(&mut out, &format!("  {}: {lacks}{}{}", node.node, ends(node, listed), kept(node, listed)));
         }
-        more(&mut out, waits.len());
+        more(&mut out, waits.len(), named);
     }
     if !ruled_out.is_empty() {
         line(&mut out, &format!("ruled out on {} of {} nodes:", ruled_out.len(), report.nodes.len()));
-        for node in ruled_out.iter().take(NAMED) {
+        for node in ruled_out.iter().take(named) {
             line(&mut out, &format!("  {}: {}", node.node, node.lacks.as_deref().unwrap_or_default()));
         }
-        more(&mut out, ruled_out.len());
+        more(&mut out, ruled_out.len(), named);
     }
     out
 }
@@ -100,28 +102,28 @@ fn why(out: &mut String, placement: &Placement) {
 }
 
 /// The pods that would have to end on a node.
-fn ends(node: &NodeReport) -> String {
+fn ends(node: &NodeReport, listed: usize) -> String {
     let pods = &node.would_have_to_end;
     match pods.len() {
         0 => String::new(),
         1 => format!("; fits when {} ends", pods[0]),
-        count if count <= ENDS => format!("; fits when {} end", pods.join(" and ")),
-        count => format!("; fits when {} and {} more end", pods[..ENDS].join(", "), count - ENDS),
+        count if count <= listed => format!("; fits when {} end", pods.join(" and ")),
+        count => format!("; fits when {} and {} more end", pods[..listed].join(", "), count - listed),
     }
 }
 
 /// The gangs with reservations on a node.
-fn kept(node: &NodeReport) -> String {
+fn kept(node: &NodeReport, listed: usize) -> String {
     let named: Vec<String> = node.places_kept.iter().map(ToString::to_string).collect();
     if named.is_empty() {
         return String::new();
     }
-    format!("; {} there", some(&named, ENDS))
+    format!("; {} there", some(&named, listed))
 }
 
-fn more(out: &mut String, count: usize) {
-    if count > NAMED {
-        line(out, &format!("  and {} more", count - NAMED));
+fn more(out: &mut String, count: usize, named: usize) {
+    if count > named {
+        line(out, &format!("  and {} more", count - named));
     }
 }
 
@@ -170,7 +172,7 @@ mod tests {
             node("n2", Some("0 of 8 GPUs free, 4 asked"), None, &many),
             node("n3", Some("2 of 2 GPUs free, 4 asked"), None, &[]),
         ];
-        insta::assert_snapshot!(pod(&report(None, nodes)), @r"
+        insta::assert_snapshot!(pod(&report(None, nodes), false), @r"
         pod default/trainer-0 requests 4 nvidia.com/gpu
         does not fit now on 3 of 3 nodes:
           n1: 3 of 8 GPUs free, 4 asked; fits when default/a ends
@@ -185,7 +187,7 @@ mod tests {
             node("n1", None, Some(300.0), &[]),
             node("n2", Some("0 of 8 GPUs free, 4 asked"), None, &["default/a", "default/b"]),
         ];
-        insta::assert_snapshot!(pod(&report(None, nodes)), @r"
+        insta::assert_snapshot!(pod(&report(None, nodes), false), @r"
         pod default/trainer-0 requests 4 nvidia.com/gpu
         fits now on 1 of 2 nodes:
           n1: 300 GB/s among them
@@ -201,7 +203,7 @@ mod tests {
         member.gang = Some("gang default/train: Pending: 3 of 4 members exist".into());
         member.gang_reason = Some(Reason::WaitingForMembers);
         member.places_kept_for = vec!["default/other".to_owned()];
-        insta::assert_snapshot!(pod(&member), @r"
+        insta::assert_snapshot!(pod(&member, false), @r"
         pod default/trainer-0 requests 4 nvidia.com/gpu
         member of gang default/train: Pending: 3 of 4 members exist
         fits now on 1 of 1 nodes:
@@ -215,7 +217,7 @@ mod tests {
     fn pod_of_another_scheduler() {
         let mut theirs = report(None, vec![node("n1", None, None, &[])]);
         theirs.scheduled_by = Some("koord-scheduler".into());
-        insta::assert_snapshot!(pod(&theirs), @r"
+        insta::assert_snapshot!(pod(&theirs, false), @r"
         pod default/trainer-0 requests 4 nvidia.com/gpu
         scheduled by koord-scheduler; no pod shows that this scheduler calls Gantry: see --scheduler-name
         fits now on 1 of 1 nodes:
@@ -232,7 +234,7 @@ mod tests {
             words: "GPU 0-1".to_owned(),
             placement: None,
         };
-        insta::assert_snapshot!(pod(&report(Some(bound.clone()), Vec::new())), @r"
+        insta::assert_snapshot!(pod(&report(Some(bound.clone()), Vec::new()), false), @r"
         pod default/trainer-0 requests 4 nvidia.com/gpu
         bound to n1: GPU 0-1
           GPU-1
@@ -245,7 +247,7 @@ mod tests {
                     {"node": "n5", "alike": 1, "loss": {"reason": "Reserved"}}]}}"#,
         );
         let explained = Bound { placement: placement.unwrap(), ..bound };
-        insta::assert_snapshot!(pod(&report(Some(explained), Vec::new())), @r"
+        insta::assert_snapshot!(pod(&report(Some(explained), Vec::new()), false), @r"
         pod default/trainer-0 requests 4 nvidia.com/gpu
         bound to n1: GPU 0-1
           GPU-1

@@ -1,4 +1,4 @@
-//! The text output of `gantry topo`: the picture, the matrix, and lists of NVLinks, MIG instances, NUMA nodes and NICs.
+//! The text output of `gantry topo`: the picture, the matrix on request, and lists of NVLinks, MIG instances, NUMA nodes and NICs.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -13,8 +13,8 @@ use gantry_topology::{GpuSet, IdList, Machine, Nic, PathClass, Rates};
 use super::Screen;
 use super::source::{Complaint, Seen, warnings};
 
-/// The whole report.
-pub(super) fn report(seen: &Seen, screen: Screen) -> String {
+/// The whole report; the matrix is wide, and part of it on request.
+pub(super) fn report(seen: &Seen, screen: Screen, matrix: bool) -> String {
     let machine = &seen.machine;
     let picture = Picture::of(machine).columns(screen.columns).color(screen.color);
     let mut sections = vec![String::new()];
@@ -27,7 +27,9 @@ pub(super) fn report(seen: &Seen, screen: Screen) -> String {
     section("Health", seen.complaints.as_ref().map(health).unwrap_or_default());
     section("Warnings", lines(warnings(machine)));
     section("Degraded", lines(degraded(machine)));
-    section("Links", TopoText::from(machine).aligned());
+    if matrix {
+        section("Links", TopoText::from(machine).aligned());
+    }
     section("NVLink", nvlink(machine));
     section("MIG", mig(machine));
     section("NUMA", numa(machine));

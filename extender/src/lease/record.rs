@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use gantry_api::names::SETTINGS_ANNOTATION;
 use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};
 use tokio::time::Instant;
@@ -24,6 +25,8 @@ pub struct Settings {
     pub duration: Duration,
     /// How long a leader that cannot renew keeps leading; less than `duration`.
     pub renew_deadline: Duration,
+    /// What the leader publishes on the Lease, as the annotation `gantry.dev/settings`.
+    pub published: String,
 }
 
 /// The Lease as last read or written.
@@ -104,6 +107,7 @@ impl Settings {
             metadata: ObjectMeta {
                 name: Some(self.name.clone()),
                 namespace: Some(self.namespace.clone()),
+                annotations: Some([(SETTINGS_ANNOTATION.to_owned(), self.published.clone())].into()),
                 ..ObjectMeta::default()
             },
             spec: Some(self.held(&LeaseSpec::default())),
@@ -118,7 +122,7 @@ impl Settings {
         // A leader that yields names the next one: the other replicas wait for that one for a while.
         let free = holder.is_empty() && seen.called().is_none_or(|next| next == self.identity);
         if free || holder == self.identity || quiet >= duration {
-            Intent::Take(self.with(seen, |spec| *spec = self.held(spec), None))
+            Intent::Take(self.kept(seen))
         } else if called && seen.called() != Some(&self.identity) {
             Intent::Ask(self.with(seen, |_| {}, Some(self.identity.clone())))
         } else {
@@ -130,7 +134,7 @@ impl Settings {
     pub(super) fn renewal(&self, seen: &Seen, called: bool) -> Renewal {
         match seen.called().filter(|other| *other != self.identity) {
             Some(other) if !called => Renewal::Yield(self.with(seen, released, Some(other.to_owned()))),
-            _ => Renewal::Renew(self.with(seen, |spec| *spec = self.held(spec), None)),
+            _ => Renewal::Renew(self.kept(seen)),
         }
     }
 
@@ -153,6 +157,14 @@ impl Settings {
             lease_transitions: Some(if still || made { transitions } else { transitions.saturating_add(1) }),
             ..before.clone()
         }
+    }
+
+    /// The Lease as this process takes or keeps it.
+    fn kept(&self, seen: &Seen) -> Lease {
+        let mut lease = self.with(seen, |spec| *spec = self.held(spec), None);
+        let annotations = lease.metadata.annotations.get_or_insert_default();
+        annotations.insert(SETTINGS_ANNOTATION.to_owned(), self.published.clone());
+        lease
     }
 
     /// The Lease as observed, with another spec. Its version makes the write fail if it has changed since.
@@ -187,6 +199,7 @@ mod tests {
             identity: identity.into(),
             duration: Duration::from_secs(6),
             renew_deadline: Duration::from_secs(4),
+            published: format!("of {identity}"),
         }
     }
 
@@ -220,6 +233,31 @@ mod tests {
         renewed.spec.as_mut().unwrap().renew_time = Some(MicroTime(jiff::Timestamp::now()));
         let seen = Seen::new(renewed, Some(seen), after(began, 5));
         assert_eq!(b.intent(&seen, false, after(began, 6)), Intent::Wait);
+    }
+
+    #[test]
+    fn only_the_leader_publishes_its_settings() {
+        let began = Instant::now();
+        let (a, b) = (settings("a"), settings("b"));
+        let published =
+            |lease: &Lease| lease.metadata.annotations.as_ref().unwrap()[SETTINGS_ANNOTATION].clone();
+        let seen = Seen::new(a.fresh(), None, began);
+        assert_eq!(published(&seen.lease), "of a");
+        let Intent::Ask(asked) = b.intent(&seen, true, began) else {
+            panic!("it is called");
+        };
+        assert_eq!(published(&asked), "of a", "another leads");
+        let Intent::Take(taken) = b.intent(&seen, false, after(began, 6)) else {
+            panic!("it is free");
+        };
+        assert_eq!(published(&taken), "of b");
+        // Of an older release, which publishes nothing.
+        let mut bare = a.fresh();
+        bare.metadata.annotations = None;
+        let Renewal::Renew(renewed) = a.renewal(&Seen::new(bare, None, began), false) else {
+            panic!("it leads");
+        };
+        assert_eq!(published(&renewed), "of a");
     }
 
     #[test]

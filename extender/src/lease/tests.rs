@@ -112,6 +112,7 @@ impl Candidate {
             identity: identity.into(),
             duration: Duration::from_secs(6),
             renew_deadline: Duration::from_secs(4),
+            published: "{}".to_owned(),
         };
         let leadership = Arc::new(Leadership::follower());
         let stop = CancellationToken::new();
