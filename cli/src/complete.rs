@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use anyhow::{Context as _, anyhow};
 use clap::Args;
-use clap_complete::{CompletionCandidate, Shell};
 use clap_complete::env::Shells;
+use clap_complete::{CompletionCandidate, Shell};
 use gantry_api::{Gang, GpuNode};
 use k8s_openapi::api::core::v1::{Namespace, Pod};
 use kube::api::ListParams;

@@ -1,4 +1,5 @@
-//! Links between the project's pages: every file and every heading that a page links to exists.
+//! The project's pages: every file and every heading that a page links to exists, and the contents of the site have
+//! every page.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests")]
 
 use std::collections::BTreeSet;
@@ -8,12 +9,27 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
 }
 
+/// The pages of a folder.
+fn pages_of(folder: &Path) -> Vec<PathBuf> {
+    let files = std::fs::read_dir(folder).unwrap().map(|file| file.unwrap().path());
+    files.filter(|path| path.extension().is_some_and(|extension| extension == "md")).collect()
+}
+
+/// The pages below docs/.
+fn pages_of_docs() -> Vec<PathBuf> {
+    let mut folders = vec![root().join("docs")];
+    let mut pages = Vec::new();
+    while let Some(folder) = folders.pop() {
+        pages.extend(pages_of(&folder));
+        let inner = std::fs::read_dir(&folder).unwrap().map(|file| file.unwrap().path());
+        folders.extend(inner.filter(|path| path.is_dir()));
+    }
+    pages
+}
+
 /// The pages: those of the root, of docs/ and of tests/.
 fn pages() -> Vec<PathBuf> {
-    let folders = [root(), root().join("docs"), root().join("tests")];
-    let files = folders.iter().flat_map(|folder| std::fs::read_dir(folder).unwrap());
-    let files = files.map(|file| file.unwrap().path());
-    files.filter(|path| path.extension().is_some_and(|extension| extension == "md")).collect()
+    [pages_of(&root()), pages_of_docs(), pages_of(&root().join("tests"))].concat()
 }
 
 /// The text of a page without blocks of code.
@@ -41,6 +57,26 @@ fn anchors(path: &Path) -> BTreeSet<String> {
             kept.chars().filter(|ch| ch.is_alphanumeric() || ['-', '_'].contains(ch)).collect()
         })
         .collect()
+}
+
+/// A page that the contents lack is on no site; `links_between_pages_lead_somewhere` finds a page that is missing.
+#[test]
+fn contents_have_every_page_once() {
+    let summary = root().join("docs/SUMMARY.md");
+    let mut listed = BTreeSet::new();
+    for link in links(&prose(&summary)) {
+        let page = root().join("docs").join(&link).canonicalize().unwrap();
+        assert!(listed.insert(page), "{link} is listed twice");
+    }
+    let all: BTreeSet<PathBuf> = pages_of_docs()
+        .into_iter()
+        .filter(|page| *page != summary)
+        .chain(pages_of(&root()))
+        .map(|page| page.canonicalize().unwrap())
+        .collect();
+    let missing: Vec<&PathBuf> = all.difference(&listed).collect();
+    assert!(missing.is_empty(), "docs/SUMMARY.md lacks {missing:?}");
+    assert!(listed.len() > 60, "{} pages", listed.len());
 }
 
 #[test]

@@ -155,7 +155,7 @@ pub(crate) fn e2e(filter: Option<&str>) -> Result<Counts> {
 
 /// Licences, bans and sources. The advisory database is the public pipeline's part.
 pub(crate) fn deny() -> Result<()> {
-    let program = cargo_deny()?;
+    let program = tool("cargo-deny", CARGO_DENY)?;
     run(Command::new(program).current_dir(root()).args(["check", "bans", "licenses", "sources"]))
 }
 
@@ -171,13 +171,13 @@ pub(crate) fn cache() -> Result<PathBuf> {
     Ok(PathBuf::from(home).join(".cache/gantry"))
 }
 
-/// Path of cargo-deny, installed if it is not there yet.
-fn cargo_deny() -> Result<PathBuf> {
-    let folder = cache()?.join("tools").join(format!("cargo-deny-{CARGO_DENY}"));
-    let program = folder.join("bin/cargo-deny");
+/// Path of a tool of crates.io, which is installed if it is not there yet.
+pub(crate) fn tool(name: &str, version: &str) -> Result<PathBuf> {
+    let folder = cache()?.join("tools").join(format!("{name}-{version}"));
+    let program = folder.join("bin").join(name);
     if !program.exists() {
         let folder = folder.to_str().context("the cache folder's path is not UTF-8")?;
-        run(&mut cargo(&["install", "cargo-deny", "--locked", "--version", CARGO_DENY, "--root", folder]))?;
+        run(&mut cargo(&["install", name, "--locked", "--version", version, "--root", folder]))?;
     }
     Ok(program)
 }

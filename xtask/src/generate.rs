@@ -72,11 +72,12 @@ pub(crate) fn run(check: bool) -> Result<()> {
 
 fn files() -> Result<Vec<(PathBuf, String)>> {
     let mut crds = NOTE.to_owned();
-    for (number, definition) in [GpuNode::crd(), Gang::crd()].iter().enumerate() {
+    let definitions = [serde_json::to_value(GpuNode::crd())?, serde_json::to_value(Gang::crd())?];
+    for (number, definition) in definitions.iter().enumerate() {
         if number > 0 {
             crds.push_str("---\n");
         }
-        let text = serde_saphyr::to_string(&serde_json::to_value(definition)?);
+        let text = serde_saphyr::to_string(definition);
         crds.push_str(&text.context("cannot write the CRD")?);
     }
     let config = serde_json::to_value(gantry_config::json_schema())
@@ -88,6 +89,8 @@ fn files() -> Result<Vec<(PathBuf, String)>> {
         (root().join("docs/plugin-config.md"), gantry_plugin::args::reference()),
         (root().join("docs/reasons.md"), crate::reference::reasons()),
         (root().join("docs/xids.md"), crate::reference::xids()),
+        (root().join("docs/reference/crds.md"), crate::reference::custom_resources(&definitions)),
+        (root().join("docs/reference/annotations.md"), crate::reference::annotations()?),
         (root().join("docs/reference/cli.md"), crate::reference::command_line()?),
         values_schema(config)?,
     ];

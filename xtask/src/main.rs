@@ -11,6 +11,7 @@ mod mutants;
 mod reference;
 mod release;
 mod run;
+mod site;
 mod source;
 mod words;
 
@@ -54,7 +55,7 @@ enum Task {
         /// Run only the scenarios with this in their name.
         filter: Option<String>,
     },
-    /// Writes the generated files (manifests/, charts/gantry/values.schema.json and files/, docs/plugin-config.*); with
+    /// Writes the generated files (manifests/, charts/gantry/values.schema.json and files/, docs/plugin-config.*, docs/reference/); with
     /// --check, only checks whether they are up to date.
     Generate {
         /// Change nothing; fail if a file differs.
@@ -67,6 +68,8 @@ enum Task {
     Image(image::ImageArgs),
     /// Builds and verifies everything that a release has, in one folder. Pushes nothing.
     Release(release::ReleaseArgs),
+    /// Builds the site from docs/ and the pages of the root with mdBook (installs mdBook on the first run).
+    Site(site::SiteArgs),
     /// What takes too long for every commit, without mutants: the soak test, new random schedules, two builds of the
     /// program compared. Takes hours.
     Nightly {
@@ -105,6 +108,7 @@ fn main() -> Result<()> {
         Task::Deny => ci::deny(),
         Task::Image(args) => image::run_task(&args),
         Task::Release(args) => release::run_task(&args),
+        Task::Site(args) => site::run_task(&args),
         Task::Nightly { first } => ci::nightly(first),
         Task::Bench { name, args } => ci::bench(name.as_deref(), &args),
         Task::Cluster { args } => ci::cluster(&args),

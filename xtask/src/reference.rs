@@ -3,11 +3,12 @@
 use std::fmt::Write as _;
 use std::process::Command;
 
-use anyhow::Result;
+use anyhow::{Context as _, Result};
 use gantry_api::Reason;
 use gantry_plugin::health::{Class, Table, Xid};
+use serde_json::Value;
 
-use crate::run::{cargo, output, run, target};
+use crate::run::{cargo, output, root, run, target};
 
 /// docs/reference/cli.md, by the program.
 pub(crate) fn command_line() -> Result<String> {
@@ -73,6 +74,93 @@ alerts may compare it. The message beside it is for people and changes. [gangs-o
     page
 }
 
+/// docs/reference/annotations.md: the constants of `api/src/names.rs` that are annotations, with their comments.
+pub(crate) fn annotations() -> Result<String> {
+    let path = root().join("api/src/names.rs");
+    let source = std::fs::read_to_string(&path).with_context(|| path.display().to_string())?;
+    let mut page = "\
+# Annotations
+
+Made by `cargo xtask generate` from `api/src/names.rs`. Do not edit. [gangs.md](../gangs.md#annotations) and
+[requests.md](../requests.md) have the allowed values. On a pod they are read from its own metadata: write them into the
+pod template of its controller.
+
+| annotation | meaning |
+|---|---|
+"
+    .to_owned();
+    let mut comment = String::new();
+    for line in source.lines().map(str::trim) {
+        if let Some(text) = line.strip_prefix("///") {
+            comment.push_str(text);
+            continue;
+        }
+        let name = line.split_once("_ANNOTATION: &str = \"").and_then(|(_, rest)| rest.split('"').next());
+        if let Some(name) = name {
+            let _ = writeln!(page, "| `{name}` | {} |", cell(linked(comment.trim()).as_str()));
+        }
+        comment.clear();
+    }
+    Ok(page)
+}
+
+/// A comment without links to items: [`NAME`](path) and [`NAME`] are `NAME`.
+fn linked(comment: &str) -> String {
+    let mut text = String::new();
+    for part in comment.split("[`") {
+        match part.split_once("`]") {
+            Some((name, rest)) => {
+                let rest =
+                    rest.strip_prefix('(').and_then(|rest| rest.split_once(')')).map_or(rest, |it| it.1);
+                let name = name.trim_end_matches("_ANNOTATION").to_lowercase().replace('_', "-");
+                text.push_str(&format!("`{name}`{rest}"));
+            }
+            None => text.push_str(part),
+        }
+    }
+    text
+}
+
+/// docs/reference/crds.md: the fields of a custom resource's schema, with their descriptions.
+pub(crate) fn custom_resources(definitions: &[Value]) -> String {
+    let mut page = "\
+# Custom resources
+
+Made by `cargo xtask generate` from `api/src`. Do not edit. `kubectl explain gpunodes.spec` shows the same. Both kinds are
+of `gantry.dev/v1alpha1`.
+"
+    .to_owned();
+    for definition in definitions {
+        let kind = definition["spec"]["names"]["kind"].as_str().unwrap_or_default();
+        let schema = &definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"];
+        let _ = writeln!(page, "\n## {kind}");
+        page.push_str("\n| field | type | meaning |\n|---|---|---|\n");
+        for part in ["spec", "status"] {
+            fields(&mut page, part, &schema["properties"][part]);
+        }
+    }
+    page
+}
+
+fn fields(page: &mut String, path: &str, schema: &Value) {
+    let kind = schema["type"].as_str().unwrap_or("any");
+    let allowed = schema["enum"].as_array().into_iter().flatten().filter_map(Value::as_str);
+    let allowed: Vec<String> = allowed.map(|word| format!("`{word}`")).collect();
+    let allowed = if allowed.is_empty() { String::new() } else { format!(" One of {}.", allowed.join(", ")) };
+    let _ = writeln!(page, "| `{path}` | {kind} | {}{} |", one_line(&schema["description"]), cell(&allowed));
+    let parts = [("", schema), ("[]", &schema["items"]), (".*", &schema["additionalProperties"])];
+    for (suffix, part) in parts {
+        for (name, schema) in part["properties"].as_object().into_iter().flatten() {
+            fields(page, &format!("{path}{suffix}.{name}"), schema);
+        }
+    }
+}
+
+/// A description as a table's cell.
+fn one_line(description: &Value) -> String {
+    cell(&description.as_str().unwrap_or_default().split_whitespace().collect::<Vec<_>>().join(" "))
+}
+
 /// Text of a table's cell.
 fn cell(text: &str) -> String {
     text.replace('|', "\\|")
@@ -81,6 +169,31 @@ fn cell(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn every_annotation_has_a_row_without_links() {
+        let page = annotations().unwrap();
+        for name in ["gang-min", "grant", "lift-quarantine", "required-link"] {
+            assert!(page.contains(&format!("| `gantry.dev/{name}` | ")), "{name}");
+        }
+        assert!(!page.contains("[`") && !page.contains("ANNOTATION"), "{page}");
+    }
+
+    #[test]
+    fn fields_of_lists_and_maps_have_rows() {
+        let schema = serde_json::json!({"type": "object", "description": "all", "properties": {
+            "list": {"type": "array", "items": {"properties": {"name": {"type": "string", "enum": ["a", "b"]}}}},
+            "map": {"type": "object", "additionalProperties": {"properties": {"size": {"type": "integer"}}}},
+        }});
+        let mut page = String::new();
+        fields(&mut page, "spec", &schema);
+        assert_eq!(
+            page,
+            "| `spec` | object | all |\n| `spec.list` | array |  |\n\
+             | `spec.list[].name` | string |  One of `a`, `b`. |\n\
+             | `spec.map` | object |  |\n| `spec.map.*.size` | integer |  |\n"
+        );
+    }
 
     #[test]
     fn every_known_xid_has_a_row_with_a_response() {
