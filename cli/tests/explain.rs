@@ -358,7 +358,7 @@ async fn held_reservations_are_named_to_blocked_pods() {
     pod default/plain requests 4 nvidia.com/gpu
     does not fit now on 2 of 2 nodes:
       b: 2 of 4 GPUs free, 4 asked; fits when default/mpi-0 ends
-      a: 2 of 4 GPUs free, 4 asked; 1 place is kept for gang default/mpi there
+      a: 2 of 4 GPUs free, 4 asked, 2 idle and reserved; 1 place is kept for gang default/mpi there
     ");
     let (_, text) = stage.see(&["gang", "high"]).await;
     assert!(text.contains("\n  1 place is kept for gang default/mpi\n"), "{text}");
