@@ -6,10 +6,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use gantry_plugin::telemetry::Field;
+use k8s_openapi::api::autoscaling::v2::HorizontalPodAutoscaler;
+use k8s_openapi::api::core::v1::ConfigMap;
 use promql_parser::parser;
 use promql_parser::parser::{Expr, VectorSelector};
 use promql_parser::util::{ExprVisitor, walk_expr};
 use serde::Deserialize;
+use serde_json::Value;
 
 const METRICS: &str = include_str!("../../docs/metrics.md");
 const RUNBOOKS: &str = include_str!("../../docs/runbooks.md");
@@ -102,7 +105,9 @@ fn check(query: &str, place: &str) {
     let expr = parser::parse(query).unwrap_or_else(|error| panic!("{place}: {query}: {error}"));
     let mut selectors = Selectors::default();
     walk_expr(&mut selectors, &expr).unwrap();
-    let recorded: BTreeSet<String> = rules().into_iter().filter_map(|rule| rule.record).collect();
+    let recorded = rules().into_iter().filter_map(|rule| rule.record);
+    // Made from the prices in the chart's values.
+    let recorded: BTreeSet<String> = recorded.chain(["gantry:gpu_price:per_hour".to_owned()]).collect();
     let served = served();
     assert!(!selectors.0.is_empty(), "{place}: {query} selects nothing");
     for selector in selectors.0 {
@@ -156,8 +161,7 @@ fn dashboards_query_metrics_that_are_served() {
     let mut queries = 0;
     for file in std::fs::read_dir(folder).unwrap() {
         let path = file.unwrap().path();
-        let board: serde_json::Value =
-            serde_json::from_str(&std::fs::read_to_string(&path).unwrap()).unwrap();
+        let board: Value = serde_json::from_str(&std::fs::read_to_string(&path).unwrap()).unwrap();
         let name = path.file_stem().unwrap().to_str().unwrap();
         assert_eq!(board["uid"], name);
         for panel in board["panels"].as_array().unwrap() {
@@ -171,4 +175,41 @@ fn dashboards_query_metrics_that_are_served() {
         }
     }
     assert!(queries > 30, "{queries}");
+}
+
+/// The queries of docs/metrics.md, such as the join with dcgm-exporter's series, are PromQL over documented metrics.
+#[test]
+fn documented_queries_are_valid() {
+    let blocks: Vec<&str> =
+        METRICS.split("```promql\n").skip(1).filter_map(|block| block.split("```").next()).collect();
+    assert!(blocks.len() >= 4, "{} queries", blocks.len());
+    for block in blocks {
+        check(block, "docs/metrics.md");
+    }
+}
+
+/// The samples for autoscalers: each object is of a known type, the two halves of the first agree, queries are valid.
+#[test]
+fn autoscaler_samples_are_valid() {
+    let hpa = include_str!("../../docs/samples/hpa.yaml");
+    let (adapter, scaler) = hpa.split_once("\n---\n").unwrap();
+    let adapter: ConfigMap = serde_saphyr::from_str(adapter).unwrap();
+    let adapter: Value = serde_saphyr::from_str(&adapter.data.unwrap()["config.yaml"]).unwrap();
+    let rule = &adapter["rules"][0];
+    check(rule["seriesQuery"].as_str().unwrap(), "the adapter's series");
+    let query = rule["metricsQuery"].as_str().unwrap();
+    let query = query.replace("<<.GroupBy>>", "pod").replace("<<.Series>>", "DCGM_FI_DEV_GPU_UTIL");
+    check(&query.replace("<<.LabelMatchers>>", "namespace=\"a\""), "the adapter's query");
+    // What the type does not have is lost on the way back.
+    let written: Value = serde_saphyr::from_str(scaler).unwrap();
+    let scaler: HorizontalPodAutoscaler = serde_saphyr::from_str(scaler).unwrap();
+    assert_eq!(serde_json::to_value(&scaler).unwrap(), written);
+    let metric = &scaler.spec.unwrap().metrics.unwrap()[0];
+    assert_eq!(metric.pods.as_ref().unwrap().metric.name, rule["name"]["as"]);
+    let keda: Value = serde_saphyr::from_str(include_str!("../../docs/samples/keda.yaml")).unwrap();
+    assert_eq!(keda["kind"], "ScaledObject");
+    let query = |trigger: usize| keda["spec"]["triggers"][trigger]["metadata"]["query"].as_str().unwrap();
+    check(query(0), "the scaler's query");
+    // The application's own metric.
+    parser::parse(query(1)).unwrap();
 }

@@ -13,6 +13,7 @@ mod affinity_index;
 mod disruption_budgets;
 mod gangs;
 mod holds;
+mod idle;
 mod inspection;
 mod least_set;
 mod list_tracker;
@@ -47,6 +48,7 @@ pub use gangs::{
     PlacesKept, Said, Trial,
 };
 pub use holds::HOLD;
+pub use idle::{IdleCause, IdleKey, IdleTotals, SET_SIZES};
 pub use inspection::{Bound, Lack, NodeReport, PodReport};
 pub use list_tracker::Source;
 pub use node_table::Totals;
@@ -664,6 +666,11 @@ impl Index {
     /// Pods, and what became of all devices, for metrics.
     pub fn totals(&self) -> (usize, Totals) {
         (self.pods.len(), self.nodes.totals())
+    }
+
+    /// Idle GPUs and waiting pods, for metrics.
+    pub fn idle_totals(&self) -> IdleTotals {
+        IdleTotals::of(self)
     }
 
     /// How many intents could not be followed so far, by fault.

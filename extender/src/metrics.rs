@@ -2,9 +2,10 @@
 //! read from the index at each scrape. docs/metrics.md describes them.
 
 use std::cmp::Reverse;
+use std::collections::BTreeSet;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use gantry_api::{GangPhase, GangStatus};
 use prometheus_client::encoding::{EncodeLabelSet, text};
@@ -15,7 +16,7 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 
 use crate::bind::Failure;
-use crate::index::{GangTotals, Index, Totals};
+use crate::index::{GangTotals, IdleTotals, Index, SET_SIZES, Totals};
 use crate::ledger::FaultKind;
 use crate::object_memory::{Largest, ObjectMemory};
 use crate::tls::Expiry;
@@ -34,6 +35,10 @@ const WAITS: [f64; 14] =
 
 /// Namespaces that have gauges of their own.
 const NAMESPACES: usize = 10;
+/// GPU models that have counters of their own.
+const MODELS: usize = 16;
+/// Longest time for which the state found by one scrape counts. What happened in a longer one is unknown.
+const LONGEST_STEP: Duration = Duration::from_secs(300);
 
 /// A call of kube-scheduler.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -88,6 +93,47 @@ struct Namespace {
     namespace: String,
 }
 
+/// Labels of idle GPUs.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Idle {
+    cause: &'static str,
+    namespace: String,
+    model: String,
+}
+
+/// Labels of free sets of devices.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct FreeSet {
+    resource: String,
+    devices: u32,
+}
+
+/// Names with series of their own; further ones are counted as `other`. Series of counters do not end, so it is those that come
+/// first.
+#[derive(Debug, Default)]
+struct Admitted(BTreeSet<String>);
+
+impl Admitted {
+    fn name(&mut self, name: &str, most: usize) -> String {
+        if name.is_empty() || self.0.contains(name) {
+            return name.to_owned();
+        }
+        if self.0.len() >= most {
+            return "other".to_owned();
+        }
+        self.0.insert(name.to_owned());
+        name.to_owned()
+    }
+}
+
+/// What a page goes on from.
+#[derive(Debug, Default)]
+struct LastPage {
+    at: Option<Instant>,
+    namespaces: Admitted,
+    models: Admitted,
+}
+
 /// Label of a file of certificates.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct CertificateFile {
@@ -112,6 +158,7 @@ pub struct Reading {
     pods: usize,
     totals: Totals,
     gangs: GangTotals,
+    idle: IdleTotals,
     memory: Largest,
     memory_limit: usize,
     refused: u64,
@@ -129,6 +176,7 @@ impl Reading {
             pods,
             totals,
             gangs: index.gang_totals(),
+            idle: index.idle_totals(),
             memory: memory.largest(NAMESPACES),
             memory_limit,
             refused,
@@ -168,6 +216,10 @@ pub struct Metrics {
     place_devices: Gauge,
     idle_devices: Family<Namespace, Gauge>,
     kept_nodes: Gauge,
+    idle_seconds: Family<Idle, Counter<f64, AtomicU64>>,
+    waiting_seconds: Family<Namespace, Counter<f64, AtomicU64>>,
+    waiting_devices: Family<Namespace, Gauge>,
+    free_sets: Family<FreeSet, Gauge>,
     awaiting_restart: Gauge,
     continuations: Family<Outcome, Counter>,
     leader: Gauge,
@@ -184,7 +236,7 @@ pub struct Metrics {
     object_limit: Gauge,
     refusals: Counter,
     contact: Gauge<f64, AtomicU64>,
-    paging: Mutex<()>,
+    last_page: Mutex<LastPage>,
 }
 
 impl Default for Metrics {
@@ -214,6 +266,10 @@ impl Metrics {
             place_devices: Gauge::default(),
             idle_devices: Family::default(),
             kept_nodes: Gauge::default(),
+            idle_seconds: Family::default(),
+            waiting_seconds: Family::default(),
+            waiting_devices: Family::default(),
+            free_sets: Family::default(),
             awaiting_restart: Gauge::default(),
             continuations: Family::default(),
             leader: Gauge::default(),
@@ -229,7 +285,7 @@ impl Metrics {
             object_limit: Gauge::default(),
             refusals: Counter::default(),
             contact: Gauge::default(),
-            paging: Mutex::default(),
+            last_page: Mutex::default(),
             registry: Registry::default(),
         };
         registry.register("requests", "Calls by verb and HTTP status", metrics.calls.clone());
@@ -248,6 +304,22 @@ impl Metrics {
         registry.register("events", "Events published on waiting pods", metrics.events.clone());
         metrics.register_gangs(&mut registry);
         registry.register("devices", "Devices by state", metrics.devices.clone());
+        registry.register(
+            "idle_gpu_seconds",
+            "Time in which GPUs were idle, by cause, namespace of the reservation and GPU model",
+            metrics.idle_seconds.clone(),
+        );
+        registry.register(
+            "waiting_device_seconds",
+            "Devices that pods waited for, times the seconds of waiting",
+            metrics.waiting_seconds.clone(),
+        );
+        registry.register("waiting_devices", "Devices that pods wait for", metrics.waiting_devices.clone());
+        registry.register(
+            "free_sets",
+            "Disjoint sets of that many free devices, each on one node",
+            metrics.free_sets.clone(),
+        );
         registry.register("nodes", "Nodes by state", metrics.nodes.clone());
         registry.register("pods", "Pods that ask for managed resources", metrics.pods.clone());
         registry.register(
@@ -397,8 +469,17 @@ impl Metrics {
 
     /// The page, with gauges from `reading`.
     pub fn page_of(&self, reading: &Reading, contact: Option<Duration>, leads: bool) -> String {
-        // Serialised: each call sets the gauges and advances the fault counters.
-        let _one = self.paging.lock().unwrap_or_else(PoisonError::into_inner);
+        self.page_at(Instant::now(), reading, contact, leads)
+    }
+
+    /// As [`Metrics::page_of`], at `now`.
+    fn page_at(&self, now: Instant, reading: &Reading, contact: Option<Duration>, leads: bool) -> String {
+        // Serialised: each call sets the gauges and advances the counters.
+        let mut last = self.last_page.lock().unwrap_or_else(PoisonError::into_inner);
+        let passed = last.at.replace(now).map_or(Duration::ZERO, |at| now.saturating_duration_since(at));
+        // A standby has no complete ledger.
+        let passed = if leads { passed.min(LONGEST_STEP) } else { Duration::ZERO };
+        self.set_idle(&reading.idle, passed, &mut last);
         self.set_totals(reading.pods, reading.totals);
         self.set_gangs(&reading.gangs);
         self.set_memory(reading);
@@ -445,6 +526,31 @@ impl Metrics {
         for (namespace, devices) in devices {
             let label = Namespace { namespace: namespace.to_owned() };
             self.idle_devices.get_or_create(&label).set(signed(devices as u64));
+        }
+    }
+
+    /// Advances the counters of time by `passed`, in which the totals count as unchanged, and sets the gauges.
+    fn set_idle(&self, totals: &IdleTotals, passed: Duration, last: &mut LastPage) {
+        for (key, gpus) in &totals.gpus {
+            let labels = Idle {
+                cause: key.cause.as_str(),
+                namespace: last.namespaces.name(&key.namespace, NAMESPACES),
+                model: last.models.name(&key.model, MODELS),
+            };
+            self.idle_seconds.get_or_create(&labels).inc_by(gpus * passed.as_secs_f64());
+        }
+        self.waiting_devices.clear();
+        for (namespace, devices) in &totals.waiting {
+            let labels = Namespace { namespace: last.namespaces.name(namespace, NAMESPACES) };
+            self.waiting_devices.get_or_create(&labels).inc_by(signed(*devices));
+            self.waiting_seconds.get_or_create(&labels).inc_by(*devices as f64 * passed.as_secs_f64());
+        }
+        self.free_sets.clear();
+        for (resource, sets) in &totals.free_sets {
+            for (size, sets) in SET_SIZES.into_iter().zip(sets) {
+                let labels = FreeSet { resource: resource.to_string(), devices: size as u32 };
+                self.free_sets.get_or_create(&labels).set(signed(*sets as u64));
+            }
         }
     }
 

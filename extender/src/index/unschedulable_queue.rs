@@ -289,6 +289,11 @@ impl UnschedulableQueue {
             .collect()
     }
 
+    /// Pods that filter refused on every node.
+    pub(super) fn refused(&self) -> impl Iterator<Item = (&PodUid, &UnschedulablePod)> {
+        self.pods.iter()
+    }
+
     /// Pods for which kube-scheduler's own count finds too few devices.
     pub(super) fn insufficient(&self) -> Vec<InsufficientPod> {
         self.insufficient.values().cloned().collect()

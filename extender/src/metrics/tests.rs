@@ -141,3 +141,72 @@ fn gauges_tell_what_gangs_there_are_and_what_is_kept_for_them() {
         &[(r#"gangs{phase="queued"}"#, "0"), ("backfill_reserved_nodes", "0")],
     );
 }
+
+/// One node is partly held, one partly reserved and one free; gangs of two phases wait. Time counts as long as this replica
+/// leads, and no longer for one scrape than the limit.
+#[test]
+fn idle_time_is_counted_by_cause_while_leading() {
+    let cluster = Cluster::new(Options { patience: Duration::ZERO, ..Options::default() });
+    cluster.store.update(|index| index.set_gangs(Settings::default()));
+    cluster.add("c", &bridged());
+    for pod in [member("placed-0", 5, "placed", 2), member("placed-1", 2, "placed", 2)] {
+        cluster.pod(&pod);
+    }
+    cluster.wait(2).add("a", &bridged()).add("b", &bridged());
+    cluster.pod(&bound(pod("holder", 1), "a", 1, Some("0")));
+    for pod in [member("next-0", 8, "next", 2), member("next-1", 8, "next", 2)] {
+        cluster.pod(&pod);
+    }
+    cluster.pod(&member("few-0", 1, "few", 2));
+    cluster.wait(2);
+    let metrics = Metrics::new();
+    let start = Instant::now();
+    let page = |after: u64, leads: bool| {
+        let memory = cluster.store.memory();
+        let reading = cluster.store.read(|index| Reading::of(index, memory));
+        metrics.page_at(start + Duration::from_secs(after), &reading, None, leads)
+    };
+    let model = bridged().gpus()[0].model.clone().unwrap_or_default();
+    let idle = |cause, namespace| {
+        format!("idle_gpu_seconds_total{{cause=\"{cause}\",namespace=\"{namespace}\",model=\"{model}\"}}")
+    };
+    let namespace = pod("holder", 1)["metadata"]["namespace"].as_str().unwrap().to_owned();
+    let waiting = format!("waiting_device_seconds_total{{namespace=\"{namespace}\"}}");
+    let expect = |page: &str, seconds: u32| {
+        let times = |gpus: u32| format!("{:.1}", f64::from(gpus * seconds));
+        assert_values(
+            page,
+            &[
+                (&idle("free", ""), &times(8)),
+                (&idle("fragment", ""), &times(1 + 7)),
+                (&idle("reserved", &namespace), &times(7)),
+                (&waiting, &times(16 + 1)),
+            ],
+        );
+    };
+    expect(&page(0, true), 0);
+    let second = page(10, true);
+    expect(&second, 10);
+    let resource = "nvidia.com/gpu";
+    assert_values(
+        &second,
+        &[
+            (&format!("waiting_devices{{namespace=\"{namespace}\"}}"), "17"),
+            (&format!("free_sets{{resource=\"{resource}\",devices=\"1\"}}"), "16"),
+            (&format!("free_sets{{resource=\"{resource}\",devices=\"4\"}}"), "3"),
+            (&format!("free_sets{{resource=\"{resource}\",devices=\"8\"}}"), "1"),
+            (&format!("free_sets{{resource=\"{resource}\",devices=\"16\"}}"), "0"),
+        ],
+    );
+    expect(&page(60, false), 10);
+    expect(&page(70, true), 20);
+    expect(&page(7_000, true), 320);
+}
+
+#[test]
+fn names_over_the_limit_are_counted_as_other() {
+    let mut admitted = Admitted::default();
+    let names: Vec<String> = (0..4).map(|name| admitted.name(&format!("team-{name}"), 2)).collect();
+    assert_eq!(names, ["team-0", "team-1", "other", "other"]);
+    assert_eq!((admitted.name("team-1", 2), admitted.name("", 2)), ("team-1".to_owned(), String::new()));
+}

@@ -187,13 +187,19 @@ pub(crate) fn rules_and_dashboards_are_those_of_the_files() -> Result<()> {
     let on = [
         "monitoring.rules.enabled=true",
         "monitoring.rules.runbooks=https://example.com/",
+        "monitoring.rules.prices.L4=0.5",
         "monitoring.dashboards.enabled=true",
     ];
     let objects = objects(&template(&helm, &on)?)?;
     let rule = objects.get(&("PrometheusRule".to_owned(), "gantry".to_owned())).context("no rule")?;
     let alerts = std::fs::read_to_string(chart().join("files/alerts.yaml"))?;
     let alerts = alerts.replace("runbook_url: runbooks.md", "runbook_url: https://example.com/runbooks.md");
-    ensure!(rule["spec"] == serde_saphyr::from_str::<Value>(&alerts)?, "{rule}");
+    let mut expected: Value = serde_saphyr::from_str(&alerts)?;
+    let prices = json!({"name": "gantry-prices", "rules": [
+        {"record": "gantry:gpu_price:per_hour", "expr": "vector(0.5)", "labels": {"model": "L4"}},
+    ]});
+    expected["groups"].as_array_mut().context("groups")?.push(prices);
+    ensure!(rule["spec"] == expected, "{rule}");
     for file in std::fs::read_dir(chart().join("files/dashboards"))? {
         let path = file?.path();
         let name = path.file_stem().and_then(|name| name.to_str()).context("a name")?;

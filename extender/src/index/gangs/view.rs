@@ -164,6 +164,18 @@ impl Index {
         self.gangs.core.view(gang).is_some()
     }
 
+    /// Devices that the members of each waiting gang ask for, with its namespace.
+    pub(in crate::index) fn devices_awaited_by_gangs(&self) -> impl Iterator<Item = (&Arc<str>, u64)> {
+        let waits = |view: &View<'_>| {
+            matches!(
+                view.phase(),
+                GangPhase::Pending | GangPhase::Queued | GangPhase::Backoff | GangPhase::Preempting
+            )
+        };
+        let views = self.gangs.core.views().filter(waits);
+        views.map(|view| (&view.key().namespace, view.unplaced_devices()))
+    }
+
     /// Gangs in numbers.
     pub fn gang_totals(&self) -> GangTotals {
         let mut totals = GangTotals::default();

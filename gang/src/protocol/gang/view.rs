@@ -76,6 +76,11 @@ impl<'a> View<'a> {
         &self.gang.key
     }
 
+    /// Devices that its members without a slot ask for.
+    pub fn unplaced_devices(&self) -> u64 {
+        self.gang.members().unplaced_devices()
+    }
+
     /// How far it is.
     pub fn phase(&self) -> GangPhase {
         status::phase(self.gang, self.now)
