@@ -94,26 +94,23 @@ impl World {
         }
     }
 
-    /// A gang is decided: as many members as it needs have arrived, run, or have ended well.
+    /// A gang is decided: as many members as it needs have arrived, or run or have ended well as far as the process knows.
     pub(crate) fn check_arrived(&mut self, run: u32, gang: &str, decision: &Decision) {
-        let Some(job) = self.jobs.all.iter().find(|job| job.name == gang) else {
+        let Some(view) = self.extenders.running.get(&run).and_then(|process| process.view(gang)) else {
             return;
         };
         let slots = decision.reservations.iter();
-        let named: BTreeSet<&str> = slots.filter_map(|slot| slot.pod.as_ref()).map(PodUid::as_str).collect();
-        let named_count = named.iter().filter(|uid| self.extenders.has_arrived(run, uid)).count();
-        let others = job.members.iter().filter(|member| {
-            let pod = member.pod.as_ref().filter(|(_, uid)| !named.contains(uid.as_str()));
-            let pod = pod.and_then(|(name, uid)| self.api.pod(name, uid));
-            member.done || pod.is_some_and(|pod| pod.node.is_some())
+        let named: BTreeSet<&PodUid> = slots.filter_map(|slot| slot.pod.as_ref()).collect();
+        let counts = view.members.iter().filter(|member| match member.stage {
+            "Bound" | "Succeeded" => true,
+            _ => named.contains(&member.uid) && self.extenders.has_arrived(run, member.uid.as_str()),
         });
-        // Pods that are bound or gone by now without the process knowing count as well.
-        let passed = named.iter().filter(|uid| {
-            let pod = self.api.pods.values().find(|pod| pod.uid == **uid);
-            !self.extenders.has_arrived(run, uid) && pod.is_none_or(|pod| pod.node.is_some())
-        });
-        let (count, min) = (named_count + others.count() + passed.count(), job.min as usize);
-        if count < min {
+        // What it knew to be bound may be gone by the end of the same change.
+        let is_left = |uid: &str| view.members.iter().any(|member| member.uid.as_str() == uid);
+        let gone = self.extenders.known_bound(run, gang).filter(|uid| !is_left(uid));
+        let (count, min) = (counts.count() + gone.count(), view.min as usize);
+        let is_new = self.extenders.decided.insert((run, decision.id.clone()));
+        if is_new && count < min {
             let wrong = format!("gang {gang} is decided when {count} of {min} members have arrived");
             self.wrong(wrong);
         }

@@ -191,11 +191,20 @@ pub(crate) struct Extenders {
     knew: HashSet<(u32, String)>,
     /// Whose binds were called at which process.
     arrived: HashSet<(u32, String)>,
+    /// Decisions by the process that made them: one whose write fails is written again.
+    pub(crate) decided: HashSet<(u32, String)>,
 }
 
 impl Extenders {
     pub(crate) fn knew(&self, run: u32, pod: &str) -> bool {
         self.knew.contains(&(run, pod.to_owned()))
+    }
+
+    /// The pods of a gang that a process has seen bound.
+    pub(crate) fn known_bound(&self, run: u32, gang: &str) -> impl Iterator<Item = &str> {
+        let prefix = format!("{gang}-");
+        let known = self.knew.iter().filter(move |(by, uid)| *by == run && uid.starts_with(&prefix));
+        known.map(|(_, uid)| uid.as_str())
     }
 
     /// Whether a bind of a pod was called at a process.

@@ -98,8 +98,13 @@ impl World {
     /// The second scheduler gives up gangs that it has bound in part.
     pub(crate) fn rival_gives_up(&mut self) {
         let is_partial = |pod: &&Arc<Pod>| {
-            let began = self.jobs.all[pod.job].began.is_some();
-            pod.node.is_some() && pod.grant.is_none() && pod.gang.is_some() && !began
+            let job = &self.jobs.all[pod.job];
+            let runs = job.members.iter().filter(|member| {
+                let pod = member.pod.as_ref().and_then(|(name, uid)| self.api.pod(name, uid));
+                member.done || pod.is_some_and(|pod| pod.node.is_some() && pod.is_live() && !pod.leaving)
+            });
+            let is_whole = runs.count() >= job.min as usize;
+            pod.node.is_some() && pod.grant.is_none() && pod.gang.is_some() && !is_whole
         };
         let pods: Vec<Arc<Pod>> = self.api.pods.values().filter(is_partial).cloned().collect();
         for pod in pods {

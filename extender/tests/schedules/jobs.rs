@@ -197,6 +197,9 @@ impl World {
         for job in 0..self.jobs.all.len() {
             self.control_job(job);
         }
+        if !self.is_restless() {
+            self.rival_gives_up();
+        }
         self.check_over();
     }
 
