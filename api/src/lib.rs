@@ -4,6 +4,7 @@
 //! clients, no decisions.
 #![forbid(unsafe_code)]
 
+pub mod cordon;
 pub mod gang;
 pub mod gpunode;
 pub mod grant;
@@ -16,6 +17,7 @@ mod schema;
 pub mod slim;
 pub mod text;
 
+pub use cordon::{Cordon, Cordons};
 pub use gang::{
     Continuation, DecidedReservation, Decision, Gang, GangLevel, GangPhase, GangRepair, GangSpec, GangStatus,
     ReservedDevices,

@@ -107,6 +107,13 @@ pub const EXTENDER: &str = "gantry-extender";
 /// annotation.
 pub const LIFT_QUARANTINE_ANNOTATION: &str = "gantry.dev/lift-quarantine";
 
+/// Beginning of an annotation on a `GpuNode` that cordons one of its GPUs; its UUID follows. The value is the reason
+/// ([`Cordon`](crate::Cordon)). Devices of the GPU are not allocated while the annotation is there.
+pub const CORDON_ANNOTATION_PREFIX: &str = "gantry.dev/cordon-";
+
+/// Type of the condition that the plugin writes into the status of its `GpuNode` while GPUs of it are cordoned.
+pub const GPUS_CORDONED_CONDITION: &str = "GPUsCordoned";
+
 /// Type of the condition that the plugin writes into the status of its Node: whether every GPU is healthy.
 pub const GPU_HEALTHY_CONDITION: &str = "GPUHealthy";
 

@@ -9,6 +9,7 @@ mod complete;
 mod doctor;
 mod explain;
 mod gpu_metrics;
+mod gpus;
 mod labels;
 mod manual;
 mod map;
@@ -83,6 +84,12 @@ enum Command {
     Explain(explain::ExplainArgs),
     /// Draw the GPUs of the cluster, their links and their holders
     Map(map::MapArgs),
+    /// Withhold a GPU from new pods; pods that hold it go on
+    Cordon(gpus::CordonArgs),
+    /// Give a cordoned GPU to new pods again
+    Uncordon(gpus::UncordonArgs),
+    /// Empty a GPU: cordon it, and evict the pods that hold it, gangs as a whole
+    Drain(gpus::DrainArgs),
     /// Print the configuration with which kube-scheduler calls the extender, for the resources of a cluster
     SchedulerConfig(scheduler_config::SchedulerConfigArgs),
     /// Turn the values, ClusterPolicy or DaemonSet of NVIDIA's plugin into values of Gantry's chart
@@ -189,6 +196,18 @@ fn main() -> ExitCode {
         }
         Command::Completion(args) => complete::run(&args),
         Command::Man(args) => manual::run(&args, Cli::command()),
+        Command::Cordon(args) => {
+            log.start_quiet();
+            runtime::serve(Threads::One, false, |_| gpus::cordon(args))
+        }
+        Command::Uncordon(args) => {
+            log.start_quiet();
+            runtime::serve(Threads::One, false, |_| gpus::uncordon(args))
+        }
+        Command::Drain(args) => {
+            log.start_quiet();
+            runtime::serve(Threads::Many, false, |shutdown| gpus::drain(args, shutdown))
+        }
         #[cfg(feature = "demo")]
         Command::Demo(args) => {
             log.start_quiet();

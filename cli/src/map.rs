@@ -35,8 +35,8 @@ use crate::visible::Visible;
 #[derive(Debug, Clone, Args)]
 #[command(after_help = "\
 JSON (-o json), stable fields: nodes[] (name, domain, model, links, notReady, freeGpus, gpus[]); gpus[] by index (state:
-free, held, partlyHeld, reserved, leaving or unhealthy; devices; pods[] of namespace, name, gang, devices, hold;
-unhealthy; reservedFor).
+free, held, partlyHeld, reserved, leaving, cordoned or unhealthy; devices; pods[] of namespace, name, gang, devices,
+hold; unhealthy; cordoned; reservedFor).
 
 Examples:
   gantry map                                   every node; alike nodes are one line

@@ -142,7 +142,7 @@ fn plugin_metrics_are_documented() {
     observed.count_configurations(reports);
     // But for what an inventory and a fault bring.
     let page = observed.metrics().text().unwrap();
-    assert_eq!(served(&page).len() + 5, registered(PLUGIN, "").len(), "others have a series");
+    assert_eq!(served(&page).len() + 6, registered(PLUGIN, "").len(), "others have a series");
     compare("gantry_plugin_", PLUGIN, &page);
 }
 

@@ -11,7 +11,7 @@ mod text;
 
 use std::collections::HashMap;
 
-use gantry_api::{DeviceId, Gang, GpuNode, Grant, HolderState, Provenance};
+use gantry_api::{Cordons, DeviceId, Gang, GpuNode, Grant, HolderState, Provenance};
 use gantry_topology::{GpuSet, Machine};
 use kube::ResourceExt as _;
 use serde::Serialize;
@@ -43,7 +43,7 @@ pub struct NodeMap {
     /// Why its plugin does not serve, if it does not.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub not_ready: Option<String>,
-    /// GPUs without holder, reservation or fault.
+    /// GPUs without holder, reservation, cordon or fault.
     pub free_gpus: usize,
     /// By index.
     pub gpus: Vec<GpuMap>,
@@ -66,6 +66,9 @@ pub struct GpuMap {
     /// What is wrong with it or with one of its MIG devices.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub unhealthy: Option<String>,
+    /// That the operator cordoned it, and why.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cordoned: Option<String>,
     /// The gang for which it, or a part of it, is reserved: `namespace/name`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reserved_for: Option<String>,
@@ -106,6 +109,8 @@ pub enum Hold {
 pub enum GpuState {
     /// It, or a device on it, has a fault.
     Unhealthy,
+    /// The operator cordoned it: new pods do not get it.
+    Cordoned,
     /// A deleted pod may still run on it.
     Leaving,
     /// Pods have all devices on it.
@@ -182,6 +187,11 @@ impl NodeMap {
             gpus: vec![GpuMap::default(); machine.gpus().len()],
             machine,
         };
+        let cordons = Cordons::of(node.metadata.annotations.as_ref());
+        for (gpu, known) in map.machine.gpus().iter().zip(&mut map.gpus) {
+            let cordon = gpu.uuid.as_ref().and_then(|uuid| cordons.get(uuid));
+            known.cordoned = cordon.map(ToString::to_string);
+        }
         let mut places = map.whole_gpus();
         for device in &status.devices {
             places.insert(device.id.clone(), usize::from(device.gpu));
@@ -189,8 +199,9 @@ impl NodeMap {
                 continue;
             };
             gpu.devices += 1;
-            if !device.health.healthy {
-                let reason = device.health.reason.as_deref().unwrap_or("unhealthy");
+            let reason = device.health.reason.as_deref().unwrap_or("unhealthy");
+            // The plugin publishes devices of a cordoned GPU as unhealthy.
+            if !device.health.healthy && gpu.cordoned.as_deref() != Some(reason) {
                 gpu.unhealthy.get_or_insert_with(|| reason.to_owned());
             }
         }
@@ -266,7 +277,7 @@ impl NodeMap {
         self.free_gpus = self.free().len();
     }
 
-    /// The GPUs without holder, reservation or fault.
+    /// The GPUs without holder, reservation, cordon or fault.
     pub fn free(&self) -> GpuSet {
         self.set(|gpu| gpu.state == GpuState::Free)
     }
@@ -309,6 +320,8 @@ impl GpuMap {
     fn state(&self) -> GpuState {
         if self.unhealthy.is_some() {
             GpuState::Unhealthy
+        } else if self.cordoned.is_some() {
+            GpuState::Cordoned
         } else if self.is_leaving() {
             GpuState::Leaving
         } else if self.held() > 0 && self.held() >= self.devices {

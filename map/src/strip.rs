@@ -7,7 +7,7 @@ use crate::{ClusterMap, GpuMap, GpuState, Hold, NodeMap};
 /// Explains the marks, one line each.
 pub const LEGEND: [&str; 3] = [
     "[0 a] held by a   [1?a] granted to a   [2+a] shared, part is free   [3 ·] free",
-    "[4~a] reserved for gang a   [5!a] a is deleted, its processes may still run   [6 x] unhealthy",
+    "[4~a] reserved for gang a   [5!a] a is deleted, its processes may still run   [6 x] unhealthy   [7 /] cordoned",
     "═ several NVLinks to the neighbour   ─ one   │ another NUMA node",
 ];
 
@@ -112,6 +112,7 @@ fn cell(gpu: &GpuMap, letters: &Letters) -> (char, char, &'static str) {
     let look = holder.as_deref().map_or(FAINT, |holder| HOLDERS[letters.number(holder) % HOLDERS.len()]);
     match gpu.state {
         GpuState::Unhealthy => letter.map_or((' ', 'x', BAD), |letter| ('x', letter, WITHHELD)),
+        GpuState::Cordoned => letter.map_or((' ', '/', FAINT), |letter| ('/', letter, WITHHELD)),
         GpuState::Leaving => ('!', letter.unwrap_or(' '), WITHHELD),
         GpuState::Held if gpu.pods.iter().all(|pod| pod.hold == Hold::Granted) => {
             ('?', letter.unwrap_or(' '), TURNED)

@@ -79,6 +79,7 @@ fn fill(state: GpuState) -> &'static str {
         GpuState::PartlyHeld => "#deebf7",
         GpuState::Reserved => "#fdd0a2",
         GpuState::Leaving => "#bdbdbd",
+        GpuState::Cordoned => "#756bb1",
         GpuState::Unhealthy => "#e6550d",
     }
 }
@@ -90,6 +91,7 @@ fn tooltip(node: &NodeMap, index: usize, gpu: &GpuMap) -> String {
         GpuState::PartlyHeld => "partly held",
         GpuState::Reserved => "reserved",
         GpuState::Leaving => "leaving",
+        GpuState::Cordoned => "cordoned",
         GpuState::Unhealthy => "unhealthy",
     };
     let mut text = format!("{} GPU {index}: {state}", node.name);
@@ -97,7 +99,7 @@ fn tooltip(node: &NodeMap, index: usize, gpu: &GpuMap) -> String {
     if !holders.is_empty() {
         text.push_str(&format!(", {}", holders.join(", ")));
     }
-    if let Some(reason) = &gpu.unhealthy {
+    for reason in gpu.unhealthy.iter().chain(&gpu.cordoned) {
         text.push_str(&format!("; {reason}"));
     }
     text

@@ -125,3 +125,29 @@ fn svg_has_a_box_and_a_tooltip_per_gpu() {
         "{picture}"
     );
 }
+
+/// Pods that hold a cordoned GPU go on, and a fault of it is still shown.
+#[test]
+fn cordoned_gpus_are_shown_with_reason_and_holder() {
+    let mut node = gpu_node("n", DGX1, &[("train", &[1])], &[2]);
+    for gpu in [0, 1, 2] {
+        let uuid = node.spec.machine.gpus()[gpu].uuid.clone().unwrap();
+        let annotations = node.metadata.annotations.get_or_insert_default();
+        annotations.insert(gantry_api::Cordon::annotation(&uuid), "fan".to_owned());
+    }
+    // As the plugin publishes it once it has read the annotation.
+    node.status.as_mut().unwrap().devices[0].health =
+        gantry_api::DeviceHealth { healthy: false, reason: Some("cordoned: fan".to_owned()) };
+    let map = ClusterMap::of(&[node], &[], |_| String::new());
+    let states: Vec<GpuState> = map.nodes[0].gpus.iter().take(4).map(|gpu| gpu.state).collect();
+    assert_eq!(states, [GpuState::Cordoned, GpuState::Cordoned, GpuState::Unhealthy, GpuState::Free]);
+    let drawn = drawn(&map, 100);
+    assert!(drawn.contains("[0 /]") && drawn.contains("[1/a]") && drawn.contains("[2 x]"), "{drawn}");
+    assert!(drawn.contains("n GPU 1: cordoned: fan\n"), "{drawn}");
+    assert!(
+        drawn.contains("n GPU 2: Xid 79: GPU has fallen off the bus\nn GPU 2: cordoned: fan\n"),
+        "{drawn}"
+    );
+    assert!(drawn.contains("5 free, 2 cordoned, 1 unhealthy"), "{drawn}");
+    assert!(svg(&map).contains("<title>n GPU 1: cordoned, default/train; cordoned: fan</title>"));
+}

@@ -56,7 +56,9 @@ fn groups<'m>(map: &'m ClusterMap, letters: &Letters, wide: bool) -> Vec<Group<'
     for node in &map.nodes {
         let look = format!("{}{}{}", strip(node, letters, false), node.model, names(node, letters));
         // A node that wants attention stands by itself.
-        let plain = !wide && node.not_ready.is_none() && node.gpus.iter().all(|gpu| gpu.unhealthy.is_none());
+        let plain = !wide
+            && node.not_ready.is_none()
+            && node.gpus.iter().all(|gpu| gpu.unhealthy.is_none() && gpu.cordoned.is_none());
         let same = |(group, known): &&mut (Group<'m>, String)| {
             plain && *known == look && group.first.domain == node.domain && group.first.not_ready.is_none()
         };
@@ -126,7 +128,10 @@ fn wrapped(list: &str, columns: usize) -> Vec<String> {
 fn faults(out: &mut String, map: &ClusterMap) {
     let faults = map.nodes.iter().flat_map(|node| {
         let gpus = node.gpus.iter().enumerate();
-        gpus.filter_map(move |(index, gpu)| Some((node, index, gpu.unhealthy.as_deref()?)))
+        gpus.flat_map(move |(index, gpu)| {
+            let reasons = gpu.unhealthy.iter().chain(&gpu.cordoned);
+            reasons.map(move |reason| (node, index, reason.as_str()))
+        })
     });
     let faults: Vec<_> = faults.collect();
     if !faults.is_empty() {
@@ -136,7 +141,7 @@ fn faults(out: &mut String, map: &ClusterMap) {
         let _ = writeln!(out, "{}", one_line(&format!("{} GPU {index}: {reason}", node.name)));
     }
     if faults.len() > FAULTS {
-        let _ = writeln!(out, "and {} more unhealthy GPUs", faults.len() - FAULTS);
+        let _ = writeln!(out, "and {} more unhealthy or cordoned GPUs", faults.len() - FAULTS);
     }
 }
 
@@ -149,6 +154,7 @@ fn totals(map: &ClusterMap) -> String {
         (GpuState::PartlyHeld, "partly held"),
         (GpuState::Reserved, "reserved"),
         (GpuState::Leaving, "leaving"),
+        (GpuState::Cordoned, "cordoned"),
         (GpuState::Unhealthy, "unhealthy"),
     ];
     let counts = states.iter().filter_map(|(state, word)| {

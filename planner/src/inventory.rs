@@ -160,12 +160,8 @@ impl Pool {
     /// Applies the Topology Manager of the node's kubelet. `numa`: the NUMA node of each GPU that kubelet knows.
     pub fn align(&mut self, kubelet: &KubeletTopology, numa: &[Option<u32>]) {
         let node = |device: usize| {
-            let gpu = match &self.shape {
-                Shape::Whole => device,
-                Shape::Parts(parts) => usize::from(parts.spots().get(device)?.gpu),
-            };
             self.id(device)?;
-            numa.get(gpu).copied().flatten()
+            numa.get(self.gpu_of(device)?).copied().flatten()
         };
         let by_device: Vec<Option<u32>> = (0..self.devices.len()).map(node).collect();
         self.alignment = Alignment::new(kubelet, &by_device).map(Arc::new);
@@ -179,6 +175,14 @@ impl Pool {
     fn complain(&mut self, gpu: u8, reason: Arc<str>) {
         if self.faults.iter().all(|known| known.gpu != gpu) {
             self.faults.push(GpuFault { gpu, reason });
+        }
+    }
+
+    /// The GPU of a device, by index.
+    pub fn gpu_of(&self, device: usize) -> Option<usize> {
+        match &self.shape {
+            Shape::Whole => Some(device),
+            Shape::Parts(parts) => parts.spots().get(device).map(|spot| usize::from(spot.gpu)),
         }
     }
 

@@ -119,6 +119,12 @@ impl Scene {
         soon("the Node's condition", wait).await
     }
 
+    async fn annotate(&self, name: &str, value: Option<&str>) {
+        let api = Api::<GpuNode>::all(self.client.clone());
+        let annotate = json!({"metadata": {"annotations": {name: value}}});
+        api.patch_metadata(NODE, &PatchParams::default(), &Patch::Merge(annotate)).await.unwrap();
+    }
+
     /// Whether the published status still has a fault of this GPU, read from the status that also has a later fault of
     /// GPU 3.
     async fn holds_against(&self, gpu: usize) -> bool {
@@ -206,6 +212,46 @@ async fn quarantine_is_published_survives_restart_and_is_lifted() {
     let annotations = node.metadata.annotations.unwrap_or_default();
     assert!(!annotations.contains_key(names::LIFT_QUARANTINE_ANNOTATION), "{annotations:?}");
     scene.condition("True").await;
+    scene.stop().await;
+}
+
+/// An operator cordons with kubectl alone. The plugin withholds the GPU, also after a restart, until it is uncordoned.
+#[tokio::test(flavor = "multi_thread")]
+async fn cordon_by_annotation_holds_over_restart_until_removed() {
+    let mut scene = Scene::of("l4-4x-pcie").await;
+    scene.start().await;
+    let gpu = scene.sim.uuid(2).to_owned();
+    let annotation = format!("{}{gpu}", names::CORDON_ANNOTATION_PREFIX);
+    scene.annotate(&annotation, Some("the fan fails")).await;
+    let cordoned = scene.account("a cordoned GPU", |status| !unhealthy(status).is_empty()).await;
+    assert_eq!(unhealthy(&cordoned), [(gpu.as_str(), "cordoned: the fan fails")]);
+    let condition = cordoned.conditions.iter().find(|known| known.type_ == names::GPUS_CORDONED_CONDITION);
+    let condition = condition.unwrap();
+    assert_eq!((condition.status.as_str(), condition.reason.as_str()), ("True", "GpuCordoned"));
+    assert_eq!(condition.message, "GPU 2 cordoned: the fan fails");
+    assert_eq!(scene.event("GpuCordoned").await, format!("{gpu}: cordoned: the fan fails"));
+
+    scene.annotate(&annotation, None).await;
+    let back = scene.account("an uncordoned GPU", |status| unhealthy(status).is_empty()).await;
+    assert!(back.conditions.iter().all(|known| known.type_ != names::GPUS_CORDONED_CONDITION));
+    assert!(scene.event("GpuUncordoned").await.starts_with(&gpu));
+
+    // Set while the plugin is down: the first status of the next run has it.
+    scene.stop().await;
+    scene.annotate(&annotation, Some("the fan fails")).await;
+    scene.start().await;
+    let again = scene
+        .account("the second run's account", |status| {
+            status.conditions.iter().all(|condition| condition.reason != "Stopped")
+        })
+        .await;
+    assert_eq!(unhealthy(&again), [(gpu.as_str(), "cordoned: the fan fails")]);
+    scene.annotate(&annotation, None).await;
+    scene.account("an uncordoned GPU", |status| unhealthy(status).is_empty()).await;
+
+    let elsewhere = format!("{}GPU-elsewhere", names::CORDON_ANNOTATION_PREFIX);
+    scene.annotate(&elsewhere, Some("typo")).await;
+    assert!(scene.event("CordonInvalid").await.contains(&elsewhere));
     scene.stop().await;
 }
 

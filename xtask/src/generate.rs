@@ -35,6 +35,7 @@ const MANIFESTS: [(&str, &[&str]); 6] = [
             "extender-preempt.yaml",
             "extender-restart.yaml",
             "network-policies.yaml",
+            "operator.yaml",
         ],
     ),
     (

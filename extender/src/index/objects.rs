@@ -6,8 +6,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use gantry_api::{
-    DeviceStatus, GpuNode, GpuNodeSpec, GpuNodeStatus, Holder, HolderState, Provenance, ResourceName,
-    SharingPolicy, quantity,
+    Cordons, DeviceStatus, GpuNode, GpuNodeSpec, GpuNodeStatus, Holder, HolderState, Provenance,
+    ResourceName, SharingPolicy, quantity,
 };
 use gantry_gang::{NodeFacts, Resources, Taint};
 use gantry_topology::{Gpu, Machine, MachineParts};
@@ -29,13 +29,14 @@ const MAX_REASON: usize = 200;
 /// Parses a GpuNode. A malformed one is a node with an inventory that serves nothing: it must not block the others, nor
 /// must its GPUs be handed out without a ledger.
 pub fn inventory(watched: &Watched, node: PartialGpuNode, kinds: &mut Kinds) -> Option<Inventory> {
+    let cordons = Cordons::of(node.metadata.annotations.as_ref());
     let name = node.metadata.name.unwrap_or_default();
     let spec: Result<GpuNodeSpec, _> = serde_json::from_value(node.spec);
     let status = node.status.map(serde_json::from_value::<GpuNodeStatus>).transpose();
     match (spec, status) {
         (Ok(spec), Ok(status)) => {
             let kind = kinds.of(&spec.machine);
-            let mut inventory = account_for(watched, spec.machine.gpus(), status.as_ref(), kind);
+            let mut inventory = account_for(watched, (spec.machine.gpus(), &cordons), status.as_ref(), kind);
             if let Some(kubelet) = &spec.kubelet {
                 let numa: Vec<Option<u32>> = spec.machine.gpus().iter().map(numa_node).collect();
                 inventory.pools.iter_mut().for_each(|pool| pool.align(kubelet, &numa));
@@ -45,14 +46,14 @@ pub fn inventory(watched: &Watched, node: PartialGpuNode, kinds: &mut Kinds) -> 
         (Err(error), _) | (_, Err(error)) => {
             tracing::warn!(node = %name, %error, "GpuNode cannot be read; its GPUs are not given out");
             let none = Machine::new(MachineParts::default()).ok()?;
-            Some(account_for(watched, none.gpus(), None, kinds.of(&none)))
+            Some(account_for(watched, (none.gpus(), &cordons), None, kinds.of(&none)))
         }
     }
 }
 
 fn account_for(
     watched: &Watched,
-    machine: &[Gpu],
+    (machine, cordons): (&[Gpu], &Cordons),
     status: Option<&GpuNodeStatus>,
     kind: Arc<Kind>,
 ) -> Inventory {
@@ -77,7 +78,7 @@ fn account_for(
             };
             let max_request = terms.and_then(|terms| terms.max_request);
             let misplaced = devices.iter().any(|device| on_other_gpu(machine, device));
-            let devices = devices.into_iter().map(read_device).collect();
+            let devices = devices.into_iter().map(|device| read_device(device, machine, cordons)).collect();
             let mut pool = Pool::new(resource.clone(), kind.gpus(), sharing, max_request, devices);
             if misplaced {
                 pool.withhold();
@@ -123,8 +124,11 @@ fn held(pools: &[Pool], holder: &Holder) -> Vec<Held> {
     pools.iter().enumerate().filter_map(of_pool).collect()
 }
 
-fn read_device(device: &DeviceStatus) -> Device {
+/// A device. One of a cordoned GPU is unhealthy, also before its plugin has read the cordon.
+fn read_device(device: &DeviceStatus, machine: &[Gpu], cordons: &Cordons) -> Device {
     let reason = || bounded(device.health.reason.as_deref().unwrap_or_default());
+    let uuid = machine.get(usize::from(device.gpu)).and_then(|gpu| gpu.uuid.as_ref());
+    let cordon = uuid.and_then(|uuid| cordons.get(uuid));
     Device {
         id: device.id.clone(),
         spot: Spot {
@@ -132,7 +136,10 @@ fn read_device(device: &DeviceStatus) -> Device {
             slice: device.slice.as_ref().map(|slice| Units { start: slice.start, size: slice.size }),
         },
         replica: device.replica,
-        fault: (!device.health.healthy).then(reason),
+        fault: match cordon {
+            Some(cordon) if device.health.healthy => Some(bounded(&cordon.to_string())),
+            _ => (!device.health.healthy).then(reason),
+        },
     }
 }
 

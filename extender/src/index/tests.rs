@@ -1,4 +1,5 @@
 mod binds;
+mod decisions;
 mod ended;
 mod parts;
 mod unschedulable;

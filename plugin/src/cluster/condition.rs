@@ -26,11 +26,32 @@ use crate::inventory::Diagnosis;
 const MIN_INTERVAL: Duration = Duration::from_secs(1);
 /// Shortest interval of two Events of one GPU, for a flapping GPU.
 const EVENT_INTERVAL_PER_GPU: Duration = Duration::from_secs(30);
+/// The same for its cordon: the operator is to see each.
+const CORDON_INTERVAL_PER_GPU: Duration = Duration::from_secs(2);
 /// Interval at which the condition is written again, so that its heartbeat shows that this daemon works.
 const REFRESH_INTERVAL: Duration = Duration::from_secs(300);
 
-/// The part of a GPU with a problem.
-type GpuPart = (GpuName, Extent);
+/// The part of a GPU with a problem, and which.
+type GpuPart = (GpuName, Extent, Problem);
+
+/// What an Event reports of a GPU.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Problem {
+    /// It, or a part of it, is unhealthy.
+    Fault,
+    /// The operator cordoned it.
+    Cordon,
+}
+
+impl Problem {
+    /// Shortest interval of two Events about it.
+    fn interval(self) -> Duration {
+        match self {
+            Self::Fault => EVENT_INTERVAL_PER_GPU,
+            Self::Cordon => CORDON_INTERVAL_PER_GPU,
+        }
+    }
+}
 
 /// Publishes until `shutdown`; pending calls are dropped then.
 pub(super) async fn publish(client: Client, cluster: Cluster, shutdown: CancellationToken) {
@@ -166,17 +187,21 @@ async fn write(nodes: &Api<Node>, node: &str, condition: &NodeCondition) -> Resu
     nodes.patch_status(node, &PatchParams::default(), &Patch::Strategic(patch)).await.map(drop)
 }
 
-/// The reason of the worst problem of each part; the first one of equals.
+/// The reason of the worst fault of each part, the first one of equals, and the reason of each cordon.
 fn reasons(diagnosis: &Diagnosis) -> BTreeMap<GpuPart, String> {
     let mut worst = BTreeMap::new();
     for trouble in &diagnosis.troubles {
-        let part = (trouble.gpu.clone(), trouble.extent);
+        let part = (trouble.gpu.clone(), trouble.extent, Problem::Fault);
         let entry = worst.entry(part).or_insert_with(|| (trouble.cause, trouble.reason.clone()));
         if entry.0 < trouble.cause {
             *entry = (trouble.cause, trouble.reason.clone());
         }
     }
-    worst.into_iter().map(|(part, (_, reason))| (part, reason)).collect()
+    let faults = worst.into_iter().map(|(part, (_, reason))| (part, reason));
+    let cordoned = diagnosis.cordoned.iter();
+    let cordons =
+        cordoned.map(|(gpu, reason)| ((gpu.clone().into(), Extent::Gpu, Problem::Cordon), reason.clone()));
+    faults.chain(cordons).collect()
 }
 
 /// The Node's condition for a diagnosis. Its transition time changes only with its status. `missing`: why no GPU is
@@ -188,7 +213,15 @@ fn condition(
     now: Timestamp,
 ) -> NodeCondition {
     let reasons = reasons(diagnosis);
-    let (status, reason, message) = match reasons.is_empty() {
+    let words = |wanted: Problem| {
+        let reasons = reasons.iter().filter(|((.., problem), _)| *problem == wanted);
+        let texts: Vec<String> = reasons.map(|((gpu, ..), reason)| format!("{gpu}: {reason}")).collect();
+        texts.join("; ")
+    };
+    let (faults, cordons) = (words(Problem::Fault), words(Problem::Cordon));
+    let (status, reason, message) = match faults.is_empty() {
+        // A GPU that the operator withholds is not unhealthy.
+        true if !cordons.is_empty() => ("True", Reason::GpuCordoned, ObjectMessage::new(cordons)),
         true if !missing.is_empty() => {
             let text = format!(
                 "{}, and the plugin does not serve them: {}",
@@ -203,11 +236,7 @@ fn condition(
             ("True", Reason::GpuDegraded, ObjectMessage::new(texts.join("; ")))
         }
         true => ("True", Reason::GpusHealthy, ObjectMessage::new(Reason::GpusHealthy.text())),
-        false => {
-            let texts: Vec<String> =
-                reasons.iter().map(|((gpu, _), reason)| format!("{gpu}: {reason}")).collect();
-            ("False", Reason::GpuUnhealthy, ObjectMessage::new(texts.join("; ")))
-        }
+        false => ("False", Reason::GpuUnhealthy, ObjectMessage::new(faults)),
     };
     let since = before
         .filter(|before| before.status == status)
@@ -232,7 +261,7 @@ fn differs(a: &NodeCondition, b: &NodeCondition) -> bool {
 struct LastReported {
     reasons: BTreeMap<GpuPart, String>,
     /// When an Event of a GPU was last written.
-    at: BTreeMap<GpuName, Instant>,
+    at: BTreeMap<(GpuName, Problem), Instant>,
     /// Number of the last cleared fault that was processed.
     ended: u64,
     /// Proofs of cleared faults that are not reported yet.
@@ -255,18 +284,27 @@ impl LastReported {
         let ready: Vec<GpuPart> = spots
             .into_iter()
             .filter(|part| reasons.get(*part) != self.reasons.get(*part))
-            .filter(|(gpu, _)| {
-                self.at.get(gpu).is_none_or(|at| now.duration_since(*at) >= EVENT_INTERVAL_PER_GPU)
+            .filter(|(gpu, _, problem)| {
+                let at = self.at.get(&(gpu.clone(), *problem));
+                at.is_none_or(|at| now.duration_since(*at) >= problem.interval())
             })
             .cloned()
             .collect();
         for part in ready {
-            let (warning, reason, note) = match reasons.get(&part) {
-                Some(reason) => {
-                    self.reasons.insert(part.clone(), reason.clone());
-                    (true, Reason::GpuUnhealthy, format!("{}: {reason}", part.0))
+            let (warning, reason, note) = match (reasons.get(&part), part.2) {
+                (Some(text), problem) => {
+                    self.reasons.insert(part.clone(), text.clone());
+                    let reason = match problem {
+                        Problem::Fault => Reason::GpuUnhealthy,
+                        Problem::Cordon => Reason::GpuCordoned,
+                    };
+                    (problem == Problem::Fault, reason, format!("{}: {text}", part.0))
                 }
-                None => {
+                (None, Problem::Cordon) => {
+                    let was = self.reasons.remove(&part).unwrap_or_default();
+                    (false, Reason::GpuUncordoned, format!("{}: no longer {was:?}", part.0))
+                }
+                (None, Problem::Fault) => {
                     let was = self.reasons.remove(&part).unwrap_or_default();
                     let proof = self.proofs.remove(&part.0);
                     let why = proof.map(|proof| format!("; {proof}")).unwrap_or_default();
@@ -274,7 +312,7 @@ impl LastReported {
                     (false, Reason::GpuRecovered, text)
                 }
             };
-            self.at.insert(part.0, now);
+            self.at.insert((part.0, part.2), now);
             events.push(Message { reason, action: "CheckHealth", warning, note: ObjectMessage::new(note) });
         }
         events
@@ -286,8 +324,9 @@ impl LastReported {
         let spots = reasons.keys().chain(self.reasons.keys());
         let waiting = spots.filter(|part| reasons.get(*part) != self.reasons.get(*part));
         waiting
-            .filter_map(|(gpu, _)| {
-                Some(EVENT_INTERVAL_PER_GPU.saturating_sub(now.duration_since(*self.at.get(gpu)?)))
+            .filter_map(|(gpu, _, problem)| {
+                let at = self.at.get(&(gpu.clone(), *problem))?;
+                Some(problem.interval().saturating_sub(now.duration_since(*at)))
             })
             .min()
     }

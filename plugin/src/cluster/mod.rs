@@ -2,6 +2,7 @@
 //! Events. Kubelet is served without it; the daemon waits for an API server that is away.
 
 mod condition;
+mod cordons;
 mod events;
 mod pods;
 mod previous_status;
@@ -73,6 +74,7 @@ impl Cluster {
         tasks.spawn(check_policies(client.clone(), Arc::clone(&self.observed), shutdown.clone()));
         tasks.spawn(pods::follow(client.clone(), self.clone(), shutdown.clone()));
         tasks.spawn(events::publish(client.clone(), self.clone(), notes, shutdown.clone()));
+        tasks.spawn(cordons::follow(client.clone(), self.clone(), shutdown.clone()));
         tasks.spawn(quarantine::keep(client.clone(), self.clone(), shutdown.clone()));
         tasks.spawn(condition::publish(client.clone(), self.clone(), shutdown.clone()));
         tasks.spawn(publish::Publisher::new(client, self).run(shutdown));

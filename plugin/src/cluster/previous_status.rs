@@ -1,7 +1,7 @@
 //! Reads the status that an earlier run of this plugin published: its holders and faults must survive a restart. Other
 //! modules judge it.
 
-use gantry_api::{GpuFault, GpuNode, Holder, NodeName};
+use gantry_api::{Cordons, GpuFault, GpuNode, Holder, NodeName};
 use kube::api::{ApiResource, DynamicObject};
 use kube::{Api, Client};
 use serde::de::DeserializeOwned;
@@ -19,6 +19,8 @@ const STARTUP: Duration = Duration::from_secs(15);
 pub(super) struct PreviousStatus {
     pub(super) holders: Vec<Holder>,
     pub(super) faults: Vec<GpuFault>,
+    /// The GPUs that are cordoned by annotation.
+    pub(super) cordons: Cordons,
 }
 
 impl PreviousStatus {
@@ -28,6 +30,7 @@ impl PreviousStatus {
         Self {
             holders: entries(&node.data["status"]["holders"], "holder"),
             faults: entries(&node.data["status"]["faults"], "fault"),
+            cordons: Cordons::of(node.metadata.annotations.as_ref()),
         }
     }
 }

@@ -1,10 +1,10 @@
-//! Keeps the quarantine of GPUs across restarts: hands the stored faults of an earlier run to the NVML thread, and
+//! Keeps the quarantine of GPUs across restarts: hands the stored faults and cordons to the NVML thread, and
 //! lifts a quarantine that the operator ends by an annotation on the `GpuNode`. The publisher stores faults; the health
 //! module judges them.
 
 use std::time::Duration;
 
-use gantry_api::{GpuFault, GpuNode, ObjectMessage, Reason, names};
+use gantry_api::{GpuNode, ObjectMessage, Reason, names};
 use gantry_runtime::chain;
 use gantry_runtime::events::Message;
 use kube::api::{Patch, PatchParams};
@@ -13,8 +13,9 @@ use serde_json::json;
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, info};
 
+use super::Cluster;
 use super::events::NodeEventRecorder;
-use super::{Cluster, previous_status};
+use super::previous_status::{self, PreviousStatus};
 use crate::inventory::Lift;
 
 /// Interval of checks for the annotation, only during a quarantine, so that a healthy cluster causes no requests.
@@ -32,11 +33,11 @@ async fn follow(client: Client, cluster: &Cluster) {
     let api = Api::<GpuNode>::all(client.clone());
     // The pod watch reports failures of the API server.
     let previous = previous_status::read(&client, &cluster.node, |_| {}).await;
-    let stored: Vec<GpuFault> = previous.map(|previous| previous.faults).unwrap_or_default();
+    let PreviousStatus { faults: stored, cordons, .. } = previous.unwrap_or_default();
     if !stored.is_empty() {
         info!(faults = stored.len(), "adopted GPU faults of an earlier run");
     }
-    cluster.diagnoses.adopt(stored);
+    cluster.diagnoses.adopt(stored, cordons);
     let mut diagnosis = cluster.diagnoses.diagnosis();
     if diagnosis.wait_for(|now| now.adopted).await.is_err() {
         return;

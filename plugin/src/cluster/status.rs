@@ -7,13 +7,14 @@ use std::sync::Arc;
 
 use gantry_api::{
     DeviceHealth, DeviceId, DeviceStatus, GpuNodeStatus, Holder, HolderState, ObjectMessage, Provenance,
-    Reason, ResourceKind, ResourceStatus, SharingPolicy, Slice,
+    Reason, ResourceKind, ResourceStatus, SharingPolicy, Slice, names,
 };
 use gantry_topology::{Link, Machine};
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 
 use crate::handover::SharedHandover;
+use crate::health::Extent;
 use crate::inventory::{Device, Diagnosis, Inventory, State};
 use crate::observe::Readiness;
 use gantry_config::SharedDevices;
@@ -34,6 +35,8 @@ pub(super) fn status(
     let inventory = &*with_troubles(inventory, diagnosis);
     let inventory = &*as_offered(inventory, offered);
     let resources = resources(inventory, &held(inventory, &holders));
+    let mut conditions = vec![ready(inventory, readiness, handover.is_synced(), before, now)];
+    conditions.extend(cordoned(inventory, diagnosis).map(|condition| dated(condition, before, now)));
     GpuNodeStatus {
         summary: summary(inventory, &holders, &resources),
         resources,
@@ -58,7 +61,7 @@ pub(super) fn status(
         deviations_total,
         faults: diagnosis.faults.iter().map(|fault| fault.0.clone()).collect(),
         plugin_version: env!("CARGO_PKG_VERSION").to_owned(),
-        conditions: vec![ready(inventory, readiness, handover.is_synced(), before, now)],
+        conditions,
     }
 }
 
@@ -92,9 +95,12 @@ fn as_offered<'a>(inventory: &'a Inventory, offered: &Inventory) -> Cow<'a, Inve
 fn with_troubles<'a>(inventory: &'a Inventory, diagnosis: &Diagnosis) -> Cow<'a, Inventory> {
     let mut inventory = Cow::Borrowed(inventory);
     let machine = Arc::clone(&inventory.machine);
-    for trouble in &diagnosis.troubles {
+    let cordoned = diagnosis.cordoned.iter().map(|(gpu, reason)| (Some(gpu), Extent::Gpu, reason));
+    let troubles =
+        diagnosis.troubles.iter().map(|trouble| (trouble.gpu.uuid(), trouble.extent, &trouble.reason));
+    for (uuid, extent, reason) in troubles.chain(cordoned) {
         let gpus = machine.gpus().iter();
-        let mut of_trouble = gpus.filter(|gpu| gpu.uuid.is_some() && gpu.uuid.as_ref() == trouble.gpu.uuid());
+        let mut of_trouble = gpus.filter(|gpu| gpu.uuid.is_some() && gpu.uuid.as_ref() == uuid);
         let Some(index) = of_trouble.next().map(|gpu| gpu.index) else {
             continue;
         };
@@ -102,9 +108,9 @@ fn with_troubles<'a>(inventory: &'a Inventory, diagnosis: &Diagnosis) -> Cow<'a,
             let device = &inventory.devices[at];
             let slice = device.slice.as_ref();
             let part = slice.map(|slice| (slice.gpu_instance, slice.compute_instance));
-            if device.gpu == index && device.health.healthy && trouble.extent.touches(part) {
+            if device.gpu == index && device.health.healthy && extent.touches(part) {
                 inventory.to_mut().devices[at].health =
-                    DeviceHealth { healthy: false, reason: Some(trouble.reason.clone()) };
+                    DeviceHealth { healthy: false, reason: Some(reason.clone()) };
             }
         }
     }
@@ -113,8 +119,9 @@ fn with_troubles<'a>(inventory: &'a Inventory, diagnosis: &Diagnosis) -> Cow<'a,
 
 /// The status of a plugin that stops in order.
 pub(super) fn stopped(mut status: GpuNodeStatus, now: Timestamp) -> GpuNodeStatus {
-    let condition = condition(false, Reason::Stopped, Reason::Stopped.text().to_owned());
-    status.conditions = vec![dated(condition, None, now)];
+    let condition = condition(READY, false, Reason::Stopped, Reason::Stopped.text().to_owned());
+    status.conditions.retain(|known| known.type_ != READY);
+    status.conditions.insert(0, dated(condition, None, now));
     status
 }
 
@@ -136,13 +143,25 @@ fn ready(
     for problem in &inventory.problems {
         let _ = write!(message, "; configuration: {problem}");
     }
-    dated(condition(ready, reason, message), before, now)
+    dated(condition(READY, ready, reason, message), before, now)
 }
 
-fn condition(ready: bool, reason: Reason, message: String) -> Condition {
+/// The condition that names the cordoned GPUs; `None` without one.
+fn cordoned(inventory: &Inventory, diagnosis: &Diagnosis) -> Option<Condition> {
+    let gpus = inventory.machine.gpus().iter();
+    let words = gpus.filter_map(|gpu| {
+        let reason = diagnosis.cordoned.get(gpu.uuid.as_ref()?)?;
+        Some(format!("GPU {} {reason}", gpu.index))
+    });
+    let words: Vec<String> = words.collect();
+    let set = || condition(names::GPUS_CORDONED_CONDITION, true, Reason::GpuCordoned, words.join("; "));
+    (!words.is_empty()).then(set)
+}
+
+fn condition(type_: &str, holds: bool, reason: Reason, message: String) -> Condition {
     Condition {
-        type_: READY.to_owned(),
-        status: if ready { "True" } else { "False" }.to_owned(),
+        type_: type_.to_owned(),
+        status: if holds { "True" } else { "False" }.to_owned(),
         reason: reason.to_string(),
         message: ObjectMessage::new(message).into(),
         observed_generation: None,

@@ -4,7 +4,7 @@
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 
-use gantry_api::{DeviceHealth, FaultEvidence, GpuFault};
+use gantry_api::{Cordons, DeviceHealth, FaultEvidence, GpuFault};
 use gantry_topology::{GpuUuid, Mig};
 
 use super::fault::Part;
@@ -21,6 +21,8 @@ pub struct HealthTracker {
     was_gone: bool,
     /// Faults cleared since [`HealthTracker::take_ended`].
     ended: Vec<Ended>,
+    /// GPUs that the operator cordoned.
+    cordons: Cordons,
 }
 
 /// State of one GPU.
@@ -224,6 +226,11 @@ impl HealthTracker {
         });
     }
 
+    /// Sets the GPUs that the operator cordoned.
+    pub fn set_cordons(&mut self, cordons: Cordons) {
+        self.cordons = cordons;
+    }
+
     /// Ends the quarantine of GPUs for which `chosen` holds, as the operator requested.
     pub fn lift(&mut self, chosen: impl Fn(&GpuUuid) -> bool) {
         let gpus: Vec<GpuUuid> = self.gpus.keys().filter(|gpu| chosen(gpu)).cloned().collect();
@@ -283,6 +290,8 @@ impl HealthTracker {
                 worst(troubles).map(Cow::into_owned)
             }),
         };
+        // What is wrong with a GPU matters more than that it is cordoned.
+        let worst = worst.or_else(|| self.cordons.get(gpu).map(ToString::to_string));
         DeviceHealth { healthy: worst.is_none(), reason: worst }
     }
 
@@ -321,6 +330,11 @@ impl HealthTracker {
                 })
             })
             .collect()
+    }
+
+    /// Those of these GPUs that are cordoned, each with the reason.
+    pub fn cordoned<'a>(&self, gpus: impl Iterator<Item = &'a GpuUuid>) -> BTreeMap<GpuUuid, String> {
+        gpus.filter_map(|gpu| Some((gpu.clone(), self.cordons.get(gpu)?.to_string()))).collect()
     }
 
     /// The faults in stored form, by GPU and extent.

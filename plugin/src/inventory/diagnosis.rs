@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
 
-use gantry_api::GpuFault;
+use gantry_api::{Cordons, GpuFault};
 use gantry_topology::{Gpu, GpuUuid};
 use tokio::sync::watch;
 
@@ -23,6 +23,8 @@ pub struct Diagnosis {
     pub troubles: Vec<Trouble>,
     /// What is wrong with GPUs without making them unhealthy.
     pub notices: Vec<Trouble>,
+    /// The GPUs that the operator cordoned, each with the reason.
+    pub cordoned: BTreeMap<GpuUuid, String>,
     /// The faults in quarantine, in stored form.
     pub faults: Vec<StoredFault>,
     /// The latest cleared faults, oldest first, numbered from 1: at most [`Diagnosis::MAX_ENDED`].
@@ -49,8 +51,10 @@ impl Eq for StoredFault {}
 /// A command to the NVML thread.
 #[derive(Debug, Clone)]
 pub(super) enum Command {
-    /// Adopt the faults of an earlier run.
-    Adopt(Vec<GpuFault>),
+    /// Adopt the faults of an earlier run, and the cordons that were set before this one.
+    Adopt(Vec<GpuFault>, Cordons),
+    /// These GPUs are cordoned now.
+    Cordon(Cordons),
     /// End the quarantine of these GPUs, as the operator requested.
     Lift(Lift),
 }
@@ -200,9 +204,14 @@ impl Diagnoses {
         }
     }
 
-    /// Hands over the faults of an earlier run, possibly none.
-    pub fn adopt(&self, faults: Vec<GpuFault>) {
-        self.send(Command::Adopt(faults));
+    /// Hands over the faults of an earlier run and the cordons, possibly none.
+    pub fn adopt(&self, faults: Vec<GpuFault>, cordons: Cordons) {
+        self.send(Command::Adopt(faults, cordons));
+    }
+
+    /// Sets the cordoned GPUs.
+    pub fn cordon(&self, cordons: Cordons) {
+        self.send(Command::Cordon(cordons));
     }
 
     /// Ends the quarantine of these GPUs.

@@ -326,12 +326,17 @@ impl NvmlState {
             tracing::info!("NVML responds again");
             self.publish();
         }
-        let (mut adopted, mut lifts) = (false, 0);
+        let (mut adopted, mut cordoned, mut lifts) = (false, false, 0);
         while let Ok(command) = self.diagnoses.commands.try_recv() {
             match command {
-                Command::Adopt(faults) => {
+                Command::Adopt(faults, cordons) => {
                     self.tracker.adopt(faults, &self.boot_id, &self.table, &self.checks);
+                    self.tracker.set_cordons(cordons);
                     adopted = true;
+                }
+                Command::Cordon(cordons) => {
+                    self.tracker.set_cordons(cordons);
+                    cordoned = true;
                 }
                 Command::Lift(lift) => {
                     self.tracker.lift(|gpu| lift.includes(gpu));
@@ -339,7 +344,7 @@ impl NvmlState {
                 }
             }
         }
-        if adopted || lifts > 0 {
+        if adopted || cordoned || lifts > 0 {
             self.publish();
             // Published after the hardware, so that a client that waits for it sees the current hardware.
             self.diagnosis.adopted |= adopted;
@@ -437,6 +442,7 @@ impl NvmlState {
         });
         self.diagnosis.troubles.extend(nameless);
         self.diagnosis.notices = self.tracker.notices(gpus.iter().filter_map(|gpu| gpu.uuid.as_ref()));
+        self.diagnosis.cordoned = self.tracker.cordoned(gpus.iter().filter_map(|gpu| gpu.uuid.as_ref()));
         self.diagnosis.faults = self.tracker.faults(&self.boot_id).into_iter().map(StoredFault).collect();
         self.diagnoses.diagnosis.send_if_modified(|current| {
             let changed = **current != self.diagnosis;

@@ -92,6 +92,11 @@ struct ByXid {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ByUuid {
+    gpu: String,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct ByCause {
     gpu: String,
     cause: String,
@@ -261,6 +266,11 @@ impl Metrics {
             "1 for each cause that degrades a GPU that is allocated nevertheless",
             degraded,
         );
+        let cordoned: Family<ByUuid, Gauge> = Family::default();
+        for gpu in diagnosis.cordoned.keys() {
+            cordoned.get_or_create(&ByUuid { gpu: gpu.to_string() }).set(1);
+        }
+        registry.register("gpu_cordoned", "1 for each GPU that the operator cordoned", cordoned);
         if let Some(reports) = configurations.get() {
             register_configurations(&mut registry, &reports.borrow());
         }

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use gantry_api::Cordons;
 use gantry_plugin::health::Proof;
 
 use super::{EVENTS_ALONE, Eye, QUICK, unhealthy};
@@ -68,7 +69,7 @@ async fn link_xid_counts_if_links_went_down() {
 
     let mut eye = Eye::open(&sim, QUICK);
     eye.ready().await;
-    eye.nvml_thread.diagnoses().adopt(stored);
+    eye.nvml_thread.diagnoses().adopt(stored, Cordons::default());
     assert_eq!(eye.until_sick(1).await[sim.uuid(0)], reason);
     for link in [3, 4] {
         controller.set_nvlink(0, link, true).unwrap();

@@ -4,7 +4,7 @@ use std::fs;
 use std::sync::Arc;
 use std::time::Duration;
 
-use gantry_api::{FaultEvidence, GpuFault};
+use gantry_api::{Cordons, FaultEvidence, GpuFault};
 use gantry_plugin::health::{OutageKind, Proof};
 use gantry_plugin::inventory::Diagnosis;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
@@ -114,7 +114,7 @@ async fn missing_library_appearing_proves_no_reset() {
         driver: None,
         evidence: FaultEvidence::default(),
     };
-    eye.nvml_thread.diagnoses().adopt(vec![fault]);
+    eye.nvml_thread.diagnoses().adopt(vec![fault], Cordons::default());
     let is_missing = |now: &Arc<Diagnosis>| {
         let kind = now.outage.as_ref().map(|outage| outage.kind);
         // Not `Failing`: that would restart the process, which would find no library either.

@@ -5,12 +5,12 @@ mod parts;
 use proptest::prelude::*;
 use serde_json::json;
 
-use gantry_planner::decide::*;
 use crate::fixtures::{
     Cluster, bound, bridged, gpu_node, holder, kind, plain, pod, quarantined, request, set, switched,
 };
-use gantry_planner::request::Request;
 use crate::wire::{CandidateNodes, NodeObject, Text};
+use gantry_planner::decide::*;
+use gantry_planner::request::Request;
 
 fn named<'a>(names: &[&'a str]) -> CandidateNodes<'a> {
     CandidateNodes::Names(names.iter().map(|name| Text::from(*name)).collect())
@@ -27,16 +27,9 @@ fn filtered(
     let candidates = named(names);
     let nodes = locate(&snapshot, &candidates);
     let answer = filter(&snapshot, options, request, &candidates, &nodes);
-    let passed = answer
-        .passed
-        .iter()
-        .map(|&position| names[position as usize].to_owned())
-        .collect();
+    let passed = answer.passed.iter().map(|&position| names[position as usize].to_owned()).collect();
     let refused = answer.refused.iter().map(|&(position, reason)| {
-        format!(
-            "{}: {}",
-            names[position as usize], answer.reasons[reason as usize]
-        )
+        format!("{}: {}", names[position as usize], answer.reasons[reason as usize])
     });
     (passed, refused.collect())
 }
@@ -69,18 +62,31 @@ fn node_without_a_ready_plugin_is_refused_with_its_reason() {
     }]);
     cluster.inventory(&node);
     let (_, refused) = filtered(&cluster, Options::default(), &request(2), &["n"]);
-    assert_eq!(
-        refused,
-        ["n: node(s) whose GPU plugin is not ready: NotRegistered"]
-    );
+    assert_eq!(refused, ["n: node(s) whose GPU plugin is not ready: NotRegistered"]);
     // One that has nothing to serve any more is no node without GPUs.
     node["status"]["devices"] = json!([]);
     cluster.inventory(&node);
     let (_, refused) = filtered(&cluster, Options::default(), &request(2), &["n"]);
-    assert_eq!(
-        refused,
-        ["n: node(s) whose GPU plugin is not ready: NotRegistered"]
-    );
+    assert_eq!(refused, ["n: node(s) whose GPU plugin is not ready: NotRegistered"]);
+}
+
+/// The annotation counts before the plugin has read it, and for a plugin that is down.
+#[test]
+fn cordoned_gpu_is_not_chosen() {
+    let cluster = cluster(&[("n", &bridged(), "0-1")]);
+    let mut node = gpu_node("n", &bridged());
+    node["spec"]["machine"]["gpus"][0]["uuid"] = "GPU-aa".into();
+    node["metadata"]["annotations"] =
+        json!({"gantry.dev/cordon-GPU-aa": "the fan fails", "gantry.dev/cordon-GPU-bb": "elsewhere"});
+    cluster.inventory(&node);
+    let (_, refused) = filtered(&cluster, Options::default(), &request(2), &["n"]);
+    assert_eq!(refused.len(), 1);
+    assert!(refused[0].contains("cordoned: the fan fails"), "{refused:?}");
+    let (passed, refused) = filtered(&cluster, Options::default(), &request(1), &["n"]);
+    assert_eq!((passed.len(), refused.len()), (1, 0));
+    cluster.inventory(&gpu_node("n", &bridged()));
+    let (passed, _) = filtered(&cluster, Options::default(), &request(2), &["n"]);
+    assert_eq!(passed.len(), 1);
 }
 
 /// A cluster whose nodes have some GPUs free.
@@ -146,10 +152,7 @@ fn node_without_inventory_passes_last_or_is_refused() {
     assert_eq!(filtered(&cluster, Options::default(), &request(1), &both).0, both);
     assert_eq!(best(&cluster, 1, &both).as_deref(), Some("ours"));
     assert_eq!(best(&cluster, 1, &["foreign"]), None);
-    let strict = Options {
-        foreign: ForeignNodes::Refuse,
-        ..Options::default()
-    };
+    let strict = Options { foreign: ForeignNodes::Refuse, ..Options::default() };
     let (passed, refused) = filtered(&cluster, strict, &request(1), &both);
     assert_eq!(passed, ["ours"]);
     assert_eq!(refused, ["foreign: node(s) without a Gantry plugin"]);
@@ -179,11 +182,8 @@ fn unknown_name_is_refused_and_unknown_object_simulates() {
 
 #[test]
 fn a_bridged_pair_beats_two_gpus_over_pcie() {
-    let cluster = cluster(&[
-        ("a", &plain(8), "0-7"),
-        ("b", &bridged(), "1,2,4,5"),
-        ("c", &bridged(), "1,2,5,6"),
-    ]);
+    let cluster =
+        cluster(&[("a", &plain(8), "0-7"), ("b", &bridged(), "1,2,4,5"), ("c", &bridged(), "1,2,5,6")]);
     assert_eq!(best(&cluster, 2, &["a", "b", "c"]).as_deref(), Some("b"));
 }
 
@@ -195,21 +195,13 @@ fn a_switched_pair_beats_a_bridged_one() {
 
 #[test]
 fn a_single_gpu_goes_where_it_breaks_nothing() {
-    let cluster = cluster(&[
-        ("a", &bridged(), "0-7"),
-        ("b", &bridged(), "0,2,3"),
-        ("c", &switched(), "0-7"),
-    ]);
+    let cluster = cluster(&[("a", &bridged(), "0-7"), ("b", &bridged(), "0,2,3"), ("c", &switched(), "0-7")]);
     assert_eq!(best(&cluster, 1, &["a", "b", "c"]).as_deref(), Some("b"));
 }
 
 #[test]
 fn of_equal_nodes_the_first_name_wins_whatever_their_order() {
-    let cluster = cluster(&[
-        ("b", &bridged(), "0-7"),
-        ("a", &bridged(), "0-7"),
-        ("c", &bridged(), "0-7"),
-    ]);
+    let cluster = cluster(&[("b", &bridged(), "0-7"), ("a", &bridged(), "0-7"), ("c", &bridged(), "0-7")]);
     for order in [["a", "b", "c"], ["c", "b", "a"], ["b", "a", "c"]] {
         assert_eq!(best(&cluster, 4, &order).as_deref(), Some("a"));
     }
@@ -219,10 +211,7 @@ fn of_equal_nodes_the_first_name_wins_whatever_their_order() {
 fn spread_takes_the_emptier_node_and_pack_the_fuller() {
     let cluster = cluster(&[("a", &plain(8), "0,1"), ("b", &plain(8), "0-7")]);
     let by = |policy| {
-        let options = Options {
-            policy,
-            ..Options::default()
-        };
+        let options = Options { policy, ..Options::default() };
         winner(&cluster, options, "new", &request(1), &["a", "b"])
     };
     assert_eq!(by(Policy::Spread).as_deref(), Some("b"));
@@ -233,19 +222,11 @@ fn spread_takes_the_emptier_node_and_pack_the_fuller() {
 fn held_gpus_are_avoided_while_others_are_free() {
     let cluster = cluster(&[("a", &bridged(), "0,1"), ("b", &bridged(), "0,1")]);
     let now = cluster.now();
-    cluster
-        .store
-        .update(|index| index.hold(now, &"first".into(), &request(2), "a"));
-    assert_eq!(
-        (cluster.free("a").as_str(), cluster.open("a").as_str()),
-        ("0,1", "")
-    );
+    cluster.store.update(|index| index.hold(now, &"first".into(), &request(2), "a"));
+    assert_eq!((cluster.free("a").as_str(), cluster.open("a").as_str()), ("0,1", ""));
     assert_eq!(best(&cluster, 2, &["a", "b"]).as_deref(), Some("b"));
     // The hold is no bar where nothing else is left, and none to its own pod.
-    assert_eq!(
-        filtered(&cluster, Options::default(), &request(2), &["a"]).0,
-        ["a"]
-    );
+    assert_eq!(filtered(&cluster, Options::default(), &request(2), &["a"]).0, ["a"]);
     assert_eq!(best(&cluster, 2, &["a"]).as_deref(), Some("a"));
     let own = winner(&cluster, Options::default(), "first", &request(2), &["b", "a"]);
     assert_eq!(own.as_deref(), Some("a"));
@@ -264,10 +245,7 @@ fn oracle(
         let kind = &kinds[*machine];
         let free = gantry_topology::GpuSet::from_bits(*free);
         // Over all sets: the bandwidth alone must be the most any set reaches.
-        let Some(most) = free
-            .subsets(devices)
-            .map(|set| (kind.bandwidth(set) * 1e3).round() as u64)
-            .max()
+        let Some(most) = free.subsets(devices).map(|set| (kind.bandwidth(set) * 1e3).round() as u64).max()
         else {
             continue;
         };
@@ -276,11 +254,7 @@ fn oracle(
         let bandwidth = if devices > 1 { most } else { 0 };
         let lost = (kind.stranded(free, chosen) * 1e9).round() as i64;
         let left = i64::try_from((free - chosen).len()).unwrap();
-        let key = if spread {
-            (bandwidth, left, -lost)
-        } else {
-            (bandwidth, -lost, -left)
-        };
+        let key = if spread { (bandwidth, left, -lost) } else { (bandwidth, -lost, -left) };
         let better = match &best {
             None => true,
             Some((known, by)) => key > *known || (key == *known && name.as_str() < *by),

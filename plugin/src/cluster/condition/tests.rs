@@ -93,7 +93,7 @@ fn flapping_gpu_is_reported_rarely() {
     // Another GPU is reported at once, and the delayed Event later.
     let end = start + Duration::from_secs(120);
     let both = diagnosis(&[("a", XID, "Xid 79"), ("b", XID, "Xid 79")]);
-    reported.at.insert(gpu("a"), end);
+    reported.at.insert((gpu("a"), Problem::Fault), end);
     assert_eq!(texts(&reported.events(&both, end)), ["GpuUnhealthy GPU-b: Xid 79"]);
     assert_eq!(reported.later(&both, end), Some(EVENT_INTERVAL_PER_GPU));
 }
@@ -128,4 +128,30 @@ fn condition_names_what_keeps_healthy_gpus_from_being_served() {
     let condition = condition(&diagnosis(&[]), &missing, None, Timestamp::UNIX_EPOCH);
     assert_eq!(condition.status, "True");
     assert!(condition.message.unwrap().ends_with("does not serve them: waiting for kubelet's socket"));
+}
+
+/// A cordoned GPU is not unhealthy: monitors of the condition must not repair it.
+#[test]
+fn cordon_has_its_own_reason_and_events() {
+    let now = Instant::now();
+    let cordoned =
+        Diagnosis { cordoned: [(uuid("a"), "cordoned by alice: fan".to_owned())].into(), ..diagnosis(&[]) };
+    let written = condition(&cordoned, &[], None, Timestamp::UNIX_EPOCH);
+    assert_eq!((written.status.as_str(), written.reason.as_deref()), ("True", Some("GpuCordoned")));
+    assert_eq!(written.message.as_deref(), Some("GPU-a: cordoned by alice: fan"));
+    let mut reported = LastReported::default();
+    let events = reported.events(&cordoned, now);
+    assert_eq!(texts(&events), ["GpuCordoned GPU-a: cordoned by alice: fan"]);
+    assert!(!events[0].warning);
+    // A fault of the cordoned GPU is reported beside the cordon.
+    let both = Diagnosis { cordoned: cordoned.cordoned.clone(), ..diagnosis(&[("a", XID, "Xid 79")]) };
+    let written = condition(&both, &[], None, Timestamp::UNIX_EPOCH);
+    assert_eq!(written.message.as_deref(), Some("GPU-a: Xid 79"));
+    let later = now + EVENT_INTERVAL_PER_GPU;
+    assert_eq!(texts(&reported.events(&both, later)), ["GpuUnhealthy GPU-a: Xid 79"]);
+    let last = later + EVENT_INTERVAL_PER_GPU;
+    assert_eq!(
+        texts(&reported.events(&diagnosis(&[("a", XID, "Xid 79")]), last)),
+        ["GpuUncordoned GPU-a: no longer \"cordoned by alice: fan\""]
+    );
 }

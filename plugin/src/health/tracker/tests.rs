@@ -1,4 +1,4 @@
-use gantry_api::FaultEvidence;
+use gantry_api::{Cordon, FaultEvidence};
 use gantry_topology::{ComputeInstance, GpuInstance};
 use jiff::Timestamp;
 
@@ -374,5 +374,29 @@ fn problem_lasts_while_gpu_reports_it() {
     tracker.lift(|_| true);
     assert!(reason(&tracker, "a").is_some());
     tracker.record_vitals(&gpu("a"), Vitals::default(), &checks);
+    assert_eq!(reason(&tracker, "a"), None);
+}
+
+/// A cordon is no fault: it withholds the GPU, and what is wrong with the GPU is reported in its place.
+#[test]
+fn cordoned_gpu_is_withheld_until_uncordoned() {
+    let cordons = |names: &[&str]| {
+        let annotations =
+            names.iter().map(|name| (Cordon::annotation(&gpu(name)), "the fan fails".to_owned()));
+        Cordons::of(Some(&annotations.collect()))
+    };
+    let mut tracker = HealthTracker::default();
+    tracker.set_cordons(cordons(&["a"]));
+    assert_eq!(reason(&tracker, "a").as_deref(), Some("cordoned: the fan fails"));
+    assert!(!tracker.health(&gpu("a"), Some((1, 0))).healthy, "its MIG devices too");
+    assert_eq!(reason(&tracker, "b"), None);
+    assert_eq!(tracker.troubles([gpu("a")].iter()), []);
+    assert_eq!(tracker.cordoned([gpu("a"), gpu("b")].iter()).into_keys().collect::<Vec<_>>(), [gpu("a")]);
+    tracker.record_fault(&gpu("a"), fault(Class::Fatal, "Xid 79"));
+    assert_eq!(reason(&tracker, "a").as_deref(), Some("Xid 79"));
+    // The end of a quarantine does not uncordon.
+    tracker.lift(|_| true);
+    assert_eq!(reason(&tracker, "a").as_deref(), Some("cordoned: the fan fails"));
+    tracker.set_cordons(cordons(&[]));
     assert_eq!(reason(&tracker, "a"), None);
 }

@@ -146,7 +146,7 @@ fn of_class(mut pod: Pod, class: &str) -> Result<Pod> {
 }
 
 /// Allows no member of a gang to be disrupted.
-async fn protect(scene: &Scene<'_>, crew: &Crew) -> Result<()> {
+pub(super) async fn protect(scene: &Scene<'_>, crew: &Crew) -> Result<()> {
     let budget: PodDisruptionBudget = serde_json::from_value(json!({
         "metadata": { "name": crew.name },
         "spec": {
@@ -160,7 +160,7 @@ async fn protect(scene: &Scene<'_>, crew: &Crew) -> Result<()> {
 }
 
 /// Waits until no member of a gang is there.
-async fn are_gone(scene: &Scene<'_>, crew: &Crew) -> Result<()> {
+pub(super) async fn are_gone(scene: &Scene<'_>, crew: &Crew) -> Result<()> {
     for name in crew.pod_names() {
         is_gone(scene, &name).await?;
     }
@@ -177,7 +177,7 @@ pub(super) async fn is_gone(scene: &Scene<'_>, name: &str) -> Result<()> {
 }
 
 /// The UIDs of members that run undisturbed.
-async fn uids_of(scene: &Scene<'_>, crew: &Crew) -> Result<BTreeSet<String>> {
+pub(super) async fn uids_of(scene: &Scene<'_>, crew: &Crew) -> Result<BTreeSet<String>> {
     let mut uids = BTreeSet::new();
     for name in crew.pod_names() {
         let pod = scene.pods.get(&name).await?;

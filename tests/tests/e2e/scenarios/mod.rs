@@ -26,6 +26,7 @@ mod guard;
 mod modes;
 mod node_changes;
 mod node_config;
+mod operate;
 mod placement;
 mod rights;
 mod shapes;
@@ -105,6 +106,8 @@ pub(crate) fn all() -> Vec<Scenario> {
         node_changes::changed_mig_layout_changes_resources,
         node_changes::xid_is_reported_everywhere_until_lifted,
         node_changes::quarantine_survives_plugin_without_api_server,
+        operate::cordoned_gpu_is_withheld_until_uncordoned,
+        operate::drain_evicts_holders_and_their_gangs_only,
         device_lists::devices_reach_container_by_every_strategy,
         device_lists::kubelet_uses_uuids_and_containers_indices,
         device_lists::node_serves_whole_and_shared_gpus,

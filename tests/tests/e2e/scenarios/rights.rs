@@ -130,9 +130,18 @@ async fn changes_of_gpu_node(plugin: &Account<'_>, path: &str, node: &str) -> Re
     let lift = "gantry.dev/lift-quarantine";
     plugin.cluster.kubectl(&["annotate", "gpunode", node, &format!("{lift}=all")]).await?;
     let annotation = |value: Value| json!({ "metadata": { "annotations": { lift: value } } });
-    let why = "may remove annotations";
+    let why = "may not set annotations";
     refused(why, "an annotation", plugin.patch(path, &annotation(json!("GPU-1"))).await)?;
     plugin.patch(path, &annotation(Value::Null)).await.context("the removal of an annotation")?;
+    let cordon = "gantry.dev/cordon-GPU-0";
+    plugin.cluster.kubectl(&["annotate", "gpunode", node, &format!("{cordon}=fan")]).await?;
+    for value in [json!("another reason"), Value::Null] {
+        let change = json!({ "metadata": { "annotations": { cordon: value } } });
+        let why =
+            if value.is_null() { "gantry.dev/lift-quarantine of its GpuNode, and no other" } else { why };
+        refused(why, "a cordon", plugin.patch(path, &change).await)?;
+    }
+    plugin.patch(&status_path, &status(2)).await.context("its status beside a cordon")?;
     let other = Account::plugin(plugin.cluster, "another");
     let why = "the GpuNode of its own node only";
     refused(why, "another plugin's status", other.patch(&status_path, &status(0)).await)

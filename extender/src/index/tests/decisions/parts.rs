@@ -3,10 +3,10 @@
 use serde_json::json;
 
 use super::{filtered, named, winner};
-use gantry_planner::decide::*;
 use crate::fixtures::{
     Cluster, bridged, cut_node, gpu_node, holder, plain, pod_of, request, request_of, shared_node,
 };
+use gantry_planner::decide::*;
 
 const SHARED: &str = "nvidia.com/gpu.shared";
 const MIG: &str = "nvidia.com/mig-1g.10gb";
@@ -25,9 +25,7 @@ fn container_above_the_kubelet_limit_is_refused() {
         ["n: node(s) where nvidia.com/gpu.shared gives a container 1 at most, container main asks for 2"]
     );
     cluster.pod(&pod_of("a", SHARED, 2));
-    let bind = cluster
-        .store
-        .update(|index| index.reserve(&crate::fixtures::target("a", "n"), None));
+    let bind = cluster.store.update(|index| index.reserve(&crate::fixtures::target("a", "n"), None));
     assert_eq!(
         bind.unwrap_err().to_string(),
         "node n: nvidia.com/gpu.shared gives a container 1 at most, container main asks for 2"
@@ -38,14 +36,9 @@ fn container_above_the_kubelet_limit_is_refused() {
 fn granted(cluster: &Cluster, node: &str, resource: &str, devices: u32) -> Vec<String> {
     cluster.pod(&pod_of("probe", resource, devices));
     let target = crate::fixtures::target("probe", node);
-    let reserved = cluster
-        .store
-        .update(|index| index.reserve(&target, None))
-        .unwrap();
+    let reserved = cluster.store.update(|index| index.reserve(&target, None)).unwrap();
     let now = cluster.now();
-    cluster
-        .store
-        .update(|index| index.finish(now, &target, crate::index::Outcome::Failed));
+    cluster.store.update(|index| index.finish(now, &target, crate::index::Outcome::Failed));
     let crate::index::Reserved::Grant { annotation, .. } = reserved else {
         panic!("{reserved:?}");
     };
@@ -58,9 +51,7 @@ fn cut(nodes: &[(&str, &[&str])]) -> Cluster {
     let cluster = Cluster::new(Options::default());
     for (name, held) in nodes {
         cluster.node(name, 6);
-        let slices: Vec<(u8, u8)> = (6..8)
-            .flat_map(|gpu| (0..4).map(move |start| (gpu, start)))
-            .collect();
+        let slices: Vec<(u8, u8)> = (6..8).flat_map(|gpu| (0..4).map(move |start| (gpu, start))).collect();
         let mut node = cut_node(name, &bridged(), MIG, 1, &slices);
         let mut holder = holder(name, "other", None, "");
         holder["resource"] = MIG.into();
@@ -74,15 +65,8 @@ fn cut(nodes: &[(&str, &[&str])]) -> Cluster {
 #[test]
 fn a_slice_is_taken_where_the_gpu_is_in_use_anyway() {
     let cluster = cut(&[("a", &[]), ("b", &["7-0"]), ("c", &[])]);
-    let best = |devices| {
-        winner(
-            &cluster,
-            Options::default(),
-            "new",
-            &request_of(MIG, devices),
-            &["a", "b", "c"],
-        )
-    };
+    let best =
+        |devices| winner(&cluster, Options::default(), "new", &request_of(MIG, devices), &["a", "b", "c"]);
     assert_eq!(best(1).as_deref(), Some("b"));
     let given = granted(&cluster, "b", MIG, 1);
     assert!(given[0].starts_with("MIG-b-7-"), "{given:?}");
@@ -164,9 +148,7 @@ fn held_replica_does_not_count_against_its_own_pod() {
     node["status"]["holders"] = json!([holder]);
     cluster.inventory(&node);
     let (now, request) = (cluster.now(), request_of(SHARED, 2));
-    cluster
-        .store
-        .update(|index| index.hold(now, &"first".into(), &request, "n"));
+    cluster.store.update(|index| index.hold(now, &"first".into(), &request, "n"));
     let snapshot = cluster.store.snapshot();
     let scored = |uid: &str| {
         let candidates = named(&["n"]);

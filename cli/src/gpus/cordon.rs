@@ -1,0 +1,138 @@
+//! Sets and removes the annotation that cordons a GPU.
+
+use anyhow::{Context as _, anyhow};
+use gantry_api::{Cordon, Cordons, GpuNode};
+use gantry_runtime::chain;
+use k8s_openapi::api::authentication::v1::SelfSubjectReview;
+use k8s_openapi::jiff::Timestamp;
+use kube::api::{Patch, PatchParams, PostParams};
+use kube::{Api, Client};
+use serde_json::json;
+
+use super::TIMEOUT;
+use super::target::{self, Target};
+use super::{CordonArgs, CordonWhat, UncordonArgs, UncordonWhat};
+use crate::cluster::ClusterArgs;
+use crate::map::list;
+use crate::runtime::print;
+use crate::visible::Visible;
+
+/// Writes that may be refused because the object changed meanwhile.
+const ATTEMPTS: usize = 10;
+
+/// Runs `gantry cordon`.
+///
+/// # Errors
+/// The cluster cannot be read or written, or has no such GPU.
+pub(crate) async fn cordon(args: CordonArgs) -> anyhow::Result<()> {
+    let CordonWhat::Gpu { targets, reason } = args.what;
+    let (client, nodes, found) = read(&targets.cluster, &targets.gpus).await?;
+    let cordon = Cordon { reason, by: user(&client).await, since: Some(Timestamp::now()) };
+    let mut out = String::new();
+    for target in found {
+        let line = match set(&client, &target, Some(&cordon)).await? {
+            Some(known) => {
+                let since = known.since.map_or_else(String::new, |since| format!(", since {since:.0}"));
+                format!("{target} is already {known}{since}")
+            }
+            None => format!("{target} {cordon}{}", held(&nodes, &target)),
+        };
+        out.push_str(&line);
+        out.push('\n');
+    }
+    print(&Visible::new(&out))
+}
+
+/// Runs `gantry uncordon`.
+///
+/// # Errors
+/// The cluster cannot be read or written, or has no such GPU.
+pub(crate) async fn uncordon(args: UncordonArgs) -> anyhow::Result<()> {
+    let UncordonWhat::Gpu(targets) = args.what;
+    let (client, _, found) = read(&targets.cluster, &targets.gpus).await?;
+    let mut out = String::new();
+    for target in found {
+        let line = match set(&client, &target, None).await? {
+            Some(known) => format!("{target} uncordoned; it was {known}"),
+            None => format!("{target} is not cordoned"),
+        };
+        out.push_str(&line);
+        out.push('\n');
+    }
+    print(&Visible::new(&out))
+}
+
+/// The GPUs that the operator names: all of them, or an error.
+pub(super) async fn read(
+    cluster: &ClusterArgs,
+    words: &[String],
+) -> anyhow::Result<(Client, Vec<GpuNode>, Vec<Target>)> {
+    let client = cluster.connect().await?;
+    let nodes = list(Api::<GpuNode>::all(client.clone()), "GpuNodes").await?;
+    let found: Vec<Target> = words.iter().map(|word| target::find(&nodes, word)).collect::<Result<_, _>>()?;
+    Ok((client, nodes, found))
+}
+
+/// The name of the user, as the API server knows it.
+pub(super) async fn user(client: &Client) -> Option<String> {
+    let api = Api::<SelfSubjectReview>::all(client.clone());
+    let (ask, params) = (SelfSubjectReview::default(), PostParams::default());
+    let review = tokio::time::timeout(TIMEOUT, api.create(&params, &ask)).await.ok()?.ok()?;
+    review.status?.user_info?.username
+}
+
+/// Cordons a GPU unless it is cordoned, or uncordons it. Returns the cordon that was there before.
+pub(super) async fn set(
+    client: &Client,
+    target: &Target,
+    wanted: Option<&Cordon>,
+) -> anyhow::Result<Option<Cordon>> {
+    let api = Api::<GpuNode>::all(client.clone());
+    let written = async {
+        let mut attempts = 0;
+        loop {
+            let found = api.get_metadata(&target.node).await?;
+            let known = Cordons::of(found.metadata.annotations.as_ref()).get(&target.uuid).cloned();
+            if known.is_some() == wanted.is_some() {
+                return Ok(known);
+            }
+            let patch = json!({"metadata": {
+                "resourceVersion": found.metadata.resource_version,
+                "annotations": {Cordon::annotation(&target.uuid): wanted.map(Cordon::written)},
+            }});
+            attempts += 1;
+            match api.patch_metadata(&target.node, &PatchParams::default(), &Patch::Merge(patch)).await {
+                Ok(_) => return Ok(known),
+                // The plugin writes its status into the same object.
+                Err(kube::Error::Api(answer)) if answer.code == 409 && attempts < ATTEMPTS => {}
+                Err(error) => return Err(error),
+            }
+        }
+    };
+    let written = tokio::time::timeout(TIMEOUT, written).await;
+    let written =
+        written.with_context(|| format!("the API server does not respond within {} s", TIMEOUT.as_secs()))?;
+    written.map_err(|error| match &error {
+        kube::Error::Api(status) if status.code == 404 => {
+            anyhow!("the GpuNode {} is gone; nothing was changed", target.node)
+        }
+        kube::Error::Api(status) if status.code == 403 => anyhow!(
+            "you may not change the GpuNode {}: {}; the ClusterRole gantry-operator has the right",
+            target.node,
+            status.message
+        ),
+        error => anyhow!("the GpuNode {} cannot be changed: {}", target.node, chain(error)),
+    })
+}
+
+/// The pods that hold a GPU, as the end of a sentence.
+fn held(nodes: &[GpuNode], target: &Target) -> String {
+    let node = nodes.iter().find(|node| node.metadata.name.as_deref() == Some(&*target.node));
+    let pods = node.map(|node| super::holders(node, target.index)).unwrap_or_default();
+    let names: Vec<String> = pods.into_iter().map(|(namespace, pod)| format!("{namespace}/{pod}")).collect();
+    match names.len() {
+        0 => String::new(),
+        1 => format!("; {} holds it and goes on", names[0]),
+        _ => format!("; {} hold it and go on", names.join(", ")),
+    }
+}

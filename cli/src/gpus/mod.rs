@@ -1,0 +1,146 @@
+//! `gantry cordon gpu`, `gantry uncordon gpu` and `gantry drain gpu`: one GPU at a time.
+
+mod cordon;
+mod drain;
+mod target;
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use clap::{Args, Subcommand};
+use gantry_api::GpuNode;
+
+pub(crate) use cordon::{cordon, uncordon};
+pub(crate) use drain::drain;
+
+use crate::cluster::{ClusterArgs, SystemArgs};
+
+/// Time limit of one request.
+const TIMEOUT: Duration = Duration::from_secs(20);
+
+/// Options of `gantry cordon`.
+#[derive(Debug, Clone, Args)]
+#[command(after_help = "\
+A cordoned GPU is unhealthy to kubelet, and the extender does not choose it. Pods that hold it go on. The cordon is an
+annotation of the GpuNode and survives restarts; kubectl sets it too:
+  kubectl annotate gpunode NODE gantry.dev/cordon-GPU-5ab8...='the fan fails'
+
+Examples:
+  gantry cordon gpu node-1/3 --reason 'Xid 79 twice'
+  gantry cordon gpu GPU-5ab8c0de               by UUID, or its beginning
+  gantry cordon gpu node-1/0 node-1/1          several; nothing is done if one of them is wrong
+
+Exit codes: 0 cordoned, also if it was before; 1 the cluster cannot be read or written; 2 no such GPU.")]
+pub(crate) struct CordonArgs {
+    #[command(subcommand)]
+    what: CordonWhat,
+}
+
+#[derive(Debug, Clone, Subcommand)]
+enum CordonWhat {
+    /// Withhold GPUs from new pods
+    Gpu {
+        #[command(flatten)]
+        targets: Targets,
+
+        /// Why; shown by kubelet, `gantry map` and Events
+        #[arg(long, value_name = "TEXT", default_value = "")]
+        reason: String,
+    },
+}
+
+/// Options of `gantry uncordon`.
+#[derive(Debug, Clone, Args)]
+#[command(after_help = "\
+Examples:
+  gantry uncordon gpu node-1/3
+
+Exit codes: 0 uncordoned, also if it was not cordoned; 1 the cluster cannot be read or written; 2 no such GPU.")]
+pub(crate) struct UncordonArgs {
+    #[command(subcommand)]
+    what: UncordonWhat,
+}
+
+#[derive(Debug, Clone, Subcommand)]
+enum UncordonWhat {
+    /// Give GPUs to new pods again
+    Gpu(Targets),
+}
+
+/// Options of `gantry drain`.
+#[derive(Debug, Clone, Args)]
+#[command(after_help = "\
+Cordons the GPU, then evicts the pods that hold it through the Eviction API, until none does. A member of a gang means the
+whole gang. PodDisruptionBudgets hold evictions back; every pod has its own grace period. Nothing else is evicted. The GPU
+stays cordoned: `gantry uncordon gpu` returns it.
+
+Examples:
+  gantry drain gpu node-1/3 --reason 'Xid 79 twice'
+  gantry drain gpu node-1/3 --dry-run          what would be evicted, and whether budgets allow it now
+  gantry drain gpu node-1/3 --timeout 3600
+
+Exit codes: 0 drained; 1 not drained, for a budget, the time limit or a failure, with what was evicted; 2 no such GPU.")]
+pub(crate) struct DrainArgs {
+    #[command(subcommand)]
+    what: DrainWhat,
+}
+
+#[derive(Debug, Clone, Subcommand)]
+enum DrainWhat {
+    /// Cordon a GPU and evict the pods that hold it
+    Gpu(DrainOptions),
+}
+
+#[derive(Debug, Clone, Args)]
+struct DrainOptions {
+    #[command(flatten)]
+    cluster: ClusterArgs,
+
+    #[command(flatten)]
+    system: SystemArgs,
+
+    /// The GPU: node and index or UUID, or the UUID alone; the beginning of a UUID is enough where one GPU has it
+    #[arg(value_name = "NODE/INDEX|UUID")]
+    gpu: String,
+
+    /// Why, if it is not cordoned yet
+    #[arg(long, value_name = "TEXT", default_value = "")]
+    reason: String,
+
+    /// Seconds after which a GPU that is not empty is a failure
+    #[arg(long, value_name = "SECONDS", default_value_t = 600)]
+    timeout: u32,
+
+    /// Print what would be evicted; change nothing
+    #[arg(long)]
+    dry_run: bool,
+
+    /// Evict pods without a controller too: nothing replaces them
+    #[arg(long)]
+    force: bool,
+}
+
+/// The GPUs of a command.
+#[derive(Debug, Clone, Args)]
+struct Targets {
+    #[command(flatten)]
+    cluster: ClusterArgs,
+
+    /// The GPU: node and index or UUID, or the UUID alone; the beginning of a UUID is enough where one GPU has it
+    #[arg(value_name = "NODE/INDEX|UUID", required = true)]
+    gpus: Vec<String>,
+}
+
+/// The pods that hold devices of a GPU, by its plugin's report: namespace and name.
+fn holders(node: &GpuNode, gpu: u8) -> BTreeSet<(String, String)> {
+    let Some(status) = &node.status else {
+        return BTreeSet::new();
+    };
+    let units = status.devices.iter().filter(|device| device.gpu == gpu).map(|device| device.id.unit());
+    let whole = node.spec.machine.gpus().iter().filter(|known| known.index == gpu);
+    let whole = whole.filter_map(|gpu| gpu.uuid.as_ref()).map(|uuid| uuid.as_str());
+    let units: BTreeSet<&str> = units.chain(whole).collect();
+    let holders = status.holders.iter();
+    let holders = holders.filter(|holder| holder.devices.iter().any(|device| units.contains(device.unit())));
+    holders.map(|holder| (holder.namespace.clone(), holder.pod.clone())).collect()
+}

@@ -1,0 +1,206 @@
+//! `gantry cordon gpu`, `gantry uncordon gpu` and `gantry drain gpu` against an API server.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "tests")]
+
+mod support;
+
+use gantry_api::{Cordon, Cordons, GpuNode};
+use gantry_sim_cluster::api::{ApiOptions, ApiServer};
+use k8s_openapi::api::core::v1::Pod;
+use kube::Client;
+use kube::api::{Api, Patch, PatchParams, PostParams};
+use serde_json::{Value, json};
+use tokio_util::sync::CancellationToken;
+
+/// An API server with the nodes `a` and `b` of four GPUs each.
+struct Stage {
+    client: Client,
+    folder: tempfile::TempDir,
+    stop: CancellationToken,
+}
+
+impl Stage {
+    async fn start() -> Self {
+        let stop = CancellationToken::new();
+        let server = ApiServer::start(&ApiOptions::default(), stop.clone()).await.unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("kubeconfig"), server.kubeconfig()).unwrap();
+        let client = server.client().unwrap();
+        for name in ["a", "b"] {
+            add_node(&client, name).await;
+        }
+        Self { client, folder, stop }
+    }
+
+    /// Runs the program: exit code, and what it prints.
+    async fn run(&self, words: &[&str]) -> (i32, String) {
+        let kubeconfig = format!("--kubeconfig={}", self.folder.path().join("kubeconfig").display());
+        let words: Vec<String> = words.iter().map(|word| (*word).to_owned()).chain([kubeconfig]).collect();
+        tokio::task::spawn_blocking(move || {
+            let words: Vec<&str> = words.iter().map(String::as_str).collect();
+            let output = support::command(&words).output().unwrap();
+            let text = [output.stdout, output.stderr].concat();
+            (output.status.code().unwrap(), String::from_utf8(text).unwrap())
+        })
+        .await
+        .unwrap()
+    }
+
+    /// A pod that holds GPU `gpu` of node `a` by the plugin's report.
+    async fn holder(&self, name: &str, gpu: usize) {
+        let pods = Api::<Pod>::default_namespaced(self.client.clone());
+        let pod = json!({"metadata": {"name": name}, "spec": {"nodeName": "a", "containers": [{"name": "main",
+            "image": "busybox", "resources": {"limits": {"nvidia.com/gpu": "1"}}}]}});
+        let made = pods.create(&PostParams::default(), &serde_json::from_value(pod).unwrap()).await.unwrap();
+        let holder = json!({"namespace": "default", "pod": name, "uid": made.metadata.uid,
+            "resource": "nvidia.com/gpu", "devices": [format!("GPU-a-{gpu}")], "provenance": "PodResources"});
+        let status = json!({"status": {"holders": [holder]}});
+        let gpu_nodes = Api::<GpuNode>::all(self.client.clone());
+        gpu_nodes.patch_status("a", &PatchParams::default(), &Patch::Merge(status)).await.unwrap();
+    }
+
+    async fn cordon(&self, node: &str, gpu: &str) -> Option<Cordon> {
+        let node = Api::<GpuNode>::all(self.client.clone()).get_metadata(node).await.unwrap();
+        Cordons::of(node.metadata.annotations.as_ref()).get(&gpu.parse().unwrap()).cloned()
+    }
+}
+
+impl Drop for Stage {
+    fn drop(&mut self) {
+        self.stop.cancel();
+    }
+}
+
+async fn add_node(client: &Client, name: &str) {
+    let machine = std::fs::read_to_string(support::machine("l4-4x-pcie.yaml")).unwrap();
+    let mut machine: Value = serde_saphyr::from_str(&machine).unwrap();
+    for (index, gpu) in machine["gpus"].as_array_mut().unwrap().iter_mut().enumerate() {
+        gpu["uuid"] = format!("GPU-{name}-{index}").into();
+    }
+    let object = json!({"apiVersion": "gantry.dev/v1alpha1", "kind": "GpuNode", "metadata": {"name": name},
+        "spec": {"machine": machine}});
+    let gpu_nodes: Api<GpuNode> = Api::all(client.clone());
+    let made: GpuNode = serde_json::from_value(object).unwrap();
+    gpu_nodes.create(&PostParams::default(), &made).await.unwrap();
+    let device = |index: usize| json!({"id": format!("GPU-{name}-{index}"), "resource": "nvidia.com/gpu", "gpu": index, "healthy": true});
+    let holder = json!({"namespace": "research", "pod": "train-0", "resource": "nvidia.com/gpu",
+        "devices": [format!("GPU-{name}-1")], "provenance": "PodResources"});
+    let status = json!({"status": {"devices": (0..4).map(device).collect::<Vec<_>>(), "holders": [holder]}});
+    gpu_nodes.patch_status(name, &PatchParams::default(), &Patch::Merge(status)).await.unwrap();
+}
+
+/// The first cordon stands with its reason, however often it is repeated, and others are not touched.
+#[tokio::test(flavor = "multi_thread")]
+async fn cordon_is_kept_until_uncordoned() {
+    let stage = Stage::start().await;
+    let (code, text) = stage.run(&["cordon", "gpu", "a/1", "b/GPU-b-2", "--reason", "the fan fails"]).await;
+    assert_eq!(code, 0, "{text}");
+    assert!(text.contains("a GPU 1 (GPU-a-1) cordoned"), "{text}");
+    assert!(text.contains("the fan fails; research/train-0 holds it and goes on\n"), "{text}");
+    let first = stage.cordon("a", "GPU-a-1").await.unwrap();
+    assert_eq!(first.reason, "the fan fails");
+    assert!(first.since.is_some());
+
+    let (code, text) = stage.run(&["cordon", "gpu", "GPU-a-1", "--reason", "another"]).await;
+    assert_eq!(code, 0, "{text}");
+    assert!(text.contains("is already cordoned") && text.contains("the fan fails, since 20"), "{text}");
+    assert_eq!(stage.cordon("a", "GPU-a-1").await, Some(first));
+
+    let (code, text) = stage.run(&["uncordon", "gpu", "a/1"]).await;
+    assert_eq!(code, 0, "{text}");
+    assert_eq!(stage.cordon("a", "GPU-a-1").await, None);
+    assert!(stage.cordon("b", "GPU-b-2").await.is_some());
+    let (code, text) = stage.run(&["uncordon", "gpu", "a/1"]).await;
+    assert_eq!((code, text.as_str()), (0, "a GPU 1 (GPU-a-1) is not cordoned\n"));
+}
+
+/// Bad input exits with 2 and names the nearest GPU; none of the others named is cordoned.
+#[tokio::test(flavor = "multi_thread")]
+async fn wrong_gpu_changes_nothing() {
+    let stage = Stage::start().await;
+    for (word, error) in [
+        ("a/4", "no GPU 4: a has the GPUs 0 to 3"),
+        ("GPU-a-9", "did you mean GPU-a-0?"),
+        ("GPU-a", "4 GPUs have GPU-a: a/0, a/1, a/2, a/3; name one of them"),
+        ("c/0", "no node with GPUs is called c; did you mean a?"),
+    ] {
+        let (code, text) = stage.run(&["cordon", "gpu", "a/0", word]).await;
+        assert_eq!(code, 2, "{word}: {text}");
+        assert!(text.contains(error), "{word}: {text}");
+        assert_eq!(stage.cordon("a", "GPU-a-0").await, None);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn drain_of_a_free_gpu_cordons_it() {
+    let stage = Stage::start().await;
+    let (code, text) = stage.run(&["drain", "gpu", "a/3"]).await;
+    assert_eq!(code, 0, "{text}");
+    assert!(
+        text.contains("cordoned") && text.contains("a GPU 3 (GPU-a-3) is drained: no pod holds it"),
+        "{text}"
+    );
+    assert_eq!(stage.cordon("a", "GPU-a-3").await.unwrap().reason, "to be drained");
+    let (code, text) = stage.run(&["drain", "gpu", "a/7"]).await;
+    assert_eq!(code, 2, "{text}");
+}
+
+/// The plugin reports processes of a pod that the API server no longer has: the GPU is not empty.
+#[tokio::test(flavor = "multi_thread")]
+async fn drain_waits_for_processes_of_deleted_pods() {
+    let stage = Stage::start().await;
+    let (code, text) = stage.run(&["drain", "gpu", "a/1", "--timeout=1"]).await;
+    assert_eq!(code, 1, "{text}");
+    let waits =
+        "is not drained after 1 s: waiting for the processes of research/train-0; nothing was evicted";
+    assert!(text.contains(waits), "{text}");
+}
+
+/// Nothing replaces a pod without a controller: it is not evicted unless the operator insists.
+#[tokio::test(flavor = "multi_thread")]
+async fn drain_refuses_pods_without_controller() {
+    let stage = Stage::start().await;
+    stage.holder("alone", 0).await;
+    let (code, text) = stage.run(&["drain", "gpu", "a/0"]).await;
+    assert_eq!(code, 1, "{text}");
+    assert!(text.contains("no controller replaces default/alone: add --force"), "{text}");
+    assert!(text.contains("nothing was evicted"), "{text}");
+}
+
+/// Another operator returns the GPU, or its node goes: the drain ends and evicts nothing more.
+#[tokio::test(flavor = "multi_thread")]
+async fn drain_ends_when_gpu_is_uncordoned_or_gone() {
+    let gpu_nodes = |stage: &Stage| Api::<GpuNode>::all(stage.client.clone());
+    for gone in [false, true] {
+        let stage = Stage::start().await;
+        let drain = stage.run(&["drain", "gpu", "a/1", "--timeout=60"]);
+        let interrupt = async {
+            while stage.cordon("a", "GPU-a-1").await.is_none() {
+                tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+            }
+            if gone {
+                gpu_nodes(&stage).delete("a", &Default::default()).await.unwrap();
+            } else {
+                assert_eq!(stage.run(&["uncordon", "gpu", "a/1"]).await.0, 0);
+            }
+        };
+        let ((code, text), ()) = tokio::join!(drain, interrupt);
+        assert_eq!(code, 1, "{text}");
+        let why = if gone { "the GpuNode a is gone" } else { "was uncordoned meanwhile" };
+        assert!(text.contains(why) && text.contains("nothing more is evicted"), "{text}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn drain_names_an_api_server_that_is_away() {
+    let stage = Stage::start().await;
+    let drain = stage.run(&["drain", "gpu", "a/1", "--timeout=60"]);
+    let away = async {
+        while stage.cordon("a", "GPU-a-1").await.is_none() {
+            tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+        }
+        stage.stop.cancel();
+    };
+    let ((code, text), ()) = tokio::join!(drain, away);
+    assert_eq!(code, 1, "{text}");
+    assert!(text.contains("nothing was evicted; nothing more is evicted"), "{text}");
+}

@@ -1,0 +1,148 @@
+//! The pods that hold a GPU, each with the rest of its gang: what must end for the GPU to come free. For `gantry drain`;
+//! nothing is decided or changed here.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use gantry_api::{NodeName, PodUid};
+use gantry_gang::GangKey;
+
+use super::Index;
+use crate::pod::PodFacts;
+
+/// A pod with devices.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Occupant {
+    /// Its namespace.
+    pub namespace: Arc<str>,
+    /// Its name.
+    pub name: Arc<str>,
+    /// Its UID.
+    pub uid: PodUid,
+    /// Where it is bound.
+    pub node: NodeName,
+}
+
+/// Pods that end together: the bound members of a gang, or one pod.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Occupants {
+    /// The gang: `namespace/name`.
+    pub gang: Option<String>,
+    /// By name.
+    pub pods: Vec<Occupant>,
+}
+
+impl Index {
+    /// The pods that hold devices of a GPU, by the ledger. A member of a gang stands for all bound members.
+    pub fn occupants(&self, node: &str, gpu: usize) -> Vec<Occupants> {
+        let Some(entry) = self.nodes.by_name(node) else {
+            return Vec::new();
+        };
+        let holders = entry.holders().iter().filter(|(_, held)| {
+            let mut pools = entry.pools().zip(held);
+            pools.any(|((pool, _), held)| held.iter().any(|device| pool.gpu_of(device) == Some(gpu)))
+        });
+        let mut gangs: BTreeMap<&Arc<GangKey>, Vec<Occupant>> = BTreeMap::new();
+        let mut all = Vec::new();
+        for (uid, _) in holders {
+            match self.goes_with(uid) {
+                Some(gang) => drop(gangs.entry(gang).or_default()),
+                None => {
+                    let pods: Vec<Occupant> =
+                        self.pods.get(uid).and_then(|pod| occupant(pod)).into_iter().collect();
+                    all.push(Occupants { gang: None, pods });
+                }
+            }
+        }
+        let bound = self.pods.iter().filter(|pod| pod.is_live());
+        for (gang, pod) in bound.filter_map(|pod| Some((self.goes_with(&pod.uid)?, occupant(pod)?))) {
+            if let Some(pods) = gangs.get_mut(gang) {
+                pods.push(pod);
+            }
+        }
+        all.extend(gangs.into_iter().map(|(gang, mut pods)| {
+            pods.sort();
+            Occupants { gang: Some(gang.to_string()), pods }
+        }));
+        all.retain(|occupants| !occupants.pods.is_empty());
+        all.sort_by(|a, b| a.pods.cmp(&b.pods));
+        all
+    }
+}
+
+/// The pod, if it is bound.
+fn occupant(pod: &PodFacts) -> Option<Occupant> {
+    Some(Occupant {
+        namespace: Arc::clone(&pod.namespace),
+        name: Arc::clone(&pod.name),
+        uid: pod.uid.clone(),
+        node: pod.node.clone()?,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::fixtures::{Cluster, bound, member, plain, pod, pod_of, shared_node};
+    use gantry_planner::decide::Options;
+
+    fn names(cluster: &Cluster, node: &str, gpu: usize) -> Vec<(Option<String>, Vec<String>)> {
+        let all = cluster.store.read(|index| index.occupants(node, gpu));
+        all.into_iter()
+            .map(|one| (one.gang, one.pods.iter().map(|pod| pod.name.to_string()).collect()))
+            .collect()
+    }
+
+    #[test]
+    fn gpu_is_held_by_its_pods_alone() {
+        let cluster = Cluster::new(Options::default());
+        cluster.add("n", &plain(4)).add("m", &plain(4));
+        cluster.pod(&bound(pod("a", 2), "n", 1, Some("0-1")));
+        cluster.pod(&bound(pod("b", 1), "n", 2, Some("2")));
+        cluster.pod(&bound(pod("c", 1), "m", 3, Some("0")));
+        cluster.pod(&pod("waits", 1));
+        assert_eq!(names(&cluster, "n", 0), [(None, vec!["a".to_owned()])]);
+        assert_eq!(names(&cluster, "n", 2), [(None, vec!["b".to_owned()])]);
+        assert_eq!(names(&cluster, "n", 3), []);
+        assert_eq!(names(&cluster, "elsewhere", 0), []);
+    }
+
+    /// A gang is of no use without one of its members. Those that wait hold nothing.
+    #[test]
+    fn member_of_gang_stands_for_all_bound_members() {
+        let cluster = Cluster::new(Options::default());
+        cluster.add("n", &plain(4)).add("m", &plain(4));
+        for (name, node) in [("g-0", "n"), ("g-1", "m")] {
+            let mut pod = bound(pod(name, 2), node, 1, Some("0-1"));
+            let annotations = pod["metadata"]["annotations"].as_object_mut().unwrap();
+            let gang = member(name, 2, "g", 2)["metadata"]["annotations"].clone();
+            annotations.extend(gang.as_object().unwrap().clone());
+            cluster.pod(&pod);
+        }
+        cluster.pod(&member("g-2", 2, "g", 2));
+        cluster.pod(&bound(pod("other", 1), "m", 2, Some("2")));
+        let gang = (Some("default/g".to_owned()), vec!["g-0".to_owned(), "g-1".to_owned()]);
+        let of_both = [names(&cluster, "n", 1), names(&cluster, "m", 0)];
+        assert_eq!(of_both, [vec![gang.clone()], vec![gang]]);
+    }
+
+    /// By kubelet's report.
+    #[test]
+    fn every_holder_of_a_shared_gpu_is_named() {
+        let cluster = Cluster::new(Options::default());
+        let shared = "nvidia.com/gpu.shared";
+        let mut node = shared_node("n", &plain(2), shared, 2);
+        let held = [("a", "GPU-n-0::0"), ("b", "GPU-n-0::1"), ("c", "GPU-n-1::0")];
+        let holders = held.map(|(pod, device)| {
+            serde_json::json!({"namespace": "default", "pod": pod, "uid": pod, "resource": shared,
+                "devices": [device], "provenance": "PodResources", "state": "Live"})
+        });
+        node["status"]["holders"] = serde_json::json!(holders);
+        cluster.add("n", &plain(2)).inventory(&node);
+        for (name, _) in held {
+            cluster.pod(&bound(pod_of(name, shared, 1), "n", 1, None));
+        }
+        let of = |name: &str| (None, vec![name.to_owned()]);
+        assert_eq!(names(&cluster, "n", 0), [of("a"), of("b")]);
+        assert_eq!(names(&cluster, "n", 1), [of("c")]);
+    }
+}

@@ -1,0 +1,101 @@
+//! Follows the annotations of this node's `GpuNode` that cordon GPUs. Only metadata is read: the object of a node with very
+//! many devices takes several MiB.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use futures::StreamExt;
+use gantry_api::{Cordons, GpuNode, ObjectMessage, Reason, names};
+use gantry_runtime::events::Message;
+use gantry_runtime::{LogThrottle, chain};
+use kube::core::PartialObjectMeta;
+use kube::runtime::watcher::{self, Event};
+use kube::{Api, Client};
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+use tracing::{info, warn};
+
+use super::events::NodeEventRecorder;
+use super::{Cluster, RETRY};
+use crate::inventory::State;
+
+/// Seconds after which a watch is renewed, well before [`super::READ_TIMEOUT`].
+const RENEW: u32 = 30;
+/// Annotations without a GPU that are reported.
+const MOST_REPORTED: usize = 8;
+
+/// Follows until `shutdown`.
+pub(super) async fn follow(client: Client, cluster: Cluster, shutdown: CancellationToken) {
+    tokio::select! {
+        () = shutdown.cancelled() => {}
+        () = run(client, &cluster) => {}
+    }
+}
+
+async fn run(client: Client, cluster: &Cluster) {
+    let config = watcher::Config::default().fields(&format!("metadata.name={}", cluster.node)).timeout(RENEW);
+    // The cordons of an earlier run are adopted with its faults, at once.
+    let mut diagnosis = cluster.diagnoses.diagnosis();
+    if diagnosis.wait_for(|now| now.adopted).await.is_err() {
+        return;
+    }
+    let api = Api::<PartialObjectMeta<GpuNode>>::all(client.clone());
+    let mut stream = std::pin::pin!(watcher::watcher(api, config));
+    let mut recorder = NodeEventRecorder::new(client, &cluster.node);
+    let mut backoff = RETRY;
+    let mut failures = LogThrottle::default();
+    let mut known: Option<Cordons> = None;
+    let mut reported = BTreeSet::new();
+    while let Some(event) = stream.next().await {
+        let node = match event {
+            Ok(Event::InitApply(node) | Event::Apply(node)) => node,
+            // A deleted object is written again by the publisher. Until then the cordons stay.
+            Ok(Event::Init | Event::InitDone | Event::Delete(_)) => continue,
+            Err(error) => {
+                let error = chain(&error);
+                if failures.should_log(&error, Instant::now().into_std()) {
+                    warn!(
+                        %error,
+                        "cannot watch the GpuNode of this node; GPUs are cordoned and uncordoned only after a restart; manifests/plugin.yaml has the right"
+                    );
+                }
+                tokio::time::sleep(backoff.fail()).await;
+                continue;
+            }
+        };
+        backoff.reset();
+        failures.reset();
+        let annotations = node.metadata.annotations.unwrap_or_default();
+        let cordons = Cordons::of(Some(&annotations));
+        if known.as_ref() != Some(&cordons) {
+            if !cordons.is_empty() || known.is_some() {
+                info!(gpus = cordons.iter().count(), "the cordoned GPUs changed");
+            }
+            cluster.diagnoses.cordon(cordons.clone());
+            known = Some(cordons);
+        }
+        let without_gpu = without_gpu(&annotations, cluster);
+        for name in without_gpu.difference(&reported) {
+            let note = format!(
+                "the annotation {name} cordons nothing: its name ends in no UUID of this node's GPUs"
+            );
+            let (reason, action) = (Reason::CordonInvalid, "Cordon");
+            recorder.record(Message { reason, action, warning: true, note: ObjectMessage::new(note) }).await;
+        }
+        reported = without_gpu;
+    }
+}
+
+/// Annotations that cordon no GPU of this node. None before the GPUs are known.
+fn without_gpu(annotations: &BTreeMap<String, String>, cluster: &Cluster) -> BTreeSet<String> {
+    let inventory = cluster.inventory.borrow();
+    if inventory.state != State::Ready {
+        return BTreeSet::new();
+    }
+    let gpus = inventory.machine.gpus().iter();
+    let of_gpus: BTreeSet<&str> = gpus.filter_map(|gpu| gpu.uuid.as_ref()).map(|gpu| gpu.as_str()).collect();
+    let names = annotations.keys().filter(|name| {
+        let gpu = name.strip_prefix(names::CORDON_ANNOTATION_PREFIX);
+        gpu.is_some_and(|gpu| !of_gpus.contains(gpu))
+    });
+    names.take(MOST_REPORTED).cloned().collect()
+}

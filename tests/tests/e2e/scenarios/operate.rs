@@ -1,0 +1,141 @@
+//! One GPU at a time, by the commands of an operator: cordon, drain and uncordon under the real kubelet.
+
+use std::collections::BTreeMap;
+
+use anyhow::{Context, Result, ensure};
+use gantry_api::GpuNode;
+use gantry_api::names::GPU_RESOURCE;
+use gantry_e2e::gantry;
+use k8s_openapi::api::policy::v1::PodDisruptionBudget;
+use kube::Api;
+use kube::api::DeleteParams;
+
+use super::gangs_preempt::{are_gone, protect, uids_of};
+use super::modes::{chosen, refusal, run_on};
+use crate::bed::Bed;
+use crate::gangs::{Crew, Scene};
+use crate::{pods, views};
+
+/// What a command of `gantry` prints with the rights of an administrator; it must succeed.
+async fn succeeds(bed: &Bed, words: &[&str]) -> Result<String> {
+    let binary = gantry::binary().context("no gantry beside this test")?.display().to_string();
+    let kubeconfig = format!("--kubeconfig={}", bed.cluster().kubeconfig().display());
+    let argv = [&[&*binary], words, &[&*kubeconfig]].concat();
+    Ok(bed.cluster().control().exec(&argv).await?)
+}
+
+/// The error of a command that must fail.
+async fn fails(bed: &Bed, words: &[&str]) -> Result<String> {
+    match succeeds(bed, words).await {
+        Ok(text) => anyhow::bail!("gantry {words:?} succeeds: {text}"),
+        Err(error) => Ok(format!("{error:#}")),
+    }
+}
+
+/// UUIDs of a node's GPUs, by index.
+async fn uuids(bed: &Bed, node: &str) -> Result<BTreeMap<u8, String>> {
+    let machine = Api::<GpuNode>::all(bed.client()).get(node).await?.spec.machine;
+    let gpus = machine.gpus().iter();
+    Ok(gpus.filter_map(|gpu| Some((gpu.index, gpu.uuid.as_ref()?.to_string()))).collect())
+}
+
+pub(super) async fn cordoned_gpu_is_withheld_until_uncordoned(bed: &Bed) -> Result<()> {
+    let gpus = bed.gpus().await?;
+    let cluster = bed.cluster();
+    let namespace = "e2e-cordon";
+    let api = bed.namespace(namespace).await?;
+    let node = cluster.nodes()[2].name();
+    let uuids = uuids(bed, node).await?;
+    let all = uuids.len();
+    // It holds the GPU that is cordoned, and goes on.
+    let holder = run_on(&api, "holder", GPU_RESOURCE, 1, node).await?;
+    let held = pods::seen(cluster, &holder, "main").await?;
+    let gpu = held.iter().next().context("a GPU")?.clone();
+    let text = succeeds(bed, &["cordon", "gpu", &gpu, "--reason", "the fan fails"]).await?;
+    ensure!(text.contains("the fan fails; e2e-cordon/holder holds it and goes on"), "{text}");
+    gpus.counts(cluster, node, &[(GPU_RESOURCE, all - 1)]).await?;
+    views::event(bed, "default", ("Node", node, None), "GpuCordoned", &[&gpu, "the fan fails"]).await?;
+    let map = succeeds(bed, &["map", "--node", node]).await?;
+    ensure!(map.contains("/a]") && map.contains("the fan fails"), "{map}");
+
+    // Both daemons forget nothing.
+    cluster.node(node)?.restart(gantry::PLUGIN).await?;
+    let binary = gantry::binary().context("no gantry beside this test")?;
+    cluster.control().daemon(gantry::EXTENDER)?.stop().await?;
+    cluster.start_extender(&binary).await?;
+    gpus.counts(cluster, node, &[(GPU_RESOURCE, all - 1)]).await?;
+    let holder = api.get("holder").await?;
+    ensure!(pods::phase(&holder) == "Running" && pods::seen(cluster, &holder, "main").await? == held);
+    api.delete("holder", &DeleteParams::default()).await?;
+    let text = refusal(bed, &api, namespace, chosen("all", GPU_RESOURCE, all, node)?).await?;
+    ensure!(text.contains("the fan fails"), "{text}");
+    let rest = run_on(&api, "rest", GPU_RESOURCE, all - 1, node).await?;
+    let seen = pods::seen(cluster, &rest, "main").await?;
+    ensure!(seen.len() == all - 1 && !seen.contains(&gpu), "{gpu} is cordoned: {seen:?}");
+    api.delete("rest", &DeleteParams::default()).await?;
+
+    // With kubectl alone.
+    let annotation = format!("gantry.dev/cordon-{gpu}-");
+    cluster.kubectl(&["annotate", "gpunode", node, &annotation]).await?;
+    gpus.counts(cluster, node, &[(GPU_RESOURCE, all)]).await?;
+    let waited = pods::running(&api, "all").await?;
+    ensure!(pods::seen(cluster, &waited, "main").await?.contains(&gpu));
+    views::event(bed, "default", ("Node", node, None), "GpuUncordoned", &[&gpu]).await?;
+    Ok(())
+}
+
+pub(super) async fn drain_evicts_holders_and_their_gangs_only(bed: &Bed) -> Result<()> {
+    let gpus = bed.gpus().await?;
+    let scene = Scene::set(bed, "e2e-drain").await?;
+    // One on each node, so also beside the gang: no drain touches them.
+    let mut others = Vec::new();
+    for node in bed.cluster().nodes() {
+        let name = format!("beside-{}", node.name());
+        scene.pods.create(&Default::default(), &chosen(&name, GPU_RESOURCE, 1, node.name())?).await?;
+        others.push(name);
+    }
+    let mut before = Vec::new();
+    for name in &others {
+        before.push(pods::running(&scene.pods, name).await?.metadata.uid);
+    }
+    let crew = Crew::new("crew", 2, 3).labelled("app", "crew");
+    protect(&scene, &crew).await?;
+    scene.create(&crew).await?;
+    let stays = scene.runs(&crew).await?;
+    let stay = stays.first().context("a member")?;
+    let (node, gpu) = (stay.node.as_str(), stay.devices.iter().next().context("a GPU")?.as_str());
+    let uids = uids_of(&scene, &crew).await?;
+
+    let plan = succeeds(bed, &["drain", "gpu", gpu, "--dry-run", "--force"]).await?;
+    ensure!(plan.contains("gang e2e-drain/crew (e2e-drain/crew-0, e2e-drain/crew-1)"), "{plan}");
+    ensure!(
+        plan.contains("the disruption budget e2e-drain/crew allows 0 of 2") && !plan.contains("beside"),
+        "{plan}"
+    );
+    let text = fails(bed, &["drain", "gpu", gpu]).await?;
+    ensure!(
+        text.contains("no controller replaces e2e-drain/crew-0, e2e-drain/crew-1: add --force"),
+        "{text}"
+    );
+    // The budget holds, and no member is evicted alone.
+    let text = fails(bed, &["drain", "gpu", gpu, "--force", "--timeout=4"]).await?;
+    ensure!(text.contains("is not drained after 4 s") && text.contains("nothing was evicted"), "{text}");
+    ensure!(uids_of(&scene, &crew).await? == uids, "a budget did not protect its pods");
+
+    let budgets: Api<PodDisruptionBudget> = Api::namespaced(bed.client(), &scene.namespace);
+    budgets.delete(&crew.name, &DeleteParams::default()).await?;
+    let text = succeeds(bed, &["drain", "gpu", gpu, "--force"]).await?;
+    ensure!(text.contains("is drained: no pod holds it"), "{text}");
+    are_gone(&scene, &crew).await?;
+    for (name, uid) in others.iter().zip(&before) {
+        let pod = scene.pods.get(name).await?;
+        let untouched = pod.metadata.uid == *uid && pod.metadata.deletion_timestamp.is_none();
+        ensure!(untouched && pods::phase(&pod) == "Running", "{name} was evicted");
+    }
+    // Empty, and still withheld.
+    let map = succeeds(bed, &["map", "--node", node]).await?;
+    ensure!(map.contains(" /]") && map.contains("to be drained"), "{map}");
+    succeeds(bed, &["uncordon", "gpu", gpu]).await?;
+    let all = uuids(bed, node).await?.len();
+    gpus.counts(bed.cluster(), node, &[(GPU_RESOURCE, all)]).await
+}
