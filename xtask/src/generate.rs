@@ -93,6 +93,7 @@ fn files() -> Result<Vec<(PathBuf, String)>> {
         (root().join("docs/reference/crds.md"), crate::reference::custom_resources(&definitions)),
         (root().join("docs/reference/annotations.md"), crate::reference::annotations()?),
         (root().join("docs/reference/cli.md"), crate::reference::command_line()?),
+        (root().join("docs/pictures/map.svg"), crate::reference::picture()?),
         values_schema(config)?,
     ];
     for (values, templates) in MANIFESTS {

@@ -6,7 +6,7 @@ use std::process::Command;
 use anyhow::{Context as _, Result};
 use gantry_api::Reason;
 use gantry_plugin::health::{Class, Table, Xid};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::run::{cargo, output, root, run, target};
 
@@ -15,6 +15,39 @@ pub(crate) fn command_line() -> Result<String> {
     run(&mut cargo(&["build", "--locked", "--package", "gantry"]))?;
     // Help shows the values of variables.
     output(Command::new(target()?.join("debug/gantry")).env_clear().args(["man", "--markdown"]))
+}
+
+/// Nodes of the picture: name, machine file of the simulator, and pods with the GPUs that they hold.
+type PictureNode = (&'static str, &'static str, &'static [(&'static str, &'static [usize])]);
+const PICTURE: [PictureNode; 3] = [
+    ("dgx1", "dgx1-v100.yaml", &[("quad", &[0, 1, 2, 3]), ("single", &[4])]),
+    ("hgx", "hgx-h100.yaml", &[("train-0", &[0, 1, 2, 3, 4, 5, 6, 7])]),
+    ("desk", "workstation-2x.yaml", &[("pair", &[0, 1])]),
+];
+
+/// docs/pictures/map.svg: `gantry map -o svg` of a cluster of three simulated machines.
+pub(crate) fn picture() -> Result<String> {
+    let mut items = Vec::new();
+    for (name, machine, pods) in PICTURE {
+        let path = root().join("simulator/machines").join(machine);
+        let text = std::fs::read_to_string(&path).with_context(|| path.display().to_string())?;
+        let machine: Value = serde_saphyr::from_str(&text).with_context(|| path.display().to_string())?;
+        let holders: Vec<Value> = pods
+            .iter()
+            .map(|(pod, gpus)| {
+                let ids: Vec<&Value> = gpus.iter().map(|gpu| &machine["gpus"][*gpu]["uuid"]).collect();
+                json!({"namespace": "default", "pod": pod, "resource": "nvidia.com/gpu", "devices": ids,
+                    "provenance": "PodResources"})
+            })
+            .collect();
+        items
+            .push(json!({"apiVersion": "gantry.dev/v1alpha1", "kind": "GpuNode", "metadata": {"name": name},
+            "spec": {"machine": machine}, "status": {"holders": holders}}));
+    }
+    let file = target()?.join("picture.json");
+    std::fs::write(&file, json!({"kind": "List", "items": items}).to_string()).context("picture.json")?;
+    let program = target()?.join("debug/gantry");
+    output(Command::new(program).env_clear().args(["map", "-o", "svg", "--from"]).arg(file))
 }
 
 /// docs/xids.md.

@@ -2,13 +2,14 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 use gantry_image::{Arch, Tree, sha256};
 
 use crate::image;
-use crate::run::{root, target};
+use crate::run::{root, run, target};
 
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
@@ -47,6 +48,8 @@ pub(crate) fn run_task(args: &ReleaseArgs) -> Result<()> {
         fs::copy(&program, &path).with_context(|| format!("cannot write {}", path.display()))?;
     }
     let epoch = image::epoch()?;
+    plugin_of_kubectl(&folder, epoch, args.source.as_deref())?;
+    manual(&folder, epoch)?;
     pack(&root().join("charts/gantry"), "gantry", epoch, &folder.join(format!("gantry-{VERSION}.tgz")))?;
     let manifests = folder.join(format!("gantry-{VERSION}-manifests.tgz"));
     pack(&root().join("manifests"), "manifests", epoch, &manifests)?;
@@ -54,6 +57,50 @@ pub(crate) fn run_task(args: &ReleaseArgs) -> Result<()> {
     sums(&folder)?;
     println!("{} is complete; nothing was pushed", folder.display());
     Ok(())
+}
+
+/// An archive per architecture with the program as `kubectl-gantry`, and krew's manifest, which names them by checksum.
+fn plugin_of_kubectl(folder: &Path, epoch: u64, source: Option<&str>) -> Result<()> {
+    let mut platforms = String::new();
+    for arch in Arch::ALL {
+        let name = format!("kubectl-gantry-{VERSION}-linux-{arch}.tar.gz");
+        let program = folder.join(format!("gantry-{VERSION}-linux-{arch}"));
+        let mut tree = Tree::new();
+        tree.program("kubectl-gantry", fs::read(&program).with_context(|| program.display().to_string())?)?;
+        tree.file("LICENSE", fs::read(root().join("LICENSE")).context("LICENSE")?)?;
+        let bytes = tree.to_gzip(epoch)?;
+        platforms += &krew_platform(source, arch.name(), &name, &sha256(&bytes));
+        fs::write(folder.join(&name), bytes).with_context(|| name.clone())?;
+    }
+    let manifest =
+        KREW.replace("VERSION", VERSION).replace("SOURCE", source.unwrap_or(NO_SOURCE)) + &platforms;
+    fs::write(folder.join(format!("gantry-{VERSION}-krew.yaml")), manifest).context("krew.yaml")
+}
+
+/// krew's manifest without its platforms.
+const KREW: &str = include_str!("../data/krew.yaml");
+/// The address of the sources where --source does not name it: such a manifest works with `--archive` only.
+const NO_SOURCE: &str = "https://example.com/gantry";
+
+fn krew_platform(source: Option<&str>, arch: &str, archive: &str, sum: &str) -> String {
+    let source = source.unwrap_or(NO_SOURCE);
+    format!(
+        "    - selector: {{matchLabels: {{os: linux, arch: {arch}}}}}\n      \
+           uri: {source}/releases/download/v{VERSION}/{archive}\n      \
+           sha256: {sum}\n      \
+           bin: kubectl-gantry\n"
+    )
+}
+
+/// The manual pages, by the program of this machine.
+fn manual(folder: &Path, epoch: u64) -> Result<()> {
+    let program = folder.join(format!("gantry-{VERSION}-linux-{}", Arch::host()?));
+    let pages = target()?.join("man");
+    if pages.exists() {
+        fs::remove_dir_all(&pages).with_context(|| format!("cannot remove {}", pages.display()))?;
+    }
+    run(Command::new(program).env_clear().arg("man").arg(&pages))?;
+    pack(&pages, "man1", epoch, &folder.join(format!("gantry-{VERSION}-man.tgz")))
 }
 
 /// The section of the version in CHANGELOG.md.
@@ -141,6 +188,21 @@ mod tests {
         let chart = fs::read_to_string(root().join("charts/gantry/Chart.yaml")).unwrap();
         same_version(&chart).unwrap();
         assert!(same_version("version: 9.9.9\nappVersion: 9.9.9\n").is_err());
+    }
+
+    #[test]
+    fn manifest_of_krew_names_each_archive() {
+        let platform = krew_platform(Some("https://host/gantry"), "arm64", "kubectl-gantry.tar.gz", "abc");
+        let manifest = KREW.replace("VERSION", VERSION).replace("SOURCE", "https://host/gantry") + &platform;
+        let manifest: serde_json::Value = serde_saphyr::from_str(&manifest).unwrap();
+        assert_eq!(manifest["kind"], "Plugin");
+        assert_eq!(manifest["metadata"]["name"], "gantry");
+        assert_eq!(manifest["spec"]["version"], format!("v{VERSION}"));
+        let platform = &manifest["spec"]["platforms"][0];
+        let uri = format!("https://host/gantry/releases/download/v{VERSION}/kubectl-gantry.tar.gz");
+        assert_eq!(platform["uri"], uri);
+        assert_eq!((&platform["sha256"], &platform["bin"]), (&"abc".into(), &"kubectl-gantry".into()));
+        assert_eq!(platform["selector"]["matchLabels"]["arch"], "arm64");
     }
 
     #[test]
