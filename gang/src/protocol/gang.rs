@@ -565,10 +565,13 @@ impl Gang {
 
     /// kube-scheduler calls for a member, so that it does not reject it any more.
     pub(super) fn accept(&mut self, uid: &PodUid) {
-        if self.members().get(uid).is_some_and(|member| member.pod().rejected.is_some()) {
-            self.roster.members_mut().change(uid, TrackedMember::accept);
-            self.attempts.invalidate();
-        }
+        self.roster.members_mut().change(uid, TrackedMember::accept);
+        self.attempts.invalidate();
+    }
+
+    /// Whether kube-scheduler rejects a member, as far as its pod shows.
+    pub(super) fn rejects(&self, uid: &PodUid) -> bool {
+        self.members().get(uid).is_some_and(|member| member.pod().rejected.is_some())
     }
 
     /// The node that filter may return for a member.

@@ -317,7 +317,9 @@ impl Gangs {
             return Answer::Single;
         };
         // kube-scheduler calls only for pods that it has not rejected.
-        self.of_member(now, uid, |gang, _| gang.accept(uid));
+        if self.gangs.get(&key).is_some_and(|gang| gang.rejects(uid)) {
+            self.of_member(now, uid, |gang, _| gang.accept(uid));
+        }
         let found = self.with_env(now, &key);
         let Some((gang, mut env)) = found.filter(|(gang, _)| !gang.is_independent(uid)) else {
             return Answer::Single;
