@@ -19,6 +19,7 @@ mod gangs_owned;
 mod gangs_phases;
 mod gangs_preempt;
 mod gangs_repair;
+mod gangs_restart;
 mod gangs_schedulers;
 mod gangs_status;
 mod gangs_truth;
@@ -161,5 +162,7 @@ pub(crate) fn all() -> Vec<Scenario> {
         gangs_integrations::parallel_stateful_set_is_a_gang,
         gangs_owned::pods_of_other_controllers_are_gangs,
         gangs_integrations::unmodified_controllers_make_gangs,
+        gangs_restart::restarted_job_set_keeps_its_devices,
+        gangs_restart::updated_leader_worker_set_keeps_its_devices,
     ]
 }
