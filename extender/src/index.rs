@@ -75,7 +75,8 @@ use pod_store::PodStore;
 use reservations::Reservations;
 use scheduler_set::SchedulerSet;
 use unschedulable_queue::UnschedulableQueue;
-use volume_table::{Claim, Reach, VolumeTable};
+use volume_table::{Claim, VolumeTable};
+pub use volume_table::{Volume, VolumeClaim};
 
 /// How long the devices of a pod that disappeared before its end was observed stay taken, at least. Kubelet hands them
 /// out again at once, while the process may still run: up to 2.5 s in trials with an ignored SIGTERM. The report of the
@@ -413,24 +414,24 @@ impl Index {
         self.nodes.forget_resources(|resource| pods.ask_for(resource) || gangs.ask_for(resource));
     }
 
-    /// All claims of volumes, each with its volume if it is bound to one.
-    pub fn volume_claims_listed(&mut self, claims: Vec<(Claim, Option<Arc<str>>)>) {
+    /// All claims of volumes.
+    pub fn volume_claims_listed(&mut self, claims: Vec<(Claim, Option<VolumeClaim>)>) {
         self.volumes.set_claims(claims);
     }
 
-    /// A claim of a volume is bound to this one, or to none any more.
-    pub fn volume_claim_seen(&mut self, claim: Claim, volume: Option<Arc<str>>) {
+    /// A claim of a volume is bound, waits, or is gone.
+    pub fn volume_claim_seen(&mut self, claim: Claim, volume: Option<VolumeClaim>) {
         self.volumes.set_claim(claim, volume);
     }
 
-    /// All volumes, each with the terms of which a node must meet one to reach it; `None`: every node reaches it.
-    pub fn volumes_listed(&mut self, volumes: impl Iterator<Item = (Arc<str>, Option<Reach>)>) {
+    /// All volumes.
+    pub fn volumes_listed(&mut self, volumes: impl Iterator<Item = (Arc<str>, Option<Volume>)>) {
         self.volumes.set_volumes(volumes);
     }
 
-    /// The terms of a volume; `None`: every node reaches it, or it is gone.
-    pub fn volume_seen(&mut self, volume: Arc<str>, reach: Option<Reach>) {
-        self.volumes.set_volume(volume, reach);
+    /// A volume; `None`: it is gone.
+    pub fn volume_seen(&mut self, name: Arc<str>, volume: Option<Volume>) {
+        self.volumes.set_volume(name, volume);
     }
 
     /// The disruption budgets; `None` while they are unknown: then no pod is preempted.

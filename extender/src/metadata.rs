@@ -12,12 +12,15 @@ pub(crate) use gantry_api::slim::time;
 /// The annotation of pods that kubelet creates from files on its node.
 pub(crate) const MIRROR_ANNOTATION: &str = "kubernetes.io/config.mirror";
 
+/// The annotation of volumes that a provisioner has made for a claim.
+pub(crate) const PROVISIONED_ANNOTATION: &str = "pv.kubernetes.io/provisioned-by";
+
 /// The grant, what marks static pods and gangs, and the cordons of GPUs.
 struct Read;
 
 impl ReadsAnnotation for Read {
     fn reads(name: &str) -> bool {
-        [names::GRANT_ANNOTATION, MIRROR_ANNOTATION].contains(&name)
+        [names::GRANT_ANNOTATION, MIRROR_ANNOTATION, PROVISIONED_ANNOTATION].contains(&name)
             || name.starts_with(names::CORDON_ANNOTATION_PREFIX)
             || integrations::reads(name)
             || placement::reads(name)

@@ -9,10 +9,12 @@ use k8s_openapi::api::core::v1::{
 };
 use kube::{Api, Client};
 use serde::Deserialize;
+use serde_json::Value;
 use tokio_util::sync::CancellationToken;
 
 use super::listed::{Change, Words, follow};
-use crate::index::Store;
+use crate::index::{Store, Volume, VolumeClaim};
+use crate::metadata::PROVISIONED_ANNOTATION;
 use crate::object_memory::Kind;
 use crate::partial_object::PartialObject;
 use crate::pod;
@@ -24,9 +26,13 @@ pub async fn run(client: Client, store: Arc<Store>, shutdown: CancellationToken)
         Api::<PartialObject<PersistentVolumeClaim>>::all(client.clone()),
         (Kind::Claim, store.memory()),
         Words { what: "claims of volumes", without: WITHOUT },
-        |claim| -> Option<Arc<str>> {
-            let volume = claim.spec.get("volumeName")?.as_str()?;
-            Some(volume.into())
+        |claim| {
+            let text = |field: &str| claim.spec.get(field)?.as_str().filter(|text| !text.is_empty());
+            let waits = || Some(VolumeClaim::Waiting(text("storageClassName")?.into()));
+            // A selector chooses among the volumes of the class.
+            let any = claim.spec.get("selector").is_none_or(Value::is_null);
+            let bound = text("volumeName").map(|volume| VolumeClaim::Bound(volume.into()));
+            bound.or_else(|| any.then(waits).flatten())
         },
         |_| None,
         |change| {
@@ -52,7 +58,7 @@ pub async fn run(client: Client, store: Arc<Store>, shutdown: CancellationToken)
             let mut words = words.lock().unwrap_or_else(PoisonError::into_inner);
             let terms = required.node_selector_terms.iter();
             let terms: Vec<NodeTerm> = terms.map(|term| read(term, &mut words)).collect();
-            Some(Arc::new(terms))
+            Some(Volume { reach: Some(Arc::new(terms)), free_of: free_local_class(volume) })
         },
         |_| None,
         |change| {
@@ -68,6 +74,16 @@ pub async fn run(client: Client, store: Arc<Store>, shutdown: CancellationToken)
         shutdown.clone(),
     );
     tokio::join!(claims, volumes);
+}
+
+/// The class of a local volume that no claim has and that no provisioner has made.
+fn free_local_class(volume: &PartialObject<PersistentVolume>) -> Option<Arc<str>> {
+    let spec = |field: &str| volume.spec.get(field).filter(|value| !value.is_null());
+    let annotations = volume.metadata.annotations.as_ref();
+    let provisioned = annotations.is_some_and(|annotations| annotations.contains_key(PROVISIONED_ANNOTATION));
+    let free = spec("local").is_some() && spec("claimRef").is_none() && !provisioned;
+    let class = spec("storageClassName")?.as_str().filter(|class| free && !class.is_empty())?;
+    Some(class.into())
 }
 
 fn read(term: &NodeSelectorTerm, words: &mut pod::Words) -> NodeTerm {

@@ -1,7 +1,7 @@
 //! Which nodes can reach the volumes that pods claim. An unknown volume restricts no pod: kube-scheduler checks volumes
 //! as well.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 
 use gantry_gang::needs::NodeTerm;
@@ -13,11 +13,35 @@ pub(super) type Claim = (Arc<str>, Arc<str>);
 /// A node can reach a volume if one of these terms holds.
 pub(super) type Reach = Arc<Vec<NodeTerm>>;
 
-/// Claims that have a volume, and the volumes that not every node can reach.
+/// The volume of a claim, or what it waits for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum VolumeClaim {
+    /// It is bound to the volume of this name.
+    Bound(Arc<str>),
+    /// It waits for a volume of this class.
+    Waiting(Arc<str>),
+}
+
+/// What is known of a volume.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Volume {
+    /// Where it can be reached; `None`: from every node.
+    pub reach: Option<Reach>,
+    /// The class of a local volume that was created in advance and that no claim has: the first consumer's node decides
+    /// which of them a claim gets.
+    pub free_of: Option<Arc<str>>,
+}
+
+/// Claims, and the volumes that not every node can reach.
 #[derive(Debug, Default)]
 pub(super) struct VolumeTable {
-    claims: HashMap<Claim, Arc<str>>,
+    claims: HashMap<Claim, VolumeClaim>,
     reach: HashMap<Arc<str>, Reach>,
+    /// Free local volumes by class.
+    free: HashMap<Arc<str>, BTreeMap<Arc<str>, Reach>>,
+    class_of: HashMap<Arc<str>, Arc<str>>,
+    /// Where a claim of a class may get one of those.
+    reach_of_class: HashMap<Arc<str>, Reach>,
     /// Something changed since the needs of pods were last completed.
     changed: bool,
 }
@@ -26,12 +50,16 @@ impl VolumeTable {
     /// Where the volumes of a pod can be reached, by name of volume.
     pub(super) fn of(&self, pod: &PodFacts) -> Vec<Reach> {
         let claims = pod.volume_claims.iter();
-        let volumes = claims.filter_map(|claim| {
+        let claims = claims.filter_map(|claim| {
             let claim = (Arc::clone(&pod.namespace), Arc::clone(claim));
             self.claims.get(&claim)
         });
-        let mut reach: Vec<(&Arc<str>, &Reach)> =
-            volumes.filter_map(|volume| self.reach.get_key_value(volume)).collect();
+        let mut reach: Vec<(&Arc<str>, &Reach)> = claims
+            .filter_map(|claim| match claim {
+                VolumeClaim::Bound(volume) => self.reach.get_key_value(volume),
+                VolumeClaim::Waiting(class) => self.reach_of_class.get_key_value(class),
+            })
+            .collect();
         reach.sort_unstable_by_key(|(volume, _)| *volume);
         let mut distinct: Vec<Reach> = Vec::new();
         for (_, reach) in reach {
@@ -48,15 +76,15 @@ impl VolumeTable {
         std::mem::take(&mut self.changed)
     }
 
-    /// All claims, each with its volume if it is bound to one.
-    pub(super) fn set_claims(&mut self, claims: impl IntoIterator<Item = (Claim, Option<Arc<str>>)>) {
+    /// All claims, each with what is known of it.
+    pub(super) fn set_claims(&mut self, claims: impl IntoIterator<Item = (Claim, Option<VolumeClaim>)>) {
         let claims = claims.into_iter();
         self.claims = claims.filter_map(|(claim, volume)| Some((claim, volume?))).collect();
         self.changed = true;
     }
 
-    /// A claim is bound to this volume, or to none.
-    pub(super) fn set_claim(&mut self, claim: Claim, volume: Option<Arc<str>>) {
+    /// A claim is bound, waits, or is gone.
+    pub(super) fn set_claim(&mut self, claim: Claim, volume: Option<VolumeClaim>) {
         self.changed |= self.claims.get(&claim) != volume.as_ref();
         match volume {
             Some(volume) => self.claims.insert(claim, volume),
@@ -64,19 +92,60 @@ impl VolumeTable {
         };
     }
 
-    /// All volumes, each with its terms; `None`: every node can reach it.
-    pub(super) fn set_volumes(&mut self, volumes: impl Iterator<Item = (Arc<str>, Option<Reach>)>) {
-        self.reach = volumes.filter_map(|(volume, reach)| Some((volume, reach?))).collect();
+    /// All volumes.
+    pub(super) fn set_volumes(&mut self, volumes: impl Iterator<Item = (Arc<str>, Option<Volume>)>) {
+        *self = Self { claims: std::mem::take(&mut self.claims), ..Self::default() };
+        for (name, volume) in volumes {
+            self.set_volume(name, volume);
+        }
         self.changed = true;
     }
 
-    /// The terms of a volume; `None`: every node can reach it, or it is gone.
-    pub(super) fn set_volume(&mut self, volume: Arc<str>, reach: Option<Reach>) {
-        self.changed |= self.reach.get(&volume) != reach.as_ref();
-        match reach {
-            Some(reach) => self.reach.insert(volume, reach),
-            None => self.reach.remove(&volume),
+    /// A volume; `None`: it is gone.
+    pub(super) fn set_volume(&mut self, name: Arc<str>, volume: Option<Volume>) {
+        let Volume { reach, free_of } = volume.unwrap_or_default();
+        self.changed |= self.reach.get(&name) != reach.as_ref();
+        let class = free_of.filter(|_| reach.is_some());
+        let before = match &class {
+            Some(class) => self.class_of.insert(name.clone(), class.clone()),
+            None => self.class_of.remove(&name),
         };
+        if let Some(before) = before {
+            if let Some(free) = self.free.get_mut(&before) {
+                free.remove(&name);
+            }
+            self.join(&before);
+        }
+        if let (Some(class), Some(reach)) = (&class, &reach) {
+            self.free.entry(class.clone()).or_default().insert(name.clone(), Arc::clone(reach));
+            self.join(class);
+        }
+        match reach {
+            Some(reach) => self.reach.insert(name, reach),
+            None => self.reach.remove(&name),
+        };
+    }
+
+    /// Puts together where a claim of a class may get a volume. With none left, kube-scheduler may know of one that was
+    /// not seen yet.
+    fn join(&mut self, class: &Arc<str>) {
+        let free = self.free.get(class).filter(|free| !free.is_empty());
+        let Some(free) = free else {
+            self.free.remove(class);
+            self.changed |= self.reach_of_class.remove(class).is_some();
+            return;
+        };
+        let mut terms: Vec<NodeTerm> = Vec::new();
+        let mut seen: HashSet<&NodeTerm> = HashSet::new();
+        for term in free.values().flat_map(|reach| reach.iter()) {
+            if seen.insert(term) {
+                terms.push(term.clone());
+            }
+        }
+        if self.reach_of_class.get(class).is_none_or(|known| **known != terms) {
+            self.reach_of_class.insert(class.clone(), Arc::new(terms));
+            self.changed = true;
+        }
     }
 }
 
@@ -99,6 +168,19 @@ mod tests {
             values: vec![node.into()],
         };
         Some(Arc::new(vec![NodeTerm { labels: vec![required], names: Vec::new() }]))
+    }
+
+    fn fixed(node: &str) -> Option<Volume> {
+        Some(Volume { reach: only_on(node), free_of: None })
+    }
+
+    /// A free local volume of class `local`.
+    fn local(node: &str) -> Option<Volume> {
+        Some(Volume { reach: only_on(node), free_of: Some("local".into()) })
+    }
+
+    fn has(volume: &str) -> Option<VolumeClaim> {
+        Some(VolumeClaim::Bound(volume.into()))
     }
 
     fn claim(name: &str) -> Claim {
@@ -149,21 +231,50 @@ mod tests {
     fn members_go_where_their_volumes_can_be_reached() {
         let cluster = cluster();
         cluster.store.update(|index| {
-            let claims = ["a-0", "a-1"].map(|name| (claim(name), Some(format!("pv-{name}").into())));
+            let claims = ["a-0", "a-1"].map(|name| (claim(name), has(&format!("pv-{name}"))));
             index.volume_claims_listed(claims.into());
-            index.volumes_listed(
-                [("pv-a-0".into(), only_on("o")), ("pv-a-1".into(), only_on("n"))].into_iter(),
-            );
+            index.volumes_listed([("pv-a-0".into(), fixed("o")), ("pv-a-1".into(), fixed("n"))].into_iter());
         });
         create(&cluster);
         assert_eq!(nodes(&cluster), on(["o", "n"]));
+    }
+
+    /// Local volumes that wait for their first consumer, on two of three nodes: planned there at once.
+    #[test]
+    fn members_go_where_local_volumes_are_free() {
+        let cluster = cluster();
+        cluster.store.update(|index| {
+            let claims = ["a-0", "a-1"].map(|name| (claim(name), Some(VolumeClaim::Waiting("local".into()))));
+            index.volume_claims_listed(claims.into());
+            index.volumes_listed([("pv-n".into(), local("n")), ("pv-o".into(), local("o"))].into_iter());
+        });
+        create(&cluster);
+        assert_eq!(nodes(&cluster), on(["n", "o"]));
+    }
+
+    /// A volume that another claim has got is of no use, and one that is released again is.
+    #[test]
+    fn local_volumes_count_while_no_claim_has_them() {
+        let cluster = cluster();
+        cluster.store.update(|index| {
+            for name in ["a-0", "a-1"] {
+                index.volume_claim_seen(claim(name), Some(VolumeClaim::Waiting("local".into())));
+            }
+            index.volume_seen("pv-n".into(), local("n"));
+            index.volume_seen("pv-o".into(), local("o"));
+            index.volume_seen("pv-o".into(), fixed("o"));
+        });
+        create(&cluster);
+        assert!(matches!(nodes(&cluster), [Answer::Wait(_), Answer::Wait(_)]), "one node does not hold both");
+        cluster.store.update(|index| index.volume_seen("pv-m".into(), local("m")));
+        assert_eq!(nodes(&cluster), on(["m", "n"]));
     }
 
     #[test]
     fn volumes_that_can_be_reached_from_everywhere_keep_nobody_off() {
         let cluster = cluster();
         cluster.store.update(|index| {
-            index.volume_claims_listed(vec![(claim("a-0"), Some("pv".into())), (claim("a-1"), None)]);
+            index.volume_claims_listed(vec![(claim("a-0"), has("pv")), (claim("a-1"), None)]);
             index.volumes_listed([("pv".into(), None)].into_iter());
         });
         create(&cluster);
@@ -175,9 +286,9 @@ mod tests {
         let cluster = cluster();
         cluster.store.update(|index| {
             for name in ["a-0", "a-1"] {
-                index.volume_claim_seen(claim(name), Some("shared".into()));
+                index.volume_claim_seen(claim(name), has("shared"));
             }
-            index.volume_seen("shared".into(), only_on("o"));
+            index.volume_seen("shared".into(), fixed("o"));
         });
         create(&cluster);
         let [Answer::Wait(why), _] = nodes(&cluster) else {
@@ -210,8 +321,8 @@ mod tests {
             };
             let now = cluster.now();
             cluster.store.update(|index| {
-                index.volume_claim_seen(claim(pod), Some(format!("pv-{pod}").into()));
-                index.volume_seen(format!("pv-{pod}").into(), only_on(node));
+                index.volume_claim_seen(claim(pod), has(&format!("pv-{pod}")));
+                index.volume_seen(format!("pv-{pod}").into(), fixed(node));
                 index.finish(now, &target(pod, node), Outcome::Bound);
                 index.bind_ended(&PodUid::from(pod), BindEnd::Bound);
             });
