@@ -39,6 +39,8 @@ kinds! {
     PodForced,
     JobDeleted,
     JobEndedEarly,
+    OwnerRestarts,
+    Continued,
     NodeLost,
     GpuSick,
     PodMade,

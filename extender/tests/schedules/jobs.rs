@@ -1,7 +1,7 @@
 //! What people run: gangs and single pods with an end, and the controllers that make their pods anew when they are lost. A gang's members
 //! run on only when enough of them are there, as those of a real one do; so a gang that is half bound never ends.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use serde_json::{Value, json};
@@ -45,6 +45,8 @@ pub(crate) struct Job {
     brought: bool,
     /// Every other member has priority 0.
     mixed: bool,
+    /// Its controller creates all of its pods again: the devices that they had, until one of the new ones is bound.
+    had: BTreeSet<String>,
 }
 
 /// Its pods are made with the extender's scheduling gate.
@@ -146,6 +148,7 @@ impl World {
                 gating,
                 brought: false,
                 mixed: false,
+                had: BTreeSet::new(),
             };
             job.length += crowd * restless;
             if self.plan.preemption {
@@ -277,6 +280,45 @@ impl World {
             if self.api.pod(&name, &uid).is_some_and(|pod| pod.is_live()) {
                 self.delete_pod(&name, &uid, false);
             }
+        }
+    }
+
+    /// A Job with all of its pods running fails as a whole: its controller removes all pods and creates all of them again.
+    pub(crate) fn restart_some_job(&mut self) {
+        let jobs: Vec<usize> = (0..self.jobs.all.len()).filter(|job| self.runs_whole(*job)).collect();
+        if jobs.is_empty() {
+            return;
+        }
+        let job = jobs[self.dice.index(jobs.len())];
+        self.played(Played::OwnerRestarts);
+        self.note(format_args!("job j{job} is restarted by its owner"));
+        let members = self.jobs.all[job].members.iter();
+        let pods: Vec<(String, String)> = members.filter_map(|member| member.pod.clone()).collect();
+        let mut had = BTreeSet::new();
+        for (name, uid) in pods {
+            if let Some(pod) = self.api.pod(&name, &uid) {
+                had.extend(pod.granted().iter().cloned());
+            }
+            self.delete_pod(&name, &uid, false);
+        }
+        self.jobs.all[job].had = had;
+    }
+
+    /// Whether it is a Job that states how many pods it has, and all of them run.
+    fn runs_whole(&self, job: usize) -> bool {
+        let all = &self.jobs.all[job];
+        let runs = |number: usize| {
+            let pod = self.pod_of(job, number);
+            pod.is_some_and(|pod| pod.phase == Phase::Running && !pod.leaving)
+        };
+        all.ends_with_first && !all.deleted && (0..all.members.len()).all(runs)
+    }
+
+    /// A pod of a job is bound: whether the devices that it had before its owner restarted it are its again.
+    pub(crate) fn note_continued(&mut self, job: usize, devices: &[String]) {
+        let had = std::mem::take(&mut self.jobs.all[job].had);
+        if !had.is_empty() && devices.iter().all(|device| had.contains(device)) {
+            self.played(Played::Continued);
         }
     }
 

@@ -414,7 +414,7 @@ impl World {
         let pause = self.dice.range(200, 6_000);
         self.after(pause, Event::Trouble);
         self.hostile_acts();
-        match self.dice.below(12) {
+        match self.dice.below(13) {
             0 | 1 => self.kill_extender(),
             2 => self.pause_extender(),
             3 => self.kill_scheduler(),
@@ -425,6 +425,7 @@ impl World {
             8 => self.stall(),
             9 => self.touch_some_gang(),
             10 => self.break_some_watch(),
+            12 => self.restart_some_job(),
             _ => {}
         }
     }

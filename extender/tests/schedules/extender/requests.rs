@@ -128,6 +128,9 @@ impl World {
                 });
                 if status == Status::Done {
                     self.extenders.knew.insert((by, target.uid.to_string()));
+                    if let Some(pod) = self.api.pod(&target.name, target.uid.as_str()).cloned() {
+                        self.note_continued(pod.job, pod.granted());
+                    }
                 }
                 let granted = grant.as_deref().unwrap_or_default();
                 self.note(format_args!(
