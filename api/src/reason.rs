@@ -83,6 +83,8 @@ reasons! {
     InvalidMember => "a member asks for something that cannot be followed",
     MinimumChanged => "the minimum has changed since the gang was decided",
     RepairChanged => "the repair policy has changed since the gang was decided",
+    GroupNotScheduled => "kube-scheduler does not schedule the PodGroup as a whole",
+    RevisionWaits => "members of the next revision of a template wait for devices together",
     SeveralIntegrations => "several integrations name the gang's pods",
     DisruptionBudget => "a disruption budget protects pods that have to be evicted",
     MissingPermission => "the extender lacks a permission that the gang needs",

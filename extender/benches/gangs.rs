@@ -211,6 +211,7 @@ fn waiting_member(gang: u32, number: u32) -> Member {
             role: "".into(),
             options: GangOptions::default(),
             creator: None,
+            revision: None,
             also: Vec::new(),
             maker: None,
             made_by: None,

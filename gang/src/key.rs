@@ -28,6 +28,8 @@ pub enum Integration {
     Kueue,
     /// KAI: annotation and PodGroup of scheduling.run.ai.
     Kai,
+    /// Grove: label and PodGang of scheduler.grove.io.
+    Grove,
     /// LeaderWorkerSet: one gang per group.
     LeaderWorkerSet,
     /// JobSet, also under Kubeflow's TrainJob.
@@ -42,7 +44,7 @@ pub enum Integration {
 
 impl Integration {
     /// All of them, in the order in which they are asked.
-    pub const ALL: [Self; 13] = [
+    pub const ALL: [Self; 14] = [
         Self::PodGroup,
         Self::Workload,
         Self::Annotation,
@@ -51,6 +53,7 @@ impl Integration {
         Self::Koordinator,
         Self::Kueue,
         Self::Kai,
+        Self::Grove,
         Self::LeaderWorkerSet,
         Self::JobSet,
         Self::Kubeflow,
@@ -74,6 +77,7 @@ impl Integration {
             Self::Koordinator => "Koordinator",
             Self::Kueue => "Kueue",
             Self::Kai => "KAI",
+            Self::Grove => "Grove",
             Self::LeaderWorkerSet => "LeaderWorkerSet",
             Self::JobSet => "JobSet",
             Self::Kubeflow => "Kubeflow",

@@ -27,6 +27,8 @@ pub struct Membership {
     pub options: GangOptions,
     /// Other conventions that name the pod too, and were not asked.
     pub also: Vec<Integration>,
+    /// Which revision of its template the pod is of, where nothing else distinguishes the gang from one of another revision.
+    pub revision: Option<Revision>,
     /// The job that made the pod, where its gang goes by a mere name: two jobs may have hit on the same.
     pub maker: Option<JobRef>,
     /// UID of what made the pod; of the whole, where that makes its pods in parts. The next run of a job is told from the one before by it.
@@ -35,6 +37,15 @@ pub struct Membership {
     pub made_by: Option<Arc<str>>,
     /// What is wrong with what it says. Such a pod is not scheduled until it is mended.
     pub faults: Vec<Fault>,
+}
+
+/// The revision of the template of a pod.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Revision {
+    /// What has the template, such as `Deployment head`.
+    pub of: Arc<str>,
+    /// The hash of the template.
+    pub hash: Arc<str>,
 }
 
 /// A job with pods that use a gang name chosen by the user.
@@ -108,6 +119,8 @@ pub enum OwnerKind {
     VolcanoPodGroup,
     /// scheduling.run.ai PodGroup.
     KaiPodGroup,
+    /// scheduler.grove.io PodGang.
+    PodGang,
     /// leaderworkerset.x-k8s.io LeaderWorkerSet.
     LeaderWorkerSet,
     /// jobset.x-k8s.io JobSet.
@@ -142,6 +155,7 @@ impl OwnerKind {
                 | Self::KoordinatorPodGroup
                 | Self::VolcanoPodGroup
                 | Self::KaiPodGroup
+                | Self::PodGang
         )
     }
 
@@ -195,6 +209,10 @@ pub struct OwnerFacts {
     pub over: bool,
     /// It is suspended: lost members are not recreated before it resumes.
     pub suspended: bool,
+    /// No pod is preempted for it, whatever its pods allow.
+    pub never_preempts: bool,
+    /// Why kube-scheduler does not schedule it as a whole, in its words.
+    pub unscheduled: Option<Arc<str>>,
     /// `metadata.uid`.
     pub uid: Arc<str>,
     /// Members that its controller keeps at present, where that is stated: it creates no more than these.

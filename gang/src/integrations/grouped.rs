@@ -139,6 +139,22 @@ pub(super) fn kai<'a>(pod: &PodView<'a>, _: &Own<'a>) -> Option<Found<'a>> {
     Some(found)
 }
 
+const GROVE: &str = "grove.io/podgang";
+const GROVE_CLIQUE: &str = "grove.io/podclique";
+const GROVE_INDEX: &str = "grove.io/podclique-pod-index";
+
+/// Grove, whose operator names the PodGang on every pod that may be scheduled: the base PodGang of a replica of a PodCliqueSet, or one that
+/// a scaling group has added.
+pub(super) fn grove<'a>(pod: &PodView<'a>, _: &Own<'a>) -> Option<Found<'a>> {
+    let name = pod.label(GROVE).filter(|name| !name.is_empty())?;
+    let place = format!("label {GROVE}");
+    let mut found = Found::of_object(pod, Integration::Grove, OwnerKind::PodGang, &place, name);
+    found.role = found.word(&format!("label {GROVE_CLIQUE}"), pod.label(GROVE_CLIQUE));
+    // Each PodClique numbers its own pods.
+    found.rank = rank::index(pod.label(GROVE_INDEX));
+    Some(found)
+}
+
 impl Found<'_> {
     /// A minimum that stands on the pod, if it does.
     fn states(&mut self, place: &'static str, text: Option<&str>) {

@@ -49,7 +49,7 @@ pub fn settle(membership: &Membership, owner: &OwnerFacts) -> Option<Membership>
 }
 
 /// The readers, in the order in which they are asked.
-const READERS: [Reader; 13] = [
+const READERS: [Reader; 14] = [
     controllers::pod_group,
     controllers::workload,
     own::gang,
@@ -58,6 +58,7 @@ const READERS: [Reader; 13] = [
     grouped::koordinator,
     grouped::kueue,
     grouped::kai,
+    grouped::grove,
     controllers::leader_worker_set,
     controllers::job_set,
     controllers::training_job,

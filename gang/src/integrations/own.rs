@@ -10,7 +10,7 @@ use super::value::{self, fault, number};
 use super::view::of_ours;
 use super::{Found, PodView, grouped};
 use crate::key::{GangKey, Integration};
-use crate::membership::{GangOptions, JobRef, Membership, OwnerKind, OwnerRef, Size};
+use crate::membership::{GangOptions, JobRef, Membership, OwnerKind, OwnerRef, Revision, Size};
 use crate::terms::{Fault, Repair, TopologyRequest};
 
 /// Ranks need not be consecutive.
@@ -188,6 +188,7 @@ impl<'a> Own<'a> {
         let made_by = made_by(pod, &first, others);
         let mut faults = self.faults;
         faults.extend(first.faults);
+        let has_name_only = first.incarnation.is_empty();
         let by_name = first.owner.is_none() && first.incarnation.is_empty();
         let mut owner = first.owner;
         let mut role = first.role;
@@ -264,6 +265,7 @@ impl<'a> Own<'a> {
                 .map(|other| other.integration)
                 .filter(|integration| *integration != Integration::Job)
                 .collect(),
+            revision: has_name_only.then(|| revision(pod)).flatten(),
             maker: by_name.then(|| maker(pod, others)).flatten(),
             made_by,
             faults,
@@ -295,6 +297,26 @@ fn creator(pod: &PodView<'_>, owner: Option<&OwnerRef>, others: &[Found<'_>]) ->
         // The pods of a Job that another recognised object makes are found by that object.
         value::is_object_name(job.name).then(|| pod.beside(OwnerKind::Job, job.name))
     })
+}
+
+/// The label of a Deployment's pods with the hash of their template.
+pub(super) const TEMPLATE: &str = "pod-template-hash";
+/// The same of a StatefulSet's.
+pub(super) const REVISION: &str = "controller-revision-hash";
+
+/// The revision of the Deployment or StatefulSet that has the pod's template.
+fn revision(pod: &PodView<'_>) -> Option<Revision> {
+    let made = pod.controller.filter(|made| made.api_version.starts_with("apps/"))?;
+    let (kind, name, hash) = match made.kind {
+        "ReplicaSet" => {
+            let hash = pod.label(TEMPLATE).filter(|hash| !hash.is_empty())?;
+            ("Deployment", made.name.strip_suffix(hash)?.strip_suffix('-')?, hash)
+        }
+        "StatefulSet" => ("StatefulSet", made.name, pod.label(REVISION)?),
+        _ => return None,
+    };
+    let cut = |text: &str| value::truncate(text.into(), MAKER);
+    Some(Revision { of: cut(&format!("{kind} {name}")), hash: cut(hash) })
 }
 
 /// The UID of what made a pod: of the whole, where it makes jobs or pods in several parts.

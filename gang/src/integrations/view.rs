@@ -75,7 +75,7 @@ pub struct WorkloadRef<'a> {
 /// Whether a label or annotation of this name is ever looked at. A reader of pods may drop all others.
 pub fn reads(name: &str) -> bool {
     match name.split_once('/') {
-        None => [grouped::KAI, grouped::COSCHEDULING_OLD].contains(&name),
+        None => [grouped::KAI, grouped::COSCHEDULING_OLD, own::TEMPLATE, own::REVISION].contains(&name),
         // Not the grant, which is long.
         Some((names::GROUP, _)) => own::KNOWN.contains(&name) || name == names::CHECKPOINTED_ANNOTATION,
         Some((domain, _)) => DOMAINS.contains(&domain),
@@ -83,7 +83,7 @@ pub fn reads(name: &str) -> bool {
 }
 
 /// The domains of labels and annotations that declare gangs.
-const DOMAINS: [&str; 14] = [
+const DOMAINS: [&str; 15] = [
     "scheduling.x-k8s.io",
     "pod-group.scheduling.sigs.k8s.io",
     "scheduling.k8s.io",
@@ -92,6 +92,7 @@ const DOMAINS: [&str; 14] = [
     "gang.scheduling.koordinator.sh",
     "kueue.x-k8s.io",
     "kai.scheduler",
+    "grove.io",
     "leaderworkerset.sigs.k8s.io",
     "jobset.sigs.k8s.io",
     "alpha.jobset.sigs.k8s.io",

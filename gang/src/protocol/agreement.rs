@@ -58,6 +58,8 @@ pub(super) struct Agreement {
     finished: Option<OwnerRef>,
     /// An owner that is suspended: lost members are not recreated before it resumes.
     suspended: Option<OwnerRef>,
+    /// What the owner that declares the size states, if it was read and exists.
+    declares: Option<Arc<OwnerFacts>>,
     /// What the owner that creates the pods states.
     creates: Option<Arc<OwnerFacts>>,
     /// Members' declarations have changed since the terms were resolved.
@@ -81,6 +83,7 @@ impl Agreement {
             retains_owners: false,
             finished: None,
             suspended: None,
+            declares: None,
             creates: None,
             redeclared: false,
             stale: true,
@@ -144,6 +147,11 @@ impl Agreement {
     /// What that owner states, if it was read and exists.
     pub(super) fn creator_facts(&self) -> Option<&Arc<OwnerFacts>> {
         self.creates.as_ref()
+    }
+
+    /// The owner that declares the size, and what it states, if it was read and exists.
+    pub(super) fn declaring_owner(&self) -> Option<(&OwnerRef, &Arc<OwnerFacts>)> {
+        self.owner.as_ref().zip(self.declares.as_ref())
     }
 
     /// An owner that has ended or is gone: lost members are not recreated.
@@ -277,6 +285,7 @@ impl Agreement {
         (self.finished, self.suspended) = (is(Owner::is_finished), is(Owner::is_suspended));
         self.creates = self.creator().and_then(&find).and_then(Owner::facts).cloned();
         let owner = self.owner.as_ref().and_then(&find);
+        self.declares = owner.and_then(Owner::facts).cloned();
         if self.declared.is_empty() {
             return None;
         }

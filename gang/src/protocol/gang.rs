@@ -113,6 +113,8 @@ enum State {
         of: Option<Arc<Decision>>,
         /// The gang that it yields to, where both were in a deadlock.
         to: Option<Arc<GangKey>>,
+        /// Its slots are kept for the next incarnation.
+        keeps: Option<Box<Succession>>,
     },
     /// It has no members.
     Over {
@@ -370,9 +372,18 @@ impl Gang {
                 let complete = self.agreement.terms().is_some() && self.enough(Count::exist);
                 complete && !self.waits_for_rest(now) && !self.is_kept_gated()
             }
-            State::Decided(_) => self.agreement.working_terms().is_some() && self.may_grow() > 0,
+            State::Decided(_) => {
+                self.agreement.working_terms().is_some() && self.may_grow() > 0 && !self.awaits_rollout(now)
+            }
             _ => false,
         }
+    }
+
+    /// A rollout has just begun: more pods of its revision may come, of other Deployments too.
+    fn awaits_rollout(&self, now: Instant) -> bool {
+        now < self.settle_until
+            && self.urgency() == Urgency::Surplus
+            && !planning::next_revision(self).is_empty()
     }
 
     /// It wants a plan, if not now then when time has passed.
@@ -909,8 +920,12 @@ impl Gang {
     /// Takes a placement: gives its reservations to members.
     pub(super) fn place(&mut self, env: &mut Env<'_>, placement: &Placement) {
         let decided = self.decided().is_some();
-        let must = if decided { 1 } else { self.missing(Count::settled).max(1) };
-        let members = self.plan_request().map(|request| request.members);
+        let request = self.plan_request();
+        let must = match &request {
+            Some(request) if decided => request.must.max(1),
+            _ => self.missing(Count::settled).max(1),
+        };
+        let members = request.map(|request| request.members);
         let pairs = pair(members.unwrap_or_default(), &placement.places);
         let preempts = decided && placement.waits();
         if pairs.len() < must as usize || preempts {
@@ -1256,7 +1271,10 @@ impl Gang {
             // However they were removed, it was done.
             self.blockers.remove(&Blocker::Removal);
             self.blockers.remove(&Blocker::Budget);
-            self.state = State::Open;
+            let restarting = std::mem::replace(&mut self.state, State::Open);
+            if let State::Restarting { keeps: Some(succession), .. } = restarting {
+                self.begin_awaiting(env, succession);
+            }
             self.settle_until = after(env.now.at, env.settings.settle);
             return true;
         }
@@ -1285,6 +1303,7 @@ impl Gang {
                 self.hold_ends(settings),
                 self.surplus_ends(),
                 decided.shortage_due(settings),
+                Some(self.settle_until),
             ]),
             State::Awaiting(_) => due.extend([self.succession_ends(settings), Some(self.settle_until)]),
             State::Restarting { again, .. } => due.push(Some(*again)),
@@ -1711,8 +1730,16 @@ impl Gang {
     /// Deletes all members, so that their controller recreates all of them.
     fn restart(&mut self, env: &mut Env<'_>) {
         let of = self.decision().map(Arc::new);
-        self.begin_incarnation(true);
-        self.state = State::Restarting { again: env.now.at, of, to: None };
+        let keeps = self.begin_succession();
+        match &keeps {
+            Some(_) => {
+                let domain = self.domain.clone();
+                self.begin_incarnation_keeping_slots(true);
+                self.domain = domain;
+            }
+            None => self.begin_incarnation(true),
+        }
+        self.state = State::Restarting { again: env.now.at, of, to: None, keeps };
         self.waiting_since = env.now.unix;
     }
 
@@ -1723,7 +1750,7 @@ impl Gang {
         self.begin_incarnation(true);
         self.waiting_since = env.now.unix;
         let pods = self.members().uids(|member| member.lives() && !member.is_evicted());
-        self.state = State::Restarting { again: after(env.now.at, env.settings.evict), of, to };
+        self.state = State::Restarting { again: after(env.now.at, env.settings.evict), of, to, keeps: None };
         self.remove_pods(env, pods);
     }
 

@@ -12,6 +12,8 @@ use crate::membership::SubGroups;
 /// Kubernetes' PodGroup. A basic one is no gang: each pod goes by itself.
 pub(super) fn pod_group(sheet: &mut Sheet<'_>) {
     policy(sheet, "schedulingPolicy", "spec.schedulingPolicy", sheet.spec("schedulingPolicy"));
+    sheet.facts.never_preempts = sheet.text("preemptionPolicy") == Some("Never");
+    sheet.facts.unscheduled = unscheduled(sheet.object);
     if let Some(key) = sheet
         .spec("schedulingConstraints.topology")
         .and_then(|topology| topology.pointer("/0/key"))
@@ -19,6 +21,17 @@ pub(super) fn pod_group(sheet: &mut Sheet<'_>) {
     {
         sheet.level("spec.schedulingConstraints.topology[0].key", key, true);
     }
+}
+
+/// Why kube-scheduler does not schedule a group as a whole: its condition on the PodGroup.
+pub(super) fn unscheduled(object: &Value) -> Option<Arc<str>> {
+    let conditions = object.pointer("/status/conditions")?.as_array()?;
+    let field = |condition: &Value, name: &str| Some(condition.get(name)?.as_str()?.to_owned());
+    let found = conditions.iter().find(|condition| {
+        let is = |name: &str, value: &str| field(condition, name).as_deref() == Some(value);
+        is("type", "PodGroupInitiallyScheduled") && is("status", "False")
+    })?;
+    Some(field(found, "message").or_else(|| field(found, "reason"))?.into())
 }
 
 /// A group of a Workload of Kubernetes 1.35.
@@ -145,6 +158,29 @@ fn tier(topology: &Value) -> Option<(&str, bool)> {
     let name = topology.get("highestTierName")?.as_str()?;
     let hard = topology.get("mode").and_then(Value::as_str) != Some("soft");
     (!name.is_empty()).then_some((name, hard))
+}
+
+/// Grove's PodGang: as many pods of each PodClique as it needs. Those that a scaling group adds are PodGangs of their own.
+pub(super) fn grove(sheet: &mut Sheet<'_>) {
+    let groups = sheet.spec("podgroups").and_then(Value::as_array);
+    for group in groups.into_iter().flatten() {
+        let name = group.get("name").and_then(Value::as_str).unwrap_or_default();
+        let place = format!("spec.podgroups[{name}].minReplicas");
+        if let Some(min) = sheet.number(&place, group.get("minReplicas"), 0) {
+            sheet.facts.by_role.push((Arc::from(name), min));
+        }
+    }
+    if !sheet.facts.by_role.is_empty() {
+        let min = sum(&sheet.facts.by_role);
+        sheet.min(Some(min.max(1)), "spec.podgroups[].minReplicas");
+    }
+    for (field, required) in [("required", true), ("preferred", false)] {
+        let path = format!("topologyConstraint.packConstraint.{field}");
+        if let Some(name) = sheet.text(&path) {
+            sheet.level(&format!("spec.{path}"), name, required);
+            return;
+        }
+    }
 }
 
 /// KAI's PodGroup. Its sub-groups may be a tree; the leaves have pods.

@@ -45,6 +45,7 @@ pub fn api(kind: OwnerKind) -> Api {
         }
         OwnerKind::VolcanoPodGroup => (&[("scheduling.volcano.sh", "v1beta1")], "PodGroup", "podgroups"),
         OwnerKind::KaiPodGroup => (&[("scheduling.run.ai", "v2alpha2")], "PodGroup", "podgroups"),
+        OwnerKind::PodGang => (&[("scheduler.grove.io", "v1alpha1")], "PodGang", "podgangs"),
         OwnerKind::LeaderWorkerSet => {
             (&[("leaderworkerset.x-k8s.io", "v1")], "LeaderWorkerSet", "leaderworkersets")
         }
@@ -76,6 +77,7 @@ pub fn read(kind: OwnerKind, part: &str, object: &Value) -> OwnerFacts {
         OwnerKind::CoschedulingPodGroup | OwnerKind::KoordinatorPodGroup => groups::coscheduling(&mut sheet),
         OwnerKind::VolcanoPodGroup => groups::volcano(&mut sheet),
         OwnerKind::KaiPodGroup => groups::kai(&mut sheet),
+        OwnerKind::PodGang => groups::grove(&mut sheet),
         OwnerKind::LeaderWorkerSet => jobs::leader_worker_set(&mut sheet),
         OwnerKind::JobSet => jobs::job_set(&mut sheet, part),
         OwnerKind::PyTorchJob => training::job(&mut sheet, "pytorchReplicaSpecs"),
@@ -226,6 +228,7 @@ fn conditions(kind: OwnerKind) -> &'static [&'static str] {
         | OwnerKind::KoordinatorPodGroup
         | OwnerKind::VolcanoPodGroup
         | OwnerKind::KaiPodGroup
+        | OwnerKind::PodGang
         | OwnerKind::LeaderWorkerSet
         | OwnerKind::RayCluster => &[],
     }
@@ -273,6 +276,7 @@ fn is_suspended(kind: OwnerKind, object: &Value) -> bool {
         | OwnerKind::KoordinatorPodGroup
         | OwnerKind::VolcanoPodGroup
         | OwnerKind::KaiPodGroup
+        | OwnerKind::PodGang
         | OwnerKind::LeaderWorkerSet => return false,
     };
     object.pointer(field).and_then(Value::as_bool) == Some(true)

@@ -11,13 +11,14 @@ use super::{api, read};
 use crate::membership::{OwnerFacts, OwnerKind};
 use crate::terms::TopologyRequest;
 
-const KINDS: [OwnerKind; 16] = [
+const KINDS: [OwnerKind; 17] = [
     OwnerKind::PodGroup,
     OwnerKind::Workload,
     OwnerKind::CoschedulingPodGroup,
     OwnerKind::KoordinatorPodGroup,
     OwnerKind::VolcanoPodGroup,
     OwnerKind::KaiPodGroup,
+    OwnerKind::PodGang,
     OwnerKind::LeaderWorkerSet,
     OwnerKind::JobSet,
     OwnerKind::PyTorchJob,

@@ -173,3 +173,60 @@ fn kai_names_a_pod_group_and_a_part_of_it() {
     assert_eq!(&*membership.role, "workers");
     assert_eq!(membership.owner, owner(OwnerKind::KaiPodGroup, "pg-train-0c1", ""));
 }
+
+/// As Grove's operator leaves pods of the base PodGang, and of one that a scaling group has added.
+#[test]
+fn grove_names_the_pod_gang_of_each_pod() {
+    for name in ["llm-0", "llm-0-workers-1"] {
+        let membership = claimed(&json!({"metadata": {"name": "a", "labels": {
+            "grove.io/podgang": name,
+            "grove.io/podclique": "llm-0-workers-0-prefill",
+            "grove.io/podclique-pod-index": "3",
+            "grove.io/podcliqueset-replica-index": "0",
+        }}}))
+        .unwrap();
+        assert_eq!(gang(&membership), (Integration::Grove, name, ""));
+        assert_eq!((&*membership.role, membership.rank), ("llm-0-workers-0-prefill", Some(3)));
+        assert_eq!(membership.owner, owner(OwnerKind::PodGang, name, ""));
+    }
+}
+
+/// Pods of KServe and llm-d on several nodes are those of a LeaderWorkerSet, with labels of their own in addition.
+#[test]
+fn serving_on_several_nodes_is_a_leader_worker_set() {
+    let membership = claimed(&json!({"metadata": {
+        "name": "llama-mn-0-1",
+        "labels": {
+            "app.kubernetes.io/part-of": "llminferenceservice",
+            "serving.kserve.io/inferenceservice": "llama",
+            "llm-d.ai/role": "decode",
+            "leaderworkerset.sigs.k8s.io/name": "llama-mn",
+            "leaderworkerset.sigs.k8s.io/group-index": "0",
+            "leaderworkerset.sigs.k8s.io/worker-index": "1",
+            "leaderworkerset.sigs.k8s.io/template-revision-hash": "r1",
+        },
+        "annotations": {"leaderworkerset.sigs.k8s.io/size": "2"},
+    }}))
+    .unwrap();
+    assert_eq!(gang(&membership), (Integration::LeaderWorkerSet, "llama-mn-0", "r1"));
+    assert_eq!(membership.size, stated(2, Some(2)));
+}
+
+/// A Deployment's pods carry the hash of their template, whatever names their gang.
+#[test]
+fn revision_of_a_deployment_or_stateful_set_is_read() {
+    let pod = |kind: &str, name: &str, labels: serde_json::Value| {
+        let controller =
+            json!({"apiVersion": "apps/v1", "kind": kind, "name": name, "uid": "u", "controller": true});
+        let annotations = json!({"gantry.dev/gang": "isvc", "gantry.dev/gang-min": "2"});
+        let metadata = json!({"name": "a", "labels": labels, "annotations": annotations, "ownerReferences": [controller]});
+        claimed(&json!({"metadata": metadata})).unwrap().revision
+    };
+    let of = |of: &str, hash: &str| Some(crate::membership::Revision { of: of.into(), hash: hash.into() });
+    let hash = json!({"pod-template-hash": "7d9f"});
+    assert_eq!(pod("ReplicaSet", "head-7d9f", hash.clone()), of("Deployment head", "7d9f"));
+    assert_eq!(pod("ReplicaSet", "head-0000", hash.clone()), None, "not that ReplicaSet's label");
+    assert_eq!(pod("Job", "head-7d9f", hash), None);
+    let revision = json!({"controller-revision-hash": "head-5c4"});
+    assert_eq!(pod("StatefulSet", "head", revision), of("StatefulSet head", "head-5c4"));
+}

@@ -41,8 +41,8 @@ impl Gang {
     }
 
     /// The same, and the slots are kept for it.
-    pub(super) fn begin_incarnation_keeping_slots(&mut self) {
-        self.begin_incarnation_with_slots(false);
+    pub(super) fn begin_incarnation_keeping_slots(&mut self, continues: bool) {
+        self.begin_incarnation_with_slots(continues);
     }
 
     fn begin_incarnation_with_slots(&mut self, continues: bool) {
@@ -321,7 +321,12 @@ impl Gang {
         let new = self.members().uids(is_new);
         self.begin_incarnation_with(&new, true, env.now.at);
         self.remember_past(decision.id.clone());
-        self.state = State::Restarting { again: env.now.at, of: Some(Arc::new(decision.clone())), to: None };
+        self.state = State::Restarting {
+            again: env.now.at,
+            of: Some(Arc::new(decision.clone())),
+            to: None,
+            keeps: None,
+        };
     }
 
     /// Leaves behind members that had ended well before the incarnation began that the object is about: the process before did not count

@@ -4,10 +4,13 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use gantry_api::PodUid;
+
 use super::super::members::{Count, TrackedMember};
 use super::super::plan_queue::Urgency;
 use super::super::types::{MemberRequest, PlanRequest, ShapeId, Sibling};
 use super::{Gang, State};
+use crate::membership::Revision;
 
 /// What the planner is asked for; `None` if the terms are not known.
 pub(super) fn plan_request(gang: &Gang) -> Option<PlanRequest> {
@@ -33,15 +36,24 @@ pub(super) fn plan_request(gang: &Gang) -> Option<PlanRequest> {
         (a_rank, a_created, &a.uid).cmp(&(b_rank, b_created, &b.uid))
     });
     let mut members: Vec<MemberRequest> = members.into_iter().map(|(_, _, member)| member).collect();
+    let revision = next_revision(gang);
+    let mut must = match &gang.state {
+        State::Decided(_) => 0,
+        _ => gang.missing(Count::settled),
+    };
+    if gang.urgency() == Urgency::Surplus && !revision.is_empty() {
+        // Other members go first. Those of the next revision go together, or half of it would keep devices for ever.
+        let is_next = |member: &MemberRequest| revision.contains(&member.uid);
+        if members.iter().all(is_next) {
+            must = u32::try_from(members.len()).unwrap_or(u32::MAX).min(gang.may_grow());
+        }
+        members.retain(|member| must > 0 || !is_next(member));
+    }
     truncate_to_max(gang, &mut members);
     let completes = gang.urgency() == Urgency::Incomplete;
     if completes {
         truncate_to_missing(gang, &mut members);
     }
-    let must = match &gang.state {
-        State::Decided(_) => 0,
-        _ => gang.missing(Count::settled),
-    };
     let slots = gang.slots().iter().map(|(_, slot)| Sibling {
         node: slot.node().clone(),
         shape: slot.shape(),
@@ -80,6 +92,32 @@ pub(super) fn deadlock(gang: &Gang) -> Option<(PlanRequest, bool)> {
     }
     let request = to_be_whole(gang, plan_request(gang)?);
     (request.members.len() >= request.must as usize).then_some((request, refusal.is_hopeless()))
+}
+
+/// Members without a slot whose Deployment or StatefulSet has members of other revisions only: those of a rollout.
+pub(super) fn next_revision(gang: &Gang) -> BTreeSet<PodUid> {
+    let incarnation = gang.members().incarnation();
+    let mut next: Vec<(&PodUid, &Revision)> = Vec::new();
+    for uid in gang.members().unplaced() {
+        let revision = gang.members().get(uid).and_then(|member| member.pod().membership.revision.as_ref());
+        next.extend(revision.map(|revision| (uid, revision)));
+    }
+    if next.is_empty() {
+        return BTreeSet::new();
+    }
+    let mut placed: BTreeMap<&Arc<str>, BTreeSet<&Arc<str>>> = BTreeMap::new();
+    let members = gang.members().iter();
+    for member in
+        members.filter(|member| member.is_of(incarnation) && member.lives() && member.slot().is_some())
+    {
+        if let Some(revision) = &member.pod().membership.revision {
+            placed.entry(&revision.of).or_default().insert(&revision.hash);
+        }
+    }
+    let is_next = |revision: &Revision| {
+        placed.get(&revision.of).is_some_and(|revisions| !revisions.contains(&revision.hash))
+    };
+    next.into_iter().filter(|(_, revision)| is_next(revision)).map(|(uid, _)| uid.clone()).collect()
 }
 
 /// Members that are bound without a slot of ours.

@@ -13,7 +13,7 @@ use super::super::members::{Class, Count};
 use super::super::reasons::{Cause, NoRepair, Refusal, Rest, Uncounted, Validity, WaitReason};
 use super::super::report::ReasonKind;
 use super::super::types::{Blocker, Now, Settings};
-use super::{Gang, MAX_DECISION_BYTES, State};
+use super::{Gang, MAX_DECISION_BYTES, State, planning};
 use crate::key::Integration;
 use crate::terms::{Authority, Fault, Repair};
 
@@ -25,8 +25,13 @@ pub const BLOCKED: &str = "Blocked";
 /// The condition of a gang with reservations that are kept while its owner creates all members again.
 const RESERVATION_KEPT: &str = "ReservationKept";
 
+/// The condition of a gang that kube-scheduler does not schedule as a whole.
+const GROUP_SCHEDULED: &str = "PodGroupScheduled";
+/// The condition of a gang with members of the next revision of a Deployment that wait.
+const ROLLOUT: &str = "Rollout";
+
 /// Since when each condition is as it is.
-pub(super) type Transitions = [Option<(bool, i64)>; 6];
+pub(super) type Transitions = [Option<(bool, i64)>; 8];
 
 /// What people see of the state and the members.
 pub(super) fn phase(gang: &Gang, now: Instant) -> GangPhase {
@@ -310,6 +315,8 @@ fn conditions(gang: &mut Gang, now: (Reason, &str), unix: i64) -> Vec<Condition>
         Some(("Bound", bound, reason, message())),
         ambiguous,
         blocked,
+        unscheduled(gang).map(|message| (GROUP_SCHEDULED, false, Reason::GroupNotScheduled, message)),
+        rollout(gang).map(|message| (ROLLOUT, true, Reason::RevisionWaits, message)),
         gang.is_awaiting().then(|| (RESERVATION_KEPT, true, Reason::OwnerRestarts, message())),
     ];
     let mut conditions = Vec::with_capacity(all.len());
@@ -330,6 +337,28 @@ fn conditions(gang: &mut Gang, now: (Reason, &str), unix: i64) -> Vec<Condition>
         });
     }
     conditions
+}
+
+/// Why kube-scheduler does not schedule the group, as the condition of its PodGroup states, while it is not bound.
+fn unscheduled(gang: &Gang) -> Option<String> {
+    let (owner, facts) = gang.agreement.declaring_owner()?;
+    let why = facts.unscheduled.as_ref().filter(|_| !gang.enough(Count::settled))?;
+    Some(format!("kube-scheduler reports of {owner}: {why}"))
+}
+
+/// That members of the next revision wait, if they do.
+fn rollout(gang: &Gang) -> Option<String> {
+    gang.decided()?;
+    let waiting = planning::next_revision(gang).len();
+    (waiting > 0).then(|| {
+        let (members, wait) = match waiting {
+            1 => ("1 member".to_owned(), "waits"),
+            waiting => (format!("{waiting} members"), "wait"),
+        };
+        format!(
+            "{members} of the next revision of a Deployment or StatefulSet {wait}, and get devices together; members that a rollout creates later are placed by themselves"
+        )
+    })
 }
 
 /// That other integrations claim its pods too, if they do.

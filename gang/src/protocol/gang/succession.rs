@@ -143,9 +143,14 @@ impl Gang {
     /// Keeps the slots for the next incarnation.
     pub(super) fn keep_for_next(&mut self, env: &mut Env<'_>, succession: Box<Succession>) {
         let domain = self.domain.clone();
-        self.begin_incarnation_keeping_slots();
+        self.begin_incarnation_keeping_slots(false);
         self.domain = domain;
         self.waiting_since = env.now.unix;
+        self.begin_awaiting(env, succession);
+    }
+
+    /// The slots are kept for the next incarnation from now on.
+    pub(super) fn begin_awaiting(&mut self, env: &mut Env<'_>, succession: Box<Succession>) {
         self.state = State::Awaiting(succession);
         env.continuations.kept += 1;
     }

@@ -111,8 +111,11 @@ impl<'a> View<'a> {
         self.gang.priority()
     }
 
-    /// Whether it may preempt: all its members allow that, with and without devices.
+    /// Whether it may preempt: all its members allow that, with and without devices, and so does its owner.
     pub fn may_preempt(&self) -> bool {
+        if self.gang.agreement.declaring_owner().is_some_and(|(_, facts)| facts.never_preempts) {
+            return false;
+        }
         let mut members = self.gang.members().iter();
         members.all(|member| member.pod().preempts || !member.lives())
     }

@@ -424,3 +424,21 @@ fn member_that_is_bound_while_others_are_kept_ends_well() {
     world.handle(GangEvent::BindEnded { pod: &"x0".into(), outcome: BindEnd::Gone });
     assert_eq!(phase(&world, &training()), Some(GangPhase::Bound));
 }
+
+#[test]
+fn gang_that_is_restarted_as_a_whole_keeps_its_devices() {
+    // Its repair policy deletes the rest once a member is lost.
+    let membership = with_repair(training(), Repair::Restart);
+    let mut world = running(OwnerKind::PyTorchJob, &membership);
+    world.gone("x1");
+    world.pass(2);
+    assert_eq!(phase(&world, &membership), Some(GangPhase::Degraded));
+    assert_eq!(world.reserved(), ["a-g1"], "the other has a pod that holds it");
+    world.see(member("y1", with_rank(membership.clone(), 1)));
+    assert_eq!(world.waits("y1"), Reason::Restarting);
+    world.gone("x0");
+    assert_eq!(world.reserved(), ["a-g0", "a-g1"]);
+    world.see(member("y0", with_rank(membership.clone(), 0)));
+    assert_eq!(bind_all(&mut world, "y"), ["n0", "n1"]);
+    assert_eq!(phase(&world, &membership), Some(GangPhase::Bound));
+}

@@ -17,6 +17,7 @@ mod random;
 mod reasons;
 mod recovery;
 mod rerun;
+mod rollout;
 mod short;
 mod status;
 mod stuck;

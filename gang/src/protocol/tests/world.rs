@@ -42,6 +42,7 @@ pub(crate) fn membership(gang: &str, min: u32) -> Membership {
         role: "".into(),
         options: GangOptions::default(),
         creator: None,
+        revision: None,
         also: Vec::new(),
         maker: None,
         made_by: None,

@@ -74,6 +74,7 @@ fn membership(size: Size) -> Membership {
         role: "".into(),
         options: GangOptions::default(),
         creator: None,
+        revision: None,
         also: Vec::new(),
         maker: None,
         made_by: None,

@@ -1,6 +1,9 @@
 //! What lasts when a process ends or stands down, and what does not.
 
+use std::sync::Arc;
+
 use super::*;
+use crate::index::Index;
 
 #[test]
 fn who_stands_down_keeps_no_places_and_plans_anew_when_it_leads() {
@@ -80,4 +83,55 @@ fn member_with_a_pending_bind_keeps_its_reservation() {
     });
     assert!(matches!(other, Answer::Wait(_)), "{other:?}");
     assert_eq!(granted(&admit(&cluster, "a-0", &nodes[0]).unwrap()), first);
+}
+
+/// A pod of JobSet `js`, of an attempt, with its completion index.
+fn of_attempt(attempt: u32, index: u32) -> Value {
+    let mut pod = pod(&format!("js-{attempt}-{index}"), 8);
+    pod["metadata"]["labels"] = json!({
+        "jobset.sigs.k8s.io/jobset-name": "js",
+        "jobset.sigs.k8s.io/jobset-uid": "u",
+        "jobset.sigs.k8s.io/restart-attempt": attempt.to_string(),
+        "jobset.sigs.k8s.io/replicatedjob-name": "w",
+        "jobset.sigs.k8s.io/job-index": "0",
+        "batch.kubernetes.io/job-completion-index": index.to_string(),
+    });
+    pod
+}
+
+/// A JobSet restarts while a single pod waits for one GPU: it gets none of the JobSet's, and the next attempt gets all.
+#[test]
+fn restarted_job_set_keeps_its_devices_from_a_single_pod() {
+    let cluster = two_nodes();
+    let object = json!({"metadata": {"name": "js", "uid": "u"}, "spec": {"replicatedJobs": [
+        {"name": "w", "replicas": 1, "template": {"spec": {"parallelism": 2, "completions": 2}}},
+    ]}});
+    let owner =
+        OwnerRef { kind: OwnerKind::JobSet, namespace: "default".into(), name: "js".into(), part: "".into() };
+    let read = || Some(Arc::new(integrations::read(OwnerKind::JobSet, "", &object)));
+    let attempts = [0, 1].map(|attempt| [0, 1].map(|index| of_attempt(attempt, index)));
+    for pod in &attempts[0] {
+        cluster.pod(pod);
+    }
+    cluster.store.update(|index| index.owner_seen(&owner, read()));
+    cluster.wait(2);
+    let before = bind_all(&cluster, &attempts[0]);
+    write_down(&cluster);
+    for (pod, node) in attempts[0].iter().zip(&before) {
+        cluster.gone(&bound(pod.clone(), node, 1, None));
+    }
+    cluster.wait(10);
+    cluster.pod(&pod("single", 1));
+    for node in ["m", "n"] {
+        assert!(admit(&cluster, "single", node).is_err(), "{node}");
+    }
+    let totals = cluster.store.read(Index::gang_totals);
+    assert_eq!((totals.awaiting_restart, totals.devices, totals.continuations.kept), (1, 16, 1));
+    for pod in &attempts[1] {
+        cluster.pod(pod);
+    }
+    assert_eq!(bind_all(&cluster, &attempts[1]), before);
+    let totals = cluster.store.read(Index::gang_totals);
+    assert_eq!((totals.awaiting_restart, totals.continuations.continued), (0, 1));
+    assert!(admit(&cluster, "single", "m").is_err());
 }

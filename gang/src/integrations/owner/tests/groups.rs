@@ -155,3 +155,45 @@ fn kai_minimum_is_the_greater_of_group_and_sub_groups() {
         ]
     );
 }
+
+#[test]
+fn pod_gang_needs_the_minimum_of_each_clique() {
+    let spec = json!({
+        "podgroups": [
+            {"name": "llm-0-prefill", "minReplicas": 2, "podReferences": [{"name": "a"}, {"name": "b"}, {"name": "c"}]},
+            {"name": "llm-0-decode", "minReplicas": 1, "podReferences": []},
+        ],
+        "topologyConstraint": {"packConstraint": {"required": "topology.kubernetes.io/rack"}},
+    });
+    let facts = of(OwnerKind::PodGang, spec);
+    assert_eq!(
+        (sizes(&facts), roles(&facts)),
+        ((Some(3), None), vec![("llm-0-decode", 1), ("llm-0-prefill", 2)])
+    );
+    assert_eq!(facts.options.level, level("topology.kubernetes.io/rack", true));
+    // Its operator fills it in a moment later.
+    assert_eq!(sizes(&of(OwnerKind::PodGang, json!({"podgroups": []}))), (None, None));
+    let wrong = json!({"podgroups": [{"name": "a", "minReplicas": "two"}]});
+    assert_eq!(faults(&of(OwnerKind::PodGang, wrong)).len(), 1);
+}
+
+#[test]
+fn kubernetes_pod_group_tells_its_preemption_policy_and_why_it_waits() {
+    let of = |policy: &str, status: &str| {
+        let object = json!({
+            "metadata": {"name": "train"},
+            "spec": {"schedulingPolicy": {"gang": {"minCount": 4}}, "preemptionPolicy": policy},
+            "status": {"conditions": [
+                {"type": "DisruptionTarget", "status": "False", "message": "another"},
+                {"type": "PodGroupInitiallyScheduled", "status": status, "reason": "SchedulerError",
+                 "message": "all pods should have the same priority"},
+            ]},
+        });
+        let facts = read(OwnerKind::PodGroup, "", &object);
+        (facts.never_preempts, facts.unscheduled.map(|why| why.to_string()))
+    };
+    let why = Some("all pods should have the same priority".to_owned());
+    assert_eq!(of("Never", "False"), (true, why.clone()));
+    assert_eq!(of("PreemptLowerPriority", "False"), (false, why));
+    assert_eq!(of("Never", "True"), (true, None));
+}
