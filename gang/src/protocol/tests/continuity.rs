@@ -173,7 +173,7 @@ fn next_revision_of_a_group_takes_over_from_the_one_before() {
 }
 
 #[test]
-fn devices_are_kept_until_the_last_pod_is_gone_and_two_minutes_more() {
+fn devices_are_kept_two_minutes_after_the_last_pod() {
     let mut world = running(OwnerKind::JobSet, &attempt(0));
     for (uid, node) in [("x0", "n0"), ("x1", "n1")] {
         let rank = u32::from(uid == "x1");

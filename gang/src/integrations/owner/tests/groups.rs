@@ -178,7 +178,7 @@ fn pod_gang_needs_the_minimum_of_each_clique() {
 }
 
 #[test]
-fn kubernetes_pod_group_tells_its_preemption_policy_and_why_it_waits() {
+fn kubernetes_pod_group_states_policy_and_why_it_waits() {
     let of = |policy: &str, status: &str| {
         let object = json!({
             "metadata": {"name": "train"},
