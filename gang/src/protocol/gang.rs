@@ -1666,6 +1666,7 @@ impl Gang {
         match &self.state {
             State::Reserved(barrier) => Some(barrier.until()),
             State::Decided(_) => self.hold_ends(settings),
+            State::Awaiting(_) => self.succession_ends(settings),
             _ => None,
         }
     }

@@ -133,6 +133,12 @@ fn restarted_job_set_gets_the_devices_that_it_had() {
     );
     let condition = kept.conditions.iter().find(|condition| condition.type_ == "ReservationKept").unwrap();
     assert_eq!((&*condition.status, &*condition.reason), ("True", "OwnerRestarts"));
+    let until = world.gangs.reserved_until(&attempt(0).key, world.now());
+    assert_eq!(
+        until,
+        kept.continuation.unwrap().until.map(|until| until.0.as_second()),
+        "others state it too"
+    );
     world.pass(20);
     create(&mut world, "y", &attempt(1));
     assert_eq!(phase(&world, &attempt(1)), Some(GangPhase::Reserved));
