@@ -197,12 +197,16 @@ fn allocated(devices: &[Device], setting: &Setting, resource: &str) -> Vec<(&'st
     answer
 }
 
+/// Where the node's driver libraries are, below the driver root.
+const LIBRARIES: &str = "/usr/lib/x86_64-linux-gnu";
+
 /// The CDI specification of whole GPUs. The libraries that it mounts are the machine's, and are left out here.
 fn specification(facts: &mut Facts, node: &Node, setting: &Setting) {
     let mut tell = |item: &str, value: String| drop(facts.insert(format!("CDI {item}"), value));
     tell("kind", CDI_KIND.to_owned());
     tell("file", format!("{}.json", CDI_KIND.replace('/', "-")));
     tell("env NVIDIA_VISIBLE_DEVICES", "void".to_owned());
+    tell("env NVIDIA_CTK_LIBCUDA_DIR", LIBRARIES.to_owned());
     let control = ["/dev/nvidia-modeset", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidiactl"];
     tell("common device nodes", control.join(","));
     for gpu in &node.hardware().gpus {

@@ -192,6 +192,10 @@ fn allocated(facts: &mut Facts, item: &str, answer: ContainerAllocateResponse) {
         .devices
         .iter()
         .map(|node| format!("{} as {} {}", node.host_path, node.container_path, node.permissions));
+    let nodes: BTreeSet<String> = nodes.collect();
+    if nodes.len() < answer.devices.len() {
+        facts.insert(format!("{item}: device nodes repeated"), "true".to_owned());
+    }
     for (what, list) in [("CDI names", names), ("mounts", sorted(mounts)), ("device nodes", sorted(nodes))] {
         if !list.is_empty() {
             facts.insert(format!("{item}: {what}"), list);

@@ -139,6 +139,13 @@ impl Node {
         for own in ["lib/kubelet/device-plugins", "run/cdi", "dev", "etc"] {
             std::fs::create_dir_all(folder.path().join(own))?;
         }
+        // NVIDIA's program writes no CDI specification without them. Their content does not matter to it.
+        let libraries = folder.path().join("run/driver/usr/lib/x86_64-linux-gnu");
+        std::fs::create_dir_all(&libraries)?;
+        for name in ["libcuda", "libnvidia-ml"] {
+            let file = format!("{name}.so.{}", installed.facts.driver);
+            std::fs::copy(&installed.library, libraries.join(file))?;
+        }
         Ok(Self { folder, installed })
     }
 
@@ -184,6 +191,7 @@ impl Node {
             .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
             .env("FOLDER", folder)
             .env("LD_LIBRARY_PATH", folder.join("gpus"))
+            .env("CONTAINER_DRIVER_ROOT", "/run/driver")
             .envs(setting.env())
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
