@@ -300,7 +300,7 @@ fn misses(snapshot: &Snapshot, request: &Request, misfit: &dyn Fn(NodeIx) -> Opt
         })
         .collect();
     // Nodes that are ruled out come last.
-    let mut reasons: HashMap<String, (Option<usize>, Vec<&str>)> = HashMap::new();
+    let mut reasons: HashMap<String, Nodes<'_>> = HashMap::new();
     for (node, name, _) in snapshot.iter() {
         let lines = snapshot.class(node).and_then(|class| lines.get(class.0 as usize));
         let lines = lines.filter(|lines| !lines.is_empty());
@@ -313,9 +313,9 @@ fn misses(snapshot: &Snapshot, request: &Request, misfit: &dyn Fn(NodeIx) -> Opt
             None => lines.into_iter().flatten().for_each(|(free, line)| add(line, Some(*free))),
         }
     }
-    let mut reasons: Vec<(String, (Option<usize>, Vec<&str>))> = reasons.into_iter().collect();
+    let mut reasons: Vec<(String, Nodes<'_>)> = reasons.into_iter().collect();
     reasons.sort_by(|(a, (a_free, _)), (b, (b_free, _))| b_free.cmp(a_free).then_with(|| a.cmp(b)));
-    let part = |(reason, (_, mut nodes)): (String, (Option<usize>, Vec<&str>))| {
+    let part = |(reason, (_, mut nodes)): (String, Nodes<'_>)| {
         nodes.sort_unstable();
         let more = nodes.len().saturating_sub(NAMED);
         let mut part = nodes.iter().take(NAMED).copied().collect::<Vec<_>>().join(", ");
@@ -328,6 +328,9 @@ fn misses(snapshot: &Snapshot, request: &Request, misfit: &dyn Fn(NodeIx) -> Opt
     };
     reasons.into_iter().map(part).collect()
 }
+
+/// The nodes of one reason, and how many devices are free on each; `None` if they are ruled out before devices count.
+type Nodes<'a> = (Option<usize>, Vec<&'a str>);
 
 /// What there is to say of a class of nodes, each with how many devices are free; nothing if it serves nothing that is
 /// asked for.

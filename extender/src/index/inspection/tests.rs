@@ -157,7 +157,6 @@ impl NodeCase {
                 }
                 false => Vec::new(),
             },
-            ..NodeFacts::default()
         };
         cluster.store.update(|index| index.node_described(facts.into()));
         if !self.serves {

@@ -193,11 +193,7 @@ fn causes() -> Vec<Cause> {
         more(Some(4)),
         more(None),
         Cause::MembersWithheld { exist: 4, min: 4, uncounted: uncounted.clone() },
-        Cause::MembersWithheld {
-            exist: 4,
-            min: 4,
-            uncounted: Uncounted { rejected: None, ..uncounted.clone() },
-        },
+        Cause::MembersWithheld { exist: 4, min: 4, uncounted: Uncounted { rejected: None, ..uncounted } },
         Cause::WaitingForRole { role: text("ps"), exist: 0, min: 1, source: source(), uncounted: none() },
         Cause::Invalid(vec![fault("`x` is no whole number from 1 to 20000")]),
         Cause::Invalid(vec![fault("`x` is no whole number from 1 to 20000"), fault("a"), fault("b")]),
