@@ -1,10 +1,11 @@
 //! The steps of CI, in the order in which a mistake is cheapest to learn of.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::process::Command;
 use std::time::Instant;
 
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 
 use crate::counts::Counts;
 use crate::run::{cargo, output, root, run, run_into, run_reading, target};
@@ -101,34 +102,33 @@ fn depends_on_none(package: &[&str], excluded: &[&str]) -> Result<()> {
     Ok(())
 }
 
-/// The end-to-end tests, of which the first has the scenarios. `cargo test` runs them only if they are named.
-const END_TO_END: [&str; 5] = ["e2e", "helm", "image", "peer", "soak"];
+/// The package of the end-to-end tests, and its test that has the scenarios.
+const END_TO_END: &str = "gantry-e2e";
+const SCENARIOS: &str = "e2e";
 
-/// Builds everything that tests are or start, and returns the end-to-end tests' programs. All packages are built
-/// together, here and by [`tests`]: cargo would build the dependencies of a selection of them again, with other
-/// features.
-fn build() -> Result<Vec<PathBuf>> {
+/// Builds everything that tests are or start, and returns the end-to-end tests' programs by name. All packages are built
+/// together: cargo would build the dependencies of a selection of them again, with other features.
+fn build() -> Result<BTreeMap<String, PathBuf>> {
     let mut command =
         cargo(&["build", "--workspace", "--lib", "--bins", "--tests", "--examples", "--locked"]);
-    command.args(END_TO_END.iter().flat_map(|name| ["--test", name]));
     let messages = output(command.arg("--message-format=json-render-diagnostics"))?;
-    let messages =
-        messages.lines().map(serde_json::from_str).collect::<Result<Vec<serde_json::Value>, _>>()?;
-    let is_of = |message: &serde_json::Value, name: &str| {
+    let mut programs = BTreeMap::new();
+    for line in messages.lines() {
+        let message: serde_json::Value = serde_json::from_str(line).context("the messages of cargo build")?;
         let package = message["package_id"].as_str().unwrap_or_default();
-        package.contains("#gantry-e2e@") && message["target"]["name"] == name
-    };
-    let program = |name: &str| {
-        let mut programs = messages.iter().filter(|message| is_of(message, name));
-        let found = programs.find_map(|message| message["executable"].as_str());
-        found.map(PathBuf::from).with_context(|| format!("cargo names no program of the test {name}"))
-    };
-    END_TO_END.iter().map(|name| program(name)).collect()
+        let is_test = package.contains(&format!("#{END_TO_END}@")) && message["profile"]["test"] == true;
+        if let (true, Some(program)) = (is_test, message["executable"].as_str()) {
+            let name = message["target"]["name"].as_str().unwrap_or_default();
+            programs.insert(name.to_owned(), program.into());
+        }
+    }
+    ensure!(programs.contains_key(SCENARIOS), "cargo built no test {SCENARIOS} of {END_TO_END}");
+    Ok(programs)
 }
 
 /// The tests that need no cluster.
 fn tests() -> Command {
-    cargo(&["test", "--workspace", "--no-fail-fast", "--locked"])
+    cargo(&["test", "--workspace", "--exclude", END_TO_END, "--no-fail-fast", "--locked"])
 }
 
 /// All tests that need no cluster. Counts failures instead of stopping at them.
@@ -139,16 +139,14 @@ pub(crate) fn test() -> Result<Counts> {
 
 /// The scenarios on a real Kubernetes, those with `filter` in their name, and without one the other end-to-end tests.
 pub(crate) fn e2e(filter: Option<&str>) -> Result<Counts> {
-    let programs = build()?;
+    let mut programs = build()?;
+    programs.retain(|name, _| filter.is_none() || name == SCENARIOS);
     let mut counts = Counts::default();
-    let run = |program: &PathBuf| {
+    for program in programs.values() {
         let mut command = Command::new(program);
         // As cargo starts them.
         command.current_dir(root().join("tests")).args(filter);
-        counted(&mut command)
-    };
-    for program in programs.iter().take(if filter.is_some() { 1 } else { END_TO_END.len() }) {
-        counts += run(program)?;
+        counts += counted(&mut command)?;
     }
     Ok(counts)
 }
