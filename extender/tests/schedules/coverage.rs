@@ -184,6 +184,7 @@ const RARE: &[&str] = &[
     "Backoff -> Reserved",
     "Preempting -> Queued",
     "Reserved -> Pending",
+    "Reserved -> Queued",
     "Reserved -> Backoff",
     "Binding -> Queued",
     "Bound -> Pending",

@@ -289,8 +289,18 @@ impl Cell {
     }
 }
 
+/// The value at a path of names. `list[?(@.field=="text")]` is the first element of a list whose field has that text.
 fn at<'a>(object: &'a Value, path: &str) -> &'a Value {
-    path.split('.').fold(object, |value, part| &value[part])
+    let condition = path.split_once("[?(@.").and_then(|(list, rest)| {
+        let (condition, rest) = rest.split_once(")].")?;
+        let (field, text) = condition.split_once("==")?;
+        Some((list, field, text.trim_matches('"'), rest))
+    });
+    let Some((list, field, text, rest)) = condition else {
+        return path.split('.').fold(object, |value, part| &value[part]);
+    };
+    let mut elements = at(object, list).as_array().into_iter().flatten();
+    elements.find(|element| element[field] == text).map_or(&Value::Null, |element| at(element, rest))
 }
 
 fn pod_status(pod: &Value) -> &str {
@@ -360,10 +370,18 @@ mod tests {
     #[test]
     fn gpunodes_have_the_columns_they_declare() {
         let kind = Kind::find("gantry.dev", "v1alpha1", "gpunodes").unwrap();
-        let node = json!({"metadata": {"name": "n1"}, "status": {"summary": {"model": "H100", "gpus": 8}}});
+        let ready = json!({"type": "Ready", "status": "True", "reason": "Serving"});
+        let status = json!({"summary": {"model": "H100", "gpus": 8}, "conditions": [{"type": "GPUHealthy", "status": "False"}, ready]});
+        let node = json!({"metadata": {"name": "n1"}, "status": status});
         let table = table(kind, [&node], "7");
-        assert_eq!(table["columnDefinitions"][1]["name"], "Model");
-        assert_eq!(table["rows"][0]["cells"][1], "H100");
-        assert_eq!(table["rows"][0]["cells"][3], 8);
+        let titles = table["columnDefinitions"].as_array().unwrap();
+        let cell = |title: &str| {
+            let column = titles.iter().position(|column| column["name"] == title).unwrap();
+            &table["rows"][0]["cells"][column]
+        };
+        assert_eq!(cell("Model"), "H100");
+        assert_eq!(cell("GPUs"), 8);
+        assert_eq!(cell("Ready"), "True");
+        assert_eq!(cell("Reason"), "Serving");
     }
 }

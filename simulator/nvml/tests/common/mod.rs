@@ -14,7 +14,7 @@ use gantry_nvml_sim::{Placed, place};
 use nvml_wrapper_sys::bindings as sys;
 
 /// The machine files of the project.
-pub const MACHINES: [&str; 14] = [
+pub const MACHINES: [&str; 15] = [
     "a100-1x-mig",
     "a30-4x-mig",
     "a40-8x-bridged",
@@ -23,6 +23,7 @@ pub const MACHINES: [&str; 14] = [
     "dgx-a100-mig",
     "dgx1-v100",
     "dgx2-16x-v100",
+    "h200-1x-vm",
     "h200-8x-mig",
     "hgx-h100",
     "hgx-h100-mig",
