@@ -5,16 +5,15 @@ mod support;
 
 use std::path::Path;
 
-use gantry_api::{Gang, GpuNode};
-use gantry_sim_cluster::api::{ApiOptions, ApiServer};
+use gantry_api::Gang;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::jiff::Timestamp;
 use kube::api::{Api, Patch, PatchParams, PostParams};
 use kube::{Client, core::NamespaceResourceScope};
 use serde_json::{Value, json};
-use tokio_util::sync::CancellationToken;
+use support::cluster::Cluster;
 
-/// A node of four GPUs without links.
+/// A node with four GPUs to allocate.
 async fn node(client: &Client, name: &str) {
     let nodes: Api<Node> = Api::all(client.clone());
     let gpus = json!({"nvidia.com/gpu": "4", "cpu": "64", "memory": "512Gi", "pods": "110"});
@@ -23,30 +22,6 @@ async fn node(client: &Client, name: &str) {
         "status": {"capacity": gpus, "allocatable": gpus},
     });
     nodes.create(&PostParams::default(), &serde_json::from_value(node).unwrap()).await.unwrap();
-    let device = |index: usize| {
-        json!({
-            "id": format!("GPU-{name}-{index}"),
-            "resource": "nvidia.com/gpu",
-            "gpu": index,
-            "healthy": true,
-        })
-    };
-    let machine = std::fs::read_to_string(support::machine("l4-4x-pcie.yaml")).unwrap();
-    let mut machine: Value = serde_saphyr::from_str(&machine).unwrap();
-    for (index, gpu) in machine["gpus"].as_array_mut().unwrap().iter_mut().enumerate() {
-        gpu["uuid"] = format!("GPU-{name}-{index}").into();
-    }
-    let object = json!({
-        "apiVersion": "gantry.dev/v1alpha1",
-        "kind": "GpuNode",
-        "metadata": {"name": name},
-        "spec": {"machine": machine},
-    });
-    let gpu_nodes: Api<GpuNode> = Api::all(client.clone());
-    let made: GpuNode = serde_json::from_value(object).unwrap();
-    gpu_nodes.create(&PostParams::default(), &made).await.unwrap();
-    let status = json!({"status": {"devices": (0..4).map(device).collect::<Vec<_>>()}});
-    gpu_nodes.patch_status(name, &PatchParams::default(), &Patch::Merge(status)).await.unwrap();
 }
 
 async fn create<K>(api: &Api<K>, object: Value)
@@ -80,25 +55,19 @@ fn explain(kubeconfig: &Path, words: &[&str]) -> (Option<i32>, String) {
 struct Stage {
     pods: Api<Pod>,
     gangs: Api<Gang>,
-    folder: tempfile::TempDir,
-    stop: CancellationToken,
+    cluster: Cluster,
 }
 
 impl Stage {
     async fn start() -> Self {
-        let stop = CancellationToken::new();
-        let server = ApiServer::start(&ApiOptions::default(), stop.clone()).await.unwrap();
-        let folder = tempfile::tempdir().unwrap();
-        std::fs::write(folder.path().join("kubeconfig"), server.kubeconfig()).unwrap();
-        let client = server.client().unwrap();
+        let cluster = Cluster::start(|_| json!([])).await;
         for name in ["a", "b"] {
-            node(&client, name).await;
+            node(&cluster.client, name).await;
         }
         Self {
-            pods: Api::default_namespaced(client.clone()),
-            gangs: Api::default_namespaced(client),
-            folder,
-            stop,
+            pods: Api::default_namespaced(cluster.client.clone()),
+            gangs: Api::default_namespaced(cluster.client.clone()),
+            cluster,
         }
     }
 
@@ -120,14 +89,8 @@ impl Stage {
 
     /// What `gantry explain` says.
     async fn see(&self, words: &'static [&'static str]) -> (Option<i32>, String) {
-        let kubeconfig = self.folder.path().join("kubeconfig");
+        let kubeconfig = self.cluster.kubeconfig();
         tokio::task::spawn_blocking(move || explain(&kubeconfig, words)).await.unwrap()
-    }
-}
-
-impl Drop for Stage {
-    fn drop(&mut self) {
-        self.stop.cancel();
     }
 }
 
@@ -429,7 +392,7 @@ async fn gang_status_without_extender_options() {
 #[tokio::test(flavor = "multi_thread")]
 async fn unreadable_cluster_fails_at_once() {
     let stage = Stage::start().await;
-    let file = stage.folder.path().join("kubeconfig");
+    let file = stage.cluster.kubeconfig();
     let text = std::fs::read_to_string(&file).unwrap();
     let mut config: Value = serde_json::from_str(&text).unwrap();
     // Nobody listens there.

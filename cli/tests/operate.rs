@@ -4,36 +4,26 @@
 mod support;
 
 use gantry_api::{Cordon, Cordons, GpuNode};
-use gantry_sim_cluster::api::{ApiOptions, ApiServer};
 use k8s_openapi::api::core::v1::Pod;
-use kube::Client;
 use kube::api::{Api, Patch, PatchParams, PostParams};
-use serde_json::{Value, json};
-use tokio_util::sync::CancellationToken;
+use serde_json::json;
+use support::cluster::Cluster;
 
-/// An API server with the nodes `a` and `b` of four GPUs each.
-struct Stage {
-    client: Client,
-    folder: tempfile::TempDir,
-    stop: CancellationToken,
-}
+/// A cluster in which `research/train-0` holds GPU 1 of each node.
+struct Stage(Cluster);
 
 impl Stage {
     async fn start() -> Self {
-        let stop = CancellationToken::new();
-        let server = ApiServer::start(&ApiOptions::default(), stop.clone()).await.unwrap();
-        let folder = tempfile::tempdir().unwrap();
-        std::fs::write(folder.path().join("kubeconfig"), server.kubeconfig()).unwrap();
-        let client = server.client().unwrap();
-        for name in ["a", "b"] {
-            add_node(&client, name).await;
-        }
-        Self { client, folder, stop }
+        let holders = |node: &str| {
+            json!([{"namespace": "research", "pod": "train-0", "resource": "nvidia.com/gpu",
+                "devices": [format!("GPU-{node}-1")], "provenance": "PodResources"}])
+        };
+        Self(Cluster::start(holders).await)
     }
 
     /// Runs the program: exit code, and what it prints.
     async fn run(&self, words: &[&str]) -> (i32, String) {
-        let kubeconfig = format!("--kubeconfig={}", self.folder.path().join("kubeconfig").display());
+        let kubeconfig = format!("--kubeconfig={}", self.0.kubeconfig().display());
         let words: Vec<String> = words.iter().map(|word| (*word).to_owned()).chain([kubeconfig]).collect();
         tokio::task::spawn_blocking(move || {
             let words: Vec<&str> = words.iter().map(String::as_str).collect();
@@ -47,45 +37,21 @@ impl Stage {
 
     /// A pod that holds GPU `gpu` of node `a` by the plugin's report.
     async fn holder(&self, name: &str, gpu: usize) {
-        let pods = Api::<Pod>::default_namespaced(self.client.clone());
+        let pods = Api::<Pod>::default_namespaced(self.0.client.clone());
         let pod = json!({"metadata": {"name": name}, "spec": {"nodeName": "a", "containers": [{"name": "main",
             "image": "busybox", "resources": {"limits": {"nvidia.com/gpu": "1"}}}]}});
         let made = pods.create(&PostParams::default(), &serde_json::from_value(pod).unwrap()).await.unwrap();
         let holder = json!({"namespace": "default", "pod": name, "uid": made.metadata.uid,
             "resource": "nvidia.com/gpu", "devices": [format!("GPU-a-{gpu}")], "provenance": "PodResources"});
         let status = json!({"status": {"holders": [holder]}});
-        let gpu_nodes = Api::<GpuNode>::all(self.client.clone());
+        let gpu_nodes = Api::<GpuNode>::all(self.0.client.clone());
         gpu_nodes.patch_status("a", &PatchParams::default(), &Patch::Merge(status)).await.unwrap();
     }
 
     async fn cordon(&self, node: &str, gpu: &str) -> Option<Cordon> {
-        let node = Api::<GpuNode>::all(self.client.clone()).get_metadata(node).await.unwrap();
+        let node = Api::<GpuNode>::all(self.0.client.clone()).get_metadata(node).await.unwrap();
         Cordons::of(node.metadata.annotations.as_ref()).get(&gpu.parse().unwrap()).cloned()
     }
-}
-
-impl Drop for Stage {
-    fn drop(&mut self) {
-        self.stop.cancel();
-    }
-}
-
-async fn add_node(client: &Client, name: &str) {
-    let machine = std::fs::read_to_string(support::machine("l4-4x-pcie.yaml")).unwrap();
-    let mut machine: Value = serde_saphyr::from_str(&machine).unwrap();
-    for (index, gpu) in machine["gpus"].as_array_mut().unwrap().iter_mut().enumerate() {
-        gpu["uuid"] = format!("GPU-{name}-{index}").into();
-    }
-    let object = json!({"apiVersion": "gantry.dev/v1alpha1", "kind": "GpuNode", "metadata": {"name": name},
-        "spec": {"machine": machine}});
-    let gpu_nodes: Api<GpuNode> = Api::all(client.clone());
-    let made: GpuNode = serde_json::from_value(object).unwrap();
-    gpu_nodes.create(&PostParams::default(), &made).await.unwrap();
-    let device = |index: usize| json!({"id": format!("GPU-{name}-{index}"), "resource": "nvidia.com/gpu", "gpu": index, "healthy": true});
-    let holder = json!({"namespace": "research", "pod": "train-0", "resource": "nvidia.com/gpu",
-        "devices": [format!("GPU-{name}-1")], "provenance": "PodResources"});
-    let status = json!({"status": {"devices": (0..4).map(device).collect::<Vec<_>>(), "holders": [holder]}});
-    gpu_nodes.patch_status(name, &PatchParams::default(), &Patch::Merge(status)).await.unwrap();
 }
 
 /// The first cordon stands with its reason, however often it is repeated, and others are not touched.
@@ -169,7 +135,7 @@ async fn drain_refuses_pods_without_controller() {
 /// Another operator returns the GPU, or its node goes: the drain ends and evicts nothing more.
 #[tokio::test(flavor = "multi_thread")]
 async fn drain_ends_when_gpu_is_uncordoned_or_gone() {
-    let gpu_nodes = |stage: &Stage| Api::<GpuNode>::all(stage.client.clone());
+    let gpu_nodes = |stage: &Stage| Api::<GpuNode>::all(stage.0.client.clone());
     for gone in [false, true] {
         let stage = Stage::start().await;
         let drain = stage.run(&["drain", "gpu", "a/1", "--timeout=60"]);
@@ -198,7 +164,7 @@ async fn drain_names_an_api_server_that_is_away() {
         while stage.cordon("a", "GPU-a-1").await.is_none() {
             tokio::time::sleep(std::time::Duration::from_millis(20)).await;
         }
-        stage.stop.cancel();
+        stage.0.stop();
     };
     let ((code, text), ()) = tokio::join!(drain, away);
     assert_eq!(code, 1, "{text}");

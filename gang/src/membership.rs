@@ -144,6 +144,27 @@ pub enum OwnerKind {
 }
 
 impl OwnerKind {
+    /// Every kind.
+    pub const ALL: [Self; 17] = [
+        Self::PodGroup,
+        Self::Workload,
+        Self::CoschedulingPodGroup,
+        Self::KoordinatorPodGroup,
+        Self::VolcanoPodGroup,
+        Self::KaiPodGroup,
+        Self::PodGang,
+        Self::LeaderWorkerSet,
+        Self::JobSet,
+        Self::PyTorchJob,
+        Self::TfJob,
+        Self::MpiJob,
+        Self::XgBoostJob,
+        Self::PaddleJob,
+        Self::JaxJob,
+        Self::RayCluster,
+        Self::Job,
+    ];
+
     /// Whether its controller makes the pods, and so knows how many there will be. Of the others a person or a controller says how many are
     /// needed.
     pub fn makes_pods(self) -> bool {
@@ -161,19 +182,8 @@ impl OwnerKind {
 
     /// The kind of that name with a controller that creates pods.
     pub fn creator_named(name: &str) -> Option<Self> {
-        const ALL: [OwnerKind; 10] = [
-            OwnerKind::LeaderWorkerSet,
-            OwnerKind::JobSet,
-            OwnerKind::PyTorchJob,
-            OwnerKind::TfJob,
-            OwnerKind::MpiJob,
-            OwnerKind::XgBoostJob,
-            OwnerKind::PaddleJob,
-            OwnerKind::JaxJob,
-            OwnerKind::RayCluster,
-            OwnerKind::Job,
-        ];
-        ALL.into_iter().find(|kind| crate::integrations::api(*kind).kind == name)
+        let mut creators = Self::ALL.into_iter().filter(|kind| kind.makes_pods());
+        creators.find(|kind| crate::integrations::api(*kind).kind == name)
     }
 
     /// Whether such an object may say that some of its pods are made only when others are ready or have ended ([`OwnerFacts::apart`]),

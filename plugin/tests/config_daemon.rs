@@ -39,15 +39,10 @@ async fn missing_config_serves_only_probes_invalid_one_is_reported() {
     let behind = api.url();
     std::fs::write(&kubeconfig, api.kubeconfig().replace(&behind, &format!("http://{door}"))).unwrap();
     let listen = node.listen();
-    let layout = sim.installed.layout.clone();
-    let library = sim.installed.library.clone();
     let node = node.with(|args| {
         args.no_cluster = false;
         args.kubeconfig = Some(kubeconfig);
-        args.nvml_library = library;
-        args.proc_root = layout.proc;
-        args.sys_root = layout.sys;
-        args.dev_root = layout.dev;
+        sim.use_in(args);
         args.config.config_map =
             Some(Configs::ConfigMap { namespace: "default".into(), name: "configs".into() });
     });
@@ -95,15 +90,10 @@ async fn config_with_unmet_requirement_keeps_the_last_one() {
     let file = node.directory.path().join("config.yaml");
     std::fs::write(&file, "flags: {plugin: {passDeviceSpecs: true}}\n").unwrap();
     let listen = node.listen();
-    let layout = sim.installed.layout.clone();
-    let library = sim.installed.library.clone();
-    let channels = layout.dev.join("nvidia-caps-imex-channels");
+    let channels = sim.installed.layout.dev.join("nvidia-caps-imex-channels");
     std::fs::remove_dir_all(&channels).unwrap();
     let node = node.with(|args| {
-        args.nvml_library = library;
-        args.proc_root = layout.proc;
-        args.sys_root = layout.sys;
-        args.dev_root = layout.dev;
+        sim.use_in(args);
         args.config.config_file = Some(file.display().to_string());
     });
     let mut kubelet = node.kubelet();

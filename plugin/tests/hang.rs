@@ -26,13 +26,8 @@ async fn hanging_driver_marks_devices_until_it_responds() {
     let sim = Sim::of("workstation-2x");
     let mut node = Node::new(0);
     let listen = node.listen();
-    let layout = sim.installed.layout.clone();
-    let library = sim.installed.library.clone();
     let node = node.with(|args| {
-        args.nvml_library = library;
-        args.proc_root = layout.proc;
-        args.sys_root = layout.sys;
-        args.dev_root = layout.dev;
+        sim.use_in(args);
     });
     let mut kubelet = node.kubelet();
     let timing = WatchdogTiming {

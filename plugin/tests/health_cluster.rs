@@ -49,15 +49,10 @@ impl Scene {
         std::fs::write(&kubeconfig, behind).unwrap();
         let server = server.trim_start_matches("http://").parse().unwrap();
         let door = Door::open(address, server).await;
-        let layout = sim.installed.layout.clone();
-        let library = sim.installed.library.clone();
         let node = node.with(|args| {
             args.no_cluster = false;
             args.kubeconfig = Some(kubeconfig);
-            args.nvml_library = library;
-            args.proc_root = layout.proc;
-            args.sys_root = layout.sys;
-            args.dev_root = layout.dev;
+            sim.use_in(args);
         });
         let client = api.client().unwrap();
         let nodes = Api::<KubeNode>::all(client.clone());

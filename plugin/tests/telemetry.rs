@@ -279,13 +279,8 @@ async fn daemon_serves_metrics_and_health_ignores_a_hang() {
     sim.installed.controller.hang_call_on(0, "nvmlDeviceGetTotalEnergyConsumption").unwrap();
     let mut node = Node::new(0);
     let listen = node.listen();
-    let layout = sim.installed.layout.clone();
-    let library = sim.installed.library.clone();
     let node = node.with(|args| {
-        args.nvml_library = library;
-        args.proc_root = layout.proc;
-        args.sys_root = layout.sys;
-        args.dev_root = layout.dev;
+        sim.use_in(args);
         args.dcgm_metrics = true;
     });
     let _kubelet = node.kubelet();

@@ -6,6 +6,8 @@
     reason = "tests; each test file uses its part of this one"
 )]
 
+pub mod cluster;
+
 use std::io::Write;
 use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};

@@ -4,6 +4,7 @@
 use std::path::{Path, PathBuf};
 
 use gantry_nvml_sim::{Installed, install, install_text};
+use gantry_plugin::Args;
 use gantry_plugin::discover::NvmlOptions;
 use gantry_topology::Machine;
 
@@ -41,6 +42,15 @@ impl Sim {
             proc_root: self.installed.layout.proc.clone(),
             sys_root: self.installed.layout.sys.clone(),
         }
+    }
+
+    /// Makes the plugin use this machine.
+    pub(crate) fn use_in(&self, args: &mut Args) {
+        let layout = self.installed.layout.clone();
+        args.nvml_library = self.installed.library.clone();
+        args.proc_root = layout.proc;
+        args.sys_root = layout.sys;
+        args.dev_root = layout.dev;
     }
 
     /// The UUID of a GPU.

@@ -11,26 +11,6 @@ use super::{api, read};
 use crate::membership::{OwnerFacts, OwnerKind};
 use crate::terms::TopologyRequest;
 
-const KINDS: [OwnerKind; 17] = [
-    OwnerKind::PodGroup,
-    OwnerKind::Workload,
-    OwnerKind::CoschedulingPodGroup,
-    OwnerKind::KoordinatorPodGroup,
-    OwnerKind::VolcanoPodGroup,
-    OwnerKind::KaiPodGroup,
-    OwnerKind::PodGang,
-    OwnerKind::LeaderWorkerSet,
-    OwnerKind::JobSet,
-    OwnerKind::PyTorchJob,
-    OwnerKind::TfJob,
-    OwnerKind::MpiJob,
-    OwnerKind::XgBoostJob,
-    OwnerKind::PaddleJob,
-    OwnerKind::JaxJob,
-    OwnerKind::RayCluster,
-    OwnerKind::Job,
-];
-
 #[test]
 fn the_manifest_gives_the_right_to_read_every_kind() {
     let manifest = include_str!("../../../../manifests/extender-owners.yaml");
@@ -45,7 +25,7 @@ fn the_manifest_gives_the_right_to_read_every_kind() {
         .filter_map(|pair| Some((listed(pair[0], "apiGroups:")?, listed(pair[1], "resources:")?)))
         .collect();
     assert!(!rules.is_empty());
-    for kind in KINDS {
+    for kind in OwnerKind::ALL {
         let api = api(kind);
         for (group, _) in api.versions {
             let given = rules.iter().any(|(groups, resources)| {
@@ -193,7 +173,7 @@ fn job_parallelism_gives_the_total_and_no_minimum() {
 
 #[test]
 fn every_kind_has_a_place_in_the_api() {
-    for kind in KINDS {
+    for kind in OwnerKind::ALL {
         let api = api(kind);
         assert!(!api.versions.is_empty());
         assert_eq!(api.plural, format!("{}s", api.kind.to_ascii_lowercase()));
@@ -263,7 +243,7 @@ fn anything() -> impl Strategy<Value = Value> {
 proptest! {
     #[test]
     fn no_object_can_make_the_reader_fail(spec in anything(), object in anything(), part in "w?(/followers)?") {
-        for kind in KINDS {
+        for kind in OwnerKind::ALL {
             for object in [&object, &json!({"spec": spec, "status": {"conditions": [object]}})] {
                 let facts = read(kind, &part, object);
                 prop_assert_eq!(&facts, &read(kind, &part, object));
