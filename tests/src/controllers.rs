@@ -15,7 +15,7 @@ use crate::error::file;
 use crate::host::eprint_line;
 use crate::pki::{self, Authority};
 use crate::wait::until;
-use crate::{BUSYBOX_IMAGE, Cluster, Daemon, Program, Result};
+use crate::{BUSYBOX_IMAGE, Cluster, Program, Result};
 
 /// The name of the process next to the API server.
 pub const CONTROLLERS: &str = "controllers";
@@ -66,7 +66,8 @@ impl Cluster {
     ///
     /// # Errors
     /// They cannot be built or do not start.
-    pub async fn start_controllers(&self, namespace: &str) -> Result<Daemon> {
+    pub async fn start_controllers(&self, namespace: &str) -> Result<()> {
+        self.stop_controllers().await?;
         let folder = locate_or_build()?;
         let certs = self.control().folder().join("controllers");
         let authority = Authority::create(&certs)?;
@@ -95,7 +96,20 @@ impl Cluster {
         let pem = fs::read(&path).map_err(file("read", &path))?;
         let hooks = webhooks(namespace, &pki::base64(&pem)).to_string();
         self.kubectl_with_input(&["apply", "-f", "-"], &hooks).await?;
-        Ok(daemon)
+        Ok(())
+    }
+
+    /// Stops the controllers for good, if they run: a program that is only stopped is started again with the others.
+    ///
+    /// # Errors
+    /// They do not end.
+    pub async fn stop_controllers(&self) -> Result<()> {
+        let control = self.control();
+        if !control.programs().iter().any(|name| name == CONTROLLERS) {
+            return Ok(());
+        }
+        control.daemon(CONTROLLERS)?.stop().await?;
+        control.forget(CONTROLLERS)
     }
 }
 

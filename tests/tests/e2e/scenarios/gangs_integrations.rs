@@ -23,7 +23,7 @@ pub(super) type Expected = (&'static str, &'static str, u32, &'static str);
 pub(super) async fn unmodified_controllers_make_gangs(bed: &Bed) -> Result<()> {
     let scene = Scene::set(bed, "e2e-gangs-jobs").await?;
     bed.cluster().install_controllers().await?;
-    let controllers = bed.cluster().start_controllers(&scene.namespace).await?;
+    bed.cluster().start_controllers(&scene.namespace).await?;
     // One GPU is free: room for a member of each, and for none of the gangs.
     for (number, size) in [8, 8, 3].into_iter().enumerate() {
         let pod = pods::sleeper(&format!("holder-{number}"), size)?;
@@ -68,7 +68,7 @@ pub(super) async fn unmodified_controllers_make_gangs(bed: &Bed) -> Result<()> {
         }
     })
     .await?;
-    controllers.stop().await?;
+    bed.cluster().stop_controllers().await?;
     nothing_is_left(bed).await
 }
 

@@ -54,7 +54,7 @@ async fn preempting_group(bed: &Bed, namespace: &str) -> Result<()> {
     make_class(bed).await?;
     let holders = [("holder-0", 8), ("holder-1", 8), ("holder-2", 4)];
     for (name, gpus) in holders {
-        scene.create_all([pods::sleeper(name, gpus)?]).await?;
+        scene.create_all([records::recording(pods::sleeper(name, gpus)?, 100_000.0)?]).await?;
     }
     let names: Vec<String> = holders.iter().map(|(name, _)| (*name).to_owned()).collect();
     scene.run_on_grants(&names).await?;

@@ -105,7 +105,9 @@ pub(super) async fn surplus_member_goes_rather_than_its_gang(bed: &Bed) -> Resul
     make_class(bed).await?;
     let holders = ["holder-0", "holder-1"];
     for name in holders {
-        scene.create_all([of_class(pods::sleeper(name, 8)?, IMPORTANT)?]).await?;
+        scene
+            .create_all([of_class(records::recording(pods::sleeper(name, 8)?, 100_000.0)?, IMPORTANT)?])
+            .await?;
     }
     scene.run_on_grants(&holders.map(str::to_owned)).await?;
     // All of the smallest node, of which one member is needed.

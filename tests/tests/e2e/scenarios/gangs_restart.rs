@@ -26,7 +26,7 @@ type Places = BTreeMap<String, (String, Vec<String>)>;
 pub(super) async fn restarted_job_set_keeps_its_devices(bed: &Bed) -> Result<()> {
     let scene = Scene::set(bed, "e2e-gangs-restart").await?;
     bed.cluster().install_controllers().await?;
-    let controllers = bed.cluster().start_controllers(&scene.namespace).await?;
+    bed.cluster().start_controllers(&scene.namespace).await?;
     fill_node_3(&scene).await?;
     apply(bed, &scene, &job_set()?).await?;
     let of_attempt = |attempt: &'static str| {
@@ -41,14 +41,14 @@ pub(super) async fn restarted_job_set_keeps_its_devices(bed: &Bed) -> Result<()>
     let single = scene.pods.get("single").await?;
     ensure!(pods::node(&single).is_empty(), "a single pod got a GPU of the JobSet");
     reservation_was_kept(bed, &scene, "JobSet train").await?;
-    controllers.stop().await?;
+    bed.cluster().stop_controllers().await?;
     records::ensure_no_device_twice(&records::read(bed.cluster())?)
 }
 
 pub(super) async fn updated_leader_worker_set_keeps_its_devices(bed: &Bed) -> Result<()> {
     let scene = Scene::set(bed, "e2e-gangs-rollout").await?;
     bed.cluster().install_controllers().await?;
-    let controllers = bed.cluster().start_controllers(&scene.namespace).await?;
+    bed.cluster().start_controllers(&scene.namespace).await?;
     fill_node_3(&scene).await?;
     apply(bed, &scene, &leader_worker_set()?).await?;
     let name = |pod: &Pod| name_of(pod).to_owned();
@@ -66,7 +66,7 @@ pub(super) async fn updated_leader_worker_set_keeps_its_devices(bed: &Bed) -> Re
     let single = scene.pods.get("single").await?;
     ensure!(pods::node(&single).is_empty(), "a single pod got a GPU of the LeaderWorkerSet");
     reservation_was_kept(bed, &scene, "LeaderWorkerSet serve").await?;
-    controllers.stop().await?;
+    bed.cluster().stop_controllers().await?;
     records::ensure_no_device_twice(&records::read(bed.cluster())?)
 }
 
@@ -107,7 +107,7 @@ async fn places(
 
 /// An Event of a Gang reports that its reservations were kept, and why.
 async fn reservation_was_kept(bed: &Bed, scene: &Scene<'_>, owner: &str) -> Result<()> {
-    let events: Api<Event> = Api::namespaced(bed.cluster().client().clone(), &scene.namespace);
+    let events: Api<Event> = Api::namespaced(bed.cluster().client(), &scene.namespace);
     until("the Event of the kept reservation", GANG_LIMIT, async || {
         let all = events.list(&ListParams::default()).await.map_err(|error| error.to_string())?;
         let kept = Reason::ReservationKept.as_str();
