@@ -362,6 +362,11 @@ impl Written {
         ours
     }
 
+    /// The object is gone, or shows another decision or none: no reservation counts until it shows them again.
+    pub(super) fn lose(&mut self) {
+        self.shown.clear();
+    }
+
     /// Whether the object shows that a member has this reservation, and nothing that is on its way says otherwise.
     pub(super) fn has(&self, uid: &PodUid, reservation: &DecidedReservation) -> bool {
         let since = self.since.get(uid).copied().unwrap_or_default();

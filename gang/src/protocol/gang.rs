@@ -1038,9 +1038,12 @@ impl Gang {
         }
     }
 
-    /// The object is gone: what was reported has to be reported again.
+    /// The object is gone: what was reported has to be reported again, and no member is bound by a decision that is written nowhere.
     pub(super) fn object_gone(&mut self, env: &mut Env<'_>) {
         self.reported.forget();
+        if let State::Decided(decided) = &mut self.state {
+            decided.written_mut().lose();
+        }
         self.object_shows_no_decision(env);
     }
 

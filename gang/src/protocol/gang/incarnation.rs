@@ -154,8 +154,11 @@ impl Gang {
                     }
                     self.compare_reported(known, &shown);
                 }
-                // Our decision stands; whatever overwrote it is overwritten again.
-                None => self.reported.forget(),
+                // Our decision stands; whatever overwrote it is overwritten again. Members wait until the object shows it.
+                None => {
+                    decided.written_mut().lose();
+                    self.reported.forget();
+                }
             },
             (_, Some(decision)) => self.adopt(env, known, &decision),
             (State::Open, None) => {

@@ -35,6 +35,29 @@ fn decision_after_write_conflict_is_read_from_the_object() {
 }
 
 #[test]
+fn members_wait_while_the_object_lacks_their_decision() {
+    // etcd was restored to a backup: the object is gone, or is from before the decision. A process that takes over now would know
+    // nothing of the decision, so no member is bound before it is written again.
+    for gone in [true, false] {
+        let (mut world, decision) = committing();
+        world.handle(GangEvent::Committed { gang: &key("a"), decision: &decision.id, result: Ok(()) });
+        world.show("a", shows(&decision));
+        assert!(matches!(world.arrive("a0", "n0"), Arrival::Go(_)));
+        world.gangs.take_statuses();
+        if gone {
+            world.handle(GangEvent::ObjectGone { namespace: "default", name: "a" });
+        } else {
+            world.show("a", shows_none());
+        }
+        assert_eq!(world.arrive("a1", "n1"), Arrival::Wait, "gone: {gone}");
+        let (_, status) = world.gangs.take_statuses().pop().unwrap();
+        assert_eq!(status.decision, Some(decision.clone()), "it is written again");
+        world.show("a", shows(&decision));
+        assert!(matches!(world.arrive("a1", "n1"), Arrival::Go(_)));
+    }
+}
+
+#[test]
 fn a_decision_that_certainly_was_not_written_is_written_again() {
     let (mut world, decision) = committing();
     world.handle(GangEvent::Committed {
