@@ -21,6 +21,8 @@ pub(super) struct Attempts {
     /// No attempt is made before this moment, and why.
     pause: Option<(Instant, Failure)>,
     failed: u32,
+    /// Pods were evicted for the reservation that it has, or had last.
+    evicted: bool,
     replans: u32,
     /// Nodes without which it is planned.
     excluded: BTreeSet<NodeName>,
@@ -43,6 +45,11 @@ impl Attempts {
 
     pub(super) fn refusal(&self) -> Option<&Refusal> {
         self.refusal.as_ref()
+    }
+
+    /// Pods were evicted for the reservation that it has, or had last.
+    pub(super) fn has_evicted(&self) -> bool {
+        self.evicted
     }
 
     pub(super) fn failed(&self) -> u32 {
@@ -102,8 +109,9 @@ impl Attempts {
         self.refusal = Some(refusal);
     }
 
-    /// The gang has got a reservation.
-    pub(super) fn succeed(&mut self) {
+    /// The gang has got a reservation, for which pods were `evicted` or not.
+    pub(super) fn succeed(&mut self, evicted: bool) {
+        self.evicted = evicted;
         self.refusal = None;
         self.pause = None;
         self.misses.clear();
@@ -117,6 +125,17 @@ impl Attempts {
         self.misses.clear();
         self.considered = None;
         self.back_off(now, settings, why);
+    }
+
+    /// The decision is over. Attempts since the gang was bound count on if it `never_bound`.
+    pub(super) fn undecide(&mut self, now: Instant, settings: &Settings, never_bound: bool) {
+        let before = std::mem::take(self);
+        if never_bound {
+            self.failed = before.failed;
+            if before.evicted {
+                self.fail(now, settings, Failure::EvictedInVain);
+            }
+        }
     }
 
     /// Waits before the next attempt.

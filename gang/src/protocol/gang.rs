@@ -819,13 +819,17 @@ impl Gang {
 
     /// Slots for which `lost` holds are of no use any more, because of their node or a device: what is planned there and not bound is
     /// planned again.
-    pub(super) fn lose_slots(&mut self, lost: &dyn Fn(u32, &Slot) -> bool) {
+    pub(super) fn lose_slots(&mut self, env: &Env<'_>, lost: &dyn Fn(u32, &Slot) -> bool) {
         let there = self.slots().iter().filter(|(id, slot)| lost(*id, slot));
         let there: Vec<(u32, Holder)> = there.map(|(id, slot)| (id, slot.holder().clone())).collect();
         if there.iter().all(|(_, holder)| matches!(holder, Holder::Bound(_))) {
             return;
         }
         match &self.state {
+            // Where others take the devices each time, evictions at once would go on for ever.
+            State::Reserved(_) if self.attempts.has_evicted() => {
+                self.give_up(env, Failure::EvictedInVain);
+            }
             State::Reserved(_) => self.unplan(),
             State::Committing(_) => {
                 for (id, _) in there {
@@ -959,7 +963,7 @@ impl Gang {
             self.attempts.refuse(refusal);
             return;
         }
-        self.attempts.succeed();
+        self.attempts.succeed(placement.waits());
         // The domain of all members that have a slot, also of those that had one before.
         self.domain = placement.domain.clone();
         if decided {
@@ -1770,13 +1774,14 @@ impl Gang {
         if let Some(id) = self.decision_id().map(str::to_owned) {
             self.remember_past(id);
         }
-        if self.bound_at.take().is_some() {
+        let was_bound = self.bound_at.take().is_some();
+        if was_bound {
             self.waiting_since = env.now.unix;
         }
-        self.attempts = Attempts::default();
         self.all_evicted = false;
         self.lost_to_eviction = false;
         self.unplan();
+        self.attempts.undecide(env.now.at, env.settings, !was_bound);
     }
 
     /// Removes members of the incarnation before. They are deleted where the gang asked to be restarted when it loses a member. A gang that

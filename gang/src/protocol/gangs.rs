@@ -198,13 +198,13 @@ impl Gangs {
             }
             GangEvent::NodeLost { node } => {
                 for key in self.devices.gangs_on(node) {
-                    self.with(now, &key, |gang, _| {
-                        gang.lose_slots(&|_, slot| slot.node() == node);
+                    self.with(now, &key, |gang, env| {
+                        gang.lose_slots(env, &|_, slot| slot.node() == node);
                     });
                 }
             }
             GangEvent::SlotsLost { gang, slots } => {
-                self.of_gang(now, gang, |gang, _| gang.lose_slots(&|id, _| slots.contains(&id)));
+                self.of_gang(now, gang, |gang, env| gang.lose_slots(env, &|id, _| slots.contains(&id)));
             }
             GangEvent::CapacityShrunk { gang, slots } => {
                 self.of_gang(now, gang, |gang, env| gang.doubt_arrivals(env, slots));

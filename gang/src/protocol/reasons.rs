@@ -625,6 +625,8 @@ pub(super) enum Failure {
     NotArrived { arrived: u32, min: u32, scheduler: Option<Arc<str>> },
     /// Victims were not gone in time; with what blocks their eviction.
     VictimsStayed(Vec<Arc<str>>),
+    /// Pods were evicted for it, and devices that they left were lost before its minimum was bound.
+    EvictedInVain,
     /// The API server rejected the decision.
     DecisionRejected(Arc<str>),
     /// Members beyond the minimum did not arrive in time.
@@ -648,6 +650,10 @@ impl Failure {
             }
             Self::VictimsStayed(blocked) => {
                 format!("the evicted pods were not gone in time{}", also(blocked))
+            }
+            Self::EvictedInVain => {
+                "pods were evicted for it, but devices that they left are in use again or have failed"
+                    .to_owned()
             }
             Self::DecisionRejected(why) => format!("the API server rejected the decision: {why}"),
             Self::LateSurplus => "members beyond the minimum did not arrive in time".to_owned(),

@@ -269,7 +269,7 @@ impl Gang {
         if let State::Awaiting(succession) = before {
             self.continues = Some(succession);
         }
-        self.attempts.succeed();
+        self.attempts.succeed(false);
         env.continuations.continued += 1;
         self.activate(env, filled);
     }

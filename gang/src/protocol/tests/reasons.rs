@@ -149,6 +149,7 @@ fn failures() -> Vec<Failure> {
         Failure::NotArrived { arrived: 3, min: 4, scheduler: None },
         Failure::NotArrived { arrived: 0, min: 1, scheduler: report },
         Failure::VictimsStayed(vec![text("pod v1: it cannot be evicted yet: budget web")]),
+        Failure::EvictedInVain,
         Failure::DecisionRejected(text("gangs is forbidden")),
         Failure::LateSurplus,
     ]

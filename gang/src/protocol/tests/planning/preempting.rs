@@ -93,6 +93,58 @@ fn rest_of_preempted_gang_is_deleted_only_for_repair_restart() {
 }
 
 #[test]
+fn evictions_in_vain_are_repeated_after_longer_and_longer() {
+    // Pods that no scheduler brings take each freed device before the gang is bound. Evicted at once, they would come again and again.
+    let mut world = World::new();
+    world.members("a", 1, 1);
+    for failed in 1..=8_u32 {
+        let wanted = world.next().unwrap();
+        let placement =
+            Placement { places: vec![place("n0", "g0")], victims: vec![uid("v")], ..Placement::default() };
+        world.handle(GangEvent::Planned { gang: &wanted.gang, result: Ok(placement) });
+        world.handle(GangEvent::VictimGone { pod: &uid("v") });
+        assert_eq!(world.phase("a"), GangPhase::Reserved);
+        let slots = world.gangs.view(&key("a")).unwrap().slots().map(|slot| slot.slot).collect();
+        world.handle(GangEvent::SlotsLost { gang: &key("a"), slots: &slots });
+        assert_eq!((world.phase("a"), world.reason("a")), (GangPhase::Backoff, Reason::Backoff));
+        assert!(world.text("a").contains("pods were evicted for it"), "{}", world.text("a"));
+        let wait = (1 << failed).min(120);
+        world.room += 1;
+        world.pass(wait - 1);
+        assert_eq!(world.next(), None, "after {failed} failures");
+        world.pass(1);
+    }
+    // Devices that were free all along cost nobody anything: they are planned again at once.
+    world.plan();
+    let slots = world.gangs.view(&key("a")).unwrap().slots().map(|slot| slot.slot).collect();
+    world.handle(GangEvent::SlotsLost { gang: &key("a"), slots: &slots });
+    assert_eq!(world.phase("a"), GangPhase::Queued);
+}
+
+#[test]
+fn decision_lost_to_others_counts_as_evictions_in_vain() {
+    let mut world = World::new();
+    world.members("a", 1, 1);
+    let wanted = world.next().unwrap();
+    let placement =
+        Placement { places: vec![place("n0", "g0")], victims: vec![uid("v")], ..Placement::default() };
+    world.handle(GangEvent::Planned { gang: &wanted.gang, result: Ok(placement) });
+    world.handle(GangEvent::VictimGone { pod: &uid("v") });
+    world.come("a0");
+    world.write();
+    let slots = world.gangs.view(&key("a")).unwrap().slots().map(|slot| slot.slot).collect();
+    world.handle(GangEvent::SlotsLost { gang: &key("a"), slots: &slots });
+    assert_eq!((world.phase("a"), world.status("a").failed_attempts), (GangPhase::Backoff, 1));
+    // Once it is bound, all of that is over.
+    world.pass(2);
+    world.plan();
+    world.come("a0");
+    world.write();
+    world.bind("a0");
+    assert_eq!((world.phase("a"), world.status("a").failed_attempts), (GangPhase::Bound, 0));
+}
+
+#[test]
 fn pods_that_do_not_go_in_time_are_let_be() {
     let mut world = World::new();
     world.members("a", 1, 1);
