@@ -189,6 +189,10 @@ pub struct GangStatus {
     /// Failed attempts since the gang was last bound.
     #[serde(default)]
     pub failed_attempts: u32,
+    /// UIDs of members that were bound without a reservation and a grant, by a client that does not call the extender. The
+    /// next process recognises them by this list.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub unreserved: Vec<PodUid>,
     /// Where each member goes. Absent before the gang is decided. A decision only moves forward.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub decision: Option<Decision>,

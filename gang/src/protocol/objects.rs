@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use gantry_api::{Continuation, Decision, GangPhase, GangSpec, GangStatus};
+use gantry_api::{Continuation, Decision, GangPhase, GangSpec, GangStatus, PodUid};
 
 use super::after;
 use super::decision::made_at;
@@ -36,6 +36,7 @@ pub(super) struct Known {
     /// Members that were alive or had ended well.
     members: u32,
     failed_attempts: u32,
+    unreserved: Vec<PodUid>,
     continuation: Option<Continuation>,
     domain: Arc<str>,
     waiting_since: Option<i64>,
@@ -56,6 +57,7 @@ impl Known {
             completed: status.completed,
             members: status.members,
             failed_attempts: status.failed_attempts,
+            unreserved: status.unreserved,
             continuation: status.continuation,
             domain: status.domain.into(),
             waiting_since: status.waiting_since.map(|time| time.0.as_second()),
@@ -89,6 +91,11 @@ impl Known {
 
     pub(super) fn failed_attempts(&self) -> u32 {
         self.failed_attempts
+    }
+
+    /// Members that were bound without a reservation.
+    pub(super) fn unreserved(&self) -> &[PodUid] {
+        &self.unreserved
     }
 
     /// The reservations of the decision are kept for the next incarnation.

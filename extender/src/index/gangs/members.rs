@@ -172,7 +172,7 @@ impl Index {
         let shape = (!managed.is_empty()).then(|| self.shape(request, pod));
         let grant = grant_of(pod);
         let elsewhere = match &pod.node {
-            Some(_) if grant.is_some() || self.is_decided(pod, membership) => None,
+            Some(_) if grant.is_some() || self.is_named(pod, membership) => None,
             // It was created with a node, as far as this process knows.
             Some(_) => Some(self.schedulers.unknown_scheduler_of(pod).unwrap_or_else(|| NODE_NAME.into())),
             None => self.schedulers.unknown_scheduler_of(pod),
@@ -199,14 +199,17 @@ impl Index {
         }
     }
 
-    /// Whether the decision of a pod's gang names it.
-    fn is_decided(&self, pod: &PodFacts, membership: &Membership) -> bool {
+    /// Whether the object of a pod's gang names it as a member that is bound: in its decision, or as one without a reservation.
+    fn is_named(&self, pod: &PodFacts, membership: &Membership) -> bool {
         let key = &membership.key;
         let object = self.gangs.objects.get(&(Arc::clone(&key.namespace), key.object_name().into()));
-        let decision = object.and_then(|object| object.status.decision.as_ref());
-        decision.is_some_and(|decision| {
-            decision.reservations.iter().any(|reservation| reservation.pod.as_ref() == Some(&pod.uid))
-        })
+        let Some(status) = object.map(|object| &object.status) else {
+            return false;
+        };
+        let reservations = status.decision.iter().flat_map(|decision| &decision.reservations);
+        let mut named =
+            reservations.filter_map(|reservation| reservation.pod.as_ref()).chain(&status.unreserved);
+        named.any(|uid| *uid == pod.uid)
     }
 
     /// Reports bound pods without a grant again: the decision that names them may have been read after them.

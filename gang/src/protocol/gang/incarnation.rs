@@ -344,7 +344,8 @@ impl Gang {
         if !fresh || none || !self.key.incarnation.is_empty() {
             return;
         }
-        let named = named_in(decision);
+        let mut named = named_in(decision);
+        named.extend(known.unreserved());
         let incarnation = self.members().incarnation();
         let continues =
             |member: &&TrackedMember| member.is_alive(incarnation) || named.contains(&member.pod().uid);

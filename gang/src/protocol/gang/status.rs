@@ -3,13 +3,13 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use gantry_api::{GangPhase, GangStatus, ObjectMessage, Reason};
+use gantry_api::{GangPhase, GangStatus, ObjectMessage, PodUid, Reason};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use k8s_openapi::jiff::Timestamp;
 
 use super::super::agreement::Resolution;
 use super::super::decision::Decided;
-use super::super::members::{Class, Count};
+use super::super::members::{Class, Count, TrackedMember};
 use super::super::reasons::{Cause, NoRepair, Refusal, Rest, Uncounted, Validity, WaitReason};
 use super::super::report::ReasonKind;
 use super::super::types::{Blocker, Now, Settings};
@@ -29,6 +29,9 @@ const RESERVATION_KEPT: &str = "ReservationKept";
 const GROUP_SCHEDULED: &str = "PodGroupScheduled";
 /// The condition of a gang with members of the next revision of a Deployment that wait.
 const ROLLOUT: &str = "Rollout";
+
+/// Members that the status lists as bound without a reservation: the object has to stay below etcd's limit of a request.
+const MAX_UNRESERVED: usize = 1_000;
 
 /// Since when each condition is as it is.
 pub(super) type Transitions = [Option<(bool, i64)>; 8];
@@ -281,11 +284,24 @@ pub(super) fn status(gang: &mut Gang, now: Now, settings: &Settings) -> GangStat
         restarting: matches!(gang.state, State::Restarting { .. }),
         continuation: gang.continuation(kept_until),
         failed_attempts: gang.attempts.failed(),
+        unreserved: unreserved(gang),
         decision: None,
         conditions,
         reason: Some(reason),
         message,
     }
+}
+
+/// Members that neither a reservation nor a grant shows to be such.
+fn unreserved(gang: &Gang) -> Vec<PodUid> {
+    let counts = |member: &TrackedMember| {
+        let pod = member.pod();
+        let began = matches!(gang.members().class(member), Class::Bound | Class::Completed);
+        began && member.slot().is_none() && pod.shape.is_some() && pod.holds.is_empty()
+    };
+    let mut uids = gang.members().uids(counts);
+    uids.truncate(MAX_UNRESERVED);
+    uids
 }
 
 fn conditions(gang: &mut Gang, now: (Reason, &str), unix: i64) -> Vec<Condition> {

@@ -143,3 +143,33 @@ fn decided_member_without_grant_counts_after_a_restart() {
     cluster.wait(1);
     assert_eq!(phase(&cluster, "a"), GangPhase::Bound);
 }
+
+#[test]
+fn member_bound_past_the_extender_counts_after_a_restart() {
+    // Two of three were bound by a client that does not call the extender, and have ended. The next process finds them without a grant;
+    // the object shows that they were members.
+    let cluster = two_nodes();
+    let mut pods = members("a", 4, 2);
+    for pod in &mut pods {
+        pod["metadata"]["annotations"]["gantry.dev/gang-min"] = "3".into();
+        cluster.pod(pod);
+    }
+    for pod in &pods[..2] {
+        cluster.pod(&bound(pod.clone(), "n", 1, None));
+    }
+    write_down(&cluster);
+    let object = cluster.store.read(|index| index.gang_view("default", "a")).unwrap();
+    assert_eq!(object.exist, 4);
+    cluster.store.update(|index| {
+        index.stand_down();
+        index.lead();
+    });
+    for pod in &pods[..2] {
+        let mut ended = bound(pod.clone(), "n", 1, None);
+        ended["status"]["phase"] = "Succeeded".into();
+        cluster.pod(&ended);
+    }
+    cluster.wait(1);
+    assert_eq!(cluster.store.read(|index| index.gang_view("default", "a")).unwrap().exist, 4);
+    assert_eq!(phase(&cluster, "a"), GangPhase::Reserved);
+}
