@@ -22,8 +22,8 @@ pub mod terms;
 pub use fabric::{DomainIx, Fabric, KnownBy, Level, Levels, Scope};
 pub use key::{GangKey, Integration};
 pub use membership::{
-    ArrivalTime, GangOptions, JobRef, Membership, OwnerFacts, OwnerKind, OwnerRef, Size, SubGroups,
-    TopologyHint,
+    ArrivalTime, Disruption, GangOptions, JobRef, Membership, OwnerFacts, OwnerKind, OwnerRef, Size,
+    SubGroups, TopologyHint,
 };
 pub use needs::{Misfit, Needs};
 pub use resources::{InsufficientResource, NodeFacts, Resources, Taint, TaintEffect};

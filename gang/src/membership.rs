@@ -221,6 +221,8 @@ pub struct OwnerFacts {
     pub suspended: bool,
     /// No pod is preempted for it, whatever its pods allow.
     pub never_preempts: bool,
+    /// How its pods may be evicted for others, where it states that.
+    pub disruption: Option<Disruption>,
     /// Why kube-scheduler does not schedule it as a whole, in its words.
     pub unscheduled: Option<Arc<str>>,
     /// `metadata.uid`.
@@ -233,6 +235,15 @@ pub struct OwnerFacts {
     pub failed_ranks: Ranks,
     /// What is wrong with it.
     pub faults: Vec<Fault>,
+}
+
+/// How the pods of a group may be evicted for others.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Disruption {
+    /// Each pod by itself, below the minimum too.
+    Single,
+    /// All pods together.
+    All,
 }
 
 impl OwnerFacts {

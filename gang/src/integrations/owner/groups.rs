@@ -6,13 +6,14 @@ use std::time::Duration;
 use serde_json::Value;
 
 use super::{Sheet, sum};
-use crate::integrations::value::{MOST_MEMBERS, arrival, number, unknown};
-use crate::membership::SubGroups;
+use crate::integrations::value::{MOST_MEMBERS, arrival, number, shown, unknown};
+use crate::membership::{Disruption, SubGroups};
 
 /// Kubernetes' PodGroup. A basic one is no gang: each pod goes by itself.
 pub(super) fn pod_group(sheet: &mut Sheet<'_>) {
     policy(sheet, "schedulingPolicy", "spec.schedulingPolicy", sheet.spec("schedulingPolicy"));
     sheet.facts.never_preempts = sheet.text("preemptionPolicy") == Some("Never");
+    sheet.facts.disruption = disruption(sheet);
     sheet.facts.unscheduled = unscheduled(sheet.object);
     if let Some(key) = sheet
         .spec("schedulingConstraints.topology")
@@ -21,6 +22,35 @@ pub(super) fn pod_group(sheet: &mut Sheet<'_>) {
     {
         sheet.level("spec.schedulingConstraints.topology[0].key", key, true);
     }
+}
+
+/// How the pods of a PodGroup may be evicted: a word in `v1alpha2`, later the only field of an object. Single is the default of the API.
+fn disruption(sheet: &mut Sheet<'_>) -> Option<Disruption> {
+    const MODES: [(&str, Disruption); 4] = [
+        ("single", Disruption::Single),
+        ("all", Disruption::All),
+        ("Pod", Disruption::Single),
+        ("PodGroup", Disruption::All),
+    ];
+    let known = |name: &str| MODES.iter().find(|(known, _)| *known == name).map(|(_, mode)| *mode);
+    let (names, known_names): (Vec<&str>, _) = match sheet.spec("disruptionMode") {
+        None => return Some(Disruption::Single),
+        Some(Value::String(name)) => (vec![name], ["Pod", "PodGroup"]),
+        Some(Value::Object(fields)) => {
+            let set = fields.iter().filter(|(_, value)| !value.is_null());
+            (set.map(|(name, _)| name.as_str()).collect(), ["single", "all"])
+        }
+        Some(_) => (Vec::new(), ["single", "all"]),
+    };
+    let words = match names.as_slice() {
+        [name] => match known(name).filter(|_| known_names.contains(name)) {
+            Some(mode) => return Some(mode),
+            None => unknown(&format!("mode {}", shown(name)), name, &known_names),
+        },
+        _ => format!("exactly one of {} is asked for", known_names.join(" and ")),
+    };
+    sheet.wrong("spec.disruptionMode", words);
+    None
 }
 
 /// Why kube-scheduler does not schedule a group as a whole: its condition on the PodGroup.

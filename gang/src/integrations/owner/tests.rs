@@ -229,6 +229,7 @@ fn anything() -> impl Strategy<Value = Value> {
         "networkTopology",
         "subGroupPolicy",
         "launcherCreationPolicy",
+        "disruptionMode",
     ];
     leaf.prop_recursive(6, 60, 6, move |inner| {
         prop_oneof![

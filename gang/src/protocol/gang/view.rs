@@ -13,6 +13,7 @@ use super::super::slots::Slot;
 use super::super::types::{Blocker, Devices, PlanRequest, ShapeId, Stage};
 use super::{Gang, State, planning, status};
 use crate::key::GangKey;
+use crate::membership::Disruption;
 use crate::terms::Terms;
 
 /// A gang, to look at.
@@ -211,15 +212,40 @@ impl<'a> View<'a> {
         self.gang.decision_id()
     }
 
-    /// Members beyond the minimum that is bound: so many could go without breaking it.
+    /// How its members may be evicted for others, where its owner states that.
+    fn disruption(&self) -> Option<Disruption> {
+        self.gang.agreement.declaring_owner().and_then(|(_, facts)| facts.disruption)
+    }
+
+    /// Whether members may be evicted while others stay: those beyond the minimum, or any where the owner allows that.
+    pub fn may_lose_members(&self) -> bool {
+        let in_slices = self.terms().is_none_or(|terms| terms.slice.is_some());
+        match self.disruption() {
+            Some(Disruption::Single) => true,
+            Some(Disruption::All) => false,
+            None => !in_slices,
+        }
+    }
+
+    /// Bound members beyond the minimum, or all where the owner allows to evict each by itself: so many may be evicted while the others
+    /// stay.
     pub fn surplus_members(&self) -> u32 {
         let count = self.gang.members().count();
+        match self.disruption() {
+            Some(Disruption::Single) => return count.bound(),
+            Some(Disruption::All) => return 0,
+            None => {}
+        }
         if self.gang.enough(Count::settled) { count.settled().saturating_sub(self.gang.min()) } else { 0 }
     }
 
-    /// Members of a role beyond its minimum, and beyond none if it has no minimum: so many could go without breaking it.
+    /// The same of a role: members beyond its minimum, and beyond none if it has no minimum.
     pub fn surplus_of(&self, role: &str) -> u32 {
-        let settled = self.gang.members().count_of(role).settled();
+        let count = self.gang.members().count_of(role);
+        if self.disruption().is_some() {
+            return count.bound();
+        }
+        let settled = count.settled();
         settled.saturating_sub(self.gang.role_min(role))
     }
 

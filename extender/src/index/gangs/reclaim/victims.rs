@@ -183,7 +183,7 @@ impl Index {
         unit
     }
 
-    /// Whether a gang keeps its minimum, and those of its roles, without some members.
+    /// Whether a gang keeps its minimum, and those of its roles, without some members; or its owner allows that it does not.
     pub(in crate::index) fn goes_on_without(&self, gang: &GangKey, pods: &[PodUid]) -> bool {
         let Some(view) = self.gangs.core.view(gang) else {
             return true;
@@ -312,14 +312,14 @@ fn on_its_node(pod: &PodFacts, node: NodeIx, devices: Option<Devices>) -> Candid
     }
 }
 
-/// Which members of a gang may go while it goes on: bound ones beyond its minimum and those of its roles; none of a gang in slices. The
-/// last ranks go first. Members that another gang has evicted go anyway.
+/// Which members of a gang may go while others stay: bound ones beyond its minimum and those of its roles; none of a gang in slices. The
+/// owner may allow that of each, or of none. The last ranks go first. Members that another gang has evicted go anyway.
 fn set_surplus(unit: &mut VictimCandidate, view: &View<'_>) {
     let members: HashMap<&PodUid, MemberView<'_>> =
         view.members().map(|member| (member.uid, member)).collect();
     unit.pods.retain(|pod| members.get(&pod.uid).is_none_or(|member| !member.evicted));
     let mut left = view.surplus_members();
-    if left == 0 || view.terms().is_none_or(|terms| terms.slice.is_some()) {
+    if left == 0 || !view.may_lose_members() {
         return;
     }
     let mut roles: Vec<&str> = members.values().map(|member| member.role).collect();

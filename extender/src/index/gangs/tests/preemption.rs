@@ -250,6 +250,41 @@ fn native_group_is_refused_until_its_victims_are_gone() {
     assert_eq!([node(&cluster, "g-0"), node(&cluster, "g-1")], ["n1", "n1"]);
 }
 
+#[test]
+fn native_group_is_evicted_as_its_disruption_mode_states() {
+    // Four members with two of eight GPUs each, all of which are needed. Two GPUs are asked for.
+    for (mode, count) in [(Value::Null, 1), (json!({"single": {}}), 1), (json!({"all": {}}), 4)] {
+        let cluster = Cluster::new(Options::default());
+        cluster.add("n1", &bridged());
+        let group = json!({"spec": {"schedulingPolicy": {"gang": {"minCount": 4}}, "disruptionMode": mode}});
+        let group = integrations::read(OwnerKind::PodGroup, "", &group);
+        let kind = OwnerKind::PodGroup;
+        let owner = OwnerRef { kind, namespace: "default".into(), name: "g".into(), part: "".into() };
+        let pods: Vec<Value> = (0..4).map(|number| pod(&format!("g-{number}"), 2)).collect();
+        let in_group = |mut pod: Value| {
+            pod["spec"]["schedulingGroup"] = json!({"podGroupName": "g"});
+            pod
+        };
+        let pods: Vec<Value> = pods.into_iter().map(in_group).collect();
+        create(&cluster, &pods);
+        cluster.store.update(|index| index.owner_seen(&owner, Some(group.into())));
+        cluster.wait(2);
+        bind_all(&cluster, &pods);
+        evicted(&cluster);
+        of_one(&cluster, "high", 2);
+        let gone = evicted(&cluster);
+        assert_eq!(gone.len(), count, "{mode}: {gone:?}");
+        if count == 1 {
+            cluster.gone(pods.iter().find(|pod| pod["metadata"]["uid"] == gone[0].as_str()).unwrap());
+            cluster.wait(2);
+            assert_eq!(phase(&cluster, "high"), GangPhase::Reserved);
+            assert_eq!(phase(&cluster, "g"), GangPhase::Degraded, "the others stay");
+            let view = cluster.store.read(|index| index.gang_view("default", "g")).unwrap();
+            assert_eq!(view.places.len(), 3, "nothing is reserved for the one that was evicted");
+        }
+    }
+}
+
 /// A pod without devices on a node.
 fn other_pod(cluster: &Cluster, name: &str, cpu: u32, change: impl FnOnce(&mut Value)) {
     let mut pod = bound(pod(name, 0), "n1", 1, None);

@@ -1,6 +1,7 @@
 //! PodGroups and Workloads.
 
 use super::*;
+use crate::membership::Disruption;
 
 #[test]
 fn kubernetes_pod_group_is_a_gang_with_a_minimum_or_none_at_all() {
@@ -196,4 +197,34 @@ fn kubernetes_pod_group_states_policy_and_why_it_waits() {
     assert_eq!(of("Never", "False"), (true, why.clone()));
     assert_eq!(of("PreemptLowerPriority", "False"), (false, why));
     assert_eq!(of("Never", "True"), (true, None));
+}
+
+#[test]
+fn pods_of_a_kubernetes_pod_group_are_evicted_singly_by_default() {
+    let of = |mode: Value| {
+        let mut spec = json!({"schedulingPolicy": {"gang": {"minCount": 4}}});
+        if !mode.is_null() {
+            spec["disruptionMode"] = mode;
+        }
+        let facts = super::of(OwnerKind::PodGroup, spec);
+        (facts.disruption, faults(&facts))
+    };
+    for mode in [Value::Null, json!({"single": {}}), json!("Pod"), json!({"single": {}, "all": null})] {
+        assert_eq!(of(mode), (Some(Disruption::Single), vec![]));
+    }
+    for mode in [json!({"all": {}}), json!("PodGroup")] {
+        assert_eq!(of(mode), (Some(Disruption::All), vec![]));
+    }
+    for (mode, wrong) in [
+        (json!({"single": {}, "all": {}}), "exactly one of single and all is asked for"),
+        (json!({}), "exactly one of single and all is asked for"),
+        (json!(["all"]), "exactly one of single and all is asked for"),
+        (json!({"al": {}}), "no mode \"al\"; there are single, all; did you mean `all`?"),
+        (json!("all"), "no mode \"all\"; there are Pod, PodGroup"),
+    ] {
+        let (disruption, faults) = of(mode.clone());
+        assert_eq!(disruption, None, "{mode}");
+        assert!(faults[0].contains(wrong) && faults[0].contains("spec.disruptionMode"), "{faults:?}");
+    }
+    assert_eq!(super::of(OwnerKind::VolcanoPodGroup, json!({"minMember": 4})).disruption, None);
 }
