@@ -84,6 +84,7 @@ reasons! {
     MinimumChanged => "the minimum has changed since the gang was decided",
     RepairChanged => "the repair policy has changed since the gang was decided",
     GroupNotScheduled => "kube-scheduler does not schedule the PodGroup as a whole",
+    PlacedApart => "the PodGroup belongs to a CompositePodGroup, and each of its groups is placed by itself",
     RevisionWaits => "members of the next revision of a template wait for devices together",
     SeveralIntegrations => "several integrations name the gang's pods",
     DisruptionBudget => "a disruption budget protects pods that have to be evicted",

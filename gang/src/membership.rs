@@ -213,6 +213,10 @@ pub struct OwnerFacts {
     pub source: Arc<str>,
     /// What it requests in addition.
     pub options: GangOptions,
+    /// The levels that it requires, if they are several: it has to be within one domain of each.
+    pub levels: Vec<Arc<str>>,
+    /// The CompositePodGroup that it belongs to.
+    pub parent: Option<Arc<str>>,
     /// Where the level that it wishes stands, for people: `spec.networkTopology.highestTierName of PodGroup train`.
     pub level_source: Arc<str>,
     /// It has ended, well or not: members that are lost now are not recreated.

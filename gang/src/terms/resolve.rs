@@ -339,6 +339,7 @@ impl Declared {
                 .as_ref()
                 .map(|level| TopologyRequest { level: level.name.as_str().into(), required: level.required })
                 .or_else(|| self.levels.first().cloned())
+                .or_else(|| narrowest(&facts.levels, defaults.levels))
                 .or_else(|| owner.level.clone()),
             hint: None,
             slice: object.slice_size.or_else(|| self.slices.first().copied()).or(owner.slice),
@@ -608,6 +609,18 @@ fn known(name: &str, levels: &Levels) -> Option<Arc<str>> {
         Scope::Level(level) => levels.0.get(level).map(|level| Arc::clone(&level.name)),
         Scope::Node => Some(NODE.into()),
     }
+}
+
+/// The narrowest of the levels that an owner requires: domains are nested, so that one within it is within all. One that is not known comes
+/// before.
+fn narrowest(required: &[Arc<str>], levels: &Levels) -> Option<TopologyRequest> {
+    let width = |name: &Arc<str>| {
+        let name = known(name, levels)?;
+        Some(levels.0.iter().position(|level| level.name == name).unwrap_or(usize::MAX))
+    };
+    let unknown = required.iter().find(|name| width(name).is_none());
+    let level = unknown.or_else(|| required.iter().max_by_key(|name| width(name)))?;
+    Some(TopologyRequest { level: Arc::clone(level), required: true })
 }
 
 fn unknown(name: &str, levels: &Levels) -> String {

@@ -6,8 +6,11 @@ use std::time::Duration;
 use serde_json::Value;
 
 use super::{Sheet, sum};
-use crate::integrations::value::{MOST_MEMBERS, arrival, number, shown, unknown};
+use crate::integrations::value::{MOST_MEMBERS, arrival, number, short, shown, unknown};
 use crate::membership::{Disruption, SubGroups};
+
+/// Topology constraints that are read of a PodGroup. Kubernetes 1.37 allows one.
+const MOST_LEVELS: usize = 8;
 
 /// Kubernetes' PodGroup. A basic one is no gang: each pod goes by itself.
 pub(super) fn pod_group(sheet: &mut Sheet<'_>) {
@@ -15,12 +18,30 @@ pub(super) fn pod_group(sheet: &mut Sheet<'_>) {
     sheet.facts.never_preempts = sheet.text("preemptionPolicy") == Some("Never");
     sheet.facts.disruption = disruption(sheet);
     sheet.facts.unscheduled = unscheduled(sheet.object);
-    if let Some(key) = sheet
-        .spec("schedulingConstraints.topology")
-        .and_then(|topology| topology.pointer("/0/key"))
-        .and_then(Value::as_str)
-    {
-        sheet.level("spec.schedulingConstraints.topology[0].key", key, true);
+    sheet.facts.parent = sheet.text("parentCompositePodGroupName").map(|name| short(name).into());
+    topology(sheet);
+}
+
+/// The topology constraints of a PodGroup, each of which has to hold.
+fn topology(sheet: &mut Sheet<'_>) {
+    const PLACE: &str = "spec.schedulingConstraints.topology";
+    let constraints = sheet.spec("schedulingConstraints.topology").and_then(Value::as_array);
+    let Some(constraints) = constraints.filter(|all| !all.is_empty()) else {
+        return;
+    };
+    if constraints.len() > MOST_LEVELS {
+        let words = format!("{} constraints are too many: at most {MOST_LEVELS} are read", constraints.len());
+        return sheet.wrong(PLACE, words);
+    }
+    let key = |constraint: &Value| constraint.get("key").and_then(Value::as_str).map(Arc::from);
+    let keys: Option<Vec<Arc<str>>> = constraints.iter().map(key).collect();
+    match keys.as_deref() {
+        Some([key]) => sheet.level(&format!("{PLACE}[0].key"), key, true),
+        Some(keys) => {
+            sheet.facts.level_source = format!("{PLACE} of {}", sheet.name).into();
+            sheet.facts.levels = keys.to_vec();
+        }
+        None => sheet.wrong(PLACE, "a constraint has no key, or one that is no text"),
     }
 }
 

@@ -230,6 +230,9 @@ fn anything() -> impl Strategy<Value = Value> {
         "subGroupPolicy",
         "launcherCreationPolicy",
         "disruptionMode",
+        "schedulingConstraints",
+        "topology",
+        "parentCompositePodGroupName",
     ];
     leaf.prop_recursive(6, 60, 6, move |inner| {
         prop_oneof![

@@ -27,6 +27,8 @@ const RESERVATION_KEPT: &str = "ReservationKept";
 
 /// The condition of a gang that kube-scheduler does not schedule as a whole.
 const GROUP_SCHEDULED: &str = "PodGroupScheduled";
+/// The condition of a gang that belongs to a tree of groups.
+const COMPOSITE: &str = "CompositePodGroup";
 /// The condition of a gang with members of the next revision of a Deployment that wait.
 const ROLLOUT: &str = "Rollout";
 
@@ -34,7 +36,7 @@ const ROLLOUT: &str = "Rollout";
 const MAX_UNRESERVED: usize = 1_000;
 
 /// Since when each condition is as it is.
-pub(super) type Transitions = [Option<(bool, i64)>; 8];
+pub(super) type Transitions = [Option<(bool, i64)>; 9];
 
 /// What people see of the state and the members.
 pub(super) fn phase(gang: &Gang, now: Instant) -> GangPhase {
@@ -332,6 +334,7 @@ fn conditions(gang: &mut Gang, now: (Reason, &str), unix: i64) -> Vec<Condition>
         ambiguous,
         blocked,
         unscheduled(gang).map(|message| (GROUP_SCHEDULED, false, Reason::GroupNotScheduled, message)),
+        tree(gang).map(|message| (COMPOSITE, true, Reason::PlacedApart, message)),
         rollout(gang).map(|message| (ROLLOUT, true, Reason::RevisionWaits, message)),
         gang.is_awaiting().then(|| (RESERVATION_KEPT, true, Reason::OwnerRestarts, message())),
     ];
@@ -360,6 +363,15 @@ fn unscheduled(gang: &Gang) -> Option<String> {
     let (owner, facts) = gang.agreement.declaring_owner()?;
     let why = facts.unscheduled.as_ref().filter(|_| !gang.enough(Count::settled))?;
     Some(format!("kube-scheduler reports of {owner}: {why}"))
+}
+
+/// That its group belongs to a tree of groups, which are not placed together, if it does.
+fn tree(gang: &Gang) -> Option<String> {
+    let (owner, facts) = gang.agreement.declaring_owner()?;
+    let parent = facts.parent.as_ref()?;
+    Some(format!(
+        "{owner} belongs to CompositePodGroup {parent}; each PodGroup of it is placed by itself, and its minGroupCount is not followed"
+    ))
 }
 
 /// That members of the next revision wait, if they do.

@@ -2,10 +2,11 @@
 
 use std::fmt::Write;
 
-use gantry_api::{GangPhase, MAX_MESSAGE, Reason};
+use gantry_api::{GangPhase, GangStatus, MAX_MESSAGE, Reason};
 
-use super::world::{World, bound, key, leaving, member, membership, place, uid};
+use super::world::{World, bound, in_pod_group, key, leaving, member, membership, place, uid, wants};
 use crate::key::Integration;
+use crate::membership::OwnerFacts;
 use crate::protocol::GangEvent;
 use crate::protocol::{Answer, BindEnd, Member, Placement, Stage};
 
@@ -306,4 +307,37 @@ fn bound_at_of_members_without_devices_survives_fail_over() {
     next.show("a", before.clone());
     next.handle(GangEvent::Synced);
     assert_eq!(next.status("a").bound_at, before.bound_at);
+}
+
+#[test]
+fn conditions_of_a_pod_group_are_shown_on_its_gang() {
+    let mut world = World::new();
+    world.see(member("a0", in_pod_group()));
+    let shown = |status: &GangStatus, kind: &str| {
+        let found = status.conditions.iter().find(|condition| condition.type_ == kind);
+        found.map(|found| (found.status.clone(), found.reason.clone(), found.message.clone()))
+    };
+    let group = |why: Option<&str>| OwnerFacts {
+        parent: Some("tree".into()),
+        unscheduled: why.map(Into::into),
+        ..wants(1)
+    };
+    world.group_says(group(Some("all pods should have the same priority")));
+    let status = world.status("a");
+    let (holds, reason, message) = shown(&status, "PodGroupScheduled").unwrap();
+    assert_eq!((holds.as_str(), reason.as_str()), ("False", "GroupNotScheduled"));
+    assert!(
+        message.ends_with("PodGroup a (scheduling.x-k8s.io): all pods should have the same priority"),
+        "{message}"
+    );
+    let (holds, reason, message) = shown(&status, "CompositePodGroup").unwrap();
+    assert_eq!((holds.as_str(), reason.as_str()), ("True", "PlacedApart"));
+    assert!(
+        message.contains("PodGroup a (scheduling.x-k8s.io) belongs to CompositePodGroup tree"),
+        "{message}"
+    );
+    world.group_says(group(None));
+    assert_eq!(shown(&world.status("a"), "PodGroupScheduled"), None);
+    world.group_says(wants(1));
+    assert_eq!(shown(&world.status("a"), "CompositePodGroup"), None);
 }

@@ -228,3 +228,31 @@ fn pods_of_a_kubernetes_pod_group_are_evicted_singly_by_default() {
     }
     assert_eq!(super::of(OwnerKind::VolcanoPodGroup, json!({"minMember": 4})).disruption, None);
 }
+
+#[test]
+fn kubernetes_pod_group_may_have_several_constraints() {
+    let of = |topology: Value| {
+        let spec = json!({
+            "parentCompositePodGroupName": "tree",
+            "schedulingPolicy": {"gang": {"minCount": 4}},
+            "schedulingConstraints": {"topology": topology},
+        });
+        super::of(OwnerKind::PodGroup, spec)
+    };
+    let two = of(json!([{"key": "zone"}, {"key": "rack"}]));
+    assert_eq!(
+        (two.levels.as_slice(), &two.options.level),
+        (["zone".into(), "rack".into()].as_slice(), &None)
+    );
+    assert_eq!((faults(&two), two.parent.as_deref()), (vec![], Some("tree")));
+    assert_eq!(of(json!([{"key": "rack"}])).options.level, level("rack", true));
+    assert_eq!(of(json!([])).levels, Vec::<std::sync::Arc<str>>::new());
+    for (wrong, words) in [
+        (json!([{"key": "zone"}, {}]), "no key"),
+        (json!([{"key": 3}]), "no key"),
+        (Value::from(vec![json!({"key": "zone"}); 9]), "9 constraints are too many"),
+    ] {
+        let faults = faults(&of(wrong));
+        assert!(faults.len() == 1 && faults[0].contains(words), "{faults:?}");
+    }
+}

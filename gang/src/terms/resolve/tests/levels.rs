@@ -125,3 +125,26 @@ fn topology_hint_of_another_system_is_followed_if_possible() {
         (None, None)
     );
 }
+
+#[test]
+fn the_narrowest_of_several_required_levels_holds() {
+    let of = |keys: [&str; 2]| {
+        let topology = keys.map(|key| json!({"key": key}));
+        let spec = json!({"schedulingPolicy": {"gang": {"minCount": 4}}, "schedulingConstraints": {"topology": topology}});
+        read(OwnerKind::PodGroup, "", &json!({"metadata": {"name": "train"}, "spec": spec}))
+    };
+    let memberships = [of_owner(OwnerKind::PodGroup, Size::Undeclared)];
+    for (keys, narrowest) in [
+        (["zone", "example.com/rack"], "rack"),
+        (["rack", "zone"], "rack"),
+        (["kubernetes.io/hostname", "zone"], "node"),
+    ] {
+        let facts = of(keys);
+        assert_eq!(terms(&memberships, OwnerState::Read(&facts), None).level, level(narrowest, true));
+    }
+    let told = faults(&memberships, OwnerState::Read(&of(["rack", "zoen"])), None);
+    assert!(
+        told[0].starts_with("spec.schedulingConstraints.topology of PodGroup train: \"zoen\" is not among"),
+        "{told:?}"
+    );
+}
