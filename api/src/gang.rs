@@ -64,6 +64,9 @@ pub struct GangSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1))]
     pub slice_size: Option<u32>,
+    /// Whether the members take the same NIC indices on every node.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rails: Option<GangRails>,
     /// What to do when a member of the bound gang is lost.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub repair: Option<GangRepair>,
@@ -87,6 +90,17 @@ pub struct GangLevel {
     /// If true, the gang waits until one domain of this level holds it.
     #[serde(default)]
     pub required: bool,
+}
+
+/// Whether the members of a gang take the same rails (NIC indices) on every node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum GangRails {
+    /// No rails are preferred.
+    Any,
+    /// The same rails, where they are free. The default.
+    Same,
+    /// The gang waits until the same rails are free.
+    RequireSame,
 }
 
 /// What to do when a member of a bound gang is lost.
@@ -173,6 +187,10 @@ pub struct GangStatus {
     /// The part of the fabric that holds the gang, such as `rack r7`.
     #[serde(default)]
     pub domain: String,
+    /// The rails (NIC indices) that the gang uses, such as `NICs 0-3 on all 4 nodes`. Absent for a gang on one node, on
+    /// nodes without known NICs, and if it takes any rails.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub rails: String,
     /// Start of the current wait. Absent once the gang is bound.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub waiting_since: Option<Time>,

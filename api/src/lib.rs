@@ -19,8 +19,8 @@ pub mod text;
 
 pub use cordon::{Cordon, Cordons};
 pub use gang::{
-    Continuation, DecidedReservation, Decision, Gang, GangLevel, GangPhase, GangRepair, GangSpec, GangStatus,
-    ReservedDevices,
+    Continuation, DecidedReservation, Decision, Gang, GangLevel, GangPhase, GangRails, GangRepair, GangSpec,
+    GangStatus, ReservedDevices,
 };
 pub use gpunode::{
     Deviation, DeviceHealth, DeviceStatus, FaultEvidence, GpuFault, GpuNode, GpuNodeSpec, GpuNodeStatus,

@@ -37,6 +37,12 @@ pub const GANG_PREFERRED_LEVEL_ANNOTATION: &str = "gantry.dev/gang-preferred-lev
 /// On a pod: members per slice. Each slice is placed in one domain of the level.
 pub const GANG_SLICE_ANNOTATION: &str = "gantry.dev/gang-slice-size";
 
+/// On a pod: whether the gang's members take the same NIC indices on every node where these are free: `same` or `any`.
+pub const GANG_RAILS_ANNOTATION: &str = "gantry.dev/gang-rails";
+
+/// On a pod: whether the gang waits until its members have the same NIC indices on every node: `same` or `any`.
+pub const GANG_REQUIRED_RAILS_ANNOTATION: &str = "gantry.dev/gang-required-rails";
+
 /// On a pod: what to do when a member of the bound gang is lost: `hold`, `restart` or `ignore`.
 pub const GANG_REPAIR_ANNOTATION: &str = "gantry.dev/gang-repair";
 

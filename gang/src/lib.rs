@@ -27,7 +27,7 @@ pub use membership::{
 };
 pub use needs::{Misfit, Needs};
 pub use resources::{InsufficientResource, NodeFacts, Resources, Taint, TaintEffect};
-pub use terms::{Ceilings, Fault, Repair, Terms, TopologyRequest};
+pub use terms::{Ceilings, Fault, Rails, Repair, Terms, TopologyRequest};
 
 /// Numbers with their nouns and verbs, as people read them.
 pub mod counted {

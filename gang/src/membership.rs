@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::key::{GangKey, Integration};
-use crate::terms::{Fault, Repair, TopologyRequest};
+use crate::terms::{Fault, Rails, Repair, TopologyRequest};
 
 /// What a pod says of the gang it belongs to.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -319,6 +319,8 @@ pub struct GangOptions {
     pub slice: Option<u32>,
     /// Members at most.
     pub max: Option<u32>,
+    /// Whether members take the same rails on every node.
+    pub rails: Option<Rails>,
     /// What to do when a member is lost.
     pub repair: Option<Repair>,
     /// How long its members may take to arrive once it has a place.

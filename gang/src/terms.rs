@@ -7,7 +7,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use gantry_api::GangRepair;
+use gantry_api::{GangRails, GangRepair};
 
 use crate::membership::OwnerRef;
 pub use declared::Declared;
@@ -31,6 +31,8 @@ pub struct Terms {
     pub level: Option<TopologyRequest>,
     /// Members that come in slices of this size, each in one domain of the level.
     pub slice: Option<u32>,
+    /// Whether its members take the same rails on every node.
+    pub rails: Rails,
     /// What to do when a member is lost.
     pub repair: Repair,
     pub repair_by: Authority,
@@ -94,6 +96,39 @@ impl fmt::Display for TopologyRequest {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let how = if self.required { "required" } else { "preferred" };
         write!(f, "{} ({how})", self.level)
+    }
+}
+
+/// Whether members take the same rails, the indices of the NICs nearest to their GPUs, on every node.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Rails {
+    /// No rails are preferred.
+    Any,
+    /// The same, where they are free.
+    #[default]
+    Same,
+    /// Rather wait than take others.
+    RequireSame,
+}
+
+impl Rails {
+    /// As a user writes it.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Any => "any",
+            Self::Same => "same",
+            Self::RequireSame => "same (required)",
+        }
+    }
+}
+
+impl From<GangRails> for Rails {
+    fn from(rails: GangRails) -> Self {
+        match rails {
+            GangRails::Any => Self::Any,
+            GangRails::Same => Self::Same,
+            GangRails::RequireSame => Self::RequireSame,
+        }
     }
 }
 

@@ -4,7 +4,9 @@
 use std::sync::Arc;
 
 use gantry_api::names;
-use gantry_topology::{Gpu, GpuSet, Machine, MachineParts, NvLinkBundle, NvLinkPorts, PathClass, PathMatrix};
+use gantry_topology::{
+    Gpu, GpuSet, Machine, MachineParts, Nic, NvLinkBundle, NvLinkPorts, PathClass, PathMatrix,
+};
 
 use crate::kind::{Kind, Kinds, Sharing, Spot, Units};
 use crate::request::{Ask, Request};
@@ -26,11 +28,44 @@ pub fn bridged() -> Machine {
 
 /// Eight GPUs behind NVSwitches: all pairs alike.
 pub fn switched() -> Machine {
-    machine(8, |parts| {
+    switched_of(8)
+}
+
+fn switched_of(gpus: usize) -> Machine {
+    machine(gpus, |parts| {
         for gpu in &mut parts.gpus {
             gpu.nvlink = Some(NvLinkPorts { version: Some(4), switch_links: 18, ..NvLinkPorts::default() });
         }
     })
+}
+
+/// Eight GPUs in a hybrid cube mesh of NVLinks, four to a socket: pairs with two links, one link or none.
+pub fn cube_mesh() -> Machine {
+    const DOUBLE: [[u8; 2]; 8] = [[0, 3], [0, 4], [1, 2], [1, 5], [2, 3], [4, 7], [5, 6], [6, 7]];
+    const SINGLE: [[u8; 2]; 8] = [[0, 1], [0, 2], [1, 3], [2, 6], [3, 7], [4, 5], [4, 6], [5, 7]];
+    machine(8, |parts| {
+        let of = |pairs: [[u8; 2]; 8], links| pairs.map(|gpus| NvLinkBundle { gpus, links });
+        parts.nvlinks = [of(DOUBLE, 2), of(SINGLE, 1)].concat();
+    })
+}
+
+/// GPUs behind NVSwitches, and NICs below the PCIe switch of the same number of GPUs each.
+pub fn railed(gpus: usize, nics: usize) -> Machine {
+    let parts = switched_of(gpus).into_parts();
+    let nic_of = |gpu: usize| gpu * nics / gpus;
+    let paths = PathMatrix::from_fn(gpus + nics, |a, b| match (a.min(b), a.max(b)) {
+        (gpu, nic) if nic >= gpus && gpu < gpus => {
+            if nic_of(gpu) == nic - gpus {
+                PathClass::Pix
+            } else {
+                PathClass::Sys
+            }
+        }
+        (a, b) if b < gpus && nic_of(a) == nic_of(b) => PathClass::Pix,
+        _ => PathClass::Sys,
+    });
+    let nics = (0..nics).map(|nic| Nic { name: format!("mlx5_{nic}"), ..Nic::default() }).collect();
+    Machine::new(MachineParts { paths, nics, ..parts }).unwrap()
 }
 
 /// GPUs joined by nothing but PCIe.

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use gantry_topology::choice::TABLE_GPUS;
 use gantry_topology::choice::devices::choose;
 pub use gantry_topology::choice::devices::{Sharing, Spot, Units};
-use gantry_topology::{Choice, GpuSet, LinkClass, Machine, MachineKind, Purpose, Rates, Table};
+use gantry_topology::{Choice, GpuSet, LinkClass, Machine, MachineKind, NicSet, Purpose, Rates, Table};
 
 use crate::devices::DeviceSet;
 use crate::placement::SetTerms;
@@ -57,6 +57,22 @@ impl Kind {
         }
         let is_met = |gpus| terms.are_met(self.class(gpus), self.bandwidth(gpus));
         self.table.best_where(free, size, purpose, is_met)
+    }
+
+    /// The rails of a set: its nearest NICs.
+    pub fn rails(&self, gpus: GpuSet) -> NicSet {
+        self.table.rails(gpus)
+    }
+
+    /// The best `size` GPUs of `free` among the sets that `accepts` takes.
+    pub fn best_where(
+        &self,
+        free: GpuSet,
+        size: usize,
+        purpose: Purpose,
+        accepts: impl Fn(GpuSet) -> bool,
+    ) -> Option<GpuSet> {
+        self.table.best_where(free, size, purpose, accepts)
     }
 
     /// What carries a collective over a set.

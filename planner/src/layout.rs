@@ -2,11 +2,13 @@
 //! [`Site`]'s matter.
 
 use gantry_api::{ContainerGrant, ContainerShare, DeviceId};
-use gantry_topology::LinkClass;
+use gantry_topology::{GpuSet, LinkClass};
 
+use crate::decide::megabytes;
 use crate::devices::DeviceSet;
 use crate::placement::SetTerms;
 use crate::request::{Ask, ContainerAsk};
+use crate::shape::Shape;
 use crate::site::Site;
 
 /// The devices of one ask on one machine.
@@ -26,9 +28,9 @@ pub struct Layout {
 impl Layout {
     /// The best layout of `ask` within `free`; `None` if it does not fit.
     ///
-    /// Two ways are tried: the best set for the whole pod, split among its containers; and the best set for each
-    /// container, the largest first. The better one for the worst-off container wins, then the better one for the whole
-    /// pod.
+    /// The best one for the worst-off container wins, then the best one for the whole pod. Two ways are tried first: the
+    /// best set for the whole pod, split among its containers; and the best set for each container, the largest first.
+    /// Where a better layout may exist, it is searched for ([`Joint`]).
     pub fn best(site: Site<'_>, free: &DeviceSet, ask: &Ask) -> Option<Self> {
         let devices = usize::try_from(ask.devices).ok()?;
         if devices == 0 || devices > free.len() {
@@ -48,27 +50,37 @@ impl Layout {
             return together;
         }
         let apart = Self::lay(site, free, ask, &groups).filter(admitted);
-        let (apart, together) = match (apart, together) {
-            (Some(apart), Some(together)) => (apart, together),
-            (apart, together) => return apart.or(together),
+        let best = match (apart, together) {
+            (Some(apart), Some(together)) if apart.worth(site) > together.worth(site) => Some(apart),
+            (apart, together) => together.or(apart),
         };
-        let key = |layout: &Self| {
-            let pod = site.bandwidth(&layout.devices).unwrap_or(0.0);
-            (layout.gbs.unwrap_or(f64::INFINITY), pod)
-        };
-        let ((apart_worst, apart_pod), (together_worst, together_pod)) = (key(&apart), key(&together));
-        let order = apart_worst.total_cmp(&together_worst).then(apart_pod.total_cmp(&together_pod));
-        Some(if order.is_gt() { apart } else { together })
+        let worth = best.as_ref().map(|best| best.worth(site));
+        let better = Joint::of(site, free, &groups).and_then(|joint| joint.better_than(worth));
+        better.and_then(|sets| Self::of_sets(site, sets, ask, &groups)).or(best)
+    }
+
+    /// The bandwidth of the worst-off container, then that of the whole pod, MB/s.
+    fn worth(&self, site: Site<'_>) -> (u64, u64) {
+        (self.gbs.map_or(u64::MAX, megabytes), site.bandwidth(&self.devices).map_or(0, megabytes))
     }
 
     fn lay(site: Site<'_>, from: &DeviceSet, ask: &Ask, groups: &[Group]) -> Option<Self> {
-        let mut blocks = vec![DeviceSet::EMPTY; ask.blocks.len()];
         let mut left = from.clone();
-        let mut gbs: Option<f64> = None;
-        let mut class: Option<LinkClass> = None;
-        for group in groups.iter().filter(|group| !group.nested) {
+        let outer = groups.iter().filter(|group| !group.nested).map(|group| {
             let devices = site.best_meeting(&left, group.devices, &group.terms)?;
             left.remove(&devices);
+            Some(devices)
+        });
+        let sets = outer.collect::<Option<Vec<DeviceSet>>>()?;
+        Self::of_sets(site, sets, ask, groups)
+    }
+
+    /// The layout with these devices for each group that is not part of another.
+    fn of_sets(site: Site<'_>, sets: Vec<DeviceSet>, ask: &Ask, groups: &[Group]) -> Option<Self> {
+        let mut blocks = vec![DeviceSet::EMPTY; ask.blocks.len()];
+        let mut gbs: Option<f64> = None;
+        let mut class: Option<LinkClass> = None;
+        for (group, devices) in groups.iter().filter(|group| !group.nested).zip(sets) {
             if group.devices > 1
                 && let Some(reached) = site.bandwidth(&devices)
             {
@@ -107,6 +119,81 @@ impl Layout {
     }
 }
 
+/// Sets of GPUs looked at in one search: enough for every layout on eight GPUs.
+const MOST_SETS: u32 = 1 << 11;
+
+/// The search for disjoint sets of whole GPUs, one for each group of containers that use theirs together. Complete on
+/// machines of up to eight GPUs.
+struct Joint<'s> {
+    site: Site<'s>,
+    free: GpuSet,
+    groups: Vec<&'s Group>,
+    /// The most that [`Layout::worth`] can be.
+    bound: (u64, u64),
+    best: Option<((u64, u64), Vec<GpuSet>)>,
+    sets: u32,
+}
+
+impl<'s> Joint<'s> {
+    /// `None` where sets are not compared by bandwidth alone: parts of GPUs, an order of models, kubelet's alignment.
+    fn of(site: Site<'s>, free: &DeviceSet, groups: &'s [Group]) -> Option<Self> {
+        let groups: Vec<&Group> = groups.iter().filter(|group| !group.nested).collect();
+        let is_plain = matches!(site.shape, Shape::Whole) && site.alignment.is_none();
+        if !is_plain || groups.iter().any(|group| !group.terms.models.is_empty()) {
+            return None;
+        }
+        let most = |size: usize| site.best(free, size).and_then(|set| site.bandwidth(&set)).map(megabytes);
+        let mut bound = (u64::MAX, most(groups.iter().map(|group| group.devices).sum())?);
+        for group in groups.iter().filter(|group| group.devices > 1) {
+            bound.0 = bound.0.min(most(group.devices)?);
+        }
+        Some(Self { site, free: free.gpus(), groups, bound, best: None, sets: MOST_SETS })
+    }
+
+    /// The sets of the best layout, if it is better than `known`.
+    fn better_than(mut self, known: Option<(u64, u64)>) -> Option<Vec<DeviceSet>> {
+        if known.is_some_and(|known| known >= self.bound) {
+            return None;
+        }
+        self.best = known.map(|known| (known, Vec::new()));
+        self.search(self.free, u64::MAX, &mut Vec::new());
+        let (_, sets) = self.best.filter(|(_, sets)| !sets.is_empty())?;
+        Some(sets.into_iter().map(DeviceSet::from).collect())
+    }
+
+    /// Chooses the sets of the groups after those in `chosen`. The worst-off of those has `worst`.
+    fn search(&mut self, left: GpuSet, worst: u64, chosen: &mut Vec<GpuSet>) {
+        let Some(group) = self.groups.get(chosen.len()).copied() else {
+            let worth = (worst, megabytes(self.site.kind.bandwidth(self.free - left)));
+            if self.best.as_ref().is_none_or(|(best, _)| worth > *best) {
+                self.best = Some((worth, chosen.clone()));
+            }
+            return;
+        };
+        // Alike groups are interchangeable.
+        let before =
+            chosen.len().checked_sub(1).and_then(|last| Some((self.groups.get(last)?, chosen.get(last)?)));
+        let after = before.filter(|(other, _)| other.is_like(group)).map(|(_, set)| *set);
+        for set in left.subsets(group.devices) {
+            if self.sets == 0 || self.best.as_ref().is_some_and(|(best, _)| *best >= self.bound) {
+                return;
+            }
+            self.sets -= 1;
+            if after.is_some_and(|after| set <= after) || !self.site.meets(&set.into(), &group.terms) {
+                continue;
+            }
+            let own = if set.len() > 1 { megabytes(self.site.kind.bandwidth(set)) } else { u64::MAX };
+            let worst = worst.min(own);
+            if self.best.as_ref().is_some_and(|(best, _)| worst < best.0) {
+                continue;
+            }
+            chosen.push(set);
+            self.search(left - set, worst, chosen);
+            chosen.pop();
+        }
+    }
+}
+
 fn union<'a>(blocks: impl IntoIterator<Item = &'a DeviceSet>) -> DeviceSet {
     blocks.into_iter().fold(DeviceSet::EMPTY, |mut all, block| {
         all.add(block);
@@ -124,6 +211,12 @@ struct Group {
     nested: bool,
     /// What the devices must be.
     terms: SetTerms,
+}
+
+impl Group {
+    fn is_like(&self, other: &Self) -> bool {
+        self.devices == other.devices && self.terms == other.terms
+    }
 }
 
 /// Every distinct group, the largest first. Kubelet's reuse makes them nested or apart, never crossing.

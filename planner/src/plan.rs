@@ -6,13 +6,14 @@
 //! 1. As many members as fit, never below the minimum. A preferred level that holds the minimum goes before the others.
 //! 2. The **narrowest** scope of the fabric: one node, one domain of the smallest level, and so on up.
 //! 3. **Bandwidth** of the worst-off member inside its node.
-//! 4. The **fewest domains** of the levels below (racks of a zone).
-//! 5. The **least left over**: of the domains that hold the members the one with room for the fewest more, and within
+//! 4. The same **rails** (NIC indices) on every node, see [`rails`].
+//! 5. The **fewest domains** of the levels below (racks of a zone).
+//! 6. The **least left over**: of the domains that hold the members the one with room for the fewest more, and within
 //!    it, at each level down to the nodes, the fewest parts with the least left over. What is left over should be on
 //!    nodes that are in use already; a member on one node goes where its rack is. In the smallest domains chosen this
 //!    way members are as **level** as no more nodes allow, in whole slices if there are any: 16 and 16, not 18 and 14.
-//! 6. What the pods **prefer** (affinity, taints), then the fewest free devices.
-//! 7. The **names**: equal input gives equal decisions.
+//! 7. What the pods **prefer** (affinity, taints), then the fewest free devices.
+//! 8. The **names**: equal input gives equal decisions.
 //!
 //! Ranks follow the tree. Devices that no single pod is about to get are tried first, then all free ones.
 
@@ -24,6 +25,7 @@ mod demand;
 mod diagnosis;
 mod fill;
 mod pack;
+mod rails;
 mod rules;
 mod scope;
 mod skew;
@@ -37,12 +39,14 @@ use std::sync::Arc;
 
 use gantry_gang::DomainIx;
 use gantry_gang::protocol::{Devices, Placement, PlanRequest, Refusal, Reservation};
+use gantry_gang::terms::Rails;
 
 use self::choose::{Chooser, Chosen};
 use self::demand::{Asked, Demand};
 use self::diagnosis::Views;
 use self::fill::{Anchors, Run, counts};
 use self::pack::nodes_of;
+use self::rails::{Aim, NodeRails};
 use self::scope::Bounds;
 use self::slices::ordinals;
 use self::survey::{Counting, Survey};
@@ -73,6 +77,9 @@ pub fn plan(input: &PlanInput<'_>, wanted: &PlanRequest) -> Result<Placement, Re
         .find_map(|counting| attempt(input, wanted, &demand, counting));
     match found {
         Some(placement) => Ok(placement),
+        None if is_short_of_rails(input, wanted, &demand) => {
+            Err(Refusal::RailsTaken(Box::new(rails::shortage(input, wanted))))
+        }
         None => Err(with_views(input, wanted, &demand, |views| diagnosis::refused(views, wanted))
             .unwrap_or(Refusal::UnknownRequest)),
     }
@@ -118,12 +125,24 @@ pub fn backfill_nodes(input: &PlanInput<'_>, wanted: &PlanRequest) -> Vec<NodeIx
 /// Whether at least the minimum fits.
 pub(super) fn fits(input: &PlanInput<'_>, wanted: &PlanRequest) -> bool {
     let demand = Demand::least_of(wanted);
-    demand.most >= demand.must
-        && demand.must > 0
-        && Survey::new(*input, wanted, &demand.shapes, Counting::Free).is_some_and(|survey| {
-            let anchors = Anchors::of(&survey, wanted);
-            choose(&survey, &anchors, &demand, Bounds::of(&input.fabric.levels, wanted)).is_some()
-        })
+    if demand.most < demand.must || demand.must == 0 {
+        return false;
+    }
+    match wanted.terms.rails {
+        Rails::RequireSame => attempt(input, wanted, &demand, Counting::Free).is_some(),
+        Rails::Any | Rails::Same => {
+            Survey::new(*input, wanted, &demand.shapes, Counting::Free).is_some_and(|survey| {
+                let anchors = Anchors::of(&survey, wanted);
+                choose(&survey, &anchors, &demand, Bounds::of(&input.fabric.levels, wanted)).is_some()
+            })
+        }
+    }
+}
+
+/// Whether a gang would fit if it did not require the same rails.
+fn is_short_of_rails(input: &PlanInput<'_>, wanted: &PlanRequest, demand: &Demand<'_>) -> bool {
+    wanted.terms.rails == Rails::RequireSame
+        && on_any_rails(input, wanted, demand, Counting::Free, &Aim::default()).is_some()
 }
 
 fn with_views<T>(
@@ -149,14 +168,61 @@ fn attempt(
     demand: &Demand<'_>,
     counting: Counting,
 ) -> Option<Placement> {
+    let aim = Aim::of(input, wanted);
+    let own = on_any_rails(input, wanted, demand, counting, &aim)?;
+    let planned = rails::aligned(input, wanted, own, &aim, &|input, aim| {
+        on_any_rails(input, wanted, demand, counting, aim)
+    })?;
+    let rails = rails::text(wanted.terms.rails, &planned.rails);
+    Some(Placement { rails, ..planned.placement })
+}
+
+/// A plan, with what plans on different rails are compared by.
+#[derive(Debug, Clone)]
+struct Planned {
+    placement: Placement,
+    /// Members without a reservation, then the width of the scope.
+    rank: (Reverse<u32>, usize),
+    /// The bandwidth of the slowest member within its node, MB/s.
+    slowest: u64,
+    /// The nodes of all members, also of those that have a reservation.
+    nodes: Vec<NodeIx>,
+    /// Of each of these nodes.
+    rails: Vec<NodeRails>,
+}
+
+impl Planned {
+    /// Smaller is better.
+    fn rank(&self) -> (Reverse<u32>, usize) {
+        self.rank
+    }
+}
+
+/// A plan that takes rails into account only to choose the devices of its nodes.
+fn on_any_rails(
+    input: &PlanInput<'_>,
+    wanted: &PlanRequest,
+    demand: &Demand<'_>,
+    counting: Counting,
+    aim: &Aim,
+) -> Option<Planned> {
     let mut wanted = wanted.clone();
     for _ in 0..MOST_SURPRISES {
         let survey = Survey::new(*input, &wanted, &demand.shapes, counting)?;
         let anchors = Anchors::of(&survey, &wanted);
         let bounds = Bounds::of(&input.fabric.levels, &wanted);
         let chosen = choose(&survey, &anchors, demand, bounds)?;
-        match assign_devices::assign_devices(&survey, &chosen.runs) {
-            Ok(devices) => return Some(placement(&survey, &anchors, demand, &chosen.runs, devices)),
+        match assign_devices::assign_devices(&survey, &chosen.runs, aim) {
+            Ok(assigned) => {
+                let (nodes, rails) = assigned.rails.into_iter().unzip();
+                return Some(Planned {
+                    placement: placement(&survey, &anchors, demand, &chosen.runs, assigned.devices),
+                    rank: (chosen.rank.0, chosen.rank.1),
+                    slowest: assigned.slowest,
+                    nodes,
+                    rails,
+                });
+            }
             Err(node) => wanted.without.push(survey.name(node).into()),
         }
     }

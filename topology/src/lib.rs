@@ -11,6 +11,7 @@ pub mod draw;
 pub mod graph;
 pub mod machine;
 pub mod mig;
+pub mod nics;
 pub mod read;
 pub mod set;
 
@@ -23,5 +24,6 @@ pub use machine::{
     MachineError, MachineParts, Mig, MigAttributes, MigUuid, Nic, NvLinkBundle, NvLinkPorts, PathClass,
     PathMatrix, PcieAddress, PcieLink, PeerRefusal, PeerStatus, Throttle,
 };
+pub use nics::NicSet;
 pub use read::{ReadError, read};
 pub use set::{GpuSet, GpuSetError};

@@ -65,8 +65,8 @@ pub(crate) fn gang(report: &GangReport, now: i64, wide: bool) -> String {
 /// The gang's status as the extender reports it.
 fn said_of(out: &mut String, said: &Said) {
     let mut head = format!("{:?}", said.phase);
-    if !said.domain.is_empty() {
-        let _ = write!(head, ", {}", said.domain);
+    for part in [&said.domain, &said.rails].into_iter().filter(|part| !part.is_empty()) {
+        let _ = write!(head, ", {part}");
     }
     line(out, &head);
     let reason = said.reason.map_or_else(String::new, |reason| format!("{reason}: "));
@@ -123,8 +123,8 @@ fn is_the_same(said: &Said, trial: &Trial) -> bool {
 
 fn trial_words(trial: &Trial) -> String {
     let mut words = format!("{:?}", trial.phase);
-    if !trial.domain.is_empty() {
-        let _ = write!(words, ", {}", trial.domain);
+    for part in [&trial.domain, &trial.rails].into_iter().filter(|part| !part.is_empty()) {
+        let _ = write!(words, ", {part}");
     }
     // These reservations exist in this plan only: no member has arrived at one.
     let _ = match trial.phase {

@@ -11,7 +11,7 @@ use super::view::of_ours;
 use super::{Found, PodView, grouped};
 use crate::key::{GangKey, Integration};
 use crate::membership::{GangOptions, JobRef, Membership, OwnerKind, OwnerRef, Revision, Size};
-use crate::terms::{Fault, Repair, TopologyRequest};
+use crate::terms::{Fault, Rails, Repair, TopologyRequest};
 
 /// Ranks need not be consecutive.
 const LARGEST_RANK: u32 = 100_000;
@@ -29,10 +29,19 @@ pub(super) struct Own<'a> {
     /// Members that are useful only together.
     pub(super) min: Option<Min>,
     rank: Option<u32>,
+    /// The two annotations about rails: whether each has `same`.
+    rails: DeclaredRails,
     options: GangOptions,
     faults: Vec<Fault>,
     /// The first annotation that only makes sense on a pod of a gang.
     speaks_of_gang: Option<&'a str>,
+}
+
+/// What the annotations about rails have; `true`: `same`.
+#[derive(Debug, Clone, Copy, Default)]
+struct DeclaredRails {
+    preferred: Option<bool>,
+    required: Option<bool>,
 }
 
 /// A minimum as a person writes it.
@@ -68,6 +77,22 @@ pub(super) fn read<'a>(pod: &PodView<'a>) -> Own<'a> {
             format!("{} is given too: a gang has one level; remove one of the two", both[1]),
         ));
     }
+    own.options.rails = match own.rails {
+        DeclaredRails { preferred: Some(false), required: Some(true) } => {
+            own.faults.push(fault(
+                format!("annotation {}", names::GANG_RAILS_ANNOTATION),
+                format!(
+                    "`any` contradicts {}, which is `same`; remove one of the two",
+                    names::GANG_REQUIRED_RAILS_ANNOTATION
+                ),
+            ));
+            None
+        }
+        DeclaredRails { required: Some(true), .. } => Some(Rails::RequireSame),
+        DeclaredRails { preferred, .. } => {
+            preferred.map(|is_same| if is_same { Rails::Same } else { Rails::Any })
+        }
+    };
     own
 }
 
@@ -122,6 +147,20 @@ impl<'a> Own<'a> {
                         });
                     }
                     Err(words) => self.faults.push(fault(place(), words)),
+                }
+            }
+            names::GANG_RAILS_ANNOTATION | names::GANG_REQUIRED_RAILS_ANNOTATION => {
+                let is_same = match text {
+                    "same" => Some(true),
+                    "any" => Some(false),
+                    _ => {
+                        self.faults.push(fault(place(), value::not_one_of(text, &["same", "any"])));
+                        None
+                    }
+                };
+                match name {
+                    names::GANG_RAILS_ANNOTATION => self.rails.preferred = is_same,
+                    _ => self.rails.required = is_same,
                 }
             }
             names::GANG_REPAIR_ANNOTATION => {
@@ -229,6 +268,7 @@ impl<'a> Own<'a> {
             hint: first.options.hint.or_else(|| grouped::kueue_topology(pod)),
             slice: self.options.slice.or(first.options.slice),
             max: self.options.max.or(first.options.max),
+            rails: self.options.rails,
             repair: self.options.repair.or(first.options.repair),
             arrival: self.options.arrival.or(first.options.arrival),
             restart_hold: self.options.restart_hold,
@@ -380,13 +420,15 @@ fn maker(pod: &PodView<'_>, others: &[Found<'_>]) -> Option<JobRef> {
 }
 
 /// Every annotation of ours that only makes sense on a pod of a gang.
-pub(super) const KNOWN: [&str; 10] = [
+pub(super) const KNOWN: [&str; 12] = [
     names::GANG_ANNOTATION,
     names::GANG_MIN_ANNOTATION,
     names::GANG_MAX_ANNOTATION,
     names::GANG_REQUIRED_LEVEL_ANNOTATION,
     names::GANG_PREFERRED_LEVEL_ANNOTATION,
     names::GANG_SLICE_ANNOTATION,
+    names::GANG_RAILS_ANNOTATION,
+    names::GANG_REQUIRED_RAILS_ANNOTATION,
     names::GANG_REPAIR_ANNOTATION,
     names::GANG_ARRIVAL_ANNOTATION,
     names::GANG_RESTART_HOLD_ANNOTATION,

@@ -76,6 +76,8 @@ pub(super) struct Gang {
     bound_at: Option<i64>,
     /// The part of the fabric where its slots are.
     domain: Arc<str>,
+    /// The rails that its slots use ([`Placement::rails`]).
+    rails: Arc<str>,
     /// Decisions that are over.
     past: Vec<String>,
     /// Members that ended well before this process began; their pods are gone.
@@ -156,6 +158,7 @@ impl Gang {
             waiting_since: now.unix,
             bound_at: None,
             domain: "".into(),
+            rails: "".into(),
             past: Vec::new(),
             completed_before: 0,
             all_evicted: false,
@@ -966,6 +969,7 @@ impl Gang {
         self.attempts.succeed(placement.waits());
         // The domain of all members that have a slot, also of those that had one before.
         self.domain = placement.domain.clone();
+        self.rails = placement.rails.clone();
         if decided {
             // Members that were left out have their turn now.
             self.attempts.reconsider();
@@ -1330,7 +1334,7 @@ impl Gang {
     fn unplan(&mut self) {
         self.blockers.remove(&Blocker::Budget);
         self.release_all();
-        self.domain = "".into();
+        (self.domain, self.rails) = ("".into(), "".into());
         self.attempts.restart();
         self.continues = None;
         self.agreement.retain_owners(false, None);
@@ -1741,9 +1745,9 @@ impl Gang {
         let keeps = self.begin_succession();
         match &keeps {
             Some(_) => {
-                let domain = self.domain.clone();
+                let kept = (self.domain.clone(), self.rails.clone());
                 self.begin_incarnation_keeping_slots(true);
-                self.domain = domain;
+                (self.domain, self.rails) = kept;
             }
             None => self.begin_incarnation(true),
         }

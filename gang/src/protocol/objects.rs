@@ -39,6 +39,7 @@ pub(super) struct Known {
     unreserved: Vec<PodUid>,
     continuation: Option<Continuation>,
     domain: Arc<str>,
+    rails: Arc<str>,
     waiting_since: Option<i64>,
     bound_at: Option<i64>,
 }
@@ -60,6 +61,7 @@ impl Known {
             unreserved: status.unreserved,
             continuation: status.continuation,
             domain: status.domain.into(),
+            rails: status.rails.into(),
             waiting_since: status.waiting_since.map(|time| time.0.as_second()),
             bound_at: status.bound_at.map(|time| time.0.as_second()),
         }
@@ -105,6 +107,10 @@ impl Known {
 
     pub(super) fn domain(&self) -> &Arc<str> {
         &self.domain
+    }
+
+    pub(super) fn rails(&self) -> &Arc<str> {
+        &self.rails
     }
 
     pub(super) fn waiting_since(&self) -> Option<i64> {

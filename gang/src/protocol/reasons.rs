@@ -122,6 +122,8 @@ pub enum Refusal {
     },
     /// Too few of its members fit.
     DoesNotFit(Box<Shortage>),
+    /// It fits only on different rails, and requires the same on every node.
+    RailsTaken(Box<RailShortage>),
     /// It fits only on nodes that are reserved for another gang.
     NodesReserved {
         /// The gang that they are reserved for.
@@ -159,7 +161,7 @@ impl Refusal {
             Self::UnknownRequest => Reason::UnknownSize,
             Self::UnknownLevel { .. } | Self::DecisionTooLarge { .. } => Reason::CannotFit,
             Self::DoesNotFit(shortage) => shortage.reason(),
-            Self::PlanTooSmall | Self::PlanEvicts => Reason::InsufficientResources,
+            Self::PlanTooSmall | Self::PlanEvicts | Self::RailsTaken(_) => Reason::InsufficientResources,
             Self::NodesReserved { .. } => Reason::NodesReserved,
             Self::PodsTerminating => Reason::WaitingForTerminatingPods,
             Self::Overtaken { .. } => Reason::WaitingForTurn,
@@ -196,6 +198,7 @@ impl Refusal {
             Self::DoesNotFit(shortage) => {
                 Texts::new(reason, shortage.stable(), shortage.detail().unwrap_or_default())
             }
+            Self::RailsTaken(shortage) => Texts::new(reason, shortage.stable(), shortage.detail()),
             Self::NodesReserved { gang } => {
                 let text = format!("it fits only on nodes that are reserved for gang {gang}");
                 Texts::new(reason, text, "")
@@ -219,6 +222,31 @@ impl Refusal {
                 ),
                 "make it several gangs, or give each pod more devices",
             ),
+        }
+    }
+}
+
+/// The same rails are not free on enough nodes.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct RailShortage {
+    /// The members that have to fit.
+    pub members: Vec<MemberGroup>,
+    /// The rails that are free for a member on most nodes, in words, and how many nodes; `None` where members differ in
+    /// size, and if the NICs of no node are known.
+    pub best: Option<(Arc<str>, usize)>,
+}
+
+impl RailShortage {
+    fn stable(&self) -> String {
+        let needs = Shortage { members: self.members.clone(), ..Shortage::default() }.part_request("");
+        format!("{needs} with the same NIC indices on every node; on different ones they would fit")
+    }
+
+    fn detail(&self) -> String {
+        match &self.best {
+            Some((nics, 1)) => format!("at best, GPUs next to {nics} are free on 1 node"),
+            Some((nics, nodes)) => format!("at best, GPUs next to {nics} are free on {nodes} nodes"),
+            None => "no node has known NICs next to enough free GPUs of one size".to_owned(),
         }
     }
 }

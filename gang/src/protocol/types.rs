@@ -124,6 +124,8 @@ pub struct Sibling {
     pub rank: Option<u32>,
     /// The ordinal of its place, as far as that is known ([`Reservation::ordinal`]).
     pub ordinal: Option<u32>,
+    /// Its devices, as far as they are known and matter for the rails of new members.
+    pub devices: Devices,
 }
 
 /// A member that wants a place.
@@ -142,6 +144,8 @@ pub struct Placement {
     pub places: Vec<Reservation>,
     /// The smallest domain that holds them, for people: `rack r7`, `3 racks of zone a`, `cluster`.
     pub domain: Arc<str>,
+    /// The rails that it uses, for people: `NICs 0-3 on all 4 nodes`; empty if none were chosen.
+    pub rails: Arc<str>,
     /// Pods that have to go before the devices are free.
     pub victims: Vec<PodUid>,
     /// Other pods that leave it their devices once they are gone: they are on their way out already, and are to be gone by then, in seconds since

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{Fault, Repair, TopologyRequest};
+use super::{Fault, Rails, Repair, TopologyRequest};
 use crate::key::Integration;
 use crate::membership::{ArrivalTime, JobRef, Membership, OwnerRef, Size, TopologyHint};
 
@@ -107,6 +107,7 @@ pub struct Declared {
     pub(super) hints: Tally<TopologyHint>,
     pub(super) slices: Tally<u32>,
     pub(super) most: Tally<u32>,
+    pub(super) rails: Tally<Rails>,
     pub(super) repairs: Tally<Repair>,
     pub(super) arrivals: Tally<ArrivalTime>,
     pub(super) restart_holds: Tally<Duration>,
@@ -199,6 +200,7 @@ impl Declared {
         turned |= turn(&mut self.hints, options.hint.as_ref(), more);
         turned |= turn(&mut self.slices, options.slice.as_ref(), more);
         turned |= turn(&mut self.most, options.max.as_ref(), more);
+        turned |= turn(&mut self.rails, options.rails.as_ref(), more);
         turned |= turn(&mut self.repairs, options.repair.as_ref(), more);
         turned |= turn(&mut self.arrivals, options.arrival.as_ref(), more);
         turned |= turn(&mut self.restart_holds, options.restart_hold.as_ref(), more);

@@ -9,7 +9,7 @@ use std::time::Duration;
 use gantry_api::{GangSpec, names};
 
 use super::declared::{Declared, MAX_LISTED, Tally};
-use super::{Authority, Ceilings, Fault, Repair, Terms, TopologyRequest};
+use super::{Authority, Ceilings, Fault, Rails, Repair, Terms, TopologyRequest};
 use crate::counted::{are, members};
 use crate::fabric::{Levels, NODE, Scope};
 use crate::integrations::value::{MOST_MEMBERS, fault, level, nearest, shown, unknown as unknown_name};
@@ -115,6 +115,7 @@ pub fn resolve(
         by_role: if roles <= u64::from(min) { of_owner.by_role } else { Vec::new() },
         level,
         slice: options.slice.or(hinted),
+        rails: options.rails.unwrap_or_default(),
         repair: options.repair.unwrap_or(defaults.repair),
         repair_by: match object.repair {
             Some(_) => Authority::Object,
@@ -319,6 +320,10 @@ impl Declared {
         if object.max_member.is_none() && self.most.len() > 1 {
             faults.insert(disagree("how many members there are at most", &self.most));
         }
+        if object.rails.is_none() && self.rails.len() > 1 {
+            let words: Vec<String> = self.rails.few().map(|it| it.as_str().to_owned()).collect();
+            faults.insert(disagreement("which rails they take", &words));
+        }
         if object.repair.is_none() && self.repairs.len() > 1 {
             let words: Vec<String> = self.repairs.few().map(|it| it.as_str().to_owned()).collect();
             faults.insert(disagreement("what to do when a member is lost", &words));
@@ -344,6 +349,7 @@ impl Declared {
             hint: None,
             slice: object.slice_size.or_else(|| self.slices.first().copied()).or(owner.slice),
             max: object.max_member.or_else(|| self.most.first().copied()).or(owner.max),
+            rails: object.rails.map(Rails::from).or_else(|| self.rails.first().copied()),
             repair: object
                 .repair
                 .map(Repair::from)

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use gantry_gang::protocol::{MemberRequest, PlanRequest, ShapeId};
-use gantry_gang::terms::Authority;
+use gantry_gang::terms::{Authority, Rails};
 use gantry_gang::{GangKey, Integration, Repair, Terms, TopologyRequest};
 
 /// A gang of members of 1, 2, 4 or 8 GPUs, the shapes 0 to 3, in one part of `level` if that is said.
@@ -23,6 +23,7 @@ pub(crate) fn gang(members: u32, gpus: u32, level: Option<&str>) -> PlanRequest 
             by_role: Vec::new(),
             level: level.map(|level| TopologyRequest { level: level.into(), required: true }),
             slice: None,
+            rails: Rails::Same,
             repair: Repair::Hold,
             repair_by: Authority::Pods,
             arrival: std::time::Duration::from_secs(60),

@@ -5,7 +5,7 @@ use gantry_topology::{GpuSet, Machine, Purpose};
 use proptest::prelude::*;
 
 use super::*;
-use crate::fixtures::{GPU, bridged, kind, plain, set, switched};
+use crate::fixtures::{GPU, bridged, cube_mesh, kind, plain, set, switched};
 use crate::kind::{Kind, Sharing, Spot};
 use crate::request::{Container, ContainerKind, Request};
 use crate::shape::{Parts, Shape};
@@ -149,6 +149,44 @@ proptest! {
             let least = kind.bandwidth(large).min(kind.bandwidth(small));
             prop_assert!(layout.gbs.unwrap() >= least);
         }
+    }
+}
+
+/// The worth of the best way to give sets of some sizes out of `free`, by trying everything: the bandwidth of the worst-off
+/// set, then that of all together.
+fn best_worth(kind: &Kind, free: GpuSet, sizes: &[usize], all: GpuSet, worst: u64) -> Option<(u64, u64)> {
+    let Some((size, sizes)) = sizes.split_first() else {
+        return Some((worst, megabytes(kind.bandwidth(all))));
+    };
+    let ways = free.subsets(*size).filter_map(|set| {
+        let own = if set.len() > 1 { megabytes(kind.bandwidth(set)) } else { u64::MAX };
+        best_worth(kind, free - set, sizes, all | set, worst.min(own))
+    });
+    ways.max()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    /// Several containers, or members of a gang, on one node: no other way to give them their GPUs serves the worst-off
+    /// better, nor all together.
+    #[test]
+    fn sets_of_one_node_are_the_best_jointly(
+        free in 0u32..256,
+        sizes in prop::collection::vec(1usize..4, 2..4),
+        which in 0usize..3,
+    ) {
+        let kind = kind(&[bridged(), cube_mesh(), plain(8)][which]);
+        let free = GpuSet::from_bits(free);
+        const QUANTITIES: [&str; 4] = ["0", "1", "2", "3"];
+        const NAMES: [&str; 3] = ["a", "b", "c"];
+        let containers = sizes.iter().zip(NAMES).map(|(size, name)| (name, ContainerKind::App, QUANTITIES[*size]));
+        let ask = ask(&containers.collect::<Vec<_>>());
+        let laid = best_of(&kind, free, &ask);
+        let worth = laid.map(|laid| {
+            (laid.gbs.map_or(u64::MAX, megabytes), megabytes(kind.bandwidth(laid.devices.gpus())))
+        });
+        prop_assert_eq!(worth, best_worth(&kind, free, &sizes, GpuSet::EMPTY, u64::MAX));
     }
 }
 

@@ -5,40 +5,87 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 
 use gantry_api::{DeviceId, ResourceName};
 use gantry_gang::protocol::Devices;
+use gantry_topology::{GpuSet, NicSet};
 
 use super::fill::Run;
+use super::rails::{Aim, NodeRails};
 use super::survey::{Counting, Survey};
+use crate::decide::megabytes;
 use crate::devices::DeviceSet;
 use crate::layout::Layout;
 use crate::request::Ask;
-use crate::snapshot::NodeIx;
+use crate::shape::Shape;
+use crate::site::Site;
+use crate::snapshot::{ClassIx, NodeIx};
 
-/// The devices of each member of each run, in order.
+/// The devices of a plan.
+pub(super) struct Assigned {
+    /// Of each member of each run, in order.
+    pub(super) devices: Vec<Vec<Devices>>,
+    /// The nodes of all members, also of those that have a reservation.
+    pub(super) rails: Vec<(NodeIx, NodeRails)>,
+    /// The bandwidth of the slowest member, MB/s.
+    pub(super) slowest: u64,
+}
+
+/// The devices of the members of one node.
+struct OnNode {
+    /// By shape, of each member.
+    members: Vec<Vec<Devices>>,
+    /// The whole GPUs among them.
+    gpus: GpuSet,
+    nics: NicSet,
+    slowest: u64,
+}
+
+/// Sets on the rails that are aimed at, by class and numbers of members. Alike nodes get alike devices.
+type Known = HashMap<(ClassIx, Vec<u32>), Option<DeviceSet>>;
+
+/// Assigns the devices of each member of each run.
 ///
 /// # Errors
 /// The first node that does not have the devices that its class has.
-pub(super) fn assign_devices(survey: &Survey<'_>, runs: &[Run]) -> Result<Vec<Vec<Devices>>, NodeIx> {
+pub(super) fn assign_devices(survey: &Survey<'_>, runs: &[Run], aim: &Aim) -> Result<Assigned, NodeIx> {
     let mut on: BTreeMap<NodeIx, Vec<u32>> = BTreeMap::new();
     for run in runs {
         on.entry(run.node).or_insert_with(|| vec![0; survey.shapes.len()])[run.slot] += run.count;
     }
     let mut laid: HashMap<(NodeIx, usize), VecDeque<Devices>> = HashMap::new();
+    let mut rails: BTreeMap<NodeIx, NodeRails> = BTreeMap::new();
+    for (node, taken) in &aim.taken {
+        let nics = survey.class(*node).map_or(NicSet::default(), |class| class.kind.rails(*taken));
+        rails.insert(*node, NodeRails { gpus: taken.len(), nics });
+    }
+    let mut slowest = u64::MAX;
+    let mut known = Known::new();
     for (node, counts) in on {
-        for (slot, members) in on_node(survey, node, &counts).ok_or(node)?.into_iter().enumerate() {
+        let taken = aim.taken.get(&node).copied().unwrap_or_default();
+        let on = on_node(survey, node, &counts, (aim, taken), &mut known).ok_or(node)?;
+        slowest = slowest.min(on.slowest);
+        rails.insert(node, NodeRails { gpus: on.gpus.len(), nics: on.nics });
+        for (slot, members) in on.members.into_iter().enumerate() {
             laid.insert((node, slot), members.into());
         }
     }
-    runs.iter()
+    let devices: Result<_, NodeIx> = runs
+        .iter()
         .map(|run| {
             let members = laid.get_mut(&(run.node, run.slot)).ok_or(run.node)?;
             let count = run.count as usize;
             (members.len() >= count).then(|| members.drain(..count).collect()).ok_or(run.node)
         })
-        .collect()
+        .collect();
+    Ok(Assigned { devices: devices?, rails: rails.into_iter().collect(), slowest })
 }
 
-/// By shape, the devices of each member on a node.
-fn on_node(survey: &Survey<'_>, node: NodeIx, counts: &[u32]) -> Option<Vec<Vec<Devices>>> {
+/// The devices of the members on a node. `aim`: with the GPUs of members that have a reservation there.
+fn on_node(
+    survey: &Survey<'_>,
+    node: NodeIx,
+    counts: &[u32],
+    (aim, taken): (&Aim, GpuSet),
+    known: &mut Known,
+) -> Option<OnNode> {
     let exact = (survey.input.exact)(node)?;
     let mut members: Vec<Vec<Devices>> =
         counts.iter().map(|count| vec![Vec::new(); *count as usize]).collect();
@@ -48,6 +95,7 @@ fn on_node(survey: &Survey<'_>, node: NodeIx, counts: &[u32]) -> Option<Vec<Vec<
     }
     resources.sort_unstable();
     resources.dedup();
+    let (mut gpus, mut slowest) = (taken, u64::MAX);
     for resource in resources {
         let (index, pool) = exact.class.pool(resource.as_str())?;
         let cut = exact.class.cut_beside(index);
@@ -58,6 +106,29 @@ fn on_node(survey: &Survey<'_>, node: NodeIx, counts: &[u32]) -> Option<Vec<Vec<
             Counting::Open => open,
             _ => open.or_else(|| Layout::best(site, &pool.free, &ask)),
         }?;
+        let layout = match pool.shape {
+            Shape::Whole => {
+                let class = survey.input.snapshot.class(node).filter(|_| gpus.is_empty());
+                let mut key = class.map(|class| (class, counts.to_vec()));
+                let free = if layout.devices.is_subset(&pool.open) { &pool.open } else { &pool.free };
+                let target = aim.rails.of(gpus.len() + layout.devices.len());
+                let better = target
+                    .filter(|nics| site.kind.rails(gpus | layout.devices.gpus()) != *nics)
+                    .and_then(|nics| {
+                        let search = || on_rails(site, free, &ask, (nics, gpus), aim.floor);
+                        let found = match key.take() {
+                            Some(key) => known.entry(key).or_insert_with(search).clone(),
+                            None => search(),
+                        };
+                        Layout::best(site, &found.filter(|found| found.is_subset(free))?, &ask)
+                    });
+                let layout = better.unwrap_or(layout);
+                gpus = gpus | layout.devices.gpus();
+                layout
+            }
+            Shape::Parts(_) => layout,
+        };
+        slowest = slowest.min(layout.gbs.map_or(u64::MAX, megabytes));
         for (slot, member, blocks) in owners {
             let mut devices = DeviceSet::EMPTY;
             for block in layout.blocks.get(blocks)? {
@@ -69,7 +140,30 @@ fn on_node(survey: &Survey<'_>, node: NodeIx, counts: &[u32]) -> Option<Vec<Vec<
             members.get_mut(slot)?.get_mut(member)?.push((resource.clone(), ids?));
         }
     }
-    Some(members)
+    let nics = exact.class.kind.rails(gpus);
+    Some(OnNode { members, gpus, nics, slowest })
+}
+
+/// The best free set for all members of a node that is on some rails together with `taken`, and no slower than `floor`.
+/// `None` if there is none, and where kubelet aligns devices: it chooses the NUMA nodes.
+fn on_rails(
+    site: Site<'_>,
+    free: &DeviceSet,
+    ask: &Ask,
+    (nics, taken): (NicSet, GpuSet),
+    floor: u64,
+) -> Option<DeviceSet> {
+    let accepts = |set: GpuSet| {
+        let layout = || Layout::best(site, &DeviceSet::from(set), ask);
+        site.kind.rails(taken | set) == nics
+            && layout().is_some_and(|layout| layout.gbs.is_none_or(|gbs| megabytes(gbs) >= floor))
+    };
+    let size = usize::try_from(ask.devices).ok()?;
+    let found = match site.alignment {
+        Some(_) => None,
+        None => site.kind.best_where(free.gpus(), size, site.purpose, accepts),
+    };
+    found.map(DeviceSet::from)
 }
 
 /// Index of the shape, number of the member, its blocks.

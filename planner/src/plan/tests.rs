@@ -6,6 +6,7 @@ mod even;
 mod level;
 mod near;
 mod oracle;
+mod rails;
 mod slices;
 mod terms;
 mod truth;

@@ -46,6 +46,7 @@ use crate::bandwidth::{Rates, gbs};
 use crate::collective::{Collective, LinkClass};
 use crate::machine::{Degradation, Machine, PathClass};
 use crate::mig::placements_of;
+use crate::nics::NicSet;
 use crate::set::GpuSet;
 use surroundings::{Surroundings, known_numa_nodes};
 
@@ -399,6 +400,12 @@ impl Table {
     /// The NICs behind the same PCIe switches as GPUs of a set (`PIX` or `PXB`), by position in the machine, ascending.
     pub fn near_nics(&self, gpus: GpuSet) -> Vec<usize> {
         self.surroundings.near_nics(gpus & self.all())
+    }
+
+    /// The rails of a set of GPUs: the NICs to which its GPUs are nearest. Empty if no GPU of it has a NIC on its side of
+    /// the link between sockets.
+    pub fn rails(&self, gpus: GpuSet) -> NicSet {
+        self.surroundings.nearest_nics(gpus & self.all())
     }
 
     /// The placements of MIG instances on a GPU, as masks of memory units, if its product is known.

@@ -4,6 +4,7 @@
 use super::Purpose;
 use crate::graph::MachineGraph;
 use crate::machine::{MAX_GPUS, MAX_NICS, Machine, PathClass};
+use crate::nics::NicSet;
 use crate::set::GpuSet;
 
 /// The [`class_rank`] of a machine without NICs.
@@ -15,6 +16,8 @@ pub(super) struct Surroundings {
     /// By GPU: the NICs behind the same PCIe switches (`PIX`, `PXB`), which GPUDirect RDMA reaches at full rate.
     /// One bit for each NIC.
     rails: [u128; MAX_GPUS],
+    /// By GPU: its nearest NICs, unless they are across the link between sockets.
+    nearest_nics: [NicSet; MAX_GPUS],
     /// By GPU: the rank of the nearest NIC's path class.
     nearest: [u8; MAX_GPUS],
     nics: usize,
@@ -50,10 +53,15 @@ impl Surroundings {
             let near = (0..nics.min(MAX_NICS)).filter(|nic| class_rank(to_nic(gpu, *nic)) <= 1);
             *rails = near.fold(0, |rails, nic| rails | 1 << nic);
         }
+        let mut nearest_nics = [NicSet::default(); MAX_GPUS];
+        for (gpu, own) in nearest_nics.iter_mut().enumerate().take(gpus) {
+            *own = NicSet::nearest(machine, gpu);
+        }
         let numa = known_numa_nodes(machine);
         let throttled = machine.gpus().iter().enumerate().filter(|(_, gpu)| gpu.throttle.is_some());
         let throttled = throttled.map(|(index, _)| index).collect();
-        Self { rails, nearest, nics, groups: groups(graph, GpuSet::all(machine), &numa), numa, throttled }
+        let groups = groups(graph, GpuSet::all(machine), &numa);
+        Self { rails, nearest_nics, nearest, nics, groups, numa, throttled }
     }
 
     /// Whether any NIC is known. Without one, gang members and local jobs have the same preferences.
@@ -91,6 +99,11 @@ impl Surroundings {
     pub(super) fn near_nics(&self, set: GpuSet) -> Vec<usize> {
         let near = self.near(set);
         (0..self.nics.min(MAX_NICS)).filter(|nic| near & (1 << nic) != 0).collect()
+    }
+
+    /// The nearest NICs of a set's GPUs.
+    pub(super) fn nearest_nics(&self, set: GpuSet) -> NicSet {
+        set.iter().fold(NicSet::default(), |nics, gpu| nics | self.nearest_nics[gpu])
     }
 
     fn near(&self, set: GpuSet) -> u128 {

@@ -7,11 +7,12 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 /// The fields and their allowed values.
-const FIELDS: [(&str, &str); 7] = [
+const FIELDS: [(&str, &str); 8] = [
     ("minMember", "a whole number, 1 or more"),
     ("maxMember", "a whole number, 1 or more"),
     ("level", "{name: LEVEL, required: true or false}"),
     ("sliceSize", "a whole number, 1 or more"),
+    ("rails", "Any, Same or RequireSame"),
     ("repair", "Hold, Restart or Ignore"),
     ("arrivalSeconds", "whole seconds, 1 to 3600"),
     ("restartHoldSeconds", "whole seconds, 0 to 3600"),
@@ -38,6 +39,7 @@ pub(super) fn read(name: &str, spec: &Value) -> Result<GangSpec, Fault> {
         let alone = GangSpec::deserialize(json!({ field: value }));
         if !alone.as_ref().is_ok_and(is_in_range) {
             let near = match (field.as_str(), value.as_str()) {
+                ("rails", Some(word)) => nearest(word, &["Any", "Same", "RequireSame"]),
                 ("repair", Some(word)) => nearest(word, &["Hold", "Restart", "Ignore"]),
                 _ => String::new(),
             };
@@ -89,7 +91,7 @@ fn shown(value: &Value) -> String {
 
 #[cfg(test)]
 mod tests {
-    use gantry_api::{GangLevel, GangRepair};
+    use gantry_api::{GangLevel, GangRails, GangRepair};
 
     use super::*;
 
@@ -97,13 +99,14 @@ mod tests {
     fn what_is_right_is_read() {
         let spec = json!({
             "minMember": 4, "maxMember": 8, "level": {"name": "rack", "required": true},
-            "sliceSize": 2, "repair": "Restart", "arrivalSeconds": 30, "restartHoldSeconds": 0,
+            "sliceSize": 2, "rails": "RequireSame", "repair": "Restart", "arrivalSeconds": 30, "restartHoldSeconds": 0,
         });
         let wanted = GangSpec {
             min_member: Some(4),
             max_member: Some(8),
             level: Some(GangLevel { name: "rack".into(), required: true }),
             slice_size: Some(2),
+            rails: Some(GangRails::RequireSame),
             repair: Some(GangRepair::Restart),
             arrival_seconds: Some(30),
             restart_hold_seconds: Some(0),
@@ -121,7 +124,7 @@ mod tests {
         assert_eq!(
             said(json!({"minMembers": 4})),
             "spec.minMembers of Gang train: there is no such field (nearest name: minMember); there are minMember, maxMember, level, \
-             sliceSize, repair, arrivalSeconds, restartHoldSeconds"
+             sliceSize, rails, repair, arrivalSeconds, restartHoldSeconds"
         );
         assert_eq!(
             said(json!({"repair": "restart"})),

@@ -59,6 +59,8 @@ pub struct Said {
     pub message: String,
     /// The part of the fabric that holds it; empty without a reservation.
     pub domain: String,
+    /// The rails that it uses; empty if none were chosen.
+    pub rails: String,
     /// Failed attempts since it was last bound.
     pub failed_attempts: u32,
     /// An action that is blocked for it, and the remedy.
@@ -78,6 +80,8 @@ pub struct Trial {
     pub refused: Option<String>,
     /// The part of the fabric that would hold it; empty without a reservation.
     pub domain: Arc<str>,
+    /// The rails that it would use; empty if none would be chosen.
+    pub rails: Arc<str>,
     /// It would have a backfill reservation.
     pub has_nodes_kept: bool,
 }
@@ -156,6 +160,7 @@ impl Index {
             position,
             has_nodes_kept,
             domain,
+            rails,
             mut members,
             places,
         } = self.show(view, queue);
@@ -182,6 +187,7 @@ impl Index {
                 message,
                 refused,
                 domain,
+                rails,
                 has_nodes_kept,
             }),
             decided_by: decided_by.or_else(|| by_object.map(Arc::from)),
@@ -210,6 +216,7 @@ fn said(status: &GangStatus) -> Said {
         reason: status.reason,
         message: status.message.clone(),
         domain: status.domain.clone(),
+        rails: status.rails.clone(),
         failed_attempts: status.failed_attempts,
         hindered: hindered.map(|condition| condition.message.clone()),
     }

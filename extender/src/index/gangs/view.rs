@@ -47,6 +47,8 @@ pub struct GangView {
     pub has_nodes_kept: bool,
     /// The part of the fabric that holds it; empty if it has no place.
     pub domain: Arc<str>,
+    /// The rails that it uses.
+    pub rails: Arc<str>,
     /// Its members, by rank, then name.
     pub members: Vec<MemberView>,
     /// Its places.
@@ -249,6 +251,7 @@ impl Index {
             position: queue.iter().position(|waiting| waiting == key).map(|position| position + 1),
             has_nodes_kept: self.kept().is_some_and(|kept| kept.gang == *key),
             domain: Arc::clone(view.domain()),
+            rails: Arc::clone(view.rails()),
             members,
             places: places.collect(),
         }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::terms::{Repair, TopologyRequest};
+use crate::terms::{Rails, Repair, TopologyRequest};
 
 fn plain(annotations: Value) -> Option<Membership> {
     let mut pod = json!({"metadata": {"name": "train-7", "uid": "u7"}});
@@ -92,6 +92,26 @@ fn every_mistake_is_named_with_what_is_allowed() {
     annotation gantry.dev/gang-required-level: gantry.dev/gang-preferred-level is given too: a gang has one level; remove one of the two
     annotation gantry.dev/gang-slice-size: "99999999999999999999" is no whole number from 1 to 20000
     "#);
+}
+
+#[test]
+fn rails_are_preferred_required_or_any() {
+    let read = |annotations: &[(&str, &str)]| {
+        let mut all = json!({"gantry.dev/gang": "train"});
+        for (name, text) in annotations {
+            all[format!("gantry.dev/gang-{name}")] = (*text).into();
+        }
+        let membership = plain(all).unwrap();
+        (membership.options.rails, faults(&membership).join("; "))
+    };
+    let valid = |rails| (Some(rails), String::new());
+    assert_eq!(read(&[("rails", "same")]), valid(Rails::Same));
+    assert_eq!(read(&[("rails", "any")]), valid(Rails::Any));
+    assert_eq!(read(&[("required-rails", "same")]), valid(Rails::RequireSame));
+    assert_eq!(read(&[("required-rails", "any"), ("rails", "same")]), valid(Rails::Same));
+    assert_eq!(read(&[("required-rails", "any")]), (None, String::new()));
+    insta::assert_snapshot!(read(&[("rails", "smae")]).1, @r#"annotation gantry.dev/gang-rails: "smae" is none of same, any; did you mean `same`?"#);
+    insta::assert_snapshot!(read(&[("rails", "any"), ("required-rails", "same")]).1, @"annotation gantry.dev/gang-rails: `any` contradicts gantry.dev/gang-required-rails, which is `same`; remove one of the two");
 }
 
 #[test]

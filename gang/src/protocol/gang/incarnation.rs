@@ -58,7 +58,7 @@ impl Gang {
         self.bound_at = None;
         self.completed_before = 0;
         self.continues = None;
-        self.domain = "".into();
+        (self.domain, self.rails) = ("".into(), "".into());
         let completed = |member: &TrackedMember| self.members().class(member) == Class::Completed;
         for uid in self.members().uids(completed) {
             self.count_declaration(&uid);
@@ -260,7 +260,7 @@ impl Gang {
         self.agreement.retain_owners(true, None);
         self.bound_priority = self.members().priority();
         self.attempts.resume_decided(known.failed_attempts());
-        self.domain = known.domain().clone();
+        (self.domain, self.rails) = (known.domain().clone(), known.rails().clone());
         self.bound_at = known.bound_at();
         self.waiting_since = known.waiting_since().unwrap_or(self.waiting_since);
         for reservation in &decision.reservations {

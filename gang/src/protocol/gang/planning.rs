@@ -8,9 +8,10 @@ use gantry_api::PodUid;
 
 use super::super::members::{Count, TrackedMember};
 use super::super::plan_queue::Urgency;
-use super::super::types::{MemberRequest, PlanRequest, ShapeId, Sibling};
+use super::super::types::{Devices, MemberRequest, PlanRequest, ShapeId, Sibling};
 use super::{Gang, State};
 use crate::membership::Revision;
+use crate::terms::Rails;
 
 /// What the planner is asked for; `None` if the terms are not known.
 pub(super) fn plan_request(gang: &Gang) -> Option<PlanRequest> {
@@ -54,11 +55,14 @@ pub(super) fn plan_request(gang: &Gang) -> Option<PlanRequest> {
     if completes {
         truncate_to_missing(gang, &mut members);
     }
+    let devices =
+        |devices: &Devices| if terms.rails == Rails::Any { Devices::new() } else { devices.clone() };
     let slots = gang.slots().iter().map(|(_, slot)| Sibling {
         node: slot.node().clone(),
         shape: slot.shape(),
         rank: slot.rank(),
         ordinal: slot.ordinal(),
+        devices: devices(slot.devices()),
     });
     let mut placed: Vec<_> = slots.collect();
     if placed.is_empty() {
@@ -134,6 +138,7 @@ fn bound_siblings(gang: &Gang) -> Vec<Sibling> {
                 shape: member.pod().shape,
                 rank: member.pod().membership.rank,
                 ordinal: None,
+                devices: member.pod().holds.clone(),
             })
         })
         .collect()

@@ -281,6 +281,7 @@ pub(super) fn status(gang: &mut Gang, now: Now, settings: &Settings) -> GangStat
         bound: count.bound(),
         completed: count.of(Class::Completed),
         domain: gang.domain.to_string(),
+        rails: gang.rails.to_string(),
         waiting_since: waits.then(|| time(gang.waiting_since)),
         bound_at: gang.bound_at.map(time),
         restarting: matches!(gang.state, State::Restarting { .. }),

@@ -69,6 +69,7 @@ pub(in super::super) struct Inheritance {
     held: IdleTime,
     unused: IdleTime,
     domain: Arc<str>,
+    rails: Arc<str>,
 }
 
 impl Succession {
@@ -142,9 +143,9 @@ impl Gang {
 
     /// Keeps the slots for the next incarnation.
     pub(super) fn keep_for_next(&mut self, env: &mut Env<'_>, succession: Box<Succession>) {
-        let domain = self.domain.clone();
+        let kept = (self.domain.clone(), self.rails.clone());
         self.begin_incarnation_keeping_slots(false);
-        self.domain = domain;
+        (self.domain, self.rails) = kept;
         self.waiting_since = env.now.unix;
         self.begin_awaiting(env, succession);
     }
@@ -293,7 +294,7 @@ impl Gang {
         };
         self.release_all();
         self.held.follow(env.now.at, false);
-        self.domain = "".into();
+        (self.domain, self.rails) = ("".into(), "".into());
         self.agreement.retain_owners(false, None);
         self.state = match self.count().alive() {
             0 => State::Over { until: after(env.now.at, linger) },
@@ -347,6 +348,7 @@ impl Gang {
             held: std::mem::take(&mut self.held),
             unused: std::mem::take(&mut self.unused),
             domain: std::mem::replace(&mut self.domain, "".into()),
+            rails: std::mem::replace(&mut self.rails, "".into()),
         })
     }
 
@@ -356,7 +358,8 @@ impl Gang {
         for slot in inheritance.slots {
             self.roster.add_kept(slot);
         }
-        (self.held, self.unused, self.domain) = (inheritance.held, inheritance.unused, inheritance.domain);
+        (self.held, self.unused) = (inheritance.held, inheritance.unused);
+        (self.domain, self.rails) = (inheritance.domain, inheritance.rails);
         self.agreement.retain_owners(true, None);
         self.state = State::Awaiting(inheritance.succession);
     }
@@ -385,7 +388,7 @@ impl Gang {
         let most = env.settings.ceilings.restart_hold;
         let left = shown.until.as_ref().map(|until| until.0.as_second().saturating_sub(env.now.unix).max(0));
         let left = left.map(|left| Duration::from_secs(left.unsigned_abs()).min(most));
-        self.domain = known.domain().clone();
+        (self.domain, self.rails) = (known.domain().clone(), known.rails().clone());
         self.waiting_since = known.waiting_since().unwrap_or(self.waiting_since);
         self.agreement.retain_owners(true, Some(owner.clone()));
         self.state = State::Awaiting(Box::new(Succession {

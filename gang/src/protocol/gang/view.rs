@@ -166,6 +166,11 @@ impl<'a> View<'a> {
         &self.gang.domain
     }
 
+    /// The rails that its slots use; empty if none were chosen.
+    pub fn rails(&self) -> &'a Arc<str> {
+        &self.gang.rails
+    }
+
     /// Members that exist, or have ended well.
     pub fn exist(&self) -> u32 {
         self.gang.members().count().exist()

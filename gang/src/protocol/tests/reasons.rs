@@ -9,8 +9,8 @@ use super::world::{key, pod_group};
 use crate::needs::Misfit;
 use crate::protocol::reasons::{
     Cause, DeviceShortage, Failure, Holder, LargestNode, MemberGroup, MinDomains, NoRepair, NotReady,
-    Obstacle, Obstacles, Refusal, Reserved, Rest, Shortage, SkewLimit, Uncounted, Validity, WaitReason,
-    Within, restart_note,
+    Obstacle, Obstacles, RailShortage, Refusal, Reserved, Rest, Shortage, SkewLimit, Uncounted, Validity,
+    WaitReason, Within, restart_note,
 };
 use crate::resources::InsufficientResource;
 use crate::terms::Fault;
@@ -131,6 +131,11 @@ fn refusals() -> Vec<Refusal> {
         Refusal::UnknownLevel { level: text("row"), known: vec![text("zone"), text("rack")] },
         Refusal::UnknownLevel { level: text("row"), known: Vec::new() },
         Refusal::NodesReserved { gang: gang.clone() },
+        Refusal::RailsTaken(Box::new(RailShortage {
+            members: vec![group(4, 4)],
+            best: Some((text("NICs 0-3"), 2)),
+        })),
+        Refusal::RailsTaken(Box::new(RailShortage { members: vec![group(4, 4)], best: None })),
         Refusal::PodsTerminating,
         Refusal::Overtaken { device: "GPU-1".into(), node: "n1".into(), by: Some(gang) },
         Refusal::PlanTooSmall,

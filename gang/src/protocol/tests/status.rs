@@ -286,10 +286,17 @@ fn a_gang_lies_where_its_replacements_do_too() {
     let placement = Placement {
         places: vec![place("n9", "g9")],
         domain: "2 racks of zone z1".into(),
+        rails: "NICs 0-3 on all 2 nodes".into(),
         ..Placement::default()
     };
     world.handle(GangEvent::Planned { gang: &wanted.gang, result: Ok(placement) });
-    assert_eq!(world.status("a").domain, "2 racks of zone z1");
+    let status = world.status("a");
+    assert_eq!(
+        (status.domain.as_str(), status.rails.as_str()),
+        ("2 racks of zone z1", "NICs 0-3 on all 2 nodes")
+    );
+    let held: Vec<_> = wanted.placed.iter().map(|sibling| sibling.devices.clone()).collect();
+    assert_eq!(held, [place("n1", "a-g1").devices], "the planner knows the devices of the other members");
 }
 
 #[test]

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use gantry_api::{DeviceId, NodeName, PodUid};
 use gantry_gang::protocol::{MemberRequest, Placement, PlanRequest, Refusal, ShapeId, Shortage, Sibling};
-use gantry_gang::terms::Authority;
+use gantry_gang::terms::{Authority, Rails};
 use gantry_gang::{
     Fabric, GangKey, Integration, Level, Levels, Needs, NodeFacts, Repair, Resources, Terms, TopologyRequest,
 };
@@ -279,6 +279,7 @@ pub(crate) fn gang(members: &[(u32, ShapeId)]) -> PlanRequest {
             by_role: Vec::new(),
             level: None,
             slice: None,
+            rails: Rails::Same,
             repair: Repair::Hold,
             repair_by: Authority::Pods,
             arrival: std::time::Duration::from_secs(60),
@@ -301,7 +302,7 @@ pub(crate) fn gang(members: &[(u32, ShapeId)]) -> PlanRequest {
 
 /// A member that has a place already.
 pub(crate) fn sibling(node: &str, rank: u32) -> Sibling {
-    Sibling { node: node.into(), shape: None, rank: Some(rank), ordinal: None }
+    Sibling { node: node.into(), shape: None, rank: Some(rank), ordinal: None, devices: Vec::new() }
 }
 
 pub(crate) fn terms(wanted: &mut PlanRequest, change: impl FnOnce(&mut Terms)) {

@@ -86,6 +86,20 @@ fn numbers_that_cannot_be_together_are_told() {
 }
 
 #[test]
+fn gang_object_decides_over_rails_of_pods() {
+    let taking = |rails| wishing(2, GangOptions { rails: Some(rails), ..GangOptions::default() });
+    assert_eq!(terms(&[stated(2)], OwnerState::NotNeeded, None).rails, Rails::Same, "by default");
+    assert_eq!(terms(&[taking(Rails::Any)], OwnerState::NotNeeded, None).rails, Rails::Any);
+    let both = [taking(Rails::Any), taking(Rails::RequireSame)];
+    assert_eq!(
+        faults(&both, OwnerState::NotNeeded, None),
+        ["pods: they disagree about which rails they take: any, same (required); all must say the same"]
+    );
+    let object = GangSpec { rails: Some(gantry_api::GangRails::RequireSame), ..GangSpec::default() };
+    assert_eq!(terms(&both, OwnerState::NotNeeded, Some(&object)).rails, Rails::RequireSame);
+}
+
+#[test]
 fn more_members_than_are_kept_of_a_gang_cannot_be_needed() {
     assert_eq!(crate::protocol::Settings::default().max_members, 20_000, "what is told below");
     assert_eq!(terms(&[stated(20_000)], OwnerState::NotNeeded, None).min, 20_000);
