@@ -108,6 +108,7 @@ reasons! {
     GpusAssigned => "the pod is bound, and these devices are granted to it",
     PodTerminating => "the pod is being deleted",
     NodeNotOffered => "kube-scheduler does not offer the node where the pod has its reservation",
+    RequestIgnored => "an annotation that requests something of the pod's devices has no effect",
     GpusUnavailable => "no node can give the pod the devices that it requests",
     GpusFreed => "devices came free after the pod was refused",
     ReservationChanged => "the reservation of the pod's gang has changed",

@@ -16,7 +16,7 @@ use kube::Client;
 use tokio_util::sync::CancellationToken;
 
 use crate::event;
-use crate::index::{Index, Lack, Store};
+use crate::index::{IgnoredRequest, Index, Lack, Store};
 use crate::metrics::{Metrics, Outcome};
 use gantry_planner::decide;
 use gantry_planner::request::Request;
@@ -63,7 +63,7 @@ async fn publish_due(
     reported: &mut Reported,
     now: Instant,
 ) {
-    for Notice { pod, message } in due(store, reported, now) {
+    for Notice { pod, message, ignored } in due(store, reported, now) {
         let about = event::pod(&pod.namespace, &pod.name, pod.uid.as_str());
         let event = recorder.event(about, message);
         let outcome = match recorder.attempt(&event, false).await {
@@ -73,6 +73,9 @@ async fn publish_due(
             Attempt::Later(error) | Attempt::Refused(error) => {
                 tracing::warn!(pod = %pod.name, namespace = %pod.namespace, error, "cannot publish event");
                 reported.missed(&pod.uid);
+                if let Some(ignored) = ignored {
+                    store.update(|index| index.retry_ignored_request(ignored));
+                }
                 "failed"
             }
         };
@@ -103,6 +106,8 @@ enum Cause {
 struct Notice {
     pod: Address,
     message: Message,
+    /// The request without effect that it is about.
+    ignored: Option<IgnoredRequest>,
 }
 
 /// What was published on pods, and the notes of one snapshot.
@@ -199,7 +204,7 @@ fn due(store: &Store, reported: &mut Reported, now: Instant) -> Vec<Notice> {
     if !snapshot.synced {
         return Vec::new();
     }
-    let mut due = Vec::new();
+    let mut due = ignored(store);
     for (pod, cause) in uncalled {
         if due.len() >= AT_ONCE {
             break;
@@ -226,6 +231,24 @@ fn due(store: &Store, reported: &mut Reported, now: Instant) -> Vec<Notice> {
     due
 }
 
+/// Requests without effect that are to be published.
+fn ignored(store: &Store) -> Vec<Notice> {
+    if !store.read(Index::has_ignored_requests) {
+        return Vec::new();
+    }
+    let taken = store.update(|index| index.take_ignored_requests(AT_ONCE / 2)).into_iter();
+    let notice = |ignored: IgnoredRequest| {
+        let pod = Address {
+            uid: ignored.uid.clone(),
+            namespace: Arc::clone(&ignored.namespace),
+            name: Arc::clone(&ignored.name),
+        };
+        let message = event::message(Reason::RequestIgnored, true, &ignored.text);
+        Notice { pod, message, ignored: Some(ignored) }
+    };
+    taken.map(notice).collect()
+}
+
 fn notice(pod: Address, cause: &Cause, note: String) -> Notice {
     let (reason, warning) = match cause {
         Cause::Gang(why) if why.is_invalid() => (Reason::GangInvalid, true),
@@ -233,7 +256,7 @@ fn notice(pod: Address, cause: &Cause, note: String) -> Notice {
         Cause::Devices(..) | Cause::Place(..) => (Reason::GpusUnavailable, true),
     };
     let message = event::message(reason, warning, note);
-    Notice { pod, message }
+    Notice { pod, message, ignored: None }
 }
 
 /// Why no node can take a pod. First what no node offers at all; then by reason: `node-1, node-2: 0 of 8 GPUs free, 4

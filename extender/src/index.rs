@@ -14,6 +14,7 @@ mod disruption_budgets;
 mod gangs;
 mod holds;
 mod idle;
+mod ignored_requests;
 mod inspection;
 mod least_set;
 mod list_tracker;
@@ -68,6 +69,8 @@ use gantry_planner::decide::{ForeignNodes, Options};
 use gantry_planner::input::Room;
 use gantry_planner::inventory::Inventory;
 use gantry_planner::snapshot::{NodeIx, NominatedRequest, NominatedRequests, Snapshot};
+pub use ignored_requests::IgnoredRequest;
+use ignored_requests::IgnoredRequests;
 use list_tracker::{List, ListTracker};
 use node_resources_table::{NodeResourcesTable, PodRecord};
 use node_table::NodeTable;
@@ -100,6 +103,7 @@ pub struct Index {
     nodes: NodeTable,
     pods: PodStore,
     reservations: Reservations,
+    ignored_requests: IgnoredRequests,
     unschedulable: UnschedulableQueue,
     lists: ListTracker,
     resources: NodeResourcesTable,
@@ -127,6 +131,7 @@ impl Index {
             nodes: NodeTable::new(watched),
             pods: PodStore::default(),
             reservations: Reservations::new(run),
+            ignored_requests: IgnoredRequests::default(),
             unschedulable: UnschedulableQueue::default(),
             lists: ListTracker::default(),
             resources: NodeResourcesTable::default(),
@@ -242,6 +247,7 @@ impl Index {
         if pod.grant.is_some() {
             self.observe_granted(&pod.scheduler);
         }
+        self.note_changed_request(&pod);
         self.keep_membership(&pod.uid, &mut pod.membership);
         self.complete_needs(&mut pod);
         let uid = pod.uid.clone();
@@ -276,6 +282,49 @@ impl Index {
         self.pods.insert(pod);
     }
 
+    /// Records request annotations that were changed while the pod is bound.
+    fn note_changed_request(&mut self, pod: &PodFacts) {
+        let before = self.pods.get(&pod.uid).filter(|before| before.node.is_some() && !pod.terminal);
+        let text = before.and_then(|before| pod.written.changed_while_bound(&before.written));
+        if let Some(text) = text {
+            self.ignored_requests.add(IgnoredRequest {
+                uid: pod.uid.clone(),
+                namespace: Arc::clone(&pod.namespace),
+                name: Arc::clone(&pod.name),
+                text: text.into(),
+            });
+        }
+    }
+
+    /// Records request annotations of a pod that requests no devices.
+    fn note_request_without_devices(&mut self, pod: &OtherPod) {
+        let has_ended = matches!(pod.stage, Stage::Succeeded | Stage::Failed);
+        match pod.written.without_devices().filter(|_| !has_ended && !pod.leaving) {
+            Some(text) => self.ignored_requests.add(IgnoredRequest {
+                uid: pod.uid.clone(),
+                namespace: Arc::clone(&pod.profile.namespace),
+                name: Arc::clone(&pod.name),
+                text: text.into(),
+            }),
+            None => self.ignored_requests.forget(&pod.uid),
+        }
+    }
+
+    /// Whether notices about ignored requests wait to be published.
+    pub fn has_ignored_requests(&self) -> bool {
+        !self.ignored_requests.is_empty()
+    }
+
+    /// Takes notices about ignored requests, to publish them.
+    pub fn take_ignored_requests(&mut self, most: usize) -> Vec<IgnoredRequest> {
+        self.ignored_requests.take(most)
+    }
+
+    /// Returns a notice that could not be published.
+    pub fn retry_ignored_request(&mut self, notice: IgnoredRequest) {
+        self.ignored_requests.retry(notice);
+    }
+
     /// Adds to a pod's needs the reach of its volumes, and those of its labels that are in terms.
     fn complete_needs(&mut self, pod: &mut PodFacts) {
         let volumes = self.volumes.of(pod);
@@ -299,6 +348,7 @@ impl Index {
         }
         self.depart(uid);
         self.tell_gone(uid);
+        self.ignored_requests.forget(uid);
         self.resources.remove(uid);
         self.unschedulable.forget(uid);
         self.reservations.drop_hold(&mut self.nodes, uid);
@@ -326,6 +376,7 @@ impl Index {
 
     /// A pod that asks for no watched resource was observed.
     pub fn other_pod_applied(&mut self, mut pod: OtherPod) {
+        self.note_request_without_devices(&pod);
         self.keep_membership(&pod.uid, &mut pod.membership);
         let node = match &pod.stage {
             Stage::Bound(node) => Some(self.nodes.number(node)),
@@ -344,6 +395,7 @@ impl Index {
 
     /// A pod that asks for no watched resource was deleted.
     pub fn other_pod_gone(&mut self, uid: &PodUid) {
+        self.ignored_requests.forget(uid);
         self.depart(uid);
         self.tell_gone(uid);
         self.resources.remove(uid);

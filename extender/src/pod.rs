@@ -22,6 +22,7 @@ pub use reader::{Reader, Seen, Shared, Words};
 pub use slim::{SlimPod, SlimSpec, SlimStatus};
 
 use crate::watched::Watched;
+use gantry_planner::placement::WrittenRequest;
 use gantry_planner::request::{Request, RequestError};
 
 /// A pod that asks for resources that are watched.
@@ -35,6 +36,8 @@ pub struct PodFacts {
     pub name: Arc<str>,
     /// What it asks for.
     pub request: Result<Arc<Request>, RequestError>,
+    /// The annotations that request something of its devices.
+    pub written: Arc<WrittenRequest>,
     /// Where it is bound.
     pub node: Option<NodeName>,
     /// The grant annotation, unread: whoever may edit pods may write one. Cut short beyond what any grant may be.
@@ -92,7 +95,13 @@ impl Reader {
         let annotations = pod.metadata.annotations.iter().flatten();
         let annotations = annotations.map(|(name, text)| (name.as_str(), text.as_str()));
         let defaults = self.watched.placement(pod.metadata.namespace.as_deref().unwrap_or_default());
-        let request = request.and_then(|request| request.placed_by(annotations, defaults)).map(Arc::new);
+        let is_bound = pod.node().is_some();
+        let placed = |request: Request| match request.clone().placed_by(annotations, defaults) {
+            // The annotations of a bound pod have no effect: what it holds must not become unknown by an edit.
+            Err(_) if is_bound => Ok(request),
+            placed => placed,
+        };
+        let request = request.and_then(placed).map(Arc::new);
         let nothing = matches!(&request, Ok(request) if request.is_empty());
         (!nothing).then_some(request)
     }
@@ -108,6 +117,7 @@ impl Reader {
         let scheduler = pod.spec.scheduler_name.as_deref();
         let scheduler = self.words.of(scheduler.unwrap_or(names::DEFAULT_SCHEDULER));
         let asked = self.watched.among(pod.spec.resources());
+        let written = written(&pod.metadata);
         let mut metadata = pod.metadata;
         let status = pod.status.unwrap_or_default();
         let grant =
@@ -121,6 +131,7 @@ impl Reader {
             namespace: Arc::clone(&profile.namespace),
             name: metadata.name.unwrap_or_default().into(),
             request,
+            written,
             node: pod.spec.node_name.as_deref().filter(|node| !node.is_empty()).map(NodeName::from),
             grant: grant.map(|text| bounded(text).into()),
             bound_and_created: (bound_at.map(|time| time.0), metadata.creation_timestamp.map(|time| time.0)),
@@ -198,6 +209,12 @@ fn bounded(mut text: String) -> String {
     }
     text.truncate(end);
     text
+}
+
+/// The annotations that request something of a pod's devices.
+fn written(metadata: &ObjectMeta) -> Arc<WrittenRequest> {
+    let annotations = metadata.annotations.iter().flatten();
+    Arc::new(WrittenRequest::of(annotations.map(|(name, text)| (name.as_str(), text.as_str()))))
 }
 
 /// How far a pod is, and where.

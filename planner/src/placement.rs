@@ -86,6 +86,64 @@ pub fn reads(annotation: &str) -> bool {
     ANNOTATIONS.contains(&annotation)
 }
 
+/// The request annotations of a pod as written, by name, long values cut.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
+pub struct WrittenRequest(Vec<(&'static str, Arc<str>)>);
+
+/// Longest value that is kept, in characters.
+const MAX_WRITTEN: usize = 1200;
+
+impl WrittenRequest {
+    /// The request annotations among some annotations.
+    pub fn of<'a>(annotations: impl Iterator<Item = (&'a str, &'a str)>) -> Self {
+        let mut written: Vec<(&'static str, Arc<str>)> = annotations
+            .filter_map(|(name, text)| {
+                let name = ANNOTATIONS.iter().find(|known| **known == name)?;
+                let end = text.char_indices().nth(MAX_WRITTEN).map_or(text.len(), |(end, _)| end);
+                Some((*name, text.get(..end)?.into()))
+            })
+            .collect();
+        written.sort_unstable();
+        Self(written)
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// About how many bytes it takes.
+    pub fn bytes(&self) -> usize {
+        self.0.iter().map(|(_, text)| 48 + text.len()).sum()
+    }
+
+    /// Why the first annotation has no effect on a pod that requests no devices; `None` without any.
+    pub fn without_devices(&self) -> Option<String> {
+        let (name, text) = self.0.first()?;
+        let why =
+            format!("the pod requests no devices of Gantry: request {} or remove it", names::GPU_RESOURCE);
+        Some(without_effect(name, text, &why))
+    }
+
+    /// Why the first annotation that differs from those before has no effect on a pod that is bound.
+    pub fn changed_while_bound(&self, before: &Self) -> Option<String> {
+        let why = "the pod is bound and keeps its devices: create the pod again to apply it";
+        if let Some((name, text)) = self.0.iter().find(|written| !before.0.contains(written)) {
+            return Some(without_effect(name, text, why));
+        }
+        let is_removed = |name: &str| self.0.iter().all(|(known, _)| *known != name);
+        let (name, _) = before.0.iter().find(|(name, _)| is_removed(name))?;
+        Some(format!("the removal of annotation {name} has no effect, because {why}"))
+    }
+}
+
+/// That an annotation has no effect, and what is allowed if its value is not.
+fn without_effect(name: &str, text: &str, why: &str) -> String {
+    let problem =
+        Own::default().take(name, text).err().map_or_else(String::new, |problem| format!("; {problem}"));
+    format!("annotation {name} ({}) has no effect, because {why}{problem}", shown(text))
+}
+
 impl PlacementRequest {
     /// Reads the annotations of a pod; other annotations are ignored. What they leave open is taken from `defaults`.
     ///
@@ -331,6 +389,23 @@ mod tests {
         insta::assert_snapshot!(refused("gpu-models", "A100, a100"), @r#"annotation gantry.dev/gpu-models: "a100" is named twice; name each model once, the best first"#);
         insta::assert_snapshot!(refused("gpu-models", "A100,,"), @r#"annotation gantry.dev/gpu-models: "A100,," has an entry that is no GPU model; write names with commas, such as H100, A100"#);
         insta::assert_snapshot!(refused("node-policy", "packd"), @r#"annotation gantry.dev/node-policy: "packd" is none of pack, spread; did you mean `pack`?"#);
+    }
+
+    #[test]
+    fn annotations_without_effect_have_a_reason() {
+        let written = |all: &[(&str, &str)]| WrittenRequest::of(all.iter().copied());
+        let none = written(&[("example.com/a", "b")]);
+        assert!(none.is_empty() && none.without_devices().is_none());
+        let nvlink = written(&[("gantry.dev/required-link", "nvlink"), ("example.com/a", "b")]);
+        insta::assert_snapshot!(nvlink.without_devices().unwrap(), @r#"annotation gantry.dev/required-link ("nvlink") has no effect, because the pod requests no devices of Gantry: request nvidia.com/gpu or remove it"#);
+        let wrong = written(&[("gantry.dev/required-link", "nvlnk")]);
+        insta::assert_snapshot!(wrong.without_devices().unwrap(), @r#"annotation gantry.dev/required-link ("nvlnk") has no effect, because the pod requests no devices of Gantry: request nvidia.com/gpu or remove it; "nvlnk" is none of nvlink, pcie-switch, numa, any; did you mean `nvlink`?"#);
+        insta::assert_snapshot!(wrong.changed_while_bound(&nvlink).unwrap(), @r#"annotation gantry.dev/required-link ("nvlnk") has no effect, because the pod is bound and keeps its devices: create the pod again to apply it; "nvlnk" is none of nvlink, pcie-switch, numa, any; did you mean `nvlink`?"#);
+        insta::assert_snapshot!(nvlink.changed_while_bound(&none).unwrap(), @r#"annotation gantry.dev/required-link ("nvlink") has no effect, because the pod is bound and keeps its devices: create the pod again to apply it"#);
+        insta::assert_snapshot!(none.changed_while_bound(&nvlink).unwrap(), @"the removal of annotation gantry.dev/required-link has no effect, because the pod is bound and keeps its devices: create the pod again to apply it");
+        assert_eq!(nvlink.changed_while_bound(&nvlink), None);
+        let long = "A100,".repeat(100_000);
+        assert!(written(&[("gantry.dev/gpu-models", &long)]).without_devices().unwrap().len() < 400);
     }
 
     #[test]

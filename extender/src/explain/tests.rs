@@ -50,6 +50,38 @@ fn note_names_ruled_out_nodes_whatever_is_free_there() {
     assert!(!message.note.contains("free"), "{}", message.note);
 }
 
+/// Annotations without effect: on a pod without devices, and changed while the pod is bound. Once each; the edit does not
+/// change what the pod holds.
+#[test]
+fn request_annotations_without_effect_have_events() {
+    let cluster = cluster();
+    let mut web = pod("web", 1);
+    web["spec"]["containers"][0]["resources"] = json!({});
+    web["metadata"]["annotations"] = json!({"gantry.dev/required-link": "nvlnk"});
+    cluster.other_pod(&web);
+    cluster.other_pod(&web);
+    let mut told = Reported::default();
+    let notes = |told: &mut Reported| -> Vec<String> {
+        let due = due(&cluster.store, told, Instant::now()).into_iter();
+        let due = due.filter(|notice| notice.message.reason == Reason::RequestIgnored);
+        due.map(|notice| format!("{}: {}", notice.pod.name, notice.message.note)).collect()
+    };
+    insta::assert_snapshot!(notes(&mut told).join("\n"), @r#"web: annotation gantry.dev/required-link ("nvlnk") has no effect, because the pod requests no devices of Gantry: request nvidia.com/gpu or remove it; "nvlnk" is none of nvlink, pcie-switch, numa, any; did you mean `nvlink`?"#);
+
+    let mut job = bound(pod("job", 3), "node-3", 2, Some("5-7"));
+    job["metadata"]["annotations"]["gantry.dev/required-link"] = "any".into();
+    cluster.pod(&job);
+    assert_eq!(notes(&mut told), [""; 0]);
+    let free = noted(&cluster, 4);
+    job["metadata"]["annotations"]["gantry.dev/required-link"] = "fast".into();
+    cluster.pod(&job);
+    insta::assert_snapshot!(notes(&mut told).join("\n"), @r#"job: annotation gantry.dev/required-link ("fast") has no effect, because the pod is bound and keeps its devices: create the pod again to apply it; "fast" is none of nvlink, pcie-switch, numa, any"#);
+    assert_eq!(noted(&cluster, 4), free);
+    let devices =
+        cluster.store.read(|index| index.find_pod("default", "job").unwrap().devices("nvidia.com/gpu"));
+    assert_eq!(devices, 3, "it is still known what it asks for");
+}
+
 #[test]
 fn the_nearest_miss_comes_first_and_alike_nodes_together() {
     let note = noted(&cluster(), 4);
@@ -313,7 +345,7 @@ async fn the_event_names_the_pod_by_uid_and_says_the_note() {
     let (service, mut api) = tower_test::mock::pair::<Request<Body>, Response<Body>>();
     let client = Client::new(service, "default");
     let pod = Address { uid: "a".into(), namespace: "default".into(), name: "a".into() };
-    let Notice { pod, message } =
+    let Notice { pod, message, .. } =
         notice(pod, &Cause::Devices(request(4), Arc::default()), "3 of 8".to_owned());
     let mut recorder = event::recorder(client);
     let event = recorder.event(event::pod(&pod.namespace, &pod.name, pod.uid.as_str()), message);

@@ -8,6 +8,7 @@ use gantry_api::PodUid;
 use gantry_gang::needs::{HostPort, PodTerm};
 use gantry_gang::protocol::Stage;
 use gantry_gang::{Membership, Resources};
+use gantry_planner::placement::WrittenRequest;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use super::reader::Reader;
@@ -39,6 +40,8 @@ pub struct OtherPod {
     pub ends: Option<i64>,
     /// What it says of its gang.
     pub membership: Option<Arc<Membership>>,
+    /// The annotations that request something of devices, though it asks for none.
+    pub written: Arc<WrittenRequest>,
     /// It is part of its node: a static pod, or one of a DaemonSet. Stopped, it would be there again.
     pub stays: bool,
 }
@@ -69,6 +72,7 @@ impl Reader {
         let load = pod.spec.load(pod.status.as_ref(), &self.watched);
         Some(OtherPod {
             stays: stays(&pod.metadata),
+            written: super::written(&pod.metadata),
             stage: stage(&pod),
             membership: membership(&pod),
             load: self.loads.one(load),

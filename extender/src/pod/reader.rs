@@ -117,12 +117,14 @@ impl Seen {
                 rejected: None,
                 volume_claims: Vec::new(),
                 insufficient: Vec::new(),
+                written: Arc::default(),
                 ..*pod
             })),
             Self::OtherPod(pod) => Self::OtherPod(Box::new(OtherPod {
                 profile: profile(&pod.profile),
                 load: Arc::new(basic(&pod.load)),
                 membership: None,
+                written: Arc::default(),
                 ..*pod
             })),
         }
@@ -163,6 +165,7 @@ mod weight {
         FACTS
             + pod.name.len()
             + request
+            + pod.written.bytes()
             + needs(&pod.needs)
             + profile(&pod.profile)
             + pod.grant.as_deref().map_or(0, str::len)
@@ -180,6 +183,7 @@ mod weight {
         }
         OTHER_POD
             + pod.name.len()
+            + pod.written.bytes()
             + resources(&pod.load)
             + profile(&pod.profile)
             + membership(pod.membership.as_deref())
