@@ -116,6 +116,8 @@ pub struct PluginFlags {
     pub cdi_disable_hooks: Option<Vec<super::CdiHook>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pod_metrics: Option<bool>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub nccl_topology: Option<bool>,
 }
 
 /// Settings of the node labels alone.
@@ -207,6 +209,7 @@ impl Config {
                     cdi_feature_flags: Some(self.cdi_feature_flags.clone()),
                     cdi_disable_hooks: Some(self.cdi_disabled_hooks.clone()),
                     pod_metrics: Some(self.pod_metrics),
+                    nccl_topology: Some(self.nccl_topology),
                 },
                 gfd: gfd(&self.gfd),
             },

@@ -67,6 +67,8 @@ pub struct Config {
     pub cdi_disabled_hooks: Vec<CdiHook>,
     /// Whether /metrics names the pods that hold devices.
     pub pod_metrics: bool,
+    /// Whether containers get an NCCL topology file and the order of their rails.
+    pub nccl_topology: bool,
     /// Whether containers get GPUDirect RDMA copy.
     pub gdrcopy: bool,
     /// Whether containers get GPUDirect Storage.
@@ -318,6 +320,7 @@ impl Default for Config {
             cdi_feature_flags: Vec::new(),
             cdi_disabled_hooks: Vec::new(),
             pod_metrics: false,
+            nccl_topology: false,
             gdrcopy: false,
             gds: false,
             mofed: false,

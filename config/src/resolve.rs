@@ -96,6 +96,7 @@ impl Resolver<'_> {
             cdi_feature_flags: feature_flags,
             cdi_disabled_hooks: disabled_hooks,
             pod_metrics: plugin.pod_metrics.unwrap_or_default(),
+            nccl_topology: plugin.nccl_topology.unwrap_or_default(),
             gdrcopy: file.flags.gdrcopy_enabled.unwrap_or_default(),
             gds: file.flags.gds_enabled.unwrap_or_default(),
             mofed: file.flags.mofed_enabled.unwrap_or_default(),

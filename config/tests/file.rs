@@ -68,6 +68,7 @@ flags:
     cdiFeatureFlags: [disable-nvsandboxutils]
     cdiDisableHooks: [all]
     podMetrics: true
+    ncclTopology: true
   gfd:
     oneshot: true
     noTimestamp: true

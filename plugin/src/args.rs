@@ -92,6 +92,10 @@ pub struct Args {
     #[arg(long, value_name = "DIR", default_value = "/var/run/cdi")]
     pub cdi_root: PathBuf,
 
+    /// Directory for NCCL topology files (--nccl-topology): the same path on the host and in this process
+    #[arg(long, value_name = "DIR", default_value = "/var/lib/gantry/nccl")]
+    pub nccl_root: PathBuf,
+
     /// Vendor and class of the CDI devices. Do not use nvidia.com/gpu if NVIDIA's toolkit writes a specification of that kind: the
     /// two would conflict, and the runtime would use neither
     #[arg(long, value_name = "VENDOR/CLASS", default_value = "k8s.device-plugin.nvidia.com/gpu")]

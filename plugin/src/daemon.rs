@@ -18,10 +18,11 @@ use tracing::{debug, info};
 use crate::allocate::{Access, Responder};
 use crate::args::Args;
 use crate::cluster::{Cluster, connect, report_problems};
-use crate::handover::{Handover, SharedHandover};
+use crate::handover::{Handover, Listing, SharedHandover};
 use crate::inventory::{Diagnoses, Hardware, Inventory, NvmlThread, Settings, State, Timing};
 use crate::kubelet::{Kubelet, poll_pod_resources};
 use crate::labels::{self, Identity, Labeller};
+use crate::nccl::{self, TopologyFiles};
 use crate::observe::{self, Observed};
 use crate::telemetry::{SamplerSource, SamplerTiming, Samples};
 use crate::watchdog::{Watchdog, WatchdogTiming};
@@ -192,6 +193,8 @@ async fn serve_observed(
         kind: args.cdi_kind.clone(),
         dev_root: args.dev_root.clone(),
         sys_root: args.sys_root.clone(),
+        proc_root: args.proc_root.clone(),
+        nccl: TopologyFiles::at(&args.nccl_root),
     };
     let started_with = Access::at_start(&config.borrow(), &args.dev_root)?;
     let (access, answers) = watch::channel(Arc::new(started_with));
@@ -201,10 +204,19 @@ async fn serve_observed(
         Arc::clone(&observed),
         shutdown.clone(),
     ));
+    let (list, listings) = watch::channel(Listing::default());
+    tasks.spawn(nccl::maintain(
+        writer.nccl.clone(),
+        listings,
+        inventory.clone(),
+        answers.clone(),
+        shutdown.clone(),
+    ));
     tasks.spawn(poll_pod_resources(
         args.pod_resources_socket.clone(),
         Arc::clone(&handover),
         Arc::clone(&observed),
+        list,
         shutdown.clone(),
     ));
     tasks.spawn(processes::watch(args.cgroup_root.clone(), Arc::clone(&handover), shutdown.clone()));
@@ -244,7 +256,7 @@ async fn serve_observed(
         socket: args.kubelet_socket().as_deref().map(absolute),
         inventory: passed,
         handover,
-        responder: Arc::new(Responder::new(answers)),
+        responder: Arc::new(Responder::new(answers, TopologyFiles::at(&args.nccl_root))),
         observed,
     };
     tasks.spawn_group(kubelet.run(shutdown));

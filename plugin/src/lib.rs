@@ -19,6 +19,7 @@ pub mod inventory;
 pub mod kubelet;
 pub mod kubelet_config;
 pub mod labels;
+pub mod nccl;
 pub mod nvml;
 pub mod observe;
 pub mod offer;

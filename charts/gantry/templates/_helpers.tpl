@@ -40,6 +40,7 @@ gantry-plugin-config
 {{- with .Values.plugin.defaultConfig }}{{ $args = append $args (printf "--default-config=%s" .) }}{{ end -}}
 {{- if ne .Values.plugin.labels "off" }}{{ $args = append $args (printf "--labels=%s" .Values.plugin.labels) }}{{ end -}}
 {{- if .Values.plugin.podMetrics }}{{ $args = append $args "--pod-metrics" }}{{ end -}}
+{{- if .Values.plugin.ncclTopology }}{{ $args = append $args "--nccl-topology" }}{{ end -}}
 {{- if .Values.plugin.dcgmMetrics }}{{ $args = append $args "--dcgm-metrics" }}{{ end -}}
 {{- concat $args .Values.plugin.extraArgs | toJson -}}
 {{- end }}

@@ -170,6 +170,9 @@ spec:
             - {name: device-plugins, mountPath: /var/lib/kubelet/device-plugins}
             - {name: pod-resources, mountPath: /var/lib/kubelet/pod-resources}
             - {name: cdi, mountPath: /var/run/cdi}
+            {{- if $plugin.ncclTopology }}
+            - {name: nccl, mountPath: /var/lib/gantry/nccl}
+            {{- end }}
             - {name: cgroup, mountPath: /sys/fs/cgroup, readOnly: true}
             - {name: driver-usr, mountPath: /driver-root/usr, readOnly: true}
             - {name: driver-dev, mountPath: /driver-root/dev, readOnly: true}
@@ -186,6 +189,10 @@ spec:
         # The folder, not the socket: kubelet makes a new socket when it restarts.
         - {name: pod-resources, hostPath: {path: {{ $kubelet }}/pod-resources, type: Directory}}
         - {name: cdi, hostPath: {path: /var/run/cdi, type: DirectoryOrCreate}}
+        {{- if $plugin.ncclTopology }}
+        # Kubelet mounts the files in it into containers, so it has the same path in this pod.
+        - {name: nccl, hostPath: {path: /var/lib/gantry/nccl, type: DirectoryOrCreate}}
+        {{- end }}
         # Shows when the processes of a force-deleted pod are gone.
         - {name: cgroup, hostPath: {path: /sys/fs/cgroup, type: Directory}}
         # The paths below are read for the driver's files that CDI (DEVICE_LIST_STRATEGY) adds to containers, and for

@@ -1,5 +1,6 @@
 //! The response to Allocate: environment, mounts, device nodes and CDI names for the devices that kubelet has chosen. A pure function
-//! of the devices and of a snapshot; no call reads a file, and the set of devices is never changed.
+//! of the devices and of a snapshot, and the set of devices is never changed. The one file that a call writes is the NCCL
+//! topology of its GPUs, if the configuration asks for it.
 
 mod nodes;
 
@@ -16,6 +17,7 @@ use tracing::warn;
 
 use crate::cdi::{self, Class, Entries, runtime_id};
 use crate::inventory::Device;
+use crate::nccl::{self, Topology, TopologyFiles};
 
 pub use nodes::{Facts, Nodes};
 pub(crate) use nodes::{IMEX_CHANNEL, capability_node, gpu_node};
@@ -29,6 +31,8 @@ pub struct Access {
     pub nodes: Arc<Nodes>,
     /// The names that a runtime can resolve.
     pub entries: Arc<Entries>,
+    /// What NCCL may be told of the machine, if containers get it.
+    pub topology: Option<Arc<Topology>>,
 }
 
 impl Access {
@@ -39,7 +43,7 @@ impl Access {
     pub fn at_start(config: &Arc<Config>, dev: &Path) -> Result<Self, NoImexChannel> {
         let nodes = cdi::nodes(config, dev);
         check(config, &nodes)?;
-        Ok(Self { config: Arc::clone(config), nodes: Arc::new(nodes), entries: Arc::default() })
+        Ok(Self { config: Arc::clone(config), nodes: Arc::new(nodes), ..Self::default() })
     }
 }
 
@@ -73,12 +77,13 @@ pub fn fits(config: &Config, dev: &Path) -> Result<(), String> {
 #[derive(Debug)]
 pub struct Responder {
     access: watch::Receiver<Arc<Access>>,
+    nccl: TopologyFiles,
 }
 
 impl Responder {
-    /// A responder that follows these snapshots.
-    pub const fn new(access: watch::Receiver<Arc<Access>>) -> Self {
-        Self { access }
+    /// A responder that follows these snapshots, with the topology files for NCCL.
+    pub const fn new(access: watch::Receiver<Arc<Access>>, nccl: TopologyFiles) -> Self {
+        Self { access, nccl }
     }
 
     /// The response for one container that uses exactly `devices`.
@@ -91,7 +96,40 @@ impl Responder {
                 }
             }
         }
-        answer(&access, devices)
+        let mut response = answer(&access, devices);
+        if let Some(topology) = &access.topology {
+            self.add_topology(topology, devices, &mut response);
+        }
+        response
+    }
+
+    /// Adds the topology file of the devices' GPUs, and the order of their rails. Without the file the container is
+    /// served all the same: NCCL then reads `/sys`.
+    fn add_topology(
+        &self,
+        topology: &Topology,
+        devices: &[&Device],
+        response: &mut ContainerAllocateResponse,
+    ) {
+        let gpus = Topology::gpus(devices.iter().copied());
+        if let Some(rails) = topology.rails(&gpus) {
+            response.envs.insert(nccl::RAILS.to_owned(), rails);
+        }
+        match self.nccl.write(topology, &gpus) {
+            Ok(Some(path)) => {
+                response.envs.insert(nccl::TOPO_FILE.to_owned(), nccl::CONTAINER_FILE.to_owned());
+                response.mounts.push(Mount {
+                    container_path: nccl::CONTAINER_FILE.to_owned(),
+                    host_path: path.display().to_string(),
+                    read_only: true,
+                });
+            }
+            Ok(None) => {}
+            Err(error) => {
+                let path = self.nccl.path(&gpus);
+                warn!(path = %path.display(), %error, "an NCCL topology file cannot be written: the container does not get it");
+            }
+        }
     }
 }
 

@@ -72,7 +72,7 @@ fn written(config: &Config, nodes: &Nodes, devices: &[Device]) -> (BTreeMap<Clas
 fn access(config: Config, nodes: Nodes, devices: &[Device]) -> Access {
     let (specs, names) = written(&config, &nodes, devices);
     let entries = Entries::of(&Kind::default(), &specs, &names, config.device_id_strategy);
-    Access { config: Arc::new(config), nodes: Arc::new(nodes), entries: Arc::new(entries) }
+    Access { config: Arc::new(config), nodes: Arc::new(nodes), entries: Arc::new(entries), topology: None }
 }
 
 fn respond(config: Config, names: &[&str], devices: &[Device]) -> ContainerAllocateResponse {
@@ -289,7 +289,7 @@ fn missing_required_imex_channel_is_an_error() {
 #[test]
 fn responder_uses_the_latest_snapshot() {
     let (change, snapshots) = watch::channel(Arc::new(access(Config::default(), Nodes::default(), &[])));
-    let responder = Responder::new(snapshots);
+    let responder = Responder::new(snapshots, TopologyFiles::at(Path::new("/nonexistent")));
     let gpu = device(6, None, None);
     assert!(responder.respond(&[&gpu]).mounts.is_empty());
     let config = strategies(&[Strategy::VolumeMounts]);

@@ -17,6 +17,7 @@ pub(crate) use host::nodes;
 pub use kind::{ALL, Class, Kind, KindError, VENDOR, device_name, runtime_id};
 pub use names::{Entries, Names};
 pub use spec::{Device, Edits, Hook, Mount, Node, Spec};
+pub(crate) use writer::replace;
 pub use writer::{Channels, Writer};
 
 use std::collections::BTreeMap;

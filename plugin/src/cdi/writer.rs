@@ -26,6 +26,7 @@ use super::uses_cdi;
 use crate::allocate::Access;
 use crate::inventory::{Device, Inventory, State};
 use crate::kubelet::with_remedy;
+use crate::nccl::{Topology, TopologyFiles};
 use crate::observe::Observed;
 use gantry_config::{Config, Strategy};
 
@@ -45,6 +46,10 @@ pub struct Writer {
     pub dev_root: PathBuf,
     /// Where this process sees `/sys`.
     pub sys_root: PathBuf,
+    /// Where this process sees `/proc`.
+    pub proc_root: PathBuf,
+    /// The topology files for NCCL.
+    pub nccl: TopologyFiles,
 }
 
 /// The input and output of the writer.
@@ -85,6 +90,9 @@ struct Progress {
     /// That the libraries are of another driver than the running one.
     mismatch: Option<String>,
     lacks: Vec<String>,
+    /// The topology for NCCL, and why its files cannot be written.
+    topology: Option<Arc<Topology>>,
+    nccl_problem: Option<String>,
     /// Whether devices were ever published.
     passed: bool,
 }
@@ -108,6 +116,7 @@ impl Writer {
             }
             self.compare_versions(&mut progress, &config, &inventory).await;
             self.refresh(&mut progress, &config, &inventory).await;
+            self.read_topology(&mut progress, &config, &inventory).await;
             let in_force = self.keep(&mut progress, &config, &inventory, &channels.access);
             observed.cdi(progress.problem.clone());
             if in_force || progress.passed || inventory.state != State::Ready {
@@ -201,6 +210,40 @@ impl Writer {
         }
     }
 
+    /// Reads the topology for NCCL if containers get it and the machine is another one. Writes the file of all GPUs, which
+    /// shows whether files can be written.
+    async fn read_topology(&self, progress: &mut Progress, config: &Config, inventory: &Inventory) {
+        if !config.nccl_topology {
+            (progress.topology, progress.nccl_problem) = (None, None);
+            return;
+        }
+        let is_known = progress.topology.as_ref().is_some_and(|known| known.is_of(&inventory.machine));
+        if inventory.state != State::Ready || (is_known && progress.nccl_problem.is_none()) {
+            return;
+        }
+        let (machine, files) = (Arc::clone(&inventory.machine), self.nccl.clone());
+        let (sys, proc) = (self.sys_root.clone(), self.proc_root.clone());
+        let reading = tokio::task::spawn_blocking(move || {
+            let topology = Topology::read(&machine, &sys, &proc);
+            let all = topology.all();
+            let problem = match files.write(&topology, &all) {
+                Ok(Some(_)) => None,
+                Ok(None) => Some(
+                    "containers get no NCCL topology file: the PCIe position of a GPU is unknown".to_owned(),
+                ),
+                Err(error) => Some(format!(
+                    "containers get no NCCL topology file: {} cannot be written: {}",
+                    files.path(&all).display(),
+                    with_remedy(&error)
+                )),
+            };
+            (topology, problem)
+        });
+        if let Ok((topology, problem)) = reading.await {
+            (progress.topology, progress.nccl_problem) = (Some(Arc::new(topology)), problem);
+        }
+    }
+
     /// Writes changed specifications and publishes the snapshot for Allocate. Returns whether `config` is in force.
     fn keep(
         &self,
@@ -257,6 +300,7 @@ impl Writer {
             }
             Access {
                 config: Arc::clone(config),
+                topology: progress.topology.clone(),
                 nodes,
                 entries: Arc::new(Entries::of(
                     &self.kind,
@@ -305,7 +349,11 @@ impl Progress {
     /// Reports what containers lack, and logs each line once.
     fn report_lacks(&mut self, config: &Config, inventory: &Inventory, observed: &Observed) {
         let lacks = match inventory.state {
-            State::Ready => lacks::of_node(config, inventory, &self.host, self.mismatch.as_deref()),
+            State::Ready => {
+                let mut lacks = lacks::of_node(config, inventory, &self.host, self.mismatch.as_deref());
+                lacks.extend(self.nccl_problem.clone());
+                lacks
+            }
             _ => Vec::new(),
         };
         for lack in lacks.iter().filter(|lack| !self.lacks.contains(lack)) {
@@ -345,7 +393,7 @@ fn usable(inventory: &Arc<Inventory>, access: &Access, mismatch: Option<&str>) -
 }
 
 /// Replaces a file in one step, so that a runtime reads the old text or the new one. Returns the inode of the new file.
-fn replace(path: &Path, text: &str) -> io::Result<u64> {
+pub(crate) fn replace(path: &Path, text: &str) -> io::Result<u64> {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     // Runtimes read *.json and *.yaml only.
     let beside = path.with_file_name(format!(".{name}.{}.new", std::process::id()));

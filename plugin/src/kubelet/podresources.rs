@@ -10,6 +10,7 @@ use gantry_api::{DeviceId, ResourceName};
 use gantry_proto::podresources::pod_resources_lister_client::PodResourcesListerClient;
 use gantry_proto::podresources::{ListPodResourcesRequest, ListPodResourcesResponse};
 use gantry_runtime::chain;
+use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tonic::transport::{Channel, Endpoint};
 use tracing::{debug, info, warn};
@@ -27,11 +28,12 @@ const MIN_INTERVAL: Duration = Duration::from_millis(100);
 /// Time limit; kubelet returns within milliseconds, also while it admits pods.
 const DEADLINE: Duration = Duration::from_secs(5);
 
-/// Reads the list until `shutdown` and passes it to the hand-over.
+/// Reads the list until `shutdown`, passes it to the hand-over and publishes it.
 pub async fn poll(
     socket: PathBuf,
     handover: Arc<SharedHandover>,
     observed: Arc<Observed>,
+    listings: watch::Sender<Listing>,
     shutdown: CancellationToken,
 ) {
     let mut client: Option<PodResourcesListerClient<Channel>> = None;
@@ -55,6 +57,7 @@ pub async fn poll(
                 let freed = frees(&before, &now);
                 before = now.clone();
                 observed.holders(now.clone());
+                listings.send_replace(now.clone());
                 handover.listed(ticket, now);
                 if freed {
                     handover.devices_freed();
@@ -156,7 +159,13 @@ mod tests {
         let observed = Arc::new(Observed::default());
         let handover = SharedHandover::new(Handover::new("node-1".into()), Arc::clone(&observed), None);
         let shutdown = CancellationToken::new();
-        let mut polling = Box::pin(poll(socket, Arc::new(handover), observed, shutdown.clone()));
+        let mut polling = Box::pin(poll(
+            socket,
+            Arc::new(handover),
+            observed,
+            watch::channel(Listing::default()).0,
+            shutdown.clone(),
+        ));
         let _connection = tokio::select! {
             () = &mut polling => panic!("ended by itself"),
             connection = silent.accept() => connection.unwrap(),

@@ -11,6 +11,7 @@ use gantry_config::{Config, Strategy};
 use gantry_plugin::allocate::{Access, Responder};
 use gantry_plugin::cdi::{Channels, Class, Kind, Writer};
 use gantry_plugin::inventory::{Device, Inventory, State};
+use gantry_plugin::nccl::TopologyFiles;
 use gantry_plugin::observe::Observed;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
@@ -62,6 +63,10 @@ impl Gate {
         writer(self.root.path()).path(class)
     }
 
+    pub(super) fn responder(&self) -> Responder {
+        Responder::new(self.access.clone(), writer(self.root.path()).nccl)
+    }
+
     pub(super) async fn passes(&mut self, wanted: impl FnMut(&Arc<Inventory>) -> bool) -> Arc<Inventory> {
         let passed = soon(self.passed.wait_for(wanted)).await.unwrap();
         Arc::clone(&passed)
@@ -106,6 +111,8 @@ fn writer(root: &Path) -> Writer {
         kind: Kind::default(),
         dev_root: root.join("dev"),
         sys_root: root.join("sys"),
+        proc_root: root.join("proc"),
+        nccl: TopologyFiles::at(&root.join("nccl")),
     }
 }
 
@@ -197,16 +204,28 @@ async fn device_without_node_is_unhealthy_with_cdi_alone() {
         let inventory = gate.passes(is_ready).await;
         assert!(inventory.devices[0].health.healthy);
         assert_eq!(inventory.devices[1].health.healthy, healthy, "{ways:?}");
-        let response = Responder::new(gate.access.clone()).respond(&[&unknown]);
+        let response = gate.responder().respond(&[&unknown]);
         assert!(response.cdi_devices.is_empty());
     }
+}
+
+/// The sysfs of this machine has no PCIe devices: the node says so, and the container is served without the file.
+#[tokio::test]
+async fn unknown_pcie_positions_give_no_nccl_topology() {
+    let config = Config { nccl_topology: true, ..Config::default() };
+    let mut gate = Gate::start(config, vec![gpu(0)], |_| {});
+    gate.passes(is_ready).await;
+    gate.degrades("containers get no NCCL topology file").await;
+    let response = gate.responder().respond(&[&gpu(0)]);
+    assert!(response.mounts.is_empty() && !response.envs.contains_key("NCCL_TOPO_FILE"));
+    assert_eq!(response.envs["NVIDIA_VISIBLE_DEVICES"], "GPU-0");
 }
 
 #[tokio::test]
 async fn config_takes_effect_once_specs_are_written() {
     let mut gate = Gate::start(Config::default(), vec![gpu(0)], obstruct);
     gate.passes(is_ready).await;
-    let responder = Responder::new(gate.access.clone());
+    let responder = gate.responder();
     gate.config.send_modify(|config| *config = with(config, cdi()));
     gate.problem().await;
     assert_eq!(responder.respond(&[&gpu(0)]).envs["NVIDIA_VISIBLE_DEVICES"], "GPU-0");
@@ -272,7 +291,7 @@ async fn disabled_spec_stays_on_disk_for_restarts() {
     let on = || Config { gdrcopy: true, ..cdi() };
     let mut gate = Gate::start(on(), vec![gpu(0)], |root| touch(root, "dev/gdrdrv"));
     gate.passes(is_ready).await;
-    let responder = Responder::new(gate.access.clone());
+    let responder = gate.responder();
     // Kubelet keeps the names of a pod's container and does not allocate again.
     gate.config.send_modify(|config| *config = with(config, Config::default()));
     drop(soon(gate.access.wait_for(|access| !access.config.gdrcopy)).await.unwrap());

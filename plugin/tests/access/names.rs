@@ -5,7 +5,6 @@ use std::fs;
 use std::sync::Arc;
 
 use gantry_config::{Config, DeviceIdStrategy};
-use gantry_plugin::allocate::Responder;
 use gantry_plugin::cdi::Class;
 use gantry_plugin::inventory::{Device, Inventory};
 use gantry_topology::Machine;
@@ -53,7 +52,7 @@ fn written(gate: &Gate) -> BTreeMap<String, Vec<String>> {
 /// The names of these devices in the response to Allocate.
 fn given(gate: &Gate, devices: &[Device]) -> Vec<String> {
     let devices: Vec<&Device> = devices.iter().collect();
-    let answer = Responder::new(gate.access.clone()).respond(&devices);
+    let answer = gate.responder().respond(&devices);
     let names = answer.cdi_devices.into_iter().map(|device| device.name);
     names.map(|name| name.split_once('=').unwrap().1.to_owned()).collect()
 }

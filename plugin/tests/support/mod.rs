@@ -412,6 +412,7 @@ impl Node {
             dev_root: directory.path().join("dev"),
             cgroup_root: directory.path().join("cgroup"),
             cdi_root: directory.path().join("cdi"),
+            nccl_root: directory.path().join("nccl"),
             cdi_kind: "gantry.dev/gpu".parse().unwrap(),
             listen: ([127, 0, 0, 1], 0).into(),
             dcgm_metrics: false,

@@ -135,6 +135,7 @@ pub(crate) fn values_reach_the_pods() -> Result<()> {
             "plugin.defaultConfig=default",
             "plugin.labels=gfd",
             "plugin.podMetrics=true",
+            "plugin.ncclTopology=true",
             "plugin.dcgmMetrics=true",
             "plugin.kubeletRoot=/data/kubelet/",
             "plugin.driverRoot=/run/nvidia/driver",

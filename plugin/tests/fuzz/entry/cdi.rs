@@ -39,6 +39,7 @@ pub fn names(kind: &str, uuid: &str) {
             config,
             nodes: Arc::new(Nodes::default()),
             entries: Arc::new(Entries::of(&kind, &written, &names, strategy)),
+            topology: None,
         };
         let answer = answer(&access, &inventory.devices.iter().collect::<Vec<_>>());
         let given: Vec<String> = answer.cdi_devices.into_iter().map(|device| device.name).collect();

@@ -1,6 +1,7 @@
 //! Kubelet's calls: any bytes as a request to the real service, without the socket.
 
 use std::collections::BTreeSet;
+use std::path::Path;
 use std::sync::{Arc, LazyLock};
 
 use gantry_api::DeviceHealth;
@@ -10,6 +11,7 @@ use gantry_plugin::cdi::{Entries, Host, Kind, Names, specs};
 use gantry_plugin::handover::{Handover, SharedHandover};
 use gantry_plugin::inventory::{Device, Inventory, Slice};
 use gantry_plugin::kubelet::Kubelet;
+use gantry_plugin::nccl::TopologyFiles;
 use gantry_plugin::observe::Observed;
 use gantry_proto::deviceplugin::device_plugin_server::DevicePluginServer;
 use gantry_proto::deviceplugin::{
@@ -189,7 +191,10 @@ impl Node {
             socket: None,
             inventory: watch::channel(Arc::clone(&fixed.inventory)).1,
             handover: Arc::clone(&handover),
-            responder: Arc::new(Responder::new(watch::channel(Arc::clone(&fixed.access)).1)),
+            responder: Arc::new(Responder::new(
+                watch::channel(Arc::clone(&fixed.access)).1,
+                TopologyFiles::at(Path::new("/nonexistent")),
+            )),
             observed,
         };
         let lists = watch::channel(Arc::from([])).1;
@@ -279,6 +284,7 @@ static FIXED: LazyLock<Fixed> = LazyLock::new(|| {
         config,
         nodes: Arc::new([("nvidiactl".to_owned(), control)].into_iter().collect::<Nodes>()),
         entries: Arc::new(Entries::of(&kind, &written, &names, strategy)),
+        topology: None,
     };
     Fixed {
         table: Arc::new(Table::build(&inventory.machine)),
