@@ -312,13 +312,8 @@ async fn domains(client: Client, fabric: &Levels) -> anyhow::Result<BTreeMap<Str
     let api = Api::<Node>::all(client);
     let nodes: Vec<PartialObjectMeta<Node>> =
         pages(async |params| api.list_metadata(&params).await, "nodes").await?;
-    let domain = |node: &PartialObjectMeta<Node>| {
-        let parts = fabric.0.iter().map(|level| {
-            let value = node.labels().get(&*level.label).map_or("(no label)", String::as_str);
-            format!("{} {value}", level.name)
-        });
-        parts.collect::<Vec<_>>().join(" / ")
-    };
+    let domain =
+        |node: &PartialObjectMeta<Node>| fabric.path_of(|label| node.labels().get(label).map(String::as_str));
     Ok(nodes.iter().map(|node| (node.name_any(), domain(node))).collect())
 }
 

@@ -46,6 +46,21 @@ pub struct Args {
     )]
     pub metrics_listen: Option<SocketAddr>,
 
+    /// Address to serve the web page on, in plain HTTP: the map of the cluster, nodes, gangs and decisions, read-only.
+    /// There is no authentication: on 127.0.0.1 `kubectl port-forward` reaches it. Default: no page.
+    #[arg(
+        long,
+        env = "GANTRY_PAGE_LISTEN",
+        value_name = "ADDRESS:PORT",
+        value_parser = gantry_runtime::listen::address
+    )]
+    pub page_listen: Option<SocketAddr>,
+
+    /// Names by which browsers may call the page, in addition to addresses and localhost: the host of a proxy that
+    /// authenticates users. Other names are refused, so that no other site reads the page through a browser.
+    #[arg(long = "page-host", env = "GANTRY_PAGE_HOSTS", value_name = "NAME", value_delimiter = ',', value_parser = object_name, requires = "page_listen")]
+    pub page_hosts: Vec<String>,
+
     /// Resources to manage, in addition to every resource of nvidia.com that a node's plugin publishes.
     /// kube-scheduler's configuration must list all of them under `managedResources`.
     #[arg(

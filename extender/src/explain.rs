@@ -264,7 +264,11 @@ fn notice(pod: Address, cause: &Cause, note: String) -> Notice {
 /// and all of it is offered: that is not ours to explain.
 ///
 /// Nodes that labels, taints or volumes rule out are named as such, whatever devices they have.
-fn note(snapshot: &Snapshot, request: &Request, misfit: &dyn Fn(NodeIx) -> Option<Lack>) -> Option<String> {
+pub(crate) fn note(
+    snapshot: &Snapshot,
+    request: &Request,
+    misfit: &dyn Fn(NodeIx) -> Option<Lack>,
+) -> Option<String> {
     let mut parts = unoffered(snapshot, request);
     parts.extend(misses(snapshot, request, misfit));
     let mut asks = request.asks.iter();

@@ -24,6 +24,7 @@ mod node_classes;
 mod node_resources_table;
 mod node_table;
 mod objects;
+mod observation;
 mod occupancy;
 mod occupants;
 mod pod_store;
@@ -55,6 +56,7 @@ pub use inspection::{Bound, Lack, NodeReport, PodReport};
 pub use list_tracker::Source;
 pub use node_table::Totals;
 pub use objects::{PartialGpuNode, SlimNode, advertised, described, inventory};
+pub use observation::{MAX_GANGS, NodeObservation, ObservedNodes, PodObservation, Revisions};
 pub use occupants::{Occupant, Occupants};
 pub use reservations::{BindError, Outcome, Reserved, Target};
 pub use store::{Clock, Store, system_clock};
@@ -417,8 +419,11 @@ impl Index {
     }
 
     fn describe(&mut self, node: NodeIx, facts: Option<Arc<NodeFacts>>) {
-        if self.resources.describe(node, facts) && self.nodes.has_inventory(node) {
-            self.gangs.reshaped();
+        if self.resources.describe(node, facts) {
+            self.nodes.touch(node);
+            if self.nodes.has_inventory(node) {
+                self.gangs.reshaped();
+            }
         }
     }
 

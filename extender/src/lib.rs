@@ -8,7 +8,7 @@
 //! ```
 //!
 //! Decisions are made in `gantry-planner`. Pure here: `watched`, `ledger`, `wire`. State without I/O: `index`. I/O:
-//! `watch`, `bind`, `explain`, `assigned`, `activate`, `server`, `tls`, `lease`, `announce`, `gang::objects`, `gang::work`.
+//! `watch`, `bind`, `explain`, `assigned`, `activate`, `server`, `page`, `tls`, `lease`, `announce`, `gang::objects`, `gang::work`.
 #![forbid(unsafe_code)]
 
 pub(crate) mod activate;
@@ -29,6 +29,7 @@ pub(crate) mod metadata;
 pub mod metrics;
 pub mod object_memory;
 pub mod offline;
+pub(crate) mod page;
 pub(crate) mod partial_object;
 pub mod pod;
 pub mod published;
@@ -62,6 +63,7 @@ use crate::index::{Index, Store};
 use crate::lease::Leadership;
 use crate::metrics::Metrics;
 use crate::object_memory::ObjectMemory;
+use crate::page::Page;
 use crate::server::{Bodies, Listeners, Server};
 use crate::service::Service;
 use crate::tls::Tls;
@@ -94,6 +96,10 @@ pub async fn run(args: Args, shutdown: CancellationToken) -> anyhow::Result<()> 
             None => None,
         },
     };
+    let page_listener = match args.page_listen {
+        Some(address) => Some(listen(address)?),
+        None => None,
+    };
     let address = listeners.all.local_addr()?;
     tracing::info!(%address, resources = ?watched.named(), ?options, "gantry extender serves");
     if tls.as_ref().is_none_or(|tls| !tls.wants_clients()) && !address.ip().is_loopback() {
@@ -105,7 +111,7 @@ pub async fn run(args: Args, shutdown: CancellationToken) -> anyhow::Result<()> 
         None => Leadership::always(),
     });
     let memory = ObjectMemory::of_mib(args.object_memory);
-    let index = index(&args, options, &watched, run)?;
+    let index = index(&args, options, &watched, run.clone())?;
     let store = Arc::new(Store::new(index).with_memory(memory));
     let (assignments, assigned) = Assignments::new();
     let binder = Binder::new(client.clone(), Arc::clone(&store), watched.clone(), args.bind_timeout);
@@ -145,6 +151,25 @@ pub async fn run(args: Args, shutdown: CancellationToken) -> anyhow::Result<()> 
     // The Lease is held until the last call is answered.
     let release = CancellationToken::new();
     let mut tasks = JoinSet::new();
+    if let Some(listener) = page_listener {
+        let page = Page {
+            store: Arc::clone(&store),
+            client: client.clone(),
+            health: Arc::clone(&server.health),
+            leadership: Arc::clone(&leadership),
+            metrics: Arc::clone(&writers.metrics),
+            levels: args.gangs.fabric.clone(),
+            stale_after: args.stale_after,
+            hosts: args.page_hosts.clone(),
+            run,
+        };
+        let address = listener.local_addr()?;
+        tracing::info!(%address, "the web page is served");
+        if !address.ip().is_loopback() {
+            tracing::warn!(%address, "every client that reaches the web page sees nodes, pods and gangs; docs/security.md");
+        }
+        tasks.spawn(page.run(listener, shutdown.clone()));
+    }
     if let Some(settings) = election {
         let standing = lease::run(client.clone(), settings, Arc::clone(&leadership), release.clone());
         tasks.spawn(standing);

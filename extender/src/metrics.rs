@@ -87,6 +87,13 @@ struct Phase {
     phase: &'static str,
 }
 
+/// A request of the web page.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct PageRequest {
+    /// HTTP status.
+    pub code: u16,
+}
+
 /// Label of a namespace.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Namespace {
@@ -235,6 +242,12 @@ pub struct Metrics {
     refused_objects: Family<Namespace, Gauge>,
     object_limit: Gauge,
     refusals: Counter,
+    /// Requests of the web page, by status.
+    pub page_requests: Family<PageRequest, Counter>,
+    /// Streams of the web page that are open.
+    pub page_streams: Gauge,
+    /// How long computations of the web page took.
+    pub page_refreshes: Histogram,
     contact: Gauge<f64, AtomicU64>,
     last_page: Mutex<LastPage>,
 }
@@ -284,6 +297,9 @@ impl Metrics {
             refused_objects: Family::default(),
             object_limit: Gauge::default(),
             refusals: Counter::default(),
+            page_requests: Family::default(),
+            page_streams: Gauge::default(),
+            page_refreshes: Histogram::new(PLANS),
             contact: Gauge::default(),
             last_page: Mutex::default(),
             registry: Registry::default(),
@@ -349,6 +365,21 @@ impl Metrics {
         );
         // Not checked yet.
         metrics.missing_policies.set(-1);
+        registry.register(
+            "page_requests",
+            "Requests of the web page by HTTP status",
+            metrics.page_requests.clone(),
+        );
+        registry.register(
+            "page_streams",
+            "Streams of the web page that are open",
+            metrics.page_streams.clone(),
+        );
+        registry.register(
+            "page_refresh_seconds",
+            "Time of one computation of the web page",
+            metrics.page_refreshes.clone(),
+        );
         metrics.register_memory(&mut registry);
         Self { registry, ..metrics }
     }

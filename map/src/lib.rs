@@ -10,6 +10,7 @@ mod svg;
 mod text;
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use gantry_api::{Cordons, DeviceId, Gang, GpuNode, Grant, HolderState, Provenance};
 use gantry_topology::{GpuSet, Machine};
@@ -43,13 +44,16 @@ pub struct NodeMap {
     /// Why its plugin does not serve, if it does not.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub not_ready: Option<String>,
+    /// New pods are kept off it: `spec.unschedulable` of the Node, where that is known.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub cordoned: bool,
     /// GPUs without holder, reservation, cordon or fault.
     pub free_gpus: usize,
     /// By index.
     pub gpus: Vec<GpuMap>,
     /// The hardware.
     #[serde(skip)]
-    pub machine: Machine,
+    pub machine: Arc<Machine>,
 }
 
 /// One GPU.
@@ -63,6 +67,9 @@ pub struct GpuMap {
     /// The pods on it, in order of their names.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub pods: Vec<PodOnGpu>,
+    /// A deleted pod whose name is not known any more may still run on it.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub leaving: bool,
     /// What is wrong with it or with one of its MIG devices.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub unhealthy: Option<String>,
@@ -109,7 +116,7 @@ pub enum Hold {
 pub enum GpuState {
     /// It, or a device on it, has a fault.
     Unhealthy,
-    /// The operator cordoned it: new pods do not get it.
+    /// The operator cordoned it, or it is free on a cordoned node: new pods do not get it.
     Cordoned,
     /// A deleted pod may still run on it.
     Leaving,
@@ -122,6 +129,32 @@ pub enum GpuState {
     /// None of these.
     #[default]
     Free,
+}
+
+impl GpuState {
+    /// Every state, in the order of a legend.
+    pub const ALL: [Self; 7] = [
+        Self::Free,
+        Self::Held,
+        Self::PartlyHeld,
+        Self::Reserved,
+        Self::Leaving,
+        Self::Cordoned,
+        Self::Unhealthy,
+    ];
+
+    /// The state in words.
+    pub const fn words(self) -> &'static str {
+        match self {
+            Self::Free => "free",
+            Self::Held => "held",
+            Self::PartlyHeld => "partly held",
+            Self::Reserved => "reserved",
+            Self::Leaving => "leaving",
+            Self::Cordoned => "cordoned",
+            Self::Unhealthy => "unhealthy",
+        }
+    }
 }
 
 impl ClusterMap {
@@ -172,38 +205,45 @@ impl<'g> Members<'g> {
 }
 
 impl NodeMap {
+    /// A node of which nothing is known but its hardware. To be completed by [`NodeMap::cordon`],
+    /// [`NodeMap::add_device`], [`NodeMap::add_pod`], [`NodeMap::reserve`], and at last [`NodeMap::settle`].
+    pub fn new(name: String, machine: Arc<Machine>) -> Self {
+        Self {
+            name,
+            domain: String::new(),
+            model: String::new(),
+            links: machine.best_link(),
+            not_ready: None,
+            cordoned: false,
+            free_gpus: 0,
+            gpus: vec![GpuMap::default(); machine.gpus().len()],
+            machine,
+        }
+    }
+
     fn of(node: &GpuNode, domain: String, members: &Members<'_>) -> Self {
-        let machine = node.spec.machine.clone();
         let status = node.status.clone().unwrap_or_default();
         let ready = status.conditions.iter().find(|condition| condition.type_ == "Ready");
         let not_ready = ready.filter(|ready| ready.status == "False").map(|ready| ready.reason.clone());
         let mut map = Self {
-            name: node.name_any(),
             domain,
             model: status.summary.model.clone(),
             links: status.summary.links.clone(),
             not_ready,
-            free_gpus: 0,
-            gpus: vec![GpuMap::default(); machine.gpus().len()],
-            machine,
+            ..Self::new(node.name_any(), Arc::new(node.spec.machine.clone()))
         };
         let cordons = Cordons::of(node.metadata.annotations.as_ref());
-        for (gpu, known) in map.machine.gpus().iter().zip(&mut map.gpus) {
-            let cordon = gpu.uuid.as_ref().and_then(|uuid| cordons.get(uuid));
-            known.cordoned = cordon.map(ToString::to_string);
+        for (index, gpu) in Arc::clone(&map.machine).gpus().iter().enumerate() {
+            if let Some(cordon) = gpu.uuid.as_ref().and_then(|uuid| cordons.get(uuid)) {
+                map.cordon(index, &cordon.to_string());
+            }
         }
         let mut places = map.whole_gpus();
         for device in &status.devices {
             places.insert(device.id.clone(), usize::from(device.gpu));
-            let Some(gpu) = map.gpus.get_mut(usize::from(device.gpu)) else {
-                continue;
-            };
-            gpu.devices += 1;
-            let reason = device.health.reason.as_deref().unwrap_or("unhealthy");
-            // The plugin publishes devices of a cordoned GPU as unhealthy.
-            if !device.health.healthy && gpu.cordoned.as_deref() != Some(reason) {
-                gpu.unhealthy.get_or_insert_with(|| reason.to_owned());
-            }
+            let fault =
+                (!device.health.healthy).then(|| device.health.reason.as_deref().unwrap_or("unhealthy"));
+            map.add_device(usize::from(device.gpu), fault);
         }
         for holder in &status.holders {
             let hold = match (holder.state, holder.provenance) {
@@ -220,20 +260,52 @@ impl NodeMap {
                     devices: 1,
                     hold,
                 };
-                map.add(places.get(device), pod);
+                if let Some(gpu) = places.get(device) {
+                    map.add_pod(*gpu, pod);
+                }
             }
         }
         for (gang, devices) in members.reserved.get(&*map.name).into_iter().flatten() {
             for place in devices.iter().filter_map(|device| places.get(device)) {
-                if let Some(gpu) = map.gpus.get_mut(*place)
-                    && gpu.held() < gpu.devices.max(1)
-                {
-                    gpu.reserved_for.get_or_insert_with(|| gang.clone());
-                }
+                map.reserve(*place, gang);
             }
         }
         map.settle();
         map
+    }
+
+    /// The operator cordoned a GPU; why.
+    pub fn cordon(&mut self, gpu: usize, reason: &str) {
+        if let Some(gpu) = self.gpus.get_mut(gpu) {
+            gpu.cordoned = Some(reason.to_owned());
+        }
+    }
+
+    /// One more device of a GPU, with its fault if it has one. The plugin publishes devices of a cordoned GPU as
+    /// unhealthy with that reason, which is no fault.
+    pub fn add_device(&mut self, gpu: usize, fault: Option<&str>) {
+        if let Some(gpu) = self.gpus.get_mut(gpu) {
+            gpu.devices += 1;
+            if let Some(fault) = fault.filter(|fault| gpu.cordoned.as_deref() != Some(*fault)) {
+                gpu.unhealthy.get_or_insert_with(|| fault.to_owned());
+            }
+        }
+    }
+
+    /// A deleted pod whose name is not known may still run on a GPU.
+    pub fn set_leaving(&mut self, gpu: usize) {
+        if let Some(gpu) = self.gpus.get_mut(gpu) {
+            gpu.leaving = true;
+        }
+    }
+
+    /// A GPU, or a part of it, is reserved for a gang. Has no effect where pods have all of it.
+    pub fn reserve(&mut self, gpu: usize, gang: &str) {
+        if let Some(gpu) = self.gpus.get_mut(gpu)
+            && gpu.held() < gpu.devices.max(1)
+        {
+            gpu.reserved_for.get_or_insert_with(|| gang.to_owned());
+        }
     }
 
     /// Adds the devices of a grant that the GpuNode does not show yet.
@@ -245,13 +317,16 @@ impl NodeMap {
         for device in grant.held(resource) {
             let (namespace, name) = (namespace.to_owned(), pod.to_owned());
             let pod = PodOnGpu { namespace, name, gang: None, devices: 1, hold: Hold::Granted };
-            self.add(places.get(&device), pod);
+            if let Some(gpu) = places.get(&device) {
+                self.add_pod(*gpu, pod);
+            }
         }
         self.settle();
     }
 
-    fn add(&mut self, gpu: Option<&usize>, pod: PodOnGpu) {
-        let Some(gpu) = gpu.and_then(|gpu| self.gpus.get_mut(*gpu)) else {
+    /// A pod has devices of a GPU.
+    pub fn add_pod(&mut self, gpu: usize, pod: PodOnGpu) {
+        let Some(gpu) = self.gpus.get_mut(gpu) else {
             return;
         };
         let same = |known: &&mut PodOnGpu| {
@@ -269,10 +344,14 @@ impl NodeMap {
         uuids.filter_map(|(index, gpu)| Some((gpu.uuid.as_ref()?.as_str().into(), index))).collect()
     }
 
-    fn settle(&mut self) {
+    /// Computes the states from everything that was added.
+    pub fn settle(&mut self) {
         for gpu in &mut self.gpus {
             gpu.pods.sort_unstable();
-            gpu.state = gpu.state();
+            gpu.state = match gpu.state() {
+                GpuState::Free if self.cordoned => GpuState::Cordoned,
+                state => state,
+            };
         }
         self.free_gpus = self.free().len();
     }
@@ -314,7 +393,7 @@ impl GpuMap {
 
     /// Whether a deleted pod may still run on it.
     pub fn is_leaving(&self) -> bool {
-        self.pods.iter().any(|pod| pod.hold == Hold::Leaving)
+        self.leaving || self.pods.iter().any(|pod| pod.hold == Hold::Leaving)
     }
 
     fn state(&self) -> GpuState {

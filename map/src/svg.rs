@@ -85,16 +85,7 @@ fn fill(state: GpuState) -> &'static str {
 }
 
 fn tooltip(node: &NodeMap, index: usize, gpu: &GpuMap) -> String {
-    let state = match gpu.state {
-        GpuState::Free => "free",
-        GpuState::Held => "held",
-        GpuState::PartlyHeld => "partly held",
-        GpuState::Reserved => "reserved",
-        GpuState::Leaving => "leaving",
-        GpuState::Cordoned => "cordoned",
-        GpuState::Unhealthy => "unhealthy",
-    };
-    let mut text = format!("{} GPU {index}: {state}", node.name);
+    let mut text = format!("{} GPU {index}: {}", node.name, gpu.state.words());
     let holders = holders(gpu);
     if !holders.is_empty() {
         text.push_str(&format!(", {}", holders.join(", ")));

@@ -148,18 +148,9 @@ fn faults(out: &mut String, map: &ClusterMap) {
 /// `12 nodes, 96 GPUs: 40 free, 50 held, 2 partly held, 4 unhealthy`
 fn totals(map: &ClusterMap) -> String {
     let gpus = || map.nodes.iter().flat_map(|node| &node.gpus);
-    let states = [
-        (GpuState::Free, "free"),
-        (GpuState::Held, "held"),
-        (GpuState::PartlyHeld, "partly held"),
-        (GpuState::Reserved, "reserved"),
-        (GpuState::Leaving, "leaving"),
-        (GpuState::Cordoned, "cordoned"),
-        (GpuState::Unhealthy, "unhealthy"),
-    ];
-    let counts = states.iter().filter_map(|(state, word)| {
+    let counts = GpuState::ALL.iter().filter_map(|state| {
         let count = gpus().filter(|gpu| gpu.state == *state).count();
-        (count > 0).then(|| format!("{count} {word}"))
+        (count > 0).then(|| format!("{count} {}", state.words()))
     });
     let counts: Vec<String> = counts.collect();
     let nodes = map.nodes.len();

@@ -25,6 +25,8 @@ pub struct Inventory {
     /// The reason of the condition by which the plugin does not serve, or cannot read the truth. Kubelet would refuse a
     /// pod bound there now for good.
     pub not_ready: Option<Arc<str>>,
+    /// The GPUs that the operator cordoned. Their devices are unhealthy in the pools.
+    pub cordons: Vec<CordonedGpu>,
     /// The models of its GPUs, by index.
     pub models: Arc<[Arc<str>]>,
     /// What such a node costs, for pods that ask for economy; less is cheaper.
@@ -79,6 +81,17 @@ pub struct Held {
     pub devices: DeviceSet,
     /// The pod is gone; its processes may still run.
     pub quarantined: bool,
+}
+
+/// A GPU that the operator cordoned.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CordonedGpu {
+    /// Its index.
+    pub gpu: usize,
+    /// By which operator, and why.
+    pub reason: Arc<str>,
+    /// A fault that it has in addition.
+    pub fault: Option<Arc<str>>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]

@@ -18,7 +18,7 @@ use crate::shape::Parts;
 #[derive(Debug)]
 pub struct Kind {
     id: u32,
-    machine: Machine,
+    machine: Arc<Machine>,
     table: Table,
     /// Choices on machines too large for a table, by free GPUs and size.
     searched: Mutex<HashMap<(GpuSet, usize, Purpose), Option<Choice>>>,
@@ -29,7 +29,17 @@ const SEARCHED: usize = 4096;
 
 impl Kind {
     fn new(id: u32, machine: &Machine) -> Self {
-        Self { id, machine: machine.clone(), table: Table::build(machine), searched: Mutex::default() }
+        Self {
+            id,
+            machine: Arc::new(machine.clone()),
+            table: Table::build(machine),
+            searched: Mutex::default(),
+        }
+    }
+
+    /// The machine. Names and UUIDs in it are those of the first of its kind.
+    pub fn machine(&self) -> &Arc<Machine> {
+        &self.machine
     }
 
     /// How many GPUs such a machine has.

@@ -18,6 +18,7 @@ use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::GracefulShutdown;
 use hyper_util::service::TowerToHyperService;
+use socket2::SockRef;
 use tokio::net::{TcpListener, TcpStream};
 use tokio_util::sync::CancellationToken;
 
@@ -32,6 +33,8 @@ const RETRY_AFTER: HeaderValue = HeaderValue::from_static("1");
 const MAX_CONNECTIONS: usize = 64;
 /// Time a client of [`serve`] may take for a request's head.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(5);
+/// Time a client of [`serve`] may take to acknowledge a part of a response. A client that reads nothing is closed then.
+const STALL: Duration = Duration::from_secs(20);
 /// Time that responses under way have at shutdown.
 const DRAIN: Duration = Duration::from_secs(1);
 /// Pause after a connection could not be accepted, for instance for want of file descriptors.
@@ -85,6 +88,12 @@ impl Endpoints {
             let response = ([(header::CONTENT_TYPE, PROMETHEUS_TEXT)], page()).into_response();
             async move { response }
         };
+        self.route("GET", path, get(handler))
+    }
+
+    /// `GET path`.
+    #[must_use]
+    pub fn get<T: 'static>(self, path: &str, handler: impl Handler<T, ()>) -> Self {
         self.route("GET", path, get(handler))
     }
 
@@ -162,6 +171,8 @@ pub async fn serve(listener: TcpListener, router: Router, shutdown: &Cancellatio
     let graceful = GracefulShutdown::new();
     let connections = Connections::new(MAX_CONNECTIONS);
     while let Some(stream) = accept(&listener, shutdown).await {
+        // A kernel without the option keeps a stalled connection for longer.
+        let _ = SockRef::from(&stream).set_tcp_user_timeout(Some(STALL));
         let mut http = http1::Builder::new();
         http.timer(TokioTimer::new()).header_read_timeout(HEAD_TIMEOUT);
         let open = connections.open();

@@ -69,17 +69,24 @@ pub fn supported() -> std::result::Result<(), Unsupported> {
 /// # Errors
 /// Names the package that could not be installed, and why.
 pub(crate) fn install_missing() -> Result<()> {
-    let missing = missing();
-    if missing.is_empty() {
-        return Ok(());
+    match missing() {
+        missing if missing.is_empty() => Ok(()),
+        missing => install(&missing),
     }
+}
+
+/// Installs packages of the system.
+///
+/// # Errors
+/// Names the package that could not be installed, and why.
+pub(crate) fn install(missing: &[&str]) -> Result<()> {
     eprint_line(&format!("installing {}", missing.join(", ")));
     let mut update = Command::new("apt-get");
     update.args(["update", "--quiet=2"]);
     let mut install = Command::new("apt-get");
     install
         .args(["install", "--quiet=2", "--yes", "--no-install-recommends"])
-        .args(&missing)
+        .args(missing)
         .env("DEBIAN_FRONTEND", "noninteractive");
     for mut command in [update, install] {
         let output = command.output().map_err(|source| Error::Start { program: "apt-get".into(), source })?;

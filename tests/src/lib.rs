@@ -3,6 +3,7 @@
 //! Real etcd, control plane, kubelets and containerds run in namespaces. This crate starts Gantry's daemons as an
 //! operator would, and is independent of their decisions.
 
+pub mod browser;
 pub mod cluster;
 pub mod components;
 pub mod controllers;

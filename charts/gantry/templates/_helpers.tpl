@@ -55,7 +55,29 @@ gantry-plugin-config
 {{- if ne $extender.policy "" }}{{ $args = append $args (printf "--policy=%s" $extender.policy) }}{{ end -}}
 {{- if ne $extender.foreignNodes "" }}{{ $args = append $args (printf "--foreign-nodes=%s" $extender.foreignNodes) }}{{ end -}}
 {{- if $extender.gates }}{{ $args = append $args "--gates" }}{{ end -}}
+{{- if $extender.page.enabled }}
+{{- $args = append $args (printf "--page-listen=%s" $extender.page.listen) -}}
+{{- with $extender.page.hosts }}{{ $args = append $args (printf "--page-host=%s" (join "," .)) }}{{ end -}}
+{{- end -}}
 {{- concat $args $extender.extraArgs | toJson -}}
+{{- end }}
+
+{{- /* Port of the web page where clients outside of the pod reach it; empty if it is off or on loopback. */}}
+{{- define "gantry.extender.pagePort" -}}
+{{- with .Values.extender.page -}}
+{{- if and .enabled (not (regexMatch "^(127\\.|localhost:|\\[::1\\])" .listen)) }}{{ regexFind "[0-9]+$" .listen }}{{ end -}}
+{{- end -}}
+{{- end }}
+
+{{- /* Ingress to it, from namespaces with a label. */}}
+{{- define "gantry.extender.pageIngress" -}}
+{{- if include "gantry.extender.pagePort" . }}
+    # The web page has no authentication: only for the proxy in front of it.
+    - from:
+        - namespaceSelector: {matchLabels: {gantry.dev/page: "true"}}
+      ports:
+        - {protocol: TCP, port: page}
+{{- end }}
 {{- end }}
 
 {{- /* Security context of the extender, which needs no rights on its node. */}}

@@ -203,7 +203,7 @@ impl Index {
         })
     }
 
-    fn bound(&self, pod: &PodFacts, node: &NodeName) -> Bound {
+    pub(super) fn bound(&self, pod: &PodFacts, node: &NodeName) -> Bound {
         let mut devices = Vec::new();
         let mut words = Vec::new();
         if let Some(entry) = self.nodes.by_name(node.as_str())

@@ -22,9 +22,11 @@ pub(super) struct Node {
     /// What kubelet advertises; `None` without a Node object.
     advertised: Option<Vec<(ResourceName, u32)>>,
     /// What the plugin publishes; `None` without a GpuNode object.
-    inventory: Option<Inventory>,
+    inventory: Option<Arc<Inventory>>,
     occupancy: Occupancy,
-    ledger: Ledger,
+    ledger: Arc<Ledger>,
+    /// Of the last change, in the count of the table.
+    revision: u64,
     /// Devices of deleted pods that may still have processes, each with the time since when: one that is never released
     /// does not delay the others.
     lingering: HashMap<DeviceId, Instant>,
@@ -48,7 +50,8 @@ impl Node {
             advertised: None,
             inventory: None,
             occupancy: Occupancy::default(),
-            ledger: Ledger::default(),
+            ledger: Arc::default(),
+            revision: 0,
             lingering: HashMap::new(),
         }
     }
@@ -79,12 +82,26 @@ impl Node {
 
     /// What the plugin publishes; `None` without a GpuNode object.
     pub(super) fn inventory(&self) -> Option<&Inventory> {
-        self.inventory.as_ref()
+        self.inventory.as_deref()
+    }
+
+    /// The same with the ledger, to be read without the index.
+    pub(super) fn shared(&self) -> Option<(Arc<Inventory>, Arc<Ledger>)> {
+        Some((Arc::clone(self.inventory.as_ref()?), Arc::clone(&self.ledger)))
+    }
+
+    /// Of the last change, in the count of the table.
+    pub(super) fn revision(&self) -> u64 {
+        self.revision
+    }
+
+    pub(super) fn set_revision(&mut self, revision: u64) {
+        self.revision = revision;
     }
 
     /// Returns the inventory before.
-    pub(super) fn set_inventory(&mut self, inventory: Option<Inventory>) -> Option<Inventory> {
-        std::mem::replace(&mut self.inventory, inventory)
+    pub(super) fn set_inventory(&mut self, inventory: Option<Inventory>) -> Option<Arc<Inventory>> {
+        std::mem::replace(&mut self.inventory, inventory.map(Arc::new))
     }
 
     pub(super) fn occupancy(&self) -> &Occupancy {
@@ -141,7 +158,7 @@ impl Node {
             }
             None => Ledger::default(),
         };
-        let before = std::mem::replace(&mut self.ledger, ledger);
+        let before = std::mem::replace(&mut self.ledger, Arc::new(ledger));
         let faults = self.ledger.faults.iter();
         change.faults = faults.filter(|fault| !before.faults.contains(fault)).cloned().collect();
         let mut pools = self.ledger.pools.iter().enumerate();

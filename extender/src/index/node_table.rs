@@ -38,6 +38,10 @@ pub(super) struct NodeTable {
     dirty: Vec<NodeIx>,
     /// Something changed that a snapshot shows.
     changed: bool,
+    /// Grows with every change of a node.
+    revision: u64,
+    /// Grows when numbers of nodes change.
+    renumbered: u64,
     faults: HashMap<FaultKind, u64>,
 }
 
@@ -72,6 +76,8 @@ impl NodeTable {
             resources: ManagedResources::new(watched),
             dirty: Vec::new(),
             changed: true,
+            revision: 0,
+            renumbered: 0,
             faults: HashMap::new(),
         }
     }
@@ -131,6 +137,19 @@ impl NodeTable {
         self.dirty.push(node);
     }
 
+    /// Something about a node changed that its ledger does not show.
+    pub(super) fn touch(&mut self, node: NodeIx) {
+        if let Some(known) = self.nodes.get_mut(node.0 as usize) {
+            self.revision += 1;
+            known.set_revision(self.revision);
+        }
+    }
+
+    /// Grows with every change of a node, and with every change of their numbers.
+    pub(super) fn revisions(&self) -> (u64, u64) {
+        (self.revision, self.renumbered)
+    }
+
     /// The nodes to be computed again, ascending.
     pub(super) fn take_marked(&mut self) -> Vec<NodeIx> {
         let mut marked = std::mem::take(&mut self.dirty);
@@ -170,7 +189,7 @@ impl NodeTable {
         }
         let before = known.set_inventory(inventory);
         let after = known.inventory();
-        self.changed |= self.resources.published(before.as_ref(), after);
+        self.changed |= self.resources.published(before.as_deref(), after);
         let change = match (&before, after) {
             (Some(before), Some(after)) => InventoryChange {
                 totals: after.counts_otherwise(before) || after.not_ready != before.not_ready,
@@ -204,6 +223,8 @@ impl NodeTable {
         held: &[DeviceSet],
     ) -> Option<NodeChange> {
         let entry = self.nodes.get_mut(node.0 as usize)?;
+        self.revision += 1;
+        entry.set_revision(self.revision);
         let LedgerChange { faults, gained, unassigned_gained } = entry.settle(now, pods);
         for fault in faults {
             *self.faults.entry(fault.kind).or_default() += 1;
@@ -278,6 +299,7 @@ impl NodeTable {
                 }
             }
             self.names = Arc::new(names);
+            self.renumbered += 1;
             renumbering
         });
         self.classes.compact(&mut self.class_of);

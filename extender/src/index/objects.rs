@@ -20,7 +20,7 @@ use crate::partial_object::PartialObject;
 use crate::pod::{self, Words};
 use crate::watch::stream::Streamed;
 use crate::watched::Watched;
-use gantry_planner::inventory::{Device, Held, Inventory, Pool};
+use gantry_planner::inventory::{CordonedGpu, Device, Held, Inventory, Pool};
 use gantry_planner::kind::{Kind, Kinds, Sharing, Spot, Units};
 
 /// Longest reason that is kept of an unhealthy device or a plugin that is not ready, in bytes.
@@ -100,7 +100,21 @@ fn account_for(
         .map(|condition| bounded(&condition.reason));
     let models = machine.iter().map(|gpu| gpu.model.as_deref().unwrap_or_default().into()).collect();
     let cost = watched.cost(machine.iter().map(|gpu| gpu.model.as_deref().unwrap_or_default()), &kind);
-    Inventory { kind, pools, holders, not_ready, models, cost }
+    let cordons = cordoned_gpus(machine, cordons, published);
+    Inventory { kind, pools, holders, not_ready, cordons, models, cost }
+}
+
+fn cordoned_gpus(machine: &[Gpu], cordons: &Cordons, published: &[DeviceStatus]) -> Vec<CordonedGpu> {
+    let cordoned = machine.iter().enumerate().filter_map(|(gpu, known)| {
+        let reason = cordons.get(known.uuid.as_ref()?)?.to_string();
+        let faults =
+            published.iter().filter(|device| usize::from(device.gpu) == gpu && !device.health.healthy);
+        let mut faults = faults.map(|device| device.health.reason.as_deref().unwrap_or_default());
+        // The plugin publishes devices of a cordoned GPU as unhealthy.
+        let fault = faults.find(|fault| *fault != reason).map(bounded);
+        Some(CordonedGpu { gpu, reason: bounded(&reason), fault })
+    });
+    cordoned.collect()
 }
 
 /// The NUMA node of a GPU that the plugin registers with kubelet.

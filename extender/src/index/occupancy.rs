@@ -76,6 +76,10 @@ impl BindReservation {
         Self { uid, granted, devices, calls: 1, progress: Progress::Started }
     }
 
+    pub(super) fn uid(&self) -> &PodUid {
+        &self.uid
+    }
+
     pub(super) fn devices(&self) -> &Devices {
         &self.devices
     }
@@ -98,6 +102,11 @@ impl Occupancy {
     /// The bind of a pod.
     pub(super) fn bind_of(&self, uid: &PodUid) -> Option<&BindReservation> {
         self.binds.iter().find(|bind| bind.uid == *uid)
+    }
+
+    /// Binds in flight.
+    pub(super) fn binds(&self) -> &[BindReservation] {
+        &self.binds
     }
 
     /// Devices of all binds, but for that of the pod `except`.

@@ -169,6 +169,15 @@ impl Levels {
         Ok(levels)
     }
 
+    /// The domains of a node for people, such as `zone a / rack r1`; empty without levels. `value` reads a label.
+    pub fn path_of<'a>(&self, value: impl Fn(&str) -> Option<&'a str>) -> String {
+        let parts = self.0.iter().map(|level| {
+            let value = value(&level.label).unwrap_or("(no label)");
+            format!("{} {value}", level.name)
+        });
+        parts.collect::<Vec<_>>().join(" / ")
+    }
+
     fn push(&mut self, level: Level) -> Result<(), LevelsError> {
         for known in &self.0 {
             if known.label == level.label {

@@ -1,7 +1,7 @@
 //! Builds the status of the `GpuNode` from inventory, hand-over and readiness. Pure.
 
 use std::borrow::Cow;
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::fmt::Write as _;
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use gantry_api::{
     DeviceHealth, DeviceId, DeviceStatus, GpuNodeStatus, Holder, HolderState, ObjectMessage, Provenance,
     Reason, ResourceKind, ResourceStatus, SharingPolicy, Slice, names,
 };
-use gantry_topology::{Link, Machine};
+use gantry_topology::machine::models;
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 
@@ -255,8 +255,8 @@ fn summary(
     let held: BTreeSet<u8> = in_use(holders).filter_map(|id| places.get(id.unit()).copied()).collect();
     let count = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
     gantry_api::gpunode::Summary {
-        model: models(machine),
-        links: best_link(machine),
+        model: models(machine.gpus().iter().map(|gpu| gpu.model.as_deref().unwrap_or_default())),
+        links: machine.best_link(),
         gpus: count(gpus),
         healthy: if inventory.state == State::Ready {
             count(gpus - unhealthy_gpus.len().min(gpus))
@@ -266,37 +266,6 @@ fn summary(
         held: count(held.len()),
         devices: ResourceStatus::line(resources),
     }
-}
-
-/// The models, with counts if there are several.
-fn models(machine: &Machine) -> String {
-    let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
-    for gpu in machine.gpus() {
-        *counts.entry(gpu.model.as_deref().unwrap_or("unknown")).or_default() += 1;
-    }
-    match counts.len() {
-        0 => String::new(),
-        1 => counts.into_keys().collect(),
-        _ => counts
-            .into_iter()
-            .map(|(model, count)| format!("{count}x {model}"))
-            .collect::<Vec<_>>()
-            .join(", "),
-    }
-}
-
-/// The best link between two GPUs: most NVLinks, else the nearest PCIe path.
-fn best_link(machine: &Machine) -> String {
-    let gpus = machine.gpus().len();
-    let links = (0..gpus).flat_map(|a| (0..a).map(move |b| machine.link(a, b)));
-    links
-        .max_by_key(|link| match link {
-            Link::NvLink(count) => (1, i32::from(*count)),
-            Link::Pcie(class) => (0, -(*class as i32)),
-            Link::Itself => (-1, 0),
-        })
-        .map(|link| link.to_string())
-        .unwrap_or_default()
 }
 
 #[cfg(test)]

@@ -29,6 +29,8 @@ fn main() -> ExitCode {
         ("wrong_values_are_refused_by_name", render::wrong_values_are_refused_by_name),
         ("each_shape_has_its_objects", render::each_shape_has_its_objects),
         ("values_reach_the_pods", render::values_reach_the_pods),
+        ("page_is_off_by_default_and_on_loopback", render::page_is_off_by_default_and_on_loopback),
+        ("page_on_the_network_has_port_and_policy", render::page_on_the_network_has_port_and_policy),
         ("rules_and_dashboards_are_those_of_the_files", render::rules_and_dashboards_are_those_of_the_files),
         ("policies_know_further_resources", render::policies_know_further_resources),
         ("migrated_values_are_accepted", render::migrated_values_are_accepted),

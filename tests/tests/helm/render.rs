@@ -168,6 +168,60 @@ pub(crate) fn values_reach_the_pods() -> Result<()> {
     Ok(())
 }
 
+/// The web page is off, and on loopback where it is on.
+pub(crate) fn page_is_off_by_default_and_on_loopback() -> Result<()> {
+    let [helm, _] = helms()?;
+    for shape in ["scheduler.mode=own", "scheduler.mode=existing"] {
+        let off = template(&helm, &[shape])?;
+        ensure!(!off.contains("--page-listen"), "{shape}: the page is on");
+        let on = template(
+            &helm,
+            &[shape, "extender.page.enabled=true", "extender.page.hosts[0]=gpus.example.com"],
+        )?;
+        ensure!(
+            on.contains("--page-listen=127.0.0.1:8012\",\"--page-host=gpus.example.com"),
+            "{shape}: {on}"
+        );
+        ensure!(!on.contains("name: page"), "{shape}: a Service has the page on loopback");
+    }
+    Ok(())
+}
+
+/// On an address of the pod, the page has a port of the Service, and the policies admit the namespace of its proxy.
+pub(crate) fn page_on_the_network_has_port_and_policy() -> Result<()> {
+    let [helm, _] = helms()?;
+    let page = ["extender.page.enabled=true", "extender.page.listen=:8443"];
+    let service =
+        ["scheduler.existing.placement=service", "scheduler.existing.service.controlPlaneCIDR=10.0.0.0/24"];
+    for (shape, more, policy) in [
+        ("scheduler.mode=own", &[][..], Some("gantry-scheduler")),
+        ("scheduler.mode=existing", &service[..], Some("gantry-extender")),
+        ("scheduler.mode=existing", &[][..], None),
+    ] {
+        let values: Vec<&str> = [shape].iter().chain(&page).chain(more).copied().collect();
+        let objects = objects(&template(&helm, &values)?)?;
+        let object = |kind: &str, name: &str| {
+            let found = objects.get(&(kind.to_owned(), name.to_owned()));
+            found.with_context(|| format!("{shape} {more:?}: no {kind} {name}"))
+        };
+        let port = json!({"name": "page", "port": 8443, "targetPort": "page"});
+        let ports = &object("Service", "gantry-extender")?["spec"]["ports"];
+        ensure!(ports.as_array().is_some_and(|ports| ports.contains(&port)), "{shape}: {ports}");
+        if let Some(policy) = policy {
+            let admitted = json!({"from": [{"namespaceSelector": {"matchLabels": {"gantry.dev/page": "true"}}}],
+                "ports": [{"protocol": "TCP", "port": "page"}]});
+            let ingress = &object("NetworkPolicy", policy)?["spec"]["ingress"];
+            ensure!(ingress.as_array().is_some_and(|rules| rules.contains(&admitted)), "{shape}: {ingress}");
+        }
+        let declares = |object: &Value| object.to_string().contains("\"containerPort\":8443");
+        ensure!(
+            objects.values().filter(|object| declares(object)).count() == 1,
+            "{shape}: no port of a container"
+        );
+    }
+    Ok(())
+}
+
 /// The policies that restrict the extender to pods of Gantry know the resources of other domains.
 pub(crate) fn policies_know_further_resources() -> Result<()> {
     let [helm, _] = helms()?;

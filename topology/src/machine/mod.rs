@@ -204,6 +204,22 @@ pub struct Nic {
     pub numa: Option<u16>,
 }
 
+/// Models of GPUs as one line, with counts if there are several. The model of a GPU without one is `unknown`.
+pub fn models<'a>(models: impl Iterator<Item = &'a str>) -> String {
+    let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
+    for model in models {
+        *counts.entry(if model.is_empty() { "unknown" } else { model }).or_default() += 1;
+    }
+    match counts.len() {
+        0 => String::new(),
+        1 => counts.into_keys().collect(),
+        _ => {
+            let counted = counts.into_iter().map(|(model, count)| format!("{count}x {model}"));
+            counted.collect::<Vec<_>>().join(", ")
+        }
+    }
+}
+
 /// NVLinks that join two GPUs without a switch between.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
@@ -303,6 +319,20 @@ impl Machine {
             0 => Link::Pcie(self.0.paths.get(a, b)),
             links => Link::NvLink(links),
         }
+    }
+
+    /// The best link between two GPUs: most NVLinks, else the nearest PCIe path. Empty with fewer than two GPUs.
+    pub fn best_link(&self) -> String {
+        let gpus = self.gpus().len();
+        let links = (0..gpus).flat_map(|a| (0..a).map(move |b| self.link(a, b)));
+        links
+            .max_by_key(|link| match link {
+                Link::NvLink(count) => (1, i32::from(*count)),
+                Link::Pcie(class) => (0, -(*class as i32)),
+                Link::Itself => (-1, 0),
+            })
+            .map(|link| link.to_string())
+            .unwrap_or_default()
     }
 
     /// The GPUs by the NUMA nodes that they name, in the order of their first GPU; `None` for GPUs of unknown nodes.

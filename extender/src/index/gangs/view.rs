@@ -196,9 +196,26 @@ impl Index {
         totals
     }
 
+    /// Gangs without their members and reservations: waiting ones in the order of the queue, then the others by name. At
+    /// most `most`, and how many more there are. On a standby, phase and reason are those of the Gang objects.
+    pub fn gang_summaries(&self, most: usize) -> (Vec<GangView>, usize) {
+        let queue = self.gangs.core.queue(self.now);
+        let queued: HashSet<&Arc<GangKey>> = queue.iter().collect();
+        let mut others: Vec<View<'_>> =
+            self.gangs.core.views().filter(|view| !queued.contains(view.key())).collect();
+        others.sort_by(|a, b| a.key().cmp(b.key()));
+        let waiting = queue.iter().filter_map(|key| self.gangs.core.view(key)).zip(1..);
+        let waiting = waiting.map(|(view, position)| (view, Some(position)));
+        let all = waiting.chain(others.iter().map(|view| (*view, None)));
+        let summaries: Vec<GangView> =
+            all.take(most).map(|(view, position)| self.summary(view, position)).collect();
+        let more = (queue.len() + others.len()).saturating_sub(summaries.len());
+        (summaries, more)
+    }
+
     pub(super) fn show(&self, view: View<'_>, queue: &[Arc<GangKey>]) -> GangView {
         let key = view.key();
-        let (reason, message) = view.reason();
+        let position = queue.iter().position(|waiting| waiting == key).map(|position| position + 1);
         let mut members: Vec<MemberView> = view
             .members()
             .map(|member| MemberView {
@@ -233,13 +250,23 @@ impl Index {
             decided: decided.contains(&(slot.node, slot.pod)),
             bound: slot.bound,
         });
+        GangView { members, places: places.collect(), ..self.summary(view, position) }
+    }
+
+    fn summary(&self, view: View<'_>, position: Option<usize>) -> GangView {
+        let key = view.key();
+        let written = self.status_of(key).filter(|_| !self.gangs.leading);
+        let (phase, (reason, message)) = match written.and_then(|status| Some((status, status.reason?))) {
+            Some((status, reason)) => (status.phase, (reason, status.message.clone())),
+            None => (view.phase(), view.reason()),
+        };
         GangView {
             namespace: Arc::clone(&key.namespace),
             name: Arc::clone(&key.name),
             object: key.object_name(),
             integration: key.integration.as_str(),
             decided_by: view.terms().map(|terms| Arc::clone(&terms.decided_by)),
-            phase: view.phase(),
+            phase,
             reason,
             message,
             refused: view.refusal().map(Refusal::message),
@@ -248,12 +275,12 @@ impl Index {
             priority: view.priority(),
             waiting_since: view.waiting_since(),
             bound_at: view.bound_at(),
-            position: queue.iter().position(|waiting| waiting == key).map(|position| position + 1),
+            position,
             has_nodes_kept: self.kept().is_some_and(|kept| kept.gang == *key),
             domain: Arc::clone(view.domain()),
             rails: Arc::clone(view.rails()),
-            members,
-            places: places.collect(),
+            members: Vec::new(),
+            places: Vec::new(),
         }
     }
 

@@ -1,5 +1,5 @@
 use gantry_api::MAX_MESSAGE;
-use gantry_topology::{Gpu, MachineParts, PathClass, PathMatrix};
+use gantry_topology::{Gpu, Machine, MachineParts, PathClass, PathMatrix};
 
 use super::*;
 use crate::observe::{Configuration, Registration};
