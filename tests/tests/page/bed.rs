@@ -61,9 +61,11 @@ struct Cluster {
     stop: CancellationToken,
 }
 
-/// A running `gantry extender` with a page.
+/// A running `gantry extender`.
 pub(crate) struct Extender {
-    address: String,
+    /// The address of the verbs, and that of the page if it has one.
+    verbs: String,
+    page: Option<String>,
     child: Child,
 }
 
@@ -91,7 +93,7 @@ impl Bed {
 
     /// Opens the page of the small cluster at a fragment, and waits for the map.
     pub(crate) fn open_small(&mut self, fragment: &str) -> Result<()> {
-        self.browser.open(&self.small.extender.url(fragment))?;
+        self.browser.open(&self.small.extender.url(fragment)?)?;
         self.browser
             .wait("document.querySelector('#totals')?.textContent.startsWith('40 nodes')", READY)
             .map(drop)
@@ -104,7 +106,13 @@ impl Bed {
             self.large = Large::Failed;
             self.large = Large::Runs(started??);
         }
-        Ok(self.large()?.extender.url(""))
+        self.large()?.extender.url("")
+    }
+
+    /// A further extender of the large cluster, with or without a page.
+    pub(crate) fn extender_of_large(&mut self, has_page: bool) -> Result<Extender> {
+        self.large_url()?;
+        Extender::start(&self.folder.path().join("large.kubeconfig"), has_page)
     }
 
     fn large(&self) -> Result<&Cluster> {
@@ -134,7 +142,7 @@ impl Bed {
             "contexts": [{"name": "silent", "context": {"cluster": "silent", "user": "anyone"}}],
         });
         std::fs::write(&silent, config.to_string())?;
-        Extender::start(&silent)
+        Extender::start(&silent, true)
     }
 
     pub(crate) fn screenshot(&mut self, name: &str) -> Result<()> {
@@ -180,7 +188,7 @@ impl Cluster {
         write::<Pod>(Api::namespaced(client.clone(), "research"), objects.pods, true).await?;
         write::<Gang>(Api::namespaced(client.clone(), "research"), objects.gangs, true).await?;
         // It blocks until the extender serves.
-        let extender = tokio::task::spawn_blocking(move || Extender::start(&kubeconfig)).await??;
+        let extender = tokio::task::spawn_blocking(move || Extender::start(&kubeconfig, true)).await??;
         eprintln!("{nodes} nodes: cluster and extender after {:?}", begin.elapsed());
         Ok(Self { client, extender, stop })
     }
@@ -229,11 +237,12 @@ where
 }
 
 impl Extender {
-    fn start(kubeconfig: &Path) -> Result<Self> {
+    fn start(kubeconfig: &Path, has_page: bool) -> Result<Self> {
         let binary =
             gantry::binary().context("no gantry program; run cargo build first, or set GANTRY_BINARY")?;
         let mut child = Command::new(binary)
-            .args(["--end-with-stdin", "extender", "--listen=127.0.0.1:0", "--page-listen=127.0.0.1:0"])
+            .args(["--end-with-stdin", "extender", "--listen=127.0.0.1:0"])
+            .args(has_page.then_some("--page-listen=127.0.0.1:0"))
             // 5,000 GpuNodes of HGX boards are more than the default.
             .args([
                 "--object-memory=256",
@@ -254,24 +263,39 @@ impl Extender {
             }
         });
         let begin = Instant::now();
-        let mut seen = Vec::new();
+        let address = |line: &str| {
+            let address = line.split("address=").nth(1)?.split_whitespace().next()?;
+            Some(address.trim_matches('"').to_owned())
+        };
+        let (mut seen, mut verbs) = (Vec::new(), None);
         while let Ok(line) = lines.recv_timeout(READY.saturating_sub(begin.elapsed())) {
-            if let Some((_, rest)) =
-                line.split_once("the web page is served").filter(|_| line.contains("address="))
-            {
-                let all = format!("{rest} {line}");
-                let address = all.split("address=").nth(1).and_then(|rest| rest.split_whitespace().next());
-                let address = address.context("no address")?.trim_matches('"').to_owned();
-                return Ok(Self { address, child });
+            if line.contains("gantry extender serves") {
+                verbs = address(&line);
             }
-            seen.push(line);
+            let page = address(&line).filter(|_| line.contains("the web page is served"));
+            match verbs.clone() {
+                Some(verbs) if page.is_some() || !has_page => return Ok(Self { verbs, page, child }),
+                _ => seen.push(line),
+            }
         }
         let _ = child.kill();
-        bail!("the extender serves no page: {seen:#?}")
+        bail!("the extender does not serve: {seen:#?}")
     }
 
-    pub(crate) fn url(&self, fragment: &str) -> String {
-        format!("http://{}/{fragment}", self.address)
+    /// The address of the verbs.
+    pub(crate) fn verbs(&self) -> &str {
+        &self.verbs
+    }
+
+    /// The ID of its process.
+    pub(crate) fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// The address of its page at a fragment.
+    pub(crate) fn url(&self, fragment: &str) -> Result<String> {
+        let page = self.page.as_ref().context("it has no page")?;
+        Ok(format!("http://{page}/{fragment}"))
     }
 }
 
@@ -372,7 +396,7 @@ fn gpu_node(name: &str, machine: &Machine, holders: &[(&str, &[usize])]) -> Valu
     })
 }
 
-fn pod(name: &str, node: Option<&str>, gpus: usize) -> Value {
+pub(crate) fn pod(name: &str, node: Option<&str>, gpus: usize) -> Value {
     let mut pod = json!({
         "apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "namespace": "research"},
         "spec": {"containers": [{"name": "main", "image": "x", "resources": {"limits": {names::GPU_RESOURCE: gpus.to_string()}}}]},

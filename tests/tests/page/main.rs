@@ -2,10 +2,11 @@
 //! with 5,000 nodes; nothing of the page is replaced.
 //!
 //! Where no Chromium can be installed, the tests count as ignored, never as passed. Pictures are written to
-//! `$GANTRY_SCREENSHOTS`, or to `page-screenshots` in cargo's target folder.
+//! `$GANTRY_SCREENSHOTS`, or to `page-screenshots` in cargo's target folder. `-- --ignored cost` measures what the page costs.
 #![allow(clippy::print_stderr, reason = "a test program talks on the terminal")]
 
 mod bed;
+mod cost;
 
 use std::process::ExitCode;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -47,7 +48,9 @@ fn main() -> ExitCode {
     let bed = Arc::new(Mutex::new(None));
     let is_ignored = program.is_err();
     let program = program.unwrap_or_default();
-    let trials = stories.map(|(name, story)| {
+    let (tests, measurement) = (stories.into_iter(), [("page_costs_the_verbs_nothing", cost::cost as Story)]);
+    let all = tests.map(|story| (story, is_ignored)).chain(measurement.map(|story| (story, true)));
+    let trials = all.map(|((name, story), is_ignored)| {
         let (bed, program) = (Arc::clone(&bed), program.clone());
         let test = move || {
             let mut place = bed.lock().unwrap_or_else(PoisonError::into_inner);
@@ -59,7 +62,7 @@ fn main() -> ExitCode {
         };
         Trial::test(name, test).with_ignored_flag(is_ignored)
     });
-    let conclusion = libtest_mimic::run(&arguments, trials.into());
+    let conclusion = libtest_mimic::run(&arguments, trials.collect());
     // Ends browser and daemons before the program does.
     drop(bed.lock().unwrap_or_else(PoisonError::into_inner).take());
     conclusion.exit_code()
@@ -323,7 +326,7 @@ fn hostile_names(bed: &mut Bed) -> Result<()> {
 
 fn cold_index(bed: &mut Bed) -> Result<()> {
     let extender = bed.cold_extender()?;
-    bed.browser.open(&extender.url(""))?;
+    bed.browser.open(&extender.url("")?)?;
     bed.browser.wait("document.querySelector('#state')?.dataset.state === 'cold'", LIVE)?;
     let state = text(bed, "#state")?;
     ensure!(state.contains("still being listed"), "{state}");
