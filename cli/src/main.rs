@@ -11,6 +11,7 @@ mod explain;
 mod gpu_metrics;
 mod gpus;
 mod labels;
+mod live_map;
 mod manual;
 mod map;
 mod migrate;
@@ -18,6 +19,7 @@ mod output;
 mod runtime;
 mod scheduler_config;
 mod screen;
+mod top;
 mod topo;
 mod version;
 mod visible;
@@ -84,6 +86,8 @@ enum Command {
     Explain(explain::ExplainArgs),
     /// Draw the GPUs of the cluster, their links and their holders
     Map(map::MapArgs),
+    /// Show the map in the terminal, live
+    Top(top::TopArgs),
     /// Withhold a GPU from new pods; pods that hold it go on
     Cordon(gpus::CordonArgs),
     /// Give a cordoned GPU to new pods again
@@ -189,6 +193,10 @@ fn main() -> ExitCode {
         Command::Map(args) => {
             log.start_quiet();
             runtime::query(Threads::One, map::run(args))
+        }
+        Command::Top(args) => {
+            log.start_silent();
+            runtime::serve(Threads::One, false, |shutdown| top::run(args, shutdown))
         }
         Command::Version(args) => {
             log.start_quiet();

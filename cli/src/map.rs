@@ -4,13 +4,11 @@
 use std::collections::BTreeMap;
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, anyhow};
 use clap::{Args, ValueEnum};
 use clap_complete::ArgValueCompleter;
-use futures::StreamExt as _;
 use gantry_api::{Gang, GpuNode};
 use gantry_extender::args::levels;
 use gantry_gang::Levels;
@@ -19,13 +17,12 @@ use gantry_runtime::chain;
 use k8s_openapi::api::core::v1::Node;
 use kube::api::ListParams;
 use kube::core::PartialObjectMeta;
-use kube::runtime::{WatchStreamExt as _, reflector, watcher};
 use kube::{Api, Client, ResourceExt as _};
 use serde_json::Value;
-use tokio::sync::Notify;
 
 use crate::cluster::{ClusterArgs, SystemArgs};
 use crate::complete;
+use crate::live_map::{LIST, LiveMap};
 use crate::output::{Screenful, json, yaml};
 use crate::runtime::{BadInput, print};
 use crate::screen::Screen;
@@ -52,31 +49,15 @@ Examples:
 Exit codes: 0 drawn, 1 the cluster cannot be read, 2 no such node or gang.")]
 pub(crate) struct MapArgs {
     #[command(flatten)]
-    cluster: ClusterArgs,
-
-    #[command(flatten)]
-    system: SystemArgs,
+    origin: Origin,
 
     /// Read GpuNodes and Gangs from this file, YAML or JSON as kubectl writes them, instead of the cluster (- is
     /// standard input)
     #[arg(long, value_name = "FILE", conflicts_with_all = ["watch", "fabric"])]
     from: Option<PathBuf>,
 
-    /// Only this node
-    #[arg(long, value_name = "NAME", add = ArgValueCompleter::new(complete::nodes))]
-    node: Option<String>,
-
-    /// Only nodes with pods or reservations of this gang or pod
-    #[arg(long, value_name = "[NAMESPACE/]NAME")]
-    gang: Option<String>,
-
-    /// Only nodes with free GPUs
-    #[arg(long)]
-    free: bool,
-
-    /// The levels of the fabric by which nodes are grouped [default: the extender's --fabric]
-    #[arg(long, env = "GANTRY_FABRIC", value_name = "LEVELS", value_parser = levels)]
-    fabric: Option<Levels>,
+    #[command(flatten)]
+    selection: Selection,
 
     /// Draw again whenever something changes
     #[arg(long, short)]
@@ -85,6 +66,36 @@ pub(crate) struct MapArgs {
     /// Output format
     #[arg(long, short, value_enum, value_name = "FORMAT", default_value_t)]
     output: Output,
+}
+
+/// The cluster that is drawn.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct Origin {
+    #[command(flatten)]
+    cluster: ClusterArgs,
+
+    #[command(flatten)]
+    system: SystemArgs,
+
+    /// The levels of the fabric by which nodes are grouped [default: the extender's --fabric]
+    #[arg(long, env = "GANTRY_FABRIC", value_name = "LEVELS", value_parser = levels)]
+    fabric: Option<Levels>,
+}
+
+/// The nodes that are drawn.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct Selection {
+    /// Only this node
+    #[arg(long, value_name = "NAME", add = ArgValueCompleter::new(complete::nodes))]
+    pub(crate) node: Option<String>,
+
+    /// Only nodes with pods or reservations of this gang or pod
+    #[arg(long, value_name = "[NAMESPACE/]NAME")]
+    pub(crate) gang: Option<String>,
+
+    /// Only nodes with free GPUs
+    #[arg(long)]
+    pub(crate) free: bool,
 }
 
 #[derive(Debug, Clone, Copy, Default, ValueEnum)]
@@ -104,8 +115,6 @@ enum Output {
     Svg,
 }
 
-/// Objects of one request: a GpuNode with many devices is large.
-const LIST: u32 = 50;
 /// Time in which several changes are drawn as one.
 const SETTLE: Duration = Duration::from_secs(1);
 /// Bytes of a file that are read: thousands of nodes.
@@ -123,83 +132,43 @@ pub(crate) async fn run(args: MapArgs) -> anyhow::Result<()> {
     if let Some(path) = &args.from {
         let (gpu_nodes, gangs) = objects(path).map_err(BadInput)?;
         let map = ClusterMap::of(&gpu_nodes, &gangs, |_| String::new());
-        return print(&output(&args, &filtered(&args, map)?)?);
+        return print(&output(&args, &args.selection.of(map)?)?);
     }
-    let client = args.cluster.connect().await?;
-    let fabric = match &args.fabric {
-        Some(fabric) => fabric.clone(),
-        None => args.system.settings(client.clone()).await.terms()?.fabric,
-    };
+    let (client, fabric) = args.origin.connect().await?;
     let map = read(client.clone(), &fabric).await?;
-    let drawn = output(&args, &filtered(&args, map)?)?;
+    let drawn = output(&args, &args.selection.of(map)?)?;
     if !args.watch {
         return print(&drawn);
     }
     let mut screen = Screenful::default();
     screen.show(drawn)?;
-    let objects = Objects::watch(client.clone()).await;
+    let mut live = LiveMap::watch(client, fabric);
     loop {
-        objects.changed().await;
-        let domains = domains(client.clone(), &fabric).await?;
-        let map = objects.map(&domains);
+        live.changed().await;
+        tokio::time::sleep(SETTLE).await;
+        live.mark_seen();
         // A node or gang may be gone for now, and come back.
-        if let Ok(map) = filtered(&args, map) {
+        if let Some(map) = live.map()
+            && let Ok(map) = args.selection.of(map)
+        {
             screen.show(output(&args, &map)?)?;
         }
     }
 }
 
-/// The GpuNodes and Gangs of a cluster, kept up to date.
-struct Objects {
-    gpu_nodes: reflector::Store<GpuNode>,
-    gangs: reflector::Store<Gang>,
-    changes: Arc<Notify>,
-}
-
-impl Objects {
-    /// Starts to watch.
-    async fn watch(client: Client) -> Self {
-        let changes = Arc::new(Notify::new());
-        let (gpu_nodes, gangs) =
-            (follow(Api::all(client.clone()), &changes), follow(Api::all(client), &changes));
-        Self { gpu_nodes, gangs, changes }
+impl Origin {
+    /// The cluster, and the levels of its fabric.
+    ///
+    /// # Errors
+    /// The cluster cannot be read.
+    pub(crate) async fn connect(&self) -> anyhow::Result<(Client, Levels)> {
+        let client = self.cluster.connect().await?;
+        let fabric = match &self.fabric {
+            Some(fabric) => fabric.clone(),
+            None => self.system.settings(client.clone()).await.terms()?.fabric,
+        };
+        Ok((client, fabric))
     }
-
-    /// Waits for a change, and for those that come with it.
-    async fn changed(&self) {
-        self.changes.notified().await;
-        tokio::time::sleep(SETTLE).await;
-        // An error means that the task of the watch has ended, which it does with the program.
-        let _ = self.gpu_nodes.wait_until_ready().await;
-        let _ = self.gangs.wait_until_ready().await;
-    }
-
-    fn map(&self, domains: &BTreeMap<String, String>) -> ClusterMap {
-        let gpu_nodes: Vec<GpuNode> = self.gpu_nodes.state().iter().map(|node| (**node).clone()).collect();
-        let gangs: Vec<Gang> = self.gangs.state().iter().map(|gang| (**gang).clone()).collect();
-        ClusterMap::of(&gpu_nodes, &gangs, |node| domains.get(node).cloned().unwrap_or_default())
-    }
-}
-
-/// Keeps the objects of a kind, and reports each change.
-fn follow<K>(api: Api<K>, changes: &Arc<Notify>) -> reflector::Store<K>
-where
-    K: kube::Resource<DynamicType = ()> + Clone + std::fmt::Debug + serde::de::DeserializeOwned,
-    K: Send + Sync + 'static,
-{
-    let (store, writer) = reflector::store();
-    let events = watcher(api, watcher::Config::default().page_size(LIST)).default_backoff();
-    let mut events = events.reflect(writer).boxed();
-    let changes = Arc::clone(changes);
-    // It ends with the program. A failed watch is tried again.
-    tokio::spawn(async move {
-        while let Some(event) = events.next().await {
-            if event.is_ok() {
-                changes.notify_one();
-            }
-        }
-    });
-    store
 }
 
 /// The GpuNodes and Gangs of a file, as kubectl writes them: a list, or documents.
@@ -264,7 +233,7 @@ fn page() -> Page {
 }
 
 /// Reads the map of the cluster.
-async fn read(client: Client, fabric: &Levels) -> anyhow::Result<ClusterMap> {
+pub(crate) async fn read(client: Client, fabric: &Levels) -> anyhow::Result<ClusterMap> {
     let gpu_nodes = list(Api::<GpuNode>::all(client.clone()), "GpuNodes").await?;
     let gangs = list(Api::<Gang>::all(client.clone()), "Gangs").await?;
     let domains = domains(client, fabric).await?;
@@ -317,30 +286,35 @@ async fn domains(client: Client, fabric: &Levels) -> anyhow::Result<BTreeMap<Str
     Ok(nodes.iter().map(|node| (node.name_any(), domain(node))).collect())
 }
 
-/// The nodes that the options select.
-fn filtered(args: &MapArgs, mut map: ClusterMap) -> anyhow::Result<ClusterMap> {
-    if let Some(name) = &args.node {
-        if map.node(name).is_none() {
-            let names = map.nodes.iter().map(|node| node.name.as_str());
-            return Err(unknown("node with GPUs", name, names));
+impl Selection {
+    /// The nodes that are selected.
+    ///
+    /// # Errors
+    /// The cluster has no such node or gang.
+    pub(crate) fn of(&self, mut map: ClusterMap) -> anyhow::Result<ClusterMap> {
+        if let Some(name) = &self.node {
+            if map.node(name).is_none() {
+                let names = map.nodes.iter().map(|node| node.name.as_str());
+                return Err(unknown("node with GPUs", name, names));
+            }
+            map.nodes.retain(|node| node.name == *name);
         }
-        map.nodes.retain(|node| node.name == *name);
-    }
-    if let Some(name) = &args.gang {
-        let holders: Vec<String> = map.nodes.iter().flat_map(gantry_map::all_holders).collect();
-        let wanted = |holder: &str| {
-            let bare = holder.split_once('/').map_or(holder, |(_, bare)| bare);
-            holder == name || bare == name
-        };
-        if !holders.iter().any(|holder| wanted(holder)) {
-            return Err(unknown("gang or pod that holds GPUs", name, holders.iter().map(String::as_str)));
+        if let Some(name) = &self.gang {
+            let holders: Vec<String> = map.nodes.iter().flat_map(gantry_map::all_holders).collect();
+            let wanted = |holder: &str| {
+                let bare = holder.split_once('/').map_or(holder, |(_, bare)| bare);
+                holder == name || bare == name
+            };
+            if !holders.iter().any(|holder| wanted(holder)) {
+                return Err(unknown("gang or pod that holds GPUs", name, holders.iter().map(String::as_str)));
+            }
+            map.nodes.retain(|node| gantry_map::all_holders(node).iter().any(|holder| wanted(holder)));
         }
-        map.nodes.retain(|node| gantry_map::all_holders(node).iter().any(|holder| wanted(holder)));
+        if self.free {
+            map.nodes.retain(|node| node.free_gpus > 0);
+        }
+        Ok(map)
     }
-    if args.free {
-        map.nodes.retain(|node| node.free_gpus > 0);
-    }
-    Ok(map)
 }
 
 fn unknown<'a>(what: &str, name: &str, known: impl Iterator<Item = &'a str>) -> anyhow::Error {
@@ -388,7 +362,7 @@ mod tests {
     }
 
     fn names(words: &[&str]) -> Result<Vec<String>, String> {
-        let map = filtered(&args(words), cluster()).map_err(|error| error.to_string())?;
+        let map = args(words).selection.of(cluster()).map_err(|error| error.to_string())?;
         Ok(map.nodes.into_iter().map(|node| node.name).collect())
     }
 

@@ -170,6 +170,11 @@ impl LogArgs {
         self.start_at("warn,kube_client=off");
     }
 
+    /// Logs nothing but by `RUST_LOG`: the terminal has a picture.
+    pub(crate) fn start_silent(self) {
+        self.start_at("off");
+    }
+
     fn start_at(self, level: &str) {
         let wanted = std::env::var(EnvFilter::DEFAULT_ENV).ok().filter(|text| !text.is_empty());
         let (filter, refused) = match wanted.as_deref().map(EnvFilter::try_new) {

@@ -19,7 +19,7 @@ use serde::Serialize;
 
 pub use strip::{LEGEND, Letters, all_holders, names, strip};
 pub use svg::svg;
-pub use text::{Page, text};
+pub use text::{Page, text, totals};
 
 /// The nodes with GPUs, by name.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]

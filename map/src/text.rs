@@ -146,7 +146,7 @@ fn faults(out: &mut String, map: &ClusterMap) {
 }
 
 /// `12 nodes, 96 GPUs: 40 free, 50 held, 2 partly held, 4 unhealthy`
-fn totals(map: &ClusterMap) -> String {
+pub fn totals(map: &ClusterMap) -> String {
     let gpus = || map.nodes.iter().flat_map(|node| &node.gpus);
     let counts = GpuState::ALL.iter().filter_map(|state| {
         let count = gpus().filter(|gpu| gpu.state == *state).count();
