@@ -50,11 +50,12 @@ impl Layout {
             return together;
         }
         let apart = Self::lay(site, free, ask, &groups).filter(admitted);
-        let best = match (apart, together) {
-            (Some(apart), Some(together)) if apart.worth(site) > together.worth(site) => Some(apart),
+        let rated = |layout: Self| (layout.worth(site), layout);
+        let best = match (apart.map(rated), together.map(rated)) {
+            (Some(apart), Some(together)) if apart.0 > together.0 => Some(apart),
             (apart, together) => together.or(apart),
         };
-        let worth = best.as_ref().map(|best| best.worth(site));
+        let (worth, best) = best.unzip();
         let better = Joint::of(site, free, &groups).and_then(|joint| joint.better_than(worth));
         better.and_then(|sets| Self::of_sets(site, sets, ask, &groups)).or(best)
     }
@@ -144,8 +145,9 @@ impl<'s> Joint<'s> {
         }
         let most = |size: usize| site.best(free, size).and_then(|set| site.bandwidth(&set)).map(megabytes);
         let mut bound = (u64::MAX, most(groups.iter().map(|group| group.devices).sum())?);
-        for group in groups.iter().filter(|group| group.devices > 1) {
-            bound.0 = bound.0.min(most(group.devices)?);
+        // The largest come first.
+        for alike in groups.chunk_by(|a, b| a.devices == b.devices).filter(|alike| alike[0].devices > 1) {
+            bound.0 = bound.0.min(most(alike[0].devices)?);
         }
         Some(Self { site, free: free.gpus(), groups, bound, best: None, sets: MOST_SETS })
     }

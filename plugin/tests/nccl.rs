@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test that cannot go on fails")]
 
 mod sim;
+mod support;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -17,7 +18,10 @@ use gantry_plugin::inventory::{Device, Inventory};
 use gantry_plugin::nccl::{CONTAINER_FILE, RAILS, TOPO_FILE, Topology, TopologyFiles, maintain};
 use gantry_topology::{Machine, NicSet, PathClass};
 use sim::Sim;
+use support::probes::a_moment;
+use support::{Node, soon};
 use tokio::sync::watch;
+use tokio_stream::StreamExt;
 use tokio_util::sync::CancellationToken;
 
 fn topology(sim: &Sim) -> (Arc<Machine>, Topology) {
@@ -197,4 +201,49 @@ async fn files_of_listed_containers_are_written_again() {
     .expect("the file was not written again");
     shutdown.cancel();
     task.await.unwrap();
+}
+
+/// The whole daemon: its container gets the file, and a file of a running container comes back when it is lost.
+#[tokio::test(flavor = "multi_thread")]
+async fn daemon_hands_out_the_file_and_restores_it() {
+    let sim = Sim::of("hgx-h100");
+    let node = Node::new(0);
+    let config = node.directory.path().join("config.yaml");
+    fs::write(&config, "version: v1\nflags: {plugin: {ncclTopology: true}}\n").unwrap();
+    let node = node.with(|args| {
+        sim.use_in(args);
+        args.config.config_file = Some(config.display().to_string());
+    });
+    let (truth, mut kubelet) = (node.truth(), node.kubelet());
+    let shutdown = CancellationToken::new();
+    let daemon = tokio::spawn(gantry_plugin::run(node.args().clone(), shutdown.clone()));
+    let mut plugin = kubelet.plugin().await;
+    let mut lists = plugin.watch().await;
+    let all_listed = async { while lists.next().await.unwrap().unwrap().devices.len() < 8 {} };
+    soon("the devices", all_listed).await;
+
+    let ids = [sim.uuid(2), sim.uuid(3)];
+    let container = plugin.allocate(&ids).await.unwrap();
+    assert_eq!(container.envs[TOPO_FILE], CONTAINER_FILE);
+    assert_eq!(container.envs[RAILS], "mlx5_2,mlx5_3");
+    let path = std::path::PathBuf::from(&container.mounts[0].host_path);
+    assert!(path.starts_with(&node.args().nccl_root));
+    let text = fs::read_to_string(&path).unwrap();
+    let machine = sim.installed.facts.machine();
+    for gpu in machine.gpus() {
+        let address = gpu.bus_id.as_ref().unwrap().as_str();
+        assert_eq!(text.contains(address), [2, 3].contains(&gpu.index), "{text}");
+    }
+
+    truth.set("train-0", "main", ids.map(str::to_owned));
+    fs::remove_dir_all(&node.args().nccl_root).unwrap();
+    soon("the file", async {
+        while !path.exists() {
+            a_moment().await;
+        }
+    })
+    .await;
+    assert_eq!(fs::read_to_string(&path).unwrap(), text);
+    shutdown.cancel();
+    soon("the daemon's end", daemon).await.unwrap().unwrap();
 }

@@ -35,7 +35,8 @@ struct OnNode {
     /// The whole GPUs among them.
     gpus: GpuSet,
     nics: NicSet,
-    slowest: u64,
+    /// The bandwidth of the slowest member, GB/s.
+    slowest: f64,
 }
 
 /// Sets on the rails that are aimed at, by class and numbers of members. Alike nodes get alike devices.
@@ -51,18 +52,18 @@ pub(super) fn assign_devices(survey: &Survey<'_>, runs: &[Run], aim: &Aim) -> Re
         on.entry(run.node).or_insert_with(|| vec![0; survey.shapes.len()])[run.slot] += run.count;
     }
     let mut laid: HashMap<(NodeIx, usize), VecDeque<Devices>> = HashMap::new();
-    let mut rails: BTreeMap<NodeIx, NodeRails> = BTreeMap::new();
-    for (node, taken) in &aim.taken {
+    let mut rails = Vec::with_capacity(on.len() + aim.taken.len());
+    for (node, taken) in aim.taken.iter().filter(|(node, _)| !on.contains_key(node)) {
         let nics = survey.class(*node).map_or(NicSet::default(), |class| class.kind.rails(*taken));
-        rails.insert(*node, NodeRails { gpus: taken.len(), nics });
+        rails.push((*node, NodeRails { gpus: taken.len(), nics }));
     }
-    let mut slowest = u64::MAX;
+    let mut slowest = f64::INFINITY;
     let mut known = Known::new();
     for (node, counts) in on {
         let taken = aim.taken.get(&node).copied().unwrap_or_default();
         let on = on_node(survey, node, &counts, (aim, taken), &mut known).ok_or(node)?;
         slowest = slowest.min(on.slowest);
-        rails.insert(node, NodeRails { gpus: on.gpus.len(), nics: on.nics });
+        rails.push((node, NodeRails { gpus: on.gpus.len(), nics: on.nics }));
         for (slot, members) in on.members.into_iter().enumerate() {
             laid.insert((node, slot), members.into());
         }
@@ -75,7 +76,7 @@ pub(super) fn assign_devices(survey: &Survey<'_>, runs: &[Run], aim: &Aim) -> Re
             (members.len() >= count).then(|| members.drain(..count).collect()).ok_or(run.node)
         })
         .collect();
-    Ok(Assigned { devices: devices?, rails: rails.into_iter().collect(), slowest })
+    Ok(Assigned { devices: devices?, rails, slowest: megabytes(slowest) })
 }
 
 /// The devices of the members on a node. `aim`: with the GPUs of members that have a reservation there.
@@ -95,7 +96,7 @@ fn on_node(
     }
     resources.sort_unstable();
     resources.dedup();
-    let (mut gpus, mut slowest) = (taken, u64::MAX);
+    let (mut gpus, mut slowest) = (taken, f64::INFINITY);
     for resource in resources {
         let (index, pool) = exact.class.pool(resource.as_str())?;
         let cut = exact.class.cut_beside(index);
@@ -108,16 +109,17 @@ fn on_node(
         }?;
         let layout = match pool.shape {
             Shape::Whole => {
-                let class = survey.input.snapshot.class(node).filter(|_| gpus.is_empty());
-                let mut key = class.map(|class| (class, counts.to_vec()));
                 let free = if layout.devices.is_subset(&pool.open) { &pool.open } else { &pool.free };
                 let target = aim.rails.of(gpus.len() + layout.devices.len());
                 let better = target
                     .filter(|nics| site.kind.rails(gpus | layout.devices.gpus()) != *nics)
                     .and_then(|nics| {
                         let search = || on_rails(site, free, &ask, (nics, gpus), aim.floor);
-                        let found = match key.take() {
-                            Some(key) => known.entry(key).or_insert_with(search).clone(),
+                        let class = survey.input.snapshot.class(node).filter(|_| gpus.is_empty());
+                        let found = match class {
+                            Some(class) => {
+                                known.entry((class, counts.to_vec())).or_insert_with(search).clone()
+                            }
                             None => search(),
                         };
                         Layout::best(site, &found.filter(|found| found.is_subset(free))?, &ask)
@@ -128,7 +130,7 @@ fn on_node(
             }
             Shape::Parts(_) => layout,
         };
-        slowest = slowest.min(layout.gbs.map_or(u64::MAX, megabytes));
+        slowest = slowest.min(layout.gbs.unwrap_or(f64::INFINITY));
         for (slot, member, blocks) in owners {
             let mut devices = DeviceSet::EMPTY;
             for block in layout.blocks.get(blocks)? {
