@@ -273,6 +273,7 @@ impl Index {
                 self.pod_came(&pod);
             }
         }
+        self.note_waiting(&pod);
         self.tell_pod(&pod);
         if pod.terminal {
             self.unschedulable.forget(&uid);

@@ -58,6 +58,9 @@ pub(super) struct GangIndex {
     synced: bool,
     /// Pods that the state machine was told of.
     told: BTreeSet<PodUid>,
+    /// Pods that were seen to wait for a scheduler that calls the extender, also while another process led: they are members, whichever
+    /// client binds them.
+    seen_waiting: BTreeSet<PodUid>,
     reported: HashMap<PodUid, members::ReportedPod>,
     /// Members that the watch has shown to be gone, and when.
     departed: HashMap<PodUid, Instant>,
@@ -98,6 +101,7 @@ impl GangIndex {
             only_looks: false,
             synced: false,
             told: BTreeSet::new(),
+            seen_waiting: BTreeSet::new(),
             reported: HashMap::new(),
             departed: HashMap::new(),
             owners: HashMap::new(),

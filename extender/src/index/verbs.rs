@@ -385,8 +385,11 @@ impl Index {
     /// Whether a Binding that was sent may be sent once more.
     ///
     /// # Errors
-    /// Kubelet reports its devices as those of another pod.
+    /// Kubelet reports its devices as those of another pod, or the Gang no longer shows the decision by which it is bound.
     pub fn may_repeat(&mut self, target: &Target) -> Result<(), BindError> {
+        if !self.is_written(&target.uid) {
+            return Err(BindError::Gang("the Gang does not show its reservation any more".into()));
+        }
         let node = self.nodes.find(target.node.as_str());
         let node = node.ok_or_else(|| BindError::no_such_node(target))?;
         self.settle_node(node);

@@ -739,10 +739,9 @@ impl Gang {
                 return Arrival::Refuse(WaitReason::reserved_elsewhere(&self.key, &planned));
             }
         }
-        let pinned = self.members().get(uid).is_some_and(TrackedMember::is_pinned);
         match &self.state {
             // A slot that it got after the decision is written down first, so that the next process knows of it.
-            State::Decided(_) if !pinned && !self.is_written(uid) => {
+            State::Decided(_) if !self.is_written(uid) => {
                 self.roster.members_mut().change(uid, TrackedMember::arrive);
                 Arrival::Wait
             }

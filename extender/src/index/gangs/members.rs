@@ -145,6 +145,7 @@ impl Index {
         for uid in gone {
             self.tell_gone(&uid);
         }
+        self.gangs.seen_waiting.retain(|uid| seen.contains(uid.as_str()));
     }
 
     /// A pod is on its node as of now.
@@ -172,7 +173,7 @@ impl Index {
         let shape = (!managed.is_empty()).then(|| self.shape(request, pod));
         let grant = grant_of(pod);
         let elsewhere = match &pod.node {
-            Some(_) if grant.is_some() || self.is_named(pod, membership) => None,
+            Some(_) if grant.is_some() || self.is_known_member(pod, membership) => None,
             // It was created with a node, as far as this process knows.
             Some(_) => Some(self.schedulers.unknown_scheduler_of(pod).unwrap_or_else(|| NODE_NAME.into())),
             None => self.schedulers.unknown_scheduler_of(pod),
@@ -196,6 +197,25 @@ impl Index {
         });
         if let Some(said) = pod.said.as_ref().filter(|_| self.gangs.leading) {
             self.gangs.handle(self.now, GangEvent::SchedulerMessage { pod: &pod.uid, message: said });
+        }
+    }
+
+    /// Whether a pod that is bound without a grant waited for a scheduler before, as this process or an earlier one knows.
+    fn is_known_member(&self, pod: &PodFacts, membership: &Membership) -> bool {
+        self.gangs.seen_waiting.contains(&pod.uid) || self.is_named(pod, membership)
+    }
+
+    /// Whether the object of a decided gang shows the reservation of a member. True for any other pod.
+    pub(in crate::index) fn is_written(&self, uid: &PodUid) -> bool {
+        let gang = self.gangs.core.goes_with(uid).and_then(|gang| self.gangs.core.view(gang));
+        gang.is_none_or(|gang| gang.is_written(uid))
+    }
+
+    /// Remembers that a pod waits to be scheduled.
+    pub(in crate::index) fn note_waiting(&mut self, pod: &PodFacts) {
+        let waits = pod.node.is_none() && pod.membership.is_some();
+        if waits && self.schedulers.unknown_scheduler_of(pod).is_none() {
+            self.gangs.seen_waiting.insert(pod.uid.clone());
         }
     }
 
@@ -259,6 +279,7 @@ impl Index {
 
     /// A pod is gone.
     pub(in crate::index) fn tell_gone(&mut self, uid: &PodUid) {
+        self.gangs.seen_waiting.remove(uid);
         self.gangs.reported.remove(uid);
         self.gangs.called.shift_remove(uid);
         if self.gangs.told.remove(uid) {

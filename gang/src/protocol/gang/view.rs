@@ -151,6 +151,12 @@ impl<'a> View<'a> {
         self.gang.slot_of(pod).map(|(_, slot)| slot.node())
     }
 
+    /// Whether the object shows the reservation that a member of a decided gang has.
+    pub fn is_written(&self, pod: &PodUid) -> bool {
+        let is_reserved = self.gang.decided().is_some() && self.gang.slot_of(pod).is_some();
+        !is_reserved || self.gang.is_written(pod)
+    }
+
     /// What a member asks for; `None` if it asks for no devices, or is no member.
     pub fn shape_of(&self, pod: &PodUid) -> Option<ShapeId> {
         self.gang.members().get(pod).and_then(|member| member.pod().shape)

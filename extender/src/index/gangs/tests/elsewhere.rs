@@ -173,3 +173,19 @@ fn member_bound_past_the_extender_counts_after_a_restart() {
     assert_eq!(cluster.store.read(|index| index.gang_view("default", "a")).unwrap().exist, 4);
     assert_eq!(phase(&cluster, "a"), GangPhase::Reserved);
 }
+
+#[test]
+fn standby_remembers_members_that_waited() {
+    // This process stood by while the pods waited, and while another client bound one of them.
+    let cluster = two_nodes();
+    cluster.store.update(|index| index.stand_down());
+    let pods = members("a", 2, 2);
+    for pod in &pods {
+        cluster.pod(pod);
+    }
+    cluster.pod(&bound(pods[0].clone(), "n", 1, None));
+    cluster.store.update(|index| index.lead());
+    cluster.wait(2);
+    assert_eq!(cluster.store.read(|index| index.gang_view("default", "a")).unwrap().exist, 2);
+    assert_eq!(phase(&cluster, "a"), GangPhase::Reserved);
+}

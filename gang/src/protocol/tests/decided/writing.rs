@@ -5,7 +5,7 @@ use gantry_api::{DecidedReservation, Decision, GangPhase, GangStatus, Reason};
 use super::super::world::{World, key, member, membership, uid};
 use super::committing;
 use crate::protocol::GangEvent;
-use crate::protocol::{Arrival, CommitFailure};
+use crate::protocol::{Arrival, BindEnd, CommitFailure};
 
 fn shows(decision: &Decision) -> GangStatus {
     GangStatus {
@@ -50,10 +50,17 @@ fn members_wait_while_the_object_lacks_their_decision() {
             world.show("a", shows_none());
         }
         assert_eq!(world.arrive("a1", "n1"), Arrival::Wait, "gone: {gone}");
+        // Nor is a Binding repeated whose outcome is not known.
+        world.handle(GangEvent::BindEnded { pod: &uid("a0"), outcome: BindEnd::Unsure });
+        assert!(!world.gangs.view(&key("a")).unwrap().is_written(&uid("a0")));
+        assert_eq!(world.arrive("a0", "n0"), Arrival::Wait, "gone: {gone}");
         let (_, status) = world.gangs.take_statuses().pop().unwrap();
         assert_eq!(status.decision, Some(decision.clone()), "it is written again");
         world.show("a", shows(&decision));
-        assert!(matches!(world.arrive("a1", "n1"), Arrival::Go(_)));
+        assert!(world.gangs.view(&key("a")).unwrap().is_written(&uid("a0")));
+        for (pod, node) in [("a0", "n0"), ("a1", "n1")] {
+            assert!(matches!(world.arrive(pod, node), Arrival::Go(_)));
+        }
     }
 }
 
