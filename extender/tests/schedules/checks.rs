@@ -75,7 +75,7 @@ impl World {
     }
 
     /// A decision is written: the members that it names, and those that run or have ended well, are as many as the gang needs.
-    pub(crate) fn check_minimum(&mut self, status: &GangStatus) {
+    pub(crate) fn check_minimum(&mut self, run: u32, status: &GangStatus) {
         let Some(job) = self.jobs.all.iter().find(|job| job.name == status.name) else {
             return;
         };
@@ -87,7 +87,17 @@ impl World {
             let pod = pod.and_then(|(name, uid)| self.api.pod(name, uid));
             member.done || pod.is_some_and(|pod| pod.node.is_some())
         });
-        let (count, min) = (named.len() + others.count(), job.min as usize);
+        // A watch that is behind does not show yet that a bound member has failed.
+        let view = self.extenders.running.get(&run).and_then(|process| process.view(&job.name));
+        let is_failed = |uid: &str| {
+            let pod = self.api.pods.values().find(|pod| pod.uid == uid);
+            pod.is_none_or(|pod| !pod.is_live())
+        };
+        let failed = view.iter().flat_map(|view| &view.members).filter(|member| {
+            let uid = member.uid.as_str();
+            member.stage == "Bound" && !named.contains(uid) && is_failed(uid)
+        });
+        let (count, min) = (named.len() + others.count() + failed.count(), job.min as usize);
         if count < min {
             let wrong = format!("gang {} needs {min} members and is decided for {count}", job.name);
             self.wrong(wrong);
@@ -105,10 +115,15 @@ impl World {
             "Bound" | "Succeeded" => true,
             _ => named.contains(&member.uid) && self.extenders.has_arrived(run, member.uid.as_str()),
         });
-        // What it knew to be bound may be gone by the end of the same change.
+        // What it knew to be bound may be gone by the end of the same change, and what had ended before it started is only counted.
         let is_left = |uid: &str| view.members.iter().any(|member| member.uid.as_str() == uid);
-        let gone = self.extenders.known_bound(run, gang).filter(|uid| !is_left(uid));
-        let (count, min) = (counts.count() + gone.count(), view.min as usize);
+        let mut gone: BTreeSet<&str> =
+            self.extenders.known_bound(run, gang).filter(|uid| !is_left(uid)).collect();
+        let job = self.jobs.all.iter().find(|job| job.name == gang);
+        let ended = job.into_iter().flat_map(|job| &job.members).filter(|member| member.done);
+        let ended = ended.filter_map(|member| member.pod.as_ref().map(|(_, uid)| uid.as_str()));
+        gone.extend(ended.filter(|uid| !is_left(uid)));
+        let (count, min) = (counts.count() + gone.len(), view.min as usize);
         let is_new = self.extenders.decided.insert((run, decision.id.clone()));
         if is_new && count < min {
             let wrong = format!("gang {gang} is decided when {count} of {min} members have arrived");
@@ -244,7 +259,7 @@ impl World {
             self.wrong(format!("kube-scheduler believes for ever that pod {uid} is bound"));
         }
         for job in self.jobs.all.clone() {
-            if job.fits && !job.is_done() && !self.has_lost_its_past(&job) {
+            if job.fits && !job.is_done() && !self.has_lost_its_past(&job) && !self.was_bound_unseen(&job) {
                 let views = self.views();
                 self.wrong(format!("job {} has not come to its end: {:?}\n{views}", job.name, job.members));
             }
@@ -285,6 +300,16 @@ impl World {
             let words = format!("the gate of pod {} goes, and {made} of its gang were there", pod.uid);
             self.wrong(words);
         }
+    }
+
+    /// Whether a job waits for members that have ended well, which another scheduler bound before any extender saw them wait, or was able
+    /// to list them in the Gang: nothing shows that they were not created with a node.
+    fn was_bound_unseen(&self, job: &Job) -> bool {
+        let unlisted = |member: &Member| {
+            let uid = member.pod.as_ref().map(|(_, uid)| uid);
+            member.done && uid.is_some_and(|uid| self.bound_unlisted.contains(uid))
+        };
+        job.is_gang && job.members.iter().any(unlisted)
     }
 
     /// Whether a job waits for members that have ended well long ago: their pods are gone with their nodes, and an extender that has

@@ -11,6 +11,9 @@ use crate::world::World;
 
 /// More evictions in one schedule are a storm.
 const STORM: u32 = 30;
+/// Milliseconds between evictions of pods that bypass the scheduler and take the same devices again. The extender evicts them as often as
+/// its back-off allows.
+const RETAKEN: u64 = 20_000;
 
 /// What is left of a gang.
 struct Left {
@@ -25,6 +28,8 @@ struct Left {
 #[derive(Debug, Default)]
 pub(crate) struct Evictions {
     count: u32,
+    /// Those of pods that bypass the scheduler.
+    retaken: u32,
     /// Pods, and until when a budget spares each that the extenders have not heard of.
     spared: BTreeMap<String, u64>,
 }
@@ -134,9 +139,15 @@ impl World {
     }
 
     fn count_evicted(&mut self, pod: &Pod) {
-        self.evictions.count += 1;
-        if self.evictions.count > STORM {
-            self.wrong(format!("{STORM} pods were stopped for others, and now {}", pod.uid));
+        let (count, most) = if self.jobs.all[pod.job].brought {
+            let more = u32::try_from(self.now / RETAKEN).unwrap_or(u32::MAX);
+            (&mut self.evictions.retaken, STORM.saturating_add(more))
+        } else {
+            (&mut self.evictions.count, STORM)
+        };
+        *count += 1;
+        if *count > most {
+            self.wrong(format!("{most} pods were stopped for others, and now {}", pod.uid));
         }
     }
 
@@ -149,7 +160,10 @@ impl World {
             Some(_) => Played::PreemptedInGang,
             None => Played::Preempted,
         });
-        self.count_evicted(pod);
+        // kube-scheduler does not know that it preempts in vain for pods that take the devices again.
+        if !self.jobs.all[pod.job].brought {
+            self.count_evicted(pod);
+        }
     }
 
     /// A device that whoever sent a Binding, and leads, keeps for a gang that is not the pod's.

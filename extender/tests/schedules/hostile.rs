@@ -92,6 +92,7 @@ impl World {
             None => Played::RivalBound,
         });
         self.note(format_args!("another scheduler binds pod {} to {node}", pod.uid));
+        self.bound_unlisted.insert(pod.uid.clone());
         self.api.bind(&pod.name, &pod.uid, node, None, (self.now, self.now));
     }
 
@@ -152,6 +153,8 @@ impl World {
         }
         self.played(Played::Restored);
         self.note(format_args!("etcd is restored to {taken}"));
+        let listed = self.api.gangs.values().flat_map(|gang| &gang.status.unreserved);
+        self.bound_unlisted.extend(listed.map(ToString::to_string));
         self.api.restore(etcd);
         self.stalled = self.stalled.min(self.now);
         self.lose_requests();

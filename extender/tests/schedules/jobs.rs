@@ -42,7 +42,7 @@ pub(crate) struct Job {
     over: Option<u64>,
     gating: Option<Gating>,
     /// Its pods are created with a node, so that no scheduler looks at them.
-    brought: bool,
+    pub(crate) brought: bool,
     /// Every other member has priority 0.
     mixed: bool,
     /// Its controller creates all of its pods again: the devices that they had, until one of the new ones is bound.

@@ -1,6 +1,6 @@
 //! The world: a clock, what is going to happen, and everybody in it. One thing happens at a time; which, the seed says.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -233,6 +233,8 @@ pub(crate) struct World {
     pub(crate) kubelets: Kubelets,
     pub(crate) jobs: Jobs,
     pub(crate) evictions: Evictions,
+    /// Pods that another scheduler has bound, and that no Gang lists as such.
+    pub(crate) bound_unlisted: BTreeSet<String>,
     /// What etcd is put back to.
     pub(crate) snapshot: Option<Snapshot>,
     pub(crate) plan: Plan,
@@ -260,6 +262,7 @@ impl World {
             kubelets: Kubelets::default(),
             jobs: Jobs::default(),
             evictions: Evictions::default(),
+            bound_unlisted: BTreeSet::new(),
             snapshot: None,
             plan,
             wrong: None,

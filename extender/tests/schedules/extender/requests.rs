@@ -153,8 +153,13 @@ impl World {
                         _ => Played::DecisionRefused,
                     });
                 }
+                if done == Status::Done {
+                    for uid in &status.unreserved {
+                        self.bound_unlisted.remove(uid.as_str());
+                    }
+                }
                 if done == Status::Done && decision.is_some() {
-                    self.check_minimum(status);
+                    self.check_minimum(run, status);
                     self.check_kept(before.as_deref(), status);
                 }
                 let (what, places) = (decision.as_deref().unwrap_or("status"), Places(status));

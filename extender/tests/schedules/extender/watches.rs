@@ -121,11 +121,24 @@ impl World {
         }
         let instant = self.instant();
         self.note_told(run, changes);
+        let changes = self.newest(run, changes);
         self.update(run, |index| {
-            for change in changes {
+            for change in &changes {
                 apply(index, instant, change);
             }
         });
+    }
+
+    /// The changes, with the newest versions of Gang objects that the process knows: a write may have overtaken the watch.
+    fn newest(&self, run: u32, changes: &[Change]) -> Vec<Change> {
+        let process = self.extenders.running.get(&run);
+        let newest = |change: &Change| match change {
+            Change::Gang(gang) => {
+                process.and_then(|process| process.objects.get(&gang.name)).cloned().map(Change::Gang)
+            }
+            _ => None,
+        };
+        changes.iter().map(|change| newest(change).unwrap_or_else(|| change.clone())).collect()
     }
 
     /// Keeps the newest version of each Gang object, and in mind what was told of pods.
