@@ -116,6 +116,13 @@ impl<'i> VictimSearch<'i> {
         allowance.breaks(self.index.resources.profile(&PodUid::from(uid)))
     }
 
+    /// Whether a pod may be preempted: not if its gang has the priority of the request or a higher one, whatever its own is. Such a gang
+    /// would get the devices back at once.
+    fn may_go(&self, uid: &PodUid) -> bool {
+        let gang = self.index.goes_with(uid).and_then(|gang| self.index.priority_of_gang(gang));
+        gang.is_none_or(|priority| priority < self.priority)
+    }
+
     /// The victims on one node, and how many gangs they break; `None` if no end of pods of lower priority helps.
     fn victims_on(&self, offer: Offer) -> Option<(usize, Offer)> {
         let Self { index, request, priority } = *self;
@@ -125,7 +132,8 @@ impl<'i> VictimSearch<'i> {
             // Nothing is known of a foreign node; kube-scheduler has counted.
             return (!offer.victims.is_empty()).then(|| (self.gangs_broken(&offer.uids()), offer));
         };
-        if index.is_kept_from(number, priority) {
+        let may_go = |uid: &String| self.may_go(&PodUid::from(uid.as_str()));
+        if index.is_kept_from(number, priority) || !offer.victims.iter().all(may_go) {
             return None;
         }
         let held = |uid: &str| self.released_by(index.pods.get(uid)?, number);
@@ -181,7 +189,7 @@ impl<'i> VictimSearch<'i> {
         let pods = pods.filter_map(|uid| self.index.pods.get(uid));
         let mut others: Vec<&'i PodFacts> = pods
             .map(|pod| &**pod)
-            .filter(|pod| pod.priority < self.priority && !pod.leaving)
+            .filter(|pod| pod.priority < self.priority && !pod.leaving && self.may_go(&pod.uid))
             .filter(|pod| named.iter().all(|known| known != pod.uid.as_str()))
             .collect();
         others.sort_by_key(|pod| {

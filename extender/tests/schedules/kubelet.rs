@@ -398,6 +398,8 @@ impl World {
         kubelet.up = false;
         kubelet.processes.clear();
         kubelet.inbox.clear();
+        // It starts anew: pods that a restored etcd has unbound come again under the same UID.
+        kubelet.judged.clear();
         let name = kubelet.name.clone();
         self.played(Played::NodeLost);
         self.note(format_args!("node {name} is lost"));

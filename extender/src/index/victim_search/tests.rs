@@ -335,3 +335,22 @@ fn nodes_that_are_not_known_are_not_offered_back() {
     cluster.add("n", &plain(4));
     assert_eq!(answer(&cluster, 1, 10, vec![offer("gone", &["low"])]), []);
 }
+
+/// Its gang would get the devices back at once, for it goes before the pod.
+#[test]
+fn member_of_a_more_important_gang_is_no_victim() {
+    let cluster = Cluster::new(Options::default());
+    cluster.add("n", &plain(4));
+    for (name, priority, gpus) in [("g-0", 0, "0-1"), ("g-1", 100, "2-3")] {
+        let mut member = bound(member(name, 2, "g", 2), "n", 1, None);
+        member["metadata"]["annotations"][gantry_api::names::GRANT_ANNOTATION] =
+            grant(&name.into(), "n", set(gpus)).into();
+        member["spec"]["priority"] = json!(priority);
+        cluster.pod(&member);
+    }
+    cluster.wait(2);
+    let low = vec![offer("n", &["g-0"])];
+    assert_eq!(answer(&cluster, 2, 10, low.clone()), []);
+    assert_eq!(answer(&cluster, 2, 10, vec![offer("n", &[])]), []);
+    assert_eq!(answer(&cluster, 2, 101, low.clone()), low);
+}

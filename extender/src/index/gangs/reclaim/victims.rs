@@ -197,6 +197,11 @@ impl Index {
             && by_role.iter().all(|(role, count)| *count <= view.surplus_of(role))
     }
 
+    /// The priority of a gang that is tracked.
+    pub(in crate::index) fn priority_of_gang(&self, gang: &GangKey) -> Option<i32> {
+        Some(self.gangs.core.view(gang)?.priority())
+    }
+
     /// All of a gang that is on the nodes, as a unit.
     pub(in crate::index::gangs) fn whole(&self, gang: &View<'_>) -> VictimCandidate {
         let mut unit = self.unit_of(gang.key());
