@@ -6,6 +6,7 @@ use gantry_topology::{GpuSet, LinkClass};
 
 use crate::decide::megabytes;
 use crate::devices::DeviceSet;
+use crate::numa::Admission;
 use crate::placement::SetTerms;
 use crate::request::{Ask, ContainerAsk};
 use crate::shape::Shape;
@@ -30,7 +31,8 @@ impl Layout {
     ///
     /// The best one for the worst-off container wins, then the best one for the whole pod. Two ways are tried first: the
     /// best set for the whole pod, split among its containers; and the best set for each container, the largest first.
-    /// Where a better layout may exist, it is searched for ([`Joint`]).
+    /// Where a better layout may exist, it is searched for ([`Joint`]). If kubelet's Topology Manager refuses both, the
+    /// containers are assigned one after the other, as kubelet does.
     pub fn best(site: Site<'_>, free: &DeviceSet, ask: &Ask) -> Option<Self> {
         let devices = usize::try_from(ask.devices).ok()?;
         if devices == 0 || devices > free.len() {
@@ -46,8 +48,9 @@ impl Layout {
         };
         let whole = site.best_meeting(free, devices, terms).or_else(|| site.best(free, devices));
         let together = whole.and_then(|whole| Self::lay(site, &whole, ask, &groups)).filter(admitted);
+        let in_order = || Self::in_order_of_admission(site, free, ask, &groups);
         if groups.iter().filter(|group| !group.nested).count() < 2 {
-            return together;
+            return together.or_else(in_order);
         }
         let apart = Self::lay(site, free, ask, &groups).filter(admitted);
         let rated = |layout: Self| (layout.worth(site), layout);
@@ -57,7 +60,7 @@ impl Layout {
         };
         let (worth, best) = best.unzip();
         let better = Joint::of(site, free, &groups).and_then(|joint| joint.better_than(worth));
-        better.and_then(|sets| Self::of_sets(site, sets, ask, &groups)).or(best)
+        better.and_then(|sets| Self::of_sets(site, sets, ask, &groups)).or(best).or_else(in_order)
     }
 
     /// The bandwidth of the worst-off container, then that of the whole pod, MB/s.
@@ -79,19 +82,33 @@ impl Layout {
     /// The layout with these devices for each group that is not part of another.
     fn of_sets(site: Site<'_>, sets: Vec<DeviceSet>, ask: &Ask, groups: &[Group]) -> Option<Self> {
         let mut blocks = vec![DeviceSet::EMPTY; ask.blocks.len()];
+        for (group, devices) in groups.iter().filter(|group| !group.nested).zip(sets) {
+            split(site, devices, group, groups, ask, &mut blocks)?;
+        }
+        Some(Self::of(site, blocks, groups))
+    }
+
+    /// Devices of the NUMA nodes with which kubelet aligns each container, one container after the other.
+    fn in_order_of_admission(site: Site<'_>, free: &DeviceSet, ask: &Ask, groups: &[Group]) -> Option<Self> {
+        let admission = Admission::new(site.alignment?, free, ask)?;
+        let site = Site { alignment: None, ..site };
+        let mut blocks = vec![DeviceSet::EMPTY; ask.blocks.len()];
+        let mut attempts = MAX_ATTEMPTS;
+        assign_next(site, &admission, ask, &mut blocks, &mut attempts).then(|| Self::of(site, blocks, groups))
+    }
+
+    fn of(site: Site<'_>, blocks: Vec<DeviceSet>, groups: &[Group]) -> Self {
         let mut gbs: Option<f64> = None;
         let mut class: Option<LinkClass> = None;
-        for (group, devices) in groups.iter().filter(|group| !group.nested).zip(sets) {
-            if group.devices > 1
-                && let Some(reached) = site.bandwidth(&devices)
-            {
+        for group in groups.iter().filter(|group| !group.nested && group.devices > 1) {
+            let devices = union(group.blocks.iter().filter_map(|&block| blocks.get(block)));
+            if let Some(reached) = site.bandwidth(&devices) {
                 gbs = Some(gbs.map_or(reached, |least| least.min(reached)));
                 let joined = site.class(&devices);
                 class = Some(class.map_or(joined, |least| least.min(joined)));
             }
-            split(site, devices, group, groups, ask, &mut blocks)?;
         }
-        Some(Self { devices: union(&blocks), blocks, gbs, class })
+        Self { devices: union(&blocks), blocks, gbs, class }
     }
 
     /// The grant of each container, with the IDs of the pool's devices; `None` if the pool has no such device.
@@ -201,6 +218,70 @@ fn union<'a>(blocks: impl IntoIterator<Item = &'a DeviceSet>) -> DeviceSet {
         all.add(block);
         all
     })
+}
+
+/// The most sets that are tried for the containers of a pod.
+const MAX_ATTEMPTS: usize = 256;
+
+/// Assigns the containers that are not admitted yet; whether kubelet admits all of them. A container on several NUMA
+/// nodes has the best set of these. If a later container is refused then, it has all devices of one of them.
+fn assign_next(
+    site: Site<'_>,
+    admission: &Admission<'_>,
+    ask: &Ask,
+    blocks: &mut [DeviceSet],
+    attempts: &mut usize,
+) -> bool {
+    let Some(container) = admission.container() else {
+        return true;
+    };
+    let Some(offered) = admission.offered() else {
+        return false;
+    };
+    // The other blocks of the container are those of init containers.
+    let new = container.blocks.iter().find(|&&block| blocks.get(block).is_some_and(DeviceSet::is_empty));
+    for set in
+        new.map_or_else(|| vec![DeviceSet::EMPTY], |&new| candidates(site, &offered, ask, container, new))
+    {
+        let Some(left) = attempts.checked_sub(1) else {
+            return false;
+        };
+        *attempts = left;
+        if let Some(block) = new.and_then(|&new| blocks.get_mut(new)) {
+            *block = set;
+        }
+        let devices = container.devices_of(blocks);
+        let mut next = admission.clone();
+        next.admit(&devices);
+        if site.meets_all(&devices, &container.terms) && assign_next(site, &next, ask, blocks, attempts) {
+            return true;
+        }
+    }
+    if let Some(block) = new.and_then(|&new| blocks.get_mut(new)) {
+        *block = DeviceSet::EMPTY;
+    }
+    false
+}
+
+/// Sets for a new block of a container, out of the devices of each NUMA node that it is aligned with.
+fn candidates(
+    site: Site<'_>,
+    offered: &[DeviceSet],
+    ask: &Ask,
+    container: &ContainerAsk,
+    block: usize,
+) -> Vec<DeviceSet> {
+    let size = ask.blocks.get(block).map_or(0, |size| *size as usize);
+    let all = union(offered);
+    let best = match container.blocks.len() {
+        1 => site.best_meeting(&all, size, &container.terms),
+        _ => site.best(&all, size),
+    };
+    let filled = offered.iter().filter(|node| node.len() < size).filter_map(|node| {
+        let rest = site.best(&(&all - node), size - node.len())?;
+        Some(&rest | node)
+    });
+    best.into_iter().chain(filled).collect()
 }
 
 /// Blocks that one container holds at once, which should be close together.

@@ -16,7 +16,7 @@ use std::cmp::Reverse;
 use gantry_api::{KubeletTopology, TopologyManagerPolicy, TopologyManagerScope};
 
 use crate::devices::DeviceSet;
-use crate::request::Ask;
+use crate::request::{Ask, ContainerAsk};
 
 /// NUMA nodes as a bit mask, by their order among the nodes that have devices.
 type Nodes = u16;
@@ -70,41 +70,18 @@ impl Alignment {
 
     /// Whether kubelet admits a pod with these devices of each block of `ask`, and can be steered to them.
     pub fn admits(&self, free: &DeviceSet, ask: &Ask, blocks: &[DeviceSet]) -> bool {
-        let mut available = free.clone();
-        let mut reusable = DeviceSet::EMPTY;
-        let whole = match self.scope {
-            TopologyManagerScope::Container => None,
-            TopologyManagerScope::Pod => {
-                let state = State { available: free, reusable: &DeviceSet::EMPTY };
-                let Some(nodes) = self.best_hint(state, ask.devices as usize) else {
-                    return false;
-                };
-                Some(nodes)
-            }
+        let Some(mut admission) = Admission::new(self, free, ask) else {
+            return false;
         };
-        for (position, container) in ask.containers.iter().enumerate() {
-            let mut devices = DeviceSet::EMPTY;
-            for block in container.blocks.iter().filter_map(|block| blocks.get(*block)) {
-                devices.add(block);
-            }
-            // Which of the devices left by init containers kubelet takes is unknown.
-            let size = devices.len() + container.any_of_held as usize;
-            let state = State { available: &available, reusable: &reusable };
-            let Some(nodes) = whole.or_else(|| self.best_hint(state, size)) else {
+        while let Some(container) = admission.container() {
+            let devices = container.devices_of(blocks);
+            let Some(nodes) = admission.nodes() else {
                 return false;
             };
             if !devices.iter().all(|device| self.is_in(device, nodes)) {
                 return false;
             }
-            available.remove(&devices);
-            // Only an init container returns its devices, to the containers after it.
-            let mut later = ask.containers.iter().skip(position + 1);
-            let is_left = later.any(|later| {
-                later.any_of_held > 0 || container.blocks.iter().any(|block| later.blocks.contains(block))
-            });
-            if container.any_of_held == 0 {
-                reusable = if is_left { devices } else { DeviceSet::EMPTY };
-            }
+            admission.admit(&devices);
         }
         true
     }
@@ -145,6 +122,73 @@ impl Alignment {
             self.policy.as_str(),
             by_node.join(" + ")
         )
+    }
+}
+
+/// Kubelet's admission of a pod, one container after the other.
+#[derive(Debug, Clone)]
+pub struct Admission<'a> {
+    alignment: &'a Alignment,
+    ask: &'a Ask,
+    /// The number of containers that are admitted.
+    admitted: usize,
+    available: DeviceSet,
+    /// Devices that finished init containers left.
+    reusable: DeviceSet,
+    /// The nodes of all containers, in the scope `pod`.
+    whole: Option<Nodes>,
+}
+
+impl<'a> Admission<'a> {
+    /// The admission of a pod on a node with these free devices; `None` if kubelet refuses the pod as a whole.
+    pub fn new(alignment: &'a Alignment, free: &DeviceSet, ask: &'a Ask) -> Option<Self> {
+        let whole = match alignment.scope {
+            TopologyManagerScope::Container => None,
+            TopologyManagerScope::Pod => {
+                let state = State { available: free, reusable: &DeviceSet::EMPTY };
+                Some(alignment.best_hint(state, ask.devices as usize)?)
+            }
+        };
+        let (available, reusable) = (free.clone(), DeviceSet::EMPTY);
+        Some(Self { alignment, ask, admitted: 0, available, reusable, whole })
+    }
+
+    /// The next container.
+    pub fn container(&self) -> Option<&'a ContainerAsk> {
+        self.ask.containers.get(self.admitted)
+    }
+
+    /// The available devices of each NUMA node that the next container is aligned with; `None` if kubelet refuses it.
+    pub fn offered(&self) -> Option<Vec<DeviceSet>> {
+        let nodes = self.nodes()?;
+        let each = (0..self.alignment.nodes).map(|node| 1 << node).filter(|node| nodes & node != 0);
+        let of_node = |node| self.available.iter().filter(move |device| self.alignment.is_in(*device, node));
+        Some(each.map(|node| of_node(node).collect()).collect())
+    }
+
+    /// The NUMA nodes that the next container is aligned with; `None` if kubelet refuses it.
+    fn nodes(&self) -> Option<Nodes> {
+        let size = self.container()?.devices(&self.ask.blocks) as usize;
+        let state = State { available: &self.available, reusable: &self.reusable };
+        self.whole.or_else(|| self.alignment.best_hint(state, size))
+    }
+
+    /// Admits the next container with the devices of its blocks. Which of the devices left by init containers it has
+    /// in addition is unknown.
+    pub fn admit(&mut self, devices: &DeviceSet) {
+        let Some(container) = self.container() else {
+            return;
+        };
+        self.admitted += 1;
+        self.available.remove(devices);
+        // Only an init container returns its devices, to the containers after it.
+        let mut later = self.ask.containers.iter().skip(self.admitted);
+        let is_left = later.any(|later| {
+            later.any_of_held > 0 || container.blocks.iter().any(|block| later.blocks.contains(block))
+        });
+        if container.any_of_held == 0 {
+            self.reusable = if is_left { devices.clone() } else { DeviceSet::EMPTY };
+        }
     }
 }
 

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use gantry_api::ResourceName;
 use gantry_api::quantity::{self, QuantityError};
 
+use crate::devices::DeviceSet;
 use crate::placement::{PlacementError, PlacementRequest, SetTerms};
 
 /// All resources that a pod asks for.
@@ -206,6 +207,13 @@ impl Request {
 }
 
 impl ContainerAsk {
+    /// The devices of its blocks, out of those of each block of the ask.
+    pub fn devices_of(&self, blocks: &[DeviceSet]) -> DeviceSet {
+        let mut devices = DeviceSet::EMPTY;
+        self.blocks.iter().filter_map(|&block| blocks.get(block)).for_each(|block| devices.add(block));
+        devices
+    }
+
     /// Devices it is given.
     pub fn devices(&self, blocks: &[u32]) -> u32 {
         let exact = self.blocks.iter().filter_map(|&block| blocks.get(block));

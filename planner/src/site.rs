@@ -77,6 +77,12 @@ impl Site<'_> {
         self.bandwidth(devices).is_some_and(|gbs| terms.are_met(self.class(devices), gbs))
     }
 
+    /// Whether a set meets terms: those of its links, and one of the models.
+    pub fn meets_all(self, devices: &DeviceSet, terms: &SetTerms) -> bool {
+        let is_of = |model: &Arc<str>| devices.iter().all(|device| self.is_of_model(device, model));
+        self.meets(devices, terms) && (terms.models.is_empty() || terms.models.iter().any(is_of))
+    }
+
     /// What carries a collective over devices; the least where two are on one GPU.
     pub fn class(self, devices: &DeviceSet) -> LinkClass {
         self.gpus(devices).map_or(LinkClass::Any, |gpus| self.kind.class(gpus))

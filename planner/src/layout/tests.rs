@@ -1,12 +1,13 @@
 use std::sync::Arc;
 
-use gantry_api::ContainerShare;
+use gantry_api::{ContainerShare, KubeletTopology, TopologyManagerPolicy, TopologyManagerScope};
 use gantry_topology::{GpuSet, Machine, Purpose};
 use proptest::prelude::*;
 
 use super::*;
 use crate::fixtures::{GPU, bridged, cube_mesh, kind, plain, set, switched};
 use crate::kind::{Kind, Sharing, Spot};
+use crate::numa::Alignment;
 use crate::request::{Container, ContainerKind, Request};
 use crate::shape::{Parts, Shape};
 
@@ -30,6 +31,28 @@ fn best_of(kind: &Kind, free: GpuSet, ask: &Ask) -> Option<Layout> {
         &free.into(),
         ask,
     )
+}
+
+/// The best layout on eight GPUs, four on each of two NUMA nodes, with a Topology Manager.
+fn best_aligned(machine: &Machine, alignment: &Alignment, free: &DeviceSet, ask: &Ask) -> Option<Layout> {
+    let (kind, shape) = (kind(machine), Shape::Whole);
+    let alignment = Some(alignment);
+    let site = Site { kind: &kind, shape: &shape, cut: &[], purpose: Purpose::Local, models: &[], alignment };
+    Layout::best(site, free, ask)
+}
+
+fn halves(policy: TopologyManagerPolicy, scope: TopologyManagerScope) -> Alignment {
+    let numa: Vec<Option<u32>> = (0..8).map(|gpu| Some(gpu / 4)).collect();
+    Alignment::new(&KubeletTopology { policy, scope, ..KubeletTopology::default() }, &numa).unwrap()
+}
+
+/// Kubelet aligns the first container with the first NUMA node, so that the larger one has the second.
+#[test]
+fn aligned_containers_follow_order_of_admission() {
+    let ask = ask(&[("a", ContainerKind::App, "1"), ("b", ContainerKind::App, "4")]);
+    let alignment = halves(TopologyManagerPolicy::SingleNumaNode, TopologyManagerScope::Container);
+    let layout = best_aligned(&bridged(), &alignment, &set("0-7").into(), &ask).unwrap();
+    assert_eq!(laid(&layout, &ask), ["a: g0", "b: g4 g5 g6 g7"]);
 }
 
 fn ids() -> Vec<Option<DeviceId>> {
@@ -131,6 +154,43 @@ proptest! {
                     prop_assert_eq!(Some(layout.devices.gpus()), kind.best(free, devices));
                 }
             }
+        }
+    }
+
+    /// A layout is found if kubelet admits any split of the blocks between the two NUMA nodes, and kubelet admits it.
+    #[test]
+    fn aligned_layout_exists_if_kubelet_admits_any(
+        free in 0u32..256,
+        containers in containers(),
+        restricted in any::<bool>(),
+        pod_scope in any::<bool>(),
+    ) {
+        let ask = ask(&containers);
+        let policy = if restricted { TopologyManagerPolicy::Restricted } else { TopologyManagerPolicy::SingleNumaNode };
+        let scope = if pod_scope { TopologyManagerScope::Pod } else { TopologyManagerScope::Container };
+        let alignment = halves(policy, scope);
+        let free = DeviceSet::from(GpuSet::from_bits(free));
+        let splits = ask.blocks.iter().map(|size| *size as usize + 1).product::<usize>();
+        let any_admitted = (0..splits).any(|mut split| {
+            let mut nodes: [Vec<usize>; 2] = [vec![], vec![]];
+            free.iter().for_each(|device| nodes[device / 4].push(device));
+            let mut blocks = Vec::new();
+            for size in &ask.blocks {
+                let (size, first) = (*size as usize, split % (*size as usize + 1));
+                split /= size + 1;
+                if nodes[0].len() < first || nodes[1].len() < size - first {
+                    return false;
+                }
+                let mut block: Vec<usize> = nodes[0].drain(..first).collect();
+                block.extend(nodes[1].drain(..size - first));
+                blocks.push(block.into_iter().collect::<DeviceSet>());
+            }
+            alignment.admits(&free, &ask, &blocks)
+        });
+        let layout = best_aligned(&bridged(), &alignment, &free, &ask);
+        prop_assert_eq!(layout.is_some(), any_admitted, "{:?}", ask);
+        if let Some(layout) = layout {
+            prop_assert!(alignment.admits(&free, &ask, &layout.blocks));
         }
     }
 
