@@ -126,17 +126,18 @@ impl Components {
     }
 }
 
-/// A program of a Go module in `components/`, built once per state of its `sources`, which decide what is built.
+/// A program of a Go module in `components/`, built with build tags once per state of its `sources`, which decide what
+/// is built.
 ///
 /// # Errors
 /// There is no Go, or it does not build.
-pub(crate) fn program(module: &str, package: &str, sources: &[&str]) -> Result<PathBuf> {
+pub(crate) fn program(module: &str, package: &str, tags: &str, sources: &[&str]) -> Result<PathBuf> {
     let folder = Path::new(MODULES).join(module);
     let mut hash = Sha256::new();
     for name in sources {
         hash.update(read(&folder.join(name))?);
     }
-    hash.update(format!("{GO_ENV:?}{package}"));
+    hash.update(format!("{GO_ENV:?}{package}{tags}"));
     hash.update(go_release()?);
     let cache = cache_root();
     let program = cache.join(format!("{module}-{}", short(hash)));
@@ -153,7 +154,7 @@ pub(crate) fn program(module: &str, package: &str, sources: &[&str]) -> Result<P
         let mut go = Command::new("go");
         go.current_dir(&folder)
             .envs(GO_ENV)
-            .args(["build", "-trimpath", "-buildvcs=false", "-ldflags", "-s -w", "-o"])
+            .args(["build", "-trimpath", "-buildvcs=false", "-tags", tags, "-ldflags", "-s -w", "-o"])
             .arg(&part)
             .arg(package);
         run(go)?;

@@ -19,7 +19,7 @@ impl Helm {
     /// There is no Go, or it does not build.
     pub fn locate_or_build(major: u8) -> Result<Self> {
         let package = format!("helm.sh/helm/v{major}/cmd/helm");
-        let program = components::program("helm", &package, &["go.mod", "go.sum"])?;
+        let program = components::program("helm", &package, "", &["go.mod", "go.sum"])?;
         Ok(Self { program })
     }
 

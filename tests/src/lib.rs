@@ -20,6 +20,7 @@ mod own_scheduler;
 pub mod peer;
 mod pki;
 pub mod podresources;
+pub mod prometheus;
 mod sandbox;
 pub mod service;
 mod settings;

@@ -11,5 +11,5 @@ use crate::components;
 /// # Errors
 /// There is no Go, or it does not build.
 pub(super) fn locate_or_build() -> Result<PathBuf> {
-    components::program("bare", ".", &["go.mod", "go.sum", "main.go"])
+    components::program("bare", ".", "", &["go.mod", "go.sum", "main.go"])
 }
