@@ -29,6 +29,10 @@ use crate::pod::{PodFacts, SlimPod};
 use crate::watch::stream;
 use crate::watched::Watched;
 
+/// The longest time that a Binding waits for kubelet to admit earlier pods of the node, and the interval of checks.
+const ADMISSION_LIMIT: Duration = Duration::from_secs(10);
+const ADMISSION_INTERVAL: Duration = Duration::from_millis(50);
+
 /// Writes Bindings.
 #[derive(Clone)]
 pub struct Binder {
@@ -214,14 +218,19 @@ impl Binder {
             Reserved::Plain => None,
             Reserved::Grant { plan, annotation, placement } => Some(Granted { plan, annotation, placement }),
         };
-        // If kube-scheduler closes the connection, this future is dropped at any point: then the outcome is unknown.
+        // If kube-scheduler closes the connection, this future is dropped at any point: then the outcome is unknown, once
+        // the Binding may have been sent.
         let mut guard = BindGuard {
             store: &self.store,
             target,
             granted: granted.is_some(),
-            outcome: Outcome::Unsure,
+            outcome: Outcome::Failed,
             member: None,
         };
+        if granted.is_some() {
+            self.wait_for_admissions(target, deadline).await;
+        }
+        guard.outcome = Outcome::Unsure;
         let result = self.write(target, granted, deadline).await;
         guard.outcome = match &result {
             Ok(()) => Outcome::Bound,
@@ -229,6 +238,15 @@ impl Binder {
             Err(_) => Outcome::Failed,
         };
         result
+    }
+
+    /// Waits until kubelet has admitted the pods that were granted devices of the node before this one, where another
+    /// order could make it refuse one. If that takes too long, the pod is bound nevertheless.
+    async fn wait_for_admissions(&self, target: &Target, deadline: Instant) {
+        let until = (deadline - self.timeout / barrier::KEPT).min(Instant::now() + ADMISSION_LIMIT);
+        while self.store.update(|index| index.awaits_admission(target)) && Instant::now() < until {
+            tokio::time::sleep(ADMISSION_INTERVAL).await;
+        }
     }
 
     /// Writes the Binding and publishes why the pod is there.

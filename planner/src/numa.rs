@@ -61,6 +61,11 @@ impl Alignment {
         })
     }
 
+    /// Whether kubelet fails pods that it cannot align.
+    pub fn refuses(&self) -> bool {
+        matches!(self.policy, TopologyManagerPolicy::Restricted | TopologyManagerPolicy::SingleNumaNode)
+    }
+
     /// The devices of `free` from which kubelet lets a container of `size` devices have its own; `None` if it refuses
     /// the container.
     pub fn aligned(&self, free: &DeviceSet, size: usize) -> Option<DeviceSet> {

@@ -16,7 +16,7 @@ use crate::index::{Awaited, BindStep, Outcome, Reserved, Store, Target};
 /// Bindings of members in flight at once: enough to hide the latency of the API server, too few to overload it.
 pub(super) const POSTS: usize = 64;
 /// One part in so many of a bind's time limit is left for the Binding itself after a member has waited.
-const KEPT: u32 = 3;
+pub(super) const KEPT: u32 = 3;
 /// A member that waits checks again after so long, also without a notification.
 const ASK_AGAIN: Duration = Duration::from_millis(500);
 /// Pauses after Bindings that were not answered or were postponed.
@@ -109,6 +109,7 @@ impl Binder {
             member: Some(BindEnd::Unsure),
         };
         let tries = async {
+            self.wait_for_admissions(target, deadline).await;
             let mut backoff = RETRY;
             let mut unanswered = false;
             loop {

@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 use tower_test::mock::{self, Handle};
 
 use super::*;
-use crate::fixtures::{Cluster, bound, bridged, pod, target, watched};
+use crate::fixtures::{Cluster, bound, bridged, gpu_node, holder, pod, target, watched};
 use gantry_planner::decide::Options;
 
 type Api = Handle<Request<Body>, Response<Body>>;
@@ -70,6 +70,44 @@ async fn the_grant_goes_out_in_the_binding_with_the_uid() {
     });
     assert_eq!(result.await, Ok(()));
     assert_eq!(cluster.free("n"), "2,3,4,5,6,7");
+}
+
+/// Kubelet's Topology Manager chooses NUMA nodes by what is free: the second Binding is not sent before kubelet has
+/// admitted the first pod.
+#[tokio::test(start_paused = true)]
+async fn bindings_of_a_refusing_kubelet_follow_admission() {
+    for policy in ["single-numa-node", "none"] {
+        let (cluster, binder, mut api) = setup();
+        let mut parts = bridged().into_parts();
+        for gpu in &mut parts.gpus {
+            gpu.numa = Some(if gpu.index < 4 { "0" } else { "1" }.parse().unwrap());
+        }
+        let mut node = gpu_node("n", &gantry_topology::Machine::new(parts).unwrap());
+        node["spec"]["kubelet"] = json!({"policy": policy});
+        cluster.inventory(&node).pod(&pod("b", 1));
+        let first = tokio::spawn({
+            let binder = binder.clone();
+            async move { binder.bind(&target("a", "n")).await.is_ok() }
+        });
+        asked(&mut api).await.2.send_response(status(201, ""));
+        assert!(first.await.unwrap());
+        let second = tokio::spawn(async move { binder.bind(&target("b", "n")).await.is_ok() });
+        let sent = tokio::time::timeout(Duration::from_millis(150), asked(&mut api)).await;
+        let send = match sent {
+            Ok((_, _, send)) => {
+                assert_eq!(policy, "none", "sent before the first pod was admitted");
+                send
+            }
+            Err(_) => {
+                assert_eq!(policy, "single-numa-node", "nothing to wait for");
+                node["status"]["holders"] = json!([holder("n", "a", Some("a"), "0,1")]);
+                cluster.inventory(&node);
+                asked(&mut api).await.2
+            }
+        };
+        send.send_response(status(201, ""));
+        assert!(second.await.unwrap());
+    }
 }
 
 #[tokio::test]

@@ -284,6 +284,37 @@ impl Node {
         }
     }
 
+    /// Whether a pod with a bind must not be bound yet. Kubelet's Topology Manager chooses NUMA nodes by what is free when it
+    /// admits a pod, so the pods of a node that refuses any must be admitted in the order of their grants: this one comes after
+    /// another that kubelet has not been seen to admit.
+    pub(super) fn awaits_admission(&self, uid: &PodUid, pods: &PodStore) -> bool {
+        let Some(inventory) = &self.inventory else {
+            return false;
+        };
+        let refuses = |pool: &inventory::Pool| pool.alignment.as_ref().is_some_and(|known| known.refuses());
+        if !inventory.pools.iter().any(refuses) {
+            return false;
+        }
+        let is_admitted = |uid: &PodUid| {
+            let name = pods.get(uid).map(|pod| (&*pod.namespace, &*pod.name));
+            inventory.holders.iter().any(|held| match &held.uid {
+                Some(known) => known == uid,
+                None => name == Some((held.namespace.as_str(), held.pod.as_str())),
+            })
+        };
+        let of_refusing = |resource: &ResourceName| {
+            inventory.pool(resource.as_str()).is_some_and(|(_, pool)| refuses(pool))
+        };
+        let mut binds = self.occupancy.binds_before(uid).filter(|(_, devices)| {
+            devices.iter().any(|(resource, ids)| !ids.is_empty() && of_refusing(resource))
+        });
+        let mut bound = self.holders().iter().filter(|(known, held)| {
+            let mut held = inventory.pools.iter().zip(held);
+            known != uid && held.any(|(pool, held)| refuses(pool) && !held.is_empty())
+        });
+        binds.any(|(known, _)| !is_admitted(known)) || bound.any(|(known, _)| !is_admitted(known))
+    }
+
     /// Whether another pod than the target has any of these devices, or had them and may have processes that still use
     /// them.
     pub(super) fn has_given_away(&self, target: &Target, devices: &Devices) -> bool {

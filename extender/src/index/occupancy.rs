@@ -109,6 +109,12 @@ impl Occupancy {
         &self.binds
     }
 
+    /// The pods whose binds began before that of `uid`, with their devices.
+    pub(super) fn binds_before(&self, uid: &PodUid) -> impl Iterator<Item = (&PodUid, &Devices)> {
+        let earlier = self.binds.iter().take_while(move |bind| bind.uid != *uid);
+        earlier.map(|bind| (&bind.uid, &bind.devices))
+    }
+
     /// Devices of all binds, but for that of the pod `except`.
     pub(super) fn devices_in_binds(&self, except: Option<&str>) -> impl Iterator<Item = &Devices> {
         let binds = self.binds.iter().filter(move |bind| except != Some(bind.uid.as_str()));
