@@ -125,6 +125,10 @@ spec:
             - name: NVIDIA_DRIVER_ROOT
               value: {{ $driverRoot }}
             {{- end }}
+            {{- with $plugin.kubeletConfigFile }}
+            - name: GANTRY_KUBELET_CONFIG
+              value: {{ . }}
+            {{- end }}
             {{- if eq $plugin.readPods "kubelet-credential" }}
             - name: GANTRY_POD_KUBECONFIG
               value: {{ $plugin.kubeletKubeconfig }}
@@ -180,6 +184,9 @@ spec:
             - {name: driver-udev, mountPath: /driver-root/run/udev, readOnly: true}
             - {name: driver-persistenced, mountPath: /driver-root/run/nvidia-persistenced, readOnly: true}
             - {name: driver-fabricmanager, mountPath: /driver-root/run/nvidia-fabricmanager, readOnly: true}
+            {{- with $plugin.kubeletConfigFile }}
+            - {name: kubelet-config, mountPath: {{ . }}, readOnly: true}
+            {{- end }}
             {{- if eq $plugin.readPods "kubelet-credential" }}
             - {name: kubelet-conf, mountPath: {{ $plugin.kubeletKubeconfig }}, readOnly: true}
             - {name: kubelet-pki, mountPath: /var/lib/kubelet/pki, readOnly: true}
@@ -215,6 +222,11 @@ spec:
         - {name: driver-udev, hostPath: {path: {{ $driverRoot }}/run/udev, type: DirectoryOrCreate}}
         - {name: driver-persistenced, hostPath: {path: {{ $driverRoot }}/run/nvidia-persistenced, type: DirectoryOrCreate}}
         - {name: driver-fabricmanager, hostPath: {path: {{ $driverRoot }}/run/nvidia-fabricmanager, type: DirectoryOrCreate}}
+        {{- with $plugin.kubeletConfigFile }}
+        # The file alone, because its folder has kubelet's secrets. A file that is replaced rather than rewritten is read
+        # after the next start of this pod.
+        - {name: kubelet-config, hostPath: {path: {{ . }}, type: File}}
+        {{- end }}
         {{- if eq $plugin.readPods "kubelet-credential" }}
         - {name: kubelet-conf, hostPath: {path: {{ $plugin.kubeletKubeconfig }}, type: File}}
         # The folder, because kubelet replaces its certificate.

@@ -49,13 +49,14 @@ pub(crate) fn both_helms_accept_the_chart() -> Result<()> {
 
 /// The schema names the value, and the chart the reason where a schema cannot.
 pub(crate) fn wrong_values_are_refused_by_name() -> Result<()> {
-    let wrong: [(&[&str], &str); 13] = [
+    let wrong: [(&[&str], &str); 14] = [
         (&["scheduler.mode=ohne"], "/scheduler/mode"),
         (&["plugin.label=gfd"], "'label'"),
         (&["plugin.labels=nodes"], "/plugin/labels"),
         (&["plugin.configs.a.flags.migStrategy=mixd"], "/plugin/configs/a/flags/migStrategy"),
         (&["plugin.configs.a.sharing.timeSlicing.resources[0].name=nvidia.com/gpu"], "'replicas'"),
         (&["plugin.kubeletRoot=var/lib"], "/plugin/kubeletRoot"),
+        (&["plugin.kubeletConfigFile=config.yaml"], "/plugin/kubeletConfigFile"),
         (&["plugin.maxUnavailable=0"], "/plugin/maxUnavailable"),
         (&["scheduler.own.name=default-scheduler"], "/scheduler/own/name"),
         (&["image.digest=latest"], "/image/digest"),
@@ -138,6 +139,7 @@ pub(crate) fn values_reach_the_pods() -> Result<()> {
             "plugin.ncclTopology=true",
             "plugin.dcgmMetrics=true",
             "plugin.kubeletRoot=/data/kubelet/",
+            "plugin.kubeletConfigFile=/data/kubelet/config.yaml",
             "plugin.driverRoot=/run/nvidia/driver",
             "plugin.runtimeClassName=nvidia",
             "plugin.readPods=kubelet-credential",
