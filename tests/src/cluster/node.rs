@@ -5,6 +5,8 @@ use std::fs;
 use std::path::Path;
 use std::time::Duration;
 
+use serde_json::Value;
+
 use super::{NodeOptions, cgroup_name, cgroups, network};
 use crate::components::Components;
 use crate::error::file;
@@ -12,9 +14,11 @@ use crate::host::RUNC;
 use crate::pki::Authority;
 use crate::settings::{self, CONTAINERD_SOCKET, CONTROL_ADDRESS, Place};
 use crate::wait::until;
-use crate::{Daemon, Program, Result, Sandbox, gpu_runtime};
+use crate::{Daemon, Error, Program, Result, Sandbox, gpu_runtime};
 
 const CONTAINERD_LIMIT: Duration = Duration::from_secs(30);
+/// Kubelet's configuration file, in the node's folder.
+const KUBELET_CONFIG: &str = "kubelet.json";
 
 /// A node of a cluster.
 #[derive(Debug, Clone)]
@@ -58,7 +62,7 @@ impl Node {
             None => RUNC.into(),
         };
         write(&containerd_config, &settings::containerd(&runtime))?;
-        let kubelet_config = sandbox.folder().join("kubelet.json");
+        let kubelet_config = sandbox.folder().join(KUBELET_CONFIG);
         write(&kubelet_config, &settings::kubelet(name, &pki, &cgroup).to_string())?;
 
         let containerd = Program::new(
@@ -136,6 +140,22 @@ impl Node {
     pub async fn restart(&self, name: &str) -> Result<Daemon> {
         self.program(name)?.kill().await?;
         self.sandbox.run_again(name).await
+    }
+
+    /// Changes fields of kubelet's configuration file and restarts kubelet.
+    ///
+    /// # Errors
+    /// The file cannot be written, or kubelet does not start.
+    pub async fn reconfigure_kubelet(&self, fields: &[(&str, &str)]) -> Result<()> {
+        let path = self.sandbox.folder().join(KUBELET_CONFIG);
+        let text = fs::read(&path).map_err(file("read", &path))?;
+        let mut config: Value =
+            serde_json::from_slice(&text).map_err(|source| Error::Json { path: path.clone(), source })?;
+        for (name, value) in fields {
+            config[*name] = (*value).into();
+        }
+        write(&path, &config.to_string())?;
+        self.restart("kubelet").await.map(drop)
     }
 
     async fn import(&self, containerd: &Daemon, images: &Path) -> Result<()> {

@@ -43,6 +43,26 @@ for tunable in 'vm/overcommit_memory 1' 'vm/panic_on_oom 0' 'kernel/panic 10' 'k
 done
 echo 1 > /proc/sys/net/ipv4/ip_forward
 
+# Two NUMA nodes with half of the memory each, and every other CPU: kubelet's Topology Manager aligns nothing on one.
+# A kernel without NUMA has no such folder, and kubelet takes the sockets for nodes there.
+system=/sys/devices/system
+if [ -d "$system/node" ]; then
+    mount -t tmpfs -o mode=755 numa "$system/node"
+    while read -r field kilobytes rest; do
+        [ "$field" != MemTotal: ] || half=$((kilobytes / 2))
+    done < /proc/meminfo
+    for number in 0 1; do
+        numa="$system/node/node$number"
+        mkdir -p "$numa/hugepages"
+        echo "Node $number MemTotal: $half kB" > "$numa/meminfo"
+        [ "$number" = 0 ] && echo '10 20' > "$numa/distance" || echo '20 10' > "$numa/distance"
+    done
+    for cpu in "$system"/cpu/cpu[0-9]*; do
+        number=${cpu##*/cpu}
+        ln -s "../../cpu/cpu$number" "$system/node/node$((number % 2))/cpu$number"
+    done
+fi
+
 # Kubelet and containerd mount for containers to see, so mounts must be shared from here on.
 mount --make-rshared /
 : > "$FOLDER/run/ready"

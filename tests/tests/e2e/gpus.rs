@@ -130,7 +130,7 @@ impl Gpus {
     pub(crate) async fn restore(&self, cluster: &Cluster) -> Result<()> {
         let altered = self.altered.lock().unwrap_or_else(PoisonError::into_inner).clone();
         for node in altered {
-            self.restart_plugin(cluster, &node, &[]).await?;
+            self.alter_plugin(cluster, &node, &[]).await?;
         }
         self.wait_until_ready(cluster).await
     }

@@ -30,9 +30,11 @@ mod node_config;
 mod operate;
 mod placement;
 mod rights;
+mod samples;
 mod shapes;
 mod smoke;
 mod stock;
+mod topology_manager;
 
 use std::pin::Pin;
 
@@ -100,6 +102,7 @@ pub(crate) fn all() -> Vec<Scenario> {
         modes::mig_single_slices_are_gpus,
         modes::compute_slices_are_separate_resources,
         modes::changed_config_applies_and_bad_config_does_not,
+        topology_manager::kubelet_refuses_sets_of_unpublished_policy,
         node_config::node_label_selects_config_from_config_map,
         node_config::labels_are_written_to_node_or_node_feature,
         rights::plugin_reads_pods_with_kubelets_credential,
@@ -164,5 +167,6 @@ pub(crate) fn all() -> Vec<Scenario> {
         gangs_integrations::unmodified_controllers_make_gangs,
         gangs_restart::restarted_job_set_keeps_its_devices,
         gangs_restart::updated_leader_worker_set_keeps_its_devices,
+        samples::documented_objects_are_accepted,
     ]
 }

@@ -1,0 +1,124 @@
+//! The objects of `docs/` and `manifests/samples/`, as a reader applies them: the API server accepts each of a kind that
+//! it knows, without unknown or repeated fields. It knows Kubernetes' own kinds, Gantry's, and those of the controllers
+//! of `tests/components/controllers`.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, ensure};
+use gantry_e2e::gantry::manifests;
+use serde_json::Value;
+
+use crate::bed::Bed;
+
+const NAMESPACE: &str = "e2e-samples";
+
+/// Kinds whose definitions are not installed here.
+const UNKNOWN: [&str; 7] = [
+    "batch.volcano.sh/Job",
+    "keda.sh/ScaledObject",
+    "kind.x-k8s.io/Cluster",
+    "kubeflow.org/MPIJob",
+    "ray.io/RayCluster",
+    "serving.kserve.io/InferenceService",
+    "trainer.kubeflow.org/TrainJob",
+];
+
+/// An object and its place.
+struct Sample {
+    place: String,
+    object: Value,
+}
+
+impl Sample {
+    /// Group and kind.
+    fn kind(&self) -> String {
+        let version = self.object["apiVersion"].as_str().unwrap_or_default();
+        let group = version.rsplit_once('/').map_or("", |(group, _)| group);
+        format!("{group}/{}", self.object["kind"].as_str().unwrap_or_default())
+    }
+}
+
+pub(super) async fn documented_objects_are_accepted(bed: &Bed) -> Result<()> {
+    bed.namespace(NAMESPACE).await?;
+    bed.cluster().install_controllers().await?;
+    let mut accepted = 0;
+    let mut unknown = BTreeSet::new();
+    let mut refused = Vec::new();
+    for mut sample in samples()? {
+        let kind = sample.kind();
+        if UNKNOWN.contains(&kind.as_str()) {
+            unknown.insert(kind);
+            continue;
+        }
+        // The namespace of a sample need not exist.
+        if let Some(namespace) = sample.object["metadata"].get_mut("namespace") {
+            *namespace = NAMESPACE.into();
+        }
+        let args = ["-n", NAMESPACE, "apply", "--dry-run=server", "--validate=strict", "-f", "-"];
+        match bed.cluster().kubectl_with_input(&args, &sample.object.to_string()).await {
+            Ok(_) => accepted += 1,
+            Err(error) => refused.push(format!("{} ({kind}): {error}", sample.place)),
+        }
+    }
+    ensure!(refused.is_empty(), "refused:\n{}", refused.join("\n"));
+    ensure!(accepted > 15, "only {accepted} objects were found");
+    let obsolete: Vec<&str> = UNKNOWN.into_iter().filter(|kind| !unknown.contains(*kind)).collect();
+    ensure!(obsolete.is_empty(), "no sample is of the kinds {obsolete:?}");
+    Ok(())
+}
+
+/// All objects of the pages and of the files beside them.
+fn samples() -> Result<Vec<Sample>> {
+    let project = manifests().join("..");
+    let mut found = Vec::new();
+    for path in files(&project.join("docs"))?.into_iter().chain(files(&manifests().join("samples"))?) {
+        let text = std::fs::read_to_string(&path).unwrap_or_default();
+        let name = path.strip_prefix(&project).unwrap_or(&path).display().to_string();
+        match path.extension().and_then(|extension| extension.to_str()) {
+            Some("yaml") => found.extend(objects(&name, &text)?),
+            Some("md") => {
+                for (line, block) in blocks(&text) {
+                    found.extend(objects(&format!("{name}:{line}"), &block)?);
+                }
+            }
+            _ => {}
+        }
+    }
+    Ok(found)
+}
+
+fn files(folder: &Path) -> Result<Vec<PathBuf>> {
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir(folder).with_context(|| folder.display().to_string())? {
+        let path = entry?.path();
+        if path.is_dir() { found.extend(files(&path)?) } else { found.push(path) }
+    }
+    found.sort();
+    Ok(found)
+}
+
+/// The YAML blocks of a page, with their lines and without the indentation of the list that they are in.
+fn blocks(page: &str) -> Vec<(usize, String)> {
+    let mut found = Vec::new();
+    let mut lines = page.lines().enumerate();
+    while let Some((number, line)) = lines.next() {
+        let Some(indent) = line.find("```yaml") else {
+            continue;
+        };
+        let block = lines.by_ref().map(|(_, line)| line).take_while(|line| line.trim() != "```");
+        let block: Vec<&str> = block.map(|line| line.get(indent..).unwrap_or_default()).collect();
+        found.push((number + 1, block.join("\n")));
+    }
+    found
+}
+
+/// The documents of a text that are objects of Kubernetes; a part of one is not.
+fn objects(place: &str, text: &str) -> Result<Vec<Sample>> {
+    if !text.lines().any(|line| line.starts_with("apiVersion:")) {
+        return Ok(Vec::new());
+    }
+    let documents: Vec<Value> = serde_saphyr::from_multiple(text).with_context(|| place.to_owned())?;
+    let whole = documents.into_iter().filter(|object| object["kind"].is_string());
+    Ok(whole.map(|object| Sample { place: place.to_owned(), object }).collect())
+}
