@@ -10,12 +10,12 @@ use gantry_e2e::until;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use kube::Api;
-use kube::api::{DeleteParams, PostParams};
+use kube::api::{DeleteParams, ListParams, PostParams};
 use serde_json::json;
 
 use super::churn::nothing_is_left;
 use crate::bed::Bed;
-use crate::gangs::{Crew, GANG_LIMIT, Scene};
+use crate::gangs::{Crew, GANG_LIMIT, Scene, name_of};
 use crate::records::Stay;
 use crate::{pods, records};
 
@@ -118,7 +118,7 @@ pub(super) async fn surplus_member_goes_rather_than_its_gang(bed: &Bed) -> Resul
     let urgent = Crew::new("urgent", 1, 1).of_class(IMPORTANT);
     scene.create(&urgent).await?;
     scene.runs(&urgent).await?;
-    let left = uids_of(&scene, &elastic).await?;
+    let left = uids_left(&scene, &elastic).await?;
     ensure!(left.len() == 3 && left.is_subset(&before), "{left:?} are left of {before:?}");
     scene.phase("elastic", GangPhase::Bound).await?;
     records::ensure_no_device_twice(&records::read(bed.cluster())?)?;
@@ -191,6 +191,16 @@ pub(super) async fn uids_of(scene: &Scene<'_>, crew: &Crew) -> Result<BTreeSet<S
         uids.extend(pod.metadata.uid);
     }
     Ok(uids)
+}
+
+/// The UIDs of the members that are not deleted.
+async fn uids_left(scene: &Scene<'_>, crew: &Crew) -> Result<BTreeSet<String>> {
+    let names = crew.pod_names();
+    let pods = scene.pods.list(&ListParams::default()).await?;
+    let is_left = |pod: &Pod| {
+        pod.metadata.deletion_timestamp.is_none() && names.iter().any(|name| *name == name_of(pod))
+    };
+    Ok(pods.into_iter().filter(is_left).filter_map(|pod| pod.metadata.uid).collect())
 }
 
 fn devices(stays: &[Stay]) -> BTreeSet<(&str, &str)> {
