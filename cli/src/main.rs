@@ -1,6 +1,7 @@
 //! The `gantry` binary: reads the command line, sets up logging and signals, and runs the command. Each command is in
 //! its own module or crate.
 
+#[cfg(target_os = "linux")]
 mod check;
 mod choose;
 mod cluster;
@@ -8,8 +9,10 @@ mod command_line;
 mod complete;
 mod doctor;
 mod explain;
+#[cfg(target_os = "linux")]
 mod gpu_metrics;
 mod gpus;
+#[cfg(target_os = "linux")]
 mod labels;
 mod live_map;
 mod manual;
@@ -48,14 +51,27 @@ struct Cli {
     command: Command,
 }
 
-#[cfg(feature = "demo")]
+#[cfg(all(feature = "demo", target_os = "linux"))]
 macro_rules! demo_example {
     () => {
         "  gantry demo                                  see it all work, without a GPU and without a cluster\n"
     };
 }
-#[cfg(not(feature = "demo"))]
+#[cfg(not(all(feature = "demo", target_os = "linux")))]
 macro_rules! demo_example {
+    () => {
+        ""
+    };
+}
+
+#[cfg(target_os = "linux")]
+macro_rules! plugin_example {
+    () => {
+        "  gantry plugin --node-name node-1 --kubeconfig ~/.kube/config\n"
+    };
+}
+#[cfg(not(target_os = "linux"))]
+macro_rules! plugin_example {
     () => {
         ""
     };
@@ -65,9 +81,9 @@ const AFTER_HELP: &str = concat!(
     "Examples:\n",
     demo_example!(),
     "  nvidia-smi topo -m | gantry topo --from -    look at a machine
-  gantry choose --from machine.yaml --size 4   which four GPUs of it, and why
-  gantry plugin --node-name node-1 --kubeconfig ~/.kube/config
-
+  gantry choose --from machine.yaml --size 4   which four GPUs of it, and why\n",
+    plugin_example!(),
+    "
 Exit codes: 0 done, 1 failed, 2 bad command line or bad input (a bad file for the plugin is 1).
 Logs go to standard error; RUST_LOG sets their level, such as RUST_LOG=debug or RUST_LOG=gantry_plugin=trace."
 );
@@ -75,6 +91,7 @@ Logs go to standard error; RUST_LOG sets their level, such as RUST_LOG=debug or 
 #[derive(Subcommand)]
 enum Command {
     /// Run the node daemon: the device plugin that kubelet gets its GPUs from
+    #[cfg(target_os = "linux")]
     Plugin(Box<gantry_plugin::Args>),
     /// Run the scheduler extender: picks node and GPUs for kube-scheduler
     Extender(Box<gantry_extender::Args>),
@@ -101,8 +118,10 @@ enum Command {
     /// Check an installation: a line per check, with the command that mends what fails
     Doctor(doctor::DoctorArgs),
     /// Print what the GPUs of this node are doing, under the names of NVIDIA's dcgm-exporter
+    #[cfg(target_os = "linux")]
     GpuMetrics(gpu_metrics::GpuMetricsArgs),
     /// Print or write the labels of a node: NVIDIA's, and those of links, NUMA nodes and products
+    #[cfg(target_os = "linux")]
     Labels(Box<labels::LabelsArgs>),
     /// Print the versions of this program, of the extender and of the plugins
     Version(version::VersionArgs),
@@ -113,7 +132,7 @@ enum Command {
     Man(manual::ManArgs),
     /// Start both daemons against simulated machines and an embedded cluster, and show which pod gets which GPUs and
     /// why
-    #[cfg(feature = "demo")]
+    #[cfg(all(feature = "demo", target_os = "linux"))]
     Demo(gantry_demo::Args),
 }
 
@@ -146,10 +165,12 @@ fn main() -> ExitCode {
     CompleteEnv::with_factory(command).var(complete::VARIABLE).complete();
     let Cli { log, end_with_stdin, command } = read(std::env::args_os());
     let result = match command {
+        #[cfg(target_os = "linux")]
         Command::Plugin(args) if args.config.check_config.is_some() => {
             log.start_quiet();
             check::run(&args)
         }
+        #[cfg(target_os = "linux")]
         Command::Plugin(args) => {
             log.start();
             runtime::serve(Threads::One, end_with_stdin, |shutdown| gantry_plugin::run(*args, shutdown))
@@ -166,10 +187,12 @@ fn main() -> ExitCode {
             log.start_quiet();
             choose::run(&args)
         }
+        #[cfg(target_os = "linux")]
         Command::Labels(args) => {
             log.start_quiet();
             runtime::query(Threads::One, labels::run(*args))
         }
+        #[cfg(target_os = "linux")]
         Command::GpuMetrics(args) => {
             log.start_quiet();
             gpu_metrics::run(&args)
@@ -216,7 +239,7 @@ fn main() -> ExitCode {
             log.start_quiet();
             runtime::serve(Threads::Many, false, |shutdown| gpus::drain(args, shutdown))
         }
-        #[cfg(feature = "demo")]
+        #[cfg(all(feature = "demo", target_os = "linux"))]
         Command::Demo(args) => {
             log.start_quiet();
             runtime::serve(Threads::Many, end_with_stdin, |shutdown| gantry_demo::run(args, shutdown))

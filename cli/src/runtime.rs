@@ -8,7 +8,6 @@ use anyhow::Context;
 use clap::ValueEnum;
 use gantry_runtime::chain;
 use tokio::io::AsyncReadExt;
-use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 use tracing_subscriber::EnvFilter;
 
@@ -84,15 +83,26 @@ const INTERRUPTED: i32 = 130;
 
 /// Handles both signals from now on and cancels on the first.
 fn watch_signals(shutdown: CancellationToken) -> anyhow::Result<()> {
-    let mut term = signal(SignalKind::terminate()).context("catching SIGTERM")?;
-    let mut interrupt = signal(SignalKind::interrupt()).context("catching SIGINT")?;
-    tokio::spawn(async move {
-        let mut next = async || {
+    #[cfg(unix)]
+    let mut next = {
+        use tokio::signal::unix::{SignalKind, signal};
+        let mut term = signal(SignalKind::terminate()).context("catching SIGTERM")?;
+        let mut interrupt = signal(SignalKind::interrupt()).context("catching SIGINT")?;
+        async move || {
             tokio::select! {
                 _ = term.recv() => {}
                 _ = interrupt.recv() => {}
             }
-        };
+        }
+    };
+    #[cfg(windows)]
+    let mut next = {
+        let mut interrupt = tokio::signal::windows::ctrl_c().context("catching Ctrl-C")?;
+        async move || {
+            interrupt.recv().await;
+        }
+    };
+    tokio::spawn(async move {
         next().await;
         shutdown.cancel();
         tracing::info!("stopping");

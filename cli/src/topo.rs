@@ -2,6 +2,8 @@
 //! writes a machine file on request.
 
 mod json;
+#[cfg(target_os = "linux")]
+mod node;
 mod report;
 pub(crate) mod source;
 

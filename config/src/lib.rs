@@ -7,6 +7,7 @@
 //! ```
 #![allow(missing_docs, reason = "a comment says what a name does not")]
 
+#[cfg(target_os = "linux")]
 mod args;
 pub mod file;
 mod problem;
@@ -15,6 +16,7 @@ pub mod reference;
 mod resolve;
 mod schema;
 pub mod settings;
+#[cfg(target_os = "linux")]
 pub mod source;
 mod tree;
 pub mod value;
@@ -27,6 +29,7 @@ use gantry_api::ResourceName;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+#[cfg(target_os = "linux")]
 pub use args::{ApiRate, ConfigArgs, Leniency};
 pub use problem::{Fault, Problem, Problems};
 pub use read::{Layer, Loaded, MIG_MANAGERS, Strictness, line_of, load};

@@ -91,6 +91,7 @@ pub struct Problems {
 
 impl Problems {
     /// One problem with the whole of `source`.
+    #[cfg(target_os = "linux")]
     pub(super) fn one(source: &str, what: &str) -> Self {
         Self {
             source: source.to_owned(),

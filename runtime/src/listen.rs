@@ -43,7 +43,8 @@ pub fn bind(address: SocketAddr) -> io::Result<TcpListener> {
 }
 
 fn bind_one(address: SocketAddr) -> io::Result<TcpListener> {
-    let socket = Socket::new(Domain::for_address(address), Type::STREAM.nonblocking().cloexec(), None)?;
+    let socket = Socket::new(Domain::for_address(address), Type::STREAM, None)?;
+    socket.set_nonblocking(true)?;
     socket.set_reuse_address(true)?;
     if is_all_ipv6(&address) {
         socket.set_only_v6(false)?;

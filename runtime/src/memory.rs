@@ -4,7 +4,7 @@
 /// Makes all threads allocate from one heap instead of one heap per thread, for a daemon whose threads seldom allocate
 /// at the same time. Must be called before the first thread is started.
 pub fn use_one_heap() {
-    #[cfg(target_env = "gnu")]
+    #[cfg(all(target_os = "linux", target_env = "gnu"))]
     // SAFETY: the call takes numbers only and is allowed at any time; existing heaps stay in use.
     unsafe {
         libc::mallopt(libc::M_ARENA_MAX, 1);
@@ -13,7 +13,7 @@ pub fn use_one_heap() {
 
 /// Returns free pages of the heap to the kernel: after large drops, what is free lies between what is in use.
 pub fn trim() {
-    #[cfg(target_env = "gnu")]
+    #[cfg(all(target_os = "linux", target_env = "gnu"))]
     // SAFETY: the call takes a number only; the allocator locks its heaps and leaves allocated memory alone.
     unsafe {
         libc::malloc_trim(0);

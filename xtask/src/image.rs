@@ -4,13 +4,14 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use clap::Args;
 use gantry_image::check::{self, Found, Rules};
 use gantry_image::{Arch, Archive, Compression, debian, gantry, sbom};
 
 use crate::ci::cache;
-use crate::run::{cargo, output, root, run, target};
+use crate::program::{self, Platform};
+use crate::run::{output, root, target};
 
 /// Bytes that an image may have, unpacked.
 const MAX_BYTES: u64 = 40 << 20;
@@ -82,13 +83,13 @@ fn build(args: &ImageArgs) -> Result<(PathBuf, Vec<Found>)> {
         fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))?;
     }
 
-    let (revision, epoch) = (revision(), epoch()?);
+    let (revision, epoch) = (program::revision(), epoch()?);
     let license = fs::read_to_string(root().join("LICENSE")).context("LICENSE")?;
     let mut images = Vec::new();
     for arch in arches {
         let program = match &args.binary {
             Some(binary) => binary.clone(),
-            None => program(arch)?,
+            None => program::build(Platform::Linux(arch))?,
         };
         let program = fs::read(&program).with_context(|| format!("cannot read {}", program.display()))?;
         let packages = debian::packages(arch, &cache()?.join("packages"))?;
@@ -126,58 +127,13 @@ pub(crate) fn release(archive: &Path, source: Option<String>) -> Result<()> {
 /// Builds the program twice, the second time from nothing, and compares: a release must be the same for all who build
 /// it.
 pub(crate) fn reproduce() -> Result<()> {
-    let arch = Arch::host()?;
     let bytes = |path: PathBuf| fs::read(&path).with_context(|| format!("cannot read {}", path.display()));
-    let first = bytes(program(arch)?)?;
+    let platform = Platform::Linux(Arch::host()?);
+    let first = bytes(program::build(platform)?)?;
     let folder = target()?.join("image");
     fs::remove_dir_all(&folder).with_context(|| format!("cannot remove {}", folder.display()))?;
-    ensure!(first == bytes(program(arch)?)?, "two builds of the program differ");
+    ensure!(first == bytes(program::build(platform)?)?, "two builds of the program differ");
     Ok(())
-}
-
-/// Builds the program as it is shipped: without simulators, and without the paths of this machine.
-pub(crate) fn program(arch: Arch) -> Result<PathBuf> {
-    let compiler = format!("{}-gcc", arch.triplet());
-    let is_foreign = Arch::host()? != arch;
-    if is_foreign {
-        let is_there =
-            Command::new(&compiler).arg("--version").output().is_ok_and(|output| output.status.success());
-        if !is_there {
-            bail!("no {compiler}, which links programs for {arch}: apt-get install gcc-{}", arch.triplet());
-        }
-        run(Command::new("rustup").args(["target", "add", arch.target()]))?;
-    }
-    let folder = target()?.join("image");
-    let home =
-        std::env::var("CARGO_HOME").or_else(|_| std::env::var("HOME").map(|home| format!("{home}/.cargo")));
-    let crates = PathBuf::from(home.context("neither CARGO_HOME nor HOME is set")?).join("registry/src");
-    let root = root();
-    let renamed = [(root.as_path(), "gantry"), (crates.as_path(), "crates")];
-    let map = |flag: &str| {
-        let flags = renamed.iter().map(|(path, name)| format!("{flag}={}={name}", path.display()));
-        flags.collect::<Vec<_>>().join(" ")
-    };
-    let target = arch.target();
-    let mut command =
-        cargo(&["build", "--release", "--locked", "--package", "gantry", "--no-default-features"]);
-    command.args(["--target", target]).arg("--target-dir").arg(&folder);
-    command.env("RUSTFLAGS", map("--remap-path-prefix"));
-    command.env(format!("CFLAGS_{}", target.replace('-', "_")), map("-ffile-prefix-map"));
-    if let Some(commit) = revision() {
-        command.env("GANTRY_COMMIT", commit);
-    }
-    if is_foreign {
-        let variable = format!("CARGO_TARGET_{}_LINKER", target.replace('-', "_").to_uppercase());
-        command.env(variable, compiler);
-    }
-    run(&mut command)?;
-    Ok(folder.join(target).join("release/gantry"))
-}
-
-/// The commit, if this is a repository.
-fn revision() -> Option<String> {
-    let commit = output(Command::new("git").current_dir(root()).args(["rev-parse", "HEAD"])).ok()?;
-    Some(commit.trim().to_owned())
 }
 
 /// The time of all files: `$SOURCE_DATE_EPOCH`, or that of the commit, or 1970.

@@ -8,6 +8,7 @@ mod counts;
 mod generate;
 mod image;
 mod mutants;
+mod program;
 mod reference;
 mod release;
 mod run;

@@ -9,6 +9,7 @@ use clap::Args;
 use gantry_image::{Arch, Tree, sha256};
 
 use crate::image;
+use crate::program::{self, Platform};
 use crate::run::{root, run, target};
 
 const VERSION: &str = env!("CARGO_PKG_VERSION");
@@ -42,9 +43,9 @@ pub(crate) fn run_task(args: &ReleaseArgs) -> Result<()> {
     );
 
     image::release(&folder.join(format!("gantry-{VERSION}-image.tar")), args.source.clone())?;
-    for arch in Arch::ALL {
-        let program = image::program(arch)?;
-        let path = folder.join(format!("gantry-{VERSION}-linux-{arch}"));
+    for platform in Platform::ALL {
+        let program = program::build(platform)?;
+        let path = folder.join(file_of(platform));
         fs::copy(&program, &path).with_context(|| format!("cannot write {}", path.display()))?;
     }
     let epoch = image::epoch()?;
@@ -59,17 +60,25 @@ pub(crate) fn run_task(args: &ReleaseArgs) -> Result<()> {
     Ok(())
 }
 
-/// An archive per architecture with the program as `kubectl-gantry`, and krew's manifest, which names them by checksum.
+/// The name of the program of a release.
+fn file_of(platform: Platform) -> String {
+    format!("gantry-{VERSION}-{}-{}{}", platform.os(), platform.arch(), platform.suffix())
+}
+
+/// An archive per platform with the program as `kubectl-gantry`, and krew's manifest, which names them by checksum.
 fn plugin_of_kubectl(folder: &Path, epoch: u64, source: Option<&str>) -> Result<()> {
     let mut platforms = String::new();
-    for arch in Arch::ALL {
-        let name = format!("kubectl-gantry-{VERSION}-linux-{arch}.tar.gz");
-        let program = folder.join(format!("gantry-{VERSION}-linux-{arch}"));
+    for platform in Platform::ALL {
+        let name = format!("kubectl-gantry-{VERSION}-{}-{}.tar.gz", platform.os(), platform.arch());
+        let program = folder.join(file_of(platform));
         let mut tree = Tree::new();
-        tree.program("kubectl-gantry", fs::read(&program).with_context(|| program.display().to_string())?)?;
+        tree.program(
+            &format!("kubectl-gantry{}", platform.suffix()),
+            fs::read(&program).with_context(|| program.display().to_string())?,
+        )?;
         tree.file("LICENSE", fs::read(root().join("LICENSE")).context("LICENSE")?)?;
         let bytes = tree.to_gzip(epoch)?;
-        platforms += &krew_platform(source, arch.name(), &name, &sha256(&bytes));
+        platforms += &krew_platform(source, platform, &name, &sha256(&bytes));
         fs::write(folder.join(&name), bytes).with_context(|| name.clone())?;
     }
     let manifest =
@@ -82,19 +91,20 @@ const KREW: &str = include_str!("../data/krew.yaml");
 /// The address of the sources where --source does not name it: such a manifest works with `--archive` only.
 const NO_SOURCE: &str = "https://example.com/gantry";
 
-fn krew_platform(source: Option<&str>, arch: &str, archive: &str, sum: &str) -> String {
+fn krew_platform(source: Option<&str>, platform: Platform, archive: &str, sum: &str) -> String {
     let source = source.unwrap_or(NO_SOURCE);
+    let (os, arch, suffix) = (platform.os(), platform.arch(), platform.suffix());
     format!(
-        "    - selector: {{matchLabels: {{os: linux, arch: {arch}}}}}\n      \
+        "    - selector: {{matchLabels: {{os: {os}, arch: {arch}}}}}\n      \
            uri: {source}/releases/download/v{VERSION}/{archive}\n      \
            sha256: {sum}\n      \
-           bin: kubectl-gantry\n"
+           bin: kubectl-gantry{suffix}\n"
     )
 }
 
 /// The manual pages, by the program of this machine.
 fn manual(folder: &Path, epoch: u64) -> Result<()> {
-    let program = folder.join(format!("gantry-{VERSION}-linux-{}", Arch::host()?));
+    let program = folder.join(file_of(Platform::Linux(Arch::host()?)));
     let pages = target()?.join("man");
     if pages.exists() {
         fs::remove_dir_all(&pages).with_context(|| format!("cannot remove {}", pages.display()))?;
@@ -192,7 +202,12 @@ mod tests {
 
     #[test]
     fn manifest_of_krew_names_each_archive() {
-        let platform = krew_platform(Some("https://host/gantry"), "arm64", "kubectl-gantry.tar.gz", "abc");
+        let platform = krew_platform(
+            Some("https://host/gantry"),
+            Platform::Macos(Arch::Arm64),
+            "kubectl-gantry.tar.gz",
+            "abc",
+        );
         let manifest = KREW.replace("VERSION", VERSION).replace("SOURCE", "https://host/gantry") + &platform;
         let manifest: serde_json::Value = serde_saphyr::from_str(&manifest).unwrap();
         assert_eq!(manifest["kind"], "Plugin");
@@ -202,7 +217,8 @@ mod tests {
         let uri = format!("https://host/gantry/releases/download/v{VERSION}/kubectl-gantry.tar.gz");
         assert_eq!(platform["uri"], uri);
         assert_eq!((&platform["sha256"], &platform["bin"]), (&"abc".into(), &"kubectl-gantry".into()));
-        assert_eq!(platform["selector"]["matchLabels"]["arch"], "arm64");
+        let selector = &platform["selector"]["matchLabels"];
+        assert_eq!((&selector["os"], &selector["arch"]), (&"darwin".into(), &"arm64".into()));
     }
 
     #[test]

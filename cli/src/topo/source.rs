@@ -10,7 +10,6 @@ use anyhow::{Context as _, anyhow};
 use clap::Args;
 use clap::builder::NonEmptyStringValueParser;
 use gantry_api::{DeviceStatus, GpuNode};
-use gantry_plugin::discover::{self, NvmlOptions};
 use gantry_smi::{Hints, ReadError};
 use gantry_topology::Machine;
 use gantry_topology::bandwidth::{guessed, known_model};
@@ -18,6 +17,8 @@ use gantry_topology::mig::{Catalogue, check_machine};
 use gantry_topology::read::{MAX_BYTES, read_object};
 use serde::{Deserialize, Serialize};
 
+#[cfg(target_os = "linux")]
+use super::node::NodeArgs;
 use crate::runtime::BadInput;
 
 /// Options for the source of the machine.
@@ -25,28 +26,17 @@ use crate::runtime::BadInput;
 pub(crate) struct SourceArgs {
     /// Read the machine from a machine file (YAML or JSON), a GpuNode or the output of `nvidia-smi topo -m`; - is
     /// standard input
-    #[arg(long, value_name = "FILE", conflicts_with = "nvml")]
+    #[arg(long, value_name = "FILE")]
+    #[cfg_attr(not(target_os = "linux"), arg(required = true))]
     from: Option<PathBuf>,
-
-    /// Read this node's machine through NVML (the default)
-    #[arg(long)]
-    nvml: bool,
 
     /// GPU model of an `nvidia-smi topo -m` text, which names none; bandwidths depend on it
     #[arg(long, value_name = "NAME", requires = "from", value_parser = NonEmptyStringValueParser::new())]
     model: Option<String>,
 
-    /// Path or name of NVIDIA's management library
-    #[arg(long, value_name = "FILE", default_value = "libnvidia-ml.so.1", conflicts_with = "from")]
-    nvml_library: PathBuf,
-
-    /// Where /proc is read
-    #[arg(long, value_name = "DIR", default_value = "/proc", conflicts_with = "from")]
-    proc_root: PathBuf,
-
-    /// Where /sys is read
-    #[arg(long, value_name = "DIR", default_value = "/sys", conflicts_with = "from")]
-    sys_root: PathBuf,
+    #[cfg(target_os = "linux")]
+    #[command(flatten)]
+    node: NodeArgs,
 }
 
 impl SourceArgs {
@@ -65,19 +55,17 @@ impl SourceArgs {
     pub(super) fn seen(&self) -> anyhow::Result<Seen> {
         match &self.from {
             Some(path) => self.read(path).map_err(|error| BadInput(error).into()),
-            None => discover::scan(&NvmlOptions {
-                library: self.nvml_library.clone(),
-                proc_root: self.proc_root.clone(),
-                sys_root: self.sys_root.clone(),
-            })
-            .map(Seen::from)
-            .context("cannot read this node's machine; --from FILE reads a machine file or the output of nvidia-smi topo -m"),
+            #[cfg(target_os = "linux")]
+            None => self.node.seen(),
+            #[cfg(not(target_os = "linux"))]
+            None => Err(BadInput(anyhow!("--from is missing: NVML is read on Linux only")).into()),
         }
     }
 
     /// Where `/sys` is read, if the machine is this node's.
+    #[cfg(target_os = "linux")]
     pub(crate) fn sys_root(&self) -> Option<&Path> {
-        self.from.is_none().then_some(&self.sys_root)
+        self.from.is_none().then(|| self.node.sys_root())
     }
 
     fn read(&self, path: &Path) -> anyhow::Result<Seen> {
@@ -284,19 +272,11 @@ impl From<GpuNode> for Seen {
         let unhealthy = status.devices.iter().filter(|device| !device.health.healthy);
         let mut complaints: BTreeSet<Complaint> = unhealthy.map(complaint).collect();
         // A link fault has the number of links already.
-        let links = gantry_plugin::discover::links_down(&machine).into_iter();
+        let links = machine.links_down().into_iter();
         let links: Vec<_> =
             links.filter(|(gpu, _)| complaints.iter().all(|known| known.gpu != *gpu)).collect();
         let link = |(gpu, reason)| Complaint { gpu, profile: None, reason, since: None };
         complaints.extend(links.into_iter().map(link));
         Self { machine, complaints: Some(complaints) }
-    }
-}
-
-/// The health that NVML reports now.
-impl From<gantry_plugin::discover::Scan> for Seen {
-    fn from(scan: gantry_plugin::discover::Scan) -> Self {
-        let complaint = |(gpu, reason)| Complaint { gpu, profile: None, reason, since: None };
-        Self { machine: scan.machine, complaints: Some(scan.complaints.into_iter().map(complaint).collect()) }
     }
 }

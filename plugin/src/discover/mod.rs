@@ -193,22 +193,8 @@ pub fn scan(options: &NvmlOptions) -> Result<Scan, DiscoverError> {
         let complaints = vitals.complaints(&checks).into_iter().chain(vitals.notices(&checks));
         complaints.map(|(_, reason)| (*gpu, reason))
     });
-    let links = links_down(&found.machine);
+    let links = found.machine.links_down();
     Ok(Scan { complaints: lost.chain(infos).chain(links).collect(), machine: found.machine })
-}
-
-/// The GPUs with fewer NVLinks up than an equal GPU of the machine, by index. Behind switches equal GPUs have equally
-/// many; direct links differ by design. In MIG mode links are not used.
-pub fn links_down(machine: &Machine) -> Vec<(u8, String)> {
-    let is_compared = |gpu: &&Gpu| gpu.nvlink.is_some() && gpu.mig.as_ref().is_none_or(|mig| !mig.enabled);
-    let links = |gpu: &Gpu| gpu.nvlink.map_or(0, |ports| ports.switch_links);
-    let gpus = || machine.gpus().iter().filter(is_compared);
-    let down = |gpu: &Gpu| {
-        let most = gpus().filter(|other| other.model == gpu.model).map(links).max()?;
-        let down = most.checked_sub(links(gpu)).filter(|down| *down > 0)?;
-        Some((gpu.index, format!("{down} of {most} NVLinks down")))
-    };
-    gpus().filter_map(down).collect()
 }
 
 /// Reads the machine through a loaded NVML.
