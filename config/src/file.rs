@@ -143,7 +143,7 @@ pub struct Resources {
     /// By model; the first pattern that matches counts, and what matches none keeps nvidia.com/gpu.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub gpus: Vec<ResourcePattern>,
-    /// By MIG profile; the first pattern that matches counts, and what matches none keeps nvidia.com/mig-<profile>.
+    /// By MIG profile; the first pattern that matches counts, and what matches none keeps `nvidia.com/mig-<profile>`.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub mig: Vec<ResourcePattern>,
 }
