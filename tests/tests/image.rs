@@ -14,16 +14,19 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use gantry_api::names::GPU_RESOURCE;
+use gantry_api::names::{GPU_RESOURCE, GRANT_ANNOTATION};
 use gantry_e2e::gantry::{EXTENDER, NAMESPACE, PLUGIN};
 use gantry_e2e::hardware::Hardware;
 use gantry_e2e::helm::{Helm, chart};
-use gantry_e2e::{Cluster, ClusterOptions, NodeOptions, SCHEDULER_IMAGE, gantry, podresources, until};
+use gantry_e2e::{
+    BUSYBOX_IMAGE, Cluster, ClusterOptions, NodeOptions, SCHEDULER_IMAGE, gantry, podresources, until,
+};
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::Api;
 use kube::api::{DeleteParams, ListParams};
 use libtest_mimic::{Arguments, Failed, Trial};
 use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
 
 const LIMIT: Duration = Duration::from_secs(90);
 /// The user of `securityContext`, and of the image.
@@ -39,13 +42,16 @@ fn main() -> ExitCode {
         eprintln!("tests of the image are skipped: {why}");
     }
     let bed = Arc::new(Mutex::new(None));
-    let stories: [(&str, Story); 6] = [
+    let stories: [(&str, Story); 9] = [
         ("daemons_become_ready_as_pods", |bed| bed.on(become_ready(bed))),
         ("containers_have_no_more_than_they_need", |bed| bed.on(confined(bed))),
         ("gpu_pod_gets_its_grant", |bed| bed.on(granted(bed))),
         ("killed_plugin_comes_back_and_serves", |bed| bed.on(plugin_killed(bed))),
         ("kubelet_restart_keeps_pods_and_devices", |bed| bed.on(kubelet_restarted(bed))),
         ("deleted_scheduler_pods_are_replaced", |bed| bed.on(scheduler_deleted(bed))),
+        ("own_scheduler_runs_every_sample", |bed| bed.on(own_runs_samples(bed))),
+        ("plugin_alone_runs_the_first_sample", |bed| bed.on(alone_runs_sample(bed))),
+        ("clusters_scheduler_runs_every_sample", |bed| bed.on(existing_runs_samples(bed))),
     ];
     let trials = stories.map(|(name, story)| {
         let bed = Arc::clone(&bed);
@@ -74,6 +80,7 @@ fn main() -> ExitCode {
 struct Bed {
     runtime: tokio::runtime::Runtime,
     cluster: Cluster,
+    binary: PathBuf,
     _hardware: Hardware,
 }
 
@@ -87,21 +94,96 @@ impl Bed {
             options.port = 16448;
             let labels = vec![("gantry.dev/gpu".to_owned(), "true".to_owned())];
             options.nodes = vec![NodeOptions { labels, ..NodeOptions::new("node-1") }];
-            options.pods = Some(binary);
+            options.pods = Some(binary.clone());
             let cluster = Cluster::up(options).await?;
             let hardware = Hardware::install(&cluster.nodes()[0], &gantry::machine_file("dgx1-v100"))?;
             anyhow::Ok((cluster, hardware))
         })?;
+        let bed = Self { runtime, cluster, binary, _hardware: hardware };
+        bed.upgrade(&["scheduler.mode=own"])?;
+        Ok(bed)
+    }
+
+    /// Installs the release, or upgrades it to these values.
+    fn upgrade(&self, values: &[&str]) -> Result<()> {
         let helm = Helm::locate_or_build(3)?;
         let (repository, tag) = SCHEDULER_IMAGE.rsplit_once(':').context("an image has a tag")?;
         let chart = chart().display().to_string();
-        let mut args = vec!["upgrade", "--install", "gantry", &chart, "--namespace", NAMESPACE];
         let repository = format!("scheduler.own.image.repository={repository}");
         let tag = format!("scheduler.own.image.tag={tag}");
-        args.extend(["--create-namespace", "--set", "scheduler.mode=own"]);
-        args.extend(["--set", &repository, "--set", &tag]);
-        helm.output(Some(&cluster.kubeconfig()), &args)?;
-        Ok(Self { runtime, cluster, _hardware: hardware })
+        let mut args =
+            vec!["upgrade", "--install", "gantry", &chart, "--namespace", NAMESPACE, "--create-namespace"];
+        args.extend([&repository, &tag].into_iter().flat_map(|value| ["--set", value]));
+        args.extend(values.iter().flat_map(|value| ["--set", *value]));
+        helm.output(Some(&self.cluster.kubeconfig()), &args)?;
+        Ok(())
+    }
+
+    /// Applies a sample in a namespace, with an image that is there, and deletes it when it has started: the number of
+    /// devices that each of its pods was granted, in the order of their names.
+    async fn sample(&self, namespace: &str, sample: &str, pods: usize) -> Result<Vec<usize>> {
+        let path = gantry::manifests().join("samples").join(sample);
+        let text = fs::read_to_string(&path).with_context(|| path.display().to_string())?;
+        let replaced = text
+            .replace("busybox:1.36", BUSYBOX_IMAGE)
+            .replace("nvidia/cuda:12.8.0-base-ubuntu24.04", BUSYBOX_IMAGE)
+            .replace("[nvidia-smi, -L]", "[sh, -c, sleep 60]");
+        self.cluster.kubectl_with_input(&["-n", namespace, "apply", "-f", "-"], &replaced).await?;
+        let api = self.pods(namespace);
+        let found = until(format!("the pods of {sample} started"), LIMIT, async || {
+            let found = api.list(&ListParams::default()).await.map_err(|error| error.to_string())?.items;
+            let has_started = |pod: &&Pod| matches!(pods::phase(pod), "Running" | "Succeeded");
+            if found.len() == pods && found.iter().filter(has_started).count() == pods {
+                return Ok(found);
+            }
+            Err(found
+                .iter()
+                .map(|pod| format!("{}: {}; ", pods::phase(pod), pods::said(pod)))
+                .collect::<String>())
+        })
+        .await?;
+        let has_grant =
+            |pod: &Pod| pod.metadata.annotations.iter().flatten().any(|(key, _)| key == GRANT_ANNOTATION);
+        let grants = found
+            .iter()
+            .map(|pod| if has_grant(pod) { pods::granted(pod).map(|devices| devices.len()) } else { Ok(0) });
+        let grants = grants.collect::<Result<Vec<_>>>()?;
+        self.cluster
+            .kubectl_with_input(&["-n", namespace, "delete", "--now", "--wait", "-f", "-"], &replaced)
+            .await?;
+        until(format!("{sample} gone"), LIMIT, async || {
+            let left = api.list(&ListParams::default()).await.map_err(|error| error.to_string())?.items;
+            if left.is_empty() { Ok(()) } else { Err(format!("{} pods", left.len())) }
+        })
+        .await?;
+        Ok(grants)
+    }
+
+    /// Waits until `gantry doctor` finds nothing to mend: every check is `ok`, but for those named.
+    async fn healthy(&self, others: &[(&str, &str)]) -> Result<()> {
+        let kubeconfig = format!("--kubeconfig={}", self.cluster.kubeconfig().display());
+        until("gantry doctor finds nothing to mend", LIMIT, async || {
+            let output = std::process::Command::new(&self.binary)
+                .args(["doctor", "--output=json", &kubeconfig])
+                .output()
+                .map_err(|error| error.to_string())?;
+            let report: Value = serde_json::from_slice(&output.stdout)
+                .map_err(|error| format!("{error}: {}", String::from_utf8_lossy(&output.stderr)))?;
+            let checks = report["checks"].as_array().ok_or("no checks")?.iter();
+            let differs = |check: &&Value| {
+                let name = check["check"].as_str().unwrap_or_default();
+                let expected = others.iter().find(|(other, _)| *other == name);
+                check["outcome"] != expected.map_or("ok", |(_, outcome)| *outcome)
+            };
+            let differing: Vec<&Value> = checks.filter(differs).collect();
+            if differing.is_empty() && output.status.success() {
+                Ok(())
+            } else {
+                Err(format!("{differing:#?}"))
+            }
+        })
+        .await?;
+        Ok(())
     }
 
     fn down(self) -> Result<()> {
@@ -342,6 +424,73 @@ async fn kubelet_restarted(bed: &Bed) -> Result<()> {
     ensure!(restarts(&now.0) == restarts(&plugins), "the plugin was restarted");
     bed.run("after-kubelet", 2).await?;
     bed.delete("after-kubelet").await
+}
+
+/// The samples of manifests/samples that one node of eight GPUs can run, with their pods and the sizes of their grants.
+const SAMPLES: [(&str, &[usize]); 5] = [
+    ("two-gpus.yaml", &[2]),
+    ("nvlink-pair.yaml", &[2]),
+    ("init-and-sidecar.yaml", &[3]),
+    ("whole-machine.yaml", &[8]),
+    ("gang-pods.yaml", &[1, 1]),
+];
+
+/// A namespace whose pods the chart's scheduler gets, if that shape is there.
+const ASSIGNED: &str = "assigned";
+
+/// Without labels of GPUs `gantry doctor` would warn.
+const LABELS: &str = "plugin.labels=node";
+
+async fn own_runs_samples(bed: &Bed) -> Result<()> {
+    for pod in ["first", "second"] {
+        bed.delete(pod).await?;
+    }
+    bed.upgrade(&["scheduler.mode=own", "scheduler.own.assign.enabled=true", LABELS])?;
+    bed.cluster.kubectl(&["create", "namespace", ASSIGNED]).await?;
+    let labels = ["gantry.dev/scheduler=true", "gantry.dev/metrics=true"];
+    bed.cluster.kubectl(&["label", "namespace", ASSIGNED, labels[0], labels[1]]).await?;
+    bed.ready(PLUGIN, 1).await?;
+    bed.ready(EXTENDER, 2).await?;
+    bed.offered("8").await?;
+    until("service account", LIMIT, async || {
+        bed.cluster.kubectl(&["-n", ASSIGNED, "get", "serviceaccount", "default"]).await
+    })
+    .await?;
+    for (sample, expected) in SAMPLES {
+        let grants = bed.sample(ASSIGNED, sample, expected.len()).await?;
+        ensure!(grants == expected, "{sample}: {grants:?}");
+    }
+    bed.healthy(&[]).await
+}
+
+/// Without an extender kubelet chooses, by the preference of the plugin.
+async fn alone_runs_sample(bed: &Bed) -> Result<()> {
+    bed.upgrade(&["scheduler.mode=none", LABELS])?;
+    bed.ready(PLUGIN, 1).await?;
+    bed.ready(EXTENDER, 0).await?;
+    bed.offered("8").await?;
+    let grants = bed.sample("default", "two-gpus.yaml", 1).await?;
+    ensure!(grants == [0], "{grants:?}");
+    bed.healthy(&[]).await
+}
+
+async fn existing_runs_samples(bed: &Bed) -> Result<()> {
+    bed.cluster.kubectl(&["label", "node", "node-1", "node-role.kubernetes.io/control-plane="]).await?;
+    bed.upgrade(&["scheduler.mode=existing", LABELS])?;
+    bed.ready(PLUGIN, 1).await?;
+    bed.ready(EXTENDER, 1).await?;
+    bed.offered("8").await?;
+    let kubeconfig = format!("--kubeconfig={}", bed.cluster.kubeconfig().display());
+    let output = std::process::Command::new(&bed.binary).args(["scheduler-config", &kubeconfig]).output()?;
+    ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let config = String::from_utf8(output.stdout)?;
+    let scheduler = bed.cluster.move_scheduler(&bed.cluster.nodes()[0], &config).await?;
+    for (sample, expected) in SAMPLES {
+        let grants = bed.sample("default", sample, expected.len()).await?;
+        ensure!(grants == expected, "{sample}: {grants:?}");
+    }
+    scheduler.check()?;
+    bed.healthy(&[]).await
 }
 
 async fn scheduler_deleted(bed: &Bed) -> Result<()> {

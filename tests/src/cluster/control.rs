@@ -2,19 +2,19 @@
 //! They are started with the settings a test cluster needs and otherwise as they come.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use tokio::process::Command;
 
-use super::ClusterOptions;
+use super::{ClusterOptions, Node};
 use crate::components::Components;
 use crate::error::file;
 use crate::pki::Authority;
 use crate::sandbox::{Process, Program, Sandbox, launch};
 use crate::settings::{self, CONTROL_ADDRESS, NAMES_ADDRESS, SCHEDULER_KUBECONFIG, SERVICE_ADDRESS};
 use crate::wait::until;
-use crate::{Daemon, Result, names};
+use crate::{Cluster, Daemon, Result, names};
 
 const API_LIMIT: Duration = Duration::from_secs(60);
 
@@ -44,7 +44,7 @@ pub(super) async fn start(
     wait_for_api(control, &api, folder).await?;
     let manager = controller_manager(components, folder);
     control.run(manager).await?;
-    control.run(kube_scheduler(components, options)?).await?;
+    control.run(kube_scheduler(components, &scheduler_config(options)?)).await?;
     let listen = format!("--listen={NAMES_ADDRESS}:53");
     control.run(Program::new(names::NAMES, &options.tool, ["names", &listen])).await?;
     Ok(forwarder)
@@ -134,16 +134,33 @@ fn controller_manager(components: &Components, folder: &Path) -> Program {
     )
 }
 
-fn kube_scheduler(components: &Components, options: &ClusterOptions) -> Result<Program> {
-    let config = match &options.scheduler_config {
-        Some(config) => config.clone(),
-        None => {
-            let path = options.folder.join("kube-scheduler-config.yaml");
-            fs::write(&path, settings::stock_scheduler().to_string()).map_err(file("write", &path))?;
-            path
+impl Cluster {
+    /// Stops the cluster's kube-scheduler and starts one on a node with that configuration, as kubeadm does on a node of
+    /// the control plane.
+    ///
+    /// # Errors
+    /// A file cannot be written, or a program does not stop or start.
+    pub async fn move_scheduler(&self, node: &Node, config: &str) -> Result<Daemon> {
+        self.program("kube-scheduler")?.stop().await?;
+        let theirs = self.control().file(SCHEDULER_KUBECONFIG);
+        let text = fs::read_to_string(&theirs).map_err(file("read", &theirs))?;
+        let port = self.port();
+        let text =
+            text.replace(&format!("https://127.0.0.1:{port}"), &format!("https://{CONTROL_ADDRESS}:{port}"));
+        let kubeconfig = node.sandbox().file(SCHEDULER_KUBECONFIG);
+        if let Some(folder) = kubeconfig.parent() {
+            fs::create_dir_all(folder).map_err(file("create", folder))?;
         }
-    };
-    Ok(Program::new(
+        fs::write(&kubeconfig, text).map_err(file("write", &kubeconfig))?;
+        let path = node.sandbox().folder().join("kube-scheduler-config.yaml");
+        fs::write(&path, config).map_err(file("write", &path))?;
+        let components = Components::locate_or_build()?;
+        node.sandbox().run(kube_scheduler(&components, &path)).await
+    }
+}
+
+fn kube_scheduler(components: &Components, config: &Path) -> Program {
+    Program::new(
         "kube-scheduler",
         components.path("kube-scheduler"),
         [
@@ -151,7 +168,17 @@ fn kube_scheduler(components: &Components, options: &ClusterOptions) -> Result<P
             format!("--authentication-kubeconfig={SCHEDULER_KUBECONFIG}"),
             format!("--authorization-kubeconfig={SCHEDULER_KUBECONFIG}"),
         ],
-    ))
+    )
+}
+
+/// kube-scheduler's configuration file: that of the options, or the stock one.
+fn scheduler_config(options: &ClusterOptions) -> Result<PathBuf> {
+    if let Some(config) = &options.scheduler_config {
+        return Ok(config.clone());
+    }
+    let path = options.folder.join("kube-scheduler-config.yaml");
+    fs::write(&path, settings::stock_scheduler().to_string()).map_err(file("write", &path))?;
+    Ok(path)
 }
 
 /// Starts the program that brings this machine's loopback port to the API server.
