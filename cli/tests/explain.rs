@@ -217,7 +217,7 @@ async fn gang_in_backoff_reports_the_extenders_status() {
     integration: Annotation; Gang object: train
     waits: 3 h, priority 0
     position in the queue: 1
-    if planned now: Reserved, cluster: it would get its reservations
+    if planned now: Reserved, cluster, NIC 0 on all 2 nodes: it would get its reservations
     members:
       rank 0  train-0  Pending  would go to a GPU 0,1,2,3
       rank 1  train-1  Pending  would go to b GPU 0,1,2,3
