@@ -52,8 +52,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "bound-before-reservation-is-written",
         file: "gang/src/protocol/gang.rs",
-        original: "State::Decided(_) if !pinned && !self.is_written(uid) => {",
-        replacement: "State::Decided(_) if !MUTANT && !pinned && !self.is_written(uid) => {",
+        original: "State::Decided(_) if !self.is_written(uid) => {",
+        replacement: "State::Decided(_) if !MUTANT && !self.is_written(uid) => {",
         seeds: 60,
     },
     Mutant {
