@@ -151,10 +151,7 @@ impl Reports {
             leaving: vec![DeviceSet::EMPTY; pools],
         };
         for held in &inventory.holders {
-            let holder = pods.iter().position(|pod| match &held.uid {
-                Some(uid) => pod.uid == *uid,
-                None => *pod.namespace == *held.namespace && *pod.name == *held.pod,
-            });
+            let holder = pods.iter().position(|pod| held.is_of(&pod.uid, &pod.namespace, &pod.name));
             match holder {
                 Some(pod) if !held.quarantined => {
                     let report = &mut reports.pods[pod][held.pool];

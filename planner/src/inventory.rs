@@ -83,6 +83,16 @@ pub struct Held {
     pub quarantined: bool,
 }
 
+impl Held {
+    /// Whether a pod holds them: by its UID if the plugin knows one, else by its name.
+    pub fn is_of(&self, uid: &PodUid, namespace: &str, name: &str) -> bool {
+        match &self.uid {
+            Some(known) => known == uid,
+            None => self.namespace == namespace && self.pod == name,
+        }
+    }
+}
+
 /// A GPU that the operator cordoned.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CordonedGpu {

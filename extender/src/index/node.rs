@@ -296,11 +296,9 @@ impl Node {
             return false;
         }
         let is_admitted = |uid: &PodUid| {
-            let name = pods.get(uid).map(|pod| (&*pod.namespace, &*pod.name));
-            inventory.holders.iter().any(|held| match &held.uid {
-                Some(known) => known == uid,
-                None => name == Some((held.namespace.as_str(), held.pod.as_str())),
-            })
+            // A pod that no watch shows has no name.
+            let (namespace, name) = pods.get(uid).map_or(("", ""), |pod| (&*pod.namespace, &*pod.name));
+            inventory.holders.iter().any(|held| held.is_of(uid, namespace, name))
         };
         let of_refusing = |resource: &ResourceName| {
             inventory.pool(resource.as_str()).is_some_and(|(_, pool)| refuses(pool))
@@ -335,10 +333,7 @@ impl Node {
                 others.add(&pool.taken(resource, ids));
             }
             // The pod may be there already, with a plugin that is faster than the pod watch.
-            let own = |held: &Held| match &held.uid {
-                Some(uid) => *uid == target.uid,
-                None => held.namespace == target.namespace && held.pod == target.name,
-            };
+            let own = |held: &Held| held.is_of(&target.uid, &target.namespace, &target.name);
             let holders = inventory.holders.iter();
             for held in holders.filter(|held| held.pool == index && !own(held)) {
                 others.add(&held.devices);

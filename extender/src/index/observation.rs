@@ -227,10 +227,7 @@ fn add(map: &mut NodeMap, pool: &Pool, devices: &DeviceSet, pod: &PodOnGpu) {
 
 /// Whether the plugin reports a pod as the holder of devices.
 fn is_reported(inventory: &Inventory, pod: &PodFacts) -> bool {
-    inventory.holders.iter().any(|held| match &held.uid {
-        Some(uid) => *uid == pod.uid,
-        None => held.namespace == *pod.namespace && held.pod == *pod.name,
-    })
+    inventory.holders.iter().any(|held| held.is_of(&pod.uid, &pod.namespace, &pod.name))
 }
 
 /// The fault of a GPU with unhealthy devices; `None` if it is cordoned only.
