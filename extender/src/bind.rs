@@ -244,7 +244,7 @@ impl Binder {
     /// order could make it refuse one. If that takes too long, the pod is bound nevertheless.
     async fn wait_for_admissions(&self, target: &Target, deadline: Instant) {
         let until = (deadline - self.timeout / barrier::KEPT).min(Instant::now() + ADMISSION_LIMIT);
-        while self.store.update(|index| index.awaits_admission(target)) && Instant::now() < until {
+        while self.store.read(|index| index.awaits_admission(target)) && Instant::now() < until {
             tokio::time::sleep(ADMISSION_INTERVAL).await;
         }
     }

@@ -383,12 +383,9 @@ impl Index {
     }
 
     /// Whether the Binding of a pod must wait until kubelet has admitted earlier pods of the node.
-    pub fn awaits_admission(&mut self, target: &Target) -> bool {
-        let Some(node) = self.nodes.find(target.node.as_str()) else {
-            return false;
-        };
-        self.settle_node(node);
-        self.nodes.get(node).is_some_and(|node| node.awaits_admission(&target.uid, &self.pods))
+    pub fn awaits_admission(&self, target: &Target) -> bool {
+        let node = self.nodes.find(target.node.as_str()).and_then(|node| self.nodes.get(node));
+        node.is_some_and(|node| node.awaits_admission(&target.uid, &self.pods))
     }
 
     /// Whether a Binding that was sent may be sent once more.
