@@ -11,7 +11,6 @@ mod pod;
 
 use std::convert::Infallible;
 use std::net::IpAddr;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -74,7 +73,7 @@ const LOOKUPS: (f64, f64) = (5.0, 10.0);
 /// How long the model is kept after the last request.
 const KEPT: Duration = Duration::from_secs(120);
 
-/// What the page shows, and to whom.
+/// What the page shows, and the names by which browsers may call it.
 pub(crate) struct Page {
     /// The cluster.
     pub(crate) store: Arc<Store>,
@@ -105,8 +104,6 @@ struct Serving {
     streams: Arc<Semaphore>,
     /// When the model was last used.
     looked: Mutex<Option<Instant>>,
-    /// Streams that are open.
-    open: AtomicU64,
     shutdown: CancellationToken,
 }
 
@@ -129,7 +126,6 @@ impl Serving {
             lookups: Rate::new(LOOKUPS),
             streams: Arc::new(Semaphore::new(STREAMS)),
             looked: Mutex::default(),
-            open: AtomicU64::default(),
             shutdown,
         })
     }
@@ -265,8 +261,7 @@ struct Message<'a> {
 
 impl Stream {
     fn open(serving: Arc<Serving>, permit: OwnedSemaphorePermit) -> Self {
-        let open = serving.open.fetch_add(1, Ordering::Relaxed) + 1;
-        serving.page.metrics.page_streams.set(i64::try_from(open).unwrap_or(i64::MAX));
+        serving.page.metrics.page_streams.inc();
         Self { serving, began: Instant::now(), last: None, _permit: permit }
     }
 
@@ -298,8 +293,7 @@ impl Stream {
 
 impl Drop for Stream {
     fn drop(&mut self) {
-        let open = self.serving.open.fetch_sub(1, Ordering::Relaxed) - 1;
-        self.serving.page.metrics.page_streams.set(i64::try_from(open).unwrap_or(i64::MAX));
+        self.serving.page.metrics.page_streams.dec();
     }
 }
 

@@ -181,7 +181,7 @@ fn attempt(
 #[derive(Debug, Clone)]
 struct Planned {
     placement: Placement,
-    /// Members without a reservation, then the width of the scope.
+    /// Members without a reservation, then the width of the scope. Smaller is better.
     rank: (Reverse<u32>, usize),
     /// The bandwidth of the slowest member within its node, MB/s.
     slowest: u64,
@@ -189,13 +189,6 @@ struct Planned {
     nodes: Vec<NodeIx>,
     /// Of each of these nodes.
     rails: Vec<NodeRails>,
-}
-
-impl Planned {
-    /// Smaller is better.
-    fn rank(&self) -> (Reverse<u32>, usize) {
-        self.rank
-    }
 }
 
 /// A plan that takes rails into account only to choose the devices of its nodes.

@@ -416,11 +416,11 @@ async fn stream_names_each_new_version_once() {
     assert_ne!(second, first);
     assert!(tokio::time::timeout(Duration::from_millis(1500), stream.next()).await.is_err(), "one message");
     assert!(began.elapsed() < Duration::from_secs(8));
-    assert_eq!(serving.open.load(Ordering::Relaxed), 1);
+    assert_eq!(serving.page.metrics.page_streams.get(), 1);
     serving.shutdown.cancel();
     assert!(tokio::time::timeout(Duration::from_secs(2), stream.next()).await.unwrap().is_none());
     drop(stream);
-    assert_eq!(serving.open.load(Ordering::Relaxed), 0);
+    assert_eq!(serving.page.metrics.page_streams.get(), 0);
 }
 
 #[tokio::test]

@@ -174,7 +174,7 @@ pub(super) fn aligned(
         return Some(own);
     }
     let is_required = policy == Rails::RequireSame;
-    let as_good = |planned: &Planned| planned.rank() <= own.rank() && planned.slowest >= own.slowest;
+    let as_good = |planned: &Planned| planned.rank <= own.rank && planned.slowest >= own.slowest;
     // Other devices on the same nodes.
     let by_gpus = most_frequent(input, &own, aim);
     let realigned = plan(input, &aim.towards(by_gpus, own.slowest)).filter(as_good);
@@ -195,7 +195,7 @@ pub(super) fn aligned(
         if as_good(&found) {
             return Some(found);
         }
-        let key = |planned: &Planned| (planned.rank(), Reverse(planned.slowest));
+        let key = |planned: &Planned| (planned.rank, Reverse(planned.slowest));
         if is_required && best.as_ref().is_none_or(|best| key(&found) < key(best)) {
             best = Some(found);
         }
