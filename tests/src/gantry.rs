@@ -10,7 +10,7 @@ use k8s_openapi::api::authentication::v1::{BoundObjectReference, TokenRequest, T
 use k8s_openapi::api::core::v1::{Node as NodeObject, PodSpec, ServiceAccount};
 use kube::Api;
 use kube::api::PostParams;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::cluster::{Cluster, Node};
 use crate::error::file;
@@ -72,6 +72,25 @@ pub fn write_scheduler_config(binary: &Path, resources: &str, path: &Path) -> Re
 const TOKEN_SECONDS: i64 = 24 * 3600;
 
 impl Cluster {
+    /// The report of `gantry doctor`, with further arguments, and its exit code.
+    ///
+    /// # Errors
+    /// It cannot be started, or writes no report.
+    pub fn doctor(&self, binary: &Path, more: &[&str]) -> Result<(Value, Option<i32>)> {
+        let kubeconfig = format!("--kubeconfig={}", self.kubeconfig().display());
+        let mut command = std::process::Command::new(binary);
+        command.args(["doctor", "--output=json", &kubeconfig]).args(more);
+        let output = command
+            .output()
+            .map_err(|source| Error::Start { program: binary.display().to_string(), source })?;
+        let report = serde_json::from_slice(&output.stdout).map_err(|_| Error::Command {
+            command: format!("{command:?}"),
+            status: output.status,
+            stderr: String::from_utf8_lossy(&output.stderr).into_owned(),
+        })?;
+        Ok((report, output.status.code()))
+    }
+
     /// Applies the project's manifests.
     ///
     /// # Errors

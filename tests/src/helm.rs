@@ -48,6 +48,24 @@ impl Helm {
             stderr: String::from_utf8_lossy(&output.stderr).into_owned(),
         })
     }
+
+    /// Installs a release of a chart in a namespace, or upgrades it to these values.
+    ///
+    /// # Errors
+    /// It fails.
+    pub fn upgrade(
+        &self,
+        kubeconfig: &Path,
+        chart: &Path,
+        (release, namespace): (&str, &str),
+        values: &[&str],
+    ) -> Result<String> {
+        let chart = chart.display().to_string();
+        let mut args =
+            vec!["upgrade", "--install", release, &chart, "--namespace", namespace, "--create-namespace"];
+        args.extend(values.iter().flat_map(|value| ["--set", *value]));
+        self.output(Some(kubeconfig), &args)
+    }
 }
 
 /// The folder of the chart.

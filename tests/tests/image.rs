@@ -108,14 +108,10 @@ impl Bed {
     fn upgrade(&self, values: &[&str]) -> Result<()> {
         let helm = Helm::locate_or_build(3)?;
         let (repository, tag) = SCHEDULER_IMAGE.rsplit_once(':').context("an image has a tag")?;
-        let chart = chart().display().to_string();
         let repository = format!("scheduler.own.image.repository={repository}");
         let tag = format!("scheduler.own.image.tag={tag}");
-        let mut args =
-            vec!["upgrade", "--install", "gantry", &chart, "--namespace", NAMESPACE, "--create-namespace"];
-        args.extend([&repository, &tag].into_iter().flat_map(|value| ["--set", value]));
-        args.extend(values.iter().flat_map(|value| ["--set", *value]));
-        helm.output(Some(&self.cluster.kubeconfig()), &args)?;
+        let values = [&[repository.as_str(), &tag], values].concat();
+        helm.upgrade(&self.cluster.kubeconfig(), &chart(), ("gantry", NAMESPACE), &values)?;
         Ok(())
     }
 
@@ -161,18 +157,12 @@ impl Bed {
 
     /// Waits until every check of `gantry doctor`, with further arguments, is `ok`.
     async fn healthy(&self, more: &[&str]) -> Result<()> {
-        let kubeconfig = format!("--kubeconfig={}", self.cluster.kubeconfig().display());
         until("gantry doctor finds nothing to mend", LIMIT, async || {
-            let output = std::process::Command::new(&self.binary)
-                .args(["doctor", "--output=json", &kubeconfig])
-                .args(more)
-                .output()
-                .map_err(|error| error.to_string())?;
-            let report: Value = serde_json::from_slice(&output.stdout)
-                .map_err(|error| format!("{error}: {}", String::from_utf8_lossy(&output.stderr)))?;
+            let (report, code) =
+                self.cluster.doctor(&self.binary, more).map_err(|error| error.to_string())?;
             let checks = report["checks"].as_array().ok_or("no checks")?.iter();
             let others: Vec<&Value> = checks.filter(|check| check["outcome"] != "ok").collect();
-            if others.is_empty() && output.status.success() { Ok(()) } else { Err(format!("{others:#?}")) }
+            if others.is_empty() && code == Some(0) { Ok(()) } else { Err(format!("{others:#?}")) }
         })
         .await?;
         Ok(())

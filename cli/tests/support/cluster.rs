@@ -1,4 +1,4 @@
-//! An API server with the nodes `a` and `b` of four GPUs each.
+//! An API server with GpuNodes.
 
 use std::path::PathBuf;
 
@@ -17,17 +17,22 @@ pub struct Cluster {
 }
 
 impl Cluster {
-    /// `holders` has those of a node's devices, by the node's name.
+    /// With the nodes `a` and `b` of four GPUs without links. `holders` has those of a node's devices, by the node's name.
     pub async fn start(holders: impl Fn(&str) -> Value) -> Self {
+        let cluster = Self::empty().await;
+        for name in ["a", "b"] {
+            cluster.add_gpu_node(name, "l4-4x-pcie.yaml", holders(name)).await;
+        }
+        cluster
+    }
+
+    /// Without nodes.
+    pub async fn empty() -> Self {
         let stop = CancellationToken::new();
         let server = ApiServer::start(&ApiOptions::default(), stop.clone()).await.unwrap();
         let folder = tempfile::tempdir().unwrap();
         std::fs::write(folder.path().join("kubeconfig"), server.kubeconfig()).unwrap();
-        let cluster = Self { client: server.client().unwrap(), folder, stop };
-        for name in ["a", "b"] {
-            cluster.add_gpu_node(name, holders(name)).await;
-        }
-        cluster
+        Self { client: server.client().unwrap(), folder, stop }
     }
 
     /// The kubeconfig file.
@@ -40,13 +45,16 @@ impl Cluster {
         self.stop.cancel();
     }
 
-    /// A GpuNode of four GPUs without links.
-    async fn add_gpu_node(&self, name: &str, holders: Value) {
-        let machine = std::fs::read_to_string(super::machine("l4-4x-pcie.yaml")).unwrap();
+    /// Adds a GpuNode of a machine file. Its devices are named after the hexadecimal digits of its name and the GPU:
+    /// `GPU-a-0`.
+    pub async fn add_gpu_node(&self, name: &str, machine: &str, holders: Value) {
+        let digits: String = name.chars().filter(char::is_ascii_hexdigit).collect();
+        let machine = std::fs::read_to_string(super::machine(machine)).unwrap();
         let mut machine: Value = serde_saphyr::from_str(&machine).unwrap();
         for (index, gpu) in machine["gpus"].as_array_mut().unwrap().iter_mut().enumerate() {
-            gpu["uuid"] = format!("GPU-{name}-{index}").into();
+            gpu["uuid"] = format!("GPU-{digits}-{index}").into();
         }
+        let gpus = machine["gpus"].as_array().unwrap().len();
         let object = json!({
             "apiVersion": "gantry.dev/v1alpha1",
             "kind": "GpuNode",
@@ -57,10 +65,10 @@ impl Cluster {
         let made: GpuNode = serde_json::from_value(object).unwrap();
         gpu_nodes.create(&PostParams::default(), &made).await.unwrap();
         let device = |index: usize| {
-            let id = format!("GPU-{name}-{index}");
+            let id = format!("GPU-{digits}-{index}");
             json!({"id": id, "resource": "nvidia.com/gpu", "gpu": index, "healthy": true})
         };
-        let devices: Vec<Value> = (0..4).map(device).collect();
+        let devices: Vec<Value> = (0..gpus).map(device).collect();
         let status = json!({"status": {"devices": devices, "holders": holders}});
         gpu_nodes.patch_status(name, &PatchParams::default(), &Patch::Merge(status)).await.unwrap();
     }

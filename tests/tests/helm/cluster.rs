@@ -37,11 +37,7 @@ fn on_cluster(nodes: &[&str], story: impl AsyncFnOnce(&Cluster) -> Result<()>) -
 
 /// Installs or upgrades the release.
 fn upgrade(helm: &Helm, cluster: &Cluster, chart: &Path, values: &[&str]) -> gantry_e2e::Result<String> {
-    let chart = chart.display().to_string();
-    let mut args =
-        vec!["upgrade", "--install", RELEASE, &chart, "--namespace", NAMESPACE, "--create-namespace"];
-    args.extend(values.iter().flat_map(|value| ["--set", *value]));
-    helm.output(Some(&cluster.kubeconfig()), &args)
+    helm.upgrade(&cluster.kubeconfig(), chart, (RELEASE, NAMESPACE), values)
 }
 
 /// Every object of Gantry, by the names of its kind; those of its namespace, which a user deletes, only as far as helm
@@ -180,15 +176,11 @@ pub(crate) fn own_scheduler_grants_devices() -> Result<()> {
 
 /// The outcome of each check of `gantry doctor`, and its exit code.
 fn doctor(cluster: &Cluster, binary: &Path) -> Result<(BTreeMap<String, String>, Option<i32>)> {
-    let kubeconfig = format!("--kubeconfig={}", cluster.kubeconfig().display());
-    let output =
-        std::process::Command::new(binary).args(["doctor", "--output=json", &kubeconfig]).output()?;
-    let report: Value = serde_json::from_slice(&output.stdout)
-        .with_context(|| String::from_utf8_lossy(&output.stderr).into_owned())?;
+    let (report, code) = cluster.doctor(binary, &[])?;
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     let checks = report["checks"].as_array().context("no checks")?.iter();
     let outcomes = checks.map(|check| (text(&check["check"]), text(&check["outcome"])));
-    Ok((outcomes.collect(), output.status.code()))
+    Ok((outcomes.collect(), code))
 }
 
 /// Each planted fault changes the outcome of its check. The daemons are processes here, so that the checks of their pods
