@@ -1,4 +1,4 @@
-//! The real Prometheus and promtool, built once per state of `components/prometheus`, whose go.mod contains the version.
+//! The real Prometheus and promtool, built once per state of `components/prometheus`. The go.mod there has the version.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};

@@ -57,7 +57,7 @@ struct Published {
     facts: Option<Arc<NodeFacts>>,
     /// In the order of [`Ledger::pods`].
     pods: Vec<Option<Holder>>,
-    /// Pods whose Binding is being written.
+    /// Pods with a Binding that is being written.
     binds: Vec<(Holder, Devices)>,
     reservations: Vec<(Arc<GangKey>, Devices)>,
 }

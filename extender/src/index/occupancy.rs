@@ -109,7 +109,7 @@ impl Occupancy {
         &self.binds
     }
 
-    /// The pods whose binds began before that of `uid`, with their devices.
+    /// The pods with binds that began before that of `uid`, and their devices.
     pub(super) fn binds_before(&self, uid: &PodUid) -> impl Iterator<Item = (&PodUid, &Devices)> {
         let earlier = self.binds.iter().take_while(move |bind| bind.uid != *uid);
         earlier.map(|bind| (&bind.uid, &bind.devices))

@@ -11,7 +11,7 @@ use crate::fixtures::{
 };
 use crate::index::Source;
 
-/// A page of a cluster whose API server answers every read of a pod with this.
+/// A page, and an API server that answers every read of a pod with this.
 fn serving_with(cluster: &Cluster, pod: Value) -> Arc<Serving> {
     let service = tower::service_fn(move |_: http::Request<kube::client::Body>| {
         let pod = pod.to_string();
@@ -141,7 +141,7 @@ async fn map_of_the_index_equals_that_of_gpu_nodes() {
     shared["status"]["devices"][3]["healthy"] = false.into();
     shared["status"]["devices"][3]["reason"] = "lost".into();
     let mut cut = cut_node("c", &bridged(), "nvidia.com/mig-1g.10gb", 1, &[(0, 0), (0, 1), (2, 4)]);
-    // Cordons: of a held GPU, of one whose plugin has published it, and of one with a fault in addition.
+    // Cordons: of a held GPU, of one that the plugin has published as cordoned, and of one with a fault in addition.
     cordon(&mut whole, 0);
     cordon(&mut shared, 5);
     cordon(&mut cut, 0);

@@ -50,7 +50,7 @@ fn members_wait_while_the_object_lacks_their_decision() {
             world.show("a", shows_none());
         }
         assert_eq!(world.arrive("a1", "n1"), Arrival::Wait, "gone: {gone}");
-        // Nor is a Binding repeated whose outcome is not known.
+        // A Binding of unknown outcome is not repeated either.
         world.handle(GangEvent::BindEnded { pod: &uid("a0"), outcome: BindEnd::Unsure });
         assert!(!world.gangs.view(&key("a")).unwrap().is_written(&uid("a0")));
         assert_eq!(world.arrive("a0", "n0"), Arrival::Wait, "gone: {gone}");
