@@ -142,9 +142,9 @@ pub(super) const MUTANTS: &[Mutant] = &[
     },
     Mutant {
         name: "uid-ignored",
-        file: "extender/src/ledger.rs",
-        original: "Some(uid) => pod.uid == *uid,",
-        replacement: "Some(uid) => pod.uid == *uid || MUTANT && *held.pod == *pod.name,",
+        file: "planner/src/inventory.rs",
+        original: "Some(known) => known == uid,",
+        replacement: "Some(known) => known == uid || MUTANT && self.pod == name,",
         seeds: 60,
     },
     Mutant {
