@@ -1,16 +1,18 @@
 //! Builds Kubernetes, etcd and containerd from the Go modules in `components/`, once per state of those modules.
-//! The go.mod files name the versions; nothing of theirs is copied here.
+//! The go.mod files name the versions; nothing of theirs is copied here. Another release of Kubernetes is built from a
+//! module that is made of the go.mod and go.sum of that release.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Instant;
 
+use serde_json::Value;
 use sha2::{Digest, Sha256};
 
 use crate::error::file;
 use crate::host::eprint_line;
-use crate::{Error, Result};
+use crate::{Error, Kubernetes, Result};
 
 /// The folder with the Go modules.
 pub(crate) const MODULES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/components");
@@ -21,6 +23,8 @@ pub(crate) const GO_ENV: [(&str, &str); 3] =
 
 const CONTAINERD: &str = "github.com/containerd/containerd/v2";
 const KUBERNETES: &str = "k8s.io/kubernetes";
+/// The module of Kubernetes' programs, and their etcd.
+const KUBERNETES_MODULE: &str = "kubernetes";
 
 /// The components in the order they are built: module folder, main package, name of the binary.
 const BUILDS: [(&str, &str, &str); 9] = [
@@ -43,19 +47,25 @@ const BUILDS: [(&str, &str, &str); 9] = [
 #[derive(Debug, Clone)]
 pub struct Components {
     folder: PathBuf,
-    kubernetes: String,
+    kubernetes: Kubernetes,
 }
 
 impl Components {
-    /// Finds the components in the cache, or builds them, which takes minutes.
+    /// Finds the components of the selected Kubernetes in the cache, or builds them, which takes minutes.
     ///
     /// # Errors
-    /// `go build` failed.
+    /// `go build` failed, or `GANTRY_KUBERNETES` names an unknown version.
     pub fn locate_or_build() -> Result<Self> {
-        let kubernetes = version_of("kubernetes", KUBERNETES)?;
+        let kubernetes = Kubernetes::selected()?;
         let containerd = version_of("containerd", CONTAINERD)?;
         let cache = cache_root();
-        let folder = cache.join(format!("components-{}", key()?));
+        let name = if kubernetes.is_default()? {
+            format!("components-{}", key(&[KUBERNETES_MODULE, "containerd"], "")?)
+        } else {
+            let release = kubernetes.release();
+            format!("components-{release}-{}", key(&["containerd"], release)?)
+        };
+        let folder = cache.join(name);
         let components = Self { folder, kubernetes };
         if components.folder.join("etcd").exists() {
             return Ok(components);
@@ -82,36 +92,44 @@ impl Components {
         &self.folder
     }
 
-    /// The Kubernetes version, as `v1.x.y`.
+    /// The Kubernetes of these programs.
     #[must_use]
-    pub fn kubernetes_version(&self) -> &str {
+    pub fn kubernetes(&self) -> &Kubernetes {
         &self.kubernetes
     }
 
     fn build(&self, containerd: &str) -> Result<()> {
         let part = self.folder.with_extension("part");
         fs::create_dir_all(&part).map_err(file("create", &part))?;
-        let minor = self.kubernetes.split('.').nth(1).unwrap_or_default();
+        let (release, minor) = (self.kubernetes.release(), self.kubernetes.minor());
         let kubernetes_flags = format!(
-            "-s -w -X k8s.io/component-base/version.gitVersion={0} -X k8s.io/client-go/pkg/version.gitVersion={0} \
+            "-s -w -X k8s.io/component-base/version.gitVersion={release} \
+             -X k8s.io/client-go/pkg/version.gitVersion={release} \
              -X k8s.io/component-base/version.gitMajor=1 -X k8s.io/component-base/version.gitMinor={minor} \
-             -X k8s.io/component-base/version.gitTreeState=clean",
-            self.kubernetes
+             -X k8s.io/component-base/version.gitTreeState=clean"
         );
         let containerd_flags =
             format!("-s -w -X {CONTAINERD}/version.Version={}", containerd.trim_start_matches('v'));
         eprint_line(&format!(
-            "building Kubernetes {} and containerd {containerd} into {} (some minutes, once)",
-            self.kubernetes,
+            "building Kubernetes {release} and containerd {containerd} into {} (some minutes, once)",
             self.folder.display()
         ));
+        let other_release = if self.kubernetes.is_default()? {
+            None
+        } else {
+            Some(write_module(release, &part.join("module"))?)
+        };
         for (count, (module, package, binary)) in BUILDS.iter().enumerate() {
             let start = Instant::now();
             let flags = if *module == "containerd" { &containerd_flags } else { &kubernetes_flags };
             let mut go = Command::new("go");
-            go.current_dir(Path::new(MODULES).join(module))
-                .envs(GO_ENV)
-                .args(["build", "-trimpath", "-buildvcs=false", "-ldflags", flags, "-o"])
+            go.arg("build");
+            match &other_release {
+                Some(folder) if *module == KUBERNETES_MODULE => go.current_dir(folder).arg("-mod=mod"),
+                _ => go.current_dir(Path::new(MODULES).join(module)),
+            };
+            go.envs(GO_ENV)
+                .args(["-trimpath", "-buildvcs=false", "-ldflags", flags, "-o"])
                 .arg(part.join(binary))
                 .arg(package);
             run(go)?;
@@ -177,15 +195,53 @@ pub(crate) fn cache_root() -> PathBuf {
     Path::new(&home).join(".cache/gantry")
 }
 
-/// A name for everything that decides what is built: the module files, the recipe and the Go release.
-fn key() -> Result<String> {
+/// Writes the module of a release of Kubernetes to a folder: its own go.mod and go.sum, in which the modules that lie in
+/// its repository become published ones. Go's checksum database has the sums of these.
+fn write_module(release: &str, folder: &Path) -> Result<PathBuf> {
+    let mut go = Command::new("go");
+    go.args(["mod", "download", "-json", &format!("{KUBERNETES}@{release}")]).envs(GO_ENV);
+    let answer = run(go)?;
+    let answer: Value =
+        serde_json::from_slice(&answer).map_err(|source| Error::Json { path: KUBERNETES.into(), source })?;
+    let source = Path::new(answer["Dir"].as_str().unwrap_or_default());
+    let text = String::from_utf8_lossy(&read(&source.join("go.mod"))?).into_owned();
+    fs::create_dir_all(folder).map_err(file("create", folder))?;
+    for (name, text) in
+        [("go.mod", published_module(&text, release).into_bytes()), ("go.sum", read(&source.join("go.sum"))?)]
+    {
+        let path = folder.join(name);
+        fs::write(&path, text).map_err(file("write", &path))?;
+    }
+    Ok(folder.to_path_buf())
+}
+
+/// The go.mod of Kubernetes as that of a module which builds its programs from published modules: `k8s.io/api v0.x.y`
+/// belongs to the release `v1.x.y`.
+fn published_module(text: &str, release: &str) -> String {
+    let staged = release.replacen("v1.", "v0.", 1);
+    let mut module = String::new();
+    for line in text.lines() {
+        let line = match line.split_once("=> ./staging/src/") {
+            Some((name, path)) => format!("{name}=> {path} {staged}"),
+            None if line.starts_with("module ") => "module gantry.dev/tests/components/kubernetes".to_owned(),
+            None => line.to_owned(),
+        };
+        module += &line;
+        module.push('\n');
+    }
+    format!("{module}\nrequire {KUBERNETES} {release}\n")
+}
+
+/// A name for everything that decides what is built: the module files, another release than theirs, the recipe and the
+/// Go release.
+fn key(modules: &[&str], other_release: &str) -> Result<String> {
     let mut hash = Sha256::new();
-    for module in ["kubernetes", "containerd"] {
+    for module in modules {
         for name in ["go.mod", "go.sum"] {
             hash.update(read(&Path::new(MODULES).join(module).join(name))?);
         }
     }
-    hash.update(format!("{GO_ENV:?}{BUILDS:?}"));
+    hash.update(format!("{other_release}{GO_ENV:?}{BUILDS:?}"));
     hash.update(go_release()?);
     Ok(short(hash))
 }
@@ -195,6 +251,11 @@ pub(crate) fn go_release() -> Result<Vec<u8>> {
     let mut go = Command::new("go");
     go.args(["env", "GOVERSION"]).envs(GO_ENV);
     run(go)
+}
+
+/// The release of Kubernetes that the module requires.
+pub(crate) fn default_release() -> Result<String> {
+    version_of(KUBERNETES_MODULE, KUBERNETES)
 }
 
 /// The version that a module's go.mod requires of `dependency`.
@@ -239,8 +300,20 @@ mod tests {
 
     #[test]
     fn versions_are_read_from_go_mod() {
-        assert!(version_of("kubernetes", KUBERNETES).unwrap().starts_with("v1."));
+        assert!(default_release().unwrap().starts_with("v1."));
         assert!(version_of("containerd", CONTAINERD).unwrap().starts_with("v2."));
-        assert!(version_of("kubernetes", "example.org/none").is_err());
+        assert!(version_of(KUBERNETES_MODULE, "example.org/none").is_err());
+    }
+
+    #[test]
+    fn module_of_release_requires_published_modules() {
+        let text = "module k8s.io/kubernetes\n\ngo 1.24.0\n\nrequire (\n\tk8s.io/api v0.0.0\n)\n\n\
+                    replace (\n\tk8s.io/api => ./staging/src/k8s.io/api\n)\n";
+        let module = published_module(text, "v1.34.4");
+        assert_eq!(
+            module,
+            "module gantry.dev/tests/components/kubernetes\n\ngo 1.24.0\n\nrequire (\n\tk8s.io/api v0.0.0\n)\n\n\
+             replace (\n\tk8s.io/api => k8s.io/api v0.34.4\n)\n\nrequire k8s.io/kubernetes v1.34.4\n"
+        );
     }
 }

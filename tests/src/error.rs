@@ -68,6 +68,14 @@ pub enum Error {
         /// The names there are.
         known: String,
     },
+    /// No release of Kubernetes is known by that version.
+    #[error("GANTRY_KUBERNETES: unknown version {value:?}; known: {known}")]
+    UnknownKubernetes {
+        /// The version that was named.
+        value: String,
+        /// The known ones.
+        known: String,
+    },
     /// No cluster stands in the folder.
     #[error("no cluster in {}; bring one up first", .0.display())]
     NoCluster(PathBuf),

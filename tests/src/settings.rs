@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 
 use crate::host::CNI_PLUGINS;
 use crate::image::PAUSE_IMAGE;
+use crate::{Feature, Kubernetes};
 
 /// The control plane's address on the bridge that joins the nodes.
 pub(crate) const CONTROL_ADDRESS: &str = "10.87.0.1";
@@ -95,9 +96,9 @@ pub(crate) fn cni(place: Place) -> Value {
 }
 
 /// The configuration of a node's kubelet. `pki` holds `ca.crt` and the node's serving certificate.
-pub(crate) fn kubelet(name: &str, pki: &Path, cgroup: &str) -> Value {
+pub(crate) fn kubelet(kubernetes: &Kubernetes, name: &str, pki: &Path, cgroup: &str) -> Value {
     let pki = |file: &str| pki.join(file).display().to_string();
-    json!({
+    let mut config = json!({
         "apiVersion": "kubelet.config.k8s.io/v1beta1",
         "kind": "KubeletConfiguration",
         "authentication": {
@@ -111,7 +112,6 @@ pub(crate) fn kubelet(name: &str, pki: &Path, cgroup: &str) -> Value {
         "containerRuntimeEndpoint": format!("unix://{CONTAINERD_SOCKET}"),
         "cgroupDriver": "cgroupfs",
         "cgroupRoot": cgroup,
-        "failCgroupV1": false,
         "failSwapOn": false,
         "enforceNodeAllocatable": ["none"],
         "oomScoreAdj": 0,
@@ -136,7 +136,11 @@ pub(crate) fn kubelet(name: &str, pki: &Path, cgroup: &str) -> Value {
         "kubeAPIBurst": 1000,
         "registryPullQPS": 0,
         "eventRecordQPS": 0,
-    })
+    });
+    if kubernetes.has(Feature::FailCgroupV1) {
+        config["failCgroupV1"] = false.into();
+    }
+    config
 }
 
 /// The scheduler's configuration where none is given: stock, without an extender.

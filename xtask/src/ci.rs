@@ -24,7 +24,7 @@ pub(crate) fn all() -> Result<()> {
         let log = log.clone();
         move || run_into(&log, &mut tests())
     });
-    let mut counts = step("end-to-end tests, with the other tests beside them", || e2e(None))?;
+    let mut counts = step("end-to-end tests, with the other tests beside them", || e2e(None, None))?;
     let succeeded = others.join().map_err(|_| anyhow!("the tests ended with a panic"))??;
     counts += step("tests", || {
         let output = std::fs::read(&log).with_context(|| format!("cannot read {}", log.display()))?;
@@ -137,15 +137,29 @@ pub(crate) fn test() -> Result<Counts> {
     counted(&mut tests())
 }
 
-/// The scenarios on a real Kubernetes, those with `filter` in their name, and without one the other end-to-end tests.
-pub(crate) fn e2e(filter: Option<&str>) -> Result<Counts> {
+/// The variable that names the end-to-end tests' version of Kubernetes.
+const KUBERNETES: &str = "GANTRY_KUBERNETES";
+
+/// The versions of Kubernetes that scenarios can run on, such as `1.34`. The first is that of CI.
+pub(crate) fn kubernetes_versions() -> Vec<&'static str> {
+    let go_mod = include_str!("../../tests/components/kubernetes/go.mod");
+    let default = go_mod.lines().filter_map(|line| line.trim().strip_prefix("k8s.io/kubernetes v"));
+    let others = include_str!("../../tests/components/kubernetes/releases").lines();
+    let releases = default.chain(others.filter_map(|release| release.strip_prefix('v')));
+    releases.filter_map(|release| Some(release.rsplit_once('.')?.0)).collect()
+}
+
+/// The scenarios on a real Kubernetes, those with `filter` in their name. Without a filter and a version, also the other
+/// end-to-end tests.
+pub(crate) fn e2e(filter: Option<&str>, kubernetes: Option<&str>) -> Result<Counts> {
     let mut programs = build()?;
-    programs.retain(|name, _| filter.is_none() || name == SCENARIOS);
+    programs.retain(|name, _| filter.or(kubernetes).is_none() || name == SCENARIOS);
     let mut counts = Counts::default();
     for program in programs.values() {
         let mut command = Command::new(program);
         // As cargo starts them.
         command.current_dir(root().join("tests")).args(filter);
+        command.envs(kubernetes.map(|version| (KUBERNETES, version)));
         counts += counted(&mut command)?;
     }
     Ok(counts)
@@ -250,6 +264,15 @@ mod tests {
     use std::collections::BTreeSet;
 
     use super::*;
+
+    #[test]
+    fn nightly_job_has_all_other_kubernetes_versions() {
+        let versions = kubernetes_versions();
+        assert!(versions.iter().all(|version| version.starts_with("1.")), "{versions:?}");
+        let nightly = std::fs::read_to_string(root().join(".github/workflows/ci.yml")).unwrap();
+        let matrix = format!("kubernetes: [\"{}\"]", versions[1..].join("\", \""));
+        assert!(nightly.contains(&matrix), "the nightly job lacks {matrix}");
+    }
 
     #[test]
     fn benchmarks_match_the_manifests() {

@@ -55,6 +55,9 @@ enum Task {
     E2e {
         /// Run only the scenarios with this in their name.
         filter: Option<String>,
+        /// Run on this version of Kubernetes: the core scenarios, or with a filter those with it in their name.
+        #[arg(long, value_name = "VERSION", value_parser = PossibleValuesParser::new(ci::kubernetes_versions()))]
+        kubernetes: Option<String>,
     },
     /// Writes the generated files (manifests/, charts/gantry/values.schema.json and files/, docs/plugin-config.*, docs/reference/); with
     /// --check, only checks whether they are up to date.
@@ -104,7 +107,9 @@ fn main() -> Result<()> {
         Task::Words { filter } => words::report(&filter),
         Task::Test => ci::test().and_then(|counts| counts.conclude()),
         Task::Mutants { filter } => mutants::find(&filter),
-        Task::E2e { filter } => ci::e2e(filter.as_deref()).and_then(|counts| counts.conclude()),
+        Task::E2e { filter, kubernetes } => {
+            ci::e2e(filter.as_deref(), kubernetes.as_deref()).and_then(|counts| counts.conclude())
+        }
         Task::Generate { check } => generate::run(check),
         Task::Deny => ci::deny(),
         Task::Image(args) => image::run_task(&args),
@@ -119,6 +124,17 @@ fn main() -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn unknown_kubernetes_version_names_the_known_ones() {
+        let parse = |version| Cli::try_parse_from(["xtask", "e2e", "--kubernetes", version, "gangs"]);
+        let Task::E2e { filter, kubernetes } = parse("1.34").unwrap().task else {
+            panic!("another task");
+        };
+        assert_eq!((filter.as_deref(), kubernetes.as_deref()), (Some("gangs"), Some("1.34")));
+        let Err(error) = parse("1.29") else { panic!("1.29 is accepted") };
+        assert!(error.to_string().contains("1.37, 1.36"), "{error}");
+    }
 
     #[test]
     fn benchmark_arguments_follow_its_name() {

@@ -99,9 +99,6 @@ fn api_server(components: &Components, pki: &Path, port: u16) -> Program {
             "--service-account-issuer=https://kubernetes.default.svc".to_owned(),
             "--authorization-mode=Node,RBAC".to_owned(),
             "--enable-admission-plugins=NodeRestriction".to_owned(),
-            // Kubernetes' own PodGroups, which 1.37 serves only where that is asked for.
-            "--feature-gates=GenericWorkload=true".to_owned(),
-            "--runtime-config=scheduling.k8s.io/v1beta1=true".to_owned(),
             format!("--kubelet-certificate-authority={}", pki("ca.crt")),
             format!("--kubelet-client-certificate={}", pki("kubelet-client.crt")),
             format!("--kubelet-client-key={}", pki("kubelet-client.key")),
@@ -110,7 +107,9 @@ fn api_server(components: &Components, pki: &Path, port: u16) -> Program {
             "--requestheader-allowed-names=nobody".to_owned(),
             "--kubelet-preferred-address-types=InternalIP".to_owned(),
             "--allow-privileged=true".to_owned(),
-        ],
+        ]
+        .into_iter()
+        .chain(components.kubernetes().api_server_args().iter().map(|&arg| arg.to_owned())),
     )
 }
 

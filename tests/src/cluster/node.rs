@@ -63,7 +63,8 @@ impl Node {
         };
         write(&containerd_config, &settings::containerd(&runtime))?;
         let kubelet_config = sandbox.folder().join(KUBELET_CONFIG);
-        write(&kubelet_config, &settings::kubelet(name, &pki, &cgroup).to_string())?;
+        let kubernetes = shared.components.kubernetes();
+        write(&kubelet_config, &settings::kubelet(kubernetes, name, &pki, &cgroup).to_string())?;
 
         let containerd = Program::new(
             "containerd",

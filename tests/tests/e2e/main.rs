@@ -1,5 +1,8 @@
 //! End-to-end tests on a real Kubernetes: one cluster for all scenarios of a run, one scenario at a time.
 //!
+//! `GANTRY_KUBERNETES=1.34` selects another version than that of CI. On it only the core scenarios run, or with a filter
+//! those with it in their name.
+//!
 //! Where the machine cannot run pods every scenario counts as ignored, never as passed. `GANTRY_E2E_KEEP=1` leaves the
 //! cluster up afterwards.
 #![allow(clippy::print_stderr, reason = "a test program talks on the terminal")]
@@ -19,6 +22,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use anyhow::{Context, Result};
+use gantry_e2e::Kubernetes;
 use libtest_mimic::{Arguments, Failed, Trial};
 
 use bed::Bed;
@@ -33,14 +37,22 @@ fn main() -> Result<ExitCode> {
     if let Some(why) = &unsupported {
         eprintln!("end-to-end tests are skipped: {why}");
     }
+    let kubernetes = Kubernetes::selected()?;
+    let all_match = kubernetes.is_default()? || arguments.filter.is_some();
     let stage = Arc::new(Stage::new()?);
     let trials = scenarios::all()
         .into_iter()
+        .filter(|scenario| all_match || scenario.is_core)
         .map(|scenario| {
             let stage = Arc::clone(&stage);
             let name = scenario.name;
+            let lacking = scenario.needs.filter(|feature| !kubernetes.has(*feature));
             let play = move || stage.play(&scenario).map_err(|error| Failed::from(format!("{error:#}")));
-            Trial::test(name, play).with_ignored_flag(unsupported.is_some())
+            let trial = Trial::test(name, play).with_ignored_flag(unsupported.is_some() || lacking.is_some());
+            match lacking {
+                Some(feature) => trial.with_kind(format!("no {feature:?} in {kubernetes}")),
+                None => trial,
+            }
         })
         .collect();
     let conclusion = libtest_mimic::run(&arguments, trials);

@@ -39,6 +39,7 @@ mod topology_manager;
 use std::pin::Pin;
 
 use anyhow::Result;
+use gantry_e2e::Feature;
 
 use crate::bed::Bed;
 
@@ -48,97 +49,113 @@ type Outcome<'a> = Pin<Box<dyn Future<Output = Result<()>> + 'a>>;
 pub(crate) struct Scenario {
     /// Its name in the output of the test runner.
     pub(crate) name: &'static str,
+    /// Whether it runs on every version of Kubernetes that Gantry supports, not only on the one of CI.
+    pub(crate) is_core: bool,
+    /// What it needs of Kubernetes that not every version has.
+    pub(crate) needs: Option<Feature>,
     story: fn(&Bed) -> Outcome<'_>,
 }
 
 impl Scenario {
+    /// Has it run on every version of Kubernetes.
+    fn core(self) -> Self {
+        Self { is_core: true, ..self }
+    }
+
+    /// Leaves it out where Kubernetes lacks the feature.
+    fn needs(self, feature: Feature) -> Self {
+        Self { needs: Some(feature), ..self }
+    }
+
     /// Runs it.
     pub(crate) async fn run(&self, bed: &Bed) -> Result<()> {
         (self.story)(bed).await
     }
 }
 
-/// Names a scenario after its module and function, in 60 characters at most.
+/// Names a scenario after its module and function, in 60 characters at most. Calls after the name say more about it.
 macro_rules! scenarios {
-    ($($module:ident :: $name:ident),* $(,)?) => {
+    ($($module:ident :: $name:ident $(. $method:ident ($($argument:expr)?))*),* $(,)?) => {
         vec![$({
             const NAME: &str = concat!(stringify!($module), "::", stringify!($name));
             const { assert!(NAME.len() <= 60, "the name of the scenario is too long") };
-            Scenario { name: NAME, story: |bed| Box::pin($module::$name(bed)) }
+            Scenario { name: NAME, is_core: false, needs: None, story: |bed| Box::pin($module::$name(bed)) }
+                $(.$method($($argument)?))*
         }),*]
     };
 }
 
-/// All scenarios in the order of execution: first those that need none of Gantry's daemons.
+/// All scenarios in the order of execution: first those that need none of Gantry's daemons. Those marked `core` are about
+/// what Gantry uses of Kubernetes: its APIs, admission policies, kube-scheduler and kubelet.
 pub(crate) fn all() -> Vec<Scenario> {
     scenarios![
-        smoke::plain_pod_runs_on_each_node,
-        smoke::container_logs_and_kubelet_api_are_readable,
-        smoke::simulated_gpus_are_on_their_nodes,
-        smoke::kubelet_restart_keeps_pods,
+        smoke::plain_pod_runs_on_each_node.core(),
+        smoke::container_logs_and_kubelet_api_are_readable.core(),
+        smoke::simulated_gpus_are_on_their_nodes.core(),
+        smoke::kubelet_restart_keeps_pods.core(),
         smoke::api_server_kill_loses_nothing,
-        stock::pod_without_gpus_runs_while_extender_is_down,
-        guard::only_extender_may_write_grants,
-        guard::plugin_may_change_only_its_own_fields,
-        rights::plugin_writes_only_its_own_gpu_node,
-        rights::daemons_write_only_their_own_events,
-        rights::plugin_writes_only_its_own_node_feature,
-        rights::extender_writes_only_what_it_needs_of_pods,
-        rights::optional_manifests_are_accepted,
-        placement::requests_get_best_node_and_set,
-        placement::bound_pod_shows_why_it_is_there,
-        placement::unschedulable_request_reports_gpu_reason,
-        placement::device_nodes_reach_container_by_spec_and_cdi,
-        shapes::containers_share_the_grant_of_their_pod,
-        bypass::pod_with_node_name_avoids_reserved_devices,
+        stock::pod_without_gpus_runs_while_extender_is_down.core(),
+        guard::only_extender_may_write_grants.core(),
+        guard::plugin_may_change_only_its_own_fields.core(),
+        rights::plugin_writes_only_its_own_gpu_node.core(),
+        rights::daemons_write_only_their_own_events.core(),
+        rights::plugin_writes_only_its_own_node_feature.core(),
+        rights::extender_writes_only_what_it_needs_of_pods.core(),
+        rights::optional_manifests_are_accepted.core(),
+        placement::requests_get_best_node_and_set.core(),
+        placement::bound_pod_shows_why_it_is_there.core(),
+        placement::unschedulable_request_reports_gpu_reason.core(),
+        placement::device_nodes_reach_container_by_spec_and_cdi.core(),
+        shapes::containers_share_the_grant_of_their_pod.core(),
+        bypass::pod_with_node_name_avoids_reserved_devices.core(),
         churn::three_hundred_pods_start_and_end,
-        failures::force_deleted_pod_keeps_devices_until_exit,
+        failures::force_deleted_pod_keeps_devices_until_exit.core(),
         failures::plugin_killed_during_admission,
-        failures::kubelet_restarted_under_running_pods,
+        failures::kubelet_restarted_under_running_pods.core(),
         failures::extender_killed_repeatedly,
         failures::api_server_unavailable_for_a_while,
-        modes::replicas_of_one_gpu_serve_several_pods,
-        modes::mig_mixed_profiles_are_separate_resources,
+        modes::replicas_of_one_gpu_serve_several_pods.core(),
+        modes::mig_mixed_profiles_are_separate_resources.core(),
         modes::mig_single_slices_are_gpus,
         modes::compute_slices_are_separate_resources,
-        modes::changed_config_applies_and_bad_config_does_not,
+        modes::changed_config_applies_and_bad_config_does_not.core(),
         topology_manager::kubelet_refuses_sets_of_unpublished_policy,
-        node_config::node_label_selects_config_from_config_map,
-        node_config::labels_are_written_to_node_or_node_feature,
-        rights::plugin_reads_pods_with_kubelets_credential,
-        rights::daemons_report_missing_policies,
+        node_config::node_label_selects_config_from_config_map.core(),
+        node_config::labels_are_written_to_node_or_node_feature.core(),
+        rights::plugin_reads_pods_with_kubelets_credential.core().needs(Feature::OwnPodsOnly),
+        rights::daemons_report_missing_policies.core(),
         node_changes::changed_mig_layout_changes_resources,
-        node_changes::xid_is_reported_everywhere_until_lifted,
+        node_changes::xid_is_reported_everywhere_until_lifted.core(),
         node_changes::quarantine_survives_plugin_without_api_server,
-        operate::cordoned_gpu_is_withheld_until_uncordoned,
+        operate::cordoned_gpu_is_withheld_until_uncordoned.core(),
         operate::drain_evicts_holders_and_their_gangs_only,
-        device_lists::devices_reach_container_by_every_strategy,
+        device_lists::devices_reach_container_by_every_strategy.core(),
         device_lists::kubelet_uses_uuids_and_containers_indices,
         device_lists::node_serves_whole_and_shared_gpus,
         device_lists::mig_slices_can_be_shared,
         device_lists::companion_devices_are_added_on_request,
-        stock::pod_without_gpus_is_never_changed,
-        gangs::second_large_gang_waits_for_the_first,
+        stock::pod_without_gpus_is_never_changed.core(),
+        gangs::second_large_gang_waits_for_the_first.core(),
         gangs::gang_larger_than_cluster_reports_numbers,
-        gangs::single_pods_do_not_starve_a_gang,
-        gangs::gang_waits_for_missing_members,
-        gangs::gated_gang_is_released_when_complete,
+        gangs::single_pods_do_not_starve_a_gang.core(),
+        gangs::gang_waits_for_missing_members.core(),
+        gangs::gated_gang_is_released_when_complete.core().needs(Feature::MutatingAdmissionPolicies),
         gangs::missing_member_does_not_hold_reservations,
-        gangs_status::gang_progress_is_reported_everywhere,
+        gangs_status::gang_progress_is_reported_everywhere.core(),
         gangs_truth::role_that_never_fits_is_named,
         gangs_truth::min_domains_is_named_as_the_constraint,
         gangs_truth::unregistered_plugins_are_the_first_cause,
         gangs_repair::member_lost_in_queue_or_at_barrier,
-        gangs_repair::bound_gang_holds_or_releases_reservation,
-        gangs_repair::bound_gang_restarts_as_a_whole,
+        gangs_repair::bound_gang_holds_or_releases_reservation.core(),
+        gangs_repair::bound_gang_restarts_as_a_whole.core(),
         gangs_repair::gang_deleted_with_its_namespace,
         gangs_deletion::member_deleted_in_backoff_or_invalid,
         gangs_deletion::member_deleted_while_preempting_or_degraded,
         gangs_deletion::member_deleted_while_committing,
         gangs_commit::kubelet_extender_and_node_fail_before_commit,
         gangs_deletion::member_deleted_and_binder_killed,
-        gangs_preempt::gang_preempts_whole_gang_within_budgets,
-        gangs_preempt::single_pod_preempts_without_breaking_gangs,
+        gangs_preempt::gang_preempts_whole_gang_within_budgets.core(),
+        gangs_preempt::single_pod_preempts_without_breaking_gangs.core(),
         gangs_preempt::surplus_member_goes_rather_than_its_gang,
         gangs_failures::extender_and_scheduler_killed_in_all_phases,
         gangs_failures::kubelets_killed_in_all_phases,
@@ -151,22 +168,22 @@ pub(crate) fn all() -> Vec<Scenario> {
         gangs_nodes::node_lost_while_binding,
         gangs_nodes::node_lost_while_preempting_or_degraded,
         gangs_failures::two_extenders_fail_over,
-        gangs_input::invalid_settings_are_reported_on_gang_and_pods,
-        gangs_input::gang_spec_takes_precedence_until_bound,
+        gangs_input::invalid_settings_are_reported_on_gang_and_pods.core(),
+        gangs_input::gang_spec_takes_precedence_until_bound.core(),
         gangs_levels::gang_follows_level_slices_and_ranks,
         gangs_affinity::members_with_affinity_follow_siblings,
-        gangs_native::kubernetes_pod_groups_are_gangs,
-        gangs_native::pod_groups_are_gangs_with_feature_gate,
-        gangs_native::only_gantry_preempts_for_a_pod_group,
+        gangs_native::kubernetes_pod_groups_are_gangs.core().needs(Feature::PodGroups),
+        gangs_native::pod_groups_are_gangs_with_feature_gate.core().needs(Feature::PodGroups),
+        gangs_native::only_gantry_preempts_for_a_pod_group.needs(Feature::PodGroups),
         gangs_deadlock::deadlocked_gang_yields_to_the_other,
         gangs_schedulers::foreign_gang_reserves_on_first_request,
-        gangs_schedulers::basic_group_pods_are_scheduled_singly,
+        gangs_schedulers::basic_group_pods_are_scheduled_singly.needs(Feature::PodGroups),
         gangs_integrations::marks_of_other_schedulers_make_gangs,
-        gangs_integrations::parallel_stateful_set_is_a_gang,
+        gangs_integrations::parallel_stateful_set_is_a_gang.core(),
         gangs_owned::pods_of_other_controllers_are_gangs,
         gangs_integrations::unmodified_controllers_make_gangs,
         gangs_restart::restarted_job_set_keeps_its_devices,
         gangs_restart::updated_leader_worker_set_keeps_its_devices,
-        samples::documented_objects_are_accepted,
+        samples::documented_objects_are_accepted.core(),
     ]
 }
