@@ -208,9 +208,7 @@ impl Cluster {
                 assert_eq!(given as usize, idle.len());
             }
             Op::DropObject(gang) => {
-                let name = GANGS[gang % 3];
-                self.stored.insert(name, Stored::default());
-                self.handle(GangEvent::ObjectGone { namespace: "default", name });
+                self.drop_object("default", GANGS[gang % 3]);
             }
             Op::Restart { landed } => self.restart(*landed),
         }

@@ -1,9 +1,8 @@
 //! What the state machine wants done, and which places it takes.
 
-use gantry_api::{GangStatus, NodeName, PodUid};
+use gantry_api::{NodeName, PodUid};
 
 use super::Cluster;
-use crate::protocol::GangEvent;
 use crate::protocol::{SlotChange, Stage, Work};
 
 impl Cluster {
@@ -38,14 +37,7 @@ impl Cluster {
                         }
                     }
                 }
-                Work::DeleteObject { namespace, name } => {
-                    if let Some(stored) = self.stored.get_mut(&*name) {
-                        stored.exists = false;
-                        stored.version += 1;
-                        stored.status = GangStatus::default();
-                    }
-                    self.handle(GangEvent::ObjectGone { namespace: &namespace, name: &name });
-                }
+                Work::DeleteObject { namespace, name } => self.drop_object(&namespace, &name),
                 Work::Activate(_) => {}
                 Work::Bind(pods) => {
                     for uid in pods {

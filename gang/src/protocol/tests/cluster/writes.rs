@@ -58,6 +58,14 @@ impl Cluster {
         true
     }
 
+    /// Deletes an object. No version comes again, so that no write for the deleted object succeeds.
+    pub(super) fn drop_object(&mut self, namespace: &str, name: &str) {
+        if let Some(stored) = self.stored.get_mut(name) {
+            *stored = Stored { version: stored.version + 1, ..Stored::default() };
+        }
+        self.handle(GangEvent::ObjectGone { namespace, name });
+    }
+
     pub(super) fn read(&mut self, name: &str) {
         let stored = self.stored[name].clone();
         if stored.exists {
