@@ -74,13 +74,18 @@ fn disruption(sheet: &mut Sheet<'_>) -> Option<Disruption> {
     None
 }
 
+/// kube-scheduler's condition on a PodGroup, in Kubernetes 1.37 and in 1.36.
+const SCHEDULED: [&str; 2] = ["PodGroupInitiallyScheduled", "PodGroupScheduled"];
+
 /// Why kube-scheduler does not schedule a group as a whole: its condition on the PodGroup.
 pub(super) fn unscheduled(object: &Value) -> Option<Arc<str>> {
     let conditions = object.pointer("/status/conditions")?.as_array()?;
     let field = |condition: &Value, name: &str| Some(condition.get(name)?.as_str()?.to_owned());
     let found = conditions.iter().find(|condition| {
-        let is = |name: &str, value: &str| field(condition, name).as_deref() == Some(value);
-        is("type", "PodGroupInitiallyScheduled") && is("status", "False")
+        let is = |name: &str, values: &[&str]| {
+            condition.get(name).and_then(Value::as_str).is_some_and(|value| values.contains(&value))
+        };
+        is("type", &SCHEDULED) && is("status", &["False"])
     })?;
     Some(field(found, "message").or_else(|| field(found, "reason"))?.into())
 }

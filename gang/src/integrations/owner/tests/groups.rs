@@ -180,21 +180,24 @@ fn pod_gang_needs_the_minimum_of_each_clique() {
 
 #[test]
 fn kubernetes_pod_group_states_policy_and_why_it_waits() {
-    let of = |policy: &str, status: &str| {
+    let with = |condition: &str, policy: &str, status: &str| {
         let object = json!({
             "metadata": {"name": "train"},
             "spec": {"schedulingPolicy": {"gang": {"minCount": 4}}, "preemptionPolicy": policy},
             "status": {"conditions": [
                 {"type": "DisruptionTarget", "status": "False", "message": "another"},
-                {"type": "PodGroupInitiallyScheduled", "status": status, "reason": "SchedulerError",
+                {"type": condition, "status": status, "reason": "SchedulerError",
                  "message": "all pods should have the same priority"},
             ]},
         });
         let facts = read(OwnerKind::PodGroup, "", &object);
         (facts.never_preempts, facts.unscheduled.map(|why| why.to_string()))
     };
+    let of = |policy: &str, status: &str| with("PodGroupInitiallyScheduled", policy, status);
     let why = Some("all pods should have the same priority".to_owned());
     assert_eq!(of("Never", "False"), (true, why.clone()));
+    // Its name in Kubernetes 1.36.
+    assert_eq!(with("PodGroupScheduled", "Never", "False"), (true, why.clone()));
     assert_eq!(of("PreemptLowerPriority", "False"), (false, why));
     assert_eq!(of("Never", "True"), (true, None));
 }
