@@ -21,10 +21,16 @@ pub struct Kubernetes {
 /// What older minor versions of Kubernetes do not have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Feature {
-    /// The feature gate `GenericWorkload`: PodGroups of `scheduling.k8s.io/v1beta1`.
+    /// Groups of pods as objects of `scheduling.k8s.io`, by the feature gate `GenericWorkload`.
+    NativeGroups,
+    /// PodGroups of `scheduling.k8s.io`.
     PodGroups,
-    /// MutatingAdmissionPolicies of `admissionregistration.k8s.io/v1`.
+    /// PodGroups of `scheduling.k8s.io/v1beta1`.
+    BetaPodGroups,
+    /// MutatingAdmissionPolicies.
     MutatingAdmissionPolicies,
+    /// MutatingAdmissionPolicies without a feature gate, of `admissionregistration.k8s.io/v1`.
+    StableMutatingAdmissionPolicies,
     /// A kubelet that reads the pods of its own node only.
     OwnPodsOnly,
     /// kubelet's setting `failCgroupV1`.
@@ -37,8 +43,10 @@ impl Feature {
     /// The first minor version that has it.
     fn since(self) -> u32 {
         match self {
-            Self::PodGroups => 37,
-            Self::MutatingAdmissionPolicies => 36,
+            Self::BetaPodGroups => 37,
+            Self::PodGroups | Self::StableMutatingAdmissionPolicies => 36,
+            Self::NativeGroups => 35,
+            Self::MutatingAdmissionPolicies => 34,
             Self::OwnPodsOnly => 32,
             Self::FailCgroupV1 | Self::NodeBoundTokens => 31,
         }
@@ -108,19 +116,55 @@ impl Kubernetes {
         self.minor >= feature.since()
     }
 
+    /// The version of `scheduling.k8s.io` that has the native groups.
+    #[must_use]
+    pub fn native_groups(&self) -> Option<&'static str> {
+        [
+            (Feature::BetaPodGroups, "scheduling.k8s.io/v1beta1"),
+            (Feature::PodGroups, "scheduling.k8s.io/v1alpha2"),
+            (Feature::NativeGroups, "scheduling.k8s.io/v1alpha1"),
+        ]
+        .into_iter()
+        .find_map(|(feature, version)| self.has(feature).then_some(version))
+    }
+
+    /// The version of `admissionregistration.k8s.io` that has MutatingAdmissionPolicies.
+    #[must_use]
+    pub fn mutating_policies(&self) -> Option<&'static str> {
+        [
+            (Feature::StableMutatingAdmissionPolicies, "admissionregistration.k8s.io/v1"),
+            (Feature::MutatingAdmissionPolicies, "admissionregistration.k8s.io/v1beta1"),
+        ]
+        .into_iter()
+        .find_map(|(feature, version)| self.has(feature).then_some(version))
+    }
+
     /// Arguments of kube-apiserver that not every release takes.
-    pub(crate) fn api_server_args(&self) -> &'static [&'static str] {
-        if self.has(Feature::PodGroups) {
-            // The API server serves PodGroups only where that is asked for.
-            &["--feature-gates=GenericWorkload=true", "--runtime-config=scheduling.k8s.io/v1beta1=true"]
-        } else if !self.has(Feature::NodeBoundTokens) {
-            // Tests bind the plugin's token to its node, because the plugin has no pod.
-            &[
-                "--feature-gates=ServiceAccountTokenNodeBinding=true,ServiceAccountTokenNodeBindingValidation=true",
-            ]
-        } else {
-            &[]
+    pub(crate) fn api_server_args(&self) -> Vec<String> {
+        let (mut gates, mut apis) = (Vec::new(), Vec::new());
+        if let Some(version) = self.native_groups() {
+            gates.push("GenericWorkload=true");
+            apis.push(version);
         }
+        if let Some(version) = self.mutating_policies()
+            && !self.has(Feature::StableMutatingAdmissionPolicies)
+        {
+            gates.push("MutatingAdmissionPolicy=true");
+            apis.push(version);
+        }
+        if !self.has(Feature::NodeBoundTokens) {
+            // Tests bind the plugin's token to its node, because the plugin has no pod.
+            gates.extend([
+                "ServiceAccountTokenNodeBinding=true",
+                "ServiceAccountTokenNodeBindingValidation=true",
+            ]);
+        }
+        let apis: Vec<String> = apis.iter().map(|version| format!("{version}=true")).collect();
+        [("--feature-gates", gates.join(",")), ("--runtime-config", apis.join(","))]
+            .into_iter()
+            .filter(|(_, values)| !values.is_empty())
+            .map(|(flag, values)| format!("{flag}={values}"))
+            .collect()
     }
 }
 
@@ -160,9 +204,19 @@ mod tests {
 
     #[test]
     fn settings_follow_the_version() {
-        let args = |release: &str| Kubernetes::new(release).unwrap().api_server_args().concat();
-        assert!(args("v1.37.1").contains("GenericWorkload"));
-        assert!(args("v1.30.14").contains("ServiceAccountTokenNodeBinding=true"));
-        assert_eq!(args("v1.34.4"), "");
+        let args = |release: &str| Kubernetes::new(release).unwrap().api_server_args();
+        assert_eq!(
+            args("v1.37.1"),
+            ["--feature-gates=GenericWorkload=true", "--runtime-config=scheduling.k8s.io/v1beta1=true"]
+        );
+        assert_eq!(
+            args("v1.35.4"),
+            [
+                "--feature-gates=GenericWorkload=true,MutatingAdmissionPolicy=true",
+                "--runtime-config=scheduling.k8s.io/v1alpha1=true,admissionregistration.k8s.io/v1beta1=true",
+            ]
+        );
+        assert!(args("v1.32.13").is_empty());
+        assert!(args("v1.30.14").concat().contains("ServiceAccountTokenNodeBinding=true"));
     }
 }

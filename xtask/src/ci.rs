@@ -266,12 +266,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nightly_job_has_all_other_kubernetes_versions() {
+    fn nightly_and_support_page_have_every_release() {
         let versions = kubernetes_versions();
         assert!(versions.iter().all(|version| version.starts_with("1.")), "{versions:?}");
         let nightly = std::fs::read_to_string(root().join(".github/workflows/ci.yml")).unwrap();
         let matrix = format!("kubernetes: [\"{}\"]", versions[1..].join("\", \""));
         assert!(nightly.contains(&matrix), "the nightly job lacks {matrix}");
+        let page = std::fs::read_to_string(root().join("docs/project/support.md")).unwrap();
+        for release in include_str!("../../tests/components/kubernetes/releases").lines() {
+            let cell = format!("| {} |", release.trim_start_matches('v'));
+            assert!(page.contains(&cell), "docs/project/support.md has no row {cell}");
+        }
     }
 
     #[test]

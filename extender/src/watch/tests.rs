@@ -229,6 +229,36 @@ async fn one_unreadable_gpu_node_does_not_stop_the_others() {
     assert!(matches!(snapshot.standing(snapshot.find("broken").unwrap()), Standing::Ours(_)));
 }
 
+/// Adds a field to every object within a value.
+fn add_unknown_fields(value: &mut Value) {
+    match value {
+        Value::Object(fields) => {
+            fields.values_mut().for_each(add_unknown_fields);
+            fields.insert("fieldOfTheNextRelease".to_owned(), json!([{ "a": 1 }]));
+        }
+        Value::Array(values) => values.iter_mut().for_each(add_unknown_fields),
+        _ => {}
+    }
+}
+
+/// The plugin may be of the next release. A machine is read strictly, so that a typing error in a file is found.
+#[tokio::test]
+async fn unknown_fields_of_gpu_node_status_are_left_out() {
+    let with_unknown = |name: &str, part: &str| {
+        let mut object = gpu_node(name, &bridged());
+        add_unknown_fields(&mut object[part]);
+        object
+    };
+    let gpu_nodes = vec![with_unknown("n", "status"), with_unknown("machine", "spec")];
+    let played = Played {
+        objects: HashMap::from([(NODES, vec![node("n"), node("machine")]), (GPU_NODES, gpu_nodes)]),
+        ..Played::default()
+    };
+    let (store, _) = until(played, |store| store.snapshot().synced).await;
+    assert_eq!(free(&store, "n").as_deref(), Some("0,1,2,3,4,5,6,7"));
+    assert_eq!(free(&store, "machine"), None);
+}
+
 #[tokio::test]
 async fn what_a_watch_brings_and_cannot_be_read_is_listed_instead() {
     let played = Played {

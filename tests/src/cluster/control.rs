@@ -109,7 +109,7 @@ fn api_server(components: &Components, pki: &Path, port: u16) -> Program {
             "--allow-privileged=true".to_owned(),
         ]
         .into_iter()
-        .chain(components.kubernetes().api_server_args().iter().map(|&arg| arg.to_owned())),
+        .chain(components.kubernetes().api_server_args()),
     )
 }
 

@@ -139,6 +139,16 @@ fn old_kubernetes_is_reported() {
     });
 }
 
+/// The chart, the oldest version that tests run on, and this check agree.
+#[test]
+fn oldest_kubernetes_is_that_of_chart_and_tests() {
+    let chart = include_str!("../../../../charts/gantry/Chart.yaml");
+    assert!(chart.contains(&format!("kubeVersion: \">=1.{OLDEST}.0-0\"\n")), "{chart}");
+    let releases = include_str!("../../../../tests/components/kubernetes/releases");
+    let minors = releases.lines().map(|release| release.split('.').nth(1).unwrap().parse().unwrap());
+    assert_eq!(minors.min(), Some(OLDEST));
+}
+
 #[test]
 fn missing_and_unserved_crds_are_reported() {
     planted("crds", Outcome::Failed, "manifests/crds.yaml", |answers| {

@@ -7,7 +7,7 @@ use anyhow::{Context, Result, ensure};
 use gantry_api::names::{GANG_ARRIVAL_ANNOTATION, GANG_GATE};
 use gantry_api::{GangPhase, Reason};
 use gantry_e2e::gantry::{EXTENDER, manifests};
-use gantry_e2e::{gantry, until};
+use gantry_e2e::{Kubernetes, gantry, until};
 use k8s_openapi::api::core::v1::PodSchedulingGate;
 use kube::api::PostParams;
 
@@ -151,11 +151,14 @@ pub(super) async fn gang_waits_for_missing_members(bed: &Bed) -> Result<()> {
 pub(super) async fn gated_gang_is_released_when_complete(bed: &Bed) -> Result<()> {
     let scene = Scene::set(bed, "e2e-gangs-gates").await?;
     // To remove gates is a right of its own, and an option.
-    let rights = manifests().join("gates.yaml").display().to_string();
-    bed.cluster().kubectl(&["apply", "-f", &rights]).await?;
+    let rights = std::fs::read_to_string(manifests().join("gates.yaml"))?;
+    let version = Kubernetes::selected()?.mutating_policies().context("no MutatingAdmissionPolicies")?;
+    let mutating = |version: &str| format!("apiVersion: {version}\nkind: MutatingAdmissionPolicy");
+    let rights = rights.replace(&mutating("admissionregistration.k8s.io/v1"), &mutating(version));
+    bed.cluster().kubectl_with_input(&["apply", "-f", "-"], &rights).await?;
     let outcome = with_options(bed, &["--gates"], async || gated(&scene).await).await;
     // Without the option the gates that this adds would stay for ever.
-    bed.cluster().kubectl(&["delete", "-f", &rights]).await?;
+    bed.cluster().kubectl_with_input(&["delete", "-f", "-"], &rights).await?;
     outcome
 }
 

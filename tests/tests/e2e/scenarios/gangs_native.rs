@@ -1,10 +1,11 @@
 //! Gangs by Kubernetes' own PodGroup, which pods name in `spec.schedulingGroup`: with kube-scheduler as it comes, to
 //! which they are pods like any other, and with the feature by which it tries all pods of a group in one go
-//! (`GenericWorkload`, off by default in 1.37).
+//! (`GenericWorkload`, off by default in 1.37). In 1.35 a group is part of a Workload, which pods name in
+//! `spec.workloadRef`.
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use gantry_api::{GangPhase, Reason};
-use gantry_e2e::Program;
+use gantry_e2e::{Feature, Kubernetes, Program};
 use serde_json::{Value, json};
 
 use super::gangs_integrations::{Expected, apply, phase, stand};
@@ -15,7 +16,7 @@ use crate::{pods, records};
 
 const SCHEDULER: &str = "kube-scheduler";
 
-pub(super) async fn kubernetes_pod_groups_are_gangs(bed: &Bed) -> Result<()> {
+pub(super) async fn kubernetes_groups_are_gangs(bed: &Bed) -> Result<()> {
     let condition = two_groups(bed, "e2e-gangs-native").await?;
     ensure!(condition.is_empty(), "kube-scheduler as it comes knows of groups: {condition}");
     Ok(())
@@ -58,16 +59,16 @@ async fn preempting_group(bed: &Bed, namespace: &str) -> Result<()> {
     }
     let names: Vec<String> = holders.iter().map(|(name, _)| (*name).to_owned()).collect();
     scene.run_on_grants(&names).await?;
-    let mut group = pod_group("urgent", 2);
+    let groups = Groups::of_cluster()?;
+    let mut group = groups.group("urgent", 2);
     group["spec"]["priorityClassName"] = IMPORTANT.into();
     apply(bed, &scene, &group).await?;
     for number in 0..2 {
-        let mut pod = member("urgent", number, 4)?;
+        let mut pod = groups.member("urgent", number, 4)?;
         pod["spec"]["priorityClassName"] = IMPORTANT.into();
         apply(bed, &scene, &pod).await?;
     }
-    let urgent: Expected = ("PodGroup", "urgent", 2, "PodGroup");
-    stand(&scene, &[urgent], |gang| phase(gang) == GangPhase::Bound).await?;
+    stand(&scene, &[groups.expected("urgent", 2)], |gang| phase(gang) == GangPhase::Bound).await?;
     scene.run_on_grants(&["urgent-0".to_owned(), "urgent-1".to_owned()]).await?;
     let mut left = Vec::new();
     for name in &names {
@@ -88,30 +89,31 @@ async fn preempting_group(bed: &Bed, namespace: &str) -> Result<()> {
 /// one.
 async fn two_groups(bed: &Bed, namespace: &str) -> Result<String> {
     let scene = Scene::set(bed, namespace).await?;
+    let groups = Groups::of_cluster()?;
     for (name, min) in [("small", 2), ("large", 3)] {
-        apply(bed, &scene, &pod_group(name, min)).await?;
+        apply(bed, &scene, &groups.group(name, min)).await?;
     }
-    apply(bed, &scene, &member("small", 0, 1)?).await?;
-    let small: Expected = ("PodGroup", "small", 2, "PodGroup");
+    apply(bed, &scene, &groups.member("small", 0, 1)?).await?;
+    let small = groups.expected("small", 2);
     stand(&scene, &[small], |gang| {
         gang.status.as_ref().is_some_and(|status| {
             status.reason == Some(Reason::WaitingForMembers) && (status.members, status.min) == (1, 2)
         })
     })
     .await?;
-    apply(bed, &scene, &member("small", 1, 1)?).await?;
+    apply(bed, &scene, &groups.member("small", 1, 1)?).await?;
     stand(&scene, &[small], |gang| phase(gang) == GangPhase::Bound).await?;
     scene.run_on_grants(&["small-0".to_owned(), "small-1".to_owned()]).await?;
     // Nodes of eight, eight and four GPUs: while this one is there, two of three have room at most.
     pods::run(&scene.pods, &pods::sleeper("holder", 8)?).await?;
     for number in 0..3 {
-        apply(bed, &scene, &member("large", number, 4)?).await?;
+        apply(bed, &scene, &groups.member("large", number, 4)?).await?;
     }
-    let large: Expected = ("PodGroup", "large", 3, "PodGroup");
+    let large = groups.expected("large", 3);
     let both = [small, large];
     stand(&scene, &both, |gang| {
         let status = gang.status.clone().unwrap_or_default();
-        status.name == "small" || status.phase == GangPhase::Queued && status.bound == 0
+        status.name.starts_with("small") || status.phase == GangPhase::Queued && status.bound == 0
     })
     .await?;
     for number in 0..3 {
@@ -123,23 +125,61 @@ async fn two_groups(bed: &Bed, namespace: &str) -> Result<String> {
     let names: Vec<String> = (0..3).map(|number| format!("large-{number}")).collect();
     scene.run_on_grants(&names).await?;
     records::ensure_no_device_twice(&records::read(bed.cluster())?)?;
-    let condition = "jsonpath={.status.conditions[?(@.type=='PodGroupInitiallyScheduled')].status}";
-    let args = ["-n", namespace, "get", "podgroups.scheduling.k8s.io", "large", "-o", condition];
-    Ok(bed.cluster().kubectl(&args).await?.trim().to_owned())
+    groups.condition(bed, namespace, "large").await
 }
 
-fn pod_group(name: &str, min: u32) -> Value {
-    json!({
-        "apiVersion": "scheduling.k8s.io/v1beta1",
-        "kind": "PodGroup",
-        "metadata": { "name": name },
-        "spec": { "schedulingPolicy": { "gang": { "minCount": min } } },
-    })
+/// The groups of the cluster's Kubernetes.
+struct Groups {
+    api_version: &'static str,
+    /// `PodGroup`, or `Workload`, of which each group is a part.
+    kind: &'static str,
+    /// kube-scheduler's condition on a group.
+    condition: &'static str,
 }
 
-fn member(group: &str, number: usize, gpus: usize) -> Result<Value> {
-    let pod = records::recording(pods::sleeper(&format!("{group}-{number}"), gpus)?, 100_000.0)?;
-    let mut pod = serde_json::to_value(&pod)?;
-    pod["spec"]["schedulingGroup"] = json!({ "podGroupName": group });
-    Ok(pod)
+impl Groups {
+    fn of_cluster() -> Result<Self> {
+        let kubernetes = Kubernetes::selected()?;
+        let api_version = kubernetes.native_groups().context("this Kubernetes has no groups")?;
+        let kind = if kubernetes.has(Feature::PodGroups) { "PodGroup" } else { "Workload" };
+        let beta = kubernetes.has(Feature::BetaPodGroups);
+        let condition = if beta { "PodGroupInitiallyScheduled" } else { "PodGroupScheduled" };
+        Ok(Self { api_version, kind, condition })
+    }
+
+    fn group(&self, name: &str, min: u32) -> Value {
+        let policy = json!({ "gang": { "minCount": min } });
+        let spec = match self.kind {
+            "Workload" => json!({ "podGroups": [{ "name": "workers", "policy": policy }] }),
+            _ => json!({ "schedulingPolicy": policy }),
+        };
+        json!({
+            "apiVersion": self.api_version,
+            "kind": self.kind,
+            "metadata": { "name": name },
+            "spec": spec,
+        })
+    }
+
+    fn member(&self, group: &str, number: usize, gpus: usize) -> Result<Value> {
+        let pod = records::recording(pods::sleeper(&format!("{group}-{number}"), gpus)?, 100_000.0)?;
+        let mut pod = serde_json::to_value(&pod)?;
+        match self.kind {
+            "Workload" => pod["spec"]["workloadRef"] = json!({ "name": group, "podGroup": "workers" }),
+            _ => pod["spec"]["schedulingGroup"] = json!({ "podGroupName": group }),
+        }
+        Ok(pod)
+    }
+
+    fn expected(&self, group: &'static str, min: u32) -> Expected {
+        (self.kind, group, min, self.kind)
+    }
+
+    /// The status of kube-scheduler's condition on a group; empty if there is none.
+    async fn condition(&self, bed: &Bed, namespace: &str, group: &str) -> Result<String> {
+        let path = format!("jsonpath={{.status.conditions[?(@.type=='{}')].status}}", self.condition);
+        let resource = format!("{}s.scheduling.k8s.io", self.kind.to_lowercase());
+        let args = ["-n", namespace, "get", &resource, group, "-o", &path];
+        Ok(bed.cluster().kubectl(&args).await?.trim().to_owned())
+    }
 }
