@@ -10,6 +10,7 @@
 #[cfg(target_os = "linux")]
 mod args;
 pub mod file;
+pub mod mig_layouts;
 mod problem;
 mod read;
 pub mod reference;
@@ -31,6 +32,7 @@ use serde::{Deserialize, Serialize};
 
 #[cfg(target_os = "linux")]
 pub use args::{ApiRate, ConfigArgs, Leniency};
+pub use mig_layouts::{MigLayouts, NamedLayout};
 pub use problem::{Fault, Problem, Problems};
 pub use read::{Layer, Loaded, MIG_MANAGERS, Strictness, line_of, load};
 pub use schema::json_schema;

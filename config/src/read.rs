@@ -119,7 +119,7 @@ pub(super) fn load_naming(
 }
 
 /// Keeps the first problems, and adds that more follow.
-fn at_most(list: &mut Vec<Problem>) {
+pub(super) fn at_most(list: &mut Vec<Problem>) {
     if let Some(next) = list.get(MAX_PROBLEMS) {
         let more = Problem { line: next.line, at: String::new(), fault: Fault::More };
         list.truncate(MAX_PROBLEMS);
@@ -129,7 +129,7 @@ fn at_most(list: &mut Vec<Problem>) {
 
 /// The first YAML document of `text`, and the line of the first content after it. `---` and `...` at the beginning of a line end a
 /// document, even inside a text of several lines.
-fn first_document(text: &str) -> (&str, Option<u64>) {
+pub(super) fn first_document(text: &str) -> (&str, Option<u64>) {
     let (mut at, mut begun, mut end) = (0, false, None);
     for (number, line) in (1..).zip(text.split_inclusive('\n')) {
         let bare = line.trim_start_matches('\u{feff}');
@@ -157,7 +157,7 @@ pub fn line_of(error: &serde_saphyr::Error) -> Option<u64> {
     error.location().map(|place| place.line()).filter(|line| *line > 0)
 }
 
-fn tree(text: &str, strictness: Strictness) -> Result<Node, Problem> {
+pub(super) fn tree(text: &str, strictness: Strictness) -> Result<Node, Problem> {
     let wrong = |line, text: String| Problem { line, at: String::new(), fault: Fault::Syntax(text) };
     if text.len() > MAX_BYTES {
         return Err(wrong(None, format!("{} bytes; {MAX_BYTES} are read", text.len())));

@@ -247,7 +247,7 @@ impl Engines {
     }
 }
 
-fn no_such(product: &Product, name: &str) -> MigLayoutError {
+pub(super) fn no_such(product: &Product, name: &str) -> MigLayoutError {
     let near = product
         .profiles
         .iter()

@@ -2,6 +2,7 @@
 //! layout of a GPU is in [`crate::machine::Mig`].
 
 mod layout;
+mod plan;
 mod table;
 
 use std::cmp::Reverse;
@@ -10,6 +11,7 @@ use std::sync::LazyLock;
 use crate::machine::{Gpu, MigAttributes, unit_mask};
 
 pub use layout::{MigLayout, MigLayoutError, check_machine};
+pub use plan::{MigPlan, MigPlanError, NewInstance, PresentInstance, plan};
 pub use table::{TableError, suffix_of};
 
 /// The tolerated deviation of a board's memory from its product's: one part in so many. Drivers reserve some memory,
@@ -149,6 +151,11 @@ impl Catalogue {
 }
 
 impl Product {
+    /// The product of a GPU by what its driver reports, whether or not the table has it.
+    pub fn of_driver(name: String, memory_mib: u64, profiles: Vec<Profile>) -> Self {
+        Self { name, device_ids: Vec::new(), models: Vec::new(), memory_mib, profiles }
+    }
+
     /// The profile of this name, e.g. `3g.20gb`.
     pub fn profile(&self, name: &str) -> Option<&Profile> {
         self.profiles.iter().find(|profile| profile.name == name)
@@ -259,6 +266,23 @@ pub fn legal_compute(gpu_slices: u8) -> impl Iterator<Item = u8> {
 pub fn compute_starts(gpu_slices: u8, slices: u8) -> Vec<u8> {
     let step = if slices == 3 { 4 } else { slices.max(1) };
     (0..gpu_slices).step_by(usize::from(step)).filter(|start| start + slices <= gpu_slices).collect()
+}
+
+/// Where compute instances of so many slices lie side by side in a GPU instance of `gpu_slices`: each at the lowest start
+/// with which the ones after it still find one. `None` if they do not fit.
+pub fn compute_placements(gpu_slices: u8, slices: &[u8]) -> Option<Vec<u8>> {
+    fn place(gpu_slices: u8, taken: u16, slices: &[u8]) -> Option<Vec<u8>> {
+        let Some((first, rest)) = slices.split_first() else {
+            return Some(Vec::new());
+        };
+        compute_starts(gpu_slices, *first).into_iter().find_map(|start| {
+            let run = unit_mask(start, *first);
+            let mut all = (taken & run == 0).then(|| place(gpu_slices, taken | run, rest)).flatten()?;
+            all.insert(0, start);
+            Some(all)
+        })
+    }
+    place(gpu_slices, 0, slices)
 }
 
 /// Compute slices of a MIG device named `device` in a GPU instance of profile `instance` with `gpu_slices`: all of them
