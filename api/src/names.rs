@@ -105,6 +105,12 @@ pub const EXTENDER_POLICIES: [&str; 6] = [
 /// The admission policies of `manifests/guard.yaml` that narrow the plugin's rights.
 pub const PLUGIN_POLICIES: [&str; 3] = ["gantry-gpunode", "gantry-node-status", "gantry-plugin-events"];
 
+/// Label of a Node that chooses its MIG layout, as for NVIDIA's MIG manager. The operator sets it.
+pub const MIG_LAYOUT_LABEL: &str = "nvidia.com/mig.config";
+
+/// Label of a Node with the state of its MIG layout: `pending`, `success` or `failed`. The plugin writes it.
+pub const MIG_LAYOUT_STATE_LABEL: &str = "nvidia.com/mig.config.state";
+
 /// Component name in Events and in `kubectl describe`.
 pub const EXTENDER: &str = "gantry-extender";
 

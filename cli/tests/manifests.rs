@@ -230,6 +230,7 @@ fn kustomization_has_no_optional_rights() {
         "gates.yaml",
         "plugin-config.yaml",
         "labels-node.yaml",
+        "mig-layouts.yaml",
     ] {
         let lines: Vec<&str> = kustomization.lines().filter(|line| line.contains(file)).collect();
         assert!(lines.len() == 1 && lines[0].trim_start().starts_with('#'), "{file}: {lines:?}");

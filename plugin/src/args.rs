@@ -122,6 +122,11 @@ pub struct Args {
     #[arg(long, value_name = "SECONDS", default_value = "10", value_parser = clap::value_parser!(u32).range(1..=600))]
     pub dcgm_interval: u32,
 
+    /// File with MIG layouts, as for NVIDIA's mig-parted. The node label nvidia.com/mig.config names the one that the GPUs of this
+    /// node get (docs/how-to/mig-layouts.md). Without it, no layout is changed
+    #[arg(long, env = "GANTRY_MIG_LAYOUTS", value_name = "FILE")]
+    pub mig_layouts: Option<PathBuf>,
+
     /// Extended resource of whole GPUs that match no pattern of the config file [default: nvidia.com/gpu]
     #[arg(long, value_name = "NAME", value_parser = resource)]
     pub resource_name: Option<ResourceName>,

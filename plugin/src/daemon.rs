@@ -181,6 +181,11 @@ async fn serve_observed(
             "--labels names a target in the cluster, but --no-cluster is set; use --labels=file, which needs no cluster"
         )
     }
+    if args.no_cluster && args.mig_layouts.is_some() {
+        anyhow::bail!(
+            "--mig-layouts needs the cluster, where a label of the node chooses the layout, but --no-cluster is set"
+        )
+    }
     info!(%node, directory = %args.device_plugin_dir.display(), "starting");
     let (note, notes) = mpsc::channel(MAX_QUEUED_NOTES);
     let handover = Arc::new(SharedHandover::new(
@@ -241,6 +246,7 @@ async fn serve_observed(
             kubeconfig: args.kubeconfig.clone(),
             pod_kubeconfig: args.pod_kubeconfig.clone(),
             kubelet_config: args.kubelet_config.as_deref().map(absolute),
+            mig_layouts: args.mig_layouts.clone(),
             inventory: inventory.clone(),
             offered: passed.clone(),
             handover: Arc::clone(&handover),

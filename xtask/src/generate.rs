@@ -46,6 +46,7 @@ const MANIFESTS: [(&str, &[&str]); 6] = [
     ("scheduler.mode=existing,extender.gates=true", &["gates.yaml"]),
     ("scheduler.mode=own", &["scheduler.yaml"]),
     ("plugin.labels=node", &["labels-node.yaml"]),
+    ("plugin.migLayouts=gantry-mig-layouts", &["mig-layouts.yaml"]),
     ("plugin.existingConfigMap=gantry-plugin-config", &["plugin-config.yaml"]),
 ];
 

@@ -94,7 +94,11 @@ spec:
         - name: plugin
           image: {{ include "gantry.image" $root }}
           imagePullPolicy: {{ $root.Values.image.pullPolicy }}
+          {{- if and .mig $plugin.migLayouts }}
+          args: {{ append (include "gantry.plugin.args" $root | fromJsonArray) "--mig-layouts=/etc/gantry/mig-layouts/config.yaml" | toJson }}
+          {{- else }}
           args: {{ include "gantry.plugin.args" $root }}
+          {{- end }}
           env:
             - name: NODE_NAME
               valueFrom:
@@ -120,6 +124,11 @@ spec:
             # Makes it add the MIG devices of every GPU as well, with CAP_SYS_ADMIN below.
             - name: NVIDIA_MIG_MONITOR_DEVICES
               value: all
+            {{- if $plugin.migLayouts }}
+            # Lets it change the MIG layout of every GPU, with CAP_SYS_ADMIN below.
+            - name: NVIDIA_MIG_CONFIG_DEVICES
+              value: all
+            {{- end }}
             {{- end }}
             {{- if $driverRoot }}
             - name: NVIDIA_DRIVER_ROOT
@@ -184,6 +193,9 @@ spec:
             - {name: driver-udev, mountPath: /driver-root/run/udev, readOnly: true}
             - {name: driver-persistenced, mountPath: /driver-root/run/nvidia-persistenced, readOnly: true}
             - {name: driver-fabricmanager, mountPath: /driver-root/run/nvidia-fabricmanager, readOnly: true}
+            {{- if and .mig $plugin.migLayouts }}
+            - {name: mig-layouts, mountPath: /etc/gantry/mig-layouts, readOnly: true}
+            {{- end }}
             {{- with $plugin.kubeletConfigFile }}
             - {name: kubelet-config, mountPath: {{ . }}, readOnly: true}
             {{- end }}
@@ -222,6 +234,9 @@ spec:
         - {name: driver-udev, hostPath: {path: {{ $driverRoot }}/run/udev, type: DirectoryOrCreate}}
         - {name: driver-persistenced, hostPath: {path: {{ $driverRoot }}/run/nvidia-persistenced, type: DirectoryOrCreate}}
         - {name: driver-fabricmanager, hostPath: {path: {{ $driverRoot }}/run/nvidia-fabricmanager, type: DirectoryOrCreate}}
+        {{- if and .mig $plugin.migLayouts }}
+        - {name: mig-layouts, configMap: {name: {{ $plugin.migLayouts }}}}
+        {{- end }}
         {{- with $plugin.kubeletConfigFile }}
         # The file alone, because its folder has kubelet's secrets. A file that is replaced rather than rewritten is read
         # after the next start of this pod.

@@ -4,6 +4,7 @@
 mod condition;
 mod cordons;
 mod events;
+mod mig_layouts;
 mod pods;
 mod previous_status;
 mod publish;
@@ -46,6 +47,8 @@ pub struct Cluster {
     pub pod_kubeconfig: Option<PathBuf>,
     /// Kubelet's configuration file, if its Topology Manager is to be published.
     pub kubelet_config: Option<PathBuf>,
+    /// File with MIG layouts, if GPUs are to be brought to one.
+    pub mig_layouts: Option<PathBuf>,
     pub inventory: watch::Receiver<Arc<Inventory>>,
     /// What kubelet is offered of it.
     pub offered: watch::Receiver<Arc<Inventory>>,
@@ -76,6 +79,9 @@ impl Cluster {
         tasks.spawn(events::publish(client.clone(), self.clone(), notes, shutdown.clone()));
         tasks.spawn(cordons::follow(client.clone(), self.clone(), shutdown.clone()));
         tasks.spawn(quarantine::keep(client.clone(), self.clone(), shutdown.clone()));
+        if let Some(file) = self.mig_layouts.clone() {
+            tasks.spawn(mig_layouts::follow(client.clone(), self.clone(), file, shutdown.clone()));
+        }
         tasks.spawn(condition::publish(client.clone(), self.clone(), shutdown.clone()));
         tasks.spawn(publish::Publisher::new(client, self).run(shutdown));
         tasks.join_all().await

@@ -23,6 +23,8 @@ pub struct HealthTracker {
     ended: Vec<Ended>,
     /// GPUs that the operator cordoned.
     cordons: Cordons,
+    /// GPUs that no pod may get while their MIG layout is about to change, each with the reason.
+    closed: BTreeMap<GpuUuid, String>,
 }
 
 /// State of one GPU.
@@ -231,6 +233,11 @@ impl HealthTracker {
         self.cordons = cordons;
     }
 
+    /// Sets the GPUs that no pod may get while their MIG layout is about to change.
+    pub fn set_closed(&mut self, gpus: BTreeMap<GpuUuid, String>) {
+        self.closed = gpus;
+    }
+
     /// Ends the quarantine of GPUs for which `chosen` holds, as the operator requested.
     pub fn lift(&mut self, chosen: impl Fn(&GpuUuid) -> bool) {
         let gpus: Vec<GpuUuid> = self.gpus.keys().filter(|gpu| chosen(gpu)).cloned().collect();
@@ -292,6 +299,7 @@ impl HealthTracker {
         };
         // What is wrong with a GPU matters more than that it is cordoned.
         let worst = worst.or_else(|| self.cordons.get(gpu).map(ToString::to_string));
+        let worst = worst.or_else(|| self.closed.get(gpu).cloned());
         DeviceHealth { healthy: worst.is_none(), reason: worst }
     }
 

@@ -10,6 +10,7 @@ use gantry_api::{Cordons, GpuFault};
 use gantry_topology::{Gpu, GpuUuid};
 use tokio::sync::watch;
 
+use super::LayoutRequest;
 use crate::health::{Cause, Ended, Extent, GpuName, Loss, Outage, Trouble};
 
 /// All problems at one moment.
@@ -49,7 +50,7 @@ pub struct StoredFault(pub GpuFault);
 impl Eq for StoredFault {}
 
 /// A command to the NVML thread.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub(super) enum Command {
     /// Adopt the faults of an earlier run, and the cordons that were set before this one.
     Adopt(Vec<GpuFault>, Cordons),
@@ -57,6 +58,10 @@ pub(super) enum Command {
     Cordon(Cordons),
     /// End the quarantine of these GPUs, as the operator requested.
     Lift(Lift),
+    /// No pod may get these GPUs, for the reason given.
+    Close(BTreeMap<GpuUuid, String>),
+    /// Bring the GPUs to a MIG layout.
+    Layout(LayoutRequest),
 }
 
 /// The GPUs of a lifted quarantine.
@@ -217,6 +222,17 @@ impl Diagnoses {
     /// Ends the quarantine of these GPUs.
     pub fn lift(&self, lift: Lift) {
         self.send(Command::Lift(lift));
+    }
+
+    /// Sets the GPUs that no pod may get while their MIG layout is about to change, each with the reason. Pods that hold
+    /// one keep it.
+    pub fn close(&self, gpus: BTreeMap<GpuUuid, String>) {
+        self.send(Command::Close(gpus));
+    }
+
+    /// Requests a MIG layout. A later request replaces one that NVML has not served yet.
+    pub fn request_layout(&self, request: LayoutRequest) {
+        self.send(Command::Layout(request));
     }
 
     fn send(&self, command: Command) {

@@ -4,6 +4,7 @@
 
 mod diagnosis;
 mod hardware;
+mod layout;
 mod merge;
 mod nvml_state;
 mod nvml_thread;
@@ -25,6 +26,7 @@ pub use diagnosis::{Diagnoses, Diagnosis, Lift, LiftError, Marker, StoredFault};
 #[cfg(test)]
 pub(crate) use hardware::units;
 pub use hardware::{Hardware, Unit};
+pub use layout::{LayoutOutcome, LayoutOutcomes, LayoutRequest};
 pub use nvml_state::Timing;
 pub use nvml_thread::Heartbeat;
 pub use nvml_thread::NvmlThread;

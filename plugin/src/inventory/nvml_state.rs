@@ -8,7 +8,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
 use gantry_topology::{Gpu, GpuUuid, Machine};
-use tokio::sync::watch;
+use tokio::sync::{oneshot, watch};
 
 use crate::discover::{self, DiscoverError, Fact, Found, InstanceAt, NvmlOptions};
 use crate::health::{
@@ -20,6 +20,7 @@ use crate::inventory::diagnosis::{Probe, ProbeFailures};
 use crate::inventory::merge::merge;
 use crate::inventory::nvml_thread::Heartbeat;
 use crate::inventory::{Diagnosis, Hardware, Settings, State, StoredFault, hardware};
+use crate::inventory::{LayoutOutcomes, LayoutRequest};
 use crate::nvml::{CallTrace, NvmlError};
 use gantry_config::Config;
 use gantry_runtime::LogThrottle;
@@ -116,6 +117,10 @@ pub(super) struct NvmlState {
     pub(super) registration_logs: BTreeMap<u32, LogThrottle>,
     /// Probe failures of listed GPUs.
     probe_failures: ProbeFailures,
+    /// The MIG layout that is requested and not looked at yet.
+    pub(super) layout_request: Option<LayoutRequest>,
+    /// Outcomes that are sent after the next reading: what is offered then is what the GPUs have.
+    pub(super) layout_reply: Option<(oneshot::Sender<LayoutOutcomes>, LayoutOutcomes)>,
     /// Remaining loads of NVML while it does not list all GPUs of the kernel.
     pub(super) reloads: u8,
     /// The kernel's boot id; empty if unknown.
@@ -174,6 +179,8 @@ impl NvmlState {
             wait_log: LogThrottle::default(),
             registration_logs: BTreeMap::new(),
             probe_failures: ProbeFailures::default(),
+            layout_request: None,
+            layout_reply: None,
             reloads: 0,
         }
     }
@@ -256,6 +263,10 @@ impl NvmlState {
         self.indices = indices;
         self.indices.retain(|_, index| first_lost.is_none_or(|lost| *index < lost));
         self.publish();
+        if let Some((reply, outcomes)) = self.layout_reply.take() {
+            // The task that asked may have ended.
+            let _ = reply.send(outcomes);
+        }
         Ok(())
     }
 
@@ -326,7 +337,7 @@ impl NvmlState {
             tracing::info!("NVML responds again");
             self.publish();
         }
-        let (mut adopted, mut cordoned, mut lifts) = (false, false, 0);
+        let (mut adopted, mut changed, mut lifts) = (false, false, 0);
         while let Ok(command) = self.diagnoses.commands.try_recv() {
             match command {
                 Command::Adopt(faults, cordons) => {
@@ -336,15 +347,20 @@ impl NvmlState {
                 }
                 Command::Cordon(cordons) => {
                     self.tracker.set_cordons(cordons);
-                    cordoned = true;
+                    changed = true;
                 }
+                Command::Close(gpus) => {
+                    self.tracker.set_closed(gpus);
+                    changed = true;
+                }
+                Command::Layout(request) => self.layout_request = Some(request),
                 Command::Lift(lift) => {
                     self.tracker.lift(|gpu| lift.includes(gpu));
                     lifts += 1;
                 }
             }
         }
-        if adopted || cordoned || lifts > 0 {
+        if adopted || changed || lifts > 0 {
             self.publish();
             // Published after the hardware, so that a client that waits for it sees the current hardware.
             self.diagnosis.adopted |= adopted;

@@ -9,6 +9,7 @@ use gantry_topology::GpuUuid;
 use jiff::Timestamp;
 
 use super::diagnosis::Probe;
+use super::layout;
 use super::nvml_state::NvmlState;
 use crate::discover::{self, DiscoverError, Found, MigLayout};
 use crate::health::{Class, Extent, Fault, Vitals};
@@ -265,6 +266,9 @@ impl<'nvml> Session<'nvml> {
             };
             *failed_waits = 0;
             state.apply_commands();
+            if self.change_layout(state) {
+                return Ok(WatchEnd::Register);
+            }
             let rest = match event {
                 Some(event) if self.handle_event(state, last, event) => {
                     // One reading for all available events: link Xids arrive by the hundred and must not delay
@@ -299,6 +303,21 @@ impl<'nvml> Session<'nvml> {
                 }
             }
         }
+    }
+
+    /// Serves a requested MIG layout. True: some GPU was changed. Its minor number and its registration may have changed too.
+    fn change_layout(&self, state: &mut NvmlState) -> bool {
+        let Some(request) = state.layout_request.take() else {
+            return false;
+        };
+        let (outcomes, is_changed) = layout::carry_out(self.nvml, &request);
+        if is_changed {
+            state.layout_reply = Some((request.reply, outcomes));
+        } else {
+            // The task that asked may have ended.
+            let _ = request.reply.send(outcomes);
+        }
+        is_changed
     }
 
     /// Registers the GPUs that could not be registered before. A GPU that cannot be registered must not be

@@ -575,7 +575,7 @@ fn is_version_mismatch(code: super::Code) -> bool {
 
 /// The version word of a struct (the header's `NVML_STRUCT_VERSION`, which bindgen drops): its size, and the
 /// number above.
-fn version<T>(number: c_uint) -> c_uint {
+pub(super) fn version<T>(number: c_uint) -> c_uint {
     size_of::<T>() as c_uint | number << 24
 }
 

@@ -10,6 +10,7 @@ mod device;
 mod error;
 mod events;
 mod image;
+mod instances;
 mod mig;
 mod telemetry;
 mod trace;
@@ -27,6 +28,7 @@ pub use device::{ComputeMode, Device, FabricHealth, FabricInfo, FabricStatus, Fa
 pub use device::{RecoveryAction, RemappedRows};
 pub use error::{Code, NvmlError};
 pub use events::{Event, EventKind, EventSet};
+pub use instances::{ComputeInstance, GpuInstance};
 pub use mig::{InstanceInfo, MigDevice, MigIds, MigMode, Placement};
 pub use telemetry::{EccSpan, FieldValue, MemoryUse, ProfileSample, Profiled};
 pub use trace::{CallTrace, TracedCall};

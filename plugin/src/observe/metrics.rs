@@ -86,6 +86,11 @@ struct ByState {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ByLayoutState {
+    state: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct ByXid {
     gpu: String,
     xid: u64,
@@ -127,6 +132,7 @@ pub struct Metrics {
     list_streams: Family<ByResource, Gauge>,
     reachable: Family<ByPeer, Gauge>,
     missing_policies: Gauge,
+    mig_layouts: Family<ByLayoutState, Gauge>,
     holders: Holders,
     /// Counted by the NVML thread.
     xids: OnceLock<XidCounts>,
@@ -160,6 +166,7 @@ impl Default for Metrics {
             list_streams: Family::default(),
             reachable: Family::default(),
             missing_policies,
+            mig_layouts: Family::default(),
             holders: Holders::default(),
             xids: OnceLock::new(),
             diagnoses: OnceLock::new(),
@@ -187,6 +194,7 @@ impl Metrics {
             list_streams,
             reachable,
             missing_policies,
+            mig_layouts,
             holders,
             xids,
             diagnoses,
@@ -233,6 +241,11 @@ impl Metrics {
             "missing_policies",
             "Admission policies that are missing or do not deny",
             missing_policies.clone(),
+        );
+        registry.register(
+            "mig_layout_gpus",
+            "GPUs that a MIG layout mentions, by what became of it",
+            mig_layouts.clone(),
         );
         let help = "Devices, replicas and MIG devices held by containers, by physical GPU";
         match config.get().is_some_and(|config| config.borrow().pod_metrics) {
@@ -349,6 +362,14 @@ impl Metrics {
 
     pub(super) fn missing_policies(&self, count: usize) {
         self.missing_policies.set(i64::try_from(count).unwrap_or(i64::MAX));
+    }
+
+    /// Sets how many GPUs have their MIG layout, wait for it, and cannot get it.
+    pub fn mig_layout(&self, [applied, waiting, failed]: [usize; 3]) {
+        for (state, gpus) in [("applied", applied), ("waiting", waiting), ("failed", failed)] {
+            let gpus = i64::try_from(gpus).unwrap_or(i64::MAX);
+            self.mig_layouts.get_or_create(&ByLayoutState { state }).set(gpus);
+        }
     }
 
     pub(super) fn node_status(&self, written: bool) {

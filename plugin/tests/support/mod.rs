@@ -402,6 +402,7 @@ impl Node {
             kubeconfig: None,
             pod_kubeconfig: None,
             kubelet_config: None,
+            mig_layouts: None,
             no_cluster: true,
             api_rate: ApiRate::default(),
             device_plugin_dir: directory.path().join("device-plugins"),

@@ -23,6 +23,7 @@ fn cluster() -> Cluster {
         kubeconfig: None,
         pod_kubeconfig: None,
         kubelet_config: None,
+        mig_layouts: None,
         inventory: Inventory::channel().1,
         offered: Inventory::channel().1,
         handover: Arc::new(SharedHandover::new(handover, Arc::clone(&observed), Some(notes))),

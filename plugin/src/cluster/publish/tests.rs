@@ -86,6 +86,7 @@ fn publisher(client: Client) -> Publisher {
         kubeconfig: None,
         pod_kubeconfig: None,
         kubelet_config: None,
+        mig_layouts: None,
         inventory: tokio::sync::watch::channel(Arc::new(absent)).1,
         offered: Inventory::channel().1,
         handover: Arc::new(SharedHandover::new(handover, Arc::clone(&observed), None)),

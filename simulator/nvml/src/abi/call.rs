@@ -232,6 +232,11 @@ impl<'a> Target<'a> {
         self.mig.is_some_and(|mig| mig.enabled)
     }
 
+    /// Whether MIG mode is on after the next reset.
+    pub(crate) fn mig_enabled_after_reset(self) -> bool {
+        self.state.and_then(|state| state.mig_mode_pending).unwrap_or_else(|| self.mig_enabled())
+    }
+
     /// The GPU instances, by id.
     pub(crate) fn gpu_instances(self) -> Vec<&'a GpuInstance> {
         let mut instances: Vec<&GpuInstance> =

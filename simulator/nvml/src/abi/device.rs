@@ -253,7 +253,7 @@ nvml! {
         }
         pending.check()?;
         current.put(mode(gpu.mig_enabled()))?;
-        pending.put(mode(gpu.mig_enabled()))
+        pending.put(mode(gpu.mig_enabled_after_reset()))
     }
 
     fn nvmlDeviceSetMigMode(device: Device, wanted: c_uint, activation: Out<sys::nvmlReturn_t>) |call| {
@@ -267,8 +267,11 @@ nvml! {
             sys::NVML_DEVICE_MIG_DISABLE => false,
             _ => return Err(Status::INVALID_ARGUMENT),
         };
-        call.change_mig(gpu, &MigChange::Mode(enable))?;
-        activation.put(sys::nvmlReturn_enum_NVML_SUCCESS)
+        let applied = call.change_mig(gpu, &MigChange::Mode(enable))?;
+        activation.put(match applied.mig.enabled == enable {
+            true => sys::nvmlReturn_enum_NVML_SUCCESS,
+            false => sys::nvmlReturn_enum_NVML_ERROR_RESET_REQUIRED,
+        })
     }
 
     fn nvmlDeviceIsMigDeviceHandle(device: Device, is_mig: Out<c_uint>) |call| {

@@ -84,6 +84,11 @@ impl Controller {
         self.change_mig(gpu, &MigChange::Off)
     }
 
+    /// Resets a GPU: its MIG instances end, and a MIG mode that waits takes effect.
+    pub fn reset_gpu(&self, gpu: u8) -> Result<(), ControlError> {
+        self.change_mig(gpu, &MigChange::Reset)
+    }
+
     fn machine(&self) -> PathBuf {
         self.folder.join(MACHINE_FILE)
     }

@@ -3,7 +3,7 @@
 use std::str::FromStr;
 
 use gantry_topology::mig::{
-    MigLayout, MigLayoutError, Product as Profiles, Profile, compute_starts, legal_compute,
+    MigLayout, MigLayoutError, Product as Profiles, Profile, compute_placements, legal_compute,
 };
 use gantry_topology::{ComputeInstance, GpuInstance, Mig};
 
@@ -42,6 +42,8 @@ pub enum MigChange {
     Recut(Vec<Piece>),
     /// Ends every instance, and turns MIG off.
     Off,
+    /// Ends every instance, and keeps the mode.
+    Reset,
 }
 
 /// One GPU instance of a new layout. As text: `3g.20gb`, `3g.20gb@4` with the unit it starts at, `3g.20gb@4=1c,2c` with compute
@@ -135,6 +137,7 @@ pub fn apply(gpu: &GpuFacts, now: Option<&Mig>, change: &MigChange) -> Result<Ap
             return alone(mig);
         }
         MigChange::Off => return alone(Mig::default()),
+        MigChange::Reset => return alone(Mig { instances: Vec::new(), ..mig }),
         MigChange::Recut(pieces) => return alone(recut(gpu, profiles, &mig, pieces)?),
         _ => {}
     }
@@ -169,7 +172,7 @@ pub fn apply(gpu: &GpuFacts, now: Option<&Mig>, change: &MigChange) -> Result<Ap
             }
             alone(mig)
         }
-        MigChange::Mode(_) | MigChange::Off | MigChange::Recut(_) => alone(mig),
+        MigChange::Mode(_) | MigChange::Off | MigChange::Reset | MigChange::Recut(_) => alone(mig),
     }
 }
 
@@ -255,7 +258,7 @@ fn named<'p>(profiles: &'p Profiles, name: &str) -> Result<&'p Profile, MigRefus
 pub(crate) fn placements_of(profile: &Profile, instance: &GpuInstance) -> Vec<(u32, u8, u8)> {
     let compute = instance.compute.iter();
     let slices: Vec<u8> = compute.map(|compute| slices_of(profile, &compute.profile)).collect();
-    let starts = side_by_side(profile.compute, 0, &slices).unwrap_or_default();
+    let starts = compute_placements(profile.compute, &slices).unwrap_or_default();
     let ids = instance.compute.iter().map(|compute| compute.id);
     let places = starts.into_iter().zip(slices);
     ids.zip(places).map(|(id, (start, slices))| (id, start, slices)).collect()
@@ -272,27 +275,9 @@ pub(crate) fn compute_room(profile: &Profile, instance: &GpuInstance, slices: u8
     let mut all: Vec<u8> = compute.map(|compute| slices_of(profile, &compute.profile)).collect();
     let fits = std::iter::from_fn(|| {
         all.push(slices);
-        side_by_side(profile.compute, 0, &all)
+        compute_placements(profile.compute, &all)
     });
     fits.count()
-}
-
-/// Starts for runs of so many slices, the first run at the lowest start with which the others still find one.
-fn side_by_side(gpu_slices: u8, taken: u8, runs: &[u8]) -> Option<Vec<u8>> {
-    let Some((slices, rest)) = runs.split_first() else {
-        return Some(Vec::new());
-    };
-    let starts = compute_starts(gpu_slices, *slices).into_iter();
-    let mut free = starts.filter(|start| taken & run(*start, *slices) == 0);
-    free.find_map(|start| {
-        let mut all = side_by_side(gpu_slices, taken | run(start, *slices), rest)?;
-        all.insert(0, start);
-        Some(all)
-    })
-}
-
-fn run(start: u8, slices: u8) -> u8 {
-    (start..start.saturating_add(slices).min(8)).fold(0, |mask, slice| mask | 1 << slice)
 }
 
 fn instance(mig: &mut Mig, id: u32) -> Result<&mut GpuInstance, MigRefusal> {

@@ -63,10 +63,23 @@ impl State {
     /// The GPU cannot be changed in this way.
     pub(crate) fn change_mig(&mut self, gpu: &GpuFacts, change: &MigChange) -> Result<Applied, MigRefusal> {
         let index = u8::try_from(gpu.index).unwrap_or(u8::MAX);
+        let now = self.layout(gpu).is_some_and(|mig| mig.enabled);
+        if let MigChange::Mode(wanted) = change
+            && let Some(state) = self.gpus.get_mut(&index).filter(|state| state.mig_mode_needs_reset)
+        {
+            state.mig_mode_pending = (*wanted != now).then_some(*wanted);
+            let mig = state.mig.clone().or_else(|| gpu.mig.clone()).unwrap_or_default();
+            return Ok(Applied { mig, made: None });
+        }
         let processes = self.gpus.get(&index).map_or(&[][..], |state| &state.processes);
         in_the_way(processes, change)?;
-        let applied = apply(gpu, self.layout(gpu), change)?;
+        let mut applied = apply(gpu, self.layout(gpu), change)?;
         let changed = self.gpus.entry(index).or_default();
+        if *change == MigChange::Reset
+            && let Some(mode) = changed.mig_mode_pending.take()
+        {
+            applied.mig.enabled = mode;
+        }
         changed.mig = Some(applied.mig.clone());
         changed.processes.retain(|process| has_place(process, &applied.mig));
         self.raise(index, EventKind::MigConfig, 0, None);
@@ -134,6 +147,12 @@ pub struct GpuState {
     /// by clients that make or destroy instances.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mig: Option<Mig>,
+    /// Whether a change of the MIG mode waits for a reset of the GPU, as on an Ampere board that another client uses.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub mig_mode_needs_reset: bool,
+    /// The MIG mode after the next reset, if it is another one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mig_mode_pending: Option<bool>,
     /// GPU temperature in degrees Celsius; 35 if absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub temperature: Option<u32>,
