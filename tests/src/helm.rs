@@ -23,6 +23,12 @@ impl Helm {
         Ok(Self { program })
     }
 
+    /// The path of the program.
+    #[must_use]
+    pub fn program(&self) -> &Path {
+        &self.program
+    }
+
     /// Runs helm with no more than the given arguments and a kubeconfig.
     ///
     /// # Errors

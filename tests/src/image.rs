@@ -79,6 +79,8 @@ fn busybox() -> anyhow::Result<Tree> {
         tree.folder(folder)?;
     }
     tree.file("etc/passwd", "root:x:0:0:root:/:/bin/sh\n")?;
+    // Samples start it, and NVIDIA's runtime would mount it.
+    tree.program("bin/nvidia-smi", "#!/bin/sh\nexec sleep 60\n")?;
     for applet in APPLETS {
         tree.link(&format!("bin/{applet}"), "busybox")?;
     }

@@ -18,6 +18,7 @@ mod image;
 mod kubernetes;
 pub mod names;
 mod own_scheduler;
+pub mod pages;
 pub mod peer;
 mod pki;
 pub mod podresources;

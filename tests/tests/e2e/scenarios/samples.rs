@@ -3,10 +3,10 @@
 //! of `tests/components/controllers`.
 
 use std::collections::BTreeSet;
-use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
 use gantry_e2e::gantry::manifests;
+use gantry_e2e::pages;
 use serde_json::Value;
 
 use crate::bed::Bed;
@@ -72,45 +72,21 @@ pub(super) async fn documented_objects_are_accepted(bed: &Bed) -> Result<()> {
 fn samples() -> Result<Vec<Sample>> {
     let project = manifests().join("..");
     let mut found = Vec::new();
-    for path in files(&project.join("docs"))?.into_iter().chain(files(&manifests().join("samples"))?) {
+    let folders = [project.join("docs"), manifests().join("samples")];
+    for path in folders.iter().map(|folder| pages::files(folder)).collect::<Result<Vec<_>, _>>()?.concat() {
         let text = std::fs::read_to_string(&path).unwrap_or_default();
         let name = path.strip_prefix(&project).unwrap_or(&path).display().to_string();
         match path.extension().and_then(|extension| extension.to_str()) {
             Some("yaml") => found.extend(objects(&name, &text)?),
             Some("md") => {
-                for (line, block) in blocks(&text) {
-                    found.extend(objects(&format!("{name}:{line}"), &block)?);
+                for block in pages::blocks(&text).iter().filter(|block| block.language == "yaml") {
+                    found.extend(objects(&format!("{name}:{}", block.line), &block.text)?);
                 }
             }
             _ => {}
         }
     }
     Ok(found)
-}
-
-fn files(folder: &Path) -> Result<Vec<PathBuf>> {
-    let mut found = Vec::new();
-    for entry in std::fs::read_dir(folder).with_context(|| folder.display().to_string())? {
-        let path = entry?.path();
-        if path.is_dir() { found.extend(files(&path)?) } else { found.push(path) }
-    }
-    found.sort();
-    Ok(found)
-}
-
-/// The YAML blocks of a page, with their lines and without the indentation of the list that they are in.
-fn blocks(page: &str) -> Vec<(usize, String)> {
-    let mut found = Vec::new();
-    let mut lines = page.lines().enumerate();
-    while let Some((number, line)) = lines.next() {
-        let Some(indent) = line.find("```yaml") else {
-            continue;
-        };
-        let block = lines.by_ref().map(|(_, line)| line).take_while(|line| line.trim() != "```");
-        let block: Vec<&str> = block.map(|line| line.get(indent..).unwrap_or_default()).collect();
-        found.push((number + 1, block.join("\n")));
-    }
-    found
 }
 
 /// The documents of a text that are objects of Kubernetes; a part of one is not.
