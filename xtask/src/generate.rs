@@ -20,7 +20,7 @@ const OF_THE_CHART: &str = "# Made by `cargo xtask generate` from charts/gantry.
 const KUBERNETES: &str = "1.37.1";
 
 /// Values of the chart, and the templates that are rendered with them as files of `manifests/`.
-const MANIFESTS: [(&str, &[&str]); 6] = [
+const MANIFESTS: [(&str, &[&str]); 7] = [
     (
         "scheduler.mode=existing,extender.preempt=true,extender.restart=true",
         &[
