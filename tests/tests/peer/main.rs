@@ -31,20 +31,31 @@ fn main() -> ExitCode {
             let nvidia = nvidia.clone();
             async move || cases::same_as_program(&nvidia.context("no program")?).await
         }),
-        trial("the_documented_surface_is_the_programs", skipped || nvidia.is_none(), async move || {
-            cases::documented_is_true(&nvidia.context("no program")?).await
+        trial("the_documented_surface_is_the_programs", skipped || nvidia.is_none(), {
+            let nvidia = nvidia.clone();
+            async move || cases::documented_is_true(&nvidia.context("no program")?).await
         }),
     ];
-    trials.extend(
-        faults::all()
-            .into_iter()
-            .chain(parts::all())
-            .map(|(name, fault)| trial(name, skipped, async move || fault().await)),
-    );
+    let stories = || faults::all().into_iter().chain(parts::all());
+    for story in stories() {
+        let play = async move || (story.play)(Plugin::gantry()?).await;
+        trials.push(trial(story.name, skipped, play));
+    }
+    for story in stories() {
+        let plugin = nvidia.clone();
+        let name = format!("nvidia::{}", story.name);
+        let play = async move || story.with_nvidias_program(plugin.context("no program")?).await;
+        trials.push(trial(name, skipped || nvidia.is_none(), play));
+    }
+    trials.push(trial("page_has_every_story", false, async move || faults::in_page(stories())));
     libtest_mimic::run(&arguments, trials).exit_code()
 }
 
-fn trial(name: &str, skipped: bool, test: impl AsyncFnOnce() -> Result<()> + Send + 'static) -> Trial {
+fn trial(
+    name: impl Into<String>,
+    skipped: bool,
+    test: impl AsyncFnOnce() -> Result<()> + Send + 'static,
+) -> Trial {
     let run = move || {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()

@@ -4,25 +4,25 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use gantry_e2e::peer::{Kubelet, Mig, Node, Process, Served, Setting, Sharing};
+use gantry_e2e::peer::{Kubelet, Mig, Node, Plugin, Process, Served, Setting, Sharing};
 
-use crate::faults::{OFF_THE_BUS, Story, healthy, running_on, stories, subject};
+use crate::faults::{OFF_THE_BUS, Story, healthy, running_on, stories};
 
 /// A double-bit error of memory: of one MIG device's, where the event names it.
 const MEMORY: u64 = 48;
 
-/// Every story by its name.
-pub(crate) fn all() -> Vec<(&'static str, Story)> {
+/// Every story of shared and partitioned GPUs, and of the config file.
+pub(crate) fn all() -> Vec<Story> {
     stories![
-        every_replica_of_a_gpu_with_an_xid_is_unhealthy,
-        two_replicas_are_of_two_gpus,
-        a_gpus_xid_reaches_every_mig_device_on_it,
-        an_xid_of_one_mig_device_is_its_own,
-        mig_devices_are_taken_where_others_are_in_use,
-        a_gpu_that_fits_no_single_strategy_costs_itself_alone,
-        a_new_cut_is_served_without_a_restart,
-        a_mistyped_key_is_named,
-        a_bad_config_leaves_the_last_good_one,
+        every_replica_of_a_gpu_with_an_xid_is_unhealthy: Fails,
+        two_replicas_are_of_two_gpus: Passes,
+        a_gpus_xid_reaches_every_mig_device_on_it: Fails,
+        an_xid_of_one_mig_device_is_its_own: Fails,
+        mig_devices_are_taken_where_others_are_in_use: Fails,
+        a_gpu_that_fits_no_single_strategy_costs_itself_alone: Fails,
+        a_new_cut_is_served_without_a_restart: Fails,
+        a_mistyped_key_is_named: Fails,
+        a_bad_config_leaves_the_last_good_one: Fails,
     ]
 }
 
@@ -52,8 +52,8 @@ fn slices(node: &Node, gpu: usize) -> Result<Vec<String>> {
 }
 
 /// NVIDIA's remembers one replica of each GPU; three of four stay healthy.
-async fn every_replica_of_a_gpu_with_an_xid_is_unhealthy() -> Result<()> {
-    let run = running_on(Node::of("l4-4x-pcie")?, &shared()).await?;
+async fn every_replica_of_a_gpu_with_an_xid_is_unhealthy(subject: Plugin) -> Result<()> {
+    let run = running_on(&subject, Node::of("l4-4x-pcie")?, &shared()).await?;
     let mut stream = run.served.watch().await?;
     Served::list_until(&mut stream, |list| healthy(list) == 16).await?;
     run.node.controller().raise_xid(1, OFF_THE_BUS)?;
@@ -63,9 +63,9 @@ async fn every_replica_of_a_gpu_with_an_xid_is_unhealthy() -> Result<()> {
     Ok(())
 }
 
-/// NVIDIA's may satisfy a request for two with two replicas of one GPU.
-async fn two_replicas_are_of_two_gpus() -> Result<()> {
-    let run = running_on(Node::of("l4-4x-pcie")?, &shared()).await?;
+/// NVIDIA's does so too where as many GPUs are free.
+async fn two_replicas_are_of_two_gpus(subject: Plugin) -> Result<()> {
+    let run = running_on(&subject, Node::of("l4-4x-pcie")?, &shared()).await?;
     let offered: Vec<String> = run.served.list().await?.into_keys().collect();
     for size in 2..=4 {
         let chosen = run.served.prefer(&offered, &[], size).await?;
@@ -76,8 +76,8 @@ async fn two_replicas_are_of_two_gpus() -> Result<()> {
 }
 
 /// NVIDIA's marks one of the seven.
-async fn a_gpus_xid_reaches_every_mig_device_on_it() -> Result<()> {
-    let run = running_on(cut(0..8)?, &told(Mig::Single)).await?;
+async fn a_gpus_xid_reaches_every_mig_device_on_it(subject: Plugin) -> Result<()> {
+    let run = running_on(&subject, cut(0..8)?, &told(Mig::Single)).await?;
     let mut stream = run.served.watch().await?;
     Served::list_until(&mut stream, |list| healthy(list) == 56).await?;
     run.node.controller().raise_xid(2, OFF_THE_BUS)?;
@@ -87,8 +87,8 @@ async fn a_gpus_xid_reaches_every_mig_device_on_it() -> Result<()> {
 }
 
 /// NVIDIA's drops it for six of the seven.
-async fn an_xid_of_one_mig_device_is_its_own() -> Result<()> {
-    let run = running_on(cut(0..8)?, &told(Mig::Single)).await?;
+async fn an_xid_of_one_mig_device_is_its_own(subject: Plugin) -> Result<()> {
+    let run = running_on(&subject, cut(0..8)?, &told(Mig::Single)).await?;
     let mut stream = run.served.watch().await?;
     let state = run.node.controller().state()?;
     let cut = state.layout(&run.node.hardware().gpus[3]).context("not cut")?;
@@ -103,8 +103,8 @@ async fn an_xid_of_one_mig_device_is_its_own() -> Result<()> {
 }
 
 /// To NVIDIA's each MIG device is a bucket of its own, so it breaks whole GPUs at random.
-async fn mig_devices_are_taken_where_others_are_in_use() -> Result<()> {
-    let run = running_on(cut(0..8)?, &told(Mig::Single)).await?;
+async fn mig_devices_are_taken_where_others_are_in_use(subject: Plugin) -> Result<()> {
+    let run = running_on(&subject, cut(0..8)?, &told(Mig::Single)).await?;
     let begun = slices(&run.node, 5)?;
     let mut offered: Vec<String> = run.served.list().await?.into_keys().collect();
     offered.retain(|id| *id != begun[0]);
@@ -114,19 +114,19 @@ async fn mig_devices_are_taken_where_others_are_in_use() -> Result<()> {
 }
 
 /// NVIDIA's exits, and no GPU of the node is served.
-async fn a_gpu_that_fits_no_single_strategy_costs_itself_alone() -> Result<()> {
-    let run = running_on(cut(0..7)?, &told(Mig::Single)).await?;
+async fn a_gpu_that_fits_no_single_strategy_costs_itself_alone(subject: Plugin) -> Result<()> {
+    let run = running_on(&subject, cut(0..7)?, &told(Mig::Single)).await?;
     let list = run.served.list().await?;
     ensure!(healthy(&list) == 49 && !list.contains_key(run.uuid(7)), "{list:?}");
     Ok(())
 }
 
 /// NVIDIA's plugin needs a restart after every change.
-async fn a_new_cut_is_served_without_a_restart() -> Result<()> {
+async fn a_new_cut_is_served_without_a_restart(subject: Plugin) -> Result<()> {
     let node = Node::of("dgx-a100")?;
     node.controller().recut(0, &["3g.20gb", "3g.20gb"])?;
     let mut kubelet = Kubelet::start(&node.plugins())?;
-    let process = node.start(&subject()?, &told(Mig::Mixed))?;
+    let process = node.start(&subject, &told(Mig::Mixed))?;
     let mut names = BTreeSet::new();
     while names.len() < 2 {
         names.insert(kubelet.served().await.with_context(|| process.log())?.resource);
@@ -153,10 +153,10 @@ async fn said(process: &Process, what: &str) -> Result<()> {
 }
 
 /// NVIDIA's plugin silently ignores an unknown key.
-async fn a_mistyped_key_is_named() -> Result<()> {
+async fn a_mistyped_key_is_named(subject: Plugin) -> Result<()> {
     let node = Node::of("l4-4x-pcie")?;
     let setting = Setting { extra: "flags:\n  migStratgy: mixed\n", ..Setting::default() };
-    let mut process = node.start(&subject()?, &setting)?;
+    let mut process = node.start(&subject, &setting)?;
     said(&process, "migStratgy").await?;
     said(&process, "did you mean").await?;
     ensure!(!process.wait()?.success());
@@ -164,8 +164,8 @@ async fn a_mistyped_key_is_named() -> Result<()> {
 }
 
 /// NVIDIA's stops everything first, finds the mistake then, and exits: the node loses its GPUs.
-async fn a_bad_config_leaves_the_last_good_one() -> Result<()> {
-    let mut run = running_on(Node::of("l4-4x-pcie")?, &shared()).await?;
+async fn a_bad_config_leaves_the_last_good_one(subject: Plugin) -> Result<()> {
+    let mut run = running_on(&subject, Node::of("l4-4x-pcie")?, &shared()).await?;
     run.node.write_config("version: v1\nsharing: {timeSlicing: {}}\n")?;
     said(&run.process, "resources is missing").await?;
     let list = run.served.list().await?;
