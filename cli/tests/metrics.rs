@@ -141,9 +141,9 @@ fn plugin_metrics_are_documented() {
     observed.count_xids(counts);
     let (_reporter, reports) = tokio::sync::watch::channel(Report::default());
     observed.count_configurations(reports);
-    // But for what an inventory and a fault bring.
+    // But for what an inventory, a fault and a MIG layout bring.
     let page = observed.metrics().text().unwrap();
-    assert_eq!(served(&page).len() + 6, registered(PLUGIN, "").len(), "others have a series");
+    assert_eq!(served(&page).len() + 7, registered(PLUGIN, "").len(), "others have a series");
     compare("gantry_plugin_", PLUGIN, &page);
 }
 
