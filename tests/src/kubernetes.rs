@@ -27,6 +27,8 @@ pub enum Feature {
     PodGroups,
     /// PodGroups of `scheduling.k8s.io/v1beta1`.
     BetaPodGroups,
+    /// `status.declaredFeatures` of Nodes.
+    DeclaredFeatures,
     /// MutatingAdmissionPolicies.
     MutatingAdmissionPolicies,
     /// MutatingAdmissionPolicies without a feature gate, of `admissionregistration.k8s.io/v1`.
@@ -44,7 +46,7 @@ impl Feature {
     fn since(self) -> u32 {
         match self {
             Self::BetaPodGroups => 37,
-            Self::PodGroups | Self::StableMutatingAdmissionPolicies => 36,
+            Self::PodGroups | Self::StableMutatingAdmissionPolicies | Self::DeclaredFeatures => 36,
             Self::NativeGroups => 35,
             Self::MutatingAdmissionPolicies => 34,
             Self::OwnPodsOnly => 32,

@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use gantry_api::names::GRANT_ANNOTATION;
 use gantry_e2e::gantry::{NAMESPACE, PLUGIN, manifests};
-use gantry_e2e::{Cluster, until};
+use gantry_e2e::{Cluster, Feature, Kubernetes, until};
 use k8s_openapi::api::core::v1::{Binding, Node, Pod};
 use kube::Api;
 use kube::api::{Patch, PatchParams, PostParams};
@@ -99,7 +99,12 @@ pub(super) async fn plugin_may_change_only_its_own_fields(bed: &Bed) -> Result<(
     let nodes: Api<Node> = Api::all(bed.client());
     let features = nodes.get(plugin.node).await?.status.and_then(|status| status.features);
     let group_policy = features.and_then(|features| features.supplemental_groups_policy);
+    let declares_features = Kubernetes::selected()?.has(Feature::DeclaredFeatures);
     for (change, why) in status_changes(group_policy.unwrap_or_default()) {
+        // The API server drops what it does not know, before a policy sees it.
+        if change.get("declaredFeatures").is_some() && !declares_features {
+            continue;
+        }
         let change = json!({ "status": change });
         refused_for(why, &change, plugin.patch_status(&change).await)?;
     }
