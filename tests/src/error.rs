@@ -98,6 +98,14 @@ pub enum Error {
         /// The parser's reason.
         source: serde_json::Error,
     },
+    /// YAML of another project could not be read.
+    #[error("{what}: {reason}")]
+    Unreadable {
+        /// What it is.
+        what: String,
+        /// The parser's reason.
+        reason: String,
+    },
     /// The images of the nodes could not be made.
     #[error("images of the nodes: {0:#}")]
     Image(anyhow::Error),

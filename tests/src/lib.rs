@@ -16,6 +16,7 @@ pub mod helm;
 mod host;
 mod image;
 mod kubernetes;
+pub mod kueue;
 pub mod names;
 mod own_scheduler;
 pub mod pages;

@@ -4,7 +4,7 @@
 //! `spec.workloadRef`.
 
 use anyhow::{Context, Result, ensure};
-use gantry_api::{GangPhase, Reason};
+use gantry_api::{Gang, GangPhase, Reason};
 use gantry_e2e::{Feature, Kubernetes, Program};
 use serde_json::{Value, json};
 
@@ -32,6 +32,50 @@ pub(super) async fn pod_groups_are_gangs_with_feature_gate(bed: &Bed) -> Result<
 /// extender. What makes room is Gantry's preemption.
 pub(super) async fn only_gantry_preempts_for_a_pod_group(bed: &Bed) -> Result<()> {
     with_feature_gate(bed, preempting_group(bed, "e2e-gangs-native-preempt")).await
+}
+
+/// Without a mode in the PodGroup the API server writes `single`.
+pub(super) async fn pod_group_members_are_evicted_singly(bed: &Bed) -> Result<()> {
+    let groups = Groups::of_cluster()?;
+    let scene = Scene::set(bed, "e2e-gangs-native-single").await?;
+    evict_from(bed, &scene, &groups.group("low", 2), 1).await?;
+    let is_so = |gang: &Gang| match gang.status.as_ref() {
+        Some(status) if status.name == "low" => status.phase == GangPhase::Degraded && status.bound == 1,
+        _ => phase(gang) == GangPhase::Bound,
+    };
+    stand(&scene, &[groups.expected("low", 2), groups.expected("urgent", 1)], is_so).await
+}
+
+pub(super) async fn pod_group_is_evicted_whole_on_request(bed: &Bed) -> Result<()> {
+    let scene = Scene::set(bed, "e2e-gangs-native-all").await?;
+    let mut group = Groups::of_cluster()?.group("low", 2);
+    group["spec"]["disruptionMode"] = json!({ "all": {} });
+    evict_from(bed, &scene, &group, 0).await
+}
+
+/// Group `low` has both nodes of eight GPUs. An important pod of eight has members evicted; so many are left.
+async fn evict_from(bed: &Bed, scene: &Scene<'_>, low: &Value, left: usize) -> Result<()> {
+    let groups = Groups::of_cluster()?;
+    make_class(bed).await?;
+    apply(bed, scene, low).await?;
+    for number in 0..2 {
+        apply(bed, scene, &groups.member("low", number, 8)?).await?;
+    }
+    let names = ["low-0".to_owned(), "low-1".to_owned()];
+    scene.run_on_grants(&names).await?;
+    let mut group = groups.group("urgent", 1);
+    group["spec"]["priorityClassName"] = IMPORTANT.into();
+    apply(bed, scene, &group).await?;
+    let mut pod = groups.member("urgent", 0, 8)?;
+    pod["spec"]["priorityClassName"] = IMPORTANT.into();
+    apply(bed, scene, &pod).await?;
+    scene.run_on_grants(&["urgent-0".to_owned()]).await?;
+    let mut found = Vec::new();
+    for name in &names {
+        found.extend(scene.pods.get_opt(name).await?);
+    }
+    ensure!(found.len() == left, "{left} of {names:?} should be left: {found:?}");
+    records::ensure_no_device_twice(&records::read(bed.cluster())?)
 }
 
 /// Runs a scenario with a kube-scheduler that knows of groups.

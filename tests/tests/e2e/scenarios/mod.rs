@@ -24,7 +24,10 @@ mod gangs_schedulers;
 mod gangs_status;
 mod gangs_truth;
 mod guard;
+mod kueue;
+mod mig_layouts;
 mod modes;
+mod monitoring;
 mod node_changes;
 mod node_config;
 mod operate;
@@ -127,6 +130,8 @@ pub(crate) fn all() -> Vec<Scenario> {
         node_changes::changed_mig_layout_changes_resources,
         node_changes::xid_is_reported_everywhere_until_lifted.core(),
         node_changes::quarantine_survives_plugin_without_api_server,
+        mig_layouts::layout_follows_label_and_spares_held_gpus,
+        monitoring::prometheus_records_and_alerts,
         operate::cordoned_gpu_is_withheld_until_uncordoned.core(),
         operate::drain_evicts_holders_and_their_gangs_only,
         device_lists::devices_reach_container_by_every_strategy.core(),
@@ -175,6 +180,8 @@ pub(crate) fn all() -> Vec<Scenario> {
         gangs_native::kubernetes_groups_are_gangs.core().needs(Feature::NativeGroups),
         gangs_native::pod_groups_are_gangs_with_feature_gate.core().needs(Feature::PodGroups),
         gangs_native::only_gantry_preempts_for_a_pod_group.needs(Feature::BetaPodGroups),
+        gangs_native::pod_group_members_are_evicted_singly.needs(Feature::BetaPodGroups),
+        gangs_native::pod_group_is_evicted_whole_on_request.needs(Feature::BetaPodGroups),
         gangs_deadlock::deadlocked_gang_yields_to_the_other,
         gangs_schedulers::foreign_gang_reserves_on_first_request,
         gangs_schedulers::basic_group_pods_are_scheduled_singly.needs(Feature::BetaPodGroups),
@@ -184,6 +191,7 @@ pub(crate) fn all() -> Vec<Scenario> {
         gangs_integrations::unmodified_controllers_make_gangs,
         gangs_restart::restarted_job_set_keeps_its_devices,
         gangs_restart::updated_leader_worker_set_keeps_its_devices,
+        kueue::quota_admits_and_gantry_places,
         samples::documented_objects_are_accepted.core(),
     ]
 }
