@@ -2,7 +2,7 @@
 //! What a DaemonSet would run on the node is started here too, as processes of the same sandbox.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde_json::Value;
@@ -143,12 +143,18 @@ impl Node {
         self.sandbox.run_again(name).await
     }
 
+    /// Kubelet's configuration file.
+    #[must_use]
+    pub fn kubelet_config(&self) -> PathBuf {
+        self.sandbox.folder().join(KUBELET_CONFIG)
+    }
+
     /// Changes fields of kubelet's configuration file and restarts kubelet.
     ///
     /// # Errors
     /// The file cannot be written, or kubelet does not start.
     pub async fn reconfigure_kubelet(&self, fields: &[(&str, &str)]) -> Result<()> {
-        let path = self.sandbox.folder().join(KUBELET_CONFIG);
+        let path = self.kubelet_config();
         let text = fs::read(&path).map_err(file("read", &path))?;
         let mut config: Value =
             serde_json::from_slice(&text).map_err(|source| Error::Json { path: path.clone(), source })?;

@@ -1,19 +1,111 @@
-//! A kubelet whose Topology Manager refuses pods, on a node of two NUMA nodes.
+//! Kubelets whose Topology Manager refuses pods, on nodes of two NUMA nodes: whole GPUs on the first node, MIG devices on
+//! the second, replicas on the third.
 
-use anyhow::Result;
-use gantry_e2e::until;
-use kube::api::PostParams;
+use std::time::Duration;
 
-use super::modes::chosen;
+use anyhow::{Context, Result, ensure};
+use gantry_api::{GpuNode, TopologyManagerPolicy, TopologyManagerScope};
+use gantry_e2e::cluster::Node;
+use gantry_e2e::hardware::Hardware;
+use gantry_e2e::{gantry, until};
+use k8s_openapi::api::core::v1::Pod;
+use kube::Api;
+use kube::api::{DeleteParams, ListParams, PostParams};
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
+
+use super::modes::{chosen, refusal, write_config};
 use crate::bed::Bed;
 use crate::pods;
 
 const GPU: &str = "nvidia.com/gpu";
+/// The reason with which kubelet fails a pod that its Topology Manager refuses.
+const REFUSED: &str = "TopologyAffinityError";
+
+/// Pods in all, unless the variable says otherwise: few enough for every commit.
+const PODS: usize = 40;
+const PODS_VARIABLE: &str = "GANTRY_ALIGNED_PODS";
+/// Pods of a node that have not ended.
+const AT_ONCE: usize = 2;
+const END_LIMIT: Duration = Duration::from_secs(300);
+
+const TWICE: &str = "
+version: v1
+sharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 2}]}}
+";
+
+const REFUSING: [TopologyManagerPolicy; 2] =
+    [TopologyManagerPolicy::SingleNumaNode, TopologyManagerPolicy::Restricted];
+const SCOPES: [TopologyManagerScope; 2] = [TopologyManagerScope::Container, TopologyManagerScope::Pod];
+
+/// Pods that come and go on three kinds of devices, under both policies in both scopes: kubelet admits each.
+pub(super) async fn granted_pods_are_never_refused(bed: &Bed) -> Result<()> {
+    let outcome = pods_come_and_go(bed).await;
+    restore_kubelets(bed).await?;
+    outcome
+}
+
+async fn pods_come_and_go(bed: &Bed) -> Result<()> {
+    let count = match std::env::var(PODS_VARIABLE) {
+        Ok(text) => text.parse().with_context(|| format!("{PODS_VARIABLE}={text} is not a number"))?,
+        Err(_) => PODS,
+    };
+    let served = serve(bed).await?;
+    let mut random = StdRng::seed_from_u64(3);
+    let mut round = 0;
+    for policy in REFUSING {
+        for scope in SCOPES {
+            align(bed, &served, policy, scope).await?;
+            let namespace = format!("e2e-{}-{}", policy.as_str(), scope_name(scope));
+            let api = bed.namespace(&namespace).await?;
+            list_is_read(&api, &served).await?;
+            if policy == TopologyManagerPolicy::SingleNumaNode {
+                larger_set_waits(bed, &api, &namespace, &served).await?;
+            }
+            // The remainder goes to the first rounds.
+            let pods = (count + 3 - round) / 4;
+            let mut left: Vec<usize> =
+                (0..served.len()).map(|place| (pods + served.len() - 1 - place) / served.len()).collect();
+            let waves = served.iter().zip(&mut left).map(|(node, left)| {
+                let seed = random.random();
+                node.wave(&api, *left, (policy, scope), StdRng::seed_from_u64(seed))
+            });
+            futures::future::try_join_all(waves).await?;
+            clear(&api).await?;
+            round += 1;
+        }
+    }
+    Ok(())
+}
+
+/// Runs a pod without devices on each node. To pods of its first list after a restart kubelet applies the devices of pods that
+/// have gone since; it drops these only when it has read that list.
+async fn list_is_read(api: &Api<Pod>, served: &[Served<'_>]) -> Result<()> {
+    for Served { node, .. } in served {
+        let name = format!("first-{}", node.name());
+        pods::run(api, &pods::pinned(&name, 0, node.name())?).await?;
+        api.delete(&name, &DeleteParams::default().grace_period(0)).await?;
+    }
+    Ok(())
+}
+
+/// Removes the pods of a round.
+async fn clear(api: &Api<Pod>) -> Result<()> {
+    api.delete_collection(&DeleteParams::default(), &ListParams::default()).await?;
+    until("the pods of the round gone", END_LIMIT, async || {
+        match api.list(&ListParams::default()).await.map_err(|error| error.to_string())?.items.len() {
+            0 => Ok(()),
+            some => Err(format!("{some} are there")),
+        }
+    })
+    .await?;
+    Ok(())
+}
 
 /// Without the policy in its `GpuNode` a set across both NUMA nodes is granted, and kubelet refuses the pod.
 pub(super) async fn kubelet_refuses_sets_of_unpublished_policy(bed: &Bed) -> Result<()> {
     let outcome = refused_by_kubelet(bed).await;
-    bed.cluster().nodes()[0].reconfigure_kubelet(&[("topologyManagerPolicy", "none")]).await?;
+    restore_kubelets(bed).await?;
     outcome
 }
 
@@ -21,17 +113,201 @@ async fn refused_by_kubelet(bed: &Bed) -> Result<()> {
     let gpus = bed.gpus().await?;
     let api = bed.namespace("e2e-unpublished").await?;
     let node = &bed.cluster().nodes()[0];
-    node.reconfigure_kubelet(&[("topologyManagerPolicy", "single-numa-node")]).await?;
+    node.reconfigure_kubelet(&[("topologyManagerPolicy", TopologyManagerPolicy::SingleNumaNode.as_str())])
+        .await?;
     bed.cluster().wait_until_ready().await?;
     gpus.counts(bed.cluster(), node.name(), &[(GPU, 8)]).await?;
     api.create(&PostParams::default(), &chosen("five", GPU, 5, node.name())?).await?;
     until("the refusal of kubelet", pods::RUN_LIMIT, async || {
         let pod = api.get("five").await.map_err(|error| error.to_string())?;
         match pods::said(&pod) {
-            said if said.contains("TopologyAffinityError") => Ok(()),
+            said if said.contains(REFUSED) => Ok(()),
             said => Err(format!("{}: {said}", pods::phase(&pod))),
         }
     })
     .await?;
     Ok(())
+}
+
+/// A node and what it serves.
+struct Served<'a> {
+    node: &'a Node,
+    /// Devices of each of its two NUMA nodes.
+    half: usize,
+}
+
+/// Starts the plugins with whole GPUs, MIG devices and replicas, and with kubelet's configuration file.
+async fn serve(bed: &Bed) -> Result<[Served<'_>; 3]> {
+    let gpus = bed.gpus().await?;
+    let cluster = bed.cluster();
+    let [whole, mig, shared] = cluster.nodes() else {
+        anyhow::bail!("{} nodes", cluster.nodes().len());
+    };
+    let reads = |node: &Node| format!("--kubelet-config={}", node.kubelet_config().display());
+    gpus.serve(cluster, whole.name(), None, &[reads(whole)], &[(GPU, 8)]).await?;
+    let hardware = Hardware::install_in(mig, &gantry::machine_file("hgx-h100-mig"), "aligned")?;
+    let args = [reads(mig), "--mig-strategy=single".to_owned()];
+    gpus.serve(cluster, mig.name(), Some(&hardware), &args, &[(GPU, 56)]).await?;
+    let config = write_config(cluster, shared.name(), TWICE)?;
+    let args = [reads(shared), format!("--config-file={}", config.display())];
+    gpus.serve(cluster, shared.name(), None, &args, &[(GPU, 8)]).await?;
+    Ok([Served { node: whole, half: 4 }, Served { node: mig, half: 28 }, Served { node: shared, half: 4 }])
+}
+
+/// Restarts the kubelets with a policy and a scope, which their running plugins find and publish.
+async fn align(
+    bed: &Bed,
+    served: &[Served<'_>],
+    policy: TopologyManagerPolicy,
+    scope: TopologyManagerScope,
+) -> Result<()> {
+    let fields = [("topologyManagerPolicy", policy.as_str()), ("topologyManagerScope", scope_name(scope))];
+    let restarts = served.iter().map(|served| served.node.reconfigure_kubelet(&fields));
+    futures::future::try_join_all(restarts).await?;
+    bed.cluster().wait_until_ready().await?;
+    let gpus = bed.gpus().await?;
+    let published: Api<GpuNode> = Api::all(bed.client());
+    for Served { node, half } in served {
+        gpus.counts(bed.cluster(), node.name(), &[(GPU, 2 * half)]).await?;
+        until(format!("{} published by {}", policy.as_str(), node.name()), pods::RUN_LIMIT, async || {
+            let kubelet = published.get(node.name()).await.map_err(|error| error.to_string())?.spec.kubelet;
+            match &kubelet {
+                Some(known) if known.policy == policy && known.scope == scope => Ok(()),
+                other => Err(format!("{other:?}")),
+            }
+        })
+        .await?;
+    }
+    Ok(())
+}
+
+async fn restore_kubelets(bed: &Bed) -> Result<()> {
+    let fields = [
+        ("topologyManagerPolicy", TopologyManagerPolicy::None.as_str()),
+        ("topologyManagerScope", scope_name(TopologyManagerScope::Container)),
+    ];
+    let nodes = bed.cluster().nodes().iter();
+    futures::future::try_join_all(nodes.map(|node| node.reconfigure_kubelet(&fields))).await?;
+    Ok(())
+}
+
+/// A container of more devices than a NUMA node has is not bound, and the reason names the policy.
+async fn larger_set_waits(bed: &Bed, api: &Api<Pod>, namespace: &str, served: &[Served<'_>]) -> Result<()> {
+    for Served { node, half } in served {
+        let name = format!("larger-{}", node.name());
+        let pod = chosen(&name, GPU, half + 1, node.name())?;
+        let text = refusal(bed, api, namespace, pod).await?;
+        let reason =
+            format!("(single-numa-node) would refuse {} devices: {half} + {half} are free", half + 1);
+        ensure!(text.contains(&reason), "{text}");
+        api.delete(&name, &DeleteParams::default()).await?;
+    }
+    Ok(())
+}
+
+impl Served<'_> {
+    /// Runs so many pods on the node, some at a time, and checks that kubelet admitted each.
+    async fn wave(
+        &self,
+        api: &Api<Pod>,
+        pods: usize,
+        (policy, scope): (TopologyManagerPolicy, TopologyManagerScope),
+        mut random: StdRng,
+    ) -> Result<()> {
+        let of_node = ListParams::default().labels(&format!("node={}", self.node.name()));
+        let alive = async || -> Result<usize, String> {
+            let all = api.list(&of_node).await.map_err(|error| error.to_string())?;
+            Ok(all.iter().filter(|pod| !matches!(pods::phase(pod), "Succeeded" | "Failed")).count())
+        };
+        for number in 0..pods {
+            let sizes = self.sizes(&mut random, policy, scope);
+            let tenths = random.random_range(1..15);
+            let pod = self.pod(number, &sizes, f64::from(tenths) / 10.0)?;
+            until("fewer pods at once", END_LIMIT, async || match alive().await? {
+                some if some < AT_ONCE => Ok(()),
+                some => Err(format!("{some} on {}", self.node.name())),
+            })
+            .await?;
+            api.create(&PostParams::default(), &pod).await?;
+        }
+        until(format!("pods of {} ended", self.node.name()), END_LIMIT, async || match alive().await? {
+            0 => Ok(()),
+            some => Err(format!("{some} are there")),
+        })
+        .await?;
+        let all = api.list(&of_node).await?.items;
+        ensure!(all.len() == pods, "{} of {pods} pods are there", all.len());
+        for pod in &all {
+            let name = pod.metadata.name.as_deref().unwrap_or_default();
+            let said = pods::said(pod);
+            let is_admitted = pods::phase(pod) == "Succeeded" && !said.contains(REFUSED);
+            ensure!(is_admitted, "{name}: {said}; pods of the node:\n{}", story(&all));
+            ensure!(pods::granted(pod).is_ok(), "{name} ran without a grant");
+        }
+        Ok(())
+    }
+
+    /// Devices of one or two containers: as many as the policy can admit on an empty node.
+    fn sizes(
+        &self,
+        random: &mut StdRng,
+        policy: TopologyManagerPolicy,
+        scope: TopologyManagerScope,
+    ) -> Vec<usize> {
+        let most = if policy == TopologyManagerPolicy::SingleNumaNode { self.half } else { 2 * self.half };
+        let first = random.random_range(1..=most);
+        let left = match scope {
+            TopologyManagerScope::Container => most.min(2 * self.half - first),
+            TopologyManagerScope::Pod => most - first,
+        };
+        match left {
+            0 => vec![first],
+            left if random.random_ratio(1, 3) => vec![first, random.random_range(1..=left)],
+            _ => vec![first],
+        }
+    }
+
+    /// A pod of the node with a container for each size, which ends by itself.
+    fn pod(&self, number: usize, sizes: &[usize], seconds: f64) -> Result<Pod> {
+        let mut pod = chosen(&format!("{}-{number}", self.node.name()), GPU, 0, self.node.name())?;
+        pod.metadata.labels = Some([("node".to_owned(), self.node.name().to_owned())].into());
+        let spec = pod.spec.as_mut().context("a pod has a spec")?;
+        spec.restart_policy = Some("Never".to_owned());
+        let first = spec.containers.pop().context("a pod has a container")?;
+        for (place, size) in sizes.iter().enumerate() {
+            let mut container = first.clone();
+            container.name = format!("c{place}");
+            container.command = Some(vec!["sleep".to_owned(), seconds.to_string()]);
+            let limits = [(GPU.to_owned(), serde_json::from_value(size.to_string().into())?)];
+            container.resources.get_or_insert_default().limits = Some(limits.into());
+            spec.containers.push(container);
+        }
+        Ok(pod)
+    }
+}
+
+/// The pods by the time of their start, with what each asked for and was granted.
+fn story(pods: &[Pod]) -> String {
+    let mut lines: Vec<String> = pods
+        .iter()
+        .map(|pod| {
+            let status = pod.status.as_ref();
+            let start = status.and_then(|status| status.start_time.as_ref()).map(|time| time.0.to_string());
+            let containers = pod.spec.iter().flat_map(|spec| &spec.containers);
+            let limits = containers.filter_map(|container| container.resources.as_ref()?.limits.clone());
+            let sizes: Vec<String> = limits.filter_map(|limits| Some(limits.get(GPU)?.0.clone())).collect();
+            let name = pod.metadata.name.as_deref().unwrap_or_default();
+            let granted = pods::granted(pod).unwrap_or_default();
+            format!("{} {name} {sizes:?} {} {granted:?}", start.unwrap_or_default(), pods::phase(pod))
+        })
+        .collect();
+    lines.sort();
+    lines.join("\n")
+}
+
+fn scope_name(scope: TopologyManagerScope) -> &'static str {
+    match scope {
+        TopologyManagerScope::Container => "container",
+        TopologyManagerScope::Pod => "pod",
+    }
 }
