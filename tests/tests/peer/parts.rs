@@ -102,14 +102,16 @@ async fn an_xid_of_one_mig_device_is_its_own(subject: Plugin) -> Result<()> {
     Ok(())
 }
 
-/// To NVIDIA's each MIG device is a bucket of its own, so it breaks whole GPUs at random.
+/// To NVIDIA's each MIG device is a bucket of its own, so it breaks whole GPUs at random: it is asked once for each GPU.
 async fn mig_devices_are_taken_where_others_are_in_use(subject: Plugin) -> Result<()> {
     let run = running_on(&subject, cut(0..8)?, &told(Mig::Single)).await?;
-    let begun = slices(&run.node, 5)?;
-    let mut offered: Vec<String> = run.served.list().await?.into_keys().collect();
-    offered.retain(|id| *id != begun[0]);
-    let chosen = run.served.prefer(&offered, &[], 1).await?;
-    ensure!(begun.contains(&chosen[0]), "{chosen:?} is not of {begun:?}");
+    for gpu in 0..8 {
+        let begun = slices(&run.node, gpu)?;
+        let mut offered: Vec<String> = run.served.list().await?.into_keys().collect();
+        offered.retain(|id| *id != begun[0]);
+        let chosen = run.served.prefer(&offered, &[], 1).await?;
+        ensure!(begun.contains(&chosen[0]), "{chosen:?} is not of {begun:?}");
+    }
     Ok(())
 }
 
