@@ -110,6 +110,8 @@ pub(crate) fn all() -> Vec<Scenario> {
         placement::unschedulable_request_reports_gpu_reason.core(),
         placement::device_nodes_reach_container_by_spec_and_cdi.core(),
         shapes::containers_share_the_grant_of_their_pod.core(),
+        // Before scenarios that leave faults of GPUs behind, for which alerts fire.
+        monitoring::prometheus_records_and_alerts,
         bypass::pod_with_node_name_avoids_reserved_devices.core(),
         churn::three_hundred_pods_start_and_end,
         failures::force_deleted_pod_keeps_devices_until_exit.core(),
@@ -132,7 +134,6 @@ pub(crate) fn all() -> Vec<Scenario> {
         node_changes::xid_is_reported_everywhere_until_lifted.core(),
         node_changes::quarantine_survives_plugin_without_api_server,
         mig_layouts::layout_follows_label_and_spares_held_gpus,
-        monitoring::prometheus_records_and_alerts,
         operate::cordoned_gpu_is_withheld_until_uncordoned.core(),
         operate::drain_evicts_holders_and_their_gangs_only,
         device_lists::devices_reach_container_by_every_strategy.core(),
