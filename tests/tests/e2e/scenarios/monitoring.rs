@@ -69,8 +69,8 @@ async fn recorded_and_alerted(bed: &Bed) -> Result<()> {
         if !is_without {
             until(format!("a value of {record}"), GANG_LIMIT, async || {
                 let values = query(control, &record).await?;
-                let is_number = !values.is_empty() && values.iter().all(|value| value.is_finite());
-                if is_number { Ok(()) } else { Err(format!("{values:?}")) }
+                // A quantile of nothing, such as of a verb that was not called, is no number.
+                if values.iter().any(|value| value.is_finite()) { Ok(()) } else { Err(format!("{values:?}")) }
             })
             .await?;
         }
