@@ -32,6 +32,7 @@ pub(super) async fn requests_get_best_node_and_set(bed: &Bed) -> Result<()> {
 
 /// The Event, the annotation and `gantry explain` of one pod agree, and name a node that lost.
 pub(super) async fn bound_pod_shows_why_it_is_there(bed: &Bed) -> Result<()> {
+    bed.gpus().await?;
     let api = bed.namespace("e2e-why").await?;
     let pod = pods::run(&api, &pods::sleeper("why", 2)?).await?;
     let node = pods::node(&pod).to_owned();
