@@ -17,6 +17,7 @@ use kube::{Api, Client};
 use serde_json::json;
 use sim::Sim;
 use support::door::Door;
+use support::probes::a_moment;
 use support::{Node, own_address, soon};
 use tokio_util::sync::CancellationToken;
 
@@ -83,17 +84,7 @@ impl Scene {
     }
 
     async fn account(&self, what: &str, holds: impl Fn(&GpuNodeStatus) -> bool) -> GpuNodeStatus {
-        let api = Api::<GpuNode>::all(self.client.clone());
-        let wait = async {
-            loop {
-                let node = api.get_opt(NODE).await.unwrap();
-                if let Some(status) = node.and_then(|node| node.status).filter(|status| holds(status)) {
-                    return status;
-                }
-                a_moment().await;
-            }
-        };
-        soon(what, wait).await
+        support::gpu_node_status(&self.client, NODE, what, holds).await
     }
 
     async fn condition(&self, status: &str) -> NodeCondition {
@@ -152,10 +143,6 @@ impl Drop for Scene {
     fn drop(&mut self) {
         self.stop.cancel();
     }
-}
-
-async fn a_moment() {
-    tokio::time::sleep(std::time::Duration::from_millis(10)).await;
 }
 
 fn unhealthy(status: &GpuNodeStatus) -> Vec<(&str, &str)> {

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use gantry_api::{GpuNode, GpuNodeStatus, names};
+use gantry_api::{GpuNodeStatus, names};
 use gantry_plugin::WatchdogTiming;
 use gantry_sim_cluster::api::{ApiOptions, ApiServer};
 use k8s_openapi::api::core::v1::Node as KubeNode;
@@ -122,17 +122,7 @@ impl Scene {
     }
 
     async fn status(&self, what: &str, holds: impl Fn(&GpuNodeStatus) -> bool) -> GpuNodeStatus {
-        let api = Api::<GpuNode>::all(self.client.clone());
-        let wait = async {
-            loop {
-                let node = api.get_opt(NODE).await.unwrap();
-                if let Some(status) = node.and_then(|node| node.status).filter(|status| holds(status)) {
-                    return status;
-                }
-                tokio::time::sleep(Duration::from_millis(20)).await;
-            }
-        };
-        soon(what, wait).await
+        support::gpu_node_status(&self.client, NODE, what, holds).await
     }
 }
 

@@ -166,7 +166,11 @@ impl<'nvml> Device<'nvml> {
         Ok(instances)
     }
 
-    fn instance_of(&self, handle: sys::nvmlGpuInstance_t) -> Result<GpuInstance<'nvml>, NvmlError> {
+    /// The GPU instance of a handle that NVML returned for this GPU.
+    pub(super) fn instance_of(
+        &self,
+        handle: sys::nvmlGpuInstance_t,
+    ) -> Result<GpuInstance<'nvml>, NvmlError> {
         let (name, function) = symbol!(self.nvml, nvmlGpuInstanceGetInfo)?;
         let mut info = sys::nvmlGpuInstanceInfo_t {
             device: std::ptr::null_mut(),

@@ -82,23 +82,14 @@ impl<'nvml> Device<'nvml> {
     pub fn gpu_instance(&self, id: u32) -> Result<InstanceInfo, NvmlError> {
         // Raw: nvml-wrapper has no GPU instances.
         let (name, function) = symbol!(self.nvml, nvmlDeviceGetGpuInstanceById)?;
-        let _call = self.nvml.trace.begin(name, Some(self.index));
-        let mut instance = std::ptr::null_mut();
-        // SAFETY: the handle came from the NVML that `self` borrows; the out-pointer is a local of the declared type.
-        check(name, Some(self.index), unsafe { function(self.handle, id, &raw mut instance) })?;
-        let (name, function) = symbol!(self.nvml, nvmlGpuInstanceGetInfo)?;
-        let mut info = sys::nvmlGpuInstanceInfo_t {
-            device: std::ptr::null_mut(),
-            id: 0,
-            profileId: 0,
-            placement: sys::nvmlGpuInstancePlacement_t { start: 0, size: 0 },
-        };
-        // SAFETY: the instance came from the call above; the out-pointer is a local of the declared type.
-        check(name, Some(self.index), unsafe { function(instance, &raw mut info) })?;
-        Ok(InstanceInfo {
-            profile: info.profileId,
-            placement: Placement { start: info.placement.start, size: info.placement.size },
-        })
+        let mut handle = std::ptr::null_mut();
+        {
+            let _call = self.nvml.trace.begin(name, Some(self.index));
+            // SAFETY: the handle came from the NVML that `self` borrows; the out-pointer is a local of the declared type.
+            check(name, Some(self.index), unsafe { function(self.handle, id, &raw mut handle) })?;
+        }
+        let instance = self.instance_of(handle)?;
+        Ok(InstanceInfo { profile: instance.profile, placement: instance.placement })
     }
 
     /// NVML's profile numbers (`NVML_GPU_INSTANCE_PROFILE_*`, the same on every product) by profile id. Numbers

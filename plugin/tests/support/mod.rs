@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicU16, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use gantry_api::{DeviceHealth, DeviceId};
+use gantry_api::{DeviceHealth, DeviceId, GpuNode, GpuNodeStatus};
 use gantry_config::{ApiRate, ConfigArgs, Overrides};
 use gantry_plugin::Args;
 use gantry_plugin::health::{FabricCheck, XidList};
@@ -51,6 +51,26 @@ pub async fn soon<T>(what: &str, future: impl Future<Output = T>) -> T {
         Ok(value) => value,
         Err(_) => panic!("waited {SOON:?} for {what}"),
     }
+}
+
+/// Awaits a status of the node's GpuNode for which `holds` is true.
+pub async fn gpu_node_status(
+    client: &kube::Client,
+    node: &str,
+    what: &str,
+    holds: impl Fn(&GpuNodeStatus) -> bool,
+) -> GpuNodeStatus {
+    let api = kube::Api::<GpuNode>::all(client.clone());
+    let wait = async {
+        loop {
+            let node = api.get_opt(node).await.unwrap();
+            if let Some(status) = node.and_then(|node| node.status).filter(|status| holds(status)) {
+                return status;
+            }
+            probes::a_moment().await;
+        }
+    };
+    soon(what, wait).await
 }
 
 pub struct FakeKubelet {
