@@ -177,6 +177,15 @@ async fn refused_step_is_undone() {
     node.controller.recut(0, &["3g.20gb@0=1c,2c", "3g.20gb@4"]).unwrap();
     let whole = all("2c.3g.20gb: 1, 1c.3g.20gb: 1, 3g.20gb: 1");
     assert_eq!(node.apply(&whole).await, LayoutOutcome::InPlace { changed: false }, "GPU 0 has it");
+    // Nothing was changed, so the new layout is offered at the plugin's own next reading only.
+    let read = async {
+        while node.devices().is_none() {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(20), read)
+        .await
+        .expect("the MIG devices of GPU 0 were not read");
     let before = node.devices();
     // Each of seven instances is refused in turn.
     let create = "nvmlDeviceCreateGpuInstanceWithPlacement";
