@@ -55,6 +55,7 @@ reasons! {
     WaitingForTurn => "other gangs are planned first",
     InsufficientResources => "the free resources do not hold the gang",
     PluginNotReady => "the gang fits once the GPU plugins of some nodes serve",
+    NodesWithheld => "the gang fits once other programs release nodes that they mark",
     GpusReserved => "the gang would fit on devices that are idle and reserved for others",
     CannotFit => "no node, or no part of the cluster, can ever hold the gang",
     WaitingForTerminatingPods => "the gang fits once pods that are being deleted are gone",

@@ -365,8 +365,8 @@ fn lines(standing: &Standing, request: &Request) -> Vec<(usize, String)> {
     let Standing::Ours(class) = standing else {
         return Vec::new();
     };
-    if let Some(reason) = &class.not_ready {
-        return vec![(0, decide::plugin_not_ready(reason))];
+    if let Some(cause) = &class.withheld {
+        return vec![(0, cause.to_string())];
     }
     let asks = request.asks.iter();
     asks.filter_map(|ask| {

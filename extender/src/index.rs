@@ -19,6 +19,7 @@ mod inspection;
 mod least_set;
 mod list_tracker;
 mod managed_resources;
+mod marks;
 mod node;
 mod node_classes;
 mod node_resources_table;
@@ -42,7 +43,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use gantry_api::{NodeName, PodUid, ResourceName};
-use gantry_gang::protocol::{Now, Settings, Stage};
+use gantry_gang::protocol::{Now, Settings, Stage, Withheld};
 use gantry_gang::{Fabric, Levels, NodeFacts};
 
 pub use disruption_budgets::{Disruptions, PartialBudget};
@@ -54,6 +55,7 @@ pub use holds::HOLD;
 pub use idle::{IdleCause, IdleKey, IdleTotals, SET_SIZES};
 pub use inspection::{Bound, Lack, NodeReport, PodReport};
 pub use list_tracker::Source;
+pub use marks::mark;
 pub use node_table::Totals;
 pub use objects::{PartialGpuNode, SlimNode, advertised, described, inventory};
 pub use observation::{MAX_GANGS, NodeObservation, ObservedNodes, PodObservation, Revisions};
@@ -413,6 +415,21 @@ impl Index {
         }
     }
 
+    /// The marks of other programs on a Node were observed: what the program does, if it marks the node.
+    pub fn node_marked(&mut self, name: &NodeName, mark: Option<Arc<str>>) {
+        let node = self.nodes.number(name);
+        let text = mark.clone();
+        if self.nodes.set_mark(node, mark) {
+            match text {
+                Some(mark) => tracing::info!(node = %name, "{}", Withheld::ByMark(mark)),
+                None => tracing::info!(node = %name, "no other program marks the node any more"),
+            }
+            if self.nodes.has_inventory(node) {
+                self.gangs.reshaped();
+            }
+        }
+    }
+
     /// The labels, taints and capacity of a node were observed.
     pub fn node_described(&mut self, facts: Arc<NodeFacts>) {
         let node = self.nodes.number(&NodeName::from(&*facts.name));
@@ -432,6 +449,7 @@ impl Index {
     pub fn node_deleted(&mut self, name: &str) {
         if let Some(node) = self.nodes.find(name) {
             self.nodes.set_advertised(node, None);
+            self.nodes.set_mark(node, None);
             self.describe(node, None);
             self.forget_resources();
         }

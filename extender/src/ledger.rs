@@ -73,7 +73,6 @@ impl Ledger {
     ///    loser is taken to hold as many other devices, the best that are free: the ones that the plugin would choose
     ///    for it.
     /// 4. The same applies to a pod without a valid grant. So every live pod counts for as many devices as it asks for.
-    /// 5. While the plugin does not serve, nothing is free.
     pub(crate) fn settle(
         node: &NodeName,
         inventory: &Inventory,
@@ -103,12 +102,14 @@ impl Ledger {
                 &mut ledger.pods,
                 &mut ledger.faults,
             );
-            if inventory.not_ready.is_some() {
-                ledger.pools[index].free = DeviceSet::EMPTY;
-            }
         }
         ledger.faults.sort_unstable();
         ledger
+    }
+
+    /// Makes nothing free: new pods get no device of the node.
+    pub(crate) fn withhold(&mut self) {
+        self.pools.iter_mut().for_each(|pool| pool.free = DeviceSet::EMPTY);
     }
 }
 

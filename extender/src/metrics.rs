@@ -236,6 +236,7 @@ pub struct Metrics {
     pub coalesced_changes: Counter,
     devices: Family<State, Gauge>,
     nodes: Family<State, Gauge>,
+    marked_nodes: Gauge,
     pods: Gauge,
     faults: Family<Fault, Counter>,
     object_bytes: Family<Namespace, Gauge>,
@@ -291,6 +292,7 @@ impl Metrics {
             coalesced_changes: Counter::default(),
             devices: Family::default(),
             nodes: Family::default(),
+            marked_nodes: Gauge::default(),
             pods: Gauge::default(),
             faults: Family::default(),
             object_bytes: Family::default(),
@@ -337,6 +339,11 @@ impl Metrics {
             metrics.free_sets.clone(),
         );
         registry.register("nodes", "Nodes by state", metrics.nodes.clone());
+        registry.register(
+            "marked_nodes",
+            "Nodes with a Gantry plugin whose GPUs are withheld by marks of other programs",
+            metrics.marked_nodes.clone(),
+        );
         registry.register("pods", "Pods that ask for managed resources", metrics.pods.clone());
         registry.register(
             "grant_faults",
@@ -608,6 +615,7 @@ impl Metrics {
         set(&self.devices, "leaving", totals.leaving);
         set(&self.devices, "unhealthy", totals.unhealthy);
         set(&self.nodes, "ours", totals.nodes);
+        self.marked_nodes.set(signed(totals.marked as u64));
         set(&self.nodes, "foreign", totals.foreign);
         self.pods.set(signed(pods as u64));
     }

@@ -52,7 +52,7 @@ enum WatchEvent {
     PodRefused(PodUid),
     /// A pod of which nothing can be read: it stays as it is known.
     PodAsBefore(PodUid),
-    Node(NodeName, Vec<(ResourceName, u32)>, Arc<NodeFacts>),
+    Node(NodeName, Vec<(ResourceName, u32)>, Arc<NodeFacts>, Option<Arc<str>>),
     NodeGone(String),
     GpuNode(NodeName, Box<Inventory>),
     GpuNodeGone(String),
@@ -76,9 +76,10 @@ impl WatchEvent {
             Self::PodGone(Seen::OtherPod(pod)) => index.other_pod_gone(&pod.uid),
             Self::PodRefused(uid) => index.pod_deleted(now, &uid, None),
             Self::PodAsBefore(uid) => index.pod_unread(&uid),
-            Self::Node(name, advertised, facts) => {
+            Self::Node(name, advertised, facts, mark) => {
                 index.node_applied(&name, advertised);
                 index.node_described(facts);
+                index.node_marked(&name, mark);
             }
             Self::NodeGone(name) => index.node_deleted(&name),
             Self::GpuNode(name, inventory) => index.inventory_applied(&name, *inventory),
@@ -205,7 +206,8 @@ impl Watches {
                 return Some(WatchEvent::NodeGone(name));
             }
             let facts = index::described(&wanted, &node.object, &mut words);
-            Some(WatchEvent::Node(name.into(), index::advertised(&wanted, &node.object), Arc::new(facts)))
+            let (advertised, mark) = (index::advertised(&wanted, &node.object), index::mark(&node.object));
+            Some(WatchEvent::Node(name.into(), advertised, Arc::new(facts), mark))
         }));
         let (wanted, kinds, memory) = (watched.clone(), Arc::clone(kinds), Arc::clone(store.memory()));
         let gpu_nodes = Api::<PartialGpuNode>::all(health.observing(client, Source::GpuNodes));

@@ -115,7 +115,7 @@ impl Cluster {
                     advertised: Some(8),
                     alignment: None,
                 }],
-                not_ready: None,
+                withheld: None,
                 models: Arc::default(),
                 cost: 0,
                 scores: ScoreCache::default(),

@@ -246,7 +246,7 @@ impl Cluster {
                     advertised: None,
                     alignment: None,
                 }],
-                not_ready: None,
+                withheld: None,
                 models: Arc::default(),
                 cost: 0,
                 scores: ScoreCache::default(),

@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use gantry_api::{NodeName, PodUid, ResourceName};
 use gantry_gang::GangKey;
+use gantry_gang::protocol::Withheld;
 use gantry_topology::Purpose;
 
 use crate::decide::{Policy, Score};
@@ -133,8 +134,8 @@ pub struct Class {
     pub kind: Arc<Kind>,
     /// The managed resources it serves.
     pub pools: Vec<Pool>,
-    /// Why the plugin does not serve, if it does not. Then nothing is free.
-    pub not_ready: Option<Arc<str>>,
+    /// Why new pods get no device, if they get none. Then nothing is free.
+    pub withheld: Option<Withheld>,
     /// The models of its GPUs, by index.
     pub models: Arc<[Arc<str>]>,
     /// What such a node costs, for pods that ask for economy; less is cheaper.

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::fmt;
 
 use gantry_api::{DeviceId, NodeName, Placement, PodUid, Reason, ResourceName};
+use gantry_gang::protocol::Withheld;
 use gantry_gang::{GangKey, Misfit, Resources};
 use serde::Serialize;
 
@@ -95,7 +96,9 @@ pub enum Lack {
     /// Affinity or anti-affinity to pods, or host ports.
     PodAffinity,
     /// The plugin does not serve.
-    PluginNotReady { reason: String },
+    PluginNotReady { reason: Arc<str> },
+    /// Another program marks the node.
+    Withheld { mark: Arc<str> },
     /// The node does not serve the resource.
     NotServed { resource: ResourceName },
     /// A container asks for more than kubelet gives to one.
@@ -127,7 +130,8 @@ impl From<NodeRefusal> for Lack {
     fn from(refusal: NodeRefusal) -> Self {
         let text = refusal.of_one_node();
         match refusal {
-            NodeRefusal::NotReady(reason) => Self::PluginNotReady { reason },
+            NodeRefusal::Withheld(Withheld::ByPlugin(reason)) => Self::PluginNotReady { reason },
+            NodeRefusal::Withheld(Withheld::ByMark(mark)) => Self::Withheld { mark },
             NodeRefusal::NotServed(resource) => Self::NotServed { resource },
             NodeRefusal::TooMany { .. } => Self::TooMany { text },
             NodeRefusal::Short(counts) => {
@@ -150,7 +154,8 @@ impl fmt::Display for Lack {
             Self::PodAffinity => {
                 f.write_str("affinity or anti-affinity to other pods, or host ports rule it out")
             }
-            Self::PluginNotReady { reason } => f.write_str(&decide::plugin_not_ready(reason)),
+            Self::PluginNotReady { reason } => Withheld::ByPlugin(Arc::clone(reason)).fmt(f),
+            Self::Withheld { mark } => Withheld::ByMark(Arc::clone(mark)).fmt(f),
             Self::NotServed { resource } => write!(f, "does not serve {resource}"),
             Self::TooMany { text }
             | Self::Devices { text, .. }

@@ -11,6 +11,7 @@ use super::pod_store::PodStore;
 use super::reservations::Target;
 use crate::ledger::{Devices, Fault, Ledger, PoolLedger};
 use crate::pod::PodFacts;
+use gantry_gang::protocol::Withheld;
 use gantry_planner::devices::DeviceSet;
 use gantry_planner::inventory::{self, Held, Inventory};
 use gantry_planner::snapshot::{Class, Pool, ScoreCache, Standing};
@@ -23,6 +24,8 @@ pub(super) struct Node {
     advertised: Option<Vec<(ResourceName, u32)>>,
     /// What the plugin publishes; `None` without a GpuNode object.
     inventory: Option<Arc<Inventory>>,
+    /// What another program does with the node, by its mark on the Node object.
+    mark: Option<Arc<str>>,
     occupancy: Occupancy,
     ledger: Arc<Ledger>,
     /// Of the last change, in the count of the table.
@@ -49,6 +52,7 @@ impl Node {
             name,
             advertised: None,
             inventory: None,
+            mark: None,
             occupancy: Occupancy::default(),
             ledger: Arc::default(),
             revision: 0,
@@ -104,6 +108,15 @@ impl Node {
         std::mem::replace(&mut self.inventory, inventory.map(Arc::new))
     }
 
+    /// What another program does with the node, by its mark on the Node object.
+    pub(super) fn mark(&self) -> Option<&Arc<str>> {
+        self.mark.as_ref()
+    }
+
+    pub(super) fn set_mark(&mut self, mark: Option<Arc<str>>) {
+        self.mark = mark;
+    }
+
     pub(super) fn occupancy(&self) -> &Occupancy {
         &self.occupancy
     }
@@ -139,6 +152,12 @@ impl Node {
         self.inventory.as_ref()?.not_ready.as_ref()
     }
 
+    /// Why new pods get no device of it, if they get none.
+    pub(super) fn withheld(&self) -> Option<Withheld> {
+        let by_plugin = self.not_ready().cloned().map(Withheld::ByPlugin);
+        by_plugin.or_else(|| self.mark.clone().map(Withheld::ByMark))
+    }
+
     /// Whether nothing is known of the node any more.
     pub(super) fn is_gone(&self) -> bool {
         self.advertised.is_none() && self.inventory.is_none() && self.occupancy.is_empty()
@@ -154,7 +173,11 @@ impl Node {
                 live.sort_by(|a, b| a.order(b));
                 let reserved = self.occupancy.reserved();
                 let leaving: Vec<&Devices> = self.occupancy.quarantined().collect();
-                Ledger::settle(&self.name, inventory, &live, &reserved, &leaving)
+                let mut ledger = Ledger::settle(&self.name, inventory, &live, &reserved, &leaving);
+                if self.withheld().is_some() {
+                    ledger.withhold();
+                }
+                ledger
             }
             None => Ledger::default(),
         };
@@ -232,6 +255,7 @@ impl Node {
         held: &[DeviceSet],
         canonical: impl Fn(&inventory::Pool, DeviceSet) -> DeviceSet,
     ) -> Class {
+        let withheld = self.withheld();
         let pools = self.pools().enumerate().map(|(index, (pool, ledger))| {
             let mut open = ledger.free.clone();
             if let Some(held) = held.get(index) {
@@ -255,7 +279,7 @@ impl Node {
                 faults: pool.faults.clone(),
                 leaving: leaving.len(),
                 reserved: reserved.len(),
-                unserved: if inventory.not_ready.is_some() { idle.len() } else { 0 },
+                unserved: if withheld.is_some() { idle.len() } else { 0 },
                 advertised: self.advertises(&pool.resource),
                 alignment: pool.alignment.clone(),
             }
@@ -263,7 +287,7 @@ impl Node {
         Class {
             kind: Arc::clone(&inventory.kind),
             pools: pools.collect(),
-            not_ready: inventory.not_ready.clone(),
+            withheld: withheld.clone(),
             models: Arc::clone(&inventory.models),
             cost: inventory.cost,
             scores: ScoreCache::default(),

@@ -177,6 +177,17 @@ impl NodeTable {
         true
     }
 
+    /// Another program marks a node, or marks it no longer. False if nothing changed.
+    pub(super) fn set_mark(&mut self, node: NodeIx, mark: Option<Arc<str>>) -> bool {
+        let Some(known) = self.nodes.get_mut(node.0 as usize).filter(|known| known.mark() != mark.as_ref())
+        else {
+            return false;
+        };
+        known.set_mark(mark);
+        self.mark(node);
+        true
+    }
+
     /// A GpuNode object shows an inventory; `None` if there is no GpuNode object. `None` if nothing changed.
     pub(super) fn set_inventory(
         &mut self,
@@ -345,6 +356,8 @@ impl NodeTable {
 pub struct Totals {
     /// Nodes with an inventory.
     pub nodes: usize,
+    /// Those of them that other programs mark.
+    pub marked: usize,
     /// Nodes without one.
     pub foreign: usize,
     /// Free and healthy devices.
@@ -366,6 +379,7 @@ impl Totals {
             return;
         }
         self.nodes += 1;
+        self.marked += usize::from(node.mark().is_some());
         for (pool, ledger) in node.pools() {
             self.free += ledger.free.len();
             self.held += ledger.held.len();

@@ -218,6 +218,21 @@ struct SlimTaint {
 #[serde(default)]
 pub struct SlimNodeStatus {
     allocatable: BTreeMap<String, String>,
+    conditions: Vec<SlimCondition>,
+}
+
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default)]
+struct SlimCondition {
+    r#type: String,
+    status: String,
+}
+
+impl SlimNode {
+    /// Whether a condition of its status is `True`.
+    pub(super) fn has_condition(&self, name: &str) -> bool {
+        self.status.conditions.iter().any(|known| known.r#type == name && known.status == "True")
+    }
 }
 
 impl kube::Resource for SlimNode {

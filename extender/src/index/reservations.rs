@@ -8,6 +8,7 @@ use std::time::Instant;
 
 use gantry_api::placement::Compared;
 use gantry_api::{Grant, GrantError, NodeName, Placement, PodUid};
+use gantry_gang::protocol::Withheld;
 
 use super::holds::Holds;
 use super::node::Node;
@@ -212,7 +213,7 @@ impl Reservations {
     ) -> Result<Option<Reserved>, BindError> {
         let entry = nodes.get(node).ok_or_else(|| BindError::no_such_node(target))?;
         if let Some(reason) = entry.not_ready() {
-            return Err(BindError::not_free(target, decide::plugin_not_ready(reason)));
+            return Err(BindError::not_free(target, Withheld::ByPlugin(Arc::clone(reason)).to_string()));
         }
         Self::still_granted(entry, target)?;
         let occupancy = nodes.occupancy_mut(node);

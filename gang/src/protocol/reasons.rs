@@ -276,8 +276,8 @@ pub struct Shortage {
     pub skew: Option<SkewLimit>,
     /// Even the largest node has too few devices for one member.
     pub largest: Option<LargestNode>,
-    /// They would fit if the GPU plugins of these nodes served.
-    pub not_ready: Option<NotReady>,
+    /// They would fit if these nodes gave out their devices.
+    pub withheld: Option<WithheldNodes>,
     /// They would fit on devices that are idle and reserved for others.
     pub reserved: Option<Reserved>,
     /// They would not fit on an empty cluster.
@@ -338,11 +338,30 @@ pub struct LargestNode {
     pub healthy: usize,
 }
 
-/// Nodes with a GPU plugin that does not serve.
+/// Why new pods get no device of a node.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Withheld {
+    /// The plugin does not serve, or cannot read the truth: the reason of its condition. Kubelet would refuse a pod for
+    /// good.
+    ByPlugin(Arc<str>),
+    /// Another program marks the node: what it does, and the mark.
+    ByMark(Arc<str>),
+}
+
+impl fmt::Display for Withheld {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::ByPlugin(reason) => write!(f, "GPU plugin is not ready: {reason}"),
+            Self::ByMark(text) => write!(f, "GPUs are withheld: {text}"),
+        }
+    }
+}
+
+/// Nodes that give out no device.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct NotReady {
-    /// The most frequent reason of their plugins.
-    pub reason: Arc<str>,
+pub struct WithheldNodes {
+    /// The most frequent cause.
+    pub cause: Withheld,
     pub nodes: usize,
 }
 
@@ -527,7 +546,10 @@ impl Shortage {
     fn reason(&self) -> Reason {
         match self {
             Self { hopeless: true, .. } => Reason::CannotFit,
-            Self { not_ready: Some(_), .. } => Reason::PluginNotReady,
+            Self { withheld: Some(nodes), .. } => match nodes.cause {
+                Withheld::ByPlugin(_) => Reason::PluginNotReady,
+                Withheld::ByMark(_) => Reason::NodesWithheld,
+            },
             Self { reserved: Some(_), .. } => Reason::GpusReserved,
             _ => Reason::InsufficientResources,
         }
@@ -549,10 +571,15 @@ impl Shortage {
 
     fn stable(&self) -> String {
         let mut text = self.part.as_ref().map_or_else(|| self.request(), |role| self.part_request(role));
-        if let Some(not_ready) = &self.not_ready {
-            let reason = &not_ready.reason;
-            text = format!("the GPU plugin is not ready on nodes that would hold the gang: {reason}; {text}");
-        }
+        text = match self.withheld.as_ref().map(|nodes| &nodes.cause) {
+            Some(Withheld::ByPlugin(reason)) => {
+                format!("the GPU plugin is not ready on nodes that would hold the gang: {reason}; {text}")
+            }
+            Some(Withheld::ByMark(mark)) => {
+                format!("GPUs of nodes that would hold the gang are withheld: {mark}; {text}")
+            }
+            None => text,
+        };
         match &self.within {
             Within::Cluster => {}
             Within::OneOf(level) => text.push_str(&format!(" within one {level}")),
@@ -612,7 +639,7 @@ impl Shortage {
         let verb = are(narrow(*free));
         let idle = if *reserved > 0 { format!(", {reserved} idle and reserved") } else { String::new() };
         let mut text = format!("{free} {verb} free{place}{idle} and {fits}");
-        if let Some(NotReady { nodes, .. }) = &self.not_ready {
+        if let Some(WithheldNodes { nodes, .. }) = &self.withheld {
             let nodes_are = if *nodes == 1 { "1 node serves" } else { &format!("{nodes} nodes serve") };
             text.push_str(&format!("; {nodes_are} no device"));
             return Some(text);

@@ -4,6 +4,7 @@
 use std::fmt;
 
 use gantry_api::{ResourceName, names};
+use gantry_gang::protocol::Withheld;
 use gantry_topology::LinkClass;
 
 use super::{Candidates, ForeignNodes, Options};
@@ -144,8 +145,8 @@ fn judge_standing(standing: &Standing, options: Options, request: &Request) -> R
 
 /// Whether a node of a class fits a pod, or why not.
 pub fn judge(class: &Class, request: &Request) -> Result<(), NodeRefusal> {
-    if let Some(reason) = &class.not_ready {
-        return Err(NodeRefusal::NotReady(reason.to_string()));
+    if let Some(cause) = &class.withheld {
+        return Err(NodeRefusal::Withheld(cause.clone()));
     }
     for ask in &request.asks {
         let Some((index, pool)) = class.pool(ask.resource.as_str()) else {
@@ -264,8 +265,8 @@ const NAMED: usize = 4;
 /// Why a node with an inventory does not fit a pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum NodeRefusal {
-    /// Its plugin does not serve: the reason of its condition.
-    NotReady(String),
+    /// It gives out no device.
+    Withheld(Withheld),
     /// It does not serve the resource at all.
     NotServed(ResourceName),
     /// A container asks for more than kubelet gives to one.
@@ -286,7 +287,7 @@ impl NodeRefusal {
     /// A text that follows kube-scheduler's count: "2 node(s) with 3 of 8 GPUs free, 4 asked".
     fn of_nodes(&self) -> String {
         match self {
-            Self::NotReady(reason) => format!("node(s) whose {}", plugin_not_ready(reason)),
+            Self::Withheld(cause) => format!("node(s) whose {cause}"),
             Self::NotServed(resource) => format!("node(s) without {resource}"),
             Self::TooMany { .. } => format!("node(s) where {}", self.of_one_node()),
             Self::Short(counts) => format!("node(s) with {counts}"),
@@ -297,7 +298,7 @@ impl NodeRefusal {
     /// A text that follows the name of one node.
     pub fn of_one_node(&self) -> String {
         match self {
-            Self::NotReady(reason) => plugin_not_ready(reason),
+            Self::Withheld(cause) => cause.to_string(),
             Self::NotServed(resource) => format!("does not serve {resource}"),
             Self::TooMany { resource, max, container, asked } => {
                 format!("{resource} gives a container {max} at most, container {container} asks for {asked}")
@@ -306,11 +307,6 @@ impl NodeRefusal {
             Self::Unmet(words) => words.clone(),
         }
     }
-}
-
-/// The text for a plugin that does not serve.
-pub fn plugin_not_ready(reason: &str) -> String {
-    format!("GPU plugin is not ready: {reason}")
 }
 
 /// The text for a simulated node that is too small.

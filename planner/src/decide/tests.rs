@@ -36,7 +36,7 @@ fn class_of(kind: &Arc<Kind>, pool: Pool) -> Class {
     Class {
         kind: Arc::clone(kind),
         pools: vec![pool],
-        not_ready: None,
+        withheld: None,
         models: Arc::default(),
         cost: 0,
         scores: ScoreCache::default(),

@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use gantry_api::names;
 use gantry_gang::protocol::{
-    DeviceShortage, LargestNode, MemberGroup, MinDomains, NotReady, Obstacle, Obstacles, PlanRequest,
-    Refusal, Reserved, Shortage, SkewLimit, Within,
+    DeviceShortage, LargestNode, MemberGroup, MinDomains, Obstacle, Obstacles, PlanRequest, Refusal,
+    Reserved, Shortage, SkewLimit, Withheld, WithheldNodes, Within,
 };
 use serde::Serialize;
 
@@ -18,7 +18,7 @@ use super::pack::nodes_of;
 use super::scope::{Bounds, Place, Scope, places, scopes};
 use super::skew::Skew;
 use super::survey::{Counting, Survey, available};
-use crate::decide::{plugin_not_ready, too_many};
+use crate::decide::too_many;
 use crate::input::Shape;
 use crate::snapshot::{NodeIx, Standing};
 
@@ -396,10 +396,10 @@ fn shortage(views: &Views<'_, '_>, wanted: &PlanRequest, hopeless: bool) -> Shor
         }),
         obstacles: if skew.is_none() { obstacles(views, hopeless) } else { None },
         largest: if hopeless { largest(views, &views.demand.first(views.demand.must)) } else { None },
-        not_ready: if hopeless {
+        withheld: if hopeless {
             None
         } else {
-            not_ready(views, &counts).filter(|_| fits_if(Counting::Served))
+            withheld(views, &counts).filter(|_| fits_if(Counting::Served))
         },
         reserved: (!hopeless && survey.has_reserved() && fits_if(Counting::Unreserved))
             .then(Reserved::default),
@@ -430,20 +430,20 @@ fn largest(views: &Views<'_, '_>, counts: &Counts) -> Option<LargestNode> {
     })
 }
 
-/// The nodes that members may go to and that serve nothing, by the most frequent reason.
-fn not_ready(views: &Views<'_, '_>, counts: &Counts) -> Option<NotReady> {
+/// The nodes that members may go to and that give out nothing, by the most frequent cause.
+fn withheld(views: &Views<'_, '_>, counts: &Counts) -> Option<WithheldNodes> {
     let survey = views.now;
-    let mut reasons: BTreeMap<&Arc<str>, usize> = BTreeMap::new();
+    let mut causes: BTreeMap<&Withheld, usize> = BTreeMap::new();
     for (number, _) in (0u32..).zip(&survey.input.snapshot.nodes) {
         let node = NodeIx(number);
-        let reason = survey.class(node).and_then(|class| class.not_ready.as_ref());
-        if let Some(reason) = reason.filter(|_| survey.admits(node, counts)) {
-            *reasons.entry(reason).or_default() += 1;
+        let cause = survey.class(node).and_then(|class| class.withheld.as_ref());
+        if let Some(cause) = cause.filter(|_| survey.admits(node, counts)) {
+            *causes.entry(cause).or_default() += 1;
         }
     }
-    let nodes = reasons.values().sum();
-    let (reason, _) = reasons.into_iter().max_by(|a, b| a.1.cmp(&b.1).then_with(|| b.0.cmp(a.0)))?;
-    Some(NotReady { reason: Arc::clone(reason), nodes })
+    let nodes = causes.values().sum();
+    let (cause, _) = causes.into_iter().max_by(|a, b| a.1.cmp(&b.1).then_with(|| b.0.cmp(a.0)))?;
+    Some(WithheldNodes { cause: cause.clone(), nodes })
 }
 
 /// The spread constraint without which the gang would fit, and what of it fails.
@@ -494,8 +494,8 @@ fn reason(views: &Views<'_, '_>, node: NodeIx, slot: usize) -> Option<String> {
     let Standing::Ours(class) = survey.input.snapshot.standing(node) else {
         return None;
     };
-    if let Some(reason) = &class.not_ready {
-        return Some(plugin_not_ready(reason));
+    if let Some(cause) = &class.withheld {
+        return Some(cause.to_string());
     }
     let room = survey.input.rooms.get(node.0 as usize);
     let Some(facts) = room.and_then(|room| room.facts.as_ref()) else {
@@ -614,7 +614,7 @@ fn room(survey: &Survey<'_>, node: NodeIx, slot: usize) -> u32 {
         let devices = pool.map_or(0, |pool| available(pool, survey.counting));
         devices.checked_div(ask.devices as usize).unwrap_or(0)
     });
-    let least = of_each.min().filter(|_| class.not_ready.is_none());
+    let least = of_each.min().filter(|_| class.withheld.is_none());
     u32::try_from(least.unwrap_or(0)).unwrap_or(u32::MAX)
 }
 

@@ -298,7 +298,7 @@ fn free_on_nodes(input: &PlanInput<'_>, sizes: &BTreeSet<usize>) -> HashMap<(usi
     let mut found: HashMap<(usize, NicSet), usize> = HashMap::new();
     for (class, nodes) in input.snapshot.classes.iter().zip(nodes_of_class) {
         let Standing::Ours(class) = &**class else { continue };
-        if nodes == 0 || class.not_ready.is_some() {
+        if nodes == 0 || class.withheld.is_some() {
             continue;
         }
         for gpus in sizes {

@@ -370,7 +370,7 @@ impl Survey<'_> {
 
 fn of_class(class: &Class, shape: &Shape, counting: Counting) -> OfClass {
     let mut of = OfClass::default();
-    if !matches!(counting, Counting::Empty | Counting::Served) && class.not_ready.is_some() {
+    if !matches!(counting, Counting::Empty | Counting::Served) && class.withheld.is_some() {
         return of;
     }
     let mut members = u32::MAX;

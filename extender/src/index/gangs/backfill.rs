@@ -135,7 +135,7 @@ impl Index {
     fn keeps_well(&self) -> bool {
         self.gangs.backfill.kept.as_ref().is_some_and(|kept| {
             kept.nodes()
-                .all(|node| matches!(self.published.standing(node), Standing::Ours(class) if class.not_ready.is_none()))
+                .all(|node| matches!(self.published.standing(node), Standing::Ours(class) if class.withheld.is_none()))
         })
     }
 

@@ -106,7 +106,7 @@ impl Index {
                     entry.lost_places(|place| self.asked_of(place), |place, uid| self.may_hold(place, uid))
                 }
             };
-            let (name, serves) = (entry.name().clone(), entry.not_ready().is_none());
+            let (name, serves) = (entry.name().clone(), entry.withheld().is_none());
             if serves {
                 self.gangs.troubled.remove(&node);
             } else {

@@ -217,7 +217,7 @@ proptest! {
                 _ if is_ruled_out => prop_assert!(false, "{:?}", found),
                 Some(Lack::PluginNotReady { reason }) => {
                     prop_assert!(!node.serves);
-                    prop_assert_eq!(reason, "NotRegistered");
+                    prop_assert_eq!(&**reason, "NotRegistered");
                 }
                 Some(Lack::Devices { free: stated, reserved, asked, .. }) => {
                     prop_assert_eq!((*stated, *reserved, *asked), (free as usize, 0, gpus));

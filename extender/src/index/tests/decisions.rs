@@ -70,6 +70,22 @@ fn node_without_a_ready_plugin_is_refused_with_its_reason() {
     assert_eq!(refused, ["n: node(s) whose GPU plugin is not ready: NotRegistered"]);
 }
 
+/// The GPU operator upgrades the driver, for instance.
+#[test]
+fn marked_node_is_refused_until_mark_ends() {
+    let cluster = cluster(&[("n", &bridged(), "0-7")]);
+    let marked = |mark: Option<&str>| {
+        cluster.store.update(|index| index.node_marked(&"n".into(), mark.map(Into::into)));
+        filtered(&cluster, Options::default(), &request(2), &["n"])
+    };
+    let (passed, refused) = marked(Some("the driver is upgraded"));
+    assert!(passed.is_empty());
+    assert_eq!(refused, ["n: node(s) whose GPUs are withheld: the driver is upgraded"]);
+    assert_eq!(cluster.store.read(|index| index.totals().1.marked), 1);
+    let (passed, refused) = marked(None);
+    assert_eq!((passed, refused), (vec!["n".to_owned()], vec![]));
+}
+
 /// The annotation counts before the plugin has read it, and for a plugin that is down.
 #[test]
 fn cordoned_gpu_is_not_chosen() {

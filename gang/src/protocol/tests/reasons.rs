@@ -8,9 +8,9 @@ use gantry_api::MAX_MESSAGE;
 use super::world::{key, pod_group};
 use crate::needs::Misfit;
 use crate::protocol::reasons::{
-    Cause, DeviceShortage, Failure, Holder, LargestNode, MemberGroup, MinDomains, NoRepair, NotReady,
-    Obstacle, Obstacles, RailShortage, Refusal, Reserved, Rest, Shortage, SkewLimit, Uncounted, Validity,
-    WaitReason, Within, restart_note,
+    Cause, DeviceShortage, Failure, Holder, LargestNode, MemberGroup, MinDomains, NoRepair, Obstacle,
+    Obstacles, RailShortage, Refusal, Reserved, Rest, Shortage, SkewLimit, Uncounted, Validity, WaitReason,
+    Withheld, WithheldNodes, Within, restart_note,
 };
 use crate::resources::InsufficientResource;
 use crate::terms::Fault;
@@ -56,6 +56,10 @@ fn largest(devices: usize, healthy: usize) -> Shortage {
     Shortage { hopeless: true, fits: 0, empty: 0, largest, ..shortage() }
 }
 
+fn withheld(cause: Withheld) -> Shortage {
+    Shortage { withheld: Some(WithheldNodes { cause, nodes: 2 }), ..shortage() }
+}
+
 fn reserved(holders: &[(&str, usize, Option<i64>)]) -> Shortage {
     let holder = |(gang, devices, until): &(&str, usize, Option<i64>)| Holder {
         gang: text(gang),
@@ -96,7 +100,8 @@ fn shortages() -> Vec<Shortage> {
         Shortage { part: Some(text("big")), members: vec![group(1, 9)], must: 1, ..largest(8, 7) },
         Shortage { part: Some(text("")), members: vec![group(2, 9)], must: 2, ..largest(16, 8) },
         Shortage { part: Some(text("big")), members: vec![group(2, 8)], must: 2, fits: 1, ..shortage() },
-        Shortage { not_ready: Some(NotReady { reason: text("NotRegistered"), nodes: 2 }), ..shortage() },
+        withheld(Withheld::ByPlugin(text("NotRegistered"))),
+        withheld(Withheld::ByMark(text("the driver is upgraded (label a/b)"))),
         reserved(&[]),
         reserved(&[("ml/first", 6, Some(1_800_000_000))]),
         reserved(&[("ml/first", 6, None), ("ml/second", 2, None), ("ml/third", 1, None)]),

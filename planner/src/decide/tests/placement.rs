@@ -35,7 +35,7 @@ fn class(machine: &Machine, model: &str, free: &str) -> Class {
             advertised: None,
             alignment: None,
         }],
-        not_ready: None,
+        withheld: None,
         models: vec![model.into(); kind.gpus()].into(),
         cost: kind.total_megabytes(),
         kind,

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use gantry_api::Reason;
-use gantry_gang::protocol::{PlanRequest, Refusal, ShapeId, Shortage};
+use gantry_gang::protocol::{PlanRequest, Refusal, ShapeId, Shortage, Withheld};
 use gantry_gang::{Needs, Resources, Taint, TaintEffect};
 use proptest::prelude::*;
 
@@ -128,7 +128,7 @@ impl Case {
                 (pool.free, pool.open) = (there.clone(), there);
                 (pool.reserved, pool.unhealthy) = (reserved, unhealthy);
                 pool.unserved = if node.serves { 0 } else { free };
-                class.not_ready = (!node.serves).then(|| "NotRegistered".into());
+                class.withheld = (!node.serves).then(|| Withheld::ByPlugin("NotRegistered".into()));
             });
             world.room(&name, |facts, left| {
                 facts.labels.insert("pool".into(), node.pool.to_string().into());
@@ -316,7 +316,7 @@ fn judge(case: &Case, refused: &Refusal) -> Result<(), TestCaseError> {
         prop_assert!(subject.roles.iter().all(|role| role.least == 0 || role.gpus as usize <= most));
     }
     if !shortage.hopeless {
-        prop_assert_eq!(shortage.not_ready.is_some(), subject.fits(View::Served), "not ready");
+        prop_assert_eq!(shortage.withheld.is_some(), subject.fits(View::Served), "not ready");
         prop_assert_eq!(shortage.reserved.is_some(), subject.fits(View::Unreserved), "reserved");
     }
     let devices = shortage.devices.as_ref().unwrap();
@@ -326,7 +326,7 @@ fn judge(case: &Case, refused: &Refusal) -> Result<(), TestCaseError> {
     }
     let expected = match shortage {
         _ if shortage.hopeless => Reason::CannotFit,
-        _ if shortage.not_ready.is_some() => Reason::PluginNotReady,
+        _ if shortage.withheld.is_some() => Reason::PluginNotReady,
         _ if shortage.reserved.is_some() => Reason::GpusReserved,
         _ => Reason::InsufficientResources,
     };

@@ -88,7 +88,7 @@ impl World {
                 advertised: None,
                 alignment: None,
             }],
-            not_ready: None,
+            withheld: None,
             models: Arc::default(),
             cost: 0,
             scores: ScoreCache::default(),

@@ -1,4 +1,5 @@
-//! One GPU at a time, by the commands of an operator: cordon, drain and uncordon under the real kubelet.
+//! One GPU at a time, by the commands of an operator: cordon, drain and uncordon under the real kubelet. And nodes that
+//! other programs mark.
 
 use std::collections::BTreeMap;
 
@@ -138,4 +139,39 @@ pub(super) async fn drain_evicts_holders_and_their_gangs_only(bed: &Bed) -> Resu
     succeeds(bed, &["uncordon", "gpu", gpu]).await?;
     let all = uuids(bed, node).await?.len();
     gpus.counts(bed.cluster(), node, &[(GPU_RESOURCE, all)]).await
+}
+
+/// What NVIDIA's GPU operator does to a node: it marks it, empties it, replaces the driver, which stops the plugin, and
+/// takes the mark away.
+pub(super) async fn node_in_driver_upgrade_gets_no_pods(bed: &Bed) -> Result<()> {
+    let gpus = bed.gpus().await?;
+    let cluster = bed.cluster();
+    let namespace = "e2e-upgrade";
+    let api = bed.namespace(namespace).await?;
+    let node = cluster.nodes()[2].name();
+    let all = uuids(bed, node).await?.len();
+    let before = run_on(&api, "before", GPU_RESOURCE, 1, node).await?;
+    let label = "nvidia.com/gpu-driver-upgrade-state";
+    let state = async |state: &str| {
+        cluster.kubectl(&["label", "node", node, "--overwrite", &format!("{label}={state}")]).await
+    };
+    state("wait-for-jobs-required").await?;
+    let text = refusal(bed, &api, namespace, chosen("waits", GPU_RESOURCE, 1, node)?).await?;
+    ensure!(text.contains("GPUs are withheld: the driver is upgraded"), "{text}");
+    let explained = views::explained(bed, &["pod", "waits", "-n", namespace]).await?;
+    ensure!(explained.contains(label), "{explained}");
+    // What runs there is the operator's to end.
+    let now = api.get("before").await?;
+    ensure!(now.metadata.uid == before.metadata.uid && pods::phase(&now) == "Running");
+
+    state("pod-deletion-required").await?;
+    cluster.kubectl(&["delete", "pod", "before", "-n", namespace, "--grace-period=1"]).await?;
+    state("pod-restart-required").await?;
+    cluster.node(node)?.restart(gantry::PLUGIN).await?;
+    gpus.counts(cluster, node, &[(GPU_RESOURCE, all)]).await?;
+    ensure!(pods::phase(&api.get("waits").await?) == "Pending", "bound during the upgrade");
+    state("upgrade-done").await?;
+    pods::running(&api, "waits").await?;
+    cluster.kubectl(&["label", "node", node, &format!("{label}-")]).await?;
+    Ok(())
 }

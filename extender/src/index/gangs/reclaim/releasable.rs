@@ -180,7 +180,7 @@ impl Index {
     /// The devices of a reservation that are free without it.
     fn free_without(&self, node: NodeIx, devices: &Devices) -> Devices {
         let entry = self.nodes.get(node);
-        let Some(entry) = entry.filter(|entry| entry.not_ready().is_none()) else {
+        let Some(entry) = entry.filter(|entry| entry.withheld().is_none()) else {
             return Devices::new();
         };
         let free = entry.pools().map(|(pool, ledger)| {

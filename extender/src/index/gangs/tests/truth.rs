@@ -1,6 +1,6 @@
 //! What gangs and pods are refused for, as facts: reserved devices, the members that are missing, the nodes that are ruled out.
 
-use gantry_gang::protocol::{Refusal, Shortage};
+use gantry_gang::protocol::{Refusal, Shortage, Withheld};
 
 use super::*;
 use crate::index::Lack;
@@ -89,8 +89,8 @@ fn plugin_that_does_not_serve_is_the_first_cause() {
     }
     create(&cluster, &members("a", 2, 8));
     assert_eq!(reason(&cluster, "a-0"), Reason::PluginNotReady);
-    let not_ready = shortage(&cluster, "a").not_ready.unwrap();
-    assert_eq!((&*not_ready.reason, not_ready.nodes), ("NotRegistered", 2));
+    let withheld = shortage(&cluster, "a").withheld.unwrap();
+    assert_eq!((withheld.cause, withheld.nodes), (Withheld::ByPlugin("NotRegistered".into()), 2));
     cluster.inventory(&gpu_node("m", &bridged()));
     cluster.inventory(&gpu_node("n", &bridged()));
     cluster.wait(2);
