@@ -134,6 +134,10 @@ pub struct GpuNodeStatus {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 1024))]
     pub faults: Vec<GpuFault>,
+    /// What else is wrong with GPUs now, by GPU and cause.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = Self::MAX_PROBLEMS))]
+    pub problems: Vec<GpuProblem>,
     /// Version of the plugin that wrote this.
     #[serde(default)]
     pub plugin_version: String,
@@ -146,6 +150,8 @@ pub struct GpuNodeStatus {
 impl GpuNodeStatus {
     /// Most deviations that are kept.
     pub const MAX_DEVIATIONS: usize = 16;
+    /// Most problems that are reported.
+    pub const MAX_PROBLEMS: usize = 512;
 }
 
 /// One line about a node's GPUs.
@@ -384,6 +390,43 @@ pub struct GpuFault {
     #[serde(default)]
     pub evidence: FaultEvidence,
 }
+
+/// A problem of a GPU that is not an Xid: it ends when NVML no longer reports it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct GpuProblem {
+    /// UUID of the GPU.
+    pub gpu: String,
+    /// One of [`PROBLEM_CAUSES`].
+    pub cause: String,
+    /// Whether devices of the GPU are unhealthy because of it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub unhealthy: bool,
+    /// Since when, also over restarts of the plugin.
+    pub since: Time,
+}
+
+/// Every cause of a problem of a GPU. Those that begin with `xid-` are the classes of [`GpuFault`]s.
+pub const PROBLEM_CAUSES: [&str; 18] = [
+    "xid-fatal",
+    "xid-resettable",
+    "xid-link",
+    "xid-mig-instance",
+    "ecc-uncorrected",
+    "memory-repair-pending",
+    "memory-repair-failed",
+    "nvlinks-down",
+    "fabric",
+    "compute-mode",
+    "query-failed",
+    "lost",
+    "recovery-action",
+    "nvml",
+    "driver",
+    "throttled-thermal",
+    "throttled-power-brake",
+    "throttled-hardware",
+];
 
 /// What was observed of a GPU since its fault.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]

@@ -24,8 +24,8 @@ pub use gang::{
 };
 pub use gpunode::{
     Deviation, DeviceHealth, DeviceStatus, FaultEvidence, GpuFault, GpuNode, GpuNodeSpec, GpuNodeStatus,
-    Holder, HolderState, KubeletTopology, Provenance, ResourceKind, ResourceStatus, SharingPolicy, Slice,
-    TopologyManagerPolicy, TopologyManagerScope,
+    GpuProblem, Holder, HolderState, KubeletTopology, Provenance, ResourceKind, ResourceStatus,
+    SharingPolicy, Slice, TopologyManagerPolicy, TopologyManagerScope,
 };
 pub use grant::{ContainerGrant, ContainerShare, Grant, GrantError};
 pub use ids::{DeviceId, NodeName, PodUid, ResourceName};

@@ -1,7 +1,7 @@
 //! Reads the status that an earlier run of this plugin published: its holders and faults must survive a restart. Other
 //! modules judge it.
 
-use gantry_api::{Cordons, GpuFault, GpuNode, Holder, NodeName};
+use gantry_api::{Cordons, GpuFault, GpuNode, GpuProblem, Holder, NodeName};
 use kube::api::{ApiResource, DynamicObject};
 use kube::{Api, Client};
 use serde::de::DeserializeOwned;
@@ -19,6 +19,7 @@ const STARTUP: Duration = Duration::from_secs(15);
 pub(super) struct PreviousStatus {
     pub(super) holders: Vec<Holder>,
     pub(super) faults: Vec<GpuFault>,
+    pub(super) problems: Vec<GpuProblem>,
     /// The GPUs that are cordoned by annotation.
     pub(super) cordons: Cordons,
 }
@@ -26,10 +27,11 @@ pub(super) struct PreviousStatus {
 impl PreviousStatus {
     /// Reads the entries that this version understands: an unknown entry, written by a later version or by hand, must
     /// not hide the others.
-    fn of(node: &DynamicObject) -> Self {
+    pub(super) fn of(node: &DynamicObject) -> Self {
         Self {
             holders: entries(&node.data["status"]["holders"], "holder"),
             faults: entries(&node.data["status"]["faults"], "fault"),
+            problems: entries(&node.data["status"]["problems"], "problem"),
             cordons: Cordons::of(node.metadata.annotations.as_ref()),
         }
     }

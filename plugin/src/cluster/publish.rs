@@ -6,7 +6,7 @@ use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 use std::time::Duration;
 
-use gantry_api::{GpuNode, GpuNodeSpec, GpuNodeStatus, KubeletTopology, NodeName, names};
+use gantry_api::{GpuNode, GpuNodeSpec, GpuNodeStatus, GpuProblem, KubeletTopology, NodeName, names};
 use gantry_runtime::chain;
 use gantry_topology::Machine;
 use jiff::Timestamp;
@@ -19,7 +19,8 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
-use super::{Cluster, RETRY, previous_status, status};
+use super::previous_status::{self, PreviousStatus};
+use super::{Cluster, RETRY, status};
 use crate::inventory::{Inventory, State};
 use crate::kubelet_config;
 use gantry_runtime::LogThrottle;
@@ -54,6 +55,8 @@ pub(super) struct Publisher {
     /// Throttles failures to read it.
     kubelet_log: LogThrottle,
     status: Option<GpuNodeStatus>,
+    /// Problems that an earlier run published; `None` before they were read.
+    earlier: Option<Vec<GpuProblem>>,
     /// Whether the object must be written even without changes.
     rewrite: bool,
     /// The Node as last read.
@@ -71,6 +74,7 @@ impl Publisher {
             kubelet: None,
             kubelet_log: LogThrottle::default(),
             status: None,
+            earlier: None,
             rewrite: false,
             owner: None,
         }
@@ -194,6 +198,9 @@ impl Publisher {
             let machine = self.published(&inventory).await?;
             self.write_machine(&machine).await?;
         }
+        if self.earlier.is_none() {
+            self.earlier = Some(self.earlier_problems().await?);
+        }
         let status = self.current(&inventory);
         if !self.knows_holders(&inventory) || self.status.as_ref() == Some(&status) {
             return Ok(());
@@ -221,13 +228,22 @@ impl Publisher {
         adopted && handover.is_synced() && (inventory.state != State::Ready || is_reconciled())
     }
 
+    /// The problems that an earlier run published. Without the right to read them they begin now.
+    async fn earlier_problems(&self) -> Result<Vec<GpuProblem>, kube::Error> {
+        match self.objects.get_opt(self.cluster.node.as_str()).await {
+            Ok(found) => Ok(found.map(|node| PreviousStatus::of(&node).problems).unwrap_or_default()),
+            Err(kube::Error::Api(answer)) if answer.code == 403 => Ok(Vec::new()),
+            Err(error) => Err(error),
+        }
+    }
+
     fn current(&self, inventory: &Inventory) -> GpuNodeStatus {
         status::status(
             (inventory, &self.cluster.offered.borrow().clone()),
             &self.cluster.handover,
             &self.cluster.diagnoses.now(),
             &self.cluster.observed.readiness(),
-            self.status.as_ref(),
+            (self.status.as_ref(), self.earlier.as_deref().unwrap_or_default()),
             Timestamp::now(),
         )
     }

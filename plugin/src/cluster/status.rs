@@ -1,20 +1,21 @@
 //! Builds the status of the `GpuNode` from inventory, hand-over and readiness. Pure.
 
 use std::borrow::Cow;
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::fmt::Write as _;
 use std::sync::Arc;
 
 use gantry_api::{
-    DeviceHealth, DeviceId, DeviceStatus, GpuNodeStatus, Holder, HolderState, ObjectMessage, Provenance,
-    Reason, ResourceKind, ResourceStatus, SharingPolicy, Slice, names,
+    DeviceHealth, DeviceId, DeviceStatus, GpuNodeStatus, GpuProblem, Holder, HolderState, ObjectMessage,
+    Provenance, Reason, ResourceKind, ResourceStatus, SharingPolicy, Slice, names,
 };
+use gantry_topology::Throttle;
 use gantry_topology::machine::models;
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 
 use crate::handover::SharedHandover;
-use crate::health::Extent;
+use crate::health::{Cause, Extent};
 use crate::inventory::{Device, Diagnosis, Inventory, State};
 use crate::observe::Readiness;
 use gantry_config::SharedDevices;
@@ -28,7 +29,7 @@ pub(super) fn status(
     handover: &SharedHandover,
     diagnosis: &Diagnosis,
     readiness: &Readiness,
-    before: Option<&GpuNodeStatus>,
+    (before, earlier): (Option<&GpuNodeStatus>, &[GpuProblem]),
     now: Timestamp,
 ) -> GpuNodeStatus {
     let (holders, deviations, deviations_total) = handover.status_snapshot();
@@ -60,9 +61,47 @@ pub(super) fn status(
         deviations,
         deviations_total,
         faults: diagnosis.faults.iter().map(|fault| fault.0.clone()).collect(),
+        problems: problems(inventory, diagnosis, before.map_or(earlier, |before| &before.problems), now),
         plugin_version: env!("CARGO_PKG_VERSION").to_owned(),
         conditions,
     }
+}
+
+/// What is wrong with the GPUs apart from Xids. `before` has those that were published last: a problem that lasts keeps
+/// its time, and none ends before the GPUs were read.
+fn problems(
+    inventory: &Inventory,
+    diagnosis: &Diagnosis,
+    before: &[GpuProblem],
+    now: Timestamp,
+) -> Vec<GpuProblem> {
+    if !(diagnosis.known && diagnosis.adopted) {
+        return before.to_vec();
+    }
+    let mut found: BTreeMap<(String, String), bool> = BTreeMap::new();
+    let troubles = diagnosis.troubles.iter().map(|trouble| (trouble, true));
+    for (trouble, unhealthy) in troubles.chain(diagnosis.notices.iter().map(|notice| (notice, false))) {
+        let Some(gpu) = trouble.gpu.uuid().filter(|_| !matches!(trouble.cause, Cause::Xid(_))) else {
+            continue;
+        };
+        *found.entry((gpu.to_string(), trouble.cause.to_string())).or_default() |= unhealthy;
+    }
+    for gpu in inventory.machine.gpus() {
+        if let (Some(uuid), Some(throttle)) = (&gpu.uuid, gpu.throttle) {
+            let cause = match throttle {
+                Throttle::Thermal => "throttled-thermal",
+                Throttle::PowerBrake => "throttled-power-brake",
+                Throttle::Hardware => "throttled-hardware",
+            };
+            found.entry((uuid.to_string(), cause.to_owned())).or_default();
+        }
+    }
+    let problem = |((gpu, cause), unhealthy): ((String, String), bool)| {
+        let known = before.iter().find(|known| known.gpu == gpu && known.cause == cause);
+        let since = known.map_or(Time(now), |known| known.since.clone());
+        GpuProblem { gpu, cause, unhealthy, since }
+    };
+    found.into_iter().take(GpuNodeStatus::MAX_PROBLEMS).map(problem).collect()
 }
 
 /// The health with its reason as long as a message of an object may be: an object has thousands of devices.

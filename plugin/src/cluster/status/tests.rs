@@ -173,3 +173,67 @@ fn largest_status_fits_into_etcd() {
     let bytes = serde_json::to_string(&status).unwrap().len();
     assert!(bytes < 3 << 19, "{bytes} bytes");
 }
+
+fn trouble(gpu: &str, cause: Cause) -> crate::health::Trouble {
+    let gpu = crate::health::GpuName::Uuid(gpu.parse().unwrap());
+    crate::health::Trouble { gpu, extent: Extent::Gpu, cause, reason: String::new() }
+}
+
+/// The time of a problem decides whether it is a new one, for remediation.
+#[test]
+fn problem_keeps_its_time_while_it_lasts() {
+    let mut machine = (*two_gpus()).clone().into_parts();
+    machine.gpus[1].throttle = Some(Throttle::Thermal);
+    let machine = Arc::new(Machine::new(machine).unwrap());
+    let inventory = Inventory { machine, ..Inventory::starting() };
+    let [early, late] = [1, 2].map(|second| Timestamp::from_second(second).unwrap());
+    let mut diagnosis = Diagnosis {
+        known: true,
+        adopted: true,
+        troubles: vec![
+            trouble("GPU-0", Cause::Lost),
+            trouble("GPU-0", Cause::Xid(crate::health::Class::Fatal)),
+        ],
+        notices: vec![trouble("GPU-1", Cause::LinksDown)],
+        ..Diagnosis::default()
+    };
+    let first = problems(&inventory, &diagnosis, &[], early);
+    let named: Vec<_> =
+        first.iter().map(|one| (one.gpu.as_str(), one.cause.as_str(), one.unhealthy)).collect();
+    // The Xid is among the faults.
+    assert_eq!(
+        named,
+        [("GPU-0", "lost", true), ("GPU-1", "nvlinks-down", false), ("GPU-1", "throttled-thermal", false)]
+    );
+    diagnosis.notices.clear();
+    diagnosis.troubles.push(trouble("GPU-1", Cause::Fabric));
+    let second = problems(&inventory, &diagnosis, &first, late);
+    let times: Vec<_> = second.iter().map(|one| (one.cause.as_str(), one.since.0)).collect();
+    assert_eq!(times, [("lost", early), ("fabric", late), ("throttled-thermal", early)]);
+    // A plugin that has just started knows nothing yet.
+    diagnosis.adopted = false;
+    assert_eq!(problems(&inventory, &diagnosis, &first, late), first);
+}
+
+#[test]
+fn every_cause_has_a_public_name() {
+    use crate::health::Class;
+    let classes = [Class::Fatal, Class::Resettable, Class::Link { reset: true }, Class::MigInstance];
+    let causes = [
+        Cause::Uncorrected,
+        Cause::RepairPending,
+        Cause::LinksDown,
+        Cause::Fabric,
+        Cause::ComputeMode,
+        Cause::QueryFailed,
+        Cause::Lost,
+        Cause::RecoveryAction,
+        Cause::RepairFailed,
+        Cause::Nvml,
+        Cause::Driver,
+    ];
+    for cause in classes.map(Cause::Xid).into_iter().chain(causes) {
+        let name = cause.to_string();
+        assert!(gantry_api::gpunode::PROBLEM_CAUSES.contains(&name.as_str()), "{name}");
+    }
+}
