@@ -123,6 +123,19 @@ pub const LIFT_QUARANTINE_ANNOTATION: &str = "gantry.dev/lift-quarantine";
 /// ([`Cordon`](crate::Cordon)). Devices of the GPU are not allocated while the annotation is there.
 pub const CORDON_ANNOTATION_PREFIX: &str = "gantry.dev/cordon-";
 
+/// Annotation on a `GpuNode`: what rules of remediation have counted and done to its GPUs, as JSON. The extender writes
+/// it; without it every fault that is there is acted on again.
+pub const REMEDIATION_ANNOTATION: &str = "gantry.dev/remediation";
+
+/// Key of the taint that a rule of remediation sets on a Node; the value is the name of the rule.
+pub const REMEDIATION_TAINT: &str = "gantry.dev/gpu-fault";
+
+/// Type of the condition of a Node that a rule of remediation sets.
+pub const REMEDIATION_CONDITION: &str = "GPUFault";
+
+/// Type of the condition of a Node by which a rule of remediation requests a reboot.
+pub const REBOOT_REQUESTED_CONDITION: &str = "GPURebootRequested";
+
 /// Type of the condition that the plugin writes into the status of its `GpuNode` while GPUs of it are cordoned.
 pub const GPUS_CORDONED_CONDITION: &str = "GPUsCordoned";
 

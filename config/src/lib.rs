@@ -14,11 +14,13 @@ pub mod mig_layouts;
 mod problem;
 mod read;
 pub mod reference;
+pub mod remediation;
 mod resolve;
 mod schema;
 pub mod settings;
 #[cfg(target_os = "linux")]
 pub mod source;
+mod strict;
 mod tree;
 pub mod value;
 
@@ -35,6 +37,7 @@ pub use args::{ApiRate, ConfigArgs, Leniency};
 pub use mig_layouts::{MigLayouts, NamedLayout};
 pub use problem::{Fault, Problem, Problems};
 pub use read::{Layer, Loaded, MIG_MANAGERS, Strictness, line_of, load};
+pub use remediation::{RemediationAction, RemediationLimits, RemediationRule, RemediationRules, Share};
 pub use schema::json_schema;
 pub use settings::{GfdOverrides, Overrides};
 pub use value::spelled;

@@ -7,8 +7,9 @@ use std::str::FromStr;
 use gantry_topology::machine::{MAX_GPUS, split_profile};
 use serde_json::Value;
 
-use crate::problem::{Fault, Problem, Problems, nearest};
-use crate::read::{MAX_PROBLEMS, MIG_MANAGERS, Strictness, at_most, first_document, tree};
+use crate::problem::{Fault, Problems, nearest};
+use crate::read::{MAX_PROBLEMS, MIG_MANAGERS};
+use crate::strict::{StrictReader, is_label_value, kind};
 use crate::tree::{Branch, Node};
 
 /// The version of the file.
@@ -71,28 +72,7 @@ impl MigLayouts {
     /// # Errors
     /// All problems of the file.
     pub fn read(source: &str, text: &str) -> Result<Self, Problems> {
-        let mut reader = Reader::default();
-        let (document, second) = first_document(text);
-        let layouts = match tree(document, Strictness::Strict) {
-            Ok(root) => reader.file(&root),
-            Err(problem) => {
-                reader.problems.push(problem);
-                BTreeMap::new()
-            }
-        };
-        if second.is_some() {
-            let fault =
-                Fault::Invalid("another YAML document begins here; the file is one document".to_owned());
-            reader.problems.push(Problem { line: second, at: String::new(), fault });
-        }
-        let mut list = reader.problems;
-        if list.is_empty() {
-            return Ok(Self(layouts));
-        }
-        list.sort();
-        list.dedup();
-        at_most(&mut list);
-        Err(Problems { source: source.to_owned(), list })
+        StrictReader::read(source, text, |reader, root| Self(Reader(reader).file(root)))
     }
 
     /// The layout of this name.
@@ -144,54 +124,19 @@ impl LayoutEntry {
     }
 }
 
-/// Collects the problems of a file.
-#[derive(Default)]
-struct Reader {
-    problems: Vec<Problem>,
-}
+/// Reads the layouts of a file.
+struct Reader<'r>(&'r mut StrictReader);
 
-impl Reader {
-    fn report(&mut self, node: &Node, fault: Fault) {
-        self.problems.push(Problem { line: node.line, at: node.at.clone(), fault });
-    }
-
-    fn invalid(&mut self, node: &Node, text: impl Into<String>) {
-        self.report(node, Fault::Invalid(text.into()));
-    }
-
-    /// The entries of a map. Keys that are not in `allowed` are reported, and so are missing ones of `required`.
-    fn keys<'n>(
-        &mut self,
-        node: &'n Node,
-        allowed: &[&str],
-        required: &[&str],
-    ) -> Option<BTreeMap<&'n str, &'n Node>> {
-        let Branch::Map(entries) = &node.branch else {
-            self.invalid(node, format!("is {}, and must be a map with {}", kind(node), allowed.join(", ")));
-            return None;
-        };
-        for (name, child) in entries.iter().filter(|(name, _)| !allowed.contains(&name.as_str())) {
-            let nearest = nearest(name, allowed.iter().copied());
-            let allowed = allowed.iter().map(|name| (*name).to_owned()).collect();
-            self.report(child, Fault::UnknownKey { belongs: Vec::new(), nearest, allowed });
-        }
-        let found: BTreeMap<&str, &Node> =
-            entries.iter().map(|(name, child)| (name.as_str(), child)).collect();
-        for name in required.iter().filter(|name| !found.contains_key(**name)) {
-            self.report(node, Fault::Missing((*name).to_owned()));
-        }
-        Some(found)
-    }
-
+impl Reader<'_> {
     fn file(&mut self, root: &Node) -> BTreeMap<String, NamedLayout> {
         let keys = ["version", MIG_MANAGERS];
-        let Some(found) = self.keys(root, &keys, &keys) else {
+        let Some(found) = self.0.keys(root, &keys, &keys) else {
             return BTreeMap::new();
         };
         if let Some(version) = found.get("version")
             && version.value() != VERSION
         {
-            self.invalid(
+            self.0.invalid(
                 version,
                 format!("{} is not a version that is read; write {VERSION}", version.value()),
             );
@@ -200,11 +145,11 @@ impl Reader {
             return BTreeMap::new();
         };
         let Branch::Map(layouts) = &configs.branch else {
-            self.invalid(configs, format!("is {}, and must be a map of layouts by name", kind(configs)));
+            self.0.invalid(configs, format!("is {}, and must be a map of layouts by name", kind(configs)));
             return BTreeMap::new();
         };
         if layouts.is_empty() {
-            self.invalid(configs, "is empty; name at least one layout");
+            self.0.invalid(configs, "is empty; name at least one layout");
         }
         layouts.iter().map(|(name, node)| (name.clone(), NamedLayout(self.layout(name, node)))).collect()
     }
@@ -212,17 +157,17 @@ impl Reader {
     fn layout(&mut self, name: &str, node: &Node) -> Vec<LayoutEntry> {
         if !is_label_value(name) {
             let text = "is no value of a label, by which a node chooses it: at most 63 letters, digits, -, _ and ., with a letter or digit at both ends";
-            self.invalid(node, text);
+            self.0.invalid(node, text);
         }
         let Branch::List(list) = &node.branch else {
-            self.invalid(
+            self.0.invalid(
                 node,
                 format!("is {}, and must be a list of entries with devices and mig-enabled", kind(node)),
             );
             return Vec::new();
         };
         if list.is_empty() {
-            self.invalid(node, "is empty; a layout has at least one entry");
+            self.0.invalid(node, "is empty; a layout has at least one entry");
         }
         let entries: Vec<(&Node, LayoutEntry)> =
             list.iter().filter_map(|node| Some((node, self.entry(node)?))).collect();
@@ -233,7 +178,7 @@ impl Reader {
                 .find(|(_, other)| other.meets(entry));
             if let Some((other, _)) = other {
                 let text = format!("selects GPUs that {} selects too, for another layout", other.at);
-                self.report(node, Fault::Contradiction(text));
+                self.0.report(node, Fault::Contradiction(text));
             }
         }
         entries.into_iter().map(|(_, entry)| entry).collect()
@@ -241,7 +186,7 @@ impl Reader {
 
     fn entry(&mut self, node: &Node) -> Option<LayoutEntry> {
         let keys = ["device-filter", "devices", "mig-enabled", "mig-devices"];
-        let found = self.keys(node, &keys, &["devices", "mig-enabled"])?;
+        let found = self.0.keys(node, &keys, &["devices", "mig-enabled"])?;
         let products = found.get("device-filter").map_or_else(BTreeSet::new, |node| self.products(node));
         let gpus = found.get("devices").and_then(|node| self.gpus(node));
         let enabled = found.get("mig-enabled")?;
@@ -249,17 +194,17 @@ impl Reader {
         let devices = match (&enabled.branch, devices) {
             (Branch::Leaf(Value::Bool(true)), Some((_, devices))) => Some(devices),
             (Branch::Leaf(Value::Bool(true)), None) => {
-                self.report(node, Fault::Missing("mig-devices".to_owned()));
+                self.0.report(node, Fault::Missing("mig-devices".to_owned()));
                 None
             }
             (Branch::Leaf(Value::Bool(false)), Some((devices, wanted))) if !wanted.is_empty() => {
                 let text = "names MIG devices, and mig-enabled is false; leave it out, or enable MIG";
-                self.report(devices, Fault::Contradiction(text.to_owned()));
+                self.0.report(devices, Fault::Contradiction(text.to_owned()));
                 None
             }
             (Branch::Leaf(Value::Bool(false)), _) => None,
             _ => {
-                self.invalid(enabled, format!("is {}, allowed is true or false", enabled.value()));
+                self.0.invalid(enabled, format!("is {}, allowed is true or false", enabled.value()));
                 None
             }
         };
@@ -273,7 +218,7 @@ impl Reader {
             _ => vec![node],
         };
         if nodes.is_empty() {
-            self.invalid(
+            self.0.invalid(
                 node,
                 "is an empty list, which selects no GPU; leave it out to select every product",
             );
@@ -283,9 +228,9 @@ impl Reader {
             match &node.branch {
                 Branch::Leaf(Value::String(text)) => match text.parse() {
                     Ok(id) => _ = ids.insert(id),
-                    Err(problem) => self.invalid(node, problem),
+                    Err(problem) => self.0.invalid(node, problem),
                 },
-                _ => self.invalid(
+                _ => self.0.invalid(
                     node,
                     format!("is {}, and must be a PCI id in quotes, such as \"0x20B010DE\"", kind(node)),
                 ),
@@ -307,7 +252,7 @@ impl Reader {
                     };
                     match index.filter(|index| usize::from(*index) < MAX_GPUS) {
                         Some(index) => _ = indices.insert(index),
-                        None => self.invalid(
+                        None => self.0.invalid(
                             node,
                             format!(
                                 "is {}, allowed are indices of GPUs from 0 to {}",
@@ -320,7 +265,7 @@ impl Reader {
                 Some(indices)
             }
             _ => {
-                self.invalid(node, format!("is {}, allowed is all or a list of GPU indices", node.value()));
+                self.0.invalid(node, format!("is {}, allowed is all or a list of GPU indices", node.value()));
                 None
             }
         }
@@ -329,7 +274,7 @@ impl Reader {
     /// Counts of MIG devices by profile.
     fn devices(&mut self, node: &Node) -> BTreeMap<String, u8> {
         let Branch::Map(entries) = &node.branch else {
-            self.invalid(
+            self.0.invalid(
                 node,
                 format!(
                     "is {}, and must be a map of counts by profile, such as {{\"1g.5gb\": 7}}",
@@ -341,7 +286,7 @@ impl Reader {
         let mut devices = BTreeMap::new();
         for (profile, node) in entries {
             if !is_profile(profile) {
-                self.invalid(node, format!("{profile:?} is no MIG profile; write one as nvidia-smi mig -lgip prints it, such as 1g.5gb, 1g.5gb+me or 1c.3g.20gb"));
+                self.0.invalid(node, format!("{profile:?} is no MIG profile; write one as nvidia-smi mig -lgip prints it, such as 1g.5gb, 1g.5gb+me or 1c.3g.20gb"));
             }
             let count = match &node.branch {
                 Branch::Leaf(value) => value.as_u64().and_then(|count| u8::try_from(count).ok()),
@@ -350,7 +295,7 @@ impl Reader {
             match count.filter(|count| *count <= MAX_COUNT) {
                 Some(0) => {}
                 Some(count) => _ = devices.insert(profile.clone(), count),
-                None => self.invalid(
+                None => self.0.invalid(
                     node,
                     format!("is {}, allowed are whole numbers from 0 to {MAX_COUNT}", node.value()),
                 ),
@@ -358,26 +303,6 @@ impl Reader {
         }
         devices
     }
-}
-
-/// What stands at a node, in a few words.
-fn kind(node: &Node) -> String {
-    match &node.branch {
-        Branch::Leaf(Value::Null) => "empty".to_owned(),
-        Branch::Leaf(value) => value.to_string(),
-        Branch::List(_) => "a list".to_owned(),
-        Branch::Map(_) => "a map".to_owned(),
-    }
-}
-
-/// Kubernetes' rule for the value of a label; not empty.
-fn is_label_value(text: &str) -> bool {
-    let is_end = |byte: Option<&u8>| byte.is_some_and(u8::is_ascii_alphanumeric);
-    let bytes = text.as_bytes();
-    text.len() <= 63
-        && bytes.iter().all(|byte| byte.is_ascii_alphanumeric() || b"-_.".contains(byte))
-        && is_end(bytes.first())
-        && is_end(bytes.last())
 }
 
 /// Whether the text has the form of a profile: `1g.5gb`, `1c.3g.20gb`, `1g.5gb+me`, `1g.24gb-me`.

@@ -233,7 +233,7 @@ impl From<SleepInterval> for String {
 
 /// The nanoseconds of a duration as Go writes it; `None` for a negative one, and for more than a `u64` holds (584 years). kube's own
 /// reader of Go durations panics on such texts.
-fn go_duration(text: &str) -> Option<u64> {
+pub(super) fn go_duration(text: &str) -> Option<u64> {
     let mut rest = text.strip_prefix('+').unwrap_or(text);
     let mut total = None;
     while !rest.is_empty() {

@@ -61,6 +61,11 @@ pub struct Args {
     #[arg(long = "page-host", env = "GANTRY_PAGE_HOSTS", value_name = "NAME", value_delimiter = ',', value_parser = object_name, requires = "page_listen")]
     pub page_hosts: Vec<String>,
 
+    /// File with rules of remediation: what is done about faults of GPUs (docs/how-to/remediation.md). It is read at the
+    /// start. Default: nothing is done.
+    #[arg(long, env = "GANTRY_REMEDIATION_RULES", value_name = "FILE")]
+    pub remediation_rules: Option<PathBuf>,
+
     /// Resources to manage, in addition to every resource of nvidia.com that a node's plugin publishes.
     /// kube-scheduler's configuration must list all of them under `managedResources`.
     #[arg(

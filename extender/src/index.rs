@@ -38,7 +38,7 @@ mod verbs;
 mod victim_search;
 mod volume_table;
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -467,6 +467,12 @@ impl Index {
         if let Some(node) = self.nodes.find(name) {
             self.set_inventory(node, None);
         }
+    }
+
+    /// The nodes that have a GpuNode.
+    pub(crate) fn nodes_with_inventory(&self) -> HashSet<NodeName> {
+        let with_inventory = self.nodes.iter().filter(|(_, node)| node.inventory().is_some());
+        with_inventory.map(|(_, node)| node.name().clone()).collect()
     }
 
     fn set_inventory(&mut self, node: NodeIx, inventory: Option<Inventory>) {

@@ -8,7 +8,8 @@
 //! ```
 //!
 //! Decisions are made in `gantry-planner`. Pure here: `watched`, `ledger`, `wire`. State without I/O: `index`. I/O:
-//! `watch`, `bind`, `explain`, `assigned`, `activate`, `server`, `page`, `tls`, `lease`, `announce`, `gang::objects`, `gang::work`.
+//! `watch`, `bind`, `explain`, `assigned`, `activate`, `server`, `page`, `tls`, `lease`, `announce`, `gang::objects`, `gang::work`,
+//! `remediation`, whose decisions are pure.
 #![forbid(unsafe_code)]
 
 pub(crate) mod activate;
@@ -18,10 +19,12 @@ pub(crate) mod assigned;
 pub mod bind;
 pub(crate) mod bounded;
 pub(crate) mod event;
+pub mod eviction;
 pub(crate) mod explain;
 #[cfg(test)]
 mod fixtures;
 pub mod gang;
+pub mod gpu_node;
 pub mod index;
 pub mod lease;
 pub(crate) mod ledger;
@@ -33,6 +36,7 @@ pub(crate) mod page;
 pub(crate) mod partial_object;
 pub mod pod;
 pub mod published;
+pub(crate) mod remediation;
 pub mod server;
 pub mod service;
 pub(crate) mod tls;
@@ -46,10 +50,12 @@ pub use published::PublishedSettings;
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
+use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::Context;
 use gantry_api::{ResourceName, names};
+use gantry_config::RemediationRules;
 use gantry_runtime::{policies, supervise};
 use kube::Client;
 use tokio::net::TcpListener;
@@ -64,6 +70,7 @@ use crate::lease::Leadership;
 use crate::metrics::Metrics;
 use crate::object_memory::ObjectMemory;
 use crate::page::Page;
+use crate::remediation::Remediation;
 use crate::server::{Bodies, Listeners, Server};
 use crate::service::Service;
 use crate::tls::Tls;
@@ -88,6 +95,7 @@ pub async fn run(args: Args, shutdown: CancellationToken) -> anyhow::Result<()> 
     let tls = tls(&args.tls)?;
     let run = run_id();
     let election = election(&args, &run)?;
+    let remediation = remediation(args.remediation_rules.as_deref())?;
     let client = gantry_runtime::connect(args.kubeconfig.as_deref(), SILENCE).await?;
     let listeners = Listeners {
         all: listen(args.listen)?,
@@ -122,6 +130,7 @@ pub async fn run(args: Args, shutdown: CancellationToken) -> anyhow::Result<()> 
         objects: Arc::default(),
         metrics: Arc::new(Metrics::new()),
         gates: args.gangs.gates,
+        remediation: remediation.clone(),
         announces: announces(&args.lease, address.port()),
     };
     let health = ApiHealth::new();
@@ -132,6 +141,7 @@ pub async fn run(args: Args, shutdown: CancellationToken) -> anyhow::Result<()> 
         objects: Arc::clone(&writers.objects),
         leadership: Arc::clone(&leadership),
         metrics: Arc::clone(&writers.metrics),
+        gpu_health: remediation.map(|remediation| remediation.health),
     };
     let watching = tokio::spawn(watch::run(client.clone(), watches, shutdown.clone()));
     let server = Server {
@@ -186,6 +196,20 @@ pub async fn run(args: Args, shutdown: CancellationToken) -> anyhow::Result<()> 
     tasks.spawn(writers.work(leadership, release.clone()));
     let serving = together(server.run(listeners, shutdown.clone()), watching, &shutdown);
     supervise::serve_with_tasks(serving, tasks, &shutdown, &release).await
+}
+
+/// The rules of remediation of a file; `None` without one.
+fn remediation(file: Option<&Path>) -> anyhow::Result<Option<Remediation>> {
+    let Some(file) = file else {
+        return Ok(None);
+    };
+    let name = file.display().to_string();
+    let text =
+        std::fs::read_to_string(file).with_context(|| format!("--remediation-rules: cannot read {name}"))?;
+    let rules = RemediationRules::read(&name, &text).context("--remediation-rules")?;
+    let real = rules.rules.iter().filter(|rule| !rule.dry_run).count();
+    tracing::info!(rules = rules.rules.len(), real, "rules of remediation are in effect");
+    Ok(Some(Remediation { rules: Arc::new(rules), health: Arc::default() }))
 }
 
 fn options(args: &Args) -> Options {

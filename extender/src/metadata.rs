@@ -15,12 +15,18 @@ pub(crate) const MIRROR_ANNOTATION: &str = "kubernetes.io/config.mirror";
 /// The annotation of volumes that a provisioner has made for a claim.
 pub(crate) const PROVISIONED_ANNOTATION: &str = "pv.kubernetes.io/provisioned-by";
 
-/// The grant, what marks static pods and gangs, and the cordons of GPUs.
+/// The grant, what marks static pods and gangs, the cordons of GPUs, and what rules of remediation did to them.
 struct Read;
 
 impl ReadsAnnotation for Read {
     fn reads(name: &str) -> bool {
-        [names::GRANT_ANNOTATION, MIRROR_ANNOTATION, PROVISIONED_ANNOTATION].contains(&name)
+        let whole = [
+            names::GRANT_ANNOTATION,
+            names::REMEDIATION_ANNOTATION,
+            MIRROR_ANNOTATION,
+            PROVISIONED_ANNOTATION,
+        ];
+        whole.contains(&name)
             || name.starts_with(names::CORDON_ANNOTATION_PREFIX)
             || integrations::reads(name)
             || placement::reads(name)

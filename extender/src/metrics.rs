@@ -87,6 +87,17 @@ struct Phase {
     phase: &'static str,
 }
 
+/// A step of a rule of remediation.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct RemediationStep {
+    /// The name of the rule.
+    pub rule: String,
+    /// `event`, `cordon`, `drain`, `taint`, `condition`, `reboot`, or `count` for a rate that is not reached.
+    pub action: &'static str,
+    /// `done`, `dry_run`, `held_back`, `withdrawn` or `failed`.
+    pub outcome: &'static str,
+}
+
 /// A request of the web page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct PageRequest {
@@ -237,6 +248,7 @@ pub struct Metrics {
     devices: Family<State, Gauge>,
     nodes: Family<State, Gauge>,
     marked_nodes: Gauge,
+    remediation_steps: Family<RemediationStep, Counter>,
     pods: Gauge,
     faults: Family<Fault, Counter>,
     object_bytes: Family<Namespace, Gauge>,
@@ -293,6 +305,7 @@ impl Metrics {
             devices: Family::default(),
             nodes: Family::default(),
             marked_nodes: Gauge::default(),
+            remediation_steps: Family::default(),
             pods: Gauge::default(),
             faults: Family::default(),
             object_bytes: Family::default(),
@@ -339,6 +352,11 @@ impl Metrics {
             metrics.free_sets.clone(),
         );
         registry.register("nodes", "Nodes by state", metrics.nodes.clone());
+        registry.register(
+            "remediation_actions",
+            "Actions of rules of remediation by outcome",
+            metrics.remediation_steps.clone(),
+        );
         registry.register(
             "marked_nodes",
             "Nodes with a Gantry plugin whose GPUs are withheld by marks of other programs",
@@ -460,6 +478,11 @@ impl Metrics {
             self.continuations.clone(),
         );
         registry.register("leader", "1 if this extender leads, 0 if it stands by", self.leader.clone());
+    }
+
+    /// Counts a step of a rule of remediation.
+    pub fn remediation_step(&self, step: &RemediationStep) {
+        self.remediation_steps.get_or_create(step).inc();
     }
 
     /// Records how many admission policies are missing.

@@ -98,6 +98,7 @@ pub async fn look(client: Client, terms: Terms, limit: Duration) -> anyhow::Resu
     let store = Arc::new(Store::new(index).with_memory(ObjectMemory::of_mib(OBJECT_MIB)));
     let shutdown = CancellationToken::new();
     let watches = Watches {
+        gpu_health: None,
         watched,
         store: Arc::clone(&store),
         health: ApiHealth::new(),

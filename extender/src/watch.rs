@@ -6,6 +6,7 @@ mod coalesced;
 mod steady;
 pub(crate) mod stream;
 
+use std::collections::HashSet;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -27,6 +28,7 @@ use crate::lease::Leadership;
 use crate::metrics::Metrics;
 use crate::object_memory::{About, Kind, ObjectMemory};
 use crate::pod::{Reader, Seen, SlimPod, Words};
+use crate::remediation::ClusterHealth;
 use crate::watch::stream::{Received, Streamed};
 use crate::watched::Watched;
 use gantry_gang::Fault;
@@ -111,6 +113,8 @@ pub struct Watches {
     pub leadership: Arc<Leadership>,
     /// Counts coalesced changes.
     pub metrics: Arc<Metrics>,
+    /// Where the health of GPUs is kept for rules of remediation, if there are any.
+    pub(crate) gpu_health: Option<Arc<ClusterHealth>>,
 }
 
 /// Watches until `shutdown`.
@@ -172,6 +176,10 @@ impl Watches {
                     event.apply(now, index);
                 }
             });
+            if let Some(health) = self.gpu_health.as_ref().filter(|_| listed) {
+                let gpu_nodes: HashSet<NodeName> = self.store.read(Index::nodes_with_inventory);
+                health.retain(&gpu_nodes);
+            }
             if listed {
                 kinds.lock().unwrap_or_else(PoisonError::into_inner).forget_unused();
             }
@@ -210,6 +218,7 @@ impl Watches {
             Some(WatchEvent::Node(name.into(), advertised, Arc::new(facts), mark))
         }));
         let (wanted, kinds, memory) = (watched.clone(), Arc::clone(kinds), Arc::clone(store.memory()));
+        let gpu_health = self.gpu_health.clone();
         let gpu_nodes = Api::<PartialGpuNode>::all(health.observing(client, Source::GpuNodes));
         let gpu_nodes =
             coalesced::coalesced(self.events(gpu_nodes, Kind::GpuNode), Arc::clone(&self.metrics));
@@ -218,12 +227,18 @@ impl Watches {
             let about = About::of(Kind::GpuNode, &node.object);
             if gone {
                 memory.release(Kind::GpuNode, &about.uid);
+                if let Some(health) = &gpu_health {
+                    health.forget(&name);
+                }
                 return Some(WatchEvent::GpuNodeGone(name));
             }
             let mut object = node.object;
             if memory.admit(&about, node.bytes).is_err() {
                 // Its GPUs are not given out, like those of a node that cannot be read.
                 (object.spec, object.status) = (serde_json::Value::Null, None);
+            }
+            if let Some(health) = &gpu_health {
+                health.observe(&name.as_str().into(), &object);
             }
             // The choice table of a new kind of machine is built here, outside the lock of the index.
             let mut kinds = kinds.lock().unwrap_or_else(PoisonError::into_inner);

@@ -13,6 +13,7 @@ use crate::gang::objects::Objects;
 use crate::index::Store;
 use crate::lease::Leadership;
 use crate::metrics::Metrics;
+use crate::remediation::{Remediation, Remediator};
 use crate::{activate, announce, bind, explain, gang, object_memory};
 
 /// What the tasks need.
@@ -29,6 +30,8 @@ pub(crate) struct Writers {
     pub(crate) metrics: Arc<Metrics>,
     /// Whether scheduling gates are removed.
     pub(crate) gates: bool,
+    /// The rules of remediation, if there are any.
+    pub(crate) remediation: Option<Remediation>,
     /// The Service that points to the leader, if any.
     pub(crate) announces: Option<announce::Settings>,
 }
@@ -60,12 +63,17 @@ impl Writers {
     }
 
     fn start(&self, until: &CancellationToken) -> JoinSet<()> {
-        let Self { client, binder, store, objects, metrics, gates, announces } = self;
+        let Self { client, binder, store, objects, metrics, gates, remediation, announces } = self;
         let (events, mailbox) = Events::new();
         let (orders, taken) = tokio::sync::mpsc::unbounded_channel();
         let mut writers = JoinSet::new();
         if let Some(settings) = announces {
             writers.spawn(announce::run(client.clone(), settings.clone(), until.clone()));
+        }
+        if let Some(remediation) = remediation {
+            let (store, metrics) = (Arc::clone(store), Arc::clone(metrics));
+            let remediator = Remediator::new(client.clone(), store, remediation.clone(), metrics);
+            writers.spawn(remediator.run(until.clone()));
         }
         writers.spawn(activate::run(client.clone(), Arc::clone(store), Arc::clone(metrics), until.clone()));
         writers.spawn(bind::deferred::run(

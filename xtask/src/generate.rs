@@ -20,7 +20,7 @@ const OF_THE_CHART: &str = "# Made by `cargo xtask generate` from charts/gantry.
 const KUBERNETES: &str = "1.37.1";
 
 /// Values of the chart, and the templates that are rendered with them as files of `manifests/`.
-const MANIFESTS: [(&str, &[&str]); 7] = [
+const MANIFESTS: [(&str, &[&str]); 8] = [
     (
         "scheduler.mode=existing,extender.preempt=true,extender.restart=true",
         &[
@@ -44,6 +44,7 @@ const MANIFESTS: [(&str, &[&str]); 7] = [
         &["extender-service.yaml", "extender-service-network.yaml"],
     ),
     ("scheduler.mode=existing,extender.gates=true", &["gates.yaml"]),
+    ("scheduler.mode=existing,extender.remediationRules=gantry-remediation", &["extender-remediation.yaml"]),
     ("scheduler.mode=own", &["scheduler.yaml"]),
     ("plugin.labels=node", &["labels-node.yaml"]),
     ("plugin.migLayouts=gantry-mig-layouts", &["mig-layouts.yaml"]),

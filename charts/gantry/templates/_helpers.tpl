@@ -55,6 +55,7 @@ gantry-plugin-config
 {{- if ne $extender.policy "" }}{{ $args = append $args (printf "--policy=%s" $extender.policy) }}{{ end -}}
 {{- if ne $extender.foreignNodes "" }}{{ $args = append $args (printf "--foreign-nodes=%s" $extender.foreignNodes) }}{{ end -}}
 {{- if $extender.gates }}{{ $args = append $args "--gates" }}{{ end -}}
+{{- if $extender.remediationRules }}{{ $args = append $args "--remediation-rules=/etc/gantry/remediation/rules.yaml" }}{{ end -}}
 {{- if $extender.page.enabled }}
 {{- $args = append $args (printf "--page-listen=%s" $extender.page.listen) -}}
 {{- with $extender.page.hosts }}{{ $args = append $args (printf "--page-host=%s" (join "," .)) }}{{ end -}}

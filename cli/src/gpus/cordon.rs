@@ -2,12 +2,13 @@
 
 use anyhow::{Context as _, anyhow};
 use gantry_api::{Cordon, Cordons, GpuNode};
+use gantry_extender::eviction::reported_holders;
+use gantry_extender::gpu_node::{self, Changes};
 use gantry_runtime::chain;
 use k8s_openapi::api::authentication::v1::SelfSubjectReview;
 use k8s_openapi::jiff::Timestamp;
-use kube::api::{Patch, PatchParams, PostParams};
+use kube::api::PostParams;
 use kube::{Api, Client};
-use serde_json::json;
 
 use super::TIMEOUT;
 use super::target::{self, Target};
@@ -16,9 +17,6 @@ use crate::cluster::ClusterArgs;
 use crate::map::list;
 use crate::runtime::print;
 use crate::visible::Visible;
-
-/// Writes that may be refused because the object changed meanwhile.
-const ATTEMPTS: usize = 10;
 
 /// Runs `gantry cordon`.
 ///
@@ -87,28 +85,14 @@ pub(super) async fn set(
     target: &Target,
     wanted: Option<&Cordon>,
 ) -> anyhow::Result<Option<Cordon>> {
-    let api = Api::<GpuNode>::all(client.clone());
-    let written = async {
-        let mut attempts = 0;
-        loop {
-            let found = api.get_metadata(&target.node).await?;
-            let known = Cordons::of(found.metadata.annotations.as_ref()).get(&target.uuid).cloned();
-            if known.is_some() == wanted.is_some() {
-                return Ok(known);
-            }
-            let patch = json!({"metadata": {
-                "resourceVersion": found.metadata.resource_version,
-                "annotations": {Cordon::annotation(&target.uuid): wanted.map(Cordon::written)},
-            }});
-            attempts += 1;
-            match api.patch_metadata(&target.node, &PatchParams::default(), &Patch::Merge(patch)).await {
-                Ok(_) => return Ok(known),
-                // The plugin writes its status into the same object.
-                Err(kube::Error::Api(answer)) if answer.code == 409 && attempts < ATTEMPTS => {}
-                Err(error) => return Err(error),
-            }
+    let written = gpu_node::annotate(client, &target.node, |annotations| {
+        let known = Cordons::of(Some(annotations)).get(&target.uuid).cloned();
+        let mut changes = Changes::new();
+        if known.is_some() != wanted.is_some() {
+            changes.insert(Cordon::annotation(&target.uuid), wanted.map(Cordon::written));
         }
-    };
+        (changes, known)
+    });
     let written = tokio::time::timeout(TIMEOUT, written).await;
     let written =
         written.with_context(|| format!("the API server does not respond within {} s", TIMEOUT.as_secs()))?;
@@ -128,7 +112,7 @@ pub(super) async fn set(
 /// The pods that hold a GPU, as the end of a sentence.
 fn held(nodes: &[GpuNode], target: &Target) -> String {
     let node = nodes.iter().find(|node| node.metadata.name.as_deref() == Some(&*target.node));
-    let pods = node.map(|node| super::holders(node, target.index)).unwrap_or_default();
+    let pods = node.map(|node| reported_holders(node, target.index)).unwrap_or_default();
     let names: Vec<String> = pods.into_iter().map(|(namespace, pod)| format!("{namespace}/{pod}")).collect();
     match names.len() {
         0 => String::new(),

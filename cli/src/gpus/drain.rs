@@ -1,25 +1,23 @@
 //! `gantry drain gpu`: cordons a GPU and evicts what holds it, until nothing does. Each pod is evicted by its UID; a gang
 //! goes as a whole, once disruption budgets allow all of its pods.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use anyhow::{Context as _, anyhow};
 use gantry_api::{Cordon, Cordons, GpuNode};
+use gantry_extender::eviction::{
+    self, Budget, Evicted, Group, Holder, blocked, refused, reported_holders, some,
+};
 use gantry_extender::offline;
 use gantry_runtime::chain;
-use k8s_openapi::api::core::v1::Pod;
-use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use k8s_openapi::jiff::Timestamp;
-use kube::api::{DeleteParams, EvictParams, Preconditions};
-use kube::core::{Selector, SelectorExt as _};
 use kube::{Api, Client};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::target::Target;
-use super::{DrainArgs, DrainOptions, DrainWhat, TIMEOUT, cordon, holders};
-use crate::map::list;
+use super::{DrainArgs, DrainOptions, DrainWhat, TIMEOUT, cordon};
 use crate::runtime::{BadInput, print};
 use crate::visible::Visible;
 
@@ -29,10 +27,6 @@ const PAUSE: Duration = Duration::from_secs(1);
 const LIMIT: Duration = Duration::from_secs(30);
 /// Requests in a row that may fail, while the API server restarts.
 const FAILURES: u32 = 5;
-/// Pods that a line names.
-const NAMED: usize = 8;
-/// The annotation of pods that kubelet makes from files on its node.
-const MIRROR: &str = "kubernetes.io/config.mirror";
 
 /// Runs `gantry drain`.
 ///
@@ -60,37 +54,6 @@ struct Drain {
     last_line: String,
 }
 
-/// A pod that has to go.
-#[derive(Debug, Clone, PartialEq, Eq)]
-struct Holder {
-    namespace: String,
-    name: String,
-    uid: String,
-    labels: BTreeMap<String, String>,
-    /// It is being deleted.
-    leaving: bool,
-    /// A controller makes another one.
-    controlled: bool,
-    /// It comes from a file on its node.
-    fixed: bool,
-}
-
-/// Pods that go together.
-#[derive(Debug, Clone, PartialEq, Eq)]
-struct Group {
-    gang: Option<String>,
-    pods: Vec<Holder>,
-}
-
-/// A disruption budget.
-struct Budget {
-    namespace: String,
-    name: String,
-    /// Matches no pod if it cannot be read: the API server refuses the eviction then.
-    selector: Option<Selector>,
-    allowed: i32,
-}
-
 impl Drain {
     async fn run(&mut self) -> anyhow::Result<()> {
         if self.options.dry_run {
@@ -113,9 +76,9 @@ impl Drain {
             self.refresh(&mut groups).await?;
             if groups.is_empty() {
                 groups = self.look(&node).await?;
-                refused(&groups, self.options.force)?;
+                self.refused(&groups)?;
             }
-            let leaving = holders(&node, self.target.index);
+            let leaving = reported_holders(&node, self.target.index);
             if groups.is_empty() && leaving.is_empty() {
                 let seconds = begin.elapsed().as_secs();
                 return self.report(format!("{} is drained: no pod holds it ({seconds} s)", self.target));
@@ -153,7 +116,7 @@ impl Drain {
             }
             self.report(line)?;
         }
-        refused(&groups, self.options.force)
+        self.refused(&groups)
     }
 
     /// Evicts what may be evicted now, and returns what is waited for.
@@ -209,24 +172,8 @@ impl Drain {
         let seen = offline::look(self.client.clone(), terms, LIMIT).await?;
         let index = usize::from(self.target.index);
         let known = seen.store.read(|store| store.occupants(&self.target.node, index));
-        let mut groups = Vec::new();
-        let mut named = BTreeSet::new();
-        for occupants in known {
-            let mut group = Group { gang: occupants.gang, pods: Vec::new() };
-            for pod in occupants.pods {
-                named.insert((pod.namespace.to_string(), pod.name.to_string()));
-                group.pods.extend(self.holder(&pod.namespace, &pod.name, Some(pod.uid.as_str())).await?);
-            }
-            groups.push(group);
-        }
-        for (namespace, pod) in holders(node, self.target.index) {
-            if !named.contains(&(namespace.clone(), pod.clone())) {
-                let pods = self.holder(&namespace, &pod, None).await?.into_iter().collect();
-                groups.push(Group { gang: None, pods });
-            }
-        }
-        groups.retain(|group| !group.pods.is_empty());
-        Ok(groups)
+        let reported = reported_holders(node, self.target.index);
+        tried(async || eviction::groups(&self.client, &known, &reported).await).await
     }
 
     /// Reads the pods again, and forgets those that are gone.
@@ -234,35 +181,15 @@ impl Drain {
         for group in groups.iter_mut() {
             let mut pods = Vec::new();
             for pod in &group.pods {
-                pods.extend(self.holder(&pod.namespace, &pod.name, Some(&pod.uid)).await?);
+                let Holder { namespace, name, uid, .. } = pod;
+                pods.extend(
+                    tried(async || eviction::holder(&self.client, namespace, name, Some(uid)).await).await?,
+                );
             }
             group.pods = pods;
         }
         groups.retain(|group| !group.pods.is_empty());
         Ok(())
-    }
-
-    /// A pod, unless it is gone or another one has its name.
-    async fn holder(&self, namespace: &str, name: &str, uid: Option<&str>) -> anyhow::Result<Option<Holder>> {
-        let api = Api::<Pod>::namespaced(self.client.clone(), namespace);
-        let found = tried(async || api.get_metadata_opt(name).await).await?;
-        let Some(metadata) = found.map(|pod| pod.metadata) else {
-            return Ok(None);
-        };
-        let known = metadata.uid.unwrap_or_default();
-        if uid.is_some_and(|uid| uid != known) {
-            return Ok(None);
-        }
-        let owners = metadata.owner_references.iter().flatten();
-        Ok(Some(Holder {
-            namespace: namespace.to_owned(),
-            name: name.to_owned(),
-            uid: known,
-            labels: metadata.labels.unwrap_or_default(),
-            leaving: metadata.deletion_timestamp.is_some(),
-            controlled: owners.into_iter().any(|owner| owner.controller == Some(true)),
-            fixed: metadata.annotations.is_some_and(|all| all.contains_key(MIRROR)),
-        }))
     }
 
     /// The GpuNode. The drain ends if the GPU is gone, or may get new pods.
@@ -284,41 +211,21 @@ impl Drain {
         Ok(found)
     }
 
-    /// The budgets of the namespaces of the groups.
-    async fn budgets(&self, groups: &[Group]) -> anyhow::Result<Vec<Budget>> {
-        let pods = groups.iter().flat_map(|group| &group.pods);
-        let spaces: BTreeSet<&String> = pods.map(|pod| &pod.namespace).collect();
-        let mut all = Vec::new();
-        for space in spaces {
-            let api = Api::<PodDisruptionBudget>::namespaced(self.client.clone(), space);
-            let found = list(api, "PodDisruptionBudgets").await?;
-            all.extend(found.into_iter().map(|budget| Budget {
-                namespace: space.clone(),
-                name: budget.metadata.name.unwrap_or_default(),
-                selector: budget.spec.and_then(|spec| spec.selector?.try_into().ok()),
-                allowed: budget.status.map_or(0, |status| status.disruptions_allowed),
-            }));
-        }
-        Ok(all)
+    /// Refuses pods that an eviction would not move, before any is evicted.
+    fn refused(&self, groups: &[Group]) -> anyhow::Result<()> {
+        refused(groups, self.options.force).map_err(|refusal| {
+            let hint = if refusal.force_helps { ": add --force to evict it nevertheless" } else { "" };
+            anyhow!("{}{hint}", refusal.text)
+        })
     }
 
-    /// Evicts a pod with its own grace period, or checks whether it could be evicted now.
+    async fn budgets(&self, groups: &[Group]) -> anyhow::Result<Vec<Budget>> {
+        tried(async || eviction::budgets(&self.client, groups).await).await
+    }
+
     async fn evict(&self, pod: &Holder, dry_run: bool) -> anyhow::Result<Evicted> {
-        let preconditions = Preconditions { uid: Some(pod.uid.clone()), resource_version: None };
-        let delete = DeleteParams { dry_run, preconditions: Some(preconditions), ..DeleteParams::default() };
-        let params = EvictParams { delete_options: Some(delete), ..EvictParams::default() };
-        let api = Api::<Pod>::namespaced(self.client.clone(), &pod.namespace);
-        let evicted = tried(async || match api.evict(&pod.name, &params).await {
-            Ok(_) => Ok(Evicted::Done),
-            Err(kube::Error::Api(status)) if status.code == 429 => {
-                let causes = status.details.iter().flat_map(|details| &details.causes);
-                let causes: Vec<&str> = causes.map(|cause| cause.message.as_str()).collect();
-                Ok(Evicted::Blocked(format!("{} {}", status.message, causes.join("; ")).trim().to_owned()))
-            }
-            Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => Ok(Evicted::Gone),
-            Err(error) => Err(error),
-        });
-        evicted.await.with_context(|| format!("{pod} cannot be evicted"))
+        let evicted = tried(async || eviction::evict(&self.client, pod, dry_run).await).await;
+        evicted.with_context(|| format!("{pod} cannot be evicted"))
     }
 
     /// Prints a line of progress, unless it is the last one.
@@ -343,52 +250,6 @@ impl Drain {
     }
 }
 
-/// The result of an eviction.
-#[derive(Debug, PartialEq, Eq)]
-enum Evicted {
-    Done,
-    /// It was gone, or another pod has its name.
-    Gone,
-    /// A disruption budget does not allow it now.
-    Blocked(String),
-}
-
-/// Why a group cannot go as a whole now: the first budget that covers more of its pods than it allows to be disrupted.
-fn blocked(group: &Group, budgets: &[Budget]) -> Option<String> {
-    budgets.iter().find_map(|budget| {
-        let covers = |pod: &&Holder| {
-            let selector = budget.selector.as_ref();
-            pod.namespace == budget.namespace
-                && selector.is_some_and(|selector| selector.matches(&pod.labels))
-        };
-        let covered = group.pods.iter().filter(|pod| !pod.leaving).filter(covers).count();
-        let allowed = usize::try_from(budget.allowed).unwrap_or(0);
-        (covered > allowed).then(|| {
-            format!(
-                "the disruption budget {}/{} allows {allowed} of {covered} disruptions now",
-                budget.namespace, budget.name
-            )
-        })
-    })
-}
-
-/// Refuses pods that an eviction would not move, before any is evicted.
-fn refused(groups: &[Group], force: bool) -> anyhow::Result<()> {
-    let pods = || groups.iter().flat_map(|group| &group.pods).filter(|pod| !pod.leaving);
-    let fixed: Vec<String> = pods().filter(|pod| pod.fixed).map(ToString::to_string).collect();
-    if !fixed.is_empty() {
-        return Err(anyhow!(
-            "{} comes from a file on its node, and kubelet starts it again: remove the file",
-            some(&fixed)
-        ));
-    }
-    let alone: Vec<String> = pods().filter(|pod| !pod.controlled).map(ToString::to_string).collect();
-    if !alone.is_empty() && !force {
-        return Err(anyhow!("no controller replaces {}: add --force to evict it nevertheless", some(&alone)));
-    }
-    Ok(())
-}
-
 /// Sends a request, again while the API server does not respond.
 async fn tried<T>(request: impl AsyncFn() -> kube::Result<T>) -> anyhow::Result<T> {
     let mut failures = 0;
@@ -410,112 +271,5 @@ async fn tried<T>(request: impl AsyncFn() -> kube::Result<T>) -> anyhow::Result<
             return Err(anyhow!("the API server does not respond: {error}"));
         }
         tokio::time::sleep(PAUSE).await;
-    }
-}
-
-/// The first names, and how many more.
-fn some(names: &[String]) -> String {
-    match names.len() {
-        count if count > NAMED => format!("{} and {} more", names[..NAMED].join(", "), count - NAMED),
-        _ => names.join(", "),
-    }
-}
-
-impl std::fmt::Display for Holder {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{}/{}", self.namespace, self.name)
-    }
-}
-
-impl std::fmt::Display for Group {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let pods: Vec<String> = self.pods.iter().map(ToString::to_string).collect();
-        match &self.gang {
-            Some(gang) => write!(f, "gang {gang} ({})", some(&pods)),
-            None => write!(f, "pod {}", some(&pods)),
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use proptest::prelude::*;
-
-    use super::*;
-
-    fn pod(name: &str, app: &str) -> Holder {
-        Holder {
-            namespace: "research".to_owned(),
-            name: name.to_owned(),
-            uid: name.to_owned(),
-            labels: [("app".to_owned(), app.to_owned())].into(),
-            leaving: false,
-            controlled: true,
-            fixed: false,
-        }
-    }
-
-    fn budget(app: &str, allowed: i32) -> Budget {
-        let selector = Selector::from_iter([("app".to_owned(), app.to_owned())]);
-        let (namespace, name) = ("research".to_owned(), format!("{app}-budget"));
-        Budget { namespace, name, selector: Some(selector), allowed }
-    }
-
-    fn gang(pods: Vec<Holder>) -> Group {
-        Group { gang: Some("research/train".to_owned()), pods }
-    }
-
-    #[test]
-    fn gang_waits_until_its_budget_allows_all_of_it() {
-        let group = gang(vec![pod("a", "train"), pod("b", "train"), pod("c", "other")]);
-        let why = |allowed| blocked(&group, &[budget("train", allowed), budget("eval", 0)]);
-        assert_eq!(
-            why(1).as_deref(),
-            Some("the disruption budget research/train-budget allows 1 of 2 disruptions now")
-        );
-        assert_eq!(why(2), None);
-        // Pods that end already need no budget.
-        let mut group = group.clone();
-        group.pods[0].leaving = true;
-        assert_eq!(blocked(&group, &[budget("train", 1)]), None);
-        let elsewhere = Budget { namespace: "default".to_owned(), ..budget("train", 0) };
-        assert_eq!(blocked(&group, &[elsewhere]), None);
-    }
-
-    #[test]
-    fn pods_that_eviction_does_not_move_are_refused() {
-        let alone = Holder { controlled: false, ..pod("a", "x") };
-        let fixed = Holder { fixed: true, ..pod("b", "x") };
-        let text =
-            |pods: Vec<Holder>, force| refused(&[gang(pods)], force).map_err(|error| error.to_string());
-        assert_eq!(
-            text(vec![alone.clone(), pod("c", "x")], false),
-            Err("no controller replaces research/a: add --force to evict it nevertheless".to_owned())
-        );
-        assert_eq!(text(vec![alone.clone()], true), Ok(()));
-        assert!(text(vec![fixed], true).unwrap_err().contains("remove the file"));
-        assert_eq!(text(vec![Holder { leaving: true, ..alone }], false), Ok(()));
-    }
-
-    proptest! {
-        /// A group is evicted exactly if every budget allows all of its pods that it covers.
-        #[test]
-        fn group_goes_if_every_budget_allows_it(
-            apps in proptest::collection::vec((0..3usize, any::<bool>()), 0..6),
-            allowed in proptest::collection::vec(-1..6i32, 3),
-        ) {
-            let names = ["x", "y", "z"];
-            let pods = apps.iter().enumerate().map(|(at, (app, leaving))| {
-                Holder { leaving: *leaving, ..pod(&at.to_string(), names[*app]) }
-            });
-            let group = gang(pods.collect());
-            let budgets: Vec<Budget> =
-                names.iter().zip(&allowed).map(|(app, allowed)| budget(app, *allowed)).collect();
-            let fits = allowed.iter().enumerate().all(|(app, allowed)| {
-                let wanted = apps.iter().filter(|(of, leaving)| *of == app && !leaving).count();
-                i32::try_from(wanted).unwrap() <= (*allowed).max(0)
-            });
-            prop_assert_eq!(blocked(&group, &budgets).is_none(), fits);
-        }
     }
 }

@@ -4,11 +4,9 @@ mod cordon;
 mod drain;
 mod target;
 
-use std::collections::BTreeSet;
 use std::time::Duration;
 
 use clap::{Args, Subcommand};
-use gantry_api::GpuNode;
 
 pub(crate) use cordon::{cordon, uncordon};
 pub(crate) use drain::drain;
@@ -129,18 +127,4 @@ struct Targets {
     /// The GPU: node and index or UUID, or the UUID alone; the beginning of a UUID is enough where one GPU has it
     #[arg(value_name = "NODE/INDEX|UUID", required = true)]
     gpus: Vec<String>,
-}
-
-/// The pods that hold devices of a GPU, by its plugin's report: namespace and name.
-fn holders(node: &GpuNode, gpu: u8) -> BTreeSet<(String, String)> {
-    let Some(status) = &node.status else {
-        return BTreeSet::new();
-    };
-    let units = status.devices.iter().filter(|device| device.gpu == gpu).map(|device| device.id.unit());
-    let whole = node.spec.machine.gpus().iter().filter(|known| known.index == gpu);
-    let whole = whole.filter_map(|gpu| gpu.uuid.as_ref()).map(|uuid| uuid.as_str());
-    let units: BTreeSet<&str> = units.chain(whole).collect();
-    let holders = status.holders.iter();
-    let holders = holders.filter(|holder| holder.devices.iter().any(|device| units.contains(device.unit())));
-    holders.map(|holder| (holder.namespace.clone(), holder.pod.clone())).collect()
 }

@@ -98,13 +98,13 @@ mod tests {
 
     use super::*;
 
-    fn of(labels: Value, conditions: Value) -> Option<String> {
+    fn of(labels: &Value, conditions: &Value) -> Option<String> {
         let node = json!({"metadata": {"name": "n", "labels": labels}, "status": {"conditions": conditions}});
         mark(&serde_json::from_value(node).unwrap()).map(|text| text.to_string())
     }
 
     fn labelled(key: &str, value: &str) -> Option<String> {
-        of(json!({ key: value }), json!([]))
+        of(&json!({ key: value }), &json!([]))
     }
 
     #[test]
@@ -146,13 +146,13 @@ mod tests {
         let condition = |type_: &str, status: &str| json!([{"type": type_, "status": status}]);
         assert!(labelled("dgxc.nvidia.com/nvsentinel-state", "draining").is_some());
         assert_eq!(
-            of(json!({}), condition("GpuMemWatch", "True")).as_deref(),
+            of(&json!({}), &condition("GpuMemWatch", "True")).as_deref(),
             Some("NVSentinel reports a fault (condition GpuMemWatch)")
         );
-        assert_eq!(of(json!({}), condition("GpuMemWatch", "False")), None);
-        assert_eq!(of(json!({}), condition("GpuMemWatch", "Unknown")), None);
-        assert_eq!(of(json!({}), condition("Ready", "True")), None);
+        assert_eq!(of(&json!({}), &condition("GpuMemWatch", "False")), None);
+        assert_eq!(of(&json!({}), &condition("GpuMemWatch", "Unknown")), None);
+        assert_eq!(of(&json!({}), &condition("Ready", "True")), None);
         let excluded = json!({"k8saas.nvidia.com/ManagedByNVSentinel": "false"});
-        assert_eq!(of(excluded, condition("GpuMemWatch", "True")), None);
+        assert_eq!(of(&excluded, &condition("GpuMemWatch", "True")), None);
     }
 }

@@ -98,6 +98,7 @@ fn node(name: &str) -> Value {
 
 fn watches(store: &Arc<Store>, health: &Arc<ApiHealth>) -> Watches {
     Watches {
+        gpu_health: None,
         watched: watched(),
         store: Arc::clone(store),
         health: Arc::clone(health),

@@ -72,6 +72,7 @@ pub(crate) fn release_comes_and_goes_without_remains() -> Result<()> {
             "extender.gates=true",
             "extender.preempt=true",
             "extender.restart=true",
+            "extender.remediationRules=gantry-remediation",
         ],
         &["scheduler.mode=existing", "plugin.labels=node", "plugin.configs.default.flags.migStrategy=mixed"],
         &[

@@ -262,7 +262,7 @@ pub(super) async fn refusal(bed: &Bed, api: &Api<Pod>, namespace: &str, pod: Pod
         if !pods::node(&pod).is_empty() {
             return Ok(Err(format!("{name} was placed on {}", pods::node(&pod))));
         }
-        match text.contains(" free") {
+        match [" free", "are withheld"].iter().any(|reason| text.contains(reason)) {
             true => Ok(Ok(text)),
             false => Err(text),
         }

@@ -4,9 +4,13 @@
 use std::collections::BTreeMap;
 
 use anyhow::{Context, Result, ensure};
-use gantry_api::GpuNode;
 use gantry_api::names::GPU_RESOURCE;
-use gantry_e2e::gantry;
+use gantry_api::{Cordons, GpuNode};
+use gantry_e2e::gantry::{self, manifests};
+use gantry_e2e::hardware::Hardware;
+use gantry_e2e::until;
+use k8s_openapi::api::apps::v1::ReplicaSet;
+use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use kube::Api;
 use kube::api::DeleteParams;
@@ -125,6 +129,8 @@ pub(super) async fn drain_evicts_holders_and_their_gangs_only(bed: &Bed) -> Resu
 
     let budgets: Api<PodDisruptionBudget> = Api::namespaced(bed.client(), &scene.namespace);
     budgets.delete(&crew.name, &DeleteParams::default()).await?;
+    let plan = succeeds(bed, &["drain", "gpu", gpu, "--dry-run", "--force"]).await?;
+    ensure!(!plan.contains("not yet") && uids_of(&scene, &crew).await? == uids, "a dry run evicted: {plan}");
     let text = succeeds(bed, &["drain", "gpu", gpu, "--force"]).await?;
     ensure!(text.contains("is drained: no pod holds it"), "{text}");
     are_gone(&scene, &crew).await?;
@@ -175,3 +181,125 @@ pub(super) async fn node_in_driver_upgrade_gets_no_pods(bed: &Bed) -> Result<()>
     cluster.kubectl(&["label", "node", node, &format!("{label}-")]).await?;
     Ok(())
 }
+
+/// Xids on one node: a rule drains the GPU of a running pod, another cordons a second GPU, a limit holds a third back, and
+/// a rule only reports. Each is done once, also over another leader.
+pub(super) async fn remediation_rule_acts_once_within_limits(bed: &Bed) -> Result<()> {
+    let gpus = bed.gpus().await?;
+    let cluster = bed.cluster();
+    let node = cluster.nodes()[2].name();
+    let mut hardware =
+        Hardware::install_in(cluster.node(node)?, &gantry::machine_file("a40-8x-bridged"), "ruled")?;
+    let uuids: Vec<String> =
+        hardware.machine().gpus().iter().filter_map(|gpu| Some(gpu.uuid.as_ref()?.to_string())).collect();
+    gpus.serve(cluster, node, Some(&hardware), &[], &[(GPU_RESOURCE, 8)]).await?;
+    let pods = bed.namespace("e2e-remediation").await?;
+    let worker = replicated(bed, "e2e-remediation", &chosen("worker", GPU_RESOURCE, 1, node)?).await?;
+    let held = pods::seen(cluster, &worker, "main").await?;
+    let held = uuids.iter().position(|uuid| held.contains(uuid)).context("a GPU")?;
+    let [first, second] = [1, 2].map(|step| (held + step) % uuids.len());
+    let right = manifests().join("extender-remediation.yaml").display().to_string();
+    cluster.kubectl(&["apply", "-f", &right]).await?;
+    let file = cluster.folder().join("remediation.yaml");
+    std::fs::write(&file, RULES)?;
+    let binary = gantry::binary().context("no gantry beside this test")?;
+    let restart = async |extra: &[String]| -> Result<()> {
+        cluster.control().daemon(gantry::EXTENDER)?.stop().await?;
+        cluster.start_replica(&binary, gantry::EXTENDER, None, extra).await?;
+        Ok(())
+    };
+    let with_rules = [format!("--remediation-rules={}", file.display())];
+    restart(&with_rules).await?;
+    let outcome = async {
+        let about = ("Node", node, None);
+        hardware.controller().raise_xid(u8::try_from(held)?, 48)?;
+        let drained = ["double-bit", &uuids[held], "its pods are evicted"];
+        views::event(bed, "default", about, "RemediationApplied", &drained).await?;
+        views::event(bed, "default", about, "GpuDrained", &[&uuids[held], "no pod holds it"]).await?;
+        let another = replica(&pods, worker.metadata.uid.as_deref()).await?;
+        ensure!(!pods::seen(cluster, &another, "main").await?.contains(&uuids[held]), "it has the GPU again");
+        hardware.controller().raise_xid(u8::try_from(first)?, 79)?;
+        let applied = ["off-the-bus", &uuids[first], "cordoned"];
+        views::event(bed, "default", about, "RemediationApplied", &applied).await?;
+        views::event(bed, "default", about, "RemediationMatched", &["watched", "dry run of reboot"]).await?;
+        let api = Api::<GpuNode>::all(bed.client());
+        let cordoned = async || -> Result<Vec<String>> {
+            let annotations = api.get(node).await?.metadata.annotations;
+            let cordons = Cordons::of(annotations.as_ref());
+            Ok(cordons.iter().map(|(gpu, cordon)| format!("{gpu} {cordon}")).collect())
+        };
+        let mut expected = [
+            format!("{} cordoned by gantry-extender: rule double-bit: Xid 48", uuids[held]),
+            format!("{} cordoned by gantry-extender: rule off-the-bus: Xid 79", uuids[first]),
+        ];
+        expected.sort();
+        ensure!(cordoned().await? == expected, "{:?}", cordoned().await?);
+        hardware.controller().raise_xid(u8::try_from(second)?, 79)?;
+        views::event(bed, "default", about, "RemediationHeldBack", &[&uuids[second], "2 of 2 GPUs"]).await?;
+        // A dry run leaves nothing on the Node.
+        let object = Api::<Node>::all(bed.client()).get(node).await?;
+        let conditions = object.status.and_then(|status| status.conditions).unwrap_or_default();
+        ensure!(conditions.iter().all(|condition| condition.type_ != "GPURebootRequested"), "{conditions:?}");
+        // The operator's decision stands over a restart: the fault is not acted on again.
+        succeeds(bed, &["uncordon", "gpu", &uuids[first]]).await?;
+        restart(&with_rules).await?;
+        let applied = ["off-the-bus", &uuids[second], "cordoned"];
+        views::event(bed, "default", about, "RemediationApplied", &applied).await?;
+        ensure!(
+            !cordoned().await?.iter().any(|text| text.starts_with(&uuids[first])),
+            "{:?}",
+            cordoned().await?
+        );
+        succeeds(bed, &["uncordon", "gpu", &uuids[second], &uuids[held]]).await?;
+        Ok(())
+    }
+    .await;
+    restart(&[]).await?;
+    cluster.kubectl(&["delete", "-f", &right]).await?;
+    cluster.kubectl(&["annotate", "gpunode", node, "gantry.dev/lift-quarantine=all"]).await?;
+    cluster.kubectl(&["annotate", "gpunode", node, "gantry.dev/remediation-"]).await?;
+    outcome
+}
+
+/// A ReplicaSet with one pod, which runs.
+async fn replicated(bed: &Bed, namespace: &str, pod: &Pod) -> Result<Pod> {
+    let labels = serde_json::json!({"app": "worker"});
+    let set: ReplicaSet = serde_json::from_value(serde_json::json!({
+        "metadata": {"name": "worker"},
+        "spec": {
+            "replicas": 1,
+            "selector": {"matchLabels": labels},
+            "template": {"metadata": {"labels": labels}, "spec": pod.spec},
+        },
+    }))?;
+    Api::namespaced(bed.client(), namespace).create(&Default::default(), &set).await?;
+    replica(&Api::namespaced(bed.client(), namespace), None).await
+}
+
+/// The running pod of that ReplicaSet, which is not the one of this UID.
+async fn replica(pods: &Api<Pod>, other: Option<&str>) -> Result<Pod> {
+    let pod = until("a replica", pods::RUN_LIMIT, async || {
+        let found = pods.list(&Default::default()).await.map_err(|error| error.to_string())?;
+        let runs = |pod: &&Pod| pods::phase(pod) == "Running" && pod.metadata.uid.as_deref() != other;
+        found.items.iter().find(runs).cloned().ok_or_else(|| format!("{} pods", found.items.len()))
+    });
+    Ok(pod.await?)
+}
+
+/// Rules that act, and one that only reports.
+const RULES: &str = "
+version: v1
+dryRun: false
+limits: {gpus: 2}
+rules:
+- name: double-bit
+  match: {xids: [48]}
+  action: drain
+- name: off-the-bus
+  match: {xids: [79]}
+  action: cordon
+- name: watched
+  match: {causes: [xid-fatal, xid-resettable, xid-mig-instance]}
+  action: reboot
+  dryRun: true
+";

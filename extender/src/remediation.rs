@@ -1,0 +1,463 @@
+//! Remediation: what rules do about faults of GPUs. `decide` is pure; this carries its steps out while the process leads,
+//! each with an Event on the Node and a metric. What was done is recorded on the GpuNode, so that the next leader
+//! continues from it.
+
+mod decide;
+mod health;
+mod record;
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use gantry_api::{Cordon, Cordons, GpuNode, NodeName, ObjectMessage, Reason, names};
+use gantry_config::{RemediationAction, RemediationRules};
+use gantry_runtime::chain;
+use gantry_runtime::events::{self, EventRecorder};
+use gantry_topology::GpuUuid;
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::{Node, Taint};
+use kube::api::{Patch, PatchParams};
+use kube::{Api, Client};
+use serde_json::json;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use crate::event;
+use crate::eviction::{self, Evicted, Group};
+use crate::gpu_node::{self, Changes};
+use crate::index::Store;
+use crate::metrics::{Metrics, RemediationStep};
+use decide::{Step, What};
+use health::{GpuHealth, NodeHealth};
+use record::{Entry, Record};
+
+pub(crate) use health::ClusterHealth;
+
+/// Pause between two looks at the rules.
+const TICK: Duration = Duration::from_secs(2);
+/// Pause after an action that failed.
+const RETRY: Duration = Duration::from_secs(30);
+/// Time limit of one step, and of one look at a GPU that is drained.
+const TIMEOUT: Duration = Duration::from_secs(20);
+/// Seconds after which a drain ends whose GPU is not cordoned: the operator returned it.
+const UNCORDONED: i64 = 15;
+/// Most reports that are remembered as made.
+const MAX_REPORTED: usize = 4096;
+/// Writes of a Node that may be refused because it changed meanwhile.
+const ATTEMPTS: usize = 10;
+
+/// The rules, and what they look at.
+#[derive(Debug, Clone)]
+pub(crate) struct Remediation {
+    /// The rules.
+    pub(crate) rules: Arc<RemediationRules>,
+    /// The health of all nodes.
+    pub(crate) health: Arc<ClusterHealth>,
+}
+
+/// Carries out what the rules decide.
+pub(crate) struct Remediator {
+    client: Client,
+    store: Arc<Store>,
+    remediation: Remediation,
+    metrics: Arc<Metrics>,
+    recorder: EventRecorder,
+    /// The records that this process has changed: newer than what the watch shows.
+    records: BTreeMap<NodeName, Record>,
+    /// Reports that are made once.
+    reported: HashSet<String>,
+    /// When actions failed.
+    failed: HashMap<(NodeName, GpuUuid, String), Instant>,
+}
+
+impl Remediator {
+    pub(crate) fn new(
+        client: Client,
+        store: Arc<Store>,
+        remediation: Remediation,
+        metrics: Arc<Metrics>,
+    ) -> Self {
+        Self {
+            recorder: event::recorder(client.clone()),
+            client,
+            store,
+            remediation,
+            metrics,
+            records: BTreeMap::new(),
+            reported: HashSet::new(),
+            failed: HashMap::new(),
+        }
+    }
+
+    /// Acts until `until`.
+    pub(crate) async fn run(mut self, until: CancellationToken) {
+        let work = async {
+            loop {
+                tokio::time::sleep(TICK).await;
+                // Shares of a cluster that is not listed yet would be too small.
+                if self.store.snapshot().synced {
+                    self.act().await;
+                }
+            }
+        };
+        until.run_until_cancelled(work).await;
+    }
+
+    async fn act(&mut self) {
+        let mut nodes = self.remediation.health.all();
+        self.records.retain(|name, _| nodes.contains_key(name));
+        self.failed.retain(|_, at| at.elapsed() < RETRY);
+        if self.reported.len() > MAX_REPORTED {
+            self.reported.clear();
+        }
+        for (name, record) in &self.records {
+            if let Some(node) = nodes.get_mut(name)
+                && node.record != *record
+            {
+                Arc::make_mut(node).record = record.clone();
+            }
+        }
+        let rules = Arc::clone(&self.remediation.rules);
+        for step in decide::decide(&rules, &nodes, Timestamp::now().as_second()) {
+            if let Some(node) = nodes.get(&step.node) {
+                self.take(&step, &node.record).await;
+            }
+        }
+        for (name, node) in &nodes {
+            let record = self.records.get(name).unwrap_or(&node.record).clone();
+            let is_draining = |entry: &&Entry| {
+                let acted = entry.acted.as_ref();
+                acted.is_some_and(|acted| acted.active && acted.action == RemediationAction::Drain)
+            };
+            for entry in record.iter().filter(is_draining) {
+                self.drain(name, node, entry).await;
+            }
+        }
+    }
+
+    /// Carries out one step. `seen`: the record as it was decided by.
+    async fn take(&mut self, step: &Step, seen: &Record) {
+        let key = (step.node.clone(), step.gpu.clone(), step.rule.clone());
+        if self.failed.contains_key(&key) {
+            return;
+        }
+        let before = self.records.get(&step.node).unwrap_or(seen).clone();
+        let mut record = before.clone();
+        record.set(step.entry.clone());
+        let done = tokio::time::timeout(TIMEOUT, self.carry_out(step, &before, &record)).await;
+        let error = match done {
+            Ok(Ok(())) => {
+                if !matches!(step.what, What::HoldBack(..)) {
+                    self.records.insert(step.node.clone(), record);
+                }
+                return self.report(step).await;
+            }
+            // The node is gone, and with it what was to be done.
+            Ok(Err(kube::Error::Api(status))) if status.code == 404 => return,
+            Ok(Err(error)) => describe(&error),
+            Err(_) => format!("the API server does not respond within {} s", TIMEOUT.as_secs()),
+        };
+        self.failed.insert(key, Instant::now());
+        self.count(&step.rule, action_of(step), "failed");
+        let text = format!("{} failed and is tried again: {error}", action_of(step));
+        tracing::warn!(node = %step.node, gpu = %step.gpu, rule = step.rule, "{text}");
+        self.record(step, Reason::RemediationFailed, true, &text).await;
+    }
+
+    async fn carry_out(&self, step: &Step, before: &Record, record: &Record) -> kube::Result<()> {
+        let is_last = |action| {
+            let mut entries = record.iter().filter_map(|entry| entry.acted.as_ref());
+            !entries.any(|acted| acted.active && acted.action == action)
+        };
+        match step.what {
+            What::HoldBack(..) | What::DryRun(_) => return Ok(()),
+            What::Count
+            | What::Act(RemediationAction::Event | RemediationAction::Cordon | RemediationAction::Drain) => {}
+            What::Act(RemediationAction::Taint) => self.set_taint(&step.node, Some(&step.rule)).await?,
+            What::Act(action) => self.set_condition(step, action, true).await?,
+            What::Withdraw(action) if !is_last(action) => {}
+            What::Withdraw(RemediationAction::Taint) => self.set_taint(&step.node, None).await?,
+            What::Withdraw(action) => self.set_condition(step, action, false).await?,
+        }
+        if record.written() == before.written() {
+            return Ok(());
+        }
+        let cordons = matches!(step.what, What::Act(RemediationAction::Cordon | RemediationAction::Drain));
+        let cordon = cordons.then(|| Cordon {
+            reason: format!("rule {}: {}", step.rule, step.fault),
+            by: Some(names::EXTENDER.to_owned()),
+            since: Some(Timestamp::now()),
+        });
+        self.write_record(&step.node, record, cordon.map(|cordon| (&step.gpu, cordon))).await
+    }
+
+    /// Writes the record of a node, and cordons a GPU that is not cordoned.
+    async fn write_record(
+        &self,
+        node: &NodeName,
+        record: &Record,
+        cordon: Option<(&GpuUuid, Cordon)>,
+    ) -> kube::Result<()> {
+        let written = record.written();
+        gpu_node::annotate(&self.client, node.as_str(), |known| {
+            let mut changes = Changes::new();
+            if known.get(names::REMEDIATION_ANNOTATION) != written.as_ref() {
+                changes.insert(names::REMEDIATION_ANNOTATION.to_owned(), written.clone());
+            }
+            if let Some((gpu, cordon)) = &cordon
+                && Cordons::of(Some(known)).get(gpu).is_none()
+            {
+                changes.insert(Cordon::annotation(gpu), Some(cordon.written()));
+            }
+            (changes, ())
+        })
+        .await
+    }
+
+    /// Taints a Node for a rule, or removes that taint.
+    async fn set_taint(&self, node: &NodeName, rule: Option<&str>) -> kube::Result<()> {
+        let api = Api::<Node>::all(self.client.clone());
+        let mut attempts = 0;
+        loop {
+            let found = api.get(node.as_str()).await?;
+            let before = found.spec.and_then(|spec| spec.taints).unwrap_or_default();
+            let mut taints = before.clone();
+            taints.retain(|taint| taint.key != names::REMEDIATION_TAINT);
+            taints.extend(rule.map(|rule| Taint {
+                key: names::REMEDIATION_TAINT.to_owned(),
+                value: Some(rule.to_owned()),
+                effect: "NoSchedule".to_owned(),
+                time_added: None,
+            }));
+            if taints == before {
+                return Ok(());
+            }
+            let patch = json!({
+                "metadata": {"resourceVersion": found.metadata.resource_version},
+                "spec": {"taints": taints},
+            });
+            attempts += 1;
+            match api.patch(node.as_str(), &PatchParams::default(), &Patch::Merge(patch)).await {
+                Ok(_) => return Ok(()),
+                Err(kube::Error::Api(answer)) if answer.code == 409 && attempts < ATTEMPTS => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    async fn set_condition(&self, step: &Step, action: RemediationAction, holds: bool) -> kube::Result<()> {
+        let (reason, message) = match holds {
+            true => (Reason::RemediationApplied, step.subject()),
+            false => (Reason::RemediationWithdrawn, Reason::RemediationWithdrawn.text().to_owned()),
+        };
+        let now = Timestamp::now().to_string();
+        let condition = json!({
+            "type": condition_of(action),
+            "status": if holds { "True" } else { "False" },
+            "reason": reason,
+            "message": ObjectMessage::new(message).to_string(),
+            "lastHeartbeatTime": now,
+            "lastTransitionTime": now,
+        });
+        let patch = Patch::Strategic(json!({"status": {"conditions": [condition]}}));
+        let api = Api::<Node>::all(self.client.clone());
+        api.patch_status(step.node.as_str(), &PatchParams::default(), &patch).await.map(drop)
+    }
+
+    /// Reports a step that is done.
+    async fn report(&mut self, step: &Step) {
+        match step.what {
+            What::Count => {}
+            What::Act(RemediationAction::Event) => {
+                self.count(&step.rule, RemediationAction::Event.as_str(), "done");
+                self.record(step, Reason::RemediationMatched, true, "reported").await;
+            }
+            What::Act(action) => {
+                self.count(&step.rule, action.as_str(), "done");
+                self.record(step, Reason::RemediationApplied, true, &did(action)).await;
+            }
+            What::DryRun(action) => {
+                self.count(&step.rule, action.as_str(), "dry_run");
+                let text = format!("dry run of {}: nothing is changed", action.as_str());
+                self.record(step, Reason::RemediationMatched, true, &text).await;
+            }
+            What::HoldBack(action, limit) => {
+                let once = format!("{} {} {} {}", step.node, step.gpu, step.rule, step.onset);
+                if self.reported.insert(once) {
+                    self.count(&step.rule, action.as_str(), "held_back");
+                    let text = format!("{} is held back: {limit}", action.as_str());
+                    self.record(step, Reason::RemediationHeldBack, true, &text).await;
+                }
+            }
+            What::Withdraw(action) => {
+                self.count(&step.rule, action.as_str(), "withdrawn");
+                let text = format!("{} taken back: the fault is gone", action.as_str());
+                self.record(step, Reason::RemediationWithdrawn, false, &text).await;
+            }
+        }
+    }
+
+    fn count(&self, rule: &str, action: &'static str, outcome: &'static str) {
+        self.metrics.remediation_step(&RemediationStep { rule: rule.to_owned(), action, outcome });
+    }
+
+    /// Records an Event on the Node, and logs it.
+    async fn record(&mut self, step: &Step, reason: Reason, warning: bool, text: &str) {
+        let note = format!("{}: {text}", step.subject());
+        tracing::info!(node = %step.node, %reason, "{note}");
+        let about = events::cluster_object(("v1", "Node"), step.node.as_str(), step.node.as_str());
+        self.recorder.record(about, event::message(reason, warning, note)).await;
+    }
+
+    /// Evicts what may be evicted now from a GPU that a rule drains.
+    async fn drain(&mut self, name: &NodeName, node: &NodeHealth, entry: &Entry) {
+        let drained = tokio::time::timeout(TIMEOUT, self.evict(name, node, entry)).await;
+        let text = match drained {
+            Ok(Ok(())) => return,
+            Ok(Err(error)) => describe(&error),
+            Err(_) => format!("the API server does not respond within {} s", TIMEOUT.as_secs()),
+        };
+        self.hold(name, entry, &format!("the drain goes on later: {text}")).await;
+    }
+
+    async fn evict(&mut self, name: &NodeName, node: &NodeHealth, entry: &Entry) -> kube::Result<()> {
+        let rules = &self.remediation.rules.rules;
+        let is_ruled = rules
+            .iter()
+            .any(|rule| rule.name == entry.rule && rule.action == RemediationAction::Drain && !rule.dry_run);
+        let gpu = node.gpus.iter().find(|gpu| gpu.uuid == entry.gpu);
+        let since = entry.acted.as_ref().map_or(0, |acted| acted.at);
+        let is_returned =
+            |gpu: &&GpuHealth| !gpu.cordoned && Timestamp::now().as_second() - since >= UNCORDONED;
+        let Some(gpu) = gpu.filter(|gpu| is_ruled && !is_returned(gpu)) else {
+            let text = "the drain ends: the rule, the cordon or the GPU is gone";
+            return self.end_drain(name, entry, Reason::RemediationWithdrawn, text).await;
+        };
+        let Some(found) = Api::<GpuNode>::all(self.client.clone()).get_opt(name.as_str()).await? else {
+            return Ok(());
+        };
+        let reported = eviction::reported_holders(&found, gpu.index);
+        let known = self.store.read(|index| index.occupants(name.as_str(), gpu.index.into()));
+        if known.is_empty() && reported.is_empty() {
+            return self.end_drain(name, entry, Reason::GpuDrained, "no pod holds it").await;
+        }
+        let groups = eviction::groups(&self.client, &known, &reported).await?;
+        let budgets = eviction::budgets(&self.client, &groups).await?;
+        for group in &groups {
+            let refused = eviction::refused([group], false).err().map(|refusal| refusal.text);
+            match refused.or_else(|| eviction::blocked(group, &budgets)) {
+                Some(why) => self.hold(name, entry, &format!("{group} stays: {why}")).await,
+                None => self.evict_group(name, entry, group).await?,
+            }
+        }
+        Ok(())
+    }
+
+    async fn evict_group(&mut self, name: &NodeName, entry: &Entry, group: &Group) -> kube::Result<()> {
+        for pod in group.pods.iter().filter(|pod| !pod.leaving) {
+            match eviction::evict(&self.client, pod, false).await? {
+                Evicted::Done => {
+                    let about = event::pod(&pod.namespace, &pod.name, &pod.uid);
+                    let text = format!("rule {} drains GPU {} of {name}", entry.rule, entry.gpu);
+                    self.recorder.record(about, event::message(Reason::GpuDrained, true, text)).await;
+                }
+                Evicted::Gone => {}
+                Evicted::Blocked(why) => self.hold(name, entry, &format!("{pod} stays: {why}")).await,
+            }
+        }
+        Ok(())
+    }
+
+    /// Reports once why a drain does not go on.
+    async fn hold(&mut self, name: &NodeName, entry: &Entry, text: &str) {
+        if self.reported.insert(format!("{name} {} {} {text}", entry.gpu, entry.rule)) {
+            self.count(&entry.rule, RemediationAction::Drain.as_str(), "held_back");
+            self.note(name, entry, Reason::RemediationHeldBack, text).await;
+        }
+    }
+
+    async fn end_drain(
+        &mut self,
+        name: &NodeName,
+        entry: &Entry,
+        reason: Reason,
+        text: &str,
+    ) -> kube::Result<()> {
+        let Some(mut record) = self
+            .records
+            .get(name)
+            .cloned()
+            .or_else(|| self.remediation.health.all().get(name).map(|node| node.record.clone()))
+        else {
+            return Ok(());
+        };
+        let mut ended = entry.clone();
+        if let Some(acted) = &mut ended.acted {
+            acted.active = false;
+        }
+        record.set(ended);
+        self.write_record(name, &record, None).await?;
+        self.records.insert(name.clone(), record);
+        self.note(name, entry, reason, text).await;
+        Ok(())
+    }
+
+    /// Records an Event on the Node about a drain.
+    async fn note(&mut self, name: &NodeName, entry: &Entry, reason: Reason, text: &str) {
+        let note = format!("rule {}: {}: {text}", entry.rule, entry.gpu);
+        tracing::info!(node = %name, %reason, "{note}");
+        let about = events::cluster_object(("v1", "Node"), name.as_str(), name.as_str());
+        let warning = reason == Reason::RemediationHeldBack;
+        self.recorder.record(about, event::message(reason, warning, note)).await;
+    }
+}
+
+impl Step {
+    /// The rule, the fault and the GPU, for messages.
+    fn subject(&self) -> String {
+        let Self { rule, fault, index, gpu, .. } = self;
+        match fault.is_empty() {
+            true => format!("rule {rule}: GPU {index} ({gpu})"),
+            false => format!("rule {rule}: {fault} on GPU {index} ({gpu})"),
+        }
+    }
+}
+
+/// An error as a text for Events, which are short.
+fn describe(error: &kube::Error) -> String {
+    match error {
+        kube::Error::Api(status) => status.message.clone(),
+        error => chain(error),
+    }
+}
+
+fn action_of(step: &Step) -> &'static str {
+    match step.what {
+        What::Count => "count",
+        What::Act(action) | What::DryRun(action) | What::HoldBack(action, _) | What::Withdraw(action) => {
+            action.as_str()
+        }
+    }
+}
+
+/// The type of the condition that an action sets.
+fn condition_of(action: RemediationAction) -> &'static str {
+    match action {
+        RemediationAction::Reboot => names::REBOOT_REQUESTED_CONDITION,
+        _ => names::REMEDIATION_CONDITION,
+    }
+}
+
+/// What an action did, as the end of a sentence.
+fn did(action: RemediationAction) -> String {
+    match action {
+        RemediationAction::Event => "reported".to_owned(),
+        RemediationAction::Cordon => "the GPU is cordoned".to_owned(),
+        RemediationAction::Drain => "the GPU is cordoned, and its pods are evicted".to_owned(),
+        RemediationAction::Taint => format!("the node is tainted with {}", names::REMEDIATION_TAINT),
+        RemediationAction::Condition | RemediationAction::Reboot => {
+            format!("the condition {} of the node is True", condition_of(action))
+        }
+    }
+}

@@ -1,0 +1,307 @@
+//! What the rules of remediation do now: a pure function of the rules, the health of all nodes and what was done before.
+//!
+//! 1. A rule is due for a GPU when as many faults that it matches began within its window as its rate says, one of them
+//!    is still there, and the newest began after the rule's last action on the GPU. So every fault is acted on once.
+//! 2. Rules act in the order of the file, nodes by name, GPUs by index. An action that a limit does not admit is held
+//!    back, and is due until it is taken or the fault ends.
+//! 3. Withheld are cordoned GPUs, whoever cordoned them, and all GPUs of a node that a rule has tainted or requested to
+//!    reboot. A rule makes none more of them than the limits allow.
+//! 4. What a rule set on a Node is taken back when none of its faults is left.
+
+use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::fmt;
+use std::sync::Arc;
+
+use gantry_api::NodeName;
+use gantry_config::{RemediationAction, RemediationRule, RemediationRules};
+use gantry_topology::GpuUuid;
+
+use super::health::{GpuHealth, NodeHealth, Problem};
+use super::record::{Acted, Entry, Record};
+
+/// Seconds for which an action counts as withholding its GPU before the watch shows it.
+const SETTLES: i64 = 10;
+/// Times of faults that are kept of a rule and a GPU.
+const MAX_SEEN: usize = 16;
+/// Most actions of one rule on one GPU within an hour.
+const MAX_ACTIONS: usize = 16;
+/// The time in which actions are limited.
+const HOUR: i64 = 3600;
+
+/// One thing to do.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Step {
+    pub(super) node: NodeName,
+    pub(super) gpu: GpuUuid,
+    /// Index of the GPU.
+    pub(super) index: u8,
+    /// Name of the rule.
+    pub(super) rule: String,
+    /// What the rule matches.
+    pub(super) fault: String,
+    /// When the newest fault began.
+    pub(super) onset: i64,
+    pub(super) what: What,
+    /// What is to be recorded once it is done.
+    pub(super) entry: Entry,
+}
+
+/// What a step is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum What {
+    /// A fault is counted; the rate is not reached.
+    Count,
+    /// The action is taken.
+    Act(RemediationAction),
+    /// The action would be taken.
+    DryRun(RemediationAction),
+    /// A limit does not admit the action now.
+    HoldBack(RemediationAction, Limit),
+    /// What was set on the Node is taken back.
+    Withdraw(RemediationAction),
+}
+
+/// A limit, with how much of it is used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Limit {
+    Nodes { used: usize, most: usize },
+    Gpus { used: usize, most: usize },
+    Actions { used: usize, most: usize },
+}
+
+impl fmt::Display for Limit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Nodes { used, most } => {
+                write!(f, "limits.nodes: {used} of {most} nodes have withheld GPUs")
+            }
+            Self::Gpus { used, most } => write!(f, "limits.gpus: {used} of {most} GPUs are withheld"),
+            Self::Actions { used, most } => {
+                write!(f, "limits.actionsPerHour: {used} of {most} actions were taken")
+            }
+        }
+    }
+}
+
+/// What is to be done, in this order.
+pub(super) fn decide(
+    rules: &RemediationRules,
+    nodes: &BTreeMap<NodeName, Arc<NodeHealth>>,
+    now: i64,
+) -> Vec<Step> {
+    let mut use_now = Use::of(rules, nodes, now);
+    let mut steps = Vec::new();
+    for rule in &rules.rules {
+        for (name, node) in nodes {
+            for gpu in &node.gpus {
+                steps.extend(step(rule, (name, node), gpu, &mut use_now, now));
+            }
+        }
+    }
+    for (name, node) in nodes {
+        steps.extend(node.record.iter().filter_map(|entry| withdrawal(rules, (name, node), entry)));
+    }
+    steps
+}
+
+/// Whether an action sets something on the Node that is taken back later.
+fn marks_node(action: RemediationAction) -> bool {
+    use RemediationAction::{Condition, Cordon, Drain, Event, Reboot, Taint};
+    match action {
+        Taint | Condition | Reboot => true,
+        Event | Cordon | Drain => false,
+    }
+}
+
+fn matching<'g>(rule: &RemediationRule, gpu: &'g GpuHealth) -> Vec<&'g Problem> {
+    let matches = |problem: &&Problem| {
+        rule.causes.contains(&problem.cause) || problem.xid.is_some_and(|xid| rule.xids.contains(&xid))
+    };
+    gpu.problems.iter().filter(matches).collect()
+}
+
+/// What a rule does about a GPU.
+fn step(
+    rule: &RemediationRule,
+    (name, node): (&NodeName, &NodeHealth),
+    gpu: &GpuHealth,
+    use_now: &mut Use,
+    now: i64,
+) -> Option<Step> {
+    let problems = matching(rule, gpu);
+    let newest = problems.iter().max_by_key(|problem| problem.since)?;
+    let (fault, onset) = (newest.to_string(), newest.since);
+    let known = node.record.get(&rule.name, &gpu.uuid).cloned();
+    let mut entry = known.unwrap_or_else(|| Entry::new(rule.name.clone(), gpu.uuid.clone()));
+    let handled = entry.acted.as_ref().map(|acted| acted.onset);
+    let handled = if rule.dry_run { handled.max(entry.dry_run.reported) } else { handled };
+    if handled.is_some_and(|handled| handled >= onset) {
+        return None;
+    }
+    let since = now.saturating_sub(i64::try_from(rule.window.as_secs()).unwrap_or(i64::MAX));
+    let before = if rule.dry_run { &entry.dry_run.seen } else { &entry.seen };
+    let mut seen: BTreeSet<i64> = before.iter().copied().filter(|at| *at > since).collect();
+    // A fault that lasts counts, however long ago it began.
+    seen.extend(problems.iter().map(|problem| problem.since));
+    while seen.len() > MAX_SEEN {
+        seen.pop_first();
+    }
+    let seen: Vec<i64> = seen.into_iter().collect();
+    let (is_due, is_known) = (seen.len() >= rule.count, *before == seen);
+    entry.actions.retain(|at| now - at < HOUR);
+    let what = match rule.action {
+        _ if !is_due && is_known => return None,
+        _ if !is_due => What::Count,
+        action if rule.dry_run => What::DryRun(action),
+        RemediationAction::Event => What::Act(RemediationAction::Event),
+        action if entry.actions.len() >= MAX_ACTIONS => {
+            What::HoldBack(action, Limit::Actions { used: entry.actions.len(), most: MAX_ACTIONS })
+        }
+        action => match use_now.admit(name, node, gpu, action) {
+            Ok(()) => {
+                entry.actions.push(now);
+                What::Act(action)
+            }
+            Err(limit) => What::HoldBack(action, limit),
+        },
+    };
+    match what {
+        What::Act(action) => {
+            let active = marks_node(action) || action == RemediationAction::Drain;
+            entry.acted = Some(Acted { action, at: now, onset, active });
+        }
+        What::DryRun(_) => entry.dry_run.reported = Some(onset),
+        What::Count | What::HoldBack(..) | What::Withdraw(_) => {}
+    }
+    match rule.dry_run {
+        true => entry.dry_run.seen = seen,
+        false => entry.seen = seen,
+    }
+    Some(Step {
+        node: name.clone(),
+        gpu: gpu.uuid.clone(),
+        index: gpu.index,
+        rule: rule.name.clone(),
+        fault,
+        onset,
+        what,
+        entry,
+    })
+}
+
+/// What an entry has set on the Node and no fault holds any more.
+fn withdrawal(
+    rules: &RemediationRules,
+    (name, node): (&NodeName, &NodeHealth),
+    entry: &Entry,
+) -> Option<Step> {
+    let acted = entry.acted.as_ref().filter(|acted| acted.active && marks_node(acted.action))?;
+    let rule = rules.rules.iter().find(|rule| rule.name == entry.rule && !rule.dry_run);
+    let gpu = node.gpus.iter().find(|gpu| gpu.uuid == entry.gpu);
+    let lasts = rule.zip(gpu).is_some_and(|(rule, gpu)| !matching(rule, gpu).is_empty());
+    if lasts {
+        return None;
+    }
+    let ended = Acted { active: false, ..acted.clone() };
+    Some(Step {
+        node: name.clone(),
+        gpu: entry.gpu.clone(),
+        index: gpu.map_or(0, |gpu| gpu.index),
+        rule: entry.rule.clone(),
+        fault: String::new(),
+        onset: acted.onset,
+        what: What::Withdraw(acted.action),
+        entry: Entry { acted: Some(ended), ..entry.clone() },
+    })
+}
+
+/// How much of the limits is used.
+#[derive(Debug)]
+struct Use {
+    most: [usize; 3],
+    nodes: BTreeSet<NodeName>,
+    gpus: HashSet<GpuUuid>,
+    actions: usize,
+}
+
+impl Use {
+    fn of(rules: &RemediationRules, nodes: &BTreeMap<NodeName, Arc<NodeHealth>>, now: i64) -> Self {
+        let gpus = nodes.values().map(|node| node.gpus.len()).sum();
+        let with_gpus = nodes.values().filter(|node| !node.gpus.is_empty()).count();
+        let limits = rules.limits;
+        let mut used = Self {
+            most: [limits.nodes.of(with_gpus), limits.gpus.of(gpus), limits.actions_per_hour as usize],
+            nodes: BTreeSet::new(),
+            gpus: HashSet::new(),
+            actions: 0,
+        };
+        for (name, node) in nodes {
+            let withheld: HashSet<GpuUuid> = withheld(node, now).map(|gpu| gpu.uuid.clone()).collect();
+            if !withheld.is_empty() {
+                used.nodes.insert(name.clone());
+            }
+            used.gpus.extend(withheld);
+            used.actions += actions_within_hour(&node.record, now);
+        }
+        used
+    }
+
+    /// Whether the limits admit an action. Then it is counted.
+    fn admit(
+        &mut self,
+        name: &NodeName,
+        node: &NodeHealth,
+        gpu: &GpuHealth,
+        action: RemediationAction,
+    ) -> Result<(), Limit> {
+        use RemediationAction::{Condition, Cordon, Drain, Event, Reboot, Taint};
+        let [most_nodes, most_gpus, most_actions] = self.most;
+        if self.actions >= most_actions {
+            return Err(Limit::Actions { used: self.actions, most: most_actions });
+        }
+        let all = match action {
+            Taint | Reboot => node.gpus.as_slice(),
+            Cordon | Drain => std::slice::from_ref(gpu),
+            Event | Condition => &[],
+        };
+        let more: Vec<&GpuUuid> =
+            all.iter().map(|gpu| &gpu.uuid).filter(|uuid| !self.gpus.contains(*uuid)).collect();
+        if !more.is_empty() {
+            let is_new = !self.nodes.contains(name);
+            if is_new && self.nodes.len() >= most_nodes {
+                return Err(Limit::Nodes { used: self.nodes.len(), most: most_nodes });
+            }
+            if self.gpus.len() + more.len() > most_gpus {
+                return Err(Limit::Gpus { used: self.gpus.len(), most: most_gpus });
+            }
+        }
+        self.actions += 1;
+        self.gpus.extend(more.into_iter().cloned());
+        if !all.is_empty() {
+            self.nodes.insert(name.clone());
+        }
+        Ok(())
+    }
+}
+
+/// The GPUs of a node that new pods do not get, by cordons and by what rules have set.
+fn withheld(node: &NodeHealth, now: i64) -> impl Iterator<Item = &GpuHealth> {
+    use RemediationAction::{Cordon, Drain, Reboot, Taint};
+    let mut all = node.record.iter().filter_map(|entry| entry.acted.as_ref());
+    let whole = all.any(|acted| acted.active && matches!(acted.action, Taint | Reboot));
+    node.gpus.iter().filter(move |gpu| {
+        let own = node.record.iter().filter(|entry| entry.gpu == gpu.uuid);
+        let mut own = own.filter_map(|entry| entry.acted.as_ref());
+        whole
+            || gpu.cordoned
+            || own.any(|acted| matches!(acted.action, Cordon | Drain) && now - acted.at < SETTLES)
+    })
+}
+
+/// The actions of the last hour on a node.
+fn actions_within_hour(record: &Record, now: i64) -> usize {
+    record.iter().flat_map(|entry| &entry.actions).filter(|at| now - **at < HOUR).count()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,253 @@
+use std::time::Duration;
+
+use gantry_config::{RemediationLimits, Share};
+use proptest::prelude::*;
+
+use super::*;
+
+type Nodes = BTreeMap<NodeName, Arc<NodeHealth>>;
+
+fn uuid(node: usize, gpu: usize) -> GpuUuid {
+    format!("GPU-{node}-{gpu}").parse().unwrap()
+}
+
+fn cluster(nodes: usize, gpus: usize) -> Nodes {
+    let gpu = |node, index: usize| GpuHealth {
+        index: u8::try_from(index).unwrap(),
+        uuid: uuid(node, index),
+        cordoned: false,
+        problems: Vec::new(),
+    };
+    let node = |node| NodeHealth {
+        gpus: (0..gpus).map(|index| gpu(node, index)).collect(),
+        record: Record::default(),
+    };
+    (0..nodes).map(|at| (NodeName::from(format!("n{at}").as_str()), Arc::new(node(at)))).collect()
+}
+
+fn node_mut(nodes: &mut Nodes, node: usize) -> &mut NodeHealth {
+    Arc::make_mut(nodes.get_mut(&NodeName::from(format!("n{node}").as_str())).unwrap())
+}
+
+fn fail(nodes: &mut Nodes, node: usize, gpu: usize, xid: u64, since: i64) {
+    let problem = Problem { cause: "xid-fatal".to_owned(), xid: Some(xid), since };
+    node_mut(nodes, node).gpus[gpu].problems.push(problem);
+}
+
+fn rule(action: RemediationAction) -> RemediationRule {
+    RemediationRule {
+        name: "r".to_owned(),
+        xids: [79].into(),
+        causes: BTreeSet::new(),
+        count: 1,
+        window: Duration::from_secs(1000),
+        action,
+        dry_run: false,
+    }
+}
+
+fn rules(limits: RemediationLimits, rules: Vec<RemediationRule>) -> RemediationRules {
+    RemediationRules { limits, rules }
+}
+
+fn limits(nodes: u32, gpus: u32, actions_per_hour: u32) -> RemediationLimits {
+    RemediationLimits { nodes: Share::Count(nodes), gpus: Share::Count(gpus), actions_per_hour }
+}
+
+/// What the executor does with a step, as the watch shows it later.
+fn apply(nodes: &mut Nodes, step: &Step) {
+    let node = Arc::make_mut(nodes.get_mut(&step.node).unwrap());
+    if let What::Act(RemediationAction::Cordon | RemediationAction::Drain) = step.what {
+        node.gpus.iter_mut().filter(|gpu| gpu.uuid == step.gpu).for_each(|gpu| gpu.cordoned = true);
+    }
+    node.record.set(step.entry.clone());
+}
+
+/// Decides and acts; what was done.
+fn run(rules: &RemediationRules, nodes: &mut Nodes, now: i64) -> Vec<What> {
+    let steps = decide(rules, nodes, now);
+    steps.iter().for_each(|step| apply(nodes, step));
+    steps.into_iter().map(|step| step.what).collect()
+}
+
+#[test]
+fn fault_is_acted_on_once() {
+    use RemediationAction::Cordon;
+    let mut nodes = cluster(2, 2);
+    let rules = rules(limits(9, 9, 9), vec![rule(Cordon)]);
+    fail(&mut nodes, 0, 1, 79, 50);
+    fail(&mut nodes, 1, 0, 31, 50);
+    let steps = decide(&rules, &nodes, 100);
+    assert_eq!(steps.len(), 1);
+    assert_eq!((steps[0].node.as_str(), steps[0].index, steps[0].fault.as_str()), ("n0", 1, "Xid 79"));
+    assert_eq!(run(&rules, &mut nodes, 100), [What::Act(Cordon)]);
+    assert_eq!(run(&rules, &mut nodes, 101), []);
+    // The operator returns the GPU with the same fault: that is a decision.
+    node_mut(&mut nodes, 0).gpus[1].cordoned = false;
+    assert_eq!(run(&rules, &mut nodes, 5000), []);
+    fail(&mut nodes, 0, 1, 79, 4000);
+    assert_eq!(run(&rules, &mut nodes, 5000), [What::Act(Cordon)]);
+}
+
+#[test]
+fn rate_counts_faults_within_the_window() {
+    use RemediationAction::Drain;
+    let mut nodes = cluster(1, 1);
+    let rules = rules(limits(9, 9, 9), vec![RemediationRule { count: 2, ..rule(Drain) }]);
+    fail(&mut nodes, 0, 0, 79, 50);
+    assert_eq!(run(&rules, &mut nodes, 50), [What::Count]);
+    assert_eq!(run(&rules, &mut nodes, 51), []);
+    // The first is over, and counts for as long as the window.
+    node_mut(&mut nodes, 0).gpus[0].problems.clear();
+    fail(&mut nodes, 0, 0, 79, 2000);
+    assert_eq!(run(&rules, &mut nodes, 2000), [What::Count]);
+    node_mut(&mut nodes, 0).gpus[0].problems.clear();
+    fail(&mut nodes, 0, 0, 79, 2500);
+    assert_eq!(run(&rules, &mut nodes, 2500), [What::Act(Drain)]);
+}
+
+#[test]
+fn dry_run_reports_once_and_is_due_when_real() {
+    use RemediationAction::Cordon;
+    let mut nodes = cluster(1, 1);
+    fail(&mut nodes, 0, 0, 79, 50);
+    let dry = rules(limits(9, 9, 9), vec![RemediationRule { dry_run: true, ..rule(Cordon) }]);
+    assert_eq!(run(&dry, &mut nodes, 60), [What::DryRun(Cordon)]);
+    assert_eq!(run(&dry, &mut nodes, 61), []);
+    assert_eq!(nodes.values().next().unwrap().record.written(), None);
+    assert_eq!(run(&rules(limits(9, 9, 9), vec![rule(Cordon)]), &mut nodes, 62), [What::Act(Cordon)]);
+}
+
+#[test]
+fn mark_of_node_is_withdrawn_with_the_last_fault() {
+    use RemediationAction::Taint;
+    let mut nodes = cluster(1, 2);
+    let rules = rules(limits(9, 9, 9), vec![rule(Taint)]);
+    fail(&mut nodes, 0, 0, 79, 50);
+    assert_eq!(run(&rules, &mut nodes, 60), [What::Act(Taint)]);
+    assert_eq!(run(&rules, &mut nodes, 70), []);
+    node_mut(&mut nodes, 0).gpus[0].problems.clear();
+    assert_eq!(run(&rules, &mut nodes, 80), [What::Withdraw(Taint)]);
+    assert_eq!(run(&rules, &mut nodes, 90), []);
+}
+
+#[test]
+fn limit_that_holds_back_is_named() {
+    use RemediationAction::{Cordon, Reboot};
+    let mut nodes = cluster(3, 4);
+    (0..3).for_each(|node| fail(&mut nodes, node, 0, 79, 50));
+    let held = |limits, action| {
+        let steps = decide(&rules(limits, vec![rule(action)]), &nodes, 60);
+        let held = steps.iter().filter_map(|step| match step.what {
+            What::HoldBack(_, limit) => Some(limit.to_string()),
+            _ => None,
+        });
+        held.collect::<Vec<_>>()
+    };
+    assert_eq!(held(limits(2, 9, 9), Cordon), ["limits.nodes: 2 of 2 nodes have withheld GPUs"]);
+    assert_eq!(held(limits(9, 2, 9), Cordon), ["limits.gpus: 2 of 2 GPUs are withheld"]);
+    assert_eq!(held(limits(9, 9, 2), Cordon), ["limits.actionsPerHour: 2 of 2 actions were taken"]);
+    // A whole node at once.
+    assert_eq!(held(limits(9, 5, 9), Reboot).len(), 2);
+    assert_eq!(held(limits(9, 9, 9), Cordon), [""; 0]);
+}
+
+/// Something that happens between two decisions.
+#[derive(Debug, Clone)]
+enum Change {
+    Fail(usize, usize, u64),
+    Recover(usize, usize),
+    Cordon(usize, usize),
+    Uncordon(usize, usize),
+    Wait(i64),
+}
+
+fn change() -> impl Strategy<Value = Change> {
+    let gpu = || (0..4usize, 0..3usize);
+    prop_oneof![
+        4 => (gpu(), 78..81u64).prop_map(|((node, gpu), xid)| Change::Fail(node, gpu, xid)),
+        1 => gpu().prop_map(|(node, gpu)| Change::Recover(node, gpu)),
+        1 => gpu().prop_map(|(node, gpu)| Change::Cordon(node, gpu)),
+        1 => gpu().prop_map(|(node, gpu)| Change::Uncordon(node, gpu)),
+        1 => (1..2000i64).prop_map(Change::Wait),
+    ]
+}
+
+fn any_rule() -> impl Strategy<Value = RemediationRule> {
+    use RemediationAction::{Condition, Cordon, Drain, Event, Reboot, Taint};
+    let action =
+        prop_oneof![Just(Event), Just(Cordon), Just(Drain), Just(Taint), Just(Condition), Just(Reboot)];
+    (action, proptest::collection::btree_set(78..81u64, 1..3), 1..3usize, any::<bool>())
+        .prop_map(|(action, xids, count, dry_run)| RemediationRule { xids, count, dry_run, ..rule(action) })
+}
+
+/// The GPUs that new pods do not get: cordoned ones, and those of nodes that a real action has marked.
+fn withheld_gpus(nodes: &Nodes) -> BTreeSet<(String, String)> {
+    use RemediationAction::{Reboot, Taint};
+    let mut all = BTreeSet::new();
+    for (name, node) in nodes {
+        let acted = node.record.iter().filter_map(|entry| entry.acted.as_ref());
+        let whole = acted.into_iter().any(|one| one.active && matches!(one.action, Taint | Reboot));
+        let gpus = node.gpus.iter().filter(|gpu| whole || gpu.cordoned);
+        all.extend(gpus.map(|gpu| (name.to_string(), gpu.uuid.to_string())));
+    }
+    all
+}
+
+proptest! {
+    /// Rules withhold no more than the limits allow beyond what others withhold, and take no more actions in an hour. A
+    /// second decision at the same time does nothing. Dry runs change nothing that anyone but the extender sees.
+    #[test]
+    fn limits_hold_whatever_happens(
+        of in (0..4u32, 0..8u32, 0..6u32),
+        mut all in proptest::collection::vec(any_rule(), 1..4),
+        changes in proptest::collection::vec(change(), 1..40),
+    ) {
+        for (at, rule) in all.iter_mut().enumerate() {
+            rule.name = format!("r{at}");
+        }
+        let rules = rules(limits(of.0, of.1, of.2), all);
+        let mut nodes = cluster(4, 3);
+        let (mut now, mut taken) = (10_000i64, Vec::new());
+        for change in changes {
+            match change {
+                Change::Fail(node, gpu, xid) => fail(&mut nodes, node, gpu, xid, now),
+                Change::Recover(node, gpu) => node_mut(&mut nodes, node).gpus[gpu].problems.clear(),
+                Change::Cordon(node, gpu) => node_mut(&mut nodes, node).gpus[gpu].cordoned = true,
+                Change::Uncordon(node, gpu) => node_mut(&mut nodes, node).gpus[gpu].cordoned = false,
+                Change::Wait(seconds) => now += seconds,
+            }
+            let before = withheld_gpus(&nodes);
+            let steps = decide(&rules, &nodes, now);
+            for step in &steps {
+                let real = matches!(step.what, What::Act(action) if action != RemediationAction::Event);
+                let written = nodes[&step.node].record.written();
+                apply(&mut nodes, step);
+                if real {
+                    taken.push(now);
+                }
+                if let What::DryRun(_) = step.what {
+                    prop_assert_eq!(nodes[&step.node].record.written(), written);
+                }
+            }
+            let after = withheld_gpus(&nodes);
+            if after.difference(&before).next().is_some() {
+                let of_nodes = |gpus: &BTreeSet<(String, String)>| {
+                    gpus.iter().map(|(node, _)| node.clone()).collect::<BTreeSet<_>>().len()
+                };
+                prop_assert!(after.len() <= of.1 as usize, "{} GPUs", after.len());
+                prop_assert!(
+                    of_nodes(&after) <= (of.0 as usize).max(of_nodes(&before)),
+                    "{} nodes", of_nodes(&after)
+                );
+            }
+            let hour = taken.iter().filter(|at| now - **at < HOUR).count();
+            prop_assert!(hour <= of.2 as usize, "{hour} actions");
+            let again = decide(&rules, &nodes, now);
+            let again: Vec<_> = again.iter().filter(|step| !matches!(step.what, What::HoldBack(..))).collect();
+            // What is taken back makes room.
+            let withdrawn = steps.iter().any(|step| matches!(step.what, What::Withdraw(_)));
+            prop_assert!(withdrawn || again.is_empty(), "{again:?}");
+        }
+    }
+}

@@ -1,0 +1,195 @@
+//! What GpuNodes report of the health of GPUs, as the rules of remediation read it.
+
+use std::collections::{BTreeMap, HashSet};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use gantry_api::{Cordons, NodeName, names};
+use gantry_topology::GpuUuid;
+use jiff::Timestamp;
+use serde::Deserialize;
+
+use super::record::Record;
+use crate::index::PartialGpuNode;
+
+/// The health of a node's GPUs.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct NodeHealth {
+    /// GPUs with a known UUID.
+    pub(crate) gpus: Vec<GpuHealth>,
+    /// What rules have counted and done here.
+    pub(crate) record: Record,
+}
+
+/// The health of one GPU.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct GpuHealth {
+    /// Its index on the node.
+    pub(crate) index: u8,
+    /// Its UUID.
+    pub(crate) uuid: GpuUuid,
+    /// Whether it is cordoned, by whatever client.
+    pub(crate) cordoned: bool,
+    /// What is wrong with it.
+    pub(crate) problems: Vec<Problem>,
+}
+
+/// A problem of a GPU.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Problem {
+    /// One of [`gantry_api::gpunode::PROBLEM_CAUSES`].
+    pub(crate) cause: String,
+    /// The Xid, if it is one.
+    pub(crate) xid: Option<u64>,
+    /// When it began, in Unix seconds.
+    pub(crate) since: i64,
+}
+
+impl std::fmt::Display for Problem {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.xid {
+            Some(xid) => write!(f, "Xid {xid}"),
+            None => f.write_str(&self.cause),
+        }
+    }
+}
+
+#[derive(Deserialize)]
+struct Spec {
+    machine: MachineSpec,
+}
+
+#[derive(Deserialize)]
+struct MachineSpec {
+    #[serde(default)]
+    gpus: Vec<GpuSpec>,
+}
+
+#[derive(Deserialize)]
+struct GpuSpec {
+    #[serde(default)]
+    index: u8,
+    #[serde(default)]
+    uuid: Option<GpuUuid>,
+}
+
+#[derive(Default, Deserialize)]
+struct Status {
+    #[serde(default)]
+    faults: Vec<Reported>,
+    #[serde(default)]
+    problems: Vec<Reported>,
+}
+
+/// A fault or another problem.
+#[derive(Deserialize)]
+struct Reported {
+    gpu: String,
+    #[serde(default)]
+    xid: Option<u64>,
+    #[serde(default)]
+    class: String,
+    #[serde(default)]
+    cause: String,
+    since: Timestamp,
+}
+
+impl NodeHealth {
+    /// Reads a GpuNode; `None` if it cannot be read.
+    pub(crate) fn read(node: &PartialGpuNode) -> Option<Self> {
+        let spec = Spec::deserialize(&node.spec).ok()?;
+        let status = match &node.status {
+            Some(status) => Status::deserialize(status).ok()?,
+            None => Status::default(),
+        };
+        let annotations = node.metadata.annotations.as_ref();
+        let cordons = Cordons::of(annotations);
+        let record = annotations.and_then(|all| all.get(names::REMEDIATION_ANNOTATION));
+        let problems_of = |uuid: &GpuUuid| {
+            let all = status.faults.iter().chain(&status.problems);
+            let own = all.filter(|known| known.gpu == uuid.as_str());
+            own.map(|known| Problem {
+                cause: if known.xid.is_some() { format!("xid-{}", known.class) } else { known.cause.clone() },
+                xid: known.xid,
+                since: known.since.as_second(),
+            })
+            .collect()
+        };
+        let gpus = spec.machine.gpus.into_iter().filter_map(|gpu| {
+            let uuid = gpu.uuid?;
+            let (cordoned, problems) = (cordons.get(&uuid).is_some(), problems_of(&uuid));
+            Some(GpuHealth { index: gpu.index, uuid, cordoned, problems })
+        });
+        Some(Self { gpus: gpus.collect(), record: record.map(|text| Record::read(text)).unwrap_or_default() })
+    }
+}
+
+/// The health of all nodes, as the watch of GpuNodes shows it.
+#[derive(Debug, Default)]
+pub(crate) struct ClusterHealth(Mutex<BTreeMap<NodeName, Arc<NodeHealth>>>);
+
+impl ClusterHealth {
+    fn nodes(&self) -> MutexGuard<'_, BTreeMap<NodeName, Arc<NodeHealth>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A GpuNode was observed. One that cannot be read has no GPUs: nothing is done to it.
+    pub(crate) fn observe(&self, name: &NodeName, node: &PartialGpuNode) {
+        let health = NodeHealth::read(node).unwrap_or_default();
+        self.nodes().insert(name.clone(), Arc::new(health));
+    }
+
+    /// A GpuNode is gone.
+    pub(crate) fn forget(&self, name: &str) {
+        self.nodes().retain(|known, _| known.as_str() != name);
+    }
+
+    /// Forgets nodes that a complete list does not name.
+    pub(crate) fn retain(&self, names: &HashSet<NodeName>) {
+        self.nodes().retain(|known, _| names.contains(known));
+    }
+
+    /// All nodes.
+    pub(crate) fn all(&self) -> BTreeMap<NodeName, Arc<NodeHealth>> {
+        self.nodes().clone()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn health_has_faults_problems_cordons_and_record() {
+        let node: PartialGpuNode = serde_json::from_value(json!({
+            "metadata": {"name": "n", "annotations": {
+                "gantry.dev/cordon-GPU-b": "the fan fails",
+                "gantry.dev/remediation": r#"[{"rule":"r","gpu":"GPU-a","seen":[5]}]"#,
+            }},
+            "spec": {"machine": {"gpus": [{"index": 0, "uuid": "GPU-a"}, {"index": 1, "uuid": "GPU-b"}, {"index": 2}]}},
+            "status": {
+                "faults": [{"gpu": "GPU-a", "xid": 79, "class": "fatal", "reason": "", "since": "1970-01-01T00:00:07Z"}],
+                "problems": [{"gpu": "GPU-b", "cause": "nvlinks-down", "since": "1970-01-01T00:00:08Z"}],
+            },
+        }))
+        .unwrap();
+        let health = NodeHealth::read(&node).unwrap();
+        let [a, b] = &health.gpus[..] else { panic!("{health:?}") };
+        assert_eq!((a.index, a.cordoned, b.index, b.cordoned), (0, false, 1, true));
+        assert_eq!(a.problems, [Problem { cause: "xid-fatal".to_owned(), xid: Some(79), since: 7 }]);
+        assert_eq!(b.problems, [Problem { cause: "nvlinks-down".to_owned(), xid: None, since: 8 }]);
+        assert_eq!(health.record.get("r", &a.uuid).unwrap().seen, [5]);
+    }
+
+    #[test]
+    fn node_that_cannot_be_read_has_no_gpus() {
+        let all = ClusterHealth::default();
+        let node: PartialGpuNode =
+            serde_json::from_value(json!({"metadata": {"name": "n"}, "spec": 3})).unwrap();
+        all.observe(&"n".into(), &node);
+        assert_eq!(*all.all()[&NodeName::from("n")], NodeHealth::default());
+        all.forget("n");
+        assert!(all.all().is_empty());
+    }
+}
