@@ -67,6 +67,11 @@ pub struct GangSpec {
     /// Whether the members take the same NIC indices on every node.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rails: Option<GangRails>,
+    /// Further reservations for replacements of members; of a gang with roles so many for each. Pods of lower priority
+    /// may use their devices meanwhile.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0, max = 64))]
+    pub spares: Option<u32>,
     /// What to do when a member of the bound gang is lost.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub repair: Option<GangRepair>,
@@ -214,7 +219,7 @@ pub struct GangStatus {
     /// Where each member goes. Absent before the gang is decided. A decision only moves forward.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub decision: Option<Decision>,
-    /// `Valid`, `Reserved` and `Bound`. `AmbiguousMembership` if several integrations name the pods. `Blocked` while a
+    /// `Valid`, `Reserved` and `Bound`. `Spares` if the gang asks for any. `AmbiguousMembership` if several integrations name the pods. `Blocked` while a
     /// permission is missing, or a disruption budget protects pods that have to be evicted.
     #[serde(default)]
     pub conditions: Vec<Condition>,
@@ -254,7 +259,7 @@ pub struct Decision {
     /// The part of the fabric, as in the status.
     #[serde(default)]
     pub domain: String,
-    /// The reservations, one per member, in order.
+    /// The reservations, one per member, and the spare ones.
     pub reservations: Vec<DecidedReservation>,
 }
 
@@ -278,6 +283,9 @@ pub struct DecidedReservation {
     /// the rank.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ordinal: Option<u32>,
+    /// Whether it was planned as a spare one. It has no pod until a replacement takes it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub spare: bool,
     /// Role of the member, if the gang has several roles.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub role: String,

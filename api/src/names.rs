@@ -43,6 +43,10 @@ pub const GANG_RAILS_ANNOTATION: &str = "gantry.dev/gang-rails";
 /// On a pod: whether the gang waits until its members have the same NIC indices on every node: `same` or `any`.
 pub const GANG_REQUIRED_RAILS_ANNOTATION: &str = "gantry.dev/gang-required-rails";
 
+/// On a pod: how many further reservations are planned with the gang, for replacements of its members. Pods of lower
+/// priority may use their devices meanwhile.
+pub const GANG_SPARES_ANNOTATION: &str = "gantry.dev/gang-spares";
+
 /// On a pod: what to do when a member of the bound gang is lost: `hold`, `restart` or `ignore`.
 pub const GANG_REPAIR_ANNOTATION: &str = "gantry.dev/gang-repair";
 

@@ -84,6 +84,8 @@ reasons! {
     InvalidMember => "a member asks for something that cannot be followed",
     MinimumChanged => "the minimum has changed since the gang was decided",
     RepairChanged => "the repair policy has changed since the gang was decided",
+    SparesReserved => "every spare reservation that the gang asks for is there",
+    SparesMissing => "the free resources do not hold every spare reservation that the gang asks for",
     GroupNotScheduled => "kube-scheduler does not schedule the PodGroup as a whole",
     PlacedApart => "the PodGroup belongs to a CompositePodGroup, and each of its groups is placed by itself",
     RevisionWaits => "members of the next revision of a template wait for devices together",

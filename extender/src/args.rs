@@ -217,6 +217,11 @@ pub struct GangArgs {
     #[arg(long, env = "GANTRY_GANG_RESTART_HOLD_MAX", value_name = "SECONDS", value_parser = seconds_or_none)]
     pub gang_restart_hold_max: Option<Duration>,
 
+    /// Most spare reservations that a gang may ask for, of each role, by an annotation or its Gang. A larger number is
+    /// lowered to this one. 0: none.
+    #[arg(long, env = "GANTRY_GANG_SPARES_MAX", value_name = "COUNT", default_value = "8", value_parser = clap::value_parser!(u32).range(..=64))]
+    pub gang_spares_max: u32,
+
     /// Write the node of each member of a gang into status.nominatedNodeName, so that kube-scheduler tries it first.
     /// For clusters where kube-scheduler samples the nodes.
     #[arg(long, env = "GANTRY_NOMINATE")]
@@ -250,7 +255,7 @@ impl GangArgs {
             self.gang_restart_hold.as_secs()
         );
         let required_levels = required_levels(&self.gang_required_levels, &self.fabric)?;
-        Ok(Ceilings { arrival, restart_hold, required_levels })
+        Ok(Ceilings { arrival, restart_hold, spares: self.gang_spares_max, required_levels })
     }
 }
 

@@ -232,6 +232,7 @@ pub struct Metrics {
     gangs: Family<Phase, Gauge>,
     places: Gauge,
     place_devices: Gauge,
+    spares: Family<State, Gauge>,
     idle_devices: Family<Namespace, Gauge>,
     kept_nodes: Gauge,
     idle_seconds: Family<Idle, Counter<f64, AtomicU64>>,
@@ -290,6 +291,7 @@ impl Metrics {
             gangs: Family::default(),
             places: Gauge::default(),
             place_devices: Gauge::default(),
+            spares: Family::default(),
             idle_devices: Family::default(),
             kept_nodes: Gauge::default(),
             idle_seconds: Family::default(),
@@ -453,8 +455,13 @@ impl Metrics {
             self.places.clone(),
         );
         registry.register(
+            "gang_spares",
+            "Spare reservations of gangs by state: idle, lent",
+            self.spares.clone(),
+        );
+        registry.register(
             "gang_reserved_devices",
-            "Devices of those reservations",
+            "Devices of those reservations, and of idle spare ones",
             self.place_devices.clone(),
         );
         registry.register(
@@ -563,6 +570,9 @@ impl Metrics {
             gauge.set(signed(count as u64));
         }
         self.places.set(signed(totals.places as u64));
+        for (state, count) in ["idle", "lent"].into_iter().zip(totals.spares) {
+            self.spares.get_or_create(&State { state }).set(signed(count as u64));
+        }
         self.place_devices.set(signed(totals.devices as u64));
         self.kept_nodes.set(signed(totals.kept_nodes as u64));
         self.awaiting_restart.set(signed(totals.awaiting_restart as u64));

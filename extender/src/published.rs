@@ -45,6 +45,8 @@ pub struct PublishedSettings {
     pub gang_arrival_max: u64,
     /// `--gang-restart-hold-max`, in seconds.
     pub gang_restart_hold_max: u64,
+    /// `--gang-spares-max`.
+    pub gang_spares_max: u32,
     /// `--gates`.
     pub gates: bool,
     /// `--request-default`.
@@ -67,6 +69,7 @@ impl Default for PublishedSettings {
             gang_required_levels: "all".to_owned(),
             gang_arrival_max: Ceilings::default().arrival.as_secs(),
             gang_restart_hold_max: Ceilings::default().restart_hold.as_secs(),
+            gang_spares_max: Ceilings::default().spares,
             gates: false,
             request_defaults: Vec::new(),
             model_cost_order: Vec::new(),
@@ -94,6 +97,7 @@ impl PublishedSettings {
             gang_required_levels: args.gangs.gang_required_levels.clone(),
             gang_arrival_max: ceilings.arrival.as_secs(),
             gang_restart_hold_max: ceilings.restart_hold.as_secs(),
+            gang_spares_max: ceilings.spares,
             gates: args.gangs.gates,
             request_defaults: args.request_defaults.clone(),
             model_cost_order: args.model_cost_order.clone(),
@@ -164,6 +168,7 @@ impl PublishedSettings {
                 required_levels: required_levels(&self.gang_required_levels, &fabric)?,
                 arrival: Duration::from_secs(self.gang_arrival_max),
                 restart_hold: Duration::from_secs(self.gang_restart_hold_max),
+                spares: self.gang_spares_max,
             },
             fabric,
             gates: self.gates,
@@ -219,6 +224,7 @@ mod tests {
             "--fabric=zone,rack=example.com/rack",
             "--gang-required-levels=rack",
             "--gang-arrival-max=900",
+            "--gang-spares-max=2",
             "--gates",
             "--request-default=research/economy=true",
             "--model-cost-order=L4,A100",
@@ -232,6 +238,7 @@ mod tests {
         assert_eq!(terms.fabric, Levels::parse("zone,rack=example.com/rack").unwrap());
         assert_eq!(terms.ceilings.required_levels, Some(vec!["rack".into()]));
         assert_eq!(terms.ceilings.arrival.as_secs(), 900);
+        assert_eq!(terms.ceilings.spares, 2);
         assert!(terms.gates);
         assert_eq!(*terms.schedulers, ["gantry".into()]);
     }

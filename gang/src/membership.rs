@@ -321,6 +321,8 @@ pub struct GangOptions {
     pub max: Option<u32>,
     /// Whether members take the same rails on every node.
     pub rails: Option<Rails>,
+    /// Spare reservations, of each role.
+    pub spares: Option<u32>,
     /// What to do when a member is lost.
     pub repair: Option<Repair>,
     /// How long its members may take to arrive once it has a place.

@@ -33,6 +33,8 @@ pub struct Terms {
     pub slice: Option<u32>,
     /// Whether its members take the same rails on every node.
     pub rails: Rails,
+    /// Spare reservations, of each role.
+    pub spares: u32,
     /// What to do when a member is lost.
     pub repair: Repair,
     pub repair_by: Authority,
@@ -60,6 +62,8 @@ pub struct Ceilings {
     pub arrival: Duration,
     /// How long reservations are kept while the owner creates all members again.
     pub restart_hold: Duration,
+    /// Spare reservations, of each role.
+    pub spares: u32,
     /// The levels that a gang may require, by name; `None`: all. Another level is preferred.
     pub required_levels: Option<Vec<Arc<str>>>,
 }
@@ -69,6 +73,7 @@ impl Default for Ceilings {
         Self {
             arrival: Duration::from_secs(300),
             restart_hold: Duration::from_secs(600),
+            spares: 8,
             required_levels: None,
         }
     }

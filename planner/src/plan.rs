@@ -30,6 +30,7 @@ mod rules;
 mod scope;
 mod skew;
 mod slices;
+mod spares;
 mod split;
 mod survey;
 
@@ -67,6 +68,11 @@ const MOST_EMPTIED: usize = 8;
 /// # Errors
 /// Why it does not fit.
 pub fn plan(input: &PlanInput<'_>, wanted: &PlanRequest) -> Result<Placement, Refusal> {
+    if wanted.spares.is_empty() { plan_members(input, wanted) } else { spares::plan(input, wanted) }
+}
+
+/// Plans the members of a gang, without its spare reservations.
+fn plan_members(input: &PlanInput<'_>, wanted: &PlanRequest) -> Result<Placement, Refusal> {
     let demand = Demand::of(wanted);
     if demand.most < demand.must || demand.most == 0 {
         let exist = u32::try_from(wanted.members.len()).unwrap_or(u32::MAX);
@@ -257,13 +263,17 @@ fn placement(
     for (ordinal, asked) in ordinals(demand.wanted, demand.pick(&counts(runs, slots))) {
         waiting[asked.slot].push_back((ordinal, asked));
     }
-    let mut places = Vec::new();
+    let (mut places, mut spares) = (Vec::new(), Vec::new());
     let mut all = anchors.clone();
     for (run, devices) in runs.iter().zip(devices) {
-        all.add(survey, run.node);
         for devices in devices {
             if let Some((ordinal, asked)) = waiting[run.slot].pop_front() {
-                places.push(Reservation {
+                let is_spare = asked.member.uid.as_str().is_empty();
+                if !is_spare {
+                    all.add(survey, run.node);
+                }
+                let of_kind = if is_spare { &mut spares } else { &mut places };
+                of_kind.push(Reservation {
                     shape: asked.member.shape,
                     node: survey.name(run.node).into(),
                     devices,
@@ -275,7 +285,7 @@ fn placement(
             }
         }
     }
-    Placement { places, domain: domain(survey, &all), ..Placement::default() }
+    Placement { places, spares, domain: domain(survey, &all), ..Placement::default() }
 }
 
 /// The smallest domain that holds some nodes, as text: `node a`, `rack r7`, `3 racks of zone a`, `cluster`.

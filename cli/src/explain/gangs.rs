@@ -55,7 +55,14 @@ pub(crate) fn gang(report: &GangReport, now: i64, wide: bool) -> String {
     if gang.members.len() > members {
         line(&mut out, &format!("  and {} more", gang.members.len() - members));
     }
-    let kept = gang.places.iter().filter(|place| place.pod.is_none()).count();
+    for spare in gang.places.iter().filter(|place| place.spare) {
+        let lent = match &spare.lent_to[..] {
+            [] => "idle".to_owned(),
+            pods => format!("lent to {}", pods.join(", ")),
+        };
+        line(&mut out, &format!("spare reservation: {} of {}, {lent}", spare.words, spare.node));
+    }
+    let kept = gang.places.iter().filter(|place| place.pod.is_none() && !place.spare).count();
     if kept > 0 {
         line(&mut out, &format!("{kept} reservations are held for future members"));
     }

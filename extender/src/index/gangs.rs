@@ -15,6 +15,7 @@ mod planning;
 mod reclaim;
 mod report;
 mod shapes;
+mod spares;
 mod standing;
 mod verbs;
 mod view;
@@ -69,6 +70,8 @@ pub(super) struct GangIndex {
     shapes: shapes::Shapes,
     /// Where each place that is kept lies.
     places: HashMap<(Arc<GangKey>, u32), NodeIx>,
+    /// Those of them that are spare and that no member has.
+    spares: BTreeSet<(Arc<GangKey>, u32)>,
     /// Nodes whose places must be looked at: something about them changed.
     suspects: BTreeSet<NodeIx>,
     /// Since when plugins of nodes with places do not serve.
@@ -108,6 +111,7 @@ impl GangIndex {
             objects: BTreeMap::new(),
             shapes: shapes::Shapes::default(),
             places: HashMap::new(),
+            spares: BTreeSet::new(),
             suspects: BTreeSet::new(),
             troubled: HashMap::new(),
             reclaim: reclaim::Reclaim::default(),

@@ -249,6 +249,20 @@ impl Node {
         Some(self.class(inventory, held, |_, set| set))
     }
 
+    /// The same, with devices (by pool) of reservations that a pod may have all the same.
+    pub(super) fn exact_with(&self, held: &[DeviceSet], lent: &[DeviceSet]) -> Option<Class> {
+        let mut class = self.exact(held)?;
+        for (index, (pool, lent)) in class.pools.iter_mut().zip(lent).enumerate() {
+            pool.free.add(lent);
+            pool.open.add(lent);
+            if let Some(held) = held.get(index) {
+                pool.open.remove(held);
+            }
+            pool.reserved = pool.reserved.saturating_sub(lent.len());
+        }
+        Some(class)
+    }
+
     fn class(
         &self,
         inventory: &Inventory,

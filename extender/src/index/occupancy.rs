@@ -68,6 +68,8 @@ pub(super) struct GangReservation {
     pub(super) devices: Devices,
     /// The member that it is assigned to.
     pub(super) pod: Option<PodUid>,
+    /// It was planned as a spare one: its devices are lent while it is assigned to no member.
+    pub(super) spare: bool,
 }
 
 impl BindReservation {

@@ -20,7 +20,7 @@ use gantry_planner::decide::{self, Policy};
 use gantry_planner::devices::DeviceSet;
 use gantry_planner::layout::Layout;
 use gantry_planner::request::Request;
-use gantry_planner::snapshot::{Hold, NodeIx};
+use gantry_planner::snapshot::{Class, Hold, NodeIx};
 
 /// A pod and the node that kube-scheduler chose for it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -155,19 +155,19 @@ impl Reservations {
         pods
     }
 
-    /// Holds the best devices of a node for a pod.
+    /// Holds the best devices of a node for a pod: free ones, or else with those that are `lent` to it.
     pub(super) fn hold(
         &mut self,
         now: Instant,
         nodes: &mut NodeTable,
         (uid, node): (&PodUid, NodeIx),
         request: &Arc<Request>,
-        policy: Policy,
+        (policy, lent): (Policy, &[DeviceSet]),
     ) {
         let Some(entry) = nodes.get(node).filter(|_| !self.holds.is_full()) else {
             return;
         };
-        let Some(layouts) = best_layouts(entry, &self.holds.on(node), request, &[], policy) else {
+        let Some(layouts) = best_layouts(entry, &self.holds.on(node), request, &[], policy, lent) else {
             return;
         };
         let devices = by_pool(entry, request, &layouts);
@@ -234,7 +234,8 @@ impl Reservations {
         }
     }
 
-    /// The layouts on hold for a pod if they are still free, or else the best that is.
+    /// The layouts on hold for a pod if they are still free, or else the best that is; those that are `lent` to it only
+    /// where the free ones are too few.
     ///
     /// # Errors
     /// [`BindError::NotFree`].
@@ -244,17 +245,17 @@ impl Reservations {
         node: NodeIx,
         target: &Target,
         request: &Request,
-        policy: Policy,
+        (policy, lent): (Policy, &[DeviceSet]),
     ) -> Result<Vec<Layout>, BindError> {
         let entry = nodes.get(node).ok_or_else(|| BindError::no_such_node(target))?;
         let hold = self.holds.of(&target.uid, node);
         if let (Some(hold), Some(layouts)) = (hold, self.holds.layouts(&target.uid, request))
-            && are_free(entry, &hold.devices)
+            && are_free(entry, &hold.devices, lent)
         {
             return Ok(layouts.to_vec());
         }
         let own = hold.map_or(&[][..], |hold| hold.devices.as_slice());
-        let best = best_layouts(entry, &self.holds.on(node), request, own, policy);
+        let best = best_layouts(entry, &self.holds.on(node), request, own, policy, lent);
         best.ok_or_else(|| BindError::not_free(target, shortage(entry, request)))
     }
 
@@ -372,10 +373,13 @@ impl Reservations {
     }
 }
 
-fn are_free(node: &Node, devices: &[DeviceSet]) -> bool {
+fn are_free(node: &Node, devices: &[DeviceSet], lent: &[DeviceSet]) -> bool {
     devices.iter().enumerate().all(|(index, devices)| {
         let pool = node.pool(index);
-        pool.is_some_and(|pool| devices.is_subset(&pool.free))
+        pool.is_some_and(|pool| match lent.get(index) {
+            Some(lent) => devices.is_subset(&(&pool.free | lent)),
+            None => devices.is_subset(&pool.free),
+        })
     })
 }
 
@@ -387,10 +391,14 @@ fn best_layouts(
     request: &Request,
     own: &[DeviceSet],
     policy: Policy,
+    lent: &[DeviceSet],
 ) -> Option<Vec<Layout>> {
-    let class = node.exact(held)?;
-    decide::judge(&class, request).ok()?;
-    decide::score(&class, request, own, policy).map(|(_, layouts)| layouts)
+    let best = |class: Class| {
+        decide::judge(&class, request).ok()?;
+        decide::score(&class, request, own, policy).map(|(_, layouts)| layouts)
+    };
+    let with_lent = || if lent.is_empty() { None } else { best(node.exact_with(held, lent)?) };
+    best(node.exact(held)?).or_else(with_lent)
 }
 
 /// Why a request does not fit on a node.

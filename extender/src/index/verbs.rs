@@ -133,7 +133,32 @@ impl Index {
                 }
             }
         }
-        let SchedulingCall { priority, request, snapshot, .. } = call;
+        let mut answer = self.decide(call, call.snapshot, candidates, nodes);
+        if answer.passed.is_empty()
+            && !answer.simulated
+            && let Some(lending) = self.lending(call.snapshot, call.priority)
+        {
+            let lent = self.decide(call, &lending, candidates, nodes);
+            if !lent.passed.is_empty() {
+                answer = lent;
+            }
+        }
+        if answer.simulated || call.uid.is_empty() {
+            return (answer, follow_up);
+        }
+        let after = self.note_filtered(call, candidates, &answer);
+        (answer, follow_up.max(after))
+    }
+
+    /// Filters the candidates for a single pod over a snapshot.
+    fn decide(
+        &self,
+        call: &SchedulingCall<'_>,
+        snapshot: &Snapshot,
+        candidates: &CandidateNodes<'_>,
+        nodes: &[Option<NodeIx>],
+    ) -> Filtered {
+        let SchedulingCall { priority, request, .. } = call;
         let mut answer = decide::filter(snapshot, self.options, request, candidates, nodes);
         if let Some(kept) = &snapshot.kept
             && *priority <= kept.priority
@@ -143,11 +168,7 @@ impl Index {
         if let Some(promised) = &snapshot.promised {
             answer.leave_nominated(promised, snapshot, nodes, (*priority, request));
         }
-        if answer.simulated || call.uid.is_empty() {
-            return (answer, follow_up);
-        }
-        let after = self.note_filtered(call, candidates, &answer);
-        (answer, follow_up.max(after))
+        answer
     }
 
     /// Records what is answered for a single pod.
@@ -203,8 +224,11 @@ impl Index {
             Answer::Wait(_) => (None, follow_up),
             Answer::Single => {
                 let (request, options) = (&call.request, self.options);
-                let winner = decide::prioritize(call.snapshot, options, call.uid, request, candidates, nodes);
-                let Some(winner) = winner else {
+                let prioritize = |snapshot: &Snapshot| {
+                    decide::prioritize(snapshot, options, call.uid, request, candidates, nodes)
+                };
+                let lending = || prioritize(&self.lending(call.snapshot, call.priority)?);
+                let Some(winner) = prioritize(call.snapshot).or_else(lending) else {
                     return (None, follow_up);
                 };
                 if !is_known {
@@ -343,7 +367,9 @@ impl Index {
             return;
         };
         self.settle_node(node);
-        self.reservations.hold(now, &mut self.nodes, (uid, node), request, self.options.policy);
+        let lent = self.lent_to(node, uid);
+        let choice = (self.options.policy, lent.as_slice());
+        self.reservations.hold(now, &mut self.nodes, (uid, node), request, choice);
     }
 
     /// Reserves devices for the bind of a single pod and writes its grant.
@@ -368,8 +394,10 @@ impl Index {
         if let Some(repeated) = Reservations::repeat(&mut self.nodes, node, target)? {
             return Ok(repeated);
         }
-        let (nodes, policy) = (&mut self.nodes, self.options.policy);
-        let layouts = self.reservations.choose(nodes, node, target, &request, policy)?;
+        let lent = self.lent_to(node, &target.uid);
+        let nodes = &mut self.nodes;
+        let choice = (self.options.policy, lent.as_slice());
+        let layouts = self.reservations.choose(nodes, node, target, &request, choice)?;
         self.reservations.grant(nodes, node, target, &request, &layouts)
     }
 

@@ -375,7 +375,7 @@ function gangDetail(gang) {
       member.stage, member.rank === null ? "" : String(member.rank), member.role, member.node ? nodeLink(member.node) : ""])),
     gang.omittedMembers ? make("p", {}, `${plural(gang.omittedMembers, "member")} not shown`) : "",
     gang.reservations.length ? table("Reservations", ["Node", "Devices", "Pod", "State"], gang.reservations.map((kept) => [
-      nodeLink(kept.node), kept.words, podOf(kept.pod) ?? "", kept.bound ? "bound" : kept.decided ? "decided" : "planned"])) : "",
+      nodeLink(kept.node), kept.words, podOf(kept.pod) ?? "", kept.spare ? (kept.lent_to ? `spare, lent to ${kept.lent_to.join(", ")}` : "spare") : kept.bound ? "bound" : kept.decided ? "decided" : "planned"])) : "",
   ];
 }
 

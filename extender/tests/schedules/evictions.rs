@@ -180,7 +180,9 @@ impl World {
         let others = self.jobs.all.iter().filter(|job| job.is_gang && Some(job.name.as_str()) != own);
         others.into_iter().find_map(|job| {
             let view = self.extenders.running.get(&run)?.view(&job.name)?;
-            let places = view.places.iter().filter(|place| !place.bound);
+            // A spare one is lent.
+            let may_borrow = own.is_none() && pod.priority < view.priority;
+            let places = view.places.iter().filter(|place| !(place.bound || place.spare && may_borrow));
             let mut kept = places.flat_map(|place| &place.devices).map(ToString::to_string);
             Some((kept.find(|id| devices.contains(id))?, job.name.clone()))
         })

@@ -380,6 +380,8 @@ impl World {
             gang: all.name.clone(),
             min: (!all.ends_with_first).then_some(all.min),
             max: all.max,
+            // Where nothing is repaired, they would be a contradiction.
+            spares: (self.plan.spares && all.repair != Some("ignore")).then_some(1),
             repair: all.repair,
         });
         let priority = if all.mixed && number % 2 == 1 { 0 } else { all.priority };

@@ -193,6 +193,8 @@ pub(crate) struct Plan {
     pub(crate) gates: bool,
     /// Whether gangs and pods of higher priority have others stopped.
     pub(crate) preemption: bool,
+    /// Whether gangs ask for a spare reservation.
+    pub(crate) spares: bool,
     /// Milliseconds for which a lost member's place is kept, and a gang may be short until it gives way.
     pub(crate) hold: u64,
     /// What else goes on in the cluster.

@@ -122,6 +122,9 @@ impl<'a> Own<'a> {
             }
             names::GANG_MAX_ANNOTATION => self.options.max = self.keep(count()),
             names::GANG_SLICE_ANNOTATION => self.options.slice = self.keep(count()),
+            names::GANG_SPARES_ANNOTATION => {
+                self.options.spares = self.keep(number(place(), text, 0..=value::MOST_SPARES));
+            }
             names::GANG_RANK_ANNOTATION => {
                 self.rank = self.keep(number(place(), text, 0..=LARGEST_RANK));
             }
@@ -269,6 +272,7 @@ impl<'a> Own<'a> {
             slice: self.options.slice.or(first.options.slice),
             max: self.options.max.or(first.options.max),
             rails: self.options.rails,
+            spares: self.options.spares,
             repair: self.options.repair.or(first.options.repair),
             arrival: self.options.arrival.or(first.options.arrival),
             restart_hold: self.options.restart_hold,
@@ -420,7 +424,7 @@ fn maker(pod: &PodView<'_>, others: &[Found<'_>]) -> Option<JobRef> {
 }
 
 /// Every annotation of ours that only makes sense on a pod of a gang.
-pub(super) const KNOWN: [&str; 12] = [
+pub(super) const KNOWN: [&str; 13] = [
     names::GANG_ANNOTATION,
     names::GANG_MIN_ANNOTATION,
     names::GANG_MAX_ANNOTATION,
@@ -429,6 +433,7 @@ pub(super) const KNOWN: [&str; 12] = [
     names::GANG_SLICE_ANNOTATION,
     names::GANG_RAILS_ANNOTATION,
     names::GANG_REQUIRED_RAILS_ANNOTATION,
+    names::GANG_SPARES_ANNOTATION,
     names::GANG_REPAIR_ANNOTATION,
     names::GANG_ARRIVAL_ANNOTATION,
     names::GANG_RESTART_HOLD_ANNOTATION,

@@ -10,6 +10,9 @@ use crate::terms::Fault;
 /// Members of one gang that are kept at most, unless set otherwise; a minimum above it could never be reached.
 pub(crate) const MOST_MEMBERS: u32 = 20_000;
 
+/// Spare reservations that a gang may ask for at most, of each role.
+pub(crate) const MOST_SPARES: u32 = 64;
+
 /// Longest piece of a value that a message repeats, in characters.
 const SHOWN: usize = 60;
 /// Most faults that are kept of one pod or object.

@@ -1,14 +1,14 @@
 //! The decision of a gang: first while it is being written, then as it stands. What the object shows of it, and how certain that is, is
 //! tracked in [`Written`].
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use gantry_api::{DecidedReservation, Decision, PodUid};
 
 use super::after;
-use super::types::{CommitFailure, Settings};
+use super::types::{CommitFailure, Now, Settings};
 use crate::terms::{Repair, Terms};
 
 /// When a decision was made, by its ID: in seconds since 1970, and its number in its process. `None` of an ID that is not ours.
@@ -118,6 +118,18 @@ pub(super) struct Decided {
     /// Which gang got the slot of a lost member that is still missing.
     gave_to: Option<Arc<str>>,
     written: Written,
+    /// By slot of a member that was a spare one: the pods that were lent its devices and have to go.
+    evictions: BTreeMap<u32, Eviction>,
+}
+
+/// Pods that have to go from the devices of a slot that was a spare one.
+#[derive(Debug, Clone)]
+struct Eviction {
+    pods: BTreeSet<PodUid>,
+    /// Since when.
+    since: Instant,
+    /// Until when they are waited for.
+    until: Instant,
 }
 
 impl Decided {
@@ -134,6 +146,7 @@ impl Decided {
             shortage: None,
             gave_to: None,
             written: Written::new(decision),
+            evictions: BTreeMap::new(),
         }
     }
 
@@ -218,7 +231,7 @@ impl Decided {
         now: Instant,
         restarts: bool,
         lost: bool,
-        delay: Option<std::time::Duration>,
+        delay: Option<Duration>,
     ) -> bool {
         if !restarts {
             self.lost_since = None;
@@ -267,6 +280,44 @@ impl Decided {
 
     pub(super) fn is_short_for_long(&self) -> bool {
         self.shortage.is_some_and(|shortage| shortage.long)
+    }
+
+    /// These pods have to go from a slot, and are gone by `ends`, in seconds since 1970, if all of them are terminating.
+    /// Returns those that are to be evicted.
+    pub(super) fn evict_from(
+        &mut self,
+        now: Now,
+        settings: &Settings,
+        slot: u32,
+        pods: &BTreeSet<PodUid>,
+        ends: Option<i64>,
+    ) -> Vec<PodUid> {
+        let begun = self.evictions.get(&slot);
+        let new = pods.iter().filter(|pod| begun.is_none_or(|begun| !begun.pods.contains(*pod)));
+        let new = new.cloned().collect();
+        let since = begun.map_or(now.at, |begun| begun.since);
+        // By their own word, and some longer; never for ever.
+        let left = ends.map(|ends| Duration::from_secs(ends.saturating_sub(now.unix).max(0).unsigned_abs()));
+        let own = left.map(|left| after(now.at, left.saturating_add(settings.evict)));
+        let last = after(since, settings.evict.saturating_add(settings.ending));
+        let until = own.unwrap_or_else(|| after(since, settings.evict)).min(last);
+        self.evictions.insert(slot, Eviction { pods: pods.clone(), since, until });
+        new
+    }
+
+    /// No pod has to go from a slot. Whether one had.
+    pub(super) fn end_eviction(&mut self, slot: u32) -> bool {
+        self.evictions.remove(&slot).is_some()
+    }
+
+    /// The slots from which pods have to go, and until when they are waited for.
+    pub(super) fn evictions(&self) -> impl Iterator<Item = (u32, Instant)> {
+        self.evictions.iter().map(|(slot, eviction)| (*slot, eviction.until))
+    }
+
+    /// The pods that have to go from slots that were spare ones.
+    pub(super) fn evicted(&self) -> impl Iterator<Item = &PodUid> {
+        self.evictions.values().flat_map(|eviction| &eviction.pods)
     }
 
     /// The slot of a lost member went to another gang.
@@ -417,6 +468,7 @@ mod tests {
             rank: None,
             ordinal: None,
             role: String::new(),
+            spare: false,
             pod_name: String::new(),
             pod: pod.map(|pod| format!("p{pod}").as_str().into()),
         }

@@ -89,6 +89,14 @@ pub enum GangEvent<'a> {
         /// By when it is to be gone, in seconds since 1970.
         by: i64,
     },
+    /// Pods that were lent the devices of a spare slot hold them, now that a member has it; none: they are gone.
+    SlotHeld {
+        gang: &'a GangKey,
+        slot: u32,
+        pods: &'a BTreeSet<PodUid>,
+        /// When the last of them is to be gone, in seconds since 1970, if all of them are terminating.
+        ends: Option<i64>,
+    },
     /// Other gangs need surplus slots more ([`super::View::surplus`]). Replies how many were released.
     ReleaseSurplus { gang: &'a GangKey, slots: &'a BTreeSet<u32> },
     /// A gang of higher priority needs orphaned slots ([`super::View::orphaned`]). Replies how many were released.

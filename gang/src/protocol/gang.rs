@@ -366,7 +366,13 @@ impl Gang {
 
     /// It is worth planning now, given capacity.
     pub(super) fn wants_plan(&self, now: Instant) -> bool {
-        if self.attempts.is_paused(now) || self.members().unplaced().is_empty() || !self.any_may_arrive() {
+        if self.attempts.is_paused(now) {
+            return false;
+        }
+        if self.lacks_spares() {
+            return true;
+        }
+        if self.members().unplaced().is_empty() || !self.any_may_arrive() {
             return false;
         }
         match &self.state {
@@ -393,7 +399,7 @@ impl Gang {
     fn may_ever_want_plan(&self) -> bool {
         let open = matches!(self.state, State::Open | State::Decided(_));
         open && !self.are_independent()
-            && self.count().of(Class::Waiting) > 0
+            && (self.count().of(Class::Waiting) > 0 || self.lacks_spares())
             && self.agreement.working_terms().is_some()
     }
 
@@ -827,6 +833,14 @@ impl Gang {
         if there.iter().all(|(_, holder)| matches!(holder, Holder::Bound(_))) {
             return;
         }
+        let (spare, there): (Vec<_>, Vec<_>) =
+            there.into_iter().partition(|(_, holder)| *holder == Holder::Spare);
+        for (id, _) in spare {
+            self.roster.release(id);
+        }
+        if there.is_empty() {
+            return;
+        }
         match &self.state {
             // Where others take the devices each time, evictions at once would go on for ever.
             State::Reserved(_) if self.attempts.has_evicted() => {
@@ -856,7 +870,7 @@ impl Gang {
     fn give_up_slot(&mut self, id: u32, holder: &Holder) {
         match holder {
             Holder::Bound(_) => {}
-            Holder::Kept | Holder::Leaving(_) => self.roster.release(id),
+            Holder::Kept | Holder::Spare | Holder::Leaving(_) => self.roster.release(id),
             Holder::Assigned(uid) => {
                 if !self.members().get(uid).is_some_and(TrackedMember::is_pinned) {
                     self.replan_slot(uid);
@@ -884,9 +898,16 @@ impl Gang {
         }
     }
 
-    /// Releases some of the orphaned slots for a gang of higher priority. Returns how many.
+    /// The same, and spare ones: both go to gangs of higher priority.
+    fn for_higher_priority(&self) -> BTreeSet<u32> {
+        let decided = self.decided().is_some();
+        let spares = self.slots().spares().filter(|_| decided).map(|(id, _)| id);
+        self.orphaned().iter().copied().chain(spares).collect()
+    }
+
+    /// Releases some of those slots for a gang of higher priority. Returns how many.
     pub(super) fn release_orphaned(&mut self, slots: &BTreeSet<u32>, to: &Arc<str>) -> u32 {
-        let released: Vec<u32> = self.orphaned().intersection(slots).copied().collect();
+        let released: Vec<u32> = self.for_higher_priority().intersection(slots).copied().collect();
         for id in &released {
             self.roster.release(*id);
         }
@@ -934,7 +955,8 @@ impl Gang {
         let members = request.map(|request| request.members);
         let pairs = pair(members.unwrap_or_default(), &placement.places);
         let preempts = decided && placement.waits();
-        if pairs.len() < must as usize || preempts {
+        let only_spares = decided && pairs.is_empty() && !placement.spares.is_empty();
+        if pairs.len() < must as usize && !only_spares || preempts {
             let refusal = if preempts { Refusal::PlanEvicts } else { Refusal::PlanTooSmall };
             self.attempts.refuse(refusal);
             return;
@@ -966,9 +988,12 @@ impl Gang {
             return;
         }
         self.attempts.succeed(placement.waits());
-        // The domain of all members that have a slot, also of those that had one before.
-        self.domain = placement.domain.clone();
-        self.rails = placement.rails.clone();
+        self.add_spares(env, placement);
+        if !only_spares {
+            // The domain of all members that have a slot, also of those that had one before.
+            self.domain = placement.domain.clone();
+            self.rails = placement.rails.clone();
+        }
         if decided {
             // Members that were left out have their turn now.
             self.attempts.reconsider();
@@ -983,6 +1008,19 @@ impl Gang {
             self.activate(env, placed);
         } else if !placement.victims.is_empty() {
             env.work.push(Work::Evict { pods: placement.victims.clone(), by: self.key.clone() });
+        }
+    }
+
+    /// Keeps the spare reservations of a placement, as far as the decision can hold them.
+    fn add_spares(&mut self, env: &Env<'_>, placement: &Placement) {
+        let mut bytes = self.decision_bytes();
+        for place in &placement.spares {
+            let slot = Slot::spare(place, env.now.at);
+            bytes += self.bytes_of(&slot);
+            if bytes > MAX_DECISION_BYTES {
+                break;
+            }
+            self.roster.add_kept(slot);
         }
     }
 
@@ -1131,7 +1169,9 @@ impl Gang {
             turn: ready.then(|| self.turn()),
             considered: self.attempts.considered(),
             preempts: self.preempts(),
-            may_give_back: planning::may_have_surplus(self) || !self.orphaned().is_empty(),
+            may_give_back: planning::may_have_surplus(self)
+                || !self.orphaned().is_empty()
+                || self.slots().spares().len() > 0,
             due: self.due(settings, now),
             devices: self.slots().devices(),
             is_over: matches!(self.state, State::Over { until } if now >= until),
@@ -1243,6 +1283,9 @@ impl Gang {
             self.undecide(env);
             return true;
         }
+        self.follow_evictions(env);
+        self.take_spares(env);
+        self.release_extra_spares();
         let called = self.bind_aside(env);
         self.keep_or_release_lost(env);
         let short = self.is_short();
@@ -1313,6 +1356,7 @@ impl Gang {
                 self.hold_ends(settings),
                 self.surplus_ends(),
                 decided.shortage_due(settings),
+                decided.evictions().map(|(_, until)| until).min(),
                 Some(self.settle_until),
             ]),
             State::Awaiting(_) => due.extend([self.succession_ends(settings), Some(self.settle_until)]),
@@ -1537,7 +1581,7 @@ impl Gang {
 
     fn decided_reservation(&self, slot: &Slot) -> DecidedReservation {
         let pod = match slot.holder() {
-            Holder::Kept | Holder::Leaving(_) => None,
+            Holder::Kept | Holder::Spare | Holder::Leaving(_) => None,
             Holder::Assigned(uid) | Holder::Bound(uid) => Some(uid.clone()),
         };
         let member = pod.as_ref().and_then(|uid| self.members().get(uid));
@@ -1558,6 +1602,7 @@ impl Gang {
             role: slot.role().to_string(),
             // Where slices are counted by it and the rank is another number.
             ordinal: slot.ordinal().filter(|ordinal| sliced && slot.rank() != Some(*ordinal)),
+            spare: slot.is_spare(),
             pod_name: member.map(|member| member.pod().name.to_string()).unwrap_or_default(),
             pod,
         }
@@ -1745,7 +1790,7 @@ impl Gang {
         match &keeps {
             Some(_) => {
                 let kept = (self.domain.clone(), self.rails.clone());
-                self.begin_incarnation_keeping_slots(true);
+                self.begin_incarnation_keeping_slots(true, env.now.at);
                 (self.domain, self.rails) = kept;
             }
             None => self.begin_incarnation(true),
@@ -1767,8 +1812,13 @@ impl Gang {
 
     /// No member is bound, no slot is kept, and members of its minimum are missing: they were evicted, or their nodes are gone.
     fn has_nothing_left(&self) -> bool {
-        let nothing = self.slots().is_empty() && self.count().of(Class::Bound) == 0;
+        let nothing = !self.has_member_slots() && self.count().of(Class::Bound) == 0;
         nothing && !self.members().unplaced().is_empty() && self.missing(Count::settled) > 0
+    }
+
+    /// It has slots that are not spare ones.
+    fn has_member_slots(&self) -> bool {
+        self.slots().len() > self.slots().spares().len()
     }
 
     /// The members that come are planned as a whole, as they were the first time. Member by member, two such gangs could each get what the
@@ -1801,6 +1851,122 @@ impl Gang {
             Repair::Restart => Work::Delete { why: restart_note(&self.key, to.as_deref()), pods },
             Repair::Hold | Repair::Ignore => Work::EvictRest { pods, of: Arc::clone(&self.key), to },
         });
+    }
+}
+
+/// Spare slots: reservations beyond the members, for replacements. A gang never waits for them: it is decided without those that do not fit,
+/// and they are planned again once it is bound.
+impl Gang {
+    /// How many spare slots of each role it asks for. `None` while its terms are not known.
+    fn spares_wanted(&self) -> Option<usize> {
+        let terms = self.agreement.working_terms()?;
+        let may_lose = self.is_repaired() && self.count().alive() > 0;
+        Some(if may_lose { terms.spares as usize } else { 0 })
+    }
+
+    /// How many spare slots of a role it has.
+    fn spares_of(&self, role: &str) -> usize {
+        self.slots().spares().filter(|(_, slot)| **slot.role() == *role).count()
+    }
+
+    /// It is bound, and has fewer spare slots than it asks for.
+    fn lacks_spares(&self) -> bool {
+        let wanted = self.spares_wanted().unwrap_or_default();
+        wanted > 0
+            && self.decided().is_some_and(Decided::was_bound)
+            && !self.agreement.is_invalid()
+            && self.enough(Count::settled)
+            && self.members().roles_with_slots().any(|role| self.spares_of(role) < wanted)
+    }
+
+    /// Members that the minimum lacks take spare slots.
+    fn take_spares(&mut self, env: &mut Env<'_>) {
+        if self.slots().spares().len() == 0 || !self.is_short() {
+            return;
+        }
+        let mut taken = Vec::new();
+        for uid in self.members().unplaced().clone() {
+            let Some(role) = self.members().get(&uid).map(|member| member.pod().membership.role.clone())
+            else {
+                continue;
+            };
+            let of_any = self.missing(Count::placed) > self.missing_of_roles(Count::placed);
+            let needed = of_any || self.missing_of(&role, Count::placed) > 0;
+            if needed && self.roster.take_spare(&uid, env.now.at) {
+                taken.push(uid);
+            }
+        }
+        self.activate(env, taken);
+    }
+
+    /// Releases spare slots that it does not ask for any more, the last ones first.
+    fn release_extra_spares(&mut self) {
+        let Some(wanted) = self.spares_wanted() else {
+            return;
+        };
+        let mut counts: BTreeMap<&Arc<str>, usize> = BTreeMap::new();
+        let mut extra = Vec::new();
+        for (id, slot) in self.slots().spares() {
+            let count = counts.entry(slot.role()).or_default();
+            *count += 1;
+            if *count > wanted {
+                extra.push(id);
+            }
+        }
+        for id in extra {
+            self.roster.release(id);
+        }
+    }
+
+    /// Pods that were lent the devices of a slot hold them, or not any more.
+    pub(super) fn slot_held(
+        &mut self,
+        env: &mut Env<'_>,
+        id: u32,
+        pods: &BTreeSet<PodUid>,
+        ends: Option<i64>,
+    ) {
+        let slot = self.slots().get(id).filter(|slot| slot.is_spare());
+        let member = match slot.map(Slot::holder) {
+            Some(Holder::Assigned(uid)) => uid.clone(),
+            _ => return,
+        };
+        let State::Decided(decided) = &mut self.state else {
+            return;
+        };
+        if pods.is_empty() {
+            if decided.end_eviction(id) {
+                self.blockers.remove(&Blocker::Budget);
+                self.activate(env, vec![member]);
+            }
+            return;
+        }
+        let new = decided.evict_from(env.now, env.settings, id, pods, ends);
+        if !new.is_empty() {
+            env.work.push(Work::Evict { pods: new, by: self.key.clone() });
+        }
+    }
+
+    /// Gives up slots whose devices the pods that were lent them do not return in time: their members are planned again.
+    fn follow_evictions(&mut self, env: &Env<'_>) {
+        let State::Decided(decided) = &self.state else {
+            return;
+        };
+        let evictions: Vec<(u32, Instant)> = decided.evictions().collect();
+        for (id, until) in evictions {
+            let slot = self.slots().get(id).filter(|slot| slot.is_spare());
+            let holder = slot.map(|slot| slot.holder().clone());
+            let waits = matches!(holder, Some(Holder::Assigned(_)));
+            if waits && env.now.at < until {
+                continue;
+            }
+            if let State::Decided(decided) = &mut self.state {
+                decided.end_eviction(id);
+            }
+            if let Some(holder) = holder.filter(|_| waits) {
+                self.give_up_slot(id, &holder);
+            }
+        }
     }
 }
 

@@ -222,6 +222,9 @@ impl Gangs {
                     }
                 }
             }
+            GangEvent::SlotHeld { gang, slot, pods, ends } => {
+                self.of_gang(now, gang, |gang, env| gang.slot_held(env, slot, pods, ends));
+            }
             GangEvent::ReleaseSurplus { gang, slots } => {
                 let mut released = 0;
                 self.of_gang(now, gang, |gang, _| released = gang.release_surplus(slots));

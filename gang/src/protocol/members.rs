@@ -405,6 +405,13 @@ impl Count {
         self.of(Class::Coming) + self.ready()
     }
 
+    fn with_slots(&self) -> u32 {
+        [Class::Coming, Class::Following, Class::Arrived, Class::Bound]
+            .map(|class| self.of(class))
+            .iter()
+            .sum()
+    }
+
     /// Members for which the barrier does not wait.
     pub(super) fn ready(&self) -> u32 {
         self.of(Class::Arrived) + self.of(Class::Following) + self.settled()
@@ -512,6 +519,12 @@ impl Members {
 
     pub(super) fn count_of(&self, role: &str) -> Count {
         self.by_role.get(role).copied().unwrap_or_default()
+    }
+
+    /// The roles of members that have slots.
+    pub(super) fn roles_with_slots(&self) -> impl Iterator<Item = &Arc<str>> {
+        let roles = self.by_role.iter().filter(|(_, count)| count.with_slots() > 0);
+        roles.map(|(role, _)| role)
     }
 
     /// The most that were alive or had ended well at a time.

@@ -217,6 +217,18 @@ impl Roster {
         self.fill_where(now, Slot::awaits)
     }
 
+    /// Gives a spare slot to a member that waits, if one suits it.
+    pub(super) fn take_spare(&mut self, uid: &PodUid, now: Instant) -> bool {
+        let Some(member) = self.members.get(uid) else {
+            return false;
+        };
+        let found = self.slots.spares().find(|(_, slot)| slot.replaces(member.pod())).map(|(id, _)| id);
+        if let Some(id) = found {
+            self.assign(uid, id, now);
+        }
+        found.is_some()
+    }
+
     /// The same for members that ask for the same devices and may have other needs.
     pub(super) fn fill_alike(&mut self, now: Instant) -> Vec<PodUid> {
         self.fill_where(now, Slot::awaits_alike)

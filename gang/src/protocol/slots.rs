@@ -25,6 +25,8 @@ pub(super) struct Slot {
     ordinal: Option<u32>,
     /// See [`Reservation::follows`].
     follows: bool,
+    /// It was planned as a spare one, and no member has been bound with it.
+    spare: bool,
     holder: Holder,
     /// Since when the holder is what it is.
     since: Instant,
@@ -37,6 +39,8 @@ pub(super) struct Slot {
 pub(super) enum Holder {
     /// None: it is kept for a member to come.
     Kept,
+    /// None: it is kept for a member that may be lost, and its devices are lent meanwhile.
+    Spare,
     /// A member that is not bound yet.
     Assigned(PodUid),
     /// A member that is seen to be bound: its pod holds the devices.
@@ -48,7 +52,7 @@ pub(super) enum Holder {
 impl Holder {
     pub(super) fn pod(&self) -> Option<&PodUid> {
         match self {
-            Self::Kept => None,
+            Self::Kept | Self::Spare => None,
             Self::Assigned(uid) | Self::Bound(uid) | Self::Leaving(uid) => Some(uid),
         }
     }
@@ -65,10 +69,16 @@ impl Slot {
             role: reservation.role.clone(),
             ordinal: reservation.ordinal,
             follows: reservation.follows,
+            spare: false,
             holder: Holder::Kept,
             since: now,
             stale: false,
         }
+    }
+
+    /// A spare slot.
+    pub(super) fn spare(reservation: &Reservation, now: Instant) -> Self {
+        Self { ordinal: None, spare: true, holder: Holder::Spare, ..Self::new(reservation, now) }
     }
 
     /// A slot of a decision that another process wrote.
@@ -84,7 +94,8 @@ impl Slot {
             ordinal: reservation.ordinal,
             // It is decided: the barrier waits for no member any more.
             follows: false,
-            holder: Holder::Kept,
+            spare: reservation.spare,
+            holder: if reservation.spare && reservation.pod.is_none() { Holder::Spare } else { Holder::Kept },
             since: now,
             stale: false,
         }
@@ -116,6 +127,10 @@ impl Slot {
 
     pub(super) fn follows(&self) -> bool {
         self.follows
+    }
+
+    pub(super) fn is_spare(&self) -> bool {
+        self.spare
     }
 
     pub(super) fn holder(&self) -> &Holder {
@@ -151,6 +166,11 @@ impl Slot {
         self.is_kept_for(member) && self.suits(member)
     }
 
+    /// Whether it is spare, and such a member may have it.
+    pub(super) fn replaces(&self, member: &Member) -> bool {
+        self.holder == Holder::Spare && self.role == member.membership.role && self.suits(member)
+    }
+
     /// The same for a member that asks for the same devices and may have other needs.
     pub(super) fn awaits_alike(&self, member: &Member) -> bool {
         self.is_kept_for(member) && member.shape.is_some() && same_amounts(&self.devices, &member.asks)
@@ -164,7 +184,7 @@ impl Slot {
         self.holder == Holder::Kept && rank && self.role == member.membership.role
     }
 
-    fn device_count(&self) -> u64 {
+    pub(super) fn device_count(&self) -> u64 {
         let all = self.devices.iter().map(|(_, ids)| ids.len());
         all.fold(0, |sum, count| sum.saturating_add(count as u64))
     }
@@ -182,13 +202,14 @@ impl Slot {
         let pod = match &self.holder {
             Holder::Bound(_) => return None,
             Holder::Assigned(uid) => Some(uid.clone()),
-            Holder::Kept | Holder::Leaving(_) => None,
+            Holder::Kept | Holder::Spare | Holder::Leaving(_) => None,
         };
         Some(SlotReservation {
             node: self.node.clone(),
             shape: self.shape,
             devices: self.devices.clone(),
             pod,
+            spare: self.spare,
         })
     }
 }
@@ -221,6 +242,7 @@ pub(super) struct Slots {
     next: u32,
     kept: BTreeSet<u32>,
     leaving: BTreeSet<u32>,
+    spares: BTreeSet<u32>,
     /// Slots of bound pods that are gone, and of adopted decisions: their devices may be another's.
     doubtful: BTreeSet<u32>,
     devices: u64,
@@ -255,6 +277,18 @@ impl Slots {
 
     pub(super) fn kept(&self) -> &BTreeSet<u32> {
         &self.kept
+    }
+
+    /// The spare slots that no member has.
+    pub(super) fn spares(&self) -> impl ExactSizeIterator<Item = (u32, &Slot)> {
+        self.spares.iter().map(|id| (*id, &self.all[id]))
+    }
+
+    /// The spare slots are kept for the members to come, like the others.
+    pub(super) fn keep_spares(&mut self, now: Instant) {
+        for id in std::mem::take(&mut self.spares) {
+            self.set_holder(id, &Holder::Kept, now);
+        }
     }
 
     /// A kept slot for which `is` holds.
@@ -296,6 +330,7 @@ impl Slots {
         self.devices = self.devices.saturating_sub(slot.device_count());
         self.kept.remove(&id);
         self.leaving.remove(&id);
+        self.spares.remove(&id);
         self.doubtful.remove(&id);
         self.touch(id);
         Some(slot)
@@ -308,6 +343,7 @@ impl Slots {
         }
         let was_bound = slot.is_bound();
         slot.holder = holder.clone();
+        slot.spare &= !slot.is_bound();
         slot.since = now;
         if was_bound && matches!(holder, Holder::Kept | Holder::Leaving(_)) {
             self.doubtful.insert(id);
@@ -365,9 +401,11 @@ impl Slots {
     fn index(&mut self, id: u32, holder: &Holder) {
         self.kept.remove(&id);
         self.leaving.remove(&id);
+        self.spares.remove(&id);
         match holder {
             Holder::Kept => self.kept.insert(id),
             Holder::Leaving(_) => self.leaving.insert(id),
+            Holder::Spare => self.spares.insert(id),
             Holder::Assigned(_) | Holder::Bound(_) => true,
         };
     }
@@ -444,7 +482,7 @@ impl ReservedDevices {
     /// Refuses a placement with a device that two reservations would have.
     pub(super) fn overlap(&self, placement: &Placement) -> Option<Refusal> {
         let mut seen = BTreeSet::new();
-        placement.places.iter().find_map(|place| {
+        placement.places.iter().chain(&placement.spares).find_map(|place| {
             place.devices.iter().flat_map(|(_, ids)| ids).find_map(|id| {
                 let by = self.holder(&place.node, id).cloned();
                 let overlaps = !seen.insert((&place.node, id)) || by.is_some();

@@ -106,6 +106,8 @@ pub struct PlanRequest {
     pub completes: bool,
     /// Where other members of the gang are: new ones belong into the same domain.
     pub placed: Vec<Sibling>,
+    /// Spare reservations that are to be planned beside the members; their UIDs are empty.
+    pub spares: Vec<MemberRequest>,
     /// Nodes that kube-scheduler did not offer when they were planned.
     pub without: Vec<NodeName>,
     /// The highest priority of its members that take devices, by which it may preempt.
@@ -142,6 +144,8 @@ pub struct MemberRequest {
 pub struct Placement {
     /// The places: at least as many as must be.
     pub places: Vec<Reservation>,
+    /// The spare places that were found: as many as were asked for, or fewer.
+    pub spares: Vec<Reservation>,
     /// The smallest domain that holds them, for people: `rack r7`, `3 racks of zone a`, `cluster`.
     pub domain: Arc<str>,
     /// The rails that it uses, for people: `NICs 0-3 on all 4 nodes`; empty if none were chosen.
@@ -387,6 +391,8 @@ pub struct SlotReservation {
     pub devices: Devices,
     /// The member it is for, if one has it.
     pub pod: Option<PodUid>,
+    /// It was planned as a spare one: its devices are lent while no member has it.
+    pub spare: bool,
 }
 
 /// A slot that is reserved from now on, or no longer.

@@ -108,6 +108,7 @@ pub struct Declared {
     pub(super) slices: Tally<u32>,
     pub(super) most: Tally<u32>,
     pub(super) rails: Tally<Rails>,
+    pub(super) spares: Tally<u32>,
     pub(super) repairs: Tally<Repair>,
     pub(super) arrivals: Tally<ArrivalTime>,
     pub(super) restart_holds: Tally<Duration>,
@@ -201,6 +202,7 @@ impl Declared {
         turned |= turn(&mut self.slices, options.slice.as_ref(), more);
         turned |= turn(&mut self.most, options.max.as_ref(), more);
         turned |= turn(&mut self.rails, options.rails.as_ref(), more);
+        turned |= turn(&mut self.spares, options.spares.as_ref(), more);
         turned |= turn(&mut self.repairs, options.repair.as_ref(), more);
         turned |= turn(&mut self.arrivals, options.arrival.as_ref(), more);
         turned |= turn(&mut self.restart_holds, options.restart_hold.as_ref(), more);

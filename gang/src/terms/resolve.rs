@@ -12,7 +12,9 @@ use super::declared::{Declared, MAX_LISTED, Tally};
 use super::{Authority, Ceilings, Fault, Rails, Repair, Terms, TopologyRequest};
 use crate::counted::{are, members};
 use crate::fabric::{Levels, NODE, Scope};
-use crate::integrations::value::{MOST_MEMBERS, fault, level, nearest, shown, unknown as unknown_name};
+use crate::integrations::value::{
+    MOST_MEMBERS, MOST_SPARES, fault, level, nearest, shown, unknown as unknown_name,
+};
 use crate::membership::{ArrivalTime, GangOptions, OwnerFacts, OwnerRef, TopologyHint};
 
 /// What is known of the object that says how large a gang is.
@@ -75,6 +77,15 @@ pub fn resolve(
     let of_owner = Share::of(declared, facts);
     let minimum = declared.minimum(&object, owner, &of_owner, &mut faults);
     let mut options = declared.options(&object, facts, defaults, &mut faults);
+    let repair = options.repair.unwrap_or(defaults.repair);
+    if let Some(spares) = options.spares.filter(|spares| *spares > 0 && repair == Repair::Ignore) {
+        let words = format!(
+            "{spares} spare reservations are for replacements of lost members, and by {} `ignore` none is replaced; \
+             write 0, or another repair",
+            names::GANG_REPAIR_ANNOTATION
+        );
+        faults.insert(fault(declared.spares_source(&object), words));
+    }
     let lowered = declared.lower(&object, owner, facts, &mut options, defaults.ceilings);
     let total = match of_owner.at_most {
         Some(most) => Some(most),
@@ -116,7 +127,8 @@ pub fn resolve(
         level,
         slice: options.slice.or(hinted),
         rails: options.rails.unwrap_or_default(),
-        repair: options.repair.unwrap_or(defaults.repair),
+        spares: options.spares.unwrap_or_default(),
+        repair,
         repair_by: match object.repair {
             Some(_) => Authority::Object,
             // What the pods leave out is the owner's to say.
@@ -324,6 +336,9 @@ impl Declared {
             let words: Vec<String> = self.rails.few().map(|it| it.as_str().to_owned()).collect();
             faults.insert(disagreement("which rails they take", &words));
         }
+        if object.spares.is_none() && self.spares.len() > 1 {
+            faults.insert(disagree("how many spare reservations they have", &self.spares));
+        }
         if object.repair.is_none() && self.repairs.len() > 1 {
             let words: Vec<String> = self.repairs.few().map(|it| it.as_str().to_owned()).collect();
             faults.insert(disagreement("what to do when a member is lost", &words));
@@ -350,6 +365,7 @@ impl Declared {
             slice: object.slice_size.or_else(|| self.slices.first().copied()).or(owner.slice),
             max: object.max_member.or_else(|| self.most.first().copied()).or(owner.max),
             rails: object.rails.map(Rails::from).or_else(|| self.rails.first().copied()),
+            spares: object.spares.or_else(|| self.spares.first().copied()),
             repair: object
                 .repair
                 .map(Repair::from)
@@ -418,6 +434,14 @@ impl Declared {
             lowered.push(fault(place, words));
             *hold = ceilings.restart_hold;
         }
+        if let Some(spares) = options.spares.as_mut().filter(|spares| **spares > ceilings.spares) {
+            let most = ceilings.spares;
+            let words = format!(
+                "{spares} is above the operator's limit of {most} (--gang-spares-max); {most} applies"
+            );
+            lowered.push(fault(self.spares_source(object), words));
+            *spares = most;
+        }
         if let (Some(level), Some(allowed)) = (&mut options.level, &ceilings.required_levels)
             && level.required
             && !allowed.contains(&level.level)
@@ -432,6 +456,14 @@ impl Declared {
             level.required = false;
         }
         lowered
+    }
+
+    /// Where the number of spare reservations stands that counts.
+    fn spares_source(&self, object: &GangSpec) -> String {
+        match object.spares {
+            Some(_) => format!("spec.spares of Gang {}", self.object_name),
+            None => format!("annotation {}", names::GANG_SPARES_ANNOTATION),
+        }
     }
 
     /// Where the level stands that counts.
@@ -483,6 +515,7 @@ fn object_sizes(object: &GangSpec, faults: &mut BTreeSet<Fault>) {
         ("minMember", object.min_member),
         ("maxMember", object.max_member),
         ("sliceSize", object.slice_size),
+        ("spares", object.spares),
         ("arrivalSeconds", object.arrival_seconds),
         ("restartHoldSeconds", object.restart_hold_seconds),
     ];
@@ -490,6 +523,7 @@ fn object_sizes(object: &GangSpec, faults: &mut BTreeSet<Fault>) {
         let (least, most) = match field {
             "arrivalSeconds" => (1, 3600),
             "restartHoldSeconds" => (0, 3600),
+            "spares" => (0, MOST_SPARES),
             _ => (1, MOST_MEMBERS),
         };
         if let Some(count) = count.filter(|count| !(least..=most).contains(count)) {

@@ -8,6 +8,7 @@ mod near;
 mod oracle;
 mod rails;
 mod slices;
+mod spares;
 mod terms;
 mod truth;
 pub(crate) mod world;

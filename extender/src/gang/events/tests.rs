@@ -142,6 +142,7 @@ fn bound() -> GangStatus {
         ordinal: None,
         rank: None,
         role: String::new(),
+        spare: false,
         pod: pod.map(PodUid::from),
         pod_name: pod.unwrap_or_default().to_owned(),
     };

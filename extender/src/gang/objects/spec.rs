@@ -7,12 +7,13 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 /// The fields and their allowed values.
-const FIELDS: [(&str, &str); 8] = [
+const FIELDS: [(&str, &str); 9] = [
     ("minMember", "a whole number, 1 or more"),
     ("maxMember", "a whole number, 1 or more"),
     ("level", "{name: LEVEL, required: true or false}"),
     ("sliceSize", "a whole number, 1 or more"),
     ("rails", "Any, Same or RequireSame"),
+    ("spares", "a whole number, 0 to 64"),
     ("repair", "Hold, Restart or Ignore"),
     ("arrivalSeconds", "whole seconds, 1 to 3600"),
     ("restartHoldSeconds", "whole seconds, 0 to 3600"),
@@ -61,6 +62,7 @@ fn is_in_range(spec: &GangSpec) -> bool {
     let counts = [spec.min_member, spec.max_member, spec.slice_size];
     counts.iter().flatten().all(|count| *count >= 1)
         && spec.arrival_seconds.is_none_or(|seconds| (1..=3600).contains(&seconds))
+        && spec.spares.is_none_or(|spares| spares <= 64)
         && spec.restart_hold_seconds.is_none_or(|seconds| seconds <= 3600)
         && spec.level.as_ref().is_none_or(|level| !level.name.is_empty())
 }
@@ -99,7 +101,7 @@ mod tests {
     fn what_is_right_is_read() {
         let spec = json!({
             "minMember": 4, "maxMember": 8, "level": {"name": "rack", "required": true},
-            "sliceSize": 2, "rails": "RequireSame", "repair": "Restart", "arrivalSeconds": 30, "restartHoldSeconds": 0,
+            "sliceSize": 2, "rails": "RequireSame", "spares": 1, "repair": "Restart", "arrivalSeconds": 30, "restartHoldSeconds": 0,
         });
         let wanted = GangSpec {
             min_member: Some(4),
@@ -107,6 +109,7 @@ mod tests {
             level: Some(GangLevel { name: "rack".into(), required: true }),
             slice_size: Some(2),
             rails: Some(GangRails::RequireSame),
+            spares: Some(1),
             repair: Some(GangRepair::Restart),
             arrival_seconds: Some(30),
             restart_hold_seconds: Some(0),
@@ -124,7 +127,7 @@ mod tests {
         assert_eq!(
             said(json!({"minMembers": 4})),
             "spec.minMembers of Gang train: there is no such field (nearest name: minMember); there are minMember, maxMember, level, \
-             sliceSize, rails, repair, arrivalSeconds, restartHoldSeconds"
+             sliceSize, rails, spares, repair, arrivalSeconds, restartHoldSeconds"
         );
         assert_eq!(
             said(json!({"repair": "restart"})),

@@ -172,6 +172,7 @@ fn decided(id: &str) -> GangStatus {
                 ordinal: None,
                 rank: None,
                 role: String::new(),
+                spare: false,
                 pod: None,
                 pod_name: String::new(),
             }],

@@ -42,12 +42,16 @@ impl Index {
                 slot,
                 shape: place.shape,
                 devices: place.devices,
-                pod: place.pod,
+                pod: place.pod.clone(),
+                spare: place.spare,
             });
         }
         if let Some(shape) = place.shape.and_then(|shape| self.gangs.shapes.get(shape)) {
             let needs = Arc::clone(&shape.needs);
             self.resources.reserve(node, &needs);
+        }
+        if place.spare && place.pod.is_none() {
+            self.gangs.spares.insert((Arc::clone(&gang), slot));
         }
         self.gangs.places.insert((gang, slot), node);
         self.reservation_orphaned(node);
@@ -55,7 +59,9 @@ impl Index {
 
     /// A place is not kept any more. If its pod is `bound`, that has what the place had, and nobody else is worth another plan for it.
     fn drop_place(&mut self, gang: &Arc<GangKey>, slot: u32, bound: bool) {
-        let Some(node) = self.gangs.places.remove(&(Arc::clone(gang), slot)) else {
+        let key = (Arc::clone(gang), slot);
+        self.gangs.spares.remove(&key);
+        let Some(node) = self.gangs.places.remove(&key) else {
             return;
         };
         let Some(occupancy) = self.nodes.occupancy_mut(node) else {
@@ -121,6 +127,7 @@ impl Index {
             for (gang, slots) in lost {
                 self.gangs.handle(self.now, GangEvent::SlotsLost { gang: &gang, slots: &slots });
             }
+            self.reclaim_spares(node);
         }
         self.give_up_troubled(now.at);
         self.doubt_narrowed();
@@ -177,6 +184,7 @@ impl Index {
             pod.is_none_or(|pod| pod.leaving || matches!(pod.stage, Stage::Succeeded | Stage::Failed))
         };
         place.pod.as_ref() == Some(uid)
+            || self.borrows(place, uid)
             || self.gangs.core.gang_of(uid).is_some_and(|gang| gang.is_incarnation_of(&place.gang))
                 && on_its_way_out()
             || preempting(&place.gang)

@@ -10,6 +10,7 @@ mod preemption;
 mod report;
 mod restart;
 mod singly;
+mod spares;
 mod stuck;
 mod truth;
 mod unlearned;

@@ -87,6 +87,12 @@ pub struct PlaceView {
     pub decided: bool,
     /// Its member is bound.
     pub bound: bool,
+    /// It is a spare one that no member has.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub spare: bool,
+    /// The pods that have its devices, if it is lent.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub lent_to: Vec<Arc<str>>,
 }
 
 /// Gangs in numbers.
@@ -96,10 +102,12 @@ pub struct GangTotals {
     pub phases: BTreeMap<GangPhase, usize>,
     /// Places kept for members that are not bound.
     pub places: usize,
-    /// Devices of those.
+    /// Devices of those, and of spare ones that are not lent.
     pub devices: usize,
     /// The same by namespace.
     pub devices_of: BTreeMap<Arc<str>, usize>,
+    /// Spare reservations whose devices no pod has, and those whose devices are lent.
+    pub spares: [usize; 2],
     /// Nodes kept for the gang that is next.
     pub kept_nodes: usize,
     /// Gangs with reservations that are kept while their owners create all members again.
@@ -184,8 +192,21 @@ impl Index {
         for view in self.gangs.core.views() {
             *totals.phases.entry(view.phase()).or_default() += 1;
         }
-        for place in self.nodes.iter().flat_map(|(_, node)| node.occupancy().gang_reservations()) {
-            totals.places += 1;
+        let nodes = self.nodes.iter();
+        let places = nodes.flat_map(|(_, node)| {
+            node.occupancy().gang_reservations().iter().map(move |place| (node, place))
+        });
+        for (node, place) in places {
+            let is_spare = place.spare && place.pod.is_none();
+            let is_lent = is_spare && node.is_lent(place);
+            if is_spare {
+                totals.spares[usize::from(is_lent)] += 1;
+            } else {
+                totals.places += 1;
+            }
+            if is_lent {
+                continue;
+            }
             let devices = place.devices.iter();
             let devices = devices.map(|(_, ids)| ids.len()).sum::<usize>();
             totals.devices += devices;
@@ -249,6 +270,8 @@ impl Index {
             pod: slot.pod.cloned(),
             decided: decided.contains(&(slot.node, slot.pod)),
             bound: slot.bound,
+            spare: slot.spare && slot.pod.is_none(),
+            lent_to: self.borrowers_of(key, &slot),
         });
         GangView { members, places: places.collect(), ..self.summary(view, position) }
     }

@@ -102,6 +102,7 @@ pub(crate) struct Claim {
     /// All that the Job of the gang's name has, if that is not said.
     pub(crate) min: Option<u32>,
     pub(crate) max: Option<u32>,
+    pub(crate) spares: Option<u32>,
     pub(crate) repair: Option<&'static str>,
 }
 
@@ -241,6 +242,7 @@ impl Pod {
             ("gang", claim.map(|claim| claim.gang.clone())),
             ("gang-min", claim.map(|claim| claim.min.map_or("all".to_owned(), |min| min.to_string()))),
             ("gang-max", claim.and_then(|claim| Some(claim.max?.to_string()))),
+            ("gang-spares", claim.and_then(|claim| Some(claim.spares?.to_string()))),
             ("gang-repair", claim.and_then(|claim| Some(claim.repair?.to_owned()))),
             ("grant", self.grant.as_deref().map(str::to_owned)),
         ];

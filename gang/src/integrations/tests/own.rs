@@ -95,6 +95,18 @@ fn every_mistake_is_named_with_what_is_allowed() {
 }
 
 #[test]
+fn spares_are_a_number_within_bounds() {
+    let read = |text: &str| {
+        let membership = plain(json!({"gantry.dev/gang": "train", "gantry.dev/gang-spares": text})).unwrap();
+        (membership.options.spares, faults(&membership).join("; "))
+    };
+    assert_eq!(read("0"), (Some(0), String::new()));
+    assert_eq!(read("64"), (Some(64), String::new()));
+    insta::assert_snapshot!(read("65").1, @r#"annotation gantry.dev/gang-spares: "65" is no whole number from 0 to 64"#);
+    insta::assert_snapshot!(read("one").1, @r#"annotation gantry.dev/gang-spares: "one" is no whole number from 0 to 64"#);
+}
+
+#[test]
 fn rails_are_preferred_required_or_any() {
     let read = |annotations: &[(&str, &str)]| {
         let mut all = json!({"gantry.dev/gang": "train"});

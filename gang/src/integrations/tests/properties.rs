@@ -7,12 +7,13 @@ use proptest::prelude::*;
 use super::super::{Controller, PodView, WorkloadRef, membership};
 
 /// Every label and annotation that is looked at, and some that are not.
-const NAMES: [&str; 44] = [
+const NAMES: [&str; 45] = [
     "gantry.dev/gang",
     "gantry.dev/gang-min",
     "gantry.dev/gang-max",
     "gantry.dev/gang-slice-size",
     "gantry.dev/gang-rails",
+    "gantry.dev/gang-spares",
     "gantry.dev/gang-required-rails",
     "gantry.dev/gang-required-level",
     "gantry.dev/gang-preferred-level",

@@ -40,8 +40,9 @@ impl Gang {
         self.begin_incarnation_with_slots(continues);
     }
 
-    /// The same, and the slots are kept for it.
-    pub(super) fn begin_incarnation_keeping_slots(&mut self, continues: bool) {
+    /// The same, and the slots are kept for it, spare ones like the others.
+    pub(super) fn begin_incarnation_keeping_slots(&mut self, continues: bool, now: Instant) {
+        self.roster.slots_mut().keep_spares(now);
         self.begin_incarnation_with_slots(continues);
     }
 
@@ -270,7 +271,8 @@ impl Gang {
         for uid in self.members().uids(bound) {
             self.follow(&uid, env.now.at);
         }
-        for id in self.slots().kept().clone() {
+        let spares: Vec<u32> = self.slots().spares().map(|(id, _)| id).collect();
+        for id in self.slots().kept().iter().copied().chain(spares).collect::<Vec<_>>() {
             self.roster.slots_mut().doubt(id);
         }
         let coming: Vec<PodUid> = self.members().on_the_way().iter().cloned().collect();

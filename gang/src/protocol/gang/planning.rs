@@ -8,6 +8,7 @@ use gantry_api::PodUid;
 
 use super::super::members::{Count, TrackedMember};
 use super::super::plan_queue::Urgency;
+use super::super::slots::Holder;
 use super::super::types::{Devices, MemberRequest, PlanRequest, ShapeId, Sibling};
 use super::{Gang, State};
 use crate::membership::Revision;
@@ -57,7 +58,8 @@ pub(super) fn plan_request(gang: &Gang) -> Option<PlanRequest> {
     }
     let devices =
         |devices: &Devices| if terms.rails == Rails::Any { Devices::new() } else { devices.clone() };
-    let slots = gang.slots().iter().map(|(_, slot)| Sibling {
+    let slots = gang.slots().iter().filter(|(_, slot)| *slot.holder() != Holder::Spare);
+    let slots = slots.map(|(_, slot)| Sibling {
         node: slot.node().clone(),
         shape: slot.shape(),
         rank: slot.rank(),
@@ -71,6 +73,7 @@ pub(super) fn plan_request(gang: &Gang) -> Option<PlanRequest> {
     Some(PlanRequest {
         gang: gang.key.clone(),
         terms,
+        spares: spare_requests(gang, &members),
         members,
         must,
         completes,
@@ -79,6 +82,44 @@ pub(super) fn plan_request(gang: &Gang) -> Option<PlanRequest> {
         priority: gang.members().priority(),
         resumes: gang.attempts.resumes(),
     })
+}
+
+/// The spare reservations that are planned with these members: each as large as the largest of its role. A gang that is decided gets those
+/// that it lacks.
+fn spare_requests(gang: &Gang, members: &[MemberRequest]) -> Vec<MemberRequest> {
+    let wanted = gang.spares_wanted().unwrap_or_default();
+    let mut largest: BTreeMap<&Arc<str>, (u64, ShapeId)> = BTreeMap::new();
+    let mut note = |role, devices: u64, shape| {
+        let known = largest.entry(role).or_insert((devices, shape));
+        *known = (*known).max((devices, shape));
+    };
+    match &gang.state {
+        _ if wanted == 0 => {}
+        State::Open => {
+            for member in members {
+                let pod = gang.members().get(&member.uid).map(TrackedMember::pod);
+                let devices = pod.map_or(0, |pod| pod.asks.iter().map(|(_, count)| u64::from(*count)).sum());
+                note(&member.role, devices, member.shape);
+            }
+        }
+        State::Decided(_) if gang.lacks_spares() => {
+            for (_, slot) in gang.slots().iter().filter(|(_, slot)| *slot.holder() != Holder::Spare) {
+                let member = slot.holder().pod().and_then(|uid| gang.members().get(uid));
+                let shape = slot.shape().or_else(|| member.and_then(|member| member.pod().shape));
+                if let Some(shape) = shape {
+                    note(slot.role(), slot.device_count(), shape);
+                }
+            }
+        }
+        _ => {}
+    }
+    let mut requests = Vec::new();
+    for (role, (_, shape)) in largest {
+        let missing = wanted.saturating_sub(gang.spares_of(role));
+        let spare = MemberRequest { uid: "".into(), shape, rank: None, role: role.clone() };
+        requests.extend(std::iter::repeat_n(spare, missing));
+    }
+    requests
 }
 
 /// The same so that the gang is whole then: no fewer than are missing of its minimum.

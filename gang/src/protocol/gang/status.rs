@@ -25,6 +25,8 @@ pub const BLOCKED: &str = "Blocked";
 /// The condition of a gang with reservations that are kept while its owner creates all members again.
 const RESERVATION_KEPT: &str = "ReservationKept";
 
+/// The condition of a gang that asks for spare reservations.
+const SPARES: &str = "Spares";
 /// The condition of a gang that kube-scheduler does not schedule as a whole.
 const GROUP_SCHEDULED: &str = "PodGroupScheduled";
 /// The condition of a gang that belongs to a tree of groups.
@@ -36,7 +38,7 @@ const ROLLOUT: &str = "Rollout";
 const MAX_UNRESERVED: usize = 1_000;
 
 /// Since when each condition is as it is.
-pub(super) type Transitions = [Option<(bool, i64)>; 9];
+pub(super) type Transitions = [Option<(bool, i64)>; 10];
 
 /// What people see of the state and the members.
 pub(super) fn phase(gang: &Gang, now: Instant) -> GangPhase {
@@ -332,6 +334,7 @@ fn conditions(gang: &mut Gang, now: (Reason, &str), unix: i64) -> Vec<Condition>
         Some(("Valid", valid, valid_reason, valid_message)),
         Some(("Reserved", reserved, reason, message())),
         Some(("Bound", bound, reason, message())),
+        spares(gang).map(|(holds, reason, message)| (SPARES, holds, reason, message)),
         ambiguous,
         blocked,
         unscheduled(gang).map(|message| (GROUP_SCHEDULED, false, Reason::GroupNotScheduled, message)),
@@ -357,6 +360,25 @@ fn conditions(gang: &mut Gang, now: (Reason, &str), unix: i64) -> Vec<Condition>
         });
     }
     conditions
+}
+
+/// How many spare reservations it has of those that it asks for, if any, while it has reservations.
+fn spares(gang: &Gang) -> Option<(bool, Reason, String)> {
+    let wanted = gang.spares_wanted().filter(|wanted| *wanted > 0 && gang.has_slots())?;
+    let have = gang.slots().spares().len();
+    let is_lacking = gang.members().roles_with_slots().any(|role| gang.spares_of(role) < wanted);
+    let of = match gang.members().roles_with_slots().count() {
+        0 | 1 => wanted.to_string(),
+        roles => format!("{} ({wanted} for each of {roles} roles)", wanted.saturating_mul(roles)),
+    };
+    let kept = format!("{have} of {of} spare reservations are kept for replacements of members");
+    Some(match is_lacking {
+        false => (true, Reason::SparesReserved, kept),
+        true => {
+            let more = "the gang does not wait for the others, which are planned once devices come free";
+            (false, Reason::SparesMissing, format!("{kept}; {more}"))
+        }
+    })
 }
 
 /// Why kube-scheduler does not schedule the group, as the condition of its PodGroup states, while it is not bound.

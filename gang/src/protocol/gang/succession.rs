@@ -128,7 +128,7 @@ impl Gang {
         let terms = self.agreement.working_terms()?;
         let facts = self.agreement.creator_facts()?;
         let owner = self.agreement.creator()?;
-        let kept = self.is_recreated() && self.repair() != Repair::Ignore && !self.slots().is_empty();
+        let kept = self.is_recreated() && self.repair() != Repair::Ignore && self.has_member_slots();
         (kept && !terms.restart_hold.is_zero()).then(|| {
             Box::new(Succession {
                 of: Arc::new(self.decision().unwrap_or_else(no_decision)),
@@ -144,7 +144,7 @@ impl Gang {
     /// Keeps the slots for the next incarnation.
     pub(super) fn keep_for_next(&mut self, env: &mut Env<'_>, succession: Box<Succession>) {
         let kept = (self.domain.clone(), self.rails.clone());
-        self.begin_incarnation_keeping_slots(false);
+        self.begin_incarnation_keeping_slots(false, env.now.at);
         (self.domain, self.rails) = kept;
         self.waiting_since = env.now.unix;
         self.begin_awaiting(env, succession);
@@ -244,7 +244,8 @@ impl Gang {
             if failed(slot) { gone.push(id) } else { kept.push((slot.rank(), id)) }
         }
         let wanted = facts.wanted.map_or(usize::MAX, |wanted| wanted as usize);
-        kept.sort_unstable();
+        // A spare one has no rank.
+        kept.sort_unstable_by_key(|(rank, id)| (rank.is_none(), *rank, *id));
         gone.extend(kept.into_iter().skip(wanted).map(|(_, id)| id));
         for id in gone {
             self.roster.release(id);
@@ -384,6 +385,7 @@ impl Gang {
             let id = self.roster.add_kept(slot);
             self.roster.slots_mut().doubt(id);
         }
+        self.roster.slots_mut().keep_spares(env.now.at);
         // A forged time is no longer than the operator's ceiling.
         let most = env.settings.ceilings.restart_hold;
         let left = shown.until.as_ref().map(|until| until.0.as_second().saturating_sub(env.now.unix).max(0));

@@ -6,6 +6,7 @@ use std::time::Instant;
 use gantry_api::{GangPhase, NodeName, PodUid, Reason};
 
 use super::super::barrier::Barrier;
+use super::super::decision::Decided;
 use super::super::members::{Class, Count};
 use super::super::plan_queue::Turn;
 use super::super::reasons::{Refusal, WaitReason};
@@ -55,6 +56,8 @@ pub struct SlotView<'a> {
     pub pod: Option<&'a PodUid>,
     /// Its pod is seen to be bound, and holds the devices itself.
     pub bound: bool,
+    /// It was planned as a spare one.
+    pub spare: bool,
     /// What its member asks for; `None` if that is not known.
     pub shape: Option<ShapeId>,
 }
@@ -268,7 +271,8 @@ impl<'a> View<'a> {
     /// Its victims: pods that have to go for it.
     pub fn victims(&self) -> impl Iterator<Item = &'a PodUid> + use<'a> {
         let barrier = self.gang.barrier().into_iter();
-        barrier.flat_map(Barrier::victims)
+        let evicted = self.gang.decided().into_iter().flat_map(Decided::evicted);
+        barrier.flat_map(Barrier::victims).chain(evicted)
     }
 
     /// It is decided, and a member of its minimum has no slot.
@@ -322,12 +326,12 @@ impl<'a> View<'a> {
             .filter_map(move |id| Some((planning::slice_of(gang, id), slot_view(id, gang.slots().get(id)?))))
     }
 
-    /// Slots kept for members that it has lost, while no replacement exists: a gang of higher priority may have their devices
+    /// Slots kept for members that it has lost, while no replacement exists, and spare ones: a gang of higher priority may have their devices
     /// ([`super::super::GangEvent::ReleaseOrphaned`]).
     pub fn orphaned(&self) -> impl Iterator<Item = SlotView<'a>> + use<'a> {
         let gang = self.gang;
-        let orphaned = gang.orphaned().iter();
-        orphaned.filter_map(move |id| Some(slot_view(*id, gang.slots().get(*id)?)))
+        let orphaned = gang.for_higher_priority().into_iter();
+        orphaned.filter_map(move |id| Some(slot_view(id, gang.slots().get(id)?)))
     }
 
     /// Members of its minimum that have no slot.
@@ -353,6 +357,7 @@ fn slot_view(id: u32, slot: &Slot) -> SlotView<'_> {
         devices: slot.devices(),
         pod: slot.holder().pod(),
         bound: slot.is_bound(),
+        spare: slot.is_spare(),
         shape: slot.shape(),
     }
 }

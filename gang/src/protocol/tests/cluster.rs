@@ -28,13 +28,23 @@ const GPUS: usize = 2;
 /// What happens. Numbers are taken modulo what there is.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Op {
-    Create { gang: usize, gated: bool, gpus: bool },
+    Create {
+        gang: usize,
+        gated: bool,
+        gpus: bool,
+    },
     Delete(usize),
     Remove(usize),
     Fail(usize),
     Succeed(usize),
-    Plan { room: bool, preempt: bool },
-    Filter { pod: usize, offered: u8 },
+    Plan {
+        room: bool,
+        preempt: bool,
+    },
+    Filter {
+        pod: usize,
+        offered: u8,
+    },
     Bind(usize),
     Withdraw(usize),
     GiveUp(usize),
@@ -42,12 +52,21 @@ pub(super) enum Op {
     Land(usize),
     Read(usize),
     Statuses,
-    EndBind { pod: usize, end: End },
+    EndBind {
+        pod: usize,
+        end: End,
+    },
     Pass(u64),
     Unfit(usize),
     ReleaseExtras(usize),
     DropObject(usize),
-    Restart { landed: bool },
+    Restart {
+        landed: bool,
+    },
+    /// Another pod gets the devices of a spare slot.
+    Lend(usize),
+    /// Another pod that has lent devices ends.
+    Return(usize),
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -103,7 +122,10 @@ pub(super) struct Cluster {
     in_flight: Vec<(Arc<GangKey>, Decision, u64)>,
     reserved: BTreeMap<(Arc<GangKey>, u32), (NodeName, String)>,
     lost_nodes: BTreeSet<String>,
+    /// Devices that other pods were lent.
+    lent: BTreeSet<String>,
     repairs: [Repair; 3],
+    spares: [u32; 3],
     mins: [u32; 3],
     ranked: [bool; 3],
     max_gangs: usize,
@@ -113,7 +135,13 @@ pub(super) struct Cluster {
 }
 
 impl Cluster {
-    pub(super) fn new(repairs: [Repair; 3], mins: [u32; 3], ranked: [bool; 3], max_gangs: usize) -> Self {
+    pub(super) fn new(
+        repairs: [Repair; 3],
+        spares: [u32; 3],
+        mins: [u32; 3],
+        ranked: [bool; 3],
+        max_gangs: usize,
+    ) -> Self {
         let mut cluster = Self {
             gangs: Gangs::new(Settings { max_gangs, ..Settings::default() }),
             effects: Effects::default(),
@@ -128,7 +156,9 @@ impl Cluster {
             in_flight: Vec::new(),
             reserved: BTreeMap::new(),
             lost_nodes: BTreeSet::new(),
+            lent: BTreeSet::new(),
             repairs,
+            spares,
             mins,
             ranked,
             processes: 0,
@@ -211,8 +241,15 @@ impl Cluster {
                 self.drop_object("default", GANGS[gang % 3]);
             }
             Op::Restart { landed } => self.restart(*landed),
+            Op::Lend(which) => self.lend(*which),
+            Op::Return(which) => {
+                if let Some(gpu) = self.lent.iter().nth(which % self.lent.len().max(1)).cloned() {
+                    self.lent.remove(&gpu);
+                }
+            }
         }
         self.collect();
+        self.report_lent();
         self.check();
     }
 
@@ -224,5 +261,37 @@ impl Cluster {
 
     fn uid(&self, at: usize) -> PodUid {
         self.pods[at].uid.as_str().into()
+    }
+
+    /// The spare slots: gang, number, GPU, and whether a member has it.
+    fn spare_slots(&self) -> Vec<(Arc<GangKey>, u32, String, bool)> {
+        let views = self.gangs.views();
+        let slots = views.flat_map(|view| view.slots().map(move |slot| (view.key().clone(), slot)));
+        let spare = slots.filter(|(_, slot)| slot.spare);
+        spare
+            .map(|(gang, slot)| (gang, slot.slot, slot.devices[0].1[0].to_string(), slot.pod.is_some()))
+            .collect()
+    }
+
+    fn lend(&mut self, which: usize) {
+        let held = self.held();
+        let free = |(_, _, gpu, taken): &(_, _, String, bool)| !taken && !held.contains_key(gpu);
+        let free: Vec<_> = self.spare_slots().into_iter().filter(free).collect();
+        if let Some((_, _, gpu, _)) = free.get(which % free.len().max(1)) {
+            self.lent.insert(gpu.clone());
+        }
+    }
+
+    /// Reports who has the devices of spare slots that members have now, as the extender does whenever a node changes.
+    fn report_lent(&mut self) {
+        for (gang, slot, gpu, taken) in self.spare_slots() {
+            if taken {
+                let lent = self.lent.contains(&gpu);
+                let pods =
+                    lent.then(|| PodUid::from(format!("borrower-{gpu}").as_str())).into_iter().collect();
+                self.handle(GangEvent::SlotHeld { gang: &gang, slot, pods: &pods, ends: None });
+                self.collect();
+            }
+        }
     }
 }

@@ -6,6 +6,7 @@ mod lost;
 mod nodes;
 mod over;
 mod restart;
+mod spares;
 mod writing;
 
 use gantry_api::Decision;

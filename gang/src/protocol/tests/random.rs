@@ -43,6 +43,8 @@ fn op() -> impl Strategy<Value = Op> {
         1 => (0..3_usize).prop_map(Op::ReleaseExtras),
         1 => (0..3_usize).prop_map(Op::DropObject),
         1 => any::<bool>().prop_map(|landed| Op::Restart { landed }),
+        2 => (0..4_usize).prop_map(Op::Lend),
+        1 => (0..4_usize).prop_map(Op::Return),
     ]
 }
 
@@ -66,13 +68,16 @@ proptest! {
     fn whatever_happens_the_invariants_hold(
         ops in prop::collection::vec(op(), 1..160),
         repairs in [repair(), repair(), repair()],
+        spares in [0..3_u32, 0..3_u32, 0..1_u32],
         mins in [1..5_u32, 1..5_u32, 1..5_u32],
         ranked in any::<[bool; 3]>(),
         // Room for one of the three gangs, for two of them, or for all.
         max_gangs in prop::sample::select(vec![2_usize, 4, 10]),
     ) {
-        let mut cluster = Cluster::new(repairs, mins, ranked, max_gangs);
-        let mut twin = Cluster::new(repairs, mins, ranked, max_gangs);
+        // Spare slots for replacements, where none is replaced, are a contradiction.
+        let spares = [0, 1, 2].map(|gang| if repairs[gang] == Repair::Ignore { 0 } else { spares[gang] });
+        let mut cluster = Cluster::new(repairs, spares, mins, ranked, max_gangs);
+        let mut twin = Cluster::new(repairs, spares, mins, ranked, max_gangs);
         for op in &ops {
             cluster.step(op);
             twin.step(op);

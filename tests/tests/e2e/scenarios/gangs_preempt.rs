@@ -141,7 +141,7 @@ pub(super) async fn make_class(bed: &Bed) -> Result<()> {
     Ok(())
 }
 
-fn of_class(mut pod: Pod, class: &str) -> Result<Pod> {
+pub(super) fn of_class(mut pod: Pod, class: &str) -> Result<Pod> {
     let spec = pod.spec.as_mut().context("a pod has a spec")?;
     spec.priority_class_name = Some(class.to_owned());
     Ok(pod)

@@ -21,6 +21,7 @@ mod gangs_preempt;
 mod gangs_repair;
 mod gangs_restart;
 mod gangs_schedulers;
+mod gangs_spares;
 mod gangs_status;
 mod gangs_truth;
 mod guard;
@@ -166,6 +167,7 @@ pub(crate) fn all() -> Vec<Scenario> {
         gangs_preempt::gang_preempts_whole_gang_within_budgets.core(),
         gangs_preempt::single_pod_preempts_without_breaking_gangs.core(),
         gangs_preempt::surplus_member_goes_rather_than_its_gang,
+        gangs_spares::replacement_takes_lent_spare,
         gangs_failures::extender_and_scheduler_killed_in_all_phases,
         gangs_failures::kubelets_killed_in_all_phases,
         gangs_phases::short_phases_survive_kills,

@@ -20,6 +20,9 @@ impl Cluster {
         }
         for view in self.gangs.views() {
             let mut pods = BTreeSet::new();
+            let spares = view.slots().filter(|slot| slot.spare && slot.pod.is_none()).count();
+            let gang = GANGS.iter().position(|name| **name == *view.key().name).unwrap();
+            assert!(spares <= self.spares[gang] as usize, "{} has {spares} spare slots", view.key());
             for slot in view.slots() {
                 let Some(pod) = slot.pod else { continue };
                 assert!(pods.insert(pod), "{pod} has two slots");
@@ -45,6 +48,7 @@ impl Cluster {
     /// From here on nothing fails, and every gang gets room in turn: gangs that have enough members must get bound.
     pub(crate) fn settle(&mut self) {
         self.lost_nodes.clear();
+        self.lent.clear();
         while let Some(at) = (0..self.pods.len()).find(|at| self.pods[*at].leaving || self.failed(*at)) {
             self.remove(at);
             self.collect();

@@ -21,6 +21,7 @@ impl Cluster {
             return;
         }
         let mut membership = with_repair(membership(name, self.mins[gang]), self.repairs[gang]);
+        membership.options.spares = Some(self.spares[gang]);
         if self.ranked[gang] {
             let taken: BTreeSet<u32> = of_gang
                 .filter(|pod| !matches!(pod.stage, Stage::Failed))

@@ -45,14 +45,25 @@ impl Cluster {
                     placed.is_some_and(|placed| placed.devices[0].1[0].as_str() == gpu)
                 });
                 let open = !held.contains_key(&gpu) && !going || by_victim;
-                if !excluded && open && !reserved.contains(&gpu) {
+                if !excluded && open && !reserved.contains(&gpu) && !self.lent.contains(&gpu) {
                     free.push((node.clone(), gpu));
                 }
             }
         }
         let count = wanted.members.len().min(free.len());
-        let enough = count >= wanted.must.max(1) as usize;
+        let spares = if room { wanted.spares.len().min(free.len() - count) } else { 0 };
+        let only_spares = wanted.members.is_empty() && spares > 0;
+        let enough = count >= wanted.must.max(1) as usize || only_spares;
         let result = if room && enough {
+            let spare = wanted.spares.iter().zip(&free[count..]).map(|(member, (node, gpu))| Reservation {
+                shape: member.shape,
+                node: node.as_str().into(),
+                devices: vec![("nvidia.com/gpu".into(), vec![gpu.as_str().into()])],
+                rank: None,
+                role: member.role.clone(),
+                ordinal: None,
+                follows: false,
+            });
             let places = wanted.members.iter().zip(&free).map(|(member, (node, gpu))| Reservation {
                 shape: member.shape,
                 node: node.as_str().into(),
@@ -64,6 +75,7 @@ impl Cluster {
             });
             Ok(Placement {
                 places: places.collect(),
+                spares: spare.collect(),
                 domain: "cluster".into(),
                 victims,
                 ..Placement::default()
@@ -100,6 +112,10 @@ impl Cluster {
         self.log.push(format!("{arrival:?}"));
         self.pods[at].waits = arrival == Arrival::Wait;
         match arrival {
+            // The pod that was lent them has them still.
+            Arrival::Go(placed) if self.lent.contains(placed.devices[0].1[0].as_str()) => {
+                self.handle(GangEvent::BindEnded { pod: &self.uid(at), outcome: BindEnd::Failed });
+            }
             Arrival::Go(placed) => {
                 let name = GANGS.iter().find(|name| **name == &*placed.gang.name).unwrap();
                 let written = self.stored[name].status.decision.as_ref().map(|decision| &*decision.id);

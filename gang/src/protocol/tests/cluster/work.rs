@@ -34,6 +34,8 @@ impl Cluster {
                         let found = self.pods.iter().position(|pod| *pod.uid == *uid.as_str());
                         if let Some(at) = found {
                             self.delete(at);
+                        } else if let Some(gpu) = uid.as_str().strip_prefix("borrower-") {
+                            assert!(self.lent.contains(gpu), "{gpu} is not lent");
                         }
                     }
                 }

@@ -100,6 +100,42 @@ fn gang_object_decides_over_rails_of_pods() {
 }
 
 #[test]
+fn spares_are_agreed_on_bounded_and_contradict_ignore() {
+    let asking = |spares| wishing(2, GangOptions { spares: Some(spares), ..GangOptions::default() });
+    assert_eq!(terms(&[stated(2)], OwnerState::NotNeeded, None).spares, 0, "by default");
+    assert_eq!(terms(&[asking(3)], OwnerState::NotNeeded, None).spares, 3);
+    let both = [asking(1), asking(2)];
+    assert_eq!(
+        faults(&both, OwnerState::NotNeeded, None),
+        ["pods: they disagree about how many spare reservations they have: 1, 2; all must say the same"]
+    );
+    let object = GangSpec { spares: Some(2), ..GangSpec::default() };
+    assert_eq!(terms(&both, OwnerState::NotNeeded, Some(&object)).spares, 2);
+    // The operator's limit is 8 by default.
+    let lowered = terms(&[asking(9)], OwnerState::NotNeeded, None);
+    assert_eq!(lowered.spares, 8);
+    assert_eq!(
+        lowered.lowered[0].to_string(),
+        "annotation gantry.dev/gang-spares: 9 is above the operator's limit of 8 (--gang-spares-max); 8 applies"
+    );
+    let object = GangSpec { spares: Some(65), ..GangSpec::default() };
+    assert_eq!(
+        faults(&[stated(2)], OwnerState::NotNeeded, Some(&object)),
+        ["spec.spares of the Gang: 65 is not from 0 to 64"]
+    );
+    let mut ignoring = asking(1);
+    ignoring.options.repair = Some(crate::terms::Repair::Ignore);
+    assert_eq!(
+        faults(&[ignoring.clone()], OwnerState::NotNeeded, None),
+        [
+            "annotation gantry.dev/gang-spares: 1 spare reservations are for replacements of lost members, and by gantry.dev/gang-repair `ignore` none is replaced; write 0, or another repair"
+        ]
+    );
+    ignoring.options.spares = Some(0);
+    assert_eq!(terms(&[ignoring], OwnerState::NotNeeded, None).spares, 0);
+}
+
+#[test]
 fn more_members_than_are_kept_of_a_gang_cannot_be_needed() {
     assert_eq!(crate::protocol::Settings::default().max_members, 20_000, "what is told below");
     assert_eq!(terms(&[stated(20_000)], OwnerState::NotNeeded, None).min, 20_000);

@@ -16,6 +16,7 @@ fn any_wish() -> impl Strategy<Value = GangOptions> {
             hint: hint.map(|label| TopologyHint { label: label.into(), slice }),
             slice,
             max,
+            spares: slice,
             rails: flag.map(|flag| if flag { Rails::RequireSame } else { Rails::Any }),
             repair: flag.map(|flag| if flag { Repair::Restart } else { Repair::Ignore }),
             arrival: max.map(|seconds| ArrivalTime {
