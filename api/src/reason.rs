@@ -87,7 +87,7 @@ reasons! {
     SparesReserved => "every spare reservation that the gang asks for is there",
     SparesMissing => "the free resources do not hold every spare reservation that the gang asks for",
     GroupNotScheduled => "kube-scheduler does not schedule the PodGroup as a whole",
-    PlacedApart => "the PodGroup belongs to a CompositePodGroup, and each of its groups is placed by itself",
+    PlacedTogether => "the gang is a tree of groups: PodGroups of a CompositePodGroup that are placed together",
     RevisionWaits => "members of the next revision of a template wait for devices together",
     SeveralIntegrations => "several integrations name the gang's pods",
     DisruptionBudget => "a disruption budget protects pods that have to be evicted",

@@ -215,6 +215,7 @@ fn waiting_member(gang: u32, number: u32) -> Member {
             also: Vec::new(),
             maker: None,
             made_by: None,
+            tree: Vec::new(),
             faults: Vec::new(),
         }),
         shape: Some(ShapeId(0)),

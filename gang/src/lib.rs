@@ -16,6 +16,7 @@ pub mod key;
 pub mod membership;
 pub mod needs;
 pub mod protocol;
+pub mod quorum;
 pub mod resources;
 pub mod terms;
 

@@ -35,6 +35,9 @@ pub struct Membership {
     /// `None` where no controller created it, where the whole is not known, and where the gang is told from others by it anyway
     /// ([`GangKey::incarnation`]).
     pub made_by: Option<Arc<str>>,
+    /// The tree of groups that its PodGroup belongs to: from the root CompositePodGroup down to the PodGroup. Empty if there is none, or it
+    /// is not known yet.
+    pub tree: Vec<OwnerRef>,
     /// What is wrong with what it says. Such a pod is not scheduled until it is mended.
     pub faults: Vec<Fault>,
 }
@@ -109,6 +112,8 @@ impl fmt::Display for OwnerRef {
 pub enum OwnerKind {
     /// scheduling.k8s.io PodGroup.
     PodGroup,
+    /// scheduling.k8s.io CompositePodGroup, which has PodGroups and other CompositePodGroups.
+    CompositePodGroup,
     /// scheduling.k8s.io Workload.
     Workload,
     /// scheduling.x-k8s.io PodGroup.
@@ -145,8 +150,9 @@ pub enum OwnerKind {
 
 impl OwnerKind {
     /// Every kind.
-    pub const ALL: [Self; 17] = [
+    pub const ALL: [Self; 18] = [
         Self::PodGroup,
+        Self::CompositePodGroup,
         Self::Workload,
         Self::CoschedulingPodGroup,
         Self::KoordinatorPodGroup,
@@ -171,6 +177,7 @@ impl OwnerKind {
         !matches!(
             self,
             Self::PodGroup
+                | Self::CompositePodGroup
                 | Self::Workload
                 | Self::CoschedulingPodGroup
                 | Self::KoordinatorPodGroup
@@ -196,7 +203,7 @@ impl OwnerKind {
 /// What such an object says.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 pub struct OwnerFacts {
-    /// Members that are useful only together.
+    /// Members that are useful only together; of a CompositePodGroup: groups.
     pub min: Option<u32>,
     /// Members there will be.
     pub total: Option<u32>,

@@ -10,6 +10,7 @@ use std::time::Duration;
 use gantry_api::{GangRails, GangRepair};
 
 use crate::membership::OwnerRef;
+use crate::quorum::{Quorum, Selection};
 pub use declared::Declared;
 pub(crate) use declared::work;
 pub use resolve::{Defaults, OwnerState, Resolved, resolve};
@@ -25,8 +26,10 @@ pub struct Terms {
     pub max: u32,
     /// Members there will be, if that is known: planning waits for them a moment, but not at any price.
     pub total: Option<u32>,
-    /// How many are of each role at least.
+    /// How many are of each role at least. Of a tree of groups: of each group that was chosen; empty until then.
     pub by_role: Vec<(Arc<str>, u32)>,
+    /// Which groups of a tree are needed.
+    pub quorum: Option<Arc<Quorum>>,
     /// The level of the fabric that should hold it.
     pub level: Option<TopologyRequest>,
     /// Members that come in slices of this size, each in one domain of the level.
@@ -53,6 +56,19 @@ pub struct Terms {
     pub authority: Authority,
     /// The source of the minimum, for people: `minMember of PodGroup train (coscheduling)`.
     pub decided_by: Arc<str>,
+}
+
+impl Terms {
+    /// The terms of a gang of which these groups were chosen.
+    #[must_use]
+    pub fn of_groups(&self, chosen: &Selection) -> Self {
+        let now = |role: &str| self.quorum.as_ref().and_then(|quorum| quorum.min_of(role));
+        // A group whose pods are all gone is needed as before.
+        let by_role = chosen.iter().map(|(role, min)| (Arc::clone(role), now(role).unwrap_or(*min)));
+        let by_role: Vec<(Arc<str>, u32)> = by_role.collect();
+        let min = by_role.iter().fold(0_u32, |sum, (_, min)| sum.saturating_add(*min));
+        Self { min, by_role, ..self.clone() }
+    }
 }
 
 /// The most that a gang may ask of others, as the operator sets it. A larger value is lowered.

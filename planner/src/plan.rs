@@ -63,11 +63,34 @@ const MOST_SURPRISES: usize = 4;
 /// Single places tried as if they were empty, before all are.
 const MOST_EMPTIED: usize = 8;
 
-/// Plans a gang.
+/// Plans a gang: of a tree of groups the first of its selections that fits.
 ///
 /// # Errors
-/// Why it does not fit.
+/// Why it does not fit; of a tree of groups why the first selection does not that would on an empty cluster.
 pub fn plan(input: &PlanInput<'_>, wanted: &PlanRequest) -> Result<Placement, Refusal> {
+    let mut refusal = match plan_selection(input, wanted) {
+        Ok(placement) => return Ok(placement),
+        Err(refusal) => refusal,
+    };
+    for other in &wanted.others {
+        if other.spares.is_empty() && !refusal.is_hopeless() {
+            // Why it does not fit makes no difference.
+            if let Some(placement) = attempts(input, other, &Demand::of(other)) {
+                return Ok(placement);
+            }
+            continue;
+        }
+        match plan_selection(input, other) {
+            Ok(placement) => return Ok(placement),
+            Err(found) if refusal.is_hopeless() && !found.is_hopeless() => refusal = found,
+            Err(_) => {}
+        }
+    }
+    Err(refusal)
+}
+
+/// Plans one selection of groups, or a gang that is no tree of groups.
+fn plan_selection(input: &PlanInput<'_>, wanted: &PlanRequest) -> Result<Placement, Refusal> {
     if wanted.spares.is_empty() { plan_members(input, wanted) } else { spares::plan(input, wanted) }
 }
 
@@ -78,10 +101,7 @@ fn plan_members(input: &PlanInput<'_>, wanted: &PlanRequest) -> Result<Placement
         let exist = u32::try_from(wanted.members.len()).unwrap_or(u32::MAX);
         return Err(Refusal::TooFewMembers { must: demand.must, exist });
     }
-    let found = [Counting::Open, Counting::Free]
-        .into_iter()
-        .find_map(|counting| attempt(input, wanted, &demand, counting));
-    match found {
+    match attempts(input, wanted, &demand) {
         Some(placement) => Ok(placement),
         None if is_short_of_rails(input, wanted, &demand) => {
             Err(Refusal::RailsTaken(Box::new(rails::shortage(input, wanted))))
@@ -89,6 +109,13 @@ fn plan_members(input: &PlanInput<'_>, wanted: &PlanRequest) -> Result<Placement
         None => Err(with_views(input, wanted, &demand, |views| diagnosis::refused(views, wanted))
             .unwrap_or(Refusal::UnknownRequest)),
     }
+}
+
+/// A placement, without devices that single pods are about to get where that will do.
+fn attempts(input: &PlanInput<'_>, wanted: &PlanRequest, demand: &Demand<'_>) -> Option<Placement> {
+    let countings = [Counting::Open, Counting::Free].into_iter();
+    let is_possible = demand.most >= demand.must && demand.most > 0;
+    countings.filter(|_| is_possible).find_map(|counting| attempt(input, wanted, demand, counting))
 }
 
 /// What a gang needs and what is there, level by level, whether it fits or not.

@@ -18,6 +18,9 @@ pub struct Kubernetes {
     minor: u32,
 }
 
+/// Feature gates of CompositePodGroups, in addition to those of PodGroups.
+pub const COMPOSITE_GATES: [&str; 2] = ["TopologyAwareWorkloadScheduling=true", "CompositePodGroup=true"];
+
 /// What older minor versions of Kubernetes do not have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Feature {
@@ -27,6 +30,8 @@ pub enum Feature {
     PodGroups,
     /// PodGroups of `scheduling.k8s.io/v1beta1`.
     BetaPodGroups,
+    /// CompositePodGroups of `scheduling.k8s.io/v1alpha3`, by the feature gate `CompositePodGroup`.
+    CompositePodGroups,
     /// `status.declaredFeatures` of Nodes.
     DeclaredFeatures,
     /// MutatingAdmissionPolicies.
@@ -45,7 +50,7 @@ impl Feature {
     /// The first minor version that has it.
     fn since(self) -> u32 {
         match self {
-            Self::BetaPodGroups => 37,
+            Self::BetaPodGroups | Self::CompositePodGroups => 37,
             Self::PodGroups | Self::StableMutatingAdmissionPolicies | Self::DeclaredFeatures => 36,
             Self::NativeGroups => 35,
             Self::MutatingAdmissionPolicies => 34,
@@ -148,6 +153,10 @@ impl Kubernetes {
             gates.push("GenericWorkload=true");
             apis.push(version);
         }
+        if self.has(Feature::CompositePodGroups) {
+            gates.extend(COMPOSITE_GATES);
+            apis.push("scheduling.k8s.io/v1alpha3");
+        }
         if let Some(version) = self.mutating_policies()
             && !self.has(Feature::StableMutatingAdmissionPolicies)
         {
@@ -209,7 +218,10 @@ mod tests {
         let args = |release: &str| Kubernetes::new(release).unwrap().api_server_args();
         assert_eq!(
             args("v1.37.1"),
-            ["--feature-gates=GenericWorkload=true", "--runtime-config=scheduling.k8s.io/v1beta1=true"]
+            [
+                "--feature-gates=GenericWorkload=true,TopologyAwareWorkloadScheduling=true,CompositePodGroup=true",
+                "--runtime-config=scheduling.k8s.io/v1beta1=true,scheduling.k8s.io/v1alpha3=true",
+            ]
         );
         assert_eq!(
             args("v1.35.4"),

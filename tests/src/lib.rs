@@ -34,6 +34,6 @@ pub use error::{Error, Result};
 pub use forward::forward;
 pub use host::{Unsupported, supported};
 pub use image::{BUSYBOX_IMAGE, SCHEDULER_IMAGE};
-pub use kubernetes::{Feature, Kubernetes};
+pub use kubernetes::{COMPOSITE_GATES, Feature, Kubernetes};
 pub use sandbox::{Daemon, Program, Sandbox};
 pub use wait::until;

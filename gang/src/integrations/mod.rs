@@ -48,6 +48,21 @@ pub fn settle(membership: &Membership, owner: &OwnerFacts) -> Option<Membership>
     Some(settled)
 }
 
+/// The claim of a pod whose PodGroup belongs to a tree of groups, from the root down to the PodGroup: the tree is one gang, and the PodGroup
+/// a role in it.
+pub fn in_tree(membership: &Membership, tree: Vec<OwnerRef>) -> Option<Membership> {
+    let (root, group) = (tree.first()?, tree.last()?);
+    if membership.tree == tree || tree.len() < 2 {
+        return None;
+    }
+    let mut settled = membership.clone();
+    // A PodGroup may have the same name.
+    settled.key.name = format!("{}/{}", api(root.kind).kind, root.name).into();
+    settled.role = Arc::clone(&group.name);
+    settled.tree = tree;
+    Some(settled)
+}
+
 /// The readers, in the order in which they are asked.
 const READERS: [Reader; 14] = [
     controllers::pod_group,

@@ -312,6 +312,7 @@ impl<'a> Own<'a> {
             revision: has_name_only.then(|| revision(pod)).flatten(),
             maker: by_name.then(|| maker(pod, others)).flatten(),
             made_by,
+            tree: Vec::new(),
             faults,
         }
     }

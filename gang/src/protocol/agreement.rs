@@ -1,18 +1,23 @@
 //! What members, owner and object of a gang declare together: its terms, or why there are none yet. `terms::resolve` puts it together, and
 //! only when a declaration changes: a thousand members declare the same.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use gantry_api::{GangSpec, names};
 
-use super::owners::Owner;
+use super::owners::{Ancestry, AncestryEnd, MAX_DEPTH, Owner};
 use super::types::Settings;
+use crate::integrations::value::{MOST_FAULTS, fault};
 use crate::key::Integration;
-use crate::membership::{Membership, OwnerFacts, OwnerRef};
+use crate::membership::{Disruption, Membership, OwnerFacts, OwnerRef};
+use crate::quorum::{Quorum, Selection};
 use crate::terms::{Declared, Defaults, Fault, OwnerState, Resolved, Terms, resolve};
 
 /// Jobs that a message about a shared gang name lists.
 const MAX_LISTED_JOBS: usize = 3;
+/// PodGroups with pods that a tree of groups may have.
+const MAX_GROUPS: usize = 256;
 
 /// The terms of a gang, as far as they are known.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -52,6 +57,12 @@ pub(super) struct Agreement {
     owner: Option<OwnerRef>,
     /// The owner that creates the pods, if that is another one.
     creator: Option<OwnerRef>,
+    /// The other groups of its tree of groups, or as far as they are known those above its PodGroup.
+    groups: Vec<OwnerRef>,
+    /// The groups of its tree that were chosen, while it has a reservation.
+    chosen: Option<Selection>,
+    /// The terms before groups were chosen.
+    unchosen: Option<Arc<Terms>>,
     /// The owners are followed while no member names them.
     retains_owners: bool,
     /// An owner that has ended or is gone: lost members are not recreated.
@@ -80,6 +91,9 @@ impl Agreement {
             count_fault: None,
             owner: None,
             creator: None,
+            groups: Vec::new(),
+            chosen: None,
+            unchosen: None,
             retains_owners: false,
             finished: None,
             suspended: None,
@@ -135,7 +149,7 @@ impl Agreement {
 
     /// The owners that are followed.
     pub(super) fn owners(&self) -> impl Iterator<Item = &OwnerRef> {
-        self.owner.iter().chain(&self.creator)
+        self.owner.iter().chain(&self.creator).chain(&self.groups)
     }
 
     /// The owner that creates the pods, if it is of a recognised kind.
@@ -259,8 +273,12 @@ impl Agreement {
         std::mem::take(&mut self.stale) || redeclared
     }
 
-    /// Follows the owners that the declarations name: of several the first by name. Returns those that are not followed any more.
-    pub(super) fn follow_owners(&mut self) -> Vec<OwnerRef> {
+    /// Follows the owners that the declarations name: of several the first by name, and all groups of a tree. Returns those that are not
+    /// followed any more.
+    pub(super) fn follow_owners<'a>(
+        &mut self,
+        find: impl Fn(&OwnerRef) -> Option<&'a Owner>,
+    ) -> Vec<OwnerRef> {
         if self.retains_owners && self.declared.is_empty() {
             return Vec::new();
         }
@@ -268,6 +286,14 @@ impl Agreement {
         self.owner = self.declared.owner().cloned();
         self.creator =
             self.declared.creator().filter(|creator| Some(*creator) != self.owner.as_ref()).cloned();
+        let mut groups: BTreeSet<OwnerRef> = self.declared.trees(MAX_GROUPS).flatten().cloned().collect();
+        if groups.is_empty()
+            && let Some(owner) = &self.owner
+        {
+            groups.extend(Ancestry::of(owner, &find).groups);
+        }
+        let others = groups.into_iter().filter(|group| Some(group) != self.owner.as_ref());
+        self.groups = others.collect();
         before.retain(|before| self.owners().all(|owner| owner != before));
         before
     }
@@ -279,7 +305,7 @@ impl Agreement {
         settings: &Settings,
     ) -> Option<Resolution> {
         let is = |of: fn(&Owner) -> bool| {
-            let mut owners = self.owners();
+            let mut owners = self.owner.iter().chain(&self.creator);
             owners.find(|owner| find(owner).is_some_and(of)).cloned()
         };
         (self.finished, self.suspended) = (is(Owner::is_finished), is(Owner::is_suspended));
@@ -289,12 +315,17 @@ impl Agreement {
         if self.declared.is_empty() {
             return None;
         }
+        let tree = match self.tree(&find) {
+            Ok(tree) => tree,
+            Err(resolution) => return Some(resolution),
+        };
         let owner = match owner.map(Owner::known) {
             None => OwnerState::NotNeeded,
             Some(None) => OwnerState::Unread,
             Some(Some(None)) => OwnerState::Missing,
             Some(Some(Some(facts))) => OwnerState::Read(facts),
         };
+        let owner = tree.as_ref().map_or(owner, |(facts, _)| OwnerState::Read(facts));
         let defaults = Defaults {
             arrival: settings.arrival,
             restart_hold: settings.restart_hold,
@@ -304,7 +335,10 @@ impl Agreement {
         };
         Some(match resolve(&self.declared, owner, self.spec.as_ref(), &defaults) {
             Resolved::Terms(terms) => match self.shared_name(&terms) {
-                None => Resolution::Terms(Arc::new(terms)),
+                None => {
+                    let quorum = tree.map(|(_, quorum)| Arc::new(quorum));
+                    Resolution::Terms(Arc::new(Terms { quorum, ..terms }))
+                }
                 Some(fault) => Resolution::Invalid(vec![fault]),
             },
             Resolved::NotYet(why) => Resolution::Unknown(why),
@@ -312,8 +346,109 @@ impl Agreement {
         })
     }
 
+    /// What the groups of its tree state together, and which of them are needed. `None` if it has no tree.
+    ///
+    /// # Errors
+    /// A group is not known yet, or the tree cannot be followed.
+    fn tree<'a>(
+        &self,
+        find: &impl Fn(&OwnerRef) -> Option<&'a Owner>,
+    ) -> Result<Option<(OwnerFacts, Quorum)>, Resolution> {
+        let Some(root) = self.declared.trees(1).next().and_then(|path| path.first()) else {
+            let alone =
+                self.owner.as_ref().filter(|owner| find(owner).is_some_and(|it| it.facts().is_some()));
+            return alone.map_or(Ok(()), |owner| ancestors_known(&Ancestry::of(owner, find))).map(|()| None);
+        };
+        if self.declared.groups() > MAX_GROUPS {
+            let words = format!(
+                "pods of {} PodGroups belong to the tree; at most {MAX_GROUPS} are placed together",
+                self.declared.groups()
+            );
+            return Err(Resolution::Invalid(vec![fault(root.to_string(), words)]));
+        }
+        let facts_of = |group: &OwnerRef| match find(group).map(Owner::known) {
+            None | Some(None) => Err(unread(group)),
+            Some(Some(None)) => Err(missing(group)),
+            Some(Some(Some(facts))) => Ok(facts),
+        };
+        let mut all = OwnerFacts::clone(facts_of(root)?);
+        let mut faults: BTreeSet<Fault> = all.faults.drain(..).collect();
+        let min_of = |group: &OwnerRef, facts: &OwnerFacts| (Arc::clone(&group.name), facts.min.unwrap_or(1));
+        let mut quorum = Quorum::root(&root.name, all.min.unwrap_or(1));
+        for path in self.declared.trees(MAX_GROUPS) {
+            let mut below = Vec::with_capacity(MAX_DEPTH);
+            for group in path.iter().skip(1) {
+                let facts = facts_of(group)?;
+                below.push(min_of(group, facts));
+                faults.extend(facts.faults.iter().cloned());
+                if facts.disruption == Some(Disruption::All) {
+                    all.disruption = facts.disruption;
+                }
+                let has_level = facts.options.level.is_some() || !facts.levels.is_empty();
+                if has_level && (&facts.options.level, &facts.levels) != (&all.options.level, &all.levels) {
+                    let words = format!(
+                        "a group below the root of a tree cannot have a constraint of its own; {root} may have it"
+                    );
+                    faults.insert(fault(Arc::clone(&facts.level_source), words));
+                }
+            }
+            quorum.add(&below);
+        }
+        let sized =
+            self.declared.states_size() || self.spec.as_ref().is_some_and(|it| it.min_member.is_some());
+        if sized {
+            let words = format!(
+                "{root} states how many groups are needed: remove {} of its pods, and minMember of its Gang",
+                names::GANG_MIN_ANNOTATION
+            );
+            faults.insert(fault("size", words));
+        }
+        if !faults.is_empty() {
+            return Err(Resolution::Invalid(faults.into_iter().take(MOST_FAULTS).collect()));
+        }
+        let chosen = self
+            .chosen
+            .as_ref()
+            .map(|chosen| chosen.values().fold(0, |sum: u32, min| sum.saturating_add(*min)));
+        let Some(least) = quorum.least().or(chosen) else {
+            let (name, min, exist) = quorum.short_of_groups().unwrap_or((&root.name, 0, 0));
+            let why = format!(
+                "CompositePodGroup {name} needs {min} groups (spec.schedulingPolicy.gang.minGroupCount), and {exist} have pods"
+            );
+            return Err(Resolution::Unknown(why.into()));
+        };
+        all.min = Some(least);
+        all.parent = None;
+        Ok(Some((all, quorum)))
+    }
+
+    /// These groups of its tree were chosen, or none are any more.
+    pub(super) fn choose(&mut self, chosen: Option<Selection>) {
+        if self.chosen == chosen {
+            return;
+        }
+        self.chosen = chosen;
+        self.stale = true;
+        if let Some(terms) = self.unchosen.clone() {
+            self.set(Resolution::Terms(terms));
+        }
+    }
+
+    /// What was chosen of a resolution.
+    fn narrow(&mut self, resolution: Resolution) -> Resolution {
+        let Resolution::Terms(terms) = resolution else {
+            return resolution;
+        };
+        self.unchosen = terms.quorum.is_some().then(|| Arc::clone(&terms));
+        match self.chosen.as_ref().filter(|_| terms.quorum.is_some()) {
+            Some(chosen) => Resolution::Terms(Arc::new(terms.of_groups(chosen))),
+            None => Resolution::Terms(terms),
+        }
+    }
+
     /// Takes over what was resolved. Whether it is new.
     pub(super) fn set(&mut self, resolution: Resolution) -> bool {
+        let resolution = self.narrow(resolution);
         if self.resolution == resolution {
             return false;
         }
@@ -342,4 +477,43 @@ impl Agreement {
             Fault { place: "pods".into(), words: words.into() }
         })
     }
+}
+
+/// Whether a PodGroup is known to belong to no tree of groups, or to which.
+///
+/// # Errors
+/// Its parents are not known yet, or make no tree.
+fn ancestors_known(ancestry: &Ancestry) -> Result<(), Resolution> {
+    const PARENT: &str = "spec.parentCompositePodGroupName";
+    let Some(last) = ancestry.groups.last() else {
+        return Ok(());
+    };
+    let names = || {
+        let names: Vec<&str> = ancestry.groups.iter().map(|group| &*group.name).collect();
+        names.join(", ")
+    };
+    match ancestry.end {
+        AncestryEnd::Root => Ok(()),
+        AncestryEnd::Unread => Err(unread(last)),
+        AncestryEnd::Missing => Err(missing(last)),
+        AncestryEnd::Cycle => {
+            let words =
+                format!("a parent is its own ancestor ({}); one of them must have no parent", names());
+            Err(Resolution::Invalid(vec![fault(format!("{PARENT} of {last}"), words)]))
+        }
+        AncestryEnd::TooDeep => {
+            let words =
+                format!("the tree is deeper than the {MAX_DEPTH} groups that are allowed ({}, ...)", names());
+            Err(Resolution::Invalid(vec![fault(format!("{PARENT} of {last}"), words)]))
+        }
+    }
+}
+
+fn unread(group: &OwnerRef) -> Resolution {
+    Resolution::Unknown(format!("{group} was not read yet").into())
+}
+
+fn missing(group: &OwnerRef) -> Resolution {
+    let why = format!("{group}, which says what is needed together, does not exist or may not be read");
+    Resolution::Unknown(why.into())
 }

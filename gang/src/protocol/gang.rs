@@ -37,6 +37,7 @@ use super::types::{
 use super::{Env, after};
 use crate::key::GangKey;
 use crate::membership::OwnerRef;
+use crate::quorum::{Quorum, Selection};
 use crate::terms::{Authority, Fault, Repair, Terms, work};
 
 /// Conclusions that can follow from one change: more would be a circle.
@@ -270,8 +271,20 @@ impl Gang {
         found.map_or(0, |(_, min)| *min)
     }
 
+    /// The tree of groups, while it is open which of them are needed.
+    fn open_quorum(&self) -> Option<&Quorum> {
+        if matches!(self.state, State::Decided(_)) {
+            return None;
+        }
+        let terms = self.agreement.resolved().filter(|terms| terms.by_role.is_empty())?;
+        terms.quorum.as_deref()
+    }
+
     /// How many of what `count` counts are missing: of the minimum, and of the minimums of roles.
     fn missing(&self, count: impl Fn(&Count) -> u32) -> u32 {
+        if let Some(quorum) = self.open_quorum() {
+            return quorum.missing(&|role| count(&self.members().count_of(role))).unwrap_or(u32::MAX);
+        }
         let total = self.min().saturating_sub(count(self.count()));
         let roles = self.missing_of_roles(count);
         total.max(roles.saturating_sub(self.completed_before))
@@ -308,6 +321,11 @@ impl Gang {
     /// It was decided, or has ended.
     fn has_begun(&self) -> bool {
         matches!(self.state, State::Decided(_) | State::Over { .. })
+    }
+
+    /// It has no reservation.
+    pub(super) fn is_open(&self) -> bool {
+        matches!(self.state, State::Open)
     }
 
     fn barrier(&self) -> Option<&Barrier> {
@@ -947,11 +965,12 @@ impl Gang {
     /// Takes a placement: gives its reservations to members.
     pub(super) fn place(&mut self, env: &mut Env<'_>, placement: &Placement) {
         let decided = self.decided().is_some();
-        let request = self.plan_request();
+        let request = self.plan_request().map(|request| request.into_choice(placement));
         let must = match &request {
             Some(request) if decided => request.must.max(1),
             _ => self.missing(Count::settled).max(1),
         };
+        let chosen = request.as_ref().map(|request| request.terms.by_role.iter().cloned().collect());
         let members = request.map(|request| request.members);
         let pairs = pair(members.unwrap_or_default(), &placement.places);
         let preempts = decided && placement.waits();
@@ -1004,6 +1023,7 @@ impl Gang {
         let ready = self.count().ready();
         let barrier = Barrier::new(env.now.at, placement, ready, arrival, env.settings);
         self.state = State::Reserved(barrier);
+        self.choose_groups(chosen);
         if !placement.waits() {
             self.activate(env, placed);
         } else if !placement.victims.is_empty() {
@@ -1022,6 +1042,12 @@ impl Gang {
             }
             self.roster.add_kept(slot);
         }
+    }
+
+    /// Which groups of a tree of groups its reservation is for.
+    fn choose_groups(&mut self, chosen: Option<Selection>) {
+        let has_tree = self.agreement.resolved().is_some_and(|terms| terms.quorum.is_some());
+        self.agreement.choose(chosen.filter(|chosen| has_tree && !chosen.is_empty()));
     }
 
     /// There is no placement for it. If nodes were excluded because kube-scheduler does not offer them, it is tried with them again: they
@@ -1381,6 +1407,7 @@ impl Gang {
         self.attempts.restart();
         self.continues = None;
         self.agreement.retain_owners(false, None);
+        self.agreement.choose(None);
         self.state = State::Open;
     }
 

@@ -20,7 +20,7 @@ use super::types::{
 };
 use super::{Env, after};
 use crate::key::GangKey;
-use crate::membership::{Membership, OwnerFacts, OwnerRef};
+use crate::membership::{Membership, OwnerFacts, OwnerKind, OwnerRef};
 use crate::terms::Fault;
 
 /// The state machine of all gangs. Its head, [`super`], lists what always holds.
@@ -42,6 +42,8 @@ pub struct Gangs {
     planned_of: BTreeMap<Arc<str>, usize>,
     /// Gangs that may have surplus or orphaned slots to give back.
     may_give_back: BTreeSet<Arc<GangKey>>,
+    /// Gangs with a decision of an earlier process that is about no member yet.
+    deferred: BTreeSet<Arc<GangKey>>,
     /// Gangs with a status that may have changed.
     dirty: BTreeSet<Arc<GangKey>>,
     clock: Option<Now>,
@@ -130,6 +132,7 @@ impl Gangs {
             over_limit: BTreeSet::new(),
             planned_of: BTreeMap::new(),
             may_give_back: BTreeSet::new(),
+            deferred: BTreeSet::new(),
             dirty: BTreeSet::new(),
             clock: None,
             decisions: 0,
@@ -165,7 +168,10 @@ impl Gangs {
             GangEvent::Synced => self.sync(now),
             GangEvent::Tick => self.tick(now),
             GangEvent::MemberSeen(member) => self.member_seen(now, member),
-            GangEvent::MemberGone { pod } => self.member_gone(now, pod),
+            GangEvent::MemberGone { pod } => {
+                self.member_gone(now, pod);
+                self.follow_deferred(now);
+            }
             GangEvent::OwnerSeen { owner, facts } => self.owner_seen(now, owner, facts),
             GangEvent::ObjectSeen { namespace, name, object } => {
                 self.object_seen(now, &(namespace.into(), name.into()), *object);
@@ -358,8 +364,13 @@ impl Gangs {
             && *before != member.membership.key
         {
             match self.tracked(&member.uid) {
-                // A pod that has a slot stays what it was when it got it.
-                Some(known) if known.slot().is_some() || known.is_pinned() => {
+                // A pod that has a slot stays what it was when it got it. One that an earlier process bound goes into the tree of groups of
+                // its PodGroup once that is known.
+                Some(known)
+                    if known.slot().is_some()
+                        || known.is_pinned()
+                            && !(Self::joins_tree(known, &member) && self.is_open(&before)) =>
+                {
                     member.membership = known.pod().membership.clone();
                 }
                 _ => {
@@ -379,6 +390,16 @@ impl Gangs {
         if let Some(left) = left {
             self.forget_empty(now, &left);
         }
+    }
+
+    /// Whether it has become known that a pod belongs to a tree of groups.
+    fn joins_tree(known: &TrackedMember, member: &Member) -> bool {
+        known.pod().membership.tree.is_empty() && !member.membership.tree.is_empty()
+    }
+
+    /// Whether a gang was not decided.
+    fn is_open(&self, key: &GangKey) -> bool {
+        self.gangs.get(key).is_some_and(Gang::is_open)
     }
 
     /// What is kept of a member.
@@ -479,20 +500,67 @@ impl Gangs {
     }
 
     fn owner_seen(&mut self, now: Now, owner: &OwnerRef, facts: Option<Arc<OwnerFacts>>) {
-        let starts_apart = facts.as_ref().is_some_and(|facts| facts.apart);
+        let in_tree = owner.kind == OwnerKind::CompositePodGroup;
+        let moves = facts.as_ref().is_some_and(|facts| facts.apart || facts.parent.is_some() || in_tree);
         let limit = self.settings.max_gangs.saturating_mul(2);
-        for key in self.owners.observe(owner, facts, limit) {
-            let mut apart = Vec::new();
-            if let Some(gang) = self.gangs.get_mut(&key) {
+        let following = self.owners.observe(owner, facts, limit);
+        let mut moved: Vec<Member> = Vec::new();
+        for key in &following {
+            if let Some(gang) = self.gangs.get_mut(key) {
                 gang.agreement().invalidate();
-                let members = gang.members().iter().filter(|_| starts_apart);
-                apart.extend(members.map(|member| member.pod().clone()));
+                let members = gang.members().iter().filter(|_| moves);
+                moved.extend(members.map(|member| member.pod().clone()));
             }
-            apart.retain(|pod| self.owners.settle(&pod.membership).is_some());
-            for pod in apart {
-                self.member_seen(now, pod);
+        }
+        let mut keys = BTreeSet::new();
+        moved.retain(|pod| {
+            let settled = self.owners.settle(&pod.membership);
+            settled.map(|settled| keys.insert(settled.key)).is_some()
+        });
+        // A decision of an earlier process is taken over with the first member: one that it names.
+        let known = keys.iter().filter_map(|key| self.objects.get(&object_name(key))?.decision());
+        let reservations = known.flat_map(|decision| &decision.reservations);
+        let named: BTreeSet<PodUid> = reservations.filter_map(|of| of.pod.clone()).collect();
+        moved.sort_by_key(|pod| !named.contains(&pod.uid));
+        for pod in moved {
+            self.member_seen(now, pod);
+        }
+        for key in &following {
+            self.settle(now, key);
+        }
+        self.follow_deferred(now);
+    }
+
+    /// Whether a decision is about pods that may be members once the parents of their PodGroups are read, and about none that is one yet.
+    fn is_early(&self, key: &GangKey, known: &Known) -> bool {
+        let Some(decision) = known.decision().filter(|_| known.is_about(key)) else {
+            return false;
+        };
+        let named = || decision.reservations.iter().filter_map(|of| of.pod.as_ref());
+        let is_member = |uid: &PodUid| self.of_pod.get(uid).is_some_and(|of| **of == *key);
+        let comes = |uid: &PodUid| {
+            let group = self.tracked(uid).and_then(|member| member.pod().membership.owner.as_ref());
+            group.is_some_and(|group| self.owners.is_early(group))
+        };
+        !named().any(is_member) && named().any(comes)
+    }
+
+    /// Keeps a gang from being planned, and its object from being written, until its members are seen.
+    fn defer(&mut self, key: &Arc<GangKey>) {
+        self.deferred.insert(Arc::clone(key));
+        if let Some(gang) = self.gangs.get_mut(key) {
+            let words = "its decision is about pods whose PodGroups were not read yet";
+            let place = format!("Gang {}", object_name(key).1);
+            gang.agreement().set_object_fault(Some(Fault { place: place.into(), words: words.into() }));
+        }
+    }
+
+    /// Looks again at decisions that were about no member yet.
+    fn follow_deferred(&mut self, now: Now) {
+        for key in std::mem::take(&mut self.deferred) {
+            if self.gangs.contains_key(&key) {
+                self.follow_object(now, &object_name(&key));
             }
-            self.settle(now, &key);
         }
     }
 
@@ -527,7 +595,10 @@ impl Gangs {
                 }
                 // The terms come first: a decision is taken over by them.
                 self.resolve_terms(&key);
-                if let Some(known) = self.objects.get(name).cloned()
+                let known = self.objects.get(name).cloned();
+                if known.as_ref().is_some_and(|known| self.is_early(&key, known)) {
+                    self.defer(&key);
+                } else if let Some(known) = known
                     && let Some((gang, mut env)) = self.with_env(now, &key)
                 {
                     gang.follow_decision(&mut env, &known);
@@ -567,7 +638,8 @@ impl Gangs {
         if !gang.agreement().take_stale() {
             return;
         }
-        for before in gang.agreement().follow_owners() {
+        let unfollowed = gang.agreement().follow_owners(|owner| self.owners.get(owner));
+        for before in unfollowed {
             self.owners.unfollow(&before, key);
         }
         for owner in gang.owners() {
@@ -715,6 +787,7 @@ impl Gangs {
         self.may_give_back.remove(key);
         self.spare_victims(key);
         self.dirty.remove(key);
+        self.deferred.remove(key);
         for owner in gang.owners() {
             self.owners.unfollow(owner, key);
         }
@@ -843,7 +916,7 @@ impl Gangs {
             let Some(gang) = self.gangs.get_mut(&key) else {
                 continue;
             };
-            if !gang.may_report() {
+            if !gang.may_report() || self.deferred.contains(&key) {
                 later.insert(key);
             } else if let Some(status) = gang.take_status(now, &self.settings) {
                 statuses.push((key, status));

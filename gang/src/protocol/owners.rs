@@ -5,9 +5,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use super::types::WatchedOwner;
-use crate::integrations::settle;
+use crate::integrations::{in_tree, settle};
 use crate::key::GangKey;
-use crate::membership::{Membership, OwnerFacts, OwnerRef};
+use crate::membership::{Membership, OwnerFacts, OwnerKind, OwnerRef};
+
+/// Groups from a root down to a PodGroup at most, as in Kubernetes (`WorkloadMaxTreeDepth`).
+pub(super) const MAX_DEPTH: usize = 4;
 
 /// What is known of an owner: `None` means not read yet, `Some(None)` that it does not exist.
 pub(super) type OwnerKnown = Option<Option<Arc<OwnerFacts>>>;
@@ -39,6 +42,59 @@ impl Owner {
     /// Lost members are not recreated before it resumes.
     pub(super) fn is_suspended(&self) -> bool {
         matches!(&self.known, Some(Some(facts)) if facts.suspended)
+    }
+}
+
+/// The groups above a PodGroup.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Ancestry {
+    /// The PodGroup, its parent and so on, as far as they are known. The last may not exist or not be read yet.
+    pub(super) groups: Vec<OwnerRef>,
+    pub(super) end: AncestryEnd,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum AncestryEnd {
+    /// The last group has no parent.
+    Root,
+    /// The last group was not read yet.
+    Unread,
+    /// The last group does not exist or may not be read.
+    Missing,
+    /// The last group has itself among its ancestors.
+    Cycle,
+    /// There are more than [`MAX_DEPTH`] groups.
+    TooDeep,
+}
+
+impl Ancestry {
+    /// The ancestry of a PodGroup, as its owners state it.
+    pub(super) fn of<'a>(group: &OwnerRef, find: &impl Fn(&OwnerRef) -> Option<&'a Owner>) -> Self {
+        let mut groups = vec![group.clone()];
+        loop {
+            let last = groups.last().unwrap_or(group);
+            let known = find(last).map(Owner::known);
+            let end = match known {
+                None | Some(None) => AncestryEnd::Unread,
+                Some(Some(None)) => AncestryEnd::Missing,
+                Some(Some(Some(facts))) => match &facts.parent {
+                    None => AncestryEnd::Root,
+                    Some(name) => {
+                        let kind = OwnerKind::CompositePodGroup;
+                        let parent = OwnerRef { kind, name: Arc::clone(name), ..group.clone() };
+                        if groups.contains(&parent) {
+                            AncestryEnd::Cycle
+                        } else if groups.len() >= MAX_DEPTH {
+                            AncestryEnd::TooDeep
+                        } else {
+                            groups.push(parent);
+                            continue;
+                        }
+                    }
+                },
+            };
+            return Self { groups, end };
+        }
     }
 }
 
@@ -101,10 +157,25 @@ impl Owners {
             .collect()
     }
 
-    /// The membership of a pod, if its owner is known to start roles apart: each is a gang of its own.
+    /// The membership of a pod, if its owner is known to start roles apart: each is a gang of its own; or if its PodGroup belongs to a tree
+    /// of groups: that is one gang.
     pub(super) fn settle(&self, membership: &Membership) -> Option<Membership> {
         let owner = self.all.get(membership.owner.as_ref()?)?;
+        if owner.facts().is_some_and(|facts| facts.parent.is_some()) {
+            let mut ancestry = Ancestry::of(membership.owner.as_ref()?, &|owner| self.get(owner));
+            if ancestry.end != AncestryEnd::Root {
+                return None;
+            }
+            ancestry.groups.reverse();
+            return in_tree(membership, ancestry.groups);
+        }
         settle(membership, owner.known.as_ref()?.as_ref()?)
+    }
+
+    /// Whether it is not known yet to which tree of groups a PodGroup belongs.
+    pub(super) fn is_early(&self, group: &OwnerRef) -> bool {
+        let is_group = group.kind == OwnerKind::PodGroup;
+        is_group && Ancestry::of(group, &|owner| self.get(owner)).end == AncestryEnd::Unread
     }
 
     #[cfg(test)]

@@ -1,6 +1,6 @@
 //! What goes into the state machine of gangs and what comes out of it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -114,6 +114,22 @@ pub struct PlanRequest {
     pub priority: i32,
     /// The process before had others stopped for it: what those leave is for it ([`Placement::leaving`]).
     pub resumes: bool,
+    /// The same of other groups of a tree of groups: the first that fits is placed. They have none themselves.
+    pub others: Vec<PlanRequest>,
+}
+
+impl PlanRequest {
+    /// Of this request and [`Self::others`] the one that a placement is for.
+    #[must_use]
+    pub fn into_choice(mut self, placement: &Placement) -> Self {
+        let placed: BTreeSet<&str> = placement.places.iter().map(|place| &*place.role).collect();
+        let is_for = |request: &Self| {
+            let roles: BTreeSet<&str> = request.members.iter().map(|member| &*member.role).collect();
+            placed.is_subset(&roles) && placement.places.len() >= request.must as usize
+        };
+        let others = std::mem::take(&mut self.others);
+        if is_for(&self) { self } else { others.into_iter().find(is_for).unwrap_or(self) }
+    }
 }
 
 /// A member of the gang that has a place, or a place that is kept for one.

@@ -98,6 +98,8 @@ pub struct Declared {
     pub(super) all: u32,
     pub(super) totals: Tally<u32>,
     pub(super) owners: Tally<OwnerRef>,
+    /// The paths from the root of a tree of groups to its PodGroups ([`Membership::tree`]).
+    pub(super) trees: Tally<Vec<OwnerRef>>,
     creators: Tally<OwnerRef>,
     pub(super) roles: Tally<Arc<str>>,
     /// Pods that ask for no devices, by their roles.
@@ -194,6 +196,8 @@ impl Declared {
             Size::Undeclared => {}
         }
         turned |= turn(&mut self.owners, membership.owner.as_ref(), more);
+        let tree = Some(&membership.tree).filter(|tree| !tree.is_empty());
+        turned |= turn(&mut self.trees, tree, more);
         turned |= turn(&mut self.creators, membership.creator.as_ref(), more);
         turned |= self.roles.turn(&membership.role, more);
         let options = &membership.options;
@@ -224,15 +228,26 @@ impl Declared {
         self.pods == 0
     }
 
-    /// The object that declares the size of the gang. Of several the first by name.
+    /// The object that declares the size of the gang: the root of a tree of groups. Of several the first by name.
     pub fn owner(&self) -> Option<&OwnerRef> {
-        self.owners.first()
+        let root = self.trees.first().and_then(|path| path.first());
+        root.or_else(|| self.owners.first())
     }
 
     /// The object that creates the pods, where another one states the size of the gang: if it is one object that creates all of them.
     pub fn creator(&self) -> Option<&OwnerRef> {
         let all = self.creators.first().filter(|creator| self.creators.count(creator) == self.pods);
         all.filter(|_| self.creators.len() == 1)
+    }
+
+    /// The paths from the root of its tree of groups to the PodGroups that have pods; no more than `most`.
+    pub fn trees(&self, most: usize) -> impl Iterator<Item = &[OwnerRef]> {
+        self.trees.0.keys().take(most).inspect(|_| work::note()).map(Vec::as_slice)
+    }
+
+    /// How many PodGroups of its tree of groups have pods.
+    pub fn groups(&self) -> usize {
+        self.trees.len()
     }
 
     /// The other conventions that name the pods too, in the order in which they would be asked.
@@ -254,6 +269,11 @@ impl Declared {
     /// How many pods jobs made that have not ended.
     pub fn made(&self) -> u32 {
         self.made
+    }
+
+    /// Pods say how many members are needed.
+    pub fn states_size(&self) -> bool {
+        self.stating > 0 || self.all > 0
     }
 
     /// Some of the pods say how many members are needed, and others do not.

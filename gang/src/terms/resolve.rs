@@ -124,6 +124,7 @@ pub fn resolve(
         max: options.max.unwrap_or(u32::MAX),
         total,
         by_role: if roles <= u64::from(min) { of_owner.by_role } else { Vec::new() },
+        quorum: None,
         level,
         slice: options.slice.or(hinted),
         rails: options.rails.unwrap_or_default(),

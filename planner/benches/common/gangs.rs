@@ -21,6 +21,7 @@ pub(crate) fn gang(members: u32, gpus: u32, level: Option<&str>) -> PlanRequest 
             max: members,
             total: None,
             by_role: Vec::new(),
+            quorum: None,
             level: level.map(|level| TopologyRequest { level: level.into(), required: true }),
             slice: None,
             rails: Rails::Same,
@@ -50,5 +51,6 @@ pub(crate) fn gang(members: u32, gpus: u32, level: Option<&str>) -> PlanRequest 
         priority: 0,
         completes: false,
         resumes: false,
+        others: Vec::new(),
     }
 }

@@ -10,6 +10,7 @@ mod rails;
 mod slices;
 mod spares;
 mod terms;
+mod trees;
 mod truth;
 pub(crate) mod world;
 

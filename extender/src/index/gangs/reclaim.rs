@@ -190,7 +190,9 @@ impl Index {
     /// The last refusal of a gang that still asks for the same and for more devices than are free: on a full cluster most of a long queue
     /// needs no plan.
     pub(super) fn repeated_refusal(&mut self, wanted: &PlanRequest) -> Option<Refusal> {
-        if self.gangs.reclaim.refused.get(&wanted.gang) != Some(&asked_for(wanted)) {
+        // Other groups of a tree may take fewer devices.
+        let repeats = self.gangs.reclaim.refused.get(&wanted.gang) == Some(&asked_for(wanted));
+        if !repeats || !wanted.others.is_empty() {
             return None;
         }
         let refused = self.gangs.core.view(&wanted.gang)?.refusal()?.clone();

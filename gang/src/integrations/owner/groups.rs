@@ -14,7 +14,23 @@ const MOST_LEVELS: usize = 8;
 
 /// Kubernetes' PodGroup. A basic one is no gang: each pod goes by itself.
 pub(super) fn pod_group(sheet: &mut Sheet<'_>) {
-    policy(sheet, "schedulingPolicy", "spec.schedulingPolicy", sheet.spec("schedulingPolicy"));
+    policy(sheet, "spec.schedulingPolicy", sheet.spec("schedulingPolicy"), "minCount");
+    native(sheet);
+}
+
+/// Kubernetes' CompositePodGroup. A basic one needs one of its groups, as a gang with `minGroupCount: 1` does.
+pub(super) fn composite_pod_group(sheet: &mut Sheet<'_>) {
+    policy(sheet, "spec.schedulingPolicy", sheet.spec("schedulingPolicy"), "minGroupCount");
+    sheet.facts.singles = false;
+    if sheet.facts.min.is_none() && sheet.facts.faults.is_empty() {
+        let words = "it is neither gang nor basic: one of them is asked for";
+        sheet.wrong("spec.schedulingPolicy", words);
+    }
+    native(sheet);
+}
+
+/// What both kinds of group have.
+fn native(sheet: &mut Sheet<'_>) {
     sheet.facts.never_preempts = sheet.text("preemptionPolicy") == Some("Never");
     sheet.facts.disruption = disruption(sheet);
     sheet.facts.unscheduled = unscheduled(sheet.object);
@@ -74,8 +90,9 @@ fn disruption(sheet: &mut Sheet<'_>) -> Option<Disruption> {
     None
 }
 
-/// kube-scheduler's condition on a PodGroup, in Kubernetes 1.37 and in 1.36.
-const SCHEDULED: [&str; 2] = ["PodGroupInitiallyScheduled", "PodGroupScheduled"];
+/// kube-scheduler's condition on a PodGroup, in Kubernetes 1.37 and in 1.36, and on a CompositePodGroup.
+const SCHEDULED: [&str; 3] =
+    ["PodGroupInitiallyScheduled", "PodGroupScheduled", "CompositePodGroupInitiallyScheduled"];
 
 /// Why kube-scheduler does not schedule a group as a whole: its condition on the PodGroup.
 pub(super) fn unscheduled(object: &Value) -> Option<Arc<str>> {
@@ -101,7 +118,7 @@ pub(super) fn workload(sheet: &mut Sheet<'_>, part: &str) {
     match groups.iter().find(|(name, _)| *name == part) {
         Some((_, group)) => {
             let place = format!("spec.podGroups[{part}].policy");
-            policy(sheet, "policy", &place, group.get("policy"));
+            policy(sheet, &place, group.get("policy"), "minCount");
         }
         None => {
             let names: Vec<&str> = groups.iter().map(|(name, _)| *name).collect();
@@ -111,15 +128,17 @@ pub(super) fn workload(sheet: &mut Sheet<'_>, part: &str) {
     }
 }
 
-fn policy(sheet: &mut Sheet<'_>, field: &str, place: &str, policy: Option<&Value>) {
+/// The policy at `place`: a gang's minimum is its field `count`.
+fn policy(sheet: &mut Sheet<'_>, place: &str, policy: Option<&Value>, count: &str) {
     let has = |name: &str| policy.and_then(|policy| policy.get(name)).filter(|value| !value.is_null());
     match (has("gang"), has("basic")) {
         (Some(_), Some(_)) => {
+            let field = place.rsplit('.').next().unwrap_or(place);
             sheet.wrong(place, format!("{field} is both gang and basic: it is one of them"));
         }
         (Some(gang), None) => {
-            let place = format!("{place}.gang.minCount");
-            let min = sheet.number(&place, gang.get("minCount"), 1);
+            let place = format!("{place}.gang.{count}");
+            let min = sheet.number(&place, gang.get(count), 1);
             sheet.min(min, &place);
         }
         (None, Some(_)) => {

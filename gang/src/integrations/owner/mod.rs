@@ -38,6 +38,11 @@ pub fn api(kind: OwnerKind) -> Api {
             "PodGroup",
             "podgroups",
         ),
+        OwnerKind::CompositePodGroup => (
+            &[(KUBERNETES, "v1"), (KUBERNETES, "v1beta1"), (KUBERNETES, "v1alpha3")],
+            "CompositePodGroup",
+            "compositepodgroups",
+        ),
         OwnerKind::Workload => (&[(KUBERNETES, "v1alpha1")], "Workload", "workloads"),
         OwnerKind::CoschedulingPodGroup => (&[("scheduling.x-k8s.io", "v1alpha1")], "PodGroup", "podgroups"),
         OwnerKind::KoordinatorPodGroup => {
@@ -73,6 +78,7 @@ pub fn read(kind: OwnerKind, part: &str, object: &Value) -> OwnerFacts {
     sheet.facts.uid = uid.map(short).unwrap_or_default().into();
     match kind {
         OwnerKind::PodGroup => groups::pod_group(&mut sheet),
+        OwnerKind::CompositePodGroup => groups::composite_pod_group(&mut sheet),
         OwnerKind::Workload => groups::workload(&mut sheet, part),
         OwnerKind::CoschedulingPodGroup | OwnerKind::KoordinatorPodGroup => groups::coscheduling(&mut sheet),
         OwnerKind::VolcanoPodGroup => groups::volcano(&mut sheet),
@@ -223,6 +229,7 @@ fn conditions(kind: OwnerKind) -> &'static [&'static str] {
         | OwnerKind::PaddleJob
         | OwnerKind::JaxJob => &["Succeeded", "Failed"],
         OwnerKind::PodGroup
+        | OwnerKind::CompositePodGroup
         | OwnerKind::Workload
         | OwnerKind::CoschedulingPodGroup
         | OwnerKind::KoordinatorPodGroup
@@ -271,6 +278,7 @@ fn is_suspended(kind: OwnerKind, object: &Value) -> bool {
         | OwnerKind::PaddleJob
         | OwnerKind::JaxJob => "/spec/runPolicy/suspend",
         OwnerKind::PodGroup
+        | OwnerKind::CompositePodGroup
         | OwnerKind::Workload
         | OwnerKind::CoschedulingPodGroup
         | OwnerKind::KoordinatorPodGroup

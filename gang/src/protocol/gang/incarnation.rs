@@ -1,7 +1,7 @@
 //! Incarnations of a gang: where one ends and the next begins, and how a process continues the one that an earlier process decided. Members
 //! of different incarnations never count together.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -15,6 +15,7 @@ use super::super::slots::Slot;
 use super::super::types::{Member, Now, Settings, Stage};
 use super::super::{Env, after};
 use super::{Gang, State};
+use crate::quorum::Selection;
 
 /// Where an incarnation ends and the next begins.
 impl Gang {
@@ -53,6 +54,7 @@ impl Gang {
         self.roster.begin_incarnation(continues);
         self.activation.clear();
         self.agreement.forget_members();
+        self.agreement.choose(None);
         self.attempts = Attempts::default();
         self.all_evicted = false;
         self.lost_to_eviction = false;
@@ -251,6 +253,7 @@ impl Gang {
         for _ in 0..self.completed_before {
             self.roster.members_mut().complete(&"".into());
         }
+        self.choose_decided_groups(decision);
         let of_object = self.terms_of_object();
         let min = of_object.map_or(decision.min, |terms| terms.min.min(decision.min));
         self.roster.members_mut().raise_most(known.members().min(most));
@@ -278,6 +281,25 @@ impl Gang {
         let coming: Vec<PodUid> = self.members().on_the_way().iter().cloned().collect();
         self.activate(env, coming);
         self.begin_next_if_all_done(env, known);
+    }
+
+    /// The groups of a tree of groups that a decision was about: those with as many reservations as they need.
+    fn choose_decided_groups(&mut self, decision: &Decision) {
+        let Some(quorum) = self.agreement.resolved().and_then(|terms| terms.quorum.clone()) else {
+            return;
+        };
+        let mut reserved: BTreeMap<&str, u32> = BTreeMap::new();
+        for reservation in &decision.reservations {
+            *reserved.entry(reservation.role.as_str()).or_default() += 1;
+        }
+        let is_whole = |role: &str| quorum.min_of(role) <= reserved.get(role).copied();
+        let selections = quorum.selections(&is_whole, &|role| role.to_owned());
+        let sum =
+            |selection: &Selection| selection.values().fold(0, |sum: u32, min| sum.saturating_add(*min));
+        let same = selections.iter().find(|selection| sum(selection) == decision.min);
+        // A minimum may have changed since, or pods of other groups are seen later.
+        let of_reserved = || reserved.iter().map(|(role, count)| ((*role).into(), *count)).collect();
+        self.agreement.choose(Some(same.cloned().unwrap_or_else(of_reserved)));
     }
 
     fn adopt_reservation(&mut self, reservation: &DecidedReservation, is_free: bool, now: Instant) {

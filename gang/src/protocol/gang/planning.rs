@@ -8,14 +8,91 @@ use gantry_api::PodUid;
 
 use super::super::members::{Count, TrackedMember};
 use super::super::plan_queue::Urgency;
-use super::super::slots::Holder;
+use super::super::slots::{Holder, Slot};
 use super::super::types::{Devices, MemberRequest, PlanRequest, ShapeId, Sibling};
 use super::{Gang, State};
 use crate::membership::Revision;
+use crate::quorum::{MOST_SELECTIONS, Quorum};
 use crate::terms::Rails;
 
-/// What the planner is asked for; `None` if the terms are not known.
+/// What the planner is asked for; `None` if the terms are not known. Of a tree of groups it is asked for the groups that are needed, or once
+/// those are decided for one more group: for the first in the request itself, for others that may do instead in [`PlanRequest::others`].
 pub(super) fn plan_request(gang: &Gang) -> Option<PlanRequest> {
+    let request = request_of_all(gang)?;
+    let Some(quorum) = request.terms.quorum.clone() else {
+        return Some(request);
+    };
+    let choices = match &gang.state {
+        State::Decided(_) if request.completes => return Some(request),
+        State::Decided(_) => further_groups(gang, &quorum, &request),
+        _ if !request.terms.by_role.is_empty() => return Some(request),
+        _ => first_groups(gang, &quorum, &request),
+    };
+    let mut choices = choices.into_iter();
+    let first = choices.next();
+    Some(match first {
+        Some(first) => PlanRequest { others: choices.collect(), ..first },
+        None => request,
+    })
+}
+
+/// The selections of groups of which enough members exist.
+fn first_groups(gang: &Gang, quorum: &Quorum, request: &PlanRequest) -> Vec<PlanRequest> {
+    let mut shapes: BTreeMap<&str, Vec<ShapeId>> = BTreeMap::new();
+    for member in &request.members {
+        shapes.entry(&*member.role).or_default().push(member.shape);
+    }
+    shapes.values_mut().for_each(|shapes| shapes.sort_unstable());
+    let settled = |role: &str| gang.members().count_of(role).settled();
+    let is_whole = |role: &str| {
+        let wait = shapes.get(role).map_or(0, Vec::len);
+        let exist = settled(role).saturating_add(u32::try_from(wait).unwrap_or(u32::MAX));
+        quorum.min_of(role).is_some_and(|min| exist >= min)
+    };
+    let kind = |role: &str| (settled(role), shapes.get(role).cloned().unwrap_or_default());
+    let selections = quorum.selections(&is_whole, &kind).into_iter();
+    let requests = selections.map(|chosen| {
+        let missing = chosen.iter().map(|(role, min)| min.saturating_sub(settled(role)));
+        let must = missing.fold(0, u32::saturating_add);
+        let members = request.members.iter().filter(|member| chosen.contains_key(&member.role));
+        let spares = request.spares.iter().filter(|spare| chosen.contains_key(&spare.role));
+        PlanRequest {
+            terms: Arc::new(request.terms.of_groups(&chosen)),
+            members: members.cloned().collect(),
+            spares: spares.cloned().collect(),
+            must,
+            ..request.clone()
+        }
+    });
+    requests.collect()
+}
+
+/// The members that wait of groups that are whole, or else each further group that can be whole: all of it or none.
+fn further_groups(gang: &Gang, quorum: &Quorum, request: &PlanRequest) -> Vec<PlanRequest> {
+    let missing = |role: &str| {
+        let placed = gang.members().count_of(role).placed();
+        quorum.min_of(role).unwrap_or_default().saturating_sub(placed)
+    };
+    let of = |is: &dyn Fn(&str) -> bool, must: u32| {
+        let members = request.members.iter().filter(|member| is(&member.role));
+        PlanRequest { members: members.cloned().collect(), spares: Vec::new(), must, ..request.clone() }
+    };
+    let surplus = of(&|role| missing(role) == 0, request.must);
+    if !surplus.members.is_empty() {
+        return vec![surplus];
+    }
+    let roles: BTreeSet<&Arc<str>> = request.members.iter().map(|member| &member.role).collect();
+    let groups = roles.into_iter().map(|role| of(&|of| *of == **role, missing(role)));
+    let mut whole: Vec<PlanRequest> =
+        groups.filter(|group| group.members.len() >= group.must as usize).take(MOST_SELECTIONS).collect();
+    if whole.is_empty() {
+        // Nothing is placed of a group that is not whole.
+        whole.push(of(&|_| false, 0));
+    }
+    whole
+}
+
+fn request_of_all(gang: &Gang) -> Option<PlanRequest> {
     let terms = gang.agreement.working_terms()?.clone();
     let mut members: Vec<(u64, i64, MemberRequest)> = Vec::new();
     for uid in gang.members().unplaced() {
@@ -81,6 +158,7 @@ pub(super) fn plan_request(gang: &Gang) -> Option<PlanRequest> {
         without: gang.attempts.excluded().iter().cloned().collect(),
         priority: gang.members().priority(),
         resumes: gang.attempts.resumes(),
+        others: Vec::new(),
     })
 }
 
@@ -286,7 +364,27 @@ pub(super) fn surplus(gang: &Gang) -> Vec<u32> {
             slots.push(id);
         }
     }
-    in_whole_slices(gang, slots)
+    in_whole_slices(gang, in_whole_groups(gang, slots))
+}
+
+/// Those of some slots that leave no group of a tree of groups in part: one that was not chosen is given back as a whole or not at all.
+fn in_whole_groups(gang: &Gang, mut slots: Vec<u32>) -> Vec<u32> {
+    let terms = gang.agreement.working_terms();
+    let Some(quorum) = terms.and_then(|terms| terms.quorum.as_ref()) else {
+        return slots;
+    };
+    let role = |id: &u32| gang.slots().get(*id).map(Slot::role);
+    let mut given: BTreeMap<&Arc<str>, u32> = BTreeMap::new();
+    for role in slots.iter().filter_map(role) {
+        *given.entry(role).or_default() += 1;
+    }
+    let whole = |role: &Arc<str>| {
+        let given = given.get(role).copied().unwrap_or_default();
+        let left = gang.members().count_of(role).placed().saturating_sub(given);
+        left == 0 || quorum.min_of(role).is_none_or(|min| left >= min)
+    };
+    slots.retain(|id| role(id).is_some_and(whole));
+    slots
 }
 
 /// Those of some slots that make up whole slices.

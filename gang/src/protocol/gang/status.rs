@@ -31,6 +31,8 @@ const SPARES: &str = "Spares";
 const GROUP_SCHEDULED: &str = "PodGroupScheduled";
 /// The condition of a gang that belongs to a tree of groups.
 const COMPOSITE: &str = "CompositePodGroup";
+/// PodGroups of a tree that its condition names.
+const MAX_LISTED_GROUPS: usize = 4;
 /// The condition of a gang with members of the next revision of a Deployment that wait.
 const ROLLOUT: &str = "Rollout";
 
@@ -180,7 +182,8 @@ fn pending(gang: &Gang, now: Instant) -> Cause {
     }
     let source = terms.decided_by.clone();
     if exist >= min {
-        let mut roles = terms.by_role.iter();
+        let groups = gang.open_quorum().map(|quorum| quorum.leaves().into_iter().collect());
+        let mut roles = groups.as_ref().unwrap_or(&terms.by_role).iter();
         let short = roles.find_map(|(role, min)| {
             let count = gang.members().count_of(role);
             let exist = count.exist() + count.withheld();
@@ -338,7 +341,7 @@ fn conditions(gang: &mut Gang, now: (Reason, &str), unix: i64) -> Vec<Condition>
         ambiguous,
         blocked,
         unscheduled(gang).map(|message| (GROUP_SCHEDULED, false, Reason::GroupNotScheduled, message)),
-        tree(gang).map(|message| (COMPOSITE, true, Reason::PlacedApart, message)),
+        tree(gang).map(|message| (COMPOSITE, true, Reason::PlacedTogether, message)),
         rollout(gang).map(|message| (ROLLOUT, true, Reason::RevisionWaits, message)),
         gang.is_awaiting().then(|| (RESERVATION_KEPT, true, Reason::OwnerRestarts, message())),
     ];
@@ -388,13 +391,24 @@ fn unscheduled(gang: &Gang) -> Option<String> {
     Some(format!("kube-scheduler reports of {owner}: {why}"))
 }
 
-/// That its group belongs to a tree of groups, which are not placed together, if it does.
+/// That it is a tree of groups, and how many of their pods are there, if it is one. The first groups are named.
 fn tree(gang: &Gang) -> Option<String> {
+    let terms = gang.agreement.working_terms()?;
+    let leaves = terms.quorum.as_ref()?.leaves();
     let (owner, facts) = gang.agreement.declaring_owner()?;
-    let parent = facts.parent.as_ref()?;
-    Some(format!(
-        "{owner} belongs to CompositePodGroup {parent}; each PodGroup of it is placed by itself, and its minGroupCount is not followed"
-    ))
+    let mut groups: Vec<String> = leaves
+        .iter()
+        .take(MAX_LISTED_GROUPS)
+        .map(|(role, min)| {
+            let count = gang.members().count_of(role);
+            format!("{role} has {} of {min} pods", count.exist() + count.withheld())
+        })
+        .collect();
+    if leaves.len() > MAX_LISTED_GROUPS {
+        groups.push(format!("{} more", leaves.len() - MAX_LISTED_GROUPS));
+    }
+    let needed = facts.min.unwrap_or(1);
+    Some(format!("{owner} needs {needed} of its groups, each as a whole: {}", groups.join(", ")))
 }
 
 /// That members of the next revision wait, if they do.

@@ -21,5 +21,6 @@ mod rollout;
 mod short;
 mod status;
 mod stuck;
+mod trees;
 mod wait_reason;
 mod world;

@@ -324,11 +324,7 @@ fn conditions_of_a_pod_group_are_shown_on_its_gang() {
         let found = status.conditions.iter().find(|condition| condition.type_ == kind);
         found.map(|found| (found.status.clone(), found.reason.clone(), found.message.clone()))
     };
-    let group = |why: Option<&str>| OwnerFacts {
-        parent: Some("tree".into()),
-        unscheduled: why.map(Into::into),
-        ..wants(1)
-    };
+    let group = |why: Option<&str>| OwnerFacts { unscheduled: why.map(Into::into), ..wants(1) };
     world.group_says(group(Some("all pods should have the same priority")));
     let status = world.status("a");
     let (holds, reason, message) = shown(&status, "PodGroupScheduled").unwrap();
@@ -337,14 +333,6 @@ fn conditions_of_a_pod_group_are_shown_on_its_gang() {
         message.ends_with("PodGroup a (scheduling.x-k8s.io): all pods should have the same priority"),
         "{message}"
     );
-    let (holds, reason, message) = shown(&status, "CompositePodGroup").unwrap();
-    assert_eq!((holds.as_str(), reason.as_str()), ("True", "PlacedApart"));
-    assert!(
-        message.contains("PodGroup a (scheduling.x-k8s.io) belongs to CompositePodGroup tree"),
-        "{message}"
-    );
     world.group_says(group(None));
     assert_eq!(shown(&world.status("a"), "PodGroupScheduled"), None);
-    world.group_says(wants(1));
-    assert_eq!(shown(&world.status("a"), "CompositePodGroup"), None);
 }

@@ -46,6 +46,7 @@ pub(crate) fn membership(gang: &str, min: u32) -> Membership {
         also: Vec::new(),
         maker: None,
         made_by: None,
+        tree: Vec::new(),
         faults: Vec::new(),
     }
 }

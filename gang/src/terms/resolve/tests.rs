@@ -78,6 +78,7 @@ fn membership(size: Size) -> Membership {
         also: Vec::new(),
         maker: None,
         made_by: None,
+        tree: Vec::new(),
         faults: Vec::new(),
     }
 }

@@ -277,6 +277,7 @@ pub(crate) fn gang(members: &[(u32, ShapeId)]) -> PlanRequest {
             max: must,
             total: None,
             by_role: Vec::new(),
+            quorum: None,
             level: None,
             slice: None,
             rails: Rails::Same,
@@ -299,6 +300,7 @@ pub(crate) fn gang(members: &[(u32, ShapeId)]) -> PlanRequest {
         priority: 0,
         completes: false,
         resumes: false,
+        others: Vec::new(),
     }
 }
 

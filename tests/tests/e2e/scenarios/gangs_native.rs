@@ -5,7 +5,7 @@
 
 use anyhow::{Context, Result, ensure};
 use gantry_api::{Gang, GangPhase, Reason};
-use gantry_e2e::{Feature, Kubernetes, Program};
+use gantry_e2e::{COMPOSITE_GATES, Feature, Kubernetes, Program};
 use serde_json::{Value, json};
 
 use super::gangs_integrations::{Expected, apply, phase, stand};
@@ -23,7 +23,8 @@ pub(super) async fn kubernetes_groups_are_gangs(bed: &Bed) -> Result<()> {
 }
 
 pub(super) async fn pod_groups_are_gangs_with_feature_gate(bed: &Bed) -> Result<()> {
-    let condition = with_feature_gate(bed, two_groups(bed, "e2e-gangs-cycle")).await?;
+    let groups = ["GenericWorkload=true"];
+    let condition = with_feature_gates(bed, &groups, two_groups(bed, "e2e-gangs-cycle")).await?;
     ensure!(condition == "True", "kube-scheduler did not try the group as a whole: {condition}");
     Ok(())
 }
@@ -31,7 +32,82 @@ pub(super) async fn pod_groups_are_gangs_with_feature_gate(bed: &Bed) -> Result<
 /// kube-scheduler's preemption for groups counts the victims as gone in its memory only, and gets no node from the
 /// extender. What makes room is Gantry's preemption.
 pub(super) async fn only_gantry_preempts_for_a_pod_group(bed: &Bed) -> Result<()> {
-    with_feature_gate(bed, preempting_group(bed, "e2e-gangs-native-preempt")).await
+    let groups = ["GenericWorkload=true"];
+    with_feature_gates(bed, &groups, preempting_group(bed, "e2e-gangs-native-preempt")).await
+}
+
+/// To kube-scheduler as it comes pods of a CompositePodGroup are pods like any other.
+pub(super) async fn composite_pod_group_is_one_gang(bed: &Bed) -> Result<()> {
+    tree_of_groups(bed, "e2e-gangs-tree").await
+}
+
+/// kube-scheduler tries all pods of the tree in one go.
+pub(super) async fn composite_pod_group_is_one_gang_with_gates(bed: &Bed) -> Result<()> {
+    let gates = [["GenericWorkload=true"].as_slice(), &COMPOSITE_GATES].concat();
+    with_feature_gates(bed, &gates, tree_of_groups(bed, "e2e-gangs-tree-cycle")).await
+}
+
+/// Nodes of eight, eight and four GPUs, of which a pod has eight. A CompositePodGroup needs both of its PodGroups: two
+/// pods of four GPUs, and one of eight. Either would fit, and no pod of them is bound until both do. Of another one
+/// any of two groups is needed, and the one that fits is bound.
+async fn tree_of_groups(bed: &Bed, namespace: &str) -> Result<()> {
+    const TREE: &str = "CompositePodGroup/";
+    const DECIDED_BY: &str = "spec.schedulingPolicy.gang.minGroupCount of CompositePodGroup";
+    let scene = Scene::set(bed, namespace).await?;
+    let groups = Groups::of_cluster()?;
+    // Nothing reads the Workload.
+    let of_workload = |name: &str| json!({ "workloadName": "none", "templateName": name });
+    let child = |name: &str, min: u32, parent: &str| {
+        let mut group = groups.group(name, min);
+        group["spec"]["parentCompositePodGroupName"] = parent.into();
+        group["spec"]["workloadRef"] = of_workload(name);
+        group
+    };
+    let tree = |name: &str, min: u32| {
+        json!({
+            "apiVersion": "scheduling.k8s.io/v1alpha3",
+            "kind": "CompositePodGroup",
+            "metadata": { "name": name },
+            "spec": {
+                "schedulingPolicy": { "gang": { "minGroupCount": min } },
+                "workloadRef": of_workload(name),
+            },
+        })
+    };
+    pods::run(&scene.pods, &pods::sleeper("holder", 8)?).await?;
+    apply(bed, &scene, &tree("both", 2)).await?;
+    for (name, min, gpus) in [("half", 2, 4), ("whole", 1, 8)] {
+        apply(bed, &scene, &child(name, min, "both")).await?;
+        for number in 0..usize::try_from(min)? {
+            apply(bed, &scene, &groups.member(name, number, gpus)?).await?;
+        }
+    }
+    let both: Expected = ("PodGroup", "CompositePodGroup/both", 3, DECIDED_BY);
+    stand(&scene, &[both], |gang| phase(gang) == GangPhase::Queued).await?;
+    let names = ["half-0", "half-1", "whole-0"].map(str::to_owned);
+    for name in &names {
+        ensure!(pods::node(&scene.pods.get(name).await?).is_empty(), "{name} runs without the rest");
+    }
+    scene.delete("holder").await?;
+    stand(&scene, &[both], |gang| phase(gang) == GangPhase::Bound).await?;
+    scene.run_on_grants(&names).await?;
+    // 4 GPUs are left.
+    apply(bed, &scene, &tree("any", 1)).await?;
+    for (name, min, gpus) in [("large", 1, 8), ("small", 2, 2)] {
+        apply(bed, &scene, &child(name, min, "any")).await?;
+        for number in 0..usize::try_from(min)? {
+            apply(bed, &scene, &groups.member(name, number, gpus)?).await?;
+        }
+    }
+    let any: Expected = ("PodGroup", "CompositePodGroup/any", 2, DECIDED_BY);
+    let is_so = |gang: &Gang| {
+        let status = gang.status.clone().unwrap_or_default();
+        status.phase == GangPhase::Bound && status.bound == status.min && status.name.starts_with(TREE)
+    };
+    stand(&scene, &[both, any], is_so).await?;
+    scene.run_on_grants(&["small-0".to_owned(), "small-1".to_owned()]).await?;
+    ensure!(pods::node(&scene.pods.get("large-0").await?).is_empty(), "large-0 has GPUs that others hold");
+    records::ensure_no_device_twice(&records::read(bed.cluster())?)
 }
 
 /// Without a mode in the PodGroup the API server writes `single`.
@@ -78,12 +154,16 @@ async fn evict_from(bed: &Bed, scene: &Scene<'_>, low: &Value, left: usize) -> R
     records::ensure_no_device_twice(&records::read(bed.cluster())?)
 }
 
-/// Runs a scenario with a kube-scheduler that knows of groups.
-async fn with_feature_gate<T>(bed: &Bed, scenario: impl Future<Output = Result<T>>) -> Result<T> {
+/// Runs a scenario with a kube-scheduler with these feature gates.
+async fn with_feature_gates<T>(
+    bed: &Bed,
+    gates: &[&str],
+    scenario: impl Future<Output = Result<T>>,
+) -> Result<T> {
     let control = bed.cluster().control();
     let as_it_comes = control.program(SCHEDULER)?;
     let mut with_groups: Program = as_it_comes.clone();
-    with_groups.args.push("--feature-gates=GenericWorkload=true".to_owned());
+    with_groups.args.push(format!("--feature-gates={}", gates.join(",")));
     control.daemon(SCHEDULER)?.kill().await?;
     control.run(with_groups).await?;
     let outcome = scenario.await;

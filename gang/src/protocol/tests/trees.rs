@@ -1,0 +1,350 @@
+//! Trees of groups: PodGroups of a CompositePodGroup are one gang, of which so many groups are needed, each as a whole.
+
+use std::sync::Arc;
+
+use gantry_api::{GangPhase, PodUid, Reason};
+
+use super::world::{World, bound, member, membership, place, refused, uid};
+use crate::membership::{Disruption, Membership, OwnerFacts, OwnerKind, OwnerRef, Size};
+use crate::protocol::{GangEvent, Member, Placement, PlanRequest, Reservation, Settings};
+use crate::terms::TopologyRequest;
+
+const TREE: &str = "CompositePodGroup/tree";
+
+fn group(kind: OwnerKind, name: &str) -> OwnerRef {
+    OwnerRef { kind, namespace: "default".into(), name: name.into(), part: "".into() }
+}
+
+fn facts(min: u32, parent: Option<&str>) -> OwnerFacts {
+    OwnerFacts {
+        min: Some(min),
+        parent: parent.map(Into::into),
+        source: "spec.schedulingPolicy.gang.minCount".into(),
+        disruption: Some(Disruption::Single),
+        ..OwnerFacts::default()
+    }
+}
+
+fn says(world: &mut World, kind: OwnerKind, name: &str, facts: OwnerFacts) {
+    let owner = group(kind, name);
+    world.handle(GangEvent::OwnerSeen { owner: &owner, facts: Some(Arc::new(facts)) });
+}
+
+/// PodGroup `name` that needs `min` pods, below `parent`.
+fn pod_group(world: &mut World, name: &str, min: u32, parent: &str) {
+    says(world, OwnerKind::PodGroup, name, facts(min, Some(parent)));
+}
+
+/// CompositePodGroup `name` that needs `min` groups.
+fn composite(world: &mut World, name: &str, min: u32, parent: Option<&str>) {
+    says(world, OwnerKind::CompositePodGroup, name, facts(min, parent));
+}
+
+fn in_group(name: &str) -> Membership {
+    let owner = Some(group(OwnerKind::PodGroup, name));
+    Membership { size: Size::Undeclared, size_source: "", owner, ..membership(name, 1) }
+}
+
+/// The first `count` pods of a PodGroup.
+fn pods(world: &mut World, name: &str, count: u32) {
+    for number in 0..count {
+        world.see(member(&format!("{name}{number}"), in_group(name)));
+    }
+}
+
+/// PodGroups of so many pods each below CompositePodGroup `tree`, which needs `min` of them.
+fn tree(min: u32, groups: &[(&str, u32)]) -> World {
+    let mut world = World::new();
+    grow(&mut world, min, groups);
+    world
+}
+
+fn grow(world: &mut World, min: u32, groups: &[(&str, u32)]) {
+    for (name, count) in groups {
+        pods(world, name, *count);
+        pod_group(world, name, *count, "tree");
+    }
+    composite(world, "tree", min, None);
+}
+
+fn roles(request: &PlanRequest) -> Vec<&str> {
+    let mut roles: Vec<&str> = request.members.iter().map(|member| &*member.role).collect();
+    roles.dedup();
+    roles
+}
+
+/// A placement of a request: each member on a node of its own name.
+fn placement(request: &PlanRequest) -> Placement {
+    let places = request.members.iter().map(|member| Reservation {
+        role: member.role.clone(),
+        ..place(&format!("n-{}", member.uid), &format!("g-{}", member.uid))
+    });
+    Placement { places: places.collect(), ..Placement::default() }
+}
+
+fn take(world: &mut World, request: &PlanRequest) {
+    world.handle(GangEvent::Planned { gang: &request.gang, result: Ok(placement(request)) });
+}
+
+/// A tree of which these groups are bound.
+fn bind(world: &mut World, request: &PlanRequest) {
+    take(world, request);
+    let uids: Vec<PodUid> = request.members.iter().map(|member| member.uid.clone()).collect();
+    for uid in &uids {
+        world.come(uid.as_str());
+    }
+    world.write();
+    for uid in &uids {
+        world.bind(uid.as_str());
+    }
+}
+
+#[test]
+fn tree_is_placed_as_a_whole_or_not_at_all() {
+    let mut world = tree(2, &[("a", 2), ("b", 1)]);
+    let wanted = world.next().expect("the tree is whole");
+    assert_eq!((wanted.must, wanted.members.len(), wanted.others.len()), (3, 3, 0));
+    assert_eq!(wanted.terms.by_role, [("a".into(), 2), ("b".into(), 1)]);
+    world.handle(GangEvent::Planned { gang: &wanted.gang, result: Err(refused()) });
+    assert_eq!(world.reserved(), Vec::<String>::new());
+    world.room += 1;
+    let wanted = world.next().unwrap();
+    bind(&mut world, &wanted);
+    assert_eq!(world.phase(TREE), GangPhase::Bound);
+}
+
+#[test]
+fn order_in_which_groups_are_read_makes_no_difference() {
+    let groups = [("a", 2_u32), ("b", 1)];
+    for composite_at in 0..=2 {
+        for pods_first in [true, false] {
+            let mut world = World::new();
+            if pods_first {
+                groups.iter().for_each(|(name, count)| pods(&mut world, name, *count));
+            }
+            for (at, (name, count)) in groups.iter().enumerate() {
+                if at == composite_at {
+                    composite(&mut world, "tree", 2, None);
+                }
+                pod_group(&mut world, name, *count, "tree");
+            }
+            if composite_at == 2 {
+                composite(&mut world, "tree", 2, None);
+            }
+            if !pods_first {
+                groups.iter().for_each(|(name, count)| pods(&mut world, name, *count));
+            }
+            let wanted = world.next().unwrap_or_else(|| panic!("{composite_at} {pods_first}"));
+            assert_eq!((&*wanted.gang.name, wanted.must), (TREE, 3));
+            assert_eq!(world.next(), None, "one gang");
+        }
+    }
+}
+
+#[test]
+fn tree_waits_for_the_pods_of_each_group_it_needs() {
+    let mut world = tree(2, &[("a", 2)]);
+    assert_eq!(world.next(), None);
+    assert!(world.text(TREE).contains("needs 2 groups"), "{}", world.text(TREE));
+    pod_group(&mut world, "b", 2, "tree");
+    pods(&mut world, "b", 1);
+    assert_eq!((world.next(), world.reason(TREE)), (None, Reason::WaitingForMembers));
+    assert!(world.text(TREE).contains('b'), "{}", world.text(TREE));
+    pods(&mut world, "b", 2);
+    assert_eq!(world.next().unwrap().must, 4);
+}
+
+#[test]
+fn any_groups_do_of_which_enough_fit() {
+    let mut world = tree(1, &[("a", 3), ("b", 2), ("c", 2)]);
+    let wanted = world.next().unwrap();
+    let all: Vec<Vec<&str>> = std::iter::once(&wanted).chain(&wanted.others).map(roles).collect();
+    // c is as b, and needs no try of its own.
+    assert_eq!(all, [["b"], ["a"]]);
+    let other = wanted.others[0].clone();
+    bind(&mut world, &other);
+    let status = world.status(TREE);
+    assert_eq!((status.phase, status.min, status.bound), (GangPhase::Bound, 3, 3));
+    assert_eq!(&*status.conditions[0].reason, "Valid");
+}
+
+#[test]
+fn further_groups_are_placed_each_as_a_whole() {
+    let mut world = tree(1, &[("a", 1), ("b", 2), ("c", 2)]);
+    let first = world.next().unwrap();
+    assert_eq!((roles(&first), first.must), (vec!["a"], 1));
+    bind(&mut world, &first);
+    let wanted = world.next().unwrap();
+    assert_eq!((roles(&wanted), wanted.must), (vec!["b"], 2));
+    assert_eq!((roles(&wanted.others[0]), wanted.others[0].must), (vec!["c"], 2));
+    // Half of a group is not taken.
+    let mut half = placement(&wanted);
+    half.places.truncate(1);
+    world.handle(GangEvent::Planned { gang: &wanted.gang, result: Ok(half) });
+    assert_eq!(world.reserved(), Vec::<String>::new());
+    world.room += 1;
+    let wanted = world.next().unwrap();
+    take(&mut world, &wanted.others[0]);
+    assert_eq!(world.reserved(), ["g-c0", "g-c1"]);
+    // A group that is not there in full waits.
+    world.gone("b1");
+    world.room += 1;
+    assert!(world.next().is_none_or(|wanted| wanted.members.is_empty()));
+}
+
+#[test]
+fn inner_groups_have_minimums_of_their_own() {
+    let mut world = World::new();
+    for (name, parent) in [("a", "left"), ("b", "left"), ("c", "right")] {
+        pods(&mut world, name, 1);
+        pod_group(&mut world, name, 1, parent);
+    }
+    composite(&mut world, "left", 2, Some("tree"));
+    composite(&mut world, "right", 1, Some("tree"));
+    composite(&mut world, "tree", 1, None);
+    let wanted = world.next().unwrap();
+    let all: Vec<Vec<&str>> = std::iter::once(&wanted).chain(&wanted.others).map(roles).collect();
+    assert_eq!(all, [vec!["c"], vec!["a", "b"]]);
+}
+
+#[test]
+fn trees_that_are_none_are_named() {
+    let text = |world: &World, name: &str| world.text(name);
+    let mut world = World::new();
+    pods(&mut world, "a", 1);
+    pod_group(&mut world, "a", 1, "one");
+    assert!(text(&world, "a").contains("CompositePodGroup one was not read yet"), "{}", text(&world, "a"));
+    let owner = group(OwnerKind::CompositePodGroup, "one");
+    world.handle(GangEvent::OwnerSeen { owner: &owner, facts: None });
+    assert!(text(&world, "a").contains("CompositePodGroup one, which"), "{}", text(&world, "a"));
+
+    composite(&mut world, "one", 1, Some("two"));
+    composite(&mut world, "two", 1, Some("one"));
+    let cycle = "spec.parentCompositePodGroupName of CompositePodGroup two: a parent is its own ancestor (a, one, two)";
+    assert!(text(&world, "a").contains(cycle), "{}", text(&world, "a"));
+    assert_eq!((world.reason("a"), world.next()), (Reason::Invalid, None));
+
+    for (name, parent) in [("two", "three"), ("three", "four")] {
+        composite(&mut world, name, 1, Some(parent));
+    }
+    assert!(text(&world, "a").contains("deeper than the 4 groups that are allowed"), "{}", text(&world, "a"));
+    composite(&mut world, "three", 1, None);
+    assert_eq!(&*world.next().unwrap().gang.name, "CompositePodGroup/three");
+}
+
+#[test]
+fn what_groups_ask_for_holds_for_the_tree() {
+    let level = |name: &str| Some(TopologyRequest { level: name.into(), required: true });
+    let of = |root: Option<&str>, child: Option<&str>| {
+        let mut world = World::new();
+        pods(&mut world, "a", 1);
+        let mut group = facts(1, Some("tree"));
+        group.options.level = child.and_then(level);
+        group.level_source = "spec.schedulingConstraints.topology[0].key of PodGroup a".into();
+        group.disruption = Some(Disruption::All);
+        says(&mut world, OwnerKind::PodGroup, "a", group);
+        let mut tree = facts(1, None);
+        tree.options.level = root.and_then(level);
+        tree.never_preempts = true;
+        says(&mut world, OwnerKind::CompositePodGroup, "tree", tree);
+        world
+    };
+    let mut world = of(Some("node"), None);
+    assert_eq!(world.next().unwrap().terms.level, level("node"));
+    assert!(of(Some("node"), Some("node")).next().is_some());
+    let mut world = of(None, Some("node"));
+    assert_eq!((world.reason(TREE), world.next()), (Reason::Invalid, None));
+    let message = world.text(TREE);
+    assert!(message.contains("of PodGroup a: a group below the root"), "{message}");
+}
+
+#[test]
+fn size_on_pods_contradicts_a_tree() {
+    let mut world = tree(1, &[("a", 1)]);
+    let own = Membership { size: Size::Stated { min: 3, total: None }, ..in_group("a") };
+    world.see(member("a1", own));
+    assert_eq!(world.reason(TREE), Reason::Invalid);
+    assert!(world.text(TREE).contains("states how many groups are needed"), "{}", world.text(TREE));
+    world.gone("a1");
+    assert!(world.next().is_some());
+}
+
+#[test]
+fn lost_member_of_a_chosen_group_is_replaced_in_it() {
+    let mut world = tree(1, &[("a", 2), ("b", 3)]);
+    let wanted = world.next().unwrap();
+    bind(&mut world, &wanted);
+    assert_eq!(world.phase(TREE), GangPhase::Bound);
+    world.gone("a1");
+    assert_eq!(world.phase(TREE), GangPhase::Degraded);
+    world.gone("a0");
+    assert_eq!(world.reserved(), ["g-a0", "g-a1"], "kept for the same group");
+    world.see(member("a2", in_group("a")));
+    pod_group(&mut world, "a", 2, "tree");
+    composite(&mut world, "tree", 1, None);
+    assert_eq!(world.gangs.gang_of(&uid("a2")).map(|key| &*key.name), Some(TREE));
+    assert_eq!(world.node("a2"), "n-a0");
+}
+
+#[test]
+fn decided_tree_is_finished_by_the_next_process() {
+    let groups = [("a", 2), ("b", 3)];
+    let mut world = tree(1, &groups);
+    let wanted = world.next().unwrap().others[0].clone();
+    take(&mut world, &wanted);
+    wanted.members.iter().for_each(|member| drop(world.come(member.uid.as_str())));
+    world.write();
+    let node = world.bind("b1");
+    let status = world.status(TREE);
+    assert_eq!(status.decision.as_ref().map(|decision| decision.min), Some(3));
+
+    let mut next = World::with(Settings { identity: "second".into(), ..Settings::default() });
+    let mut of_b1: Member = bound(member("b1", in_group("b")), &node);
+    of_b1.holds = place(&node, "g-b1").devices;
+    pods(&mut next, "a", 2);
+    for pod in ["b0", "b2"] {
+        next.see(member(pod, in_group("b")));
+    }
+    next.see(of_b1);
+    next.show(TREE, status);
+    next.handle(GangEvent::Synced);
+    assert_eq!(next.next(), None, "nothing is planned before the groups are known");
+    // The group that was decided is read last.
+    pod_group(&mut next, "a", 2, "tree");
+    composite(&mut next, "tree", 1, None);
+    assert_eq!(next.next(), None, "the decision may be about pods of a group that is not known");
+    assert_eq!(next.gangs.take_statuses().iter().filter(|(key, _)| &*key.name == TREE).count(), 0);
+    pod_group(&mut next, "b", 3, "tree");
+    assert_eq!(next.reserved(), ["g-b0", "g-b2"]);
+    next.bind("b0");
+    next.bind("b2");
+    let status = next.status(TREE);
+    assert_eq!((status.phase, status.min, status.bound), (GangPhase::Bound, 3, 3));
+}
+
+#[test]
+fn condition_names_the_groups_of_a_tree() {
+    let mut world = tree(2, &[("a", 2), ("b", 1), ("c", 1), ("d", 1), ("e", 1)]);
+    pod_group(&mut world, "a", 3, "tree");
+    let status = world.status(TREE);
+    let shown = status.conditions.iter().find(|condition| condition.type_ == "CompositePodGroup").unwrap();
+    assert_eq!((shown.status.as_str(), shown.reason.as_str()), ("True", "PlacedTogether"));
+    let message = "CompositePodGroup tree needs 2 of its groups, each as a whole: a has 2 of 3 pods, b has 1 of 1 pods, c has 1 of 1 pods, d has 1 of 1 pods, 1 more";
+    assert_eq!(shown.message, message);
+}
+
+#[test]
+fn changed_minimums_are_followed() {
+    let mut world = tree(2, &[("a", 2), ("b", 2)]);
+    let wanted = world.next().unwrap();
+    take(&mut world, &wanted);
+    assert_eq!(world.reserved().len(), 4);
+    pod_group(&mut world, "b", 1, "tree");
+    assert_eq!(world.reserved(), Vec::<String>::new(), "it is planned again");
+    let wanted = world.next().unwrap();
+    assert_eq!(wanted.must, 3);
+    bind(&mut world, &wanted);
+    pod_group(&mut world, "a", 1, "tree");
+    let status = world.status(TREE);
+    assert_eq!((status.min, &*status.conditions[0].reason), (2, "Valid"));
+}
