@@ -3,16 +3,21 @@
 //! `spec` has the hardware; it changes when the hardware changes. `status` has health and the holders of devices.
 //! The plugin of the node is the only writer. The extender and the operator read it.
 
+use std::sync::LazyLock;
+
 use gantry_topology::Machine;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use kube::CustomResource;
-use schemars::JsonSchema;
+use schemars::generate::SchemaSettings;
 use schemars::transform::RecursiveTransform;
-use serde::{Deserialize, Serialize};
+use schemars::{JsonSchema, Schema};
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer, Serialize};
+use serde_json::Value;
 
 use crate::ids::{DeviceId, NodeName, PodUid, ResourceName};
 use crate::names::RESOURCE_DOMAIN;
-use crate::schema::{bounded, known_formats};
+use crate::schema::{bounded, known_formats, retain_known};
 
 /// The GPUs of a node.
 #[derive(CustomResource, Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -42,10 +47,26 @@ use crate::schema::{bounded, known_formats};
 #[schemars(transform = RecursiveTransform(known_formats), transform = RecursiveTransform(bounded))]
 pub struct GpuNodeSpec {
     /// GPUs, NICs and links: the machine file of this node.
+    #[serde(deserialize_with = "machine")]
     pub machine: Machine,
     /// How the node's kubelet aligns devices and CPUs, if the plugin could find out.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kubelet: Option<KubeletTopology>,
+}
+
+/// Reads a machine. A machine file is read strictly, so that a typing error is found. A plugin of the next release may write fields that
+/// are not known yet: these are left out.
+fn machine<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Machine, D::Error> {
+    static SCHEMA: LazyLock<Schema> = LazyLock::new(|| {
+        let settings = SchemaSettings::default().with(|settings| settings.inline_subschemas = true);
+        settings.into_generator().into_root_schema_for::<Machine>()
+    });
+    let mut value = Value::deserialize(deserializer)?;
+    let machine = Machine::deserialize(&value).or_else(|_| {
+        retain_known(&mut value, SCHEMA.as_value());
+        Machine::deserialize(&value)
+    });
+    machine.map_err(D::Error::custom)
 }
 
 /// The configuration of kubelet's Topology Manager.
@@ -455,6 +476,47 @@ mod tests {
 
     fn resource(text: &str) -> ResourceStatus {
         serde_json::from_str(text).unwrap()
+    }
+
+    /// Adds a field to every object within a value.
+    fn add_unknown_fields(value: &mut Value) {
+        match value {
+            Value::Object(fields) => {
+                fields.values_mut().for_each(add_unknown_fields);
+                fields.insert("fieldOfTheNextRelease".to_owned(), serde_json::json!([{ "a": 1 }]));
+            }
+            Value::Array(items) => items.iter_mut().for_each(add_unknown_fields),
+            _ => {}
+        }
+    }
+
+    #[test]
+    fn unknown_fields_of_machine_are_left_out() {
+        let known = serde_json::json!({
+            "host": {"driver": "570.124.06"},
+            "gpus": [
+                {"index": 0, "pcie": {"generation": 5, "width": 16}, "nvlink": {"version": 4}, "mig": {
+                    "enabled": true,
+                    "instances": [{"id": 1, "profile": "1g.5gb", "start": 0, "size": 1}],
+                }},
+                {"index": 1},
+            ],
+            "nics": [{"name": "mlx5_0"}],
+            "nvlinks": [{"gpus": [0, 1], "links": 4}],
+            "paths": ["X NODE SYS", "NODE X SYS", "SYS SYS X"],
+        });
+        let read = |machine: &Value| {
+            serde_json::from_value::<GpuNodeSpec>(serde_json::json!({ "machine": machine }))
+        };
+        let mut newer = known.clone();
+        add_unknown_fields(&mut newer);
+        assert_ne!(newer, known);
+        assert_eq!(read(&newer).unwrap(), read(&known).unwrap());
+        // What is known is checked as before.
+        newer["nvlinks"][0]["gpus"] = serde_json::json!([0, 2]);
+        assert!(read(&newer).unwrap_err().to_string().contains("nvlinks"));
+        newer["gpus"] = Value::from(vec![serde_json::json!({ "index": 0 }); 33]);
+        assert!(read(&newer).is_err());
     }
 
     #[test]

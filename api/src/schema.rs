@@ -42,6 +42,33 @@ pub(crate) fn bounded(schema: &mut Schema) {
     }
 }
 
+/// Removes from a value the fields of objects that its schema does not have.
+pub(crate) fn retain_known(value: &mut Value, schema: &Value) {
+    let alternatives =
+        ["anyOf", "oneOf", "allOf"].into_iter().filter_map(|name| schema.get(name)?.as_array());
+    let schemas: Vec<&Value> = std::iter::once(schema).chain(alternatives.flatten()).collect();
+    match value {
+        Value::Object(fields) => {
+            let properties = schemas.iter().filter_map(|schema| schema.get("properties")?.as_object());
+            let known: Vec<_> = properties.collect();
+            // A map has any names.
+            if !known.is_empty() {
+                fields.retain(|name, _| known.iter().any(|properties| properties.contains_key(name)));
+            }
+            for (name, field) in fields {
+                let schemas = known.iter().filter_map(|properties| properties.get(name));
+                schemas.for_each(|schema| retain_known(field, schema));
+            }
+        }
+        Value::Array(items) => {
+            for schema in schemas.iter().filter_map(|schema| schema.get("items")) {
+                items.iter_mut().for_each(|item| retain_known(item, schema));
+            }
+        }
+        _ => {}
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use kube::CustomResourceExt;
