@@ -1,7 +1,7 @@
 //! The steps of CI, in the order in which a mistake is cheapest to learn of.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Instant;
 
@@ -33,13 +33,18 @@ pub(crate) fn all() -> Result<()> {
     counts.conclude()
 }
 
+/// Pods of the scenarios in which many come and go.
+const PODS: &str = "300";
 /// Seconds of each of the soak test's nodes, and the number of random schedules.
 const SOAK_SECONDS: &str = "600";
 const SCHEDULES: &str = "100000";
 
 /// What takes too long for every commit, ending on the counts of its tests.
 pub(crate) fn nightly(first: u64) -> Result<()> {
-    let mut counts = Counts::default();
+    let mut counts = step("all scenarios", || {
+        let mut scenarios = end_to_end(&build()?[SCENARIOS]);
+        counted(scenarios.env("GANTRY_PODS", PODS).arg("--include-ignored"))
+    })?;
     counts += step("soak test", || {
         run(&mut cargo(&["build", "--locked", "--package", "gantry"]))?;
         let mut soak = cargo(&["test", "--locked", "--package", "gantry-e2e", "--test", "soak"]);
@@ -155,14 +160,21 @@ pub(crate) fn e2e(filter: Option<&str>, kubernetes: Option<&str>) -> Result<Coun
     let mut programs = build()?;
     programs.retain(|name, _| filter.or(kubernetes).is_none() || name == SCENARIOS);
     let mut counts = Counts::default();
-    for program in programs.values() {
-        let mut command = Command::new(program);
-        // As cargo starts them.
-        command.current_dir(root().join("tests")).args(filter);
-        command.envs(kubernetes.map(|version| (KUBERNETES, version)));
-        counts += counted(&mut command)?;
+    for (name, program) in &programs {
+        counts += step(name, || {
+            let mut command = end_to_end(program);
+            command.args(filter).envs(kubernetes.map(|version| (KUBERNETES, version)));
+            counted(&mut command)
+        })?;
     }
     Ok(counts)
+}
+
+/// A program of the end-to-end tests, as cargo starts it.
+fn end_to_end(program: &Path) -> Command {
+    let mut command = Command::new(program);
+    command.current_dir(root().join("tests"));
+    command
 }
 
 /// Licences, bans and sources. The advisory database is the public pipeline's part.

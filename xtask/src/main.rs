@@ -74,8 +74,8 @@ enum Task {
     Release(release::ReleaseArgs),
     /// Builds the site from docs/ and the pages of the root with mdBook (installs mdBook on the first run).
     Site(site::SiteArgs),
-    /// What takes too long for every commit, without mutants: the soak test, new random schedules, two builds of the
-    /// program compared. Takes hours.
+    /// What takes too long for every commit, without mutants: all scenarios, the soak test, new random schedules, two
+    /// builds of the program compared. Takes hours.
     Nightly {
         /// Seed of the first random schedule.
         #[arg(long, default_value_t = 0)]

@@ -351,7 +351,10 @@ impl World {
         let closed = self.jobs.closed;
         let wait = self.dice.range(0, 1_500);
         let now = self.now;
-        let node = match self.jobs.all[job].brought {
+        // Once nothing fails any more, a job whose pod was lost leaves the next one to the scheduler: otherwise a pod of higher priority could
+        // preempt it, and it could take the devices again, without end.
+        let learns = self.now >= self.plan.restless && self.jobs.all[job].members[number].attempts > 0;
+        let node = match self.jobs.all[job].brought && !learns {
             true => match self.some_node() {
                 Some(node) => Some(node),
                 None => return,

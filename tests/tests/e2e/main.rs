@@ -1,7 +1,7 @@
 //! End-to-end tests on a real Kubernetes: one cluster for all scenarios of a run, one scenario at a time.
 //!
 //! `GANTRY_KUBERNETES=1.34` selects another version than that of CI. On it only the core scenarios run, or with a filter
-//! those with it in their name.
+//! those with it in their name. Long scenarios are ignored unless a filter or `--include-ignored` selects them.
 //!
 //! Where the machine cannot run pods every scenario counts as ignored, never as passed. `GANTRY_E2E_KEEP=1` leaves the
 //! cluster up afterwards.
@@ -38,7 +38,8 @@ fn main() -> Result<ExitCode> {
         eprintln!("end-to-end tests are skipped: {why}");
     }
     let kubernetes = Kubernetes::selected()?;
-    let all_match = kubernetes.is_default()? || arguments.filter.is_some();
+    let is_filtered = arguments.filter.is_some();
+    let all_match = kubernetes.is_default()? || is_filtered;
     let stage = Arc::new(Stage::new()?);
     let trials = scenarios::all()
         .into_iter()
@@ -47,10 +48,14 @@ fn main() -> Result<ExitCode> {
             let stage = Arc::clone(&stage);
             let name = scenario.name;
             let lacking = scenario.needs.filter(|feature| !kubernetes.has(*feature));
+            let is_long = scenario.is_long;
             let play = move || stage.play(&scenario).map_err(|error| Failed::from(format!("{error:#}")));
-            let trial = Trial::test(name, play).with_ignored_flag(unsupported.is_some() || lacking.is_some());
+            let waits = is_long && !is_filtered;
+            let is_ignored = unsupported.is_some() || lacking.is_some() || waits;
+            let trial = Trial::test(name, play).with_ignored_flag(is_ignored);
             match lacking {
                 Some(feature) => trial.with_kind(format!("no {feature:?} in {kubernetes}")),
+                None if waits => trial.with_kind("nightly"),
                 None => trial,
             }
         })

@@ -70,6 +70,14 @@ pub(crate) async fn running(api: &Api<Pod>, name: &str) -> Result<Pod> {
     found.map_err(|why| anyhow::anyhow!("{name} failed: {why}"))
 }
 
+/// How many pods come and go in a scenario about many: a number for every commit, unless `GANTRY_PODS` has another.
+pub(crate) fn count(usual: usize) -> Result<usize> {
+    match std::env::var("GANTRY_PODS") {
+        Ok(text) => text.parse().with_context(|| format!("GANTRY_PODS={text} is not a number")),
+        Err(_) => Ok(usual),
+    }
+}
+
 /// The node a pod was put on.
 pub(crate) fn node(pod: &Pod) -> &str {
     pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref()).unwrap_or_default()

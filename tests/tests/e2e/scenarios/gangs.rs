@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use gantry_api::names::{GANG_ARRIVAL_ANNOTATION, GANG_GATE};
-use gantry_api::{GangPhase, Reason};
+use gantry_api::{GangPhase, GangStatus, Reason};
 use gantry_e2e::gantry::{EXTENDER, manifests};
 use gantry_e2e::{Kubernetes, gantry, until};
 use k8s_openapi::api::core::v1::PodSchedulingGate;
@@ -40,14 +40,12 @@ pub(super) async fn second_large_gang_waits_for_the_first(bed: &Bed) -> Result<(
     .await?;
     let (first, second) = (&crews[first], &crews[1 - first]);
     scene.runs(first).await?;
-    let waiting = scene.phase(&second.name, GangPhase::Queued).await?;
-    ensure!(
-        waiting.reason == Some(Reason::InsufficientResources)
-            && waiting.waiting_since.is_some()
-            && waiting.bound == 0,
-        "{}",
-        brief(&waiting)
-    );
+    // While the first was being bound, the second may have waited for another reason, such as for its turn.
+    let waits = |status: &GangStatus| {
+        status.phase == GangPhase::Queued && status.reason == Some(Reason::InsufficientResources)
+    };
+    let waiting = scene.status_where(&second.name, "queued for want of GPUs", waits).await?;
+    ensure!(waiting.waiting_since.is_some() && waiting.bound == 0, "{}", brief(&waiting));
     scene.holds_nothing(second).await?;
     // It keeps nothing from a pod that cannot delay it: 8 GPUs are free, and it waits for 12.
     pods::run(&scene.pods, &pods::sleeper("single", 1)?).await?;

@@ -55,6 +55,8 @@ pub(crate) struct Scenario {
     pub(crate) name: &'static str,
     /// Whether it runs on every version of Kubernetes that Gantry supports, not only on the one of CI.
     pub(crate) is_core: bool,
+    /// Whether it takes too long for every commit: it runs nightly, and if a filter names it.
+    pub(crate) is_long: bool,
     /// What it needs of Kubernetes that not every version has.
     pub(crate) needs: Option<Feature>,
     story: fn(&Bed) -> Outcome<'_>,
@@ -64,6 +66,11 @@ impl Scenario {
     /// Has it run on every version of Kubernetes.
     fn core(self) -> Self {
         Self { is_core: true, ..self }
+    }
+
+    /// Leaves it to the nightly run.
+    fn long(self) -> Self {
+        Self { is_long: true, ..self }
     }
 
     /// Leaves it out where Kubernetes lacks the feature.
@@ -83,7 +90,13 @@ macro_rules! scenarios {
         vec![$({
             const NAME: &str = concat!(stringify!($module), "::", stringify!($name));
             const { assert!(NAME.len() <= 60, "the name of the scenario is too long") };
-            Scenario { name: NAME, is_core: false, needs: None, story: |bed| Box::pin($module::$name(bed)) }
+            Scenario {
+                name: NAME,
+                is_core: false,
+                is_long: false,
+                needs: None,
+                story: |bed| Box::pin($module::$name(bed)),
+            }
                 $(.$method($($argument)?))*
         }),*]
     };
@@ -114,12 +127,12 @@ pub(crate) fn all() -> Vec<Scenario> {
         // Before scenarios that leave faults of GPUs behind, for which alerts fire.
         monitoring::prometheus_records_and_alerts,
         bypass::pod_with_node_name_avoids_reserved_devices.core(),
-        churn::three_hundred_pods_start_and_end,
+        churn::many_pods_start_and_end,
         failures::force_deleted_pod_keeps_devices_until_exit.core(),
         failures::plugin_killed_during_admission,
         failures::kubelet_restarted_under_running_pods.core(),
         failures::extender_killed_repeatedly,
-        failures::api_server_unavailable_for_a_while,
+        failures::api_server_unavailable_for_a_while.long(),
         modes::replicas_of_one_gpu_serve_several_pods.core(),
         modes::mig_mixed_profiles_are_separate_resources.core(),
         modes::mig_single_slices_are_gpus,
@@ -155,29 +168,29 @@ pub(crate) fn all() -> Vec<Scenario> {
         gangs_truth::role_that_never_fits_is_named,
         gangs_truth::min_domains_is_named_as_the_constraint,
         gangs_truth::unregistered_plugins_are_the_first_cause,
-        gangs_repair::member_lost_in_queue_or_at_barrier,
+        gangs_repair::member_lost_in_queue_or_at_barrier.long(),
         gangs_repair::bound_gang_holds_or_releases_reservation.core(),
         gangs_repair::bound_gang_restarts_as_a_whole.core(),
         gangs_repair::gang_deleted_with_its_namespace,
-        gangs_deletion::member_deleted_in_backoff_or_invalid,
-        gangs_deletion::member_deleted_while_preempting_or_degraded,
-        gangs_deletion::member_deleted_while_committing,
-        gangs_commit::kubelet_extender_and_node_fail_before_commit,
-        gangs_deletion::member_deleted_and_binder_killed,
+        gangs_deletion::member_deleted_in_backoff_or_invalid.long(),
+        gangs_deletion::member_deleted_while_preempting_or_degraded.long(),
+        gangs_deletion::member_deleted_while_committing.long(),
+        gangs_commit::kubelet_extender_and_node_fail_before_commit.long(),
+        gangs_deletion::member_deleted_and_binder_killed.long(),
         gangs_preempt::gang_preempts_whole_gang_within_budgets.core(),
         gangs_preempt::single_pod_preempts_without_breaking_gangs.core(),
         gangs_preempt::surplus_member_goes_rather_than_its_gang,
         gangs_spares::replacement_takes_lent_spare,
-        gangs_failures::extender_and_scheduler_killed_in_all_phases,
-        gangs_failures::kubelets_killed_in_all_phases,
-        gangs_phases::short_phases_survive_kills,
-        gangs_phases::short_phases_survive_extender_update,
-        gangs_failures::extender_killed_while_binding,
+        gangs_failures::extender_and_scheduler_killed_in_all_phases.long(),
+        gangs_failures::kubelets_killed_in_all_phases.long(),
+        gangs_phases::short_phases_survive_kills.long(),
+        gangs_phases::short_phases_survive_extender_update.long(),
+        gangs_failures::extender_killed_while_binding.long(),
         gangs_failures::node_lost_between_plan_and_decision,
         gangs_failures::kubelet_down_while_gang_binds_to_its_node,
         gangs_failures::node_deleted_under_bound_gang,
         gangs_nodes::node_lost_while_binding,
-        gangs_nodes::node_lost_while_preempting_or_degraded,
+        gangs_nodes::node_lost_while_preempting_or_degraded.long(),
         gangs_failures::two_extenders_fail_over,
         gangs_input::invalid_settings_are_reported_on_gang_and_pods.core(),
         gangs_input::gang_spec_takes_precedence_until_bound.core(),
@@ -189,8 +202,8 @@ pub(crate) fn all() -> Vec<Scenario> {
         gangs_native::pod_group_members_are_evicted_singly.needs(Feature::BetaPodGroups),
         gangs_native::pod_group_is_evicted_whole_on_request.needs(Feature::BetaPodGroups),
         gangs_native::composite_pod_group_is_one_gang_with_gates.needs(Feature::CompositePodGroups),
-        gangs_deadlock::deadlocked_gang_yields_to_the_other,
-        gangs_schedulers::foreign_gang_reserves_on_first_request,
+        gangs_deadlock::deadlocked_gang_yields_to_the_other.long(),
+        gangs_schedulers::foreign_gang_reserves_on_first_request.long(),
         gangs_schedulers::basic_group_pods_are_scheduled_singly.needs(Feature::BetaPodGroups),
         gangs_integrations::marks_of_other_schedulers_make_gangs,
         gangs_integrations::parallel_stateful_set_is_a_gang.core(),

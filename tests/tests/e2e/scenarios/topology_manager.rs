@@ -22,9 +22,8 @@ const GPU: &str = "nvidia.com/gpu";
 /// The reason with which kubelet fails a pod that its Topology Manager refuses.
 const REFUSED: &str = "TopologyAffinityError";
 
-/// Pods in all, unless the variable says otherwise: few enough for every commit.
+/// Pods in all, unless `GANTRY_PODS` says otherwise: few enough for every commit.
 const PODS: usize = 40;
-const PODS_VARIABLE: &str = "GANTRY_ALIGNED_PODS";
 /// Pods of a node that have not ended.
 const AT_ONCE: usize = 2;
 const END_LIMIT: Duration = Duration::from_secs(300);
@@ -46,10 +45,7 @@ pub(super) async fn granted_pods_are_never_refused(bed: &Bed) -> Result<()> {
 }
 
 async fn pods_come_and_go(bed: &Bed) -> Result<()> {
-    let count = match std::env::var(PODS_VARIABLE) {
-        Ok(text) => text.parse().with_context(|| format!("{PODS_VARIABLE}={text} is not a number"))?,
-        Err(_) => PODS,
-    };
+    let count = pods::count(PODS)?;
     let served = serve(bed).await?;
     let mut random = StdRng::seed_from_u64(3);
     let mut round = 0;
