@@ -19,9 +19,13 @@ use serde_json::json;
 
 /// Far longer than any step takes.
 pub(crate) const LIMIT: Duration = Duration::from_secs(120);
+/// Far longer than a pod takes that is one of many.
+const EACH: Duration = Duration::from_millis(20);
 /// Requests under way at once while making objects.
 const PARALLEL: usize = 32;
 const GPUS: u8 = 8;
+/// Tolerations of a pod of about 1 MB.
+const FAT_TOLERATIONS: u32 = 30_000;
 
 /// The project's root.
 pub(crate) fn root() -> PathBuf {
@@ -81,6 +85,29 @@ pub(crate) async fn create_pods(cluster: &Cluster, count: u32, members: Option<u
         .await
 }
 
+/// Makes pods of about 1 MB that wait at a gate.
+pub(crate) async fn create_fat_pods(cluster: &Cluster, count: u32) -> Result<()> {
+    let pods: Api<Pod> = Api::namespaced(cluster.client(), "default");
+    let tolerations: Vec<_> =
+        (0..FAT_TOLERATIONS).map(|key| json!({ "key": format!("k{key}"), "operator": "Exists" })).collect();
+    for number in 0..count {
+        let mut fat = pod_of(&format!("fat-{number}"), 1, &json!({}))?;
+        let spec = fat.spec.as_mut().context("a pod without a spec")?;
+        spec.tolerations = Some(serde_json::from_value(json!(tolerations))?);
+        spec.scheduling_gates = Some(serde_json::from_value(json!([{ "name": "example.com/never" }]))?);
+        pods.create(&PostParams::default(), &fat).await.context("fat pod")?;
+    }
+    Ok(())
+}
+
+/// Makes a pod of more GPUs than a node has. Its name.
+pub(crate) async fn create_large_pod(cluster: &Cluster) -> Result<String> {
+    let name = "large".to_owned();
+    let pods: Api<Pod> = Api::namespaced(cluster.client(), "default");
+    pods.create(&PostParams::default(), &pod_of(&name, GPUS + 1, &json!({}))?).await.context("large pod")?;
+    Ok(name)
+}
+
 /// Waits until `count` pods are bound. Returns the time from the first Binding seen to the last.
 pub(crate) async fn all_bound(cluster: &Cluster, count: u32) -> Result<Duration> {
     let pods: Api<PartialObjectMeta<Pod>> = Api::namespaced(cluster.client(), "default");
@@ -98,7 +125,7 @@ pub(crate) async fn all_bound(cluster: &Cluster, count: u32) -> Result<Duration>
         }
         anyhow::bail!("the watch ended")
     };
-    tokio::time::timeout(LIMIT, counting).await.context("not all pods were bound in time")?
+    tokio::time::timeout(LIMIT + EACH * count, counting).await.context("not all pods were bound in time")?
 }
 
 /// Removes all pods at once.
@@ -145,15 +172,24 @@ fn pod(number: u32, members: Option<u32>) -> Result<Pod> {
         }),
         None => json!({}),
     };
+    pod_of(&pod_name(number), 1, &annotations)
+}
+
+/// The name of a pod of [`create_pods`].
+pub(crate) fn pod_name(number: u32) -> String {
+    format!("load-{number}")
+}
+
+fn pod_of(name: &str, gpus: u8, annotations: &serde_json::Value) -> Result<Pod> {
     Ok(serde_json::from_value(json!({
-        "metadata": { "name": format!("load-{number}"), "annotations": annotations },
+        "metadata": { "name": name, "annotations": annotations },
         "spec": {
             // Nodes without a kubelet keep whatever taints the start gave them.
             "tolerations": [{ "operator": "Exists" }],
             "containers": [{
                 "name": "main",
                 "image": "none",
-                "resources": { "limits": { "cpu": "1", "memory": "1Gi", "nvidia.com/gpu": 1 } },
+                "resources": { "limits": { "cpu": "1", "memory": "1Gi", "nvidia.com/gpu": gpus } },
             }],
         },
     }))?)

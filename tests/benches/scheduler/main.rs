@@ -2,12 +2,13 @@
 //! protocol itself costs), and with `gantry extender`. The cases take turns, so that whatever else the machine does
 //! meets all of them alike.
 //!
-//! With `gangs` instead: so many gangs, against as many pods without a gang.
+//! With `gangs` instead: so many gangs, against as many pods without a gang. With `explain`: the time of `gantry explain`.
 //!
 //! `cargo xtask bench scheduler` builds and runs it; 500 nodes of 8 GPUs exist as objects only, nothing runs on them.
 #![expect(clippy::print_stdout, reason = "a benchmark reports on the terminal")]
 
 mod case;
+mod explain;
 mod floor;
 mod gangs;
 mod load;
@@ -46,6 +47,8 @@ enum Role {
     Floor(floor::Args),
     /// Gangs against the same pods without a gang.
     Gangs(gangs::Args),
+    /// The time of `gantry explain` in a large cluster.
+    Explain(explain::Args),
 }
 
 fn main() -> Result<()> {
@@ -53,7 +56,7 @@ fn main() -> Result<()> {
     let runtime = tokio::runtime::Runtime::new()?;
     match args.role {
         Some(Role::Floor(ref floor)) => runtime.block_on(floor::serve(floor)),
-        Some(Role::Gangs(_)) | None => runtime.block_on(measure(&args)),
+        Some(Role::Gangs(_) | Role::Explain(_)) | None => runtime.block_on(measure(&args)),
     }
 }
 
@@ -83,8 +86,10 @@ async fn rounds(args: &Args, cluster: &Cluster, config: &Path) -> Result<()> {
     cluster.program("kube-controller-manager")?.stop().await?;
     cluster.program("kube-scheduler")?.stop().await?;
     let gantry = program("gantry")?;
-    if let Some(Role::Gangs(gangs)) = &args.role {
-        return gangs::rounds(gangs, cluster, config, &gantry).await;
+    match &args.role {
+        Some(Role::Gangs(gangs)) => return gangs::rounds(gangs, cluster, config, &gantry).await,
+        Some(Role::Explain(args)) => return explain::rounds(args, cluster, config, &gantry).await,
+        Some(Role::Floor(_)) | None => {}
     }
     load::create_nodes(cluster, args.nodes).await?;
     let mut rates = vec![Vec::new(); Case::ALL.len()];

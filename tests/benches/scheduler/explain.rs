@@ -1,0 +1,77 @@
+//! How long `gantry explain` takes in a large cluster, from the start of the program to its end: for a pod that runs, for
+//! one that fits nowhere, and for the queue. The pods were bound by the real kube-scheduler and the extender; others,
+//! as large as the API server admits, wait at a gate.
+
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use gantry_e2e::Cluster;
+
+use crate::case::Case;
+use crate::load;
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// How often each question is asked.
+    #[arg(long, default_value_t = 9)]
+    rounds: usize,
+    /// Nodes, of 8 GPUs each.
+    #[arg(long, default_value_t = 5000)]
+    nodes: u32,
+    /// Pods that run, of one GPU each.
+    #[arg(long, default_value_t = 20_000)]
+    pods: u32,
+    /// Pods of about 1 MB that wait at a gate.
+    #[arg(long, default_value_t = 50)]
+    fat: u32,
+}
+
+/// Fills the cluster and asks.
+pub(crate) async fn rounds(args: &Args, cluster: &Cluster, config: &Path, gantry: &Path) -> Result<()> {
+    load::create_nodes(cluster, args.nodes).await?;
+    load::create_pods(cluster, args.pods, None).await?;
+    Case::Gantry.write_config(config)?;
+    let extender = Case::Gantry.start_extender(cluster, gantry, &[]).await?;
+    let scheduler = cluster.start_again("kube-scheduler").await?;
+    load::all_bound(cluster, args.pods).await?;
+    load::create_fat_pods(cluster, args.fat).await?;
+    let waiting = load::create_large_pod(cluster).await?;
+    scheduler.stop().await?;
+    println!("{} nodes, {} pods that run, {} of 1 MB at a gate", args.nodes, args.pods, args.fat);
+    let (running, kubeconfig) = (load::pod_name(0), cluster.kubeconfig());
+    let questions: [(&str, &[&str]); 3] = [
+        ("a pod that runs", &["pod", &running]),
+        ("a pod that fits nowhere", &["pod", &waiting]),
+        ("the queue", &["queue"]),
+    ];
+    for (name, question) in questions {
+        let mut times = Vec::with_capacity(args.rounds);
+        for _ in 0..args.rounds {
+            times.push(ask(gantry, &kubeconfig, question)?);
+        }
+        times.sort_unstable();
+        let (median, last) = (times.get(times.len() / 2), times.last());
+        let (median, last) = median.zip(last).context("no rounds")?;
+        println!("{name:<24} median {:6.0} ms, at most {:6.0} ms", millis(*median), millis(*last));
+    }
+    if let Some(extender) = extender {
+        extender.stop().await?;
+    }
+    Ok(())
+}
+
+/// Runs the command once.
+fn ask(gantry: &Path, kubeconfig: &Path, question: &[&str]) -> Result<Duration> {
+    let mut command = Command::new(gantry);
+    command.arg("explain").args(question).arg("--kubeconfig").arg(kubeconfig).stdout(Stdio::null());
+    let start = Instant::now();
+    let status = command.status().with_context(|| gantry.display().to_string())?;
+    ensure!(status.success(), "gantry explain {} ended with {status}", question.join(" "));
+    Ok(start.elapsed())
+}
+
+fn millis(time: Duration) -> f64 {
+    time.as_secs_f64() * 1000.0
+}
