@@ -16,6 +16,10 @@ pub const SETTINGS_ANNOTATION: &str = "gantry.dev/settings";
 /// write makes kube-scheduler try the pod again. Its time is that of the last activation.
 pub const GPUS_FREED_CONDITION: &str = "gantry.dev/GpusFreed";
 
+/// On an unschedulable pod: when the extender last made kube-scheduler try it again, written with
+/// [`GPUS_FREED_CONDITION`]. kube-scheduler before 1.32 overlooks changes of the status alone.
+pub const ACTIVATED_ANNOTATION: &str = "gantry.dev/activated-at";
+
 /// On a pod (or a controller's template): the name of its gang. Pods of one namespace with the same name are one gang.
 /// `none` excludes a pod from the gang that another integration would recognise.
 pub const GANG_ANNOTATION: &str = "gantry.dev/gang";

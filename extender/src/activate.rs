@@ -1,6 +1,7 @@
 //! Activates unschedulable pods. kube-scheduler retries a refused pod on events that it observes; a device that comes
 //! free late, or that only the plugin reports, and a reservation of a gang are no such events, and the pod would wait
-//! five minutes. A write to the status of the pod activates it in milliseconds.
+//! five minutes. A write to the status of the pod activates it in milliseconds; its annotation does on kube-scheduler
+//! before 1.32, which overlooks other changes of a status.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -181,7 +182,7 @@ fn patch(uid: &PodUid, cause: &Cause, now: &str) -> Value {
         ),
     };
     let mut patch = json!({
-        "metadata": {"uid": uid.as_str()},
+        "metadata": {"uid": uid.as_str(), "annotations": {names::ACTIVATED_ANNOTATION: now}},
         "status": {"conditions": [{
             "type": names::GPUS_FREED_CONDITION,
             "status": "True",

@@ -32,6 +32,8 @@ pub enum Feature {
     BetaPodGroups,
     /// CompositePodGroups of `scheduling.k8s.io/v1alpha3`, by the feature gate `CompositePodGroup`.
     CompositePodGroups,
+    /// `status.features` of Nodes.
+    NodeFeatures,
     /// `status.declaredFeatures` of Nodes.
     DeclaredFeatures,
     /// MutatingAdmissionPolicies.
@@ -55,7 +57,7 @@ impl Feature {
             Self::NativeGroups => 35,
             Self::MutatingAdmissionPolicies => 34,
             Self::OwnPodsOnly => 32,
-            Self::FailCgroupV1 | Self::NodeBoundTokens => 31,
+            Self::FailCgroupV1 | Self::NodeBoundTokens | Self::NodeFeatures => 31,
         }
     }
 }

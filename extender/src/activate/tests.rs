@@ -34,6 +34,11 @@ async fn a_parked_pod_gets_a_condition_when_gpus_come_free_for_it() {
     assert_eq!(request.uri().path(), "/api/v1/namespaces/ml/pods/waits/status");
     let body: Value = serde_json::from_slice(&request.into_body().collect_bytes().await.unwrap()).unwrap();
     assert_eq!(body["metadata"]["uid"], "uid-1");
+    // kube-scheduler before 1.32 retries a pod for its metadata only.
+    assert_eq!(
+        body["metadata"]["annotations"]["gantry.dev/activated-at"],
+        body["status"]["conditions"][0]["lastTransitionTime"]
+    );
     assert_eq!(body["status"]["conditions"][0]["type"], "gantry.dev/GpusFreed");
     send.send_response(Response::new(Body::from(pod("waits", 4).to_string().into_bytes())));
 

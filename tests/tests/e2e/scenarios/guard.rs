@@ -99,10 +99,11 @@ pub(super) async fn plugin_may_change_only_its_own_fields(bed: &Bed) -> Result<(
     let nodes: Api<Node> = Api::all(bed.client());
     let features = nodes.get(plugin.node).await?.status.and_then(|status| status.features);
     let group_policy = features.and_then(|features| features.supplemental_groups_policy);
-    let declares_features = Kubernetes::selected()?.has(Feature::DeclaredFeatures);
+    let kubernetes = Kubernetes::selected()?;
+    let unknown = [("features", Feature::NodeFeatures), ("declaredFeatures", Feature::DeclaredFeatures)];
     for (change, why) in status_changes(group_policy.unwrap_or_default()) {
         // The API server drops what it does not know, before a policy sees it.
-        if change.get("declaredFeatures").is_some() && !declares_features {
+        if unknown.iter().any(|(field, since)| change.get(field).is_some() && !kubernetes.has(*since)) {
             continue;
         }
         let change = json!({ "status": change });

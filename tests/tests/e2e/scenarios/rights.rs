@@ -110,7 +110,7 @@ pub(super) async fn plugin_writes_only_its_own_gpu_node(bed: &Bed) -> Result<()>
         ("/metadata/finalizers", json!(["example.com/guard"]), "has no finalizer"),
         ("/metadata/ownerReferences", owner, "belongs to the Node of its name"),
         ("/spec/machine/gpus", json!(gpus), "must have at most 32 items"),
-        ("/spec/machine/name", json!("x".repeat(4097)), "may not be more than 4096 bytes"),
+        ("/spec/machine/name", json!("x".repeat(4097)), "Too long"),
     ] {
         refused(why, pointer, plugin.create(GPU_NODES, &changed(&own, pointer, value)?).await)?;
     }
@@ -315,10 +315,11 @@ async fn statuses(extender: &Account<'_>, path: impl Fn(&str) -> String) -> Resu
     };
     let freed = condition("gantry.dev/GpusFreed", "GpusFreed");
     refused("of pods that ask for managed resources", "a plain pod", write("plain", &freed).await)?;
+    let activated = json!({ "metadata": { "annotations": { "gantry.dev/activated-at": "now" } } });
     let nominated = json!({ "status": { "nominatedNodeName": "another" } });
     let marked = condition("DisruptionTarget", "GangRestarting");
     for pod in ["gpu", "member"] {
-        for change in [&freed, &nominated, &marked] {
+        for change in [&freed, &activated, &nominated, &marked] {
             write(pod, change).await.with_context(|| format!("{change} on {pod}"))?;
         }
     }
@@ -331,12 +332,13 @@ async fn statuses(extender: &Account<'_>, path: impl Fn(&str) -> String) -> Resu
         (json!({ "status": { "reason": "x" } }), nothing_else),
         (json!({ "status": { "startTime": "2026-01-01T00:00:00Z" } }), nothing_else),
         (json!({ "status": { "podIP": "192.0.2.1", "podIPs": [{ "ip": "192.0.2.1" }] } }), nothing_else),
-        (json!({ "metadata": { "labels": { "a": "b" } } }), "a pod's metadata with its status"),
-        (json!({ "metadata": { "annotations": { "a": "b" } } }), "a pod's metadata with its status"),
+        (json!({ "metadata": { "labels": { "a": "b" } } }), "nothing else of its metadata"),
+        (json!({ "metadata": { "annotations": { "a": "b" } } }), "nothing else of its metadata"),
     ] {
         refused(why, &change, write("gpu", &change).await)?;
     }
-    Ok(())
+    let removal = json!({ "metadata": { "annotations": { "gantry.dev/gang": null } } });
+    refused("nothing else of its metadata", &removal, write("member", &removal).await)
 }
 
 async fn bindings(
