@@ -17,7 +17,7 @@ pub const SETTINGS_ANNOTATION: &str = "gantry.dev/settings";
 pub const GPUS_FREED_CONDITION: &str = "gantry.dev/GpusFreed";
 
 /// On an unschedulable pod: when the extender last made kube-scheduler try it again, written with
-/// [`GPUS_FREED_CONDITION`]. kube-scheduler before 1.32 overlooks changes of the status alone.
+/// the condition `gantry.dev/GpusFreed`. kube-scheduler before 1.32 overlooks changes of the status alone.
 pub const ACTIVATED_ANNOTATION: &str = "gantry.dev/activated-at";
 
 /// On a pod (or a controller's template): the name of its gang. Pods of one namespace with the same name are one gang.
