@@ -33,6 +33,7 @@ mod node_changes;
 mod node_config;
 mod operate;
 mod placement;
+mod requests;
 mod rights;
 mod samples;
 mod shapes;
@@ -195,6 +196,8 @@ pub(crate) fn all() -> Vec<Scenario> {
         gangs_input::invalid_settings_are_reported_on_gang_and_pods.core(),
         gangs_input::gang_spec_takes_precedence_until_bound.core(),
         gangs_levels::gang_follows_level_slices_and_ranks,
+        requests::members_share_rails_and_get_their_topology,
+        requests::request_without_devices_is_reported.core(),
         gangs_affinity::members_with_affinity_follow_siblings,
         gangs_native::kubernetes_groups_are_gangs.core().needs(Feature::NativeGroups),
         gangs_native::pod_groups_are_gangs_with_feature_gate.core().needs(Feature::PodGroups),
