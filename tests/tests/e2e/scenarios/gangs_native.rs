@@ -36,6 +36,11 @@ pub(super) async fn only_gantry_preempts_for_a_pod_group(bed: &Bed) -> Result<()
     with_feature_gates(bed, &groups, preempting_group(bed, "e2e-gangs-native-preempt")).await
 }
 
+/// To kube-scheduler as it comes pods of a CompositePodGroup are pods like any other.
+pub(super) async fn composite_pod_group_is_one_gang(bed: &Bed) -> Result<()> {
+    tree_of_groups(bed, "e2e-gangs-tree").await
+}
+
 /// kube-scheduler tries all pods of the tree in one go.
 pub(super) async fn composite_pod_group_is_one_gang_with_gates(bed: &Bed) -> Result<()> {
     let gates = [["GenericWorkload=true"].as_slice(), &COMPOSITE_GATES].concat();
