@@ -204,7 +204,7 @@ pub(crate) fn all() -> Vec<Scenario> {
         gangs_native::only_gantry_preempts_for_a_pod_group.needs(Feature::BetaPodGroups),
         gangs_native::pod_group_members_are_evicted_singly.needs(Feature::BetaPodGroups),
         gangs_native::pod_group_is_evicted_whole_on_request.needs(Feature::BetaPodGroups),
-        gangs_native::composite_pod_group_is_one_gang.needs(Feature::CompositePodGroups),
+        gangs_native::composite_pod_group_is_one_gang.needs(Feature::CompositePodGroups).long(),
         gangs_native::composite_pod_group_is_one_gang_with_gates.needs(Feature::CompositePodGroups),
         gangs_deadlock::deadlocked_gang_yields_to_the_other.long(),
         gangs_schedulers::foreign_gang_reserves_on_first_request.long(),
