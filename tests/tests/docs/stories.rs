@@ -33,7 +33,7 @@ macro_rules! story {
     };
 }
 
-pub(crate) static STORIES: [Story; 30] = [
+pub(crate) static STORIES: [Story; 31] = [
     story!("docs/tutorials/demo.md", Nothing -> Nothing, demo),
     story!("docs/labels.md", Nothing -> Nothing, labels),
     story!("docs/how-to/fractions-and-mps.md", Nothing -> Changed, all),
@@ -62,6 +62,7 @@ pub(crate) static STORIES: [Story; 30] = [
     story!("docs/runbooks.md", Existing -> Existing, runbooks),
     story!("docs/how-to/upgrade.md", Existing -> Existing, upgrade),
     story!("docs/how-to/mig-layouts.md", Existing -> Changed, all),
+    story!("docs/how-to/remediation.md", Existing -> Changed, remediation),
     story!("docs/how-to/uninstall.md", Existing -> Changed, uninstall),
     // Its second node gets another machine.
     story!("docs/how-to/mig-tenants.md", Existing -> Changed, mig_tenants),
@@ -415,6 +416,13 @@ async fn upgrade(stage: &Stage, page: &mut Reader<'_>) -> Result<()> {
     page.shows("gantry doctor", &[]).await?;
     page.shows("gantry version", &[env!("CARGO_PKG_VERSION"), "on 2 node"]).await?;
     stage.serves(&[("node-1", GPUS), ("node-2", GPUS)]).await
+}
+
+/// The extender is ready with the rules that it has read.
+async fn remediation(stage: &Stage, page: &mut Reader<'_>) -> Result<()> {
+    page.run("helm upgrade").await?;
+    stage.sh("kubectl -n gantry-system rollout status daemonset gantry-extender --timeout=90s")?;
+    page.rest().await
 }
 
 async fn mig_tenants(stage: &Stage, page: &mut Reader<'_>) -> Result<()> {
