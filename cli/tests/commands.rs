@@ -89,10 +89,7 @@ fn bad_input_is_named_with_position_and_exits_with_2() {
     for (words, named) in [
         (vec!["choose", "--size", "1", "--from", truncated.as_str()], "truncated.txt"),
         (vec!["topo", "--from", node.as_str()], "node.yaml: this is an object of kind Node; give a GpuNode"),
-        (
-            vec!["topo", "--from", gpu_node.as_str()],
-            "line 5, column 7: unknown field \"indx\" (did you mean \"index\"?)",
-        ),
+        (vec!["topo", "--from", gpu_node.as_str()], "line 4, column 5: missing field `index`"),
         (vec!["topo", "--from", file.as_str(), "--model", "A100"], "model \"A100\" is given"),
         (vec!["topo", "--from", text.as_str(), "--model", ""], "--model"),
         (vec!["choose", "--from", text.as_str(), "--size", "two"], "write a whole number"),

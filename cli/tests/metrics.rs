@@ -6,7 +6,9 @@ use std::time::Duration;
 
 use gantry_config::source::Report;
 use gantry_extender::index::Index;
-use gantry_extender::metrics::{Call, Decision, Metrics, Outcome, PageRequest, Reading, Verb, Write};
+use gantry_extender::metrics::{
+    Call, Decision, Metrics, Outcome, PageRequest, Reading, RemediationStep, Verb, Write,
+};
 use gantry_extender::object_memory::ObjectMemory;
 use gantry_extender::watched::Watched;
 use gantry_planner::decide::Options;
@@ -118,6 +120,7 @@ fn extender_metrics_are_documented() {
     {
         family.get_or_create(&Outcome { outcome }).inc();
     }
+    metrics.remediation_step(&RemediationStep { rule: "some".to_owned(), action: "cordon", outcome: "done" });
     let index = Index::new(Options::default(), &Watched::new([]), "run".to_owned());
     let reading = Reading::of(&index, &ObjectMemory::default());
     let page = metrics.page_of(&reading, None, true);
