@@ -162,20 +162,24 @@ pub async fn budgets(client: &Client, groups: &[Group]) -> kube::Result<Vec<Budg
     Ok(all)
 }
 
+/// The body of an eviction of the pod with this UID. kube's own gives the options a name that the API server does not read.
+pub(crate) fn request(name: &str, uid: &str, dry_run: bool) -> Eviction {
+    Eviction {
+        metadata: ObjectMeta { name: Some(name.to_owned()), ..ObjectMeta::default() },
+        delete_options: Some(DeleteOptions {
+            dry_run: dry_run.then(|| vec!["All".to_owned()]),
+            preconditions: Some(Preconditions { uid: Some(uid.to_owned()), resource_version: None }),
+            ..DeleteOptions::default()
+        }),
+    }
+}
+
 /// Evicts a pod with its own grace period, or checks whether it could be evicted now.
 ///
 /// # Errors
 /// The API server refuses the eviction for another cause than a budget, or does not respond.
 pub async fn evict(client: &Client, pod: &Holder, dry_run: bool) -> kube::Result<Evicted> {
-    // kube's own request names its options otherwise than the API server reads them.
-    let eviction = Eviction {
-        metadata: ObjectMeta { name: Some(pod.name.clone()), ..ObjectMeta::default() },
-        delete_options: Some(DeleteOptions {
-            dry_run: dry_run.then(|| vec!["All".to_owned()]),
-            preconditions: Some(Preconditions { uid: Some(pod.uid.clone()), resource_version: None }),
-            ..DeleteOptions::default()
-        }),
-    };
+    let eviction = request(&pod.name, &pod.uid, dry_run);
     let params = PostParams { dry_run, ..PostParams::default() };
     let api = Api::<Pod>::namespaced(client.clone(), &pod.namespace);
     match api.create_subresource::<_, serde_json::Value>("eviction", &pod.name, &params, &eviction).await {

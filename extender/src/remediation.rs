@@ -40,7 +40,7 @@ const TICK: Duration = Duration::from_secs(2);
 const RETRY: Duration = Duration::from_secs(30);
 /// Time limit of one step, and of one look at a GPU that is drained.
 const TIMEOUT: Duration = Duration::from_secs(20);
-/// Seconds after which a drain ends whose GPU is not cordoned: the operator returned it.
+/// Seconds after which a drain of a GPU without a cordon ends: the operator returned the GPU.
 const UNCORDONED: i64 = 15;
 /// Most reports that are remembered as made.
 const MAX_REPORTED: usize = 4096;
@@ -306,7 +306,12 @@ impl Remediator {
     async fn record(&mut self, step: &Step, reason: Reason, warning: bool, text: &str) {
         let note = format!("{}: {text}", step.subject());
         tracing::info!(node = %step.node, %reason, "{note}");
-        let about = events::cluster_object(("v1", "Node"), step.node.as_str(), step.node.as_str());
+        self.publish(&step.node, reason, warning, note).await;
+    }
+
+    /// Publishes an Event on a Node.
+    async fn publish(&mut self, node: &NodeName, reason: Reason, warning: bool, note: String) {
+        let about = events::cluster_object(("v1", "Node"), node.as_str(), node.as_str());
         self.recorder.record(about, event::message(reason, warning, note)).await;
     }
 
@@ -407,9 +412,7 @@ impl Remediator {
     async fn note(&mut self, name: &NodeName, entry: &Entry, reason: Reason, text: &str) {
         let note = format!("rule {}: {}: {text}", entry.rule, entry.gpu);
         tracing::info!(node = %name, %reason, "{note}");
-        let about = events::cluster_object(("v1", "Node"), name.as_str(), name.as_str());
-        let warning = reason == Reason::RemediationHeldBack;
-        self.recorder.record(about, event::message(reason, warning, note)).await;
+        self.publish(name, reason, reason == Reason::RemediationHeldBack, note).await;
     }
 }
 

@@ -17,6 +17,7 @@ use serde_json::{Value, json};
 use tokio::time::error::Elapsed;
 
 use crate::event;
+use crate::eviction;
 use crate::object_memory::{Kind, ObjectMemory};
 use crate::pod::SlimPod;
 use crate::watch::stream;
@@ -102,15 +103,10 @@ pub(super) async fn perform(
     marks: u32,
 ) -> End {
     let path = format!("/api/v1/namespaces/{}/pods/{}", pod.namespace, pod.name);
-    let preconditions = json!({"uid": pod.uid.as_str()});
     match action {
         Action::Ungate => ungate(client, memory, pod, &path).await,
         Action::Evict(_) | Action::EvictRest { .. } => {
-            let eviction = json!({
-                "apiVersion": "policy/v1", "kind": "Eviction",
-                "metadata": {"name": &*pod.name, "namespace": &*pod.namespace},
-                "deleteOptions": {"preconditions": preconditions},
-            });
+            let eviction = json!(eviction::request(&pod.name, pod.uid.as_str(), false));
             let path = format!("{path}/eviction");
             match send(client, Method::POST, &path, JSON, &eviction).await {
                 Err((429, why)) => End::Budget(why),
@@ -126,6 +122,7 @@ pub(super) async fn perform(
                     _ => {}
                 }
             }
+            let preconditions = json!({"uid": pod.uid.as_str()});
             let options =
                 json!({"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": preconditions});
             end(send(client, Method::DELETE, &path, JSON, &options).await)
