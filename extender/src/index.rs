@@ -38,7 +38,7 @@ mod verbs;
 mod victim_search;
 mod volume_table;
 
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -60,7 +60,7 @@ pub use node_table::Totals;
 pub use objects::{PartialGpuNode, SlimNode, advertised, described, inventory};
 pub use observation::{MAX_GANGS, NodeObservation, ObservedNodes, PodObservation, Revisions};
 pub use occupants::{Occupant, Occupants};
-pub use reservations::{BindError, Outcome, Reserved, Target};
+pub use reservations::{BindError, GrantedSet, Outcome, Reserved, Target};
 pub use store::{Clock, Store, system_clock};
 pub use unschedulable_queue::{InsufficientPod, UnschedulablePod};
 pub use verbs::{BindStep, CalledPod, ReadPod, SchedulingCall, Undecided};
@@ -761,6 +761,11 @@ impl Index {
     /// How many intents could not be followed so far, by fault.
     pub fn faults(&self) -> &HashMap<FaultKind, u64> {
         self.nodes.faults()
+    }
+
+    /// How often this process granted devices, by what they reach.
+    pub fn granted(&self) -> &BTreeMap<GrantedSet, u64> {
+        self.reservations.granted()
     }
 }
 

@@ -2,12 +2,13 @@
 //! read from the index at each scrape. docs/metrics.md describes them.
 
 use std::cmp::Reverse;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::AtomicU64;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use gantry_api::{GangPhase, GangStatus};
+use gantry_topology::LinkClass;
 use prometheus_client::encoding::{EncodeLabelSet, text};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -16,7 +17,7 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 
 use crate::bind::Failure;
-use crate::index::{GangTotals, IdleTotals, Index, SET_SIZES, Totals};
+use crate::index::{GangTotals, GrantedSet, IdleTotals, Index, SET_SIZES, Totals};
 use crate::ledger::FaultKind;
 use crate::object_memory::{Largest, ObjectMemory};
 use crate::tls::Expiry;
@@ -164,6 +165,24 @@ struct State {
     state: &'static str,
 }
 
+/// Labels of granted sets of devices.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Granted {
+    link: &'static str,
+    preference: &'static str,
+}
+
+impl From<GrantedSet> for Granted {
+    fn from(set: GrantedSet) -> Self {
+        let preference = match set.is_preferred {
+            None => "none",
+            Some(true) => "met",
+            Some(false) => "unmet",
+        };
+        Self { link: set.link.map_or("single", LinkClass::as_str), preference }
+    }
+}
+
 /// Label of a grant fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Fault {
@@ -180,6 +199,7 @@ pub struct Reading {
     memory: Largest,
     memory_limit: usize,
     refused: u64,
+    granted: BTreeMap<GrantedSet, u64>,
     /// In the order of [`FAULTS`].
     faults: [u64; FAULTS.len()],
 }
@@ -198,6 +218,7 @@ impl Reading {
             memory: memory.largest(NAMESPACES),
             memory_limit,
             refused,
+            granted: index.granted().clone(),
             faults: FAULTS.map(count),
         }
     }
@@ -251,6 +272,7 @@ pub struct Metrics {
     marked_nodes: Gauge,
     remediation_steps: Family<RemediationStep, Counter>,
     pods: Gauge,
+    granted: Family<Granted, Counter>,
     faults: Family<Fault, Counter>,
     object_bytes: Family<Namespace, Gauge>,
     refused_objects: Family<Namespace, Gauge>,
@@ -309,6 +331,7 @@ impl Metrics {
             marked_nodes: Gauge::default(),
             remediation_steps: Family::default(),
             pods: Gauge::default(),
+            granted: Family::default(),
             faults: Family::default(),
             object_bytes: Family::default(),
             refused_objects: Family::default(),
@@ -365,6 +388,11 @@ impl Metrics {
             metrics.marked_nodes.clone(),
         );
         registry.register("pods", "Pods that ask for managed resources", metrics.pods.clone());
+        registry.register(
+            "granted_sets",
+            "Sets of devices granted to pods, by their links and by what the pods prefer",
+            metrics.granted.clone(),
+        );
         registry.register(
             "grant_faults",
             "Grants that could not be followed, by fault",
@@ -552,6 +580,10 @@ impl Metrics {
         self.set_gangs(&reading.gangs);
         self.set_memory(reading);
         self.leader.set(i64::from(leads));
+        for (&set, &count) in &reading.granted {
+            let counter = self.granted.get_or_create(&set.into());
+            counter.inc_by(count.saturating_sub(counter.get()));
+        }
         for ((_, fault), count) in FAULTS.into_iter().zip(reading.faults) {
             let counter = self.faults.get_or_create(&Fault { fault });
             counter.inc_by(count.saturating_sub(counter.get()));

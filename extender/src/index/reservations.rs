@@ -2,7 +2,7 @@
 //! scores only. A reservation begins with bind, takes its devices, and ends when the pod shows the Binding or the bind
 //! is known to have failed. Nothing is written to the cluster here.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -19,8 +19,10 @@ use crate::ledger::Devices;
 use gantry_planner::decide::{self, Policy};
 use gantry_planner::devices::DeviceSet;
 use gantry_planner::layout::Layout;
+use gantry_planner::placement::SetTerms;
 use gantry_planner::request::Request;
 use gantry_planner::snapshot::{Class, Hold, NodeIx};
+use gantry_topology::LinkClass;
 
 /// A pod and the node that kube-scheduler chose for it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -118,12 +120,32 @@ impl BindError {
     }
 }
 
+/// What the devices of a granted pod reach.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct GrantedSet {
+    /// The least class of the links between them; `None` if no container has two GPUs or more.
+    pub link: Option<LinkClass>,
+    /// Whether they have the link and the bandwidth that the pod prefers; `None` without a preference.
+    pub is_preferred: Option<bool>,
+}
+
+impl GrantedSet {
+    fn of(layouts: &[Layout], preferred: &SetTerms) -> Self {
+        let link = layouts.iter().filter_map(|layout| layout.class).min();
+        let gbs = layouts.iter().filter_map(|layout| layout.gbs).fold(f64::INFINITY, f64::min);
+        let is_met = || preferred.are_met(link.unwrap_or(LinkClass::NvLink), gbs);
+        Self { link, is_preferred: preferred.are_of_links().then(is_met) }
+    }
+}
+
 /// Holds, and which nodes have binds of which pods.
 #[derive(Debug)]
 pub(super) struct Reservations {
     /// Distinguishes the plans of this process from those of an earlier one.
     run: String,
     plans: u64,
+    /// What was granted so far.
+    granted: BTreeMap<GrantedSet, u64>,
     holds: Holds,
     /// The nodes that have a bind of a pod: one, or several after binds of unknown outcome.
     binds: HashMap<PodUid, Vec<NodeIx>>,
@@ -131,7 +153,12 @@ pub(super) struct Reservations {
 
 impl Reservations {
     pub(super) fn new(run: String) -> Self {
-        Self { run, plans: 0, holds: Holds::default(), binds: HashMap::new() }
+        Self { run, plans: 0, granted: BTreeMap::new(), holds: Holds::default(), binds: HashMap::new() }
+    }
+
+    /// How often a set was granted so far, by what its devices reach.
+    pub(super) fn granted(&self) -> &BTreeMap<GrantedSet, u64> {
+        &self.granted
     }
 
     pub(super) fn holds(&self) -> &Holds {
@@ -280,6 +307,7 @@ impl Reservations {
         if let Some(occupancy) = nodes.occupancy_mut(node) {
             occupancy.begin_bind(BindReservation::new(target.uid.clone(), granted.clone(), devices));
             self.binds.entry(target.uid.clone()).or_default().push(node);
+            *self.granted.entry(GrantedSet::of(layouts, &request.placement.preferred)).or_default() += 1;
         }
         self.drop_hold(nodes, &target.uid);
         Ok(granted)

@@ -1,10 +1,11 @@
 use gantry_gang::protocol::Settings;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::*;
-use crate::fixtures::{Cluster, bound, bridged, member, pod};
+use crate::fixtures::{Cluster, bound, bridged, member, pod, target};
+use crate::index::{BindStep, Reserved};
 use gantry_planner::decide::Options;
 
 fn status(phase: GangPhase, since: Option<i64>, bound_at: Option<i64>) -> GangStatus {
@@ -209,4 +210,29 @@ fn names_over_the_limit_are_counted_as_other() {
     let names: Vec<String> = (0..4).map(|name| admitted.name(&format!("team-{name}"), 2)).collect();
     assert_eq!(names, ["team-0", "team-1", "other", "other"]);
     assert_eq!((admitted.name("team-1", 2), admitted.name("", 2)), ("team-1".to_owned(), String::new()));
+}
+
+#[test]
+fn granted_sets_count_by_link_and_preference() {
+    let cluster = Cluster::new(Options::default());
+    cluster.add("a", &bridged());
+    let mut prefers = pod("prefers", 2);
+    prefers["metadata"]["annotations"] = json!({"gantry.dev/preferred-link": "nvlink"});
+    let mut wants_more = pod("wants-more", 4);
+    wants_more["metadata"]["annotations"] = json!({"gantry.dev/preferred-link": "nvlink"});
+    for (pod, name) in [(prefers, "prefers"), (wants_more, "wants-more"), (pod("one", 1), "one")] {
+        cluster.pod(&pod);
+        let step = cluster.store.bind(&target(name, "a"), None);
+        assert!(matches!(step, Ok(BindStep::Single(Reserved::Grant { .. }))), "{name}: {step:?}");
+    }
+    let metrics = Metrics::new();
+    let values = [
+        ("granted_sets_total{link=\"nvlink\",preference=\"met\"}", "1"),
+        ("granted_sets_total{link=\"numa\",preference=\"unmet\"}", "1"),
+        ("granted_sets_total{link=\"single\",preference=\"none\"}", "1"),
+    ];
+    // Reading them twice counts them once.
+    for _ in 0..2 {
+        assert_values(&page(&metrics, &cluster), &values);
+    }
 }
