@@ -7,7 +7,7 @@ use std::fs;
 use anyhow::{Context, Result, ensure};
 use gantry_e2e::Cluster;
 use k8s_openapi::api::core::v1::Pod;
-use serde_json::json;
+use serde_json::{Value, json};
 
 /// Where containers write, as the node sees it and as the test sees it in the node's folder.
 const ON_NODE: &str = "/var/log/gantry-records";
@@ -103,6 +103,20 @@ pub(crate) fn read(cluster: &Cluster) -> Result<BTreeMap<String, Stay>> {
         }
     }
     Ok(stays)
+}
+
+/// Mounts the folder of the node's records into the containers of a pod template.
+pub(crate) fn mount(template: &mut Value) {
+    template["spec"]["volumes"] =
+        json!([{ "name": "records", "hostPath": { "path": ON_NODE, "type": "DirectoryOrCreate" } }]);
+    template["spec"]["containers"][0]["volumeMounts"] =
+        json!([{ "name": "records", "mountPath": "/records" }]);
+}
+
+/// Makes an empty file in the folder of a node's records, for which a container waits.
+pub(crate) fn signal(cluster: &Cluster, node: &str, name: &str) -> Result<()> {
+    let path = cluster.node(node)?.sandbox().folder().join(IN_FOLDER).join(name);
+    fs::write(&path, "").with_context(|| format!("cannot write {}", path.display()))
 }
 
 /// Forgets all stays.

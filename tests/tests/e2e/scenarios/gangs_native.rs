@@ -198,7 +198,9 @@ async fn preempting_group(bed: &Bed, namespace: &str) -> Result<()> {
     scene.run_on_grants(&["urgent-0".to_owned(), "urgent-1".to_owned()]).await?;
     let mut left = Vec::new();
     for name in &names {
-        left.extend(scene.pods.get_opt(name).await?);
+        // Kubelet reports devices as free before it deletes the pod.
+        let pod = scene.pods.get_opt(name).await?;
+        left.extend(pod.filter(|pod| pod.metadata.deletion_timestamp.is_none()));
     }
     ensure!(left.len() == 2, "not one pod went: {left:?}");
     let select = "reason=Preempted,involvedObject.kind=Pod";

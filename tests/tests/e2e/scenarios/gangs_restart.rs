@@ -18,6 +18,8 @@ use crate::{pods, records};
 
 const INDEX: &str = "batch.kubernetes.io/job-completion-index";
 const ATTEMPT: &str = "jobset.sigs.k8s.io/restart-attempt";
+/// The file for which the member that fails waits.
+const FAIL: &str = "fail";
 const REVISION: &str = "leaderworkerset.sigs.k8s.io/template-revision-hash";
 
 /// Node and devices of each running member, by a label or by its name.
@@ -36,6 +38,8 @@ pub(super) async fn restarted_job_set_keeps_its_devices(bed: &Bed) -> Result<()>
     let before = places(&scene, 4, of_attempt("0"), index).await?;
     // Every other GPU is taken, so it waits for one of the JobSet's.
     scene.create_all([pods::sleeper("single", 1)?]).await?;
+    let (node, _) = before.get("1").context("the member that is to fail")?;
+    records::signal(bed.cluster(), node, FAIL)?;
     let after = places(&scene, 4, of_attempt("1"), index).await?;
     ensure!(before == after, "{before:?} before the restart, {after:?} after it");
     let single = scene.pods.get("single").await?;
@@ -138,12 +142,16 @@ fn template(script: &str) -> Result<Value> {
     Ok(template)
 }
 
-/// Four workers, of which one fails in the first attempt.
+/// Four workers, of which one fails in the first attempt once it is told to.
 fn job_set() -> Result<Value> {
-    let mut template = template(
-        r#"if [ "$JOB_COMPLETION_INDEX" = 1 ] && [ "$ATTEMPT" = 0 ]; then sleep 15; exit 3; fi
-           trap "exit 1" TERM; sleep 100000 & wait"#,
-    )?;
+    let script = r#"trap "exit 1" TERM
+        while [ "$JOB_COMPLETION_INDEX" = 1 ] && [ "$ATTEMPT" = 0 ]; do
+            if [ -e "/records/$FAIL" ]; then exit 3; fi
+            sleep 0.2
+        done
+        sleep 100000 & wait"#;
+    let mut template = template(&script.replace("$FAIL", FAIL))?;
+    records::mount(&mut template);
     let attempt = format!("metadata.labels['{ATTEMPT}']");
     template["spec"]["containers"][0]["env"] =
         json!([{ "name": "ATTEMPT", "valueFrom": { "fieldRef": { "fieldPath": attempt } } }]);
