@@ -22,7 +22,7 @@ pub const CONTROLLERS: &str = "controllers";
 
 const MODULE: &str = "controllers";
 const READY: &str = "http://127.0.0.1:9444/readyz";
-const READY_LIMIT: Duration = Duration::from_secs(60);
+const READY_LIMIT: Duration = Duration::from_secs(180);
 const WEBHOOK_PORT: u16 = 9443;
 
 /// CRDs in the controllers' modules: the module, and the file in it. The last is the PodGroup of the coscheduling

@@ -19,7 +19,7 @@ const KUEUE: &str = "kueue";
 const PACKAGE: &str = "sigs.k8s.io/kueue/cmd/kueue";
 const WEBHOOK_PORT: u16 = 9445;
 const READY: &str = "http://127.0.0.1:9446/readyz";
-const READY_LIMIT: Duration = Duration::from_secs(60);
+const READY_LIMIT: Duration = Duration::from_secs(180);
 /// What of the chart is applied. The manager and its rights are a program's here.
 const APPLIED: [&str; 3] =
     ["CustomResourceDefinition", "MutatingWebhookConfiguration", "ValidatingWebhookConfiguration"];

@@ -17,7 +17,7 @@ use tokio::sync::OnceCell;
 use crate::gpus::Gpus;
 use crate::records;
 
-const CLEAN_LIMIT: Duration = Duration::from_secs(60);
+const CLEAN_LIMIT: Duration = Duration::from_secs(180);
 
 /// Shortens waits of kube-scheduler, in addition to the printed configuration: the retry of unschedulable pods and
 /// the takeover of a killed predecessor's lease. These waits would be most of a scenario's time.

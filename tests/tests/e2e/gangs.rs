@@ -18,7 +18,7 @@ use crate::records::Stay;
 use crate::{pods, records};
 
 /// How long a gang may take to be where it should be; far beyond what it takes, for machines under load.
-pub(crate) const GANG_LIMIT: Duration = Duration::from_secs(90);
+pub(crate) const GANG_LIMIT: Duration = Duration::from_secs(180);
 
 /// The label of a pod that does not exist until [`Scene::let_in`]. Affinity to it, in namespaces selected by labels,
 /// keeps a pod off its planned node, because the extender does not model that selector.

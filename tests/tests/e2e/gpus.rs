@@ -15,7 +15,7 @@ use gantry_topology::{Collective, GpuSet, Machine, Purpose, Rates, Table};
 use k8s_openapi::api::core::v1::Node as NodeObject;
 use kube::Api;
 
-const READY_LIMIT: Duration = Duration::from_secs(60);
+const READY_LIMIT: Duration = Duration::from_secs(180);
 /// Where the manifests probe the daemons.
 const PLUGIN_READY: &str = "http://127.0.0.1:9410/readyz";
 const EXTENDER_READY: &str = "http://127.0.0.1:8010/readyz";

@@ -13,7 +13,7 @@ use kube::api::PostParams;
 use serde_json::json;
 
 /// How long a pod may take to run; far beyond what it takes, for machines under load.
-pub(crate) const RUN_LIMIT: Duration = Duration::from_secs(60);
+pub(crate) const RUN_LIMIT: Duration = Duration::from_secs(180);
 
 /// A pod of one busybox container that sleeps, asking for `gpus` whole GPUs.
 pub(crate) fn sleeper(name: &str, gpus: usize) -> Result<Pod> {

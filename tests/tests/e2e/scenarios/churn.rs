@@ -113,7 +113,7 @@ pub(super) async fn nothing_is_left(bed: &Bed) -> Result<()> {
     let gpus = bed.gpus().await?;
     let published: Api<GpuNode> = Api::all(bed.client());
     for node in bed.cluster().nodes() {
-        until(format!("nothing held on {}", node.name()), Duration::from_secs(60), async || {
+        until(format!("nothing held on {}", node.name()), pods::RUN_LIMIT, async || {
             let held = gantry_e2e::podresources::held(node, "nvidia.com/gpu").await;
             let held = held.map_err(|error| error.to_string())?;
             let object = published.get(node.name()).await.map_err(|error| error.to_string())?;
