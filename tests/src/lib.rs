@@ -16,6 +16,7 @@ pub mod helm;
 mod host;
 mod image;
 mod kubernetes;
+mod keda;
 pub mod kueue;
 pub mod names;
 mod own_scheduler;

@@ -153,6 +153,7 @@ pub(crate) fn all() -> Vec<Scenario> {
         operate::drain_evicts_holders_and_their_gangs_only,
         operate::node_in_driver_upgrade_gets_no_pods,
         operate::remediation_rule_acts_once_within_limits,
+        operate::rules_mark_the_node_while_faults_last,
         device_lists::devices_reach_container_by_every_strategy.core(),
         device_lists::kubelet_uses_uuids_and_containers_indices,
         device_lists::node_serves_whole_and_shared_gpus,

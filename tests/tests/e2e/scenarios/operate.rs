@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use anyhow::{Context, Result, ensure};
-use gantry_api::names::GPU_RESOURCE;
+use gantry_api::names::{GPU_RESOURCE, REMEDIATION_TAINT};
 use gantry_api::{Cordons, GpuNode};
 use gantry_e2e::gantry::{self, manifests};
 use gantry_e2e::hardware::Hardware;
@@ -198,18 +198,7 @@ pub(super) async fn remediation_rule_acts_once_within_limits(bed: &Bed) -> Resul
     let held = pods::seen(cluster, &worker, "main").await?;
     let held = uuids.iter().position(|uuid| held.contains(uuid)).context("a GPU")?;
     let [first, second] = [1, 2].map(|step| (held + step) % uuids.len());
-    let right = manifests().join("extender-remediation.yaml").display().to_string();
-    cluster.kubectl(&["apply", "-f", &right]).await?;
-    let file = cluster.folder().join("remediation.yaml");
-    std::fs::write(&file, RULES)?;
-    let binary = gantry::binary().context("no gantry beside this test")?;
-    let restart = async |extra: &[String]| -> Result<()> {
-        cluster.control().daemon(gantry::EXTENDER)?.stop().await?;
-        cluster.start_replica(&binary, gantry::EXTENDER, None, extra).await?;
-        Ok(())
-    };
-    let with_rules = [format!("--remediation-rules={}", file.display())];
-    restart(&with_rules).await?;
+    let with_rules = apply_rules(bed, RULES).await?;
     let outcome = async {
         let about = ("Node", node, None);
         hardware.controller().raise_xid(u8::try_from(held)?, 48)?;
@@ -242,7 +231,7 @@ pub(super) async fn remediation_rule_acts_once_within_limits(bed: &Bed) -> Resul
         ensure!(conditions.iter().all(|condition| condition.type_ != "GPURebootRequested"), "{conditions:?}");
         // The operator's decision stands over a restart: the fault is not acted on again.
         succeeds(bed, &["uncordon", "gpu", &uuids[first]]).await?;
-        restart(&with_rules).await?;
+        restart_extender(bed, &with_rules).await?;
         let applied = ["off-the-bus", &uuids[second], "cordoned"];
         views::event(bed, "default", about, "RemediationApplied", &applied).await?;
         ensure!(
@@ -254,11 +243,89 @@ pub(super) async fn remediation_rule_acts_once_within_limits(bed: &Bed) -> Resul
         Ok(())
     }
     .await;
-    restart(&[]).await?;
-    cluster.kubectl(&["delete", "-f", &right]).await?;
+    withdraw_rules(bed, node).await?;
     cluster.kubectl(&["annotate", "gpunode", node, "gantry.dev/lift-quarantine=all"]).await?;
-    cluster.kubectl(&["annotate", "gpunode", node, "gantry.dev/remediation-"]).await?;
     outcome
+}
+
+pub(super) async fn rules_mark_the_node_while_faults_last(bed: &Bed) -> Result<()> {
+    let gpus = bed.gpus().await?;
+    let cluster = bed.cluster();
+    let node = cluster.nodes()[2].name();
+    let mut hardware =
+        Hardware::install_in(cluster.node(node)?, &gantry::machine_file("a40-8x-bridged"), "marked")?;
+    gpus.serve(cluster, node, Some(&hardware), &[], &[(GPU_RESOURCE, 8)]).await?;
+    apply_rules(bed, MARKING_RULES).await?;
+    let outcome = async {
+        for (gpu, xid) in [(0, 48), (1, 79), (2, 95)] {
+            hardware.controller().raise_xid(gpu, xid)?;
+        }
+        let marked = "taint tainted:NoSchedule, GPUFault=True, GPURebootRequested=True";
+        is_marked(bed, node, marked).await?;
+        cluster.kubectl(&["annotate", "gpunode", node, "gantry.dev/lift-quarantine=all"]).await?;
+        is_marked(bed, node, "GPUFault=False, GPURebootRequested=False").await?;
+        for rule in ["tainted", "reported", "reboot"] {
+            views::event(bed, "default", ("Node", node, None), "RemediationWithdrawn", &[rule]).await?;
+        }
+        Ok(())
+    }
+    .await;
+    withdraw_rules(bed, node).await?;
+    cluster.kubectl(&["annotate", "gpunode", node, "gantry.dev/lift-quarantine=all", "--overwrite"]).await?;
+    outcome
+}
+
+/// Waits until a Node has these marks of rules, and no others.
+async fn is_marked(bed: &Bed, node: &str, expected: &str) -> Result<()> {
+    let nodes = Api::<Node>::all(bed.client());
+    let marked = until(format!("marks {expected}"), pods::RUN_LIMIT, async || {
+        let node = nodes.get(node).await.map_err(|error| error.to_string())?;
+        let taints = node.spec.and_then(|spec| spec.taints).unwrap_or_default();
+        let taints = taints.into_iter().filter(|taint| taint.key == REMEDIATION_TAINT);
+        let taints = taints.map(|taint| format!("taint {}:{}", taint.value.unwrap_or_default(), taint.effect));
+        let conditions = node.status.and_then(|status| status.conditions).unwrap_or_default();
+        let of_rules = |type_: &str| ["GPUFault", "GPURebootRequested"].contains(&type_);
+        let mut conditions: Vec<String> = conditions
+            .into_iter()
+            .filter(|condition| of_rules(&condition.type_))
+            .map(|condition| format!("{}={}", condition.type_, condition.status))
+            .collect();
+        conditions.sort();
+        let marks = taints.chain(conditions).collect::<Vec<_>>().join(", ");
+        if marks == expected { Ok(()) } else { Err(marks) }
+    });
+    Ok(marked.await?)
+}
+
+/// Starts the extender with rules of remediation and the rights that they need. Returns its arguments.
+async fn apply_rules(bed: &Bed, rules: &str) -> Result<Vec<String>> {
+    let file = bed.cluster().folder().join("remediation.yaml");
+    std::fs::write(&file, rules)?;
+    bed.cluster().kubectl(&["apply", "-f", &right()]).await?;
+    let arguments = vec![format!("--remediation-rules={}", file.display())];
+    restart_extender(bed, &arguments).await?;
+    Ok(arguments)
+}
+
+/// Starts the extender without rules of remediation, and forgets what they did on a node.
+async fn withdraw_rules(bed: &Bed, node: &str) -> Result<()> {
+    restart_extender(bed, &[]).await?;
+    bed.cluster().kubectl(&["delete", "-f", &right()]).await?;
+    bed.cluster().kubectl(&["annotate", "gpunode", node, "gantry.dev/remediation-"]).await?;
+    Ok(())
+}
+
+/// The manifest of the rights for rules of remediation.
+fn right() -> String {
+    manifests().join("extender-remediation.yaml").display().to_string()
+}
+
+async fn restart_extender(bed: &Bed, arguments: &[String]) -> Result<()> {
+    let cluster = bed.cluster();
+    let binary = gantry::binary().context("no gantry beside this test")?;
+    cluster.control().daemon(gantry::EXTENDER)?.stop().await?;
+    cluster.start_replica(&binary, gantry::EXTENDER, None, arguments).await?;
+    Ok(())
 }
 
 /// A ReplicaSet with one pod, which runs.
@@ -302,4 +369,21 @@ rules:
   match: {causes: [xid-fatal, xid-resettable, xid-mig-instance]}
   action: reboot
   dryRun: true
+";
+
+/// Rules that mark the Node.
+const MARKING_RULES: &str = "
+version: v1
+dryRun: false
+limits: {nodes: 100%, gpus: 100%}
+rules:
+- name: tainted
+  match: {xids: [48]}
+  action: taint
+- name: reported
+  match: {xids: [79]}
+  action: condition
+- name: reboot
+  match: {xids: [95]}
+  action: reboot
 ";

@@ -1,6 +1,6 @@
 //! The objects of `docs/` and `manifests/samples/`, as a reader applies them: the API server accepts each of a kind that
-//! it knows, without unknown or repeated fields. It knows Kubernetes' own kinds, Gantry's, and those of the controllers
-//! of `tests/components/controllers`.
+//! it knows, without unknown or repeated fields. It knows Kubernetes' own kinds, Gantry's, those of the controllers of
+//! `tests/components/controllers`, and KEDA's.
 
 use std::collections::BTreeSet;
 
@@ -14,9 +14,8 @@ use crate::bed::Bed;
 const NAMESPACE: &str = "e2e-samples";
 
 /// Kinds whose definitions are not installed here.
-const UNKNOWN: [&str; 7] = [
+const UNKNOWN: [&str; 6] = [
     "batch.volcano.sh/Job",
-    "keda.sh/ScaledObject",
     "kind.x-k8s.io/Cluster",
     "kubeflow.org/MPIJob",
     "ray.io/RayCluster",
@@ -42,6 +41,7 @@ impl Sample {
 pub(super) async fn documented_objects_are_accepted(bed: &Bed) -> Result<()> {
     bed.namespace(NAMESPACE).await?;
     bed.cluster().install_controllers().await?;
+    bed.cluster().install_keda_resources().await?;
     let mut accepted = 0;
     let mut unknown = BTreeSet::new();
     let mut refused = Vec::new();
