@@ -103,6 +103,11 @@ pub enum TopologyManagerPolicy {
 }
 
 impl TopologyManagerPolicy {
+    /// Whether kubelet fails pods that it cannot align.
+    pub const fn refuses(self) -> bool {
+        matches!(self, Self::Restricted | Self::SingleNumaNode)
+    }
+
     /// The name in kubelet's configuration.
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -144,6 +149,11 @@ pub struct GpuNodeStatus {
     /// The pods that hold devices now, sorted.
     #[serde(default)]
     pub holders: Vec<Holder>,
+    /// The CPUs of each NUMA node, sorted by its number. Only if kubelet refuses pods by them: its static CPU manager runs
+    /// under a Topology Manager of the policy `restricted` or `single-numa-node`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = Self::MAX_NUMA_NODES))]
+    pub cpus: Vec<NumaNodeCpus>,
     /// The last allocations that differ from the grant, newest first, at most [`GpuNodeStatus::MAX_DEVIATIONS`].
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = Self::MAX_DEVIATIONS))]
@@ -173,6 +183,8 @@ impl GpuNodeStatus {
     pub const MAX_DEVIATIONS: usize = 16;
     /// Most problems that are reported.
     pub const MAX_PROBLEMS: usize = 512;
+    /// Most NUMA nodes whose CPUs are reported. The CPUs of a machine with more are not.
+    pub const MAX_NUMA_NODES: usize = 16;
 }
 
 /// One line about a node's GPUs.
@@ -263,6 +275,23 @@ pub struct Holder {
     /// Whether the pod still exists.
     #[serde(default)]
     pub state: HolderState,
+}
+
+/// The CPUs of a NUMA node under kubelet's static CPU manager.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct NumaNodeCpus {
+    /// The kernel's number of the NUMA node.
+    pub node: u32,
+    /// CPUs that it has.
+    #[serde(default)]
+    pub total: u32,
+    /// CPUs that kubelet may give to one container alone: all but those that it reserves for the system.
+    #[serde(default)]
+    pub allocatable: u32,
+    /// CPUs that a container has alone, by kubelet's list.
+    #[serde(default)]
+    pub held: u32,
 }
 
 /// The source of the information that a pod holds devices.

@@ -24,7 +24,7 @@ pub use gang::{
 };
 pub use gpunode::{
     Deviation, DeviceHealth, DeviceStatus, FaultEvidence, GpuFault, GpuNode, GpuNodeSpec, GpuNodeStatus,
-    GpuProblem, Holder, HolderState, KubeletTopology, Provenance, ResourceKind, ResourceStatus,
+    GpuProblem, Holder, HolderState, KubeletTopology, NumaNodeCpus, Provenance, ResourceKind, ResourceStatus,
     SharingPolicy, Slice, TopologyManagerPolicy, TopologyManagerScope,
 };
 pub use grant::{ContainerGrant, ContainerShare, Grant, GrantError};

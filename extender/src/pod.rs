@@ -91,7 +91,7 @@ impl Reader {
         if asked.is_empty() {
             return None;
         }
-        let request = Request::read_what_can_be(&asked, |resource| pod.spec.asking(resource));
+        let request = pod.spec.request(&asked);
         let annotations = pod.metadata.annotations.iter().flatten();
         let annotations = annotations.map(|(name, text)| (name.as_str(), text.as_str()));
         let defaults = self.watched.placement(pod.metadata.namespace.as_deref().unwrap_or_default());

@@ -16,7 +16,7 @@ pub use preempt::{ExtenderPreemptionArgs, Offer, preemption_answer};
 pub use text::{Quantities, Text};
 
 use gantry_planner::decide::Candidates;
-use gantry_planner::request::{Container, ContainerKind};
+use gantry_planner::request::{Container, ContainerKind, CpuAndMemory};
 
 /// `ExtenderArgs`: the body of filter and prioritize.
 #[derive(Debug, Deserialize)]
@@ -114,6 +114,9 @@ pub struct PodSpec<'a> {
     /// App containers.
     #[serde(borrow, default)]
     pub containers: Option<Vec<PodContainer<'a>>>,
+    /// What the pod as a whole asks for.
+    #[serde(borrow, default)]
+    pub resources: Option<Resources<'a>>,
     /// Its priority, as admission has worked it out.
     #[serde(default)]
     pub priority: Option<i32>,
@@ -211,23 +214,54 @@ impl PodSpec<'_> {
 
     /// The containers with what each asks of `resource`, in kubelet's order.
     pub fn containers_asking<'s>(&'s self, resource: &'s str) -> impl Iterator<Item = Container<'s>> {
+        self.in_order().map(move |(container, kind)| Container {
+            name: container.name(),
+            kind,
+            quantity: container.resources.as_ref().and_then(|resources| resources.of(resource)),
+        })
+    }
+
+    /// What each container asks of CPU and memory, in kubelet's order. Empty if the pod has resources as a whole: kubelet's
+    /// static CPU manager passes over it.
+    pub fn cpu_and_memory(&self) -> impl Iterator<Item = CpuAndMemory<'_>> + Clone {
+        let whole = self.resources.iter().flat_map(|resources| [&resources.limits, &resources.requests]);
+        let counts = whole.flatten().all(|quantities| quantities.names().next().is_none());
+        self.in_order().filter(move |_| counts).map(|(container, kind)| {
+            let of = |name| {
+                let resources = container.resources.as_ref();
+                resources.map_or((None, None), |resources| resources.limit_and_request(name))
+            };
+            CpuAndMemory { name: container.name(), kind, cpu: of("cpu"), memory: of("memory") }
+        })
+    }
+
+    /// The containers as kubelet runs them.
+    fn in_order(&self) -> impl Iterator<Item = (&PodContainer<'_>, ContainerKind)> + Clone {
         let inits = self.init_containers.iter().flatten().map(|container| {
             let sidecar = container.restart_policy.as_ref().is_some_and(|policy| policy.as_str() == "Always");
             (container, if sidecar { ContainerKind::Sidecar } else { ContainerKind::Init })
         });
-        let apps = self.containers.iter().flatten().map(|container| (container, ContainerKind::App));
-        inits.chain(apps).map(move |(container, kind)| Container {
-            name: container.name.as_ref().map_or("", Text::as_str),
-            kind,
-            quantity: container.resources.as_ref().and_then(|resources| resources.of(resource)),
-        })
+        inits.chain(self.containers.iter().flatten().map(|container| (container, ContainerKind::App)))
+    }
+}
+
+impl PodContainer<'_> {
+    fn name(&self) -> &str {
+        self.name.as_ref().map_or("", Text::as_str)
     }
 }
 
 impl Resources<'_> {
     fn of(&self, resource: &str) -> Option<&str> {
-        let limit = self.limits.as_ref().and_then(|limits| limits.get(resource));
-        limit.or_else(|| self.requests.as_ref().and_then(|requests| requests.get(resource)))
+        let (limit, request) = self.limit_and_request(resource);
+        limit.or(request)
+    }
+
+    fn limit_and_request(&self, resource: &str) -> (Option<&str>, Option<&str>) {
+        (
+            self.limits.as_ref().and_then(|limits| limits.get(resource)),
+            self.requests.as_ref().and_then(|requests| requests.get(resource)),
+        )
     }
 }
 

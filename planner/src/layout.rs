@@ -252,8 +252,10 @@ fn assign_next(
         }
         let devices = container.devices_of(blocks);
         let mut next = admission.clone();
-        next.admit(&devices);
-        if site.meets_all(&devices, &container.terms) && assign_next(site, &next, ask, blocks, attempts) {
+        if next.admit(&devices)
+            && site.meets_all(&devices, &container.terms)
+            && assign_next(site, &next, ask, blocks, attempts)
+        {
             return true;
         }
     }

@@ -32,6 +32,33 @@ pub struct Ask {
     pub blocks: Vec<u32>,
     /// The containers that ask, init containers first, in kubelet's order.
     pub containers: Vec<ContainerAsk>,
+    /// The containers that ask or have exclusive CPUs, in the same order; empty if none has exclusive CPUs.
+    pub cpus: Vec<ContainerCpus>,
+}
+
+/// The CPUs that kubelet's static CPU manager gives to one container alone.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct ContainerCpus {
+    /// Its place in [`Ask::containers`]; `None` if it asks for no device.
+    pub container: Option<usize>,
+    /// When it runs.
+    pub kind: ContainerKind,
+    /// Their number.
+    pub cpus: u32,
+    /// It is the first container of its pod.
+    pub is_first: bool,
+}
+
+/// What a container asks of CPU and memory, as written.
+#[derive(Debug, Clone, Copy)]
+pub struct CpuAndMemory<'a> {
+    pub name: &'a str,
+    /// When it runs.
+    pub kind: ContainerKind,
+    /// The limit and the request of CPU.
+    pub cpu: (Option<&'a str>, Option<&'a str>),
+    /// The limit and the request of memory.
+    pub memory: (Option<&'a str>, Option<&'a str>),
 }
 
 /// What one container gets.
@@ -58,7 +85,7 @@ pub struct Container<'a> {
 }
 
 /// When a container runs, which decides what kubelet does with its devices.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ContainerKind {
     /// Ends before the next starts; its devices are passed on.
     Init,
@@ -184,6 +211,31 @@ impl Request {
         self
     }
 
+    /// The same with the CPUs that kubelet's static CPU manager gives to each container alone: those of a Guaranteed pod
+    /// that asks for whole ones. `containers` are all of the pod, in kubelet's order.
+    #[must_use]
+    pub fn with_cpus<'a>(mut self, containers: impl Iterator<Item = CpuAndMemory<'a>> + Clone) -> Self {
+        let is_exclusive = |container: CpuAndMemory<'_>| container.exclusive_cpus() > 0;
+        if self.is_empty()
+            || !containers.clone().all(|container| container.is_guaranteed())
+            || !containers.clone().any(is_exclusive)
+        {
+            return self;
+        }
+        for ask in &mut self.asks {
+            let all = containers.clone().map(|container| {
+                let asking = ask.containers.iter().position(|asking| *asking.name == *container.name);
+                let cpus = container.exclusive_cpus();
+                ContainerCpus { container: asking, kind: container.kind, cpus, is_first: false }
+            });
+            ask.cpus = all.filter(|container| container.container.is_some() || container.cpus > 0).collect();
+            if let Some(first) = ask.cpus.first_mut() {
+                first.is_first = true;
+            }
+        }
+        self
+    }
+
     /// The part of it that asks for resources of `managed`.
     #[must_use]
     pub fn of(self: &Arc<Self>, managed: &BTreeSet<ResourceName>) -> Arc<Self> {
@@ -195,6 +247,11 @@ impl Request {
         Arc::new(Self { asks: asks.cloned().collect(), order: self.order.clone(), placement })
     }
 
+    /// The exclusive CPUs of the pod's containers; empty if none has any.
+    pub fn cpus(&self) -> &[ContainerCpus] {
+        self.asks.first().map_or(&[], |ask| &ask.cpus)
+    }
+
     /// Whether nothing is asked for.
     pub fn is_empty(&self) -> bool {
         self.asks.is_empty()
@@ -203,6 +260,43 @@ impl Request {
     /// Devices asked of `resource` for the life of the pod; 0 if none.
     pub fn devices(&self, resource: &str) -> u32 {
         self.asks.iter().find(|ask| ask.resource.as_str() == resource).map_or(0, |ask| ask.devices)
+    }
+}
+
+impl CpuAndMemory<'_> {
+    /// Whether it may be in a pod of the class Guaranteed: it has limits, and the requests equal them.
+    fn is_guaranteed(&self) -> bool {
+        let equal = |(limit, request): (Option<&str>, Option<&str>)| {
+            let limit = limit.and_then(|limit| quantity::thousandths(limit).ok()).filter(|limit| *limit > 0);
+            let request = request.map(|request| quantity::thousandths(request).ok());
+            limit.is_some() && request.is_none_or(|request| request == limit)
+        };
+        equal(self.cpu) && equal(self.memory)
+    }
+
+    /// The CPUs that it has for itself alone in such a pod: kubelet shares the others, of which a part is asked for.
+    fn exclusive_cpus(&self) -> u32 {
+        self.cpu.0.and_then(|limit| quantity::count(limit).ok()).unwrap_or(0)
+    }
+}
+
+impl ContainerCpus {
+    /// The CPUs of a pod of these containers.
+    pub fn of_pod(containers: &[Self]) -> u32 {
+        let (mut lasting, mut peak) = (0u32, 0u32);
+        for container in containers {
+            let while_it_runs = lasting.saturating_add(container.cpus);
+            match container.kind {
+                ContainerKind::Init => peak = peak.max(while_it_runs),
+                ContainerKind::Sidecar | ContainerKind::App => lasting = while_it_runs,
+            }
+        }
+        lasting.max(peak)
+    }
+
+    /// A container that asks for devices and has no exclusive CPUs.
+    pub fn none(container: usize) -> Self {
+        Self { container: Some(container), kind: ContainerKind::App, cpus: 0, is_first: container == 0 }
     }
 }
 
@@ -222,6 +316,11 @@ impl ContainerAsk {
 }
 
 impl Ask {
+    /// The exclusive CPUs of the pod as kubelet's Topology Manager counts them in the scope `pod`.
+    pub fn cpus(&self) -> u32 {
+        ContainerCpus::of_pod(&self.cpus)
+    }
+
     /// The container that asks for most, the first of several, and its number.
     pub fn most(&self) -> Option<(&str, u32)> {
         let mut most: Option<(&str, u32)> = None;
@@ -252,7 +351,8 @@ impl Ask {
     /// pool takes it and new devices. One that asks for less takes any part of it, in an unknown order. An init
     /// container returns all it had to the pool; a sidecar or app container keeps its devices.
     fn replay(resource: ResourceName, counts: &[(&str, ContainerKind, u32)]) -> Self {
-        let mut ask = Self { resource, devices: 0, blocks: Vec::new(), containers: Vec::new() };
+        let mut ask =
+            Self { resource, devices: 0, blocks: Vec::new(), containers: Vec::new(), cpus: Vec::new() };
         let mut pool = Pool::default();
         for &(name, kind, count) in counts {
             let mut container = ContainerAsk {
@@ -432,5 +532,61 @@ mod tests {
                 }
             }
         }
+    }
+
+    fn with_cpus(containers: &[(&str, ContainerKind, [Option<&str>; 4])]) -> Vec<(Option<usize>, u32)> {
+        let resources = [ResourceName::from("nvidia.com/gpu")];
+        let asking = |_| {
+            // The first container asks for no device.
+            containers.iter().skip(1).map(|(name, kind, _)| Container {
+                name,
+                kind: *kind,
+                quantity: Some("1"),
+            })
+        };
+        let each = containers.iter().map(|(name, kind, [cpu, requested, memory, requested_memory])| {
+            CpuAndMemory { name, kind: *kind, cpu: (*cpu, *requested), memory: (*memory, *requested_memory) }
+        });
+        let request = Request::read(&resources, asking).unwrap().with_cpus(each);
+        request.asks[0].cpus.iter().map(|one| (one.container, one.cpus)).collect()
+    }
+
+    /// Kubelet's static CPU manager: whole CPUs of Guaranteed pods.
+    #[test]
+    fn whole_cpus_of_guaranteed_pods_are_exclusive() {
+        let whole = [Some("2"), Some("2000m"), Some("1Gi"), Some("1024Mi")];
+        let part = [Some("1500m"), None, Some("1Gi"), None];
+        assert_eq!(with_cpus(&[("a", Init, whole), ("b", App, part)]), [(None, 2), (Some(0), 0)]);
+        assert_eq!(with_cpus(&[("a", App, part), ("b", App, whole)]), [(Some(0), 2)]);
+        // Without exclusive CPUs nothing is kept of them.
+        assert_eq!(with_cpus(&[("a", App, part), ("b", App, part)]), []);
+        for not_guaranteed in [
+            [Some("2"), Some("1"), Some("1Gi"), None],
+            [None, Some("2"), Some("1Gi"), None],
+            [Some("2"), None, Some("1Gi"), Some("1")],
+            [Some("2"), None, None, Some("1Gi")],
+            [Some("0"), None, Some("1Gi"), None],
+            [Some("two"), None, Some("1Gi"), None],
+        ] {
+            assert_eq!(with_cpus(&[("a", App, whole), ("b", App, not_guaranteed)]), [], "{not_guaranteed:?}");
+        }
+    }
+
+    /// Kubelet's `podGuaranteedCPUs`.
+    #[test]
+    fn cpus_of_pod_count_init_containers_by_their_peak() {
+        let cpus = |kinds: &[(ContainerKind, u32)]| {
+            let mut ask = Ask::single("nvidia.com/gpu".into(), 1);
+            let each = kinds.iter().map(|(kind, cpus)| ContainerCpus {
+                kind: *kind,
+                cpus: *cpus,
+                ..ContainerCpus::none(0)
+            });
+            ask.cpus = each.collect();
+            ask.cpus()
+        };
+        assert_eq!(cpus(&[(Init, 4), (App, 2), (App, 1)]), 4);
+        assert_eq!(cpus(&[(Sidecar, 1), (Init, 4), (App, 2)]), 5);
+        assert_eq!(cpus(&[(Init, 2), (Sidecar, 1), (App, 2), (App, 1)]), 4);
     }
 }

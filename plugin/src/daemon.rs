@@ -218,7 +218,7 @@ async fn serve_observed(
         shutdown.clone(),
     ));
     tasks.spawn(poll_pod_resources(
-        args.pod_resources_socket.clone(),
+        (args.pod_resources_socket.clone(), args.kubelet_config.is_some()),
         Arc::clone(&handover),
         Arc::clone(&observed),
         list,
@@ -246,6 +246,7 @@ async fn serve_observed(
             kubeconfig: args.kubeconfig.clone(),
             pod_kubeconfig: args.pod_kubeconfig.clone(),
             kubelet_config: args.kubelet_config.as_deref().map(absolute),
+            sys_root: args.sys_root.clone(),
             mig_layouts: args.mig_layouts.clone(),
             inventory: inventory.clone(),
             offered: passed.clone(),

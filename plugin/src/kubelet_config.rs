@@ -1,5 +1,5 @@
-//! Kubelet's configuration file, as far as the choice of devices depends on it: the Topology Manager. What its flags set
-//! over the file is not known here.
+//! Kubelet's configuration file, as far as the choice of devices depends on it: the Topology Manager, and how the CPU
+//! manager aligns CPUs. What its flags set over the file is not known here.
 
 use std::path::Path;
 
@@ -11,6 +11,23 @@ use serde::de::value::{Error as ValueError, StrDeserializer};
 /// The longest file that is read, in bytes.
 const MAX_BYTES: u64 = 1 << 20;
 
+/// What is read of kubelet's configuration.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct KubeletConfig {
+    /// Its Topology Manager.
+    pub topology: KubeletTopology,
+    /// The CPU manager aligns CPUs by socket (`align-by-socket`), not by NUMA node.
+    pub aligns_cpus_by_socket: bool,
+}
+
+impl KubeletConfig {
+    /// Whether kubelet refuses pods by the CPUs of each NUMA node, if its CPU manager is static. The choice of that is not
+    /// read here: kubelet lists allocatable CPUs only then.
+    pub fn refuses_by_cpus(&self) -> bool {
+        self.topology.policy.refuses() && !self.aligns_cpus_by_socket
+    }
+}
+
 /// The fields of a `KubeletConfiguration` that are read.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
@@ -18,6 +35,13 @@ struct Written {
     topology_manager_policy: Option<String>,
     topology_manager_scope: Option<String>,
     topology_manager_policy_options: Options,
+    cpu_manager_policy_options: CpuOptions,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "kebab-case", default)]
+struct CpuOptions {
+    align_by_socket: Option<String>,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -55,7 +79,7 @@ pub enum KubeletConfigError {
 ///
 /// # Errors
 /// See [`KubeletConfigError`].
-pub fn read(path: &Path) -> Result<KubeletTopology, KubeletConfigError> {
+pub fn read(path: &Path) -> Result<KubeletConfig, KubeletConfigError> {
     let length = std::fs::metadata(path)?.len();
     if length > MAX_BYTES {
         return Err(KubeletConfigError::TooLong(length));
@@ -63,7 +87,7 @@ pub fn read(path: &Path) -> Result<KubeletTopology, KubeletConfigError> {
     parse(&std::fs::read_to_string(path)?)
 }
 
-fn parse(text: &str) -> Result<KubeletTopology, KubeletConfigError> {
+fn parse(text: &str) -> Result<KubeletConfig, KubeletConfigError> {
     let written: Written = match text.trim().is_empty() {
         true => Written::default(),
         false => serde_saphyr::from_str(text)
@@ -88,7 +112,7 @@ fn parse(text: &str) -> Result<KubeletTopology, KubeletConfigError> {
         },
     };
     let closest = options.prefer_closest_numa_nodes;
-    Ok(KubeletTopology {
+    let topology = KubeletTopology {
         policy,
         scope,
         prefer_closest_numa_nodes: closest.is_some_and(|written| written == "true"),
@@ -97,7 +121,9 @@ fn parse(text: &str) -> Result<KubeletTopology, KubeletConfigError> {
             options.max_allowable_numa_nodes,
             "whole numbers",
         )?,
-    })
+    };
+    let by_socket = written.cpu_manager_policy_options.align_by_socket;
+    Ok(KubeletConfig { topology, aligns_cpus_by_socket: by_socket.is_some_and(|written| written == "true") })
 }
 
 /// The value of a field with few words, kubelet's default where it is absent or empty.
@@ -127,9 +153,23 @@ mod tests {
             prefer_closest_numa_nodes: true,
             max_allowable_numa_nodes: Some(16),
         };
-        assert_eq!(parse(text).unwrap(), expected);
-        assert_eq!(parse("{\"kind\": \"KubeletConfiguration\"}").unwrap(), KubeletTopology::default());
-        assert_eq!(parse("").unwrap(), KubeletTopology::default());
+        assert_eq!(parse(text).unwrap().topology, expected);
+        assert_eq!(parse("{\"kind\": \"KubeletConfiguration\"}").unwrap(), KubeletConfig::default());
+        assert_eq!(parse("").unwrap(), KubeletConfig::default());
+    }
+
+    /// With `align-by-socket` a NUMA node is not the unit by which CPUs are aligned.
+    #[test]
+    fn cpus_count_under_refusing_policies_by_numa_node() {
+        let refuses = |text: &str| parse(text).unwrap().refuses_by_cpus();
+        assert!(refuses("topologyManagerPolicy: restricted\ncpuManagerPolicy: static\n"));
+        assert!(refuses(
+            "topologyManagerPolicy: single-numa-node\ncpuManagerPolicyOptions: {full-pcpus-only: \"true\"}\n"
+        ));
+        assert!(!refuses("topologyManagerPolicy: best-effort\ncpuManagerPolicy: static\n"));
+        assert!(!refuses(
+            "topologyManagerPolicy: restricted\ncpuManagerPolicyOptions: {align-by-socket: \"true\"}\n"
+        ));
     }
 
     #[test]

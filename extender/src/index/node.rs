@@ -1,6 +1,6 @@
 //! One node in the index: what the watches report of it, what keeps its devices, and the ledger that follows from both.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -14,6 +14,8 @@ use crate::pod::PodFacts;
 use gantry_gang::protocol::Withheld;
 use gantry_planner::devices::DeviceSet;
 use gantry_planner::inventory::{self, Held, Inventory};
+use gantry_planner::numa::Alignment;
+use gantry_planner::request::ContainerCpus;
 use gantry_planner::snapshot::{Class, Pool, ScoreCache, Standing};
 
 /// One node.
@@ -33,6 +35,19 @@ pub(super) struct Node {
     /// Devices of deleted pods that may still have processes, each with the time since when: one that is never released
     /// does not delay the others.
     lingering: HashMap<DeviceId, Instant>,
+    /// Exclusive CPUs of pods that kubelet's list does not show yet.
+    unlisted_cpus: Vec<UnlistedCpus>,
+    /// The free CPUs of each NUMA node, in the order of the inventory.
+    free_cpus: Vec<u32>,
+}
+
+/// The exclusive CPUs of a pod that was granted devices, and that kubelet's list does not show yet.
+#[derive(Debug)]
+struct UnlistedCpus {
+    pod: PodUid,
+    cpus: u32,
+    /// The NUMA nodes that they may be taken of. If these are several, they count in each.
+    nodes: BTreeSet<u32>,
 }
 
 /// What a new computation of the ledger changed.
@@ -57,6 +72,8 @@ impl Node {
             ledger: Arc::default(),
             revision: 0,
             lingering: HashMap::new(),
+            unlisted_cpus: Vec::new(),
+            free_cpus: Vec::new(),
         }
     }
 
@@ -184,11 +201,13 @@ impl Node {
         let before = std::mem::replace(&mut self.ledger, Arc::new(ledger));
         let faults = self.ledger.faults.iter();
         change.faults = faults.filter(|fault| !before.faults.contains(fault)).cloned().collect();
+        let gained_cpus = self.settle_cpus(pods);
         let mut pools = self.ledger.pools.iter().enumerate();
         change.gained = pools.any(|(index, pool)| match before.pools.get(index) {
             Some(before) => !pool.free.is_subset(&before.free),
             None => !pool.free.is_empty(),
         });
+        change.gained |= gained_cpus;
         let lingered = match self.occupancy.has_unassigned() {
             true => self.lingering.len(),
             false => 0,
@@ -196,6 +215,98 @@ impl Node {
         self.mark_lingering(now);
         change.unassigned_gained = lingered > self.lingering.len();
         change
+    }
+
+    /// Counts the CPUs that pods have or are about to get. True if some came free.
+    fn settle_cpus(&mut self, pods: &PodStore) -> bool {
+        if !self.counts_cpus() {
+            self.unlisted_cpus.clear();
+            self.free_cpus.clear();
+            return false;
+        }
+        self.unlisted_cpus = self.unlisted_cpus(pods);
+        let cpus = self.inventory.iter().flat_map(|inventory| &inventory.cpus);
+        let free: Vec<u32> = cpus.map(|cpus| self.free_cpus_of(cpus.node, None)).collect();
+        let before = std::mem::replace(&mut self.free_cpus, free);
+        let mut both = self.free_cpus.iter().zip(before.iter().map(Some).chain(std::iter::repeat(None)));
+        both.any(|(now, before)| before.is_none_or(|before| now > before))
+    }
+
+    /// Whether kubelet refuses pods by their CPUs.
+    pub(super) fn counts_cpus(&self) -> bool {
+        let counts =
+            |pool: &inventory::Pool| pool.alignment.as_ref().is_some_and(|known| known.counts_cpus());
+        self.inventory.as_ref().is_some_and(|inventory| inventory.pools.iter().any(counts))
+    }
+
+    /// The CPUs of live pods, of binds and of members of gangs with a reservation that kubelet's list does not show.
+    fn unlisted_cpus(&self, pods: &PodStore) -> Vec<UnlistedCpus> {
+        let Some(inventory) = &self.inventory else {
+            return Vec::new();
+        };
+        let mut unlisted: Vec<UnlistedCpus> = Vec::new();
+        let mut add = |pod: &PodUid, cpus: &[ContainerCpus], devices: &dyn Fn(usize) -> DeviceSet| {
+            let (namespace, name) = pods.get(pod).map_or(("", ""), |pod| (&*pod.namespace, &*pod.name));
+            let is_listed =
+                || inventory.holders.iter().any(|held| held.listed && held.is_of(pod, namespace, name));
+            if cpus.is_empty() || unlisted.iter().any(|known| known.pod == *pod) || is_listed() {
+                return;
+            }
+            // Kubelet puts the CPUs of containers without devices on any NUMA node.
+            let nodes = match cpus.iter().all(|container| container.container.is_some()) {
+                true => {
+                    let alignments = inventory.pools.iter().map(|pool| pool.alignment.as_ref()).enumerate();
+                    let aligned = alignments.filter_map(|(index, alignment)| Some((index, alignment?)));
+                    aligned
+                        .flat_map(|(index, alignment)| {
+                            alignment.nodes_of(&devices(index)).collect::<Vec<_>>()
+                        })
+                        .collect()
+                }
+                false => inventory.cpus.iter().map(|cpus| cpus.node).collect(),
+            };
+            unlisted.push(UnlistedCpus { pod: pod.clone(), cpus: ContainerCpus::of_pod(cpus), nodes });
+        };
+        let of_pod = |uid: &PodUid| pods.get(uid)?.request.as_ref().ok();
+        for (uid, held) in self.holders() {
+            if let Some(request) = of_pod(uid) {
+                add(uid, request.cpus(), &|index| held.get(index).cloned().unwrap_or_default());
+            }
+        }
+        let named = |devices: &Devices, index: usize| {
+            let pool = inventory.pools.get(index);
+            pool.map_or(DeviceSet::EMPTY, |pool| {
+                let own = devices.iter().filter(|(resource, _)| *resource == pool.resource);
+                pool.find(own.flat_map(|(_, ids)| ids)).0
+            })
+        };
+        for bind in self.occupancy.binds() {
+            add(bind.uid(), bind.cpus(), &|index| named(bind.devices(), index));
+        }
+        for reservation in self.occupancy.gang_reservations() {
+            if let Some((uid, request)) = reservation.pod.as_ref().and_then(|uid| Some((uid, of_pod(uid)?))) {
+                add(uid, request.cpus(), &|index| named(&reservation.devices, index));
+            }
+        }
+        unlisted
+    }
+
+    /// The free CPUs of a NUMA node, with those of the pod `except`.
+    fn free_cpus_of(&self, node: u32, except: Option<&str>) -> u32 {
+        let mut cpus = self.inventory.iter().flat_map(|inventory| &inventory.cpus);
+        let free = cpus.find(|cpus| cpus.node == node).map_or(0, |cpus| cpus.free);
+        let unlisted = self.unlisted_cpus.iter().filter(|unlisted| unlisted.nodes.contains(&node));
+        let unlisted = unlisted.filter(|unlisted| except != Some(unlisted.pod.as_str()));
+        unlisted.fold(free, |free, unlisted| free.saturating_sub(unlisted.cpus))
+    }
+
+    /// How kubelet aligns the devices of a pool now, for the pod `except` or for any.
+    fn alignment(&self, pool: &inventory::Pool, except: Option<&str>) -> Option<Arc<Alignment>> {
+        let alignment = pool.alignment.as_ref()?;
+        if !alignment.counts_cpus() {
+            return Some(Arc::clone(alignment));
+        }
+        Some(Arc::new(alignment.with_free_cpus(|cpus| self.free_cpus_of(cpus.node, except))))
     }
 
     fn mark_lingering(&mut self, now: Instant) {
@@ -249,6 +360,15 @@ impl Node {
         Some(self.class(inventory, held, |_, set| set))
     }
 
+    /// The same for a pod with a reservation: its own CPUs count as free.
+    pub(super) fn exact_for(&self, pod: &str) -> Option<Class> {
+        let mut class = self.exact(&[])?;
+        for (pool, (known, _)) in class.pools.iter_mut().zip(self.pools()) {
+            pool.alignment = self.alignment(known, Some(pod));
+        }
+        Some(class)
+    }
+
     /// The same, with devices (by pool) of reservations that a pod may have all the same.
     pub(super) fn exact_with(&self, held: &[DeviceSet], lent: &[DeviceSet]) -> Option<Class> {
         let mut class = self.exact(held)?;
@@ -295,7 +415,7 @@ impl Node {
                 reserved: reserved.len(),
                 unserved: if withheld.is_some() { idle.len() } else { 0 },
                 advertised: self.advertises(&pool.resource),
-                alignment: pool.alignment.clone(),
+                alignment: self.alignment(pool, None),
             }
         });
         Class {

@@ -6,8 +6,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use gantry_api::{
-    Cordons, DeviceStatus, GpuNode, GpuNodeSpec, GpuNodeStatus, Holder, HolderState, Provenance,
-    ResourceName, SharingPolicy, quantity,
+    Cordons, DeviceStatus, GpuNode, GpuNodeSpec, GpuNodeStatus, Holder, HolderState, NumaNodeCpus,
+    Provenance, ResourceName, SharingPolicy, quantity,
 };
 use gantry_gang::{NodeFacts, Resources, Taint};
 use gantry_topology::{Gpu, Machine, MachineParts};
@@ -22,6 +22,7 @@ use crate::watch::stream::Streamed;
 use crate::watched::Watched;
 use gantry_planner::inventory::{CordonedGpu, Device, Held, Inventory, Pool};
 use gantry_planner::kind::{Kind, Kinds, Sharing, Spot, Units};
+use gantry_planner::numa::NumaCpus;
 
 /// Longest reason that is kept of an unhealthy device or a plugin that is not ready, in bytes.
 const MAX_REASON: usize = 200;
@@ -39,7 +40,8 @@ pub fn inventory(watched: &Watched, node: PartialGpuNode, kinds: &mut Kinds) -> 
             let mut inventory = account_for(watched, (spec.machine.gpus(), &cordons), status.as_ref(), kind);
             if let Some(kubelet) = &spec.kubelet {
                 let numa: Vec<Option<u32>> = spec.machine.gpus().iter().map(numa_node).collect();
-                inventory.pools.iter_mut().for_each(|pool| pool.align(kubelet, &numa));
+                let Inventory { pools, cpus, .. } = &mut inventory;
+                pools.iter_mut().for_each(|pool| pool.align(kubelet, &numa, cpus));
             }
             Some(inventory)
         }
@@ -101,7 +103,8 @@ fn account_for(
     let models = machine.iter().map(|gpu| gpu.model.as_deref().unwrap_or_default().into()).collect();
     let cost = watched.cost(machine.iter().map(|gpu| gpu.model.as_deref().unwrap_or_default()), &kind);
     let cordons = cordoned_gpus(machine, cordons, published);
-    Inventory { kind, pools, holders, not_ready, cordons, models, cost }
+    let cpus = status.map_or(&[][..], |status| status.cpus.as_slice()).iter().map(numa_cpus).collect();
+    Inventory { kind, pools, holders, cpus, not_ready, cordons, models, cost }
 }
 
 fn cordoned_gpus(machine: &[Gpu], cordons: &Cordons, published: &[DeviceStatus]) -> Vec<CordonedGpu> {
@@ -115,6 +118,11 @@ fn cordoned_gpus(machine: &[Gpu], cordons: &Cordons, published: &[DeviceStatus])
         Some(CordonedGpu { gpu, reason: bounded(&reason), fault })
     });
     cordoned.collect()
+}
+
+fn numa_cpus(published: &NumaNodeCpus) -> NumaCpus {
+    let NumaNodeCpus { node, total, allocatable, held } = *published;
+    NumaCpus { node, total, allocatable, free: allocatable.saturating_sub(held) }
 }
 
 /// The NUMA node of a GPU that the plugin registers with kubelet.
@@ -133,6 +141,7 @@ fn held(pools: &[Pool], holder: &Holder) -> Vec<Held> {
             pool: index,
             devices,
             quarantined: holder.state == HolderState::Quarantined,
+            listed: holder.provenance == Provenance::PodResources && holder.state == HolderState::Live,
         })
     };
     pools.iter().enumerate().filter_map(of_pool).collect()

@@ -13,6 +13,7 @@ use gantry_gang::protocol::ShapeId;
 use super::reservations::{Outcome, Reserved};
 use super::{QUARANTINE, QUARANTINE_AFTER_A_GAP, QUARANTINE_WITHOUT_TRUTH, UNSURE};
 use crate::ledger::Devices;
+use gantry_planner::request::ContainerCpus;
 
 /// What keeps the devices of one node.
 #[derive(Debug, Default)]
@@ -32,6 +33,7 @@ pub(super) struct BindReservation {
     uid: PodUid,
     granted: Reserved,
     devices: Devices,
+    cpus: Vec<ContainerCpus>,
     /// Calls in flight.
     calls: u32,
     /// The furthest that any finished call came. A call that fails later does not revert it.
@@ -74,8 +76,8 @@ pub(super) struct GangReservation {
 
 impl BindReservation {
     /// A bind with its first call in flight.
-    pub(super) fn new(uid: PodUid, granted: Reserved, devices: Devices) -> Self {
-        Self { uid, granted, devices, calls: 1, progress: Progress::Started }
+    pub(super) fn new(uid: PodUid, granted: Reserved, devices: Devices, cpus: Vec<ContainerCpus>) -> Self {
+        Self { uid, granted, devices, cpus, calls: 1, progress: Progress::Started }
     }
 
     pub(super) fn uid(&self) -> &PodUid {
@@ -84,6 +86,11 @@ impl BindReservation {
 
     pub(super) fn devices(&self) -> &Devices {
         &self.devices
+    }
+
+    /// The exclusive CPUs of the pod's containers.
+    pub(super) fn cpus(&self) -> &[ContainerCpus] {
+        &self.cpus
     }
 }
 

@@ -278,6 +278,7 @@ impl Reservations {
         let hold = self.holds.of(&target.uid, node);
         if let (Some(hold), Some(layouts)) = (hold, self.holds.layouts(&target.uid, request))
             && are_free(entry, &hold.devices, lent)
+            && have_cpus(entry, request, layouts)
         {
             return Ok(layouts.to_vec());
         }
@@ -305,7 +306,8 @@ impl Reservations {
         let placement = Arc::new(Placement::new(explain(nodes.get(node), request, layouts), compared));
         let granted = Reserved::Grant { plan, annotation, placement };
         if let Some(occupancy) = nodes.occupancy_mut(node) {
-            occupancy.begin_bind(BindReservation::new(target.uid.clone(), granted.clone(), devices));
+            let (uid, cpus) = (target.uid.clone(), request.cpus().to_vec());
+            occupancy.begin_bind(BindReservation::new(uid, granted.clone(), devices, cpus));
             self.binds.entry(target.uid.clone()).or_default().push(node);
             *self.granted.entry(GrantedSet::of(layouts, &request.placement.preferred)).or_default() += 1;
         }
@@ -407,6 +409,23 @@ fn are_free(node: &Node, devices: &[DeviceSet], lent: &[DeviceSet]) -> bool {
         pool.is_some_and(|pool| match lent.get(index) {
             Some(lent) => devices.is_subset(&(&pool.free | lent)),
             None => devices.is_subset(&pool.free),
+        })
+    })
+}
+
+/// Whether the CPUs that layouts need are still free: a hold keeps none.
+fn have_cpus(node: &Node, request: &Request, layouts: &[Layout]) -> bool {
+    if !node.counts_cpus() || request.cpus().is_empty() {
+        return true;
+    }
+    let Some(class) = node.exact(&[]) else {
+        return false;
+    };
+    request.asks.iter().zip(layouts).all(|(ask, layout)| {
+        let alignment =
+            class.pool(ask.resource.as_str()).and_then(|(_, pool)| Some((pool, pool.alignment.as_ref()?)));
+        alignment.is_none_or(|(pool, alignment)| {
+            alignment.admits(&(&pool.free | &layout.devices), ask, &layout.blocks)
         })
     })
 }

@@ -1,4 +1,5 @@
 mod binds;
+mod cpus;
 mod decisions;
 mod ended;
 mod parts;

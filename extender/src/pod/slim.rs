@@ -13,7 +13,7 @@ use crate::metadata;
 use crate::object_memory::Kind;
 use crate::watch::stream::Streamed;
 use crate::watched::Watched;
-use gantry_planner::request::{Container, ContainerKind, Request, RequestError};
+use gantry_planner::request::{Container, ContainerKind, CpuAndMemory, Request, RequestError};
 
 /// A pod as far as it is read from the API server.
 #[derive(Debug, Clone, Default, Deserialize)]
@@ -35,8 +35,7 @@ impl SlimPod {
     /// # Errors
     /// The first quantity that is no count of devices.
     pub fn request(&self, watched: &Watched) -> Result<Request, RequestError> {
-        let asked = watched.among(self.spec.resources());
-        Request::read_what_can_be(&asked, |resource| self.spec.asking(resource))
+        self.spec.request(&watched.among(self.spec.resources()))
     }
 
     /// The position of Gantry's scheduling gate.
@@ -171,17 +170,36 @@ impl SlimSpec {
         self.preemption_policy.as_deref() != Some("Never")
     }
 
-    pub(super) fn asking<'a>(&'a self, resource: &'a str) -> impl Iterator<Item = Container<'a>> {
+    /// What its containers ask of these resources.
+    pub(super) fn request(&self, resources: &[ResourceName]) -> Result<Request, RequestError> {
+        let asking = |resource| {
+            self.in_order().map(move |(container, kind)| Container {
+                name: &container.name,
+                kind,
+                quantity: container.resources.of(resource),
+            })
+        };
+        let request = Request::read_what_can_be(resources, asking)?;
+        // Kubelet's static CPU manager passes over pods that have resources as a whole.
+        if !self.resources.limits.is_empty() || !self.resources.requests.is_empty() {
+            return Ok(request);
+        }
+        Ok(request.with_cpus(self.in_order().map(|(container, kind)| {
+            let of = |name| {
+                let SlimResources { limits, requests } = &container.resources;
+                (limits.get(name).map(String::as_str), requests.get(name).map(String::as_str))
+            };
+            CpuAndMemory { name: &container.name, kind, cpu: of("cpu"), memory: of("memory") }
+        })))
+    }
+
+    /// Its containers as kubelet runs them.
+    fn in_order(&self) -> impl Iterator<Item = (&SlimContainer, ContainerKind)> + Clone {
         let inits = self.init_containers.iter().map(|container| {
             let kind = if container.is_sidecar() { ContainerKind::Sidecar } else { ContainerKind::Init };
             (container, kind)
         });
-        let apps = self.containers.iter().map(|container| (container, ContainerKind::App));
-        inits.chain(apps).map(move |(container, kind)| Container {
-            name: &container.name,
-            kind,
-            quantity: container.resources.of(resource),
-        })
+        inits.chain(self.containers.iter().map(|container| (container, ContainerKind::App)))
     }
 }
 

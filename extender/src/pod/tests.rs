@@ -67,3 +67,33 @@ fn pods_are_ordered_by_bind_then_creation_then_uid() {
     assert_eq!(second.order(&unbound), Ordering::Less);
     assert_eq!(first.order(&facts(&bound(pod("a", 1), "n", 1, None))), Ordering::Greater);
 }
+
+/// kube-scheduler sends the pod that the watch shows. What it asks must be equal, or a hold would not be found.
+#[test]
+fn exclusive_cpus_are_read_alike_from_watch_and_call() {
+    let read = |pod: &serde_json::Value| {
+        let text = pod.to_string();
+        let called: crate::wire::Pod<'_> = serde_json::from_str(&text).unwrap();
+        let spec = called.spec.as_ref().unwrap();
+        let resources = ["nvidia.com/gpu".into()];
+        let request = Request::read(&resources, |resource| spec.containers_asking(resource)).unwrap();
+        let request = request.with_cpus(spec.cpu_and_memory());
+        assert_eq!(*facts(pod).request.unwrap(), request, "{text}");
+        request.cpus().iter().map(|one| (one.container, one.cpus)).collect::<Vec<_>>()
+    };
+    let resources = json!({"cpu": "2", "memory": "1Gi"});
+    let mut exclusive = pod("a", 1);
+    exclusive["spec"]["containers"][0]["resources"]["limits"]["cpu"] = "4".into();
+    exclusive["spec"]["containers"][0]["resources"]["limits"]["memory"] = "1Gi".into();
+    exclusive["spec"]["initContainers"] = json!([
+        {"name": "fetch", "resources": {"limits": resources, "requests": resources}},
+        {"name": "monitor", "restartPolicy": "Always", "resources": {"limits": {"cpu": "100m", "memory": "1Gi"}}},
+    ]);
+    assert_eq!(read(&exclusive), [(None, 2), (Some(0), 4)]);
+    let mut burstable = exclusive.clone();
+    burstable["spec"]["initContainers"][0]["resources"]["requests"]["cpu"] = "1".into();
+    assert_eq!(read(&burstable), []);
+    let mut as_a_whole = exclusive.clone();
+    as_a_whole["spec"]["resources"] = json!({"limits": {"cpu": "6", "memory": "2Gi"}});
+    assert_eq!(read(&as_a_whole), []);
+}

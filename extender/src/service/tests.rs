@@ -401,6 +401,38 @@ async fn node_whose_kubelet_would_refuse_is_refused() {
     assert_eq!(answer["NodeNames"], json!(["a", "b"]));
 }
 
+/// GPUs are free on the first NUMA node, and CPUs on the second.
+#[tokio::test]
+async fn reason_names_devices_and_cpus_by_numa_node() {
+    let cluster = Cluster::new(Options::default());
+    let mut parts = switched().into_parts();
+    for gpu in &mut parts.gpus {
+        gpu.numa = Some(if gpu.index < 4 { "0" } else { "1" }.parse().unwrap());
+    }
+    let mut node = crate::fixtures::gpu_node("a", &gantry_topology::Machine::new(parts).unwrap());
+    node["spec"]["kubelet"] = json!({"policy": "restricted"});
+    node["status"]["cpus"] = json!([
+        {"node": 0, "total": 64, "allocatable": 62, "held": 58},
+        {"node": 1, "total": 64, "allocatable": 64, "held": 0},
+    ]);
+    node["status"]["holders"] = json!([crate::fixtures::holder("a", "other", None, "4-7")]);
+    cluster.inventory(&node);
+    let service = service(&cluster);
+    let mut guaranteed = pod("p", 4);
+    let limits = &mut guaranteed["spec"]["containers"][0]["resources"]["limits"];
+    limits["cpu"] = "8".into();
+    limits["memory"] = "1Gi".into();
+    let answer = read(&service.filter(&body(&guaranteed, &["a"])).unwrap());
+    assert_eq!(
+        answer["FailedAndUnresolvableNodes"]["a"],
+        "node(s) where the Topology Manager (restricted) would refuse 4 devices with 8 exclusive CPUs: 4 + 0 devices and \
+         4 + 64 CPUs are free by NUMA node"
+    );
+    guaranteed["spec"]["containers"][0]["resources"]["limits"]["cpu"] = "4".into();
+    let answer = read(&service.filter(&body(&guaranteed, &["a"])).unwrap());
+    assert_eq!(answer["NodeNames"], json!(["a"]));
+}
+
 #[tokio::test]
 async fn malformed_bodies_are_refused_with_their_place() {
     let cluster = cluster();

@@ -173,6 +173,14 @@ pub fn judge(class: &Class, request: &Request) -> Result<(), NodeRefusal> {
 /// Why enough free devices do not meet what a pod asks of them, or what kubelet's Topology Manager does: the first
 /// container that cannot have its devices by itself, and what is free instead.
 fn unmet(site: Site<'_>, pool: &Pool, ask: &Ask) -> String {
+    if let Some(alignment) =
+        site.alignment.filter(|alignment| alignment.counts_cpus() && !ask.cpus.is_empty())
+    {
+        let without_cpus = Ask { cpus: Vec::new(), ..ask.clone() };
+        if Layout::best(site, &pool.free, &without_cpus).is_some() {
+            return alignment.refusal_by_cpus(&pool.free, ask);
+        }
+    }
     for container in &ask.containers {
         let size = container.devices(&ask.blocks) as usize;
         if site.best_meeting(&pool.free, size, &container.terms).is_some() {

@@ -145,7 +145,8 @@ fn worth(
     }
 }
 
-/// The key under which a score is cached; `None` if the request has several containers or resources.
+/// The key under which a score is cached; `None` if the request has several containers or resources, or
+/// if CPUs count.
 fn question(class: &Class, request: &Request, policy: Policy) -> Option<ScoreKey> {
     let [ask] = &request.asks[..] else {
         return None;
@@ -153,8 +154,12 @@ fn question(class: &Class, request: &Request, policy: Policy) -> Option<ScoreKey
     if !request.placement.is_empty() {
         return None;
     }
-    let (pool, _) = class.pool(ask.resource.as_str())?;
-    (ask.containers.len() == 1).then_some(ScoreKey { pool, devices: ask.devices, policy })
+    let (index, pool) = class.pool(ask.resource.as_str())?;
+    let counts_cpus = pool.alignment.as_ref().is_some_and(|alignment| alignment.counts_cpus());
+    if counts_cpus && !ask.cpus.is_empty() {
+        return None;
+    }
+    (ask.containers.len() == 1).then_some(ScoreKey { pool: index, devices: ask.devices, policy })
 }
 
 // The key by which nodes are compared. A larger key is better. Its parts, in order:

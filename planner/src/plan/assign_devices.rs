@@ -13,7 +13,7 @@ use super::survey::{Counting, Survey};
 use crate::decide::megabytes;
 use crate::devices::DeviceSet;
 use crate::layout::Layout;
-use crate::request::Ask;
+use crate::request::{Ask, ContainerCpus};
 use crate::shape::Shape;
 use crate::site::Site;
 use crate::snapshot::{ClassIx, NodeIx};
@@ -173,14 +173,27 @@ type Owner = (usize, usize, std::ops::Range<usize>);
 
 /// The members' asks of a resource merged into one, and the owner of each block.
 fn together(survey: &Survey<'_>, resource: &ResourceName, counts: &[u32]) -> Option<(Ask, Vec<Owner>)> {
-    let mut all = Ask { resource: resource.clone(), devices: 0, blocks: Vec::new(), containers: Vec::new() };
+    let mut all = Ask {
+        resource: resource.clone(),
+        devices: 0,
+        blocks: Vec::new(),
+        containers: Vec::new(),
+        cpus: Vec::new(),
+    };
     let mut owners = Vec::new();
     for (slot, (shape, count)) in survey.shapes.iter().zip(counts).enumerate() {
         let Some(ask) = shape.request.asks.iter().find(|ask| ask.resource == *resource) else {
             continue;
         };
         for member in 0..*count as usize {
-            let from = all.blocks.len();
+            let (from, first) = (all.blocks.len(), all.containers.len());
+            let none = (0..ask.containers.len()).map(ContainerCpus::none);
+            let cpus: Vec<ContainerCpus> =
+                if ask.cpus.is_empty() { none.collect() } else { ask.cpus.clone() };
+            all.cpus.extend(cpus.into_iter().map(|cpus| ContainerCpus {
+                container: cpus.container.map(|container| container + first),
+                ..cpus
+            }));
             all.devices = all.devices.checked_add(ask.devices)?;
             all.blocks.extend_from_slice(&ask.blocks);
             all.containers.extend(ask.containers.iter().cloned().map(|mut container| {
@@ -191,6 +204,9 @@ fn together(survey: &Survey<'_>, resource: &ResourceName, counts: &[u32]) -> Opt
             }));
             owners.push((slot, member, from..all.blocks.len()));
         }
+    }
+    if all.cpus.iter().all(|container| container.cpus == 0) {
+        all.cpus.clear();
     }
     Some((all, owners))
 }

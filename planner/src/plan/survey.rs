@@ -16,7 +16,9 @@ use crate::decide;
 use crate::devices::DeviceSet;
 use crate::input::{PlacementRules, PlanInput, Room, Shape};
 use crate::layout::Layout;
+use crate::numa::Alignment;
 use crate::request::Ask;
+use crate::site::Site;
 use crate::snapshot::{Class, NodeIx, Pool, Standing};
 
 /// Which devices count as free.
@@ -413,12 +415,30 @@ fn fitting(class: &Class, shape: &Shape, counting: Counting, most: u32) -> u32 {
         _ if matches!(pool.shape, crate::shape::Shape::Whole) => DeviceSet::range(0, class.kind.gpus()),
         _ => DeviceSet::range(0, pool.devices),
     };
+    let alignment = |pool: &Pool| {
+        let alignment = pool.alignment.as_deref()?;
+        let is_known = match counting {
+            Counting::Open | Counting::Free => true,
+            Counting::Unreserved | Counting::Served => pool.free.len() == available(pool, counting),
+            Counting::Empty => false,
+        };
+        Some(match is_known {
+            true => alignment.clone(),
+            false => alignment.with_free_cpus(|cpus| cpus.allocatable),
+        })
+    };
+    let mut alignments: Vec<Option<Alignment>> = class.pools.iter().map(alignment).collect();
     let mut free: Vec<DeviceSet> = class.pools.iter().map(free).collect();
     let mut take = |ask: &Ask| {
         let (index, pool) = class.pool(ask.resource.as_str())?;
         let cut = class.cut_beside(index);
-        let layout = Layout::best(class.site(pool, &cut).for_gangs(), free.get(index)?, ask)?;
-        free.get_mut(index)?.remove(&layout.devices);
+        let (free, alignment) = (free.get_mut(index)?, alignments.get_mut(index)?);
+        let site = Site { alignment: alignment.as_ref(), ..class.site(pool, &cut).for_gangs() };
+        let layout = Layout::best(site, free, ask)?;
+        if let Some(after) = site.alignment.and_then(|known| known.after(free, ask, &layout.blocks)) {
+            *alignment = Some(after);
+        }
+        free.remove(&layout.devices);
         Some(())
     };
     let mut fitting = (0..most).take_while(|_| shape.request.asks.iter().all(|ask| take(ask).is_some()));

@@ -3,6 +3,7 @@
 
 mod condition;
 mod cordons;
+mod cpus;
 mod events;
 mod mig_layouts;
 mod pods;
@@ -47,6 +48,8 @@ pub struct Cluster {
     pub pod_kubeconfig: Option<PathBuf>,
     /// Kubelet's configuration file, if its Topology Manager is to be published.
     pub kubelet_config: Option<PathBuf>,
+    /// Where `/sys` is read.
+    pub sys_root: PathBuf,
     /// File with MIG layouts, if GPUs are to be brought to one.
     pub mig_layouts: Option<PathBuf>,
     pub inventory: watch::Receiver<Arc<Inventory>>,

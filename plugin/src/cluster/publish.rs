@@ -6,7 +6,7 @@ use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 use std::time::Duration;
 
-use gantry_api::{GpuNode, GpuNodeSpec, GpuNodeStatus, GpuProblem, KubeletTopology, NodeName, names};
+use gantry_api::{GpuNode, GpuNodeSpec, GpuNodeStatus, GpuProblem, NodeName, NumaNodeCpus, names};
 use gantry_runtime::chain;
 use gantry_topology::Machine;
 use jiff::Timestamp;
@@ -20,9 +20,9 @@ use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
 use super::previous_status::{self, PreviousStatus};
-use super::{Cluster, RETRY, status};
+use super::{Cluster, RETRY, cpus, status};
 use crate::inventory::{Inventory, State};
-use crate::kubelet_config;
+use crate::kubelet_config::{self, KubeletConfig};
 use gantry_runtime::LogThrottle;
 
 /// Shortest interval of two writes of the status. The first change after a pause is written at once.
@@ -51,7 +51,7 @@ pub(super) struct Publisher {
     cluster: Cluster,
     machine: Option<Arc<Machine>>,
     /// Kubelet's Topology Manager as last read.
-    kubelet: Option<KubeletTopology>,
+    kubelet: Option<KubeletConfig>,
     /// Throttles failures to read it.
     kubelet_log: LogThrottle,
     status: Option<GpuNodeStatus>,
@@ -238,14 +238,25 @@ impl Publisher {
     }
 
     fn current(&self, inventory: &Inventory) -> GpuNodeStatus {
-        status::status(
+        let status = status::status(
             (inventory, &self.cluster.offered.borrow().clone()),
             &self.cluster.handover,
             &self.cluster.diagnoses.now(),
             &self.cluster.observed.readiness(),
             (self.status.as_ref(), self.earlier.as_deref().unwrap_or_default()),
             Timestamp::now(),
-        )
+        );
+        GpuNodeStatus { cpus: self.cpus(), ..status }
+    }
+
+    /// The CPUs of each NUMA node, if kubelet refuses pods by them.
+    fn cpus(&self) -> Vec<NumaNodeCpus> {
+        match &self.kubelet {
+            Some(kubelet) if kubelet.refuses_by_cpus() => {
+                cpus::by_numa_node(&self.cluster.handover.cpus(), &self.cluster.sys_root)
+            }
+            _ => Vec::new(),
+        }
     }
 
     /// The machine as last written, possibly by an earlier run: nothing better is known without a driver.
@@ -267,7 +278,7 @@ impl Publisher {
         match kubelet_config::read(path) {
             Ok(read) => {
                 self.kubelet_log.reset();
-                self.rewrite |= self.kubelet.as_ref() != Some(&read);
+                self.rewrite |= self.kubelet.as_ref().map(|known| &known.topology) != Some(&read.topology);
                 self.kubelet = Some(read);
             }
             Err(error) => {
@@ -285,7 +296,8 @@ impl Publisher {
     async fn write_machine(&mut self, machine: &Arc<Machine>) -> Result<(), kube::Error> {
         self.find_owner().await?;
         let owners = self.owner.clone().map(|owner| vec![owner]);
-        let spec = GpuNodeSpec { machine: (**machine).clone(), kubelet: self.kubelet.clone() };
+        let kubelet = self.kubelet.as_ref().map(|kubelet| kubelet.topology.clone());
+        let spec = GpuNodeSpec { machine: (**machine).clone(), kubelet };
         let node = self.cluster.node.as_str();
         let applied = Applied { spec: Some(&spec), ..Applied::new(node, owners) };
         self.api.patch_metadata(node, &parameters(), &Patch::Apply(&applied)).await?;

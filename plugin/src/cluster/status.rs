@@ -58,6 +58,8 @@ pub(super) fn status(
             })
             .collect(),
         holders,
+        // Not of the inventory: the publisher adds them.
+        cpus: Vec::new(),
         deviations,
         deviations_total,
         faults: diagnosis.faults.iter().map(|fault| fault.0.clone()).collect(),

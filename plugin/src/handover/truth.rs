@@ -30,6 +30,15 @@ impl Holding {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Listing(pub BTreeMap<Holding, Devices>);
 
+/// The CPUs in kubelet's list.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct CpuListing {
+    /// CPUs that kubelet may give to one container alone; none without the static CPU manager.
+    pub allocatable: BTreeSet<u32>,
+    /// CPUs that a container has alone.
+    pub held: BTreeSet<u32>,
+}
+
 /// A point in the order of events: changes after it are not in a list that began at it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Ticket(u64);

@@ -1,14 +1,16 @@
 //! Reads from kubelet which containers hold which devices: after each Allocate, and every few seconds. Kubelet
 //! limits the rate of this call, so bursts are combined.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use gantry_api::{DeviceId, ResourceName};
 use gantry_proto::podresources::pod_resources_lister_client::PodResourcesListerClient;
-use gantry_proto::podresources::{ListPodResourcesRequest, ListPodResourcesResponse};
+use gantry_proto::podresources::{
+    AllocatableResourcesRequest, ListPodResourcesRequest, ListPodResourcesResponse,
+};
 use gantry_runtime::chain;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
@@ -16,7 +18,7 @@ use tonic::transport::{Channel, Endpoint};
 use tracing::{debug, info, warn};
 
 use super::access;
-use crate::handover::{Holding, Listing, SharedHandover};
+use crate::handover::{CpuListing, Holding, Listing, SharedHandover};
 use crate::observe::Observed;
 
 /// Delay of a read after an Allocate: kubelet lists a pod after its admission, shortly after the call.
@@ -28,9 +30,10 @@ const MIN_INTERVAL: Duration = Duration::from_millis(100);
 /// Time limit; kubelet returns within milliseconds, also while it admits pods.
 const DEADLINE: Duration = Duration::from_secs(5);
 
-/// Reads the list until `shutdown`, passes it to the hand-over and publishes it.
+/// Reads the list until `shutdown`, passes it to the hand-over and publishes it. `reads_cpus`: with the CPUs that kubelet
+/// may give to containers alone.
 pub async fn poll(
-    socket: PathBuf,
+    (socket, reads_cpus): (PathBuf, bool),
     handover: Arc<SharedHandover>,
     observed: Arc<Observed>,
     listings: watch::Sender<Listing>,
@@ -43,22 +46,23 @@ pub async fn poll(
         let ticket = handover.listing_begins();
         let listed = tokio::select! {
             () = shutdown.cancelled() => return,
-            listed = tokio::time::timeout(DEADLINE, list(&mut client, &socket)) =>
+            listed = tokio::time::timeout(DEADLINE, list(&mut client, &socket, reads_cpus)) =>
                 listed.unwrap_or_else(|_| Err(format!("no response within {DEADLINE:?}"))),
         };
         observed.pod_resources(listed.as_ref().err().map(|error| format!("{}: {error}", socket.display())));
         match listed {
-            Ok(response) => {
+            Ok((response, allocatable)) => {
                 if reachable != Some(true) {
                     info!(socket = %socket.display(), "kubelet's pod resources are readable");
                 }
                 reachable = Some(true);
+                let cpus = CpuListing { allocatable: numbers(allocatable), held: held_cpus(&response) };
                 let now = listing(response);
                 let freed = frees(&before, &now);
                 before = now.clone();
                 observed.holders(now.clone());
                 listings.send_replace(now.clone());
-                handover.listed(ticket, now);
+                handover.listed(ticket, now, cpus);
                 if freed {
                     handover.devices_freed();
                 }
@@ -90,11 +94,12 @@ fn frees(before: &Listing, now: &Listing) -> bool {
     before.0.iter().any(|(holding, set)| now.0.get(holding) != Some(set))
 }
 
-/// Reads once. A working connection is kept for the next read.
+/// Reads once: the list, and the allocatable CPUs if asked. A working connection is kept for the next read.
 async fn list(
     client: &mut Option<PodResourcesListerClient<Channel>>,
     socket: &Path,
-) -> Result<ListPodResourcesResponse, String> {
+    reads_cpus: bool,
+) -> Result<(ListPodResourcesResponse, Vec<i64>), String> {
     let mut connected = match client.take() {
         Some(connected) => connected,
         // Checked first, because a failing client would be most of an idle plugin's work.
@@ -108,18 +113,38 @@ async fn list(
             .await
             .map_err(|error| format!("{}{}", chain(&error), access::remedy_of(&error)))?,
     };
+    let allocatable = match reads_cpus {
+        true => match connected.get_allocatable_resources(AllocatableResourcesRequest {}).await {
+            Ok(allocatable) => allocatable.into_inner().cpu_ids,
+            Err(status) => {
+                debug!(code = %status.code(), error = status.message(), "kubelet does not return its allocatable CPUs");
+                Vec::new()
+            }
+        },
+        false => Vec::new(),
+    };
     let listed = connected
         .list(ListPodResourcesRequest {})
         .await
         .map_err(|status| format!("{}: {}", status.code(), status.message()))?;
     *client = Some(connected);
-    Ok(listed.into_inner())
+    Ok((listed.into_inner(), allocatable))
 }
 
 async fn connect(socket: &Path) -> Result<PodResourcesListerClient<Channel>, tonic::transport::Error> {
     let channel = Endpoint::try_from(format!("unix://{}", socket.display()))?.connect().await?;
     // The list of a busy node is long; kubelet sets no limit either.
     Ok(PodResourcesListerClient::new(channel).max_decoding_message_size(64 << 20))
+}
+
+/// The CPUs that containers have alone.
+fn held_cpus(response: &ListPodResourcesResponse) -> BTreeSet<u32> {
+    let containers = response.pod_resources.iter().flat_map(|pod| &pod.containers);
+    numbers(containers.flat_map(|container| container.cpu_ids.iter().copied()))
+}
+
+fn numbers(cpus: impl IntoIterator<Item = i64>) -> BTreeSet<u32> {
+    cpus.into_iter().filter_map(|cpu| cpu.try_into().ok()).collect()
 }
 
 /// Kubelet's list by container and resource, merged from kubelet's entries.
@@ -136,7 +161,7 @@ fn listing(response: ListPodResourcesResponse) -> Listing {
                 };
                 holdings
                     .entry(key)
-                    .or_insert_with(std::collections::BTreeSet::new)
+                    .or_insert_with(BTreeSet::new)
                     .extend(entry.device_ids.into_iter().map(DeviceId::from));
             }
         }
@@ -160,7 +185,7 @@ mod tests {
         let handover = SharedHandover::new(Handover::new("node-1".into()), Arc::clone(&observed), None);
         let shutdown = CancellationToken::new();
         let mut polling = Box::pin(poll(
-            socket,
+            (socket, true),
             Arc::new(handover),
             observed,
             watch::channel(Listing::default()).0,

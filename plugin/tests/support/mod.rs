@@ -263,6 +263,7 @@ impl Truth {
                         topology: None,
                     })
                     .collect(),
+                cpu_ids: Vec::new(),
             }],
         });
     }

@@ -121,6 +121,31 @@ fn phase(cluster: &Cluster, gang: &str) -> GangPhase {
     view.unwrap().phase
 }
 
+/// The members' CPUs are on different NUMA nodes. Those of the first one are set aside for it when the second is bound.
+#[test]
+fn members_have_their_cpus_on_their_numa_node() {
+    let cluster = Cluster::new(Options::default());
+    let mut parts = bridged().into_parts();
+    for gpu in &mut parts.gpus {
+        gpu.numa = Some(if gpu.index < 4 { "0" } else { "1" }.parse().unwrap());
+    }
+    let mut node = gpu_node("n", &gantry_topology::Machine::new(parts).unwrap());
+    node["spec"]["kubelet"] = json!({"policy": "single-numa-node"});
+    let cpus = |node: u32| json!({"node": node, "total": 5, "allocatable": 4});
+    node["status"]["cpus"] = json!([cpus(0), cpus(1)]);
+    cluster.node("n", 8).inventory(&node);
+    let mut pods = members("a", 2, 1);
+    for pod in &mut pods {
+        let limits = &mut pod["spec"]["containers"][0]["resources"]["limits"];
+        limits["cpu"] = "3".into();
+        limits["memory"] = "1Gi".into();
+    }
+    create(&cluster, &pods);
+    bind_all(&cluster, &pods);
+    let free = cluster.free("n").replace(',', "").chars().filter(|gpu| *gpu < '4').count();
+    assert_eq!(free, 3, "{}", cluster.free("n"));
+}
+
 /// Writes the decision that is to be written, as the API server would take it.
 fn commit(cluster: &Cluster) {
     let work = cluster.store.update(|index| index.take_work());

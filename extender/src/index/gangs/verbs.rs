@@ -188,7 +188,7 @@ impl Index {
     ) -> Option<Vec<Layout>> {
         let entry = self.nodes.get(ix)?;
         let sets = entry.available(placed, pod)?;
-        let class = entry.exact(&[])?;
+        let class = entry.exact_for(pod)?;
         let mut layouts = Vec::with_capacity(request.asks.len());
         for ask in &request.asks {
             let (index, pool) = class.pool(ask.resource.as_str())?;

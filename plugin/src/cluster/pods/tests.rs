@@ -23,6 +23,7 @@ fn cluster() -> Cluster {
         kubeconfig: None,
         pod_kubeconfig: None,
         kubelet_config: None,
+        sys_root: "/sys".into(),
         mig_layouts: None,
         inventory: Inventory::channel().1,
         offered: Inventory::channel().1,

@@ -86,6 +86,7 @@ fn publisher(client: Client) -> Publisher {
         kubeconfig: None,
         pod_kubeconfig: None,
         kubelet_config: None,
+        sys_root: "/sys".into(),
         mig_layouts: None,
         inventory: tokio::sync::watch::channel(Arc::new(absent)).1,
         offered: Inventory::channel().1,

@@ -166,7 +166,8 @@ impl PodResourcesLister for PodResourcesService {
     ) -> Result<Response<AllocatableResourcesResponse>, Status> {
         let devices =
             self.0.with_devices(|devices| devices.all().map(|(resource, id)| one(resource, id)).collect());
-        Ok(Response::new(AllocatableResourcesResponse { devices }))
+        // No CPU manager is simulated.
+        Ok(Response::new(AllocatableResourcesResponse { devices, cpu_ids: Vec::new() }))
     }
 
     async fn get(
@@ -199,7 +200,7 @@ fn listed(pod: &PodDevices) -> PodResources {
         namespace: pod.namespace.clone(),
         containers: containers
             .into_iter()
-            .map(|(name, devices)| ContainerResources { name: name.to_owned(), devices })
+            .map(|(name, devices)| ContainerResources { name: name.to_owned(), devices, cpu_ids: Vec::new() })
             .collect(),
     }
 }

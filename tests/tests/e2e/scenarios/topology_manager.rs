@@ -1,10 +1,10 @@
 //! Kubelets whose Topology Manager refuses pods, on nodes of two NUMA nodes: whole GPUs on the first node, MIG devices on
-//! the second, replicas on the third.
+//! the second, replicas on the third. The CPUs of Guaranteed pods count on the first node.
 
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use gantry_api::{GpuNode, TopologyManagerPolicy, TopologyManagerScope};
+use gantry_api::{GpuNode, NumaNodeCpus, TopologyManagerPolicy, TopologyManagerScope};
 use gantry_e2e::cluster::Node;
 use gantry_e2e::hardware::Hardware;
 use gantry_e2e::{gantry, until};
@@ -122,6 +122,121 @@ async fn refused_by_kubelet(bed: &Bed) -> Result<()> {
         }
     })
     .await?;
+    Ok(())
+}
+
+/// Kubelet's record of exclusive CPUs. Kubelet does not start with a record of another policy.
+const CPU_STATE: &str = "/var/lib/kubelet/cpu_manager_state";
+
+/// All CPUs of the first NUMA node are reserved for the system: a Guaranteed pod has its CPU on the second one, and kubelet
+/// refuses it with GPUs of the first.
+pub(super) async fn gpus_are_granted_near_exclusive_cpus(bed: &Bed) -> Result<()> {
+    let outcome = near_exclusive_cpus(bed).await;
+    let node = &bed.cluster().nodes()[0];
+    let fields = [("cpuManagerPolicy", "none"), ("reservedSystemCPUs", "")];
+    node.exec(&["rm", "-f", CPU_STATE]).await?;
+    node.reconfigure_kubelet(&fields).await?;
+    restore_kubelets(bed).await?;
+    outcome
+}
+
+async fn near_exclusive_cpus(bed: &Bed) -> Result<()> {
+    let gpus = bed.gpus().await?;
+    let namespace = "e2e-exclusive-cpus";
+    let api = bed.namespace(namespace).await?;
+    let node = &bed.cluster().nodes()[0];
+    let [first, second] = [cpus_of(node, 0).await?, cpus_of(node, 1).await?];
+    ensure!(!second.is_empty(), "NUMA node 1 has no CPU: the machine has only {first:?}");
+    // Kubelet sees the CPUs of this machine, and the plugin those of the simulated one.
+    for (numa, cpus) in [(0, &first), (1, &second)] {
+        let list = format!("hardware/root/sys/devices/system/node/node{numa}/cpulist");
+        std::fs::write(node.sandbox().folder().join(list), cpus.join(","))?;
+    }
+    let reads = format!("--kubelet-config={}", node.kubelet_config().display());
+    gpus.serve(bed.cluster(), node.name(), None, &[reads], &[(GPU, 8)]).await?;
+    node.exec(&["rm", "-f", CPU_STATE]).await?;
+    let fields = [
+        ("cpuManagerPolicy", "static"),
+        ("reservedSystemCPUs", &first.join(",")),
+        ("topologyManagerPolicy", TopologyManagerPolicy::SingleNumaNode.as_str()),
+    ];
+    node.reconfigure_kubelet(&fields).await?;
+    bed.cluster().wait_until_ready().await?;
+    gpus.counts(bed.cluster(), node.name(), &[(GPU, 8)]).await?;
+    let held = async |held: u32| {
+        let count = |cpus: &[String]| u32::try_from(cpus.len()).unwrap_or(u32::MAX);
+        let expected = [
+            NumaNodeCpus { node: 0, total: count(&first), allocatable: 0, held: 0 },
+            NumaNodeCpus { node: 1, total: count(&second), allocatable: count(&second), held },
+        ];
+        until(format!("{held} exclusive CPUs published"), pods::RUN_LIMIT, async || {
+            let node = Api::<GpuNode>::all(bed.client()).get(node.name()).await;
+            match node.map_err(|error| error.to_string())?.status.unwrap_or_default().cpus {
+                cpus if cpus == expected => Ok(()),
+                other => Err(format!("{other:?}")),
+            }
+        })
+        .await
+    };
+    held(0).await?;
+    pods::run(&api, &pods::pinned("first", 0, node.name())?).await?;
+    let one = guaranteed("one", 2, node.name())?;
+    let one = pods::run(&api, &one).await?;
+    on_numa_node(bed, &one, 1).await?;
+    held(1).await?;
+    api.delete("one", &DeleteParams::default()).await?;
+    held(0).await?;
+    // The GPUs of the first NUMA node are free, and those of the second are not.
+    for (name, numa) in [("lower", 0), ("upper", 1)] {
+        let pod = pods::run(&api, &chosen(name, GPU, 4, node.name())?).await?;
+        on_numa_node(bed, &pod, numa).await?;
+    }
+    api.delete("lower", &DeleteParams::default()).await?;
+    until("the lower GPUs free", END_LIMIT, async || match api.get_opt("lower").await {
+        Ok(None) => Ok(()),
+        other => Err(format!("{:?}", other.map(|pod| pod.is_some()))),
+    })
+    .await?;
+    let text = refusal(bed, &api, namespace, guaranteed("two", 1, node.name())?).await?;
+    let reason = format!(
+        "(single-numa-node) would refuse 1 devices with 1 exclusive CPUs: 4 + 0 devices and 0 + {} CPUs are free",
+        second.len()
+    );
+    ensure!(text.contains(&reason), "{text}");
+    api.delete("upper", &DeleteParams::default()).await?;
+    let two = pods::running(&api, "two").await?;
+    on_numa_node(bed, &two, 1).await?;
+    clear(&api).await
+}
+
+/// The CPUs of a NUMA node.
+async fn cpus_of(node: &Node, numa: u32) -> Result<Vec<String>> {
+    let names = node.exec(&["ls", &format!("/sys/devices/system/node/node{numa}")]).await?;
+    let numbers = names.split_whitespace().filter_map(|name| name.strip_prefix("cpu"));
+    Ok(numbers.filter(|number| number.parse::<u32>().is_ok()).map(str::to_owned).collect())
+}
+
+/// A Guaranteed pod with GPUs and one CPU, on a node.
+fn guaranteed(name: &str, gpus: usize, node: &str) -> Result<Pod> {
+    let mut pod = chosen(name, GPU, gpus, node)?;
+    let spec = pod.spec.as_mut().context("a pod has a spec")?;
+    for container in &mut spec.containers {
+        let limits = container.resources.get_or_insert_default().limits.get_or_insert_default();
+        for (resource, amount) in [("cpu", "1"), ("memory", "64Mi")] {
+            limits.insert(resource.to_owned(), serde_json::from_value(amount.into())?);
+        }
+    }
+    Ok(pod)
+}
+
+/// Checks that a pod has GPUs of one NUMA node: four each, in the order of the GPUs.
+async fn on_numa_node(bed: &Bed, pod: &Pod, numa: u8) -> Result<()> {
+    let published = Api::<GpuNode>::all(bed.client()).get(pods::node(pod)).await?;
+    let devices = published.status.unwrap_or_default().devices;
+    let (granted, held) = (pods::granted(pod)?, pods::held(bed.cluster(), pod, "main").await?);
+    ensure!(granted == held, "granted {granted:?}, held {held:?}");
+    let mut of_pod = devices.iter().filter(|device| granted.contains(device.id.as_str()));
+    ensure!(of_pod.all(|device| device.gpu / 4 == numa), "{granted:?} are not of NUMA node {numa}");
     Ok(())
 }
 

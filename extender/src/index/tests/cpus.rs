@@ -1,0 +1,123 @@
+//! Exclusive CPUs under a Topology Manager that refuses pods: granted sets have theirs on the same NUMA node.
+
+use gantry_topology::Machine;
+use serde_json::Value;
+
+use super::*;
+use crate::fixtures::{facts, switched};
+
+/// Two NUMA nodes with four GPUs and four allocatable CPUs each, of which some are held.
+fn numa_node(held: [u32; 2], holders: &[Value]) -> Value {
+    let mut parts = switched().into_parts();
+    for gpu in &mut parts.gpus {
+        gpu.numa = Some(if gpu.index < 4 { "0" } else { "1" }.parse().unwrap());
+    }
+    let mut node = gpu_node("n", &Machine::new(parts).unwrap());
+    node["spec"]["kubelet"] = json!({"policy": "single-numa-node"});
+    node["status"]["holders"] = json!(holders);
+    node["status"]["cpus"] = json!([
+        {"node": 0, "total": 5, "allocatable": 4, "held": held[0]},
+        {"node": 1, "total": 5, "allocatable": 4, "held": held[1]},
+    ]);
+    node
+}
+
+fn cluster() -> Cluster {
+    let cluster = Cluster::new(Options::default());
+    cluster.node("n", 8).inventory(&numa_node([0, 0], &[]));
+    cluster
+}
+
+/// A Guaranteed pod.
+fn guaranteed(name: &str, gpus: u32, cpus: &str) -> Value {
+    let mut pod = pod(name, gpus);
+    let limits = &mut pod["spec"]["containers"][0]["resources"]["limits"];
+    limits["cpu"] = cpus.into();
+    limits["memory"] = "1Gi".into();
+    pod
+}
+
+/// The NUMA node of a grant of one GPU.
+fn numa_of(reserved: Result<Reserved, BindError>) -> u32 {
+    granted(&reserved.unwrap()).parse::<u32>().unwrap() / 4
+}
+
+fn refusal(cluster: &Cluster, pod: &str) -> String {
+    reserve(cluster, pod).unwrap_err().to_string()
+}
+
+/// Kubelet reports the CPUs of a pod up to seconds after its grant.
+#[test]
+fn pods_in_a_row_take_cpus_of_different_nodes() {
+    let cluster = cluster();
+    for name in ["a", "b", "c"] {
+        cluster.pod(&guaranteed(name, 1, "3"));
+    }
+    assert_eq!(numa_of(reserve(&cluster, "a")), 0);
+    assert_eq!(numa_of(reserve(&cluster, "b")), 1);
+    let text = "node n: the Topology Manager (single-numa-node) would refuse 1 devices with 3 exclusive CPUs: \
+                3 + 3 devices and 1 + 1 CPUs are free by NUMA node";
+    assert_eq!(refusal(&cluster, "c"), text);
+    // Bound pods count as before, until kubelet's list has them.
+    finish(&cluster, "a", Outcome::Bound);
+    cluster.pod(&bound(guaranteed("a", 1, "3"), "n", 1, Some("0")));
+    assert_eq!(refusal(&cluster, "c"), text);
+    cluster.inventory(&numa_node([3, 0], &[holder("n", "a", Some("a"), "0")]));
+    assert_eq!(refusal(&cluster, "c"), text);
+    // The list of CPUs that it has in spite of its end.
+    cluster.gone(&bound(guaranteed("a", 1, "3"), "n", 1, Some("0")));
+    assert_eq!(refusal(&cluster, "c"), text);
+    cluster.inventory(&numa_node([0, 0], &[]));
+    assert_eq!(numa_of(reserve(&cluster, "c")), 0);
+}
+
+/// A pod without GPUs has CPUs of the first NUMA node.
+#[test]
+fn cpus_of_other_pods_are_not_granted() {
+    let cluster = cluster();
+    cluster.inventory(&numa_node([2, 0], &[]));
+    cluster.pod(&guaranteed("a", 1, "3")).pod(&guaranteed("b", 1, "2500m")).pod(&pod("c", 1));
+    assert_eq!(numa_of(reserve(&cluster, "a")), 1);
+    // Shared CPUs are no concern of the Topology Manager.
+    assert_eq!(numa_of(reserve(&cluster, "b")), 0);
+    assert_eq!(numa_of(reserve(&cluster, "c")), 0);
+}
+
+/// Both pods are held on the first NUMA node, where only one has its CPUs.
+#[test]
+fn hold_without_cpus_is_not_granted() {
+    let cluster = cluster();
+    let now = cluster.now();
+    for name in ["a", "b"] {
+        let pod = guaranteed(name, 1, "3");
+        let request = facts(&pod).request.unwrap();
+        cluster.pod(&pod);
+        cluster.store.update(|index| index.hold(now, &name.into(), &request, "n"));
+    }
+    assert_eq!(numa_of(reserve(&cluster, "a")), 0);
+    assert_eq!(numa_of(reserve(&cluster, "b")), 1);
+}
+
+/// The devices are free all the time.
+#[test]
+fn freed_cpus_activate_pods() {
+    let cluster = cluster();
+    cluster.inventory(&numa_node([4, 4], &[]));
+    let pod = guaranteed("a", 1, "3");
+    cluster.pod(&pod).park("a", facts(&pod).request.unwrap());
+    let taken = || cluster.store.update(|index| index.take_activatable(10)).len();
+    assert_eq!(taken(), 0);
+    cluster.inventory(&numa_node([1, 4], &[]));
+    assert_eq!(taken(), 1);
+}
+
+/// GpuNodes of plugins that do not publish CPUs.
+#[test]
+fn devices_alone_count_without_published_cpus() {
+    let cluster = cluster();
+    let mut node = numa_node([4, 4], &[]);
+    node["status"].as_object_mut().unwrap().remove("cpus");
+    cluster.inventory(&node);
+    cluster.pod(&guaranteed("a", 1, "3"));
+    assert_eq!(numa_of(reserve(&cluster, "a")), 0);
+}
