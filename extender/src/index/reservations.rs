@@ -321,18 +321,21 @@ impl Reservations {
     }
 
     /// A list of all pods, begun at `since`, is complete: pods that were bound before and are not in it were deleted.
+    /// Returns those that are in it and were bound before, though nothing has shown them bound.
     pub(super) fn pods_listed(
         &mut self,
         now: Instant,
         nodes: &mut NodeTable,
         since: Instant,
         listed: &HashSet<Arc<str>>,
-    ) {
-        let missing = nodes.iter().flat_map(|(_, node)| node.occupancy().binds_missing_from(since, listed));
-        let missing: Vec<PodUid> = missing.cloned().collect();
+    ) -> Vec<PodUid> {
+        let bound = nodes.iter().flat_map(|(_, node)| node.occupancy().bound_before(since));
+        let (unbound, missing): (Vec<PodUid>, Vec<PodUid>) =
+            bound.cloned().partition(|uid| listed.contains(uid.as_str()));
         for uid in missing {
             self.pod_deleted(now, nodes, &uid);
         }
+        unbound
     }
 
     /// Gives up binds that no pod shows by facts as new as `contact`. Returns the pods of those that can be taken not

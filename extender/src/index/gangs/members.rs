@@ -72,6 +72,12 @@ impl Index {
         }
     }
 
+    /// Members that binds had found gone before `since`, and that the watch has not shown to be gone.
+    pub(in crate::index) fn gone_before(&self, since: Instant) -> impl Iterator<Item = PodUid> {
+        let found = self.gangs.found_gone.iter();
+        found.filter(move |(_, at)| **at < since).map(|(uid, _)| uid.clone())
+    }
+
     /// A pod that filter has been asked about and the watch has not shown.
     pub(super) fn heard(&self, uid: &str) -> Option<&Arc<PodFacts>> {
         self.gangs.reported.get(uid).map(|reported| &reported.pod)
@@ -281,6 +287,7 @@ impl Index {
     pub(in crate::index) fn tell_gone(&mut self, uid: &PodUid) {
         self.gangs.seen_waiting.remove(uid);
         self.gangs.reported.remove(uid);
+        self.gangs.found_gone.remove(uid);
         self.gangs.called.shift_remove(uid);
         if self.gangs.told.remove(uid) {
             self.gangs.handle(self.now, GangEvent::MemberGone { pod: uid });
