@@ -85,7 +85,10 @@ impl Index {
 
     /// An object that says how large a gang is; `None` if there is none of the name.
     pub fn owner_seen(&mut self, owner: &OwnerRef, facts: Option<Arc<OwnerFacts>>) {
-        self.gangs.owners.insert(owner.clone(), facts.clone());
+        if self.gangs.owners.insert(owner.clone(), facts.clone()).is_none() {
+            // From here on its gangs may be victims.
+            self.gangs.unprotected();
+        }
         if self.gangs.leading {
             self.gangs.handle(self.now, GangEvent::OwnerSeen { owner, facts });
         }
