@@ -198,7 +198,7 @@ impl Index {
     /// A list is complete.
     pub fn list_ends(&mut self, now: Instant, source: Source) {
         self.moment(now);
-        let Some(List { since, names }) = self.lists.end(source) else {
+        let Some(List { since, names, unread }) = self.lists.end(source) else {
             return;
         };
         match source {
@@ -210,7 +210,10 @@ impl Index {
                     self.other_pod_gone(&uid);
                 }
                 self.members_listed(&names);
-                self.reservations.pods_listed(now, &mut self.nodes, since, &names);
+                let mut restored = self.reservations.pods_listed(now, &mut self.nodes, since, &names);
+                restored.extend(self.gone_before(since));
+                restored.retain(|uid| !unread.contains(uid.as_str()));
+                self.renew(restored);
             }
             Source::Nodes | Source::GpuNodes => {
                 let missing = self.nodes.iter().map(|(_, node)| node.name());
@@ -226,6 +229,18 @@ impl Index {
             Source::Gangs => self.gangs_listed(&names),
         }
         self.lists.set_synced(source);
+    }
+
+    /// A list shows pods as they were before binds found them bound or gone: etcd was restored to a backup. From here on
+    /// these are new pods, and what they may have held is in quarantine.
+    fn renew(&mut self, pods: Vec<PodUid>) {
+        for uid in pods {
+            let pod = self.pods.get(&uid).filter(|pod| pod.node.is_none());
+            if let Some(pod) = pod.map(|pod| PodFacts::clone(pod)) {
+                self.pod_deleted(self.now.at, &uid, None);
+                self.set_pod(pod);
+            }
+        }
     }
 
     fn is_synced(&self) -> bool {
@@ -371,7 +386,7 @@ impl Index {
 
     /// A pod of which nothing can be read any more was observed: it stays as it is known.
     pub fn pod_unread(&mut self, uid: &PodUid) {
-        self.lists.observe(Source::Pods, uid.as_str());
+        self.lists.observe_unread(Source::Pods, uid.as_str());
     }
 
     /// Drops values that no object has any more.

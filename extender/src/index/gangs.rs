@@ -65,6 +65,8 @@ pub(super) struct GangIndex {
     reported: HashMap<PodUid, members::ReportedPod>,
     /// Members that the watch has shown to be gone, and when.
     departed: HashMap<PodUid, Instant>,
+    /// Members that a bind has found gone, and when, which the watch has not shown yet.
+    found_gone: HashMap<PodUid, Instant>,
     owners: HashMap<OwnerRef, Option<Arc<OwnerFacts>>>,
     objects: BTreeMap<(Arc<str>, Arc<str>), Object>,
     shapes: shapes::Shapes,
@@ -107,6 +109,7 @@ impl GangIndex {
             seen_waiting: BTreeSet::new(),
             reported: HashMap::new(),
             departed: HashMap::new(),
+            found_gone: HashMap::new(),
             owners: HashMap::new(),
             objects: BTreeMap::new(),
             shapes: shapes::Shapes::default(),
@@ -226,6 +229,7 @@ impl Index {
         gangs.synced = false;
         gangs.told.clear();
         gangs.reported.clear();
+        gangs.found_gone.clear();
         gangs.called.clear();
         gangs.deferred.clear();
         gangs.offers.clear();

@@ -38,6 +38,8 @@ impl Source {
 pub(super) struct List {
     pub(super) since: Instant,
     pub(super) names: HashSet<Arc<str>>,
+    /// Those of objects that could not be read.
+    pub(super) unread: HashSet<Arc<str>>,
 }
 
 /// The lists in progress, and the sources that were listed completely.
@@ -58,7 +60,7 @@ impl ListTracker {
 
     /// A list begins.
     pub(super) fn begin(&mut self, now: Instant, source: Source) {
-        let list = List { since: now, names: HashSet::new() };
+        let list = List { since: now, names: HashSet::new(), unread: HashSet::new() };
         self.lists.insert(source, list);
     }
 
@@ -66,6 +68,14 @@ impl ListTracker {
     pub(super) fn observe(&mut self, source: Source, name: &str) {
         if let Some(list) = self.lists.get_mut(&source) {
             list.names.insert(name.into());
+        }
+    }
+
+    /// An object of a source was observed that cannot be read.
+    pub(super) fn observe_unread(&mut self, source: Source, name: &str) {
+        self.observe(source, name);
+        if let Some(list) = self.lists.get_mut(&source) {
+            list.unread.insert(name.into());
         }
     }
 

@@ -471,6 +471,16 @@ impl Node {
         binds.any(|(known, _)| !is_admitted(known)) || bound.any(|(known, _)| !is_admitted(known))
     }
 
+    /// Whether the inventory lists each of these devices.
+    pub(super) fn lists(&self, devices: &Devices) -> bool {
+        let lists = |inventory: &Inventory| {
+            devices.iter().all(|(resource, ids)| {
+                inventory.pool(resource.as_str()).is_some_and(|(_, pool)| pool.find(ids).1 == 0)
+            })
+        };
+        self.inventory.as_deref().is_some_and(lists)
+    }
+
     /// Whether another pod than the target has any of these devices, or had them and may have processes that still use
     /// them.
     pub(super) fn has_given_away(&self, target: &Target, devices: &Devices) -> bool {

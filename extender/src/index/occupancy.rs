@@ -2,7 +2,6 @@
 //! that disappeared. The ledger of the node is computed from this and from the inventory. Devices are named by resource
 //! and ID, so that all of it survives a new inventory.
 
-use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -178,16 +177,11 @@ impl Occupancy {
         true
     }
 
-    /// Pods that were bound before a complete list of all pods began at `since` and are not in it.
-    pub(super) fn binds_missing_from<'o>(
-        &'o self,
-        since: Instant,
-        listed: &'o HashSet<Arc<str>>,
-    ) -> impl Iterator<Item = &'o PodUid> {
+    /// Pods that were bound before `since`, and that nothing has shown bound.
+    pub(super) fn bound_before(&self, since: Instant) -> impl Iterator<Item = &PodUid> {
         let done = self.binds.iter().filter(|bind| bind.calls == 0);
         done.filter(move |bind| matches!(bind.progress, Progress::Bound(at) if at < since))
             .map(|bind| &bind.uid)
-            .filter(|uid| !listed.contains(uid.as_str()))
     }
 
     /// Gives up binds that no pod shows by facts as new as `contact`: those of unknown outcome, and those of pods that

@@ -231,8 +231,8 @@ impl Reservations {
     /// for it then.
     ///
     /// # Errors
-    /// The plugin of the node does not serve; or kubelet gave the devices to another pod meanwhile, in place of some
-    /// that became unhealthy. The first Binding cannot be recalled, but it must not be tried again.
+    /// The plugin of the node does not serve; or kubelet may have given the devices to another pod meanwhile, for instance
+    /// in place of some that became unhealthy. The first Binding cannot be recalled, but it must not be tried again.
     pub(super) fn repeat(
         nodes: &mut NodeTable,
         node: NodeIx,
@@ -250,15 +250,20 @@ impl Reservations {
     /// Whether a Binding that was sent may be sent once more.
     ///
     /// # Errors
-    /// Kubelet reports the devices of the grant as those of another pod.
+    /// Kubelet reports the devices of the grant as those of another pod, or the GpuNode does not list them: then kubelet's
+    /// report about them is not known.
     pub(super) fn still_granted(node: &Node, target: &Target) -> Result<(), BindError> {
-        let bind = node.occupancy().bind_of(&target.uid);
-        match bind {
-            Some(bind) if node.has_given_away(target, bind.devices()) => {
-                Err(BindError::not_free(target, "kubelet has given what the pod was granted to another"))
-            }
-            _ => Ok(()),
-        }
+        let Some(bind) = node.occupancy().bind_of(&target.uid) else {
+            return Ok(());
+        };
+        let why = if !node.lists(bind.devices()) {
+            "its GpuNode does not list what the pod was granted"
+        } else if node.has_given_away(target, bind.devices()) {
+            "kubelet has given what the pod was granted to another"
+        } else {
+            return Ok(());
+        };
+        Err(BindError::not_free(target, why))
     }
 
     /// The layouts on hold for a pod if they are still free, or else the best that is; those that are `lent` to it only
@@ -346,18 +351,21 @@ impl Reservations {
     }
 
     /// A list of all pods, begun at `since`, is complete: pods that were bound before and are not in it were deleted.
+    /// Returns those that are in it and were bound before, though nothing has shown them bound.
     pub(super) fn pods_listed(
         &mut self,
         now: Instant,
         nodes: &mut NodeTable,
         since: Instant,
         listed: &HashSet<Arc<str>>,
-    ) {
-        let missing = nodes.iter().flat_map(|(_, node)| node.occupancy().binds_missing_from(since, listed));
-        let missing: Vec<PodUid> = missing.cloned().collect();
+    ) -> Vec<PodUid> {
+        let bound = nodes.iter().flat_map(|(_, node)| node.occupancy().bound_before(since));
+        let (unbound, missing): (Vec<PodUid>, Vec<PodUid>) =
+            bound.cloned().partition(|uid| listed.contains(uid.as_str()));
         for uid in missing {
             self.pod_deleted(now, nodes, &uid);
         }
+        unbound
     }
 
     /// Gives up binds that no pod shows by facts as new as `contact`. Returns the pods of those that can be taken not

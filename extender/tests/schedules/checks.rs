@@ -8,11 +8,15 @@ use gantry_extender::index::Target;
 use gantry_gang::protocol::Work;
 
 use crate::api::{Gang, Pod};
+use crate::coverage::Played;
 use crate::jobs::{Job, Member};
 use crate::world::World;
 
 /// Milliseconds after which an extender knows that a job is over, whatever fails: a stall, a pause or a change of the leader is shorter.
 const OVER: u64 = 120_000;
+/// Milliseconds after which an extender knows that a restored etcd has lost a decision of which the answer came after the lists: it has
+/// written a status over the version of the answer.
+const REREAD: u64 = 3_000;
 
 impl World {
     /// A Binding is about to be carried out: its devices are nobody else's, and a member's gang is decided.
@@ -28,7 +32,8 @@ impl World {
             // It will be refused.
             return;
         };
-        if !pod.gates.is_empty() {
+        // A Binding that was sent before etcd was restored, and is sent again, is refused.
+        if !pod.gates.is_empty() && self.restored.is_none() {
             self.wrong(format!("pod {} is bound behind its gates", pod.uid));
         }
         if pod.gang.is_some() != member {
@@ -53,6 +58,9 @@ impl World {
         };
         let object = self.api.gangs.values().find(|gang| gang.status.name == claim.gang).cloned();
         let Some(decision) = object.and_then(|gang| gang.status.decision.clone()) else {
+            if self.restored.is_some_and(|at| sent <= at + REREAD) {
+                return;
+            }
             self.wrong(format!(
                 "pod {} of gang {} is bound, and no decision is written",
                 pod.uid, claim.gang
@@ -74,39 +82,16 @@ impl World {
         }
     }
 
-    /// A decision is written: the members that it names, and those that run or have ended well, are as many as the gang needs.
-    pub(crate) fn check_minimum(&mut self, run: u32, status: &GangStatus) {
-        let Some(job) = self.jobs.all.iter().find(|job| job.name == status.name) else {
-            return;
-        };
-        let slots = status.decision.iter().flat_map(|decision| &decision.reservations);
-        let named: BTreeSet<&str> = slots.filter_map(|slot| slot.pod.as_ref()).map(PodUid::as_str).collect();
-        // Those that it names may have been deleted since: an earlier write of the same decision may still succeed.
-        let others = job.members.iter().filter(|member| {
-            let pod = member.pod.as_ref().filter(|(_, uid)| !named.contains(uid.as_str()));
-            let pod = pod.and_then(|(name, uid)| self.api.pod(name, uid));
-            member.done || pod.is_some_and(|pod| pod.node.is_some())
-        });
-        // A watch that is behind does not show yet that a bound member has failed.
-        let view = self.extenders.running.get(&run).and_then(|process| process.view(&job.name));
-        let is_failed = |uid: &str| {
-            let pod = self.api.pods.values().find(|pod| pod.uid == uid);
-            pod.is_none_or(|pod| !pod.is_live())
-        };
-        let failed = view.iter().flat_map(|view| &view.members).filter(|member| {
-            let uid = member.uid.as_str();
-            member.stage == "Bound" && !named.contains(uid) && is_failed(uid)
-        });
-        let (count, min) = (named.len() + others.count() + failed.count(), job.min as usize);
-        if count < min {
-            let wrong = format!("gang {} needs {min} members and is decided for {count}", job.name);
-            self.wrong(wrong);
-        }
-    }
-
     /// A gang is decided: as many members as it needs have arrived, or run or have ended well as far as the process knows.
     pub(crate) fn check_arrived(&mut self, run: u32, gang: &str, decision: &Decision) {
-        let Some(view) = self.extenders.running.get(&run).and_then(|process| process.view(gang)) else {
+        // It may be written already, and is written again whatever has become of its members.
+        if self.extenders.doubted.contains(&(run, decision.id.clone())) {
+            return;
+        }
+        let Some(process) = self.extenders.running.get(&run) else {
+            return;
+        };
+        let Some((job, view)) = self.jobs.of_gang(gang).zip(process.view(gang)) else {
             return;
         };
         let slots = decision.reservations.iter();
@@ -115,18 +100,20 @@ impl World {
             "Bound" | "Succeeded" => true,
             _ => named.contains(&member.uid) && self.extenders.has_arrived(run, member.uid.as_str()),
         });
+        let mut counted: BTreeSet<&str> = counts.map(|member| member.uid.as_str()).collect();
         // What it knew to be bound may be gone by the end of the same change, and what had ended before it started is only counted.
+        counted.extend(self.extenders.gone.iter().map(|(_, uid)| uid.as_str()));
         let is_left = |uid: &str| view.members.iter().any(|member| member.uid.as_str() == uid);
-        let mut gone: BTreeSet<&str> =
-            self.extenders.known_bound(run, gang).filter(|uid| !is_left(uid)).collect();
-        let job = self.jobs.all.iter().find(|job| job.name == gang);
-        let ended = job.into_iter().flat_map(|job| &job.members).filter(|member| member.done);
+        let ended = job.members.iter().filter(|member| member.done);
         let ended = ended.filter_map(|member| member.pod.as_ref().map(|(_, uid)| uid.as_str()));
-        gone.extend(ended.filter(|uid| !is_left(uid)));
-        let (count, min) = (counts.count() + gone.len(), view.min as usize);
-        let is_new = self.extenders.decided.insert((run, decision.id.clone()));
-        if is_new && count < min {
-            let wrong = format!("gang {gang} is decided when {count} of {min} members have arrived");
+        counted.extend(ended.filter(|uid| !is_left(uid)));
+        let missing = job.needs.missing(counted.iter().filter_map(|uid| job.number_of(uid)));
+        if job.is_tree {
+            self.coverage.add(Played::TreeDecided);
+        }
+        if missing > 0 {
+            let wrong =
+                format!("gang {gang} is decided when {missing} members have not arrived: {counted:?}");
             self.wrong(wrong);
         }
     }
@@ -143,8 +130,11 @@ impl World {
     }
 
     /// A decision is written where another stood: not while all pods that the first names are there and some run, for a decision is only
-    /// completed.
+    /// completed. With a restored etcd one may be back whose end was seen.
     pub(crate) fn check_kept(&mut self, before: Option<&Gang>, now: &GangStatus) {
+        if self.restored.is_some() {
+            return;
+        }
         let id = now.decision.as_ref().map(|decision| &decision.id);
         let Some(before) = before.and_then(|gang| gang.status.decision.as_ref()) else {
             return;
@@ -247,7 +237,7 @@ impl World {
         let process = self.leader().and_then(|run| self.extenders.running.get(&run))?;
         self.jobs.all.iter().find_map(|job| {
             let since = job.is_over(&self.api.pods)?;
-            let view = process.view(&job.name)?;
+            let view = process.view(&job.gang)?;
             let words = || format!("places are kept for job {}, which is over: {view:?}", job.name);
             (!view.places.is_empty()).then(|| (since, words()))
         })
@@ -287,7 +277,8 @@ impl World {
             self.api.pod(name, uid).filter(|pod| pod.is_live() && !pod.leaving)
         });
         let pods: Vec<&Arc<Pod>> = pods.collect();
-        let complete = !job.is_done() && pods.len() >= job.min as usize;
+        let there = pods.iter().filter_map(|pod| job.number_of(&pod.name));
+        let complete = !job.is_done() && job.needs.missing(there) == 0;
         let mut gated = pods.into_iter().filter(|pod| !pod.gates.is_empty());
         gated.next().filter(|_| complete)
     }
@@ -295,9 +286,10 @@ impl World {
     /// A gate is removed: that of a gang of which enough pods were there once.
     pub(crate) fn check_lifted(&mut self, pod: &Pod) {
         let job = &self.jobs.all[pod.job];
-        let made = job.members.iter().filter(|member| member.attempts > 0).count();
-        if made < job.min as usize {
-            let words = format!("the gate of pod {} goes, and {made} of its gang were there", pod.uid);
+        let missing = job.needs.missing(job.numbers(|member| member.attempts > 0));
+        if missing > 0 {
+            let words =
+                format!("the gate of pod {} goes, and {missing} of its gang were never there", pod.uid);
             self.wrong(words);
         }
     }
@@ -335,7 +327,7 @@ impl World {
             return "nobody leads".to_owned();
         };
         let open = self.jobs.all.iter().filter(|job| !job.is_done());
-        let views = open.map(|job| format!("{:?}\n", process.view(&job.name)));
+        let views = open.map(|job| format!("{:?}\n", process.view(&job.gang)));
         views.collect()
     }
 

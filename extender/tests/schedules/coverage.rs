@@ -79,6 +79,7 @@ kinds! {
     WatchBehind,
     Restored,
     Orphaned,
+    TreeDecided,
 }
 
 macro_rules! machine_events {

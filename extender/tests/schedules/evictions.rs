@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use gantry_api::PodUid;
+use gantry_api::{NodeName, PodUid};
 
 use crate::api::Pod;
 use crate::coverage::Played;
@@ -40,7 +40,7 @@ impl World {
     pub(crate) fn check_victims(&mut self, run: u32, victims: &[PodUid], by: &str) {
         self.played(Played::GangPreempts);
         self.note(format_args!("{run} has {victims:?} go for gang {by}"));
-        let Some(job) = self.jobs.all.iter().find(|job| job.name == by) else {
+        let Some(job) = self.jobs.of_gang(by) else {
             return;
         };
         let is_victim = |pod: &Pod| victims.iter().any(|uid| uid.as_str() == pod.uid);
@@ -55,7 +55,7 @@ impl World {
         let jobs: BTreeSet<usize> = pods.iter().filter(|pod| pod.gang.is_some()).map(|pod| pod.job).collect();
         let mut surplus = false;
         for victim in jobs.iter().map(|job| &self.jobs.all[*job]) {
-            let Some(left) = self.left_of(run, &victim.name, victims) else { continue };
+            let Some(left) = self.left_of(run, &victim.gang, victims) else { continue };
             if left.priority >= job.priority {
                 wrong.push(format!("gang {} is stopped for gang {by}, of no higher priority", victim.name));
             }
@@ -70,10 +70,18 @@ impl World {
         let reserved = self.extenders.running.get(&run).and_then(|process| process.view(by));
         let reserved = reserved.iter().flat_map(|view| &view.places);
         let nodes: BTreeSet<&str> = reserved.map(|place| place.node.as_str()).collect();
-        let is_used = |pod: &Pod| pod.node.as_deref().is_some_and(|node| nodes.contains(node));
-        let needless = pods.iter().find(|pod| match pod.gang {
-            None => !is_used(pod),
-            Some(_) => !pods.iter().any(|other| other.job == pod.job && is_used(other)),
+        let is_used = |node: Option<&str>| node.is_some_and(|node| nodes.contains(node));
+        // Some of a gang may be gone already, and the process does not know it yet.
+        let is_gang_used = |gang: &str| {
+            let view = self.extenders.running.get(&run).and_then(|process| process.view(gang));
+            let mut members = view.iter().flat_map(|view| &view.members);
+            members.any(|member| {
+                victims.contains(&member.uid) && is_used(member.node.as_ref().map(NodeName::as_str))
+            })
+        };
+        let needless = pods.iter().find(|pod| match &pod.gang {
+            None => !is_used(pod.node.as_deref()),
+            Some(claim) => !is_gang_used(&claim.gang),
         });
         if let Some(pod) = needless.filter(|_| !nodes.is_empty()) {
             wrong.push(format!("pod {} is stopped for gang {by}, which goes to {nodes:?}", pod.uid));
@@ -104,8 +112,7 @@ impl World {
     pub(crate) fn check_way(&mut self, run: u32, of: &str, to: &str) {
         self.played(Played::GaveWay);
         self.note(format_args!("{run} has gang {of} give way to gang {to}"));
-        let job = |name: &str| self.jobs.all.iter().find(|job| job.name == name);
-        let Some((of, to)) = job(of).zip(job(to)) else {
+        let Some((of, to)) = self.jobs.of_gang(of).zip(self.jobs.of_gang(to)) else {
             return;
         };
         if of.priority > to.priority {
@@ -177,9 +184,9 @@ impl World {
             return None;
         }
         let own = pod.gang.as_ref().map(|claim| claim.gang.as_str());
-        let others = self.jobs.all.iter().filter(|job| job.is_gang && Some(job.name.as_str()) != own);
+        let others = self.jobs.all.iter().filter(|job| job.is_gang && Some(job.gang.as_str()) != own);
         others.into_iter().find_map(|job| {
-            let view = self.extenders.running.get(&run)?.view(&job.name)?;
+            let view = self.extenders.running.get(&run)?.view(&job.gang)?;
             // A spare one is lent.
             let may_borrow = own.is_none() && pod.priority < view.priority;
             let places = view.places.iter().filter(|place| !(place.bound || place.spare && may_borrow));

@@ -189,22 +189,17 @@ pub(crate) struct Extenders {
     renewed: u64,
     /// Who has seen which pods bound.
     knew: HashSet<(u32, String)>,
+    /// Who has seen which pods bound that the present change shows to be gone.
+    pub(crate) gone: BTreeSet<(u32, String)>,
     /// Whose binds were called at which process.
     arrived: HashSet<(u32, String)>,
-    /// Decisions by the process that made them: one whose write fails is written again.
-    pub(crate) decided: HashSet<(u32, String)>,
+    /// Decisions, by the process that made them, that may be written though no answer came.
+    pub(crate) doubted: HashSet<(u32, String)>,
 }
 
 impl Extenders {
     pub(crate) fn knew(&self, run: u32, pod: &str) -> bool {
         self.knew.contains(&(run, pod.to_owned()))
-    }
-
-    /// The pods of a gang that a process has seen bound.
-    pub(crate) fn known_bound(&self, run: u32, gang: &str) -> impl Iterator<Item = &str> {
-        let prefix = format!("{gang}-");
-        let known = self.knew.iter().filter(move |(by, uid)| *by == run && uid.starts_with(&prefix));
-        known.map(|(_, uid)| uid.as_str())
     }
 
     /// Whether a bind of a pod was called at a process.
@@ -241,6 +236,7 @@ impl World {
         let process = self.extenders.running.get(&run)?;
         let result = process.store.update(change);
         self.follow_up(run);
+        self.extenders.gone.clear();
         Some(result)
     }
 
@@ -320,7 +316,7 @@ impl World {
                 let name = gang.object_name();
                 self.played(Played::Decided);
                 self.note(format_args!("{run} decides {name}: {}", decision.id));
-                self.check_arrived(run, &name, &decision);
+                self.check_arrived(run, &gang.name, &decision);
                 let writer = self.writer(run, &name, &gang);
                 writer.commit = Some(decision);
                 self.after(0, Event::WriteGang { run, name });
@@ -334,12 +330,12 @@ impl World {
             }
             Work::Ungate(pods) => self.order(run, &pods, &Action::Ungate),
             Work::Evict { pods, by } => {
-                self.check_victims(run, &pods, &by.object_name());
+                self.check_victims(run, &pods, &by.name);
                 self.order(run, &pods, &Action::Evict(by));
             }
             Work::EvictRest { pods, of, to } => {
                 if let Some(to) = to {
-                    self.check_way(run, &of.object_name(), &to.object_name());
+                    self.check_way(run, &of.name, &to.name);
                 }
                 self.order(run, &pods, &Action::EvictRest(of));
             }
@@ -575,7 +571,7 @@ impl World {
             return;
         };
         for WatchedOwner { owner, unread } in process.store.read(Index::watched_owners) {
-            let object = self.job_object(&owner.name);
+            let object = self.owner_object(&owner);
             let Some(process) = self.extenders.running.get_mut(&run) else {
                 return;
             };

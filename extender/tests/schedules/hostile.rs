@@ -8,6 +8,7 @@ use gantry_extender::index::Source;
 use crate::api::{Change, Etcd, Phase, Pod};
 use crate::coverage::Played;
 use crate::dice::Dice;
+use crate::jobs::Job;
 use crate::world::{Event, World};
 
 /// Which of them there are in a schedule.
@@ -93,6 +94,7 @@ impl World {
         });
         self.note(format_args!("another scheduler binds pod {} to {node}", pod.uid));
         self.bound_unlisted.insert(pod.uid.clone());
+        self.jobs.all[pod.job].helped = true;
         self.api.bind(&pod.name, &pod.uid, node, None, (self.now, self.now));
     }
 
@@ -100,17 +102,34 @@ impl World {
     pub(crate) fn rival_gives_up(&mut self) {
         let is_partial = |pod: &&Arc<Pod>| {
             let job = &self.jobs.all[pod.job];
-            let runs = job.members.iter().filter(|member| {
+            let runs = job.numbers(|member| {
                 let pod = member.pod.as_ref().and_then(|(name, uid)| self.api.pod(name, uid));
                 member.done || pod.is_some_and(|pod| pod.node.is_some() && pod.is_live() && !pod.leaving)
             });
-            let is_whole = runs.count() >= job.min as usize;
+            let is_whole = job.needs.missing(runs) == 0;
             pod.node.is_some() && pod.grant.is_none() && pod.gang.is_some() && !is_whole
         };
         let pods: Vec<Arc<Pod>> = self.api.pods.values().filter(is_partial).cloned().collect();
         for pod in pods {
             self.note(format_args!("another scheduler gives up pod {}", pod.uid));
             self.delete_pod(&pod.name, &pod.uid, false);
+        }
+        self.give_up_helped();
+    }
+
+    /// Users delete gangs that do not fit on the cluster and were decided because the second scheduler had bound members of them: what they
+    /// have would never come free.
+    fn give_up_helped(&mut self) {
+        let is_bound = |job: &Job| {
+            job.members
+                .iter()
+                .filter_map(|member| member.pod.as_ref())
+                .any(|(name, uid)| self.api.pod(name, uid).is_some_and(|pod| pod.node.is_some()))
+        };
+        let jobs = self.jobs.all.iter().enumerate();
+        let helped = jobs.filter(|(_, job)| job.helped && !job.fits && !job.is_done() && is_bound(job));
+        for job in helped.map(|(number, _)| number).collect::<Vec<_>>() {
+            self.delete_job(job);
         }
     }
 
@@ -152,6 +171,7 @@ impl World {
             return;
         }
         self.played(Played::Restored);
+        self.restored = Some(self.now);
         self.note(format_args!("etcd is restored to {taken}"));
         let listed = self.api.gangs.values().flat_map(|gang| &gang.status.unreserved);
         self.bound_unlisted.extend(listed.map(ToString::to_string));

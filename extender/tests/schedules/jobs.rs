@@ -4,6 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use gantry_gang::{OwnerKind, OwnerRef};
 use serde_json::{Value, json};
 
 use crate::api::{Claim, Gate, Phase, Pod, Read};
@@ -13,11 +14,56 @@ use crate::world::{Event, World};
 /// Milliseconds that a pod which is deleted has to be gone in. Some take longer.
 const GRACE: u64 = 15_000;
 
+/// Which members are needed together: of each group so many, and so many of the groups. All groups but those of a tree are one.
+#[derive(Debug, Clone)]
+pub(crate) struct Needs {
+    /// The minimum of each group. The members take turns to be in them.
+    groups: Vec<u32>,
+    /// How many groups are needed.
+    count: usize,
+}
+
+impl Needs {
+    fn members(min: u32) -> Self {
+        Self { groups: vec![min], count: 1 }
+    }
+
+    fn group_of(&self, member: usize) -> usize {
+        member % self.groups.len()
+    }
+
+    /// How many members each group lacks, if these are there.
+    fn lacks(&self, there: impl IntoIterator<Item = usize>) -> Vec<u32> {
+        let mut lacks = self.groups.clone();
+        for member in there {
+            let lack = &mut lacks[self.group_of(member)];
+            *lack = lack.saturating_sub(1);
+        }
+        lacks
+    }
+
+    /// How many members are missing, if these are there: in the groups that lack the fewest.
+    pub(crate) fn missing(&self, there: impl IntoIterator<Item = usize>) -> u32 {
+        let mut lacks = self.lacks(there);
+        lacks.sort_unstable();
+        lacks.iter().take(self.count).sum()
+    }
+
+    /// How many are needed at least.
+    pub(crate) fn least(&self) -> u32 {
+        self.missing([])
+    }
+}
+
 /// A job: pods that are a gang, or one that is none.
 #[derive(Debug, Clone)]
 pub(crate) struct Job {
     pub(crate) name: String,
-    pub(crate) min: u32,
+    /// The name of its gang.
+    pub(crate) gang: String,
+    pub(crate) needs: Needs,
+    /// Its pods are in PodGroups of a CompositePodGroup.
+    pub(crate) is_tree: bool,
     pub(crate) is_gang: bool,
     max: Option<u32>,
     pub(crate) gpus: u32,
@@ -45,6 +91,8 @@ pub(crate) struct Job {
     pub(crate) brought: bool,
     /// Every other member has priority 0.
     mixed: bool,
+    /// Another scheduler has bound a pod of it.
+    pub(crate) helped: bool,
     /// Its controller creates all of its pods again: the devices that they had, until one of the new ones is bound.
     had: BTreeSet<String>,
 }
@@ -76,11 +124,15 @@ pub(crate) struct Jobs {
 }
 
 impl Jobs {
+    /// The job that a gang is.
+    pub(crate) fn of_gang(&self, gang: &str) -> Option<&Job> {
+        self.all.iter().find(|job| job.is_gang && job.gang == gang)
+    }
+
     /// The member of a job that is not over for which a pod was made.
     pub(crate) fn member_of(&mut self, pod: &Pod) -> Option<&mut Member> {
         let job = self.all.get_mut(pod.job).filter(|job| !job.deleted)?;
-        let rest = pod.name.strip_prefix(&job.name)?.strip_prefix('-')?;
-        let number: usize = rest.split('-').next()?.parse().ok()?;
+        let number = job.number_of(&pod.name)?;
         job.members.get_mut(number)
     }
 }
@@ -98,6 +150,21 @@ impl Job {
 
     pub(crate) fn is_done(&self) -> bool {
         self.deleted || self.members.iter().all(|member| member.done)
+    }
+
+    /// The number of the member of which a pod was made.
+    pub(crate) fn number_of(&self, pod: &str) -> Option<usize> {
+        pod.strip_prefix(&self.name)?.strip_prefix('-')?.split('-').next()?.parse().ok()
+    }
+
+    /// The members for which `is` holds.
+    pub(crate) fn numbers(&self, is: impl Fn(&Member) -> bool) -> Vec<usize> {
+        let numbers = self.members.iter().enumerate();
+        numbers.filter(|(_, member)| is(member)).map(|(number, _)| number).collect()
+    }
+
+    fn pod_group(&self, group: usize) -> String {
+        format!("{}-group-{group}", self.name)
     }
 }
 
@@ -129,7 +196,9 @@ impl World {
                 .then(|| Gating { quota: self.dice.mille(250).then(|| self.dice.range(100, 8_000)) });
             let mut job = Job {
                 name: format!("j{number}"),
-                min,
+                gang: format!("j{number}"),
+                needs: Needs::members(min),
+                is_tree: false,
                 is_gang,
                 max: elastic.then_some(u32::try_from(size).unwrap()),
                 gpus,
@@ -148,6 +217,7 @@ impl World {
                 gating,
                 brought: false,
                 mixed: false,
+                helped: false,
                 had: BTreeSet::new(),
             };
             job.length += crowd * restless;
@@ -171,7 +241,7 @@ impl World {
             self.note(format_args!(
                 "job {}: {} of {} x {} GPUs, gang {}, priority {}, repair {:?}, fits {}, ends with the first {}, {:?}",
                 job.name,
-                job.min,
+                min,
                 size,
                 job.gpus,
                 job.is_gang,
@@ -183,6 +253,30 @@ impl World {
             ));
             self.jobs.all.push(job);
         }
+        if self.plan.trees {
+            (0..self.jobs.all.len()).for_each(|job| self.plant(job));
+        }
+    }
+
+    /// The members of a gang are in two PodGroups, of which both are needed, or where it is elastic one.
+    fn plant(&mut self, job: usize) {
+        let all = &self.jobs.all[job];
+        let size = all.members.len();
+        let groups = [size.div_ceil(2), size / 2].map(|count| u32::try_from(count).unwrap());
+        let fit = groups.map(|count| self.fits(u64::from(count), all.gpus));
+        let count = if all.max.is_some() { 1 } else { 2 };
+        if !all.is_gang || all.ends_with_first || size < 2 || count == 1 && fit[0] != fit[1] {
+            return;
+        }
+        let all = &mut self.jobs.all[job];
+        if count == 1 {
+            all.fits = fit[0];
+        }
+        all.gang = format!("CompositePodGroup/{}", all.name);
+        all.needs = Needs { groups: groups.to_vec(), count };
+        all.is_tree = true;
+        let words = format!("job {} is a tree of {:?}", all.name, all.needs);
+        self.note(format_args!("{words}"));
     }
 
     /// Whether so many members fit on the cluster with nothing else there.
@@ -218,17 +312,17 @@ impl World {
         if self.jobs.all[job].begins > self.now || self.jobs.all[job].deleted {
             return;
         }
-        let mut running = 0;
+        let mut running = Vec::new();
         for number in 0..self.jobs.all[job].members.len() {
             if self.jobs.all[job].members[number].done {
-                running += 1;
+                running.push(number);
                 continue;
             }
             match self.pod_of(job, number) {
-                Some(pod) if pod.phase == Phase::Running && !pod.leaving => running += 1,
+                Some(pod) if pod.phase == Phase::Running && !pod.leaving => running.push(number),
                 Some(pod) if pod.phase == Phase::Succeeded => {
                     self.jobs.all[job].members[number].done = true;
-                    running += 1;
+                    running.push(number);
                 }
                 Some(pod) if pod.phase == Phase::Failed && !pod.leaving => {
                     // A controller removes what has failed and makes it anew.
@@ -239,18 +333,24 @@ impl World {
             }
         }
         let all = &mut self.jobs.all[job];
-        if running >= all.min && all.began.is_none() {
+        let (whole, lacks) = (all.needs.missing(running.iter().copied()) == 0, all.needs.lacks(running));
+        if whole && all.began.is_none() {
             all.began = Some(self.now);
         }
         if all.ends_with_first && all.members.iter().any(|member| member.done) {
             self.end_job(job);
             return;
         }
-        if running < all.min {
+        if !whole {
             return;
         }
         for number in 0..self.jobs.all[job].members.len() {
-            let length = self.jobs.all[job].length;
+            let all = &self.jobs.all[job];
+            let length = all.length;
+            if lacks[all.needs.group_of(number)] > 0 {
+                // Its group computes nothing.
+                continue;
+            }
             let Some(pod) = self.pod_of(job, number) else {
                 continue;
             };
@@ -322,8 +422,35 @@ impl World {
         }
     }
 
-    /// What the Job of a name says, as the API server has it; `None` if it is not there any more.
-    pub(crate) fn job_object(&self, name: &str) -> Option<Value> {
+    /// What an owner of pods says, as the API server has it; `None` if it is not there any more.
+    pub(crate) fn owner_object(&self, owner: &OwnerRef) -> Option<Value> {
+        let name = &*owner.name;
+        match owner.kind {
+            OwnerKind::PodGroup => self.pod_group(name),
+            OwnerKind::CompositePodGroup => self.composite_pod_group(name),
+            _ => self.job_object(name),
+        }
+    }
+
+    fn pod_group(&self, name: &str) -> Option<Value> {
+        let mut trees = self.jobs.all.iter().filter(|job| job.is_tree && !job.deleted);
+        let (job, min) = trees.find_map(|job| {
+            let mut groups = job.needs.groups.iter().enumerate();
+            let (_, min) = groups.find(|(group, _)| job.pod_group(*group) == name)?;
+            Some((&job.name, min))
+        })?;
+        Some(json!({"metadata": {"name": name}, "spec": {"parentCompositePodGroupName": job,
+            "disruptionMode": {"all": {}}, "schedulingPolicy": {"gang": {"minCount": min}}}}))
+    }
+
+    fn composite_pod_group(&self, name: &str) -> Option<Value> {
+        let mut trees = self.jobs.all.iter().filter(|job| job.is_tree && !job.deleted);
+        let job = trees.find(|job| job.name == name)?;
+        Some(json!({"metadata": {"name": name}, "spec": {"disruptionMode": {"all": {}},
+            "schedulingPolicy": {"gang": {"minGroupCount": job.needs.count}}}}))
+    }
+
+    fn job_object(&self, name: &str) -> Option<Value> {
         let mut jobs = self.jobs.all.iter();
         let job = jobs.find(|job| job.name == name && (job.over.is_some() || !job.deleted))?;
         let (pods, over) = (job.members.len(), job.over.is_some());
@@ -380,8 +507,9 @@ impl World {
             format!("{}-{number}-{}", all.name, member.attempts)
         };
         let claim = all.is_gang.then(|| Claim {
-            gang: all.name.clone(),
-            min: (!all.ends_with_first).then_some(all.min),
+            gang: all.gang.clone(),
+            group: all.is_tree.then(|| all.pod_group(all.needs.group_of(number))),
+            min: (!all.ends_with_first).then_some(all.needs.least()),
             max: all.max,
             // Where nothing is repaired, they would be a contradiction.
             spares: (self.plan.spares && all.repair != Some("ignore")).then_some(1),
@@ -448,11 +576,7 @@ impl World {
             // The whole job.
             let job = live[self.dice.index(live.len())].job;
             self.played(Played::JobDeleted);
-            self.note(format_args!("job j{job} is deleted"));
-            self.jobs.all[job].deleted = true;
-            for pod in live.iter().filter(|pod| pod.job == job) {
-                self.delete_pod(&pod.name, &pod.uid, false);
-            }
+            self.delete_job(job);
             return;
         }
         let pod = &live[self.dice.index(live.len())];
@@ -460,6 +584,16 @@ impl World {
         self.played(if force { Played::PodForced } else { Played::PodDeleted });
         self.note(format_args!("pod {} is deleted, force {force}", pod.uid));
         self.delete_pod(&pod.name, &pod.uid, force);
+    }
+
+    /// A job is deleted with all of its pods.
+    pub(crate) fn delete_job(&mut self, job: usize) {
+        self.note(format_args!("job j{job} is deleted"));
+        self.jobs.all[job].deleted = true;
+        let pods: Vec<Arc<Pod>> = self.api.pods.values().filter(|pod| pod.job == job).cloned().collect();
+        for pod in pods.into_iter().filter(|pod| pod.is_live()) {
+            self.delete_pod(&pod.name, &pod.uid, false);
+        }
     }
 
     /// A pod is deleted: at once if it is not bound or by force, else by its kubelet when its process is gone.

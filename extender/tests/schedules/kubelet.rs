@@ -341,9 +341,12 @@ impl World {
             };
             let name = process.pod.name.clone();
             let leaving = self.api.pod(&name, &uid).is_some_and(|pod| pod.leaving);
+            // Of others it may write no status.
+            let own = &self.kubelets.all[node].name;
+            let is_own = self.api.pod(&name, &uid).is_none_or(|pod| pod.node.as_ref() == Some(own));
             if leaving {
                 self.api.remove_pod(&name, &uid);
-            } else if process.done {
+            } else if process.done && is_own {
                 self.api.change_pod(&name, &uid, |pod| pod.phase = Phase::Succeeded);
                 self.note_done(&uid);
             } else if let Some(pod) = self.api.pod(&name, &uid).cloned()

@@ -37,7 +37,7 @@ use world::{Plan, World};
 /// Schedules that are played where nobody says how many.
 const FEW: u64 = COMMON_WITHIN;
 /// What fits must have run so long after the last trouble.
-const SETTLES: u64 = 1_800_000;
+const SETTLES: u64 = 3_600_000;
 /// Nothing may be kept so long after the last pod was deleted.
 const EMPTIES: u64 = 900_000;
 
@@ -60,6 +60,7 @@ fn play(seed: u64, keep_log: bool) -> (End, Vec<String>) {
         preemption: dice.mille(300),
         // Not by the dice: the schedules without are as they were.
         spares: seed % 4 == 3,
+        trees: seed % 5 == 2,
         hold: match dice.mille(300) {
             true => dice.range(1_000, 15_000),
             false => 600_000,

@@ -195,6 +195,8 @@ pub(crate) struct Plan {
     pub(crate) preemption: bool,
     /// Whether gangs ask for a spare reservation.
     pub(crate) spares: bool,
+    /// Whether members of gangs are in trees of groups.
+    pub(crate) trees: bool,
     /// Milliseconds for which a lost member's place is kept, and a gang may be short until it gives way.
     pub(crate) hold: u64,
     /// What else goes on in the cluster.
@@ -239,6 +241,8 @@ pub(crate) struct World {
     pub(crate) bound_unlisted: BTreeSet<String>,
     /// What etcd is put back to.
     pub(crate) snapshot: Option<Snapshot>,
+    /// When it was.
+    pub(crate) restored: Option<u64>,
     pub(crate) plan: Plan,
     pub(crate) wrong: Option<Wrong>,
 }
@@ -266,6 +270,7 @@ impl World {
             evictions: Evictions::default(),
             bound_unlisted: BTreeSet::new(),
             snapshot: None,
+            restored: None,
             plan,
             wrong: None,
         };

@@ -1926,6 +1926,14 @@ impl Gang {
         self.activate(env, taken);
     }
 
+    /// All members of a role have ended well, and as many as it needs: none can be lost any more.
+    fn is_role_over(&self, role: &str) -> bool {
+        let count = self.members().count_of(role);
+        let completed = count.of(Class::Completed) + self.completed_before;
+        let is_whole = self.missing_of(role, Count::settled) <= self.completed_before;
+        count.alive() == 0 && completed > 0 && is_whole
+    }
+
     /// Releases spare slots that it does not ask for any more, the last ones first.
     fn release_extra_spares(&mut self) {
         let Some(wanted) = self.spares_wanted() else {
@@ -1936,7 +1944,7 @@ impl Gang {
         for (id, slot) in self.slots().spares() {
             let count = counts.entry(slot.role()).or_default();
             *count += 1;
-            if *count > wanted {
+            if *count > wanted || self.is_role_over(slot.role()) {
                 extra.push(id);
             }
         }

@@ -938,6 +938,12 @@ impl Gangs {
         whole.then_some(key)
     }
 
+    /// Whether an object that states how large a gang is, or to which tree of groups it belongs, was not read yet.
+    pub fn awaits_owner(&self, key: &GangKey) -> bool {
+        let is_unread = |owner: &OwnerRef| self.owners.get(owner).is_none_or(|owner| owner.known().is_none());
+        self.gangs.get(key).is_some_and(|gang| gang.owners().any(is_unread))
+    }
+
     /// What a member declared when it was let go to its node. Whatever is written on its pod since, it belongs to that gang until it ends.
     pub fn bound_membership(&self, uid: &PodUid) -> Option<&Arc<Membership>> {
         let member = self.tracked(uid)?;

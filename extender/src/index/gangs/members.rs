@@ -72,6 +72,12 @@ impl Index {
         }
     }
 
+    /// Members that binds had found gone before `since`, and that the watch has not shown to be gone.
+    pub(in crate::index) fn gone_before(&self, since: Instant) -> impl Iterator<Item = PodUid> {
+        let found = self.gangs.found_gone.iter();
+        found.filter(move |(_, at)| **at < since).map(|(uid, _)| uid.clone())
+    }
+
     /// A pod that filter has been asked about and the watch has not shown.
     pub(super) fn heard(&self, uid: &str) -> Option<&Arc<PodFacts>> {
         self.gangs.reported.get(uid).map(|reported| &reported.pod)
@@ -79,7 +85,10 @@ impl Index {
 
     /// An object that says how large a gang is; `None` if there is none of the name.
     pub fn owner_seen(&mut self, owner: &OwnerRef, facts: Option<Arc<OwnerFacts>>) {
-        self.gangs.owners.insert(owner.clone(), facts.clone());
+        if self.gangs.owners.insert(owner.clone(), facts.clone()).is_none() {
+            // From here on its gangs may be victims.
+            self.gangs.unprotected();
+        }
         if self.gangs.leading {
             self.gangs.handle(self.now, GangEvent::OwnerSeen { owner, facts });
         }
@@ -281,6 +290,7 @@ impl Index {
     pub(in crate::index) fn tell_gone(&mut self, uid: &PodUid) {
         self.gangs.seen_waiting.remove(uid);
         self.gangs.reported.remove(uid);
+        self.gangs.found_gone.remove(uid);
         self.gangs.called.shift_remove(uid);
         if self.gangs.told.remove(uid) {
             self.gangs.handle(self.now, GangEvent::MemberGone { pod: uid });

@@ -157,6 +157,9 @@ impl Index {
 
     /// How the bind of a member ended.
     pub fn bind_ended(&mut self, uid: &PodUid, end: BindEnd) {
+        if end == BindEnd::Gone && self.gangs.told.contains(uid) {
+            self.gangs.found_gone.insert(uid.clone(), self.now.at);
+        }
         self.gangs.handle(self.now, GangEvent::BindEnded { pod: uid, outcome: end });
     }
 

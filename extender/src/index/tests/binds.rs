@@ -120,6 +120,27 @@ fn grant_is_not_repeated_on_quarantined_devices() {
 }
 
 #[test]
+fn grant_of_an_unlisted_device_is_not_repeated() {
+    // The GpuNode does not list a device for a while. Which pod kubelet has given it to is not known either.
+    let cluster = one_node();
+    cluster.pod(&pod("a", 2));
+    let first = reserve(&cluster, "a").unwrap();
+    finish(&cluster, "a", Outcome::Unsure);
+    let mut truth = gpu_node("n", &bridged());
+    truth["status"]["devices"].as_array_mut().unwrap().remove(1);
+    truth["status"]["holders"] = json!([holder("n", "b", Some("b"), "1")]);
+    cluster.inventory(&truth);
+    assert!(matches!(reserve(&cluster, "a"), Err(BindError::NotFree { .. })));
+    let may_repeat = || cluster.store.update(|index| index.may_repeat(&target("a", "n")));
+    assert!(matches!(may_repeat(), Err(BindError::NotFree { .. })));
+    cluster.store.update(|index| index.inventory_deleted("n"));
+    assert!(matches!(may_repeat(), Err(BindError::NotFree { .. })), "the GpuNode is gone");
+    cluster.inventory(&gpu_node("n", &bridged()));
+    assert_eq!(reserve(&cluster, "a").unwrap(), first);
+    assert_eq!(may_repeat(), Ok(()));
+}
+
+#[test]
 fn bind_is_repeatable_if_only_the_plugin_shows_the_pod() {
     let cluster = one_node();
     cluster.pod(&pod("a", 2));

@@ -151,3 +151,19 @@ fn unbound_pod_after_etcd_restore_holds_no_devices() {
     assert_eq!(cluster.free("n"), "0,1,2,3,4,5,6,7");
     assert!(reserve(&cluster, "a").is_ok(), "it is scheduled again");
 }
+
+#[test]
+fn pod_listed_without_its_binding_holds_no_devices() {
+    // The same, where the watch was behind and has never shown the Binding.
+    let cluster = one_node();
+    cluster.pod(&pod("a", 2));
+    reserve(&cluster, "a").unwrap();
+    finish(&cluster, "a", Outcome::Bound);
+    cluster.wait(1).list(Source::Pods, |cluster| {
+        cluster.pod(&pod("a", 2));
+    });
+    assert_eq!(cluster.free("n"), "2,3,4,5,6,7");
+    cluster.wait(6);
+    assert_eq!(cluster.free("n"), "0,1,2,3,4,5,6,7");
+    assert!(reserve(&cluster, "a").is_ok(), "it is scheduled again");
+}

@@ -99,6 +99,8 @@ impl Read {
 #[derive(Debug, Clone)]
 pub(crate) struct Claim {
     pub(crate) gang: String,
+    /// Its PodGroup, if that belongs to a tree of groups, which states the rest.
+    pub(crate) group: Option<String>,
     /// All that the Job of the gang's name has, if that is not said.
     pub(crate) min: Option<u32>,
     pub(crate) max: Option<u32>,
@@ -174,6 +176,9 @@ impl Pod {
         if !self.preempts {
             out.push_str(r#","preemptionPolicy":"Never""#);
         }
+        if let Some(group) = self.gang.as_ref().and_then(|claim| claim.group.as_ref()) {
+            write!(out, r#","schedulingGroup":{{"podGroupName":"{group}"}}"#)?;
+        }
         if let Some(node) = &self.node {
             write!(out, r#","nodeName":"{node}""#)?;
         }
@@ -238,10 +243,11 @@ impl Pod {
 
     fn write_annotations(&self, out: &mut String) -> fmt::Result {
         let claim = self.gang.as_ref();
+        let sized = claim.filter(|claim| claim.group.is_none());
         let texts = [
-            ("gang", claim.map(|claim| claim.gang.clone())),
-            ("gang-min", claim.map(|claim| claim.min.map_or("all".to_owned(), |min| min.to_string()))),
-            ("gang-max", claim.and_then(|claim| Some(claim.max?.to_string()))),
+            ("gang", sized.map(|claim| claim.gang.clone())),
+            ("gang-min", sized.map(|claim| claim.min.map_or("all".to_owned(), |min| min.to_string()))),
+            ("gang-max", sized.and_then(|claim| Some(claim.max?.to_string()))),
             ("gang-spares", claim.and_then(|claim| Some(claim.spares?.to_string()))),
             ("gang-repair", claim.and_then(|claim| Some(claim.repair?.to_owned()))),
             ("grant", self.grant.as_deref().map(str::to_owned)),

@@ -233,6 +233,9 @@ impl World {
             None => writer.due = now + BETWEEN,
         }
         if let (Some(id), Some(key)) = (&decision, key) {
+            if result == Err(CommitFailure::Unknown) {
+                self.extenders.doubted.insert((run, id.clone()));
+            }
             self.update(run, |index| index.committed(&key, id, result));
         }
         self.after(0, Event::WriteGang { run, name });

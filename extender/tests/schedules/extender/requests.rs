@@ -159,7 +159,6 @@ impl World {
                     }
                 }
                 if done == Status::Done && decision.is_some() {
-                    self.check_minimum(run, status);
                     self.check_kept(before.as_deref(), status);
                 }
                 let (what, places) = (decision.as_deref().unwrap_or("status"), Places(status));

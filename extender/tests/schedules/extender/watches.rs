@@ -66,13 +66,16 @@ impl World {
         inbox.open = true;
         process.listed.insert(source);
         if source == Source::Gangs {
+            // Also versions that are newer: a restored etcd shows older ones.
             process.objects.clear();
+            process.writers.values_mut().for_each(|writer| writer.known = None);
         }
         if piecemeal {
             self.update(run, |index| index.list_begins(instant, source));
-            for object in objects {
-                self.tell(run, &[object]);
+            for object in &objects {
+                self.tell(run, std::slice::from_ref(object));
             }
+            self.note_missing(run, source, &objects);
             self.update(run, |index| index.list_ends(instant, source));
         } else {
             self.tell_list(run, source, &objects);
@@ -93,6 +96,7 @@ impl World {
     fn tell_list(&mut self, run: u32, source: Source, objects: &[Change]) {
         let instant = self.instant();
         self.note_told(run, objects);
+        self.note_missing(run, source, objects);
         self.update(run, |index| {
             index.list_begins(instant, source);
             for object in objects {
@@ -156,11 +160,30 @@ impl World {
                     }
                 }
                 Change::Pod(pod) if pod.node.is_some() => {
-                    self.extenders.knew.insert((run, pod.uid.clone()));
+                    let key = (run, pod.uid.clone());
+                    let is_new = self.extenders.knew.insert(key.clone());
+                    if !is_new && (pod.leaving || !pod.is_live()) {
+                        self.extenders.gone.insert(key);
+                    }
+                }
+                Change::PodGone(pod) => {
+                    let key = (run, pod.uid.clone());
+                    self.extenders.gone.extend(self.extenders.knew.get(&key).cloned());
                 }
                 _ => {}
             }
         }
+    }
+
+    /// A list of pods does not have some that the process has seen bound.
+    fn note_missing(&mut self, run: u32, source: Source, objects: &[Change]) {
+        if source != Source::Pods {
+            return;
+        }
+        let is_listed =
+            |uid: &str| objects.iter().any(|object| matches!(object, Change::Pod(pod) if pod.uid == uid));
+        let missing = self.extenders.knew.iter().filter(|(by, uid)| *by == run && !is_listed(uid));
+        self.extenders.gone.extend(missing.cloned());
     }
 
     /// A Gang object, as an answer shows it.

@@ -6,7 +6,7 @@ use gantry_api::{GangPhase, PodUid, Reason};
 
 use super::world::{World, bound, member, membership, place, refused, uid};
 use crate::membership::{Disruption, Membership, OwnerFacts, OwnerKind, OwnerRef, Size};
-use crate::protocol::{GangEvent, Member, Placement, PlanRequest, Reservation, Settings};
+use crate::protocol::{GangEvent, Member, Placement, PlanRequest, Reservation, Settings, Stage};
 use crate::terms::TopologyRequest;
 
 const TREE: &str = "CompositePodGroup/tree";
@@ -190,6 +190,31 @@ fn further_groups_are_placed_each_as_a_whole() {
     world.gone("b1");
     world.room += 1;
     assert!(world.next().is_none_or(|wanted| wanted.members.is_empty()));
+}
+
+#[test]
+fn spare_of_a_group_that_has_ended_is_released() {
+    // A further group needs the devices, and no member of the first can be lost any more.
+    let with_spare = |pod: &str, name: &str| {
+        let mut membership = in_group(name);
+        membership.options.spares = Some(1);
+        member(pod, membership)
+    };
+    let mut world = World::new();
+    ["a0", "b0", "b1"].iter().for_each(|pod| world.see(with_spare(pod, &pod[..1])));
+    pod_group(&mut world, "a", 1, "tree");
+    pod_group(&mut world, "b", 2, "tree");
+    composite(&mut world, "tree", 1, None);
+    let wanted = world.next().unwrap();
+    let spare = Reservation { role: "a".into(), ..place("n-s", "g-s") };
+    let found = Placement { spares: vec![spare], ..placement(&wanted) };
+    world.handle(GangEvent::Planned { gang: &wanted.gang, result: Ok(found) });
+    world.come("a0");
+    world.write();
+    world.bind("a0");
+    assert_eq!((roles(&wanted), world.reserved()), (vec!["a"], vec!["g-s".to_owned()]));
+    world.see(Member { stage: Stage::Succeeded, ..with_spare("a0", "a") });
+    assert_eq!(world.reserved(), Vec::<String>::new());
 }
 
 #[test]

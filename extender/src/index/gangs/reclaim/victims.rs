@@ -83,7 +83,8 @@ impl Index {
                 return true;
             };
             set_surplus(unit, &view);
-            !view.is_being_bound()
+            // Of a group that may belong to a tree it is not known yet what would have to go with it.
+            !view.is_being_bound() && !self.gangs.core.awaits_owner(gang)
         });
         let other_pods = self.other_pods(wanted, reach);
         let mut units: Vec<VictimCandidate> = gangs.into_values().chain(singles).chain(other_pods).collect();

@@ -251,6 +251,25 @@ fn native_group_is_refused_until_its_victims_are_gone() {
 }
 
 #[test]
+fn gang_with_an_unread_group_is_no_victim() {
+    // The extender has just started. The group may belong to a tree of groups, which goes as a whole.
+    let cluster = Cluster::new(Options::default());
+    cluster.add("n1", &bridged());
+    let mut low = pod("g-0", 8);
+    low["spec"]["schedulingGroup"] = json!({"podGroupName": "g"});
+    cluster.pod(&bound(low, "n1", 1, Some("0-7")));
+    of_one(&cluster, "high", 8);
+    assert_eq!(evicted(&cluster), Vec::<PodUid>::new());
+    let kind = OwnerKind::PodGroup;
+    let owner = OwnerRef { kind, namespace: "default".into(), name: "g".into(), part: "".into() };
+    let group =
+        integrations::read(kind, "", &json!({"spec": {"schedulingPolicy": {"gang": {"minCount": 1}}}}));
+    cluster.store.update(|index| index.owner_seen(&owner, Some(group.into())));
+    cluster.wait(2);
+    assert_eq!(evicted(&cluster), ["g-0".into()]);
+}
+
+#[test]
 fn native_group_is_evicted_as_its_disruption_mode_states() {
     // Four members with two of eight GPUs each, all of which are needed. Two GPUs are asked for.
     for (mode, count) in [(Value::Null, 1), (json!({"single": {}}), 1), (json!({"all": {}}), 4)] {

@@ -157,6 +157,31 @@ fn member_with_an_expired_bind_may_move() {
 }
 
 #[test]
+fn member_listed_as_before_its_bind_is_bound_again() {
+    // etcd was restored, and the watch has not shown what the bind found: that the pod is bound, or that it is gone.
+    for end in [BindEnd::Bound, BindEnd::Gone] {
+        let cluster = two_nodes();
+        let nodes = decided(&cluster);
+        admit(&cluster, "a-0", &nodes[0]).unwrap();
+        let now = cluster.now();
+        let outcome = if end == BindEnd::Bound { Outcome::Bound } else { Outcome::Failed };
+        cluster.store.update(|index| {
+            index.bind_ended(&"a-0".into(), end);
+            index.finish(now, &target("a-0", &nodes[0]), outcome);
+        });
+        cluster.wait(1).list(Source::Pods, |cluster| {
+            for pod in members("a", 2, 8) {
+                cluster.pod(&pod);
+            }
+        });
+        cluster.wait(6);
+        assert_eq!(node(&cluster, "a-0"), nodes[0], "{end:?}");
+        write_down(&cluster);
+        assert_eq!(granted(&admit(&cluster, "a-0", &nodes[0]).unwrap()).len(), 8, "{end:?}");
+    }
+}
+
+#[test]
 fn a_decision_whose_object_is_gone_is_written_again() {
     let cluster = two_nodes();
     create(&cluster, &members("a", 1, 8));
