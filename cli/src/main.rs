@@ -111,6 +111,8 @@ enum Command {
     Uncordon(gpus::UncordonArgs),
     /// Empty a GPU: cordon it, and evict the pods that hold it, gangs as a whole
     Drain(gpus::DrainArgs),
+    /// Show what speaks for the replacement of a GPU: its Xids, remapped memory and resets
+    Evidence(gpus::EvidenceArgs),
     /// Print the configuration with which kube-scheduler calls the extender, for the resources of a cluster
     SchedulerConfig(scheduler_config::SchedulerConfigArgs),
     /// Turn the values, ClusterPolicy or DaemonSet of NVIDIA's plugin into values of Gantry's chart
@@ -238,6 +240,10 @@ fn main() -> ExitCode {
         Command::Drain(args) => {
             log.start_quiet();
             runtime::serve(Threads::Many, false, |shutdown| gpus::drain(args, shutdown))
+        }
+        Command::Evidence(args) => {
+            log.start_quiet();
+            runtime::query(Threads::One, gpus::evidence(args))
         }
         #[cfg(all(feature = "demo", target_os = "linux"))]
         Command::Demo(args) => {

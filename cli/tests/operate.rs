@@ -96,6 +96,29 @@ async fn wrong_gpu_changes_nothing() {
     }
 }
 
+/// What the plugin keeps is found by the serial number of a board that is no longer there, for people and for programs.
+#[tokio::test(flavor = "multi_thread")]
+async fn evidence_is_found_by_serial_number() {
+    let stage = Stage::start().await;
+    let (code, text) = stage.run(&["evidence", "gpu"]).await;
+    assert_eq!((code, text.as_str()), (0, "no GPU has raised an Xid, remapped memory or needed a reset\n"));
+    let then = "2026-11-02T10:00:00Z";
+    let status = json!({"status": {"evidence": [{"gpu": "GPU-gone", "serial": "777777", "since": then,
+        "xids": [{"xid": 79, "count": 3, "last": then}]}]}});
+    let gpu_nodes = Api::<GpuNode>::all(stage.0.client.clone());
+    gpu_nodes.patch_status("b", &PatchParams::default(), &Patch::Merge(status)).await.unwrap();
+    let (code, text) = stage.run(&["evidence", "gpu", "777777"]).await;
+    assert_eq!(code, 0, "{text}");
+    assert!(text.starts_with("b (GPU-gone, no longer in the node), serial number 777777"), "{text}");
+    let (code, text) = stage.run(&["evidence", "gpu", "777777", "-o", "json"]).await;
+    assert_eq!(code, 0, "{text}");
+    let records: serde_json::Value = serde_json::from_str(&text).unwrap();
+    assert_eq!(records[0]["evidence"]["xids"][0], json!({"xid": 79, "count": 3, "last": then}));
+    let (code, text) = stage.run(&["evidence", "gpu", "777778"]).await;
+    assert_eq!(code, 2, "{text}");
+    assert!(text.contains("no board has the serial number 777778"), "{text}");
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn drain_of_a_free_gpu_cordons_it() {
     let stage = Stage::start().await;

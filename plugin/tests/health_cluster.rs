@@ -197,6 +197,45 @@ async fn quarantine_is_published_survives_restart_and_is_lifted() {
     scene.stop().await;
 }
 
+/// A board that fails again and again: Xids, remapped rows and resets add up over a restart of the plugin, by serial number.
+#[tokio::test(flavor = "multi_thread")]
+async fn evidence_of_a_board_adds_up_over_restart() {
+    let mut scene = Scene::of("dgx-a100").await;
+    scene.start().await;
+    let uuid = scene.sim.uuid(2).to_owned();
+    let fail = |scene: &Scene| {
+        let failed = scene.sim.installed.controller.update_gpu(2, |gpu| {
+            gpu.remapped.pending = true;
+            gpu.remapped.uncorrected += 1;
+        });
+        failed.unwrap();
+        scene.sim.installed.controller.raise_xid(2, 95).unwrap();
+    };
+    let reset = |scene: &Scene| {
+        scene.sim.installed.controller.update_gpu(2, |gpu| gpu.remapped.pending = false).unwrap();
+    };
+    let quiet = scene.account("a first status", |_| true).await;
+    assert_eq!(quiet.evidence, []);
+    for round in 1..=2 {
+        fail(&scene);
+        let broken = scene.account("a fault", |status| !status.faults.is_empty()).await;
+        assert_eq!(broken.evidence.len(), 1);
+        reset(&scene);
+        let healed = |status: &GpuNodeStatus| {
+            let resets = status.evidence.first().and_then(|entry| entry.resets.as_ref());
+            resets.is_some_and(|resets| resets.count == round)
+        };
+        let entry = scene.account("a counted reset", healed).await.evidence.remove(0);
+        assert_eq!((entry.gpu.as_str(), entry.serial.as_deref()), (uuid.as_str(), Some(&*scene.sim.installed.facts.gpus[2].serial)));
+        let xids: Vec<(u64, u64)> = entry.xids.iter().map(|xid| (xid.xid, xid.count)).collect();
+        assert_eq!(xids, [(95, round)]);
+        assert_eq!(u64::from(entry.remapped_rows.unwrap().uncorrectable), round);
+        scene.stop().await;
+        scene.start().await;
+    }
+    scene.stop().await;
+}
+
 /// An operator cordons with kubectl alone. The plugin withholds the GPU, also after a restart, until it is uncordoned.
 #[tokio::test(flavor = "multi_thread")]
 async fn cordon_by_annotation_holds_over_restart_until_removed() {

@@ -1,15 +1,17 @@
-//! `gantry cordon gpu`, `gantry uncordon gpu` and `gantry drain gpu`: one GPU at a time.
+//! `gantry cordon gpu`, `gantry uncordon gpu`, `gantry drain gpu` and `gantry evidence gpu`: one GPU at a time.
 
 mod cordon;
 mod drain;
+mod evidence;
 mod target;
 
 use std::time::Duration;
 
-use clap::{Args, Subcommand};
+use clap::{Args, Subcommand, ValueEnum};
 
 pub(crate) use cordon::{cordon, uncordon};
 pub(crate) use drain::drain;
+pub(crate) use evidence::evidence;
 
 use crate::cluster::{ClusterArgs, SystemArgs};
 
@@ -116,6 +118,60 @@ struct DrainOptions {
     /// Evict pods without a controller too: nothing replaces them
     #[arg(long)]
     force: bool,
+}
+
+/// Options of `gantry evidence`.
+#[derive(Debug, Clone, Args)]
+#[command(after_help = "\
+The plugin counts the Xids of each GPU and the resets after a fault, and keeps them with the remapped rows in the status of
+the GpuNode, over its own restarts and those of the node, until the Node is deleted. The evidence of a board that was taken
+out stays with its old node.
+
+JSON (-o json), stable fields: a list of node, gpu, index, model, serial and evidence (gpu, serial, since, xids[] of xid,
+count, last; remappedRows of correctable, uncorrectable, failed, since; resets of count, last). A GPU that is no longer in
+the node has no index. A GPU of which nothing was seen has no evidence.
+
+Examples:
+  gantry evidence gpu                          every GPU with an Xid, remapped memory or a reset
+  gantry evidence gpu node-1/3
+  gantry evidence gpu 1653923001234            by the serial number of the board
+  gantry evidence gpu node-1/3 -o json
+
+Exit codes: 0 shown, 1 the cluster cannot be read, 2 no such GPU.")]
+pub(crate) struct EvidenceArgs {
+    #[command(subcommand)]
+    what: EvidenceWhat,
+}
+
+#[derive(Debug, Clone, Subcommand)]
+enum EvidenceWhat {
+    /// Show the Xids, the remapped memory and the resets of GPUs
+    Gpu(EvidenceOptions),
+}
+
+#[derive(Debug, Clone, Args)]
+struct EvidenceOptions {
+    #[command(flatten)]
+    cluster: ClusterArgs,
+
+    /// The GPU: node and index or UUID, the UUID alone, or the serial number of the board [default: all with evidence]
+    #[arg(value_name = "NODE/INDEX|UUID|SERIAL")]
+    gpus: Vec<String>,
+
+    /// Output format
+    #[arg(long, short, value_enum, value_name = "FORMAT", default_value_t)]
+    output: EvidenceForm,
+}
+
+#[derive(Debug, Clone, Copy, Default, ValueEnum)]
+enum EvidenceForm {
+    /// Lines for a terminal
+    #[default]
+    Text,
+    /// JSON
+    Json,
+    /// YAML
+    Yaml,
 }
 
 /// The GPUs of a command.

@@ -61,6 +61,7 @@ pub(super) fn status(
         deviations,
         deviations_total,
         faults: diagnosis.faults.iter().map(|fault| fault.0.clone()).collect(),
+        evidence: diagnosis.evidence.clone(),
         problems: problems(inventory, diagnosis, before.map_or(earlier, |before| &before.problems), now),
         plugin_version: env!("CARGO_PKG_VERSION").to_owned(),
         conditions,

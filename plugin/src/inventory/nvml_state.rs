@@ -8,11 +8,12 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
 use gantry_topology::{Gpu, GpuUuid, Machine};
+use jiff::Timestamp;
 use tokio::sync::{oneshot, watch};
 
 use crate::discover::{self, DiscoverError, Fact, Found, InstanceAt, NvmlOptions};
 use crate::health::{
-    Cause, Extent, GpuName, HealthChecks, HealthTracker, Loss, Outage, OutageKind, Part, Table, Trouble,
+    Cause, EvidenceLog, Extent, GpuName, HealthChecks, HealthTracker, Loss, Outage, OutageKind, Part, Table, Trouble,
     Vitals, XidCounts,
 };
 use crate::inventory::diagnosis::{Command, DiagnosesEnd};
@@ -92,6 +93,9 @@ pub(super) struct NvmlState {
     publish: watch::Sender<Arc<Hardware>>,
     pub(super) pause: Pause,
     pub(super) tracker: HealthTracker,
+    pub(super) evidence: EvidenceLog,
+    /// When the evidence was last published.
+    evidence_published: Option<Instant>,
     known: Option<Arc<Machine>>,
     /// Current NVML index of each GPU, if it is certain: a lost GPU keeps its position in `known` and has no
     /// index here.
@@ -164,6 +168,8 @@ impl NvmlState {
             publish: channels.hardware,
             pause: Pause(channels.stopped),
             tracker: HealthTracker::default(),
+            evidence: EvidenceLog::default(),
+            evidence_published: None,
             known: None,
             indices: BTreeMap::new(),
             nameless: BTreeMap::new(),
@@ -231,6 +237,9 @@ impl NvmlState {
             let index = indices.get(uuid);
             if let Some(vitals) = index.and_then(|index| vitals.get(index)) {
                 self.tracker.record_vitals(uuid, *vitals, &self.checks);
+                if let Some(rows) = vitals.remapped {
+                    self.evidence.record_rows(uuid, rows, Timestamp::now());
+                }
             }
             if index.is_some_and(|index| !mig_unread.contains(index)) {
                 self.tracker.record_mig_layout(uuid, gpu.mig.as_ref());
@@ -293,6 +302,9 @@ impl NvmlState {
 
     /// Records the state of one GPU, read between two readings of the machine.
     pub(super) fn record_vitals(&mut self, gpu: &GpuUuid, vitals: Vitals) {
+        if let Some(rows) = vitals.remapped {
+            self.evidence.record_rows(gpu, rows, Timestamp::now());
+        }
         self.tracker.record_vitals(gpu, vitals, &self.checks);
     }
 
@@ -340,7 +352,8 @@ impl NvmlState {
         let (mut adopted, mut changed, mut lifts) = (false, false, 0);
         while let Ok(command) = self.diagnoses.commands.try_recv() {
             match command {
-                Command::Adopt(faults, cordons) => {
+                Command::Adopt(faults, cordons, evidence) => {
+                    self.evidence.adopt(evidence);
                     self.tracker.adopt(faults, &self.boot_id, &self.table, &self.checks);
                     self.tracker.set_cordons(cordons);
                     adopted = true;
@@ -434,7 +447,12 @@ impl NvmlState {
 
     /// Publishes the diagnosis, if it changed.
     fn publish_diagnosis(&mut self) {
+        let mut reset = BTreeSet::new();
         for ended in self.tracker.take_ended() {
+            // One reset may end several faults.
+            if ended.proof.is_reset() && reset.insert(ended.gpu.clone()) {
+                self.evidence.record_reset(&ended.gpu, Timestamp::now());
+            }
             tracing::info!(gpu = %ended.gpu, "fault cleared: {}; {}", ended.reason, ended.proof);
             let number = self.diagnosis.ended.last().map_or(1, |(number, _)| number + 1);
             self.diagnosis.ended.push((number, ended));
@@ -443,6 +461,11 @@ impl NvmlState {
         self.diagnosis.ended.drain(..too_many);
         let machine = self.known.as_deref();
         self.diagnosis.known = machine.is_some();
+        let is_due = |published: Instant| published.elapsed() >= self.timing.read;
+        if self.evidence.is_urgent() || self.evidence_published.is_none_or(is_due) {
+            self.diagnosis.evidence = self.evidence.entries(machine);
+            self.evidence_published = Some(Instant::now());
+        }
         self.diagnosis.outage = self.tracker.outage().cloned();
         let gpus = machine.map_or(&[][..], Machine::gpus);
         let uuids = gpus.iter().filter_map(|gpu| gpu.uuid.as_ref());

@@ -365,6 +365,8 @@ async fn operate(stage: &Stage, page: &mut Reader<'_>) -> Result<()> {
     let drained = page.run("gantry drain").await?;
     let gang = drained.matches("of gang research/train").count();
     ensure!(gang == 2 && drained.contains("is drained: no pod holds it"), "{drained}");
+    let evidence = page.run("gantry evidence").await?;
+    ensure!(evidence.contains("node-1 GPU 3") && evidence.contains("nothing was seen"), "{evidence}");
     page.run("kubectl create clusterrolebinding").await?;
     stage.prints("kubectl auth can-i list gpunodes --as=alice --as-group=gpu-operators", "yes").await?;
     stage.sh("gantry uncordon gpu node-1/3; kubectl delete clusterrolebinding gpu-operators")?;
