@@ -197,6 +197,37 @@ async fn quarantine_is_published_survives_restart_and_is_lifted() {
     scene.stop().await;
 }
 
+/// A GPU can be reset only while no process has NVML open. Its plugin closes NVML on request, goes on serving, and reads the
+/// GPUs again.
+#[tokio::test(flavor = "multi_thread")]
+async fn nvml_is_closed_on_request_and_opened_again() {
+    let mut scene = Scene::of("l4-4x-pcie").await;
+    scene.start().await;
+    let is_closed = |status: &GpuNodeStatus| {
+        status.conditions.iter().any(|known| known.type_ == names::NVML_CLOSED_CONDITION)
+    };
+    scene.sim.installed.controller.raise_xid(1, 79).unwrap();
+    scene.account("a fault", |status| !status.faults.is_empty()).await;
+    let until = jiff::Timestamp::now() + jiff::SignedDuration::from_mins(5);
+    scene.annotate(names::NVML_CLOSED_ANNOTATION, Some(&until.to_string())).await;
+    let closed = scene.account("closed NVML", is_closed).await;
+    assert_eq!((unhealthy(&closed).len(), closed.devices.len()), (1, 4));
+    let calls = scene.sim.installed.controller.calls();
+    assert_eq!(calls.of("nvmlShutdown"), calls.of("nvmlInit_v2"));
+    // Found when it is read again.
+    scene.sim.installed.controller.update_gpu(2, |gpu| gpu.lost = true).unwrap();
+    scene.annotate(names::NVML_CLOSED_ANNOTATION, None).await;
+    let opened = scene.account("open NVML", |status| !is_closed(status)).await;
+    assert_eq!(unhealthy(&opened).len(), 2, "{:?}", unhealthy(&opened));
+    // The operator confirms the reset.
+    let gpu = scene.sim.uuid(1).to_owned();
+    scene.annotate(names::LIFT_QUARANTINE_ANNOTATION, Some(&gpu)).await;
+    let lifted = scene.account("no fault", |status| status.faults.is_empty()).await;
+    let entry = lifted.evidence.iter().find(|entry| entry.gpu == gpu).unwrap();
+    assert_eq!(entry.resets.as_ref().map(|resets| resets.count), Some(1));
+    scene.stop().await;
+}
+
 /// A board that fails again and again: Xids, remapped rows and resets add up over a restart of the plugin, by serial number.
 #[tokio::test(flavor = "multi_thread")]
 async fn evidence_of_a_board_adds_up_over_restart() {
@@ -226,7 +257,10 @@ async fn evidence_of_a_board_adds_up_over_restart() {
             resets.is_some_and(|resets| resets.count == round)
         };
         let entry = scene.account("a counted reset", healed).await.evidence.remove(0);
-        assert_eq!((entry.gpu.as_str(), entry.serial.as_deref()), (uuid.as_str(), Some(&*scene.sim.installed.facts.gpus[2].serial)));
+        assert_eq!(
+            (entry.gpu.as_str(), entry.serial.as_deref()),
+            (uuid.as_str(), Some(&*scene.sim.installed.facts.gpus[2].serial))
+        );
         let xids: Vec<(u64, u64)> = entry.xids.iter().map(|xid| (xid.xid, xid.count)).collect();
         assert_eq!(xids, [(95, round)]);
         assert_eq!(u64::from(entry.remapped_rows.unwrap().uncorrectable), round);

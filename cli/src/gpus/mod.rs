@@ -1,8 +1,13 @@
-//! `gantry cordon gpu`, `gantry uncordon gpu`, `gantry drain gpu` and `gantry evidence gpu`: one GPU at a time.
+//! `gantry cordon gpu`, `gantry uncordon gpu`, `gantry drain gpu`, `gantry reset gpu` and `gantry evidence gpu`:
+//! one GPU at a time.
 
 mod cordon;
 mod drain;
 mod evidence;
+mod request;
+mod reset;
+#[cfg(target_os = "linux")]
+mod reset_device;
 mod target;
 
 use std::time::Duration;
@@ -12,6 +17,9 @@ use clap::{Args, Subcommand, ValueEnum};
 pub(crate) use cordon::{cordon, uncordon};
 pub(crate) use drain::drain;
 pub(crate) use evidence::evidence;
+pub(crate) use reset::reset;
+#[cfg(target_os = "linux")]
+pub(crate) use reset_device::{ResetDeviceArgs, reset_device};
 
 use crate::cluster::{ClusterArgs, SystemArgs};
 
@@ -118,6 +126,57 @@ struct DrainOptions {
     /// Evict pods without a controller too: nothing replaces them
     #[arg(long)]
     force: bool,
+}
+
+/// Options of `gantry reset`.
+#[derive(Debug, Clone, Args)]
+#[command(after_help = "\
+Resets a GPU that is cordoned and held by no pod: a privileged pod on its node runs the driver's nvidia-smi --gpu-reset, while
+the plugin keeps NVML closed. Before Ampere the driver resets all GPUs that NVLinks join; all of them must be drained. No
+other program may have a GPU open, such as DCGM or nvidia-persistenced; nvidia-smi refuses then. The GPU counts as reset once
+the plugin reads it again as healthy. It stays cordoned unless --uncordon is given.
+
+The pod is made in the namespace of the plugin, with the image of the plugin. docs/operate.md has the rights.
+
+Examples:
+  gantry drain gpu node-1/3 && gantry reset gpu node-1/3 --uncordon
+  gantry reset gpu node-1/3 --dry-run          which GPUs would be reset, and what is in the way
+
+Exit codes: 0 reset and healthy; 1 not drained, not reset, or not healthy afterwards, with the reason; 2 no such GPU.")]
+pub(crate) struct ResetArgs {
+    #[command(subcommand)]
+    what: ResetWhat,
+}
+
+#[derive(Debug, Clone, Subcommand)]
+enum ResetWhat {
+    /// Reset a drained GPU
+    Gpu(ResetOptions),
+}
+
+#[derive(Debug, Clone, Args)]
+struct ResetOptions {
+    #[command(flatten)]
+    cluster: ClusterArgs,
+
+    #[command(flatten)]
+    system: SystemArgs,
+
+    /// The GPU: node and index or UUID, or the UUID alone; the beginning of a UUID is enough where one GPU has it
+    #[arg(value_name = "NODE/INDEX|UUID")]
+    gpu: String,
+
+    /// Seconds that the pod may take
+    #[arg(long, value_name = "SECONDS", default_value = "120", value_parser = clap::value_parser!(u32).range(1..=600))]
+    timeout: u32,
+
+    /// Check everything, and print which GPUs would be reset; change nothing
+    #[arg(long)]
+    dry_run: bool,
+
+    /// Give the GPU to new pods again if it is healthy afterwards
+    #[arg(long)]
+    uncordon: bool,
 }
 
 /// Options of `gantry evidence`.

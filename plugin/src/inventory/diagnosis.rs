@@ -37,6 +37,8 @@ pub struct Diagnosis {
     pub adopted: bool,
     /// How many times a quarantine was lifted.
     pub lifts: u64,
+    /// Whether NVML is closed on request, or the GPUs were not read since.
+    pub nvml_closed: bool,
 }
 
 impl Diagnosis {
@@ -64,6 +66,8 @@ pub(super) enum Command {
     Close(BTreeMap<GpuUuid, String>),
     /// Bring the GPUs to a MIG layout.
     Layout(LayoutRequest),
+    /// Keep NVML closed for this time; `None`: open it again.
+    KeepClosed(Option<Duration>),
 }
 
 /// The GPUs of a lifted quarantine.
@@ -235,6 +239,11 @@ impl Diagnoses {
     /// Requests a MIG layout. A later request replaces one that NVML has not served yet.
     pub fn request_layout(&self, request: LayoutRequest) {
         self.send(Command::Layout(request));
+    }
+
+    /// Keeps NVML closed for this time, so that a GPU can be reset. `None` opens it again.
+    pub fn keep_nvml_closed(&self, time: Option<Duration>) {
+        self.send(Command::KeepClosed(time));
     }
 
     fn send(&self, command: Command) {

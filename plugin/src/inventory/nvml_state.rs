@@ -13,8 +13,8 @@ use tokio::sync::{oneshot, watch};
 
 use crate::discover::{self, DiscoverError, Fact, Found, InstanceAt, NvmlOptions};
 use crate::health::{
-    Cause, EvidenceLog, Extent, GpuName, HealthChecks, HealthTracker, Loss, Outage, OutageKind, Part, Table, Trouble,
-    Vitals, XidCounts,
+    Cause, EvidenceLog, Extent, GpuName, HealthChecks, HealthTracker, Loss, Outage, OutageKind, Part, Table,
+    Trouble, Vitals, XidCounts,
 };
 use crate::inventory::diagnosis::{Command, DiagnosesEnd};
 use crate::inventory::diagnosis::{Probe, ProbeFailures};
@@ -125,6 +125,10 @@ pub(super) struct NvmlState {
     pub(super) layout_request: Option<LayoutRequest>,
     /// Outcomes that are sent after the next reading: what is offered then is what the GPUs have.
     pub(super) layout_reply: Option<(oneshot::Sender<LayoutOutcomes>, LayoutOutcomes)>,
+    /// Until when NVML stays closed, on request.
+    closed_until: Option<Instant>,
+    /// When NVML was last closed on request. A quarantine that is lifted soon afterwards ends by a reset.
+    closed_at: Option<Instant>,
     /// Remaining loads of NVML while it does not list all GPUs of the kernel.
     pub(super) reloads: u8,
     /// The kernel's boot id; empty if unknown.
@@ -135,6 +139,9 @@ pub(super) struct NvmlState {
 const ADOPTION_TIMEOUT: Duration = Duration::from_secs(5);
 /// Longest wait while they are expected.
 const SHORT_WAIT: Duration = Duration::from_millis(10);
+
+/// How long after NVML was closed a lifted quarantine confirms a reset.
+const RESET_CONFIRMATION: Duration = Duration::from_secs(600);
 
 /// The mode in which the fabric manager activates partitions on demand.
 const SHARED_FABRIC: u8 = 1;
@@ -187,6 +194,8 @@ impl NvmlState {
             probe_failures: ProbeFailures::default(),
             layout_request: None,
             layout_reply: None,
+            closed_until: None,
+            closed_at: None,
             reloads: 0,
         }
     }
@@ -269,6 +278,7 @@ impl NvmlState {
             self.known = Some(Arc::new(merged.machine));
         }
         self.heartbeat.mark_read();
+        self.diagnosis.nvml_closed = false;
         self.indices = indices;
         self.indices.retain(|_, index| first_lost.is_none_or(|lost| *index < lost));
         self.publish();
@@ -367,7 +377,13 @@ impl NvmlState {
                     changed = true;
                 }
                 Command::Layout(request) => self.layout_request = Some(request),
+                Command::KeepClosed(time) => self.closed_until = time.map(|time| Instant::now() + time),
                 Command::Lift(lift) => {
+                    if self.closed_at.take().is_some_and(|at| at.elapsed() < RESET_CONFIRMATION) {
+                        for gpu in self.tracker.faulty().filter(|gpu| lift.includes(gpu)) {
+                            self.evidence.record_reset(gpu, Timestamp::now());
+                        }
+                    }
                     self.tracker.lift(|gpu| lift.includes(gpu));
                     lifts += 1;
                 }
@@ -380,6 +396,30 @@ impl NvmlState {
             self.diagnosis.lifts += lifts;
             self.publish_diagnosis();
         }
+    }
+
+    /// Whether NVML is to be closed.
+    pub(super) fn is_to_close(&self) -> bool {
+        self.closed_until.is_some_and(|until| Instant::now() < until)
+    }
+
+    /// Pauses while NVML is to be closed, which it is now. True: continue; false: stop.
+    pub(super) fn stay_closed(&mut self) -> bool {
+        if !self.is_to_close() {
+            return true;
+        }
+        tracing::info!("NVML is closed, so that a GPU can be reset");
+        self.closed_at = Some(Instant::now());
+        self.diagnosis.nvml_closed = true;
+        self.publish_diagnosis();
+        while self.is_to_close() {
+            if !self.pause.sleep(self.timing.wait) {
+                return false;
+            }
+            self.apply_commands();
+        }
+        tracing::info!("NVML is opened again");
+        true
     }
 
     /// Pauses while NVML is not available and applies commands meanwhile: the GpuNode status waits for the
@@ -404,6 +444,7 @@ impl NvmlState {
         if self.failure_log.should_log(&failure.to_string(), Instant::now()) {
             tracing::warn!(failures, "{failure}");
         }
+        self.diagnosis.nvml_closed = false;
         let kind = match () {
             () if failure.is_driver_gone() => OutageKind::DriverGone,
             () if failure.is_library_missing() => OutageKind::LibraryMissing,
