@@ -15,6 +15,7 @@ use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::Value;
 
+use crate::evidence::GpuEvidence;
 use crate::ids::{DeviceId, NodeName, PodUid, ResourceName};
 use crate::names::RESOURCE_DOMAIN;
 use crate::schema::{bounded, known_formats, retain_known};
@@ -169,6 +170,10 @@ pub struct GpuNodeStatus {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = Self::MAX_PROBLEMS))]
     pub problems: Vec<GpuProblem>,
+    /// Evidence for the replacement of boards, by GPU, also of GPUs that are no longer in the node.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = GpuEvidence::MAX_GPUS))]
+    pub evidence: Vec<GpuEvidence>,
     /// Version of the plugin that wrote this.
     #[serde(default)]
     pub plugin_version: String,

@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 pub mod cordon;
+pub mod evidence;
 pub mod gang;
 pub mod gpunode;
 pub mod grant;
@@ -18,6 +19,7 @@ pub mod slim;
 pub mod text;
 
 pub use cordon::{Cordon, Cordons};
+pub use evidence::{GpuEvidence, RemappedRowsEvidence, ResetEvidence, XidEvidence};
 pub use gang::{
     Continuation, DecidedReservation, Decision, Gang, GangLevel, GangPhase, GangRails, GangRepair, GangSpec,
     GangStatus, ReservedDevices,

@@ -131,6 +131,10 @@ pub const LIFT_QUARANTINE_ANNOTATION: &str = "gantry.dev/lift-quarantine";
 /// ([`Cordon`](crate::Cordon)). Devices of the GPU are not allocated while the annotation is there.
 pub const CORDON_ANNOTATION_PREFIX: &str = "gantry.dev/cordon-";
 
+/// Annotation on a `GpuNode`: the time until which its plugin keeps NVML closed, so that GPUs of the node can be reset. Such as
+/// `2026-11-26T20:00:00Z`; at most 15 minutes from now. `gantry reset gpu` writes and removes it.
+pub const NVML_CLOSED_ANNOTATION: &str = "gantry.dev/nvml-closed-until";
+
 /// Annotation on a `GpuNode`: what rules of remediation have counted and done to its GPUs, as JSON. The extender writes
 /// it; without it every fault that is there is acted on again.
 pub const REMEDIATION_ANNOTATION: &str = "gantry.dev/remediation";
@@ -146,6 +150,10 @@ pub const REBOOT_REQUESTED_CONDITION: &str = "GPURebootRequested";
 
 /// Type of the condition that the plugin writes into the status of its `GpuNode` while GPUs of it are cordoned.
 pub const GPUS_CORDONED_CONDITION: &str = "GPUsCordoned";
+
+/// Type of the condition that the plugin writes into the status of its `GpuNode` while it keeps NVML closed, and until it has
+/// read the GPUs again.
+pub const NVML_CLOSED_CONDITION: &str = "NVMLClosed";
 
 /// Type of the condition that the plugin writes into the status of its Node: whether every GPU is healthy.
 pub const GPU_HEALTHY_CONDITION: &str = "GPUHealthy";

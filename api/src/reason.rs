@@ -130,6 +130,7 @@ reasons! {
     GpuCordoned => "the operator cordoned a GPU: new pods do not get it, and pods that hold it keep it",
     GpuUncordoned => "the operator uncordoned a GPU",
     CordonInvalid => "an annotation cordons a GPU that the node does not have",
+    NvmlClosed => "the plugin keeps NVML closed, so that a GPU of the node can be reset",
     RemediationMatched => "a rule of remediation matches a GPU, and only reports it",
     RemediationApplied => "a rule of remediation acted on a GPU or its node",
     RemediationHeldBack => "a limit, a disruption budget or a pod holds back what a rule of remediation would do",

@@ -111,6 +111,14 @@ enum Command {
     Uncordon(gpus::UncordonArgs),
     /// Empty a GPU: cordon it, and evict the pods that hold it, gangs as a whole
     Drain(gpus::DrainArgs),
+    /// Reset a drained GPU, in a privileged pod on its node
+    Reset(gpus::ResetArgs),
+    /// Run the driver's nvidia-smi to reset GPUs of this node; the pod of `gantry reset gpu` does
+    #[cfg(target_os = "linux")]
+    #[command(hide = true)]
+    ResetDevice(gpus::ResetDeviceArgs),
+    /// Show what speaks for the replacement of a GPU: its Xids, remapped memory and resets
+    Evidence(gpus::EvidenceArgs),
     /// Print the configuration with which kube-scheduler calls the extender, for the resources of a cluster
     SchedulerConfig(scheduler_config::SchedulerConfigArgs),
     /// Turn the values, ClusterPolicy or DaemonSet of NVIDIA's plugin into values of Gantry's chart
@@ -238,6 +246,19 @@ fn main() -> ExitCode {
         Command::Drain(args) => {
             log.start_quiet();
             runtime::serve(Threads::Many, false, |shutdown| gpus::drain(args, shutdown))
+        }
+        Command::Reset(args) => {
+            log.start_quiet();
+            runtime::serve(Threads::One, false, |shutdown| gpus::reset(args, shutdown))
+        }
+        #[cfg(target_os = "linux")]
+        Command::ResetDevice(args) => {
+            log.start_quiet();
+            gpus::reset_device(&args)
+        }
+        Command::Evidence(args) => {
+            log.start_quiet();
+            runtime::query(Threads::One, gpus::evidence(args))
         }
         #[cfg(all(feature = "demo", target_os = "linux"))]
         Command::Demo(args) => {

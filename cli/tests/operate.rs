@@ -1,11 +1,11 @@
-//! `gantry cordon gpu`, `gantry uncordon gpu` and `gantry drain gpu` against an API server.
+//! The commands of one GPU at a time against an API server: cordon, uncordon, drain, reset, evidence.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests")]
 
 mod support;
 
-use gantry_api::{Cordon, Cordons, GpuNode};
+use gantry_api::{Cordon, Cordons, GpuNode, names};
 use k8s_openapi::api::core::v1::Pod;
-use kube::api::{Api, Patch, PatchParams, PostParams};
+use kube::api::{Api, ListParams, Patch, PatchParams, PostParams};
 use serde_json::json;
 use support::cluster::Cluster;
 
@@ -46,6 +46,55 @@ impl Stage {
         let status = json!({"status": {"holders": [holder]}});
         let gpu_nodes = Api::<GpuNode>::all(self.0.client.clone());
         gpu_nodes.patch_status("a", &PatchParams::default(), &Patch::Merge(status)).await.unwrap();
+    }
+
+    /// A pod of the plugin on node `a`.
+    async fn install(&self) {
+        let pods = Api::<Pod>::namespaced(self.0.client.clone(), "gantry-system");
+        let pod = json!({"metadata": {"name": "gantry-plugin-x", "labels": {"app.kubernetes.io/part-of": "gantry"}},
+            "spec": {"nodeName": "a", "containers": [{"name": "plugin", "image": "gantry:test",
+                "env": [{"name": "NVIDIA_DRIVER_ROOT", "value": "/run/nvidia/driver"}]}]}});
+        pods.create(&PostParams::default(), &serde_json::from_value(pod).unwrap()).await.unwrap();
+    }
+
+    /// Acts as the plugin and as kubelet of node `a`, until dropped: a pod that resets ends in this phase. Returns the pods that
+    /// it saw.
+    async fn serve(&self, phase: &str, seen: &std::sync::Mutex<Vec<Pod>>) {
+        let gpu_nodes = Api::<GpuNode>::all(self.0.client.clone());
+        let pods = Api::<Pod>::namespaced(self.0.client.clone(), "gantry-system");
+        let params = PatchParams::default();
+        let closed = json!([{"type": names::NVML_CLOSED_CONDITION, "status": "True", "reason": "NvmlClosed",
+            "message": "", "lastTransitionTime": "2026-11-02T10:00:00Z"}]);
+        loop {
+            tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+            let annotations = gpu_nodes.get("a").await.unwrap().metadata.annotations.unwrap_or_default();
+            let is_closed = annotations.contains_key(names::NVML_CLOSED_ANNOTATION);
+            let mut status = json!({"conditions": if is_closed { closed.clone() } else { json!([]) }});
+            if annotations.contains_key(names::LIFT_QUARANTINE_ANNOTATION) {
+                status["faults"] = json!([]);
+                let lifted = json!({"metadata": {"annotations": {names::LIFT_QUARANTINE_ANNOTATION: null}}});
+                gpu_nodes.patch_metadata("a", &params, &Patch::Merge(lifted)).await.unwrap();
+            }
+            gpu_nodes.patch_status("a", &params, &Patch::Merge(json!({"status": status}))).await.unwrap();
+            let of_reset = ListParams::default().labels("app.kubernetes.io/name=gantry-reset");
+            for pod in pods.list(&of_reset).await.unwrap() {
+                let ended = json!([{"name": "reset", "image": "", "imageID": "", "ready": false, "restartCount": 0,
+                    "state": {"terminated": {"exitCode": 1, "message": "GPU is in use by another process"}}}]);
+                let status = json!({"status": {"phase": phase, "containerStatuses": ended}});
+                let name = pod.metadata.name.as_deref().unwrap();
+                let _ = pods.patch_status(name, &params, &Patch::Merge(status)).await;
+                seen.lock().unwrap().push(pod);
+            }
+        }
+    }
+
+    /// What a reset must not leave behind: its pod, and NVML closed.
+    async fn is_clean(&self) {
+        let pods = Api::<Pod>::namespaced(self.0.client.clone(), "gantry-system");
+        let params = ListParams::default().labels("app.kubernetes.io/name=gantry-reset");
+        assert_eq!(pods.list(&params).await.unwrap().items, []);
+        let node = Api::<GpuNode>::all(self.0.client.clone()).get_metadata("a").await.unwrap();
+        assert!(!node.metadata.annotations.unwrap_or_default().contains_key(names::NVML_CLOSED_ANNOTATION));
     }
 
     async fn cordon(&self, node: &str, gpu: &str) -> Option<Cordon> {
@@ -94,6 +143,151 @@ async fn wrong_gpu_changes_nothing() {
         assert!(text.contains(error), "{word}: {text}");
         assert_eq!(stage.cordon("a", "GPU-a-0").await, None);
     }
+}
+
+/// What the plugin keeps is found by the serial number of a board that is no longer there, for people and for programs.
+#[tokio::test(flavor = "multi_thread")]
+async fn evidence_is_found_by_serial_number() {
+    let stage = Stage::start().await;
+    let (code, text) = stage.run(&["evidence", "gpu"]).await;
+    assert_eq!((code, text.as_str()), (0, "no GPU has raised an Xid, remapped memory or needed a reset\n"));
+    let then = "2026-11-02T10:00:00Z";
+    let status = json!({"status": {"evidence": [{"gpu": "GPU-gone", "serial": "777777", "since": then,
+        "xids": [{"xid": 79, "count": 3, "last": then}]}]}});
+    let gpu_nodes = Api::<GpuNode>::all(stage.0.client.clone());
+    gpu_nodes.patch_status("b", &PatchParams::default(), &Patch::Merge(status)).await.unwrap();
+    let (code, text) = stage.run(&["evidence", "gpu", "777777"]).await;
+    assert_eq!(code, 0, "{text}");
+    assert!(text.starts_with("b (GPU-gone, no longer in the node), serial number 777777"), "{text}");
+    let (code, text) = stage.run(&["evidence", "gpu", "777777", "-o", "json"]).await;
+    assert_eq!(code, 0, "{text}");
+    let records: serde_json::Value = serde_json::from_str(&text).unwrap();
+    assert_eq!(records[0]["evidence"]["xids"][0], json!({"xid": 79, "count": 3, "last": then}));
+    let (code, text) = stage.run(&["evidence", "gpu", "777778"]).await;
+    assert_eq!(code, 2, "{text}");
+    assert!(text.contains("no board has the serial number 777778"), "{text}");
+}
+
+/// The fault is one whose reset NVML does not show: the reset confirms it. The pod is as privileged as it must be, and gone
+/// afterwards.
+#[tokio::test(flavor = "multi_thread")]
+async fn drained_gpu_is_reset_and_returned() {
+    let stage = Stage::start().await;
+    stage.install().await;
+    assert_eq!(stage.run(&["cordon", "gpu", "a/3"]).await.0, 0);
+    let fault = json!({"gpu": "GPU-a-3", "xid": 95, "class": "resettable", "reason": "Xid 95: broken",
+        "since": "2026-11-02T10:00:00Z"});
+    let status = json!({"status": {"faults": [fault]}});
+    let gpu_nodes = Api::<GpuNode>::all(stage.0.client.clone());
+    gpu_nodes.patch_status("a", &PatchParams::default(), &Patch::Merge(status)).await.unwrap();
+
+    let (code, text) = stage.run(&["reset", "gpu", "a/3", "--dry-run"]).await;
+    assert_eq!((code, text.as_str()), (0, "a GPU 3 (GPU-a-3) would be reset; nothing was changed\n"));
+    stage.is_clean().await;
+
+    let seen = std::sync::Mutex::new(Vec::new());
+    let (code, text) = tokio::select! {
+        ended = stage.run(&["reset", "gpu", "a/3", "--uncordon"]) => ended,
+        () = stage.serve("Succeeded", &seen) => unreachable!(),
+    };
+    assert_eq!(code, 0, "{text}");
+    assert!(text.contains("a GPU 3 (GPU-a-3) was reset by nvidia-smi\n"), "{text}");
+    assert!(text.ends_with("a GPU 3 (GPU-a-3) is healthy and uncordoned\n"), "{text}");
+    stage.is_clean().await;
+    assert_eq!(stage.cordon("a", "GPU-a-3").await, None);
+    assert_eq!(gpu_nodes.get("a").await.unwrap().status.unwrap().faults, []);
+    let seen = seen.into_inner().unwrap();
+    let spec = seen[0].spec.as_ref().unwrap();
+    assert_eq!((spec.node_name.as_deref(), spec.automount_service_account_token), (Some("a"), Some(false)));
+    let container = &spec.containers[0];
+    assert_eq!(container.image.as_deref(), Some("gantry:test"));
+    let args: Vec<&str> = container.args.iter().flatten().map(String::as_str).collect();
+    assert_eq!(args, ["reset-device", "--driver-root", "/driver-root", "GPU-a-3"]);
+    let root = spec.volumes.as_ref().unwrap()[0].host_path.as_ref().unwrap();
+    assert_eq!(root.path, "/run/nvidia/driver");
+}
+
+/// A process has the GPU open: the driver refuses, and everything is as before.
+#[tokio::test(flavor = "multi_thread")]
+async fn reset_that_the_driver_refuses_is_undone() {
+    let stage = Stage::start().await;
+    stage.install().await;
+    assert_eq!(stage.run(&["cordon", "gpu", "a/3"]).await.0, 0);
+    let seen = std::sync::Mutex::new(Vec::new());
+    let (code, text) = tokio::select! {
+        ended = stage.run(&["reset", "gpu", "a/3", "--uncordon"]) => ended,
+        () = stage.serve("Failed", &seen) => unreachable!(),
+    };
+    assert_eq!(code, 1, "{text}");
+    let why = "a GPU 3 (GPU-a-3) was not reset: GPU is in use by another process; the GPU stays cordoned";
+    assert!(text.contains(why), "{text}");
+    stage.is_clean().await;
+    assert!(stage.cordon("a", "GPU-a-3").await.is_some());
+}
+
+/// What is not drained, not there or without a plugin is not reset; nothing is changed.
+#[tokio::test(flavor = "multi_thread")]
+async fn reset_refuses_what_is_not_drained() {
+    let stage = Stage::start().await;
+    assert_eq!(stage.run(&["cordon", "gpu", "a/1", "a/2"]).await.0, 0);
+    for (gpu, expected, error) in [
+        ("a/3", 1, "a GPU 3 (GPU-a-3) is not cordoned; nothing was done: `gantry drain gpu a/3` first"),
+        (
+            "a/1",
+            1,
+            "a GPU 1 (GPU-a-1) is held by research/train-0; nothing was done: `gantry drain gpu a/1` first",
+        ),
+        ("a/2", 1, "no pod of the plugin runs on a in the namespace gantry-system"),
+        ("a/7", 2, "no GPU 7: a has the GPUs 0 to 3"),
+        ("GPU-a-9", 2, "did you mean GPU-a-0?"),
+    ] {
+        let (code, text) = stage.run(&["reset", "gpu", gpu]).await;
+        assert_eq!(code, expected, "{gpu}: {text}");
+        assert!(text.contains(error), "{gpu}: {text}");
+        stage.is_clean().await;
+    }
+    // A second reset on the node waits for the first.
+    stage.install().await;
+    let until = json!({"metadata": {"annotations": {names::NVML_CLOSED_ANNOTATION: "2126-11-02T10:00:00Z"}}});
+    let gpu_nodes = Api::<GpuNode>::all(stage.0.client.clone());
+    gpu_nodes.patch_metadata("a", &PatchParams::default(), &Patch::Merge(until)).await.unwrap();
+    let (code, text) = stage.run(&["reset", "gpu", "a/2"]).await;
+    assert_eq!(code, 1, "{text}");
+    assert!(text.contains("another reset of a GPU of a is under way, at most until 2126"), "{text}");
+}
+
+/// On the node: a driver's root that is not there is named.
+#[test]
+fn reset_device_names_what_it_cannot_enter() {
+    let output = support::command(&["reset-device", "--driver-root=/nowhere", "GPU-a-3"]).output().unwrap();
+    let text = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(1), "{text}");
+    assert!(text.contains("cannot enter the driver's root /nowhere"), "{text}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn reset_names_an_api_server_that_is_away() {
+    let stage = Stage::start().await;
+    stage.install().await;
+    assert_eq!(stage.run(&["cordon", "gpu", "a/3"]).await.0, 0);
+    let reset = stage.run(&["reset", "gpu", "a/3"]);
+    let away = async {
+        let gpu_nodes = Api::<GpuNode>::all(stage.0.client.clone());
+        let is_asked = async || {
+            let annotations = gpu_nodes.get_metadata("a").await.unwrap().metadata.annotations;
+            annotations.unwrap_or_default().contains_key(names::NVML_CLOSED_ANNOTATION)
+        };
+        while !is_asked().await {
+            tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+        }
+        stage.0.stop();
+    };
+    let ((code, text), ()) = tokio::join!(reset, away);
+    assert_eq!(code, 1, "{text}");
+    assert!(
+        text.contains("the GPU stays cordoned") && text.contains("could not be removed; it expires"),
+        "{text}"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]

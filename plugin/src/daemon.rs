@@ -112,6 +112,7 @@ pub async fn run_with(args: Args, timing: WatchdogTiming, shutdown: Cancellation
         NvmlThread::start(&settings, checks, Timing::default(), found).context("starting the NVML thread")?;
     observed.count_xids(nvml_thread.xids());
     if let Some(samples) = samples {
+        tasks.spawn(close_with(samples.clone(), nvml_thread.diagnoses(), shutdown.clone()));
         let source = SamplerSource { library: args.nvml_library.clone(), config: config.clone() };
         let shutdown = shutdown.clone();
         tasks.spawn(async move {
@@ -270,6 +271,19 @@ async fn serve_observed(
     tasks.join_all().await?;
     info!("stopped");
     Ok(())
+}
+
+/// Closes NVML of the sampler whenever the NVML thread closes its own.
+async fn close_with(samples: Samples, diagnoses: Diagnoses, shutdown: CancellationToken) {
+    let mut diagnosis = diagnoses.diagnosis();
+    loop {
+        let closed = diagnosis.borrow_and_update().nvml_closed;
+        samples.keep_nvml_closed(closed);
+        tokio::select! {
+            () = shutdown.cancelled() => return,
+            changed = diagnosis.changed() => if changed.is_err() { return },
+        }
+    }
 }
 
 /// Passes the state of the configuration to readiness.

@@ -197,6 +197,79 @@ async fn quarantine_is_published_survives_restart_and_is_lifted() {
     scene.stop().await;
 }
 
+/// A GPU can be reset only while no process has NVML open. Its plugin closes NVML on request, goes on serving, and reads the
+/// GPUs again.
+#[tokio::test(flavor = "multi_thread")]
+async fn nvml_is_closed_on_request_and_opened_again() {
+    let mut scene = Scene::of("l4-4x-pcie").await;
+    scene.start().await;
+    let is_closed = |status: &GpuNodeStatus| {
+        status.conditions.iter().any(|known| known.type_ == names::NVML_CLOSED_CONDITION)
+    };
+    scene.sim.installed.controller.raise_xid(1, 79).unwrap();
+    scene.account("a fault", |status| !status.faults.is_empty()).await;
+    let until = jiff::Timestamp::now() + jiff::SignedDuration::from_mins(5);
+    scene.annotate(names::NVML_CLOSED_ANNOTATION, Some(&until.to_string())).await;
+    let closed = scene.account("closed NVML", is_closed).await;
+    assert_eq!((unhealthy(&closed).len(), closed.devices.len()), (1, 4));
+    let calls = scene.sim.installed.controller.calls();
+    assert_eq!(calls.of("nvmlShutdown"), calls.of("nvmlInit_v2"));
+    // Found when it is read again.
+    scene.sim.installed.controller.update_gpu(2, |gpu| gpu.lost = true).unwrap();
+    scene.annotate(names::NVML_CLOSED_ANNOTATION, None).await;
+    let opened = scene.account("open NVML", |status| !is_closed(status)).await;
+    assert_eq!(unhealthy(&opened).len(), 2, "{:?}", unhealthy(&opened));
+    // The operator confirms the reset.
+    let gpu = scene.sim.uuid(1).to_owned();
+    scene.annotate(names::LIFT_QUARANTINE_ANNOTATION, Some(&gpu)).await;
+    let lifted = scene.account("no fault", |status| status.faults.is_empty()).await;
+    let entry = lifted.evidence.iter().find(|entry| entry.gpu == gpu).unwrap();
+    assert_eq!(entry.resets.as_ref().map(|resets| resets.count), Some(1));
+    scene.stop().await;
+}
+
+/// A board that fails again and again: Xids, remapped rows and resets add up over a restart of the plugin, by serial number.
+#[tokio::test(flavor = "multi_thread")]
+async fn evidence_of_a_board_adds_up_over_restart() {
+    let mut scene = Scene::of("dgx-a100").await;
+    scene.start().await;
+    let uuid = scene.sim.uuid(2).to_owned();
+    let fail = |scene: &Scene| {
+        let failed = scene.sim.installed.controller.update_gpu(2, |gpu| {
+            gpu.remapped.pending = true;
+            gpu.remapped.uncorrected += 1;
+        });
+        failed.unwrap();
+        scene.sim.installed.controller.raise_xid(2, 95).unwrap();
+    };
+    let reset = |scene: &Scene| {
+        scene.sim.installed.controller.update_gpu(2, |gpu| gpu.remapped.pending = false).unwrap();
+    };
+    let quiet = scene.account("a first status", |_| true).await;
+    assert_eq!(quiet.evidence, []);
+    for round in 1..=2 {
+        fail(&scene);
+        let broken = scene.account("a fault", |status| !status.faults.is_empty()).await;
+        assert_eq!(broken.evidence.len(), 1);
+        reset(&scene);
+        let healed = |status: &GpuNodeStatus| {
+            let resets = status.evidence.first().and_then(|entry| entry.resets.as_ref());
+            resets.is_some_and(|resets| resets.count == round)
+        };
+        let entry = scene.account("a counted reset", healed).await.evidence.remove(0);
+        assert_eq!(
+            (entry.gpu.as_str(), entry.serial.as_deref()),
+            (uuid.as_str(), Some(&*scene.sim.installed.facts.gpus[2].serial))
+        );
+        let xids: Vec<(u64, u64)> = entry.xids.iter().map(|xid| (xid.xid, xid.count)).collect();
+        assert_eq!(xids, [(95, round)]);
+        assert_eq!(u64::from(entry.remapped_rows.unwrap().uncorrectable), round);
+        scene.stop().await;
+        scene.start().await;
+    }
+    scene.stop().await;
+}
+
 /// An operator cordons with kubectl alone. The plugin withholds the GPU, also after a restart, until it is uncordoned.
 #[tokio::test(flavor = "multi_thread")]
 async fn cordon_by_annotation_holds_over_restart_until_removed() {

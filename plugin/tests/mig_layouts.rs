@@ -70,7 +70,7 @@ impl Node {
         let checks = HealthChecks::default();
         let nvml_thread = NvmlThread::start(&settings, checks, QUICK, publish).unwrap();
         // Otherwise the thread waits briefly only, for faults of an earlier run.
-        nvml_thread.diagnoses().adopt(Vec::new(), gantry_api::Cordons::default());
+        nvml_thread.diagnoses().adopt(Vec::new(), gantry_api::Cordons::default(), Vec::new());
         let read = snapshots.wait_for(|hardware| hardware.state == State::Ready);
         tokio::time::timeout(PATIENCE, read).await.unwrap().unwrap();
         let controller = Controller::attach(sim.installed.library.parent().unwrap()).unwrap();

@@ -16,8 +16,9 @@ use kube::{Api, Client};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+use super::request::tried;
 use super::target::Target;
-use super::{DrainArgs, DrainOptions, DrainWhat, TIMEOUT, cordon};
+use super::{DrainArgs, DrainOptions, DrainWhat, cordon};
 use crate::runtime::{BadInput, print};
 use crate::visible::Visible;
 
@@ -25,8 +26,6 @@ use crate::visible::Visible;
 const PAUSE: Duration = Duration::from_secs(1);
 /// Timeout for reading the cluster.
 const LIMIT: Duration = Duration::from_secs(30);
-/// Requests in a row that may fail, while the API server restarts.
-const FAILURES: u32 = 5;
 
 /// Runs `gantry drain`.
 ///
@@ -247,29 +246,5 @@ impl Drain {
             true => evicted,
             false => format!("{evicted}; nothing more is evicted, and the GPU stays as it is"),
         }
-    }
-}
-
-/// Sends a request, again while the API server does not respond.
-async fn tried<T>(request: impl AsyncFn() -> kube::Result<T>) -> anyhow::Result<T> {
-    let mut failures = 0;
-    loop {
-        let answer = tokio::time::timeout(TIMEOUT, request()).await;
-        let error = match answer {
-            Ok(Ok(answer)) => return Ok(answer),
-            Ok(Err(kube::Error::Api(status))) if status.code == 403 => {
-                return Err(anyhow!("{}; the ClusterRole gantry-operator has the right", status.message));
-            }
-            Ok(Err(kube::Error::Api(status))) if status.code < 500 && status.code != 429 => {
-                return Err(anyhow!("{}", status.message));
-            }
-            Ok(Err(error)) => chain(&error),
-            Err(_) => format!("no response within {} s", TIMEOUT.as_secs()),
-        };
-        failures += 1;
-        if failures >= FAILURES {
-            return Err(anyhow!("the API server does not respond: {error}"));
-        }
-        tokio::time::sleep(PAUSE).await;
     }
 }

@@ -1,15 +1,25 @@
-//! `gantry cordon gpu`, `gantry uncordon gpu` and `gantry drain gpu`: one GPU at a time.
+//! `gantry cordon gpu`, `gantry uncordon gpu`, `gantry drain gpu`, `gantry reset gpu` and `gantry evidence gpu`:
+//! one GPU at a time.
 
 mod cordon;
 mod drain;
+mod evidence;
+mod request;
+mod reset;
+#[cfg(target_os = "linux")]
+mod reset_device;
 mod target;
 
 use std::time::Duration;
 
-use clap::{Args, Subcommand};
+use clap::{Args, Subcommand, ValueEnum};
 
 pub(crate) use cordon::{cordon, uncordon};
 pub(crate) use drain::drain;
+pub(crate) use evidence::evidence;
+pub(crate) use reset::reset;
+#[cfg(target_os = "linux")]
+pub(crate) use reset_device::{ResetDeviceArgs, reset_device};
 
 use crate::cluster::{ClusterArgs, SystemArgs};
 
@@ -116,6 +126,111 @@ struct DrainOptions {
     /// Evict pods without a controller too: nothing replaces them
     #[arg(long)]
     force: bool,
+}
+
+/// Options of `gantry reset`.
+#[derive(Debug, Clone, Args)]
+#[command(after_help = "\
+Resets a GPU that is cordoned and held by no pod: a privileged pod on its node runs the driver's nvidia-smi --gpu-reset, while
+the plugin keeps NVML closed. Before Ampere the driver resets all GPUs that NVLinks join; all of them must be drained. No
+other program may have a GPU open, such as DCGM or nvidia-persistenced; nvidia-smi refuses then. The GPU counts as reset once
+the plugin reads it again as healthy. It stays cordoned unless --uncordon is given.
+
+The pod is made in the namespace of the plugin, with the image of the plugin. docs/operate.md has the rights.
+
+Examples:
+  gantry drain gpu node-1/3 && gantry reset gpu node-1/3 --uncordon
+  gantry reset gpu node-1/3 --dry-run          which GPUs would be reset, and what is in the way
+
+Exit codes: 0 reset and healthy; 1 not drained, not reset, or not healthy afterwards, with the reason; 2 no such GPU.")]
+pub(crate) struct ResetArgs {
+    #[command(subcommand)]
+    what: ResetWhat,
+}
+
+#[derive(Debug, Clone, Subcommand)]
+enum ResetWhat {
+    /// Reset a drained GPU
+    Gpu(ResetOptions),
+}
+
+#[derive(Debug, Clone, Args)]
+struct ResetOptions {
+    #[command(flatten)]
+    cluster: ClusterArgs,
+
+    #[command(flatten)]
+    system: SystemArgs,
+
+    /// The GPU: node and index or UUID, or the UUID alone; the beginning of a UUID is enough where one GPU has it
+    #[arg(value_name = "NODE/INDEX|UUID")]
+    gpu: String,
+
+    /// Seconds that the pod may take
+    #[arg(long, value_name = "SECONDS", default_value = "120", value_parser = clap::value_parser!(u32).range(1..=600))]
+    timeout: u32,
+
+    /// Check everything, and print which GPUs would be reset; change nothing
+    #[arg(long)]
+    dry_run: bool,
+
+    /// Give the GPU to new pods again if it is healthy afterwards
+    #[arg(long)]
+    uncordon: bool,
+}
+
+/// Options of `gantry evidence`.
+#[derive(Debug, Clone, Args)]
+#[command(after_help = "\
+The plugin counts the Xids of each GPU and the resets after a fault, and keeps them with the remapped rows in the status of
+the GpuNode, over its own restarts and those of the node, until the Node is deleted. The evidence of a board that was taken
+out stays with its old node.
+
+JSON (-o json), stable fields: a list of node, gpu, index, model, serial and evidence (gpu, serial, since, xids[] of xid,
+count, last; remappedRows of correctable, uncorrectable, failed, since; resets of count, last). A GPU that is no longer in
+the node has no index. A GPU of which nothing was seen has no evidence.
+
+Examples:
+  gantry evidence gpu                          every GPU with an Xid, remapped memory or a reset
+  gantry evidence gpu node-1/3
+  gantry evidence gpu 1653923001234            by the serial number of the board
+  gantry evidence gpu node-1/3 -o json
+
+Exit codes: 0 shown, 1 the cluster cannot be read, 2 no such GPU.")]
+pub(crate) struct EvidenceArgs {
+    #[command(subcommand)]
+    what: EvidenceWhat,
+}
+
+#[derive(Debug, Clone, Subcommand)]
+enum EvidenceWhat {
+    /// Show the Xids, the remapped memory and the resets of GPUs
+    Gpu(EvidenceOptions),
+}
+
+#[derive(Debug, Clone, Args)]
+struct EvidenceOptions {
+    #[command(flatten)]
+    cluster: ClusterArgs,
+
+    /// The GPU: node and index or UUID, the UUID alone, or the serial number of the board [default: all with evidence]
+    #[arg(value_name = "NODE/INDEX|UUID|SERIAL")]
+    gpus: Vec<String>,
+
+    /// Output format
+    #[arg(long, short, value_enum, value_name = "FORMAT", default_value_t)]
+    output: EvidenceForm,
+}
+
+#[derive(Debug, Clone, Copy, Default, ValueEnum)]
+enum EvidenceForm {
+    /// Lines for a terminal
+    #[default]
+    Text,
+    /// JSON
+    Json,
+    /// YAML
+    Yaml,
 }
 
 /// The GPUs of a command.

@@ -115,7 +115,11 @@ fn by_uuid<'a>(
     }
 }
 
-fn target(node: &GpuNode, gpu: &Gpu) -> Result<Target, BadInput> {
+/// A GPU of a node.
+///
+/// # Errors
+/// Its UUID is unknown.
+pub(super) fn target(node: &GpuNode, gpu: &Gpu) -> Result<Target, BadInput> {
     let node = node.name_any();
     let uuid = gpu.uuid.clone().ok_or_else(|| {
         wrong(&format!(

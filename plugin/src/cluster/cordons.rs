@@ -1,12 +1,14 @@
-//! Follows the annotations of this node's `GpuNode` that cordon GPUs. Only metadata is read: the object of a node with very
+//! Follows the annotations of this node's `GpuNode` that cordon GPUs or have NVML closed. Only metadata is read: the object of a node with very
 //! many devices takes several MiB.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 use futures::StreamExt;
 use gantry_api::{Cordons, GpuNode, ObjectMessage, Reason, names};
 use gantry_runtime::events::Message;
 use gantry_runtime::{LogThrottle, chain};
+use jiff::Timestamp;
 use kube::core::PartialObjectMeta;
 use kube::runtime::watcher::{self, Event};
 use kube::{Api, Client};
@@ -22,6 +24,8 @@ use crate::inventory::State;
 const RENEW: u32 = 30;
 /// Annotations without a GPU that are reported.
 const MOST_REPORTED: usize = 8;
+/// Longest time for which NVML is kept closed: Xids are not noticed meanwhile.
+const MOST_CLOSED: Duration = Duration::from_secs(15 * 60);
 
 /// Follows until `shutdown`.
 pub(super) async fn follow(client: Client, cluster: Cluster, shutdown: CancellationToken) {
@@ -44,6 +48,7 @@ async fn run(client: Client, cluster: &Cluster) {
     let mut backoff = RETRY;
     let mut failures = LogThrottle::default();
     let mut known: Option<Cordons> = None;
+    let mut closed: Option<String> = None;
     let mut reported = BTreeSet::new();
     while let Some(event) = stream.next().await {
         let node = match event {
@@ -73,6 +78,11 @@ async fn run(client: Client, cluster: &Cluster) {
             cluster.diagnoses.cordon(cordons.clone());
             known = Some(cordons);
         }
+        let until = annotations.get(names::NVML_CLOSED_ANNOTATION);
+        if closed.as_ref() != until {
+            closed = until.cloned();
+            cluster.diagnoses.keep_nvml_closed(until.and_then(|until| time_closed(until, Timestamp::now())));
+        }
         let without_gpu = without_gpu(&annotations, cluster);
         for name in without_gpu.difference(&reported) {
             let note = format!(
@@ -83,6 +93,18 @@ async fn run(client: Client, cluster: &Cluster) {
         }
         reported = without_gpu;
     }
+}
+
+/// How long NVML stays closed by this annotation. `None` if the time is over, or is none.
+fn time_closed(until: &str, now: Timestamp) -> Option<Duration> {
+    let until: Timestamp = until
+        .parse()
+        .inspect_err(|error| {
+            warn!(%error, until, "the annotation {} is no time; NVML stays open", names::NVML_CLOSED_ANNOTATION);
+        })
+        .ok()?;
+    let time = Duration::try_from(until.duration_since(now)).ok()?;
+    Some(time.min(MOST_CLOSED)).filter(|time| !time.is_zero())
 }
 
 /// Annotations that cordon no GPU of this node. None before the GPUs are known.
@@ -98,4 +120,25 @@ fn without_gpu(annotations: &BTreeMap<String, String>, cluster: &Cluster) -> BTr
         gpu.is_some_and(|gpu| !of_gpus.contains(gpu))
     });
     names.take(MOST_REPORTED).cloned().collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A time that a person wrote by mistake leaves the node without Xids for minutes only.
+    #[test]
+    fn nvml_is_closed_for_a_limited_time() {
+        let now: Timestamp = "2026-11-26T20:00:00Z".parse().unwrap();
+        for (until, seconds) in [
+            ("2026-11-26T20:01:30Z", Some(90)),
+            ("2027-11-26T20:00:00Z", Some(15 * 60)),
+            ("2026-11-26T20:00:00Z", None),
+            ("2026-11-26T19:00:00Z", None),
+            ("soon", None),
+            ("", None),
+        ] {
+            assert_eq!(time_closed(until, now), seconds.map(Duration::from_secs), "{until}");
+        }
+    }
 }

@@ -1,7 +1,7 @@
 //! Reads the status that an earlier run of this plugin published: its holders and faults must survive a restart. Other
 //! modules judge it.
 
-use gantry_api::{Cordons, GpuFault, GpuNode, GpuProblem, Holder, NodeName};
+use gantry_api::{Cordons, GpuEvidence, GpuFault, GpuNode, GpuProblem, Holder, NodeName};
 use kube::api::{ApiResource, DynamicObject};
 use kube::{Api, Client};
 use serde::de::DeserializeOwned;
@@ -20,6 +20,7 @@ pub(super) struct PreviousStatus {
     pub(super) holders: Vec<Holder>,
     pub(super) faults: Vec<GpuFault>,
     pub(super) problems: Vec<GpuProblem>,
+    pub(super) evidence: Vec<GpuEvidence>,
     /// The GPUs that are cordoned by annotation.
     pub(super) cordons: Cordons,
 }
@@ -32,6 +33,7 @@ impl PreviousStatus {
             holders: entries(&node.data["status"]["holders"], "holder"),
             faults: entries(&node.data["status"]["faults"], "fault"),
             problems: entries(&node.data["status"]["problems"], "problem"),
+            evidence: entries(&node.data["status"]["evidence"], "record of evidence"),
             cordons: Cordons::of(node.metadata.annotations.as_ref()),
         }
     }

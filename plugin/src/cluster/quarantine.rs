@@ -33,11 +33,11 @@ async fn follow(client: Client, cluster: &Cluster) {
     let api = Api::<GpuNode>::all(client.clone());
     // The pod watch reports failures of the API server.
     let previous = previous_status::read(&client, &cluster.node, |_| {}).await;
-    let PreviousStatus { faults: stored, cordons, .. } = previous.unwrap_or_default();
+    let PreviousStatus { faults: stored, cordons, evidence, .. } = previous.unwrap_or_default();
     if !stored.is_empty() {
         info!(faults = stored.len(), "adopted GPU faults of an earlier run");
     }
-    cluster.diagnoses.adopt(stored, cordons);
+    cluster.diagnoses.adopt(stored, cordons, evidence);
     let mut diagnosis = cluster.diagnoses.diagnosis();
     if diagnosis.wait_for(|now| now.adopted).await.is_err() {
         return;

@@ -38,6 +38,11 @@ pub(super) fn status(
     let resources = resources(inventory, &held(inventory, &holders));
     let mut conditions = vec![ready(inventory, readiness, handover.is_synced(), before, now)];
     conditions.extend(cordoned(inventory, diagnosis).map(|condition| dated(condition, before, now)));
+    if diagnosis.nvml_closed {
+        let text = Reason::NvmlClosed.text().to_owned();
+        let condition = condition(names::NVML_CLOSED_CONDITION, true, Reason::NvmlClosed, text);
+        conditions.push(dated(condition, before, now));
+    }
     GpuNodeStatus {
         summary: summary(inventory, &holders, &resources),
         resources,
@@ -63,6 +68,7 @@ pub(super) fn status(
         deviations,
         deviations_total,
         faults: diagnosis.faults.iter().map(|fault| fault.0.clone()).collect(),
+        evidence: diagnosis.evidence.clone(),
         problems: problems(inventory, diagnosis, before.map_or(earlier, |before| &before.problems), now),
         plugin_version: env!("CARGO_PKG_VERSION").to_owned(),
         conditions,

@@ -184,6 +184,7 @@ pub(super) fn read_vitals(
         remaps_rows: rows.is_some(),
         repair_pending,
         repair_failed: rows.map(|rows| rows.failed),
+        remapped: rows,
         action,
         binding: bus_id.and_then(|address| sysfs.binding(address)),
         fabric: fabric.map(|status| (status.step, status.health)),

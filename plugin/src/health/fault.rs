@@ -237,6 +237,22 @@ pub enum Proof {
     Lifted,
 }
 
+impl Proof {
+    /// Whether it proves that the GPU was reset.
+    pub fn is_reset(self) -> bool {
+        match self {
+            Self::DriverReloaded
+            | Self::Responds
+            | Self::Rebound
+            | Self::ActionCleared
+            | Self::Repaired
+            | Self::CountersReset
+            | Self::Rebooted => true,
+            Self::InstanceGone | Self::LinksUp | Self::Lifted => false,
+        }
+    }
+}
+
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Ended {
     pub gpu: GpuUuid,

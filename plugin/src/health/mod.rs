@@ -21,12 +21,14 @@
 //! A quarantine survives restarts of the daemon: it is stored in `GpuNode.status` and adopted in the same boot.
 
 mod checks;
+mod evidence;
 mod fault;
 mod tracker;
 mod vitals;
 mod xid;
 
 pub use checks::{FabricCheck, HealthChecks, XidList, XidListError};
+pub use evidence::EvidenceLog;
 pub use fault::{Cause, Ended, Extent, Fault, GpuName, Loss, Outage, OutageKind, Part, Proof, Trouble};
 pub use tracker::HealthTracker;
 pub use vitals::{Failed, Vitals};

@@ -3,7 +3,7 @@
 use gantry_api::FaultEvidence;
 
 use super::{Cause, FabricCheck, HealthChecks, Proof};
-use crate::nvml::{ComputeMode, FabricHealth, FabricStep, RecoveryAction};
+use crate::nvml::{ComputeMode, FabricHealth, FabricStep, RecoveryAction, RemappedRows};
 
 /// State of a GPU as the GPU and the kernel report it. `None`: not reported.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -16,6 +16,8 @@ pub struct Vitals {
     pub repair_pending: Option<bool>,
     /// Whether remapping a row failed.
     pub repair_failed: Option<bool>,
+    /// Memory rows that were remapped in the life of the board (Ampere and later).
+    pub remapped: Option<RemappedRows>,
     /// The recovery action that the driver requests.
     pub action: Option<RecoveryAction>,
     /// The kernel's number of the GPU's binding to its driver.
@@ -69,6 +71,7 @@ impl Vitals {
             known.remaps_rows = before.remaps_rows;
             known.repair_pending = before.repair_pending;
             known.repair_failed = before.repair_failed;
+            known.remapped = before.remapped;
             known.failed.repair = before.failed.repair;
         }
         if self.failed.action {
@@ -280,6 +283,7 @@ mod tests {
         remaps_rows: true,
         repair_pending: Some(false),
         repair_failed: Some(false),
+        remapped: None,
         action: None,
         binding: Some(7),
         fabric: None,

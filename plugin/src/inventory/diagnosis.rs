@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
 
-use gantry_api::{Cordons, GpuFault};
+use gantry_api::{Cordons, GpuEvidence, GpuFault};
 use gantry_topology::{Gpu, GpuUuid};
 use tokio::sync::watch;
 
@@ -28,6 +28,8 @@ pub struct Diagnosis {
     pub cordoned: BTreeMap<GpuUuid, String>,
     /// The faults in quarantine, in stored form.
     pub faults: Vec<StoredFault>,
+    /// Evidence for the replacement of boards, in stored form. Repeated Xids are added with a delay.
+    pub evidence: Vec<GpuEvidence>,
     /// The latest cleared faults, oldest first, numbered from 1: at most [`Diagnosis::MAX_ENDED`].
     pub ended: Vec<(u64, Ended)>,
     /// Whether the faults of an earlier run were adopted or are unavailable. Before that, `faults` is
@@ -35,6 +37,8 @@ pub struct Diagnosis {
     pub adopted: bool,
     /// How many times a quarantine was lifted.
     pub lifts: u64,
+    /// Whether NVML is closed on request, or the GPUs were not read since.
+    pub nvml_closed: bool,
 }
 
 impl Diagnosis {
@@ -52,8 +56,8 @@ impl Eq for StoredFault {}
 /// A command to the NVML thread.
 #[derive(Debug)]
 pub(super) enum Command {
-    /// Adopt the faults of an earlier run, and the cordons that were set before this one.
-    Adopt(Vec<GpuFault>, Cordons),
+    /// Adopt the faults of an earlier run, the cordons that were set before this one, and the evidence.
+    Adopt(Vec<GpuFault>, Cordons, Vec<GpuEvidence>),
     /// These GPUs are cordoned now.
     Cordon(Cordons),
     /// End the quarantine of these GPUs, as the operator requested.
@@ -62,6 +66,8 @@ pub(super) enum Command {
     Close(BTreeMap<GpuUuid, String>),
     /// Bring the GPUs to a MIG layout.
     Layout(LayoutRequest),
+    /// Keep NVML closed for this time; `None`: open it again.
+    KeepClosed(Option<Duration>),
 }
 
 /// The GPUs of a lifted quarantine.
@@ -209,9 +215,9 @@ impl Diagnoses {
         }
     }
 
-    /// Hands over the faults of an earlier run and the cordons, possibly none.
-    pub fn adopt(&self, faults: Vec<GpuFault>, cordons: Cordons) {
-        self.send(Command::Adopt(faults, cordons));
+    /// Hands over the faults and the evidence of an earlier run and the cordons, possibly none.
+    pub fn adopt(&self, faults: Vec<GpuFault>, cordons: Cordons, evidence: Vec<GpuEvidence>) {
+        self.send(Command::Adopt(faults, cordons, evidence));
     }
 
     /// Sets the cordoned GPUs.
@@ -233,6 +239,11 @@ impl Diagnoses {
     /// Requests a MIG layout. A later request replaces one that NVML has not served yet.
     pub fn request_layout(&self, request: LayoutRequest) {
         self.send(Command::Layout(request));
+    }
+
+    /// Keeps NVML closed for this time, so that a GPU can be reset. `None` opens it again.
+    pub fn keep_nvml_closed(&self, time: Option<Duration>) {
+        self.send(Command::KeepClosed(time));
     }
 
     fn send(&self, command: Command) {

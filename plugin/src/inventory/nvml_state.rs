@@ -8,12 +8,13 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
 use gantry_topology::{Gpu, GpuUuid, Machine};
+use jiff::Timestamp;
 use tokio::sync::{oneshot, watch};
 
 use crate::discover::{self, DiscoverError, Fact, Found, InstanceAt, NvmlOptions};
 use crate::health::{
-    Cause, Extent, GpuName, HealthChecks, HealthTracker, Loss, Outage, OutageKind, Part, Table, Trouble,
-    Vitals, XidCounts,
+    Cause, EvidenceLog, Extent, GpuName, HealthChecks, HealthTracker, Loss, Outage, OutageKind, Part, Table,
+    Trouble, Vitals, XidCounts,
 };
 use crate::inventory::diagnosis::{Command, DiagnosesEnd};
 use crate::inventory::diagnosis::{Probe, ProbeFailures};
@@ -92,6 +93,9 @@ pub(super) struct NvmlState {
     publish: watch::Sender<Arc<Hardware>>,
     pub(super) pause: Pause,
     pub(super) tracker: HealthTracker,
+    pub(super) evidence: EvidenceLog,
+    /// When the evidence was last published.
+    evidence_published: Option<Instant>,
     known: Option<Arc<Machine>>,
     /// Current NVML index of each GPU, if it is certain: a lost GPU keeps its position in `known` and has no
     /// index here.
@@ -121,6 +125,10 @@ pub(super) struct NvmlState {
     pub(super) layout_request: Option<LayoutRequest>,
     /// Outcomes that are sent after the next reading: what is offered then is what the GPUs have.
     pub(super) layout_reply: Option<(oneshot::Sender<LayoutOutcomes>, LayoutOutcomes)>,
+    /// Until when NVML stays closed, on request.
+    closed_until: Option<Instant>,
+    /// When NVML was last closed on request. A quarantine that is lifted soon afterwards ends by a reset.
+    closed_at: Option<Instant>,
     /// Remaining loads of NVML while it does not list all GPUs of the kernel.
     pub(super) reloads: u8,
     /// The kernel's boot id; empty if unknown.
@@ -131,6 +139,9 @@ pub(super) struct NvmlState {
 const ADOPTION_TIMEOUT: Duration = Duration::from_secs(5);
 /// Longest wait while they are expected.
 const SHORT_WAIT: Duration = Duration::from_millis(10);
+
+/// How long after NVML was closed a lifted quarantine confirms a reset.
+const RESET_CONFIRMATION: Duration = Duration::from_secs(600);
 
 /// The mode in which the fabric manager activates partitions on demand.
 const SHARED_FABRIC: u8 = 1;
@@ -164,6 +175,8 @@ impl NvmlState {
             publish: channels.hardware,
             pause: Pause(channels.stopped),
             tracker: HealthTracker::default(),
+            evidence: EvidenceLog::default(),
+            evidence_published: None,
             known: None,
             indices: BTreeMap::new(),
             nameless: BTreeMap::new(),
@@ -181,6 +194,8 @@ impl NvmlState {
             probe_failures: ProbeFailures::default(),
             layout_request: None,
             layout_reply: None,
+            closed_until: None,
+            closed_at: None,
             reloads: 0,
         }
     }
@@ -231,6 +246,9 @@ impl NvmlState {
             let index = indices.get(uuid);
             if let Some(vitals) = index.and_then(|index| vitals.get(index)) {
                 self.tracker.record_vitals(uuid, *vitals, &self.checks);
+                if let Some(rows) = vitals.remapped {
+                    self.evidence.record_rows(uuid, rows, Timestamp::now());
+                }
             }
             if index.is_some_and(|index| !mig_unread.contains(index)) {
                 self.tracker.record_mig_layout(uuid, gpu.mig.as_ref());
@@ -260,6 +278,7 @@ impl NvmlState {
             self.known = Some(Arc::new(merged.machine));
         }
         self.heartbeat.mark_read();
+        self.diagnosis.nvml_closed = false;
         self.indices = indices;
         self.indices.retain(|_, index| first_lost.is_none_or(|lost| *index < lost));
         self.publish();
@@ -293,6 +312,9 @@ impl NvmlState {
 
     /// Records the state of one GPU, read between two readings of the machine.
     pub(super) fn record_vitals(&mut self, gpu: &GpuUuid, vitals: Vitals) {
+        if let Some(rows) = vitals.remapped {
+            self.evidence.record_rows(gpu, rows, Timestamp::now());
+        }
         self.tracker.record_vitals(gpu, vitals, &self.checks);
     }
 
@@ -340,7 +362,8 @@ impl NvmlState {
         let (mut adopted, mut changed, mut lifts) = (false, false, 0);
         while let Ok(command) = self.diagnoses.commands.try_recv() {
             match command {
-                Command::Adopt(faults, cordons) => {
+                Command::Adopt(faults, cordons, evidence) => {
+                    self.evidence.adopt(evidence);
                     self.tracker.adopt(faults, &self.boot_id, &self.table, &self.checks);
                     self.tracker.set_cordons(cordons);
                     adopted = true;
@@ -354,7 +377,13 @@ impl NvmlState {
                     changed = true;
                 }
                 Command::Layout(request) => self.layout_request = Some(request),
+                Command::KeepClosed(time) => self.closed_until = time.map(|time| Instant::now() + time),
                 Command::Lift(lift) => {
+                    if self.closed_at.take().is_some_and(|at| at.elapsed() < RESET_CONFIRMATION) {
+                        for gpu in self.tracker.faulty().filter(|gpu| lift.includes(gpu)) {
+                            self.evidence.record_reset(gpu, Timestamp::now());
+                        }
+                    }
                     self.tracker.lift(|gpu| lift.includes(gpu));
                     lifts += 1;
                 }
@@ -367,6 +396,30 @@ impl NvmlState {
             self.diagnosis.lifts += lifts;
             self.publish_diagnosis();
         }
+    }
+
+    /// Whether NVML is to be closed.
+    pub(super) fn is_to_close(&self) -> bool {
+        self.closed_until.is_some_and(|until| Instant::now() < until)
+    }
+
+    /// Pauses while NVML is to be closed, which it is now. True: continue; false: stop.
+    pub(super) fn stay_closed(&mut self) -> bool {
+        if !self.is_to_close() {
+            return true;
+        }
+        tracing::info!("NVML is closed, so that a GPU can be reset");
+        self.closed_at = Some(Instant::now());
+        self.diagnosis.nvml_closed = true;
+        self.publish_diagnosis();
+        while self.is_to_close() {
+            if !self.pause.sleep(self.timing.wait) {
+                return false;
+            }
+            self.apply_commands();
+        }
+        tracing::info!("NVML is opened again");
+        true
     }
 
     /// Pauses while NVML is not available and applies commands meanwhile: the GpuNode status waits for the
@@ -391,6 +444,7 @@ impl NvmlState {
         if self.failure_log.should_log(&failure.to_string(), Instant::now()) {
             tracing::warn!(failures, "{failure}");
         }
+        self.diagnosis.nvml_closed = false;
         let kind = match () {
             () if failure.is_driver_gone() => OutageKind::DriverGone,
             () if failure.is_library_missing() => OutageKind::LibraryMissing,
@@ -434,7 +488,12 @@ impl NvmlState {
 
     /// Publishes the diagnosis, if it changed.
     fn publish_diagnosis(&mut self) {
+        let mut reset = BTreeSet::new();
         for ended in self.tracker.take_ended() {
+            // One reset may end several faults.
+            if ended.proof.is_reset() && reset.insert(ended.gpu.clone()) {
+                self.evidence.record_reset(&ended.gpu, Timestamp::now());
+            }
             tracing::info!(gpu = %ended.gpu, "fault cleared: {}; {}", ended.reason, ended.proof);
             let number = self.diagnosis.ended.last().map_or(1, |(number, _)| number + 1);
             self.diagnosis.ended.push((number, ended));
@@ -443,6 +502,11 @@ impl NvmlState {
         self.diagnosis.ended.drain(..too_many);
         let machine = self.known.as_deref();
         self.diagnosis.known = machine.is_some();
+        let is_due = |published: Instant| published.elapsed() >= self.timing.read;
+        if self.evidence.is_urgent() || self.evidence_published.is_none_or(is_due) {
+            self.diagnosis.evidence = self.evidence.entries(machine);
+            self.evidence_published = Some(Instant::now());
+        }
         self.diagnosis.outage = self.tracker.outage().cloned();
         let gpus = machine.map_or(&[][..], Machine::gpus);
         let uuids = gpus.iter().filter_map(|gpu| gpu.uuid.as_ref());

@@ -107,6 +107,9 @@ impl NvmlThread {
 fn run(mut state: NvmlState) {
     let mut failures = 0u32;
     loop {
+        if !state.stay_closed() {
+            return;
+        }
         let end = run_session(&mut state, &mut failures);
         let failure = match end {
             SessionEnd::Stop => return,

@@ -19,7 +19,7 @@ use crate::nvml::{Code, Event, EventKind, EventSet, Nvml, NvmlError};
 pub(super) enum SessionEnd {
     /// The thread is to stop.
     Stop,
-    /// NVML must be loaded again: it misses GPUs that the kernel has.
+    /// NVML must be loaded again: it misses GPUs that the kernel has, or is to be closed for a while.
     Reload,
     /// NVML fails as a whole.
     Failed(DiscoverError),
@@ -34,7 +34,7 @@ enum WatchEnd {
     /// Reachability or MIG layout changed, or waiting failed as it does for a lost GPU: register again, and
     /// read again.
     Register,
-    /// The kernel has other GPUs than NVML: load NVML again.
+    /// The kernel has other GPUs than NVML, or NVML is to be closed for a while: load NVML again.
     Reload,
 }
 
@@ -266,6 +266,9 @@ impl<'nvml> Session<'nvml> {
             };
             *failed_waits = 0;
             state.apply_commands();
+            if state.is_to_close() {
+                return Ok(WatchEnd::Reload);
+            }
             if self.change_layout(state) {
                 return Ok(WatchEnd::Register);
             }
@@ -454,6 +457,7 @@ impl<'nvml> Session<'nvml> {
             }
         };
         let count = state.xids.count(uuid, xid);
+        state.evidence.record_xid(uuid, xid, Timestamp::now());
         let fault = |class| {
             let mig = state.gpu(uuid).and_then(|gpu| gpu.mig.as_ref());
             Fault {

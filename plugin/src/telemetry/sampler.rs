@@ -72,6 +72,8 @@ struct State {
     /// Number of the thread that reads; earlier ones end as soon as their call returns.
     thread: u64,
     stop: bool,
+    /// Whether NVML is to be closed.
+    closed: bool,
 }
 
 #[derive(Debug, Clone)]
@@ -100,6 +102,12 @@ impl Samples {
     pub fn ages(&self) -> Vec<(GpuUuid, Duration)> {
         let state = self.state();
         state.samples.iter().map(|(uuid, sample)| (uuid.clone(), sample.taken.elapsed())).collect()
+    }
+
+    /// Keeps NVML closed, or opens it again. A call under way is completed before.
+    pub fn keep_nvml_closed(&self, closed: bool) {
+        self.state().closed = closed;
+        self.0.stopped.notify_all();
     }
 
     /// Runs the sampler until `shutdown`.
@@ -148,13 +156,13 @@ impl Samples {
     fn read_rounds(&self, source: &SamplerSource, thread: u64) {
         let mut log = LogThrottle::default();
         let trace = CallTrace::default();
-        loop {
+        while self.wait_while_closed(thread) {
             let folder = source.config.borrow().container_driver_root.clone();
             let library = root::find_library(&source.library, &folder);
             let session =
                 Nvml::load_traced(&library, &trace).and_then(|nvml| self.session(&nvml, &trace, thread));
             match session {
-                Ok(()) => return,
+                Ok(()) => continue,
                 // The health checks report it.
                 Err(error) if log.should_log(&error.to_string(), Instant::now()) => {
                     tracing::debug!("the metrics of the GPUs cannot be read: {error}");
@@ -167,7 +175,7 @@ impl Samples {
         }
     }
 
-    /// Reads until this thread is to end, or NVML fails as a whole.
+    /// Reads until this thread is to end, NVML is to be closed, or NVML fails as a whole.
     fn session(&self, nvml: &Nvml, trace: &CallTrace, thread: u64) -> Result<(), NvmlError> {
         let mut reader = Reader::new(nvml);
         let mut pause = self.0.timing.first;
@@ -189,7 +197,7 @@ impl Samples {
                     Ok(_) => {}
                 }
             }
-            if !self.wait(pause, thread) {
+            if !self.wait(pause, thread) || self.state().closed {
                 return Ok(());
             }
             pause = self.0.timing.interval;
@@ -206,7 +214,7 @@ impl Samples {
         true
     }
 
-    /// Records the sample. False if the thread is to end.
+    /// Records the sample. False if the thread is to end, or NVML is to be closed.
     fn end(&self, index: u32, thread: u64, sample: Option<&GpuSample>) -> bool {
         let mut state = self.state();
         state.reading.remove(&index);
@@ -215,13 +223,21 @@ impl Samples {
             // A GPU that cannot be read has no values.
             None => state.samples.retain(|_, known| known.index != index),
         }
+        state.thread == thread && !state.stop && !state.closed
+    }
+
+    /// Waits while NVML is to be closed. False if the thread is to end.
+    fn wait_while_closed(&self, thread: u64) -> bool {
+        let waits = |state: &mut State| state.thread == thread && !state.stop && state.closed;
+        let waited = self.0.stopped.wait_while(self.state(), waits);
+        let state = waited.unwrap_or_else(PoisonError::into_inner);
         state.thread == thread && !state.stop
     }
 
-    /// Waits. False if the thread is to end.
+    /// Waits, until NVML is to be closed. False if the thread is to end.
     fn wait(&self, time: Duration, thread: u64) -> bool {
         let state = self.state();
-        let waits = |state: &mut State| state.thread == thread && !state.stop;
+        let waits = |state: &mut State| state.thread == thread && !state.stop && !state.closed;
         let waited = self.0.stopped.wait_timeout_while(state, time, waits);
         let (state, _) = waited.unwrap_or_else(PoisonError::into_inner);
         state.thread == thread && !state.stop

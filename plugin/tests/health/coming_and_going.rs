@@ -115,7 +115,7 @@ async fn xid_before_nvml_reload_is_handled() {
     let wait = Duration::from_millis(500);
     let timing = Timing { wait, ..LOOKS_ALONE };
     let mut eye = Eye::open(&sim, timing);
-    eye.nvml_thread.diagnoses().adopt(Vec::new(), Cordons::default());
+    eye.nvml_thread.diagnoses().adopt(Vec::new(), Cordons::default(), Vec::new());
     eye.diagnosis("no faults", |now| now.adopted).await;
     eye.ready().await;
     // NVML_ERROR_TIMEOUT at once: the plugin sleeps for the rest of the wait, and then checks.

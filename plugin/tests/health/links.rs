@@ -69,7 +69,7 @@ async fn link_xid_counts_if_links_went_down() {
 
     let mut eye = Eye::open(&sim, QUICK);
     eye.ready().await;
-    eye.nvml_thread.diagnoses().adopt(stored, Cordons::default());
+    eye.nvml_thread.diagnoses().adopt(stored, Cordons::default(), Vec::new());
     assert_eq!(eye.until_sick(1).await[sim.uuid(0)], reason);
     for link in [3, 4] {
         controller.set_nvlink(0, link, true).unwrap();

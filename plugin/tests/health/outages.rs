@@ -114,7 +114,7 @@ async fn missing_library_appearing_proves_no_reset() {
         driver: None,
         evidence: FaultEvidence::default(),
     };
-    eye.nvml_thread.diagnoses().adopt(vec![fault], Cordons::default());
+    eye.nvml_thread.diagnoses().adopt(vec![fault], Cordons::default(), Vec::new());
     let is_missing = |now: &Arc<Diagnosis>| {
         let kind = now.outage.as_ref().map(|outage| outage.kind);
         // Not `Failing`: that would restart the process, which would find no library either.

@@ -93,7 +93,7 @@ async fn quarantine_survives_restart() {
 
     let mut eye = Eye::open(&sim, QUICK);
     eye.ready().await;
-    eye.nvml_thread.diagnoses().adopt(stored.clone(), Cordons::default());
+    eye.nvml_thread.diagnoses().adopt(stored.clone(), Cordons::default(), Vec::new());
     assert_eq!(eye.until_sick(2).await, before);
     assert_eq!(eye.stored().await, stored, "and is stored again as it was");
     eye.a_while(&sim).await;
@@ -104,7 +104,7 @@ async fn quarantine_survives_restart() {
     bind_anew(&sim, 2);
     let mut eye = Eye::open(&sim, QUICK);
     eye.ready().await;
-    eye.nvml_thread.diagnoses().adopt(stored.clone(), Cordons::default());
+    eye.nvml_thread.diagnoses().adopt(stored.clone(), Cordons::default(), Vec::new());
     let unhealthy = eye.until_sick(1).await;
     assert!(unhealthy.contains_key(sim.uuid(1)), "{unhealthy:?}");
     assert_eq!(eye.proofs().await, [Proof::Rebound]);
@@ -113,7 +113,7 @@ async fn quarantine_survives_restart() {
     boot(&sim, "second");
     let mut eye = Eye::open(&sim, QUICK);
     eye.ready().await;
-    eye.nvml_thread.diagnoses().adopt(stored, Cordons::default());
+    eye.nvml_thread.diagnoses().adopt(stored, Cordons::default(), Vec::new());
     assert_eq!(eye.proofs().await, [Proof::Rebooted; 2]);
     eye.healthy().await;
 }
@@ -131,13 +131,13 @@ async fn stored_xid_is_cleared_once_not_enabled() {
 
     let mut eye = Eye::open_with(&sim, QUICK, enabled);
     eye.ready().await;
-    eye.nvml_thread.diagnoses().adopt(stored.clone(), Cordons::default());
+    eye.nvml_thread.diagnoses().adopt(stored.clone(), Cordons::default(), Vec::new());
     eye.until_sick(1).await;
     eye.nvml_thread.stop();
 
     let mut eye = Eye::open(&sim, QUICK);
     eye.ready().await;
-    eye.nvml_thread.diagnoses().adopt(stored, Cordons::default());
+    eye.nvml_thread.diagnoses().adopt(stored, Cordons::default(), Vec::new());
     assert_eq!(eye.proofs().await, [Proof::Lifted]);
     eye.healthy().await;
 }
@@ -174,7 +174,7 @@ async fn unopenable_gpu_keeps_quarantine_after_restart() {
     controller.fail_call(open, 999, None).unwrap();
     let mut eye = Eye::open(&sim, QUICK);
     eye.until("GPUs without a name", |now| now.state == State::Ready).await;
-    eye.nvml_thread.diagnoses().adopt(stored, Cordons::default());
+    eye.nvml_thread.diagnoses().adopt(stored, Cordons::default(), Vec::new());
     eye.a_while_of(&sim, open).await;
     controller.fail_call(open, 999, Some(0)).unwrap();
     let unhealthy = eye.until("the GPUs again", |now| now.units.len() == 8).await;

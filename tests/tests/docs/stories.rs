@@ -365,9 +365,41 @@ async fn operate(stage: &Stage, page: &mut Reader<'_>) -> Result<()> {
     let drained = page.run("gantry drain").await?;
     let gang = drained.matches("of gang research/train").count();
     ensure!(gang == 2 && drained.contains("is drained: no pod holds it"), "{drained}");
+    reset_of_a_board(stage).await?;
+    let evidence = page.run("gantry evidence").await?;
+    ensure!(evidence.contains("Xid 79") && evidence.contains("reset after a fault; once"), "{evidence}");
     page.run("kubectl create clusterrolebinding").await?;
     stage.prints("kubectl auth can-i list gpunodes --as=alice --as-group=gpu-operators", "yes").await?;
+    page.run("kubectl -n gantry-system create role ").await?;
+    page.run("kubectl -n gantry-system create rolebinding").await?;
+    stage
+        .prints("kubectl -n gantry-system auth can-i create pods --as=bob --as-group=gpu-resetters", "yes")
+        .await?;
     stage.sh("gantry uncordon gpu node-1/3; kubectl delete clusterrolebinding gpu-operators")?;
+    Ok(())
+}
+
+/// Resets GPU 3 of the first node, which is drained. Its GPUs are older than Ampere's and joined by NVSwitches.
+async fn reset_of_a_board(stage: &Stage) -> Result<()> {
+    stage.hardware(0).controller().raise_xid(3, OFF_THE_BUS)?;
+    stage.prints("gantry map", "Xid 79").await?;
+    let refused = stage.sh("gantry reset gpu node-1/3 || true")?;
+    let why = "is not cordoned, and the driver resets it together with GPU 3";
+    ensure!(refused.contains(why), "{refused}");
+    stage.sh("gantry cordon gpu node-1/{0..15}")?;
+    let failed = stage.sh("gantry reset gpu node-1/3 || true")?;
+    ensure!(failed.contains("cannot run nvidia-smi of the driver"), "{failed}");
+    // A driver that has one.
+    let node = &stage.cluster().nodes()[0];
+    node.exec(&["mount", "-t", "tmpfs", "tmpfs", "/usr/local/sbin"]).await?;
+    let smi = "printf '#!/bin/sh\\necho \"$@\"\\n' > /usr/local/sbin/nvidia-smi; chmod 755 /usr/local/sbin/nvidia-smi";
+    node.exec(&["sh", "-c", smi]).await?;
+    let reset = stage.sh("gantry reset gpu node-1/3 --uncordon")?;
+    let with = reset.matches("is reset too").count();
+    ensure!(with == GPUS - 1 && reset.contains("is healthy and uncordoned"), "{reset}");
+    stage.serves(&[("node-1", GPUS)]).await?;
+    let pods = stage.sh("kubectl -n gantry-system get pods")?;
+    ensure!(!pods.contains("gantry-reset"), "{pods}");
     Ok(())
 }
 

@@ -88,6 +88,7 @@ pub(super) async fn xid_is_reported_everywhere_until_lifted(bed: &Bed) -> Result
         gpu.and_then(|gpu| gpu.uuid.as_ref()).map(ToString::to_string)
     };
     let sick = uuid(3).context("it has eight GPUs")?;
+    let well = uuid(2).context("it has eight GPUs")?;
     gpus.serve(cluster, node, Some(&hardware), &[], &[("nvidia.com/gpu", 8)]).await?;
     condition(bed, node, "True", "GpusHealthy").await?;
     // An application's Xid changes nothing; the one after it does, so that the first has been seen by then.
@@ -116,6 +117,13 @@ pub(super) async fn xid_is_reported_everywhere_until_lifted(bed: &Bed) -> Result
     let eight = pods::running(&api, "eight").await?;
     let seen = pods::seen(cluster, &eight, "main").await?;
     ensure!(seen.len() == 8 && seen.contains(&sick), "{seen:?}");
+    // What is known of the boards outlives the plugin and the fault.
+    let status = Api::<GpuNode>::all(bed.client()).get(node).await?.status.unwrap_or_default();
+    for (gpu, xid) in [(well, 31), (sick, OFF_THE_BUS)] {
+        let entry = status.evidence.iter().find(|entry| entry.gpu == gpu);
+        let xids = entry.with_context(|| format!("no evidence about GPU {gpu}"))?.xids.as_slice();
+        ensure!(matches!(xids, [one] if one.xid == xid && one.count == 1), "{xids:?}");
+    }
     Ok(())
 }
 
