@@ -282,7 +282,8 @@ async fn is_marked(bed: &Bed, node: &str, expected: &str) -> Result<()> {
         let node = nodes.get(node).await.map_err(|error| error.to_string())?;
         let taints = node.spec.and_then(|spec| spec.taints).unwrap_or_default();
         let taints = taints.into_iter().filter(|taint| taint.key == REMEDIATION_TAINT);
-        let taints = taints.map(|taint| format!("taint {}:{}", taint.value.unwrap_or_default(), taint.effect));
+        let taints =
+            taints.map(|taint| format!("taint {}:{}", taint.value.unwrap_or_default(), taint.effect));
         let conditions = node.status.and_then(|status| status.conditions).unwrap_or_default();
         let of_rules = |type_: &str| ["GPUFault", "GPURebootRequested"].contains(&type_);
         let mut conditions: Vec<String> = conditions
