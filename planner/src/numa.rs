@@ -822,7 +822,7 @@ mod tests {
             cpu: (Some(cpus.as_str()), Some(cpus.as_str())),
             memory: (Some("1Gi"), None),
         });
-        let mut request = Request::read(&resources, asking).unwrap().with_cpus(each);
+        let mut request = Request::read(&resources, asking).unwrap().with_cpus(&each);
         request.asks.pop().unwrap_or_else(|| Ask::of_containers("nvidia.com/gpu".into(), &[]))
     }
 

@@ -214,7 +214,7 @@ impl Request {
     /// The same with the CPUs that kubelet's static CPU manager gives to each container alone: those of a Guaranteed pod
     /// that asks for whole ones. `containers` are all of the pod, in kubelet's order.
     #[must_use]
-    pub fn with_cpus<'a>(mut self, containers: impl Iterator<Item = CpuAndMemory<'a>> + Clone) -> Self {
+    pub fn with_cpus<'a>(mut self, containers: &(impl Iterator<Item = CpuAndMemory<'a>> + Clone)) -> Self {
         let is_exclusive = |container: CpuAndMemory<'_>| container.exclusive_cpus() > 0;
         if self.is_empty()
             || !containers.clone().all(|container| container.is_guaranteed())
@@ -547,7 +547,7 @@ mod tests {
         let each = containers.iter().map(|(name, kind, [cpu, requested, memory, requested_memory])| {
             CpuAndMemory { name, kind: *kind, cpu: (*cpu, *requested), memory: (*memory, *requested_memory) }
         });
-        let request = Request::read(&resources, asking).unwrap().with_cpus(each);
+        let request = Request::read(&resources, asking).unwrap().with_cpus(&each);
         request.asks[0].cpus.iter().map(|one| (one.container, one.cpus)).collect()
     }
 

@@ -184,7 +184,7 @@ impl SlimSpec {
         if !self.resources.limits.is_empty() || !self.resources.requests.is_empty() {
             return Ok(request);
         }
-        Ok(request.with_cpus(self.in_order().map(|(container, kind)| {
+        Ok(request.with_cpus(&self.in_order().map(|(container, kind)| {
             let of = |name| {
                 let SlimResources { limits, requests } = &container.resources;
                 (limits.get(name).map(String::as_str), requests.get(name).map(String::as_str))

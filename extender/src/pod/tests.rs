@@ -77,7 +77,7 @@ fn exclusive_cpus_are_read_alike_from_watch_and_call() {
         let spec = called.spec.as_ref().unwrap();
         let resources = ["nvidia.com/gpu".into()];
         let request = Request::read(&resources, |resource| spec.containers_asking(resource)).unwrap();
-        let request = request.with_cpus(spec.cpu_and_memory());
+        let request = request.with_cpus(&spec.cpu_and_memory());
         assert_eq!(*facts(pod).request.unwrap(), request, "{text}");
         request.cpus().iter().map(|one| (one.container, one.cpus)).collect::<Vec<_>>()
     };
