@@ -298,7 +298,7 @@ fn variable(yaml: &str, policy: &str, name: &str) -> String {
 }
 
 /// Reasons of conditions, which no Event has.
-const OF_CONDITIONS: [&str; 4] = ["GpuDegraded", "GpusHealthy", "PodsUnknown", "Stopped"];
+const OF_CONDITIONS: [&str; 5] = ["GpuDegraded", "GpusHealthy", "NvmlClosed", "PodsUnknown", "Stopped"];
 
 #[test]
 fn policy_allows_the_reasons_of_the_plugins_events() {
