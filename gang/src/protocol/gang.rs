@@ -1926,12 +1926,16 @@ impl Gang {
         self.activate(env, taken);
     }
 
-    /// All members of a role have ended well, and as many as it needs: none can be lost any more.
+    /// All members of a role have ended well, and the gang has as many as it needs: none can be lost any more. Which
+    /// roles the members have that ended before this process began is unknown.
     fn is_role_over(&self, role: &str) -> bool {
         let count = self.members().count_of(role);
         let completed = count.of(Class::Completed) + self.completed_before;
-        let is_whole = self.missing_of(role, Count::settled) <= self.completed_before;
-        count.alive() == 0 && completed > 0 && is_whole
+        let is_whole = match self.role_min(role) {
+            0 => self.enough(Count::settled),
+            _ => self.missing_of_roles(Count::settled) <= self.completed_before,
+        };
+        count.alive() == 0 && count.of(Class::Lost) == 0 && completed > 0 && is_whole
     }
 
     /// Releases spare slots that it does not ask for any more, the last ones first.

@@ -4,7 +4,9 @@ use gantry_api::{GangPhase, Reason};
 
 use super::super::world::{World, bound, key, member, membership, place, released, uid};
 use crate::membership::Membership;
-use crate::protocol::{Answer, GangEvent, Placement, PlanRequest, Settings, Work};
+use crate::protocol::{
+    Answer, GangEvent, Member, Placement, PlanRequest, Reservation, Settings, Stage, Work,
+};
 
 fn with_spares(min: u32, spares: u32) -> Membership {
     let mut membership = membership("a", min);
@@ -215,12 +217,43 @@ fn spares_are_released_when_all_members_have_ended() {
     for (pod, node) in [("a0", "n0"), ("a1", "n1")] {
         assert_eq!(world.reserved(), ["s0"], "{pod} may be lost");
         let mut ended = bound(member(pod, with_spares(2, 1)), node);
-        ended.stage = crate::protocol::Stage::Succeeded;
+        ended.stage = Stage::Succeeded;
         world.see(ended);
     }
     assert_eq!(world.phase("a"), GangPhase::Finished);
     assert!(world.reserved().is_empty());
     assert_eq!(world.next(), None);
+}
+
+#[test]
+fn spare_of_a_role_with_lost_members_is_kept() {
+    // One worker has ended, and the other is lost. No minimum of the workers is known.
+    let of_role = |pod: &str, role: &str| {
+        let membership = Membership { role: role.into(), ..with_spares(3, 1) };
+        member(pod, membership)
+    };
+    let mut world = World::new();
+    for (pod, role) in [("a0", "master"), ("a1", "worker"), ("a2", "worker")] {
+        world.see(of_role(pod, role));
+    }
+    let wanted = world.next().unwrap();
+    assert_eq!(wanted.members.len(), 3);
+    let places = wanted.members.iter().enumerate().map(|(at, member)| Reservation {
+        role: member.role.clone(),
+        ..place(&format!("n{at}"), &format!("g{at}"))
+    });
+    let spare = Reservation { role: "worker".into(), ..place("n5", "s0") };
+    let found = Placement { places: places.collect(), spares: vec![spare], ..Placement::default() };
+    world.handle(GangEvent::Planned { gang: &wanted.gang, result: Ok(found) });
+    world.come_all("a", 3);
+    world.write();
+    let node = ["a0", "a1", "a2"].map(|pod| world.bind(pod));
+    let ended = Member { stage: Stage::Succeeded, ..bound(of_role("a1", "worker"), &node[1]) };
+    world.see(ended);
+    assert_eq!(world.reserved(), ["s0"]);
+    world.handle(GangEvent::NodeLost { node: &node[2].as_str().into() });
+    world.gone("a2");
+    assert_eq!(world.reserved(), ["g2", "s0"], "its replacement is about to come");
 }
 
 /// A member loses its devices to another pod.
