@@ -444,7 +444,6 @@ impl NvmlState {
         if self.failure_log.should_log(&failure.to_string(), Instant::now()) {
             tracing::warn!(failures, "{failure}");
         }
-        self.diagnosis.nvml_closed = false;
         let kind = match () {
             () if failure.is_driver_gone() => OutageKind::DriverGone,
             () if failure.is_library_missing() => OutageKind::LibraryMissing,
@@ -454,6 +453,10 @@ impl NvmlState {
             self.tracker.record_outage(Outage { reason: format!("driver gone: {failure}"), kind });
         } else if failures >= MAX_FAILURES {
             self.tracker.record_outage(Outage { reason: format!("NVML fails: {failure}"), kind });
+        }
+        // Until then the GPUs were not read since NVML was closed.
+        if self.tracker.outage().is_some() {
+            self.diagnosis.nvml_closed = false;
         }
         if self.known.is_some() {
             self.publish();
@@ -617,4 +620,54 @@ fn log_changes(before: &Hardware, after: &Hardware) {
 fn boot_id(proc_root: &Path) -> String {
     let id = std::fs::read_to_string(proc_root.join("sys/kernel/random/boot_id"));
     id.map(|id| id.trim().to_owned()).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::{Sender, channel};
+
+    use super::*;
+    use crate::inventory::Diagnoses;
+
+    /// State without NVML. Returns what keeps it from stopping, too.
+    fn state() -> (NvmlState, Diagnoses, Sender<()>) {
+        let settings = Settings {
+            nvml_library: "/nowhere".into(),
+            config: watch::channel(Arc::<Config>::default()).1,
+            proc_root: "/nowhere".into(),
+            sys_root: "/nowhere".into(),
+            dev_root: "/nowhere".into(),
+            fabric_mode: Some(0),
+        };
+        let (stop, stopped) = channel();
+        let (diagnoses, end) = Diagnoses::pair();
+        let channels = NvmlChannels {
+            hardware: watch::channel(Arc::new(Hardware::absent("not read"))).0,
+            diagnoses: end,
+            heartbeat: Heartbeat::new(),
+            stopped,
+        };
+        let timing = Timing { wait: Duration::from_millis(1), ..Timing::default() };
+        let state =
+            NvmlState::new(&settings, HealthChecks::default(), timing, XidCounts::default(), channels);
+        (state, diagnoses, stop)
+    }
+
+    /// Has NVML closed on request and opened again.
+    fn close(state: &mut NvmlState) {
+        state.closed_until = Some(Instant::now() + Duration::from_millis(5));
+        assert!(state.stay_closed());
+    }
+
+    /// A single failure after the reset says nothing about the GPUs: a client waits for a reading or an outage.
+    #[test]
+    fn nvml_stays_closed_until_read_or_failed_for_good() {
+        let (mut state, diagnoses, _stop) = state();
+        close(&mut state);
+        let failure = DiscoverError::Nvml(NvmlError::Missing { call: "nvmlInit_v2" });
+        for (failures, closed) in [(1, true), (2, true), (MAX_FAILURES, false)] {
+            state.record_failure(&failure, failures);
+            assert_eq!(diagnoses.now().nvml_closed, closed, "{failures}");
+        }
+    }
 }
