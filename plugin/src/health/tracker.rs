@@ -252,6 +252,18 @@ impl HealthTracker {
         }
     }
 
+    /// Ends the quarantine of GPUs for which `chosen` holds, because they were reset and read since then. A reset
+    /// does not show that NVLinks are repaired: faults with links that are still down stay.
+    pub fn lift_after_reset(&mut self, chosen: impl Fn(&GpuUuid) -> bool) {
+        let gpus: Vec<(GpuUuid, u8)> =
+            self.gpus.iter().map(|(gpu, record)| (gpu.clone(), record.links_now)).collect();
+        for (gpu, links_now) in gpus.into_iter().filter(|(gpu, _)| chosen(gpu)) {
+            self.end_where(&gpu, Proof::Lifted, |fault| {
+                fault.evidence.links_before.is_none_or(|before| before <= links_now)
+            });
+        }
+    }
+
     /// Records that NVML fails. The latest reason stands: with the driver back but NVML failing, the driver is
     /// not gone. The earlier absence of the driver still proves a reset once NVML works.
     pub fn record_outage(&mut self, outage: Outage) {

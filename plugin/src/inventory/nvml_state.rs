@@ -16,7 +16,7 @@ use crate::health::{
     Cause, EvidenceLog, Extent, GpuName, HealthChecks, HealthTracker, Loss, Outage, OutageKind, Part, Table,
     Trouble, Vitals, XidCounts,
 };
-use crate::inventory::diagnosis::{Command, DiagnosesEnd};
+use crate::inventory::diagnosis::{Command, DiagnosesEnd, Lift};
 use crate::inventory::diagnosis::{Probe, ProbeFailures};
 use crate::inventory::merge::merge;
 use crate::inventory::nvml_thread::Heartbeat;
@@ -379,12 +379,7 @@ impl NvmlState {
                 Command::Layout(request) => self.layout_request = Some(request),
                 Command::KeepClosed(time) => self.closed_until = time.map(|time| Instant::now() + time),
                 Command::Lift(lift) => {
-                    if self.closed_at.take().is_some_and(|at| at.elapsed() < RESET_CONFIRMATION) {
-                        for gpu in self.tracker.faulty().filter(|gpu| lift.includes(gpu)) {
-                            self.evidence.record_reset(gpu, Timestamp::now());
-                        }
-                    }
-                    self.tracker.lift(|gpu| lift.includes(gpu));
+                    self.lift(&lift);
                     lifts += 1;
                 }
             }
@@ -395,6 +390,20 @@ impl NvmlState {
             self.diagnosis.adopted |= adopted;
             self.diagnosis.lifts += lifts;
             self.publish_diagnosis();
+        }
+    }
+
+    /// Ends a quarantine, as the operator requested. Soon after NVML was closed, the operator confirms a reset.
+    fn lift(&mut self, lift: &Lift) {
+        if self.closed_at.take().is_none_or(|at| at.elapsed() >= RESET_CONFIRMATION) {
+            self.tracker.lift(|gpu| lift.includes(gpu));
+            return;
+        }
+        let before: Vec<GpuUuid> = self.tracker.faulty().filter(|gpu| lift.includes(gpu)).cloned().collect();
+        self.tracker.lift_after_reset(|gpu| lift.includes(gpu));
+        let after: BTreeSet<&GpuUuid> = self.tracker.faulty().collect();
+        for gpu in before.iter().filter(|gpu| !after.contains(gpu)) {
+            self.evidence.record_reset(gpu, Timestamp::now());
         }
     }
 
