@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use anyhow::{Context as _, anyhow, bail};
-use gantry_api::{Cordons, GpuNode, names};
+use gantry_api::{Cordons, GpuFault, GpuNode, names};
 use gantry_extender::eviction::reported_holders;
 use gantry_extender::gpu_node::{self, Changes};
 use gantry_topology::{Gpu, Machine};
@@ -101,17 +101,22 @@ impl Reset {
         }
         self.close_nvml().await?;
         // Another client may have changed it while the plugin closed NVML.
-        if let Some(refusal) = refusal(&self.node().await?, &group, &self.target) {
+        let node = self.node().await?;
+        if let Some(refusal) = refusal(&node, &group, &self.target) {
             bail!(refusal);
         }
-        let started = Timestamp::now();
+        let before: Vec<GpuFault> = faults(&node, &group).cloned().collect();
         self.make_pod(&installed, &group).await?;
         self.follow_pod().await?;
         self.is_done = true;
         report(&format!("{} was reset by nvidia-smi", some(&group)))?;
+        // By its own clock, or on behalf of another client.
+        if !is_nvml_closed(&self.node().await?) {
+            bail!("the plugin on {} opened NVML during the reset", self.target.node);
+        }
         self.clean_up().await?;
         self.wait_for("open NVML and read the GPUs again", |node| !is_nvml_closed(node)).await?;
-        self.lift(&group, started).await?;
+        self.lift(&group, &before).await?;
         let node = self.node().await?;
         if let Some(problem) = problem(&node, &group) {
             bail!(
@@ -201,7 +206,10 @@ impl Reset {
         while !holds(&self.node().await?) {
             if Instant::now() >= deadline {
                 let seconds = PLUGIN_LIMIT.as_secs();
-                bail!("the plugin on {} did not {what} within {seconds} s; see its log", self.target.node);
+                bail!(
+                    "the plugin on {} did not {what} within {seconds} s, or is older than this command; see its log",
+                    self.target.node
+                );
             }
             tokio::time::sleep(PAUSE).await;
         }
@@ -248,16 +256,12 @@ impl Reset {
     }
 
     /// Ends the quarantine of faults from before the reset, where NVML does not show the reset.
-    async fn lift(&self, group: &[Target], started: Timestamp) -> anyhow::Result<()> {
+    async fn lift(&self, group: &[Target], before: &[GpuFault]) -> anyhow::Result<()> {
         let node = self.node().await?;
-        let faults = node.status.as_ref().map_or(&[][..], |status| &status.faults);
-        let of_group =
-            faults.iter().filter(|fault| group.iter().any(|gpu| gpu.uuid.as_str() == fault.gpu.as_str()));
-        let (later, before): (Vec<_>, Vec<_>) = of_group.partition(|fault| fault.since.0 >= started);
-        if let Some(fault) = later.first() {
+        if let Some(fault) = faults(&node, group).find(|fault| !is_among(fault, before)) {
             bail!("{} has a new fault since the reset: {}", fault.gpu, fault.reason);
         }
-        let gpus: BTreeSet<&str> = before.iter().map(|fault| fault.gpu.as_str()).collect();
+        let gpus: BTreeSet<&str> = faults(&node, group).map(|fault| fault.gpu.as_str()).collect();
         if gpus.is_empty() {
             return Ok(());
         }
@@ -267,11 +271,8 @@ impl Reset {
             (Changes::from([(name, Some(value.clone()))]), ())
         });
         written.await.map_err(|error| self.denied(error))?;
-        self.wait_for("end the quarantine", |node| {
-            let faults = node.status.as_ref().map_or(&[][..], |status| &status.faults);
-            !faults.iter().any(|fault| gpus.contains(fault.gpu.as_str()) && fault.since.0 < started)
-        })
-        .await
+        self.wait_for("end the quarantine", |node| !faults(node, group).any(|fault| is_among(fault, before)))
+            .await
     }
 
     /// Removes the pod and the request to keep NVML closed.
@@ -392,6 +393,17 @@ fn refusal(node: &GpuNode, group: &[Target], named: &Target) -> Option<String> {
             "{gpu} is held by {namespace}/{pod}{with}; nothing was done: `gantry drain gpu {place}` first"
         ))
     })
+}
+
+/// The faults of these GPUs.
+fn faults<'a>(node: &'a GpuNode, group: &'a [Target]) -> impl Iterator<Item = &'a GpuFault> {
+    let faults = node.status.iter().flat_map(|status| &status.faults);
+    faults.filter(|fault| group.iter().any(|gpu| gpu.uuid.as_str() == fault.gpu))
+}
+
+/// Whether a fault is one of `before`. Times are compared with one another only: the clock of the node is another one.
+fn is_among(fault: &GpuFault, before: &[GpuFault]) -> bool {
+    before.iter().any(|known| (&known.gpu, known.xid, &known.since) == (&fault.gpu, fault.xid, &fault.since))
 }
 
 /// What is wrong with these GPUs apart from the cordon.
@@ -605,6 +617,30 @@ mod tests {
             "{refused}"
         );
         assert!(refused.ends_with("`gantry drain gpu a/2` first"), "{refused}");
+    }
+
+    /// The clock of the node is an hour behind that of the operator.
+    #[test]
+    fn fault_is_new_if_it_was_not_there_before() {
+        let fault = |gpu: &str, xid: u64, since: &str| -> GpuFault {
+            let fault =
+                json!({"gpu": gpu, "xid": xid, "class": "resettable", "reason": "Xid", "since": since});
+            serde_json::from_value(fault).unwrap()
+        };
+        let first = fault("GPU-3", 95, "2026-11-02T10:00:00Z");
+        let before = [first.clone()];
+        assert!(is_among(&first, &before));
+        for new in [
+            fault("GPU-3", 95, "2026-11-02T10:00:01Z"),
+            fault("GPU-3", 79, "2026-11-02T10:00:00Z"),
+            fault("GPU-2", 95, "2026-11-02T10:00:00Z"),
+        ] {
+            assert!(!is_among(&new, &before), "{new:?}");
+        }
+        let mut node = node(H100, &[3], None);
+        node.status.as_mut().unwrap().faults =
+            vec![fault("GPU-2", 79, "2026-11-02T10:00:00Z"), first.clone()];
+        assert_eq!(faults(&node, &targets(&node, 3)).collect::<Vec<_>>(), [&first]);
     }
 
     #[test]
