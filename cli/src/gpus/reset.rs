@@ -25,7 +25,7 @@ use crate::visible::Visible;
 
 /// Pause between two looks at the cluster.
 const PAUSE: Duration = Duration::from_secs(1);
-/// How long the plugin may take to close NVML, to open it again, and to lift a quarantine.
+/// How long the plugin may take to close NVML, to open it again, and until the GPUs are healthy.
 const PLUGIN_LIMIT: Duration = Duration::from_secs(60);
 /// How long the pod of an earlier attempt may take to be deleted.
 const TERMINATION_LIMIT: Duration = Duration::from_secs(30);
@@ -117,14 +117,7 @@ impl Reset {
         self.clean_up().await?;
         self.wait_for("open NVML and read the GPUs again", |node| !is_nvml_closed(node)).await?;
         self.lift(&group, &before).await?;
-        let node = self.node().await?;
-        if let Some(problem) = problem(&node, &group) {
-            bail!(
-                "{problem}: leave it cordoned, and see `gantry evidence gpu {}/{}` for a replacement",
-                self.target.node,
-                self.target.index
-            );
-        }
+        self.wait_until_healthy(&group).await?;
         if !self.options.uncordon {
             return report(&format!("{} is healthy; `gantry uncordon gpu` returns it", some(&group)));
         }
@@ -270,9 +263,23 @@ impl Reset {
             let name = names::LIFT_QUARANTINE_ANNOTATION.to_owned();
             (Changes::from([(name, Some(value.clone()))]), ())
         });
-        written.await.map_err(|error| self.denied(error))?;
-        self.wait_for("end the quarantine", |node| !faults(node, group).any(|fault| is_among(fault, before)))
-            .await
+        written.await.map_err(|error| self.denied(error))
+    }
+
+    /// Waits until nothing is wrong with the GPUs. Just after a reset links and the fabric are not up yet.
+    async fn wait_until_healthy(&self, group: &[Target]) -> anyhow::Result<()> {
+        let deadline = Instant::now() + PLUGIN_LIMIT;
+        while let Some(problem) = problem(&self.node().await?, group) {
+            if Instant::now() >= deadline {
+                bail!(
+                    "{problem}: leave it cordoned, and see `gantry evidence gpu {}/{}` for a replacement",
+                    self.target.node,
+                    self.target.index
+                );
+            }
+            tokio::time::sleep(PAUSE).await;
+        }
+        Ok(())
     }
 
     /// Removes the pod and the request to keep NVML closed.
