@@ -63,13 +63,17 @@ impl Stage {
         let gpu_nodes = Api::<GpuNode>::all(self.0.client.clone());
         let pods = Api::<Pod>::namespaced(self.0.client.clone(), "gantry-system");
         let params = PatchParams::default();
-        let closed = json!([{"type": names::NVML_CLOSED_CONDITION, "status": "True", "reason": "NvmlClosed",
-            "message": "", "lastTransitionTime": "2026-11-02T10:00:00Z"}]);
+        let condition = |name: &str| {
+            json!({"type": name, "status": "True", "reason": "Serving", "message": "",
+                "lastTransitionTime": "2026-11-02T10:00:00Z"})
+        };
+        let open = json!([condition("Ready")]);
+        let closed = json!([condition("Ready"), condition(names::NVML_CLOSED_CONDITION)]);
         loop {
             tokio::time::sleep(std::time::Duration::from_millis(50)).await;
             let annotations = gpu_nodes.get("a").await.unwrap().metadata.annotations.unwrap_or_default();
             let is_closed = annotations.contains_key(names::NVML_CLOSED_ANNOTATION);
-            let mut status = json!({"conditions": if is_closed { closed.clone() } else { json!([]) }});
+            let mut status = json!({"conditions": if is_closed { &closed } else { &open }});
             if annotations.contains_key(names::LIFT_QUARANTINE_ANNOTATION) {
                 status["faults"] = json!([]);
                 let lifted = json!({"metadata": {"annotations": {names::LIFT_QUARANTINE_ANNOTATION: null}}});

@@ -413,20 +413,39 @@ fn is_among(fault: &GpuFault, before: &[GpuFault]) -> bool {
     before.iter().any(|known| (&known.gpu, known.xid, &known.since) == (&fault.gpu, fault.xid, &fault.since))
 }
 
-/// What is wrong with these GPUs apart from the cordon.
+/// What is wrong with these GPUs apart from the cordon. What is not known is a problem too.
 fn problem(node: &GpuNode, group: &[Target]) -> Option<String> {
-    let status = node.status.as_ref()?;
-    group.iter().find_map(|gpu| {
+    let name = node.name_any();
+    let Some(status) = &node.status else {
+        return Some(format!("the plugin on {name} reports nothing after the reset"));
+    };
+    let ready = status.conditions.iter().find(|condition| condition.type_ == "Ready");
+    let unready = || match ready {
+        Some(ready) if ready.status == "True" => None,
+        Some(ready) => {
+            Some(format!("the plugin on {name} does not serve after the reset: {}", ready.message))
+        }
+        None => Some(format!("the plugin on {name} does not serve after the reset")),
+    };
+    let cordons = Cordons::of(node.metadata.annotations.as_ref());
+    let found = group.iter().find_map(|gpu| {
         let uuid = gpu.uuid.as_str();
         let fault = status.faults.iter().find(|fault| fault.gpu == uuid).map(|fault| fault.reason.clone());
+        // A cordoned GPU without another problem has its cordon as reason.
+        let cordon = cordons.get(&gpu.uuid).map_or_else(String::new, ToString::to_string);
+        let device = || {
+            let devices = status.devices.iter().filter(|device| device.gpu == gpu.index);
+            let mut unhealthy = devices.filter(|device| !device.health.healthy);
+            unhealthy.find_map(|device| device.health.reason.clone().filter(|reason| *reason != cordon))
+        };
         let problem = || {
             let found = status.problems.iter().find(|problem| problem.gpu == uuid && problem.unhealthy)?;
-            let device = status.devices.iter().find(|device| device.gpu == gpu.index);
-            let reason = device.and_then(|device| device.health.reason.clone());
-            Some(reason.unwrap_or_else(|| found.cause.clone()))
+            Some(found.cause.clone())
         };
-        Some(format!("{gpu} is not healthy after the reset: {}", fault.or_else(problem)?))
-    })
+        let reason = fault.or_else(device).or_else(problem)?;
+        Some(format!("{gpu} is not healthy after the reset: {reason}"))
+    });
+    found.or_else(unready)
 }
 
 /// Whether the plugin keeps NVML closed.
@@ -648,6 +667,42 @@ mod tests {
         node.status.as_mut().unwrap().faults =
             vec![fault("GPU-2", 79, "2026-11-02T10:00:00Z"), first.clone()];
         assert_eq!(faults(&node, &targets(&node, 3)).collect::<Vec<_>>(), [&first]);
+    }
+
+    /// Only a plugin that serves and reports the GPU with nothing but its cordon shows that the reset has helped.
+    #[test]
+    fn gpu_is_healthy_only_if_the_plugin_reports_it() {
+        let of = |change: fn(&mut serde_json::Value)| {
+            let mut node = serde_json::to_value(node(H100, &[3], None)).unwrap();
+            node["status"]["conditions"] = json!([{"type": "Ready", "status": "True", "reason": "Serving",
+                "message": "", "lastTransitionTime": "2026-11-02T10:00:00Z"}]);
+            let devices = &mut node["status"]["devices"];
+            devices[3]["healthy"] = false.into();
+            devices[3]["reason"] = "cordoned: to be drained".into();
+            devices[2]["healthy"] = false.into();
+            devices[2]["reason"] = "Xid 79".into();
+            change(&mut node);
+            let node: GpuNode = serde_json::from_value(node).unwrap();
+            problem(&node, &targets(&node, 3)).unwrap_or_default()
+        };
+        assert_eq!(of(|_| ()), "");
+        let unreported = of(|node| node["status"] = serde_json::Value::Null);
+        assert_eq!(unreported, "the plugin on a reports nothing after the reset");
+        let unready = of(|node| {
+            node["status"]["conditions"][0]["status"] = "False".into();
+            node["status"]["conditions"][0]["message"] = "NVML fails".into();
+        });
+        assert_eq!(unready, "the plugin on a does not serve after the reset: NVML fails");
+        let unknown = of(|node| node["status"]["conditions"] = json!([]));
+        assert_eq!(unknown, "the plugin on a does not serve after the reset");
+        let closed = of(|node| node["status"]["devices"][3]["reason"] = "no device node".into());
+        assert_eq!(closed, "a GPU 3 (GPU-3) is not healthy after the reset: no device node");
+        let fabric = of(|node| {
+            node["status"]["problems"] = json!([{"gpu": "GPU-3", "cause": "fabric", "unhealthy": true,
+                "since": "2026-11-02T10:00:00Z"}]);
+            node["status"]["devices"][3]["reason"] = "the fabric is not up".into();
+        });
+        assert_eq!(fabric, "a GPU 3 (GPU-3) is not healthy after the reset: the fabric is not up");
     }
 
     #[test]
