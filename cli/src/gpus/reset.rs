@@ -214,18 +214,26 @@ impl Reset {
         let pod: Pod = serde_json::from_value(pod).context("the pod that resets")?;
         let name = pod.name_any();
         let deadline = Instant::now() + TERMINATION_LIMIT;
-        let made = loop {
-            match self.pods().create(&PostParams::default(), &pod).await {
-                // That of an attempt just before is being deleted.
-                Err(kube::Error::Api(status)) if status.code == 409 && Instant::now() < deadline => {
-                    tokio::time::sleep(PAUSE).await;
-                }
-                made => break made,
+        loop {
+            // A request without a response may have been carried out.
+            self.pod = Some(name.clone());
+            let Err(error) = self.pods().create(&PostParams::default(), &pod).await else {
+                break;
+            };
+            if matches!(error, kube::Error::Api(_)) {
+                self.pod = None;
             }
-        };
-        // A request without a response may have been carried out.
-        self.pod = (!matches!(made, Err(kube::Error::Api(_)))).then(|| name.clone());
-        made.map_err(|error| self.denied(error))?;
+            // That of an earlier attempt: it has ended, or is being deleted.
+            if !matches!(&error, kube::Error::Api(status) if status.code == 409 && Instant::now() < deadline)
+            {
+                return Err(self.denied(error));
+            }
+            let known = tried(async || self.pods().get_opt(&name).await).await?;
+            if known.is_some_and(|known| has_ended(&known)) {
+                self.delete_pod(Some(&name)).await?;
+            }
+            tokio::time::sleep(PAUSE).await;
+        }
         report(&format!("pod {}/{name} resets {}", self.options.system.system_namespace, some(group)))
     }
 
@@ -526,6 +534,11 @@ fn outcome(pod: &Pod) -> Outcome {
         "Running" => Outcome::Waits("nvidia-smi has not ended".to_owned()),
         _ => Outcome::Waits(waiting.unwrap_or_else(|| "the pod has not started".to_owned())),
     }
+}
+
+/// Whether the pod resets nothing any more.
+fn has_ended(pod: &Pod) -> bool {
+    !matches!(outcome(pod), Outcome::Waits(_))
 }
 
 /// The GPUs in words.
