@@ -121,10 +121,13 @@ impl Reset {
         if !self.options.uncordon {
             return report(&format!("{} is healthy; `gantry uncordon gpu` returns it", some(&group)));
         }
-        for gpu in &group {
-            cordon::set(&self.client, gpu, None).await?;
+        cordon::set(&self.client, &self.target, None).await?;
+        report(&format!("{} is healthy and uncordoned", self.target))?;
+        // They may be cordoned for another reason.
+        for other in group.iter().filter(|gpu| **gpu != self.target) {
+            report(&format!("{other} is healthy and stays cordoned"))?;
         }
-        report(&format!("{} is healthy and uncordoned", some(&group)))
+        Ok(())
     }
 
     async fn node(&self) -> anyhow::Result<GpuNode> {
