@@ -29,6 +29,8 @@ const PAUSE: Duration = Duration::from_secs(1);
 const PLUGIN_LIMIT: Duration = Duration::from_secs(60);
 /// How long the pod of an earlier attempt may take to be deleted.
 const TERMINATION_LIMIT: Duration = Duration::from_secs(30);
+/// How long a deleted pod may take to end before NVML is opened: its grace period and some seconds.
+const GONE_LIMIT: Duration = Duration::from_secs(15);
 /// The first major version of the compute capability (Ampere) with which the driver resets GPUs with NVLinks one by one.
 const ALONE_SINCE: u32 = 8;
 /// Container of the plugin's pods.
@@ -296,7 +298,10 @@ impl Reset {
     /// Removes the pod and the request to keep NVML closed.
     async fn clean_up(&mut self) -> anyhow::Result<()> {
         let pod = self.pod.take();
-        let deleted = self.delete_pod(pod.as_deref()).await;
+        let mut deleted = self.delete_pod(pod.as_deref()).await;
+        if let Some(name) = pod.filter(|_| deleted.is_ok() && !self.is_done) {
+            deleted = self.wait_until_gone(&name).await;
+        }
         if std::mem::take(&mut self.is_closed) {
             self.open_nvml().await?;
         }
@@ -312,6 +317,15 @@ impl Reset {
             deleted => deleted.map(drop),
         });
         deleted.await.with_context(|| format!("the pod {name} could not be deleted"))
+    }
+
+    /// Waits until a deleted pod has ended: nvidia-smi may still run in it.
+    async fn wait_until_gone(&self, name: &str) -> anyhow::Result<()> {
+        let deadline = Instant::now() + GONE_LIMIT;
+        while tried(async || self.pods().get_opt(name).await).await?.is_some() && Instant::now() < deadline {
+            tokio::time::sleep(PAUSE).await;
+        }
+        Ok(())
     }
 
     /// Ends the request to keep NVML closed.
