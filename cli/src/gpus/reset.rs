@@ -19,7 +19,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::request::tried;
 use super::target::{self, Target};
-use super::{ResetArgs, ResetOptions, ResetWhat, cordon};
+use super::{ResetArgs, ResetOptions, ResetWhat, TIMEOUT, cordon};
 use crate::runtime::print;
 use crate::visible::Visible;
 
@@ -181,7 +181,7 @@ impl Reset {
             }
             (changes, known)
         });
-        let written = written.await;
+        let written = limited(written).await;
         // A request without a response may have been carried out.
         self.is_closed = !matches!(written, Ok(Some(_)) | Err(kube::Error::Api(_)));
         self.has_begun = self.is_closed;
@@ -222,7 +222,7 @@ impl Reset {
         loop {
             // A request without a response may have been carried out.
             self.pod = Some(name.clone());
-            let Err(error) = self.pods().create(&PostParams::default(), &pod).await else {
+            let Err(error) = limited(self.pods().create(&PostParams::default(), &pod)).await else {
                 break;
             };
             if matches!(error, kube::Error::Api(_)) {
@@ -276,7 +276,7 @@ impl Reset {
             let name = names::LIFT_QUARANTINE_ANNOTATION.to_owned();
             (Changes::from([(name, Some(value.clone()))]), ())
         });
-        written.await.map_err(|error| self.denied(error))
+        limited(written).await.map_err(|error| self.denied(error))
     }
 
     /// Waits until nothing is wrong with the GPUs. Just after a reset links and the fabric are not up yet.
@@ -365,6 +365,14 @@ impl Reset {
     fn left(&self) -> &'static str {
         if self.is_done { "the GPU was reset, and stays cordoned" } else { "the GPU stays cordoned" }
     }
+}
+
+/// The response to a request that must not be sent twice.
+async fn limited<T>(request: impl Future<Output = kube::Result<T>>) -> kube::Result<T> {
+    let response = tokio::time::timeout(TIMEOUT, request).await;
+    response.unwrap_or_else(|_| {
+        Err(kube::Error::Service(format!("no response within {} s", TIMEOUT.as_secs()).into()))
+    })
 }
 
 /// The GPU at `index`, with those that the driver resets together with it. Since Ampere it resets every GPU alone; before,
