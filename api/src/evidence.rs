@@ -16,7 +16,7 @@ pub struct GpuEvidence {
     pub serial: Option<String>,
     /// When the first of it was seen.
     pub since: Time,
-    /// Xids by number, at most [`GpuEvidence::MAX_XIDS`]: the latest ones.
+    /// Xids by number: the latest ones, at most 32.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = Self::MAX_XIDS))]
     pub xids: Vec<XidEvidence>,

@@ -63,13 +63,17 @@ impl Stage {
         let gpu_nodes = Api::<GpuNode>::all(self.0.client.clone());
         let pods = Api::<Pod>::namespaced(self.0.client.clone(), "gantry-system");
         let params = PatchParams::default();
-        let closed = json!([{"type": names::NVML_CLOSED_CONDITION, "status": "True", "reason": "NvmlClosed",
-            "message": "", "lastTransitionTime": "2026-11-02T10:00:00Z"}]);
+        let condition = |name: &str| {
+            json!({"type": name, "status": "True", "reason": "Serving", "message": "",
+                "lastTransitionTime": "2026-11-02T10:00:00Z"})
+        };
+        let open = json!([condition("Ready")]);
+        let closed = json!([condition("Ready"), condition(names::NVML_CLOSED_CONDITION)]);
         loop {
             tokio::time::sleep(std::time::Duration::from_millis(50)).await;
             let annotations = gpu_nodes.get("a").await.unwrap().metadata.annotations.unwrap_or_default();
             let is_closed = annotations.contains_key(names::NVML_CLOSED_ANNOTATION);
-            let mut status = json!({"conditions": if is_closed { closed.clone() } else { json!([]) }});
+            let mut status = json!({"conditions": if is_closed { &closed } else { &open }});
             if annotations.contains_key(names::LIFT_QUARANTINE_ANNOTATION) {
                 status["faults"] = json!([]);
                 let lifted = json!({"metadata": {"annotations": {names::LIFT_QUARANTINE_ANNOTATION: null}}});
@@ -205,6 +209,31 @@ async fn drained_gpu_is_reset_and_returned() {
     assert_eq!(args, ["reset-device", "--driver-root", "/driver-root", "GPU-a-3"]);
     let root = spec.volumes.as_ref().unwrap()[0].host_path.as_ref().unwrap();
     assert_eq!(root.path, "/run/nvidia/driver");
+}
+
+/// A command that was killed has left its pod.
+#[tokio::test(flavor = "multi_thread")]
+async fn reset_replaces_a_pod_that_has_ended() {
+    let stage = Stage::start().await;
+    stage.install().await;
+    assert_eq!(stage.run(&["cordon", "gpu", "a/3"]).await.0, 0);
+    let pods = Api::<Pod>::namespaced(stage.0.client.clone(), "gantry-system");
+    let labels = json!({"app.kubernetes.io/name": "gantry-reset"});
+    let left = json!({"metadata": {"name": "gantry-reset-a-3", "labels": labels},
+        "spec": {"nodeName": "a", "containers": [{"name": "reset", "image": "gantry:old"}]}});
+    pods.create(&PostParams::default(), &serde_json::from_value(left).unwrap()).await.unwrap();
+    let seen = std::sync::Mutex::new(Vec::new());
+    let (code, text) = tokio::select! {
+        ended = stage.run(&["reset", "gpu", "a/3"]) => ended,
+        () = stage.serve("Succeeded", &seen) => unreachable!(),
+    };
+    assert_eq!(code, 0, "{text}");
+    assert!(text.ends_with("a GPU 3 (GPU-a-3) is healthy; `gantry uncordon gpu` returns it\n"), "{text}");
+    let seen = seen.into_inner().unwrap();
+    let images = seen.iter().map(|pod| pod.spec.as_ref().unwrap().containers[0].image.as_deref());
+    let images: std::collections::BTreeSet<_> = images.flatten().collect();
+    assert_eq!(images.into_iter().collect::<Vec<_>>(), ["gantry:old", "gantry:test"]);
+    stage.is_clean().await;
 }
 
 /// A process has the GPU open: the driver refuses, and everything is as before.

@@ -174,7 +174,7 @@ struct ResetOptions {
     #[arg(long)]
     dry_run: bool,
 
-    /// Give the GPU to new pods again if it is healthy afterwards
+    /// Give the GPU to new pods again if it is healthy afterwards; GPUs that are reset with it stay cordoned
     #[arg(long)]
     uncordon: bool,
 }

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use anyhow::{Context as _, anyhow, bail};
-use gantry_api::{Cordons, GpuNode, names};
+use gantry_api::{Cordons, GpuFault, GpuNode, names};
 use gantry_extender::eviction::reported_holders;
 use gantry_extender::gpu_node::{self, Changes};
 use gantry_topology::{Gpu, Machine};
@@ -19,16 +19,18 @@ use tokio_util::sync::CancellationToken;
 
 use super::request::tried;
 use super::target::{self, Target};
-use super::{ResetArgs, ResetOptions, ResetWhat, cordon};
+use super::{ResetArgs, ResetOptions, ResetWhat, TIMEOUT, cordon};
 use crate::runtime::print;
 use crate::visible::Visible;
 
 /// Pause between two looks at the cluster.
 const PAUSE: Duration = Duration::from_secs(1);
-/// How long the plugin may take to close NVML, to open it again, and to lift a quarantine.
+/// How long the plugin may take to close NVML, to open it again, and until the GPUs are healthy.
 const PLUGIN_LIMIT: Duration = Duration::from_secs(60);
 /// How long the pod of an earlier attempt may take to be deleted.
 const TERMINATION_LIMIT: Duration = Duration::from_secs(30);
+/// How long a deleted pod may take to end before NVML is opened: its grace period and some seconds.
+const GONE_LIMIT: Duration = Duration::from_secs(15);
 /// The first major version of the compute capability (Ampere) with which the driver resets GPUs with NVLinks one by one.
 const ALONE_SINCE: u32 = 8;
 /// Container of the plugin's pods.
@@ -101,32 +103,33 @@ impl Reset {
         }
         self.close_nvml().await?;
         // Another client may have changed it while the plugin closed NVML.
-        if let Some(refusal) = refusal(&self.node().await?, &group, &self.target) {
+        let node = self.node().await?;
+        if let Some(refusal) = refusal(&node, &group, &self.target) {
             bail!(refusal);
         }
-        let started = Timestamp::now();
+        let before: Vec<GpuFault> = faults(&node, &group).cloned().collect();
         self.make_pod(&installed, &group).await?;
         self.follow_pod().await?;
         self.is_done = true;
         report(&format!("{} was reset by nvidia-smi", some(&group)))?;
+        // By its own clock, or on behalf of another client.
+        if !is_nvml_closed(&self.node().await?) {
+            bail!("the plugin on {} opened NVML during the reset", self.target.node);
+        }
         self.clean_up().await?;
         self.wait_for("open NVML and read the GPUs again", |node| !is_nvml_closed(node)).await?;
-        self.lift(&group, started).await?;
-        let node = self.node().await?;
-        if let Some(problem) = problem(&node, &group) {
-            bail!(
-                "{problem}: leave it cordoned, and see `gantry evidence gpu {}/{}` for a replacement",
-                self.target.node,
-                self.target.index
-            );
-        }
+        self.lift(&group, &before).await?;
+        self.wait_until_healthy(&group).await?;
         if !self.options.uncordon {
             return report(&format!("{} is healthy; `gantry uncordon gpu` returns it", some(&group)));
         }
-        for gpu in &group {
-            cordon::set(&self.client, gpu, None).await?;
+        cordon::set(&self.client, &self.target, None).await?;
+        report(&format!("{} is healthy and uncordoned", self.target))?;
+        // They may be cordoned for another reason.
+        for other in group.iter().filter(|gpu| **gpu != self.target) {
+            report(&format!("{other} is healthy and stays cordoned"))?;
         }
-        report(&format!("{} is healthy and uncordoned", some(&group)))
+        Ok(())
     }
 
     async fn node(&self) -> anyhow::Result<GpuNode> {
@@ -178,7 +181,7 @@ impl Reset {
             }
             (changes, known)
         });
-        let written = written.await;
+        let written = limited(written).await;
         // A request without a response may have been carried out.
         self.is_closed = !matches!(written, Ok(Some(_)) | Err(kube::Error::Api(_)));
         self.has_begun = self.is_closed;
@@ -201,7 +204,10 @@ impl Reset {
         while !holds(&self.node().await?) {
             if Instant::now() >= deadline {
                 let seconds = PLUGIN_LIMIT.as_secs();
-                bail!("the plugin on {} did not {what} within {seconds} s; see its log", self.target.node);
+                bail!(
+                    "the plugin on {} did not {what} within {seconds} s, or is older than this command; see its log",
+                    self.target.node
+                );
             }
             tokio::time::sleep(PAUSE).await;
         }
@@ -213,18 +219,26 @@ impl Reset {
         let pod: Pod = serde_json::from_value(pod).context("the pod that resets")?;
         let name = pod.name_any();
         let deadline = Instant::now() + TERMINATION_LIMIT;
-        let made = loop {
-            match self.pods().create(&PostParams::default(), &pod).await {
-                // That of an attempt just before is being deleted.
-                Err(kube::Error::Api(status)) if status.code == 409 && Instant::now() < deadline => {
-                    tokio::time::sleep(PAUSE).await;
-                }
-                made => break made,
+        loop {
+            // A request without a response may have been carried out.
+            self.pod = Some(name.clone());
+            let Err(error) = limited(self.pods().create(&PostParams::default(), &pod)).await else {
+                break;
+            };
+            if matches!(error, kube::Error::Api(_)) {
+                self.pod = None;
             }
-        };
-        // A request without a response may have been carried out.
-        self.pod = (!matches!(made, Err(kube::Error::Api(_)))).then(|| name.clone());
-        made.map_err(|error| self.denied(error))?;
+            // That of an earlier attempt: it has ended, or is being deleted.
+            if !matches!(&error, kube::Error::Api(status) if status.code == 409 && Instant::now() < deadline)
+            {
+                return Err(self.denied(error));
+            }
+            let known = tried(async || self.pods().get_opt(&name).await).await?;
+            if known.is_some_and(|known| has_ended(&known)) {
+                self.delete_pod(Some(&name)).await?;
+            }
+            tokio::time::sleep(PAUSE).await;
+        }
         report(&format!("pod {}/{name} resets {}", self.options.system.system_namespace, some(group)))
     }
 
@@ -248,16 +262,12 @@ impl Reset {
     }
 
     /// Ends the quarantine of faults from before the reset, where NVML does not show the reset.
-    async fn lift(&self, group: &[Target], started: Timestamp) -> anyhow::Result<()> {
+    async fn lift(&self, group: &[Target], before: &[GpuFault]) -> anyhow::Result<()> {
         let node = self.node().await?;
-        let faults = node.status.as_ref().map_or(&[][..], |status| &status.faults);
-        let of_group =
-            faults.iter().filter(|fault| group.iter().any(|gpu| gpu.uuid.as_str() == fault.gpu.as_str()));
-        let (later, before): (Vec<_>, Vec<_>) = of_group.partition(|fault| fault.since.0 >= started);
-        if let Some(fault) = later.first() {
+        if let Some(fault) = faults(&node, group).find(|fault| !is_among(fault, before)) {
             bail!("{} has a new fault since the reset: {}", fault.gpu, fault.reason);
         }
-        let gpus: BTreeSet<&str> = before.iter().map(|fault| fault.gpu.as_str()).collect();
+        let gpus: BTreeSet<&str> = faults(&node, group).map(|fault| fault.gpu.as_str()).collect();
         if gpus.is_empty() {
             return Ok(());
         }
@@ -266,18 +276,32 @@ impl Reset {
             let name = names::LIFT_QUARANTINE_ANNOTATION.to_owned();
             (Changes::from([(name, Some(value.clone()))]), ())
         });
-        written.await.map_err(|error| self.denied(error))?;
-        self.wait_for("end the quarantine", |node| {
-            let faults = node.status.as_ref().map_or(&[][..], |status| &status.faults);
-            !faults.iter().any(|fault| gpus.contains(fault.gpu.as_str()) && fault.since.0 < started)
-        })
-        .await
+        limited(written).await.map_err(|error| self.denied(error))
+    }
+
+    /// Waits until nothing is wrong with the GPUs. Just after a reset links and the fabric are not up yet.
+    async fn wait_until_healthy(&self, group: &[Target]) -> anyhow::Result<()> {
+        let deadline = Instant::now() + PLUGIN_LIMIT;
+        while let Some(problem) = problem(&self.node().await?, group) {
+            if Instant::now() >= deadline {
+                bail!(
+                    "{problem}: leave it cordoned, and see `gantry evidence gpu {}/{}` for a replacement",
+                    self.target.node,
+                    self.target.index
+                );
+            }
+            tokio::time::sleep(PAUSE).await;
+        }
+        Ok(())
     }
 
     /// Removes the pod and the request to keep NVML closed.
     async fn clean_up(&mut self) -> anyhow::Result<()> {
         let pod = self.pod.take();
-        let deleted = self.delete_pod(pod.as_deref()).await;
+        let mut deleted = self.delete_pod(pod.as_deref()).await;
+        if let Some(name) = pod.filter(|_| deleted.is_ok() && !self.is_done) {
+            deleted = self.wait_until_gone(&name).await;
+        }
         if std::mem::take(&mut self.is_closed) {
             self.open_nvml().await?;
         }
@@ -293,6 +317,15 @@ impl Reset {
             deleted => deleted.map(drop),
         });
         deleted.await.with_context(|| format!("the pod {name} could not be deleted"))
+    }
+
+    /// Waits until a deleted pod has ended: nvidia-smi may still run in it.
+    async fn wait_until_gone(&self, name: &str) -> anyhow::Result<()> {
+        let deadline = Instant::now() + GONE_LIMIT;
+        while tried(async || self.pods().get_opt(name).await).await?.is_some() && Instant::now() < deadline {
+            tokio::time::sleep(PAUSE).await;
+        }
+        Ok(())
     }
 
     /// Ends the request to keep NVML closed.
@@ -332,6 +365,14 @@ impl Reset {
     fn left(&self) -> &'static str {
         if self.is_done { "the GPU was reset, and stays cordoned" } else { "the GPU stays cordoned" }
     }
+}
+
+/// The response to a request that must not be sent twice.
+async fn limited<T>(request: impl Future<Output = kube::Result<T>>) -> kube::Result<T> {
+    let response = tokio::time::timeout(TIMEOUT, request).await;
+    response.unwrap_or_else(|_| {
+        Err(kube::Error::Service(format!("no response within {} s", TIMEOUT.as_secs()).into()))
+    })
 }
 
 /// The GPU at `index`, with those that the driver resets together with it. Since Ampere it resets every GPU alone; before,
@@ -394,20 +435,50 @@ fn refusal(node: &GpuNode, group: &[Target], named: &Target) -> Option<String> {
     })
 }
 
-/// What is wrong with these GPUs apart from the cordon.
+/// The faults of these GPUs.
+fn faults<'a>(node: &'a GpuNode, group: &'a [Target]) -> impl Iterator<Item = &'a GpuFault> {
+    let faults = node.status.iter().flat_map(|status| &status.faults);
+    faults.filter(|fault| group.iter().any(|gpu| gpu.uuid.as_str() == fault.gpu))
+}
+
+/// Whether a fault is one of `before`. Times are compared with one another only: the clock of the node is another one.
+fn is_among(fault: &GpuFault, before: &[GpuFault]) -> bool {
+    before.iter().any(|known| (&known.gpu, known.xid, &known.since) == (&fault.gpu, fault.xid, &fault.since))
+}
+
+/// What is wrong with these GPUs apart from the cordon. What is not known is a problem too.
 fn problem(node: &GpuNode, group: &[Target]) -> Option<String> {
-    let status = node.status.as_ref()?;
-    group.iter().find_map(|gpu| {
+    let name = node.name_any();
+    let Some(status) = &node.status else {
+        return Some(format!("the plugin on {name} reports nothing after the reset"));
+    };
+    let ready = status.conditions.iter().find(|condition| condition.type_ == "Ready");
+    let unready = || match ready {
+        Some(ready) if ready.status == "True" => None,
+        Some(ready) => {
+            Some(format!("the plugin on {name} does not serve after the reset: {}", ready.message))
+        }
+        None => Some(format!("the plugin on {name} does not serve after the reset")),
+    };
+    let cordons = Cordons::of(node.metadata.annotations.as_ref());
+    let found = group.iter().find_map(|gpu| {
         let uuid = gpu.uuid.as_str();
         let fault = status.faults.iter().find(|fault| fault.gpu == uuid).map(|fault| fault.reason.clone());
+        // A cordoned GPU without another problem has its cordon as reason.
+        let cordon = cordons.get(&gpu.uuid).map_or_else(String::new, ToString::to_string);
+        let device = || {
+            let devices = status.devices.iter().filter(|device| device.gpu == gpu.index);
+            let mut unhealthy = devices.filter(|device| !device.health.healthy);
+            unhealthy.find_map(|device| device.health.reason.clone().filter(|reason| *reason != cordon))
+        };
         let problem = || {
             let found = status.problems.iter().find(|problem| problem.gpu == uuid && problem.unhealthy)?;
-            let device = status.devices.iter().find(|device| device.gpu == gpu.index);
-            let reason = device.and_then(|device| device.health.reason.clone());
-            Some(reason.unwrap_or_else(|| found.cause.clone()))
+            Some(found.cause.clone())
         };
-        Some(format!("{gpu} is not healthy after the reset: {}", fault.or_else(problem)?))
-    })
+        let reason = fault.or_else(device).or_else(problem)?;
+        Some(format!("{gpu} is not healthy after the reset: {reason}"))
+    });
+    found.or_else(unready)
 }
 
 /// Whether the plugin keeps NVML closed.
@@ -488,6 +559,11 @@ fn outcome(pod: &Pod) -> Outcome {
         "Running" => Outcome::Waits("nvidia-smi has not ended".to_owned()),
         _ => Outcome::Waits(waiting.unwrap_or_else(|| "the pod has not started".to_owned())),
     }
+}
+
+/// Whether the pod resets nothing any more.
+fn has_ended(pod: &Pod) -> bool {
+    !matches!(outcome(pod), Outcome::Waits(_))
 }
 
 /// The GPUs in words.
@@ -605,6 +681,66 @@ mod tests {
             "{refused}"
         );
         assert!(refused.ends_with("`gantry drain gpu a/2` first"), "{refused}");
+    }
+
+    /// The clock of the node is an hour behind that of the operator.
+    #[test]
+    fn fault_is_new_if_it_was_not_there_before() {
+        let fault = |gpu: &str, xid: u64, since: &str| -> GpuFault {
+            let fault =
+                json!({"gpu": gpu, "xid": xid, "class": "resettable", "reason": "Xid", "since": since});
+            serde_json::from_value(fault).unwrap()
+        };
+        let first = fault("GPU-3", 95, "2026-11-02T10:00:00Z");
+        let before = [first.clone()];
+        assert!(is_among(&first, &before));
+        for new in [
+            fault("GPU-3", 95, "2026-11-02T10:00:01Z"),
+            fault("GPU-3", 79, "2026-11-02T10:00:00Z"),
+            fault("GPU-2", 95, "2026-11-02T10:00:00Z"),
+        ] {
+            assert!(!is_among(&new, &before), "{new:?}");
+        }
+        let mut node = node(H100, &[3], None);
+        node.status.as_mut().unwrap().faults =
+            vec![fault("GPU-2", 79, "2026-11-02T10:00:00Z"), first.clone()];
+        assert_eq!(faults(&node, &targets(&node, 3)).collect::<Vec<_>>(), [&first]);
+    }
+
+    /// Only a plugin that serves and reports the GPU with nothing but its cordon shows that the reset has helped.
+    #[test]
+    fn gpu_is_healthy_only_if_the_plugin_reports_it() {
+        let of = |change: fn(&mut serde_json::Value)| {
+            let mut node = serde_json::to_value(node(H100, &[3], None)).unwrap();
+            node["status"]["conditions"] = json!([{"type": "Ready", "status": "True", "reason": "Serving",
+                "message": "", "lastTransitionTime": "2026-11-02T10:00:00Z"}]);
+            let devices = &mut node["status"]["devices"];
+            devices[3]["healthy"] = false.into();
+            devices[3]["reason"] = "cordoned: to be drained".into();
+            devices[2]["healthy"] = false.into();
+            devices[2]["reason"] = "Xid 79".into();
+            change(&mut node);
+            let node: GpuNode = serde_json::from_value(node).unwrap();
+            problem(&node, &targets(&node, 3)).unwrap_or_default()
+        };
+        assert_eq!(of(|_| ()), "");
+        let unreported = of(|node| node["status"] = serde_json::Value::Null);
+        assert_eq!(unreported, "the plugin on a reports nothing after the reset");
+        let unready = of(|node| {
+            node["status"]["conditions"][0]["status"] = "False".into();
+            node["status"]["conditions"][0]["message"] = "NVML fails".into();
+        });
+        assert_eq!(unready, "the plugin on a does not serve after the reset: NVML fails");
+        let unknown = of(|node| node["status"]["conditions"] = json!([]));
+        assert_eq!(unknown, "the plugin on a does not serve after the reset");
+        let closed = of(|node| node["status"]["devices"][3]["reason"] = "no device node".into());
+        assert_eq!(closed, "a GPU 3 (GPU-3) is not healthy after the reset: no device node");
+        let fabric = of(|node| {
+            node["status"]["problems"] = json!([{"gpu": "GPU-3", "cause": "fabric", "unhealthy": true,
+                "since": "2026-11-02T10:00:00Z"}]);
+            node["status"]["devices"][3]["reason"] = "the fabric is not up".into();
+        });
+        assert_eq!(fabric, "a GPU 3 (GPU-3) is not healthy after the reset: the fabric is not up");
     }
 
     #[test]

@@ -95,7 +95,7 @@ async fn run(client: Client, cluster: &Cluster) {
     }
 }
 
-/// How long NVML stays closed by this annotation. `None` if the time is over, or is none.
+/// How long NVML stays closed by this annotation. `None` if the time is past, or is none.
 fn time_closed(until: &str, now: Timestamp) -> Option<Duration> {
     let until: Timestamp = until
         .parse()
@@ -103,8 +103,16 @@ fn time_closed(until: &str, now: Timestamp) -> Option<Duration> {
             warn!(%error, until, "the annotation {} is no time; NVML stays open", names::NVML_CLOSED_ANNOTATION);
         })
         .ok()?;
-    let time = Duration::try_from(until.duration_since(now)).ok()?;
-    Some(time.min(MOST_CLOSED)).filter(|time| !time.is_zero())
+    let time = Duration::try_from(until.duration_since(now)).ok().filter(|time| !time.is_zero());
+    if time.is_none() {
+        warn!(
+            %until,
+            %now,
+            "the time of the annotation {} is past; NVML stays open: is the clock of this node right?",
+            names::NVML_CLOSED_ANNOTATION
+        );
+    }
+    Some(time?.min(MOST_CLOSED))
 }
 
 /// Annotations that cordon no GPU of this node. None before the GPUs are known.

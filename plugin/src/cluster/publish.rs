@@ -41,6 +41,8 @@ const CHECK_SPREAD: Duration = Duration::from_secs(4);
 const DEADLINE: Duration = Duration::from_secs(10);
 /// Time limit of the last write at shutdown.
 const LAST_DEADLINE: Duration = Duration::from_secs(1);
+/// Fields of the status without which it is published, if the definition in the cluster does not have them yet.
+const NEW_FIELDS: [&str; 2] = ["evidence", "cpus"];
 
 /// The writer, with the state last written.
 pub(super) struct Publisher {
@@ -55,6 +57,8 @@ pub(super) struct Publisher {
     /// Throttles failures to read it.
     kubelet_log: LogThrottle,
     status: Option<GpuNodeStatus>,
+    /// Whether the definition in the cluster lacks fields, which is logged once.
+    has_old_definition: bool,
     /// Problems that an earlier run published; `None` before they were read.
     earlier: Option<Vec<GpuProblem>>,
     /// Whether the object must be written even without changes.
@@ -74,6 +78,7 @@ impl Publisher {
             kubelet: None,
             kubelet_log: LogThrottle::default(),
             status: None,
+            has_old_definition: false,
             earlier: None,
             rewrite: false,
             owner: None,
@@ -307,7 +312,24 @@ impl Publisher {
         Ok(())
     }
 
-    async fn write_status(&self, status: &GpuNodeStatus) -> Result<(), kube::Error> {
+    async fn write_status(&mut self, status: &GpuNodeStatus) -> Result<(), kube::Error> {
+        match self.apply_status(status).await {
+            Err(error) if lacks_new_field(&error) => {
+                if !std::mem::replace(&mut self.has_old_definition, true) {
+                    warn!(
+                        error = %chain(&error),
+                        "the definition of GpuNodes is older than this plugin; evidence and CPUs are not published; \
+                         apply manifests/crds.yaml of this version"
+                    );
+                }
+                let known = GpuNodeStatus { evidence: Vec::new(), cpus: Vec::new(), ..status.clone() };
+                self.apply_status(&known).await
+            }
+            applied => applied,
+        }
+    }
+
+    async fn apply_status(&self, status: &GpuNodeStatus) -> Result<(), kube::Error> {
         let node = self.cluster.node.as_str();
         let applied = Applied { status: Some(status), ..Applied::new(node, None) };
         self.api.patch_metadata(&format!("{node}/status"), &parameters(), &Patch::Apply(&applied)).await?;
@@ -406,6 +428,15 @@ async fn is_lost(nodes: &Api<Node>, api: &Api<GpuNode>, name: &NodeName) -> Resu
 async fn passed(shutdown: &CancellationToken, time: Duration) {
     shutdown.cancelled().await;
     tokio::time::sleep(time).await;
+}
+
+/// Whether the definition of GpuNodes in the cluster lacks one of [`NEW_FIELDS`]. Server-side apply refuses unknown fields; no
+/// code but its text shows which.
+fn lacks_new_field(error: &kube::Error) -> bool {
+    let kube::Error::Api(answer) = error else {
+        return false;
+    };
+    NEW_FIELDS.iter().any(|field| answer.message.contains(&format!(".{field}: field not declared in schema")))
 }
 
 fn parameters() -> PatchParams {

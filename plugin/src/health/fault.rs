@@ -238,7 +238,7 @@ pub enum Proof {
 }
 
 impl Proof {
-    /// Whether it proves that the GPU was reset.
+    /// Whether it proves that the GPU was reset. `nvidia-smi -p 0` restarts error counts without a reset.
     pub fn is_reset(self) -> bool {
         match self {
             Self::DriverReloaded
@@ -246,9 +246,8 @@ impl Proof {
             | Self::Rebound
             | Self::ActionCleared
             | Self::Repaired
-            | Self::CountersReset
             | Self::Rebooted => true,
-            Self::InstanceGone | Self::LinksUp | Self::Lifted => false,
+            Self::CountersReset | Self::InstanceGone | Self::LinksUp | Self::Lifted => false,
         }
     }
 }
@@ -390,6 +389,11 @@ mod tests {
         assert_eq!(one.mig_device(Some(&before)).as_deref(), Some("MIG-b"));
         assert!(!one.is_there(Some(&mig(&[(1, &[])])), Some("MIG-b")));
         assert!(Extent::Gpu.is_there(None, None));
+    }
+
+    #[test]
+    fn cleared_error_count_is_not_counted_as_reset() {
+        assert!(Proof::Repaired.is_reset() && !Proof::CountersReset.is_reset());
     }
 
     #[test]

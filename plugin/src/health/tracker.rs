@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 
 use gantry_api::{Cordons, DeviceHealth, FaultEvidence, GpuFault};
 use gantry_topology::{GpuUuid, Mig};
+use jiff::Timestamp;
 
 use super::fault::Part;
 use super::fault::{Cause, Ended, Loss, Outage, OutageKind, Proof, Trouble};
@@ -33,6 +34,8 @@ struct Record {
     /// By extent. For an equal extent the worst class stands, then the first fault, so that the reason does not
     /// flap.
     faults: BTreeMap<Extent, Fault>,
+    /// When the latest fault was raised, whether it stands or a known one does.
+    raised: Option<Timestamp>,
     lost: Option<Loss>,
     /// The latest successful reading of each value.
     vitals: Option<Vitals>,
@@ -65,6 +68,7 @@ impl HealthTracker {
         if let Some(vitals) = &record.vitals {
             vitals.add_to(&mut fault.evidence);
         }
+        record.raised = record.raised.max(Some(fault.since));
         let known = record.faults.get(&fault.extent);
         let stands = known.is_none_or(|known| known.class < fault.class);
         if stands {
@@ -249,6 +253,20 @@ impl HealthTracker {
                 record.links = record.links_now;
                 record.accepted_links = Some(record.links_now);
             }
+        }
+    }
+
+    /// Ends the quarantine of GPUs for which `chosen` holds, because they were reset and then read from `opened` on. A reset
+    /// does not show that NVLinks are repaired: faults with links that are still down stay. So do all faults of a GPU
+    /// that raised one again.
+    pub fn lift_after_reset(&mut self, opened: Timestamp, chosen: impl Fn(&GpuUuid) -> bool) {
+        let is_over = |record: &Record| record.raised.is_none_or(|raised| raised < opened);
+        let gpus = self.gpus.iter().filter(|(gpu, record)| chosen(gpu) && is_over(record));
+        let gpus: Vec<(GpuUuid, u8)> = gpus.map(|(gpu, record)| (gpu.clone(), record.links_now)).collect();
+        for (gpu, links_now) in gpus {
+            self.end_where(&gpu, Proof::Lifted, |fault| {
+                fault.evidence.links_before.is_none_or(|before| before <= links_now)
+            });
         }
     }
 

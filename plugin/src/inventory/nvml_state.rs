@@ -8,7 +8,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
 use gantry_topology::{Gpu, GpuUuid, Machine};
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 use tokio::sync::{oneshot, watch};
 
 use crate::discover::{self, DiscoverError, Fact, Found, InstanceAt, NvmlOptions};
@@ -16,7 +16,7 @@ use crate::health::{
     Cause, EvidenceLog, Extent, GpuName, HealthChecks, HealthTracker, Loss, Outage, OutageKind, Part, Table,
     Trouble, Vitals, XidCounts,
 };
-use crate::inventory::diagnosis::{Command, DiagnosesEnd};
+use crate::inventory::diagnosis::{Command, DiagnosesEnd, Lift};
 use crate::inventory::diagnosis::{Probe, ProbeFailures};
 use crate::inventory::merge::merge;
 use crate::inventory::nvml_thread::Heartbeat;
@@ -127,8 +127,8 @@ pub(super) struct NvmlState {
     pub(super) layout_reply: Option<(oneshot::Sender<LayoutOutcomes>, LayoutOutcomes)>,
     /// Until when NVML stays closed, on request.
     closed_until: Option<Instant>,
-    /// When NVML was last closed on request. A quarantine that is lifted soon afterwards ends by a reset.
-    closed_at: Option<Instant>,
+    /// When NVML was opened after it had been closed on request. A quarantine that is lifted soon afterwards ends by a reset.
+    opened_at: Option<Timestamp>,
     /// Remaining loads of NVML while it does not list all GPUs of the kernel.
     pub(super) reloads: u8,
     /// The kernel's boot id; empty if unknown.
@@ -140,8 +140,8 @@ const ADOPTION_TIMEOUT: Duration = Duration::from_secs(5);
 /// Longest wait while they are expected.
 const SHORT_WAIT: Duration = Duration::from_millis(10);
 
-/// How long after NVML was closed a lifted quarantine confirms a reset.
-const RESET_CONFIRMATION: Duration = Duration::from_secs(600);
+/// How long after NVML was opened again a lifted quarantine confirms a reset.
+const RESET_CONFIRMATION: SignedDuration = SignedDuration::from_mins(10);
 
 /// The mode in which the fabric manager activates partitions on demand.
 const SHARED_FABRIC: u8 = 1;
@@ -195,7 +195,7 @@ impl NvmlState {
             layout_request: None,
             layout_reply: None,
             closed_until: None,
-            closed_at: None,
+            opened_at: None,
             reloads: 0,
         }
     }
@@ -379,12 +379,7 @@ impl NvmlState {
                 Command::Layout(request) => self.layout_request = Some(request),
                 Command::KeepClosed(time) => self.closed_until = time.map(|time| Instant::now() + time),
                 Command::Lift(lift) => {
-                    if self.closed_at.take().is_some_and(|at| at.elapsed() < RESET_CONFIRMATION) {
-                        for gpu in self.tracker.faulty().filter(|gpu| lift.includes(gpu)) {
-                            self.evidence.record_reset(gpu, Timestamp::now());
-                        }
-                    }
-                    self.tracker.lift(|gpu| lift.includes(gpu));
+                    self.lift(&lift);
                     lifts += 1;
                 }
             }
@@ -395,6 +390,22 @@ impl NvmlState {
             self.diagnosis.adopted |= adopted;
             self.diagnosis.lifts += lifts;
             self.publish_diagnosis();
+        }
+    }
+
+    /// Ends a quarantine, as the operator requested. Soon after NVML was closed and opened, the operator confirms a reset.
+    fn lift(&mut self, lift: &Lift) {
+        let now = Timestamp::now();
+        let opened = self.opened_at.take().filter(|at| now.duration_since(*at) < RESET_CONFIRMATION);
+        let Some(opened) = opened else {
+            self.tracker.lift(|gpu| lift.includes(gpu));
+            return;
+        };
+        let before: Vec<GpuUuid> = self.tracker.faulty().filter(|gpu| lift.includes(gpu)).cloned().collect();
+        self.tracker.lift_after_reset(opened, |gpu| lift.includes(gpu));
+        let after: BTreeSet<&GpuUuid> = self.tracker.faulty().collect();
+        for gpu in before.iter().filter(|gpu| !after.contains(gpu)) {
+            self.evidence.record_reset(gpu, now);
         }
     }
 
@@ -409,7 +420,6 @@ impl NvmlState {
             return true;
         }
         tracing::info!("NVML is closed, so that a GPU can be reset");
-        self.closed_at = Some(Instant::now());
         self.diagnosis.nvml_closed = true;
         self.publish_diagnosis();
         while self.is_to_close() {
@@ -419,6 +429,7 @@ impl NvmlState {
             self.apply_commands();
         }
         tracing::info!("NVML is opened again");
+        self.opened_at = Some(Timestamp::now());
         true
     }
 
@@ -444,7 +455,6 @@ impl NvmlState {
         if self.failure_log.should_log(&failure.to_string(), Instant::now()) {
             tracing::warn!(failures, "{failure}");
         }
-        self.diagnosis.nvml_closed = false;
         let kind = match () {
             () if failure.is_driver_gone() => OutageKind::DriverGone,
             () if failure.is_library_missing() => OutageKind::LibraryMissing,
@@ -454,6 +464,10 @@ impl NvmlState {
             self.tracker.record_outage(Outage { reason: format!("driver gone: {failure}"), kind });
         } else if failures >= MAX_FAILURES {
             self.tracker.record_outage(Outage { reason: format!("NVML fails: {failure}"), kind });
+        }
+        // Until then the GPUs were not read since NVML was closed.
+        if self.tracker.outage().is_some() {
+            self.diagnosis.nvml_closed = false;
         }
         if self.known.is_some() {
             self.publish();
@@ -617,4 +631,90 @@ fn log_changes(before: &Hardware, after: &Hardware) {
 fn boot_id(proc_root: &Path) -> String {
     let id = std::fs::read_to_string(proc_root.join("sys/kernel/random/boot_id"));
     id.map(|id| id.trim().to_owned()).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::{Sender, channel};
+
+    use gantry_api::FaultEvidence;
+
+    use super::*;
+    use crate::health::{Class, Fault};
+    use crate::inventory::Diagnoses;
+
+    /// State without NVML. Returns what keeps it from stopping, too.
+    fn state() -> (NvmlState, Diagnoses, Sender<()>) {
+        let settings = Settings {
+            nvml_library: "/nowhere".into(),
+            config: watch::channel(Arc::<Config>::default()).1,
+            proc_root: "/nowhere".into(),
+            sys_root: "/nowhere".into(),
+            dev_root: "/nowhere".into(),
+            fabric_mode: Some(0),
+        };
+        let (stop, stopped) = channel();
+        let (diagnoses, end) = Diagnoses::pair();
+        let channels = NvmlChannels {
+            hardware: watch::channel(Arc::new(Hardware::absent("not read"))).0,
+            diagnoses: end,
+            heartbeat: Heartbeat::new(),
+            stopped,
+        };
+        let timing = Timing { wait: Duration::from_millis(1), ..Timing::default() };
+        let state =
+            NvmlState::new(&settings, HealthChecks::default(), timing, XidCounts::default(), channels);
+        (state, diagnoses, stop)
+    }
+
+    /// Has NVML closed on request and opened again.
+    fn close(state: &mut NvmlState) {
+        state.closed_until = Some(Instant::now() + Duration::from_millis(5));
+        assert!(state.stay_closed());
+    }
+
+    fn fault(since: Timestamp) -> Fault {
+        Fault {
+            extent: Extent::Gpu,
+            xid: 95,
+            class: Class::Resettable,
+            reason: "Xid 95".to_owned(),
+            since,
+            mig_device: None,
+            driver: None,
+            evidence: FaultEvidence::default(),
+        }
+    }
+
+    /// Of two GPUs that were reset, one fails again. A second annotation is the operator's own decision.
+    #[test]
+    fn lift_after_reopened_nvml_confirms_a_reset_once() {
+        let (mut state, diagnoses, _stop) = state();
+        let gpus: Vec<GpuUuid> = ["GPU-a", "GPU-b"].map(|gpu| gpu.parse().unwrap()).into();
+        for gpu in &gpus {
+            state.tracker.record_fault(gpu, fault(Timestamp::UNIX_EPOCH));
+        }
+        close(&mut state);
+        state.tracker.record_fault(&gpus[1], fault(Timestamp::now()));
+        for (faulty, resets) in [(1, 1), (0, 1)] {
+            diagnoses.lift(Lift::All);
+            state.apply_commands();
+            let now = diagnoses.now();
+            assert_eq!(now.faults.len(), faulty);
+            let counted = now.evidence.iter().filter_map(|entry| Some(entry.resets.as_ref()?.count));
+            assert_eq!(counted.sum::<u64>(), resets);
+        }
+    }
+
+    /// A single failure after the reset says nothing about the GPUs: a client waits for a reading or an outage.
+    #[test]
+    fn nvml_stays_closed_until_read_or_failed_for_good() {
+        let (mut state, diagnoses, _stop) = state();
+        close(&mut state);
+        let failure = DiscoverError::Nvml(NvmlError::Missing { call: "nvmlInit_v2" });
+        for (failures, closed) in [(1, true), (2, true), (MAX_FAILURES, false)] {
+            state.record_failure(&failure, failures);
+            assert_eq!(diagnoses.now().nvml_closed, closed, "{failures}");
+        }
+    }
 }

@@ -396,7 +396,9 @@ async fn reset_of_a_board(stage: &Stage) -> Result<()> {
     node.exec(&["sh", "-c", smi]).await?;
     let reset = stage.sh("gantry reset gpu node-1/3 --uncordon")?;
     let with = reset.matches("is reset too").count();
-    ensure!(with == GPUS - 1 && reset.contains("is healthy and uncordoned"), "{reset}");
+    ensure!(with == GPUS - 1 && reset.matches("is healthy and uncordoned").count() == 1, "{reset}");
+    ensure!(reset.matches("is healthy and stays cordoned").count() == GPUS - 1, "{reset}");
+    stage.sh("gantry uncordon gpu node-1/{0..15}")?;
     stage.serves(&[("node-1", GPUS)]).await?;
     let pods = stage.sh("kubectl -n gantry-system get pods")?;
     ensure!(!pods.contains("gantry-reset"), "{pods}");

@@ -188,6 +188,39 @@ async fn unavailable_api_server_is_retried_and_logged_rarely() {
     assert!((1..REFUSALS / 5).contains(&logged), "{logged} of {REFUSALS}");
 }
 
+/// An API server with the definition of an earlier release refuses the whole status because of one field.
+#[tokio::test]
+async fn status_is_published_without_fields_of_newer_definition() {
+    let log = Log::default();
+    let _here = log.listen();
+    let (service, mut api) = mock::pair::<Request<Body>, Response<Body>>();
+    let (sent, mut received) = tokio::sync::mpsc::unbounded_channel();
+    tokio::spawn(async move {
+        while let Some((request, send)) = api.next_request().await {
+            let body = request.into_body().collect_bytes().await.unwrap();
+            let body: Value = serde_json::from_slice(&body).unwrap();
+            let (code, mut answer) = refused(500, "");
+            answer["message"] =
+                "failed to create typed patch object (/node-1; gantry.dev/v1alpha1, Kind=GpuNode): \
+                errors:\n  .status.evidence: field not declared in schema"
+                    .into();
+            let is_known = body["status"].get("evidence").is_none();
+            let (code, answer) = if is_known { (200, body.clone()) } else { (code, answer) };
+            sent.send(is_known).unwrap();
+            let body = Body::from(answer.to_string().into_bytes());
+            send.send_response(Response::builder().status(code).body(body).unwrap());
+        }
+    });
+    let mut publisher = publisher(Client::new(service, "default"));
+    let entry = json!({"gpu": "GPU-a", "since": "2026-11-02T10:00:00Z"});
+    let status: GpuNodeStatus = serde_json::from_value(json!({"evidence": [entry]})).unwrap();
+    for _ in 0..2 {
+        publisher.write_status(&status).await.unwrap();
+        assert_eq!((received.recv().await, received.recv().await), (Some(false), Some(true)));
+    }
+    assert_eq!(log.of("apply manifests/crds.yaml"), 1);
+}
+
 #[test]
 fn check_interval_differs_between_nodes() {
     let mut pauses: Vec<Duration> =

@@ -258,6 +258,49 @@ fn lift_ends_quarantine_of_named_gpus() {
     assert_eq!(tracker.faulty().collect::<Vec<_>>(), [&gpu("b")]);
 }
 
+/// A reset confirms that the GPU was reset, not that its links are up: the operator has accepted nothing.
+#[test]
+fn reset_keeps_faults_whose_links_are_down() {
+    let mut tracker = HealthTracker::default();
+    for name in ["a", "b"] {
+        tracker.record_links(&gpu(name), 6);
+        tracker.record_peer_links(&gpu(name), Some(6));
+        tracker.record_fault(&gpu(name), fault(Class::Link { reset: true }, "Xid 74"));
+        tracker.record_links(&gpu(name), 5);
+    }
+    tracker.record_fault(&gpu("a"), fault_in(Extent::GpuInstance(1), Class::Resettable, "Xid 95"));
+    tracker.lift_after_reset(Timestamp::now(), |uuid| *uuid == gpu("a"));
+    assert_eq!(reason(&tracker, "a").as_deref(), Some("Xid 74; 1 of 6 NVLinks down"));
+    assert_eq!(proofs(&mut tracker), [Proof::Lifted], "that of the instance");
+    tracker.record_links(&gpu("a"), 6);
+    assert_eq!(reason(&tracker, "a"), None);
+    assert_eq!(proofs(&mut tracker), [Proof::LinksUp]);
+
+    // Links that go down again are reported.
+    tracker.record_links(&gpu("a"), 5);
+    let (a, b) = (gpu("a"), gpu("b"));
+    assert_eq!(tracker.notices([&a].into_iter()).len(), 1);
+    // The operator accepts the missing link.
+    tracker.lift(|uuid| *uuid == b);
+    assert_eq!(reason(&tracker, "b"), None);
+    assert_eq!(tracker.notices([&b].into_iter()), []);
+}
+
+/// The first of equal faults stands with its time, as if it was from before the reset.
+#[test]
+fn reset_keeps_faults_of_gpu_that_fails_again() {
+    let at = |second| Timestamp::from_second(second).unwrap();
+    let mut tracker = HealthTracker::default();
+    let raised = |second| Fault { since: at(second), ..fault(Class::Resettable, "Xid 95") };
+    for name in ["a", "b"] {
+        tracker.record_fault(&gpu(name), raised(1));
+    }
+    assert!(!tracker.record_fault(&gpu("a"), raised(3)), "the first stands");
+    tracker.lift_after_reset(at(2), |_| true);
+    assert_eq!(tracker.faulty().collect::<Vec<_>>(), [&gpu("a")]);
+    assert_eq!(tracker.faults("boot")[0].since.0, at(1));
+}
+
 #[test]
 fn adopted_fault_ends_with_later_evidence() {
     let seen = |binding, uncorrected| Vitals {
