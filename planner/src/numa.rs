@@ -240,7 +240,8 @@ impl Alignment {
         )
     }
 
-    /// The same where only CPUs are missing.
+    /// The same where only CPUs are missing. Free CPUs differ on every node, so the text does not have their numbers: see
+    /// [`Alignment::free_by_node`].
     pub fn refusal_by_cpus(&self, free: &DeviceSet, ask: &Ask) -> String {
         let state: Vec<CpuState> = self.cpus.iter().map(CpuState::of).collect();
         let is_refused = |(devices, cpus): &(u32, u32)| {
@@ -257,14 +258,16 @@ impl Alignment {
             TopologyManagerScope::Pod => None,
         };
         let (devices, cpus) = alone.unwrap_or_else(|| (ask.devices, ask.cpus()));
-        let cpus_by_node: Vec<String> = self.cpus.iter().map(|cpus| cpus.free.to_string()).collect();
         format!(
-            "the Topology Manager ({}) would refuse {devices} devices with {cpus} exclusive CPUs: {} devices and {} CPUs \
-             are free by NUMA node",
-            self.policy.as_str(),
-            self.by_node(free),
-            cpus_by_node.join(" + ")
+            "the Topology Manager ({}) would refuse {devices} devices with {cpus} exclusive CPUs",
+            self.policy.as_str()
         )
+    }
+
+    /// How many devices and CPUs are free on each NUMA node.
+    pub fn free_by_node(&self, free: &DeviceSet) -> String {
+        let cpus: Vec<String> = self.cpus.iter().map(|cpus| cpus.free.to_string()).collect();
+        format!("{} devices and {} CPUs are free by NUMA node", self.by_node(free), cpus.join(" + "))
     }
 
     fn by_node(&self, free: &DeviceSet) -> String {
@@ -520,7 +523,8 @@ mod tests {
         let after = alignment.after(&set("0-7"), &ask(&[(App, 1, 4)]), &[set("4")]).unwrap();
         let free: Vec<u32> = after.cpus.iter().map(|cpus| cpus.free).collect();
         assert_eq!(free, [2, 2]);
-        insta::assert_snapshot!(after.refusal_by_cpus(&set("0-3,5-7"), &ask(&[(App, 2, 3)])), @"the Topology Manager (single-numa-node) would refuse 2 devices with 3 exclusive CPUs: 4 + 3 devices and 2 + 2 CPUs are free by NUMA node");
+        insta::assert_snapshot!(after.refusal_by_cpus(&set("0-3,5-7"), &ask(&[(App, 2, 3)])), @"the Topology Manager (single-numa-node) would refuse 2 devices with 3 exclusive CPUs");
+        insta::assert_snapshot!(after.free_by_node(&set("0-3,5-7")), @"4 + 3 devices and 2 + 2 CPUs are free by NUMA node");
     }
 
     #[test]

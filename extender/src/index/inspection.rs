@@ -137,7 +137,7 @@ impl From<NodeRefusal> for Lack {
             NodeRefusal::Short(counts) => {
                 Self::Devices { free: counts.free, reserved: counts.reserved, asked: counts.asked, text }
             }
-            NodeRefusal::Unmet(_) => Self::Unmet { text },
+            NodeRefusal::Unmet(_) | NodeRefusal::Cpus { .. } => Self::Unmet { text },
         }
     }
 }
