@@ -175,21 +175,29 @@ impl Alignment {
 
     /// The nodes that kubelet aligns a container with; `None` if it refuses the container.
     fn best_hint(&self, state: State<'_>, size: usize, cpus: u32) -> Option<Nodes> {
-        let in_all =
-            |nodes: Nodes| (0..self.node_of.len()).filter(|device| self.is_in(*device, nodes)).count();
-        let masks = || 1..1 << self.nodes.len();
-        let least = masks().filter(|nodes| in_all(*nodes) >= size).map(Nodes::count_ones).min();
+        let all = self.count(0..self.node_of.len());
+        let (available, reusable) = (self.count(state.available.iter()), self.count(state.reusable.iter()));
+        // Without CPUs, NUMA nodes without devices make no hint better.
+        let counting: Nodes = match cpus == 0 && size > 0 {
+            true => {
+                let each = all.iter().enumerate().filter(|(_, count)| **count > 0);
+                each.fold(0, |nodes, (node, _)| nodes | 1 << node)
+            }
+            false => (1 << self.nodes.len()) - 1,
+        };
+        let masks = || subsets(counting);
+        let least = masks().filter(|nodes| count_in(&all, *nodes) >= size).map(Nodes::count_ones).min();
         let least_of_cpus = self.least_nodes_of_cpus(cpus);
         let has_devices = |nodes: Nodes| {
-            let count = |set: &DeviceSet| set.iter().filter(|device| self.is_in(*device, nodes)).count();
-            let reused = count(state.reusable);
-            reused == state.reusable.len() && reused + count(state.available) >= size
+            let reused = count_in(&reusable, nodes);
+            reused == state.reusable.len() && reused + count_in(&available, nodes) >= size
         };
         let has_cpus = |nodes: Nodes| {
-            let (inside, outside): (Vec<_>, Vec<_>) =
-                state.cpus.iter().enumerate().partition(|(node, _)| nodes & (1 << *node) != 0);
-            let available = inside.iter().map(|(_, cpus)| u64::from(cpus.available())).sum::<u64>();
-            available >= u64::from(cpus) && outside.iter().all(|(_, cpus)| cpus.reusable == 0)
+            let is_in = |node: usize| nodes & (1 << node) != 0;
+            let states = || state.cpus.iter().enumerate();
+            let inside = states().filter(|(node, _)| is_in(*node));
+            inside.map(|(_, cpus)| u64::from(cpus.available())).sum::<u64>() >= u64::from(cpus)
+                && states().all(|(node, cpus)| is_in(node) || cpus.reusable == 0)
         };
         // What a container does not request has no hints.
         let hints =
@@ -205,6 +213,17 @@ impl Alignment {
             TopologyManagerPolicy::SingleNumaNode => is_preferred(best) && best.count_ones() == 1,
         };
         admitted.then_some(best)
+    }
+
+    /// How many of some devices each NUMA node has.
+    fn count(&self, devices: impl Iterator<Item = usize>) -> [usize; MAX_NODES] {
+        let mut counts = [0; MAX_NODES];
+        for node in devices.filter_map(|device| self.node_of.get(device).copied().flatten()) {
+            if let Some(count) = counts.get_mut(usize::from(node)) {
+                *count += 1;
+            }
+        }
+        counts
     }
 
     /// The fewest NUMA nodes that have so many CPUs; all of them if they have fewer.
@@ -275,6 +294,18 @@ impl Alignment {
             |node: usize| free.iter().filter(|device| self.is_in(*device, 1 << node)).count().to_string();
         (0..self.nodes.len()).map(count).collect::<Vec<_>>().join(" + ")
     }
+}
+
+/// The subsets of a set of nodes but the empty one, ascending.
+fn subsets(nodes: Nodes) -> impl Iterator<Item = Nodes> {
+    let next = move |subset: Nodes| Some(subset.wrapping_sub(nodes) & nodes).filter(|next| *next != 0);
+    std::iter::successors(next(0), move |subset| next(*subset))
+}
+
+/// How many devices some nodes have together.
+fn count_in(counts: &[usize; MAX_NODES], nodes: Nodes) -> usize {
+    let each = counts.iter().enumerate();
+    each.filter(|(node, _)| nodes & (1 << *node) != 0).map(|(_, count)| count).sum()
 }
 
 impl CpuState {
@@ -668,6 +699,25 @@ mod tests {
             let expected: Option<DeviceSet> = expected
                 .map(|nodes| free.iter().copied().filter(|device| nodes.contains(&numa[*device])).collect());
             prop_assert_eq!(alignment.aligned(&free.iter().copied().collect(), size), expected);
+        }
+
+        /// A container without exclusive CPUs, on a machine with NUMA nodes that have CPUs and no devices.
+        #[test]
+        fn nodes_without_devices_change_no_hint(
+            numa in proptest::collection::vec(0..4u32, 1..9),
+            free in any::<u8>(),
+            size in 1..9usize,
+            single in any::<bool>(),
+        ) {
+            let free: DeviceSet = (0..numa.len()).filter(|device| free >> device & 1 == 1).collect();
+            let known: Vec<Option<u32>> = numa.iter().map(|node| Some(node * 2 + 1)).collect();
+            let kubelet = kubelet(POLICIES[1 + usize::from(single)], TopologyManagerScope::Container);
+            let alignment = Alignment::new(&kubelet, &known).unwrap();
+            let cpus: Vec<NumaCpus> =
+                (0..9).map(|node| NumaCpus { node, total: 4, allocatable: 4, free: 0 }).collect();
+            let counting = alignment.clone().counting_cpus(&cpus);
+            prop_assert!(counting.counts_cpus());
+            prop_assert_eq!(counting.aligned(&free, size), alignment.aligned(&free, size));
         }
 
         /// One container of devices and CPUs, on a machine of three NUMA nodes.
