@@ -281,6 +281,10 @@ impl CpuAndMemory<'_> {
 }
 
 impl ContainerCpus {
+    /// The CPUs of pods that are gone. Their number is unknown, so they are as many as their NUMA nodes have.
+    pub const UNKNOWN: [Self; 1] =
+        [Self { container: Some(0), kind: ContainerKind::App, cpus: u32::MAX, is_first: true }];
+
     /// The CPUs of a pod of these containers.
     pub fn of_pod(containers: &[Self]) -> u32 {
         let (mut lasting, mut peak) = (0u32, 0u32);
