@@ -156,6 +156,25 @@ fn members_have_their_cpus_on_their_numa_node() {
     assert_eq!(free, 3, "{}", cluster.free("n"));
 }
 
+/// Pods without GPUs may take the CPUs after the plan, and keep them.
+#[test]
+fn slots_without_cpus_move_after_a_while() {
+    let cluster = Cluster::new(Options::default());
+    for name in ["m", "n"] {
+        cluster.node(name, 8).inventory(&numa_node(name, [0, 0]));
+    }
+    create(&cluster, &guaranteed(members("a", 2, 1)));
+    let first = node(&cluster, "a-0");
+    cluster.inventory(&numa_node(&first, [4, 4])).wait(5);
+    // They come free in time.
+    cluster.inventory(&numa_node(&first, [0, 0])).wait(5);
+    cluster.inventory(&numa_node(&first, [4, 4])).wait(25);
+    assert_eq!(node(&cluster, "a-0"), first);
+    // Before the members' time to arrive is over.
+    cluster.wait(8);
+    assert_ne!(node(&cluster, "a-0"), first);
+}
+
 /// Writes the decision that is to be written, as the API server would take it.
 fn commit(cluster: &Cluster) {
     let work = cluster.store.update(|index| index.take_work());
