@@ -16,7 +16,7 @@
 
 use std::cmp::Reverse;
 
-use gantry_api::{KubeletTopology, TopologyManagerPolicy, TopologyManagerScope};
+use gantry_api::{GpuNodeStatus, KubeletTopology, TopologyManagerPolicy, TopologyManagerScope};
 
 use crate::devices::DeviceSet;
 use crate::request::{Ask, ContainerAsk, ContainerCpus, ContainerKind};
@@ -25,7 +25,7 @@ use crate::request::{Ask, ContainerAsk, ContainerCpus, ContainerKind};
 type Nodes = u16;
 
 /// The most NUMA nodes that are distinguished. Kubelet itself starts with at most 8, unless configured.
-const MAX_NODES: usize = 12;
+const MAX_NODES: usize = GpuNodeStatus::MAX_NUMA_NODES;
 
 /// The CPUs of a NUMA node under kubelet's static CPU manager.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -562,6 +562,18 @@ mod tests {
     fn cpus_count_under_refusing_policies_only() {
         assert!(!with_cpus(TopologyManagerPolicy::BestEffort).counts_cpus());
         assert!(with_cpus(TopologyManagerPolicy::Restricted).counts_cpus());
+    }
+
+    /// The plugin publishes the CPUs of as many NUMA nodes as are counted.
+    #[test]
+    fn cpus_of_all_published_nodes_are_counted() {
+        let most = u32::try_from(GpuNodeStatus::MAX_NUMA_NODES).unwrap();
+        let count = |nodes: u32| {
+            let cpus = (0..nodes).map(|node| NumaCpus { node, total: 4, allocatable: 4, free: 4 });
+            halves(TopologyManagerPolicy::Restricted).counting_cpus(&cpus.collect::<Vec<_>>()).counts_cpus()
+        };
+        assert!(count(most));
+        assert!(!count(most + 1));
     }
 
     #[test]
