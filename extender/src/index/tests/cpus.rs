@@ -71,6 +71,21 @@ fn pods_in_a_row_take_cpus_of_different_nodes() {
     assert_eq!(numa_of(reserve(&cluster, "c")), 0);
 }
 
+/// Kubelet's list has the CPUs of such a pod, but never its GPU.
+#[test]
+fn cpus_of_pod_with_gpu_in_init_container_count_once() {
+    let cluster = cluster();
+    let mut pod = guaranteed("a", 1, "1");
+    pod["spec"]["initContainers"] = pod["spec"]["containers"].clone();
+    pod["spec"]["initContainers"][0]["name"] = "init".into();
+    pod["spec"]["containers"][0]["resources"]["limits"] = json!({"cpu": "2", "memory": "1Gi"});
+    cluster.pod(&bound(pod, "n", 1, Some("0")));
+    let mut holder = holder("n", "a", Some("a"), "0");
+    holder["provenance"] = "Allocated".into();
+    cluster.inventory(&numa_node([2, 4], &[holder])).pod(&guaranteed("b", 1, "2"));
+    assert_eq!(numa_of(reserve(&cluster, "b")), 0);
+}
+
 /// A pod without GPUs has CPUs of the first NUMA node.
 #[test]
 fn cpus_of_other_pods_are_not_granted() {
