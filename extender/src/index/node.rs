@@ -420,6 +420,7 @@ impl Node {
                 reserved: reserved.len(),
                 unserved: if withheld.is_some() { idle.len() } else { 0 },
                 advertised: self.advertises(&pool.resource),
+                // Free CPUs differ on nearly every node that counts them, so each of these is a class by itself.
                 alignment: self.alignment(pool, None),
             }
         });
