@@ -189,7 +189,7 @@ impl GpuNodeStatus {
     /// Most problems that are reported.
     pub const MAX_PROBLEMS: usize = 512;
     /// Most NUMA nodes whose CPUs are reported. The CPUs of a machine with more are not.
-    pub const MAX_NUMA_NODES: usize = 16;
+    pub const MAX_NUMA_NODES: usize = 12;
 }
 
 /// One line about a node's GPUs.

@@ -23,7 +23,7 @@ pub use slim::{SlimPod, SlimSpec, SlimStatus};
 
 use crate::watched::Watched;
 use gantry_planner::placement::WrittenRequest;
-use gantry_planner::request::{Request, RequestError};
+use gantry_planner::request::{ContainerCpus, Request, RequestError};
 
 /// A pod that asks for resources that are watched.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -189,6 +189,11 @@ impl PodFacts {
     /// Devices it asks of a resource; 0 if what it asks cannot be read.
     pub fn devices(&self, resource: &str) -> u32 {
         self.request.as_ref().map_or(0, |request| request.devices(resource))
+    }
+
+    /// The CPUs that its containers have exclusively.
+    pub fn cpus(&self) -> &[ContainerCpus] {
+        self.request.as_ref().map_or(&[], |request| request.cpus())
     }
 
     /// Bind order, as far as the API tells after a restart: by the second of binding, then creation, then UID.

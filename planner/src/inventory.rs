@@ -85,6 +85,9 @@ pub struct Held {
     pub quarantined: bool,
     /// Kubelet's list has the pod, and therefore its CPUs.
     pub listed: bool,
+    /// Kubelet has allocated the devices, and its list does not show them: not yet, or because a container of the init kind
+    /// has them.
+    pub unlisted: bool,
 }
 
 impl Held {

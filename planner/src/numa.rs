@@ -16,7 +16,7 @@
 
 use std::cmp::Reverse;
 
-use gantry_api::{KubeletTopology, TopologyManagerPolicy, TopologyManagerScope};
+use gantry_api::{GpuNodeStatus, KubeletTopology, TopologyManagerPolicy, TopologyManagerScope};
 
 use crate::devices::DeviceSet;
 use crate::request::{Ask, ContainerAsk, ContainerCpus, ContainerKind};
@@ -25,7 +25,7 @@ use crate::request::{Ask, ContainerAsk, ContainerCpus, ContainerKind};
 type Nodes = u16;
 
 /// The most NUMA nodes that are distinguished. Kubelet itself starts with at most 8, unless configured.
-const MAX_NODES: usize = 12;
+const MAX_NODES: usize = GpuNodeStatus::MAX_NUMA_NODES;
 
 /// The CPUs of a NUMA node under kubelet's static CPU manager.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -175,21 +175,29 @@ impl Alignment {
 
     /// The nodes that kubelet aligns a container with; `None` if it refuses the container.
     fn best_hint(&self, state: State<'_>, size: usize, cpus: u32) -> Option<Nodes> {
-        let in_all =
-            |nodes: Nodes| (0..self.node_of.len()).filter(|device| self.is_in(*device, nodes)).count();
-        let masks = || 1..1 << self.nodes.len();
-        let least = masks().filter(|nodes| in_all(*nodes) >= size).map(Nodes::count_ones).min();
+        let all = self.count(0..self.node_of.len());
+        let (available, reusable) = (self.count(state.available.iter()), self.count(state.reusable.iter()));
+        // Without CPUs, NUMA nodes without devices make no hint better.
+        let counting: Nodes = match cpus == 0 && size > 0 {
+            true => {
+                let each = all.iter().enumerate().filter(|(_, count)| **count > 0);
+                each.fold(0, |nodes, (node, _)| nodes | 1 << node)
+            }
+            false => (1 << self.nodes.len()) - 1,
+        };
+        let masks = || subsets(counting);
+        let least = masks().filter(|nodes| count_in(&all, *nodes) >= size).map(Nodes::count_ones).min();
         let least_of_cpus = self.least_nodes_of_cpus(cpus);
         let has_devices = |nodes: Nodes| {
-            let count = |set: &DeviceSet| set.iter().filter(|device| self.is_in(*device, nodes)).count();
-            let reused = count(state.reusable);
-            reused == state.reusable.len() && reused + count(state.available) >= size
+            let reused = count_in(&reusable, nodes);
+            reused == state.reusable.len() && reused + count_in(&available, nodes) >= size
         };
         let has_cpus = |nodes: Nodes| {
-            let (inside, outside): (Vec<_>, Vec<_>) =
-                state.cpus.iter().enumerate().partition(|(node, _)| nodes & (1 << *node) != 0);
-            let available = inside.iter().map(|(_, cpus)| u64::from(cpus.available())).sum::<u64>();
-            available >= u64::from(cpus) && outside.iter().all(|(_, cpus)| cpus.reusable == 0)
+            let is_in = |node: usize| nodes & (1 << node) != 0;
+            let states = || state.cpus.iter().enumerate();
+            let inside = states().filter(|(node, _)| is_in(*node));
+            inside.map(|(_, cpus)| u64::from(cpus.available())).sum::<u64>() >= u64::from(cpus)
+                && states().all(|(node, cpus)| is_in(node) || cpus.reusable == 0)
         };
         // What a container does not request has no hints.
         let hints =
@@ -205,6 +213,17 @@ impl Alignment {
             TopologyManagerPolicy::SingleNumaNode => is_preferred(best) && best.count_ones() == 1,
         };
         admitted.then_some(best)
+    }
+
+    /// How many of some devices each NUMA node has.
+    fn count(&self, devices: impl Iterator<Item = usize>) -> [usize; MAX_NODES] {
+        let mut counts = [0; MAX_NODES];
+        for node in devices.filter_map(|device| self.node_of.get(device).copied().flatten()) {
+            if let Some(count) = counts.get_mut(usize::from(node)) {
+                *count += 1;
+            }
+        }
+        counts
     }
 
     /// The fewest NUMA nodes that have so many CPUs; all of them if they have fewer.
@@ -240,7 +259,8 @@ impl Alignment {
         )
     }
 
-    /// The same where only CPUs are missing.
+    /// The same where only CPUs are missing. Free CPUs differ on every node, so the text does not have their numbers: see
+    /// [`Alignment::free_by_node`].
     pub fn refusal_by_cpus(&self, free: &DeviceSet, ask: &Ask) -> String {
         let state: Vec<CpuState> = self.cpus.iter().map(CpuState::of).collect();
         let is_refused = |(devices, cpus): &(u32, u32)| {
@@ -257,14 +277,16 @@ impl Alignment {
             TopologyManagerScope::Pod => None,
         };
         let (devices, cpus) = alone.unwrap_or_else(|| (ask.devices, ask.cpus()));
-        let cpus_by_node: Vec<String> = self.cpus.iter().map(|cpus| cpus.free.to_string()).collect();
         format!(
-            "the Topology Manager ({}) would refuse {devices} devices with {cpus} exclusive CPUs: {} devices and {} CPUs \
-             are free by NUMA node",
-            self.policy.as_str(),
-            self.by_node(free),
-            cpus_by_node.join(" + ")
+            "the Topology Manager ({}) would refuse {devices} devices with {cpus} exclusive CPUs",
+            self.policy.as_str()
         )
+    }
+
+    /// How many devices and CPUs are free on each NUMA node.
+    pub fn free_by_node(&self, free: &DeviceSet) -> String {
+        let cpus: Vec<String> = self.cpus.iter().map(|cpus| cpus.free.to_string()).collect();
+        format!("{} devices and {} CPUs are free by NUMA node", self.by_node(free), cpus.join(" + "))
     }
 
     fn by_node(&self, free: &DeviceSet) -> String {
@@ -272,6 +294,18 @@ impl Alignment {
             |node: usize| free.iter().filter(|device| self.is_in(*device, 1 << node)).count().to_string();
         (0..self.nodes.len()).map(count).collect::<Vec<_>>().join(" + ")
     }
+}
+
+/// The subsets of a set of nodes but the empty one, ascending.
+fn subsets(nodes: Nodes) -> impl Iterator<Item = Nodes> {
+    let next = move |subset: Nodes| Some(subset.wrapping_sub(nodes) & nodes).filter(|next| *next != 0);
+    std::iter::successors(next(0), move |subset| next(*subset))
+}
+
+/// How many devices some nodes have together.
+fn count_in(counts: &[usize; MAX_NODES], nodes: Nodes) -> usize {
+    let each = counts.iter().enumerate();
+    each.filter(|(node, _)| nodes & (1 << *node) != 0).map(|(_, count)| count).sum()
 }
 
 impl CpuState {
@@ -520,13 +554,26 @@ mod tests {
         let after = alignment.after(&set("0-7"), &ask(&[(App, 1, 4)]), &[set("4")]).unwrap();
         let free: Vec<u32> = after.cpus.iter().map(|cpus| cpus.free).collect();
         assert_eq!(free, [2, 2]);
-        insta::assert_snapshot!(after.refusal_by_cpus(&set("0-3,5-7"), &ask(&[(App, 2, 3)])), @"the Topology Manager (single-numa-node) would refuse 2 devices with 3 exclusive CPUs: 4 + 3 devices and 2 + 2 CPUs are free by NUMA node");
+        insta::assert_snapshot!(after.refusal_by_cpus(&set("0-3,5-7"), &ask(&[(App, 2, 3)])), @"the Topology Manager (single-numa-node) would refuse 2 devices with 3 exclusive CPUs");
+        insta::assert_snapshot!(after.free_by_node(&set("0-3,5-7")), @"4 + 3 devices and 2 + 2 CPUs are free by NUMA node");
     }
 
     #[test]
     fn cpus_count_under_refusing_policies_only() {
         assert!(!with_cpus(TopologyManagerPolicy::BestEffort).counts_cpus());
         assert!(with_cpus(TopologyManagerPolicy::Restricted).counts_cpus());
+    }
+
+    /// The plugin publishes the CPUs of as many NUMA nodes as are counted.
+    #[test]
+    fn cpus_of_all_published_nodes_are_counted() {
+        let most = u32::try_from(GpuNodeStatus::MAX_NUMA_NODES).unwrap();
+        let count = |nodes: u32| {
+            let cpus = (0..nodes).map(|node| NumaCpus { node, total: 4, allocatable: 4, free: 4 });
+            halves(TopologyManagerPolicy::Restricted).counting_cpus(&cpus.collect::<Vec<_>>()).counts_cpus()
+        };
+        assert!(count(most));
+        assert!(!count(most + 1));
     }
 
     #[test]
@@ -664,6 +711,25 @@ mod tests {
             let expected: Option<DeviceSet> = expected
                 .map(|nodes| free.iter().copied().filter(|device| nodes.contains(&numa[*device])).collect());
             prop_assert_eq!(alignment.aligned(&free.iter().copied().collect(), size), expected);
+        }
+
+        /// A container without exclusive CPUs, on a machine with NUMA nodes that have CPUs and no devices.
+        #[test]
+        fn nodes_without_devices_change_no_hint(
+            numa in proptest::collection::vec(0..4u32, 1..9),
+            free in any::<u8>(),
+            size in 1..9usize,
+            single in any::<bool>(),
+        ) {
+            let free: DeviceSet = (0..numa.len()).filter(|device| free >> device & 1 == 1).collect();
+            let known: Vec<Option<u32>> = numa.iter().map(|node| Some(node * 2 + 1)).collect();
+            let kubelet = kubelet(POLICIES[1 + usize::from(single)], TopologyManagerScope::Container);
+            let alignment = Alignment::new(&kubelet, &known).unwrap();
+            let cpus: Vec<NumaCpus> =
+                (0..9).map(|node| NumaCpus { node, total: 4, allocatable: 4, free: 0 }).collect();
+            let counting = alignment.clone().counting_cpus(&cpus);
+            prop_assert!(counting.counts_cpus());
+            prop_assert_eq!(counting.aligned(&free, size), alignment.aligned(&free, size));
         }
 
         /// One container of devices and CPUs, on a machine of three NUMA nodes.

@@ -33,6 +33,7 @@ use super::input::{EFFORT, PlanInput};
 use super::plan::{fits, plan};
 use crate::devices::DeviceSet;
 use crate::input::Exact;
+use crate::request::ContainerCpus;
 use crate::shape::Shape;
 use crate::snapshot::{NodeIx, Pool};
 
@@ -73,6 +74,8 @@ pub struct CandidatePod {
     pub node: NodeIx,
     /// Its devices, without those that are reserved for another gang once it ends.
     pub devices: Devices,
+    /// The CPUs that its containers have exclusively.
+    pub cpus: Vec<ContainerCpus>,
     /// Its other resources.
     pub resources: Resources,
     /// Its role in its gang: an index into [`Surplus::by_role`].
@@ -245,7 +248,7 @@ fn shortest(most: usize, will_do: impl Fn(usize) -> bool) -> Option<usize> {
     Some(high)
 }
 
-// The cluster as it would be without some units: their devices and resources returned, their ports and affinity gone,
+// The cluster as it would be without some units: their devices, CPUs and resources returned, their ports and affinity gone,
 // everything else unchanged.
 
 /// A plan's input, with the exact nodes of all units.
@@ -304,16 +307,16 @@ impl<'t, 'a> WhatIf<'t, 'a> {
     }
 }
 
-/// Returns a pod's devices.
+/// Returns a pod's devices and exclusive CPUs.
 fn give_back(exact: &mut Exact<'_>, pod: &CandidatePod) {
-    let returned: Vec<(ResourceName, DeviceSet)> =
-        returned(exact, pod).map(|(resource, devices)| (resource.clone(), devices)).collect();
-    for (resource, devices) in returned {
-        for pool in exact.class.pools.iter_mut().filter(|pool| pool.resource == resource) {
-            pool.free.add(&devices);
-            pool.open.add(&devices);
+    let mut devices = vec![DeviceSet::EMPTY; exact.class.pools.len()];
+    for (resource, returned) in returned(exact, pod) {
+        let mut pools = devices.iter_mut().zip(&exact.class.pools);
+        if let Some((devices, _)) = pools.find(|(_, pool)| pool.resource == *resource) {
+            devices.add(&returned);
         }
     }
+    exact.class.release(&devices, &pod.cpus);
 }
 
 /// The devices that come free with the end of a pod, by resource. Those of an unhealthy GPU stay unavailable.

@@ -213,6 +213,9 @@ impl Request {
 
     /// The same with the CPUs that kubelet's static CPU manager gives to each container alone: those of a Guaranteed pod
     /// that asks for whole ones. `containers` are all of the pod, in kubelet's order.
+    ///
+    /// They are not counted with the devices of an ask if they belong to a container with devices of another ask only: where
+    /// those are is not known there.
     #[must_use]
     pub fn with_cpus<'a>(mut self, containers: &(impl Iterator<Item = CpuAndMemory<'a>> + Clone)) -> Self {
         let is_exclusive = |container: CpuAndMemory<'_>| container.exclusive_cpus() > 0;
@@ -222,7 +225,17 @@ impl Request {
         {
             return self;
         }
+        let with_devices = self.asks.iter().flat_map(|ask| &ask.containers);
+        let with_devices: BTreeSet<Arc<str>> =
+            with_devices.map(|container| Arc::clone(&container.name)).collect();
         for ask in &mut self.asks {
+            let is_of_ask = |name: &str| ask.containers.iter().any(|asking| *asking.name == *name);
+            let is_of_other_ask = |container: CpuAndMemory<'_>| {
+                is_exclusive(container) && with_devices.contains(container.name) && !is_of_ask(container.name)
+            };
+            if containers.clone().any(is_of_other_ask) {
+                continue;
+            }
             let all = containers.clone().map(|container| {
                 let asking = ask.containers.iter().position(|asking| *asking.name == *container.name);
                 let cpus = container.exclusive_cpus();
@@ -247,9 +260,9 @@ impl Request {
         Arc::new(Self { asks: asks.cloned().collect(), order: self.order.clone(), placement })
     }
 
-    /// The exclusive CPUs of the pod's containers; empty if none has any.
+    /// The exclusive CPUs of the pod's containers; empty if none are counted.
     pub fn cpus(&self) -> &[ContainerCpus] {
-        self.asks.first().map_or(&[], |ask| &ask.cpus)
+        self.asks.iter().map(|ask| &ask.cpus[..]).find(|cpus| !cpus.is_empty()).unwrap_or_default()
     }
 
     /// Whether nothing is asked for.
@@ -281,6 +294,10 @@ impl CpuAndMemory<'_> {
 }
 
 impl ContainerCpus {
+    /// The CPUs of pods that are gone. Their number is unknown, so they are as many as their NUMA nodes have.
+    pub const UNKNOWN: [Self; 1] =
+        [Self { container: Some(0), kind: ContainerKind::App, cpus: u32::MAX, is_first: true }];
+
     /// The CPUs of a pod of these containers.
     pub fn of_pod(containers: &[Self]) -> u32 {
         let (mut lasting, mut peak) = (0u32, 0u32);
@@ -570,6 +587,32 @@ mod tests {
         ] {
             assert_eq!(with_cpus(&[("a", App, whole), ("b", App, not_guaranteed)]), [], "{not_guaranteed:?}");
         }
+    }
+
+    /// The CPUs of the first container are on the NUMA node of its MIG device, which is not known with the GPUs.
+    #[test]
+    fn cpus_with_other_devices_are_not_counted() {
+        let resources = [ResourceName::from("nvidia.com/gpu"), ResourceName::from("nvidia.com/mig-1g.10gb")];
+        let counted = |wanted: [[&'static str; 2]; 2], cpus: [&'static str; 2]| {
+            let asking = |resource: &str| {
+                let at = usize::from(resource != "nvidia.com/gpu");
+                let each = ["a", "b"].into_iter().zip(wanted);
+                each.map(move |(name, counts)| Container { name, kind: App, quantity: Some(counts[at]) })
+            };
+            let each = ["a", "b"].into_iter().zip(cpus).map(|(name, cpus)| CpuAndMemory {
+                name,
+                kind: App,
+                cpu: (Some(cpus), None),
+                memory: (Some("1Gi"), None),
+            });
+            let request = Request::read(&resources, asking).unwrap().with_cpus(&each);
+            let of_asks: Vec<u32> = request.asks.iter().map(Ask::cpus).collect();
+            (of_asks, ContainerCpus::of_pod(request.cpus()))
+        };
+        assert_eq!(counted([["0", "1"], ["1", "0"]], ["2", "3"]), (vec![0, 0], 0));
+        assert_eq!(counted([["0", "1"], ["1", "0"]], ["500m", "3"]), (vec![3, 0], 3));
+        assert_eq!(counted([["1", "1"], ["0", "1"]], ["2", "3"]), (vec![0, 5], 5));
+        assert_eq!(counted([["1", "1"], ["0", "0"]], ["2", "3"]), (vec![5, 5], 5));
     }
 
     /// Kubelet's `podGuaranteedCPUs`.

@@ -78,6 +78,8 @@ pub(super) struct GangIndex {
     suspects: BTreeSet<NodeIx>,
     /// Since when plugins of nodes with places do not serve.
     troubled: HashMap<NodeIx, Instant>,
+    /// Since when slots lack exclusive CPUs, by gang and number.
+    without_cpus: HashMap<(Arc<GangKey>, u32), Instant>,
     /// Where devices for gangs that do not fit come from.
     reclaim: reclaim::Reclaim,
     offers: plan_input::Offers,
@@ -117,6 +119,7 @@ impl GangIndex {
             spares: BTreeSet::new(),
             suspects: BTreeSet::new(),
             troubled: HashMap::new(),
+            without_cpus: HashMap::new(),
             reclaim: reclaim::Reclaim::default(),
             offers: plan_input::Offers::default(),
             backfill: backfill::Backfill::default(),

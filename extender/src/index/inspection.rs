@@ -137,7 +137,7 @@ impl From<NodeRefusal> for Lack {
             NodeRefusal::Short(counts) => {
                 Self::Devices { free: counts.free, reserved: counts.reserved, asked: counts.asked, text }
             }
-            NodeRefusal::Unmet(_) => Self::Unmet { text },
+            NodeRefusal::Unmet(_) | NodeRefusal::Cpus { .. } => Self::Unmet { text },
         }
     }
 }
@@ -352,14 +352,15 @@ impl Inspection<'_> {
         left: Option<&Resources>,
         ended: &[&(PodUid, Vec<DeviceSet>)],
     ) -> bool {
-        let sets: Vec<&[DeviceSet]> = ended.iter().map(|(_, sets)| sets.as_slice()).collect();
+        let cpus = |uid: &PodUid| self.index.pods.get(uid).map_or(&[][..], |pod| pod.cpus());
+        let back: Vec<_> = ended.iter().map(|(uid, sets)| (sets.as_slice(), cpus(uid))).collect();
         let has_resources = left.is_none_or(|left| {
             let mut left = left.clone();
             let pods = ended.iter().filter_map(|(uid, _)| self.index.pods.get(uid));
             pods.for_each(|pod| left.add(&pod.needs.resources));
             left.fits(&self.pod.needs.resources).is_ok()
         });
-        has_resources && fits_without(class, self.request, &sets, self.index.options.policy)
+        has_resources && fits_without(class, self.request, &back, self.index.options.policy)
     }
 }
 

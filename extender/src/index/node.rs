@@ -15,7 +15,7 @@ use gantry_gang::protocol::Withheld;
 use gantry_planner::devices::DeviceSet;
 use gantry_planner::inventory::{self, Held, Inventory};
 use gantry_planner::numa::Alignment;
-use gantry_planner::request::ContainerCpus;
+use gantry_planner::request::{ContainerCpus, ContainerKind};
 use gantry_planner::snapshot::{Class, Pool, ScoreCache, Standing};
 
 /// One node.
@@ -247,8 +247,13 @@ impl Node {
         let mut unlisted: Vec<UnlistedCpus> = Vec::new();
         let mut add = |pod: &PodUid, cpus: &[ContainerCpus], devices: &dyn Fn(usize) -> DeviceSet| {
             let (namespace, name) = pods.get(pod).map_or(("", ""), |pod| (&*pod.namespace, &*pod.name));
-            let is_listed =
-                || inventory.holders.iter().any(|held| held.listed && held.is_of(pod, namespace, name));
+            // Kubelet's list has no devices of init containers. The CPUs of the other containers it has.
+            let mut with_devices = cpus.iter().filter(|container| container.container.is_some());
+            let is_of_init = with_devices.all(|container| container.kind == ContainerKind::Init);
+            let is_listed = || {
+                let listed = |held: &Held| held.listed || held.unlisted && is_of_init;
+                inventory.holders.iter().any(|held| listed(held) && held.is_of(pod, namespace, name))
+            };
             if cpus.is_empty() || unlisted.iter().any(|known| known.pod == *pod) || is_listed() {
                 return;
             }
@@ -415,6 +420,7 @@ impl Node {
                 reserved: reserved.len(),
                 unserved: if withheld.is_some() { idle.len() } else { 0 },
                 advertised: self.advertises(&pool.resource),
+                // Free CPUs differ on nearly every node that counts them, so each of these is a class by itself.
                 alignment: self.alignment(pool, None),
             }
         });

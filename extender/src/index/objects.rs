@@ -142,6 +142,7 @@ fn held(pools: &[Pool], holder: &Holder) -> Vec<Held> {
             devices,
             quarantined: holder.state == HolderState::Quarantined,
             listed: holder.provenance == Provenance::PodResources && holder.state == HolderState::Live,
+            unlisted: holder.provenance == Provenance::Allocated && holder.state == HolderState::Live,
         })
     };
     pools.iter().enumerate().filter_map(of_pool).collect()

@@ -18,7 +18,7 @@ use crate::wire::Offer;
 use gantry_planner::decide;
 use gantry_planner::devices::DeviceSet;
 use gantry_planner::inventory::Pool;
-use gantry_planner::request::Request;
+use gantry_planner::request::{ContainerCpus, Request};
 use gantry_planner::snapshot::{Class, NodeIx};
 
 /// A search for the victims of one single pod.
@@ -77,7 +77,12 @@ impl<'i> VictimSearch<'i> {
         let facts = index.resources.get(number).and_then(|node| node.facts.as_ref());
         let class = || node.exact(&[]);
         facts.is_none_or(|facts| pod.needs.admits(facts).is_ok())
-            && class().is_some_and(|class| fits_without(&class, request, &[&leaving], index.options.policy))
+            && class().is_some_and(|class| {
+                // Of pods that are gone the CPUs are unknown.
+                let unknown: &[ContainerCpus] = &ContainerCpus::UNKNOWN;
+                let back = [(leaving.as_slice(), unknown)];
+                fits_without(&class, request, &back, index.options.policy)
+            })
     }
 
     /// The devices that pods release on a node, by pool: `returning`, and those of pods that are being deleted.
@@ -136,8 +141,9 @@ impl<'i> VictimSearch<'i> {
         if index.is_kept_from(number, priority) || !offer.victims.iter().all(may_go) {
             return None;
         }
-        let held = |uid: &str| self.released_by(index.pods.get(uid)?, number);
-        let named: Vec<Vec<DeviceSet>> = offer.uids().into_iter().filter_map(held).collect();
+        let held = |pod: &'i PodFacts| Some((pod, self.released_by(pod, number)?));
+        let named = offer.uids().into_iter().filter_map(|uid| held(index.pods.get(uid)?));
+        let named: Vec<(&PodFacts, Vec<DeviceSet>)> = named.collect();
         // kube-scheduler has counted the victims that it names.
         let mut with_named = index.budgets.allowance();
         for uid in &offer.victims {
@@ -146,12 +152,12 @@ impl<'i> VictimSearch<'i> {
         let others: Vec<(&PodFacts, Vec<DeviceSet>)> = self
             .other_victims(node, &offer.victims, with_named.clone())
             .into_iter()
-            .filter_map(|pod| Some((pod, self.released_by(pod, number)?)))
+            .filter_map(held)
             .collect();
         let fits = |set: &[usize]| {
-            let more = set.iter().map(|at| &others[*at].1);
-            let sets: Vec<&[DeviceSet]> = named.iter().chain(more).map(Vec::as_slice).collect();
-            fits_without(&class, request, &sets, index.options.policy)
+            let pods = named.iter().chain(set.iter().map(|at| &others[*at]));
+            let back: Vec<_> = pods.map(|(pod, devices)| (devices.as_slice(), pod.cpus())).collect();
+            fits_without(&class, request, &back, index.options.policy)
         };
         let broken = |set: &[usize]| {
             let mut allowance = with_named.clone();
@@ -216,19 +222,16 @@ impl Index {
     }
 }
 
-/// Whether a request fits on a class once some sets of devices, each by pool, are released.
+/// Whether a request fits on a class once pods release their devices, by pool, and their exclusive CPUs.
 pub(super) fn fits_without(
     class: &Class,
     request: &Request,
-    back: &[&[DeviceSet]],
+    back: &[(&[DeviceSet], &[ContainerCpus])],
     policy: decide::Policy,
 ) -> bool {
     let mut class = class.clone();
-    for sets in back {
-        for (pool, set) in class.pools.iter_mut().zip(*sets) {
-            pool.free.add(set);
-            pool.open.add(set);
-        }
+    for (devices, cpus) in back {
+        class.release(devices, cpus);
     }
     decide::judge(&class, request).is_ok() && decide::score(&class, request, &[], policy).is_some()
 }

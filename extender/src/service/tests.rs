@@ -401,9 +401,10 @@ async fn node_whose_kubelet_would_refuse_is_refused() {
     assert_eq!(answer["NodeNames"], json!(["a", "b"]));
 }
 
-/// GPUs are free on the first NUMA node, and CPUs on the second.
+/// GPUs are free on the first NUMA node, and CPUs on the second. Free CPUs differ on every node, and alike nodes share one
+/// text.
 #[tokio::test]
-async fn reason_names_devices_and_cpus_by_numa_node() {
+async fn reason_has_requested_and_not_free_cpus() {
     let cluster = Cluster::new(Options::default());
     let mut parts = switched().into_parts();
     for gpu in &mut parts.gpus {
@@ -425,8 +426,8 @@ async fn reason_names_devices_and_cpus_by_numa_node() {
     let answer = read(&service.filter(&body(&guaranteed, &["a"])).unwrap());
     assert_eq!(
         answer["FailedAndUnresolvableNodes"]["a"],
-        "node(s) where the Topology Manager (restricted) would refuse 4 devices with 8 exclusive CPUs: 4 + 0 devices and \
-         4 + 64 CPUs are free by NUMA node"
+        "node(s) where the Topology Manager (restricted) would refuse 4 devices with 8 exclusive CPUs: no NUMA nodes have \
+         both free as it requires"
     );
     guaranteed["spec"]["containers"][0]["resources"]["limits"]["cpu"] = "4".into();
     let answer = read(&service.filter(&body(&guaranteed, &["a"])).unwrap());

@@ -163,7 +163,7 @@ pub fn judge(class: &Class, request: &Request) -> Result<(), NodeRefusal> {
             let cut = class.cut_beside(index);
             let site = class.site(pool, &cut);
             if Layout::best(site, &pool.free, ask).is_none() {
-                return Err(NodeRefusal::Unmet(unmet(site, pool, ask)));
+                return Err(unmet(site, pool, ask));
             }
         }
     }
@@ -172,13 +172,16 @@ pub fn judge(class: &Class, request: &Request) -> Result<(), NodeRefusal> {
 
 /// Why enough free devices do not meet what a pod asks of them, or what kubelet's Topology Manager does: the first
 /// container that cannot have its devices by itself, and what is free instead.
-fn unmet(site: Site<'_>, pool: &Pool, ask: &Ask) -> String {
+fn unmet(site: Site<'_>, pool: &Pool, ask: &Ask) -> NodeRefusal {
     if let Some(alignment) =
         site.alignment.filter(|alignment| alignment.counts_cpus() && !ask.cpus.is_empty())
     {
         let without_cpus = Ask { cpus: Vec::new(), ..ask.clone() };
         if Layout::best(site, &pool.free, &without_cpus).is_some() {
-            return alignment.refusal_by_cpus(&pool.free, ask);
+            return NodeRefusal::Cpus {
+                refusal: alignment.refusal_by_cpus(&pool.free, ask),
+                free: alignment.free_by_node(&pool.free),
+            };
         }
     }
     for container in &ask.containers {
@@ -189,14 +192,14 @@ fn unmet(site: Site<'_>, pool: &Pool, ask: &Ask) -> String {
         if let Some(alignment) = site.alignment
             && alignment.aligned(&pool.free, size).is_none()
         {
-            return alignment.refusal(&pool.free, size);
+            return NodeRefusal::Unmet(alignment.refusal(&pool.free, size));
         }
-        return lacking(site, pool, size, &container.terms);
+        return NodeRefusal::Unmet(lacking(site, pool, size, &container.terms));
     }
-    match site.alignment {
+    NodeRefusal::Unmet(match site.alignment {
         Some(alignment) => alignment.refusal(&pool.free, ask.devices as usize),
         None => "the free devices cannot be divided among the containers as they ask".to_owned(),
-    }
+    })
 }
 
 /// What of the terms of one container is not free, and what is free instead.
@@ -289,6 +292,12 @@ pub enum NodeRefusal {
     Short(PoolShortage),
     /// Enough devices are free, but not as the pod or kubelet's Topology Manager requires them: the text.
     Unmet(String),
+    /// Enough devices are free, but kubelet's Topology Manager refuses the pod for its exclusive CPUs.
+    Cpus {
+        refusal: String,
+        /// What is free on each NUMA node.
+        free: String,
+    },
 }
 
 impl NodeRefusal {
@@ -300,6 +309,9 @@ impl NodeRefusal {
             Self::TooMany { .. } => format!("node(s) where {}", self.of_one_node()),
             Self::Short(counts) => format!("node(s) with {counts}"),
             Self::Unmet(words) => format!("node(s) where {words}"),
+            Self::Cpus { refusal, .. } => {
+                format!("node(s) where {refusal}: no NUMA nodes have both free as it requires")
+            }
         }
     }
 
@@ -313,6 +325,7 @@ impl NodeRefusal {
             }
             Self::Short(counts) => counts.to_string(),
             Self::Unmet(words) => words.clone(),
+            Self::Cpus { refusal, free } => format!("{refusal}: {free}"),
         }
     }
 }

@@ -15,6 +15,7 @@ use gantry_runtime::chain;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tonic::transport::{Channel, Endpoint};
+use tonic::{Code, Status};
 use tracing::{debug, info, warn};
 
 use super::access;
@@ -42,6 +43,7 @@ pub async fn poll(
     let mut client: Option<PodResourcesListerClient<Channel>> = None;
     let mut reachable = None;
     let mut before = Listing::default();
+    let mut allocatable_cpus = AllocatableCpus::default();
     loop {
         let ticket = handover.listing_begins();
         let listed = tokio::select! {
@@ -56,7 +58,8 @@ pub async fn poll(
                     info!(socket = %socket.display(), "kubelet's pod resources are readable");
                 }
                 reachable = Some(true);
-                let cpus = CpuListing { allocatable: numbers(allocatable), held: held_cpus(&response) };
+                let allocatable = allocatable_cpus.update(allocatable);
+                let cpus = CpuListing { allocatable, held: held_cpus(&response) };
                 let now = listing(response);
                 let freed = frees(&before, &now);
                 before = now.clone();
@@ -89,6 +92,35 @@ pub async fn poll(
     }
 }
 
+/// The allocatable CPUs that kubelet returned last. They are kept while kubelet returns errors: a GpuNode without them
+/// would have the extender grant devices regardless of CPUs.
+#[derive(Debug, Default)]
+struct AllocatableCpus {
+    last: BTreeSet<u32>,
+    fails: bool,
+}
+
+impl AllocatableCpus {
+    /// Records the result of a call, and returns the CPUs to publish.
+    fn update(&mut self, returned: Result<Vec<i64>, Status>) -> BTreeSet<u32> {
+        let fails = returned.is_err();
+        match returned {
+            Ok(cpus) => self.last = numbers(cpus),
+            Err(status) => {
+                let kept = status.code() != Code::Unimplemented;
+                if !kept {
+                    self.last.clear();
+                }
+                if !self.fails {
+                    warn!(code = %status.code(), error = status.message(), kept, "cannot read kubelet's allocatable CPUs");
+                }
+            }
+        }
+        self.fails = fails;
+        self.last.clone()
+    }
+}
+
 /// Whether a container of `before` no longer holds a device.
 fn frees(before: &Listing, now: &Listing) -> bool {
     before.0.iter().any(|(holding, set)| now.0.get(holding) != Some(set))
@@ -99,7 +131,7 @@ async fn list(
     client: &mut Option<PodResourcesListerClient<Channel>>,
     socket: &Path,
     reads_cpus: bool,
-) -> Result<(ListPodResourcesResponse, Vec<i64>), String> {
+) -> Result<(ListPodResourcesResponse, Result<Vec<i64>, Status>), String> {
     let mut connected = match client.take() {
         Some(connected) => connected,
         // Checked first, because a failing client would be most of an idle plugin's work.
@@ -114,14 +146,11 @@ async fn list(
             .map_err(|error| format!("{}{}", chain(&error), access::remedy_of(&error)))?,
     };
     let allocatable = match reads_cpus {
-        true => match connected.get_allocatable_resources(AllocatableResourcesRequest {}).await {
-            Ok(allocatable) => allocatable.into_inner().cpu_ids,
-            Err(status) => {
-                debug!(code = %status.code(), error = status.message(), "kubelet does not return its allocatable CPUs");
-                Vec::new()
-            }
-        },
-        false => Vec::new(),
+        true => {
+            let returned = connected.get_allocatable_resources(AllocatableResourcesRequest {}).await;
+            returned.map(|allocatable| allocatable.into_inner().cpu_ids)
+        }
+        false => Ok(Vec::new()),
     };
     let listed = connected
         .list(ListPodResourcesRequest {})
@@ -175,6 +204,19 @@ mod tests {
 
     use super::*;
     use crate::handover::Handover;
+
+    #[test]
+    fn allocatable_cpus_outlast_a_failed_call() {
+        let mut cpus = AllocatableCpus::default();
+        assert_eq!(cpus.update(Err(Status::unavailable("starting"))), [].into());
+        assert_eq!(cpus.update(Ok(vec![1, 2])), [1, 2].into());
+        for code in [Code::ResourceExhausted, Code::Internal, Code::DeadlineExceeded] {
+            assert_eq!(cpus.update(Err(Status::new(code, ""))), [1, 2].into());
+        }
+        assert_eq!(cpus.update(Ok(Vec::new())), [].into());
+        assert_eq!(cpus.update(Ok(vec![3])), [3].into());
+        assert_eq!(cpus.update(Err(Status::unimplemented("too old"))), [].into());
+    }
 
     #[tokio::test]
     async fn silent_kubelet_does_not_delay_shutdown() {

@@ -14,10 +14,12 @@ use crate::index::node::Node;
 use crate::index::occupancy::GangReservation;
 use gantry_planner::devices::DeviceSet;
 use gantry_planner::inventory::Pool;
+use gantry_planner::layout::Layout;
 use gantry_planner::request::{Ask, Request};
 use gantry_planner::snapshot::NodeIx;
 
-/// How long a plugin may not serve before the places on its node are given up: longer than it takes to replace it.
+/// How long a plugin may not serve before the places on its node are given up: longer than it takes to replace it. Also
+/// how long a slot may lack exclusive CPUs: longer than kubelet and the plugin take to report those of pods that are gone.
 const RESTART: Duration = Duration::from_secs(30);
 
 impl Index {
@@ -61,6 +63,7 @@ impl Index {
     fn drop_place(&mut self, gang: &Arc<GangKey>, slot: u32, bound: bool) {
         let key = (Arc::clone(gang), slot);
         self.gangs.spares.remove(&key);
+        self.gangs.without_cpus.remove(&key);
         let Some(node) = self.gangs.places.remove(&key) else {
             return;
         };
@@ -106,17 +109,22 @@ impl Index {
                 continue;
             }
             let gone = entry.lost();
-            let lost = match gone {
+            let mut lost = match gone {
                 Some(_) => BTreeMap::new(),
                 None => {
                     entry.lost_places(|place| self.asked_of(place), |place, uid| self.may_hold(place, uid))
                 }
             };
+            let without_cpus = self.slots_without_cpus(entry);
             let (name, serves) = (entry.name().clone(), entry.withheld().is_none());
             if serves {
                 self.gangs.troubled.remove(&node);
             } else {
                 self.gangs.troubled.entry(node).or_insert(now.at);
+            }
+            for (gang, slot) in self.without_cpus_too_long(without_cpus) {
+                tracing::info!(node = %name, %gang, slot, "other pods have the exclusive CPUs of the slot");
+                lost.entry(gang).or_default().insert(slot);
             }
             if let Some(why) = gone {
                 tracing::info!(node = %name, %why, "places of gangs cannot be had any more");
@@ -164,6 +172,43 @@ impl Index {
         let mut left = room.left.clone();
         left.add(needed);
         left.fits(needed).is_err()
+    }
+
+    /// The slots on a node that counts CPUs, each with whether only CPUs are missing for a bind of its member.
+    fn slots_without_cpus(&self, entry: &Node) -> Vec<((Arc<GangKey>, u32), bool)> {
+        let lacks_cpus = |place: &GangReservation| {
+            let request = self.asked_of(place).filter(|request| !request.cpus().is_empty())?;
+            let pod = place.pod.as_ref().map_or("", PodUid::as_str);
+            let gang = Arc::clone(&place.gang);
+            let placed = Assignment { gang, node: entry.name().clone(), devices: place.devices.clone() };
+            let sets = entry.available(&placed, pod)?;
+            Some(entry.layouts_within(&sets, request, pod).is_none())
+        };
+        if !entry.counts_cpus() && self.gangs.without_cpus.is_empty() {
+            return Vec::new();
+        }
+        let slots = entry.occupancy().gang_reservations().iter();
+        let slots = slots.map(|place| {
+            let lacks = entry.counts_cpus() && lacks_cpus(place).unwrap_or(false);
+            ((Arc::clone(&place.gang), place.slot), lacks)
+        });
+        slots.collect()
+    }
+
+    /// Of these slots those that have lacked CPUs too long: they would wait as long as the other pods run.
+    fn without_cpus_too_long(&mut self, slots: Vec<((Arc<GangKey>, u32), bool)>) -> Vec<(Arc<GangKey>, u32)> {
+        let now = self.now.at;
+        let since = &mut self.gangs.without_cpus;
+        let mut over = Vec::new();
+        for (slot, lacks) in slots {
+            if !lacks {
+                since.remove(&slot);
+            } else if now.saturating_duration_since(*since.entry(slot.clone()).or_insert(now)) >= RESTART {
+                since.remove(&slot);
+                over.push(slot);
+            }
+        }
+        over
     }
 
     /// What members that a place is for ask for, if that is known.
@@ -319,6 +364,27 @@ impl Node {
             sets[index] = devices;
         }
         Some(sets)
+    }
+
+    /// How the containers of a pod lie within devices by pool; `None` if kubelet would refuse it.
+    pub(super) fn layouts_within(
+        &self,
+        sets: &[DeviceSet],
+        request: &Request,
+        pod: &str,
+    ) -> Option<Vec<Layout>> {
+        let class = self.exact_for(pod)?;
+        let mut layouts = Vec::with_capacity(request.asks.len());
+        for ask in &request.asks {
+            let (index, pool) = class.pool(ask.resource.as_str())?;
+            let devices = sets.get(index)?;
+            if devices.len() != ask.devices as usize {
+                return None;
+            }
+            let cut = class.cut_beside(index);
+            layouts.push(Layout::best(class.site(pool, &cut), devices, ask)?);
+        }
+        Some(layouts)
     }
 
     /// What binds and places of others keep of a pool.

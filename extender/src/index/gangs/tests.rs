@@ -121,29 +121,58 @@ fn phase(cluster: &Cluster, gang: &str) -> GangPhase {
     view.unwrap().phase
 }
 
-/// The members' CPUs are on different NUMA nodes. Those of the first one are set aside for it when the second is bound.
-#[test]
-fn members_have_their_cpus_on_their_numa_node() {
-    let cluster = Cluster::new(Options::default());
+/// A node of two NUMA nodes with four GPUs and four allocatable CPUs each, where kubelet refuses what spans both.
+fn numa_node(name: &str, held: [u32; 2]) -> Value {
     let mut parts = bridged().into_parts();
     for gpu in &mut parts.gpus {
         gpu.numa = Some(if gpu.index < 4 { "0" } else { "1" }.parse().unwrap());
     }
-    let mut node = gpu_node("n", &gantry_topology::Machine::new(parts).unwrap());
+    let mut node = gpu_node(name, &gantry_topology::Machine::new(parts).unwrap());
     node["spec"]["kubelet"] = json!({"policy": "single-numa-node"});
-    let cpus = |node: u32| json!({"node": node, "total": 5, "allocatable": 4});
+    let cpus = |node: usize| json!({"node": node, "total": 5, "allocatable": 4, "held": held[node]});
     node["status"]["cpus"] = json!([cpus(0), cpus(1)]);
-    cluster.node("n", 8).inventory(&node);
-    let mut pods = members("a", 2, 1);
+    node
+}
+
+/// The same Guaranteed pods with three CPUs each.
+fn guaranteed(mut pods: Vec<Value>) -> Vec<Value> {
     for pod in &mut pods {
         let limits = &mut pod["spec"]["containers"][0]["resources"]["limits"];
         limits["cpu"] = "3".into();
         limits["memory"] = "1Gi".into();
     }
+    pods
+}
+
+/// The members' CPUs are on different NUMA nodes. Those of the first one are set aside for it when the second is bound.
+#[test]
+fn members_have_their_cpus_on_their_numa_node() {
+    let cluster = Cluster::new(Options::default());
+    cluster.node("n", 8).inventory(&numa_node("n", [0, 0]));
+    let pods = guaranteed(members("a", 2, 1));
     create(&cluster, &pods);
     bind_all(&cluster, &pods);
     let free = cluster.free("n").replace(',', "").chars().filter(|gpu| *gpu < '4').count();
     assert_eq!(free, 3, "{}", cluster.free("n"));
+}
+
+/// Pods without GPUs may take the CPUs after the plan, and keep them.
+#[test]
+fn slots_without_cpus_move_after_a_while() {
+    let cluster = Cluster::new(Options::default());
+    for name in ["m", "n"] {
+        cluster.node(name, 8).inventory(&numa_node(name, [0, 0]));
+    }
+    create(&cluster, &guaranteed(members("a", 2, 1)));
+    let first = node(&cluster, "a-0");
+    cluster.inventory(&numa_node(&first, [4, 4])).wait(5);
+    // They come free in time.
+    cluster.inventory(&numa_node(&first, [0, 0])).wait(5);
+    cluster.inventory(&numa_node(&first, [4, 4])).wait(25);
+    assert_eq!(node(&cluster, "a-0"), first);
+    // Before the members' time to arrive is over.
+    cluster.wait(8);
+    assert_ne!(node(&cluster, "a-0"), first);
 }
 
 /// Writes the decision that is to be written, as the API server would take it.

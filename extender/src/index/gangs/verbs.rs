@@ -190,19 +190,7 @@ impl Index {
         pod: &str,
     ) -> Option<Vec<Layout>> {
         let entry = self.nodes.get(ix)?;
-        let sets = entry.available(placed, pod)?;
-        let class = entry.exact_for(pod)?;
-        let mut layouts = Vec::with_capacity(request.asks.len());
-        for ask in &request.asks {
-            let (index, pool) = class.pool(ask.resource.as_str())?;
-            let devices = sets.get(index)?;
-            if devices.len() != ask.devices as usize {
-                return None;
-            }
-            let cut = class.cut_beside(index);
-            layouts.push(Layout::best(class.site(pool, &cut), devices, ask)?);
-        }
-        Some(layouts)
+        entry.layouts_within(&entry.available(placed, pod)?, request, pod)
     }
 
     /// The node of the place that a member has.

@@ -71,6 +71,21 @@ fn pods_in_a_row_take_cpus_of_different_nodes() {
     assert_eq!(numa_of(reserve(&cluster, "c")), 0);
 }
 
+/// Kubelet's list has the CPUs of such a pod, but never its GPU.
+#[test]
+fn cpus_of_pod_with_gpu_in_init_container_count_once() {
+    let cluster = cluster();
+    let mut pod = guaranteed("a", 1, "1");
+    pod["spec"]["initContainers"] = pod["spec"]["containers"].clone();
+    pod["spec"]["initContainers"][0]["name"] = "init".into();
+    pod["spec"]["containers"][0]["resources"]["limits"] = json!({"cpu": "2", "memory": "1Gi"});
+    cluster.pod(&bound(pod, "n", 1, Some("0")));
+    let mut holder = holder("n", "a", Some("a"), "0");
+    holder["provenance"] = "Allocated".into();
+    cluster.inventory(&numa_node([2, 4], &[holder])).pod(&guaranteed("b", 1, "2"));
+    assert_eq!(numa_of(reserve(&cluster, "b")), 0);
+}
+
 /// A pod without GPUs has CPUs of the first NUMA node.
 #[test]
 fn cpus_of_other_pods_are_not_granted() {
@@ -96,6 +111,33 @@ fn hold_without_cpus_is_not_granted() {
     }
     assert_eq!(numa_of(reserve(&cluster, "a")), 0);
     assert_eq!(numa_of(reserve(&cluster, "b")), 1);
+}
+
+/// GPUs are free on both NUMA nodes. Only the end of a pod with CPUs helps.
+#[test]
+fn preemption_counts_the_cpus_of_victims() {
+    let cluster = cluster();
+    cluster.pod(&guaranteed("asks", 1, "4"));
+    let add = |mut pod: Value, gpu: &str, priority: i32| {
+        pod["spec"]["priority"] = priority.into();
+        cluster.pod(&bound(pod, "n", 1, Some(gpu)));
+    };
+    let victims = |cpus: &str| {
+        let request = facts(&guaranteed("asks", 1, cpus)).request.unwrap();
+        let offer = crate::wire::Offer { node: "n".to_owned(), victims: Vec::new(), budgets_broken: 0 };
+        let found =
+            cluster.store.update(|index| index.preemptable(&"asks".into(), &request, 10, vec![offer]));
+        found.into_iter().flat_map(|offer| offer.victims).collect::<Vec<_>>()
+    };
+    add(guaranteed("high", 1, "3"), "0", 20);
+    add(guaranteed("higher", 1, "1"), "4", 20);
+    add(pod("without", 1), "5", 0);
+    assert_eq!(victims("4"), [""; 0]);
+    add(guaranteed("low", 1, "1"), "1", 5);
+    assert_eq!(victims("4"), [""; 0]);
+    add(guaranteed("lower", 1, "3"), "6", 0);
+    assert_eq!(victims("4"), [""; 0]);
+    assert_eq!(victims("3"), ["lower"]);
 }
 
 /// The devices are free all the time.

@@ -41,6 +41,23 @@ fn reason(cluster: &Cluster, gang: &str) -> Reason {
     view.unwrap().reason
 }
 
+/// Each NUMA node lacks CPUs that one of the pods has.
+#[test]
+fn gang_preempts_pods_that_have_its_cpus() {
+    let cluster = Cluster::new(Options::default());
+    cluster.node("n", 8).inventory(&numa_node("n", [0, 0]));
+    for (name, priority, set) in [("high", 20, "0-1"), ("low", 0, "4-5")] {
+        for mut pod in guaranteed(vec![bound(pod(name, 2), "n", 1, Some(set))]) {
+            pod["spec"]["priority"] = priority.into();
+            cluster.pod(&pod);
+        }
+    }
+    let mut pods = guaranteed(members("g", 1, 2));
+    pods[0]["spec"]["priority"] = 10.into();
+    create(&cluster, &pods);
+    assert_eq!(evicted(&cluster), ["low".into()]);
+}
+
 #[test]
 fn gang_preempts_once_the_cluster_is_large_enough() {
     let cluster = Cluster::new(Options::default());
