@@ -4,7 +4,6 @@ use std::collections::BTreeSet;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, ensure};
-use gantry_api::GpuNode;
 use gantry_e2e::hardware::Hardware;
 use gantry_e2e::{Cluster, gantry, until};
 use k8s_openapi::api::core::v1::Pod;
@@ -14,6 +13,7 @@ use kube::api::PostParams;
 use super::node_changes::{ALL, DOUBLE_BIT};
 use crate::bed::Bed;
 use crate::pods;
+use crate::views::Metrics;
 
 /// Two replicas of every GPU, in the config format of NVIDIA's plugin.
 const TWICE: &str = "
@@ -126,7 +126,7 @@ pub(super) async fn compute_slices_are_separate_resources(bed: &Bed) -> Result<(
     let offers = [(one.as_str(), 4), (two.as_str(), 1), (whole.as_str(), 2)];
     let mixed = ["--mig-strategy=mixed", "--pass-device-specs=true"].map(str::to_owned);
     gpus.serve(cluster, node.name(), Some(&hardware), &mixed, &offers).await?;
-    are_published(bed, node.name(), &[&one, &two]).await?;
+    are_known(bed, &offers[..2]).await?;
     let mut capabilities = Vec::new();
     for (resource, count) in &offers[..2] {
         let name = resource.replace(['/', '.'], "-");
@@ -182,21 +182,13 @@ pub(super) async fn changed_config_applies_and_bad_config_does_not(bed: &Bed) ->
     gpus.counts(cluster, node, &[("nvidia.com/gpu", 12)]).await
 }
 
-/// Waits until the `GpuNode` names these resources. On a busy machine kubelet may report them earlier, and a pod that
-/// is bound then has no grant.
-async fn are_published(bed: &Bed, node: &str, resources: &[&str]) -> Result<()> {
-    let published: Api<GpuNode> = Api::all(bed.client());
-    until(format!("{resources:?} published"), pods::RUN_LIMIT, async || {
-        let object = published.get(node).await.map_err(|error| error.to_string())?;
-        let status = object.status.unwrap_or_default();
-        let named: BTreeSet<String> =
-            status.resources.iter().map(|resource| resource.name.to_string()).collect();
-        match resources.iter().all(|resource| named.contains(*resource)) {
-            true => Ok(()),
-            false => Err(format!("{named:?}")),
-        }
-    })
-    .await?;
+/// Waits until the extender has so many free devices of these resources. It applies the changes of a GpuNode once a
+/// second, and a pod that is bound before has no grant.
+async fn are_known(bed: &Bed, offers: &[(&str, usize)]) -> Result<()> {
+    for (resource, count) in offers {
+        let series = format!("free_sets{{resource=\"{resource}\",devices=\"1\"}}");
+        Metrics::settled(bed, &[(&series, f64::from(u32::try_from(*count)?))]).await?;
+    }
     Ok(())
 }
 
