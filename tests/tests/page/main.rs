@@ -186,6 +186,8 @@ fn keyboard(bed: &mut Bed) -> Result<()> {
     bed.browser.press("Enter")?;
     bed.browser.wait("document.querySelector('#detail').textContent.includes('wide-0')", LIVE)?;
     bed.browser.press("Escape")?;
+    // The page returns the focus to the link; a focus set before that would move.
+    bed.browser.wait("document.activeElement.hash?.startsWith('#gang/')", LIVE)?;
     bed.browser.evaluate("document.querySelector('#pod').focus()")?;
     bed.browser.write("research/train-0")?;
     bed.browser.press("Enter")?;
