@@ -188,7 +188,7 @@ impl GpuNodeStatus {
     pub const MAX_DEVIATIONS: usize = 16;
     /// Most problems that are reported.
     pub const MAX_PROBLEMS: usize = 512;
-    /// Most NUMA nodes whose CPUs are reported. The CPUs of a machine with more are not.
+    /// Most NUMA nodes of a machine with reported CPUs. On a machine with more, no CPUs are reported.
     pub const MAX_NUMA_NODES: usize = 12;
 }
 

@@ -172,8 +172,8 @@ async fn evidence_is_found_by_serial_number() {
     assert!(text.contains("no board has the serial number 777778"), "{text}");
 }
 
-/// The fault is one whose reset NVML does not show: the reset confirms it. The pod is as privileged as it must be, and gone
-/// afterwards.
+/// NVML does not show that the GPU was reset: the command confirms it. The pod has the privileges that it needs, and is
+/// deleted afterwards.
 #[tokio::test(flavor = "multi_thread")]
 async fn drained_gpu_is_reset_and_returned() {
     let stage = Stage::start().await;

@@ -1,5 +1,5 @@
-//! The resource definition of KEDA's ScaledObject, from KEDA's Go module, whose version is in `components/keda`. KEDA
-//! itself does not run.
+//! The resource definition of KEDA's ScaledObject, from KEDA's Go module. `components/keda` has its version. KEDA itself
+//! does not run.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

@@ -33,8 +33,8 @@ const LIMIT: Duration = Duration::from_secs(30);
 /// The cluster has no such GPU, or the GPU is not empty in time.
 pub(crate) async fn drain(args: DrainArgs, shutdown: CancellationToken) -> anyhow::Result<()> {
     let DrainWhat::Gpu(options) = args.what;
-    let words = std::slice::from_ref(&options.gpu);
-    let (client, _, found) = cordon::read(&options.cluster, words).await?;
+    let words = std::slice::from_ref(&options.one.gpu);
+    let (client, _, found) = cordon::read(&options.one.cluster, words).await?;
     let target = found.into_iter().next().context("one GPU is named")?;
     let mut drain = Drain { client, options, target, evicted: BTreeSet::new(), last_line: String::new() };
     let stopped = shutdown.run_until_cancelled(drain.run()).await;
@@ -166,7 +166,7 @@ impl Drain {
     /// The pods that hold the GPU now: those that the extender's ledger has, with their gangs, and others that the plugin
     /// reports.
     async fn look(&self, node: &GpuNode) -> anyhow::Result<Vec<Group>> {
-        let settings = self.options.system.settings(self.client.clone()).await;
+        let settings = self.options.one.system.settings(self.client.clone()).await;
         let terms = settings.terms().map_err(BadInput)?;
         let seen = offline::look(self.client.clone(), terms, LIMIT).await?;
         let index = usize::from(self.target.index);

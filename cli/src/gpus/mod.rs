@@ -102,14 +102,7 @@ enum DrainWhat {
 #[derive(Debug, Clone, Args)]
 struct DrainOptions {
     #[command(flatten)]
-    cluster: ClusterArgs,
-
-    #[command(flatten)]
-    system: SystemArgs,
-
-    /// The GPU: node and index or UUID, or the UUID alone; the beginning of a UUID is enough where one GPU has it
-    #[arg(value_name = "NODE/INDEX|UUID")]
-    gpu: String,
+    one: OneGpu,
 
     /// Why, if it is not cordoned yet
     #[arg(long, value_name = "TEXT", default_value = "")]
@@ -157,14 +150,7 @@ enum ResetWhat {
 #[derive(Debug, Clone, Args)]
 struct ResetOptions {
     #[command(flatten)]
-    cluster: ClusterArgs,
-
-    #[command(flatten)]
-    system: SystemArgs,
-
-    /// The GPU: node and index or UUID, or the UUID alone; the beginning of a UUID is enough where one GPU has it
-    #[arg(value_name = "NODE/INDEX|UUID")]
-    gpu: String,
+    one: OneGpu,
 
     /// Seconds that the pod may take
     #[arg(long, value_name = "SECONDS", default_value = "120", value_parser = clap::value_parser!(u32).range(1..=600))]
@@ -231,6 +217,20 @@ enum EvidenceForm {
     Json,
     /// YAML
     Yaml,
+}
+
+/// The GPU of a command that also reads Gantry's own namespace.
+#[derive(Debug, Clone, Args)]
+struct OneGpu {
+    #[command(flatten)]
+    cluster: ClusterArgs,
+
+    #[command(flatten)]
+    system: SystemArgs,
+
+    /// The GPU: node and index or UUID, or the UUID alone; the beginning of a UUID is enough where one GPU has it
+    #[arg(value_name = "NODE/INDEX|UUID")]
+    gpu: String,
 }
 
 /// The GPUs of a command.

@@ -44,8 +44,8 @@ const ROOT: &str = "/driver-root";
 /// The cluster has no such GPU, the GPU is not drained, or the reset has not helped.
 pub(crate) async fn reset(args: ResetArgs, shutdown: CancellationToken) -> anyhow::Result<()> {
     let ResetWhat::Gpu(options) = args.what;
-    let words = std::slice::from_ref(&options.gpu);
-    let (client, _, found) = cordon::read(&options.cluster, words).await?;
+    let words = std::slice::from_ref(&options.one.gpu);
+    let (client, _, found) = cordon::read(&options.one.cluster, words).await?;
     let target = found.into_iter().next().context("one GPU is named")?;
     let mut reset =
         Reset { client, options, target, pod: None, has_begun: false, is_closed: false, is_done: false };
@@ -93,7 +93,9 @@ impl Reset {
         }
         let installed = self.installed().await?;
         for other in group.iter().filter(|gpu| **gpu != self.target) {
-            report(&format!("{other} is reset too: NVLinks join it, and the driver is older than Ampere's"))?;
+            report(&format!(
+                "{other} is reset too: NVLinks join it, and before Ampere the driver resets such GPUs together"
+            ))?;
         }
         for gpu in group.iter().filter(|gpu| has_instances(&node, gpu)) {
             report(&format!("{gpu} loses its MIG instances by the reset"))?;
@@ -151,7 +153,7 @@ impl Reset {
 
     /// The plugin's pod on the node: the pod that resets uses its image.
     async fn installed(&self) -> anyhow::Result<Installed> {
-        let namespace = &self.options.system.system_namespace;
+        let namespace = &self.options.one.system.system_namespace;
         let pods = Api::<Pod>::namespaced(self.client.clone(), namespace);
         let params = ListParams::default()
             .labels("app.kubernetes.io/part-of=gantry")
@@ -239,7 +241,7 @@ impl Reset {
             }
             tokio::time::sleep(PAUSE).await;
         }
-        report(&format!("pod {}/{name} resets {}", self.options.system.system_namespace, some(group)))
+        report(&format!("pod {}/{name} resets {}", self.options.one.system.system_namespace, some(group)))
     }
 
     /// Waits for the end of the pod.
@@ -347,7 +349,7 @@ impl Reset {
     }
 
     fn pods(&self) -> Api<Pod> {
-        Api::namespaced(self.client.clone(), &self.options.system.system_namespace)
+        Api::namespaced(self.client.clone(), &self.options.one.system.system_namespace)
     }
 
     fn denied(&self, error: kube::Error) -> anyhow::Error {
@@ -355,7 +357,7 @@ impl Reset {
             kube::Error::Api(status) if status.code == 403 => anyhow!(
                 "{}; docs/operate.md#reset has the rights, and the namespace {} must admit privileged pods",
                 status.message,
-                self.options.system.system_namespace
+                self.options.one.system.system_namespace
             ),
             error => anyhow!("{}", gantry_runtime::chain(&error)),
         }
@@ -375,8 +377,8 @@ async fn limited<T>(request: impl Future<Output = kube::Result<T>>) -> kube::Res
     })
 }
 
-/// The GPU at `index`, with those that the driver resets together with it. Since Ampere it resets every GPU alone; before,
-/// all GPUs that NVLinks join. So it is for a GPU whose architecture is unknown.
+/// The GPU at `index`, with those that the driver resets together with it. From Ampere on it resets every GPU alone. An
+/// older GPU, and one of unknown architecture, is reset with all GPUs that NVLinks join to it.
 fn group(machine: &Machine, index: u8) -> Vec<&Gpu> {
     let gpus = machine.gpus();
     let resets_alone = |at: usize| {

@@ -130,7 +130,7 @@ impl World {
     }
 
     /// A decision is written where another stood: not while all pods that the first names are there and some run, for a decision is only
-    /// completed. With a restored etcd one may be back whose end was seen.
+    /// completed. A restored etcd may show pods again that an extender has seen end.
     pub(crate) fn check_kept(&mut self, before: Option<&Gang>, now: &GangStatus) {
         if self.restored.is_some() {
             return;

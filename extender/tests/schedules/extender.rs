@@ -189,7 +189,7 @@ pub(crate) struct Extenders {
     renewed: u64,
     /// Who has seen which pods bound.
     knew: HashSet<(u32, String)>,
-    /// Who has seen which pods bound that the present change shows to be gone.
+    /// Pods that a process has seen bound, and that its present change shows to be gone.
     pub(crate) gone: BTreeSet<(u32, String)>,
     /// Whose binds were called at which process.
     arrived: HashSet<(u32, String)>,

@@ -379,7 +379,7 @@ async fn operate(stage: &Stage, page: &mut Reader<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Resets GPU 3 of the first node, which is drained. Its GPUs are older than Ampere's and joined by NVSwitches.
+/// Resets GPU 3 of the first node, which is drained. Its GPUs are older than Ampere, and NVSwitches join them.
 async fn reset_of_a_board(stage: &Stage) -> Result<()> {
     stage.hardware(0).controller().raise_xid(3, OFF_THE_BUS)?;
     stage.prints("gantry map", "Xid 79").await?;
