@@ -4,7 +4,7 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use gantry_api::{DeviceId, KubeletTopology, PodUid, ResourceName};
+use gantry_api::{DeviceId, KubeletTopology, PodUid, Provenance, ResourceName};
 use gantry_topology::Purpose;
 
 use crate::devices::DeviceSet;
@@ -83,11 +83,8 @@ pub struct Held {
     pub devices: DeviceSet,
     /// The pod is gone; its processes may still run.
     pub quarantined: bool,
-    /// Kubelet's list has the pod, and therefore its CPUs.
-    pub listed: bool,
-    /// Kubelet has allocated the devices, and its list does not show them: not yet, or because a container of the init kind
-    /// has them.
-    pub unlisted: bool,
+    /// Where the plugin knows it from.
+    pub provenance: Provenance,
 }
 
 impl Held {

@@ -4,7 +4,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::Instant;
 
-use gantry_api::{DeviceId, NodeName, PodUid, ResourceName};
+use gantry_api::{DeviceId, NodeName, PodUid, Provenance, ResourceName};
 
 use super::occupancy::Occupancy;
 use super::pod_store::PodStore;
@@ -251,7 +251,12 @@ impl Node {
             let mut with_devices = cpus.iter().filter(|container| container.container.is_some());
             let is_of_init = with_devices.all(|container| container.kind == ContainerKind::Init);
             let is_listed = || {
-                let listed = |held: &Held| held.listed || held.unlisted && is_of_init;
+                let listed = |held: &Held| match held.provenance {
+                    _ if held.quarantined => false,
+                    Provenance::PodResources => true,
+                    Provenance::Allocated => is_of_init,
+                    Provenance::Granted => false,
+                };
                 inventory.holders.iter().any(|held| listed(held) && held.is_of(pod, namespace, name))
             };
             if cpus.is_empty() || unlisted.iter().any(|known| known.pod == *pod) || is_listed() {

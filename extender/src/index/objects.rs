@@ -141,8 +141,7 @@ fn held(pools: &[Pool], holder: &Holder) -> Vec<Held> {
             pool: index,
             devices,
             quarantined: holder.state == HolderState::Quarantined,
-            listed: holder.provenance == Provenance::PodResources && holder.state == HolderState::Live,
-            unlisted: holder.provenance == Provenance::Allocated && holder.state == HolderState::Live,
+            provenance: holder.provenance,
         })
     };
     pools.iter().enumerate().filter_map(of_pool).collect()

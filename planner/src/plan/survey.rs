@@ -1,5 +1,6 @@
 //! The members of each shape that every node takes, and the bandwidth they would have there.
 
+use std::borrow::Cow;
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
@@ -415,28 +416,30 @@ fn fitting(class: &Class, shape: &Shape, counting: Counting, most: u32) -> u32 {
         _ if matches!(pool.shape, crate::shape::Shape::Whole) => DeviceSet::range(0, class.kind.gpus()),
         _ => DeviceSet::range(0, pool.devices),
     };
-    let alignment = |pool: &Pool| {
+    let alignments = class.pools.iter().map(|pool| {
         let alignment = pool.alignment.as_deref()?;
         let is_known = match counting {
             Counting::Open | Counting::Free => true,
             Counting::Unreserved | Counting::Served => pool.free.len() == available(pool, counting),
             Counting::Empty => false,
         };
-        Some(match is_known {
-            true => alignment.clone(),
-            false => alignment.with_free_cpus(|cpus| cpus.allocatable),
+        Some(match is_known || !alignment.counts_cpus() {
+            true => Cow::Borrowed(alignment),
+            false => Cow::Owned(alignment.with_free_cpus(|cpus| cpus.allocatable)),
         })
-    };
-    let mut alignments: Vec<Option<Alignment>> = class.pools.iter().map(alignment).collect();
+    });
+    let mut alignments: Vec<Option<Cow<'_, Alignment>>> = alignments.collect();
     let mut free: Vec<DeviceSet> = class.pools.iter().map(free).collect();
     let mut take = |ask: &Ask| {
         let (index, pool) = class.pool(ask.resource.as_str())?;
         let cut = class.cut_beside(index);
         let (free, alignment) = (free.get_mut(index)?, alignments.get_mut(index)?);
-        let site = Site { alignment: alignment.as_ref(), ..class.site(pool, &cut).for_gangs() };
+        let site = Site { alignment: alignment.as_deref(), ..class.site(pool, &cut).for_gangs() };
         let layout = Layout::best(site, free, ask)?;
-        if let Some(after) = site.alignment.and_then(|known| known.after(free, ask, &layout.blocks)) {
-            *alignment = Some(after);
+        // Only CPUs change it.
+        let counted = site.alignment.filter(|known| known.counts_cpus() && !ask.cpus.is_empty());
+        if let Some(after) = counted.and_then(|known| known.after(free, ask, &layout.blocks)) {
+            *alignment = Some(Cow::Owned(after));
         }
         free.remove(&layout.devices);
         Some(())

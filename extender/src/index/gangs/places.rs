@@ -176,6 +176,10 @@ impl Index {
 
     /// The slots on a node that counts CPUs, each with whether only CPUs are missing for a bind of its member.
     fn slots_without_cpus(&self, entry: &Node) -> Vec<((Arc<GangKey>, u32), bool)> {
+        let counts_cpus = entry.counts_cpus();
+        if !counts_cpus && self.gangs.without_cpus.is_empty() {
+            return Vec::new();
+        }
         let lacks_cpus = |place: &GangReservation| {
             let request = self.asked_of(place).filter(|request| !request.cpus().is_empty())?;
             let pod = place.pod.as_ref().map_or("", PodUid::as_str);
@@ -184,12 +188,9 @@ impl Index {
             let sets = entry.available(&placed, pod)?;
             Some(entry.layouts_within(&sets, request, pod).is_none())
         };
-        if !entry.counts_cpus() && self.gangs.without_cpus.is_empty() {
-            return Vec::new();
-        }
         let slots = entry.occupancy().gang_reservations().iter();
         let slots = slots.map(|place| {
-            let lacks = entry.counts_cpus() && lacks_cpus(place).unwrap_or(false);
+            let lacks = counts_cpus && lacks_cpus(place).unwrap_or(false);
             ((Arc::clone(&place.gang), place.slot), lacks)
         });
         slots.collect()

@@ -10,7 +10,6 @@ use gantry_gang::protocol::{Answer, Arrival, Assignment, BindEnd, GangEvent, Off
 use crate::index::reservations::Reservations;
 use crate::index::{BindError, BindStep, Index, Reserved, Target};
 use crate::pod::PodFacts;
-use gantry_planner::layout::Layout;
 use gantry_planner::request::Request;
 use gantry_planner::snapshot::NodeIx;
 
@@ -175,22 +174,13 @@ impl Index {
         if let Some(repeated) = Reservations::repeat(&mut self.nodes, node, target)? {
             return Ok(repeated);
         }
-        let layouts = self.lay_place(node, &request, placed, target.uid.as_str());
+        let pod = target.uid.as_str();
+        let entry = self.nodes.get(node);
+        let layouts =
+            entry.and_then(|entry| entry.layouts_within(&entry.available(placed, pod)?, &request, pod));
         let layouts = layouts
             .ok_or_else(|| BindError::not_free(target, "the devices of its place are not given back yet"))?;
         self.reservations.grant(&mut self.nodes, node, target, &request, &layouts)
-    }
-
-    /// Where a member's containers lie within its place.
-    fn lay_place(
-        &self,
-        ix: gantry_planner::snapshot::NodeIx,
-        request: &Request,
-        placed: &Assignment,
-        pod: &str,
-    ) -> Option<Vec<Layout>> {
-        let entry = self.nodes.get(ix)?;
-        entry.layouts_within(&entry.available(placed, pod)?, request, pod)
     }
 
     /// The node of the place that a member has.

@@ -166,15 +166,19 @@ pub(super) async fn with_options(
     options: &[&str],
     story: impl AsyncFnOnce() -> Result<()>,
 ) -> Result<()> {
-    let binary = gantry::binary().context("no gantry beside this test")?;
-    let control = bed.cluster().control();
     let options: Vec<String> = options.iter().map(|option| (*option).to_owned()).collect();
-    control.daemon(EXTENDER)?.stop().await?;
-    bed.cluster().start_replica(&binary, EXTENDER, None, &options).await?;
+    restart_extender(bed, &options).await?;
     let outcome = story().await;
-    control.daemon(EXTENDER)?.stop().await?;
-    bed.cluster().start_extender(&binary).await?;
+    restart_extender(bed, &[]).await?;
     outcome
+}
+
+/// Starts the extender again, with these additional options.
+pub(super) async fn restart_extender(bed: &Bed, options: &[String]) -> Result<()> {
+    let binary = gantry::binary().context("no gantry beside this test")?;
+    bed.cluster().control().daemon(EXTENDER)?.stop().await?;
+    bed.cluster().start_replica(&binary, EXTENDER, None, options).await?;
+    Ok(())
 }
 
 async fn gated(scene: &Scene<'_>) -> Result<()> {

@@ -15,6 +15,7 @@ use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use kube::Api;
 use kube::api::DeleteParams;
 
+use super::gangs::restart_extender;
 use super::gangs_preempt::{are_gone, protect, uids_of};
 use super::modes::{chosen, refusal, run_on};
 use crate::bed::Bed;
@@ -319,14 +320,6 @@ async fn withdraw_rules(bed: &Bed, node: &str) -> Result<()> {
 /// The manifest of the rights for rules of remediation.
 fn right() -> String {
     manifests().join("extender-remediation.yaml").display().to_string()
-}
-
-async fn restart_extender(bed: &Bed, arguments: &[String]) -> Result<()> {
-    let cluster = bed.cluster();
-    let binary = gantry::binary().context("no gantry beside this test")?;
-    cluster.control().daemon(gantry::EXTENDER)?.stop().await?;
-    cluster.start_replica(&binary, gantry::EXTENDER, None, arguments).await?;
-    Ok(())
 }
 
 /// A ReplicaSet with one pod, which runs.
