@@ -170,6 +170,10 @@ pub struct GpuNodeStatus {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = Self::MAX_PROBLEMS))]
     pub problems: Vec<GpuProblem>,
+    /// The clocks of the GPUs that pods hold and that compute, by GPU. Changes once a minute at most.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 64))]
+    pub clocks: Vec<GpuClock>,
     /// Evidence for the replacement of boards, by GPU, also of GPUs that are no longer in the node.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = GpuEvidence::MAX_GPUS))]
@@ -460,6 +464,24 @@ pub struct GpuProblem {
     /// Since when, also over restarts of the plugin.
     pub since: Time,
 }
+
+/// How fast a GPU ran in the last minute, rounded, so that it changes seldom.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct GpuClock {
+    /// UUID of the GPU.
+    pub gpu: String,
+    /// Clock of the multiprocessors in percent of the highest one, in steps of 10.
+    pub sm_percent: u8,
+    /// What held the clock down for most of the time: of [`CLOCK_LIMITS`].
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 5))]
+    pub limits: Vec<String>,
+}
+
+/// What holds the clock of a GPU down, other than load and settings: the power limit, the driver's protection from heat, and
+/// slowdowns of the hardware.
+pub const CLOCK_LIMITS: [&str; 5] = ["power-cap", "thermal", "hw-thermal", "hw-power-brake", "hw-slowdown"];
 
 /// Every cause of a problem of a GPU. Those that begin with `xid-` are the classes of [`GpuFault`]s.
 pub const PROBLEM_CAUSES: [&str; 18] = [

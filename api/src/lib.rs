@@ -25,9 +25,9 @@ pub use gang::{
     GangStatus, ReservedDevices,
 };
 pub use gpunode::{
-    Deviation, DeviceHealth, DeviceStatus, FaultEvidence, GpuFault, GpuNode, GpuNodeSpec, GpuNodeStatus,
-    GpuProblem, Holder, HolderState, KubeletTopology, NumaNodeCpus, Provenance, ResourceKind, ResourceStatus,
-    SharingPolicy, Slice, TopologyManagerPolicy, TopologyManagerScope,
+    Deviation, DeviceHealth, DeviceStatus, FaultEvidence, GpuClock, GpuFault, GpuNode, GpuNodeSpec,
+    GpuNodeStatus, GpuProblem, Holder, HolderState, KubeletTopology, NumaNodeCpus, Provenance, ResourceKind,
+    ResourceStatus, SharingPolicy, Slice, TopologyManagerPolicy, TopologyManagerScope,
 };
 pub use grant::{ContainerGrant, ContainerShare, Grant, GrantError};
 pub use ids::{DeviceId, NodeName, PodUid, ResourceName};

@@ -101,6 +101,7 @@ reasons! {
     AmbiguousMembership => "several integrations name the gang's pods",
     Blocked => "an action on a pod of the gang is not allowed",
     MemberLost => "a bound member was lost",
+    MemberSlow => "the GPUs of a member run slower than those of the rest of its gang",
     ReservationKept => "the gang's reservations are kept while its owner creates all members again",
     ReservationReleased => "the reservations that were kept for the gang's next members are released",
     Preempting => "pods of lower priority are evicted for the gang",

@@ -187,6 +187,11 @@ pub struct GangArgs {
     #[arg(long, env = "GANTRY_GANG_DRAIN", value_name = "SECONDS", default_value = "600", value_parser = seconds)]
     pub gang_drain: Duration,
 
+    /// Seconds that the GPUs of a member must run slower than those of the rest of its gang before an Event names it. 0:
+    /// members are not compared.
+    #[arg(long, env = "GANTRY_SLOW_MEMBER_AFTER", value_name = "SECONDS", default_value = "120", value_parser = seconds_or_none)]
+    pub slow_member_after: Duration,
+
     /// Seconds that a gang's members may take to arrive once devices are reserved for them. The gang's own setting
     /// takes precedence.
     #[arg(long, env = "GANTRY_GANG_ARRIVAL", value_name = "SECONDS", default_value = "60", value_parser = seconds)]

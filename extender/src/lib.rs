@@ -39,6 +39,7 @@ pub mod published;
 pub(crate) mod remediation;
 pub mod server;
 pub mod service;
+pub(crate) mod slow_members;
 pub(crate) mod tls;
 pub mod watch;
 pub mod watched;
@@ -73,6 +74,7 @@ use crate::page::Page;
 use crate::remediation::Remediation;
 use crate::server::{Bodies, Listeners, Server};
 use crate::service::Service;
+use crate::slow_members::SlowMemberSettings;
 use crate::tls::Tls;
 use crate::watch::{ApiHealth, SILENCE, Watches};
 use crate::watched::Watched;
@@ -96,6 +98,8 @@ pub async fn run(args: Args, shutdown: CancellationToken) -> anyhow::Result<()> 
     let run = run_id();
     let election = election(&args, &run)?;
     let remediation = remediation(args.remediation_rules.as_deref())?;
+    let after = args.gangs.slow_member_after;
+    let slow_members = (!after.is_zero()).then(|| SlowMemberSettings { clocks: Arc::default(), after });
     let client = gantry_runtime::connect(args.kubeconfig.as_deref(), SILENCE).await?;
     let listeners = Listeners {
         all: listen(args.listen)?,
@@ -131,6 +135,7 @@ pub async fn run(args: Args, shutdown: CancellationToken) -> anyhow::Result<()> 
         metrics: Arc::new(Metrics::new()),
         gates: args.gangs.gates,
         remediation: remediation.clone(),
+        slow_members: slow_members.clone(),
         announces: announces(&args.lease, address.port()),
     };
     let health = ApiHealth::new();
@@ -142,6 +147,7 @@ pub async fn run(args: Args, shutdown: CancellationToken) -> anyhow::Result<()> 
         leadership: Arc::clone(&leadership),
         metrics: Arc::clone(&writers.metrics),
         gpu_health: remediation.map(|remediation| remediation.health),
+        gpu_clocks: slow_members.map(|settings| settings.clocks),
     };
     let watching = tokio::spawn(watch::run(client.clone(), watches, shutdown.clone()));
     let server = Server {

@@ -4,7 +4,7 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::AtomicU64;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use gantry_api::{GangPhase, GangStatus};
@@ -255,6 +255,7 @@ pub struct Metrics {
     place_devices: Gauge,
     spares: Family<State, Gauge>,
     idle_devices: Family<Namespace, Gauge>,
+    slow_members: Family<Namespace, Gauge>,
     kept_nodes: Gauge,
     idle_seconds: Family<Idle, Counter<f64, AtomicU64>>,
     waiting_seconds: Family<Namespace, Counter<f64, AtomicU64>>,
@@ -315,6 +316,7 @@ impl Metrics {
             place_devices: Gauge::default(),
             spares: Family::default(),
             idle_devices: Family::default(),
+            slow_members: Family::default(),
             kept_nodes: Gauge::default(),
             idle_seconds: Family::default(),
             waiting_seconds: Family::default(),
@@ -436,6 +438,7 @@ impl Metrics {
             metrics.page_refreshes.clone(),
         );
         metrics.register_memory(&mut registry);
+        metrics.slow_members(&BTreeMap::new());
         Self { registry, ..metrics }
     }
 
@@ -503,6 +506,11 @@ impl Metrics {
             self.kept_nodes.clone(),
         );
         registry.register(
+            "gang_slow_members",
+            "Members of gangs with GPUs that run slower than the rest, by namespace: the largest ones, other",
+            self.slow_members.clone(),
+        );
+        registry.register(
             "gangs_awaiting_restart",
             "Gangs with reservations that are kept while their owners create all members again",
             self.awaiting_restart.clone(),
@@ -518,6 +526,11 @@ impl Metrics {
     /// Counts a step of a rule of remediation.
     pub fn remediation_step(&self, step: &RemediationStep) {
         self.remediation_steps.get_or_create(step).inc();
+    }
+
+    /// Records the members of gangs that are named as slow, by namespace.
+    pub fn slow_members(&self, members: &BTreeMap<Arc<str>, usize>) {
+        set_namespaces(&self.slow_members, members);
     }
 
     /// Records how many admission policies are missing.
@@ -620,16 +633,7 @@ impl Metrics {
             let counter = self.continuations.get_or_create(&Outcome { outcome });
             counter.inc_by(count.saturating_sub(counter.get()));
         }
-        let mut devices: Vec<(&str, usize)> =
-            totals.devices_of.iter().map(|(namespace, devices)| (&**namespace, *devices)).collect();
-        devices.sort_by_key(|(namespace, devices)| (Reverse(*devices), *namespace));
-        let other = devices.split_off(NAMESPACES.min(devices.len()));
-        devices.push(("other", other.iter().map(|(_, devices)| devices).sum()));
-        self.idle_devices.clear();
-        for (namespace, devices) in devices {
-            let label = Namespace { namespace: namespace.to_owned() };
-            self.idle_devices.get_or_create(&label).set(signed(devices as u64));
-        }
+        set_namespaces(&self.idle_devices, &totals.devices_of);
     }
 
     /// Advances the counters of time by `passed`, in which the totals count as unchanged, and sets the gauges.
@@ -683,6 +687,23 @@ impl Metrics {
         self.marked_nodes.set(signed(totals.marked as u64));
         set(&self.nodes, "foreign", totals.foreign);
         self.pods.set(signed(pods as u64));
+    }
+}
+
+/// Sets a gauge of the [`NAMESPACES`] largest namespaces, and of the others together.
+fn set_namespaces<'c>(
+    gauges: &Family<Namespace, Gauge>,
+    counts: impl IntoIterator<Item = (&'c Arc<str>, &'c usize)>,
+) {
+    let mut counts: Vec<(&str, usize)> =
+        counts.into_iter().map(|(namespace, count)| (&**namespace, *count)).collect();
+    counts.sort_by_key(|(namespace, count)| (Reverse(*count), *namespace));
+    let other = counts.split_off(NAMESPACES.min(counts.len()));
+    counts.push(("other", other.iter().map(|(_, count)| count).sum()));
+    gauges.clear();
+    for (namespace, count) in counts {
+        let label = Namespace { namespace: namespace.to_owned() };
+        gauges.get_or_create(&label).set(signed(count as u64));
     }
 }
 

@@ -99,6 +99,7 @@ pub async fn look(client: Client, terms: Terms, limit: Duration) -> anyhow::Resu
     let shutdown = CancellationToken::new();
     let watches = Watches {
         gpu_health: None,
+        gpu_clocks: None,
         watched,
         store: Arc::clone(&store),
         health: ApiHealth::new(),

@@ -29,6 +29,7 @@ use crate::metrics::Metrics;
 use crate::object_memory::{About, Kind, ObjectMemory};
 use crate::pod::{Reader, Seen, SlimPod, Words};
 use crate::remediation::ClusterHealth;
+use crate::slow_members::ClusterClocks;
 use crate::watch::stream::{Received, Streamed};
 use crate::watched::Watched;
 use gantry_gang::Fault;
@@ -115,6 +116,8 @@ pub struct Watches {
     pub metrics: Arc<Metrics>,
     /// Where the health of GPUs is kept for rules of remediation, if there are any.
     pub(crate) gpu_health: Option<Arc<ClusterHealth>>,
+    /// Where the clocks of GPUs are kept, if members of gangs are compared.
+    pub(crate) gpu_clocks: Option<Arc<ClusterClocks>>,
 }
 
 /// Watches until `shutdown`.
@@ -176,9 +179,10 @@ impl Watches {
                     event.apply(now, index);
                 }
             });
-            if let Some(health) = self.gpu_health.as_ref().filter(|_| listed) {
+            if listed {
                 let gpu_nodes: HashSet<NodeName> = self.store.read(Index::nodes_with_inventory);
-                health.retain(&gpu_nodes);
+                self.gpu_health.iter().for_each(|health| health.retain(&gpu_nodes));
+                self.gpu_clocks.iter().for_each(|clocks| clocks.retain(&gpu_nodes));
             }
             if listed {
                 kinds.lock().unwrap_or_else(PoisonError::into_inner).forget_unused();
@@ -218,7 +222,7 @@ impl Watches {
             Some(WatchEvent::Node(name.into(), advertised, Arc::new(facts), mark))
         }));
         let (wanted, kinds, memory) = (watched.clone(), Arc::clone(kinds), Arc::clone(store.memory()));
-        let gpu_health = self.gpu_health.clone();
+        let (gpu_health, gpu_clocks) = (self.gpu_health.clone(), self.gpu_clocks.clone());
         let gpu_nodes = Api::<PartialGpuNode>::all(health.observing(client, Source::GpuNodes));
         let gpu_nodes =
             coalesced::coalesced(self.events(gpu_nodes, Kind::GpuNode), Arc::clone(&self.metrics));
@@ -230,6 +234,9 @@ impl Watches {
                 if let Some(health) = &gpu_health {
                     health.forget(&name);
                 }
+                if let Some(clocks) = &gpu_clocks {
+                    clocks.forget(&name.as_str().into());
+                }
                 return Some(WatchEvent::GpuNodeGone(name));
             }
             let mut object = node.object;
@@ -239,6 +246,9 @@ impl Watches {
             }
             if let Some(health) = &gpu_health {
                 health.observe(&name.as_str().into(), &object);
+            }
+            if let Some(clocks) = &gpu_clocks {
+                clocks.observe(&name.as_str().into(), &object);
             }
             // The choice table of a new kind of machine is built here, outside the lock of the index.
             let mut kinds = kinds.lock().unwrap_or_else(PoisonError::into_inner);

@@ -14,7 +14,8 @@ use crate::index::Store;
 use crate::lease::Leadership;
 use crate::metrics::Metrics;
 use crate::remediation::{Remediation, Remediator};
-use crate::{activate, announce, bind, explain, gang, object_memory};
+use crate::slow_members::SlowMemberSettings;
+use crate::{activate, announce, bind, explain, gang, object_memory, slow_members};
 
 /// What the tasks need.
 pub(crate) struct Writers {
@@ -32,6 +33,8 @@ pub(crate) struct Writers {
     pub(crate) gates: bool,
     /// The rules of remediation, if there are any.
     pub(crate) remediation: Option<Remediation>,
+    /// How members of gangs are compared, if they are.
+    pub(crate) slow_members: Option<SlowMemberSettings>,
     /// The Service that points to the leader, if any.
     pub(crate) announces: Option<announce::Settings>,
 }
@@ -63,7 +66,8 @@ impl Writers {
     }
 
     fn start(&self, until: &CancellationToken) -> JoinSet<()> {
-        let Self { client, binder, store, objects, metrics, gates, remediation, announces } = self;
+        let Self { client, binder, store, objects, metrics, gates, remediation, slow_members, announces } =
+            self;
         let (events, mailbox) = Events::new();
         let (orders, taken) = tokio::sync::mpsc::unbounded_channel();
         let mut writers = JoinSet::new();
@@ -74,6 +78,10 @@ impl Writers {
             let (store, metrics) = (Arc::clone(store), Arc::clone(metrics));
             let remediator = Remediator::new(client.clone(), store, remediation.clone(), metrics);
             writers.spawn(remediator.run(until.clone()));
+        }
+        if let Some(settings) = slow_members {
+            let (store, metrics) = (Arc::clone(store), Arc::clone(metrics));
+            writers.spawn(slow_members::run(settings.clone(), store, events.clone(), metrics, until.clone()));
         }
         writers.spawn(activate::run(client.clone(), Arc::clone(store), Arc::clone(metrics), until.clone()));
         writers.spawn(bind::deferred::run(

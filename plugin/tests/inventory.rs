@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use gantry_config::Config;
 use gantry_plugin::health::HealthChecks;
-use gantry_plugin::inventory::{Hardware, NvmlThread, Settings, State, Timing};
+use gantry_plugin::inventory::{Diagnosis, Hardware, NvmlThread, Settings, State, Timing};
 use sim::Sim;
 use tokio::sync::watch;
 
@@ -90,6 +90,30 @@ impl Node {
     async fn all_healthy(&mut self) -> Arc<Hardware> {
         self.until("all healthy", |now| now.state == State::Ready && unhealthy(now).is_empty()).await
     }
+}
+
+/// One GPU is slow without a known cause, another one is hot.
+#[tokio::test(flavor = "multi_thread")]
+async fn clocks_are_published_with_their_limits() {
+    let sim = Sim::of("hgx-h100");
+    let mut node = Node::start(&sim, QUICK);
+    node.ready().await;
+    sim.installed.controller.update_gpu(3, |state| state.sm_clock = Some(990)).unwrap();
+    sim.installed.controller.set_temperature(5, 90).unwrap();
+    let hot = (5, 100, vec!["hw-thermal".to_owned(), "hw-slowdown".to_owned()]);
+    let mut expected: Vec<(usize, u8, Vec<String>)> = [0, 1, 2, 4, 6, 7].map(|gpu| (gpu, 100, vec![])).into();
+    expected.extend([(3, 50, vec![]), hot]);
+    expected.sort();
+    let is_expected = |now: &Arc<Diagnosis>| {
+        let index = |gpu: &str| (0..8).find(|index| sim.uuid(*index) == gpu).unwrap();
+        let clocks =
+            now.clocks.iter().map(|clock| (index(&clock.gpu), clock.sm_percent, clock.limits.clone()));
+        let mut clocks: Vec<_> = clocks.collect();
+        clocks.sort();
+        clocks == expected
+    };
+    let mut diagnoses = node.nvml_thread.diagnoses().diagnosis();
+    tokio::time::timeout(PATIENCE, diagnoses.wait_for(is_expected)).await.unwrap().unwrap();
 }
 
 fn checks(disabled: &str, enabled: &str) -> HealthChecks {

@@ -79,7 +79,7 @@ impl Events {
     }
 
     /// Records an Event of a gang.
-    pub(super) fn gang(&self, gang: &GangKey, message: Message) {
+    pub(crate) fn gang(&self, gang: &GangKey, message: Message) {
         let name = Name { namespace: Arc::clone(&gang.namespace), name: gang.object_name().into() };
         self.queue(About::Gang(name), message);
     }

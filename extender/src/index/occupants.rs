@@ -1,7 +1,7 @@
 //! The pods that hold a GPU, each with the rest of its gang: what must end for the GPU to come free. For `gantry drain`;
 //! nothing is decided or changed here.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use gantry_api::{NodeName, PodUid};
@@ -33,6 +33,26 @@ pub struct Occupants {
 }
 
 impl Index {
+    /// The members of gangs that hold devices of a node, each with a GPU of them, by the ledger.
+    pub(crate) fn gang_gpus(&self, node: &str) -> Vec<(Arc<GangKey>, Arc<PodFacts>, usize)> {
+        let Some(entry) = self.nodes.by_name(node) else {
+            return Vec::new();
+        };
+        let mut all = Vec::new();
+        for (uid, held) in entry.holders() {
+            let (Some(gang), Some(pod)) = (self.gang_of(uid), self.pods.get(uid)) else {
+                continue;
+            };
+            let devices = entry
+                .pools()
+                .zip(held)
+                .flat_map(|((pool, _), held)| held.iter().filter_map(|device| pool.gpu_of(device)));
+            let gpus: BTreeSet<usize> = devices.collect();
+            all.extend(gpus.into_iter().map(|gpu| (Arc::clone(gang), Arc::clone(pod), gpu)));
+        }
+        all
+    }
+
     /// The pods that hold devices of a GPU, by the ledger. A member of a gang stands for all bound members.
     pub fn occupants(&self, node: &str, gpu: usize) -> Vec<Occupants> {
         let Some(entry) = self.nodes.by_name(node) else {

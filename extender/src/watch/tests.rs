@@ -99,6 +99,7 @@ fn node(name: &str) -> Value {
 fn watches(store: &Arc<Store>, health: &Arc<ApiHealth>) -> Watches {
     Watches {
         gpu_health: None,
+        gpu_clocks: None,
         watched: watched(),
         store: Arc::clone(store),
         health: Arc::clone(health),

@@ -42,7 +42,7 @@ const DEADLINE: Duration = Duration::from_secs(10);
 /// Time limit of the last write at shutdown.
 const LAST_DEADLINE: Duration = Duration::from_secs(1);
 /// Fields of the status without which it is published, if the definition in the cluster does not have them yet.
-const NEW_FIELDS: [&str; 2] = ["evidence", "cpus"];
+const NEW_FIELDS: [&str; 3] = ["evidence", "cpus", "clocks"];
 
 /// The writer, with the state last written.
 pub(super) struct Publisher {
@@ -318,11 +318,16 @@ impl Publisher {
                 if !std::mem::replace(&mut self.has_old_definition, true) {
                     warn!(
                         error = %chain(&error),
-                        "the definition of GpuNodes is older than this plugin; evidence and CPUs are not published; \
+                        "the definition of GpuNodes is older than this plugin; evidence, CPUs and clocks are not published; \
                          apply manifests/crds.yaml of this version"
                     );
                 }
-                let known = GpuNodeStatus { evidence: Vec::new(), cpus: Vec::new(), ..status.clone() };
+                let known = GpuNodeStatus {
+                    evidence: Vec::new(),
+                    cpus: Vec::new(),
+                    clocks: Vec::new(),
+                    ..status.clone()
+                };
                 self.apply_status(&known).await
             }
             applied => applied,

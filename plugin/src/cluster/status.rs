@@ -6,8 +6,8 @@ use std::fmt::Write as _;
 use std::sync::Arc;
 
 use gantry_api::{
-    DeviceHealth, DeviceId, DeviceStatus, GpuNodeStatus, GpuProblem, Holder, HolderState, ObjectMessage,
-    Provenance, Reason, ResourceKind, ResourceStatus, SharingPolicy, Slice, names,
+    DeviceHealth, DeviceId, DeviceStatus, GpuClock, GpuNodeStatus, GpuProblem, Holder, HolderState,
+    ObjectMessage, Provenance, Reason, ResourceKind, ResourceStatus, SharingPolicy, Slice, names,
 };
 use gantry_topology::Throttle;
 use gantry_topology::machine::models;
@@ -36,6 +36,7 @@ pub(super) fn status(
     let inventory = &*with_troubles(inventory, diagnosis);
     let inventory = &*as_offered(inventory, offered);
     let resources = resources(inventory, &held(inventory, &holders));
+    let clocks = clocks(inventory, &holders, diagnosis);
     let mut conditions = vec![ready(inventory, readiness, handover.is_synced(), before, now)];
     conditions.extend(cordoned(inventory, diagnosis).map(|condition| dated(condition, before, now)));
     if diagnosis.nvml_closed {
@@ -68,6 +69,7 @@ pub(super) fn status(
         deviations,
         deviations_total,
         faults: diagnosis.faults.iter().map(|fault| fault.0.clone()).collect(),
+        clocks,
         evidence: diagnosis.evidence.clone(),
         problems: problems(inventory, diagnosis, before.map_or(earlier, |before| &before.problems), now),
         plugin_version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -110,6 +112,14 @@ fn problems(
         GpuProblem { gpu, cause, unhealthy, since }
     };
     found.into_iter().take(GpuNodeStatus::MAX_PROBLEMS).map(problem).collect()
+}
+
+/// The clocks of the GPUs that pods hold: those of others are compared with nothing.
+fn clocks(inventory: &Inventory, holders: &[Holder], diagnosis: &Diagnosis) -> Vec<GpuClock> {
+    let held = held_gpus(inventory, holders);
+    let gpus = inventory.machine.gpus().iter().filter(|gpu| held.contains(&gpu.index));
+    let uuids: HashSet<&str> = gpus.filter_map(|gpu| Some(gpu.uuid.as_ref()?.as_str())).collect();
+    diagnosis.clocks.iter().filter(|clock| uuids.contains(clock.gpu.as_str())).cloned().collect()
 }
 
 /// The health with its reason as long as a message of an object may be: an object has thousands of devices.
@@ -254,6 +264,12 @@ fn held<'i>(inventory: &'i Inventory, holders: &[Holder]) -> Vec<&'i Device> {
     devices.filter(|device| held.contains(&device.id)).collect()
 }
 
+/// The GPUs with devices in use, by index.
+fn held_gpus(inventory: &Inventory, holders: &[Holder]) -> BTreeSet<u8> {
+    let places = inventory.whereabouts();
+    in_use(holders).filter_map(|id| places.get(id.unit()).copied()).collect()
+}
+
 /// The resources with their terms and counts.
 fn resources(inventory: &Inventory, held: &[&Device]) -> Vec<ResourceStatus> {
     inventory
@@ -298,8 +314,7 @@ fn summary(
     let nameless = machine.gpus().iter().filter(|gpu| gpu.uuid.is_none());
     let unhealthy_gpus: BTreeSet<u8> =
         unhealthy.map(|device| device.gpu).chain(nameless.map(|gpu| gpu.index)).collect();
-    let places = inventory.whereabouts();
-    let held: BTreeSet<u8> = in_use(holders).filter_map(|id| places.get(id.unit()).copied()).collect();
+    let held = held_gpus(inventory, holders);
     let count = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
     gantry_api::gpunode::Summary {
         model: models(machine.gpus().iter().map(|gpu| gpu.model.as_deref().unwrap_or_default())),

@@ -21,6 +21,7 @@
 //! A quarantine survives restarts of the daemon: it is stored in `GpuNode.status` and adopted in the same boot.
 
 mod checks;
+mod clocks;
 mod evidence;
 mod fault;
 mod tracker;
@@ -28,6 +29,7 @@ mod vitals;
 mod xid;
 
 pub use checks::{FabricCheck, HealthChecks, XidList, XidListError};
+pub use clocks::{ClockLog, ClockSample};
 pub use evidence::EvidenceLog;
 pub use fault::{Cause, Ended, Extent, Fault, GpuName, Loss, Outage, OutageKind, Part, Proof, Trouble};
 pub use tracker::HealthTracker;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
 
-use gantry_api::{Cordons, GpuEvidence, GpuFault};
+use gantry_api::{Cordons, GpuClock, GpuEvidence, GpuFault};
 use gantry_topology::{Gpu, GpuUuid};
 use tokio::sync::watch;
 
@@ -30,6 +30,8 @@ pub struct Diagnosis {
     pub faults: Vec<StoredFault>,
     /// Evidence for the replacement of boards, in stored form. Repeated Xids are added with a delay.
     pub evidence: Vec<GpuEvidence>,
+    /// The clocks of the GPUs that compute.
+    pub clocks: Vec<GpuClock>,
     /// The latest cleared faults, oldest first, numbered from 1: at most [`Diagnosis::MAX_ENDED`].
     pub ended: Vec<(u64, Ended)>,
     /// Whether the faults of an earlier run were adopted or are unavailable. Before that, `faults` is

@@ -13,8 +13,8 @@ use tokio::sync::{oneshot, watch};
 
 use crate::discover::{self, DiscoverError, Fact, Found, InstanceAt, NvmlOptions};
 use crate::health::{
-    Cause, EvidenceLog, Extent, GpuName, HealthChecks, HealthTracker, Loss, Outage, OutageKind, Part, Table,
-    Trouble, Vitals, XidCounts,
+    Cause, ClockLog, EvidenceLog, Extent, GpuName, HealthChecks, HealthTracker, Loss, Outage, OutageKind,
+    Part, Table, Trouble, Vitals, XidCounts,
 };
 use crate::inventory::diagnosis::{Command, DiagnosesEnd, Lift};
 use crate::inventory::diagnosis::{Probe, ProbeFailures};
@@ -94,6 +94,9 @@ pub(super) struct NvmlState {
     pub(super) pause: Pause,
     pub(super) tracker: HealthTracker,
     pub(super) evidence: EvidenceLog,
+    pub(super) clocks: ClockLog,
+    /// When the clocks were last published.
+    clocks_published: Instant,
     /// When the evidence was last published.
     evidence_published: Option<Instant>,
     known: Option<Arc<Machine>>,
@@ -176,6 +179,8 @@ impl NvmlState {
             pause: Pause(channels.stopped),
             tracker: HealthTracker::default(),
             evidence: EvidenceLog::default(),
+            clocks: ClockLog::default(),
+            clocks_published: Instant::now(),
             evidence_published: None,
             known: None,
             indices: BTreeMap::new(),
@@ -520,6 +525,11 @@ impl NvmlState {
         if self.evidence.is_urgent() || self.evidence_published.is_none_or(is_due) {
             self.diagnosis.evidence = self.evidence.entries(machine);
             self.evidence_published = Some(Instant::now());
+        }
+        if is_due(self.clocks_published) {
+            self.clocks.renew();
+            self.diagnosis.clocks = self.clocks.entries();
+            self.clocks_published = Instant::now();
         }
         self.diagnosis.outage = self.tracker.outage().cloned();
         let gpus = machine.map_or(&[][..], Machine::gpus);

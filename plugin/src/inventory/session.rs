@@ -391,6 +391,10 @@ impl<'nvml> Session<'nvml> {
                 let failure = failure.map(|error| error.of_gpu());
                 state.record_probe(uuid, Probe::Query, failure);
                 self.update_vitals(state, index, uuid)?;
+                // A GPU without clocks, such as a virtual one, is not compared with others.
+                if let Ok(sample) = self.nvml.device(index).and_then(|device| device.clock_sample()) {
+                    state.clocks.record(uuid, sample);
+                }
             }
         }
         state.publish();

@@ -7,6 +7,7 @@ use nvml_wrapper_sys::bindings as sys;
 
 use super::device::{check, symbol};
 use super::{Device, NvmlError};
+use crate::health::ClockSample;
 
 impl Device<'_> {
     /// The PCIe link as it is trained now; `None` for a virtual GPU. The generation of an idle GPU may be lowered to save
@@ -39,6 +40,29 @@ impl Device<'_> {
         } else {
             None
         })
+    }
+
+    /// How fast the GPU runs; `None` if nothing runs on it.
+    pub fn clock_sample(&self) -> Result<Option<ClockSample>, NvmlError> {
+        let reasons = self.clock_reasons()?;
+        let has = |reason: u32| reasons & c_ulonglong::from(reason) != 0;
+        if has(sys::nvmlClocksThrottleReasonGpuIdle) {
+            return Ok(None);
+        }
+        let (clock, highest) = (self.sm_clock()?, self.max_sm_clock()?);
+        let percent = u64::from(clock) * 100 / u64::from(highest.max(1));
+        Ok(Some(ClockSample {
+            sm_percent: u8::try_from(percent).unwrap_or(100).min(100),
+            // In the order of `CLOCK_LIMITS`.
+            limits: [
+                sys::nvmlClocksThrottleReasonSwPowerCap,
+                sys::nvmlClocksThrottleReasonSwThermalSlowdown,
+                sys::nvmlClocksThrottleReasonHwThermalSlowdown,
+                sys::nvmlClocksThrottleReasonHwPowerBrakeSlowdown,
+                sys::nvmlClocksThrottleReasonHwSlowdown,
+            ]
+            .map(has),
+        }))
     }
 
     /// Why this GPU and `other` have no peer-to-peer access; `None` if they have, or if NVML does not know.

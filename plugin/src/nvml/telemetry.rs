@@ -205,6 +205,11 @@ impl<'nvml> Device<'nvml> {
         self.call("nvmlDeviceGetClockInfo", |device| device.clock_info(Clock::SM))
     }
 
+    /// The highest clock of the multiprocessors in MHz.
+    pub fn max_sm_clock(&self) -> Result<u32, NvmlError> {
+        self.call("nvmlDeviceGetMaxClockInfo", |device| device.max_clock_info(Clock::SM))
+    }
+
     /// Clock of the memory in MHz.
     pub fn memory_clock(&self) -> Result<u32, NvmlError> {
         self.call("nvmlDeviceGetClockInfo", |device| device.clock_info(Clock::Memory))

@@ -215,6 +215,29 @@ fn problem_keeps_its_time_while_it_lasts() {
     assert_eq!(problems(&inventory, &diagnosis, &first, late), first);
 }
 
+/// What no pod holds is compared with nothing, and would only make writes.
+#[test]
+fn clocks_of_held_gpus_are_published() {
+    use crate::inventory::Hardware;
+    use crate::offer::offer;
+
+    let inventory = offer(&Hardware::of(two_gpus()), &gantry_config::Config::default());
+    let clock = |gpu: &str| GpuClock { gpu: gpu.to_owned(), sm_percent: 100, limits: Vec::new() };
+    let diagnosis =
+        Diagnosis { clocks: ["GPU-0", "GPU-1", "GPU-gone"].map(clock).into(), ..Diagnosis::default() };
+    let holder = |gpu: &str| Holder {
+        namespace: "ml".to_owned(),
+        pod: "trainer-0".to_owned(),
+        uid: None,
+        resource: "nvidia.com/gpu".into(),
+        devices: vec![gpu.into()],
+        provenance: Provenance::PodResources,
+        state: HolderState::Live,
+    };
+    assert_eq!(clocks(&inventory, &[holder("GPU-1")], &diagnosis), [clock("GPU-1")]);
+    assert_eq!(clocks(&inventory, &[], &diagnosis), []);
+}
+
 #[test]
 fn every_cause_has_a_public_name() {
     use crate::health::Class;

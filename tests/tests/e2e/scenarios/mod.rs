@@ -37,6 +37,7 @@ mod requests;
 mod rights;
 mod samples;
 mod shapes;
+mod slow_members;
 mod smoke;
 mod stock;
 mod topology_manager;
@@ -155,6 +156,7 @@ pub(crate) fn all() -> Vec<Scenario> {
         operate::node_in_driver_upgrade_gets_no_pods,
         operate::remediation_rule_acts_once_within_limits,
         operate::rules_mark_the_node_while_faults_last,
+        slow_members::slow_member_of_gang_is_named,
         device_lists::devices_reach_container_by_every_strategy.core(),
         device_lists::kubelet_uses_uuids_and_containers_indices,
         device_lists::node_serves_whole_and_shared_gpus,
