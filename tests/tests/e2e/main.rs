@@ -23,6 +23,7 @@ use std::time::Instant;
 
 use anyhow::{Context, Result};
 use gantry_e2e::Kubernetes;
+use gantry_e2e::browser::chromium;
 use libtest_mimic::{Arguments, Failed, Trial};
 
 use bed::Bed;
@@ -37,6 +38,10 @@ fn main() -> Result<ExitCode> {
     if let Some(why) = &unsupported {
         eprintln!("end-to-end tests are skipped: {why}");
     }
+    let no_browser = if arguments.list || unsupported.is_some() { None } else { chromium().err() };
+    if let Some(why) = &no_browser {
+        eprintln!("scenarios in a browser are skipped: {why}");
+    }
     let kubernetes = Kubernetes::selected()?;
     let is_filtered = arguments.filter.is_some();
     let all_match = kubernetes.is_default()? || is_filtered;
@@ -49,9 +54,10 @@ fn main() -> Result<ExitCode> {
             let name = scenario.name;
             let lacking = scenario.needs.filter(|feature| !kubernetes.has(*feature));
             let is_long = scenario.is_long;
+            let lacks_browser = scenario.needs_browser && no_browser.is_some();
             let play = move || stage.play(&scenario).map_err(|error| Failed::from(format!("{error:#}")));
             let waits = is_long && !is_filtered;
-            let is_ignored = unsupported.is_some() || lacking.is_some() || waits;
+            let is_ignored = unsupported.is_some() || lacking.is_some() || lacks_browser || waits;
             let trial = Trial::test(name, play).with_ignored_flag(is_ignored);
             match lacking {
                 Some(feature) => trial.with_kind(format!("no {feature:?} in {kubernetes}")),

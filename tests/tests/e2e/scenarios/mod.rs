@@ -32,6 +32,7 @@ mod monitoring;
 mod node_changes;
 mod node_config;
 mod operate;
+mod page;
 mod placement;
 mod requests;
 mod rights;
@@ -61,6 +62,8 @@ pub(crate) struct Scenario {
     pub(crate) is_long: bool,
     /// What it needs of Kubernetes that not every version has.
     pub(crate) needs: Option<Feature>,
+    /// Whether it needs a Chromium.
+    pub(crate) needs_browser: bool,
     story: fn(&Bed) -> Outcome<'_>,
 }
 
@@ -80,6 +83,11 @@ impl Scenario {
         Self { needs: Some(feature), ..self }
     }
 
+    /// Leaves it out where there is no Chromium.
+    fn in_browser(self) -> Self {
+        Self { needs_browser: true, ..self }
+    }
+
     /// Runs it.
     pub(crate) async fn run(&self, bed: &Bed) -> Result<()> {
         (self.story)(bed).await
@@ -97,6 +105,7 @@ macro_rules! scenarios {
                 is_core: false,
                 is_long: false,
                 needs: None,
+                needs_browser: false,
                 story: |bed| Box::pin($module::$name(bed)),
             }
                 $(.$method($($argument)?))*
@@ -157,6 +166,7 @@ pub(crate) fn all() -> Vec<Scenario> {
         operate::remediation_rule_acts_once_within_limits,
         operate::rules_mark_the_node_while_faults_last,
         slow_members::slow_member_of_gang_is_named,
+        page::browser_follows_gangs_and_pods.in_browser(),
         device_lists::devices_reach_container_by_every_strategy.core(),
         device_lists::kubelet_uses_uuids_and_containers_indices,
         device_lists::node_serves_whole_and_shared_gpus,
