@@ -4,6 +4,8 @@
 //! `status` has the gang's state and, once it is decided, the decision: after a fail-over the new leader continues from
 //! there. `spec` has what the operator may set. The operator may also create the object before the pods exist.
 
+use std::collections::BTreeMap;
+
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use kube::CustomResource;
 use schemars::JsonSchema;
@@ -189,6 +191,9 @@ pub struct GangStatus {
     /// Members that have succeeded. They count as bound.
     #[serde(default)]
     pub completed: u32,
+    /// Of them, how many of each role, or of each group in a tree of groups. Members without a role are not among them.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub completed_by_role: BTreeMap<String, u32>,
     /// The part of the fabric that holds the gang, such as `rack r7`.
     #[serde(default)]
     pub domain: String,

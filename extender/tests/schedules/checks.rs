@@ -19,6 +19,11 @@ const OVER: u64 = 120_000;
 const REREAD: u64 = 3_000;
 
 impl World {
+    /// What was done at that time may be about objects that were lost with a restore of etcd just before.
+    fn is_lost_to_restore(&self, at: u64) -> bool {
+        self.restored.is_some_and(|restored| at <= restored + REREAD)
+    }
+
     /// A Binding is about to be carried out: its devices are nobody else's, and a member's gang is decided.
     pub(crate) fn check_binding(
         &mut self,
@@ -33,7 +38,7 @@ impl World {
             return;
         };
         // A Binding that was sent before etcd was restored, and is sent again, is refused.
-        if !pod.gates.is_empty() && self.restored.is_none() {
+        if !pod.gates.is_empty() && !self.is_lost_to_restore(sent) {
             self.wrong(format!("pod {} is bound behind its gates", pod.uid));
         }
         if pod.gang.is_some() != member {
@@ -58,7 +63,7 @@ impl World {
         };
         let object = self.api.gangs.values().find(|gang| gang.status.name == claim.gang).cloned();
         let Some(decision) = object.and_then(|gang| gang.status.decision.clone()) else {
-            if self.restored.is_some_and(|at| sent <= at + REREAD) {
+            if self.is_lost_to_restore(sent) {
                 return;
             }
             self.wrong(format!(
@@ -132,7 +137,7 @@ impl World {
     /// A decision is written where another stood: not while all pods that the first names are there and some run, for a decision is only
     /// completed. A restored etcd may show pods again that an extender has seen end.
     pub(crate) fn check_kept(&mut self, before: Option<&Gang>, now: &GangStatus) {
-        if self.restored.is_some() {
+        if self.is_lost_to_restore(self.now) {
             return;
         }
         let id = now.decision.as_ref().map(|decision| &decision.id);
@@ -161,7 +166,7 @@ impl World {
         let mut gangs = self.api.gangs.values();
         let is_there =
             gangs.any(|known| Some(&known.status.name) == gang.as_ref() && known.status.decision.is_some());
-        if is_there && !self.plan.hostile.restore && !self.is_written_down(target) {
+        if is_there && !self.is_lost_to_restore(self.now) && !self.is_written_down(target) {
             let wrong = format!("pod {} is bound to {}, which is not written down", target.uid, target.node);
             self.wrong(wrong);
         }

@@ -422,6 +422,11 @@ impl Agreement {
         Ok(Some((all, quorum)))
     }
 
+    /// Its pods belong to groups of a tree of groups.
+    pub(super) fn has_tree(&self) -> bool {
+        self.declared.trees(1).next().is_some()
+    }
+
     /// These groups of its tree were chosen, or none are any more.
     pub(super) fn choose(&mut self, chosen: Option<Selection>) {
         if self.chosen == chosen {

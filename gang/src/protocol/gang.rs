@@ -81,8 +81,6 @@ pub(super) struct Gang {
     rails: Arc<str>,
     /// Decisions that are over.
     past: Vec<String>,
-    /// Members that ended well before this process began; their pods are gone.
-    completed_before: u32,
     /// All its members with devices are victims of another gang.
     all_evicted: bool,
     /// One of its members has gone for another gang.
@@ -161,7 +159,6 @@ impl Gang {
             domain: "".into(),
             rails: "".into(),
             past: Vec::new(),
-            completed_before: 0,
             all_evicted: false,
             lost_to_eviction: false,
             bound_priority: 0,
@@ -286,8 +283,7 @@ impl Gang {
             return quorum.missing(&|role| count(&self.members().count_of(role))).unwrap_or(u32::MAX);
         }
         let total = self.min().saturating_sub(count(self.count()));
-        let roles = self.missing_of_roles(count);
-        total.max(roles.saturating_sub(self.completed_before))
+        total.max(self.missing_of_roles(count))
     }
 
     /// How many are missing of the minimums of roles, all together.
@@ -1926,15 +1922,14 @@ impl Gang {
         self.activate(env, taken);
     }
 
-    /// All members of a role have ended well, and the gang has as many as it needs: none can be lost any more. Which
-    /// roles the members have that ended before this process began is unknown.
+    /// All members of a role have ended well, and the gang has as many as it needs: none can be lost any more.
     fn is_role_over(&self, role: &str) -> bool {
         let count = self.members().count_of(role);
-        let completed = count.of(Class::Completed) + self.completed_before;
         let is_whole = match self.role_min(role) {
             0 => self.enough(Count::settled),
-            _ => self.missing_of_roles(Count::settled) <= self.completed_before,
+            _ => self.missing_of_roles(Count::settled) == 0,
         };
+        let completed = count.of(Class::Completed);
         count.alive() == 0 && count.of(Class::Lost) == 0 && completed > 0 && is_whole
     }
 

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::Instant;
 
-use gantry_api::{GangStatus, PodUid, names};
+use gantry_api::{Decision, GangStatus, PodUid, names};
 
 use super::event::{Effects, GangEvent, Offered, Reply};
 use super::gang::{Continuations, End, Gang, View};
@@ -364,12 +364,12 @@ impl Gangs {
             && *before != member.membership.key
         {
             match self.tracked(&member.uid) {
-                // A pod that has a slot stays what it was when it got it. One that an earlier process bound goes into the tree of groups of
-                // its PodGroup once that is known.
+                // A pod that has a slot stays what it was when it got it. One that an earlier process bound goes into the gang that its
+                // owner gives it once that is read.
                 Some(known)
                     if known.slot().is_some()
                         || known.is_pinned()
-                            && !(Self::joins_tree(known, &member) && self.is_open(&before)) =>
+                            && !(self.is_settled_to(known, &member) && self.is_open(&before)) =>
                 {
                     member.membership = known.pod().membership.clone();
                 }
@@ -379,22 +379,27 @@ impl Gangs {
                 }
             }
         }
-        let Some(key) = self.gang_for(now, &member) else {
+        let Some((key, new)) = self.gang_for(now, &member) else {
             return;
         };
         self.of_pod.insert(member.uid.clone(), key.clone());
         if let Some(gang) = self.gangs.get_mut(&key) {
             gang.observe(now, member, &self.settings, self.synced);
         }
-        self.settle(now, &key);
+        // A decision is taken over only with a member that it names.
+        match new {
+            Some(name) => self.follow_object(now, &name),
+            None => self.settle(now, &key),
+        }
         if let Some(left) = left {
             self.forget_empty(now, &left);
         }
     }
 
-    /// Whether it has become known that a pod belongs to a tree of groups.
-    fn joins_tree(known: &TrackedMember, member: &Member) -> bool {
-        known.pod().membership.tree.is_empty() && !member.membership.tree.is_empty()
+    /// Whether a pod has another gang because its owner was read since.
+    fn is_settled_to(&self, known: &TrackedMember, member: &Member) -> bool {
+        let settled = self.owners.settle(&known.pod().membership);
+        settled.is_some_and(|settled| settled.key == member.membership.key)
     }
 
     /// Whether a gang was not decided.
@@ -408,19 +413,19 @@ impl Gangs {
         self.gangs.get(key)?.members().get(uid)
     }
 
-    /// The gang of a member, created if need be. `None` if the pod cannot begin a gang any more.
-    fn gang_for(&mut self, now: Now, member: &Member) -> Option<Arc<GangKey>> {
+    /// The gang of a member, created if need be: then with the name of its object, which is to be followed. `None` if the pod cannot begin a
+    /// gang any more.
+    fn gang_for(&mut self, now: Now, member: &Member) -> Option<(Arc<GangKey>, Option<ObjectName>)> {
         let wanted = &member.membership.key;
         if let Some((key, _)) = self.gangs.get_key_value(wanted) {
-            return Some(key.clone());
+            return Some((key.clone(), None));
         }
         if member.stage == Stage::Failed {
             return None;
         }
         let key = Arc::new(wanted.clone());
         let name = self.add_gang(now, &key);
-        self.follow_object(now, &name);
-        Some(key)
+        Some((key, Some(name)))
     }
 
     /// Adds a gang, unless it is known. Returns the name of its object.
@@ -536,20 +541,25 @@ impl Gangs {
         let Some(decision) = known.decision().filter(|_| known.is_about(key)) else {
             return false;
         };
-        let named = || decision.reservations.iter().filter_map(|of| of.pod.as_ref());
+        let mut named = decision.reservations.iter().filter_map(|of| of.pod.as_ref());
         let is_member = |uid: &PodUid| self.of_pod.get(uid).is_some_and(|of| **of == *key);
-        let comes = |uid: &PodUid| {
-            let group = self.tracked(uid).and_then(|member| member.pod().membership.owner.as_ref());
-            group.is_some_and(|group| self.owners.is_early(group))
-        };
-        !named().any(is_member) && named().any(comes)
+        !named.any(is_member) && self.may_come(decision)
+    }
+
+    /// Pods that a decision names may be found to belong to its gang: their owners were not read yet.
+    fn may_come(&self, decision: &Decision) -> bool {
+        let mut named = decision.reservations.iter().filter_map(|of| of.pod.as_ref());
+        named.any(|uid| {
+            let owner = self.tracked(uid).and_then(|member| member.pod().membership.owner.as_ref());
+            owner.is_some_and(|owner| self.owners.is_early(owner))
+        })
     }
 
     /// Keeps a gang from being planned, and its object from being written, until its members are seen.
     fn defer(&mut self, key: &Arc<GangKey>) {
         self.deferred.insert(Arc::clone(key));
         if let Some(gang) = self.gangs.get_mut(key) {
-            let words = "its decision is about pods whose PodGroups were not read yet";
+            let words = "its decision is about pods whose owners were not read yet";
             let place = format!("Gang {}", object_name(key).1);
             gang.agreement().set_object_fault(Some(Fault { place: place.into(), words: words.into() }));
         }
@@ -625,8 +635,10 @@ impl Gangs {
             return;
         }
         let again = self.settings.linger.saturating_mul(6);
-        let strays = self.objects.take_strays(now.at, again).into_iter();
-        let deletions = strays.map(|(namespace, name)| Work::DeleteObject { namespace, name });
+        let mut strays = self.objects.take_strays(now.at, again);
+        let decision_of = |name: &ObjectName| self.objects.get(name).and_then(Known::decision);
+        strays.retain(|name| decision_of(name).is_none_or(|decision| !self.may_come(decision)));
+        let deletions = strays.into_iter().map(|(namespace, name)| Work::DeleteObject { namespace, name });
         self.work.extend(deletions);
     }
 

@@ -521,6 +521,12 @@ impl Members {
         self.by_role.get(role).copied().unwrap_or_default()
     }
 
+    /// How many of each role have ended well; members without a role are left out.
+    pub(super) fn completed_by_role(&self) -> BTreeMap<String, u32> {
+        let roles = self.by_role.iter().map(|(role, count)| (role.to_string(), count.of(Class::Completed)));
+        roles.filter(|(role, completed)| !role.is_empty() && *completed > 0).collect()
+    }
+
     /// The roles of members that have slots.
     pub(super) fn roles_with_slots(&self) -> impl Iterator<Item = &Arc<str>> {
         let roles = self.by_role.iter().filter(|(_, count)| count.with_slots() > 0);
@@ -673,6 +679,23 @@ impl Members {
     pub(super) fn complete(&mut self, role: &Arc<str>) {
         self.total.add(Class::Completed);
         self.by_role.entry(role.clone()).or_default().add(Class::Completed);
+    }
+
+    /// Counts the members that had ended well when an earlier process wrote the status: `completed` in all, and of each role as many as
+    /// `by_role` has. Members whose pods exist are counted already. At most `most` are counted: a forged number must not be counted up for
+    /// hours.
+    pub(super) fn complete_before(&mut self, completed: u32, by_role: &BTreeMap<String, u32>, most: u32) {
+        let of_roles = by_role.values().fold(0, |sum: u32, count| sum.saturating_add(*count));
+        let without = ("", completed.saturating_sub(of_roles));
+        let mut left = completed.min(most).saturating_sub(self.total.of(Class::Completed));
+        for (role, count) in by_role.iter().map(|(role, count)| (role.as_str(), *count)).chain([without]) {
+            let missing = count.saturating_sub(self.count_of(role).of(Class::Completed)).min(left);
+            left -= missing;
+            let role: Arc<str> = role.into();
+            for _ in 0..missing {
+                self.complete(&role);
+            }
+        }
     }
 
     /// Begins a new incarnation: of the present members none counts any more, except, if the gang `continues`, those that have ended well.

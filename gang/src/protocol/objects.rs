@@ -33,6 +33,7 @@ pub(super) struct Known {
     phase: GangPhase,
     restarting: bool,
     completed: u32,
+    completed_by_role: BTreeMap<String, u32>,
     /// Members that were alive or had ended well.
     members: u32,
     failed_attempts: u32,
@@ -56,6 +57,7 @@ impl Known {
             phase: status.phase,
             restarting: status.restarting,
             completed: status.completed,
+            completed_by_role: status.completed_by_role,
             members: status.members,
             failed_attempts: status.failed_attempts,
             unreserved: status.unreserved,
@@ -85,6 +87,11 @@ impl Known {
 
     pub(super) fn completed(&self) -> u32 {
         self.completed
+    }
+
+    /// Of the members that have ended well, how many of each role.
+    pub(super) fn completed_by_role(&self) -> &BTreeMap<String, u32> {
+        &self.completed_by_role
     }
 
     pub(super) fn members(&self) -> u32 {
@@ -129,8 +136,8 @@ impl Known {
     /// Whether it shows, apart from the decision, what the next process continues from, as `status` has it.
     pub(super) fn shows(&self, status: &GangStatus) -> bool {
         let bound_at = status.bound_at.as_ref().map(|time| time.0.as_second());
-        let shown = (status.phase, status.restarting, status.completed, bound_at);
-        (self.phase, self.restarting, self.completed, self.bound_at) == shown
+        let shown = (status.phase, status.restarting, status.completed, &status.completed_by_role, bound_at);
+        (self.phase, self.restarting, self.completed, &self.completed_by_role, self.bound_at) == shown
     }
 
     /// Whether it shows a decision of this gang.

@@ -172,10 +172,12 @@ impl Owners {
         settle(membership, owner.known.as_ref()?.as_ref()?)
     }
 
-    /// Whether it is not known yet to which tree of groups a PodGroup belongs.
-    pub(super) fn is_early(&self, group: &OwnerRef) -> bool {
-        let is_group = group.kind == OwnerKind::PodGroup;
-        is_group && Ancestry::of(group, &|owner| self.get(owner)).end == AncestryEnd::Unread
+    /// Whether it is not known yet to which gang the pods of an owner belong: to which tree of groups, or whether roles start apart.
+    pub(super) fn is_early(&self, owner: &OwnerRef) -> bool {
+        match owner.kind {
+            OwnerKind::PodGroup => Ancestry::of(owner, &|of| self.get(of)).end == AncestryEnd::Unread,
+            _ => self.get(owner).is_none_or(|owner| owner.known().is_none()),
+        }
     }
 
     #[cfg(test)]

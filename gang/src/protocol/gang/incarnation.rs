@@ -59,7 +59,6 @@ impl Gang {
         self.all_evicted = false;
         self.lost_to_eviction = false;
         self.bound_at = None;
-        self.completed_before = 0;
         self.continues = None;
         (self.domain, self.rails) = ("".into(), "".into());
         let completed = |member: &TrackedMember| self.members().class(member) == Class::Completed;
@@ -247,13 +246,9 @@ impl Gang {
             return;
         }
         self.release_all();
-        // A forged count must not be counted up for hours.
         let most = u32::try_from(env.settings.max_members).unwrap_or(u32::MAX);
-        self.completed_before = known.completed().min(most).saturating_sub(self.count().of(Class::Completed));
-        for _ in 0..self.completed_before {
-            self.roster.members_mut().complete(&"".into());
-        }
-        self.choose_decided_groups(decision);
+        self.roster.members_mut().complete_before(known.completed(), known.completed_by_role(), most);
+        self.choose_decided_groups(decision, known.completed_by_role());
         let of_object = self.terms_of_object();
         let min = of_object.map_or(decision.min, |terms| terms.min.min(decision.min));
         self.roster.members_mut().raise_most(known.members().min(most));
@@ -283,23 +278,38 @@ impl Gang {
         self.begin_next_if_all_done(env, known);
     }
 
-    /// The groups of a tree of groups that a decision was about: those with as many reservations as they need.
-    fn choose_decided_groups(&mut self, decision: &Decision) {
-        let Some(quorum) = self.agreement.resolved().and_then(|terms| terms.quorum.clone()) else {
+    /// The groups of a tree of groups that a decision was about: those with as many reservations, or members that have ended
+    /// well, as they need.
+    fn choose_decided_groups(&mut self, decision: &Decision, completed: &BTreeMap<String, u32>) {
+        if !self.agreement.has_tree() {
             return;
-        };
+        }
         let mut reserved: BTreeMap<&str, u32> = BTreeMap::new();
         for reservation in &decision.reservations {
             *reserved.entry(reservation.role.as_str()).or_default() += 1;
         }
-        let is_whole = |role: &str| quorum.min_of(role) <= reserved.get(role).copied();
-        let selections = quorum.selections(&is_whole, &|role| role.to_owned());
+        for (role, completed) in completed {
+            let count = reserved.entry(role).or_default();
+            *count = count.saturating_add(*completed);
+        }
+        let quorum = self.agreement.resolved().and_then(|terms| terms.quorum.clone());
+        let min_of = |role: &str| quorum.as_ref().and_then(|quorum| quorum.min_of(role));
+        let is_whole = |role: &str| min_of(role) <= reserved.get(role).copied();
+        let selections = quorum.as_ref().map(|quorum| quorum.selections(&is_whole, &|role| role.to_owned()));
         let sum =
             |selection: &Selection| selection.values().fold(0, |sum: u32, min| sum.saturating_add(*min));
-        let same = selections.iter().find(|selection| sum(selection) == decision.min);
-        // A minimum may have changed since, or pods of other groups are seen later.
-        let of_reserved = || reserved.iter().map(|(role, count)| ((*role).into(), *count)).collect();
-        self.agreement.choose(Some(same.cloned().unwrap_or_else(of_reserved)));
+        let same =
+            selections.into_iter().flatten().find(|selection: &Selection| sum(selection) == decision.min);
+        // Too few groups have pods now, a minimum may have changed since, or pods of other groups are seen later. A member may have
+        // ended well and its reservation still be written.
+        let of_reserved = || {
+            let counts = reserved.iter().map(|(role, count)| {
+                let count = min_of(role).map_or(*count, |min| min.min(*count));
+                ((*role).into(), count)
+            });
+            counts.collect()
+        };
+        self.agreement.choose(Some(same.unwrap_or_else(of_reserved)));
     }
 
     fn adopt_reservation(&mut self, reservation: &DecidedReservation, is_free: bool, now: Instant) {

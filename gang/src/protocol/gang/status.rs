@@ -285,6 +285,7 @@ pub(super) fn status(gang: &mut Gang, now: Now, settings: &Settings) -> GangStat
         members: count.alive() + count.of(Class::Completed),
         bound: count.bound(),
         completed: count.of(Class::Completed),
+        completed_by_role: gang.members().completed_by_role(),
         domain: gang.domain.to_string(),
         rails: gang.rails.to_string(),
         waiting_since: waits.then(|| time(gang.waiting_since)),

@@ -1,13 +1,15 @@
 //! A process takes over from another: nothing but pods and objects tell what was decided.
 
+use std::sync::Arc;
+
 use gantry_api::{GangPhase, GangStatus, Reason};
 
 use super::world::{
     World, asks, bound, forget, in_role, key, leaving, member, membership, place, uid, wants_roles,
     with_repair,
 };
-use crate::protocol::GangEvent;
-use crate::protocol::{Answer, Arrival, Member, Placement, Settings, Stage, Work};
+use crate::membership::{Membership, OwnerFacts, OwnerKind, OwnerRef, Size};
+use crate::protocol::{Answer, Arrival, GangEvent, Member, Placement, Reservation, Settings, Stage, Work};
 use crate::terms::Repair;
 
 /// The process before: gang `a` of three, of which two are needed; `bind` of them were bound. What it left: the status, and its pods.
@@ -354,6 +356,52 @@ fn a_place_that_two_decisions_name_is_that_of_the_younger_one() {
     world.handle(GangEvent::Synced);
     assert_eq!(world.bind("z1"), "n1");
     assert_eq!(world.phase("z"), GangPhase::Bound);
+}
+
+#[test]
+fn decision_stays_until_the_owner_is_read_that_parts_roles() {
+    // Workers are a gang of their own, because the JobSet makes them when the driver is ready: that is known only from the JobSet.
+    let owner =
+        OwnerRef { kind: OwnerKind::JobSet, namespace: "default".into(), name: "js".into(), part: "".into() };
+    let facts = OwnerFacts {
+        min: Some(3),
+        by_role: vec![("driver".into(), 1), ("workers".into(), 2)],
+        apart: true,
+        ..OwnerFacts::default()
+    };
+    let facts = Arc::new(facts);
+    let worker = |pod: &str| {
+        let (owner, role) = (Some(owner.clone()), "workers".into());
+        member(
+            pod,
+            Membership { owner, role, size: Size::Undeclared, size_source: "", ..membership("js", 3) },
+        )
+    };
+    let mut before = World::new();
+    before.handle(GangEvent::OwnerSeen { owner: &owner, facts: Some(Arc::clone(&facts)) });
+    ["w0", "w1"].iter().for_each(|pod| before.see(worker(pod)));
+    before.handle(GangEvent::OwnerSeen { owner: &owner, facts: Some(Arc::clone(&facts)) });
+    let wanted = before.next().unwrap();
+    let places = vec![place("n1", "g1"), place("n2", "g2")];
+    let places = places.into_iter().map(|place| Reservation { role: "workers".into(), ..place });
+    let found = Placement { places: places.collect(), ..Placement::default() };
+    before.handle(GangEvent::Planned { gang: &wanted.gang, result: Ok(found) });
+    ["w0", "w1"].iter().for_each(|pod| drop(before.come(pod)));
+    before.write();
+    let node = before.bind("w0");
+    let status = before.status("js/workers");
+    let held = |node: &str| if node == "n1" { place("n1", "g1") } else { place("n2", "g2") }.devices;
+
+    let mut world = World::with(Settings { identity: "second".into(), ..Settings::default() });
+    world.see(Member { holds: held(&node), ..bound(worker("w0"), &node) });
+    world.see(worker("w1"));
+    world.show("js/workers", status);
+    world.handle(GangEvent::Synced);
+    world.pass(600);
+    assert!(!world.take_work().contains(&forget(&key("js/workers").object_name())));
+    world.handle(GangEvent::OwnerSeen { owner: &owner, facts: Some(facts) });
+    assert_ne!(world.bind("w1"), node);
+    assert_eq!(world.phase("js/workers"), GangPhase::Bound);
 }
 
 #[test]

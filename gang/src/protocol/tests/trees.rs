@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use gantry_api::{GangPhase, PodUid, Reason};
+use gantry_api::{GangPhase, GangStatus, PodUid, Reason};
 
-use super::world::{World, bound, member, membership, place, refused, uid};
+use super::world::{World, bound, forget, key, member, membership, place, refused, uid};
 use crate::membership::{Disruption, Membership, OwnerFacts, OwnerKind, OwnerRef, Size};
 use crate::protocol::{GangEvent, Member, Placement, PlanRequest, Reservation, Settings, Stage};
 use crate::terms::TopologyRequest;
@@ -309,6 +309,84 @@ fn lost_member_of_a_chosen_group_is_replaced_in_it() {
     composite(&mut world, "tree", 1, None);
     assert_eq!(world.gangs.gang_of(&uid("a2")).map(|key| &*key.name), Some(TREE));
     assert_eq!(world.node("a2"), "n-a0");
+}
+
+/// The next process: it sees these pods, bound on the nodes of [`placement`], and the status that the process before wrote.
+fn next_process(status: &GangStatus, min: u32, groups: &[(&str, u32)], alive: &[&str]) -> World {
+    let mut next = World::with(Settings { identity: "second".into(), ..Settings::default() });
+    for pod in alive {
+        let pod_of = bound(member(pod, in_group(&pod[..1])), &format!("n-{pod}"));
+        next.see(Member { holds: place("", &format!("g-{pod}")).devices, ..pod_of });
+    }
+    groups.iter().for_each(|(name, count)| pod_group(&mut next, name, *count, "tree"));
+    composite(&mut next, "tree", min, None);
+    next.show(TREE, status.clone());
+    next.handle(GangEvent::Synced);
+    next
+}
+
+#[test]
+fn decision_stays_until_the_groups_of_its_pods_are_read() {
+    let mut world = tree(2, &[("a", 1), ("b", 1)]);
+    let wanted = world.next().unwrap();
+    bind(&mut world, &wanted);
+    let status = world.status(TREE);
+    let name = key(TREE).object_name();
+
+    let mut next = World::with(Settings { identity: "second".into(), ..Settings::default() });
+    for pod in ["a0", "b0"] {
+        let pod_of = bound(member(pod, in_group(&pod[..1])), &format!("n-{pod}"));
+        next.see(Member { holds: place("", &format!("g-{pod}")).devices, ..pod_of });
+    }
+    next.show(TREE, status.clone());
+    next.handle(GangEvent::Synced);
+    next.pass(3600);
+    assert!(!next.take_work().contains(&forget(&name)), "the API server may be slow");
+    pod_group(&mut next, "a", 1, "tree");
+    pod_group(&mut next, "b", 1, "tree");
+    composite(&mut next, "tree", 2, None);
+    let after = next.status(TREE);
+    assert_eq!((after.phase, after.bound), (GangPhase::Bound, 2));
+    assert_eq!(after.decision.map(|decision| decision.id), status.decision.map(|decision| decision.id));
+}
+
+#[test]
+fn decision_about_no_pod_of_a_tree_is_forgotten() {
+    let mut world = tree(1, &[("a", 1)]);
+    let wanted = world.next().unwrap();
+    bind(&mut world, &wanted);
+    let status = world.status(TREE);
+    let mut next = World::with(Settings { identity: "second".into(), ..Settings::default() });
+    pods(&mut next, "b", 1);
+    next.show(TREE, status);
+    next.handle(GangEvent::Synced);
+    assert!(next.take_work().contains(&forget(&key(TREE).object_name())));
+}
+
+#[test]
+fn next_process_counts_ended_members_for_their_group() {
+    let groups = [("a", 2), ("b", 1)];
+    let pods = ["a0", "a1", "b0"];
+    // So many of them have ended well, and their pods are gone.
+    for ended in 0..=2 {
+        let mut world = tree(2, &groups);
+        let wanted = world.next().unwrap();
+        bind(&mut world, &wanted);
+        for pod in &pods[..ended] {
+            world.see(Member { stage: Stage::Succeeded, ..member(pod, in_group(&pod[..1])) });
+            world.gone(pod);
+        }
+        let status = world.status(TREE);
+        assert_eq!((status.phase, status.completed as usize), (GangPhase::Bound, ended));
+        let mut next = next_process(&status, 2, &groups, &pods[ended..]);
+        let after = next.status(TREE);
+        assert_eq!((after.phase, after.min, after.bound), (GangPhase::Bound, 3, status.bound), "{ended}");
+        assert_eq!(after.completed_by_role, status.completed_by_role, "{ended}");
+        // The group that has ended needs no pod any more; the other one's is replaced.
+        next.see(member("b1", in_group("b")));
+        next.gone("b0");
+        assert_eq!(next.node("b1"), "n-b0", "{ended}");
+    }
 }
 
 #[test]
