@@ -312,6 +312,8 @@ impl Gangs {
             self.settle(now, &key);
         }
         self.owners.forget_unused();
+        // The last pod that a decision waited for may be gone.
+        self.follow_deferred(now);
         self.delete_strays(now);
     }
 

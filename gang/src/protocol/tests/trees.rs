@@ -351,6 +351,29 @@ fn decision_stays_until_the_groups_of_its_pods_are_read() {
 }
 
 #[test]
+fn tree_waits_no_longer_for_a_pod_that_is_gone() {
+    let mut world = tree(2, &[("a", 1), ("b", 1)]);
+    let wanted = world.next().unwrap();
+    take(&mut world, &wanted);
+    ["a0", "b0"].iter().for_each(|pod| drop(world.come(pod)));
+    world.write();
+    let status = world.status(TREE);
+
+    let mut next = World::with(Settings { identity: "second".into(), ..Settings::default() });
+    for pod in ["a1", "b0"] {
+        next.see(member(pod, in_group(&pod[..1])));
+    }
+    next.show(TREE, status);
+    next.handle(GangEvent::Synced);
+    pod_group(&mut next, "a", 1, "tree");
+    composite(&mut next, "tree", 2, None);
+    assert_eq!(next.reason(TREE), Reason::Invalid, "the decision may be about b0");
+    next.gone("b0");
+    next.pass(1);
+    assert_ne!(next.reason(TREE), Reason::Invalid);
+}
+
+#[test]
 fn decision_about_no_pod_of_a_tree_is_forgotten() {
     let mut world = tree(1, &[("a", 1)]);
     let wanted = world.next().unwrap();
