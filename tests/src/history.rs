@@ -124,7 +124,10 @@ fn left_short(looks: &[Look]) -> Vec<String> {
         for (job, members) in look.jobs.iter().filter(|(_, members)| members.is_short()) {
             let short_for = look.at - *since.entry(job).or_insert(look.at);
             if short_for > SHORT_LIMIT {
-                wrong.insert(job, format!("gang {job} has been short of members for {short_for:.0} s: {members:?}"));
+                wrong.insert(
+                    job,
+                    format!("gang {job} has been short of members for {short_for:.0} s: {members:?}"),
+                );
             }
         }
     }

@@ -13,6 +13,7 @@ pub mod gantry;
 pub mod gpu_runtime;
 pub mod hardware;
 pub mod helm;
+pub mod history;
 mod host;
 mod image;
 mod keda;

@@ -124,6 +124,19 @@ impl Bed {
 
     /// Starts the programs that have ended, as a service manager would: kube-scheduler ends when it has lost its lease.
     pub(crate) async fn revive(&self) -> Result<()> {
+        self.revive_control().await?;
+        for node in self.cluster.nodes() {
+            for name in node.sandbox().programs() {
+                if !node.program(&name)?.is_running() {
+                    node.sandbox().run_again(&name).await?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The same, of the control plane and the extender alone.
+    pub(crate) async fn revive_control(&self) -> Result<()> {
         let control = self.cluster.control();
         // These first: everything else waits for them.
         let mut names = vec!["etcd".to_owned(), "kube-apiserver".to_owned()];
@@ -131,13 +144,6 @@ impl Bed {
         for name in names {
             if !control.daemon(&name)?.is_running() {
                 self.cluster.start_again(&name).await?;
-            }
-        }
-        for node in self.cluster.nodes() {
-            for name in node.sandbox().programs() {
-                if !node.program(&name)?.is_running() {
-                    node.sandbox().run_again(&name).await?;
-                }
             }
         }
         Ok(())

@@ -1,11 +1,12 @@
 //! The record that each container writes on its node: its GPUs, and when it ran from and to. Records are evaluated
 //! afterwards, so that no result depends on the speed of the API or a test.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fs;
 
-use anyhow::{Context, Result, ensure};
-use gantry_e2e::Cluster;
+use anyhow::{Context, Result, bail};
+pub(crate) use gantry_e2e::history::Stay;
+use gantry_e2e::{Cluster, history};
 use k8s_openapi::api::core::v1::Pod;
 use serde_json::{Value, json};
 
@@ -69,21 +70,6 @@ fn with_script(mut pod: Pod, script: &str, seconds: f64) -> Result<Pod> {
     Ok(pod)
 }
 
-/// One container's stay on its devices.
-#[derive(Debug, Clone)]
-pub(crate) struct Stay {
-    /// Its pod.
-    pub(crate) pod: String,
-    /// Its node.
-    pub(crate) node: String,
-    /// The devices it was given.
-    pub(crate) devices: BTreeSet<String>,
-    /// When it began, in seconds of the machine's uptime.
-    pub(crate) from: f64,
-    /// When it ended, or was last seen to live; none if it has not written that yet.
-    pub(crate) to: Option<f64>,
-}
-
 /// All stays written so far, by pod.
 pub(crate) fn read(cluster: &Cluster) -> Result<BTreeMap<String, Stay>> {
     let mut stays = BTreeMap::new();
@@ -135,27 +121,10 @@ pub(crate) fn forget(cluster: &Cluster, stay: &Stay) {
 
 /// No device was in two containers at once. A stay without an end lasts for ever.
 pub(crate) fn ensure_no_device_twice(stays: &BTreeMap<String, Stay>) -> Result<()> {
-    let mut by_device: BTreeMap<(&str, &str), Vec<&Stay>> = BTreeMap::new();
-    for stay in stays.values() {
-        for device in &stay.devices {
-            by_device.entry((&stay.node, device)).or_default().push(stay);
-        }
+    match history::device_twice(stays.values()) {
+        None => Ok(()),
+        Some(twice) => bail!(twice),
     }
-    for ((node, device), mut holders) in by_device {
-        holders.sort_by(|a, b| a.from.total_cmp(&b.from));
-        for pair in holders.windows(2) {
-            let [earlier, later] = pair else { continue };
-            let ended = earlier.to.unwrap_or(f64::INFINITY);
-            ensure!(
-                ended <= later.from,
-                "{device} of {node} was in {} until {ended} and in {} from {}",
-                earlier.pod,
-                later.pod,
-                later.from
-            );
-        }
-    }
-    Ok(())
 }
 
 fn parse(pod: &str, node: &str, text: &str) -> Option<Stay> {

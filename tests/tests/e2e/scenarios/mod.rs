@@ -41,6 +41,7 @@ mod shapes;
 mod slow_members;
 mod smoke;
 mod stock;
+mod storm;
 mod topology_manager;
 
 use std::pin::Pin;
@@ -144,6 +145,7 @@ pub(crate) fn all() -> Vec<Scenario> {
         failures::kubelet_restarted_under_running_pods.core(),
         failures::extender_killed_repeatedly,
         failures::api_server_unavailable_for_a_while.long(),
+        storm::random_faults_leave_nothing_wrong.long(),
         modes::replicas_of_one_gpu_serve_several_pods.core(),
         modes::mig_mixed_profiles_are_separate_resources.core(),
         modes::mig_single_slices_are_gpus,

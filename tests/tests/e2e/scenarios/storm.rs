@@ -67,7 +67,11 @@ pub(super) async fn random_faults_leave_nothing_wrong(bed: &Bed) -> Result<()> {
     let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join("storm.json");
     fs::write(&path, serde_json::to_vec_pretty(&history)?)?;
     let ran = history.stays.len();
-    eprintln!("seed {seed}: {} faults, {ran} containers, history in {}", history.faults.len(), path.display());
+    eprintln!(
+        "seed {seed}: {} faults, {ran} containers, history in {}",
+        history.faults.len(),
+        path.display()
+    );
     ensure!(!history.faults.is_empty() && ran > 0, "nothing happened");
     let wrong = history::judge(&history);
     ensure!(wrong.is_empty(), "seed {seed}, {}: {}", path.display(), wrong.join("\n"));
