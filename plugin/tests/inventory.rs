@@ -474,11 +474,14 @@ async fn check_makes_few_calls() {
     assert_eq!(
         asked.keys().collect::<Vec<_>>(),
         [
+            &"nvmlDeviceGetClockInfo",
             &"nvmlDeviceGetComputeMode",
             &"nvmlDeviceGetCount_v2",
+            &"nvmlDeviceGetCurrentClocksThrottleReasons",
             &"nvmlDeviceGetFieldValues",
             &"nvmlDeviceGetGpuFabricInfoV",
             &"nvmlDeviceGetHandleByIndex_v2",
+            &"nvmlDeviceGetMaxClockInfo",
             &"nvmlDeviceGetMemoryInfo",
             &"nvmlDeviceGetMigMode",
             &"nvmlDeviceGetNvLinkState",
