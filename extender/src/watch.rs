@@ -183,8 +183,6 @@ impl Watches {
                 let gpu_nodes: HashSet<NodeName> = self.store.read(Index::nodes_with_inventory);
                 self.gpu_health.iter().for_each(|health| health.retain(&gpu_nodes));
                 self.gpu_clocks.iter().for_each(|clocks| clocks.retain(&gpu_nodes));
-            }
-            if listed {
                 kinds.lock().unwrap_or_else(PoisonError::into_inner).forget_unused();
             }
         }

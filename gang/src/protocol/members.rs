@@ -682,8 +682,7 @@ impl Members {
     }
 
     /// Counts the members that had ended well when an earlier process wrote the status: `completed` in all, and of each role as many as
-    /// `by_role` has. Members whose pods exist are counted already. At most `most` are counted: a forged number must not be counted up for
-    /// hours.
+    /// `by_role` says. Members with pods are counted already. The total is limited to `most`, so that a forged number costs little time.
     pub(super) fn complete_before(&mut self, completed: u32, by_role: &BTreeMap<String, u32>, most: u32) {
         let of_roles = by_role.values().fold(0, |sum: u32, count| sum.saturating_add(*count));
         let without = ("", completed.saturating_sub(of_roles));

@@ -49,7 +49,7 @@ pub(super) async fn random_faults_leave_nothing_wrong(bed: &Bed) -> Result<()> {
     let storm =
         Storm { bed, until: Instant::now() + lasts, jobs: Api::namespaced(bed.client(), "e2e-storm"), pods };
     let of = |part: u64| StdRng::seed_from_u64(seed.wrapping_mul(4) + part);
-    // Somebody looks until the jobs have ended, also while everything else is calm again.
+    // The looks go on after the last fault, until the jobs have ended.
     let broken = async {
         let (made, control, nodes) =
             tokio::join!(storm.make_jobs(of(0)), storm.break_control(of(1)), storm.break_nodes(of(2)));
@@ -201,7 +201,8 @@ impl Storm<'_> {
                     "etcd is backed up".to_owned()
                 }
                 _ if !backup.exists() => continue,
-                // As its documentation advises, the clients in the control plane start anew. Gantry's daemons and kubelets go on.
+                // The clients in the control plane start anew, as etcd's documentation advises. Gantry's daemons and kubelets
+                // keep running.
                 _ => {
                     for name in [API_SERVER, ETCD, SCHEDULER, CONTROLLERS] {
                         kill(name).await?;
