@@ -34,6 +34,7 @@ pub mod object_memory;
 pub mod offline;
 pub(crate) mod page;
 pub(crate) mod partial_object;
+pub(crate) mod per_node;
 pub mod pod;
 pub mod published;
 pub(crate) mod remediation;

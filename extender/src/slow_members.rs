@@ -129,7 +129,7 @@ fn members(store: &Store, clocks: &ClusterClocks) -> BTreeMap<Arc<GangKey>, BTre
         for (node, held) in held {
             for (gang, pod, gpu) in held {
                 let clock =
-                    nodes.get(&node).and_then(|clocks| clocks.iter().find(|clock| clock.index == gpu));
+                    nodes.get(&node).and_then(|clocks| clocks.0.iter().find(|clock| clock.index == gpu));
                 let Some(clock) = clock else { continue };
                 let members = gangs.entry(gang).or_default();
                 let member =

@@ -229,12 +229,9 @@ impl Watches {
             let about = About::of(Kind::GpuNode, &node.object);
             if gone {
                 memory.release(Kind::GpuNode, &about.uid);
-                if let Some(health) = &gpu_health {
-                    health.forget(&name);
-                }
-                if let Some(clocks) = &gpu_clocks {
-                    clocks.forget(&name.as_str().into());
-                }
+                let known = name.as_str().into();
+                gpu_health.iter().for_each(|health| health.forget(&known));
+                gpu_clocks.iter().for_each(|clocks| clocks.forget(&known));
                 return Some(WatchEvent::GpuNodeGone(name));
             }
             let mut object = node.object;
@@ -242,12 +239,9 @@ impl Watches {
                 // Its GPUs are not given out, like those of a node that cannot be read.
                 (object.spec, object.status) = (serde_json::Value::Null, None);
             }
-            if let Some(health) = &gpu_health {
-                health.observe(&name.as_str().into(), &object);
-            }
-            if let Some(clocks) = &gpu_clocks {
-                clocks.observe(&name.as_str().into(), &object);
-            }
+            let known = name.as_str().into();
+            gpu_health.iter().for_each(|health| health.observe(&known, &object));
+            gpu_clocks.iter().for_each(|clocks| clocks.observe(&known, &object));
             // The choice table of a new kind of machine is built here, outside the lock of the index.
             let mut kinds = kinds.lock().unwrap_or_else(PoisonError::into_inner);
             let inventory = index::inventory(&wanted, object, &mut kinds)?;

@@ -1,15 +1,13 @@
 //! What GpuNodes report of the health of GPUs, as the rules of remediation read it.
 
-use std::collections::{BTreeMap, HashSet};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-
-use gantry_api::{Cordons, NodeName, names};
+use gantry_api::{Cordons, names};
 use gantry_topology::GpuUuid;
 use jiff::Timestamp;
 use serde::Deserialize;
 
 use super::record::Record;
 use crate::index::PartialGpuNode;
+use crate::per_node::{self, FromGpuNode, PerNode};
 
 /// The health of a node's GPUs.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -53,25 +51,6 @@ impl std::fmt::Display for Problem {
     }
 }
 
-#[derive(Deserialize)]
-struct Spec {
-    machine: MachineSpec,
-}
-
-#[derive(Deserialize)]
-struct MachineSpec {
-    #[serde(default)]
-    gpus: Vec<GpuSpec>,
-}
-
-#[derive(Deserialize)]
-struct GpuSpec {
-    #[serde(default)]
-    index: u8,
-    #[serde(default)]
-    uuid: Option<GpuUuid>,
-}
-
 #[derive(Default, Deserialize)]
 struct Status {
     #[serde(default)]
@@ -94,9 +73,9 @@ struct Reported {
 }
 
 impl NodeHealth {
-    /// Reads a GpuNode; `None` if it cannot be read.
-    pub(crate) fn read(node: &PartialGpuNode) -> Option<Self> {
-        let spec = Spec::deserialize(&node.spec).ok()?;
+    /// The health; `None` if the GpuNode cannot be read.
+    fn of(node: &PartialGpuNode) -> Option<Self> {
+        let gpus = per_node::gpus(node)?;
         let status = match &node.status {
             Some(status) => Status::deserialize(status).ok()?,
             None => Status::default(),
@@ -114,7 +93,7 @@ impl NodeHealth {
             })
             .collect()
         };
-        let gpus = spec.machine.gpus.into_iter().filter_map(|gpu| {
+        let gpus = gpus.into_iter().filter_map(|gpu| {
             let uuid = gpu.uuid?;
             let (cordoned, problems) = (cordons.get(&uuid).is_some(), problems_of(&uuid));
             Some(GpuHealth { index: gpu.index, uuid, cordoned, problems })
@@ -123,39 +102,19 @@ impl NodeHealth {
     }
 }
 
-/// The health of all nodes, as the watch of GpuNodes shows it.
-#[derive(Debug, Default)]
-pub(crate) struct ClusterHealth(Mutex<BTreeMap<NodeName, Arc<NodeHealth>>>);
-
-impl ClusterHealth {
-    fn nodes(&self) -> MutexGuard<'_, BTreeMap<NodeName, Arc<NodeHealth>>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// A GpuNode was observed. One that cannot be read has no GPUs: nothing is done to it.
-    pub(crate) fn observe(&self, name: &NodeName, node: &PartialGpuNode) {
-        let health = NodeHealth::read(node).unwrap_or_default();
-        self.nodes().insert(name.clone(), Arc::new(health));
-    }
-
-    /// A GpuNode is gone.
-    pub(crate) fn forget(&self, name: &str) {
-        self.nodes().retain(|known, _| known.as_str() != name);
-    }
-
-    /// Forgets nodes that a complete list does not name.
-    pub(crate) fn retain(&self, names: &HashSet<NodeName>) {
-        self.nodes().retain(|known, _| names.contains(known));
-    }
-
-    /// All nodes.
-    pub(crate) fn all(&self) -> BTreeMap<NodeName, Arc<NodeHealth>> {
-        self.nodes().clone()
+impl FromGpuNode for NodeHealth {
+    /// A node that cannot be read has no GPUs: nothing is done to it.
+    fn read(node: &PartialGpuNode) -> Option<Self> {
+        Some(Self::of(node).unwrap_or_default())
     }
 }
 
+/// The health of all nodes.
+pub(crate) type ClusterHealth = PerNode<NodeHealth>;
+
 #[cfg(test)]
 mod tests {
+    use gantry_api::NodeName;
     use serde_json::json;
 
     use super::*;
@@ -174,7 +133,7 @@ mod tests {
             },
         }))
         .unwrap();
-        let health = NodeHealth::read(&node).unwrap();
+        let health = NodeHealth::of(&node).unwrap();
         let [a, b] = &health.gpus[..] else { panic!("{health:?}") };
         assert_eq!((a.index, a.cordoned, b.index, b.cordoned), (0, false, 1, true));
         assert_eq!(a.problems, [Problem { cause: "xid-fatal".to_owned(), xid: Some(79), since: 7 }]);
@@ -189,7 +148,7 @@ mod tests {
             serde_json::from_value(json!({"metadata": {"name": "n"}, "spec": 3})).unwrap();
         all.observe(&"n".into(), &node);
         assert_eq!(*all.all()[&NodeName::from("n")], NodeHealth::default());
-        all.forget("n");
+        all.forget(&"n".into());
         assert!(all.all().is_empty());
     }
 }

@@ -49,9 +49,9 @@ fn members_have_the_clocks_of_their_gpus() {
     }
     cluster.pod(&bound(pod("other", 1), "m", 2, Some("2")));
     let clocks = ClusterClocks::default();
-    for node in ["n", "m"] {
-        let gpu = |index: u8| serde_json::json!({"index": index, "uuid": format!("GPU-{node}-{index}"), "model": "H100"});
-        let clock = |index: u8| serde_json::json!({"gpu": format!("GPU-{node}-{index}"), "smPercent": 100 - 10 * index});
+    for (node, uuid) in [("n", "a"), ("m", "b")] {
+        let gpu = |index: u8| serde_json::json!({"index": index, "uuid": format!("GPU-{uuid}{index}"), "model": "H100"});
+        let clock = |index: u8| serde_json::json!({"gpu": format!("GPU-{uuid}{index}"), "smPercent": 100 - 10 * index});
         let (gpus, clocks_of) = ([0, 1, 2, 3].map(gpu), [0, 1, 2].map(clock));
         let object = serde_json::json!({
             "metadata": {"name": node},
