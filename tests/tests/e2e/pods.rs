@@ -1,9 +1,10 @@
 //! Pods for scenarios, and reading what became of them.
 
 use std::collections::BTreeSet;
+use std::str::FromStr;
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use gantry_api::Grant;
 use gantry_api::names::{GPU_RESOURCE, GRANT_ANNOTATION};
 use gantry_e2e::{BUSYBOX_IMAGE, Cluster, podresources, until};
@@ -72,9 +73,17 @@ pub(crate) async fn running(api: &Api<Pod>, name: &str) -> Result<Pod> {
 
 /// How many pods come and go in a scenario about many: a number for every commit, unless `GANTRY_PODS` has another.
 pub(crate) fn count(usual: usize) -> Result<usize> {
-    match std::env::var("GANTRY_PODS") {
-        Ok(text) => text.parse().with_context(|| format!("GANTRY_PODS={text} is not a number")),
-        Err(_) => Ok(usual),
+    Ok(number("GANTRY_PODS")?.unwrap_or(usual))
+}
+
+/// The number in an environment variable, if it is set.
+pub(crate) fn number<T: FromStr>(variable: &str) -> Result<Option<T>> {
+    let Ok(text) = std::env::var(variable) else {
+        return Ok(None);
+    };
+    match text.parse() {
+        Ok(number) => Ok(Some(number)),
+        Err(_) => bail!("{variable}={text} is not a number"),
     }
 }
 

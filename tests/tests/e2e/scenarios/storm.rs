@@ -43,8 +43,9 @@ const API_SERVER: &str = "kube-apiserver";
 
 pub(super) async fn random_faults_leave_nothing_wrong(bed: &Bed) -> Result<()> {
     bed.gpus().await?;
-    let seed = told("GANTRY_STORM_SEED")?.unwrap_or_else(|| rand::rng().random_range(0..1_000_000));
-    let lasts = Duration::from_secs(told("GANTRY_STORM_SECONDS")?.unwrap_or(SECONDS));
+    let seed: u64 =
+        pods::number("GANTRY_STORM_SEED")?.unwrap_or_else(|| rand::rng().random_range(0..1_000_000));
+    let lasts = Duration::from_secs(pods::number("GANTRY_STORM_SECONDS")?.unwrap_or(SECONDS));
     let pods = bed.namespace("e2e-storm").await?;
     let storm =
         Storm { bed, until: Instant::now() + lasts, jobs: Api::namespaced(bed.client(), "e2e-storm"), pods };
@@ -77,14 +78,6 @@ pub(super) async fn random_faults_leave_nothing_wrong(bed: &Bed) -> Result<()> {
     ensure!(wrong.is_empty(), "seed {seed}, {}: {}", path.display(), wrong.join("\n"));
     bed.gpus().await?.wait_until_ready(bed.cluster()).await?;
     nothing_is_left(bed).await
-}
-
-/// The number in a variable, if it is set.
-fn told(name: &str) -> Result<Option<u64>> {
-    match std::env::var(name) {
-        Ok(text) => text.parse().map(Some).with_context(|| format!("{name}={text} is not a number")),
-        Err(_) => Ok(None),
-    }
 }
 
 /// Seconds of the machine's uptime, as containers write them down.
