@@ -414,6 +414,8 @@ async fn unhealthy_gpu(stage: &Stage, page: &mut Reader<'_>) -> Result<()> {
     page.shows("kubectl describe node <node>", &["GpuUnhealthy", "Xid 79"]).await?;
     page.shows("kubectl get gpunode <node> -o yaml | gantry topo", &["Xid 79"]).await?;
     page.run("kubectl cordon").await?;
+    // Until the Node shows the fault, its count of GPUs does not tell whether the quarantine was lifted.
+    stage.serves(&[("node-1", GPUS - 1)]).await?;
     stage.sh("kubectl annotate gpunode node-1 gantry.dev/lift-quarantine=all")?;
     stage.serves(&[("node-1", GPUS)]).await?;
     let map = page.run("gantry map --node <node>").await?;
