@@ -34,6 +34,11 @@ struct Scene {
     stop: CancellationToken,
 }
 
+/// Whether a status is that of the present run: the run before leaves its devices, and the reason `Stopped`.
+fn is_of_this_run(status: &GpuNodeStatus) -> bool {
+    status.conditions.iter().all(|condition| condition.reason != "Stopped")
+}
+
 impl Scene {
     async fn of(machine: &str) -> Self {
         let stop = CancellationToken::new();
@@ -74,7 +79,7 @@ impl Scene {
 
     async fn start(&mut self) {
         self.launch();
-        self.account("a ready account", |status| !status.devices.is_empty()).await;
+        self.account("a ready account", |status| is_of_this_run(status) && !status.devices.is_empty()).await;
     }
 
     async fn stop(&mut self) {
@@ -174,11 +179,7 @@ async fn quarantine_is_published_survives_restart_and_is_lifted() {
     scene.stop().await;
     scene.start().await;
     // Served again, with the fault: the first status of the new run already has it.
-    let again = scene
-        .account("the second run's account", |status| {
-            status.conditions.iter().all(|condition| condition.reason != "Stopped")
-        })
-        .await;
+    let again = scene.account("the second run's account", is_of_this_run).await;
     assert_eq!(unhealthy(&again), [(gpu.as_str(), reason)]);
     assert_eq!(again.faults, reported.faults);
 
@@ -295,11 +296,7 @@ async fn cordon_by_annotation_holds_over_restart_until_removed() {
     scene.stop().await;
     scene.annotate(&annotation, Some("the fan fails")).await;
     scene.start().await;
-    let again = scene
-        .account("the second run's account", |status| {
-            status.conditions.iter().all(|condition| condition.reason != "Stopped")
-        })
-        .await;
+    let again = scene.account("the second run's account", is_of_this_run).await;
     assert_eq!(unhealthy(&again), [(gpu.as_str(), "cordoned: the fan fails")]);
     scene.annotate(&annotation, None).await;
     scene.account("an uncordoned GPU", |status| unhealthy(status).is_empty()).await;
