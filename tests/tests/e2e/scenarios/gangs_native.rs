@@ -181,7 +181,8 @@ async fn preempting_group(bed: &Bed, namespace: &str) -> Result<()> {
     make_class(bed).await?;
     let holders = [("holder-0", 8), ("holder-1", 8), ("holder-2", 4)];
     for (name, gpus) in holders {
-        scene.create_all([records::recording(pods::sleeper(name, gpus)?, 100_000.0)?]).await?;
+        // One after the other: a pod of four on a node of eight would leave no room for the next.
+        pods::run(&scene.pods, &records::recording(pods::sleeper(name, gpus)?, 100_000.0)?).await?;
     }
     let names: Vec<String> = holders.iter().map(|(name, _)| (*name).to_owned()).collect();
     scene.run_on_grants(&names).await?;

@@ -122,10 +122,17 @@ async fn reservation_was_kept(bed: &Bed, scene: &Scene<'_>, owner: &str) -> Resu
         }
     })
     .await?;
-    let bound = scene.gangs.list(&ListParams::default()).await?;
-    let is_bound = |phase: Option<GangPhase>| phase == Some(GangPhase::Bound);
-    let any = bound.iter().any(|gang| is_bound(gang.status.as_ref().map(|status| status.phase)));
-    ensure!(any, "no gang is bound");
+    // The status of a Gang follows its pods.
+    until("a bound gang", GANG_LIMIT, async || {
+        let gangs = scene.gangs.list(&ListParams::default()).await.map_err(|error| error.to_string())?;
+        let phases: Vec<_> =
+            gangs.iter().map(|gang| gang.status.as_ref().map(|status| status.phase)).collect();
+        match phases.contains(&Some(GangPhase::Bound)) {
+            true => Ok(()),
+            false => Err(format!("{phases:?}")),
+        }
+    })
+    .await?;
     Ok(())
 }
 

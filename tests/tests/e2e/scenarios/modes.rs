@@ -52,9 +52,7 @@ pub(super) async fn replicas_of_one_gpu_serve_several_pods(bed: &Bed) -> Result<
     }
     ensure!(all.len() == 8, "8 replicas, {} given out", all.len());
     ensure!(gpus_seen.len() == 4, "replicas of {gpus_seen:?} only");
-    let text = refusal(bed, &api, "e2e-replicas", chosen("late", "nvidia.com/gpu", 1, node)?).await?;
-    ensure!(text.contains("0 of 8"), "{text}");
-    Ok(())
+    refused(bed, &api, "e2e-replicas", &chosen("late", "nvidia.com/gpu", 1, node)?, "0 of 8").await
 }
 
 pub(super) async fn mig_mixed_profiles_are_separate_resources(bed: &Bed) -> Result<()> {
@@ -240,25 +238,31 @@ pub(super) async fn run_on(
     pods::run(api, &chosen(name, resource, count, node)?).await
 }
 
-/// The output of `kubectl describe` for a waiting pod.
-pub(super) async fn refusal(bed: &Bed, api: &Api<Pod>, namespace: &str, pod: Pod) -> Result<String> {
+/// Makes a pod and waits until `kubectl describe` shows this reason for its waiting. Before that the reason can be
+/// another: devices of a pod that was deleted a moment ago are not given back yet.
+pub(super) async fn refused(
+    bed: &Bed,
+    api: &Api<Pod>,
+    namespace: &str,
+    pod: &Pod,
+    reason: &str,
+) -> Result<()> {
     let name = pod.metadata.name.clone().unwrap_or_default();
-    api.create(&PostParams::default(), &pod).await?;
-    let said = until("a reason for waiting", pods::RUN_LIMIT, async || {
+    api.create(&PostParams::default(), pod).await?;
+    let placed = until(format!("{name} refused with: {reason}"), pods::RUN_LIMIT, async || {
         let text = bed
             .cluster()
             .kubectl(&["-n", namespace, "describe", "pod", &name])
             .await
             .map_err(|error| error.to_string())?;
         let pod = api.get(&name).await.map_err(|error| error.to_string())?;
-        if !pods::node(&pod).is_empty() {
-            return Ok(Err(format!("{name} was placed on {}", pods::node(&pod))));
-        }
-        match [" free", "are withheld"].iter().any(|reason| text.contains(reason)) {
-            true => Ok(Ok(text)),
-            false => Err(text),
+        match pods::node(&pod) {
+            "" if text.contains(reason) => Ok(None),
+            "" => Err(text),
+            node => Ok(Some(node.to_owned())),
         }
     })
     .await?;
-    said.map_err(|why| anyhow::anyhow!(why))
+    ensure!(placed.is_none(), "{name} was placed on {placed:?}");
+    Ok(())
 }

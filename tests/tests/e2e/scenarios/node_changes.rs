@@ -12,7 +12,7 @@ use k8s_openapi::api::core::v1::{Node, NodeCondition};
 use kube::Api;
 use kube::api::{DeleteParams, PostParams};
 
-use super::modes::{chosen, refusal, run_on};
+use super::modes::{chosen, refused, run_on};
 use crate::bed::Bed;
 use crate::{pods, views};
 
@@ -101,8 +101,7 @@ pub(super) async fn xid_is_reported_everywhere_until_lifted(bed: &Bed) -> Result
     // Not by its plugin's memory alone.
     cluster.node(node)?.restart(gantry::PLUGIN).await?;
     gpus.counts(cluster, node, &[("nvidia.com/gpu", 7)]).await?;
-    let text = refusal(bed, &api, namespace, chosen("eight", "nvidia.com/gpu", 8, node)?).await?;
-    ensure!(text.contains("7 of 8"), "{text}");
+    refused(bed, &api, namespace, &chosen("eight", "nvidia.com/gpu", 8, node)?, "7 of 8").await?;
     let seven = run_on(&api, "seven", "nvidia.com/gpu", 7, node).await?;
     let seen = pods::seen(cluster, &seven, "main").await?;
     ensure!(seen.len() == 7 && !seen.contains(&sick), "{sick} is sick: {seen:?}");

@@ -17,7 +17,7 @@ use kube::api::DeleteParams;
 
 use super::gangs::restart_extender;
 use super::gangs_preempt::{are_gone, protect, uids_of};
-use super::modes::{chosen, refusal, run_on};
+use super::modes::{chosen, refused, run_on};
 use crate::bed::Bed;
 use crate::gangs::{Crew, Scene};
 use crate::{pods, views};
@@ -73,8 +73,7 @@ pub(super) async fn cordoned_gpu_is_withheld_until_uncordoned(bed: &Bed) -> Resu
     let holder = api.get("holder").await?;
     ensure!(pods::phase(&holder) == "Running" && pods::seen(cluster, &holder, "main").await? == held);
     api.delete("holder", &DeleteParams::default()).await?;
-    let text = refusal(bed, &api, namespace, chosen("all", GPU_RESOURCE, all, node)?).await?;
-    ensure!(text.contains("the fan fails"), "{text}");
+    refused(bed, &api, namespace, &chosen("all", GPU_RESOURCE, all, node)?, "the fan fails").await?;
     let rest = run_on(&api, "rest", GPU_RESOURCE, all - 1, node).await?;
     let seen = pods::seen(cluster, &rest, "main").await?;
     ensure!(seen.len() == all - 1 && !seen.contains(&gpu), "{gpu} is cordoned: {seen:?}");
@@ -163,8 +162,8 @@ pub(super) async fn node_in_driver_upgrade_gets_no_pods(bed: &Bed) -> Result<()>
         cluster.kubectl(&["label", "node", node, "--overwrite", &format!("{label}={state}")]).await
     };
     state("wait-for-jobs-required").await?;
-    let text = refusal(bed, &api, namespace, chosen("waits", GPU_RESOURCE, 1, node)?).await?;
-    ensure!(text.contains("GPUs are withheld: the driver is upgraded"), "{text}");
+    let reason = "GPUs are withheld: the driver is upgraded";
+    refused(bed, &api, namespace, &chosen("waits", GPU_RESOURCE, 1, node)?, reason).await?;
     let explained = views::explained(bed, &["pod", "waits", "-n", namespace]).await?;
     ensure!(explained.contains(label), "{explained}");
     // What runs there is the operator's to end.

@@ -14,7 +14,7 @@ use kube::api::{DeleteParams, ListParams, PostParams};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
-use super::modes::{chosen, refusal, write_config};
+use super::modes::{chosen, refused, write_config};
 use crate::bed::Bed;
 use crate::pods;
 
@@ -197,10 +197,9 @@ async fn near_exclusive_cpus(bed: &Bed) -> Result<()> {
         other => Err(format!("{:?}", other.map(|pod| pod.is_some()))),
     })
     .await?;
-    let text = refusal(bed, &api, namespace, guaranteed("two", 1, node.name())?).await?;
     let reason =
         "(single-numa-node) would refuse 1 devices with 1 exclusive CPUs: no NUMA nodes have both free";
-    ensure!(text.contains(reason), "{text}");
+    refused(bed, &api, namespace, &guaranteed("two", 1, node.name())?, reason).await?;
     api.delete("upper", &DeleteParams::default()).await?;
     let two = pods::running(&api, "two").await?;
     on_numa_node(bed, &two, 1).await?;
@@ -305,10 +304,9 @@ async fn larger_set_waits(bed: &Bed, api: &Api<Pod>, namespace: &str, served: &[
     for Served { node, half } in served {
         let name = format!("larger-{}", node.name());
         let pod = chosen(&name, GPU, half + 1, node.name())?;
-        let text = refusal(bed, api, namespace, pod).await?;
         let reason =
             format!("(single-numa-node) would refuse {} devices: {half} + {half} are free", half + 1);
-        ensure!(text.contains(&reason), "{text}");
+        refused(bed, api, namespace, &pod, &reason).await?;
         api.delete(&name, &DeleteParams::default()).await?;
     }
     Ok(())
